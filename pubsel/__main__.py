@@ -1,0 +1,5 @@
+"""`python -m pubsel`."""
+
+from pubsel.cli import entry
+
+entry()

@@ -1,0 +1,40 @@
+"""DP-SGD. Abadi, Chu, Goodfellow, McMahan, Mironov, Talwar, Zhang: Deep Learning with Differential Privacy,
+CCS 2016, arXiv:1607.00133, Algorithm 1. GEP's tables call it GP."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch import Tensor
+
+from pubsel.algorithms import Mechanism, View
+from pubsel.config import setting
+from pubsel.gradients import GradientMatrix, clip_factors
+
+
+def clipped_sum(gradients: GradientMatrix, bound: float) -> Tensor:
+    """Sum of the rows of G [n, p], each clipped to L2 norm `bound` and divided by it -> [p].
+
+    Sensitivity 1: one row more or less adds or removes one vector of norm at most 1.
+    """
+    weights = clip_factors(gradients.row_norms(), bound) / bound  # [n]
+    return gradients.combine(weights.to(gradients.dtype))
+
+
+@dataclass
+class DPSGD:
+    name: str = setting("its name in records and tables")
+    clip_norm: float = setting("bound C on the L2 norm of an example's gradient", over=0)
+
+    uses_public: ClassVar[bool] = False
+    private: ClassVar[bool] = True
+
+    def sensitivity(self) -> float:
+        return 1.0
+
+    def mechanism(self, view: View, step: int) -> Mechanism:
+        return Mechanism(
+            clipped_sum=lambda gradients: clipped_sum(gradients, self.clip_norm),
+            decode=lambda mean: mean * self.clip_norm,
+            sensitivity=self.sensitivity(),
+            size=view.gradients.size,
+        )

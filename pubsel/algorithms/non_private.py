@@ -1,0 +1,28 @@
+"""SGD without clipping and without noise, in the same loop: the ceiling that private learning is measured against."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+
+from pubsel.algorithms import Mechanism, View
+from pubsel.config import setting
+
+
+@dataclass
+class NonPrivate:
+    name: str = setting("its name in records and tables")
+
+    uses_public: ClassVar[bool] = False
+    private: ClassVar[bool] = False
+
+    def sensitivity(self) -> float:
+        return float("inf")
+
+    def mechanism(self, view: View, step: int) -> Mechanism:
+        return Mechanism(
+            clipped_sum=lambda gradients: gradients.combine(torch.ones_like(gradients.row_norms(), dtype=gradients.dtype)),
+            decode=lambda mean: mean,
+            sensitivity=self.sensitivity(),
+            size=view.gradients.size,
+        )

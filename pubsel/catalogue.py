@@ -1,0 +1,78 @@
+"""`pubsel data list` and `pubsel data prepare`: what there is, what is there, and how to get the rest.
+
+`listing` imports no torch, so it answers at once."""
+
+from pathlib import Path
+
+from pubsel.config import UsageError, dataset, datasets
+
+HEAD = ("name", "what", "classes", "image", "MB", "licence", "present", "what to do")
+
+
+def listing(data_root: str) -> str:
+    """A table of all named datasets: what they are, their size as a download, licence, and whether they lie in
+    `data_root` (as npz, as original files, built in, or absent)."""
+    rows = [HEAD, *(_row(name, Path(data_root).expanduser()) for name in datasets())]
+    widths = [max(len(row[i]) for row in rows) for i in range(len(HEAD))]
+    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+    return "\n".join([lines[0], "-" * len(lines[0]), *lines[1:], "", f"data folder: {data_root}"])
+
+
+def present(name: str, root: Path) -> str:
+    """How a named dataset is there: npz, files, built in or absent."""
+    info = dataset(name)
+    if (root / f"{name}.npz").exists():
+        return "npz"
+    if info.source == "embedded":
+        return "built in"
+    return "files" if any(all((root / file).exists() for file in files) for files in _originals(name)) else "absent"
+
+
+def prepare(name: str | None, data_root: str) -> str:
+    """Fetch a dataset, or turn its original files into <data_root>/<name>.npz, and say what was done. For data behind
+    an account or a form: the steps and the layout that is expected, as long as it is not there.
+
+    UsageError for an unknown name; UserError where a download fails or the original files do not read.
+    """
+    if not name:
+        raise UsageError(f"name has no value: give name=..., one of {', '.join(datasets())}")
+    info, root = dataset(name), Path(data_root).expanduser()
+    if info.source == "embedded":
+        return f"{name} is built in: nothing to prepare"
+    from pubsel.data import Missing, open_dataset  # imports torch
+
+    try:
+        source = open_dataset(name, data_root, download=True)
+    except Missing as error:
+        if info.instructions is None:
+            raise
+        return f"{error}\n\n{info.title} ({info.licence})\n{info.url}\n\n{info.instructions}\ndata folder: {root}"
+    how = "npz" if (root / f"{name}.npz").exists() else "original files"
+    counts = f"{len(source.train.x):,} training and {len(source.test.x):,} test images"
+    return "\n".join([f"{name} is ready in {root} ({how}): {counts}", *source.notes])
+
+
+def _originals(name: str) -> list[list[str]]:
+    """Sets of original files, each of which is enough to read the dataset."""
+    options = dataset(name).options
+    if "files" in options:
+        return [options["files"]]
+    if "folder" in options:
+        return [[options["folder"]], *([[f"{options['folder']}.zip"]] if "md5" in options else [])]
+    return []
+
+
+def _row(name: str, root: Path) -> tuple[str, ...]:
+    info, how = dataset(name), present(name, root)
+    channels, height, width = info.shape
+    command = f"pubsel data prepare {name}" + (" (shows the steps)" if info.instructions else "")
+    return (
+        name,
+        info.title,
+        str(info.classes),
+        f"{height}x{width}x{channels}",
+        f"{info.size_mb:g}",
+        info.licence,
+        how,
+        command if how == "absent" else "",
+    )

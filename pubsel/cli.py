@@ -1,0 +1,186 @@
+"""`pubsel COMMAND ...`: one word, then Hydra's grammar. Imports no torch before the settings are known to be good.
+
+Exit code 0: done; 1: a run failed; 2: the command or its settings are wrong.
+"""
+
+import os
+import sys
+import traceback
+from collections.abc import Callable
+from typing import Any
+
+import hydra
+from hydra.core.hydra_config import HydraConfig
+from hydra.errors import HydraException
+from hydra.types import RunMode
+from omegaconf import DictConfig
+from omegaconf.errors import OmegaConfBaseException
+
+import pubsel
+from pubsel.config import CONF, DataConfig, RankConfig, RunConfig, TableConfig, UsageError, UserError, check
+
+HELP = f"""pubsel {pubsel.__version__}: private machine learning with public data.
+
+  pubsel run +experiment=quickstart        train one cell with differential privacy; needs no download
+  pubsel run +experiment=gep_cifar10 pair.public=svhn epsilon=4 seed=1 algorithm=dp_sgd device=cpu
+  pubsel run -m +experiment=gep_cifar10 pair.public=cifar100,cifar10,svhn seed=0,1,2     a sweep
+  pubsel rank private=digits public=[digits,photo_patches,noise] distance.m=200          which public set is nearest?
+  pubsel rank private=/path/to/images public=[/path/a,/path/b]                           the same, on your own folders
+  pubsel table gsd_table2                  records beside the paper's numbers
+  pubsel data list                         every named dataset: where it comes from, and whether it is here
+  pubsel data prepare NAME                 download or convert one
+
+Every setting can be given as key=value; `pubsel run --help` lists them, `--cfg job` shows what a command would use.
+Tab completion for bash: eval "$(pubsel -sc install=bash)"
+"""
+
+
+def _run(values: DictConfig) -> None:
+    settings = check(RunConfig, values)
+    from pubsel.run import run
+
+    record = run(settings)
+    print(f"{record['identity']}: {record['metric']} {100 * record['utility']:.2f} % "
+          f"on {record['test_examples']} test examples. {record['privacy']['statement']}")
+
+
+def _rank(values: DictConfig) -> None:
+    if isinstance(values.get("public"), str):
+        values.public = [values.public]
+    settings = check(RankConfig, values)
+    from pubsel.run import rank, show_rank
+
+    print(show_rank(rank(settings)))
+
+
+def _table(values: DictConfig) -> None:
+    from pubsel import results
+
+    print(results.run(check(TableConfig, values)))
+
+
+def _data(values: DictConfig) -> None:
+    from pubsel import catalogue
+
+    settings = check(DataConfig, values)
+    if settings.action == "list":
+        print(catalogue.listing(settings.data_root))
+    elif settings.action == "prepare" and settings.name:
+        print(catalogue.prepare(settings.name, settings.data_root))
+    else:
+        raise UsageError("pubsel data takes `list`, or `prepare NAME`")
+
+
+COMMANDS: dict[str, Callable[[DictConfig], None]] = {"run": _run, "rank": _rank, "table": _table, "data": _data}
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run one command; returns its exit code. argv: the words after `pubsel`."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    if words[:1] in (["-sc"], ["--shell-completion"]):
+        return _complete(words)
+    if not words or words[0] in ("-h", "--help", "help"):
+        print(HELP)
+        return 0 if words else 2
+    if words[0] == "--version":
+        print(pubsel.__version__)
+        return 0
+    command, rest = words[0], words[1:]
+    if command not in COMMANDS:
+        return _fail(UsageError(f"unknown command {command!r}: use {', '.join(COMMANDS)}; pubsel --help shows them"))
+    debug = any(word in ("debug=true", "debug=True", "debug=1") for word in rest)
+    try:
+        return _dispatch(command, _positional(command, rest))
+    except KeyboardInterrupt:
+        print("interrupted; the same command goes on from the last checkpoint", file=sys.stderr)
+        return 130
+    except Exception as error:
+        if debug:
+            traceback.print_exc()
+        return _fail(error)
+
+
+def _positional(command: str, words: list[str]) -> list[str]:
+    """`table NAME` and `data list|prepare NAME` as overrides."""
+    keys = {"table": ["table"], "data": ["action", "name"]}.get(command, [])
+    for i, key in enumerate(keys[: len(words)]):
+        if "=" in words[i] or words[i].startswith("-"):
+            break
+        words[i] = f"{key}={words[i]}"
+    return words
+
+
+def _dispatch(command: str, words: list[str]) -> int:
+    failures: list[str] = []
+    raised: list[Exception] = []
+
+    def task(values: DictConfig) -> None:
+        try:
+            COMMANDS[command](values)
+        except Exception as error:
+            if HydraConfig.get().mode != RunMode.MULTIRUN:
+                raised.append(error)  # raised again outside Hydra, which would print more than one line
+                return
+            # a cell of a sweep that fails does not stop the others
+            failures.append(f"{' '.join(HydraConfig.get().overrides.task)}: {_message(error)[0]}")
+            print(f"pubsel: failed: {failures[-1]}", file=sys.stderr)
+            if values.get("debug"):
+                traceback.print_exc()
+
+    os.environ["HYDRA_FULL_ERROR"] = "1"  # errors reach us instead of Hydra's own printing
+    sys.argv = [f"pubsel {command}", *words]
+    hydra.main(config_path=str(CONF), config_name=command, version_base="1.3")(task)()
+    if raised:
+        raise raised[0]
+    if failures:
+        print(f"pubsel: {len(failures)} cells failed:", *failures, sep="\n  ", file=sys.stderr)
+    return 1 if failures else 0
+
+
+def _fail(error: Exception) -> int:
+    """One line on stderr, and the exit code."""
+    text, code = _message(error)
+    print(f"pubsel: {text}", file=sys.stderr)
+    return code
+
+
+def _message(error: Exception) -> tuple[str, int]:
+    if isinstance(error, UserError):
+        return str(error), error.exit_code
+    if isinstance(error, HydraException | OmegaConfBaseException):
+        return _hydra_message(error), 2
+    if isinstance(error, MemoryError):
+        return "out of memory: lower training.chunk, algorithm.k or pair.m", 1
+    if isinstance(error, OSError) and error.strerror:
+        return f"{error.filename or 'file'}: {error.strerror}; check space and permissions", 1
+    return f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}; debug=true shows where", 1
+
+
+def _hydra_message(error: Exception) -> str:
+    """Hydra's message in one line, without its hints about its own internals."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    noise = ("full_key", "object_type", "Set the environment", "Config search", "provider=", "See https")
+    lines = [line for line in lines if not line.startswith(noise)]
+    for i, line in enumerate(lines):
+        if line.startswith("Available options"):
+            return f"{lines[0]}. {line} {', '.join(lines[i + 1 :])}"
+    return f"{' '.join(lines)}; pubsel COMMAND --help lists the keys"
+
+
+def _complete(words: list[str]) -> int:
+    """Hydra's tab completion, one sub-command further down."""
+    line = os.environ.get("COMP_LINE", "")
+    parts = line.split()
+    if not words[1:] or not words[1].startswith("query=") or len(parts) > 1 and parts[1] in COMMANDS:
+        command = parts[1] if len(parts) > 1 else "run"
+        os.environ["COMP_LINE"] = line.replace(f"{command} ", "", 1) if len(parts) > 1 else line
+        os.environ["COMP_POINT"] = str(len(os.environ["COMP_LINE"]))
+        return _dispatch(command, words)
+    begun = parts[1] if len(parts) > 1 else ""
+    print(" ".join(name for name in COMMANDS if name.startswith(begun)))
+    return 0
+
+
+def entry() -> Any:
+    """The console script."""
+    sys.exit(main())

@@ -1,0 +1,269 @@
+"""Every key of every sub-command: its type, range and meaning; and the identity of a run.
+
+The values live in conf/*.yaml, this file holds what they may be. It imports no torch, so that `--help`,
+tab completion and a wrong key cost no seconds.
+"""
+
+import dataclasses
+import hashlib
+import json
+import math
+import os
+import re
+from dataclasses import dataclass, field
+from enum import Enum
+from pathlib import Path
+from typing import Any, TypeVar
+
+import yaml
+from omegaconf import MISSING, DictConfig, OmegaConf
+from omegaconf.errors import ConfigKeyError, MissingMandatoryValue, OmegaConfBaseException
+
+T = TypeVar("T")
+
+_HERE = Path(__file__).resolve().parent
+CONF = next(path for path in (_HERE.parent / "conf", _HERE / "conf") if (path / "run.yaml").exists())  # checkout, or wheel
+
+
+class UserError(Exception):
+    """Something the user can mend: one line that names the key or file, and the remedy. Exit code 1."""
+
+    exit_code = 1
+
+
+class UsageError(UserError):
+    """The command line or the configuration is wrong; nothing was started. Exit code 2."""
+
+    exit_code = 2
+
+
+def setting(
+    about: str,
+    *,
+    over: float | None = None,
+    at_least: float | None = None,
+    at_most: float | None = None,
+    below: float | None = None,
+    neutral: bool = False,
+) -> Any:
+    """A dataclass field without a default (its value stands in conf/), with its meaning and its open or closed range.
+
+    `neutral` keys cannot change a result (where files lie, how fast a run is); the identity leaves them out.
+    """
+    metadata = {"about": about, "over": over, "at_least": at_least, "at_most": at_most, "below": below}
+    return field(default=MISSING, metadata={**metadata, "neutral": neutral})
+
+
+Device = Enum("Device", ["auto", "cpu", "cuda"])
+Convert = Enum("Convert", ["resize", "exact"])
+Labels = Enum("Labels", ["random", "true"])
+Parameters = Enum("Parameters", ["weights", "all"])
+Accounting = Enum("Accounting", ["prv", "paper"])
+Norm = Enum("Norm", ["replace", "freeze"])
+Metric = Enum("Metric", ["accuracy", "auc"])
+
+
+@dataclass
+class Pair:
+    private: str = setting("name of a dataset in conf/dataset, or a path: image folder, CSV of paths and labels, npz")
+    public: str | None = setting("the same for the public data; null where an algorithm uses none")
+    m: int = setting("number of public examples", at_least=1)
+    convert: Convert = setting("how public images reach the private shape: resize (and grey/colour), or exact: refuse")
+
+
+@dataclass
+class Model:
+    name: str = setting("fmnist_cnn, resnet20, probe, mnist_cnn, linear, timm or torchvision")
+    architecture: str | None = setting("name of the timm or torchvision model; null for the small networks")
+    pretrained: bool = setting("timm and torchvision: load the published weights")
+    checkpoint: str | None = setting("timm: a weight file to load instead of the published one")
+    norm: Norm = setting("BatchNorm mixes examples: replace it by GroupNorm (opacus ModuleValidator), or freeze it")
+    input_size: int | None = setting("images are resized to this side in pixels; null: as they are", at_least=1)
+
+
+@dataclass
+class Distance:
+    name: str = setting("gsd, or none")
+    k: int = setting("dimension of the two subspaces", at_least=1)
+    m: int = setting("examples on each side", at_least=2)
+    initialisations: int = setting("random networks to average over", at_least=1)
+    normalise_rows: bool = setting("scale every per-example gradient to unit length before the decomposition")
+    labels: Labels = setting("random, or true (then both sides need labels of the private task)")
+    parameters: Parameters = setting("gradients of the weights alone, or of all parameters")
+
+
+@dataclass
+class Privacy:
+    delta: float = setting("delta of the guarantee", over=0, below=1)
+    accounting: Accounting = setting("prv: sound; paper: GEP's published noise scale, NOT a valid guarantee")
+    secure_noise: bool = setting("sample and noise from the operating system's entropy: not reproducible, for releases")
+
+
+@dataclass
+class Training:
+    epochs: float = setting("expected passes over the private data", over=0)
+    batch_size: int = setting("expected size of a Poisson batch, and the fixed denominator; at least n: full batch", at_least=1)
+    learning_rate: float = setting("of SGD, on the mean gradient", over=0)
+    momentum: float = setting("of SGD", at_least=0, below=1)
+    weight_decay: float = setting("L2 penalty of SGD, added after the noise", at_least=0)
+    milestones: list[float] = setting("fractions of the steps after which the learning rate is multiplied by decay")
+    decay: float = setting("factor of the learning rate at a milestone", over=0, at_most=1)
+    chunk: int = setting("examples whose gradients are held at once", at_least=1, neutral=True)
+    checkpoint_seconds: float = setting("time between checkpoints, s", at_least=0, neutral=True)
+
+
+@dataclass
+class Common:
+    """Keys that every sub-command with data has."""
+
+    seed: int = setting("decides weights, labels, sample and noise", at_least=0)
+    device: Device = setting("auto: cuda where there is one", neutral=True)
+    threads: int | None = setting("CPU threads; null: all", at_least=1, neutral=True)
+    data_root: str = setting("folder with the data", neutral=True)
+    results: str = setting("folder for records", neutral=True)
+    download: bool = setting("fetch a missing dataset", neutral=True)
+    debug: bool = setting("show the traceback of an error", neutral=True)
+
+
+@dataclass
+class RunConfig(Common):
+    label: str = setting("names a setting in tables, such as paper or tuned")
+    epsilon: float = setting("epsilon of the guarantee", over=0)
+    pair: Pair = field(default_factory=Pair)
+    model: Model = field(default_factory=Model)
+    algorithm: dict[str, Any] = field(default_factory=dict)
+    distance: Distance = field(default_factory=Distance)
+    privacy: Privacy = field(default_factory=Privacy)
+    training: Training = field(default_factory=Training)
+
+
+@dataclass
+class RankConfig(Common):
+    private: str = setting("the private data: a name in conf/dataset, or a path")
+    public: list[str] = setting("the candidates: names or paths")
+    convert: Convert = setting("how public images reach the private shape: resize (and grey/colour), or exact: refuse")
+    model: Model = field(default_factory=Model)
+    distance: Distance = field(default_factory=Distance)
+
+
+@dataclass
+class TableConfig:
+    table: str = setting("name of a table in conf/table")
+    results: str = setting("folder with the records (runs/, distances/) and for tables/", neutral=True)
+    debug: bool = setting("show the traceback of an error", neutral=True)
+
+
+@dataclass
+class DataConfig:
+    action: str = setting("list or prepare")
+    name: str | None = setting("prepare: the dataset")
+    data_root: str = setting("folder with the data", neutral=True)
+    debug: bool = setting("show the traceback of an error", neutral=True)
+
+
+@dataclass
+class Dataset:
+    """One file of conf/dataset: what is known of a named dataset before it is there."""
+
+    source: str = setting("module of pubsel.data that reads it")
+    options: dict[str, Any] = field(default_factory=dict)
+    title: str = setting("what it is, in one line")
+    classes: int = setting("number of classes", at_least=1)
+    metric: Metric = setting("accuracy, or auc where classes are unbalanced or many at once")
+    shape: list[int] = setting("channels, height, width; of the prepared images")
+    mean: list[float] = setting("per channel in [0, 1], a published constant, never computed from private data")
+    std: list[float] = setting("per channel in [0, 1], likewise")
+    licence: str = setting("licence or terms")
+    size_mb: float = setting("download in MB", at_least=0)
+    url: str = setting("where it comes from")
+    instructions: str | None = setting("steps for data that cannot be fetched without a person; null: fetched for you")
+
+
+def check(schema: type[T], values: DictConfig | dict[str, Any], where: str = "") -> T:
+    """An instance of the dataclass `schema` with `values`; UsageError names the first key that is unknown, missing,
+    of the wrong type or out of range. `where` is the key of `values` itself, for the message."""
+    prefix = f"{where}." if where else ""
+    try:
+        merged = OmegaConf.merge(OmegaConf.structured(schema), values)
+        result = OmegaConf.to_object(merged)
+    except MissingMandatoryValue as error:
+        raise UsageError(f"{prefix}{error.full_key} has no value: give {prefix}{error.full_key}=...") from None
+    except ConfigKeyError as error:
+        known = sorted(f.name for f in dataclasses.fields(schema))  # type: ignore[arg-type]
+        where_known = f"; here: {', '.join(known)}" if "." not in str(error.full_key) else ""
+        raise UsageError(f"unknown key {prefix}{error.full_key}{where_known}") from None
+    except OmegaConfBaseException as error:
+        raise UsageError(f"{prefix}{error.full_key}: {str(error.msg or error).splitlines()[0]}") from None
+    _check_ranges(result, prefix)
+    return result  # type: ignore[return-value]
+
+
+def _check_ranges(node: Any, prefix: str) -> None:
+    for f in dataclasses.fields(node):
+        value, bounds = getattr(node, f.name), f.metadata
+        key = f"{prefix}{f.name}"
+        if dataclasses.is_dataclass(value):
+            _check_ranges(value, f"{key}.")
+        elif isinstance(value, (int, float)) and not isinstance(value, bool) and "about" in bounds:
+            tests = [
+                ("over", value > (bounds["over"] if bounds["over"] is not None else -math.inf), "greater than"),
+                ("at_least", bounds["at_least"] is None or value >= bounds["at_least"], "at least"),
+                ("at_most", bounds["at_most"] is None or value <= bounds["at_most"], "at most"),
+                ("below", bounds["below"] is None or value < bounds["below"], "less than"),
+            ]
+            for name, holds, words in tests:
+                if not holds or math.isnan(value):
+                    limit = f"must be {words} {bounds[name]}" if not math.isnan(value) else "must be a number"
+                    raise UsageError(f"{key}={value}: {limit} ({bounds['about']})")
+
+
+def datasets() -> list[str]:
+    """Names of the datasets in conf/dataset."""
+    return sorted(path.stem for path in (CONF / "dataset").glob("*.yaml"))
+
+
+def dataset(name: str) -> Dataset:
+    """What conf/dataset says of `name`; UsageError lists the known names."""
+    path = CONF / "dataset" / f"{name}.yaml"
+    if not re.fullmatch(r"\w+", name) or not path.exists():
+        raise UsageError(f"unknown dataset {name!r}: use a path, or one of {', '.join(datasets())}")
+    return check(Dataset, yaml.safe_load(path.read_text()), f"dataset {name}: ")
+
+
+def is_path(name: str) -> bool:
+    """Whether a dataset is given by a path (it has a separator or a suffix) and not by a name."""
+    return os.sep in name or name.endswith((".npz", ".csv"))
+
+
+def settings(config: Any) -> dict[str, Any]:
+    """The keys of `config` that can change a result, as plain JSON values."""
+    kept: dict[str, Any] = {}
+    for f in dataclasses.fields(config):
+        value = getattr(config, f.name)
+        if f.metadata.get("neutral"):
+            continue
+        if dataclasses.is_dataclass(value):
+            value = settings(value)
+        if value == math.inf:
+            value = "inf"  # JSON knows no infinity
+        kept[f.name] = value.name if isinstance(value, Enum) else value
+    return kept
+
+
+def digest(values: dict[str, Any]) -> str:
+    """Ten hexadecimal digits that depend on every value and on no order of keys."""
+    text = json.dumps(values, sort_keys=True, default=str)
+    return hashlib.blake2b(text.encode(), digest_size=5).hexdigest()
+
+
+def identity(config: RunConfig) -> str:
+    """The name of a run's folder: readable, and different whenever a setting that can change the result is."""
+    public = short(config.pair.public) if config.pair.public else "none"
+    algorithm = config.algorithm.get("name", "algorithm")
+    readable = f"{short(config.pair.private)}-{public}-{config.model.name}-{algorithm}-eps{config.epsilon:g}-seed{config.seed}"
+    return f"{readable}-{digest(settings(config))}"
+
+
+def short(name: str) -> str:
+    """A dataset name or path as part of a folder name."""
+    return re.sub(r"[^\w.]+", "_", Path(name).name if is_path(name) else name)

@@ -1,0 +1,193 @@
+"""Datasets, and the private learning problem made of two of them.
+
+A dataset is named by a file of conf/dataset or by a path of the user's. Images stay uint8; the model normalises them
+with `mean` and `std`, which are published constants (conf/dataset), or 0.5 for a user's own data: they are never
+computed from private data. Every rule that was applied to the data stands in `notes`.
+"""
+
+from importlib import import_module
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+
+from pubsel.config import Convert, Pair, UsageError, UserError, dataset, datasets, is_path
+from pubsel.data import folders, prepared
+from pubsel.data.convert import Shape, converted
+from pubsel.data.splits import SEED, Missing, Parts, Split, cat, shuffled, sorted_by_class
+
+__all__ = ["Missing", "Source", "Split", "Task", "load", "open_dataset", "public_examples", "same_examples"]
+
+
+class Source(NamedTuple):
+    """A dataset as it lies on disk."""
+
+    train: Split
+    test: Split
+    classes: int
+    metric: str  # accuracy, or auc
+    mean: tuple[float, ...]  # per channel in [0, 1]
+    std: tuple[float, ...]
+    notes: tuple[str, ...]
+
+
+class Task(NamedTuple):
+    """A private learning problem with its public data."""
+
+    private: Split
+    public: Split | None  # in the shape of the private images; labels as in its own dataset
+    test: Split
+    classes: int
+    metric: str
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    notes: tuple[str, ...]
+
+
+def load(pair: Pair, data_root: str, download: bool) -> Task:
+    """Everything for one run: the private training split, the first `pair.m` public images, and the private test split.
+
+    Where public and private are the same dataset, the m public images leave the test set. `pair.public` None: no public
+    data. UserError where the private data has fewer than two classes or no training or test images.
+    """
+    source = open_dataset(pair.private, data_root, download)
+    if source.classes < 2:
+        raise UserError(f"pair.private={pair.private}: one class only: give a folder of class folders, or labels")
+    for part, split in (("training", source.train), ("test", source.test)):
+        if not len(split.x):
+            raise UserError(f"pair.private={pair.private}: no {part} images: it can serve as public data only")
+    public, test, notes = None, source.test, source.notes
+    if pair.public is not None:
+        same = same_examples(pair.private, pair.public, data_root)
+        other = source if pair.public == pair.private else open_dataset(pair.public, data_root, download)
+        public, public_notes = _first(pair.public, other, pair.m, source.train, same, pair.convert)
+        notes += public_notes if other is source else other.notes + public_notes
+        if same:
+            test = Split(test.x[pair.m :], test.y[pair.m :])
+            if not len(test.x):
+                raise UsageError(
+                    f"pair.m={pair.m}: no test images of {pair.private} would remain: use a smaller pair.m"
+                )
+            notes += (f"the first {pair.m} test images of {pair.private} are public and left the test set",)
+    return Task(source.train, public, test, *source[2:6], notes)
+
+
+def public_examples(
+    name: str, m: int, like: Split, data_root: str, download: bool, convert: Convert, private: str | None = None
+) -> tuple[Split, tuple[str, ...]]:
+    """The first m public images of dataset `name` in the shape of `like`, and notes.
+
+    They are the first m of its TEST split, as in the papers; where that is shorter, its training split follows, unless
+    the set is the `private` one (name it whenever there is one, or private examples may be taken). UsageError names
+    pair.m where there are fewer. Labels stay those of the public dataset: they mean nothing in the private label space,
+    so the algorithms draw random labels there.
+    """
+    source = open_dataset(name, data_root, download)
+    same = private is not None and same_examples(name, private, data_root)
+    public, notes = _first(name, source, m, like, same, convert)
+    return public, source.notes + notes
+
+
+def open_dataset(name: str, data_root: str, download: bool) -> Source:
+    """A dataset by name (conf/dataset) or path (image folder, CSV, npz).
+
+    A named set is read from <data_root>/<name>.npz; else from the original files under data_root; else, if `download`,
+    it is fetched with its checksum. Sets that are slow to read (`options.store`) are kept as that npz. Missing (a
+    UserError) names the dataset and the remedies. A split sorted by class, and every user's folder, is brought into a
+    fixed random order, because its first m images would be one class.
+    """
+    if is_path(name):
+        return _open_path(name)
+    info = dataset(name)
+    root = Path(data_root).expanduser()
+    npz = root / f"{name}.npz"
+    shape: Shape = tuple(info.shape)  # type: ignore[assignment]
+    if npz.exists():
+        parts = prepared.read(npz, info.classes, shape)
+    else:
+        reader = import_module(f"pubsel.data.{info.source}")
+        parts = reader.read(name, info, root, download)
+        if info.options.get("store"):
+            parts = parts._replace(notes=parts.notes + _store(npz, parts))
+    return _source(name, parts, info.classes, info.metric.name, tuple(info.mean), tuple(info.std))
+
+
+def same_examples(first: str, second: str, data_root: str) -> bool:
+    """Whether two datasets have the same test examples: the same name or file, or sets that share them (svhn and
+    svhn_extra; mnist and mnist_m, whose digits are the same)."""
+    return _identity(first, data_root) == _identity(second, data_root)
+
+
+def _identity(name: str, data_root: str) -> Path:
+    """A path that is the same for two names of the same test examples."""
+    path, root = Path(name).expanduser().resolve(), Path(data_root).expanduser().resolve()
+    if is_path(name) and not (path.parent == root and path.suffix == ".npz" and path.stem in datasets()):
+        return path
+    known = path.stem if is_path(name) else name
+    return root / f"{dataset(known).options.get('same_test_as', known)}.npz"
+
+
+def _open_path(name: str) -> Source:
+    """A user's data: metric accuracy, or auc for several labels at once; normalised with 0.5."""
+    path = Path(name).expanduser()
+    if not path.exists():
+        raise UserError(f"{name}: no such file or folder")
+    if path.suffix == ".csv":
+        parts, classes = folders.read_csv(path)
+    elif path.is_dir():
+        parts, classes = folders.read_folder(path)
+    else:
+        parts = prepared.read(path)
+        labels = torch.cat([parts.train.y, parts.test.y])
+        classes = labels.shape[1] if labels.ndim == 2 else int(labels.max()) + 1 if len(labels) else 0
+    metric = "auc" if parts.train.y.ndim == 2 else "accuracy"
+    half = (0.5,) * parts.train.x.shape[1]
+    return _source(name, parts, classes, metric, half, half, shuffle=path.is_dir())
+
+
+def _source(
+    name: str,
+    parts: Parts,
+    classes: int,
+    metric: str,
+    mean: tuple[float, ...],
+    std: tuple[float, ...],
+    shuffle: bool = False,
+) -> Source:
+    """The source with both splits in the order that is used: shuffled if `shuffle` says so, or if sorted by class."""
+    splits, notes = [], parts.notes
+    for part, split in (("train", parts.train), ("test", parts.test)):
+        by_class = sorted_by_class(split.y)
+        if by_class:
+            notes += (f"{name}: {part} was sorted by class, shuffled with seed {SEED}",)
+        elif shuffle:
+            notes += (f"{name}: {part} shuffled with seed {SEED}",)
+        splits.append(shuffled(split) if by_class or shuffle else split)
+    return Source(*splits, classes, metric, mean, std, notes)
+
+
+def _first(
+    name: str, source: Source, m: int, like: Split, same: bool, convert: Convert
+) -> tuple[Split, tuple[str, ...]]:
+    """The first m images of `source`, as `public_examples` says; `same`: it is the private set, so test images only."""
+    available = len(source.test.x) + (0 if same else len(source.train.x))
+    if m > available:
+        where = "in its test split, and it is the private set" if same else "in all"
+        raise UsageError(f"pair.m={m}: {name} has only {available} images {where}: use a smaller pair.m")
+    first, notes = Split(source.test.x[:m], source.test.y[:m]), ()
+    if m > len(source.test.x):
+        rest = m - len(source.test.x)
+        first = cat(first, Split(source.train.x[:rest], source.train.y[:rest]))
+        notes = (f"{name}: {len(source.test.x)} public images from its test split, {rest} from its training split",)
+    shape: Shape = tuple(like.x.shape[1:])  # type: ignore[assignment]
+    x, changed = converted(name, first.x, shape, convert)
+    return Split(x, first.y), notes + changed
+
+
+def _store(npz: Path, parts: Parts) -> tuple[str, ...]:
+    """Keep what was slow to read; a data folder that cannot be written to is no error."""
+    try:
+        prepared.write(npz, parts.train, parts.test)
+    except OSError as error:
+        return (f"{npz.name} was not stored: {error.strerror or error}",)
+    return (f"stored as {npz.name}",)

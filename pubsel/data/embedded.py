@@ -1,0 +1,61 @@
+"""Sets that come with the installation: scikit-learn's digits, patches of its two photographs, and noise."""
+
+from pathlib import Path
+
+import numpy as np
+from sklearn.datasets import load_digits, load_sample_images
+
+from pubsel.config import Dataset
+from pubsel.data.splits import SEED, Parts, from_arrays
+
+DIGITS_TRAIN = 1297  # of 1,797; the other 500 are the test set
+COUNT = 2000  # images in each part of the other two
+SIDE = 32
+
+
+def read(name: str, info: Dataset, root: Path, download: bool) -> Parts:
+    """The set that `options.kind` names; nothing is read from `root`."""
+    match info.options["kind"]:
+        case "digits":
+            return digits()
+        case "photo_patches":
+            return photo_patches()
+        case _:
+            return noise()
+
+
+def digits() -> Parts:
+    """scikit-learn's digits, 8x8 grey: values 0 to 16 scaled to 0 to 255, in a fixed random order, the first 1,297
+    for training. The file's own order is not random."""
+    data = load_digits()
+    order = np.random.RandomState(SEED).permutation(len(data.target))
+    images = np.floor(data.images * 255 / 16 + 0.5).astype(np.uint8)[order]  # [1797, 8, 8]
+    labels = data.target[order]
+    parts = (slice(None, DIGITS_TRAIN), slice(DIGITS_TRAIN, None))
+    return Parts(*(from_arrays(images[part], labels[part]) for part in parts))
+
+
+def photo_patches() -> Parts:
+    """2,000 + 2,000 patches of 32x32 pixels at random places of scikit-learn's two photographs (a temple, a flower);
+    the label is the photograph. Patches may overlap, also across train and test: public data, not a benchmark."""
+    photographs = load_sample_images().images  # 2 x [427, 640, 3]
+    random = np.random.RandomState(SEED)
+    splits = []
+    for _ in range(2):
+        labels = random.randint(0, len(photographs), COUNT)
+        patches = []
+        for label in labels:
+            height, width = photographs[label].shape[:2]
+            top, left = random.randint(0, height - SIDE + 1), random.randint(0, width - SIDE + 1)
+            patches.append(photographs[label][top : top + SIDE, left : left + SIDE])
+        splits.append(from_arrays(np.stack(patches), labels))
+    return Parts(*splits)
+
+
+def noise() -> Parts:
+    """2,000 + 2,000 images of 32x32 RGB whose values are independent and uniform on 0 to 255, with random labels."""
+    random = np.random.RandomState(SEED)
+    shape = (COUNT, SIDE, SIDE, 3)
+    return Parts(
+        *(from_arrays(random.randint(0, 256, shape, dtype=np.uint8), random.randint(0, 10, COUNT)) for _ in range(2))
+    )

@@ -1,0 +1,189 @@
+"""Image files: folders of classes and CSV tables, of the user or of a named set in its original layout."""
+
+import csv
+import zipfile
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from PIL import Image, UnidentifiedImageError
+from torch import Tensor
+
+from pubsel.config import Dataset, UserError
+from pubsel.data.convert import Shape, describe, to_shape
+from pubsel.data.splits import SEED, Parts, Split, group_of, held_out, missing
+
+SUFFIXES = {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".pgm", ".ppm"}
+GREY = {"1", "L", "LA"}
+TEST_FRACTION = 0.2  # held out where the user gives no test part
+
+
+def read(name: str, info: Dataset, root: Path, download: bool) -> Parts:
+    """A named set from its class folders <root>/<options.folder>/<class>/*, brought to the shape in conf/dataset.
+
+    `options.test` is the share held out for testing, whole groups at a time: `options.group` is a pattern whose match
+    in a file name names the group (a patient). Missing where the folder is not there.
+    """
+    folder = root / info.options["folder"]
+    if not folder.is_dir():
+        raise missing(name, root)
+    classes = class_folders(folder)
+    if len(classes) != info.classes:
+        raise UserError(f"{folder}: {len(classes)} class folders with images, {info.classes} expected: {info.title}")
+    paths, labels = labelled(folder, classes)
+    fraction, pattern = info.options["test"], info.options.get("group")
+    test = held_out([group_of(f"{path.parent.name}/{path.name}", pattern) for path in paths], fraction)
+    shape: Shape = tuple(info.shape)  # type: ignore[assignment]
+    note = f"{name}: {fraction:.3g} of the images held out as the test set, seed {SEED}"
+    return Parts(*_parts(read_images(paths, shape), labels, test), (note,))
+
+
+def read_folder(folder: Path) -> tuple[Parts, int]:
+    """A user's image folder and its number of classes: folder/train/<class>/* and folder/test/<class>/*, or
+    folder/<class>/*, or a flat folder of images (one class: public data, or ranking, only).
+
+    Without a test part a fixed fifth is held out. All images get the most common size, and colour if one has colour.
+    UserError for a folder that is absent or empty, or an image that does not read.
+    """
+    if not folder.is_dir():
+        raise UserError(f"{folder}: no such folder")
+    top = folder / "train" if (folder / "train").is_dir() else folder
+    classes = class_folders(top)
+    paths, labels = labelled(top, classes)
+    test_paths: list[Path] = []
+    if top != folder and (folder / "test").is_dir():
+        unknown = sorted(set(class_folders(folder / "test")) - set(classes))
+        if unknown:
+            raise UserError(f"{folder / 'test'}: class {unknown[0]} is not in {top}: give both the same classes")
+        test_paths, test_labels = labelled(folder / "test", classes)
+        labels = np.concatenate([labels, test_labels])
+        test, notes = np.arange(len(labels)) >= len(paths), ()
+    else:
+        test, notes = _fifth(folder, len(paths))
+    x, size_notes = read_alike(folder, paths + test_paths)
+    return Parts(*_parts(x, labels, test), notes + size_notes), max(1, len(classes))
+
+
+def read_csv(table: Path) -> tuple[Parts, int]:
+    """A user's CSV with columns path, label and perhaps split (train or test), and its number of classes. Paths are
+    relative to the CSV; labels are numbers or words, numbered in sorted order. Sizes, colour and a missing split as in
+    `read_folder`."""
+    rows = _rows(table)
+    words = sorted({row["label"] for row in rows}, key=lambda word: (int(word) if word.isdecimal() else -1, word))
+    labels = np.asarray([words.index(row["label"]) for row in rows])
+    paths = [table.parent / row["path"] for row in rows]
+    if "split" in rows[0]:
+        test, notes = np.asarray([row["split"] == "test" for row in rows]), ()
+        if test.all() or not test.any():
+            raise UserError(f"{table}: every row is {rows[0]['split']}: give both parts, or leave the column split out")
+    else:
+        test, notes = _fifth(table, len(rows))
+    if words != [str(i) for i in range(len(words))]:
+        notes += (f"{table.name}: labels {', '.join(words[:10])} numbered from 0 in this order",)
+    x, size_notes = read_alike(table, paths)
+    return Parts(*_parts(x, labels, test), notes + size_notes), len(words)
+
+
+def class_folders(folder: Path) -> list[str]:
+    """Names of the sub-folders with images, sorted."""
+    return sorted(path.name for path in folder.iterdir() if path.is_dir() and images_in(path))
+
+
+def images_in(folder: Path) -> list[Path]:
+    """The image files of a folder, sorted by name; hidden files are no images."""
+    files = (path for path in folder.iterdir() if path.suffix.lower() in SUFFIXES and not path.name.startswith("."))
+    return sorted(files)
+
+
+def labelled(folder: Path, classes: Sequence[str]) -> tuple[list[Path], np.ndarray]:
+    """Image files of the class folders in order of class and name, with labels [n]; of a flat folder without classes
+    all its images, with label 0. UserError where there are none, or images lie beside class folders."""
+    loose = images_in(folder)
+    if classes and loose:
+        raise UserError(f"{folder}: {loose[0].name} lies beside class folders: move it into its class")
+    groups = [images_in(folder / name) if (folder / name).is_dir() else [] for name in classes] or [loose]
+    paths = [path for group in groups for path in group]
+    if not paths:
+        raise UserError(f"{folder}: no images in it: expected <class>/*.png (or jpg, ...), or images")
+    return paths, np.repeat(np.arange(len(groups)), [len(group) for group in groups])
+
+
+def read_alike(source: Path, paths: Sequence[Path]) -> tuple[Tensor, tuple[str, ...]]:
+    """Images [n, c, h, w] at the most common size among them (of several, the first met), in colour if any of them
+    has colour; and a note where some were changed."""
+    heads = [head(path) for path in paths]
+    (height, width), same = Counter(size for _, size in heads).most_common(1)[0]
+    shape = (1 if all(mode in GREY for mode, _ in heads) else 3, height, width)
+    note = f"{source.name}: {len(paths) - same} of {len(paths)} images brought to {describe(shape)}"
+    return read_images(paths, shape), (note,) if same < len(paths) else ()
+
+
+def read_images(paths: Iterable[Path | zipfile.Path], shape: Shape) -> Tensor:
+    """Image files as uint8 [n, *shape], each scaled to cover and cut at the centre. UserError names a file that is
+    absent or no image."""
+    images = [to_shape(_read_image(path, shape[0])[None], shape)[0] for path in paths]
+    return torch.stack(images) if images else torch.empty((0, *shape), dtype=torch.uint8)
+
+
+def head(path: Path) -> tuple[str, tuple[int, int]]:
+    """Pillow's mode and (height, width) of an image file, without decoding it. UserError as in `read_images`, and for
+    more than 8 bits per channel."""
+    try:
+        with Image.open(path) as image:
+            mode, size = image.mode, image.size
+    except FileNotFoundError:
+        raise UserError(f"{path}: no such image") from None
+    except (UnidentifiedImageError, OSError, SyntaxError, ValueError, Image.DecompressionBombError):
+        raise UserError(f"{path}: not a readable image: remove it or replace it") from None
+    if mode.startswith(("I", "F")):
+        raise UserError(f"{path}: more than 8 bits per channel: convert it to 8 bits first")
+    return mode, (size[1], size[0])
+
+
+def _read_image(path: Path | zipfile.Path, channels: int) -> Tensor:
+    """One file as uint8 [channels, h, w]: Pillow's conversion to grey is the ITU-R 601 luma."""
+    try:
+        with path.open("rb") as file, Image.open(file) as image:
+            pixels = np.asarray(image.convert("L" if channels == 1 else "RGB"))  # [h, w] or [h, w, 3]
+    except (FileNotFoundError, KeyError):
+        raise UserError(f"{path}: no such image") from None
+    except (UnidentifiedImageError, OSError, SyntaxError, ValueError, Image.DecompressionBombError):
+        raise UserError(f"{path}: not a readable image: remove it or replace it") from None
+    return torch.from_numpy(pixels.copy()).reshape(*pixels.shape[:2], channels).permute(2, 0, 1)
+
+
+def _rows(table: Path) -> list[dict[str, str]]:
+    """The rows of a CSV, checked."""
+    try:
+        with table.open(newline="", encoding="utf-8-sig") as file:
+            reader = csv.DictReader(file, skipinitialspace=True)
+            rows, columns = list(reader), reader.fieldnames or []
+    except FileNotFoundError:
+        raise UserError(f"{table}: no such file") from None
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise UserError(f"{table}: not a readable CSV ({error})") from None
+    if not {"path", "label"} <= set(columns):
+        absent = "path" if "path" not in columns else "label"
+        raise UserError(f"{table}: no column {absent}: it needs path,label[,split]")
+    if not rows:
+        raise UserError(f"{table}: no rows in it")
+    for i, row in enumerate(rows, start=1):
+        if not row["path"] or not row["label"]:
+            raise UserError(f"{table}: row {i} has no path or no label")
+        if "split" in row and row["split"] not in ("train", "test"):
+            raise UserError(f"{table}: row {i} has split {row['split']!r}: use train or test")
+    return rows
+
+
+def _fifth(source: Path, n: int) -> tuple[np.ndarray, tuple[str, ...]]:
+    """Which of n examples are held out as the test set, bool [n]; and the note."""
+    test = held_out([f"{i:09d}" for i in range(n)], TEST_FRACTION)
+    return test, (f"{source.name}: {int(test.sum())} of {n} images held out as the test set, seed {SEED}",)
+
+
+def _parts(x: Tensor, labels: np.ndarray, test: np.ndarray) -> tuple[Split, Split]:
+    """Train and test from images [n, c, h, w], labels [n] and a mask [n] of the test examples."""
+    y, mask = torch.from_numpy(labels.astype(np.int64)), torch.from_numpy(test)
+    return Split(x[~mask], y[~mask]), Split(x[mask], y[mask])

@@ -1,0 +1,49 @@
+"""HAM10000 skin lesions (Tschandl et al., Scientific Data 2018) in the layout of the Harvard Dataverse.
+
+<root>/HAM10000/HAM10000_metadata (.csv, .tab, or no suffix; columns lesion_id, image_id, dx) and the photographs as
+<root>/HAM10000/**/<image_id>.jpg. There is no official test part with patients apart: a fixed fifth of the images is
+held out, disjoint by lesion."""
+
+import csv
+from pathlib import Path
+
+import torch
+
+from pubsel.config import Dataset, UserError
+from pubsel.data.convert import Shape
+from pubsel.data.folders import TEST_FRACTION, read_images
+from pubsel.data.splits import SEED, Parts, Split, held_out, missing
+
+DIAGNOSES = ("akiec", "bcc", "bkl", "df", "mel", "nv", "vasc")
+
+
+def read(name: str, info: Dataset, root: Path, download: bool) -> Parts:
+    """Both parts at the size of conf/dataset. Missing where there is no metadata, UserError where a photograph is."""
+    folder = root / info.options["folder"]
+    tables = [folder / f"HAM10000_metadata{suffix}" for suffix in (".csv", ".tab", "")]
+    table = next((path for path in tables if path.is_file()), None)
+    if table is None:
+        raise missing(name, root)
+    lesions, images, labels = read_metadata(table)
+    files = {path.stem: path for path in sorted(folder.rglob("*.jpg"))}
+    absent = [image for image in images if image not in files]
+    if absent:
+        raise UserError(f"{folder}: {absent[0]}.jpg and {len(absent) - 1} more are absent: unpack both image archives")
+    test = held_out(lesions, TEST_FRACTION)
+    shape: Shape = tuple(info.shape)  # type: ignore[assignment]
+    x, y = read_images([files[image] for image in images], shape), torch.tensor(labels)
+    note = f"{name}: {int(test.sum())} of {len(test)} images held out as the test set, disjoint by lesion, seed {SEED}"
+    return Parts(*(Split(x[mask], y[mask]) for mask in map(torch.from_numpy, (~test, test))), (note,))
+
+
+def read_metadata(table: Path) -> tuple[list[str], list[str], list[int]]:
+    """Lesion ids, image ids and labels 0 to 6 of a metadata table, in order of image id."""
+    text = table.read_text(encoding="utf-8-sig")
+    separator = "\t" if "\t" in text.partition("\n")[0] else ","
+    rows = list(csv.DictReader(text.splitlines(), delimiter=separator))
+    try:
+        rows.sort(key=lambda row: row["image_id"])
+        labels = [DIAGNOSES.index(row["dx"]) for row in rows]
+        return [row["lesion_id"] for row in rows], [row["image_id"] for row in rows], labels
+    except (KeyError, ValueError):
+        raise UserError(f"{table}: needs columns lesion_id, image_id, dx ({', '.join(DIAGNOSES)})") from None

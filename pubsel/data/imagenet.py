@@ -1,0 +1,83 @@
+"""ImageNet in class folders, and Tiny-ImageNet in its official layout (folder or zip), at the size of conf/dataset.
+
+Both have train/<wnid>/ and a validation part, which is the test set here: val/<wnid>/*.JPEG, or Tiny-ImageNet's
+val/images/*.JPEG with val/val_annotations.txt. Classes are the sorted WordNet ids."""
+
+import zipfile
+from pathlib import Path
+
+import torch
+from torchvision.datasets.utils import download_url
+
+from pubsel.config import Dataset, UserError
+from pubsel.data.convert import Shape
+from pubsel.data.folders import read_images
+from pubsel.data.splits import Parts, Split, missing
+
+Folder = Path | zipfile.Path
+Labelled = list[tuple[Folder, str]]  # image file, WordNet id
+
+
+def read(name: str, info: Dataset, root: Path, download: bool) -> Parts:
+    """Both parts from <root>/<options.folder>, or from the zip of that name, which is fetched where `options.md5` is
+    given and `download` allows it. Missing where nothing is there. With `options.train` false the training part stays
+    empty and the set serves as public data only."""
+    folder: Path = root / info.options["folder"]
+    archive = root / f"{info.options['folder']}.zip"
+    if folder.is_dir():
+        return _parts(name, info, folder)
+    if not archive.exists():
+        if not download or "md5" not in info.options:
+            raise missing(name, root)
+        try:
+            download_url(info.url, root, archive.name, info.options["md5"])
+        except (OSError, RuntimeError) as error:
+            raise missing(name, root, f"download failed: {error}") from None
+    try:
+        with zipfile.ZipFile(archive) as file:
+            return _parts(name, info, zipfile.Path(file) / info.options["folder"])
+    except zipfile.BadZipFile:
+        raise UserError(f"{archive}: corrupt or truncated: delete it and run `pubsel data prepare {name}`") from None
+
+
+def _parts(name: str, info: Dataset, folder: Folder) -> Parts:
+    shape: Shape = tuple(info.shape)  # type: ignore[assignment]
+    train = in_class_folders(folder / "train") if info.options["train"] else []
+    table = folder / "val" / "val_annotations.txt"
+    test = annotated(table) if table.is_file() else in_class_folders(folder / "val")
+    if not test or (info.options["train"] and not train):
+        part = "val" if not test else "train"
+        raise UserError(f"{folder}: no images in {part}/<wnid>: see `pubsel data prepare {name}` for the layout")
+    wnids = sorted({wnid for _, wnid in train + test})
+    if len(wnids) > info.classes:
+        raise UserError(f"{folder}: {len(wnids)} classes, {info.classes} expected: see `pubsel data prepare {name}`")
+    note = f"{name}: the validation part is the test set"
+    return Parts(_split(train, wnids, shape), _split(test, wnids, shape), (note,))
+
+
+def in_class_folders(folder: Folder) -> Labelled:
+    """Image files of <folder>/<wnid>/ or <folder>/<wnid>/images/, in order of class and name."""
+    found: Labelled = []
+    for classes in sorted(_list(folder), key=lambda path: path.name):
+        inner = classes / "images"
+        files = [path for path in _list(inner if inner.is_dir() else classes) if path.name.lower().endswith(".jpeg")]
+        found += [(path, classes.name) for path in sorted(files, key=lambda path: path.name)]
+    return found
+
+
+def annotated(table: Folder) -> Labelled:
+    """The images that val_annotations.txt lists (file name, WordNet id, box; tab separated), in its order."""
+    rows = [line.split("\t") for line in table.read_text(encoding="utf-8").splitlines() if line.strip()]
+    if any(len(row) < 2 for row in rows):
+        raise UserError(f"{table}: a line without file name and WordNet id: unpack the archive again")
+    return [(table.parent / "images" / row[0], row[1]) for row in rows]
+
+
+def _list(folder: Folder) -> list[Folder]:
+    return list(folder.iterdir()) if folder.is_dir() else []
+
+
+def _split(part: Labelled, wnids: list[str], shape: Shape) -> Split:
+    number = {wnid: i for i, wnid in enumerate(wnids)}
+    labels = torch.tensor([number[wnid] for _, wnid in part], dtype=torch.int64)
+    return Split(read_images([path for path, _ in part], shape), labels)

@@ -1,0 +1,1 @@
+"""Distances between a private and a public dataset; one file per paper."""

@@ -1,0 +1,94 @@
+"""Gradient Subspace Distance. Choosing Public Datasets for Private Machine Learning via Gradient Subspace Distance,
+Algorithm 1 (and its workshop version, Private Data Selection by Gradient Subspace Distance).
+
+GSD is NOT differentially private: it is computed from private gradients without noise.
+"""
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from pubsel.config import Distance, Labels, Parameters, UsageError
+from pubsel.data import Split
+from pubsel.gradients import DenseGradients, PerExampleGradients
+from pubsel.randomness import stream
+from pubsel.subspace import projection_metric, top_k
+
+
+def gsd(private: DenseGradients, public: DenseGradients, k: int) -> float:
+    """Projection metric between the top-k right singular subspaces of two gradient matrices [m, p], divided by
+    sqrt(k): 0 for equal subspaces, 1 for orthogonal ones. Multiply by sqrt(k) for the raw metric of Algorithm 1."""
+    return projection_metric(top_k(private, k), top_k(public, k)) / math.sqrt(k)
+
+
+def measure(
+    distance: Distance,
+    build: Callable[[int], nn.Module],
+    private: Split,
+    candidates: dict[str, Split],
+    classes: int,
+    key: str,
+    report: Callable[[int, str, float], None] = lambda i, name, value: None,
+) -> dict[str, list[float]]:
+    """GSD of each candidate to `private`, one value for each of `distance.initialisations` random networks.
+
+    Values of one initialisation are paired: same weights, same m private examples, same labels for all candidates.
+    build(i): the network of initialisation i, in eval mode, on its device. key: names the random streams.
+    Raises UsageError where a side has fewer than m examples or the gradients do not span k dimensions.
+    """
+    for name, split in {"the private data": private, **candidates}.items():
+        if len(split.x) < distance.m:
+            raise UsageError(f"distance.m={distance.m}: {name} has {len(split.x)} examples; lower distance.m")
+    if distance.k > distance.m:
+        raise UsageError(f"distance.k={distance.k} is more than distance.m={distance.m}: lower distance.k")
+    values: dict[str, list[float]] = {name: [] for name in candidates}
+    for i in range(distance.initialisations):
+        model = build(i)
+        device = next(model.parameters()).device
+        rng = stream(key, "gsd", i)
+        chosen = torch.from_numpy(np.sort(rng.choice(len(private.x), distance.m, replace=False)))
+        drawn = _labels(rng, distance.m, private.y, classes)
+
+        def basis(split: Split, name: str) -> Tensor:
+            y = drawn if distance.labels == Labels.random else _true_labels(split, name, classes)
+            matrix = _gradients(model, distance, split.x.to(device), y.to(device))  # noqa: B023
+            try:
+                return top_k(matrix, distance.k)
+            except ValueError as error:
+                raise UsageError(f"distance.k={distance.k}: on {name}, {error}; lower distance.k") from None
+
+        v_private = basis(Split(private.x[chosen], private.y[chosen]), "the private data")
+        for name, split in candidates.items():
+            first = Split(split.x[: distance.m], split.y[: distance.m])
+            value = projection_metric(v_private, basis(first, name)) / math.sqrt(distance.k)
+            values[name].append(value)
+            report(i, name, value)
+    return values
+
+
+def _gradients(model: nn.Module, distance: Distance, x: Tensor, y: Tensor) -> DenseGradients:
+    names = [name for name, p in model.named_parameters() if p.requires_grad]
+    if distance.parameters == Parameters.weights:
+        names = [name for name in names if not name.endswith("bias")]
+    gradients = PerExampleGradients(model, chunk=32, names=names).matrix(x, y)
+    if distance.normalise_rows:
+        norms = gradients.row_norms().clamp(min=1e-30).to(gradients.dtype)
+        gradients = DenseGradients(gradients.rows.div_(norms[:, None]))
+    return gradients
+
+
+def _labels(rng: np.random.Generator, n: int, like: Tensor, classes: int) -> Tensor:
+    """Random labels [n], or for a multi-label task the one-hot rows [n, labels] of a random class."""
+    drawn = torch.from_numpy(rng.integers(classes, size=n))
+    return torch.nn.functional.one_hot(drawn, classes).float() if like.dim() == 2 else drawn
+
+
+def _true_labels(split: Split, name: str, classes: int) -> Tensor:
+    if split.y.dim() == 1 and int(split.y.max()) >= classes:
+        raise UsageError(
+            f"distance.labels=true: {name} has labels outside the private task's {classes} classes; use random labels"
+        )
+    return split.y

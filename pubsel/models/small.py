@@ -1,0 +1,116 @@
+"""The small networks of the GSD and GEP papers. Each takes (channels, height, width, classes)."""
+
+from collections import OrderedDict
+
+import torch
+from torch import Tensor, nn
+
+
+def _flat(features: nn.Module, channels: int, height: int, width: int) -> int:
+    with torch.no_grad():
+        return features(torch.zeros(1, channels, height, width)).numel()
+
+
+def fmnist_cnn(channels: int, height: int, width: int, classes: int) -> nn.Module:
+    """GSD, Table 5a: 26,010 parameters for Fashion-MNIST."""
+    features = OrderedDict(
+        conv1=nn.Conv2d(channels, 16, 8, stride=2, padding=3),
+        relu1=nn.ReLU(),
+        pool1=nn.MaxPool2d(2, stride=1),
+        conv2=nn.Conv2d(16, 32, 4, stride=2),
+        relu2=nn.ReLU(),
+        pool2=nn.MaxPool2d(2, stride=1),
+        flatten=nn.Flatten(),
+    )
+    width_flat = _flat(nn.Sequential(features), channels, height, width)
+    head = OrderedDict(fc1=nn.Linear(width_flat, 32), relu3=nn.ReLU(), fc2=nn.Linear(32, classes))
+    return nn.Sequential(features | head)
+
+
+def mnist_cnn(channels: int, height: int, width: int, classes: int) -> nn.Module:
+    """GEP, Section 4: two convolutions with max-pooling and one linear layer; the paper gives no sizes, so those of
+    GSD's Table 5a are taken: 14,394 parameters for MNIST."""
+    features = OrderedDict(
+        conv1=nn.Conv2d(channels, 16, 8, stride=2, padding=3),
+        relu1=nn.ReLU(),
+        pool1=nn.MaxPool2d(2, stride=1),
+        conv2=nn.Conv2d(16, 32, 4, stride=2),
+        relu2=nn.ReLU(),
+        pool2=nn.MaxPool2d(2, stride=1),
+        flatten=nn.Flatten(),
+    )
+    width_flat = _flat(nn.Sequential(features), channels, height, width)
+    return nn.Sequential(features | OrderedDict(fc=nn.Linear(width_flat, classes)))
+
+
+def probe(channels: int, height: int, width: int, classes: int) -> nn.Module:
+    """GSD, Table 5b: 30,782 parameters at 3 x 224 x 224 and 14 classes. No ReLU (the authors' code)."""
+    features = OrderedDict(
+        conv1=nn.Conv2d(channels, 64, 8, stride=5),
+        pool1=nn.MaxPool2d(2),
+        conv2=nn.Conv2d(64, 16, 4, stride=3),
+        pool2=nn.MaxPool2d(2),
+        flatten=nn.Flatten(),
+    )
+    width_flat = _flat(nn.Sequential(features), channels, height, width)
+    return nn.Sequential(features | OrderedDict(fc=nn.Linear(width_flat, classes)))
+
+
+def linear(channels: int, height: int, width: int, classes: int) -> nn.Module:
+    """Multinomial logistic regression on the pixels."""
+    return nn.Sequential(OrderedDict(flatten=nn.Flatten(), fc=nn.Linear(channels * height * width, classes)))
+
+
+def _norm(width: int) -> nn.GroupNorm:
+    return nn.GroupNorm(4, width, affine=False)
+
+
+class Block(nn.Module):
+    """Two 3x3 convolutions and a shortcut without parameters: subsample, normalise, pad channels with zeros."""
+
+    def __init__(self, inputs: int, outputs: int, stride: int):
+        super().__init__()
+        self.conv1 = nn.Conv2d(inputs, outputs, 3, stride=stride, padding=1, bias=False)
+        self.norm1 = _norm(outputs)
+        self.conv2 = nn.Conv2d(outputs, outputs, 3, padding=1, bias=False)
+        self.norm2 = _norm(outputs)
+        self.stride, self.padding = stride, outputs - inputs
+        self.shortcut = _norm(inputs) if stride > 1 or inputs != outputs else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.norm2(self.conv2(nn.functional.relu(self.norm1(self.conv1(x)))))
+        if self.shortcut is not None:
+            x = self.shortcut(x[:, :, :: self.stride, :: self.stride])
+            x = nn.functional.pad(x, (0, 0, 0, 0, self.padding // 2, self.padding - self.padding // 2))
+        return nn.functional.relu(x + y)
+
+
+class ResNet20(nn.Module):
+    """He et al. 2016 (arXiv:1512.03385), Section 4.2, with GroupNorm as in GEP: 268,346 parameters at 3 channels and
+    10 classes."""
+
+    def __init__(self, channels: int, height: int, width: int, classes: int):
+        super().__init__()
+        self.conv1 = nn.Conv2d(channels, 16, 3, padding=1, bias=False)
+        self.norm1 = _norm(16)
+        self.stage1 = nn.Sequential(Block(16, 16, 1), Block(16, 16, 1), Block(16, 16, 1))
+        self.stage2 = nn.Sequential(Block(16, 32, 2), Block(32, 32, 1), Block(32, 32, 1))
+        self.stage3 = nn.Sequential(Block(32, 64, 2), Block(64, 64, 1), Block(64, 64, 1))
+        self.fc = nn.Linear(64, classes)
+        for module in self.modules():
+            if isinstance(module, nn.Conv2d | nn.Linear):
+                nn.init.kaiming_normal_(module.weight)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = nn.functional.relu(self.norm1(self.conv1(x)))
+        x = self.stage3(self.stage2(self.stage1(x)))
+        return self.fc(x.mean((2, 3)))
+
+
+NETWORKS = {
+    "fmnist_cnn": fmnist_cnn,
+    "mnist_cnn": mnist_cnn,
+    "probe": probe,
+    "linear": linear,
+    "resnet20": ResNet20,
+}

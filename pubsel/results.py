@@ -1,0 +1,479 @@
+"""One record per run, written whole or not at all; and tables: records beside the papers' own numbers.
+
+Sources of results/paper/*.csv: gsd_* Gradient Subspace Distance (Gu, Kamath, Wu), workshop_* its workshop version,
+gep_* Gradient Embedding Perturbation (Yu et al., ICLR 2021). Utilities there are in percent, as printed.
+What belongs to a table stands in conf/table. This file imports no torch.
+"""
+
+import contextlib
+import csv
+import importlib.metadata
+import json
+import math
+import os
+import platform
+import re
+import secrets
+import statistics
+import subprocess
+from dataclasses import dataclass, field
+from itertools import groupby, pairwise
+from pathlib import Path
+from typing import Any
+
+import pandas
+import yaml
+from scipy import stats
+
+from pubsel import __version__, config
+
+_HERE = Path(__file__).resolve().parent
+PAPER = next((path for path in (_HERE.parent / "results" / "paper", _HERE / "paper") if path.is_dir()), _HERE / "paper")
+SPECS = config.CONF / "table"
+
+NEEDED = ("identity", "label", "seed", "private", "public", "model", "algorithm", "epsilon", "utility", "settings")
+CELL = ("private", "public", "model", "algorithm", "epsilon", "label")
+WITHOUT_PUBLIC = ("dp_sgd", "non_private", "pate")
+COLUMNS_OURS = ("setting", "utility", "utility_std", "seeds", "distance", "distance_std")
+COLUMNS_PAPER = ("paper_public", "paper_utility", "paper_utility_std", "paper_distance", "difference")
+COLUMNS_CODE = ("valid", "commits")
+
+
+# Records
+
+
+def write_record(path: Path, record: dict[str, Any]) -> None:
+    """Writes `record` as JSON with sorted keys. `path` has either its old content or the whole record, never a part.
+
+    UserError names the folder where it cannot be written; nothing half-written is left there.
+    """
+    _write_whole(path, json.dumps(record, indent=1, sort_keys=True) + "\n")
+
+
+def read_record(path: Path, needed: tuple[str, ...] = NEEDED) -> dict[str, Any]:
+    """The record at `path`; UserError names the file where it is corrupt, truncated or lacks a key of `needed`."""
+    try:
+        record = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise config.UserError(f"cannot read {path}: {error.strerror}") from None
+    except ValueError:  # no JSON, or no UTF-8
+        raise config.UserError(f"{path} is no complete record: delete it to run the cell again") from None
+    missing = [key for key in needed if not isinstance(record, dict) or key not in record]
+    if missing:
+        raise config.UserError(f"{path} is no record, it lacks {missing[0]!r}: delete it to run the cell again")
+    return record
+
+
+def read_records(results: Path) -> list[dict[str, Any]]:
+    """Every results/runs/*/result.json, sorted by folder name; the first corrupt one raises UserError."""
+    return [read_record(path) for path in sorted((Path(results) / "runs").glob("*/result.json"))]
+
+
+def provenance() -> dict[str, Any]:
+    """Where a number comes from: `versions` (None: not installed), `commit` (None outside a checkout) and `hardware`.
+
+    No host name, no user name and no path.
+    """
+    versions: dict[str, str | None] = {"python": platform.python_version(), "pubsel": __version__}
+    for package in ("torch", "numpy", "opacus", "prv-accountant"):
+        try:
+            versions[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            versions[package] = None
+    return {"versions": versions, "commit": _commit(_HERE.parent), "hardware": f"{_cpu()}, {os.cpu_count()} cores"}
+
+
+def _commit(checkout: Path) -> str | None:
+    """HEAD of `checkout`, with "-dirty" where pubsel/ or conf/ differ from it; None where it is no checkout's top."""
+
+    def git(*words: str) -> str:
+        command = ["git", "--no-optional-locks", "-C", str(checkout), *words]
+        return subprocess.run(command, capture_output=True, text=True, check=True, timeout=30).stdout.strip()
+
+    try:
+        if Path(git("rev-parse", "--show-toplevel")).resolve() != checkout.resolve():
+            return None  # installed somewhere below another project's checkout
+        head = git("rev-parse", "--verify", "HEAD")
+        return head + ("-dirty" if git("status", "--porcelain", "--", "pubsel", "conf") else "")
+    except (OSError, subprocess.SubprocessError):
+        return None
+
+
+def _cpu() -> str:
+    try:
+        found = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
+    except OSError:
+        found = None
+    return found[1].strip() if found else platform.processor() or platform.machine()
+
+
+def _write_whole(path: Path, text: str) -> None:
+    path = Path(path)
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with temporary.open("x", encoding="utf-8", newline="") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except OSError as error:
+        _remove(temporary)
+        why = error.strerror or str(error)
+        raise config.UserError(
+            f"cannot write {path.name} in folder {path.parent}: {why}; mend it, or set results=..."
+        ) from None
+    except BaseException:
+        _remove(temporary)
+        raise
+    _sync_folder(path.parent)
+
+
+def _remove(path: Path) -> None:
+    with contextlib.suppress(OSError):
+        path.unlink()
+
+
+def _sync_folder(folder: Path) -> None:
+    """Makes the rename last through a power cut, where the file system can."""
+    with contextlib.suppress(OSError):
+        handle = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+
+
+# What belongs to a table
+
+
+@dataclass(frozen=True)
+class Spec:
+    """One file of conf/table."""
+
+    title: str
+    paper: str  # file in results/paper
+    records: dict[str, list[Any]]  # key of the record, or dotted key of its settings: the values that belong
+    labels: dict[str, list[str]] = field(default_factory=dict)  # algorithm: labels shown besides `paper`
+    stand_ins: dict[str, str] = field(default_factory=dict)  # our public data: the paper's that it stands for
+    match: dict[str, str] = field(default_factory=dict)  # column of the paper's CSV: dotted key of the settings
+
+
+@dataclass(frozen=True)
+class Cell:
+    """Records that differ in nothing but the seed; what a table says of them (percent, points)."""
+
+    records: tuple[dict[str, Any], ...]
+    settings: dict[str, str]  # dotted key: JSON value; without the seed
+
+    def __getitem__(self, key: str) -> Any:
+        return self.records[0][key]
+
+    def utility(self) -> tuple[float, float | None]:
+        """Mean over seeds in percent, and the sample standard deviation; None for a single seed."""
+        return _mean_std([100 * record["utility"] for record in self.records])
+
+    def distance(self) -> tuple[float | None, float | None]:
+        """Mean and sample standard deviation over all random initialisations of all seeds; None where not measured."""
+        found = [record["distance"] for record in self.records if record.get("distance")]
+        values = [value for distance in found for value in distance.get("values") or [distance["mean"]]]
+        return _mean_std(values) if values else (None, None)
+
+    def valid(self) -> bool:
+        """Whether every record has a valid privacy guarantee."""
+        return all((record.get("privacy") or {}).get("valid") is True for record in self.records)
+
+
+def cells(records: list[dict[str, Any]]) -> list[Cell]:
+    """Groups of equal private, public, model, algorithm, epsilon, label and settings (apart from the seed).
+
+    UserError where two records of a cell have one seed: they are copies of one run, and no spread over seeds.
+    """
+    groups: dict[str, list[dict[str, Any]]] = {}
+    for record in records:
+        values = {key: value for key, value in record["settings"].items() if key != "seed"}
+        groups.setdefault(json.dumps([[record[key] for key in CELL], values], sort_keys=True), []).append(record)
+    found = []
+    for group in groups.values():
+        group.sort(key=lambda record: record["seed"])
+        for one, two in pairwise(group):
+            if one["seed"] == two["seed"]:
+                raise config.UserError(
+                    f"two records of one run, {one['identity']} and {two['identity']} (seed {one['seed']}): delete one"
+                )
+        settings = _flat({key: value for key, value in group[0]["settings"].items() if key != "seed"})
+        found.append(Cell(tuple(group), settings))
+    return found
+
+
+def differences(group: list[Cell], shown: tuple[str, ...] = ()) -> list[str]:
+    """For each cell its settings that are not the same in the whole group, as "algorithm.k=250 training.epochs=20".
+
+    Keys in `shown` have a column of their own and are left out.
+    """
+    keys = sorted({key for cell in group for key in cell.settings} - set(shown))
+    differing = [key for key in keys if len({cell.settings.get(key) for cell in group}) > 1]
+    return [
+        " ".join(f"{key}={cell.settings[key].strip(chr(34))}" for key in differing if key in cell.settings)
+        for cell in group
+    ]
+
+
+def _spec(name: str) -> Spec:
+    path = SPECS / f"{name}.yaml"
+    if not re.fullmatch(r"\w+", name) or not path.exists():
+        names = ", ".join(sorted(file.stem for file in SPECS.glob("*.yaml")))
+        raise config.UsageError(f"unknown table {name!r}: use one of {names}")
+    try:
+        return Spec(**yaml.safe_load(path.read_text(encoding="utf-8")))
+    except (TypeError, yaml.YAMLError) as error:
+        raise config.UserError(f"{path}: {str(error).splitlines()[0]}; see gsd_table2.yaml for the keys") from None
+
+
+def paper_rows(file: str) -> list[dict[str, Any]]:
+    """The rows of one CSV in results/paper: numbers as float, empty fields as None; UserError where it is missing."""
+    path = PAPER / file
+    try:
+        with path.open(encoding="utf-8", newline="") as lines:
+            return [{key: _value(text) for key, text in row.items()} for row in csv.DictReader(lines)]
+    except OSError:
+        raise config.UserError(f"no file {file} with the paper's numbers: reinstall pubsel") from None
+
+
+def _scope(spec: Spec, records: list[dict[str, Any]]) -> list[Cell]:
+    def belongs(record: dict[str, Any]) -> bool:
+        return all(
+            (record[key] if key in record else _at(record["settings"], key)) in values
+            for key, values in spec.records.items()
+        )
+
+    return cells([record for record in records if belongs(record)])
+
+
+# Tables
+
+
+def table(name: str, results: Path) -> pandas.DataFrame:
+    """The table `name` of conf/table: records in `results` joined with the paper's numbers; utilities in percent.
+
+    One row per cell (records that differ in the seed alone) and per paper row without a record. Records without a
+    paper row stay. `setting` tells cells of one private dataset, model, algorithm, epsilon and label apart. Where a
+    dataset stands in for the paper's, `paper_public` differs from `public` and `difference` stays empty. UsageError
+    lists the known tables; UserError names a corrupt record.
+    """
+    spec = _spec(name)
+    paper = paper_rows(spec.paper)
+    privates = list(dict.fromkeys(row["private"] for row in paper))
+    keyed = [(_paper_key(row, spec), row) for row in paper]
+    places = {key: place for place, (key, _) in enumerate(keyed)}
+    if len(places) < len(keyed):
+        raise config.UserError(f"{spec.paper} has two rows for one cell: name their difference under `match` of {name}")
+    sortable = []
+    filled = set()
+    for cell, setting in _with_setting(_scope(spec, read_records(results)), spec):
+        place = places.get(_cell_key(cell, spec))
+        filled.add((place, cell["label"]))
+        row = _row(cell, setting, paper[place] if place is not None else None, spec)
+        sortable.append((_order(row, place, privates, spec), row))
+    for place, row in enumerate(paper):
+        for label in ["paper", *spec.labels.get(row["algorithm"], [])]:
+            if (place, label) not in filled:
+                empty = {key: row[key] for key in CELL if key != "label"} | {key: row[key] for key in spec.match}
+                empty |= {"label": label} | _beside(row)
+                sortable.append((_order(empty, place, privates, spec), empty))
+    sortable.sort(key=lambda pair: pair[0])
+    columns = [*CELL, *spec.match, *COLUMNS_OURS, *COLUMNS_PAPER, *COLUMNS_CODE]
+    return _frame([row for _, row in sortable], columns)
+
+
+def correlations(name: str, results: Path) -> pandas.DataFrame:
+    """Rank correlation of distance and utility over the public datasets, ours beside the paper's, per private dataset.
+
+    A row per private dataset, model, algorithm with public data, epsilon and label; cells with different settings
+    (apart from the public data's name and conversion) are never put into one correlation. Near -1: a smaller
+    distance goes with a higher utility. Empty with fewer than 3 points or without any spread.
+    """
+    spec = _spec(name)
+    paper: dict[tuple, list[tuple[float, float]]] = {}
+    for row in paper_rows(spec.paper):
+        if row["algorithm"] not in WITHOUT_PUBLIC and row["distance"] is not None and row["utility"] is not None:
+            key = (row["private"], row["model"], row["algorithm"], row["epsilon"])
+            paper.setdefault(key, []).append((row["distance"], row["utility"]))
+    public_keys = ("pair.public", "pair.convert")
+    ours: dict[tuple, list[Cell]] = {}
+    for cell in _scope(spec, read_records(results)):
+        if cell["algorithm"] not in WITHOUT_PUBLIC and cell["public"] is not None and cell.distance()[0] is not None:
+            same = json.dumps([[k, v] for k, v in sorted(cell.settings.items()) if k not in public_keys])
+            key = (cell["private"], cell["model"], cell["algorithm"], float(cell["epsilon"]), cell["label"], same)
+            ours.setdefault(key, []).append(cell)
+    rows = []
+    for block, keys in groupby(sorted(ours), key=lambda key: key[:5]):
+        together = list(keys)
+        texts = differences([ours[key][0] for key in together], public_keys)
+        for key, setting in zip(together, texts, strict=True):
+            points = [(cell.distance()[0], cell.utility()[0]) for cell in ours[key]]
+            rows.append((*block, setting or None, *_rank(points), *_rank(paper.get(key[:4], []))))
+    rows += [(*key, "paper", None, *_rank([]), *_rank(paper[key])) for key in paper if key not in {r[:4] for r in rows}]
+    privates = list(dict.fromkeys(row["private"] for row in paper_rows(spec.paper)))
+    rows.sort(key=lambda row: (_index(privates, row[0]), [str(value) for value in row[1:6]]))
+    ranks = ("pairs", "spearman", "kendall")
+    columns = ["private", "model", "algorithm", "epsilon", "label", "setting", *ranks, *(f"paper_{r}" for r in ranks)]
+    return _frame([dict(zip(columns, row, strict=True)) for row in rows], columns)
+
+
+def write_table(frame: pandas.DataFrame, path: Path) -> None:
+    """Writes CSV, whole or not at all; floats with at most six digits, so that equal tables are equal bytes."""
+    _write_whole(path, frame.to_csv(index=False, float_format="%.6g", lineterminator="\n"))
+
+
+def show(frame: pandas.DataFrame, title: str = "") -> str:
+    """The table as text: "mean ± std" in one column, columns of one value in a line above, empty columns left out."""
+    columns: dict[str, list[str]] = {}
+    constant = []
+    for name in frame.columns:
+        if name.endswith("_std") or frame[name].isna().all():
+            continue
+        spreads = frame.get(f"{name}_std", [None] * len(frame))
+        texts = [_text(name, value, spread) for value, spread in zip(frame[name], spreads, strict=True)]
+        if len(frame) > 1 and len(set(texts)) == 1:
+            constant.append(f"{name} {texts[0]}")
+        else:
+            columns[name] = texts
+    widths = {name: max(map(len, [name, *texts])) for name, texts in columns.items()}
+    lines = [title] if title else []
+    lines += [f"In every row: {', '.join(constant)}"] if constant else []
+    lines.append("  ".join(name.ljust(widths[name]) for name in columns).rstrip())
+    for row in zip(*columns.values(), strict=True):
+        lines.append("  ".join(text.ljust(width) for text, width in zip(row, widths.values(), strict=True)).rstrip())
+    return "\n".join(lines)
+
+
+def run(settings: config.TableConfig) -> str:
+    """`pubsel table`: writes <results>/tables/<name>.csv and <name>_correlation.csv; returns both as text."""
+    results = Path(settings.results)
+    frame, ranks = table(settings.table, results), correlations(settings.table, results)
+    folder = results / "tables"
+    write_table(frame, folder / f"{settings.table}.csv")
+    write_table(ranks, folder / f"{settings.table}_correlation.csv")
+    parts = [show(frame, _spec(settings.table).title)]
+    if not ranks.empty:
+        parts.append(show(ranks, "Rank correlation of distance and utility (near -1: smaller distance, more utility)"))
+    if frame["seeds"].isna().all():
+        parts.append(f"No record of this table in {results / 'runs'} yet: the figures are the paper's alone.")
+    return "\n\n".join(parts)
+
+
+def _row(cell: Cell, setting: str, paper: dict[str, Any] | None, spec: Spec) -> dict[str, Any]:
+    utility, utility_std = cell.utility()
+    distance, distance_std = cell.distance()
+    row = {key: cell[key] for key in CELL}
+    row |= {column: _at(cell["settings"], key) for column, key in spec.match.items()}
+    row |= {"setting": setting or None, "seeds": len(cell.records), "valid": cell.valid()}
+    row |= {"utility": utility, "utility_std": utility_std, "distance": distance, "distance_std": distance_std}
+    row["commits"] = len({record.get("commit") for record in cell.records})
+    if paper is not None:
+        row |= _beside(paper)
+        if paper["public"] == cell["public"] and paper["utility"] is not None:
+            row["difference"] = utility - paper["utility"]
+    return row
+
+
+def _beside(paper: dict[str, Any]) -> dict[str, Any]:
+    return {f"paper_{key}": paper[key] for key in ("public", "utility", "utility_std", "distance")}
+
+
+def _paper_key(row: dict[str, Any], spec: Spec) -> tuple:
+    return (*(row[key] for key in CELL if key != "label"), *(row[column] for column in spec.match))
+
+
+def _cell_key(cell: Cell, spec: Spec) -> tuple:
+    """The key of the paper row that belongs beside the cell: a stand-in counts as what it stands for."""
+    public = spec.stand_ins.get(cell["public"], cell["public"])
+    values = {key: cell[key] for key in CELL if key != "label"} | {"public": public}
+    return (*values.values(), *(_at(cell["settings"], key) for key in spec.match.values()))
+
+
+def _with_setting(found: list[Cell], spec: Spec) -> list[tuple[Cell, str]]:
+    """Each cell with what tells it apart from the others of its private data, model, algorithm, epsilon and label."""
+    shown = ("pair.public", *spec.match.values())
+    blocks: dict[tuple, list[Cell]] = {}
+    for cell in found:
+        blocks.setdefault(tuple(cell[key] for key in CELL if key != "public"), []).append(cell)
+    return [pair for block in blocks.values() for pair in zip(block, differences(block, shown), strict=True)]
+
+
+def _order(row: dict[str, Any], place: int | None, privates: list[str], spec: Spec) -> tuple:
+    """The paper's order within each private dataset; what the paper has not comes last."""
+    labels = ["paper", *spec.labels.get(row["algorithm"], [])]
+    rest = [str(row.get(key) or "") for key in ("algorithm", "model", "epsilon", "public", "label", "setting")]
+    last = place if place is not None else math.inf
+    return (_index(privates, row["private"]), row["private"], last, _index(labels, row["label"]), rest)
+
+
+def _frame(rows: list[dict[str, Any]], columns: list[str]) -> pandas.DataFrame:
+    """Rounded (percent to 2 digits, distances and correlations to 4), with whole numbers and truth values as such."""
+    frame = pandas.DataFrame([[row.get(column) for column in columns] for row in rows], columns=columns)
+    for column in columns:
+        if re.search("utility|difference|distance|spearman|kendall|epsilon", column):
+            digits = 2 if re.search("utility|difference", column) else 4
+            frame[column] = frame[column].astype("Float64").astype("float64").round(digits) + 0.0
+        elif column in ("seeds", "commits", "m", "pairs", "paper_pairs"):
+            frame[column] = frame[column].astype("Int64")
+        elif column == "valid":
+            frame[column] = frame[column].astype("boolean")
+    return frame
+
+
+def _rank(points: list[tuple[float, float]]) -> tuple[int | None, float | None, float | None]:
+    """Number of (distance, utility) points, Spearman's rho and Kendall's tau-b; None where they say nothing."""
+    if len(points) < 3 or any(len(set(values)) < 2 for values in zip(*points, strict=True)):
+        return len(points) or None, None, None
+    distances, utilities = zip(*points, strict=True)
+    spearman, kendall = stats.spearmanr(distances, utilities), stats.kendalltau(distances, utilities)
+    return len(points), float(spearman.statistic), float(kendall.statistic)
+
+
+def _mean_std(values: list[float]) -> tuple[float, float | None]:
+    return statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else None
+
+
+def _flat(values: dict[str, Any], prefix: str = "") -> dict[str, str]:
+    """{"algorithm": {"k": 250}} -> {"algorithm.k": "250"}."""
+    flat: dict[str, str] = {}
+    for key, value in values.items():
+        if isinstance(value, dict):
+            flat |= _flat(value, f"{prefix}{key}.")
+        else:
+            flat[f"{prefix}{key}"] = json.dumps(value)
+    return flat
+
+
+def _at(values: Any, key: str) -> Any:
+    """The value at a dotted key; None where there is none."""
+    for part in key.split("."):
+        values = values.get(part) if isinstance(values, dict) else None
+    return values
+
+
+def _value(text: str) -> float | str | None:
+    if text == "":
+        return None
+    try:
+        return float(text)
+    except ValueError:
+        return text
+
+
+def _index(names: list[str], name: str) -> int:
+    return names.index(name) if name in names else len(names)
+
+
+def _text(name: str, value: Any, spread: Any) -> str:
+    if value is None or pandas.isna(value):
+        return "-"
+    if not isinstance(value, float):
+        return str(value)
+    if name == "epsilon":
+        return f"{value:g}"
+    digits = 2 if re.search("utility|difference", name) else 3
+    return f"{value:.{digits}f}" + ("" if spread is None or pandas.isna(spread) else f" ± {spread:.{digits}f}")

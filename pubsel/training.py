@@ -1,0 +1,176 @@
+"""The one loop that touches private data: sample, clip and sum, add noise, update.
+
+Every private number leaves this file through `noisy_mean`, whose noise is what privacy.py accounts for, or as the loss
+on the screen, which the privacy statement excepts.
+"""
+
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from pubsel.algorithms import Algorithm, Mechanism, View
+from pubsel.config import Training, UserError
+from pubsel.data import Split, Task
+from pubsel.gradients import PerExampleGradients
+from pubsel.randomness import SystemEntropy, stream
+
+
+class Schedule(NamedTuple):
+    """When and how often private data is sampled: n examples, each in each of `steps` batches with probability rate."""
+
+    n: int
+    rate: float
+    steps: int
+    batch_size: int  # expected, public, and the fixed denominator of the mean
+
+
+class Progress(NamedTuple):
+    step: int
+    steps: int
+    epoch: float
+    loss: float  # mean over the private examples since the last report: not covered by the guarantee
+    seconds: float
+
+
+def schedule(n: int, training: Training) -> Schedule:
+    """Steps and sampling rate for n private examples; a batch of n or more is the full batch, taken every time."""
+    batch = min(training.batch_size, n)
+    return Schedule(n, batch / n, max(1, round(training.epochs * n / batch)), batch)
+
+
+def poisson_sample(source: np.random.Generator | SystemEntropy, n: int, rate: float) -> Tensor:
+    """Indices of a sample that holds each of n examples independently with probability `rate` (all at rate 1)."""
+    return torch.from_numpy(np.flatnonzero(np.asarray(source.random(n)) < rate))
+
+
+def noisy_mean(
+    mechanism: Mechanism,
+    gradients: PerExampleGradients,
+    batch: Split,
+    noise_multiplier: float,
+    source: np.random.Generator | SystemEntropy,
+    batch_size: int,
+) -> tuple[Tensor, Tensor]:
+    """(clipped sum over the batch + N(0, (noise_multiplier * sensitivity)^2)) / batch_size -> [size]; and the losses.
+
+    The batch may be empty or larger than memory holds gradients for. batch_size is fixed and public.
+    """
+    parameter = next(gradients.model.parameters())
+    total = torch.zeros(mechanism.size, dtype=torch.float64, device=parameter.device)
+    losses = [torch.zeros(0, device=parameter.device)]
+    for block in gradients.blocks(batch.x, batch.y):
+        total += mechanism.clipped_sum(block)
+        if block.losses is not None:
+            losses.append(block.losses)
+    if noise_multiplier > 0:
+        noise = torch.from_numpy(source.standard_normal(mechanism.size)).to(total)
+        total += noise_multiplier * mechanism.sensitivity * noise
+    return (total / batch_size).to(parameter.dtype), torch.cat(losses)
+
+
+def fit(
+    model: nn.Module,
+    task: Task,
+    algorithm: Algorithm,
+    plan: Schedule,
+    noise_multiplier: float,
+    training: Training,
+    key: str,
+    secure: bool,
+    checkpoint: Path,
+    report: Callable[[Progress], None],
+) -> float:
+    """Train `model` in place on task.private; returns the seconds spent, those before a resume included.
+
+    key: names the run; with the step it determines sample and noise, so that a run killed at any moment goes on from
+    `checkpoint` and ends, bit for bit on a CPU, like an uninterrupted one. With `secure`, both come from the operating
+    system instead: steps after the last checkpoint, whose result nobody saw, are drawn anew.
+
+    Raises UserError when the weights stop being finite.
+    """
+    device = next(model.parameters()).device
+    task = _on(task, device)
+    gradients = PerExampleGradients(model, training.chunk)
+    parameters = [dict(model.named_parameters())[name] for name in gradients.offsets]
+    optimizer = torch.optim.SGD(
+        parameters, training.learning_rate, momentum=training.momentum, weight_decay=training.weight_decay
+    )
+    milestones = [round(f * plan.steps) for f in training.milestones]
+    decay = torch.optim.lr_scheduler.MultiStepLR(optimizer, milestones, training.decay)
+    view = View(model, gradients, task.public, task.classes, lambda purpose, step: stream(key, purpose, step))
+
+    start, earlier = _resume(checkpoint, model, optimizer, decay)
+    began = saved = time.monotonic()
+    epoch_steps = max(1, round(1 / plan.rate))
+    losses: list[Tensor] = []
+    for step in range(start, plan.steps):
+        entropy = SystemEntropy()
+        chosen = poisson_sample(entropy if secure else stream(key, "sample", step), plan.n, plan.rate).to(device)
+        mechanism = algorithm.mechanism(view, step)
+        mean, batch_losses = noisy_mean(
+            mechanism,
+            gradients,
+            Split(task.private.x[chosen], task.private.y[chosen]),
+            noise_multiplier,
+            entropy if secure else stream(key, "noise", step),
+            plan.batch_size,
+        )
+        direction = mechanism.decode(mean)
+        for parameter, columns in zip(parameters, gradients.offsets.values(), strict=True):
+            parameter.grad = direction[columns].view_as(parameter)
+        optimizer.step()
+        decay.step()
+        losses.append(batch_losses)
+
+        last = step + 1 == plan.steps
+        if last or (step + 1) % epoch_steps == 0:
+            if not all(torch.isfinite(p).all() for p in parameters):
+                raise UserError(
+                    f"training diverged: weights are not finite at step {step + 1}; lower training.learning_rate"
+                )
+            now = earlier + time.monotonic() - began
+            loss = float(torch.cat(losses).mean()) if sum(map(len, losses)) else float("nan")
+            report(Progress(step + 1, plan.steps, (step + 1) * plan.rate, loss, now))
+            losses = []
+        if last or time.monotonic() - saved >= training.checkpoint_seconds:
+            saved = time.monotonic()
+            _save(checkpoint, step + 1, earlier + saved - began, model, optimizer, decay)
+    return earlier + time.monotonic() - began
+
+
+def _on(task: Task, device: torch.device) -> Task:
+    def move(split: Split) -> Split:
+        return Split(split.x.to(device), split.y.to(device))
+
+    return task._replace(private=move(task.private), public=move(task.public) if task.public is not None else None)
+
+
+def _save(path: Path, step: int, seconds: float, *parts: Any) -> None:
+    """Write a checkpoint whole or not at all."""
+    partial = path.with_suffix(f".{os.getpid()}.part")
+    try:
+        torch.save({"step": step, "seconds": seconds, "parts": [part.state_dict() for part in parts]}, partial)
+        os.replace(partial, path)
+    except (OSError, RuntimeError) as error:
+        partial.unlink(missing_ok=True)
+        raise UserError(f"cannot write {path}: {error}; free space or set results=FOLDER") from None
+
+
+def _resume(path: Path, *parts: Any) -> tuple[int, float]:
+    """Load the checkpoint into `parts`; the step to go on from, and the seconds spent before it."""
+    if not path.exists():
+        return 0, 0.0
+    try:
+        saved = torch.load(path, weights_only=True)
+        for part, state in zip(parts, saved["parts"], strict=True):
+            part.load_state_dict(state)
+        return saved["step"], saved["seconds"]
+    except Exception as error:
+        reason = str(error).splitlines()[0]
+        raise UserError(f"{path} cannot be read ({reason}): delete it to start this run again") from None

@@ -1,0 +1,15 @@
+import os
+
+import pytest
+import torch
+
+torch.set_num_threads(min(2, torch.get_num_threads()))
+
+
+def pytest_collection_modifyitems(items):
+    """gpu and data tests skip with a reason where their means are absent."""
+    for item in items:
+        if item.get_closest_marker("gpu") and not torch.cuda.is_available():
+            item.add_marker(pytest.mark.skip(reason="no CUDA device"))
+        if item.get_closest_marker("data") and "PUBSEL_DATA" not in os.environ:
+            item.add_marker(pytest.mark.skip(reason="PUBSEL_DATA names no folder with real data"))

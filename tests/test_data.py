@@ -1,0 +1,708 @@
+"""Datasets in the layouts their publishers use, made here at a small size; the rules of pubsel.data; its errors."""
+
+import gzip
+import os
+import pickle
+import re
+import struct
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import torchvision.datasets as sets
+from PIL import Image
+from scipy.io import savemat
+
+from pubsel import catalogue
+from pubsel.config import CONF, Convert, Pair, UsageError, UserError, dataset, datasets
+from pubsel.data import Missing, Split, load, open_dataset, prepared, public_examples
+from pubsel.data.convert import to_shape
+from pubsel.data.splits import held_out, shuffled, sorted_by_class
+
+resize, exact = Convert.resize, Convert.exact
+
+
+def pixels(n, *shape, seed=0):
+    return np.random.RandomState(seed).randint(0, 256, (n, *shape), dtype=np.uint8)
+
+
+def npz(path, train=20, test=10, shape=(8, 8), classes=2, **changes):
+    """A prepared npz with cycling labels (not sorted); `changes` replaces arrays, or removes those that are None."""
+    arrays = {
+        "train_images": pixels(train, *shape, seed=1),
+        "train_labels": np.arange(train)[::-1] % classes,
+        "test_images": pixels(test, *shape, seed=2),
+        "test_labels": np.arange(test)[::-1] % classes,
+    }
+    path.parent.mkdir(parents=True, exist_ok=True)
+    arrays = {name: array for name, array in {**arrays, **changes}.items() if array is not None}
+    np.savez(path, **arrays)
+    return arrays
+
+
+def images(folder, n, size=(10, 10), mode="RGB", suffix=".png", seed=0):
+    """n image files 00.png, ... of (height, width) in a folder."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for i, image in enumerate(pixels(n, *size, 3, seed=seed)):
+        Image.fromarray(image).convert(mode).save(folder / f"{i:02d}{suffix}")
+
+
+def pair(private, public, m=4, convert=resize):
+    return Pair(private=str(private), public=None if public is None else str(public), m=m, convert=convert)
+
+
+# --- conf/dataset and the catalogue
+
+
+def test_every_dataset_file_is_whole():
+    names = "cifar10 cifar100 svhn svhn_extra mnist fashion_mnist flowers102 mnist_m digits photo_patches noise"
+    names += " tiny_imagenet imagenet flowers5 kagchest ham10000"
+    assert set(names.split()) <= set(datasets())
+    for name in datasets():
+        info = dataset(name)
+        assert info.shape[0] == len(info.mean) == len(info.std)
+        assert (CONF.parent / "pubsel" / "data" / f"{info.source}.py").exists() or CONF.parent.name == "pubsel"
+
+
+def test_listing_says_what_is_there_and_imports_no_torch(tmp_path):
+    npz(tmp_path / "cifar10.npz")
+    (tmp_path / "tiny-imagenet-200").mkdir()
+    rows = {line.split()[0]: line for line in catalogue.listing(str(tmp_path)).splitlines() if line.split()}
+    assert rows["cifar10"].endswith("npz")
+    assert rows["digits"].endswith("built in")
+    assert rows["tiny_imagenet"].endswith("files")
+    assert re.search(r"absent +pubsel data prepare imagenet \(shows the steps\)$", rows["imagenet"])
+    program = "import sys; from pubsel.catalogue import listing; listing('.'); sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", program], cwd=Path(__file__).parents[1]).returncode == 0
+
+
+def test_prepare(tmp_path):
+    assert "built in" in catalogue.prepare("digits", str(tmp_path))
+    steps = catalogue.prepare("imagenet", str(tmp_path))
+    assert "imagenet/val/<wnid>/*.JPEG" in steps
+    assert str(tmp_path) in steps
+    with pytest.raises(UsageError, match=r"unknown dataset 'imagnet'"):
+        catalogue.prepare("imagnet", str(tmp_path))
+    with pytest.raises(UsageError, match=r"name has no value"):
+        catalogue.prepare(None, str(tmp_path))
+    for i, flower in enumerate(("daisy", "dandelion", "rose", "sunflower", "tulip")):
+        images(tmp_path / "flowers5" / flower, 4, size=(70, 90), suffix=".jpg", seed=i)
+    assert "16 training and 4 test images" in catalogue.prepare("flowers5", str(tmp_path))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["flowers5", "flowers5.npz"]
+
+
+# --- rule 1: prepared npz, then files, then download
+
+
+def test_npz_comes_first_and_is_read_as_it_is(tmp_path):
+    arrays = npz(tmp_path / "mnist.npz", shape=(28, 28), classes=10, extra=np.zeros(3))
+    source = open_dataset("mnist", str(tmp_path), download=True)
+    assert source.train.x.shape == (20, 1, 28, 28)
+    assert source.train.x.dtype == torch.uint8
+    assert source.train.y.dtype == torch.int64
+    assert source.classes == 10
+    assert source.metric == "accuracy"
+    assert (source.test.x[:, 0].numpy() == arrays["test_images"]).all()
+    assert (source.test.y.numpy() == arrays["test_labels"]).all()
+    assert source.mean == (0.1307,)
+    assert source.notes == ()
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"train_labels": None}, "no array train_labels"),
+        ({"train_images": pixels(20, 28, 28).astype(np.float32)}, "train_images is float32, not uint8"),
+        ({"test_images": pixels(10, 28, 28, 4)}, "test_images has shape"),
+        ({"test_images": pixels(9, 28, 28)}, "9 test_images but 10 test_labels"),
+        ({"test_images": pixels(10, 20, 20)}, "train and test differ in the shape"),
+        ({"train_labels": np.full(20, 10)}, "train_labels out of range: 11 classes"),
+        ({"train_labels": np.full(20, -1)}, "train_labels out of range: -1"),
+        ({"train_labels": np.full(20, 0.5)}, "train_labels is float64"),
+        ({"train_labels": np.array([{}] * 20)}, "corrupt, truncated or not a plain npz"),
+        ({"train_images": pixels(20, 8, 8), "test_images": pixels(10, 8, 8)}, "images are 8x8x1, not 28x28x1"),
+    ],
+)
+def test_a_wrong_npz_is_named(tmp_path, changes, message):
+    npz(tmp_path / "mnist.npz", **{"shape": (28, 28), "classes": 10, **changes})
+    with pytest.raises(UserError, match=re.escape(message)) as error:
+        open_dataset("mnist", str(tmp_path), download=False)
+    assert "mnist.npz" in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("damage", ["truncated", "flipped", "text", "empty"])
+def test_a_damaged_npz_is_named(tmp_path, damage):
+    path = tmp_path / "mnist.npz"
+    npz(path, shape=(28, 28))
+    whole = path.read_bytes()
+    flipped = whole[:500] + bytes(255 - byte for byte in whole[500:900]) + whole[900:]
+    path.write_bytes(
+        {"truncated": whole[: len(whole) // 2], "flipped": flipped, "text": b"hello", "empty": b""}[damage]
+    )
+    with pytest.raises(UserError, match=r"mnist.npz: corrupt, truncated or not a plain npz"):
+        open_dataset("mnist", str(tmp_path), download=False)
+
+
+def test_multi_label_npz(tmp_path):
+    labels = np.random.RandomState(0).randint(0, 2, (30, 5))
+    npz(tmp_path / "a.npz", train_labels=labels[:20], test_labels=labels[20:])
+    source = open_dataset(str(tmp_path / "a.npz"), ".", False)
+    assert source.metric == "auc"
+    assert source.classes == 5
+    assert source.train.y.dtype == torch.float32
+    npz(tmp_path / "a.npz", train_labels=labels[:20] * 2, test_labels=labels[20:])
+    with pytest.raises(UserError, match=r"holds only 0 and 1"):
+        open_dataset(str(tmp_path / "a.npz"), ".", False)
+
+
+def test_missing_dataset_names_the_remedies(tmp_path, monkeypatch):
+    for name in datasets():
+        if dataset(name).source != "embedded":
+            with pytest.raises(Missing) as error:
+                open_dataset(name, str(tmp_path), download=False)
+            line = str(error.value)
+            assert line.startswith(f"dataset {name} is not in")
+            assert "\n" not in line
+            assert f"pubsel data prepare {name}" in line
+            assert "data_root=" in line
+            assert "PUBSEL_DATA" in line
+
+    def offline(*args, **kwargs):
+        raise OSError("no route\nto host")
+
+    for place in ("cifar.download_and_extract_archive", "mnist.download_and_extract_archive", "svhn.download_url"):
+        monkeypatch.setattr(f"torchvision.datasets.{place}", offline)
+    monkeypatch.setattr("pubsel.data.imagenet.download_url", offline)
+    for name in ("cifar10", "svhn", "tiny_imagenet"):
+        with pytest.raises(Missing, match=r"\(download failed: no route to host\)"):
+            open_dataset(name, str(tmp_path), download=True)
+    with pytest.raises(UsageError, match=r"unknown dataset 'nonesuch'"):
+        open_dataset("nonesuch", str(tmp_path), False)
+
+
+# --- sets of torchvision, in their own files
+
+
+def idx(path, array):
+    """MNIST's idx format: two zero bytes, type 8 (uint8), number of dimensions, sizes big-endian, data."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(struct.pack(f">BBBB{array.ndim}I", 0, 0, 8, array.ndim, *array.shape) + array.tobytes())
+
+
+def mnist_files(root, name="MNIST", train=30, test=20):
+    arrays = {}
+    for part, n in (("train", train), ("t10k", test)):
+        arrays[part] = pixels(n, 28, 28, seed=n), (np.arange(n)[::-1] % 10).astype(np.uint8)
+        idx(root / name / "raw" / f"{part}-images-idx3-ubyte", arrays[part][0])
+        idx(root / name / "raw" / f"{part}-labels-idx1-ubyte", arrays[part][1])
+    return arrays
+
+
+@pytest.mark.parametrize(("name", "folder"), [("mnist", "MNIST"), ("fashion_mnist", "FashionMNIST")])
+def test_idx_files(tmp_path, name, folder):
+    arrays = mnist_files(tmp_path, folder)
+    assert catalogue.present(name, tmp_path) == "files"
+    source = open_dataset(name, str(tmp_path), download=False)
+    assert (source.train.x[:, 0].numpy() == arrays["train"][0]).all()
+    assert source.train.x.shape[1:] == (1, 28, 28)
+    assert (source.test.y.numpy() == arrays["t10k"][1]).all()
+    path = tmp_path / folder / "raw" / "t10k-images-idx3-ubyte"
+    path.write_bytes(gzip.compress(path.read_bytes()))
+    with pytest.raises(UserError, match=f"dataset {name}: corrupt or incomplete files"):
+        open_dataset(name, str(tmp_path), download=False)
+
+
+@pytest.mark.parametrize("name", ["cifar10", "cifar100"])
+def test_cifar_pickles(tmp_path, monkeypatch, name):
+    kind = {"cifar10": sets.CIFAR10, "cifar100": sets.CIFAR100}[name]
+    key = "labels" if name == "cifar10" else "fine_labels"
+    folder = tmp_path / kind.base_folder
+    folder.mkdir()
+    n, data = 6, pixels(6, 3072)
+    for file, _ in kind.train_list + kind.test_list:
+        (folder / file).write_bytes(pickle.dumps({"data": data, key: [3, 1, 2, 9, 0, 5]}))
+    (folder / kind.meta["filename"]).write_bytes(pickle.dumps({kind.meta["key"]: ["a"] * 10}))
+    with pytest.raises(UserError, match=f"dataset {name}: corrupt or incomplete files"):  # checksums are not the real
+        open_dataset(name, str(tmp_path), download=False)
+    monkeypatch.setattr(kind, "train_list", [[file, None] for file, _ in kind.train_list])
+    monkeypatch.setattr(kind, "test_list", [[file, None] for file, _ in kind.test_list])
+    monkeypatch.setattr(kind, "meta", {**kind.meta, "md5": None})
+    source = open_dataset(name, str(tmp_path), download=False)
+    assert source.train.x.shape == (n * len(kind.train_list), 3, 32, 32)
+    assert source.classes == int(name[5:])
+    assert (source.test.x.numpy() == data.reshape(-1, 3, 32, 32)).all()  # rows are red, green, blue planes
+    assert source.test.y.tolist() == [3, 1, 2, 9, 0, 5]
+
+
+def test_svhn_mat_files(tmp_path, monkeypatch):
+    for i, part in enumerate(("train", "test", "extra")):
+        x = pixels(32, 32, 3, 12, seed=i)  # [h, w, c, n]
+        savemat(tmp_path / f"{part}_32x32.mat", {"X": x, "y": np.array([[10, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 1]]).T})
+    no_md5 = {part: [*entry[:2], None] for part, entry in sets.SVHN.split_list.items()}
+    monkeypatch.setattr(sets.SVHN, "split_list", no_md5)
+    svhn = open_dataset("svhn", str(tmp_path), download=False)
+    extra = open_dataset("svhn_extra", str(tmp_path), download=False)
+    assert svhn.train.x.shape == (12, 3, 32, 32)
+    assert extra.train.x.shape == (24, 3, 32, 32)
+    assert (extra.train.x[:12] == svhn.train.x).all()
+    assert (extra.test.x == svhn.test.x).all()
+    assert svhn.test.y[:2].tolist() == [0, 1]
+    assert (svhn.test.x[3].permute(1, 2, 0).numpy() == pixels(32, 32, 3, 12, seed=1)[..., 3]).all()
+    task = load(pair("svhn_extra", "svhn"), str(tmp_path), False)  # they share their test images
+    assert len(task.test.x) == 8
+    assert (task.public.x == svhn.test.x[:4]).all()
+
+
+def test_flowers102(tmp_path, monkeypatch):
+    folder = tmp_path / "flowers-102"
+    images(folder / "jpg", 0)
+    for i in range(1, 9):
+        Image.fromarray(np.full((80, 100, 3), 20 * i, np.uint8)).save(folder / "jpg" / f"image_{i:05d}.jpg")
+    savemat(folder / "imagelabels.mat", {"labels": np.array([[5, 1, 2, 3, 102, 4, 7, 6]])})
+    savemat(folder / "setid.mat", {"trnid": [[1, 2]], "valid": [[3, 4]], "tstid": [[8, 5, 6, 7]]})
+    monkeypatch.setattr(
+        sets.Flowers102, "_file_dict", {k: (f, None) for k, (f, _) in sets.Flowers102._file_dict.items()}
+    )
+    source = open_dataset("flowers102", str(tmp_path), download=False)
+    assert source.train.x.shape == (4, 3, 64, 64)
+    assert source.train.y.tolist() == [4, 0, 1, 2]
+    assert source.test.y.tolist() == [5, 101, 3, 6]
+    assert abs(int(source.test.x[0, 0, 9, 9]) - 160) < 3
+    assert source.notes == ("stored as flowers102.npz",)
+    assert catalogue.present("flowers102", tmp_path) == "npz"
+    again = open_dataset("flowers102", str(tmp_path), download=False)
+    assert (again.test.x == source.test.x).all()
+    assert (again.train.y == source.train.y).all()
+
+
+# --- ImageNet, MNIST-M, HAM10000, chest x-rays
+
+
+def tiny_imagenet(root):
+    folder = root / "tiny-imagenet-200"
+    for i, wnid in enumerate(("n02", "n01")):
+        images(folder / "train" / wnid / "images", 3, size=(64, 64), suffix=".JPEG", seed=i)
+        (folder / "train" / wnid / f"{wnid}_boxes.txt").write_text("x\t0\t0\t1\t1\n")
+    images(folder / "val" / "images", 3, size=(64, 64), mode="L", suffix=".JPEG", seed=3)
+    rows = [("02.JPEG", "n01"), ("00.JPEG", "n02"), ("01.JPEG", "n01")]
+    lines = [f"{file}\t{wnid}\t0\t0\t9\t9\n" for file, wnid in rows]
+    (folder / "val" / "val_annotations.txt").write_text("".join(lines))
+    return folder
+
+
+def test_tiny_imagenet_folder_and_zip(tmp_path):
+    folder = tiny_imagenet(tmp_path / "a")
+    source = open_dataset("tiny_imagenet", str(tmp_path / "a"), download=False)
+    assert source.train.x.shape == (6, 3, 32, 32)
+    assert source.test.y.tolist() == [0, 1, 0]
+    assert "tiny_imagenet: train was sorted by class, shuffled with seed 0" in source.notes
+    (tmp_path / "b").mkdir()
+    with zipfile.ZipFile(tmp_path / "b" / "tiny-imagenet-200.zip", "w") as file:
+        for path in sorted(folder.rglob("*")):
+            file.write(path, path.relative_to(tmp_path / "a"))
+    zipped = open_dataset("tiny_imagenet", str(tmp_path / "b"), download=False)
+    assert (zipped.train.x == source.train.x).all()
+    assert (zipped.test.x == source.test.x).all()
+    again = open_dataset("tiny_imagenet", str(tmp_path / "b"), download=False)  # now from the npz
+    assert (again.train.x == source.train.x).all()
+    assert (again.train.y == source.train.y).all()
+    (tmp_path / "c").mkdir()
+    (tmp_path / "c" / "tiny-imagenet-200.zip").write_bytes(b"PK nonsense")
+    with pytest.raises(UserError, match=r"tiny-imagenet-200.zip: corrupt or truncated"):
+        open_dataset("tiny_imagenet", str(tmp_path / "c"), download=False)
+    (tmp_path / "d" / "tiny-imagenet-200").mkdir(parents=True)
+    with pytest.raises(UserError, match=r"no images in val/<wnid>"):
+        open_dataset("tiny_imagenet", str(tmp_path / "d"), download=False)
+
+
+def test_imagenet_is_public_only(tmp_path):
+    for i in range(3):
+        images(tmp_path / "imagenet" / "val" / f"n0{i}", 3, size=(50, 40 + i), suffix=".JPEG", seed=i)
+    like = Split(torch.zeros(1, 1, 28, 28, dtype=torch.uint8), torch.zeros(1))
+    for _ in range(2):  # from the folders, then from the npz
+        public, notes = public_examples("imagenet", 5, like, str(tmp_path), False, resize)
+        assert public.x.shape == (5, 1, 28, 28)
+        assert len(public.y.unique()) > 1
+        assert "imagenet: test was sorted by class, shuffled with seed 0" in notes
+    with pytest.raises(UserError, match=r"pair.private=imagenet: no training images"):
+        load(pair("imagenet", None), str(tmp_path), False)
+
+
+def test_mnist_m(tmp_path):
+    arrays = mnist_files(tmp_path, train=6, test=40)
+    with pytest.raises(Missing, match=r"no photographs: bsds500.npz"):
+        open_dataset("mnist_m", str(tmp_path), False)
+    images(tmp_path / "BSR/BSDS500/data/images/train", 2, size=(40, 32), suffix=".jpg")
+    images(tmp_path / "BSR/BSDS500/data/images/train", 1, size=(48, 33), suffix=".jpg", seed=1)
+    first = open_dataset("mnist_m", str(tmp_path), False)
+    assert first.train.x.shape == (6, 3, 32, 32)
+    assert first.test.y.tolist() == arrays["t10k"][1].tolist()
+    assert "mnist_m: generated from MNIST and 2 photographs, seed 0" in first.notes
+    (tmp_path / "mnist_m.npz").unlink()
+    assert (open_dataset("mnist_m", str(tmp_path), False).test.x == first.test.x).all()
+    task = load(pair("mnist", "mnist_m"), str(tmp_path), False)  # the same digits: the first m leave the test set
+    assert len(task.test.x) == 36
+    assert (task.test.x[0, 0].numpy() == arrays["t10k"][0][4]).all()
+    with pytest.raises(UsageError, match=r"pair.m=41: mnist_m has only 40 images in its test split"):
+        load(pair("mnist", "mnist_m", m=41), str(tmp_path), False)
+
+
+def test_mnist_m_is_photograph_minus_digit(tmp_path):
+    mnist_files(tmp_path, train=2, test=2)
+    grey = np.full((1, 32, 32, 3), 100, np.uint8)  # one place for the patch
+    np.savez(tmp_path / "bsds500.npz", train_images=grey)
+    x = open_dataset("mnist_m", str(tmp_path), False).train.x
+    digit = pixels(2, 28, 28, seed=2)[1].astype(int)
+    assert (x[1, 2, 2:30, 2:30].numpy() == abs(100 - digit)).all()
+    assert (x[:, :, :2] == 100).all()
+    np.savez(tmp_path / "bsds500.npz", train_images=grey[:, :20])
+    (tmp_path / "mnist_m.npz").unlink()
+    with pytest.raises(UserError, match=r"bsds500.npz: photographs must be uint8 RGB of at least 32x32"):
+        open_dataset("mnist_m", str(tmp_path), False)
+
+
+def test_ham10000_is_split_by_lesion(tmp_path):
+    folder = tmp_path / "HAM10000"
+    images(folder / "HAM10000_images_part_1", 0)
+    rows = ["lesion_id,image_id,dx,dx_type,age,sex,localization"]
+    for i in range(20):
+        rows.append(f"HAM_{i // 4},ISIC_{i},{['nv', 'mel'][i % 2]},histo,50,male,back")
+        Image.fromarray(np.full((60, 80, 3), 10 * (i // 4), np.uint8)).save(
+            folder / "HAM10000_images_part_1" / f"ISIC_{i}.jpg"
+        )
+    (folder / "HAM10000_metadata.csv").write_text("\n".join(rows))
+    source = open_dataset("ham10000", str(tmp_path), False)
+    assert source.metric == "auc"
+    assert source.classes == 7
+    assert source.test.x.shape == (4, 3, 64, 64)
+    assert len(source.test.x[:, 0, 0, 0].unique()) == 1
+    assert set(source.train.y.tolist()) == {4, 5}
+    (tmp_path / "ham10000.npz").unlink()
+    (folder / "HAM10000_images_part_1" / "ISIC_7.jpg").unlink()
+    with pytest.raises(UserError, match=r"ISIC_7.jpg"):
+        open_dataset("ham10000", str(tmp_path), False)
+    (folder / "HAM10000_metadata.csv").write_text("a,b\n1,2")
+    with pytest.raises(UserError, match=r"needs columns lesion_id, image_id, dx"):
+        open_dataset("ham10000", str(tmp_path), False)
+
+
+def test_kagchest_keeps_patients_together(tmp_path):
+    for kind in ("NORMAL", "PNEUMONIA"):
+        (tmp_path / "chest_xray" / "train" / kind).mkdir(parents=True)
+    for i in range(16):
+        image = Image.fromarray(np.full((70, 90), 10 * (i // 2), np.uint8))
+        kind, file = ("NORMAL", f"IM-{i // 2:04d}-{i:04d}") if i < 8 else ("PNEUMONIA", f"person{i // 2}_virus_{i}")
+        image.save(tmp_path / "chest_xray" / "train" / kind / f"{file}.jpeg")
+    source = open_dataset("kagchest", str(tmp_path), False)
+    assert source.test.x.shape == (2, 1, 64, 64)
+    assert len(source.train.x) == 14
+    assert source.test.x[0, 0, 0, 0] == source.test.x[1, 0, 0, 0]
+
+
+# --- built-in sets
+
+
+def test_digits():
+    source = open_dataset("digits", ".", False)
+    assert source.train.x.shape == (1297, 1, 8, 8)
+    assert source.test.x.shape == (500, 1, 8, 8)
+    assert source.train.x.min() == 0
+    assert source.train.x.max() == 255
+    assert source.notes == ()
+    assert len(source.test.y.unique()) == 10
+    assert source.test.y[:5].tolist() == [0, 9, 6, 9, 8]
+
+
+@pytest.mark.parametrize(("name", "total"), [("photo_patches", None), ("noise", None)])
+def test_generated_sets_are_the_same_each_time(name, total):
+    first, second = open_dataset(name, ".", False), open_dataset(name, ".", False)
+    assert first.test.x.shape == first.train.x.shape == (2000, 3, 32, 32)
+    assert (first.test.x == second.test.x).all()
+    assert (first.test.y == second.test.y).all()
+    assert not (first.train.x == first.test.x).all()
+    assert first.notes == ()
+
+
+# --- rules 2 to 4 and 7: which images are public, conversion, labels, notes
+
+
+def test_first_m_of_the_test_split(tmp_path):
+    npz(tmp_path / "a.npz")
+    arrays = npz(tmp_path / "b.npz", test=5, test_labels=np.array([6, 0, 5, 1, 1]))
+    task = load(pair(tmp_path / "a.npz", tmp_path / "b.npz", m=3), ".", False)
+    assert (task.public.x[:, 0].numpy() == arrays["test_images"][:3]).all()
+    assert task.public.y.tolist() == [6, 0, 5]  # its own labels, though the private data has two classes
+    assert len(task.test.x) == 10
+    assert task.classes == 2
+    assert task.notes == ()
+    task = load(pair(tmp_path / "a.npz", tmp_path / "b.npz", m=8), ".", False)  # test split, then training split
+    assert (task.public.x[5:, 0].numpy() == arrays["train_images"][:3]).all()
+    assert any("5 public images from its test split, 3 from its training split" in note for note in task.notes)
+    with pytest.raises(UsageError, match=r"pair.m=26: .*b.npz has only 25 images in all"):
+        load(pair(tmp_path / "a.npz", tmp_path / "b.npz", m=26), ".", False)
+
+
+def test_public_and_private_the_same(tmp_path):
+    arrays = npz(tmp_path / "a.npz")
+    alias = tmp_path / "." / ".." / tmp_path.name / "a.npz"
+    for public in (tmp_path / "a.npz", alias):
+        task = load(pair(tmp_path / "a.npz", public), ".", False)
+        assert (task.public.x[:, 0].numpy() == arrays["test_images"][:4]).all()
+        assert (task.test.x[:, 0].numpy() == arrays["test_images"][4:]).all()
+        assert len(task.private.x) == 20
+        assert "first 4 test images" in task.notes[-1]
+        assert "left the test set" in task.notes[-1]
+    with pytest.raises(UsageError, match=r"pair.m=10: no test images of .* would remain"):
+        load(pair(tmp_path / "a.npz", tmp_path / "a.npz", m=10), ".", False)
+    with pytest.raises(UsageError, match=r"pair.m=11: .* has only 10 images in its test split, and it is the private"):
+        load(pair(tmp_path / "a.npz", tmp_path / "a.npz", m=11), ".", False)
+    like = Split(torch.zeros(1, 1, 8, 8, dtype=torch.uint8), torch.zeros(1))
+    a = str(tmp_path / "a.npz")
+    with pytest.raises(UsageError, match=r"pair.m=11"):
+        public_examples(a, 11, like, ".", False, resize, private=a)
+    npz(tmp_path / "mnist.npz", shape=(28, 28))  # by name and by path
+    task = load(pair("mnist", tmp_path / "mnist.npz"), str(tmp_path), False)
+    assert len(task.test.x) == 6
+    task = load(pair("digits", "digits", m=200), ".", False)
+    assert len(task.public.x) == 200
+    assert len(task.test.x) == 300
+    assert len(task.private.x) == 1297
+
+
+def test_sorted_labels_are_shuffled(tmp_path):
+    arrays = npz(tmp_path / "a.npz", test=40, test_labels=np.repeat([0, 1], 20))
+    source = open_dataset(str(tmp_path / "a.npz"), ".", False)
+    assert source.notes == (f"{tmp_path / 'a.npz'}: test was sorted by class, shuffled with seed 0",)
+    order = np.random.RandomState(0).permutation(40)
+    assert (source.test.x[:, 0].numpy() == arrays["test_images"][order]).all()
+    assert set(source.test.y[:8].tolist()) == {0, 1}
+    assert (source.train.y.numpy() == arrays["train_labels"]).all()
+    assert not sorted_by_class(torch.zeros(5))
+    assert not sorted_by_class(torch.zeros(0))
+    assert not sorted_by_class(torch.tensor([0, 1, 0]))
+    assert sorted_by_class(torch.tensor([0, 0, 3]))
+
+
+def test_no_public_data(tmp_path):
+    assert load(pair("digits", None), ".", False).public is None
+
+
+def test_private_data_needs_two_classes_and_test_images(tmp_path):
+    images(tmp_path / "flat", 10)
+    with pytest.raises(UserError, match=r"pair.private=.*flat: one class only"):
+        load(pair(tmp_path / "flat", None), ".", False)
+    npz(tmp_path / "a.npz", test=0)
+    with pytest.raises(UserError, match=r"no test images"):
+        load(pair(tmp_path / "a.npz", None), ".", False)
+
+
+def test_colour_to_grey_and_back_by_hand():
+    colour = torch.tensor([[[[10]], [[200]], [[70]]]], dtype=torch.uint8)  # .299 * 10 + .587 * 200 + .114 * 70 = 128.37
+    assert to_shape(colour, (1, 1, 1)).tolist() == [[[[128]]]]
+    grey = torch.tensor([[[[7, 9]]]], dtype=torch.uint8)
+    assert to_shape(grey, (3, 1, 2)).tolist() == [[[[7, 9]]] * 3]
+    with pytest.raises(UsageError, match=r"cannot turn 4 channels into 3"):
+        to_shape(torch.zeros(1, 4, 2, 2, dtype=torch.uint8), (3, 2, 2))
+
+
+def test_scaling_by_hand():
+    # factor 2 with antialias: a triangle of weights 1/8 3/8 3/8 1/8 along each side, cut and renormalised at the edge
+    row = torch.tensor([0, 80, 160, 240], dtype=torch.uint8).expand(1, 1, 4, 4)
+    left = (3 * 0 + 3 * 80 + 1 * 160) / 7  # 57.1
+    assert to_shape(row, (1, 2, 2))[0, 0].tolist() == [[round(left), round(240 - left)]] * 2
+    wide = torch.arange(8, dtype=torch.uint8).expand(1, 1, 4, 8)  # covers already: the middle is cut out
+    assert to_shape(wide, (1, 4, 4))[0, 0, 0].tolist() == [2, 3, 4, 5]
+    constant = torch.full((300, 3, 7, 13), 93, dtype=torch.uint8)  # more than one chunk
+    assert (to_shape(constant, (1, 28, 28)) == 93).all()
+    assert len(to_shape(constant, (1, 28, 28))) == 300
+    assert to_shape(torch.zeros(0, 3, 5, 5, dtype=torch.uint8), (1, 2, 2)).shape == (0, 1, 2, 2)
+
+
+def test_conversion_keeps_order_and_is_noted(tmp_path):
+    arrays = npz(tmp_path / "b.npz", shape=(16, 16, 3))
+    task = load(pair("digits", tmp_path / "b.npz", m=6), ".", False)
+    x = torch.from_numpy(arrays["test_images"]).permute(0, 3, 1, 2)
+    assert task.public.x.shape == (6, 1, 8, 8)
+    assert (task.public.x[5:] == to_shape(x[5:6], (1, 8, 8))).all()
+    assert task.notes[-1].endswith("b.npz 16x16x3 -> 8x8x1, scaled to cover, bilinear")
+    with pytest.raises(UsageError, match=r"pair.convert=exact: .*b.npz has images 16x16x3, the private data 8x8x1"):
+        load(pair("digits", tmp_path / "b.npz", convert=exact), ".", False)
+    npz(tmp_path / "c.npz")
+    assert load(pair("digits", tmp_path / "c.npz", convert=exact), ".", False).public.x.shape == (4, 1, 8, 8)
+
+
+# --- rule 6: data of the user
+
+
+def test_folder_with_train_and_test(tmp_path):
+    for part, n in (("train", 6), ("test", 3)):
+        images(tmp_path / part / "cat", n, mode="L")
+        images(tmp_path / part / "dog", n, mode="L", suffix=".jpg")
+    source = open_dataset(str(tmp_path), ".", False)
+    assert source.train.x.shape == (12, 1, 10, 10)
+    assert source.test.x.shape == (6, 1, 10, 10)
+    assert source.classes == 2
+    assert source.mean == (0.5,)
+    assert source.train.y.sum() == 6
+    assert source.train.y.tolist() != sorted(source.train.y.tolist())
+    assert len(source.notes) == 2
+    images(tmp_path / "test" / "cow", 1)
+    with pytest.raises(UserError, match=r"class cow is not in"):
+        open_dataset(str(tmp_path), ".", False)
+
+
+def test_folder_of_classes_holds_out_a_fifth(tmp_path):
+    images(tmp_path / "cat", 10, mode="L")
+    images(tmp_path / "dog", 9, size=(20, 30), mode="L")
+    images(tmp_path / "dog" / "deep", 1)
+    Image.fromarray(np.full((20, 10, 3), 250, np.uint8)).save(tmp_path / "dog" / "colour.png")
+    source = open_dataset(str(tmp_path), ".", False)
+    assert source.train.x.shape == (16, 3, 10, 10)
+    assert source.test.x.shape == (4, 3, 10, 10)
+    assert f"{tmp_path.name}: 10 of 20 images brought to 10x10x3" in source.notes
+    assert f"{tmp_path.name}: 4 of 20 images held out as the test set, seed 0" in source.notes
+    again = open_dataset(str(tmp_path), ".", False)
+    assert (again.test.x == source.test.x).all()
+    assert (again.train.y == source.train.y).all()
+    task = load(pair(tmp_path, tmp_path, m=2), ".", False)
+    assert len(task.test.x) == 2
+    images(tmp_path, 1)
+    with pytest.raises(UserError, match=r"00.png lies beside class folders"):
+        open_dataset(str(tmp_path), ".", False)
+
+
+def test_flat_folder_is_public_data(tmp_path):
+    images(tmp_path / "photographs", 10)
+    task = load(pair("digits", tmp_path / "photographs", m=9), ".", False)
+    assert task.public.x.shape == (9, 1, 8, 8)
+    assert (task.public.y == 0).all()
+    assert any("shuffled with seed 0" in note for note in task.notes)
+
+
+def test_folder_errors(tmp_path):
+    with pytest.raises(UserError, match=r"nowhere: no such file or folder"):
+        open_dataset(str(tmp_path / "nowhere"), ".", False)
+    (tmp_path / "empty" / "cat").mkdir(parents=True)
+    with pytest.raises(UserError, match=r"empty: no images in it"):
+        open_dataset(str(tmp_path / "empty"), ".", False)
+    images(tmp_path / "bad", 3)
+    (tmp_path / "bad" / "01.png").write_bytes(b"no image")
+    with pytest.raises(UserError, match=r"01.png: not a readable image"):
+        open_dataset(str(tmp_path / "bad"), ".", False)
+    images(tmp_path / "cut", 3, size=(50, 50))
+    (tmp_path / "cut" / "02.png").write_bytes((tmp_path / "cut" / "02.png").read_bytes()[:2000])
+    with pytest.raises(UserError, match=r"02.png: not a readable image"):
+        open_dataset(str(tmp_path / "cut"), ".", False)
+    images(tmp_path / "deep", 1)
+    Image.fromarray(np.zeros((4, 4), np.uint16)).save(tmp_path / "deep" / "16.png")
+    with pytest.raises(UserError, match=r"16.png: more than 8 bits"):
+        open_dataset(str(tmp_path / "deep"), ".", False)
+
+
+def table(path, *lines):
+    path.write_text("\n".join(lines) + "\n")
+    return str(path)
+
+
+def test_csv(tmp_path):
+    images(tmp_path / "pictures", 6)
+    rows = [f"pictures/{i:02d}.png,{'yes' if i % 2 else 'no'},{'test' if i > 3 else 'train'}" for i in range(6)]
+    source = open_dataset(table(tmp_path / "a.csv", "path,label,split", *rows), ".", False)
+    assert source.train.y.tolist() == [0, 1, 0, 1]
+    assert source.test.x.shape == (2, 3, 10, 10)
+    assert source.classes == 2
+    assert (source.train.x[3].permute(1, 2, 0).numpy() == pixels(6, 10, 10, 3)[3]).all()
+    assert "a.csv: labels no, yes numbered from 0 in this order" in source.notes
+    rows = [f"pictures/{i:02d}.png,{[2, 10, 3][i % 3]}" for i in range(6)]
+    source = open_dataset(table(tmp_path / "b.csv", "path,label", *rows), ".", False)
+    assert len(source.test.x) == 2
+    assert source.classes == 3
+    assert "b.csv: labels 2, 3, 10 numbered from 0 in this order" in source.notes
+
+
+@pytest.mark.parametrize(
+    ("lines", "message"),
+    [
+        (["path,class", "00.png,1"], "no column label"),
+        (["path,label"], "no rows in it"),
+        (["path,label", "00.png"], "row 1 has no path or no label"),
+        (["path,label,split", "00.png,1,val"], "row 1 has split 'val'"),
+        (["path,label,split", "00.png,1,train"], "every row is train"),
+        (["path,label", "00.png,1", "09.png,0"], "09.png: no such image"),
+    ],
+)
+def test_csv_errors(tmp_path, lines, message):
+    images(tmp_path, 1)
+    with pytest.raises(UserError, match=message):
+        open_dataset(table(tmp_path / "a.csv", *lines), ".", False)
+
+
+# --- order, splits, files
+
+
+def test_held_out_takes_whole_groups():
+    groups = [f"patient {i // 3}" for i in range(30)]
+    test = held_out(groups, 0.25)
+    assert 8 <= test.sum() <= 10
+    assert not set(np.array(groups)[test]) & set(np.array(groups)[~test])
+    assert not held_out(["a"], 0.2).any()
+    assert held_out(["a", "b"], 0.2).sum() == 1
+    x = torch.arange(10).to(torch.uint8).reshape(10, 1, 1, 1)
+    assert sorted(shuffled(Split(x, x[:, 0, 0, 0])).y.tolist()) == list(range(10))
+
+
+def test_npz_is_written_whole_or_not_at_all(tmp_path, monkeypatch):
+    npz(tmp_path / "a.npz", shape=(8, 8, 3))
+    parts = prepared.read(tmp_path / "a.npz")
+    prepared.write(tmp_path / "b.npz", parts.train, parts.test)
+    again = prepared.read(tmp_path / "b.npz")
+    assert (again.train.x == parts.train.x).all()
+    assert (again.test.y == parts.test.y).all()
+
+    def full(file, **arrays):
+        file.write(b"half")
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(np, "savez", full)
+    with pytest.raises(OSError, match=r"No space"):
+        prepared.write(tmp_path / "c.npz", parts.train, parts.test)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.npz", "b.npz"]
+    images(tmp_path / "imagenet" / "val" / "n01", 2, suffix=".JPEG")
+    assert (
+        "imagenet.npz was not stored: No space left on device" in open_dataset("imagenet", str(tmp_path), False).notes
+    )
+
+
+# --- real data
+
+
+@pytest.fixture
+def real():
+    root = os.environ.get("PUBSEL_DATA")
+    if not root or not all((Path(root) / f"{name}.npz").exists() for name in ("fashion_mnist", "flowers5", "mnist")):
+        pytest.skip("needs PUBSEL_DATA with fashion_mnist.npz, flowers5.npz and mnist.npz")
+    return root
+
+
+@pytest.mark.data
+def test_real_fashion_mnist_with_itself_and_with_flowers(real):
+    task = load(pair("fashion_mnist", "fashion_mnist", m=2000), real, False)
+    assert task.private.x.shape == (60000, 1, 28, 28)
+    assert len(task.test.x) == 8000
+    assert task.public.y.bincount(minlength=10).min() > 150
+    assert abs(task.private.x.float().mean() / 255 - task.mean[0]) < 0.001
+    task = load(pair("fashion_mnist", "flowers5", m=2000), real, False)
+    assert task.public.x.shape == (2000, 1, 28, 28)
+    assert task.public.x.float().std() > 30
+
+
+@pytest.mark.data
+def test_real_mnist(real):
+    source = open_dataset("mnist", real, False)
+    assert source.train.y[:5].tolist() == [5, 0, 4, 1, 9]
+    assert source.notes == ()

@@ -1,0 +1,99 @@
+"""Bases and distances between subspaces, against scipy and closed forms."""
+
+import numpy as np
+import pytest
+import torch
+from scipy.linalg import subspace_angles
+
+from pubsel.gradients import DenseGradients
+from pubsel.subspace import allocate, cosines, group_basis, power_basis, projection_metric, top_k
+
+
+def orthonormal(p, k, seed=0):
+    return torch.linalg.qr(torch.randn(p, k, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))).Q
+
+
+def test_angles_are_scipys():
+    a, b = orthonormal(50, 6, 1), orthonormal(50, 6, 2)
+    want = np.cos(subspace_angles(a.numpy(), b.numpy()))
+    np.testing.assert_allclose(np.sort(cosines(a, b)), np.sort(want), atol=1e-12)
+    np.testing.assert_allclose(projection_metric(a, b), np.linalg.norm(np.sin(subspace_angles(a.numpy(), b.numpy()))))
+
+
+def test_metric_is_symmetric_zero_on_itself_and_one_on_orthogonal_subspaces():
+    q = orthonormal(40, 10)
+    a, b = q[:, :5], q[:, 5:]
+    assert projection_metric(a, a) == pytest.approx(0, abs=1e-7)
+    assert projection_metric(a, b) == pytest.approx(5**0.5)
+    c = orthonormal(40, 5, 3)
+    assert projection_metric(a, c) == pytest.approx(projection_metric(c, a))
+
+
+def test_metric_ignores_rotation_of_either_basis():
+    a, b = orthonormal(40, 5, 1), orthonormal(40, 5, 2)
+    rotated = a @ orthonormal(5, 5, 3)
+    assert projection_metric(rotated, b) == pytest.approx(projection_metric(a, b))
+    assert projection_metric(b, rotated) == pytest.approx(projection_metric(b, a))
+
+
+@pytest.mark.parametrize("m", [20, 60])  # fewer and more examples than parameters
+def test_top_k_is_the_span_of_the_top_singular_vectors(m):
+    rows = torch.randn(m, 40, dtype=torch.float64)
+    v = top_k(DenseGradients(rows.clone()), 7)
+    want = torch.linalg.svd(rows, full_matrices=False).Vh[:7].T
+    torch.testing.assert_close(v.T @ v, torch.eye(7, dtype=torch.float64))
+    assert projection_metric(v, want) < 1e-6
+
+
+def test_top_k_refuses_what_the_rows_do_not_span():
+    rows = torch.randn(20, 3, dtype=torch.float64) @ torch.randn(3, 40, dtype=torch.float64)
+    with pytest.raises(ValueError, match="span 3 dimensions"):
+        top_k(DenseGradients(rows), 4)
+
+
+def test_power_iterations_find_the_top_subspace():
+    u, v = orthonormal(30, 30, 1), orthonormal(50, 30, 2)
+    values = torch.cat([torch.full((4,), 10.0), torch.full((26,), 0.1)]).double()
+    rows = u @ torch.diag(values) @ v.T
+    found = power_basis(rows, torch.randn(50, 4, dtype=torch.float64), iterations=3)
+    assert projection_metric(found, v[:, :4]) < 1e-8
+
+
+def test_one_power_iteration_spans_what_gram_schmidt_spans():
+    """GEP, Algorithm 1, lines 3 to 7, written out with Gram-Schmidt over rows of B [k, p]."""
+    rows, start = torch.randn(12, 20, dtype=torch.float64), torch.randn(20, 4, dtype=torch.float64)
+    b = (rows @ start).T @ rows
+    for i in range(4):
+        for j in range(i):
+            b[i] -= (b[i] @ b[j]) * b[j]
+        b[i] /= b[i].norm()
+    assert projection_metric(power_basis(rows, start, 1), b.T) < 1e-7
+
+
+def test_groups_are_orthonormal_each():
+    g = DenseGradients(torch.randn(10, 30))
+    basis = group_basis(g, [slice(0, 12), slice(12, 30)], [torch.randn(12, 3), torch.randn(18, 4)], 1)
+    for block in basis.blocks:
+        torch.testing.assert_close(block.T @ block, torch.eye(block.shape[1]), atol=1e-5, rtol=0)
+
+
+def test_bfloat16_public_gradients_choose_nearly_the_same_subspace():
+    """The basis stays orthonormal in float32, and captures the same energy of fresh gradients."""
+    torch.manual_seed(0)
+    decay = torch.logspace(0, -3, 200)
+    rows, fresh = torch.randn(100, 200) * decay, torch.randn(100, 200) * decay
+    start = torch.randn(200, 20)
+    energy = []
+    for dtype in (torch.float32, torch.bfloat16):
+        b = power_basis(rows.to(dtype), start, 1)
+        assert b.dtype == torch.float32
+        torch.testing.assert_close(b.T @ b, torch.eye(20), atol=1e-5, rtol=0)
+        energy.append(float((fresh @ b).square().sum() / fresh.square().sum()))
+    assert energy[0] == pytest.approx(energy[1], abs=1e-3)
+
+
+def test_allocation_follows_square_roots():
+    """GEP, Section 4: quotas by the square root of the group's size; never more than parameters or examples."""
+    assert allocate(100, [100, 400, 900], limit=1000) == [16, 33, 50]
+    assert allocate(100, [4, 10_000], limit=30) == [1, 30]
+    assert sum(allocate(1000, [432, 13824, 50688, 202752, 650], limit=2000)) <= 1000
