@@ -148,7 +148,7 @@ class RankConfig(Common):
 
 @dataclass
 class TableConfig:
-    table: str = setting("name of a table in conf/table")
+    table: str = setting("name of a table in conf/tables")
     results: str = setting("folder with the records (runs/, distances/) and for tables/", neutral=True)
     debug: bool = setting("show the traceback of an error", neutral=True)
 

@@ -2,7 +2,7 @@
 
 Sources of results/paper/*.csv: gsd_* Gradient Subspace Distance (Gu, Kamath, Wu), workshop_* its workshop version,
 gep_* Gradient Embedding Perturbation (Yu et al., ICLR 2021). Utilities there are in percent, as printed.
-What belongs to a table stands in conf/table. This file imports no torch.
+What belongs to a table stands in conf/tables. This file imports no torch.
 """
 
 import contextlib
@@ -29,7 +29,7 @@ from pubsel import __version__, config
 
 _HERE = Path(__file__).resolve().parent
 PAPER = next((path for path in (_HERE.parent / "results" / "paper", _HERE / "paper") if path.is_dir()), _HERE / "paper")
-SPECS = config.CONF / "table"
+SPECS = config.CONF / "tables"
 
 NEEDED = ("identity", "label", "seed", "private", "public", "model", "algorithm", "epsilon", "utility", "settings")
 CELL = ("private", "public", "model", "algorithm", "epsilon", "label")
@@ -149,7 +149,7 @@ def _sync_folder(folder: Path) -> None:
 
 @dataclass(frozen=True)
 class Spec:
-    """One file of conf/table."""
+    """One file of conf/tables."""
 
     title: str
     paper: str  # file in results/paper
@@ -254,7 +254,7 @@ def _scope(spec: Spec, records: list[dict[str, Any]]) -> list[Cell]:
 
 
 def table(name: str, results: Path) -> pandas.DataFrame:
-    """The table `name` of conf/table: records in `results` joined with the paper's numbers; utilities in percent.
+    """The table `name` of conf/tables: records in `results` joined with the paper's numbers; utilities in percent.
 
     One row per cell (records that differ in the seed alone) and per paper row without a record. Records without a
     paper row stay. `setting` tells cells of one private dataset, model, algorithm, epsilon and label apart. Where a

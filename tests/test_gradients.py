@@ -88,7 +88,7 @@ def test_clipped_sum_equals_opacus_in_float64(name):
     bound = float(ours.row_norms().median())
     factors = clip_factors(ours.row_norms(), bound)
 
-    peer = GradSampleModule(copy.deepcopy(model), loss_reduction="sum")
+    peer = GradSampleModule(copy.deepcopy(model), loss_reduction="sum").train()
     loss_of(peer(x), y).backward()
     rows = torch.cat([p.grad_sample.flatten(1) for p in peer.parameters()], dim=1)
     want = ((bound / rows.norm(dim=1)).clamp(max=1)[:, None] * rows).sum(0)

@@ -17,11 +17,17 @@ def test_streams_repeat_and_differ():
 
 @pytest.mark.parametrize("source", [stream("test", "noise"), SystemEntropy()], ids=["seeded", "system"])
 def test_noise_is_standard_normal_and_the_test_rejects_other_scales(source):
-    z = source.standard_normal(200_000)
-    assert stats.kstest(z, "norm").pvalue > 1e-6
-    assert stats.kstest(z * 1.02, "norm").pvalue < 1e-6
-    assert stats.kstest(z * 0.98, "norm").pvalue < 1e-6
-    assert stats.kstest(z + 0.02, "norm").pvalue < 1e-6
+    z = source.standard_normal(400_000)
+
+    def fits(z):
+        """Shape by Kolmogorov and Smirnov; scale by the chi-squared law of the sum of squares."""
+        total = (z**2).sum()
+        scale = 2 * min(stats.chi2.cdf(total, len(z)), stats.chi2.sf(total, len(z)))
+        return min(stats.kstest(z, "norm").pvalue, scale) > 1e-6
+
+    assert fits(z)
+    for wrong in (z * 1.02, z * 0.98, z + 0.02, np.sign(z)):
+        assert not fits(wrong)
     assert abs(np.corrcoef(z[:-1], z[1:])[0, 1]) < 0.015
 
 

@@ -56,7 +56,7 @@ def test_power_iterations_find_the_top_subspace():
     values = torch.cat([torch.full((4,), 10.0), torch.full((26,), 0.1)]).double()
     rows = u @ torch.diag(values) @ v.T
     found = power_basis(rows, torch.randn(50, 4, dtype=torch.float64), iterations=3)
-    assert projection_metric(found, v[:, :4]) < 1e-8
+    assert projection_metric(found, v[:, :4]) < 1e-6
 
 
 def test_one_power_iteration_spans_what_gram_schmidt_spans():

@@ -155,15 +155,15 @@ def _source(
     shuffle: bool = False,
 ) -> Source:
     """The source with both splits in the order that is used: shuffled if `shuffle` says so, or if sorted by class."""
-    splits, notes = [], parts.notes
-    for part, split in (("train", parts.train), ("test", parts.test)):
-        by_class = sorted_by_class(split.y)
-        if by_class:
-            notes += (f"{name}: {part} was sorted by class, shuffled with seed {SEED}",)
-        elif shuffle:
-            notes += (f"{name}: {part} shuffled with seed {SEED}",)
-        splits.append(shuffled(split) if by_class or shuffle else split)
-    return Source(*splits, classes, metric, mean, std, notes)
+    train, train_notes = _in_order(f"{name}: train", parts.train, shuffle)
+    test, test_notes = _in_order(f"{name}: test", parts.test, shuffle)
+    return Source(train, test, classes, metric, mean, std, parts.notes + train_notes + test_notes)
+
+
+def _in_order(what: str, split: Split, shuffle: bool) -> tuple[Split, tuple[str, ...]]:
+    if sorted_by_class(split.y):
+        return shuffled(split), (f"{what} was sorted by class, shuffled with seed {SEED}",)
+    return (shuffled(split), (f"{what} shuffled with seed {SEED}",)) if shuffle else (split, ())
 
 
 def _first(

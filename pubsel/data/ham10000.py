@@ -33,7 +33,8 @@ def read(name: str, info: Dataset, root: Path, download: bool) -> Parts:
     shape: Shape = tuple(info.shape)  # type: ignore[assignment]
     x, y = read_images([files[image] for image in images], shape), torch.tensor(labels)
     note = f"{name}: {int(test.sum())} of {len(test)} images held out as the test set, disjoint by lesion, seed {SEED}"
-    return Parts(*(Split(x[mask], y[mask]) for mask in map(torch.from_numpy, (~test, test))), (note,))
+    mask = torch.from_numpy(test)
+    return Parts(Split(x[~mask], y[~mask]), Split(x[mask], y[mask]), (note,))
 
 
 def read_metadata(table: Path) -> tuple[list[str], list[str], list[int]]:

@@ -43,8 +43,8 @@ def read(name: str, info: Dataset, root: Path, download: bool) -> Parts:
 def _parts(name: str, info: Dataset, folder: Folder) -> Parts:
     shape: Shape = tuple(info.shape)  # type: ignore[assignment]
     train = in_class_folders(folder / "train") if info.options["train"] else []
-    table = folder / "val" / "val_annotations.txt"
-    test = annotated(table) if table.is_file() else in_class_folders(folder / "val")
+    val = folder / "val"
+    test = annotated(val) if (val / "val_annotations.txt").is_file() else in_class_folders(val)
     if not test or (info.options["train"] and not train):
         part = "val" if not test else "train"
         raise UserError(f"{folder}: no images in {part}/<wnid>: see `pubsel data prepare {name}` for the layout")
@@ -65,12 +65,13 @@ def in_class_folders(folder: Folder) -> Labelled:
     return found
 
 
-def annotated(table: Folder) -> Labelled:
-    """The images that val_annotations.txt lists (file name, WordNet id, box; tab separated), in its order."""
+def annotated(folder: Folder) -> Labelled:
+    """The images of images/ in the order of val_annotations.txt (file name, WordNet id, box; tab separated)."""
+    table = folder / "val_annotations.txt"
     rows = [line.split("\t") for line in table.read_text(encoding="utf-8").splitlines() if line.strip()]
     if any(len(row) < 2 for row in rows):
         raise UserError(f"{table}: a line without file name and WordNet id: unpack the archive again")
-    return [(table.parent / "images" / row[0], row[1]) for row in rows]
+    return [(folder / "images" / row[0], row[1]) for row in rows]
 
 
 def _list(folder: Folder) -> list[Folder]:

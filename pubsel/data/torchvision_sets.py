@@ -36,8 +36,9 @@ def read(name: str, info: Dataset, root: Path, download: bool) -> Parts:
 
 def _read(kind: str, root: Path, download: bool, shape: Shape) -> Parts:
     if kind in ("CIFAR10", "CIFAR100", "MNIST", "FashionMNIST"):
-        parts = [getattr(sets, kind)(root, train=train, download=download) for train in (True, False)]
-        return Parts(*(from_arrays(np.asarray(part.data), np.asarray(part.targets)) for part in parts))
+        train, test = (getattr(sets, kind)(root, train=part, download=download) for part in (True, False))
+        train, test = (from_arrays(np.asarray(part.data), np.asarray(part.targets)) for part in (train, test))
+        return Parts(train, test)
     if kind in ("SVHN", "SVHN_extra"):
         train, test = _svhn(root, "train", download), _svhn(root, "test", download)
         return Parts(cat(train, _svhn(root, "extra", download)) if kind == "SVHN_extra" else train, test)

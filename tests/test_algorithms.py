@@ -1,0 +1,184 @@
+"""Mechanisms against the algorithms written out in float64; and attacks on every declared sensitivity."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+import yaml
+
+from pubsel import algorithms
+from pubsel.algorithms import View, gep
+from pubsel.config import CONF, UsageError
+from pubsel.data import Split
+from pubsel.gradients import DenseGradients, PerExampleGradients
+from pubsel.models import small
+from pubsel.randomness import stream
+
+CONFIGS = ["dp_sgd", "gep", "b_gep"]
+
+
+def build(name, **changes):
+    settings = yaml.safe_load((CONF / "algorithm" / f"{name}.yaml").read_text())
+    return algorithms.build(settings | changes)
+
+
+def view(m=40, dtype=torch.float32):
+    torch.manual_seed(0)
+    model = small.linear(1, 8, 8, 10).to(dtype).eval()
+    public = Split(torch.randn(m, 1, 8, 8, dtype=dtype), torch.randint(10, (m,)))
+    return View(model, PerExampleGradients(model, 16), public, 10, lambda purpose, step: stream("test", purpose, step))
+
+
+def mechanism(name, dtype=torch.float32, m=40, **changes):
+    extra = {"k": 20} | changes if "gep" in name else changes
+    return build(name, **extra).mechanism(view(m, dtype), step=0)
+
+
+def in_the_basis(p):
+    """A row that lies in the span of the public gradients, where the residual vanishes."""
+    v = view()
+    return v.gradients.matrix(v.public.x[:1], v.public.y[:1]).rows
+
+
+def attack_rows(p):
+    """Rows made to hurt: huge, tiny, zero, sparse, constant, at the edge of overflow, not finite, inside the basis."""
+    torch.manual_seed(1)
+    random = torch.randn(8, p) * torch.logspace(-8, 15, 8)[:, None]
+    spike = torch.zeros(1, p)
+    spike[0, 3] = 1e18
+    nan, inf = torch.randn(1, p), torch.randn(1, p)
+    nan[0, 5], inf[0, 7] = math.nan, -math.inf
+    inside = in_the_basis(p)
+    return torch.cat([random, spike, torch.zeros(1, p), torch.full((1, p), 3e38), torch.ones(1, p), nan, inf,
+                      inside * 1e-3, inside * 1e6, inside * 1e6 + torch.randn(1, p)])  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("bound", [0.01, 1.0, 10.0])
+def test_one_row_moves_the_sum_by_at_most_the_sensitivity(name, bound):
+    """Add each attacking row to a batch, alone and among others; remove it again."""
+    clips = {"dp_sgd": {"clip_norm": bound}}.get(name, {"clip_embedding": bound, "clip_residual": bound / 5})
+    mech = mechanism(name, **clips)
+    batch = torch.randn(12, 650)
+    for row in attack_rows(650).split(1):
+        alone = mech.clipped_sum(DenseGradients(row.clone())).double()
+        assert torch.isfinite(alone).all()
+        assert alone.norm() <= mech.sensitivity
+        without = mech.clipped_sum(DenseGradients(batch.clone())).double()
+        with_row = mech.clipped_sum(DenseGradients(torch.cat([batch, row]))).double()
+        rounding = 1e-5 * max(1, float(without.norm()))  # of float32 sums over the other rows, which noise covers
+        assert (with_row - without).norm() <= mech.sensitivity + rounding
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_the_declared_sensitivity_is_reached(name):
+    """A declared bound that no row comes near would waste noise, and the attack above could not fail."""
+    mech = mechanism(name)
+    reached = max(mech.clipped_sum(DenseGradients(row.clone())).norm() for row in attack_rows(650).split(1))
+    assert reached > 0.99 * mech.sensitivity
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_a_mechanism_that_clips_too_little_is_caught(name):
+    """The attack sees a clip bound that is 0.1 % too wide."""
+    mech = mechanism(name)
+    worst = max(attack_rows(650).split(1), key=lambda row: mech.clipped_sum(DenseGradients(row.clone())).norm())
+    assert 1.001 * mech.clipped_sum(DenseGradients(worst.clone())).norm() > mech.sensitivity
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_the_sum_may_be_cut_into_blocks(name):
+    mech = mechanism(name, torch.float64)
+    rows = torch.randn(30, 650, dtype=torch.float64)
+    whole = mech.clipped_sum(DenseGradients(rows.clone()))
+    parts = sum(mech.clipped_sum(DenseGradients(part.clone())) for part in rows.split(7))
+    torch.testing.assert_close(whole, parts)
+    assert whole.shape == (mech.size,)
+
+
+def test_dp_sgd_is_the_written_out_algorithm():
+    mech = mechanism("dp_sgd", torch.float64, clip_norm=3.0)
+    rows = torch.randn(9, 650, dtype=torch.float64) * torch.logspace(-2, 1, 9, dtype=torch.float64)[:, None]
+    want = sum(row / max(1, row.norm() / 3.0) for row in rows)
+    torch.testing.assert_close(mech.decode(mech.clipped_sum(DenseGradients(rows.clone()))), want, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("residual", [True, False])
+@pytest.mark.parametrize("groups", ["layers", "slices"])
+def test_gep_is_the_written_out_algorithm(residual, groups):
+    """GEP, Algorithm 1, lines 9 to 15, with every residual row held; rows in the span of the basis included."""
+    v = view(dtype=torch.float64)
+    algorithm = build("gep", k=20, clip_embedding=4.0, clip_residual=1.5, residual=residual, groups=groups)
+    mech, basis = algorithm.mechanism(v, 0), algorithm.basis(v, 0)
+    b = torch.zeros(650, basis.size, dtype=torch.float64)
+    column = 0
+    for s, block in zip(basis.slices, basis.blocks, strict=True):
+        b[s, column : column + block.shape[1]] = block
+        column += block.shape[1]
+    torch.testing.assert_close(b.T @ b, torch.eye(basis.size, dtype=torch.float64))
+
+    rows = torch.randn(9, 650, dtype=torch.float64) * torch.logspace(-2, 1, 9, dtype=torch.float64)[:, None]
+    w = rows @ b
+    r = rows - w @ b.T
+    w_sum = (w * (4.0 / w.norm(dim=1)).clamp(max=1)[:, None]).sum(0)
+    r_sum = (r * (1.5 / r.norm(dim=1)).clamp(max=1)[:, None]).sum(0)
+    want = torch.cat([w_sum / 4.0, r_sum / 1.5]) if residual else w_sum / 4.0
+    found = mech.clipped_sum(DenseGradients(rows.clone()))
+    torch.testing.assert_close(found, want, rtol=1e-4, atol=1e-4)
+    direction = b @ w_sum + r_sum if residual else b @ w_sum
+    torch.testing.assert_close(mech.decode(found), direction, rtol=1e-4, atol=1e-4)
+    assert mech.sensitivity == (math.sqrt(2) if residual else 1.0)
+
+
+def test_gep_without_clipping_is_unbiased():
+    """Embedding and residual put together again are the gradient (GEP, Remark 1); the embedding alone is not."""
+    rows = torch.randn(5, 650, dtype=torch.float64)
+    wide = {"clip_embedding": 1e6, "clip_residual": 1e6}
+    full, biased = (mechanism(name, torch.float64, **wide) for name in ("gep", "b_gep"))
+    torch.testing.assert_close(full.decode(full.clipped_sum(DenseGradients(rows.clone()))), rows.sum(0), rtol=1e-4, atol=1e-4)
+    assert (biased.decode(biased.clipped_sum(DenseGradients(rows.clone()))) - rows.sum(0)).norm() > 1
+
+
+def test_the_algorithm_sees_no_private_data():
+    """Two views that differ in nothing public give the same basis, whatever the private rows were."""
+    algorithm = build("gep", k=20)
+    first, second = algorithm.basis(view(), 3), algorithm.basis(view(), 3)
+    assert all(torch.equal(a, b) for a, b in zip(first.blocks, second.blocks, strict=True))
+
+
+def test_labels_are_drawn_anew_at_each_step_or_once():
+    v = view()
+    assert not torch.equal(gep.random_labels(v, 40, 0), gep.random_labels(v, 40, 1))
+    assert torch.equal(gep.random_labels(v, 40, 1), gep.random_labels(v, 40, 1))
+    labels = gep.random_labels(v, 5000, 0)
+    assert np.abs(np.bincount(labels, minlength=10) / 5000 - 0.1).max() < 0.02
+
+
+def test_bfloat16_public_gradients_leave_the_basis_orthonormal():
+    basis = build("gep", k=20, public_precision="bfloat16").basis(view(), 0)
+    for block in basis.blocks:
+        assert block.dtype == torch.float32
+        torch.testing.assert_close(block.T @ block, torch.eye(block.shape[1]), atol=1e-5, rtol=0)
+
+
+def test_basis_of_few_public_examples_is_capped():
+    assert build("gep", k=8).basis(view(m=8), 0).size <= 8
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [({"k": 41}, "algorithm.k=41 is more than the 40 public"), ({"k": 0}, "algorithm.k=0"), ({"typo": 1}, "algorithm.typo"),
+     ({"groups": "rows"}, "algorithm.groups"), ({"clip_residual": -1}, "algorithm.clip_residual"),
+     ({"_target_": "pubsel.nothing.Here"}, "algorithm._target_")],
+)  # fmt: skip
+def test_bad_settings_are_named(changes, says):
+    with pytest.raises(UsageError, match=says):
+        build("gep", **({"k": 20} | changes)).mechanism(view(), 0)
+
+
+def test_every_algorithm_file_builds():
+    for path in (CONF / "algorithm").glob("*.yaml"):
+        values = yaml.safe_load(path.read_text())
+        if "_target_" in values:
+            assert algorithms.build(values).name == path.stem
