@@ -40,8 +40,10 @@ def _run(values: DictConfig) -> None:
     from pubsel.run import run
 
     record = run(settings)
-    print(f"{record['identity']}: {record['metric']} {100 * record['utility']:.2f} % "
-          f"on {record['test_examples']} test examples. {record['privacy']['statement']}")
+    print(
+        f"{record['identity']}: {record['metric']} {100 * record['utility']:.2f} % "
+        f"on {record['test_examples']} test examples. {record['privacy']['statement']}"
+    )
 
 
 def _rank(values: DictConfig) -> None:

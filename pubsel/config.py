@@ -22,7 +22,9 @@ from omegaconf.errors import ConfigKeyError, MissingMandatoryValue, OmegaConfBas
 T = TypeVar("T")
 
 _HERE = Path(__file__).resolve().parent
-CONF = next(path for path in (_HERE.parent / "conf", _HERE / "conf") if (path / "run.yaml").exists())  # checkout, or wheel
+CONF = next(
+    path for path in (_HERE.parent / "conf", _HERE / "conf") if (path / "run.yaml").exists()
+)  # checkout, or wheel
 
 
 class UserError(Exception):
@@ -65,6 +67,8 @@ Metric = Enum("Metric", ["accuracy", "auc"])
 
 @dataclass
 class Pair:
+    """Which data is private, which is public, and how the one comes to look like the other."""
+
     private: str = setting("name of a dataset in conf/dataset, or a path: image folder, CSV of paths and labels, npz")
     public: str | None = setting("the same for the public data; null where an algorithm uses none")
     m: int = setting("number of public examples", at_least=1)
@@ -73,6 +77,8 @@ class Pair:
 
 @dataclass
 class Model:
+    """The network."""
+
     name: str = setting("fmnist_cnn, resnet20, probe, mnist_cnn, linear, timm or torchvision")
     architecture: str | None = setting("name of the timm or torchvision model; null for the small networks")
     pretrained: bool = setting("timm and torchvision: load the published weights")
@@ -83,6 +89,8 @@ class Model:
 
 @dataclass
 class Distance:
+    """How the distance between the two is measured."""
+
     name: str = setting("gsd, or none")
     k: int = setting("dimension of the two subspaces", at_least=1)
     m: int = setting("examples on each side", at_least=2)
@@ -94,6 +102,8 @@ class Distance:
 
 @dataclass
 class Privacy:
+    """How the guarantee is accounted for."""
+
     delta: float = setting("delta of the guarantee", over=0, below=1)
     accounting: Accounting = setting("prv: sound; paper: GEP's published noise scale, NOT a valid guarantee")
     secure_noise: bool = setting("sample and noise from the operating system's entropy: not reproducible, for releases")
@@ -101,8 +111,12 @@ class Privacy:
 
 @dataclass
 class Training:
+    """SGD, its batches and its schedule."""
+
     epochs: float = setting("expected passes over the private data", over=0)
-    batch_size: int = setting("expected size of a Poisson batch, and the fixed denominator; at least n: full batch", at_least=1)
+    batch_size: int = setting(
+        "expected size of a Poisson batch, and the fixed denominator; at least n: full batch", at_least=1
+    )
     learning_rate: float = setting("of SGD, on the mean gradient", over=0)
     momentum: float = setting("of SGD", at_least=0, below=1)
     weight_decay: float = setting("L2 penalty of SGD, added after the noise", at_least=0)
@@ -127,6 +141,8 @@ class Common:
 
 @dataclass
 class RunConfig(Common):
+    """`pubsel run`."""
+
     label: str = setting("names a setting in tables, such as paper or tuned")
     epsilon: float = setting("epsilon of the guarantee", over=0)
     pair: Pair = field(default_factory=Pair)
@@ -139,6 +155,8 @@ class RunConfig(Common):
 
 @dataclass
 class RankConfig(Common):
+    """`pubsel rank`."""
+
     private: str = setting("the private data: a name in conf/dataset, or a path")
     public: list[str] = setting("the candidates: names or paths")
     convert: Convert = setting("how public images reach the private shape: resize (and grey/colour), or exact: refuse")
@@ -148,6 +166,8 @@ class RankConfig(Common):
 
 @dataclass
 class TableConfig:
+    """`pubsel table`."""
+
     table: str = setting("name of a table in conf/tables")
     results: str = setting("folder with the records (runs/, distances/) and for tables/", neutral=True)
     debug: bool = setting("show the traceback of an error", neutral=True)
@@ -155,6 +175,8 @@ class TableConfig:
 
 @dataclass
 class DataConfig:
+    """`pubsel data`."""
+
     action: str = setting("list or prepare")
     name: str | None = setting("prepare: the dataset")
     data_root: str = setting("folder with the data", neutral=True)
@@ -260,7 +282,9 @@ def identity(config: RunConfig) -> str:
     """The name of a run's folder: readable, and different whenever a setting that can change the result is."""
     public = short(config.pair.public) if config.pair.public else "none"
     algorithm = config.algorithm.get("name", "algorithm")
-    readable = f"{short(config.pair.private)}-{public}-{config.model.name}-{algorithm}-eps{config.epsilon:g}-seed{config.seed}"
+    readable = (
+        f"{short(config.pair.private)}-{public}-{config.model.name}-{algorithm}-eps{config.epsilon:g}-seed{config.seed}"
+    )
     return f"{readable}-{digest(settings(config))}"
 
 

@@ -121,6 +121,7 @@ def _bracket(epsilon_at: Any, epsilon: float) -> tuple[float, float]:
 def calibrate(epsilon: float, delta: float, rate: float, steps: int) -> float:
     """Smallest noise multiplier, to 1e-3 relative, whose upper bound of epsilon is at most `epsilon`."""
     if rate == 1:
+
         def mu_gap(log_mu: float) -> float:
             return gaussian_delta(epsilon, math.exp(log_mu)) - delta
 

@@ -32,5 +32,5 @@ class SystemEntropy:
     def standard_normal(self, n: int) -> NDArray[np.float64]:
         """Standard normal, [n], by Box and Muller's transform."""
         u, v = 1 - self.random(4 * n), self.random(4 * n)
-        four = np.sqrt(-2 * np.log(u)) * np.cos(2 * np.pi * v)
+        four: NDArray[np.float64] = np.sqrt(-2 * np.log(u)) * np.cos(2 * np.pi * v)
         return four.reshape(4, n).sum(0) / 2

@@ -297,8 +297,8 @@ def correlations(name: str, results: Path) -> pandas.DataFrame:
     paper: dict[tuple, list[tuple[float, float]]] = {}
     for row in paper_rows(spec.paper):
         if row["algorithm"] not in WITHOUT_PUBLIC and row["distance"] is not None and row["utility"] is not None:
-            key = (row["private"], row["model"], row["algorithm"], row["epsilon"])
-            paper.setdefault(key, []).append((row["distance"], row["utility"]))
+            block = (row["private"], row["model"], row["algorithm"], row["epsilon"])
+            paper.setdefault(block, []).append((row["distance"], row["utility"]))
     public_keys = ("pair.public", "pair.convert")
     ours: dict[tuple, list[Cell]] = {}
     for cell in _scope(spec, read_records(results)):
@@ -307,12 +307,12 @@ def correlations(name: str, results: Path) -> pandas.DataFrame:
             key = (cell["private"], cell["model"], cell["algorithm"], float(cell["epsilon"]), cell["label"], same)
             ours.setdefault(key, []).append(cell)
     rows = []
-    for block, keys in groupby(sorted(ours), key=lambda key: key[:5]):
+    for head, keys in groupby(sorted(ours), key=lambda key: key[:5]):
         together = list(keys)
         texts = differences([ours[key][0] for key in together], public_keys)
         for key, setting in zip(together, texts, strict=True):
-            points = [(cell.distance()[0], cell.utility()[0]) for cell in ours[key]]
-            rows.append((*block, setting or None, *_rank(points), *_rank(paper.get(key[:4], []))))
+            points = [(cell.distance()[0] or 0.0, cell.utility()[0]) for cell in ours[key]]
+            rows.append((*head, setting or None, *_rank(points), *_rank(paper.get(key[:4], []))))
     rows += [(*key, "paper", None, *_rank([]), *_rank(paper[key])) for key in paper if key not in {r[:4] for r in rows}]
     privates = list(dict.fromkeys(row["private"] for row in paper_rows(spec.paper)))
     rows.sort(key=lambda row: (_index(privates, row[0]), [str(value) for value in row[1:6]]))

@@ -1,6 +1,7 @@
 """One request, from settings to a record: `run` trains a cell, `rank` orders candidates by distance."""
 
 import dataclasses
+import hashlib
 import sys
 import time
 from datetime import UTC, datetime
@@ -17,7 +18,7 @@ from pubsel.config import Device, RankConfig, RunConfig, UsageError, UserError
 from pubsel.data import Split, Task
 from pubsel.distances import gsd
 from pubsel.evaluation import evaluate
-from pubsel.training import Progress, fit, schedule
+from pubsel.training import Progress, fit, save, schedule
 
 
 def say(text: str) -> None:
@@ -129,6 +130,7 @@ def _train(settings: RunConfig, name: str, folder: Path, device: torch.device) -
         model, task, algorithm, plan, spend.noise_multiplier if spend else 0.0, settings.training,
         key, settings.privacy.secure_noise, folder / "checkpoint.pt", report,
     )  # fmt: skip
+    save(folder / "model.pt", model.state_dict())
     utility = evaluate(model, task.test, task.metric)
     public = settings.pair.public
     return {
@@ -144,6 +146,7 @@ def _train(settings: RunConfig, name: str, folder: Path, device: torch.device) -
         "utility": utility,
         "test_examples": len(task.test.x),
         "private_examples": len(task.private.x),
+        "weights": weights_digest(model),
         "parameters": sum(p.numel() for p in model.parameters() if p.requires_grad),
         "distance": distance,
         "privacy": privacy.statement(spend, algorithm.sensitivity(), settings.privacy.secure_noise, bool(distance)),
@@ -155,6 +158,14 @@ def _train(settings: RunConfig, name: str, folder: Path, device: torch.device) -
         "notes": list(task.notes),
         **origin,
     }
+
+
+def weights_digest(model: nn.Module) -> str:
+    """A fingerprint of all weights, bit for bit: two runs that print the same one ended alike."""
+    digest = hashlib.blake2b(digest_size=8)
+    for tensor in model.state_dict().values():
+        digest.update(tensor.cpu().contiguous().numpy().tobytes())
+    return digest.hexdigest()
 
 
 def network(model: config.Model, task: Task, seed: int) -> nn.Module:
@@ -169,7 +180,9 @@ def pair_distance(settings: RunConfig, task: Task, device: torch.device) -> dict
         return None
     if settings.distance.name != "gsd":
         raise UsageError(f"distance.name={settings.distance.name}: unknown, use gsd or none")
-    what = config.settings(settings.distance) | config.settings(settings.pair) | {"model": config.settings(settings.model)}
+    what = (
+        config.settings(settings.distance) | config.settings(settings.pair) | {"model": config.settings(settings.model)}
+    )
     public = config.short(str(settings.pair.public))
     name = f"{config.short(settings.pair.private)}-{public}-{settings.model.name}-{config.digest(what)}"
     folder = Path(settings.results) / "distances" / name
@@ -289,5 +302,3 @@ def show_rank(record: dict[str, Any]) -> str:
         holds = f"in {round(row['holds'] * total)} of {total}" if row["holds"] is not None else ""
         lines.append(f"{row['public']:{width}}  {row['mean']:6.3f}  {std}  {holds}".rstrip())
     return "\n".join([*lines, "", record["privacy"]])
-
-

@@ -31,6 +31,8 @@ class Schedule(NamedTuple):
 
 
 class Progress(NamedTuple):
+    """Where a run is."""
+
     step: int
     steps: int
     epoch: float
@@ -140,7 +142,8 @@ def fit(
             losses = []
         if last or time.monotonic() - saved >= training.checkpoint_seconds:
             saved = time.monotonic()
-            _save(checkpoint, step + 1, earlier + saved - began, model, optimizer, decay)
+            states = [part.state_dict() for part in (model, optimizer, decay)]
+            save(checkpoint, {"step": step + 1, "seconds": earlier + saved - began, "parts": states})
     return earlier + time.monotonic() - began
 
 
@@ -151,11 +154,11 @@ def _on(task: Task, device: torch.device) -> Task:
     return task._replace(private=move(task.private), public=move(task.public) if task.public is not None else None)
 
 
-def _save(path: Path, step: int, seconds: float, *parts: Any) -> None:
-    """Write a checkpoint whole or not at all."""
+def save(path: Path, content: Any) -> None:
+    """torch.save, whole or not at all; UserError names the file where it cannot be written."""
     partial = path.with_suffix(f".{os.getpid()}.part")
     try:
-        torch.save({"step": step, "seconds": seconds, "parts": [part.state_dict() for part in parts]}, partial)
+        torch.save(content, partial)
         os.replace(partial, path)
     except (OSError, RuntimeError) as error:
         partial.unlink(missing_ok=True)

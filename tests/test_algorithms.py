@@ -136,7 +136,9 @@ def test_gep_without_clipping_is_unbiased():
     rows = torch.randn(5, 650, dtype=torch.float64)
     wide = {"clip_embedding": 1e6, "clip_residual": 1e6}
     full, biased = (mechanism(name, torch.float64, **wide) for name in ("gep", "b_gep"))
-    torch.testing.assert_close(full.decode(full.clipped_sum(DenseGradients(rows.clone()))), rows.sum(0), rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(
+        full.decode(full.clipped_sum(DenseGradients(rows.clone()))), rows.sum(0), rtol=1e-4, atol=1e-4
+    )
     assert (biased.decode(biased.clipped_sum(DenseGradients(rows.clone()))) - rows.sum(0)).norm() > 1
 
 

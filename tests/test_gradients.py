@@ -44,7 +44,9 @@ def test_rows_are_the_gradients_of_single_examples(name):
 @pytest.mark.parametrize("name", ["timm", "torchvision"])
 def test_library_models_have_gradients_of_their_own(name):
     """BatchNorm is replaced, so that an example's gradient does not depend on its batch."""
-    model = build(Model(name, "resnet18", False, None, Norm.replace, None), (3, 32, 32), 4, (0.5,) * 3, (0.5,) * 3, seed=0)
+    model = build(
+        Model(name, "resnet18", False, None, Norm.replace, None), (3, 32, 32), 4, (0.5,) * 3, (0.5,) * 3, seed=0
+    )
     model = model.double()
     x, y = torch.randint(256, (3, 3, 32, 32), dtype=torch.uint8), torch.randint(4, (3,))
     found = PerExampleGradients(model, chunk=3).matrix(x, y)

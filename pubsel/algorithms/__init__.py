@@ -45,6 +45,8 @@ class View(NamedTuple):
 
 
 class Algorithm(Protocol):
+    """Settings of one method, and the mechanism that they make of the public data at each step."""
+
     name: str
     uses_public: ClassVar[bool]  # False: pair.public is ignored and recorded as none
     private: ClassVar[bool]  # False: no noise, no guarantee

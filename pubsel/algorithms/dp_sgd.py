@@ -22,6 +22,8 @@ def clipped_sum(gradients: GradientMatrix, bound: float) -> Tensor:
 
 @dataclass
 class DPSGD:
+    """Settings of DP-SGD."""
+
     name: str = setting("its name in records and tables")
     clip_norm: float = setting("bound C on the L2 norm of an example's gradient", over=0)
 

@@ -4,6 +4,7 @@ Perturbation for Private Learning, ICLR 2021, Algorithms 1 and 2; Biased GEP (Re
 import math
 from dataclasses import dataclass
 from enum import Enum
+from itertools import pairwise
 from typing import ClassVar
 
 import torch
@@ -43,6 +44,8 @@ def residual_sum(gradients: GradientMatrix, basis: Basis, w: Tensor, clip_residu
 
 @dataclass
 class GEP:
+    """Settings of GEP and Biased GEP."""
+
     name: str = setting("its name in records and tables")
     k: int = setting("basis vectors in all", at_least=1)
     clip_embedding: float = setting("bound S1 on the L2 norm of an example's embedding", over=0)
@@ -85,7 +88,8 @@ class GEP:
             raise UsageError(f"algorithm={self.name} needs public data: give pair.public=NAME")
         if self.k > len(public.x):
             raise UsageError(
-                f"algorithm.k={self.k} is more than the {len(public.x)} public examples: lower algorithm.k or raise pair.m"
+                f"algorithm.k={self.k} is more than the {len(public.x)} public examples: "
+                "lower algorithm.k or raise pair.m"
             )
         y = public.y
         if self.labels == Labels.random:
@@ -107,7 +111,7 @@ class GEP:
         if self.groups == Groups.layers:
             return list(parameter_groups(view.model, view.gradients.offsets).values())
         cuts = [round(i * view.gradients.size / 3) for i in range(4)]
-        return [slice(a, b) for a, b in zip(cuts, cuts[1:], strict=False)]
+        return [slice(a, b) for a, b in pairwise(cuts)]
 
 
 def random_labels(view: View, n: int, step: int) -> Tensor:

@@ -11,6 +11,8 @@ from pubsel.config import setting
 
 @dataclass
 class NonPrivate:
+    """It has no settings."""
+
     name: str = setting("its name in records and tables")
 
     uses_public: ClassVar[bool] = False
@@ -21,7 +23,9 @@ class NonPrivate:
 
     def mechanism(self, view: View, step: int) -> Mechanism:
         return Mechanism(
-            clipped_sum=lambda gradients: gradients.combine(torch.ones_like(gradients.row_norms(), dtype=gradients.dtype)),
+            clipped_sum=lambda gradients: gradients.combine(
+                torch.ones_like(gradients.row_norms(), dtype=gradients.dtype)
+            ),
             decode=lambda mean: mean,
             sensitivity=self.sensitivity(),
             size=view.gradients.size,

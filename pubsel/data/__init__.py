@@ -174,7 +174,7 @@ def _first(
     if m > available:
         where = "in its test split, and it is the private set" if same else "in all"
         raise UsageError(f"pair.m={m}: {name} has only {available} images {where}: use a smaller pair.m")
-    first, notes = Split(source.test.x[:m], source.test.y[:m]), ()
+    first, notes = Split(source.test.x[:m], source.test.y[:m]), tuple[str, ...]()
     if m > len(source.test.x):
         rest = m - len(source.test.x)
         first = cat(first, Split(source.train.x[:rest], source.train.y[:rest]))

@@ -59,7 +59,7 @@ def read_folder(folder: Path) -> tuple[Parts, int]:
             raise UserError(f"{folder / 'test'}: class {unknown[0]} is not in {top}: give both the same classes")
         test_paths, test_labels = labelled(folder / "test", classes)
         labels = np.concatenate([labels, test_labels])
-        test, notes = np.arange(len(labels)) >= len(paths), ()
+        test, notes = np.arange(len(labels)) >= len(paths), tuple[str, ...]()
     else:
         test, notes = _fifth(folder, len(paths))
     x, size_notes = read_alike(folder, paths + test_paths)
@@ -75,7 +75,7 @@ def read_csv(table: Path) -> tuple[Parts, int]:
     labels = np.asarray([words.index(row["label"]) for row in rows])
     paths = [table.parent / row["path"] for row in rows]
     if "split" in rows[0]:
-        test, notes = np.asarray([row["split"] == "test" for row in rows]), ()
+        test, notes = np.asarray([row["split"] == "test" for row in rows]), tuple[str, ...]()
         if test.all() or not test.any():
             raise UserError(f"{table}: every row is {rows[0]['split']}: give both parts, or leave the column split out")
     else:

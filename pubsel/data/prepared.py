@@ -60,7 +60,7 @@ def write(path: Path, train: Split, test: Split) -> None:
     part = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
         with part.open("wb") as file:
-            np.savez(file, **dict(zip(ARRAYS, values, strict=True)))
+            np.savez(file, allow_pickle=False, **dict(zip(ARRAYS, values, strict=True)))
         os.replace(part, path)
     finally:
         part.unlink(missing_ok=True)

@@ -47,26 +47,29 @@ def measure(
     values: dict[str, list[float]] = {name: [] for name in candidates}
     for i in range(distance.initialisations):
         model = build(i)
-        device = next(model.parameters()).device
         rng = stream(key, "gsd", i)
         chosen = torch.from_numpy(np.sort(rng.choice(len(private.x), distance.m, replace=False)))
         drawn = _labels(rng, distance.m, private.y, classes)
 
-        def basis(split: Split, name: str) -> Tensor:
-            y = drawn if distance.labels == Labels.random else _true_labels(split, name, classes)
-            matrix = _gradients(model, distance, split.x.to(device), y.to(device))  # noqa: B023
-            try:
-                return top_k(matrix, distance.k)
-            except ValueError as error:
-                raise UsageError(f"distance.k={distance.k}: on {name}, {error}; lower distance.k") from None
-
-        v_private = basis(Split(private.x[chosen], private.y[chosen]), "the private data")
+        sampled = Split(private.x[chosen], private.y[chosen])
+        v_private = _basis("the private data", sampled, drawn, distance, model, classes)
         for name, split in candidates.items():
             first = Split(split.x[: distance.m], split.y[: distance.m])
-            value = projection_metric(v_private, basis(first, name)) / math.sqrt(distance.k)
+            v_public = _basis(name, first, drawn, distance, model, classes)
+            value = projection_metric(v_private, v_public) / math.sqrt(distance.k)
             values[name].append(value)
             report(i, name, value)
     return values
+
+
+def _basis(name: str, split: Split, drawn: Tensor, distance: Distance, model: nn.Module, classes: int) -> Tensor:
+    """Top-k subspace [p, k] of the gradients at `split`, with the labels `drawn` [m] or its own."""
+    device = next(model.parameters()).device
+    y = drawn if distance.labels == Labels.random else _true_labels(split, name, classes)
+    try:
+        return top_k(_gradients(model, distance, split.x.to(device), y.to(device)), distance.k)
+    except ValueError as error:
+        raise UsageError(f"distance.k={distance.k}: on {name}, {error}; lower distance.k") from None
 
 
 def _gradients(model: nn.Module, distance: Distance, x: Tensor, y: Tensor) -> DenseGradients:

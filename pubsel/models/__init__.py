@@ -47,7 +47,9 @@ def build(
             elif model.name in small.NETWORKS:
                 net = small.NETWORKS[model.name](channels, height, width, classes)
             else:
-                raise UsageError(f"model.name={model.name}: unknown, use {', '.join(small.NETWORKS)}, timm or torchvision")
+                raise UsageError(
+                    f"model.name={model.name}: unknown, use {', '.join(small.NETWORKS)}, timm or torchvision"
+                )
             network = Network(net, mean, std, model.input_size).eval()
             with torch.no_grad():
                 network(torch.zeros(1, *shape, dtype=torch.uint8))
@@ -73,8 +75,13 @@ def _library(model: Model, channels: int, classes: int) -> nn.Module:
         if not timm.is_model(name):
             near = ", ".join(timm.list_models(f"*{name[:6]}*")[:5]) or "see timm.list_models()"
             raise UsageError(f"model.architecture={name}: timm has no such model; near it: {near}")
-        net = timm.create_model(name, pretrained=model.pretrained, num_classes=classes, in_chans=channels,
-                                checkpoint_path=model.checkpoint or "")
+        net = timm.create_model(
+            name,
+            pretrained=model.pretrained,
+            num_classes=classes,
+            in_chans=channels,
+            checkpoint_path=model.checkpoint or "",
+        )
     else:
         import torchvision
 

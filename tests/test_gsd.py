@@ -1,0 +1,135 @@
+"""Gradient Subspace Distance: Algorithm 1 written out, its algebra, pairing, and real images where they are."""
+
+import os
+
+import numpy as np
+import pytest
+import torch
+from scipy.linalg import subspace_angles
+
+from pubsel import run
+from pubsel.config import Convert, Distance, Labels, Model, Norm, Parameters, UsageError
+from pubsel.data import Split, open_dataset, public_examples
+from pubsel.distances import gsd
+from pubsel.gradients import DenseGradients
+from pubsel.models import build
+
+
+def settings(**changes):
+    values = {"name": "gsd", "k": 5, "m": 60, "initialisations": 3, "normalise_rows": True, "labels": Labels.random,
+              "parameters": Parameters.weights}  # fmt: skip
+    return Distance(**(values | changes))
+
+
+def network(i):
+    return build(Model("linear", None, False, None, Norm.replace, None), (1, 8, 8), 10, (0.3,), (0.4,), seed=i)
+
+
+@pytest.fixture(scope="module")
+def digits():
+    source = open_dataset("digits", "nowhere", False)
+    noise, _ = public_examples("noise", 100, source.train, "nowhere", False, Convert.resize)
+    return source.train, source.test, noise
+
+
+def test_gsd_is_algorithm_1():
+    private, public = torch.randn(30, 80, dtype=torch.float64), torch.randn(30, 80, dtype=torch.float64)
+    v1, v2 = (np.linalg.svd(g.numpy(), full_matrices=False)[2][:6].T for g in (private, public))
+    want = np.sqrt(np.sum(np.sin(subspace_angles(v1, v2)) ** 2)) / np.sqrt(6)
+    assert gsd.gsd(DenseGradients(private), DenseGradients(public), 6) == pytest.approx(want, rel=1e-9)
+
+
+def test_gsd_of_equal_swapped_and_orthogonal_gradients():
+    g = torch.randn(20, 50, dtype=torch.float64)
+    h = torch.randn(20, 50, dtype=torch.float64)
+    left, right = torch.zeros(20, 100, dtype=torch.float64), torch.zeros(20, 100, dtype=torch.float64)
+    left[:, :50], right[:, 50:] = g, h
+    assert gsd.gsd(DenseGradients(g.clone()), DenseGradients(g.clone()), 4) == pytest.approx(0, abs=1e-6)
+    assert gsd.gsd(DenseGradients(left), DenseGradients(right), 4) == pytest.approx(1)
+    a = gsd.gsd(DenseGradients(g.clone()), DenseGradients(h.clone()), 4)
+    assert a == pytest.approx(gsd.gsd(DenseGradients(h), DenseGradients(g), 4))
+
+
+def test_own_test_images_are_nearer_than_noise(digits):
+    train, test, noise = digits
+    values = gsd.measure(settings(), network, train, {"digits": test, "noise": noise}, 10, "key")
+    assert all(a < b for a, b in zip(values["digits"], values["noise"], strict=True))
+
+
+def test_values_are_paired_and_do_not_depend_on_the_other_candidates(digits):
+    """Same weights, private batch and labels for all: a candidate given twice, or alone, has the same values."""
+    train, test, noise = digits
+    both = gsd.measure(settings(), network, train, {"a": test, "b": test, "noise": noise}, 10, "key")
+    alone = gsd.measure(settings(), network, train, {"a": test}, 10, "key")
+    assert both["a"] == both["b"] == alone["a"]
+    other = gsd.measure(settings(), network, train, {"a": test}, 10, "another key")
+    assert other["a"] != alone["a"]
+
+
+def test_settings_change_the_value(digits):
+    train, test, _ = digits
+    values = {
+        str(changes): gsd.measure(settings(initialisations=1, **changes), network, train, {"a": test}, 10, "key")["a"][
+            0
+        ]
+        for changes in (
+            {},
+            {"normalise_rows": False},
+            {"labels": Labels.true},
+            {"parameters": Parameters.all},
+            {"k": 4},
+        )
+    }
+    assert len(set(values.values())) == 5
+    assert all(0 < value < 1 for value in values.values())
+
+
+def test_weights_leave_the_biases_out(digits):
+    train, _, _ = digits
+    x, y = train.x[:5], train.y[:5]
+    assert gsd._gradients(network(0), settings(), x, y).rows.shape == (5, 640)
+    assert gsd._gradients(network(0), settings(parameters=Parameters.all), x, y).rows.shape == (5, 650)
+    norms = gsd._gradients(network(0), settings(), x, y).row_norms()
+    torch.testing.assert_close(norms, torch.ones(5, dtype=torch.float64), atol=1e-6, rtol=0)
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [({"m": 101}, "distance.m=101.*100 examples"), ({"k": 61}, "distance.k=61 is more than distance.m=60")],
+)
+def test_what_cannot_be_measured_is_named(digits, changes, says):
+    train, _, noise = digits
+    with pytest.raises(UsageError, match=says):
+        gsd.measure(settings(**changes), network, train, {"noise": noise}, 10, "key")
+
+
+def test_gradients_that_do_not_span_k_dimensions_are_named(digits):
+    train, test, _ = digits
+    one = Split(test.x[:1].repeat(60, 1, 1, 1), test.y[:60])
+    with pytest.raises(UsageError, match=r"distance\.k=20: on same, the gradients span \d+ dimensions"):
+        gsd.measure(settings(k=20), network, train, {"same": one}, 10, "key")
+
+
+def test_order_and_how_often_it_held():
+    rows = run.ordered({"far": [0.9, 0.8, 0.4, 0.9], "near": [0.5, 0.6, 0.5, 0.5]})
+    assert [(row["public"], row["holds"]) for row in rows] == [("near", 0.75), ("far", None)]
+    assert rows[0]["mean"] == pytest.approx(0.525)
+    assert rows[0]["std"] == pytest.approx(np.std([0.5, 0.6, 0.5, 0.5], ddof=1))
+
+
+@pytest.mark.data
+def test_order_on_fashion_mnist():
+    """GSD Table 2, Fashion-MNIST block: own test images are nearest, MNIST and noise are farther."""
+    root = os.environ["PUBSEL_DATA"]
+    source = open_dataset("fashion_mnist", root, False)
+    candidates = {
+        name: public_examples(name, 500, source.train, root, False, Convert.resize, private="fashion_mnist")[0]
+        for name in ("fashion_mnist", "mnist", "noise")
+    }
+
+    def fmnist_cnn(i):
+        return build(Model("fmnist_cnn", None, False, None, Norm.replace, None), (1, 28, 28), 10, (0.286,), (0.353,), i)
+
+    values = gsd.measure(settings(k=16, m=500), fmnist_cnn, source.train, candidates, 10, "key")
+    for i in range(3):
+        assert values["fashion_mnist"][i] < min(values["mnist"][i], values["noise"][i])

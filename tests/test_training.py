@@ -1,0 +1,235 @@
+"""The loop: what is sampled, what is added, and that a killed run ends like an uninterrupted one."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+
+from pubsel.algorithms.dp_sgd import DPSGD
+from pubsel.algorithms.non_private import NonPrivate
+from pubsel.config import Training, UserError
+from pubsel.data import Split, Task
+from pubsel.gradients import PerExampleGradients
+from pubsel.models import small
+from pubsel.randomness import stream
+from pubsel.training import fit, noisy_mean, poisson_sample, schedule
+
+COMMAND = [sys.executable, "-m", "pubsel", "run", "+experiment=quickstart", "distance=none", "threads=1",
+           "training.epochs=12", "training.checkpoint_seconds=0"]  # fmt: skip
+
+
+def training(**changes):
+    values = {"epochs": 2, "batch_size": 10, "learning_rate": 0.1, "momentum": 0.9, "weight_decay": 0.0,
+              "milestones": [0.5], "decay": 0.1, "chunk": 4, "checkpoint_seconds": 1e9}  # fmt: skip
+    return Training(**(values | changes))
+
+
+def task(n=50):
+    torch.manual_seed(0)
+    x, y = torch.randint(256, (n, 1, 8, 8), dtype=torch.uint8), torch.randint(3, (n,))
+    return Task(Split(x, y), None, Split(x, y), 3, "accuracy", (0.5,), (0.5,), ())
+
+
+def network(dtype=torch.float64):
+    torch.manual_seed(1)
+    return torch.nn.Sequential(Float(dtype), small.linear(1, 8, 8, 3).to(dtype)).eval()
+
+
+class Float(torch.nn.Module):
+    def __init__(self, dtype):
+        super().__init__()
+        self.dtype = dtype
+
+    def forward(self, x):
+        return x.to(self.dtype) / 255
+
+
+def train(tmp_path, algorithm=None, noise=0.0, secure=False, key="key", report=lambda p: None, **changes):
+    model, problem, settings = network(), task(), training(**changes)
+    fit(model, problem, algorithm or DPSGD("dp_sgd", 1.0), schedule(50, settings), noise, settings, key, secure,
+        tmp_path / "checkpoint.pt", report)  # fmt: skip
+    return torch.cat([p.detach().flatten() for p in model.parameters()])
+
+
+def test_schedule():
+    assert schedule(60_000, training(epochs=50, batch_size=1000)) == (60_000, 1 / 60, 3000, 1000)
+    assert schedule(40, training(epochs=7, batch_size=1000)) == (40, 1.0, 7, 40)
+
+
+def test_each_example_is_sampled_independently_at_the_rate():
+    """Sizes are binomial, single and pairwise inclusions at the rate; the same test rejects fixed batches."""
+    n, rate, draws = 60, 0.1, 20_000
+    hits = np.zeros((draws, n), dtype=bool)
+    for i in range(draws):
+        hits[i, poisson_sample(stream("test", "sample", i), n, rate)] = True
+    sizes = np.bincount(hits.sum(1), minlength=n + 1)[:16]
+    want = stats.binom.pmf(np.arange(16), n, rate) * draws
+    assert stats.chisquare(sizes, want * sizes.sum() / want.sum()).pvalue > 1e-6
+    assert np.abs(hits.mean(0) - rate).max() < 5 * np.sqrt(rate * 0.9 / draws)
+    pairs = (hits[:, 0] & hits[:, 1]).mean()
+    assert abs(pairs - rate**2) < 5 * np.sqrt(rate**2 / draws)
+    fixed = np.full(draws, n * rate, dtype=int)
+    assert stats.chisquare(np.bincount(fixed, minlength=16)[:16] + 1, want + 1, sum_check=False).pvalue < 1e-6
+
+
+def test_full_batch_takes_every_example():
+    assert poisson_sample(stream("test", "sample"), 40, 1.0).tolist() == list(range(40))
+
+
+@pytest.mark.parametrize("scale", [1.0, 1.02, 0.98])
+def test_noise_has_the_declared_scale(scale):
+    """std = noise multiplier * sensitivity / batch size; the same test rejects 2 % more or less."""
+    gradients = PerExampleGradients(network(), 4)
+    mechanism = DPSGD("dp_sgd", 1.0).mechanism(_view(gradients), 0)._replace(sensitivity=3.0 * scale)
+    empty = Split(task().private.x[:0], task().private.y[:0])
+    values = torch.cat(
+        [noisy_mean(mechanism, gradients, empty, 2.0, stream("test", "noise", i), 10)[0] for i in range(600)]
+    )
+    total = float((values / (2.0 * 3.0 / 10)).square().sum())
+    p = 2 * min(stats.chi2.cdf(total, len(values)), stats.chi2.sf(total, len(values)))
+    assert (p > 1e-6) == (scale == 1.0)
+
+
+def _view(gradients):
+    from pubsel.algorithms import View
+
+    return View(gradients.model, gradients, None, 3, lambda purpose, step: stream("k", purpose, step))
+
+
+def test_empty_batches_are_steps_too(tmp_path):
+    """At a tiny rate most batches are empty: noise is still added, the weights stay finite."""
+    seen = []
+    weights = train(tmp_path, noise=1.0, epochs=0.4, batch_size=1, report=seen.append)
+    assert torch.isfinite(weights).all()
+    assert seen[-1].step == 20
+
+
+def test_chunks_do_not_change_the_result(tmp_path):
+    (tmp_path / "a").mkdir()
+    (tmp_path / "b").mkdir()
+    a = train(tmp_path / "a", noise=1.0, chunk=1)
+    b = train(tmp_path / "b", noise=1.0, chunk=50)
+    torch.testing.assert_close(a, b)
+
+
+def test_without_noise_and_clipping_it_is_sgd(tmp_path):
+    """Full batches, no privacy: the loop equals torch's SGD on the mean loss, momentum, decay and schedule included."""
+    found = train(tmp_path, NonPrivate("non_private"), batch_size=50, epochs=6, weight_decay=0.01)
+    model, problem = network(), task()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9, weight_decay=0.01)
+    for step in range(6):
+        optimizer.param_groups[0]["lr"] = 0.1 if step < 3 else 0.01
+        optimizer.zero_grad()
+        torch.nn.functional.cross_entropy(model(problem.private.x), problem.private.y).backward()
+        optimizer.step()
+    torch.testing.assert_close(found, torch.cat([p.detach().flatten() for p in model.parameters()]))
+
+
+def test_seeded_runs_repeat_and_secure_ones_do_not(tmp_path):
+    folders = [tmp_path / str(i) for i in range(5)]
+    for folder in folders:
+        folder.mkdir()
+    assert torch.equal(train(folders[0], noise=1.0), train(folders[1], noise=1.0))
+    assert not torch.equal(train(folders[2], noise=1.0, secure=True), train(folders[3], noise=1.0, secure=True))
+    assert not torch.equal(train(folders[4], noise=1.0, key="other"), train(folders[0], noise=1.0))
+
+
+def test_a_run_stopped_at_a_checkpoint_goes_on_bit_for_bit(tmp_path):
+    class Stop(Exception):
+        pass
+
+    def stop(progress):
+        if progress.step == 5:
+            raise Stop
+
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    whole.mkdir()
+    parts.mkdir()
+    want = train(whole, noise=1.0, checkpoint_seconds=0)
+    with pytest.raises(Stop):
+        train(parts, noise=1.0, checkpoint_seconds=0, report=stop)
+    assert torch.load(parts / "checkpoint.pt")["step"] == 4
+    assert torch.equal(train(parts, noise=1.0, checkpoint_seconds=0), want)
+
+
+def test_divergence_is_an_error(tmp_path):
+    with pytest.raises(UserError, match=r"diverged.*learning_rate"):
+        train(tmp_path, NonPrivate("non_private"), learning_rate=1e308, epochs=5)
+
+
+def test_a_broken_checkpoint_is_named(tmp_path):
+    (tmp_path / "checkpoint.pt").write_bytes(b"PK\x03\x04 cut short")
+    with pytest.raises(UserError, match=r"checkpoint\.pt cannot be read.*delete it"):
+        train(tmp_path)
+
+
+def test_a_checkpoint_that_cannot_be_written_is_named(tmp_path):
+    with pytest.raises(UserError, match="cannot write"):
+        train(tmp_path / "absent")
+
+
+def records(folder: Path) -> list[dict]:
+    found = [json.loads(path.read_text()) for path in sorted(folder.glob("results/runs/*/result.json"))]
+    for record in found:
+        del record["seconds"], record["finished"], record["commit"]
+    return found
+
+
+@pytest.mark.slow
+def test_sigkill_at_any_moment_ends_in_the_same_record(tmp_path):
+    """Killed three times, wherever it is, then run to its end: the same record, weights and all, bit for bit."""
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    whole.mkdir()
+    killed.mkdir()
+    subprocess.run(COMMAND, cwd=whole, check=True, capture_output=True)
+    for epoch in (1, 3, 6):
+        process = subprocess.Popen(COMMAND, cwd=killed, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)
+        assert process.stderr is not None
+        for line in process.stderr:
+            found = re.search(r"epoch +([\d.]+)", line)
+            if found and float(found[1]) >= epoch:
+                time.sleep(0.03 * epoch)
+                break
+        os.kill(process.pid, signal.SIGKILL)
+        process.communicate()
+        assert records(killed) == []
+    done = subprocess.run(COMMAND, cwd=killed, check=True, capture_output=True, text=True)
+    assert "epoch    1.0" not in done.stderr  # it went on, it did not start again
+    assert records(killed) == records(whole)
+    assert len(records(whole)) == 1
+    assert not list(killed.glob("results/runs/*/*.part"))
+
+
+@pytest.mark.slow
+def test_two_processes_train_one_cell_once(tmp_path):
+    processes = [
+        subprocess.Popen(COMMAND, cwd=tmp_path, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        for _ in range(2)
+    ]
+    outputs = [process.communicate() for process in processes]
+    assert [process.returncode for process in processes] == [0, 0]
+    assert outputs[0][0] == outputs[1][0]
+    assert sum("epoch" in err for _, err in outputs) == 1
+    assert len(records(tmp_path)) == 1
+
+
+@pytest.mark.gpu
+def test_a_gpu_run_repeats_the_cpu_run(tmp_path):
+    """Same sample, same noise: weights after a few steps agree up to rounding."""
+    found = []
+    for device in ("cpu", "cuda"):
+        (tmp_path / device).mkdir()
+        model, settings = network(torch.float32).to(device), training()
+        fit(model, task(), DPSGD("dp_sgd", 1.0), schedule(50, settings), 1.0, settings, "key", False,
+            tmp_path / device / "checkpoint.pt", lambda p: None)  # fmt: skip
+        found.append(torch.cat([p.detach().flatten().cpu() for p in model.parameters()]))
+    torch.testing.assert_close(found[0], found[1], rtol=1e-4, atol=1e-5)
