@@ -3,21 +3,27 @@
 Exit code 0: done; 1: a run failed; 2: the command or its settings are wrong.
 """
 
+import contextlib
+import io
+import logging
 import os
+import re
 import sys
 import traceback
 from collections.abc import Callable
 from typing import Any
 
 import hydra
+from hydra._internal.utils import get_args_parser
+from hydra.conf import HydraConf
 from hydra.core.hydra_config import HydraConfig
-from hydra.errors import HydraException
+from hydra.errors import HydraException, OverrideParseException
 from hydra.types import RunMode
 from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
 import pubsel
-from pubsel.config import CONF, DataConfig, RankConfig, RunConfig, TableConfig, UsageError, UserError, check
+from pubsel.config import CONF, DataConfig, RankConfig, RunConfig, TableConfig, UsageError, UserError, check, datasets
 
 HELP = f"""pubsel {pubsel.__version__}: private machine learning with public data.
 
@@ -67,20 +73,21 @@ def _data(values: DictConfig) -> None:
     settings = check(DataConfig, values)
     if settings.action == "list":
         print(catalogue.listing(settings.data_root))
-    elif settings.action == "prepare" and settings.name:
+    elif settings.action == "prepare":
         print(catalogue.prepare(settings.name, settings.data_root))
     else:
-        raise UsageError("pubsel data takes `list`, or `prepare NAME`")
+        raise UsageError(f"action={settings.action}: pubsel data takes `list`, or `prepare NAME`")
 
 
 COMMANDS: dict[str, Callable[[DictConfig], None]] = {"run": _run, "rank": _rank, "table": _table, "data": _data}
+POSITIONAL = {"table": ["table"], "data": ["action", "name"]}  # keys that are given without their name
 
 
 def main(argv: list[str] | None = None) -> int:
     """Run one command; returns its exit code. argv: the words after `pubsel`."""
     words = list(sys.argv[1:] if argv is None else argv)
     if words[:1] in (["-sc"], ["--shell-completion"]):
-        return _complete(words)
+        return _complete(words, os.environ.get("COMP_LINE", ""))
     if not words or words[0] in ("-h", "--help", "help"):
         print(HELP)
         return 0 if words else 2
@@ -92,6 +99,7 @@ def main(argv: list[str] | None = None) -> int:
         return _fail(UsageError(f"unknown command {command!r}: use {', '.join(COMMANDS)}; pubsel --help shows them"))
     debug = any(word in ("debug=true", "debug=True", "debug=1") for word in rest)
     try:
+        _check_options(rest)
         return _dispatch(command, _positional(command, rest))
     except KeyboardInterrupt:
         print("interrupted; the same command goes on from the last checkpoint", file=sys.stderr)
@@ -102,10 +110,20 @@ def main(argv: list[str] | None = None) -> int:
         return _fail(error)
 
 
+def _check_options(words: list[str]) -> None:
+    """UsageError for a word like --epsilon, about which Hydra's parser would print a page."""
+    said = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(said):
+            get_args_parser().parse_args(words)
+    except SystemExit:
+        reason = said.getvalue().strip().splitlines()[-1].partition("error: ")[2]
+        raise UsageError(f"{reason}; a setting is written key=value, without --") from None
+
+
 def _positional(command: str, words: list[str]) -> list[str]:
     """`table NAME` and `data list|prepare NAME` as overrides."""
-    keys = {"table": ["table"], "data": ["action", "name"]}.get(command, [])
-    for i, key in enumerate(keys[: len(words)]):
+    for i, key in enumerate(POSITIONAL.get(command, [])[: len(words)]):
         if "=" in words[i] or words[i].startswith("-"):
             break
         words[i] = f"{key}={words[i]}"
@@ -118,6 +136,8 @@ def _dispatch(command: str, words: list[str]) -> int:
 
     def task(values: DictConfig) -> None:
         try:
+            for key in set(HydraConfig.get()) - set(HydraConf.__dataclass_fields__):
+                raise UsageError(f"unknown key hydra.{key}")
             COMMANDS[command](values)
         except Exception as error:
             if HydraConfig.get().mode != RunMode.MULTIRUN:
@@ -130,8 +150,14 @@ def _dispatch(command: str, words: list[str]) -> int:
                 traceback.print_exc()
 
     os.environ["HYDRA_FULL_ERROR"] = "1"  # errors reach us instead of Hydra's own printing
-    sys.argv = [f"pubsel {command}", *words]
-    hydra.main(config_path=str(CONF), config_name=command, version_base="1.3")(task)()
+    logging.getLogger("hydra").addHandler(logging.NullHandler())
+    sys.argv = ["pubsel", *words]
+    try:
+        hydra.main(config_path=str(CONF), config_name=command, version_base="1.3")(task)()
+    except (HydraException, OmegaConfBaseException, OSError):
+        raise
+    except Exception as error:  # of Hydra, about an override: `task` keeps its own
+        raise UsageError(f"{error}; pubsel {command} --help lists the keys") from error
     if raised:
         raise raised[0]
     if failures:
@@ -142,7 +168,7 @@ def _dispatch(command: str, words: list[str]) -> int:
 def _fail(error: Exception) -> int:
     """One line on stderr, and the exit code."""
     text, code = _message(error)
-    print(f"pubsel: {text}", file=sys.stderr)
+    print(f"pubsel: {' '.join(text.splitlines())}", file=sys.stderr)
     return code
 
 
@@ -160,6 +186,11 @@ def _message(error: Exception) -> tuple[str, int]:
 
 def _hydra_message(error: Exception) -> str:
     """Hydra's message in one line, without its hints about its own internals."""
+    if isinstance(error, OverrideParseException):
+        return f"cannot read {error.override!r}: write key=value, and quote values with spaces or brackets"
+    unknown = re.match(r"Could not override '(.+?)'", str(error))
+    if unknown:
+        return f"unknown key {unknown[1]}; pubsel COMMAND --help lists the keys"
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     noise = ("full_key", "object_type", "Set the environment", "Config search", "provider=", "See https")
     lines = [line for line in lines if not line.startswith(noise)]
@@ -169,18 +200,36 @@ def _hydra_message(error: Exception) -> str:
     return f"{' '.join(lines)}; pubsel COMMAND --help lists the keys"
 
 
-def _complete(words: list[str]) -> int:
-    """Hydra's tab completion, one sub-command further down."""
-    line = os.environ.get("COMP_LINE", "")
-    parts = line.split()
-    if not words[1:] or not words[1].startswith("query=") or len(parts) > 1 and parts[1] in COMMANDS:
-        command = parts[1] if len(parts) > 1 else "run"
-        os.environ["COMP_LINE"] = line.replace(f"{command} ", "", 1) if len(parts) > 1 else line
-        os.environ["COMP_POINT"] = str(len(os.environ["COMP_LINE"]))
-        return _dispatch(command, words)
-    begun = parts[1] if len(parts) > 1 else ""
-    print(" ".join(name for name in COMMANDS if name.startswith(begun)))
+def _complete(words: list[str], line: str) -> int:
+    """Hydra's tab completion, one word further right: it is asked about `pubsel ...` for the config of the command.
+
+    line: the command line so far. `-sc install=SHELL` prints the script for the shell, `-sc query=SHELL` the choices.
+    """
+    if len(words) < 2 or not words[1].startswith("query="):
+        return _dispatch("run", words)
+    before, begun = line.split()[1:], ""
+    if before and not line.endswith(" "):
+        begun = before.pop()
+    command, given = (before[0], before[1:]) if before else ("", [])
+    choices = list(COMMANDS)
+    if command in POSITIONAL and len(given) < len(POSITIONAL[command]) and "=" not in begun:
+        choices = _names(command, given)
+    elif command in COMMANDS:
+        os.environ["COMP_LINE"] = " ".join(["pubsel", *_positional(command, given), begun])
+        with contextlib.suppress(Exception, SystemExit), contextlib.redirect_stderr(io.StringIO()):
+            _dispatch(command, words)
+        return 0
+    elif command:
+        choices = []
+    print(" ".join(choice for choice in choices if choice.startswith(begun)))
     return 0
+
+
+def _names(command: str, given: list[str]) -> list[str]:
+    """What may stand next after `pubsel table` and `pubsel data`."""
+    if command == "table":
+        return sorted(path.stem for path in (CONF / "tables").glob("*.yaml"))
+    return datasets() if given == ["prepare"] else [] if given else ["list", "prepare"]
 
 
 def entry() -> Any:

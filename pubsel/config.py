@@ -8,8 +8,10 @@ import dataclasses
 import hashlib
 import json
 import math
+import operator
 import os
 import re
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
@@ -120,7 +122,9 @@ class Training:
     learning_rate: float = setting("of SGD, on the mean gradient", over=0)
     momentum: float = setting("of SGD", at_least=0, below=1)
     weight_decay: float = setting("L2 penalty of SGD, added after the noise", at_least=0)
-    milestones: list[float] = setting("fractions of the steps after which the learning rate is multiplied by decay")
+    milestones: list[float] = setting(
+        "fractions of the steps after which the learning rate is multiplied by decay", at_least=0, at_most=1
+    )
     decay: float = setting("factor of the learning rate at a milestone", over=0, at_most=1)
     chunk: int = setting("examples whose gradients are held at once", at_least=1, neutral=True)
     checkpoint_seconds: float = setting("time between checkpoints, s", at_least=0, neutral=True)
@@ -130,7 +134,7 @@ class Training:
 class Common:
     """Keys that every sub-command with data has."""
 
-    seed: int = setting("decides weights, labels, sample and noise", at_least=0)
+    seed: int = setting("decides weights, labels, sample and noise", at_least=0, at_most=2**63 - 1)
     device: Device = setting("auto: cuda where there is one", neutral=True)
     threads: int | None = setting("CPU threads; null: all", at_least=1, neutral=True)
     data_root: str = setting("folder with the data", neutral=True)
@@ -201,6 +205,14 @@ class Dataset:
     instructions: str | None = setting("steps for data that cannot be fetched without a person; null: fetched for you")
 
 
+LIMITS: dict[str, tuple[Callable[[Any, Any], bool], str]] = {
+    "over": (operator.gt, "greater than"),
+    "at_least": (operator.ge, "at least"),
+    "at_most": (operator.le, "at most"),
+    "below": (operator.lt, "less than"),
+}
+
+
 def check(schema: type[T], values: DictConfig | dict[str, Any], where: str = "") -> T:
     """An instance of the dataclass `schema` with `values`; UsageError names the first key that is unknown, missing,
     of the wrong type or out of range. `where` is the key of `values` itself, for the message."""
@@ -208,35 +220,44 @@ def check(schema: type[T], values: DictConfig | dict[str, Any], where: str = "")
     try:
         merged = OmegaConf.merge(OmegaConf.structured(schema), values)
         result = OmegaConf.to_object(merged)
-    except MissingMandatoryValue as error:
-        raise UsageError(f"{prefix}{error.full_key} has no value: give {prefix}{error.full_key}=...") from None
-    except ConfigKeyError as error:
-        known = sorted(f.name for f in dataclasses.fields(schema))  # type: ignore[arg-type]
-        where_known = f"; here: {', '.join(known)}" if "." not in str(error.full_key) else ""
-        raise UsageError(f"unknown key {prefix}{error.full_key}{where_known}") from None
     except OmegaConfBaseException as error:
-        raise UsageError(f"{prefix}{error.full_key}: {str(error.msg or error).splitlines()[0]}") from None
+        inner = str(error.full_key or "")
+        key, siblings = f"{prefix}{inner}".strip("."), _siblings(schema, inner)
+        if isinstance(error, MissingMandatoryValue):
+            text = f"{key} has no value: give {key}=..."
+        elif isinstance(error, ConfigKeyError):
+            text = f"unknown key {key}" + (f"; here: {', '.join(sorted(siblings))}" if siblings else "")
+        else:
+            about = siblings.get(inner.split(".")[-1].split("[")[0])
+            text = f"{key}: {str(error.msg or error).splitlines()[0]}" + (f" ({about})" if about else "")
+        raise UsageError(text) from None
     _check_ranges(result, prefix)
     return result  # type: ignore[return-value]
 
 
+def _siblings(schema: Any, key: str) -> dict[str, str]:
+    """Names and meanings of the keys beside the dotted `key`; none where a free mapping holds it."""
+    fields = dataclasses.fields(schema) if dataclasses.is_dataclass(schema) else ()
+    first, _, rest = key.partition(".")
+    if rest:
+        return _siblings(next((f.type for f in fields if f.name == first), None), rest)
+    return {f.name: f.metadata.get("about", "") for f in fields}
+
+
 def _check_ranges(node: Any, prefix: str) -> None:
     for f in dataclasses.fields(node):
-        value, bounds = getattr(node, f.name), f.metadata
-        key = f"{prefix}{f.name}"
+        value, key = getattr(node, f.name), f"{prefix}{f.name}"
         if dataclasses.is_dataclass(value):
             _check_ranges(value, f"{key}.")
-        elif isinstance(value, (int, float)) and not isinstance(value, bool) and "about" in bounds:
-            tests = [
-                ("over", value > (bounds["over"] if bounds["over"] is not None else -math.inf), "greater than"),
-                ("at_least", bounds["at_least"] is None or value >= bounds["at_least"], "at least"),
-                ("at_most", bounds["at_most"] is None or value <= bounds["at_most"], "at most"),
-                ("below", bounds["below"] is None or value < bounds["below"], "less than"),
-            ]
-            for name, holds, words in tests:
-                if not holds or math.isnan(value):
-                    limit = f"must be {words} {bounds[name]}" if not math.isnan(value) else "must be a number"
-                    raise UsageError(f"{key}={value}: {limit} ({bounds['about']})")
+        for number in value if isinstance(value, list) else [value]:
+            if isinstance(number, bool) or not isinstance(number, int | float):
+                continue
+            if isinstance(number, float) and not math.isfinite(number):
+                raise UsageError(f"{key}={number}: must be a finite number ({f.metadata['about']})")
+            for name, (holds, words) in LIMITS.items():
+                limit = f.metadata.get(name)
+                if limit is not None and not holds(number, limit):
+                    raise UsageError(f"{key}={number}: must be {words} {limit} ({f.metadata['about']})")
 
 
 def datasets() -> list[str]:

@@ -27,7 +27,8 @@ class SystemEntropy:
 
     def random(self, n: int) -> NDArray[np.float64]:
         """Uniform in [0, 1) on a grid of 2^-53, [n]."""
-        return (np.frombuffer(os.urandom(8 * n), dtype=np.uint64) >> np.uint64(11)) * 2.0**-53
+        bits = np.frombuffer(os.urandom(8 * n), dtype=np.uint64) >> np.uint64(11)
+        return bits.astype(np.float64) * 2.0**-53
 
     def standard_normal(self, n: int) -> NDArray[np.float64]:
         """Standard normal, [n], by Box and Muller's transform."""

@@ -1,5 +1,6 @@
 """One request, from settings to a record: `run` trains a cell, `rank` orders candidates by distance."""
 
+import contextlib
 import dataclasses
 import hashlib
 import sys
@@ -36,6 +37,8 @@ def choose_device(device: Device) -> torch.device:
 
 def canonical(settings: RunConfig) -> RunConfig:
     """The same settings with those that this algorithm ignores set to one value, so that equal runs are one run."""
+    if "_target_" not in settings.algorithm:
+        raise UsageError("algorithm has no value: give algorithm=NAME, such as gep or dp_sgd")
     algorithm = algorithms.build(settings.algorithm)
     pair, distance, epsilon = settings.pair, settings.distance, settings.epsilon
     if not algorithm.uses_public:
@@ -43,6 +46,11 @@ def canonical(settings: RunConfig) -> RunConfig:
         distance = dataclasses.replace(distance, name="none")
     elif pair.public is None:
         raise UsageError(f"algorithm={algorithm.name} needs public data: give pair.public=NAME")
+    elif getattr(algorithm, "k", 0) > pair.m:
+        k = settings.algorithm["k"]
+        raise UsageError(f"algorithm.k={k} is more than the pair.m={pair.m} public examples: lower algorithm.k")
+    if distance.name not in ("gsd", "none"):
+        raise UsageError(f"distance.name={distance.name}: unknown, use gsd or none")
     if not algorithm.private:
         epsilon = float("inf")
     typed = {"_target_": settings.algorithm["_target_"]} | config.settings(algorithm)  # 1 and 1.0 are one setting
@@ -64,7 +72,6 @@ def run(settings: RunConfig) -> dict[str, Any]:
         if path.exists():
             say(f"{name}: finished before")
             return results.read_record(path)
-        say(f"{name}: on {device}")
         record = _train(settings, name, folder, device)
         results.write_record(path, record)
         (folder / "checkpoint.pt").unlink(missing_ok=True)
@@ -72,7 +79,8 @@ def run(settings: RunConfig) -> dict[str, Any]:
 
 
 class locked:
-    """Holds a folder for one process: a second one says so and waits until the first has finished or died."""
+    """Holds a folder for one process: a second one says so and waits until the first has finished or died. A folder in
+    which nothing came to lie is removed at the end."""
 
     def __init__(self, folder: Path):
         self.folder = folder
@@ -90,6 +98,10 @@ class locked:
             raise UserError(f"cannot write to {self.folder}: {error.strerror}; set results=FOLDER") from None
 
     def __exit__(self, *_: object) -> None:
+        with contextlib.suppress(OSError):
+            if [path.name for path in self.folder.iterdir()] == ["lock"]:
+                (self.folder / "lock").unlink()
+                self.folder.rmdir()
         self.lock.release()
 
 
@@ -97,6 +109,7 @@ def _train(settings: RunConfig, name: str, folder: Path, device: torch.device) -
     origin = results.provenance()  # of the code that trains, before anyone edits it
     algorithm = algorithms.build(settings.algorithm)
     task = data.load(settings.pair, settings.data_root, settings.download)
+    say(f"{name}: on {device}")
     for note in task.notes:
         say(f"  {note}")
     model = network(settings.model, task, settings.seed).to(device)
@@ -178,8 +191,6 @@ def pair_distance(settings: RunConfig, task: Task, device: torch.device) -> dict
     """The distance of a run's pair, measured once and kept under results/distances for all its seeds and algorithms."""
     if settings.distance.name == "none" or task.public is None:
         return None
-    if settings.distance.name != "gsd":
-        raise UsageError(f"distance.name={settings.distance.name}: unknown, use gsd or none")
     what = (
         config.settings(settings.distance) | config.settings(settings.pair) | {"model": config.settings(settings.model)}
     )

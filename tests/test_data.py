@@ -463,7 +463,7 @@ def test_public_and_private_the_same(tmp_path):
         load(pair(tmp_path / "a.npz", tmp_path / "a.npz", m=11), ".", False)
     like = Split(torch.zeros(1, 1, 8, 8, dtype=torch.uint8), torch.zeros(1))
     a = str(tmp_path / "a.npz")
-    with pytest.raises(UsageError, match=r"pair.m=11"):
+    with pytest.raises(UsageError, match=r"distance.m=11"):
         public_examples(a, 11, like, ".", False, resize, private=a)
     npz(tmp_path / "mnist.npz", shape=(28, 28))  # by name and by path
     task = load(pair("mnist", tmp_path / "mnist.npz"), str(tmp_path), False)
@@ -530,7 +530,7 @@ def test_conversion_keeps_order_and_is_noted(tmp_path):
     assert task.public.x.shape == (6, 1, 8, 8)
     assert (task.public.x[5:] == to_shape(x[5:6], (1, 8, 8))).all()
     assert task.notes[-1].endswith("b.npz 16x16x3 -> 8x8x1, scaled to cover, bilinear")
-    with pytest.raises(UsageError, match=r"pair.convert=exact: .*b.npz has images 16x16x3, the private data 8x8x1"):
+    with pytest.raises(UsageError, match=r"convert=exact: .*b.npz has images 16x16x3, the private data 8x8x1"):
         load(pair("digits", tmp_path / "b.npz", convert=exact), ".", False)
     npz(tmp_path / "c.npz")
     assert load(pair("digits", tmp_path / "c.npz", convert=exact), ".", False).public.x.shape == (4, 1, 8, 8)

@@ -110,3 +110,19 @@ def test_absurd_budgets_end_at_once():
         privacy.calibrate(5e4, 1e-5, 0.02, 1000)
     with pytest.raises(UsageError, match="epsilon"):
         privacy.calibrate(1e-9, 1e-5, 0.02, 1000)
+
+
+@pytest.mark.parametrize(
+    ("sigma", "rate", "steps", "delta", "true"),
+    [
+        (3.64, 0.02, 2500, 1e-5, 1.60),
+        (2.24, 0.02, 5000, 1e-5, 4.41),
+        (2.09, 0.02, 10_000, 1e-5, 7.28),
+        (0.87, 1000 / 604_388, 3022, 1e-6, 3.06),
+        (0.65, 1000 / 604_388, 6044, 1e-6, 10.55),
+        (0.60, 1000 / 604_388, 12_088, 1e-6, 18.44),
+    ],
+)
+def test_what_the_official_noise_of_gep_really_costs(sigma, rate, steps, delta, true):
+    """The official code's noise for "epsilon 2, 5, 8", accounted for as the joint release that it is."""
+    assert privacy.spent(sigma / math.sqrt(2), rate, steps, delta) == pytest.approx(true, rel=0.02)

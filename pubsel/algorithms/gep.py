@@ -97,9 +97,10 @@ class GEP:
         gradients = view.gradients.matrix(public.x, y)
         slices = self.columns(view)
         ranks = allocate(self.k, [s.stop - s.start for s in slices], len(public.x))
-        rng = view.random("basis", step)
+        rows = gradients.rows
+        generator = torch.Generator(rows.device).manual_seed(int(view.random("basis", step).integers(2**63)))
         starts = [
-            torch.from_numpy(rng.standard_normal((s.stop - s.start, rank), dtype="float32")).to(gradients.rows)
+            torch.randn(s.stop - s.start, rank, generator=generator, dtype=rows.dtype, device=rows.device)
             for s, rank in zip(slices, ranks, strict=True)
         ]
         if self.public_precision == Precision.bfloat16:

@@ -60,7 +60,7 @@ def load(pair: Pair, data_root: str, download: bool) -> Task:
     if pair.public is not None:
         same = same_examples(pair.private, pair.public, data_root)
         other = source if pair.public == pair.private else open_dataset(pair.public, data_root, download)
-        public, public_notes = _first(pair.public, other, pair.m, source.train, same, pair.convert)
+        public, public_notes = _first(pair.public, other, pair.m, source.train, same, pair.convert, "pair.m")
         notes += public_notes if other is source else other.notes + public_notes
         if same:
             test = Split(test.x[pair.m :], test.y[pair.m :])
@@ -79,12 +79,12 @@ def public_examples(
 
     They are the first m of its TEST split, as in the papers; where that is shorter, its training split follows, unless
     the set is the `private` one (name it whenever there is one, or private examples may be taken). UsageError names
-    pair.m where there are fewer. Labels stay those of the public dataset: they mean nothing in the private label space,
+    distance.m where there are fewer (`load`: pair.m). Labels stay those of the public dataset: they mean nothing in the private label space,
     so the algorithms draw random labels there.
     """
     source = open_dataset(name, data_root, download)
     same = private is not None and same_examples(name, private, data_root)
-    public, notes = _first(name, source, m, like, same, convert)
+    public, notes = _first(name, source, m, like, same, convert, "distance.m")
     return public, source.notes + notes
 
 
@@ -167,13 +167,13 @@ def _in_order(what: str, split: Split, shuffle: bool) -> tuple[Split, tuple[str,
 
 
 def _first(
-    name: str, source: Source, m: int, like: Split, same: bool, convert: Convert
+    name: str, source: Source, m: int, like: Split, same: bool, convert: Convert, key: str
 ) -> tuple[Split, tuple[str, ...]]:
     """The first m images of `source`, as `public_examples` says; `same`: it is the private set, so test images only."""
     available = len(source.test.x) + (0 if same else len(source.train.x))
     if m > available:
         where = "in its test split, and it is the private set" if same else "in all"
-        raise UsageError(f"pair.m={m}: {name} has only {available} images {where}: use a smaller pair.m")
+        raise UsageError(f"{key}={m}: {name} has only {available} images {where}: use a smaller {key}")
     first, notes = Split(source.test.x[:m], source.test.y[:m]), tuple[str, ...]()
     if m > len(source.test.x):
         rest = m - len(source.test.x)

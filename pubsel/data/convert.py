@@ -58,7 +58,7 @@ def converted(name: str, x: Tensor, shape: Shape, how: Convert) -> tuple[Tensor,
         return x, ()
     if how == Convert.exact:
         raise UsageError(
-            f"pair.convert=exact: {name} has images {describe(have)}, the private data {describe(shape)}: "
-            f"use pair.convert=resize, or public data of the same shape"
+            f"convert=exact: {name} has images {describe(have)}, the private data {describe(shape)}: "
+            f"use convert=resize (pair.convert in a run), or public data of the same shape"
         )
     return to_shape(x, shape), (f"{name} {describe(have)} -> {describe(shape)}, scaled to cover, bilinear",)
