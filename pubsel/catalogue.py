@@ -4,7 +4,7 @@
 
 from pathlib import Path
 
-from pubsel.config import UsageError, dataset, datasets
+from pubsel.config import UsageError, dataset, datasets, is_there
 
 HEAD = ("name", "what", "classes", "image", "MB", "licence", "present", "what to do")
 
@@ -25,7 +25,7 @@ def present(name: str, root: Path) -> str:
         return "npz"
     if info.source == "embedded":
         return "built in"
-    return "files" if any(all((root / file).exists() for file in files) for files in _originals(name)) else "absent"
+    return "files" if any(all(is_there(root / file) for file in files) for files in _originals(name)) else "absent"
 
 
 def prepare(name: str | None, data_root: str) -> str:

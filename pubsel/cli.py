@@ -15,11 +15,10 @@ from typing import Any
 
 import hydra
 from hydra._internal.utils import get_args_parser
-from hydra.conf import HydraConf
 from hydra.core.hydra_config import HydraConfig
 from hydra.errors import HydraException, OverrideParseException
 from hydra.types import RunMode
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 import pubsel
@@ -70,13 +69,16 @@ def _table(values: DictConfig) -> None:
 def _data(values: DictConfig) -> None:
     from pubsel import catalogue
 
+    usage = "pubsel data takes `list`, or `prepare NAME`"
+    if OmegaConf.is_missing(values, "action"):
+        raise UsageError(usage)
     settings = check(DataConfig, values)
     if settings.action == "list":
         print(catalogue.listing(settings.data_root))
     elif settings.action == "prepare":
         print(catalogue.prepare(settings.name, settings.data_root))
     else:
-        raise UsageError(f"action={settings.action}: pubsel data takes `list`, or `prepare NAME`")
+        raise UsageError(f"action={settings.action}: {usage}")
 
 
 COMMANDS: dict[str, Callable[[DictConfig], None]] = {"run": _run, "rank": _rank, "table": _table, "data": _data}
@@ -136,8 +138,6 @@ def _dispatch(command: str, words: list[str]) -> int:
 
     def task(values: DictConfig) -> None:
         try:
-            for key in set(HydraConfig.get()) - set(HydraConf.__dataclass_fields__):
-                raise UsageError(f"unknown key hydra.{key}")
             COMMANDS[command](values)
         except Exception as error:
             if HydraConfig.get().mode != RunMode.MULTIRUN:
@@ -154,6 +154,8 @@ def _dispatch(command: str, words: list[str]) -> int:
     sys.argv = ["pubsel", *words]
     try:
         hydra.main(config_path=str(CONF), config_name=command, version_base="1.3")(task)()
+    except SystemExit as done:  # after --help or --cfg
+        return int(done.code or 0)
     except (HydraException, OmegaConfBaseException, OSError):
         raise
     except Exception as error:  # of Hydra, about an override: `task` keeps its own
@@ -190,7 +192,7 @@ def _hydra_message(error: Exception) -> str:
         return f"cannot read {error.override!r}: write key=value, and quote values with spaces or brackets"
     unknown = re.match(r"Could not override '(.+?)'", str(error))
     if unknown:
-        return f"unknown key {unknown[1]}; pubsel COMMAND --help lists the keys"
+        return f"unknown key {unknown[1]}; pubsel COMMAND --help lists them"
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     noise = ("full_key", "object_type", "Set the environment", "Config search", "provider=", "See https")
     lines = [line for line in lines if not line.startswith(noise)]
@@ -210,26 +212,22 @@ def _complete(words: list[str], line: str) -> int:
     before, begun = line.split()[1:], ""
     if before and not line.endswith(" "):
         begun = before.pop()
-    command, given = (before[0], before[1:]) if before else ("", [])
-    choices = list(COMMANDS)
-    if command in POSITIONAL and len(given) < len(POSITIONAL[command]) and "=" not in begun:
-        choices = _names(command, given)
-    elif command in COMMANDS:
-        os.environ["COMP_LINE"] = " ".join(["pubsel", *_positional(command, given), begun])
-        with contextlib.suppress(Exception, SystemExit), contextlib.redirect_stderr(io.StringIO()):
-            _dispatch(command, words)
-        return 0
-    elif command:
-        choices = []
-    print(" ".join(choice for choice in choices if choice.startswith(begun)))
+    choices: list[str] = []
+    match before:
+        case []:
+            choices = list(COMMANDS)
+        case ["table"]:
+            choices = sorted(path.stem for path in (CONF / "tables").glob("*.yaml"))
+        case ["data"]:
+            choices = ["list", "prepare"]
+        case ["data", "prepare"]:
+            choices = datasets()
+        case [command, *given] if command in COMMANDS:
+            os.environ["COMP_LINE"] = " ".join(["pubsel", *_positional(command, given), begun])
+            with contextlib.suppress(Exception, SystemExit), contextlib.redirect_stderr(io.StringIO()):
+                _dispatch(command, words)
+    print(*(choice for choice in choices if choice.startswith(begun)))
     return 0
-
-
-def _names(command: str, given: list[str]) -> list[str]:
-    """What may stand next after `pubsel table` and `pubsel data`."""
-    if command == "table":
-        return sorted(path.stem for path in (CONF / "tables").glob("*.yaml"))
-    return datasets() if given == ["prepare"] else [] if given else ["list", "prepare"]
 
 
 def entry() -> Any:

@@ -278,6 +278,11 @@ def is_path(name: str) -> bool:
     return os.sep in name or name.endswith((".npz", ".csv"))
 
 
+def is_there(path: Path) -> bool:
+    """Whether a file is there, or a folder with something in it (a failed download may leave an empty one)."""
+    return any(path.iterdir()) if path.is_dir() else path.exists()
+
+
 def settings(config: Any) -> dict[str, Any]:
     """The keys of `config` that can change a result, as plain JSON values."""
     kept: dict[str, Any] = {}

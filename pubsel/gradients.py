@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value, vmap
 
+LARGEST = 1e18  # norm of a row that counts; products with a larger one could overflow float32
 NORM_BLOCK = 512  # float32 sums over more entries than this read low; blocks are added in float64
 
 
@@ -43,13 +44,13 @@ class GradientMatrix(Protocol):
 
 
 class DenseGradients:
-    """G held as an array. Rows that are not finite, or whose norm overflows, count as zero rows."""
+    """G held as an array. Rows that are not finite, or have a norm of LARGEST or more, count as zero rows."""
 
     def __init__(self, rows: Tensor, losses: Tensor | None = None):  # [n, p], [n]
         self.rows = rows
         self.losses = losses
         norms = row_norms(rows)
-        broken = ~torch.isfinite(norms)
+        broken = ~(norms < LARGEST)
         if broken.any():
             rows[broken] = 0
             norms = torch.where(broken, 0, norms)

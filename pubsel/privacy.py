@@ -3,7 +3,8 @@
 The mechanism accounted for: `steps` times, a Poisson sample at `rate` of the private data, a sum whose L2 sensitivity
 to adding or removing one example is Delta, plus Gaussian noise of standard deviation noise_multiplier * Delta.
 
-- rate < 1: the PRV accountant (Gopi et al. 2021, arXiv:2106.02848), its upper bound, never its estimate.
+- rate < 1: the PRV accountant (Gopi et al. 2021, arXiv:2106.02848), its upper bound, never its estimate. It models the
+  removal of an example; that this direction dominates addition was checked numerically against a second accountant.
 - rate = 1: the exact curve of the composed Gaussian mechanism (Dong et al. 2019, arXiv:1905.02383, Corollary 2.13).
 
 A step that releases several sums from ONE sample (GEP: embedding and residual) is one release of their concatenation,
@@ -86,10 +87,11 @@ def spent(
         return _gaussian_epsilon(noise_multiplier, done, delta)
     error = RELATIVE_ERROR * (about if about is not None else rdp_epsilon(noise_multiplier, rate, steps, delta))
     try:
-        return float(_prv(noise_multiplier, rate, steps, error, delta / 1000).compute_epsilon(delta, [done])[2])
-    except (ValueError, RuntimeError, FloatingPointError) as failure:
+        bounds = _prv(noise_multiplier, rate, steps, error, delta / 1000).compute_epsilon(delta, [done])
+        return max(0.0, float(bounds[2]))
+    except (ValueError, RuntimeError, FloatingPointError, OverflowError) as failure:
         raise UsageError(
-            f"privacy.delta={delta}: the accountant fails here ({failure}); use a larger delta or a smaller epsilon"
+            f"privacy.delta={delta}: the accountant fails here ({failure}); deltas from 1e-12 to 0.1 are usual"
         ) from None
 
 
@@ -125,18 +127,21 @@ def calibrate(epsilon: float, delta: float, rate: float, steps: int) -> float:
         def mu_gap(log_mu: float) -> float:
             return gaussian_delta(epsilon, math.exp(log_mu)) - delta
 
-        mu = math.exp(brentq(mu_gap, math.log(1e-9), math.log(1e4), xtol=1e-12))
-        return math.sqrt(steps) / mu * (1 + 1e-9)
+        if mu_gap(math.log(1e3)) < 0:
+            raise UsageError(f"epsilon={epsilon}: so large that it hardly protects; lower it or use non_private")
+        sigma = math.sqrt(steps) / math.exp(brentq(mu_gap, math.log(1e-9), math.log(1e3), xtol=1e-12))
+        while spent(sigma, rate, steps, delta) > epsilon:
+            sigma *= 1 + 1e-7
+        return sigma
 
     low, high = _bracket(lambda s: rdp_epsilon(s, rate, steps, delta), epsilon)
-    low /= 1.5  # RDP overstates epsilon: the true multiplier may be smaller
 
     def gap(log_sigma: float) -> float:
         return math.log(max(spent(math.exp(log_sigma), rate, steps, delta, about=epsilon), 1e-9) / epsilon)
 
     while gap(math.log(high)) > 0:  # the accountant's own error may outweigh RDP's slack at tiny epsilon
         high *= 1.5
-    while gap(math.log(low)) < 0:
+    while gap(math.log(low)) < 0:  # RDP overstates epsilon: the true multiplier may be smaller
         low /= 1.5
     sigma = math.exp(brentq(gap, math.log(low), math.log(high), xtol=5e-4))
     while spent(sigma, rate, steps, delta, about=epsilon) > epsilon:
@@ -169,19 +174,21 @@ def statement(made: Plan | None, sensitivity: float, secure: bool, distance_used
     if made is None:
         return {"valid": False, "epsilon": None, "statement": "No privacy: trained without clipping and noise."}
     not_covered = [
-        "the choice of hyper-parameters, data sets and seeds, and any accuracy reported on private data",
-        "the number of private examples, which is treated as public",
+        "the choice of hyper-parameters, data sets and seeds, and the utility on the test data",
+        "what is read off the private data before training, which is treated as public: the number of examples, their "
+        "shape and classes, the split into training and test data, the notes, and the time that the run took",
         "the training loss on the screen, which is computed on private data: do not publish it",
     ]
     if distance_used:
         not_covered.append("the distance (GSD) in this record, which is computed on private data without noise")
     if not secure:
         not_covered.append(
-            "an adversary who knows the seed and this program: noise is reproducible; for a release use "
+            "an adversary who knows the seed, which stands in this record: publish weights only from a run with "
             "privacy.secure_noise=true"
         )
+    secret = "" if secure else " against whoever does not know the seed"
     sound = (
-        f"The trained weights are ({made.epsilon:.4g}, {made.delta:g})-differentially private."
+        f"The trained weights are ({made.epsilon:.4g}, {made.delta:g})-differentially private{secret}."
         if made.valid
         else f"NOT a valid guarantee for epsilon {made.claimed_epsilon:g}: the published accounting is unsound; "
         f"this noise costs epsilon {made.epsilon:.4g} at delta {made.delta:g}."
@@ -191,7 +198,7 @@ def statement(made: Plan | None, sensitivity: float, secure: bool, distance_used
         "epsilon": made.epsilon,
         "claimed_epsilon": made.claimed_epsilon,
         "delta": made.delta,
-        "adjacency": "add or remove one private example",
+        "adjacency": "add or remove one training example; sampling rate, steps and batch size stay",
         "sampling": "full batch" if made.rate == 1 else "Poisson",
         "sampling_rate": made.rate,
         "steps": made.steps,

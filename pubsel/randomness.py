@@ -11,8 +11,8 @@ def stream(key: str, purpose: str, step: int = 0) -> np.random.Generator:
     """The random stream of one purpose at one step of what `key` names, the same whenever it is asked for.
 
     Streams of different arguments are independent (Philox, 128-bit keys from BLAKE2b). A killed run that does a step
-    again draws the same sample and the same noise, so nothing is spent twice; two cells with different settings
-    never share noise, so publishing both does not cancel it.
+    again draws the same sample and the same noise, so nothing is spent twice. Two releases that share noise cancel it,
+    so the key must name all that decides a release: settings, private data, program and device (`run.noise_key`).
     """
     text = f"{key}\0{purpose}\0{step}".encode()
     return np.random.Generator(np.random.Philox(key=int.from_bytes(hashlib.blake2b(text, digest_size=16).digest())))

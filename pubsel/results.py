@@ -65,8 +65,12 @@ def read_record(path: Path, needed: tuple[str, ...] = NEEDED) -> dict[str, Any]:
 
 
 def read_records(results: Path) -> list[dict[str, Any]]:
-    """Every results/runs/*/result.json, sorted by folder name; the first corrupt one raises UserError."""
-    return [read_record(path) for path in sorted((Path(results) / "runs").glob("*/result.json"))]
+    """Every results/runs/*/result.json, and of results/records/*.json (kept with the code) those of other cells; sorted
+    by identity. The first corrupt one raises UserError."""
+    made = [read_record(path) for path in sorted((Path(results) / "runs").glob("*/result.json"))]
+    kept = [read_record(path) for path in sorted((Path(results) / "records").glob("*.json"))]
+    names = {record["identity"] for record in made}
+    return sorted(made + [r for r in kept if r["identity"] not in names], key=lambda record: record["identity"])
 
 
 def provenance() -> dict[str, Any]:

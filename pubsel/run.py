@@ -14,12 +14,15 @@ import torch
 from filelock import FileLock, Timeout
 from torch import nn
 
+import pubsel
 from pubsel import algorithms, config, data, models, privacy, results
-from pubsel.config import Device, RankConfig, RunConfig, UsageError, UserError
+from pubsel.config import Convert, Device, Distance, Labels, Parameters, RankConfig, RunConfig, UsageError, UserError
 from pubsel.data import Split, Task
 from pubsel.distances import gsd
 from pubsel.evaluation import evaluate
 from pubsel.training import Progress, fit, save, schedule
+
+NOT_PRIVATE = "GSD is computed on private data without noise: this record is not differentially private."
 
 
 def say(text: str) -> None:
@@ -42,8 +45,8 @@ def canonical(settings: RunConfig) -> RunConfig:
     algorithm = algorithms.build(settings.algorithm)
     pair, distance, epsilon = settings.pair, settings.distance, settings.epsilon
     if not algorithm.uses_public:
-        pair = dataclasses.replace(pair, public=None, m=1)
-        distance = dataclasses.replace(distance, name="none")
+        pair = dataclasses.replace(pair, public=None, m=1, convert=Convert.resize)
+        distance = Distance("none", 1, 2, 1, True, Labels.random, Parameters.weights)
     elif pair.public is None:
         raise UsageError(f"algorithm={algorithm.name} needs public data: give pair.public=NAME")
     elif getattr(algorithm, "k", 0) > pair.m:
@@ -70,7 +73,12 @@ def run(settings: RunConfig) -> dict[str, Any]:
     with locked(folder):
         path = folder / "result.json"
         if path.exists():
-            say(f"{name}: finished before")
+            changed = (
+                " (if its data has changed, delete its folder to train again)"
+                if has_paths([settings.pair.private, settings.pair.public])
+                else ""
+            )
+            say(f"{name}: finished before{changed}")
             return results.read_record(path)
         record = _train(settings, name, folder, device)
         results.write_record(path, record)
@@ -132,16 +140,16 @@ def _train(settings: RunConfig, name: str, folder: Path, device: torch.device) -
         left = now.seconds / now.step * (now.steps - now.step)
         used = ""
         if spend is not None:
-            so_far = privacy.spent(
-                spend.noise_multiplier, plan.rate, plan.steps, spend.delta, now.step, about=spend.epsilon
-            )
-            used = f"  epsilon {min(so_far, spend.epsilon):.3f}"
+            with contextlib.suppress(UsageError):  # a display must not end a run
+                so_far = privacy.spent(
+                    spend.noise_multiplier, plan.rate, plan.steps, spend.delta, now.step, about=spend.epsilon
+                )
+                used = f"  epsilon {min(so_far, spend.epsilon):.3f}"
         say(f"  epoch {now.epoch:6.1f}  loss {now.loss:.4f}{used}  {now.seconds:.0f} s, about {left:.0f} s left")
 
-    key = name if not settings.privacy.secure_noise else f"{name}-secure"
     seconds = fit(
         model, task, algorithm, plan, spend.noise_multiplier if spend else 0.0, settings.training,
-        key, settings.privacy.secure_noise, folder / "checkpoint.pt", report,
+        noise_key(name, task.private, device), settings.privacy.secure_noise, folder / "checkpoint.pt", report,
     )  # fmt: skip
     save(folder / "model.pt", model.state_dict())
     utility = evaluate(model, task.test, task.metric)
@@ -173,6 +181,18 @@ def _train(settings: RunConfig, name: str, folder: Path, device: torch.device) -
     }
 
 
+def noise_key(name: str, private: Split, device: torch.device) -> str:
+    """What the noise of a run depends on: settings and seed (`name`), private examples, program and device.
+
+    Two runs that differ in any of these never share noise, which would cancel between their weights: a user's folder
+    whose content changed keeps its name. The key is written nowhere, since it is computed from private examples.
+    """
+    digest = hashlib.blake2b(digest_size=16)
+    for tensor in private:
+        digest.update(tensor.contiguous().numpy().tobytes())
+    return f"{name}\0{pubsel.__version__}\0{device.type}\0{digest.hexdigest()}"
+
+
 def weights_digest(model: nn.Module) -> str:
     """A fingerprint of all weights, bit for bit: two runs that print the same one ended alike."""
     digest = hashlib.blake2b(digest_size=8)
@@ -199,7 +219,7 @@ def pair_distance(settings: RunConfig, task: Task, device: torch.device) -> dict
     folder = Path(settings.results) / "distances" / name
     with locked(folder):
         path = folder / "result.json"
-        if path.exists():
+        if path.exists() and not has_paths([settings.pair.private, settings.pair.public]):
             return results.read_record(path, ("values", "mean"))
         values = gsd.measure(
             settings.distance,
@@ -218,6 +238,7 @@ def pair_distance(settings: RunConfig, task: Task, device: torch.device) -> dict
             "k": settings.distance.k,
             "m": settings.distance.m,
             "settings": what,
+            "privacy": NOT_PRIVATE,
         }
         results.write_record(path, record)
     return record
@@ -241,7 +262,7 @@ def rank(settings: RankConfig) -> dict[str, Any]:
     folder = Path(settings.results) / "ranks" / name
     with locked(folder):
         path = folder / "result.json"
-        if path.exists() and not _has_paths(settings):  # a folder's content may have changed
+        if path.exists() and not has_paths([settings.private, *settings.public]):  # a folder's content may have changed
             say(f"{name}: measured before")
             return results.read_record(path, ("order", "values"))
         record = {"identity": name, "settings": what, **results.provenance(), **_rank(settings, device)}
@@ -249,8 +270,9 @@ def rank(settings: RankConfig) -> dict[str, Any]:
     return record
 
 
-def _has_paths(settings: RankConfig) -> bool:
-    return any(config.is_path(name) for name in (settings.private, *settings.public))
+def has_paths(names: list[str | None]) -> bool:
+    """Whether a dataset is the user's own files, whose content may change under the same name."""
+    return any(name is not None and config.is_path(name) for name in names)
 
 
 def _rank(settings: RankConfig, device: torch.device) -> dict[str, Any]:
@@ -285,7 +307,7 @@ def _rank(settings: RankConfig, device: torch.device) -> dict[str, Any]:
         "model": settings.model.name,
         "notes": list(task.notes),
         "seconds": round(time.monotonic() - began, 1),
-        "privacy": "GSD is computed on private data without noise: this record is not differentially private.",
+        "privacy": NOT_PRIVATE,
     }
 
 

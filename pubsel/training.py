@@ -90,9 +90,9 @@ def fit(
 ) -> float:
     """Train `model` in place on task.private; returns the seconds spent, those before a resume included.
 
-    key: names the run; with the step it determines sample and noise, so that a run killed at any moment goes on from
-    `checkpoint` and ends, bit for bit on a CPU, like an uninterrupted one. With `secure`, both come from the operating
-    system instead: steps after the last checkpoint, whose result nobody saw, are drawn anew.
+    key: names the run and its data; with the step it determines sample and noise, so that a run killed at any moment
+    goes on from `checkpoint` and ends, bit for bit on a CPU, like an uninterrupted one. With `secure`, both come from
+    the operating system instead: steps after the last checkpoint, whose result nobody saw, are drawn anew.
 
     Raises UserError when the weights stop being finite.
     """
@@ -108,6 +108,7 @@ def fit(
     view = View(model, gradients, task.public, task.classes, lambda purpose, step: stream(key, purpose, step))
 
     start, earlier = _resume(checkpoint, model, optimizer, decay)
+    _check_finite(parameters, start, training)
     began = saved = time.monotonic()
     epoch_steps = max(1, round(1 / plan.rate))
     losses: list[Tensor] = []
@@ -131,19 +132,19 @@ def fit(
         losses.append(batch_losses)
 
         last = step + 1 == plan.steps
-        if last or (step + 1) % epoch_steps == 0:
-            if not all(torch.isfinite(p).all() for p in parameters):
-                raise UserError(
-                    f"training diverged: weights are not finite at step {step + 1}; lower training.learning_rate"
-                )
-            now = earlier + time.monotonic() - began
+        epoch_ends = last or (step + 1) % epoch_steps == 0
+        if epoch_ends or time.monotonic() - saved >= training.checkpoint_seconds:
+            finite = all(torch.isfinite(p).all() for p in parameters)
+            if last or not finite or time.monotonic() - saved >= training.checkpoint_seconds:
+                saved = time.monotonic()
+                states = [part.state_dict() for part in (model, optimizer, decay)]
+                save(checkpoint, {"step": step + 1, "seconds": earlier + saved - began, "parts": states})
+            _check_finite(parameters, step + 1, training)
+        if epoch_ends:
             loss = float(torch.cat(losses).mean()) if sum(map(len, losses)) else float("nan")
+            now = earlier + time.monotonic() - began
             report(Progress(step + 1, plan.steps, (step + 1) * plan.rate, loss, now))
             losses = []
-        if last or time.monotonic() - saved >= training.checkpoint_seconds:
-            saved = time.monotonic()
-            states = [part.state_dict() for part in (model, optimizer, decay)]
-            save(checkpoint, {"step": step + 1, "seconds": earlier + saved - began, "parts": states})
     return earlier + time.monotonic() - began
 
 
@@ -152,6 +153,16 @@ def _on(task: Task, device: torch.device) -> Task:
         return Split(split.x.to(device), split.y.to(device))
 
     return task._replace(private=move(task.private), public=move(task.public) if task.public is not None else None)
+
+
+def _check_finite(parameters: list[nn.Parameter], step: int, training: Training) -> None:
+    """UserError where training diverged. Its checkpoint stays, so that the same command fails again at once instead of
+    drawing new noise for steps whose failure was seen."""
+    if not all(torch.isfinite(p).all() for p in parameters):
+        raise UserError(
+            f"training diverged: weights are not finite at step {step}; "
+            f"lower training.learning_rate={training.learning_rate:g}"
+        )
 
 
 def save(path: Path, content: Any) -> None:

@@ -8,12 +8,13 @@ import torch
 import yaml
 
 from pubsel import algorithms
-from pubsel.algorithms import View, gep
+from pubsel.algorithms import View, dp_sgd, gep
 from pubsel.config import CONF, UsageError
 from pubsel.data import Split
 from pubsel.gradients import DenseGradients, PerExampleGradients
 from pubsel.models import small
 from pubsel.randomness import stream
+from pubsel.subspace import group_basis
 
 CONFIGS = ["dp_sgd", "gep", "b_gep"]
 
@@ -35,23 +36,30 @@ def mechanism(name, dtype=torch.float32, m=40, **changes):
     return build(name, **extra).mechanism(view(m, dtype), step=0)
 
 
-def in_the_basis(p):
-    """A row that lies in the span of the public gradients, where the residual vanishes."""
-    v = view()
-    return v.gradients.matrix(v.public.x[:1], v.public.y[:1]).rows
-
-
 def attack_rows(p):
-    """Rows made to hurt: huge, tiny, zero, sparse, constant, at the edge of overflow, not finite, inside the basis."""
+    """Rows made to hurt: huge, tiny, zero, sparse, constant, at the edge of overflow in any column, not finite."""
     torch.manual_seed(1)
     random = torch.randn(8, p) * torch.logspace(-8, 15, 8)[:, None]
-    spike = torch.zeros(1, p)
-    spike[0, 3] = 1e18
+    spike, last = torch.zeros(2, p), torch.randn(1, p).sign()
+    spike[0, 3], spike[1, -1] = 1e17, 3e38
+    last[:, :-1] *= 0.001
+    last[:, 512:] *= 3e38
     nan, inf = torch.randn(1, p), torch.randn(1, p)
     nan[0, 5], inf[0, 7] = math.nan, -math.inf
-    inside = in_the_basis(p)
-    return torch.cat([random, spike, torch.zeros(1, p), torch.full((1, p), 3e38), torch.ones(1, p), nan, inf,
-                      inside * 1e-3, inside * 1e6, inside * 1e6 + torch.randn(1, p)])  # fmt: skip
+    return torch.cat([random, spike, last, torch.zeros(1, p), torch.full((1, p), 3e38), torch.ones(1, p), nan, inf])
+
+
+def rows_near(basis, p):
+    """Rows in the span of a basis, and at a small step t away from it: there |g|^2 - |w|^2 loses its digits."""
+    torch.manual_seed(2)
+    b = basis.expand
+    inside = torch.stack([b(torch.randn(basis.size)) for _ in range(2)])
+    inside /= inside.norm(dim=1, keepdim=True)
+    away = torch.randn(2, p)
+    for _ in range(2):
+        away -= torch.stack([b(row) for row in DenseGradients(away.clone()).project(basis)])
+    away /= away.norm(dim=1, keepdim=True)
+    return torch.cat([scale * (inside + t * away) for t in (0, 1e-4, 1e-3, 4e-3, 1e-2, 0.1) for scale in (1, 1e6)])
 
 
 @pytest.mark.parametrize("name", CONFIGS)
@@ -61,7 +69,10 @@ def test_one_row_moves_the_sum_by_at_most_the_sensitivity(name, bound):
     clips = {"dp_sgd": {"clip_norm": bound}}.get(name, {"clip_embedding": bound, "clip_residual": bound / 5})
     mech = mechanism(name, **clips)
     batch = torch.randn(12, 650)
-    for row in attack_rows(650).split(1):
+    rows = attack_rows(650)
+    if "gep" in name:
+        rows = torch.cat([rows, rows_near(build(name, k=20, **clips).basis(view(), 0), 650)])
+    for row in rows.split(1):
         alone = mech.clipped_sum(DenseGradients(row.clone())).double()
         assert torch.isfinite(alone).all()
         assert alone.norm() <= mech.sensitivity
@@ -79,12 +90,50 @@ def test_the_declared_sensitivity_is_reached(name):
     assert reached > 0.99 * mech.sensitivity
 
 
-@pytest.mark.parametrize("name", CONFIGS)
-def test_a_mechanism_that_clips_too_little_is_caught(name):
-    """The attack sees a clip bound that is 0.1 % too wide."""
-    mech = mechanism(name)
-    worst = max(attack_rows(650).split(1), key=lambda row: mech.clipped_sum(DenseGradients(row.clone())).norm())
-    assert 1.001 * mech.clipped_sum(DenseGradients(worst.clone())).norm() > mech.sensitivity
+def basis_of(p, k):
+    """A float32 basis of p parameters from a decaying spectrum, as gradients have."""
+    torch.manual_seed(0)
+    rows = DenseGradients(torch.randn(2 * k, p) * torch.logspace(0, -5, 2 * k)[:, None])
+    return group_basis(rows, [slice(0, p)], [torch.randn(p, k)], 1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("p", "k"), [(30_000, 100), (90_000, 60), (200_000, 40)])
+def test_a_basis_that_is_orthonormal_only_in_float32_does_not_widen_the_sum(p, k):
+    """The attack: a row along the direction in which the basis errs most, a little outside its span."""
+    basis = basis_of(p, k)
+    q = basis.blocks[0].double()
+    values, vectors = torch.linalg.eigh(q.T @ q - torch.eye(k))
+    assert values[-1] < gep.SLACK / 10
+    worst = (q @ vectors[:, -1]).float()
+    for row in (worst / worst.norm() + rows_near(basis, p)[2::4]).split(1):
+        for clip in (1e-3, 1.0):
+            g = DenseGradients(row.clone())
+            w, embedding = gep.embed_and_clip(g, basis, clip)
+            residual = gep.residual_sum(g, basis, w, clip / 5)
+            assert torch.cat([embedding, residual]).double().norm() <= math.sqrt(2)
+
+
+def test_rows_near_the_basis_among_many_of_their_kind():
+    """Their large weights cancel in two sums; one row more moves the total by no more than declared."""
+    basis = basis_of(3000, 50)
+    near = torch.cat([rows_near(basis, 3000) for _ in range(40)])  # 960 rows
+    without = gep.residual_sum(DenseGradients(near[:-1].clone()), basis, DenseGradients(near[:-1]).project(basis), 1.0)
+    with_row = gep.residual_sum(DenseGradients(near.clone()), basis, DenseGradients(near).project(basis), 1.0)
+    assert (with_row - without).double().norm() <= 1.0
+
+
+def test_an_attack_finds_a_mechanism_that_clips_too_little(monkeypatch):
+    """Without the slack, or with a clip bound 0.1 % too wide, the attacks above exceed what is declared."""
+    basis = basis_of(3000, 50)
+    monkeypatch.setattr(gep, "SLACK", 0.0)
+    worst = 0.0
+    for row in rows_near(basis, 3000).split(1):
+        g = DenseGradients(row.clone())
+        worst = max(worst, float(gep.residual_sum(g, basis, g.project(basis), 1.0).double().norm()))
+    assert worst > 1.0
+    wide = dp_sgd.clipped_sum(DenseGradients(torch.ones(1, 650)), 1.0) * 1.001
+    assert wide.norm() > 1.0
 
 
 @pytest.mark.parametrize("name", CONFIGS)
@@ -125,9 +174,9 @@ def test_gep_is_the_written_out_algorithm(residual, groups):
     r_sum = (r * (1.5 / r.norm(dim=1)).clamp(max=1)[:, None]).sum(0)
     want = torch.cat([w_sum / 4.0, r_sum / 1.5]) if residual else w_sum / 4.0
     found = mech.clipped_sum(DenseGradients(rows.clone()))
-    torch.testing.assert_close(found, want, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(found, want, rtol=1e-3, atol=1e-3)  # the slack of a residual's norm is 5e-4
     direction = b @ w_sum + r_sum if residual else b @ w_sum
-    torch.testing.assert_close(mech.decode(found), direction, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(mech.decode(found), direction, rtol=1e-3, atol=1e-3)
     assert mech.sensitivity == (math.sqrt(2) if residual else 1.0)
 
 
@@ -140,13 +189,6 @@ def test_gep_without_clipping_is_unbiased():
         full.decode(full.clipped_sum(DenseGradients(rows.clone()))), rows.sum(0), rtol=1e-4, atol=1e-4
     )
     assert (biased.decode(biased.clipped_sum(DenseGradients(rows.clone()))) - rows.sum(0)).norm() > 1
-
-
-def test_the_algorithm_sees_no_private_data():
-    """Two views that differ in nothing public give the same basis, whatever the private rows were."""
-    algorithm = build("gep", k=20)
-    first, second = algorithm.basis(view(), 3), algorithm.basis(view(), 3)
-    assert all(torch.equal(a, b) for a, b in zip(first.blocks, second.blocks, strict=True))
 
 
 def test_labels_are_drawn_anew_at_each_step_or_once():
@@ -170,8 +212,9 @@ def test_basis_of_few_public_examples_is_capped():
 
 @pytest.mark.parametrize(
     ("changes", "says"),
-    [({"k": 41}, "algorithm.k=41 is more than the 40 public"), ({"k": 0}, "algorithm.k=0"), ({"typo": 1}, "algorithm.typo"),
-     ({"groups": "rows"}, "algorithm.groups"), ({"clip_residual": -1}, "algorithm.clip_residual"),
+    [({"k": 41}, "algorithm.k=41 is more than the 40 public"), ({"k": 0}, "algorithm.k=0"),
+     ({"typo": 1}, "algorithm.typo"), ({"groups": "rows"}, "algorithm.groups"),
+     ({"clip_residual": -1}, "algorithm.clip_residual"),
      ({"_target_": "pubsel.nothing.Here"}, "algorithm._target_")],
 )  # fmt: skip
 def test_bad_settings_are_named(changes, says):

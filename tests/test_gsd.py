@@ -133,3 +133,15 @@ def test_order_on_fashion_mnist():
     values = gsd.measure(settings(k=16, m=500), fmnist_cnn, source.train, candidates, 10, "key")
     for i in range(3):
         assert values["fashion_mnist"][i] < min(values["mnist"][i], values["noise"][i])
+
+
+def test_noise_is_never_shared_between_different_private_data(digits):
+    """Two runs whose folder changed under one name, or on another device, do not share noise that would cancel."""
+    train, _, _ = digits
+    changed = Split(train.x.clone(), train.y)
+    changed.x[0, 0, 0, 0] ^= 1
+    cpu = torch.device("cpu")
+    keys = {run.noise_key("name", train, cpu), run.noise_key("name", changed, cpu), run.noise_key("other", train, cpu),
+            run.noise_key("name", train, torch.device("cuda"))}  # fmt: skip
+    assert len(keys) == 4
+    assert run.noise_key("name", train, cpu) in keys

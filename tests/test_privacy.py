@@ -36,7 +36,14 @@ def test_noise_of_gep_is_that_of_one_joint_release(epsilon, rate, steps, delta, 
 
 @pytest.mark.parametrize(
     ("sigma", "rate", "steps", "delta"),
-    [(1.5, 0.04, 2250, 1e-5), (2.0, 1 / 60, 3000, 1e-5), (1.0, 0.1, 130, 1e-3), (0.8, 0.005, 500, 1e-6)],
+    [
+        (1.5, 0.04, 2250, 1e-5),
+        (2.0, 1 / 60, 3000, 1e-5),
+        (1.0, 0.1, 130, 1e-3),
+        (0.8, 0.005, 500, 1e-6),
+        (0.5, 0.9, 1, 1e-5),
+        (1.0, 0.5, 5, 1e-5),
+    ],
 )
 def test_the_bound_lies_just_above_a_second_accountant(sigma, rate, steps, delta):
     ours, other = privacy.spent(sigma, rate, steps, delta), second_opinion(sigma, rate, steps, delta)
@@ -110,6 +117,8 @@ def test_absurd_budgets_end_at_once():
         privacy.calibrate(5e4, 1e-5, 0.02, 1000)
     with pytest.raises(UsageError, match="epsilon"):
         privacy.calibrate(1e-9, 1e-5, 0.02, 1000)
+    with pytest.raises(UsageError, match="epsilon"):
+        privacy.calibrate(1e8, 1e-5, 1.0, 10)
 
 
 @pytest.mark.parametrize(

@@ -171,7 +171,7 @@ def test_records_are_sorted_and_only_finished_runs_count(tmp_path):
     save(tmp_path, record(seed=5), record(seed=3))
     (tmp_path / "runs" / "unfinished").mkdir()
     (tmp_path / "runs" / "000" / ".result.json.1234.tmp").write_text("{")
-    assert [one["seed"] for one in results.read_records(tmp_path)] == [5, 3]
+    assert [one["seed"] for one in results.read_records(tmp_path)] == [3, 5]
     assert results.read_records(tmp_path / "nothing") == []
 
 
@@ -277,6 +277,14 @@ def test_one_record_without_a_guarantee_makes_the_cell_invalid(tmp_path, privacy
 
 
 # Joins
+
+
+def test_records_kept_with_the_code_count_unless_the_cell_was_run_again(tmp_path):
+    results.write_record(tmp_path / "records" / "a.json", record(utility=0.1))
+    results.write_record(tmp_path / "records" / "b.json", record(seed=1, utility=0.3))
+    assert [one["utility"] for one in results.read_records(tmp_path)] == [0.1, 0.3]
+    save(tmp_path, record(utility=0.2))
+    assert [one["utility"] for one in results.read_records(tmp_path)] == [0.2, 0.3]
 
 
 def test_without_records_a_table_is_the_papers_and_ours_is_empty(tmp_path):

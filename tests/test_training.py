@@ -105,6 +105,39 @@ def _view(gradients):
     return View(gradients.model, gradients, None, 3, lambda purpose, step: stream("k", purpose, step))
 
 
+def test_every_step_draws_its_own_sample_and_noise_and_divides_by_the_batch_size(tmp_path, monkeypatch):
+    """Weights written out from the streams of each step: sample, clipped gradients, noise, fixed denominator, SGD."""
+    calls = []
+
+    def spy(mechanism, gradients, batch, noise_multiplier, source, batch_size):
+        before = source.bit_generator.state
+        calls.append((len(batch.x), noise_multiplier, batch_size, before["state"]["key"].tolist()))
+        return noisy_mean(mechanism, gradients, batch, noise_multiplier, source, batch_size)
+
+    monkeypatch.setattr("pubsel.training.noisy_mean", spy)
+    found = train(tmp_path, noise=1.5, momentum=0.0, milestones=[])
+
+    model, problem = network(), task()
+    parameters = list(model.parameters())
+    for step in range(10):
+        chosen = stream("key", "sample", step).random(50) < 0.2
+        total = torch.zeros(sum(p.numel() for p in parameters), dtype=torch.float64)
+        for i in np.flatnonzero(chosen):
+            model.zero_grad()
+            logits = model(problem.private.x[i : i + 1])
+            torch.nn.functional.cross_entropy(logits, problem.private.y[i : i + 1]).backward()
+            row = torch.cat([p.grad.flatten() for p in parameters])
+            total += row / max(1.0, float(row.norm()))
+        total += 1.5 * torch.from_numpy(stream("key", "noise", step).standard_normal(len(total)))
+        with torch.no_grad():
+            for p, part in zip(parameters, total.split([p.numel() for p in parameters]), strict=True):
+                p -= 0.1 * part.view_as(p) / 10
+        assert calls[step][:3] == (chosen.sum(), 1.5, 10)
+    torch.testing.assert_close(found, torch.cat([p.detach().flatten() for p in parameters]), rtol=1e-4, atol=1e-5)
+    assert len({tuple(call[3]) for call in calls}) == 10
+    assert len({call[0] for call in calls}) > 1  # sizes vary, the denominator does not
+
+
 def test_empty_batches_are_steps_too(tmp_path):
     """At a tiny rate most batches are empty: noise is still added, the weights stay finite."""
     seen = []
@@ -157,13 +190,15 @@ def test_a_run_stopped_at_a_checkpoint_goes_on_bit_for_bit(tmp_path):
     want = train(whole, noise=1.0, checkpoint_seconds=0)
     with pytest.raises(Stop):
         train(parts, noise=1.0, checkpoint_seconds=0, report=stop)
-    assert torch.load(parts / "checkpoint.pt")["step"] == 4
+    assert torch.load(parts / "checkpoint.pt")["step"] == 5
     assert torch.equal(train(parts, noise=1.0, checkpoint_seconds=0), want)
 
 
 def test_divergence_is_an_error(tmp_path):
     with pytest.raises(UserError, match=r"diverged.*learning_rate"):
         train(tmp_path, NonPrivate("non_private"), learning_rate=1e308, epochs=5)
+    with pytest.raises(UserError, match=r"diverged.*learning_rate"):  # again, without a new step
+        train(tmp_path, NonPrivate("non_private"), learning_rate=1e308, epochs=5, report=pytest.fail)
 
 
 def test_a_broken_checkpoint_is_named(tmp_path):

@@ -25,7 +25,7 @@ class DPSGD:
     """Settings of DP-SGD."""
 
     name: str = setting("its name in records and tables")
-    clip_norm: float = setting("bound C on the L2 norm of an example's gradient", over=0)
+    clip_norm: float = setting("bound C on the L2 norm of an example's gradient", at_least=1e-12)
 
     uses_public: ClassVar[bool] = False
     private: ClassVar[bool] = True

@@ -79,8 +79,8 @@ def public_examples(
 
     They are the first m of its TEST split, as in the papers; where that is shorter, its training split follows, unless
     the set is the `private` one (name it whenever there is one, or private examples may be taken). UsageError names
-    distance.m where there are fewer (`load`: pair.m). Labels stay those of the public dataset: they mean nothing in the private label space,
-    so the algorithms draw random labels there.
+    distance.m where there are fewer (`load`: pair.m). Labels stay those of the public dataset: they mean nothing in the
+    private label space, so the algorithms draw random labels there.
     """
     source = open_dataset(name, data_root, download)
     same = private is not None and same_examples(name, private, data_root)

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import torchvision.datasets as sets
 
-from pubsel.config import Dataset, UserError
+from pubsel.config import Dataset, UserError, is_there
 from pubsel.data.convert import Shape
 from pubsel.data.folders import read_images
 from pubsel.data.splits import Parts, Split, cat, from_arrays, missing
@@ -17,7 +17,7 @@ def read(name: str, info: Dataset, root: Path, download: bool) -> Parts:
 
     Missing where they are not there and cannot be fetched; UserError where they are there but do not read.
     """
-    there = all((root / file).exists() for file in info.options["files"])
+    there = all(is_there(root / file) for file in info.options["files"])
     if not there and not download:
         raise missing(name, root)
     shape: Shape = tuple(info.shape)  # type: ignore[assignment]

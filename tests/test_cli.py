@@ -1,0 +1,384 @@
+"""The command line as a person uses it: in a folder of their own, without the data of the papers."""
+
+import errno
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import pubsel
+import pubsel.run
+from pubsel.cli import main
+
+SCRIPT = Path(sys.executable).parent / "pubsel"
+POISSON = ["+experiment=quickstart", "training.epochs=1", "epsilon=2", "distance=none", "download=false"]
+TINY = [*POISSON, "training.batch_size=1297", "training.chunk=256"]  # one step; a full batch is quick to account for
+Cli = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("PUBSEL_DATA", raising=False)
+    monkeypatch.setenv("HYDRA_FULL_ERROR", "0")  # main sets it, and sys.argv: both come back after a test
+    monkeypatch.setattr(sys, "argv", sys.argv)
+    return tmp_path
+
+
+@pytest.fixture
+def cli(capsys: pytest.CaptureFixture[str]) -> Cli:
+    """Runs `pubsel WORDS` in this process; exit code, stdout, stderr."""
+
+    def run(*words: str) -> tuple[int, str, str]:
+        code = main(list(words))
+        said = capsys.readouterr()
+        return code, said.out, said.err
+
+    return run
+
+
+def typed(*words: str) -> subprocess.CompletedProcess[str]:
+    """The installed console script in a process of its own."""
+    return subprocess.run([SCRIPT, *words], capture_output=True, text=True, timeout=300)
+
+
+def records() -> list[Path]:
+    return sorted(Path("results").glob("*/*/result.json"))
+
+
+def run_folders() -> list[Path]:
+    return sorted(Path("results").glob("runs/*"))
+
+
+# A session
+
+
+def test_a_session_of_a_new_user() -> None:
+    version, bare = typed("--version"), typed()
+    assert (version.returncode, version.stdout) == (0, f"{pubsel.__version__}\n")
+    assert (bare.returncode, bare.stdout.count("pubsel run +experiment=quickstart ")) == (2, 1)
+
+    first = typed("run", *POISSON)
+    assert first.returncode == 0, first.stderr
+    (path,) = records()
+    record = json.loads(path.read_text())
+    shown = f"{record['identity']}: accuracy {100 * record['utility']:.2f} % on 300 test examples. "
+    assert first.stdout.startswith(shown)
+    assert f"are ({record['privacy']['epsilon']:.4g}, 1e-05)-differentially private" in first.stdout
+    assert 1.9 < record["privacy"]["epsilon"] <= 2
+    assert not list(path.parent.glob("checkpoint*"))
+
+    written = path.stat().st_mtime_ns
+    again = typed("run", *POISSON)
+    assert (again.returncode, again.stdout) == (0, first.stdout)
+    assert again.stderr == f"{record['identity']}: finished before\n"
+    assert path.stat().st_mtime_ns == written
+    assert sorted(os.listdir()) == ["results"]  # and nothing else came to lie in the user's folder
+
+
+def test_one_epoch_of_the_quickstart(cli: Cli) -> None:
+    code, _, err = cli("run", "+experiment=quickstart", "training.epochs=1", "distance=none")
+    assert code == 0, err
+
+
+def test_a_sweep_goes_on_where_it_stopped(cli: Cli) -> None:
+    assert cli("run", *TINY, "seed=1")[0] == 0
+    code, out, err = cli("run", "-m", *TINY, "seed=0,1")
+    assert code == 0, err
+    assert [line.count("differentially private") for line in out.splitlines()] == [1, 1]
+    assert err.count("finished before") == 1
+    code, same, err = cli("run", "-m", *TINY, "seed=0,1")
+    assert (code, same) == (0, out)
+    assert err.count("finished before") == 2
+    assert len(records()) == 2
+
+
+def test_the_cells_of_a_sweep_that_can_run_do_run(cli: Cli) -> None:
+    code, out, err = cli("run", "-m", *TINY, "pair.m=5000,100")
+    assert code == 1
+    assert out.count("differentially private") == len(records()) == len(run_folders()) == 1
+    end = err.splitlines()[-2:]
+    assert end[0] == "pubsel: 1 cells failed:"
+    assert "pair.m=5000" in end[1]
+    assert "use a smaller pair.m" in end[1]
+    assert "Traceback" not in err
+
+
+def test_rank_orders_candidates_and_remembers(cli: Cli) -> None:
+    words = ["private=digits", "model=digits_cnn", "distance.m=100", "distance.initialisations=2"]
+    code, out, err = cli("rank", *words, "public=[digits,noise]")
+    assert code == 0, err
+    assert out.index("\ndigits") < out.index("\nnoise")
+    assert "not differentially private" in out
+    code, same, err = cli("rank", *words, "public=[digits,noise]")
+    assert (code, same) == (0, out)
+    assert "measured before" in err
+    assert cli("rank", *words, "public=noise")[0] == 0  # a single candidate needs no brackets
+
+
+def test_table_shows_the_numbers_of_the_paper(cli: Cli) -> None:
+    code, out, _ = cli("table", "gsd_table2")
+    assert code == 0
+    for number in ("58.63", "91.32", "85.25", "0.340"):
+        assert number in out
+    assert (Path("results") / "tables" / "gsd_table2.csv").exists()
+
+
+def test_data_list_and_prepare(cli: Cli) -> None:
+    code, out, _ = cli("data", "list")
+    assert code == 0
+    assert {line.split()[0] for line in out.splitlines() if line} >= {"cifar10", "digits", "svhn_extra"}
+    code, out, _ = cli("data", "prepare", "digits")
+    assert code == 0
+    assert "built in" in out
+
+
+def test_help_and_cfg_teach_and_run_nothing(cli: Cli) -> None:
+    for command, words in (
+        ("run", ["+experiment=quickstart", "algorithm: b_gep", "clip_embedding: 10", "result.json"]),
+        ("rank", ["pubsel rank private=digits", "distance: gsd", "convert: resize"]),
+        ("table", ["pubsel table gsd_table2", "results: results"]),
+        ("data", ["pubsel data prepare", "PUBSEL_DATA"]),
+    ):
+        code, out, _ = cli(command, "--help")
+        assert code == 0
+        assert out.startswith(f"pubsel {command}")
+        for word in words:
+            assert word in out, (command, word)
+        assert "Hydra" not in out
+    assert cli("--help") == cli("help") == (0, cli()[1], "")
+    code, out, _ = cli("run", "--cfg", "job", "+experiment=quickstart", "epsilon=7.5")
+    assert code == 0
+    assert "epsilon: 7.5\n" in out
+    assert "private: digits\n" in out
+    assert os.listdir() == []
+
+
+def test_what_needs_no_torch_does_not_wait_for_it() -> None:
+    code = (
+        "import sys\n"
+        "from pubsel.cli import main\n"
+        "assert 'torch' not in sys.modules\n"
+        "for words in ('--help', 'data list', 'table gsd_table2', 'run --help', 'run --cfg job', 'run epsilon=0'):\n"
+        "    assert main(words.split()) == (2 if 'epsilon' in words else 0)\n"
+        "    assert 'torch' not in sys.modules, words\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+
+
+# What goes wrong
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "expected"),
+    [
+        (["fit"], 2, ["fit", "run, rank, table, data"]),
+        (["run", "--epsilon", "4"], 2, ["--epsilon", "key=value"]),
+        (["run", "epsilon"], 2, ["'epsilon'", "key=value"]),
+        (["run", "pair.public=[a"], 2, ["pair.public=[a", "quote"]),
+        (["run", "epsilonn=1"], 2, ["epsilonn", "--help"]),
+        (["run", "+epsilonn=1"], 2, ["epsilonn", "epsilon, label"]),
+        (["run", "pair.typo=1"], 2, ["pair.typo", "--help"]),
+        (["run", "+pair.typo=1"], 2, ["pair.typo", "convert, m, private, public"]),
+        (["run", "+algorithm.typo=1"], 2, ["algorithm.typo", "clip_embedding"]),
+        (["run", "seed=0,1"], 2, ["seed=0,1", "--multirun"]),
+        (["run", "epsilon=four"], 2, ["epsilon", "four"]),
+        (["run", "epsilon=0"], 2, ["epsilon=0", "greater than 0"]),
+        (["run", "epsilon=nan"], 2, ["epsilon=nan"]),
+        (["run", "privacy.delta=1"], 2, ["privacy.delta=1", "less than 1"]),
+        (["run", "label=null"], 2, ["label", "None"]),
+        (["run", "+experiment=nope"], 2, ["experiment/nope", "quickstart", "gep_cifar10"]),
+        (["run", "algorithm=nope"], 2, ["algorithm/nope", "dp_sgd", "gep"]),
+        (["run", "algorithm=null"], 2, ["override"]),
+        (["run", "~algorithm"], 2, ["algorithm=NAME"]),
+        (["run", "algorithm._target_=os.system"], 2, ["algorithm._target_=os.system"]),
+        (["run", "-m", "model=probe,nope"], 2, ["model/nope", "resnet20"]),
+        (["run", *TINY, "pair.private=cifar11"], 2, ["cifar11", "cifar10", "path"]),
+        (["run", *TINY, "pair.private=cifar10"], 1, ["cifar10", "pubsel data prepare cifar10", "data_root="]),
+        (["run", *TINY, "algorithm.k=500", "pair.m=100"], 2, ["algorithm.k=500", "pair.m=100", "lower"]),
+        (["run", *TINY, "pair.m=501"], 2, ["pair.m=501", "smaller pair.m"]),
+        (["run", *TINY, "pair.public=noise", "pair.convert=exact"], 2, ["convert=exact", "32x32x3", "8x8x1"]),
+        (["run", *TINY, "pair.private=corrupt.npz"], 1, ["corrupt.npz", "prepare it again"]),
+        (["run", *TINY, "pair.public=other.npz"], 1, ["other.npz", "train_images"]),
+        (["run", *TINY, "pair.private=absent.npz"], 1, ["absent.npz", "no such file"]),
+        (["run", *TINY, "pair.private=./empty"], 1, ["empty", "no images"]),
+        (["run", *TINY, "distance.name=cosine"], 2, ["distance.name=cosine", "gsd or none"]),
+        (["run", *TINY, "results=a_file/x"], 1, ["a_file/x", "results=FOLDER"]),
+        (["run", "-m", *TINY, "seed=0,1", "results=a_file/x"], 1, ["a_file/x", "permissions"]),
+        (["rank"], 2, ["private", "private=..."]),
+        (["rank", "private=digits"], 2, ["public", "public=..."]),
+        (["rank", "private=digits", "public=[noise,noise]"], 2, ["public=[...]", "once"]),
+        (["rank", "private=digits", "public=noise", "distance=none"], 2, ["distance.name=none", "distance=gsd"]),
+        (["rank", "private=digits", "public=./empty", "model=digits_cnn"], 1, ["empty", "no images"]),
+        (["rank", "private=digits", "public=noise", "results=a_file/x"], 1, ["a_file/x", "results=FOLDER"]),
+        (["table"], 2, ["table", "table=..."]),
+        (["table", "nope"], 2, ["nope", "gsd_table2"]),
+        (["data"], 2, ["list", "prepare NAME"]),
+        (["data", "fetch"], 2, ["fetch", "prepare NAME"]),
+        (["data", "prepare"], 2, ["name", "cifar10"]),
+        (["data", "prepare", "cifar11"], 2, ["cifar11", "cifar10"]),
+    ],
+    ids=lambda value: " ".join(word for word in value if word not in TINY) if isinstance(value, list) else "",
+)
+def test_a_mistake_is_answered_in_one_line(cli: Cli, words: list[str], code: int, expected: list[str]) -> None:
+    Path("a_file").write_text("")
+    Path("corrupt.npz").write_bytes(b"PK\x03\x04 and no more")
+    np.savez("other.npz", x=np.zeros(3))
+    Path("empty").mkdir()
+    got, out, err = cli(*words)
+    assert got == code, err
+    assert err.startswith("pubsel: ")
+    assert len(err.splitlines()) == 1, err
+    assert out == ""
+    for word in expected:
+        assert word in err
+    assert records() == run_folders() == []
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
+def test_a_device_that_is_not_there(cli: Cli) -> None:
+    code, _, err = cli("run", *TINY, "device=cuda")
+    assert code == 2
+    assert err == "pubsel: device=cuda: no CUDA device is available here; use device=cpu or device=auto\n"
+    assert run_folders() == []
+
+
+@pytest.mark.parametrize(
+    ("overrides", "code", "expected"),
+    [
+        (["model=resnet20", "model.name=nope"], 2, ["model.name=nope", "resnet20"]),
+        (["model=timm"], 2, ["model.architecture=NAME"]),
+        (
+            ["algorithm=dp_sgd", "training.epochs=3", "training.learning_rate=1e38"],
+            1,
+            ["diverged", "lower training.learning_rate"],
+        ),
+    ],
+)
+def test_a_run_that_fails_ends_with_one_line_and_leaves_no_record(
+    cli: Cli, overrides: list[str], code: int, expected: list[str]
+) -> None:
+    got, out, err = cli("run", *TINY, *overrides)
+    assert (got, out) == (code, "")
+    assert [line for line in err.splitlines() if line.startswith("pubsel: ")] == err.splitlines()[-1:]
+    for word in expected:
+        assert word in err.splitlines()[-1]
+    assert "Traceback" not in err
+    assert records() == []
+    if code == 2:  # nothing was started
+        assert run_folders() == []
+
+
+@pytest.mark.parametrize("file", ["checkpoint.pt", "result.json"])
+def test_a_full_disk_is_told_and_the_run_goes_on_later(cli: Cli, monkeypatch: pytest.MonkeyPatch, file: str) -> None:
+    replace = os.replace
+
+    def full(source: os.PathLike, target: os.PathLike) -> None:
+        if Path(target).name == file:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(source))
+        replace(source, target)
+
+    monkeypatch.setattr(os, "replace", full)
+    code, out, err = cli("run", *TINY)
+    assert (code, out) == (1, "")
+    line = err.splitlines()[-1]
+    assert line.startswith("pubsel: cannot write")
+    for word in (file, "No space left on device", "results="):
+        assert word in line
+    assert records() == []
+    assert not [path for path in Path("results").rglob("*") if path.suffix in (".part", ".tmp")]
+
+    monkeypatch.setattr(os, "replace", replace)
+    assert cli("run", *TINY)[0] == 0
+    assert len(records()) == 1
+
+
+def test_a_corrupt_record_is_named(cli: Cli) -> None:
+    assert cli("run", *TINY)[0] == 0
+    (path,) = records()
+    path.write_text(path.read_text()[:100])
+    code, out, err = cli("run", *TINY)
+    assert (code, out) == (1, "")
+    assert f"{path} is no complete record: delete it" in err.splitlines()[-1]
+
+
+def test_debug_shows_where(cli: Cli) -> None:
+    code, _, err = cli("run", *TINY, "debug=true", "pair.private=absent.npz")
+    assert code == 1
+    assert err.startswith("Traceback")
+    assert err.splitlines()[-1].startswith("pubsel: absent.npz: ")
+
+
+def test_an_interrupted_run_says_how_to_go_on(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(pubsel.run, "fit", interrupted)
+    code, out, err = cli("run", *TINY)
+    assert (code, out) == (130, "")
+    assert "goes on from the last checkpoint" in err
+    assert "Traceback" not in err
+
+
+# Tab
+
+ASK = """
+eval "$(pubsel -sc install=bash)"
+complete -p pubsel
+for COMP_LINE in "$@"; do
+    COMP_POINT=${#COMP_LINE}
+    COMP_WORDS=($COMP_LINE)
+    COMP_CWORD=$((${#COMP_WORDS[@]} - 1))
+    hydra_bash_completion
+    echo "${COMPREPLY[*]}"
+done
+"""
+
+
+@pytest.mark.skipif(not shutil.which("bash"), reason="no bash")
+def test_bash_completes() -> None:
+    expected = {
+        "pubsel r": "run rank",
+        "pubsel run algo": "algorithm. algorithm=",
+        "pubsel run algorithm=d": "algorithm=dp_sgd",
+    }
+    environment = {**os.environ, "PATH": f"{SCRIPT.parent}{os.pathsep}{os.environ['PATH']}"}
+    done = subprocess.run(
+        ["bash", "--norc", "-c", ASK, "bash", *expected], capture_output=True, text=True, timeout=300, env=environment
+    )
+    assert done.stderr == ""
+    rule, *answers = done.stdout.splitlines()
+    assert rule.endswith("-F hydra_bash_completion pubsel")
+    assert answers == list(expected.values())
+
+
+@pytest.mark.parametrize(
+    ("line", "choices"),
+    [
+        ("pubsel ", ["run", "rank", "table", "data"]),
+        ("pubsel run", ["run"]),
+        ("pubsel nope ", []),
+        ("pubsel run pair=digits", ["pair=digits_digits"]),
+        ("pubsel run -m +experiment=quickstart  pair.pu", ["pair.public="]),
+        ("pubsel run +experiment=qui", ["+experiment=quickstart"]),
+        ("pubsel run bad=[ al", []),
+        ("pubsel rank private=digits pub", ["public="]),
+        ("pubsel table gsd", ["gsd_table2"]),
+        ("pubsel table gsd_table2 res", ["results="]),
+        ("pubsel data ", ["list", "prepare"]),
+        ("pubsel data prepare cifar", ["cifar10", "cifar100"]),
+        ("pubsel data list data_r", ["data_root="]),
+    ],
+)
+def test_what_tab_offers(cli: Cli, monkeypatch: pytest.MonkeyPatch, line: str, choices: list[str]) -> None:
+    monkeypatch.setenv("COMP_LINE", line)
+    code, out, err = cli("-sc", "query=bash")
+    assert (code, out.split(), err) == (0, choices, "")
