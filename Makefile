@@ -1,7 +1,9 @@
 # make quickstart, make test: everything that is needed is set up first.
-# Tables: a target that was stopped goes on where it was. ARGS are further settings: make table2-fmnist ARGS="device=cpu"
+# Tables: a target that was stopped goes on where it was. ARGS are further settings, PUBLIC other public sets:
+# make table2-fmnist ARGS="device=cpu" PUBLIC=fashion_mnist,mnist
 PYTHON ?= python3
 ARGS ?=
+PUBLIC ?=
 BIN := .venv/bin
 RUN := $(BIN)/pubsel run
 TABLE := $(BIN)/pubsel table
@@ -35,7 +37,7 @@ bench: venv
 table2: table2-cifar10 table2-svhn table2-fmnist
 
 table2-cifar10 table2-svhn table2-fmnist: table2-%: venv
-	$(RUN) +experiment=table2_$* $(ARGS)
+	$(RUN) +experiment=table2_$* $(if $(PUBLIC),pair.public=$(PUBLIC)) $(ARGS)
 	$(RUN) -m +experiment=gep_$* algorithm=dp_sgd seed=0,1,2 $(ARGS)
 	$(RUN) -m +experiment=gep_$* algorithm=dp_sgd label=tuned algorithm.clip_norm=0.1,1 \
 		training.learning_rate=0.1,0.3,1 seed=0,1,2 $(ARGS)

@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import hashlib
+import math
 import sys
 import time
 from datetime import UTC, datetime
@@ -73,12 +74,9 @@ def run(settings: RunConfig) -> dict[str, Any]:
     with locked(folder):
         path = folder / "result.json"
         if path.exists():
-            changed = (
-                " (if its data has changed, delete its folder to train again)"
-                if has_paths([settings.pair.private, settings.pair.public])
-                else ""
-            )
-            say(f"{name}: finished before{changed}")
+            say(f"{name}: finished before")
+            if has_paths([settings.pair.private, settings.pair.public]):
+                say(f"  if its files have changed since, delete {folder} to train again")
             return results.read_record(path)
         record = _train(settings, name, folder, device)
         results.write_record(path, record)
@@ -87,8 +85,7 @@ def run(settings: RunConfig) -> dict[str, Any]:
 
 
 class locked:
-    """Holds a folder for one process: a second one says so and waits until the first has finished or died. A folder in
-    which nothing came to lie is removed at the end."""
+    """Holds a folder for one process: a second one says so and waits until the first has finished or died."""
 
     def __init__(self, folder: Path):
         self.folder = folder
@@ -106,10 +103,6 @@ class locked:
             raise UserError(f"cannot write to {self.folder}: {error.strerror}; set results=FOLDER") from None
 
     def __exit__(self, *_: object) -> None:
-        with contextlib.suppress(OSError):
-            if [path.name for path in self.folder.iterdir()] == ["lock"]:
-                (self.folder / "lock").unlink()
-                self.folder.rmdir()
         self.lock.release()
 
 
@@ -234,6 +227,7 @@ def pair_distance(settings: RunConfig, task: Task, device: torch.device) -> dict
             "identity": name,
             "name": "gsd",
             "values": values,
+            "raw": raw(values, settings.distance.k),
             **summary(values),
             "k": settings.distance.k,
             "m": settings.distance.m,
@@ -242,6 +236,11 @@ def pair_distance(settings: RunConfig, task: Task, device: torch.device) -> dict
         }
         results.write_record(path, record)
     return record
+
+
+def raw(values: list[float], k: int) -> list[float]:
+    """The projection metric of Algorithm 1 itself: GSD as reported is it divided by sqrt(k)."""
+    return [value * math.sqrt(k) for value in values]
 
 
 def summary(values: list[float]) -> dict[str, float | None]:
@@ -302,6 +301,7 @@ def _rank(settings: RankConfig, device: torch.device) -> dict[str, Any]:
         "private": settings.private,
         "order": ordered(values),
         "values": values,
+        "raw": {name: raw(found, settings.distance.k) for name, found in values.items()},
         "k": settings.distance.k,
         "m": settings.distance.m,
         "model": settings.model.name,

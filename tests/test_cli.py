@@ -54,7 +54,8 @@ def records() -> list[Path]:
 
 
 def run_folders() -> list[Path]:
-    return sorted(Path("results").glob("runs/*"))
+    """Run folders in which anything lies but the lock."""
+    return sorted({path.parent for path in Path("results").glob("runs/*/*") if path.name != "lock"})
 
 
 # A session

@@ -110,7 +110,7 @@ def test_a_setting_of_an_algorithm_is_checked_like_any_other() -> None:
     for override, words in (
         ("+algorithm.typo=1", "unknown key algorithm.typo; here: clip_embedding"),
         ("algorithm.k=many", "algorithm.k: "),
-        ("algorithm.clip_residual=0", "algorithm.clip_residual=0.0: must be greater than 0"),
+        ("algorithm.clip_residual=0", "algorithm.clip_residual=0.0: must be at least 1e-12"),
         ("algorithm.groups=rows", "layers, slices"),
         ("algorithm._target_=pubsel.algorithms.gep.NoSuch", "algorithm._target_=pubsel.algorithms.gep.NoSuch"),
         ("algorithm._target_=pathlib.Path", "algorithm: "),
