@@ -91,7 +91,8 @@ def spent(
         return max(0.0, float(bounds[2]))
     except (ValueError, RuntimeError, FloatingPointError, OverflowError) as failure:
         raise UsageError(
-            f"privacy.delta={delta}: the accountant fails here ({failure}); deltas from 1e-12 to 0.1 are usual"
+            f"epsilon with privacy.delta={delta}: the accountant fails at noise multiplier {noise_multiplier:.3g} "
+            f"({failure}); lower epsilon, or take a delta from 1e-12 to 0.1"
         ) from None
 
 

@@ -70,7 +70,8 @@ def test_every_dataset_file_is_whole():
 
 def test_listing_says_what_is_there_and_imports_no_torch(tmp_path):
     npz(tmp_path / "cifar10.npz")
-    (tmp_path / "tiny-imagenet-200").mkdir()
+    (tmp_path / "tiny-imagenet-200" / "train").mkdir(parents=True)
+    (tmp_path / "imagenet").mkdir()  # empty: nothing is there
     rows = {line.split()[0]: line for line in catalogue.listing(str(tmp_path)).splitlines() if line.split()}
     assert rows["cifar10"].endswith("npz")
     assert rows["digits"].endswith("built in")
