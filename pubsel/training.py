@@ -133,9 +133,9 @@ def fit(
 
         last = step + 1 == plan.steps
         epoch_ends = last or (step + 1) % epoch_steps == 0
-        if epoch_ends or time.monotonic() - saved >= training.checkpoint_seconds:
-            finite = all(torch.isfinite(p).all() for p in parameters)
-            if last or not finite or time.monotonic() - saved >= training.checkpoint_seconds:
+        due = last or time.monotonic() - saved >= training.checkpoint_seconds
+        if epoch_ends or due:
+            if due or not _finite(parameters):
                 saved = time.monotonic()
                 states = [part.state_dict() for part in (model, optimizer, decay)]
                 save(checkpoint, {"step": step + 1, "seconds": earlier + saved - began, "parts": states})
@@ -155,10 +155,14 @@ def _on(task: Task, device: torch.device) -> Task:
     return task._replace(private=move(task.private), public=move(task.public) if task.public is not None else None)
 
 
+def _finite(parameters: list[nn.Parameter]) -> bool:
+    return all(bool(torch.isfinite(p).all()) for p in parameters)
+
+
 def _check_finite(parameters: list[nn.Parameter], step: int, training: Training) -> None:
     """UserError where training diverged. Its checkpoint stays, so that the same command fails again at once instead of
     drawing new noise for steps whose failure was seen."""
-    if not all(torch.isfinite(p).all() for p in parameters):
+    if not _finite(parameters):
         raise UserError(
             f"training diverged: weights are not finite at step {step}; "
             f"lower training.learning_rate={training.learning_rate:g}"
