@@ -11,9 +11,9 @@ def _flat(features: nn.Module, channels: int, height: int, width: int) -> int:
         return features(torch.zeros(1, channels, height, width)).numel()
 
 
-def fmnist_cnn(channels: int, height: int, width: int, classes: int) -> nn.Module:
-    """GSD, Table 5a: 26,010 parameters for Fashion-MNIST."""
-    features = OrderedDict(
+def _two_convolutions(channels: int) -> OrderedDict[str, nn.Module]:
+    """The convolutional part of GSD's Table 5a: 512 outputs for 28 x 28 images."""
+    return OrderedDict(
         conv1=nn.Conv2d(channels, 16, 8, stride=2, padding=3),
         relu1=nn.ReLU(),
         pool1=nn.MaxPool2d(2, stride=1),
@@ -22,6 +22,11 @@ def fmnist_cnn(channels: int, height: int, width: int, classes: int) -> nn.Modul
         pool2=nn.MaxPool2d(2, stride=1),
         flatten=nn.Flatten(),
     )
+
+
+def fmnist_cnn(channels: int, height: int, width: int, classes: int) -> nn.Module:
+    """GSD, Table 5a: 26,010 parameters for Fashion-MNIST."""
+    features = _two_convolutions(channels)
     width_flat = _flat(nn.Sequential(features), channels, height, width)
     head = OrderedDict(fc1=nn.Linear(width_flat, 32), relu3=nn.ReLU(), fc2=nn.Linear(32, classes))
     return nn.Sequential(features | head)
@@ -30,15 +35,7 @@ def fmnist_cnn(channels: int, height: int, width: int, classes: int) -> nn.Modul
 def mnist_cnn(channels: int, height: int, width: int, classes: int) -> nn.Module:
     """GEP, Section 4: two convolutions with max-pooling and one linear layer; the paper gives no sizes, so those of
     GSD's Table 5a are taken: 14,394 parameters for MNIST."""
-    features = OrderedDict(
-        conv1=nn.Conv2d(channels, 16, 8, stride=2, padding=3),
-        relu1=nn.ReLU(),
-        pool1=nn.MaxPool2d(2, stride=1),
-        conv2=nn.Conv2d(16, 32, 4, stride=2),
-        relu2=nn.ReLU(),
-        pool2=nn.MaxPool2d(2, stride=1),
-        flatten=nn.Flatten(),
-    )
+    features = _two_convolutions(channels)
     width_flat = _flat(nn.Sequential(features), channels, height, width)
     return nn.Sequential(features | OrderedDict(fc=nn.Linear(width_flat, classes)))
 
