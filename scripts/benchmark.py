@@ -34,11 +34,14 @@ def interleaved(runs: dict[str, Callable[[], object]], repeats: int) -> dict[str
     """Median seconds of each, after one warm-up, in turn."""
     for run in runs.values():
         run()
+    synchronise = torch.cuda.synchronize if torch.cuda.is_available() else lambda: None
     times: dict[str, list[float]] = {name: [] for name in runs}
     for _ in range(repeats):
         for name, run in runs.items():
+            synchronise()
             start = time.perf_counter()
             run()
+            synchronise()
             times[name].append(time.perf_counter() - start)
     return {name: statistics.median(values) for name, values in times.items()}
 
@@ -204,9 +207,11 @@ def main() -> None:
     arguments = argparse.ArgumentParser(description=__doc__)
     arguments.add_argument("--short", action="store_true", help="smaller sizes, under a minute or two")
     arguments.add_argument("--threads", type=int, default=torch.get_num_threads())
+    arguments.add_argument("--device", default="cpu")
     arguments.add_argument("--output", type=Path, default=Path("results/benchmark.csv"))
     given = arguments.parse_args()
     torch.set_num_threads(given.threads)
+    torch.set_default_device(given.device)
     short = given.short
     rows: list[dict[str, object]] = []
     for part in (
@@ -220,8 +225,8 @@ def main() -> None:
             print(f"{row['ratio']:>6} x  {row['work']} vs {row['peer']}  (error {row['error'] or '-'})", flush=True)
             rows.append(row)
     origin = results.provenance()
-    where = {"threads": given.threads, "hardware": origin["hardware"], "torch": origin["versions"]["torch"],
-             "opacus": origin["versions"]["opacus"], "commit": origin["commit"]}  # fmt: skip
+    where = {"device": given.device, "threads": given.threads, "hardware": origin["hardware"]}
+    where |= {name: origin["versions"][name] for name in ("torch", "opacus")} | {"commit": origin["commit"]}
     given.output.parent.mkdir(parents=True, exist_ok=True)
     with given.output.open("w", newline="") as file:
         writer = csv.DictWriter(file, [*rows[0], *where])
