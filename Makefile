@@ -60,7 +60,7 @@ gep-table1-svhn: venv
 
 gep-table5: venv
 	$(RUN) +experiment=gep_table5 $(ARGS)
-	$(RUN) -m +experiment=gep_table5 pair.public=cifar10 algorithm.labels=true $(ARGS)
+	$(RUN) -m +experiment=gep_table5 pair.public=cifar10 algorithm.labels=given $(ARGS)
 	$(TABLE) gep_table5
 
 gep-table6: venv

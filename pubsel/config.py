@@ -60,7 +60,7 @@ def setting(
 
 Device = Enum("Device", ["auto", "cpu", "cuda"])
 Convert = Enum("Convert", ["resize", "exact"])
-Labels = Enum("Labels", ["random", "true"])
+Labels = Enum("Labels", ["random", "given"])  # not "true", which YAML reads as a truth value
 Parameters = Enum("Parameters", ["weights", "all"])
 Accounting = Enum("Accounting", ["prv", "paper"])
 Norm = Enum("Norm", ["replace", "freeze"])
@@ -98,7 +98,7 @@ class Distance:
     m: int = setting("examples on each side", at_least=2)
     initialisations: int = setting("random networks to average over", at_least=1)
     normalise_rows: bool = setting("scale every per-example gradient to unit length before the decomposition")
-    labels: Labels = setting("random, or true (then both sides need labels of the private task)")
+    labels: Labels = setting("random, or given: then both sides need labels of the private task")
     parameters: Parameters = setting("gradients of the weights alone, or of all parameters")
 
 

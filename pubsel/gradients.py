@@ -7,6 +7,7 @@ NaN times a clip factor of zero is still NaN.
 from collections.abc import Iterator
 from typing import NamedTuple, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value, vmap
@@ -94,6 +95,12 @@ def clip_factors(norms: Tensor, bound: float) -> Tensor:
     float32, so that rounding clips more, never less.
     """
     return (bound / norms.double().clamp(min=1e-300)).clamp(max=1) * (1 - 1e-5)
+
+
+def random_labels(source: np.random.Generator, n: int, classes: int, multi_label: bool) -> Tensor:
+    """Random classes [n]; for a multi-label task the one-hot rows, float32 [n, classes], of random classes."""
+    drawn = torch.from_numpy(source.integers(classes, size=n))
+    return nn.functional.one_hot(drawn, classes).float() if multi_label else drawn
 
 
 def loss_of(logits: Tensor, y: Tensor) -> Tensor:

@@ -105,7 +105,10 @@ def fit(
     )
     milestones = [round(f * plan.steps) for f in training.milestones]
     decay = torch.optim.lr_scheduler.MultiStepLR(optimizer, milestones, training.decay)
-    view = View(model, gradients, task.public, task.classes, lambda purpose, step: stream(key, purpose, step))
+    view = View(
+        model, gradients, task.public, task.classes, task.private.y.dim() == 2,
+        lambda purpose, step: stream(key, purpose, step),
+    )  # fmt: skip
 
     start, earlier = _resume(checkpoint, model, optimizer, decay)
     _check_finite(parameters, start, training)

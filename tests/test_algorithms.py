@@ -1,6 +1,7 @@
 """Mechanisms against the algorithms written out in float64; and attacks on every declared sensitivity."""
 
 import math
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ from pubsel import algorithms
 from pubsel.algorithms import View, dp_sgd, gep
 from pubsel.config import CONF, UsageError
 from pubsel.data import Split
-from pubsel.gradients import DenseGradients, PerExampleGradients
+from pubsel.gradients import DenseGradients, PerExampleGradients, random_labels
 from pubsel.models import small
 from pubsel.randomness import stream
 from pubsel.subspace import group_basis
@@ -28,7 +29,9 @@ def view(m=40, dtype=torch.float32):
     torch.manual_seed(0)
     model = small.linear(1, 8, 8, 10).to(dtype).eval()
     public = Split(torch.randn(m, 1, 8, 8, dtype=dtype), torch.randint(10, (m,)))
-    return View(model, PerExampleGradients(model, 16), public, 10, lambda purpose, step: stream("test", purpose, step))
+    return View(
+        model, PerExampleGradients(model, 16), public, 10, False, lambda purpose, step: stream("test", purpose, step)
+    )
 
 
 def mechanism(name, dtype=torch.float32, m=40, **changes):
@@ -192,11 +195,22 @@ def test_gep_without_clipping_is_unbiased():
 
 
 def test_labels_are_drawn_anew_at_each_step_or_once():
-    v = view()
-    assert not torch.equal(gep.random_labels(v, 40, 0), gep.random_labels(v, 40, 1))
-    assert torch.equal(gep.random_labels(v, 40, 1), gep.random_labels(v, 40, 1))
-    labels = gep.random_labels(v, 5000, 0)
+    fresh, once = build("gep", k=20), build("gep", k=20, redraw=False)
+
+    def labels_of(algorithm, step):
+        seen = []
+        v = view()
+        spy = lambda x, y: seen.append(y) or v.gradients.matrix(x, y)  # noqa: E731
+        algorithm.basis(v._replace(gradients=SimpleNamespace(matrix=spy, offsets=v.gradients.offsets, size=650)), step)
+        return seen[0]
+
+    assert not torch.equal(labels_of(fresh, 0), labels_of(fresh, 1))
+    assert torch.equal(labels_of(once, 0), labels_of(once, 1))
+    labels = random_labels(np.random.default_rng(0), 5000, 10, multi_label=False)
     assert np.abs(np.bincount(labels, minlength=10) / 5000 - 0.1).max() < 0.02
+    rows = random_labels(np.random.default_rng(0), 50, 10, multi_label=True)
+    assert torch.equal(rows.argmax(1), labels[:50])
+    assert torch.equal(rows.sum(1), torch.ones(50))
 
 
 def test_bfloat16_public_gradients_leave_the_basis_orthonormal():
@@ -227,3 +241,13 @@ def test_every_algorithm_file_builds():
         values = yaml.safe_load(path.read_text())
         if "_target_" in values:
             assert algorithms.build(values).name == path.stem
+
+
+def test_given_labels_are_used_and_must_fit():
+    """GEP, Table 5: the public images' own labels; refused where they are not of the private task."""
+    v = view()
+    algorithm = build("gep", k=20, labels="given")
+    first, second = algorithm.basis(v, 0), algorithm.basis(v, 0)
+    assert all(torch.equal(a, b) for a, b in zip(first.blocks, second.blocks, strict=True))
+    with pytest.raises(UsageError, match=r"algorithm\.labels=given"):
+        algorithm.basis(v._replace(public=Split(v.public.x, v.public.y + 10)), 0)

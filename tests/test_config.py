@@ -70,7 +70,7 @@ def with_value(key: str, value: Any) -> DictConfig:
         ("download", "perhaps", "perhaps"),
         ("device", "gpu", "auto, cpu, cuda"),
         ("privacy.accounting", "rdp", "prv, paper"),
-        ("distance.labels", "wrong", "random, true"),
+        ("distance.labels", "wrong", "random, given"),
     ],
 )
 def test_a_wrong_value_is_refused_by_key(key: str, value: Any, words: str) -> None:

@@ -75,7 +75,7 @@ def test_settings_change_the_value(digits):
         for changes in (
             {},
             {"normalise_rows": False},
-            {"labels": Labels.true},
+            {"labels": Labels.given},
             {"parameters": Parameters.all},
             {"k": 4},
         )

@@ -102,7 +102,7 @@ def test_noise_has_the_declared_scale(scale):
 def _view(gradients):
     from pubsel.algorithms import View
 
-    return View(gradients.model, gradients, None, 3, lambda purpose, step: stream("k", purpose, step))
+    return View(gradients.model, gradients, None, 3, False, lambda purpose, step: stream("k", purpose, step))
 
 
 def test_every_step_draws_its_own_sample_and_noise_and_divides_by_the_batch_size(tmp_path, monkeypatch):

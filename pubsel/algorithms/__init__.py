@@ -41,6 +41,7 @@ class View(NamedTuple):
     gradients: PerExampleGradients
     public: Split | None
     classes: int
+    multi_label: bool  # labels of the private task are 0/1 rows
     random: Callable[[str, int], np.random.Generator]
 
 

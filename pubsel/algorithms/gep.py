@@ -12,7 +12,7 @@ from torch import Tensor
 
 from pubsel.algorithms import Mechanism, View
 from pubsel.config import Labels, UsageError, setting
-from pubsel.gradients import Basis, GradientMatrix, clip_factors
+from pubsel.gradients import Basis, GradientMatrix, clip_factors, random_labels
 from pubsel.models import parameter_groups
 from pubsel.subspace import allocate, group_basis
 
@@ -54,7 +54,7 @@ class GEP:
     residual: bool = setting("release the residual too (GEP); false: Biased GEP")
     groups: Groups = setting("layers: as in the paper; slices: three equal flat slices, as in the official code")
     power_iterations: int = setting("power iterations for the basis", at_least=1)
-    labels: Labels = setting("labels of the public images: random, or true ones of the private task")
+    labels: Labels = setting("labels of the public images: random, or given: their own, of the private task")
     redraw: bool = setting("draw random labels at each step (paper) or once (official code)")
     public_precision: Precision = setting("of the public gradients; they only choose the subspace")
 
@@ -94,7 +94,13 @@ class GEP:
             )
         y = public.y
         if self.labels == Labels.random:
-            y = random_labels(view, len(public.x), step if self.redraw else 0).to(public.x.device)
+            source = view.random("labels", step if self.redraw else 0)
+            y = random_labels(source, len(public.x), view.classes, view.multi_label).to(public.x.device)
+        elif y.dim() == 1 and int(y.max()) >= view.classes:
+            raise UsageError(
+                f"algorithm.labels=given: the public images have labels outside the private task's {view.classes} "
+                "classes; use random labels"
+            )
         gradients = view.gradients.matrix(public.x, y)
         slices = self.columns(view)
         ranks = allocate(self.k, [s.stop - s.start for s in slices], len(public.x))
@@ -114,8 +120,3 @@ class GEP:
             return list(parameter_groups(view.model, view.gradients.offsets).values())
         cuts = [round(i * view.gradients.size / 3) for i in range(4)]
         return [slice(a, b) for a, b in pairwise(cuts)]
-
-
-def random_labels(view: View, n: int, step: int) -> Tensor:
-    """Random labels of the private task [n]: GEP, Section 4."""
-    return torch.from_numpy(view.random("labels", step).integers(view.classes, size=n))

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from pubsel.config import Distance, Labels, Parameters, UsageError
 from pubsel.data import Split
-from pubsel.gradients import DenseGradients, PerExampleGradients
+from pubsel.gradients import DenseGradients, PerExampleGradients, random_labels
 from pubsel.randomness import stream
 from pubsel.subspace import projection_metric, top_k
 
@@ -49,7 +49,7 @@ def measure(
         model = build(i)
         rng = stream(key, "gsd", i)
         chosen = torch.from_numpy(np.sort(rng.choice(len(private.x), distance.m, replace=False)))
-        drawn = _labels(rng, distance.m, private.y, classes)
+        drawn = random_labels(rng, distance.m, classes, multi_label=private.y.dim() == 2)
 
         sampled = Split(private.x[chosen], private.y[chosen])
         v_private = _basis("the private data", sampled, drawn, distance, model, classes)
@@ -63,9 +63,9 @@ def measure(
 
 
 def _basis(name: str, split: Split, drawn: Tensor, distance: Distance, model: nn.Module, classes: int) -> Tensor:
-    """Top-k subspace [p, k] of the gradients at `split`, with the labels `drawn` [m] or its own."""
+    """Top-k subspace [p, k] of the gradients at `split`, with the labels `drawn` [m] or the given ones."""
     device = next(model.parameters()).device
-    y = drawn if distance.labels == Labels.random else _true_labels(split, name, classes)
+    y = drawn if distance.labels == Labels.random else _given_labels(split, name, classes)
     try:
         return top_k(_gradients(model, distance, split.x.to(device), y.to(device)), distance.k)
     except ValueError as error:
@@ -83,15 +83,9 @@ def _gradients(model: nn.Module, distance: Distance, x: Tensor, y: Tensor) -> De
     return gradients
 
 
-def _labels(rng: np.random.Generator, n: int, like: Tensor, classes: int) -> Tensor:
-    """Random labels [n], or for a multi-label task the one-hot rows [n, labels] of a random class."""
-    drawn = torch.from_numpy(rng.integers(classes, size=n))
-    return torch.nn.functional.one_hot(drawn, classes).float() if like.dim() == 2 else drawn
-
-
-def _true_labels(split: Split, name: str, classes: int) -> Tensor:
+def _given_labels(split: Split, name: str, classes: int) -> Tensor:
     if split.y.dim() == 1 and int(split.y.max()) >= classes:
         raise UsageError(
-            f"distance.labels=true: {name} has labels outside the private task's {classes} classes; use random labels"
+            f"distance.labels=given: {name} has labels outside the private task's {classes} classes; use random labels"
         )
     return split.y
