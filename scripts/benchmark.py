@@ -110,7 +110,7 @@ def gep_step(m: int, n: int, k: int, repeats: int) -> list[dict[str, object]]:
     public = Split(torch.randn(m, 1, 28, 28), torch.randint(10, (m,)))
     x, y = torch.randn(n, 1, 28, 28), torch.randint(10, (n,))
     engine = PerExampleGradients(model, CHUNK)
-    view = View(model, engine, public, 10, lambda purpose, step: stream("benchmark", purpose, step))
+    view = View(model, engine, public, 10, False, lambda purpose, step: stream("benchmark", purpose, step))
 
     def settings(precision: Precision) -> GEP:
         return GEP("gep", k, 10.0, 2.0, True, Groups.slices, 1, Labels.random, True, precision)
