@@ -142,7 +142,7 @@ def _train(settings: RunConfig, name: str, folder: Path, device: torch.device) -
 
     seconds = fit(
         model, task, algorithm, plan, spend.noise_multiplier if spend else 0.0, settings.training,
-        noise_key(name, task.private, device), settings.privacy.secure_noise, folder / "checkpoint.pt", report,
+        name, noise_key(name, task.private, device), settings.privacy.secure_noise, folder / "checkpoint.pt", report,
     )  # fmt: skip
     save(folder / "model.pt", model.state_dict())
     utility = evaluate(model, task.test, task.metric)

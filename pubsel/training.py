@@ -83,6 +83,7 @@ def fit(
     plan: Schedule,
     noise_multiplier: float,
     training: Training,
+    name: str,
     key: str,
     secure: bool,
     checkpoint: Path,
@@ -90,9 +91,11 @@ def fit(
 ) -> float:
     """Train `model` in place on task.private; returns the seconds spent, those before a resume included.
 
-    key: names the run and its data; with the step it determines sample and noise, so that a run killed at any moment
-    goes on from `checkpoint` and ends, bit for bit on a CPU, like an uninterrupted one. With `secure`, both come from
-    the operating system instead: steps after the last checkpoint, whose result nobody saw, are drawn anew.
+    name: the run; it determines what the algorithm draws, and depends on no private example, since the algorithm must
+    not either. key: the run and its private data; with the step it determines sample and noise, so that a run killed
+    at any moment goes on from `checkpoint` and ends, bit for bit on a CPU, like an uninterrupted one. With `secure`,
+    sample and noise come from the operating system instead: steps after the last checkpoint, whose result nobody saw,
+    are drawn anew.
 
     Raises UserError when the weights stop being finite.
     """
@@ -107,7 +110,7 @@ def fit(
     decay = torch.optim.lr_scheduler.MultiStepLR(optimizer, milestones, training.decay)
     view = View(
         model, gradients, task.public, task.classes, task.private.y.dim() == 2,
-        lambda purpose, step: stream(key, purpose, step),
+        lambda purpose, step: stream(name, f"public {purpose}", step),
     )  # fmt: skip
 
     start, earlier = _resume(checkpoint, model, optimizer, decay)

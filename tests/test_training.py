@@ -55,7 +55,7 @@ class Float(torch.nn.Module):
 
 def train(tmp_path, algorithm=None, noise=0.0, secure=False, key="key", report=lambda p: None, **changes):
     model, problem, settings = network(), task(), training(**changes)
-    fit(model, problem, algorithm or DPSGD("dp_sgd", 1.0), schedule(50, settings), noise, settings, key, secure,
+    fit(model, problem, algorithm or DPSGD("dp_sgd", 1.0), schedule(50, settings), noise, settings, "name", key, secure,
         tmp_path / "checkpoint.pt", report)  # fmt: skip
     return torch.cat([p.detach().flatten() for p in model.parameters()])
 
@@ -136,6 +136,22 @@ def test_every_step_draws_its_own_sample_and_noise_and_divides_by_the_batch_size
     torch.testing.assert_close(found, torch.cat([p.detach().flatten() for p in parameters]), rtol=1e-4, atol=1e-5)
     assert len({tuple(call[3]) for call in calls}) == 10
     assert len({call[0] for call in calls}) > 1  # sizes vary, the denominator does not
+
+
+def test_what_an_algorithm_draws_depends_on_no_private_example(tmp_path):
+    """The key of sample and noise is computed from private data; it must not reach the basis or the public labels."""
+    drawn = []
+
+    class Watching(DPSGD):
+        def mechanism(self, view, step):
+            drawn.append(float(view.random("basis", step).random()))
+            return super().mechanism(view, step)
+
+    for key in ("data", "other data"):
+        (tmp_path / key).mkdir()
+        train(tmp_path / key, Watching("dp_sgd", 1.0), noise=1.0, key=key)
+    assert drawn[:10] == drawn[10:]
+    assert len(set(drawn)) == 10
 
 
 def test_empty_batches_are_steps_too(tmp_path):
@@ -264,7 +280,7 @@ def test_a_gpu_run_repeats_the_cpu_run(tmp_path):
     for device in ("cpu", "cuda"):
         (tmp_path / device).mkdir()
         model, settings = network(torch.float32).to(device), training()
-        fit(model, task(), DPSGD("dp_sgd", 1.0), schedule(50, settings), 1.0, settings, "key", False,
+        fit(model, task(), DPSGD("dp_sgd", 1.0), schedule(50, settings), 1.0, settings, "name", "key", False,
             tmp_path / device / "checkpoint.pt", lambda p: None)  # fmt: skip
         found.append(torch.cat([p.detach().flatten().cpu() for p in model.parameters()]))
     torch.testing.assert_close(found[0], found[1], rtol=1e-4, atol=1e-5)
