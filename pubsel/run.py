@@ -175,7 +175,7 @@ def _train(settings: RunConfig, name: str, folder: Path, device: torch.device) -
 
 
 def noise_key(name: str, private: Split, device: torch.device) -> str:
-    """What the noise of a run depends on: settings and seed (`name`), private examples, version of pubsel and kind of device.
+    """What the noise of a run depends on: settings and seed (`name`), private examples, pubsel's version, device kind.
 
     Two runs that differ in any of these never share noise, which would cancel between their weights: a user's folder
     whose content changed keeps its name. The key is written nowhere, since it is computed from private examples.
