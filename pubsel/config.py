@@ -126,7 +126,9 @@ class Training:
         "fractions of the steps after which the learning rate is multiplied by decay", at_least=0, at_most=1
     )
     decay: float = setting("factor of the learning rate at a milestone", over=0, at_most=1)
-    chunk: int = setting("examples whose gradients are held at once", at_least=1, neutral=True)
+    chunk: int | None = setting(
+        "examples per pass through the network; null: 32 on a CPU, 500 on a GPU", at_least=1, neutral=True
+    )
     checkpoint_seconds: float = setting("time between checkpoints, s", at_least=0, neutral=True)
 
 
@@ -148,6 +150,8 @@ class RunConfig(Common):
     """`pubsel run`."""
 
     label: str = setting("names a setting in tables, such as paper or tuned")
+    estimate: bool = setting("say first what the run will take, and refuse what does not fit", neutral=True)
+    profile: bool = setting("profile one step on random images: trace.json and costliest.txt", neutral=True)
     epsilon: float = setting("epsilon of the guarantee", over=0)
     pair: Pair = field(default_factory=Pair)
     model: Model = field(default_factory=Model)

@@ -1,19 +1,24 @@
 """The matrix of per-example gradients: G [n, p], one row an example, one column a trained parameter.
 
-Rows come from torch.func's vmap of grad, some examples at a time. Every row is made finite on construction, because
-NaN times a clip factor of zero is still NaN.
+Rows come from per_example.py, some examples at a time. Every row is made finite on construction, because NaN times a
+clip factor of zero is still NaN.
 """
 
+import copy
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import NamedTuple, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, grad_and_value, vmap
+
+from pubsel.per_example import by_layers, by_vmap, layers_agree
 
 LARGEST = 1e18  # norm of a row that counts; products with a larger one could overflow float32
+CPU_CHUNK, GPU_CHUNK = 32, 500  # examples per pass
 NORM_BLOCK = 512  # float32 sums over more entries than this read low; blocks are added in float64
+GRAM_BLOCK = 100  # rows; fewer are slower products, more leave more of the lower triangle computed
 
 
 class Basis(NamedTuple):
@@ -27,9 +32,9 @@ class Basis(NamedTuple):
         return sum(block.shape[1] for block in self.blocks)
 
     def expand(self, w: Tensor) -> Tensor:
-        """B w: [k] -> [p]."""
-        parts = torch.split(w, [block.shape[1] for block in self.blocks])
-        return torch.cat([block @ part for block, part in zip(self.blocks, parts, strict=True)])
+        """B w: [k] -> [p], or each row of [n, k] -> [n, p]."""
+        parts = torch.split(w, [block.shape[1] for block in self.blocks], dim=-1)
+        return torch.cat([part @ block.T for block, part in zip(self.blocks, parts, strict=True)], dim=-1)
 
 
 class GradientMatrix(Protocol):
@@ -42,6 +47,7 @@ class GradientMatrix(Protocol):
     def project(self, basis: Basis) -> Tensor: ...  # [p, k] -> G B, [n, k]
     def combine(self, weights: Tensor) -> Tensor: ...  # [n] or [n, k] -> G^T weights, [p] or [p, k]
     def gram(self) -> Tensor: ...  # G G^T, [n, n]
+    def written_out(self, chosen: Tensor) -> Tensor: ...  # bool [n] -> those rows, [n', p]
 
 
 class DenseGradients:
@@ -52,8 +58,8 @@ class DenseGradients:
         self.losses = losses
         norms = row_norms(rows)
         broken = ~(norms < LARGEST)
-        if broken.any():
-            rows[broken] = 0
+        if rows.is_cuda or broken.any():  # a GPU would have to be waited for
+            rows.masked_fill_(broken[:, None], 0)
             norms = torch.where(broken, 0, norms)
         self._norms = norms
 
@@ -73,8 +79,18 @@ class DenseGradients:
     def combine(self, weights: Tensor) -> Tensor:  # [p] or [p, k]
         return self.rows.T @ weights
 
+    def written_out(self, chosen: Tensor) -> Tensor:  # [n', p]
+        return self.rows[chosen]
+
     def gram(self) -> Tensor:  # [n, n]
-        return self.rows @ self.rows.T
+        """By blocks of rows on and above the diagonal: 2/3 of the time of the whole product for n >= 500."""
+        n = len(self.rows)
+        gram = self.rows.new_empty(n, n)
+        for i in range(0, n, GRAM_BLOCK):
+            block = self.rows[i : i + GRAM_BLOCK] @ self.rows[i:].T  # [<= GRAM_BLOCK, n - i]
+            gram[i : i + GRAM_BLOCK, i:] = block
+            gram[i:, i : i + GRAM_BLOCK] = block.T
+        return gram
 
 
 def row_norms(rows: Tensor) -> Tensor:
@@ -103,23 +119,30 @@ def random_labels(source: np.random.Generator, n: int, classes: int, multi_label
     return nn.functional.one_hot(drawn, classes).float() if multi_label else drawn
 
 
-def loss_of(logits: Tensor, y: Tensor) -> Tensor:
-    """Summed loss: cross-entropy for classes y [n]; binary cross-entropy, mean over labels, for 0/1 y [n, labels]."""
-    if y.dim() == logits.dim():
-        return nn.functional.binary_cross_entropy_with_logits(logits, y.to(logits.dtype), reduction="sum") / y.shape[-1]
-    return nn.functional.cross_entropy(logits, y, reduction="sum")
+@contextmanager
+def gpu_precision(precision: str) -> Iterator[None]:
+    """Matrix products and convolutions of float32 numbers on a GPU as "ieee" or "tf32"; ieee again afterwards.
+
+    torch convolves in tf32 unless told otherwise: the loop asks for ieee before it touches private data.
+    """
+    torch.backends.cuda.matmul.fp32_precision = torch.backends.cudnn.conv.fp32_precision = precision  # type: ignore[attr-defined]
+    try:
+        yield
+    finally:
+        torch.backends.cuda.matmul.fp32_precision = torch.backends.cudnn.conv.fp32_precision = "ieee"  # type: ignore[attr-defined]
 
 
 class PerExampleGradients:
     """Per-example gradients of one model.
 
-    model: in eval mode, so that an example's gradient is its own. chunk: examples per pass. names: parameters to
-    differentiate, in the order of the columns of G; all trainable ones by default. `offsets`: the columns of each.
+    model: in eval mode, so that an example's gradient is its own. chunk: examples per pass; by default what a cache
+    holds, or keeps a GPU busy. names: parameters to differentiate, in the order of the columns of G; all trainable ones
+    by default. `offsets`: the columns of each.
     """
 
-    def __init__(self, model: nn.Module, chunk: int, names: list[str] | None = None):
+    def __init__(self, model: nn.Module, chunk: int | None = None, names: list[str] | None = None):
         self.model = model
-        self.chunk = chunk
+        self.chunk = chunk or (GPU_CHUNK if next(model.parameters()).is_cuda else CPU_CHUNK)
         trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
         self.offsets: dict[str, slice] = {}
         start = 0
@@ -127,35 +150,46 @@ class PerExampleGradients:
             self.offsets[name] = slice(start, start + trained[name].numel())
             start += trained[name].numel()
         self.size = start  # p
+        self._by_layers: bool | None = None  # decided at the first call, which shows the shape of the data
+        self._scratch: Tensor | None = None
 
-    def blocks(self, x: Tensor, y: Tensor) -> Iterator[DenseGradients]:
-        """G for x [n, ...], y [n, ...] in blocks of 8 passes, so that memory does not grow with n."""
-        rows = 8 * self.chunk
+    def blocks(self, x: Tensor, y: Tensor, rows: int = 1, dtype: torch.dtype | None = None) -> Iterator[DenseGradients]:
+        """G for x [n, ...], y [n, ...] in blocks of at least `rows` examples, a whole number of passes.
+
+        All blocks lie in the same memory, which does not grow with n and is kept for the next call: a block is gone
+        when the next one is asked for. dtype: of passes and G; that of the model by default.
+        """
+        dtype = dtype or next(self.model.parameters()).dtype
+        rows = -(-rows // self.chunk) * self.chunk
         for xs, ys in zip(x.split(rows), y.split(rows), strict=True):
             if len(xs):
-                yield self.matrix(xs, ys)
+                yield self._fill(self._memory(len(xs), dtype), xs, ys)
 
     def matrix(self, x: Tensor, y: Tensor) -> DenseGradients:
-        """G [n, p] for x [n, ...], y [n, ...], held whole."""
+        """G [n, p] for x [n, ...], y [n, ...], held whole, in memory of its own."""
         parameter = next(self.model.parameters())
-        rows = torch.empty(len(x), self.size, dtype=parameter.dtype, device=parameter.device)
-        losses = torch.empty(len(x), dtype=parameter.dtype, device=parameter.device)
+        return self._fill(torch.empty(len(x), self.size, dtype=parameter.dtype, device=parameter.device), x, y)
+
+    def _fill(self, rows: Tensor, x: Tensor, y: Tensor) -> DenseGradients:
+        if self._by_layers is None:
+            self._by_layers = layers_agree(self.model, x, y, list(self.offsets))
+        gradients = by_layers if self._by_layers else by_vmap
+        model = self.model
+        if rows.dtype != next(model.parameters()).dtype:
+            model = copy.deepcopy(model).to(rows.dtype)
+            x = x.to(rows.dtype) if x.is_floating_point() else x
+        losses = torch.empty(len(x), dtype=rows.dtype, device=rows.device)
         for start in range(0, len(x), self.chunk):
             part = slice(start, start + self.chunk)
-            losses[part] = write_gradients(self.model, x[part], y[part], self.offsets, rows[part])
+            found, losses[part] = gradients(model, x[part], y[part], list(self.offsets))
+            for name, columns in self.offsets.items():
+                rows[part, columns] = found[name].flatten(1)
         return DenseGradients(rows, losses)
 
-
-def write_gradients(model: nn.Module, x: Tensor, y: Tensor, offsets: dict[str, slice], out: Tensor) -> Tensor:
-    """Write per-example gradients of the parameters `offsets` at x [n, ...], y [n, ...] into out [n, p]; losses [n]."""
-    state = {name: t.detach() for name, t in (*model.named_parameters(), *model.named_buffers())}
-    trained = {name: state.pop(name) for name in offsets}
-
-    def loss(trained: dict[str, Tensor], xi: Tensor, yi: Tensor) -> Tensor:
-        logits = functional_call(model, (trained, state), (xi[None],))
-        return loss_of(logits, yi[None])
-
-    grads, losses = vmap(grad_and_value(loss), in_dims=(None, 0, 0), randomness="different")(trained, x, y)
-    for name, columns in offsets.items():
-        out[:, columns] = grads[name].flatten(1)
-    return losses
+    def _memory(self, n: int, dtype: torch.dtype) -> Tensor:
+        """[n, p] of the scratch memory; pages that are touched for the first time cost as much as a backward pass."""
+        device = next(self.model.parameters()).device
+        if self._scratch is None or len(self._scratch) < n or self._scratch.dtype != dtype:
+            self._scratch = None
+            self._scratch = torch.empty(n, self.size, dtype=dtype, device=device)
+        return self._scratch[:n]

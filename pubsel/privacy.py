@@ -14,16 +14,23 @@ the RDP of one release, as GEP's published code does, understates the cost, beca
 
 import math
 import warnings
-from functools import lru_cache
+from collections.abc import Callable
+from functools import cache, lru_cache
 from typing import Any, NamedTuple
 
+import numpy as np
+from prv_accountant import PRVAccountant
+from prv_accountant.accountant import compute_safe_domain_size
+from prv_accountant.privacy_random_variables import PoissonSubsampledGaussianMechanism
+from scipy.fft import next_fast_len
 from scipy.optimize import brentq
 from scipy.special import log_ndtr
 
 from pubsel.config import Accounting, UsageError
 
-RELATIVE_ERROR = 0.01  # of epsilon, in the numerical accountant; part of the upper bound
-MAX_GRID = 2**24  # points of its discretisation; above, memory would be unbounded
+RELATIVE_ERROR = 0.0045  # of epsilon, in the numerical accountant; part of the upper bound
+SEARCH_ERROR = 0.07  # the same while searching, where only the estimate is used: off by far less than its error
+MAX_GRID = 2**25  # points of its discretisation, at about 130 bytes; above, memory would be unbounded
 ORDERS = [1 + x / 10 for x in range(1, 100)] + list(range(11, 512))
 
 
@@ -54,31 +61,73 @@ def _gaussian_epsilon(noise_multiplier: float, steps: int, delta: float) -> floa
     return float(brentq(lambda e: gaussian_delta(e, mu) - delta, 0, high, xtol=1e-12)) * (1 + 1e-9)
 
 
-@lru_cache(maxsize=8)
+class _SampledGaussian(PoissonSubsampledGaussianMechanism):
+    """prv-accountant's model of one step, whose distribution function is computed only where it is not flat.
+
+    The values are the same: it is 0 up to log(1 - rate), and 1 once both of the erfc(x) it is made of have x > 27.
+    """
+
+    def __init__(self, noise_multiplier: float, rate: float) -> None:
+        super().__init__(rate, noise_multiplier)
+        shift = (54 * math.sqrt(2) * noise_multiplier + 1) / (2 * noise_multiplier**2)
+        self.low, self.high = math.log1p(-rate), np.logaddexp(math.log1p(-rate), math.log(rate) + shift)
+
+    def cdf(self, t: Any) -> Any:
+        t = np.asarray(t)
+        inside = (t > self.low) & (t < self.high)
+        values = np.array(t >= self.high, dtype=np.longdouble)
+        values[inside] = super().cdf(t[inside])
+        return values
+
+
+@lru_cache(maxsize=64)
+def _half_width(noise_multiplier: float, rate: float, steps: int, delta_error: float) -> float:
+    """How far from 0 the privacy loss must be followed, by prv-accountant's rule; it falls with the noise."""
+    prv = _SampledGaussian(noise_multiplier, rate)
+    return float(compute_safe_domain_size([prv], [steps], 0.0, delta_error))
+
+
+@lru_cache(maxsize=1)
 def _prv(noise_multiplier: float, rate: float, steps: int, eps_error: float, delta_error: float) -> Any:
-    from prv_accountant import PRVAccountant
-    from prv_accountant.accountant import compute_safe_domain_size
-    from prv_accountant.privacy_random_variables import PoissonSubsampledGaussianMechanism
-
-    prv = PoissonSubsampledGaussianMechanism(sampling_probability=rate, noise_multiplier=noise_multiplier)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        half_width = compute_safe_domain_size([prv], [steps], eps_error, delta_error)
-        mesh = eps_error / math.sqrt(steps / 2 * math.log(12 / delta_error))
-        if not 2 * half_width / mesh < MAX_GRID:
-            raise UsageError(
-                f"epsilon is too large to account for at noise multiplier {noise_multiplier:.3g}, {steps} steps: "
-                "lower epsilon or training.epochs"
-            )
-        return PRVAccountant([prv], eps_error=eps_error, delta_error=delta_error, max_self_compositions=[steps])
+    less_noise = 1.1 ** math.floor(math.log(noise_multiplier, 1.1))  # rounded, so that a search computes few widths
+    half_width = max(_half_width(less_noise, rate, steps, delta_error), 3 + eps_error)
+    mesh = eps_error / math.sqrt(steps / 2 * math.log(12 / delta_error))
+    if not 2 * half_width / mesh < MAX_GRID:
+        raise UsageError(
+            f"epsilon is too small or too large to account for at noise multiplier {noise_multiplier:.3g}, "
+            f"{steps} steps: change it, or lower training.epochs"
+        )
+    half = next_fast_len(math.ceil(half_width / mesh) + 2, real=True)  # a little wider, for a quick FFT
+    prv = _SampledGaussian(noise_multiplier, rate)
+    return PRVAccountant([prv], eps_error, delta_error, [steps], eps_max=(half - 1.5) * mesh)
 
 
+def _prv_epsilon(
+    noise_multiplier: float, rate: float, steps: int, done: int, delta: float, error: float
+) -> tuple[float, float]:
+    """prv-accountant's estimate and upper bound of epsilon after `done` of `steps` steps, about `error` apart."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            accountant = _prv(noise_multiplier, rate, steps, error, delta / 1000)
+            _, estimate, upper = accountant.compute_epsilon(delta, [done])
+        if not math.isfinite(upper):
+            raise FloatingPointError("no finite bound")
+        return estimate, upper
+    except (ValueError, RuntimeError, FloatingPointError, OverflowError) as failure:
+        raise UsageError(
+            f"epsilon with privacy.delta={delta}: the accountant fails at noise multiplier {noise_multiplier:.3g} "
+            f"({failure}); change epsilon, or take a delta from 1e-12 to 0.1"
+        ) from None
+
+
+@lru_cache(maxsize=64)
 def spent(
     noise_multiplier: float, rate: float, steps: int, delta: float, done: int | None = None, about: float | None = None
 ) -> float:
     """Upper bound of epsilon after `done` of `steps` steps (all by default). 0 <= rate <= 1, 0 < delta < 1.
 
-    about: the expected epsilon; the accountant's error, part of the bound, is 1 % of it (of the RDP bound by default).
+    about: the expected epsilon; RELATIVE_ERROR is of it, and by default of the RDP bound.
     """
     done = steps if done is None else done
     if done == 0 or rate == 0:
@@ -86,14 +135,7 @@ def spent(
     if rate == 1:
         return _gaussian_epsilon(noise_multiplier, done, delta)
     error = RELATIVE_ERROR * (about if about is not None else rdp_epsilon(noise_multiplier, rate, steps, delta))
-    try:
-        bounds = _prv(noise_multiplier, rate, steps, error, delta / 1000).compute_epsilon(delta, [done])
-        return max(0.0, float(bounds[2]))
-    except (ValueError, RuntimeError, FloatingPointError, OverflowError) as failure:
-        raise UsageError(
-            f"epsilon with privacy.delta={delta}: the accountant fails at noise multiplier {noise_multiplier:.3g} "
-            f"({failure}); lower epsilon, or take a delta from 1e-12 to 0.1"
-        ) from None
+    return max(0.0, _prv_epsilon(noise_multiplier, rate, steps, done, delta, error)[1])
 
 
 def rdp_epsilon(noise_multiplier: float, rate: float, steps: int, delta: float, releases: int = 1) -> float:
@@ -106,48 +148,62 @@ def rdp_epsilon(noise_multiplier: float, rate: float, steps: int, delta: float, 
         return float(rdp.get_privacy_spent(orders=ORDERS, rdp=curve * releases, delta=delta)[0])
 
 
-def _bracket(epsilon_at: Any, epsilon: float) -> tuple[float, float]:
-    """Noise multipliers, a factor of 2 apart, between which `epsilon_at` crosses epsilon."""
-    high = 1.0
-    while epsilon_at(high) > epsilon:
-        high *= 2
-        if high > 1e7:
+def _crossing(epsilon_at: Callable[[float], float], epsilon: float, start: float) -> float:
+    """Noise multiplier, to 2e-5 relative, at which the falling `epsilon_at` crosses epsilon; searched from `start`."""
+
+    @cache
+    def gap(log_sigma: float) -> float:
+        return math.log(max(epsilon_at(math.exp(log_sigma)), 1e-12) / epsilon)
+
+    low = high = math.log(start)
+    step = 0.03
+    while gap(high) > 0:
+        low, high, step = high, high + step, 2 * step
+        if high > math.log(1e7):
             raise UsageError(f"epsilon={epsilon}: needs more noise than can be calibrated; raise it")
-    while epsilon_at(high / 2) <= epsilon:
-        high /= 2
-        if high < 1e-2:
+    while gap(low) < 0:
+        low, high, step = low - step, low, 2 * step
+        if low < math.log(1e-2):
             raise UsageError(f"epsilon={epsilon}: so large that it hardly protects; lower it or use non_private")
-    return high / 2, high
+    return math.exp(brentq(gap, low, high, xtol=2e-5)) if low < high else start
+
+
+def _gaussian_mu(epsilon: float, delta: float) -> float:
+    """Sensitivity over standard deviation of the Gaussian mechanism that is exactly (epsilon, delta)-private."""
+
+    def gap(log_mu: float) -> float:
+        return gaussian_delta(epsilon, math.exp(log_mu)) - delta
+
+    if gap(math.log(1e3)) < 0:
+        raise UsageError(f"epsilon={epsilon}: so large that it hardly protects; lower it or use non_private")
+    return math.exp(brentq(gap, math.log(1e-14), math.log(1e3), xtol=1e-12))
 
 
 @lru_cache(maxsize=64)
 def calibrate(epsilon: float, delta: float, rate: float, steps: int) -> float:
-    """Smallest noise multiplier, to 1e-3 relative, whose upper bound of epsilon is at most `epsilon`."""
+    """A noise multiplier whose upper bound of epsilon is at most `epsilon`, and at least 99.9 % of it.
+
+    rate < 1: sought from the central limit (Bu et al. 2020, arXiv:1911.11607) on the estimate over a coarse grid, times
+    the ratio of the bound over a fine grid to it: a guess, corrected until the bound itself is right.
+    """
+    mu = _gaussian_mu(epsilon, delta)
     if rate == 1:
-
-        def mu_gap(log_mu: float) -> float:
-            return gaussian_delta(epsilon, math.exp(log_mu)) - delta
-
-        if mu_gap(math.log(1e3)) < 0:
-            raise UsageError(f"epsilon={epsilon}: so large that it hardly protects; lower it or use non_private")
-        sigma = math.sqrt(steps) / math.exp(brentq(mu_gap, math.log(1e-9), math.log(1e3), xtol=1e-12))
+        sigma = math.sqrt(steps) / mu
         while spent(sigma, rate, steps, delta) > epsilon:
             sigma *= 1 + 1e-7
         return sigma
 
-    low, high = _bracket(lambda s: rdp_epsilon(s, rate, steps, delta), epsilon)
+    def coarse(noise_multiplier: float) -> float:
+        return _prv_epsilon(noise_multiplier, rate, steps, steps, delta, SEARCH_ERROR * epsilon)[0]
 
-    def gap(log_sigma: float) -> float:
-        return math.log(max(spent(math.exp(log_sigma), rate, steps, delta, about=epsilon), 1e-9) / epsilon)
-
-    while gap(math.log(high)) > 0:  # the accountant's own error may outweigh RDP's slack at tiny epsilon
-        high *= 1.5
-    while gap(math.log(low)) < 0:  # RDP overstates epsilon: the true multiplier may be smaller
-        low /= 1.5
-    sigma = math.exp(brentq(gap, math.log(low), math.log(high), xtol=5e-4))
-    while spent(sigma, rate, steps, delta, about=epsilon) > epsilon:
-        sigma *= 1 + 2.5e-4
-    return sigma
+    sigma, ratio = 1 / math.sqrt(math.log1p((mu / rate) ** 2 / steps)), 1 + RELATIVE_ERROR
+    for _ in range(10):  # aims 1e-4 low: more than the search's tolerance, less than what is accepted
+        sigma = _crossing(lambda s: (1 + 1e-4) * ratio * coarse(s), epsilon, sigma)  # noqa: B023
+        bound = spent(sigma, rate, steps, delta, about=epsilon)
+        if 0.999 * epsilon <= bound <= epsilon:
+            return sigma
+        ratio = bound / coarse(sigma)
+    raise UsageError(f"epsilon={epsilon}: cannot be calibrated over {steps} steps; change it or training.epochs")
 
 
 def plan(
@@ -160,9 +216,7 @@ def plan(
     """
     if accounting == Accounting.paper:
         releases = round(sensitivity**2)
-        low, high = _bracket(lambda s: rdp_epsilon(s, rate, steps, delta, releases), epsilon)
-        scale = brentq(lambda s: rdp_epsilon(s, rate, steps, delta, releases) - epsilon, low, high, xtol=1e-3)
-        sigma = scale / sensitivity
+        sigma = _crossing(lambda s: rdp_epsilon(s, rate, steps, delta, releases), epsilon, 1.0) / sensitivity
         true = spent(sigma, rate, steps, delta)
         return Plan(true, delta, rate, steps, sigma, "paper: RDP per release, summed", False, epsilon)
     sigma = calibrate(epsilon, delta, rate, steps)

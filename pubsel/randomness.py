@@ -4,7 +4,9 @@ import hashlib
 import os
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 
 def stream(key: str, purpose: str, step: int = 0) -> np.random.Generator:
@@ -16,6 +18,14 @@ def stream(key: str, purpose: str, step: int = 0) -> np.random.Generator:
     """
     text = f"{key}\0{purpose}\0{step}".encode()
     return np.random.Generator(np.random.Philox(key=int.from_bytes(hashlib.blake2b(text, digest_size=16).digest())))
+
+
+def normal(source: "np.random.Generator | SystemEntropy", n: int, device: torch.device) -> Tensor:
+    """Standard normal numbers, float64 [n]; on a GPU drawn there, from a generator seeded by `source`."""
+    if device.type == "cuda" and isinstance(source, np.random.Generator):
+        generator = torch.Generator(device).manual_seed(int(source.integers(2**63)))
+        return torch.randn(n, generator=generator, dtype=torch.float64, device=device)
+    return torch.from_numpy(source.standard_normal(n)).to(device)
 
 
 class SystemEntropy:

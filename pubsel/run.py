@@ -16,12 +16,13 @@ from filelock import FileLock, Timeout
 from torch import nn
 
 import pubsel
-from pubsel import algorithms, config, data, models, privacy, results
+from pubsel import algorithms, config, data, estimate, models, privacy, results
 from pubsel.config import Convert, Device, Distance, Labels, Parameters, RankConfig, RunConfig, UsageError, UserError
 from pubsel.data import Split, Task
 from pubsel.distances import gsd
 from pubsel.evaluation import evaluate
-from pubsel.training import Progress, fit, save, schedule
+from pubsel.gradients import PerExampleGradients
+from pubsel.training import Progress, Schedule, fit, on_device, save, schedule, view_of
 
 NOT_PRIVATE = "GSD is computed on private data without noise: this record is not differentially private."
 
@@ -127,6 +128,8 @@ def _train(settings: RunConfig, name: str, folder: Path, device: torch.device) -
             f"  {plan.steps} steps, sampling rate {plan.rate:.4g}, noise multiplier {spend.noise_multiplier:.4g}, "
             f"sensitivity {algorithm.sensitivity():.4g}: epsilon {spend.epsilon:.4g} at delta {delta:g}"
         )
+    if settings.estimate:
+        _estimate(settings, model, task, algorithm, plan, folder, device)
     distance = pair_distance(settings, task, device)
 
     def report(now: Progress) -> None:
@@ -172,6 +175,32 @@ def _train(settings: RunConfig, name: str, folder: Path, device: torch.device) -
         "notes": list(task.notes),
         **origin,
     }
+
+
+def _estimate(
+    settings: RunConfig, model: nn.Module, task: Task, algorithm: algorithms.Algorithm, plan: Schedule, folder: Path,
+    device: torch.device,
+) -> None:  # fmt: skip
+    """Say what the run will take; UserError where it does not fit. A run that goes on knows already."""
+    gradients = PerExampleGradients(model, settings.training.chunk)
+    view = view_of(model, gradients, on_device(task, device), "estimate")
+    needs = estimate.memory(gradients, algorithm, view, task, settings.distance)
+    estimate.refuse(needs, device)
+    said = f"  about {estimate.gib(needs.peak)} of memory beside the data"
+    if settings.profile or not (folder / "checkpoint.pt").exists():
+        trace = folder / "trace.json" if settings.profile else None
+        seconds = estimate.step_seconds(gradients, algorithm, view, task.private, plan, trace)
+        said += f", {seconds:.2g} s a step: {duration(seconds * plan.steps)} of training"
+        if trace is not None:
+            say((folder / "costliest.txt").read_text())
+    say(said)
+
+
+def duration(seconds: float) -> str:
+    """Seconds for people."""
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} minutes" if seconds < 7200 else f"{seconds / 3600:.1f} hours"
 
 
 def noise_key(name: str, private: Split, device: torch.device) -> str:

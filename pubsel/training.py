@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from pubsel.algorithms import Algorithm, Mechanism, View
 from pubsel.config import Training, UserError
 from pubsel.data import Split, Task
-from pubsel.gradients import PerExampleGradients
-from pubsel.randomness import SystemEntropy, stream
+from pubsel.gradients import PerExampleGradients, gpu_precision
+from pubsel.randomness import SystemEntropy, normal, stream
 
 
 class Schedule(NamedTuple):
@@ -66,14 +66,22 @@ def noisy_mean(
     parameter = next(gradients.model.parameters())
     total = torch.zeros(mechanism.size, dtype=torch.float64, device=parameter.device)
     losses = [torch.zeros(0, device=parameter.device)]
-    for block in gradients.blocks(batch.x, batch.y):
-        total += mechanism.clipped_sum(block)
-        if block.losses is not None:
-            losses.append(block.losses)
+    with gpu_precision("ieee"):
+        for block in gradients.blocks(batch.x, batch.y, mechanism.rows):
+            total += mechanism.clipped_sum(block)
+            if block.losses is not None:
+                losses.append(block.losses)
     if noise_multiplier > 0:
-        noise = torch.from_numpy(source.standard_normal(mechanism.size)).to(total)
-        total += noise_multiplier * mechanism.sensitivity * noise
+        total += noise_multiplier * mechanism.sensitivity * normal(source, mechanism.size, total.device)
     return (total / batch_size).to(parameter.dtype), torch.cat(losses)
+
+
+def view_of(model: nn.Module, gradients: PerExampleGradients, task: Task, name: str) -> View:
+    """What the algorithm of the run `name` may see of a task."""
+    return View(
+        model, gradients, task.public, task.classes, task.private.y.dim() == 2,
+        lambda purpose, step: stream(name, f"public {purpose}", step),
+    )  # fmt: skip
 
 
 def fit(
@@ -100,7 +108,7 @@ def fit(
     Raises UserError when the weights stop being finite.
     """
     device = next(model.parameters()).device
-    task = _on(task, device)
+    task = on_device(task, device)
     gradients = PerExampleGradients(model, training.chunk)
     parameters = [dict(model.named_parameters())[name] for name in gradients.offsets]
     optimizer = torch.optim.SGD(
@@ -108,10 +116,7 @@ def fit(
     )
     milestones = [round(f * plan.steps) for f in training.milestones]
     decay = torch.optim.lr_scheduler.MultiStepLR(optimizer, milestones, training.decay)
-    view = View(
-        model, gradients, task.public, task.classes, task.private.y.dim() == 2,
-        lambda purpose, step: stream(name, f"public {purpose}", step),
-    )  # fmt: skip
+    view = view_of(model, gradients, task, name)
 
     start, earlier = _resume(checkpoint, model, optimizer, decay)
     _check_finite(parameters, start, training)
@@ -154,7 +159,9 @@ def fit(
     return earlier + time.monotonic() - began
 
 
-def _on(task: Task, device: torch.device) -> Task:
+def on_device(task: Task, device: torch.device) -> Task:
+    """Private and public data where the model is."""
+
     def move(split: Split) -> Split:
         return Split(split.x.to(device), split.y.to(device))
 

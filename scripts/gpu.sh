@@ -10,7 +10,7 @@ start=$SECONDS
 
 left() { echo $((limit - SECONDS + start)); }
 cell() { [ "$(left)" -gt 20 ] && timeout --signal=INT "$(left)" python -m pubsel run -m "$@" device=cuda \
-    download=false "results=$results" training.checkpoint_seconds=20 training.chunk=500; }
+    download=false "results=$results" training.checkpoint_seconds=20; }
 
 if [ ! -e "$results/gpu_tested" ]; then
     python -m pytest -m gpu && python scripts/benchmark.py --device cuda --output "$results/benchmark_gpu.csv" &&

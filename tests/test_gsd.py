@@ -87,10 +87,28 @@ def test_settings_change_the_value(digits):
 def test_weights_leave_the_biases_out(digits):
     train, _, _ = digits
     x, y = train.x[:5], train.y[:5]
-    assert gsd._gradients(network(0), settings(), x, y).rows.shape == (5, 640)
-    assert gsd._gradients(network(0), settings(parameters=Parameters.all), x, y).rows.shape == (5, 650)
-    norms = gsd._gradients(network(0), settings(), x, y).row_norms()
+    weights, everything = settings(), settings(parameters=Parameters.all)
+    assert gsd._gradients(gsd._engine(network(0), everything), everything, x, y).rows.shape == (5, 650)
+    gradients = gsd._gradients(gsd._engine(network(0), weights), weights, x, y)
+    assert gradients.rows.shape == (5, 640)
+    norms = gradients.row_norms()
     torch.testing.assert_close(norms, torch.ones(5, dtype=torch.float64), atol=1e-6, rtol=0)
+
+
+@pytest.mark.parametrize("normalise_rows", [True, False])
+def test_measure_is_the_distance_between_gradients_held_apart(digits, normalise_rows):
+    """All sides of an initialisation share one memory of G; m = 50 is no whole number of passes."""
+    train, test, noise = digits
+    distance = settings(m=50, initialisations=2, normalise_rows=normalise_rows, labels=Labels.given)
+    private = Split(train.x[:50], train.y[:50])
+    found = gsd.measure(distance, network, private, {"test": test, "noise": noise}, 10, "key")
+    for name, public in {"test": test, "noise": noise}.items():
+        for i in range(2):
+            sides = [
+                gsd._gradients(gsd._engine(network(i), distance), distance, split.x[:50], split.y[:50])
+                for split in (private, public)
+            ]
+            assert gsd.gsd(*sides, distance.k) == pytest.approx(found[name][i], abs=1e-6)
 
 
 @pytest.mark.parametrize(

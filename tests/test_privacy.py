@@ -2,18 +2,21 @@
 
 import math
 
+import numpy as np
 import pytest
 from dp_accounting import pld
+from prv_accountant import PRVAccountant
+from prv_accountant.privacy_random_variables import PoissonSubsampledGaussianMechanism
 from scipy import integrate, stats
 
 from pubsel import privacy
 from pubsel.config import Accounting, UsageError
 
 
-def second_opinion(noise_multiplier, rate, steps, delta):
+def second_opinion(noise_multiplier, rate, steps, delta, interval=1e-3):
     """epsilon by dp-accounting's privacy loss distributions."""
     one = pld.privacy_loss_distribution.from_gaussian_mechanism(
-        noise_multiplier, sampling_prob=rate, value_discretization_interval=1e-3, use_connect_dots=True
+        noise_multiplier, sampling_prob=rate, value_discretization_interval=interval, use_connect_dots=True
     )
     return one.self_compose(steps).get_epsilon_for_delta(delta)
 
@@ -64,9 +67,52 @@ def test_round_trip(epsilon, rate, steps):
     assert privacy.spent(sigma * 0.99, rate, steps, 1e-5, about=epsilon) > epsilon
 
 
-def test_small_epsilon_costs_little_more_noise_than_it_must():
-    """At epsilon 0.1 opacus returns sigma 17.5 where 15.76 suffices."""
-    assert 15.76 <= privacy.calibrate(0.1, 1e-5, 0.0228, 500) < 15.76 * 1.012
+@pytest.mark.parametrize(
+    ("epsilon", "rate", "steps", "delta"),
+    [
+        (0.1, 0.0228, 500, 1e-5),  # opacus: sigma 17.5 where 15.76 suffices
+        (0.3, 0.02, 3000, 1e-5),
+        (1, 0.02, 3000, 1e-5),
+        (2, 1 / 60, 3000, 1e-5),
+        (8, 0.02, 3000, 1e-5),
+        (2, 1000 / 604_388, 3022, 1e-6),
+        (10, 0.1745, 33, 8e-4),
+        (3, 0.6, 1, 1e-5),
+    ],
+)
+def test_noise_is_at_most_half_a_percent_more_than_it_must_be(epsilon, rate, steps, delta):
+    sigma = privacy.calibrate(epsilon, delta, rate, steps)
+    assert second_opinion(sigma * (1 + 1e-4), rate, steps, delta, 1e-4) <= epsilon
+    assert second_opinion(sigma / 1.005, rate, steps, delta, 1e-4) > epsilon
+
+
+@pytest.mark.parametrize(
+    ("epsilon", "rate", "steps"),
+    [(1, 0.02, 1000), (8, 0.02, 3000), (24, 0.02, 80)],  # the last needs a second look at the bound
+)
+def test_a_plan_reports_the_upper_bound_of_prv_accountant(epsilon, rate, steps):
+    """The package as it comes, over its own grid; ours is a little wider."""
+    plan = privacy.plan(epsilon, 1e-5, rate, steps, 1.0)
+    step = PoissonSubsampledGaussianMechanism(rate, plan.noise_multiplier)
+    peer = PRVAccountant([step], privacy.RELATIVE_ERROR * epsilon, 1e-8, [steps])
+    _, estimate, upper = peer.compute_epsilon(1e-5, [steps])
+    assert estimate < 0.998 * epsilon
+    assert plan.epsilon == pytest.approx(upper, rel=1e-4)
+    assert 0.999 * epsilon <= plan.epsilon <= epsilon
+
+
+@pytest.mark.parametrize(("sigma", "rate"), [(0.3, 0.9), (1.0, 0.02), (12.4, 0.02), (400.0, 1e-3)])
+def test_the_loss_of_a_step_is_that_of_prv_accountant(sigma, rate):
+    ours, peer = privacy._SampledGaussian(sigma, rate), PoissonSubsampledGaussianMechanism(rate, sigma)
+    for span in (1e-3, 0.1, 10, 100):
+        t = np.linspace(-span, span, 2001, dtype=np.longdouble)
+        assert np.array_equal(ours.cdf(t), peer.cdf(t))
+    assert ours.cdf(0.01) == peer.cdf(0.01)
+
+
+def test_no_bound_is_an_error_and_not_epsilon_zero():
+    with pytest.raises(UsageError, match="no finite bound"):
+        privacy.spent(0.057, 0.9, 100, 1e-5, about=7e5)
 
 
 @pytest.mark.parametrize(("epsilon", "last"), [(1, 28), (3, 206)])

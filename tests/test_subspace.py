@@ -5,8 +5,14 @@ import pytest
 import torch
 from scipy.linalg import subspace_angles
 
-from pubsel.gradients import DenseGradients
-from pubsel.subspace import allocate, cosines, group_basis, power_basis, projection_metric, top_k
+from pubsel.gradients import GRAM_BLOCK, DenseGradients
+from pubsel.subspace import allocate, cosines, power_basis, projection_metric, top_k
+
+
+def basis_of(rows, start, iterations=1):
+    """Of one group of all columns, from G in two blocks."""
+    blocks = lambda: (DenseGradients(part.clone()) for part in rows.split(-(-len(rows) // 2)))  # noqa: E731
+    return power_basis(blocks, [slice(0, rows.shape[1])], [start.to(rows.dtype)], iterations).blocks[0]
 
 
 def orthonormal(p, k, seed=0):
@@ -45,17 +51,57 @@ def test_top_k_is_the_span_of_the_top_singular_vectors(m):
     assert projection_metric(v, want) < 1e-6
 
 
-def test_top_k_refuses_what_the_rows_do_not_span():
-    rows = torch.randn(20, 3, dtype=torch.float64) @ torch.randn(3, 40, dtype=torch.float64)
-    with pytest.raises(ValueError, match="span 3 dimensions"):
-        top_k(DenseGradients(rows), 4)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("m", [1, 7, GRAM_BLOCK, GRAM_BLOCK + 1, 2 * GRAM_BLOCK + 37])  # fewer than a block, odd, whole
+def test_gram_is_the_whole_symmetric_product(m, dtype):
+    rows = torch.randn(m, 53, dtype=dtype)
+    gram = DenseGradients(rows.clone()).gram()
+    assert gram.dtype == dtype
+    want = (rows.double() @ rows.double().T).to(dtype)
+    torch.testing.assert_close(gram, want)
+    torch.testing.assert_close(gram.T, want)
+
+
+@pytest.mark.parametrize(("m", "p", "k"), [(1, 40, 1), (5, 40, 5), (231, 300, 1), (231, 300, 64), (231, 300, 231)])
+def test_top_k_of_every_size_in_the_order_of_the_singular_values(m, p, k):
+    rows = torch.randn(m, p, dtype=torch.float64)
+    v = top_k(DenseGradients(rows.clone()), k)
+    want = torch.linalg.svd(rows, full_matrices=False).Vh[:k].T
+    torch.testing.assert_close((v * want).sum(0).abs(), torch.ones(k, dtype=torch.float64), atol=1e-6, rtol=0)
+
+
+def test_top_k_in_float32_is_as_orthonormal_as_the_metric_needs():
+    """In float32, columns of many entries come out too long, and the distance too short."""
+    torch.manual_seed(0)
+    a = torch.randn(40, 200_000) * torch.logspace(0, -2, 40)[:, None]
+    b = a + 0.2 * torch.randn(40, 200_000) * torch.logspace(0, -2, 40)[:, None]
+    v, w = (top_k(DenseGradients(rows.clone()), 8) for rows in (a, b))
+    torch.testing.assert_close(v.T @ v, torch.eye(8, dtype=torch.float64), atol=1e-12, rtol=0)
+    exact = [top_k(DenseGradients(rows.double()), 8) for rows in (a, b)]
+    assert projection_metric(v, w) == pytest.approx(projection_metric(*exact), abs=1e-6)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("m", [20, 231])
+def test_top_k_refuses_what_the_rows_do_not_span(m, dtype):
+    rows = (torch.randn(m, 3, dtype=torch.float64) @ torch.randn(3, 400, dtype=torch.float64)).to(dtype)
+    assert top_k(DenseGradients(rows.clone()), 3).shape == (400, 3)
+    with pytest.raises(ValueError, match=r"span 3 dimensions, fewer than k = 4$"):
+        top_k(DenseGradients(rows.clone()), 4)
+
+
+def test_top_k_refuses_more_than_there_are_rows_and_zeros():
+    with pytest.raises(ValueError, match="span 5 dimensions, fewer than k = 6"):
+        top_k(DenseGradients(torch.randn(5, 40)), 6)
+    with pytest.raises(ValueError, match="span 0 dimensions, fewer than k = 1"):
+        top_k(DenseGradients(torch.zeros(5, 40)), 1)
 
 
 def test_power_iterations_find_the_top_subspace():
     u, v = orthonormal(30, 30, 1), orthonormal(50, 30, 2)
     values = torch.cat([torch.full((4,), 10.0), torch.full((26,), 0.1)]).double()
     rows = u @ torch.diag(values) @ v.T
-    found = power_basis(rows, torch.randn(50, 4, dtype=torch.float64), iterations=3)
+    found = basis_of(rows, torch.randn(50, 4, dtype=torch.float64), iterations=3)
     assert projection_metric(found, v[:, :4]) < 1e-6
 
 
@@ -67,12 +113,12 @@ def test_one_power_iteration_spans_what_gram_schmidt_spans():
         for j in range(i):
             b[i] -= (b[i] @ b[j]) * b[j]
         b[i] /= b[i].norm()
-    assert projection_metric(power_basis(rows, start, 1), b.T) < 1e-7
+    assert projection_metric(basis_of(rows, start), b.T) < 1e-7
 
 
 def test_groups_are_orthonormal_each():
     g = DenseGradients(torch.randn(10, 30))
-    basis = group_basis(g, [slice(0, 12), slice(12, 30)], [torch.randn(12, 3), torch.randn(18, 4)], 1)
+    basis = power_basis(lambda: [g], [slice(0, 12), slice(12, 30)], [torch.randn(12, 3), torch.randn(18, 4)], 1)
     for block in basis.blocks:
         torch.testing.assert_close(block.T @ block, torch.eye(block.shape[1]), atol=1e-5, rtol=0)
 
@@ -85,7 +131,7 @@ def test_bfloat16_public_gradients_choose_nearly_the_same_subspace():
     start = torch.randn(200, 20)
     energy = []
     for dtype in (torch.float32, torch.bfloat16):
-        b = power_basis(rows.to(dtype), start, 1)
+        b = basis_of(rows.to(dtype), start)
         assert b.dtype == torch.float32
         torch.testing.assert_close(b.T @ b, torch.eye(20), atol=1e-5, rtol=0)
         energy.append(float((fresh @ b).square().sum() / fresh.square().sum()))

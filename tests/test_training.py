@@ -12,11 +12,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+import yaml
 from scipy import stats
 
+from pubsel import algorithms
 from pubsel.algorithms.dp_sgd import DPSGD
 from pubsel.algorithms.non_private import NonPrivate
-from pubsel.config import Training, UserError
+from pubsel.config import CONF, Training, UserError
 from pubsel.data import Split, Task
 from pubsel.gradients import PerExampleGradients
 from pubsel.models import small
@@ -284,3 +286,25 @@ def test_a_gpu_run_repeats_the_cpu_run(tmp_path):
             tmp_path / device / "checkpoint.pt", lambda p: None)  # fmt: skip
         found.append(torch.cat([p.detach().flatten().cpu() for p in model.parameters()]))
     torch.testing.assert_close(found[0], found[1], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("precision", ["float32", "tf32"])
+def test_lower_precision_on_a_gpu_never_reaches_private_gradients(monkeypatch, precision):
+    """What torch is set to while public and while private gradients are taken."""
+    gradients = PerExampleGradients(network(torch.float32), 16)
+    seen = []
+    fill = PerExampleGradients._fill
+
+    def spy(self, rows, x, y):
+        seen.append((len(x), torch.backends.cuda.matmul.fp32_precision, torch.backends.cudnn.conv.fp32_precision))
+        return fill(self, rows, x, y)
+
+    monkeypatch.setattr(PerExampleGradients, "_fill", spy)
+    problem = task()
+    view = _view(gradients)._replace(public=Split(problem.private.x[:20], problem.private.y[:20]))
+    settings = yaml.safe_load((CONF / "algorithm" / "gep.yaml").read_text()) | {"k": 5, "public_precision": precision}
+    mechanism = algorithms.build(settings).mechanism(view, 0)
+    torch.backends.cudnn.conv.fp32_precision = "tf32"  # torch's own default
+    noisy_mean(mechanism, gradients, problem.private, 1.0, stream("test", "noise"), 50)
+    public = "tf32" if precision == "tf32" else "ieee"
+    assert seen == [(20, public, public), (50, "ieee", "ieee")]

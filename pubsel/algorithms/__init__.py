@@ -23,12 +23,14 @@ class Mechanism(NamedTuple):
     clipped_sum: G [n, p] -> [size]. A sum over rows, so a batch may be cut into blocks; adding or removing one row, of
         whatever content, moves it by at most `sensitivity` in L2.
     decode: [size] -> [p], linear: from the noisy mean to the descent direction.
+    rows: clipped_sum is fast on blocks of so many rows or more.
     """
 
     clipped_sum: Callable[[GradientMatrix], Tensor]
     decode: Callable[[Tensor], Tensor]
     sensitivity: float
     size: int
+    rows: int = 1
 
 
 class View(NamedTuple):
@@ -55,6 +57,9 @@ class Algorithm(Protocol):
     def mechanism(self, view: View, step: int) -> Mechanism: ...
 
     def sensitivity(self) -> float: ...
+
+    def numbers(self, view: View) -> int:  # held at once by gradients and bases, to estimate memory
+        ...
 
 
 def build(settings: dict[str, Any]) -> Algorithm:

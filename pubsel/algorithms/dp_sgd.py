@@ -33,6 +33,9 @@ class DPSGD:
     def sensitivity(self) -> float:
         return 1.0
 
+    def numbers(self, view: View) -> int:
+        return view.gradients.chunk * view.gradients.size
+
     def mechanism(self, view: View, step: int) -> Mechanism:
         return Mechanism(
             clipped_sum=lambda gradients: clipped_sum(gradients, self.clip_norm),

@@ -11,13 +11,16 @@ import torch
 from torch import Tensor
 
 from pubsel.algorithms import Mechanism, View
+from pubsel.algorithms.dp_sgd import clipped_sum
 from pubsel.config import Labels, UsageError, setting
-from pubsel.gradients import Basis, GradientMatrix, clip_factors, random_labels
+from pubsel.gradients import Basis, DenseGradients, GradientMatrix, clip_factors, gpu_precision, random_labels
 from pubsel.models import parameter_groups
-from pubsel.subspace import allocate, group_basis
+from pubsel.subspace import allocate, power_basis
 
 Groups = Enum("Groups", ["layers", "slices"])
-Precision = Enum("Precision", ["float32", "bfloat16"])
+Precision = Enum("Precision", ["float32", "tf32", "bfloat16"])
+BLOCK = 256  # rows of G that meet a basis at once: a basis is far larger, and read for each block
+NEAR = 1e-2  # of a row's squared norm: the residual that is written out is smaller
 SLACK = 1e-3  # of a row's squared norm, added to its residual's
 
 
@@ -31,16 +34,22 @@ def embed_and_clip(gradients: GradientMatrix, basis: Basis, clip_embedding: floa
 def residual_sum(gradients: GradientMatrix, basis: Basis, w: Tensor, clip_residual: float) -> Tensor:
     """Sum of the residual rows r_i = g_i - B w_i, each clipped to `clip_residual` and divided by it -> [p].
 
-    No residual is written out. B is orthonormal, so |r_i|^2 = |g_i|^2 - |w_i|^2, and sum_i c_i r_i = G^T c - B W^T c.
-    In float32 B^T B - I has eigenvalues up to 4e-5 at p = 200,000, and the difference of squares loses digits where the
-    residual is small: a norm read too small would clip too little. So SLACK |g_i|^2 is added to |r_i|^2, 25 times that
-    error. It also keeps every weight below S2 / (0.03 |g_i|), which bounds the rounding of the two sums. The price: a
-    row that lies outside the basis altogether is clipped 0.05 % more.
+    Almost no residual is written out. B is orthonormal, so |r_i|^2 = |g_i|^2 - |w_i|^2, and
+    sum_i c_i r_i = G^T c - B W^T c. In float32 B^T B - I has eigenvalues up to 4e-5 at p = 200,000, and a norm read too
+    small would clip too little: SLACK |g_i|^2, 25 times that error, is added to |r_i|^2. Where |r_i|^2 is less than
+    NEAR |g_i|^2, both differences lose their digits, and the slack would clip by more than 5 %: those rows, few or
+    none, are written out, and their norms are of what is summed.
     """
     squares = gradients.row_norms().square()  # [n], float64
-    norms = ((squares - w.double().square().sum(1)).clamp(min=0) + SLACK * squares).sqrt()
-    weights = (clip_factors(norms, clip_residual) / clip_residual).to(w.dtype)  # [n]
-    return gradients.combine(weights) - basis.expand(w.T @ weights)
+    left = (squares - w.double().square().sum(1)).clamp(min=0)
+    near = left < NEAR * squares
+    weights = clip_factors((left + SLACK * squares).sqrt(), clip_residual) / clip_residual  # [n]
+    weights = torch.where(near, 0, weights).to(w.dtype)
+    total = gradients.combine(weights) - basis.expand(w.T @ weights)
+    if near.any():
+        residuals = DenseGradients(gradients.written_out(near) - basis.expand(w[near]))  # [n', p]
+        total += clipped_sum(residuals, clip_residual)
+    return total
 
 
 @dataclass
@@ -56,7 +65,9 @@ class GEP:
     power_iterations: int = setting("power iterations for the basis", at_least=1)
     labels: Labels = setting("labels of the public images: random, or given: their own, of the private task")
     redraw: bool = setting("draw random labels at each step (paper) or once (official code)")
-    public_precision: Precision = setting("of the public gradients; they only choose the subspace")
+    public_precision: Precision = setting(
+        "of passes and products over public data, which only choose the subspace; tf32: of GPUs"
+    )
 
     uses_public: ClassVar[bool] = True
     private: ClassVar[bool] = True
@@ -65,11 +76,18 @@ class GEP:
         """Embedding and residual, each scaled to norm at most 1, are released as ONE vector: sqrt(1 + 1), or 1."""
         return math.sqrt(2) if self.residual else 1.0
 
+    def numbers(self, view: View) -> int:
+        """A block of rows, the basis and what it is made from, and the workspace of the QR of its largest group."""
+        sizes = [s.stop - s.start for s in self.columns(view)]
+        ranks = allocate(self.k, sizes, len(view.public.x) if view.public is not None else self.k)
+        entries = [size * rank for size, rank in zip(sizes, ranks, strict=True)]
+        return max(BLOCK, view.gradients.chunk) * view.gradients.size + 2 * sum(entries) + 2 * max(entries)
+
     def mechanism(self, view: View, step: int) -> Mechanism:
         basis = self.basis(view, step)
         k = basis.size
 
-        def clipped_sum(gradients: GradientMatrix) -> Tensor:  # [k + p] or [k]
+        def sums(gradients: GradientMatrix) -> Tensor:  # [k + p] or [k]
             w, embedding = embed_and_clip(gradients, basis, self.clip_embedding)
             if not self.residual:
                 return embedding
@@ -80,7 +98,7 @@ class GEP:
             return direction + mean[k:] * self.clip_residual if self.residual else direction
 
         size = k + view.gradients.size if self.residual else k
-        return Mechanism(clipped_sum, decode, self.sensitivity(), size)
+        return Mechanism(sums, decode, self.sensitivity(), size, rows=BLOCK)
 
     def basis(self, view: View, step: int) -> Basis:
         """The anchor subspace at the current weights, from public images alone; groups of columns as configured."""
@@ -101,18 +119,22 @@ class GEP:
                 f"algorithm.labels=given: the public images have labels outside the private task's {view.classes} "
                 "classes; use random labels"
             )
-        gradients = view.gradients.matrix(public.x, y)
         slices = self.columns(view)
         ranks = allocate(self.k, [s.stop - s.start for s in slices], len(public.x))
-        rows = gradients.rows
-        generator = torch.Generator(rows.device).manual_seed(int(view.random("basis", step).integers(2**63)))
-        starts = [
-            torch.randn(s.stop - s.start, rank, generator=generator, dtype=rows.dtype, device=rows.device)
-            for s, rank in zip(slices, ranks, strict=True)
-        ]
-        if self.public_precision == Precision.bfloat16:
-            gradients.rows = gradients.rows.bfloat16()
-        return group_basis(gradients, slices, starts, self.power_iterations)
+        parameter = next(view.model.parameters())
+        precision = torch.bfloat16 if self.public_precision == Precision.bfloat16 else parameter.dtype
+        generator = torch.Generator(parameter.device).manual_seed(int(view.random("basis", step).integers(2**63)))
+
+        def start(size: int, rank: int) -> Tensor:
+            return torch.randn(size, rank, generator=generator, dtype=parameter.dtype, device=parameter.device)
+
+        with gpu_precision("tf32" if self.public_precision == Precision.tf32 else "ieee"):
+            return power_basis(
+                lambda: view.gradients.blocks(public.x, y, BLOCK, precision),
+                slices,
+                [start(s.stop - s.start, rank).to(precision) for s, rank in zip(slices, ranks, strict=True)],
+                self.power_iterations,
+            )
 
     def columns(self, view: View) -> list[slice]:
         """The columns of G of each parameter group."""

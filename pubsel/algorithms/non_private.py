@@ -21,6 +21,9 @@ class NonPrivate:
     def sensitivity(self) -> float:
         return float("inf")
 
+    def numbers(self, view: View) -> int:
+        return view.gradients.chunk * view.gradients.size
+
     def mechanism(self, view: View, step: int) -> Mechanism:
         return Mechanism(
             clipped_sum=lambda gradients: gradients.combine(

@@ -46,37 +46,45 @@ def measure(
         raise UsageError(f"distance.k={distance.k} is more than distance.m={distance.m}: lower distance.k")
     values: dict[str, list[float]] = {name: [] for name in candidates}
     for i in range(distance.initialisations):
-        model = build(i)
+        engine = _engine(build(i), distance)
         rng = stream(key, "gsd", i)
         chosen = torch.from_numpy(np.sort(rng.choice(len(private.x), distance.m, replace=False)))
         drawn = random_labels(rng, distance.m, classes, multi_label=private.y.dim() == 2)
 
         sampled = Split(private.x[chosen], private.y[chosen])
-        v_private = _basis("the private data", sampled, drawn, distance, model, classes)
+        v_private = _basis("the private data", sampled, drawn, distance, engine, classes)
         for name, split in candidates.items():
             first = Split(split.x[: distance.m], split.y[: distance.m])
-            v_public = _basis(name, first, drawn, distance, model, classes)
+            v_public = _basis(name, first, drawn, distance, engine, classes)
             value = projection_metric(v_private, v_public) / math.sqrt(distance.k)
             values[name].append(value)
             report(i, name, value)
     return values
 
 
-def _basis(name: str, split: Split, drawn: Tensor, distance: Distance, model: nn.Module, classes: int) -> Tensor:
+def _engine(model: nn.Module, distance: Distance) -> PerExampleGradients:
+    """For all sides of one initialisation: what it decides about the model, and the memory of G, are kept."""
+    names = [name for name, p in model.named_parameters() if p.requires_grad]
+    if distance.parameters == Parameters.weights:
+        names = [name for name in names if not name.endswith("bias")]
+    return PerExampleGradients(model, chunk=32, names=names)
+
+
+def _basis(
+    name: str, split: Split, drawn: Tensor, distance: Distance, engine: PerExampleGradients, classes: int
+) -> Tensor:
     """Top-k subspace [p, k] of the gradients at `split`, with the labels `drawn` [m] or the given ones."""
-    device = next(model.parameters()).device
+    device = next(engine.model.parameters()).device
     y = drawn if distance.labels == Labels.random else _given_labels(split, name, classes)
     try:
-        return top_k(_gradients(model, distance, split.x.to(device), y.to(device)), distance.k)
+        return top_k(_gradients(engine, distance, split.x.to(device), y.to(device)), distance.k)
     except ValueError as error:
         raise UsageError(f"distance.k={distance.k}: on {name}, {error}; lower distance.k") from None
 
 
-def _gradients(model: nn.Module, distance: Distance, x: Tensor, y: Tensor) -> DenseGradients:
-    names = [name for name, p in model.named_parameters() if p.requires_grad]
-    if distance.parameters == Parameters.weights:
-        names = [name for name in names if not name.endswith("bias")]
-    gradients = PerExampleGradients(model, chunk=32, names=names).matrix(x, y)
+def _gradients(engine: PerExampleGradients, distance: Distance, x: Tensor, y: Tensor) -> DenseGradients:
+    """G [m, p], whole, in the memory of `engine`: gone at the next call."""
+    (gradients,) = engine.blocks(x, y, rows=len(x))
     if distance.normalise_rows:
         norms = gradients.row_norms().clamp(min=1e-30).to(gradients.dtype)
         gradients = DenseGradients(gradients.rows.div_(norms[:, None]))

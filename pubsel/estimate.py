@@ -1,0 +1,135 @@
+"""What a run will take, before it takes it: memory by counting, time by one step on random images.
+
+No private example is read here, only how many there are and what shape they have.
+"""
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import psutil
+import torch
+from torch import nn
+
+from pubsel.algorithms import Algorithm, Mechanism, View
+from pubsel.config import Distance, UserError
+from pubsel.data import Split, Task
+from pubsel.gradients import PerExampleGradients
+from pubsel.randomness import stream
+from pubsel.training import Schedule, noisy_mean
+
+
+class Memory(NamedTuple):
+    """Bytes that a run holds at once beside what is loaded already, by what holds them."""
+
+    training: int  # gradients and bases
+    distance: int
+    passes: int  # of one chunk through the network
+
+    @property
+    def peak(self) -> int:
+        return self.passes + max(self.training, self.distance)
+
+
+def memory(gradients: PerExampleGradients, algorithm: Algorithm, view: View, task: Task, distance: Distance) -> Memory:
+    """Bytes for a run on `task`, from the sizes of what is held; activations from one forward pass of two images."""
+    item = next(view.model.parameters()).element_size()
+    measured = distance.m * gradients.size if distance.name != "none" and task.public is not None else 0
+    return Memory(
+        training=(algorithm.numbers(view) + 6 * gradients.size) * item,  # float64 sum and noise, direction, momentum
+        distance=(measured + 4 * distance.k * gradients.size) * item if measured else 0,
+        passes=2 * _activations(view.model, task.private) * gradients.chunk,  # outputs, and gradients at them
+    )
+
+
+def refuse(needs: Memory, device: torch.device) -> None:
+    """UserError, with the setting to change, where `needs` is more than the device has free."""
+    free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else psutil.virtual_memory().available
+    if needs.peak <= free:
+        return
+    held = needs._asdict()
+    remedy = {
+        "training": "lower algorithm.k, if it has one, or training.chunk, or take a smaller model",
+        "distance": "lower distance.m, or set distance=none",
+        "passes": "lower training.chunk",
+    }[max(held, key=lambda part: held[part])]
+    raise UserError(
+        f"this run needs about {gib(needs.peak)} of memory and {gib(free)} are free on {device}: {remedy} "
+        "(estimate=false starts it all the same)"
+    )
+
+
+def gib(size: float) -> str:
+    """Bytes for people."""
+    return f"{size / 2**30:.1f} GiB" if size >= 2**30 else f"{size / 2**20:.0f} MiB"
+
+
+def step_seconds(
+    gradients: PerExampleGradients, algorithm: Algorithm, view: View, private: Split, plan: Schedule, trace: Path | None
+) -> float:
+    """Seconds that a step will take: its public part, and random images in place of the private batch.
+
+    private: read for its shape alone. trace: a file for torch's profiler to write the same step to, in Chrome's format;
+    the five costliest parts go to costliest.txt beside it.
+    """
+    device = next(view.model.parameters()).device
+    source = stream("estimate", "images")
+    made: list[Mechanism] = []
+
+    def public() -> None:
+        made[:] = [algorithm.mechanism(view, 0)]
+
+    seconds = _seconds(public, device)
+    mechanism = made[0]
+    rows = min(max(mechanism.rows, gradients.chunk), plan.batch_size)
+    x = torch.from_numpy(source.integers(256, size=(rows, *private.x.shape[1:]))).to(device, private.x.dtype)
+    y = torch.zeros(rows, *private.y.shape[1:], dtype=private.y.dtype, device=device)
+
+    def block() -> None:
+        noisy_mean(mechanism, gradients, Split(x, y), 1.0, source, rows)
+
+    seconds += _seconds(block, device) * plan.batch_size / rows
+    if trace is not None:
+        with torch.profiler.profile() as profiler:
+            public()
+            block()
+        profiler.export_chrome_trace(str(trace))
+        by = "self_cuda_time_total" if device.type == "cuda" else "self_cpu_time_total"
+        table = profiler.key_averages().table(sort_by=by, row_limit=5, max_name_column_width=40)
+        trace.with_name("costliest.txt").write_text(table)
+    return seconds
+
+
+def _seconds(work: Callable[[], None], device: torch.device) -> float:
+    """Seconds of the second of two calls, or of a long first one: a first call is slower."""
+    taken = 0.0
+    for _ in range(2):
+        began = time.perf_counter()
+        work()
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        taken = time.perf_counter() - began
+        if taken > 5:
+            break
+    return taken
+
+
+def _activations(model: nn.Module, private: Split) -> int:
+    """Bytes of all layers' outputs for one image."""
+    held: list[int] = []
+    layers = [module for module in model.modules() if not list(module.children())]
+
+    def count(module: nn.Module, inputs: object, output: object) -> None:
+        if isinstance(output, torch.Tensor):
+            held.append(output.numel() * output.element_size())
+
+    hooks = [layer.register_forward_hook(count) for layer in layers]
+    try:
+        with torch.no_grad():
+            device = next(model.parameters()).device
+            model(torch.zeros(2, *private.x.shape[1:], dtype=private.x.dtype, device=device))
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return sum(held) // 2

@@ -1,0 +1,166 @@
+"""The gradient of each example's own loss: in general by vmap, and faster from the outputs of layers.
+
+by_layers: one forward pass; one backward pass to the OUTPUTS of the trained layers, which forms no weight gradient;
+then each layer's weight gradients of all examples at once from its input and the gradient of its output. It knows
+nn.Linear and nn.Conv2d, each used once, and is taken only after its float64 result on two random examples has agreed
+with by_vmap's.
+
+Both return {parameter name: [n, *its shape]} and losses [n].
+"""
+
+import copy
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, grad_and_value, vmap
+
+PATCHES = 2**20  # entries of unfolded input at once, so that they stay in a cache
+Gradients = tuple[dict[str, Tensor], Tensor]
+
+
+def losses_of(logits: Tensor, y: Tensor) -> Tensor:
+    """Loss of each example [n]: cross-entropy for classes y [n]; binary cross-entropy, mean over labels, for 0/1 rows
+    y [n, labels]."""
+    if y.dim() == logits.dim():
+        return nn.functional.binary_cross_entropy_with_logits(logits, y.to(logits.dtype), reduction="none").mean(1)
+    return nn.functional.cross_entropy(logits, y, reduction="none")
+
+
+def by_vmap(model: nn.Module, x: Tensor, y: Tensor, names: list[str]) -> Gradients:
+    """Gradients of the parameters `names` at x [n, ...], y [n, ...], for any model."""
+    state = _state(model)
+    trained = {name: state.pop(name) for name in names}
+
+    def loss(trained: dict[str, Tensor], xi: Tensor, yi: Tensor) -> Tensor:
+        return losses_of(functional_call(model, (trained, state), (xi[None],)), yi[None]).sum()
+
+    return vmap(grad_and_value(loss), in_dims=(None, 0, 0), randomness="different")(trained, x, y)
+
+
+def by_layers(model: nn.Module, x: Tensor, y: Tensor, names: list[str]) -> Gradients:
+    """The same from layer outputs. RuntimeError where a layer is used twice, or not as a layer."""
+    calls: dict[str, tuple[Tensor, Tensor]] = {}  # of each layer: input, output
+
+    def record(owner: str, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+        if owner in calls:
+            raise RuntimeError(f"layer {owner} is used twice")
+        if not output.requires_grad:  # the first trained layer: nothing below it is in the graph
+            output.requires_grad_()
+        calls[owner] = inputs[0].detach(), output
+
+    layers = known_layers(model, names)
+    if layers is None:
+        raise RuntimeError("a trained parameter belongs to no layer that is known here")
+    hooks = [
+        layer.register_forward_hook(lambda _, inputs, output, owner=owner: record(owner, inputs, output))
+        for owner, layer in layers.items()
+    ]
+    try:
+        with torch.enable_grad():
+            losses = losses_of(functional_call(model, _in_best_layout(model, x), (x,)), y)
+            at_outputs = torch.autograd.grad(losses.sum(), [output for _, output in calls.values()])
+    finally:
+        for hook in hooks:
+            hook.remove()
+    found: dict[str, Tensor] = {}
+    for (owner, (inputs, _)), at_output in zip(calls.items(), at_outputs, strict=True):
+        weight, bias = f"{owner}.weight", f"{owner}.bias"
+        if weight in names:
+            layer = layers[owner]
+            found[weight] = (
+                _convolution(layer, inputs, at_output) if isinstance(layer, nn.Conv2d) else _linear(inputs, at_output)
+            )
+        if bias in names:
+            kept = 1 if isinstance(layers[owner], nn.Conv2d) else -1
+            summed = [d for d in range(1, at_output.dim()) if d != kept % at_output.dim()]
+            found[bias] = at_output.sum(summed) if summed else at_output
+    return found, losses.detach()
+
+
+def known_layers(model: nn.Module, names: list[str]) -> dict[str, nn.Module] | None:
+    """The layers that own the parameters `names`; None where by_layers does not know one of them."""
+    layers: dict[str, nn.Module] = {}
+    for name in names:
+        owner, _, kind = name.rpartition(".")
+        layer = model.get_submodule(owner)
+        plain = type(layer) is nn.Linear or (
+            type(layer) is nn.Conv2d and layer.padding_mode == "zeros" and not isinstance(layer.padding, str)
+        )
+        if not plain or kind not in ("weight", "bias"):
+            return None
+        layers[owner] = layer
+    return layers
+
+
+def layers_agree(model: nn.Module, x: Tensor, y: Tensor, names: list[str]) -> bool:
+    """Whether by_layers is right for this model: in float64, on two random examples shaped like x [n, ...], y [n, ...],
+    at weights slightly moved (where a head is all zeros, nothing else would show)."""
+    if known_layers(model, names) is None:
+        return False
+    generator = torch.Generator().manual_seed(0)
+    moved = copy.deepcopy(model).double()
+    with torch.no_grad():
+        for parameter in moved.parameters():
+            noise = torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
+            parameter.add_(0.01 * noise.to(parameter.device))
+    examples = torch.randint(256, (2, *x.shape[1:]), generator=generator).to(x.device)
+    examples = examples.to(x.dtype) if not x.is_floating_point() else examples.double() / 255
+    labels = torch.zeros(2, *y.shape[1:], dtype=y.dtype, device=y.device)
+    try:
+        ours, _ = by_layers(moved, examples, labels, names)
+    except RuntimeError:
+        return False
+    exact, _ = by_vmap(moved, examples, labels, names)
+    return all(
+        name in ours and ours[name].shape == exact[name].shape and torch.allclose(ours[name], exact[name], 1e-8, 1e-10)
+        for name in names
+    )
+
+
+def _state(model: nn.Module) -> dict[str, Tensor]:
+    return {name: t.detach() for name, t in (*model.named_parameters(), *model.named_buffers())}
+
+
+def _in_best_layout(model: nn.Module, x: Tensor) -> dict[str, Tensor]:
+    """The state of the model, with channels last where it pools images on a CPU: there NCHW max-pooling takes as long
+    as the convolutions. Everywhere else the weight gradients would only have to turn channels-last tensors round."""
+    state = _state(model)
+    if x.dim() == 4 and not x.is_cuda and any(isinstance(module, nn.MaxPool2d) for module in model.modules()):
+        last = torch.channels_last
+        state = {name: t.to(memory_format=last) if t.dim() == 4 else t for name, t in state.items()}
+    return state
+
+
+def _linear(x: Tensor, g: Tensor) -> Tensor:
+    """Input [n, ..., a], gradient of the output [n, ..., b] -> [n, b, a], summed over positions."""
+    if x.dim() == 2:
+        return g[:, :, None] * x[:, None, :]
+    return torch.bmm(g.flatten(1, -2).transpose(1, 2), x.flatten(1, -2))
+
+
+def _convolution(layer: nn.Conv2d, x: Tensor, g: Tensor) -> Tensor:
+    """Input [n, c, h, w], gradient of the output [n, o, h', w'] -> [n, o, c / groups, kernel].
+
+    A convolution with n * groups groups has exactly these weight gradients, and on a CPU a fast kernel. With few input
+    channels that kernel is slow, and on a GPU (not measured) it is expected to be; there, input patches are unfolded to
+    [n, c * kernel, h' * w'], and the gradients are a batched product.
+    """
+    n, c = x.shape[:2]
+    o, h, w = g.shape[1:]
+    if layer.groups > 1 or (c >= 8 and not x.is_cuda):
+        weight = torch.empty(1, dtype=x.dtype, device=x.device).expand(n * o, c // layer.groups, *layer.kernel_size)
+        return torch.ops.aten.convolution_backward(
+            g.reshape(1, n * o, h, w), x.reshape(1, n * c, *x.shape[2:]), weight, None,
+            layer.stride, layer.padding, layer.dilation, False, (0, 0), n * layer.groups, (False, True, False),
+        )[1].view(n, o, c // layer.groups, *layer.kernel_size)  # fmt: skip
+    assert not isinstance(layer.padding, str)  # see known_layers
+    top, left = layer.padding
+    padded = nn.functional.pad(x, (left, left, top, top)).contiguous()
+    sn, sc, sh, sw = padded.stride()
+    (kh, kw), (dh, dw), (th, tw) = layer.kernel_size, layer.dilation, layer.stride
+    patches = padded.as_strided((n, c, kh, kw, h, w), (sn, sc, sh * dh, sw * dw, sh * th, sw * tw))
+    step = max(1, PATCHES // (c * kh * kw * h * w))
+    return torch.cat([
+        torch.bmm(gs.flatten(2), ps.reshape(len(ps), c * kh * kw, h * w).transpose(1, 2)).view(-1, o, c, kh, kw)
+        for gs, ps in zip(g.split(step), patches.split(step), strict=True)
+    ])  # fmt: skip

@@ -1,0 +1,227 @@
+"""What benchmark.py measures against: other tools and the published technique, each as its authors mean it to be used.
+
+A peer's gradients are used up as they come, layer by layer; ours also lie in one matrix, with their norms. Functions
+that return a `Run` have set the peer up, on a copy of the model, and leave only the work to be timed.
+"""
+
+import copy
+from collections.abc import Callable, Iterator
+from itertools import pairwise
+
+import dp_accounting
+import torch
+from backpack import backpack, extend
+from backpack.extensions import BatchGrad
+from dp_accounting.pld import PLDAccountant
+from opacus.grad_sample import GradSampleModule, GradSampleModuleFastGradientClipping
+from opacus.optimizers import DPOptimizer, DPOptimizerFastGradientClipping
+from opacus.utils.fast_gradient_clipping_utils import DPLossFastGradientClipping
+from torch import Tensor, nn
+
+from pubsel.gradients import PerExampleGradients
+from pubsel.subspace import projection_metric
+
+Run = Callable[[], object]
+Examples = tuple[Tensor, Tensor]  # x [n, ...], y [n]
+RATE = 1e-4  # of learning: small, so that hundreds of timed steps leave the weights where they were
+
+
+def _batches(x: Tensor, y: Tensor, micro: int) -> Iterator[tuple[Tensor, Tensor]]:
+    return zip(x.split(micro), y.split(micro), strict=True)
+
+
+# Per-example gradients
+
+
+def opacus_gradients(model: nn.Module, x: Tensor, y: Tensor, micro: int) -> Run:
+    """Opacus hooks, `micro` examples at a time."""
+    hooked = GradSampleModule(copy.deepcopy(model), loss_reduction="sum").train()
+
+    def run() -> None:
+        for xs, ys in _batches(x, y, micro):
+            hooked.zero_grad(set_to_none=True)
+            nn.functional.cross_entropy(hooked(xs), ys, reduction="sum").backward()
+
+    return run
+
+
+def backpack_batches(model: nn.Module, micro: int) -> Callable[[Tensor, Tensor], Iterator[list[Tensor]]]:
+    """(x, y) -> BackPACK's BatchGrad, [n, *shape] of each parameter, `micro` examples at a time.
+
+    Each layer that has parameters is extended on its own: a whole ResNet20 cannot be (its mean over positions and its
+    padding are functions), and the other layers need no extension for first derivatives.
+    """
+    extended = copy.deepcopy(model)
+    for layer in extended.modules():
+        if isinstance(layer, nn.Conv2d | nn.Linear):
+            extend(layer)
+
+    def run(x: Tensor, y: Tensor) -> Iterator[list[Tensor]]:
+        for xs, ys in _batches(x, y, micro):
+            extended.zero_grad(set_to_none=True)
+            with backpack(BatchGrad()):
+                nn.functional.cross_entropy(extended(xs), ys, reduction="sum").backward()
+            yield [p.grad_batch for p in extended.parameters()]  # type: ignore[attr-defined]
+            for p in extended.parameters():
+                del p.grad_batch  # type: ignore[attr-defined]
+
+    return run
+
+
+def backpack_gradients(model: nn.Module, x: Tensor, y: Tensor, micro: int) -> Run:
+    """BackPACK's BatchGrad, `micro` examples at a time."""
+    batches = backpack_batches(model, micro)
+
+    def run() -> None:
+        for _ in batches(x, y):
+            pass
+
+    return run
+
+
+def vmap_gradients(model: nn.Module, x: Tensor, y: Tensor, chunk: int) -> Run:
+    """torch.func's vmap(grad), `chunk` examples at a time, into memory that is used again, as ours."""
+    engine = PerExampleGradients(copy.deepcopy(model), chunk)
+    engine._by_layers = False
+
+    def run() -> None:
+        for _ in engine.blocks(x, y):
+            pass
+
+    return run
+
+
+def plain(model: nn.Module, x: Tensor, y: Tensor, layout: str, micro: int, update: bool) -> Run:
+    """A forward and a backward pass without any per-example gradient; with `update`, a step of SGD."""
+    memory = torch.channels_last if layout == "NHWC" else torch.contiguous_format
+    net = copy.deepcopy(model).to(memory_format=memory)  # type: ignore[call-overload]
+    images = x.to(memory_format=memory)
+    optimizer = torch.optim.SGD(net.parameters(), RATE)
+
+    def run() -> None:
+        optimizer.zero_grad()
+        for xs, ys in _batches(images, y, micro):
+            (nn.functional.cross_entropy(net(xs), ys, reduction="sum") / len(x)).backward()
+        if update:
+            optimizer.step()
+
+    return run
+
+
+# Steps
+
+
+def opacus_step(model: nn.Module, x: Tensor, y: Tensor, micro: int, noise: float = 1.0) -> Run:
+    """A DP-SGD step, clipped to 1, by Opacus hooks; virtual steps of `micro` examples. Returns the noisy mean [p]."""
+    hooked = GradSampleModule(copy.deepcopy(model)).train()
+    optimizer = DPOptimizer(
+        torch.optim.SGD(hooked.parameters(), RATE),
+        noise_multiplier=noise,
+        max_grad_norm=1.0,
+        expected_batch_size=len(x),
+    )
+
+    def run() -> list[Tensor | None]:
+        for i, (xs, ys) in enumerate(_batches(x, y, micro)):
+            optimizer.signal_skip_step((i + 1) * micro < len(x))
+            optimizer.zero_grad(set_to_none=True)
+            nn.functional.cross_entropy(hooked(xs), ys).backward()
+            optimizer.step()
+        return [p.grad for p in hooked.parameters()]
+
+    return run
+
+
+def ghost_step(model: nn.Module, x: Tensor, y: Tensor, micro: int, noise: float = 1.0) -> Run:
+    """The same by Opacus ghost clipping, which passes backward twice and forms no per-example gradient."""
+    hooked = GradSampleModuleFastGradientClipping(
+        copy.deepcopy(model), max_grad_norm=1.0, use_ghost_clipping=True, loss_reduction="mean"
+    ).train()
+    optimizer = DPOptimizerFastGradientClipping(
+        torch.optim.SGD(hooked.parameters(), RATE),
+        noise_multiplier=noise,
+        max_grad_norm=1.0,
+        expected_batch_size=len(x),
+    )
+    loss = DPLossFastGradientClipping(hooked, optimizer, nn.CrossEntropyLoss(reduction="mean"), "mean")
+
+    def run() -> list[Tensor | None]:
+        for i, (xs, ys) in enumerate(_batches(x, y, micro)):
+            optimizer.signal_skip_step((i + 1) * micro < len(x))
+            optimizer.zero_grad(set_to_none=True)
+            loss(hooked(xs), ys).backward()
+            optimizer.step()
+        return [p.grad for p in hooked.parameters()]
+
+    return run
+
+
+def gram_schmidt(rows: Tensor) -> Tensor:
+    """[k, p] -> orthonormal rows, in place, one after the other; each is taken out of all that follow at once."""
+    for i in range(len(rows)):
+        rows[i] /= rows[i].norm()
+        rest = rows[i + 1 :]
+        rest -= (rest @ rows[i])[:, None] * rows[i]
+    return rows
+
+
+def published_gep(
+    model: nn.Module, public: Examples, private: Examples, k: int, bounds: tuple[float, float], micro: int
+) -> Run:
+    """A GEP step as published: G [m, p] and G [n, p] by BackPACK and held, three slices of columns, one power
+    iteration, Gram-Schmidt column by column, the residual [n, p] written out, both clipped, noise on both.
+
+    Without the published diagnostic of the basis; BackPACK in micro-batches, not all at once; rows clipped together,
+    not in a loop: each makes it faster than the published code.
+    """
+    batches = backpack_batches(model, micro)
+
+    def matrix(x: Tensor, y: Tensor) -> Tensor:
+        return torch.cat([torch.cat([g.flatten(1) for g in parts], 1) for parts in batches(x, y)])
+
+    def noisy_sum(rows: Tensor, bound: float) -> Tensor:
+        rows *= (bound / rows.norm(dim=1)).clamp(max=1)[:, None]
+        return rows.sum(0) + 2**0.5 * bound * torch.randn(rows.shape[1], device=rows.device)
+
+    def run() -> Tensor:
+        g_public, g_private = matrix(*public), matrix(*private)
+        p = g_public.shape[1]
+        slices = [slice(round(a), round(b)) for a, b in pairwise(i * p / 3 for i in range(4))]
+        bases, embeddings, residual = [], [], torch.empty_like(g_private)
+        for s in slices:
+            start = torch.randn(k // 3, s.stop - s.start, device=g_public.device)
+            basis = gram_schmidt((start @ g_public[:, s].T) @ g_public[:, s])
+            bases.append(basis)
+            embeddings.append(g_private[:, s] @ basis.T)
+            residual[:, s] = g_private[:, s] - embeddings[-1] @ basis
+        parts = noisy_sum(torch.cat(embeddings, 1), bounds[0]).split([len(basis) for basis in bases])
+        direction = torch.cat([part @ basis for part, basis in zip(parts, bases, strict=True)])
+        return (direction + noisy_sum(residual, bounds[1])) / len(g_private)
+
+    return run
+
+
+# Distance and accounting
+
+
+def svd_distance(a: Tensor, b: Tensor, k: int, side: str) -> Run:
+    """GSD's projection metric between G [m, p] and G [m, p] by a full SVD of each, as it lies or of its transpose,
+    which LAPACK may do several times faster."""
+
+    def top(rows: Tensor) -> Tensor:
+        if side == "of the transpose":
+            return torch.linalg.svd(rows.T, full_matrices=False).U[:, :k]
+        return torch.linalg.svd(rows, full_matrices=False).Vh[:k].T
+
+    return lambda: projection_metric(top(a), top(b))
+
+
+def pld_sigma(epsilon: float, delta: float, rate: float, steps: int, tolerance: float) -> float:
+    """Noise multiplier by dp_accounting's PLD accountant, to `tolerance`."""
+
+    def event(sigma: float) -> dp_accounting.DpEvent:
+        sampled = dp_accounting.PoissonSampledDpEvent(rate, dp_accounting.GaussianDpEvent(sigma))
+        return dp_accounting.SelfComposedDpEvent(sampled, steps)
+
+    bracket = dp_accounting.LowerEndpointAndGuess(0.3, 2.0)
+    return dp_accounting.calibrate_dp_mechanism(PLDAccountant, event, epsilon, delta, bracket, tol=tolerance)
