@@ -8,7 +8,7 @@ BIN := .venv/bin
 RUN := $(BIN)/pubsel run
 TABLE := $(BIN)/pubsel table
 
-.PHONY: venv quickstart test lint bench tables table2 table2-cifar10 table2-svhn table2-fmnist \
+.PHONY: venv quickstart test lint bench bench-scaling tables table2 table2-cifar10 table2-svhn table2-fmnist \
 	gep-table1 gep-table1-mnist gep-table1-svhn gep-table1-cifar10 gep-table5 gep-table6
 
 venv: .venv/installed
@@ -32,6 +32,9 @@ lint: venv
 
 bench: venv
 	$(BIN)/python scripts/benchmark.py $(ARGS)
+
+bench-scaling: venv
+	$(BIN)/python scripts/scaling.py $(ARGS)
 
 # GSD, Table 2: GEP on each public set, and DP-SGD twice: in the paper's setting, and over a grid (label tuned)
 table2: table2-cifar10 table2-svhn table2-fmnist

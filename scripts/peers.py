@@ -13,6 +13,7 @@ import torch
 from backpack import backpack, extend
 from backpack.extensions import BatchGrad
 from dp_accounting.pld import PLDAccountant
+from measuring import Run
 from opacus.grad_sample import GradSampleModule, GradSampleModuleFastGradientClipping
 from opacus.optimizers import DPOptimizer, DPOptimizerFastGradientClipping
 from opacus.utils.fast_gradient_clipping_utils import DPLossFastGradientClipping
@@ -21,7 +22,6 @@ from torch import Tensor, nn
 from pubsel.gradients import PerExampleGradients
 from pubsel.subspace import projection_metric
 
-Run = Callable[[], object]
 Examples = tuple[Tensor, Tensor]  # x [n, ...], y [n]
 RATE = 1e-4  # of learning: small, so that hundreds of timed steps leave the weights where they were
 

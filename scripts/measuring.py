@@ -1,0 +1,84 @@
+"""Seconds and memory of some work, in processes that have computed nothing before; and the CSV that they go into."""
+
+import csv
+import ctypes
+import gc
+import importlib.metadata
+import multiprocessing
+import os
+import time
+import warnings
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")  # huge pages for all alike; read when torch is imported
+
+import torch
+
+from pubsel import results
+
+Run = Callable[[], object]
+
+PROCESSES = multiprocessing.get_context("forkserver")  # of a server that has imported, and computed nothing
+PROCESSES.set_forkserver_preload(["opacus", "backpack.extensions", "dp_accounting.pld", "pubsel.training"])
+
+
+def seconds(run: Run) -> float:
+    """Wall time of one run."""
+    synchronise: Callable[[], None] = torch.cuda.synchronize if torch.cuda.is_initialized() else lambda: None
+    synchronise()
+    start = time.perf_counter()
+    run()
+    synchronise()
+    return time.perf_counter() - start
+
+
+def peak_mib(run: Run) -> float:
+    """MiB above the level before: of the GPU where it is used, else resident, by the kernel's own high-water mark."""
+    gc.collect()
+    if torch.cuda.is_initialized():
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        run()
+        return (torch.cuda.max_memory_allocated() - before) / 2**20
+    ctypes.CDLL("libc.so.6").malloc_trim(0)
+    Path("/proc/self/clear_refs").write_text("5")  # the high-water mark starts again
+    start = _status("VmRSS")
+    run()
+    return (_status("VmHWM") - start) / 2**10
+
+
+def _status(key: str) -> int:
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return int(next(line.split()[1] for line in lines if line.startswith(key + ":")))
+
+
+def _prepare(threads: int) -> None:
+    torch.set_num_threads(threads)
+    warnings.simplefilter("ignore")  # hooks of opacus and BackPACK
+
+
+def fresh(threads: int, function: Callable[..., Any], *arguments: Any) -> Any:
+    """function(*arguments) in a process that has computed nothing before."""
+    with ProcessPoolExecutor(1, PROCESSES, initializer=_prepare, initargs=(threads,)) as pool:
+        return pool.submit(function, *arguments).result()
+
+
+def origin(device: str, threads: int) -> dict[str, Any]:
+    """Where it was measured: columns for every row."""
+    here = results.provenance()
+    hardware = torch.cuda.get_device_name() if device == "cuda" else here["hardware"]
+    versions = {name: importlib.metadata.version(name) for name in ("torch", "opacus")}
+    versions["backpack"] = importlib.metadata.version("backpack-for-pytorch")
+    return {"device": device, "threads": threads, "hardware": hardware} | versions | {"commit": here["commit"]}
+
+
+def write(path: Path, rows: list[dict[str, Any]], where: dict[str, Any]) -> None:
+    """Rows, each with where it was measured, as a CSV."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w", newline="") as file:
+        writer = csv.DictWriter(file, [*rows[0], *where])
+        writer.writeheader()
+        writer.writerows(row | where for row in rows)
