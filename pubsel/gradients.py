@@ -179,11 +179,11 @@ class PerExampleGradients:
             model = copy.deepcopy(model).to(rows.dtype)
             x = x.to(rows.dtype) if x.is_floating_point() else x
         losses = torch.empty(len(x), dtype=rows.dtype, device=rows.device)
+        shapes = {name: model.get_parameter(name).shape for name in self.offsets}
         for start in range(0, len(x), self.chunk):
             part = slice(start, start + self.chunk)
-            found, losses[part] = gradients(model, x[part], y[part], list(self.offsets))
-            for name, columns in self.offsets.items():
-                rows[part, columns] = found[name].flatten(1)
+            out = {name: rows[part, self.offsets[name]].unflatten(1, shape) for name, shape in shapes.items()}
+            losses[part] = gradients(model, x[part], y[part], out)
         return DenseGradients(rows, losses)
 
     def _memory(self, n: int, dtype: torch.dtype) -> Tensor:

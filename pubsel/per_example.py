@@ -5,7 +5,8 @@ then each layer's weight gradients of all examples at once from its input and th
 nn.Linear and nn.Conv2d, each used once, and is taken only after its float64 result on two random examples has agreed
 with by_vmap's.
 
-Both return {parameter name: [n, *its shape]} and losses [n].
+Both write into `out`, {parameter name: [n, *its shape]}, and return losses [n]: memory that is taken anew for each pass
+costs more than many of the gradients in it.
 """
 
 import copy
@@ -15,7 +16,6 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value, vmap
 
 PATCHES = 2**20  # entries of unfolded input at once, so that they stay in a cache
-Gradients = tuple[dict[str, Tensor], Tensor]
 
 
 def losses_of(logits: Tensor, y: Tensor) -> Tensor:
@@ -26,18 +26,21 @@ def losses_of(logits: Tensor, y: Tensor) -> Tensor:
     return nn.functional.cross_entropy(logits, y, reduction="none")
 
 
-def by_vmap(model: nn.Module, x: Tensor, y: Tensor, names: list[str]) -> Gradients:
-    """Gradients of the parameters `names` at x [n, ...], y [n, ...], for any model."""
+def by_vmap(model: nn.Module, x: Tensor, y: Tensor, out: dict[str, Tensor]) -> Tensor:
+    """Gradients of the parameters named in `out` at x [n, ...], y [n, ...], for any model."""
     state = _state(model)
-    trained = {name: state.pop(name) for name in names}
+    trained = {name: state.pop(name) for name in out}
 
     def loss(trained: dict[str, Tensor], xi: Tensor, yi: Tensor) -> Tensor:
         return losses_of(functional_call(model, (trained, state), (xi[None],)), yi[None]).sum()
 
-    return vmap(grad_and_value(loss), in_dims=(None, 0, 0), randomness="different")(trained, x, y)
+    gradients, losses = vmap(grad_and_value(loss), in_dims=(None, 0, 0), randomness="different")(trained, x, y)
+    for name, into in out.items():
+        into.copy_(gradients[name])
+    return losses
 
 
-def by_layers(model: nn.Module, x: Tensor, y: Tensor, names: list[str]) -> Gradients:
+def by_layers(model: nn.Module, x: Tensor, y: Tensor, out: dict[str, Tensor]) -> Tensor:
     """The same from layer outputs. RuntimeError where a layer is used twice, or not as a layer."""
     calls: dict[str, tuple[Tensor, Tensor]] = {}  # of each layer: input, output
 
@@ -48,7 +51,7 @@ def by_layers(model: nn.Module, x: Tensor, y: Tensor, names: list[str]) -> Gradi
             output.requires_grad_()
         calls[owner] = inputs[0].detach(), output
 
-    layers = known_layers(model, names)
+    layers = known_layers(model, list(out))
     if layers is None:
         raise RuntimeError("a trained parameter belongs to no layer that is known here")
     hooks = [
@@ -62,19 +65,18 @@ def by_layers(model: nn.Module, x: Tensor, y: Tensor, names: list[str]) -> Gradi
     finally:
         for hook in hooks:
             hook.remove()
-    found: dict[str, Tensor] = {}
+    if len(calls) < len(layers):
+        raise RuntimeError("a layer with trained parameters is not called")
     for (owner, (inputs, _)), at_output in zip(calls.items(), at_outputs, strict=True):
-        weight, bias = f"{owner}.weight", f"{owner}.bias"
-        if weight in names:
-            layer = layers[owner]
-            found[weight] = (
-                _convolution(layer, inputs, at_output) if isinstance(layer, nn.Conv2d) else _linear(inputs, at_output)
-            )
-        if bias in names:
-            kept = 1 if isinstance(layers[owner], nn.Conv2d) else -1
-            summed = [d for d in range(1, at_output.dim()) if d != kept % at_output.dim()]
-            found[bias] = at_output.sum(summed) if summed else at_output
-    return found, losses.detach()
+        layer, weight, bias = layers[owner], out.get(f"{owner}.weight"), out.get(f"{owner}.bias")
+        if weight is not None and isinstance(layer, nn.Conv2d):
+            _convolution(layer, inputs, at_output, weight)
+        elif weight is not None:
+            _linear(inputs, at_output, weight)
+        if bias is not None:
+            features = 1 if isinstance(layer, nn.Conv2d) else -1
+            bias.copy_(at_output.movedim(features, 1).reshape(*bias.shape, -1).sum(2))
+    return losses.detach()
 
 
 def known_layers(model: nn.Module, names: list[str]) -> dict[str, nn.Module] | None:
@@ -106,15 +108,14 @@ def layers_agree(model: nn.Module, x: Tensor, y: Tensor, names: list[str]) -> bo
     examples = torch.randint(256, (2, *x.shape[1:]), generator=generator).to(x.device)
     examples = examples.to(x.dtype) if not x.is_floating_point() else examples.double() / 255
     labels = torch.zeros(2, *y.shape[1:], dtype=y.dtype, device=y.device)
+    shapes = {name: moved.get_parameter(name).shape for name in names}
+    ours, exact = ({name: examples.new_zeros(2, *s, dtype=torch.float64) for name, s in shapes.items()} for _ in "12")
     try:
-        ours, _ = by_layers(moved, examples, labels, names)
+        by_layers(moved, examples, labels, ours)
     except RuntimeError:
         return False
-    exact, _ = by_vmap(moved, examples, labels, names)
-    return all(
-        name in ours and ours[name].shape == exact[name].shape and torch.allclose(ours[name], exact[name], 1e-8, 1e-10)
-        for name in names
-    )
+    by_vmap(moved, examples, labels, exact)
+    return all(torch.allclose(ours[name], exact[name], 1e-8, 1e-10) for name in names)
 
 
 def _state(model: nn.Module) -> dict[str, Tensor]:
@@ -131,15 +132,16 @@ def _in_best_layout(model: nn.Module, x: Tensor) -> dict[str, Tensor]:
     return state
 
 
-def _linear(x: Tensor, g: Tensor) -> Tensor:
-    """Input [n, ..., a], gradient of the output [n, ..., b] -> [n, b, a], summed over positions."""
+def _linear(x: Tensor, g: Tensor, out: Tensor) -> None:
+    """Input [n, ..., a], gradient of the output [n, ..., b] -> out [n, b, a], summed over positions."""
     if x.dim() == 2:
-        return g[:, :, None] * x[:, None, :]
-    return torch.bmm(g.flatten(1, -2).transpose(1, 2), x.flatten(1, -2))
+        torch.mul(g[:, :, None], x[:, None, :], out=out)
+    else:
+        torch.bmm(g.flatten(1, -2).mT, x.flatten(1, -2), out=out)
 
 
-def _convolution(layer: nn.Conv2d, x: Tensor, g: Tensor) -> Tensor:
-    """Input [n, c, h, w], gradient of the output [n, o, h', w'] -> [n, o, c / groups, kernel].
+def _convolution(layer: nn.Conv2d, x: Tensor, g: Tensor, out: Tensor) -> None:
+    """Input [n, c, h, w], gradient of the output [n, o, h', w'] -> out [n, o, c / groups, kernel].
 
     A convolution with n * groups groups has exactly these weight gradients, and on a CPU a fast kernel. With few input
     channels that kernel is slow, and on a GPU (not measured) it is expected to be; there, input patches are unfolded to
@@ -148,11 +150,13 @@ def _convolution(layer: nn.Conv2d, x: Tensor, g: Tensor) -> Tensor:
     n, c = x.shape[:2]
     o, h, w = g.shape[1:]
     if layer.groups > 1 or (c >= 8 and not x.is_cuda):
-        weight = torch.empty(1, dtype=x.dtype, device=x.device).expand(n * o, c // layer.groups, *layer.kernel_size)
-        return torch.ops.aten.convolution_backward(
+        weight = torch.empty(1, dtype=x.dtype, device=x.device).expand(n * o, *layer.weight.shape[1:])
+        gradient = torch.ops.aten.convolution_backward(
             g.reshape(1, n * o, h, w), x.reshape(1, n * c, *x.shape[2:]), weight, None,
             layer.stride, layer.padding, layer.dilation, False, (0, 0), n * layer.groups, (False, True, False),
-        )[1].view(n, o, c // layer.groups, *layer.kernel_size)  # fmt: skip
+        )[1]  # fmt: skip
+        out.copy_(gradient.view(out.shape))
+        return
     assert not isinstance(layer.padding, str)  # see known_layers
     top, left = layer.padding
     padded = nn.functional.pad(x, (left, left, top, top)).contiguous()
@@ -160,7 +164,5 @@ def _convolution(layer: nn.Conv2d, x: Tensor, g: Tensor) -> Tensor:
     (kh, kw), (dh, dw), (th, tw) = layer.kernel_size, layer.dilation, layer.stride
     patches = padded.as_strided((n, c, kh, kw, h, w), (sn, sc, sh * dh, sw * dw, sh * th, sw * tw))
     step = max(1, PATCHES // (c * kh * kw * h * w))
-    return torch.cat([
-        torch.bmm(gs.flatten(2), ps.reshape(len(ps), c * kh * kw, h * w).transpose(1, 2)).view(-1, o, c, kh, kw)
-        for gs, ps in zip(g.split(step), patches.split(step), strict=True)
-    ])  # fmt: skip
+    for gs, ps, into in zip(g.split(step), patches.split(step), out.split(step), strict=True):
+        torch.bmm(gs.flatten(2), ps.reshape(len(ps), c * kh * kw, h * w).mT, out=into.flatten(2))
