@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from pubsel.per_example import by_layers, by_vmap, layers_agree
 
 LARGEST = 1e18  # norm of a row that counts; products with a larger one could overflow float32
-CPU_CHUNK, GPU_CHUNK = 32, 500  # examples per pass
+CPU_CHUNK, GPU_CHUNK = 64, 500  # examples per pass
 NORM_BLOCK = 512  # float32 sums over more entries than this read low; blocks are added in float64
 GRAM_BLOCK = 100  # rows; fewer are slower products, more leave more of the lower triangle computed
 

@@ -32,7 +32,7 @@ from pubsel.subspace import projection_metric, top_k
 from pubsel.training import noisy_mean
 
 RUNS = 5
-CHUNK = 32  # ours, always
+
 MICRO = (16, 32, 64)
 NETWORKS = {"resnet20": (3, 32, 32, 10), "fmnist_cnn": (1, 28, 28, 10), "probe": (3, 224, 224, 14)}
 BOUNDS = (10.0, 2.0)  # GEP's, on embedding and residual
@@ -62,7 +62,7 @@ class Case(NamedTuple):
 def gradients(network: str, n: int, device: str) -> Case:
     """Per-example gradients, used up block by block."""
     model, x, y = _problem(network, n, device)
-    engine = PerExampleGradients(model, CHUNK)
+    engine = PerExampleGradients(model)
     sizes = _upto(MICRO, n)
 
     def ours() -> None:
@@ -137,7 +137,7 @@ def gep(network: str, m: int, n: int, k: int, device: str) -> Case:
 def gsd(m: int, device: str, network: str = "resnet20", k: int = 16, runs: int = RUNS) -> Case:
     """The distance once the gradients of both sides are there."""
     model, *_ = _problem(network, 1, device)
-    engine = PerExampleGradients(model, CHUNK)
+    engine = PerExampleGradients(model)
     a, b = (engine.matrix(*random_images(network, m, device)).rows for _ in range(2))
 
     def ours() -> float:
@@ -220,7 +220,7 @@ def _problem(network: str, n: int, device: str) -> tuple[nn.Module, Tensor, Tens
 
 def public_view(model: nn.Module, public: Split | None) -> View:
     """What an algorithm sees of `model` and public data."""
-    engine = PerExampleGradients(model, CHUNK)
+    engine = PerExampleGradients(model)
     return View(model, engine, public, 10, False, lambda purpose, step: stream("benchmark", purpose, step))
 
 

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import measuring
 import torch
-from benchmark import CHUNK, gep_settings, one_step, public_view, random_images
+from benchmark import gep_settings, one_step, public_view, random_images
 from measuring import Run
 from torch import nn
 
@@ -55,7 +55,7 @@ def gep_of_size(n: int, m: int, width: int, k: int, groups: int, device: str) ->
 
 def gsd_of_size(m: int, width: int, device: str) -> tuple[int, Run]:
     """p, and GSD of two sets of images; k = 16."""
-    engine = PerExampleGradients(_layers(width, device), CHUNK)
+    engine = PerExampleGradients(_layers(width, device))
     images = [random_images("fmnist_cnn", m, device) for _ in range(2)]
     return engine.size, lambda: projection_metric(*(top_k(engine.matrix(x, y), 16) for x, y in images))
 

@@ -67,7 +67,7 @@ def _engine(model: nn.Module, distance: Distance) -> PerExampleGradients:
     names = [name for name, p in model.named_parameters() if p.requires_grad]
     if distance.parameters == Parameters.weights:
         names = [name for name in names if not name.endswith("bias")]
-    return PerExampleGradients(model, chunk=32, names=names)
+    return PerExampleGradients(model, names=names)
 
 
 def _basis(
