@@ -1,14 +1,16 @@
 """Speed and memory as ratios to named peers: `make bench`, or `make bench ARGS=--short`. Writes results/benchmark.csv.
 
-A case is some work, ours and its peers. Peers get their best setting first, by a quick sweep; then all run in turn in
-one process, RUNS times, and a figure is the ratio of medians, the peer's over ours. Peak memory is what a run adds to
-its inputs, each candidate in a process of its own. The error of ours against float64 stands beside.
+A case is some work, ours and its peers. Peers get their best setting first, by a quick sweep; then all run in turn,
+each in a process of its own, RUNS times, and a figure is the ratio of medians, the peer's over ours. Peak memory is
+what a first run adds to its inputs. The error of ours against float64 stands beside.
 """
 
 import argparse
 import copy
 import statistics
+import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -31,7 +33,7 @@ from pubsel.randomness import stream
 from pubsel.subspace import projection_metric, top_k
 from pubsel.training import noisy_mean
 
-RUNS = 5
+RUNS = 7
 
 MICRO = (16, 32, 64)
 NETWORKS = {"resnet20": (3, 32, 32, 10), "fmnist_cnn": (1, 28, 28, 10), "probe": (3, 224, 224, 14)}
@@ -272,7 +274,7 @@ def _plain(n: int) -> tuple[tuple, ...]:
     return tuple((layout, size) for layout in ("NCHW", "NHWC") for (size,) in _upto((32, 64, n), n))
 
 
-# Measuring: race, peak, error and point run in a fresh process each
+# Measuring
 
 
 class Timing(NamedTuple):
@@ -283,27 +285,47 @@ class Timing(NamedTuple):
     runs: int
 
 
-def race(make: Callable[..., Case], sizes: dict[str, Any]) -> tuple[str, dict[str, Timing]]:
-    """What the work is; and each candidate at its best setting, by the better of two runs; then all in turn."""
-    work, candidates, _ = make(**sizes)
+READY: list[Run] = []  # in a candidate's process: what it repeats
 
-    def quick(candidate: Candidate, setting: tuple) -> float:
+
+def survey(make: Callable[..., Case], sizes: dict[str, Any]) -> tuple[str, dict[str, int]]:
+    """What the work is, and how many runs each candidate gets."""
+    case = make(**sizes)
+    return case.work, {name: candidate.runs for name, candidate in case.candidates.items()}
+
+
+def get_ready(make: Callable[..., Case], sizes: dict[str, Any], name: str) -> tuple:
+    """Set a candidate up at its best setting, by the better of two runs each; and warm it up. Returns the setting."""
+    candidate = make(**sizes).candidates[name]
+
+    def quick(setting: tuple) -> float:
         run = (candidate.trial or candidate.build)(*setting)
         return min(measuring.seconds(run) for _ in range(2))
 
-    settings = {
-        name: c.settings[0] if len(c.settings) == 1 else min(c.settings, key=partial(quick, c))
-        for name, c in candidates.items()
-    }
-    runs = {name: c.build(*settings[name]) for name, c in candidates.items()}
+    setting = candidate.settings[0] if len(candidate.settings) == 1 else min(candidate.settings, key=quick)
+    READY[:] = [candidate.build(*setting)]
+    began = time.perf_counter()
+    while candidate.runs >= RUNS and time.perf_counter() < began + 2:  # allocators and kernels settle
+        READY[0]()
+    return setting
+
+
+def again() -> float:
+    """Seconds of one more run."""
+    return measuring.seconds(READY[0])
+
+
+def race(make: Callable[..., Case], sizes: dict[str, Any], threads: int) -> tuple[str, dict[str, Timing]]:
+    """What the work is; and the times of all candidates, which run in turn, each in a process of its own, so that none
+    works with what another has left in caches of memory."""
+    work, runs = measuring.fresh(threads, survey, make, sizes)
     times: dict[str, list[float]] = {name: [] for name in runs}
-    for name, run in runs.items():
-        if candidates[name].runs >= RUNS:
-            run()
-    for i in range(RUNS):
-        for name, run in runs.items():
-            if i < candidates[name].runs:
-                times[name].append(measuring.seconds(run))
+    with ExitStack() as stack:
+        workers = {name: stack.enter_context(measuring.process(threads)) for name in runs}
+        settings = {name: w.submit(get_ready, make, sizes, name).result() for name, w in workers.items()}
+        for i in range(RUNS):
+            for name in (name for name in runs if i < runs[name]):
+                times[name].append(workers[name].submit(again).result())
     return work, {name: Timing(settings[name], statistics.median(t), len(t)) for name, t in times.items()}
 
 
@@ -322,7 +344,7 @@ def compare(work: Work, short: bool, device: str, threads: int) -> list[dict[str
     """A row for each peer of each of ours."""
     sizes = (work.short if short else work.full) or {}
     sizes, tiny = sizes | {"device": device}, work.tiny | {"device": device}
-    title, timings = measuring.fresh(threads, race, work.make, sizes)
+    title, timings = race(work.make, sizes, threads)
     memory = {
         name: measuring.fresh(threads, peak, work.make, sizes, tiny, name, t.setting) for name, t in timings.items()
     }

@@ -5,7 +5,6 @@ import ctypes
 import gc
 import importlib.metadata
 import multiprocessing
-import os
 import time
 import warnings
 from collections.abc import Callable
@@ -13,11 +12,13 @@ from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
-os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")  # huge pages for all alike; read when torch is imported
+from pubsel.cli import keep_memory
 
-import torch
+keep_memory()  # for all alike, as pubsel's command does
 
-from pubsel import results
+import torch  # noqa: E402
+
+from pubsel import results  # noqa: E402
 
 Run = Callable[[], object]
 
@@ -56,13 +57,19 @@ def _status(key: str) -> int:
 
 
 def _prepare(threads: int) -> None:
+    keep_memory()
     torch.set_num_threads(threads)
     warnings.simplefilter("ignore")  # hooks of opacus and BackPACK
 
 
+def process(threads: int) -> ProcessPoolExecutor:
+    """A process that has computed nothing before."""
+    return ProcessPoolExecutor(1, PROCESSES, initializer=_prepare, initargs=(threads,))
+
+
 def fresh(threads: int, function: Callable[..., Any], *arguments: Any) -> Any:
-    """function(*arguments) in a process that has computed nothing before."""
-    with ProcessPoolExecutor(1, PROCESSES, initializer=_prepare, initargs=(threads,)) as pool:
+    """function(*arguments) in such a process."""
+    with process(threads) as pool:
         return pool.submit(function, *arguments).result()
 
 
