@@ -16,7 +16,8 @@ from torch import Tensor, nn
 from pubsel.per_example import by_layers, by_vmap, layers_agree
 
 LARGEST = 1e18  # norm of a row that counts; products with a larger one could overflow float32
-CPU_CHUNK, GPU_CHUNK = 64, 500  # examples per pass
+CPU_CHUNK, GPU_CHUNK = 64, 500  # examples per pass, at most
+CPU_ENTRIES = 2**23  # of G per pass, 32 MiB, where it is not less than 8 examples
 NORM_BLOCK = 512  # float32 sums over more entries than this read low; blocks are added in float64
 GRAM_BLOCK = 100  # rows; fewer are slower products, more leave more of the lower triangle computed
 
@@ -142,7 +143,6 @@ class PerExampleGradients:
 
     def __init__(self, model: nn.Module, chunk: int | None = None, names: list[str] | None = None):
         self.model = model
-        self.chunk = chunk or (GPU_CHUNK if next(model.parameters()).is_cuda else CPU_CHUNK)
         trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
         self.offsets: dict[str, slice] = {}
         start = 0
@@ -150,6 +150,8 @@ class PerExampleGradients:
             self.offsets[name] = slice(start, start + trained[name].numel())
             start += trained[name].numel()
         self.size = start  # p
+        on_cpu = min(CPU_CHUNK, max(8, CPU_ENTRIES // max(1, self.size)))
+        self.chunk = chunk or (GPU_CHUNK if next(model.parameters()).is_cuda else on_cpu)
         self._by_layers: bool | None = None  # decided at the first call, which shows the shape of the data
         self._scratch: Tensor | None = None
 
