@@ -61,12 +61,12 @@ def by_layers(model: nn.Module, x: Tensor, y: Tensor, out: dict[str, Tensor]) ->
     try:
         with torch.enable_grad():
             losses = losses_of(functional_call(model, _in_best_layout(model, x), (x,)), y)
+            if len(calls) < len(layers):
+                raise RuntimeError("a layer with trained parameters is not called")
             at_outputs = torch.autograd.grad(losses.sum(), [output for _, output in calls.values()])
     finally:
         for hook in hooks:
             hook.remove()
-    if len(calls) < len(layers):
-        raise RuntimeError("a layer with trained parameters is not called")
     for (owner, (inputs, _)), at_output in zip(calls.items(), at_outputs, strict=True):
         layer, weight, bias = layers[owner], out.get(f"{owner}.weight"), out.get(f"{owner}.bias")
         if weight is not None and isinstance(layer, nn.Conv2d):

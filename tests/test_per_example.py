@@ -115,6 +115,11 @@ def test_other_layers_fall_back_to_vmap(name):
     torch.testing.assert_close(rows, torch.cat([exact[n].flatten(1) for n in names], 1), rtol=1e-4, atol=1e-5)
 
 
+def test_a_model_whose_layers_are_never_called_falls_back():
+    model, x, y = nn.Sequential(Apart(), nn.Flatten()), torch.randn(2, 3, 4, 4), torch.tensor([0, 1])
+    assert not layers_agree(model, x, y, ["0.layer.weight"])
+
+
 def test_a_head_of_zeros_hides_nothing():
     """All other gradients vanish at such a head; the check moves the weights."""
     model, x, y = ready(Half())
