@@ -13,7 +13,7 @@ cell() { [ "$(left)" -gt 20 ] && timeout --signal=INT "$(left)" python -m pubsel
     download=false "results=$results" training.checkpoint_seconds=20; }
 
 if [ ! -e "$results/gpu_tested" ]; then
-    python -m pytest -m gpu && python scripts/benchmark.py --device cuda --output "$results/benchmark_gpu.csv" &&
+    python -m pytest -m gpu && python scripts/benchmark.py --short --device cuda --output "$results/benchmark_gpu.csv" &&
         touch "$results/gpu_tested"
 fi
 cell +experiment=gep_cifar10 pair.public=cifar10,tiny_imagenet,mnist_m seed=0,1,2

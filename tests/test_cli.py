@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -242,6 +243,22 @@ def test_a_mistake_is_answered_in_one_line(cli: Cli, words: list[str], code: int
     for word in expected:
         assert word in err
     assert records() == run_folders() == []
+
+
+def test_a_run_that_cannot_fit_is_refused_before_it_starts(cli: Cli) -> None:
+    code, _, err = cli("run", *TINY, "training.chunk=1000000000")
+    assert code == 1
+    assert re.search(r"pubsel: this run needs about .* GiB of memory and .* free on cpu: lower .*training\.chunk", err)
+    assert "epoch" not in err
+    assert records() == []
+
+
+def test_a_profile_names_the_costliest_parts(cli: Cli) -> None:
+    code, _, err = cli("run", *TINY, "profile=true", "distance=none")
+    assert code == 0
+    assert re.search(r"Self CPU %.*aten::.*s a step: ", err, re.DOTALL)
+    (folder,) = run_folders()
+    assert (folder / "trace.json").stat().st_size > 1000
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
