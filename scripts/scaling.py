@@ -135,6 +135,7 @@ def _exponent(sizes: list[int], values: list[float]) -> float:
 def plot(rows: list[dict[str, Any]], path: Path) -> None:
     """Log-log lines, time above memory; dashes: the power law that was fitted."""
     from matplotlib.figure import Figure
+    from matplotlib.ticker import LogLocator, NullFormatter
 
     figure = Figure(figsize=(2.4 * len(rows), 5), layout="constrained")
     axes = figure.subplots(2, len(rows))
@@ -151,6 +152,9 @@ def plot(rows: list[dict[str, Any]], path: Path) -> None:
             panel.set_ylim(min(values) / 2, max(values) * 2)
             panel.set_xticks(sizes, [f"{size:,}" for size in sizes], fontsize=7, rotation=45, minor=False)
             panel.set_xticks([], minor=True)
+            panel.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+            panel.yaxis.set_major_formatter("{x:g}")
+            panel.yaxis.set_minor_formatter(NullFormatter())
             panel.set_ylabel(unit if column == 0 else "")
             panel.set_xlabel(row["variable"])
     figure.savefig(path, dpi=150)
