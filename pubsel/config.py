@@ -127,7 +127,7 @@ class Training:
     )
     decay: float = setting("factor of the learning rate at a milestone", over=0, at_most=1)
     chunk: int | None = setting(
-        "examples per pass through the network; null: up to 64 on a CPU, 500 on a GPU", at_least=1, neutral=True
+        "examples per pass through the network; null: up to 256 on a CPU, 500 on a GPU", at_least=1, neutral=True
     )
     checkpoint_seconds: float = setting("time between checkpoints, s", at_least=0, neutral=True)
 

@@ -34,12 +34,14 @@ class Memory(NamedTuple):
 
 def memory(gradients: PerExampleGradients, algorithm: Algorithm, view: View, task: Task, distance: Distance) -> Memory:
     """Bytes for a run on `task`, from the sizes of what is held; activations from one forward pass of two images."""
+    chunk = gradients.chunk(task.private.x)
     item = next(view.model.parameters()).element_size()
     measured = distance.m * gradients.size if distance.name != "none" and task.public is not None else 0
+    vectors = chunk + 6  # rows; float64 sum and noise, direction, momentum
     return Memory(
-        training=(algorithm.numbers(view) + 6 * gradients.size) * item,  # float64 sum and noise, direction, momentum
+        training=(algorithm.numbers(view) + vectors * gradients.size) * item,
         distance=(measured + 4 * distance.k * gradients.size) * item if measured else 0,
-        passes=2 * _activations(view.model, task.private) * gradients.chunk,  # outputs, and gradients at them
+        passes=2 * _activations(view.model, task.private) * chunk,  # outputs, and gradients at them
     )
 
 
@@ -82,7 +84,7 @@ def step_seconds(
 
     seconds = _seconds(public, device)
     mechanism = made[0]
-    rows = min(max(mechanism.rows, gradients.chunk), plan.batch_size)
+    rows = min(max(mechanism.rows, gradients.chunk(private.x)), plan.batch_size)
     x = torch.from_numpy(source.integers(256, size=(rows, *private.x.shape[1:]))).to(device, private.x.dtype)
     y = torch.zeros(rows, *private.y.shape[1:], dtype=private.y.dtype, device=device)
 

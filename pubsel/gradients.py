@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from pubsel.per_example import by_layers, by_vmap, layers_agree
 
 LARGEST = 1e18  # norm of a row that counts; products with a larger one could overflow float32
-CPU_CHUNK, GPU_CHUNK = 64, 500  # examples per pass, at most
-CPU_ENTRIES = 2**23  # of G per pass, 32 MiB, where it is not less than 8 examples
+CPU_CHUNK, GPU_CHUNK = 256, 500  # examples per pass, at most
+CPU_ENTRIES, CPU_PIXELS = 2**23, 2**21  # of G and of x per pass, 32 and 8 MiB, where it is not less than 8 examples
 NORM_BLOCK = 512  # float32 sums over more entries than this read low; blocks are added in float64
 GRAM_BLOCK = 100  # rows; fewer are slower products, more leave more of the lower triangle computed
 
@@ -150,10 +150,16 @@ class PerExampleGradients:
             self.offsets[name] = slice(start, start + trained[name].numel())
             start += trained[name].numel()
         self.size = start  # p
-        on_cpu = min(CPU_CHUNK, max(8, CPU_ENTRIES // max(1, self.size)))
-        self.chunk = chunk or (GPU_CHUNK if next(model.parameters()).is_cuda else on_cpu)
+        self._given = chunk
         self._by_layers: bool | None = None  # decided at the first call, which shows the shape of the data
         self._scratch: Tensor | None = None
+
+    def chunk(self, x: Tensor) -> int:
+        """Examples of x [n, ...] per pass."""
+        if self._given or next(self.model.parameters()).is_cuda:
+            return self._given or GPU_CHUNK
+        fits = min(CPU_ENTRIES // max(1, self.size), CPU_PIXELS // max(1, x[:1].numel()))
+        return min(CPU_CHUNK, max(8, fits))
 
     def blocks(self, x: Tensor, y: Tensor, rows: int = 1, dtype: torch.dtype | None = None) -> Iterator[DenseGradients]:
         """G for x [n, ...], y [n, ...] in blocks of at least `rows` examples, a whole number of passes.
@@ -162,7 +168,8 @@ class PerExampleGradients:
         when the next one is asked for. dtype: of passes and G; that of the model by default.
         """
         dtype = dtype or next(self.model.parameters()).dtype
-        rows = -(-rows // self.chunk) * self.chunk
+        chunk = self.chunk(x)
+        rows = -(-rows // chunk) * chunk
         for xs, ys in zip(x.split(rows), y.split(rows), strict=True):
             if len(xs):
                 yield self._fill(self._memory(len(xs), dtype), xs, ys)
@@ -182,8 +189,9 @@ class PerExampleGradients:
             x = x.to(rows.dtype) if x.is_floating_point() else x
         losses = torch.empty(len(x), dtype=rows.dtype, device=rows.device)
         shapes = {name: model.get_parameter(name).shape for name in self.offsets}
-        for start in range(0, len(x), self.chunk):
-            part = slice(start, start + self.chunk)
+        chunk = self.chunk(x)
+        for start in range(0, len(x), chunk):
+            part = slice(start, start + chunk)
             out = {name: rows[part, self.offsets[name]].unflatten(1, shape) for name, shape in shapes.items()}
             losses[part] = gradients(model, x[part], y[part], out)
         return DenseGradients(rows, losses)

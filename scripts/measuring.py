@@ -12,13 +12,10 @@ from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import torch
+
+from pubsel import results
 from pubsel.cli import keep_memory
-
-keep_memory()  # for all alike, as pubsel's command does
-
-import torch  # noqa: E402
-
-from pubsel import results  # noqa: E402
 
 Run = Callable[[], object]
 
@@ -56,15 +53,16 @@ def _status(key: str) -> int:
     return int(next(line.split()[1] for line in lines if line.startswith(key + ":")))
 
 
-def _prepare(threads: int) -> None:
-    keep_memory()
+def _prepare(threads: int, keep: bool) -> None:
+    if keep:
+        keep_memory()
     torch.set_num_threads(threads)
     warnings.simplefilter("ignore")  # hooks of opacus and BackPACK
 
 
-def process(threads: int) -> ProcessPoolExecutor:
-    """A process that has computed nothing before."""
-    return ProcessPoolExecutor(1, PROCESSES, initializer=_prepare, initargs=(threads,))
+def process(threads: int, keep: bool = True) -> ProcessPoolExecutor:
+    """A process that has computed nothing before. keep: with huge pages and kept memory, as pubsel's command has."""
+    return ProcessPoolExecutor(1, PROCESSES, initializer=_prepare, initargs=(threads, keep))
 
 
 def fresh(threads: int, function: Callable[..., Any], *arguments: Any) -> Any:

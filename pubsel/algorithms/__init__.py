@@ -58,7 +58,7 @@ class Algorithm(Protocol):
 
     def sensitivity(self) -> float: ...
 
-    def numbers(self, view: View) -> int:  # held at once by gradients and bases, to estimate memory
+    def numbers(self, view: View) -> int:  # held beside the rows of one pass, to estimate memory
         ...
 
 

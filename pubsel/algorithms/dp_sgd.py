@@ -34,7 +34,7 @@ class DPSGD:
         return 1.0
 
     def numbers(self, view: View) -> int:
-        return view.gradients.chunk * view.gradients.size
+        return 0
 
     def mechanism(self, view: View, step: int) -> Mechanism:
         return Mechanism(

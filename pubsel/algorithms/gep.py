@@ -81,7 +81,7 @@ class GEP:
         sizes = [s.stop - s.start for s in self.columns(view)]
         ranks = allocate(self.k, sizes, len(view.public.x) if view.public is not None else self.k)
         entries = [size * rank for size, rank in zip(sizes, ranks, strict=True)]
-        return max(BLOCK, view.gradients.chunk) * view.gradients.size + 2 * sum(entries) + 2 * max(entries)
+        return BLOCK * view.gradients.size + 2 * sum(entries) + 2 * max(entries)
 
     def mechanism(self, view: View, step: int) -> Mechanism:
         basis = self.basis(view, step)

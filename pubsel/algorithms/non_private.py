@@ -22,7 +22,7 @@ class NonPrivate:
         return float("inf")
 
     def numbers(self, view: View) -> int:
-        return view.gradients.chunk * view.gradients.size
+        return 0
 
     def mechanism(self, view: View, step: int) -> Mechanism:
         return Mechanism(
