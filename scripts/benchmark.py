@@ -1,9 +1,9 @@
 """Speed and memory as ratios to named peers: `make bench`, or `make bench ARGS=--short`. Writes results/benchmark.csv.
 
 A case is some work, ours and its peers. Peers get their best setting first, by a quick sweep; then all run in turn,
-each in a process of its own, RUNS times, and a figure is the ratio of medians, the peer's over ours. A peer runs twice:
-with huge pages and kept memory, which pubsel's command sets for itself (`ratio`), and with memory as a program gets it
-that sets nothing (`as_it_comes`). Peak memory is what a first run adds to its inputs. The error of ours against float64
+each in a process of its own, RUNS times, and a figure is the ratio of medians, the peer's over ours. All work
+with huge pages and kept memory, which pubsel's command sets for itself (`ratio`); peers of short runs once more with
+memory as a program gets it that sets nothing (`as_it_comes`; not in the short mode). Peak memory is what a first run adds to its inputs. The error of ours against float64
 stands beside.
 """
 
@@ -297,13 +297,14 @@ class Racer(NamedTuple):
 READY: list[Run] = []  # in a candidate's process: what it repeats
 
 
-def survey(make: Callable[..., Case], sizes: dict[str, Any]) -> tuple[str, dict[str, int]]:
-    """What the work is, and how many runs each candidate gets."""
+def survey(make: Callable[..., Case], sizes: dict[str, Any]) -> tuple[str, dict[str, int], list[str]]:
+    """What the work is, how many runs each candidate gets, and the peers whose runs are short."""
     case = make(**sizes)
-    return case.work, {name: candidate.runs for name, candidate in case.candidates.items()}
+    short = [name for name, c in case.candidates.items() if c.trial is None and not name.startswith("ours")]
+    return case.work, {name: candidate.runs for name, candidate in case.candidates.items()}, short
 
 
-def get_ready(make: Callable[..., Case], sizes: dict[str, Any], name: str) -> tuple:
+def get_ready(make: Callable[..., Case], sizes: dict[str, Any], name: str, warm_s: float) -> tuple:
     """Set a candidate up at its best setting, by the better of two runs each; and warm it up. Returns the setting."""
     candidate = make(**sizes).candidates[name]
 
@@ -314,7 +315,7 @@ def get_ready(make: Callable[..., Case], sizes: dict[str, Any], name: str) -> tu
     setting = candidate.settings[0] if len(candidate.settings) == 1 else min(candidate.settings, key=quick)
     READY[:] = [candidate.build(*setting)]
     began = time.perf_counter()
-    while candidate.runs >= RUNS and time.perf_counter() < began + 2:  # allocators and kernels settle
+    while candidate.runs >= RUNS and time.perf_counter() < began + warm_s:  # allocators and kernels settle
         READY[0]()
     return setting
 
@@ -324,15 +325,18 @@ def again() -> float:
     return measuring.seconds(READY[0])
 
 
-def race(make: Callable[..., Case], sizes: dict[str, Any], threads: int) -> tuple[str, dict[Racer, Timing]]:
+def race(
+    make: Callable[..., Case], sizes: dict[str, Any], threads: int, short: bool
+) -> tuple[str, dict[Racer, Timing]]:
     """What the work is; and the times of all candidates, which run in turn, each in a process of its own, so that none
     works with what another has left in caches of memory."""
-    work, runs = measuring.fresh(threads, survey, make, sizes)
-    racers = [Racer(name) for name in runs] + [Racer(name, False) for name in runs if not name.startswith("ours")]
+    work, runs, quick = measuring.fresh(threads, survey, make, sizes)
+    racers = [Racer(name) for name in runs] + [Racer(name, False) for name in quick if not short]
     times: dict[Racer, list[float]] = {racer: [] for racer in racers}
     with ExitStack() as stack:
         workers = {racer: stack.enter_context(measuring.process(threads, racer.keep)) for racer in racers}
-        settings = {racer: w.submit(get_ready, make, sizes, racer.name).result() for racer, w in workers.items()}
+        warm_s = 0.5 if short else 2.0
+        settings = {r: w.submit(get_ready, make, sizes, r.name, warm_s).result() for r, w in workers.items()}
         for i in range(RUNS):
             for racer in (racer for racer in racers if i < runs[racer.name]):
                 times[racer].append(workers[racer].submit(again).result())
@@ -354,7 +358,7 @@ def compare(work: Work, short: bool, device: str, threads: int) -> list[dict[str
     """A row for each peer of each of ours."""
     sizes = (work.short if short else work.full) or {}
     sizes, tiny = sizes | {"device": device}, work.tiny | {"device": device}
-    title, timings = race(work.make, sizes, threads)
+    title, timings = race(work.make, sizes, threads, short)
     kept = {racer.name: timing for racer, timing in timings.items() if racer.keep}
     memory = {name: measuring.fresh(threads, peak, work.make, sizes, tiny, name, t.setting) for name, t in kept.items()}
     rows = []
@@ -362,13 +366,14 @@ def compare(work: Work, short: bool, device: str, threads: int) -> list[dict[str
         wrong = measuring.fresh(threads, error, work.make, sizes, ours)
         seconds = kept[ours].seconds
         for peer in (name for name in kept if not name.startswith("ours")):
+            default = timings.get(Racer(peer, False))
             rows.append({
                 "work": title + ours.removeprefix("ours"),
                 "peer": _label(peer, kept[peer]),
                 "ours_s": f"{seconds:.4g}",
                 "peer_s": f"{kept[peer].seconds:.4g}",
                 "ratio": f"{kept[peer].seconds / seconds:.2f}",
-                "as_it_comes": f"{timings[Racer(peer, False)].seconds / seconds:.2f}",
+                "as_it_comes": f"{default.seconds / seconds:.2f}" if default else "",
                 "ours_mib": f"{memory[ours]:.1f}",
                 "peer_mib": f"{memory[peer]:.1f}",
                 "memory_ratio": f"{memory[peer] / max(memory[ours], 0.1):.2f}",
