@@ -1,10 +1,10 @@
 """Speed and memory as ratios to named peers: `make bench`, or `make bench ARGS=--short`. Writes results/benchmark.csv.
 
 A case is some work, ours and its peers. Peers get their best setting first, by a quick sweep; then all run in turn,
-each in a process of its own, RUNS times, and a figure is the ratio of medians, the peer's over ours. All work
-with huge pages and kept memory, which pubsel's command sets for itself (`ratio`); peers of short runs once more with
-memory as a program gets it that sets nothing (`as_it_comes`; not in the short mode). Peak memory is what a first run adds to its inputs. The error of ours against float64
-stands beside.
+each in a process of its own, RUNS times, and a figure is the ratio of medians, the peer's over ours. All work with huge
+pages and kept memory, which pubsel's command sets for itself (`ratio`); peers of short runs once more with memory as a
+program gets it that sets nothing (`as_it_comes`; not in the short mode). Peak memory is what a first run adds to its
+inputs. The error of ours against float64 stands beside.
 """
 
 import argparse
