@@ -49,13 +49,15 @@ def setting(
     at_most: float | None = None,
     below: float | None = None,
     neutral: bool = False,
+    default: Any = MISSING,
 ) -> Any:
-    """A dataclass field without a default (its value stands in conf/), with its meaning and its open or closed range.
+    """A dataclass field with its meaning and its open or closed range. Its value stands in conf/; a rarely used one may
+    have a `default`, and is left out of the identity while it has it.
 
     `neutral` keys cannot change a result (where files lie, how fast a run is); the identity leaves them out.
     """
     metadata = {"about": about, "over": over, "at_least": at_least, "at_most": at_most, "below": below}
-    return field(default=MISSING, metadata={**metadata, "neutral": neutral})
+    return field(default=default, metadata={**metadata, "neutral": neutral})
 
 
 Device = Enum("Device", ["auto", "cpu", "cuda"])
@@ -65,6 +67,7 @@ Parameters = Enum("Parameters", ["weights", "all"])
 Accounting = Enum("Accounting", ["prv", "paper"])
 Norm = Enum("Norm", ["replace", "freeze"])
 Metric = Enum("Metric", ["accuracy", "auc"])
+Take = Enum("Take", ["test", "train"])
 
 
 @dataclass
@@ -74,19 +77,54 @@ class Pair:
     private: str = setting("name of a dataset in conf/dataset, or a path: image folder, CSV of paths and labels, npz")
     public: str | None = setting("the same for the public data; null where an algorithm uses none")
     m: int = setting("number of public examples", at_least=1)
+    take: Take = setting(
+        "where the public examples come from: test, the first of the test split (GSD, GEP); train, a fixed random part "
+        "of the training split, which is then not private (PILLAR, AdaMix)", default=Take.test,
+    )  # fmt: skip
+    shots: int | None = setting(
+        "take=train: so many public examples of each class, instead of m", at_least=1, default=None
+    )
+    private_share: float = setting("share of the private examples that is used", over=0, at_most=1, default=1.0)
+    validation: float = setting(
+        "share of the private examples that is held out to select settings by; the guarantee does not cover the "
+        "selection", at_least=0, below=1, default=0.0,
+    )  # fmt: skip
     convert: Convert = setting("how public images reach the private shape: resize (and grey/colour), or exact: refuse")
+
+
+@dataclass
+class Backbone:
+    """A frozen timm network, whose features a linear classifier is trained on. What is null is the checkpoint's own."""
+
+    architecture: str = setting("name of a timm model, such as resnet50.tv_in1k")
+    pretrained: bool = setting("load the published weights", default=True)
+    checkpoint: str | None = setting(
+        "a weight file instead of them; a relative path is looked for in data_root too", default=None
+    )
+    prefix: str | None = setting(
+        "checkpoint: what stands before the names of the weights, such as backbone.", default=None
+    )
+    options: dict[str, Any] = field(default_factory=dict, metadata={"about": "further arguments of timm.create_model"})
+    input_size: int | None = setting("side in pixels that images are brought to", at_least=1, default=None)
+    crop: float | None = setting(
+        "share of the resized image's side that is kept, the centre", over=0, at_most=1, default=None
+    )
+    mean: list[float] | None = setting("per channel in [0, 1]", default=None)
+    std: list[float] | None = setting("per channel in [0, 1]", default=None)
 
 
 @dataclass
 class Model:
     """The network."""
 
-    name: str = setting("fmnist_cnn, resnet20, probe, mnist_cnn, linear, timm or torchvision")
+    name: str = setting("fmnist_cnn, resnet20, probe, mnist_cnn, linear, timm or torchvision; free with a backbone")
     architecture: str | None = setting("name of the timm or torchvision model; null for the small networks")
     pretrained: bool = setting("timm and torchvision: load the published weights")
     checkpoint: str | None = setting("timm: a weight file to load instead of the published one")
     norm: Norm = setting("BatchNorm mixes examples: replace it by GroupNorm (opacus ModuleValidator), or freeze it")
     input_size: int | None = setting("images are resized to this side in pixels; null: as they are", at_least=1)
+    backbone: Backbone | None = setting("train a linear classifier on the features of this network", default=None)
+    bias: bool = setting("backbone: whether the linear classifier has a bias", default=True)
 
 
 @dataclass
@@ -109,6 +147,10 @@ class Privacy:
     delta: float = setting("delta of the guarantee", over=0, below=1)
     accounting: Accounting = setting("prv: sound; paper: GEP's published noise scale, NOT a valid guarantee")
     secure_noise: bool = setting("sample and noise from the operating system's entropy: not reproducible, for releases")
+    noise_multiplier: float | None = setting(
+        "full batches: this noise, for as many steps as epsilon allows (AdaMix); null: noise for the steps of training",
+        over=0, default=None,
+    )  # fmt: skip
 
 
 @dataclass
@@ -116,6 +158,7 @@ class Training:
     """SGD, its batches and its schedule."""
 
     epochs: float = setting("expected passes over the private data", over=0)
+    steps: int | None = setting("so many steps, whatever epochs says", at_least=1, default=None)
     batch_size: int = setting(
         "expected size of a Poisson batch, and the fixed denominator; at least n: full batch", at_least=1
     )
@@ -130,6 +173,10 @@ class Training:
         "examples per pass through the network; null: up to 256 on a CPU, 500 on a GPU", at_least=1, neutral=True
     )
     checkpoint_seconds: float = setting("time between checkpoints, s", at_least=0, neutral=True)
+    average: bool = setting("end with 2 / (T (T + 1)) sum_t t w_t (AdaMix, Theorem 3), not w_T", default=False)
+    inverse_decay: float | None = setting(
+        "learning rate 2 / (this (t + 1)) at step t (AdaMix, Theorem 3)", over=0, default=None
+    )
 
 
 @dataclass
@@ -292,7 +339,7 @@ def settings(config: Any) -> dict[str, Any]:
     kept: dict[str, Any] = {}
     for f in dataclasses.fields(config):
         value = getattr(config, f.name)
-        if f.metadata.get("neutral"):
+        if f.metadata.get("neutral") or (f.default is not MISSING and value == f.default):
             continue
         if dataclasses.is_dataclass(value):
             value = settings(value)

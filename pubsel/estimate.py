@@ -15,7 +15,7 @@ from torch import nn
 from pubsel.algorithms import Algorithm, Mechanism, View
 from pubsel.config import Distance, UserError
 from pubsel.data import Split, Task
-from pubsel.gradients import PerExampleGradients
+from pubsel.gradients import Engine
 from pubsel.randomness import stream
 from pubsel.training import Schedule, noisy_mean
 
@@ -32,7 +32,7 @@ class Memory(NamedTuple):
         return self.passes + max(self.training, self.distance)
 
 
-def memory(gradients: PerExampleGradients, algorithm: Algorithm, view: View, task: Task, distance: Distance) -> Memory:
+def memory(gradients: Engine, algorithm: Algorithm, view: View, task: Task, distance: Distance) -> Memory:
     """Bytes for a run on `task`, from the sizes of what is held; activations from one forward pass of two images."""
     chunk = gradients.chunk(task.private.x)
     item = next(view.model.parameters()).element_size()
@@ -68,7 +68,7 @@ def gib(size: float) -> str:
 
 
 def step_seconds(
-    gradients: PerExampleGradients, algorithm: Algorithm, view: View, private: Split, plan: Schedule, trace: Path | None
+    gradients: Engine, algorithm: Algorithm, view: View, private: Split, plan: Schedule, trace: Path | None
 ) -> float:
     """Seconds that a step will take: its public part, and random images in place of the private batch.
 

@@ -42,6 +42,8 @@ class GradientMatrix(Protocol):
     """What algorithms and distances need of G [n, p], whether or not it is ever held."""
 
     @property
+    def losses(self) -> Tensor | None: ...  # [n]
+    @property
     def dtype(self) -> torch.dtype: ...
     def __len__(self) -> int: ...
     def row_norms(self) -> Tensor: ...  # [n]
@@ -49,6 +51,9 @@ class GradientMatrix(Protocol):
     def combine(self, weights: Tensor) -> Tensor: ...  # [n] or [n, k] -> G^T weights, [p] or [p, k]
     def gram(self) -> Tensor: ...  # G G^T, [n, n]
     def written_out(self, chosen: Tensor) -> Tensor: ...  # bool [n] -> those rows, [n', p]
+    def scaled_norms(self, scale: Tensor) -> Tensor: ...  # [p] -> norms of the rows of G diag(scale), [n]
+    def squared_sum(self) -> Tensor: ...  # sum of the rows of G * G, [p]
+    def add_power(self, total: Tensor, columns: slice, b: Tensor) -> None: ...  # total += G_c^T G_c b
 
 
 class DenseGradients:
@@ -82,6 +87,20 @@ class DenseGradients:
 
     def written_out(self, chosen: Tensor) -> Tensor:  # [n', p]
         return self.rows[chosen]
+
+    def scaled_norms(self, scale: Tensor) -> Tensor:  # [n]
+        return row_norms(self.rows * scale)
+
+    def squared_sum(self) -> Tensor:  # [p]
+        return self.rows.square().sum(0)
+
+    def add_power(self, total: Tensor, columns: slice, b: Tensor) -> None:  # [p_c, k]
+        """In the precision of the rows; into a total of more precision by way of a copy."""
+        rows = self.rows[:, columns]
+        if total.dtype == b.dtype:
+            total.addmm_(rows.T, rows @ b)
+        else:
+            total += rows.T @ (rows @ b)
 
     def gram(self) -> Tensor:  # [n, n]
         """By blocks of rows on and above the diagonal: 2/3 of the time of the whole product for n >= 500."""
@@ -131,6 +150,20 @@ def gpu_precision(precision: str) -> Iterator[None]:
         yield
     finally:
         torch.backends.cuda.matmul.fp32_precision = torch.backends.cudnn.conv.fp32_precision = "ieee"  # type: ignore[attr-defined]
+
+
+class Engine(Protocol):
+    """Makes G at the current weights of `model`. offsets: the columns of each trained parameter, `size` in all."""
+
+    offsets: dict[str, slice]
+    size: int
+
+    @property
+    def model(self) -> nn.Module: ...
+    def chunk(self, x: Tensor) -> int: ...
+    def blocks(
+        self, x: Tensor, y: Tensor, rows: int = 1, dtype: torch.dtype | None = None
+    ) -> Iterator[GradientMatrix]: ...
 
 
 class PerExampleGradients:

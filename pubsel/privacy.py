@@ -47,6 +47,9 @@ class Plan(NamedTuple):
     claimed_epsilon: float
 
 
+NOTHING = Plan(0.0, 0.0, 0.0, 0, 0.0, "none: private examples are not read", True, 0.0)
+
+
 def gaussian_delta(epsilon: float, mu: float) -> float:
     """delta(epsilon) of a Gaussian mechanism with sensitivity over standard deviation mu, exact."""
     a, b = -epsilon / mu + mu / 2, -epsilon / mu - mu / 2
@@ -224,12 +227,26 @@ def plan(
     return Plan(spent(sigma, rate, steps, delta, about=epsilon), delta, rate, steps, sigma, name, True, epsilon)
 
 
-def statement(made: Plan | None, sensitivity: float, secure: bool, distance_used: bool) -> dict[str, Any]:
-    """What a record says of privacy: the guarantee in full, and what it does not cover. None: no guarantee."""
+def most_steps(epsilon: float, delta: float, noise_multiplier: float) -> int:
+    """How many full-batch steps with this noise are (epsilon, delta)-private: the largest T with sqrt(T) / sigma at
+    most the exact Gaussian mu (AdaMix, Proposition 5, with rho = T / (2 sigma^2))."""
+    steps = int((_gaussian_mu(epsilon, delta) * noise_multiplier * (1 - 1e-9)) ** 2)
+    if steps < 1:
+        raise UsageError(
+            f"privacy.noise_multiplier={noise_multiplier}: one step spends more than epsilon={epsilon}: raise one"
+        )
+    return steps
+
+
+def statement(
+    made: Plan | None, sensitivity: float, secure: bool, distance_used: bool, first: Plan | None = None
+) -> dict[str, Any]:
+    """What a record says of privacy: the guarantee in full, and what it does not cover. None: no guarantee. first: a
+    release before training, whose epsilon and delta add to those of training."""
     if made is None:
         return {"valid": False, "epsilon": None, "statement": "No privacy: trained without clipping and noise."}
     not_covered = [
-        "the choice of hyper-parameters, data sets and seeds, and the utility on the test data",
+        "the choice of hyper-parameters, data sets and seeds, and the utility on test and validation data",
         "what is read off the private data before training, which is treated as public: the number of examples, their "
         "shape and classes, the split into training and test data, the notes, and the time that the run took",
         "the training loss on the screen, which is computed on private data: do not publish it",
@@ -242,6 +259,10 @@ def statement(made: Plan | None, sensitivity: float, secure: bool, distance_used
             "privacy.secure_noise=true"
         )
     secret = "" if secure else " against whoever does not know the seed"
+    parts = None
+    if first is not None:
+        parts = [{"what": what, **p._asdict()} for what, p in (("before training", first), ("training", made))]
+        made = made._replace(epsilon=first.epsilon + made.epsilon, delta=first.delta + made.delta)
     sound = (
         f"The trained weights are ({made.epsilon:.4g}, {made.delta:g})-differentially private{secret}."
         if made.valid
@@ -263,4 +284,5 @@ def statement(made: Plan | None, sensitivity: float, secure: bool, distance_used
         "noise_source": "operating system" if secure else "seeded",
         "statement": sound,
         "not_covered": not_covered,
+        **({"composition": "basic", "parts": parts} if parts else {}),
     }

@@ -6,6 +6,7 @@ import hashlib
 import math
 import sys
 import time
+from collections import OrderedDict
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -17,12 +18,37 @@ from torch import nn
 
 import pubsel
 from pubsel import algorithms, config, data, estimate, models, privacy, results
-from pubsel.config import Convert, Device, Distance, Labels, Parameters, RankConfig, RunConfig, UsageError, UserError
-from pubsel.data import Split, Task
+from pubsel.algorithms import Freezes, Frozen
+from pubsel.config import (
+    Convert,
+    Device,
+    Distance,
+    Labels,
+    Parameters,
+    RankConfig,
+    RunConfig,
+    Take,
+    UsageError,
+    UserError,
+)
+from pubsel.data import Source, Split, Task, features
 from pubsel.distances import gsd
 from pubsel.evaluation import evaluate
-from pubsel.gradients import PerExampleGradients
-from pubsel.training import Progress, Schedule, fit, on_device, save, schedule, view_of
+from pubsel.training import (
+    Progress,
+    Schedule,
+    engine,
+    fit,
+    noisy_sum,
+    on_device,
+    public_stream,
+    save,
+    schedule,
+    source_of,
+    view_of,
+)  # fmt: skip
+
+REPORT_SECONDS = 1  # between two lines of progress, at least: the epsilon in them takes a tenth of a second
 
 NOT_PRIVATE = "GSD is computed on private data without noise: this record is not differentially private."
 
@@ -47,17 +73,19 @@ def canonical(settings: RunConfig) -> RunConfig:
     algorithm = algorithms.build(settings.algorithm)
     pair, distance, epsilon = settings.pair, settings.distance, settings.epsilon
     if not algorithm.uses_public:
-        pair = dataclasses.replace(pair, public=None, m=1, convert=Convert.resize)
+        pair = dataclasses.replace(pair, public=None, m=1, convert=Convert.resize, take=Take.test, shots=None)
         distance = Distance("none", 1, 2, 1, True, Labels.random, Parameters.weights)
     elif pair.public is None:
         raise UsageError(f"algorithm={algorithm.name} needs public data: give pair.public=NAME")
-    elif getattr(algorithm, "k", 0) > pair.m:
+    elif pair.shots is None and getattr(algorithm, "k", 0) > pair.m:
         k = settings.algorithm["k"]
         raise UsageError(f"algorithm.k={k} is more than the pair.m={pair.m} public examples: lower algorithm.k")
     if distance.name not in ("gsd", "none"):
         raise UsageError(f"distance.name={distance.name}: unknown, use gsd or none")
     if not algorithm.private:
         epsilon = float("inf")
+    elif algorithm.sensitivity() == 0:  # private examples are never read
+        epsilon = 0.0
     typed = {"_target_": settings.algorithm["_target_"]} | config.settings(algorithm)  # 1 and 1.0 are one setting
     return dataclasses.replace(settings, pair=pair, distance=distance, epsilon=epsilon, algorithm=typed)
 
@@ -110,29 +138,27 @@ class locked:
 def _train(settings: RunConfig, name: str, folder: Path, device: torch.device) -> dict[str, Any]:
     origin = results.provenance()  # of the code that trains, before anyone edits it
     algorithm = algorithms.build(settings.algorithm)
-    task = data.load(settings.pair, settings.data_root, settings.download)
+    task = load_task(settings, device)
     say(f"{name}: on {device}")
     for note in task.notes:
         say(f"  {note}")
-    model = network(settings.model, task, settings.seed).to(device)
-    plan = schedule(len(task.private.x), settings.training)
-    spend = None
-    if algorithm.private:
-        delta = settings.privacy.delta
-        if delta * len(task.private.x) > 1:
-            say(f"  privacy.delta={delta:g} is more than 1/{len(task.private.x)}: weak; use a smaller one")
-        spend = privacy.plan(
-            settings.epsilon, delta, plan.rate, plan.steps, algorithm.sensitivity(), settings.privacy.accounting
-        )
-        say(
-            f"  {plan.steps} steps, sampling rate {plan.rate:.4g}, noise multiplier {spend.noise_multiplier:.4g}, "
-            f"sensitivity {algorithm.sensitivity():.4g}: epsilon {spend.epsilon:.4g} at delta {delta:g}"
-        )
-    if settings.estimate:
-        _estimate(settings, model, task, algorithm, plan, folder, device)
+    key = noise_key(name, task.private, device)
+    plan, spend, first = guarantee(settings, algorithm, len(task.private.x))
     distance = pair_distance(settings, task, device)
+    frozen = freeze(settings, algorithm, task, name, key, folder, first)
+    if frozen is not None:
+        task = task.each(lambda _, split: Split(torch.cat([frozen(x) for x in split.x.split(2**14)]), split.y))
+    model = network(settings.model, task, settings.seed).to(device)
+    if settings.estimate and plan.steps:
+        _estimate(settings, model, task, algorithm, plan, folder, device)
+
+    said = time.monotonic()
 
     def report(now: Progress) -> None:
+        nonlocal said
+        if now.step < now.steps and time.monotonic() < said + REPORT_SECONDS:
+            return
+        said = time.monotonic()
         left = now.seconds / now.step * (now.steps - now.step)
         used = ""
         if spend is not None:
@@ -140,14 +166,15 @@ def _train(settings: RunConfig, name: str, folder: Path, device: torch.device) -
                 so_far = privacy.spent(
                     spend.noise_multiplier, plan.rate, plan.steps, spend.delta, now.step, about=spend.epsilon
                 )
-                used = f"  epsilon {min(so_far, spend.epsilon):.3f}"
+                used = f"  epsilon {min(so_far, spend.epsilon) + (first.epsilon if first else 0):.3f}"
         say(f"  epoch {now.epoch:6.1f}  loss {now.loss:.4f}{used}  {now.seconds:.0f} s, about {left:.0f} s left")
 
     seconds = fit(
         model, task, algorithm, plan, spend.noise_multiplier if spend else 0.0, settings.training,
-        name, noise_key(name, task.private, device), settings.privacy.secure_noise, folder / "checkpoint.pt", report,
+        name, key, settings.privacy.secure_noise, folder / "checkpoint.pt", report,
     )  # fmt: skip
-    save(folder / "model.pt", model.state_dict())
+    whole = nn.Sequential(OrderedDict(frozen=frozen, linear=model)) if frozen is not None else model
+    save(folder / "model.pt", whole.state_dict())
     utility = evaluate(model, task.test, task.metric)
     public = settings.pair.public
     return {
@@ -163,10 +190,13 @@ def _train(settings: RunConfig, name: str, folder: Path, device: torch.device) -
         "utility": utility,
         "test_examples": len(task.test.x),
         "private_examples": len(task.private.x),
-        "weights": weights_digest(model),
+        "selection": {"test": utility} | other_utilities(model, task),
+        "weights": weights_digest(whole),
         "parameters": sum(p.numel() for p in model.parameters() if p.requires_grad),
         "distance": distance,
-        "privacy": privacy.statement(spend, algorithm.sensitivity(), settings.privacy.secure_noise, bool(distance)),
+        "privacy": privacy.statement(
+            spend, algorithm.sensitivity(), settings.privacy.secure_noise, bool(distance), first
+        ),
         "settings": config.settings(settings),
         "seconds": round(seconds, 1),
         "device": str(device),
@@ -177,13 +207,100 @@ def _train(settings: RunConfig, name: str, folder: Path, device: torch.device) -
     }
 
 
+def load_task(settings: RunConfig, device: torch.device) -> Task:
+    """The data of a run; with a backbone, its features in place of the images."""
+    backbone = settings.model.backbone
+    if backbone is None:
+        return data.load(settings.pair, settings.data_root, settings.download)
+
+    def through(name: str, source: Source) -> Source:
+        return features.of_source(config.short(name), source, backbone, settings.data_root, device, say)
+
+    return data.load(settings.pair, settings.data_root, settings.download, through)
+
+
+def guarantee(
+    settings: RunConfig, algorithm: algorithms.Algorithm, n: int
+) -> tuple[Schedule, privacy.Plan | None, privacy.Plan | None]:
+    """Steps and noise for n private examples: the schedule, what training spends, and what a release before it does."""
+    plan = schedule(n, settings.training)
+    if not algorithm.private:
+        return plan, None, None
+    epsilon, delta, sigma = settings.epsilon, settings.privacy.delta, settings.privacy.noise_multiplier
+    if algorithm.sensitivity() == 0:
+        say("  no private example is read: epsilon 0")
+        return plan._replace(steps=0), privacy.NOTHING, None
+    if delta * n > 1:
+        say(f"  privacy.delta={delta:g} is more than 1/{n}: weak; use a smaller one")
+    share = getattr(algorithm, "first_share", 0.0)
+    first = privacy.plan(share * epsilon, share * delta, 1.0, 1, 1.0) if share else None
+    if first is not None:
+        say(f"  first release: noise multiplier {first.noise_multiplier:.4g}, epsilon {first.epsilon:.4g}")
+        epsilon, delta = (1 - share) * epsilon, (1 - share) * delta
+    if sigma is not None:
+        if plan.rate < 1:
+            raise UsageError(f"privacy.noise_multiplier={sigma}: for full batches: set training.batch_size to {n}")
+        plan = plan._replace(steps=privacy.most_steps(epsilon, delta, sigma))
+    accounting = settings.privacy.accounting
+    spend = privacy.plan(epsilon, delta, plan.rate, plan.steps, algorithm.sensitivity(), accounting)
+    if sigma is not None:
+        spend = spend._replace(noise_multiplier=sigma, epsilon=privacy.spent(sigma, plan.rate, plan.steps, delta))
+    say(
+        f"  {plan.steps} steps, sampling rate {plan.rate:.4g}, noise multiplier {spend.noise_multiplier:.4g}, "
+        f"sensitivity {algorithm.sensitivity():.4g}: epsilon {spend.epsilon:.4g} at delta {delta:g}"
+    )
+    return plan, spend, first
+
+
+def freeze(
+    settings: RunConfig, algorithm: algorithms.Algorithm, task: Task, name: str, key: str, folder: Path,
+    first: privacy.Plan | None,
+) -> Frozen | None:  # fmt: skip
+    """What stands before the linear classifier; where it is released from private features, it is released once, and
+    kept in the run's folder for a run that goes on."""
+    if not isinstance(algorithm, Freezes):
+        return None
+    if task.private.x.dim() != 2:
+        raise UsageError(
+            f"algorithm={algorithm.name} takes features: set model.backbone, such as model=mobilenetv2_features"
+        )
+    made = algorithm.frozen(task.public, task.private.x.shape[1], public_stream(name))
+    if isinstance(made, Frozen):
+        return made
+    assert first is not None  # a release has a share
+    path = folder / "release.pt"
+    if path.exists():
+        return Frozen(**torch.load(path, weights_only=True))
+    source = source_of(key, "release", 0, settings.privacy.secure_noise)
+    frozen = noisy_sum(made, task.private.x, first.noise_multiplier, source)
+    save(path, {"shift": frozen.shift, "projection": frozen.projection})
+    return frozen
+
+
+def other_utilities(model: nn.Module, task: Task) -> dict[str, float]:
+    """What settings may be selected by beside the test set: held-out private examples, and public ones whose labels are
+    of the task."""
+    found = {}
+    if task.validation is not None:
+        found["validation"] = evaluate(model, task.validation, task.metric)
+    public = task.public
+    if (
+        public is not None
+        and public.y.dim() == task.private.y.dim()
+        and (public.y.dim() == 2 or int(public.y.max()) < task.classes)
+    ):
+        with contextlib.suppress(UserError):  # one class only has no AUC
+            found["public"] = evaluate(model, public, task.metric)
+    return found
+
+
 def _estimate(
     settings: RunConfig, model: nn.Module, task: Task, algorithm: algorithms.Algorithm, plan: Schedule, folder: Path,
     device: torch.device,
 ) -> None:  # fmt: skip
     """Say what the run will take; UserError where it does not fit. A run that goes on knows already."""
-    gradients = PerExampleGradients(model, settings.training.chunk)
-    view = view_of(model, gradients, on_device(task, device), "estimate")
+    gradients = engine(model, settings.training.chunk)
+    view = view_of(model, gradients, on_device(task, device), "estimate", plan.batch_size)
     needs = estimate.memory(gradients, algorithm, view, task, settings.distance)
     estimate.refuse(needs, device)
     said = f"  about {estimate.gib(needs.peak)} of memory beside the data"
@@ -224,7 +341,12 @@ def weights_digest(model: nn.Module) -> str:
 
 
 def network(model: config.Model, task: Task, seed: int) -> nn.Module:
-    """The model for a task's images and classes."""
+    """The model for a task's images and classes; for features a linear classifier that starts at zero."""
+    if task.private.x.dim() == 2:
+        linear = nn.Linear(task.private.x.shape[1], task.classes, bias=model.bias)
+        for parameter in linear.parameters():
+            nn.init.zeros_(parameter)
+        return linear
     _, channels, height, width = task.private.x.shape
     return models.build(model, (channels, height, width), task.classes, task.mean, task.std, seed)
 

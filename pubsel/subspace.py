@@ -6,7 +6,7 @@ import scipy.linalg
 import torch
 from torch import Tensor
 
-from pubsel.gradients import Basis, DenseGradients, GradientMatrix
+from pubsel.gradients import Basis, GradientMatrix
 
 
 def top_k(gradients: GradientMatrix, k: int) -> Tensor:
@@ -65,7 +65,7 @@ def allocate(k: int, sizes: list[int], limit: int) -> list[int]:
 
 
 def power_basis(
-    gradients: Callable[[], Iterable[DenseGradients]], slices: list[slice], basis: list[Tensor], iterations: int
+    gradients: Callable[[], Iterable[GradientMatrix]], slices: list[slice], basis: list[Tensor], iterations: int
 ) -> Basis:
     """Orthonormal basis of each parameter group by power iterations on G^T G (GEP, Algorithm 1, lines 3 to 7).
 
@@ -81,16 +81,8 @@ def power_basis(
         sums = [torch.zeros_like(b, dtype=precise) for b in basis]
         for part in gradients():
             for s, b, total in zip(slices, basis, sums, strict=True):
-                _add_product(total, part.rows[:, s].T, part.rows[:, s] @ b)
+                part.add_power(total, s, b)
         del b
         basis = []  # large: let go before the QR
         basis = [torch.linalg.qr(sums.pop(0)).Q for _ in slices]
     return Basis(slices, basis)
-
-
-def _add_product(total: Tensor, a: Tensor, b: Tensor) -> None:
-    """total += a b, the product in the precision of a and b."""
-    if total.dtype == b.dtype:
-        total.addmm_(a, b)
-    else:
-        total += a @ b

@@ -14,10 +14,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from pubsel.algorithms import Algorithm, Mechanism, View
+from pubsel.algorithms import Algorithm, Finishes, Frozen, Mechanism, Pretrains, Release, View
 from pubsel.config import Training, UserError
 from pubsel.data import Split, Task
-from pubsel.gradients import PerExampleGradients, gpu_precision
+from pubsel.factored import LinearGradients
+from pubsel.gradients import Engine, PerExampleGradients, gpu_precision
 from pubsel.randomness import SystemEntropy, normal, stream
 
 
@@ -43,7 +44,12 @@ class Progress(NamedTuple):
 def schedule(n: int, training: Training) -> Schedule:
     """Steps and sampling rate for n private examples; a batch of n or more is the full batch, taken every time."""
     batch = min(training.batch_size, n)
-    return Schedule(n, batch / n, max(1, round(training.epochs * n / batch)), batch)
+    return Schedule(n, batch / n, training.steps or max(1, round(training.epochs * n / batch)), batch)
+
+
+def engine(model: nn.Module, chunk: int | None) -> Engine:
+    """What makes per-example gradients of `model`: factored for a linear classifier, else written out."""
+    return LinearGradients(model) if type(model) is nn.Linear else PerExampleGradients(model, chunk)
 
 
 def poisson_sample(source: np.random.Generator | SystemEntropy, n: int, rate: float) -> Tensor:
@@ -53,7 +59,7 @@ def poisson_sample(source: np.random.Generator | SystemEntropy, n: int, rate: fl
 
 def noisy_mean(
     mechanism: Mechanism,
-    gradients: PerExampleGradients,
+    gradients: Engine,
     batch: Split,
     noise_multiplier: float,
     source: np.random.Generator | SystemEntropy,
@@ -76,12 +82,31 @@ def noisy_mean(
     return (total / batch_size).to(parameter.dtype), torch.cat(losses)
 
 
-def view_of(model: nn.Module, gradients: PerExampleGradients, task: Task, name: str) -> View:
+def source_of(key: str, purpose: str, step: int, secure: bool) -> np.random.Generator | SystemEntropy:
+    """Where sample or noise come from: what `key` names, or the operating system."""
+    return SystemEntropy() if secure else stream(key, purpose, step)
+
+
+def noisy_sum(
+    release: Release, x: Tensor, noise_multiplier: float, source: np.random.Generator | SystemEntropy, rows: int = 2**14
+) -> Frozen:
+    """What `release` decodes from its sum over all private features x [n, d], plus noise of the declared scale."""
+    total = torch.zeros(release.size, dtype=torch.float64)
+    for part in x.split(rows):
+        total += release.clipped_sum(part)
+    total += noise_multiplier * release.sensitivity * normal(source, release.size, total.device)
+    return release.decode(total)
+
+
+def public_stream(name: str) -> Callable[[str, int], np.random.Generator]:
+    """What the algorithm of the run `name` may draw from."""
+    return lambda purpose, step: stream(name, f"public {purpose}", step)
+
+
+def view_of(model: nn.Module, gradients: Engine, task: Task, name: str, batch_size: int) -> View:
     """What the algorithm of the run `name` may see of a task."""
-    return View(
-        model, gradients, task.public, task.classes, task.private.y.dim() == 2,
-        lambda purpose, step: stream(name, f"public {purpose}", step),
-    )  # fmt: skip
+    multi_label = task.private.y.dim() == 2
+    return View(model, gradients, task.public, task.classes, multi_label, public_stream(name), batch_size)
 
 
 def fit(
@@ -109,32 +134,44 @@ def fit(
     """
     device = next(model.parameters()).device
     task = on_device(task, device)
-    gradients = PerExampleGradients(model, training.chunk)
+    gradients = engine(model, training.chunk)
     parameters = [dict(model.named_parameters())[name] for name in gradients.offsets]
     optimizer = torch.optim.SGD(
         parameters, training.learning_rate, momentum=training.momentum, weight_decay=training.weight_decay
     )
     milestones = [round(f * plan.steps) for f in training.milestones]
-    decay = torch.optim.lr_scheduler.MultiStepLR(optimizer, milestones, training.decay)
-    view = view_of(model, gradients, task, name)
+    decay: torch.optim.lr_scheduler.LRScheduler
+    if training.inverse_decay is None:
+        decay = torch.optim.lr_scheduler.MultiStepLR(optimizer, milestones, training.decay)
+    else:
+        scale = 2 / (training.inverse_decay * training.learning_rate)
+        decay = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda t: scale / (t + 2))  # the t-th step, from 1: t + 1
+    view = view_of(model, gradients, task, name, plan.batch_size)
+    if isinstance(algorithm, Pretrains):
+        algorithm.pretrain(view)
+    view = view._replace(start=_flat(parameters))
+    average = _Average(parameters, training.average)
 
-    start, earlier = _resume(checkpoint, model, optimizer, decay)
+    start, earlier = _resume(checkpoint, model, optimizer, decay, average)
     _check_finite(parameters, start, training)
     began = saved = time.monotonic()
     epoch_steps = max(1, round(1 / plan.rate))
     losses: list[Tensor] = []
     for step in range(start, plan.steps):
-        entropy = SystemEntropy()
-        chosen = poisson_sample(entropy if secure else stream(key, "sample", step), plan.n, plan.rate).to(device)
+        batch = task.private
+        if plan.rate < 1:
+            chosen = poisson_sample(source_of(key, "sample", step, secure), plan.n, plan.rate).to(device)
+            batch = Split(batch.x[chosen], batch.y[chosen])
         mechanism = algorithm.mechanism(view, step)
         mean, batch_losses = noisy_mean(
             mechanism,
             gradients,
-            Split(task.private.x[chosen], task.private.y[chosen]),
+            batch,
             noise_multiplier,
-            entropy if secure else stream(key, "noise", step),
+            source_of(key, "noise", step, secure),
             plan.batch_size,
         )
+        average.add(parameters, step + 1)
         direction = mechanism.decode(mean)
         for parameter, columns in zip(parameters, gradients.offsets.values(), strict=True):
             parameter.grad = direction[columns].view_as(parameter)
@@ -148,7 +185,7 @@ def fit(
         if epoch_ends or due:
             if due or not _finite(parameters):
                 saved = time.monotonic()
-                states = [part.state_dict() for part in (model, optimizer, decay)]
+                states = [part.state_dict() for part in (model, optimizer, decay, average)]
                 save(checkpoint, {"step": step + 1, "seconds": earlier + saved - began, "parts": states})
             _check_finite(parameters, step + 1, training)
         if epoch_ends:
@@ -156,7 +193,36 @@ def fit(
             now = earlier + time.monotonic() - began
             report(Progress(step + 1, plan.steps, (step + 1) * plan.rate, loss, now))
             losses = []
+    average.into(parameters, plan.steps)
+    if isinstance(algorithm, Finishes):
+        algorithm.finish(view)
     return earlier + time.monotonic() - began
+
+
+def _flat(parameters: list[nn.Parameter]) -> Tensor:
+    return torch.cat([p.detach().flatten() for p in parameters])
+
+
+class _Average:
+    """2 / (T (T + 1)) sum_t t w_t, of the weights w_t before step t = 1, ..., T; or nothing."""
+
+    def __init__(self, parameters: list[nn.Parameter], wanted: bool):
+        self.total = torch.zeros_like(_flat(parameters), dtype=torch.float64) if wanted else None
+
+    def add(self, parameters: list[nn.Parameter], t: int) -> None:
+        if self.total is not None:
+            self.total += t * _flat(parameters)
+
+    def into(self, parameters: list[nn.Parameter], steps: int) -> None:
+        if self.total is not None:
+            mean = self.total * (2 / (steps * (steps + 1)))
+            nn.utils.vector_to_parameters(mean.to(parameters[0].dtype), parameters)
+
+    def state_dict(self) -> dict[str, Tensor | None]:
+        return {"total": self.total}
+
+    def load_state_dict(self, state: dict[str, Tensor | None]) -> None:
+        self.total = state["total"]
 
 
 def on_device(task: Task, device: torch.device) -> Task:

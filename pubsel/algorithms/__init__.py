@@ -6,15 +6,16 @@ sensitivity is declared here and attacked in tests/test_algorithms.py. A new alg
 """
 
 from collections.abc import Callable
-from typing import Any, ClassVar, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
+import torch
 from hydra.utils import get_class
 from torch import Tensor, nn
 
 from pubsel.config import UsageError, check
 from pubsel.data import Split
-from pubsel.gradients import GradientMatrix, PerExampleGradients
+from pubsel.gradients import Engine, GradientMatrix
 
 
 class Mechanism(NamedTuple):
@@ -22,7 +23,7 @@ class Mechanism(NamedTuple):
 
     clipped_sum: G [n, p] -> [size]. A sum over rows, so a batch may be cut into blocks; adding or removing one row, of
         whatever content, moves it by at most `sensitivity` in L2.
-    decode: [size] -> [p], linear: from the noisy mean to the descent direction.
+    decode: [size] -> [p]: from the noisy mean to the descent direction; it may add what public data says.
     rows: clipped_sum is fast on blocks of so many rows or more.
     """
 
@@ -40,19 +41,73 @@ class View(NamedTuple):
     """
 
     model: nn.Module
-    gradients: PerExampleGradients
+    gradients: Engine
     public: Split | None
     classes: int
     multi_label: bool  # labels of the private task are 0/1 rows
     random: Callable[[str, int], np.random.Generator]
+    batch_size: int = 1  # expected, public
+    start: Tensor | None = None  # [p], the weights before the first private step
+
+    def labelled(self, name: str) -> Split:
+        """The public data, for an algorithm `name` that needs its labels; UsageError where they are not of the task."""
+        if self.public is None:
+            raise UsageError(f"algorithm={name} needs public data: give pair.public=NAME")
+        y = self.public.y
+        if (y.dim() == 2) != self.multi_label or (y.dim() == 1 and int(y.max()) >= self.classes):
+            raise UsageError(
+                f"algorithm={name} needs public labels of the private task; those of pair.public are others: "
+                "set pair.take=train with the private data as pair.public, or take another algorithm"
+            )
+        return self.public
+
+
+class Frozen(nn.Module):
+    """What stands before a linear classifier and is not trained: x [n, d] -> (x - shift) projection [n, k], then, if
+    `unit`, each row divided by its norm. None: left out."""
+
+    shift: Tensor | None
+    projection: Tensor | None
+
+    def __init__(self, shift: Tensor | None = None, projection: Tensor | None = None, unit: bool = False):
+        super().__init__()
+        self.register_buffer("shift", shift)
+        self.register_buffer("projection", projection)
+        self.unit = unit
+
+    @torch.no_grad()
+    def forward(self, x: Tensor) -> Tensor:
+        if self.shift is not None:
+            x = x - self.shift
+        if self.projection is not None:
+            x = x @ self.projection
+        return nn.functional.normalize(x, dim=1) if self.unit else x
+
+
+class Release(NamedTuple):
+    """A noisy sum over the features x [n, d] of the private examples, before training.
+
+    clipped_sum: x -> [size], as in `Mechanism`. decode: from the noisy sum to what is frozen.
+    """
+
+    clipped_sum: Callable[[Tensor], Tensor]
+    decode: Callable[[Tensor], Frozen]
+    sensitivity: float
+    size: int
 
 
 class Algorithm(Protocol):
     """Settings of one method, and the mechanism that they make of the public data at each step."""
 
     name: str
-    uses_public: ClassVar[bool]  # False: pair.public is ignored and recorded as none
-    private: ClassVar[bool]  # False: no noise, no guarantee
+
+    @property
+    def uses_public(self) -> bool:  # False: pair.public is ignored and recorded as none
+        ...
+
+    @property
+    def private(self) -> bool:  # False: no noise, no guarantee
+        ...
 
     def mechanism(self, view: View, step: int) -> Mechanism: ...
 
@@ -60,6 +115,32 @@ class Algorithm(Protocol):
 
     def numbers(self, view: View) -> int:  # held beside the rows of one pass, to estimate memory
         ...
+
+
+@runtime_checkable
+class Freezes(Protocol):
+    """An algorithm that trains a linear classifier on features, after a map that it fixes first. One that returns a
+    `Release` also has `first_share`, its share of the budget."""
+
+    def frozen(
+        self, public: Split | None, d: int, random: Callable[[str, int], np.random.Generator]
+    ) -> Frozen | Release:
+        """public: features [m, d] with labels."""
+        ...
+
+
+@runtime_checkable
+class Pretrains(Protocol):
+    """An algorithm that trains `view.model` in place on public data before the first private step."""
+
+    def pretrain(self, view: View) -> None: ...
+
+
+@runtime_checkable
+class Finishes(Protocol):
+    """An algorithm that trains `view.model` in place on public data after the last private step."""
+
+    def finish(self, view: View) -> None: ...
 
 
 def build(settings: dict[str, Any]) -> Algorithm:

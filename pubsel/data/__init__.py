@@ -5,16 +5,19 @@ with `mean` and `std`, which are published constants (conf/dataset), or 0.5 for 
 computed from private data. Every rule that was applied to the data stands in `notes`.
 """
 
+from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
 import torch
+from torch import Tensor
 
-from pubsel.config import Convert, Pair, UsageError, UserError, dataset, datasets, is_path
+from pubsel.config import Convert, Pair, Take, UsageError, UserError, dataset, datasets, is_path
 from pubsel.data import folders, prepared
 from pubsel.data.convert import Shape, converted
-from pubsel.data.splits import SEED, Missing, Parts, Split, cat, shuffled, sorted_by_class
+from pubsel.data.splits import SEED, Missing, Parts, Split, cat, draw, shuffled, sorted_by_class
 
 __all__ = ["Missing", "Source", "Split", "Task", "load", "open_dataset", "public_examples", "same_examples"]
 
@@ -32,7 +35,7 @@ class Source(NamedTuple):
 
 
 class Task(NamedTuple):
-    """A private learning problem with its public data."""
+    """A private learning problem with its public data. x: images, or the features of a backbone, float32 [n, d]."""
 
     private: Split
     public: Split | None  # in the shape of the private images; labels as in its own dataset
@@ -42,24 +45,47 @@ class Task(NamedTuple):
     mean: tuple[float, ...]
     std: tuple[float, ...]
     notes: tuple[str, ...]
+    validation: Split | None = None  # private examples that are not trained on
+
+    def each(self, change: Callable[[str, Split], Split]) -> "Task":
+        """The task with change(part, split) for each of its splits."""
+        return self._replace(
+            private=change("private", self.private),
+            public=None if self.public is None else change("public", self.public),
+            test=change("test", self.test),
+            validation=None if self.validation is None else change("validation", self.validation),
+        )
 
 
-def load(pair: Pair, data_root: str, download: bool) -> Task:
+def load(
+    pair: Pair, data_root: str, download: bool, through: Callable[[str, Source], Source] = lambda _, source: source
+) -> Task:
     """Everything for one run: the private training split, the first `pair.m` public images, and the private test split.
 
-    Where public and private are the same dataset, the m public images leave the test set. `pair.public` None: no public
-    data. UserError where the private data has fewer than two classes or no training or test images.
+    Where public and private are the same dataset, the m public images leave the test set. pair.take=train: the public
+    images are a fixed random part of the training split instead, and leave the private data where it is the same set.
+    `pair.public` None: no public data. UserError where the private data has fewer than two classes or no training or
+    test images. through(name, source): the source as it is used, such as its features.
     """
-    source = open_dataset(pair.private, data_root, download)
+
+    def read(name: str) -> Source:
+        return through(name, open_dataset(name, data_root, download))
+
+    source = read(pair.private)
     if source.classes < 2:
         raise UserError(f"pair.private={pair.private}: one class only: give a folder of class folders, or labels")
     for part, split in (("training", source.train), ("test", source.test)):
         if not len(split.x):
             raise UserError(f"pair.private={pair.private}: no {part} images: it can serve as public data only")
-    public, test, notes = None, source.test, source.notes
-    if pair.public is not None:
+    private, public, test, notes = source.train, None, source.test, source.notes
+    if pair.shots is not None and pair.take != Take.train:
+        raise UsageError("pair.shots: shots are drawn from a training split: set pair.take=train")
+    if pair.public is not None and pair.take == Take.train:
+        public, private, public_notes = _from_training(pair, source, data_root, read)
+        notes += public_notes
+    elif pair.public is not None:
         same = same_examples(pair.private, pair.public, data_root)
-        other = source if pair.public == pair.private else open_dataset(pair.public, data_root, download)
+        other = source if pair.public == pair.private else read(pair.public)
         public, public_notes = _first(pair.public, other, pair.m, source.train, same, pair.convert, "pair.m")
         notes += public_notes if other is source else other.notes + public_notes
         if same:
@@ -69,7 +95,42 @@ def load(pair: Pair, data_root: str, download: bool) -> Task:
                     f"pair.m={pair.m}: no test images of {pair.private} would remain: use a smaller pair.m"
                 )
             notes += (f"the first {pair.m} test images of {pair.private} are public and left the test set",)
-    return Task(source.train, public, test, *source[2:6], notes)
+    private, validation = _part(private, pair)
+    return Task(private, public, test, *source[2:6], notes, validation)
+
+
+def _from_training(
+    pair: Pair, source: Source, data_root: str, read: Callable[[str], Source]
+) -> tuple[Split, Split, tuple[str, ...]]:
+    """Public and private examples, and a note: the public ones are drawn from the training split of pair.public."""
+    name = str(pair.public)
+    same = same_examples(pair.private, name, data_root)
+    other = source if same else read(name)
+    chosen = draw(name, other.train.y, pair.m, pair.shots)
+    public, private = Split(other.train.x[chosen], other.train.y[chosen]), source.train
+    if same:
+        rest = torch.ones(len(private.x), dtype=torch.bool)
+        rest[chosen] = False
+        private = Split(private.x[rest], private.y[rest])
+        if not len(private.x):
+            raise UsageError(f"pair.m={pair.m}: no private examples of {name} would remain: use a smaller pair.m")
+    x, changed = _like(name, public.x, source.train, pair.convert)
+    leave = ", and left the private data" if same else ""
+    note = f"{len(chosen)} public examples were drawn from the training split of {name}{leave}"
+    return Split(x, public.y), private, (*(() if same else other.notes), note, *changed)
+
+
+def _part(private: Split, pair: Pair) -> tuple[Split, Split | None]:
+    """The share of the private examples that is used, less those held out for validation; and these."""
+    order = torch.from_numpy(np.random.RandomState(SEED + 1).permutation(len(private.x)))
+    used = order[: max(1, round(pair.private_share * len(order)))]
+    held = round(pair.validation * len(used))
+    if pair.validation and not 0 < held < len(used):
+        raise UsageError(f"pair.validation={pair.validation}: {held} of {len(used)} examples: take another share")
+    if len(used) == len(order) and not held:
+        return private, None
+    train, out = used[held:].sort().values, used[:held].sort().values
+    return Split(private.x[train], private.y[train]), Split(private.x[out], private.y[out]) if held else None
 
 
 def public_examples(
@@ -179,9 +240,16 @@ def _first(
         rest = m - len(source.test.x)
         first = cat(first, Split(source.train.x[:rest], source.train.y[:rest]))
         notes = (f"{name}: {len(source.test.x)} public images from its test split, {rest} from its training split",)
-    shape: Shape = tuple(like.x.shape[1:])  # type: ignore[assignment]
-    x, changed = converted(name, first.x, shape, convert)
+    x, changed = _like(name, first.x, like, convert)
     return Split(x, first.y), notes + changed
+
+
+def _like(name: str, x: Tensor, like: Split, convert: Convert) -> tuple[Tensor, tuple[str, ...]]:
+    """Images in the shape of those of `like`, and notes; features as they are."""
+    if x.dim() == 2:
+        return x, ()
+    shape: Shape = tuple(like.x.shape[1:])  # type: ignore[assignment]
+    return converted(name, x, shape, convert)
 
 
 def _store(npz: Path, parts: Parts) -> tuple[str, ...]:

@@ -25,20 +25,38 @@ def read(name: str, info: Dataset, root: Path, download: bool) -> Parts:
     """A named set from its class folders <root>/<options.folder>/<class>/*, brought to the shape in conf/dataset.
 
     `options.test` is the share held out for testing, whole groups at a time: `options.group` is a pattern whose match
-    in a file name names the group (a patient). Missing where the folder is not there.
+    in a file name names the group (a patient). Or `options.parts` names the publisher's own parts, such as
+    {train: [train, val], test: [test]}: sub-folders with class folders, all with the same classes. Missing where the
+    folder, or all of a part, is not there.
     """
     folder = root / info.options["folder"]
     if not folder.is_dir():
         raise missing(name, root)
-    classes = class_folders(folder)
-    if len(classes) != info.classes:
-        raise UserError(f"{folder}: {len(classes)} class folders with images, {info.classes} expected: {info.title}")
-    paths, labels = labelled(folder, classes)
+    if "parts" in info.options:
+        return Parts(_published(name, info, root, "train"), _published(name, info, root, "test"))
+    paths, labels = labelled(folder, expected_classes(folder, info))
     fraction, pattern = info.options["test"], info.options.get("group")
     test = held_out([group_of(f"{path.parent.name}/{path.name}", pattern) for path in paths], fraction)
     shape: Shape = tuple(info.shape)  # type: ignore[assignment]
     note = f"{name}: {fraction:.3g} of the images held out as the test set, seed {SEED}"
     return Parts(*_parts(read_images(paths, shape), labels, test), (note,))
+
+
+def _published(name: str, info: Dataset, root: Path, part: str) -> Split:
+    """The images of the sub-folders that `options.parts` gives for a part; all but the first may be absent."""
+    top, parts = root / info.options["folder"], info.options["parts"]
+    first, *others = (top / folder for folder in parts[part])
+    if not first.is_dir():
+        raise missing(name, root, f"no folder {first.relative_to(root)}")
+    folders = [first, *(folder for folder in others if folder.is_dir())]
+    classes = expected_classes(top / parts["train"][0], info)
+    for folder in folders:
+        if class_folders(folder) != classes:
+            raise UserError(f"{folder}: not the class folders of {parts['train'][0]}: unpack the archive again")
+    found = [labelled(folder, classes) for folder in folders]
+    shape: Shape = tuple(info.shape)  # type: ignore[assignment]
+    x = read_images([path for paths, _ in found for path in paths], shape)
+    return Split(x, torch.from_numpy(np.concatenate([labels for _, labels in found])))
 
 
 def read_folder(folder: Path) -> tuple[Parts, int]:
@@ -92,6 +110,14 @@ def class_folders(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir() if path.is_dir() and images_in(path))
 
 
+def expected_classes(folder: Path, info: Dataset) -> list[str]:
+    """Names of the class folders of a named set. UserError where they are not as many as conf/dataset says."""
+    classes = class_folders(folder)
+    if len(classes) != info.classes:
+        raise UserError(f"{folder}: {len(classes)} class folders with images, {info.classes} expected: {info.title}")
+    return classes
+
+
 def images_in(folder: Path) -> list[Path]:
     """The image files of a folder, sorted by name; hidden files are no images."""
     files = (path for path in folder.iterdir() if path.suffix.lower() in SUFFIXES and not path.name.startswith("."))
@@ -124,8 +150,18 @@ def read_alike(source: Path, paths: Sequence[Path]) -> tuple[Tensor, tuple[str, 
 def read_images(paths: Iterable[Path | zipfile.Path], shape: Shape) -> Tensor:
     """Image files as uint8 [n, *shape], each scaled to cover and cut at the centre. UserError names a file that is
     absent or no image."""
-    images = [to_shape(_read_image(path, shape[0])[None], shape)[0] for path in paths]
-    return torch.stack(images) if images else torch.empty((0, *shape), dtype=torch.uint8)
+    files = list(paths)
+    images = torch.empty((len(files), *shape), dtype=torch.uint8)
+    for i, path in enumerate(files):
+        images[i] = _read_image(path, shape)
+    return images
+
+
+def fitted(image: Image.Image, shape: Shape) -> Tensor:
+    """One image as uint8 `shape`: Pillow's conversion to grey is the ITU-R 601 luma."""
+    pixels = np.array(image.convert("L" if shape[0] == 1 else "RGB"))  # [h, w] or [h, w, 3]
+    x = torch.from_numpy(pixels).reshape(*pixels.shape[:2], shape[0]).permute(2, 0, 1)
+    return to_shape(x[None], shape)[0]
 
 
 def head(path: Path) -> tuple[str, tuple[int, int]]:
@@ -143,16 +179,14 @@ def head(path: Path) -> tuple[str, tuple[int, int]]:
     return mode, (size[1], size[0])
 
 
-def _read_image(path: Path | zipfile.Path, channels: int) -> Tensor:
-    """One file as uint8 [channels, h, w]: Pillow's conversion to grey is the ITU-R 601 luma."""
+def _read_image(path: Path | zipfile.Path, shape: Shape) -> Tensor:
     try:
         with path.open("rb") as file, Image.open(file) as image:
-            pixels = np.asarray(image.convert("L" if channels == 1 else "RGB"))  # [h, w] or [h, w, 3]
+            return fitted(image, shape)
     except (FileNotFoundError, KeyError):
         raise UserError(f"{path}: no such image") from None
     except (UnidentifiedImageError, OSError, SyntaxError, ValueError, Image.DecompressionBombError):
         raise UserError(f"{path}: not a readable image: remove it or replace it") from None
-    return torch.from_numpy(pixels.copy()).reshape(*pixels.shape[:2], channels).permute(2, 0, 1)
 
 
 def _rows(table: Path) -> list[dict[str, str]]:

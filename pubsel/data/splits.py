@@ -73,6 +73,27 @@ def shuffled(split: Split) -> Split:
     return Split(split.x[order], split.y[order])
 
 
+def draw(name: str, y: Tensor, m: int, shots: int | None) -> Tensor:
+    """Indices [m], ascending, of a fixed random draw: `shots` of each class of y [n], or m of all where it is None.
+
+    UserError where there are fewer.
+    """
+    order = torch.from_numpy(np.random.RandomState(SEED).permutation(len(y)))
+    if shots is None:
+        if m > len(y):
+            raise UserError(
+                f"pair.m={m}: the training split of {name} has only {len(y)} examples: use a smaller pair.m"
+            )
+        return order[:m].sort().values
+    if y.dim() != 1:
+        raise UserError(f"pair.shots={shots}: {name} has several labels an example: give pair.m instead")
+    groups = [order[y[order] == label] for label in y.unique()]
+    for label, members in zip(y.unique().tolist(), groups, strict=True):
+        if len(members) < shots:
+            raise UserError(f"pair.shots={shots}: class {label} of {name} has only {len(members)} examples: lower it")
+    return torch.cat([members[:shots] for members in groups]).sort().values
+
+
 def held_out(groups: Sequence[str], fraction: float) -> np.ndarray:
     """Which of n examples are test examples: bool [n]. Whole groups (patients, lesions) are drawn in a fixed random
     order until at least `fraction` of the examples is reached, so no group is on both sides."""

@@ -1,15 +1,24 @@
 """Sets that torchvision reads and, with their checksums, downloads."""
 
+import functools
 import pickle
 from pathlib import Path
 
 import numpy as np
+import torch
 import torchvision.datasets as sets
 
 from pubsel.config import Dataset, UserError, is_there
+from pubsel.data import folders
 from pubsel.data.convert import Shape
-from pubsel.data.folders import read_images
 from pubsel.data.splits import Parts, Split, cat, from_arrays, missing
+
+PHOTOGRAPHS = {
+    "Flowers102": ("train", "val", "test"),
+    "GTSRB": ("train", "test"),
+    "OxfordIIITPet": ("trainval", "test"),
+}
+PCAM = {"train": "train", "val": "valid", "test": "test"}  # torchvision's names of the parts, and the files'
 
 
 def read(name: str, info: Dataset, root: Path, download: bool) -> Parts:
@@ -20,9 +29,8 @@ def read(name: str, info: Dataset, root: Path, download: bool) -> Parts:
     there = all(is_there(root / file) for file in info.options["files"])
     if not there and not download:
         raise missing(name, root)
-    shape: Shape = tuple(info.shape)  # type: ignore[assignment]
     try:
-        return _read(info.options["set"], root, download, shape)
+        return _read(name, info, root, download)
     except (RuntimeError, OSError, ValueError, AssertionError, EOFError, KeyError, pickle.UnpicklingError) as error:
         reason = " ".join(str(error).split())[:200] or type(error).__name__
         if there:
@@ -34,7 +42,9 @@ def read(name: str, info: Dataset, root: Path, download: bool) -> Parts:
         raise missing(name, root, f"download failed: {reason}") from None
 
 
-def _read(kind: str, root: Path, download: bool, shape: Shape) -> Parts:
+def _read(name: str, info: Dataset, root: Path, download: bool) -> Parts:
+    kind: str = info.options["set"]
+    shape: Shape = tuple(info.shape)  # type: ignore[assignment]
     if kind in ("CIFAR10", "CIFAR100", "MNIST", "FashionMNIST"):
         train, test = (getattr(sets, kind)(root, train=part, download=download) for part in (True, False))
         train, test = (from_arrays(np.asarray(part.data), np.asarray(part.targets)) for part in (train, test))
@@ -42,8 +52,16 @@ def _read(kind: str, root: Path, download: bool, shape: Shape) -> Parts:
     if kind in ("SVHN", "SVHN_extra"):
         train, test = _svhn(root, "train", download), _svhn(root, "test", download)
         return Parts(cat(train, _svhn(root, "extra", download)) if kind == "SVHN_extra" else train, test)
-    train, val, test = (_flowers(root, part, download, shape) for part in ("train", "val", "test"))
-    return Parts(cat(train, val), test)
+    if kind == "PCAM":
+        train, val, test = (_pcam(root, part, download) for part in PCAM)
+        return Parts(cat(train, val), test)
+    if kind == "Caltech256":
+        sets.Caltech256(str(root), download=download)
+        return folders.read(name, info, root, download)
+    *training, test = (_photographs(kind, root, part, download, shape) for part in PHOTOGRAPHS[kind])
+    if kind == "GTSRB":  # an absent folder would shift the numbers of the classes
+        folders.expected_classes(root / "gtsrb/GTSRB/Training", info)
+    return Parts(functools.reduce(cat, training), test)
 
 
 def _svhn(root: Path, part: str, download: bool) -> Split:
@@ -51,8 +69,32 @@ def _svhn(root: Path, part: str, download: bool) -> Split:
     return from_arrays(data.data.transpose(0, 2, 3, 1), data.labels)
 
 
-def _flowers(root: Path, part: str, download: bool, shape: Shape) -> Split:
-    """The photographs (500 pixels or more) at `shape`."""
-    data = sets.Flowers102(root, split=part, download=download, loader=lambda path: Path(path))
-    paths, labels = zip(*(data[i] for i in range(len(data))), strict=True)
-    return Split(read_images(paths, shape), from_arrays(np.zeros((0, 1, 1), np.uint8), np.asarray(labels)).y)
+def _pcam(root: Path, part: str, download: bool) -> Split:
+    """A part of PatchCamelyon from its two HDF5 files, each read at once: torchvision opens them for every image."""
+    try:
+        import h5py
+    except ImportError:
+        raise UserError("the files of PatchCamelyon are HDF5: run `pip install h5py`") from None
+    sets.PCAM(str(root), split=part, download=download)
+    arrays = []
+    for key in ("x", "y"):
+        path = root / "pcam" / f"camelyonpatch_level_2_split_{PCAM[part]}_{key}.h5"
+        try:
+            with h5py.File(path, "r") as file:
+                arrays.append(np.asarray(file[key]))
+        except (OSError, KeyError):
+            raise UserError(f"{path}: corrupt or truncated: delete it and run `pubsel data prepare pcam`") from None
+    images, labels = arrays  # [n, 96, 96, 3], [n, 1, 1, 1]
+    return from_arrays(images, labels.reshape(-1))
+
+
+def _photographs(kind: str, root: Path, part: str, download: bool, shape: Shape) -> Split:
+    """Photographs of varying sizes at `shape`."""
+    data = getattr(sets, kind)(
+        root, split=part, download=download, transform=lambda image: folders.fitted(image, shape)
+    )
+    images = torch.empty((len(data), *shape), dtype=torch.uint8)
+    labels = torch.empty(len(data), dtype=torch.int64)
+    for i in range(len(data)):
+        images[i], labels[i] = data[i]
+    return Split(images, labels)

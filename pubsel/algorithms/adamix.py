@@ -1,0 +1,182 @@
+"""AdaMix. Golatkar, Achille, Wang, Roth, Kearns, Soatto: Mixed Differential Privacy in Computer Vision, CVPR 2022,
+arXiv:2203.11481, Algorithm 2; with its ablations (NGD, fully private) and its baseline that uses public data alone.
+
+Losses, gradients and learning rates are of SUMS over examples, as in the paper.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum
+from typing import ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from pubsel.algorithms import Frozen, Mechanism, View
+from pubsel.algorithms.dp_sgd import clipped_sum
+from pubsel.config import setting
+from pubsel.data import Split
+from pubsel.gradients import Engine
+
+Centre = Enum("Centre", ["zero", "start"])
+
+
+def flat(model: nn.Module) -> Tensor:
+    """All weights, [p], in the order of the columns of G."""
+    return torch.cat([p.detach().flatten() for p in model.parameters() if p.requires_grad])
+
+
+def public_gradient(gradients: Engine, public: Split, norms: list[Tensor] | None = None) -> Tensor:
+    """Sum of the gradients of all public examples, [p]; appends their norms to `norms`."""
+    total = torch.zeros(gradients.size, device=public.x.device)
+    for block in gradients.blocks(public.x, public.y):
+        total += block.combine(torch.ones(len(block), dtype=block.dtype, device=public.x.device))
+        if norms is not None:
+            norms.append(block.row_norms())
+    return total
+
+
+def train_on_public(view: View, public: Split, epochs: int, rate: float, weight_decay: float = 0.0) -> None:
+    """Full-batch gradient descent on the summed loss of `public` plus weight_decay / 2 |w - w_0|^2, in place."""
+    start = flat(view.model)
+    for _ in range(epochs):
+        w = flat(view.model)
+        w -= rate * (public_gradient(view.gradients, public) + weight_decay * (w - start))
+        nn.utils.vector_to_parameters(w, view.model.parameters())
+
+
+def one_pass(view: View, public: Split, convexity: float, radius: float) -> None:
+    """SGD over `public` once, one example at a time in random order, rate 2 / (convexity (t + 1)), weights kept in the
+    ball of `radius` (Algorithm 3, public phase). In place."""
+    order = view.random("order", 0).permutation(len(public.x))
+    for t, i in enumerate(order, start=1):
+        one = Split(public.x[i : i + 1], public.y[i : i + 1])
+        w = flat(view.model) - 2 / (convexity * (t + 1)) * public_gradient(view.gradients, one)
+        w *= min(1.0, radius / max(float(w.norm()), 1e-30))
+        nn.utils.vector_to_parameters(w, view.model.parameters())
+
+
+def complement(gradient: Tensor, rank: int, source: np.random.Generator) -> tuple[Tensor, bool]:
+    """A subspace of `rank` feature dimensions around the public gradient [C, d]: (basis, True) if the orthonormal basis
+    [d, rank] spans it, (basis, False) if the basis [d, d - rank] spans what is left out.
+
+    The public gradient has rank at most C. Its left singular vectors come first, the largest first; a larger rank is
+    filled with random directions from `source`, where the paper leaves open which ones.
+    """
+    d = gradient.shape[1]
+    u = torch.linalg.svd(gradient.T, full_matrices=False)[0]  # [d, min(c, d)]
+    if rank <= u.shape[1]:
+        return u[:, :rank], True
+    random = torch.from_numpy(source.standard_normal((d, d - rank))).to(u)
+    outside = torch.linalg.qr(random - u @ (u.T @ random)).Q
+    return torch.linalg.qr(outside - u @ (u.T @ outside)).Q, False
+
+
+def project(rows: Tensor, basis: Tensor, inside: bool) -> Tensor:
+    """Rows [C, d] projected onto the span of `basis`, or onto its orthogonal complement."""
+    part = (rows @ basis) @ basis.T
+    return part if inside else rows - part
+
+
+@dataclass
+class AdaMix:
+    """Settings of AdaMix. Without any of its four public parts it is noisy gradient descent from zero (fully private);
+    with the first two alone, NGD."""
+
+    name: str = setting("its name in records and tables")
+    unit: bool = setting("features are divided by their norms")
+    pretrain_epochs: int = setting("full-batch epochs on public data before private training; 0: weights stay zero")
+    pretrain_rate: float = setting("their learning rate, on sums", over=0)
+    one_pass: float | None = setting("instead: one pass of SGD, this being the strong convexity (Algorithm 3)", over=0)
+    public_gradient: bool = setting("add the public gradient to every step")
+    clip_norm: float | None = setting("fixed bound on an example's gradient; null: from public gradients", over=0)
+    quantile: float = setting("clip_norm null: quantile of the norms of the public gradients", over=0, at_most=1)
+    rank: int | None = setting("feature dimensions that the private gradient is projected on; null: all", at_least=1)
+    weight_decay: float = setting("lambda, of the summed loss", at_least=0)
+    centre: Centre = setting("weights decay to zero, or to the start of private training")
+
+    private: ClassVar[bool] = True
+
+    @property
+    def uses_public(self) -> bool:
+        starts = self.pretrain_epochs > 0 or self.one_pass is not None
+        return starts or self.public_gradient or self.clip_norm is None or self.rank is not None
+
+    def sensitivity(self) -> float:
+        """Clipped to tau and divided by it, one row more or less moves the sum by at most 1; tau is public. The paper
+        projects before it adds noise: an isotropic Gaussian projected is the same as Gaussian noise on the projected
+        gradient, so the projection is left to `decode`, and cannot enlarge the release."""
+        return 1.0
+
+    def numbers(self, view: View) -> int:
+        return 4 * view.gradients.size
+
+    def frozen(self, public: Split | None, d: int, random: Callable[[str, int], np.random.Generator]) -> Frozen:
+        return Frozen(unit=self.unit)
+
+    def pretrain(self, view: View) -> None:
+        if self.one_pass is not None:
+            one_pass(view, view.labelled(self.name), self.one_pass, radius=1e3)
+        elif self.pretrain_epochs:
+            train_on_public(view, view.labelled(self.name), self.pretrain_epochs, self.pretrain_rate)
+
+    def mechanism(self, view: View, step: int) -> Mechanism:
+        w = flat(view.model)
+        shift = self.weight_decay * (w - view.start if self.centre == Centre.start and view.start is not None else w)
+        basis: tuple[Tensor, bool] | None = None
+        bound = self.clip_norm
+        if self.public_gradient or bound is None or self.rank is not None:
+            norms: list[Tensor] = []
+            gradient = public_gradient(view.gradients, view.labelled(self.name), norms)
+            if bound is None:
+                bound = max(float(torch.cat(norms).quantile(self.quantile)), 1e-12)
+            weight = self._weight(view)
+            if self.rank is not None and self.rank < weight.shape[1]:
+                whole = gradient[: weight.numel()].view_as(weight)
+                basis = complement(whole, self.rank, view.random("directions", step))
+            if self.public_gradient:
+                shift = shift + gradient
+        tau = bound
+
+        def decode(mean: Tensor) -> Tensor:  # [p]
+            private = mean * view.batch_size * tau
+            if basis is not None:
+                weight = self._weight(view)
+                rows = project(private[: weight.numel()].view_as(weight), *basis)
+                private = torch.cat([rows.flatten(), private[weight.numel() :]])
+            return private + shift
+
+        return Mechanism(lambda gradients: clipped_sum(gradients, tau), decode, self.sensitivity(), view.gradients.size)
+
+    def _weight(self, view: View) -> Tensor:  # [C, d]
+        return next(view.model.parameters()).detach()
+
+
+@dataclass
+class OnlyPublic:
+    """Training on public data alone: private examples are not read, so the guarantee is epsilon 0."""
+
+    name: str = setting("its name in records and tables")
+    unit: bool = setting("features are divided by their norms")
+    pretrain_epochs: int = setting("full-batch epochs", at_least=1)
+    pretrain_rate: float = setting("their learning rate, on sums", over=0)
+    weight_decay: float = setting("lambda, of the summed loss", at_least=0)
+
+    uses_public: ClassVar[bool] = True
+    private: ClassVar[bool] = True
+
+    def sensitivity(self) -> float:
+        return 0.0
+
+    def numbers(self, view: View) -> int:
+        return 2 * view.gradients.size
+
+    def frozen(self, public: Split | None, d: int, random: Callable[[str, int], np.random.Generator]) -> Frozen:
+        return Frozen(unit=self.unit)
+
+    def pretrain(self, view: View) -> None:
+        train_on_public(view, view.labelled(self.name), self.pretrain_epochs, self.pretrain_rate, self.weight_decay)
+
+    def mechanism(self, view: View, step: int) -> Mechanism:
+        raise NotImplementedError("no private step is taken")

@@ -1,0 +1,133 @@
+"""PILLAR. Pinto, Hu, Yang, Sanyal: PILLAR: How to make semi-private learning more effective, SaTML 2024,
+arXiv:2306.03962, Algorithm 1, with DP-SGD as in its experiments; and the projections that it is compared with.
+
+All are DP-SGD for a linear classifier on projected features; they differ in where the projection comes from.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum
+from typing import ClassVar
+
+import numpy as np
+import torch
+from sklearn.decomposition import PCA
+from sklearn.preprocessing import StandardScaler
+from sklearn.random_projection import GaussianRandomProjection
+from torch import Tensor
+
+from pubsel.algorithms import Frozen, Mechanism, Release, View
+from pubsel.algorithms.dp_sgd import clipped_sum
+from pubsel.config import UsageError, setting
+from pubsel.data import Split
+from pubsel.gradients import clip_factors, row_norms
+
+Projection = Enum("Projection", ["pca", "jl", "dp_pca"])
+
+
+def public_pca(x: Tensor, k: int) -> Frozen:
+    """Standardise, then project on the top k principal components, both of public features x [m, d] (Algorithm 1).
+
+    UsageError where x, standardised, has rank less than k.
+    """
+    if k > min(x.shape):
+        raise UsageError(f"algorithm.k={k}: {len(x)} public examples with {x.shape[1]} features have no {k} components")
+    scaler = StandardScaler().fit(x.double().numpy())
+    pca = PCA(k, svd_solver="covariance_eigh").fit(scaler.transform(x.double().numpy()))
+    variances = pca.explained_variance_
+    if not variances[-1] > 1e-10 * variances[0]:
+        rank = int((variances > 1e-10 * variances[0]).sum())
+        raise UsageError(f"algorithm.k={k}: the public features have rank {rank}: lower algorithm.k or raise pair.m")
+    directions = pca.components_.T / scaler.scale_[:, None]  # [d, k]; PCA's mean is 0
+    return Frozen(torch.from_numpy(scaler.mean_).float(), torch.from_numpy(directions).float())
+
+
+def random_projection(d: int, k: int, seed: int) -> Frozen:
+    """Gaussian random projection to k dimensions (Nguyen, Ullman, Zakynthinou 2020): reads no data."""
+    projection = GaussianRandomProjection(k, random_state=seed).fit(np.zeros((1, d)))
+    return Frozen(projection=torch.from_numpy(projection.components_.T).float())
+
+
+def noisy_covariance(public: Tensor, k: int) -> Release:
+    """Top k eigenvectors of a noisy second-moment matrix (Dwork, Talwar, Thakurta, Zhang: Analyze Gauss, STOC 2014).
+
+    Private features are standardised with the mean and deviation of the public ones [m, d], and clipped to their median
+    norm R. The release is sum_i x_i x_i^T / R^2 as the vector of its diagonal and sqrt(2) times what is above it, whose
+    norm is the matrix's Frobenius norm: one example more or less moves it by |x_i|^2 / R^2 <= 1.
+    """
+    d = public.shape[1]
+    scaler = StandardScaler().fit(public.double().numpy())
+    shift, scale = torch.from_numpy(scaler.mean_).float(), torch.from_numpy(scaler.scale_).float()
+    bound = float(row_norms((public - shift) / scale).median())
+    rows, columns = torch.triu_indices(d, d)
+    weights = torch.where(rows == columns, 1.0, 2**0.5)
+
+    def sums(x: Tensor) -> Tensor:  # [n, d] -> [d (d + 1) / 2]
+        x = (x - shift) / scale
+        norms = row_norms(x)
+        broken = ~(norms < 1e18)
+        x = x.masked_fill(broken[:, None], 0)
+        x = x * (clip_factors(torch.where(broken, 0, norms), bound) / bound).to(x.dtype)[:, None]
+        return (x.T @ x)[rows, columns] * weights
+
+    def decode(noisy: Tensor) -> Frozen:
+        matrix = torch.zeros(d, d, dtype=torch.float64)
+        matrix[rows, columns] = noisy.double() / weights
+        matrix = torch.triu(matrix) + torch.triu(matrix, 1).T
+        top = torch.linalg.eigh(matrix).eigenvectors[:, -k:].flip(1)  # [d, k]
+        return Frozen(shift, (top / scale[:, None]).float())
+
+    return Release(sums, decode, 1.0, len(rows))
+
+
+@dataclass
+class Pillar:
+    """Settings of PILLAR, of DP-SGD after a random projection (jl), and after a private PCA (dp_pca)."""
+
+    name: str = setting("its name in records and tables")
+    projection: Projection = setting(
+        "pca: of the public features (PILLAR); jl: random; dp_pca: of the private features"
+    )
+    k: int = setting("dimensions that are left", at_least=1)
+    clip_norm: float = setting("bound C on the L2 norm of an example's gradient", at_least=1e-12)
+    share: float = setting("dp_pca: share of epsilon and of delta for the PCA", at_least=0, below=1)
+
+    private: ClassVar[bool] = True
+
+    @property
+    def uses_public(self) -> bool:
+        """dp_pca takes mean, deviation and clip norm from public features."""
+        return self.projection != Projection.jl
+
+    @property
+    def first_share(self) -> float:
+        """Of epsilon and delta, for what is released before training."""
+        return self.share if self.projection == Projection.dp_pca else 0.0
+
+    def sensitivity(self) -> float:
+        """One row more or less adds or removes one vector of norm at most 1, as in DP-SGD."""
+        return 1.0
+
+    def numbers(self, view: View) -> int:
+        return 0
+
+    def frozen(
+        self, public: Split | None, d: int, random: Callable[[str, int], np.random.Generator]
+    ) -> Frozen | Release:
+        if self.k > d:
+            raise UsageError(f"algorithm.k={self.k} is more than the {d} features: lower algorithm.k")
+        if self.projection == Projection.jl:
+            return random_projection(d, self.k, int(random("projection", 0).integers(2**31)))
+        if public is None:
+            raise UsageError(f"algorithm={self.name} needs public data: give pair.public=NAME")
+        if self.projection == Projection.pca:
+            return public_pca(public.x, self.k)
+        return noisy_covariance(public.x, self.k)
+
+    def mechanism(self, view: View, step: int) -> Mechanism:
+        return Mechanism(
+            clipped_sum=lambda gradients: clipped_sum(gradients, self.clip_norm),
+            decode=lambda mean: mean * self.clip_norm,
+            sensitivity=self.sensitivity(),
+            size=view.gradients.size,
+        )

@@ -1,0 +1,192 @@
+"""Features of images from a frozen timm network, computed once and kept.
+
+A file <data folder>/features/<network>-<digest>.npy holds float32 [n, d]. Its name depends on all that decides its
+content: the images themselves, the network, its weights, the preprocessing, and the versions of torch and timm; so a
+file is never stale, and splits that share images share it. It is written beside, then renamed.
+"""
+
+import hashlib
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import timm
+import torch
+from filelock import FileLock
+from timm.data import resolve_model_data_config
+from timm.models import load_state_dict
+from torch import Tensor, nn
+from torchvision.transforms.v2 import functional as images
+
+from pubsel.config import Backbone, UsageError, UserError, digest
+from pubsel.data import Source, Split
+
+BATCH = 32
+
+
+class Extractor(NamedTuple):
+    """A network without its head, in eval mode, and how images reach it."""
+
+    net: nn.Module
+    resize: int  # the shorter side, pixels
+    size: int  # of the centre that is kept
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    interpolation: str
+    key: str  # a digest of all this and of the weights
+
+
+def of_source(
+    name: str, source: Source, backbone: Backbone, data_root: str, device: torch.device, report: Callable[[str], None]
+) -> Source:
+    """The source with features [n, d] in place of images; `backbone.architecture` pixels: the images themselves, flat,
+    in [0, 1]. Features that a source has already stay."""
+    if source.train.x.dim() == 2:
+        return source
+    if backbone.architecture == "pixels":
+        flat = [Split(s.x.flatten(1).float() / 255, s.y) for s in (source.train, source.test)]
+        return source._replace(train=flat[0], test=flat[1])
+    extractor = load_backbone(backbone, data_root, device)
+    folder = Path(data_root).expanduser() / "features"
+
+    def change(part: str, split: Split) -> Split:
+        if not len(split.x):
+            return Split(split.x.flatten(1).float(), split.y)
+        x = features(f"{name} {part}", split.x, extractor, backbone.architecture.split(".")[0], folder, report)
+        return Split(x, split.y)
+
+    return source._replace(train=change("train", source.train), test=change("test", source.test))
+
+
+def load_backbone(backbone: Backbone, data_root: str, device: torch.device) -> Extractor:
+    """The network of `backbone` with its published weights, or those of a file.
+
+    UsageError for an unknown architecture or an option that it does not take; UserError for a weight file that is
+    absent or does not fit, or weights that cannot be fetched.
+    """
+    name = backbone.architecture
+    if not timm.is_model(name):
+        near = ", ".join(timm.list_models(f"*{name[:6]}*")[:5]) or "see timm.list_models()"
+        raise UsageError(f"model.backbone.architecture={name}: timm has no such model; near it: {near}")
+    path = _weight_file(backbone.checkpoint, data_root) if backbone.checkpoint else None
+    try:
+        fetch = backbone.pretrained and path is None
+        net = timm.create_model(name, pretrained=fetch, num_classes=0, **backbone.options)
+    except TypeError as error:
+        raise UsageError(f"model.backbone.options={backbone.options}: {str(error).splitlines()[0]}") from None
+    except (OSError, RuntimeError) as error:
+        raise UserError(
+            f"model.backbone.architecture={name}: its weights cannot be fetched ({str(error).splitlines()[0][:100]}): "
+            "give model.backbone.checkpoint=FILE"
+        ) from None
+    if path is not None:
+        _load(net, path, backbone.prefix)
+    net = net.eval().requires_grad_(False)
+    data = resolve_model_data_config(net)
+    size = backbone.input_size or data["input_size"][-1]
+    mean, std = tuple(backbone.mean or data["mean"]), tuple(backbone.std or data["std"])
+    resize = round(size / (backbone.crop or data["crop_pct"]))
+    how = [resize, size, mean, std, data["interpolation"]]
+    weights = hashlib.blake2b(digest_size=16)
+    for key, value in net.state_dict().items():
+        weights.update(key.encode() + value.cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
+    versions = [torch.__version__, timm.__version__]
+    network = [name, backbone.options, weights.hexdigest()]
+    key = digest({"network": network, "how": how, "versions": versions})
+    return Extractor(net.to(device), resize, size, mean, std, data["interpolation"], key)
+
+
+def _weight_file(checkpoint: str, data_root: str) -> Path:
+    given = Path(checkpoint).expanduser()
+    for path in (given, Path(data_root).expanduser() / given):
+        if path.is_file():
+            return path
+    raise UserError(f"model.backbone.checkpoint={checkpoint}: no such file, neither here nor in {data_root}")
+
+
+def _load(net: nn.Module, path: Path, prefix: str | None) -> None:
+    """Weights of a file into a network without a head; those of a head are left out."""
+    try:
+        state = load_state_dict(str(path), use_ema=False)
+    except Exception as error:
+        raise UserError(
+            f"model.backbone.checkpoint={path}: not a readable weight file ({str(error).splitlines()[0][:100]})"
+        ) from None
+    if prefix:
+        state = {key.removeprefix(prefix): value for key, value in state.items() if key.startswith(prefix)}
+    wanted = net.state_dict()
+    misfits = [key for key in wanted if key in state and state[key].shape != wanted[key].shape]
+    absent = [key for key in wanted if key not in state and not key.endswith("num_batches_tracked")]
+    if misfits or absent:
+        first = misfits[0] if misfits else absent[0]
+        raise UserError(
+            f"model.backbone.checkpoint={path} does not fit: {len(misfits)} weights of another shape, {len(absent)} "
+            f"absent, the first {first}: check architecture, options and prefix"
+        )
+    net.load_state_dict({key: state[key] for key in wanted if key in state}, strict=False)
+
+
+def features(
+    what: str, x: Tensor, extractor: Extractor, name: str, folder: Path, report: Callable[[str], None]
+) -> Tensor:
+    """Features, float32 [n, d], of images x, uint8 [n, c, h, w], mapped from a file that is written if it is not there.
+
+    what: names the images in messages. name: of the network, in the file's name. UserError where a file is cut short,
+    or features are not finite or all equal: then nothing is kept.
+    """
+    content = hashlib.blake2b(np.ascontiguousarray(x.numpy()).data, digest_size=16)
+    content.update(f"{tuple(x.shape)}{extractor.key}".encode())
+    path = folder / f"{name}-{content.hexdigest()}.npy"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with FileLock(path.with_suffix(".lock")):
+            if not path.exists():
+                _write(path, what, x, extractor, report)
+    except OSError as error:
+        raise UserError(f"cannot write features to {folder}: {error.strerror or error}; set data_root=FOLDER") from None
+    try:
+        found = torch.from_numpy(np.load(path, mmap_mode="c"))  # private pages: nobody writes to the file
+    except (ValueError, OSError, EOFError) as error:
+        raise UserError(f"{path} cannot be read ({error}): delete it to have it computed again") from None
+    if len(found) != len(x):
+        raise UserError(f"{path} has {len(found)} rows, {len(x)} expected: delete it to have it computed again")
+    return found
+
+
+def _write(path: Path, what: str, x: Tensor, extractor: Extractor, report: Callable[[str], None]) -> None:
+    partial = path.with_suffix(".part")  # of a process that was killed, or ours: we hold the lock
+    said = 0
+    try:
+        rows: Any = None
+        for start in range(0, len(x), BATCH):
+            found = embed(x[start : start + BATCH], extractor).cpu().numpy()
+            if rows is None:
+                rows = np.lib.format.open_memmap(partial, "w+", np.float32, (len(x), found.shape[1]))
+            rows[start : start + len(found)] = found
+            if (done := 10 * (start + len(found)) // len(x)) > said:
+                said = done
+                report(f"features of {what}: {start + len(found)} of {len(x)}")
+        if not np.isfinite(rows).all():
+            raise UserError(f"the features of {what} are not finite: check model.backbone and its checkpoint")
+        if len(rows) > 1 and (rows == rows[:1]).all():
+            raise UserError(f"the features of {what} are all equal: check model.backbone and its checkpoint")
+        rows.flush()
+        del rows
+        os.replace(partial, path)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+@torch.no_grad()
+def embed(x: Tensor, extractor: Extractor) -> Tensor:
+    """Features [n, d] of images x, uint8 [n, c, h, w]: grey as RGB, side resized, centre cut out, normalised."""
+    device = next(extractor.net.parameters()).device
+    x = x.to(device)
+    x = x.expand(-1, len(extractor.mean), -1, -1) if x.shape[1] == 1 else x
+    mode = images.InterpolationMode(extractor.interpolation)
+    x = images.center_crop(images.resize(x.float() / 255, [extractor.resize], mode, antialias=True), [extractor.size])
+    mean, std = (torch.tensor(v, device=device)[:, None, None] for v in (extractor.mean, extractor.std))
+    x = ((x.clamp(0, 1) - mean) / std).contiguous(memory_format=torch.channels_last)
+    return extractor.net(x).flatten(1).float()

@@ -1,0 +1,86 @@
+"""Photographs in the publisher's training and test lists, at the size of conf/dataset."""
+
+import re
+import zlib
+from pathlib import Path, PurePosixPath
+
+import torch
+from scipy.io import loadmat
+from scipy.io.matlab import MatReadError
+
+from pubsel.config import Dataset, UserError
+from pubsel.data.convert import Shape
+from pubsel.data.folders import read_images
+from pubsel.data.splits import Parts, Split, missing
+
+Listed = list[tuple[str, str]]  # path of an image below the image folder, class
+
+
+def read(name: str, info: Dataset, root: Path, download: bool) -> Parts:
+    """Both parts from files of <root>/<options.folder>. Missing where one of the lists is not there.
+
+    `options.train` and `options.test` list the images of each part, in text or as file_list of a .mat file; or
+    `options.list` lists all, and each line of `options.marks` ends in 1 for a training image or 0 for a test image.
+    `options.line` is the pattern of a line (the whole line is the path if it is not given): its group path is below
+    `options.images`, its group label the number of the class. Without a label the classes are the folders of the
+    images, sorted.
+    """
+    options, folder = info.options, root / info.options["folder"]
+    lists = [folder / options[key] for key in ("train", "test", "list", "marks") if key in options]
+    for file in lists:
+        if not file.is_file():
+            raise missing(name, root, f"no {file.relative_to(root)}")
+    line = re.compile(options.get("line", "(?P<path>.+)"))
+    if "marks" in options:
+        train, test = marked(lists[0], lists[1], line)
+    else:
+        train, test = (listed(file, line) for file in lists)
+    words = sorted({word for _, word in train + test})
+    numbers = {word: int(word) if "label" in line.groupindex else i for i, word in enumerate(words)}
+    classes = max(numbers.values(), default=-1) + 1
+    if classes != info.classes:
+        raise UserError(f"{lists[0]}: {classes} classes, {info.classes} expected: unpack the archive again")
+    images = folder / options.get("images", "")
+    absent = [path for path, _ in train + test if not (images / path).is_file()]
+    if absent:
+        raise UserError(
+            f"{images / absent[0]} and {len(absent) - 1} more of the lists are absent: unpack the archive again"
+        )
+    shape: Shape = tuple(info.shape)  # type: ignore[assignment]
+    return Parts(_split(images, train, numbers, shape), _split(images, test, numbers, shape))
+
+
+def marked(file: Path, marks: Path, line: re.Pattern[str]) -> tuple[Listed, Listed]:
+    """Training and test images of one list, told apart by the lines of `marks`."""
+    images, ends = listed(file, line), [text[-1] for text in lines(marks)]
+    if len(images) != len(ends):
+        raise UserError(f"{marks}: {len(ends)} lines for {len(images)} of {file.name}: unpack the archive again")
+    train, test = ([image for image, end in zip(images, ends, strict=True) if end == mark] for mark in "10")
+    return train, test
+
+
+def listed(file: Path, line: re.Pattern[str]) -> Listed:
+    """Path and class of each line of a list."""
+    found = []
+    for text in lines(file):
+        match = line.fullmatch(text)
+        if match is None:
+            raise UserError(f"{file}: cannot read its line {text[:60]!r}: download it again")
+        groups = match.groupdict()
+        found.append((groups["path"], groups.get("label") or PurePosixPath(groups["path"]).parent.name))
+    return found
+
+
+def lines(file: Path) -> list[str]:
+    """The lines of a text file that are not empty, or the entries of file_list in a .mat file."""
+    try:
+        if file.suffix == ".mat":
+            return [str(entry.item()) for entry in loadmat(file)["file_list"].ravel()]
+        return [text.strip() for text in file.read_text(encoding="utf-8").splitlines() if text.strip()]
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, NotImplementedError, MatReadError, zlib.error):
+        raise UserError(f"{file}: not a readable list: download it again") from None
+
+
+def _split(images: Path, part: Listed, numbers: dict[str, int], shape: Shape) -> Split:
+    x = read_images([images / path for path, _ in part], shape)
+    return Split(x, torch.tensor([numbers[word] for _, word in part], dtype=torch.int64))
