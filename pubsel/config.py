@@ -48,6 +48,7 @@ def setting(
     at_least: float | None = None,
     at_most: float | None = None,
     below: float | None = None,
+    infinite: bool = False,
     neutral: bool = False,
     default: Any = MISSING,
 ) -> Any:
@@ -57,7 +58,7 @@ def setting(
     `neutral` keys cannot change a result (where files lie, how fast a run is); the identity leaves them out.
     """
     metadata = {"about": about, "over": over, "at_least": at_least, "at_most": at_most, "below": below}
-    return field(default=default, metadata={**metadata, "neutral": neutral})
+    return field(default=default, metadata={**metadata, "infinite": infinite, "neutral": neutral})
 
 
 Device = Enum("Device", ["auto", "cpu", "cuda"])
@@ -199,7 +200,7 @@ class RunConfig(Common):
     label: str = setting("names a setting in tables, such as paper or tuned")
     estimate: bool = setting("say first what the run will take, and refuse what does not fit", neutral=True)
     profile: bool = setting("profile one step on random images: trace.json and costliest.txt", neutral=True)
-    epsilon: float = setting("epsilon of the guarantee", over=0)
+    epsilon: float = setting("epsilon of the guarantee; inf: no noise, no guarantee", over=0, infinite=True)
     pair: Pair = field(default_factory=Pair)
     model: Model = field(default_factory=Model)
     algorithm: dict[str, Any] = field(default_factory=dict)
@@ -303,7 +304,9 @@ def _check_ranges(node: Any, prefix: str) -> None:
         for number in value if isinstance(value, list) else [value]:
             if isinstance(number, bool) or not isinstance(number, int | float):
                 continue
-            if isinstance(number, float) and not math.isfinite(number):
+            if isinstance(number, float) and not (
+                (number == math.inf and f.metadata.get("infinite")) or math.isfinite(number)
+            ):
                 raise UsageError(f"{key}={number}: must be a finite number ({f.metadata['about']})")
             for name, (holds, words) in LIMITS.items():
                 limit = f.metadata.get(name)

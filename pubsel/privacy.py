@@ -244,7 +244,7 @@ def statement(
     """What a record says of privacy: the guarantee in full, and what it does not cover. None: no guarantee. first: a
     release before training, whose epsilon and delta add to those of training."""
     if made is None:
-        return {"valid": False, "epsilon": None, "statement": "No privacy: trained without clipping and noise."}
+        return {"valid": False, "epsilon": None, "statement": "No privacy: trained without noise."}
     not_covered = [
         "the choice of hyper-parameters, data sets and seeds, and the utility on test and validation data",
         "what is read off the private data before training, which is treated as public: the number of examples, their "

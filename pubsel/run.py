@@ -224,7 +224,7 @@ def guarantee(
 ) -> tuple[Schedule, privacy.Plan | None, privacy.Plan | None]:
     """Steps and noise for n private examples: the schedule, what training spends, and what a release before it does."""
     plan = schedule(n, settings.training)
-    if not algorithm.private:
+    if not algorithm.private or settings.epsilon == math.inf:
         return plan, None, None
     epsilon, delta, sigma = settings.epsilon, settings.privacy.delta, settings.privacy.noise_multiplier
     if algorithm.sensitivity() == 0:
@@ -267,12 +267,11 @@ def freeze(
     made = algorithm.frozen(task.public, task.private.x.shape[1], public_stream(name))
     if isinstance(made, Frozen):
         return made
-    assert first is not None  # a release has a share
     path = folder / "release.pt"
     if path.exists():
         return Frozen(**torch.load(path, weights_only=True))
     source = source_of(key, "release", 0, settings.privacy.secure_noise)
-    frozen = noisy_sum(made, task.private.x, first.noise_multiplier, source)
+    frozen = noisy_sum(made, task.private.x, first.noise_multiplier if first else 0.0, source)
     save(path, {"shift": frozen.shift, "projection": frozen.projection})
     return frozen
 

@@ -101,9 +101,10 @@ def test_rows_are_scaled_one_by_one():
 def worst_log_ratio(loss, epsilon):
     """The largest change of a log probability when any attacking row is added to, or removed from, any data set."""
     draw = stream("noisy_sgd", "choice")
-    candidates = np.vstack([np.eye(4)[0], -np.eye(4)[0], draw.standard_normal((3, 4)) / 200])
+    candidates = np.vstack([np.eye(4)[0], -np.eye(4)[0], draw.standard_normal((3, 4)) / 20])
     sets = [np.zeros((0, 4)), draw.standard_normal((30, 4)) / 4]
-    sets += [np.tile(side * np.eye(4)[0], (count, 1)) for side in (-1, 1) for count in (1, round(20 / epsilon))]
+    many = round(20 * loss.spread / epsilon)
+    sets += [np.tile(side * np.eye(4)[0], (count, 1)) for side in (-1, 1) for count in (1, many)]
     rows = np.vstack([signed_examples(attack_rows(4), np.full(11, label)) for label in (-1, 1)])
     worst = 0.0
     for data in sets:
@@ -173,13 +174,15 @@ def test_the_noise_has_the_scale_that_is_asked_for():
 
 
 @by_loss
-def test_the_noise_asked_for_is_the_accountants_times_the_lipschitz_constant(loss, monkeypatch):
+def test_runs_and_choice_are_given_what_was_accounted_for(loss, monkeypatch):
     asked = []
     monkeypatch.setattr(module, "base_run", lambda signed, loss, deviation, *_: asked.append(deviation) or np.zeros(2))
+    monkeypatch.setattr(module, "chances", lambda *given: asked.append(given[3]) or np.ones(3) / 3)
     learned = noisy_sgd(np.zeros((50, 2)), np.ones(50), loss, 2.0, 1e-5, 0.1, 40, stream("noisy_sgd", "asked"))
     made = privacy.plan(1.0, 1e-5, 1 / 50, 3 * 40, 1.0)
     assert learned.base == made
-    assert asked == [made.noise_multiplier * loss.lipschitz] * 3
+    assert asked == [made.noise_multiplier * loss.lipschitz] * 3 + [1.0]
+    assert learned.epsilon == made.epsilon + 1.0 <= 2.0
 
 
 # Budget
@@ -246,7 +249,7 @@ def test_it_learns_in_two_principal_components_what_it_cannot_in_full_dimension(
 
     projected, full = ([accuracy(basis, seed) for seed in range(5)] for basis in (top, np.eye(1000)))
     assert min(projected) > 0.98
-    assert np.mean(full) < 0.8
+    assert np.mean(full) < 0.9
 
 
 def test_a_run_is_reproducible_and_takes_system_entropy():

@@ -6,6 +6,7 @@ computed from private data. Every rule that was applied to the data stands in `n
 """
 
 from collections.abc import Callable
+from functools import lru_cache
 from importlib import import_module
 from pathlib import Path
 from typing import NamedTuple
@@ -164,13 +165,20 @@ def open_dataset(name: str, data_root: str, download: bool) -> Source:
     npz = root / f"{name}.npz"
     shape: Shape = tuple(info.shape)  # type: ignore[assignment]
     if npz.exists():
-        parts = prepared.read(npz, info.classes, shape)
+        stat = npz.stat()
+        parts = _read_npz(npz, (stat.st_mtime_ns, stat.st_size, stat.st_ino), info.classes, shape)
     else:
         reader = import_module(f"pubsel.data.{info.source}")
         parts = reader.read(name, info, root, download)
         if info.options.get("store"):
             parts = parts._replace(notes=parts.notes + _store(npz, parts))
     return _source(name, parts, info.classes, info.metric.name, tuple(info.mean), tuple(info.std))
+
+
+@lru_cache(maxsize=2)
+def _read_npz(npz: Path, stamp: tuple[int, ...], classes: int, shape: Shape) -> Parts:
+    """Kept for the next cell of a sweep, as long as the file is the same."""
+    return prepared.read(npz, classes, shape)
 
 
 def same_examples(first: str, second: str, data_root: str) -> bool:
