@@ -69,6 +69,7 @@ Accounting = Enum("Accounting", ["prv", "paper"])
 Norm = Enum("Norm", ["replace", "freeze"])
 Metric = Enum("Metric", ["accuracy", "auc"])
 Take = Enum("Take", ["test", "train"])
+Optimizer = Enum("Optimizer", ["sgd", "adam"])
 
 
 @dataclass
@@ -83,8 +84,11 @@ class Pair:
         "of the training split, which is then not private (PILLAR, AdaMix)", default=Take.test,
     )  # fmt: skip
     shots: int | None = setting(
-        "take=train: so many public examples of each class, instead of m", at_least=1, default=None
-    )
+        "take=train: so many public examples of each class, instead of m", at_least=1, default=None,
+    )  # fmt: skip
+    public_share: float | None = setting(
+        "take=train: this share of the training split, instead of m", over=0, below=1, default=None,
+    )  # fmt: skip
     private_share: float = setting("share of the private examples that is used", over=0, at_most=1, default=1.0)
     validation: float = setting(
         "share of the private examples that is held out to select settings by; the guarantee does not cover the "
@@ -156,7 +160,7 @@ class Privacy:
 
 @dataclass
 class Training:
-    """SGD, its batches and its schedule."""
+    """The optimiser, its batches and its schedule."""
 
     epochs: float = setting("expected passes over the private data", over=0)
     steps: int | None = setting("so many steps, whatever epochs says", at_least=1, default=None)
@@ -174,6 +178,7 @@ class Training:
         "examples per pass through the network; null: up to 256 on a CPU, 500 on a GPU", at_least=1, neutral=True
     )
     checkpoint_seconds: float = setting("time between checkpoints, s", at_least=0, neutral=True)
+    optimizer: Optimizer = setting("sgd, or adam with its default moments (momentum unused)", default=Optimizer.sgd)
     average: bool = setting("end with 2 / (T (T + 1)) sum_t t w_t (AdaMix, Theorem 3), not w_T", default=False)
     inverse_decay: float | None = setting(
         "learning rate 2 / (this (t + 1)) at step t (AdaMix, Theorem 3)", over=0, default=None

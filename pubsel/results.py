@@ -7,6 +7,7 @@ What belongs to a table stands in conf/tables. This file imports no torch.
 
 import contextlib
 import csv
+import gzip
 import importlib.metadata
 import json
 import math
@@ -34,6 +35,7 @@ SPECS = config.CONF / "tables"
 NEEDED = ("identity", "label", "seed", "private", "public", "model", "algorithm", "epsilon", "utility", "settings")
 CELL = ("private", "public", "model", "algorithm", "epsilon", "label")
 WITHOUT_PUBLIC = ("dp_sgd", "non_private", "pate")
+SELECTION = {"validation": "held-out private", "public": "public labels", "test": "test (oracle)"}
 COLUMNS_OURS = ("setting", "utility", "utility_std", "seeds", "distance", "distance_std")
 COLUMNS_PAPER = ("paper_public", "paper_utility", "paper_utility_std", "paper_distance", "difference")
 COLUMNS_CODE = ("valid", "commits")
@@ -65,12 +67,32 @@ def read_record(path: Path, needed: tuple[str, ...] = NEEDED) -> dict[str, Any]:
 
 
 def read_records(results: Path) -> list[dict[str, Any]]:
-    """Every results/runs/*/result.json, and of results/records/*.json (kept with the code) those of other cells; sorted
-    by identity. The first corrupt one raises UserError."""
+    """Every results/runs/*/result.json, and of results/records (kept with the code) those of other cells: *.json, and
+    *.jsonl.gz with a record a line. Sorted by identity. The first corrupt one raises UserError."""
     made = [read_record(path) for path in sorted((Path(results) / "runs").glob("*/result.json"))]
     kept = [read_record(path) for path in sorted((Path(results) / "records").glob("*.json"))]
+    for path in sorted((Path(results) / "records").glob("*.jsonl.gz")):
+        kept += _read_lines(path)
     names = {record["identity"] for record in made}
     return sorted(made + [r for r in kept if r["identity"] not in names], key=lambda record: record["identity"])
+
+
+def _read_lines(path: Path) -> list[dict[str, Any]]:
+    try:
+        with gzip.open(path, "rt", encoding="utf-8") as lines:
+            records = [json.loads(line) for line in lines]
+    except (OSError, ValueError, EOFError) as error:
+        raise config.UserError(f"{path} does not read ({error}): restore it") from None
+    if any(not isinstance(record, dict) or key not in record for record in records for key in NEEDED):
+        raise config.UserError(f"{path}: a line is no record: restore it")
+    return records
+
+
+def write_lines(path: Path, records: list[dict[str, Any]]) -> None:
+    """Records, one a line, compressed; equal records give equal bytes."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    text = "".join(json.dumps(record, sort_keys=True) + "\n" for record in records)
+    path.write_bytes(gzip.compress(text.encode(), mtime=0))
 
 
 def provenance() -> dict[str, Any]:
@@ -156,11 +178,12 @@ class Spec:
     """One file of conf/tables."""
 
     title: str
-    paper: str  # file in results/paper
+    paper: str | None  # file in results/paper
     records: dict[str, list[Any]]  # key of the record, or dotted key of its settings: the values that belong
     labels: dict[str, list[str]] = field(default_factory=dict)  # algorithm: labels shown besides `paper`
     stand_ins: dict[str, str] = field(default_factory=dict)  # our public data: the paper's that it stands for
     match: dict[str, str] = field(default_factory=dict)  # column of the paper's CSV: dotted key of the settings
+    select: dict[str, Any] = field(default_factory=dict)  # by: SELECTION; over: dotted keys of the settings to choose
 
 
 @dataclass(frozen=True)
@@ -182,6 +205,11 @@ class Cell:
         found = [record["distance"] for record in self.records if record.get("distance")]
         values = [value for distance in found for value in distance.get("values") or [distance["mean"]]]
         return _mean_std(values) if values else (None, None)
+
+    def selection(self, by: str, seeds: set[int]) -> float:
+        """Mean over these seeds of the utility that settings are selected by; -inf where a record has none."""
+        values = [record.get("selection", {}).get(by) for record in self.records if record["seed"] in seeds]
+        return statistics.fmean(values) if values and None not in values else -math.inf
 
     def valid(self) -> bool:
         """Whether every record has a valid privacy guarantee."""
@@ -210,6 +238,20 @@ def cells(records: list[dict[str, Any]]) -> list[Cell]:
     return found
 
 
+def selected(found: list[Cell], by: str, over: list[str]) -> list[Cell]:
+    """Of cells that differ in the settings `over` alone, the best by `by`, a key of SELECTION: on the seeds that all of
+    them have. Cells whose records know no such utility stay only where nothing else is there."""
+    groups: dict[str, list[Cell]] = {}
+    for cell in found:
+        rest = {key: value for key, value in cell.settings.items() if key not in over}
+        groups.setdefault(json.dumps([[cell[key] for key in CELL], rest], sort_keys=True), []).append(cell)
+    best = []
+    for group in groups.values():
+        seeds = set.intersection(*({record["seed"] for record in cell.records} for cell in group))
+        best.append(max(group, key=lambda cell: cell.selection(by, seeds)))
+    return best
+
+
 def differences(group: list[Cell], shown: tuple[str, ...] = ()) -> list[str]:
     """For each cell its settings that are not the same in the whole group, as "algorithm.k=250 training.epochs=20".
 
@@ -229,13 +271,19 @@ def _spec(name: str) -> Spec:
         names = ", ".join(sorted(file.stem for file in SPECS.glob("*.yaml")))
         raise config.UsageError(f"unknown table {name!r}: use one of {names}")
     try:
-        return Spec(**yaml.safe_load(path.read_text(encoding="utf-8")))
+        spec = Spec(**yaml.safe_load(path.read_text(encoding="utf-8")))
+        if spec.select and (set(spec.select) != {"by", "over"} or spec.select["by"] not in SELECTION):
+            raise TypeError(f"select takes by ({', '.join(SELECTION)}) and over")
+        return spec
     except (TypeError, yaml.YAMLError) as error:
         raise config.UserError(f"{path}: {str(error).splitlines()[0]}; see gsd_table2.yaml for the keys") from None
 
 
-def paper_rows(file: str) -> list[dict[str, Any]]:
-    """The rows of one CSV in results/paper: numbers as float, empty fields as None; UserError where it is missing."""
+def paper_rows(file: str | None) -> list[dict[str, Any]]:
+    """The rows of one CSV in results/paper (none for None): numbers as float, empty fields as None; UserError where it
+    is missing."""
+    if file is None:
+        return []
     path = PAPER / file
     try:
         with path.open(encoding="utf-8", newline="") as lines:
@@ -251,7 +299,8 @@ def _scope(spec: Spec, records: list[dict[str, Any]]) -> list[Cell]:
             for key, values in spec.records.items()
         )
 
-    return cells([record for record in records if belongs(record)])
+    found = cells([record for record in records if belongs(record)])
+    return selected(found, spec.select["by"], spec.select["over"]) if spec.select else found
 
 
 # Tables
@@ -286,7 +335,7 @@ def table(name: str, results: Path) -> pandas.DataFrame:
                 empty |= {"label": label} | _beside(row)
                 sortable.append((_order(empty, place, privates, spec), empty))
     sortable.sort(key=lambda pair: pair[0])
-    columns = [*CELL, *spec.match, *COLUMNS_OURS, *COLUMNS_PAPER, *COLUMNS_CODE]
+    columns = [*CELL, *spec.match, *(["selected"] if spec.select else []), *COLUMNS_OURS, *COLUMNS_PAPER, *COLUMNS_CODE]
     return _frame([row for _, row in sortable], columns)
 
 
@@ -372,7 +421,8 @@ def _row(cell: Cell, setting: str, paper: dict[str, Any] | None, spec: Spec) -> 
     distance, distance_std = cell.distance()
     row = {key: cell[key] for key in CELL}
     row |= {column: _at(cell["settings"], key) for column, key in spec.match.items()}
-    row |= {"setting": setting or None, "seeds": len(cell.records), "valid": cell.valid()}
+    row |= {"setting": setting or None, "selected": SELECTION[spec.select["by"]] if spec.select else None}
+    row |= {"seeds": len(cell.records), "valid": cell.valid()}
     row |= {"utility": utility, "utility_std": utility_std, "distance": distance, "distance_std": distance_std}
     row["commits"] = len({record.get("commit") for record in cell.records})
     if paper is not None:

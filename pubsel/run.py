@@ -73,11 +73,13 @@ def canonical(settings: RunConfig) -> RunConfig:
     algorithm = algorithms.build(settings.algorithm)
     pair, distance, epsilon = settings.pair, settings.distance, settings.epsilon
     if not algorithm.uses_public:
-        pair = dataclasses.replace(pair, public=None, m=1, convert=Convert.resize, take=Take.test, shots=None)
+        pair = dataclasses.replace(
+            pair, public=None, m=1, convert=Convert.resize, take=Take.test, shots=None, public_share=None
+        )
         distance = Distance("none", 1, 2, 1, True, Labels.random, Parameters.weights)
     elif pair.public is None:
         raise UsageError(f"algorithm={algorithm.name} needs public data: give pair.public=NAME")
-    elif pair.shots is None and getattr(algorithm, "k", 0) > pair.m:
+    elif pair.take == Take.test and getattr(algorithm, "k", 0) > pair.m:
         k = settings.algorithm["k"]
         raise UsageError(f"algorithm.k={k} is more than the pair.m={pair.m} public examples: lower algorithm.k")
     if distance.name not in ("gsd", "none"):
@@ -261,15 +263,19 @@ def freeze(
     if not isinstance(algorithm, Freezes):
         return None
     if task.private.x.dim() != 2:
-        raise UsageError(
-            f"algorithm={algorithm.name} takes features: set model.backbone, such as model=mobilenetv2_features"
-        )
+        raise UsageError(f"algorithm={algorithm.name} takes features: set model.backbone, such as model=mobilenetv2")
     made = algorithm.frozen(task.public, task.private.x.shape[1], public_stream(name))
     if isinstance(made, Frozen):
         return made
+    if first is None and settings.epsilon != math.inf:
+        raise UsageError(f"algorithm.share: {algorithm.name} releases from private data: give it a share over 0")
     path = folder / "release.pt"
     if path.exists():
-        return Frozen(**torch.load(path, weights_only=True))
+        try:
+            return Frozen(**torch.load(path, weights_only=True))
+        except Exception as error:
+            reason = str(error).partition("\n")[0]
+            raise UserError(f"{path} cannot be read ({reason}): delete {folder} to start this run again") from None
     source = source_of(key, "release", 0, settings.privacy.secure_noise)
     frozen = noisy_sum(made, task.private.x, first.noise_multiplier if first else 0.0, source)
     save(path, {"shift": frozen.shift, "projection": frozen.projection})

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from pubsel.algorithms import Algorithm, Finishes, Frozen, Mechanism, Pretrains, Release, View
-from pubsel.config import Training, UserError
+from pubsel.config import Optimizer, Training, UserError
 from pubsel.data import Split, Task
 from pubsel.factored import LinearGradients
 from pubsel.gradients import Engine, PerExampleGradients, gpu_precision
@@ -136,9 +136,10 @@ def fit(
     task = on_device(task, device)
     gradients = engine(model, training.chunk)
     parameters = [dict(model.named_parameters())[name] for name in gradients.offsets]
-    optimizer = torch.optim.SGD(
-        parameters, training.learning_rate, momentum=training.momentum, weight_decay=training.weight_decay
-    )
+    rate, decayed = training.learning_rate, training.weight_decay
+    optimizer: torch.optim.Optimizer = torch.optim.SGD(parameters, rate, training.momentum, weight_decay=decayed)
+    if training.optimizer == Optimizer.adam:
+        optimizer = torch.optim.Adam(parameters, rate, weight_decay=decayed)
     milestones = [round(f * plan.steps) for f in training.milestones]
     decay: torch.optim.lr_scheduler.LRScheduler
     if training.inverse_decay is None:
@@ -214,7 +215,7 @@ class _Average:
             self.total += t * _flat(parameters)
 
     def into(self, parameters: list[nn.Parameter], steps: int) -> None:
-        if self.total is not None:
+        if self.total is not None and steps:
             mean = self.total * (2 / (steps * (steps + 1)))
             nn.utils.vector_to_parameters(mean.to(parameters[0].dtype), parameters)
 

@@ -54,7 +54,8 @@ class View(NamedTuple):
         if self.public is None:
             raise UsageError(f"algorithm={name} needs public data: give pair.public=NAME")
         y = self.public.y
-        if (y.dim() == 2) != self.multi_label or (y.dim() == 1 and int(y.max()) >= self.classes):
+        found = y.shape[1] if y.dim() == 2 else int(y.max()) + 1
+        if (y.dim() == 2) != self.multi_label or found > self.classes or (self.multi_label and found < self.classes):
             raise UsageError(
                 f"algorithm={name} needs public labels of the private task; those of pair.public are others: "
                 "set pair.take=train with the private data as pair.public, or take another algorithm"

@@ -29,7 +29,7 @@ class AdaDPS:
 
     name: str = setting("its name in records and tables")
     clip_norm: float = setting("bound C on the L2 norm of an example's conditioned gradient", at_least=1e-12)
-    damping: float = setting("epsilon_c: added to the root mean square of the public gradients", over=0)
+    damping: float = setting("epsilon_c: added to the root mean square of the public gradients", at_least=1e-12)
 
     uses_public: ClassVar[bool] = True
     private: ClassVar[bool] = True

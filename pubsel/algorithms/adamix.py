@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from pubsel.algorithms import Frozen, Mechanism, View
 from pubsel.algorithms.dp_sgd import clipped_sum
-from pubsel.config import setting
+from pubsel.config import UserError, setting
 from pubsel.data import Split
 from pubsel.gradients import Engine
 
@@ -43,6 +43,8 @@ def train_on_public(view: View, public: Split, epochs: int, rate: float, weight_
     for _ in range(epochs):
         w = flat(view.model)
         w -= rate * (public_gradient(view.gradients, public) + weight_decay * (w - start))
+        if not w.isfinite().all():
+            raise UserError("training on public data diverged: lower algorithm.pretrain_rate or algorithm.finish_rate")
         nn.utils.vector_to_parameters(w, view.model.parameters())
 
 

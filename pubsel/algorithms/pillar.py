@@ -4,6 +4,7 @@ arXiv:2306.03962, Algorithm 1, with DP-SGD as in its experiments; and the projec
 All are DP-SGD for a linear classifier on projected features; they differ in where the projection comes from.
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
@@ -59,6 +60,10 @@ def noisy_covariance(public: Tensor, k: int) -> Release:
     scaler = StandardScaler().fit(public.double().numpy())
     shift, scale = torch.from_numpy(scaler.mean_).float(), torch.from_numpy(scaler.scale_).float()
     bound = float(row_norms((public - shift) / scale).median())
+    if not 0 < bound < math.inf:
+        raise UsageError(
+            f"pair.public: the median norm of its standardised features is {bound:g}: take other public data"
+        )
     rows, columns = torch.triu_indices(d, d)
     weights = torch.where(rows == columns, 1.0, 2**0.5)
 

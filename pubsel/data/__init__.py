@@ -79,8 +79,8 @@ def load(
         if not len(split.x):
             raise UserError(f"pair.private={pair.private}: no {part} images: it can serve as public data only")
     private, public, test, notes = source.train, None, source.test, source.notes
-    if pair.shots is not None and pair.take != Take.train:
-        raise UsageError("pair.shots: shots are drawn from a training split: set pair.take=train")
+    if (pair.shots is not None or pair.public_share is not None) and pair.take != Take.train:
+        raise UsageError("pair.shots and pair.public_share are drawn from a training split: set pair.take=train")
     if pair.public is not None and pair.take == Take.train:
         public, private, public_notes = _from_training(pair, source, data_root, read)
         notes += public_notes
@@ -107,7 +107,8 @@ def _from_training(
     name = str(pair.public)
     same = same_examples(pair.private, name, data_root)
     other = source if same else read(name)
-    chosen = draw(name, other.train.y, pair.m, pair.shots)
+    m = pair.m if pair.public_share is None else round(pair.public_share * len(other.train.y))
+    chosen = draw(name, other.train.y, m, pair.shots)
     public, private = Split(other.train.x[chosen], other.train.y[chosen]), source.train
     if same:
         rest = torch.ones(len(private.x), dtype=torch.bool)
@@ -253,8 +254,13 @@ def _first(
 
 
 def _like(name: str, x: Tensor, like: Split, convert: Convert) -> tuple[Tensor, tuple[str, ...]]:
-    """Images in the shape of those of `like`, and notes; features as they are."""
-    if x.dim() == 2:
+    """Images in the shape of those of `like`, and notes; features as they are: UsageError where they do not fit."""
+    if x.dim() == 2 or like.x.dim() == 2:
+        if x.shape[1:] != like.x.shape[1:]:
+            what = [f"{tuple(shape)}" for shape in (x.shape[1:], like.x.shape[1:])]
+            raise UsageError(
+                f"pair.public={name}: its examples are {what[0]}, the private ones {what[1]}: take another"
+            )
         return x, ()
     shape: Shape = tuple(like.x.shape[1:])  # type: ignore[assignment]
     return converted(name, x, shape, convert)

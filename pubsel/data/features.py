@@ -51,13 +51,15 @@ def of_source(
     extractor = load_backbone(backbone, data_root, device)
     folder = Path(data_root).expanduser() / "features"
 
-    def change(part: str, split: Split) -> Split:
-        if not len(split.x):
-            return Split(split.x.flatten(1).float(), split.y)
-        x = features(f"{name} {part}", split.x, extractor, backbone.architecture.split(".")[0], folder, report)
-        return Split(x, split.y)
+    def change(part: str, x: Tensor) -> Tensor:
+        return features(f"{name} {part}", x, extractor, backbone.architecture.split(".")[0], folder, report)
 
-    return source._replace(train=change("train", source.train), test=change("test", source.test))
+    parts = {part: split for part, split in (("train", source.train), ("test", source.test)) if len(split.x)}
+    found = {part: Split(change(part, split.x), split.y) for part, split in parts.items()}
+    none = next((split.x[:0] for split in found.values()), torch.zeros(0, 1))  # an empty part is as wide as the other
+    return source._replace(
+        train=found.get("train", Split(none, source.train.y)), test=found.get("test", Split(none, source.test.y))
+    )
 
 
 def load_backbone(backbone: Backbone, data_root: str, device: torch.device) -> Extractor:
@@ -71,16 +73,17 @@ def load_backbone(backbone: Backbone, data_root: str, device: torch.device) -> E
         near = ", ".join(timm.list_models(f"*{name[:6]}*")[:5]) or "see timm.list_models()"
         raise UsageError(f"model.backbone.architecture={name}: timm has no such model; near it: {near}")
     path = _weight_file(backbone.checkpoint, data_root) if backbone.checkpoint else None
+    fetch = backbone.pretrained and path is None
     try:
-        fetch = backbone.pretrained and path is None
         net = timm.create_model(name, pretrained=fetch, num_classes=0, **backbone.options)
-    except TypeError as error:
-        raise UsageError(f"model.backbone.options={backbone.options}: {str(error).splitlines()[0]}") from None
-    except (OSError, RuntimeError) as error:
-        raise UserError(
-            f"model.backbone.architecture={name}: its weights cannot be fetched ({str(error).splitlines()[0][:100]}): "
-            "give model.backbone.checkpoint=FILE"
-        ) from None
+    except Exception as error:
+        reason = str(error).partition("\n")[0][:100] or type(error).__name__
+        if fetch and isinstance(error, OSError | RuntimeError):
+            raise UserError(
+                f"model.backbone.architecture={name}: its weights cannot be fetched ({reason}): "
+                "give model.backbone.checkpoint=FILE"
+            ) from None
+        raise UsageError(f"model.backbone.architecture={name} with options={backbone.options}: {reason}") from None
     if path is not None:
         _load(net, path, backbone.prefix)
     net = net.eval().requires_grad_(False)
@@ -140,10 +143,11 @@ def features(
     content.update(f"{tuple(x.shape)}{extractor.key}".encode())
     path = folder / f"{name}-{content.hexdigest()}.npy"
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with FileLock(path.with_suffix(".lock")):
-            if not path.exists():
-                _write(path, what, x, extractor, report)
+        if not path.exists():  # what is there needs no lock: the folder may be read-only
+            folder.mkdir(parents=True, exist_ok=True)
+            with FileLock(path.with_suffix(".lock")):
+                if not path.exists():
+                    _write(path, what, x, extractor, report)
     except OSError as error:
         raise UserError(f"cannot write features to {folder}: {error.strerror or error}; set data_root=FOLDER") from None
     try:

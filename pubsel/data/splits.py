@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pubsel.config import UserError
+from pubsel.config import UsageError, UserError
 
 SEED = 0  # of every fixed order and split; numpy's RandomState stream is frozen across versions
 
@@ -76,21 +76,21 @@ def shuffled(split: Split) -> Split:
 def draw(name: str, y: Tensor, m: int, shots: int | None) -> Tensor:
     """Indices [m], ascending, of a fixed random draw: `shots` of each class of y [n], or m of all where it is None.
 
-    UserError where there are fewer.
+    UsageError where there are fewer.
     """
     order = torch.from_numpy(np.random.RandomState(SEED).permutation(len(y)))
     if shots is None:
         if m > len(y):
-            raise UserError(
+            raise UsageError(
                 f"pair.m={m}: the training split of {name} has only {len(y)} examples: use a smaller pair.m"
             )
         return order[:m].sort().values
     if y.dim() != 1:
-        raise UserError(f"pair.shots={shots}: {name} has several labels an example: give pair.m instead")
+        raise UsageError(f"pair.shots={shots}: {name} has several labels an example: give pair.m instead")
     groups = [order[y[order] == label] for label in y.unique()]
     for label, members in zip(y.unique().tolist(), groups, strict=True):
         if len(members) < shots:
-            raise UserError(f"pair.shots={shots}: class {label} of {name} has only {len(members)} examples: lower it")
+            raise UsageError(f"pair.shots={shots}: class {label} of {name} has only {len(members)} examples: lower it")
     return torch.cat([members[:shots] for members in groups]).sort().values
 
 
