@@ -28,10 +28,10 @@ PAPER_ROWS = {
 DATASETS = [
     "cifar10", "cifar100", "svhn", "svhn_extra", "mnist", "fashion_mnist", "flowers102", "mnist_m", "imagenet",
     "chestxray14", "sprxray", "chexpert", "kagchest", "kneeos", "ham10000", "kagskin", "flower16", "gtsrb", "dermnet",
-    "pcam", "pneumonia", "cifar10_v1", "openml_riccardo", "openml_guillermo", "oxford_flowers", "cub200",
+    "pcam", "pneumonia", "cifar10_1", "openml_riccardo", "openml_guillermo", "oxford_flowers", "cub200",
     "stanford_dogs", "mit67", "oxford_pets", "caltech256",
 ]  # fmt: skip
-MODELS = ["fmnist_cnn", "resnet20", "resnet152", "densenet121", "vit", "mnist_cnn", "probe", None,
+MODELS = ["fmnist_cnn", "resnet20", "resnet152", "resnet152_simclr", "densenet121", "vit", "mnist_cnn", "probe", None,
           "resnet50_sl", "resnet50_byol", "resnet50_ssl", "resnet50_im32", "convnext_xl", "logistic"]  # fmt: skip
 ALGORITHMS = ["gep", "b_gep", "dp_sgd", "dp_md", "second_phase", "non_private", "pate", None, "dp_pca", "jl",
               "adadps", "pillar", "dp_raft", "dp_raft_pillar", "de_et_al", "only_public", "fully_private", "ppgd",
@@ -41,7 +41,7 @@ COMMON = [
 ]  # fmt: skip
 EXTRA = [
     "m", "labels", "task2vec", "otdd", "improvement", "attack", "gsd_values", "features", "private_examples",
-    "known_members", "success_rate", "k", "public_percent", "public_data", "inferred", "test_error_percent", "shots",
+    "known_members", "success_rate", "k", "public_percent", "public_share", "public_data", "inferred", "test_error_percent", "shots",
 ]  # fmt: skip
 
 
@@ -383,7 +383,7 @@ def test_pate_is_the_papers_own_number_only(tmp_path):
 
 def test_an_unknown_table_lists_the_known(tmp_path):
     for name in ("nosuch", "../run", ""):
-        with pytest.raises(config.UsageError, match="gep_table1, gep_table5, gep_table6, gsd_table2"):
+        with pytest.raises(config.UsageError, match="gep_table1, gep_table3, gep_table5"):
             results.table(name, tmp_path)
 
 
