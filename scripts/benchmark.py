@@ -25,6 +25,7 @@ from torch import Tensor, nn
 
 from pubsel import privacy
 from pubsel.algorithms import Algorithm, View
+from pubsel.algorithms.adamix import AdaMix, Centre
 from pubsel.algorithms.dp_sgd import DPSGD, clipped_sum
 from pubsel.algorithms.gep import GEP, SLACK, Groups, Precision
 from pubsel.config import Labels
@@ -33,9 +34,10 @@ from pubsel.gradients import DenseGradients, PerExampleGradients, clip_factors
 from pubsel.models import small
 from pubsel.randomness import stream
 from pubsel.subspace import projection_metric, top_k
-from pubsel.training import noisy_mean
+from pubsel.training import engine, noisy_mean
 
 RUNS = 5
+REPEAT_S = 0.2  # shorter runs are repeated for so long
 
 MICRO = (16, 32, 64, 128)
 NETWORKS = {"resnet20": (3, 32, 32, 10), "fmnist_cnn": (1, 28, 28, 10), "probe": (3, 224, 224, 14)}
@@ -105,6 +107,39 @@ def dp_sgd(network: str, n: int, device: str) -> Case:
         "plain SGD": Candidate(partial(peers.plain, model, x, y, update=True), _plain(n)),
     }
     return Case(f"DP-SGD step, {network}, n = {n}", candidates, error)
+
+
+def linear(n: int, d: int, classes: int, device: str) -> Case:
+    """A step of DP-SGD for a linear classifier on features, noise and update included. The error is that of the
+    noiseless mean."""
+    model, x, y = _linear(n, d, classes, device)
+    view, algorithm = public_view(model, None), DPSGD("dp_sgd", 1.0)
+
+    def error(_: str) -> float:
+        exact = one_step(algorithm, _doubled(view), x.double(), y, 0.0)
+        return _relative(one_step(algorithm, view, x, y, 0.0), exact)
+
+    candidates = {"ours": Candidate(lambda: _updating(algorithm, view, x, y)), **_linear_peers(model, x, y)}
+    return Case(f"DP-SGD step, linear classifier, n = {n}, d = {d}, C = {classes}", candidates, error)
+
+
+def adamix(n: int, d: int, classes: int, device: str) -> Case:
+    """A full-batch step of AdaMix with two public examples of each class, noise and update included; its peers take a
+    step of DP-SGD. The error is that of the noiseless direction, for the same random directions."""
+    model, x, y = _linear(n, d, classes, device)
+    public = Split(x[: 2 * classes], torch.arange(2 * classes, device=device) % classes)
+    view = public_view(model, public, classes)._replace(batch_size=n)
+    settings = {
+        name: AdaMix("adamix", True, 0, 1.0, None, True, None, 0.9, rank, 0.01, Centre.zero)
+        for name, rank in {"ours": None, "ours, with projection": d - 48}.items()
+    }
+
+    def error(name: str) -> float:
+        exact = one_step(settings[name], _doubled(view), x.double(), y, 0.0)
+        return _relative(one_step(settings[name], view, x, y, 0.0), exact)
+
+    ours = {name: Candidate(partial(_updating, value, view, x, y)) for name, value in settings.items()}
+    return Case(f"AdaMix step, n = {n}, d = {d}, C = {classes}", {**ours, **_linear_peers(model, x, y)}, error)
 
 
 def gep(network: str, m: int, n: int, k: int, device: str) -> Case:
@@ -193,12 +228,20 @@ def _steps(network: str, *sizes: tuple[int, int, int]) -> Work:
     return Work(gep, *({"network": network, "m": m, "n": n, "k": k} for m, n, k in (*sizes, (8, 8, 6))))
 
 
+def _features(make: Callable[..., Case], n: int, classes: int, short: int | None) -> Work:
+    sizes = {"d": 2048, "classes": classes}
+    return Work(make, {"n": n} | sizes, {"n": short} | sizes if short else None, {"n": 8, "d": 64, "classes": 4})
+
+
 WORK = {
     "gradients_fmnist_cnn": _network(gradients, "fmnist_cnn", 1000, 256),
     "gradients_resnet20": _network(gradients, "resnet20", 256, 64),
     "gradients_probe": _network(gradients, "probe", 64, 32),
     "dp_sgd_fmnist_cnn": _network(dp_sgd, "fmnist_cnn", 512, 256),
     "dp_sgd_resnet20": _network(dp_sgd, "resnet20", 256, 64),
+    "linear_c10": _features(linear, 1024, 10, 1024),
+    "linear_c100": _features(linear, 1024, 100, 256),
+    "adamix": _features(adamix, 5000, 67, None),
     "gep_fmnist_cnn": _steps("fmnist_cnn", (2000, 1000, 500), (500, 250, 125)),
     "gep_resnet20": _steps("resnet20", (2000, 1000, 1000), (250, 125, 125)),
     "gsd_500": Work(gsd, {"m": 500}, {"m": 125}, {"m": 40}),
@@ -222,10 +265,34 @@ def _problem(network: str, n: int, device: str) -> tuple[nn.Module, Tensor, Tens
     return model, *random_images(network, n, device)
 
 
-def public_view(model: nn.Module, public: Split | None) -> View:
+def _linear(n: int, d: int, classes: int, device: str) -> tuple[nn.Module, Tensor, Tensor]:
+    """A linear classifier, and features of norm 1 with their labels."""
+    torch.manual_seed(0)
+    x = nn.functional.normalize(torch.randn(n, d), dim=1)
+    return nn.Linear(d, classes).to(device), x.to(device), torch.randint(classes, (n,)).to(device)
+
+
+def _linear_peers(model: nn.Module, x: Tensor, y: Tensor) -> dict[str, Candidate]:
+    n = len(x)
+    return {
+        "opacus hooks, one batch": Candidate(lambda: peers.opacus_step(model, x, y, n)),
+        "opacus hooks, virtual steps": Candidate(partial(peers.opacus_step, model, x, y), _upto(MICRO, n)),
+        "opacus ghost clipping": Candidate(partial(peers.ghost_step, model, x, y), _upto((256, n), n)),
+        "plain SGD": Candidate(lambda: peers.plain(model, x, y, "NCHW", n, update=True)),
+        "two matrix products alone": Candidate(partial(peers.two_products, model, x), (("W x^T",), ("x W^T",))),
+    }
+
+
+def public_view(model: nn.Module, public: Split | None, classes: int = 10) -> View:
     """What an algorithm sees of `model` and public data."""
-    engine = PerExampleGradients(model)
-    return View(model, engine, public, 10, False, lambda purpose, step: stream("benchmark", purpose, step))
+    return View(model, engine(model, None), public, classes, False, lambda *what: stream("benchmark", *what))
+
+
+def _doubled(view: View) -> View:
+    """The same in float64, with gradients by vmap(grad) in place of ours."""
+    gradients = _exactly(view.model)
+    public = Split(view.public.x.double(), view.public.y) if view.public is not None else None
+    return view._replace(model=gradients.model, gradients=gradients, public=public)
 
 
 def gep_settings(k: int, precision: Precision = Precision.float32) -> GEP:
@@ -257,11 +324,16 @@ def _updating(algorithm: Algorithm, view: View, x: Tensor, y: Tensor) -> Run:
     return run
 
 
+def _exactly(model: nn.Module) -> PerExampleGradients:
+    """Gradients in float64, by vmap(grad)."""
+    gradients = PerExampleGradients(copy.deepcopy(model).double(), 16)
+    gradients._by_layers = False
+    return gradients
+
+
 def _exact(model: nn.Module, x: Tensor, y: Tensor) -> Any:
-    """Blocks of G in float64, by vmap(grad)."""
-    engine = PerExampleGradients(copy.deepcopy(model).double(), 16)
-    engine._by_layers = False
-    return engine.blocks(x.double(), y)
+    """Blocks of G so."""
+    return _exactly(model).blocks(x.double(), y)
 
 
 def _relative(found: Tensor, exact: Any) -> float:
@@ -321,8 +393,10 @@ def get_ready(make: Callable[..., Case], sizes: dict[str, Any], name: str, warm_
 
 
 def again() -> float:
-    """Seconds of one more run."""
-    return measuring.seconds(READY[0])
+    """Seconds of one more run; where it is short, of each of several one after the other, as in training."""
+    first = measuring.seconds(READY[0])
+    more = int(REPEAT_S / first)
+    return measuring.seconds(lambda: [READY[0]() for _ in range(more)]) / more if more else first
 
 
 def race(

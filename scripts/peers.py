@@ -156,6 +156,15 @@ def ghost_step(model: nn.Module, x: Tensor, y: Tensor, micro: int, noise: float 
     return run
 
 
+def two_products(model: nn.Module, x: Tensor, order: str) -> Run:
+    """The matrix products of a linear classifier's step and nothing else: logits of x, in either order, and R^T x."""
+    weight = next(model.parameters()).detach()
+    r = torch.randn(len(x), len(weight), device=x.device)
+    if order == "x W^T":
+        return lambda: (x @ weight.T, r.T @ x)
+    return lambda: (weight @ x.T, r.T @ x)
+
+
 def gram_schmidt(rows: Tensor) -> Tensor:
     """[k, p] -> orthonormal rows, in place, one after the other; each is taken out of all that follow at once."""
     for i in range(len(rows)):
