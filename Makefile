@@ -9,7 +9,9 @@ RUN := $(BIN)/pubsel run
 TABLE := $(BIN)/pubsel table
 
 .PHONY: venv quickstart test lint bench bench-scaling tables table2 table2-cifar10 table2-svhn table2-fmnist \
-	gep-table1 gep-table1-mnist gep-table1-svhn gep-table1-cifar10 gep-table5 gep-table6
+	gep-table1 gep-table1-mnist gep-table1-svhn gep-table1-cifar10 gep-table3 gep-table5 gep-table6 \
+	pillar-table2 pillar-table3 pillar-table4 pillar-table6 pillar-table7 pillar-table8 pillar-table9 \
+	pillar-figure4 pillar-figure7 pillar-ours adamix-table1 adamix-figures adamix-ours
 
 venv: .venv/installed
 
@@ -70,8 +72,97 @@ gep-table6: venv
 	$(RUN) +experiment=gep_table6 $(ARGS)
 	$(TABLE) gep_table6
 
+gep-table3: venv
+	$(RUN) +experiment=gep_table3 $(ARGS)
+	$(RUN) +experiment=gep_table3 algorithm=b_gep_k200 $(ARGS)
+	$(RUN) +experiment=gep_table3 algorithm=dp_sgd_clip1 $(ARGS)
+	$(TABLE) gep_table3
+
+# PILLAR: K are the dimensions that are tried (Appendix B); what is best is chosen by the table.
+K ?= 20,40,100,200,500
+
+pillar-table2: venv
+	for of in pillar_table2 pillar_table2_byol; do \
+		$(RUN) -m +experiment=$$of algorithm.k=$(K) $(ARGS) && \
+		$(RUN) -m +experiment=$$of algorithm=jl algorithm.k=$(K) $(ARGS) && \
+		$(RUN) -m +experiment=$$of algorithm=dp_pca algorithm.k=$(K) algorithm.share=0.01,0.25,0.5 $(ARGS) && \
+		$(RUN) -m +experiment=$$of algorithm=gep_k200 algorithm.k=40,120,200,280,512 $(ARGS) && \
+		$(RUN) -m +experiment=$$of algorithm=dp_sgd_clip1 $(ARGS) && \
+		$(RUN) -m +experiment=$$of algorithm=adadps algorithm.damping=0.001,0.1,1 $(ARGS) || exit 1; done
+	$(TABLE) pillar_table2
+
+pillar-table3 pillar-table4 pillar-table6: pillar-%: venv
+	$(RUN) +experiment=pillar_$* $(ARGS)
+	$(TABLE) pillar_$*
+
+pillar-table7 pillar-table8: pillar-%: venv
+	$(RUN) -m +experiment=pillar_$* algorithm.k=$(K) $(ARGS)
+	$(RUN) -m +experiment=pillar_$* algorithm=dp_sgd_clip1 $(ARGS)
+	$(TABLE) pillar_$*
+
+pillar-table9: venv
+	$(RUN) -m +experiment=pillar_table9 algorithm.k=40,100,200,300,400 $(ARGS)
+	$(RUN) -m +experiment=pillar_table9 algorithm=dp_raft $(ARGS)
+	$(TABLE) pillar_table9
+
+pillar-figure4: venv
+	$(RUN) +experiment=pillar_figure4 $(ARGS)
+	$(BIN)/python scripts/figures.py pillar_k
+
+# the four sets at hand, on MobileNetV2 features: a tenth of the training images public
+pillar-ours: venv
+	for set in cifar10:5000 flowers5:350 ham10000:796 kagchest:456; do \
+		cell="-m +experiment=pillar_ours pair.private=$${set%:*} pair.m=$${set#*:} training.learning_rate=0.01,0.1,1"; \
+		$(RUN) $$cell epsilon=0.1,0.3,0.7,inf algorithm.k=5,10,20,40,80,160,320 $(ARGS) && \
+		$(RUN) $$cell epsilon=0.1,0.3,0.7,inf algorithm=dp_sgd_clip1 $(ARGS) && \
+		$(RUN) $$cell epsilon=0.1,0.3,0.7 algorithm=jl algorithm.k=40,160,640 $(ARGS) && \
+		$(RUN) $$cell epsilon=0.1,0.3,0.7 algorithm=dp_pca algorithm.share=0.01,0.25,0.5 algorithm.k=10,40 $(ARGS) && \
+		$(RUN) $$cell epsilon=0.1,0.3,0.7 algorithm=gep_k200 algorithm.k=40 pair.m=300 $(ARGS) && \
+		$(RUN) $$cell epsilon=0.1,0.3,0.7 algorithm=adadps algorithm.damping=0.01 $(ARGS) && \
+		$(RUN) $$cell epsilon=0.1,0.3,0.7 algorithm=dp_raft training=dp_raft training.epochs=10,50 $(ARGS) && \
+		$(RUN) $$cell epsilon=0.1,0.3,0.7 algorithm=dp_raft_pillar training=dp_raft training.epochs=10,50 \
+			algorithm.k=10,40 $(ARGS) || exit 1; done
+	$(TABLE) pillar_ours
+	$(BIN)/python scripts/figures.py pillar_k
+
+pillar-figure7: venv
+	$(RUN) +experiment=pillar_figure7 $(ARGS)
+	$(RUN) -m +experiment=pillar_figure7 algorithm=dp_sgd_clip1 $(ARGS)
+	$(BIN)/python scripts/figures.py pillar_share
+
+# AdaMix: rates as in Appendix A.6, chosen on the test set as there (oracle)
+RATES := training.learning_rate=0.001,0.0025,0.005
+
+adamix-table1: venv
+	for sets in mit67,oxford_pets,caltech256:5 oxford_flowers,cub200,stanford_dogs:2; do \
+		cell="-m +experiment=adamix_table1 pair.private=$${sets%:*} pair.shots=$${sets#*:}"; \
+		$(RUN) $$cell algorithm.pretrain_rate=0.01,0.05,0.1 $(ARGS) && \
+		$(RUN) $$cell algorithm=only_public algorithm.pretrain_rate=0.01,0.05,0.1 $(ARGS) && \
+		$(RUN) $$cell algorithm=fully_private $(ARGS) && \
+		$(RUN) $$cell algorithm=ppgd algorithm.reuse=0.1,1 algorithm.clip_factor=1,4 $(ARGS) && \
+		$(RUN) $$cell algorithm=paragon epsilon=inf training.epochs=300 $(ARGS) || exit 1; done
+	$(TABLE) adamix_table1
+
+adamix-figures: venv
+	$(RUN) -m +experiment=adamix_figure1 algorithm=adamix,ngd,fully_private $(ARGS)
+	$(RUN) -m +experiment=adamix_figure1 algorithm=only_public,ppgd $(ARGS)
+	$(RUN) -m +experiment=adamix_figure2 algorithm=adamix,fully_private,only_public $(ARGS)
+	for figure in 5 7 8; do $(RUN) +experiment=adamix_figure$$figure $(ARGS) || exit 1; done
+	for name in adamix adamix_shots adamix_quantile adamix_sigma; do $(BIN)/python scripts/figures.py $$name || exit 1; done
+
+adamix-ours: venv
+	for set in cifar10:0.1 flowers5:1.0 ham10000:1.0; do \
+		cell="-m +experiment=adamix_ours pair.private=$${set%:*} pair.private_share=$${set#*:} $(ARGS)"; \
+		$(RUN) $$cell algorithm=only_public algorithm.pretrain_rate=0.01,0.05,0.1 && \
+		$(RUN) $$cell algorithm=paragon epsilon=inf training.epochs=300 $(RATES) && \
+		$(RUN) $$cell seed=0,1,2 algorithm=fully_private epsilon=1,3 $(RATES) && \
+		$(RUN) $$cell seed=0,1,2 algorithm=adamix,adamix_projection algorithm.rank=1250 algorithm.pretrain_rate=0.05 \
+			epsilon=1,3 $(RATES) && \
+		$(RUN) $$cell seed=0,1,2 algorithm=ngd,adamix_clipping algorithm.pretrain_rate=0.05 epsilon=1,3 $(RATES) && \
+		$(RUN) $$cell seed=0,1,2 algorithm=ppgd algorithm.finish_rate=0.05 algorithm.reuse=0.1,1 epsilon=1,3 $(RATES) \
+			|| exit 1; done
+	$(TABLE) adamix_ours
+	$(BIN)/python scripts/figures.py adamix
+
 tables: venv
-	$(TABLE) gsd_table2
-	$(TABLE) gep_table1
-	$(TABLE) gep_table5
-	$(TABLE) gep_table6
+	for table in $(notdir $(basename $(wildcard conf/tables/*.yaml))); do $(TABLE) $$table || exit 1; done
