@@ -122,6 +122,7 @@ def separability(data_root: str, model: str, names: list[str]) -> pandas.DataFra
             with initialize_config_dir(str(CONF), version_base="1.3"):
                 settings = check(RunConfig, compose("run", [f"model={kind}"]))
             source = data.open_dataset(name, data_root, download=False)
+            assert settings.model.backbone is not None
             made = features.of_source(
                 name, source, settings.model.backbone, data_root, run.choose_device(settings.device), run.say
             )

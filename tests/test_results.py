@@ -41,7 +41,8 @@ COMMON = [
 ]  # fmt: skip
 EXTRA = [
     "m", "labels", "task2vec", "otdd", "improvement", "attack", "gsd_values", "features", "private_examples",
-    "known_members", "success_rate", "k", "public_percent", "public_share", "public_data", "inferred", "test_error_percent", "shots",
+    "known_members", "success_rate", "k", "public_percent", "public_share", "public_data", "inferred",
+    "test_error_percent", "shots",
 ]  # fmt: skip
 
 

@@ -16,6 +16,8 @@ from torch import Tensor, nn
 from pubsel.config import UsageError, check
 from pubsel.data import Split
 from pubsel.gradients import Engine, GradientMatrix
+from pubsel.privacy import Plan
+from pubsel.randomness import SystemEntropy
 
 
 class Mechanism(NamedTuple):
@@ -142,6 +144,17 @@ class Finishes(Protocol):
     """An algorithm that trains `view.model` in place on public data after the last private step."""
 
     def finish(self, view: View) -> None: ...
+
+
+@runtime_checkable
+class Solves(Protocol):
+    """An algorithm that has a loop of its own, in place of mechanism and training.fit."""
+
+    def solve(
+        self, private: Split, epsilon: float, delta: float, source: np.random.Generator | SystemEntropy
+    ) -> tuple[Tensor, Plan]:
+        """Weights [C, d] of a linear classifier on features, and what they cost."""
+        ...
 
 
 def build(settings: dict[str, Any]) -> Algorithm:

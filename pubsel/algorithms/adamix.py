@@ -5,7 +5,7 @@ Losses, gradients and learning rates are of SUMS over examples, as in the paper.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import ClassVar
 
@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from pubsel.algorithms import Frozen, Mechanism, View
 from pubsel.algorithms.dp_sgd import clipped_sum
-from pubsel.config import UserError, setting
+from pubsel.config import UsageError, UserError, setting
 from pubsel.data import Split
 from pubsel.gradients import Engine
 
@@ -97,6 +97,12 @@ class AdaMix:
     rank: int | None = setting("feature dimensions that the private gradient is projected on; null: all", at_least=1)
     weight_decay: float = setting("lambda, of the summed loss", at_least=0)
     centre: Centre = setting("weights decay to zero, or to the start of private training")
+    class_names: list[str] = field(
+        default_factory=list, metadata={"about": "zero-shot start from the names of the classes, in order; []: none"}
+    )
+    text_model: str = setting("class_names: open_clip's name of the backbone", default="RN50")
+    text_weights: str | None = setting("class_names: its published weights by name, or a file", default="openai")
+    text_scale: float = setting("class_names: beta, the norm of each class's weights", over=0, default=100.0)
 
     private: ClassVar[bool] = True
 
@@ -118,10 +124,24 @@ class AdaMix:
         return Frozen(unit=self.unit)
 
     def pretrain(self, view: View) -> None:
+        if self.class_names:
+            self._start_from_text(view)
         if self.one_pass is not None:
             one_pass(view, view.labelled(self.name), self.one_pass, radius=1e3)
         elif self.pretrain_epochs:
             train_on_public(view, view.labelled(self.name), self.pretrain_epochs, self.pretrain_rate)
+
+    def _start_from_text(self, view: View) -> None:
+        from pubsel.text import text_weights
+
+        found = text_weights(self.class_names, self.text_model, self.text_weights, self.text_scale)
+        weight = self._weight(view)
+        if found.shape != weight.shape:
+            raise UsageError(
+                f"algorithm.class_names: {len(found)} names, embeddings of {found.shape[1]} dimensions; the task has "
+                f"{len(weight)} classes and {weight.shape[1]} features: name each class, and take the same CLIP"
+            )
+        weight.copy_(found)
 
     def mechanism(self, view: View, step: int) -> Mechanism:
         w = flat(view.model)

@@ -14,13 +14,20 @@ add or remove one example; the number of examples n is public, and the sampling 
 
 import math
 from collections.abc import Callable, Iterator
-from typing import Literal, NamedTuple
+from dataclasses import dataclass
+from enum import Enum
+from typing import ClassVar, Literal, NamedTuple
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from scipy.special import expit, softmax
+from torch import Tensor
 
-from pubsel.config import UsageError
+from pubsel.algorithms import Frozen, Mechanism, View
+from pubsel.algorithms.pillar import public_pca
+from pubsel.config import UsageError, setting
+from pubsel.data import Split
 from pubsel.privacy import Plan, plan, rdp_epsilon
 from pubsel.randomness import SystemEntropy
 
@@ -176,3 +183,51 @@ def _papers_plan(epsilon: float, delta: float, n: int, steps: int, runs: int) ->
             "most n^2 steps, or noise=accounted"
         )
     return Plan(true, delta, 1 / n, runs * steps, multiplier, "BST14's variance, Renyi DP", True, epsilon)
+
+
+LossName = Enum("LossName", ["logistic", "hinge"])
+
+
+@dataclass
+class NoisySGD:
+    """Settings of PILLAR with Algorithm 2 for two classes: public PCA, rows of norm 1, noisy_sgd."""
+
+    name: str = setting("its name in records and tables")
+    k: int = setting("dimensions that are left", at_least=1)
+    loss: LossName = setting("logistic, or the scaled hinge")
+    margin: float = setting("hinge: the margin that it asks for", over=0, at_most=1)
+    beta: float = setting("the chance that no run is good; ceil(log(1 / beta)) runs", over=0, below=1)
+    steps: int = setting("of each run; training.* is not used", at_least=1)
+
+    uses_public: ClassVar[bool] = True
+    private: ClassVar[bool] = True
+
+    def sensitivity(self) -> float:
+        """Of a step's sum; the noise multiplier is in units of it."""
+        return self._loss().lipschitz
+
+    def numbers(self, view: View) -> int:
+        return 0
+
+    def _loss(self) -> Loss:
+        return LOGISTIC if self.loss == LossName.logistic else hinge(self.margin)
+
+    def frozen(self, public: Split | None, d: int, random: Callable[[str, int], np.random.Generator]) -> Frozen:
+        if public is None:
+            raise UsageError(f"algorithm={self.name} needs public data: give pair.public=NAME")
+        made = public_pca(public.x, self.k)
+        return Frozen(made.shift, made.projection, unit=True)
+
+    def solve(self, private: Split, epsilon: float, delta: float, source: Source) -> tuple[Tensor, Plan]:
+        """Weights [2, k] of a linear classifier, and what they cost."""
+        if private.y.dim() != 1 or int(private.y.max()) > 1 or not math.isfinite(epsilon):
+            raise UsageError(
+                f"algorithm={self.name} learns a halfspace: take a task of two classes, and a finite epsilon"
+            )
+        y = 2.0 * private.y.numpy() - 1
+        found = noisy_sgd(private.x.double().numpy(), y, self._loss(), epsilon, delta, self.beta, self.steps, source)
+        w = torch.from_numpy(found.w).float()
+        return torch.stack([-w, w]), found.base._replace(epsilon=found.epsilon, claimed_epsilon=epsilon)
+
+    def mechanism(self, view: View, step: int) -> Mechanism:
+        raise NotImplementedError("it has a loop of its own")

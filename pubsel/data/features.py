@@ -75,7 +75,7 @@ def load_backbone(backbone: Backbone, data_root: str, device: torch.device) -> E
     path = _weight_file(backbone.checkpoint, data_root) if backbone.checkpoint else None
     fetch = backbone.pretrained and path is None
     try:
-        net = timm.create_model(name, pretrained=fetch, num_classes=0, **backbone.options)
+        net = timm.create_model(name, pretrained=fetch, **{"num_classes": 0, **backbone.options})
     except Exception as error:
         reason = str(error).partition("\n")[0][:100] or type(error).__name__
         if fetch and isinstance(error, OSError | RuntimeError):
