@@ -248,7 +248,8 @@ def statement(
     not_covered = [
         "the choice of hyper-parameters, data sets and seeds, and the utility on test and validation data",
         "what is read off the private data before training, which is treated as public: the number of examples, their "
-        "shape and classes, the split into training and test data, the notes, and the time that the run took",
+        "shape and classes, the split into training, public, validation and test data (for shots, by labels), the "
+        "notes, and the time that the run took",
         "the training loss on the screen, which is computed on private data: do not publish it",
     ]
     if distance_used:

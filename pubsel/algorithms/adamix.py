@@ -121,6 +121,8 @@ class AdaMix:
         return 4 * view.gradients.size
 
     def frozen(self, public: Split | None, d: int, random: Callable[[str, int], np.random.Generator]) -> Frozen:
+        if self.rank is not None and self.rank >= d:
+            raise UsageError(f"algorithm.rank={self.rank} projects nothing out of {d} features: lower it, or set null")
         return Frozen(unit=self.unit)
 
     def pretrain(self, view: View) -> None:

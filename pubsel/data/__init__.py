@@ -106,6 +106,8 @@ def _from_training(
     """Public and private examples, and a note: the public ones are drawn from the training split of pair.public."""
     name = str(pair.public)
     same = same_examples(pair.private, name, data_root)
+    if same and name != pair.private and not (is_path(name) or is_path(pair.private)):
+        raise UsageError(f"pair.take=train: {name} and {pair.private} share examples: take one of them as both")
     other = source if same else read(name)
     m = pair.m if pair.public_share is None else round(pair.public_share * len(other.train.y))
     chosen = draw(name, other.train.y, m, pair.shots)

@@ -1,0 +1,528 @@
+"""AdaMix, its ablations and its baselines against their steps written out; what they may read; runs that go on."""
+
+import json
+import math
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+import yaml
+from scipy import stats
+
+import pubsel.training
+from pubsel import algorithms, privacy
+from pubsel.algorithms import View
+from pubsel.algorithms.adamix import complement, project, public_gradient, train_on_public
+from pubsel.cli import main
+from pubsel.config import CONF, Accounting, Privacy, Training, UsageError
+from pubsel.data import Split, Task
+from pubsel.factored import LinearGradients
+from pubsel.gradients import DenseGradients
+from pubsel.randomness import stream
+from pubsel.run import guarantee
+from pubsel.training import Schedule, fit, noisy_mean, schedule
+
+C, D, M, N = 3, 8, 15, 40
+P = C * (D + 1)
+FAMILY = ["adamix", "adamix_clipping", "adamix_projection", "adamix_theory", "ngd", "fully_private", "ppgd"]
+by_config = pytest.mark.parametrize("name", FAMILY)
+
+
+def settings(name):
+    """A file of conf/algorithm, with what it is based on."""
+    values = yaml.safe_load((CONF / "algorithm" / f"{name}.yaml").read_text())
+    for parent in values.pop("defaults", []):
+        values = settings(parent) | values
+    return values
+
+
+def build(name, **changes):
+    return algorithms.build(settings(name) | changes)
+
+
+def examples(n, seed):
+    draw = np.random.RandomState(seed)
+    y = draw.randint(C, size=n)
+    x = draw.standard_normal((n, D)) + 2 * np.eye(C, D)[y]
+    x *= np.linspace(0.2, 1.5, n)[:, None]  # gradients of differing norms
+    return Split(torch.from_numpy(x), torch.from_numpy(y))
+
+
+PUBLIC, PRIVATE = examples(M, 1), examples(N, 2)
+
+
+def linear(zero=False):
+    torch.manual_seed(0)
+    model = torch.nn.Linear(D, C).double().eval()
+    if zero:
+        for parameter in model.parameters():
+            torch.nn.init.zeros_(parameter)
+    return model
+
+
+def random(purpose, step):
+    return stream("name", f"public {purpose}", step)
+
+
+def view(model=None, public=PUBLIC, **changes):
+    model = model if model is not None else linear()
+    return View(model, LinearGradients(model), public, C, False, random, N)._replace(**changes)
+
+
+def weights(model):
+    return torch.cat([p.detach().flatten() for p in model.parameters()]).numpy()
+
+
+def rows_of(w, split):
+    """Every example's gradient [n, p], written out."""
+    x, y = split.x.numpy(), split.y.numpy()
+    logits = x @ w[: C * D].reshape(C, D).T + w[C * D :]
+    p = np.exp(logits - logits.max(1, keepdims=True))
+    p /= p.sum(1, keepdims=True)
+    r = p - np.eye(C)[y]
+    return np.hstack([np.einsum("nc,nd->ncd", r, x).reshape(len(x), -1), r])
+
+
+def clipped(rows, tau):
+    return (rows * np.minimum(1, tau / np.linalg.norm(rows, axis=1))[:, None]).sum(0)
+
+
+def projector(gradient, rank):
+    """Onto the top `rank` left singular vectors of the public gradient [d, C]."""
+    u = np.linalg.svd(gradient[: C * D].reshape(C, D).T)[0][:, :rank]
+    return u @ u.T
+
+
+def train(algorithm, folder, noise=0.0, public=PUBLIC, private=PRIVATE, stop=None, key="key", zero=True, **changes):
+    """What `fit` ends with from zero weights, in full batches."""
+    values = {"epochs": 1, "steps": 4, "batch_size": 1000, "learning_rate": 0.01, "momentum": 0.0, "weight_decay": 0.0,
+              "milestones": [], "decay": 1.0, "chunk": None, "checkpoint_seconds": 0.0}  # fmt: skip
+    training, model = Training(**values | changes), linear(zero)
+    task = Task(private, public, private, C, "accuracy", (), (), ())
+
+    def report(now):
+        if now.step == stop:
+            raise KeyboardInterrupt
+
+    plan = schedule(len(private.x), training)
+    fit(model, task, algorithm, plan, noise, training, "name", key, False, Path(folder) / "checkpoint.pt", report)
+    return weights(model)
+
+
+# Steps
+
+
+def test_steps_of_the_paper():
+    """AdaMix, Section 4: sigma 20."""
+    assert privacy.most_steps(1, 1e-5, 20) == 28
+    assert privacy.most_steps(3, 1e-5, 20) == 206
+    for epsilon, steps in ((1, 28), (3, 206)):
+        assert privacy.spent(20, 1.0, steps, 1e-5) <= epsilon < privacy.spent(20, 1.0, steps + 1, 1e-5)
+    assert privacy.most_steps(1, 1e-5, 3.8) == 1
+    with pytest.raises(UsageError, match=r"privacy\.noise_multiplier=1: one step spends more than epsilon=1"):
+        privacy.most_steps(1, 1e-5, 1)
+
+
+@pytest.mark.parametrize("sigma", [5, 11.3, 20, 100])
+@pytest.mark.parametrize("epsilon", [0.5, 1, 3, 8])
+def test_as_many_steps_as_epsilon_allows_and_no_more(epsilon, sigma):
+    made = Privacy(1e-5, Accounting.prv, False, noise_multiplier=sigma)
+    training = Training(1, None, 1000, 0.1, 0.0, 0.0, [], 1.0, None, 60)
+    asked = SimpleNamespace(epsilon=epsilon, privacy=made, training=training)
+    if epsilon == 0.5 and sigma == 5:
+        with pytest.raises(UsageError, match="one step spends more"):
+            guarantee(asked, build("adamix"), N)
+        return
+    plan, spend, first = guarantee(asked, build("adamix"), N)
+    assert (plan.rate, first, spend.noise_multiplier, spend.steps) == (1, None, sigma, plan.steps)
+    assert spend.epsilon <= epsilon < privacy.spent(sigma, 1.0, plan.steps + 1, 1e-5)
+    mu = math.sqrt(plan.steps) / sigma
+    assert privacy.gaussian_delta(spend.epsilon, mu) <= 1e-5 * (1 + 1e-9)
+
+
+# One step, written out
+
+
+@pytest.mark.parametrize("centre", ["zero", "start"])
+@pytest.mark.parametrize("rank", [1, 2, None, D, 100])
+@pytest.mark.parametrize("clip_norm", [None, 2.0])
+def test_a_step_of_adamix(rank, clip_norm, centre):
+    """Algorithm 2: threshold and subspace of public gradients, sums and not means, weight decay."""
+    algorithm = build("adamix", rank=rank, clip_norm=clip_norm, weight_decay=0.3, centre=centre, quantile=0.8)
+    model = linear()
+    w = weights(model)
+    start = np.linspace(-1, 1, P)
+    mechanism = algorithm.mechanism(view(model, start=torch.from_numpy(start)), 5)
+    mean, _ = noisy_mean(mechanism, LinearGradients(model), PRIVATE, 1.7, stream("key", "noise", 5), N)
+
+    public = rows_of(w, PUBLIC)
+    tau = clip_norm or np.quantile(np.linalg.norm(public, axis=1), 0.8)
+    private = clipped(rows_of(w, PRIVATE), tau) + 1.7 * tau * stream("key", "noise", 5).standard_normal(P)
+    if rank is not None and rank < D:
+        kept = private[: C * D].reshape(C, D) @ projector(public.sum(0), rank)
+        private = np.concatenate([kept.ravel(), private[C * D :]])  # the bias has no features to project
+    decay = 0.3 * (w - start if centre == "start" else w)
+    np.testing.assert_allclose(mechanism.decode(mean), private + public.sum(0) + decay, rtol=1e-4, atol=1e-4)
+    assert 0 < (np.linalg.norm(rows_of(w, PRIVATE), axis=1) > tau).sum() < N  # some are clipped, some not
+
+
+def test_the_sizes_of_batch_and_of_private_data_do_not_scale_the_direction():
+    """The mean that the loop makes is a sum again."""
+    algorithm, found = build("fully_private"), []
+    for size in (N, 7):
+        mechanism = algorithm.mechanism(view(batch_size=size, public=None), 0)
+        mean, _ = noisy_mean(mechanism, LinearGradients(linear()), PRIVATE, 0.0, stream("key", "noise"), size)
+        found.append(mechanism.decode(mean))
+    torch.testing.assert_close(found[0], found[1])
+
+
+def test_the_threshold_follows_the_public_gradients():
+    """At other weights it is another; the private examples have no part in it: the mechanism is made without them."""
+    sums = []
+    for factor in (1.0, 10.0):
+        model = linear()
+        with torch.no_grad():
+            model.weight *= factor
+        mechanism = build("adamix", rank=None).mechanism(view(model), 0)
+        tau = np.quantile(np.linalg.norm(rows_of(weights(model), PUBLIC), axis=1), 0.9)
+        row = torch.full((1, P), 1e3, dtype=torch.float64)
+        assert float(mechanism.clipped_sum(DenseGradients(row.clone())).norm()) == pytest.approx(1, rel=2e-5)
+        small = torch.full((1, P), 1e-3, dtype=torch.float64)
+        found = float(mechanism.clipped_sum(DenseGradients(small.clone())).norm())
+        assert found == pytest.approx(1e-3 * math.sqrt(P) / tau, rel=2e-5)
+        sums.append(found)
+    assert sums[0] != pytest.approx(sums[1], rel=0.1)
+
+
+# Sensitivity
+
+
+def attack_rows():
+    torch.manual_seed(1)
+    rows = torch.randn(9, P, dtype=torch.float64) * torch.logspace(-30, 17, 9, dtype=torch.float64)[:, None]
+    extra = torch.zeros(6, P, dtype=torch.float64)
+    extra[0, 3], extra[1], extra[2, 0], extra[3, -1], extra[4] = 1e17, 3e38, math.nan, -math.inf, 1e-300
+    return torch.cat([rows, extra, torch.ones(1, P, dtype=torch.float64)])
+
+
+@by_config
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_one_row_moves_the_sum_by_at_most_the_sensitivity(name, dtype):
+    algorithm = build(name)
+    public = PUBLIC if algorithm.uses_public else None
+    mechanism = algorithm.mechanism(view(public=public), 0)
+    others = torch.randn(12, P, dtype=dtype)
+    without, reached = mechanism.clipped_sum(DenseGradients(others.clone())).double(), 0.0
+    for row in attack_rows().to(dtype).split(1):
+        alone = mechanism.clipped_sum(DenseGradients(row.clone())).double()
+        moved = mechanism.clipped_sum(DenseGradients(torch.cat([others, row]))).double() - without
+        assert torch.isfinite(alone).all()
+        assert alone.norm() <= mechanism.sensitivity == algorithm.sensitivity() == 1.0
+        assert moved.norm() <= 1.0 + 1e-5 * float(without.norm())
+        reached = max(reached, float(alone.norm()))
+    assert reached > 0.999
+
+
+@by_config
+def test_public_examples_that_fit_perfectly_leave_a_threshold(name):
+    """All public gradients zero: tau is tiny and not zero, and what is summed is bounded all the same."""
+    model = linear(zero=True)
+    with torch.no_grad():
+        model.bias[0] = 1e4
+    public = Split(PUBLIC.x, torch.zeros(M, dtype=torch.int64))
+    mechanism = build(name, **({"rank": 5} if name == "adamix" else {})).mechanism(view(model, public=public), 0)
+    for row in attack_rows().split(1):
+        assert mechanism.clipped_sum(DenseGradients(row.clone())).norm() <= 1
+    assert torch.isfinite(mechanism.decode(torch.ones(P, dtype=torch.float64))).all()
+
+
+# The projection
+
+
+def gradient(rank=C, seed=0):
+    draw = np.random.RandomState(seed)
+    return torch.from_numpy(draw.standard_normal((C, rank)) @ draw.standard_normal((rank, D)))
+
+
+def matrix(g, rank, source):
+    """The projection [d, d] as a matrix."""
+    return project(torch.eye(D, dtype=torch.float64), *complement(g, rank, source))
+
+
+@pytest.mark.parametrize("rank", range(1, D))
+@pytest.mark.parametrize("of", [C, 1])
+def test_it_is_an_orthogonal_projection_of_its_rank_around_the_public_gradient(rank, of):
+    g = gradient(of)
+    found = matrix(g, rank, stream("test", "directions"))
+    torch.testing.assert_close(found, found.T)
+    torch.testing.assert_close(found @ found, found)
+    assert float(found.trace()) == pytest.approx(rank)
+    if rank >= of:
+        torch.testing.assert_close(g @ found, g)  # the public gradient is kept whole
+    else:
+        torch.testing.assert_close(found, torch.from_numpy(projector(np.pad(g.numpy().ravel(), (0, C)), rank)))
+
+
+def test_its_free_directions_are_fixed_by_run_and_step():
+    algorithm = build("adamix", rank=6)
+
+    def free(step, **changes):
+        mechanism = algorithm.mechanism(view(**changes), step)
+        private = torch.arange(P, dtype=torch.float64)
+        return mechanism.decode(private)
+
+    assert torch.equal(free(0), free(0))
+    assert not torch.allclose(free(0), free(1))
+    assert not torch.allclose(free(0), free(0, random=lambda purpose, step: stream("other", purpose, step)))
+
+
+def test_many_features_leave_a_projection_that_is_as_exact():
+    """2000 of 2048 dimensions, in float32 as in a run: the shape of the paper."""
+    torch.manual_seed(0)
+    g = torch.randn(20, 512)
+    basis, inside = complement(g, 500, stream("test", "directions"))
+    assert (basis.shape, inside) == ((512, 12), False)
+    torch.testing.assert_close(basis.T @ basis, torch.eye(12), atol=1e-5, rtol=0)
+    torch.testing.assert_close(project(g, basis, inside), g, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("rank", [3, 6])
+def test_noise_that_is_projected_is_noise_on_the_projected_gradient(rank):
+    """sigma tau per coordinate within the subspace, nothing outside it; the same test finds 2 % more or less."""
+    v = view()
+    mechanism = build("adamix", rank=rank, public_gradient=False, weight_decay=0, clip_norm=0.5).mechanism(v, 0)
+    empty, decoded = Split(PRIVATE.x[:0], PRIVATE.y[:0]), []
+    for i in range(6000):
+        mean, _ = noisy_mean(mechanism, v.gradients, empty, 3.0, stream("test", "noise", i), N)
+        decoded.append(mechanism.decode(mean))
+    rows = torch.stack(decoded)[:, : C * D].reshape(-1, D) / (3.0 * 0.5)
+    kept = public_gradient(v.gradients, PUBLIC)[: C * D].view(C, D)
+    onto = project(torch.eye(D, dtype=torch.float64), *complement(kept, rank, random("directions", 0)))
+    torch.testing.assert_close(rows @ onto, rows)
+    torch.testing.assert_close(rows.T @ rows / len(rows), onto, atol=0.05, rtol=0)
+    free = len(rows) * rank
+    for scale in (1.0, 1.02, 0.98):
+        total = float((scale * rows).square().sum())
+        p = 2 * min(stats.chi2.cdf(total, free), stats.chi2.sf(total, free))
+        assert (p > 1e-6) == (scale == 1.0)
+
+
+# Before and after the private steps
+
+
+def test_pretraining_is_gradient_descent_on_the_public_sum():
+    model = linear(zero=True)
+    build("adamix", pretrain_epochs=3, pretrain_rate=0.02).pretrain(view(model))
+    w = np.zeros(P)
+    for _ in range(3):
+        w -= 0.02 * rows_of(w, PUBLIC).sum(0)
+    np.testing.assert_allclose(weights(model), w, rtol=1e-9, atol=1e-12)
+    model = linear()
+    build("fully_private").pretrain(view(model, public=None))
+    assert np.array_equal(weights(model), weights(linear()))
+
+
+def test_only_public_decays_to_zero():
+    model = linear(zero=True)
+    algorithm = build("only_public", pretrain_epochs=3, pretrain_rate=0.02, weight_decay=0.7)
+    algorithm.pretrain(view(model))
+    w = np.zeros(P)
+    for _ in range(3):
+        w = w - 0.02 * (rows_of(w, PUBLIC).sum(0) + 0.7 * w)
+    np.testing.assert_allclose(weights(model), w, rtol=1e-9, atol=1e-12)
+    assert algorithm.sensitivity() == 0
+    with pytest.raises(NotImplementedError):
+        algorithm.mechanism(view(model), 0)
+
+
+@pytest.mark.parametrize("radius", [1e3, None])
+def test_one_pass_of_stochastic_gradient_descent(radius, monkeypatch):
+    """Algorithm 3, public phase: rate 2 / (c (t + 1)), one example at a time, in random order, within the ball."""
+    from pubsel.algorithms import adamix
+
+    model, ball = linear(zero=True), radius or 0.5
+    if radius is None:
+        adamix.one_pass(view(model), PUBLIC, 0.4, ball)
+    else:
+        build("adamix_theory", one_pass=0.4).pretrain(view(model))
+    order, w, seen = random("order", 0).permutation(M), np.zeros(P), 0.0
+    for t, i in enumerate(order, start=1):
+        w = w - 2 / (0.4 * (t + 1)) * rows_of(w, Split(PUBLIC.x[i : i + 1], PUBLIC.y[i : i + 1]))[0]
+        seen = max(seen, np.linalg.norm(w))
+        w *= min(1, ball / np.linalg.norm(w))
+    np.testing.assert_allclose(weights(model), w, rtol=1e-9, atol=1e-12)
+    assert sorted(order) == list(range(M)) != order.tolist()
+    assert (seen > ball) == (radius is None)
+
+
+def test_ppgd(tmp_path):
+    """Clip norm of the mean public gradient, then public training that is pulled back to the private result."""
+    algorithm = build("ppgd", clip_factor=2.0, finish_epochs=4, finish_rate=0.03, reuse=0.5)
+    found = train(algorithm, tmp_path, noise=0.9, steps=2)
+    w = np.zeros(P)
+    for step in range(2):
+        tau = 2.0 * np.linalg.norm(rows_of(w, PUBLIC).mean(0))
+        noise = 0.9 * tau * stream("key", "noise", step).standard_normal(P)
+        w = w - 0.01 * (clipped(rows_of(w, PRIVATE), tau) + noise)
+    middle = w
+    for _ in range(4):
+        w = w - 0.03 * (rows_of(w, PUBLIC).sum(0) + 0.5 * (w - middle))
+    np.testing.assert_allclose(found, w, rtol=1e-4, atol=1e-5)
+
+
+def test_public_training_that_diverges_is_one_line():
+    with pytest.raises(pubsel.training.UserError, match=r"diverged: lower algorithm\.pretrain_rate"):
+        train_on_public(view(linear(zero=True)), PUBLIC, 3, 1e308)
+
+
+# The loop
+
+
+@pytest.mark.parametrize("average", [True, False])
+@pytest.mark.parametrize("decay", [None, 0.8])
+def test_averaged_iterate_and_inverse_decay(tmp_path, average, decay):
+    """Theorem 3: rate 2 / (lambda (t + 1)) at step t from 1; 2 / (T (T + 1)) sum_t t w_t of the weights before it."""
+    algorithm = build("fully_private", clip_norm=0.7)
+    found = train(algorithm, tmp_path, noise=0.5, average=average, inverse_decay=decay, steps=5)
+    w, total = np.zeros(P), np.zeros(P)
+    for t in range(1, 6):
+        total += t * w
+        noise = 0.5 * 0.7 * stream("key", "noise", t - 1).standard_normal(P)
+        rate = 0.01 if decay is None else 2 / (decay * (t + 1))
+        w = w - rate * (clipped(rows_of(w, PRIVATE), 0.7) + noise + 0.01 * w)
+    want = total * 2 / (5 * 6) if average else w
+    np.testing.assert_allclose(found, want, rtol=1e-4, atol=1e-5)
+
+
+def test_a_whole_run_of_the_version_of_the_theorems(tmp_path):
+    """Pass over public data, then both gradients, weights pulled back to where private training began."""
+    algorithm = build("adamix_theory", one_pass=0.4, clip_norm=50.0, weight_decay=2.0)
+    found = train(algorithm, tmp_path, noise=0.1, average=True, inverse_decay=2.0, steps=3)
+    model = linear(zero=True)
+    algorithm.pretrain(view(model))
+    start = w = weights(model)
+    total = np.zeros(P)
+    for t in range(1, 4):
+        total += t * w
+        noise = 0.1 * 50 * stream("key", "noise", t - 1).standard_normal(P)
+        both = rows_of(w, PRIVATE).sum(0) + rows_of(w, PUBLIC).sum(0)
+        w = w - 2 / (2.0 * (t + 1)) * (both + noise + 2.0 * (w - start))
+    np.testing.assert_allclose(found, total * 2 / 12, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("name", "changes"),
+    [
+        ("adamix", {"rank": 5, "pretrain_epochs": 3, "centre": "start"}),
+        ("adamix_theory", {}),
+        ("ppgd", {"finish_epochs": 3}),
+        ("fully_private", {}),
+    ],
+)
+@pytest.mark.parametrize("stop", [1, 3, 6])
+def test_a_run_stopped_in_the_middle_ends_bit_for_bit_alike(tmp_path, name, changes, stop):
+    """Average, rate, start and public draws included; stopped at a step, or after the last one."""
+    algorithm = build(name, **changes)
+    public = PUBLIC if algorithm.uses_public else None
+    how = {"noise": 1.0, "steps": 6, "average": True, "inverse_decay": 50.0, "public": public}
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    whole.mkdir()
+    parts.mkdir()
+    want = train(algorithm, whole, **how)
+    with pytest.raises(KeyboardInterrupt):
+        train(algorithm, parts, stop=stop, **how)
+    assert torch.load(parts / "checkpoint.pt")["step"] == stop
+    assert np.array_equal(train(algorithm, parts, **how), want)
+
+
+# What is read
+
+
+def test_what_uses_public_data_and_what_does_not():
+    uses = {path.stem: build(path.stem).uses_public for path in (CONF / "algorithm").glob("*.yaml")}
+    assert len(uses) > 20
+    for name in ("dp_sgd", "dp_sgd_clip1", "fully_private", "jl", "non_private", "paragon"):
+        assert not uses[name], name
+    for name in (*FAMILY[:-2], "ppgd", "only_public", "pillar", "dp_pca", "adadps", "gep", "b_gep"):
+        assert uses[name], name
+    alone = {"pretrain_epochs": 3, "one_pass": 1.0, "public_gradient": True, "clip_norm": None, "rank": 4}
+    for key, value in alone.items():
+        assert build("fully_private", **{key: value}).uses_public
+
+
+@by_config
+def test_the_public_parts_need_public_labels_of_the_task(name):
+    algorithm, other = build(name), Split(PUBLIC.x, PUBLIC.y + 1)
+    several = Split(PUBLIC.x, torch.eye(C)[PUBLIC.y])
+    for public, says in ((None, "needs public data"), (other, "needs public labels"), (several, "public labels")):
+        if algorithm.uses_public:
+            with pytest.raises(UsageError, match=rf"algorithm={name} {'needs ' if 'needs' not in says else ''}{says}"):
+                algorithm.mechanism(view(public=public), 0)
+        else:
+            algorithm.mechanism(view(public=public), 0)
+
+
+def test_labels_of_a_multi_label_task_must_be_as_many():
+    rows = view(public=Split(PUBLIC.x, torch.zeros(M, 2)), multi_label=True)
+    with pytest.raises(UsageError, match="needs public labels"):
+        rows.labelled("adamix")
+    assert rows._replace(classes=2).labelled("adamix") is rows.public
+
+
+def test_only_public_reads_no_private_example(tmp_path, monkeypatch):
+    """Poison in their place, and every door to them locked."""
+    algorithm, poison = build("only_public", pretrain_epochs=5), Split(torch.full((N, D), math.nan), PRIVATE.y - 9)
+    want = linear(zero=True)
+    algorithm.pretrain(view(want))
+    for door in ("noisy_mean", "poisson_sample"):
+        monkeypatch.setattr(pubsel.training, door, lambda *_: pytest.fail("a private example is read"))
+    plan, spend, first = guarantee(
+        SimpleNamespace(
+            epsilon=0.0,
+            privacy=Privacy(1e-5, Accounting.prv, False),
+            training=Training(3, None, 10, 0.1, 0.0, 0.0, [], 1.0, None, 60),
+        ),
+        algorithm,
+        N,
+    )
+    assert (plan.steps, spend, first) == (0, privacy.NOTHING, None)
+    model, training = linear(zero=True), Training(3, None, 10, 0.1, 0.0, 0.0, [], 1.0, None, 60, average=True)
+    task = Task(poison, PUBLIC, poison, C, "accuracy", (), (), ())
+    fit(model, task, algorithm, Schedule(N, 0.25, 0, 10), 0.0, training, "name", "key", False,
+        tmp_path / "checkpoint.pt", lambda now: None)  # fmt: skip
+    assert np.array_equal(weights(model), weights(want))
+    said = privacy.statement(spend, algorithm.sensitivity(), False, False)
+    assert (said["epsilon"], said["delta"], said["valid"], said["sensitivity"]) == (0, 0, True, 0)
+
+
+def images(path, seed, public_seed=0):
+    """Images of three classes; those that are drawn as public ones are the same for every seed."""
+    draw = np.random.RandomState(public_seed)
+    labels = draw.randint(3, size=60)
+    pixels = draw.randint(0, 60, (60, 6, 6)) + 150 * (np.arange(6)[:, None] // 2 == labels[:, None, None])
+    private = np.random.RandomState(0).permutation(60)[20:]  # the draw of pair.m=20
+    other = np.random.RandomState(seed)
+    pixels[private] = other.randint(0, 256, (40, 6, 6))
+    changed = labels.copy()
+    changed[private] = np.where(np.arange(40) < 3, np.arange(40), other.randint(3, size=40))
+    np.savez(path, train_images=pixels.astype(np.uint8), train_labels=changed, test_images=pixels[:9].astype(np.uint8),
+             test_labels=labels[:9])  # fmt: skip
+
+
+def test_the_weights_of_only_public_are_the_same_whatever_the_private_examples(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    words = ["run", "model=pixels", "distance=none", "threads=1", "download=false", "pair.take=train", "pair.m=20",
+             "pair.private=tiny.npz", "pair.public=tiny.npz", "training=adamix"]  # fmt: skip
+    digests = {"only_public": set(), "ngd": set()}
+    for seed in (1, 2):
+        images("tiny.npz", seed)
+        for name, found in digests.items():
+            extra = ["algorithm.pretrain_epochs=20", f"results={seed}"]
+            assert main([*words, f"algorithm={name}", *extra]) == 0, capsys.readouterr().err
+            (path,) = Path(str(seed)).glob(f"runs/*-{name}-*/result.json")
+            record = json.loads(path.read_text())
+            found.add(record["weights"])
+            assert record["privacy"]["epsilon"] == (0 if name == "only_public" else pytest.approx(2, rel=1e-2))
+    assert {name: len(found) for name, found in digests.items()} == {"only_public": 1, "ngd": 2}

@@ -1,0 +1,448 @@
+"""Features of a frozen network: made once, kept under a name that says all, never read half-written; and the public
+part of a training split, which takes the same way."""
+
+import multiprocessing
+import os
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import timm
+import torch
+from safetensors.torch import save_file
+
+from pubsel.config import Backbone, Convert, Pair, Take, UsageError, UserError, check, dataset
+from pubsel.data import Source, Split, features, load, open_dataset
+from pubsel.data.features import embed, load_backbone, of_source
+
+NETWORK = "test_efficientnet"
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(scope="module")
+def weights(tmp_path_factory):
+    """A weight file of a tiny network with its head, as networks are published."""
+    torch.manual_seed(0)
+    path = tmp_path_factory.mktemp("weights") / "tiny.safetensors"
+    save_file(timm.create_model(NETWORK, num_classes=10).state_dict(), str(path))
+    return path
+
+
+def backbone(weights, **changes):
+    values = {"architecture": NETWORK, "checkpoint": str(weights), "input_size": 32, "crop": 1.0}
+    return check(Backbone, values | changes)
+
+
+def pictures(n=5, channels=3, size=40, seed=0):
+    draw = np.random.RandomState(seed)
+    return torch.from_numpy(draw.randint(0, 256, (n, channels, size, size), dtype=np.uint8))
+
+
+def source(train, test):
+    y = [torch.arange(len(x)) % 2 for x in (train, test)]
+    half = (0.5,) * train.shape[1]
+    return Source(Split(train, y[0]), Split(test, y[1]), 2, "accuracy", half, half, ())
+
+
+def compute(x, weights, folder, **changes):
+    """Features, and the number of times that the network was asked."""
+    extractor, calls = load_backbone(backbone(weights, **changes), str(folder), CPU), []
+    extractor.net.register_forward_hook(lambda *_: calls.append(1))
+    return features.features("pictures", x, extractor, NETWORK, folder, lambda line: None), len(calls)
+
+
+def files(folder):
+    return sorted(path.name for path in Path(folder).glob("*.npy"))
+
+
+# What is computed
+
+
+def test_they_are_those_of_the_network_on_images_prepared_as_usual(weights, tmp_path):
+    """Against timm's own network and torchvision's functions, one image at a time."""
+    from torchvision.transforms.v2 import functional as images
+
+    x = pictures(size=48)
+    found, _ = compute(x, weights, tmp_path, crop=0.8, mean=[0.2, 0.3, 0.4], std=[0.5, 0.6, 0.7])
+    torch.manual_seed(0)
+    net = timm.create_model(NETWORK, num_classes=10).eval()
+    rows = []
+    for image in x:
+        image = images.resize(image[None].float() / 255, [40], images.InterpolationMode.BICUBIC, antialias=True)
+        image = images.center_crop(image, [32]).clamp(0, 1)
+        image = (image - torch.tensor([0.2, 0.3, 0.4])[:, None, None]) / torch.tensor([0.5, 0.6, 0.7])[:, None, None]
+        with torch.no_grad():
+            rows.append(net.forward_head(net.forward_features(image), pre_logits=True)[0])
+    assert found.shape == (5, 256)
+    assert found.dtype == torch.float32
+    torch.testing.assert_close(found, torch.stack(rows), rtol=1e-4, atol=1e-5)
+
+
+def test_an_example_has_the_same_features_in_any_company(weights, tmp_path):
+    """Otherwise one example more or less would change the others, which no accountant knows of."""
+    x = pictures(70)
+    found, _ = compute(x, weights, tmp_path)
+    alone, _ = compute(x[40:41], weights, tmp_path)
+    torch.testing.assert_close(found[40:41], alone, rtol=1e-5, atol=1e-6)
+
+
+def test_grey_images_are_taken_as_colour(weights):
+    extractor = load_backbone(backbone(weights), "", CPU)
+    x = pictures(channels=1)
+    torch.testing.assert_close(embed(x, extractor), embed(x.repeat(1, 3, 1, 1), extractor))
+
+
+def test_pixels_are_the_images_themselves(tmp_path):
+    given = source(pictures(6, 1, 4), pictures(3, 1, 4, seed=1))
+    found = of_source("some", given, check(Backbone, {"architecture": "pixels"}), str(tmp_path), CPU, print)
+    assert torch.equal(found.train.x, given.train.x.reshape(6, 16) / 255)
+    assert torch.equal(found.test.x, given.test.x.reshape(3, 16) / 255)
+    assert torch.equal(found.train.y, given.train.y)
+    assert list(tmp_path.iterdir()) == []
+    again = of_source("some", found, check(Backbone, {"architecture": "nope"}), str(tmp_path), CPU, print)
+    assert again is found  # features already
+
+
+def test_both_parts_of_a_source(weights, tmp_path):
+    given, said = source(pictures(6), pictures(3, seed=1)), []
+    found = of_source("some", given, backbone(weights), str(tmp_path), CPU, said.append)
+    assert [found.train.x.shape, found.test.x.shape] == [(6, 256), (3, 256)]
+    assert torch.equal(found.train.y, given.train.y)
+    assert len(files(tmp_path / "features")) == 2
+    assert {line.split(":")[0] for line in said} == {"features of some train", "features of some test"}
+
+
+@pytest.mark.parametrize("empty", ["train", "test"])
+def test_a_source_with_an_empty_part_can_still_be_public(weights, tmp_path, empty):
+    parts = {"train": pictures(6), "test": pictures(3, seed=1)} | {empty: pictures(0)}
+    found = of_source("some", source(**parts), backbone(weights), str(tmp_path), CPU, print)
+    assert torch.cat([found.train.x, found.test.x]).shape == (3 if empty == "train" else 6, 256)
+
+
+# What is kept
+
+
+def test_they_are_computed_once(weights, tmp_path):
+    x = pictures()
+    first, calls = compute(x, weights, tmp_path)
+    names = files(tmp_path)
+    again, none = compute(x.clone(), weights, tmp_path)
+    assert (calls, none, len(names)) == (1, 0, 1)
+    assert torch.equal(first, again)
+    assert files(tmp_path) == names
+    assert not list(tmp_path.glob("*.part"))
+
+
+def test_nobody_writes_to_the_file(weights, tmp_path):
+    found, _ = compute(pictures(), weights, tmp_path)
+    want = found.clone()
+    found.zero_()
+    assert torch.equal(compute(pictures(), weights, tmp_path)[0], want)
+
+
+def test_what_is_there_needs_no_right_to_write(weights, tmp_path, monkeypatch):
+    """A data folder that is shared may be read-only."""
+    compute(pictures(), weights, tmp_path)
+
+    def refused(*_, **__):
+        raise OSError(30, "Read-only file system")
+
+    monkeypatch.setattr(features, "FileLock", refused)
+    assert compute(pictures(), weights, tmp_path)[1] == 0
+    with pytest.raises(UserError, match=r"cannot write features to .*Read-only.*data_root=FOLDER"):
+        compute(pictures(seed=1), weights, tmp_path)
+
+
+def test_whatever_decides_the_content_decides_the_name(weights, tmp_path):
+    x = pictures()
+    changed = x.clone()
+    changed[3, 2, 39, 39] ^= 1
+    other = timm.create_model(NETWORK, num_classes=10).state_dict()
+    save_file(other, str(tmp_path / "other.safetensors"))
+    one_entry = {key: value.clone() for key, value in other.items()}
+    one_entry["conv_stem.weight"][0, 0, 0, 0] += 1e-3
+    save_file(one_entry, str(tmp_path / "one_entry.safetensors"))
+    variants = [
+        (x, {}), (changed, {}), (x[:4], {}), (x.flip(0), {}), (x.reshape(5, 3, 20, 80), {}),
+        (x, {"checkpoint": str(tmp_path / "other.safetensors")}),
+        (x, {"checkpoint": str(tmp_path / "one_entry.safetensors")}),
+        (x, {"input_size": 40}), (x, {"crop": 0.5}), (x, {"mean": [0.1, 0.1, 0.1]}), (x, {"std": [0.1, 0.1, 0.1]}),
+        (x, {"options": {"pad_type": "same"}}),
+    ]  # fmt: skip
+    found = [compute(images, weights, tmp_path, **changes)[0] for images, changes in variants]
+    assert len(files(tmp_path)) == len(variants)
+    assert all(row.shape[1] == 256 for row in found)
+    assert len({row.numpy().tobytes() for row in found}) == len(variants)
+
+
+def test_the_versions_are_part_of_the_name(weights, monkeypatch):
+    key = load_backbone(backbone(weights), "", CPU).key
+    assert load_backbone(backbone(weights), "", CPU).key == key
+    monkeypatch.setattr(features.timm, "__version__", "another")
+    assert load_backbone(backbone(weights), "", CPU).key != key
+
+
+def work(weights, folder, seconds, said):
+    """One process: a stand-in for the network, which says each pass and takes its time."""
+
+    def slow(x, extractor):
+        said.put("passed")
+        time.sleep(seconds)
+        return x.flatten(1)[:, :7].float()
+
+    features.embed = slow
+    extractor = load_backbone(backbone(weights), "", CPU)
+    said.put(features.features("pictures", pictures(70), extractor, "tiny", folder, lambda line: None).sum().item())
+
+
+def test_two_processes_compute_once_and_a_killed_one_leaves_nothing_that_is_read(weights, tmp_path):
+    context = multiprocessing.get_context("fork")
+    said = context.Queue()
+    killed = context.Process(target=work, args=(weights, tmp_path, 0.3, said))
+    killed.start()
+    assert [said.get(timeout=60), said.get(timeout=60)] == ["passed", "passed"]
+    killed.kill()
+    killed.join()
+    assert [path.suffix for path in sorted(tmp_path.iterdir())] == [".lock", ".part"]
+
+    said = context.Queue()  # whoever is killed may leave a queue locked
+    processes = [context.Process(target=work, args=(weights, tmp_path, 0.1, said)) for _ in range(2)]
+    for process in processes:
+        process.start()
+    heard = [said.get(timeout=60) for _ in range(5)]
+    for process in processes:
+        process.join()
+    assert heard.count("passed") == 3
+    want = float(pictures(70).flatten(1)[:, :7].float().sum())
+    assert [value for value in heard if value != "passed"] == [want, want]
+    assert len(files(tmp_path)) == 1
+    assert not list(tmp_path.glob("*.part"))
+
+
+# What goes wrong
+
+
+@pytest.mark.parametrize("kept", [0, 5, 100, 1000])
+def test_a_file_cut_short_is_named(weights, tmp_path, kept):
+    compute(pictures(), weights, tmp_path)
+    (name,) = files(tmp_path)
+    (tmp_path / name).write_bytes((tmp_path / name).read_bytes()[:kept])
+    with pytest.raises(UserError, match=rf"^[^\n]*{name} cannot be read[^\n]*delete it[^\n]*$"):
+        compute(pictures(), weights, tmp_path)
+
+
+def test_a_file_of_another_length_is_named(weights, tmp_path):
+    compute(pictures(), weights, tmp_path)
+    (name,) = files(tmp_path)
+    np.save(tmp_path / name, np.zeros((4, 256), dtype=np.float32))
+    with pytest.raises(UserError, match=rf"{name} has 4 rows, 5 expected: delete it"):
+        compute(pictures(), weights, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (lambda out: out.fill_(0.5), "are all equal"),
+        (lambda out: out.index_fill_(1, torch.tensor([7]), np.nan), "are not finite"),
+        (lambda out: out.index_fill_(0, torch.tensor([2]), np.inf), "are not finite"),
+    ],
+)
+def test_useless_features_are_refused_and_not_kept(weights, tmp_path, change, says):
+    extractor = load_backbone(backbone(weights), "", CPU)
+    extractor.net.register_forward_hook(lambda module, given, out: change(out))
+    with pytest.raises(UserError, match=rf"the features of pictures {says}: check model\.backbone"):
+        features.features("pictures", pictures(), extractor, NETWORK, tmp_path, print)
+    assert [path.suffix for path in tmp_path.iterdir() if path.suffix != ".lock"] == []
+
+
+def test_one_image_is_not_all_equal(weights, tmp_path):
+    assert compute(pictures(1), weights, tmp_path)[0].shape == (1, 256)
+
+
+@pytest.mark.parametrize(
+    ("changes", "kind", "says"),
+    [
+        ({"architecture": "test_efficientnot"}, UsageError, r"=test_efficientnot: timm has no such .*test_e"),
+        ({"architecture": "test_resnet"}, UserError, r"tiny\.safetensors does not fit: .*check architecture"),
+        ({"checkpoint": "nowhere.pt"}, UserError, r"checkpoint=nowhere\.pt: no such file"),
+        ({"checkpoint": __file__}, UserError, r"test_features\.py: not a readable weight file"),
+        ({"prefix": "backbone."}, UserError, r"does not fit: .*prefix"),
+        ({"options": {"nope": 1}}, UsageError, r"options=.*nope"),
+        ({"options": {"global_pool": "nonsense"}}, UsageError, r"options=.*nonsense"),
+        ({"options": {"num_classes": 5}}, UsageError, r"options=.*num_classes"),
+        ({"options": {"checkpoint_path": "nowhere"}}, UsageError, r"options=.*nowhere"),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_a_backbone_that_cannot_be_had_is_one_line(weights, tmp_path, changes, kind, says):
+    with pytest.raises(kind, match=says) as caught:
+        load_backbone(backbone(weights, **changes), str(tmp_path), CPU)
+    assert type(caught.value) is kind
+    assert "\n" not in str(caught.value)
+
+
+def test_weights_that_cannot_be_fetched_are_one_line(monkeypatch):
+    def offline(*_, **__):
+        raise OSError("We couldn't connect\nand so on")
+
+    monkeypatch.setattr(timm, "create_model", offline)
+    with pytest.raises(UserError, match=r"weights cannot be fetched \(We couldn't connect\): give .*checkpoint=FILE$"):
+        load_backbone(check(Backbone, {"architecture": NETWORK}), "", CPU)
+
+
+def test_a_weight_file_may_lie_in_the_data_folder_and_under_a_prefix(weights, tmp_path):
+    state = timm.create_model(NETWORK, num_classes=0).state_dict()
+    renamed = {f"backbone.{key}": value for key, value in state.items()} | {"head.weight": torch.zeros(2, 2)}
+    torch.save({"state_dict": renamed}, tmp_path / "student.pt")
+    found = load_backbone(backbone("student.pt", prefix="backbone."), str(tmp_path), CPU)
+    assert all(torch.equal(value, state[key]) for key, value in found.net.state_dict().items())
+    assert not any(parameter.requires_grad for parameter in found.net.parameters())
+    assert not found.net.training
+
+
+# The public part of a training split
+
+
+def npz(path, train=40, test=20, classes=4, size=4, **changes):
+    """Images whose first pixel is their number, with cycling labels."""
+    images = [
+        np.random.RandomState(i).randint(0, 256, (n, size, size), dtype=np.uint8) for i, n in enumerate((train, test))
+    ]
+    for n, part in zip((0, 100), images, strict=True):
+        part[:, 0, 0] = n + np.arange(len(part))
+    arrays = {"train_images": images[0], "train_labels": np.arange(train)[::-1] % classes,
+              "test_images": images[1], "test_labels": np.arange(test)[::-1] % classes}  # fmt: skip
+    np.savez(path, **{**arrays, **changes})
+    return str(path)
+
+
+def taken(path, public=None, **changes):
+    values = {"private": path, "public": public or path, "m": 10, "take": "train", "convert": "resize"}
+    return load(check(Pair, values | changes), "data", False)
+
+
+def numbers(split):
+    return split.x[:, 0, 0, 0].tolist()
+
+
+def test_public_examples_are_a_fixed_part_that_leaves_the_private_data(tmp_path):
+    path = npz(tmp_path / "set.npz")
+    task, again = taken(path), taken(path)
+    public, private = numbers(task.public), numbers(task.private)
+    assert len(public) == 10
+    assert sorted(public + private) == list(range(40))
+    assert public == sorted(public) != list(range(10))
+    assert numbers(again.public) == public
+    assert numbers(task.test) == list(range(100, 120))
+    for split in (task.public, task.private):
+        assert split.y.tolist() == [(39 - n) % 4 for n in numbers(split)]
+    assert any("10 public examples were drawn" in note and "left the private data" in note for note in task.notes)
+    assert set(numbers(taken(path, m=5).public)) < set(public)
+
+
+def test_the_same_file_by_another_name_leaves_the_private_data_too(tmp_path, monkeypatch):
+    path = npz(tmp_path / "set.npz")
+    monkeypatch.chdir(tmp_path)
+    task = taken(path, "./set.npz")
+    assert sorted(numbers(task.public) + numbers(task.private)) == list(range(40))
+
+
+def test_of_another_set_the_training_split_is_taken_and_private_data_stay(tmp_path):
+    path, other = npz(tmp_path / "set.npz"), npz(tmp_path / "other.npz", train=30, size=6)
+    task = taken(path, other)
+    assert numbers(task.private) == list(range(40))
+    assert task.public.x.shape == (10, 1, 4, 4)
+    assert task.public.y.tolist() == [int(y) for y in np.load(other)["train_labels"][sorted_draw(30, 10)]]
+
+
+def sorted_draw(n, m):
+    return np.sort(np.random.RandomState(0).permutation(n)[:m])
+
+
+@pytest.mark.parametrize("shots", [1, 3, 10])
+def test_shots_are_so_many_of_each_class(tmp_path, shots):
+    path = npz(tmp_path / "set.npz")
+    if shots == 10:
+        with pytest.raises(UsageError, match=r"no private examples of .* would remain"):
+            taken(path, shots=shots)
+        return
+    task = taken(path, shots=shots)
+    assert np.bincount(task.public.y, minlength=4).tolist() == [shots] * 4
+    assert sorted(numbers(task.public) + numbers(task.private)) == list(range(40))
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"shots": 11}, r"pair\.shots=11: class 0 of .* has only 10 examples"),
+        ({"m": 41}, r"pair\.m=41: the training split of .* has only 40"),
+        ({"m": 40}, r"pair\.m=40: no private examples"),
+        ({"shots": 2, "take": "test"}, r"pair\.shots.*pair\.take=train"),
+        ({"validation": 0.001}, r"pair\.validation=0\.001: 0 of 30"),
+        ({"validation": 0.99}, r"pair\.validation=0\.99: 30 of 30"),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_settings_that_do_not_fit_the_data(tmp_path, changes, says):
+    with pytest.raises(UsageError, match=says):
+        taken(npz(tmp_path / "set.npz"), **changes)
+
+
+def test_shots_need_classes(tmp_path):
+    rows = {"train_labels": np.eye(4)[np.arange(40) % 4], "test_labels": np.eye(4)[np.arange(20) % 4]}
+    path = npz(tmp_path / "set.npz", **rows)
+    with pytest.raises(UsageError, match=r"pair\.shots=2: .*several labels.*pair\.m"):
+        taken(path, shots=2)
+    assert taken(path).public.y.shape == (10, 4)
+
+
+def test_validation_examples_are_private_ones_that_are_not_trained_on(tmp_path):
+    path = npz(tmp_path / "set.npz")
+    whole, task = taken(path), taken(path, validation=0.2)
+    assert whole.validation is None
+    assert len(task.validation.x) == 6
+    assert sorted(numbers(task.private) + numbers(task.validation)) == sorted(numbers(whole.private))
+    assert numbers(task.public) == numbers(whole.public)
+    assert task.validation.y.tolist() == [(39 - n) % 4 for n in numbers(task.validation)]
+
+
+def test_a_share_of_the_private_data(tmp_path):
+    path = npz(tmp_path / "set.npz")
+    third, half = taken(path, private_share=1 / 3), taken(path, private_share=0.5, validation=0.2)
+    assert len(third.private.x) == 10
+    assert (len(half.private.x), len(half.validation.x)) == (12, 3)
+    used = set(numbers(half.private) + numbers(half.validation))
+    assert set(numbers(third.private)) < used < set(numbers(taken(path).private))
+    assert numbers(half.public) == numbers(taken(path).public)
+
+
+def test_public_features_of_another_width_are_refused(tmp_path):
+    path, other = npz(tmp_path / "set.npz"), npz(tmp_path / "other.npz", size=6)
+    pixels = check(Backbone, {"architecture": "pixels"})
+
+    def through(name, given):
+        return of_source(name, given, pixels, str(tmp_path), CPU, print)
+
+    for take in Take:
+        values = Pair(private=path, public=other, m=4, take=take, convert=Convert.resize)
+        with pytest.raises(UsageError, match=r"other\.npz: its examples are \(36,\), the private ones \(16,\)"):
+            load(values, "data", False, through)
+
+
+@pytest.mark.data
+def test_features_of_real_images():
+    """MobileNetV2 on 64 photographs of flowers."""
+    root = os.environ["PUBSEL_DATA"]
+    file = "mobilenetv2_100.safetensors"
+    if not (Path(root) / file).is_file():
+        pytest.skip(f"no {file} in PUBSEL_DATA")
+    values = {"architecture": "mobilenetv2_100", "checkpoint": file, "options": {"pad_type": "same"}, "input_size": 128,
+              "mean": [0.5] * 3, "std": [0.5] * 3}  # fmt: skip
+    extractor = load_backbone(check(Backbone, values), root, CPU)
+    x = open_dataset("flowers5", root, False).train.x[:64]
+    assert dataset("flowers5").shape == list(x.shape[1:])
+    found = torch.cat([embed(part, extractor) for part in x.split(32)])
+    assert found.shape == (64, 1280)
+    assert torch.isfinite(found).all()
+    assert (found.std(0) > 0).float().mean() > 0.5

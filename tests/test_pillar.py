@@ -1,0 +1,427 @@
+"""PILLAR and the projections that it is compared with; every algorithm on features, from command line to record."""
+
+import json
+import math
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+import yaml
+from scipy import stats
+from sklearn.decomposition import PCA
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
+
+import pubsel.run
+from pubsel import algorithms, privacy
+from pubsel.algorithms import Frozen, Release
+from pubsel.algorithms.pillar import noisy_covariance, public_pca, random_projection
+from pubsel.cli import main
+from pubsel.config import CONF, Accounting, Privacy, Training, UsageError
+from pubsel.data import Split, Task
+from pubsel.randomness import stream
+from pubsel.run import freeze, guarantee
+from pubsel.training import noisy_sum
+
+CLASSES = 3
+
+
+def build(name, **changes):
+    values = yaml.safe_load((CONF / "algorithm" / f"{name}.yaml").read_text())
+    for parent in values.pop("defaults", []):
+        values = yaml.safe_load((CONF / "algorithm" / f"{parent}.yaml").read_text()) | values
+    return algorithms.build(values | changes)
+
+
+def random(purpose, step):
+    return stream("test", f"public {purpose}", step)
+
+
+def features(n, d=12, seed=0, rank=None):
+    """Features of differing means and deviations, correlated."""
+    draw = np.random.RandomState(seed)
+    mixing = np.random.RandomState(99).standard_normal((rank or d, d)) * np.logspace(0, -1, rank or d)[:, None]
+    x = draw.standard_normal((n, rank or d)) @ mixing * np.linspace(0.1, 3, d) + np.linspace(-5, 5, d)
+    return torch.from_numpy(x).float()
+
+
+# Public PCA, and none
+
+
+def test_public_pca_is_standardisation_and_pca():
+    public, private = features(40), features(100, seed=1)
+    pipeline = make_pipeline(StandardScaler(), PCA(5)).fit(public.double().numpy())
+    want = pipeline.transform(private.double().numpy())
+    found = public_pca(public, 5)(private).numpy()
+    signs = np.sign((found * want).sum(0))
+    np.testing.assert_allclose(found * signs, want, rtol=1e-4, atol=1e-4)
+    own = public_pca(public, 5)(public)
+    np.testing.assert_allclose(own.mean(0), 0, atol=1e-4)
+    assert (own.var(0).diff() < 0).all()  # the largest first
+
+
+def test_a_constant_feature_does_no_harm():
+    public = features(40)
+    public[:, 3] = 7
+    found = public_pca(public, 5)(features(9, seed=1))
+    assert torch.isfinite(found).all()
+
+
+@pytest.mark.parametrize(
+    ("public", "k", "says"),
+    [
+        (features(40), 13, r"algorithm\.k=13: 40 public examples with 12 features have no 13"),
+        (features(4), 5, r"algorithm\.k=5: 4 public examples"),
+        (features(4), 4, r"algorithm\.k=4: the public features have rank 3: lower algorithm\.k or raise pair\.m"),
+        (features(40, rank=6), 8, r"algorithm\.k=8: the public features have rank [67]"),
+        (features(1).repeat(40, 1), 1, r"algorithm\.k=1: the public features have rank 0"),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:invalid value")
+def test_a_rank_that_public_data_have_not_is_refused(public, k, says):
+    with pytest.raises(UsageError, match=says):
+        public_pca(public, k)
+
+
+def test_random_projection_keeps_lengths_and_reads_no_data():
+    found = build("jl", k=300).frozen(None, 400, random)
+    x = torch.randn(50, 400)
+    ratio = found(x).norm(dim=1) / x.norm(dim=1)
+    assert 0.9 < float(ratio.mean()) < 1.1
+    same, other = random_projection(400, 300, 1), random_projection(400, 300, 2)
+    assert torch.equal(same.projection, random_projection(400, 300, 1).projection)
+    assert not torch.equal(same.projection, other.projection)
+    assert build("jl").uses_public is False
+
+
+def test_k_must_be_at_most_the_number_of_features():
+    for name in ("pillar", "jl", "dp_pca"):
+        with pytest.raises(UsageError, match=r"algorithm\.k=13 is more than the 12 features"):
+            build(name, k=13).frozen(Split(features(40), torch.zeros(40)), 12, random)
+    for name in ("pillar", "dp_pca"):
+        with pytest.raises(UsageError, match=rf"algorithm={name} needs public data"):
+            build(name, k=3).frozen(None, 12, random)
+
+
+def settings_of(name, epsilon=2.0, **changes):
+    """What freeze and guarantee read of a RunConfig."""
+    training = {"epochs": 2, "batch_size": 1000, "learning_rate": 0.1, "momentum": 0.0, "weight_decay": 0.0,
+                "milestones": [], "decay": 1.0, "chunk": None, "checkpoint_seconds": 60.0}  # fmt: skip
+    made = {"delta": 1e-5, "accounting": Accounting.prv, "secure_noise": False}
+    return SimpleNamespace(
+        algorithm={"name": name}, epsilon=epsilon, privacy=Privacy(**made | changes.get("privacy", {})),
+        training=Training(**training | changes.get("training", {})),
+    )  # fmt: skip
+
+
+def problem(private, public):
+    y = [torch.arange(len(x)) % CLASSES for x in (private, public)]
+    return Task(Split(private, y[0]), Split(public, y[1]), Split(private, y[0]), CLASSES, "accuracy", (), (), ())
+
+
+@pytest.mark.parametrize("name", ["pillar", "jl"])
+def test_a_projection_that_costs_nothing_never_reads_private_data(name, tmp_path):
+    """The private features are poison: what is frozen is the same, and finite."""
+    public, found = features(40), []
+    for private in (features(60, seed=1), torch.full((60, 12), math.nan)):
+        frozen = freeze(
+            settings_of(name), build(name, k=4), problem(private, public), "a run", str(private[0, 0]), tmp_path, None
+        )
+        found.append(frozen)
+    assert torch.equal(found[0].projection, found[1].projection)
+    assert torch.isfinite(found[0].projection).all()
+    assert list(tmp_path.iterdir()) == []
+
+
+# Private PCA
+
+
+def hurtful(d):
+    """Rows of any content: huge, tiny, zero, sparse, at the edge of overflow, not finite, and at the clip norm."""
+    torch.manual_seed(1)
+    rows = [torch.randn(d) * scale for scale in (1e-38, 1e-20, 1e-3, 1, 10, 1e3, 1e10, 1e17, 1e20, 1e37)]
+    rows += [torch.zeros(d), torch.full((d,), 3e38), torch.full((d,), -3e38), torch.eye(d)[0] * 1e19]
+    for value in (math.nan, math.inf, -math.inf):
+        rows += [torch.randn(d), torch.full((d,), value)]
+        rows[-2][d // 2] = value
+    return torch.stack(rows)
+
+
+@pytest.mark.parametrize("d", [3, 12, 600])
+def test_one_row_moves_the_release_by_at_most_its_sensitivity(d):
+    public = features(50, d)
+    release = noisy_covariance(public, 2)
+    others = torch.cat([features(30, d, seed=2), hurtful(d)[:6]])
+    without, reached = release.clipped_sum(others).double(), 0.0
+    assert without.shape == (release.size,) == (d * (d + 1) // 2,)
+    for row in torch.cat([hurtful(d), features(20, d, seed=3)]).split(1):
+        alone = release.clipped_sum(row).double()
+        assert torch.isfinite(alone).all()
+        assert alone.norm() <= release.sensitivity
+        moved = release.clipped_sum(torch.cat([others, row])).double() - without
+        assert moved.norm() <= release.sensitivity + 1e-5 * float(without.norm())
+        assert torch.equal(release.clipped_sum(torch.cat([others, row])[:-1]).double(), without)
+        reached = max(reached, float(alone.norm()))
+    assert reached > 0.999 * release.sensitivity == 0.999
+
+
+def test_a_release_without_the_root_of_two_or_with_a_wider_clip_would_be_found():
+    """The vector's norm is the Frobenius norm of x x^T, which is |x|^2: neither less nor more."""
+    public = features(51)
+    release, scaler = noisy_covariance(public, 2), StandardScaler().fit(public.double().numpy())
+    x = features(1, seed=4)
+    z = scaler.transform(x.double().numpy())
+    bound = np.median(np.linalg.norm(scaler.transform(public.double().numpy()), axis=1))
+    inside = torch.from_numpy(scaler.mean_ + (z * 0.5 * bound / np.linalg.norm(z)) * scaler.scale_).float()
+    assert float(release.clipped_sum(inside).norm()) == pytest.approx(0.25, rel=1e-3)
+    assert float((1.001 * release.clipped_sum(torch.full((1, 12), 1e6))).norm()) > 1
+    rows, columns = np.triu_indices(12)
+    outer = np.outer(z, z) / np.linalg.norm(z) ** 2  # clipped, where it is longer than the bound
+    weights = np.where(rows == columns, 1, np.sqrt(2))
+    long = torch.from_numpy(scaler.mean_ + 10 * bound * z / np.linalg.norm(z) * scaler.scale_).float()
+    np.testing.assert_allclose(release.clipped_sum(long), (outer[rows, columns] * weights).ravel(), atol=1e-4)
+    assert np.linalg.norm(outer[rows, columns]) < 0.95  # without the root a row would move it by less than declared
+
+
+@pytest.mark.parametrize("scale", [1.0, 1.02, 0.98])
+def test_noise_has_the_declared_scale(scale):
+    """std = noise multiplier * sensitivity on each number; the same test rejects 2 % more or less."""
+    size = 1000
+    release = Release(lambda x: torch.zeros(size), lambda noisy: noisy, 3.0 * scale, size)
+    draws = [noisy_sum(release, torch.zeros(5, 2), 2.0, stream("test", "release", i)) for i in range(60)]
+    total = float((torch.cat(draws) / 6).square().sum())
+    p = 2 * min(stats.chi2.cdf(total, 60 * size), stats.chi2.sf(total, 60 * size))
+    assert (p > 1e-6) == (scale == 1.0)
+
+
+def test_the_sum_may_be_cut_into_parts():
+    release = noisy_covariance(features(50), 2)._replace(decode=lambda noisy: noisy)
+    x = features(100, seed=1)
+    whole, parts = (noisy_sum(release, x, 0.5, stream("test", "release"), rows) for rows in (1000, 7))
+    torch.testing.assert_close(whole, parts, rtol=1e-5, atol=1e-4)
+    assert (noisy_sum(release, x[:0], 0.0, stream("test", "release")) == 0).all()
+
+
+def top_eigenvectors(x, public, k):
+    """In float64: of the second moments of the standardised and clipped rows."""
+    scaler = StandardScaler().fit(public.double().numpy())
+    bound = np.median(np.linalg.norm(scaler.transform(public.double().numpy()), axis=1))
+    z = scaler.transform(x.double().numpy())
+    z = z * np.minimum(1, bound / np.linalg.norm(z, axis=1, keepdims=True))
+    values, vectors = np.linalg.eigh(z.T @ z)
+    assert (np.diff(values[-k - 1 :]) > 0.05 * values[-1]).all()  # distinct, so that the vectors are determined
+    return scaler, vectors[:, ::-1][:, :k]
+
+
+def test_without_noise_it_is_the_pca_of_the_clipped_private_features():
+    public, x = features(61), features(400, seed=1)
+    frozen = noisy_sum(noisy_covariance(public, 3), x, 0.0, stream("test", "release"))
+    scaler, top = top_eigenvectors(x, public, 3)
+    want = scaler.transform(x.double().numpy()) @ top
+    found = frozen(x).numpy()
+    np.testing.assert_allclose(found * np.sign((found * want).sum(0)), want, rtol=1e-3, atol=1e-3)
+
+
+def test_with_little_noise_it_is_near_and_with_much_it_is_not():
+    public, x = features(61), features(400, seed=1)
+    release, top = noisy_covariance(public, 3), top_eigenvectors(x, public, 3)[1]
+    scale = StandardScaler().fit(public.double().numpy()).scale_
+
+    def cosines(noise):
+        found = noisy_sum(release, x, noise, stream("test", "release")).projection.double().numpy() * scale[:, None]
+        np.testing.assert_allclose(found.T @ found, np.eye(3), atol=1e-5)
+        return np.linalg.svd(found.T @ top)[1]
+
+    assert cosines(0.1).min() > 0.99
+    assert cosines(1000).min() < 0.9
+
+
+@pytest.mark.parametrize("broken", [features(1).repeat(40, 1), torch.full((40, 12), 1e30)])
+def test_public_features_that_give_no_clip_norm_are_refused(broken):
+    """A norm of zero would divide by zero, and what one private row adds would have no bound."""
+    broken[::3, 0] += 1e-30
+    with pytest.raises(UsageError, match="median norm"):
+        noisy_covariance(broken, 2)
+
+
+# Budget
+
+
+@pytest.mark.parametrize(("share", "batch"), [(0.01, 200), (0.25, 200), (0.5, 200), (0.25, 25)])
+def test_the_shares_of_the_budget_add_up(share, batch):
+    """Poisson batches and full ones: what is released first, and training, cost what was asked for and no more."""
+    settings = settings_of("dp_pca", training={"batch_size": batch})
+    plan, spend, first = guarantee(settings, build("dp_pca", share=share), 200)
+    assert first.epsilon <= share * 2.0
+    assert spend.epsilon <= (1 - share) * 2.0
+    assert first.epsilon + spend.epsilon > 0.998 * 2.0
+    assert first.delta + spend.delta == pytest.approx(1e-5)
+    assert first.delta == pytest.approx(share * 1e-5)
+    assert privacy.gaussian_delta(first.epsilon, 1 / first.noise_multiplier) <= first.delta * (1 + 1e-9)
+    assert privacy.spent(spend.noise_multiplier, plan.rate, plan.steps, spend.delta) <= (1 - share) * 2.0 * 1.01
+    said = privacy.statement(spend, 1.0, False, False, first)
+    assert said["epsilon"] == first.epsilon + spend.epsilon <= 2.0
+    assert said["delta"] == pytest.approx(1e-5)
+    assert f"({said['epsilon']:.4g}, {said['delta']:g})" in said["statement"]
+    assert [part["what"] for part in said["parts"]] == ["before training", "training"]
+    assert said["parts"][0]["noise_multiplier"] == first.noise_multiplier
+    assert said["composition"] == "basic"
+
+
+def test_no_share_is_taken_where_nothing_is_released_first():
+    whole = guarantee(settings_of("dp_sgd"), build("dp_sgd"), 200)
+    for name in ("pillar", "jl"):
+        assert guarantee(settings_of(name), build(name, share=0.5), 200) == whole
+    assert whole[2] is None
+    assert "parts" not in privacy.statement(whole[1], 1.0, False, False, None)
+
+
+def test_a_private_pca_without_a_share_is_refused(tmp_path):
+    """It would release private features without noise under a guarantee that leaves them out."""
+    settings, algorithm = settings_of("dp_pca"), build("dp_pca", share=0, k=2)
+    _, _, first = guarantee(settings, algorithm, 60)
+    with pytest.raises(UsageError, match=r"algorithm\.share"):
+        freeze(settings, algorithm, problem(features(60), features(40)), "a run", "key", tmp_path, first)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_noise_that_is_accounted_for_is_added(tmp_path, monkeypatch):
+    asked = []
+    monkeypatch.setattr(pubsel.run, "noisy_sum", lambda made, x, noise, source: asked.append(noise) or Frozen())
+    settings, algorithm = settings_of("dp_pca"), build("dp_pca", k=2)
+    _, _, first = guarantee(settings, algorithm, 60)
+    freeze(settings, algorithm, problem(features(60), features(40)), "a run", "key", tmp_path, first)
+    assert asked == [first.noise_multiplier]
+
+
+def test_noise_of_the_release_is_not_that_of_training():
+    sources = [stream("key", purpose, 0).standard_normal(4).tolist() for purpose in ("release", "noise", "sample")]
+    assert len({tuple(values) for values in sources}) == 3
+
+
+# From the command line to the record
+
+TINY = ["model=pixels", "distance=none", "estimate=false", "download=false", "threads=1", "epsilon=2", "pair.m=30",
+        "pair.take=train", "pair.private=tiny.npz", "pair.public=tiny.npz", "training.steps=3",
+        "training.batch_size=1000", "training.learning_rate=0.1"]  # fmt: skip
+WAYS = {
+    "pillar": ["algorithm.k=5"],
+    "jl": ["algorithm.k=5"],
+    "dp_pca": ["algorithm.k=5"],
+    "adadps": [],
+    "gep": ["algorithm.k=20"],
+    "dp_sgd": ["algorithm.clip_norm=1"],
+    "adamix": ["algorithm.rank=10", "algorithm.pretrain_epochs=5"],
+    "adamix_theory": ["training=adamix_theory"],
+    "ppgd": ["algorithm.finish_epochs=5"],
+    "fully_private": [],
+    "only_public": ["algorithm.pretrain_epochs=20", "training=adamix_theory"],
+}
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """A folder with images of three classes, which differ in where they are bright."""
+    monkeypatch.chdir(tmp_path)
+    draw, arrays = np.random.RandomState(0), {}
+    for part, n in (("train", 200), ("test", 60)):
+        labels = draw.randint(3, size=n)
+        images = draw.randint(0, 60, (n, 6, 6))
+        images[np.arange(n), 2 * labels, :] += 180
+        arrays |= {f"{part}_images": images.astype(np.uint8), f"{part}_labels": labels}
+    np.savez("tiny.npz", **arrays)
+    return tmp_path
+
+
+def records():
+    return [json.loads(path.read_text()) for path in sorted(Path("results").glob("runs/*/result.json"))]
+
+
+@pytest.mark.parametrize("name", WAYS)
+def test_a_run_on_features(name, folder, capsys):
+    words = [f"algorithm={name}", *TINY, *WAYS[name]]
+    if "training=adamix_theory" not in words:
+        words = ["training=pillar", *words]
+    assert main(["run", *words]) == 0, capsys.readouterr().err
+    (record,) = records()
+    said = capsys.readouterr()
+    private = record["privacy"]
+    assert private["valid"]
+    assert private["epsilon"] <= 2
+    assert private["delta"] <= 1e-5 * (1 + 1e-12)
+    uses_public = name not in ("jl", "dp_sgd", "fully_private")
+    assert record["public"] == ("tiny.npz" if uses_public else None)
+    assert record["private_examples"] == (170 if uses_public else 200)
+    assert record["test_examples"] == 60
+    assert 0 <= record["utility"] <= 1
+    classifier = {"pillar": 5, "jl": 5, "dp_pca": 5}.get(name, 36)
+    assert record["parameters"] == 3 * (classifier + 1)
+    if name == "only_public":
+        assert (private["epsilon"], private["delta"], record["epsilon"], private["steps"]) == (0, 0, 0, 0)
+        assert private["accountant"] == "none: private examples are not read"
+        assert record["utility"] > 0.9
+        assert "(0, 0)-differentially private" in said.out
+    else:
+        assert private["epsilon"] > 1.9
+        assert private["sensitivity"] == (math.sqrt(2) if name == "gep" else 1.0)
+    assert main(["run", *words]) == 0
+    assert "finished before" in capsys.readouterr().err
+
+
+def test_the_release_is_made_once(folder, capsys, monkeypatch):
+    """A run that is killed after it goes on with what it released: noise of the system would be other noise."""
+    words = ["run", "algorithm=dp_pca", "training=pillar", *TINY, "algorithm.k=5", "privacy.secure_noise=true"]
+    fit, made = pubsel.run.fit, []
+
+    def killed(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(pubsel.run, "fit", killed)
+    assert main(words) == 130
+    (path,) = Path("results").glob("runs/*/release.pt")
+    released = torch.load(path, weights_only=True)["projection"]
+    monkeypatch.setattr(pubsel.run, "fit", fit)
+    monkeypatch.setattr(pubsel.run, "noisy_sum", lambda *_: made.append(1))
+    assert main(words) == 0, capsys.readouterr().err
+    assert made == []
+    weights = torch.load(path.with_name("model.pt"), weights_only=True)
+    assert torch.equal(weights["frozen.projection"], released)
+    assert {"frozen.shift", "linear.weight", "linear.bias"} < set(weights)
+
+
+def test_a_broken_release_is_named(folder, capsys, monkeypatch):
+    words = ["run", "algorithm=dp_pca", "training=pillar", *TINY, "algorithm.k=5"]
+    assert main(words) == 0
+    (path,) = Path("results").glob("runs/*/release.pt")
+    path.write_bytes(path.read_bytes()[:50])
+    path.with_name("result.json").unlink()
+    capsys.readouterr()
+    assert main(words) == 1
+    assert "release.pt cannot be read" in capsys.readouterr().err.splitlines()[-1]
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "says"),
+    [
+        (["algorithm=pillar", "algorithm.k=31"], 2, "algorithm.k=31: 30 public examples"),
+        (["algorithm=pillar", "algorithm.k=30"], 2, "rank 29"),
+        (["algorithm=dp_pca", "algorithm.k=5", "algorithm.share=0"], 2, "algorithm.share"),
+        (["algorithm=pillar", "algorithm.projection=dp_pca", "algorithm.k=5"], 2, "algorithm.share"),
+        (["algorithm=dp_pca", "algorithm.share=1"], 2, "algorithm.share=1"),
+        (["algorithm=jl", "algorithm.k=37"], 2, "algorithm.k=37 is more than the 36 features"),
+        (["algorithm=pillar", "pair.public=null"], 2, "give pair.public=NAME"),
+        (["algorithm=pillar", "model.backbone=null"], 2, "takes features: set model.backbone"),
+        (["algorithm=adamix", "privacy=adamix", "training.batch_size=10"], 2, "set training.batch_size to 170"),
+        (["algorithm=adamix", "algorithm.rank=20", "algorithm.pretrain_rate=1e39"], 1, "lower algorithm.pretrain_rate"),
+        (["algorithm=ppgd", "algorithm.finish_rate=1e39"], 1, "algorithm.finish_rate"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)  # fmt: skip
+def test_a_mistake_is_answered_in_one_line(folder, capsys, words, code, says):
+    assert main(["run", "training=pillar", *TINY, *words]) == code
+    lines = capsys.readouterr().err.splitlines()
+    assert [line for line in lines if line.startswith("pubsel: ")] == lines[-1:]
+    assert says in lines[-1]
+    assert records() == []
