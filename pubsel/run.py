@@ -341,7 +341,7 @@ def noise_key(name: str, private: Split, device: torch.device) -> str:
     """
     digest = hashlib.blake2b(digest_size=16)
     for tensor in private:
-        digest.update(tensor.contiguous().numpy().tobytes())
+        digest.update(tensor.contiguous().numpy().reshape(-1).view(np.uint8).data)
     return f"{name}\0{pubsel.__version__}\0{device.type}\0{digest.hexdigest()}"
 
 

@@ -78,8 +78,8 @@ def noisy_mean(
             if block.losses is not None:
                 losses.append(block.losses)
     if noise_multiplier > 0:
-        total += noise_multiplier * mechanism.sensitivity * normal(source, mechanism.size, total.device)
-    return (total / batch_size).to(parameter.dtype), torch.cat(losses)
+        total.add_(normal(source, mechanism.size, total.device), alpha=noise_multiplier * mechanism.sensitivity)
+    return total.div_(batch_size).to(parameter.dtype), torch.cat(losses)
 
 
 def source_of(key: str, purpose: str, step: int, secure: bool) -> np.random.Generator | SystemEntropy:

@@ -125,7 +125,8 @@ def linear(n: int, d: int, classes: int, device: str) -> Case:
 
 def adamix(n: int, d: int, classes: int, device: str) -> Case:
     """A full-batch step of AdaMix with two public examples of each class, noise and update included; its peers take a
-    step of DP-SGD. The error is that of the noiseless direction, for the same random directions."""
+    step of DP-SGD. The error is that of the noiseless direction; with the projection, it is mostly in a direction that
+    rounding picks, because the public gradient has rank C - 1."""
     model, x, y = _linear(n, d, classes, device)
     public = Split(x[: 2 * classes], torch.arange(2 * classes, device=device) % classes)
     view = public_view(model, public, classes)._replace(batch_size=n)

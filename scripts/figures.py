@@ -4,21 +4,34 @@
 
 pillar_k: utility against the dimensions that are left, by epsilon (PILLAR, Figures 4 and 5). pillar_share: against the
 share of private data (Figure 7). adamix: every method at each epsilon (AdaMix, Figure 1), with the performance boost;
-adamix_quantile, adamix_sigma, adamix_shots: Figures 7, 8 and 2. separability: xi_k of features (PILLAR, Figure 3).
+adamix_quantile, adamix_sigma, adamix_shots: Figures 7, 8 and 2. With settings as of `pubsel run` behind the name:
+separability, xi_k of features (PILLAR, Figure 3); reconstruction, what the projection of AdaMix loses (Figure 6), which
+looks at the private gradient without noise.
 """
 
 import argparse
 import itertools
 import math
+import tempfile
 from pathlib import Path
 from typing import Any
 
 import matplotlib
 import numpy as np
 import pandas
+import torch
+from hydra import compose, initialize_config_dir
 
-from pubsel import results
+from pubsel import algorithms, data, results, run
+from pubsel.algorithms import Mechanism, View
+from pubsel.algorithms.adamix import AdaMix, complement, project, public_gradient
+from pubsel.config import CONF, RunConfig, check
+from pubsel.data import Split, features
+from pubsel.gradients import GradientMatrix
 from pubsel.results import Cell
+from pubsel.run import canonical
+from pubsel.separability import separability as estimate
+from pubsel.training import fit
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
@@ -107,33 +120,91 @@ def draw(frame: pandas.DataFrame, x: str, line: str, path: Path) -> None:
     plt.close(fig)
 
 
-def separability(data_root: str, model: str, names: list[str]) -> pandas.DataFrame:
-    """xi_k for the first pair of classes of each data set, on features and on pixels."""
-    from hydra import compose, initialize_config_dir
+def composed(words: list[str]) -> RunConfig:
+    """The settings of `pubsel run` with these words."""
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        return canonical(check(RunConfig, compose("run", words)))
 
-    from pubsel import data, run
-    from pubsel.config import CONF, RunConfig, check
-    from pubsel.data import features
-    from pubsel.separability import separability as estimate
 
+def separability(words: list[str], sets: list[str]) -> pandas.DataFrame:
+    """xi_k for the first two classes of each data set, on the features of `words` (model=NAME) and on pixels."""
     rows = []
-    for name in names:
-        for kind in (model, "pixels"):
-            with initialize_config_dir(str(CONF), version_base="1.3"):
-                settings = check(RunConfig, compose("run", [f"model={kind}"]))
-            source = data.open_dataset(name, data_root, download=False)
-            assert settings.model.backbone is not None
-            made = features.of_source(
-                name, source, settings.model.backbone, data_root, run.choose_device(settings.device), run.say
-            )
-            pair = made.train.y < 2
-            x, y = made.train.x[pair][:2000].double().numpy(), made.train.y[pair][:2000].numpy()
-            ks = [k for k in (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000) if k <= min(x.shape)]
-            rows += [
-                {"private": name, "features": kind, "k": k, "xi": xi}
-                for k, xi in zip(ks, estimate(x, y, ks), strict=True)
-            ]
+    for name, kind in itertools.product(sets, (words, ["model=pixels"])):
+        settings = composed([*kind, "distance=none"])
+        assert settings.model.backbone is not None
+        source = data.open_dataset(name, settings.data_root, download=False)
+        device = run.choose_device(settings.device)
+        made = features.of_source(name, source, settings.model.backbone, settings.data_root, device, run.say)
+        pair = made.train.y < 2
+        x, y = made.train.x[pair][:2000].double().numpy(), made.train.y[pair][:2000].numpy()
+        ks = [k for k in (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000) if k <= min(x.shape)]
+        shown = {"private": name, "features": settings.model.name}
+        rows += [{**shown, "k": k, "xi": xi} for k, xi in zip(ks, estimate(x, y, ks), strict=True)]
     return pandas.DataFrame(rows)
+
+
+class Watched:
+    """AdaMix that notes how much of the private gradient each projection loses, before the noise: NOT private."""
+
+    def __init__(self, inner: AdaMix, rank: int):
+        self.inner, self.rank = inner, rank
+        self.errors: list[dict[str, float]] = []
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.inner, name)
+
+    def mechanism(self, view: View, step: int) -> Mechanism:
+        """The same mechanism, watched."""
+        made = self.inner.mechanism(view, step)
+        weight = next(view.model.parameters())
+        gradient = public_gradient(view.gradients, view.labelled("adamix"))[: weight.numel()].view_as(weight)
+        noise = torch.from_numpy(view.random("any", step).standard_normal((weight.shape[1], self.rank)))
+        bases = {"public": complement(gradient, self.rank, view.random("directions", step))}
+        bases["random"] = (torch.linalg.qr(noise.to(weight)).Q, True)
+
+        def sums(gradients: GradientMatrix) -> torch.Tensor:
+            total = made.clipped_sum(gradients)
+            rows = total[: weight.numel()].view_as(weight)
+            errors = {name: float((rows - project(rows, *b)).norm() / rows.norm()) for name, b in bases.items()}
+            self.errors.append({"step": step, **errors})
+            return total
+
+        return made._replace(clipped_sum=sums)
+
+
+def reconstruction(words: list[str]) -> pandas.DataFrame:
+    """Relative error of the private gradient on the public subspace, and on a random one, at each step of a run."""
+    settings = composed(words)
+    algorithm = algorithms.build(settings.algorithm)
+    assert isinstance(algorithm, AdaMix)
+    assert algorithm.rank is not None
+    task = run.load_task(settings, torch.device("cpu"))
+    task = task.each(lambda _, split: Split(torch.nn.functional.normalize(split.x, dim=1), split.y))
+    plan, spend, _ = run.guarantee(settings, algorithm, len(task.private.x))
+    model = run.network(settings.model, task, settings.seed)
+    watched = Watched(algorithm, algorithm.rank)
+    with tempfile.TemporaryDirectory() as folder:
+        fit(
+            model, task, watched, plan, spend.noise_multiplier if spend else 0.0, settings.training, "figure", "figure",
+            False, Path(folder) / "checkpoint.pt", lambda now: None,
+        )  # fmt: skip
+    frame = pandas.DataFrame(watched.errors).groupby("step", as_index=False).mean()
+    return frame.assign(private=settings.pair.private, model=settings.model.name, rank=algorithm.rank)
+
+
+def draw_reconstruction(frame: pandas.DataFrame, path: Path) -> None:
+    """Both errors against the step."""
+    fig, axis = plt.subplots(figsize=(5, 3.6))
+    axis.plot(frame["step"], frame["public"], "k-", label="public gradient's subspace")
+    axis.plot(frame["step"], frame["random"], "k--", label="random subspace")
+    axis.set(xlabel="step", ylabel="relative error of the private gradient", ylim=(0, None))
+    axis.set_title(
+        f"{frame['private'][0]}, {frame['model'][0]}, {frame['rank'][0]} dimensions (not private)", fontsize=9
+    )
+    axis.legend(fontsize=8)
+    fig.tight_layout()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    fig.savefig(path, dpi=140)
 
 
 def draw_separability(frame: pandas.DataFrame, path: Path) -> None:
@@ -153,16 +224,18 @@ def draw_separability(frame: pandas.DataFrame, path: Path) -> None:
 def main() -> None:
     """Write NAME.csv and NAME.png."""
     arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    arguments.add_argument("name", choices=[*LINES, "separability"])
+    arguments.add_argument("name", choices=[*LINES, "separability", "reconstruction"])
+    arguments.add_argument("words", nargs="*", help="separability, reconstruction: settings as of pubsel run")
     arguments.add_argument("--results", type=Path, default=Path("results"))
-    arguments.add_argument("--data-root", default="data")
-    arguments.add_argument("--model", default="mobilenetv2", help="separability: a model with a backbone")
     arguments.add_argument("--sets", nargs="+", default=["cifar10"], help="separability: data sets")
     given = arguments.parse_args()
     folder = given.results / "figures"
     if given.name == "separability":
-        frame = separability(given.data_root, given.model, given.sets)
+        frame = separability(given.words, given.sets)
         draw_separability(frame, folder / "separability.png")
+    elif given.name == "reconstruction":
+        frame = reconstruction(given.words)
+        draw_reconstruction(frame, folder / "reconstruction.png")
     else:
         frame = points(given.name, given.results)
         if given.name.startswith("adamix"):

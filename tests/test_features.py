@@ -270,7 +270,7 @@ def test_one_image_is_not_all_equal(weights, tmp_path):
         ({"prefix": "backbone."}, UserError, r"does not fit: .*prefix"),
         ({"options": {"nope": 1}}, UsageError, r"options=.*nope"),
         ({"options": {"global_pool": "nonsense"}}, UsageError, r"options=.*nonsense"),
-        ({"options": {"num_classes": 5}}, UsageError, r"options=.*num_classes"),
+        ({"options": {"nosuch": 5}}, UsageError, r"options=.*nosuch"),
         ({"options": {"checkpoint_path": "nowhere"}}, UsageError, r"options=.*nowhere"),
     ],
     ids=str,

@@ -63,11 +63,13 @@ def complement(gradient: Tensor, rank: int, source: np.random.Generator) -> tupl
     """A subspace of `rank` feature dimensions around the public gradient [C, d]: (basis, True) if the orthonormal basis
     [d, rank] spans it, (basis, False) if the basis [d, d - rank] spans what is left out.
 
-    The public gradient has rank at most C. Its left singular vectors come first, the largest first; a larger rank is
-    filled with random directions from `source`, where the paper leaves open which ones.
+    The public gradient has rank at most C, and C - 1 with softmax, whose residuals sum to zero. Its singular vectors
+    come first, the largest first; a larger rank is filled with random directions from `source`, where the paper leaves
+    open which ones.
     """
     d = gradient.shape[1]
-    u = torch.linalg.svd(gradient.T, full_matrices=False)[0]  # [d, min(c, d)]
+    u, s, _ = torch.linalg.svd(gradient.T, full_matrices=False)  # [d, min(c, d)]
+    u = u[:, s > 1e-5 * s[0]]  # below, rounding
     if rank <= u.shape[1]:
         return u[:, :rank], True
     random = torch.from_numpy(source.standard_normal((d, d - rank))).to(u)

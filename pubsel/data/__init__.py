@@ -169,19 +169,20 @@ def open_dataset(name: str, data_root: str, download: bool) -> Source:
     shape: Shape = tuple(info.shape)  # type: ignore[assignment]
     if npz.exists():
         stat = npz.stat()
-        parts = _read_npz(npz, (stat.st_mtime_ns, stat.st_size, stat.st_ino), info.classes, shape)
-    else:
-        reader = import_module(f"pubsel.data.{info.source}")
-        parts = reader.read(name, info, root, download)
-        if info.options.get("store"):
-            parts = parts._replace(notes=parts.notes + _store(npz, parts))
+        return _open_npz(npz, (stat.st_mtime_ns, stat.st_size, stat.st_ino), name, shape)
+    reader = import_module(f"pubsel.data.{info.source}")
+    parts = reader.read(name, info, root, download)
+    if info.options.get("store"):
+        parts = parts._replace(notes=parts.notes + _store(npz, parts))
     return _source(name, parts, info.classes, info.metric.name, tuple(info.mean), tuple(info.std))
 
 
 @lru_cache(maxsize=2)
-def _read_npz(npz: Path, stamp: tuple[int, ...], classes: int, shape: Shape) -> Parts:
+def _open_npz(npz: Path, stamp: tuple[int, ...], name: str, shape: Shape) -> Source:
     """Kept for the next cell of a sweep, as long as the file is the same."""
-    return prepared.read(npz, classes, shape)
+    info = dataset(name)
+    parts = prepared.read(npz, info.classes, shape)
+    return _source(name, parts, info.classes, info.metric.name, tuple(info.mean), tuple(info.std))
 
 
 def same_examples(first: str, second: str, data_root: str) -> bool:

@@ -45,6 +45,18 @@ def of_source(
     in [0, 1]. Features that a source has already stay."""
     if source.train.x.dim() == 2:
         return source
+    asked = (name, repr(backbone), data_root, device)
+    if not (_LAST and _LAST[0] is source and _LAST[1] == asked):
+        _LAST[:] = [source, asked, _of_source(name, source, backbone, data_root, device, report)]
+    return _LAST[2]  # type: ignore[no-any-return]
+
+
+_LAST: list[Any] = []  # source, what was asked, and its features: for the next cell of a sweep
+
+
+def _of_source(
+    name: str, source: Source, backbone: Backbone, data_root: str, device: torch.device, report: Callable[[str], None]
+) -> Source:
     if backbone.architecture == "pixels":
         flat = [Split(s.x.flatten(1).float() / 255, s.y) for s in (source.train, source.test)]
         return source._replace(train=flat[0], test=flat[1])
