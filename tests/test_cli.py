@@ -144,7 +144,7 @@ def test_data_list_and_prepare(cli: Cli) -> None:
 
 def test_help_and_cfg_teach_and_run_nothing(cli: Cli) -> None:
     for command, words in (
-        ("run", ["+experiment=quickstart", "algorithm: b_gep", "clip_embedding: 10", "result.json"]),
+        ("run", ["+experiment=quickstart", "algorithm: adadps", "b_gep", "clip_embedding: 10", "result.json"]),
         ("rank", ["pubsel rank private=digits", "distance: gsd", "convert: resize"]),
         ("table", ["pubsel table gsd_table2", "results: results"]),
         ("data", ["pubsel data prepare", "PUBSEL_DATA"]),
@@ -189,7 +189,7 @@ def test_what_needs_no_torch_does_not_wait_for_it() -> None:
         (["run", "epsilonn=1"], 2, ["epsilonn", "--help"]),
         (["run", "+epsilonn=1"], 2, ["epsilonn", "epsilon, estimate, label"]),
         (["run", "pair.typo=1"], 2, ["pair.typo", "--help"]),
-        (["run", "+pair.typo=1"], 2, ["pair.typo", "convert, m, private, public"]),
+        (["run", "+pair.typo=1"], 2, ["pair.typo", "convert, m, private, private_share, public"]),
         (["run", "+algorithm.typo=1"], 2, ["algorithm.typo", "clip_embedding"]),
         (["run", "seed=0,1"], 2, ["seed=0,1", "--multirun"]),
         (["run", "epsilon=four"], 2, ["epsilon", "four"]),
@@ -366,7 +366,7 @@ def test_bash_completes() -> None:
     expected = {
         "pubsel r": "run rank",
         "pubsel run algo": "algorithm. algorithm=",
-        "pubsel run algorithm=d": "algorithm=dp_sgd",
+        "pubsel run algorithm=no": "algorithm=noisy_sgd algorithm=non_private",
     }
     environment = {**os.environ, "PATH": f"{SCRIPT.parent}{os.pathsep}{os.environ['PATH']}"}
     done = subprocess.run(
@@ -385,14 +385,14 @@ def test_bash_completes() -> None:
         ("pubsel run", ["run"]),
         ("pubsel nope ", []),
         ("pubsel run pair=digits", ["pair=digits_digits"]),
-        ("pubsel run -m +experiment=quickstart  pair.pu", ["pair.public="]),
+        ("pubsel run -m +experiment=quickstart  pair.pub", ["pair.public=", "pair.public_share="]),
         ("pubsel run +experiment=qui", ["+experiment=quickstart"]),
         ("pubsel run bad=[ al", []),
         ("pubsel rank private=digits pub", ["public="]),
         ("pubsel table gsd", ["gsd_table2"]),
         ("pubsel table gsd_table2 res", ["results="]),
         ("pubsel data ", ["list", "prepare"]),
-        ("pubsel data prepare cifar", ["cifar10", "cifar100"]),
+        ("pubsel data prepare cifar", ["cifar10", "cifar100", "cifar10_1"]),
         ("pubsel data list data_r", ["data_root="]),
     ],
 )

@@ -47,7 +47,7 @@ def setup(name="gep", **changes):
     network = torch.nn.Sequential(Float(), small.linear(6, 32, 32, 10)).eval()
     settings = yaml.safe_load((CONF / "algorithm" / f"{name}.yaml").read_text())
     gradients = PerExampleGradients(network)
-    return gradients, algorithms.build(settings | changes), view_of(network, gradients, problem, "test"), problem
+    return gradients, algorithms.build(settings | changes), view_of(network, gradients, problem, "test", 20), problem
 
 
 class Float(torch.nn.Module):
