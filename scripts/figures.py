@@ -106,7 +106,9 @@ def draw(frame: pandas.DataFrame, x: str, line: str, path: Path) -> None:
                 )
             elif len(part):  # no epsilon: a level
                 axis.axhline(part["utility"].max(), ls=dash, lw=1, color="0.4")
-                axis.annotate(label, (0.02, part["utility"].max()), xycoords=("axes fraction", "data"), fontsize=7)
+                axis.annotate(
+                    label, (0.02, part["utility"].max()), xycoords=("axes fraction", "data"), fontsize=7, va="bottom"
+                )
         axis.set_xscale("log")
         axis.set_xticks(sorted({v for v in rows["x"] if np.isfinite(float(v)) and v > 0}))
         axis.xaxis.set_major_formatter("{x:g}")
