@@ -138,7 +138,7 @@ def separability(words: list[str], sets: list[str]) -> pandas.DataFrame:
         device = run.choose_device(settings.device)
         made = features.of_source(name, source, settings.model.backbone, settings.data_root, device, run.say)
         pair = made.train.y < 2
-        x, y = made.train.x[pair][:2000].double().numpy(), made.train.y[pair][:2000].numpy()
+        x, y = made.train.x[pair][:500].double().numpy(), made.train.y[pair][:500].numpy()
         ks = [k for k in (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000) if k <= min(x.shape)]
         shown = {"private": name, "features": settings.model.name}
         rows += [{**shown, "k": k, "xi": xi} for k, xi in zip(ks, estimate(x, y, ks), strict=True)]
