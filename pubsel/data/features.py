@@ -6,6 +6,7 @@ file is never stale, and splits that share images share it. It is written beside
 """
 
 import hashlib
+import logging
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -87,6 +88,7 @@ def load_backbone(backbone: Backbone, data_root: str, device: torch.device) -> E
     path = _weight_file(backbone.checkpoint, data_root) if backbone.checkpoint else None
     fetch = backbone.pretrained and path is None
     try:
+        logging.disable(logging.WARNING)  # of the hub, about what the line below says
         net = timm.create_model(name, pretrained=fetch, **{"num_classes": 0, **backbone.options})
     except Exception as error:
         reason = str(error).partition("\n")[0][:100] or type(error).__name__
@@ -96,6 +98,8 @@ def load_backbone(backbone: Backbone, data_root: str, device: torch.device) -> E
                 "give model.backbone.checkpoint=FILE"
             ) from None
         raise UsageError(f"model.backbone.architecture={name} with options={backbone.options}: {reason}") from None
+    finally:
+        logging.disable(logging.NOTSET)
     if path is not None:
         _load(net, path, backbone.prefix)
     net = net.eval().requires_grad_(False)
