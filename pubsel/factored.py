@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from pubsel.gradients import LARGEST, Basis, row_norms
 
-BLOCK = 2**16  # examples at once; memory is BLOCK x C
+BLOCK = 2**16  # examples at once; memory is BLOCK x C, and for conditioned norms BLOCK x d in float64
 TINY = 2e-38  # smaller squares of float32 vanish, and a huge other factor would make them count
 
 
@@ -128,6 +128,7 @@ class LinearGradients:
 
     @torch.no_grad()
     def matrix(self, x: Tensor, y: Tensor, dtype: torch.dtype | None = None) -> FactoredGradients:
+        """G for x [n, d], y [n] or [n, labels], in the precision of the model, or `dtype`."""
         dtype = dtype or self.model.weight.dtype
         x, bias = x.to(dtype), self.model.bias
         weight = self.model.weight.to(dtype)

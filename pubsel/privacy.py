@@ -263,7 +263,11 @@ def statement(
     parts = None
     if first is not None:
         parts = [{"what": what, **p._asdict()} for what, p in (("before training", first), ("training", made))]
-        made = made._replace(epsilon=first.epsilon + made.epsilon, delta=first.delta + made.delta)
+        made = made._replace(
+            epsilon=first.epsilon + made.epsilon,
+            delta=first.delta + made.delta,
+            claimed_epsilon=first.claimed_epsilon + made.claimed_epsilon,
+        )
     sound = (
         f"The trained weights are ({made.epsilon:.4g}, {made.delta:g})-differentially private{secret}."
         if made.valid

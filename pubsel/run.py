@@ -7,6 +7,7 @@ import math
 import sys
 import time
 from collections import OrderedDict
+from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -149,7 +150,7 @@ def _train(settings: RunConfig, name: str, folder: Path, device: torch.device) -
     distance = pair_distance(settings, task, device)
     frozen = freeze(settings, algorithm, task, name, key, folder, first)
     if frozen is not None:
-        task = task.each(lambda _, split: Split(torch.cat([frozen(x) for x in split.x.split(2**14)]), split.y))
+        task = task.each(lambda split: Split(torch.cat([frozen(x) for x in split.x.split(2**14)]), split.y))
     model = network(settings.model, task, settings.seed).to(device)
     if settings.estimate and plan.steps:
         _estimate(settings, model, task, algorithm, plan, folder, device)
@@ -172,8 +173,7 @@ def _train(settings: RunConfig, name: str, folder: Path, device: torch.device) -
         say(f"  epoch {now.epoch:6.1f}  loss {now.loss:.4f}{used}  {now.seconds:.0f} s, about {left:.0f} s left")
 
     if isinstance(algorithm, Solves):
-        source = source_of(key, "solve", 0, settings.privacy.secure_noise)
-        weight, spend = algorithm.solve(task.private, settings.epsilon, settings.privacy.delta, source)
+        weight, spend = solve(settings, algorithm, task, key, folder)
         model.load_state_dict({"weight": weight}, strict=False)
         seconds = time.monotonic() - said
     else:
@@ -277,17 +277,39 @@ def freeze(
         return made
     if first is None and settings.epsilon != math.inf:
         raise UsageError(f"algorithm.share: {algorithm.name} releases from private data: give it a share over 0")
-    path = folder / "release.pt"
-    if path.exists():
-        try:
-            return Frozen(**torch.load(path, weights_only=True))
-        except Exception as error:
-            reason = str(error).partition("\n")[0]
-            raise UserError(f"{path} cannot be read ({reason}): delete {folder} to start this run again") from None
     source = source_of(key, "release", 0, settings.privacy.secure_noise)
-    frozen = noisy_sum(made, task.private.x, first.noise_multiplier if first else 0.0, source)
-    save(path, {"shift": frozen.shift, "projection": frozen.projection})
-    return frozen
+
+    def release() -> dict[str, Any]:
+        frozen = noisy_sum(made, task.private.x, first.noise_multiplier if first else 0.0, source)
+        return {"shift": frozen.shift, "projection": frozen.projection}
+
+    return Frozen(**released_once(folder / "release.pt", release))
+
+
+def solve(
+    settings: RunConfig, algorithm: Solves, task: Task, key: str, folder: Path
+) -> tuple[torch.Tensor, privacy.Plan]:
+    """Weights [C, d] of an algorithm with a loop of its own, drawn once, and what they cost."""
+    source = source_of(key, "solve", 0, settings.privacy.secure_noise)
+
+    def release() -> dict[str, Any]:
+        weight, spend = algorithm.solve(task.private, settings.epsilon, settings.privacy.delta, source)
+        return {"weight": weight, "spend": spend._asdict()}
+
+    found = released_once(folder / "solution.pt", release)
+    return found["weight"], privacy.Plan(**found["spend"])
+
+
+def released_once(path: Path, release: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    """What `release` draws from private data, kept at `path`: a run that goes on draws no second time, even where the
+    noise is the operating system's."""
+    if not path.exists():
+        save(path, release())
+    try:
+        return dict(torch.load(path, weights_only=True))
+    except Exception as error:
+        reason = str(error).partition("\n")[0]
+        raise UserError(f"{path} cannot be read ({reason}): delete {path.parent} to start this run again") from None
 
 
 def other_utilities(model: nn.Module, task: Task) -> dict[str, float]:

@@ -24,7 +24,7 @@ from hydra import compose, initialize_config_dir
 
 from pubsel import algorithms, data, results, run
 from pubsel.algorithms import Mechanism, View
-from pubsel.algorithms.adamix import AdaMix, complement, project, public_gradient
+from pubsel.algorithms.adamix import AdaMix, project, public_gradient, subspace_around
 from pubsel.config import CONF, RunConfig, check
 from pubsel.data import Split, features
 from pubsel.gradients import GradientMatrix
@@ -161,7 +161,7 @@ class Watched:
         weight = next(view.model.parameters())
         gradient = public_gradient(view.gradients, view.labelled("adamix"))[: weight.numel()].view_as(weight)
         noise = torch.from_numpy(view.random("any", step).standard_normal((weight.shape[1], self.rank)))
-        bases = {"public": complement(gradient, self.rank, view.random("directions", step))}
+        bases = {"public": subspace_around(gradient, self.rank, view.random("directions", step))}
         bases["random"] = (torch.linalg.qr(noise.to(weight)).Q, True)
 
         def sums(gradients: GradientMatrix) -> torch.Tensor:
@@ -181,7 +181,7 @@ def reconstruction(words: list[str]) -> pandas.DataFrame:
     assert isinstance(algorithm, AdaMix)
     assert algorithm.rank is not None
     task = run.load_task(settings, torch.device("cpu"))
-    task = task.each(lambda _, split: Split(torch.nn.functional.normalize(split.x, dim=1), split.y))
+    task = task.each(lambda split: Split(torch.nn.functional.normalize(split.x, dim=1), split.y))
     plan, spend, _ = run.guarantee(settings, algorithm, len(task.private.x))
     model = run.network(settings.model, task, settings.seed)
     watched = Watched(algorithm, algorithm.rank)

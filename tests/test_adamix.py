@@ -14,7 +14,7 @@ from scipy import stats
 import pubsel.training
 from pubsel import algorithms, privacy
 from pubsel.algorithms import View
-from pubsel.algorithms.adamix import complement, project, public_gradient, train_on_public
+from pubsel.algorithms.adamix import project, public_gradient, subspace_around, train_on_public
 from pubsel.cli import main
 from pubsel.config import CONF, Accounting, Privacy, Training, UsageError
 from pubsel.data import Split, Task
@@ -248,7 +248,7 @@ def gradient(rank=C, seed=0):
 
 def matrix(g, rank, source):
     """The projection [d, d] as a matrix."""
-    return project(torch.eye(D, dtype=torch.float64), *complement(g, rank, source))
+    return project(torch.eye(D, dtype=torch.float64), *subspace_around(g, rank, source))
 
 
 @pytest.mark.parametrize("rank", range(1, D))
@@ -282,7 +282,7 @@ def test_many_features_leave_a_projection_that_is_as_exact():
     """2000 of 2048 dimensions, in float32 as in a run: the shape of the paper."""
     torch.manual_seed(0)
     g = torch.randn(20, 512)
-    basis, inside = complement(g, 500, stream("test", "directions"))
+    basis, inside = subspace_around(g, 500, stream("test", "directions"))
     assert (basis.shape, inside) == ((512, 12), False)
     torch.testing.assert_close(basis.T @ basis, torch.eye(12), atol=1e-5, rtol=0)
     torch.testing.assert_close(project(g, basis, inside), g, atol=1e-4, rtol=1e-4)
@@ -299,7 +299,7 @@ def test_noise_that_is_projected_is_noise_on_the_projected_gradient(rank):
         decoded.append(mechanism.decode(mean))
     rows = torch.stack(decoded)[:, : C * D].reshape(-1, D) / (3.0 * 0.5)
     kept = public_gradient(v.gradients, PUBLIC)[: C * D].view(C, D)
-    onto = project(torch.eye(D, dtype=torch.float64), *complement(kept, rank, random("directions", 0)))
+    onto = project(torch.eye(D, dtype=torch.float64), *subspace_around(kept, rank, random("directions", 0)))
     torch.testing.assert_close(rows @ onto, rows)
     torch.testing.assert_close(rows.T @ rows / len(rows), onto, atol=0.05, rtol=0)
     free = len(rows) * rank

@@ -17,6 +17,7 @@ from sklearn.preprocessing import StandardScaler
 import pubsel.run
 from pubsel import algorithms, privacy
 from pubsel.algorithms import Frozen, Release
+from pubsel.algorithms.noisy_sgd import NoisySGD
 from pubsel.algorithms.pillar import noisy_covariance, public_pca, random_projection
 from pubsel.cli import main
 from pubsel.config import CONF, Accounting, Privacy, Training, UsageError
@@ -389,6 +390,27 @@ def test_the_release_is_made_once(folder, capsys, monkeypatch):
     weights = torch.load(path.with_name("model.pt"), weights_only=True)
     assert torch.equal(weights["frozen.projection"], released)
     assert {"frozen.shift", "linear.weight", "linear.bias"} < set(weights)
+
+
+def test_weights_of_a_loop_of_its_own_are_drawn_once(folder, capsys, monkeypatch):
+    """noisy_sgd in a run that is killed between its last draw and its record."""
+    two = dict(np.load("tiny.npz"))
+    np.savez("tiny.npz", **{key: value % 2 if "labels" in key else value for key, value in two.items()})
+    words = ["run", "algorithm=noisy_sgd", *TINY, "privacy.secure_noise=true"]
+
+    def killed(*_):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(pubsel.run, "evaluate", killed)
+        assert main(words) == 130
+    (path,) = Path("results").glob("runs/*/solution.pt")
+    drawn = torch.load(path, weights_only=True)
+    monkeypatch.setattr(NoisySGD, "solve", killed)
+    assert main(words) == 0, capsys.readouterr().err
+    assert torch.equal(torch.load(path.with_name("model.pt"), weights_only=True)["linear.weight"], drawn["weight"])
+    record = json.loads(path.with_name("result.json").read_text())
+    assert record["privacy"]["epsilon"] == drawn["spend"]["epsilon"] <= 2
 
 
 def test_a_broken_release_is_named(folder, capsys, monkeypatch):

@@ -2,9 +2,10 @@
 
 import numpy as np
 import pytest
+import torch
 from scipy import stats
 
-from pubsel.randomness import SystemEntropy, stream
+from pubsel.randomness import FEW, SystemEntropy, normal, stream
 
 
 def test_streams_repeat_and_differ():
@@ -15,9 +16,23 @@ def test_streams_repeat_and_differ():
     assert not np.array_equal(stream("a", "bc").random(3), stream("ab", "c").random(3))
 
 
+@pytest.mark.parametrize("n", [10, FEW, FEW + 1, 100_003])
+def test_noise_is_the_same_for_any_number_of_threads_and_never_drawn_twice(n):
+    def draws(threads):
+        torch.set_num_threads(threads)
+        source = stream("run", "noise")
+        return [normal(source, n, torch.device("cpu")).numpy() for _ in range(2)]
+
+    threads = torch.get_num_threads()
+    (a, b), again = draws(1), draws(3)
+    torch.set_num_threads(threads)
+    assert np.array_equal([a, b], again)
+    assert len(np.unique(np.concatenate([a, b]))) == 2 * n  # nor by two parts, nor by a second call
+
+
 @pytest.mark.parametrize("source", [stream("test", "noise"), SystemEntropy()], ids=["seeded", "system"])
 def test_noise_is_standard_normal_and_the_test_rejects_other_scales(source):
-    z = source.standard_normal(400_000)
+    z = normal(source, 400_000, torch.device("cpu")).numpy()
 
     def fits(z):
         """Shape by Kolmogorov and Smirnov; scale by the chi-squared law of the sum of squares."""

@@ -35,7 +35,7 @@ MODELS = ["fmnist_cnn", "resnet20", "resnet152", "resnet152_simclr", "densenet12
           "resnet50_sl", "resnet50_byol", "resnet50_ssl", "resnet50_im32", "convnext_xl", "logistic"]  # fmt: skip
 ALGORITHMS = ["gep", "b_gep", "dp_sgd", "dp_md", "second_phase", "non_private", "pate", None, "dp_pca", "jl",
               "adadps", "pillar", "dp_raft", "dp_raft_pillar", "de_et_al", "only_public", "fully_private", "ppgd",
-              "adamix"]  # fmt: skip
+              "adamix", "paragon"]  # fmt: skip
 COMMON = [
     "private", "public", "model", "algorithm", "epsilon", "delta", "metric", "utility", "utility_std", "distance",
 ]  # fmt: skip

@@ -59,7 +59,7 @@ def one_pass(view: View, public: Split, convexity: float, radius: float) -> None
         nn.utils.vector_to_parameters(w, view.model.parameters())
 
 
-def complement(gradient: Tensor, rank: int, source: np.random.Generator) -> tuple[Tensor, bool]:
+def subspace_around(gradient: Tensor, rank: int, source: np.random.Generator) -> tuple[Tensor, bool]:
     """A subspace of `rank` feature dimensions around the public gradient [C, d]: (basis, True) if the orthonormal basis
     [d, rank] spans it, (basis, False) if the basis [d, d - rank] spans what is left out.
 
@@ -85,8 +85,9 @@ def project(rows: Tensor, basis: Tensor, inside: bool) -> Tensor:
 
 @dataclass
 class AdaMix:
-    """Settings of AdaMix. Without any of its four public parts it is noisy gradient descent from zero (fully private);
-    with the first two alone, NGD."""
+    """Settings of AdaMix. Public data starts it (pretrain_epochs), is added to each step (public_gradient), sets the
+    threshold (clip_norm null) and the subspace (rank). With the first two alone it is NGD; with none, noisy gradient
+    descent from zero (fully private)."""
 
     name: str = setting("its name in records and tables")
     unit: bool = setting("features are divided by their norms")
@@ -160,7 +161,7 @@ class AdaMix:
             weight = self._weight(view)
             if self.rank is not None and self.rank < weight.shape[1]:
                 whole = gradient[: weight.numel()].view_as(weight)
-                basis = complement(whole, self.rank, view.random("directions", step))
+                basis = subspace_around(whole, self.rank, view.random("directions", step))
             if self.public_gradient:
                 shift = shift + gradient
         tau = bound

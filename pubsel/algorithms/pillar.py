@@ -18,7 +18,7 @@ from sklearn.random_projection import GaussianRandomProjection
 from torch import Tensor
 
 from pubsel.algorithms import Frozen, Mechanism, Release, View
-from pubsel.algorithms.dp_sgd import clipped_sum
+from pubsel.algorithms.dp_sgd import DPSGD
 from pubsel.config import UsageError, setting
 from pubsel.data import Split
 from pubsel.gradients import clip_factors, row_norms
@@ -130,9 +130,4 @@ class Pillar:
         return noisy_covariance(public.x, self.k)
 
     def mechanism(self, view: View, step: int) -> Mechanism:
-        return Mechanism(
-            clipped_sum=lambda gradients: clipped_sum(gradients, self.clip_norm),
-            decode=lambda mean: mean * self.clip_norm,
-            sensitivity=self.sensitivity(),
-            size=view.gradients.size,
-        )
+        return DPSGD(self.name, self.clip_norm).mechanism(view, step)

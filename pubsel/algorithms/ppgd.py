@@ -1,6 +1,6 @@
-"""PPGD. Wang and Zhou: Differentially Private Learning with Small Public Data, AAAI 2020 (PPSGD), with full batches as
-in AdaMix, Section 4: private training whose clip norm follows the public gradient, then public training that stays near
-its result. Gradients and learning rates are of sums."""
+"""PPGD. Wang and Zhou: Differentially Private Learning with Small Public Data, AAAI 2020 (PPSGD), with full batches,
+after what AdaMix says of it (Sections 2, 3.2 and 4): private training whose clip norm follows the mean public gradient,
+then public training that stays near its result. Gradients and learning rates are of sums."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -48,13 +48,13 @@ class Task(NamedTuple):
     notes: tuple[str, ...]
     validation: Split | None = None  # private examples that are not trained on
 
-    def each(self, change: Callable[[str, Split], Split]) -> "Task":
-        """The task with change(part, split) for each of its splits."""
+    def each(self, change: Callable[[Split], Split]) -> "Task":
+        """The task with change(split) for each of its splits."""
         return self._replace(
-            private=change("private", self.private),
-            public=None if self.public is None else change("public", self.public),
-            test=change("test", self.test),
-            validation=None if self.validation is None else change("validation", self.validation),
+            private=change(self.private),
+            public=None if self.public is None else change(self.public),
+            test=change(self.test),
+            validation=None if self.validation is None else change(self.validation),
         )
 
 
