@@ -122,6 +122,7 @@ pillar-ours: venv
 		$(RUN) $$cell epsilon=0.1,0.3,0.7 algorithm=dp_raft training=dp_raft training.epochs=10,50 $(ARGS) && \
 		$(RUN) $$cell epsilon=0.1,0.3,0.7 algorithm=dp_raft_pillar training=dp_raft training.epochs=10,50 \
 			algorithm.k=10,40 $(ARGS) || exit 1; done
+	$(BIN)/python scripts/more_seeds.py pillar_ours 1,2 $(ARGS)
 	$(TABLE) pillar_ours
 	$(BIN)/python scripts/figures.py pillar_k
 

@@ -25,8 +25,8 @@ def stream(key: str, purpose: str, step: int = 0) -> np.random.Generator:
 
 
 def normal(source: "np.random.Generator | SystemEntropy", n: int, device: torch.device) -> Tensor:
-    """Standard normal numbers, float64 [n]: on a GPU by a generator that the stream `source` seeds; on a CPU by threads,
-    in PARTS, each from `source` jumped ahead once more (2^128 numbers), whatever the number of threads."""
+    """Standard normal numbers, float64 [n]: on a GPU by a generator that the stream `source` seeds; on a CPU in
+    PARTS, by threads, each from `source` jumped ahead once more (2^128 numbers), whatever the number of threads."""
     if isinstance(source, SystemEntropy):
         return torch.from_numpy(source.standard_normal(n)).to(device)
     if device.type == "cuda":

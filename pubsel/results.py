@@ -292,6 +292,11 @@ def paper_rows(file: str | None) -> list[dict[str, Any]]:
         raise config.UserError(f"no file {file} with the paper's numbers: reinstall pubsel") from None
 
 
+def table_cells(name: str, results: Path) -> list[Cell]:
+    """The cells of records in `results` that the table `name` shows, selected as it says."""
+    return _scope(_spec(name), read_records(results))
+
+
 def _scope(spec: Spec, records: list[dict[str, Any]]) -> list[Cell]:
     def belongs(record: dict[str, Any]) -> bool:
         return all(
