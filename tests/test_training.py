@@ -113,7 +113,7 @@ def test_every_step_draws_its_own_sample_and_noise_and_divides_by_the_batch_size
 
     def spy(mechanism, gradients, batch, noise_multiplier, source, batch_size):
         before = source.bit_generator.state
-        calls.append((len(batch.x), noise_multiplier, batch_size, before["state"]["key"].tolist()))
+        calls.append((len(batch.x), noise_multiplier, batch_size, before["state"]["state"].tolist()))
         return noisy_mean(mechanism, gradients, batch, noise_multiplier, source, batch_size)
 
     monkeypatch.setattr("pubsel.training.noisy_mean", spy)
