@@ -63,7 +63,7 @@ def setting(
 
 Device = Enum("Device", ["auto", "cpu", "cuda"])
 Convert = Enum("Convert", ["resize", "exact"])
-Labels = Enum("Labels", ["random", "given"])  # not "true", which YAML reads as a truth value
+Labels = Enum("Labels", ["random", "given", "auto"])  # not "true", which YAML reads as a truth value
 Parameters = Enum("Parameters", ["weights", "all"])
 Accounting = Enum("Accounting", ["prv", "paper"])
 Norm = Enum("Norm", ["replace", "freeze"])
@@ -119,17 +119,51 @@ class Backbone:
 
 
 @dataclass
+class Lora:
+    """New low-rank layers beside frozen linear ones (Hu et al. 2022)."""
+
+    layers: list[str] = setting("the linear layers, by the last part of their names, such as qkv")
+    r: int = setting("rank", at_least=1)
+    alpha: float = setting("scale times r", over=0)
+
+
+@dataclass
+class Adapters:
+    """New bottlenecks behind frozen layers (Houlsby et al. 2019)."""
+
+    layers: list[str] = setting("the layers, by the last part of their names, such as attn, mlp")
+    size: int = setting("width of a bottleneck", at_least=1)
+
+
+@dataclass
 class Model:
     """The network."""
 
     name: str = setting("fmnist_cnn, resnet20, probe, mnist_cnn, linear, timm or torchvision; free with a backbone")
     architecture: str | None = setting("name of the timm or torchvision model; null for the small networks")
     pretrained: bool = setting("timm and torchvision: load the published weights")
-    checkpoint: str | None = setting("timm: a weight file to load instead of the published one")
+    checkpoint: str | None = setting(
+        "timm: a weight file instead of the published one; a relative path: in data_root too"
+    )
     norm: Norm = setting("BatchNorm mixes examples: replace it by GroupNorm (opacus ModuleValidator), or freeze it")
     input_size: int | None = setting("images are resized to this side in pixels; null: as they are", at_least=1)
     backbone: Backbone | None = setting("train a linear classifier on the features of this network", default=None)
     bias: bool = setting("backbone: whether the linear classifier has a bias", default=True)
+    trained: list[str] | None = setting(
+        "what is trained: names of layers or parameters, such as [fc, layer3.32.conv1]; all, head, bias, first_last; "
+        "null: all, or with lora and adapters these and the head", default=None,
+    )  # fmt: skip
+    lora: Lora | None = setting("timm: low-rank layers", default=None)
+    adapters: Adapters | None = setting("timm: adapters", default=None)
+    options: dict[str, Any] | None = setting("timm: further arguments of timm.create_model", default=None)
+    mean: list[float] | None = setting(
+        "timm, with weights: per channel in [0, 1]; null: what the weights were trained with", default=None
+    )
+    std: list[float] | None = setting("likewise", default=None)
+    once: bool = setting(
+        "outputs of the layers below the first trained one are computed once and kept in memory, not in each pass",
+        default=False,
+    )
 
 
 @dataclass

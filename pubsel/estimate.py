@@ -45,10 +45,15 @@ def memory(gradients: Engine, algorithm: Algorithm, view: View, task: Task, dist
     )
 
 
+def free(device: torch.device) -> int:
+    """Bytes that are free on a device."""
+    return torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else psutil.virtual_memory().available
+
+
 def refuse(needs: Memory, device: torch.device) -> None:
     """UserError, with the setting to change, where `needs` is more than the device has free."""
-    free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else psutil.virtual_memory().available
-    if needs.peak <= free:
+    available = free(device)
+    if needs.peak <= available:
         return
     held = needs._asdict()
     remedy = {
@@ -57,7 +62,7 @@ def refuse(needs: Memory, device: torch.device) -> None:
         "passes": "lower training.chunk",
     }[max(held, key=lambda part: held[part])]
     raise UserError(
-        f"this run needs about {gib(needs.peak)} of memory and {gib(free)} are free on {device}: {remedy} "
+        f"this run needs about {gib(needs.peak)} of memory and {gib(available)} are free on {device}: {remedy} "
         "(estimate=false starts it all the same)"
     )
 

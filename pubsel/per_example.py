@@ -2,8 +2,8 @@
 
 by_layers: one forward pass; one backward pass to the OUTPUTS of the trained layers, which forms no weight gradient;
 then each layer's weight gradients of all examples at once from its input and the gradient of its output. It knows
-nn.Linear and nn.Conv2d, each used once, and is taken only after its float64 result on two random examples has agreed
-with by_vmap's.
+nn.Linear, nn.Conv2d and normalisation that keeps examples apart, each used once, and is taken only after its float64
+result on two random examples has agreed with by_vmap's. Layers below the first trained one run without a graph.
 
 Both write into `out`, {parameter name: [n, *its shape]}, and return losses [n]: memory that is taken anew for each pass
 costs more than many of the gradients in it.
@@ -71,11 +71,12 @@ def by_layers(model: nn.Module, x: Tensor, y: Tensor, out: dict[str, Tensor]) ->
         layer, weight, bias = layers[owner], out.get(f"{owner}.weight"), out.get(f"{owner}.bias")
         if weight is not None and isinstance(layer, nn.Conv2d):
             _convolution(layer, inputs, at_output, weight)
-        elif weight is not None:
+        elif weight is not None and isinstance(layer, nn.Linear):
             _linear(inputs, at_output, weight)
+        elif weight is not None:
+            _over_positions(layer, at_output * _normalised(layer, inputs), weight)
         if bias is not None:
-            features = 1 if isinstance(layer, nn.Conv2d) else -1
-            bias.copy_(at_output.movedim(features, 1).reshape(*bias.shape, -1).sum(2))
+            _over_positions(layer, at_output, bias)
     return losses.detach()
 
 
@@ -88,6 +89,8 @@ def known_layers(model: nn.Module, names: list[str]) -> dict[str, nn.Module] | N
         plain = type(layer) is nn.Linear or (
             type(layer) is nn.Conv2d and layer.padding_mode == "zeros" and not isinstance(layer.padding, str)
         )
+        plain = plain or isinstance(layer, nn.GroupNorm | nn.BatchNorm2d)
+        plain = plain or (isinstance(layer, nn.LayerNorm) and len(layer.normalized_shape) == 1)
         if not plain or kind not in ("weight", "bias"):
             return None
         layers[owner] = layer
@@ -130,6 +133,22 @@ def _in_best_layout(model: nn.Module, x: Tensor) -> dict[str, Tensor]:
         last = torch.channels_last
         state = {name: t.to(memory_format=last) if t.dim() == 4 else t for name, t in state.items()}
     return state
+
+
+def _over_positions(layer: nn.Module, x: Tensor, out: Tensor) -> None:
+    """x, in the shape of the layer's output -> out [n, features]: summed over all else."""
+    features = -1 if isinstance(layer, nn.Linear | nn.LayerNorm) else 1
+    out.copy_(x.movedim(features, 1).reshape(*out.shape, -1).sum(2))
+
+
+def _normalised(layer: nn.Module, x: Tensor) -> Tensor:
+    """What a normalisation multiplies by its weight: the gradient of the weight is this times that of the output."""
+    if isinstance(layer, nn.LayerNorm):
+        return nn.functional.layer_norm(x, layer.normalized_shape, eps=layer.eps)
+    if isinstance(layer, nn.GroupNorm):
+        return nn.functional.group_norm(x, layer.num_groups, eps=layer.eps)
+    assert isinstance(layer, nn.BatchNorm2d)  # in eval mode, see PerExampleGradients
+    return nn.functional.batch_norm(x, layer.running_mean, layer.running_var, eps=layer.eps)
 
 
 def _linear(x: Tensor, g: Tensor, out: Tensor) -> None:

@@ -35,6 +35,8 @@ from pubsel.config import (
 from pubsel.data import Source, Split, Task, features
 from pubsel.distances import gsd
 from pubsel.evaluation import evaluate
+from pubsel.models.split import once
+from pubsel.models.trained import trained_parameters
 from pubsel.training import (
     Progress,
     Schedule,
@@ -83,6 +85,8 @@ def canonical(settings: RunConfig) -> RunConfig:
     elif pair.take == Take.test and getattr(algorithm, "k", 0) > pair.m:
         k = settings.algorithm["k"]
         raise UsageError(f"algorithm.k={k} is more than the pair.m={pair.m} public examples: lower algorithm.k")
+    if distance.labels == Labels.auto:
+        raise UsageError("distance.labels=auto: use random or given, which hold for all candidates alike")
     if distance.name not in ("gsd", "none"):
         raise UsageError(f"distance.name={distance.name}: unknown, use gsd or none")
     if not algorithm.private:
@@ -151,9 +155,12 @@ def _train(settings: RunConfig, name: str, folder: Path, device: torch.device) -
     frozen = freeze(settings, algorithm, task, name, key, folder, first)
     if frozen is not None:
         task = task.each(lambda split: Split(torch.cat([frozen(x) for x in split.x.split(2**14)]), split.y))
-    model = network(settings.model, task, settings.seed).to(device)
+    model = network(settings.model, task, settings.seed, settings.data_root).to(device)
+    trains = model
+    if settings.model.once and isinstance(model, models.Network):
+        trains, task = once(model, task, estimate.free(device), say)
     if settings.estimate and plan.steps:
-        _estimate(settings, model, task, algorithm, plan, folder, device)
+        _estimate(settings, trains, task, algorithm, plan, folder, device)
 
     said = time.monotonic()
 
@@ -178,12 +185,12 @@ def _train(settings: RunConfig, name: str, folder: Path, device: torch.device) -
         seconds = time.monotonic() - said
     else:
         seconds = fit(
-            model, task, algorithm, plan, spend.noise_multiplier if spend else 0.0, settings.training,
+            trains, task, algorithm, plan, spend.noise_multiplier if spend else 0.0, settings.training,
             name, key, settings.privacy.secure_noise, folder / "checkpoint.pt", report,
         )  # fmt: skip
     whole = nn.Sequential(OrderedDict(frozen=frozen, linear=model)) if frozen is not None else model
     save(folder / "model.pt", whole.state_dict())
-    utility = evaluate(model, task.test, task.metric)
+    utility = evaluate(trains, task.test, task.metric)
     public = settings.pair.public
     return {
         "identity": name,
@@ -198,9 +205,10 @@ def _train(settings: RunConfig, name: str, folder: Path, device: torch.device) -
         "utility": utility,
         "test_examples": len(task.test.x),
         "private_examples": len(task.private.x),
-        "selection": {"test": utility} | other_utilities(model, task),
+        "selection": {"test": utility} | other_utilities(trains, task),
         "weights": weights_digest(whole),
-        "parameters": sum(p.numel() for p in model.parameters() if p.requires_grad),
+        "parameters": trained_parameters(model),
+        "public_labels": None if public is None else "of the private task" if task.same_task else "of another task",
         "distance": distance,
         "privacy": privacy.statement(
             spend, algorithm.sensitivity(), settings.privacy.secure_noise, bool(distance), first
@@ -335,7 +343,7 @@ def _estimate(
 ) -> None:  # fmt: skip
     """Say what the run will take; UserError where it does not fit. A run that goes on knows already."""
     gradients = engine(model, settings.training.chunk)
-    view = view_of(model, gradients, on_device(task, device), "estimate", plan.batch_size)
+    view = view_of(model, gradients, on_device(task, device), "estimate", plan)
     needs = estimate.memory(gradients, algorithm, view, task, settings.distance)
     estimate.refuse(needs, device)
     said = f"  about {estimate.gib(needs.peak)} of memory beside the data"
@@ -375,7 +383,7 @@ def weights_digest(model: nn.Module) -> str:
     return digest.hexdigest()
 
 
-def network(model: config.Model, task: Task, seed: int) -> nn.Module:
+def network(model: config.Model, task: Task, seed: int, data_root: str = ".") -> nn.Module:
     """The model for a task's images and classes; for features a linear classifier that starts at zero."""
     if task.private.x.dim() == 2:
         linear = nn.Linear(task.private.x.shape[1], task.classes, bias=model.bias)
@@ -383,7 +391,7 @@ def network(model: config.Model, task: Task, seed: int) -> nn.Module:
             nn.init.zeros_(parameter)
         return linear
     _, channels, height, width = task.private.x.shape
-    return models.build(model, (channels, height, width), task.classes, task.mean, task.std, seed)
+    return models.build(model, (channels, height, width), task.classes, task.mean, task.std, seed, data_root)
 
 
 def pair_distance(settings: RunConfig, task: Task, device: torch.device) -> dict[str, Any] | None:
@@ -402,7 +410,7 @@ def pair_distance(settings: RunConfig, task: Task, device: torch.device) -> dict
             return results.read_record(path, ("values", "mean"))
         values = gsd.measure(
             settings.distance,
-            lambda i: network(settings.model, task, i).to(device),
+            lambda i: network(settings.model, task, i, settings.data_root).to(device),
             task.private,
             {public: task.public},
             task.classes,
@@ -476,7 +484,7 @@ def _rank(settings: RankConfig, device: torch.device) -> dict[str, Any]:
         say(f"  {note}")
     values = gsd.measure(
         settings.distance,
-        lambda i: network(settings.model, task, settings.seed + i).to(device),
+        lambda i: network(settings.model, task, settings.seed + i, settings.data_root).to(device),
         task.private,
         candidates,
         max(2, task.classes),

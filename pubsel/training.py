@@ -103,10 +103,13 @@ def public_stream(name: str) -> Callable[[str, int], np.random.Generator]:
     return lambda purpose, step: stream(name, f"public {purpose}", step)
 
 
-def view_of(model: nn.Module, gradients: Engine, task: Task, name: str, batch_size: int) -> View:
+def view_of(model: nn.Module, gradients: Engine, task: Task, name: str, plan: Schedule) -> View:
     """What the algorithm of the run `name` may see of a task."""
     multi_label = task.private.y.dim() == 2
-    return View(model, gradients, task.public, task.classes, multi_label, public_stream(name), batch_size)
+    public, random = task.public, public_stream(name)
+    return View(
+        model, gradients, public, task.classes, multi_label, random, plan.batch_size, None, plan.steps, task.same_task
+    )
 
 
 def fit(
@@ -147,7 +150,7 @@ def fit(
     else:
         scale = 2 / (training.inverse_decay * training.learning_rate)
         decay = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda t: scale / (t + 2))  # the t-th step, from 1: t + 1
-    view = view_of(model, gradients, task, name, plan.batch_size)
+    view = view_of(model, gradients, task, name, plan)
     if isinstance(algorithm, Pretrains):
         algorithm.pretrain(view)
     view = view._replace(start=_flat(parameters))

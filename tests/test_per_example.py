@@ -24,6 +24,9 @@ KNOWN = {
     "in groups": nn.Sequential(nn.Conv2d(3, 8, 3), nn.Conv2d(8, 12, 3, groups=4)),
     "depthwise": nn.Conv2d(3, 6, 3, groups=3),
     "pooled": nn.Sequential(nn.Conv2d(3, 9, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(9, 8, 2), nn.MaxPool2d(2)),
+    "group norm": nn.Sequential(nn.Conv2d(3, 6, 3, bias=False), nn.GroupNorm(3, 6), nn.ReLU(), nn.Conv2d(6, 2, 3)),
+    "batch norm": nn.Sequential(nn.Conv2d(3, 6, 3), nn.BatchNorm2d(6), nn.Tanh()),
+    "layer norm": nn.Sequential(nn.Linear(9, 7), nn.LayerNorm(7), nn.Tanh(), nn.Linear(7, 4)),
     "linear along the last dimension": nn.Sequential(nn.Linear(9, 7), nn.Tanh(), nn.Linear(7, 4, bias=False)),
 }
 
@@ -63,7 +66,7 @@ UNKNOWN = {
     "used twice": Twice(),
     "used apart": Apart(),
     "used once more": Half(),
-    "affine norm": nn.Sequential(nn.Conv2d(3, 4, 3), nn.GroupNorm(2, 4)),
+    "instance norm": nn.Sequential(nn.Conv2d(3, 4, 3), nn.InstanceNorm2d(4, affine=True)),
     "circular padding": nn.Conv2d(3, 4, 3, padding=1, padding_mode="circular"),
     "padding by name": nn.Conv2d(3, 4, 3, padding="same"),
     "ReLU in place": nn.Sequential(nn.Conv2d(3, 9, 3), nn.Tanh(), nn.Conv2d(9, 4, 3), nn.ReLU(inplace=True)),
@@ -163,7 +166,7 @@ def test_losses_are_each_examples_own():
 def test_known_layers_are_those_of_the_papers():
     model, _, _ = ready(nn.Conv2d(3, 4, 3))
     assert set(known_layers(model, ["0.weight", "0.bias", "2.weight"])) == {"0", "2"}
-    assert known_layers(nn.Sequential(nn.LayerNorm(3)), ["0.weight"]) is None
+    assert known_layers(nn.Sequential(nn.RMSNorm(3)), ["0.weight"]) is None
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])

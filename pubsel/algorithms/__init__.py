@@ -13,9 +13,9 @@ import torch
 from hydra.utils import get_class
 from torch import Tensor, nn
 
-from pubsel.config import UsageError, check
+from pubsel.config import Labels, UsageError, check
 from pubsel.data import Split
-from pubsel.gradients import Engine, GradientMatrix
+from pubsel.gradients import Engine, GradientMatrix, random_labels
 from pubsel.privacy import Plan
 from pubsel.randomness import SystemEntropy
 
@@ -50,6 +50,18 @@ class View(NamedTuple):
     random: Callable[[str, int], np.random.Generator]
     batch_size: int = 1  # expected, public
     start: Tensor | None = None  # [p], the weights before the first private step
+    steps: int = 1  # in all
+    same_task: bool = False  # labels of the public data are those of the private task: both are of one data set
+
+    def labels(self, choice: Labels, redraw: int, name: str) -> Tensor:
+        """Labels of the public images for a method that takes random ones too: drawn anew for each `redraw`, the given
+        ones, or, with auto, the given ones where they are of the private task."""
+        if self.public is None:
+            raise UsageError(f"algorithm={name} needs public data: give pair.public=NAME")
+        if choice == Labels.given or (choice == Labels.auto and self.same_task):
+            return self.labelled(name).y
+        x = self.public.x
+        return random_labels(self.random("labels", redraw), len(x), self.classes, self.multi_label).to(x.device)
 
     def labelled(self, name: str) -> Split:
         """The public data, for an algorithm `name` that needs its labels; UsageError where they are not of the task."""

@@ -29,7 +29,8 @@ def flat(model: nn.Module) -> Tensor:
 
 def public_gradient(gradients: Engine, public: Split, norms: list[Tensor] | None = None) -> Tensor:
     """Sum of the gradients of all public examples, [p]; appends their norms to `norms`."""
-    total = torch.zeros_like(flat(gradients.model))
+    parameter = next(gradients.model.parameters())
+    total = torch.zeros(gradients.size, dtype=parameter.dtype, device=parameter.device)
     for block in gradients.blocks(public.x, public.y):
         total += block.combine(torch.ones(len(block), dtype=block.dtype, device=public.x.device))
         if norms is not None:

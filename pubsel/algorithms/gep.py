@@ -13,7 +13,7 @@ from torch import Tensor
 from pubsel.algorithms import Mechanism, View
 from pubsel.algorithms.dp_sgd import clipped_sum
 from pubsel.config import Labels, UsageError, setting
-from pubsel.gradients import Basis, DenseGradients, GradientMatrix, clip_factors, gpu_precision, random_labels
+from pubsel.gradients import Basis, DenseGradients, GradientMatrix, clip_factors, gpu_precision
 from pubsel.models import parameter_groups
 from pubsel.subspace import allocate, power_basis
 
@@ -63,7 +63,9 @@ class GEP:
     residual: bool = setting("release the residual too (GEP); false: Biased GEP")
     groups: Groups = setting("layers: as in the paper; slices: three equal flat slices, as in the official code")
     power_iterations: int = setting("power iterations for the basis", at_least=1)
-    labels: Labels = setting("labels of the public images: random, or given: their own, of the private task")
+    labels: Labels = setting(
+        "of the public images: random, given (their own, of the private task), or auto: given if they are"
+    )
     redraw: bool = setting("draw random labels at each step (paper) or once (official code)")
     public_precision: Precision = setting(
         "of passes and products over public data, which only choose the subspace; tf32: of GPUs"
@@ -110,15 +112,7 @@ class GEP:
                 f"algorithm.k={self.k} is more than the {len(public.x)} public examples: "
                 "lower algorithm.k or raise pair.m"
             )
-        y = public.y
-        if self.labels == Labels.random:
-            source = view.random("labels", step if self.redraw else 0)
-            y = random_labels(source, len(public.x), view.classes, view.multi_label).to(public.x.device)
-        elif y.dim() == 1 and int(y.max()) >= view.classes:
-            raise UsageError(
-                f"algorithm.labels=given: the public images have labels outside the private task's {view.classes} "
-                "classes; use random labels"
-            )
+        y = view.labels(self.labels, step if self.redraw else 0, self.name)
         slices = self.columns(view)
         ranks = allocate(self.k, [s.stop - s.start for s in slices], len(public.x))
         parameter = next(view.model.parameters())

@@ -47,6 +47,7 @@ class Task(NamedTuple):
     std: tuple[float, ...]
     notes: tuple[str, ...]
     validation: Split | None = None  # private examples that are not trained on
+    same_task: bool = False  # public and private examples are of one data set: their labels mean the same
 
     def each(self, change: Callable[[Split], Split]) -> "Task":
         """The task with change(split) for each of its splits."""
@@ -97,7 +98,8 @@ def load(
                 )
             notes += (f"the first {pair.m} test images of {pair.private} are public and left the test set",)
     private, validation = _part(private, pair)
-    return Task(private, public, test, *source[2:6], notes, validation)
+    same_task = pair.public is not None and same_examples(pair.private, pair.public, data_root)
+    return Task(private, public, test, *source[2:6], notes, validation, same_task)
 
 
 def _from_training(

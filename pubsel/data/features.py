@@ -17,14 +17,15 @@ import timm
 import torch
 from filelock import FileLock
 from timm.data import resolve_model_data_config
-from timm.models import load_state_dict
 from torch import Tensor, nn
 from torchvision.transforms.v2 import functional as images
 
 from pubsel.config import Backbone, UsageError, UserError, digest
 from pubsel.data import Source, Split
+from pubsel.models.weights import load, weight_file
 
 BATCH = 32
+KEY = "model.backbone.checkpoint"
 
 
 class Extractor(NamedTuple):
@@ -85,7 +86,7 @@ def load_backbone(backbone: Backbone, data_root: str, device: torch.device) -> E
     if not timm.is_model(name):
         near = ", ".join(timm.list_models(f"*{name[:6]}*")[:5]) or "see timm.list_models()"
         raise UsageError(f"model.backbone.architecture={name}: timm has no such model; near it: {near}")
-    path = _weight_file(backbone.checkpoint, data_root) if backbone.checkpoint else None
+    path = weight_file(KEY, backbone.checkpoint, data_root) if backbone.checkpoint else None
     fetch = backbone.pretrained and path is None
     try:
         logging.disable(logging.WARNING)  # of the hub, about what the line below says
@@ -101,7 +102,7 @@ def load_backbone(backbone: Backbone, data_root: str, device: torch.device) -> E
     finally:
         logging.disable(logging.NOTSET)
     if path is not None:
-        _load(net, path, backbone.prefix)
+        load(net, path, backbone.prefix, KEY)
     net = net.eval().requires_grad_(False)
     data = resolve_model_data_config(net)
     size = backbone.input_size or data["input_size"][-1]
@@ -115,36 +116,6 @@ def load_backbone(backbone: Backbone, data_root: str, device: torch.device) -> E
     network = [name, backbone.options, weights.hexdigest()]
     key = digest({"network": network, "how": how, "versions": versions})
     return Extractor(net.to(device), resize, size, mean, std, data["interpolation"], key)
-
-
-def _weight_file(checkpoint: str, data_root: str) -> Path:
-    given = Path(checkpoint).expanduser()
-    for path in (given, Path(data_root).expanduser() / given):
-        if path.is_file():
-            return path
-    raise UserError(f"model.backbone.checkpoint={checkpoint}: no such file, neither here nor in {data_root}")
-
-
-def _load(net: nn.Module, path: Path, prefix: str | None) -> None:
-    """Weights of a file into a network without a head; those of a head are left out."""
-    try:
-        state = load_state_dict(str(path), use_ema=False)
-    except Exception as error:
-        raise UserError(
-            f"model.backbone.checkpoint={path}: not a readable weight file ({str(error).splitlines()[0][:100]})"
-        ) from None
-    if prefix:
-        state = {key.removeprefix(prefix): value for key, value in state.items() if key.startswith(prefix)}
-    wanted = net.state_dict()
-    misfits = [key for key in wanted if key in state and state[key].shape != wanted[key].shape]
-    absent = [key for key in wanted if key not in state and not key.endswith("num_batches_tracked")]
-    if misfits or absent:
-        first = misfits[0] if misfits else absent[0]
-        raise UserError(
-            f"model.backbone.checkpoint={path} does not fit: {len(misfits)} weights of another shape, {len(absent)} "
-            f"absent, the first {first}: check architecture, options and prefix"
-        )
-    net.load_state_dict({key: state[key] for key in wanted if key in state}, strict=False)
 
 
 def features(

@@ -1,14 +1,21 @@
 """build(...) -> a network that takes uint8 images [n, channels, height, width] and gives logits [n, classes]."""
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
-from pubsel.config import Model, Norm, UsageError
+from pubsel.config import Model, Norm, UsageError, UserError
 from pubsel.models import small
+from pubsel.models.trained import choose, head
+from pubsel.models.weights import load, weight_file
+
+KEY = "model.checkpoint"
 
 
 class Network(nn.Module):
-    """Images as they lie on disk -> logits: scale to [0, 1], resize if asked, normalise, then `net`."""
+    """Images as they lie on disk -> logits: scale to [0, 1], resize if asked, normalise, then `net`. A network for
+    colours gets grey images three times."""
 
     mean: Tensor
     std: Tensor
@@ -21,20 +28,31 @@ class Network(nn.Module):
         self.register_buffer("std", torch.tensor(std)[:, None, None], persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:  # uint8 [n, c, h, w] -> [n, classes]
+        return self.net(self.normalised(x))
+
+    def normalised(self, x: Tensor) -> Tensor:
         x = x.to(self.mean.dtype) / 255
         if self.input_size is not None and x.shape[-2:] != (self.input_size, self.input_size):
             shrinks = x.shape[-1] > self.input_size or x.shape[-2] > self.input_size
             size = (self.input_size, self.input_size)
             x = nn.functional.interpolate(x, size, mode="bilinear", antialias=shrinks)
-        return self.net((x - self.mean) / self.std)
+        return (x - self.mean) / self.std  # x with one channel is broadcast here
 
 
 def build(
-    model: Model, shape: tuple[int, int, int], classes: int, mean: tuple[float, ...], std: tuple[float, ...], seed: int
+    model: Model,
+    shape: tuple[int, int, int],
+    classes: int,
+    mean: tuple[float, ...],
+    std: tuple[float, ...],
+    seed: int,
+    data_root: str = ".",
 ) -> Network:
-    """A network in eval mode, its random weights drawn from `seed`. shape: channels, height, width of the images.
+    """A network in eval mode, its random weights drawn from `seed`, in which what `model` names is trained. shape:
+    channels, height, width of the images. mean, std: theirs, which a network with weights replaces by its own.
 
-    Raises UsageError for an unknown model, or one that does not fit the images.
+    Raises UsageError for an unknown model, or one that does not fit the images; UserError for a weight file that is
+    absent or does not fit.
     """
     channels, height, width = shape
     if model.input_size is not None:
@@ -42,14 +60,20 @@ def build(
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         try:
-            if model.name in ("timm", "torchvision"):
-                net = _library(model, channels, classes)
-            elif model.name in small.NETWORKS:
+            if model.name in small.NETWORKS:
                 net = small.NETWORKS[model.name](channels, height, width, classes)
+            elif model.architecture is None:
+                named = f"{model.name} needs model.architecture=NAME, such as resnet18"
+                known = f"{model.name}: unknown, use {', '.join(small.NETWORKS)}, timm or torchvision"
+                raise UsageError(f"model={named}" if model.name in ("timm", "torchvision") else f"model.name={known}")
+            elif model.name == "torchvision":
+                net = _torchvision(model, model.architecture, channels, classes)
             else:
-                raise UsageError(
-                    f"model.name={model.name}: unknown, use {', '.join(small.NETWORKS)}, timm or torchvision"
-                )
+                net = _timm(model, model.architecture, channels, classes, data_root)
+                if model.pretrained or model.checkpoint:
+                    own: dict[str, Any] = net.pretrained_cfg  # type: ignore[assignment]
+                    mean, std = tuple(model.mean or own["mean"]), tuple(model.std or own["std"])
+            choose(net, model)
             network = Network(net, mean, std, model.input_size).eval()
             with torch.no_grad():
                 network(torch.zeros(1, *shape, dtype=torch.uint8))
@@ -62,50 +86,64 @@ def build(
     return network
 
 
-def _library(model: Model, channels: int, classes: int) -> nn.Module:
-    """A timm or torchvision network with `classes` outputs, without a layer that mixes examples."""
+def _timm(model: Model, name: str, channels: int, classes: int, data_root: str) -> nn.Module:
+    """A timm network with `classes` outputs: random, with its published weights, or those of a file."""
+    import timm
+
+    if not timm.is_model(name):
+        near = ", ".join(timm.list_models(f"*{name[:6]}*")[:5]) or "see timm.list_models()"
+        raise UsageError(f"model.architecture={name}: timm has no such model; near it: {near}")
+    path = weight_file(KEY, model.checkpoint, data_root) if model.checkpoint else None
+    fetch = model.pretrained and path is None
+    with_weights = fetch or path is not None
+    try:
+        net: nn.Module = timm.create_model(
+            name, pretrained=fetch, num_classes=classes, in_chans=3 if with_weights else channels, **model.options or {}
+        )
+    except OSError as error:
+        reason = str(error).partition("\n")[0][:100]
+        raise UserError(
+            f"model.architecture={name}: its weights cannot be fetched ({reason}): give {KEY}=FILE"
+        ) from None
+    if path is not None:
+        load(net, path, None, KEY, head(net))
+    return _apart(net, model.norm)
+
+
+def _torchvision(model: Model, name: str, channels: int, classes: int) -> nn.Module:
+    import torchvision
+
+    if name not in torchvision.models.list_models():
+        raise UsageError(f"model.architecture={name}: torchvision has no such model")
+    if channels != 3:
+        raise UsageError(f"model=torchvision takes images with 3 channels, these have {channels}: use model=timm")
+    if model.pretrained:
+        net = torchvision.models.get_model(name, weights="DEFAULT")
+        net = _new_head(net, classes)
+    else:
+        net = torchvision.models.get_model(name, num_classes=classes)
+    return _apart(net, model.norm)
+
+
+def _apart(net: nn.Module, norm: Norm) -> nn.Module:
+    """The network without a layer that mixes examples: BatchNorm replaced by GroupNorm, or frozen, statistics and
+    affine part. Channels last, in which deep networks are fastest on a CPU."""
     from opacus.validators import ModuleValidator
 
-    name = model.architecture
-    if name is None:
-        raise UsageError(f"model={model.name} needs model.architecture=NAME, such as resnet18")
-    if model.name == "timm":
-        import timm
-
-        if not timm.is_model(name):
-            near = ", ".join(timm.list_models(f"*{name[:6]}*")[:5]) or "see timm.list_models()"
-            raise UsageError(f"model.architecture={name}: timm has no such model; near it: {near}")
-        net = timm.create_model(
-            name,
-            pretrained=model.pretrained,
-            num_classes=classes,
-            in_chans=channels,
-            checkpoint_path=model.checkpoint or "",
-        )
-    else:
-        import torchvision
-
-        if name not in torchvision.models.list_models():
-            raise UsageError(f"model.architecture={name}: torchvision has no such model")
-        if channels != 3:
-            raise UsageError(f"model=torchvision takes images with 3 channels, these have {channels}: use model=timm")
-        if model.pretrained:
-            net = torchvision.models.get_model(name, weights="DEFAULT")
-            net = _new_head(net, classes)
-        else:
-            net = torchvision.models.get_model(name, num_classes=classes)
-    if model.norm == Norm.replace:
+    if norm == Norm.replace:
         net = ModuleValidator.fix(net)
     for module in net.modules():
-        if isinstance(module, nn.modules.batchnorm._BatchNorm):  # frozen: statistics and affine part
+        if isinstance(module, nn.modules.batchnorm._BatchNorm):
             for parameter in module.parameters():
                 parameter.requires_grad_(False)
-    return net
+        if hasattr(module, "inplace"):
+            module.inplace = False  # type: ignore[assignment]  # per_example.by_layers needs the outputs that it would overwrite
+    return net.to(memory_format=torch.channels_last)
 
 
 def _new_head(net: nn.Module, classes: int) -> nn.Module:
-    name, last = [(n, m) for n, m in net.named_modules() if isinstance(m, nn.Linear)][-1]
-    net.set_submodule(name, nn.Linear(last.in_features, classes))
+    name = head(net)
+    net.set_submodule(name, nn.Linear(net.get_submodule(name).in_features, classes))  # type: ignore[arg-type]
     return net
 
 

@@ -1,0 +1,65 @@
+"""DP mirror descent in its first-order form. Amid, Ganesh, Mathews, Ramaswamy, Song, Steinke, Suriyakumar, Thakkar,
+Thakurta: Public Data-Assisted Mirror Descent for Private Model Training, ICML 2022, arXiv:2112.00193, Section 5:
+the noisy private gradient is mixed with the public one."""
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from pubsel.algorithms import Mechanism, View
+from pubsel.algorithms.adamix import public_gradient
+from pubsel.algorithms.dp_sgd import clipped_sum
+from pubsel.config import Labels, UsageError, setting
+from pubsel.data import Split
+
+
+def alpha(step: int, steps: int, cycle: float | None, constant: float) -> float:
+    """Weight of the private gradient at step 0, ..., steps - 1: cos(pi t / (cycle T)), or `constant`."""
+    return constant if cycle is None else math.cos(math.pi * step / (cycle * steps))
+
+
+@dataclass
+class DPMD:
+    """Settings of DP-MD."""
+
+    name: str = setting("its name in records and tables")
+    clip_norm: float = setting("bound C on the L2 norm of a private example's gradient", at_least=1e-12)
+    cycle: float | None = setting(
+        "K of alpha_t = cos(pi t / (K T)), the weight of the private gradient; which from 2 on is never negative; "
+        "null: alpha", at_least=2,
+    )  # fmt: skip
+    alpha: float = setting("the weight where cycle is null", over=0, at_most=1)
+    public_batch: int = setting("public examples a step", at_least=1)
+    fresh: bool = setting("draw them anew at each step; false: the same ones")
+    labels: Labels = setting(
+        "of the public images: random, given (their own, of the private task), or auto: given if they are"
+    )
+
+    uses_public: ClassVar[bool] = True
+    private: ClassVar[bool] = True
+
+    def sensitivity(self) -> float:
+        """The private sum is DP-SGD's; the public gradient is added after the noise."""
+        return 1.0
+
+    def numbers(self, view: View) -> int:
+        return 2 * view.gradients.size
+
+    def mechanism(self, view: View, step: int) -> Mechanism:
+        if view.public is None:
+            raise UsageError(f"algorithm={self.name} needs public data: give pair.public=NAME")
+        y = view.labels(self.labels, 0, self.name)
+        drawn = view.random("public batch", step if self.fresh else 0).permutation(len(y))[: self.public_batch]
+        chosen = torch.from_numpy(drawn).to(y.device)
+        weight = alpha(step, view.steps, self.cycle, self.alpha)
+        public = public_gradient(view.gradients, Split(view.public.x[chosen], y[chosen])) / len(chosen)  # [p]
+
+        def decode(mean: Tensor) -> Tensor:
+            return weight * self.clip_norm * mean + (1 - weight) * public
+
+        return Mechanism(
+            lambda gradients: clipped_sum(gradients, self.clip_norm), decode, self.sensitivity(), view.gradients.size
+        )

@@ -1,0 +1,82 @@
+"""Second-phase pre-training. Choosing Public Datasets for Private Machine Learning via Gradient Subspace Distance,
+Section 5 and Figure 2: what trains of a pre-trained network is first trained on public data, with their labels, then on
+private data by DP-SGD."""
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import ClassVar
+
+import torch
+from torch import nn
+
+from pubsel.algorithms import Mechanism, View
+from pubsel.algorithms.dp_sgd import DPSGD
+from pubsel.config import UsageError, UserError, setting
+from pubsel.data import Split
+from pubsel.models.trained import replaced_head
+from pubsel.per_example import losses_of
+
+Head = Enum("Head", ["auto", "own", "temporary"])
+
+
+def supervised(model: nn.Module, public: Split, epochs: int, batch_size: int, rate: float, view: View) -> None:
+    """Adam on the parameters of `model` that require gradients, on public images x [m, ...] with labels y; in place."""
+    optimizer = torch.optim.Adam([p for p in model.parameters() if p.requires_grad], rate)
+    for epoch in range(epochs):
+        order = torch.from_numpy(view.random("second phase", epoch).permutation(len(public.x))).to(public.x.device)
+        for chosen in order.split(batch_size):
+            loss = losses_of(model(public.x[chosen]), public.y[chosen]).mean()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+    for parameter in model.parameters():
+        parameter.grad = None
+    if not all(p.isfinite().all() for p in model.parameters()):
+        raise UserError("second-phase training on public data diverged: lower algorithm.public_rate")
+
+
+@dataclass
+class SecondPhase:
+    """Settings of second-phase pre-training and of the private fine-tuning after it."""
+
+    name: str = setting("its name in records and tables")
+    clip_norm: float = setting("DP-SGD: bound C on the L2 norm of an example's gradient", at_least=1e-12)
+    public_rate: float = setting(
+        "learning rate of Adam on public data; the paper: 3e-3 transformers, 5e-5 CNNs", over=0
+    )
+    public_epochs: int = setting("passes over the public data", at_least=0)
+    public_batch: int = setting("examples a step of them", at_least=1)
+    head: Head = setting(
+        "own: public data of the private task train its head; temporary: a head for the public classes, thrown away "
+        "afterwards; auto: own where public and private data are one set, else temporary"
+    )
+
+    uses_public: ClassVar[bool] = True
+    private: ClassVar[bool] = True
+
+    def sensitivity(self) -> float:
+        """That of DP-SGD: the public phase reads no private example."""
+        return 1.0
+
+    def numbers(self, view: View) -> int:
+        return 3 * view.gradients.size  # gradient and moments of Adam
+
+    def pretrain(self, view: View) -> None:
+        public, model = view.public, view.model
+        if public is None:
+            raise UsageError(f"algorithm={self.name} needs public data: give pair.public=NAME")
+        if self.head == Head.own or (self.head == Head.auto and view.same_task):
+            supervised(model, view.labelled(self.name), self.public_epochs, self.public_batch, self.public_rate, view)
+            return
+        classes = public.y.shape[1] if public.y.dim() == 2 else int(public.y.max()) + 1
+        if public.y.dim() == 1 and int(public.y.min()) == classes - 1:
+            raise UsageError(f"algorithm={self.name}: public images of one class only teach nothing")
+        generator = torch.Generator().manual_seed(int(view.random("temporary head", 0).integers(2**63)))
+        name, own = replaced_head(model, classes, generator)
+        try:
+            supervised(model, public, self.public_epochs, self.public_batch, self.public_rate, view)
+        finally:
+            model.set_submodule(name, own)
+
+    def mechanism(self, view: View, step: int) -> Mechanism:
+        return DPSGD(self.name, self.clip_norm).mechanism(view, step)

@@ -1,0 +1,98 @@
+"""A network in two: what lies below the first trained parameter, and what lies above."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+
+from pubsel.config import UsageError, UserError
+from pubsel.data import Task
+from pubsel.models import Network
+
+BATCH = 64
+
+
+class Above(nn.Module):
+    """What trains: [n, d], the outputs of all that lies below, flat and side by side -> logits. Its parameters are
+    those of the whole network, by the same names."""
+
+    def __init__(self, net: nn.Module, shapes: list[torch.Size]):
+        super().__init__()
+        self.net = net
+        self.shapes = shapes
+
+    def forward(self, x: Tensor) -> Tensor:
+        parts = x.split([shape.numel() for shape in self.shapes], dim=1)
+        return self.net(*(part.unflatten(1, shape) for part, shape in zip(parts, self.shapes, strict=True)))
+
+
+class _Tracer(fx.Tracer):
+    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
+        return not list(m.children()) or super().is_leaf_module(m, module_qualified_name)
+
+
+def split(network: Network, x: Tensor) -> tuple[Callable[[Tensor], Tensor], Above]:
+    """(below, above) with above(below(x)) = network(x) for images x [n, c, h, w]. They share the network's layers, so
+    that training `above` trains the network. UsageError where the network cannot be traced (torch.fx)."""
+    try:
+        graph = _Tracer().trace(network.net)
+    except Exception as error:
+        reason = str(error).partition("\n")[0][:100]
+        raise UsageError(f"model.once=true: this network cannot be traced ({reason}): set it to false") from None
+    trained = {name for name, p in network.net.named_parameters() if p.requires_grad}
+    upper: set[fx.Node] = set()
+    for node in graph.nodes:
+        own = node.op in ("call_module", "get_attr") and any(
+            name == node.target or name.startswith(f"{node.target}.") for name in trained
+        )
+        if own or node.op == "output" or any(n in upper for n in node.all_input_nodes):
+            upper.add(node)
+    cut = [node for node in graph.nodes if node not in upper and any(user in upper for user in node.users)]
+    upper |= {node for node in cut if node.op == "get_attr"}  # frozen parameters of layers above
+    cut = [node for node in cut if node not in upper]
+    lower = _part(network.net, graph, [node for node in graph.nodes if node not in upper], [], cut)
+    with torch.no_grad():
+        found = lower(network.normalised(x[:2]))
+    if not all(isinstance(part, Tensor) and len(part) == 2 for part in found):
+        raise UsageError("model.once=true: more than images' outputs passes into the trained layers: set it to false")
+    shapes = [part.shape[1:] for part in found]
+
+    @torch.no_grad()
+    def below(images: Tensor) -> Tensor:
+        return torch.cat([part.flatten(1) for part in lower(network.normalised(images))], dim=1)
+
+    return below, Above(_part(network.net, graph, [n for n in graph.nodes if n in upper], cut, None), shapes).eval()
+
+
+def _part(
+    net: nn.Module, graph: fx.Graph, nodes: list[fx.Node], inputs: list[fx.Node], outputs: list[fx.Node] | None
+) -> fx.GraphModule:
+    """The nodes of a graph as a module of its own. outputs None: those of the graph."""
+    new, copied = fx.Graph(), dict[fx.Node, fx.Node]()
+    for node in inputs:
+        copied[node] = new.placeholder(node.name)
+    for node in nodes:
+        copied[node] = new.node_copy(node, lambda n: copied[n])
+    if outputs is not None:
+        new.output(tuple(copied[node] for node in outputs))
+    return fx.GraphModule(net, new)
+
+
+def once(network: Network, task: Task, free: int, report: Callable[[str], None]) -> tuple[Above, Task]:
+    """What trains, and the task with the outputs of the frozen layers below it in place of its images. UserError where
+    they would take more than `free` bytes."""
+    below, above = split(network, task.private.x)
+    splits: list[Any] = [task.private, task.public, task.test, task.validation]
+    n, d = sum(len(s.x) for s in splits if s is not None), sum(shape.numel() for shape in above.shapes)
+    if 4 * n * d > free:
+        raise UserError(
+            f"model.once=true: outputs of the frozen layers take {4 * n * d / 2**30:.1f} GiB: set it to false"
+        )
+    report(f"  frozen layers: {d} outputs for each of {n} images, computed once")
+    device = next(network.parameters()).device
+
+    def through(x: Tensor) -> Tensor:
+        return torch.cat([below(part.to(device)).cpu() for part in x.split(BATCH)])
+
+    return above, task.each(lambda split: split._replace(x=through(split.x)))

@@ -1,0 +1,143 @@
+"""Which parameters of a network train: all, some of its layers (GSD, Table 6), its biases, or small new ones beside
+frozen layers.
+
+LoRA and adapters are modules of this file: peft has them too, but brings transformers and accelerate along, and its
+layers are none that per_example.by_layers knows. These consist of nn.Linear, which it does.
+"""
+
+import difflib
+import math
+
+import torch
+from torch import Tensor, nn
+
+from pubsel.config import Adapters, Lora, Model, UsageError
+
+WORDS = ("all", "head", "bias", "first_last")
+
+
+class LowRank(nn.Module):
+    """layer(x) + alpha / r up(down(x)). Hu et al.: LoRA, ICLR 2022, Section 4: down [r, a] random, up [b, r] zero."""
+
+    def __init__(self, layer: nn.Linear, r: int, alpha: float):
+        super().__init__()
+        self.layer = layer
+        self.down = nn.Linear(layer.in_features, r, bias=False)
+        self.up = nn.Linear(r, layer.out_features, bias=False)
+        self.scale = alpha / r
+        nn.init.zeros_(self.up.weight)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x) + self.scale * self.up(self.down(x))
+
+
+class Bottleneck(nn.Module):
+    """y + up(gelu(down(y))) of a layer's output y [..., d]. Houlsby et al.: Parameter-Efficient Transfer Learning for
+    NLP, ICML 2019, Section 2: near the identity at the start (here: up is zero)."""
+
+    def __init__(self, layer: nn.Module, d: int, size: int):
+        super().__init__()
+        self.layer = layer
+        self.down = nn.Linear(d, size)
+        self.up = nn.Linear(size, d)
+        nn.init.zeros_(self.up.weight)
+        nn.init.zeros_(self.up.bias)
+
+    def forward(self, *args: Tensor, **kwargs: Tensor) -> Tensor:
+        y: Tensor = self.layer(*args, **kwargs)
+        return y + self.up(nn.functional.gelu(self.down(y)))
+
+
+def choose(net: nn.Module, model: Model) -> None:
+    """Put in what `model` adds, and let only what it names require gradients: `model.trained`, else the new layers and
+    the head, else all. UsageError, with the names that are near, for one that the network does not have."""
+    frozen = [p for p in net.parameters() if not p.requires_grad]  # BatchNorm's
+    added = add_low_rank(net, model.lora) if model.lora is not None else []
+    added += add_adapters(net, model.adapters) if model.adapters is not None else []
+    wanted = model.trained or (["head"] if added else ["all"])
+    chosen = set().union(*(parameters_of(net, name) for name in wanted), added)
+    everything = "all" in wanted
+    for name, parameter in net.named_parameters():
+        parameter.requires_grad_(name in chosen and not (everything and any(parameter is p for p in frozen)))
+
+
+def parameters_of(net: nn.Module, name: str) -> set[str]:
+    """The parameters of a layer, a single parameter, or one of WORDS. bias: all biases and the head (Bu et al. 2022,
+    BiTFiT); first_last: the first layer with weights and the head (Cattan et al. 2022)."""
+    names = [n for n, _ in net.named_parameters()]
+
+    def inside(layer: str) -> set[str]:
+        return {n for n in names if n == layer or n.startswith(f"{layer}.")}
+
+    if name == "all":
+        return set(names)
+    if name == "head":
+        return inside(head(net))
+    if name == "bias":
+        return {n for n in names if n.rpartition(".")[2] == "bias"} | inside(head(net))
+    if name == "first_last":
+        first = next(n for n, m in net.named_modules() if isinstance(m, nn.Conv2d | nn.Linear))
+        return inside(first) | inside(head(net))
+    found = inside(name)
+    if not found:
+        known = [n for n, module in net.named_modules() if n and next(module.parameters(), None) is not None]
+        near = difflib.get_close_matches(name, [*known, *names, *WORDS], n=4, cutoff=0.3)
+        raise UsageError(f"model.trained: no layer {name} with parameters in this network; near it: {', '.join(near)}")
+    return found
+
+
+def head(net: nn.Module) -> str:
+    """The name of the last linear layer."""
+    found = [name for name, module in net.named_modules() if isinstance(module, nn.Linear)]
+    if not found:
+        raise UsageError("model: this network has no linear layer as its head: name what trains in model.trained")
+    return found[-1]
+
+
+def add_low_rank(net: nn.Module, lora: Lora) -> list[str]:
+    """LowRank round each linear layer whose name ends in one of `lora.layers`; the names of the new parameters."""
+    names = _ending(net, lora.layers, "model.lora.layers", nn.Linear)
+    for name in names:
+        net.set_submodule(name, LowRank(net.get_submodule(name), lora.r, lora.alpha))  # type: ignore[arg-type]
+    return [f"{name}.{part}.weight" for name in names for part in ("down", "up")]
+
+
+def add_adapters(net: nn.Module, adapters: Adapters) -> list[str]:
+    """A Bottleneck behind each layer whose name ends in one of `adapters.layers`; the names of the new parameters."""
+    names = _ending(net, adapters.layers, "model.adapters.layers", nn.Module)
+    for name in names:
+        layer = net.get_submodule(name)
+        linear = [module for module in layer.modules() if isinstance(module, nn.Linear)]
+        if not linear:
+            raise UsageError(f"model.adapters.layers: {name} ends in no linear layer, so its width is not known")
+        net.set_submodule(name, Bottleneck(layer, linear[-1].out_features, adapters.size))
+    return [f"{name}.{part}.{kind}" for name in names for part in ("down", "up") for kind in ("weight", "bias")]
+
+
+def _ending(net: nn.Module, ends: list[str], key: str, kind: type[nn.Module]) -> list[str]:
+    fitting = [name for name, module in net.named_modules() if name and isinstance(module, kind)]
+    found = [name for name in fitting if name.rpartition(".")[2] in ends]
+    if not found:
+        known = sorted({name.rpartition(".")[2] for name in fitting} - {str(i) for i in range(1000)})
+        raise UsageError(f"{key}={ends}: this network has no such layer; it has {', '.join(known[:12])}")
+    return found
+
+
+def trained_parameters(net: nn.Module) -> int:
+    """How many numbers train."""
+    return sum(p.numel() for p in net.parameters() if p.requires_grad)
+
+
+def replaced_head(net: nn.Module, classes: int, generator: torch.Generator) -> tuple[str, nn.Module]:
+    """A new head of `classes` outputs, which trains, in the place of the head of `net`; name and layer of the old one.
+    Its weights are uniform in +-1 / sqrt(inputs), as torch's own, from `generator`."""
+    name = head(net)
+    old = net.get_submodule(name)
+    assert isinstance(old, nn.Linear)
+    new = nn.Linear(old.in_features, classes, old.bias is not None)
+    bound = 1 / math.sqrt(old.in_features)
+    with torch.no_grad():
+        for parameter in new.parameters():
+            parameter.uniform_(-bound, bound, generator=generator)
+    net.set_submodule(name, new.to(old.weight))
+    return name, old

@@ -1,0 +1,42 @@
+"""Weights from a file, for a whole network or for one without its head."""
+
+from pathlib import Path
+
+from timm.models import load_state_dict
+from torch import nn
+
+from pubsel.config import UserError
+
+
+def weight_file(key: str, checkpoint: str, data_root: str) -> Path:
+    """The file `checkpoint`, looked for here and in `data_root`. key: of the setting, for the message."""
+    given = Path(checkpoint).expanduser()
+    for path in (given, Path(data_root).expanduser() / given):
+        if path.is_file():
+            return path
+    raise UserError(f"{key}={checkpoint}: no such file, neither here nor in {data_root}")
+
+
+def load(net: nn.Module, path: Path, prefix: str | None, key: str, head: str | None = None) -> None:
+    """Weights of a file into a network. Those of the layer `head` stay as they are where the file has none of their
+    shape; what the network has no place for is left out. UserError where anything else is absent or misshapen."""
+    try:
+        state = load_state_dict(str(path), use_ema=False)
+    except Exception as error:
+        raise UserError(f"{key}={path}: not a readable weight file ({str(error).splitlines()[0][:100]})") from None
+    if prefix:
+        state = {name.removeprefix(prefix): value for name, value in state.items() if name.startswith(prefix)}
+    wanted = net.state_dict()
+    if head is not None:
+        own = [name for name in wanted if name.startswith(f"{head}.")]
+        if any(name not in state or state[name].shape != wanted[name].shape for name in own):
+            state |= {name: wanted[name] for name in own}
+    misfits = [name for name in wanted if name in state and state[name].shape != wanted[name].shape]
+    absent = [name for name in wanted if name not in state and not name.endswith("num_batches_tracked")]
+    if misfits or absent:
+        first = misfits[0] if misfits else absent[0]
+        raise UserError(
+            f"{key}={path} does not fit: {len(misfits)} weights of another shape, {len(absent)} absent, the first "
+            f"{first}: check architecture, options and prefix"
+        )
+    net.load_state_dict({name: state[name] for name in wanted if name in state}, strict=False)

@@ -1,0 +1,178 @@
+"""DP mirror descent and second-phase pre-training: what public data does, written out."""
+
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import yaml
+from torch import nn
+
+from pubsel import algorithms
+from pubsel.algorithms import View
+from pubsel.algorithms.dp_md import alpha
+from pubsel.algorithms.dp_sgd import DPSGD
+from pubsel.cli import main
+from pubsel.config import CONF, Labels, UsageError, UserError
+from pubsel.data import Split
+from pubsel.gradients import DenseGradients, PerExampleGradients
+from pubsel.models.trained import head
+from pubsel.randomness import stream
+from pubsel.results import read_records
+
+
+def build(name, **changes):
+    return algorithms.build(yaml.safe_load((CONF / "algorithm" / f"{name}.yaml").read_text()) | changes)
+
+
+def patterns(n, classes, seed=0):
+    """Images 1 x 6 x 6 that differ in where they are bright, in noise."""
+    draw = np.random.RandomState(seed)
+    y = draw.randint(classes, size=n)
+    x = draw.randint(0, 100, (n, 1, 6, 6))
+    x[np.arange(n), 0, y] += 120
+    return Split(torch.from_numpy(x.astype(np.float32) / 100), torch.from_numpy(y))
+
+
+def view(public, classes=3, steps=10, same_task=True):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Flatten(), nn.Linear(36, 8), nn.Tanh(), nn.Linear(8, classes)).eval()
+
+    def random(purpose, step):
+        return stream("test", purpose, step)
+
+    gradients = PerExampleGradients(model, 16)
+    return View(model, gradients, public, classes, False, random, steps=steps, same_task=same_task)
+
+
+# DP mirror descent
+
+
+def test_alpha_falls_from_one_along_a_cosine_and_is_never_negative():
+    values = [alpha(t, 100, 2.0, 0.5) for t in range(100)]
+    assert values[0] == 1
+    assert values[50] == pytest.approx(math.cos(math.pi / 4))
+    assert values == sorted(values, reverse=True)
+    assert 0 < values[-1] < 0.02
+    assert alpha(50, 100, 5.0, 0.5) == pytest.approx(math.cos(math.pi / 10))
+    assert {alpha(t, 100, None, 0.3) for t in range(100)} == {0.3}
+    with pytest.raises(UsageError, match=r"algorithm\.cycle"):
+        build("dp_md", cycle=1.5)
+
+
+def test_the_direction_is_noisy_private_and_public_gradient_mixed():
+    public = patterns(20, 3)
+    v = view(public)
+    algorithm = build("dp_md", clip_norm=0.5, public_batch=20, cycle=2)
+    mech = algorithm.mechanism(v, 4)
+    v.model.zero_grad()
+    nn.functional.cross_entropy(v.model(public.x), public.y).backward()
+    of_public = torch.cat([p.grad.flatten() for p in v.model.parameters()])
+    noisy = torch.randn(v.gradients.size)
+    a = math.cos(math.pi * 4 / 20)
+    torch.testing.assert_close(mech.decode(noisy), a * 0.5 * noisy + (1 - a) * of_public)
+    rows = DenseGradients(torch.randn(5, v.gradients.size))
+    exact = DPSGD("dp_sgd", 0.5).mechanism(v, 4).clipped_sum(rows)
+    assert torch.equal(mech.clipped_sum(rows), exact)
+    assert mech.sensitivity == 1
+
+
+def test_fresh_public_batches_differ_and_fixed_ones_do_not():
+    def shifts(fresh):
+        algorithm = build("dp_md", public_batch=5, cycle=None, alpha=0.5, fresh=fresh)
+        v = view(patterns(40, 3))
+        return [algorithm.mechanism(v, t).decode(torch.zeros(v.gradients.size)) for t in range(2)]
+
+    assert not torch.equal(*shifts(True))
+    assert torch.equal(*shifts(False))
+
+
+def test_labels_are_given_where_they_are_of_the_private_task_alone():
+    public = patterns(30, 3)
+    assert torch.equal(view(public).labels(Labels.auto, 0, "x"), public.y)
+    other = view(public, same_task=False).labels(Labels.auto, 0, "x")
+    assert not torch.equal(other, public.y)
+    assert torch.equal(other, view(public, same_task=False).labels(Labels.random, 0, "x"))
+    assert set(other.tolist()) == {0, 1, 2}
+    with pytest.raises(UsageError, match="public labels"):
+        view(patterns(30, 6)).labels(Labels.given, 0, "x")
+
+
+# Second phase
+
+
+def accuracy(model, split):
+    return float((model(split.x).argmax(1) == split.y).float().mean())
+
+
+def test_public_data_of_the_private_task_train_the_whole_network():
+    v = view(patterns(200, 3))
+    before = accuracy(v.model, patterns(100, 3, seed=1))
+    build("second_phase", public_rate=0.01, public_epochs=20).pretrain(v)
+    assert accuracy(v.model, patterns(100, 3, seed=1)) > max(0.9, before + 0.3)
+    assert all(p.grad is None for p in v.model.parameters())
+
+
+def test_a_temporary_head_learns_the_public_classes_and_is_thrown_away():
+    """The head of the private task stays as it was; what lies below learns: a new linear head separates better."""
+    v = view(patterns(300, 5), same_task=False)
+    own = v.model[3]
+    kept, below = own.weight.clone(), v.model[1].weight.clone()
+    build("second_phase", public_rate=0.01, public_epochs=20).pretrain(v)
+    assert v.model[3] is own
+    assert torch.equal(own.weight, kept)
+    assert not torch.equal(v.model[1].weight, below)
+    assert head(v.model) == "3"
+    again = view(patterns(300, 5), same_task=False)
+    build("second_phase", public_rate=0.01, public_epochs=20).pretrain(again)
+    assert torch.equal(again.model[1].weight, v.model[1].weight)  # a run that goes on does the same
+
+
+def test_frozen_parameters_stay_frozen():
+    v = view(patterns(100, 3))
+    v.model[1].requires_grad_(False)
+    before = v.model[1].weight.clone()
+    build("second_phase", public_rate=0.01).pretrain(v)
+    assert torch.equal(v.model[1].weight, before)
+
+
+@pytest.mark.parametrize(
+    ("changes", "public", "error", "says"),
+    [
+        ({}, None, UsageError, "needs public data"),
+        ({"head": "own"}, patterns(20, 6), UsageError, "public labels"),
+        ({"head": "temporary"}, patterns(20, 1), UsageError, "one class"),
+        ({"public_rate": 1e38}, patterns(20, 3), UserError, "public_rate"),
+    ],
+)
+def test_public_data_that_cannot_serve_is_named(changes, public, error, says):
+    with pytest.raises(error, match=says):
+        build("second_phase", **changes).pretrain(view(public))
+
+
+def test_after_it_comes_dp_sgd():
+    v = view(patterns(20, 3))
+    mech, plain = build("second_phase", clip_norm=0.1).mechanism(v, 0), DPSGD("x", 0.1).mechanism(v, 0)
+    rows = DenseGradients(torch.randn(5, v.gradients.size))
+    assert torch.equal(mech.clipped_sum(rows), plain.clipped_sum(rows))
+    assert torch.equal(mech.decode(rows.rows[0]), plain.decode(rows.rows[0]))
+
+
+# From the command line
+
+
+@pytest.mark.parametrize("name", ["dp_md", "second_phase"])
+@pytest.mark.parametrize("public", ["own", "other"])
+def test_a_run_records_whose_labels_the_public_ones_are(name, public, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    for file, classes in (("own.npz", 3), ("other.npz", 4)):
+        parts = {"train": patterns(150, classes), "test": patterns(80, classes, seed=1)}
+        arrays = {f"{part}_images": (s.x[:, 0] * 100).byte().numpy() for part, s in parts.items()}
+        np.savez(file, **arrays, **{f"{part}_labels": s.y.numpy() for part, s in parts.items()})
+    words = ["model=linear", f"algorithm={name}", "pair.private=own.npz", "pair.m=20", "threads=1"]
+    words += [f"pair.public={public}.npz", "training.batch_size=150", "training.epochs=3", "epsilon=2", "distance=none"]
+    assert main(["run", *words, "estimate=false"]) == 0, capsys.readouterr().err
+    (record,) = read_records(Path("results"))
+    assert record["public_labels"] == f"of {'the private' if public == 'own' else 'another'} task"
+    assert record["privacy"]["valid"]
