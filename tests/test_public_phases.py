@@ -143,7 +143,7 @@ def test_frozen_parameters_stay_frozen():
         ({}, None, UsageError, "needs public data"),
         ({"head": "own"}, patterns(20, 6), UsageError, "public labels"),
         ({"head": "temporary"}, patterns(20, 1), UsageError, "one class"),
-        ({"public_rate": 1e38}, patterns(20, 3), UserError, "public_rate"),
+        ({"public_rate": 3e37, "public_epochs": 30}, patterns(20, 3), UserError, "public_rate"),
     ],
 )
 def test_public_data_that_cannot_serve_is_named(changes, public, error, says):
