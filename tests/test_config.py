@@ -166,7 +166,7 @@ def test_an_experiment_composes_as_its_header_says(experiment: Path) -> None:
             names = [settings.pair.private, *filter(None, [settings.pair.public])]
             found.append(config.identity(settings))
         assert [config.dataset(name).title for name in names]  # each is a named dataset
-        assert values.model.name in NETWORKS or values.model.architecture or values.model.backbone
+        assert values.model.name in [*NETWORKS, "logistic"] or values.model.architecture or values.model.backbone
     assert len(set(found)) == len(found) > 0  # no two cells of a sweep are one run
 
 
@@ -175,7 +175,7 @@ def test_every_option_can_be_chosen(option: str) -> None:
     settings = check(RunConfig, compose("run", [option]))
     assert algorithms.build(settings.algorithm).name
     assert (
-        settings.model.name in [*NETWORKS, "timm", "torchvision"]
+        settings.model.name in [*NETWORKS, "timm", "torchvision", "logistic"]
         or settings.model.architecture
         or settings.model.backbone
     )
