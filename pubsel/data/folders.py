@@ -231,7 +231,7 @@ def rows_of(table: Path, columns: Sequence[str]) -> list[dict[str, str]]:
     """The rows of a CSV. UserError where it is absent, empty or no CSV, or lacks one of the columns."""
     try:
         with table.open(newline="", encoding="utf-8-sig") as file:
-            reader = csv.DictReader(file, skipinitialspace=True)
+            reader = csv.DictReader(file, restval="", skipinitialspace=True)
             rows, have = list(reader), reader.fieldnames or []
     except FileNotFoundError:
         raise UserError(f"{table}: no such file") from None

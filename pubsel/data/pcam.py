@@ -49,7 +49,7 @@ def _part(folder: Path, part: str, shape: list[int]) -> Unread:
 
     def image(i: int) -> Tensor:
         try:
-            return torch.from_numpy(images[i]).permute(2, 0, 1).contiguous()
+            return torch.from_numpy(images[i]).permute(2, 0, 1)
         except OSError:
             raise UserError(f"{paths[0]}: corrupt at image {i}: delete it and run `pubsel data prepare pcam`") from None
 

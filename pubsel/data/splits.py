@@ -73,8 +73,12 @@ def from_arrays(images: np.ndarray, labels: np.ndarray) -> Split:
     """A split from uint8 images [n, h, w] or [n, h, w, 3] and labels [n] (classes) or [n, labels] (0/1)."""
     x = torch.from_numpy(images)
     x = x[:, None] if x.ndim == 3 else x.permute(0, 3, 1, 2)  # [n, c, h, w]
-    y = torch.from_numpy(labels.astype(np.float32 if labels.ndim == 2 else np.int64))
-    return Split(x.contiguous(), y)
+    return Split(x.contiguous(), labels_from(labels))
+
+
+def labels_from(labels: np.ndarray) -> Tensor:
+    """Labels of a split from those of an array, [n] or [n, labels]."""
+    return torch.from_numpy(labels.astype(np.float32 if labels.ndim == 2 else np.int64))
 
 
 def to_arrays(split: Split) -> tuple[np.ndarray, np.ndarray]:
