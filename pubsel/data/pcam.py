@@ -1,6 +1,6 @@
 """PatchCamelyon (Veeling et al., MICCAI 2018) in its six HDF5 files, which torchvision downloads.
 
-The validation part joins the training part, as VTAB does."""
+The validation part joins the training part."""
 
 from pathlib import Path
 
