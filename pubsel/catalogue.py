@@ -4,14 +4,14 @@
 
 from pathlib import Path
 
-from pubsel.config import UsageError, dataset, datasets, is_there
+from pubsel.config import UsageError, dataset, datasets, is_there, kept_folder
 
 HEAD = ("name", "what", "classes", "image", "MB", "licence", "present", "what to do")
 
 
 def listing(data_root: str) -> str:
     """A table of all named datasets: what they are, their size as a download, licence, and whether they lie in
-    `data_root` (as npz, as original files, built in, or absent)."""
+    `data_root` (as npz, prepared, as original files, built in, or absent)."""
     rows = [HEAD, *(_row(name, Path(data_root).expanduser()) for name in datasets())]
     widths = [max(len(row[i]) for row in rows) for i in range(len(HEAD))]
     lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
@@ -19,18 +19,20 @@ def listing(data_root: str) -> str:
 
 
 def present(name: str, root: Path) -> str:
-    """How a named dataset is there: npz, files, built in or absent."""
+    """How a named dataset is there: npz, prepared, files, built in or absent."""
     info = dataset(name)
-    if (root / f"{name}.npz").exists():
+    if (root / f"{name}.npz").exists() and f"{name}.npz" not in info.options.get("files", ()):
         return "npz"
+    if kept_folder(name, info, root).exists():
+        return "prepared"
     if info.source == "embedded":
         return "built in"
     return "files" if any(all(is_there(root / file) for file in files) for files in _originals(name)) else "absent"
 
 
 def prepare(name: str | None, data_root: str) -> str:
-    """Fetch a dataset, or turn its original files into <data_root>/<name>.npz, and say what was done. For data behind
-    an account or a form: the steps and the layout that is expected, as long as it is not there.
+    """Fetch a dataset, or turn its original files into images of one size under <data_root>/prepared, and say what was
+    done. For data behind an account or a form: the steps and the layout that is expected, as long as it is not there.
 
     UsageError for an unknown name; UserError where a download fails or the original files do not read.
     """
@@ -47,9 +49,8 @@ def prepare(name: str | None, data_root: str) -> str:
         if info.instructions is None:
             raise
         return f"{error}\n\n{info.title} ({info.licence})\n{info.url}\n\n{info.instructions}\ndata folder: {root}"
-    how = "npz" if (root / f"{name}.npz").exists() else "original files"
     counts = f"{len(source.train.x):,} training and {len(source.test.x):,} test images"
-    return "\n".join([f"{name} is ready in {root} ({how}): {counts}", *source.notes])
+    return "\n".join([f"{name} is ready in {root} ({present(name, root)}): {counts}", *source.notes])
 
 
 def _originals(name: str) -> list[list[str]]:

@@ -366,6 +366,13 @@ def dataset(name: str) -> Dataset:
     return check(Dataset, yaml.safe_load(path.read_text()), f"dataset {name}: ")
 
 
+def kept_folder(name: str, info: Dataset, root: Path) -> Path:
+    """Where the images of a named set are kept once they are read. Its name depends on the set's reader, rules and
+    shape, so that another rule never meets the images of an earlier one."""
+    rules = {"reader": info.source, "options": info.options, "shape": info.shape}
+    return root / "prepared" / f"{name}-{digest(rules)}"
+
+
 def is_path(name: str) -> bool:
     """Whether a dataset is given by a path (it has a separator or a suffix) and not by a name."""
     return os.sep in name or name.endswith((".npz", ".csv"))

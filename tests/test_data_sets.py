@@ -2,6 +2,7 @@
 
 import csv
 import dataclasses
+import shutil
 import sys
 import types
 
@@ -62,8 +63,7 @@ def test_gtsrb(tmp_path, classes):
     assert sorted(zip(source.train.y.tolist(), values(source.train), strict=True)) == [(0, 0), (1, 10), (2, 20)]
     assert source.test.y.tolist() == [0, 1, 0, 1]
     assert values(source.test) == [100, 110, 120, 130]
-    assert "stored as gtsrb.npz" in source.notes
-    (tmp_path / "gtsrb.npz").unlink()
+    shutil.rmtree(tmp_path / "prepared")
     (tmp_path / "gtsrb/GTSRB/Final_Test/Images/00002.ppm").unlink()
     with pytest.raises(UserError, match=r"dataset gtsrb: corrupt or incomplete files .*00002.ppm.*: delete"):
         open_dataset("gtsrb", str(tmp_path), download=False)
@@ -136,6 +136,7 @@ def test_pcam(tmp_path, monkeypatch):
     assert values(source.train) == [0] * 4 + [10] * 4  # the validation part joins
     assert source.train.y.tolist() == [0, 1] * 4
     assert values(source.test) == [20] * 4
+    shutil.rmtree(tmp_path / "prepared")
     file = tmp_path / "pcam/camelyonpatch_level_2_split_valid_y.h5"
     with file.open("wb") as other:
         np.savez(other, a=np.zeros(1))
@@ -176,7 +177,7 @@ def test_cub200(tmp_path, classes):
     assert source.train.x.shape == (3, 3, 224, 224)
     assert sorted(zip(values(source.train), source.train.y.tolist(), strict=True)) == [(0, 0), (10, 0), (30, 2)]
     assert sorted(zip(values(source.test), source.test.y.tolist(), strict=True)) == [(20, 1), (40, 2)]
-    assert "stored as cub200.npz" in source.notes
+    assert catalogue.present("cub200", tmp_path) == "prepared"
 
 
 def test_stanford_dogs(tmp_path, classes):
@@ -194,7 +195,7 @@ def test_stanford_dogs(tmp_path, classes):
     assert source.train.x.shape == (2, 3, 224, 224)
     assert sorted(zip(values(source.train), source.train.y.tolist(), strict=True)) == [(20, 0), (30, 1)]
     assert sorted(zip(values(source.test), source.test.y.tolist(), strict=True)) == [(0, 0), (10, 1)]
-    (tmp_path / "stanford_dogs.npz").unlink()
+    shutil.rmtree(tmp_path / "prepared")
     (tmp_path / "stanford_dogs/test_list.mat").write_bytes(b"no mat file")
     with pytest.raises(UserError, match=r"test_list.mat: not a readable list"):
         open_dataset("stanford_dogs", str(tmp_path), download=False)
@@ -285,7 +286,7 @@ def test_dermnet(tmp_path, classes):
     source = open_dataset("dermnet", str(tmp_path), download=False)
     assert source.train.x.shape == source.test.x.shape == (2, 3, 224, 224)
     assert sorted(zip(values(source.test), source.test.y.tolist(), strict=True)) == [(20, 0), (30, 1)]
-    (tmp_path / "dermnet.npz").unlink()
+    shutil.rmtree(tmp_path / "prepared")
     photograph(tmp_path / "dermnet/test/Eczema/a-1.jpg")
     with pytest.raises(UserError, match=r"dermnet/test: not the class folders of train: unpack the archive again"):
         open_dataset("dermnet", str(tmp_path), download=False)

@@ -15,10 +15,21 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pubsel.config import Convert, Pair, Take, UsageError, UserError, dataset, datasets, is_path
-from pubsel.data import folders, prepared
+from pubsel.config import (
+    Convert,
+    Dataset,
+    Pair,
+    Take,
+    UsageError,
+    UserError,
+    dataset,
+    datasets,
+    is_path,
+    kept_folder,
+)
+from pubsel.data import folders, prepared, stored
 from pubsel.data.convert import Shape, converted
-from pubsel.data.splits import SEED, Missing, Parts, Split, cat, draw, shuffled, sorted_by_class
+from pubsel.data.splits import SEED, Missing, Parts, Split, cat, draw, in_order, listing_in_order
 
 __all__ = ["Missing", "Source", "Split", "Task", "load", "open_dataset", "public_examples", "same_examples"]
 
@@ -159,9 +170,10 @@ def open_dataset(name: str, data_root: str, download: bool) -> Source:
     """A dataset by name (conf/dataset) or path (image folder, CSV, npz).
 
     A named set is read from <data_root>/<name>.npz; else from the original files under data_root; else, if `download`,
-    it is fetched with its checksum. Sets that are slow to read (`options.store`) are kept as that npz. Missing (a
-    UserError) names the dataset and the remedies. A split sorted by class, and every user's folder, is brought into a
-    fixed random order, because its first m images would be one class.
+    it is fetched with its checksum. Sets that are slow to read or large (`options.store`) are kept at their size under
+    <data_root>/prepared and mapped from there; the original files are not opened again. Missing (a UserError) names the
+    dataset and the remedies. A split sorted by class, and every user's folder, is brought into a fixed random order,
+    because its first m images would be one class.
     """
     if is_path(name):
         return _open_path(name)
@@ -169,22 +181,45 @@ def open_dataset(name: str, data_root: str, download: bool) -> Source:
     root = Path(data_root).expanduser()
     npz = root / f"{name}.npz"
     shape: Shape = tuple(info.shape)  # type: ignore[assignment]
-    if npz.exists():
-        stat = npz.stat()
-        return _open_npz(npz, (stat.st_mtime_ns, stat.st_size, stat.st_ino), name, shape)
-    reader = import_module(f"pubsel.data.{info.source}")
-    parts = reader.read(name, info, root, download)
-    if info.options.get("store"):
-        parts = parts._replace(notes=parts.notes + _store(npz, parts))
-    return _source(name, parts, info.classes, info.metric.name, tuple(info.mean), tuple(info.std))
+    if npz.exists() and npz.name not in info.options.get("files", ()):  # prepared, and not the publisher's own npz
+        return _open_npz(npz, _stamp(npz), name, shape)
+    folder = kept_folder(name, info, root)
+    if not folder.exists():
+        parts = import_module(f"pubsel.data.{info.source}").read(name, info, root, download)
+        if not info.options.get("store"):
+            return _source(name, parts, *_known(info))
+        listing, skip = listing_in_order(name, parts), info.options.get("corrupt") == "skip"
+        try:
+            stored.keep(folder, name, listing, shape, skip)
+        except OSError as error:
+            note = f"{name}: cannot be kept in {folder.parent} ({error.strerror or error}), so all of it is in memory"
+            parts = stored.in_memory(name, listing._replace(notes=(*listing.notes, note)), shape, skip)
+            return Source(parts.train, parts.test, *_known(info), parts.notes)
+    return _open_stored(folder, _stamp(folder), name)
+
+
+def _stamp(path: Path) -> tuple[int, ...]:
+    stat = path.stat()
+    return stat.st_mtime_ns, stat.st_size, stat.st_ino
+
+
+def _known(info: Dataset) -> tuple[int, str, tuple[float, ...], tuple[float, ...]]:
+    """What conf/dataset says: classes, metric, mean, std."""
+    return info.classes, info.metric.name, tuple(info.mean), tuple(info.std)
 
 
 @lru_cache(maxsize=2)
 def _open_npz(npz: Path, stamp: tuple[int, ...], name: str, shape: Shape) -> Source:
     """Kept for the next cell of a sweep, as long as the file is the same."""
     info = dataset(name)
-    parts = prepared.read(npz, info.classes, shape)
-    return _source(name, parts, info.classes, info.metric.name, tuple(info.mean), tuple(info.std))
+    return _source(name, prepared.read(npz, info.classes, shape), *_known(info))
+
+
+@lru_cache(maxsize=2)
+def _open_stored(folder: Path, stamp: tuple[int, ...], name: str) -> Source:
+    """As `_open_npz`; its order was decided when it was kept."""
+    parts = stored.read(folder)
+    return Source(parts.train, parts.test, *_known(dataset(name)), parts.notes)
 
 
 def same_examples(first: str, second: str, data_root: str) -> bool:
@@ -230,15 +265,9 @@ def _source(
     shuffle: bool = False,
 ) -> Source:
     """The source with both splits in the order that is used: shuffled if `shuffle` says so, or if sorted by class."""
-    train, train_notes = _in_order(f"{name}: train", parts.train, shuffle)
-    test, test_notes = _in_order(f"{name}: test", parts.test, shuffle)
+    train, train_notes = in_order(f"{name}: train", parts.train, shuffle)
+    test, test_notes = in_order(f"{name}: test", parts.test, shuffle)
     return Source(train, test, classes, metric, mean, std, parts.notes + train_notes + test_notes)
-
-
-def _in_order(what: str, split: Split, shuffle: bool) -> tuple[Split, tuple[str, ...]]:
-    if sorted_by_class(split.y):
-        return shuffled(split), (f"{what} was sorted by class, shuffled with seed {SEED}",)
-    return (shuffled(split), (f"{what} shuffled with seed {SEED}",)) if shuffle else (split, ())
 
 
 def _first(
@@ -269,12 +298,3 @@ def _like(name: str, x: Tensor, like: Split, convert: Convert) -> tuple[Tensor, 
         return x, ()
     shape: Shape = tuple(like.x.shape[1:])  # type: ignore[assignment]
     return converted(name, x, shape, convert)
-
-
-def _store(npz: Path, parts: Parts) -> tuple[str, ...]:
-    """Keep what was slow to read; a data folder that cannot be written to is no error."""
-    try:
-        prepared.write(npz, parts.train, parts.test)
-    except OSError as error:
-        return (f"{npz.name} was not stored: {error.strerror or error}",)
-    return (f"stored as {npz.name}",)

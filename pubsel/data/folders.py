@@ -2,9 +2,11 @@
 
 import csv
 import hashlib
+import struct
 import zipfile
+import zlib
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -14,14 +16,18 @@ from torch import Tensor
 
 from pubsel.config import Dataset, UserError
 from pubsel.data.convert import Shape, describe, to_shape
-from pubsel.data.splits import SEED, Parts, Split, group_of, held_out, missing
+from pubsel.data.splits import SEED, Listing, Parts, Split, Unread, Unreadable, group_of, held_out, missing
 
 SUFFIXES = {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".pgm", ".ppm"}
 GREY = {"1", "L", "LA"}
 TEST_FRACTION = 0.2  # held out where the user gives no test part
+CORRUPT = (
+    UnidentifiedImageError, SyntaxError, ValueError, EOFError, Image.DecompressionBombError,
+    struct.error, zlib.error, zipfile.BadZipFile,
+)  # fmt: skip
 
 
-def read(name: str, info: Dataset, root: Path, download: bool) -> Parts:
+def read(name: str, info: Dataset, root: Path, download: bool) -> Listing:
     """A named set from its class folders <root>/<options.folder>/<class>/*, brought to the shape in conf/dataset.
 
     `options.test` is the share held out for testing, whole groups at a time: `options.group` is a pattern whose match
@@ -33,16 +39,16 @@ def read(name: str, info: Dataset, root: Path, download: bool) -> Parts:
     if not folder.is_dir():
         raise missing(name, root)
     if "parts" in info.options:
-        return Parts(_published(name, info, root, "train"), _published(name, info, root, "test"))
+        return Listing(_published(name, info, root, "train"), _published(name, info, root, "test"))
     paths, labels = labelled(folder, expected_classes(folder, info))
     fraction, pattern = info.options["test"], info.options.get("group")
     test = held_out([group_of(f"{path.parent.name}/{path.name}", pattern) for path in paths], fraction)
     shape: Shape = tuple(info.shape)  # type: ignore[assignment]
     note = f"{name}: {fraction:.3g} of the images held out as the test set, seed {SEED}"
-    return Parts(*_parts(read_images(paths, shape), labels, test), (note,))
+    return Listing(*listed_parts(paths, torch.from_numpy(labels), test, shape), (note,))
 
 
-def _published(name: str, info: Dataset, root: Path, part: str) -> Split:
+def _published(name: str, info: Dataset, root: Path, part: str) -> Unread:
     """The images of the sub-folders that `options.parts` gives for a part; all but the first may be absent."""
     top, parts = root / info.options["folder"], info.options["parts"]
     first, *others = (top / folder for folder in parts[part])
@@ -55,8 +61,8 @@ def _published(name: str, info: Dataset, root: Path, part: str) -> Split:
             raise UserError(f"{folder}: not the class folders of {parts['train'][0]}: unpack the archive again")
     found = [labelled(folder, classes) for folder in folders]
     shape: Shape = tuple(info.shape)  # type: ignore[assignment]
-    x = read_images([path for paths, _ in found for path in paths], shape)
-    return Split(x, torch.from_numpy(np.concatenate([labels for _, labels in found])))
+    labels = torch.from_numpy(np.concatenate([labels for _, labels in found]))
+    return unread([path for paths, _ in found for path in paths], labels, shape)
 
 
 def read_folder(folder: Path) -> tuple[Parts, int]:
@@ -157,6 +163,31 @@ def read_images(paths: Iterable[Path | zipfile.Path], shape: Shape) -> Tensor:
     return images
 
 
+def unread(paths: Sequence[Path | zipfile.Path], y: Tensor, shape: Shape) -> Unread:
+    """Image files with their labels, as in `read_images`, each read when it is asked for."""
+    return Unread(lambda i: _read_image(paths[i], shape), y)
+
+
+def listed_parts(paths: Sequence[Path], y: Tensor, test: np.ndarray, shape: Shape) -> tuple[Unread, Unread]:
+    """Train and test from image files, labels [n] or [n, labels] and a mask [n] of the test examples."""
+
+    def part(mask: np.ndarray) -> Unread:
+        return unread([paths[i] for i in np.flatnonzero(mask).tolist()], y[torch.from_numpy(mask)], shape)
+
+    return part(~test), part(test)
+
+
+def same_images(table: Path, rows: Collection[str], folder: Path, files: Collection[str]) -> None:
+    """UserError where a table names an image that its folder lacks, or the folder has one without a row."""
+    there, named = set(files), set(rows)
+    if absent := [row for row in rows if row not in there]:
+        raise UserError(f"{folder}: {absent[0]} and {len(absent) - 1} more of {table.name} are absent: unpack it again")
+    if extra := sorted(there - named):
+        raise UserError(
+            f"{table}: no row for {extra[0]} and {len(extra) - 1} more of {folder}: take both from one release"
+        )
+
+
 def fitted(image: Image.Image, shape: Shape) -> Tensor:
     """One image as uint8 `shape`: Pillow's conversion to grey is the ITU-R 601 luma."""
     pixels = np.array(image.convert("L" if shape[0] == 1 else "RGB"))  # [h, w] or [h, w, 3]
@@ -172,8 +203,8 @@ def head(path: Path) -> tuple[str, tuple[int, int]]:
             mode, size = image.mode, image.size
     except FileNotFoundError:
         raise UserError(f"{path}: no such image") from None
-    except (UnidentifiedImageError, OSError, SyntaxError, ValueError, Image.DecompressionBombError):
-        raise UserError(f"{path}: not a readable image: remove it or replace it") from None
+    except (*CORRUPT, OSError) as error:
+        raise _unreadable(path, error) from None
     if mode.startswith(("I", "F")):
         raise UserError(f"{path}: more than 8 bits per channel: convert it to 8 bits first")
     return mode, (size[1], size[0])
@@ -185,25 +216,37 @@ def _read_image(path: Path | zipfile.Path, shape: Shape) -> Tensor:
             return fitted(image, shape)
     except (FileNotFoundError, KeyError):
         raise UserError(f"{path}: no such image") from None
-    except (UnidentifiedImageError, OSError, SyntaxError, ValueError, Image.DecompressionBombError):
-        raise UserError(f"{path}: not a readable image: remove it or replace it") from None
+    except (*CORRUPT, OSError) as error:
+        raise _unreadable(path, error) from None
 
 
-def _rows(table: Path) -> list[dict[str, str]]:
-    """The rows of a CSV, checked."""
+def _unreadable(path: Path | zipfile.Path, error: Exception) -> UserError:
+    """Unreadable; but where the system failed (Pillow's own errors have no number), the image may well be whole."""
+    if isinstance(error, OSError) and error.errno is not None:
+        return UserError(f"{path}: cannot be read: {error.strerror}")
+    return Unreadable(path, path.name)
+
+
+def rows_of(table: Path, columns: Sequence[str]) -> list[dict[str, str]]:
+    """The rows of a CSV. UserError where it is absent, empty or no CSV, or lacks one of the columns."""
     try:
         with table.open(newline="", encoding="utf-8-sig") as file:
-            reader = csv.DictReader(file, skipinitialspace=True)
-            rows, columns = list(reader), reader.fieldnames or []
+            reader = csv.DictReader(file, restval="", skipinitialspace=True)
+            rows, have = list(reader), reader.fieldnames or []
     except FileNotFoundError:
         raise UserError(f"{table}: no such file") from None
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise UserError(f"{table}: not a readable CSV ({error})") from None
-    if not {"path", "label"} <= set(columns):
-        absent = "path" if "path" not in columns else "label"
-        raise UserError(f"{table}: no column {absent}: it needs path,label[,split]")
+    if absent := [column for column in columns if column not in have]:
+        raise UserError(f"{table}: no column {absent[0]}: it needs {','.join(columns)}")
     if not rows:
         raise UserError(f"{table}: no rows in it")
+    return rows
+
+
+def _rows(table: Path) -> list[dict[str, str]]:
+    """The rows of a user's CSV, checked."""
+    rows = rows_of(table, ("path", "label"))
     for i, row in enumerate(rows, start=1):
         if not row["path"] or not row["label"]:
             raise UserError(f"{table}: row {i} has no path or no label")

@@ -11,13 +11,13 @@ import torch
 
 from pubsel.config import Dataset, UserError
 from pubsel.data.convert import Shape
-from pubsel.data.folders import TEST_FRACTION, read_images
-from pubsel.data.splits import SEED, Parts, Split, held_out, missing
+from pubsel.data.folders import TEST_FRACTION, listed_parts
+from pubsel.data.splits import SEED, Listing, held_out, missing
 
 DIAGNOSES = ("akiec", "bcc", "bkl", "df", "mel", "nv", "vasc")
 
 
-def read(name: str, info: Dataset, root: Path, download: bool) -> Parts:
+def read(name: str, info: Dataset, root: Path, download: bool) -> Listing:
     """Both parts at the size of conf/dataset. Missing where there is no metadata, UserError where a photograph is."""
     folder = root / info.options["folder"]
     tables = [folder / f"HAM10000_metadata{suffix}" for suffix in (".csv", ".tab", "")]
@@ -31,10 +31,8 @@ def read(name: str, info: Dataset, root: Path, download: bool) -> Parts:
         raise UserError(f"{folder}: {absent[0]}.jpg and {len(absent) - 1} more are absent: unpack both image archives")
     test = held_out(lesions, TEST_FRACTION)
     shape: Shape = tuple(info.shape)  # type: ignore[assignment]
-    x, y = read_images([files[image] for image in images], shape), torch.tensor(labels)
     note = f"{name}: {int(test.sum())} of {len(test)} images held out as the test set, disjoint by lesion, seed {SEED}"
-    mask = torch.from_numpy(test)
-    return Parts(Split(x[~mask], y[~mask]), Split(x[mask], y[mask]), (note,))
+    return Listing(*listed_parts([files[image] for image in images], torch.tensor(labels), test, shape), (note,))
 
 
 def read_metadata(table: Path) -> tuple[list[str], list[str], list[int]]:

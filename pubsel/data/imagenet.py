@@ -11,14 +11,14 @@ from torchvision.datasets.utils import download_url
 
 from pubsel.config import Dataset, UserError
 from pubsel.data.convert import Shape
-from pubsel.data.folders import read_images
-from pubsel.data.splits import Parts, Split, missing
+from pubsel.data.folders import unread
+from pubsel.data.splits import Listing, Unread, missing
 
 Folder = Path | zipfile.Path
 Labelled = list[tuple[Folder, str]]  # image file, WordNet id
 
 
-def read(name: str, info: Dataset, root: Path, download: bool) -> Parts:
+def read(name: str, info: Dataset, root: Path, download: bool) -> Listing:
     """Both parts from <root>/<options.folder>, or from the zip of that name, which is fetched where `options.md5` is
     given and `download` allows it. Missing where nothing is there. With `options.train` false the training part stays
     empty and the set serves as public data only."""
@@ -34,13 +34,12 @@ def read(name: str, info: Dataset, root: Path, download: bool) -> Parts:
         except (OSError, RuntimeError) as error:
             raise missing(name, root, f"download failed: {error}") from None
     try:
-        with zipfile.ZipFile(archive) as file:
-            return _parts(name, info, zipfile.Path(file) / info.options["folder"])
+        return _parts(name, info, zipfile.Path(archive) / info.options["folder"])  # stays open for its images
     except zipfile.BadZipFile:
         raise UserError(f"{archive}: corrupt or truncated: delete it and run `pubsel data prepare {name}`") from None
 
 
-def _parts(name: str, info: Dataset, folder: Folder) -> Parts:
+def _parts(name: str, info: Dataset, folder: Folder) -> Listing:
     shape: Shape = tuple(info.shape)  # type: ignore[assignment]
     train = in_class_folders(folder / "train") if info.options["train"] else []
     val = folder / "val"
@@ -52,7 +51,7 @@ def _parts(name: str, info: Dataset, folder: Folder) -> Parts:
     if len(wnids) > info.classes:
         raise UserError(f"{folder}: {len(wnids)} classes, {info.classes} expected: see `pubsel data prepare {name}`")
     note = f"{name}: the validation part is the test set"
-    return Parts(_split(train, wnids, shape), _split(test, wnids, shape), (note,))
+    return Listing(_split(train, wnids, shape), _split(test, wnids, shape), (note,))
 
 
 def in_class_folders(folder: Folder) -> Labelled:
@@ -78,7 +77,7 @@ def _list(folder: Folder) -> list[Folder]:
     return list(folder.iterdir()) if folder.is_dir() else []
 
 
-def _split(part: Labelled, wnids: list[str], shape: Shape) -> Split:
+def _split(part: Labelled, wnids: list[str], shape: Shape) -> Unread:
     number = {wnid: i for i, wnid in enumerate(wnids)}
     labels = torch.tensor([number[wnid] for _, wnid in part], dtype=torch.int64)
-    return Split(read_images([path for path, _ in part], shape), labels)
+    return unread([path for path, _ in part], labels, shape)

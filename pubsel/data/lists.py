@@ -10,13 +10,13 @@ from scipy.io.matlab import MatReadError
 
 from pubsel.config import Dataset, UserError
 from pubsel.data.convert import Shape
-from pubsel.data.folders import read_images
-from pubsel.data.splits import Parts, Split, missing
+from pubsel.data.folders import unread
+from pubsel.data.splits import Listing, Unread, missing
 
 Listed = list[tuple[str, str]]  # path of an image below the image folder, class
 
 
-def read(name: str, info: Dataset, root: Path, download: bool) -> Parts:
+def read(name: str, info: Dataset, root: Path, download: bool) -> Listing:
     """Both parts from files of <root>/<options.folder>. Missing where one of the lists is not there.
 
     `options.train` and `options.test` list the images of each part, in text or as file_list of a .mat file; or
@@ -47,7 +47,7 @@ def read(name: str, info: Dataset, root: Path, download: bool) -> Parts:
             f"{images / absent[0]} and {len(absent) - 1} more of the lists are absent: unpack the archive again"
         )
     shape: Shape = tuple(info.shape)  # type: ignore[assignment]
-    return Parts(_split(images, train, numbers, shape), _split(images, test, numbers, shape))
+    return Listing(_split(images, train, numbers, shape), _split(images, test, numbers, shape))
 
 
 def marked(file: Path, marks: Path, line: re.Pattern[str]) -> tuple[Listed, Listed]:
@@ -81,6 +81,6 @@ def lines(file: Path) -> list[str]:
         raise UserError(f"{file}: not a readable list: download it again") from None
 
 
-def _split(images: Path, part: Listed, numbers: dict[str, int], shape: Shape) -> Split:
-    x = read_images([images / path for path, _ in part], shape)
-    return Split(x, torch.tensor([numbers[word] for _, word in part], dtype=torch.int64))
+def _split(images: Path, part: Listed, numbers: dict[str, int], shape: Shape) -> Unread:
+    labels = torch.tensor([numbers[word] for _, word in part], dtype=torch.int64)
+    return unread([images / path for path, _ in part], labels, shape)

@@ -27,7 +27,9 @@ def read(name: str, info: Dataset, root: Path, download: bool) -> Parts:
     if npz.exists():
         digits = prepared.read(npz, 10, (1, 28, 28))
     else:
-        digits = torchvision_sets.read("mnist", dataset("mnist"), root, download)
+        info = dataset("mnist")
+        with torchvision_sets.reading("mnist", info, root, download):
+            digits = torchvision_sets.arrays(info, root, download)
     random = np.random.RandomState(SEED)
     train, test = (Split(blend(part.x[:, 0].numpy(), photographs, random), part.y) for part in digits[:2])
     return Parts(train, test, (f"{name}: generated from MNIST and {len(photographs)} photographs, seed {SEED}",))

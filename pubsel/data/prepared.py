@@ -1,19 +1,22 @@
 """Prepared data: one npz with train_images and test_images (uint8 [n, h, w] or [n, h, w, 3]), train_labels and
 test_labels (integers [n], or 0/1 [n, labels] for multi-label sets). Other arrays in the file are ignored."""
 
+import math
 import os
 import pickle
 import zipfile
 import zlib
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 import numpy as np
+from torch import Tensor
 
 from pubsel.config import UserError
 from pubsel.data.convert import Shape, describe
-from pubsel.data.splits import Parts, Split, from_arrays, to_arrays
+from pubsel.data.splits import Listing, Parts, Split, Unread, from_arrays, labels_from, to_arrays
 
+CORRUPT = (OSError, ValueError, EOFError, AttributeError, zipfile.BadZipFile, zlib.error, pickle.UnpicklingError)
 ARRAYS = ("train_images", "train_labels", "test_images", "test_labels")
 
 
@@ -23,16 +26,68 @@ def read(path: Path, classes: int | None = None, shape: Shape | None = None) -> 
     arrays = arrays_of(path, ARRAYS)
     train = _split(path, "train", arrays["train_images"], arrays["train_labels"])
     test = _split(path, "test", arrays["test_images"], arrays["test_labels"])
-    if train.x.shape[1:] != test.x.shape[1:] or train.y.shape[1:] != test.y.shape[1:]:
+    _check_both(path, (train.x.shape[1:], test.x.shape[1:]), (train.y, test.y), classes, shape)
+    return Parts(train, test)
+
+
+def listing(path: Path, classes: int, shape: Shape) -> Listing:
+    """Both parts, checked as in `read`, with no image read yet: for a file whose arrays are larger than memory."""
+    labels = arrays_of(path, ("train_labels", "test_labels"))
+    train, train_shape = _stream(path, "train", labels["train_labels"])
+    test, test_shape = _stream(path, "test", labels["test_labels"])
+    _check_both(path, (train_shape, test_shape), (train.y, test.y), classes, shape)
+    return Listing(train, test)
+
+
+def _stream(path: Path, part: str, labels: np.ndarray) -> tuple[Unread, Sequence[int]]:
+    """A part whose images are taken from their compressed member of the npz one after another, and their shape. An
+    earlier image than the last one costs a new start."""
+    broken = f"{path}: corrupt, truncated or not a plain npz: delete it and prepare it again"
+    try:
+        member = zipfile.ZipFile(path).open(f"{part}_images.npy")  # noqa: SIM115, open as long as images are read
+        np.lib.format.read_magic(member)
+        shape, fortran, dtype = np.lib.format.read_array_header_1_0(member)
+        first = member.tell()
+    except KeyError:
+        raise UserError(f"{path}: no array {part}_images in it: it needs {', '.join(ARRAYS)}") from None
+    except CORRUPT:
+        raise UserError(broken) from None
+    y = labels_from(_checked(path, part, shape, dtype, labels))
+    if fortran:
+        raise UserError(f"{path}: {part}_images is in Fortran order: store it in C order")
+    size = math.prod(shape[1:])
+
+    def image(i: int) -> Tensor:
+        try:
+            member.seek(first + i * size)
+            data = member.read(size)
+        except CORRUPT:
+            raise UserError(broken) from None
+        if len(data) < size:
+            raise UserError(broken)
+        return from_arrays(np.frombuffer(data, np.uint8).reshape(1, *shape[1:]).copy(), np.zeros(1)).x[0]
+
+    channels = shape[3] if len(shape) == 4 else 1
+    return Unread(image, y), (channels, *shape[1:3])
+
+
+def _check_both(
+    path: Path,
+    shapes: tuple[Sequence[int], Sequence[int]],
+    labels: tuple[Tensor, Tensor],
+    classes: int | None,
+    shape: Shape | None,
+) -> None:
+    """UserError where train and test do not fit each other, or are not as conf/dataset says."""
+    if tuple(shapes[0]) != tuple(shapes[1]) or labels[0].shape[1:] != labels[1].shape[1:]:
         raise UserError(f"{path}: train and test differ in the shape of their images or labels: make both alike")
-    have: Shape = tuple(train.x.shape[1:])  # type: ignore[assignment]
+    have: Shape = tuple(shapes[0])  # type: ignore[assignment]
     if shape is not None and have != shape:
         raise UserError(f"{path}: images are {describe(have)}, not {describe(shape)}: prepare it again at that size")
-    for part, split in (("train", train), ("test", test)):
-        count = split.y.shape[1] if split.y.ndim == 2 else int(split.y.max()) + 1 if len(split.y) else 0
-        if classes is not None and (count > classes or (split.y.ndim == 2 and count != classes)):
+    for part, y in zip(("train", "test"), labels, strict=True):
+        count = y.shape[1] if y.ndim == 2 else int(y.max()) + 1 if len(y) else 0
+        if classes is not None and (count > classes or (y.ndim == 2 and count != classes)):
             raise UserError(f"{path}: {part}_labels out of range: {count} classes or labels, {classes} expected")
-    return Parts(train, test)
 
 
 def arrays_of(path: Path, names: Collection[str]) -> dict[str, np.ndarray]:
@@ -49,7 +104,7 @@ def arrays_of(path: Path, names: Collection[str]) -> dict[str, np.ndarray]:
         raise UserError(f"{path}: is a folder, not an npz file") from None
     except PermissionError:
         raise UserError(f"{path}: may not be read: change its permissions") from None
-    except (OSError, ValueError, EOFError, AttributeError, zipfile.BadZipFile, zlib.error, pickle.UnpicklingError):
+    except CORRUPT:
         raise UserError(f"{path}: corrupt, truncated or not a plain npz: delete it and prepare it again") from None
 
 
@@ -67,10 +122,16 @@ def write(path: Path, train: Split, test: Split) -> None:
 
 
 def _split(path: Path, part: str, images: np.ndarray, labels: np.ndarray) -> Split:
-    if images.dtype != np.uint8:
-        raise UserError(f"{path}: {part}_images is {images.dtype}, not uint8: store values 0 to 255 as uint8")
-    if images.ndim not in (3, 4) or (images.ndim == 4 and images.shape[3] != 3) or 0 in images.shape[1:]:
-        raise UserError(f"{path}: {part}_images has shape {list(images.shape)}, not [n, h, w] or [n, h, w, 3]")
+    return from_arrays(images, _checked(path, part, images.shape, images.dtype, labels))
+
+
+def _checked(path: Path, part: str, shape: Sequence[int], dtype: np.dtype, labels: np.ndarray) -> np.ndarray:
+    """The labels, [n] or [n, labels], of images of this shape and type. UserError where one of them is not as it must
+    be."""
+    if dtype != np.uint8:
+        raise UserError(f"{path}: {part}_images is {dtype}, not uint8: store values 0 to 255 as uint8")
+    if len(shape) not in (3, 4) or (len(shape) == 4 and shape[3] != 3) or 0 in shape[1:]:
+        raise UserError(f"{path}: {part}_images has shape {list(shape)}, not [n, h, w] or [n, h, w, 3]")
     if labels.ndim == 2 and labels.shape[1] == 1:
         labels = labels[:, 0]  # as MedMNIST stores classes
     if labels.ndim not in (1, 2) or labels.dtype.kind not in ("iub" if labels.ndim == 1 else "iubf"):
@@ -78,10 +139,10 @@ def _split(path: Path, part: str, images: np.ndarray, labels: np.ndarray) -> Spl
             f"{path}: {part}_labels is {labels.dtype} of shape {list(labels.shape)}, "
             f"not integers [n] or 0/1 [n, labels]"
         )
-    if len(labels) != len(images):
-        raise UserError(f"{path}: {len(images)} {part}_images but {len(labels)} {part}_labels")
+    if len(labels) != shape[0]:
+        raise UserError(f"{path}: {shape[0]} {part}_images but {len(labels)} {part}_labels")
     if labels.ndim == 2 and not np.isin(labels, (0, 1)).all():
         raise UserError(f"{path}: {part}_labels out of range: a multi-label array holds only 0 and 1")
     if labels.ndim == 1 and len(labels) and labels.min() < 0:
         raise UserError(f"{path}: {part}_labels out of range: {labels.min()} is below 0")
-    return from_arrays(images, labels)
+    return labels

@@ -2,9 +2,9 @@
 machine has the same examples in the same places."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -30,6 +30,32 @@ class Parts(NamedTuple):
     notes: tuple[str, ...] = ()
 
 
+class Unread(NamedTuple):
+    """Examples whose images are read one at a time: together they may be larger than memory."""
+
+    image: Callable[[int], Tensor]  # image i, uint8 [channels, height, width]; Unreadable where it is corrupt
+    y: Tensor  # as in Split
+
+
+class Listing(NamedTuple):
+    """What a reader of many images returns: as Parts, with no image read yet."""
+
+    train: Unread
+    test: Unread
+    notes: tuple[str, ...] = ()
+
+
+Examples = TypeVar("Examples", Split, Unread)
+
+
+class Unreadable(UserError):
+    """A file that is there but is no image, or a damaged one."""
+
+    def __init__(self, path: object, name: str):
+        super().__init__(f"{path}: not a readable image: remove it or replace it")
+        self.name = name  # of the file, without its folder
+
+
 class Missing(UserError):
     """The dataset is not there. It may be prepared, downloaded, or looked for elsewhere."""
 
@@ -47,8 +73,12 @@ def from_arrays(images: np.ndarray, labels: np.ndarray) -> Split:
     """A split from uint8 images [n, h, w] or [n, h, w, 3] and labels [n] (classes) or [n, labels] (0/1)."""
     x = torch.from_numpy(images)
     x = x[:, None] if x.ndim == 3 else x.permute(0, 3, 1, 2)  # [n, c, h, w]
-    y = torch.from_numpy(labels.astype(np.float32 if labels.ndim == 2 else np.int64))
-    return Split(x.contiguous(), y)
+    return Split(x.contiguous(), labels_from(labels))
+
+
+def labels_from(labels: np.ndarray) -> Tensor:
+    """Labels of a split from those of an array, [n] or [n, labels]."""
+    return torch.from_numpy(labels.astype(np.float32 if labels.ndim == 2 else np.int64))
 
 
 def to_arrays(split: Split) -> tuple[np.ndarray, np.ndarray]:
@@ -67,10 +97,30 @@ def sorted_by_class(labels: Tensor) -> bool:
     return labels.ndim == 1 and len(labels) > 1 and bool((labels.diff() >= 0).all() and labels[0] != labels[-1])
 
 
-def shuffled(split: Split) -> Split:
+def shuffled(split: Examples) -> Examples:
     """The split in a fixed random order, the same for every split of this length."""
     order = torch.from_numpy(np.random.RandomState(SEED).permutation(len(split.y)))
-    return Split(split.x[order], split.y[order])
+    if isinstance(split, Split):
+        return Split(split.x[order], split.y[order])
+    return Unread(lambda i: split.image(int(order[i])), split.y[order])
+
+
+def in_order(what: str, split: Examples, shuffle: bool) -> tuple[Examples, tuple[str, ...]]:
+    """The split in the order that is used: shuffled if `shuffle` says so or it is sorted by class; and a note."""
+    if sorted_by_class(split.y):
+        return shuffled(split), (f"{what} was sorted by class, shuffled with seed {SEED}",)
+    return (shuffled(split), (f"{what} shuffled with seed {SEED}",)) if shuffle else (split, ())
+
+
+def listing_in_order(name: str, parts: Parts | Listing) -> Listing:
+    """A named set in the order that is used, with no image moved yet."""
+    train, test = (
+        Unread(split.x.__getitem__, split.y) if isinstance(split, Split) else split
+        for split in (parts.train, parts.test)
+    )
+    train, train_notes = in_order(f"{name}: train", train, False)
+    test, test_notes = in_order(f"{name}: test", test, False)
+    return Listing(train, test, parts.notes + train_notes + test_notes)
 
 
 def draw(name: str, y: Tensor, m: int, shots: int | None) -> Tensor:

@@ -2,6 +2,8 @@
 
 import functools
 import pickle
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -11,26 +13,34 @@ import torchvision.datasets as sets
 from pubsel.config import Dataset, UserError, is_there
 from pubsel.data import folders
 from pubsel.data.convert import Shape
-from pubsel.data.splits import Parts, Split, cat, from_arrays, missing
+from pubsel.data.splits import Listing, Parts, Split, cat, from_arrays, missing
 
 PHOTOGRAPHS = {
     "Flowers102": ("train", "val", "test"),
     "GTSRB": ("train", "test"),
     "OxfordIIITPet": ("trainval", "test"),
 }
-PCAM = {"train": "train", "val": "valid", "test": "test"}  # torchvision's names of the parts, and the files'
 
 
-def read(name: str, info: Dataset, root: Path, download: bool) -> Parts:
-    """The parts of a set of torchvision from its files in `root`, which are fetched where `download` allows it.
+def read(name: str, info: Dataset, root: Path, download: bool) -> Parts | Listing:
+    """The parts of a set of torchvision from its files in `root`, which are fetched where `download` allows it; errors
+    as `reading` says."""
+    with reading(name, info, root, download):
+        if info.options["set"] == "Caltech256":
+            sets.Caltech256(str(root), download=download)
+            return folders.read(name, info, root, download)
+        return arrays(info, root, download)
 
-    Missing where they are not there and cannot be fetched; UserError where they are there but do not read.
-    """
+
+@contextmanager
+def reading(name: str, info: Dataset, root: Path, download: bool) -> Iterator[None]:
+    """What is done within raises Missing where `options.files` are not there and cannot be fetched, and UserError
+    where they are there but do not read."""
     there = all(is_there(root / file) for file in info.options["files"])
     if not there and not download:
         raise missing(name, root)
     try:
-        return _read(name, info, root, download)
+        yield
     except (RuntimeError, OSError, ValueError, AssertionError, EOFError, KeyError, pickle.UnpicklingError) as error:
         reason = " ".join(str(error).split())[:200] or type(error).__name__
         if there:
@@ -42,7 +52,8 @@ def read(name: str, info: Dataset, root: Path, download: bool) -> Parts:
         raise missing(name, root, f"download failed: {reason}") from None
 
 
-def _read(name: str, info: Dataset, root: Path, download: bool) -> Parts:
+def arrays(info: Dataset, root: Path, download: bool) -> Parts:
+    """The parts of a set that fits into memory."""
     kind: str = info.options["set"]
     shape: Shape = tuple(info.shape)  # type: ignore[assignment]
     if kind in ("CIFAR10", "CIFAR100", "MNIST", "FashionMNIST"):
@@ -52,12 +63,6 @@ def _read(name: str, info: Dataset, root: Path, download: bool) -> Parts:
     if kind in ("SVHN", "SVHN_extra"):
         train, test = _svhn(root, "train", download), _svhn(root, "test", download)
         return Parts(cat(train, _svhn(root, "extra", download)) if kind == "SVHN_extra" else train, test)
-    if kind == "PCAM":
-        train, val, test = (_pcam(root, part, download) for part in PCAM)
-        return Parts(cat(train, val), test)
-    if kind == "Caltech256":
-        sets.Caltech256(str(root), download=download)
-        return folders.read(name, info, root, download)
     *training, test = (_photographs(kind, root, part, download, shape) for part in PHOTOGRAPHS[kind])
     if kind == "GTSRB":  # an absent folder would shift the numbers of the classes
         folders.expected_classes(root / "gtsrb/GTSRB/Training", info)
@@ -67,25 +72,6 @@ def _read(name: str, info: Dataset, root: Path, download: bool) -> Parts:
 def _svhn(root: Path, part: str, download: bool) -> Split:
     data = sets.SVHN(root, split=part, download=download)  # data [n, 3, 32, 32]
     return from_arrays(data.data.transpose(0, 2, 3, 1), data.labels)
-
-
-def _pcam(root: Path, part: str, download: bool) -> Split:
-    """A part of PatchCamelyon from its two HDF5 files, each read at once: torchvision opens them for every image."""
-    try:
-        import h5py
-    except ImportError:
-        raise UserError("the files of PatchCamelyon are HDF5: run `pip install h5py`") from None
-    sets.PCAM(str(root), split=part, download=download)
-    arrays = []
-    for key in ("x", "y"):
-        path = root / "pcam" / f"camelyonpatch_level_2_split_{PCAM[part]}_{key}.h5"
-        try:
-            with h5py.File(path, "r") as file:
-                arrays.append(np.asarray(file[key]))
-        except (OSError, KeyError):
-            raise UserError(f"{path}: corrupt or truncated: delete it and run `pubsel data prepare pcam`") from None
-    images, labels = arrays  # [n, 96, 96, 3], [n, 1, 1, 1]
-    return from_arrays(images, labels.reshape(-1))
 
 
 def _photographs(kind: str, root: Path, part: str, download: bool, shape: Shape) -> Split:

@@ -1,0 +1,30 @@
+"""MedMNIST (Yang et al., Scientific Data 2023) in its npz files, one for each size: chestmnist_64.npz and the like.
+
+They hold the images of larger sets, resized and split by MedMNIST: ChestMNIST those of ChestX-ray14, DermaMNIST those
+of HAM10000, PneumoniaMNIST those of Kermany et al. Their validation part is left out: so ChestMNIST has 78,468 training
+and 22,433 test images."""
+
+from pathlib import Path
+
+from torchvision.datasets.utils import download_url
+
+from pubsel.config import Dataset
+from pubsel.data import prepared
+from pubsel.data.convert import Shape
+from pubsel.data.splits import Listing, missing
+
+
+def read(name: str, info: Dataset, root: Path, download: bool) -> Listing:
+    """Both parts from <root>/<name>.npz, which is fetched where `download` allows it. Missing where it is not there;
+    UserError where it does not read or has not the shape and classes of conf/dataset."""
+    npz = root / f"{name}.npz"
+    if not npz.exists():
+        if not download:
+            raise missing(name, root)
+        try:
+            download_url(info.url, root, npz.name, info.options["md5"])
+        except (OSError, RuntimeError) as error:
+            raise missing(name, root, f"download failed: {error}") from None
+    shape: Shape = tuple(info.shape)  # type: ignore[assignment]
+    note = f"{name}: the validation part of MedMNIST is left out"
+    return prepared.listing(npz, info.classes, shape)._replace(notes=(note,))

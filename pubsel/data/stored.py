@@ -1,0 +1,144 @@
+"""Images of a named set at the size of conf/dataset: read once from its original files, kept on disk, then mapped.
+
+A folder (config.kept_folder) holds train_images.npy and test_images.npy, uint8 [n, channels, height, width],
+train_labels.npy and test_labels.npy, and notes.json. It is written beside, image by image, then renamed: it is there
+whole or not at all, and neither writing nor reading takes the memory of all images."""
+
+import json
+import os
+import shutil
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import BinaryIO
+
+import numpy as np
+import torch
+from filelock import FileLock, Timeout
+from torch import Tensor
+
+from pubsel.config import UserError
+from pubsel.data.convert import Shape
+from pubsel.data.splits import Listing, Parts, Split, Unread, Unreadable
+
+PAUSE = 10.0  # seconds between two lines about the progress
+NAMED = 3  # corrupt images that a note names
+
+
+def keep(folder: Path, name: str, listing: Listing, shape: Shape, skip: bool) -> None:
+    """Read all images into `folder`, unless another process has done so meanwhile: a second one waits.
+
+    skip: leave out corrupt images, with a note and a line on stderr; Unreadable names the first one otherwise.
+    PermissionError, or another OSError of its own, where the folder cannot be made; UserError where the disk is full.
+    """
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    lock = FileLock(folder.with_suffix(".lock"))
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        say(f"{name}: another process prepares it; waiting")
+        lock.acquire()
+    try:
+        if not folder.exists():
+            _write(folder, name, listing, shape, skip)
+    finally:
+        lock.release()
+
+
+def _write(folder: Path, name: str, listing: Listing, shape: Shape, skip: bool) -> None:
+    partial = folder.with_suffix(".part")
+    shutil.rmtree(partial, ignore_errors=True)  # of a process that was killed: we hold the lock
+    partial.mkdir()
+    try:
+        train = _write_part(partial, name, "train", listing.train, shape, skip)
+        test = _write_part(partial, name, "test", listing.test, shape, skip)
+        (partial / "notes.json").write_text(json.dumps(listing.notes + train + test), encoding="utf-8")
+        os.replace(partial, folder)
+    except OSError as error:
+        raise UserError(
+            f"cannot write the images of {name} to {folder.parent}: {error.strerror or error}; "
+            "make room, or set data_root=FOLDER"
+        ) from None
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+
+
+def _write_part(folder: Path, name: str, part: str, unread: Unread, shape: Shape, skip: bool) -> tuple[str, ...]:
+    """Both files of a part, and the notes on it."""
+    with (folder / f"{part}_images.npy").open("wb") as file:
+        _header(file, len(unread.y), shape)
+        y, notes = _each(f"{name} {part}", unread, skip, lambda _, image: file.write(image.numpy().tobytes()))
+        file.seek(0)  # numpy pads a header so that it is as long for fewer images
+        _header(file, len(y), shape)
+    np.save(folder / f"{part}_labels.npy", y.numpy())
+    return notes
+
+
+def _header(file: BinaryIO, n: int, shape: Shape) -> None:
+    """The start of a npy file of uint8 [n, *shape]."""
+    np.lib.format.write_array_header_1_0(file, {"descr": "|u1", "fortran_order": False, "shape": (n, *shape)})
+
+
+def read(folder: Path) -> Parts:
+    """What `keep` wrote. The images are mapped: only what is used is read, and nothing that is changed reaches the
+    file. UserError where a file is damaged."""
+    try:
+        train, test = (
+            Split(
+                torch.from_numpy(np.load(folder / f"{part}_images.npy", mmap_mode="c")),
+                torch.from_numpy(np.load(folder / f"{part}_labels.npy")),
+            )
+            for part in ("train", "test")
+        )
+        notes = tuple(json.loads((folder / "notes.json").read_text(encoding="utf-8")))
+    except (OSError, ValueError, EOFError) as error:
+        raise UserError(f"{folder} cannot be read ({error}): delete it to have it prepared again") from None
+    if len(train.x) != len(train.y) or len(test.x) != len(test.y):
+        raise UserError(f"{folder}: not as many labels as images: delete it to have it prepared again")
+    return Parts(train, test, notes)
+
+
+def in_memory(name: str, listing: Listing, shape: Shape, skip: bool) -> Parts:
+    """All images in memory, for a data folder that cannot be written to."""
+
+    def loaded(part: str, unread: Unread) -> tuple[Split, tuple[str, ...]]:
+        x = torch.empty((len(unread.y), *shape), dtype=torch.uint8)
+        y, notes = _each(f"{name} {part}", unread, skip, x.__setitem__)
+        return Split(x[: len(y)], y), notes
+
+    (train, train_notes), (test, test_notes) = loaded("train", listing.train), loaded("test", listing.test)
+    return Parts(train, test, listing.notes + train_notes + test_notes)
+
+
+def _each(
+    what: str, unread: Unread, skip: bool, put: Callable[[int, Tensor], object]
+) -> tuple[Tensor, tuple[str, ...]]:
+    """Put every image at its row, one after another; the labels of those that were put, and a note of the others."""
+    kept: list[int] = []
+    corrupt: list[str] = []
+    n, said = len(unread.y), time.monotonic()
+    for i in range(n):
+        try:
+            put(len(kept), unread.image(i))
+            kept.append(i)
+        except Unreadable as error:
+            if not skip:
+                raise
+            corrupt.append(error.name)
+        if time.monotonic() - said >= PAUSE:
+            said = time.monotonic()
+            say(f"{what}: {i + 1:,} of {n:,} images")
+    if not corrupt:
+        return unread.y, ()
+    if not kept:
+        raise UserError(f"{what}: none of {n} images is readable, the first {corrupt[0]}: unpack the archive again")
+    names = ", ".join(corrupt[:NAMED]) + (", ..." if len(corrupt) > NAMED else "")
+    note = f"{what}: {len(corrupt)} of {n:,} images are corrupt and were skipped: {names}"
+    say(note)
+    return unread.y[kept], (note,)
+
+
+def say(text: str) -> None:
+    """A line for the person at the terminal."""
+    print(text, file=sys.stderr, flush=True)

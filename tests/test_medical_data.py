@@ -1,0 +1,624 @@
+"""Medical sets in the layouts their publishers use, made here at a small size; and how images are kept and mapped."""
+
+import csv
+import dataclasses
+import re
+import shutil
+import threading
+import weakref
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from pubsel import catalogue, data
+from pubsel.config import Convert, Pair, UserError, dataset
+from pubsel.data import Missing, folders, load, open_dataset, same_examples, stored
+from pubsel.data.chestxray14 import FINDINGS
+from pubsel.data.chexpert import OBSERVATIONS
+from pubsel.data.splits import Listing, Unread
+
+
+@pytest.fixture
+def changed(monkeypatch):
+    """changed(key=value, ...): every named set as conf/dataset says, but for this; `options` are added to its own."""
+
+    def change(options=None, **values):
+        def of(name):
+            info = dataset(name)
+            return dataclasses.replace(info, options={**info.options, **(options or {})}, **values)
+
+        monkeypatch.setattr(data, "dataset", of)
+
+    return change
+
+
+@pytest.fixture
+def small(changed):
+    changed(shape=[1, 16, 16])
+
+
+def xray(path, value=0, size=(30, 40), mode="L"):
+    """An image file of one grey value, (height, width)."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.new("L", size[::-1], value).convert(mode).save(path)
+
+
+def values(split):
+    """The grey value of each image, which JPEG may have moved by one."""
+    return [round(int(x[0, 5, 5]) / 10) * 10 for x in split.x]
+
+
+def table(path, rows):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w", newline="") as file:
+        writer = csv.DictWriter(file, rows[0])
+        writer.writeheader()
+        writer.writerows(rows)
+
+
+def kept(root):
+    """What lies under prepared/ but for the locks."""
+    return sorted(path.name for path in (root / "prepared").iterdir() if path.suffix != ".lock")
+
+
+# --- ChestX-ray14
+
+LABELS = [
+    "Cardiomegaly|Emphysema",
+    "No Finding",
+    "Hernia",
+    "No Finding",
+    "Pleural_Thickening|Atelectasis|Mass",
+    "Edema",
+]
+
+
+def chestxray14(root, name="Data_Entry_2017_v2020.csv"):
+    """Six images of three patients in two of the archives; image i has the value 10 i."""
+    folder = root / "ChestX-ray14"
+    names = [f"{1 + i // 2:08d}_{i % 2:03d}.png" for i in range(6)]
+    for i, file in enumerate(names):
+        xray(folder / f"images_{1 + i // 3:03d}/images/{file}", 10 * i, size=(64, 64), mode="RGBA" if i == 3 else "L")
+    rows = [
+        {
+            "Image Index": file, "Finding Labels": label, "Follow-up #": i % 2, "Patient ID": 1 + i // 2,
+            "Patient Age": 58, "Patient Gender": "M", "View Position": "PA", "OriginalImage[Width": 2682,
+            "Height]": 2749, "OriginalImagePixelSpacing[x": 0.143, "y]": 0.143, "": "",
+        }
+        for i, (file, label) in enumerate(zip(names, LABELS, strict=True))
+    ]  # fmt: skip
+    table(folder / name, rows)
+    (folder / "train_val_list.txt").write_text("".join(f"{names[i]}\n" for i in (4, 0, 5, 1)))
+    (folder / "test_list.txt").write_text("\n".join(names[2:4]))
+    return folder, names
+
+
+def test_chestxray14_has_the_official_lists_and_fourteen_labels(tmp_path, capsys):
+    chestxray14(tmp_path)
+    assert catalogue.present("chestxray14", tmp_path) == "files"
+    source = open_dataset("chestxray14", str(tmp_path), download=False)
+    assert source.train.x.shape == (4, 1, 224, 224)
+    assert source.metric == "auc"
+    assert source.classes == 14
+    assert values(source.train) == [40, 0, 50, 10]
+    assert values(source.test) == [20, 30]
+    found = [{FINDINGS[i] for i in np.flatnonzero(row)} for row in source.train.y.numpy()]
+    assert found == [{"Atelectasis", "Mass", "Pleural_Thickening"}, {"Cardiomegaly", "Emphysema"}, {"Edema"}, set()]
+    assert source.train.y.dtype == torch.float32
+    assert source.test.y.sum().item() == 1
+    assert source.notes == ()
+    assert capsys.readouterr().err == ""
+    assert catalogue.present("chestxray14", tmp_path) == "prepared"
+    task = load(Pair(private="chestxray14", public="chestxray14", m=1, convert=Convert.exact), str(tmp_path), False)
+    assert values(task.public) == [20]
+    assert values(task.test) == [30]
+
+
+def test_chestxray14_in_one_folder_with_the_first_table_and_other_lists(tmp_path, small, changed):
+    folder, names = chestxray14(tmp_path, "Data_Entry_2017.csv")
+    for path in folder.rglob("*.png"):
+        shutil.move(path, folder / path.name)
+    (folder / "train_list.txt").write_text(f"{names[0]}\n")
+    changed({"train": "train_list.txt"}, shape=[1, 16, 16])
+    source = open_dataset("chestxray14", str(tmp_path), download=False)
+    assert values(source.train) == [0]
+    assert source.notes == ("chestxray14: 3 images are in neither train_list.txt nor test_list.txt and left out",)
+
+
+def absent(folder, names):
+    (folder / "images_001/images" / names[1]).unlink()
+
+
+def unlisted(folder, names):
+    xray(folder / "images_002/images/00000009_000.png")
+
+
+def unknown(folder, names):
+    (folder / "test_list.txt").write_text("00000009_000.png\n")
+
+
+def twice(folder, names):
+    (folder / "test_list.txt").write_text(f"{names[4]}\n")
+
+
+def finding(folder, names):
+    path = folder / "Data_Entry_2017_v2020.csv"
+    path.write_text(path.read_text().replace("Hernia", "Hernias"))
+
+
+def column(folder, names):
+    path = folder / "Data_Entry_2017_v2020.csv"
+    path.write_text(path.read_text().replace("Finding Labels", "Labels"))
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (absent, r"ChestX-ray14: 00000001_001.png and 0 more of Data_Entry_2017_v2020.csv are absent: unpack"),
+        (unlisted, r"v2020.csv: no row for 00000009_000.png and 0 more of .*ChestX-ray14: take both from one release"),
+        (unknown, r"test_list.txt: 00000009_000.png and 0 more are not in Data_Entry_2017_v2020.csv: download"),
+        (twice, r"test_list.txt: 00000003_000.png and 0 more are in train_val_list.txt too: use other lists"),
+        (finding, r"v2020.csv: 00000002_000.png has the finding 'Hernias': download it again"),
+        (column, r"v2020.csv: no column Finding Labels: it needs Image Index,Finding Labels"),
+    ],
+)
+def test_chestxray14_disagreements_are_named(tmp_path, small, damage, message):
+    damage(*chestxray14(tmp_path))
+    with pytest.raises(UserError, match=message) as error:
+        open_dataset("chestxray14", str(tmp_path), download=False)
+    assert "\n" not in str(error.value)
+    assert not (tmp_path / "prepared").exists()
+
+
+@pytest.mark.parametrize("file", ["Data_Entry_2017_v2020.csv", "train_val_list.txt", "test_list.txt"])
+def test_chestxray14_without_a_list(tmp_path, file):
+    folder, _ = chestxray14(tmp_path)
+    (folder / file).unlink()
+    with pytest.raises(Missing, match=rf"no ChestX-ray14/{file}"):
+        open_dataset("chestxray14", str(tmp_path), download=False)
+
+
+def test_a_corrupt_image_is_skipped_named_and_counted(tmp_path, small, capsys):
+    folder, names = chestxray14(tmp_path)
+    first = folder / "images_001/images" / names[0]
+    first.write_bytes(b"no image")
+    rng = np.random.RandomState(0)
+    cut = folder / "images_002/images" / names[5]
+    Image.fromarray(rng.randint(0, 256, (64, 64), dtype=np.uint8)).save(cut)
+    cut.write_bytes(cut.read_bytes()[:2000])
+    note = "chestxray14 train: 2 of 4 images are corrupt and were skipped: 00000001_000.png, 00000003_001.png"
+    for _ in range(2):  # read, then from what was kept
+        source = open_dataset("chestxray14", str(tmp_path), download=False)
+        assert source.notes == (note,)
+        assert values(source.train) == [40, 10]
+        assert source.train.y.shape == (2, 14)
+        assert [int(row.sum()) for row in source.train.y] == [3, 0]  # labels stay with their images
+        assert values(source.test) == [20, 30]
+    assert capsys.readouterr().err == note + "\n"
+    shutil.rmtree(tmp_path / "prepared")
+    for file in names[2:4]:
+        next(folder.rglob(file)).write_bytes(b"")
+    with pytest.raises(UserError, match=r"chestxray14 test: none of 2 images is readable, the first 00000002_000.png"):
+        open_dataset("chestxray14", str(tmp_path), download=False)
+    assert kept(tmp_path) == []
+
+
+def test_an_image_that_the_system_cannot_read_is_not_skipped(tmp_path, small, monkeypatch):
+    chestxray14(tmp_path)
+
+    def broken(*_):
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr(folders, "fitted", broken)
+    with pytest.raises(UserError, match=r"00000003_000.png: cannot be read: Input/output error"):
+        open_dataset("chestxray14", str(tmp_path), download=False)
+
+
+# --- what is kept
+
+
+def mapped(x):
+    """The file in which the memory of x lies."""
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        first, last = (int(end, 16) for end in line.split()[0].split("-"))
+        if first <= x.data_ptr() < last:
+            return Path(line.split(maxsplit=5)[5]).name if len(line.split()) > 5 else None
+    return None
+
+
+@pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="needs /proc")
+def test_images_are_mapped_and_changes_stay_out_of_the_file(tmp_path):
+    chestxray14(tmp_path)
+    source = open_dataset("chestxray14", str(tmp_path), download=False)
+    assert mapped(source.train.x) == "train_images.npy"
+    assert mapped(source.test.x[1:]) == "test_images.npy"
+    folder = tmp_path / "prepared" / kept(tmp_path)[0]
+    before = (folder / "train_images.npy").read_bytes()
+    source.train.x[:] = 7
+    assert (folder / "train_images.npy").read_bytes() == before
+
+
+def test_kept_images_are_used_without_the_original_files(tmp_path, small, changed):
+    folder, names = chestxray14(tmp_path)
+    first = open_dataset("chestxray14", str(tmp_path), download=False)
+    (folder / "images_001/images" / names[0]).unlink()
+    (folder / "train_val_list.txt").unlink()
+    assert open_dataset("chestxray14", str(tmp_path), download=False) is first
+    data._open_stored.cache_clear()
+    again = open_dataset("chestxray14", str(tmp_path), download=False)
+    assert again is not first
+    assert (again.train.x == first.train.x).all()
+    assert (again.train.y == first.train.y).all()
+    changed(shape=[1, 8, 8])  # another shape is never met by what was kept
+    with pytest.raises(UserError, match=r"no ChestX-ray14/train_val_list.txt"):
+        open_dataset("chestxray14", str(tmp_path), download=False)
+
+
+def test_another_shape_or_rule_is_kept_apart(tmp_path, changed):
+    chexpert(tmp_path)
+    for i, (options, shape) in enumerate([({}, [1, 16, 16]), ({}, [1, 8, 8]), ({"uncertain": "one"}, [1, 8, 8])]):
+        changed(options, shape=shape)
+        source = open_dataset("chexpert", str(tmp_path), download=False)
+        assert source.train.x.shape[1:] == tuple(shape)
+        assert source.train.y[1].sum().item() == (2 if options else 1)
+        assert len(kept(tmp_path)) == i + 1
+
+
+def test_a_preparation_that_ends_early_leaves_nothing(tmp_path, small, monkeypatch):
+    chestxray14(tmp_path)
+    fitted, seen = folders.fitted, []
+
+    def stopped(image, shape):
+        seen.append(image)
+        if len(seen) == 3:
+            raise KeyboardInterrupt
+        return fitted(image, shape)
+
+    monkeypatch.setattr(folders, "fitted", stopped)
+    with pytest.raises(KeyboardInterrupt):
+        open_dataset("chestxray14", str(tmp_path), download=False)
+    assert kept(tmp_path) == []
+    monkeypatch.setattr(folders, "fitted", fitted)
+    folder = data.kept_folder("chestxray14", data.dataset("chestxray14"), tmp_path)
+    folder.with_suffix(".part").mkdir()  # as a killed process leaves it
+    (folder.with_suffix(".part") / "train_images.npy").write_bytes(b"half")
+    assert values(open_dataset("chestxray14", str(tmp_path), download=False).train) == [40, 0, 50, 10]
+    assert kept(tmp_path) == [folder.name]
+    (folder / "test_images.npy").write_bytes(b"half")
+    with pytest.raises(UserError, match=r"chestxray14-\w+ cannot be read \(.*\): delete it to have it prepared again"):
+        stored.read(folder)
+
+
+def test_two_at_once_read_each_image_once(tmp_path, small, monkeypatch, capsys):
+    chestxray14(tmp_path)
+    fitted, seen, first, go = folders.fitted, [], threading.Event(), threading.Event()
+
+    def slow(image, shape):
+        seen.append(image)
+        first.set()
+        assert go.wait(20)
+        return fitted(image, shape)
+
+    monkeypatch.setattr(folders, "fitted", slow)
+    found = []
+    threads = [
+        threading.Thread(target=lambda: found.append(open_dataset("chestxray14", str(tmp_path), False)))
+        for _ in range(2)
+    ]
+    threads[0].start()
+    assert first.wait(20)
+    threads[1].start()
+    monkeypatch.setattr(stored, "say", lambda text: go.set())  # the second one says that it waits
+    for thread in threads:
+        thread.join(30)
+    assert len(seen) == 6
+    assert [values(source.train) for source in found] == [[40, 0, 50, 10]] * 2
+
+
+def test_images_are_in_memory_one_at_a_time(tmp_path):
+    alive, most = weakref.WeakSet(), [0]
+
+    def image(i):
+        x = torch.full((3, 4, 5), i, dtype=torch.uint8)
+        alive.add(x)
+        most[0] = max(most[0], len(alive))
+        return x
+
+    part = Unread(image, torch.arange(100))
+    stored.keep(tmp_path / "a-1", "a", Listing(part, Unread(image, torch.zeros(0))), (3, 4, 5), skip=False)
+    assert most[0] <= 2
+    parts = stored.read(tmp_path / "a-1")
+    assert parts.train.x[:, 1, 2, 3].tolist() == list(range(100))
+    assert parts.test.x.shape == (0, 3, 4, 5)
+
+
+def test_progress_is_said_now_and_then(tmp_path, small, monkeypatch, capsys):
+    chestxray14(tmp_path)
+    monkeypatch.setattr(stored, "PAUSE", 0)
+    open_dataset("chestxray14", str(tmp_path), download=False)
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[:2] == ["chestxray14 train: 1 of 4 images", "chestxray14 train: 2 of 4 images"]
+    assert lines[-1] == "chestxray14 test: 2 of 2 images"
+
+
+def test_a_data_folder_that_takes_nothing(tmp_path, small, monkeypatch):
+    folder, names = chestxray14(tmp_path)
+    (folder / "images_001/images" / names[0]).write_bytes(b"no image")
+
+    def refused(*_):
+        raise PermissionError(13, "Permission denied")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(stored, "FileLock", refused)
+        source = open_dataset("chestxray14", str(tmp_path), download=False)
+    assert values(source.train) == [40, 50, 10]
+    assert re.fullmatch(
+        r"chestxray14: cannot be kept in .*prepared \(Permission denied\), so all of it is in memory", source.notes[0]
+    )
+    assert "1 of 4 images are corrupt" in source.notes[1]
+
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(stored, "_header", full)
+        with pytest.raises(UserError, match=r"cannot write the images of chestxray14 .*No space left .*make room"):
+            open_dataset("chestxray14", str(tmp_path), download=False)
+    assert kept(tmp_path) == []
+
+
+def test_prepare_says_what_it_kept(tmp_path):
+    chestxray14(tmp_path)
+    said = catalogue.prepare("chestxray14", str(tmp_path))
+    assert said == f"chestxray14 is ready in {tmp_path} (prepared): 4 training and 2 test images"
+    assert "images_012.tar.gz" in catalogue.prepare("chestxray14", str(tmp_path / "elsewhere"))
+    assert not (tmp_path / "elsewhere").exists()
+
+
+# --- CheXpert
+
+
+def chexpert(root):
+    """Five training images, one of them lateral, and two validation images. The values of the observations: Edema,
+    Fracture, Pneumonia."""
+    folder = root / "CheXpert-v1.0-small"
+    parts = {
+        "train": [
+            ("patient00001/study1/view1_frontal.jpg", "1.0,,"),
+            ("patient00002/study1/view1_frontal.jpg", "1.0,-1.0,"),
+            ("patient00002/study1/view2_lateral.jpg", "1.0,-1.0,"),
+            ("patient00003/study1/view1_frontal.jpg", "0.0,,1.0"),
+            ("patient00004/study2/view1_frontal.jpg", ",,"),
+        ],
+        "valid": [
+            ("patient64541/study1/view1_frontal.jpg", "0.0,0.0,1.0"),
+            ("patient64542/study1/view1_frontal.jpg", "1.0,0.0,0.0"),
+        ],
+    }
+    value = 0
+    for part, rows in parts.items():
+        written = []
+        for path, cells in rows:
+            xray(folder / part / path, value := value + 10)
+            given = dict(zip(("Edema", "Fracture", "Pneumonia"), cells.split(","), strict=True))
+            view = "Frontal" if "frontal" in path else "Lateral"
+            row = {"Path": f"CheXpert-v1.0-small/{part}/{path}", "Sex": "Female", "Age": 68, "Frontal/Lateral": view}
+            rest = "0.0" if part == "valid" else ""
+            written.append({**row, "AP/PA": "AP", **{key: given.get(key, rest) for key in OBSERVATIONS}})
+        table(folder / f"{part}.csv", written)
+    return folder
+
+
+def observed(split):
+    return [{OBSERVATIONS[i] for i in np.flatnonzero(row)} for row in split.y.numpy()]
+
+
+def test_chexpert(tmp_path):
+    chexpert(tmp_path)
+    source = open_dataset("chexpert", str(tmp_path), download=False)
+    assert source.train.x.shape == (4, 1, 224, 224)
+    assert values(source.train) == [10, 20, 40, 50]  # the lateral view is left out
+    assert values(source.test) == [60, 70]
+    assert source.train.y.shape == (4, 14)
+    assert observed(source.train) == [{"Edema"}, {"Edema"}, {"Pneumonia"}, set()]
+    assert observed(source.test) == [{"Pneumonia"}, {"Edema"}]
+    assert source.notes == (
+        "chexpert train: 1 uncertain, 51 missing, 0 dropped, 1 other views (uncertain=zero, missing=zero)",
+        "chexpert valid: 0 uncertain, 0 missing, 0 dropped, 0 other views (uncertain=zero, missing=zero)",
+    )
+
+
+@pytest.mark.parametrize(
+    ("rules", "train"),
+    [
+        ({"uncertain": "one"}, [{"Edema"}, {"Edema", "Fracture"}, {"Pneumonia"}, set()]),
+        ({"uncertain": "drop"}, [{"Edema"}, {"Pneumonia"}, set()]),
+        ({"views": "all"}, [{"Edema"}, {"Edema"}, {"Edema"}, {"Pneumonia"}, set()]),
+    ],
+)
+def test_chexpert_rules(tmp_path, changed, rules, train):
+    chexpert(tmp_path)
+    changed(rules, shape=[1, 16, 16])
+    source = open_dataset("chexpert", str(tmp_path), download=False)
+    assert observed(source.train) == train
+    assert observed(source.test) == [{"Pneumonia"}, {"Edema"}]
+
+
+def test_chexpert_errors(tmp_path, changed):
+    folder = chexpert(tmp_path)
+    changed({"missing": "drop"})
+    with pytest.raises(UserError, match=r"train.csv: no image is left by the rules .*: choose others"):
+        open_dataset("chexpert", str(tmp_path), download=False)
+    changed({"uncertain": "maybe"})
+    with pytest.raises(UserError, match=r"chexpert.yaml: options.uncertain=maybe: use one of zero, one, drop"):
+        open_dataset("chexpert", str(tmp_path), download=False)
+    changed()
+    train = folder / "train.csv"
+    whole = train.read_text()
+    train.write_text(whole.replace("-1.0", "2.0"))
+    with pytest.raises(UserError, match=r"train.csv: .*patient00002.* has the value '2': it is 1, 0, -1 or empty"):
+        open_dataset("chexpert", str(tmp_path), download=False)
+    train.write_text("\n".join(whole.splitlines()[:-1]))
+    with pytest.raises(UserError, match=r"train.csv: no row for train/patient00004/study2/view1_frontal.jpg and 0"):
+        open_dataset("chexpert", str(tmp_path), download=False)
+    train.write_text(whole)
+    (folder / "valid/patient64541/study1/view1_frontal.jpg").unlink()
+    with pytest.raises(UserError, match=r"valid/patient64541/study1/view1_frontal.jpg and 0 more of valid.csv are"):
+        open_dataset("chexpert", str(tmp_path), download=False)
+    (folder / "valid.csv").unlink()
+    with pytest.raises(Missing, match=r"no CheXpert-v1.0-small/valid.csv"):
+        open_dataset("chexpert", str(tmp_path), download=False)
+
+
+# --- SPR
+
+
+@pytest.mark.parametrize("edition", ["train_gender.csv", "train.csv"])
+def test_sprxray(tmp_path, edition):
+    folder = tmp_path / "sprxray"
+    for i in range(10):
+        xray(folder / f"kaggle/kaggle/train/{i:06d}.png", 10 * i, mode="RGBA")
+    xray(folder / "kaggle/kaggle/test/000000.png", 200)  # without a label
+    rows = [{"imageId": i, "age": 40.0 + i, "gender": i % 2} for i in (9, *range(9))]
+    if edition == "train_gender.csv":
+        rows = [{key: row[key] for key in ("imageId", "gender")} for row in rows]
+    table(folder / edition, rows)
+    source = open_dataset("sprxray", str(tmp_path), download=False)
+    assert source.train.x.shape == (8, 1, 224, 224)
+    assert source.test.x.shape == (2, 1, 224, 224)
+    assert sorted(values(source.train) + values(source.test)) == [10 * i for i in range(10)]
+    for split in (source.train, source.test):
+        assert split.y.tolist() == [value // 10 % 2 for value in values(split)]
+    assert "sprxray: 2 of 10 images held out as the test set, seed 0" in source.notes
+    shutil.rmtree(tmp_path / "prepared")
+    (folder / "kaggle/kaggle/train/000007.png").unlink()
+    with pytest.raises(UserError, match=rf"sprxray: 000007.png and 0 more of {edition} are absent"):
+        open_dataset("sprxray", str(tmp_path), download=False)
+    table(folder / edition, [{"imageId": 0, "gender": "F"}])
+    with pytest.raises(UserError, match=r"imageId must be a number and gender 0 or 1"):
+        open_dataset("sprxray", str(tmp_path), download=False)
+    (folder / edition).unlink()
+    with pytest.raises(Missing, match=r"no sprxray/train_gender.csv"):
+        open_dataset("sprxray", str(tmp_path), download=False)
+
+
+# --- class folders
+
+
+def test_kneeos(tmp_path):
+    for i, part in enumerate(("train", "val", "test", "auto_test")):
+        for grade in range(5):
+            xray(tmp_path / f"kneeos/{part}/{grade}/9{grade}00{i}L.png", 50 * i + 10 * grade, size=(224, 224))
+    (tmp_path / "kneeos/val/3/93001L.png").write_bytes(b"no image")
+    source = open_dataset("kneeos", str(tmp_path), download=False)
+    assert source.train.x.shape == (9, 1, 224, 224)  # val joins, auto_test does not
+    assert source.metric == "auc"
+    assert [value % 50 // 10 for value in values(source.train)] == source.train.y.tolist()
+    assert sorted(values(source.test)) == [100, 110, 120, 130, 140]
+    assert source.notes == (
+        "kneeos: test was sorted by class, shuffled with seed 0",
+        "kneeos train: 1 of 10 images are corrupt and were skipped: 93001L.png",
+    )
+    again = open_dataset("kneeos", str(tmp_path), download=False)
+    assert again.test.y.tolist() == source.test.y.tolist()
+    shutil.rmtree(tmp_path / "prepared")
+    shutil.rmtree(tmp_path / "kneeos/test/4")
+    with pytest.raises(UserError, match=r"kneeos/test: not the class folders of train"):
+        open_dataset("kneeos", str(tmp_path), download=False)
+
+
+def test_kagskin(tmp_path):
+    for i, part in enumerate(("train", "test")):
+        for j, kind in enumerate(("benign", "malignant")):
+            for k in range(3):
+                xray(tmp_path / f"kagskin/data/{part}/{kind}/{k}.jpg", 100 * i + 30 * j + 10 * k, mode="RGB")
+    source = open_dataset("kagskin", str(tmp_path), download=False)
+    assert source.train.x.shape == source.test.x.shape == (6, 3, 224, 224)
+    assert [value // 30 for value in values(source.train)] == source.train.y.tolist()
+    assert sorted(values(source.test)) == [100, 110, 120, 130, 140, 150]
+
+
+# --- MedMNIST
+
+
+def medmnist(path, shape, labels, seed=0, n=(6, 2, 4), save=np.savez_compressed):
+    """A file as MedMNIST has it: three parts, compressed."""
+    random = np.random.RandomState(seed)
+    arrays = {}
+    for part, count in zip(("train", "val", "test"), n, strict=True):
+        arrays[f"{part}_images"] = random.randint(0, 256, (count, *shape), dtype=np.uint8)
+        if labels == 14:
+            arrays[f"{part}_labels"] = random.randint(0, 2, (count, 14)).astype(np.uint8)
+        else:
+            arrays[f"{part}_labels"] = (np.arange(count)[::-1] % labels).astype(np.uint8)[:, None]
+    save(path, **arrays)
+    return arrays
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "labels"),
+    [
+        ("chestmnist", (28, 28), 14),
+        ("chestmnist_64", (64, 64), 14),
+        ("chestmnist_224", (224, 224), 14),
+        ("dermamnist", (28, 28, 3), 7),
+        ("dermamnist_64", (64, 64, 3), 7),
+        ("dermamnist_224", (224, 224, 3), 7),
+        ("pneumoniamnist", (28, 28), 2),
+        ("pneumoniamnist_64", (64, 64), 2),
+        ("pneumoniamnist_224", (224, 224), 2),
+    ],
+)
+def test_medmnist(tmp_path, name, shape, labels):
+    arrays = medmnist(tmp_path / f"{name}.npz", shape, labels)
+    assert catalogue.present(name, tmp_path) == "files"
+    source = open_dataset(name, str(tmp_path), download=False)
+    for part, split in (("train", source.train), ("test", source.test)):
+        x = arrays[f"{part}_images"]
+        assert (split.x.permute(0, 2, 3, 1).numpy() == x.reshape(*x.shape[:3], -1)).all()
+        assert (split.y.numpy() == arrays[f"{part}_labels"].squeeze(1 if labels < 14 else ())).all()
+    assert source.classes == labels
+    assert source.notes == (f"{name}: the validation part of MedMNIST is left out",)
+    assert catalogue.present(name, tmp_path) == "prepared"
+    assert same_examples(name, name.split("_")[0], str(tmp_path))
+
+
+def test_medmnist_errors(tmp_path):
+    path = tmp_path / "chestmnist.npz"
+    medmnist(path, (64, 64), 14)
+    with pytest.raises(UserError, match=r"chestmnist.npz: images are 64x64x1, not 28x28x1"):
+        open_dataset("chestmnist", str(tmp_path), download=False)
+    medmnist(path, (28, 28), 7)
+    with pytest.raises(UserError, match=r"train_labels out of range: 6 classes or labels, 2 expected"):
+        open_dataset("pneumoniamnist", str(path.rename(tmp_path / "pneumoniamnist.npz").parent), download=False)
+    medmnist(path, (28, 28), 14, n=(60, 2, 4))
+    whole = path.read_bytes()
+    for damage in (whole[: len(whole) // 2], whole[:20000] + bytes(9) + whole[20009:]):
+        path.write_bytes(damage)
+        with pytest.raises(UserError, match=r"chestmnist.npz: corrupt, truncated or not a plain npz: delete it"):
+            open_dataset("chestmnist", str(tmp_path), download=False)
+    np.savez(path, train_labels=np.zeros((2, 14)), test_labels=np.zeros((2, 14)))
+    with pytest.raises(UserError, match=r"chestmnist.npz: no array train_images in it"):
+        open_dataset("chestmnist", str(tmp_path), download=False)
+
+
+def test_medmnist_is_fetched_with_its_checksum(tmp_path, monkeypatch):
+    asked = []
+
+    def fetch(url, root, file, md5):
+        asked.append((url, md5))
+        medmnist(Path(root) / file, (64, 64), 2)
+
+    monkeypatch.setattr("pubsel.data.medmnist.download_url", fetch)
+    assert len(open_dataset("pneumoniamnist_64", str(tmp_path), download=True).test.x) == 4
+    assert asked == [(dataset("pneumoniamnist_64").url, "8f4eceb4ccffa70c672198ea285246c6")]
+
+    def offline(*_):
+        raise OSError("no route to host")
+
+    monkeypatch.setattr("pubsel.data.medmnist.download_url", offline)
+    with pytest.raises(Missing, match=r"\(download failed: no route to host\)"):
+        open_dataset("chestmnist", str(tmp_path), download=True)
