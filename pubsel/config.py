@@ -139,7 +139,9 @@ class Adapters:
 class Model:
     """The network."""
 
-    name: str = setting("fmnist_cnn, resnet20, probe, mnist_cnn, linear or torchvision; free for timm and with a backbone")
+    name: str = setting(
+        "fmnist_cnn, resnet20, probe, mnist_cnn, linear, torchvision; free for timm and with a backbone"
+    )
     architecture: str | None = setting("name of the timm or torchvision model; null for the small networks")
     pretrained: bool = setting("timm and torchvision: load the published weights")
     checkpoint: str | None = setting(

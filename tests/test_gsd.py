@@ -50,6 +50,22 @@ def test_gsd_of_equal_swapped_and_orthogonal_gradients():
     assert a == pytest.approx(gsd.gsd(DenseGradients(h), DenseGradients(g), 4))
 
 
+def test_rows_of_any_length_count_alike_when_they_are_normalised(digits):
+    """A head that is sure of itself leaves gradients of 1e-30, whose squares float32 cannot hold."""
+    train, test, _ = digits
+
+    class Scaled(gsd.PerExampleGradients):
+        def blocks(self, *args, **kwargs):
+            for block in super().blocks(*args, **kwargs):
+                yield DenseGradients(block.rows * torch.logspace(0, -30, len(block))[:, None])
+
+    plain, scaled = (
+        gsd._gradients(engine(network(0)), settings(m=20), test.x[:20], test.y[:20]).rows.clone()
+        for engine in (gsd.PerExampleGradients, Scaled)
+    )
+    torch.testing.assert_close(scaled, plain, rtol=1e-3, atol=1e-5)
+
+
 def test_own_test_images_are_nearer_than_noise(digits):
     train, test, noise = digits
     values = gsd.measure(settings(), network, train, {"digits": test, "noise": noise}, 10, "key")

@@ -86,8 +86,11 @@ def _gradients(engine: PerExampleGradients, distance: Distance, x: Tensor, y: Te
     """G [m, p], whole, in the memory of `engine`: gone at the next call."""
     (gradients,) = engine.blocks(x, y, rows=len(x))
     if distance.normalise_rows:
+        rows = gradients.rows
+        rows /= rows.abs().amax(1, keepdim=True).clamp(min=torch.finfo(rows.dtype).tiny)  # squares of 1e-23 are 0
+        gradients = DenseGradients(rows)
         norms = gradients.row_norms().clamp(min=1e-30).to(gradients.dtype)
-        gradients = DenseGradients(gradients.rows.div_(norms[:, None]))
+        gradients = DenseGradients(rows.div_(norms[:, None]))
     return gradients
 
 

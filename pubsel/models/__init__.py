@@ -105,8 +105,11 @@ def _timm(model: Model, name: str, channels: int, classes: int, data_root: str) 
         raise UserError(
             f"model.architecture={name}: its weights cannot be fetched ({reason}): give {KEY}=FILE"
         ) from None
+    trained_head = fetch and net.pretrained_cfg["num_classes"] == classes  # type: ignore[index]
     if path is not None:
-        load(net, path, None, KEY, head(net))
+        trained_head = load(net, path, None, KEY, head(net))
+    if with_weights and not trained_head:
+        net = _new_head(net, classes)
     return _apart(net, model.norm)
 
 
@@ -142,6 +145,7 @@ def _apart(net: nn.Module, norm: Norm) -> nn.Module:
 
 
 def _new_head(net: nn.Module, classes: int) -> nn.Module:
+    """With a head as torch draws it: those of some timm networks start with logits in the tens."""
     name = head(net)
     net.set_submodule(name, nn.Linear(net.get_submodule(name).in_features, classes))  # type: ignore[arg-type]
     return net

@@ -17,9 +17,10 @@ def weight_file(key: str, checkpoint: str, data_root: str) -> Path:
     raise UserError(f"{key}={checkpoint}: no such file, neither here nor in {data_root}")
 
 
-def load(net: nn.Module, path: Path, prefix: str | None, key: str, head: str | None = None) -> None:
-    """Weights of a file into a network. Those of the layer `head` stay as they are where the file has none of their
-    shape; what the network has no place for is left out. UserError where anything else is absent or misshapen."""
+def load(net: nn.Module, path: Path, prefix: str | None, key: str, head: str | None = None) -> bool:
+    """Weights of a file into a network; whether the layer `head` is among them: it stays as it is where the file has
+    none of its shape. What the network has no place for is left out. UserError where anything else is absent or
+    misshapen."""
     try:
         state = load_state_dict(str(path), use_ema=False)
     except Exception as error:
@@ -27,10 +28,10 @@ def load(net: nn.Module, path: Path, prefix: str | None, key: str, head: str | N
     if prefix:
         state = {name.removeprefix(prefix): value for name, value in state.items() if name.startswith(prefix)}
     wanted = net.state_dict()
-    if head is not None:
-        own = [name for name in wanted if name.startswith(f"{head}.")]
-        if any(name not in state or state[name].shape != wanted[name].shape for name in own):
-            state |= {name: wanted[name] for name in own}
+    own = [name for name in wanted if head is not None and name.startswith(f"{head}.")]
+    with_head = all(name in state and state[name].shape == wanted[name].shape for name in own)
+    if not with_head:
+        state |= {name: wanted[name] for name in own}
     misfits = [name for name in wanted if name in state and state[name].shape != wanted[name].shape]
     absent = [name for name in wanted if name not in state and not name.endswith("num_batches_tracked")]
     if misfits or absent:
@@ -40,3 +41,4 @@ def load(net: nn.Module, path: Path, prefix: str | None, key: str, head: str | N
             f"{first}: check architecture, options and prefix"
         )
     net.load_state_dict({name: state[name] for name in wanted if name in state}, strict=False)
+    return with_head
