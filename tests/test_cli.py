@@ -113,6 +113,31 @@ def test_the_cells_of_a_sweep_that_can_run_do_run(cli: Cli) -> None:
     assert "Traceback" not in err
 
 
+def test_public_sets_can_be_combined_also_in_a_sweep(cli: Cli) -> None:
+    words = [*TINY, "distance=gsd_m200", "distance.initialisations=1", "distance.k=8"]
+    code, out, err = cli("run", "-m", *words, "pair.public=[noise,photo_patches],noise")
+    assert code == 0, err
+    shown = [line.split("-mnist_cnn-")[0] for line in out.splitlines()]
+    assert shown == ["digits-noise+photo_patches", "digits-noise"]
+    both, one = (json.loads(path.read_text()) for path in records() if path.parts[1] == "runs")
+    assert (both["public"], one["public"]) == ("noise+photo_patches", "noise")
+    assert both["settings"]["pair"]["public"] == ["noise", "photo_patches"]
+    assert len(both["distance"]["values"]) == 1
+    assert both["distance"]["identity"].startswith("digits-noise+photo_patches-")
+    code, _, err = cli("run", *words, "pair.public=[noise,photo_patches]")
+    assert (code, err) == (0, f"{both['identity']}: finished before\n")
+
+
+def test_rank_takes_combinations_as_candidates(cli: Cli) -> None:
+    np.savez("a.npz", **{f"{part}_{what}": np.zeros((90, 8, 8) if what == "images" else 90, np.uint8)
+                         for part in ("train", "test") for what in ("images", "labels")})  # fmt: skip
+    words = ["private=digits", "model=digits_cnn", "distance.m=100", "distance.initialisations=1"]
+    code, out, err = cli("rank", *words, "public=[digits,[digits,noise],[noise,./a.npz]]")
+    assert code == 0, err
+    assert re.findall(r"^\S+", out, re.MULTILINE)[2:5] == ["digits", "digits+noise", "noise+./a.npz"]
+    assert cli("rank", *words, "public=[[digits,noise]]")[0] == 0
+
+
 def test_rank_orders_candidates_and_remembers(cli: Cli) -> None:
     words = ["private=digits", "model=digits_cnn", "distance.m=100", "distance.initialisations=2"]
     code, out, err = cli("rank", *words, "public=[digits,noise]")
@@ -208,6 +233,10 @@ def test_what_needs_no_torch_does_not_wait_for_it() -> None:
         (["run", *TINY, "algorithm.k=500", "pair.m=100"], 2, ["algorithm.k=500", "pair.m=100", "lower"]),
         (["run", *TINY, "pair.m=501"], 2, ["pair.m=501", "smaller pair.m"]),
         (["run", *TINY, "pair.public=noise", "pair.convert=exact"], 2, ["convert=exact", "32x32x3", "8x8x1"]),
+        (["run", *TINY, "pair.public=[]"], 2, ["pair.public=[]", "a name or path"]),
+        (["run", *TINY, "pair.public=[noise,noise]"], 2, ["pair.public=[noise,noise]", "once"]),
+        (["run", *TINY, "pair.public=[noise,digits]", "pair.m=1002"], 2, ["pair.m=1002, 501", "digits has only 500"]),
+        (["run", *TINY, "pair.public=[noise,digits]", "pair.take=train"], 2, ["pair.take=train", "one set"]),
         (["run", *TINY, "pair.private=corrupt.npz"], 1, ["corrupt.npz", "prepare it again"]),
         (["run", *TINY, "pair.public=other.npz"], 1, ["other.npz", "train_images"]),
         (["run", *TINY, "pair.private=absent.npz"], 1, ["absent.npz", "no such file"]),
@@ -218,6 +247,8 @@ def test_what_needs_no_torch_does_not_wait_for_it() -> None:
         (["rank"], 2, ["private", "private=..."]),
         (["rank", "private=digits"], 2, ["public", "public=..."]),
         (["rank", "private=digits", "public=[noise,noise]"], 2, ["public=[...]", "once"]),
+        (["rank", "private=digits", "public=[[noise,mnist],[noise,mnist]]"], 2, ["public=[...]", "once"]),
+        (["rank", "private=digits", "public=[[],noise]"], 2, ["public=[]", "a name or path"]),
         (["rank", "private=digits", "public=noise", "distance=none"], 2, ["distance.name=none", "distance=gsd"]),
         (["rank", "private=digits", "public=./empty", "model=digits_cnn"], 1, ["empty", "no images"]),
         (["rank", "private=digits", "public=noise", "results=a_file/x"], 1, ["a_file/x", "results=FOLDER"]),
@@ -274,6 +305,11 @@ def test_a_device_that_is_not_there(cli: Cli) -> None:
     [
         (["model=resnet20", "model.name=nope"], 2, ["model.name=nope", "resnet20"]),
         (["model=timm"], 2, ["model.architecture=NAME"]),
+        (
+            ["algorithm=adadps", "pair.public=[digits,noise]"],
+            2,
+            ["adadps", "public labels of the private task"],
+        ),
         (
             ["algorithm=dp_sgd", "training.epochs=3", "training.learning_rate=1e38"],
             1,
