@@ -34,9 +34,10 @@ from pubsel.config import (
 )
 from pubsel.data import Source, Split, Task, features
 from pubsel.distances import gsd
-from pubsel.evaluation import evaluate
+from pubsel.evaluation import check_classes, evaluate, interval, logits, utility
 from pubsel.models.split import once
 from pubsel.models.trained import trained_parameters
+from pubsel.randomness import stream
 from pubsel.training import (
     Progress,
     Schedule,
@@ -149,6 +150,9 @@ def _train(settings: RunConfig, name: str, folder: Path, device: torch.device) -
     say(f"{name}: on {device}")
     for note in task.notes:
         say(f"  {note}")
+    check_classes(task.test.y, task.metric, "the test set")
+    if task.validation is not None:
+        check_classes(task.validation.y, task.metric, f"pair.validation={settings.pair.validation}")
     key = noise_key(name, task.private, device)
     plan, spend, first = guarantee(settings, algorithm, len(task.private.x))
     distance = pair_distance(settings, task, device)
@@ -191,7 +195,8 @@ def _train(settings: RunConfig, name: str, folder: Path, device: torch.device) -
     whole = nn.Sequential(OrderedDict(frozen=frozen, linear=model)) if frozen is not None else model
     save(folder / "model.pt", whole.state_dict())
     public_labels = "of the private task" if task.same_task else "of another task"
-    utility = evaluate(trains, task.test, task.metric)
+    outputs = logits(trains, task.test.x)
+    found = utility(outputs, task.test.y, task.metric)
     return {
         "identity": name,
         "label": settings.label,
@@ -202,10 +207,11 @@ def _train(settings: RunConfig, name: str, folder: Path, device: torch.device) -
         "algorithm": algorithm.name,
         "epsilon": settings.epsilon if spend else None,
         "metric": task.metric,
-        "utility": utility,
+        "utility": found,
+        "utility_interval": interval(outputs, task.test.y, task.metric, stream(name, "bootstrap")),
         "test_examples": len(task.test.x),
         "private_examples": len(task.private.x),
-        "selection": {"test": utility} | other_utilities(trains, task),
+        "selection": {"test": found} | other_utilities(trains, task),
         "weights": weights_digest(whole),
         "parameters": trained_parameters(model),
         "public_labels": None if task.public is None else public_labels,

@@ -71,8 +71,10 @@ def test_a_session_of_a_new_user() -> None:
     assert first.returncode == 0, first.stderr
     (path,) = records()
     record = json.loads(path.read_text())
-    shown = f"{record['identity']}: accuracy {100 * record['utility']:.2f} % on 300 test examples. "
-    assert first.stdout.startswith(shown)
+    low, high = record["utility_interval"]
+    assert low < record["utility"] < high
+    shown = f"accuracy {100 * record['utility']:.2f} % [{100 * low:.2f}, {100 * high:.2f}] on 300 test examples. "
+    assert first.stdout.startswith(f"{record['identity']}: {shown}")
     assert f"are ({record['privacy']['epsilon']:.4g}, 1e-05)-differentially private" in first.stdout
     assert 1.9 < record["privacy"]["epsilon"] <= 2
     assert not list(path.parent.glob("checkpoint*"))
@@ -274,6 +276,43 @@ def test_a_mistake_is_answered_in_one_line(cli: Cli, words: list[str], code: int
     for word in expected:
         assert word in err
     assert records() == run_folders() == []
+
+
+@pytest.mark.parametrize(
+    ("part", "overrides", "words"),
+    [
+        (
+            "test",
+            ["pair.m=300", "pair.public=labels.npz"],
+            "the test set has one",
+        ),  # its first 300, of both, are public
+        ("train", ["algorithm=dp_sgd", "pair.validation=0.5"], "pair.validation=0.5 has one"),
+    ],
+)
+def test_auc_of_one_class_is_refused_before_training(cli: Cli, part: str, overrides: list[str], words: str) -> None:
+    images = np.random.default_rng(0).integers(256, size=(400, 8, 8), dtype=np.uint8)
+    labels = {"train": np.tile([[0, 1], [1, 0]], (200, 1)), "test": np.tile([[0, 1], [1, 0]], (200, 1))}
+    labels[part][300 if part == "test" else 0 :] = (0, 1)
+    np.savez("labels.npz", **{f"{name}_{what}": array for name, y in labels.items()
+                              for what, array in (("images", images), ("labels", y))})  # fmt: skip
+    code, out, err = cli("run", *TINY, "pair.private=labels.npz", *overrides)
+    assert (code, out) == (1, "")
+    assert f"pubsel: AUC needs examples of at least two classes, {words}" in err.splitlines()[-1]
+    assert "epoch" not in err
+    assert "steps" not in err  # nothing was accounted for either
+    assert run_folders() == []
+
+
+def test_the_interval_of_a_run_is_the_same_whenever_it_is_trained(cli: Cli) -> None:
+    assert cli("run", *TINY, "results=one")[0] == cli("run", *TINY, "results=two")[0] == 0
+    one, two = (json.loads(next(Path(folder).glob("runs/*/result.json")).read_text()) for folder in ("one", "two"))
+    assert one["utility_interval"] == two["utility_interval"]
+    assert cli("run", *TINY, "results=two")[1] == cli("run", *TINY, "results=one")[1]
+    del one["utility_interval"]  # as older records are
+    next(Path("one").glob("runs/*/result.json")).write_text(json.dumps(one))
+    code, out, _ = cli("run", *TINY, "results=one")
+    assert code == 0
+    assert f"{100 * one['utility']:.2f} % on 300 test examples" in out
 
 
 def test_a_run_that_cannot_fit_is_refused_before_it_starts(cli: Cli) -> None:
