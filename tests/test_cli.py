@@ -349,6 +349,7 @@ def test_a_device_that_is_not_there(cli: Cli) -> None:
             2,
             ["adadps", "public labels of the private task"],
         ),
+        (["algorithm=second_phase", "pair.public=[digits,noise]"], 2, ["second_phase", "several tasks combined"]),
         (
             ["algorithm=dp_sgd", "training.epochs=3", "training.learning_rate=1e38"],
             1,

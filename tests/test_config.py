@@ -163,7 +163,7 @@ def test_an_experiment_composes_as_its_header_says(experiment: Path) -> None:
             found.append(str(ranked))
         else:
             settings = canonical(check(RunConfig, values))
-            names = [settings.pair.private, *filter(None, [settings.pair.public])]
+            names = [settings.pair.private, *config.public_sets(settings.pair.public)]
             found.append(config.identity(settings))
         assert [config.dataset(name).title for name in names]  # each is a named dataset
         assert values.model.name in [*NETWORKS, "logistic"] or values.model.architecture or values.model.backbone
