@@ -266,6 +266,8 @@ class RankConfig(Common):
     distance: Distance = field(default_factory=Distance)
 
     def __post_init__(self) -> None:
+        if None in self.public:
+            raise UsageError("public=[null]: a candidate is a name or path, or a list of them")
         self.public = [one_or_combined("public", candidate) for candidate in self.public]
 
 

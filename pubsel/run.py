@@ -487,7 +487,16 @@ def _rank(settings: RankConfig, device: torch.device) -> dict[str, Any]:
             private=settings.private,
         )  # fmt: skip
         notes += said
-    task = Task(source.train, None, source.test, source.classes, source.metric, source.mean, source.std, tuple(notes))
+    task = Task(
+        source.train,
+        None,
+        source.test,
+        source.classes,
+        source.metric,
+        source.mean,
+        source.std,
+        tuple(dict.fromkeys(notes)),
+    )
     for note in task.notes:
         say(f"  {note}")
     values = gsd.measure(

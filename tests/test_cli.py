@@ -251,6 +251,7 @@ def test_what_needs_no_torch_does_not_wait_for_it() -> None:
         (["rank", "private=digits", "public=[noise,noise]"], 2, ["public=[...]", "once"]),
         (["rank", "private=digits", "public=[[noise,mnist],[noise,mnist]]"], 2, ["public=[...]", "once"]),
         (["rank", "private=digits", "public=[[],noise]"], 2, ["public=[]", "a name or path"]),
+        (["rank", "private=digits", "public=[null,noise]"], 2, ["public=[null]", "a name or path"]),
         (["rank", "private=digits", "public=noise", "distance=none"], 2, ["distance.name=none", "distance=gsd"]),
         (["rank", "private=digits", "public=./empty", "model=digits_cnn"], 1, ["empty", "no images"]),
         (["rank", "private=digits", "public=noise", "results=a_file/x"], 1, ["a_file/x", "results=FOLDER"]),
