@@ -46,8 +46,10 @@ def _run(values: DictConfig) -> None:
     from pubsel.run import run
 
     record = run(settings)
+    bounds = record.get("utility_interval")  # older records have none
+    interval = f" [{100 * bounds[0]:.2f}, {100 * bounds[1]:.2f}]" if bounds else ""
     print(
-        f"{record['identity']}: {record['metric']} {100 * record['utility']:.2f} % "
+        f"{record['identity']}: {record['metric']} {100 * record['utility']:.2f} %{interval} "
         f"on {record['test_examples']} test examples. {record['privacy']['statement']}"
     )
 

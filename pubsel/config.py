@@ -77,7 +77,9 @@ class Pair:
     """Which data is private, which is public, and how the one comes to look like the other."""
 
     private: str = setting("name of a dataset in conf/dataset, or a path: image folder, CSV of paths and labels, npz")
-    public: str | None = setting("the same for the public data; null where an algorithm uses none")
+    public: Any = setting(
+        "the same for the public data; [A,B]: equal shares of m from each; null where an algorithm uses none"
+    )
     m: int = setting("number of public examples", at_least=1)
     take: Take = setting(
         "where the public examples come from: test, the first of the test split (GSD, GEP); train, a fixed random part "
@@ -95,6 +97,9 @@ class Pair:
         "selection", at_least=0, below=1, default=0.0,
     )  # fmt: skip
     convert: Convert = setting("how public images reach the private shape: resize (and grey/colour), or exact: refuse")
+
+    def __post_init__(self) -> None:
+        self.public = one_or_combined("pair.public", self.public)
 
 
 @dataclass
@@ -140,7 +145,7 @@ class Model:
     """The network."""
 
     name: str = setting(
-        "fmnist_cnn, resnet20, probe, mnist_cnn, linear, torchvision; free for timm and with a backbone"
+        "fmnist_cnn, resnet20, probe, mnist_cnn, linear or torchvision; free for timm and with a backbone"
     )
     architecture: str | None = setting("name of the timm or torchvision model; null for the small networks")
     pretrained: bool = setting("timm and torchvision: load the published weights")
@@ -255,10 +260,15 @@ class RankConfig(Common):
     """`pubsel rank`."""
 
     private: str = setting("the private data: a name in conf/dataset, or a path")
-    public: list[str] = setting("the candidates: names or paths")
+    public: list[Any] = setting("the candidates: names or paths, or lists of them that are combined: [A,[B,C]]")
     convert: Convert = setting("how public images reach the private shape: resize (and grey/colour), or exact: refuse")
     model: Model = field(default_factory=Model)
     distance: Distance = field(default_factory=Distance)
+
+    def __post_init__(self) -> None:
+        if None in self.public:
+            raise UsageError("public=[null]: a candidate is a name or path, or a list of them")
+        self.public = [one_or_combined("public", candidate) for candidate in self.public]
 
 
 @dataclass
@@ -288,6 +298,7 @@ class Dataset:
     options: dict[str, Any] = field(default_factory=dict)
     title: str = setting("what it is, in one line")
     classes: int = setting("number of classes", at_least=1)
+    classes_of: str | None = setting("the set whose classes these are, in the same order", default=None)
     metric: Metric = setting("accuracy, or auc where classes are unbalanced or many at once")
     shape: list[int] = setting("channels, height, width; of the prepared images")
     mean: list[float] = setting("per channel in [0, 1], a published constant, never computed from private data")
@@ -296,6 +307,30 @@ class Dataset:
     size_mb: float = setting("download in MB", at_least=0)
     url: str = setting("where it comes from")
     instructions: str | None = setting("steps for data that cannot be fetched without a person; null: fetched for you")
+
+
+def one_or_combined(key: str, public: Any) -> str | list[str] | None:
+    """Public data as a key may give it (OmegaConf knows no type `str | list[str] | None`): one name or path, several
+    that are combined, or None. A list of one is that one. UsageError for a list that is empty, nested or repeats."""
+    if public is None or isinstance(public, str):
+        return public
+    names = public if isinstance(public, list) else [public]
+    if not names or not all(isinstance(name, str | int | float) for name in names):
+        raise UsageError(f"{key}={_typed(public)}: give a name or path, or a list of them such as [cifar10,mnist]")
+    names = [str(name) for name in names]
+    if len(set(names)) < len(names):
+        raise UsageError(f"{key}={_typed(names)}: give each set once")
+    return names if len(names) > 1 else names[0]
+
+
+def public_sets(public: str | list[str] | None) -> list[str]:
+    """The datasets that `one_or_combined` public data is made of."""
+    return [] if public is None else [public] if isinstance(public, str) else public
+
+
+def _typed(value: Any) -> str:
+    """A value as it is typed on the command line."""
+    return json.dumps(value, default=str).replace('"', "").replace(", ", ",")
 
 
 LIMITS: dict[str, tuple[Callable[[Any, Any], bool], str]] = {
@@ -416,6 +451,8 @@ def identity(config: RunConfig) -> str:
     return f"{readable}-{digest(settings(config))}"
 
 
-def short(name: str) -> str:
-    """A dataset name or path as part of a folder name."""
+def short(name: str | list[str]) -> str:
+    """A dataset name or path as part of a folder name; a+b for a list of them."""
+    if isinstance(name, list):
+        return "+".join(short(part) for part in name)
     return re.sub(r"[^\w.]+", "_", Path(name).name if is_path(name) else name)

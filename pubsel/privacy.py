@@ -246,7 +246,8 @@ def statement(
     if made is None:
         return {"valid": False, "epsilon": None, "statement": "No privacy: trained without noise."}
     not_covered = [
-        "the choice of hyper-parameters, data sets and seeds, and the utility on test and validation data",
+        "the choice of hyper-parameters, data sets and seeds, and the utility on test and validation data, with its "
+        "interval",
         "what is read off the private data before training, which is treated as public: the number of examples, their "
         "shape and classes, the split into training, public, validation and test data (for shots, by labels), the "
         "notes, and the time that the run took",

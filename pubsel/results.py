@@ -36,7 +36,8 @@ NEEDED = ("identity", "label", "seed", "private", "public", "model", "algorithm"
 CELL = ("private", "public", "model", "algorithm", "epsilon", "label")
 WITHOUT_PUBLIC = ("dp_sgd", "non_private", "pate")
 SELECTION = {"validation": "held-out private", "public": "public labels", "test": "test (oracle)"}
-COLUMNS_OURS = ("setting", "utility", "utility_std", "seeds", "distance", "distance_std")
+COLUMNS_OURS = ("setting", "utility", "utility_std", "utility_low", "utility_high", "seeds", "distance", "distance_std")
+COLUMNS_IF_ANY = ("utility_low", "utility_high")  # left out of a table whose records are older than they are
 COLUMNS_PAPER = ("paper_public", "paper_utility", "paper_utility_std", "paper_distance", "difference")
 COLUMNS_CODE = ("valid", "commits")
 
@@ -200,6 +201,12 @@ class Cell:
         """Mean over seeds in percent, and the sample standard deviation; None for a single seed."""
         return _mean_std([100 * record["utility"] for record in self.records])
 
+    def interval(self) -> tuple[float | None, float | None]:
+        """95 % interval of a single seed's utility over test examples, in percent; None for several seeds, which have a
+        standard deviation, and for records without it."""
+        found = self.records[0].get("utility_interval") if len(self.records) == 1 else None
+        return (100 * found[0], 100 * found[1]) if found else (None, None)
+
     def distance(self) -> tuple[float | None, float | None]:
         """Mean and sample standard deviation over all random initialisations of all seeds; None where not measured."""
         found = [record["distance"] for record in self.records if record.get("distance")]
@@ -340,8 +347,10 @@ def table(name: str, results: Path) -> pandas.DataFrame:
                 empty |= {"label": label} | _beside(row)
                 sortable.append((_order(empty, place, privates, spec), empty))
     sortable.sort(key=lambda pair: pair[0])
+    rows = [row for _, row in sortable]
     columns = [*CELL, *spec.match, *(["selected"] if spec.select else []), *COLUMNS_OURS, *COLUMNS_PAPER, *COLUMNS_CODE]
-    return _frame([row for _, row in sortable], columns)
+    absent = {name for name in COLUMNS_IF_ANY if all(row.get(name) is None for row in rows)}
+    return _frame(rows, [name for name in columns if name not in absent])
 
 
 def correlations(name: str, results: Path) -> pandas.DataFrame:
@@ -385,14 +394,15 @@ def write_table(frame: pandas.DataFrame, path: Path) -> None:
 
 
 def show(frame: pandas.DataFrame, title: str = "") -> str:
-    """The table as text: "mean ± std" in one column, columns of one value in a line above, empty columns left out."""
+    """The table as text: "mean ± std" or "value [low, high]" in one column, columns of one value in a line above, empty
+    columns left out."""
     columns: dict[str, list[str]] = {}
     constant = []
     for name in frame.columns:
-        if name.endswith("_std") or frame[name].isna().all():
+        if name.endswith(("_std", "_low", "_high")) or frame[name].isna().all():
             continue
-        spreads = frame.get(f"{name}_std", [None] * len(frame))
-        texts = [_text(name, value, spread) for value, spread in zip(frame[name], spreads, strict=True)]
+        beside = [frame.get(f"{name}_{what}", [None] * len(frame)) for what in ("std", "low", "high")]
+        texts = [_text(name, *values) for values in zip(frame[name], *beside, strict=True)]
         if len(frame) > 1 and len(set(texts)) == 1:
             constant.append(f"{name} {texts[0]}")
         else:
@@ -414,6 +424,10 @@ def run(settings: config.TableConfig) -> str:
     write_table(frame, folder / f"{settings.table}.csv")
     write_table(ranks, folder / f"{settings.table}_correlation.csv")
     parts = [show(frame, _spec(settings.table).title)]
+    if "utility_low" in frame:
+        parts.append(
+            "[low, high]: of one seed, a 95 % bootstrap interval over test examples; it does not cover training."
+        )
     if not ranks.empty:
         parts.append(show(ranks, "Rank correlation of distance and utility (near -1: smaller distance, more utility)"))
     if frame["seeds"].isna().all():
@@ -429,6 +443,7 @@ def _row(cell: Cell, setting: str, paper: dict[str, Any] | None, spec: Spec) -> 
     row |= {"setting": setting or None, "selected": SELECTION[spec.select["by"]] if spec.select else None}
     row |= {"seeds": len(cell.records), "valid": cell.valid()}
     row |= {"utility": utility, "utility_std": utility_std, "distance": distance, "distance_std": distance_std}
+    row["utility_low"], row["utility_high"] = cell.interval()
     row["commits"] = len({record.get("commit") for record in cell.records})
     if paper is not None:
         row |= _beside(paper)
@@ -527,7 +542,7 @@ def _index(names: list[str], name: str) -> int:
     return names.index(name) if name in names else len(names)
 
 
-def _text(name: str, value: Any, spread: Any) -> str:
+def _text(name: str, value: Any, spread: Any, low: Any, high: Any) -> str:
     if value is None or pandas.isna(value):
         return "-"
     if not isinstance(value, float):
@@ -535,4 +550,8 @@ def _text(name: str, value: Any, spread: Any) -> str:
     if name == "epsilon":
         return f"{value:g}"
     digits = 2 if re.search("utility|difference", name) else 3
-    return f"{value:.{digits}f}" + ("" if spread is None or pandas.isna(spread) else f" ± {spread:.{digits}f}")
+    if spread is not None and not pandas.isna(spread):
+        return f"{value:.{digits}f} ± {spread:.{digits}f}"
+    return f"{value:.{digits}f}" + (
+        "" if low is None or pandas.isna(low) else f" [{low:.{digits}f}, {high:.{digits}f}]"
+    )

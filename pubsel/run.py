@@ -34,9 +34,10 @@ from pubsel.config import (
 )
 from pubsel.data import Source, Split, Task, features
 from pubsel.distances import gsd
-from pubsel.evaluation import evaluate
+from pubsel.evaluation import check_classes, evaluate, interval, logits, utility
 from pubsel.models.split import once
 from pubsel.models.trained import trained_parameters
+from pubsel.randomness import stream
 from pubsel.training import (
     Progress,
     Schedule,
@@ -111,7 +112,7 @@ def run(settings: RunConfig) -> dict[str, Any]:
         path = folder / "result.json"
         if path.exists():
             say(f"{name}: finished before")
-            if has_paths([settings.pair.private, settings.pair.public]):
+            if has_paths([settings.pair.private, *config.public_sets(settings.pair.public)]):
                 say(f"  if its files have changed since, delete {folder} to train again")
             return results.read_record(path)
         record = _train(settings, name, folder, device)
@@ -149,6 +150,9 @@ def _train(settings: RunConfig, name: str, folder: Path, device: torch.device) -
     say(f"{name}: on {device}")
     for note in task.notes:
         say(f"  {note}")
+    check_classes(task.test.y, task.metric, "the test set")
+    if task.validation is not None:
+        check_classes(task.validation.y, task.metric, f"pair.validation={settings.pair.validation}")
     key = noise_key(name, task.private, device)
     plan, spend, first = guarantee(settings, algorithm, len(task.private.x))
     distance = pair_distance(settings, task, device)
@@ -190,25 +194,27 @@ def _train(settings: RunConfig, name: str, folder: Path, device: torch.device) -
         )  # fmt: skip
     whole = nn.Sequential(OrderedDict(frozen=frozen, linear=model)) if frozen is not None else model
     save(folder / "model.pt", whole.state_dict())
-    utility = evaluate(trains, task.test, task.metric)
-    public = settings.pair.public
+    public_labels = "of the private task" if task.same_task else "of another task"
+    outputs = logits(trains, task.test.x)
+    found = utility(outputs, task.test.y, task.metric)
     return {
         "identity": name,
         "label": settings.label,
         "seed": settings.seed,
         "private": settings.pair.private,
-        "public": public,
+        "public": "+".join(config.public_sets(settings.pair.public)) or None,
         "model": settings.model.name,
         "algorithm": algorithm.name,
         "epsilon": settings.epsilon if spend else None,
         "metric": task.metric,
-        "utility": utility,
+        "utility": found,
+        "utility_interval": interval(outputs, task.test.y, task.metric, stream(name, "bootstrap")),
         "test_examples": len(task.test.x),
         "private_examples": len(task.private.x),
-        "selection": {"test": utility} | other_utilities(trains, task),
+        "selection": {"test": found} | other_utilities(trains, task),
         "weights": weights_digest(whole),
         "parameters": trained_parameters(model),
-        "public_labels": None if public is None else "of the private task" if task.same_task else "of another task",
+        "public_labels": None if task.public is None else public_labels,
         "distance": distance,
         "privacy": privacy.statement(
             spend, algorithm.sensitivity(), settings.privacy.secure_noise, bool(distance), first
@@ -401,12 +407,12 @@ def pair_distance(settings: RunConfig, task: Task, device: torch.device) -> dict
     what = (
         config.settings(settings.distance) | config.settings(settings.pair) | {"model": config.settings(settings.model)}
     )
-    public = config.short(str(settings.pair.public))
+    public = config.short(settings.pair.public)
     name = f"{config.short(settings.pair.private)}-{public}-{settings.model.name}-{config.digest(what)}"
     folder = Path(settings.results) / "distances" / name
     with locked(folder):
         path = folder / "result.json"
-        if path.exists() and not has_paths([settings.pair.private, settings.pair.public]):
+        if path.exists() and not has_paths([settings.pair.private, *config.public_sets(settings.pair.public)]):
             return results.read_record(path, ("values", "mean"))
         values = gsd.measure(
             settings.distance,
@@ -446,7 +452,9 @@ def rank(settings: RankConfig) -> dict[str, Any]:
     """Order public candidates by their distance to the private data, and say how sure each step of the order is."""
     torch.set_num_threads(settings.threads or torch.get_num_threads())
     device = choose_device(settings.device)
-    if len(set(settings.public)) != len(settings.public) or not settings.public:
+    sets = [name for candidate in settings.public for name in config.public_sets(candidate)]
+    labels = ["+".join(config.public_sets(candidate)) for candidate in settings.public]
+    if len(set(labels)) != len(labels) or not labels:
         raise UsageError("public=[...]: give each candidate once, and at least one")
     if settings.distance.name != "gsd":
         raise UsageError(f"distance.name={settings.distance.name}: pubsel rank needs distance=gsd")
@@ -455,7 +463,7 @@ def rank(settings: RankConfig) -> dict[str, Any]:
     folder = Path(settings.results) / "ranks" / name
     with locked(folder):
         path = folder / "result.json"
-        if path.exists() and not has_paths([settings.private, *settings.public]):  # a folder's content may have changed
+        if path.exists() and not has_paths([settings.private, *sets]):  # a folder's content may have changed
             say(f"{name}: measured before")
             return results.read_record(path, ("order", "values"))
         record = {"identity": name, "settings": what, **results.provenance(), **_rank(settings, device)}
@@ -463,9 +471,9 @@ def rank(settings: RankConfig) -> dict[str, Any]:
     return record
 
 
-def has_paths(names: list[str | None]) -> bool:
+def has_paths(names: list[str]) -> bool:
     """Whether a dataset is the user's own files, whose content may change under the same name."""
-    return any(name is not None and config.is_path(name) for name in names)
+    return any(config.is_path(name) for name in names)
 
 
 def _rank(settings: RankConfig, device: torch.device) -> dict[str, Any]:
@@ -474,12 +482,21 @@ def _rank(settings: RankConfig, device: torch.device) -> dict[str, Any]:
     candidates: dict[str, Split] = {}
     notes = [*source.notes]
     for public in settings.public:
-        candidates[public], said = data.public_examples(
+        candidates["+".join(config.public_sets(public))], said = data.public_examples(
             public, settings.distance.m, source.train, settings.data_root, settings.download, settings.convert,
             private=settings.private,
         )  # fmt: skip
         notes += said
-    task = Task(source.train, None, source.test, source.classes, source.metric, source.mean, source.std, tuple(notes))
+    task = Task(
+        source.train,
+        None,
+        source.test,
+        source.classes,
+        source.metric,
+        source.mean,
+        source.std,
+        tuple(dict.fromkeys(notes)),
+    )
     for note in task.notes:
         say(f"  {note}")
     values = gsd.measure(

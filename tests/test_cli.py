@@ -71,8 +71,10 @@ def test_a_session_of_a_new_user() -> None:
     assert first.returncode == 0, first.stderr
     (path,) = records()
     record = json.loads(path.read_text())
-    shown = f"{record['identity']}: accuracy {100 * record['utility']:.2f} % on 300 test examples. "
-    assert first.stdout.startswith(shown)
+    low, high = record["utility_interval"]
+    assert low < record["utility"] < high
+    shown = f"accuracy {100 * record['utility']:.2f} % [{100 * low:.2f}, {100 * high:.2f}] on 300 test examples. "
+    assert first.stdout.startswith(f"{record['identity']}: {shown}")
     assert f"are ({record['privacy']['epsilon']:.4g}, 1e-05)-differentially private" in first.stdout
     assert 1.9 < record["privacy"]["epsilon"] <= 2
     assert not list(path.parent.glob("checkpoint*"))
@@ -111,6 +113,31 @@ def test_the_cells_of_a_sweep_that_can_run_do_run(cli: Cli) -> None:
     assert "pair.m=5000" in end[1]
     assert "use a smaller pair.m" in end[1]
     assert "Traceback" not in err
+
+
+def test_public_sets_can_be_combined_also_in_a_sweep(cli: Cli) -> None:
+    words = [*TINY, "distance=gsd_m200", "distance.initialisations=1", "distance.k=8"]
+    code, out, err = cli("run", "-m", *words, "pair.public=[noise,photo_patches],noise")
+    assert code == 0, err
+    shown = [line.split("-mnist_cnn-")[0] for line in out.splitlines()]
+    assert shown == ["digits-noise+photo_patches", "digits-noise"]
+    both, one = (json.loads(path.read_text()) for path in records() if path.parts[1] == "runs")
+    assert (both["public"], one["public"]) == ("noise+photo_patches", "noise")
+    assert both["settings"]["pair"]["public"] == ["noise", "photo_patches"]
+    assert len(both["distance"]["values"]) == 1
+    assert both["distance"]["identity"].startswith("digits-noise+photo_patches-")
+    code, _, err = cli("run", *words, "pair.public=[noise,photo_patches]")
+    assert (code, err) == (0, f"{both['identity']}: finished before\n")
+
+
+def test_rank_takes_combinations_as_candidates(cli: Cli) -> None:
+    np.savez("a.npz", **{f"{part}_{what}": np.zeros((90, 8, 8) if what == "images" else 90, np.uint8)
+                         for part in ("train", "test") for what in ("images", "labels")})  # fmt: skip
+    words = ["private=digits", "model=digits_cnn", "distance.m=100", "distance.initialisations=1"]
+    code, out, err = cli("rank", *words, "public=[digits,[digits,noise],[noise,./a.npz]]")
+    assert code == 0, err
+    assert re.findall(r"^\S+", out, re.MULTILINE)[2:5] == ["digits", "digits+noise", "noise+./a.npz"]
+    assert cli("rank", *words, "public=[[digits,noise]]")[0] == 0
 
 
 def test_rank_orders_candidates_and_remembers(cli: Cli) -> None:
@@ -208,6 +235,10 @@ def test_what_needs_no_torch_does_not_wait_for_it() -> None:
         (["run", *TINY, "algorithm.k=500", "pair.m=100"], 2, ["algorithm.k=500", "pair.m=100", "lower"]),
         (["run", *TINY, "pair.m=501"], 2, ["pair.m=501", "smaller pair.m"]),
         (["run", *TINY, "pair.public=noise", "pair.convert=exact"], 2, ["convert=exact", "32x32x3", "8x8x1"]),
+        (["run", *TINY, "pair.public=[]"], 2, ["pair.public=[]", "a name or path"]),
+        (["run", *TINY, "pair.public=[noise,noise]"], 2, ["pair.public=[noise,noise]", "once"]),
+        (["run", *TINY, "pair.public=[noise,digits]", "pair.m=1002"], 2, ["pair.m=1002, 501", "digits has only 500"]),
+        (["run", *TINY, "pair.public=[noise,digits]", "pair.take=train"], 2, ["pair.take=train", "one set"]),
         (["run", *TINY, "pair.private=corrupt.npz"], 1, ["corrupt.npz", "prepare it again"]),
         (["run", *TINY, "pair.public=other.npz"], 1, ["other.npz", "train_images"]),
         (["run", *TINY, "pair.private=absent.npz"], 1, ["absent.npz", "no such file"]),
@@ -218,6 +249,9 @@ def test_what_needs_no_torch_does_not_wait_for_it() -> None:
         (["rank"], 2, ["private", "private=..."]),
         (["rank", "private=digits"], 2, ["public", "public=..."]),
         (["rank", "private=digits", "public=[noise,noise]"], 2, ["public=[...]", "once"]),
+        (["rank", "private=digits", "public=[[noise,mnist],[noise,mnist]]"], 2, ["public=[...]", "once"]),
+        (["rank", "private=digits", "public=[[],noise]"], 2, ["public=[]", "a name or path"]),
+        (["rank", "private=digits", "public=[null,noise]"], 2, ["public=[null]", "a name or path"]),
         (["rank", "private=digits", "public=noise", "distance=none"], 2, ["distance.name=none", "distance=gsd"]),
         (["rank", "private=digits", "public=./empty", "model=digits_cnn"], 1, ["empty", "no images"]),
         (["rank", "private=digits", "public=noise", "results=a_file/x"], 1, ["a_file/x", "results=FOLDER"]),
@@ -243,6 +277,43 @@ def test_a_mistake_is_answered_in_one_line(cli: Cli, words: list[str], code: int
     for word in expected:
         assert word in err
     assert records() == run_folders() == []
+
+
+@pytest.mark.parametrize(
+    ("part", "overrides", "words"),
+    [
+        (
+            "test",
+            ["pair.m=300", "pair.public=labels.npz"],
+            "the test set has one",
+        ),  # its first 300, of both, are public
+        ("train", ["algorithm=dp_sgd", "pair.validation=0.5"], "pair.validation=0.5 has one"),
+    ],
+)
+def test_auc_of_one_class_is_refused_before_training(cli: Cli, part: str, overrides: list[str], words: str) -> None:
+    images = np.random.default_rng(0).integers(256, size=(400, 8, 8), dtype=np.uint8)
+    labels = {"train": np.tile([[0, 1], [1, 0]], (200, 1)), "test": np.tile([[0, 1], [1, 0]], (200, 1))}
+    labels[part][300 if part == "test" else 0 :] = (0, 1)
+    np.savez("labels.npz", **{f"{name}_{what}": array for name, y in labels.items()
+                              for what, array in (("images", images), ("labels", y))})  # fmt: skip
+    code, out, err = cli("run", *TINY, "pair.private=labels.npz", *overrides)
+    assert (code, out) == (1, "")
+    assert f"pubsel: AUC needs examples of at least two classes, {words}" in err.splitlines()[-1]
+    assert "epoch" not in err
+    assert "steps" not in err  # nothing was accounted for either
+    assert run_folders() == []
+
+
+def test_the_interval_of_a_run_is_the_same_whenever_it_is_trained(cli: Cli) -> None:
+    assert cli("run", *TINY, "results=one")[0] == cli("run", *TINY, "results=two")[0] == 0
+    one, two = (json.loads(next(Path(folder).glob("runs/*/result.json")).read_text()) for folder in ("one", "two"))
+    assert one["utility_interval"] == two["utility_interval"]
+    assert cli("run", *TINY, "results=two")[1] == cli("run", *TINY, "results=one")[1]
+    del one["utility_interval"]  # as older records are
+    next(Path("one").glob("runs/*/result.json")).write_text(json.dumps(one))
+    code, out, _ = cli("run", *TINY, "results=one")
+    assert code == 0
+    assert f"{100 * one['utility']:.2f} % on 300 test examples" in out
 
 
 def test_a_run_that_cannot_fit_is_refused_before_it_starts(cli: Cli) -> None:
@@ -274,6 +345,12 @@ def test_a_device_that_is_not_there(cli: Cli) -> None:
     [
         (["model=resnet20", "model.name=nope"], 2, ["model.name=nope", "resnet20"]),
         (["model=timm"], 2, ["model.architecture=NAME"]),
+        (
+            ["algorithm=adadps", "pair.public=[digits,noise]"],
+            2,
+            ["adadps", "public labels of the private task"],
+        ),
+        (["algorithm=second_phase", "pair.public=[digits,noise]"], 2, ["second_phase", "several tasks combined"]),
         (
             ["algorithm=dp_sgd", "training.epochs=3", "training.learning_rate=1e38"],
             1,

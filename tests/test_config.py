@@ -10,7 +10,7 @@ import pytest
 from hydra import compose, initialize_config_dir
 from omegaconf import DictConfig, OmegaConf
 
-from pubsel import algorithms, config
+from pubsel import algorithms, config, results
 from pubsel.config import RankConfig, RunConfig, UsageError, check
 from pubsel.models.small import NETWORKS
 from pubsel.run import canonical
@@ -163,7 +163,7 @@ def test_an_experiment_composes_as_its_header_says(experiment: Path) -> None:
             found.append(str(ranked))
         else:
             settings = canonical(check(RunConfig, values))
-            names = [settings.pair.private, *filter(None, [settings.pair.public])]
+            names = [settings.pair.private, *config.public_sets(settings.pair.public)]
             found.append(config.identity(settings))
         assert [config.dataset(name).title for name in names]  # each is a named dataset
         assert values.model.name in [*NETWORKS, "logistic"] or values.model.architecture or values.model.backbone
@@ -248,6 +248,56 @@ def test_the_identity_of_a_path_is_the_name_of_a_folder() -> None:
     name = config.identity(check(RunConfig, quickstart("pair.public=../some where/images")))
     assert "/" not in name
     assert " " not in name
+
+
+def test_records_keep_their_names() -> None:
+    """Each record that is kept has the name that its settings have today."""
+    defaults: Any = OmegaConf.to_container(quickstart())
+    kept = results.read_records(config.CONF.parent / "results")
+    for record in kept[::20] + [record for record in kept if record["seed"] == 2][:20]:
+        values = defaults | record["settings"] | {"epsilon": 1.0}
+        for group in ("pair", "model", "distance", "privacy", "training"):
+            neutral = {key: defaults[group][key] for key in ("chunk", "checkpoint_seconds") if key in defaults[group]}
+            values[group] = neutral | record["settings"][group]
+        settings = dataclasses.replace(check(RunConfig, values), epsilon=float(record["settings"]["epsilon"]))
+        assert config.identity(settings) == record["identity"]
+
+
+def test_combined_public_sets_are_named_a_plus_b() -> None:
+    def name(public: str) -> str:
+        return config.identity(check(RunConfig, quickstart(f"pair.public={public}")))
+
+    assert name("[noise,photo_patches]").startswith("digits-noise+photo_patches-mnist_cnn-gep-eps4-seed0-")
+    assert name("[../some/a+b,noise]").startswith("digits-a_b+noise-")
+    assert name("[noise]") == name("noise")  # a list of one is that one
+    names = [name(f"[{sets}]") for sets in ("noise,photo_patches", "photo_patches,noise", "noise,mnist", "noise")]
+    assert len(set(names)) == 4
+
+
+@pytest.mark.parametrize(
+    ("public", "words"),
+    [
+        ([], r"^pair\.public=\[\]: give a name or path"),
+        (["noise", "mnist", "noise"], r"^pair\.public=\[noise,mnist,noise\]: give each set once$"),
+        (["noise", ["mnist", "digits"]], r"^pair\.public=\[noise,\[mnist,digits\]\]: give a name or path"),
+        (["noise", None], r"^pair\.public=\[noise,null\]: give a name or path"),
+        ({"a": "noise"}, r"^pair\.public=\{a: noise\}: give a name or path"),
+    ],
+)
+def test_a_wrong_combination_is_refused(public: Any, words: str) -> None:
+    values = quickstart()
+    values.pair.public = public
+    with pytest.raises(UsageError, match=words):
+        check(RunConfig, values)
+
+
+def test_candidates_may_be_combinations() -> None:
+    def candidates(public: str) -> list[Any]:
+        return check(RankConfig, compose("rank", ["private=digits", f"public={public}"])).public
+
+    assert candidates("[[noise,mnist],digits,[svhn]]") == [["noise", "mnist"], "digits", "svhn"]
+    with pytest.raises(UsageError, match=r"^public=\[noise,noise\]: give each set once$"):
+        candidates("[[noise,noise],digits]")
 
 
 def test_equal_runs_are_one_run() -> None:

@@ -19,10 +19,11 @@ from PIL import Image
 from scipy.io import savemat
 
 from pubsel import catalogue
-from pubsel.config import CONF, Convert, Pair, UsageError, UserError, dataset, datasets
+from pubsel.algorithms import View
+from pubsel.config import CONF, Convert, Pair, Take, UsageError, UserError, dataset, datasets
 from pubsel.data import Missing, Split, load, open_dataset, prepared, public_examples
 from pubsel.data.convert import to_shape
-from pubsel.data.splits import held_out, shuffled, sorted_by_class
+from pubsel.data.splits import NO_CLASS, held_out, shuffled, sorted_by_class
 
 resize, exact = Convert.resize, Convert.exact
 
@@ -447,6 +448,98 @@ def test_first_m_of_the_test_split(tmp_path):
     assert any("5 public images from its test split, 3 from its training split" in note for note in task.notes)
     with pytest.raises(UsageError, match=r"pair.m=26: .*b.npz has only 25 images in all"):
         load(pair(tmp_path / "a.npz", tmp_path / "b.npz", m=26), ".", False)
+
+
+def test_combined_public_sets_are_dealt_out_in_turn(tmp_path):
+    npz(tmp_path / "a.npz")
+    b = npz(tmp_path / "b.npz", test=4, test_images=pixels(4, 8, 8, seed=3))
+    c = npz(tmp_path / "c.npz", test=9, test_images=pixels(9, 8, 8, seed=4))
+    names = [str(tmp_path / "b.npz"), str(tmp_path / "c.npz"), "noise"]
+    task = load(Pair(private=str(tmp_path / "a.npz"), public=names, m=16, convert=resize), ".", False)
+    x = task.public.x
+    assert (x[:12:3, 0].numpy() == b["test_images"]).all()  # then its training split follows
+    assert (x[12::3, 0].numpy() == b["train_images"][:2]).all()
+    assert (x[1::3, 0].numpy() == c["test_images"][:5]).all()
+    assert (x[2::3] == to_shape(open_dataset("noise", ".", False).test.x[:5], (1, 8, 8))).all()
+    assert any("b.npz: 4 public images from its test split, 2 from its training split" in note for note in task.notes)
+    assert any(note.startswith("noise 32x32x3 -> 8x8x1") for note in task.notes)
+    assert len(task.test.x) == 10
+    first = load(Pair(private=str(tmp_path / "a.npz"), public=names, m=7, convert=resize), ".", False).public
+    assert (first.x == x[:7]).all()  # the first of many are the few, in equal shares
+    ranked, notes = public_examples(names, 16, task.private, ".", False, resize, private=str(tmp_path / "a.npz"))
+    assert (ranked.x == x).all()
+    assert notes == task.notes
+
+
+def test_the_private_share_of_a_combination_leaves_the_test_set(tmp_path):
+    arrays = npz(tmp_path / "a.npz")
+    npz(tmp_path / "b.npz")
+    both = [str(tmp_path / name) for name in ("b.npz", "a.npz")]
+    task = load(Pair(private=both[1], public=both, m=6, convert=resize), ".", False)
+    assert (task.public.x[1::2, 0].numpy() == arrays["test_images"][:3]).all()
+    assert (task.test.x[:, 0].numpy() == arrays["test_images"][3:]).all()
+    assert task.notes == (f"the first 3 test images of {both[1]} are public and left the test set",)
+    with pytest.raises(UsageError, match=r"pair.m=20: no test images of .* would remain"):
+        load(Pair(private=both[1], public=both, m=20, convert=resize), ".", False)
+
+
+@pytest.mark.parametrize(
+    ("private", "public", "changes", "kept"),
+    [
+        ("a.npz", ["b.npz", "c.npz"], {}, True),  # the user's own, with as many classes
+        ("a.npz", ["b.npz", "c.npz"], {"classes": 3}, False),
+        ("a.npz", ["b.npz", "c.npz"], {"train_labels": np.eye(20), "test_labels": np.eye(20)[:10]}, False),
+        ("a.npz", ["b.npz", "noise"], {}, False),
+        ("digits", ["digits", "noise"], {}, False),  # ten classes both, but not the same
+        ("digits", ["digits", "mnist"], {}, True),  # conf/dataset says so
+        ("digits", ["mnist", "photo_patches"], {}, False),
+    ],
+)
+def test_labels_of_a_combination_stay_where_they_are_of_the_private_task(tmp_path, private, public, changes, kept):
+    npz(tmp_path / "a.npz")
+    npz(tmp_path / "b.npz")
+    npz(tmp_path / "c.npz", **changes)
+    npz(tmp_path / "mnist.npz", shape=(28, 28), classes=10)
+    at = [str(tmp_path / name) if name.endswith("npz") else name for name in (private, *public)]
+    task = load(Pair(private=at[0], public=at[1:], m=8, convert=resize), str(tmp_path), False)
+    first, second = (open_dataset(name, str(tmp_path), False).test for name in at[1:])
+    assert task.public.y.shape == (8,)
+    if kept:
+        assert (task.public.y[0::2] == first.y[:4]).all()
+        assert (task.public.y[1::2] == second.y[:4]).all()
+    else:
+        assert (task.public.y == NO_CLASS).all()
+
+
+def test_labels_of_a_combination_are_refused_by_what_needs_them(tmp_path):
+    task = load(Pair(private="digits", public=["digits", "noise"], m=8, convert=resize), ".", False)
+    view = View(torch.nn.Linear(1, 1), None, task.public, task.classes, False, None)
+    with pytest.raises(UsageError, match=r"algorithm=adadps needs public labels of the private task"):
+        view.labelled("adadps")
+    with pytest.raises(UsageError, match=r"needs public labels of the private task"):
+        view._replace(multi_label=True).labelled("adadps")
+
+
+@pytest.mark.parametrize(
+    ("public", "changes", "message"),
+    [
+        (["b.npz", "a.npz"], {"m": 18}, r"pair.m=18, 9 from each set: .*b.npz has only 8 images in all: use a smaller"),
+        (["noise", "b.npz", "digits"], {"m": 2}, r"pair.m=2: too few for 3 public sets: use a larger pair.m"),
+        (["b.npz", "./b.npz"], {}, r"the public sets .*b.npz and .*/\./b.npz share examples: take one of them"),
+        (["svhn", "svhn_extra"], {}, r"the public sets svhn and svhn_extra share examples"),
+        (["noise", "nonesuch"], {}, r"unknown dataset 'nonesuch'"),
+        (["b.npz", "noise"], {"take": Take.train}, r"pair.take=train: the public examples come from one set"),
+        (["b.npz", "noise"], {"convert": exact}, r"convert=exact: noise has images 32x32x3, the private data 8x8x1"),
+    ],
+)
+def test_what_is_wrong_with_a_combination_is_one_line(tmp_path, public, changes, message):
+    npz(tmp_path / "a.npz")
+    npz(tmp_path / "b.npz", train=5, test=3)
+    at = [f"{tmp_path}/{name}" if name.endswith("npz") else name for name in public]
+    settings = {"private": str(tmp_path / "a.npz"), "public": at, "m": 4, "convert": resize, **changes}
+    with pytest.raises(UsageError, match=message) as error:
+        load(Pair(**settings), str(tmp_path), False)
+    assert "\n" not in str(error.value)
 
 
 def test_public_and_private_the_same(tmp_path):

@@ -13,7 +13,7 @@ from pubsel.config import CONF, Distance, Labels, Parameters, UserError
 from pubsel.data import Split, Task
 from pubsel.gradients import PerExampleGradients
 from pubsel.models import small
-from pubsel.training import schedule, view_of
+from pubsel.training import Schedule, schedule, view_of
 from tests.test_training import training
 
 GSD = Distance("gsd", 16, 200, 1, True, Labels.random, Parameters.weights)
@@ -47,7 +47,8 @@ def setup(name="gep", **changes):
     network = torch.nn.Sequential(Float(), small.linear(6, 32, 32, 10)).eval()
     settings = yaml.safe_load((CONF / "algorithm" / f"{name}.yaml").read_text())
     gradients = PerExampleGradients(network)
-    return gradients, algorithms.build(settings | changes), view_of(network, gradients, problem, "test", 20), problem
+    view = view_of(network, gradients, problem, "test", Schedule(400, 0.05, 1, 20))
+    return gradients, algorithms.build(settings | changes), view, problem
 
 
 class Float(torch.nn.Module):

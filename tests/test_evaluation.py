@@ -1,11 +1,17 @@
-"""Accuracy and AUC against values computed by hand."""
+"""Accuracy and AUC against values computed by hand; their intervals against scikit-learn and scipy."""
 
+import warnings
+
+import numpy as np
 import pytest
 import torch
+from scipy.stats import bootstrap, norm
+from sklearn.metrics import roc_auc_score
 
 from pubsel.config import UserError
 from pubsel.data import Split
-from pubsel.evaluation import auc, evaluate
+from pubsel.evaluation import auc, check_classes, evaluate, interval, utility, weighted_auc
+from pubsel.randomness import stream
 
 
 class Given(torch.nn.Module):
@@ -38,3 +44,79 @@ def test_multi_label_auc_leaves_out_labels_of_one_value():
 def test_one_class_has_no_auc():
     with pytest.raises(UserError, match="at least two classes"):
         auc(torch.zeros(3, 2), torch.zeros(3, dtype=torch.long))
+
+
+def test_only_auc_needs_two_classes():
+    check_classes(torch.ones(3, dtype=torch.long), "accuracy", "the test set")
+    check_classes(torch.tensor([0, 2]), "auc", "the test set")
+    check_classes(torch.tensor([[0.0, 1], [1, 1]]), "auc", "the test set")
+    for y in (torch.ones(3, dtype=torch.long), torch.tensor([[0.0, 1], [0, 1]])):
+        with pytest.raises(UserError, match=r"at least two classes, the test set has one"):
+            check_classes(y, "auc", "the test set")
+
+
+# Intervals
+
+
+@pytest.mark.parametrize("digits", [1, 8], ids=["many ties", "no ties"])
+def test_weighted_auc_is_that_of_scikit_learn_on_each_resample(digits):
+    random = np.random.default_rng(0)
+    truth = random.random(300) < 0.2
+    scores = (random.normal(size=300) + truth).round(digits)
+    drawn = random.integers(300, size=(50, 300))
+    counts = np.stack([np.bincount(sample, minlength=300) for sample in drawn]).astype(np.uint8)
+    expected = [roc_auc_score(truth[sample], scores[sample]) for sample in drawn]
+    np.testing.assert_allclose(weighted_auc(truth, scores, counts), expected, rtol=1e-12)
+
+
+def test_weighted_auc_of_one_class_is_unknown():
+    counts = np.array([[1, 2, 0], [0, 0, 3]], np.uint8)
+    with warnings.catch_warnings(action="error"):
+        found = weighted_auc(np.array([False, True, False]), np.array([0.1, 0.2, 0.3]), counts)
+    assert found[0] == 1
+    assert np.isnan(found[1])
+
+
+def outputs_and_labels(kind, n=400):
+    """Outputs of a middling model, and labels: classes [n], or 0/1 [n, labels], the last label rare."""
+    random = np.random.default_rng(1)
+    if kind == "labels":
+        y = random.random((n, 3)) < [0.5, 0.2, 3 / n]
+        return torch.from_numpy(random.normal(size=(n, 3)) + y), torch.from_numpy(y).float()
+    y = random.integers(4, size=n)
+    return torch.from_numpy(random.normal(size=(n, 4)) + np.eye(4)[y]), torch.from_numpy(y)
+
+
+@pytest.mark.parametrize(("kind", "metric"), [("classes", "accuracy"), ("classes", "auc"), ("labels", "auc")])
+def test_intervals_are_those_of_a_plain_bootstrap(kind, metric):
+    outputs, y = outputs_and_labels(kind)
+
+    def resampled(rows):
+        return utility(outputs[rows], y[rows], metric)
+
+    plain = bootstrap(
+        (np.arange(len(y)),), resampled, vectorized=False, n_resamples=300, method="percentile", random_state=0
+    ).confidence_interval
+    with warnings.catch_warnings(action="error"):
+        low, high = interval(outputs, y, metric, stream("a run", "bootstrap"))
+    assert low < utility(outputs, y, metric) < high
+    assert (low, high) == pytest.approx(plain, abs=0.2 * (high - low))
+    assert interval(outputs, y, metric, stream("a run", "bootstrap")) == (low, high)
+    assert interval(outputs, y, metric, stream("another", "bootstrap")) != (low, high)
+
+
+def test_resamples_without_two_classes_are_left_out():
+    outputs, y = torch.tensor([[0.0], [1.0], [2.0]]), torch.tensor([[0.0], [0.0], [1.0]])
+    with warnings.catch_warnings(action="error"):
+        assert interval(outputs, y, "auc", stream("a run", "bootstrap")) == (1.0, 1.0)
+
+
+def test_an_interval_holds_the_true_value_nineteen_times_of_twenty():
+    random, true = np.random.default_rng(0), norm.cdf(1 / np.sqrt(2))  # AUC of two normals, one apart
+    held = 0
+    for i in range(100):
+        y = random.random((150, 1)) < 0.4
+        outputs = torch.from_numpy(random.normal(size=y.shape) + y)
+        low, high = interval(outputs, torch.from_numpy(y).float(), "auc", stream(f"run {i}", "bootstrap"))
+        held += low < true < high
+    assert 88 <= held <= 99

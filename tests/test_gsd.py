@@ -52,7 +52,7 @@ def test_gsd_of_equal_swapped_and_orthogonal_gradients():
 
 def test_rows_of_any_length_count_alike_when_they_are_normalised(digits):
     """A head that is sure of itself leaves gradients of 1e-30, whose squares float32 cannot hold."""
-    train, test, _ = digits
+    _, test, _ = digits
 
     class Scaled(gsd.PerExampleGradients):
         def blocks(self, *args, **kwargs):

@@ -402,7 +402,7 @@ def test_weights_of_a_loop_of_its_own_are_drawn_once(folder, capsys, monkeypatch
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(pubsel.run, "evaluate", killed)
+        patch.setattr(pubsel.run, "utility", killed)
         assert main(words) == 130
     (path,) = Path("results").glob("runs/*/solution.pt")
     drawn = torch.load(path, weights_only=True)

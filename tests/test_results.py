@@ -445,6 +445,21 @@ def test_the_text_says_when_no_figure_is_ours(tmp_path):
     assert "No record of this table" in text
 
 
+def test_a_single_seed_shows_its_interval_and_several_their_deviation(tmp_path):
+    one = record(public="mnist", utility=0.8) | {"utility_interval": [0.78, 0.825]}
+    two = [record(seed, 0.8) | {"utility_interval": [0.7, 0.9]} for seed in (0, 1)]
+    save(tmp_path, one, *two, record(public="flowers5"))  # the last is older
+    frame = results.table("gsd_table2", tmp_path)
+    rows = fashion(frame).dropna(subset="seeds").set_index("public")
+    assert list(rows.loc["mnist", ["utility", "utility_low", "utility_high"]]) == [80, 78, 82.5]
+    assert rows.loc[["fashion_mnist", "flowers5"], ["utility_low", "utility_high"]].isna().all(axis=None)
+    text = results.run(config.TableConfig(table="gsd_table2", results=str(tmp_path), debug=False))
+    assert "80.00 [78.00, 82.50]" in text
+    assert "80.00 ± 0.00" in text
+    assert "utility_low" not in text
+    assert "bootstrap interval" in text
+
+
 def test_show_has_every_row_and_folds_columns_of_one_value():
     frame = pandas.DataFrame(
         {"public": ["a", None], "utility": [81.0, 7.5], "utility_std": [1.0, None], "epsilon": 2.0}

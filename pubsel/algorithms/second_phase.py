@@ -70,7 +70,9 @@ class SecondPhase:
             return
         classes = public.y.shape[1] if public.y.dim() == 2 else int(public.y.max()) + 1
         if public.y.dim() == 1 and int(public.y.min()) == classes - 1:
-            raise UsageError(f"algorithm={self.name}: public images of one class only teach nothing")
+            raise UsageError(
+                f"algorithm={self.name}: public images of one class, or of several tasks combined, teach nothing"
+            )
         generator = torch.Generator().manual_seed(int(view.random("temporary head", 0).integers(2**63)))
         name, own = replaced_head(model, classes, generator)
         try:

@@ -8,6 +8,7 @@ computed from private data. Every rule that was applied to the data stands in `n
 from collections.abc import Callable
 from functools import lru_cache
 from importlib import import_module
+from itertools import combinations
 from pathlib import Path
 from typing import NamedTuple
 
@@ -26,10 +27,11 @@ from pubsel.config import (
     datasets,
     is_path,
     kept_folder,
+    public_sets,
 )
 from pubsel.data import folders, prepared, stored
 from pubsel.data.convert import Shape, converted
-from pubsel.data.splits import SEED, Missing, Parts, Split, cat, draw, in_order, listing_in_order
+from pubsel.data.splits import NO_CLASS, SEED, Missing, Parts, Split, cat, draw, in_order, in_turn, listing_in_order
 
 __all__ = ["Missing", "Source", "Split", "Task", "load", "open_dataset", "public_examples", "same_examples"]
 
@@ -75,10 +77,11 @@ def load(
 ) -> Task:
     """Everything for one run: the private training split, the first `pair.m` public images, and the private test split.
 
-    Where public and private are the same dataset, the m public images leave the test set. pair.take=train: the public
-    images are a fixed random part of the training split instead, and leave the private data where it is the same set.
-    `pair.public` None: no public data. UserError where the private data has fewer than two classes or no training or
-    test images. through(name, source): the source as it is used, such as its features.
+    Where public and private are the same dataset, the m public images leave the test set; where several are combined
+    (`public_examples`), the private set's share of m. pair.take=train: the public images are a fixed random part of the
+    training split instead, and leave the private data where it is the same set. `pair.public` None: no public data.
+    UserError where the private data has fewer than two classes or no training or test images. through(name, source):
+    the source as it is used, such as its features.
     """
 
     def read(name: str) -> Source:
@@ -97,19 +100,21 @@ def load(
         public, private, public_notes = _from_training(pair, source, data_root, read)
         notes += public_notes
     elif pair.public is not None:
-        same = same_examples(pair.private, pair.public, data_root)
-        other = source if pair.public == pair.private else read(pair.public)
-        public, public_notes = _first(pair.public, other, pair.m, source.train, same, pair.convert, "pair.m")
-        notes += public_notes if other is source else other.notes + public_notes
-        if same:
-            test = Split(test.x[pair.m :], test.y[pair.m :])
+        public, taken, public_notes = _combined(
+            public_sets(pair.public), pair.m, "pair.m", source.train, pair.private, pair.convert, data_root,
+            lambda name: source if name == pair.private else read(name),
+        )  # fmt: skip
+        notes = tuple(dict.fromkeys(notes + public_notes))
+        if taken:
+            test = Split(test.x[taken:], test.y[taken:])
             if not len(test.x):
                 raise UsageError(
                     f"pair.m={pair.m}: no test images of {pair.private} would remain: use a smaller pair.m"
                 )
-            notes += (f"the first {pair.m} test images of {pair.private} are public and left the test set",)
+            notes += (f"the first {taken} test images of {pair.private} are public and left the test set",)
     private, validation = _part(private, pair)
-    same_task = pair.public is not None and same_examples(pair.private, pair.public, data_root)
+    sets = public_sets(pair.public)
+    same_task = len(sets) > 0 and all(same_examples(pair.private, name, data_root) for name in sets)
     return Task(private, public, test, *source[2:6], notes, validation, same_task)
 
 
@@ -117,6 +122,8 @@ def _from_training(
     pair: Pair, source: Source, data_root: str, read: Callable[[str], Source]
 ) -> tuple[Split, Split, tuple[str, ...]]:
     """Public and private examples, and a note: the public ones are drawn from the training split of pair.public."""
+    if len(public_sets(pair.public)) > 1:
+        raise UsageError("pair.take=train: the public examples come from one set: give one as pair.public")
     name = str(pair.public)
     same = same_examples(pair.private, name, data_root)
     if same and name != pair.private and not (is_path(name) or is_path(pair.private)):
@@ -151,19 +158,31 @@ def _part(private: Split, pair: Pair) -> tuple[Split, Split | None]:
 
 
 def public_examples(
-    name: str, m: int, like: Split, data_root: str, download: bool, convert: Convert, private: str | None = None
+    public: str | list[str],
+    m: int,
+    like: Split,
+    data_root: str,
+    download: bool,
+    convert: Convert,
+    private: str | None = None,
 ) -> tuple[Split, tuple[str, ...]]:
-    """The first m public images of dataset `name` in the shape of `like`, and notes.
+    """The first m public images of dataset `public` in the shape of `like`, and notes.
 
     They are the first m of its TEST split, as in the papers; where that is shorter, its training split follows, unless
     the set is the `private` one (name it whenever there is one, or private examples may be taken). UsageError names
     distance.m where there are fewer (`load`: pair.m). Labels stay those of the public dataset: they mean nothing in the
     private label space, so the algorithms draw random labels there.
+
+    Several sets (GSD, Table 16) are dealt out in turn: image i comes from set i mod their number, so that the first m'
+    hold equal shares for any m'; a share may be one larger than another. Labels stay where every set is of the private
+    task, as conf/dataset says of named sets and as a user's own are taken to be if they have as many classes as each
+    other; else each is NO_CLASS, which what needs labels refuses.
     """
-    source = open_dataset(name, data_root, download)
-    same = private is not None and same_examples(name, private, data_root)
-    public, notes = _first(name, source, m, like, same, convert, "distance.m")
-    return public, source.notes + notes
+    found, _, notes = _combined(
+        public_sets(public), m, "distance.m", like, private, convert, data_root,
+        lambda name: open_dataset(name, data_root, download),
+    )  # fmt: skip
+    return found, notes
 
 
 def open_dataset(name: str, data_root: str, download: bool) -> Source:
@@ -225,16 +244,33 @@ def _open_stored(folder: Path, stamp: tuple[int, ...], name: str) -> Source:
 def same_examples(first: str, second: str, data_root: str) -> bool:
     """Whether two datasets have the same test examples: the same name or file, or sets that share them (svhn and
     svhn_extra; mnist and mnist_m, whose digits are the same)."""
-    return _identity(first, data_root) == _identity(second, data_root)
+    one, two = _named(first, data_root), _named(second, data_root)
+    if one is None or two is None:
+        return one is two and Path(first).expanduser().resolve() == Path(second).expanduser().resolve()
+    return dataset(one).options.get("same_test_as", one) == dataset(two).options.get("same_test_as", two)
 
 
-def _identity(name: str, data_root: str) -> Path:
-    """A path that is the same for two names of the same test examples."""
-    path, root = Path(name).expanduser().resolve(), Path(data_root).expanduser().resolve()
-    if is_path(name) and not (path.parent == root and path.suffix == ".npz" and path.stem in datasets()):
-        return path
-    known = path.stem if is_path(name) else name
-    return root / f"{dataset(known).options.get('same_test_as', known)}.npz"
+def _same_classes(name: str, private: str, data_root: str) -> bool:
+    """Whether labels of dataset `name` are of the private task. Of two named sets conf/dataset knows: the same
+    examples, or `classes_of`; a user's own labels are what the user says they are."""
+    one, two = _named(name, data_root), _named(private, data_root)
+    if one is None:
+        return True
+    return two is not None and _classes_of(one) == _classes_of(two)
+
+
+def _classes_of(known: str) -> str:
+    first = dataset(known).options.get("same_test_as", known)
+    return dataset(first).classes_of or str(first)
+
+
+def _named(name: str, data_root: str) -> str | None:
+    """The file of conf/dataset that `name` means, also by the path of its npz in the data folder; None: a user's."""
+    if not is_path(name):
+        return name
+    path = Path(name).expanduser().resolve()
+    in_root = path.parent == Path(data_root).expanduser().resolve() and path.suffix == ".npz"
+    return path.stem if in_root and path.stem in datasets() else None
 
 
 def _open_path(name: str) -> Source:
@@ -270,14 +306,40 @@ def _source(
     return Source(train, test, classes, metric, mean, std, parts.notes + train_notes + test_notes)
 
 
-def _first(
-    name: str, source: Source, m: int, like: Split, same: bool, convert: Convert, key: str
-) -> tuple[Split, tuple[str, ...]]:
-    """The first m images of `source`, as `public_examples` says; `same`: it is the private set, so test images only."""
-    available = len(source.test.x) + (0 if same else len(source.train.x))
-    if m > available:
-        where = "in its test split, and it is the private set" if same else "in all"
-        raise UsageError(f"{key}={m}: {name} has only {available} images {where}: use a smaller {key}")
+def _combined(
+    names: list[str], m: int, key: str, like: Split, private: str | None, convert: Convert, data_root: str,
+    read: Callable[[str], Source],
+) -> tuple[Split, int, tuple[str, ...]]:  # fmt: skip
+    """m public images as `public_examples` says; how many of them are test images of the private set; and notes."""
+    for one, two in combinations(names, 2):
+        if same_examples(one, two, data_root):
+            raise UsageError(f"the public sets {one} and {two} share examples: take one of them")
+    if m < len(names):
+        raise UsageError(f"{key}={m}: too few for {len(names)} public sets: use a larger {key}")
+    parts, classes, taken, notes = [], set(), 0, tuple[str, ...]()
+    for place, name in enumerate(names):
+        share, source = len(range(place, m, len(names))), read(name)
+        same = private is not None and same_examples(name, private, data_root)
+        available = len(source.test.x) + (0 if same else len(source.train.x))
+        if share > available:
+            each = f", {share} from each set" if len(names) > 1 else ""
+            where = "in its test split, and it is the private set" if same else "in all"
+            raise UsageError(f"{key}={m}{each}: {name} has only {available} images {where}: use a smaller {key}")
+        part, said = _first(name, source, share, like, convert)
+        parts.append(part)
+        classes.add(source.classes)
+        notes += source.notes + said
+        taken += share if same else 0
+    if len(parts) == 1:
+        return parts[0], taken, notes
+    alike = len(classes) == 1 and all(part.y.shape[1:] == like.y.shape[1:] for part in parts)
+    of_task = alike and private is not None and all(_same_classes(name, private, data_root) for name in names)
+    y = in_turn([part.y for part in parts]) if of_task else torch.full((m,), NO_CLASS)
+    return Split(in_turn([part.x for part in parts]), y), taken, notes
+
+
+def _first(name: str, source: Source, m: int, like: Split, convert: Convert) -> tuple[Split, tuple[str, ...]]:
+    """The first m images of `source`, those of its test split before those of its training split, and notes."""
     first, notes = Split(source.test.x[:m], source.test.y[:m]), tuple[str, ...]()
     if m > len(source.test.x):
         rest = m - len(source.test.x)

@@ -14,6 +14,8 @@ from pubsel.config import UsageError, UserError
 
 SEED = 0  # of every fixed order and split; numpy's RandomState stream is frozen across versions
 
+NO_CLASS = 2**31 - 1  # the label of an example whose own is of another task: no task has this class
+
 
 class Split(NamedTuple):
     """Examples: images and their labels, row by row."""
@@ -90,6 +92,14 @@ def to_arrays(split: Split) -> tuple[np.ndarray, np.ndarray]:
 def cat(first: Split, second: Split) -> Split:
     """The examples of both, the first ones first."""
     return Split(torch.cat([first.x, second.x]), torch.cat([first.y, second.y]))
+
+
+def in_turn(parts: Sequence[Tensor]) -> Tensor:
+    """Rows of s tensors dealt out in turn: row i is of parts[i mod s]. A part may have one row less than the first."""
+    dealt = parts[0].new_empty(sum(map(len, parts)), *parts[0].shape[1:])
+    for place, part in enumerate(parts):
+        dealt[place :: len(parts)] = part
+    return dealt
 
 
 def sorted_by_class(labels: Tensor) -> bool:
