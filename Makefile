@@ -11,7 +11,9 @@ TABLE := $(BIN)/pubsel table
 .PHONY: venv quickstart test lint bench bench-scaling tables table2 table2-cifar10 table2-svhn table2-fmnist \
 	gep-table1 gep-table1-mnist gep-table1-svhn gep-table1-cifar10 gep-table3 gep-table5 gep-table6 \
 	pillar-table2 pillar-table3 pillar-table4 pillar-table6 pillar-table7 pillar-table8 pillar-table9 \
-	pillar-figure4 pillar-figure7 pillar-ours adamix-table1 adamix-figures adamix-ours
+	pillar-figure4 pillar-figure7 pillar-ours adamix-table1 adamix-figures adamix-ours \
+	gsd-table1 gsd-table3 gsd-table10 gsd-table11a gsd-table11b gsd-table12 gsd-table13a gsd-table13b gsd-table14 gsd-table16 \
+	medical-ours
 
 venv: .venv/installed
 
@@ -130,6 +132,41 @@ pillar-figure7: venv
 	$(RUN) +experiment=pillar_figure7 $(ARGS)
 	$(RUN) -m +experiment=pillar_figure7 algorithm=dp_sgd_clip1 $(ARGS)
 	$(BIN)/python scripts/figures.py pillar_share
+
+# GSD on medical images. ChestX-ray14: Tables 1, 10, 16 (last layer of ResNet-152), 11a, 11b, 12; HAM10000: 3, 13a, 13b.
+gsd-table1 gsd-table10: gsd-%: venv
+	$(RUN) +experiment=gsd_$* $(if $(PUBLIC),pair.public=$(PUBLIC)) $(ARGS)
+	$(RUN) -m +experiment=gsd_$* algorithm=dp_sgd_clip3 pair.public=null distance=none seed=0,1,2 $(ARGS)
+	$(TABLE) gsd_$*
+
+gsd-table16: gsd-table1
+	$(RUN) +experiment=gsd_table16 $(ARGS)
+	$(TABLE) gsd_table16
+
+gsd-table3 gsd-table11a gsd-table11b gsd-table12 gsd-table13a gsd-table13b: gsd-%: venv
+	$(RUN) +experiment=gsd_$* $(if $(PUBLIC),pair.public=$(PUBLIC)) $(ARGS)
+	$(RUN) -m +experiment=gsd_$* algorithm=dp_sgd_clip01 pair.public=null distance=none seed=0,1,2 $(ARGS)
+	$(TABLE) gsd_$*
+
+gsd-table14: gsd-table1 gsd-table3 gsd-table11a gsd-table11b gsd-table12 gsd-table13a gsd-table13b
+	$(BIN)/pubsel rank +experiment=gsd_table14 $(ARGS)
+	$(BIN)/pubsel rank +experiment=gsd_table14 private=ham10000 public=[ham10000,kagskin,cifar100,kagchest] \
+		distance=gsd_300 $(ARGS)
+	$(TABLE) gsd_table14
+
+# the two sets at hand: MobileNetV2 at 64 pixels, two layers and the head (label layers), or the head alone (label head)
+medical-ours: venv
+	for set in ham10000:ham10000,flowers5,cifar10,kagchest kagchest:kagchest,ham10000,cifar10; do \
+	for trained in "label=head model.trained=[classifier]" label=layers; do \
+		cell="-m +experiment=medical_ours pair.private=$${set%%:*} $$trained seed=0,1,2 $(ARGS)"; \
+		public="pair.public=$${set#*:}"; none="pair.public=null distance=none"; \
+		rate="training.learning_rate=0.05 training.momentum=0.9"; \
+		$(RUN) $$cell $$public && \
+		$(RUN) $$cell $$none algorithm=dp_sgd_clip01 && \
+		$(RUN) $$cell $$public algorithm=gep_k100 $$rate && \
+		$(RUN) $$cell $$public algorithm=dp_md algorithm.clip_norm=3 $$rate && \
+		$(RUN) $$cell $$none algorithm=dp_sgd_clip3 $$rate || exit 1; done; done
+	$(TABLE) medical_ours
 
 # AdaMix: rates as in Appendix A.6, chosen on the test set as there (oracle)
 RATES := training.learning_rate=0.001,0.0025,0.005

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from hydra import compose, initialize_config_dir
+from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import DictConfig, OmegaConf
 
 from pubsel import algorithms, config, results
@@ -144,7 +145,14 @@ def command_of(experiment: Path) -> list[str]:
 def cells(command: str, overrides: list[str]) -> list[DictConfig]:
     """The one run, or cells of a sweep: every one, and of a large one those that differ from the first in one key."""
     params = compose(command, overrides, return_hydra_config=True).hydra.sweeper.params or {}
-    choices = [[f"{key}={value}" for value in str(values).split(",")] for key, values in params.items()]
+    parsed = OverridesParser.create().parse_overrides([f"{key}={values}" for key, values in params.items()])
+    choices = [
+        [
+            f"{p.key_or_group}={value}"
+            for value in (p.sweep_string_iterator() if p.is_sweep_override() else [p.get_value_element_as_str()])
+        ]
+        for p in parsed
+    ]
     chosen = list(itertools.product(*choices))
     if len(chosen) > 40:
         first = chosen[0]
