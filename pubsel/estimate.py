@@ -123,13 +123,15 @@ def _seconds(work: Callable[[], None], device: torch.device) -> float:
 
 
 def _activations(model: nn.Module, private: Split) -> int:
-    """Bytes of all layers' outputs for one image."""
+    """Bytes for one image of all layers' outputs from the first trained layer on, and of the largest two below it."""
     held: list[int] = []
+    below: list[int] = [0, 0]
     layers = [module for module in model.modules() if not list(module.children())]
 
     def count(module: nn.Module, inputs: object, output: object) -> None:
         if isinstance(output, torch.Tensor):
-            held.append(output.numel() * output.element_size())
+            trains = held or any(p.requires_grad for p in module.parameters())
+            (held if trains else below).append(output.numel() * output.element_size())
 
     hooks = [layer.register_forward_hook(count) for layer in layers]
     try:
@@ -139,4 +141,4 @@ def _activations(model: nn.Module, private: Split) -> int:
     finally:
         for hook in hooks:
             hook.remove()
-    return sum(held) // 2
+    return (sum(held) + sum(sorted(below)[-2:])) // 2

@@ -28,10 +28,10 @@ from pubsel.algorithms import Algorithm, View
 from pubsel.algorithms.adamix import AdaMix, Centre
 from pubsel.algorithms.dp_sgd import DPSGD, clipped_sum
 from pubsel.algorithms.gep import GEP, SLACK, Groups, Precision
-from pubsel.config import Labels
+from pubsel.config import Labels, Lora, Model, Norm
 from pubsel.data import Split
 from pubsel.gradients import DenseGradients, PerExampleGradients, clip_factors
-from pubsel.models import small
+from pubsel.models import build, small
 from pubsel.randomness import stream
 from pubsel.subspace import projection_metric, top_k
 from pubsel.training import engine, noisy_mean
@@ -42,6 +42,16 @@ REPEAT_S = 0.2  # shorter runs are repeated for so long
 MICRO = (16, 32, 64, 128)
 NETWORKS = {"resnet20": (3, 32, 32, 10), "fmnist_cnn": (1, 28, 28, 10), "probe": (3, 224, 224, 14)}
 BOUNDS = (10.0, 2.0)  # GEP's, on embedding and residual
+DENSE = "features.denseblock3.denselayer"
+BACKBONES: dict[str, tuple[str, dict[str, Any]]] = {
+    "resnet152, last layer": ("resnet152", {"trained": ["fc"]}),
+    "resnet152, Table 6": ("resnet152", {"trained": ["fc", "layer3.32.conv1.weight"]}),
+    "densenet121, Table 6": (
+        "densenet121",
+        {"trained": ["classifier", f"{DENSE}23.conv1.weight", f"{DENSE}24.conv1.weight"]},
+    ),
+    "vit_base, LoRA": ("vit_base_patch16_224", {"lora": Lora(["qkv"], 8, 8.0)}),
+}
 
 
 class Candidate(NamedTuple):
@@ -88,6 +98,33 @@ def gradients(network: str, n: int, device: str) -> Case:
         "plain forward and backward": Candidate(partial(peers.plain, model, x, y, update=False), _plain(n)),
     }
     return Case(f"per-example gradients, {network}, n = {n}", candidates, error)
+
+
+def backbone(name: str, n: int, device: str) -> Case:
+    """Per-example gradients of what trains of a large network (GSD, Table 6), at random weights and 224 pixels."""
+    architecture, changes = BACKBONES[name]
+    given = Model("timm", architecture, False, None, Norm.freeze, None, **changes)
+    model = build(given, (3, 224, 224), 14, (0.5,) * 3, (0.5,) * 3, 0).to(device)
+    x, y = torch.randint(256, (n, 3, 224, 224)).byte().to(device), torch.randint(14, (n,)).to(device)
+    engine = PerExampleGradients(model)
+
+    def ours() -> None:
+        for _ in engine.blocks(x, y):
+            pass
+
+    def error(_: str) -> float:
+        rows = engine.matrix(x[:2], y[:2]).rows
+        return _relative(rows, torch.cat([block.rows.clone() for block in _exact(model, x[:2], y[:2])]))
+
+    sizes = _upto((4, 8, 16, 64, 256), n)
+    candidates = {
+        "ours": Candidate(lambda: ours),
+        "opacus hooks, micro-batches": Candidate(partial(peers.opacus_gradients, model, x, y), sizes),
+        "plain forward and backward": Candidate(
+            partial(peers.plain, model, x, y, update=False), tuple(("NHWC", micro) for (micro,) in sizes)
+        ),
+    }
+    return Case(f"per-example gradients, {name}, n = {n}", candidates, error)
 
 
 def dp_sgd(network: str, n: int, device: str) -> Case:
@@ -229,6 +266,10 @@ def _steps(network: str, *sizes: tuple[int, int, int]) -> Work:
     return Work(gep, *({"network": network, "m": m, "n": n, "k": k} for m, n, k in (*sizes, (8, 8, 6))))
 
 
+def _backbone(name: str) -> Work:
+    return Work(backbone, {"name": name, "n": 16}, None, {"name": name, "n": 1})
+
+
 def _features(make: Callable[..., Case], n: int, classes: int, short: int | None) -> Work:
     sizes = {"d": 2048, "classes": classes}
     return Work(make, {"n": n} | sizes, {"n": short} | sizes if short else None, {"n": 8, "d": 64, "classes": 4})
@@ -240,6 +281,10 @@ WORK = {
     "gradients_probe": _network(gradients, "probe", 64, 32),
     "dp_sgd_fmnist_cnn": _network(dp_sgd, "fmnist_cnn", 512, 256),
     "dp_sgd_resnet20": _network(dp_sgd, "resnet20", 256, 64),
+    "backbone_resnet152_fc": _backbone("resnet152, last layer"),
+    "backbone_resnet152": _backbone("resnet152, Table 6"),
+    "backbone_densenet121": _backbone("densenet121, Table 6"),
+    "backbone_vit": _backbone("vit_base, LoRA"),
     "linear_c10": _features(linear, 1024, 10, 1024),
     "linear_c100": _features(linear, 1024, 100, 256),
     "adamix": _features(adamix, 5000, 67, None),

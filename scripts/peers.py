@@ -36,6 +36,9 @@ def _batches(x: Tensor, y: Tensor, micro: int) -> Iterator[tuple[Tensor, Tensor]
 def opacus_gradients(model: nn.Module, x: Tensor, y: Tensor, micro: int) -> Run:
     """Opacus hooks, `micro` examples at a time."""
     hooked = GradSampleModule(copy.deepcopy(model), loss_reduction="sum").train()
+    for layer in hooked.modules():
+        if isinstance(layer, nn.BatchNorm2d):
+            layer.eval()  # frozen
 
     def run() -> None:
         for xs, ys in _batches(x, y, micro):

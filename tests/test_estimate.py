@@ -51,6 +51,16 @@ def setup(name="gep", **changes):
     return gradients, algorithms.build(settings | changes), view, problem
 
 
+def test_frozen_layers_below_hold_nothing():
+    """Their outputs are gone when the next layer has its own."""
+    network = torch.nn.Sequential(Float(), *(torch.nn.Conv2d(6, 6, 3, padding=1) for _ in range(10))).eval()
+    whole = estimate._activations(network, task().private)
+    network[:10].requires_grad_(False)
+    image = 4 * 6 * 32 * 32
+    assert whole == 11 * image
+    assert estimate._activations(network, task().private) == 3 * image
+
+
 class Float(torch.nn.Module):
     def forward(self, x):
         return x.float() / 255
