@@ -22,6 +22,7 @@ from itertools import groupby, pairwise
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas
 import yaml
 from scipy import stats
@@ -209,9 +210,17 @@ class Cell:
 
     def distance(self) -> tuple[float | None, float | None]:
         """Mean and sample standard deviation over all random initialisations of all seeds; None where not measured."""
-        found = [record["distance"] for record in self.records if record.get("distance")]
-        values = [value for distance in found for value in distance.get("values") or [distance["mean"]]]
+        values = self.distances()
         return _mean_std(values) if values else (None, None)
+
+    def distances(self) -> list[float]:
+        """One for each random initialisation; what was measured once and stands in the record of each seed, once."""
+        found = {
+            record["distance"].get("identity") or record["identity"]: record["distance"]
+            for record in self.records
+            if record.get("distance")
+        }
+        return [value for distance in found.values() for value in distance.get("values") or [distance["mean"]]]
 
     def selection(self, by: str, seeds: set[int]) -> float:
         """Mean over these seeds of the utility that settings are selected by; -inf where a record has none."""
@@ -358,7 +367,8 @@ def correlations(name: str, results: Path) -> pandas.DataFrame:
 
     A row per private dataset, model, algorithm with public data, epsilon and label; cells with different settings
     (apart from the public data's name and conversion) are never put into one correlation. Near -1: a smaller
-    distance goes with a higher utility. Empty with fewer than 3 points or without any spread.
+    distance goes with a higher utility. Empty with fewer than 3 points or without any spread. spearman_low and _high:
+    95 % of resamples of the seeds and of the initialisations (not of the public sets, of which there are few).
     """
     spec = _spec(name)
     paper: dict[tuple, list[tuple[float, float]]] = {}
@@ -379,12 +389,17 @@ def correlations(name: str, results: Path) -> pandas.DataFrame:
         texts = differences([ours[key][0] for key in together], public_keys)
         for key, setting in zip(together, texts, strict=True):
             points = [(cell.distance()[0] or 0.0, cell.utility()[0]) for cell in ours[key]]
-            rows.append((*head, setting or None, *_rank(points), *_rank(paper.get(key[:4], []))))
-    rows += [(*key, "paper", None, *_rank([]), *_rank(paper[key])) for key in paper if key not in {r[:4] for r in rows}]
+            rows.append(
+                (*head, setting or None, *_rank(points), *_rank_interval(ours[key]), *_rank(paper.get(key[:4], [])))
+            )
+    made = {row[:4] for row in rows}
+    rows += [(*key, "paper", None, *_rank([]), None, None, *_rank(paper[key])) for key in paper if key not in made]
     privates = list(dict.fromkeys(row["private"] for row in paper_rows(spec.paper)))
     rows.sort(key=lambda row: (_index(privates, row[0]), [str(value) for value in row[1:6]]))
     ranks = ("pairs", "spearman", "kendall")
-    columns = ["private", "model", "algorithm", "epsilon", "label", "setting", *ranks, *(f"paper_{r}" for r in ranks)]
+    interval = ("spearman_low", "spearman_high")
+    heads = ["private", "model", "algorithm", "epsilon", "label", "setting"]
+    columns = [*heads, *ranks, *interval, *(f"paper_{r}" for r in ranks)]
     return _frame([dict(zip(columns, row, strict=True)) for row in rows], columns)
 
 
@@ -505,6 +520,21 @@ def _rank(points: list[tuple[float, float]]) -> tuple[int | None, float | None, 
     distances, utilities = zip(*points, strict=True)
     spearman, kendall = stats.spearmanr(distances, utilities), stats.kendalltau(distances, utilities)
     return len(points), float(spearman.statistic), float(kendall.statistic)
+
+
+def _rank_interval(group: list[Cell]) -> tuple[float | None, float | None]:
+    """Percentile bootstrap of Spearman's rho over seeds and initialisations; None where one of them is alone."""
+    utilities = [np.array([record["utility"] for record in cell.records]) for cell in group]
+    distances = [np.array(cell.distances()) for cell in group]
+    if len(group) < 3 or min(map(len, utilities + distances)) < 2:
+        return None, None
+    draw = np.random.RandomState(0)
+    means = [np.stack([draw.choice(v, (1000, len(v))).mean(1) for v in side], 1) for side in (distances, utilities)]
+    ranks = [stats.rankdata(side, axis=1) - (len(group) + 1) / 2 for side in means]  # [1000, points], centred
+    spread = np.sqrt((ranks[0] ** 2).sum(1) * (ranks[1] ** 2).sum(1))
+    found = (ranks[0] * ranks[1]).sum(1)[spread > 0] / spread[spread > 0]
+    low, high = np.percentile(found, [2.5, 97.5]) if len(found) else (None, None)
+    return low, high
 
 
 def _mean_std(values: list[float]) -> tuple[float, float | None]:

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pandas
 import pytest
 import yaml
@@ -410,6 +411,31 @@ def test_fewer_than_three_points_or_no_spread_say_nothing(tmp_path):
     assert pandas.isna(row["spearman"])
     flat = save(tmp_path / "flat", *(record(0, 0.9, (i / 10,), p) for i, p in enumerate(["a", "b", "c"])))
     assert pandas.isna(fashion(results.correlations("gsd_table2", flat)).iloc[0]["spearman"])
+
+
+def test_uncertainty_of_a_rank_correlation(tmp_path):
+    """Orders that every seed and initialisation agree on are certain; those that they do not are not."""
+
+    def interval(name, noise):
+        draw, publics = np.random.RandomState(0), ["fashion_mnist", "flowers5", "mnist", "cifar100"]
+        made = []
+        for place, public in enumerate(publics):
+            values = tuple(0.1 * place + noise * draw.standard_normal(5))
+            for seed in range(3):
+                made.append(record(seed, 0.9 - 0.1 * place + noise * draw.standard_normal(), values, public))
+        row = fashion(results.correlations("gsd_table2", save(tmp_path / name, *made))).iloc[0]
+        return row["spearman_low"], row["spearman_high"]
+
+    assert interval("certain", 1e-3) == (-1, -1)
+    low, high = interval("uncertain", 0.3)
+    assert -1 <= low < high <= 1
+    assert high - low > 0.5
+    one_seed = [
+        record(0, 0.9 - 0.1 * i, (0.1 * i, 0.2 * i + 0.01), p) for i, p in enumerate(["mnist", "flowers5", "cifar100"])
+    ]
+    row = fashion(results.correlations("gsd_table2", save(tmp_path / "alone", *one_seed))).iloc[0]
+    assert row["spearman"] == pytest.approx(-1)
+    assert pandas.isna(row["spearman_low"])
 
 
 def test_correlations_never_mix_settings_algorithms_or_dp_sgd(tmp_path):
