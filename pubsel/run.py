@@ -86,6 +86,10 @@ def canonical(settings: RunConfig) -> RunConfig:
     elif pair.take == Take.test and getattr(algorithm, "k", 0) > pair.m:
         k = settings.algorithm["k"]
         raise UsageError(f"algorithm.k={k} is more than the pair.m={pair.m} public examples: lower algorithm.k")
+    model = settings.model
+    unused = [key for key in ("trained", "lora", "adapters", "once") if getattr(model, key)]
+    if model.backbone is not None and unused:
+        raise UsageError(f"model.{unused[0]}: with model.backbone a linear classifier trains, on features that are kept")
     if distance.labels == Labels.auto:
         raise UsageError("distance.labels=auto: use random or given, which hold for all candidates alike")
     if distance.name not in ("gsd", "none"):
