@@ -58,7 +58,7 @@ def _rank(values: DictConfig) -> None:
     if isinstance(values.get("public"), str):
         values.public = [values.public]
     settings = check(RankConfig, values)
-    from pubsel.run import rank, show_rank
+    from pubsel.rank import rank, show_rank
 
     print(show_rank(rank(settings)))
 

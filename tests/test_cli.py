@@ -470,7 +470,7 @@ def test_bash_completes() -> None:
         ("pubsel run +experiment=qui", ["+experiment=quickstart"]),
         ("pubsel run bad=[ al", []),
         ("pubsel rank private=digits pub", ["public="]),
-        ("pubsel table gsd", ["gsd_table2"]),
+        ("pubsel table gsd_table2", ["gsd_table2"]),
         ("pubsel table gsd_table2 res", ["results="]),
         ("pubsel data ", ["list", "prepare"]),
         ("pubsel data prepare cifar", ["cifar10", "cifar100", "cifar10_1"]),

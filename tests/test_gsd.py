@@ -7,12 +7,13 @@ import pytest
 import torch
 from scipy.linalg import subspace_angles
 
-from pubsel import run
 from pubsel.config import Convert, Distance, Labels, Model, Norm, Parameters, UsageError
 from pubsel.data import Split, open_dataset, public_examples
 from pubsel.distances import gsd
 from pubsel.gradients import DenseGradients
 from pubsel.models import build
+from pubsel.rank import ordered
+from pubsel.run import noise_key
 
 
 def settings(**changes):
@@ -145,7 +146,7 @@ def test_gradients_that_do_not_span_k_dimensions_are_named(digits):
 
 
 def test_order_and_how_often_it_held():
-    rows = run.ordered({"far": [0.9, 0.8, 0.4, 0.9], "near": [0.5, 0.6, 0.5, 0.5]})
+    rows = ordered({"far": [0.9, 0.8, 0.4, 0.9], "near": [0.5, 0.6, 0.5, 0.5]})
     assert [(row["public"], row["holds"]) for row in rows] == [("near", 0.75), ("far", None)]
     assert rows[0]["mean"] == pytest.approx(0.525)
     assert rows[0]["std"] == pytest.approx(np.std([0.5, 0.6, 0.5, 0.5], ddof=1))
@@ -175,7 +176,7 @@ def test_noise_is_never_shared_between_different_private_data(digits):
     changed = Split(train.x.clone(), train.y)
     changed.x[0, 0, 0, 0] ^= 1
     cpu = torch.device("cpu")
-    keys = {run.noise_key("name", train, cpu), run.noise_key("name", changed, cpu), run.noise_key("other", train, cpu),
-            run.noise_key("name", train, torch.device("cuda"))}  # fmt: skip
+    keys = {noise_key("name", train, cpu), noise_key("name", changed, cpu), noise_key("other", train, cpu),
+            noise_key("name", train, torch.device("cuda"))}  # fmt: skip
     assert len(keys) == 4
-    assert run.noise_key("name", train, cpu) in keys
+    assert noise_key("name", train, cpu) in keys
