@@ -299,6 +299,7 @@ class Dataset:
     title: str = setting("what it is, in one line")
     classes: int = setting("number of classes", at_least=1)
     classes_of: str | None = setting("the set whose classes these are, in the same order", default=None)
+    images_of: str | None = setting("the set whose images these are too, in another split", default=None)
     metric: Metric = setting("accuracy, or auc where classes are unbalanced or many at once")
     shape: list[int] = setting("channels, height, width; of the prepared images")
     mean: list[float] = setting("per channel in [0, 1], a published constant, never computed from private data")

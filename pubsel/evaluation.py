@@ -9,15 +9,18 @@ from torch import Tensor, nn
 
 from pubsel.config import UserError
 from pubsel.data import Split
+from pubsel.gradients import CPU_PIXELS
 
 RESAMPLES = 1000
 BLOCK = 100  # resamples at once, so that their counts stay in the cache
 
 
 @torch.no_grad()
-def logits(model: nn.Module, x: Tensor, batch: int = 1000) -> Tensor:
-    """Outputs of the model for x [n, ...] -> [n, classes], on the model's device, computed `batch` at a time."""
+def logits(model: nn.Module, x: Tensor) -> Tensor:
+    """Outputs of the model for x [n, ...] -> [n, classes], on the model's device, computed up to 1,000 at a time."""
     device = next(model.parameters()).device
+    entries = 2**25 if device.type == "cuda" else CPU_PIXELS  # at once: deep networks hold many times as many
+    batch = max(8, min(1000, entries // max(1, x[:1].numel())))
     return torch.cat([model(part.to(device)) for part in x.split(batch)])
 
 

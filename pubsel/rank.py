@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from pubsel import config, data, results
-from pubsel.config import RankConfig, UsageError
+from pubsel.config import Labels, RankConfig, UsageError
 from pubsel.data import Split, Task
 from pubsel.distances import gsd
 from pubsel.run import NOT_PRIVATE, choose_device, has_paths, locked, network, raw, say, summary
@@ -22,6 +22,8 @@ def rank(settings: RankConfig) -> dict[str, Any]:
     labels = ["+".join(config.public_sets(candidate)) for candidate in settings.public]
     if len(set(labels)) != len(labels) or not labels:
         raise UsageError("public=[...]: give each candidate once, and at least one")
+    if settings.distance.labels == Labels.auto:
+        raise UsageError("distance.labels=auto: use random or given, which hold for all candidates alike")
     if settings.distance.name != "gsd":
         raise UsageError(f"distance.name={settings.distance.name}: pubsel rank needs distance=gsd")
     what = config.settings(settings)

@@ -86,7 +86,8 @@ def canonical(settings: RunConfig) -> RunConfig:
         k = settings.algorithm["k"]
         raise UsageError(f"algorithm.k={k} is more than the pair.m={pair.m} public examples: lower algorithm.k")
     model = settings.model
-    unused = [key for key in ("trained", "lora", "adapters", "once") if getattr(model, key)]
+    keys = ("trained", "lora", "adapters", "once", "architecture", "pretrained", "checkpoint", "options", "mean", "std")
+    unused = [key for key in keys if getattr(model, key)]
     if model.backbone is not None and unused:
         raise UsageError(f"model.{unused[0]}: with model.backbone a linear classifier on features trains")
     if distance.labels == Labels.auto:
@@ -165,7 +166,8 @@ def _train(settings: RunConfig, name: str, folder: Path, device: torch.device) -
     model = network(settings.model, task, settings.seed, settings.data_root).to(device)
     trains = model
     if settings.model.once and isinstance(model, models.Network):
-        trains, task = once(model, task, estimate.free(device), say)
+        free = min(estimate.free(device), estimate.free(torch.device("cpu")))
+        trains, task = once(model, task, free, say)
     if settings.estimate and plan.steps:
         _estimate(settings, trains, task, algorithm, plan, folder, device)
 
@@ -197,7 +199,7 @@ def _train(settings: RunConfig, name: str, folder: Path, device: torch.device) -
         )  # fmt: skip
     whole = nn.Sequential(OrderedDict(frozen=frozen, linear=model)) if frozen is not None else model
     save(folder / "model.pt", whole.state_dict())
-    public_labels = "of the private task" if task.same_task else "of another task"
+    public_labels = "of the private set" if task.same_task else "of another set"
     outputs = logits(trains, task.test.x)
     found = utility(outputs, task.test.y, task.metric)
     return {

@@ -11,11 +11,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+import yaml
 from PIL import Image
 
 from pubsel import catalogue, data
-from pubsel.config import Convert, Pair, UserError, dataset
-from pubsel.data import Missing, folders, load, open_dataset, same_examples, stored
+from pubsel.config import CONF, Convert, Pair, Take, UsageError, UserError, dataset
+from pubsel.data import Missing, Source, Split, folders, load, open_dataset, same_examples, stored
 from pubsel.data.chestxray14 import FINDINGS
 from pubsel.data.chexpert import OBSERVATIONS
 from pubsel.data.splits import Listing, Unread
@@ -622,3 +623,34 @@ def test_medmnist_is_fetched_with_its_checksum(tmp_path, monkeypatch):
     monkeypatch.setattr("pubsel.data.medmnist.download_url", offline)
     with pytest.raises(Missing, match=r"\(download failed: no route to host\)"):
         open_dataset("chestmnist", str(tmp_path), download=True)
+
+
+# One set under two names
+
+
+@pytest.mark.parametrize(
+    ("private", "public"),
+    [("ham10000", "dermamnist_64"), ("dermamnist", "ham10000"), ("chestxray14", "chestmnist_224"),
+     ("chestmnist_64", "chestxray14"), ("kagchest", "pneumoniamnist"), ("pneumonia", "kagchest"),
+     ("pneumoniamnist_224", "pneumonia"), ("imagenet", "tiny_imagenet")],
+)  # fmt: skip
+@pytest.mark.parametrize("take", [Take.test, Take.train])
+def test_private_images_are_never_public_under_another_name(private, public, take, monkeypatch):
+    """Their splits differ: test images of the one are training images of the other."""
+    draw = np.random.RandomState(0)
+    examples = Split(torch.zeros(20, 1, 4, 4, dtype=torch.uint8), torch.from_numpy(draw.randint(2, size=20)))
+    source = Source(examples, examples, 2, "accuracy", (0.5,), (0.5,), ())
+    monkeypatch.setattr(data, "open_dataset", lambda name, *_: source)
+    pair = Pair(private, public, 5, take=take, convert=Convert.resize)
+    with pytest.raises(UsageError, match=f"pair.public={public} has images of {private} in another split"):
+        data.load(pair, "nowhere", False)
+    if take == Take.test:
+        with pytest.raises(UsageError, match="another split"):
+            data.load(dataclasses.replace(pair, public=["noise", public]), "nowhere", False)
+    assert data.load(dataclasses.replace(pair, public="noise"), "nowhere", False).public is not None
+
+
+def test_no_pair_of_the_papers_is_refused():
+    for file in (CONF / "pair").glob("*.yaml"):
+        pair = yaml.safe_load(file.read_text())
+        data._check_apart(pair["private"], pair["public"], "nowhere")

@@ -174,5 +174,5 @@ def test_a_run_records_whose_labels_the_public_ones_are(name, public, tmp_path, 
     words += [f"pair.public={public}.npz", "training.batch_size=150", "training.epochs=3", "epsilon=2", "distance=none"]
     assert main(["run", *words, "estimate=false"]) == 0, capsys.readouterr().err
     (record,) = read_records(Path("results"))
-    assert record["public_labels"] == f"of {'the private' if public == 'own' else 'another'} task"
+    assert record["public_labels"] == f"of {'the private' if public == 'own' else 'another'} set"
     assert record["privacy"]["valid"]

@@ -74,6 +74,27 @@ class Turns(nn.Module):
         return self.inner(x) if x.sum() > 0 else self.inner(-x)
 
 
+class Shared(nn.Module):
+    """A frozen parameter is used below and above what trains."""
+
+    def __init__(self):
+        super().__init__()
+        self.scale = nn.Parameter(torch.tensor(2.0), requires_grad=False)
+        self.flat, self.one, self.two = nn.Flatten(), nn.Linear(12, 4), nn.Linear(4, 2)
+        self.one.requires_grad_(False)
+
+    def forward(self, x):
+        return self.two(torch.tanh(self.one(self.flat(x)) * self.scale)) * self.scale
+
+
+def test_what_is_frozen_may_be_used_below_and_above_and_one_image_is_enough():
+    net = Network(Shared(), (0.5,), (0.5,), None).eval()
+    x = torch.randint(256, (1, 3, 2, 2), dtype=torch.uint8)
+    below, above = split(net, x)
+    assert below(x).shape == (1, 4)
+    torch.testing.assert_close(above(below(x)), net(x))
+
+
 def test_a_network_that_cannot_be_traced_is_named():
     net = Network(Turns(), (0.5,), (0.5,), None)
     with pytest.raises(UsageError, match=r"model\.once=true: .*traced"):

@@ -1,5 +1,7 @@
 """Which parameters train: the counts of the papers' networks, and what the new layers compute."""
 
+import dataclasses
+
 import pytest
 import torch
 from safetensors.torch import save_file
@@ -7,7 +9,7 @@ from torch import nn
 
 from pubsel.config import Adapters, Lora, Model, Norm, UsageError, UserError
 from pubsel.gradients import PerExampleGradients
-from pubsel.models import build
+from pubsel.models import _torchvision_scale, build
 from pubsel.models.trained import LowRank, choose, head, replaced_head, trained_parameters
 from pubsel.per_example import by_vmap
 
@@ -159,7 +161,11 @@ def test_a_file_that_does_not_fit_or_is_absent_is_named(tmp_path):
     [
         ({"trained": ["layer4.9"]}, r"no layer layer4\.9.*layer4"),
         ({"trained": ["relu"]}, "no layer relu"),
-        ({"lora": Lora(["q_proj"], 8, 8.0)}, r"model\.lora\.layers=\['q_proj'\].*it has fc"),
+        ({"trained": []}, r"model\.trained=\[\]"),
+        ({"lora": Lora(["q_proj"], 8, 8.0)}, r"model\.lora\.layers=\['q_proj'\].*it has none"),
+        ({"lora": Lora(["fc"], 8, 8.0)}, r"model\.lora\.layers=\['fc'\].*below its head"),
+        ({"options": {"foo": 1}}, r"model\.options=\{'foo': 1\}.*resnet18"),
+        ({"mean": [0.5]}, r"model\.mean"),
         ({"adapters": Adapters(["nothing"], 8)}, r"model\.adapters\.layers"),
         ({"adapters": Adapters(["layer1"], 8)}, "width"),
     ],
@@ -178,6 +184,39 @@ def test_a_head_is_the_last_linear_layer_and_can_be_lent():
     assert torch.equal(again.weight, net[2].weight)
     with pytest.raises(UsageError, match="no linear layer"):
         head(nn.Sequential(nn.Conv2d(1, 1, 1)))
+
+
+def test_normalisation_stays_as_it_was_trained_unless_it_is_named():
+    named = {
+        "layer4.1": {"layer4.1.conv1.weight", "layer4.1.conv2.weight"},
+        "layer4.1.bn1": {"layer4.1.bn1.weight", "layer4.1.bn1.bias"},
+    }
+    for name, want in named.items():
+        net = network(model("resnet18", trained=[name]))
+        assert {n.removeprefix("net.") for n, p in net.named_parameters() if p.requires_grad} == want
+
+
+def test_batch_normalisation_that_cannot_be_replaced_or_was_trained_is_refused(tmp_path):
+    given = model("mobilenetv2_100")
+    given.norm = Norm.replace
+    with pytest.raises(UsageError, match=r"model\.norm=replace knows no way.*freeze"):
+        network(given)
+    save_file(contiguous(network(model("resnet18")).net), tmp_path / "w.safetensors")
+    given = model("resnet18")
+    given.norm, given.checkpoint = Norm.replace, str(tmp_path / "w.safetensors")
+    with pytest.raises(UsageError, match=r"model\.norm=replace throws away"):
+        network(given)
+
+
+def test_settings_that_a_small_network_would_ignore_are_refused():
+    for change in ({"pretrained": True}, {"checkpoint": "no.pt"}, {"options": {"a": 1}}, {"std": [1.0]}):
+        given = dataclasses.replace(Model("linear", None, False, None, Norm.replace, None), **change)
+        with pytest.raises(UsageError, match=rf"model\.{next(iter(change))}"):
+            network(given)
+
+
+def test_published_weights_of_torchvision_come_with_their_normalisation():
+    assert _torchvision_scale("resnet18") == ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 
 
 def test_choosing_twice_changes_nothing():

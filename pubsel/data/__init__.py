@@ -125,6 +125,7 @@ def _from_training(
     if len(public_sets(pair.public)) > 1:
         raise UsageError("pair.take=train: the public examples come from one set: give one as pair.public")
     name = str(pair.public)
+    _check_apart(pair.private, name, data_root)
     same = same_examples(pair.private, name, data_root)
     if same and name != pair.private and not (is_path(name) or is_path(pair.private)):
         raise UsageError(f"pair.take=train: {name} and {pair.private} share examples: take one of them as both")
@@ -250,6 +251,19 @@ def same_examples(first: str, second: str, data_root: str) -> bool:
     return dataset(one).options.get("same_test_as", one) == dataset(two).options.get("same_test_as", two)
 
 
+def _check_apart(private: str, public: str, data_root: str) -> None:
+    """UsageError where the public set has images of the private one in another split: private ones would be public."""
+    named = [_named(name, data_root) for name in (private, public)]
+    if None in named or same_examples(private, public, data_root):
+        return
+    one, two = (dataset(str(name)).images_of or dataset(str(name)).options.get("same_test_as", name) for name in named)
+    if one == two:
+        raise UsageError(
+            f"pair.public={public} has images of {private} in another split, private ones among them: take {private} "
+            "itself, or another set"
+        )
+
+
 def _same_classes(name: str, private: str, data_root: str) -> bool:
     """Whether labels of dataset `name` are of the private task. Of two named sets conf/dataset knows: the same
     examples, or `classes_of`; a user's own labels are what the user says they are."""
@@ -318,6 +332,8 @@ def _combined(
         raise UsageError(f"{key}={m}: too few for {len(names)} public sets: use a larger {key}")
     parts, classes, taken, notes = [], set(), 0, tuple[str, ...]()
     for place, name in enumerate(names):
+        if private is not None:
+            _check_apart(private, name, data_root)
         share, source = len(range(place, m, len(names))), read(name)
         same = private is not None and same_examples(name, private, data_root)
         available = len(source.test.x) + (0 if same else len(source.train.x))

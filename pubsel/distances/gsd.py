@@ -87,7 +87,8 @@ def _gradients(engine: PerExampleGradients, distance: Distance, x: Tensor, y: Te
     (gradients,) = engine.blocks(x, y, rows=len(x))
     if distance.normalise_rows:
         rows = gradients.rows
-        rows /= rows.abs().amax(1, keepdim=True).clamp(min=torch.finfo(rows.dtype).tiny)  # squares of 1e-23 are 0
+        largest = torch.maximum(rows.amax(1, keepdim=True), -rows.amin(1, keepdim=True))
+        rows /= largest.clamp(min=torch.finfo(rows.dtype).tiny)  # squares of 1e-23 are 0
         gradients = DenseGradients(rows)
         norms = gradients.row_norms().clamp(min=1e-30).to(gradients.dtype)
         gradients = DenseGradients(rows.div_(norms[:, None]))

@@ -61,18 +61,24 @@ def build(
         torch.manual_seed(seed)
         try:
             if model.name in small.NETWORKS:
+                _refuse(model, "pretrained", "checkpoint", "architecture", "options", "mean", "std")
                 net = small.NETWORKS[model.name](channels, height, width, classes)
             elif model.architecture is None:
                 named = f"{model.name} needs model.architecture=NAME, such as resnet18"
                 known = f"{model.name}: unknown, use {', '.join(small.NETWORKS)}, timm or torchvision"
                 raise UsageError(f"model={named}" if model.name in ("timm", "torchvision") else f"model.name={known}")
             elif model.name == "torchvision":
+                _refuse(model, "checkpoint", "options", "mean", "std")
                 net = _torchvision(model, model.architecture, channels, classes)
+                if model.pretrained:
+                    mean, std = _torchvision_scale(model.architecture)
             else:
                 net = _timm(model, model.architecture, channels, classes, data_root)
                 if model.pretrained or model.checkpoint:
                     own: dict[str, Any] = net.pretrained_cfg  # type: ignore[assignment]
                     mean, std = tuple(model.mean or own["mean"]), tuple(model.std or own["std"])
+                else:
+                    _refuse(model, "mean", "std")
             choose(net, model)
             network = Network(net, mean, std, model.input_size).eval()
             with torch.no_grad():
@@ -84,6 +90,13 @@ def build(
                 "take another model or set model.input_size"
             ) from None
     return network
+
+
+def _refuse(model: Model, *keys: str) -> None:
+    """UsageError for a setting that this kind of network would ignore."""
+    for key in keys:
+        if getattr(model, key):
+            raise UsageError(f"model.{key}: model={model.name} without weights of timm has no use for it: leave it out")
 
 
 def _timm(model: Model, name: str, channels: int, classes: int, data_root: str) -> nn.Module:
@@ -100,6 +113,9 @@ def _timm(model: Model, name: str, channels: int, classes: int, data_root: str) 
         net: nn.Module = timm.create_model(
             name, pretrained=fetch, num_classes=classes, in_chans=3 if with_weights else channels, **model.options or {}
         )
+    except TypeError as error:
+        reason = str(error).partition("\n")[0][:100]
+        raise UsageError(f"model.options={model.options}: not for model.architecture={name} ({reason})") from None
     except OSError as error:
         reason = str(error).partition("\n")[0][:100]
         raise UserError(
@@ -110,7 +126,7 @@ def _timm(model: Model, name: str, channels: int, classes: int, data_root: str) 
         trained_head = load(net, path, None, KEY, head(net))
     if with_weights and not trained_head:
         net = _new_head(net, classes)
-    return _apart(net, model.norm)
+    return _apart(net, model.norm, with_weights)
 
 
 def _torchvision(model: Model, name: str, channels: int, classes: int) -> nn.Module:
@@ -125,20 +141,32 @@ def _torchvision(model: Model, name: str, channels: int, classes: int) -> nn.Mod
         net = _new_head(net, classes)
     else:
         net = torchvision.models.get_model(name, num_classes=classes)
-    return _apart(net, model.norm)
+    return _apart(net, model.norm, model.pretrained)
 
 
-def _apart(net: nn.Module, norm: Norm) -> nn.Module:
+def _torchvision_scale(name: str) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Mean and standard deviation that published weights were trained with."""
+    import torchvision
+
+    preset = torchvision.models.get_model_weights(name).DEFAULT.transforms()
+    return tuple(preset.mean), tuple(preset.std)
+
+
+def _apart(net: nn.Module, norm: Norm, with_weights: bool) -> nn.Module:
     """The network without a layer that mixes examples: BatchNorm replaced by GroupNorm, or frozen, statistics and
     affine part. Channels last, in which deep networks are fastest on a CPU."""
     from opacus.validators import ModuleValidator
 
+    def mixing() -> bool:
+        return any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in net.modules())
+
+    if norm == Norm.replace and with_weights and mixing():
+        raise UsageError("model.norm=replace throws away what BatchNorm was trained to: set model.norm=freeze")
     if norm == Norm.replace:
         net = ModuleValidator.fix(net)
+        if mixing():
+            raise UsageError("model.norm=replace knows no way for this network's BatchNorm: set model.norm=freeze")
     for module in net.modules():
-        if isinstance(module, nn.modules.batchnorm._BatchNorm):
-            for parameter in module.parameters():
-                parameter.requires_grad_(False)
         if hasattr(module, "inplace"):
             module.inplace = False  # type: ignore[assignment]  # per_example.by_layers needs the outputs that it would overwrite
     return net.to(memory_format=torch.channels_last)

@@ -49,12 +49,12 @@ def split(network: Network, x: Tensor) -> tuple[Callable[[Tensor], Tensor], Abov
         if own or node.op == "output" or any(n in upper for n in node.all_input_nodes):
             upper.add(node)
     cut = [node for node in graph.nodes if node not in upper and any(user in upper for user in node.users)]
-    upper |= {node for node in cut if node.op == "get_attr"}  # frozen parameters of layers above
-    cut = [node for node in cut if node not in upper]
+    held = {node for node in cut if node.op == "get_attr"}  # frozen parameters of layers above, and maybe below
+    cut = [node for node in cut if node not in held]
     lower = _part(network.net, graph, [node for node in graph.nodes if node not in upper], [], cut)
     with torch.no_grad():
-        found = lower(network.normalised(x[:2]))
-    if not all(isinstance(part, Tensor) and len(part) == 2 for part in found):
+        found = lower(network.normalised(x[:2].to(network.mean.device)))
+    if not all(isinstance(part, Tensor) and len(part) == len(x[:2]) for part in found):
         raise UsageError("model.once=true: more than images' outputs passes into the trained layers: set it to false")
     shapes = [part.shape[1:] for part in found]
 
@@ -62,7 +62,9 @@ def split(network: Network, x: Tensor) -> tuple[Callable[[Tensor], Tensor], Abov
     def below(images: Tensor) -> Tensor:
         return torch.cat([part.flatten(1) for part in lower(network.normalised(images))], dim=1)
 
-    return below, Above(_part(network.net, graph, [n for n in graph.nodes if n in upper], cut, None), shapes).eval()
+    return below, Above(
+        _part(network.net, graph, [n for n in graph.nodes if n in upper | held], cut, None), shapes
+    ).eval()
 
 
 def _part(

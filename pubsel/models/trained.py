@@ -51,14 +51,23 @@ class Bottleneck(nn.Module):
 def choose(net: nn.Module, model: Model) -> None:
     """Put in what `model` adds, and let only what it names require gradients: `model.trained`, else the new layers and
     the head, else all. UsageError, with the names that are near, for one that the network does not have."""
-    frozen = [p for p in net.parameters() if not p.requires_grad]  # BatchNorm's
     added = add_low_rank(net, model.lora) if model.lora is not None else []
     added += add_adapters(net, model.adapters) if model.adapters is not None else []
+    if model.trained is not None and not model.trained:
+        raise UsageError("model.trained=[]: nothing would train: name layers, or head, bias, first_last, all")
     wanted = model.trained or (["head"] if added else ["all"])
-    chosen = set().union(*(parameters_of(net, name) for name in wanted), added)
-    everything = "all" in wanted
+    normalising = {
+        f"{name}.{kind}"
+        for name, module in net.named_modules()
+        if isinstance(module, nn.modules.batchnorm._BatchNorm)
+        for kind in ("weight", "bias")
+    }  # BatchNorm stays as it is, unless it is named
+    chosen = set(added)
+    for name in wanted:
+        found = parameters_of(net, name)
+        chosen |= found if name == "bias" or found <= normalising else found - normalising
     for name, parameter in net.named_parameters():
-        parameter.requires_grad_(name in chosen and not (everything and any(parameter is p for p in frozen)))
+        parameter.requires_grad_(name in chosen)
 
 
 def parameters_of(net: nn.Module, name: str) -> set[str]:
@@ -90,7 +99,7 @@ def head(net: nn.Module) -> str:
     """The name of the last linear layer."""
     found = [name for name, module in net.named_modules() if isinstance(module, nn.Linear)]
     if not found:
-        raise UsageError("model: this network has no linear layer as its head: name what trains in model.trained")
+        raise UsageError("model: this network has no linear layer for its head: take one that has, or model.trained")
     return found[-1]
 
 
@@ -115,11 +124,14 @@ def add_adapters(net: nn.Module, adapters: Adapters) -> list[str]:
 
 
 def _ending(net: nn.Module, ends: list[str], key: str, kind: type[nn.Module]) -> list[str]:
-    fitting = [name for name, module in net.named_modules() if name and isinstance(module, kind)]
+    own = head(net)
+    fitting = [n for n, m in net.named_modules() if n not in ("", own) and (kind is nn.Module or type(m) is kind)]
     found = [name for name in fitting if name.rpartition(".")[2] in ends]
     if not found:
         known = sorted({name.rpartition(".")[2] for name in fitting} - {str(i) for i in range(1000)})
-        raise UsageError(f"{key}={ends}: this network has no such layer; it has {', '.join(known[:12])}")
+        raise UsageError(
+            f"{key}={ends}: this network has no such layer below its head; it has {', '.join(known[:12]) or 'none'}"
+        )
     return found
 
 
