@@ -119,7 +119,7 @@ pillar-ours: venv
 		$(RUN) $$cell epsilon=0.1,0.3,0.7,inf algorithm=dp_sgd_clip1 $(ARGS) && \
 		$(RUN) $$cell epsilon=0.1,0.3,0.7 algorithm=jl algorithm.k=40,160,640 $(ARGS) && \
 		$(RUN) $$cell epsilon=0.1,0.3,0.7 algorithm=dp_pca algorithm.share=0.01,0.25,0.5 algorithm.k=10,40 $(ARGS) && \
-		$(RUN) $$cell epsilon=0.1,0.3,0.7 algorithm=gep_k200 algorithm.k=40 pair.m=300 $(ARGS) && \
+		$(RUN) $$cell epsilon=0.1,0.3,0.7 algorithm=gep_k200 algorithm.k=40,200 pair.m=300 $(ARGS) && \
 		$(RUN) $$cell epsilon=0.1,0.3,0.7 algorithm=adadps algorithm.damping=0.01 $(ARGS) && \
 		$(RUN) $$cell epsilon=0.1,0.3,0.7 algorithm=dp_raft training=dp_raft training.epochs=10,50 $(ARGS) && \
 		$(RUN) $$cell epsilon=0.1,0.3,0.7 algorithm=dp_raft_pillar training=dp_raft training.epochs=10,50 \

@@ -105,10 +105,17 @@ def public_stream(name: str) -> Callable[[str, int], np.random.Generator]:
 
 def view_of(model: nn.Module, gradients: Engine, task: Task, name: str, plan: Schedule) -> View:
     """What the algorithm of the run `name` may see of a task."""
-    multi_label = task.private.y.dim() == 2
-    public, random = task.public, public_stream(name)
     return View(
-        model, gradients, public, task.classes, multi_label, random, plan.batch_size, None, plan.steps, task.same_task
+        model,
+        gradients,
+        task.public,
+        task.classes,
+        task.private.y.dim() == 2,
+        public_stream(name),
+        plan.batch_size,
+        steps=plan.steps,
+        same_task=task.same_task,
+        same_classes=task.same_classes,
     )
 
 

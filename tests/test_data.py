@@ -21,7 +21,7 @@ from scipy.io import savemat
 from pubsel import catalogue
 from pubsel.algorithms import View
 from pubsel.config import CONF, Convert, Pair, Take, UsageError, UserError, dataset, datasets
-from pubsel.data import Missing, Split, load, open_dataset, prepared, public_examples
+from pubsel.data import Missing, Source, Split, load, open_dataset, prepared, public_examples
 from pubsel.data.convert import to_shape
 from pubsel.data.splits import NO_CLASS, held_out, shuffled, sorted_by_class
 
@@ -815,3 +815,17 @@ def test_real_mnist(real):
     source = open_dataset("mnist", real, False)
     assert source.train.y[:5].tolist() == [5, 0, 4, 1, 9]
     assert source.notes == ()
+
+
+def test_whose_classes_public_labels_are(monkeypatch, tmp_path):
+    """Known of named sets; a user's own labels are what the user says."""
+    half = (0.5,)
+    examples = Split(torch.zeros(20, 1, 4, 4, dtype=torch.uint8), torch.arange(20) % 2)
+    source = Source(examples, examples, 2, "accuracy", half, half, ())
+    monkeypatch.setattr("pubsel.data.open_dataset", lambda name, *_: source)
+    found = {}
+    for private, public in (("cifar100", "cifar10"), ("cifar10", "cifar10_1"), ("mnist", "svhn"), ("cifar10", "./own")):
+        task = load(Pair(private, public, 5, convert=Convert.resize), str(tmp_path), False)
+        found[public] = (task.same_classes, task.same_task)
+    assert found.pop("cifar10") == (False, False)
+    assert set(found.values()) == {(True, False)}

@@ -99,6 +99,14 @@ def test_labels_are_given_where_they_are_of_the_private_task_alone():
         view(patterns(30, 6)).labels(Labels.given, 0, "x")
 
 
+def test_labels_of_a_known_set_of_other_classes_are_no_labels_of_the_task():
+    """Fewer classes than the private task has would pass for its own."""
+    task = view(patterns(30, 2))
+    assert task.labelled("x").y.max() == 1
+    with pytest.raises(UsageError, match="public labels"):
+        task._replace(same_classes=False).labelled("x")
+
+
 # Second phase
 
 

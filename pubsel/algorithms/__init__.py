@@ -52,6 +52,7 @@ class View(NamedTuple):
     start: Tensor | None = None  # [p], the weights before the first private step
     steps: int = 1  # in all
     same_task: bool = False  # labels of the public data are those of the private task: both are of one data set
+    same_classes: bool = True  # no public set is known to have other classes
 
     def labels(self, choice: Labels, redraw: int, name: str) -> Tensor:
         """Labels of the public images for a method that takes random ones too: drawn anew for each `redraw`, the given
@@ -69,7 +70,8 @@ class View(NamedTuple):
             raise UsageError(f"algorithm={name} needs public data: give pair.public=NAME")
         y = self.public.y
         found = y.shape[1] if y.dim() == 2 else int(y.max()) + 1
-        if (y.dim() == 2) != self.multi_label or found > self.classes or (self.multi_label and found < self.classes):
+        other = not self.same_classes or (y.dim() == 2) != self.multi_label
+        if other or found > self.classes or (self.multi_label and found < self.classes):
             raise UsageError(
                 f"algorithm={name} needs public labels of the private task; those of pair.public are others: "
                 "set pair.take=train with the private data as pair.public, or take another algorithm"

@@ -61,6 +61,7 @@ class Task(NamedTuple):
     notes: tuple[str, ...]
     validation: Split | None = None  # private examples that are not trained on
     same_task: bool = False  # public and private examples are of one data set: their labels mean the same
+    same_classes: bool = True  # no known public set has classes of its own; of a user's nothing is known
 
     def each(self, change: Callable[[Split], Split]) -> "Task":
         """The task with change(split) for each of its splits."""
@@ -115,7 +116,8 @@ def load(
     private, validation = _part(private, pair)
     sets = public_sets(pair.public)
     same_task = len(sets) > 0 and all(same_examples(pair.private, name, data_root) for name in sets)
-    return Task(private, public, test, *source[2:6], notes, validation, same_task)
+    same_classes = all(_same_classes(name, pair.private, data_root) for name in sets)
+    return Task(private, public, test, *source[2:6], notes, validation, same_task, same_classes)
 
 
 def _from_training(
