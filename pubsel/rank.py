@@ -11,7 +11,8 @@ from pubsel import config, data, results
 from pubsel.config import Labels, RankConfig, UsageError
 from pubsel.data import Split, Task
 from pubsel.distances import gsd
-from pubsel.run import NOT_PRIVATE, choose_device, has_paths, locked, network, raw, say, summary
+from pubsel.run import NOT_PRIVATE, choose_device, has_paths, locked, network, raw, summary
+from pubsel.terminal import say
 
 
 def rank(settings: RankConfig) -> dict[str, Any]:

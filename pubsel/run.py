@@ -4,7 +4,6 @@ import contextlib
 import dataclasses
 import hashlib
 import math
-import sys
 import time
 from collections import OrderedDict
 from collections.abc import Callable
@@ -34,9 +33,10 @@ from pubsel.config import (
 from pubsel.data import Source, Split, Task, features
 from pubsel.distances import gsd
 from pubsel.evaluation import check_classes, evaluate, interval, logits, utility
-from pubsel.models.split import once
+from pubsel.models.split import Above, split
 from pubsel.models.trained import trained_parameters
 from pubsel.randomness import stream
+from pubsel.terminal import say
 from pubsel.training import (
     Progress,
     Schedule,
@@ -51,14 +51,10 @@ from pubsel.training import (
     view_of,
 )  # fmt: skip
 
+ONCE = 64  # images at a time through layers that are run once
 REPORT_SECONDS = 1  # between two lines of progress, at least: the epsilon in them takes a tenth of a second
 
 NOT_PRIVATE = "GSD is computed on private data without noise: this record is not differentially private."
-
-
-def say(text: str) -> None:
-    """A line for the person at the terminal; results go to stdout, this to stderr."""
-    print(text, file=sys.stderr, flush=True)
 
 
 def choose_device(device: Device) -> torch.device:
@@ -167,7 +163,7 @@ def _train(settings: RunConfig, name: str, folder: Path, device: torch.device) -
     trains = model
     if settings.model.once and isinstance(model, models.Network):
         free = min(estimate.free(device), estimate.free(torch.device("cpu")))
-        trains, task = once(model, task, free, say)
+        trains, task = once(model, task, free)
     if settings.estimate and plan.steps:
         _estimate(settings, trains, task, algorithm, plan, folder, device)
 
@@ -281,6 +277,23 @@ def guarantee(
     return plan, spend, first
 
 
+def once(network: models.Network, task: Task, free: int) -> tuple[Above, Task]:
+    """What trains of a network, and the task with the outputs of the frozen layers below it, [n, d], in place of its
+    images. UserError where they would take more than `free` bytes."""
+    below, above = split(network, task.private.x)
+    splits = [part for part in (task.private, task.public, task.test, task.validation) if part is not None]
+    n, d = sum(len(part.x) for part in splits), sum(shape.numel() for shape in above.shapes)
+    if 4 * n * d > free:
+        raise UserError(
+            f"model.once=true: outputs of the frozen layers take {estimate.gib(4 * n * d)}: set it to false"
+        )
+    say(f"  frozen layers: {d} outputs for each of {n} images, computed once")
+    device = network.mean.device
+    return above, task.each(
+        lambda part: Split(torch.cat([below(x.to(device)).cpu() for x in part.x.split(ONCE)]), part.y)
+    )
+
+
 def freeze(
     settings: RunConfig, algorithm: algorithms.Algorithm, task: Task, name: str, key: str, folder: Path,
     first: privacy.Plan | None,
@@ -342,6 +355,7 @@ def other_utilities(model: nn.Module, task: Task) -> dict[str, float]:
         public is not None
         and public.y.dim() == task.private.y.dim()
         and (public.y.dim() == 2 or int(public.y.max()) < task.classes)
+        and task.same_classes
     ):
         with contextlib.suppress(UserError):  # one class only has no AUC
             found["public"] = evaluate(model, public, task.metric)

@@ -81,23 +81,15 @@ def gradients(network: str, n: int, device: str) -> Case:
     engine = PerExampleGradients(model)
     sizes = _upto(MICRO, n)
 
-    def ours() -> None:
-        for _ in engine.blocks(x, y):
-            pass
-
-    def error(_: str) -> float:
-        rows = engine.matrix(x[:64], y[:64]).rows
-        return _relative(rows, torch.cat([block.rows.clone() for block in _exact(model, x[:64], y[:64])]))
-
     candidates = {
-        "ours": Candidate(lambda: ours),
+        "ours": Candidate(lambda: _used_up(engine, x, y)),
         "opacus hooks, one batch": Candidate(lambda: peers.opacus_gradients(model, x, y, n)),
         "opacus hooks, micro-batches": Candidate(partial(peers.opacus_gradients, model, x, y), sizes),
         "BackPACK, micro-batches": Candidate(partial(peers.backpack_gradients, model, x, y), sizes),
         "vmap(grad), chunks": Candidate(partial(peers.vmap_gradients, model, x, y), _upto((*MICRO, 256), n)),
         "plain forward and backward": Candidate(partial(peers.plain, model, x, y, update=False), _plain(n)),
     }
-    return Case(f"per-example gradients, {network}, n = {n}", candidates, error)
+    return Case(f"per-example gradients, {network}, n = {n}", candidates, lambda _: _off(engine, x[:64], y[:64]))
 
 
 def backbone(name: str, n: int, device: str) -> Case:
@@ -108,23 +100,15 @@ def backbone(name: str, n: int, device: str) -> Case:
     x, y = torch.randint(256, (n, 3, 224, 224)).byte().to(device), torch.randint(14, (n,)).to(device)
     engine = PerExampleGradients(model)
 
-    def ours() -> None:
-        for _ in engine.blocks(x, y):
-            pass
-
-    def error(_: str) -> float:
-        rows = engine.matrix(x[:2], y[:2]).rows
-        return _relative(rows, torch.cat([block.rows.clone() for block in _exact(model, x[:2], y[:2])]))
-
     sizes = _upto((4, 8, 16, 64, 256), n)
     candidates = {
-        "ours": Candidate(lambda: ours),
+        "ours": Candidate(lambda: _used_up(engine, x, y)),
         "opacus hooks, micro-batches": Candidate(partial(peers.opacus_gradients, model, x, y), sizes),
         "plain forward and backward": Candidate(
             partial(peers.plain, model, x, y, update=False), tuple(("NHWC", micro) for (micro,) in sizes)
         ),
     }
-    return Case(f"per-example gradients, {name}, n = {n}", candidates, error)
+    return Case(f"per-example gradients, {name}, n = {n}", candidates, lambda _: _off(engine, x[:2], y[:2]))
 
 
 def dp_sgd(network: str, n: int, device: str) -> Case:
@@ -327,6 +311,20 @@ def _linear_peers(model: nn.Module, x: Tensor, y: Tensor) -> dict[str, Candidate
         "plain SGD": Candidate(lambda: peers.plain(model, x, y, "NCHW", n, update=True)),
         "two matrix products alone": Candidate(partial(peers.two_products, model, x), (("W x^T",), ("x W^T",))),
     }
+
+
+def _used_up(engine: PerExampleGradients, x: Tensor, y: Tensor) -> Run:
+    def run() -> None:
+        for _ in engine.blocks(x, y):
+            pass
+
+    return run
+
+
+def _off(engine: PerExampleGradients, x: Tensor, y: Tensor) -> float:
+    """Relative error of per-example gradients."""
+    exact = torch.cat([block.rows.clone() for block in _exact(engine.model, x, y)])
+    return _relative(engine.matrix(x, y).rows, exact)
 
 
 def public_view(model: nn.Module, public: Split | None, classes: int = 10) -> View:

@@ -31,6 +31,7 @@ from pubsel.gradients import GradientMatrix
 from pubsel.results import Cell
 from pubsel.run import canonical
 from pubsel.separability import separability as estimate
+from pubsel.terminal import say
 from pubsel.training import fit
 
 matplotlib.use("Agg")
@@ -136,7 +137,7 @@ def separability(words: list[str], sets: list[str]) -> pandas.DataFrame:
         assert settings.model.backbone is not None
         source = data.open_dataset(name, settings.data_root, download=False)
         device = run.choose_device(settings.device)
-        made = features.of_source(name, source, settings.model.backbone, settings.data_root, device, run.say)
+        made = features.of_source(name, source, settings.model.backbone, settings.data_root, device, say)
         pair = made.train.y < 2
         x, y = made.train.x[pair][:500].double().numpy(), made.train.y[pair][:500].numpy()
         ks = [k for k in (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000) if k <= min(x.shape)]

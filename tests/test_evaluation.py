@@ -10,7 +10,7 @@ from sklearn.metrics import roc_auc_score
 
 from pubsel.config import UserError
 from pubsel.data import Split
-from pubsel.evaluation import auc, check_classes, evaluate, interval, utility, weighted_auc
+from pubsel.evaluation import auc, check_classes, evaluate, interval, logits, utility, weighted_auc
 from pubsel.randomness import stream
 
 
@@ -120,3 +120,22 @@ def test_an_interval_holds_the_true_value_nineteen_times_of_twenty():
         low, high = interval(outputs, torch.from_numpy(y).float(), "auc", stream(f"run {i}", "bootstrap"))
         held += low < true < high
     assert 88 <= held <= 99
+
+
+@pytest.mark.parametrize(("side", "most"), [(8, 1000), (224, 13), (2000, 8)])
+def test_large_images_are_evaluated_a_few_at_a_time(side, most):
+    """A deep network's outputs of a thousand large images would take more memory than its training."""
+    seen = []
+
+    class Net(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = torch.nn.Parameter(torch.zeros(1))
+
+        def forward(self, x):
+            seen.append(len(x))
+            return torch.zeros(len(x), 2)
+
+    assert logits(Net(), torch.zeros(1, 3, side, side).expand(1100, -1, -1, -1)).shape == (1100, 2)
+    assert max(seen) == most
+    assert sum(seen) == 1100

@@ -15,11 +15,12 @@ from pubsel.algorithms.dp_md import alpha
 from pubsel.algorithms.dp_sgd import DPSGD
 from pubsel.cli import main
 from pubsel.config import CONF, Labels, UsageError, UserError
-from pubsel.data import Split
+from pubsel.data import Split, Task
 from pubsel.gradients import DenseGradients, PerExampleGradients
 from pubsel.models.trained import head
 from pubsel.randomness import stream
 from pubsel.results import read_records
+from pubsel.run import other_utilities
 
 
 def build(name, **changes):
@@ -184,3 +185,11 @@ def test_a_run_records_whose_labels_the_public_ones_are(name, public, tmp_path, 
     (record,) = read_records(Path("results"))
     assert record["public_labels"] == f"of {'the private' if public == 'own' else 'another'} set"
     assert record["privacy"]["valid"]
+
+
+def test_settings_are_selected_by_public_labels_of_the_task_alone():
+    """Fewer classes than the private task has would pass for its own."""
+    model = view(None).model
+    task = Task(patterns(20, 3), patterns(20, 2), patterns(20, 3), 3, "accuracy", (0.5,), (0.5,), ())
+    assert set(other_utilities(model, task)) == {"public"}
+    assert other_utilities(model, task._replace(same_classes=False)) == {}

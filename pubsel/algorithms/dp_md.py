@@ -7,11 +7,10 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
-from torch import Tensor
 
 from pubsel.algorithms import Mechanism, View
 from pubsel.algorithms.adamix import public_gradient
-from pubsel.algorithms.dp_sgd import clipped_sum
+from pubsel.algorithms.dp_sgd import DPSGD
 from pubsel.config import Labels, UsageError, setting
 from pubsel.data import Split
 
@@ -28,7 +27,7 @@ class DPMD:
     name: str = setting("its name in records and tables")
     clip_norm: float = setting("bound C on the L2 norm of a private example's gradient", at_least=1e-12)
     cycle: float | None = setting(
-        "K of alpha_t = cos(pi t / (K T)), the weight of the private gradient; which from 2 on is never negative; "
+        "K of alpha_t = cos(pi t / (K T)), the weight of the private gradient, never negative from K = 2 on; "
         "null: alpha", at_least=2,
     )  # fmt: skip
     alpha: float = setting("the weight where cycle is null", over=0, at_most=1)
@@ -56,10 +55,5 @@ class DPMD:
         chosen = torch.from_numpy(drawn).to(y.device)
         weight = alpha(step, view.steps, self.cycle, self.alpha)
         public = public_gradient(view.gradients, Split(view.public.x[chosen], y[chosen])) / len(chosen)  # [p]
-
-        def decode(mean: Tensor) -> Tensor:
-            return weight * self.clip_norm * mean + (1 - weight) * public
-
-        return Mechanism(
-            lambda gradients: clipped_sum(gradients, self.clip_norm), decode, self.sensitivity(), view.gradients.size
-        )
+        plain = DPSGD(self.name, self.clip_norm).mechanism(view, step)
+        return plain._replace(decode=lambda mean: weight * plain.decode(mean) + (1 - weight) * public)

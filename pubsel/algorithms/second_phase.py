@@ -62,6 +62,7 @@ class SecondPhase:
         return 3 * view.gradients.size  # gradient and moments of Adam
 
     def pretrain(self, view: View) -> None:
+        """Section 5.1, Equation 3: theta_0 from public images and labels."""
         public, model = view.public, view.model
         if public is None:
             raise UsageError(f"algorithm={self.name} needs public data: give pair.public=NAME")

@@ -7,7 +7,6 @@ whole or not at all, and neither writing nor reading takes the memory of all ima
 import json
 import os
 import shutil
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -21,6 +20,7 @@ from torch import Tensor
 from pubsel.config import UserError
 from pubsel.data.convert import Shape
 from pubsel.data.splits import Listing, Parts, Split, Unread, Unreadable
+from pubsel.terminal import say
 
 PAUSE = 10.0  # seconds between two lines about the progress
 NAMED = 3  # corrupt images that a note names
@@ -137,8 +137,3 @@ def _each(
     note = f"{what}: {len(corrupt)} of {n:,} images are corrupt and were skipped: {names}"
     say(note)
     return unread.y[kept], (note,)
-
-
-def say(text: str) -> None:
-    """A line for the person at the terminal."""
-    print(text, file=sys.stderr, flush=True)

@@ -31,6 +31,7 @@ class Network(nn.Module):
         return self.net(self.normalised(x))
 
     def normalised(self, x: Tensor) -> Tensor:
+        """Images [n, c, h, w], 0 to 255, as `net` takes them."""
         x = x.to(self.mean.dtype) / 255
         if self.input_size is not None and x.shape[-2:] != (self.input_size, self.input_size):
             shrinks = x.shape[-1] > self.input_size or x.shape[-2] > self.input_size

@@ -1,16 +1,12 @@
 """A network in two: what lies below the first trained parameter, and what lies above."""
 
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
 
-from pubsel.config import UsageError, UserError
-from pubsel.data import Task
+from pubsel.config import UsageError
 from pubsel.models import Network
-
-BATCH = 64
 
 
 class Above(nn.Module):
@@ -62,9 +58,8 @@ def split(network: Network, x: Tensor) -> tuple[Callable[[Tensor], Tensor], Abov
     def below(images: Tensor) -> Tensor:
         return torch.cat([part.flatten(1) for part in lower(network.normalised(images))], dim=1)
 
-    return below, Above(
-        _part(network.net, graph, [n for n in graph.nodes if n in upper | held], cut, None), shapes
-    ).eval()
+    rest = _part(network.net, graph, [node for node in graph.nodes if node in upper | held], cut, None)
+    return below, Above(rest, shapes).eval()
 
 
 def _part(
@@ -79,22 +74,3 @@ def _part(
     if outputs is not None:
         new.output(tuple(copied[node] for node in outputs))
     return fx.GraphModule(net, new)
-
-
-def once(network: Network, task: Task, free: int, report: Callable[[str], None]) -> tuple[Above, Task]:
-    """What trains, and the task with the outputs of the frozen layers below it in place of its images. UserError where
-    they would take more than `free` bytes."""
-    below, above = split(network, task.private.x)
-    splits: list[Any] = [task.private, task.public, task.test, task.validation]
-    n, d = sum(len(s.x) for s in splits if s is not None), sum(shape.numel() for shape in above.shapes)
-    if 4 * n * d > free:
-        raise UserError(
-            f"model.once=true: outputs of the frozen layers take {4 * n * d / 2**30:.1f} GiB: set it to false"
-        )
-    report(f"  frozen layers: {d} outputs for each of {n} images, computed once")
-    device = next(network.parameters()).device
-
-    def through(x: Tensor) -> Tensor:
-        return torch.cat([below(part.to(device)).cpu() for part in x.split(BATCH)])
-
-    return above, task.each(lambda split: split._replace(x=through(split.x)))
