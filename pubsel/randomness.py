@@ -1,5 +1,6 @@
 """Where random numbers come from: one independent stream per purpose and step, or the operating system's entropy."""
 
+import builtins
 import hashlib
 import os
 
@@ -29,11 +30,15 @@ def normal(source: "np.random.Generator | SystemEntropy", n: int, device: torch.
 
 
 class SystemEntropy:
-    """Uniform and normal numbers from os.urandom, with the two methods of numpy's Generator that training needs.
+    """Uniform and normal numbers and bytes from os.urandom, with the methods of numpy's Generator that are needed.
 
     Normals are the sum of four over two, which hides the gaps that floating point leaves in a single one (Holohan and
     Braghin 2021, arXiv:2107.10138).
     """
+
+    def bytes(self, n: int) -> builtins.bytes:
+        """n random bytes."""
+        return os.urandom(n)
 
     def random(self, n: int) -> NDArray[np.float64]:
         """Uniform in [0, 1) on a grid of 2^-53, [n]."""
@@ -45,3 +50,15 @@ class SystemEntropy:
         u, v = 1 - self.random(4 * n), self.random(4 * n)
         four: NDArray[np.float64] = np.sqrt(-2 * np.log(u)) * np.cos(2 * np.pi * v)
         return four.reshape(4, n).sum(0) / 2
+
+
+Source = np.random.Generator | SystemEntropy
+
+
+def below(n: int, source: Source) -> int:
+    """Uniform in 0, ..., n - 1, exactly, for n of any size."""
+    bits = (n - 1).bit_length()
+    while True:
+        drawn = int.from_bytes(source.bytes((bits + 7) // 8)) >> (-bits % 8)
+        if drawn < n:
+            return drawn
