@@ -177,13 +177,16 @@ class Model:
 class Distance:
     """How the distance between the two is measured."""
 
-    name: str = setting("gsd, or none")
-    k: int = setting("dimension of the two subspaces", at_least=1)
+    name: str = setting("gsd, task2vec, otdd, frechet, mmd, or none")
+    k: int = setting("gsd: dimension of the two subspaces", at_least=1)
     m: int = setting("examples on each side", at_least=2)
-    initialisations: int = setting("random networks to average over", at_least=1)
-    normalise_rows: bool = setting("scale every per-example gradient to unit length before the decomposition")
-    labels: Labels = setting("random, or given: then both sides need labels of the private task")
-    parameters: Parameters = setting("gradients of the weights alone, or of all parameters")
+    initialisations: int = setting("random networks and draws of m private examples to average over", at_least=1)
+    normalise_rows: bool = setting("gsd: scale every per-example gradient to unit length before the decomposition")
+    labels: Labels = setting("gsd: random, or given: then both sides need labels of the private task")
+    parameters: Parameters = setting("gsd: gradients of the weights alone, or of all parameters")
+    exact: bool = setting(
+        "otdd: optimal transport between the examples of two classes, not between their Gaussians", default=False
+    )
 
 
 @dataclass

@@ -17,7 +17,7 @@ from filelock import FileLock, Timeout
 from torch import nn
 
 import pubsel
-from pubsel import algorithms, config, data, estimate, models, privacy, results
+from pubsel import algorithms, config, data, distances, estimate, models, privacy, results
 from pubsel.algorithms import Freezes, Frozen, Solves
 from pubsel.config import (
     Convert,
@@ -25,13 +25,13 @@ from pubsel.config import (
     Distance,
     Labels,
     Parameters,
+    RankConfig,
     RunConfig,
     Take,
     UsageError,
     UserError,
 )
 from pubsel.data import Source, Split, Task, features
-from pubsel.distances import gsd
 from pubsel.evaluation import check_classes, evaluate, interval, logits, utility
 from pubsel.models.split import Above, split
 from pubsel.models.trained import trained_parameters
@@ -53,8 +53,6 @@ from pubsel.training import (
 
 ONCE = 64  # images at a time through layers that are run once
 REPORT_SECONDS = 1  # between two lines of progress, at least: the epsilon in them takes a tenth of a second
-
-NOT_PRIVATE = "GSD is computed on private data without noise: this record is not differentially private."
 
 
 def choose_device(device: Device) -> torch.device:
@@ -81,21 +79,22 @@ def canonical(settings: RunConfig) -> RunConfig:
     elif pair.take == Take.test and getattr(algorithm, "k", 0) > pair.m:
         k = settings.algorithm["k"]
         raise UsageError(f"algorithm.k={k} is more than the pair.m={pair.m} public examples: lower algorithm.k")
-    model = settings.model
-    keys = ("trained", "lora", "adapters", "once", "architecture", "pretrained", "checkpoint", "options", "mean", "std")
-    unused = [key for key in keys if getattr(model, key)]
-    if model.backbone is not None and unused:
-        raise UsageError(f"model.{unused[0]}: with model.backbone a linear classifier on features trains")
-    if distance.labels == Labels.auto:
-        raise UsageError("distance.labels=auto: use random or given, which hold for all candidates alike")
-    if distance.name not in ("gsd", "none"):
-        raise UsageError(f"distance.name={distance.name}: unknown, use gsd or none")
+    check_backbone(settings.model)
+    distance = distances.canonical(distance)
     if not algorithm.private:
         epsilon = float("inf")
     elif algorithm.sensitivity() == 0:  # private examples are never read
         epsilon = 0.0
     typed = {"_target_": settings.algorithm["_target_"]} | config.settings(algorithm)  # 1 and 1.0 are one setting
     return dataclasses.replace(settings, pair=pair, distance=distance, epsilon=epsilon, algorithm=typed)
+
+
+def check_backbone(model: config.Model) -> None:
+    """UsageError for a setting that features of a backbone leave without use."""
+    keys = ("trained", "lora", "adapters", "once", "architecture", "pretrained", "checkpoint", "options", "mean", "std")
+    unused = [key for key in keys if getattr(model, key)]
+    if model.backbone is not None and unused:
+        raise UsageError(f"model.{unused[0]}: with model.backbone a linear classifier on features trains")
 
 
 def run(settings: RunConfig) -> dict[str, Any]:
@@ -232,14 +231,17 @@ def _train(settings: RunConfig, name: str, folder: Path, device: torch.device) -
 
 def load_task(settings: RunConfig, device: torch.device) -> Task:
     """The data of a run; with a backbone, its features in place of the images."""
+    return data.load(settings.pair, settings.data_root, settings.download, through_backbone(settings, device))
+
+
+def through_backbone(settings: RunConfig | RankConfig, device: torch.device) -> Callable[[str, Source], Source]:
+    """What makes a named source into the one that is used: with a backbone, its features in place of the images."""
     backbone = settings.model.backbone
     if backbone is None:
-        return data.load(settings.pair, settings.data_root, settings.download)
-
-    def through(name: str, source: Source) -> Source:
-        return features.of_source(config.short(name), source, backbone, settings.data_root, device, say)
-
-    return data.load(settings.pair, settings.data_root, settings.download, through)
+        return lambda _, source: source
+    return lambda name, source: features.of_source(
+        config.short(name), source, backbone, settings.data_root, device, say
+    )
 
 
 def guarantee(
@@ -433,26 +435,28 @@ def pair_distance(settings: RunConfig, task: Task, device: torch.device) -> dict
         path = folder / "result.json"
         if path.exists() and not has_paths([settings.pair.private, *config.public_sets(settings.pair.public)]):
             return results.read_record(path, ("values", "mean"))
-        values = gsd.measure(
+        method, began = distances.METHODS[settings.distance.name], time.monotonic()
+        values = method.measure(
             settings.distance,
             lambda i: network(settings.model, task, i, settings.data_root).to(device),
             task.private,
             {public: task.public},
             task.classes,
             key="distance",
-            report=lambda i, _, value: say(f"  GSD, initialisation {i}: {value:.3f}"),
+            report=lambda i, _, value, __: say(f"  {method.title}, initialisation {i}: {value:.4g}"),
         )[public]
         record = {
             "identity": name,
-            "name": "gsd",
+            "name": settings.distance.name,
             "values": values,
-            "raw": raw(values, settings.distance.k),
             **summary(values),
-            "k": settings.distance.k,
             "m": settings.distance.m,
+            "seconds": round(time.monotonic() - began, 1),
             "settings": what,
-            "privacy": NOT_PRIVATE,
+            **distances.statement(settings.distance),
         }
+        if settings.distance.name == "gsd":
+            record |= {"k": settings.distance.k, "raw": raw(values, settings.distance.k)}
         results.write_record(path, record)
     return record
 

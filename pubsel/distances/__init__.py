@@ -1,1 +1,51 @@
 """Distances between a private and a public dataset; one file per paper."""
+
+import dataclasses
+from collections.abc import Callable
+
+from pubsel.config import Distance, Labels, Parameters, UsageError
+from pubsel.distances import frechet, gsd
+
+
+@dataclasses.dataclass(frozen=True)
+class Method:
+    """A distance: how it is measured, what it is called, and what it reads of the private data."""
+
+    measure: Callable[..., dict[str, list[float]]]
+    title: str
+    reads: str
+
+
+METHODS = {
+    "gsd": Method(gsd.measure, "GSD", "images, through per-example gradients with random labels"),
+    "frechet": Method(frechet.measure, "Fréchet distance", "images"),
+}
+
+
+def canonical(distance: Distance) -> Distance:
+    """The same settings, with those that this distance ignores set to one value, so that equal measurements are one.
+
+    UsageError for an unknown distance (none is one: nothing is measured), or labels=auto.
+    """
+    if distance.labels == Labels.auto:
+        raise UsageError("distance.labels=auto: use random or given, which hold for all candidates alike")
+    if distance.exact and distance.name != "otdd":
+        raise UsageError(f"distance.exact=true: distance={distance.name} has no use for it: leave it out")
+    if distance.name in ("gsd", "none"):
+        return distance
+    if distance.name not in METHODS:
+        raise UsageError(f"distance.name={distance.name}: unknown, use {', '.join(METHODS)} or none")
+    return dataclasses.replace(distance, k=1, normalise_rows=True, labels=Labels.random, parameters=Parameters.weights)
+
+
+def statement(distance: Distance) -> dict[str, str]:
+    """For records: what the distance reads of the private data, and what that means for privacy."""
+    method = METHODS[distance.name]
+    reads = method.reads
+    if distance.name == "gsd" and distance.labels == Labels.given:
+        reads = "images and labels, through per-example gradients"
+    return {
+        "reads": reads,
+        "privacy": f"{method.title} is computed on private data without noise: this record is not differentially "
+        "private.",
+    }

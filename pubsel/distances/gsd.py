@@ -5,7 +5,7 @@ GSD is NOT differentially private: it is computed from private gradients without
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Mapping
 
 import numpy as np
 import torch
@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 from pubsel.config import Distance, Labels, Parameters, UsageError
 from pubsel.data import Split
+from pubsel.distances.pairing import Between, Build, Report, paired, silent
 from pubsel.gradients import DenseGradients, PerExampleGradients, random_labels
-from pubsel.randomness import stream
 from pubsel.subspace import projection_metric, top_k
 
 
@@ -26,12 +26,12 @@ def gsd(private: DenseGradients, public: DenseGradients, k: int) -> float:
 
 def measure(
     distance: Distance,
-    build: Callable[[int], nn.Module],
+    build: Build,
     private: Split,
-    candidates: dict[str, Split],
+    candidates: Mapping[str, Split],
     classes: int,
     key: str,
-    report: Callable[[int, str, float], None] = lambda i, name, value: None,
+    report: Report = silent,
 ) -> dict[str, list[float]]:
     """GSD of each candidate to `private`, one value for each of `distance.initialisations` random networks.
 
@@ -39,27 +39,20 @@ def measure(
     build(i): the network of initialisation i, in eval mode, on its device. key: names the random streams.
     Raises UsageError where a side has fewer than m examples or the gradients do not span k dimensions.
     """
-    for name, split in {"the private data": private, **candidates}.items():
-        if len(split.x) < distance.m:
-            raise UsageError(f"distance.m={distance.m}: {name} has {len(split.x)} examples; lower distance.m")
     if distance.k > distance.m:
         raise UsageError(f"distance.k={distance.k} is more than distance.m={distance.m}: lower distance.k")
-    values: dict[str, list[float]] = {name: [] for name in candidates}
-    for i in range(distance.initialisations):
-        engine = _engine(build(i), distance)
-        rng = stream(key, "gsd", i)
-        chosen = torch.from_numpy(np.sort(rng.choice(len(private.x), distance.m, replace=False)))
-        drawn = random_labels(rng, distance.m, classes, multi_label=private.y.dim() == 2)
 
-        sampled = Split(private.x[chosen], private.y[chosen])
-        v_private = _basis("the private data", sampled, drawn, distance, engine, classes)
-        for name, split in candidates.items():
-            first = Split(split.x[: distance.m], split.y[: distance.m])
-            v_public = _basis(name, first, drawn, distance, engine, classes)
-            value = projection_metric(v_private, v_public) / math.sqrt(distance.k)
-            values[name].append(value)
-            report(i, name, value)
-    return values
+    def prepare(i: int, sample: Split, rng: np.random.Generator) -> Between:
+        engine = _engine(build(i), distance)
+        drawn = random_labels(rng, distance.m, classes, multi_label=private.y.dim() == 2)
+        own = _basis("the private data", sample, drawn, distance, engine, classes)
+
+        def between(name: str, split: Split) -> float:
+            return projection_metric(own, _basis(name, split, drawn, distance, engine, classes)) / math.sqrt(distance.k)
+
+        return between
+
+    return paired(distance, private, candidates, key, report, prepare)
 
 
 def _engine(model: nn.Module, distance: Distance) -> PerExampleGradients:
