@@ -3,6 +3,7 @@
 import builtins
 import hashlib
 import os
+from collections.abc import Callable
 
 import numpy as np
 import torch
@@ -53,6 +54,7 @@ class SystemEntropy:
 
 
 Source = np.random.Generator | SystemEntropy
+Sources = Callable[[str, int], Source]  # of a purpose and a step
 
 
 def below(n: int, source: Source) -> int:
@@ -62,3 +64,11 @@ def below(n: int, source: Source) -> int:
         drawn = int.from_bytes(source.bytes((bits + 7) // 8)) >> (-bits % 8)
         if drawn < n:
             return drawn
+
+
+def content(*tensors: Tensor) -> str:
+    """A fingerprint of what tensors hold, to name streams by."""
+    digest = hashlib.blake2b(digest_size=16)
+    for tensor in tensors:
+        digest.update(tensor.contiguous().numpy().reshape(-1).view(np.uint8).data)
+    return digest.hexdigest()

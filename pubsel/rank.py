@@ -3,22 +3,26 @@
 import dataclasses
 import tempfile
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
-from pubsel import config, data, distances, results
-from pubsel.config import RankConfig, UsageError
+from pubsel import config, data, distances, privacy, results, selection
+from pubsel.config import RankConfig, Select, UsageError
 from pubsel.data import Split, Task
+from pubsel.distances import dp_gsd
 from pubsel.run import (
     check_backbone,
     choose_device,
     has_paths,
     locked,
+    mapped,
     network,
     raw,
+    sources,
     summary,
     through_backbone,
 )  # fmt: skip
@@ -26,7 +30,9 @@ from pubsel.terminal import say
 
 
 def rank(settings: RankConfig) -> dict[str, Any]:
-    """Order public candidates by their distance to the private data, and say how sure each step of the order is."""
+    """Order public candidates by their distance to the private data, and say how sure each step of the order is; with
+    epsilon_select, choose one of them privately. A private release is drawn once: the same command returns its
+    record."""
     torch.set_num_threads(settings.threads or torch.get_num_threads())
     device = choose_device(settings.device)
     sets = [name for candidate in settings.public for name in config.public_sets(candidate)]
@@ -34,26 +40,53 @@ def rank(settings: RankConfig) -> dict[str, Any]:
     if len(set(labels)) != len(labels) or not labels:
         raise UsageError("public=[...]: give each candidate once, and at least one")
     check_backbone(settings.model)
-    settings = dataclasses.replace(settings, distance=distances.canonical(settings.distance))
-    if settings.distance.name == "none":
-        raise UsageError("distance.name=none: pubsel rank needs a distance, such as distance=gsd")
+    settings = canonical(settings)
+    releases = settings.epsilon_select is not None or settings.distance.name == "dp_gsd"
     what = config.settings(settings)
     name = f"{config.short(settings.private)}-{settings.model.name}-{config.digest(what)}"
     folder = Path(settings.results) / "ranks" / name
     with locked(folder):
         path = folder / "result.json"
-        if path.exists() and not has_paths([settings.private, *sets]):  # a folder's content may have changed
+        own = has_paths([settings.private, *sets])  # a folder's content may have changed
+        if path.exists() and (releases or not own):
             say(f"{name}: measured before")
-            return results.read_record(path, ("order", "values"))
+            if own:
+                say(f"  if its files have changed since, delete {folder}: that spends its epsilon again")
+            return results.read_record(path, ("identity", "privacy"))
         with tempfile.TemporaryDirectory(prefix="candidates-", dir=folder) as kept:
-            record = {"identity": name, "settings": what, **results.provenance(), **_rank(settings, device, Path(kept))}
+            began = time.monotonic()
+            task, candidates = candidates_of(settings, device, Path(kept))
+            for note in task.notes:
+                say(f"  {note}")
+            record = {
+                "identity": name, "settings": what, **results.provenance(), "private": settings.private,
+                "model": settings.model.name, "m": settings.distance.m, "notes": list(task.notes),
+            }  # fmt: skip
+            record |= (_rank if settings.epsilon_select is None else _select)(settings, name, task, candidates, device)
+            record["seconds"] = round(time.monotonic() - began, 1)
         results.write_record(path, record)
     return record
 
 
-def _rank(settings: RankConfig, device: torch.device, kept: Path) -> dict[str, Any]:
-    """kept: a folder for the candidates' examples, so that memory does not grow with their number."""
-    began = time.monotonic()
+def canonical(settings: RankConfig) -> RankConfig:
+    """The same settings with those that have no use here set to one value."""
+    selects = settings.epsilon_select is not None
+    distance, public, select = distances.canonical(settings.distance, selects), settings.public, settings.select
+    if distance.name == "none":
+        raise UsageError("distance.name=none: pubsel rank needs a distance, such as distance=gsd")
+    if selects and distance.name != "gsd":
+        raise UsageError(f"epsilon_select: choosing privately goes by GSD alone: leave distance={distance.name} out")
+    if selects:  # the order of the candidates says nothing
+        public = sorted(public, key=lambda candidate: "+".join(config.public_sets(candidate)))
+    else:
+        select = Select()
+    secure = settings.secure_noise and (selects or distance.name == "dp_gsd")
+    return dataclasses.replace(settings, distance=distance, public=public, select=select, secure_noise=secure)
+
+
+def candidates_of(settings: RankConfig, device: torch.device, kept: Path) -> tuple[Task, dict[str, Split]]:
+    """The private data, and the candidates by name. kept: a folder for the candidates' examples, so that memory does
+    not grow with their number."""
     through = through_backbone(settings, device)
     source = through(settings.private, data.open_dataset(settings.private, settings.data_root, settings.download))
     candidates: dict[str, Split] = {}
@@ -63,7 +96,7 @@ def _rank(settings: RankConfig, device: torch.device, kept: Path) -> dict[str, A
             public, settings.distance.m, source.train, settings.data_root, settings.download, settings.convert,
             settings.private, through,
         )  # fmt: skip
-        candidates["+".join(config.public_sets(public))] = _mapped(split, kept / f"{place}.npy")
+        candidates["+".join(config.public_sets(public))] = mapped(split, kept / f"{place}.npy")
         notes += said
     task = Task(
         source.train,
@@ -75,17 +108,56 @@ def _rank(settings: RankConfig, device: torch.device, kept: Path) -> dict[str, A
         source.std,
         tuple(dict.fromkeys(notes)),
     )
-    for note in task.notes:
-        say(f"  {note}")
+    return task, candidates
+
+
+def _select(
+    settings: RankConfig, name: str, task: Task, candidates: dict[str, Split], device: torch.device
+) -> dict[str, Any]:
+    """The choice alone: no score and no distance, which would not be private."""
+    distance, select, epsilon = settings.distance, settings.select, settings.epsilon_select
+    assert epsilon is not None
+    chosen, spend = selection.select(
+        distance, select, epsilon,
+        lambda i: network(settings.model, task, settings.seed + i, settings.data_root).to(device),
+        task.private, candidates, max(2, task.classes), f"selection {settings.seed}",
+        sources(name, task.private, candidates, device, settings.secure_noise), say,
+    )  # fmt: skip
+    n, told = len(task.private.x), None
+    if spend.epsilon:
+        told = selection.margin(len(candidates), select.cap, spend.rate * n, 1 / spend.noise_multiplier)
+    return {
+        "chosen": chosen,
+        "candidates": sorted(candidates),
+        "private_examples": n,
+        "k": distance.k,
+        "margin": told,
+        "reads": distances.statement(distance)["reads"] if spend.epsilon else "nothing",
+        "privacy": privacy.measured("The name of the chosen set is", spend, settings.secure_noise),
+    }
+
+
+def _rank(
+    settings: RankConfig, name: str, task: Task, candidates: dict[str, Split], device: torch.device
+) -> dict[str, Any]:
+    """Distances of all candidates, and their order."""
     taken: list[float] = []
 
     def report(i: int, public: str, value: float, seconds: float) -> None:
         taken.append(seconds)
         say(f"  initialisation {i}: {public} {value:.4g}  ({seconds:.2g} s)")
 
+    distance = settings.distance
+    measure = distances.METHODS[distance.name].measure
+    said: dict[str, Any] = dict(distances.statement(distance))
+    if distance.name == "dp_gsd":
+        plan = dp_gsd.plan_of(distance, len(task.private.x))
+        secret = sources(name, task.private, candidates, device, settings.secure_noise)
+        measure = partial(dp_gsd.measure, source=secret)
+        said |= {"privacy": privacy.measured("All its distances together are", plan, settings.secure_noise)}
     measuring = time.perf_counter()
-    values = distances.METHODS[settings.distance.name].measure(
-        settings.distance,
+    values = measure(
+        distance,
         lambda i: network(settings.model, task, settings.seed + i, settings.data_root).to(device),
         task.private,
         candidates,
@@ -93,29 +165,18 @@ def _rank(settings: RankConfig, device: torch.device, kept: Path) -> dict[str, A
         key=f"rank {settings.seed}",
         report=report,
     )
-    own = (time.perf_counter() - measuring - sum(taken)) / settings.distance.initialisations
+    own = (time.perf_counter() - measuring - sum(taken)) / distance.initialisations
     record = {
-        "distance": settings.distance.name,
-        "private": settings.private,
+        "distance": distance.name,
         "order": ordered(values),
         "values": values,
-        "m": settings.distance.m,
-        "model": settings.model.name,
-        "notes": list(task.notes),
-        "seconds": round(time.monotonic() - began, 1),
         "seconds_candidate": float(f"{np.mean(taken):.3g}"),  # for each initialisation
         "seconds_private": float(f"{own:.3g}"),
-        **distances.statement(settings.distance),
+        **said,
     }
-    if settings.distance.name == "gsd":
-        record |= {"k": settings.distance.k, "raw": {name: raw(v, settings.distance.k) for name, v in values.items()}}
+    if distance.name in ("gsd", "dp_gsd"):
+        record |= {"k": distance.k, "raw": {public: raw(found, distance.k) for public, found in values.items()}}
     return record
-
-
-def _mapped(split: Split, path: Path) -> Split:
-    """The split with its examples in a file, from which what is used is read."""
-    np.save(path, split.x.numpy())
-    return Split(torch.from_numpy(np.load(path, mmap_mode="c")), split.y)
 
 
 def ordered(values: dict[str, list[float]]) -> list[dict[str, Any]]:
@@ -133,7 +194,9 @@ def ordered(values: dict[str, list[float]]) -> list[dict[str, Any]]:
 
 
 def show_rank(record: dict[str, Any]) -> str:
-    """The order as text."""
+    """The order, or the choice, as text."""
+    if "chosen" in record:
+        return _show_choice(record)
     width = max(len(row["public"]) for row in record["order"])
     method = distances.METHODS[record.get("distance", "gsd")]  # older records know GSD alone
     k = f"k = {record['k']}, " if "k" in record else ""
@@ -152,10 +215,22 @@ def show_rank(record: dict[str, Any]) -> str:
     if "reads" in record:
         lines += [
             "",
-            f"Of the private data it read {record['reads']}. The private side took {record['seconds_private']:.2g} s, a "
-            f"candidate {record['seconds_candidate']:.2g} s, each {total} times.",
+            f"Of the private data it read {record['reads']}. The private side took {record['seconds_private']:.2g} s, "
+            f"a candidate {record['seconds_candidate']:.2g} s, each {total} times.",
         ]
-    return "\n".join([*lines, "", record["privacy"]])
+    said = record["privacy"]
+    return "\n".join([*lines, "", said["statement"] if isinstance(said, dict) else said])
+
+
+def _show_choice(record: dict[str, Any]) -> str:
+    lines = [f"{record['chosen']} is chosen for {record['private']}, of {', '.join(record['candidates'])}.", ""]
+    if record["margin"] is not None:
+        lines += [
+            f"A candidate whose subspace holds {record['margin']:.2g} more of the gradients' energy than each other's, "
+            f"on average, is chosen with probability {selection.SURE:.0%} or more. Whether there is one is not told.",
+            "",
+        ]
+    return "\n".join([*lines, record["privacy"]["statement"]])
 
 
 def _number(value: float | None) -> str:

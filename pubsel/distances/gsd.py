@@ -43,7 +43,7 @@ def measure(
         raise UsageError(f"distance.k={distance.k} is more than distance.m={distance.m}: lower distance.k")
 
     def prepare(i: int, sample: Split, rng: np.random.Generator) -> Between:
-        engine = _engine(build(i), distance)
+        engine = engine_of(build(i), distance)
         drawn = random_labels(rng, distance.m, classes, multi_label=private.y.dim() == 2)
         own = _basis("the private data", sample, drawn, distance, engine, classes)
 
@@ -55,7 +55,7 @@ def measure(
     return paired(distance, private, candidates, key, report, prepare)
 
 
-def _engine(model: nn.Module, distance: Distance) -> PerExampleGradients:
+def engine_of(model: nn.Module, distance: Distance) -> PerExampleGradients:
     """For all sides of one initialisation: what it decides about the model, and the memory of G, are kept."""
     names = [name for name, p in model.named_parameters() if p.requires_grad]
     if distance.parameters == Parameters.weights:
@@ -68,7 +68,7 @@ def _basis(
 ) -> Tensor:
     """Top-k subspace [p, k] of the gradients at `split`, with the labels `drawn` [m] or the given ones."""
     device = next(engine.model.parameters()).device
-    y = drawn if distance.labels == Labels.random else _given_labels(split, name, classes)
+    y = drawn if distance.labels == Labels.random else given_labels(split, name, classes)
     try:
         return top_k(_gradients(engine, distance, split.x.to(device), y.to(device)), distance.k)
     except ValueError as error:
@@ -88,7 +88,8 @@ def _gradients(engine: PerExampleGradients, distance: Distance, x: Tensor, y: Te
     return gradients
 
 
-def _given_labels(split: Split, name: str, classes: int) -> Tensor:
+def given_labels(split: Split, name: str, classes: int) -> Tensor:
+    """The labels of `split`; UsageError where they are not of the private task."""
     if split.y.dim() == 1 and int(split.y.max()) >= classes:
         raise UsageError(
             f"distance.labels=given: {name} has labels outside the private task's {classes} classes; use random labels"
