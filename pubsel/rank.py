@@ -152,14 +152,15 @@ def show_rank(record: dict[str, Any]) -> str:
     if "reads" in record:
         lines += [
             "",
-            f"Of the private data it read {record['reads']}. The private side took {record['seconds_private']:.2g} s, a "
-            f"candidate {record['seconds_candidate']:.2g} s, each {total} times.",
+            f"Of the private data it read {record['reads']}. The private side took {record['seconds_private']:.2g} s, "
+            f"a candidate {record['seconds_candidate']:.2g} s, each {total} times.",
         ]
     return "\n".join([*lines, "", record["privacy"]])
 
 
 def _number(value: float | None) -> str:
-    """Three decimals of what is about 1, else three digits."""
+    """Three decimals, of small numbers two digits, of large ones one decimal."""
     if value is None:
         return "-"
-    return f"{value:.3f}" if 0.01 <= abs(value) < 100 or not value else f"{value:.3g}"
+    size = abs(value)
+    return f"{value:.1f}" if size >= 1000 else f"{value:.3f}" if size >= 0.01 or not size else f"{value:.2g}"
