@@ -145,7 +145,8 @@ def _rank(
 
     def report(i: int, public: str, value: float, seconds: float) -> None:
         taken.append(seconds)
-        say(f"  initialisation {i}: {public} {value:.4g}  ({seconds:.2g} s)")
+        shown = "" if distance.name == "dp_gsd" else f" {value:.4g}"  # drawn again, if this is killed before the record
+        say(f"  initialisation {i}: {public}{shown}  ({seconds:.2g} s)")
 
     distance = settings.distance
     measure = distances.METHODS[distance.name].measure
@@ -234,7 +235,8 @@ def _show_choice(record: dict[str, Any]) -> str:
 
 
 def _number(value: float | None) -> str:
-    """Three decimals of what is about 1, else three digits."""
+    """Three decimals, of small numbers two digits, of large ones one decimal."""
     if value is None:
         return "-"
-    return f"{value:.3f}" if 0.01 <= abs(value) < 100 or not value else f"{value:.3g}"
+    size = abs(value)
+    return f"{value:.1f}" if size >= 1000 else f"{value:.3f}" if size >= 0.01 or not size else f"{value:.2g}"

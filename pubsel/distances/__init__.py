@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Callable
 
 from pubsel.config import DPPCA, Distance, Labels, Parameters, UsageError
-from pubsel.distances import dp_gsd, frechet, gsd
+from pubsel.distances import dp_gsd, frechet, gsd, mmd, otdd, task2vec
 
 
 @dataclasses.dataclass(frozen=True)
@@ -19,7 +19,10 @@ class Method:
 METHODS = {
     "gsd": Method(gsd.measure, "GSD", "images, through per-example gradients with random labels"),
     "dp_gsd": Method(dp_gsd.measure, "DP-GSD", "images, through per-example gradients with random labels"),
+    "task2vec": Method(task2vec.measure, "Task2Vec", "images and labels, through gradients"),
+    "otdd": Method(otdd.measure, "OTDD", "images and labels"),
     "frechet": Method(frechet.measure, "Fréchet distance", "images"),
+    "mmd": Method(mmd.measure, "MMD^2", "images"),
 }
 
 

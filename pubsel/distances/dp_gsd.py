@@ -27,7 +27,8 @@ What the paper has otherwise:
 - The sampler that it cites is a Markov chain, whose draws have the wanted distribution in the limit alone. A guarantee
   for its draws is not known, so here is an exact sampler, of one vector after the other. The joint density of k
   vectors would need 1/k of the epsilon, but its known exact sampler (rejection from the matrix angular central
-  Gaussian) accepts too rarely at k = 16: it is left out.
+  Gaussian) accepts one of e^477 draws at k = 2, epsilon 0.1, on gradients of Fashion-MNIST (n = 60,000, s = 256): it is
+  left out.
 """
 
 import math
@@ -95,14 +96,14 @@ def public_subspace(name: str, rows: Tensor, k: int) -> Tensor:
     return vectors.flip(1)
 
 
-def gauss_subspace(second: Tensor, k: int, noise_multiplier: float, source: Source) -> Tensor:
-    """Top-k eigenvectors [s, k] of A [s, s] plus noise (Analyze Gauss). A is a sum of g g^T with |g| <= 1.
+def noisy(second: Tensor, noise_multiplier: float, source: Source) -> Tensor:
+    """A [s, s], a sum of g g^T with |g| <= 1, plus symmetric noise (Analyze Gauss).
 
-    Sensitivity: one row more or less moves triangle(A) by |g g^T|_F = |g|^2 <= 1.
+    Sensitivity: one row more or less moves triangle(A) by |g g^T|_F = |g|^2 <= 1, so the noise on it has standard
+    deviation noise_multiplier: this much on the diagonal of A, 1 / sqrt(2) of it beside the diagonal.
     """
-    noisy = triangle(second)
-    noisy = noisy + noise_multiplier * normal(source, len(noisy), noisy.device)
-    return torch.linalg.eigh(from_triangle(noisy, len(second))).eigenvectors[:, -k:].flip(1)
+    numbers = triangle(second)
+    return from_triangle(numbers + noise_multiplier * normal(source, len(numbers), numbers.device), len(second))
 
 
 def exponential_subspace(second: Tensor, k: int, epsilon: float, source: Source) -> Tensor:
@@ -217,7 +218,8 @@ def private_subspace(side: Side, private: Split, plan: privacy.Plan, source: Sou
     for rows in side.private(private, chosen, source):
         second += rows.T @ rows
     if distance.mechanism == DPPCA.gauss:
-        return gauss_subspace(second, distance.k, plan.noise_multiplier, source)
+        second = noisy(second, plan.noise_multiplier, source)
+        return torch.linalg.eigh(second).eigenvectors[:, -distance.k :].flip(1)
     return exponential_subspace(second, distance.k, 1 / plan.noise_multiplier, source)
 
 

@@ -69,8 +69,11 @@ def _basis(
     """Top-k subspace [p, k] of the gradients at `split`, with the labels `drawn` [m] or the given ones."""
     device = next(engine.model.parameters()).device
     y = drawn if distance.labels == Labels.random else given_labels(split, name, classes)
+    gradients = _gradients(engine, distance, split.x.to(device), y.to(device))
+    if not gradients.row_norms().any():
+        raise UsageError(f"distance=gsd: on {name}, all gradients are zero: leave it out")
     try:
-        return top_k(_gradients(engine, distance, split.x.to(device), y.to(device)), distance.k)
+        return top_k(gradients, distance.k)
     except ValueError as error:
         raise UsageError(f"distance.k={distance.k}: on {name}, {error}; lower distance.k") from None
 

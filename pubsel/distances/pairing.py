@@ -22,6 +22,7 @@ Build = Callable[[int], nn.Module]  # the network of an initialisation, in eval 
 Between = Callable[[str, Split], float]  # the distance of a named candidate to the private side
 
 CHUNK = 256  # examples per pass through a network
+COLUMNS = 4096  # of rows in float64 at once
 
 
 def silent(i: int, name: str, value: float, seconds: float) -> None:
@@ -73,6 +74,20 @@ def penultimate(model: nn.Module, x: Tensor) -> Tensor:
     finally:
         hook.remove()
     return torch.cat(found)
+
+
+def products(x: Tensor, y: Tensor) -> Tensor:
+    """x y^T, [n, m], of rows x [n, d] and y [m, d], in float64 without a copy of either in float64."""
+    total = torch.zeros(len(x), len(y), dtype=torch.float64)
+    for a, b in zip(x.split(COLUMNS, dim=1), y.split(COLUMNS, dim=1), strict=True):
+        total.addmm_(a.double(), b.double().T)
+    return total
+
+
+def squared_distances(x: Tensor, y: Tensor) -> Tensor:
+    """Squared distances [n, m], float64, of rows x [n, d] and y [m, d]."""
+    a, b = (rows.double().square().sum(1) for rows in (x, y))
+    return (a[:, None] + b - 2 * products(x, y)).clamp_(min=0)
 
 
 def class_numbers(name: str, y: Tensor, distance: str) -> Tensor:
