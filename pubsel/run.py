@@ -184,7 +184,7 @@ def _train(settings: RunConfig, name: str, folder: Path, device: torch.device) -
     check_classes(task.test.y, task.metric, "the test set")
     if task.validation is not None:
         check_classes(task.validation.y, task.metric, f"pair.validation={settings.pair.validation}")
-    key = noise_key(name, task.private, device)
+    key = noise_key(name if settings is asked else f"{name}\0{settings.pair.public}", task.private, device)
     plan, spend, first = guarantee(settings, algorithm, len(task.private.x))
     before += [("before training", first)] if first else []
     spent_before = sum(part.epsilon for _, part in before)
