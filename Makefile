@@ -13,7 +13,7 @@ TABLE := $(BIN)/pubsel table
 	pillar-table2 pillar-table3 pillar-table4 pillar-table6 pillar-table7 pillar-table8 pillar-table9 \
 	pillar-figure4 pillar-figure7 pillar-ours adamix-table1 adamix-figures adamix-ours \
 	gsd-table1 gsd-table3 gsd-table10 gsd-table11a gsd-table11b gsd-table12 gsd-table13a gsd-table13b gsd-table14 gsd-table16 \
-	medical-ours
+	medical-ours clustermap
 
 venv: .venv/installed
 
@@ -153,6 +153,11 @@ gsd-table14: gsd-table1 gsd-table3 gsd-table11a gsd-table11b gsd-table12 gsd-tab
 	$(BIN)/pubsel rank +experiment=gsd_table14 private=ham10000 public=[ham10000,kagskin,cifar100,kagchest] \
 		distance=gsd_300 $(ARGS)
 	$(TABLE) gsd_table14
+
+# GSD, Figure 4: which sets are near each other by Task2Vec and by GSD
+clustermap: venv
+	for distance in task2vec gsd_300; do $(BIN)/python scripts/clustermap.py private=ham10000 model=mobilenetv2 \
+		public=$(or $(PUBLIC),[ham10000,kagchest,cifar10]) distance=$$distance distance.m=300 $(ARGS) || exit 1; done
 
 # the two sets at hand: MobileNetV2 at 64 pixels, two layers and the head (label layers), or the head alone (label head)
 medical-ours: venv

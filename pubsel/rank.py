@@ -12,6 +12,7 @@ import torch
 from pubsel import config, data, distances, results
 from pubsel.config import RankConfig, UsageError
 from pubsel.data import Split, Task
+from pubsel.distances.pairing import Report, silent
 from pubsel.run import (
     check_backbone,
     choose_device,
@@ -25,18 +26,23 @@ from pubsel.run import (
 from pubsel.terminal import say
 
 
-def rank(settings: RankConfig) -> dict[str, Any]:
-    """Order public candidates by their distance to the private data, and say how sure each step of the order is."""
-    torch.set_num_threads(settings.threads or torch.get_num_threads())
-    device = choose_device(settings.device)
-    sets = [name for candidate in settings.public for name in config.public_sets(candidate)]
+def canonical(settings: RankConfig) -> RankConfig:
+    """The same settings with those that this distance ignores at one value. UsageError for what cannot be ranked."""
     labels = ["+".join(config.public_sets(candidate)) for candidate in settings.public]
     if len(set(labels)) != len(labels) or not labels:
         raise UsageError("public=[...]: give each candidate once, and at least one")
     check_backbone(settings.model)
-    settings = dataclasses.replace(settings, distance=distances.canonical(settings.distance))
     if settings.distance.name == "none":
         raise UsageError("distance.name=none: pubsel rank needs a distance, such as distance=gsd")
+    return dataclasses.replace(settings, distance=distances.canonical(settings.distance))
+
+
+def rank(settings: RankConfig) -> dict[str, Any]:
+    """Order public candidates by their distance to the private data, and say how sure each step of the order is."""
+    torch.set_num_threads(settings.threads or torch.get_num_threads())
+    device = choose_device(settings.device)
+    settings = canonical(settings)
+    sets = [name for candidate in settings.public for name in config.public_sets(candidate)]
     what = config.settings(settings)
     name = f"{config.short(settings.private)}-{settings.model.name}-{config.digest(what)}"
     folder = Path(settings.results) / "ranks" / name
@@ -52,29 +58,8 @@ def rank(settings: RankConfig) -> dict[str, Any]:
 
 
 def _rank(settings: RankConfig, device: torch.device, kept: Path) -> dict[str, Any]:
-    """kept: a folder for the candidates' examples, so that memory does not grow with their number."""
     began = time.monotonic()
-    through = through_backbone(settings, device)
-    source = through(settings.private, data.open_dataset(settings.private, settings.data_root, settings.download))
-    candidates: dict[str, Split] = {}
-    notes = [*source.notes]
-    for place, public in enumerate(settings.public):
-        split, said = data.public_examples(
-            public, settings.distance.m, source.train, settings.data_root, settings.download, settings.convert,
-            settings.private, through,
-        )  # fmt: skip
-        candidates["+".join(config.public_sets(public))] = _mapped(split, kept / f"{place}.npy")
-        notes += said
-    task = Task(
-        source.train,
-        None,
-        source.test,
-        source.classes,
-        source.metric,
-        source.mean,
-        source.std,
-        tuple(dict.fromkeys(notes)),
-    )
+    task, candidates = load(settings, device, kept)
     for note in task.notes:
         say(f"  {note}")
     taken: list[float] = []
@@ -84,15 +69,7 @@ def _rank(settings: RankConfig, device: torch.device, kept: Path) -> dict[str, A
         say(f"  initialisation {i}: {public} {value:.4g}  ({seconds:.2g} s)")
 
     measuring = time.perf_counter()
-    values = distances.METHODS[settings.distance.name].measure(
-        settings.distance,
-        lambda i: network(settings.model, task, settings.seed + i, settings.data_root).to(device),
-        task.private,
-        candidates,
-        max(2, task.classes),
-        key=f"rank {settings.seed}",
-        report=report,
-    )
+    values = measured(settings, task, device, task.private, candidates, report)
     own = (time.perf_counter() - measuring - sum(taken)) / settings.distance.initialisations
     record = {
         "distance": settings.distance.name,
@@ -110,6 +87,40 @@ def _rank(settings: RankConfig, device: torch.device, kept: Path) -> dict[str, A
     if settings.distance.name == "gsd":
         record |= {"k": settings.distance.k, "raw": {name: raw(v, settings.distance.k) for name, v in values.items()}}
     return record
+
+
+def load(settings: RankConfig, device: torch.device, kept: Path) -> tuple[Task, dict[str, Split]]:
+    """The private task, and the first m examples of each candidate by its name; with a backbone, features. The
+    candidates' examples lie in files of the folder `kept`, so that memory does not grow with their number."""
+    through = through_backbone(settings, device)
+    source = through(settings.private, data.open_dataset(settings.private, settings.data_root, settings.download))
+    candidates: dict[str, Split] = {}
+    notes = [*source.notes]
+    for place, public in enumerate(settings.public):
+        split, said = data.public_examples(
+            public, settings.distance.m, source.train, settings.data_root, settings.download, settings.convert,
+            settings.private, through,
+        )  # fmt: skip
+        candidates["+".join(config.public_sets(public))] = _mapped(split, kept / f"{place}.npy")
+        notes += said
+    said_once = tuple(dict.fromkeys(notes))
+    return Task(source.train, None, *source[1:6], said_once), candidates
+
+
+def measured(
+    settings: RankConfig, task: Task, device: torch.device, private: Split, candidates: dict[str, Split],
+    report: Report = silent,
+) -> dict[str, list[float]]:  # fmt: skip
+    """The distance of each candidate to `private`, by networks for the images of `task`."""
+    return distances.METHODS[settings.distance.name].measure(
+        settings.distance,
+        lambda i: network(settings.model, task, settings.seed + i, settings.data_root).to(device),
+        private,
+        candidates,
+        max(2, task.classes),
+        key=f"rank {settings.seed}",
+        report=report,
+    )
 
 
 def _mapped(split: Split, path: Path) -> Split:

@@ -48,3 +48,23 @@ def test_a_record_that_today_would_be_another_run_is_not_repeated():
     record["settings"]["training"]["epochs"] = 7
     with pytest.raises(UsageError, match="run its sweep again"):
         with_seed(record, 5, composed([]))
+
+
+def test_a_cluster_map_of_digits(tmp_path):
+    """Symmetric, nothing between a set and itself, and the private digits next to the public ones."""
+    from clustermap import draw, matrix
+
+    from pubsel.config import RankConfig
+    from pubsel.rank import canonical as canonical_rank
+
+    words = ["private=digits", "public=[digits,noise]", "model=digits_cnn", "distance=task2vec", "distance.m=100",
+             "distance.initialisations=1", f"results={tmp_path}", "device=cpu"]  # fmt: skip
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        frame = matrix(canonical_rank(check(RankConfig, compose("rank", words))))
+    assert list(frame) == list(frame.index) == ["digits (private)", "digits", "noise"]
+    values = frame.to_numpy()
+    assert (values == values.T).all()
+    assert values.diagonal() == pytest.approx([0, 0, 0], abs=1e-9)
+    assert 0 < values[0, 1] < values[0, 2]
+    draw(frame, "digits", tmp_path / "map.png")
+    assert (tmp_path / "map.png").stat().st_size > 1000
