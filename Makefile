@@ -155,9 +155,11 @@ gsd-table14: gsd-table1 gsd-table3 gsd-table11a gsd-table11b gsd-table12 gsd-tab
 	$(TABLE) gsd_table14
 
 # GSD, Figure 4: which sets are near each other by Task2Vec and by GSD
+CLUSTERED := [ham10000,kagchest,cifar10]
+
 clustermap: venv
 	for distance in task2vec gsd_300; do $(BIN)/python scripts/clustermap.py private=ham10000 model=mobilenetv2 \
-		public=$(or $(PUBLIC),[ham10000,kagchest,cifar10]) distance=$$distance distance.m=300 $(ARGS) || exit 1; done
+		public=$(or $(PUBLIC),$(CLUSTERED)) distance=$$distance distance.m=300 $(ARGS) || exit 1; done
 
 # the two sets at hand: MobileNetV2 at 64 pixels, two layers and the head (label layers), or the head alone (label head)
 medical-ours: venv

@@ -230,9 +230,9 @@ def svd_distance(a: Tensor, b: Tensor, k: int, side: str) -> Run:
     return lambda: projection_metric(top(a), top(b))
 
 
-def plain_otdd(x: Tensor, p: Tensor, z: Tensor, q: Tensor) -> Run:
-    """OTDD as its authors' "spectral" way has it: a covariance [d, d] and its root for each class, by eigh, and the root
-    of each product of two; then the optimum by POT, where theirs is entropic."""
+def plain_otdd(x: Tensor, p: Tensor, z: Tensor, q: Tensor) -> Callable[[], float]:
+    """OTDD as its authors' "spectral" way has it: a covariance [d, d] and its root for each class, by eigh, and the
+    root of each product of two; then the optimum by POT, where theirs is entropic."""
 
     def root(s: Tensor) -> Tensor:
         values, vectors = torch.linalg.eigh(s)
@@ -254,11 +254,12 @@ def plain_otdd(x: Tensor, p: Tensor, z: Tensor, q: Tensor) -> Run:
 
 
 def published_task2vec(model: nn.Module, x: Tensor, y: Tensor) -> Run:
-    """Task2Vec as published, on the same examples: outputs of the body kept; the head by Adam (rate 4e-4, decay 1e-4), 10
-    epochs of 64; then one backward pass for each 64, with drawn labels, its gradients squared. The published sampler of
-    10,000 examples is left out, which makes it faster."""
+    """Task2Vec as published, on the same examples: outputs of the body kept; the head by Adam (rate 4e-4, decay 1e-4),
+    10 epochs of 64; then one backward pass for each 64, with drawn labels, its gradients squared. The published sampler
+    of 10,000 examples is left out, which makes it faster."""
     probe = copy.deepcopy(model)
     last = probe.get_submodule(head(probe))
+    assert isinstance(last, nn.Linear)
     kept: list[Tensor] = []
     last.register_forward_pre_hook(lambda _, inputs: kept.append(inputs[0].detach()))
 
