@@ -239,10 +239,10 @@ def plain_otdd(x: Tensor, p: Tensor, z: Tensor, q: Tensor) -> Callable[[], float
         return (vectors * values.clamp(min=0).sqrt()) @ vectors.T
 
     def run() -> float:
-        means = [torch.stack([rows[y == c].mean(0) for c in y.unique()]) for rows, y in ((x, p), (z, q))]
+        a, b = (torch.stack([rows[y == c].mean(0) for c in y.unique()]) for rows, y in ((x, p), (z, q)))
         ours, theirs = ([rows[y == c].T.cov() for c in y.unique()] for rows, y in ((x, p), (z, q)))
         roots = [root(s) for s in ours]
-        between = torch.cdist(*means).square()
+        between = torch.cdist(a, b).square()
         for i, (s, r) in enumerate(zip(ours, roots, strict=True)):
             for j, t in enumerate(theirs):
                 crossed = torch.linalg.eigvalsh(r @ t @ r).clamp(min=0).sqrt().sum()
