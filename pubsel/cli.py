@@ -64,9 +64,9 @@ def _rank(values: DictConfig) -> None:
 
 
 def _table(values: DictConfig) -> None:
-    from pubsel import results
+    from pubsel import tables
 
-    print(results.run(check(TableConfig, values)))
+    print(tables.run(check(TableConfig, values)))
 
 
 def _data(values: DictConfig) -> None:

@@ -22,15 +22,15 @@ import pandas
 import torch
 from hydra import compose, initialize_config_dir
 
-from pubsel import algorithms, data, results, run
+from pubsel import algorithms, data, results, run, tables
 from pubsel.algorithms import Mechanism, View
 from pubsel.algorithms.adamix import AdaMix, project, public_gradient, subspace_around
 from pubsel.config import CONF, RunConfig, check
 from pubsel.data import Split, features
 from pubsel.gradients import GradientMatrix
-from pubsel.results import Cell
 from pubsel.run import canonical
 from pubsel.separability import separability as estimate
+from pubsel.tables import Cell
 from pubsel.terminal import say
 from pubsel.training import fit
 
@@ -53,7 +53,7 @@ STYLES = [("o", "-"), ("s", "--"), ("^", "-."), ("D", ":"), ("v", "-"), ("P", "-
 
 def value(cell: Cell, key: str) -> Any:
     """A key of the record, or a dotted key of its settings."""
-    found = cell[key] if key in cell.records[0] else results._at(cell["settings"], key)
+    found = cell[key] if key in cell.records[0] else tables.at(cell["settings"], key)
     return math.inf if key == "epsilon" and found is None else found
 
 
@@ -61,14 +61,14 @@ def points(name: str, folder: Path) -> pandas.DataFrame:
     """A row for each point of the figure, utility in percent, the settings chosen as LINES says."""
     algorithms, x, line, by, over = LINES[name]
     records = [r for r in results.read_records(folder) if r["algorithm"] in algorithms]
-    found = results.selected(results.cells(records), by, over)
+    found = tables.selected(tables.cells(records), by, over)
     rows = []
     for cell in found:
         mean, std = cell.utility()
         shown = {"private": cell["private"], "model": cell["model"], "line": value(cell, line), "x": value(cell, x)}
         rows.append({**shown, "utility": mean, "std": std, "seeds": len(cell.records), "metric": cell["metric"]})
     frame = pandas.DataFrame(rows)
-    frame["selected"] = results.SELECTION[by]
+    frame["selected"] = tables.SELECTION[by]
     return frame.dropna(subset=["x"]).sort_values(["private", "model", "line", "x"], key=lambda c: c.map(_order))
 
 
@@ -244,7 +244,7 @@ def main() -> None:
         if given.name.startswith("adamix"):
             frame = boosted(frame)
         draw(frame, *LINES[given.name][1:3], folder / f"{given.name}.png")
-    results.write_table(frame, folder / f"{given.name}.csv")
+    tables.write_table(frame, folder / f"{given.name}.csv")
     print(frame.to_string(index=False))
 
 
