@@ -1,4 +1,5 @@
-"""Subspaces of gradients: the top-k basis of G, the power-method basis of GEP, and distances between subspaces."""
+"""Subspaces of gradients: the top-k basis of G, the power-method basis of GEP, distances between subspaces, and a
+symmetric matrix as the vector that Analyze Gauss releases."""
 
 from collections.abc import Callable, Iterable
 
@@ -22,7 +23,7 @@ def top_k(gradients: GradientMatrix, k: int) -> Tensor:
     gram = gradients.gram().double()
     least = max(1e-10, 10 * torch.finfo(gradients.dtype).eps)  # of the largest eigenvalue; below it is rounding
     if k <= len(gram):
-        values, vectors = _top_eigenpairs(gram, k)
+        values, vectors = top_eigenpairs(gram, k)
         if values[0] > least * values[-1]:
             u = (vectors / values.sqrt()).flip(1)  # [m, k], descending
             return torch.linalg.qr(gradients.combine(u.to(gradients.dtype)).double()).Q
@@ -31,7 +32,7 @@ def top_k(gradients: GradientMatrix, k: int) -> Tensor:
     raise ValueError(f"the gradients span {rank} dimensions, fewer than k = {k}")
 
 
-def _top_eigenpairs(gram: Tensor, k: int) -> tuple[Tensor, Tensor]:
+def top_eigenpairs(gram: Tensor, k: int) -> tuple[Tensor, Tensor]:
     """Largest k eigenvalues [k], ascending, and their vectors [m, k], of a symmetric float64 matrix [m, m].
 
     On a CPU LAPACK computes them alone, three times as fast as all of them.
@@ -42,6 +43,25 @@ def _top_eigenpairs(gram: Tensor, k: int) -> tuple[Tensor, Tensor]:
     m = len(gram)
     found = scipy.linalg.eigh(gram.numpy(), subset_by_index=[m - k, m - 1], driver="evr", check_finite=False)
     return torch.from_numpy(found[0]), torch.from_numpy(found[1])
+
+
+def triangle(matrix: Tensor) -> Tensor:
+    """A symmetric matrix [d, d] as the vector of its diagonal and sqrt(2) times what is above it, [d (d + 1) / 2].
+
+    Its norm is the Frobenius norm of the matrix, since each entry beside the diagonal stands there twice. So x x^T has
+    norm |x|^2, and noise on this vector has the scale that the matrix needs (Dwork, Talwar, Thakurta, Zhang: Analyze
+    Gauss, STOC 2014).
+    """
+    rows, columns = torch.triu_indices(len(matrix), len(matrix), device=matrix.device)
+    return matrix[rows, columns] * torch.where(rows == columns, 1.0, 2**0.5)
+
+
+def from_triangle(vector: Tensor, d: int) -> Tensor:
+    """The symmetric matrix [d, d], float64, whose `triangle` is `vector` [d (d + 1) / 2]."""
+    rows, columns = torch.triu_indices(d, d, device=vector.device)
+    matrix = torch.zeros(d, d, dtype=torch.float64, device=vector.device)
+    matrix[rows, columns] = vector.double() / torch.where(rows == columns, 1.0, 2**0.5)
+    return torch.triu(matrix) + torch.triu(matrix, 1).T
 
 
 def cosines(v1: Tensor, v2: Tensor) -> Tensor:
