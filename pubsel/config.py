@@ -70,6 +70,7 @@ Norm = Enum("Norm", ["replace", "freeze"])
 Metric = Enum("Metric", ["accuracy", "auc"])
 Take = Enum("Take", ["test", "train"])
 Optimizer = Enum("Optimizer", ["sgd", "adam"])
+Attack = Enum("Attack", ["gsd_white_box", "gsd_black_box", "loss"])
 
 
 @dataclass
@@ -268,6 +269,25 @@ class RankConfig(Common):
     def __post_init__(self) -> None:
         if None in self.public:
             raise UsageError("public=[null]: a candidate is a name or path, or a list of them")
+        self.public = [one_or_combined("public", candidate) for candidate in self.public]
+
+
+@dataclass
+class AttackConfig(Common):
+    """`pubsel attack`."""
+
+    attack: Attack = setting("gsd_white_box, gsd_black_box (GSD, Tables 8 and 9), or loss: of trained models")
+    run: str | None = setting("loss: name of a finished run, a pattern such as *-adamix-*, or all")
+    private: str = setting("gsd: the private data: a name in conf/dataset, or a path")
+    public: list[Any] = setting("gsd: the public sets whose distances are released: names, paths, or lists of them")
+    convert: Convert = setting("how public images reach the private shape: resize (and grey/colour), or exact: refuse")
+    known: list[int] = setting("gsd: how many of the distance.m private examples the attacker knows", at_least=2)
+    trials: int = setting("gsd: so many times, each with other private examples and networks", at_least=1)
+    targets: int = setting("gsd_white_box: examples of each trial of which all others are known", at_least=1)
+    model: Model = field(default_factory=Model)
+    distance: Distance = field(default_factory=Distance)
+
+    def __post_init__(self) -> None:
         self.public = [one_or_combined("public", candidate) for candidate in self.public]
 
 
