@@ -13,7 +13,8 @@ TABLE := $(BIN)/pubsel table
 	pillar-table2 pillar-table3 pillar-table4 pillar-table6 pillar-table7 pillar-table8 pillar-table9 \
 	pillar-figure4 pillar-figure7 pillar-ours adamix-table1 adamix-figures adamix-figure1-right adamix-ours \
 	gsd-table1 gsd-table3 gsd-table10 gsd-table11a gsd-table11b gsd-table12 gsd-table13a gsd-table13b gsd-table14 gsd-table16 \
-	gsd-table8 gsd-table9 medical-ours
+	gsd-table8 gsd-table9 medical-ours \
+	gsd-figure1 gsd-figure3 gsd-lemma41 gep-figure2 gep-figure4 gep-figure5 gep-figure7 during-ours
 
 venv: .venv/installed
 
@@ -214,6 +215,22 @@ adamix-ours: venv
 			|| exit 1; done
 	$(TABLE) adamix_ours
 	$(BIN)/python scripts/figures.py adamix
+
+# What the theory speaks of, measured while a network trains without noise; see scripts/during_training.py
+DURING := $(BIN)/python scripts/during_training.py
+
+gsd-figure1 gsd-figure3 gsd-lemma41: gsd-%: venv
+	$(DURING) gsd_$* pair.private=cifar10 model=resnet20 algorithm=non_private training.epochs=100 \
+		--public $(if $(PUBLIC),$(PUBLIC),cifar10,cifar100,svhn) $(ARGS)
+
+gep-figure2 gep-figure4 gep-figure5 gep-figure7: gep-%: venv
+	$(DURING) gep_$* pair.private=cifar10 model=resnet20 algorithm=non_private training.epochs=60 \
+		--public $(if $(PUBLIC),$(PUBLIC),cifar10,imagenet) --k $(if $(filter %5,$@),1000,500,1000,2000) $(ARGS)
+
+during-ours: venv
+	for name in gsd_figure1 gsd_figure3 gsd_lemma41 gep_figure2 gep_figure4 gep_figure5 gep_figure7; do \
+		$(DURING) $$name pair.private=fashion_mnist model=fmnist_cnn algorithm=non_private training.epochs=10 \
+		--public fashion_mnist,flowers5,mnist $(ARGS) || exit 1; done
 
 tables: venv
 	for table in $(notdir $(basename $(wildcard conf/tables/*.yaml))); do $(TABLE) $$table || exit 1; done

@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from pubsel import algorithms, config, data, results
+from pubsel import algorithms, config, data, results, tables
 from pubsel.algorithms import Freezes, Frozen
 from pubsel.attacks import membership
 from pubsel.attacks.membership import DIGITS, figures, member_scores, success, supervised, told_apart
@@ -40,7 +40,7 @@ def attack(settings: AttackConfig) -> pandas.DataFrame:
         frame = pandas.DataFrame([loss_row(record) for record in attack_runs(settings, folder, device)])
     else:
         frame = beside_paper(attack_gsd(settings, folder, device), f"{TABLES[settings.attack]}.csv")
-    results.write_table(frame, folder / "tables" / f"{TABLES[settings.attack]}.csv")
+    tables.write_table(frame, folder / "tables" / f"{TABLES[settings.attack]}.csv")
     return frame
 
 
@@ -249,7 +249,7 @@ def gsd_rows(settings: AttackConfig, name: str, device: torch.device) -> list[di
 
 def beside_paper(rows: list[dict[str, Any]], file: str) -> pandas.DataFrame:
     """Rows in percent, beside the paper's figure for the same attack, which is for CIFAR-10 and ResNet20."""
-    paper = {tuple(row.get(key) for key in KEYS): row["success_rate"] for row in results.paper_rows(file)}
+    paper = {tuple(row.get(key) for key in KEYS): row["success_rate"] for row in tables.paper_rows(file)}
     shown = []
     for row in rows:
         low, high = row.get("success_interval") or (math.nan, math.nan)

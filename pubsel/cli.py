@@ -80,7 +80,7 @@ def _attack(values: DictConfig) -> None:
         values.public = [values.public]
     settings = check(AttackConfig, values)
     from pubsel.attack import NOT_PRIVATE, attack
-    from pubsel.results import show
+    from pubsel.tables import show
 
     print(show(attack(settings)), NOT_PRIVATE, sep="\n\n")
 

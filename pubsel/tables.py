@@ -268,9 +268,11 @@ def correlations(name: str, results: Path) -> pandas.DataFrame:
     return _frame([dict(zip(columns, row, strict=True)) for row in rows], columns)
 
 
-def write_table(frame: pandas.DataFrame, path: Path) -> None:
-    """Writes CSV, whole or not at all; floats with at most six digits, so that equal tables are equal bytes."""
-    write_whole(path, frame.to_csv(index=False, float_format="%.6g", lineterminator="\n"))
+def write_table(frame: pandas.DataFrame, path: Path, about: str = "") -> None:
+    """Writes CSV, whole or not at all; floats with at most six digits, so that equal tables are equal bytes. about:
+    lines of comment before the head, each behind "# "."""
+    comment = "".join(f"# {line}\n" for line in about.splitlines())
+    write_whole(path, comment + frame.to_csv(index=False, float_format="%.6g", lineterminator="\n"))
 
 
 def show(frame: pandas.DataFrame, title: str = "") -> str:

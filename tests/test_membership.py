@@ -14,7 +14,7 @@ from hydra import compose, initialize_config_dir
 from scipy.stats import norm
 from torch import nn
 
-from pubsel import results
+from pubsel import tables
 from pubsel.attack import beside_paper, reopened
 from pubsel.attacks.membership import (
     SKETCH,
@@ -151,10 +151,10 @@ def test_what_the_white_box_attacker_sees():
         ("hidden_activations", "with"): 79,
     }
     labels = random_labels(stream("key", "labels", 1), 60, 10, False)  # of the second network
-    engine = gsd._engine(network(1), DISTANCE)
-    v_public = gsd._basis("", Split(public.x[:60], public.y), labels, DISTANCE, engine, 10)
-    rows = gsd._gradients(engine, DISTANCE, members.x, labels)
-    released = gsd.gsd(rows, gsd._gradients(gsd._engine(network(1), DISTANCE), DISTANCE, public.x[:60], labels), 4)
+    engine = gsd.engine_of(network(1), DISTANCE)
+    v_public = gsd.basis_of("", Split(public.x[:60], public.y), labels, DISTANCE, engine, 10)
+    rows = gsd.gradients_of(engine, DISTANCE, members.x, labels)
+    released = gsd.gsd(rows, gsd.gradients_of(gsd.engine_of(network(1), DISTANCE), DISTANCE, public.x[:60], labels), 4)
     _, own = gradients(engine, Split(torch.cat([members.x, others.x]), torch.cat([members.y, others.y])), [v_public],
                        np.random.default_rng(0))  # fmt: skip
     torch.testing.assert_close(seen.values[:, 2], own[:, 0] - released, rtol=1e-4, atol=1e-5)
@@ -166,7 +166,7 @@ def test_whoever_knows_all_but_one_sees_the_distance_of_a_batch_with_another_in_
     labels = random_labels(stream("key", "labels", 0), 60, 10, False)
 
     def distance(x):
-        sides = [gsd._gradients(gsd._engine(network(0), DISTANCE), DISTANCE, s, labels) for s in (x, public.x[:60])]
+        sides = [gsd.gradients_of(gsd.engine_of(network(0), DISTANCE), DISTANCE, s, labels) for s in (x, public.x[:60])]
         return gsd.gsd(*sides, 4)
 
     assert seen.replaced[:, 0, 0] == pytest.approx(distance(members.x), abs=1e-6)
@@ -208,7 +208,7 @@ def test_the_paper_s_figures_stand_beside_ours():
     assert math.isnan(found[2])
     black = row | {"attack": "black_box", "gsd_values": None, "features": "images", "known_members": 1800}
     assert list(beside_paper([black], "gsd_table9.csv")["paper_success_rate"]) == [52.19]
-    assert len(results.paper_rows("gsd_table8.csv")) == 8
+    assert len(tables.paper_rows("gsd_table8.csv")) == 8
 
 
 # Trained models

@@ -116,13 +116,13 @@ def white_box(
     values = []
     for i in range(distance.initialisations):
         model = build(i)
-        engine = gsd._engine(model, distance)
+        engine = gsd.engine_of(model, distance)
         labels = random_labels(stream(key, "labels", i), len(members.x), classes, members.y.dim() == 2)
         bases = [
-            gsd._basis(name, Split(split.x[: distance.m], split.y[: distance.m]), labels, distance, engine, classes)
+            gsd.basis_of(name, Split(split.x[: distance.m], split.y[: distance.m]), labels, distance, engine, classes)
             for name, split in candidates.items()
         ]
-        private = gsd._basis("the private data", members, labels, distance, engine, classes)
+        private = gsd.basis_of("the private data", members, labels, distance, engine, classes)
         released = torch.tensor([projection_metric(private, basis) for basis in bases]) / math.sqrt(distance.k)
         found, own = gradients(engine, both, bases, stream(key, "sketch", i))
         values.append(own - released)
@@ -185,8 +185,8 @@ def known_but_one(
     """
     device = next(engine.model.parameters()).device
     n = len(others.x)
-    instead = gsd._gradients(engine, distance, others.x.to(device), labels[:n].to(device)).rows.clone()  # [n, p]
-    rows = gsd._gradients(engine, distance, members.x.to(device), labels.to(device)).rows  # [m, p]
+    instead = gsd.gradients_of(engine, distance, others.x.to(device), labels[:n].to(device)).rows.clone()  # [n, p]
+    rows = gsd.gradients_of(engine, distance, members.x.to(device), labels.to(device)).rows  # [m, p]
 
     def values() -> NDArray[np.float64]:
         private = top_k(DenseGradients(rows), distance.k)
