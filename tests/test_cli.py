@@ -172,7 +172,7 @@ def test_data_list_and_prepare(cli: Cli) -> None:
 def test_help_and_cfg_teach_and_run_nothing(cli: Cli) -> None:
     for command, words in (
         ("run", ["+experiment=quickstart", "algorithm: adadps", "b_gep", "clip_embedding: 10", "result.json"]),
-        ("rank", ["pubsel rank private=digits", "distance: gsd", "convert: resize"]),
+        ("rank", ["pubsel rank private=digits", "distance: dp_gsd", "convert: resize"]),
         ("table", ["pubsel table gsd_table2", "results: results"]),
         ("data", ["pubsel data prepare", "PUBSEL_DATA"]),
     ):
