@@ -36,7 +36,7 @@ from pubsel.subspace import projection_metric
 EPSILONS = (0.05, 0.1, 0.5, 1.0, 2.0)
 CAPS = (0.05, 0.1, 0.2, 0.3, 0.5, 1.0)
 DELTA = 1e-5
-SAMPLES, DRAWS = 200, 40  # of the private data for each row; the same for DP-GSD, whose every draw takes a while
+SAMPLES, DRAWS = 200, 20  # of the private data for each row; the same for DP-GSD, whose every draw takes a while
 UNIT = selection.UNIT
 
 
@@ -110,15 +110,18 @@ def simulated(settings: RankConfig, found: dict[str, Any]) -> Iterator[dict[str,
     rules: dict[str, Callable[[list[int], float], Any]] = {"exponential": softmax}
     named = [(kind, cap) for kind in ("median", "best", "worst", "exponential") for cap in CAPS] + [("votes", 1.0)]
     for m in sorted({min(settings.distance.m, len(u)), len(u)}):
+        samples = SAMPLES if m < n else 1  # all examples: one sample
+        keep = torch.stack([torch.from_numpy(stream("selection", "sample", i).random(len(u))) for i in range(samples)])
+        keep = (keep < m / len(u)).double()  # [samples, N]
+        inner = {epsilon: 1 / privacy.pure(epsilon, min(1.0, m / n), 1, "").noise_multiplier for epsilon in EPSILONS}
+        for kind, cap in named:
+            each = scores("median" if kind == "exponential" else kind, u, cap)
+            totals = (keep @ each.double()).long().tolist()  # exact: below 2^53
+            rule = rules.get(kind, selection.probabilities)
+            for epsilon in EPSILONS:
+                right = [float(rule(total, inner[epsilon])[winner]) for total in totals]
+                yield seen | row(m, kind, cap, epsilon, 0.0, right)
         for epsilon in EPSILONS:
-            inner = 1 / privacy.pure(epsilon, min(1.0, m / n), 1, "").noise_multiplier
-            for kind, cap in named:
-                each = scores("median" if kind == "exponential" else kind, u, cap)
-                rule, found_p = rules.get(kind, selection.probabilities), []
-                for trial in range(SAMPLES if m < n else 1):  # all examples: one sample
-                    keep = torch.from_numpy(stream("selection", kind, trial).random(len(u)) < m / len(u))
-                    found_p.append(float(rule(each[keep].sum(0).tolist(), inner)[winner]))
-                yield seen | row(m, kind, cap, epsilon, 0.0, found_p)
             for kind, hits in dp_gsd_hits(settings, found, m, epsilon, winner).items():
                 yield seen | row(m, kind, None, epsilon, 0.0 if kind == "dp_gsd_bingham" else DELTA, hits)
 
@@ -168,6 +171,7 @@ def main(path: Path, words: list[str]) -> None:
     old = list(csv.DictReader(path.open())) if path.exists() else []
     pair = ("private", "model", "candidates")
     rows = [kept for kept in old if any(kept[key] != rows[0][key] for key in pair)] + rows
+    path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("w", newline="") as file:
         writer = csv.DictWriter(file, [*rows[0]])
         writer.writeheader()
