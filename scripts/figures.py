@@ -5,9 +5,9 @@
 pillar_k: utility against the dimensions that are left, by epsilon (PILLAR, Figures 4 and 5). pillar_share: against the
 share of private data (Figure 7). adamix: every method at each epsilon (AdaMix, Figure 1), with the performance boost;
 adamix_quantile, adamix_sigma, adamix_shots: Figures 7, 8 and 2. adamix_attack: AUC of the loss attack against the test
-error (Figure 1, right), from the records of `pubsel attack loss run=all`. With settings as of `pubsel run` behind the name:
-separability, xi_k of features (PILLAR, Figure 3); reconstruction, what the projection of AdaMix loses (Figure 6), which
-looks at the private gradient without noise.
+error (Figure 1, right), from the records of `pubsel attack loss run=all`. With settings as of `pubsel run` behind the
+name: separability, xi_k of features (PILLAR, Figure 3); reconstruction, what the projection of AdaMix loses (Figure 6),
+which looks at the private gradient without noise.
 """
 
 import argparse
