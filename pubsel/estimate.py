@@ -46,12 +46,12 @@ def memory(gradients: Engine, algorithm: Algorithm, view: View, task: Task, dist
 
 
 def _distance(gradients: Engine, task: Task, distance: Distance) -> int:
-    """Numbers that measuring the distance holds: of gsd, G and four bases; of the others, the examples of both sides
-    and four matrices [m, m], in float64."""
+    """Numbers that measuring the distance holds: of gsd and dp_gsd, G and four bases; of the others, the examples of
+    both sides and four matrices [m, m], in float64."""
     match distance.name:
         case "none":
             return 0
-        case "gsd":
+        case "gsd" | "dp_gsd":
             return (distance.m + 4 * distance.k) * gradients.size
         case _:
             return 4 * distance.m * (task.private.x[0].numel() + 2 * distance.m)

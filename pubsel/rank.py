@@ -3,95 +3,90 @@
 import dataclasses
 import tempfile
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
-from pubsel import config, data, distances, results
-from pubsel.config import RankConfig, UsageError
+from pubsel import config, data, distances, privacy, results, selection
+from pubsel.config import RankConfig, Select, UsageError
 from pubsel.data import Split, Task
-from pubsel.distances.pairing import Report, silent
+from pubsel.distances import dp_gsd
 from pubsel.run import (
     check_backbone,
     choose_device,
     has_paths,
     locked,
+    mapped,
     network,
     raw,
+    sources,
     summary,
     through_backbone,
 )  # fmt: skip
 from pubsel.terminal import say
 
 
-def canonical(settings: RankConfig) -> RankConfig:
-    """The same settings with those that this distance ignores at one value. UsageError for what cannot be ranked."""
+def rank(settings: RankConfig) -> dict[str, Any]:
+    """Order public candidates by their distance to the private data, and say how sure each step of the order is; with
+    epsilon_select, choose one of them privately. A private release is drawn once: the same command returns its
+    record."""
+    torch.set_num_threads(settings.threads or torch.get_num_threads())
+    device = choose_device(settings.device)
+    sets = [name for candidate in settings.public for name in config.public_sets(candidate)]
     labels = ["+".join(config.public_sets(candidate)) for candidate in settings.public]
     if len(set(labels)) != len(labels) or not labels:
         raise UsageError("public=[...]: give each candidate once, and at least one")
     check_backbone(settings.model)
-    if settings.distance.name == "none":
-        raise UsageError("distance.name=none: pubsel rank needs a distance, such as distance=gsd")
-    return dataclasses.replace(settings, distance=distances.canonical(settings.distance))
-
-
-def rank(settings: RankConfig) -> dict[str, Any]:
-    """Order public candidates by their distance to the private data, and say how sure each step of the order is."""
-    torch.set_num_threads(settings.threads or torch.get_num_threads())
-    device = choose_device(settings.device)
     settings = canonical(settings)
-    sets = [name for candidate in settings.public for name in config.public_sets(candidate)]
+    releases = settings.epsilon_select is not None or settings.distance.name == "dp_gsd"
     what = config.settings(settings)
     name = f"{config.short(settings.private)}-{settings.model.name}-{config.digest(what)}"
     folder = Path(settings.results) / "ranks" / name
     with locked(folder):
         path = folder / "result.json"
-        if path.exists() and not has_paths([settings.private, *sets]):  # a folder's content may have changed
+        own = has_paths([settings.private, *sets])  # a folder's content may have changed
+        if path.exists() and (releases or not own):
             say(f"{name}: measured before")
-            return results.read_record(path, ("order", "values"))
+            if own:
+                say(f"  if its files have changed since, delete {folder}: that spends its epsilon again")
+            return results.read_record(path, ("identity", "privacy"))
         with tempfile.TemporaryDirectory(prefix="candidates-", dir=folder) as kept:
-            record = {"identity": name, "settings": what, **results.provenance(), **_rank(settings, device, Path(kept))}
+            began = time.monotonic()
+            task, candidates = candidates_of(settings, device, Path(kept))
+            for note in task.notes:
+                say(f"  {note}")
+            record = {
+                "identity": name, "settings": what, **results.provenance(), "private": settings.private,
+                "model": settings.model.name, "m": settings.distance.m, "notes": list(task.notes),
+            }  # fmt: skip
+            record |= (_rank if settings.epsilon_select is None else _select)(settings, name, task, candidates, device)
+            record["seconds"] = round(time.monotonic() - began, 1)
         results.write_record(path, record)
     return record
 
 
-def _rank(settings: RankConfig, device: torch.device, kept: Path) -> dict[str, Any]:
-    began = time.monotonic()
-    task, candidates = load(settings, device, kept)
-    for note in task.notes:
-        say(f"  {note}")
-    taken: list[float] = []
-
-    def report(i: int, public: str, value: float, seconds: float) -> None:
-        taken.append(seconds)
-        say(f"  initialisation {i}: {public} {value:.4g}  ({seconds:.2g} s)")
-
-    measuring = time.perf_counter()
-    values = measured(settings, task, device, task.private, candidates, report)
-    own = (time.perf_counter() - measuring - sum(taken)) / settings.distance.initialisations
-    record = {
-        "distance": settings.distance.name,
-        "private": settings.private,
-        "order": ordered(values),
-        "values": values,
-        "m": settings.distance.m,
-        "model": settings.model.name,
-        "notes": list(task.notes),
-        "seconds": round(time.monotonic() - began, 1),
-        "seconds_candidate": float(f"{np.mean(taken):.3g}"),  # for each initialisation
-        "seconds_private": float(f"{own:.3g}"),
-        **distances.statement(settings.distance),
-    }
-    if settings.distance.name == "gsd":
-        record |= {"k": settings.distance.k, "raw": {name: raw(v, settings.distance.k) for name, v in values.items()}}
-    return record
+def canonical(settings: RankConfig) -> RankConfig:
+    """The same settings with those that have no use here set to one value."""
+    selects = settings.epsilon_select is not None
+    distance, public, select = distances.canonical(settings.distance, selects), settings.public, settings.select
+    if distance.name == "none":
+        raise UsageError("distance.name=none: pubsel rank needs a distance, such as distance=gsd")
+    if selects and distance.name != "gsd":
+        raise UsageError(f"epsilon_select: choosing privately goes by GSD alone: leave distance={distance.name} out")
+    if selects:  # the order of the candidates says nothing
+        public = sorted(public, key=lambda candidate: "+".join(config.public_sets(candidate)))
+    else:
+        select = Select()
+    secure = settings.secure_noise and (selects or distance.name == "dp_gsd")
+    return dataclasses.replace(settings, distance=distance, public=public, select=select, secure_noise=secure)
 
 
-def load(settings: RankConfig, device: torch.device, kept: Path) -> tuple[Task, dict[str, Split]]:
-    """The private task, and the first m examples of each candidate by its name; with a backbone, features. The
-    candidates' examples lie in files of the folder `kept`, so that memory does not grow with their number."""
+def candidates_of(settings: RankConfig, device: torch.device, kept: Path) -> tuple[Task, dict[str, Split]]:
+    """The private data, and the candidates by name. kept: a folder for the candidates' examples, so that memory does
+    not grow with their number."""
     through = through_backbone(settings, device)
     source = through(settings.private, data.open_dataset(settings.private, settings.data_root, settings.download))
     candidates: dict[str, Split] = {}
@@ -101,32 +96,88 @@ def load(settings: RankConfig, device: torch.device, kept: Path) -> tuple[Task, 
             public, settings.distance.m, source.train, settings.data_root, settings.download, settings.convert,
             settings.private, through,
         )  # fmt: skip
-        candidates["+".join(config.public_sets(public))] = _mapped(split, kept / f"{place}.npy")
+        candidates["+".join(config.public_sets(public))] = mapped(split, kept / f"{place}.npy")
         notes += said
-    said_once = tuple(dict.fromkeys(notes))
-    return Task(source.train, None, *source[1:6], said_once), candidates
+    task = Task(
+        source.train,
+        None,
+        source.test,
+        source.classes,
+        source.metric,
+        source.mean,
+        source.std,
+        tuple(dict.fromkeys(notes)),
+    )
+    return task, candidates
 
 
-def measured(
-    settings: RankConfig, task: Task, device: torch.device, private: Split, candidates: dict[str, Split],
-    report: Report = silent,
-) -> dict[str, list[float]]:  # fmt: skip
-    """The distance of each candidate to `private`, by networks for the images of `task`."""
-    return distances.METHODS[settings.distance.name].measure(
-        settings.distance,
+def _select(
+    settings: RankConfig, name: str, task: Task, candidates: dict[str, Split], device: torch.device
+) -> dict[str, Any]:
+    """The choice alone: no score and no distance, which would not be private."""
+    distance, select, epsilon = settings.distance, settings.select, settings.epsilon_select
+    assert epsilon is not None
+    chosen, spend = selection.select(
+        distance, select, epsilon,
         lambda i: network(settings.model, task, settings.seed + i, settings.data_root).to(device),
-        private,
+        task.private, candidates, max(2, task.classes), f"selection {settings.seed}",
+        sources(name, task.private, candidates, device, settings.secure_noise), say,
+    )  # fmt: skip
+    n, told = len(task.private.x), None
+    if spend.epsilon:
+        told = selection.margin(len(candidates), select.cap, spend.rate * n, 1 / spend.noise_multiplier)
+    return {
+        "chosen": chosen,
+        "candidates": sorted(candidates),
+        "private_examples": n,
+        "k": distance.k,
+        "margin": told,
+        "reads": distances.statement(distance)["reads"] if spend.epsilon else "nothing",
+        "privacy": privacy.measured("The name of the chosen set is", spend, settings.secure_noise),
+    }
+
+
+def _rank(
+    settings: RankConfig, name: str, task: Task, candidates: dict[str, Split], device: torch.device
+) -> dict[str, Any]:
+    """Distances of all candidates, and their order."""
+    taken: list[float] = []
+
+    def report(i: int, public: str, value: float, seconds: float) -> None:
+        taken.append(seconds)
+        shown = "" if distance.name == "dp_gsd" else f" {value:.4g}"  # drawn again, if this is killed before the record
+        say(f"  initialisation {i}: {public}{shown}  ({seconds:.2g} s)")
+
+    distance = settings.distance
+    measure = distances.METHODS[distance.name].measure
+    said: dict[str, Any] = dict(distances.statement(distance))
+    if distance.name == "dp_gsd":
+        plan = dp_gsd.plan_of(distance, len(task.private.x))
+        secret = sources(name, task.private, candidates, device, settings.secure_noise)
+        measure = partial(dp_gsd.measure, source=secret)
+        said |= {"privacy": privacy.measured("All its distances together are", plan, settings.secure_noise)}
+    measuring = time.perf_counter()
+    values = measure(
+        distance,
+        lambda i: network(settings.model, task, settings.seed + i, settings.data_root).to(device),
+        task.private,
         candidates,
         max(2, task.classes),
         key=f"rank {settings.seed}",
         report=report,
     )
-
-
-def _mapped(split: Split, path: Path) -> Split:
-    """The split with its examples in a file, from which what is used is read."""
-    np.save(path, split.x.numpy())
-    return Split(torch.from_numpy(np.load(path, mmap_mode="c")), split.y)
+    own = (time.perf_counter() - measuring - sum(taken)) / distance.initialisations
+    record = {
+        "distance": distance.name,
+        "order": ordered(values),
+        "values": values,
+        "seconds_candidate": float(f"{np.mean(taken):.3g}"),  # for each initialisation
+        "seconds_private": float(f"{own:.3g}"),
+        **said,
+    }
+    if distance.name in ("gsd", "dp_gsd"):
+        record |= {"k": distance.k, "raw": {public: raw(found, distance.k) for public, found in values.items()}}
+    return record
 
 
 def ordered(values: dict[str, list[float]]) -> list[dict[str, Any]]:
@@ -144,19 +195,26 @@ def ordered(values: dict[str, list[float]]) -> list[dict[str, Any]]:
 
 
 def show_rank(record: dict[str, Any]) -> str:
-    """The order as text."""
+    """The order, or the choice, as text."""
+    if "chosen" in record:
+        return _show_choice(record)
     width = max(len(row["public"]) for row in record["order"])
     method = distances.METHODS[record.get("distance", "gsd")]  # older records know GSD alone
     k = f"k = {record['k']}, " if "k" in record else ""
     lines = [f"{method.title} to {record['private']} ({record['model']}, {k}m = {record['m']}), nearest first", ""]
-    numbers = [text for row in record["order"] for text in (_number(row["mean"]), _number(row["std"]))]
-    wide = max(6, *map(len, numbers))
+    largest = max(abs(row["mean"]) for row in record["order"])
+    digits = 1 if largest >= 1000 else 3 if largest >= 0.1 else 5
+
+    def number(value: float | None) -> str:
+        return "-" if value is None else f"{value:.{digits}f}"
+
+    wide = max(6, *(len(number(row[what])) for row in record["order"] for what in ("mean", "std")))
     lines.append(f"{'public':{width}}  {'mean':>{wide}}  {'std':>{wide}}  nearer than the next")
     for row in record["order"]:
         total = len(record["values"][row["public"]])
         holds = f"in {round(row['holds'] * total)} of {total}" if row["holds"] is not None else ""
         holds += f", equal in {round(row['ties'] * total)}" if row.get("ties") else ""
-        mean, std = _number(row["mean"]), _number(row["std"])
+        mean, std = number(row["mean"]), number(row["std"])
         lines.append(f"{row['public']:{width}}  {mean:>{wide}}  {std:>{wide}}  {holds}".rstrip())
     if len(record["order"]) == 1:
         lines += ["", "One candidate alone: there is nothing to put it in order with."]
@@ -166,12 +224,16 @@ def show_rank(record: dict[str, Any]) -> str:
             f"Of the private data it read {record['reads']}. The private side took {record['seconds_private']:.2g} s, "
             f"a candidate {record['seconds_candidate']:.2g} s, each {total} times.",
         ]
-    return "\n".join([*lines, "", record["privacy"]])
+    said = record["privacy"]
+    return "\n".join([*lines, "", said["statement"] if isinstance(said, dict) else said])
 
 
-def _number(value: float | None) -> str:
-    """Three decimals, of small numbers two digits, of large ones one decimal."""
-    if value is None:
-        return "-"
-    size = abs(value)
-    return f"{value:.1f}" if size >= 1000 else f"{value:.3f}" if size >= 0.01 or not size else f"{value:.2g}"
+def _show_choice(record: dict[str, Any]) -> str:
+    lines = [f"{record['chosen']} is chosen for {record['private']}, of {', '.join(record['candidates'])}.", ""]
+    if record["margin"] is not None:
+        lines += [
+            f"A candidate whose subspace holds {record['margin']:.2g} more of the gradients' energy than each other's, "
+            f"on average, is chosen with probability {selection.SURE:.0%} or more. Whether there is one is not told.",
+            "",
+        ]
+    return "\n".join([*lines, record["privacy"]["statement"]])

@@ -19,11 +19,11 @@ from hydra import compose, initialize_config_dir
 from scipy.cluster.hierarchy import dendrogram, linkage
 from scipy.spatial.distance import squareform
 
-from pubsel import distances, results
-from pubsel.config import CONF, RankConfig, check
+from pubsel import distances, tables
+from pubsel.config import CONF, RankConfig, UsageError, check
 from pubsel.data import Split
-from pubsel.rank import canonical, load, measured
-from pubsel.run import choose_device
+from pubsel.rank import candidates_of, canonical
+from pubsel.run import choose_device, network
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
@@ -32,12 +32,21 @@ import matplotlib.pyplot as plt
 def matrix(settings: RankConfig) -> pandas.DataFrame:
     """Distances [sets, sets], symmetric: the private set, which has "(private)" behind its name, and the public ones.
     Of a set and itself too, as it is measured."""
-    device = choose_device(settings.device)
+    if settings.distance.name == "dp_gsd":
+        raise UsageError("distance=dp_gsd: each pair would be a release of its own: take another distance")
+    device, measure = choose_device(settings.device), distances.METHODS[settings.distance.name].measure
     with tempfile.TemporaryDirectory() as kept:
-        task, public = load(settings, device, Path(kept))
-        m = settings.distance.m
+        task, public = candidates_of(settings, device, Path(kept))
+        m, classes = settings.distance.m, max(2, task.classes)
         sets = {f"{settings.private} (private)": Split(task.private.x[:m], task.private.y[:m]), **public}
-        found = {name: measured(settings, task, device, split, sets) for name, split in sets.items()}
+
+        def build(i: int) -> torch.nn.Module:
+            return network(settings.model, task, settings.seed + i, settings.data_root).to(device)
+
+        found = {
+            name: measure(settings.distance, build, split, sets, classes, f"rank {settings.seed}")
+            for name, split in sets.items()
+        }
     frame = pandas.DataFrame({one: {two: np.mean(v) for two, v in row.items()} for one, row in found.items()})
     return (frame + frame.T) / 2
 
@@ -84,7 +93,7 @@ def main() -> None:
     name, title = settings.distance.name, distances.METHODS[settings.distance.name].title
     path = Path(settings.results) / "figures" / f"clustermap_{name}_{Path(settings.private).stem}"
     draw(frame, f"{title}, {settings.model.name}, m = {settings.distance.m} (not private)", path.with_suffix(".png"))
-    results.write_table(frame.reset_index(names="set"), path.with_suffix(".csv"))
+    tables.write_table(frame.reset_index(names="set"), path.with_suffix(".csv"))
     print(frame.to_string(float_format="%.4g"))
 
 

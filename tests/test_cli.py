@@ -248,7 +248,8 @@ def test_data_list_and_prepare(cli: Cli) -> None:
 def test_help_and_cfg_teach_and_run_nothing(cli: Cli) -> None:
     for command, words in (
         ("run", ["+experiment=quickstart", "algorithm: adadps", "b_gep", "clip_embedding: 10", "result.json"]),
-        ("rank", ["pubsel rank private=digits", "distance: gsd", "convert: resize"]),
+        ("rank", ["pubsel rank private=digits", "distance: dp_gsd", "convert: resize"]),
+        ("attack", ["pubsel attack loss run=NAME", "trials: 5", "gsd_table8.csv"]),
         ("table", ["pubsel table gsd_table2", "results: results"]),
         ("data", ["pubsel data prepare", "PUBSEL_DATA"]),
     ):
@@ -285,7 +286,7 @@ def test_what_needs_no_torch_does_not_wait_for_it() -> None:
 @pytest.mark.parametrize(
     ("words", "code", "expected"),
     [
-        (["fit"], 2, ["fit", "run, rank, table, data"]),
+        (["fit"], 2, ["fit", "run, rank, attack, table, data"]),
         (["run", "--epsilon", "4"], 2, ["--epsilon", "key=value"]),
         (["run", "epsilon"], 2, ["'epsilon'", "key=value"]),
         (["run", "pair.public=[a"], 2, ["pair.public=[a", "quote"]),

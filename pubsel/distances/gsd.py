@@ -43,19 +43,21 @@ def measure(
         raise UsageError(f"distance.k={distance.k} is more than distance.m={distance.m}: lower distance.k")
 
     def prepare(i: int, sample: Split, rng: np.random.Generator) -> Between:
-        engine = _engine(build(i), distance)
+        engine = engine_of(build(i), distance)
         drawn = random_labels(rng, distance.m, classes, multi_label=private.y.dim() == 2)
-        own = _basis("the private data", sample, drawn, distance, engine, classes)
+        own = basis_of("the private data", sample, drawn, distance, engine, classes)
 
         def between(name: str, split: Split) -> float:
-            return projection_metric(own, _basis(name, split, drawn, distance, engine, classes)) / math.sqrt(distance.k)
+            return projection_metric(own, basis_of(name, split, drawn, distance, engine, classes)) / math.sqrt(
+                distance.k
+            )
 
         return between
 
     return paired(distance, private, candidates, key, report, prepare)
 
 
-def _engine(model: nn.Module, distance: Distance) -> PerExampleGradients:
+def engine_of(model: nn.Module, distance: Distance) -> PerExampleGradients:
     """For all sides of one initialisation: what it decides about the model, and the memory of G, are kept."""
     names = [name for name, p in model.named_parameters() if p.requires_grad]
     if distance.parameters == Parameters.weights:
@@ -63,13 +65,13 @@ def _engine(model: nn.Module, distance: Distance) -> PerExampleGradients:
     return PerExampleGradients(model, names=names)
 
 
-def _basis(
+def basis_of(
     name: str, split: Split, drawn: Tensor, distance: Distance, engine: PerExampleGradients, classes: int
 ) -> Tensor:
     """Top-k subspace [p, k] of the gradients at `split`, with the labels `drawn` [m] or the given ones."""
     device = next(engine.model.parameters()).device
-    y = drawn if distance.labels == Labels.random else _given_labels(split, name, classes)
-    gradients = _gradients(engine, distance, split.x.to(device), y.to(device))
+    y = drawn if distance.labels == Labels.random else given_labels(split, name, classes)
+    gradients = gradients_of(engine, distance, split.x.to(device), y.to(device))
     if not gradients.row_norms().any():
         raise UsageError(f"distance=gsd: on {name}, all gradients are zero: leave it out")
     try:
@@ -78,7 +80,7 @@ def _basis(
         raise UsageError(f"distance.k={distance.k}: on {name}, {error}; lower distance.k") from None
 
 
-def _gradients(engine: PerExampleGradients, distance: Distance, x: Tensor, y: Tensor) -> DenseGradients:
+def gradients_of(engine: PerExampleGradients, distance: Distance, x: Tensor, y: Tensor) -> DenseGradients:
     """G [m, p], whole, in the memory of `engine`: gone at the next call."""
     (gradients,) = engine.blocks(x, y, rows=len(x))
     if distance.normalise_rows:
@@ -91,7 +93,8 @@ def _gradients(engine: PerExampleGradients, distance: Distance, x: Tensor, y: Te
     return gradients
 
 
-def _given_labels(split: Split, name: str, classes: int) -> Tensor:
+def given_labels(split: Split, name: str, classes: int) -> Tensor:
+    """The labels of `split`; UsageError where they are not of the private task."""
     if split.y.dim() == 1 and int(split.y.max()) >= classes:
         raise UsageError(
             f"distance.labels=given: {name} has labels outside the private task's {classes} classes; use random labels"
