@@ -23,7 +23,18 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 import pubsel
-from pubsel.config import CONF, DataConfig, RankConfig, RunConfig, TableConfig, UsageError, UserError, check, datasets
+from pubsel.config import (
+    CONF,
+    AttackConfig,
+    DataConfig,
+    RankConfig,
+    RunConfig,
+    TableConfig,
+    UsageError,
+    UserError,
+    check,
+    datasets,
+)
 
 HELP = f"""pubsel {pubsel.__version__}: private machine learning with public data.
 
@@ -32,6 +43,7 @@ HELP = f"""pubsel {pubsel.__version__}: private machine learning with public dat
   pubsel run -m +experiment=gep_cifar10 pair.public=cifar100,cifar10,svhn seed=0,1,2     a sweep
   pubsel rank private=digits public=[digits,photo_patches,noise] distance.m=200          which public set is nearest?
   pubsel rank private=/path/to/images public=[/path/a,/path/b]                           the same, on your own folders
+  pubsel attack loss run=NAME              membership inference on a finished run; also gsd_white_box, gsd_black_box
   pubsel table gsd_table2                  records beside the paper's numbers
   pubsel data list                         every named dataset: where it comes from, and whether it is here
   pubsel data prepare NAME                 download or convert one
@@ -63,10 +75,20 @@ def _rank(values: DictConfig) -> None:
     print(show_rank(rank(settings)))
 
 
-def _table(values: DictConfig) -> None:
-    from pubsel import results
+def _attack(values: DictConfig) -> None:
+    if isinstance(values.get("public"), str):
+        values.public = [values.public]
+    settings = check(AttackConfig, values)
+    from pubsel.attack import NOT_PRIVATE, attack
+    from pubsel.tables import show
 
-    print(results.run(check(TableConfig, values)))
+    print(show(attack(settings)), NOT_PRIVATE, sep="\n\n")
+
+
+def _table(values: DictConfig) -> None:
+    from pubsel import tables
+
+    print(tables.run(check(TableConfig, values)))
 
 
 def _data(values: DictConfig) -> None:
@@ -84,8 +106,14 @@ def _data(values: DictConfig) -> None:
         raise UsageError(f"action={settings.action}: {usage}")
 
 
-COMMANDS: dict[str, Callable[[DictConfig], None]] = {"run": _run, "rank": _rank, "table": _table, "data": _data}
-POSITIONAL = {"table": ["table"], "data": ["action", "name"]}  # keys that are given without their name
+COMMANDS: dict[str, Callable[[DictConfig], None]] = {
+    "run": _run, "rank": _rank, "attack": _attack, "table": _table, "data": _data,
+}  # fmt: skip
+POSITIONAL = {
+    "attack": ["attack"],
+    "table": ["table"],
+    "data": ["action", "name"],
+}  # keys that are given without their name
 
 
 def main(argv: list[str] | None = None) -> int:

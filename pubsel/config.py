@@ -71,6 +71,7 @@ Metric = Enum("Metric", ["accuracy", "auc"])
 Take = Enum("Take", ["test", "train"])
 Optimizer = Enum("Optimizer", ["sgd", "adam"])
 DPPCA = Enum("DPPCA", ["gauss", "bingham"])
+Attack = Enum("Attack", ["gsd_white_box", "gsd_black_box", "loss"])
 
 
 @dataclass
@@ -309,6 +310,25 @@ class RankConfig(Common):
     secure_noise: bool = setting(
         "private releases: sample and noise from the operating system's entropy, not reproducible", default=False
     )
+
+    def __post_init__(self) -> None:
+        self.public = candidates_of("public", self.public)
+
+
+@dataclass
+class AttackConfig(Common):
+    """`pubsel attack`."""
+
+    attack: Attack = setting("gsd_white_box, gsd_black_box (GSD, Tables 8 and 9), or loss: of trained models")
+    run: str | None = setting("loss: name of a finished run, a pattern such as *-adamix-*, or all")
+    private: str = setting("gsd: the private data: a name in conf/dataset, or a path")
+    public: list[Any] = setting("gsd: the public sets whose distances are released: names, paths, or lists of them")
+    convert: Convert = setting("how public images reach the private shape: resize (and grey/colour), or exact: refuse")
+    known: list[int] = setting("gsd: how many of the distance.m private examples the attacker knows", at_least=2)
+    trials: int = setting("gsd: so many times, each with other private examples and networks", at_least=1)
+    targets: int = setting("gsd_white_box: examples of each trial of which all others are known", at_least=1)
+    model: Model = field(default_factory=Model)
+    distance: Distance = field(default_factory=Distance)
 
     def __post_init__(self) -> None:
         self.public = candidates_of("public", self.public)

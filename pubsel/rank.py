@@ -202,14 +202,19 @@ def show_rank(record: dict[str, Any]) -> str:
     method = distances.METHODS[record.get("distance", "gsd")]  # older records know GSD alone
     k = f"k = {record['k']}, " if "k" in record else ""
     lines = [f"{method.title} to {record['private']} ({record['model']}, {k}m = {record['m']}), nearest first", ""]
-    numbers = [text for row in record["order"] for text in (_number(row["mean"]), _number(row["std"]))]
-    wide = max(6, *map(len, numbers))
+    largest = max(abs(row["mean"]) for row in record["order"])
+    digits = 1 if largest >= 1000 else 3 if largest >= 0.1 else 5
+
+    def number(value: float | None) -> str:
+        return "-" if value is None else f"{value:.{digits}f}"
+
+    wide = max(6, *(len(number(row[what])) for row in record["order"] for what in ("mean", "std")))
     lines.append(f"{'public':{width}}  {'mean':>{wide}}  {'std':>{wide}}  nearer than the next")
     for row in record["order"]:
         total = len(record["values"][row["public"]])
         holds = f"in {round(row['holds'] * total)} of {total}" if row["holds"] is not None else ""
         holds += f", equal in {round(row['ties'] * total)}" if row.get("ties") else ""
-        mean, std = _number(row["mean"]), _number(row["std"])
+        mean, std = number(row["mean"]), number(row["std"])
         lines.append(f"{row['public']:{width}}  {mean:>{wide}}  {std:>{wide}}  {holds}".rstrip())
     if len(record["order"]) == 1:
         lines += ["", "One candidate alone: there is nothing to put it in order with."]
@@ -232,11 +237,3 @@ def _show_choice(record: dict[str, Any]) -> str:
             "",
         ]
     return "\n".join([*lines, record["privacy"]["statement"]])
-
-
-def _number(value: float | None) -> str:
-    """Three decimals, of small numbers two digits, of large ones one decimal."""
-    if value is None:
-        return "-"
-    size = abs(value)
-    return f"{value:.1f}" if size >= 1000 else f"{value:.3f}" if size >= 0.01 or not size else f"{value:.2g}"

@@ -11,7 +11,7 @@ from typing import Any
 from hydra import compose, initialize_config_dir
 from omegaconf import DictConfig, OmegaConf
 
-from pubsel import results, run
+from pubsel import run, tables
 from pubsel.config import CONF, RunConfig, UsageError, check, identity
 
 
@@ -33,7 +33,7 @@ def main(table: str, seeds: list[int], words: list[str]) -> None:
     """Run them."""
     with initialize_config_dir(str(CONF), version_base="1.3"):
         base = compose("run", overrides=words)
-    for cell in results.table_cells(table, Path(base.results)):
+    for cell in tables.table_cells(table, Path(base.results)):
         have = {record["seed"] for record in cell.records}
         for seed in (seed for seed in seeds if seed not in have):
             run.run(with_seed(cell.records[0], seed, base))

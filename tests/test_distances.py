@@ -2,6 +2,7 @@
 
 import dataclasses
 import os
+from pathlib import Path
 
 import numpy as np
 import ot
@@ -405,7 +406,7 @@ def test_the_features_are_what_the_head_takes(digits):
         penultimate(nn.Sequential(nn.Conv2d(1, 2, 3)), train.x[:3])
 
 
-ONE_SIDE = {"gsd": "_basis", "task2vec": "embedding", "otdd": "labelled", "frechet": "gaussian", "mmd": "penultimate"}
+ONE_SIDE = {"gsd": "basis_of", "task2vec": "embedding", "otdd": "labelled", "frechet": "gaussian", "mmd": "penultimate"}
 
 
 @pytest.mark.parametrize("name", ONE_SIDE)
@@ -431,7 +432,7 @@ def test_what_a_distance_ignores_is_one_value(name):
 def test_settings_that_mean_nothing_are_refused():
     with pytest.raises(UsageError, match="distance=mmd has no use for it"):
         distances.canonical(settings("mmd", exact=True))
-    with pytest.raises(UsageError, match="unknown, use gsd, task2vec, otdd, frechet, mmd or none"):
+    with pytest.raises(UsageError, match="unknown, use gsd, dp_gsd, task2vec, otdd, frechet, mmd or none"):
         distances.canonical(settings("cosine"))
 
 
@@ -467,3 +468,25 @@ def test_order_on_fashion_mnist(name):
         dataclasses.replace(settings(name), m=300), fmnist_cnn, source.train, candidates, 10, "key"
     )
     assert all(a < b for a, b in zip(values["fashion_mnist"], values["mnist"], strict=True)), values
+
+
+def test_the_examples_of_candidates_lie_in_files_not_in_memory(tmp_path):
+    """A hundred candidates take no more memory than one: their pages are those of files, which the system can drop."""
+    from pubsel.config import RankConfig, check
+    from pubsel.rank import candidates_of
+
+    model = {"name": "linear", "architecture": None, "pretrained": False, "checkpoint": None, "norm": "replace",
+             "input_size": None}  # fmt: skip
+    distance = {"name": "mmd", "k": 1, "m": 90, "initialisations": 1, "normalise_rows": True, "labels": "random",
+                "parameters": "weights"}  # fmt: skip
+    values = {"private": "digits", "public": ["digits", "noise"], "convert": "resize", "model": model, "seed": 0,
+              "distance": distance, "device": "cpu", "threads": 1, "data_root": "nowhere", "results": "nowhere",
+              "download": False, "debug": False}  # fmt: skip
+    task, candidates = candidates_of(check(RankConfig, values), torch.device("cpu"), tmp_path)
+    digits = open_dataset("digits", "nowhere", False)
+    assert torch.equal(candidates["digits"].x, digits.test.x[:90])
+    assert torch.equal(task.private.x, digits.train.x)
+    mapped = [line.split() for line in Path("/proc/self/maps").read_text().splitlines() if str(tmp_path) in line]
+    for place, split in enumerate(candidates.values()):
+        own = [words[0].split("-") for words in mapped if words[-1] == str(tmp_path / f"{place}.npy")]
+        assert any(int(low, 16) <= split.x.data_ptr() < int(high, 16) for low, high in own)

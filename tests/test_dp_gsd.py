@@ -283,7 +283,7 @@ def test_with_much_budget_it_is_gsd(digits):
     distance = settings(labels=Labels.given, sketch=640, epsilon=5e3, delta=0.5, initialisations=1)
     found = dp_gsd.measure(distance, network, few, {"a": Split(test.x[:60], test.y[:60])}, 10, "key", source=secret)
     sides = [
-        gsd._gradients(gsd.engine_of(network(0), distance), distance, s.x[:60], s.y[:60]).rows.clone()
+        gsd.gradients_of(gsd.engine_of(network(0), distance), distance, s.x[:60], s.y[:60]).rows.clone()
         for s in (few, test)
     ]
     want = gsd.gsd(*(gsd.DenseGradients(rows) for rows in sides), 5)

@@ -20,9 +20,9 @@ METHODS = {
     "gsd": Method(gsd.measure, "GSD", "images, through per-example gradients with random labels"),
     "dp_gsd": Method(dp_gsd.measure, "DP-GSD", "images, through per-example gradients with random labels"),
     "task2vec": Method(task2vec.measure, "Task2Vec", "images and labels, through gradients"),
-    "otdd": Method(otdd.measure, "OTDD", "images and labels"),
-    "frechet": Method(frechet.measure, "Fréchet distance", "images"),
-    "mmd": Method(mmd.measure, "MMD^2", "images"),
+    "otdd": Method(otdd.measure, "OTDD", "images, as pixels or features, and labels"),
+    "frechet": Method(frechet.measure, "Fréchet distance", "images, as features"),
+    "mmd": Method(mmd.measure, "MMD^2", "images, as features"),
 }
 
 

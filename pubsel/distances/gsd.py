@@ -45,10 +45,12 @@ def measure(
     def prepare(i: int, sample: Split, rng: np.random.Generator) -> Between:
         engine = engine_of(build(i), distance)
         drawn = random_labels(rng, distance.m, classes, multi_label=private.y.dim() == 2)
-        own = _basis("the private data", sample, drawn, distance, engine, classes)
+        own = basis_of("the private data", sample, drawn, distance, engine, classes)
 
         def between(name: str, split: Split) -> float:
-            return projection_metric(own, _basis(name, split, drawn, distance, engine, classes)) / math.sqrt(distance.k)
+            return projection_metric(own, basis_of(name, split, drawn, distance, engine, classes)) / math.sqrt(
+                distance.k
+            )
 
         return between
 
@@ -63,13 +65,13 @@ def engine_of(model: nn.Module, distance: Distance) -> PerExampleGradients:
     return PerExampleGradients(model, names=names)
 
 
-def _basis(
+def basis_of(
     name: str, split: Split, drawn: Tensor, distance: Distance, engine: PerExampleGradients, classes: int
 ) -> Tensor:
     """Top-k subspace [p, k] of the gradients at `split`, with the labels `drawn` [m] or the given ones."""
     device = next(engine.model.parameters()).device
     y = drawn if distance.labels == Labels.random else given_labels(split, name, classes)
-    gradients = _gradients(engine, distance, split.x.to(device), y.to(device))
+    gradients = gradients_of(engine, distance, split.x.to(device), y.to(device))
     if not gradients.row_norms().any():
         raise UsageError(f"distance=gsd: on {name}, all gradients are zero: leave it out")
     try:
@@ -78,7 +80,7 @@ def _basis(
         raise UsageError(f"distance.k={distance.k}: on {name}, {error}; lower distance.k") from None
 
 
-def _gradients(engine: PerExampleGradients, distance: Distance, x: Tensor, y: Tensor) -> DenseGradients:
+def gradients_of(engine: PerExampleGradients, distance: Distance, x: Tensor, y: Tensor) -> DenseGradients:
     """G [m, p], whole, in the memory of `engine`: gone at the next call."""
     (gradients,) = engine.blocks(x, y, rows=len(x))
     if distance.normalise_rows:
