@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 import yaml
+from hydra import compose, initialize_config_dir
 from PIL import Image
 
 from pubsel import catalogue, data
@@ -632,7 +633,8 @@ def test_medmnist_is_fetched_with_its_checksum(tmp_path, monkeypatch):
     ("private", "public"),
     [("ham10000", "dermamnist_64"), ("dermamnist", "ham10000"), ("chestxray14", "chestmnist_224"),
      ("chestmnist_64", "chestxray14"), ("kagchest", "pneumoniamnist"), ("pneumonia", "kagchest"),
-     ("pneumoniamnist_224", "pneumonia"), ("imagenet", "tiny_imagenet")],
+     ("pneumoniamnist_224", "pneumonia"), ("imagenet", "tiny_imagenet"), ("ham10000_224", "dermamnist"),
+     ("dermamnist_224", "ham10000_224")],
 )  # fmt: skip
 @pytest.mark.parametrize("take", [Take.test, Take.train])
 def test_private_images_are_never_public_under_another_name(private, public, take, monkeypatch):
@@ -648,6 +650,26 @@ def test_private_images_are_never_public_under_another_name(private, public, tak
         with pytest.raises(UsageError, match="another split"):
             data.load(dataclasses.replace(pair, public=["noise", public]), "nowhere", False)
     assert data.load(dataclasses.replace(pair, public="noise"), "nowhere", False).public is not None
+
+
+def test_ham10000_is_one_set_at_both_sizes():
+    """Its public images leave the test set, and its labels are of the task, whatever the size."""
+    for one, two in (("ham10000", "ham10000_224"), ("ham10000_224", "ham10000")):
+        assert data.same_examples(one, two, "nowhere")
+        assert data._same_classes(one, two, "nowhere")
+        data._check_apart(one, two, "nowhere")
+
+
+@pytest.mark.parametrize("name", ["gsd_table3", "gsd_table13a", "gsd_table13b"])
+def test_the_tables_on_ham10000_take_images_of_224_pixels(name):
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        values = compose("run", [f"+experiment={name}"])
+    assert (values.pair.private, dataset(values.pair.private).shape) == ("ham10000_224", [3, 224, 224])
+    assert values.model.input_size in (None, 224)
+    table = yaml.safe_load((CONF / "tables" / f"{name}.yaml").read_text())
+    assert table["records"]["pair.private"] == [values.pair.private]
+    swept = yaml.safe_load((CONF / "experiment" / f"{name}.yaml").read_text())["hydra"]["sweeper"]["params"]
+    assert swept["pair.public"].split(",")[0] == values.pair.private
 
 
 def test_no_pair_of_the_papers_is_refused():
