@@ -259,6 +259,46 @@ def test_kept_images_are_used_without_the_original_files(tmp_path, small, change
         open_dataset("chestxray14", str(tmp_path), download=False)
 
 
+def new_process():
+    data._open_stored.cache_clear()
+    data._as_listed.cache_clear()
+
+
+def test_a_folder_that_was_half_unpacked_is_prepared_again_when_more_is_there(tmp_path, changed, capsys):
+    changed(shape=[3, 16, 16])
+    for part, count in (("train", 3), ("test", 2)):
+        for kind in ("benign", "malignant"):
+            for i in range(count):
+                xray(tmp_path / "kagskin/data" / part / kind / f"{i}.jpg", 10 * i, mode="RGB")
+    assert len(open_dataset("kagskin", str(tmp_path), download=False).train.x) == 6
+    xray(tmp_path / "kagskin/data/train/benign/later.jpg", 90, mode="RGB")
+    capsys.readouterr()
+    new_process()
+    source = open_dataset("kagskin", str(tmp_path), download=False)
+    assert (len(source.train.x), len(source.test.x)) == (7, 4)
+    assert "kagskin: its files are not those that were prepared" in capsys.readouterr().err
+    assert len(kept(tmp_path)) == 1
+    new_process()
+    assert len(open_dataset("kagskin", str(tmp_path), download=False).train.x) == 7
+    assert capsys.readouterr().err == ""  # from what was kept
+
+
+def test_a_corrected_table_is_noticed_and_an_unchanged_one_reads_no_image(tmp_path, small, monkeypatch):
+    folder, _ = chestxray14(tmp_path)
+    first = open_dataset("chestxray14", str(tmp_path), download=False)
+    new_process()
+    with monkeypatch.context() as patch:
+        patch.setattr(folders, "fitted", lambda *_: pytest.fail("an image is read again"))
+        assert (open_dataset("chestxray14", str(tmp_path), download=False).train.y == first.train.y).all()
+    table = folder / "Data_Entry_2017_v2020.csv"
+    table.write_text(table.read_text().replace("Hernia", "Fibrosis"))
+    new_process()
+    again = open_dataset("chestxray14", str(tmp_path), download=False)
+    assert again.test.y[0].argmax() == FINDINGS.index("Fibrosis")
+    assert first.test.y[0].argmax() == FINDINGS.index("Hernia")
+    assert values(again.test) == values(first.test)  # the earlier images stay mapped
+
+
 def test_another_shape_or_rule_is_kept_apart(tmp_path, changed):
     chexpert(tmp_path)
     for i, (options, shape) in enumerate([({}, [1, 16, 16]), ({}, [1, 8, 8]), ({"uncertain": "one"}, [1, 8, 8])]):
