@@ -151,7 +151,7 @@ gsd-table3 gsd-table11a gsd-table11b gsd-table12 gsd-table13a gsd-table13b: gsd-
 
 gsd-table14: gsd-table1 gsd-table3 gsd-table11a gsd-table11b gsd-table12 gsd-table13a gsd-table13b
 	$(BIN)/pubsel rank +experiment=gsd_table14 $(ARGS)
-	$(BIN)/pubsel rank +experiment=gsd_table14 private=ham10000 public=[ham10000,kagskin,cifar100,kagchest] \
+	$(BIN)/pubsel rank +experiment=gsd_table14 private=ham10000_224 public=[ham10000_224,kagskin,cifar100,kagchest] \
 		distance=gsd_300 $(ARGS)
 	$(TABLE) gsd_table14
 

@@ -52,6 +52,20 @@ def read_records(results: Path) -> list[dict[str, Any]]:
     return sorted(made + [r for r in kept if r["identity"] not in names], key=lambda record: record["identity"])
 
 
+def read_ranks(results: Path) -> list[dict[str, Any]]:
+    """Every results/ranks/*/result.json as records of what trains nothing: one for each candidate, with its distance,
+    and without algorithm, epsilon and utility."""
+    needed = ("identity", "private", "model", "values", "settings")
+    found = [read_record(path, needed) for path in sorted((Path(results) / "ranks").glob("*/result.json"))]
+    return [
+        {key: rank.get(key) for key in ("private", "model", "settings", "commit")}
+        | {"identity": f"{rank['identity']} {public}", "public": public, "seed": rank["settings"]["seed"]}
+        | {"label": "paper", "algorithm": None, "epsilon": None, "utility": None, "distance": {"values": values}}
+        for rank in found
+        for public, values in rank["values"].items()
+    ]
+
+
 def _read_lines(path: Path) -> list[dict[str, Any]]:
     try:
         with gzip.open(path, "rt", encoding="utf-8") as lines:
