@@ -5,6 +5,7 @@ Exit code 0: done; 1: a run failed; 2: the command or its settings are wrong.
 
 import contextlib
 import ctypes
+import dataclasses
 import io
 import logging
 import os
@@ -12,6 +13,7 @@ import re
 import sys
 import traceback
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import hydra
@@ -23,7 +25,18 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 import pubsel
-from pubsel.config import CONF, DataConfig, RankConfig, RunConfig, TableConfig, UsageError, UserError, check, datasets
+from pubsel.config import (
+    CONF,
+    DataConfig,
+    RankConfig,
+    RunConfig,
+    RunsConfig,
+    TableConfig,
+    UsageError,
+    UserError,
+    check,
+    datasets,
+)
 
 HELP = f"""pubsel {pubsel.__version__}: private machine learning with public data.
 
@@ -33,6 +46,8 @@ HELP = f"""pubsel {pubsel.__version__}: private machine learning with public dat
   pubsel rank private=digits public=[digits,photo_patches,noise] distance.m=200          which public set is nearest?
   pubsel rank private=/path/to/images public=[/path/a,/path/b]                           the same, on your own folders
   pubsel table gsd_table2                  records beside the paper's numbers
+  pubsel runs state=unfinished             which runs there are; runs show NAME: its command, and why it failed
+  pubsel run replay=NAME                   repeat a run, and say whether it comes out the same
   pubsel data list                         every named dataset: where it comes from, and whether it is here
   pubsel data prepare NAME                 download or convert one
 
@@ -43,6 +58,8 @@ Tab completion for bash: eval "$(pubsel -sc install=bash)"
 
 def _run(values: DictConfig) -> None:
     settings = check(RunConfig, values)
+    if settings.replay is not None:
+        return _replay(settings.replay, values)
     from pubsel.run import run
 
     record = run(settings)
@@ -52,6 +69,19 @@ def _run(values: DictConfig) -> None:
         f"{record['identity']}: {record['metric']} {100 * record['utility']:.2f} %{interval} "
         f"on {record['test_examples']} test examples. {record['privacy']['statement']}"
     )
+
+
+def _replay(name: str, values: DictConfig) -> None:
+    free = {f.name for f in dataclasses.fields(RunConfig) if f.metadata.get("neutral")}
+    for word in HydraConfig.get().overrides.task:
+        if (key := word.lstrip("+~").partition("=")[0]) not in free:
+            raise UsageError(f"{word}: replay={name} has its own {key}; give no more than {', '.join(sorted(free))}")
+    from pubsel.repeat import repeat
+
+    same, text = repeat(name, values)
+    print(text)
+    if not same:
+        raise UserError(f"replay={name}: it did not come out the same")
 
 
 def _rank(values: DictConfig) -> None:
@@ -69,6 +99,12 @@ def _table(values: DictConfig) -> None:
     print(tables.run(check(TableConfig, values)))
 
 
+def _runs(values: DictConfig) -> None:
+    from pubsel import runs
+
+    print(runs.run(check(RunsConfig, values)))
+
+
 def _data(values: DictConfig) -> None:
     from pubsel import catalogue
 
@@ -84,8 +120,15 @@ def _data(values: DictConfig) -> None:
         raise UsageError(f"action={settings.action}: {usage}")
 
 
-COMMANDS: dict[str, Callable[[DictConfig], None]] = {"run": _run, "rank": _rank, "table": _table, "data": _data}
-POSITIONAL = {"table": ["table"], "data": ["action", "name"]}  # keys that are given without their name
+COMMANDS: dict[str, Callable[[DictConfig], None]] = {
+    "run": _run,
+    "rank": _rank,
+    "table": _table,
+    "runs": _runs,
+    "data": _data,
+}
+# keys that are given without their name
+POSITIONAL = {"table": ["table"], "runs": ["action", "name"], "data": ["action", "name"]}
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -138,11 +181,16 @@ def _check_options(words: list[str]) -> None:
 
 
 def _positional(command: str, words: list[str]) -> list[str]:
-    """`table NAME` and `data list|prepare NAME` as overrides."""
+    """`table NAME`, `data list|prepare NAME` and `runs KEY=VALUE` as overrides."""
     for i, key in enumerate(POSITIONAL.get(command, [])[: len(words)]):
         if "=" in words[i] or words[i].startswith("-"):
             break
         words[i] = f"{key}={words[i]}"
+    if command == "runs":  # other keys are those of records, of which Hydra knows nothing
+        own = tuple(f"{f.name}=" for f in dataclasses.fields(RunsConfig))
+        asked = [word for word in words if "=" in word and not word.startswith((*own, "hydra", "-", "+", "~"))]
+        quoted = ["'" + word.replace("\\", "\\\\").replace("'", "\\'") + "'" for word in asked]
+        words = [word for word in words if word not in asked] + ([f"where=[{','.join(quoted)}]"] if asked else [])
     return words
 
 
@@ -234,6 +282,10 @@ def _complete(words: list[str], line: str) -> int:
             choices = sorted(path.stem for path in (CONF / "tables").glob("*.yaml"))
         case ["data"]:
             choices = ["list", "prepare"]
+        case ["runs"]:
+            choices = ["list", "show", "delete"]
+        case ["runs", "show" | "delete"]:
+            choices = sorted(path.name for path in Path("results/runs").glob("*/"))
         case ["data", "prepare"]:
             choices = datasets()
         case [command, *given] if command in COMMANDS:

@@ -5,8 +5,9 @@ import dataclasses
 import hashlib
 import math
 import time
+import traceback
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -36,7 +37,7 @@ from pubsel.evaluation import check_classes, evaluate, interval, logits, utility
 from pubsel.models.split import Above, split
 from pubsel.models.trained import trained_parameters
 from pubsel.randomness import stream
-from pubsel.terminal import say
+from pubsel.terminal import log, logged, say
 from pubsel.training import (
     Progress,
     Schedule,
@@ -115,10 +116,36 @@ def run(settings: RunConfig) -> dict[str, Any]:
             if has_paths([settings.pair.private, *config.public_sets(settings.pair.public)]):
                 say(f"  if its files have changed since, delete {folder} to train again")
             return results.read_record(path)
-        record = _train(settings, name, folder, device)
-        results.write_record(path, record)
+        results.write_record(
+            folder / "settings.json",
+            {"identity": name, "settings": config.settings(settings), "device": str(device)},
+        )
+        with logged(folder / "log.txt"), _failures_noted(folder):
+            record = _train(settings, name, folder, device)
+            results.write_record(path, record)
+            log(f"finished: {record['metric']} {record['utility']:.4f}")
         (folder / "checkpoint.pt").unlink(missing_ok=True)
     return record
+
+
+@contextlib.contextmanager
+def _failures_noted(folder: Path) -> Iterator[None]:
+    """The last line of the log of a run that fails says why; where nothing was started, nothing stays but the lock."""
+    try:
+        yield
+    except UsageError:
+        if not (folder / "checkpoint.pt").exists():
+            (folder / "settings.json").unlink(missing_ok=True)
+            (folder / "log.txt").unlink(missing_ok=True)
+        raise
+    except KeyboardInterrupt:
+        log("interrupted")
+        raise
+    except Exception as error:
+        if not isinstance(error, UserError):
+            log(traceback.format_exc())
+        log(f"{results.FAILED}{' '.join(str(error).split()) or type(error).__name__}")
+        raise
 
 
 class locked:
