@@ -25,6 +25,8 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 import pubsel
+from hydra_plugins import pubsel_launchers
+from pubsel import sweep
 from pubsel.config import (
     CONF,
     DataConfig,
@@ -198,26 +200,32 @@ def _dispatch(command: str, words: list[str]) -> int:
     failures: list[str] = []
     raised: list[Exception] = []
 
-    def task(values: DictConfig) -> None:
+    def task(values: DictConfig) -> str | None:
         try:
             COMMANDS[command](values)
         except Exception as error:
             if HydraConfig.get().mode != RunMode.MULTIRUN:
                 raised.append(error)  # raised again outside Hydra, which would print more than one line
-                return
+                return None
             # a cell of a sweep that fails does not stop the others
-            failures.append(f"{' '.join(HydraConfig.get().overrides.task)}: {_message(error)[0]}")
+            why = _message(error)[0]
+            failures.append(f"{' '.join(HydraConfig.get().overrides.task)}: {why}")
             print(f"pubsel: failed: {failures[-1]}", file=sys.stderr)
             if values.get("debug"):
                 traceback.print_exc()
+            return why
+        return None
 
     os.environ["HYDRA_FULL_ERROR"] = "1"  # errors reach us instead of Hydra's own printing
     logging.getLogger("hydra").addHandler(logging.NullHandler())
     sys.argv = ["pubsel", *words]
+    pubsel_launchers.register()
     try:
         hydra.main(config_path=str(CONF), config_name=command, version_base="1.3")(task)()
     except SystemExit as done:  # after --help or --cfg
         return int(done.code or 0)
+    except sweep.Failed as several:
+        failures = several.cells
     except (HydraException, OmegaConfBaseException, OSError):
         raise
     except Exception as error:  # of Hydra, about an override: `task` keeps its own

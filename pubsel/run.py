@@ -138,7 +138,7 @@ def _failures_noted(folder: Path) -> Iterator[None]:
             (folder / "settings.json").unlink(missing_ok=True)
             (folder / "log.txt").unlink(missing_ok=True)
         raise
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, SystemExit):
         log("interrupted")
         raise
     except Exception as error:

@@ -1,0 +1,186 @@
+"""Sweeps: cells side by side on one machine, and as jobs of a cluster."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+import psutil
+import pytest
+from hydra.core.hydra_config import HydraConfig
+
+from pubsel import sweep
+
+CELL = ["+experiment=quickstart", "training.epochs=1", "epsilon=2", "distance=none", "download=false", "estimate=false",
+        "training.batch_size=1297", "training.chunk=256", "device=cpu"]  # fmt: skip
+LONG = "training.epochs=100000"
+TWO = ["hydra/launcher=joblib", "hydra.launcher.n_jobs=2"]
+
+
+def started(tmp_path: Path, *words: str, **environment: str) -> subprocess.Popen[str]:
+    """`pubsel run -m` in a process group of its own."""
+    return subprocess.Popen(
+        [sys.executable, "-m", "pubsel", "run", "-m", *CELL, *words], cwd=tmp_path, text=True, start_new_session=True,
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, env={**os.environ, **environment},
+    )  # fmt: skip
+
+
+def states(tmp_path: Path) -> dict[int, dict]:
+    found = {}
+    for path in tmp_path.glob("results/sweeps/*/*.json"):
+        found[int(path.stem)] = json.loads(path.read_text())
+    return found
+
+
+def wait_for(what, seconds: float = 120):
+    """Until `what` returns something true, which is returned."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        found = what()
+        if found:
+            return found
+        time.sleep(0.1)
+    raise TimeoutError
+
+
+def alive(family: list[psutil.Process]) -> list[psutil.Process]:
+    """Those that still run."""
+    return [one for one in family if one.is_running() and one.status() != psutil.STATUS_ZOMBIE]
+
+
+def steps_of(tmp_path: Path, n: int) -> bool:
+    """Whether n runs have begun to train."""
+    return sum("epoch" in log.read_text() for log in tmp_path.glob("results/runs/*/log.txt")) >= n
+
+
+def test_cells_that_fail_or_are_killed_stop_no_other(tmp_path: Path) -> None:
+    process = started(tmp_path, *TWO, f"training.epochs=1,{LONG.split('=')[1]}", "pair.m=100,5000")
+    family = wait_for(lambda: psutil.Process(process.pid).children(recursive=True))
+    running = wait_for(lambda: [one for n, one in states(tmp_path).items() if n == 2 and steps_of(tmp_path, 2)])
+    os.kill(running[0]["pid"], signal.SIGKILL)  # as the kernel does where memory runs out
+    out, err = process.communicate(timeout=120)
+    assert process.returncode == 1, err
+    assert out.count("differentially private") == len(list(tmp_path.glob("results/runs/*/result.json"))) == 1
+    summary = err.split("pubsel: 3 cells failed:\n")[1].splitlines()
+    assert [re.sub(r"\s+", " ", line.split(": ")[0]) for line in summary] == [
+        " training.epochs=1 pair.m=5000", " training.epochs=100000 pair.m=100", " training.epochs=100000 pair.m=5000",
+    ]  # fmt: skip
+    assert "use a smaller pair.m" in summary[0]
+    assert summary[1].endswith("killed by SIGKILL, perhaps since memory ran out")
+    assert "Traceback" not in err
+    (folder,) = {path.parent for path in tmp_path.glob("results/sweeps/*/*.json")}
+    log = (folder / "0000.log").read_text()
+    assert log.startswith("+experiment=quickstart")
+    assert "epoch    1.0  loss" in log
+    assert out.strip() in log
+    record = json.loads(next(tmp_path.glob("results/runs/*/result.json")).read_text())
+    if "OMP_NUM_THREADS" not in os.environ:
+        assert record["threads"] == max(1, len(os.sched_getaffinity(0)) // 2)
+    assert not alive(family)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL], ids=lambda how: how.name)
+def test_a_sweep_that_is_stopped_leaves_no_process(tmp_path: Path, how: signal.Signals) -> None:
+    process = started(tmp_path, *TWO, LONG, "seed=0,1,2,3")
+    wait_for(lambda: steps_of(tmp_path, 2))
+    family = psutil.Process(process.pid).children(recursive=True)
+    assert len(family) >= 4  # two workers, and a cell of each
+    os.kill(process.pid, how)
+    _, err = process.communicate(timeout=20)
+    wait_for(lambda: not alive(family), 10)
+    if how != signal.SIGKILL:
+        assert process.returncode == 130
+        assert "goes on from the last checkpoint" in err
+        assert "Traceback" not in err
+
+
+# Its parts
+
+
+def task_of(monkeypatch: pytest.MonkeyPatch, folder: Path, work) -> str | None:
+    """What a cell that does `work` says, in a process of its own."""
+    config = SimpleNamespace(job=SimpleNamespace(num=7), overrides=SimpleNamespace(task=["seed=1"]))
+    monkeypatch.setattr(HydraConfig, "get", lambda: config)
+    return sweep.Cell(lambda _: work(), folder, apart=True)({})
+
+
+@pytest.mark.parametrize(
+    ("work", "state", "text"),
+    [
+        (lambda: print("accuracy"), "done", "accuracy"),
+        (lambda: "no such file", "failed", "no such file"),
+        (lambda: os.kill(os.getpid(), signal.SIGKILL), "failed", "killed by SIGKILL, perhaps since memory ran out"),
+        (lambda: os.kill(os.getpid(), signal.SIGSEGV), "failed", "killed by SIGSEGV"),
+        (lambda: sys.exit(3), "failed", "ended with exit code 1"),
+    ],
+    ids=["done", "failed", "no memory", "crash", "exit"],
+)
+def test_the_end_of_a_cell_is_known_however_it_ends(monkeypatch, tmp_path, work, state: str, text: str) -> None:
+    failure = task_of(monkeypatch, tmp_path, work)
+    found = json.loads((tmp_path / "0007.json").read_text())
+    assert (found["state"], found["text"].split(": see")[0]) == (state, text)
+    assert failure == (None if state == "done" else found["text"])
+    assert (tmp_path / "0007.log").read_text().startswith("seed=1\n")
+
+
+def test_a_state_that_is_cut_short_is_no_state(tmp_path: Path, capsys) -> None:
+    view = sweep.View(tmp_path, ["a", "b", "c"], 0, 2)
+    (tmp_path / "0000.json").write_text('{"state": "do')
+    view.look()
+    assert view.states == {}
+    (tmp_path / "0000.json").write_text('{"state": "done", "seconds": 2.0, "text": "good"}')
+    (tmp_path / "0001.json").write_text('{"state": "running", "seconds": 0, "text": ""}')
+    view.look()
+    view.look()
+    assert view.summary() == "1 of 3 done, 1 running, 0 failed, about 2 s left"
+    (tmp_path / "0001.log").write_text("b\n  epoch 3\n")
+    assert [column._cells for column in view.table().columns][2:] == [["b"], ["epoch 3"]]
+    view.lose(1, "job 5 was killed")
+    view.lose(0, "not that")
+    assert view.failed() == ["b: job 5 was killed"]
+    assert capsys.readouterr().out == "good\n"
+
+
+def test_workers_take_gpus_in_turn(tmp_path: Path) -> None:
+    """Three at a time on two GPUs: none twice before all once; the place of one that has died is taken again."""
+    code = (
+        "import os, sys\nfrom pathlib import Path\nfrom pubsel import sweep\n"
+        "sweep.join(Path(sys.argv[1]), os.getppid(), ['0', 'GPU-x'])\n"
+        "print(os.environ['CUDA_VISIBLE_DEVICES'], flush=True)\nsys.stdin.read()"
+    )
+
+    def worker() -> subprocess.Popen[str]:
+        process = subprocess.Popen([sys.executable, "-c", code, tmp_path], text=True, stdin=-1, stdout=-1)
+        assert process.stdout is not None
+        process.gpu = process.stdout.readline().strip()  # type: ignore[attr-defined]
+        return process
+
+    workers = [worker() for _ in range(3)]
+    assert [one.gpu for one in workers] == ["0", "GPU-x", "0"]  # type: ignore[attr-defined]
+    workers[1].kill()
+    workers[1].wait()
+    workers[1] = worker()
+    assert workers[1].gpu == "GPU-x"  # type: ignore[attr-defined]
+    for one in workers:
+        one.communicate("")
+
+
+@pytest.mark.parametrize(("given", "found"), [("", []), ("2,GPU-1", ["2", "GPU-1"]), ("-1", [])])
+def test_gpus_that_may_be_used(monkeypatch: pytest.MonkeyPatch, given: str, found: list[str]) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", given)
+    assert sweep.visible_gpus() == found
+
+
+def test_gpus_are_listed_without_torch(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert sweep.visible_gpus() == []
+    (tmp_path / "nvidia-smi").write_text("#!/bin/sh\necho 'GPU 0: A (UUID: x)'\necho 'GPU 1: A (UUID: y)'\n")
+    (tmp_path / "nvidia-smi").chmod(0o755)
+    assert sweep.visible_gpus() == ["0", "1"]
