@@ -3,6 +3,7 @@ the end. Hydra finds this file by its place; it is imported at every start, so i
 
 import dataclasses
 import os
+import re
 import sys
 import time
 from collections.abc import Sequence
@@ -73,7 +74,7 @@ class SlurmConf(LocalConf):
     exclude: str | None = None
     comment: str | None = None
     setup: list[str] | None = None  # shell commands before each job: [module load cuda]
-    additional_parameters: dict[str, Any] = field(default_factory=dict)  # of sbatch: {mail-type: END}
+    additional_parameters: dict[str, Any] = field(default_factory=dict)  # of sbatch: +....mail-type=END
 
 
 def register() -> None:
@@ -180,13 +181,10 @@ class Submitit(_Many):
         except RuntimeError as error:
             raise sweep.UserError(f"hydra/launcher=submitit_{self.cluster}: {error}") from None
         common = {f.name for f in dataclasses.fields(BaseQueueConf)}
+        given = OmegaConf.to_container(OmegaConf.create(self.parameters))
+        assert isinstance(given, dict)
         executor.update_parameters(
-            **{
-                key if key in common else f"slurm_{key}": OmegaConf.to_container(value)
-                if OmegaConf.is_config(value)
-                else value
-                for key, value in self.parameters.items()
-            }
+            **{key if key in common else f"slurm_{key}": value for key, value in given.items() if value is not None}
         )
         numbers = list(range(initial_job_idx, initial_job_idx + len(cells)))
         arguments = [
@@ -201,11 +199,11 @@ class Submitit(_Many):
             except KeyboardInterrupt:
                 self._left(jobs)
                 raise
-            for number, job in zip(numbers, jobs, strict=True):
-                error = job.exception()
-                if error is not None:
-                    lines = [line for line in str(error).splitlines() if line.strip()]
-                    view.lose(number, f"job {job.job_id}, {job.state}: {lines[-1].strip()}; see {job.paths.stdout}")
+            for number, ended in zip(numbers, jobs, strict=True):
+                if (problem := ended.exception()) is not None:
+                    why = re.search(r"not requeued because: .*", str(problem))
+                    said = why[0] if why else f"ended as {ended.state}, without a result"
+                    view.lose(number, f"job {ended.job_id} {said}; see {ended.paths.stdout}")
         if view.failed():
             raise sweep.Failed(view.failed())
         return [job.result() for job in jobs]

@@ -226,7 +226,7 @@ def _dispatch(command: str, words: list[str]) -> int:
         return int(done.code or 0)
     except sweep.Failed as several:
         failures = several.cells
-    except (HydraException, OmegaConfBaseException, OSError):
+    except (HydraException, OmegaConfBaseException, OSError, UserError):
         raise
     except Exception as error:  # of Hydra, about an override: `task` keeps its own
         raise UsageError(f"{error}; pubsel {command} --help lists the keys") from error

@@ -12,6 +12,7 @@ from types import SimpleNamespace
 
 import psutil
 import pytest
+import slurm
 from hydra.core.hydra_config import HydraConfig
 
 from pubsel import sweep
@@ -116,7 +117,7 @@ def task_of(monkeypatch: pytest.MonkeyPatch, folder: Path, work) -> str | None:
         (lambda: print("accuracy"), "done", "accuracy"),
         (lambda: "no such file", "failed", "no such file"),
         (lambda: os.kill(os.getpid(), signal.SIGKILL), "failed", "killed by SIGKILL, perhaps since memory ran out"),
-        (lambda: os.kill(os.getpid(), signal.SIGSEGV), "failed", "killed by SIGSEGV"),
+        (lambda: os.kill(os.getpid(), signal.SIGTERM), "failed", "killed by SIGTERM"),
         (lambda: sys.exit(3), "failed", "ended with exit code 1"),
     ],
     ids=["done", "failed", "no memory", "crash", "exit"],
@@ -184,3 +185,94 @@ def test_gpus_are_listed_without_torch(monkeypatch: pytest.MonkeyPatch, tmp_path
     (tmp_path / "nvidia-smi").write_text("#!/bin/sh\necho 'GPU 0: A (UUID: x)'\necho 'GPU 1: A (UUID: y)'\n")
     (tmp_path / "nvidia-smi").chmod(0o755)
     assert sweep.visible_gpus() == ["0", "1"]
+
+
+# A cluster
+
+pytest.importorskip("submitit")
+STEPS = ["training.epochs=60", "training.checkpoint_seconds=0", "threads=1", "pair.m=100"]
+
+
+def record_of(folder: Path) -> dict:
+    """The one record below, without what every run has differently."""
+    (path,) = folder.glob("**/runs/*/result.json")
+    return {k: v for k, v in json.loads(path.read_text()).items() if k not in ("seconds", "finished", "commit")}
+
+
+def uninterrupted(tmp_path: Path) -> dict:
+    done = subprocess.run([sys.executable, "-m", "pubsel", "run", *CELL, *STEPS, "results=whole"], cwd=tmp_path,
+                          capture_output=True, text=True)  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return record_of(tmp_path / "whole")
+
+
+def stop(tmp_path: Path, before: int) -> int:
+    """Send the signal of preemption to a job, not `before`, once it has trained a step that none did; its process."""
+    job = wait_for(lambda: [one["pid"] for one in states(tmp_path).values() if one["pid"] != before])[0]
+    checkpoints = list(tmp_path.glob("results/runs/*/checkpoint.pt"))
+    seen = checkpoints[0].stat().st_mtime_ns if checkpoints else 0
+    wait_for(lambda: [p for p in tmp_path.glob("results/runs/*/checkpoint.pt") if p.stat().st_mtime_ns != seen])
+    os.kill(job, signal.SIGUSR2)
+    return job
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> dict[str, str]:
+    """PATH with a Slurm of stand-ins."""
+    (tmp_path / "slurm").mkdir()
+    slurm.install(tmp_path / "slurm")
+    return {"PATH": f"{tmp_path / 'slurm'}{os.pathsep}{os.environ['PATH']}"}
+
+
+@pytest.mark.slow
+def test_a_run_that_is_preempted_ten_times_ends_with_the_same_record(tmp_path: Path, cluster: dict[str, str]) -> None:
+    process = started(tmp_path, "hydra/launcher=submitit_slurm", "hydra.launcher.partition=gpu",
+                      "hydra.launcher.gpus_per_node=2", "hydra.launcher.mem_gb=7", "hydra.launcher.timeout_min=90",
+                      "+hydra.launcher.additional_parameters.mail-type=END", *STEPS, **cluster)  # fmt: skip
+    job = 0
+    for _ in range(10):
+        job = stop(tmp_path, job)
+    out, err = process.communicate(timeout=300)
+    assert process.returncode == 0, err
+    assert out.count("differentially private") == 1
+    (known,) = slurm.jobs(tmp_path / "slurm").values()
+    assert (known["state"], known["requeued"]) == ("COMPLETED", 10)
+    asked = {"partition": "gpu", "gpus-per-node": "2", "mem": "7GB", "time": "90", "mail-type": "END",
+             "signal": "USR2@120", "job-name": "pubsel", "cpus-per-task": "8"}  # fmt: skip
+    assert {key: known["options"][key] for key in asked} == asked
+    assert record_of(tmp_path / "results") == uninterrupted(tmp_path)
+    log = next(tmp_path.glob("results/runs/*/log.txt")).read_text()
+    assert log.count("interrupted") == 10
+
+
+@pytest.mark.slow
+def test_a_job_that_reaches_its_time_limit_too_often_fails_its_cell_alone(tmp_path: Path, cluster: dict) -> None:
+    process = started(tmp_path, "hydra/launcher=submitit_slurm", "hydra.launcher.timeout_min=1", *STEPS,
+                      "hydra.launcher.max_num_timeout=1", "training.epochs=100000,1", **cluster)  # fmt: skip
+    job = 0
+    for _ in range(2):
+        job = stop(tmp_path, job)
+    out, err = process.communicate(timeout=300)
+    assert process.returncode == 1
+    assert out.count("differentially private") == 1
+    (failed,) = err.split("pubsel: 1 cells failed:\n")[1].splitlines()
+    why = "job 1_0 not requeued because: timed-out too many times"
+    assert re.fullmatch(rf"  training.epochs=100000: {why}.*; see .*\.out", failed)
+
+
+@pytest.mark.slow
+def test_jobs_of_submitit_on_this_machine(tmp_path: Path) -> None:
+    process = started(tmp_path, "hydra/launcher=submitit_local", "seed=0,1", "pair.m=100,5000")
+    out, err = process.communicate(timeout=300)
+    assert process.returncode == 1
+    assert out.count("differentially private") == 2
+    assert [line.partition(": ")[0] for line in err.split("pubsel: 2 cells failed:\n")[1].splitlines()] == [
+        "  seed=0 pair.m=5000", "  seed=1 pair.m=5000",
+    ]  # fmt: skip
+
+
+def test_without_slurm_it_says_so(tmp_path: Path) -> None:
+    process = started(tmp_path, "hydra/launcher=submitit_slurm", "seed=0,1", PATH="")
+    _, err = process.communicate(timeout=300)
+    assert process.returncode == 1
+    assert err == 'pubsel: hydra/launcher=submitit_slurm: Could not detect "srun", are you indeed on a slurm cluster?\n'
