@@ -249,7 +249,12 @@ def _message(error: Exception) -> tuple[str, int]:
         return str(error), error.exit_code
     if isinstance(error, HydraException | OmegaConfBaseException):
         return _hydra_message(error), 2
-    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError" or "can't allocate" in str(error):
+    full = ("can't allocate", "could not create a primitive")  # of torch, and of oneDNN inside it
+    if (
+        isinstance(error, MemoryError)
+        or type(error).__name__ == "OutOfMemoryError"
+        or any(t in str(error) for t in full)
+    ):
         return "out of memory: lower training.chunk, algorithm.k or pair.m", 1
     if isinstance(error, OSError) and error.strerror:
         return f"{error.filename or 'file'}: {error.strerror}; check space and permissions", 1

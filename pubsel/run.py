@@ -109,23 +109,31 @@ def run(settings: RunConfig) -> dict[str, Any]:
     device = choose_device(settings.device)
     name = config.identity(settings)
     folder = Path(settings.results) / "runs" / name
-    with locked(folder):
-        path = folder / "result.json"
-        if path.exists():
-            say(f"{name}: finished before")
-            if has_paths([settings.pair.private, *config.public_sets(settings.pair.public)]):
-                say(f"  if its files have changed since, delete {folder} to train again")
-            return results.read_record(path)
-        results.write_record(
-            folder / "settings.json",
-            {"identity": name, "settings": config.settings(settings), "device": str(device)},
-        )
-        with logged(folder / "log.txt"), _failures_noted(folder):
-            record = _train(settings, name, folder, device)
-            results.write_record(path, record)
-            log(f"finished: {record['metric']} {record['utility']:.4f}")
-        (folder / "checkpoint.pt").unlink(missing_ok=True)
-    return record
+    path = folder / "result.json"
+    if not path.exists():
+        with locked(folder):
+            if not path.exists():  # nor has it come while this process waited
+                clean(folder)
+                asked = {"identity": name, "settings": config.settings(settings), "device": str(device)}
+                results.write_record(folder / "settings.json", asked)
+                with logged(folder / "log.txt"), _failures_noted(folder):
+                    record = _train(settings, name, folder, device)
+                    results.write_record(path, record)
+                    log(f"finished: {record['metric']} {record['utility']:.4f}")
+                (folder / "checkpoint.pt").unlink(missing_ok=True)
+                return record
+    with contextlib.suppress(OSError):
+        (folder / "checkpoint.pt").unlink(missing_ok=True)  # of who was killed behind the record
+    say(f"{name}: finished before")
+    if has_paths([settings.pair.private, *config.public_sets(settings.pair.public)]):
+        say(f"  if its files have changed since, delete {folder} to train again")
+    return results.read_record(path)
+
+
+def clean(folder: Path) -> None:
+    """Remove what killed processes have left half-written. For who has the lock."""
+    for path in [*folder.glob("*.part"), *folder.glob(".*.tmp")]:
+        path.unlink(missing_ok=True)
 
 
 @contextlib.contextmanager

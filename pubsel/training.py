@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+import pubsel
 from pubsel.algorithms import Algorithm, Finishes, Frozen, Mechanism, Pretrains, Release, View
 from pubsel.config import Optimizer, Training, UserError
 from pubsel.data import Split, Task
@@ -197,7 +198,8 @@ def fit(
             if due or not _finite(parameters):
                 saved = time.monotonic()
                 states = [part.state_dict() for part in (model, optimizer, decay, average)]
-                save(checkpoint, {"step": step + 1, "seconds": earlier + saved - began, "parts": states})
+                content = {"step": step + 1, "seconds": earlier + saved - began, "parts": states}
+                save(checkpoint, content | {"version": pubsel.__version__})
             _check_finite(parameters, step + 1, training)
         if epoch_ends:
             loss = float(torch.cat(losses).mean()) if sum(map(len, losses)) else float("nan")
@@ -276,9 +278,11 @@ def _resume(path: Path, *parts: Any) -> tuple[int, float]:
         return 0, 0.0
     try:
         saved = torch.load(path, weights_only=True)
+        if (made := saved.get("version", pubsel.__version__)) != pubsel.__version__:
+            raise ValueError(f"made by pubsel {made}, this is {pubsel.__version__}")
         for part, state in zip(parts, saved["parts"], strict=True):
             part.load_state_dict(state)
         return saved["step"], saved["seconds"]
     except Exception as error:
-        reason = str(error).splitlines()[0]
+        reason = str(error).partition("\n")[0] or type(error).__name__
         raise UserError(f"{path} cannot be read ({reason}): delete it to start this run again") from None

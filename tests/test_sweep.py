@@ -235,8 +235,8 @@ def test_a_run_that_is_preempted_ten_times_ends_with_the_same_record(tmp_path: P
     out, err = process.communicate(timeout=300)
     assert process.returncode == 0, err
     assert out.count("differentially private") == 1
-    (known,) = slurm.jobs(tmp_path / "slurm").values()
-    assert (known["state"], known["requeued"]) == ("COMPLETED", 10)
+    (known,) = wait_for(lambda: [job for job in slurm.jobs(tmp_path / "slurm").values() if job["state"] == "COMPLETED"])
+    assert known["requeued"] == 10
     asked = {"partition": "gpu", "gpus-per-node": "2", "mem": "7GB", "time": "90", "mail-type": "END",
              "signal": "USR2@120", "job-name": "pubsel", "cpus-per-task": "8"}  # fmt: skip
     assert {key: known["options"][key] for key in asked} == asked
@@ -249,7 +249,8 @@ def test_a_run_that_is_preempted_ten_times_ends_with_the_same_record(tmp_path: P
 def test_a_job_that_reaches_its_time_limit_too_often_fails_its_cell_alone(tmp_path: Path, cluster: dict) -> None:
     process = started(tmp_path, "hydra/launcher=submitit_slurm", "hydra.launcher.timeout_min=1", *STEPS,
                       "hydra.launcher.max_num_timeout=1", "training.epochs=100000,1", **cluster)  # fmt: skip
-    job = 0
+    wait_for(lambda: states(tmp_path).get(1, {}).get("state") == "done")
+    job = states(tmp_path)[1]["pid"]
     for _ in range(2):
         job = stop(tmp_path, job)
     out, err = process.communicate(timeout=300)
