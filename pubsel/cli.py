@@ -29,6 +29,7 @@ from hydra_plugins import pubsel_launchers
 from pubsel import sweep
 from pubsel.config import (
     CONF,
+    AttackConfig,
     DataConfig,
     RankConfig,
     RunConfig,
@@ -47,6 +48,7 @@ HELP = f"""pubsel {pubsel.__version__}: private machine learning with public dat
   pubsel run -m +experiment=gep_cifar10 pair.public=cifar100,cifar10,svhn seed=0,1,2     a sweep
   pubsel rank private=digits public=[digits,photo_patches,noise] distance.m=200          which public set is nearest?
   pubsel rank private=/path/to/images public=[/path/a,/path/b]                           the same, on your own folders
+  pubsel attack loss run=NAME              membership inference on a finished run; also gsd_white_box, gsd_black_box
   pubsel table gsd_table2                  records beside the paper's numbers
   pubsel runs state=unfinished             which runs there are; runs show NAME: its command, and why it failed
   pubsel run replay=NAME                   repeat a run, and say whether it comes out the same
@@ -95,6 +97,16 @@ def _rank(values: DictConfig) -> None:
     print(show_rank(rank(settings)))
 
 
+def _attack(values: DictConfig) -> None:
+    if isinstance(values.get("public"), str):
+        values.public = [values.public]
+    settings = check(AttackConfig, values)
+    from pubsel.attack import NOT_PRIVATE, attack
+    from pubsel.tables import show
+
+    print(show(attack(settings)), NOT_PRIVATE, sep="\n\n")
+
+
 def _table(values: DictConfig) -> None:
     from pubsel import tables
 
@@ -123,14 +135,14 @@ def _data(values: DictConfig) -> None:
 
 
 COMMANDS: dict[str, Callable[[DictConfig], None]] = {
-    "run": _run,
-    "rank": _rank,
-    "table": _table,
-    "runs": _runs,
-    "data": _data,
-}
-# keys that are given without their name
-POSITIONAL = {"table": ["table"], "runs": ["action", "name"], "data": ["action", "name"]}
+    "run": _run, "rank": _rank, "attack": _attack, "table": _table, "runs": _runs, "data": _data,
+}  # fmt: skip
+POSITIONAL = {
+    "attack": ["attack"],
+    "table": ["table"],
+    "runs": ["action", "name"],
+    "data": ["action", "name"],
+}  # keys that are given without their name
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -70,6 +70,8 @@ Norm = Enum("Norm", ["replace", "freeze"])
 Metric = Enum("Metric", ["accuracy", "auc"])
 Take = Enum("Take", ["test", "train"])
 Optimizer = Enum("Optimizer", ["sgd", "adam"])
+DPPCA = Enum("DPPCA", ["gauss", "bingham"])
+Attack = Enum("Attack", ["gsd_white_box", "gsd_black_box", "loss"])
 
 
 @dataclass
@@ -78,7 +80,8 @@ class Pair:
 
     private: str = setting("name of a dataset in conf/dataset, or a path: image folder, CSV of paths and labels, npz")
     public: Any = setting(
-        "the same for the public data; [A,B]: equal shares of m from each; null where an algorithm uses none"
+        "the same for the public data; [A,B]: equal shares of m from each; auto: chosen privately from candidates; "
+        "null where an algorithm uses none"
     )
     m: int = setting("number of public examples", at_least=1)
     take: Take = setting(
@@ -97,9 +100,12 @@ class Pair:
         "selection", at_least=0, below=1, default=0.0,
     )  # fmt: skip
     convert: Convert = setting("how public images reach the private shape: resize (and grey/colour), or exact: refuse")
+    candidates: list[Any] | None = setting("public=auto: what it may be: [A,B,[C,D]]", default=None)
 
     def __post_init__(self) -> None:
         self.public = one_or_combined("pair.public", self.public)
+        if self.candidates is not None:
+            self.candidates = candidates_of("pair.candidates", self.candidates)
 
 
 @dataclass
@@ -177,13 +183,29 @@ class Model:
 class Distance:
     """How the distance between the two is measured."""
 
-    name: str = setting("gsd, or none")
-    k: int = setting("dimension of the two subspaces", at_least=1)
+    name: str = setting("gsd, dp_gsd, task2vec, otdd, frechet, mmd, or none")
+    k: int = setting("gsd: dimension of the two subspaces", at_least=1)
     m: int = setting("examples on each side", at_least=2)
-    initialisations: int = setting("random networks to average over", at_least=1)
-    normalise_rows: bool = setting("scale every per-example gradient to unit length before the decomposition")
-    labels: Labels = setting("random, or given: then both sides need labels of the private task")
-    parameters: Parameters = setting("gradients of the weights alone, or of all parameters")
+    initialisations: int = setting("random networks and draws of m private examples to average over", at_least=1)
+    normalise_rows: bool = setting("gsd: scale every per-example gradient to unit length before the decomposition")
+    labels: Labels = setting("gsd: random, or given: then both sides need labels of the private task")
+    parameters: Parameters = setting("gsd: gradients of the weights alone, or of all parameters")
+    exact: bool = setting(
+        "otdd: optimal transport between the examples of two classes, not between their Gaussians", default=False
+    )
+    epsilon: float | None = setting("dp_gsd: epsilon of all its values together", over=0, default=None)
+    delta: float | None = setting("dp_gsd, gauss: delta of all its values together", over=0, below=1, default=None)
+    mechanism: DPPCA = setting(
+        "dp_gsd: gauss, noise on second moments; bingham, the exponential mechanism, delta 0", default=DPPCA.gauss
+    )
+    private_m: float | None = setting(
+        "dp_gsd and epsilon_select: expected examples in the private sample; inf: all; null: m", at_least=1,
+        infinite=True, default=None,
+    )  # fmt: skip
+    sketch: int | None = setting(
+        "dp_gsd and epsilon_select: dimensions that gradients are mapped to; null: 256, epsilon_select: 1024",
+        at_least=1, default=None,
+    )  # fmt: skip
 
 
 @dataclass
@@ -240,6 +262,20 @@ class Common:
 
 
 @dataclass
+class Select:
+    """Private selection of the public data, with epsilon_select."""
+
+    cap: float = setting(
+        "how much the candidates' shares of an example's gradient may differ and count in full", over=0, at_most=1,
+        default=0.2,
+    )  # fmt: skip
+    margin: float | None = setting(
+        "refuse where a candidate that is so much better, on average, is not chosen with 95 %", over=0, at_most=1,
+        default=None,
+    )  # fmt: skip
+
+
+@dataclass
 class RunConfig(Common):
     """`pubsel run`."""
 
@@ -254,6 +290,8 @@ class RunConfig(Common):
     distance: Distance = field(default_factory=Distance)
     privacy: Privacy = field(default_factory=Privacy)
     training: Training = field(default_factory=Training)
+    epsilon_select: float | None = setting("pair.public=auto: epsilon of the selection", over=0, default=None)
+    select: Select = field(default_factory=Select)
 
 
 @dataclass
@@ -265,11 +303,36 @@ class RankConfig(Common):
     convert: Convert = setting("how public images reach the private shape: resize (and grey/colour), or exact: refuse")
     model: Model = field(default_factory=Model)
     distance: Distance = field(default_factory=Distance)
+    epsilon_select: float | None = setting(
+        "choose one candidate with this differential privacy, and show nothing else; null: measure, not private",
+        over=0, default=None,
+    )  # fmt: skip
+    select: Select = field(default_factory=Select)
+    secure_noise: bool = setting(
+        "private releases: sample and noise from the operating system's entropy, not reproducible", default=False
+    )
 
     def __post_init__(self) -> None:
-        if None in self.public:
-            raise UsageError("public=[null]: a candidate is a name or path, or a list of them")
-        self.public = [one_or_combined("public", candidate) for candidate in self.public]
+        self.public = candidates_of("public", self.public)
+
+
+@dataclass
+class AttackConfig(Common):
+    """`pubsel attack`."""
+
+    attack: Attack = setting("gsd_white_box, gsd_black_box (GSD, Tables 8 and 9), or loss: of trained models")
+    run: str | None = setting("loss: name of a finished run, a pattern such as *-adamix-*, or all")
+    private: str = setting("gsd: the private data: a name in conf/dataset, or a path")
+    public: list[Any] = setting("gsd: the public sets whose distances are released: names, paths, or lists of them")
+    convert: Convert = setting("how public images reach the private shape: resize (and grey/colour), or exact: refuse")
+    known: list[int] = setting("gsd: how many of the distance.m private examples the attacker knows", at_least=2)
+    trials: int = setting("gsd: so many times, each with other private examples and networks", at_least=1)
+    targets: int = setting("gsd_white_box: examples of each trial of which all others are known", at_least=1)
+    model: Model = field(default_factory=Model)
+    distance: Distance = field(default_factory=Distance)
+
+    def __post_init__(self) -> None:
+        self.public = candidates_of("public", self.public)
 
 
 @dataclass
@@ -335,6 +398,14 @@ def one_or_combined(key: str, public: Any) -> str | list[str] | None:
     if len(set(names)) < len(names):
         raise UsageError(f"{key}={_typed(names)}: give each set once")
     return names if len(names) > 1 else names[0]
+
+
+def candidates_of(key: str, candidates: list[Any]) -> list[Any]:
+    """Candidates for public data as `key` gives them, each as `one_or_combined` has it; UsageError where one is
+    none."""
+    if None in candidates:
+        raise UsageError(f"{key}=[null]: a candidate is a name or path, or a list of them")
+    return [one_or_combined(key, candidate) for candidate in candidates]
 
 
 def public_sets(public: str | list[str] | None) -> list[str]:
@@ -443,6 +514,8 @@ def settings(config: Any) -> dict[str, Any]:
             continue
         if dataclasses.is_dataclass(value):
             value = settings(value)
+            if not value:  # all of it has its default
+                continue
         if value == math.inf:
             value = "inf"  # JSON knows no infinity
         kept[f.name] = value.name if isinstance(value, Enum) else value

@@ -255,10 +255,20 @@ def correlations(name: str, results: Path) -> pandas.DataFrame:
         for key, setting in zip(together, texts, strict=True):
             points = [(cell.distance()[0] or 0.0, cell.utility()[0]) for cell in ours[key]]
             rows.append(
-                (*head, setting or None, *_rank(points), *_rank_interval(ours[key]), *_rank(paper.get(key[:4], [])))
+                (
+                    *head,
+                    setting or None,
+                    *rank_correlation(points),
+                    *rank_interval(*_sides(ours[key])),
+                    *rank_correlation(paper.get(key[:4], [])),
+                )
             )
     made = {row[:4] for row in rows}
-    rows += [(*key, "paper", None, *_rank([]), None, None, *_rank(paper[key])) for key in paper if key not in made]
+    rows += [
+        (*key, "paper", None, *rank_correlation([]), None, None, *rank_correlation(paper[key]))
+        for key in paper
+        if key not in made
+    ]
     privates = list(dict.fromkeys(row["private"] for row in paper_rows(spec.paper)))
     rows.sort(key=lambda row: (_index(privates, row[0]), [str(value) for value in row[1:6]]))
     ranks = ("pairs", "spearman", "kendall")
@@ -268,9 +278,11 @@ def correlations(name: str, results: Path) -> pandas.DataFrame:
     return _frame([dict(zip(columns, row, strict=True)) for row in rows], columns)
 
 
-def write_table(frame: pandas.DataFrame, path: Path) -> None:
-    """Writes CSV, whole or not at all; floats with at most six digits, so that equal tables are equal bytes."""
-    write_whole(path, frame.to_csv(index=False, float_format="%.6g", lineterminator="\n"))
+def write_table(frame: pandas.DataFrame, path: Path, about: str = "") -> None:
+    """Writes CSV, whole or not at all; floats with at most six digits, so that equal tables are equal bytes. about:
+    lines of comment before the head, each behind "# "."""
+    comment = "".join(f"# {line}\n" for line in about.splitlines())
+    write_whole(path, comment + frame.to_csv(index=False, float_format="%.6g", lineterminator="\n"))
 
 
 def show(frame: pandas.DataFrame, title: str = "") -> str:
@@ -378,7 +390,7 @@ def _frame(rows: list[dict[str, Any]], columns: list[str]) -> pandas.DataFrame:
     return frame
 
 
-def _rank(points: list[tuple[float, float]]) -> tuple[int | None, float | None, float | None]:
+def rank_correlation(points: list[tuple[float, float]]) -> tuple[int | None, float | None, float | None]:
     """Number of (distance, utility) points, Spearman's rho and Kendall's tau-b; None where they say nothing."""
     if len(points) < 3 or any(len(set(values)) < 2 for values in zip(*points, strict=True)):
         return len(points) or None, None, None
@@ -387,19 +399,24 @@ def _rank(points: list[tuple[float, float]]) -> tuple[int | None, float | None, 
     return len(points), float(spearman.statistic), float(kendall.statistic)
 
 
-def _rank_interval(group: list[Cell]) -> tuple[float | None, float | None]:
-    """Percentile bootstrap of Spearman's rho over seeds and initialisations; None where one of them is alone."""
-    utilities = [np.array([record["utility"] for record in cell.records]) for cell in group]
-    distances = [np.array(cell.distances()) for cell in group]
-    if len(group) < 3 or min(map(len, utilities + distances)) < 2:
+def rank_interval(distances: list[list[float]], utilities: list[list[float]]) -> tuple[float | None, float | None]:
+    """Percentile bootstrap of Spearman's rho: of each point, over the initialisations of its distance and the seeds of
+    its utility; None where one of them is alone."""
+    points = len(distances)
+    if points < 3 or min(map(len, distances + utilities)) < 2:
         return None, None
     draw = np.random.RandomState(0)
     means = [np.stack([draw.choice(v, (1000, len(v))).mean(1) for v in side], 1) for side in (distances, utilities)]
-    ranks = [stats.rankdata(side, axis=1) - (len(group) + 1) / 2 for side in means]  # [1000, points], centred
+    ranks = [stats.rankdata(side, axis=1) - (points + 1) / 2 for side in means]  # [1000, points], centred
     spread = np.sqrt((ranks[0] ** 2).sum(1) * (ranks[1] ** 2).sum(1))
     found = (ranks[0] * ranks[1]).sum(1)[spread > 0] / spread[spread > 0]
     low, high = np.percentile(found, [2.5, 97.5]) if len(found) else (None, None)
     return low, high
+
+
+def _sides(group: list[Cell]) -> tuple[list[list[float]], list[list[float]]]:
+    """Of each cell its distances and its utilities."""
+    return [cell.distances() for cell in group], [[record["utility"] for record in cell.records] for cell in group]
 
 
 def _mean_std(values: list[float]) -> tuple[float, float | None]:

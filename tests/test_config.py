@@ -117,7 +117,7 @@ def test_a_setting_of_an_algorithm_is_checked_like_any_other() -> None:
         ("~algorithm", "algorithm has no value"),
         ("algorithm.k=201", "lower algorithm.k"),
         ("pair.public=null", "give pair.public=NAME"),
-        ("distance.name=cosine", "use gsd or none"),
+        ("distance.name=cosine", "unknown, use gsd, "),
     ):
         with pytest.raises(UsageError) as refusal:
             canonical(check(RunConfig, quickstart(override)))

@@ -168,6 +168,7 @@ def public_examples(
     download: bool,
     convert: Convert,
     private: str | None = None,
+    through: Callable[[str, Source], Source] = lambda _, source: source,
 ) -> tuple[Split, tuple[str, ...]]:
     """The first m public images of dataset `public` in the shape of `like`, and notes.
 
@@ -179,11 +180,11 @@ def public_examples(
     Several sets (GSD, Table 16) are dealt out in turn: image i comes from set i mod their number, so that the first m'
     hold equal shares for any m'; a share may be one larger than another. Labels stay where every set is of the private
     task, as conf/dataset says of named sets and as a user's own are taken to be if they have as many classes as each
-    other; else each is NO_CLASS, which what needs labels refuses.
+    other; else each is NO_CLASS, which what needs labels refuses. through: as of `load`.
     """
     found, _, notes = _combined(
         public_sets(public), m, "distance.m", like, private, convert, data_root,
-        lambda name: open_dataset(name, data_root, download),
+        lambda name: through(name, open_dataset(name, data_root, download)),
     )  # fmt: skip
     return found, notes
 
