@@ -184,7 +184,11 @@ class Submitit(_Many):
         given = OmegaConf.to_container(OmegaConf.create(self.parameters))
         assert isinstance(given, dict)
         executor.update_parameters(
-            **{key if key in common else f"slurm_{key}": value for key, value in given.items() if value is not None}
+            **{
+                str(key) if key in common else f"slurm_{key}": value
+                for key, value in given.items()
+                if value is not None
+            }
         )
         numbers = list(range(initial_job_idx, initial_job_idx + len(cells)))
         arguments = [

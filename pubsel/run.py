@@ -19,7 +19,7 @@ from filelock import FileLock, Timeout
 from torch import nn
 
 import pubsel
-from pubsel import algorithms, config, data, distances, estimate, models, privacy, results, selection
+from pubsel import algorithms, config, data, distances, estimate, models, privacy, results, selection, tracking
 from pubsel.algorithms import Freezes, Frozen, Solves
 from pubsel.config import (
     Convert,
@@ -207,6 +207,7 @@ class locked:
 def _train(settings: RunConfig, name: str, folder: Path, device: torch.device) -> dict[str, Any]:
     origin = results.provenance()  # of the code that trains, before anyone edits it
     algorithm = algorithms.build(settings.algorithm)
+    track = tracking.track(settings.tracking, folder)
     asked, before, total = settings, list[tuple[str, privacy.Plan]](), settings.epsilon
     say(f"{name}: on {device}")
     if settings.pair.public == AUTO:
@@ -240,17 +241,19 @@ def _train(settings: RunConfig, name: str, folder: Path, device: torch.device) -
     def report(now: Progress) -> None:
         nonlocal said
         if now.step < now.steps and time.monotonic() < said + REPORT_SECONDS:
-            return
+            return track(now, None)
         said = time.monotonic()
         left = now.seconds / now.step * (now.steps - now.step)
-        used = ""
+        used, so_far = "", None
         if spend is not None:
             with contextlib.suppress(UsageError):  # a display must not end a run
-                so_far = privacy.spent(
+                of_training = privacy.spent(
                     spend.noise_multiplier, plan.rate, plan.steps, spend.delta, now.step, about=spend.epsilon
                 )
-                used = f"  epsilon {min(so_far, spend.epsilon) + spent_before:.3f}"
+                so_far = min(of_training, spend.epsilon) + spent_before
+                used = f"  epsilon {so_far:.3f}"
         say(f"  epoch {now.epoch:6.1f}  loss {now.loss:.4f}{used}  {now.seconds:.0f} s, about {left:.0f} s left")
+        track(now, so_far)
 
     if isinstance(algorithm, Solves):
         weight, spend = solve(settings, algorithm, task, key, folder)

@@ -40,6 +40,8 @@ class Progress(NamedTuple):
     epoch: float
     loss: float  # mean over the private examples since the last report: not covered by the guarantee
     seconds: float
+    norm: float  # of the last descent direction, noise included: covered
+    learning_rate: float
 
 
 def schedule(n: int, training: Training) -> Schedule:
@@ -204,7 +206,8 @@ def fit(
         if epoch_ends:
             loss = float(torch.cat(losses).mean()) if sum(map(len, losses)) else float("nan")
             now = earlier + time.monotonic() - began
-            report(Progress(step + 1, plan.steps, (step + 1) * plan.rate, loss, now))
+            norm, learning_rate = float(direction.norm()), float(decay.get_last_lr()[0])
+            report(Progress(step + 1, plan.steps, (step + 1) * plan.rate, loss, now, norm, learning_rate))
             losses = []
     average.into(parameters, plan.steps)
     if isinstance(algorithm, Finishes):
