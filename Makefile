@@ -27,13 +27,13 @@ quickstart: venv
 	$(RUN) +experiment=quickstart $(ARGS)
 
 test: venv
-	$(BIN)/ruff check pubsel scripts tests
+	$(BIN)/ruff check pubsel hydra_plugins scripts tests
 	$(BIN)/mypy
 	$(BIN)/python -m pytest $(ARGS)
 
 lint: venv
-	$(BIN)/ruff check --fix pubsel scripts tests
-	$(BIN)/ruff format pubsel scripts tests
+	$(BIN)/ruff check --fix pubsel hydra_plugins scripts tests
+	$(BIN)/ruff format pubsel hydra_plugins scripts tests
 
 bench: venv
 	$(BIN)/python scripts/benchmark.py $(ARGS)

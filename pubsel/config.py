@@ -70,6 +70,7 @@ Norm = Enum("Norm", ["replace", "freeze"])
 Metric = Enum("Metric", ["accuracy", "auc"])
 Take = Enum("Take", ["test", "train"])
 Optimizer = Enum("Optimizer", ["sgd", "adam"])
+Tracking = Enum("Tracking", ["none", "tensorboard"])
 DPPCA = Enum("DPPCA", ["gauss", "bingham"])
 Attack = Enum("Attack", ["gsd_white_box", "gsd_black_box", "loss"])
 
@@ -281,6 +282,8 @@ class RunConfig(Common):
 
     label: str = setting("names a setting in tables, such as paper or tuned")
     estimate: bool = setting("say first what the run will take, and refuse what does not fit", neutral=True)
+    replay: str | None = setting("a record's file or name: repeat it, say whether it comes out the same", neutral=True)
+    tracking: Tracking = setting("tensorboard: curves of loss, norms and epsilon in the run's folder", neutral=True)
     profile: bool = setting("profile one step on random images: trace.json and costliest.txt", neutral=True)
     epsilon: float = setting("epsilon of the guarantee; inf: no noise, no guarantee", over=0, infinite=True)
     pair: Pair = field(default_factory=Pair)
@@ -340,6 +343,18 @@ class TableConfig:
 
     table: str = setting("name of a table in conf/tables")
     results: str = setting("folder with the records (runs/, distances/) and for tables/", neutral=True)
+    debug: bool = setting("show the traceback of an error", neutral=True)
+
+
+@dataclass
+class RunsConfig:
+    """`pubsel runs`."""
+
+    action: str = setting("list, show or delete")
+    name: str | None = setting("a run's name, or a part of it")
+    where: list[str] = setting("which runs: key=value,value of a record or its settings; state=finished, stale, ...")
+    results: str = setting("folder with the runs", neutral=True)
+    yes: bool = setting("delete without asking", neutral=True)
     debug: bool = setting("show the traceback of an error", neutral=True)
 
 

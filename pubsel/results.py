@@ -17,6 +17,7 @@ from pubsel import __version__, config
 _HERE = Path(__file__).resolve().parent
 
 NEEDED = ("identity", "label", "seed", "private", "public", "model", "algorithm", "epsilon", "utility", "settings")
+FAILED = "failed: "  # how the last line of a failed run's log begins, behind the time
 
 
 def write_record(path: Path, record: dict[str, Any]) -> None:
@@ -75,6 +76,13 @@ def _read_lines(path: Path) -> list[dict[str, Any]]:
     if any(not isinstance(record, dict) or key not in record for record in records for key in NEEDED):
         raise config.UserError(f"{path}: a line is no record: restore it")
     return records
+
+
+def at(values: Any, key: str) -> Any:
+    """The value at a dotted key; None where there is none."""
+    for part in key.split("."):
+        values = values.get(part) if isinstance(values, dict) else None
+    return values
 
 
 def write_lines(path: Path, records: list[dict[str, Any]]) -> None:

@@ -22,7 +22,7 @@ import yaml
 from scipy import stats
 
 from pubsel import config
-from pubsel.results import read_ranks, read_records, write_whole
+from pubsel.results import at, read_ranks, read_records, write_whole
 
 _HERE = Path(__file__).resolve().parent
 PAPER = next((path for path in (_HERE.parent / "results" / "paper", _HERE / "paper") if path.is_dir()), _HERE / "paper")
@@ -448,13 +448,6 @@ def _flat(values: dict[str, Any], prefix: str = "") -> dict[str, str]:
         else:
             flat[f"{prefix}{key}"] = json.dumps(value)
     return flat
-
-
-def at(values: Any, key: str) -> Any:
-    """The value at a dotted key; None where there is none."""
-    for part in key.split("."):
-        values = values.get(part) if isinstance(values, dict) else None
-    return values
 
 
 def _value(text: str) -> float | str | None:

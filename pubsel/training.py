@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+import pubsel
 from pubsel.algorithms import Algorithm, Finishes, Frozen, Mechanism, Pretrains, Release, View
 from pubsel.config import Optimizer, Training, UserError
 from pubsel.data import Split, Task
@@ -39,6 +40,8 @@ class Progress(NamedTuple):
     epoch: float
     loss: float  # mean over the private examples since the last report: not covered by the guarantee
     seconds: float
+    norm: float  # of the last descent direction, noise included: covered
+    learning_rate: float
 
 
 def schedule(n: int, training: Training) -> Schedule:
@@ -206,7 +209,8 @@ def fit(
         if epoch_ends:
             loss = float(torch.cat(losses).mean()) if sum(map(len, losses)) else float("nan")
             now = earlier + time.monotonic() - began
-            report(Progress(step + 1, plan.steps, (step + 1) * plan.rate, loss, now))
+            norm, learning_rate = float(direction.norm()), float(decay.get_last_lr()[0])
+            report(Progress(step + 1, plan.steps, (step + 1) * plan.rate, loss, now, norm, learning_rate))
             losses = []
     average.into(parameters, plan.steps)
     if isinstance(algorithm, Finishes):
@@ -290,7 +294,8 @@ def save(path: Path, content: Any) -> None:
 
 def _state(step: int, seconds: float, parts: tuple[Any, ...]) -> dict[str, Any]:
     """What a checkpoint holds."""
-    return {"step": step, "seconds": seconds, "parts": [part.state_dict() for part in parts]}
+    states = [part.state_dict() for part in parts]
+    return {"step": step, "seconds": seconds, "parts": states, "version": pubsel.__version__}
 
 
 def _resume(path: Path, *parts: Any) -> tuple[int, float]:
@@ -299,9 +304,11 @@ def _resume(path: Path, *parts: Any) -> tuple[int, float]:
         return 0, 0.0
     try:
         saved = torch.load(path, weights_only=True)
+        if (made := saved.get("version", pubsel.__version__)) != pubsel.__version__:
+            raise ValueError(f"made by pubsel {made}, this is {pubsel.__version__}")
         for part, state in zip(parts, saved["parts"], strict=True):
             part.load_state_dict(state)
         return saved["step"], saved["seconds"]
     except Exception as error:
-        reason = str(error).splitlines()[0]
+        reason = str(error).partition("\n")[0] or type(error).__name__
         raise UserError(f"{path} cannot be read ({reason}): delete it to start this run again") from None
