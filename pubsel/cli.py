@@ -25,6 +25,7 @@ from omegaconf.errors import OmegaConfBaseException
 import pubsel
 from pubsel.config import (
     CONF,
+    Attack,
     AttackConfig,
     DataConfig,
     RankConfig,
@@ -258,6 +259,8 @@ def _complete(words: list[str], line: str) -> int:
     match before:
         case []:
             choices = list(COMMANDS)
+        case ["attack"]:
+            choices = [attack.name for attack in Attack]
         case ["table"]:
             choices = sorted(path.stem for path in (CONF / "tables").glob("*.yaml"))
         case ["data"]:
