@@ -29,6 +29,7 @@ from hydra_plugins import pubsel_launchers
 from pubsel import sweep
 from pubsel.config import (
     CONF,
+    Attack,
     AttackConfig,
     DataConfig,
     RankConfig,
@@ -303,6 +304,8 @@ def _complete(words: list[str], line: str) -> int:
     match before:
         case []:
             choices = list(COMMANDS)
+        case ["attack"]:
+            choices = [attack.name for attack in Attack]
         case ["table"]:
             choices = sorted(path.stem for path in (CONF / "tables").glob("*.yaml"))
         case ["data"]:

@@ -548,6 +548,8 @@ def test_bash_completes() -> None:
         ("pubsel run +experiment=qui", ["+experiment=quickstart"]),
         ("pubsel run bad=[ al", []),
         ("pubsel rank private=digits pub", ["public="]),
+        ("pubsel attack ", ["gsd_white_box", "gsd_black_box", "loss"]),
+        ("pubsel attack loss ru", ["run="]),
         ("pubsel table gsd_table2", ["gsd_table2"]),
         ("pubsel table gsd_table2 res", ["results="]),
         ("pubsel data ", ["list", "prepare"]),
