@@ -19,6 +19,8 @@ from hydra.core.utils import JobReturn, filter_overrides
 from hydra.plugins.launcher import Launcher
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
+from pubsel.config import CellsFailed, UserError
+
 # What the keys hydra.launcher.* are unless they are given
 
 
@@ -149,7 +151,7 @@ class Joblib(_Many):
         with sweep.stopped_by_sigterm(), sweep.View(folder, cells, initial_job_idx, workers) as view:
             returns = plugin.launch(job_overrides, initial_job_idx)
         if view.failed():
-            raise sweep.Failed(view.failed())
+            raise CellsFailed(view.failed())
         return returns
 
 
@@ -167,8 +169,6 @@ class Submitit(_Many):
             from hydra_plugins.hydra_submitit_launcher.config import BaseQueueConf
             from hydra_plugins.hydra_submitit_launcher.submitit_launcher import BaseSubmititLauncher
         except ImportError:
-            from pubsel.config import UserError
-
             raise UserError(f"hydra/launcher=submitit_{self.cluster}: pip install pubsel[slurm]") from None
         from pubsel import sweep
 
@@ -179,16 +179,11 @@ class Submitit(_Many):
                 folder=folder / "jobs" / "%j", cluster=self.cluster, slurm_max_num_timeout=self.max_num_timeout
             )
         except RuntimeError as error:
-            raise sweep.UserError(f"hydra/launcher=submitit_{self.cluster}: {error}") from None
+            raise UserError(f"hydra/launcher=submitit_{self.cluster}: {error}") from None
         common = {f.name for f in dataclasses.fields(BaseQueueConf)}
-        given = OmegaConf.to_container(OmegaConf.create(self.parameters))
-        assert isinstance(given, dict)
+        given: Any = OmegaConf.to_container(OmegaConf.create(self.parameters))
         executor.update_parameters(
-            **{
-                str(key) if key in common else f"slurm_{key}": value
-                for key, value in given.items()
-                if value is not None
-            }
+            **{key if key in common else f"slurm_{key}": value for key, value in given.items() if value is not None}
         )
         numbers = list(range(initial_job_idx, initial_job_idx + len(cells)))
         arguments = [
@@ -209,7 +204,7 @@ class Submitit(_Many):
                     said = why[0] if why else f"ended as {ended.state}, without a result"
                     view.lose(number, f"job {ended.job_id} {said}; see {ended.paths.stdout}")
         if view.failed():
-            raise sweep.Failed(view.failed())
+            raise CellsFailed(view.failed())
         return [job.result() for job in jobs]
 
     def _left(self, jobs: list[Any]) -> None:

@@ -25,12 +25,11 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 import pubsel
-from hydra_plugins import pubsel_launchers
-from pubsel import sweep
 from pubsel.config import (
     CONF,
     Attack,
     AttackConfig,
+    CellsFailed,
     DataConfig,
     RankConfig,
     RunConfig,
@@ -232,12 +231,14 @@ def _dispatch(command: str, words: list[str]) -> int:
     os.environ["HYDRA_FULL_ERROR"] = "1"  # errors reach us instead of Hydra's own printing
     logging.getLogger("hydra").addHandler(logging.NullHandler())
     sys.argv = ["pubsel", *words]
+    from hydra_plugins import pubsel_launchers
+
     pubsel_launchers.register()
     try:
         hydra.main(config_path=str(CONF), config_name=command, version_base="1.3")(task)()
     except SystemExit as done:  # after --help or --cfg
         return int(done.code or 0)
-    except sweep.Failed as several:
+    except CellsFailed as several:
         failures = several.cells
     except (HydraException, OmegaConfBaseException, OSError, UserError):
         raise

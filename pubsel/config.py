@@ -41,6 +41,14 @@ class UsageError(UserError):
     exit_code = 2
 
 
+class CellsFailed(UserError):
+    """Cells of a sweep that failed, each with why; the others are done."""
+
+    def __init__(self, cells: list[str]):
+        super().__init__(f"{len(cells)} cells failed")
+        self.cells = cells
+
+
 def setting(
     about: str,
     *,

@@ -34,14 +34,6 @@ SHOWN = 16  # running cells in the view
 _place: list[FileLock] = []  # of this worker, held as long as it lives
 
 
-class Failed(UserError):
-    """Cells of a sweep that failed; the others are done."""
-
-    def __init__(self, cells: list[str]):
-        super().__init__(f"{len(cells)} cells failed")
-        self.cells = cells
-
-
 def telling(cells: Sequence[Sequence[str]]) -> list[str]:
     """What tells each cell apart: its words that not all of them have."""
     common = set(cells[0]).intersection(*cells) if len(cells) > 1 else set()

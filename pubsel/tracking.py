@@ -13,8 +13,8 @@ Track = Callable[[Progress, float | None], None]
 
 WARNING = (
     "The loss is computed on private data without noise: the guarantee does not cover it, so do not publish it. "
-    "The norm of the direction is computed from what the mechanism releases, and the guarantee covers it; epsilon and learning "
-    "rate depend on no private example."
+    "The norm of the direction is computed from what the mechanism releases, and the guarantee covers it; epsilon and "
+    "learning rate depend on no private example."
 )
 
 
