@@ -23,7 +23,18 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 import pubsel
-from pubsel.config import CONF, DataConfig, RankConfig, RunConfig, TableConfig, UsageError, UserError, check, datasets
+from pubsel.config import (
+    CONF,
+    AuditConfig,
+    DataConfig,
+    RankConfig,
+    RunConfig,
+    TableConfig,
+    UsageError,
+    UserError,
+    check,
+    datasets,
+)
 
 HELP = f"""pubsel {pubsel.__version__}: private machine learning with public data.
 
@@ -32,6 +43,7 @@ HELP = f"""pubsel {pubsel.__version__}: private machine learning with public dat
   pubsel run -m +experiment=gep_cifar10 pair.public=cifar100,cifar10,svhn seed=0,1,2     a sweep
   pubsel rank private=digits public=[digits,photo_patches,noise] distance.m=200          which public set is nearest?
   pubsel rank private=/path/to/images public=[/path/a,/path/b]                           the same, on your own folders
+  pubsel audit +experiment=quickstart      claimed epsilon beside what attacks on a training measure
   pubsel table gsd_table2                  records beside the paper's numbers
   pubsel data list                         every named dataset: where it comes from, and whether it is here
   pubsel data prepare NAME                 download or convert one
@@ -63,6 +75,13 @@ def _rank(values: DictConfig) -> None:
     print(show_rank(rank(settings)))
 
 
+def _audit(values: DictConfig) -> None:
+    settings = check(AuditConfig, values)
+    from pubsel.audit import audit, show_audit
+
+    print(show_audit(audit(settings)))
+
+
 def _table(values: DictConfig) -> None:
     from pubsel import results
 
@@ -84,7 +103,9 @@ def _data(values: DictConfig) -> None:
         raise UsageError(f"action={settings.action}: {usage}")
 
 
-COMMANDS: dict[str, Callable[[DictConfig], None]] = {"run": _run, "rank": _rank, "table": _table, "data": _data}
+COMMANDS: dict[str, Callable[[DictConfig], None]] = {
+    "run": _run, "rank": _rank, "audit": _audit, "table": _table, "data": _data,
+}  # fmt: skip
 POSITIONAL = {"table": ["table"], "data": ["action", "name"]}  # keys that are given without their name
 
 

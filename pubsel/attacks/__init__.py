@@ -1,0 +1,1 @@
+"""Attacks on what pubsel releases: what an adversary finds, beside what is claimed."""
