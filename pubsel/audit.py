@@ -29,7 +29,7 @@ from pubsel.evaluation import logits
 from pubsel.per_example import losses_of
 from pubsel.privacy import Plan
 from pubsel.randomness import stream
-from pubsel.run import canonical, choose_device, guarantee, load_task, locked, noise_key, prepare, solve
+from pubsel.run import canonical, choose_device, guarantee, load_task, locked, noise_key, prepare, solve, weights_digest
 from pubsel.terminal import say
 from pubsel.training import Progress, engine, fit, on_device
 
@@ -166,12 +166,14 @@ def measured(
         "confidence": audit.confidence,
         "any_program": {**extremes._asdict(), "epsilon": epsilon_of_any(extremes, delta, audit.confidence)},
     }
+    refuted = False
     if independent is not None:
         epsilon, noise = epsilon_of_plan(independent, plan, audit.confidence)
         most = noise if math.isfinite(noise) else None
         found["planned_kind"] = {**independent._asdict(), "epsilon": epsilon, "noise_multiplier_at_most": most}
+        refuted = noise <= plan.noise_multiplier or epsilon > plan.claimed_epsilon
     bounds = [found[key]["epsilon"] for key in ("any_program", "planned_kind") if key in found]
-    return found | {"measured": max(bounds), "refuted": max(bounds) > claimed}
+    return found | {"measured": max(bounds), "refuted": refuted or found["any_program"]["epsilon"] > claimed}
 
 
 def _per_instance(cell: Cell) -> dict[str, Any]:
@@ -185,7 +187,7 @@ def _per_instance(cell: Cell) -> dict[str, Any]:
     schedule, plan, first = guarantee(settings, algorithm, len(task.private.x))
     assert plan is not None
     labels = task.private.y
-    _, _, trains, task = prepare(settings, algorithm, task, name, key, scratch, first, device)
+    model, frozen, trains, task = prepare(settings, algorithm, task, name, key, scratch, first, device)
     losses = Losses(on_device(task, device).private, plan, settings.audit.every)
     fit(
         trains, task, losses.watching(algorithm), schedule, plan.noise_multiplier, settings.training, name, key,
@@ -198,6 +200,7 @@ def _per_instance(cell: Cell) -> dict[str, Any]:
     shares = np.quantile(epsilons, [0, 0.25, 0.5, 0.75, 1])
     return {
         "run": name,
+        "weights": weights_digest(model if frozen is None else nn.Sequential(frozen, model)),  # those of the run
         "claimed": plan.claimed_epsilon,
         "delta": plan.delta,
         "plan": plan._asdict(),
@@ -224,7 +227,7 @@ def show_audit(record: dict[str, Any]) -> str:
             right = f"{found['right']} of {found['made']} guesses right, {found['canaries']} canaries"
             lines.append(f"  {what}: at least {found['epsilon']:.2f} ({right})")
     if "checks" in record:
-        lines.append("  checks: " + ", ".join(f"{name} p = {p:.2g}" for name, p in record["checks"].items()))
+        lines.append("  checks: " + ", ".join(f"{name} p = {p:.2g}" for name, p in sorted(record["checks"].items())))
     if record["refuted"]:
         lines.append("  THE CLAIM IS REFUTED: the training is less private than claimed")
     if record["failed"]:

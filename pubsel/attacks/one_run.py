@@ -25,7 +25,6 @@ from pubsel import privacy
 from pubsel.config import UsageError
 
 LARGEST = 50.0  # epsilon; more is not told apart
-ERROR = 0.005  # of epsilon, that the accountant may make; half of it, or less, in the chance of a right guess
 FAR = 4.0  # times less noise than planned is not told from still less
 WIDTH = 1.01  # ratio of the noise multipliers between which a bound is found
 
@@ -76,32 +75,36 @@ def epsilon_of_any(found: Guesses, delta: float, confidence: float) -> float:
     return low
 
 
+def stands(found: Guesses, plan: privacy.Plan, confidence: float, noise_multiplier: float | None = None) -> bool:
+    """Whether so many right guesses are no surprise under `plan`, or under it with another noise multiplier.
+
+    The best adversary is right with chance (1 + delta(0)) / 2, delta(0) being that of the steps at epsilon 0; of
+    independent canaries the number of right guesses is then below a binomial one.
+    """
+    sigma = plan.noise_multiplier if noise_multiplier is None else noise_multiplier
+    chance = (1 + privacy.advantage(sigma, plan.rate, plan.steps)) / 2
+    return bool(stats.binom.sf(found.right - 1, found.made, chance) >= 1 - confidence)
+
+
 def epsilon_of_plan(found: Guesses, plan: privacy.Plan, confidence: float) -> tuple[float, float]:
     """(least epsilon at plan.delta, largest noise multiplier) that the guesses leave; (0, inf) where they say nothing.
 
-    The best adversary is right with chance (1 + delta(0)) / 2, delta(0) being that of the steps at epsilon 0. Of
-    independent canaries that many or fewer are right, binomially; the least noise multiplier for which the tail is less
-    than 1 - confidence bounds the true one. A bound above plan.epsilon refutes the plan.
+    The plan is refuted where that noise multiplier is plan.noise_multiplier or less. epsilon is the accountant's, like
+    the claimed one: both up to half a percent.
     """
-
-    def stands(noise_multiplier: float) -> bool:
-        chance = (1 + privacy.advantage(noise_multiplier, plan.rate, plan.steps, ERROR)) / 2
-        return bool(stats.binom.sf(found.right - 1, found.made, chance) >= 1 - confidence)
-
     low = high = plan.noise_multiplier  # then: low stands, high is refuted
     try:
-        while stands(high):
+        while stands(found, plan, confidence, high):
             low, high = high, 1.3 * high
             if high > 100 * plan.noise_multiplier:
                 return 0.0, math.inf
-        while low == high or not stands(low):
+        while low == high or not stands(found, plan, confidence, low):
             high, low = low, low / 1.3
             if high < plan.noise_multiplier / FAR:
                 break
         while high / low > WIDTH:
             middle = math.sqrt(low * high)
-            low, high = (middle, high) if stands(middle) else (low, middle)
+            low, high = (middle, high) if stands(found, plan, confidence, middle) else (low, middle)
     except UsageError:  # so little noise that it cannot be accounted for: what is refuted already is a bound
         pass
-    upper = privacy.spent(high, plan.rate, plan.steps, plan.delta)
-    return upper * (1 - (plan.rate < 1) * 2 * privacy.RELATIVE_ERROR), high
+    return privacy.spent(high, plan.rate, plan.steps, plan.delta), high

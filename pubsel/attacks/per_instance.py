@@ -31,7 +31,7 @@ from pubsel.data import Split
 from pubsel.gradients import CPU_ENTRIES, row_norms
 from pubsel.privacy import Plan
 
-LEVELS = 200  # of the norm of a contribution, from 0 to the sensitivity; a norm counts as the level above it
+LEVELS = 100  # of the norm of a contribution, from 0 to the sensitivity; a norm counts as the level above it
 
 
 class Losses:
@@ -62,15 +62,14 @@ class Losses:
     def epsilons(self) -> NDArray[np.float64]:
         """The loss of each example at plan.delta, [n]; never above that of the worst case."""
         plan = self.plan
-        worst = privacy.spent(plan.noise_multiplier, plan.rate, plan.steps, plan.delta)
         if plan.rate == 1:
             mus = np.sqrt(self.squares) / plan.noise_multiplier
-            return np.array([min(worst, privacy.gaussian_epsilon(mu, plan.delta)) for mu in mus])
+            return np.array([min(plan.epsilon, privacy.gaussian_epsilon(mu, plan.delta)) for mu in mus])
         levels = np.arange(1, LEVELS + 1) / LEVELS
         curves = np.stack([privacy.rdp_of_step(plan.noise_multiplier / level, plan.rate) for level in levels])
         found = privacy.epsilons_of_rdp(self.levels[:, 1:] @ curves, plan.delta)
         found[self.levels[:, 1:].sum(1) == 0] = 0  # nothing was ever added
-        return found.clip(0, worst)
+        return found.clip(0, plan.epsilon)
 
 
 @torch.no_grad()
