@@ -8,7 +8,7 @@ BIN := .venv/bin
 RUN := $(BIN)/pubsel run
 TABLE := $(BIN)/pubsel table
 
-.PHONY: venv quickstart test lint bench bench-scaling tables table2 table2-cifar10 table2-svhn table2-fmnist \
+.PHONY: venv quickstart test lint bench bench-scaling tables audit table2 table2-cifar10 table2-svhn table2-fmnist \
 	gep-table1 gep-table1-mnist gep-table1-svhn gep-table1-cifar10 gep-table3 gep-table5 gep-table6 \
 	pillar-table2 pillar-table3 pillar-table4 pillar-table6 pillar-table7 pillar-table8 pillar-table9 \
 	pillar-figure4 pillar-figure7 pillar-ours adamix-table1 adamix-figures adamix-figure1-right adamix-ours \
@@ -25,6 +25,10 @@ venv: .venv/installed
 
 quickstart: venv
 	$(RUN) +experiment=quickstart $(ARGS)
+
+# claimed epsilon beside what attacks on a training measure: make audit ARGS="+experiment=gep_cifar10"
+audit: venv
+	$(BIN)/pubsel audit $(if $(ARGS),$(ARGS),+experiment=quickstart)
 
 test: venv
 	$(BIN)/ruff check pubsel hydra_plugins scripts tests

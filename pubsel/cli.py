@@ -29,6 +29,7 @@ from pubsel.config import (
     CONF,
     Attack,
     AttackConfig,
+    AuditConfig,
     CellsFailed,
     DataConfig,
     RankConfig,
@@ -49,6 +50,7 @@ HELP = f"""pubsel {pubsel.__version__}: private machine learning with public dat
   pubsel rank private=digits public=[digits,photo_patches,noise] distance.m=200          which public set is nearest?
   pubsel rank private=/path/to/images public=[/path/a,/path/b]                           the same, on your own folders
   pubsel attack loss run=NAME              membership inference on a finished run; also gsd_white_box, gsd_black_box
+  pubsel audit +experiment=quickstart      claimed epsilon beside what attacks on a training measure
   pubsel table gsd_table2                  records beside the paper's numbers
   pubsel runs state=unfinished             which runs there are; runs show NAME: its command, and why it failed
   pubsel run replay=NAME                   repeat a run, and say whether it comes out the same
@@ -107,6 +109,13 @@ def _attack(values: DictConfig) -> None:
     print(show(attack(settings)), NOT_PRIVATE, sep="\n\n")
 
 
+def _audit(values: DictConfig) -> None:
+    settings = check(AuditConfig, values)
+    from pubsel.audit import audit, show_audit
+
+    print(show_audit(audit(settings)))
+
+
 def _table(values: DictConfig) -> None:
     from pubsel import tables
 
@@ -135,7 +144,7 @@ def _data(values: DictConfig) -> None:
 
 
 COMMANDS: dict[str, Callable[[DictConfig], None]] = {
-    "run": _run, "rank": _rank, "attack": _attack, "table": _table, "runs": _runs, "data": _data,
+    "run": _run, "rank": _rank, "attack": _attack, "audit": _audit, "table": _table, "runs": _runs, "data": _data,
 }  # fmt: skip
 POSITIONAL = {
     "attack": ["attack"],

@@ -81,6 +81,7 @@ Optimizer = Enum("Optimizer", ["sgd", "adam"])
 Tracking = Enum("Tracking", ["none", "tensorboard"])
 DPPCA = Enum("DPPCA", ["gauss", "bingham"])
 Attack = Enum("Attack", ["gsd_white_box", "gsd_black_box", "loss"])
+AuditKind = Enum("AuditKind", ["white_box", "black_box", "per_instance"])
 
 
 @dataclass
@@ -302,6 +303,27 @@ class RunConfig(Common):
     training: Training = field(default_factory=Training)
     epsilon_select: float | None = setting("pair.public=auto: epsilon of the selection", over=0, default=None)
     select: Select = field(default_factory=Select)
+
+
+@dataclass
+class Audit:
+    """How `pubsel audit` attacks a training."""
+
+    kind: AuditKind = setting(
+        "white_box: canaries in the gradients, every noisy sum is seen; black_box: mislabelled examples, the trained "
+        "model is seen; per_instance: no attack, the privacy loss of each private example"
+    )
+    canaries: int = setting("how many, each in the data with probability 1/2", at_least=10)
+    guesses: float = setting("share of the canaries, the most extreme ones, guessed for any program", over=0, at_most=1)
+    confidence: float = setting("of each lower bound", over=0, below=1)
+    every: int = setting("per_instance: steps between two passes over all private examples; 1 is exact", at_least=1)
+
+
+@dataclass
+class AuditConfig(RunConfig):
+    """`pubsel audit`."""
+
+    audit: Audit = field(default_factory=Audit)
 
 
 @dataclass

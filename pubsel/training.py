@@ -134,6 +134,7 @@ def fit(
     secure: bool,
     checkpoint: Path,
     report: Callable[[Progress], None],
+    gradients: Engine | None = None,
 ) -> float:
     """Train `model` in place on task.private; returns the seconds spent, those before a resume included.
 
@@ -141,13 +142,13 @@ def fit(
     not either. key: the run and its private data; with the step it determines sample and noise, so that a run killed
     at any moment goes on from `checkpoint` and ends, bit for bit on a CPU, like an uninterrupted one. With `secure`,
     sample and noise come from the operating system instead: steps after the last checkpoint, whose result nobody saw,
-    are drawn anew.
+    are drawn anew. gradients: by default engine(model, training.chunk); an audit brings its own.
 
     Raises UserError when the weights stop being finite.
     """
     device = next(model.parameters()).device
     task = on_device(task, device)
-    gradients = engine(model, training.chunk)
+    gradients = gradients or engine(model, training.chunk)
     parameters = [dict(model.named_parameters())[name] for name in gradients.offsets]
     rate, decayed = training.learning_rate, training.weight_decay
     optimizer: torch.optim.Optimizer = torch.optim.SGD(parameters, rate, training.momentum, weight_decay=decayed)
