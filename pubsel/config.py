@@ -432,9 +432,10 @@ def one_or_combined(key: str, public: Any) -> str | list[str] | None:
     return names if len(names) > 1 else names[0]
 
 
-def candidates_of(key: str, candidates: list[Any]) -> list[Any]:
+def candidates_of(key: str, candidates: Any) -> list[Any]:
     """Candidates for public data as `key` gives them, each as `one_or_combined` has it; UsageError where one is
     none."""
+    candidates = candidates if isinstance(candidates, list) else [candidates]
     if None in candidates:
         raise UsageError(f"{key}=[null]: a candidate is a name or path, or a list of them")
     return [one_or_combined(key, candidate) for candidate in candidates]
