@@ -145,7 +145,7 @@ def row(
     return {
         "n": n, "m": m, "mechanism": kind, "cap": cap or "", "epsilon": epsilon, "delta": delta,
         "probability": f"{right.mean():.4f}", "error": f"{error:.4f}", "trials": len(right),
-        "excess": f"{(p @ far).mean() - far.min():.4f}",
+        "excess": f"{max(0.0, (p @ far).mean() - far.min()):.4f}",
     }  # fmt: skip
 
 
