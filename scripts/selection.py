@@ -145,7 +145,7 @@ def row(
     return {
         "n": n, "m": m, "mechanism": kind, "cap": cap or "", "epsilon": epsilon, "delta": delta,
         "probability": f"{right.mean():.4f}", "error": f"{error:.4f}", "trials": len(right),
-        "excess": f"{(p @ far).mean() - far.min():.4f}",
+        "excess": f"{max(0.0, (p @ far).mean() - far.min()):.4f}",
     }  # fmt: skip
 
 
@@ -189,7 +189,7 @@ def main(path: Path, words: list[str]) -> None:
     rows = [kept for kept in old if any(kept[key] != rows[0][key] for key in pair)] + rows
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("w", newline="") as file:
-        writer = csv.DictWriter(file, [*rows[0]])
+        writer = csv.DictWriter(file, [*rows[-1]], restval="", extrasaction="ignore")
         writer.writeheader()
         writer.writerows(rows)
     print(path.read_text(), end="")

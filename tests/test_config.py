@@ -102,7 +102,9 @@ def test_an_unknown_key_is_refused_with_those_that_there_are() -> None:
     with pytest.raises(UsageError, match=r"^unknown key epsilonn; here: .*epsilon, epsilon_select, es") as refusal:
         check(RunConfig, with_value("epsilonn", 1))
     assert refusal.value.exit_code == 2
-    with pytest.raises(UsageError, match=r"^unknown key pair.typo; here: convert, m, private, private_share, public, "):
+    with pytest.raises(
+        UsageError, match=r"^unknown key pair.typo; here: candidates, convert, m, private, private_share, public, "
+    ):
         check(RunConfig, with_value("pair.typo", 1))
 
 
