@@ -41,6 +41,14 @@ class UsageError(UserError):
     exit_code = 2
 
 
+class CellsFailed(UserError):
+    """Cells of a sweep that failed, each with why; the others are done."""
+
+    def __init__(self, cells: list[str]):
+        super().__init__(f"{len(cells)} cells failed")
+        self.cells = cells
+
+
 def setting(
     about: str,
     *,
@@ -70,8 +78,10 @@ Norm = Enum("Norm", ["replace", "freeze"])
 Metric = Enum("Metric", ["accuracy", "auc"])
 Take = Enum("Take", ["test", "train"])
 Optimizer = Enum("Optimizer", ["sgd", "adam"])
+Tracking = Enum("Tracking", ["none", "tensorboard"])
 DPPCA = Enum("DPPCA", ["gauss", "bingham"])
 Attack = Enum("Attack", ["gsd_white_box", "gsd_black_box", "loss"])
+AuditKind = Enum("AuditKind", ["white_box", "black_box", "per_instance"])
 
 
 @dataclass
@@ -281,6 +291,8 @@ class RunConfig(Common):
 
     label: str = setting("names a setting in tables, such as paper or tuned")
     estimate: bool = setting("say first what the run will take, and refuse what does not fit", neutral=True)
+    replay: str | None = setting("a record's file or name: repeat it, say whether it comes out the same", neutral=True)
+    tracking: Tracking = setting("tensorboard: curves of loss, norms and epsilon in the run's folder", neutral=True)
     profile: bool = setting("profile one step on random images: trace.json and costliest.txt", neutral=True)
     epsilon: float = setting("epsilon of the guarantee; inf: no noise, no guarantee", over=0, infinite=True)
     pair: Pair = field(default_factory=Pair)
@@ -291,6 +303,27 @@ class RunConfig(Common):
     training: Training = field(default_factory=Training)
     epsilon_select: float | None = setting("pair.public=auto: epsilon of the selection", over=0, default=None)
     select: Select = field(default_factory=Select)
+
+
+@dataclass
+class Audit:
+    """How `pubsel audit` attacks a training."""
+
+    kind: AuditKind = setting(
+        "white_box: canaries in the gradients, every noisy sum is seen; black_box: mislabelled examples, the trained "
+        "model is seen; per_instance: no attack, the privacy loss of each private example"
+    )
+    canaries: int = setting("how many, each in the data with probability 1/2", at_least=10)
+    guesses: float = setting("share of the canaries, the most extreme ones, guessed for any program", over=0, at_most=1)
+    confidence: float = setting("of each lower bound", over=0, below=1)
+    every: int = setting("per_instance: steps between two passes over all private examples; 1 is exact", at_least=1)
+
+
+@dataclass
+class AuditConfig(RunConfig):
+    """`pubsel audit`."""
+
+    audit: Audit = field(default_factory=Audit)
 
 
 @dataclass
@@ -340,6 +373,18 @@ class TableConfig:
 
     table: str = setting("name of a table in conf/tables")
     results: str = setting("folder with the records (runs/, distances/) and for tables/", neutral=True)
+    debug: bool = setting("show the traceback of an error", neutral=True)
+
+
+@dataclass
+class RunsConfig:
+    """`pubsel runs`."""
+
+    action: str = setting("list, show or delete")
+    name: str | None = setting("a run's name, or a part of it")
+    where: list[str] = setting("which runs: key=value,value of a record or its settings; state=finished, stale, ...")
+    results: str = setting("folder with the runs", neutral=True)
+    yes: bool = setting("delete without asking", neutral=True)
     debug: bool = setting("show the traceback of an error", neutral=True)
 
 

@@ -6,8 +6,9 @@ import hashlib
 import math
 import tempfile
 import time
+import traceback
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from filelock import FileLock, Timeout
 from torch import nn
 
 import pubsel
-from pubsel import algorithms, config, data, distances, estimate, models, privacy, results, selection
+from pubsel import algorithms, config, data, distances, estimate, models, privacy, results, selection, tracking
 from pubsel.algorithms import Freezes, Frozen, Solves
 from pubsel.config import (
     Convert,
@@ -38,7 +39,7 @@ from pubsel.evaluation import check_classes, evaluate, interval, logits, utility
 from pubsel.models.split import Above, split
 from pubsel.models.trained import trained_parameters
 from pubsel.randomness import Source, content, stream
-from pubsel.terminal import say
+from pubsel.terminal import log, logged, say
 from pubsel.training import (
     Progress,
     Schedule,
@@ -134,17 +135,51 @@ def run(settings: RunConfig) -> dict[str, Any]:
     device = choose_device(settings.device)
     name = config.identity(settings)
     folder = Path(settings.results) / "runs" / name
-    with locked(folder):
-        path = folder / "result.json"
-        if path.exists():
-            say(f"{name}: finished before")
-            if has_paths([settings.pair.private, *sets_of(settings.pair)]):
-                say(f"  if its files have changed since, delete {folder} to train again")
-            return results.read_record(path)
-        record = _train(settings, name, folder, device)
-        results.write_record(path, record)
-        (folder / "checkpoint.pt").unlink(missing_ok=True)
-    return record
+    path = folder / "result.json"
+    if not path.exists():
+        with locked(folder):
+            if not path.exists():  # nor has it come while this process waited
+                clean(folder)
+                asked = {"identity": name, "settings": config.settings(settings), "device": str(device)}
+                results.write_record(folder / "settings.json", asked)
+                with logged(folder / "log.txt"), _failures_noted(folder):
+                    record = _train(settings, name, folder, device)
+                    results.write_record(path, record)
+                    log(f"finished: {record['metric']} {record['utility']:.4f}")
+                (folder / "checkpoint.pt").unlink(missing_ok=True)
+                return record
+    with contextlib.suppress(OSError):
+        (folder / "checkpoint.pt").unlink(missing_ok=True)  # of who was killed behind the record
+    say(f"{name}: finished before")
+    if has_paths([settings.pair.private, *sets_of(settings.pair)]):
+        say(f"  if its files have changed since, delete {folder} to train again")
+    return results.read_record(path)
+
+
+def clean(folder: Path) -> None:
+    """Remove what killed processes have left half-written. For who has the lock."""
+    for path in [*folder.glob("*.part"), *folder.glob(".*.tmp")]:
+        path.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def _failures_noted(folder: Path) -> Iterator[None]:
+    """The last line of the log of a run that fails says why; where nothing was started, nothing stays but the lock."""
+    try:
+        yield
+    except UsageError:
+        if not (folder / "checkpoint.pt").exists():
+            (folder / "settings.json").unlink(missing_ok=True)
+            (folder / "log.txt").unlink(missing_ok=True)
+        raise
+    except (KeyboardInterrupt, SystemExit):
+        log("interrupted")
+        raise
+    except Exception as error:
+        if not isinstance(error, UserError):
+            log(traceback.format_exc())
+        log(f"{results.FAILED}{' '.join(str(error).split()) or type(error).__name__}")
+        raise
 
 
 class locked:
@@ -172,6 +207,7 @@ class locked:
 def _train(settings: RunConfig, name: str, folder: Path, device: torch.device) -> dict[str, Any]:
     origin = results.provenance()  # of the code that trains, before anyone edits it
     algorithm = algorithms.build(settings.algorithm)
+    track = tracking.track(settings.tracking, folder)
     asked, before, total = settings, list[tuple[str, privacy.Plan]](), settings.epsilon
     say(f"{name}: on {device}")
     if settings.pair.public == AUTO:
@@ -189,14 +225,7 @@ def _train(settings: RunConfig, name: str, folder: Path, device: torch.device) -
     before += [("before training", first)] if first else []
     spent_before = sum(part.epsilon for _, part in before)
     distance = pair_distance(settings, task, device)
-    frozen = freeze(settings, algorithm, task, name, key, folder, first)
-    if frozen is not None:
-        task = task.each(lambda split: Split(torch.cat([frozen(x) for x in split.x.split(2**14)]), split.y))
-    model = network(settings.model, task, settings.seed, settings.data_root).to(device)
-    trains = model
-    if settings.model.once and isinstance(model, models.Network):
-        free = min(estimate.free(device), estimate.free(torch.device("cpu")))
-        trains, task = once(model, task, free)
+    model, frozen, trains, task = prepare(settings, algorithm, task, name, key, folder, first, device)
     if settings.estimate and plan.steps:
         _estimate(settings, trains, task, algorithm, plan, folder, device)
 
@@ -205,17 +234,19 @@ def _train(settings: RunConfig, name: str, folder: Path, device: torch.device) -
     def report(now: Progress) -> None:
         nonlocal said
         if now.step < now.steps and time.monotonic() < said + REPORT_SECONDS:
-            return
+            return track(now, None)
         said = time.monotonic()
         left = now.seconds / now.step * (now.steps - now.step)
-        used = ""
+        used, so_far = "", None
         if spend is not None:
             with contextlib.suppress(UsageError):  # a display must not end a run
-                so_far = privacy.spent(
+                of_training = privacy.spent(
                     spend.noise_multiplier, plan.rate, plan.steps, spend.delta, now.step, about=spend.epsilon
                 )
-                used = f"  epsilon {min(so_far, spend.epsilon) + spent_before:.3f}"
+                so_far = min(of_training, spend.epsilon) + spent_before
+                used = f"  epsilon {so_far:.3f}"
         say(f"  epoch {now.epoch:6.1f}  loss {now.loss:.4f}{used}  {now.seconds:.0f} s, about {left:.0f} s left")
+        track(now, so_far)
 
     if isinstance(algorithm, Solves):
         weight, spend = solve(settings, algorithm, task, key, folder)
@@ -266,6 +297,22 @@ def _train(settings: RunConfig, name: str, folder: Path, device: torch.device) -
         "notes": list(task.notes),
         **origin,
     }
+
+
+def prepare(
+    settings: RunConfig, algorithm: algorithms.Algorithm, task: Task, name: str, key: str, folder: Path,
+    first: privacy.Plan | None, device: torch.device,
+) -> tuple[nn.Module, Frozen | None, nn.Module, Task]:  # fmt: skip
+    """The network; what is frozen before it; what trains of it; and the task as that sees it."""
+    frozen = freeze(settings, algorithm, task, name, key, folder, first)
+    if frozen is not None:
+        task = task.each(lambda split: Split(torch.cat([frozen(x) for x in split.x.split(2**14)]), split.y))
+    model = network(settings.model, task, settings.seed, settings.data_root).to(device)
+    if not (settings.model.once and isinstance(model, models.Network)):
+        return model, frozen, model, task
+    free = min(estimate.free(device), estimate.free(torch.device("cpu")))
+    trains, task = once(model, task, free)
+    return model, frozen, trains, task
 
 
 def load_task(settings: RunConfig, device: torch.device) -> Task:

@@ -22,7 +22,7 @@ import yaml
 from scipy import stats
 
 from pubsel import config
-from pubsel.results import read_records, write_whole
+from pubsel.results import at, read_ranks, read_records, write_whole
 
 _HERE = Path(__file__).resolve().parent
 PAPER = next((path for path in (_HERE.parent / "results" / "paper", _HERE / "paper") if path.is_dir()), _HERE / "paper")
@@ -51,6 +51,8 @@ class Spec:
     stand_ins: dict[str, str] = field(default_factory=dict)  # our public data: the paper's that it stands for
     match: dict[str, str] = field(default_factory=dict)  # column of the paper's CSV: dotted key of the settings
     select: dict[str, Any] = field(default_factory=dict)  # by: SELECTION; over: dotted keys of the settings to choose
+    names: dict[str, str] = field(default_factory=dict)  # our data set: the paper's name of the same
+    ranks: bool = False  # whether distances of `pubsel rank` belong too
 
 
 @dataclass(frozen=True)
@@ -66,6 +68,10 @@ class Cell:
     def utility(self) -> tuple[float, float | None]:
         """Mean over seeds in percent, and the sample standard deviation; None for a single seed."""
         return _mean_std([100 * record["utility"] for record in self.records])
+
+    def trained(self) -> bool:
+        """Whether there is a utility: not for a distance of `pubsel rank` alone."""
+        return self.records[0]["utility"] is not None
 
     def interval(self) -> tuple[float | None, float | None]:
         """95 % interval of a single seed's utility over test examples, in percent; None for several seeds, which have a
@@ -175,10 +181,18 @@ def paper_rows(file: str | None) -> list[dict[str, Any]]:
 
 def table_cells(name: str, results: Path) -> list[Cell]:
     """The cells of records in `results` that the table `name` shows, selected as it says."""
-    return _scope(_spec(name), read_records(results))
+    return [cell for cell in _scope(_spec(name), results) if cell.trained()]
 
 
-def _scope(spec: Spec, records: list[dict[str, Any]]) -> list[Cell]:
+def _scope(spec: Spec, results: Path) -> list[Cell]:
+    """The cells that a table shows, their data sets by the paper's names."""
+    records = read_records(results) + (read_ranks(results) if spec.ranks else [])
+
+    def named(sets: str | None) -> str | None:
+        return sets and "+".join(spec.names.get(name, name) for name in sets.split("+"))
+
+    records = [record | {key: named(record[key]) for key in ("private", "public")} for record in records]
+
     def belongs(record: dict[str, Any]) -> bool:
         return all(
             (record[key] if key in record else at(record["settings"], key)) in values
@@ -209,7 +223,7 @@ def table(name: str, results: Path) -> pandas.DataFrame:
         raise config.UserError(f"{spec.paper} has two rows for one cell: name their difference under `match` of {name}")
     sortable = []
     filled = set()
-    for cell, setting in _with_setting(_scope(spec, read_records(results)), spec):
+    for cell, setting in _with_setting(_scope(spec, results), spec):
         place = places.get(_cell_key(cell, spec))
         filled.add((place, cell["label"]))
         row = _row(cell, setting, paper[place] if place is not None else None, spec)
@@ -243,8 +257,10 @@ def correlations(name: str, results: Path) -> pandas.DataFrame:
             paper.setdefault(block, []).append((row["distance"], row["utility"]))
     public_keys = ("pair.public", "pair.convert")
     ours: dict[tuple, list[Cell]] = {}
-    for cell in _scope(spec, read_records(results)):
-        if cell["algorithm"] not in WITHOUT_PUBLIC and cell["public"] is not None and cell.distance()[0] is not None:
+    for cell in _scope(spec, results):
+        if cell["algorithm"] in WITHOUT_PUBLIC or not cell.trained():
+            continue
+        if cell["public"] is not None and cell.distance()[0] is not None:
             same = json.dumps([[k, v] for k, v in sorted(cell.settings.items()) if k not in public_keys])
             key = (cell["private"], cell["model"], cell["algorithm"], float(cell["epsilon"]), cell["label"], same)
             ours.setdefault(key, []).append(cell)
@@ -328,7 +344,7 @@ def run(settings: config.TableConfig) -> str:
 
 
 def _row(cell: Cell, setting: str, paper: dict[str, Any] | None, spec: Spec) -> dict[str, Any]:
-    utility, utility_std = cell.utility()
+    utility, utility_std = cell.utility() if cell.trained() else (None, None)
     distance, distance_std = cell.distance()
     row = {key: cell[key] for key in CELL}
     row |= {column: at(cell["settings"], key) for column, key in spec.match.items()}
@@ -339,7 +355,7 @@ def _row(cell: Cell, setting: str, paper: dict[str, Any] | None, spec: Spec) -> 
     row["commits"] = len({record.get("commit") for record in cell.records})
     if paper is not None:
         row |= _beside(paper)
-        if paper["public"] == cell["public"] and paper["utility"] is not None:
+        if paper["public"] == cell["public"] and paper["utility"] is not None and utility is not None:
             row["difference"] = utility - paper["utility"]
     return row
 
@@ -432,13 +448,6 @@ def _flat(values: dict[str, Any], prefix: str = "") -> dict[str, str]:
         else:
             flat[f"{prefix}{key}"] = json.dumps(value)
     return flat
-
-
-def at(values: Any, key: str) -> Any:
-    """The value at a dotted key; None where there is none."""
-    for part in key.split("."):
-        values = values.get(part) if isinstance(values, dict) else None
-    return values
 
 
 def _value(text: str) -> float | str | None:

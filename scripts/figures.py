@@ -8,6 +8,8 @@ adamix_quantile, adamix_sigma, adamix_shots: Figures 7, 8 and 2. adamix_attack: 
 error (Figure 1, right), from the records of `pubsel attack loss run=all`. With settings as of `pubsel run` behind the
 name: separability, xi_k of features (PILLAR, Figure 3); reconstruction, what the projection of AdaMix loses (Figure 6),
 which looks at the private gradient without noise.
+per_instance: the privacy loss of each private example (AdaMix, Figure 3), of every audit of that kind, beside its CSV:
+NOT private.
 """
 
 import argparse
@@ -263,15 +265,39 @@ def draw_separability(frame: pandas.DataFrame, path: Path) -> None:
     fig.savefig(path, dpi=140)
 
 
+def draw_losses(folder: Path) -> None:
+    """Sorted losses and their histogram beside the claimed epsilon, for each per-instance audit in `folder`."""
+    for path in sorted((folder / "audits").glob("*/per_instance.csv")):
+        record = results.read_record(path.with_name("result.json"), ("claimed", "delta", "algorithm", "private"))
+        losses = np.sort(pandas.read_csv(path)["epsilon"])[::-1]
+        fig, (left, right) = plt.subplots(1, 2, figsize=(8, 3.6))
+        left.plot(losses, "b-")
+        left.axhline(record["claimed"], color="k", ls="--", label=f"claimed, delta {record['delta']:g}")
+        left.set(xlabel="private examples, sorted", ylabel="epsilon of the example", ylim=(0, None))
+        left.legend(fontsize=8)
+        right.hist(losses, bins=50, color="b")
+        right.axvline(record["claimed"], color="k", ls="--")
+        right.set(xlabel="epsilon of the example", ylabel="private examples")
+        fig.suptitle(f"{record['algorithm']}, {record['private']} (not private: do not publish)", fontsize=9)
+        fig.tight_layout()
+        fig.savefig(path.with_suffix(".png"), dpi=140)
+        plt.close(fig)
+        print(path.with_suffix(".png"))
+
+
 def main() -> None:
     """Write NAME.csv and NAME.png."""
     arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    arguments.add_argument("name", choices=[*LINES, "adamix_attack", "separability", "reconstruction"])
+    names = [*LINES, "adamix_attack", "separability", "reconstruction", "per_instance"]
+    arguments.add_argument("name", choices=names)
     arguments.add_argument("words", nargs="*", help="separability, reconstruction: settings as of pubsel run")
     arguments.add_argument("--results", type=Path, default=Path("results"))
     arguments.add_argument("--sets", nargs="+", default=["cifar10"], help="separability: data sets")
     given = arguments.parse_args()
     folder = given.results / "figures"
+    if given.name == "per_instance":
+        draw_losses(given.results)
+        return
     if given.name == "separability":
         frame = separability(given.words, given.sets)
         draw_separability(frame, folder / "separability.png")

@@ -55,8 +55,9 @@ def records() -> list[Path]:
 
 
 def run_folders() -> list[Path]:
-    """Run folders in which anything lies but the lock."""
-    return sorted({path.parent for path in Path("results").glob("runs/*/*") if path.name != "lock"})
+    """Run folders in which anything lies that was computed."""
+    kept = ("lock", "settings.json", "log.txt")
+    return sorted({path.parent for path in Path("results").glob("runs/*/*") if path.name not in kept})
 
 
 # A session
@@ -286,7 +287,7 @@ def test_what_needs_no_torch_does_not_wait_for_it() -> None:
 @pytest.mark.parametrize(
     ("words", "code", "expected"),
     [
-        (["fit"], 2, ["fit", "run, rank, attack, table, data"]),
+        (["fit"], 2, ["fit", "run, rank, attack, audit, table, runs, data"]),
         (["run", "--epsilon", "4"], 2, ["--epsilon", "key=value"]),
         (["run", "epsilon"], 2, ["'epsilon'", "key=value"]),
         (["run", "pair.public=[a"], 2, ["pair.public=[a", "quote"]),
@@ -522,7 +523,7 @@ done
 @pytest.mark.skipif(not shutil.which("bash"), reason="no bash")
 def test_bash_completes() -> None:
     expected = {
-        "pubsel r": "run rank",
+        "pubsel r": "run rank runs",
         "pubsel run algo": "algorithm. algorithm=",
         "pubsel run algorithm=no": "algorithm=noisy_sgd algorithm=non_private",
     }
@@ -539,14 +540,16 @@ def test_bash_completes() -> None:
 @pytest.mark.parametrize(
     ("line", "choices"),
     [
-        ("pubsel ", ["run", "rank", "table", "data"]),
-        ("pubsel run", ["run"]),
+        ("pubsel ", ["run", "rank", "attack", "audit", "table", "runs", "data"]),
+        ("pubsel run", ["run", "runs"]),
         ("pubsel nope ", []),
         ("pubsel run pair=digits", ["pair=digits_digits"]),
         ("pubsel run -m +experiment=quickstart  pair.pub", ["pair.public=", "pair.public_share="]),
         ("pubsel run +experiment=qui", ["+experiment=quickstart"]),
         ("pubsel run bad=[ al", []),
         ("pubsel rank private=digits pub", ["public="]),
+        ("pubsel attack ", ["gsd_white_box", "gsd_black_box", "loss"]),
+        ("pubsel attack loss ru", ["run="]),
         ("pubsel table gsd_table2", ["gsd_table2"]),
         ("pubsel table gsd_table2 res", ["results="]),
         ("pubsel data ", ["list", "prepare"]),

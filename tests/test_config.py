@@ -18,7 +18,7 @@ from pubsel.run import canonical
 
 NEUTRAL = {
     *("device", "threads", "data_root", "results", "download", "debug", "estimate", "profile", "training.chunk"),
-    "training.checkpoint_seconds",
+    *("replay", "tracking", "training.checkpoint_seconds"),
 }
 EXPERIMENTS = sorted((config.CONF / "experiment").glob("*.yaml"))
 OPTIONS = [
