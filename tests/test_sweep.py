@@ -1,5 +1,6 @@
 """Sweeps: cells side by side on one machine, and as jobs of a cluster."""
 
+import contextlib
 import json
 import os
 import re
@@ -7,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -21,6 +23,16 @@ CELL = ["+experiment=quickstart", "training.epochs=1", "epsilon=2", "distance=no
         "training.batch_size=1297", "training.chunk=256", "device=cpu"]  # fmt: skip
 LONG = "training.epochs=100000"
 TWO = ["hydra/launcher=joblib", "hydra.launcher.n_jobs=2"]
+
+
+@pytest.fixture(autouse=True)
+def nothing_left(tmp_path: Path) -> Iterator[None]:
+    """Whatever a test has started, also where it fails, is ended behind it."""
+    yield
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            if process.pid != os.getpid() and Path(process.cwd()).is_relative_to(tmp_path):
+                process.kill()
 
 
 def started(tmp_path: Path, *words: str, **environment: str) -> subprocess.Popen[str]:
