@@ -18,7 +18,7 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from pubsel import algorithms, config, results
+from pubsel import algorithms, config, results, tables
 from pubsel.algorithms import Algorithm, Solves
 from pubsel.attacks.canaries import SURE, WithCanaries, Witness, draw, mislabelled
 from pubsel.attacks.one_run import Guesses, epsilon_of_any, epsilon_of_plan, guess_all, guess_extremes
@@ -196,7 +196,7 @@ def _per_instance(cell: Cell) -> dict[str, Any]:
     epsilons = losses.epsilons()
     classes = labels if labels.dim() == 1 else [" ".join(map(str, row.nonzero().flatten().tolist())) for row in labels]
     frame = pandas.DataFrame({"example": range(len(labels)), "class": classes, "epsilon": epsilons})
-    results.write_table(frame, folder / "per_instance.csv")
+    tables.write_table(frame, folder / "per_instance.csv")
     shares = np.quantile(epsilons, [0, 0.25, 0.5, 0.75, 1])
     return {
         "run": name,

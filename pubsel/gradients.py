@@ -17,7 +17,7 @@ from pubsel.per_example import by_layers, by_vmap, layers_agree
 
 LARGEST = 1e18  # norm of a row that counts; products with a larger one could overflow float32
 CPU_CHUNK, GPU_CHUNK = 256, 500  # examples per pass, at most
-CPU_ENTRIES, CPU_PIXELS = 2**23, 2**21  # of G and of x per pass, 32 and 8 MiB, where it is not less than 8 examples
+CPU_ENTRIES, CPU_PIXELS = 2**23, 2**19  # of G and of x per pass, 32 and 2 MiB: 4 images of 224 pixels, 42 of 64
 NORM_BLOCK = 512  # float32 sums over more entries than this read low; blocks are added in float64
 GRAM_BLOCK = 100  # rows; fewer are slower products, more leave more of the lower triangle computed
 
@@ -191,8 +191,8 @@ class PerExampleGradients:
         """Examples of x [n, ...] per pass."""
         if self._given or next(self.model.parameters()).is_cuda:
             return self._given or GPU_CHUNK
-        fits = min(CPU_ENTRIES // max(1, self.size), CPU_PIXELS // max(1, x[:1].numel()))
-        return min(CPU_CHUNK, max(8, fits))
+        fits = min(max(8, CPU_ENTRIES // max(1, self.size)), max(4, CPU_PIXELS // max(1, x[:1].numel())))
+        return min(CPU_CHUNK, fits)
 
     def blocks(self, x: Tensor, y: Tensor, rows: int = 1, dtype: torch.dtype | None = None) -> Iterator[DenseGradients]:
         """G for x [n, ...], y [n, ...] in blocks of at least `rows` examples, a whole number of passes.

@@ -15,7 +15,7 @@ the RDP of one release, as GEP's published code does, understates the cost, beca
 import contextlib
 import math
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache, lru_cache
 from typing import Any, NamedTuple
 
@@ -256,6 +256,22 @@ def plan(
     return Plan(spent(sigma, rate, steps, delta, about=epsilon), delta, rate, steps, sigma, name, True, epsilon)
 
 
+def pure(epsilon: float, rate: float, steps: int, name: str) -> Plan:
+    """`steps` releases, epsilon-private in all (delta 0), each of a Poisson sample at `rate` of its own.
+
+    On its sample a release may be epsilon'-private, epsilon' = log(1 + (e^(epsilon / steps) - 1) / rate). Proof: with
+    an example more, the release follows (1 - rate) P + rate P', where P' is within e^(+- epsilon') of P. Over P that is
+    between 1 - rate + rate e^(-epsilon') and 1 - rate + rate e^epsilon' = e^(epsilon / steps), and the former times the
+    latter is at least 1. The noise multiplier is 1 / epsilon', the scale of exponential noise.
+    """
+    each = epsilon / steps  # the logarithm is taken without the overflow of e^each, and rounded down
+    if each < 1:
+        inner = math.log1p(math.expm1(each) / rate)
+    else:
+        inner = each - math.log(rate) + math.log1p(-math.exp(-each) * (1 - rate))
+    return Plan(epsilon, 0.0, rate, steps, 1 / (inner * (1 - 1e-12)), name, True, epsilon)
+
+
 def most_steps(epsilon: float, delta: float, noise_multiplier: float) -> int:
     """How many full-batch steps with this noise are (epsilon, delta)-private: the largest T with sqrt(T) / sigma at
     most the exact Gaussian mu (AdaMix, Proposition 5, with rho = T / (2 sigma^2))."""
@@ -267,16 +283,31 @@ def most_steps(epsilon: float, delta: float, noise_multiplier: float) -> int:
     return steps
 
 
+KNOWN_SEED = (
+    "an adversary who knows the seed, which stands in this record: publish {what} only from a run with {key}=true"
+)
+
+
 def statement(
-    made: Plan | None, sensitivity: float, secure: bool, distance_used: bool, first: Plan | None = None
+    made: Plan | None,
+    sensitivity: float,
+    secure: bool,
+    distance_used: bool,
+    before: Sequence[tuple[str, Plan]] = (),
+    selected: bool = False,
 ) -> dict[str, Any]:
-    """What a record says of privacy: the guarantee in full, and what it does not cover. None: no guarantee. first: a
-    release before training, whose epsilon and delta add to those of training."""
+    """What a record says of privacy: the guarantee in full, and what it does not cover. None: no guarantee. before:
+    releases before training, whose epsilon and delta add to those of training. selected: one of them is the choice of
+    the public set."""
     if made is None:
         return {"valid": False, "epsilon": None, "statement": "No privacy: trained without noise."}
+    choices = (
+        "hyper-parameters, candidates for public data and seeds"
+        if selected
+        else "hyper-parameters, data sets and seeds"
+    )
     not_covered = [
-        "the choice of hyper-parameters, data sets and seeds, and the utility on test and validation data, with its "
-        "interval",
+        f"the choice of {choices}, and the utility on test and validation data, with its interval",
         "what is read off the private data before training, which is treated as public: the number of examples, their "
         "shape and classes, the split into training, public, validation and test data (for shots, by labels), the "
         "notes, and the time that the run took",
@@ -285,21 +316,19 @@ def statement(
     if distance_used:
         not_covered.append("the distance (GSD) in this record, which is computed on private data without noise")
     if not secure:
-        not_covered.append(
-            "an adversary who knows the seed, which stands in this record: publish weights only from a run with "
-            "privacy.secure_noise=true"
-        )
+        not_covered.append(KNOWN_SEED.format(what="weights", key="privacy.secure_noise"))
     secret = "" if secure else " against whoever does not know the seed"
     parts = None
-    if first is not None:
-        parts = [{"what": what, **p._asdict()} for what, p in (("before training", first), ("training", made))]
+    if before:
+        parts = [{"what": what, **p._asdict()} for what, p in (*before, ("training", made))]
         made = made._replace(
-            epsilon=first.epsilon + made.epsilon,
-            delta=first.delta + made.delta,
-            claimed_epsilon=first.claimed_epsilon + made.claimed_epsilon,
+            epsilon=sum((p.epsilon for _, p in before), made.epsilon),
+            delta=sum((p.delta for _, p in before), made.delta),
+            claimed_epsilon=sum((p.claimed_epsilon for _, p in before), made.claimed_epsilon),
         )
+    released = "The choice of the public set and the trained weights" if selected else "The trained weights"
     sound = (
-        f"The trained weights are ({made.epsilon:.4g}, {made.delta:g})-differentially private{secret}."
+        f"{released} are ({made.epsilon:.4g}, {made.delta:g})-differentially private{secret}."
         if made.valid
         else f"NOT a valid guarantee for epsilon {made.claimed_epsilon:g}: the published accounting is unsound; "
         f"this noise costs epsilon {made.epsilon:.4g} at delta {made.delta:g}."
@@ -320,4 +349,28 @@ def statement(
         "statement": sound,
         "not_covered": not_covered,
         **({"composition": "basic", "parts": parts} if parts else {}),
+    }
+
+
+def measured(what: str, made: Plan, secure: bool) -> dict[str, Any]:
+    """What a record says of a private measurement without training; what: what is released, as in "The choice is"."""
+    not_covered = [
+        "the choice of settings, candidates and seeds",
+        "what is treated as public: the number of private examples, their shape and classes, which of them are "
+        "training examples, the notes, and the time that it took",
+        "another measurement: with another seed, other candidates or other settings it is one more release, and their "
+        "epsilons add up",
+    ]
+    if not secure:
+        not_covered.append(KNOWN_SEED.format(what="it", key="secure_noise"))
+    secret = "" if secure else " against whoever does not know the seed"
+    return {
+        "valid": True,
+        **made._asdict(),
+        "adjacency": "add or remove one training example; the sampling rate stays",
+        "sampling": "all examples" if made.rate == 1 else "Poisson",
+        "sensitivity": 1.0,
+        "noise_source": "operating system" if secure else "seeded",
+        "statement": f"{what} ({made.epsilon:.4g}, {made.delta:g})-differentially private{secret}.",
+        "not_covered": not_covered,
     }

@@ -4,10 +4,12 @@
 
 pillar_k: utility against the dimensions that are left, by epsilon (PILLAR, Figures 4 and 5). pillar_share: against the
 share of private data (Figure 7). adamix: every method at each epsilon (AdaMix, Figure 1), with the performance boost;
-adamix_quantile, adamix_sigma, adamix_shots: Figures 7, 8 and 2. With settings as of `pubsel run` behind the name:
-separability, xi_k of features (PILLAR, Figure 3); reconstruction, what the projection of AdaMix loses (Figure 6), which
-looks at the private gradient without noise. per_instance: the privacy loss of each private example (AdaMix, Figure 3),
-of every audit of that kind, beside its CSV: NOT private.
+adamix_quantile, adamix_sigma, adamix_shots: Figures 7, 8 and 2. adamix_attack: AUC of the loss attack against the test
+error (Figure 1, right), from the records of `pubsel attack loss run=all`. With settings as of `pubsel run` behind the
+name: separability, xi_k of features (PILLAR, Figure 3); reconstruction, what the projection of AdaMix loses (Figure 6),
+which looks at the private gradient without noise.
+per_instance: the privacy loss of each private example (AdaMix, Figure 3), of every audit of that kind, beside its CSV:
+NOT private.
 """
 
 import argparse
@@ -23,15 +25,15 @@ import pandas
 import torch
 from hydra import compose, initialize_config_dir
 
-from pubsel import algorithms, data, results, run
+from pubsel import algorithms, data, results, run, tables
 from pubsel.algorithms import Mechanism, View
 from pubsel.algorithms.adamix import AdaMix, project, public_gradient, subspace_around
 from pubsel.config import CONF, RunConfig, check
 from pubsel.data import Split, features
 from pubsel.gradients import GradientMatrix
-from pubsel.results import Cell
 from pubsel.run import canonical
 from pubsel.separability import separability as estimate
+from pubsel.tables import Cell
 from pubsel.terminal import say
 from pubsel.training import fit
 
@@ -54,7 +56,7 @@ STYLES = [("o", "-"), ("s", "--"), ("^", "-."), ("D", ":"), ("v", "-"), ("P", "-
 
 def value(cell: Cell, key: str) -> Any:
     """A key of the record, or a dotted key of its settings."""
-    found = cell[key] if key in cell.records[0] else results._at(cell["settings"], key)
+    found = cell[key] if key in cell.records[0] else tables.at(cell["settings"], key)
     return math.inf if key == "epsilon" and found is None else found
 
 
@@ -62,14 +64,14 @@ def points(name: str, folder: Path) -> pandas.DataFrame:
     """A row for each point of the figure, utility in percent, the settings chosen as LINES says."""
     algorithms, x, line, by, over = LINES[name]
     records = [r for r in results.read_records(folder) if r["algorithm"] in algorithms]
-    found = results.selected(results.cells(records), by, over)
+    found = tables.selected(tables.cells(records), by, over)
     rows = []
     for cell in found:
         mean, std = cell.utility()
         shown = {"private": cell["private"], "model": cell["model"], "line": value(cell, line), "x": value(cell, x)}
         rows.append({**shown, "utility": mean, "std": std, "seeds": len(cell.records), "metric": cell["metric"]})
     frame = pandas.DataFrame(rows)
-    frame["selected"] = results.SELECTION[by]
+    frame["selected"] = tables.SELECTION[by]
     return frame.dropna(subset=["x"]).sort_values(["private", "model", "line", "x"], key=lambda c: c.map(_order))
 
 
@@ -89,6 +91,44 @@ def boosted(frame: pandas.DataFrame) -> pandas.DataFrame:
             frame.loc[rows.index, "boost"] = gain / (100 - rows["utility"] - error["paragon"])
     frame.loc[frame["line"].isin(["paragon", "only_public"]), "boost"] = np.nan
     return frame
+
+
+def attacked(folder: Path) -> pandas.DataFrame:
+    """A row for each method and epsilon of AdaMix's Figure 1, the settings chosen as there: test error in percent and
+    AUC of the loss attack, means over those seeds that were attacked."""
+    paths = (folder / "attacks").glob("loss-*/result.json")
+    auc = {record["run"]: record["auc"] for record in (results.read_record(path, ("run", "auc")) for path in paths)}
+    algorithms, _, _, by, over = LINES["adamix"]
+    records = [r for r in results.read_records(folder) if r["algorithm"] in algorithms]
+    rows = []
+    for cell in tables.selected(tables.cells(records), by, over):
+        found = [(100 - 100 * r["utility"], auc[r["identity"]]) for r in cell.records if r["identity"] in auc]
+        if found:
+            error, leak = np.mean(found, axis=0)
+            shown = {"private": cell["private"], "model": cell["model"], "line": cell["algorithm"]}
+            rows.append(shown | {"epsilon": value(cell, "epsilon"), "error": error, "auc": leak, "seeds": len(found)})
+    if not rows:
+        raise SystemExit(f"no attacked run of {', '.join(algorithms)} in {folder}: pubsel attack loss run=all")
+    return pandas.DataFrame(rows).sort_values(["private", "model", "line", "epsilon"])
+
+
+def draw_attacked(frame: pandas.DataFrame, path: Path) -> None:
+    """A panel for each private set, a line for each method, its points marked with epsilon; 0.5 is chance."""
+    panels = list(frame.groupby(["private", "model"]))
+    fig, axes = plt.subplots(1, len(panels), figsize=(4.2 * len(panels), 3.6), squeeze=False)
+    lines = [name for name in FAMILY if name in set(frame["line"])]
+    for axis, ((private, model), rows) in zip(axes[0], panels, strict=True):
+        for (marker, dash), name in zip(itertools.cycle(STYLES), lines, strict=False):
+            part = rows[rows["line"] == name]
+            axis.plot(part["error"], part["auc"], marker=marker, ls=dash, ms=4, label=name)
+            for _, row in part.iterrows():
+                axis.annotate(f"{row['epsilon']:g}", (row["error"], row["auc"]), fontsize=6)
+        axis.axhline(0.5, lw=0.8, color="0.6")
+        axis.set(xlabel="test error %", ylabel="AUC of the attack", title=f"{private}, {model}")
+        axis.legend(fontsize=7)
+    fig.tight_layout()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    fig.savefig(path, dpi=140)
 
 
 def draw(frame: pandas.DataFrame, x: str, line: str, path: Path) -> None:
@@ -248,7 +288,8 @@ def draw_losses(folder: Path) -> None:
 def main() -> None:
     """Write NAME.csv and NAME.png."""
     arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    arguments.add_argument("name", choices=[*LINES, "separability", "reconstruction", "per_instance"])
+    names = [*LINES, "adamix_attack", "separability", "reconstruction", "per_instance"]
+    arguments.add_argument("name", choices=names)
     arguments.add_argument("words", nargs="*", help="separability, reconstruction: settings as of pubsel run")
     arguments.add_argument("--results", type=Path, default=Path("results"))
     arguments.add_argument("--sets", nargs="+", default=["cifar10"], help="separability: data sets")
@@ -260,6 +301,9 @@ def main() -> None:
     if given.name == "separability":
         frame = separability(given.words, given.sets)
         draw_separability(frame, folder / "separability.png")
+    elif given.name == "adamix_attack":
+        frame = attacked(given.results)
+        draw_attacked(frame, folder / "adamix_attack.png")
     elif given.name == "reconstruction":
         frame = reconstruction(given.words)
         draw_reconstruction(frame, folder / "reconstruction.png")
@@ -268,7 +312,7 @@ def main() -> None:
         if given.name.startswith("adamix"):
             frame = boosted(frame)
         draw(frame, *LINES[given.name][1:3], folder / f"{given.name}.png")
-    results.write_table(frame, folder / f"{given.name}.csv")
+    tables.write_table(frame, folder / f"{given.name}.csv")
     print(frame.to_string(index=False))
 
 

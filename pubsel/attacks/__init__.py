@@ -1,1 +1,1 @@
-"""Attacks on what pubsel releases: what an adversary finds, beside what is claimed."""
+"""What an attacker learns of private examples: one file an attack."""

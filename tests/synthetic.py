@@ -1,0 +1,25 @@
+"""Synthetic records for tests."""
+
+from pubsel import results
+
+
+def record(seed=0, utility=0.8, values=(0.3, 0.4), public="fashion_mnist", algorithm="gep", label="paper", **settings):
+    """A synthetic record; `settings` as dotted keys with __ for the dot."""
+    made = {
+        "identity": f"synthetic-{public}-{algorithm}-{label}-{settings}-seed{seed}",
+        "label": label, "seed": seed, "private": "fashion_mnist", "public": public, "model": "fmnist_cnn",
+        "algorithm": algorithm, "epsilon": 2.0, "metric": "accuracy", "utility": utility, "commit": "a",
+        "distance": {"name": "gsd", "mean": sum(values) / len(values), "values": list(values)} if values else None,
+        "privacy": {"valid": True},
+        "settings": {"seed": seed, "pair": {"public": public, "m": 2000}, "algorithm": {"k": 1000, "labels": "random"}},
+    }  # fmt: skip
+    for key, value in settings.items():
+        group, name = key.split("__")
+        made["settings"][group][name] = value
+    return made
+
+
+def save(folder, *records):
+    for number, one in enumerate(records):
+        results.write_record(folder / "runs" / f"{number:03d}" / "result.json", one)
+    return folder
