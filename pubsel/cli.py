@@ -32,7 +32,7 @@ HELP = f"""pubsel {pubsel.__version__}: private machine learning with public dat
   pubsel run -m +experiment=gep_cifar10 pair.public=cifar100,cifar10,svhn seed=0,1,2     a sweep
   pubsel rank private=digits public=[digits,photo_patches,noise] distance.m=200          which public set is nearest?
   pubsel rank private=/path/to/images public=[/path/a,/path/b]                           the same, on your own folders
-  pubsel table gsd_table2                  records beside the paper's numbers
+  pubsel table gsd_table2                  records beside the paper's numbers; all: every table that has a record
   pubsel data list                         every named dataset: where it comes from, and whether it is here
   pubsel data prepare NAME                 download or convert one
 
@@ -64,9 +64,9 @@ def _rank(values: DictConfig) -> None:
 
 
 def _table(values: DictConfig) -> None:
-    from pubsel import tables
+    from pubsel import typeset
 
-    print(tables.run(check(TableConfig, values)))
+    print(typeset.run(check(TableConfig, values)))
 
 
 def _data(values: DictConfig) -> None:
@@ -231,7 +231,7 @@ def _complete(words: list[str], line: str) -> int:
         case []:
             choices = list(COMMANDS)
         case ["table"]:
-            choices = sorted(path.stem for path in (CONF / "tables").glob("*.yaml"))
+            choices = ["all", *sorted(path.stem for path in (CONF / "tables").glob("*.yaml"))]
         case ["data"]:
             choices = ["list", "prepare"]
         case ["data", "prepare"]:

@@ -22,7 +22,7 @@ import pandas
 import torch
 from hydra import compose, initialize_config_dir
 
-from pubsel import algorithms, data, results, run, tables
+from pubsel import algorithms, data, results, run, tables, typeset
 from pubsel.algorithms import Mechanism, View
 from pubsel.algorithms.adamix import AdaMix, project, public_gradient, subspace_around
 from pubsel.config import CONF, RunConfig, check
@@ -244,7 +244,7 @@ def main() -> None:
         if given.name.startswith("adamix"):
             frame = boosted(frame)
         draw(frame, *LINES[given.name][1:3], folder / f"{given.name}.png")
-    tables.write_table(frame, folder / f"{given.name}.csv")
+    results.write_whole(folder / f"{given.name}.csv", typeset.csv(frame))
     print(frame.to_string(index=False))
 
 
