@@ -214,7 +214,7 @@ def _entry(key: str, value: Any, spread: Any, low: Any, high: Any) -> tuple[str,
     if isinstance(value, bool) or key == "valid":
         return "valid" if value else "none", ""
     if key == "setting":
-        return _short_keys(str(value)), ""
+        return short_keys(str(value)), ""
     if not isinstance(value, float):
         return str(value), ""
     if key == "epsilon":
@@ -226,7 +226,7 @@ def _entry(key: str, value: Any, spread: Any, low: Any, high: Any) -> tuple[str,
     return _signed(key, value, digits), interval
 
 
-def _short_keys(setting: str) -> str:
+def short_keys(setting: str) -> str:
     """ "algorithm.k=10 training.epochs=5" -> "k=10 epochs=5", where no two keys become one."""
     keys = re.findall(r"(?:^| )(?:\w+\.)*(\w+)=", setting)
     return re.sub(r"(^| )(?:\w+\.)+(\w+)=", r"\1\2=", setting) if len(set(keys)) == len(keys) else setting
