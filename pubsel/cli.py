@@ -23,7 +23,18 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 import pubsel
-from pubsel.config import CONF, DataConfig, RankConfig, RunConfig, TableConfig, UsageError, UserError, check, datasets
+from pubsel.config import (
+    CONF,
+    DataConfig,
+    RankConfig,
+    ReportConfig,
+    RunConfig,
+    TableConfig,
+    UsageError,
+    UserError,
+    check,
+    datasets,
+)
 
 HELP = f"""pubsel {pubsel.__version__}: private machine learning with public data.
 
@@ -33,6 +44,7 @@ HELP = f"""pubsel {pubsel.__version__}: private machine learning with public dat
   pubsel rank private=digits public=[digits,photo_patches,noise] distance.m=200          which public set is nearest?
   pubsel rank private=/path/to/images public=[/path/a,/path/b]                           the same, on your own folders
   pubsel table gsd_table2                  records beside the paper's numbers; all: every table that has a record
+  pubsel report                            tables, figures and the runs behind them, as one HTML file
   pubsel data list                         every named dataset: where it comes from, and whether it is here
   pubsel data prepare NAME                 download or convert one
 
@@ -69,6 +81,12 @@ def _table(values: DictConfig) -> None:
     print(typeset.run(check(TableConfig, values)))
 
 
+def _report(values: DictConfig) -> None:
+    from pubsel import report
+
+    print(report.run(check(ReportConfig, values)))
+
+
 def _data(values: DictConfig) -> None:
     from pubsel import catalogue
 
@@ -84,7 +102,13 @@ def _data(values: DictConfig) -> None:
         raise UsageError(f"action={settings.action}: {usage}")
 
 
-COMMANDS: dict[str, Callable[[DictConfig], None]] = {"run": _run, "rank": _rank, "table": _table, "data": _data}
+COMMANDS: dict[str, Callable[[DictConfig], None]] = {
+    "run": _run,
+    "rank": _rank,
+    "table": _table,
+    "report": _report,
+    "data": _data,
+}
 POSITIONAL = {"table": ["table"], "data": ["action", "name"]}  # keys that are given without their name
 
 

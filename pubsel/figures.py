@@ -5,8 +5,11 @@ people (colours after Okabe and Ito, darkened to stand out from white). `save` w
 """
 
 import contextlib
+import html
 import io
 import math
+import re
+import textwrap
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,6 +32,7 @@ DASHES: tuple[Any, ...] = ("-", "--", "-.", ":", (0, (6, 1.5)), (0, (4, 1, 1, 1,
 INK = "#010203"  # of text and axes; nothing else has it, so that a page can put its own in its place
 FORMATS = ("png", "svg", "pdf")
 WIDTH, HEIGHT = 4.2, 3.4  # of a panel, inches
+LONGEST = 24  # letters of a name in a drawing
 GAP = 0.1  # between the names of two public sets, as a share of the axis
 
 RATES = ("training.learning_rate", "algorithm.pretrain_rate", "algorithm.finish_rate", "algorithm.reuse")
@@ -144,32 +148,47 @@ def distances(table: Table) -> pandas.DataFrame:
     keys = ["private", "model", "label"]
     counts = frame[~frame["level"]].groupby(keys)["distance"].nunique()
     kept = {key for key, count in counts.items() if count > 1}
-    return frame[[key in kept for key in frame[keys].itertuples(index=False, name=None)]]
+    belongs = [key in kept for key in frame[keys].itertuples(index=False, name=None)]
+    return frame[pandas.Series(belongs, index=frame.index, dtype=bool)]
 
 
 # Drawing
 
 
-def curves(frame: pandas.DataFrame, x: str, line: str, legend: bool = True) -> "Figure":
+def curves(frame: pandas.DataFrame, x: str, line: str, styles: dict[Any, Any] | None = None) -> "Figure":
     """A panel for each private set and model, a line for each value of `line`; error bars are standard deviations over
-    seeds. `frame` is that of `points`. Lines without a finite x (no guarantee, no private data) are levels."""
+    seeds. `frame` is that of `points`. Lines without a finite x (no guarantee, no private data) are levels.
+
+    styles: those of the lines, for a figure that shares them (and a `legend`) with others.
+    """
     panels = list(frame.groupby(["private", "model"], sort=False))
-    styles = line_styles(dict.fromkeys(frame["line"]))
+    own = styles is None
+    styles = line_styles(dict.fromkeys(frame["line"])) if styles is None else styles
     with style():
         figure, axes = _panels(len(panels))
         for axis, ((private, model), rows) in zip(axes, panels, strict=True):
             for name, how in styles.items():
                 part = rows[rows["line"] == name]
-                label = _label(line, name)
+                label = line_name(line, name)
                 finite = part[part["x"].map(_finite)]
                 if len(finite):
                     axis.errorbar(finite["x"], finite["utility"], finite["std"].fillna(0), label=label, **how)
                 elif len(part):
                     axis.axhline(part["utility"].max(), label=label, color=how["color"], ls=how["ls"], lw=1.2)
             _log_axis(axis, sorted({v for v in rows["x"] if _finite(v)}))
-            axis.set(title=f"{private}, {model}", xlabel=_axis(x), ylabel=_metric(rows))
-        if legend:
-            _legend(figure, axes)
+            axis.set(title=f"{short(private)}, {short(model)}", xlabel=axis_name(x), ylabel=_metric(rows))
+        if own:
+            _legend(figure, {line_name(line, name): how for name, how in styles.items()})
+    return figure
+
+
+def legend(styles: dict[str, Any]) -> "Figure":
+    """The legend alone, for figures that share their styles; `styles`: by the name that is shown."""
+    from matplotlib.figure import Figure
+
+    with style():
+        figure = Figure(figsize=(WIDTH, 0.22 * -(-len(styles) // 2) + 0.1))
+        _legend(figure, styles)
     return figure
 
 
@@ -177,7 +196,8 @@ def scatter(frame: pandas.DataFrame) -> "Figure":
     """Utility against distance, of `distances`: error bars are standard deviations (over seeds; over initialisations),
     the legend gives Spearman's rho, a level is a method without public data."""
     panels = list(frame.groupby(["private", "model", "label"], sort=False))
-    styles = line_styles(dict.fromkeys(_series(row) for _, row in frame.iterrows()))
+    levels_last = frame.sort_values("level", kind="stable")
+    styles = line_styles(dict.fromkeys(_series(row) for _, row in levels_last.iterrows()))
     with style():
         figure, axes = _panels(len(panels), 1.5)
         for axis, ((private, _, label), rows) in zip(axes, panels, strict=True):
@@ -193,7 +213,7 @@ def scatter(frame: pandas.DataFrame) -> "Figure":
                 )  # fmt: skip
             axis.margins(0.1)
             _name_points(axis, rows[~rows["level"]])
-            axis.set_title(f"{private}, {label}", pad=60, loc="left")
+            axis.set_title(f"{short(private)}, {short(label)}", pad=60, loc="left")
             axis.set(xlabel="distance", ylabel=_metric(rows))
             axis.legend(loc="upper left", bbox_to_anchor=(0, -0.16))
     return figure
@@ -201,7 +221,8 @@ def scatter(frame: pandas.DataFrame) -> "Figure":
 
 def _series(row: Any) -> str:
     setting = row.get("setting")
-    return f"{row['algorithm']}" + ("" if pandas.isna(setting) or not setting else f"\n{short_keys(setting)}")
+    below = "" if pandas.isna(setting) or not setting else short_keys(setting)
+    return "\n".join([short(row["algorithm"]), *textwrap.wrap(below, 46, break_on_hyphens=False)])
 
 
 def _rho(part: pandas.DataFrame) -> str:
@@ -222,7 +243,7 @@ def _name_points(axis: "Axes", rows: pandas.DataFrame) -> None:
     for name, x, label in zip(places.index, at, spread, strict=True):
         how = {"arrowstyle": "-", "color": "#808080", "lw": 0.6, "shrinkA": 0, "shrinkB": 0}
         axis.annotate(
-            str(name), (x, 1), (label, 1.06), xycoords="axes fraction", textcoords="axes fraction", rotation=30,
+            short(name), (x, 1), (label, 1.06), xycoords="axes fraction", textcoords="axes fraction", rotation=30,
             rotation_mode="anchor", fontsize=8, color=INK, arrowprops=how,
         )  # fmt: skip
 
@@ -239,11 +260,13 @@ def _panels(count: int, taller: float = 1.0) -> "tuple[Figure, list[Axes]]":
     return figure, list(axes[:count])
 
 
-def _legend(figure: "Figure", axes: "list[Axes]") -> None:
+def _legend(figure: "Figure", styles: dict[str, Any]) -> None:
     """One for all panels, below them."""
-    found = {label: handle for axis in axes for handle, label in zip(*axis.get_legend_handles_labels(), strict=True)}
-    columns = max(1, int(figure.get_figwidth() / 1.5))
-    figure.legend(found.values(), found.keys(), loc="outside lower center", ncols=min(columns, len(found)))
+    from matplotlib.lines import Line2D
+
+    handles = [Line2D([], [], label=name, **how) for name, how in styles.items()]
+    columns = min(len(handles), max(1, int(figure.get_figwidth() / 1.7)))
+    figure.legend(handles=handles, loc="outside lower center", ncols=columns)
 
 
 def _log_axis(axis: "Axes", ticks: list[float]) -> None:
@@ -252,12 +275,20 @@ def _log_axis(axis: "Axes", ticks: list[float]) -> None:
     axis.minorticks_off()
 
 
-def _label(key: str, name: Any) -> str:
+def line_name(key: str, name: Any) -> str:
+    """How a line is called whose `Curve.line` is `key`."""
     number = "∞" if name == math.inf else f"{name:g}" if isinstance(name, int | float) else str(name)
-    return f"ε = {number}" if key == "epsilon" else number
+    return f"ε = {number}" if key == "epsilon" else short(number)
 
 
-def _axis(key: str) -> str:
+def short(name: Any) -> str:
+    """A name that leaves room for the drawing: the middle of a long one is left out."""
+    text = str(name)
+    return text if len(text) <= LONGEST else f"{text[: LONGEST // 2]}…{text[-(LONGEST // 2) + 1 :]}"
+
+
+def axis_name(key: str) -> str:
+    """What stands beside an axis along which the setting `key` changes."""
     return "ε" if key == "epsilon" else key.rpartition(".")[2]
 
 
@@ -308,9 +339,30 @@ def save(figure: "Figure", path: Path) -> list[Path]:
     return list(made)
 
 
-def _drawn(figure: "Figure", kind: str) -> bytes:
-    metadata = {"png": {"Software": None}, "svg": {"Date": None}, "pdf": {"CreationDate": None, "Creator": None}}[kind]
+def inline(figure: "Figure", prefix: str, about: str) -> str:
+    """An <svg> to stand in a page: without a background, in the page's font, text colour (currentColor) and colours
+    (var(--line-1) and so on). `prefix` keeps its ids apart from those of others, `about` is its text for those who do
+    not see it."""
+    svg = _drawn(figure, "svg", transparent=True).decode()
+    svg = re.sub(r"<metadata>.*?</metadata>|<style.*?</style>", "", svg[svg.index("<svg") :], flags=re.DOTALL)
+    used = set(re.findall(r"(?:url\(|href=\")#([^\")]+)", svg))
+    svg = re.sub(r' id="([^"]+)"', lambda found: f' id="{prefix}{found[1]}"' if found[1] in used else "", svg)
+    svg = re.sub(r"((?:url\(|href=\")#)", rf"\g<1>{prefix}", svg)
+    svg = re.sub(r"font-family: [^;\"]*;? ?", "", svg).replace(INK, "currentColor")
+    for number, colour in enumerate(COLOURS, 1):
+        svg = svg.replace(colour, f"var(--line-{number})")
+    width = figure.get_figwidth() * 96
+    head = f'<svg role="img" aria-label="{html.escape(about)}" style="max-width: {width:.0f}px"'
+    return re.sub(r'^<svg([^>]*?) width="[^"]*" height="[^"]*"', rf"{head}\1", svg, count=1)
+
+
+def _drawn(figure: "Figure", kind: str, transparent: bool = False) -> bytes:
+    metadata = {
+        "png": {"Software": None},
+        "svg": {"Date": None, "Creator": None},
+        "pdf": {"CreationDate": None, "Creator": None},
+    }[kind]
     buffer = io.BytesIO()
     with style():
-        figure.savefig(buffer, format=kind, metadata=metadata)
+        figure.savefig(buffer, format=kind, metadata=metadata, transparent=transparent)
     return buffer.getvalue()

@@ -39,10 +39,9 @@ def overrides(made: dict[str, Any]) -> list[str]:
             name = _nearest(group, json.dumps(wanted[group]))
             words += [] if name == _defaults()[group] else [f"{group}={name}"]
             words += _changes(group, name, wanted[group])
-    given = {**_file("common"), **_file("run")}
     for key, value in wanted.items():
         unread = key == "epsilon" and value == 0  # no private example is read, whatever epsilon is given
-        if key not in GROUPS and not unread and (key in ("epsilon", "seed") or value != given.get(key)):
+        if key not in GROUPS and not unread and (key in ("epsilon", "seed") or value != _ungrouped().get(key)):
             words.append(f"{key}={written(value)}")
     return words
 
@@ -76,13 +75,19 @@ def _nearest(group: str, wanted: str) -> str:
 
 def _changes(group: str, name: str, wanted: dict[str, Any]) -> list[str]:
     """What turns an option into `wanted`. A key that `wanted` lacks has the default of its dataclass: it is deleted."""
-    have, want, known = _leaves(_option(group, name)), _leaves(wanted), _leaves(_raw(group, name))
+    (have, known), want = _leaves_of(group, name), _leaves(wanted)
     gone = [key for key in have if key not in want and not any(other.startswith(f"{key}.") for other in want)]
     set_to = {key: value for key, value in want.items() if key not in have or have[key] != value}
     return [f"~{group}.{key}" for key in gone] + [
         f"{'' if key in known else '++'}{group}.{key}={written(set_to[key])}"
         for key in sorted(set_to, key=lambda key: key not in ("private", "public"))
     ]
+
+
+@cache
+def _leaves_of(group: str, name: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Of an option: as a record has it, and as Hydra composes it."""
+    return _leaves(_option(group, name)), _leaves(_raw(group, name))
 
 
 def _leaves(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -120,6 +125,12 @@ def _defaults() -> dict[str, str]:
     """Group: the option that `pubsel run` takes unasked."""
     entries = [entry for entry in _file("run").defaults if not isinstance(entry, str)]
     return {str(group): str(name) for entry in entries for group, name in entry.items()}
+
+
+@cache
+def _ungrouped() -> dict[str, Any]:
+    """The keys that stand in no group, with the values that they have unasked."""
+    return {str(key): value for file in ("common", "run") for key, value in _file(file).items()}
 
 
 @cache

@@ -309,7 +309,7 @@ def _ranked(spec: Spec, shown: list[Cell]) -> tuple[pandas.DataFrame, list[list[
         ((*key, "paper", None, *_rank([]), None, None, *_rank(paper[key])), []) for key in paper if key not in made
     ]
     privates = list(dict.fromkeys(row["private"] for row in paper_rows(spec.paper)))
-    rows.sort(key=lambda entry: (_index(privates, entry[0][0]), [str(value) for value in entry[0][1:6]]))
+    rows.sort(key=lambda entry: (_index(privates, entry[0][0]), [str(value) for value in entry[0][:6]]))
     ranks = ("pairs", "spearman", "kendall")
     interval = ("spearman_low", "spearman_high")
     heads = ["private", "model", "algorithm", "epsilon", "label", "setting"]

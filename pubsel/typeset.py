@@ -14,13 +14,13 @@ import pandas
 
 from pubsel.config import TableConfig
 from pubsel.results import read_records, write_whole
-from pubsel.tables import SELECTION, Table, make, names
+from pubsel.tables import Table, make, names
 
 MISSING = "—"
 NOTHING = {"public": "none", "epsilon": "∞", "setting": "", "paper_public": ""}  # where an empty field is no gap
 HEADS = {
-    "private": "Private data", "public": "Public data", "model": "Model", "algorithm": "Algorithm", "epsilon": "ε",
-    "label": "Label", "setting": "Setting", "selected": "Selected by", "utility": "Ours", "paper_utility": "Paper",
+    "private": "Private data", "public": "Public data", "algorithm": "Algorithm", "epsilon": "ε", "label": "Label",
+    "model": "Model", "setting": "Setting", "selected": "Selected by", "utility": "Ours", "paper_utility": "Paper",
     "difference": "Difference", "seeds": "Seeds", "distance": "Distance", "paper_distance": "Paper's distance",
     "paper_public": "Paper's public data", "valid": "Guarantee", "pairs": "Public sets",
     "paper_pairs": "Paper's public sets", "spearman": "Spearman's ρ", "paper_spearman": "Paper's ρ",
@@ -35,6 +35,11 @@ LATEX = {
     '"': r"\textquotedbl{}", "|": r"\textbar{}", "±": r"$\pm$", "ε": r"$\varepsilon$", "ρ": r"$\rho$", "τ": r"$\tau$",
     "∞": r"$\infty$", "−": r"$-$", MISSING: "---", "→": r"$\to$",
 }  # fmt: skip
+SELECTED_BY = {
+    "validation": "held-out private examples",
+    "public": "labels of the public examples",
+    "test": "the test set (oracle)",
+}
 LONG = 45  # rows that fit on a page
 
 
@@ -62,6 +67,9 @@ def columns(frame: pandas.DataFrame) -> tuple[list[Column], list[str]]:
     constant: list[str] = []
     for key in order:
         if re.search("_(std|low|high)$", key) or key in NOT_SHOWN:
+            continue
+        if key == "valid" and frame[key].notna().any() and frame[key].dropna().all():
+            constant.append(f"{HEADS[key]} valid")  # wherever there is a number of ours
             continue
         if (key != "utility" and frame[key].isna().all()) or (key == "paper_public" and not _stands_in(frame)):
             continue
@@ -91,8 +99,8 @@ def notes(table: Table) -> list[str]:
     if table.spec.select.get("by") == "test":
         found.append("Settings were selected on the test set (oracle): ours are too good by that.")
     elif table.spec.select:
-        by = SELECTION[table.spec.select["by"]]
-        found.append(f"Settings were selected by {by} examples; the privacy guarantee does not cover the selection.")
+        by = SELECTED_BY[table.spec.select["by"]]
+        found.append(f"Settings were selected by {by}; the privacy guarantee does not cover the selection.")
     for ours, paper in table.spec.stand_ins.items():
         if (frame["public"] == ours).any():
             found.append(f"{ours} stands in for the paper's {paper}: no difference is taken.")

@@ -174,6 +174,7 @@ def test_help_and_cfg_teach_and_run_nothing(cli: Cli) -> None:
         ("run", ["+experiment=quickstart", "algorithm: adadps", "b_gep", "clip_embedding: 10", "result.json"]),
         ("rank", ["pubsel rank private=digits", "distance: gsd", "convert: resize"]),
         ("table", ["pubsel table gsd_table2", "results: results"]),
+        ("report", ["pubsel report results=", "output: null"]),
         ("data", ["pubsel data prepare", "PUBSEL_DATA"]),
     ):
         code, out, _ = cli(command, "--help")
@@ -209,7 +210,7 @@ def test_what_needs_no_torch_does_not_wait_for_it() -> None:
 @pytest.mark.parametrize(
     ("words", "code", "expected"),
     [
-        (["fit"], 2, ["fit", "run, rank, table, data"]),
+        (["fit"], 2, ["fit", "run, rank, table, report, data"]),
         (["run", "--epsilon", "4"], 2, ["--epsilon", "key=value"]),
         (["run", "epsilon"], 2, ["'epsilon'", "key=value"]),
         (["run", "pair.public=[a"], 2, ["pair.public=[a", "quote"]),
@@ -445,7 +446,7 @@ done
 @pytest.mark.skipif(not shutil.which("bash"), reason="no bash")
 def test_bash_completes() -> None:
     expected = {
-        "pubsel r": "run rank",
+        "pubsel r": "run rank report",
         "pubsel run algo": "algorithm. algorithm=",
         "pubsel run algorithm=no": "algorithm=noisy_sgd algorithm=non_private",
     }
@@ -462,7 +463,7 @@ def test_bash_completes() -> None:
 @pytest.mark.parametrize(
     ("line", "choices"),
     [
-        ("pubsel ", ["run", "rank", "table", "data"]),
+        ("pubsel ", ["run", "rank", "table", "report", "data"]),
         ("pubsel run", ["run"]),
         ("pubsel nope ", []),
         ("pubsel run pair=digits", ["pair=digits_digits"]),
