@@ -8,7 +8,7 @@ BIN := .venv/bin
 RUN := $(BIN)/pubsel run
 TABLE := $(BIN)/pubsel table
 
-.PHONY: venv quickstart test lint bench bench-scaling tables audit table2 table2-cifar10 table2-svhn table2-fmnist \
+.PHONY: venv quickstart test lint bench bench-scaling tables figures report audit table2 table2-cifar10 table2-svhn table2-fmnist \
 	gep-table1 gep-table1-mnist gep-table1-svhn gep-table1-cifar10 gep-table3 gep-table5 gep-table6 \
 	pillar-table2 pillar-table3 pillar-table4 pillar-table6 pillar-table7 pillar-table8 pillar-table9 \
 	pillar-figure4 pillar-figure7 pillar-ours adamix-table1 adamix-figures adamix-figure1-right adamix-ours \
@@ -243,5 +243,12 @@ during-ours: venv
 		$(DURING) $$name pair.private=fashion_mnist model=fmnist_cnn algorithm=non_private training.epochs=10 \
 		--public fashion_mnist,flowers5,mnist $(ARGS) || exit 1; done
 
+# Whatever the records allow: tables (CSV, Markdown, LaTeX), figures (PNG, SVG, PDF), and one page with both
 tables: venv
-	for table in $(notdir $(basename $(wildcard conf/tables/*.yaml))); do $(TABLE) $$table || exit 1; done
+	$(TABLE) all $(ARGS)
+
+figures: venv
+	$(BIN)/python scripts/figures.py all
+
+report: venv
+	$(BIN)/pubsel report $(ARGS)

@@ -33,6 +33,7 @@ from pubsel.config import (
     CellsFailed,
     DataConfig,
     RankConfig,
+    ReportConfig,
     RunConfig,
     RunsConfig,
     TableConfig,
@@ -51,7 +52,8 @@ HELP = f"""pubsel {pubsel.__version__}: private machine learning with public dat
   pubsel rank private=/path/to/images public=[/path/a,/path/b]                           the same, on your own folders
   pubsel attack loss run=NAME              membership inference on a finished run; also gsd_white_box, gsd_black_box
   pubsel audit +experiment=quickstart      claimed epsilon beside what attacks on a training measure
-  pubsel table gsd_table2                  records beside the paper's numbers
+  pubsel table gsd_table2                  records beside the paper's numbers; all: every table that has a record
+  pubsel report                            tables, figures and the runs behind them, as one HTML file
   pubsel runs state=unfinished             which runs there are; runs show NAME: its command, and why it failed
   pubsel run replay=NAME                   repeat a run, and say whether it comes out the same
   pubsel data list                         every named dataset: where it comes from, and whether it is here
@@ -104,9 +106,9 @@ def _attack(values: DictConfig) -> None:
         values.public = [values.public]
     settings = check(AttackConfig, values)
     from pubsel.attack import NOT_PRIVATE, attack
-    from pubsel.tables import show
+    from pubsel.typeset import text
 
-    print(show(attack(settings)), NOT_PRIVATE, sep="\n\n")
+    print(text(attack(settings)), NOT_PRIVATE, sep="\n\n")
 
 
 def _audit(values: DictConfig) -> None:
@@ -117,9 +119,15 @@ def _audit(values: DictConfig) -> None:
 
 
 def _table(values: DictConfig) -> None:
-    from pubsel import tables
+    from pubsel import typeset
 
-    print(tables.run(check(TableConfig, values)))
+    print(typeset.run(check(TableConfig, values)))
+
+
+def _report(values: DictConfig) -> None:
+    from pubsel import report
+
+    print(report.run(check(ReportConfig, values)))
 
 
 def _runs(values: DictConfig) -> None:
@@ -144,7 +152,8 @@ def _data(values: DictConfig) -> None:
 
 
 COMMANDS: dict[str, Callable[[DictConfig], None]] = {
-    "run": _run, "rank": _rank, "attack": _attack, "audit": _audit, "table": _table, "runs": _runs, "data": _data,
+    "run": _run, "rank": _rank, "attack": _attack, "audit": _audit, "table": _table, "report": _report, "runs": _runs,
+    "data": _data,
 }  # fmt: skip
 POSITIONAL = {
     "attack": ["attack"],
@@ -317,7 +326,7 @@ def _complete(words: list[str], line: str) -> int:
         case ["attack"]:
             choices = [attack.name for attack in Attack]
         case ["table"]:
-            choices = sorted(path.stem for path in (CONF / "tables").glob("*.yaml"))
+            choices = ["all", *sorted(path.stem for path in (CONF / "tables").glob("*.yaml"))]
         case ["data"]:
             choices = ["list", "prepare"]
         case ["runs"]:

@@ -377,6 +377,15 @@ class TableConfig:
 
 
 @dataclass
+class ReportConfig:
+    """`pubsel report`."""
+
+    results: str = setting("folder with the records", neutral=True)
+    output: str | None = setting("the file; null: report.html in results", neutral=True)
+    debug: bool = setting("show the traceback of an error", neutral=True)
+
+
+@dataclass
 class RunsConfig:
     """`pubsel runs`."""
 

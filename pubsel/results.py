@@ -130,15 +130,15 @@ def _cpu() -> str:
     return found[1].strip() if found else platform.processor() or platform.machine()
 
 
-def write_whole(path: Path, text: str) -> None:
-    """Writes `text`: `path` has either its old content or all of it. UserError names a folder that cannot be written
-    to."""
+def write_whole(path: Path, content: str | bytes) -> None:
+    """Writes a file: `path` has either its old content or all of the new. UserError names a folder that cannot be
+    written to."""
     path = Path(path)
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with temporary.open("x", encoding="utf-8", newline="") as file:
-            file.write(text)
+        with temporary.open("xb") as file:
+            file.write(content.encode() if isinstance(content, str) else content)
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)

@@ -187,7 +187,7 @@ def test_contributions_add_up_to_the_sum(name):
     found = mechanism.contributions(DenseGradients(rows.clone()))
     assert found.shape == (7, mechanism.size)
     assert found.double().norm(dim=1).max() <= mechanism.sensitivity
-    kept = (lambda s: (mechanism.decode(s) - mechanism.decode(0 * s))) if getattr(algorithm, "rank", None) else None
+    kept = (lambda s: mechanism.decode(s) - mechanism.decode(0 * s)) if getattr(algorithm, "rank", None) else None
     for part in (rows, *rows.split(1)):
         total = mechanism.clipped_sum(DenseGradients(part.clone()))
         own = mechanism.contributions(DenseGradients(part.clone())).sum(0)

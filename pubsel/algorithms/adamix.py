@@ -5,7 +5,7 @@ Losses, gradients and learning rates are of SUMS over examples, as in the paper.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import Enum
 from typing import ClassVar
 
@@ -101,8 +101,8 @@ class AdaMix:
     rank: int | None = setting("feature dimensions that the private gradient is projected on; null: all", at_least=1)
     weight_decay: float = setting("lambda, of the summed loss", at_least=0)
     centre: Centre = setting("weights decay to zero, or to the start of private training")
-    class_names: list[str] = field(
-        default_factory=list, metadata={"about": "zero-shot start from the names of the classes, in order; []: none"}
+    class_names: list[str] | None = setting(
+        "zero-shot start from the names of the classes, in order; null: none", default=None
     )
     text_model: str = setting("class_names: open_clip's name of the backbone", default="RN50")
     text_weights: str | None = setting("class_names: its published weights by name, or a file", default="openai")
@@ -131,16 +131,16 @@ class AdaMix:
 
     def pretrain(self, view: View) -> None:
         if self.class_names:
-            self._start_from_text(view)
+            self._start_from_text(view, self.class_names)
         if self.one_pass is not None:
             one_pass(view, view.labelled(self.name), self.one_pass, radius=1e3)
         elif self.pretrain_epochs:
             train_on_public(view, view.labelled(self.name), self.pretrain_epochs, self.pretrain_rate)
 
-    def _start_from_text(self, view: View) -> None:
+    def _start_from_text(self, view: View, names: list[str]) -> None:
         from pubsel.text import text_weights
 
-        found = text_weights(self.class_names, self.text_model, self.text_weights, self.text_scale)
+        found = text_weights(names, self.text_model, self.text_weights, self.text_scale)
         weight = self._weight(view)
         if found.shape != weight.shape:
             raise UsageError(
