@@ -3,7 +3,6 @@ the end. Hydra finds this file by its place; it is imported at every start, so i
 
 import dataclasses
 import os
-import re
 import sys
 import time
 from collections.abc import Sequence
@@ -199,10 +198,10 @@ class Submitit(_Many):
                 self._left(jobs)
                 raise
             for number, ended in zip(numbers, jobs, strict=True):
-                if (problem := ended.exception()) is not None:
-                    why = re.search(r"not requeued because: .*", str(problem))
-                    said = why[0] if why else f"ended as {ended.state}, without a result"
-                    view.lose(number, f"job {ended.job_id} {said}; see {ended.paths.stdout}")
+                if ended.exception() is not None:
+                    view.lose(
+                        number, f"job {ended.job_id} ended as {ended.state}, without a result; see {ended.paths.stdout}"
+                    )
         if view.failed():
             raise CellsFailed(view.failed())
         return [job.result() for job in jobs]

@@ -288,6 +288,8 @@ def _message(error: Exception) -> tuple[str, int]:
         or any(t in str(error) for t in full)
     ):
         return "out of memory: lower training.chunk, algorithm.k or pair.m", 1
+    if type(error).__name__ == "UncompletedJobError":  # of submitit, at a time limit
+        return f"{str(error).rstrip('.')}: raise hydra.launcher.max_num_timeout or timeout_min", 1
     if isinstance(error, OSError) and error.strerror:
         return f"{error.filename or 'file'}: {error.strerror}; check space and permissions", 1
     return f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}; debug=true shows where", 1
