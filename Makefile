@@ -8,12 +8,13 @@ BIN := .venv/bin
 RUN := $(BIN)/pubsel run
 TABLE := $(BIN)/pubsel table
 
-.PHONY: venv quickstart test lint bench bench-scaling tables figures report table2 table2-cifar10 table2-svhn table2-fmnist \
+.PHONY: venv quickstart test lint bench bench-scaling tables figures report audit table2 table2-cifar10 table2-svhn table2-fmnist \
 	gep-table1 gep-table1-mnist gep-table1-svhn gep-table1-cifar10 gep-table3 gep-table5 gep-table6 \
 	pillar-table2 pillar-table3 pillar-table4 pillar-table6 pillar-table7 pillar-table8 pillar-table9 \
-	pillar-figure4 pillar-figure7 pillar-ours adamix-table1 adamix-figures adamix-ours \
+	pillar-figure4 pillar-figure7 pillar-ours adamix-table1 adamix-figures adamix-figure1-right adamix-ours \
 	gsd-table1 gsd-table3 gsd-table10 gsd-table11a gsd-table11b gsd-table12 gsd-table13a gsd-table13b gsd-table14 gsd-table16 \
-	medical-ours
+	gsd-table8 gsd-table9 medical-ours \
+	gsd-figure1 gsd-figure3 gsd-lemma41 gep-figure2 gep-figure4 gep-figure5 gep-figure7 during-ours clustermap
 
 venv: .venv/installed
 
@@ -25,14 +26,18 @@ venv: .venv/installed
 quickstart: venv
 	$(RUN) +experiment=quickstart $(ARGS)
 
+# claimed epsilon beside what attacks on a training measure: make audit ARGS="+experiment=gep_cifar10"
+audit: venv
+	$(BIN)/pubsel audit $(if $(ARGS),$(ARGS),+experiment=quickstart)
+
 test: venv
-	$(BIN)/ruff check pubsel scripts tests
+	$(BIN)/ruff check pubsel hydra_plugins scripts tests
 	$(BIN)/mypy
 	$(BIN)/python -m pytest $(ARGS)
 
 lint: venv
-	$(BIN)/ruff check --fix pubsel scripts tests
-	$(BIN)/ruff format pubsel scripts tests
+	$(BIN)/ruff check --fix pubsel hydra_plugins scripts tests
+	$(BIN)/ruff format pubsel hydra_plugins scripts tests
 
 bench: venv
 	$(BIN)/python scripts/benchmark.py $(ARGS)
@@ -150,9 +155,16 @@ gsd-table3 gsd-table11a gsd-table11b gsd-table12 gsd-table13a gsd-table13b: gsd-
 
 gsd-table14: gsd-table1 gsd-table3 gsd-table11a gsd-table11b gsd-table12 gsd-table13a gsd-table13b
 	$(BIN)/pubsel rank +experiment=gsd_table14 $(ARGS)
-	$(BIN)/pubsel rank +experiment=gsd_table14 private=ham10000 public=[ham10000,kagskin,cifar100,kagchest] \
+	$(BIN)/pubsel rank +experiment=gsd_table14 private=ham10000_224 public=[ham10000_224,kagskin,cifar100,kagchest] \
 		distance=gsd_300 $(ARGS)
 	$(TABLE) gsd_table14
+
+# GSD, Figure 4: which sets are near each other by Task2Vec and by GSD
+CLUSTERED := [ham10000,kagchest,cifar10]
+
+clustermap: venv
+	for distance in task2vec gsd_300; do $(BIN)/python scripts/clustermap.py private=ham10000 model=mobilenetv2 \
+		public=$(or $(PUBLIC),$(CLUSTERED)) distance=$$distance distance.m=300 $(ARGS) || exit 1; done
 
 # the two sets at hand: MobileNetV2 at 64 pixels, two layers and the head (label layers), or the head alone (label head)
 medical-ours: venv
@@ -188,6 +200,19 @@ adamix-figures: venv
 	for figure in 5 7 8; do $(RUN) +experiment=adamix_figure$$figure $(ARGS) || exit 1; done
 	for name in adamix adamix_shots adamix_quantile adamix_sigma; do $(BIN)/python scripts/figures.py $$name || exit 1; done
 
+# AdaMix, Figure 1 (right): AUC of the loss attack on the runs of its other panels, and on the non-private paragon
+adamix-figure1-right: adamix-figures
+	$(RUN) -m +experiment=adamix_figure1 algorithm=paragon epsilon=inf training.epochs=300 $(ARGS)
+	$(BIN)/pubsel attack loss 'run=mit67-*' $(ARGS)
+	$(BIN)/python scripts/figures.py adamix_attack
+
+# GSD, Tables 8 and 9: membership inference on the distance itself
+gsd-table8: venv
+	$(BIN)/pubsel attack gsd_white_box $(ARGS)
+
+gsd-table9: venv
+	$(BIN)/pubsel attack gsd_black_box $(ARGS)
+
 adamix-ours: venv
 	for set in cifar10:0.1 flowers5:1.0 ham10000:1.0; do \
 		cell="-m +experiment=adamix_ours pair.private=$${set%:*} pair.private_share=$${set#*:} $(ARGS)"; \
@@ -201,6 +226,22 @@ adamix-ours: venv
 			|| exit 1; done
 	$(TABLE) adamix_ours
 	$(BIN)/python scripts/figures.py adamix
+
+# What the theory speaks of, measured while a network trains without noise; see scripts/during_training.py
+DURING := $(BIN)/python scripts/during_training.py
+
+gsd-figure1 gsd-figure3 gsd-lemma41: gsd-%: venv
+	$(DURING) gsd_$* pair.private=cifar10 model=resnet20 algorithm=non_private training.epochs=100 \
+		--public $(if $(PUBLIC),$(PUBLIC),cifar10,cifar100,svhn) $(ARGS)
+
+gep-figure2 gep-figure4 gep-figure5 gep-figure7: gep-%: venv
+	$(DURING) gep_$* pair.private=cifar10 model=resnet20 algorithm=non_private training.epochs=60 \
+		--public $(if $(PUBLIC),$(PUBLIC),cifar10,imagenet) --k $(if $(filter %5,$@),1000,500,1000,2000) $(ARGS)
+
+during-ours: venv
+	for name in gsd_figure1 gsd_figure3 gsd_lemma41 gep_figure2 gep_figure4 gep_figure5 gep_figure7; do \
+		$(DURING) $$name pair.private=fashion_mnist model=fmnist_cnn algorithm=non_private training.epochs=10 \
+		--public fashion_mnist,flowers5,mnist $(ARGS) || exit 1; done
 
 # Whatever the records allow: tables (CSV, Markdown, LaTeX), figures (PNG, SVG, PDF), and one page with both
 tables: venv

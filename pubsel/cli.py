@@ -5,6 +5,7 @@ Exit code 0: done; 1: a run failed; 2: the command or its settings are wrong.
 
 import contextlib
 import ctypes
+import dataclasses
 import io
 import logging
 import os
@@ -12,6 +13,7 @@ import re
 import sys
 import traceback
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import hydra
@@ -25,10 +27,15 @@ from omegaconf.errors import OmegaConfBaseException
 import pubsel
 from pubsel.config import (
     CONF,
+    Attack,
+    AttackConfig,
+    AuditConfig,
+    CellsFailed,
     DataConfig,
     RankConfig,
     ReportConfig,
     RunConfig,
+    RunsConfig,
     TableConfig,
     UsageError,
     UserError,
@@ -43,8 +50,12 @@ HELP = f"""pubsel {pubsel.__version__}: private machine learning with public dat
   pubsel run -m +experiment=gep_cifar10 pair.public=cifar100,cifar10,svhn seed=0,1,2     a sweep
   pubsel rank private=digits public=[digits,photo_patches,noise] distance.m=200          which public set is nearest?
   pubsel rank private=/path/to/images public=[/path/a,/path/b]                           the same, on your own folders
+  pubsel attack loss run=NAME              membership inference on a finished run; also gsd_white_box, gsd_black_box
+  pubsel audit +experiment=quickstart      claimed epsilon beside what attacks on a training measure
   pubsel table gsd_table2                  records beside the paper's numbers; all: every table that has a record
   pubsel report                            tables, figures and the runs behind them, as one HTML file
+  pubsel runs state=unfinished             which runs there are; runs show NAME: its command, and why it failed
+  pubsel run replay=NAME                   repeat a run, and say whether it comes out the same
   pubsel data list                         every named dataset: where it comes from, and whether it is here
   pubsel data prepare NAME                 download or convert one
 
@@ -55,6 +66,8 @@ Tab completion for bash: eval "$(pubsel -sc install=bash)"
 
 def _run(values: DictConfig) -> None:
     settings = check(RunConfig, values)
+    if settings.replay is not None:
+        return _replay(settings.replay, values)
     from pubsel.run import run
 
     record = run(settings)
@@ -66,6 +79,19 @@ def _run(values: DictConfig) -> None:
     )
 
 
+def _replay(name: str, values: DictConfig) -> None:
+    free = {f.name for f in dataclasses.fields(RunConfig) if f.metadata.get("neutral")}
+    for word in HydraConfig.get().overrides.task:
+        if (key := word.lstrip("+~").partition("=")[0]) not in free:
+            raise UsageError(f"{word}: replay={name} has its own {key}; give no more than {', '.join(sorted(free))}")
+    from pubsel.repeat import repeat
+
+    same, text = repeat(name, values)
+    print(text)
+    if not same:
+        raise UserError(f"replay={name}: it did not come out the same")
+
+
 def _rank(values: DictConfig) -> None:
     if isinstance(values.get("public"), str):
         values.public = [values.public]
@@ -73,6 +99,23 @@ def _rank(values: DictConfig) -> None:
     from pubsel.rank import rank, show_rank
 
     print(show_rank(rank(settings)))
+
+
+def _attack(values: DictConfig) -> None:
+    if isinstance(values.get("public"), str):
+        values.public = [values.public]
+    settings = check(AttackConfig, values)
+    from pubsel.attack import NOT_PRIVATE, attack
+    from pubsel.typeset import text
+
+    print(text(attack(settings)), NOT_PRIVATE, sep="\n\n")
+
+
+def _audit(values: DictConfig) -> None:
+    settings = check(AuditConfig, values)
+    from pubsel.audit import audit, show_audit
+
+    print(show_audit(audit(settings)))
 
 
 def _table(values: DictConfig) -> None:
@@ -85,6 +128,12 @@ def _report(values: DictConfig) -> None:
     from pubsel import report
 
     print(report.run(check(ReportConfig, values)))
+
+
+def _runs(values: DictConfig) -> None:
+    from pubsel import runs
+
+    print(runs.run(check(RunsConfig, values)))
 
 
 def _data(values: DictConfig) -> None:
@@ -103,13 +152,15 @@ def _data(values: DictConfig) -> None:
 
 
 COMMANDS: dict[str, Callable[[DictConfig], None]] = {
-    "run": _run,
-    "rank": _rank,
-    "table": _table,
-    "report": _report,
+    "run": _run, "rank": _rank, "attack": _attack, "audit": _audit, "table": _table, "report": _report, "runs": _runs,
     "data": _data,
-}
-POSITIONAL = {"table": ["table"], "data": ["action", "name"]}  # keys that are given without their name
+}  # fmt: skip
+POSITIONAL = {
+    "attack": ["attack"],
+    "table": ["table"],
+    "runs": ["action", "name"],
+    "data": ["action", "name"],
+}  # keys that are given without their name
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -162,11 +213,16 @@ def _check_options(words: list[str]) -> None:
 
 
 def _positional(command: str, words: list[str]) -> list[str]:
-    """`table NAME` and `data list|prepare NAME` as overrides."""
+    """`table NAME`, `data list|prepare NAME` and `runs KEY=VALUE` as overrides."""
     for i, key in enumerate(POSITIONAL.get(command, [])[: len(words)]):
         if "=" in words[i] or words[i].startswith("-"):
             break
         words[i] = f"{key}={words[i]}"
+    if command == "runs":  # other keys are those of records, of which Hydra knows nothing
+        own = tuple(f"{f.name}=" for f in dataclasses.fields(RunsConfig))
+        asked = [word for word in words if "=" in word and not word.startswith((*own, "hydra", "-", "+", "~"))]
+        quoted = ["'" + word.replace("\\", "\\\\").replace("'", "\\'") + "'" for word in asked]
+        words = [word for word in words if word not in asked] + ([f"where=[{','.join(quoted)}]"] if asked else [])
     return words
 
 
@@ -174,27 +230,35 @@ def _dispatch(command: str, words: list[str]) -> int:
     failures: list[str] = []
     raised: list[Exception] = []
 
-    def task(values: DictConfig) -> None:
+    def task(values: DictConfig) -> str | None:
         try:
             COMMANDS[command](values)
         except Exception as error:
             if HydraConfig.get().mode != RunMode.MULTIRUN:
                 raised.append(error)  # raised again outside Hydra, which would print more than one line
-                return
+                return None
             # a cell of a sweep that fails does not stop the others
-            failures.append(f"{' '.join(HydraConfig.get().overrides.task)}: {_message(error)[0]}")
+            why = _message(error)[0]
+            failures.append(f"{' '.join(HydraConfig.get().overrides.task)}: {why}")
             print(f"pubsel: failed: {failures[-1]}", file=sys.stderr)
             if values.get("debug"):
                 traceback.print_exc()
+            return why
+        return None
 
     os.environ["HYDRA_FULL_ERROR"] = "1"  # errors reach us instead of Hydra's own printing
     logging.getLogger("hydra").addHandler(logging.NullHandler())
     sys.argv = ["pubsel", *words]
+    from hydra_plugins import pubsel_launchers
+
+    pubsel_launchers.register()
     try:
         hydra.main(config_path=str(CONF), config_name=command, version_base="1.3")(task)()
     except SystemExit as done:  # after --help or --cfg
         return int(done.code or 0)
-    except (HydraException, OmegaConfBaseException, OSError):
+    except CellsFailed as several:
+        failures = several.cells
+    except (HydraException, OmegaConfBaseException, OSError, UserError):
         raise
     except Exception as error:  # of Hydra, about an override: `task` keeps its own
         raise UsageError(f"{error}; pubsel {command} --help lists the keys") from error
@@ -217,7 +281,12 @@ def _message(error: Exception) -> tuple[str, int]:
         return str(error), error.exit_code
     if isinstance(error, HydraException | OmegaConfBaseException):
         return _hydra_message(error), 2
-    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError" or "can't allocate" in str(error):
+    full = ("can't allocate", "could not create a primitive")  # of torch, and of oneDNN inside it
+    if (
+        isinstance(error, MemoryError)
+        or type(error).__name__ == "OutOfMemoryError"
+        or any(t in str(error) for t in full)
+    ):
         return "out of memory: lower training.chunk, algorithm.k or pair.m", 1
     if isinstance(error, OSError) and error.strerror:
         return f"{error.filename or 'file'}: {error.strerror}; check space and permissions", 1
@@ -254,10 +323,16 @@ def _complete(words: list[str], line: str) -> int:
     match before:
         case []:
             choices = list(COMMANDS)
+        case ["attack"]:
+            choices = [attack.name for attack in Attack]
         case ["table"]:
             choices = ["all", *sorted(path.stem for path in (CONF / "tables").glob("*.yaml"))]
         case ["data"]:
             choices = ["list", "prepare"]
+        case ["runs"]:
+            choices = ["list", "show", "delete"]
+        case ["runs", "show" | "delete"]:
+            choices = sorted(path.name for path in Path("results/runs").glob("*/"))
         case ["data", "prepare"]:
             choices = datasets()
         case [command, *given] if command in COMMANDS:

@@ -41,6 +41,14 @@ class UsageError(UserError):
     exit_code = 2
 
 
+class CellsFailed(UserError):
+    """Cells of a sweep that failed, each with why; the others are done."""
+
+    def __init__(self, cells: list[str]):
+        super().__init__(f"{len(cells)} cells failed")
+        self.cells = cells
+
+
 def setting(
     about: str,
     *,
@@ -70,6 +78,10 @@ Norm = Enum("Norm", ["replace", "freeze"])
 Metric = Enum("Metric", ["accuracy", "auc"])
 Take = Enum("Take", ["test", "train"])
 Optimizer = Enum("Optimizer", ["sgd", "adam"])
+Tracking = Enum("Tracking", ["none", "tensorboard"])
+DPPCA = Enum("DPPCA", ["gauss", "bingham"])
+Attack = Enum("Attack", ["gsd_white_box", "gsd_black_box", "loss"])
+AuditKind = Enum("AuditKind", ["white_box", "black_box", "per_instance"])
 
 
 @dataclass
@@ -78,7 +90,8 @@ class Pair:
 
     private: str = setting("name of a dataset in conf/dataset, or a path: image folder, CSV of paths and labels, npz")
     public: Any = setting(
-        "the same for the public data; [A,B]: equal shares of m from each; null where an algorithm uses none"
+        "the same for the public data; [A,B]: equal shares of m from each; auto: chosen privately from candidates; "
+        "null where an algorithm uses none"
     )
     m: int = setting("number of public examples", at_least=1)
     take: Take = setting(
@@ -97,9 +110,12 @@ class Pair:
         "selection", at_least=0, below=1, default=0.0,
     )  # fmt: skip
     convert: Convert = setting("how public images reach the private shape: resize (and grey/colour), or exact: refuse")
+    candidates: list[Any] | None = setting("public=auto: what it may be: [A,B,[C,D]]", default=None)
 
     def __post_init__(self) -> None:
         self.public = one_or_combined("pair.public", self.public)
+        if self.candidates is not None:
+            self.candidates = candidates_of("pair.candidates", self.candidates)
 
 
 @dataclass
@@ -177,13 +193,29 @@ class Model:
 class Distance:
     """How the distance between the two is measured."""
 
-    name: str = setting("gsd, or none")
-    k: int = setting("dimension of the two subspaces", at_least=1)
+    name: str = setting("gsd, dp_gsd, task2vec, otdd, frechet, mmd, or none")
+    k: int = setting("gsd: dimension of the two subspaces", at_least=1)
     m: int = setting("examples on each side", at_least=2)
-    initialisations: int = setting("random networks to average over", at_least=1)
-    normalise_rows: bool = setting("scale every per-example gradient to unit length before the decomposition")
-    labels: Labels = setting("random, or given: then both sides need labels of the private task")
-    parameters: Parameters = setting("gradients of the weights alone, or of all parameters")
+    initialisations: int = setting("random networks and draws of m private examples to average over", at_least=1)
+    normalise_rows: bool = setting("gsd: scale every per-example gradient to unit length before the decomposition")
+    labels: Labels = setting("gsd: random, or given: then both sides need labels of the private task")
+    parameters: Parameters = setting("gsd: gradients of the weights alone, or of all parameters")
+    exact: bool = setting(
+        "otdd: optimal transport between the examples of two classes, not between their Gaussians", default=False
+    )
+    epsilon: float | None = setting("dp_gsd: epsilon of all its values together", over=0, default=None)
+    delta: float | None = setting("dp_gsd, gauss: delta of all its values together", over=0, below=1, default=None)
+    mechanism: DPPCA = setting(
+        "dp_gsd: gauss, noise on second moments; bingham, the exponential mechanism, delta 0", default=DPPCA.gauss
+    )
+    private_m: float | None = setting(
+        "dp_gsd and epsilon_select: expected examples in the private sample; inf: all; null: m", at_least=1,
+        infinite=True, default=None,
+    )  # fmt: skip
+    sketch: int | None = setting(
+        "dp_gsd and epsilon_select: dimensions that gradients are mapped to; null: 256, epsilon_select: 1024",
+        at_least=1, default=None,
+    )  # fmt: skip
 
 
 @dataclass
@@ -240,11 +272,27 @@ class Common:
 
 
 @dataclass
+class Select:
+    """Private selection of the public data, with epsilon_select."""
+
+    cap: float = setting(
+        "how much the candidates' shares of an example's gradient may differ and count in full", over=0, at_most=1,
+        default=0.2,
+    )  # fmt: skip
+    margin: float | None = setting(
+        "refuse where a candidate that is so much better, on average, is not chosen with 95 %", over=0, at_most=1,
+        default=None,
+    )  # fmt: skip
+
+
+@dataclass
 class RunConfig(Common):
     """`pubsel run`."""
 
     label: str = setting("names a setting in tables, such as paper or tuned")
     estimate: bool = setting("say first what the run will take, and refuse what does not fit", neutral=True)
+    replay: str | None = setting("a record's file or name: repeat it, say whether it comes out the same", neutral=True)
+    tracking: Tracking = setting("tensorboard: curves of loss, norms and epsilon in the run's folder", neutral=True)
     profile: bool = setting("profile one step on random images: trace.json and costliest.txt", neutral=True)
     epsilon: float = setting("epsilon of the guarantee; inf: no noise, no guarantee", over=0, infinite=True)
     pair: Pair = field(default_factory=Pair)
@@ -253,6 +301,29 @@ class RunConfig(Common):
     distance: Distance = field(default_factory=Distance)
     privacy: Privacy = field(default_factory=Privacy)
     training: Training = field(default_factory=Training)
+    epsilon_select: float | None = setting("pair.public=auto: epsilon of the selection", over=0, default=None)
+    select: Select = field(default_factory=Select)
+
+
+@dataclass
+class Audit:
+    """How `pubsel audit` attacks a training."""
+
+    kind: AuditKind = setting(
+        "white_box: canaries in the gradients, every noisy sum is seen; black_box: mislabelled examples, the trained "
+        "model is seen; per_instance: no attack, the privacy loss of each private example"
+    )
+    canaries: int = setting("how many, each in the data with probability 1/2", at_least=10)
+    guesses: float = setting("share of the canaries, the most extreme ones, guessed for any program", over=0, at_most=1)
+    confidence: float = setting("of each lower bound", over=0, below=1)
+    every: int = setting("per_instance: steps between two passes over all private examples; 1 is exact", at_least=1)
+
+
+@dataclass
+class AuditConfig(RunConfig):
+    """`pubsel audit`."""
+
+    audit: Audit = field(default_factory=Audit)
 
 
 @dataclass
@@ -264,11 +335,36 @@ class RankConfig(Common):
     convert: Convert = setting("how public images reach the private shape: resize (and grey/colour), or exact: refuse")
     model: Model = field(default_factory=Model)
     distance: Distance = field(default_factory=Distance)
+    epsilon_select: float | None = setting(
+        "choose one candidate with this differential privacy, and show nothing else; null: measure, not private",
+        over=0, default=None,
+    )  # fmt: skip
+    select: Select = field(default_factory=Select)
+    secure_noise: bool = setting(
+        "private releases: sample and noise from the operating system's entropy, not reproducible", default=False
+    )
 
     def __post_init__(self) -> None:
-        if None in self.public:
-            raise UsageError("public=[null]: a candidate is a name or path, or a list of them")
-        self.public = [one_or_combined("public", candidate) for candidate in self.public]
+        self.public = candidates_of("public", self.public)
+
+
+@dataclass
+class AttackConfig(Common):
+    """`pubsel attack`."""
+
+    attack: Attack = setting("gsd_white_box, gsd_black_box (GSD, Tables 8 and 9), or loss: of trained models")
+    run: str | None = setting("loss: name of a finished run, a pattern such as *-adamix-*, or all")
+    private: str = setting("gsd: the private data: a name in conf/dataset, or a path")
+    public: list[Any] = setting("gsd: the public sets whose distances are released: names, paths, or lists of them")
+    convert: Convert = setting("how public images reach the private shape: resize (and grey/colour), or exact: refuse")
+    known: list[int] = setting("gsd: how many of the distance.m private examples the attacker knows", at_least=2)
+    trials: int = setting("gsd: so many times, each with other private examples and networks", at_least=1)
+    targets: int = setting("gsd_white_box: examples of each trial of which all others are known", at_least=1)
+    model: Model = field(default_factory=Model)
+    distance: Distance = field(default_factory=Distance)
+
+    def __post_init__(self) -> None:
+        self.public = candidates_of("public", self.public)
 
 
 @dataclass
@@ -286,6 +382,18 @@ class ReportConfig:
 
     results: str = setting("folder with the records", neutral=True)
     output: str | None = setting("the file; null: report.html in results", neutral=True)
+    debug: bool = setting("show the traceback of an error", neutral=True)
+
+
+@dataclass
+class RunsConfig:
+    """`pubsel runs`."""
+
+    action: str = setting("list, show or delete")
+    name: str | None = setting("a run's name, or a part of it")
+    where: list[str] = setting("which runs: key=value,value of a record or its settings; state=finished, stale, ...")
+    results: str = setting("folder with the runs", neutral=True)
+    yes: bool = setting("delete without asking", neutral=True)
     debug: bool = setting("show the traceback of an error", neutral=True)
 
 
@@ -331,6 +439,15 @@ def one_or_combined(key: str, public: Any) -> str | list[str] | None:
     if len(set(names)) < len(names):
         raise UsageError(f"{key}={_typed(names)}: give each set once")
     return names if len(names) > 1 else names[0]
+
+
+def candidates_of(key: str, candidates: Any) -> list[Any]:
+    """Candidates for public data as `key` gives them, each as `one_or_combined` has it; UsageError where one is
+    none."""
+    candidates = candidates if isinstance(candidates, list) else [candidates]
+    if None in candidates:
+        raise UsageError(f"{key}=[null]: a candidate is a name or path, or a list of them")
+    return [one_or_combined(key, candidate) for candidate in candidates]
 
 
 def public_sets(public: str | list[str] | None) -> list[str]:
@@ -439,6 +556,8 @@ def settings(config: Any) -> dict[str, Any]:
             continue
         if dataclasses.is_dataclass(value):
             value = settings(value)
+            if not value:  # all of it has its default
+                continue
         if value == math.inf:
             value = "inf"  # JSON knows no infinity
         kept[f.name] = value.name if isinstance(value, Enum) else value

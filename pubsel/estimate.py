@@ -36,13 +36,25 @@ def memory(gradients: Engine, algorithm: Algorithm, view: View, task: Task, dist
     """Bytes for a run on `task`, from the sizes of what is held; activations from one forward pass of two images."""
     chunk = gradients.chunk(task.private.x)
     item = next(view.model.parameters()).element_size()
-    measured = distance.m * gradients.size if distance.name != "none" and task.public is not None else 0
+    measured = _distance(gradients, task, distance) if task.public is not None else 0
     vectors = chunk + 6  # rows; float64 sum and noise, direction, momentum
     return Memory(
         training=(algorithm.numbers(view) + vectors * gradients.size) * item,
-        distance=(measured + 4 * distance.k * gradients.size) * item if measured else 0,
+        distance=measured * item,
         passes=2 * _activations(view.model, task.private) * chunk,  # outputs, and gradients at them
     )
+
+
+def _distance(gradients: Engine, task: Task, distance: Distance) -> int:
+    """Numbers that measuring the distance holds: of gsd and dp_gsd, G and four bases; of the others, the examples of
+    both sides and four matrices [m, m], in float64."""
+    match distance.name:
+        case "none":
+            return 0
+        case "gsd" | "dp_gsd":
+            return (distance.m + 4 * distance.k) * gradients.size
+        case _:
+            return 4 * distance.m * (task.private.x[0].numel() + 2 * distance.m)
 
 
 def free(device: torch.device) -> int:

@@ -51,14 +51,32 @@ def interval(outputs: Tensor, y: Tensor, metric: str, random: np.random.Generato
     if metric == "accuracy":  # the number of correct ones in a resample is binomial
         values = random.binomial(n, float(_correct(outputs, y).mean()), RESAMPLES) / n
     else:
-        problems, blocks = one_against_rest(outputs, y), []
-        for _ in range(RESAMPLES // BLOCK):
-            drawn = [np.bincount(random.integers(n, size=n), minlength=n) for _ in range(BLOCK)]
-            counts = np.stack(drawn).astype(np.uint8)  # no example is drawn 256 times
-            found = np.stack([weighted_auc(*problem, counts) for problem in problems])  # [labels, resamples]
-            with np.errstate(invalid="ignore"):
-                blocks.append(np.nansum(found, axis=0) / np.isfinite(found).sum(axis=0))
-        values = np.concatenate(blocks)
+        values = _resampled_auc(one_against_rest(outputs, y), random)
+    return _middle(values)
+
+
+def auc_interval(
+    truth: NDArray[np.bool_], scores: NDArray[np.float64], random: np.random.Generator
+) -> tuple[float, float]:
+    """Likewise of the AUC of scores [n] for truth [n]."""
+    return _middle(_resampled_auc([(truth, scores)], random))
+
+
+def _resampled_auc(
+    problems: list[tuple[NDArray[np.bool_], NDArray[np.float64]]], random: np.random.Generator
+) -> NDArray[np.float64]:
+    """Mean AUC over the problems (truth [n], scores [n]), [RESAMPLES], of resamples of the examples."""
+    n, blocks = len(problems[0][0]), []
+    for _ in range(RESAMPLES // BLOCK):
+        drawn = [np.bincount(random.integers(n, size=n), minlength=n) for _ in range(BLOCK)]
+        counts = np.stack(drawn).astype(np.uint8)  # no example is drawn 256 times
+        found = np.stack([weighted_auc(*problem, counts) for problem in problems])  # [labels, resamples]
+        with np.errstate(invalid="ignore"):
+            blocks.append(np.nansum(found, axis=0) / np.isfinite(found).sum(axis=0))
+    return np.concatenate(blocks)
+
+
+def _middle(values: NDArray[np.float64]) -> tuple[float, float]:
     low, high = np.nanpercentile(values, [2.5, 97.5])
     return float(low), float(high)
 

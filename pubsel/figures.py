@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pandas
 
-from pubsel.results import write_whole
-from pubsel.tables import SELECTION, WITHOUT_PUBLIC, Cell, Table, at, cells, selected
+from pubsel.results import at, write_whole
+from pubsel.tables import SELECTION, WITHOUT_PUBLIC, Cell, Table, cells, selected
 from pubsel.typeset import short_keys
 
 if TYPE_CHECKING:

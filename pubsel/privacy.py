@@ -12,13 +12,15 @@ with sensitivity sqrt(2) when each is scaled to sensitivity 1: by definition of 
 the RDP of one release, as GEP's published code does, understates the cost, because the two share the sample.
 """
 
+import contextlib
 import math
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache, lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 from prv_accountant import PRVAccountant
 from prv_accountant.accountant import compute_safe_domain_size
 from prv_accountant.privacy_random_variables import PoissonSubsampledGaussianMechanism
@@ -31,6 +33,7 @@ from pubsel.config import Accounting, UsageError
 RELATIVE_ERROR = 0.0045  # of epsilon, in the numerical accountant; part of the upper bound
 SEARCH_ERROR = 0.07  # the same while searching, where only the estimate is used: off by far less than its error
 MAX_GRID = 2**25  # points of its discretisation, at about 130 bytes; above, memory would be unbounded
+FEW_ORDERS = [1.5, *range(2, 33), 40, 48, 64, 96, 128, 256, 512]  # for many curves at once
 ORDERS = [1 + x / 10 for x in range(1, 100)] + list(range(11, 512))
 
 
@@ -56,9 +59,9 @@ def gaussian_delta(epsilon: float, mu: float) -> float:
     return math.exp(log_ndtr(a)) - math.exp(min(epsilon + log_ndtr(b), 700))
 
 
-def _gaussian_epsilon(noise_multiplier: float, steps: int, delta: float) -> float:
-    mu = math.sqrt(steps) / noise_multiplier
-    if gaussian_delta(0, mu) <= delta:
+def gaussian_epsilon(mu: float, delta: float) -> float:
+    """epsilon(delta) of a Gaussian mechanism with sensitivity over standard deviation mu >= 0, exact."""
+    if mu == 0 or gaussian_delta(0, mu) <= delta:
         return 0.0
     high = mu * mu / 2 + mu * math.sqrt(2 * math.log(1 / delta))  # from the concentrated-DP bound
     return float(brentq(lambda e: gaussian_delta(e, mu) - delta, 0, high, xtol=1e-12)) * (1 + 1e-9)
@@ -136,9 +139,22 @@ def spent(
     if done == 0 or rate == 0:
         return 0.0
     if rate == 1:
-        return _gaussian_epsilon(noise_multiplier, done, delta)
+        return gaussian_epsilon(math.sqrt(done) / noise_multiplier, delta)
     error = RELATIVE_ERROR * (about if about is not None else rdp_epsilon(noise_multiplier, rate, steps, delta))
     return max(0.0, _prv_epsilon(noise_multiplier, rate, steps, done, delta, error)[1])
+
+
+def advantage(noise_multiplier: float, rate: float, steps: int) -> float:
+    """Upper bound of delta at epsilon 0, the total variation between the outputs of neighbours: the best adversary
+    tells which of the two it was with chance (1 + this) / 2. 0 < rate <= 1."""
+    if rate == 1:
+        return gaussian_delta(0, math.sqrt(steps) / noise_multiplier)
+    for error in (0.02, 0.1, 0.5):  # of epsilon, half of it in delta; with little noise the accountant needs more
+        with warnings.catch_warnings(), contextlib.suppress(ValueError, RuntimeError, OverflowError):
+            warnings.simplefilter("ignore")
+            accountant = _prv(noise_multiplier, rate, steps, error, 1e-8)
+            return float(min(1.0, accountant.compute_delta(0.0, [steps])[2]))
+    raise UsageError(f"noise multiplier {noise_multiplier:.3g}: too little to be accounted for")
 
 
 def rdp_epsilon(noise_multiplier: float, rate: float, steps: int, delta: float, releases: int = 1) -> float:
@@ -149,6 +165,19 @@ def rdp_epsilon(noise_multiplier: float, rate: float, steps: int, delta: float, 
         warnings.simplefilter("ignore")
         curve = rdp.compute_rdp(q=rate, noise_multiplier=noise_multiplier, steps=steps, orders=ORDERS)
         return float(rdp.get_privacy_spent(orders=ORDERS, rdp=curve * releases, delta=delta)[0])
+
+
+def rdp_of_step(noise_multiplier: float, rate: float) -> NDArray[np.float64]:
+    """Renyi DP of one step at FEW_ORDERS."""
+    from opacus.accountants.analysis import rdp
+
+    return np.asarray(rdp.compute_rdp(q=rate, noise_multiplier=noise_multiplier, steps=1, orders=FEW_ORDERS))
+
+
+def epsilons_of_rdp(curves: NDArray[np.float64], delta: float) -> NDArray[np.float64]:
+    """epsilon at delta of each curve [n, FEW_ORDERS]; Balle et al. 2020, arXiv:1905.09982, Theorem 21."""
+    a = np.array(FEW_ORDERS)
+    return np.asarray((curves + np.log1p(-1 / a) - (math.log(delta) + np.log(a)) / (a - 1)).min(1).clip(0))
 
 
 def _crossing(epsilon_at: Callable[[float], float], epsilon: float, start: float) -> float:
@@ -227,6 +256,22 @@ def plan(
     return Plan(spent(sigma, rate, steps, delta, about=epsilon), delta, rate, steps, sigma, name, True, epsilon)
 
 
+def pure(epsilon: float, rate: float, steps: int, name: str) -> Plan:
+    """`steps` releases, epsilon-private in all (delta 0), each of a Poisson sample at `rate` of its own.
+
+    On its sample a release may be epsilon'-private, epsilon' = log(1 + (e^(epsilon / steps) - 1) / rate). Proof: with
+    an example more, the release follows (1 - rate) P + rate P', where P' is within e^(+- epsilon') of P. Over P that is
+    between 1 - rate + rate e^(-epsilon') and 1 - rate + rate e^epsilon' = e^(epsilon / steps), and the former times the
+    latter is at least 1. The noise multiplier is 1 / epsilon', the scale of exponential noise.
+    """
+    each = epsilon / steps  # the logarithm is taken without the overflow of e^each, and rounded down
+    if each < 1:
+        inner = math.log1p(math.expm1(each) / rate)
+    else:
+        inner = each - math.log(rate) + math.log1p(-math.exp(-each) * (1 - rate))
+    return Plan(epsilon, 0.0, rate, steps, 1 / (inner * (1 - 1e-12)), name, True, epsilon)
+
+
 def most_steps(epsilon: float, delta: float, noise_multiplier: float) -> int:
     """How many full-batch steps with this noise are (epsilon, delta)-private: the largest T with sqrt(T) / sigma at
     most the exact Gaussian mu (AdaMix, Proposition 5, with rho = T / (2 sigma^2))."""
@@ -238,16 +283,31 @@ def most_steps(epsilon: float, delta: float, noise_multiplier: float) -> int:
     return steps
 
 
+KNOWN_SEED = (
+    "an adversary who knows the seed, which stands in this record: publish {what} only from a run with {key}=true"
+)
+
+
 def statement(
-    made: Plan | None, sensitivity: float, secure: bool, distance_used: bool, first: Plan | None = None
+    made: Plan | None,
+    sensitivity: float,
+    secure: bool,
+    distance_used: bool,
+    before: Sequence[tuple[str, Plan]] = (),
+    selected: bool = False,
 ) -> dict[str, Any]:
-    """What a record says of privacy: the guarantee in full, and what it does not cover. None: no guarantee. first: a
-    release before training, whose epsilon and delta add to those of training."""
+    """What a record says of privacy: the guarantee in full, and what it does not cover. None: no guarantee. before:
+    releases before training, whose epsilon and delta add to those of training. selected: one of them is the choice of
+    the public set."""
     if made is None:
         return {"valid": False, "epsilon": None, "statement": "No privacy: trained without noise."}
+    choices = (
+        "hyper-parameters, candidates for public data and seeds"
+        if selected
+        else "hyper-parameters, data sets and seeds"
+    )
     not_covered = [
-        "the choice of hyper-parameters, data sets and seeds, and the utility on test and validation data, with its "
-        "interval",
+        f"the choice of {choices}, and the utility on test and validation data, with its interval",
         "what is read off the private data before training, which is treated as public: the number of examples, their "
         "shape and classes, the split into training, public, validation and test data (for shots, by labels), the "
         "notes, and the time that the run took",
@@ -256,21 +316,19 @@ def statement(
     if distance_used:
         not_covered.append("the distance (GSD) in this record, which is computed on private data without noise")
     if not secure:
-        not_covered.append(
-            "an adversary who knows the seed, which stands in this record: publish weights only from a run with "
-            "privacy.secure_noise=true"
-        )
+        not_covered.append(KNOWN_SEED.format(what="weights", key="privacy.secure_noise"))
     secret = "" if secure else " against whoever does not know the seed"
     parts = None
-    if first is not None:
-        parts = [{"what": what, **p._asdict()} for what, p in (("before training", first), ("training", made))]
+    if before:
+        parts = [{"what": what, **p._asdict()} for what, p in (*before, ("training", made))]
         made = made._replace(
-            epsilon=first.epsilon + made.epsilon,
-            delta=first.delta + made.delta,
-            claimed_epsilon=first.claimed_epsilon + made.claimed_epsilon,
+            epsilon=sum((p.epsilon for _, p in before), made.epsilon),
+            delta=sum((p.delta for _, p in before), made.delta),
+            claimed_epsilon=sum((p.claimed_epsilon for _, p in before), made.claimed_epsilon),
         )
+    released = "The choice of the public set and the trained weights" if selected else "The trained weights"
     sound = (
-        f"The trained weights are ({made.epsilon:.4g}, {made.delta:g})-differentially private{secret}."
+        f"{released} are ({made.epsilon:.4g}, {made.delta:g})-differentially private{secret}."
         if made.valid
         else f"NOT a valid guarantee for epsilon {made.claimed_epsilon:g}: the published accounting is unsound; "
         f"this noise costs epsilon {made.epsilon:.4g} at delta {made.delta:g}."
@@ -291,4 +349,28 @@ def statement(
         "statement": sound,
         "not_covered": not_covered,
         **({"composition": "basic", "parts": parts} if parts else {}),
+    }
+
+
+def measured(what: str, made: Plan, secure: bool) -> dict[str, Any]:
+    """What a record says of a private measurement without training; what: what is released, as in "The choice is"."""
+    not_covered = [
+        "the choice of settings, candidates and seeds",
+        "what is treated as public: the number of private examples, their shape and classes, which of them are "
+        "training examples, the notes, and the time that it took",
+        "another measurement: with another seed, other candidates or other settings it is one more release, and their "
+        "epsilons add up",
+    ]
+    if not secure:
+        not_covered.append(KNOWN_SEED.format(what="it", key="secure_noise"))
+    secret = "" if secure else " against whoever does not know the seed"
+    return {
+        "valid": True,
+        **made._asdict(),
+        "adjacency": "add or remove one training example; the sampling rate stays",
+        "sampling": "all examples" if made.rate == 1 else "Poisson",
+        "sensitivity": 1.0,
+        "noise_source": "operating system" if secure else "seeded",
+        "statement": f"{what} ({made.epsilon:.4g}, {made.delta:g})-differentially private{secret}.",
+        "not_covered": not_covered,
     }

@@ -1,7 +1,9 @@
 """Where random numbers come from: one independent stream per purpose and step, or the operating system's entropy."""
 
+import builtins
 import hashlib
 import os
+from collections.abc import Callable
 
 import numpy as np
 import torch
@@ -29,11 +31,15 @@ def normal(source: "np.random.Generator | SystemEntropy", n: int, device: torch.
 
 
 class SystemEntropy:
-    """Uniform and normal numbers from os.urandom, with the two methods of numpy's Generator that training needs.
+    """Uniform and normal numbers and bytes from os.urandom, with the methods of numpy's Generator that are needed.
 
     Normals are the sum of four over two, which hides the gaps that floating point leaves in a single one (Holohan and
     Braghin 2021, arXiv:2107.10138).
     """
+
+    def bytes(self, n: int) -> builtins.bytes:
+        """n random bytes."""
+        return os.urandom(n)
 
     def random(self, n: int) -> NDArray[np.float64]:
         """Uniform in [0, 1) on a grid of 2^-53, [n]."""
@@ -45,3 +51,24 @@ class SystemEntropy:
         u, v = 1 - self.random(4 * n), self.random(4 * n)
         four: NDArray[np.float64] = np.sqrt(-2 * np.log(u)) * np.cos(2 * np.pi * v)
         return four.reshape(4, n).sum(0) / 2
+
+
+Source = np.random.Generator | SystemEntropy
+Sources = Callable[[str, int], Source]  # of a purpose and a step
+
+
+def below(n: int, source: Source) -> int:
+    """Uniform in 0, ..., n - 1, exactly, for n of any size."""
+    bits = (n - 1).bit_length()
+    while True:
+        drawn = int.from_bytes(source.bytes((bits + 7) // 8)) >> (-bits % 8)
+        if drawn < n:
+            return drawn
+
+
+def content(*tensors: Tensor) -> str:
+    """A fingerprint of what tensors hold, to name streams by."""
+    digest = hashlib.blake2b(digest_size=16)
+    for tensor in tensors:
+        digest.update(tensor.contiguous().numpy().reshape(-1).view(np.uint8).data)
+    return digest.hexdigest()

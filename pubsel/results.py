@@ -17,6 +17,7 @@ from pubsel import __version__, config
 _HERE = Path(__file__).resolve().parent
 
 NEEDED = ("identity", "label", "seed", "private", "public", "model", "algorithm", "epsilon", "utility", "settings")
+FAILED = "failed: "  # how the last line of a failed run's log begins, behind the time
 
 
 def write_record(path: Path, record: dict[str, Any]) -> None:
@@ -52,6 +53,20 @@ def read_records(results: Path) -> list[dict[str, Any]]:
     return sorted(made + [r for r in kept if r["identity"] not in names], key=lambda record: record["identity"])
 
 
+def read_ranks(results: Path) -> list[dict[str, Any]]:
+    """Every results/ranks/*/result.json as records of what trains nothing: one for each candidate, with its distance,
+    and without algorithm, epsilon and utility."""
+    needed = ("identity", "private", "model", "values", "settings")
+    found = [read_record(path, needed) for path in sorted((Path(results) / "ranks").glob("*/result.json"))]
+    return [
+        {key: rank.get(key) for key in ("private", "model", "settings", "commit")}
+        | {"identity": f"{rank['identity']} {public}", "public": public, "seed": rank["settings"]["seed"]}
+        | {"label": "paper", "algorithm": None, "epsilon": None, "utility": None, "distance": {"values": values}}
+        for rank in found
+        for public, values in rank["values"].items()
+    ]
+
+
 def _read_lines(path: Path) -> list[dict[str, Any]]:
     try:
         with gzip.open(path, "rt", encoding="utf-8") as lines:
@@ -61,6 +76,13 @@ def _read_lines(path: Path) -> list[dict[str, Any]]:
     if any(not isinstance(record, dict) or key not in record for record in records for key in NEEDED):
         raise config.UserError(f"{path}: a line is no record: restore it")
     return records
+
+
+def at(values: Any, key: str) -> Any:
+    """The value at a dotted key; None where there is none."""
+    for part in key.split("."):
+        values = values.get(part) if isinstance(values, dict) else None
+    return values
 
 
 def write_lines(path: Path, records: list[dict[str, Any]]) -> None:

@@ -4,9 +4,11 @@ import contextlib
 import dataclasses
 import hashlib
 import math
+import tempfile
 import time
+import traceback
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -17,7 +19,7 @@ from filelock import FileLock, Timeout
 from torch import nn
 
 import pubsel
-from pubsel import algorithms, config, data, estimate, models, privacy, results
+from pubsel import algorithms, config, data, distances, estimate, models, privacy, results, selection, tracking
 from pubsel.algorithms import Freezes, Frozen, Solves
 from pubsel.config import (
     Convert,
@@ -25,18 +27,19 @@ from pubsel.config import (
     Distance,
     Labels,
     Parameters,
+    RankConfig,
     RunConfig,
+    Select,
     Take,
     UsageError,
     UserError,
 )
-from pubsel.data import Source, Split, Task, features
-from pubsel.distances import gsd
+from pubsel.data import Split, Task, features
 from pubsel.evaluation import check_classes, evaluate, interval, logits, utility
 from pubsel.models.split import Above, split
 from pubsel.models.trained import trained_parameters
-from pubsel.randomness import stream
-from pubsel.terminal import say
+from pubsel.randomness import Source, content, stream
+from pubsel.terminal import log, logged, say
 from pubsel.training import (
     Progress,
     Schedule,
@@ -51,10 +54,9 @@ from pubsel.training import (
     view_of,
 )  # fmt: skip
 
+AUTO = "auto"  # pair.public: chosen from pair.candidates
 ONCE = 64  # images at a time through layers that are run once
 REPORT_SECONDS = 1  # between two lines of progress, at least: the epsilon in them takes a tenth of a second
-
-NOT_PRIVATE = "GSD is computed on private data without noise: this record is not differentially private."
 
 
 def choose_device(device: Device) -> torch.device:
@@ -75,27 +77,52 @@ def canonical(settings: RunConfig) -> RunConfig:
         pair = dataclasses.replace(
             pair, public=None, m=1, convert=Convert.resize, take=Take.test, shots=None, public_share=None
         )
+        pair = dataclasses.replace(pair, candidates=None)
         distance = Distance("none", 1, 2, 1, True, Labels.random, Parameters.weights)
+        settings = dataclasses.replace(settings, epsilon_select=None)
     elif pair.public is None:
         raise UsageError(f"algorithm={algorithm.name} needs public data: give pair.public=NAME")
     elif pair.take == Take.test and getattr(algorithm, "k", 0) > pair.m:
         k = settings.algorithm["k"]
         raise UsageError(f"algorithm.k={k} is more than the pair.m={pair.m} public examples: lower algorithm.k")
-    model = settings.model
-    keys = ("trained", "lora", "adapters", "once", "architecture", "pretrained", "checkpoint", "options", "mean", "std")
-    unused = [key for key in keys if getattr(model, key)]
-    if model.backbone is not None and unused:
-        raise UsageError(f"model.{unused[0]}: with model.backbone a linear classifier on features trains")
-    if distance.labels == Labels.auto:
-        raise UsageError("distance.labels=auto: use random or given, which hold for all candidates alike")
-    if distance.name not in ("gsd", "none"):
-        raise UsageError(f"distance.name={distance.name}: unknown, use gsd or none")
+    check_backbone(settings.model)
+    distance = distances.canonical(distance, selects=settings.epsilon_select is not None)
+    if distance.name == "dp_gsd":
+        raise UsageError("distance=dp_gsd: its epsilon would add to that of training: measure it by pubsel rank")
+    pair = canonical_candidates(pair, settings.epsilon_select)
+    select = settings.select if pair.candidates else Select()
     if not algorithm.private:
         epsilon = float("inf")
     elif algorithm.sensitivity() == 0:  # private examples are never read
         epsilon = 0.0
     typed = {"_target_": settings.algorithm["_target_"]} | config.settings(algorithm)  # 1 and 1.0 are one setting
-    return dataclasses.replace(settings, pair=pair, distance=distance, epsilon=epsilon, algorithm=typed)
+    return dataclasses.replace(settings, pair=pair, distance=distance, epsilon=epsilon, algorithm=typed, select=select)
+
+
+def canonical_candidates(pair: config.Pair, epsilon: float | None) -> config.Pair:
+    """The same pair with its candidates in one order. UsageError where pair.public=auto, pair.candidates and
+    epsilon_select do not all stand together, or not at all."""
+    auto = pair.public == AUTO
+    if (auto, bool(pair.candidates), epsilon is not None) not in ((True,) * 3, (False,) * 3):
+        raise UsageError(
+            "pair.public=auto, pair.candidates=[A,B,...] and epsilon_select=... belong together: give all or none"
+        )
+    if not auto or pair.candidates is None:
+        return pair
+    if pair.take != Take.test:
+        raise UsageError("pair.public=auto: candidates are other sets or test images: set pair.take=test")
+    by_name = {"+".join(config.public_sets(public)): public for public in pair.candidates}
+    if len(by_name) < len(pair.candidates):
+        raise UsageError("pair.candidates=[...]: give each candidate once")
+    return dataclasses.replace(pair, candidates=[by_name[name] for name in sorted(by_name)])
+
+
+def check_backbone(model: config.Model) -> None:
+    """UsageError for a setting that features of a backbone leave without use."""
+    keys = ("trained", "lora", "adapters", "once", "architecture", "pretrained", "checkpoint", "options", "mean", "std")
+    unused = [key for key in keys if getattr(model, key)]
+    if model.backbone is not None and unused:
+        raise UsageError(f"model.{unused[0]}: with model.backbone a linear classifier on features trains")
 
 
 def run(settings: RunConfig) -> dict[str, Any]:
@@ -108,17 +135,51 @@ def run(settings: RunConfig) -> dict[str, Any]:
     device = choose_device(settings.device)
     name = config.identity(settings)
     folder = Path(settings.results) / "runs" / name
-    with locked(folder):
-        path = folder / "result.json"
-        if path.exists():
-            say(f"{name}: finished before")
-            if has_paths([settings.pair.private, *config.public_sets(settings.pair.public)]):
-                say(f"  if its files have changed since, delete {folder} to train again")
-            return results.read_record(path)
-        record = _train(settings, name, folder, device)
-        results.write_record(path, record)
-        (folder / "checkpoint.pt").unlink(missing_ok=True)
-    return record
+    path = folder / "result.json"
+    if not path.exists():
+        with locked(folder):
+            if not path.exists():  # nor has it come while this process waited
+                clean(folder)
+                asked = {"identity": name, "settings": config.settings(settings), "device": str(device)}
+                results.write_record(folder / "settings.json", asked)
+                with logged(folder / "log.txt"), _failures_noted(folder):
+                    record = _train(settings, name, folder, device)
+                    results.write_record(path, record)
+                    log(f"finished: {record['metric']} {record['utility']:.4f}")
+                (folder / "checkpoint.pt").unlink(missing_ok=True)
+                return record
+    with contextlib.suppress(OSError):
+        (folder / "checkpoint.pt").unlink(missing_ok=True)  # of who was killed behind the record
+    say(f"{name}: finished before")
+    if has_paths([settings.pair.private, *sets_of(settings.pair)]):
+        say(f"  if its files have changed since, delete {folder} to train again")
+    return results.read_record(path)
+
+
+def clean(folder: Path) -> None:
+    """Remove what killed processes have left half-written. For who has the lock."""
+    for path in [*folder.glob("*.part"), *folder.glob(".*.tmp")]:
+        path.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def _failures_noted(folder: Path) -> Iterator[None]:
+    """The last line of the log of a run that fails says why; where nothing was started, nothing stays but the lock."""
+    try:
+        yield
+    except UsageError:
+        if not (folder / "checkpoint.pt").exists():
+            (folder / "settings.json").unlink(missing_ok=True)
+            (folder / "log.txt").unlink(missing_ok=True)
+        raise
+    except (KeyboardInterrupt, SystemExit):
+        log("interrupted")
+        raise
+    except Exception as error:
+        if not isinstance(error, UserError):
+            log(traceback.format_exc())
+        log(f"{results.FAILED}{' '.join(str(error).split()) or type(error).__name__}")
+        raise
 
 
 class locked:
@@ -146,24 +207,25 @@ class locked:
 def _train(settings: RunConfig, name: str, folder: Path, device: torch.device) -> dict[str, Any]:
     origin = results.provenance()  # of the code that trains, before anyone edits it
     algorithm = algorithms.build(settings.algorithm)
-    task = load_task(settings, device)
+    track = tracking.track(settings.tracking, folder)
+    asked, before, total = settings, list[tuple[str, privacy.Plan]](), settings.epsilon
     say(f"{name}: on {device}")
+    if settings.pair.public == AUTO:
+        settings, selected = with_chosen(settings, name, folder, device)
+        total += selected.epsilon
+        before = [("selection of the public set", selected)] if selected.epsilon else []
+    task = load_task(settings, device)
     for note in task.notes:
         say(f"  {note}")
     check_classes(task.test.y, task.metric, "the test set")
     if task.validation is not None:
         check_classes(task.validation.y, task.metric, f"pair.validation={settings.pair.validation}")
-    key = noise_key(name, task.private, device)
+    key = noise_key(name if settings is asked else f"{name}\0{settings.pair.public}", task.private, device)
     plan, spend, first = guarantee(settings, algorithm, len(task.private.x))
+    before += [("before training", first)] if first else []
+    spent_before = sum(part.epsilon for _, part in before)
     distance = pair_distance(settings, task, device)
-    frozen = freeze(settings, algorithm, task, name, key, folder, first)
-    if frozen is not None:
-        task = task.each(lambda split: Split(torch.cat([frozen(x) for x in split.x.split(2**14)]), split.y))
-    model = network(settings.model, task, settings.seed, settings.data_root).to(device)
-    trains = model
-    if settings.model.once and isinstance(model, models.Network):
-        free = min(estimate.free(device), estimate.free(torch.device("cpu")))
-        trains, task = once(model, task, free)
+    model, frozen, trains, task = prepare(settings, algorithm, task, name, key, folder, first, device)
     if settings.estimate and plan.steps:
         _estimate(settings, trains, task, algorithm, plan, folder, device)
 
@@ -172,17 +234,19 @@ def _train(settings: RunConfig, name: str, folder: Path, device: torch.device) -
     def report(now: Progress) -> None:
         nonlocal said
         if now.step < now.steps and time.monotonic() < said + REPORT_SECONDS:
-            return
+            return track(now, None)
         said = time.monotonic()
         left = now.seconds / now.step * (now.steps - now.step)
-        used = ""
+        used, so_far = "", None
         if spend is not None:
             with contextlib.suppress(UsageError):  # a display must not end a run
-                so_far = privacy.spent(
+                of_training = privacy.spent(
                     spend.noise_multiplier, plan.rate, plan.steps, spend.delta, now.step, about=spend.epsilon
                 )
-                used = f"  epsilon {min(so_far, spend.epsilon) + (first.epsilon if first else 0):.3f}"
+                so_far = min(of_training, spend.epsilon) + spent_before
+                used = f"  epsilon {so_far:.3f}"
         say(f"  epoch {now.epoch:6.1f}  loss {now.loss:.4f}{used}  {now.seconds:.0f} s, about {left:.0f} s left")
+        track(now, so_far)
 
     if isinstance(algorithm, Solves):
         weight, spend = solve(settings, algorithm, task, key, folder)
@@ -206,7 +270,7 @@ def _train(settings: RunConfig, name: str, folder: Path, device: torch.device) -
         "public": "+".join(config.public_sets(settings.pair.public)) or None,
         "model": settings.model.name,
         "algorithm": algorithm.name,
-        "epsilon": settings.epsilon if spend else None,
+        "epsilon": total if spend else None,
         "metric": task.metric,
         "utility": found,
         "utility_interval": interval(outputs, task.test.y, task.metric, stream(name, "bootstrap")),
@@ -218,9 +282,14 @@ def _train(settings: RunConfig, name: str, folder: Path, device: torch.device) -
         "public_labels": None if task.public is None else public_labels,
         "distance": distance,
         "privacy": privacy.statement(
-            spend, algorithm.sensitivity(), settings.privacy.secure_noise, bool(distance), first
+            spend,
+            algorithm.sensitivity(),
+            settings.privacy.secure_noise,
+            bool(distance),
+            before,
+            asked.pair.public == AUTO,
         ),
-        "settings": config.settings(settings),
+        "settings": config.settings(asked),
         "seconds": round(seconds, 1),
         "device": str(device),
         "threads": torch.get_num_threads(),
@@ -230,16 +299,85 @@ def _train(settings: RunConfig, name: str, folder: Path, device: torch.device) -
     }
 
 
+def prepare(
+    settings: RunConfig, algorithm: algorithms.Algorithm, task: Task, name: str, key: str, folder: Path,
+    first: privacy.Plan | None, device: torch.device,
+) -> tuple[nn.Module, Frozen | None, nn.Module, Task]:  # fmt: skip
+    """The network; what is frozen before it; what trains of it; and the task as that sees it."""
+    frozen = freeze(settings, algorithm, task, name, key, folder, first)
+    if frozen is not None:
+        task = task.each(lambda split: Split(torch.cat([frozen(x) for x in split.x.split(2**14)]), split.y))
+    model = network(settings.model, task, settings.seed, settings.data_root).to(device)
+    if not (settings.model.once and isinstance(model, models.Network)):
+        return model, frozen, model, task
+    free = min(estimate.free(device), estimate.free(torch.device("cpu")))
+    trains, task = once(model, task, free)
+    return model, frozen, trains, task
+
+
 def load_task(settings: RunConfig, device: torch.device) -> Task:
     """The data of a run; with a backbone, its features in place of the images."""
+    return data.load(settings.pair, settings.data_root, settings.download, through_backbone(settings, device))
+
+
+def through_backbone(
+    settings: RunConfig | RankConfig, device: torch.device
+) -> Callable[[str, data.Source], data.Source]:
+    """What makes a named source into the one that is used: with a backbone, its features in place of the images."""
     backbone = settings.model.backbone
     if backbone is None:
-        return data.load(settings.pair, settings.data_root, settings.download)
+        return lambda _, source: source
+    return lambda name, source: features.of_source(
+        config.short(name), source, backbone, settings.data_root, device, say
+    )
 
-    def through(name: str, source: Source) -> Source:
-        return features.of_source(config.short(name), source, backbone, settings.data_root, device, say)
 
-    return data.load(settings.pair, settings.data_root, settings.download, through)
+def with_chosen(settings: RunConfig, name: str, folder: Path, device: torch.device) -> tuple[RunConfig, privacy.Plan]:
+    """The settings with the candidate that is chosen privately for pair.public, and what the choice spends. It is made
+    once, on the examples that will be trained on, and kept in the run's folder. No distance is measured: one would be
+    without noise."""
+
+    def of(public: Any) -> RunConfig:
+        pair = dataclasses.replace(settings.pair, public=public, candidates=None)
+        return dataclasses.replace(
+            settings, pair=pair, distance=dataclasses.replace(settings.distance, name="none"), epsilon_select=None
+        )
+
+    def release() -> dict[str, Any]:
+        candidates: dict[str, Split] = {}
+        with tempfile.TemporaryDirectory(prefix="candidates-", dir=folder) as kept:
+            for label, public in by_label.items():
+                task = load_task(of(public), device)
+                assert task.public is not None
+                candidates[label] = mapped(task.public, Path(kept) / f"{len(candidates)}.npy")
+            chosen, spend = selection.select(
+                settings.distance, settings.select, epsilon,
+                lambda i: network(settings.model, task, settings.seed + i, settings.data_root).to(device),
+                task.private, candidates, task.classes, f"selection {name}",
+                sources(name, task.private, candidates, device, settings.privacy.secure_noise), say,
+            )  # fmt: skip
+        return {"chosen": chosen, "spend": spend._asdict()}
+
+    epsilon = settings.epsilon_select or 0.0
+    by_label = {"+".join(config.public_sets(public)): public for public in settings.pair.candidates or []}
+    found = released_once(folder / "selection.pt", release)
+    say(f"  public data: {found['chosen']}, of {', '.join(by_label)}")
+    return of(by_label[found["chosen"]]), privacy.Plan(**found["spend"])
+
+
+def sources(
+    name: str, private: Split, candidates: dict[str, Split], device: torch.device, secure: bool
+) -> Callable[[str, int], Source]:
+    """Where what must stay secret in the release `name` comes from: the operating system, or what its settings, private
+    examples and candidates name."""
+    key = noise_key(f"{name}\0{content(*(split.x for split in candidates.values()))}", private, device)
+    return lambda purpose, step: source_of(key, purpose, step, secure)
+
+
+def mapped(split: Split, path: Path) -> Split:
+    """The split with its examples in a file, from which what is used is read."""
+    np.save(path, split.x.numpy())
+    return Split(torch.from_numpy(np.load(path, mmap_mode="c")), split.y)
 
 
 def guarantee(
@@ -394,10 +532,7 @@ def noise_key(name: str, private: Split, device: torch.device) -> str:
     Two runs that differ in any of these never share noise, which would cancel between their weights: a user's folder
     whose content changed keeps its name. The key is written nowhere, since it is computed from private examples.
     """
-    digest = hashlib.blake2b(digest_size=16)
-    for tensor in private:
-        digest.update(tensor.contiguous().numpy().reshape(-1).view(np.uint8).data)
-    return f"{name}\0{pubsel.__version__}\0{device.type}\0{digest.hexdigest()}"
+    return f"{name}\0{pubsel.__version__}\0{device.type}\0{content(*private)}"
 
 
 def weights_digest(model: nn.Module) -> str:
@@ -419,6 +554,12 @@ def network(model: config.Model, task: Task, seed: int, data_root: str = ".") ->
     return models.build(model, (channels, height, width), task.classes, task.mean, task.std, seed, data_root)
 
 
+def sets_of(pair: config.Pair) -> list[str]:
+    """The public datasets that a pair names."""
+    publics = [pair.public] if pair.public != AUTO else pair.candidates or []
+    return [name for public in publics for name in config.public_sets(public)]
+
+
 def pair_distance(settings: RunConfig, task: Task, device: torch.device) -> dict[str, Any] | None:
     """The distance of a run's pair, measured once and kept under results/distances for all its seeds and algorithms."""
     if settings.distance.name == "none" or task.public is None:
@@ -433,26 +574,28 @@ def pair_distance(settings: RunConfig, task: Task, device: torch.device) -> dict
         path = folder / "result.json"
         if path.exists() and not has_paths([settings.pair.private, *config.public_sets(settings.pair.public)]):
             return results.read_record(path, ("values", "mean"))
-        values = gsd.measure(
+        method, began = distances.METHODS[settings.distance.name], time.monotonic()
+        values = method.measure(
             settings.distance,
             lambda i: network(settings.model, task, i, settings.data_root).to(device),
             task.private,
             {public: task.public},
             task.classes,
             key="distance",
-            report=lambda i, _, value: say(f"  GSD, initialisation {i}: {value:.3f}"),
+            report=lambda i, _, value, __: say(f"  {method.title}, initialisation {i}: {value:.4g}"),
         )[public]
         record = {
             "identity": name,
-            "name": "gsd",
+            "name": settings.distance.name,
             "values": values,
-            "raw": raw(values, settings.distance.k),
             **summary(values),
-            "k": settings.distance.k,
             "m": settings.distance.m,
+            "seconds": round(time.monotonic() - began, 1),
             "settings": what,
-            "privacy": NOT_PRIVATE,
+            **distances.statement(settings.distance),
         }
+        if settings.distance.name == "gsd":
+            record |= {"k": settings.distance.k, "raw": raw(values, settings.distance.k)}
         results.write_record(path, record)
     return record
 

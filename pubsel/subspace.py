@@ -1,6 +1,8 @@
-"""Subspaces of gradients: the top-k basis of G, the power-method basis of GEP, and distances between subspaces."""
+"""Subspaces of gradients: the top-k basis of G, the power-method basis of GEP, distances between subspaces, what a
+projection on one loses, and a symmetric matrix as the vector that Analyze Gauss releases."""
 
 from collections.abc import Callable, Iterable
+from typing import NamedTuple
 
 import scipy.linalg
 import torch
@@ -22,7 +24,7 @@ def top_k(gradients: GradientMatrix, k: int) -> Tensor:
     gram = gradients.gram().double()
     least = max(1e-10, 10 * torch.finfo(gradients.dtype).eps)  # of the largest eigenvalue; below it is rounding
     if k <= len(gram):
-        values, vectors = _top_eigenpairs(gram, k)
+        values, vectors = top_eigenpairs(gram, k)
         if values[0] > least * values[-1]:
             u = (vectors / values.sqrt()).flip(1)  # [m, k], descending
             return torch.linalg.qr(gradients.combine(u.to(gradients.dtype)).double()).Q
@@ -31,7 +33,7 @@ def top_k(gradients: GradientMatrix, k: int) -> Tensor:
     raise ValueError(f"the gradients span {rank} dimensions, fewer than k = {k}")
 
 
-def _top_eigenpairs(gram: Tensor, k: int) -> tuple[Tensor, Tensor]:
+def top_eigenpairs(gram: Tensor, k: int) -> tuple[Tensor, Tensor]:
     """Largest k eigenvalues [k], ascending, and their vectors [m, k], of a symmetric float64 matrix [m, m].
 
     On a CPU LAPACK computes them alone, three times as fast as all of them.
@@ -42,6 +44,25 @@ def _top_eigenpairs(gram: Tensor, k: int) -> tuple[Tensor, Tensor]:
     m = len(gram)
     found = scipy.linalg.eigh(gram.numpy(), subset_by_index=[m - k, m - 1], driver="evr", check_finite=False)
     return torch.from_numpy(found[0]), torch.from_numpy(found[1])
+
+
+def triangle(matrix: Tensor) -> Tensor:
+    """A symmetric matrix [d, d] as the vector of its diagonal and sqrt(2) times what is above it, [d (d + 1) / 2].
+
+    Its norm is the Frobenius norm of the matrix, since each entry beside the diagonal stands there twice. So x x^T has
+    norm |x|^2, and noise on this vector has the scale that the matrix needs (Dwork, Talwar, Thakurta, Zhang: Analyze
+    Gauss, STOC 2014).
+    """
+    rows, columns = torch.triu_indices(len(matrix), len(matrix), device=matrix.device)
+    return matrix[rows, columns] * torch.where(rows == columns, 1.0, 2**0.5)
+
+
+def from_triangle(vector: Tensor, d: int) -> Tensor:
+    """The symmetric matrix [d, d], float64, whose `triangle` is `vector` [d (d + 1) / 2]."""
+    rows, columns = torch.triu_indices(d, d, device=vector.device)
+    matrix = torch.zeros(d, d, dtype=torch.float64, device=vector.device)
+    matrix[rows, columns] = vector.double() / torch.where(rows == columns, 1.0, 2**0.5)
+    return torch.triu(matrix) + torch.triu(matrix, 1).T
 
 
 def cosines(v1: Tensor, v2: Tensor) -> Tensor:
@@ -86,3 +107,88 @@ def power_basis(
         basis = []  # large: let go before the QR
         basis = [torch.linalg.qr(sums.pop(0)).Q for _ in slices]
     return Basis(slices, basis)
+
+
+def singular_values(gram: Tensor) -> Tensor:
+    """Singular values of G [n, p] from G G^T [n, n] -> [n], descending (GSD, Figure 3).
+
+    Those below sqrt(eps) of the largest, eps that of the precision of G G^T, are rounding: 1e-8 of it in float64.
+    """
+    return torch.linalg.eigvalsh(gram).flip(0).clamp(min=0).sqrt()
+
+
+def residual_gram(gram: Tensor, w: Tensor) -> Tensor:
+    """R R^T [n, n] of the residual rows R = G - W B^T, W = G B [n, k] (GEP, Algorithm 1, line 11), from G G^T: B is
+    orthonormal, so it is G G^T - W W^T. In float64, since it is a difference."""
+    return gram - w @ w.T
+
+
+def stable_rank(gram: Tensor) -> float:
+    """||G||_F^2 / ||G||_2^2 from float64 G G^T [n, n] (GEP, Figures 2 and 5): 1 to the rank of G; nan for zeros."""
+    largest = float(top_eigenpairs(gram, 1)[0])
+    return float(gram.trace()) / largest if largest > 0 else float("nan")
+
+
+def projection_error(g: Tensor, basis: Basis) -> float:
+    """||g - B B^T g|| / ||g|| of one gradient [p]: where g is the mean of the rows of G and r the sum of their
+    residuals, it is ||r / n|| / ||g|| (GEP, Figure 4). In [0, 1]; nan for a zero gradient."""
+    w = torch.cat([b.T @ g[s].to(b.dtype) for s, b in zip(basis.slices, basis.blocks, strict=True)])
+    return float((g - basis.expand(w)).norm() / g.norm())
+
+
+class Reconstruction(NamedTuple):
+    """What projecting G on a public subspace loses, and what bounds the loss (GSD, Lemma 4.1).
+
+    R = G - G V V^T, V [p, k] the public basis; V' is that of the top k right singular vectors of G, the private one.
+    After the paper's proof: with projections P on V' and Q on V, R = G P (I - Q) + G (I - P) (I - Q). The columns of
+    the first part lie in the span of the first k left singular vectors of G, those of the second in that of the others,
+    so ||R||^2 is at most the sum of their squared norms; ||P (I - Q)|| is the sine of the largest principal angle, and
+    ||G (I - P)|| = s_{k+1}:
+
+        ||R|| <= sqrt(s_1^2 sine^2 + s_{k+1}^2)        (sharp)
+              <= s_1 sine + s_{k+1}  <=  sqrt(2) s_1 gsd + s_{k+1}  (stated)
+
+    - The stated bound is true, and sqrt(2) looser than its proof needs: ||P - Q||_2 is the sine itself. The paper's
+      remark that ||P - Q||_2 = ||P - Q||_F for k = 1 is wrong: they are sine and sqrt(2) sine.
+    - ||R|| <= s_1 holds for any V, and says more than the stated bound wherever gsd >= 1 / sqrt(2).
+    - gsd is the projection metric, in [0, sqrt(k)]. With the distance that the tables report, gsd / sqrt(k), the
+      inequality is false: one angle of 90 degrees among k = 4 is a counterexample.
+    - V' is of G. Algorithm 1 takes random labels, and its authors' code rows of unit length: another matrix, of which
+      the lemma says nothing.
+    """
+
+    error: float  # ||R||_2
+    largest_row: float  # max_i ||R_i||: r_t of GEP's Theorem 3.3, for which GSD's Theorem 4.2 takes ||R||_2
+    s_1: float
+    s_next: float  # s_{k+1}
+    gsd: float  # projection metric of V' and V
+    sine: float  # of the largest angle between them
+    stated: float
+    sharp: float
+
+
+def reconstruction(gram: Tensor, w: Tensor) -> Reconstruction:
+    """Lemma 4.1 from G G^T [n, n] and W = G V [n, k] in float64: with G = U S V'^T, V'^T V = S_k^-1 U_k^T W.
+
+    Raises ValueError where G has rank less than k.
+    """
+    k = w.shape[1]
+    squares, u = top_eigenpairs(gram, min(k + 1, len(gram)))
+    squares, u = squares.flip(0), u.flip(1)  # descending
+    if k > len(gram) or squares[k - 1] <= 1e-12 * squares[0]:
+        raise ValueError(f"the gradients span fewer dimensions than k = {k}")
+    s = squares.clamp(min=0).sqrt()
+    s_1, s_next = float(s[0]), float(s[k]) if k < len(s) else 0.0
+    cos = torch.linalg.svdvals(u[:, :k].T @ w / s[:k, None]).clamp(max=1)
+    gsd, sine = (float((1 - c.square()).sum().sqrt()) for c in (cos, cos[-1]))
+    residual = residual_gram(gram, w)
+    return Reconstruction(
+        error=float(top_eigenpairs(residual, 1)[0].clamp(min=0).sqrt()),
+        largest_row=float(residual.diagonal().max().clamp(min=0).sqrt()),
+        s_1=s_1,
+        s_next=s_next,
+        gsd=gsd,
+        sine=sine,
+        stated=2**0.5 * s_1 * gsd + s_next,
+        sharp=((s_1 * sine) ** 2 + s_next**2) ** 0.5,
+    )

@@ -22,7 +22,7 @@ import yaml
 from scipy import stats
 
 from pubsel import config
-from pubsel.results import read_records
+from pubsel.results import at, read_ranks, read_records, write_whole
 
 _HERE = Path(__file__).resolve().parent
 PAPER = next((path for path in (_HERE.parent / "results" / "paper", _HERE / "paper") if path.is_dir()), _HERE / "paper")
@@ -51,11 +51,13 @@ class Spec:
     stand_ins: dict[str, str] = field(default_factory=dict)  # our public data: the paper's that it stands for
     match: dict[str, str] = field(default_factory=dict)  # column of the paper's CSV: dotted key of the settings
     select: dict[str, Any] = field(default_factory=dict)  # by: SELECTION; over: dotted keys of the settings to choose
+    names: dict[str, str] = field(default_factory=dict)  # our data set: the paper's name of the same
+    ranks: bool = False  # whether distances of `pubsel rank` belong too
     make: str | None = None  # see `target`
 
-    def target(self, name: str) -> str:
-        """The Makefile's target that runs the cells: `make`, or else the table's name with - for _."""
-        return self.make or name.replace("_", "-")
+    def target(self, name: str) -> str | None:
+        """The target of the Makefile that runs the cells: `make`, or else the name with - for _; None for make: ""."""
+        return (name.replace("_", "-") if self.make is None else self.make) or None
 
 
 @dataclass(frozen=True)
@@ -71,6 +73,10 @@ class Cell:
     def utility(self) -> tuple[float, float | None]:
         """Mean over seeds in percent, and the sample standard deviation; None for a single seed."""
         return _mean_std([100 * record["utility"] for record in self.records])
+
+    def trained(self) -> bool:
+        """Whether there is a utility: not for a distance of `pubsel rank` alone."""
+        return self.records[0]["utility"] is not None
 
     def interval(self) -> tuple[float | None, float | None]:
         """95 % interval of a single seed's utility over test examples, in percent; None for several seeds, which have a
@@ -185,10 +191,19 @@ def paper_rows(file: str | None) -> list[dict[str, Any]]:
 
 def table_cells(name: str, results: Path) -> list[Cell]:
     """The cells of records in `results` that the table `name` shows, selected as it says."""
-    return _scope(spec(name), read_records(results))
+    return [cell for cell in _scope(spec(name), read_records(results), []) if cell.trained()]
 
 
-def _scope(spec: Spec, records: list[dict[str, Any]]) -> list[Cell]:
+def _scope(spec: Spec, records: list[dict[str, Any]], ranks: list[dict[str, Any]]) -> list[Cell]:
+    """The cells that a table shows, their data sets by the paper's names."""
+
+    def named(sets: str | None) -> str | None:
+        return sets and "+".join(spec.names.get(name, name) for name in sets.split("+"))
+
+    records = [*records, *ranks] if spec.ranks else records
+    if spec.names:
+        records = [record | {key: named(record[key]) for key in ("private", "public")} for record in records]
+
     def belongs(record: dict[str, Any]) -> bool:
         return all(
             (record[key] if key in record else at(record["settings"], key)) in values
@@ -218,10 +233,11 @@ class Table:
         return [record for cell in self.cells if cell for record in cell.records]
 
 
-def make(name: str, records: list[dict[str, Any]]) -> Table:
-    """The table `name` of conf/tables, and the rank correlations of its distances and utilities."""
+def make(name: str, records: list[dict[str, Any]], ranks: list[dict[str, Any]] | None = None) -> Table:
+    """The table `name` of conf/tables, and the rank correlations of its distances and utilities; of `read_records`, and
+    of `read_ranks` where the table takes them."""
     about = spec(name)
-    shown = _scope(about, records)
+    shown = _scope(about, records, ranks or [])
     return Table(name, about, *_joined(name, about, shown), *_ranked(about, shown))
 
 
@@ -233,7 +249,7 @@ def table(name: str, results: Path) -> pandas.DataFrame:
     dataset stands in for the paper's, `paper_public` differs from `public` and `difference` stays empty. UsageError
     lists the known tables; UserError names a corrupt record.
     """
-    return make(name, read_records(results)).frame
+    return make(name, read_records(results), read_ranks(results)).frame
 
 
 def correlations(name: str, results: Path) -> pandas.DataFrame:
@@ -244,7 +260,7 @@ def correlations(name: str, results: Path) -> pandas.DataFrame:
     distance goes with a higher utility. Empty with fewer than 3 points or without any spread. spearman_low and _high:
     95 % of resamples of the seeds and of the initialisations (not of the public sets, of which there are few).
     """
-    return make(name, read_records(results)).ranks
+    return make(name, read_records(results), read_ranks(results)).ranks
 
 
 def _joined(name: str, spec: Spec, shown: list[Cell]) -> tuple[pandas.DataFrame, list[Cell | None]]:
@@ -285,7 +301,9 @@ def _ranked(spec: Spec, shown: list[Cell]) -> tuple[pandas.DataFrame, list[list[
     public_keys = ("pair.public", "pair.convert")
     ours: dict[tuple, list[Cell]] = {}
     for cell in shown:
-        if cell["algorithm"] not in WITHOUT_PUBLIC and cell["public"] is not None and cell.distance()[0] is not None:
+        if cell["algorithm"] in WITHOUT_PUBLIC or not cell.trained():
+            continue
+        if cell["public"] is not None and cell.distance()[0] is not None:
             epsilon = math.inf if cell["epsilon"] is None else float(cell["epsilon"])
             same = json.dumps([[k, v] for k, v in sorted(cell.settings.items()) if k not in public_keys])
             key = (cell["private"], cell["model"], cell["algorithm"], epsilon, cell["label"], same)
@@ -296,18 +314,13 @@ def _ranked(spec: Spec, shown: list[Cell]) -> tuple[pandas.DataFrame, list[list[
         texts = differences([ours[key][0] for key in together], public_keys)
         for key, setting in zip(together, texts, strict=True):
             points = [(cell.distance()[0] or 0.0, cell.utility()[0]) for cell in ours[key]]
-            ranked = (
-                *head,
-                setting or None,
-                *_rank(points),
-                *_rank_interval(ours[key]),
-                *_rank(paper.get(key[:4], [])),
-            )
-            rows.append((ranked, ours[key]))
+            uncertain = rank_interval(*_sides(ours[key]))
+            numbers = (*rank_correlation(points), *uncertain, *rank_correlation(paper.get(key[:4], [])))
+            rows.append(((*head, setting or None, *numbers), ours[key]))
     made = {row[:4] for row, _ in rows}
-    rows += [
-        ((*key, "paper", None, *_rank([]), None, None, *_rank(paper[key])), []) for key in paper if key not in made
-    ]
+    absent = [key for key in paper if key not in made]
+    nothing = (*rank_correlation([]), None, None)
+    rows += [((*key, "paper", None, *nothing, *rank_correlation(paper[key])), []) for key in absent]
     privates = list(dict.fromkeys(row["private"] for row in paper_rows(spec.paper)))
     rows.sort(key=lambda entry: (_index(privates, entry[0][0]), [str(value) for value in entry[0][:6]]))
     ranks = ("pairs", "spearman", "kendall")
@@ -317,8 +330,20 @@ def _ranked(spec: Spec, shown: list[Cell]) -> tuple[pandas.DataFrame, list[list[
     return _frame([dict(zip(columns, row, strict=True)) for row, _ in rows], columns), [group for _, group in rows]
 
 
+def as_csv(frame: pandas.DataFrame, about: str = "") -> str:
+    """CSV: floats with at most six digits, so that equal tables are equal bytes. about: lines of comment before the
+    head, each behind "# "."""
+    comment = "".join(f"# {line}\n" for line in about.splitlines())
+    return comment + frame.to_csv(index=False, float_format="%.6g", lineterminator="\n")
+
+
+def write_table(frame: pandas.DataFrame, path: Path, about: str = "") -> None:
+    """Writes `as_csv`, whole or not at all."""
+    write_whole(path, as_csv(frame, about))
+
+
 def _row(cell: Cell, setting: str, paper: dict[str, Any] | None, spec: Spec) -> dict[str, Any]:
-    utility, utility_std = cell.utility()
+    utility, utility_std = cell.utility() if cell.trained() else (None, None)
     distance, distance_std = cell.distance()
     row = {key: cell[key] for key in CELL}
     row |= {column: at(cell["settings"], key) for column, key in spec.match.items()}
@@ -329,7 +354,7 @@ def _row(cell: Cell, setting: str, paper: dict[str, Any] | None, spec: Spec) -> 
     row["commits"] = len({record.get("commit") for record in cell.records})
     if paper is not None:
         row |= _beside(paper)
-        if paper["public"] == cell["public"] and paper["utility"] is not None:
+        if paper["public"] == cell["public"] and paper["utility"] is not None and utility is not None:
             row["difference"] = utility - paper["utility"]
     return row
 
@@ -380,7 +405,7 @@ def _frame(rows: list[dict[str, Any]], columns: list[str]) -> pandas.DataFrame:
     return frame
 
 
-def _rank(points: list[tuple[float, float]]) -> tuple[int | None, float | None, float | None]:
+def rank_correlation(points: list[tuple[float, float]]) -> tuple[int | None, float | None, float | None]:
     """Number of (distance, utility) points, Spearman's rho and Kendall's tau-b; None where they say nothing."""
     if len(points) < 3 or any(len(set(values)) < 2 for values in zip(*points, strict=True)):
         return len(points) or None, None, None
@@ -389,19 +414,24 @@ def _rank(points: list[tuple[float, float]]) -> tuple[int | None, float | None, 
     return len(points), float(spearman.statistic), float(kendall.statistic)
 
 
-def _rank_interval(group: list[Cell]) -> tuple[float | None, float | None]:
-    """Percentile bootstrap of Spearman's rho over seeds and initialisations; None where one of them is alone."""
-    utilities = [np.array([record["utility"] for record in cell.records]) for cell in group]
-    distances = [np.array(cell.distances()) for cell in group]
-    if len(group) < 3 or min(map(len, utilities + distances)) < 2:
+def rank_interval(distances: list[list[float]], utilities: list[list[float]]) -> tuple[float | None, float | None]:
+    """Percentile bootstrap of Spearman's rho: of each point, over the initialisations of its distance and the seeds of
+    its utility; None where one of them is alone."""
+    points = len(distances)
+    if points < 3 or min(map(len, distances + utilities)) < 2:
         return None, None
     draw = np.random.RandomState(0)
     means = [np.stack([draw.choice(v, (1000, len(v))).mean(1) for v in side], 1) for side in (distances, utilities)]
-    ranks = [stats.rankdata(side, axis=1) - (len(group) + 1) / 2 for side in means]  # [1000, points], centred
+    ranks = [stats.rankdata(side, axis=1) - (points + 1) / 2 for side in means]  # [1000, points], centred
     spread = np.sqrt((ranks[0] ** 2).sum(1) * (ranks[1] ** 2).sum(1))
     found = (ranks[0] * ranks[1]).sum(1)[spread > 0] / spread[spread > 0]
     low, high = np.percentile(found, [2.5, 97.5]) if len(found) else (None, None)
     return low, high
+
+
+def _sides(group: list[Cell]) -> tuple[list[list[float]], list[list[float]]]:
+    """Of each cell its distances and its utilities."""
+    return [cell.distances() for cell in group], [[record["utility"] for record in cell.records] for cell in group]
 
 
 def _mean_std(values: list[float]) -> tuple[float, float | None]:
@@ -417,13 +447,6 @@ def _flat(values: dict[str, Any], prefix: str = "") -> dict[str, str]:
         else:
             flat[f"{prefix}{key}"] = json.dumps(value)
     return flat
-
-
-def at(values: Any, key: str) -> Any:
-    """The value at a dotted key; None where there is none."""
-    for part in key.split("."):
-        values = values.get(part) if isinstance(values, dict) else None
-    return values
 
 
 def _value(text: str) -> float | str | None:

@@ -13,8 +13,8 @@ from typing import Any
 import pandas
 
 from pubsel.config import TableConfig
-from pubsel.results import read_records, write_whole
-from pubsel.tables import Table, make, names
+from pubsel.results import read_ranks, read_records, write_whole
+from pubsel.tables import Table, as_csv, make, names
 
 MISSING = "—"
 NOTHING = {"public": "none", "epsilon": "∞", "setting": "", "paper_public": ""}  # where an empty field is no gap
@@ -108,7 +108,7 @@ def notes(table: Table) -> list[str]:
     if missing:
         found.append(f"{MISSING}: no record. {missing} of {len(frame)} rows have none of ours.")
     found += _versions(table)
-    invalid = sum(cell is not None and not cell.valid() for cell in table.cells)
+    invalid = sum(cell is not None and cell.trained() and not cell.valid() for cell in table.cells)
     if invalid:
         found.append(f"{invalid} rows of ours have no valid privacy guarantee (column {HEADS['valid']}).")
     return found
@@ -127,11 +127,6 @@ def _versions(table: Table) -> list[str]:
 
 def _short(commit: str | None) -> str:
     return "unknown" if commit is None else commit[:7] + ("-dirty" if commit.endswith("-dirty") else "")
-
-
-def csv(frame: pandas.DataFrame) -> str:
-    """For programs: every column, floats with at most six digits, so that equal tables are equal bytes."""
-    return frame.to_csv(index=False, float_format="%.6g", lineterminator="\n")
 
 
 def text(frame: pandas.DataFrame, title: str = "") -> str:
@@ -201,8 +196,8 @@ def _latex(value: str) -> str:
 
 
 WRITERS: dict[str, Callable[[Table], str]] = {
-    ".csv": lambda table: csv(table.frame),
-    "_correlation.csv": lambda table: csv(table.ranks),
+    ".csv": lambda table: as_csv(table.frame),
+    "_correlation.csv": lambda table: as_csv(table.ranks),
     ".md": markdown,
     ".tex": latex,
 }
@@ -252,10 +247,10 @@ def _stands_in(frame: pandas.DataFrame) -> bool:
 def run(settings: TableConfig) -> str:
     """`pubsel table`: writes the files of one table, or of all that have a record; returns what to show."""
     results = Path(settings.results)
-    records = read_records(results)
+    records, ranks = read_records(results), read_ranks(results)
     if settings.table == "all":
-        return _run_all(results, [make(name, records) for name in names()])
-    table = make(settings.table, records)
+        return _run_all(results, [make(name, records, ranks) for name in names()])
+    table = make(settings.table, records, ranks)
     paths = write(table, results / "tables")
     parts = [text(table.frame, table.spec.title), "\n".join(notes(table))]
     if not table.ranks.empty:

@@ -30,6 +30,7 @@ from pubsel.algorithms.dp_sgd import DPSGD, clipped_sum
 from pubsel.algorithms.gep import GEP, SLACK, Groups, Precision
 from pubsel.config import Labels, Lora, Model, Norm
 from pubsel.data import Split
+from pubsel.distances import otdd, task2vec
 from pubsel.gradients import DenseGradients, PerExampleGradients, clip_factors
 from pubsel.models import build, small
 from pubsel.randomness import stream
@@ -216,6 +217,40 @@ def gsd(m: int, device: str, network: str = "resnet20", k: int = 16, runs: int =
     return Case(work, candidates, lambda _: abs(ours() - projection_metric(exact(a), exact(b))))
 
 
+def otdd_gaussian(m: int, d: int, classes: int, device: str) -> Case:
+    """OTDD of two sets of m examples, with classes as Gaussians. The error is that against the peer, in float64."""
+    torch.manual_seed(0)
+    x, z = (torch.rand(m, d, dtype=torch.float64).to(device) for _ in range(2))
+    y = torch.arange(m).to(device) % classes
+
+    def ours() -> float:
+        return otdd.otdd(otdd.labelled(x, y), otdd.labelled(z, y))
+
+    plain = peers.plain_otdd(x, y, z, y)
+    candidates = {
+        "ours": Candidate(lambda: ours),
+        "covariances and their roots, by eigh": Candidate(lambda: plain, runs=1),
+    }
+    return Case(f"OTDD, m = {m}, d = {d}, {classes} classes", candidates, lambda _: abs(ours() / float(plain()) - 1))
+
+
+def task2vec_embedding(network: str, m: int, device: str) -> Case:
+    """The embedding of a task. Not the same numbers: the published technique trains the head for ten epochs, and
+    squares the gradient of the mean loss of 64 examples. The error is that of our Fisher in float32, at given labels.
+    """
+    model, x, y = _problem(network, m, device)
+
+    def error(_: str) -> float:
+        exact = task2vec.fisher(_exactly(model), x.double(), y)
+        return _relative(task2vec.fisher(PerExampleGradients(model), x, y), exact)
+
+    candidates = {
+        "ours": Candidate(lambda: lambda: task2vec.embedding(model, x, y, stream("benchmark", "labels"))),
+        "published technique": Candidate(lambda: peers.published_task2vec(model, x, y)),
+    }
+    return Case(f"Task2Vec embedding, {network}, m = {m}", candidates, error)
+
+
 def calibration(steps: int, device: str) -> Case:
     """Noise for epsilon 2, on the CPU. Both to 1e-3; the error is the excess of our noise over PLD at its tightest."""
     task = (2.0, 1e-5, 0.02, steps)
@@ -276,6 +311,10 @@ WORK = {
     "gep_resnet20": _steps("resnet20", (2000, 1000, 1000), (250, 125, 125)),
     "gsd_500": Work(gsd, {"m": 500}, {"m": 125}, {"m": 40}),
     "gsd_2000": Work(gsd, {"m": 2000, "runs": 1}, None, {"m": 40}),
+    "otdd": Work(
+        otdd_gaussian, *({"m": m, "d": d, "classes": c} for m, d, c in ((2000, 784, 10), (250, 784, 5), (20, 8, 2)))
+    ),
+    "task2vec_fmnist_cnn": Work(task2vec_embedding, *({"network": "fmnist_cnn", "m": m} for m in (2000, 250, 40))),
     "calibration": Work(calibration, {"steps": 3000}, {"steps": 3000}, {"steps": 30}),
 }
 

@@ -6,6 +6,8 @@ A name of pubsel.figures.CURVES: utility against epsilon, k, noise, public examp
 A name of a table: its utility against distance (NAME_distance). all: each of these that the records allow. With
 settings of `pubsel run` behind the name: separability, xi_k of features (PILLAR, Figure 3); reconstruction, what the
 projection of AdaMix loses (Figure 6), which looks at the private gradient without noise.
+adamix_attack: area under the ROC curve of the loss attack against test error (Figure 1, right), from what `pubsel
+attack loss run=all` wrote. per_instance: beside each audits/*/per_instance.csv its figure.
 """
 
 import argparse
@@ -15,12 +17,13 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas
 import torch
 from hydra import compose, initialize_config_dir
 from matplotlib.figure import Figure
 
-from pubsel import algorithms, data, figures, results, run, tables, typeset
+from pubsel import algorithms, data, figures, results, run, tables
 from pubsel.algorithms import Mechanism, View
 from pubsel.algorithms.adamix import AdaMix, project, public_gradient, subspace_around
 from pubsel.config import CONF, RunConfig, check
@@ -136,8 +139,66 @@ def draw_separability(frame: pandas.DataFrame) -> Figure:
 
 def write(name: str, frame: pandas.DataFrame, figure: Figure, folder: Path) -> None:
     """The figure in all formats, and its numbers."""
-    results.write_whole(folder / f"{name}.csv", typeset.csv(frame))
+    results.write_whole(folder / f"{name}.csv", tables.as_csv(frame))
     print(*figures.save(figure, folder / name), sep="\n")
+
+
+def attacked(records: list[dict[str, Any]], folder: Path) -> pandas.DataFrame:
+    """A row for each method and epsilon of AdaMix's Figure 1, the settings chosen as there: test error in percent and
+    AUC of the loss attack, means over those seeds that were attacked."""
+    paths = (folder / "attacks").glob("loss-*/result.json")
+    auc = {record["run"]: record["auc"] for record in (results.read_record(path, ("run", "auc")) for path in paths)}
+    curve = figures.CURVES["adamix"]
+    belong = [record for record in records if record["algorithm"] in curve.algorithms]
+    rows = []
+    for cell in tables.selected(tables.cells(belong), curve.by, list(curve.over)):
+        found = [(100 - 100 * r["utility"], auc[r["identity"]]) for r in cell.records if r["identity"] in auc]
+        if found:
+            error, leak = np.mean(found, axis=0)
+            shown = {"private": cell["private"], "model": cell["model"], "line": cell["algorithm"]}
+            epsilon = figures.value(cell, "epsilon")
+            rows.append(shown | {"epsilon": epsilon, "error": error, "auc": leak, "seeds": len(found)})
+    if not rows:
+        sys.exit(f"no attacked run of {', '.join(curve.algorithms)} in {folder}: pubsel attack loss run=all")
+    return pandas.DataFrame(rows).sort_values(["private", "model", "line", "epsilon"])
+
+
+def draw_attacked(frame: pandas.DataFrame) -> Figure:
+    """A panel for each private set, a line for each method, its points marked with epsilon; 0.5 is chance."""
+    panels = list(frame.groupby(["private", "model"]))
+    styles = figures.line_styles(name for name in figures.ADAMIX if name in set(frame["line"]))
+    with figures.style():
+        figure = Figure(figsize=(4.2 * len(panels), 3.6), layout="constrained")
+        axes = figure.subplots(1, len(panels), squeeze=False)[0]
+        for axis, ((private, model), rows) in zip(axes, panels, strict=True):
+            for name, how in styles.items():
+                part = rows[rows["line"] == name]
+                axis.plot(part["error"], part["auc"], label=name, **how)
+                for _, row in part.iterrows():
+                    axis.annotate(f"{row['epsilon']:g}", (row["error"], row["auc"]), fontsize=7)
+            axis.axhline(0.5, lw=0.8, color="0.6")
+            axis.set(xlabel="test error, percent", ylabel="AUC of the attack", title=f"{private}, {model}")
+            axis.legend()
+    return figure
+
+
+def draw_losses(folder: Path) -> None:
+    """Sorted losses and their histogram beside the claimed epsilon, for each per-instance audit in `folder`."""
+    for path in sorted((folder / "audits").glob("*/per_instance.csv")):
+        record = results.read_record(path.with_name("result.json"), ("claimed", "delta", "algorithm", "private"))
+        losses = np.sort(pandas.read_csv(path)["epsilon"])[::-1]
+        with figures.style():
+            figure = Figure(figsize=(8, 3.6), layout="constrained")
+            left, right = figure.subplots(1, 2)
+            left.plot(losses, color=figures.COLOURS[0])
+            left.axhline(record["claimed"], color=figures.INK, ls="--", label=f"claimed, delta {record['delta']:g}")
+            left.set(xlabel="private examples, sorted", ylabel="epsilon of the example", ylim=(0, None))
+            left.legend()
+            right.hist(losses, bins=50, color=figures.COLOURS[0])
+            right.axvline(record["claimed"], color=figures.INK, ls="--")
+            right.set(xlabel="epsilon of the example", ylabel="private examples")
+            figure.suptitle(f"{record['algorithm']}, {record['private']} (not private: do not publish)", fontsize=9)
+        print(*figures.save(figure, path.with_suffix("")), sep="\n")
 
 
 def of_records(name: str, records: list[dict[str, Any]], folder: Path) -> bool:
@@ -159,13 +220,20 @@ def main() -> None:
     """Draw what is asked for."""
     of_files = [*figures.CURVES, *tables.names()]
     arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    arguments.add_argument("name", choices=["all", *of_files, "separability", "reconstruction"])
+    arguments.add_argument(
+        "name", choices=["all", *of_files, "separability", "reconstruction", "adamix_attack", "per_instance"]
+    )
     arguments.add_argument("words", nargs="*", help="separability, reconstruction: settings as of pubsel run")
     arguments.add_argument("--results", type=Path, default=Path("results"))
     arguments.add_argument("--sets", nargs="+", default=["cifar10"], help="separability: data sets")
     given = arguments.parse_args()
     folder = given.results / "figures"
-    if given.name == "separability":
+    if given.name == "per_instance":
+        draw_losses(given.results)
+    elif given.name == "adamix_attack":
+        frame = attacked(results.read_records(given.results), given.results)
+        write(given.name, frame, draw_attacked(frame), folder)
+    elif given.name == "separability":
         frame = separability(given.words, given.sets)
         write(given.name, frame, draw_separability(frame), folder)
     elif given.name == "reconstruction":

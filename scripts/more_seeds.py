@@ -9,22 +9,16 @@ from pathlib import Path
 from typing import Any
 
 from hydra import compose, initialize_config_dir
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 
 from pubsel import run, tables
-from pubsel.config import CONF, RunConfig, UsageError, check, identity
+from pubsel.config import CONF, RunConfig
+from pubsel.repeat import settings_of
 
 
 def with_seed(record: dict[str, Any], seed: int, base: DictConfig) -> RunConfig:
     """The settings of a record's run with another seed; UsageError where those of today would give it another name."""
-    values = OmegaConf.to_container(base)
-    assert isinstance(values, dict)
-    for key, value in record["settings"].items():
-        whole = key == "algorithm" or not isinstance(value, dict)
-        values[key] = value if whole else values[key] | value
-    again = run.canonical(check(RunConfig, OmegaConf.create(values)))
-    if identity(again) != record["identity"]:
-        raise UsageError(f"{record['identity']}: other settings now, which give {identity(again)}: run its sweep again")
+    again = settings_of(record, base)
     again.seed = seed
     return again
 

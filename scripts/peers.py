@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from itertools import pairwise
 
 import dp_accounting
+import ot
 import torch
 from backpack import backpack, extend
 from backpack.extensions import BatchGrad
@@ -20,6 +21,7 @@ from opacus.utils.fast_gradient_clipping_utils import DPLossFastGradientClipping
 from torch import Tensor, nn
 
 from pubsel.gradients import PerExampleGradients
+from pubsel.models.trained import head
 from pubsel.subspace import projection_metric
 
 Examples = tuple[Tensor, Tensor]  # x [n, ...], y [n]
@@ -213,7 +215,7 @@ def published_gep(
     return run
 
 
-# Distance and accounting
+# Distances and accounting
 
 
 def svd_distance(a: Tensor, b: Tensor, k: int, side: str) -> Run:
@@ -226,6 +228,66 @@ def svd_distance(a: Tensor, b: Tensor, k: int, side: str) -> Run:
         return torch.linalg.svd(rows, full_matrices=False).Vh[:k].T
 
     return lambda: projection_metric(top(a), top(b))
+
+
+def plain_otdd(x: Tensor, p: Tensor, z: Tensor, q: Tensor) -> Callable[[], float]:
+    """OTDD as its authors' "spectral" way has it: a covariance [d, d] and its root for each class, by eigh, and the
+    root of each product of two; then the optimum by POT, where theirs is entropic."""
+
+    def root(s: Tensor) -> Tensor:
+        values, vectors = torch.linalg.eigh(s)
+        return (vectors * values.clamp(min=0).sqrt()) @ vectors.T
+
+    def run() -> float:
+        a, b = (torch.stack([rows[y == c].mean(0) for c in y.unique()]) for rows, y in ((x, p), (z, q)))
+        ours, theirs = ([rows[y == c].T.cov() for c in y.unique()] for rows, y in ((x, p), (z, q)))
+        roots = [root(s) for s in ours]
+        between = torch.cdist(a, b).square()
+        for i, (s, r) in enumerate(zip(ours, roots, strict=True)):
+            for j, t in enumerate(theirs):
+                crossed = torch.linalg.eigvalsh(r @ t @ r).clamp(min=0).sqrt().sum()
+                between[i, j] += s.trace() + t.trace() - 2 * crossed
+        cost = torch.cdist(x, z).square() + between[p][:, q]
+        return float(ot.emd2([], [], cost.numpy(), numItermax=10**7)) ** 0.5
+
+    return run
+
+
+def published_task2vec(model: nn.Module, x: Tensor, y: Tensor) -> Run:
+    """Task2Vec as published, on the same examples: outputs of the body kept; the head by Adam (rate 4e-4, decay 1e-4),
+    10 epochs of 64; then one backward pass for each 64, with drawn labels, its gradients squared. The published sampler
+    of 10,000 examples is left out, which makes it faster."""
+    probe = copy.deepcopy(model)
+    last = probe.get_submodule(head(probe))
+    assert isinstance(last, nn.Linear)
+    kept: list[Tensor] = []
+    last.register_forward_pre_hook(lambda _, inputs: kept.append(inputs[0].detach()))
+
+    def run() -> list[Tensor]:
+        kept.clear()
+        with torch.no_grad():
+            for part in x.split(64):
+                probe(part)
+        z = torch.cat(kept)
+        last.reset_parameters()
+        adam = torch.optim.Adam(last.parameters(), 4e-4, weight_decay=1e-4)
+        for _ in range(10):
+            order = torch.randperm(len(z), device=z.device)
+            for chosen in order.split(64):
+                adam.zero_grad()
+                nn.functional.cross_entropy(last.forward(z[chosen]), y[chosen]).backward()
+                adam.step()
+        squares = [torch.zeros_like(p) for p in probe.parameters()]
+        for part in x.split(64):
+            logits = probe(part)
+            drawn = torch.multinomial(logits.softmax(1), 1)[:, 0].detach()
+            probe.zero_grad()
+            nn.functional.cross_entropy(logits, drawn).backward()
+            for total, p in zip(squares, probe.parameters(), strict=True):
+                total += p.grad.square()  # type: ignore[union-attr]
+        return squares
+
+    return run
 
 
 def pld_sigma(epsilon: float, delta: float, rate: float, steps: int, tolerance: float) -> float:

@@ -55,8 +55,9 @@ def records() -> list[Path]:
 
 
 def run_folders() -> list[Path]:
-    """Run folders in which anything lies but the lock."""
-    return sorted({path.parent for path in Path("results").glob("runs/*/*") if path.name != "lock"})
+    """Run folders in which anything lies that was computed."""
+    kept = ("lock", "settings.json", "log.txt")
+    return sorted({path.parent for path in Path("results").glob("runs/*/*") if path.name not in kept})
 
 
 # A session
@@ -149,7 +150,83 @@ def test_rank_orders_candidates_and_remembers(cli: Cli) -> None:
     code, same, err = cli("rank", *words, "public=[digits,noise]")
     assert (code, same) == (0, out)
     assert "measured before" in err
-    assert cli("rank", *words, "public=noise")[0] == 0  # a single candidate needs no brackets
+    code, out, _ = cli("rank", *words, "public=noise")  # a single candidate needs no brackets
+    assert code == 0
+    assert "One candidate alone" in out
+
+
+def test_rank_takes_other_distances_and_says_what_they_cost_and_read(cli: Cli) -> None:
+    words = ["private=digits", "model=digits_cnn", "public=[digits,noise]", "distance.m=100"]
+    for distance, title, read in (
+        ("gsd", "GSD to digits (mnist_cnn, k = 16, m = 100)", "random labels"),
+        ("task2vec", "Task2Vec to digits", "images and labels, through gradients"),
+        ("otdd", "OTDD to digits (mnist_cnn, m = 100)", "images, as pixels or features, and labels"),
+        ("otdd_exact", "OTDD to digits", "and labels"),
+        ("frechet", "Fréchet distance to digits", "images, as features"),
+        ("mmd", "MMD^2 to digits", "images, as features"),
+    ):
+        code, out, err = cli("rank", *words, f"distance={distance}", "distance.initialisations=2")
+        assert code == 0, err
+        assert out.startswith(title)
+        assert f"{read}. The private side took " in out
+        assert "not differentially private" in out
+        assert out.index("\ndigits") < out.index("\nnoise"), out
+    found = [json.loads(path.read_text()) for path in Path("results").rglob("ranks/*/result.json")]
+    assert len(found) == 6
+    for record in found:
+        assert record["seconds_candidate"] > 0 < record["seconds_private"]
+        assert ("k" in record) == ("raw" in record) == (record["distance"] == "gsd")
+    assert not list(Path("results").rglob("candidates-*"))
+
+
+def test_rank_of_equal_candidates_shows_a_tie(cli: Cli) -> None:
+    arrays = {f"{part}_{what}": np.random.RandomState(0).randint(0, 5, (90, 8, 8) if what == "images" else 90, np.uint8)
+              for part in ("train", "test") for what in ("images", "labels")}  # fmt: skip
+    np.savez("a.npz", **arrays)
+    np.savez("b.npz", **arrays)
+    words = ["private=digits", "model=digits_cnn", "distance.m=80", "distance.initialisations=2"]
+    for distance in ("gsd", "task2vec", "otdd", "frechet", "mmd"):
+        code, out, err = cli("rank", *words, "public=[./a.npz,./b.npz]", f"distance={distance}")
+        assert code == 0, err
+        assert "in 0 of 2, equal in 2" in out, out
+
+
+def test_rank_by_labels_needs_labels(cli: Cli) -> None:
+    from PIL import Image
+
+    for i in range(40):
+        Path("flat").mkdir(exist_ok=True)
+        Image.fromarray(np.full((8, 8), 6 * i, np.uint8)).save(f"flat/{i}.png")
+    words = ["private=digits", "model=digits_cnn", "distance.m=40", "public=[./flat]"]
+    for distance in ("task2vec", "otdd"):
+        code, _, err = cli("rank", *words, f"distance={distance}")
+        assert code == 2
+        assert f"distance={distance} needs labels, and ./flat has none, or one class alone" in err.splitlines()[-1]
+    assert cli("rank", *words, "distance=frechet", "distance.initialisations=1")[0] == 0
+
+
+def test_rank_on_features(cli: Cli) -> None:
+    """model=pixels: the images themselves, as a backbone's features would be."""
+    words = ["private=digits", "public=[digits]", "model=pixels", "distance.m=100", "distance.initialisations=1"]
+    for distance in ("gsd", "mmd"):
+        code, out, err = cli("rank", *words, f"distance={distance}")
+        assert code == 0, err
+        assert "(pixels, " in out
+    code, _, err = cli("rank", *words, "model.architecture=resnet18")
+    assert (code, "model.architecture: with model.backbone" in err) == (2, True)
+
+
+def test_run_measures_any_distance_once(cli: Cli) -> None:
+    words = [*TINY, "pair.public=digits", "pair.m=100", "distance.m=100", "distance.initialisations=2"]
+    for distance in ("otdd", "mmd"):
+        code, _, err = cli("run", *words, f"distance={distance}")
+        assert code == 0, err
+        assert len(re.findall(r"initialisation \d: ", err)) == 2
+    code, _, err = cli("run", *words, "distance=mmd", "seed=1")
+    assert "initialisation" not in err  # measured for the other seed
+    found = [json.loads(path.read_text()) for path in records() if path.parts[1] == "runs"]
+    assert sorted(record["distance"]["name"] for record in found) == ["mmd", "mmd", "otdd"]
+    assert len({record["distance"]["identity"] for record in found}) == 2
 
 
 def test_table_shows_the_numbers_of_the_paper(cli: Cli) -> None:
@@ -172,7 +249,8 @@ def test_data_list_and_prepare(cli: Cli) -> None:
 def test_help_and_cfg_teach_and_run_nothing(cli: Cli) -> None:
     for command, words in (
         ("run", ["+experiment=quickstart", "algorithm: adadps", "b_gep", "clip_embedding: 10", "result.json"]),
-        ("rank", ["pubsel rank private=digits", "distance: gsd", "convert: resize"]),
+        ("rank", ["pubsel rank private=digits", "distance: dp_gsd", "convert: resize"]),
+        ("attack", ["pubsel attack loss run=NAME", "trials: 5", "gsd_table8.csv"]),
         ("table", ["pubsel table gsd_table2", "results: results"]),
         ("report", ["pubsel report results=", "output: null"]),
         ("data", ["pubsel data prepare", "PUBSEL_DATA"]),
@@ -210,7 +288,7 @@ def test_what_needs_no_torch_does_not_wait_for_it() -> None:
 @pytest.mark.parametrize(
     ("words", "code", "expected"),
     [
-        (["fit"], 2, ["fit", "run, rank, table, report, data"]),
+        (["fit"], 2, ["fit", "run, rank, attack, audit, table, report, runs, data"]),
         (["run", "--epsilon", "4"], 2, ["--epsilon", "key=value"]),
         (["run", "epsilon"], 2, ["'epsilon'", "key=value"]),
         (["run", "pair.public=[a"], 2, ["pair.public=[a", "quote"]),
@@ -248,7 +326,7 @@ def test_what_needs_no_torch_does_not_wait_for_it() -> None:
         (["run", *TINY, "model=pixels", "model.trained=[head]"], 2, ["model.trained", "model.backbone"]),
         (["run", *TINY, "model=pixels", "model.once=true"], 2, ["model.once", "model.backbone"]),
         (["run", *TINY, "model.lora={layers:[fc],r:0,alpha:8}"], 2, ["model.lora.r", "at least 1"]),
-        (["run", *TINY, "distance.name=cosine"], 2, ["distance.name=cosine", "gsd or none"]),
+        (["run", *TINY, "distance.name=cosine"], 2, ["distance.name=cosine", "unknown, use gsd, "]),
         (["run", *TINY, "results=a_file/x"], 1, ["a_file/x", "results=FOLDER"]),
         (["run", "-m", *TINY, "seed=0,1", "results=a_file/x"], 1, ["a_file/x", "permissions"]),
         (["rank"], 2, ["private", "private=..."]),
@@ -446,7 +524,7 @@ done
 @pytest.mark.skipif(not shutil.which("bash"), reason="no bash")
 def test_bash_completes() -> None:
     expected = {
-        "pubsel r": "run rank report",
+        "pubsel r": "run rank report runs",
         "pubsel run algo": "algorithm. algorithm=",
         "pubsel run algorithm=no": "algorithm=noisy_sgd algorithm=non_private",
     }
@@ -463,14 +541,16 @@ def test_bash_completes() -> None:
 @pytest.mark.parametrize(
     ("line", "choices"),
     [
-        ("pubsel ", ["run", "rank", "table", "report", "data"]),
-        ("pubsel run", ["run"]),
+        ("pubsel ", ["run", "rank", "attack", "audit", "table", "report", "runs", "data"]),
+        ("pubsel run", ["run", "runs"]),
         ("pubsel nope ", []),
         ("pubsel run pair=digits", ["pair=digits_digits"]),
         ("pubsel run -m +experiment=quickstart  pair.pub", ["pair.public=", "pair.public_share="]),
         ("pubsel run +experiment=qui", ["+experiment=quickstart"]),
         ("pubsel run bad=[ al", []),
         ("pubsel rank private=digits pub", ["public="]),
+        ("pubsel attack ", ["gsd_white_box", "gsd_black_box", "loss"]),
+        ("pubsel attack loss ru", ["run="]),
         ("pubsel table gsd_table2", ["gsd_table2"]),
         ("pubsel table gsd_table2 res", ["results="]),
         ("pubsel data ", ["list", "prepare"]),

@@ -61,7 +61,7 @@ def test_rows_of_any_length_count_alike_when_they_are_normalised(digits):
                 yield DenseGradients(block.rows * torch.logspace(0, -30, len(block))[:, None])
 
     plain, scaled = (
-        gsd._gradients(engine(network(0)), settings(m=20), test.x[:20], test.y[:20]).rows.clone()
+        gsd.gradients_of(engine(network(0)), settings(m=20), test.x[:20], test.y[:20]).rows.clone()
         for engine in (gsd.PerExampleGradients, Scaled)
     )
     torch.testing.assert_close(scaled, plain, rtol=1e-3, atol=1e-5)
@@ -105,8 +105,8 @@ def test_weights_leave_the_biases_out(digits):
     train, _, _ = digits
     x, y = train.x[:5], train.y[:5]
     weights, everything = settings(), settings(parameters=Parameters.all)
-    assert gsd._gradients(gsd._engine(network(0), everything), everything, x, y).rows.shape == (5, 650)
-    gradients = gsd._gradients(gsd._engine(network(0), weights), weights, x, y)
+    assert gsd.gradients_of(gsd.engine_of(network(0), everything), everything, x, y).rows.shape == (5, 650)
+    gradients = gsd.gradients_of(gsd.engine_of(network(0), weights), weights, x, y)
     assert gradients.rows.shape == (5, 640)
     norms = gradients.row_norms()
     torch.testing.assert_close(norms, torch.ones(5, dtype=torch.float64), atol=1e-6, rtol=0)
@@ -122,7 +122,7 @@ def test_measure_is_the_distance_between_gradients_held_apart(digits, normalise_
     for name, public in {"test": test, "noise": noise}.items():
         for i in range(2):
             sides = [
-                gsd._gradients(gsd._engine(network(i), distance), distance, split.x[:50], split.y[:50])
+                gsd.gradients_of(gsd.engine_of(network(i), distance), distance, split.x[:50], split.y[:50])
                 for split in (private, public)
             ]
             assert gsd.gsd(*sides, distance.k) == pytest.approx(found[name][i], abs=1e-6)

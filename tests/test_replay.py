@@ -89,3 +89,22 @@ def test_a_key_that_a_record_lacks_has_its_default():
 def test_replay_needs_no_torch():
     code = "import sys, pubsel.replay; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False, cwd=Path(__file__).parent.parent).returncode == 0
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        ["private=digits", "public=[digits,[photo_patches,noise]]", "distance.m=200"],
+        ["private='/my images'", "public=[a]", "model=mobilenetv2", "distance=otdd", "seed=3"],
+        ["private=digits", "public=[digits,noise]", "epsilon_select=0.1", "select.cap=0.3", "secure_noise=true"],
+    ],
+)
+def test_a_measured_distance_has_the_command_that_measures_it(more):
+    def settings(words):
+        with initialize_config_dir(str(CONF), version_base="1.3"):
+            return json.loads(json.dumps(config.settings(check(config.RankConfig, compose("rank", words)))))
+
+    program, command, *rest = shlex.split(replay.command({"settings": settings(more), "device": "cpu"}))
+    assert (program, command, rest.pop()) == ("pubsel", "rank", "device=cpu")
+    assert settings(rest) == settings(more)
+    assert len(rest) <= len(more) + 3

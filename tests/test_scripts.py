@@ -6,11 +6,13 @@ from pathlib import Path
 import pytest
 from hydra import compose, initialize_config_dir
 
-from pubsel import config
+from pubsel import config, results
 from pubsel.config import CONF, RunConfig, UsageError, check
 from pubsel.run import canonical
+from tests.synthetic import record as synthetic
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "scripts"))
+from compare_distances import compare
 from more_seeds import with_seed
 
 CELLS = {
@@ -48,3 +50,43 @@ def test_a_record_that_today_would_be_another_run_is_not_repeated():
     record["settings"]["training"]["epochs"] = 7
     with pytest.raises(UsageError, match="run its sweep again"):
         with_seed(record, 5, composed([]))
+
+
+def test_a_cluster_map_of_digits(tmp_path):
+    """Symmetric, nothing between a set and itself, and the private digits next to the public ones."""
+    from clustermap import draw, matrix
+
+    from pubsel.config import RankConfig
+    from pubsel.rank import canonical as canonical_rank
+
+    words = ["private=digits", "public=[digits,noise]", "model=digits_cnn", "distance=task2vec", "distance.m=100",
+             "distance.initialisations=1", f"results={tmp_path}", "device=cpu"]  # fmt: skip
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        frame = matrix(canonical_rank(check(RankConfig, compose("rank", words))))
+    assert list(frame) == list(frame.index) == ["digits (private)", "digits", "noise"]
+    values = frame.to_numpy()
+    assert (values == values.T).all()
+    assert values.diagonal() == pytest.approx([0, 0, 0], abs=1e-9)
+    assert 0 < values[0, 1] < values[0, 2]
+    draw(frame, "digits", tmp_path / "map.png")
+    assert (tmp_path / "map.png").stat().st_size > 1000
+
+
+def test_distances_are_compared_by_the_order_of_utility(tmp_path):
+    utilities = {"a": 0.9, "b": 0.8, "c": 0.7, "d": 0.6}
+    for public, utility in utilities.items():
+        for seed in (0, 1, 2):
+            made = synthetic(seed=seed, utility=utility + seed / 100, public=public, label="fifth")
+            made["settings"]["pair"] = {**made["settings"].get("pair", {}), "public": public}
+            results.write_record(tmp_path / "runs" / made["identity"] / "result.json", made)
+    for name, near_first in (("gsd", "abcd"), ("mmd", "dcba")):
+        values = {public: [place + i / 10 for i in range(3)] for place, public in enumerate(near_first)}
+        rank = {"identity": name, "distance": name, "private": "fashion_mnist", "model": "probe", "m": 300}
+        rank |= {"values": values, "settings": {"distance": {}}, "seconds_candidate": 1.5, "seconds_private": 0.5}
+        results.write_record(tmp_path / "ranks" / name / "result.json", rank)
+    rows, points = compare(tmp_path)
+    assert list(rows["spearman"]) == [-1, 1]
+    assert list(rows["nearest"]) == ["a", "d"]
+    assert list(rows["lost"]) == pytest.approx([0, 30])
+    assert list(points["public"]) == list("abcd")
+    assert list(points["mmd (probe)"]) == pytest.approx([3.1, 2.1, 1.1, 0.1])

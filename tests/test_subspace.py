@@ -5,8 +5,19 @@ import pytest
 import torch
 from scipy.linalg import subspace_angles
 
-from pubsel.gradients import GRAM_BLOCK, DenseGradients
-from pubsel.subspace import allocate, cosines, power_basis, projection_metric, top_k
+from pubsel.gradients import GRAM_BLOCK, Basis, DenseGradients
+from pubsel.subspace import (
+    allocate,
+    cosines,
+    power_basis,
+    projection_error,
+    projection_metric,
+    reconstruction,
+    residual_gram,
+    singular_values,
+    stable_rank,
+    top_k,
+)
 
 
 def basis_of(rows, start, iterations=1):
@@ -143,3 +154,85 @@ def test_allocation_follows_square_roots():
     assert allocate(100, [100, 400, 900], limit=1000) == [16, 33, 50]
     assert allocate(100, [4, 10_000], limit=30) == [1, 30]
     assert sum(allocate(1000, [432, 13824, 50688, 202752, 650], limit=2000)) <= 1000
+
+
+def gram_and_embedding(rows, v):
+    return rows @ rows.T, rows @ v
+
+
+@pytest.mark.parametrize(("n", "p"), [(20, 50), (50, 20)])
+def test_singular_values_and_stable_rank_are_those_of_the_matrix(n, p):
+    rows = torch.randn(n, p, dtype=torch.float64) * torch.logspace(0, -2, p, dtype=torch.float64)
+    want = torch.linalg.svdvals(rows)
+    torch.testing.assert_close(singular_values(rows @ rows.T)[: len(want)], want, rtol=1e-6, atol=1e-7)
+    assert stable_rank(rows @ rows.T) == pytest.approx(float(want.square().sum() / want[0] ** 2))
+
+
+def test_stable_rank_of_equal_orthogonal_and_zero_rows():
+    rows = torch.randn(1, 30, dtype=torch.float64).expand(12, 30)
+    assert stable_rank(rows @ rows.T) == pytest.approx(1)
+    assert stable_rank(3 * torch.eye(12, dtype=torch.float64)) == pytest.approx(12)
+    assert np.isnan(stable_rank(torch.zeros(4, 4, dtype=torch.float64)))
+
+
+def test_residuals_and_projection_error_of_a_block_diagonal_basis_written_out():
+    rows = torch.randn(9, 30, dtype=torch.float64)
+    basis = Basis([slice(0, 12), slice(12, 30)], [orthonormal(12, 3, 1), orthonormal(18, 4, 2)])
+    whole = torch.block_diag(*basis.blocks)
+    residuals = rows - rows @ whole @ whole.T
+    w = DenseGradients(rows.clone()).project(basis)
+    torch.testing.assert_close(residual_gram(rows @ rows.T, w), residuals @ residuals.T)
+    g = rows.mean(0)
+    assert projection_error(g, basis) == pytest.approx(float(residuals.mean(0).norm() / g.norm()))
+    assert projection_error(whole @ torch.randn(7, dtype=torch.float64), basis) == pytest.approx(0, abs=1e-12)
+    assert np.isnan(projection_error(torch.zeros(30), basis))
+
+
+@pytest.mark.parametrize(("n", "k"), [(40, 1), (40, 6), (6, 6)])
+def test_reconstruction_is_dense_linear_algebra_and_keeps_lemma_4_1(n, k):
+    for seed in range(20):
+        torch.manual_seed(seed)
+        rows = torch.randn(n, 60, dtype=torch.float64) * torch.logspace(0, -seed / 5, 60, dtype=torch.float64)
+        public = torch.linalg.qr(rows.T[:, :k] + seed / 20 * torch.randn(60, k, dtype=torch.float64)).Q
+        found = reconstruction(*gram_and_embedding(rows, public))
+        residuals = rows - rows @ public @ public.T
+        _, s, vt = torch.linalg.svd(rows, full_matrices=False)
+        private = vt[:k].T
+        angles = subspace_angles(private.numpy(), public.numpy())
+        want = {
+            "error": float(torch.linalg.matrix_norm(residuals, 2)),
+            "largest_row": float(residuals.norm(dim=1).max()),
+            "s_1": float(s[0]),
+            "s_next": float(s[k]) if k < n else 0.0,
+            "gsd": projection_metric(private, public),
+            "sine": float(np.sin(angles.max())),
+        }
+        assert {key: getattr(found, key) for key in want} == pytest.approx(want, rel=1e-6, abs=1e-6)
+        assert found.error <= found.sharp * (1 + 1e-9) <= found.stated * (1 + 1e-6)
+        assert found.largest_row <= found.error * (1 + 1e-9)
+
+
+def test_the_sharp_bound_is_met_with_equality_and_the_reported_distance_breaks_the_lemma():
+    """Four equal singular values, three of whose directions are public: the fourth is lost whole."""
+    rows = torch.zeros(4, 10, dtype=torch.float64)
+    rows[:, :4] = 2 * torch.eye(4)
+    public = torch.eye(10, dtype=torch.float64)[:, [0, 1, 2, 9]]
+    found = reconstruction(*gram_and_embedding(rows, public))
+    assert (found.error, found.sharp, found.gsd) == pytest.approx((2, 2, 1))
+    assert found.stated == pytest.approx(2 * 2**0.5)
+    reported = found.gsd / 4**0.5
+    assert 2**0.5 * found.s_1 * reported + found.s_next < found.error
+
+
+def test_of_one_dimension_the_difference_of_projections_has_two_norms():
+    """GSD, Appendix E, says that they are equal."""
+    a, b = orthonormal(30, 1, 1), orthonormal(30, 1, 2)
+    difference = a @ a.T - b @ b.T
+    assert float(torch.linalg.matrix_norm(difference, 2)) == pytest.approx(projection_metric(a, b))
+    assert float(difference.norm()) == pytest.approx(2**0.5 * projection_metric(a, b))
+
+
+def test_reconstruction_refuses_what_the_rows_do_not_span():
+    rows = torch.randn(20, 3, dtype=torch.float64) @ torch.randn(3, 40, dtype=torch.float64)
+    with pytest.raises(ValueError, match="span fewer dimensions than k = 4"):
+        reconstruction(*gram_and_embedding(rows, orthonormal(40, 4)))

@@ -146,6 +146,56 @@ def test_dp_sgd_stands_twice_each_beside_the_papers_number(tmp_path):
     assert list(rows["paper_utility"]) == [79.77, 79.77]
 
 
+def ranked(private, model="probe", seed=0, **values):
+    """A synthetic record of `pubsel rank`."""
+    settings = {"seed": seed, "private": private, "public": list(values), "distance": {"k": 16}}
+    return {"identity": f"{private}-{seed}", "private": private, "model": model, "values": values,
+            "settings": settings, "order": [], "privacy": "not private"}  # fmt: skip
+
+
+def test_distances_of_rank_stand_beside_the_papers_where_nothing_trains(tmp_path):
+    """Table 14's probe column: by `pubsel rank`, on images that the paper knows by another name."""
+    of_lesions = ranked("ham10000_224", ham10000_224=[0.4, 0.5], kagskin=[0.6, 0.8])
+    for one in (ranked("chestxray14", kagchest=[0.5]), of_lesions, ranked("mnist", kagchest=[0.1])):
+        results.write_record(tmp_path / "ranks" / one["identity"] / "result.json", one)
+    trained = record(public="kagskin", algorithm="second_phase", utility=0.86, values=(0.7,))
+    save(tmp_path, trained | {"private": "ham10000_224", "model": "densenet121"})
+    frame = tables.table("gsd_table14", tmp_path)
+    assert len(frame) == 31
+    ours = frame.dropna(subset="distance").set_index(["private", "public", "model"])
+    assert dict(ours["distance"]) == {
+        ("chestxray14", "kagchest", "probe"): 0.5,
+        ("ham10000", "ham10000", "probe"): 0.45,
+        ("ham10000", "kagskin", "probe"): 0.7,
+        ("ham10000", "kagskin", "densenet121"): 0.7,
+    }
+    probe = ours.loc[("ham10000", "ham10000", "probe")]
+    assert (probe["paper_distance"], probe["distance_std"]) == (0.42, pytest.approx(0.0707, abs=1e-4))
+    assert probe[["utility", "algorithm", "difference"]].isna().all()
+    assert ours.loc[("ham10000", "kagskin", "densenet121"), "difference"] == pytest.approx(86 - 85.53)
+    text = typeset.run(config.TableConfig(table="gsd_table14", results=str(tmp_path), debug=False))
+    assert "0.450 ± 0.071" in text
+    assert [cell["algorithm"] for cell in tables.table_cells("gsd_table14", tmp_path)] == ["second_phase"]
+    assert tables.table("gsd_table2", tmp_path)["distance"].isna().all()  # ranks belong where conf/tables says so
+
+
+def test_a_broken_record_of_rank_is_named(tmp_path):
+    results.write_record(tmp_path / "ranks" / "x" / "result.json", {"identity": "x"})
+    with pytest.raises(config.UserError, match=r"ranks/x/result.json is no record, it lacks 'private'"):
+        tables.table("gsd_table14", tmp_path)
+
+
+def test_images_at_another_size_are_no_cell_of_the_paper(tmp_path):
+    lesions = record(public="ham10000", algorithm="second_phase", pair__private="ham10000")
+    save(tmp_path, lesions | {"private": "ham10000", "model": "densenet121"})
+    assert tables.table("gsd_table3", tmp_path)["seeds"].isna().all()
+    large = record(public="ham10000_224", algorithm="second_phase", pair__private="ham10000_224")
+    save(tmp_path, large | {"private": "ham10000_224", "model": "densenet121"})
+    row = tables.table("gsd_table3", tmp_path).dropna(subset="seeds").iloc[0]
+    assert (row["private"], row["public"], row["paper_utility"]) == ("ham10000", "ham10000", 87.06)
+    assert row["difference"] == pytest.approx(80 - 87.06)
+
+
 def test_a_stand_in_is_shown_as_what_it_is(tmp_path):
     frame = tables.table("gsd_table2", save(tmp_path, record(public="flowers5", values=(0.45,))))
     assert fashion(frame, public="flowers102").empty
@@ -323,7 +373,7 @@ def test_a_failed_table_leaves_the_old_one(tmp_path, monkeypatch):
     path.write_text("old")
     monkeypatch.setattr(results.os, "replace", lambda *_: (_ for _ in ()).throw(OSError(errno.ENOSPC, "full")))
     with pytest.raises(config.UserError, match="full"):
-        results.write_whole(path, typeset.csv(pandas.DataFrame({"a": [1.0]})))
+        tables.write_table(pandas.DataFrame({"a": [1.0]}), path)
     assert path.read_text() == "old"
     assert os.listdir(tmp_path) == ["table.csv"]
 

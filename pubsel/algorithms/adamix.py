@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from pubsel.algorithms import Frozen, Mechanism, View
-from pubsel.algorithms.dp_sgd import clipped_sum
+from pubsel.algorithms.dp_sgd import clipped_rows, clipped_sum
 from pubsel.config import UsageError, UserError, setting
 from pubsel.data import Split
 from pubsel.gradients import Engine
@@ -167,15 +167,20 @@ class AdaMix:
                 shift = shift + gradient
         tau = bound
 
-        def decode(mean: Tensor) -> Tensor:  # [p]
-            private = mean * view.batch_size * tau
-            if basis is not None:
-                weight = self._weight(view)
-                rows = project(private[: weight.numel()].view_as(weight), *basis)
-                private = torch.cat([rows.flatten(), private[weight.numel() :]])
-            return private + shift
+        def kept(rows: Tensor) -> Tensor:  # [..., p]: projected, the bias as it is
+            if basis is None:
+                return rows
+            c, d = self._weight(view).shape
+            weights = project(rows[..., : c * d].unflatten(-1, (c, d)), *basis)
+            return torch.cat([weights.flatten(-2), rows[..., c * d :]], dim=-1)
 
-        return Mechanism(lambda gradients: clipped_sum(gradients, tau), decode, self.sensitivity(), view.gradients.size)
+        return Mechanism(
+            clipped_sum=lambda gradients: clipped_sum(gradients, tau),
+            decode=lambda mean: kept(mean * view.batch_size * tau) + shift,
+            sensitivity=self.sensitivity(),
+            size=view.gradients.size,
+            contributions=lambda gradients: kept(clipped_rows(gradients, tau)),
+        )
 
     def _weight(self, view: View) -> Tensor:  # [C, d]
         return next(view.model.parameters()).detach()

@@ -22,6 +22,7 @@ from pubsel.algorithms.dp_sgd import DPSGD
 from pubsel.config import UsageError, setting
 from pubsel.data import Split
 from pubsel.gradients import clip_factors, row_norms
+from pubsel.subspace import from_triangle, triangle
 
 Projection = Enum("Projection", ["pca", "jl", "dp_pca"])
 
@@ -53,8 +54,8 @@ def noisy_covariance(public: Tensor, k: int) -> Release:
     """Top k eigenvectors of a noisy second-moment matrix (Dwork, Talwar, Thakurta, Zhang: Analyze Gauss, STOC 2014).
 
     Private features are standardised with the mean and deviation of the public ones [m, d], and clipped to their median
-    norm R. The release is sum_i x_i x_i^T / R^2 as the vector of its diagonal and sqrt(2) times what is above it, whose
-    norm is the matrix's Frobenius norm: one example more or less moves it by |x_i|^2 / R^2 <= 1.
+    norm R. The release is the `triangle` of sum_i x_i x_i^T / R^2, whose norm is the matrix's Frobenius norm: one
+    example more or less moves it by |x_i|^2 / R^2 <= 1.
     """
     d = public.shape[1]
     scaler = StandardScaler().fit(public.double().numpy())
@@ -64,8 +65,6 @@ def noisy_covariance(public: Tensor, k: int) -> Release:
         raise UsageError(
             f"pair.public: the median norm of its standardised features is {bound:g}: take other public data"
         )
-    rows, columns = torch.triu_indices(d, d)
-    weights = torch.where(rows == columns, 1.0, 2**0.5)
 
     def sums(x: Tensor) -> Tensor:  # [n, d] -> [d (d + 1) / 2]
         x = (x - shift) / scale
@@ -73,16 +72,13 @@ def noisy_covariance(public: Tensor, k: int) -> Release:
         broken = ~(norms < 1e18)
         x = x.masked_fill(broken[:, None], 0)
         x = x * (clip_factors(torch.where(broken, 0, norms), bound) / bound).to(x.dtype)[:, None]
-        return (x.T @ x)[rows, columns] * weights
+        return triangle(x.T @ x)
 
     def decode(noisy: Tensor) -> Frozen:
-        matrix = torch.zeros(d, d, dtype=torch.float64)
-        matrix[rows, columns] = noisy.double() / weights
-        matrix = torch.triu(matrix) + torch.triu(matrix, 1).T
-        top = torch.linalg.eigh(matrix).eigenvectors[:, -k:].flip(1)  # [d, k]
+        top = torch.linalg.eigh(from_triangle(noisy, d)).eigenvectors[:, -k:].flip(1)  # [d, k]
         return Frozen(shift, (top / scale[:, None]).float())
 
-    return Release(sums, decode, 1.0, len(rows))
+    return Release(sums, decode, 1.0, d * (d + 1) // 2)
 
 
 @dataclass

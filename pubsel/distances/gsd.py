@@ -5,7 +5,7 @@ GSD is NOT differentially private: it is computed from private gradients without
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Mapping
 
 import numpy as np
 import torch
@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 from pubsel.config import Distance, Labels, Parameters, UsageError
 from pubsel.data import Split
+from pubsel.distances.pairing import Between, Build, Report, paired, silent
 from pubsel.gradients import DenseGradients, PerExampleGradients, random_labels
-from pubsel.randomness import stream
 from pubsel.subspace import projection_metric, top_k
 
 
@@ -26,12 +26,12 @@ def gsd(private: DenseGradients, public: DenseGradients, k: int) -> float:
 
 def measure(
     distance: Distance,
-    build: Callable[[int], nn.Module],
+    build: Build,
     private: Split,
-    candidates: dict[str, Split],
+    candidates: Mapping[str, Split],
     classes: int,
     key: str,
-    report: Callable[[int, str, float], None] = lambda i, name, value: None,
+    report: Report = silent,
 ) -> dict[str, list[float]]:
     """GSD of each candidate to `private`, one value for each of `distance.initialisations` random networks.
 
@@ -39,30 +39,25 @@ def measure(
     build(i): the network of initialisation i, in eval mode, on its device. key: names the random streams.
     Raises UsageError where a side has fewer than m examples or the gradients do not span k dimensions.
     """
-    for name, split in {"the private data": private, **candidates}.items():
-        if len(split.x) < distance.m:
-            raise UsageError(f"distance.m={distance.m}: {name} has {len(split.x)} examples; lower distance.m")
     if distance.k > distance.m:
         raise UsageError(f"distance.k={distance.k} is more than distance.m={distance.m}: lower distance.k")
-    values: dict[str, list[float]] = {name: [] for name in candidates}
-    for i in range(distance.initialisations):
-        engine = _engine(build(i), distance)
-        rng = stream(key, "gsd", i)
-        chosen = torch.from_numpy(np.sort(rng.choice(len(private.x), distance.m, replace=False)))
+
+    def prepare(i: int, sample: Split, rng: np.random.Generator) -> Between:
+        engine = engine_of(build(i), distance)
         drawn = random_labels(rng, distance.m, classes, multi_label=private.y.dim() == 2)
+        own = basis_of("the private data", sample, drawn, distance, engine, classes)
 
-        sampled = Split(private.x[chosen], private.y[chosen])
-        v_private = _basis("the private data", sampled, drawn, distance, engine, classes)
-        for name, split in candidates.items():
-            first = Split(split.x[: distance.m], split.y[: distance.m])
-            v_public = _basis(name, first, drawn, distance, engine, classes)
-            value = projection_metric(v_private, v_public) / math.sqrt(distance.k)
-            values[name].append(value)
-            report(i, name, value)
-    return values
+        def between(name: str, split: Split) -> float:
+            return projection_metric(own, basis_of(name, split, drawn, distance, engine, classes)) / math.sqrt(
+                distance.k
+            )
+
+        return between
+
+    return paired(distance, private, candidates, key, report, prepare)
 
 
-def _engine(model: nn.Module, distance: Distance) -> PerExampleGradients:
+def engine_of(model: nn.Module, distance: Distance) -> PerExampleGradients:
     """For all sides of one initialisation: what it decides about the model, and the memory of G, are kept."""
     names = [name for name, p in model.named_parameters() if p.requires_grad]
     if distance.parameters == Parameters.weights:
@@ -70,19 +65,22 @@ def _engine(model: nn.Module, distance: Distance) -> PerExampleGradients:
     return PerExampleGradients(model, names=names)
 
 
-def _basis(
+def basis_of(
     name: str, split: Split, drawn: Tensor, distance: Distance, engine: PerExampleGradients, classes: int
 ) -> Tensor:
     """Top-k subspace [p, k] of the gradients at `split`, with the labels `drawn` [m] or the given ones."""
     device = next(engine.model.parameters()).device
-    y = drawn if distance.labels == Labels.random else _given_labels(split, name, classes)
+    y = drawn if distance.labels == Labels.random else given_labels(split, name, classes)
+    gradients = gradients_of(engine, distance, split.x.to(device), y.to(device))
+    if not gradients.row_norms().any():
+        raise UsageError(f"distance=gsd: on {name}, all gradients are zero: leave it out")
     try:
-        return top_k(_gradients(engine, distance, split.x.to(device), y.to(device)), distance.k)
+        return top_k(gradients, distance.k)
     except ValueError as error:
         raise UsageError(f"distance.k={distance.k}: on {name}, {error}; lower distance.k") from None
 
 
-def _gradients(engine: PerExampleGradients, distance: Distance, x: Tensor, y: Tensor) -> DenseGradients:
+def gradients_of(engine: PerExampleGradients, distance: Distance, x: Tensor, y: Tensor) -> DenseGradients:
     """G [m, p], whole, in the memory of `engine`: gone at the next call."""
     (gradients,) = engine.blocks(x, y, rows=len(x))
     if distance.normalise_rows:
@@ -95,7 +93,8 @@ def _gradients(engine: PerExampleGradients, distance: Distance, x: Tensor, y: Te
     return gradients
 
 
-def _given_labels(split: Split, name: str, classes: int) -> Tensor:
+def given_labels(split: Split, name: str, classes: int) -> Tensor:
+    """The labels of `split`; UsageError where they are not of the private task."""
     if split.y.dim() == 1 and int(split.y.max()) >= classes:
         raise UsageError(
             f"distance.labels=given: {name} has labels outside the private task's {classes} classes; use random labels"

@@ -17,7 +17,7 @@ import pandas
 from pubsel import __version__, figures, tables, typeset
 from pubsel.config import ReportConfig
 from pubsel.replay import command
-from pubsel.results import read_records, write_whole
+from pubsel.results import read_ranks, read_records, write_whole
 from pubsel.tables import Cell, Table
 
 if TYPE_CHECKING:
@@ -49,6 +49,7 @@ class Shown:
     widths: dict[str, int]  # of what stands beside a value, so that the values of a column stand below each other
     constant: list[str]
     behind: list[str | None]
+    stops: list[str | None]  # for each row the column whose link the Tab key stops at: they all lead to one place
 
 
 @dataclass
@@ -97,17 +98,19 @@ def run(settings: ReportConfig) -> str:
     results = Path(settings.results)
     output = Path(settings.output) if settings.output else results / "report.html"
     records = read_records(results)
-    text = page(records, drawings(results / "figures"))
+    text = page(records, read_ranks(results), drawings(results / "figures"))
     write_whole(output, text)
     return f"{output}: {len(records)} records, {len(text.encode()) / 1e6:.1f} MB; open it in a browser"
 
 
-def page(records: list[dict[str, Any]], others: dict[str, str] | None = None) -> str:
-    """The page of these records; `others`: further drawings, name: SVG."""
+def page(
+    records: list[dict[str, Any]], ranks: list[dict[str, Any]] | None = None, others: dict[str, str] | None = None
+) -> str:
+    """The page of these records and measured distances; `others`: further drawings, name: SVG."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
     from markupsafe import Markup
 
-    made = [tables.make(name, records) for name in sorted(tables.names(), key=_place)]
+    made = [tables.make(name, records, ranks) for name in sorted(tables.names(), key=_place)]
     runs = Runs()
     shown = [_table(table, runs) for table in made if table.records()]
     missing = [_table(table, runs) for table in made if not table.records()]
@@ -155,7 +158,11 @@ def _shown(frame: pandas.DataFrame, behind: list[str | None]) -> Shown:
     columns, constant = typeset.columns(frame)
     values = {column.key: frame[column.key].astype(object).where(frame[column.key].notna(), None) for column in columns}
     widths = {column.key: max((len(spread) for _, spread in column.entries), default=0) for column in columns}
-    return Shown(columns, {key: list(value) for key, value in values.items()}, widths, constant, behind)
+    stops = [
+        next((c.key for c in columns if c.key in LINKED and c.entries[row][0] != typeset.MISSING), None)
+        for row in range(len(frame))
+    ]
+    return Shown(columns, {key: list(value) for key, value in values.items()}, widths, constant, behind, stops)
 
 
 def _scatter(table: Table) -> "list[Markup]":

@@ -68,7 +68,12 @@ function run(number) {
   return Object.fromEntries(data.runs[number].map((place, i) => [data.keys[i], data.pool[place]]));
 }
 
-const percent = (value) => `${(100 * value).toFixed(2)} %`;
+/** What a run gave: its utility, or of `pubsel rank` the distances. */
+function result(found) {
+  if (found.utility === null) return `distance ${shown(found.distance.values)}`;
+  const [low, high] = (found.utility_interval || []).map((bound) => (100 * bound).toFixed(2));
+  return `${(100 * found.utility).toFixed(2)} %` + (low ? ` [${low}, ${high}]` : "");
+}
 
 function shown(value) {
   if (value === null || value === undefined) return "—";
@@ -147,12 +152,10 @@ function guarantee(record) {
 
 /** Everything that a record says, the command first. */
 function record(found, open) {
-  const interval = found.utility_interval
-    ? ` [${found.utility_interval.map((bound) => (100 * bound).toFixed(2)).join(", ")}]` : "";
   const distance = found.distance;
   const node = make("details", "run",
     make("summary", "", make("span", "seed", `seed ${shown(found.seed)}`),
-      make("span", "result", percent(found.utility) + interval), make("span", "identity", found.identity)),
+      make("span", "result", result(found)), make("span", "identity", found.identity)),
     make("h3", "", "The command that repeats it"), commandOf(found.command),
     make("h3", "", "Privacy"), ...guarantee(found),
     part("Settings", true, ...settings(found)),
@@ -172,6 +175,7 @@ function record(found, open) {
 function heading(found) {
   const one = (key) => [...new Set(found.map((record) => shown(record[key])))];
   const publics = one("public").filter((name) => name !== "—");
+  if (one("algorithm")[0] === "—") return `Distance of ${publics.join(", ")} to ${one("private").join(", ")}`;
   const epsilons = one("epsilon").map((value) => (value === "—" ? "∞" : value));
   return `${one("algorithm").join(", ")} on ${one("private").join(", ")}` +
     (publics.length ? ` with public ${publics.join(", ")}` : " without public data") + `, ε ${epsilons.join(", ")}`;

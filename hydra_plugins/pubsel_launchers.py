@@ -1,0 +1,217 @@
+"""Hydra's launchers for many cells at a time, with what pubsel/sweep.py adds: processes, logs, one view, failures at
+the end. Hydra finds this file by its place; it is imported at every start, so it imports little."""
+
+import dataclasses
+import os
+import re
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
+from hydra.core.config_store import ConfigStore
+from hydra.core.plugins import Plugins
+from hydra.core.singleton import Singleton
+from hydra.core.utils import JobReturn, filter_overrides
+from hydra.plugins.launcher import Launcher
+from omegaconf import DictConfig, OmegaConf, open_dict, read_write
+
+from pubsel.config import CellsFailed, UserError
+
+# What the keys hydra.launcher.* are unless they are given
+
+
+@dataclass
+class SweeperConf:
+    """hydra/sweeper=basic."""
+
+    _target_: str = f"{__name__}.Sweeper"
+    max_batch_size: int | None = None
+    params: dict[str, str] | None = None
+
+
+@dataclass
+class JoblibConf:
+    """hydra/launcher=joblib: side by side on this machine. CPU threads are divided, GPUs taken in turn."""
+
+    _target_: str = f"{__name__}.Joblib"
+    n_jobs: int | None = None  # cells at a time; null: as many as GPUs, or without one cores, allow
+    per_gpu: int = 1  # cells that share a GPU
+
+
+@dataclass
+class LocalConf:
+    """hydra/launcher=submitit_local: as on a cluster, but on this machine, all cells at once."""
+
+    _target_: str = f"{__name__}.Submitit"
+    cluster: str = "local"
+    name: str = "pubsel"
+    timeout_min: int = 1440
+    max_num_timeout: int = 100  # so often a job that reaches its time limit is queued again
+    signal_delay_s: int = 120  # between the signal to stop and the end
+    nodes: int = 1
+    tasks_per_node: int = 1
+    gpus_per_node: int | None = None
+    cpus_per_task: int | None = None
+    mem_gb: int | None = None
+    stderr_to_stdout: bool = True
+
+
+@dataclass
+class SlurmConf(LocalConf):
+    """hydra/launcher=submitit_slurm: jobs of a cluster, which go on after preemption and the time limit."""
+
+    cluster: str = "slurm"
+    partition: str | None = None  # sinfo lists them
+    gpus_per_node: int | None = 1
+    cpus_per_task: int | None = 8
+    mem_gb: int | None = 32
+    array_parallelism: int = 256  # jobs at a time
+    account: str | None = None
+    qos: str | None = None
+    constraint: str | None = None
+    exclude: str | None = None
+    comment: str | None = None
+    setup: list[str] | None = None  # shell commands before each job: [module load cuda]
+    additional_parameters: dict[str, Any] = field(default_factory=dict)  # of sbatch: +....mail-type=END
+
+
+def register() -> None:
+    """Put these in the place of the plugins' own, under the same names, once Hydra has found those."""
+    Plugins.instance()
+    store = ConfigStore.instance().store
+    store("basic", SweeperConf, "hydra/sweeper")
+    store("joblib", JoblibConf, "hydra/launcher")
+    store("submitit_local", LocalConf, "hydra/launcher")
+    store("submitit_slurm", SlurmConf, "hydra/launcher")
+
+
+class Sweeper(BasicSweeper):
+    """Hydra's own, that composes the first cell and each choice of an option before the start, not every cell: of
+    hundreds that takes minutes, in which nothing runs. What is wrong with a value is told by its cell."""
+
+    def validate_batch_is_legal(self, batch: Sequence[Sequence[str]]) -> None:
+        assert self.hydra_context is not None
+        loader = self.hydra_context.config_loader
+        groups = {word.partition("=")[0] for word in (batch[0] if batch else [])}
+        groups = {key for key in groups if loader.get_group_options(key.lstrip("+~"))}
+        seen: set[str] = set()
+        chosen = []
+        for i, overrides in enumerate(batch):
+            new = {word for word in overrides if word.partition("=")[0] in groups} - seen
+            if new or i == 0:
+                chosen.append(overrides)
+            seen |= new
+        super().validate_batch_is_legal(chosen)
+
+
+class _Many(Launcher):
+    """A launcher of many cells at a time: it gives each sweep a folder, and leads to one of a plugin."""
+
+    config: DictConfig
+    task_function: Any
+    hydra_context: Any
+
+    def setup(self, *, hydra_context: Any, task_function: Any, config: DictConfig) -> None:
+        self.hydra_context, self.task_function, self.config = hydra_context, task_function, config
+
+    def prepared(self, plugin: Any, job_overrides: Sequence[Sequence[str]], apart: bool) -> tuple[Path, list[str]]:
+        """The plugin's launcher, set up to run cells in a new folder; the folder, and what tells the cells apart."""
+        from pubsel import sweep
+
+        folder = sweep.new_folder(str(self.config.results))
+        with read_write(self.config), open_dict(self.config):
+            self.config.hydra.sweep.dir = str(folder)
+        cell = sweep.Cell(self.task_function, folder, apart)
+        plugin.setup(hydra_context=self.hydra_context, task_function=cell, config=self.config)
+        return folder, sweep.telling([filter_overrides(overrides) for overrides in job_overrides])
+
+
+class Joblib(_Many):
+    """Cells side by side on one machine, by hydra-joblib-launcher."""
+
+    def __init__(self, n_jobs: int | None, per_gpu: int):
+        self.n_jobs, self.per_gpu = n_jobs, per_gpu
+
+    def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
+        import joblib
+        from hydra_plugins.hydra_joblib_launcher.joblib_launcher import JoblibLauncher
+
+        from pubsel import sweep
+
+        gpus = [] if str(self.config.get("device")) == "cpu" else sweep.visible_gpus()
+        places = self.per_gpu * len(gpus) or max(1, joblib.cpu_count() // (self.config.get("threads") or 1))
+        workers = min(self.n_jobs or places, len(job_overrides))
+        plugin = JoblibLauncher(n_jobs=workers, batch_size=1)
+        folder, cells = self.prepared(plugin, job_overrides, apart=True)
+        plugin.joblib |= {"initializer": sweep.join, "initargs": (folder, os.getpid(), gpus)}
+        with sweep.stopped_by_sigterm(), sweep.View(folder, cells, initial_job_idx, workers) as view:
+            returns = plugin.launch(job_overrides, initial_job_idx)
+        if view.failed():
+            raise CellsFailed(view.failed())
+        return returns
+
+
+class Submitit(_Many):
+    """Cells as jobs of submitit. What runs in a job, and what is submitted again after preemption or at the time limit,
+    are __call__ and checkpoint of hydra-submitit-launcher; the run goes on from its own checkpoint. A job that is
+    killed fails its cell, and no other."""
+
+    def __init__(self, cluster: str, max_num_timeout: int, **parameters: Any):
+        self.cluster, self.max_num_timeout, self.parameters = cluster, max_num_timeout, parameters
+
+    def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
+        try:
+            import submitit
+            from hydra_plugins.hydra_submitit_launcher.config import BaseQueueConf
+            from hydra_plugins.hydra_submitit_launcher.submitit_launcher import BaseSubmititLauncher
+        except ImportError:
+            raise UserError(f"hydra/launcher=submitit_{self.cluster}: pip install pubsel[slurm]") from None
+        from pubsel import sweep
+
+        job = BaseSubmititLauncher()
+        folder, cells = self.prepared(job, job_overrides, apart=False)
+        try:
+            executor = submitit.AutoExecutor(
+                folder=folder / "jobs" / "%j", cluster=self.cluster, slurm_max_num_timeout=self.max_num_timeout
+            )
+        except RuntimeError as error:
+            raise UserError(f"hydra/launcher=submitit_{self.cluster}: {error}") from None
+        common = {f.name for f in dataclasses.fields(BaseQueueConf)}
+        given: Any = OmegaConf.to_container(OmegaConf.create(self.parameters))
+        executor.update_parameters(
+            **{key if key in common else f"slurm_{key}": value for key, value in given.items() if value is not None}
+        )
+        numbers = list(range(initial_job_idx, initial_job_idx + len(cells)))
+        arguments = [
+            (list(w), "hydra.sweep.dir", n, "", Singleton.get_state())
+            for w, n in zip(job_overrides, numbers, strict=True)
+        ]
+        jobs = executor.map_array(job, *zip(*arguments, strict=True))
+        with sweep.View(folder, cells, initial_job_idx, len(cells)) as view:
+            try:
+                while not all(job.done() for job in jobs):
+                    time.sleep(sweep.POLL_SECONDS)
+            except KeyboardInterrupt:
+                self._left(jobs)
+                raise
+            for number, ended in zip(numbers, jobs, strict=True):
+                if (problem := ended.exception()) is not None:
+                    why = re.search(r"not requeued because: .*", str(problem))
+                    said = why[0] if why else f"ended as {ended.state}, without a result"
+                    view.lose(number, f"job {ended.job_id} {said}; see {ended.paths.stdout}")
+        if view.failed():
+            raise CellsFailed(view.failed())
+        return [job.result() for job in jobs]
+
+    def _left(self, jobs: list[Any]) -> None:
+        """Ctrl-C stops jobs on this machine; those of a cluster go on."""
+        if self.cluster == "local":
+            for job in jobs:
+                job.cancel()
+        else:
+            ids = " ".join(sorted({job.job_id.partition("_")[0] for job in jobs}))
+            print(f"the jobs go on without this view; scancel {ids} stops them", file=sys.stderr)

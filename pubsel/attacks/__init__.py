@@ -1,0 +1,1 @@
+"""What an attacker learns of private examples: one file an attack."""

@@ -1,0 +1,65 @@
+"""Fréchet distance between Gaussians (Dowson and Landau 1982), as FID takes it (Heusel et al. 2017, arXiv:1706.08500,
+Equation 6): here of the features of the backbone, or of what the head of the network takes.
+
+It reads private images, and no labels. It is NOT differentially private: it is computed without noise.
+"""
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pubsel.config import Distance
+from pubsel.data import Split
+from pubsel.distances.pairing import Between, Build, Report, paired, penultimate, silent
+
+
+class Gaussian(NamedTuple):
+    """A Gaussian by its mean and a root of its covariance: S = R^T R."""
+
+    mean: Tensor  # float64 [d]
+    root: Tensor  # float64 [r, d], r <= d
+
+
+def gaussian(x: Tensor) -> Gaussian:
+    """Mean and sample covariance of the rows x [n, d] (of a single row: no covariance)."""
+    mean = x.double().mean(0)
+    root = (x - mean) / max(1, len(x) - 1) ** 0.5
+    return Gaussian(mean, torch.linalg.qr(root, mode="r").R if len(x) > x.shape[1] else root)
+
+
+def frechet(a: Gaussian, b: Gaussian) -> float:
+    """|m_a - m_b|^2 + tr(S_a + S_b - 2 (S_a^(1/2) S_b S_a^(1/2))^(1/2)): the squared 2-Wasserstein distance, in squared
+    units of the rows. At least 0; 0 for equal Gaussians.
+
+    The trace of the root is the sum of the singular values of R_a R_b^T: nothing is squared, and where there are fewer
+    examples than dimensions no d x d matrix is needed.
+    """
+    overlap = torch.linalg.svdvals(a.root @ b.root.T).sum()
+    spread = a.root.square().sum() + b.root.square().sum() - 2 * overlap
+    return max(0.0, float((a.mean - b.mean).square().sum() + spread))
+
+
+def measure(
+    distance: Distance,
+    build: Build,
+    private: Split,
+    candidates: Mapping[str, Split],
+    classes: int,
+    key: str,
+    report: Report = silent,
+) -> dict[str, list[float]]:
+    """The squared distance of each candidate to `private`, as FID has it, for each initialisation; see `gsd.measure`.
+
+    m examples give less than all d directions their variance: values at different m, or of different networks, do not
+    compare, and two samples of one distribution are not at 0.
+    """
+
+    def prepare(i: int, sample: Split, rng: np.random.Generator) -> Between:
+        model = build(i)
+        own = gaussian(penultimate(model, sample.x))
+        return lambda name, split: frechet(own, gaussian(penultimate(model, split.x)))
+
+    return paired(distance, private, candidates, key, report, prepare)

@@ -1,0 +1,77 @@
+"""Maximum mean discrepancy. Gretton et al.: A Kernel Two-Sample Test, JMLR 13 (2012), Lemma 6: the unbiased estimate of
+its square, with a Gaussian kernel, here of the features of the backbone, or of what the head of the network takes.
+
+It reads private images, and no labels. It is NOT differentially private: it is computed without noise.
+"""
+
+from collections.abc import Mapping
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pubsel.config import Distance, UsageError
+from pubsel.data import Split
+from pubsel.distances.pairing import Between, Build, Report, paired, penultimate, silent, squared_distances
+
+
+def mmd(x: Tensor, y: Tensor, bandwidth: float) -> float:
+    """MMD^2 of rows x [n, d] and y [m, d], n, m > 1, with k(x, y) = exp(-|x - y|^2 / (2 bandwidth^2)).
+
+    Unbiased: 0 on average where both are of one distribution, so that it may be NEGATIVE. Of a sample and itself it is
+    2 (w - 1) / n, where w is `within` of the sample. At most 2.
+    """
+    return within(x, bandwidth) + within(y, bandwidth) - 2 * _between(x, y, bandwidth)
+
+
+def within(x: Tensor, bandwidth: float) -> float:
+    """The mean of the kernel between different rows of x [n, d]."""
+    n = len(x)
+    kernel = _kernel(x, x, bandwidth).fill_diagonal_(0)
+    return float(kernel.sum()) / (n * (n - 1))
+
+
+def median_distance(x: Tensor) -> float:
+    """The median distance between different rows of x [n, d]: Gretton et al., Section 8, take it as the bandwidth."""
+    i, j = torch.triu_indices(len(x), len(x), offset=1)
+    return float(squared_distances(x, x)[i, j].median().sqrt())
+
+
+def _between(x: Tensor, y: Tensor, bandwidth: float) -> float:
+    return float(_kernel(x, y, bandwidth).mean())
+
+
+def _kernel(x: Tensor, y: Tensor, bandwidth: float) -> Tensor:
+    return squared_distances(x, y).div_(-2 * bandwidth**2).exp_()
+
+
+def measure(
+    distance: Distance,
+    build: Build,
+    private: Split,
+    candidates: Mapping[str, Split],
+    classes: int,
+    key: str,
+    report: Report = silent,
+) -> dict[str, list[float]]:
+    """MMD^2 of each candidate to `private`, for each initialisation; see `gsd.measure`.
+
+    The bandwidth is the median distance between the private examples alone: one for all candidates of an
+    initialisation, so that their values compare, and none depends on the others.
+    """
+
+    def prepare(i: int, sample: Split, rng: np.random.Generator) -> Between:
+        model = build(i)
+        x = penultimate(model, sample.x)
+        bandwidth = median_distance(x)
+        if not bandwidth > 0:
+            raise UsageError("distance=mmd: most private examples have the same features: take another model")
+        own = within(x, bandwidth)
+
+        def between(name: str, split: Split) -> float:
+            y = penultimate(model, split.x)
+            return own + within(y, bandwidth) - 2 * _between(x, y, bandwidth)
+
+        return between
+
+    return paired(distance, private, candidates, key, report, prepare)

@@ -1,0 +1,101 @@
+"""Distances between every two of some data sets, clustered (GSD, Figure 4): a CSV and a PNG in results/figures.
+
+    python scripts/clustermap.py private=ham10000 public=[ham10000,kagchest,cifar10] distance=task2vec
+
+Words are those of `pubsel rank`. The first m private examples and the first m of each public set, all in the private
+shape; the mean over initialisations, and of both directions where they differ (MMD^2, whose bandwidth is that of one
+side). The trees are of average linkage. Private examples are read without noise: this is not differentially private.
+"""
+
+import argparse
+import tempfile
+from pathlib import Path
+
+import matplotlib
+import numpy as np
+import pandas
+import torch
+from hydra import compose, initialize_config_dir
+from scipy.cluster.hierarchy import dendrogram, linkage
+from scipy.spatial.distance import squareform
+
+from pubsel import distances, tables
+from pubsel.config import CONF, RankConfig, UsageError, check
+from pubsel.data import Split
+from pubsel.rank import candidates_of, canonical
+from pubsel.run import choose_device, network
+
+matplotlib.use("Agg")
+import matplotlib.pyplot as plt
+
+
+def matrix(settings: RankConfig) -> pandas.DataFrame:
+    """Distances [sets, sets], symmetric: the private set, which has "(private)" behind its name, and the public ones.
+    Of a set and itself too, as it is measured."""
+    if settings.distance.name == "dp_gsd":
+        raise UsageError("distance=dp_gsd: each pair would be a release of its own: take another distance")
+    device, measure = choose_device(settings.device), distances.METHODS[settings.distance.name].measure
+    with tempfile.TemporaryDirectory() as kept:
+        task, public = candidates_of(settings, device, Path(kept))
+        m, classes = settings.distance.m, max(2, task.classes)
+        sets = {f"{settings.private} (private)": Split(task.private.x[:m], task.private.y[:m]), **public}
+
+        def build(i: int) -> torch.nn.Module:
+            return network(settings.model, task, settings.seed + i, settings.data_root).to(device)
+
+        found = {
+            name: measure(settings.distance, build, split, sets, classes, f"rank {settings.seed}")
+            for name, split in sets.items()
+        }
+    frame = pandas.DataFrame({one: {two: np.mean(v) for two, v in row.items()} for one, row in found.items()})
+    return (frame + frame.T) / 2
+
+
+def draw(frame: pandas.DataFrame, title: str, path: Path) -> None:
+    """The matrix in the order of its trees, which stand above and to the left."""
+    apart = frame.to_numpy(copy=True)
+    np.fill_diagonal(apart, 0)
+    tree = linkage(squareform(apart, checks=False).clip(min=0), "average", optimal_ordering=True)
+    side = 2.5 + 0.7 * len(frame)
+    fig, axes = plt.subplots(
+        2, 2, figsize=(side + 1, side), width_ratios=[1, 4], height_ratios=[1, 4], layout="constrained"
+    )
+    axes[0, 0].axis("off")
+    order = dendrogram(tree, ax=axes[0, 1], color_threshold=0, above_threshold_color="k", no_labels=True)["leaves"]
+    dendrogram(tree, ax=axes[1, 0], orientation="left", color_threshold=0, above_threshold_color="k", no_labels=True)
+    axes[1, 0].invert_yaxis()
+    for axis in (axes[0, 1], axes[1, 0]):
+        axis.axis("off")
+    shown = frame.iloc[order, order]
+    axes[1, 1].imshow(shown, cmap="viridis", aspect="auto")
+    largest = shown.to_numpy().max()
+    for (i, j), value in np.ndenumerate(shown.to_numpy()):
+        text, color = f"{value:.3f}" if largest < 10 else f"{value:.0f}", "k" if value > 0.7 * largest else "w"
+        axes[1, 1].text(j, i, text, ha="center", va="center", color=color, fontsize=8)
+    places = range(len(shown))
+    axes[1, 1].set_xticks(places, shown.columns, rotation=30, ha="right", fontsize=8)
+    axes[1, 1].set_yticks(places, shown.index, fontsize=8)
+    axes[1, 1].yaxis.tick_right()
+    fig.suptitle(title, fontsize=9)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    fig.savefig(path, dpi=140)
+    plt.close(fig)
+
+
+def main() -> None:
+    """Write clustermap_DISTANCE_PRIVATE.csv and .png."""
+    arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    arguments.add_argument("words", nargs="+", help="settings as of pubsel rank")
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        settings = canonical(check(RankConfig, compose("rank", arguments.parse_args().words)))
+    torch.set_num_threads(settings.threads or torch.get_num_threads())
+    frame = matrix(settings)
+    name, title = settings.distance.name, distances.METHODS[settings.distance.name].title
+    path = Path(settings.results) / "figures" / f"clustermap_{name}_{Path(settings.private).stem}"
+    draw(frame, f"{title}, {settings.model.name}, m = {settings.distance.m} (not private)", path.with_suffix(".png"))
+    tables.write_table(frame.reset_index(names="set"), path.with_suffix(".csv"))
+    print(frame.to_string(float_format="%.4g"))
+
+
+if __name__ == "__main__":
+    main()

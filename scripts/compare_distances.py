@@ -1,0 +1,103 @@
+"""Which distance orders public sets as training does? A CSV of each distance's rank correlation with the utility of
+GEP, and of what it costs; on the screen the orders themselves.
+
+    python scripts/compare_distances.py --results results
+
+Utilities: the records of the table distances_ours. Distances: the records of `pubsel rank` under RESULTS/ranks, and
+those kept under RESULTS/records/ranks. Intervals: 95 % of resamples of the seeds of the utility and of the
+initialisations of the distance, not of the public sets, of which there are few.
+"""
+
+import argparse
+import statistics
+from pathlib import Path
+from typing import Any
+
+import pandas
+
+from pubsel import config, results, tables, typeset
+
+TABLE = "distances_ours"
+NEEDED = ("private", "values", "model", "m", "settings", "distance", "seconds_candidate", "seconds_private")
+
+
+def kept_ranks(folder: Path) -> list[dict[str, Any]]:
+    """Every record of `pubsel rank` that measured a distance, each once."""
+    paths = [*(folder / "ranks").glob("*/result.json"), *(folder / "records" / "ranks").glob("*.json")]
+    found = [results.read_record(path, ("identity",)) for path in sorted(paths)]
+    return list({r["identity"]: r for r in found if all(key in r for key in NEEDED)}.values())
+
+
+def utilities(folder: Path) -> dict[str, dict[str, list[float]]]:
+    """{private set: {public set: utility of each seed, in percent}}; UserError where settings are not the same."""
+    found: dict[str, dict[str, list[float]]] = {}
+    for cell in tables.table_cells(TABLE, folder):
+        sets = found.setdefault(cell["private"], {})
+        if cell["public"] in sets:
+            raise config.UserError(f"{TABLE}: several settings of {cell['private']} with {cell['public']}: keep one")
+        sets[cell["public"]] = [100 * record["utility"] for record in cell.records]
+    return found
+
+
+def title(record: dict[str, Any]) -> str:
+    """What tells a distance from the others: its name, and what was asked of it."""
+    given = record["settings"]["distance"]
+    asked = [
+        "exact" if given.get("exact") else None,
+        f"epsilon {given['epsilon']:g}" if given.get("epsilon") else None,
+    ]
+    return " ".join([record["distance"], *(text for text in asked if text)])
+
+
+def compare(folder: Path) -> tuple[pandas.DataFrame, pandas.DataFrame]:
+    """A row for each private set and distance; and one for each public set, with utility and mean distances."""
+    rows: list[dict[str, Any]] = []
+    points: list[dict[str, Any]] = []
+    ranks = kept_ranks(folder)
+    for private, sets in sorted(utilities(folder).items()):
+        best = sorted(sets, key=lambda name: -statistics.fmean(sets[name]))
+        means: dict[str, dict[str, Any]] = {}
+        for name in best:
+            spread = statistics.stdev(sets[name]) if len(sets[name]) > 1 else None
+            means[name] = {"private": private, "public": name, "utility": statistics.fmean(sets[name])}
+            means[name] |= {"utility_std": spread, "seeds": len(sets[name])}
+        for record in sorted((r for r in ranks if r["private"] == private), key=lambda r: (title(r), r["model"])):
+            values = record["values"]
+            shared = [name for name in best if name in values]
+            pairs = [(statistics.fmean(values[name]), means[name]["utility"]) for name in shared]
+            number, spearman, kendall = tables.rank_correlation(pairs)
+            low, high = tables.rank_interval([values[name] for name in shared], [sets[name] for name in shared])
+            nearest = min(shared, key=lambda name: statistics.fmean(values[name]), default=None)
+            rows.append(
+                {
+                    "private": private, "distance": title(record), "model": record["model"], "m": record["m"],
+                    "initialisations": len(next(iter(values.values()))), "pairs": number, "spearman": spearman,
+                    "spearman_low": low, "spearman_high": high, "kendall": kendall, "nearest": nearest,
+                    "best": best[0], "lost": means[best[0]]["utility"] - means[nearest]["utility"] if nearest else None,
+                    "seconds_private": record["seconds_private"], "seconds_candidate": record["seconds_candidate"],
+                }
+            )  # fmt: skip
+            for name in shared:
+                means[name][f"{title(record)} ({record['model']})"] = statistics.fmean(values[name])
+        points += means.values()
+    return pandas.DataFrame(rows), pandas.DataFrame(points)
+
+
+def main() -> None:
+    """The command."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--results", type=Path, default=Path("results"), help="folder with the records")
+    folder = parser.parse_args().results
+    try:
+        rows, points = compare(folder)
+        for frame, name in ((rows, f"{TABLE}_compared.csv"), (points, f"{TABLE}_values.csv")):
+            tables.write_table(frame, folder / "tables" / name)
+    except config.UserError as error:
+        raise SystemExit(f"compare_distances: {error}") from None
+    for private, part in points.groupby("private", sort=False):
+        print(typeset.text(part.dropna(axis=1, how="all"), f"{private}, best utility first"), end="\n\n")
+    print(typeset.text(rows, "Rank correlation with the utility (-1: the nearer, the better)"))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,427 @@
+"""Membership inference: figures with known answers, attacks that must succeed and attacks that must not, and what
+`pubsel attack` says of runs and of mistakes."""
+
+import json
+import math
+import os
+from pathlib import Path
+
+import numpy as np
+import pandas
+import pytest
+import torch
+from hydra import compose, initialize_config_dir
+from scipy.stats import norm
+from torch import nn
+
+from pubsel import tables
+from pubsel.attack import beside_paper, reopened
+from pubsel.attacks.membership import (
+    SKETCH,
+    activations,
+    black_box,
+    figures,
+    gradients,
+    member_scores,
+    success,
+    supervised,
+    told_apart,
+    white_box,
+)
+from pubsel.cli import main
+from pubsel.config import CONF, AttackConfig, Distance, Labels, Model, Norm, Parameters, check
+from pubsel.data import Split, open_dataset
+from pubsel.distances import gsd
+from pubsel.evaluation import evaluate
+from pubsel.gradients import PerExampleGradients, random_labels
+from pubsel.models import build
+from pubsel.randomness import stream
+from pubsel.run import weights_digest
+
+RANDOM = np.random.default_rng(0)
+DISTANCE = Distance("gsd", 4, 60, 2, True, Labels.random, Parameters.weights)
+
+
+def digits(n, seed=0, classes=10):
+    """Random images and labels."""
+    draw = np.random.default_rng(seed)
+    images = torch.from_numpy(draw.integers(256, size=(n, 1, 8, 8), dtype=np.uint8))
+    return Split(images, torch.from_numpy(draw.integers(classes, size=n)))
+
+
+def network(seed, name="linear"):
+    return build(Model(name, None, False, None, Norm.replace, None), (1, 8, 8), 10, (0.3,), (0.4,), seed=seed)
+
+
+# Figures
+
+
+def test_figures_of_scores_counted_by_hand():
+    """300 others 0 ... 299; of 10 members 4 lie above all, 1 above all but two, 5 below all."""
+    scores = np.concatenate([[500.0, 501, 502, 503, 297.5, -1, -2, -3, -4, -5], np.arange(300.0)])
+    member = np.arange(310) < 10
+    found = figures(scores, member, np.random.default_rng(0))
+    assert found["auc"] == pytest.approx((4 * 300 + 298) / 3000)
+    assert found["tpr"] == {"0.001": 0.4, "0.01": 0.5}  # no false positive allowed; three allowed
+    assert (found["members"], found["others"]) == (10, 300)
+    assert found["auc_interval"][0] < found["auc"] < found["auc_interval"][1]
+
+
+@pytest.mark.parametrize("shift", [0.0, 0.5, 2.0])
+def test_figures_of_two_gaussians(shift):
+    """AUC Phi(d / sqrt 2) and true-positive rate Phi(d - z) in closed form; the bootstrap has the width of theory."""
+    n = 4000
+    member = np.arange(2 * n) < n
+    found = figures(np.random.default_rng(1).normal(size=2 * n) + shift * member, member, np.random.default_rng(0))
+    auc, (low, high) = norm.cdf(shift / math.sqrt(2)), found["auc_interval"]
+    assert low < auc < high
+    if shift == 0:
+        assert high - low == pytest.approx(2 * 1.96 * math.sqrt((2 * n + 1) / (12 * n * n)), rel=0.1)
+    for rate, value in found["tpr"].items():
+        rate = float(rate)
+        assert value == pytest.approx(norm.cdf(shift - norm.isf(rate)), abs=0.06 if rate < 0.01 else 0.03)
+
+
+def test_success_counts_the_right_side():
+    found = success(np.array([0.9, 0.6, 0.4, 0.1]), np.array([True, False, True, False]))
+    assert found["success"] == 0.5
+    assert found["success_interval"][0] == pytest.approx(0.0676, abs=1e-4)  # Clopper and Pearson, 2 of 4
+
+
+def test_a_classifier_on_chance_is_right_half_of_the_time_and_on_a_leak_always():
+    noise = RANDOM.normal(size=(800, 5)).astype(np.float32)
+    scores, member = supervised(noise[:400], noise[400:], 200, 0)
+    found = success(scores, member)
+    assert len(member) == 400
+    assert found["success_interval"][0] < 0.5 < found["success_interval"][1]
+    leak = noise + np.repeat([[8], [0]], 400, axis=0).astype(np.float32) * (np.arange(5) == 3)
+    scores, member = supervised(leak[:400], leak[400:], 200, 0)
+    assert success(scores, member)["success"] == 1
+    assert figures(scores, member, np.random.default_rng(0))["auc"] == 1
+
+
+# GSD
+
+
+def test_gradient_features_are_the_sketch_norm_loss_and_distance_of_each_row():
+    split, engine = digits(20), PerExampleGradients(network(0), names=["net.fc.weight"])
+    basis = torch.linalg.qr(torch.randn(engine.size, 3, dtype=torch.float64)).Q
+    found, own = gradients(engine, split, [basis, basis[:, :1]], np.random.default_rng(0))
+    rows = engine.matrix(split.x, split.y).rows.double()
+    sketch = np.random.default_rng(0).standard_normal((engine.size, SKETCH), np.float32) / math.sqrt(SKETCH)
+    np.testing.assert_allclose(found[:, :SKETCH], rows.numpy() @ sketch, rtol=1e-3, atol=1e-4)
+    torch.testing.assert_close(found[:, SKETCH].double(), rows.norm(dim=1), rtol=1e-5, atol=0)
+    losses = nn.functional.cross_entropy(network(0)(split.x), split.y, reduction="none")
+    torch.testing.assert_close(found[:, SKETCH + 1], losses)
+    for j, b in enumerate((basis, basis[:, :1])):  # the sine of the angle between row and subspace
+        sine = (rows - rows @ b @ b.T).norm(dim=1) / rows.norm(dim=1)
+        torch.testing.assert_close(own[:, j].double(), sine, rtol=1e-4, atol=1e-6)
+    inside = PerExampleGradients(network(0), names=["net.fc.weight"])
+    unit = rows[:1].T / rows[0].norm()
+    assert gradients(inside, split, [unit], np.random.default_rng(0))[1][0].item() == pytest.approx(0, abs=1e-3)
+
+
+def test_activations_are_what_the_head_takes_its_answers_and_the_loss():
+    split, model = digits(7), network(0)
+    seen = activations(model, split)
+    inputs = (split.x.float() / 255 - 0.3) / 0.4
+    outputs = model(split.x)
+    losses = nn.functional.cross_entropy(outputs, split.y, reduction="none")
+    torch.testing.assert_close(seen, torch.cat([inputs.flatten(1), outputs, losses[:, None]], 1).detach())
+
+
+def attacked(targets=4):
+    members, others, public = digits(60, 1), digits(60, 2), digits(80, 3)
+    return members, others, public, white_box(
+        DISTANCE, network, members, others, {"public": public, "again": digits(60, 4)}, 10, targets, "key"
+    )  # fmt: skip
+
+
+def test_what_the_white_box_attacker_sees():
+    """Released values are GSD itself; one column for each public set and network; one row for each example."""
+    members, others, public, seen = attacked()
+    assert seen.gradients.shape == (120, SKETCH + 2)
+    assert seen.activations.shape == (120, 64 + 10 + 1)
+    assert seen.values.shape == (120, 4)
+    shown = seen.features()
+    assert {kind: rows.shape[1] for kind, rows in shown.items()} == {
+        ("gradients", "without"): SKETCH + 2,
+        ("gradients", "with"): SKETCH + 6,
+        ("hidden_activations", "without"): 75,
+        ("hidden_activations", "with"): 79,
+    }
+    labels = random_labels(stream("key", "labels", 1), 60, 10, False)  # of the second network
+    engine = gsd.engine_of(network(1), DISTANCE)
+    v_public = gsd.basis_of("", Split(public.x[:60], public.y), labels, DISTANCE, engine, 10)
+    rows = gsd.gradients_of(engine, DISTANCE, members.x, labels)
+    released = gsd.gsd(rows, gsd.gradients_of(gsd.engine_of(network(1), DISTANCE), DISTANCE, public.x[:60], labels), 4)
+    _, own = gradients(engine, Split(torch.cat([members.x, others.x]), torch.cat([members.y, others.y])), [v_public],
+                       np.random.default_rng(0))  # fmt: skip
+    torch.testing.assert_close(seen.values[:, 2], own[:, 0] - released, rtol=1e-4, atol=1e-5)
+
+
+def test_whoever_knows_all_but_one_sees_the_distance_of_a_batch_with_another_in_its_place():
+    members, others, public, seen = attacked()
+    assert seen.replaced.shape == (4, 2, 2)
+    labels = random_labels(stream("key", "labels", 0), 60, 10, False)
+
+    def distance(x):
+        sides = [gsd.gradients_of(gsd.engine_of(network(0), DISTANCE), DISTANCE, s, labels) for s in (x, public.x[:60])]
+        return gsd.gsd(*sides, 4)
+
+    assert seen.replaced[:, 0, 0] == pytest.approx(distance(members.x), abs=1e-6)
+    for i in (0, 3):
+        x = members.x.clone()
+        x[i] = others.x[i]
+        assert seen.replaced[i, 1, 0] == pytest.approx(distance(x), abs=1e-6)
+
+
+def test_told_apart_where_rounded_values_differ():
+    values = np.array([[[0.12341, 0.5], [0.12342, 0.5]], [[0.12341, 0.5], [0.12341, 0.6]], [[0.3, 0.4], [0.3, 0.4]]])
+    assert told_apart(values, 6) == pytest.approx((1 + 1 + 0.5) / 3)
+    assert told_apart(values, 4) == pytest.approx((0.5 + 1 + 0.5) / 3)
+    assert told_apart(values, 0) == pytest.approx((0.5 + 1 + 0.5) / 3)  # 0.5 and 0.6 round to 0 and 1
+
+
+def test_a_network_that_was_never_trained_says_nothing_of_random_images():
+    """Right about half of the time, in every row of Tables 8 and 9; told apart for certain with all but one known."""
+    members, others, public = digits(300, 1), digits(300, 2), digits(300, 3)
+    distance = Distance("gsd", 4, 300, 1, True, Labels.random, Parameters.weights)
+    seen = white_box(distance, network, members, others, {"public": public}, 10, 5, "key")
+    shown = seen.features() | black_box(network(0), members, others)
+    assert len(shown) == 6
+    for kind, rows in shown.items():
+        low, high = success(*supervised(rows[:300], rows[300:], 150, 0))["success_interval"]
+        assert low < 0.52, kind
+        assert high > 0.48, kind
+    assert told_apart(seen.replaced, 6) == 1
+
+
+def test_the_paper_s_figures_stand_beside_ours():
+    row = {"private": "x", "model": "y", "private_examples": 2000, "trials": 1, "success": 0.5, "members": 4}
+    white = [
+        row | {"attack": "white_box", "gsd_values": "with", "features": "gradients", "known_members": known}
+        for known in (1000, 1800, 500)
+    ]
+    found = beside_paper(white, "gsd_table8.csv")["paper_success_rate"]
+    assert list(found)[:2] == [50.25, 50.31]
+    assert math.isnan(found[2])
+    black = row | {"attack": "black_box", "gsd_values": None, "features": "images", "known_members": 1800}
+    assert list(beside_paper([black], "gsd_table9.csv")["paper_success_rate"]) == [52.19]
+    assert len(tables.paper_rows("gsd_table8.csv")) == 8
+
+
+# Trained models
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("PUBSEL_DATA", raising=False)
+    made("tiny.npz")
+    return tmp_path
+
+
+def made(path, n=60):
+    """Images with labels that mean nothing: whatever a network knows of them it has by heart."""
+    draw = np.random.default_rng(0)
+    arrays = {}
+    for part, size in (("train", n), ("test", 200)):
+        arrays[f"{part}_images"] = draw.integers(256, size=(size, 8, 8), dtype=np.uint8)
+        arrays[f"{part}_labels"] = np.arange(size) % 3
+    np.savez(path, **arrays)
+
+
+RUN = ["run", "pair.private=tiny.npz", "pair.public=tiny.npz", "distance=none", "threads=1", "estimate=false"]
+LINEAR = [*RUN, "model=linear", "training.batch_size=60", "training.momentum=0.9", "training.learning_rate=0.2"]
+BY_HEART = [*LINEAR, "algorithm=non_private", "training.epochs=300"]
+
+
+def run_of(words, capsys) -> tuple[Path, dict]:
+    before = set(Path("results").glob("runs/*/result.json"))
+    assert main(words) == 0, capsys.readouterr().err
+    (path,) = set(Path("results").glob("runs/*/result.json")) - before
+    return path.parent, json.loads(path.read_text())
+
+
+def test_a_network_that_knows_its_examples_by_heart_is_attacked_and_a_private_one_is_not(folder, capsys):
+    run_of(BY_HEART, capsys)
+    run_of([*LINEAR, "algorithm=dp_sgd", "epsilon=0.1"], capsys)
+    capsys.readouterr()
+    assert main(["attack", "loss", "run=all", "threads=1"]) == 0
+    assert "tpr_at_fpr_0.01" in capsys.readouterr().out
+    frame = pandas.read_csv("results/tables/loss_attack.csv").set_index("algorithm")
+    assert frame.loc["non_private", "auc_low"] > 0.8
+    assert frame.loc["dp_sgd", "auc_low"] < 0.5 < frame.loc["dp_sgd", "auc_high"]
+    assert list(frame["members"]) == [60, 60]
+    assert list(frame["others"]) == [200, 200]
+    stored = [json.loads(path.read_text()) for path in Path("results").glob("attacks/*/result.json")]
+    assert {record["algorithm"]: record["auc"] for record in stored} == pytest.approx(dict(frame["auc"]))
+    assert all("not differentially private" in record["privacy"] for record in stored)
+
+
+def test_a_network_that_never_saw_the_examples_is_not_attacked():
+    members, others = digits(300, 1), digits(300, 2)
+    scores = np.concatenate([member_scores(network(0), split) for split in (members, others)])
+    low, high = figures(scores, np.arange(600) < 300, np.random.default_rng(0))["auc_interval"]
+    assert low < 0.5 < high
+
+
+FEATURES = [*RUN, "model=pixels", "pair.take=train", "pair.m=20", "epsilon=2", "training.batch_size=40"]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        [
+            *RUN,
+            "model=digits_cnn",
+            "algorithm=gep_digits",
+            "training=digits",
+            "algorithm.k=20",
+            "pair.m=50",
+            "training.epochs=2",
+        ],
+        [*RUN, "model=digits_cnn", "model.trained=[fc]", "model.once=true", "algorithm=non_private"],
+        [*FEATURES, "algorithm=pillar", "algorithm.k=5", "training=pillar", "training.steps=3"],
+        [*FEATURES, "algorithm=dp_pca", "algorithm.k=5", "training=pillar", "training.steps=3"],
+        [*FEATURES, "algorithm=adamix", "algorithm.rank=10", "training=adamix", "training.steps=3"],
+        [*FEATURES, "algorithm=only_public", "training=adamix"],
+        [*FEATURES, "algorithm=paragon", "epsilon=inf", "pair.private_share=0.5", "pair.validation=0.2"],
+    ],
+    ids=lambda words: next(word for word in words if word.startswith("algorithm=")),
+)
+def test_a_run_is_reopened_as_it_was_trained(folder, capsys, words):
+    """The loss of the reopened network is that of the one that was trained: its utility, to the last digit."""
+    run, record = run_of(words, capsys)
+    model, task = reopened(record, run, here(), torch.device("cpu"))
+    assert evaluate(model, task.test, task.metric) == record["utility"]
+    assert weights_digest(model) == record["weights"]
+    assert len(task.private.x) == record["private_examples"]
+
+
+def here() -> AttackConfig:
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        return check(AttackConfig, compose("attack", ["attack=loss"]))
+
+
+def test_an_attack_is_kept_until_the_weights_are_others(folder, capsys):
+    run, _ = run_of(BY_HEART, capsys)
+    assert main(["attack", "loss", f"run={run.name}"]) == 0
+    record = json.loads(Path(f"results/attacks/loss-{run.name}/result.json").read_text())
+    (run / "model.pt").rename(folder / "elsewhere")
+    assert main(["attack", "loss", "run=tiny*"]) == 0  # from the record
+    changed = json.loads((run / "result.json").read_text()) | {"weights": "others"}
+    (run / "result.json").write_text(json.dumps(changed))
+    capsys.readouterr()
+    assert main(["attack", "loss", "run=tiny*"]) == 1
+    assert "model.pt: no such file" in capsys.readouterr().err
+    assert record["auc"] > 0.8
+
+
+def test_of_several_runs_one_that_is_damaged_is_named_and_left_out(folder, capsys):
+    run, _ = run_of(BY_HEART, capsys)
+    other, _ = run_of([*BY_HEART, "seed=1"], capsys)
+    (run / "model.pt").unlink()
+    capsys.readouterr()
+    assert main(["attack", "loss", "run=all"]) == 0
+    assert f"left out: results/runs/{run.name}/model.pt" in capsys.readouterr().err
+    assert list(pandas.read_csv("results/tables/loss_attack.csv")["run"]) == [other.name]
+
+
+def damage_weights(run):
+    (run / "model.pt").write_bytes((run / "model.pt").read_bytes()[:100])
+
+
+def other_weights(run):
+    torch.save(nn.Linear(3, 3).state_dict(), run / "model.pt")
+
+
+def other_settings(run):
+    record = json.loads((run / "result.json").read_text())
+    record["settings"]["training"]["momentum"] = 0.5
+    (run / "result.json").write_text(json.dumps(record))
+
+
+@pytest.mark.parametrize(
+    ("harm", "says"),
+    [
+        (lambda run: (run / "model.pt").unlink(), "model.pt: no such file"),
+        (lambda run: (run / "result.json").unlink(), "no finished run of this name in results/runs"),
+        (lambda run: (run / "result.json").write_text("{"), "result.json is no complete record"),
+        (lambda run: Path("tiny.npz").unlink(), "tiny.npz: no such file or folder"),
+        (lambda run: made("tiny.npz", 50), "trained on 60 private examples, tiny.npz has 50 now"),
+        (damage_weights, "model.pt does not fit its record"),
+        (other_weights, "model.pt does not fit its record"),
+        (other_settings, "made by a version of pubsel with other settings"),
+    ],
+    ids=["no weights", "no record", "half a record", "no data", "other data", "half of the weights", "other weights",
+         "other settings"],
+)  # fmt: skip
+def test_what_a_run_lacks_is_said_in_one_line(folder, capsys, harm, says):
+    run, _ = run_of(BY_HEART, capsys)
+    harm(run)
+    capsys.readouterr()
+    assert main(["attack", "loss", f"run={run.name}"]) == 1
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 1
+    assert says in lines[0]
+
+
+GSD = ["private=digits", "public=[noise]", "model=digits_cnn", "distance.m=40", "known=[20]", "trials=1", "threads=1"]
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "says"),
+    [
+        (["loss"], 2, "run=NAME"),
+        (["loss", "run=../x"], 2, "without a path"),
+        (["loss", "run=nothing"], 1, "no finished run of this name"),
+        (["gsd"], 2, "gsd_white_box"),
+        (["gsd_white_box", *GSD, "known=[40]"], 2, "below distance.m=40"),
+        (["gsd_white_box", *GSD, "targets=41"], 2, "targets=41"),
+        (["gsd_white_box", *GSD, "distance.m=1000"], 2, "has 1297 training images"),
+        (["gsd_white_box", *GSD, "distance.labels=given"], 2, "distance.labels=random"),
+        (["gsd_black_box", *GSD, "public=[]", "private=./none"], 1, "no such file or folder"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_a_mistake_is_answered_in_one_line(folder, capsys, words, code, says):
+    assert main(["attack", *words]) == code
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 1
+    assert says in lines[0]
+
+
+def test_attacks_on_gsd_from_the_command_line(folder, capsys):
+    words = [*GSD, "distance.k=4", "targets=2", "distance.initialisations=2"]
+    assert main(["attack", "gsd_white_box", *words]) == 0
+    first = capsys.readouterr().out
+    assert "known_but_one" in first
+    frame = pandas.read_csv("results/tables/gsd_table8.csv")
+    assert list(frame["attack"]) == ["white_box"] * 4 + ["known_but_one"] * 4
+    assert list(frame["asked"]) == [40] * 4 + [2] * 4
+    assert main(["attack", "gsd_white_box", *words]) == 0
+    again = capsys.readouterr()
+    assert again.out == first
+    assert "attacked before" in again.err
+    assert main(["attack", "gsd_black_box", *words]) == 0
+    assert list(pandas.read_csv("results/tables/gsd_table9.csv")["features"]) == ["images", "outputs"]
+
+
+@pytest.mark.data
+@pytest.mark.slow
+def test_the_distances_of_fashion_mnist_with_all_but_one_example_known():
+    source = open_dataset("fashion_mnist", os.environ["PUBSEL_DATA"], False)
+    mnist = open_dataset("mnist", os.environ["PUBSEL_DATA"], False).test
+    distance = Distance("gsd", 16, 500, 1, True, Labels.random, Parameters.weights)
+
+    def make(seed):
+        model = Model("fmnist_cnn", None, False, None, Norm.replace, None)
+        return build(model, (1, 28, 28), 10, source.mean, source.std, seed=seed)
+
+    members, others = (Split(source.train.x[part], source.train.y[part]) for part in (slice(500), slice(500, 1000)))
+    seen = white_box(distance, make, members, others, {"mnist": mnist}, 10, 5, "key")
+    assert told_apart(seen.replaced, 6) == 1
+    rows = seen.features()["gradients", "with"]
+    assert success(*supervised(rows[:500], rows[500:], 300, 0))["success"] < 0.6

@@ -1,0 +1,192 @@
+"""`pubsel runs`, and repeating a record."""
+
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from filelock import FileLock
+
+from pubsel import repeat, runs
+from pubsel.cli import main
+
+TINY = ["+experiment=quickstart", "training.epochs=1", "epsilon=2", "distance=none", "download=false",
+        "training.batch_size=1297", "training.chunk=256", "estimate=false", "threads=1"]  # fmt: skip
+Cli = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def cli(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Cli:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HYDRA_FULL_ERROR", "0")
+    monkeypatch.setattr(sys, "argv", sys.argv)
+
+    def run(*words: str) -> tuple[int, str, str]:
+        code = main(list(words))
+        said = capsys.readouterr()
+        return code, said.out, said.err
+
+    return run
+
+
+def made(name: str, state: str, **settings) -> Path:
+    """A run's folder as a run of that state leaves it."""
+    folder = Path("results/runs") / name
+    folder.mkdir(parents=True)
+    (folder / "lock").write_text("")
+    asked = {"identity": name, "settings": {"pair": {"private": "digits", "public": None}, "epsilon": 2.0} | settings}
+    (folder / "settings.json").write_text(json.dumps(asked))
+    says = {"failed": "failed: training diverged", "corrupt": "finished"}.get(state, "  epoch 1")
+    (folder / "log.txt").write_text(f"2026-01-01 00:00:00  on cpu\n2026-01-01 00:00:01  {says}\n")
+    if state == "corrupt":
+        (folder / "result.json").write_text('{"identity": "x", "util')
+    if state == "unfinished":
+        (folder / "checkpoint.pt").write_bytes(b"weights")
+    return folder
+
+
+def names(out: str) -> list[str]:
+    """The runs of a listing."""
+    return [line.split()[0] for line in out.partition("\n\n")[0].splitlines()[1:]]
+
+
+def test_a_run_is_listed_shown_repeated_and_deleted(cli: Cli) -> None:
+    assert cli("run", *TINY, "seed=3")[0] == 0
+    (path,) = Path("results/runs").glob("*/result.json")
+    record = json.loads(path.read_text())
+    name = record["identity"]
+
+    code, out, _ = cli("runs", "algorithm=gep", "epsilon=2", "state=finished", "algorithm.k=100", "seed=3,4")
+    assert (code, names(out)) == (0, [name])
+    assert f"{100 * record['utility']:.2f} %" in out
+    assert cli("runs", "epsilon=3")[1] == f"no such run in {path.parent.parent}\n"
+
+    code, out, _ = cli("runs", "show", name.split("-")[-1])
+    assert code == 0
+    assert f"{100 * record['utility']:.2f} %" in out
+    assert record["privacy"]["statement"] in out
+    assert re.search(r"  \S+ \S+  finished: accuracy 0\.", out)
+    (command,) = re.findall(r"^ +pubsel (run .+)$", out, re.MULTILINE)
+    code, _, err = cli(*shlex.split(command))
+    assert (code, err) == (0, f"{name}: finished before\n")  # the command is that of this run
+
+    code, out, _ = cli("run", f"replay={path}")
+    assert code == 0
+    assert out.startswith(f"{name}: the same, bit for bit\n  weights: {record['weights']}\n")
+
+    record["weights"], record["commit"] = "0" * 16, "1" * 40
+    path.write_text(json.dumps(record))
+    code, out, err = cli("run", f"replay={name}", "threads=1")
+    assert code == 1
+    assert out.splitlines()[:2][1].startswith(f'  weights: "{"0" * 16}" -> "')
+    assert "may be why" in out
+    assert f'commit: "{"1" * 40}"' in out
+    assert len(err.splitlines()) > 1
+    assert err.splitlines()[-1] == f"pubsel: replay={name}: it did not come out the same"
+    code, out, _ = cli("runs", "state=stale")
+    assert (code, names(out)) == (0, [name])
+    assert "made by commit 1111111111" in cli("runs", "show", name)[1]
+    path.with_name("model.pt").unlink()
+    assert "model.pt is gone" in cli("runs", "show", name)[1]
+
+    assert cli("runs", "delete", name)[0] == 2  # no terminal to ask, no yes
+    assert path.exists()
+    assert cli("runs", "delete", name, "yes=true")[1] == "1 runs deleted\n"
+    assert sorted(os.listdir(path.parent)) == ["lock"]
+    assert cli("runs")[1].startswith("no such run")
+
+
+def test_every_state_is_found(cli: Cli) -> None:
+    for state in ("failed", "unfinished", "corrupt"):
+        made(f"digits-none-x-{state}", state, algorithm={"name": state})
+    code, out, _ = cli("runs")
+    assert code == 0
+    assert [line.split()[1] for line in out.splitlines()[1:4]] == ["corrupt", "failed", "unfinished"]
+    assert "digits-none-x-failed: training diverged" in out
+    assert "3 runs: 1 failed, 1 unfinished, 1 corrupt" in out
+    assert names(cli("runs", "state=unfinished,failed", "private=digits", "public=none")[1]) == [
+        "digits-none-x-failed",
+        "digits-none-x-unfinished",
+    ]
+    assert names(cli("runs", "algorithm=corrupt")[1]) == ["digits-none-x-corrupt"]
+    assert "no complete record" in cli("runs", "show", "x-corrupt")[1]
+    assert "from a checkpoint" in cli("runs", "show", "x-unfinished")[1]
+
+
+def test_a_run_that_somebody_works_on_is_never_deleted(cli: Cli) -> None:
+    folder, other = made("a-run", "unfinished"), made("b-run", "failed")
+    with FileLock(folder / "lock"):
+        assert names(cli("runs", "state=running")[1]) == ["a-run"]
+        code, out, _ = cli("runs", "delete", "run", "yes=true")
+    assert (code, out) == (0, "1 runs deleted; kept, since a process works on them: a-run\n")
+    assert (folder / "checkpoint.pt").exists()
+    assert os.listdir(other) == ["lock"]
+    assert names(cli("runs")[1]) == ["a-run"]
+
+
+def test_the_person_is_asked(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = made("a-run", "failed")
+    monkeypatch.setattr(sys.stdin, "isatty", lambda: True)
+    monkeypatch.setattr("builtins.input", lambda _: "yes")
+    assert cli("runs", "delete", "a-run")[1] == "nothing is deleted\n"
+    assert (folder / "log.txt").exists()
+    monkeypatch.setattr("builtins.input", lambda _: "delete")
+    assert cli("runs", "delete", "a-run")[1] == "1 runs deleted\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "expected"),
+    [
+        (["runs", "show"], 2, "show NAME"),
+        (["runs", "show", "nope"], 2, "no run in results/runs"),
+        (["runs", "show", "run"], 2, "2 runs, such as a-run, b-run"),
+        (["runs", "delete"], 2, "state=failed"),
+        (["runs", "state=done"], 2, "finished, stale, running"),
+        (["runs", "remove", "x"], 2, "list, show NAME or delete NAME"),
+        (["run", "replay=nope"], 1, "no record of this name"),
+        (["run", "replay=a.json", "epsilon=3"], 2, "has its own epsilon"),
+    ],
+)
+def test_mistakes(cli: Cli, words: list[str], code: int, expected: str) -> None:
+    made("a-run", "failed")
+    made("b-run", "failed")
+    got, out, err = cli(*words)
+    assert (got, out) == (code, "")
+    assert expected in err
+    assert len(err.splitlines()) == 1
+
+
+def test_a_failure_is_explained_from_its_log(cli: Cli) -> None:
+    code, _, err = cli("run", *TINY, "algorithm=dp_sgd", "training.epochs=3", "training.learning_rate=1e38")
+    assert code == 1
+    code, out, _ = cli("runs", "state=failed")
+    assert err.splitlines()[-1].removeprefix("pubsel: ") in out
+    (name,) = names(out)
+    assert "training diverged" in cli("runs", "show", name)[1]
+
+
+def test_a_clock_that_goes_back_makes_no_age_negative(cli: Cli) -> None:
+    folder = made("a-run", "failed")
+    os.utime(folder / "log.txt", (time.time() + 1e6,) * 2)
+    assert runs.look(folder, None).age == 0
+
+
+def test_what_differs_is_told_apart_from_why_it_may() -> None:
+    one = {"weights": "a", "utility": 0.5, "commit": "x", "versions": {"torch": "1"}, "seconds": 1, "distance": None}
+    assert repeat.differences(one, one | {"seconds": 2}) == ([], [])
+    two = one | {"utility": 0.6, "versions": {"torch": "2"}, "distance": {"mean": 1}, "new": 1}
+    figures, around = repeat.differences(one, two)
+    assert figures == ["utility: 0.5 -> 0.6", 'distance: null -> {"mean": 1}']
+    assert around == ['versions.torch: "1" -> "2"']
+
+
+def test_no_torch_is_waited_for() -> None:
+    code = "import sys\nfrom pubsel.cli import main\nassert main(['runs']) == 0\nassert 'torch' not in sys.modules"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=100)
+    assert done.returncode == 0, done.stderr

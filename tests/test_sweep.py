@@ -1,0 +1,291 @@
+"""Sweeps: cells side by side on one machine, and as jobs of a cluster."""
+
+import contextlib
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+
+import psutil
+import pytest
+import slurm
+from hydra.core.hydra_config import HydraConfig
+
+from pubsel import sweep
+
+CELL = ["+experiment=quickstart", "training.epochs=1", "epsilon=2", "distance=none", "download=false", "estimate=false",
+        "training.batch_size=1297", "training.chunk=256", "device=cpu"]  # fmt: skip
+LONG = "training.epochs=100000"
+TWO = ["hydra/launcher=joblib", "hydra.launcher.n_jobs=2"]
+
+
+@pytest.fixture(autouse=True)
+def nothing_left(tmp_path: Path) -> Iterator[None]:
+    """Whatever a test has started, also where it fails, is ended behind it."""
+    yield
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            if process.pid != os.getpid() and Path(process.cwd()).is_relative_to(tmp_path):
+                process.kill()
+
+
+def started(tmp_path: Path, *words: str, **environment: str) -> subprocess.Popen[str]:
+    """`pubsel run -m` in a process group of its own."""
+    return subprocess.Popen(
+        [sys.executable, "-m", "pubsel", "run", "-m", *CELL, *words], cwd=tmp_path, text=True, start_new_session=True,
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, env={**os.environ, **environment},
+    )  # fmt: skip
+
+
+def states(tmp_path: Path) -> dict[int, dict]:
+    found = {}
+    for path in tmp_path.glob("results/sweeps/*/*.json"):
+        found[int(path.stem)] = json.loads(path.read_text())
+    return found
+
+
+def wait_for(what, seconds: float = 120):
+    """Until `what` returns something true, which is returned."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        found = what()
+        if found:
+            return found
+        time.sleep(0.1)
+    raise TimeoutError
+
+
+def alive(family: list[psutil.Process]) -> list[psutil.Process]:
+    """Those that still run."""
+    return [one for one in family if one.is_running() and one.status() != psutil.STATUS_ZOMBIE]
+
+
+def steps_of(tmp_path: Path, n: int) -> bool:
+    """Whether n runs have begun to train."""
+    return sum("epoch" in log.read_text() for log in tmp_path.glob("results/runs/*/log.txt")) >= n
+
+
+def test_cells_that_fail_or_are_killed_stop_no_other(tmp_path: Path) -> None:
+    process = started(tmp_path, *TWO, f"training.epochs=1,{LONG.split('=')[1]}", "pair.m=100,5000")
+    family = wait_for(lambda: psutil.Process(process.pid).children(recursive=True))
+    running = wait_for(lambda: [one for n, one in states(tmp_path).items() if n == 2 and steps_of(tmp_path, 2)])
+    os.kill(running[0]["pid"], signal.SIGKILL)  # as the kernel does where memory runs out
+    out, err = process.communicate(timeout=120)
+    assert process.returncode == 1, err
+    assert out.count("differentially private") == len(list(tmp_path.glob("results/runs/*/result.json"))) == 1
+    summary = err.split("pubsel: 3 cells failed:\n")[1].splitlines()
+    assert [re.sub(r"\s+", " ", line.split(": ")[0]) for line in summary] == [
+        " training.epochs=1 pair.m=5000", " training.epochs=100000 pair.m=100", " training.epochs=100000 pair.m=5000",
+    ]  # fmt: skip
+    assert "use a smaller pair.m" in summary[0]
+    assert summary[1].endswith("killed by SIGKILL, perhaps since memory ran out")
+    assert "Traceback" not in err
+    (folder,) = {path.parent for path in tmp_path.glob("results/sweeps/*/*.json")}
+    log = (folder / "0000.log").read_text()
+    assert log.startswith("+experiment=quickstart")
+    assert "epoch    1.0  loss" in log
+    assert out.strip() in log
+    record = json.loads(next(tmp_path.glob("results/runs/*/result.json")).read_text())
+    if "OMP_NUM_THREADS" not in os.environ:
+        assert record["threads"] == max(1, len(os.sched_getaffinity(0)) // 2)
+    assert not alive(family)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL], ids=lambda how: how.name)
+def test_a_sweep_that_is_stopped_leaves_no_process(tmp_path: Path, how: signal.Signals) -> None:
+    process = started(tmp_path, *TWO, LONG, "seed=0,1,2,3")
+    wait_for(lambda: steps_of(tmp_path, 2))
+    family = psutil.Process(process.pid).children(recursive=True)
+    assert len(family) >= 4  # two workers, and a cell of each
+    os.kill(process.pid, how)
+    _, err = process.communicate(timeout=20)
+    wait_for(lambda: not alive(family), 10)
+    if how != signal.SIGKILL:
+        assert process.returncode == 130
+        assert "goes on from the last checkpoint" in err
+        assert "Traceback" not in err
+
+
+# Its parts
+
+
+def task_of(monkeypatch: pytest.MonkeyPatch, folder: Path, work) -> str | None:
+    """What a cell that does `work` says, in a process of its own."""
+    config = SimpleNamespace(job=SimpleNamespace(num=7), overrides=SimpleNamespace(task=["seed=1"]))
+    monkeypatch.setattr(HydraConfig, "get", lambda: config)
+    return sweep.Cell(lambda _: work(), folder, apart=True)({})
+
+
+@pytest.mark.parametrize(
+    ("work", "state", "text"),
+    [
+        (lambda: print("accuracy"), "done", "accuracy"),
+        (lambda: "no such file", "failed", "no such file"),
+        (lambda: os.kill(os.getpid(), signal.SIGKILL), "failed", "killed by SIGKILL, perhaps since memory ran out"),
+        (lambda: os.kill(os.getpid(), signal.SIGTERM), "failed", "killed by SIGTERM"),
+        (lambda: sys.exit(3), "failed", "ended with exit code 1"),
+    ],
+    ids=["done", "failed", "no memory", "crash", "exit"],
+)
+def test_the_end_of_a_cell_is_known_however_it_ends(monkeypatch, tmp_path, work, state: str, text: str) -> None:
+    failure = task_of(monkeypatch, tmp_path, work)
+    found = json.loads((tmp_path / "0007.json").read_text())
+    assert (found["state"], found["text"].split(": see")[0]) == (state, text)
+    assert failure == (None if state == "done" else found["text"])
+    assert (tmp_path / "0007.log").read_text().startswith("seed=1\n")
+
+
+def test_a_state_that_is_cut_short_is_no_state(tmp_path: Path, capsys) -> None:
+    view = sweep.View(tmp_path, ["a", "b", "c"], 0, 2)
+    (tmp_path / "0000.json").write_text('{"state": "do')
+    view.look()
+    assert view.states == {}
+    (tmp_path / "0000.json").write_text('{"state": "done", "seconds": 2.0, "text": "good"}')
+    (tmp_path / "0001.json").write_text('{"state": "running", "seconds": 0, "text": ""}')
+    view.look()
+    view.look()
+    assert view.summary() == "1 of 3 done, 1 running, 0 failed, about 2 s left"
+    (tmp_path / "0001.log").write_text("b\n  epoch 3\n")
+    assert [column._cells for column in view.table().columns][2:] == [["b"], ["epoch 3"]]
+    view.lose(1, "job 5 was killed")
+    view.lose(0, "not that")
+    assert view.failed() == ["b: job 5 was killed"]
+    assert capsys.readouterr().out == "good\n"
+
+
+def test_workers_take_gpus_in_turn(tmp_path: Path) -> None:
+    """Three at a time on two GPUs: none twice before all once; the place of one that has died is taken again."""
+    code = (
+        "import os, sys\nfrom pathlib import Path\nfrom pubsel import sweep\n"
+        "sweep.join(Path(sys.argv[1]), os.getppid(), ['0', 'GPU-x'])\n"
+        "print(os.environ['CUDA_VISIBLE_DEVICES'], flush=True)\nsys.stdin.read()"
+    )
+
+    def worker() -> subprocess.Popen[str]:
+        process = subprocess.Popen([sys.executable, "-c", code, tmp_path], text=True, stdin=-1, stdout=-1)
+        assert process.stdout is not None
+        process.gpu = process.stdout.readline().strip()  # type: ignore[attr-defined]
+        return process
+
+    workers = [worker() for _ in range(3)]
+    assert [one.gpu for one in workers] == ["0", "GPU-x", "0"]  # type: ignore[attr-defined]
+    workers[1].kill()
+    workers[1].wait()
+    workers[1] = worker()
+    assert workers[1].gpu == "GPU-x"  # type: ignore[attr-defined]
+    for one in workers:
+        one.communicate("")
+
+
+@pytest.mark.parametrize(("given", "found"), [("", []), ("2,GPU-1", ["2", "GPU-1"]), ("-1", [])])
+def test_gpus_that_may_be_used(monkeypatch: pytest.MonkeyPatch, given: str, found: list[str]) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", given)
+    assert sweep.visible_gpus() == found
+
+
+def test_gpus_are_listed_without_torch(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert sweep.visible_gpus() == []
+    (tmp_path / "nvidia-smi").write_text("#!/bin/sh\necho 'GPU 0: A (UUID: x)'\necho 'GPU 1: A (UUID: y)'\n")
+    (tmp_path / "nvidia-smi").chmod(0o755)
+    assert sweep.visible_gpus() == ["0", "1"]
+
+
+# A cluster
+
+pytest.importorskip("submitit")
+STEPS = ["training.epochs=60", "training.checkpoint_seconds=0", "threads=1", "pair.m=100"]
+
+
+def record_of(folder: Path) -> dict:
+    """The one record below, without what every run has differently."""
+    (path,) = folder.glob("**/runs/*/result.json")
+    return {k: v for k, v in json.loads(path.read_text()).items() if k not in ("seconds", "finished", "commit")}
+
+
+def uninterrupted(tmp_path: Path) -> dict:
+    done = subprocess.run([sys.executable, "-m", "pubsel", "run", *CELL, *STEPS, "results=whole"], cwd=tmp_path,
+                          capture_output=True, text=True)  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return record_of(tmp_path / "whole")
+
+
+def stop(tmp_path: Path, before: int) -> int:
+    """Send the signal of preemption to a job, not `before`, once it has trained a step that none did; its process."""
+    job = wait_for(lambda: [one["pid"] for one in states(tmp_path).values() if one["pid"] != before])[0]
+    checkpoints = list(tmp_path.glob("results/runs/*/checkpoint.pt"))
+    seen = checkpoints[0].stat().st_mtime_ns if checkpoints else 0
+    wait_for(lambda: [p for p in tmp_path.glob("results/runs/*/checkpoint.pt") if p.stat().st_mtime_ns != seen])
+    os.kill(job, signal.SIGUSR2)
+    return job
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> dict[str, str]:
+    """PATH with a Slurm of stand-ins."""
+    (tmp_path / "slurm").mkdir()
+    slurm.install(tmp_path / "slurm")
+    return {"PATH": f"{tmp_path / 'slurm'}{os.pathsep}{os.environ['PATH']}"}
+
+
+@pytest.mark.slow
+def test_a_run_that_is_preempted_ten_times_ends_with_the_same_record(tmp_path: Path, cluster: dict[str, str]) -> None:
+    process = started(tmp_path, "hydra/launcher=submitit_slurm", "hydra.launcher.partition=gpu",
+                      "hydra.launcher.gpus_per_node=2", "hydra.launcher.mem_gb=7", "hydra.launcher.timeout_min=90",
+                      "+hydra.launcher.additional_parameters.mail-type=END", *STEPS, **cluster)  # fmt: skip
+    job = 0
+    for _ in range(10):
+        job = stop(tmp_path, job)
+    out, err = process.communicate(timeout=300)
+    assert process.returncode == 0, err
+    assert out.count("differentially private") == 1
+    (known,) = wait_for(lambda: [job for job in slurm.jobs(tmp_path / "slurm").values() if job["state"] == "COMPLETED"])
+    assert known["requeued"] == 10
+    asked = {"partition": "gpu", "gpus-per-node": "2", "mem": "7GB", "time": "90", "mail-type": "END",
+             "signal": "USR2@120", "job-name": "pubsel", "cpus-per-task": "8"}  # fmt: skip
+    assert {key: known["options"][key] for key in asked} == asked
+    assert record_of(tmp_path / "results") == uninterrupted(tmp_path)
+    log = next(tmp_path.glob("results/runs/*/log.txt")).read_text()
+    assert log.count("interrupted") == 10
+
+
+@pytest.mark.slow
+def test_a_job_that_reaches_its_time_limit_too_often_fails_its_cell_alone(tmp_path: Path, cluster: dict) -> None:
+    process = started(tmp_path, "hydra/launcher=submitit_slurm", "hydra.launcher.timeout_min=1", *STEPS,
+                      "hydra.launcher.max_num_timeout=1", "training.epochs=100000,1", **cluster)  # fmt: skip
+    wait_for(lambda: states(tmp_path).get(1, {}).get("state") == "done")
+    job = states(tmp_path)[1]["pid"]
+    for _ in range(2):
+        job = stop(tmp_path, job)
+    out, err = process.communicate(timeout=300)
+    assert process.returncode == 1
+    assert out.count("differentially private") == 1
+    (failed,) = err.split("pubsel: 1 cells failed:\n")[1].splitlines()
+    why = "job 1_0 not requeued because: timed-out too many times"
+    assert re.fullmatch(rf"  training.epochs=100000: {why}.*; see .*\.out", failed)
+
+
+@pytest.mark.slow
+def test_jobs_of_submitit_on_this_machine(tmp_path: Path) -> None:
+    process = started(tmp_path, "hydra/launcher=submitit_local", "seed=0,1", "pair.m=100,5000")
+    out, err = process.communicate(timeout=300)
+    assert process.returncode == 1
+    assert out.count("differentially private") == 2
+    assert [line.partition(": ")[0] for line in err.split("pubsel: 2 cells failed:\n")[1].splitlines()] == [
+        "  seed=0 pair.m=5000", "  seed=1 pair.m=5000",
+    ]  # fmt: skip
+
+
+def test_without_slurm_it_says_so(tmp_path: Path) -> None:
+    process = started(tmp_path, "hydra/launcher=submitit_slurm", "seed=0,1", PATH="")
+    _, err = process.communicate(timeout=300)
+    assert process.returncode == 1
+    assert err == 'pubsel: hydra/launcher=submitit_slurm: Could not detect "srun", are you indeed on a slurm cluster?\n'
