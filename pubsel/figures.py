@@ -19,7 +19,7 @@ import numpy as np
 import pandas
 
 from pubsel.results import at, write_whole
-from pubsel.tables import SELECTION, WITHOUT_PUBLIC, Cell, Table, cells, selected
+from pubsel.tables import SELECTION, WITHOUT_PUBLIC, Cell, Table, cells, differences, selected
 from pubsel.typeset import short_keys
 
 if TYPE_CHECKING:
@@ -88,21 +88,31 @@ CURVES = {
 def points(curve: Curve, records: list[dict[str, Any]]) -> tuple[pandas.DataFrame, list[Cell]]:
     """A row for each point, utility in percent, settings chosen as the curve says; and the cell behind each.
 
-    Empty where no private set has two values of x.
+    A line joins cells that differ in nothing but x (and what was selected): where others do, their lines are named
+    apart. Empty where no line has two values of x.
     """
     belong = [r for r in records if r["algorithm"] in curve.algorithms and _on_features(r) == curve.features]
-    found: list[tuple[list[Any], dict[str, Any], Cell]] = []
+    lines: dict[tuple, list[Cell]] = {}
     for cell in selected(cells(belong), curve.by, list(curve.over)):
-        x, line = value(cell, curve.x), value(cell, curve.line)
-        if x is not None and line is not None:
-            mean, std = cell.utility()
-            shown = {"private": cell["private"], "model": cell["model"], "line": line, "x": x}
+        if value(cell, curve.x) is not None and value(cell, curve.line) is not None:
+            lines.setdefault((cell["private"], cell["model"], value(cell, curve.line)), []).append(cell)
+    found: list[tuple[list[str], dict[str, Any], Cell]] = []
+    for (private, model, line), group in lines.items():
+        place = curve.algorithms.index(line) if line in curve.algorithms else line
+        told = (curve.x, curve.line, "pair.public" if curve.line == "public" else "", *curve.over)
+        for cell, apart in zip(group, differences(group, told), strict=True):
+            x, (mean, std) = value(cell, curve.x), cell.utility()
+            shown = {
+                "private": private,
+                "model": model,
+                "line": f"{line}\n{short_keys(apart)}" if apart else line,
+                "x": x,
+            }
             shown |= {"utility": mean, "std": std, "seeds": len(cell.records), "metric": cell.records[0].get("metric")}
-            place = curve.algorithms.index(line) if line in curve.algorithms else line
-            found.append(([*map(_order, (cell["private"], cell["model"], place, x))], shown, cell))
+            found.append(([*map(_order, (private, model, place, apart, x))], shown, cell))
     found.sort(key=lambda entry: entry[0])
     frame = pandas.DataFrame([shown for _, shown, _ in found])
-    if frame.empty or frame[frame["x"].map(_finite)].groupby(["private", "model"])["x"].nunique().max() < 2:
+    if frame.empty or frame[frame["x"].map(_finite)].groupby(["private", "model", "line"])["x"].nunique().max() < 2:
         return pandas.DataFrame(), []
     return frame.assign(selected=SELECTION[curve.by]), [cell for _, _, cell in found]
 
@@ -187,8 +197,9 @@ def legend(styles: dict[str, Any]) -> "Figure":
     from matplotlib.figure import Figure
 
     with style():
-        figure = Figure(figsize=(WIDTH, 0.22 * -(-len(styles) // 2) + 0.1))
-        _legend(figure, styles)
+        high = sum(1 + name.count("\n") for name in styles) / 2
+        figure = Figure(figsize=(WIDTH, 0.22 * math.ceil(high) + 0.1))
+        _legend(figure, styles, "upper left")
     return figure
 
 
@@ -260,13 +271,13 @@ def _panels(count: int, taller: float = 1.0) -> "tuple[Figure, list[Axes]]":
     return figure, list(axes[:count])
 
 
-def _legend(figure: "Figure", styles: dict[str, Any]) -> None:
-    """One for all panels, below them."""
+def _legend(figure: "Figure", styles: dict[str, Any], where: Any = "outside lower center") -> None:
+    """One for all panels."""
     from matplotlib.lines import Line2D
 
     handles = [Line2D([], [], label=name, **how) for name, how in styles.items()]
     columns = min(len(handles), max(1, int(figure.get_figwidth() / 1.7)))
-    figure.legend(handles=handles, loc="outside lower center", ncols=columns)
+    figure.legend(handles=handles, loc=where, ncols=columns)
 
 
 def _log_axis(axis: "Axes", ticks: list[float]) -> None:
@@ -278,7 +289,9 @@ def _log_axis(axis: "Axes", ticks: list[float]) -> None:
 def line_name(key: str, name: Any) -> str:
     """How a line is called whose `Curve.line` is `key`."""
     number = "∞" if name == math.inf else f"{name:g}" if isinstance(name, int | float) else str(name)
-    return f"ε = {number}" if key == "epsilon" else short(number)
+    line, _, apart = number.partition("\n")
+    line = f"ε = {line}" if key == "epsilon" else short(line)
+    return "\n".join([line, *textwrap.wrap(apart, 46, break_on_hyphens=False)])
 
 
 def short(name: Any) -> str:

@@ -119,9 +119,9 @@ def _versions(table: Table) -> list[str]:
     commits = Counter(_short(record.get("commit")) for record in table.records())
     if len(commits) < 2:
         return []
-    counted = ", ".join(f"{commit} ({count} runs)" for commit, count in commits.most_common())
+    counted = ", ".join(f"{commit} ({count} run{'s'[: count != 1]})" for commit, count in commits.most_common())
     within = sum(len({record.get("commit") for record in cell.records}) > 1 for cell in table.cells if cell)
-    inside = f"; within the seeds of one row in {within}" if within else ""
+    inside = f"; within the seeds of {within} row{'s'[: within != 1]}" if within else ""
     return [f"Mixed versions of the code: {counted}{inside}."]
 
 

@@ -57,6 +57,14 @@ def test_records_of_other_models_and_a_single_x_make_no_curve():
     assert figures.points(figures.CURVES["pillar_k"], images)[0].empty
 
 
+def test_a_line_joins_only_what_differs_in_x():
+    records = [swept(k=k, groups=groups) for k in (5, 10) for groups in ("layers", "slices")]
+    frame, _ = figures.points(figures.CURVES["pillar_k"], records)
+    assert list(frame["line"]) == [f"1.0\ngroups={groups}" for groups in ("layers", "layers", "slices", "slices")]
+    assert figures.line_name("epsilon", frame["line"][0]) == "ε = 1.0\ngroups=layers"
+    assert figures.points(figures.CURVES["pillar_k"], [records[0], records[3]])[0].empty  # no line has two points
+
+
 def test_lines_come_in_the_order_of_the_algorithms_and_no_epsilon_is_infinite():
     records = [swept(a, e) for a in ("dp_sgd", "pillar") for e in (0.1, 0.7, None)]
     frame, _ = figures.points(figures.CURVES["pillar_epsilon"], records)
