@@ -8,7 +8,7 @@ BIN := .venv/bin
 RUN := $(BIN)/pubsel run
 TABLE := $(BIN)/pubsel table
 
-.PHONY: venv quickstart test lint bench bench-scaling tables table2 table2-cifar10 table2-svhn table2-fmnist \
+.PHONY: venv quickstart test lint bench bench-scaling tables figures report audit table2 table2-cifar10 table2-svhn table2-fmnist \
 	gep-table1 gep-table1-mnist gep-table1-svhn gep-table1-cifar10 gep-table3 gep-table5 gep-table6 \
 	pillar-table2 pillar-table3 pillar-table4 pillar-table6 pillar-table7 pillar-table8 pillar-table9 \
 	pillar-figure4 pillar-figure7 pillar-ours adamix-table1 adamix-figures adamix-figure1-right adamix-ours \
@@ -25,6 +25,10 @@ venv: .venv/installed
 
 quickstart: venv
 	$(RUN) +experiment=quickstart $(ARGS)
+
+# claimed epsilon beside what attacks on a training measure: make audit ARGS="+experiment=gep_cifar10"
+audit: venv
+	$(BIN)/pubsel audit $(if $(ARGS),$(ARGS),+experiment=quickstart)
 
 test: venv
 	$(BIN)/ruff check pubsel hydra_plugins scripts tests
@@ -151,7 +155,7 @@ gsd-table3 gsd-table11a gsd-table11b gsd-table12 gsd-table13a gsd-table13b: gsd-
 
 gsd-table14: gsd-table1 gsd-table3 gsd-table11a gsd-table11b gsd-table12 gsd-table13a gsd-table13b
 	$(BIN)/pubsel rank +experiment=gsd_table14 $(ARGS)
-	$(BIN)/pubsel rank +experiment=gsd_table14 private=ham10000 public=[ham10000,kagskin,cifar100,kagchest] \
+	$(BIN)/pubsel rank +experiment=gsd_table14 private=ham10000_224 public=[ham10000_224,kagskin,cifar100,kagchest] \
 		distance=gsd_300 $(ARGS)
 	$(TABLE) gsd_table14
 
@@ -239,5 +243,12 @@ during-ours: venv
 		$(DURING) $$name pair.private=fashion_mnist model=fmnist_cnn algorithm=non_private training.epochs=10 \
 		--public fashion_mnist,flowers5,mnist $(ARGS) || exit 1; done
 
+# Whatever the records allow: tables (CSV, Markdown, LaTeX), figures (PNG, SVG, PDF), and one page with both
 tables: venv
-	for table in $(notdir $(basename $(wildcard conf/tables/*.yaml))); do $(TABLE) $$table || exit 1; done
+	$(TABLE) all $(ARGS)
+
+figures: venv
+	$(BIN)/python scripts/figures.py all
+
+report: venv
+	$(BIN)/pubsel report $(ARGS)

@@ -27,10 +27,13 @@ from omegaconf.errors import OmegaConfBaseException
 import pubsel
 from pubsel.config import (
     CONF,
+    Attack,
     AttackConfig,
+    AuditConfig,
     CellsFailed,
     DataConfig,
     RankConfig,
+    ReportConfig,
     RunConfig,
     RunsConfig,
     TableConfig,
@@ -48,7 +51,9 @@ HELP = f"""pubsel {pubsel.__version__}: private machine learning with public dat
   pubsel rank private=digits public=[digits,photo_patches,noise] distance.m=200          which public set is nearest?
   pubsel rank private=/path/to/images public=[/path/a,/path/b]                           the same, on your own folders
   pubsel attack loss run=NAME              membership inference on a finished run; also gsd_white_box, gsd_black_box
-  pubsel table gsd_table2                  records beside the paper's numbers
+  pubsel audit +experiment=quickstart      claimed epsilon beside what attacks on a training measure
+  pubsel table gsd_table2                  records beside the paper's numbers; all: every table that has a record
+  pubsel report                            tables, figures and the runs behind them, as one HTML file
   pubsel runs state=unfinished             which runs there are; runs show NAME: its command, and why it failed
   pubsel run replay=NAME                   repeat a run, and say whether it comes out the same
   pubsel data list                         every named dataset: where it comes from, and whether it is here
@@ -101,15 +106,28 @@ def _attack(values: DictConfig) -> None:
         values.public = [values.public]
     settings = check(AttackConfig, values)
     from pubsel.attack import NOT_PRIVATE, attack
-    from pubsel.tables import show
+    from pubsel.typeset import text
 
-    print(show(attack(settings)), NOT_PRIVATE, sep="\n\n")
+    print(text(attack(settings)), NOT_PRIVATE, sep="\n\n")
+
+
+def _audit(values: DictConfig) -> None:
+    settings = check(AuditConfig, values)
+    from pubsel.audit import audit, show_audit
+
+    print(show_audit(audit(settings)))
 
 
 def _table(values: DictConfig) -> None:
-    from pubsel import tables
+    from pubsel import typeset
 
-    print(tables.run(check(TableConfig, values)))
+    print(typeset.run(check(TableConfig, values)))
+
+
+def _report(values: DictConfig) -> None:
+    from pubsel import report
+
+    print(report.run(check(ReportConfig, values)))
 
 
 def _runs(values: DictConfig) -> None:
@@ -134,7 +152,8 @@ def _data(values: DictConfig) -> None:
 
 
 COMMANDS: dict[str, Callable[[DictConfig], None]] = {
-    "run": _run, "rank": _rank, "attack": _attack, "table": _table, "runs": _runs, "data": _data,
+    "run": _run, "rank": _rank, "attack": _attack, "audit": _audit, "table": _table, "report": _report, "runs": _runs,
+    "data": _data,
 }  # fmt: skip
 POSITIONAL = {
     "attack": ["attack"],
@@ -306,8 +325,10 @@ def _complete(words: list[str], line: str) -> int:
     match before:
         case []:
             choices = list(COMMANDS)
+        case ["attack"]:
+            choices = [attack.name for attack in Attack]
         case ["table"]:
-            choices = sorted(path.stem for path in (CONF / "tables").glob("*.yaml"))
+            choices = ["all", *sorted(path.stem for path in (CONF / "tables").glob("*.yaml"))]
         case ["data"]:
             choices = ["list", "prepare"]
         case ["runs"]:

@@ -81,6 +81,7 @@ Optimizer = Enum("Optimizer", ["sgd", "adam"])
 Tracking = Enum("Tracking", ["none", "tensorboard"])
 DPPCA = Enum("DPPCA", ["gauss", "bingham"])
 Attack = Enum("Attack", ["gsd_white_box", "gsd_black_box", "loss"])
+AuditKind = Enum("AuditKind", ["white_box", "black_box", "per_instance"])
 
 
 @dataclass
@@ -305,6 +306,27 @@ class RunConfig(Common):
 
 
 @dataclass
+class Audit:
+    """How `pubsel audit` attacks a training."""
+
+    kind: AuditKind = setting(
+        "white_box: canaries in the gradients, every noisy sum is seen; black_box: mislabelled examples, the trained "
+        "model is seen; per_instance: no attack, the privacy loss of each private example"
+    )
+    canaries: int = setting("how many, each in the data with probability 1/2", at_least=10)
+    guesses: float = setting("share of the canaries, the most extreme ones, guessed for any program", over=0, at_most=1)
+    confidence: float = setting("of each lower bound", over=0, below=1)
+    every: int = setting("per_instance: steps between two passes over all private examples; 1 is exact", at_least=1)
+
+
+@dataclass
+class AuditConfig(RunConfig):
+    """`pubsel audit`."""
+
+    audit: Audit = field(default_factory=Audit)
+
+
+@dataclass
 class RankConfig(Common):
     """`pubsel rank`."""
 
@@ -351,6 +373,15 @@ class TableConfig:
 
     table: str = setting("name of a table in conf/tables")
     results: str = setting("folder with the records (runs/, distances/) and for tables/", neutral=True)
+    debug: bool = setting("show the traceback of an error", neutral=True)
+
+
+@dataclass
+class ReportConfig:
+    """`pubsel report`."""
+
+    results: str = setting("folder with the records", neutral=True)
+    output: str | None = setting("the file; null: report.html in results", neutral=True)
     debug: bool = setting("show the traceback of an error", neutral=True)
 
 
@@ -410,9 +441,10 @@ def one_or_combined(key: str, public: Any) -> str | list[str] | None:
     return names if len(names) > 1 else names[0]
 
 
-def candidates_of(key: str, candidates: list[Any]) -> list[Any]:
+def candidates_of(key: str, candidates: Any) -> list[Any]:
     """Candidates for public data as `key` gives them, each as `one_or_combined` has it; UsageError where one is
     none."""
+    candidates = candidates if isinstance(candidates, list) else [candidates]
     if None in candidates:
         raise UsageError(f"{key}=[null]: a candidate is a name or path, or a list of them")
     return [one_or_combined(key, candidate) for candidate in candidates]

@@ -12,6 +12,7 @@ with sensitivity sqrt(2) when each is scaled to sensitivity 1: by definition of 
 the RDP of one release, as GEP's published code does, understates the cost, because the two share the sample.
 """
 
+import contextlib
 import math
 import warnings
 from collections.abc import Callable, Sequence
@@ -19,6 +20,7 @@ from functools import cache, lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 from prv_accountant import PRVAccountant
 from prv_accountant.accountant import compute_safe_domain_size
 from prv_accountant.privacy_random_variables import PoissonSubsampledGaussianMechanism
@@ -31,6 +33,7 @@ from pubsel.config import Accounting, UsageError
 RELATIVE_ERROR = 0.0045  # of epsilon, in the numerical accountant; part of the upper bound
 SEARCH_ERROR = 0.07  # the same while searching, where only the estimate is used: off by far less than its error
 MAX_GRID = 2**25  # points of its discretisation, at about 130 bytes; above, memory would be unbounded
+FEW_ORDERS = [1.5, *range(2, 33), 40, 48, 64, 96, 128, 256, 512]  # for many curves at once
 ORDERS = [1 + x / 10 for x in range(1, 100)] + list(range(11, 512))
 
 
@@ -56,9 +59,9 @@ def gaussian_delta(epsilon: float, mu: float) -> float:
     return math.exp(log_ndtr(a)) - math.exp(min(epsilon + log_ndtr(b), 700))
 
 
-def _gaussian_epsilon(noise_multiplier: float, steps: int, delta: float) -> float:
-    mu = math.sqrt(steps) / noise_multiplier
-    if gaussian_delta(0, mu) <= delta:
+def gaussian_epsilon(mu: float, delta: float) -> float:
+    """epsilon(delta) of a Gaussian mechanism with sensitivity over standard deviation mu >= 0, exact."""
+    if mu == 0 or gaussian_delta(0, mu) <= delta:
         return 0.0
     high = mu * mu / 2 + mu * math.sqrt(2 * math.log(1 / delta))  # from the concentrated-DP bound
     return float(brentq(lambda e: gaussian_delta(e, mu) - delta, 0, high, xtol=1e-12)) * (1 + 1e-9)
@@ -136,9 +139,22 @@ def spent(
     if done == 0 or rate == 0:
         return 0.0
     if rate == 1:
-        return _gaussian_epsilon(noise_multiplier, done, delta)
+        return gaussian_epsilon(math.sqrt(done) / noise_multiplier, delta)
     error = RELATIVE_ERROR * (about if about is not None else rdp_epsilon(noise_multiplier, rate, steps, delta))
     return max(0.0, _prv_epsilon(noise_multiplier, rate, steps, done, delta, error)[1])
+
+
+def advantage(noise_multiplier: float, rate: float, steps: int) -> float:
+    """Upper bound of delta at epsilon 0, the total variation between the outputs of neighbours: the best adversary
+    tells which of the two it was with chance (1 + this) / 2. 0 < rate <= 1."""
+    if rate == 1:
+        return gaussian_delta(0, math.sqrt(steps) / noise_multiplier)
+    for error in (0.02, 0.1, 0.5):  # of epsilon, half of it in delta; with little noise the accountant needs more
+        with warnings.catch_warnings(), contextlib.suppress(ValueError, RuntimeError, OverflowError):
+            warnings.simplefilter("ignore")
+            accountant = _prv(noise_multiplier, rate, steps, error, 1e-8)
+            return float(min(1.0, accountant.compute_delta(0.0, [steps])[2]))
+    raise UsageError(f"noise multiplier {noise_multiplier:.3g}: too little to be accounted for")
 
 
 def rdp_epsilon(noise_multiplier: float, rate: float, steps: int, delta: float, releases: int = 1) -> float:
@@ -149,6 +165,19 @@ def rdp_epsilon(noise_multiplier: float, rate: float, steps: int, delta: float, 
         warnings.simplefilter("ignore")
         curve = rdp.compute_rdp(q=rate, noise_multiplier=noise_multiplier, steps=steps, orders=ORDERS)
         return float(rdp.get_privacy_spent(orders=ORDERS, rdp=curve * releases, delta=delta)[0])
+
+
+def rdp_of_step(noise_multiplier: float, rate: float) -> NDArray[np.float64]:
+    """Renyi DP of one step at FEW_ORDERS."""
+    from opacus.accountants.analysis import rdp
+
+    return np.asarray(rdp.compute_rdp(q=rate, noise_multiplier=noise_multiplier, steps=1, orders=FEW_ORDERS))
+
+
+def epsilons_of_rdp(curves: NDArray[np.float64], delta: float) -> NDArray[np.float64]:
+    """epsilon at delta of each curve [n, FEW_ORDERS]; Balle et al. 2020, arXiv:1905.09982, Theorem 21."""
+    a = np.array(FEW_ORDERS)
+    return np.asarray((curves + np.log1p(-1 / a) - (math.log(delta) + np.log(a)) / (a - 1)).min(1).clip(0))
 
 
 def _crossing(epsilon_at: Callable[[float], float], epsilon: float, start: float) -> float:

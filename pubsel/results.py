@@ -53,6 +53,20 @@ def read_records(results: Path) -> list[dict[str, Any]]:
     return sorted(made + [r for r in kept if r["identity"] not in names], key=lambda record: record["identity"])
 
 
+def read_ranks(results: Path) -> list[dict[str, Any]]:
+    """Every results/ranks/*/result.json as records of what trains nothing: one for each candidate, with its distance,
+    and without algorithm, epsilon and utility."""
+    needed = ("identity", "private", "model", "values", "settings")
+    found = [read_record(path, needed) for path in sorted((Path(results) / "ranks").glob("*/result.json"))]
+    return [
+        {key: rank.get(key) for key in ("private", "model", "settings", "commit")}
+        | {"identity": f"{rank['identity']} {public}", "public": public, "seed": rank["settings"]["seed"]}
+        | {"label": "paper", "algorithm": None, "epsilon": None, "utility": None, "distance": {"values": values}}
+        for rank in found
+        for public, values in rank["values"].items()
+    ]
+
+
 def _read_lines(path: Path) -> list[dict[str, Any]]:
     try:
         with gzip.open(path, "rt", encoding="utf-8") as lines:
@@ -116,15 +130,15 @@ def _cpu() -> str:
     return found[1].strip() if found else platform.processor() or platform.machine()
 
 
-def write_whole(path: Path, text: str) -> None:
-    """Writes `text`: `path` has either its old content or all of it. UserError names a folder that cannot be written
-    to."""
+def write_whole(path: Path, content: str | bytes) -> None:
+    """Writes a file: `path` has either its old content or all of the new. UserError names a folder that cannot be
+    written to."""
     path = Path(path)
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with temporary.open("x", encoding="utf-8", newline="") as file:
-            file.write(text)
+        with temporary.open("xb") as file:
+            file.write(content.encode() if isinstance(content, str) else content)
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)

@@ -220,19 +220,12 @@ def _train(settings: RunConfig, name: str, folder: Path, device: torch.device) -
     check_classes(task.test.y, task.metric, "the test set")
     if task.validation is not None:
         check_classes(task.validation.y, task.metric, f"pair.validation={settings.pair.validation}")
-    key = noise_key(name, task.private, device)
+    key = noise_key(name if settings is asked else f"{name}\0{settings.pair.public}", task.private, device)
     plan, spend, first = guarantee(settings, algorithm, len(task.private.x))
     before += [("before training", first)] if first else []
     spent_before = sum(part.epsilon for _, part in before)
     distance = pair_distance(settings, task, device)
-    frozen = freeze(settings, algorithm, task, name, key, folder, first)
-    if frozen is not None:
-        task = task.each(lambda split: Split(torch.cat([frozen(x) for x in split.x.split(2**14)]), split.y))
-    model = network(settings.model, task, settings.seed, settings.data_root).to(device)
-    trains = model
-    if settings.model.once and isinstance(model, models.Network):
-        free = min(estimate.free(device), estimate.free(torch.device("cpu")))
-        trains, task = once(model, task, free)
+    model, frozen, trains, task = prepare(settings, algorithm, task, name, key, folder, first, device)
     if settings.estimate and plan.steps:
         _estimate(settings, trains, task, algorithm, plan, folder, device)
 
@@ -304,6 +297,22 @@ def _train(settings: RunConfig, name: str, folder: Path, device: torch.device) -
         "notes": list(task.notes),
         **origin,
     }
+
+
+def prepare(
+    settings: RunConfig, algorithm: algorithms.Algorithm, task: Task, name: str, key: str, folder: Path,
+    first: privacy.Plan | None, device: torch.device,
+) -> tuple[nn.Module, Frozen | None, nn.Module, Task]:  # fmt: skip
+    """The network; what is frozen before it; what trains of it; and the task as that sees it."""
+    frozen = freeze(settings, algorithm, task, name, key, folder, first)
+    if frozen is not None:
+        task = task.each(lambda split: Split(torch.cat([frozen(x) for x in split.x.split(2**14)]), split.y))
+    model = network(settings.model, task, settings.seed, settings.data_root).to(device)
+    if not (settings.model.once and isinstance(model, models.Network)):
+        return model, frozen, model, task
+    free = min(estimate.free(device), estimate.free(torch.device("cpu")))
+    trains, task = once(model, task, free)
+    return model, frozen, trains, task
 
 
 def load_task(settings: RunConfig, device: torch.device) -> Task:

@@ -23,7 +23,8 @@ min(1, e^(-epsilon' t')) changes by a factor in [e^-epsilon', e^epsilon']. So th
 the factor 2 of scores that may move in opposite directions; and epsilon-private by sampling (`privacy.pure`). It costs
 the same for any number of candidates.
 
-As everywhere, the proof is of exact arithmetic: scores and choice are exact integers and coins here, gradients are not.
+The proof is of exact arithmetic. Scores and choice are exact integers and coins; on a CPU the gradient and the shares
+of an example are the same, bit for bit, whichever others are computed beside it (tests/test_selection.py).
 """
 
 import math

@@ -22,7 +22,7 @@ import yaml
 from scipy import stats
 
 from pubsel import config
-from pubsel.results import at, read_records, write_whole
+from pubsel.results import at, read_ranks, read_records, write_whole
 
 _HERE = Path(__file__).resolve().parent
 PAPER = next((path for path in (_HERE.parent / "results" / "paper", _HERE / "paper") if path.is_dir()), _HERE / "paper")
@@ -51,6 +51,13 @@ class Spec:
     stand_ins: dict[str, str] = field(default_factory=dict)  # our public data: the paper's that it stands for
     match: dict[str, str] = field(default_factory=dict)  # column of the paper's CSV: dotted key of the settings
     select: dict[str, Any] = field(default_factory=dict)  # by: SELECTION; over: dotted keys of the settings to choose
+    names: dict[str, str] = field(default_factory=dict)  # our data set: the paper's name of the same
+    ranks: bool = False  # whether distances of `pubsel rank` belong too
+    make: str | None = None  # see `target`
+
+    def target(self, name: str) -> str | None:
+        """The target of the Makefile that runs the cells: `make`, or else the name with - for _; None for make: ""."""
+        return (name.replace("_", "-") if self.make is None else self.make) or None
 
 
 @dataclass(frozen=True)
@@ -66,6 +73,10 @@ class Cell:
     def utility(self) -> tuple[float, float | None]:
         """Mean over seeds in percent, and the sample standard deviation; None for a single seed."""
         return _mean_std([100 * record["utility"] for record in self.records])
+
+    def trained(self) -> bool:
+        """Whether there is a utility: not for a distance of `pubsel rank` alone."""
+        return self.records[0]["utility"] is not None
 
     def interval(self) -> tuple[float | None, float | None]:
         """95 % interval of a single seed's utility over test examples, in percent; None for several seeds, which have a
@@ -146,16 +157,21 @@ def differences(group: list[Cell], shown: tuple[str, ...] = ()) -> list[str]:
     ]
 
 
-def _spec(name: str) -> Spec:
+def names() -> list[str]:
+    """The tables of conf/tables."""
+    return sorted(path.stem for path in SPECS.glob("*.yaml"))
+
+
+def spec(name: str) -> Spec:
+    """What conf/tables says of `name`; UsageError lists the known names."""
     path = SPECS / f"{name}.yaml"
     if not re.fullmatch(r"\w+", name) or not path.exists():
-        names = ", ".join(sorted(file.stem for file in SPECS.glob("*.yaml")))
-        raise config.UsageError(f"unknown table {name!r}: use one of {names}")
+        raise config.UsageError(f"unknown table {name!r}: use all, or one of {', '.join(names())}")
     try:
-        spec = Spec(**yaml.safe_load(path.read_text(encoding="utf-8")))
-        if spec.select and (set(spec.select) != {"by", "over"} or spec.select["by"] not in SELECTION):
+        found = Spec(**yaml.safe_load(path.read_text(encoding="utf-8")))
+        if found.select and (set(found.select) != {"by", "over"} or found.select["by"] not in SELECTION):
             raise TypeError(f"select takes by ({', '.join(SELECTION)}) and over")
-        return spec
+        return found
     except (TypeError, yaml.YAMLError) as error:
         raise config.UserError(f"{path}: {str(error).splitlines()[0]}; see gsd_table2.yaml for the keys") from None
 
@@ -175,10 +191,19 @@ def paper_rows(file: str | None) -> list[dict[str, Any]]:
 
 def table_cells(name: str, results: Path) -> list[Cell]:
     """The cells of records in `results` that the table `name` shows, selected as it says."""
-    return _scope(_spec(name), read_records(results))
+    return [cell for cell in _scope(spec(name), read_records(results), []) if cell.trained()]
 
 
-def _scope(spec: Spec, records: list[dict[str, Any]]) -> list[Cell]:
+def _scope(spec: Spec, records: list[dict[str, Any]], ranks: list[dict[str, Any]]) -> list[Cell]:
+    """The cells that a table shows, their data sets by the paper's names."""
+
+    def named(sets: str | None) -> str | None:
+        return sets and "+".join(spec.names.get(name, name) for name in sets.split("+"))
+
+    records = [*records, *ranks] if spec.ranks else records
+    if spec.names:
+        records = [record | {key: named(record[key]) for key in ("private", "public")} for record in records]
+
     def belongs(record: dict[str, Any]) -> bool:
         return all(
             (record[key] if key in record else at(record["settings"], key)) in values
@@ -192,6 +217,30 @@ def _scope(spec: Spec, records: list[dict[str, Any]]) -> list[Cell]:
 # Tables
 
 
+@dataclass(frozen=True)
+class Table:
+    """A table of conf/tables as `make` makes it, with what stands behind each row."""
+
+    name: str
+    spec: Spec
+    frame: pandas.DataFrame
+    cells: list[Cell | None]  # for each row of `frame`; None: the paper's numbers alone
+    ranks: pandas.DataFrame
+    groups: list[list[Cell]]  # for each row of `ranks`
+
+    def records(self) -> list[dict[str, Any]]:
+        """Every record that a number of the table is made of."""
+        return [record for cell in self.cells if cell for record in cell.records]
+
+
+def make(name: str, records: list[dict[str, Any]], ranks: list[dict[str, Any]] | None = None) -> Table:
+    """The table `name` of conf/tables, and the rank correlations of its distances and utilities; of `read_records`, and
+    of `read_ranks` where the table takes them."""
+    about = spec(name)
+    shown = _scope(about, records, ranks or [])
+    return Table(name, about, *_joined(name, about, shown), *_ranked(about, shown))
+
+
 def table(name: str, results: Path) -> pandas.DataFrame:
     """The table `name` of conf/tables: records in `results` joined with the paper's numbers; utilities in percent.
 
@@ -200,31 +249,7 @@ def table(name: str, results: Path) -> pandas.DataFrame:
     dataset stands in for the paper's, `paper_public` differs from `public` and `difference` stays empty. UsageError
     lists the known tables; UserError names a corrupt record.
     """
-    spec = _spec(name)
-    paper = paper_rows(spec.paper)
-    privates = list(dict.fromkeys(row["private"] for row in paper))
-    keyed = [(_paper_key(row, spec), row) for row in paper]
-    places = {key: place for place, (key, _) in enumerate(keyed)}
-    if len(places) < len(keyed):
-        raise config.UserError(f"{spec.paper} has two rows for one cell: name their difference under `match` of {name}")
-    sortable = []
-    filled = set()
-    for cell, setting in _with_setting(_scope(spec, read_records(results)), spec):
-        place = places.get(_cell_key(cell, spec))
-        filled.add((place, cell["label"]))
-        row = _row(cell, setting, paper[place] if place is not None else None, spec)
-        sortable.append((_order(row, place, privates, spec), row))
-    for place, row in enumerate(paper):
-        for label in ["paper", *spec.labels.get(row["algorithm"], [])]:
-            if (place, label) not in filled:
-                empty = {key: row[key] for key in CELL if key != "label"} | {key: row[key] for key in spec.match}
-                empty |= {"label": label} | _beside(row)
-                sortable.append((_order(empty, place, privates, spec), empty))
-    sortable.sort(key=lambda pair: pair[0])
-    rows = [row for _, row in sortable]
-    columns = [*CELL, *spec.match, *(["selected"] if spec.select else []), *COLUMNS_OURS, *COLUMNS_PAPER, *COLUMNS_CODE]
-    absent = {name for name in COLUMNS_IF_ANY if all(row.get(name) is None for row in rows)}
-    return _frame(rows, [name for name in columns if name not in absent])
+    return make(name, read_records(results), read_ranks(results)).frame
 
 
 def correlations(name: str, results: Path) -> pandas.DataFrame:
@@ -235,7 +260,39 @@ def correlations(name: str, results: Path) -> pandas.DataFrame:
     distance goes with a higher utility. Empty with fewer than 3 points or without any spread. spearman_low and _high:
     95 % of resamples of the seeds and of the initialisations (not of the public sets, of which there are few).
     """
-    spec = _spec(name)
+    return make(name, read_records(results), read_ranks(results)).ranks
+
+
+def _joined(name: str, spec: Spec, shown: list[Cell]) -> tuple[pandas.DataFrame, list[Cell | None]]:
+    """See `table`."""
+    paper = paper_rows(spec.paper)
+    privates = list(dict.fromkeys(row["private"] for row in paper))
+    keyed = [(_paper_key(row, spec), row) for row in paper]
+    places = {key: place for place, (key, _) in enumerate(keyed)}
+    if len(places) < len(keyed):
+        raise config.UserError(f"{spec.paper} has two rows for one cell: name their difference under `match` of {name}")
+    sortable: list[tuple[tuple, dict[str, Any], Cell | None]] = []
+    filled = set()
+    for cell, setting in _with_setting(shown, spec):
+        place = places.get(_cell_key(cell, spec))
+        filled.add((place, cell["label"]))
+        row = _row(cell, setting, paper[place] if place is not None else None, spec)
+        sortable.append((_order(row, place, privates, spec), row, cell))
+    for place, row in enumerate(paper):
+        for label in ["paper", *spec.labels.get(row["algorithm"], [])]:
+            if (place, label) not in filled:
+                empty = {key: row[key] for key in CELL if key != "label"} | {key: row[key] for key in spec.match}
+                empty |= {"label": label} | _beside(row)
+                sortable.append((_order(empty, place, privates, spec), empty, None))
+    sortable.sort(key=lambda entry: entry[0])
+    rows = [row for _, row, _ in sortable]
+    columns = [*CELL, *spec.match, *(["selected"] if spec.select else []), *COLUMNS_OURS, *COLUMNS_PAPER, *COLUMNS_CODE]
+    absent = {name for name in COLUMNS_IF_ANY if all(row.get(name) is None for row in rows)}
+    return _frame(rows, [name for name in columns if name not in absent]), [cell for _, _, cell in sortable]
+
+
+def _ranked(spec: Spec, shown: list[Cell]) -> tuple[pandas.DataFrame, list[list[Cell]]]:
+    """See `correlations`."""
     paper: dict[tuple, list[tuple[float, float]]] = {}
     for row in paper_rows(spec.paper):
         if row["algorithm"] not in WITHOUT_PUBLIC and row["distance"] is not None and row["utility"] is not None:
@@ -243,92 +300,50 @@ def correlations(name: str, results: Path) -> pandas.DataFrame:
             paper.setdefault(block, []).append((row["distance"], row["utility"]))
     public_keys = ("pair.public", "pair.convert")
     ours: dict[tuple, list[Cell]] = {}
-    for cell in _scope(spec, read_records(results)):
-        if cell["algorithm"] not in WITHOUT_PUBLIC and cell["public"] is not None and cell.distance()[0] is not None:
+    for cell in shown:
+        if cell["algorithm"] in WITHOUT_PUBLIC or not cell.trained():
+            continue
+        if cell["public"] is not None and cell.distance()[0] is not None:
+            epsilon = math.inf if cell["epsilon"] is None else float(cell["epsilon"])
             same = json.dumps([[k, v] for k, v in sorted(cell.settings.items()) if k not in public_keys])
-            key = (cell["private"], cell["model"], cell["algorithm"], float(cell["epsilon"]), cell["label"], same)
+            key = (cell["private"], cell["model"], cell["algorithm"], epsilon, cell["label"], same)
             ours.setdefault(key, []).append(cell)
-    rows = []
+    rows: list[tuple[tuple, list[Cell]]] = []
     for head, keys in groupby(sorted(ours), key=lambda key: key[:5]):
         together = list(keys)
         texts = differences([ours[key][0] for key in together], public_keys)
         for key, setting in zip(together, texts, strict=True):
             points = [(cell.distance()[0] or 0.0, cell.utility()[0]) for cell in ours[key]]
-            rows.append(
-                (
-                    *head,
-                    setting or None,
-                    *rank_correlation(points),
-                    *rank_interval(*_sides(ours[key])),
-                    *rank_correlation(paper.get(key[:4], [])),
-                )
-            )
-    made = {row[:4] for row in rows}
-    rows += [
-        (*key, "paper", None, *rank_correlation([]), None, None, *rank_correlation(paper[key]))
-        for key in paper
-        if key not in made
-    ]
+            uncertain = rank_interval(*_sides(ours[key]))
+            numbers = (*rank_correlation(points), *uncertain, *rank_correlation(paper.get(key[:4], [])))
+            rows.append(((*head, setting or None, *numbers), ours[key]))
+    made = {row[:4] for row, _ in rows}
+    absent = [key for key in paper if key not in made]
+    nothing = (*rank_correlation([]), None, None)
+    rows += [((*key, "paper", None, *nothing, *rank_correlation(paper[key])), []) for key in absent]
     privates = list(dict.fromkeys(row["private"] for row in paper_rows(spec.paper)))
-    rows.sort(key=lambda row: (_index(privates, row[0]), [str(value) for value in row[1:6]]))
+    rows.sort(key=lambda entry: (_index(privates, entry[0][0]), [str(value) for value in entry[0][:6]]))
     ranks = ("pairs", "spearman", "kendall")
     interval = ("spearman_low", "spearman_high")
     heads = ["private", "model", "algorithm", "epsilon", "label", "setting"]
     columns = [*heads, *ranks, *interval, *(f"paper_{r}" for r in ranks)]
-    return _frame([dict(zip(columns, row, strict=True)) for row in rows], columns)
+    return _frame([dict(zip(columns, row, strict=True)) for row, _ in rows], columns), [group for _, group in rows]
+
+
+def as_csv(frame: pandas.DataFrame, about: str = "") -> str:
+    """CSV: floats with at most six digits, so that equal tables are equal bytes. about: lines of comment before the
+    head, each behind "# "."""
+    comment = "".join(f"# {line}\n" for line in about.splitlines())
+    return comment + frame.to_csv(index=False, float_format="%.6g", lineterminator="\n")
 
 
 def write_table(frame: pandas.DataFrame, path: Path, about: str = "") -> None:
-    """Writes CSV, whole or not at all; floats with at most six digits, so that equal tables are equal bytes. about:
-    lines of comment before the head, each behind "# "."""
-    comment = "".join(f"# {line}\n" for line in about.splitlines())
-    write_whole(path, comment + frame.to_csv(index=False, float_format="%.6g", lineterminator="\n"))
-
-
-def show(frame: pandas.DataFrame, title: str = "") -> str:
-    """The table as text: "mean ± std" or "value [low, high]" in one column, columns of one value in a line above, empty
-    columns left out."""
-    columns: dict[str, list[str]] = {}
-    constant = []
-    for name in frame.columns:
-        if name.endswith(("_std", "_low", "_high")) or frame[name].isna().all():
-            continue
-        beside = [frame.get(f"{name}_{what}", [None] * len(frame)) for what in ("std", "low", "high")]
-        texts = [_text(name, *values) for values in zip(frame[name], *beside, strict=True)]
-        if len(frame) > 1 and len(set(texts)) == 1:
-            constant.append(f"{name} {texts[0]}")
-        else:
-            columns[name] = texts
-    widths = {name: max(map(len, [name, *texts])) for name, texts in columns.items()}
-    lines = [title] if title else []
-    lines += [f"In every row: {', '.join(constant)}"] if constant else []
-    lines.append("  ".join(name.ljust(widths[name]) for name in columns).rstrip())
-    for row in zip(*columns.values(), strict=True):
-        lines.append("  ".join(text.ljust(width) for text, width in zip(row, widths.values(), strict=True)).rstrip())
-    return "\n".join(lines)
-
-
-def run(settings: config.TableConfig) -> str:
-    """`pubsel table`: writes <results>/tables/<name>.csv and <name>_correlation.csv; returns both as text."""
-    results = Path(settings.results)
-    frame, ranks = table(settings.table, results), correlations(settings.table, results)
-    folder = results / "tables"
-    write_table(frame, folder / f"{settings.table}.csv")
-    write_table(ranks, folder / f"{settings.table}_correlation.csv")
-    parts = [show(frame, _spec(settings.table).title)]
-    if "utility_low" in frame:
-        parts.append(
-            "[low, high]: of one seed, a 95 % bootstrap interval over test examples; it does not cover training."
-        )
-    if not ranks.empty:
-        parts.append(show(ranks, "Rank correlation of distance and utility (near -1: smaller distance, more utility)"))
-    if frame["seeds"].isna().all():
-        parts.append(f"No record of this table in {results / 'runs'} yet: the figures are the paper's alone.")
-    return "\n\n".join(parts)
+    """Writes `as_csv`, whole or not at all."""
+    write_whole(path, as_csv(frame, about))
 
 
 def _row(cell: Cell, setting: str, paper: dict[str, Any] | None, spec: Spec) -> dict[str, Any]:
-    utility, utility_std = cell.utility()
+    utility, utility_std = cell.utility() if cell.trained() else (None, None)
     distance, distance_std = cell.distance()
     row = {key: cell[key] for key in CELL}
     row |= {column: at(cell["settings"], key) for column, key in spec.match.items()}
@@ -339,7 +354,7 @@ def _row(cell: Cell, setting: str, paper: dict[str, Any] | None, spec: Spec) -> 
     row["commits"] = len({record.get("commit") for record in cell.records})
     if paper is not None:
         row |= _beside(paper)
-        if paper["public"] == cell["public"] and paper["utility"] is not None:
+        if paper["public"] == cell["public"] and paper["utility"] is not None and utility is not None:
             row["difference"] = utility - paper["utility"]
     return row
 
@@ -445,18 +460,3 @@ def _value(text: str) -> float | str | None:
 
 def _index(names: list[str], name: str) -> int:
     return names.index(name) if name in names else len(names)
-
-
-def _text(name: str, value: Any, spread: Any, low: Any, high: Any) -> str:
-    if value is None or pandas.isna(value):
-        return "-"
-    if not isinstance(value, float):
-        return str(value)
-    if name == "epsilon":
-        return f"{value:g}"
-    digits = 2 if re.search("utility|difference", name) else 3
-    if spread is not None and not pandas.isna(spread):
-        return f"{value:.{digits}f} ± {spread:.{digits}f}"
-    return f"{value:.{digits}f}" + (
-        "" if low is None or pandas.isna(low) else f" [{low:.{digits}f}, {high:.{digits}f}]"
-    )

@@ -134,6 +134,7 @@ def fit(
     secure: bool,
     checkpoint: Path,
     report: Callable[[Progress], None],
+    gradients: Engine | None = None,
 ) -> float:
     """Train `model` in place on task.private; returns the seconds spent, those before a resume included.
 
@@ -141,13 +142,13 @@ def fit(
     not either. key: the run and its private data; with the step it determines sample and noise, so that a run killed
     at any moment goes on from `checkpoint` and ends, bit for bit on a CPU, like an uninterrupted one. With `secure`,
     sample and noise come from the operating system instead: steps after the last checkpoint, whose result nobody saw,
-    are drawn anew.
+    are drawn anew. gradients: by default engine(model, training.chunk); an audit brings its own.
 
     Raises UserError when the weights stop being finite.
     """
     device = next(model.parameters()).device
     task = on_device(task, device)
-    gradients = engine(model, training.chunk)
+    gradients = gradients or engine(model, training.chunk)
     parameters = [dict(model.named_parameters())[name] for name in gradients.offsets]
     rate, decayed = training.learning_rate, training.weight_decay
     optimizer: torch.optim.Optimizer = torch.optim.SGD(parameters, rate, training.momentum, weight_decay=decayed)
@@ -161,12 +162,17 @@ def fit(
         scale = 2 / (training.inverse_decay * training.learning_rate)
         decay = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda t: scale / (t + 2))  # the t-th step, from 1: t + 1
     view = view_of(model, gradients, task, name, plan)
-    if isinstance(algorithm, Pretrains):
-        algorithm.pretrain(view)
-    view = view._replace(start=_flat(parameters))
-    average = _Average(parameters, training.average)
+    average, begin = _Average(parameters, training.average), _Begin(parameters)
+    parts = (model, optimizer, decay, average, begin)
 
-    start, earlier = _resume(checkpoint, model, optimizer, decay, average)
+    start, earlier = _resume(checkpoint, *parts)
+    if isinstance(algorithm, Pretrains) and not checkpoint.exists():
+        began = time.monotonic()
+        algorithm.pretrain(view)
+        begin.weights = _flat(parameters)
+        if time.monotonic() - began >= training.checkpoint_seconds:
+            save(checkpoint, _state(0, 0.0, parts))
+    view = view._replace(start=begin.weights)
     _check_finite(parameters, start, training)
     began = saved = time.monotonic()
     epoch_steps = max(1, round(1 / plan.rate))
@@ -199,9 +205,7 @@ def fit(
         if epoch_ends or due:
             if due or not _finite(parameters):
                 saved = time.monotonic()
-                states = [part.state_dict() for part in (model, optimizer, decay, average)]
-                content = {"step": step + 1, "seconds": earlier + saved - began, "parts": states}
-                save(checkpoint, content | {"version": pubsel.__version__})
+                save(checkpoint, _state(step + 1, earlier + saved - began, parts))
             _check_finite(parameters, step + 1, training)
         if epoch_ends:
             loss = float(torch.cat(losses).mean()) if sum(map(len, losses)) else float("nan")
@@ -217,6 +221,20 @@ def fit(
 
 def _flat(parameters: list[nn.Parameter]) -> Tensor:
     return torch.cat([p.detach().flatten() for p in parameters])
+
+
+class _Begin:
+    """The weights [p] before the first private step, which a run that goes on takes from its checkpoint: what trains on
+    public data before is not done again."""
+
+    def __init__(self, parameters: list[nn.Parameter]):
+        self.weights = _flat(parameters)
+
+    def state_dict(self) -> dict[str, Tensor]:
+        return {"weights": self.weights}
+
+    def load_state_dict(self, state: dict[str, Tensor]) -> None:
+        self.weights = state["weights"].to(self.weights)
 
 
 class _Average:
@@ -273,6 +291,12 @@ def save(path: Path, content: Any) -> None:
     except (OSError, RuntimeError) as error:
         partial.unlink(missing_ok=True)
         raise UserError(f"cannot write {path}: {error}; free space or set results=FOLDER") from None
+
+
+def _state(step: int, seconds: float, parts: tuple[Any, ...]) -> dict[str, Any]:
+    """What a checkpoint holds."""
+    states = [part.state_dict() for part in parts]
+    return {"step": step, "seconds": seconds, "parts": states, "version": pubsel.__version__}
 
 
 def _resume(path: Path, *parts: Any) -> tuple[int, float]:

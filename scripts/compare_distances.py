@@ -15,7 +15,7 @@ from typing import Any
 
 import pandas
 
-from pubsel import config, results, tables
+from pubsel import config, results, tables, typeset
 
 TABLE = "distances_ours"
 NEEDED = ("private", "values", "model", "m", "settings", "distance", "seconds_candidate", "seconds_private")
@@ -95,8 +95,8 @@ def main() -> None:
     except config.UserError as error:
         raise SystemExit(f"compare_distances: {error}") from None
     for private, part in points.groupby("private", sort=False):
-        print(tables.show(part.dropna(axis=1, how="all"), f"{private}, best utility first"), end="\n\n")
-    print(tables.show(rows, "Rank correlation with the utility (-1: the nearer, the better)"))
+        print(typeset.text(part.dropna(axis=1, how="all"), f"{private}, best utility first"), end="\n\n")
+    print(typeset.text(rows, "Rank correlation with the utility (-1: the nearer, the better)"))
 
 
 if __name__ == "__main__":

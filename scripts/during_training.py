@@ -56,6 +56,7 @@ from pubsel.training import Schedule, fit, poisson_sample, source_of
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
+from matplotlib.ticker import LogFormatter
 
 NOT_PRIVATE = "Not differentially private: measured on private gradients without noise."
 LARGEST = 500  # singular values
@@ -254,9 +255,11 @@ def moments(plan: Schedule, points: int, first_epoch: bool) -> set[int]:
     return {round(step) for end in ends for step in np.linspace(0, end - 1, points)}
 
 
-def follow(name: str, settings: RunConfig, sets: list[str], ks: list[int], points: int) -> pandas.DataFrame:
+def follow(name: str, settings: RunConfig, sets: list[str], ks: list[int], points: int) -> tuple[pandas.DataFrame, str]:
     """Train as `pubsel run` with these settings would, and measure on the way: `step`, `epoch` and what the figure's
-    function yields. Rows are kept beside the checkpoint, so that what was stopped goes on."""
+    function yields; and what measured it. Rows are kept beside the checkpoint, so that what was stopped goes on."""
+    origin = results.provenance()
+    made = f"commit {origin['commit']}, torch {origin['versions']['torch']}, {origin['hardware']}"
     trained = run.canonical(settings)
     algorithm, gep = algorithms.build(trained.algorithm), anchor(trained)
     refuse(settings, algorithm, sets, ks, FIGURES[name])
@@ -286,13 +289,13 @@ def follow(name: str, settings: RunConfig, sets: list[str], ks: list[int], point
     kept, checkpoint, take = folder / "measured.csv", folder / "checkpoint.pt", algorithm.mechanism
     with run.locked(folder):
         stays = checkpoint.exists() or not run.has_paths([settings.pair.private, *sets])  # a folder may have changed
-        rows = pandas.read_csv(kept).to_dict("records") if kept.exists() and stays else []
+        rows = pandas.read_csv(kept, comment="#").to_dict("records") if kept.exists() and stays else []
         missing = wanted - {row["step"] for row in rows}
 
         def watched(view: View, step: int) -> Mechanism:
             if step in missing:
                 rows.extend(look(view, step))
-                tables.write_table(pandas.DataFrame(rows), kept)
+                tables.write_table(pandas.DataFrame(rows), kept, made)
                 say(f"  {name}: measured before step {step} of {plan.steps}")
             return take(view, step)
 
@@ -303,7 +306,7 @@ def follow(name: str, settings: RunConfig, sets: list[str], ks: list[int], point
             silent = lambda now: None  # noqa: E731
             fit(model, task, algorithm, plan, noise, settings.training, identity, key, False, checkpoint, silent)
             checkpoint.unlink(missing_ok=True)
-        return pandas.read_csv(kept)
+        return pandas.read_csv(kept, comment="#"), kept.read_text().splitlines()[0].removeprefix("# ")
 
 
 def anchor(settings: RunConfig) -> GEP:
@@ -340,10 +343,12 @@ def public_set(name: str, settings: RunConfig, private: Split, device: torch.dev
     return Split(split.x.to(device), split.y.to(device))
 
 
-def order_kept(frame: pandas.DataFrame) -> tuple[int, int]:
-    """In how many of the moments the public sets are in the order of the first one, by GSD, and of how many."""
+def order_kept(frame: pandas.DataFrame) -> tuple[int, int, int]:
+    """By GSD: in how many of the moments the public sets are in the order of the first one, in how many the nearest is
+    the same, and how many there are."""
     orders = [tuple(rows.sort_values("gsd")["public"]) for _, rows in frame.groupby(["step", "k"])]
-    return sum(order == orders[0] for order in orders), len(orders)
+    same, nearest = (sum(order[:n] == orders[0][:n] for order in orders) for n in (len(orders[0]), 1))
+    return same, nearest, len(orders)
 
 
 def shown(frame: pandas.DataFrame, figure: Figure) -> pandas.DataFrame:
@@ -388,17 +393,18 @@ def draw(frame: pandas.DataFrame, figure: Figure, title: str, path: Path) -> Non
         lines = [(None, rows)] if figure.line is None else list(rows.groupby(figure.line, sort=False))
         for i, (y, (value, part)) in enumerate(itertools.product(figure.y, lines)):
             label = TEXT[y] if value is None else value if isinstance(value, str) else f"{figure.line} = {value}"
+            if figure.line == "group":
+                label += f" (p = {part['p'].iloc[0]:,})"
             part = part.sort_values(x)
             style = {"ls": DASHES[i % len(DASHES)], "marker": MARKERS[i % len(MARKERS)]}
             axis.plot(part[x], part[y], ms=4, lw=1.3, markevery=max(1, len(part) // 12), label=label, **style)
         axis.set(xlabel=TEXT.get(x, x), title=heading)
         axis.grid(alpha=0.3)
-        if figure.logarithmic:
-            axis.set_yscale("log")
-            axis.yaxis.set_major_formatter("{x:g}")
-        if x == "index":
-            axis.set_xscale("log")
-            axis.xaxis.set_major_formatter("{x:g}")
+        axis.set(yscale="log" if figure.logarithmic else "linear", xscale="log" if x == "index" else "linear")
+        for scaled, logarithmic in ((axis.yaxis, figure.logarithmic), (axis.xaxis, x == "index")):
+            if logarithmic:  # 4, not 4 x 10^0
+                scaled.set_major_formatter(LogFormatter())
+                scaled.set_minor_formatter(LogFormatter())
     for axis in axes[:, 0]:
         axis.set_ylabel(figure.label)
     axes[0][0].legend(fontsize=8)
@@ -432,21 +438,19 @@ def main(words: list[str]) -> None:
     sets = given.public.split(",") if given.public else config.public_sets(settings.pair.public)
     sets = sets if figure.public else []
     ks = whole_numbers(given.k) if given.k else list(figure.ks)
-    frame = follow(given.name, settings, sets, ks, given.points or figure.points)
+    frame, made = follow(given.name, settings, sets, ks, given.points or figure.points)
 
     private, label = config.short(settings.pair.private), settings.label
     name = "-".join([given.name, private, settings.model.name, *([] if label == "paper" else [label])])
-    origin = results.provenance()
     algorithm = settings.algorithm["name"]
     title = f"{given.name}: {private}, {settings.model.name}, {algorithm}, batches of {settings.training.batch_size}"
     title += f", {settings.pair.m} images of each public set" if sets else ""
-    made = f"commit {origin['commit']}, torch {origin['versions']['torch']}, {origin['hardware']}"
     path = Path(settings.results) / "figures" / name
     draw(frame, figure, title, path)
     tables.write_table(frame, path.with_suffix(".csv"), f"{NOT_PRIVATE}\n{title}, seed {settings.seed}\n{made}")
     print(summary(frame, figure))
     if given.name == "gsd_figure1":
-        print("the order of the first step holds in {} of {} steps".format(*order_kept(frame)))
+        print("of the first step, the order holds in {}, the nearest set in {} of {} steps".format(*order_kept(frame)))
     print(f"{NOT_PRIVATE} Written: {path}.csv, .png, .svg")
 
 

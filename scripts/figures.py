@@ -1,29 +1,29 @@
-"""Figures of learning on features from the records of runs: a CSV and a PNG each, in results/figures.
+"""Figures from the records of runs: NAME.csv, NAME.png, NAME.svg and NAME.pdf in results/figures.
 
-    python scripts/figures.py pillar_k --results results
+    python scripts/figures.py all --results results
 
-pillar_k: utility against the dimensions that are left, by epsilon (PILLAR, Figures 4 and 5). pillar_share: against the
-share of private data (Figure 7). adamix: every method at each epsilon (AdaMix, Figure 1), with the performance boost;
-adamix_quantile, adamix_sigma, adamix_shots: Figures 7, 8 and 2. adamix_attack: AUC of the loss attack against the test
-error (Figure 1, right), from the records of `pubsel attack loss run=all`. With settings as of `pubsel run` behind the
-name: separability, xi_k of features (PILLAR, Figure 3); reconstruction, what the projection of AdaMix loses (Figure 6),
-which looks at the private gradient without noise.
+A name of pubsel.figures.CURVES: utility against epsilon, k, noise, public examples; with adamix the performance boost.
+A name of a table: its utility against distance (NAME_distance). all: each of these that the records allow. With
+settings of `pubsel run` behind the name: separability, xi_k of features (PILLAR, Figure 3); reconstruction, what the
+projection of AdaMix loses (Figure 6), which looks at the private gradient without noise.
+adamix_attack: area under the ROC curve of the loss attack against test error (Figure 1, right), from what `pubsel
+attack loss run=all` wrote. per_instance: beside each audits/*/per_instance.csv its figure.
 """
 
 import argparse
 import itertools
-import math
+import sys
 import tempfile
 from pathlib import Path
 from typing import Any
 
-import matplotlib
 import numpy as np
 import pandas
 import torch
 from hydra import compose, initialize_config_dir
+from matplotlib.figure import Figure
 
-from pubsel import algorithms, data, results, run, tables
+from pubsel import algorithms, data, figures, results, run, tables
 from pubsel.algorithms import Mechanism, View
 from pubsel.algorithms.adamix import AdaMix, project, public_gradient, subspace_around
 from pubsel.config import CONF, RunConfig, check
@@ -31,135 +31,8 @@ from pubsel.data import Split, features
 from pubsel.gradients import GradientMatrix
 from pubsel.run import canonical
 from pubsel.separability import separability as estimate
-from pubsel.tables import Cell
 from pubsel.terminal import say
 from pubsel.training import fit
-
-matplotlib.use("Agg")
-import matplotlib.pyplot as plt
-
-RATES = ["training.learning_rate", "algorithm.pretrain_rate", "algorithm.finish_rate", "algorithm.reuse"]
-FAMILY = ["paragon", "adamix", "adamix_clipping", "adamix_projection", "ngd", "ppgd", "fully_private", "only_public"]
-# name: algorithms, x axis (a key of the settings), what a line is, what selects, and over which settings
-LINES: dict[str, tuple[list[str], str, str, str, list[str]]] = {
-    "pillar_k": (["pillar"], "algorithm.k", "epsilon", "validation", RATES),
-    "pillar_share": (["pillar", "dp_sgd"], "pair.private_share", "algorithm", "test", [*RATES, "algorithm.k"]),
-    "adamix": (FAMILY, "epsilon", "algorithm", "test", RATES),
-    "adamix_quantile": (["adamix"], "algorithm.quantile", "epsilon", "test", RATES),
-    "adamix_sigma": (["adamix", "ngd"], "privacy.noise_multiplier", "algorithm", "test", RATES),
-    "adamix_shots": (["adamix", "only_public", "fully_private"], "pair.shots", "algorithm", "test", RATES),
-}
-STYLES = [("o", "-"), ("s", "--"), ("^", "-."), ("D", ":"), ("v", "-"), ("P", "--"), ("X", "-."), ("*", ":")]
-
-
-def value(cell: Cell, key: str) -> Any:
-    """A key of the record, or a dotted key of its settings."""
-    found = cell[key] if key in cell.records[0] else tables.at(cell["settings"], key)
-    return math.inf if key == "epsilon" and found is None else found
-
-
-def points(name: str, folder: Path) -> pandas.DataFrame:
-    """A row for each point of the figure, utility in percent, the settings chosen as LINES says."""
-    algorithms, x, line, by, over = LINES[name]
-    records = [r for r in results.read_records(folder) if r["algorithm"] in algorithms]
-    found = tables.selected(tables.cells(records), by, over)
-    rows = []
-    for cell in found:
-        mean, std = cell.utility()
-        shown = {"private": cell["private"], "model": cell["model"], "line": value(cell, line), "x": value(cell, x)}
-        rows.append({**shown, "utility": mean, "std": std, "seeds": len(cell.records), "metric": cell["metric"]})
-    frame = pandas.DataFrame(rows)
-    frame["selected"] = tables.SELECTION[by]
-    return frame.dropna(subset=["x"]).sort_values(["private", "model", "line", "x"], key=lambda c: c.map(_order))
-
-
-def _order(key: Any) -> Any:
-    return f"{key:020.6f}" if isinstance(key, int | float) else str(key)
-
-
-def boosted(frame: pandas.DataFrame) -> pandas.DataFrame:
-    """AdaMix's performance boost (e_public - e_paragon) / (e_dp - e_paragon), e the error, beside each private method:
-    above 1 where private data helps."""
-    frame = frame.copy()
-    frame["boost"] = np.nan
-    for _, rows in frame.groupby(["private", "model"]):
-        error = {line: 100 - part["utility"].max() for line, part in rows.groupby("line")}
-        if {"only_public", "paragon"} <= set(error):
-            gain = error["only_public"] - error["paragon"]
-            frame.loc[rows.index, "boost"] = gain / (100 - rows["utility"] - error["paragon"])
-    frame.loc[frame["line"].isin(["paragon", "only_public"]), "boost"] = np.nan
-    return frame
-
-
-def attacked(folder: Path) -> pandas.DataFrame:
-    """A row for each method and epsilon of AdaMix's Figure 1, the settings chosen as there: test error in percent and
-    AUC of the loss attack, means over those seeds that were attacked."""
-    paths = (folder / "attacks").glob("loss-*/result.json")
-    auc = {record["run"]: record["auc"] for record in (results.read_record(path, ("run", "auc")) for path in paths)}
-    algorithms, _, _, by, over = LINES["adamix"]
-    records = [r for r in results.read_records(folder) if r["algorithm"] in algorithms]
-    rows = []
-    for cell in tables.selected(tables.cells(records), by, over):
-        found = [(100 - 100 * r["utility"], auc[r["identity"]]) for r in cell.records if r["identity"] in auc]
-        if found:
-            error, leak = np.mean(found, axis=0)
-            shown = {"private": cell["private"], "model": cell["model"], "line": cell["algorithm"]}
-            rows.append(shown | {"epsilon": value(cell, "epsilon"), "error": error, "auc": leak, "seeds": len(found)})
-    if not rows:
-        raise SystemExit(f"no attacked run of {', '.join(algorithms)} in {folder}: pubsel attack loss run=all")
-    return pandas.DataFrame(rows).sort_values(["private", "model", "line", "epsilon"])
-
-
-def draw_attacked(frame: pandas.DataFrame, path: Path) -> None:
-    """A panel for each private set, a line for each method, its points marked with epsilon; 0.5 is chance."""
-    panels = list(frame.groupby(["private", "model"]))
-    fig, axes = plt.subplots(1, len(panels), figsize=(4.2 * len(panels), 3.6), squeeze=False)
-    lines = [name for name in FAMILY if name in set(frame["line"])]
-    for axis, ((private, model), rows) in zip(axes[0], panels, strict=True):
-        for (marker, dash), name in zip(itertools.cycle(STYLES), lines, strict=False):
-            part = rows[rows["line"] == name]
-            axis.plot(part["error"], part["auc"], marker=marker, ls=dash, ms=4, label=name)
-            for _, row in part.iterrows():
-                axis.annotate(f"{row['epsilon']:g}", (row["error"], row["auc"]), fontsize=6)
-        axis.axhline(0.5, lw=0.8, color="0.6")
-        axis.set(xlabel="test error %", ylabel="AUC of the attack", title=f"{private}, {model}")
-        axis.legend(fontsize=7)
-    fig.tight_layout()
-    path.parent.mkdir(parents=True, exist_ok=True)
-    fig.savefig(path, dpi=140)
-
-
-def draw(frame: pandas.DataFrame, x: str, line: str, path: Path) -> None:
-    """A panel for each private set, a line for each value of `line`; error bars are standard deviations over seeds."""
-    panels = list(frame.groupby(["private", "model"]))
-    fig, axes = plt.subplots(1, len(panels), figsize=(4.2 * len(panels), 3.6), squeeze=False)
-    lines = list(dict.fromkeys(frame["line"]))
-    for axis, ((private, model), rows) in zip(axes[0], panels, strict=True):
-        for (marker, dash), name in zip(itertools.cycle(STYLES), lines, strict=False):
-            part = rows[rows["line"] == name]
-            label = f"{line} {name:g}" if isinstance(name, float) else str(name)
-            finite = part[np.isfinite(part["x"].astype(float)) & (part["x"].astype(float) > 0)]
-            if len(finite):
-                spread = finite["std"].fillna(0)
-                axis.errorbar(
-                    finite["x"], finite["utility"], spread, marker=marker, ls=dash, ms=4, capsize=2, label=label
-                )
-            elif len(part):  # no epsilon: a level
-                axis.axhline(part["utility"].max(), ls=dash, lw=1, color="0.4")
-                axis.annotate(
-                    label, (0.02, part["utility"].max()), xycoords=("axes fraction", "data"), fontsize=7, va="bottom"
-                )
-        axis.set_xscale("log")
-        axis.set_xticks(sorted({v for v in rows["x"] if np.isfinite(float(v)) and v > 0}))
-        axis.xaxis.set_major_formatter("{x:g}")
-        axis.minorticks_off()
-        axis.tick_params(axis="x", labelsize=7)
-        axis.set(title=f"{private}, {model}", xlabel=x, ylabel=f"{rows['metric'].iloc[0]} in percent")
-    axes[0][0].legend(fontsize=7)
-    fig.tight_layout()
-    path.parent.mkdir(parents=True, exist_ok=True)
-    fig.savefig(path, dpi=140)
-    plt.close(fig)
 
 
 def composed(words: list[str]) -> RunConfig:
@@ -234,60 +107,143 @@ def reconstruction(words: list[str]) -> pandas.DataFrame:
     return frame.assign(private=settings.pair.private, model=settings.model.name, rank=algorithm.rank)
 
 
-def draw_reconstruction(frame: pandas.DataFrame, path: Path) -> None:
+def draw_reconstruction(frame: pandas.DataFrame) -> Figure:
     """Both errors against the step."""
-    fig, axis = plt.subplots(figsize=(5, 3.6))
-    axis.plot(frame["step"], frame["public"], "k-", label="public gradient's subspace")
-    axis.plot(frame["step"], frame["random"], "k--", label="random subspace")
-    axis.set(xlabel="step", ylabel="relative error of the private gradient", ylim=(0, None))
-    axis.set_title(
-        f"{frame['private'][0]}, {frame['model'][0]}, {frame['rank'][0]} dimensions (not private)", fontsize=9
-    )
-    axis.legend(fontsize=8)
-    fig.tight_layout()
-    path.parent.mkdir(parents=True, exist_ok=True)
-    fig.savefig(path, dpi=140)
+    with figures.style():
+        figure = Figure(figsize=(5, 3.6), layout="constrained")
+        axis = figure.subplots()
+        for (column, label), how in zip(
+            {"public": "public gradient's subspace", "random": "random subspace"}.items(),
+            figures.line_styles(["public", "random"]).values(), strict=True,
+        ):  # fmt: skip
+            axis.plot(frame["step"], frame[column], label=label, color=how["color"], ls=how["ls"])
+        axis.set(xlabel="step", ylabel="relative error of the private gradient", ylim=(0, None))
+        about = f"{frame['private'][0]}, {frame['model'][0]}, {frame['rank'][0]} dimensions (not private)"
+        axis.set_title(about, fontsize=9)
+        axis.legend()
+    return figure
 
 
-def draw_separability(frame: pandas.DataFrame, path: Path) -> None:
+def draw_separability(frame: pandas.DataFrame) -> Figure:
     """A line for each data set and kind of features."""
-    fig, axis = plt.subplots(figsize=(5, 3.6))
-    for (marker, dash), ((name, kind), rows) in zip(
-        itertools.cycle(STYLES), frame.groupby(["private", "features"]), strict=False
-    ):
-        axis.plot(rows["k"], rows["xi"], marker=marker, ls=dash, ms=4, label=f"{name}, {kind}")
-    axis.set(xscale="log", xlabel="k", ylabel="xi_k", ylim=(0, 1))
-    axis.legend(fontsize=7)
-    fig.tight_layout()
-    path.parent.mkdir(parents=True, exist_ok=True)
-    fig.savefig(path, dpi=140)
+    kinds = list(frame.groupby(["private", "features"], sort=False))
+    with figures.style():
+        figure = Figure(figsize=(5, 3.6), layout="constrained")
+        axis = figure.subplots()
+        for (key, rows), how in zip(kinds, figures.line_styles(key for key, _ in kinds).values(), strict=True):
+            axis.plot(rows["k"], rows["xi"], label=", ".join(key), **how)
+        axis.set(xscale="log", xlabel="k", ylabel="xi_k", ylim=(0, 1))
+        axis.legend()
+    return figure
+
+
+def write(name: str, frame: pandas.DataFrame, figure: Figure, folder: Path) -> None:
+    """The figure in all formats, and its numbers."""
+    results.write_whole(folder / f"{name}.csv", tables.as_csv(frame))
+    print(*figures.save(figure, folder / name), sep="\n")
+
+
+def attacked(records: list[dict[str, Any]], folder: Path) -> pandas.DataFrame:
+    """A row for each method and epsilon of AdaMix's Figure 1, the settings chosen as there: test error in percent and
+    AUC of the loss attack, means over those seeds that were attacked."""
+    paths = (folder / "attacks").glob("loss-*/result.json")
+    auc = {record["run"]: record["auc"] for record in (results.read_record(path, ("run", "auc")) for path in paths)}
+    curve = figures.CURVES["adamix"]
+    belong = [record for record in records if record["algorithm"] in curve.algorithms]
+    rows = []
+    for cell in tables.selected(tables.cells(belong), curve.by, list(curve.over)):
+        found = [(100 - 100 * r["utility"], auc[r["identity"]]) for r in cell.records if r["identity"] in auc]
+        if found:
+            error, leak = np.mean(found, axis=0)
+            shown = {"private": cell["private"], "model": cell["model"], "line": cell["algorithm"]}
+            epsilon = figures.value(cell, "epsilon")
+            rows.append(shown | {"epsilon": epsilon, "error": error, "auc": leak, "seeds": len(found)})
+    if not rows:
+        sys.exit(f"no attacked run of {', '.join(curve.algorithms)} in {folder}: pubsel attack loss run=all")
+    return pandas.DataFrame(rows).sort_values(["private", "model", "line", "epsilon"])
+
+
+def draw_attacked(frame: pandas.DataFrame) -> Figure:
+    """A panel for each private set, a line for each method, its points marked with epsilon; 0.5 is chance."""
+    panels = list(frame.groupby(["private", "model"]))
+    styles = figures.line_styles(name for name in figures.ADAMIX if name in set(frame["line"]))
+    with figures.style():
+        figure = Figure(figsize=(4.2 * len(panels), 3.6), layout="constrained")
+        axes = figure.subplots(1, len(panels), squeeze=False)[0]
+        for axis, ((private, model), rows) in zip(axes, panels, strict=True):
+            for name, how in styles.items():
+                part = rows[rows["line"] == name]
+                axis.plot(part["error"], part["auc"], label=name, **how)
+                for _, row in part.iterrows():
+                    axis.annotate(f"{row['epsilon']:g}", (row["error"], row["auc"]), fontsize=7)
+            axis.axhline(0.5, lw=0.8, color="0.6")
+            axis.set(xlabel="test error, percent", ylabel="AUC of the attack", title=f"{private}, {model}")
+            axis.legend()
+    return figure
+
+
+def draw_losses(folder: Path) -> None:
+    """Sorted losses and their histogram beside the claimed epsilon, for each per-instance audit in `folder`."""
+    for path in sorted((folder / "audits").glob("*/per_instance.csv")):
+        record = results.read_record(path.with_name("result.json"), ("claimed", "delta", "algorithm", "private"))
+        losses = np.sort(pandas.read_csv(path)["epsilon"])[::-1]
+        with figures.style():
+            figure = Figure(figsize=(8, 3.6), layout="constrained")
+            left, right = figure.subplots(1, 2)
+            left.plot(losses, color=figures.COLOURS[0])
+            left.axhline(record["claimed"], color=figures.INK, ls="--", label=f"claimed, delta {record['delta']:g}")
+            left.set(xlabel="private examples, sorted", ylabel="epsilon of the example", ylim=(0, None))
+            left.legend()
+            right.hist(losses, bins=50, color=figures.COLOURS[0])
+            right.axvline(record["claimed"], color=figures.INK, ls="--")
+            right.set(xlabel="epsilon of the example", ylabel="private examples")
+            figure.suptitle(f"{record['algorithm']}, {record['private']} (not private: do not publish)", fontsize=9)
+        print(*figures.save(figure, path.with_suffix("")), sep="\n")
+
+
+def of_records(name: str, records: list[dict[str, Any]], folder: Path) -> bool:
+    """Draw a curve, or a table's distances; False where there are no records for it."""
+    if name in figures.CURVES:
+        curve = figures.CURVES[name]
+        frame, _ = figures.points(curve, records)
+        if len(frame):
+            frame = figures.boosted(frame) if name.startswith("adamix") else frame
+            write(name, frame, figures.curves(frame, curve.x, curve.line), folder)
+    else:
+        frame = figures.distances(tables.make(name, records))
+        if len(frame):
+            write(f"{name}_distance", frame, figures.scatter(frame), folder)
+    return len(frame) > 0
 
 
 def main() -> None:
-    """Write NAME.csv and NAME.png."""
+    """Draw what is asked for."""
+    of_files = [*figures.CURVES, *tables.names()]
     arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    arguments.add_argument("name", choices=[*LINES, "adamix_attack", "separability", "reconstruction"])
+    arguments.add_argument(
+        "name", choices=["all", *of_files, "separability", "reconstruction", "adamix_attack", "per_instance"]
+    )
     arguments.add_argument("words", nargs="*", help="separability, reconstruction: settings as of pubsel run")
     arguments.add_argument("--results", type=Path, default=Path("results"))
     arguments.add_argument("--sets", nargs="+", default=["cifar10"], help="separability: data sets")
     given = arguments.parse_args()
     folder = given.results / "figures"
-    if given.name == "separability":
-        frame = separability(given.words, given.sets)
-        draw_separability(frame, folder / "separability.png")
+    if given.name == "per_instance":
+        draw_losses(given.results)
     elif given.name == "adamix_attack":
-        frame = attacked(given.results)
-        draw_attacked(frame, folder / "adamix_attack.png")
+        frame = attacked(results.read_records(given.results), given.results)
+        write(given.name, frame, draw_attacked(frame), folder)
+    elif given.name == "separability":
+        frame = separability(given.words, given.sets)
+        write(given.name, frame, draw_separability(frame), folder)
     elif given.name == "reconstruction":
         frame = reconstruction(given.words)
-        draw_reconstruction(frame, folder / "reconstruction.png")
+        write(given.name, frame, draw_reconstruction(frame), folder)
     else:
-        frame = points(given.name, given.results)
-        if given.name.startswith("adamix"):
-            frame = boosted(frame)
-        draw(frame, *LINES[given.name][1:3], folder / f"{given.name}.png")
-    tables.write_table(frame, folder / f"{given.name}.csv")
-    print(frame.to_string(index=False))
+        records = results.read_records(given.results)
+        drawn = [of_records(name, records, folder) for name in (of_files if given.name == "all" else [given.name])]
+        if not any(drawn):
+            sys.exit(f"no record in {given.results} for {given.name}")
 
 
 if __name__ == "__main__":

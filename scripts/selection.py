@@ -2,10 +2,12 @@
 
 The settings are those of pubsel rank: private=..., public=[...], model=..., distance.k, distance.private_m (how many
 private examples are measured: the pool that samples are drawn from; inf: all), results=FOLDER. What is measured is kept
-in RESULTS/selection/NAME.npz, and the mechanisms are then simulated; a pair that is there already is not measured
-again. The file gets a row for each mechanism, epsilon and size of the sample; other pairs' rows in it stay.
+in RESULTS/selection/NAME.npz, and the mechanisms are then simulated, on samples of all n private examples and on
+smaller private sets; a pair that is there already is not measured again. The file gets a row for each mechanism,
+epsilon and size of the sample; other pairs' rows in it stay.
 
-The winner is the candidate of least mean GSD over the same initialisations. Mechanisms, each at the same epsilon:
+The winner is the candidate of least mean GSD over the same initialisations; where others are as near, `excess` says
+more: how much larger the GSD of the chosen one is, on average. Mechanisms, each at the same epsilon:
   median, best, worst  permute-and-flip on shares of energy relative to the example's median, best or worst candidate,
                        cut at `cap`; pubsel rank takes median
   exponential          the exponential mechanism on the scores of median
@@ -17,13 +19,15 @@ The winner is the candidate of least mean GSD over the same initialisations. Mec
 import csv
 import math
 import sys
-from collections.abc import Callable, Iterator
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from hydra import compose, initialize_config_dir
+from numpy.typing import NDArray
 from torch import Tensor
 
 from pubsel import config, privacy, rank, selection
@@ -34,6 +38,7 @@ from pubsel.run import choose_device, network
 from pubsel.subspace import projection_metric
 
 EPSILONS = (0.05, 0.1, 0.5, 1.0, 2.0)
+SIZES = (500, 2000)  # of smaller private sets, subsets of the pool
 CAPS = (0.05, 0.1, 0.2, 0.3, 0.5, 1.0)
 DELTA = 1e-5
 SAMPLES, DRAWS = 200, 20  # of the private data for each row; the same for DP-GSD, whose every draw takes a while
@@ -50,9 +55,8 @@ def measured(settings: RankConfig) -> dict[str, Any]:
     )
     if not path.exists():
         folder.mkdir(parents=True, exist_ok=True)
-        kept = folder / f"{path.stem}-candidates"
-        kept.mkdir(exist_ok=True)
-        found = _measure(settings, kept)
+        with tempfile.TemporaryDirectory(dir=folder) as kept:
+            found = _measure(settings, Path(kept))
         np.savez(path.with_suffix(".part.npz"), **found)
         path.with_suffix(".part.npz").replace(path)
     return dict(np.load(path))
@@ -94,86 +98,98 @@ def scores(kind: str, u: Tensor, cap: float) -> Tensor:
     return (ends[kind].clamp(0, 1) * UNIT).round().long()
 
 
-def softmax(total: list[int], epsilon: float) -> np.ndarray[Any, Any]:
+def softmax(total: list[int], epsilon: float) -> NDArray[np.float64]:
     """Probabilities of the exponential mechanism."""
     q = np.array(total) / UNIT
     p = np.exp(epsilon * (q - q.max()))
-    return np.asarray(p / p.sum())
+    shares: NDArray[np.float64] = p / p.sum()
+    return shares
 
 
 def simulated(settings: RankConfig, found: dict[str, Any]) -> Iterator[dict[str, Any]]:
     """Rows of the table of one pair."""
-    u, n = torch.from_numpy(found["u"]), int(found["n"])
-    winner = int(found["gsd"].mean(1).argmin())
-    seen = {"private": settings.private, "model": settings.model.name, "candidates": "+".join(found["names"]), "n": n}
-    seen |= {"winner": str(found["names"][winner]), "best_energy": str(found["names"][int(u.mean(0).argmax())])}
-    rules: dict[str, Callable[[list[int], float], Any]] = {"exponential": softmax}
+    u, n, far = torch.from_numpy(found["u"]), int(found["n"]), found["gsd"].mean(1)
+    seen = {"private": settings.private, "model": settings.model.name, "candidates": "+".join(found["names"])}
+    seen |= {"winner": str(found["names"][far.argmin()]), "best_energy": str(found["names"][int(u.mean(0).argmax())])}
     named = [(kind, cap) for kind in ("median", "best", "worst", "exponential") for cap in CAPS] + [("votes", 1.0)]
-    for m in sorted({min(settings.distance.m, len(u)), len(u)}):
-        samples = SAMPLES if m < n else 1  # all examples: one sample
-        keep = torch.stack([torch.from_numpy(stream("selection", "sample", i).random(len(u))) for i in range(samples)])
-        keep = (keep < m / len(u)).double()  # [samples, N]
-        inner = {epsilon: 1 / privacy.pure(epsilon, min(1.0, m / n), 1, "").noise_multiplier for epsilon in EPSILONS}
+    cases = {(n, min(settings.distance.m, len(u))), (n, len(u)), *((size, size) for size in SIZES if size < len(u))}
+    for n, m in sorted(cases):
+        keep = torch.stack([drawn(len(u), n, m, stream("selection", "sample", i)) for i in range(SAMPLES)]).double()
+        inner = {epsilon: 1 / privacy.pure(epsilon, m / n, 1, "").noise_multiplier for epsilon in EPSILONS}
         for kind, cap in named:
             each = scores("median" if kind == "exponential" else kind, u, cap)
             totals = (keep @ each.double()).long().tolist()  # exact: below 2^53
-            rule = rules.get(kind, selection.probabilities)
+            rule = softmax if kind == "exponential" else selection.probabilities
             for epsilon in EPSILONS:
-                right = [float(rule(total, inner[epsilon])[winner]) for total in totals]
-                yield seen | row(m, kind, cap, epsilon, 0.0, right)
+                p = np.array([rule(total, inner[epsilon]) for total in totals])
+                yield seen | row(n, m, kind, cap, epsilon, 0.0, p, far)
         for epsilon in EPSILONS:
-            for kind, hits in dp_gsd_hits(settings, found, m, epsilon, winner).items():
-                yield seen | row(m, kind, None, epsilon, 0.0 if kind == "dp_gsd_bingham" else DELTA, hits)
+            for kind, p in dp_gsd_choices(settings, found, n, m, epsilon).items():
+                yield seen | row(n, m, kind, None, epsilon, 0.0 if kind == "dp_gsd_bingham" else DELTA, p, far)
 
 
-def row(m: int, kind: str, cap: float | None, epsilon: float, delta: float, found: list[float]) -> dict[str, Any]:
-    """A row: mean of `found`, and its standard error."""
-    error = np.std(found) / math.sqrt(len(found))
+def drawn(pool: int, n: int, m: int, source: np.random.Generator) -> Tensor:
+    """Which of the pool's examples take part, bool [pool]: of a private set of n = m examples all, else a Poisson
+    sample of m expected ones."""
+    uniform = torch.from_numpy(source.random(pool))
+    return uniform <= uniform.sort().values[m - 1] if m == n else uniform < m / pool
+
+
+def row(
+    n: int, m: int, kind: str, cap: float | None, epsilon: float, delta: float, p: NDArray[np.float64], far: Any
+) -> dict[str, Any]:
+    """A row, from the probabilities p [trials, J] of each choice and the GSD `far` [J]: that of the winner, with its
+    standard error; and by how much the chosen set's GSD is larger, on average."""
+    right = p[:, far.argmin()]
+    error = right.std() / math.sqrt(len(right))
     return {
-        "m": m, "mechanism": kind, "cap": cap, "epsilon": epsilon, "delta": delta,
-        "probability": f"{np.mean(found):.4f}", "error": f"{error:.4f}", "trials": len(found),
+        "n": n, "m": m, "mechanism": kind, "cap": cap or "", "epsilon": epsilon, "delta": delta,
+        "probability": f"{right.mean():.4f}", "error": f"{error:.4f}", "trials": len(right),
+        "excess": f"{max(0.0, (p @ far).mean() - far.min()):.4f}",
     }  # fmt: skip
 
 
-def dp_gsd_hits(
-    settings: RankConfig, found: dict[str, Any], m: int, epsilon: float, winner: int
-) -> dict[str, list[float]]:
-    """Of each way by DP-GSD, 1 for each draw that picked the winner, else 0."""
-    x, v, n = torch.from_numpy(found["x"]), torch.from_numpy(found["v"]), int(found["n"])
-    steps, rate, k = len(x), min(1.0, m / n), settings.distance.k
+def dp_gsd_choices(
+    settings: RankConfig, found: dict[str, Any], n: int, m: int, epsilon: float
+) -> dict[str, NDArray[np.float64]]:
+    """Of each way by DP-GSD the choices, 0/1 [DRAWS, J]. The exponential mechanism takes longest and finds least: only
+    where most examples are."""
+    x, v = torch.from_numpy(found["x"]), torch.from_numpy(found["v"])
+    steps, rate, k = len(x), m / n, settings.distance.k
     gauss = privacy.plan(epsilon, DELTA, rate, steps, 1.0).noise_multiplier
     inner = 1 / privacy.pure(epsilon, rate, steps, "").noise_multiplier
-    hits: dict[str, list[float]] = {"dp_gsd_gauss": [], "dp_gsd_bingham": [], "sketch": []}
+    kinds = ["dp_gsd_gauss", "sketch"] + (["dp_gsd_bingham"] if m == x.shape[1] else [])
+    choices = {kind: np.zeros((DRAWS, v.shape[1])) for kind in kinds}
     for draw in range(DRAWS):
-        far = {kind: np.zeros(v.shape[1]) for kind in hits}
+        far = {kind: np.zeros(v.shape[1]) for kind in kinds}
         for i in range(steps):
             source = stream("selection", f"dp_gsd {epsilon} {m} {draw}", i)
-            rows = x[i][torch.from_numpy(source.random(x.shape[1]) < m / x.shape[1])].double()
+            rows = x[i][drawn(x.shape[1], n, m, source)].double()
             second = rows.T @ rows
             released = dp_gsd.noisy(second, gauss, source)
-            own = {
-                "dp_gsd_gauss": torch.linalg.eigh(released).eigenvectors[:, -k:],
-                "dp_gsd_bingham": dp_gsd.exponential_subspace(second, k, inner, source),
-            }
+            own = {"dp_gsd_gauss": torch.linalg.eigh(released).eigenvectors[:, -k:]}
+            if "dp_gsd_bingham" in kinds:
+                own["dp_gsd_bingham"] = dp_gsd.exponential_subspace(second, k, inner, source)
             for kind, basis in own.items():
                 far[kind] += [projection_metric(basis, public) for public in v[i]]
             far["sketch"] -= [float((public * (released @ public)).sum()) for public in v[i]]
-        for kind in hits:
-            hits[kind].append(float(far[kind].argmin() == winner))
-    return hits
+        for kind in kinds:
+            choices[kind][draw, far[kind].argmin()] = 1
+    return choices
 
 
 def main(path: Path, words: list[str]) -> None:
     """Measure a pair, simulate, and put its rows into the table."""
     with initialize_config_dir(str(CONF), version_base="1.3"):
         settings = check(RankConfig, compose("rank", overrides=words))
+    torch.set_num_threads(settings.threads or torch.get_num_threads())
     rows = [{key: str(value) for key, value in new.items()} for new in simulated(settings, measured(settings))]
     old = list(csv.DictReader(path.open())) if path.exists() else []
     pair = ("private", "model", "candidates")
     rows = [kept for kept in old if any(kept[key] != rows[0][key] for key in pair)] + rows
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("w", newline="") as file:
-        writer = csv.DictWriter(file, [*rows[0]])
+        writer = csv.DictWriter(file, [*rows[-1]], restval="", extrasaction="ignore")
         writer.writeheader()
         writer.writerows(rows)
     print(path.read_text(), end="")

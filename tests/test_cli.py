@@ -252,6 +252,7 @@ def test_help_and_cfg_teach_and_run_nothing(cli: Cli) -> None:
         ("rank", ["pubsel rank private=digits", "distance: dp_gsd", "convert: resize"]),
         ("attack", ["pubsel attack loss run=NAME", "trials: 5", "gsd_table8.csv"]),
         ("table", ["pubsel table gsd_table2", "results: results"]),
+        ("report", ["pubsel report results=", "output: null"]),
         ("data", ["pubsel data prepare", "PUBSEL_DATA"]),
     ):
         code, out, _ = cli(command, "--help")
@@ -287,7 +288,7 @@ def test_what_needs_no_torch_does_not_wait_for_it() -> None:
 @pytest.mark.parametrize(
     ("words", "code", "expected"),
     [
-        (["fit"], 2, ["fit", "run, rank, attack, table, runs, data"]),
+        (["fit"], 2, ["fit", "run, rank, attack, audit, table, report, runs, data"]),
         (["run", "--epsilon", "4"], 2, ["--epsilon", "key=value"]),
         (["run", "epsilon"], 2, ["'epsilon'", "key=value"]),
         (["run", "pair.public=[a"], 2, ["pair.public=[a", "quote"]),
@@ -523,7 +524,7 @@ done
 @pytest.mark.skipif(not shutil.which("bash"), reason="no bash")
 def test_bash_completes() -> None:
     expected = {
-        "pubsel r": "run rank runs",
+        "pubsel r": "run rank report runs",
         "pubsel run algo": "algorithm. algorithm=",
         "pubsel run algorithm=no": "algorithm=noisy_sgd algorithm=non_private",
     }
@@ -540,7 +541,7 @@ def test_bash_completes() -> None:
 @pytest.mark.parametrize(
     ("line", "choices"),
     [
-        ("pubsel ", ["run", "rank", "attack", "table", "runs", "data"]),
+        ("pubsel ", ["run", "rank", "attack", "audit", "table", "report", "runs", "data"]),
         ("pubsel run", ["run", "runs"]),
         ("pubsel nope ", []),
         ("pubsel run pair=digits", ["pair=digits_digits"]),
@@ -548,6 +549,8 @@ def test_bash_completes() -> None:
         ("pubsel run +experiment=qui", ["+experiment=quickstart"]),
         ("pubsel run bad=[ al", []),
         ("pubsel rank private=digits pub", ["public="]),
+        ("pubsel attack ", ["gsd_white_box", "gsd_black_box", "loss"]),
+        ("pubsel attack loss ru", ["run="]),
         ("pubsel table gsd_table2", ["gsd_table2"]),
         ("pubsel table gsd_table2 res", ["results="]),
         ("pubsel data ", ["list", "prepare"]),

@@ -18,7 +18,7 @@ from pubsel.run import canonical
 
 NEUTRAL = {
     *("device", "threads", "data_root", "results", "download", "debug", "estimate", "profile", "training.chunk"),
-    "training.checkpoint_seconds",
+    *("replay", "tracking", "training.checkpoint_seconds"),
 }
 EXPERIMENTS = sorted((config.CONF / "experiment").glob("*.yaml"))
 OPTIONS = [
@@ -99,10 +99,12 @@ def test_the_ends_of_a_range_are_allowed(key: str, value: Any) -> None:
 
 
 def test_an_unknown_key_is_refused_with_those_that_there_are() -> None:
-    with pytest.raises(UsageError, match=r"^unknown key epsilonn; here: .*epsilon, estimate, label") as refusal:
+    with pytest.raises(UsageError, match=r"^unknown key epsilonn; here: .*epsilon, epsilon_select, es") as refusal:
         check(RunConfig, with_value("epsilonn", 1))
     assert refusal.value.exit_code == 2
-    with pytest.raises(UsageError, match=r"^unknown key pair.typo; here: convert, m, private, private_share, public, "):
+    with pytest.raises(
+        UsageError, match=r"^unknown key pair.typo; here: candidates, convert, m, private, private_share, public, "
+    ):
         check(RunConfig, with_value("pair.typo", 1))
 
 

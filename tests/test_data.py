@@ -385,6 +385,11 @@ def test_ham10000_is_split_by_lesion(tmp_path):
     assert source.test.x.shape == (4, 3, 64, 64)
     assert len(source.test.x[:, 0, 0, 0].unique()) == 1
     assert set(source.train.y.tolist()) == {4, 5}
+    large = open_dataset("ham10000_224", str(tmp_path), False)
+    assert large.test.x.shape == (4, 3, 224, 224)
+    for ours, theirs in ((large.train, source.train), (large.test, source.test)):  # the same images in the same places
+        assert torch.equal(ours.y, theirs.y)
+        assert torch.equal(ours.x[:, 0, 0, 0], theirs.x[:, 0, 0, 0])
     shutil.rmtree(tmp_path / "prepared")
     (folder / "HAM10000_images_part_1" / "ISIC_7.jpg").unlink()
     with pytest.raises(UserError, match=r"ISIC_7.jpg"):

@@ -195,9 +195,10 @@ def test_moments_are_even_and_more_in_the_first_epoch():
 
 
 def test_order_kept_counts_moments_in_the_order_of_the_first():
-    values = [(0, "a", 1), (0, "b", 2), (7, "a", 1), (7, "b", 3), (9, "a", 2), (9, "b", 1)]
-    frame = pandas.DataFrame(values, columns=["step", "public", "gsd"]).assign(k=16)
-    assert during_training.order_kept(frame) == (2, 3)
+    values = {0: (1, 2, 3), 7: (1, 3, 2), 8: (2, 3, 4), 9: (3, 2, 4)}  # of a, b and c at each step
+    rows = [(step, name, value) for step, at in values.items() for name, value in zip("abc", at, strict=True)]
+    frame = pandas.DataFrame(rows, columns=["step", "public", "gsd"]).assign(k=16)
+    assert during_training.order_kept(frame) == (2, 3, 4)
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 import yaml
+from hydra import compose, initialize_config_dir
 from PIL import Image
 
 from pubsel import catalogue, data
@@ -256,6 +257,46 @@ def test_kept_images_are_used_without_the_original_files(tmp_path, small, change
     changed(shape=[1, 8, 8])  # another shape is never met by what was kept
     with pytest.raises(UserError, match=r"no ChestX-ray14/train_val_list.txt"):
         open_dataset("chestxray14", str(tmp_path), download=False)
+
+
+def new_process():
+    data._open_stored.cache_clear()
+    data._as_listed.cache_clear()
+
+
+def test_a_folder_that_was_half_unpacked_is_prepared_again_when_more_is_there(tmp_path, changed, capsys):
+    changed(shape=[3, 16, 16])
+    for part, count in (("train", 3), ("test", 2)):
+        for kind in ("benign", "malignant"):
+            for i in range(count):
+                xray(tmp_path / "kagskin/data" / part / kind / f"{i}.jpg", 10 * i, mode="RGB")
+    assert len(open_dataset("kagskin", str(tmp_path), download=False).train.x) == 6
+    xray(tmp_path / "kagskin/data/train/benign/later.jpg", 90, mode="RGB")
+    capsys.readouterr()
+    new_process()
+    source = open_dataset("kagskin", str(tmp_path), download=False)
+    assert (len(source.train.x), len(source.test.x)) == (7, 4)
+    assert "kagskin: its files are not those that were prepared" in capsys.readouterr().err
+    assert len(kept(tmp_path)) == 1
+    new_process()
+    assert len(open_dataset("kagskin", str(tmp_path), download=False).train.x) == 7
+    assert capsys.readouterr().err == ""  # from what was kept
+
+
+def test_a_corrected_table_is_noticed_and_an_unchanged_one_reads_no_image(tmp_path, small, monkeypatch):
+    folder, _ = chestxray14(tmp_path)
+    first = open_dataset("chestxray14", str(tmp_path), download=False)
+    new_process()
+    with monkeypatch.context() as patch:
+        patch.setattr(folders, "fitted", lambda *_: pytest.fail("an image is read again"))
+        assert (open_dataset("chestxray14", str(tmp_path), download=False).train.y == first.train.y).all()
+    table = folder / "Data_Entry_2017_v2020.csv"
+    table.write_text(table.read_text().replace("Hernia", "Fibrosis"))
+    new_process()
+    again = open_dataset("chestxray14", str(tmp_path), download=False)
+    assert again.test.y[0].argmax() == FINDINGS.index("Fibrosis")
+    assert first.test.y[0].argmax() == FINDINGS.index("Hernia")
+    assert values(again.test) == values(first.test)  # the earlier images stay mapped
 
 
 def test_another_shape_or_rule_is_kept_apart(tmp_path, changed):
@@ -632,7 +673,8 @@ def test_medmnist_is_fetched_with_its_checksum(tmp_path, monkeypatch):
     ("private", "public"),
     [("ham10000", "dermamnist_64"), ("dermamnist", "ham10000"), ("chestxray14", "chestmnist_224"),
      ("chestmnist_64", "chestxray14"), ("kagchest", "pneumoniamnist"), ("pneumonia", "kagchest"),
-     ("pneumoniamnist_224", "pneumonia"), ("imagenet", "tiny_imagenet")],
+     ("pneumoniamnist_224", "pneumonia"), ("imagenet", "tiny_imagenet"), ("ham10000_224", "dermamnist"),
+     ("dermamnist_224", "ham10000_224")],
 )  # fmt: skip
 @pytest.mark.parametrize("take", [Take.test, Take.train])
 def test_private_images_are_never_public_under_another_name(private, public, take, monkeypatch):
@@ -648,6 +690,26 @@ def test_private_images_are_never_public_under_another_name(private, public, tak
         with pytest.raises(UsageError, match="another split"):
             data.load(dataclasses.replace(pair, public=["noise", public]), "nowhere", False)
     assert data.load(dataclasses.replace(pair, public="noise"), "nowhere", False).public is not None
+
+
+def test_ham10000_is_one_set_at_both_sizes():
+    """Its public images leave the test set, and its labels are of the task, whatever the size."""
+    for one, two in (("ham10000", "ham10000_224"), ("ham10000_224", "ham10000")):
+        assert data.same_examples(one, two, "nowhere")
+        assert data._same_classes(one, two, "nowhere")
+        data._check_apart(one, two, "nowhere")
+
+
+@pytest.mark.parametrize("name", ["gsd_table3", "gsd_table13a", "gsd_table13b"])
+def test_the_tables_on_ham10000_take_images_of_224_pixels(name):
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        values = compose("run", [f"+experiment={name}"])
+    assert (values.pair.private, dataset(values.pair.private).shape) == ("ham10000_224", [3, 224, 224])
+    assert values.model.input_size in (None, 224)
+    table = yaml.safe_load((CONF / "tables" / f"{name}.yaml").read_text())
+    assert table["records"]["pair.private"] == [values.pair.private]
+    swept = yaml.safe_load((CONF / "experiment" / f"{name}.yaml").read_text())["hydra"]["sweeper"]["params"]
+    assert swept["pair.public"].split(",")[0] == values.pair.private
 
 
 def test_no_pair_of_the_papers_is_refused():

@@ -262,7 +262,7 @@ def test_the_shares_of_the_budget_add_up(share, batch):
     assert first.delta == pytest.approx(share * 1e-5)
     assert privacy.gaussian_delta(first.epsilon, 1 / first.noise_multiplier) <= first.delta * (1 + 1e-9)
     assert privacy.spent(spend.noise_multiplier, plan.rate, plan.steps, spend.delta) <= (1 - share) * 2.0 * 1.01
-    said = privacy.statement(spend, 1.0, False, False, first)
+    said = privacy.statement(spend, 1.0, False, False, [("before training", first)])
     assert said["epsilon"] == first.epsilon + spend.epsilon <= 2.0
     assert said["delta"] == pytest.approx(1e-5)
     assert f"({said['epsilon']:.4g}, {said['delta']:g})" in said["statement"]

@@ -13,14 +13,16 @@ from pubsel import algorithms
 from pubsel.algorithms import View
 from pubsel.algorithms.dp_md import alpha
 from pubsel.algorithms.dp_sgd import DPSGD
+from pubsel.algorithms.second_phase import SecondPhase
 from pubsel.cli import main
-from pubsel.config import CONF, Labels, UsageError, UserError
+from pubsel.config import CONF, Labels, Training, UsageError, UserError
 from pubsel.data import Split, Task
 from pubsel.gradients import DenseGradients, PerExampleGradients
 from pubsel.models.trained import head
 from pubsel.randomness import stream
 from pubsel.results import read_records
 from pubsel.run import other_utilities
+from pubsel.training import fit, schedule
 
 
 def build(name, **changes):
@@ -135,7 +137,41 @@ def test_a_temporary_head_learns_the_public_classes_and_is_thrown_away():
     assert head(v.model) == "3"
     again = view(patterns(300, 5), same_task=False)
     build("second_phase", public_rate=0.01, public_epochs=20).pretrain(again)
-    assert torch.equal(again.model[1].weight, v.model[1].weight)  # a run that goes on does the same
+    assert torch.equal(again.model[1].weight, v.model[1].weight)  # drawn alike in every run
+
+
+@pytest.mark.parametrize("stopped_at", [0, 3])
+def test_a_run_that_goes_on_does_not_repeat_the_public_phase(tmp_path, monkeypatch, stopped_at):
+    """Stopped before its first private step, or later: it ends as if it had not been, without a second public phase."""
+    training = Training(3, None, 20, 0.1, 0.9, 0.0, [], 1.0, None, 0)
+    task = Task(patterns(60, 3, seed=2), patterns(40, 3), patterns(9, 3), 3, "accuracy", (), (), (), None, True)
+    starts = []
+
+    class Watched(SecondPhase):
+        def mechanism(self, view, step):
+            starts.append(view.start)
+            if step == halt:
+                raise KeyboardInterrupt
+            return super().mechanism(view, step)
+
+    algorithm = Watched(**vars(build("second_phase", public_rate=0.01, public_epochs=2)))
+
+    def train(name):
+        model = view(None).model
+        (tmp_path / name).mkdir(exist_ok=True)
+        fit(model, task, algorithm, schedule(60, training), 1.0, training, "name", "key", False,
+            tmp_path / name / "checkpoint.pt", lambda now: None)  # fmt: skip
+        return torch.cat([p.detach().flatten() for p in model.parameters()])
+
+    halt = None
+    want = train("whole")
+    halt = stopped_at
+    with pytest.raises(KeyboardInterrupt):
+        train("parts")
+    halt = None
+    monkeypatch.setattr(SecondPhase, "pretrain", lambda *_: pytest.fail("the public phase is repeated"))
+    assert torch.equal(train("parts"), want)
+    assert all(torch.equal(start, starts[0]) for start in starts)
 
 
 def test_frozen_parameters_stay_frozen():

@@ -12,7 +12,7 @@ import pytest
 import yaml
 from scipy import stats
 
-from pubsel import config, results, tables
+from pubsel import config, results, tables, typeset
 from tests.synthetic import record, save
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -144,6 +144,56 @@ def test_dp_sgd_stands_twice_each_beside_the_papers_number(tmp_path):
     assert list(rows["label"]) == ["paper", "tuned"]
     assert list(rows["utility"]) == [75, 85]
     assert list(rows["paper_utility"]) == [79.77, 79.77]
+
+
+def ranked(private, model="probe", seed=0, **values):
+    """A synthetic record of `pubsel rank`."""
+    settings = {"seed": seed, "private": private, "public": list(values), "distance": {"k": 16}}
+    return {"identity": f"{private}-{seed}", "private": private, "model": model, "values": values,
+            "settings": settings, "order": [], "privacy": "not private"}  # fmt: skip
+
+
+def test_distances_of_rank_stand_beside_the_papers_where_nothing_trains(tmp_path):
+    """Table 14's probe column: by `pubsel rank`, on images that the paper knows by another name."""
+    of_lesions = ranked("ham10000_224", ham10000_224=[0.4, 0.5], kagskin=[0.6, 0.8])
+    for one in (ranked("chestxray14", kagchest=[0.5]), of_lesions, ranked("mnist", kagchest=[0.1])):
+        results.write_record(tmp_path / "ranks" / one["identity"] / "result.json", one)
+    trained = record(public="kagskin", algorithm="second_phase", utility=0.86, values=(0.7,))
+    save(tmp_path, trained | {"private": "ham10000_224", "model": "densenet121"})
+    frame = tables.table("gsd_table14", tmp_path)
+    assert len(frame) == 31
+    ours = frame.dropna(subset="distance").set_index(["private", "public", "model"])
+    assert dict(ours["distance"]) == {
+        ("chestxray14", "kagchest", "probe"): 0.5,
+        ("ham10000", "ham10000", "probe"): 0.45,
+        ("ham10000", "kagskin", "probe"): 0.7,
+        ("ham10000", "kagskin", "densenet121"): 0.7,
+    }
+    probe = ours.loc[("ham10000", "ham10000", "probe")]
+    assert (probe["paper_distance"], probe["distance_std"]) == (0.42, pytest.approx(0.0707, abs=1e-4))
+    assert probe[["utility", "algorithm", "difference"]].isna().all()
+    assert ours.loc[("ham10000", "kagskin", "densenet121"), "difference"] == pytest.approx(86 - 85.53)
+    text = typeset.run(config.TableConfig(table="gsd_table14", results=str(tmp_path), debug=False))
+    assert "0.450 ± 0.071" in text
+    assert [cell["algorithm"] for cell in tables.table_cells("gsd_table14", tmp_path)] == ["second_phase"]
+    assert tables.table("gsd_table2", tmp_path)["distance"].isna().all()  # ranks belong where conf/tables says so
+
+
+def test_a_broken_record_of_rank_is_named(tmp_path):
+    results.write_record(tmp_path / "ranks" / "x" / "result.json", {"identity": "x"})
+    with pytest.raises(config.UserError, match=r"ranks/x/result.json is no record, it lacks 'private'"):
+        tables.table("gsd_table14", tmp_path)
+
+
+def test_images_at_another_size_are_no_cell_of_the_paper(tmp_path):
+    lesions = record(public="ham10000", algorithm="second_phase", pair__private="ham10000")
+    save(tmp_path, lesions | {"private": "ham10000", "model": "densenet121"})
+    assert tables.table("gsd_table3", tmp_path)["seeds"].isna().all()
+    large = record(public="ham10000_224", algorithm="second_phase", pair__private="ham10000_224")
+    save(tmp_path, large | {"private": "ham10000_224", "model": "densenet121"})
+    row = tables.table("gsd_table3", tmp_path).dropna(subset="seeds").iloc[0]
+    assert (row["private"], row["public"], row["paper_utility"]) == ("ham10000", "ham10000", 87.06)
+    assert row["difference"] == pytest.approx(80 - 87.06)
 
 
 def test_a_stand_in_is_shown_as_what_it_is(tmp_path):
@@ -289,7 +339,7 @@ def test_correlations_never_mix_settings_algorithms_or_dp_sgd(tmp_path):
 
 def test_the_golden_table_byte_for_byte(tmp_path):
     shutil.copytree(GOLDEN / "runs", tmp_path / "runs")
-    text = tables.run(config.TableConfig(table="gsd_table2", results=str(tmp_path), debug=False))
+    text = typeset.run(config.TableConfig(table="gsd_table2", results=str(tmp_path), debug=False))
     for name in ("gsd_table2.csv", "gsd_table2_correlation.csv"):
         assert (tmp_path / "tables" / name).read_bytes() == (GOLDEN / name).read_bytes(), name
     assert "81.00 ± 1.41" in text
@@ -299,7 +349,7 @@ def test_the_golden_table_byte_for_byte(tmp_path):
 
 
 def test_the_text_says_when_no_figure_is_ours(tmp_path):
-    text = tables.run(config.TableConfig(table="gep_table6", results=str(tmp_path), debug=False))
+    text = typeset.run(config.TableConfig(table="gep_table6", results=str(tmp_path), debug=False))
     assert "No record of this table" in text
 
 
@@ -311,21 +361,11 @@ def test_a_single_seed_shows_its_interval_and_several_their_deviation(tmp_path):
     rows = fashion(frame).dropna(subset="seeds").set_index("public")
     assert list(rows.loc["mnist", ["utility", "utility_low", "utility_high"]]) == [80, 78, 82.5]
     assert rows.loc[["fashion_mnist", "flowers5"], ["utility_low", "utility_high"]].isna().all(axis=None)
-    text = tables.run(config.TableConfig(table="gsd_table2", results=str(tmp_path), debug=False))
+    text = typeset.run(config.TableConfig(table="gsd_table2", results=str(tmp_path), debug=False))
     assert "80.00 [78.00, 82.50]" in text
     assert "80.00 ± 0.00" in text
     assert "utility_low" not in text
     assert "bootstrap interval" in text
-
-
-def test_show_has_every_row_and_folds_columns_of_one_value():
-    frame = pandas.DataFrame(
-        {"public": ["a", None], "utility": [81.0, 7.5], "utility_std": [1.0, None], "epsilon": 2.0}
-    )
-    lines = tables.show(frame, "Title").splitlines()
-    assert lines[0] == "Title"
-    assert lines[1] == "In every row: epsilon 2"
-    assert [line.split() for line in lines[2:]] == [["public", "utility"], ["a", "81.00", "±", "1.00"], ["-", "7.50"]]
 
 
 def test_a_failed_table_leaves_the_old_one(tmp_path, monkeypatch):

@@ -10,7 +10,7 @@ from torch import nn
 from pubsel.config import Adapters, Lora, Model, Norm, UsageError, UserError
 from pubsel.gradients import PerExampleGradients
 from pubsel.models import _torchvision_scale, build
-from pubsel.models.trained import LowRank, choose, head, replaced_head, trained_parameters
+from pubsel.models.trained import LowRank, choose, head, heads, replaced_heads, trained_parameters
 from pubsel.per_example import by_vmap
 
 DENSE = "features.denseblock3.denselayer"
@@ -178,12 +178,49 @@ def test_names_that_the_network_lacks_are_answered_with_those_that_it_has(change
 def test_a_head_is_the_last_linear_layer_and_can_be_lent():
     net = nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2))
     old = net[2]
-    name, own = replaced_head(net, 7, torch.Generator().manual_seed(0))
-    assert (name, own is old, net[2].out_features) == ("2", True, 7)
-    again = replaced_head(net, 7, torch.Generator().manual_seed(0))[1]
+    own = replaced_heads(net, 7, torch.Generator().manual_seed(0))
+    assert list(own) == ["2"]
+    assert own["2"] is old
+    assert net[2].out_features == 7
+    again = replaced_heads(net, 7, torch.Generator().manual_seed(0))["2"]
     assert torch.equal(again.weight, net[2].weight)
     with pytest.raises(UsageError, match="no linear layer"):
         head(nn.Sequential(nn.Conv2d(1, 1, 1)))
+
+
+DEIT = {"img_size": 32, "depth": 1, "embed_dim": 24, "num_heads": 2}  # `deit_tiny_distilled`, smaller
+
+
+@pytest.mark.parametrize("word", ["head", "bias", "first_last"])
+def test_both_heads_of_a_distilled_network_train(word):
+    net = network(model("deit_tiny_distilled_patch16_224", options=DEIT, trained=[word]))
+    trained = {n.removeprefix("net.") for n, p in net.named_parameters() if p.requires_grad}
+    both = {f"{name}.{kind}" for name in ("head", "head_dist") for kind in ("weight", "bias")}
+    assert both <= trained
+    assert word != "head" or trained == both
+    rows = PerExampleGradients(net).matrix(*images(2)).rows
+    assert (rows.abs().amax(0) > 0).double().mean() > 0.9
+    assert heads(network(model("resnet18")).net) == ["fc"]
+
+
+def test_both_heads_of_a_distilled_network_are_new_and_can_be_lent(tmp_path):
+    """A file of another task keeps neither of its heads; a temporary head is two."""
+    source = network(model("deit_tiny_distilled_patch16_224", options=DEIT), classes=9).net
+    save_file(contiguous(source), tmp_path / "w.safetensors")
+    given = model("deit_tiny_distilled_patch16_224", options=DEIT, lora=Lora(["qkv", "head"], 2, 4.0))
+    given.checkpoint = str(tmp_path / "w.safetensors")
+    net = network(given)
+    assert {name for name, layer in net.net.named_modules() if isinstance(layer, LowRank)} == {"blocks.0.attn.qkv"}
+    assert (net.net.head.out_features, net.net.head_dist.out_features) == (5, 5)
+    assert torch.equal(net.net.patch_embed.proj.weight, source.patch_embed.proj.weight)
+    x, _ = images(2)
+    before = net(x)
+    own = replaced_heads(net, 7, torch.Generator().manual_seed(0))
+    assert list(own) == ["net.head", "net.head_dist"]
+    assert net(x).shape == (2, 7)
+    for name, layer in own.items():
+        net.set_submodule(name, layer)
+    assert torch.equal(net(x), before)
 
 
 def test_normalisation_stays_as_it_was_trained_unless_it_is_named():

@@ -44,6 +44,7 @@ def test_the_wheel_holds_settings_and_paper_numbers_and_no_tests(unpacked: Path)
         ("run --cfg job +experiment=quickstart", "private: digits"),
         ("data list", "svhn_extra"),
         ("table gsd_table2", "58.63"),
+        ("report output=page.html", "0 records"),
     ],
 )
 def test_the_wheel_works_without_the_checkout(unpacked: Path, tmp_path: Path, words: str, expected: str) -> None:

@@ -27,6 +27,8 @@ class Mechanism(NamedTuple):
         whatever content, moves it by at most `sensitivity` in L2.
     decode: [size] -> [p]: from the noisy mean to the descent direction; it may add what public data says.
     rows: clipped_sum is fast on blocks of so many rows or more.
+    contributions: G [n, p] -> [n, size], what each row adds to the sum, as far as `decode` keeps it. For attacks and
+        audits alone: training never asks for it.
     """
 
     clipped_sum: Callable[[GradientMatrix], Tensor]
@@ -34,6 +36,7 @@ class Mechanism(NamedTuple):
     sensitivity: float
     size: int
     rows: int = 1
+    contributions: Callable[[GradientMatrix], Tensor] | None = None
 
 
 class View(NamedTuple):

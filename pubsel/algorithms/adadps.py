@@ -22,6 +22,13 @@ def conditioned_sum(gradients: GradientMatrix, scale: Tensor, bound: float) -> T
     return gradients.combine(weights.to(gradients.dtype)) * scale
 
 
+def conditioned_rows(gradients: GradientMatrix, scale: Tensor, bound: float) -> Tensor:
+    """The rows that `conditioned_sum` adds up, [n, p]."""
+    weights = clip_factors(gradients.scaled_norms(scale), bound) / bound
+    rows = gradients.written_out(torch.ones_like(weights, dtype=torch.bool))
+    return rows * scale * weights.to(gradients.dtype)[:, None]
+
+
 @dataclass
 class AdaDPS:
     """Settings of AdaDPS. The conditioner is made anew at each step, of the gradients of all public examples at the
@@ -53,4 +60,5 @@ class AdaDPS:
             decode=lambda mean: mean * self.clip_norm,
             sensitivity=self.sensitivity(),
             size=view.gradients.size,
+            contributions=lambda gradients: conditioned_rows(gradients, scale, self.clip_norm),
         )

@@ -5,7 +5,7 @@ Losses, gradients and learning rates are of SUMS over examples, as in the paper.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import Enum
 from typing import ClassVar
 
@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from pubsel.algorithms import Frozen, Mechanism, View
-from pubsel.algorithms.dp_sgd import clipped_sum
+from pubsel.algorithms.dp_sgd import clipped_rows, clipped_sum
 from pubsel.config import UsageError, UserError, setting
 from pubsel.data import Split
 from pubsel.gradients import Engine
@@ -101,8 +101,8 @@ class AdaMix:
     rank: int | None = setting("feature dimensions that the private gradient is projected on; null: all", at_least=1)
     weight_decay: float = setting("lambda, of the summed loss", at_least=0)
     centre: Centre = setting("weights decay to zero, or to the start of private training")
-    class_names: list[str] = field(
-        default_factory=list, metadata={"about": "zero-shot start from the names of the classes, in order; []: none"}
+    class_names: list[str] | None = setting(
+        "zero-shot start from the names of the classes, in order; null: none", default=None
     )
     text_model: str = setting("class_names: open_clip's name of the backbone", default="RN50")
     text_weights: str | None = setting("class_names: its published weights by name, or a file", default="openai")
@@ -131,16 +131,16 @@ class AdaMix:
 
     def pretrain(self, view: View) -> None:
         if self.class_names:
-            self._start_from_text(view)
+            self._start_from_text(view, self.class_names)
         if self.one_pass is not None:
             one_pass(view, view.labelled(self.name), self.one_pass, radius=1e3)
         elif self.pretrain_epochs:
             train_on_public(view, view.labelled(self.name), self.pretrain_epochs, self.pretrain_rate)
 
-    def _start_from_text(self, view: View) -> None:
+    def _start_from_text(self, view: View, names: list[str]) -> None:
         from pubsel.text import text_weights
 
-        found = text_weights(self.class_names, self.text_model, self.text_weights, self.text_scale)
+        found = text_weights(names, self.text_model, self.text_weights, self.text_scale)
         weight = self._weight(view)
         if found.shape != weight.shape:
             raise UsageError(
@@ -167,15 +167,20 @@ class AdaMix:
                 shift = shift + gradient
         tau = bound
 
-        def decode(mean: Tensor) -> Tensor:  # [p]
-            private = mean * view.batch_size * tau
-            if basis is not None:
-                weight = self._weight(view)
-                rows = project(private[: weight.numel()].view_as(weight), *basis)
-                private = torch.cat([rows.flatten(), private[weight.numel() :]])
-            return private + shift
+        def kept(rows: Tensor) -> Tensor:  # [..., p]: projected, the bias as it is
+            if basis is None:
+                return rows
+            c, d = self._weight(view).shape
+            weights = project(rows[..., : c * d].unflatten(-1, (c, d)), *basis)
+            return torch.cat([weights.flatten(-2), rows[..., c * d :]], dim=-1)
 
-        return Mechanism(lambda gradients: clipped_sum(gradients, tau), decode, self.sensitivity(), view.gradients.size)
+        return Mechanism(
+            clipped_sum=lambda gradients: clipped_sum(gradients, tau),
+            decode=lambda mean: kept(mean * view.batch_size * tau) + shift,
+            sensitivity=self.sensitivity(),
+            size=view.gradients.size,
+            contributions=lambda gradients: kept(clipped_rows(gradients, tau)),
+        )
 
     def _weight(self, view: View) -> Tensor:  # [C, d]
         return next(view.model.parameters()).detach()

@@ -4,6 +4,7 @@ CCS 2016, arXiv:1607.00133, Algorithm 1. GEP's tables call it GP."""
 from dataclasses import dataclass
 from typing import ClassVar
 
+import torch
 from torch import Tensor
 
 from pubsel.algorithms import Mechanism, View
@@ -18,6 +19,12 @@ def clipped_sum(gradients: GradientMatrix, bound: float) -> Tensor:
     """
     weights = clip_factors(gradients.row_norms(), bound) / bound  # [n]
     return gradients.combine(weights.to(gradients.dtype))
+
+
+def clipped_rows(gradients: GradientMatrix, bound: float) -> Tensor:
+    """The rows that `clipped_sum` adds up, [n, p]."""
+    weights = clip_factors(gradients.row_norms(), bound) / bound  # [n]
+    return gradients.written_out(torch.ones_like(weights, dtype=torch.bool)) * weights.to(gradients.dtype)[:, None]
 
 
 @dataclass
@@ -42,4 +49,5 @@ class DPSGD:
             decode=lambda mean: mean * self.clip_norm,
             sensitivity=self.sensitivity(),
             size=view.gradients.size,
+            contributions=lambda gradients: clipped_rows(gradients, self.clip_norm),
         )

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from pubsel.algorithms import Mechanism, View
-from pubsel.algorithms.dp_sgd import clipped_sum
+from pubsel.algorithms.dp_sgd import clipped_rows, clipped_sum
 from pubsel.config import Labels, UsageError, setting
 from pubsel.gradients import Basis, DenseGradients, GradientMatrix, clip_factors, gpu_precision
 from pubsel.models import parameter_groups
@@ -50,6 +50,19 @@ def residual_sum(gradients: GradientMatrix, basis: Basis, w: Tensor, clip_residu
         residuals = DenseGradients(gradients.written_out(near) - basis.expand(w[near]))  # [n', p]
         total += clipped_sum(residuals, clip_residual)
     return total
+
+
+def clipped_parts(
+    gradients: GradientMatrix, basis: Basis, clip_embedding: float, clip_residual: float | None
+) -> Tensor:
+    """The rows (embedding, residual) [n, k + p] that the two sums add up, all residuals written out; None: [n, k]."""
+    w = gradients.project(basis)
+    every = torch.ones(len(w), dtype=torch.bool, device=w.device)
+    embeddings = clipped_rows(DenseGradients(w.clone()), clip_embedding)
+    if clip_residual is None:
+        return embeddings
+    residuals = DenseGradients(gradients.written_out(every) - basis.expand(w))
+    return torch.cat([embeddings, clipped_rows(residuals, clip_residual)], dim=1)
 
 
 @dataclass
@@ -100,7 +113,15 @@ class GEP:
             return direction + mean[k:] * self.clip_residual if self.residual else direction
 
         size = k + view.gradients.size if self.residual else k
-        return Mechanism(sums, decode, self.sensitivity(), size, rows=BLOCK)
+        clip_residual = self.clip_residual if self.residual else None
+        return Mechanism(
+            sums,
+            decode,
+            self.sensitivity(),
+            size,
+            rows=BLOCK,
+            contributions=lambda gradients: clipped_parts(gradients, basis, self.clip_embedding, clip_residual),
+        )
 
     def basis(self, view: View, step: int) -> Basis:
         """The anchor subspace at the current weights, from public images alone; groups of columns as configured."""

@@ -10,7 +10,7 @@ import numpy as np
 
 from pubsel.algorithms import Frozen, Mechanism, View
 from pubsel.algorithms.adamix import public_gradient, train_on_public
-from pubsel.algorithms.dp_sgd import clipped_sum
+from pubsel.algorithms.dp_sgd import clipped_rows, clipped_sum
 from pubsel.config import setting
 from pubsel.data import Split
 
@@ -48,6 +48,7 @@ class PPGD:
             decode=lambda mean: mean * view.batch_size * tau,
             sensitivity=self.sensitivity(),
             size=view.gradients.size,
+            contributions=lambda gradients: clipped_rows(gradients, tau),
         )
 
     def finish(self, view: View) -> None:

@@ -13,7 +13,7 @@ from pubsel.algorithms import Mechanism, View
 from pubsel.algorithms.dp_sgd import DPSGD
 from pubsel.config import UsageError, UserError, setting
 from pubsel.data import Split
-from pubsel.models.trained import replaced_head
+from pubsel.models.trained import replaced_heads
 from pubsel.per_example import losses_of
 
 Head = Enum("Head", ["auto", "own", "temporary"])
@@ -75,11 +75,12 @@ class SecondPhase:
                 f"algorithm={self.name}: public images of one class, or of several tasks combined, teach nothing"
             )
         generator = torch.Generator().manual_seed(int(view.random("temporary head", 0).integers(2**63)))
-        name, own = replaced_head(model, classes, generator)
+        own = replaced_heads(model, classes, generator)
         try:
             supervised(model, public, self.public_epochs, self.public_batch, self.public_rate, view)
         finally:
-            model.set_submodule(name, own)
+            for name, layer in own.items():
+                model.set_submodule(name, layer)
 
     def mechanism(self, view: View, step: int) -> Mechanism:
         return DPSGD(self.name, self.clip_norm).mechanism(view, step)

@@ -32,6 +32,7 @@ from pubsel.config import (
 from pubsel.data import folders, prepared, stored
 from pubsel.data.convert import Shape, converted
 from pubsel.data.splits import NO_CLASS, SEED, Missing, Parts, Split, cat, draw, in_order, in_turn, listing_in_order
+from pubsel.terminal import say
 
 __all__ = ["Missing", "Source", "Split", "Task", "load", "open_dataset", "public_examples", "same_examples"]
 
@@ -194,9 +195,10 @@ def open_dataset(name: str, data_root: str, download: bool) -> Source:
 
     A named set is read from <data_root>/<name>.npz; else from the original files under data_root; else, if `download`,
     it is fetched with its checksum. Sets that are slow to read or large (`options.store`) are kept at their size under
-    <data_root>/prepared and mapped from there; the original files are not opened again. Missing (a UserError) names the
-    dataset and the remedies. A split sorted by class, and every user's folder, is brought into a fixed random order,
-    because its first m images would be one class.
+    <data_root>/prepared and mapped from there; the original files are not opened again, only listed: where they are
+    others than were kept, they are kept anew. Missing (a UserError) names the dataset and the remedies. A split sorted
+    by class, and every user's folder, is brought into a fixed random order, because its first m images would be one
+    class.
     """
     if is_path(name):
         return _open_path(name)
@@ -207,18 +209,35 @@ def open_dataset(name: str, data_root: str, download: bool) -> Source:
     if npz.exists() and npz.name not in info.options.get("files", ()):  # prepared, and not the publisher's own npz
         return _open_npz(npz, _stamp(npz), name, shape)
     folder = kept_folder(name, info, root)
-    if not folder.exists():
+    if not folder.exists() or not _as_listed(name, root, folder, _stamp(folder)):
         parts = import_module(f"pubsel.data.{info.source}").read(name, info, root, download)
         if not info.options.get("store"):
             return _source(name, parts, *_known(info))
+        files = stored.fingerprint(parts)
         listing, skip = listing_in_order(name, parts), info.options.get("corrupt") == "skip"
         try:
-            stored.keep(folder, name, listing, shape, skip)
+            stored.keep(folder, name, listing, shape, skip, files)
         except OSError as error:
             note = f"{name}: cannot be kept in {folder.parent} ({error.strerror or error}), so all of it is in memory"
             parts = stored.in_memory(name, listing._replace(notes=(*listing.notes, note)), shape, skip)
             return Source(parts.train, parts.test, *_known(info), parts.notes)
     return _open_stored(folder, _stamp(folder), name)
+
+
+@lru_cache(maxsize=64)
+def _as_listed(name: str, root: Path, folder: Path, stamp: tuple[int, ...]) -> bool:
+    """Whether the image files of a set are those that were kept in `folder`, or are not there whole any more. A process
+    lists them once."""
+    info = dataset(name)
+    if "folder" not in info.options:
+        return True  # comes in one piece
+    try:
+        files = stored.fingerprint(import_module(f"pubsel.data.{info.source}").read(name, info, root, False))
+    except UserError:
+        return True
+    if files != stored.listed(folder):
+        say(f"{name}: its files are not those that were prepared: preparing them again")
+    return files == stored.listed(folder)
 
 
 def _stamp(path: Path) -> tuple[int, ...]:

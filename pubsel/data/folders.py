@@ -165,7 +165,9 @@ def read_images(paths: Iterable[Path | zipfile.Path], shape: Shape) -> Tensor:
 
 def unread(paths: Sequence[Path | zipfile.Path], y: Tensor, shape: Shape) -> Unread:
     """Image files with their labels, as in `read_images`, each read when it is asked for."""
-    return Unread(lambda i: _read_image(paths[i], shape), y)
+    return Unread(
+        lambda i: _read_image(paths[i], shape), y, tuple("/".join(str(path).split("/")[-2:]) for path in paths)
+    )
 
 
 def listed_parts(paths: Sequence[Path], y: Tensor, test: np.ndarray, shape: Shape) -> tuple[Unread, Unread]:

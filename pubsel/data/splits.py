@@ -37,6 +37,7 @@ class Unread(NamedTuple):
 
     image: Callable[[int], Tensor]  # image i, uint8 [channels, height, width]; Unreadable where it is corrupt
     y: Tensor  # as in Split
+    names: tuple[str, ...] = ()  # folder and name of each, where images are files
 
 
 class Listing(NamedTuple):

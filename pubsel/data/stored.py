@@ -1,9 +1,11 @@
 """Images of a named set at the size of conf/dataset: read once from its original files, kept on disk, then mapped.
 
 A folder (config.kept_folder) holds train_images.npy and test_images.npy, uint8 [n, channels, height, width],
-train_labels.npy and test_labels.npy, and notes.json. It is written beside, image by image, then renamed: it is there
-whole or not at all, and neither writing nor reading takes the memory of all images."""
+train_labels.npy and test_labels.npy, notes.json, and listed.txt, what the files were (`fingerprint`). It is written
+beside, image by image, then renamed: it is there whole or not at all, and neither writing nor reading takes the memory
+of all images."""
 
+import hashlib
 import json
 import os
 import shutil
@@ -26,8 +28,28 @@ PAUSE = 10.0  # seconds between two lines about the progress
 NAMED = 3  # corrupt images that a note names
 
 
-def keep(folder: Path, name: str, listing: Listing, shape: Shape, skip: bool) -> None:
-    """Read all images into `folder`, unless another process has done so meanwhile: a second one waits.
+def fingerprint(parts: Parts | Listing) -> str:
+    """Of the names and labels of all image files, in their order; empty where images are no files of their own, which
+    come all at once."""
+    train, test = parts.train, parts.test
+    if not (isinstance(train, Unread) and isinstance(test, Unread) and (train.names or test.names)):
+        return ""
+    digest = hashlib.blake2b(digest_size=16)
+    for part in (train, test):
+        digest.update("\0".join((str(len(part.y)), *part.names)).encode())
+        digest.update(part.y.contiguous().numpy().tobytes())
+    return digest.hexdigest()
+
+
+def listed(folder: Path) -> str:
+    """The fingerprint of what was kept in a folder; empty where there is none."""
+    file = folder / "listed.txt"
+    return file.read_text(encoding="utf-8") if file.exists() else ""
+
+
+def keep(folder: Path, name: str, listing: Listing, shape: Shape, skip: bool, files: str = "") -> None:
+    """Read all images into `folder`, unless another process has done so meanwhile: a second one waits. files: their
+    fingerprint; images that were kept of others are replaced.
 
     skip: leave out corrupt images, with a note and a line on stderr; Unreadable names the first one otherwise.
     PermissionError, or another OSError of its own, where the folder cannot be made; UserError where the disk is full.
@@ -40,13 +62,13 @@ def keep(folder: Path, name: str, listing: Listing, shape: Shape, skip: bool) ->
         say(f"{name}: another process prepares it; waiting")
         lock.acquire()
     try:
-        if not folder.exists():
-            _write(folder, name, listing, shape, skip)
+        if not folder.exists() or listed(folder) != files:
+            _write(folder, name, listing, shape, skip, files)
     finally:
         lock.release()
 
 
-def _write(folder: Path, name: str, listing: Listing, shape: Shape, skip: bool) -> None:
+def _write(folder: Path, name: str, listing: Listing, shape: Shape, skip: bool, files: str) -> None:
     partial = folder.with_suffix(".part")
     shutil.rmtree(partial, ignore_errors=True)  # of a process that was killed: we hold the lock
     partial.mkdir()
@@ -54,6 +76,8 @@ def _write(folder: Path, name: str, listing: Listing, shape: Shape, skip: bool) 
         train = _write_part(partial, name, "train", listing.train, shape, skip)
         test = _write_part(partial, name, "test", listing.test, shape, skip)
         (partial / "notes.json").write_text(json.dumps(listing.notes + train + test), encoding="utf-8")
+        (partial / "listed.txt").write_text(files, encoding="utf-8")
+        shutil.rmtree(folder, ignore_errors=True)  # of other files; what others have mapped of it they keep
         os.replace(partial, folder)
     except OSError as error:
         raise UserError(

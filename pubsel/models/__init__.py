@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from pubsel.config import Model, Norm, UsageError, UserError
 from pubsel.models import small
-from pubsel.models.trained import choose, head
+from pubsel.models.trained import choose, heads
 from pubsel.models.weights import load, weight_file
 
 KEY = "model.checkpoint"
@@ -124,9 +124,9 @@ def _timm(model: Model, name: str, channels: int, classes: int, data_root: str) 
         ) from None
     trained_head = fetch and net.pretrained_cfg["num_classes"] == classes  # type: ignore[index]
     if path is not None:
-        trained_head = load(net, path, None, KEY, head(net))
+        trained_head = load(net, path, None, KEY, heads(net))
     if with_weights and not trained_head:
-        net = _new_head(net, classes)
+        net = _new_heads(net, classes)
     return _apart(net, model.norm, with_weights)
 
 
@@ -139,7 +139,7 @@ def _torchvision(model: Model, name: str, channels: int, classes: int) -> nn.Mod
         raise UsageError(f"model=torchvision takes images with 3 channels, these have {channels}: use model=timm")
     if model.pretrained:
         net = torchvision.models.get_model(name, weights="DEFAULT")
-        net = _new_head(net, classes)
+        net = _new_heads(net, classes)
     else:
         net = torchvision.models.get_model(name, num_classes=classes)
     return _apart(net, model.norm, model.pretrained)
@@ -173,10 +173,10 @@ def _apart(net: nn.Module, norm: Norm, with_weights: bool) -> nn.Module:
     return net.to(memory_format=torch.channels_last)
 
 
-def _new_head(net: nn.Module, classes: int) -> nn.Module:
-    """With a head as torch draws it: those of some timm networks start with logits in the tens."""
-    name = head(net)
-    net.set_submodule(name, nn.Linear(net.get_submodule(name).in_features, classes))  # type: ignore[arg-type]
+def _new_heads(net: nn.Module, classes: int) -> nn.Module:
+    """With heads as torch draws them: those of some timm networks start with logits in the tens."""
+    for name in heads(net):
+        net.set_submodule(name, nn.Linear(net.get_submodule(name).in_features, classes))  # type: ignore[arg-type]
     return net
 
 

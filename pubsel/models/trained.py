@@ -78,15 +78,16 @@ def parameters_of(net: nn.Module, name: str) -> set[str]:
     def inside(layer: str) -> set[str]:
         return {n for n in names if n == layer or n.startswith(f"{layer}.")}
 
+    of_heads = set().union(*(inside(layer) for layer in heads(net))) if name in WORDS[1:] else set()
     if name == "all":
         return set(names)
     if name == "head":
-        return inside(head(net))
+        return of_heads
     if name == "bias":
-        return {n for n in names if n.rpartition(".")[2] == "bias"} | inside(head(net))
+        return {n for n in names if n.rpartition(".")[2] == "bias"} | of_heads
     if name == "first_last":
         first = next(n for n, m in net.named_modules() if isinstance(m, nn.Conv2d | nn.Linear))
-        return inside(first) | inside(head(net))
+        return inside(first) | of_heads
     found = inside(name)
     if not found:
         known = [n for n, module in net.named_modules() if n and next(module.parameters(), None) is not None]
@@ -101,6 +102,14 @@ def head(net: nn.Module) -> str:
     if not found:
         raise UsageError("model: this network has no linear layer for its head: take one that has, or model.trained")
     return found[-1]
+
+
+def heads(net: nn.Module) -> list[str]:
+    """The name of the head; of both heads of a distilled network (DeiT, LeViT: head and head_dist), whose answers are
+    averaged."""
+    last = head(net)
+    first = last.replace("head_dist", "head")
+    return [first, last] if first != last and first in dict(net.named_modules()) else [last]
 
 
 def add_low_rank(net: nn.Module, lora: Lora) -> list[str]:
@@ -124,8 +133,8 @@ def add_adapters(net: nn.Module, adapters: Adapters) -> list[str]:
 
 
 def _ending(net: nn.Module, ends: list[str], key: str, kind: type[nn.Module]) -> list[str]:
-    own = head(net)
-    fitting = [n for n, m in net.named_modules() if n not in ("", own) and (kind is nn.Module or type(m) is kind)]
+    own = heads(net)
+    fitting = [n for n, m in net.named_modules() if n not in ("", *own) and (kind is nn.Module or type(m) is kind)]
     found = [name for name in fitting if name.rpartition(".")[2] in ends]
     if not found:
         known = sorted({name.rpartition(".")[2] for name in fitting} - {str(i) for i in range(1000)})
@@ -140,16 +149,18 @@ def trained_parameters(net: nn.Module) -> int:
     return sum(p.numel() for p in net.parameters() if p.requires_grad)
 
 
-def replaced_head(net: nn.Module, classes: int, generator: torch.Generator) -> tuple[str, nn.Module]:
-    """A new head of `classes` outputs, which trains, in the place of the head of `net`; name and layer of the old one.
-    Its weights are uniform in +-1 / sqrt(inputs), as torch's own, from `generator`."""
-    name = head(net)
-    old = net.get_submodule(name)
-    assert isinstance(old, nn.Linear)
-    new = nn.Linear(old.in_features, classes, old.bias is not None)
-    bound = 1 / math.sqrt(old.in_features)
-    with torch.no_grad():
-        for parameter in new.parameters():
-            parameter.uniform_(-bound, bound, generator=generator)
-    net.set_submodule(name, new.to(old.weight))
-    return name, old
+def replaced_heads(net: nn.Module, classes: int, generator: torch.Generator) -> dict[str, nn.Module]:
+    """New heads of `classes` outputs, which train, in the place of the `heads` of `net`; the old ones by name. Their
+    weights are uniform in +-1 / sqrt(inputs), as torch's own, from `generator`."""
+    replaced: dict[str, nn.Module] = {}
+    for name in heads(net):
+        old = net.get_submodule(name)
+        assert isinstance(old, nn.Linear)
+        new = nn.Linear(old.in_features, classes, old.bias is not None)
+        bound = 1 / math.sqrt(old.in_features)
+        with torch.no_grad():
+            for parameter in new.parameters():
+                parameter.uniform_(-bound, bound, generator=generator)
+        net.set_submodule(name, new.to(old.weight))
+        replaced[name] = old
+    return replaced

@@ -1,5 +1,6 @@
 """Weights from a file, for a whole network or for one without its head."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from timm.models import load_state_dict
@@ -17,9 +18,9 @@ def weight_file(key: str, checkpoint: str, data_root: str) -> Path:
     raise UserError(f"{key}={checkpoint}: no such file, neither here nor in {data_root}")
 
 
-def load(net: nn.Module, path: Path, prefix: str | None, key: str, head: str | None = None) -> bool:
-    """Weights of a file into a network; whether the layer `head` is among them: it stays as it is where the file has
-    none of its shape. What the network has no place for is left out. UserError where anything else is absent or
+def load(net: nn.Module, path: Path, prefix: str | None, key: str, heads: Sequence[str] = ()) -> bool:
+    """Weights of a file into a network; whether the layers `heads` are among them: they stay as they are where the file
+    has none of their shape. What the network has no place for is left out. UserError where anything else is absent or
     misshapen."""
     try:
         state = load_state_dict(str(path), use_ema=False)
@@ -28,7 +29,7 @@ def load(net: nn.Module, path: Path, prefix: str | None, key: str, head: str | N
     if prefix:
         state = {name.removeprefix(prefix): value for name, value in state.items() if name.startswith(prefix)}
     wanted = net.state_dict()
-    own = [name for name in wanted if head is not None and name.startswith(f"{head}.")]
+    own = [name for name in wanted if any(name.startswith(f"{head}.") for head in heads)]
     with_head = all(name in state and state[name].shape == wanted[name].shape for name in own)
     if not with_head:
         state |= {name: wanted[name] for name in own}

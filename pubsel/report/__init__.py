@@ -1,0 +1,233 @@
+"""`pubsel report`: one HTML file with every table and figure, and the runs behind every number.
+
+The page needs no network and no program but a browser: page.html is the template, page.css and page.js lie in it, the
+runs stand in it as JSON and are shown on demand. Whatever comes from a record is text there, never markup.
+"""
+
+import base64
+import json
+import re
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pandas
+
+from pubsel import __version__, figures, tables, typeset
+from pubsel.config import ReportConfig
+from pubsel.replay import command
+from pubsel.results import read_ranks, read_records, write_whole
+from pubsel.tables import Cell, Table
+
+if TYPE_CHECKING:
+    from markupsafe import Markup
+
+HERE = Path(__file__).resolve().parent
+LINKED = (
+    "utility",
+    "difference",
+    "seeds",
+    "distance",
+    "spearman",
+    "kendall",
+    "pairs",
+)  # numbers that runs stand behind
+OURS = ("utility", "spearman")
+BESIDE = {"setting": "algorithm", "paper_public": "public"}  # columns that stand below the value of another
+UNDER = {"setting": "", "paper_public": "for the paper's "}
+PAPERS = ("gsd", "gep", "pillar", "adamix", "workshop")
+LARGEST = 2**20  # bytes of a drawing in results/figures that is taken into the page
+
+
+@dataclass
+class Shown:
+    """A table as the template takes it: texts, and for each row the key of the runs behind it."""
+
+    columns: list[typeset.Column]
+    values: dict[str, list[Any]]  # key of a column: what it is sorted by
+    widths: dict[str, int]  # of what stands beside a value, so that the values of a column stand below each other
+    constant: list[str]
+    behind: list[str | None]
+    stops: list[str | None]  # for each row the column whose link the Tab key stops at: they all lead to one place
+
+
+@dataclass
+class Runs:
+    """The runs behind the numbers, as the page's script takes them: each value once, in `pool`."""
+
+    keys: list[str] = field(default_factory=list)
+    pool: list[Any] = field(default_factory=list)
+    runs: list[list[int]] = field(default_factory=list)  # for each run the places of its values in `pool`
+    behind: dict[str, list[int]] = field(default_factory=dict)  # key of a number: its runs
+    _places: dict[str, int] = field(default_factory=dict)
+    _numbers: dict[str, int] = field(default_factory=dict)
+
+    def add(self, key: str, cells: list[Cell]) -> str:
+        """Says that the runs of `cells` stand behind the number `key`."""
+        self.behind[key] = [self._run(record) for cell in cells for record in cell.records]
+        return key
+
+    def _run(self, record: dict[str, Any]) -> int:
+        if record["identity"] not in self._numbers:
+            self._numbers[record["identity"]] = len(self.runs)
+            values = {**record, "command": command(record)}
+            for group in ("settings", "privacy"):  # many runs share most of them
+                inner = values.pop(group, None) or {}
+                values |= {f"{group}.{key}": value for key, value in inner.items()}
+            self.keys += [key for key in values if key not in self.keys]
+            self.runs.append([self._place(values.get(key)) for key in self.keys])
+        return self._numbers[record["identity"]]
+
+    def _place(self, value: Any) -> int:
+        text = json.dumps(value, sort_keys=True)
+        if text not in self._places:
+            self._places[text] = len(self.pool)
+            self.pool.append(value)
+        return self._places[text]
+
+    def json(self) -> str:
+        """For a <script>: no text in it can end the script or begin a comment."""
+        made = {"keys": self.keys, "pool": self.pool, "runs": self.runs, "behind": self.behind}
+        text = json.dumps(made, separators=(",", ":"), ensure_ascii=False)
+        return text.replace("<", "\\u003c").replace("\u2028", "\\u2028").replace("\u2029", "\\u2029")
+
+
+def run(settings: ReportConfig) -> str:
+    """Writes the page; returns what to say."""
+    results = Path(settings.results)
+    output = Path(settings.output) if settings.output else results / "report.html"
+    records = read_records(results)
+    text = page(records, read_ranks(results), drawings(results / "figures"))
+    write_whole(output, text)
+    return f"{output}: {len(records)} records, {len(text.encode()) / 1e6:.1f} MB; open it in a browser"
+
+
+def page(
+    records: list[dict[str, Any]], ranks: list[dict[str, Any]] | None = None, others: dict[str, str] | None = None
+) -> str:
+    """The page of these records and measured distances; `others`: further drawings, name: SVG."""
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined
+    from markupsafe import Markup
+
+    made = [tables.make(name, records, ranks) for name in sorted(tables.names(), key=_place)]
+    runs = Runs()
+    shown = [_table(table, runs) for table in made if table.records()]
+    missing = [_table(table, runs) for table in made if not table.records()]
+    drawn = [entry for name in figures.CURVES if (entry := _curve(name, records, runs))]
+    environment = Environment(
+        loader=FileSystemLoader(HERE), autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=StrictUndefined
+    )
+    environment.globals |= {"LINKED": LINKED, "BESIDE": BESIDE, "UNDER": UNDER, "OURS": OURS}
+    environment.globals |= {"MISSING": typeset.MISSING, "BREAK": Markup("_<wbr>")}
+    values = {
+        "tables": shown, "missing": missing, "curves": drawn, "others": _as_images(others or {}),
+        "facts": _facts(records, shown), "version": __version__, "data": Markup(runs.json()),
+        "style": Markup((HERE / "page.css").read_text()), "script": Markup((HERE / "page.js").read_text()),
+    }  # fmt: skip
+    return environment.get_template("page.html").render(values).strip() + "\n"
+
+
+def _place(name: str) -> tuple[int, list[str]]:
+    """Papers in the order of this project, their tables in theirs, and our own tables behind."""
+    paper = next((i for i, paper in enumerate(PAPERS) if name.startswith(paper)), len(PAPERS))
+    ours = 100 * name.endswith("_ours")
+    return ours + paper, [part.zfill(4) for part in re.findall(r"\d+|\D+", name)]
+
+
+def _table(table: Table, runs: Runs) -> dict[str, Any]:
+    keys = [runs.add(f"{table.name}/{i + 1}", [cell]) if cell else None for i, cell in enumerate(table.cells)]
+    groups = [runs.add(f"{table.name}/rank/{i + 1}", group) if group else None for i, group in enumerate(table.groups)]
+    head, _, rest = table.spec.title.partition(". ")
+    return {
+        "name": table.name,
+        "title": head,
+        "lead": rest,
+        "target": table.spec.target(table.name),
+        "oracle": table.spec.select.get("by") == "test",
+        "mixed": len({record.get("commit") for record in table.records()}) > 1,
+        "filled": sum(cell is not None for cell in table.cells),
+        "table": _shown(table.frame, keys),
+        "ranks": None if table.ranks.empty else _shown(table.ranks, groups),
+        "notes": typeset.notes(table),
+        "plots": _scatter(table),
+    }
+
+
+def _shown(frame: pandas.DataFrame, behind: list[str | None]) -> Shown:
+    columns, constant = typeset.columns(frame)
+    values = {column.key: frame[column.key].astype(object).where(frame[column.key].notna(), None) for column in columns}
+    widths = {column.key: max((len(spread) for _, spread in column.entries), default=0) for column in columns}
+    stops = [
+        next((c.key for c in columns if c.key in LINKED and c.entries[row][0] != typeset.MISSING), None)
+        for row in range(len(frame))
+    ]
+    return Shown(columns, {key: list(value) for key, value in values.items()}, widths, constant, behind, stops)
+
+
+def _scatter(table: Table) -> "list[Markup]":
+    """One drawing for each panel, so that they can stand beside or below each other."""
+    from markupsafe import Markup
+
+    frame = figures.distances(table)
+    found = []
+    for i, ((private, _, label), rows) in enumerate(frame.groupby(["private", "model", "label"], sort=False)):
+        about = f"Utility against distance on {private}, {label}: the numbers of the table above"
+        found.append(Markup(figures.inline(figures.scatter(rows), f"{table.name}-{i}-", about)))
+    return found
+
+
+def _curve(name: str, records: list[dict[str, Any]], runs: Runs) -> dict[str, Any] | None:
+    """A curve, panel by panel, with its legend and its numbers; None where records do not allow it."""
+    from markupsafe import Markup
+
+    curve = figures.CURVES[name]
+    frame, cells = figures.points(curve, records)
+    if frame.empty:
+        return None
+    styles = figures.line_styles(dict.fromkeys(frame["line"]))
+    plots = []
+    for i, ((private, _), rows) in enumerate(frame.groupby(["private", "model"], sort=False)):
+        drawn = figures.curves(rows, curve.x, curve.line, styles)
+        plots.append(Markup(figures.inline(drawn, f"{name}-{i}-", f"{curve.title}, on {private}: see The numbers")))
+    legend = figures.legend({figures.line_name(curve.line, line): how for line, how in styles.items()})
+    numbers = pandas.DataFrame(
+        {
+            "private": frame["private"], "model": frame["model"],
+            figures.axis_name(curve.line): [figures.line_name(curve.line, line) for line in frame["line"]],
+            figures.axis_name(curve.x): frame["x"], "utility": frame["utility"].round(2),
+            "utility_std": frame["std"], "seeds": frame["seeds"],
+        }
+    )  # fmt: skip
+    keys: list[str | None] = [runs.add(f"{name}/{i + 1}", [cell]) for i, cell in enumerate(cells)]
+    return {
+        "name": name, "title": curve.title, "selected": typeset.SELECTED_BY[curve.by], "oracle": curve.by == "test",
+        "plots": plots, "legend": Markup(figures.inline(legend, f"{name}-legend-", "Legend")),
+        "table": _shown(numbers, keys),
+    }  # fmt: skip
+
+
+def drawings(folder: Path) -> dict[str, str]:
+    """Further SVG in results/figures, made by other programs: those that the page does not draw itself."""
+    own = {*figures.CURVES, *(f"{name}_distance" for name in tables.names())}
+    found = [path for path in sorted(folder.glob("*.svg")) if path.stem not in own]
+    return {path.stem: path.read_text(encoding="utf-8") for path in found if path.stat().st_size <= LARGEST}
+
+
+def _as_images(others: dict[str, str]) -> dict[str, str]:
+    """As data in an <img>, where no script in them runs."""
+    return {
+        name: f"data:image/svg+xml;base64,{base64.b64encode(svg.encode()).decode()}" for name, svg in others.items()
+    }
+
+
+def _facts(records: list[dict[str, Any]], shown: list[dict[str, Any]]) -> dict[str, Any]:
+    finished = sorted(record["finished"][:10] for record in records if record.get("finished"))
+    return {
+        "records": len(records),
+        "valid": sum((record.get("privacy") or {}).get("valid") is True for record in records),
+        "tables": len(shown),
+        "versions": len(Counter(record.get("commit") for record in records)),
+        "first": finished[0] if finished else "",
+        "last": finished[-1] if finished else "",
+    }

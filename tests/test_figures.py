@@ -1,0 +1,180 @@
+import errno
+import itertools
+import os
+import re
+import xml.etree.ElementTree as ElementTree
+
+import numpy as np
+import pandas
+import pytest
+
+from pubsel import figures, results, tables
+from pubsel.config import UserError
+from tests.synthetic import record, save
+
+HOSTILE = r"$\frac{</script><b>& %_^"
+
+
+def swept(algorithm="pillar", epsilon=1.0, seed=0, utility=0.5, private="flowers5", rate=0.1, **more):
+    """A synthetic record of a linear classifier on features, with a choice by held-out examples."""
+    made = record(seed, utility, None, private, algorithm, "mobilenetv2") | {"private": private, "epsilon": epsilon}
+    made["settings"] |= {"model": {"backbone": {"architecture": "a"}}, "epsilon": epsilon}
+    made["settings"]["algorithm"] = {"name": algorithm} | more
+    made["settings"]["training"] = {"learning_rate": rate}
+    made["selection"] = {"validation": utility}
+    return made
+
+
+def by_distance(tmp_path, *records):
+    return figures.distances(tables.make("gsd_table2", results.read_records(save(tmp_path, *records))))
+
+
+def three(label="paper", **more):
+    sets = {"fashion_mnist": (0.1, 0.9), "mnist": (0.3, 0.8), "flowers5": (0.5, 0.85)}
+    return [record(0, u, (d, d + 0.02), p, label=label, **more) for p, (d, u) in sets.items()]
+
+
+# What is drawn
+
+
+def test_points_are_the_selected_cells_in_the_order_of_x():
+    records = [swept(k=k, seed=seed, utility=0.4 + k / 100) for k in (20, 5, 10) for seed in (0, 1)]
+    records += [swept(k=5, utility=0.9, rate=0.01) | {"selection": {"validation": 0.2}}]  # not selected
+    frame, cells = figures.points(figures.CURVES["pillar_k"], records)
+    assert list(frame["x"]) == [5, 10, 20]
+    assert list(frame["utility"]) == pytest.approx([45, 50, 60])
+    assert list(frame["seeds"]) == [2, 2, 2]
+    assert [cell["settings"]["algorithm"]["k"] for cell in cells] == [5, 10, 20]
+    assert set(frame["selected"]) == {"held-out private"}
+
+
+def test_records_of_other_models_and_a_single_x_make_no_curve():
+    alone = [swept(k=5)]
+    assert figures.points(figures.CURVES["pillar_k"], alone)[0].empty
+    images = [swept(k=k) for k in (5, 10)]
+    for one in images:
+        one["settings"]["model"] = {}
+    assert figures.points(figures.CURVES["pillar_k"], images)[0].empty
+
+
+def test_lines_come_in_the_order_of_the_algorithms_and_no_epsilon_is_infinite():
+    records = [swept(a, e) for a in ("dp_sgd", "pillar") for e in (0.1, 0.7, None)]
+    frame, _ = figures.points(figures.CURVES["pillar_epsilon"], records)
+    assert list(dict.fromkeys(frame["line"])) == ["pillar", "dp_sgd"]
+    assert list(frame["x"]) == [0.1, 0.7, np.inf] * 2
+
+
+def test_distances_are_of_panels_with_two_of_them_and_keep_the_level_without_public_data(tmp_path):
+    level = record(0, 0.7, None, None, "dp_sgd")
+    frame = by_distance(tmp_path / "a", *three(), level, record(0, 0.6, None, None, "dp_sgd", "tuned"))
+    assert list(frame["utility"]) == [90, 85, 80, 70]
+    assert list(frame["level"]) == [False, False, False, True]
+    assert by_distance(tmp_path / "b", record(), level).empty
+
+
+# What is seen
+
+
+def drawn(figure, tmp_path):
+    png, svg, pdf = figures.save(figure, tmp_path / "figure")
+    assert png.read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
+    assert pdf.read_bytes()[:5] == b"%PDF-"
+    return "".join(ElementTree.fromstring(svg.read_text()).itertext())
+
+
+def test_a_scatter_shows_error_bars_names_and_the_rank_correlation(tmp_path):
+    records = [*three(), *(r | {"seed": 1, "identity": f"second-{i}", "utility": r["utility"] + 0.01}
+                           for i, r in enumerate(three())), record(0, 0.7, None, None, "dp_sgd")]  # fmt: skip
+    figure = figures.scatter(by_distance(tmp_path, *records))
+    (axis,) = figure.axes
+    bars = [container for container in axis.containers if container.has_xerr and container.has_yerr]
+    assert len(bars) == 1
+    assert sorted(map(tuple, bars[0].lines[0].get_xydata().round(3))) == [(0.11, 90.5), (0.31, 80.5), (0.51, 85.5)]
+    text = drawn(figure, tmp_path)
+    for part in ("gep (ρ = −0.50)", "dp_sgd", "fashion_mnist", "mnist", "flowers5", "accuracy, percent", "distance"):
+        assert part in text
+
+
+def test_a_curve_has_a_line_for_each_epsilon_and_names_its_axes(tmp_path):
+    records = [
+        swept(epsilon=e, k=k, seed=s, utility=0.5 + s / 10) for e in (0.1, None) for k in (5, 50) for s in (0, 1)
+    ]
+    curve = figures.CURVES["pillar_k"]
+    text = drawn(figures.curves(figures.points(curve, records)[0], curve.x, curve.line), tmp_path)
+    for part in ("ε = 0.1", "ε = ∞", "flowers5", "accuracy, percent"):
+        assert part in text
+
+
+def test_hostile_names_are_shown_as_they_are(tmp_path):
+    frame = by_distance(tmp_path, *three(label=HOSTILE), record(0, 0.9, (0.9,), HOSTILE, label=HOSTILE))
+    text = drawn(figures.scatter(frame), tmp_path)
+    assert text.count(HOSTILE) == 2
+
+
+def test_up_to_64_lines_differ_and_eight_in_everything():
+    styles = [tuple(map(str, style.values())) for style in figures.line_styles(range(64)).values()]
+    assert len(set(styles)) == 64
+    assert [len(set(column)) for column in zip(*styles[:8], strict=True)] == [8, 8, 8]
+
+
+def lightness(colour):
+    """CIE L* of #rrggbb, 0 to 100."""
+    rgb = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+    linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in rgb]
+    return 116 * float(np.dot(linear, [0.2126, 0.7152, 0.0722])) ** (1 / 3) - 16
+
+
+def test_colours_stand_out_from_white_and_the_first_differ_in_grey():
+    values = [lightness(colour) for colour in figures.COLOURS]
+    assert max(values) < 64  # a contrast of 3 to white
+    assert min(abs(a - b) for a, b in itertools.pairwise(values[:5])) > 10
+
+
+# Files
+
+
+def test_equal_figures_are_equal_bytes_and_say_nothing_of_when_and_with_what(tmp_path):
+    frame = by_distance(tmp_path, *three())
+    paths = [figures.save(figures.scatter(frame), tmp_path / name) for name in ("one", "two")]
+    for one, two in zip(*paths, strict=True):
+        assert one.read_bytes() == two.read_bytes()
+        assert not re.search(rb"20\d\d-\d\d-\d\d|CreationDate", one.read_bytes())
+    assert {path.suffix for path in paths[0]} == {".png", ".svg", ".pdf"}
+
+
+@pytest.mark.parametrize("fail", ["drawing", "writing"])
+def test_a_figure_that_fails_leaves_the_old_files(tmp_path, monkeypatch, fail):
+    figure = figures.scatter(by_distance(tmp_path / "records", *three()))
+    for kind in figures.FORMATS:
+        (tmp_path / f"figure.{kind}").write_text("old")
+
+    def broken(*_, **__):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    if fail == "drawing":
+        whole = figures._drawn
+        monkeypatch.setattr(figures, "_drawn", lambda f, kind: broken() if kind == "pdf" else whole(f, kind))
+        with pytest.raises(OSError, match="No space"):
+            figures.save(figure, tmp_path / "figure")
+    else:
+        monkeypatch.setattr(results.os, "replace", broken)
+        with pytest.raises(UserError, match="No space"):
+            figures.save(figure, tmp_path / "figure")
+    assert {path.name: path.read_text() for path in tmp_path.glob("*.*")} == {
+        f"figure.{kind}": "old" for kind in figures.FORMATS
+    }
+
+
+def test_the_boost_is_above_one_where_private_data_helps():
+    frame = pandas.DataFrame(
+        {
+            "private": "a",
+            "model": "m",
+            "line": ["paragon", "only_public", "adamix"],
+            "x": 1.0,
+            "utility": [90.0, 50, 80],
+        }
+    )
+    boost = figures.boosted(frame)["boost"]
+    assert boost.isna().tolist() == [True, True, False]
+    assert boost[2] == pytest.approx(40 / 10)

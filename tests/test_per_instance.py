@@ -1,0 +1,156 @@
+"""Per-instance privacy loss: AdaMix's Proposition 14 written out, what bounds it, and whose training it is."""
+
+import json
+import math
+
+import numpy as np
+import pandas
+import pytest
+import torch
+from scipy.optimize import brentq
+from test_audit import CLASSES, build, settings, task_of
+
+from pubsel import algorithms, privacy
+from pubsel.algorithms.adamix import project, public_gradient, subspace_around
+from pubsel.attacks.per_instance import LEVELS, Losses
+from pubsel.cli import main
+from pubsel.config import Training
+from pubsel.data import Split
+from pubsel.factored import LinearGradients
+from pubsel.randomness import stream
+from pubsel.training import Schedule, fit
+
+D, N = 12, 40
+
+
+def examples():
+    """Features of differing norms: the first is zero, so is its gradient; the second is always clipped."""
+    torch.manual_seed(0)
+    x = torch.randn(N, D) * torch.logspace(-2, 0.3, N)[:, None]
+    x[0], x[1] = 0, 1000 * torch.ones(D)
+    return Split(x.double(), torch.randint(CLASSES, (N,)))
+
+
+def followed(tmp_path, algorithm, rate=1.0, steps=6, epsilon=2.0, every=1, rate_of_learning=1e-3):
+    """The losses of a training, its plan, and the weights before each step [steps, C, D]."""
+    task = task_of(examples())
+    model = torch.nn.Linear(D, CLASSES, bias=False).double()
+    torch.nn.init.zeros_(model.weight)
+    plan = privacy.plan(epsilon, 1e-5, rate, steps, 1.0)
+    losses, weights = Losses(task.private, plan, every), []
+    watched = losses.watching(algorithm)
+    look = watched.mechanism
+
+    def mechanism(view, step):
+        weights.append(model.weight.detach().clone())
+        return look(view, step)
+
+    watched.mechanism = mechanism
+    training = Training(epochs=1, batch_size=1, learning_rate=rate_of_learning, momentum=0.0, weight_decay=0.0,
+                        milestones=[], decay=1.0, chunk=None, checkpoint_seconds=1e9)  # fmt: skip
+    fit(model, task, watched, Schedule(N, rate, steps, max(1, round(rate * N))), plan.noise_multiplier, training,
+        "name", "key", False, tmp_path / "checkpoint.pt", lambda now: None)  # fmt: skip
+    return losses, plan, weights
+
+
+def gradient(weight, x, y):
+    """Of one example's cross-entropy, [C, D]."""
+    p = torch.softmax(weight @ x, 0)
+    p[y] -= 1
+    return torch.outer(p, x)
+
+
+@pytest.mark.parametrize("name", ["fully_private", "adamix_projection", "adamix"])
+def test_proposition_14(name, tmp_path):
+    """mu_i = sqrt(sum_t |U^T g_i(w_t)|^2 / (tau_t sigma)^2), g_i clipped to tau_t, U the subspace: written out."""
+    changes = {"rank": 4} if name != "fully_private" else {}
+    changes |= {"pretrain_epochs": 2} if name != "fully_private" else {"clip_norm": 0.5}
+    algorithm = algorithms.build(settings(name) | changes | {"unit": False, "pretrain_rate": 1e-6})
+    losses, plan, weights = followed(tmp_path, algorithm)
+    public = task_of(examples()).public
+    mus = np.zeros(N)
+    for step, w in enumerate(weights):
+        model = torch.nn.Linear(D, CLASSES, bias=False).double()
+        model.weight.data.copy_(w)
+        norms: list = []
+        whole = public_gradient(LinearGradients(model), public, norms).view(CLASSES, D)
+        tau = algorithm.clip_norm or float(torch.cat(norms).quantile(algorithm.quantile))
+        for i, (x, y) in enumerate(zip(*task_of(examples()).private, strict=True)):
+            g = gradient(w, x, y)
+            g = g * min(1.0, tau / max(float(g.norm()), 1e-30))
+            if algorithm.rank is not None:
+                g = project(g, *subspace_around(whole, 4, stream("name", "public directions", step)))
+            mus[i] += float(g.norm() / (tau * plan.noise_multiplier)) ** 2
+    mus = np.sqrt(mus)
+    np.testing.assert_allclose(np.sqrt(losses.squares) / plan.noise_multiplier, mus, rtol=1e-4, atol=1e-12)
+    solved = [
+        brentq(lambda e, mu=mu: privacy.gaussian_delta(e, mu) - 1e-5, 0, 10)
+        if mu > 0 and privacy.gaussian_delta(0, mu) > 1e-5
+        else 0.0
+        for mu in mus
+    ]
+    np.testing.assert_allclose(losses.epsilons(), solved, rtol=2e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("rate", [1.0, 0.2])
+def test_between_nothing_and_the_worst_case(rate, tmp_path):
+    """A zero gradient loses nothing, one that is always clipped the worst case, none more; longer ones lose more."""
+    algorithm = algorithms.build(settings("dp_sgd") | {"clip_norm": 1.0})
+    losses, plan, _ = followed(tmp_path, algorithm, rate, steps=20)
+    found = losses.epsilons()
+    worst = plan.epsilon
+    assert found[0] == 0
+    assert found[1] == pytest.approx(worst, rel=1e-4)
+    assert found.max() <= worst
+    assert len(set(np.round(found, 6))) > 10
+    order = np.argsort(losses.squares)
+    assert (np.diff(found[order]) >= -1e-9 if rate == 1 else np.diff(found[order]) >= -0.05 * worst).all()
+
+
+def test_sampled_losses_are_renyi_dp_of_the_norms(tmp_path):
+    """Against opacus, for an example with norms at two levels."""
+    from opacus.accountants.analysis import rdp
+
+    losses, plan, _ = followed(tmp_path, build("dp_sgd"), 0.2, steps=2)
+    losses.levels[:] = 0
+    losses.levels[0, LEVELS // 2], losses.levels[0, LEVELS // 4] = 30, 70
+    orders = privacy.FEW_ORDERS
+    curves = [rdp.compute_rdp(q=0.2, noise_multiplier=plan.noise_multiplier / c, steps=t, orders=orders)
+              for c, t in ((0.5, 30), (0.25, 70))]  # fmt: skip
+    want = rdp.get_privacy_spent(orders=orders, rdp=curves[0] + curves[1], delta=1e-5)[0]
+    assert losses.epsilons()[0] == pytest.approx(min(float(want), plan.epsilon))
+
+
+def test_norms_are_rounded_up(tmp_path):
+    losses, _, _ = followed(tmp_path, build("dp_sgd"), 0.2, steps=3)
+    counted = losses.levels @ (np.arange(LEVELS + 1) / LEVELS) ** 2
+    assert (counted >= losses.squares - 1e-9).all()
+    assert (counted <= losses.squares + 3 * 2 / LEVELS).all()
+    assert (losses.levels.sum(1) == 3).all()
+
+
+def test_norms_may_be_held_for_some_steps(tmp_path):
+    algorithm = algorithms.build(settings("dp_sgd") | {"clip_norm": 1.0})
+    exact, _, _ = followed(tmp_path, algorithm, steps=6, rate_of_learning=1.0)
+    (tmp_path / "checkpoint.pt").unlink()
+    held, _, _ = followed(tmp_path, algorithm, steps=6, every=3, rate_of_learning=1.0)
+    assert not np.allclose(exact.squares, held.squares)
+    np.testing.assert_allclose(exact.squares, held.squares, atol=3)
+
+
+def test_the_command_follows_the_run_itself(tmp_path, monkeypatch, capsys):
+    """The weights that the losses belong to are those of `pubsel run`, bit for bit; the CSV has a row an example."""
+    monkeypatch.chdir(tmp_path)
+    words = ["+experiment=quickstart", "algorithm=dp_sgd", "training.steps=8", "threads=1"]
+    assert main(["run", *words]) == 0
+    assert main(["audit", *words, "audit.kind=per_instance"]) == 0
+    out = capsys.readouterr().out
+    (run,) = tmp_path.glob("results/runs/*/result.json")
+    (audit,) = tmp_path.glob("results/audits/*/result.json")
+    trained, record = json.loads(run.read_text()), json.loads(audit.read_text())
+    assert (record["run"], record["weights"]) == (trained["identity"], trained["weights"])
+    frame = pandas.read_csv(audit.with_name("per_instance.csv"))
+    assert len(frame) == trained["private_examples"]
+    assert 0 <= frame["epsilon"].min() < frame["epsilon"].max() <= record["claimed"] == 4
+    assert math.isclose(record["losses"]["median"], frame["epsilon"].median(), rel_tol=1e-4)
+    assert "do not publish them" in out

@@ -1,0 +1,110 @@
+import copy
+import json
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hydra import compose, initialize_config_dir
+
+from pubsel import config, replay, results
+from pubsel.config import CONF, RunConfig, check
+from pubsel.run import canonical
+
+RECORDS = results.read_records(CONF.parent / "results")
+
+
+def identity(words: list[str]) -> str:
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        return config.identity(canonical(check(RunConfig, compose("run", words))))
+
+
+def words(record: dict) -> list[str]:
+    program, command, *rest = shlex.split(replay.command(record))
+    assert (program, command) == ("pubsel", "run")
+    return rest
+
+
+def kind(record: dict) -> tuple:
+    return record["model"], record["algorithm"], record["settings"]["pair"]["private"] == "flowers5"
+
+
+EXPERIMENTS = [path.stem for path in (CONF / "experiment").glob("*.yaml") if "\nprivate:" not in path.read_text()]
+
+
+@pytest.mark.parametrize("record", {kind(r): r for r in RECORDS}.values(), ids=lambda record: record["identity"])
+def test_the_command_of_each_kind_of_record_makes_the_same_run(record):
+    assert identity(words(record)) == record["identity"]
+
+
+def test_every_record_has_a_short_command():
+    commands = {replay.command(record) for record in RECORDS}
+    assert len(commands) == len(RECORDS)
+    assert max(map(len, commands)) < 700
+    assert not any("~" in command for command in commands)
+
+
+@pytest.mark.parametrize("name", sorted(EXPERIMENTS)[::4])
+def test_the_command_of_each_experiment_makes_the_same_run(name):
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        made = canonical(check(RunConfig, compose("run", [f"+experiment={name}"])))
+    record = {"settings": json.loads(json.dumps(config.settings(made)))}
+    assert identity(words(record)) == config.identity(made)
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        ["pair.private='/data/my images, \\'mine\\' (1)/a=b'", "pair.public=[./a,'b c/d',\"7\"]"],
+        ["pair.private='C:\\\\x\\\\'", "pair.public=./true.npz", "label='null'"],
+        ["label='1e5'", "epsilon=1e-3", "privacy.delta=1e-7", "seed=9223372036854775807", "training.milestones=[]"],
+        ["model=timm", "model.architecture=vit_tiny", "model.lora={layers:[qkv],r:4,alpha:8}",
+         "++model.options={a:{b:1}}"],
+        ["model=timm", "model.architecture=x.y_z", "model.adapters={layers:[attn,mlp],size:64}",
+         "model.trained=[head]"],
+        ["model=mobilenetv2", "algorithm=pillar", "~model.backbone.options", "model.backbone.mean=null",
+         "pair.take=train"],
+        ["model=linear", "++model.backbone={architecture:resnet18,crop:0.5}", "algorithm=adamix", "training=adamix"],
+        ["algorithm=adamix_clip", "training=dp_raft", "privacy=adamix", "algorithm.text_scale=3"],
+        ["algorithm=non_private", "distance=none", "training.optimizer=adam", "training.steps=7"],
+        ["algorithm=only_public", "training.average=true", "pair.shots=3", "pair.take=train", "pair.validation=0.5"],
+        ["algorithm=dp_sgd", "pair.private_share=0.5", "pair.m=77", "distance=gsd_300"],
+    ],
+)  # fmt: skip
+def test_commands_of_unusual_settings(more):
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        made = canonical(check(RunConfig, compose("run", more)))
+    record = {"settings": json.loads(json.dumps(config.settings(made))), "device": "cuda:1"}
+    assert identity(words(record)) == config.identity(made)
+    assert words(record)[-1] == "device=cuda"
+
+
+def test_a_key_that_a_record_lacks_has_its_default():
+    made = copy.deepcopy(next(r for r in RECORDS if r["algorithm"] == "pillar")["settings"])
+    assert made["model"]["backbone"].pop("input_size")
+    assert "~model.backbone.input_size" in replay.overrides(made)
+
+
+def test_replay_needs_no_torch():
+    code = "import sys, pubsel.replay; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False, cwd=Path(__file__).parent.parent).returncode == 0
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        ["private=digits", "public=[digits,[photo_patches,noise]]", "distance.m=200"],
+        ["private='/my images'", "public=[a]", "model=mobilenetv2", "distance=otdd", "seed=3"],
+        ["private=digits", "public=[digits,noise]", "epsilon_select=0.1", "select.cap=0.3", "secure_noise=true"],
+    ],
+)
+def test_a_measured_distance_has_the_command_that_measures_it(more):
+    def settings(words):
+        with initialize_config_dir(str(CONF), version_base="1.3"):
+            return json.loads(json.dumps(config.settings(check(config.RankConfig, compose("rank", words)))))
+
+    program, command, *rest = shlex.split(replay.command({"settings": settings(more), "device": "cpu"}))
+    assert (program, command, rest.pop()) == ("pubsel", "rank", "device=cpu")
+    assert settings(rest) == settings(more)
+    assert len(rest) <= len(more) + 3

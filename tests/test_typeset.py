@@ -1,0 +1,139 @@
+import re
+import shutil
+import subprocess
+
+import pandas
+import pytest
+
+from pubsel import config, results, tables, typeset
+from tests.synthetic import record, save
+
+HOSTILE = r"50% of_$x^2 & {a}~\b#<script>|*`[1]"
+
+
+def made(tmp_path, *records):
+    return tables.make("gsd_table2", results.read_records(save(tmp_path, *records)))
+
+
+def rows_of(markdown):
+    lines = [line for line in markdown.splitlines() if line.startswith("|")]
+    return [[cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]] for line in lines]
+
+
+def test_text_has_every_row_and_folds_columns_of_one_value():
+    frame = pandas.DataFrame(
+        {"public": ["a", None], "utility": [81.0, 7.5], "utility_std": [1.0, None], "epsilon": 2.0}
+    )
+    lines = typeset.text(frame, "Title").splitlines()
+    assert lines[:3] == ["Title", "In every row: ε 2", "Public data  Ours"]
+    assert [line.split() for line in lines[3:]] == [["a", "81.00", "±", "1.00"], ["none", "7.50"]]
+
+
+def test_ours_stands_beside_the_papers_and_what_is_missing_is_a_dash(tmp_path):
+    seeds = [record(seed, utility, (0.1, 0.4)) for seed, utility in enumerate((0.80, 0.82))]
+    one = record(public="mnist", utility=0.9, values=None) | {"utility_interval": [0.885, 0.912]}
+    table = made(tmp_path, *seeds, one, record(public="flowers5"))
+    rows = rows_of(typeset.markdown(table))
+    head = rows[0]
+    assert head.index("Paper") == head.index("Ours") + 1
+    by_public = {(row[head.index("Private data")], row[head.index("Public data")]): row for row in rows[2:15]}
+
+    def shown(private, public):
+        row = by_public[private, public]
+        return [row[head.index(key)] for key in ("Ours", "Paper", "Difference", "Seeds", "Distance")]
+
+    own = shown(r"fashion\_mnist", r"fashion\_mnist")
+    assert own == ["81.00 ± 1.41", "85.25", "−4.25", "2", "0.250 ± 0.173"]
+    assert shown(r"fashion\_mnist", "mnist")[0] == r"90.00 \[88.50, 91.20\]"
+    assert shown(r"fashion\_mnist", "mnist")[4] == "—"
+    assert shown("cifar10", "svhn") == ["—", "56.75", "—", "—", "—"]
+    stand_in = by_public[r"fashion\_mnist", "flowers5"]
+    assert stand_in[head.index("Paper's public data")] == "flowers102"
+    assert by_public[r"fashion\_mnist", "mnist"][head.index("Paper's public data")] == ""
+
+
+def test_a_table_without_a_record_shows_ours_as_missing(tmp_path):
+    table = made(tmp_path)
+    column = next(column for column in typeset.columns(table.frame)[0] if column.key == "utility")
+    assert column.texts() == ["—"] * len(table.frame)
+    assert any("15 of 15 rows" in note for note in typeset.notes(table))
+
+
+def test_notes_say_what_mixes_and_what_holds(tmp_path):
+    records = [
+        record(0), record(1) | {"commit": "b" * 40}, record(public="mnist") | {"commit": "c" * 40 + "-dirty"},
+        record(public="flowers5") | {"commit": None, "privacy": {"valid": False}},
+    ]  # fmt: skip
+    notes = "\n".join(typeset.notes(made(tmp_path, *records)))
+    for part in ("a (1 runs)", "bbbbbbb (1 runs)", "ccccccc-dirty (1 runs)", "unknown (1 runs)", "of one row in 1"):
+        assert part in notes
+    assert "flowers5 stands in for the paper's flowers102" in notes
+    assert "1 rows of ours have no valid privacy guarantee" in notes
+    clean = "\n".join(typeset.notes(made(tmp_path / "clean", record(0), record(1))))
+    assert "Mixed versions" not in clean
+    assert "no valid" not in clean
+
+
+def test_what_selected_the_settings_is_said():
+    for name, word in (("adamix_table1", "oracle"), ("pillar_ours", "held-out private")):
+        assert word in "\n".join(typeset.notes(tables.make(name, [])))
+
+
+def test_long_settings_lose_what_says_nothing():
+    frame = pandas.DataFrame({"setting": ["algorithm.k=1 a.b.c=[1, 2]", "algorithm.k=1 distance.k=2"], "utility": 1.0})
+    assert typeset.columns(frame)[0][0].texts() == ["k=1 c=[1, 2]", "algorithm.k=1 distance.k=2"]
+
+
+def test_every_letter_of_a_name_survives_markdown_and_latex(tmp_path):
+    table = made(tmp_path, record(public=HOSTILE), record(1, public=HOSTILE, label="[x]"))
+    rows = rows_of(typeset.markdown(table).split("###")[0])
+    assert len({len(row) for row in rows}) == 1
+    column = rows[0].index("Public data")
+    assert HOSTILE in {re.sub(r"\\(.)", r"\1", row[column]) for row in rows}
+    tex = typeset.latex(table)
+    assert "<script>" not in tex
+    bare = re.sub(r"\\[\\{}%&_#$]", "", tex)
+    assert bare.count("{") == bare.count("}")
+    body = bare.split(r"\midrule")[1].split(r"\bottomrule")[0].strip().splitlines()
+    assert len({line.count("&") for line in body}) == 1
+    assert not any("%" in line or "#" in line for line in body)
+
+
+@pytest.mark.parametrize("name", tables.names())
+def test_every_table_has_the_same_cells_in_every_format(name):
+    table = tables.make(name, [])
+    shown, _ = typeset.columns(table.frame)
+    assert len(rows_of(typeset.markdown(table))) >= len(table.frame) + 2
+    tex = typeset.latex(table)
+    environment = "longtable" if len(table.frame) > typeset.LONG else "tabular"
+    assert tex.count(f"\\begin{{{environment}}}") >= 1
+    first = tex.split(r"\midrule")[1].split(r"\bottomrule")[0].replace(r"\endhead", "").strip().splitlines()
+    assert len(first) == len(table.frame)
+    assert {re.sub(r"\\.", "", line).count("&") for line in first} <= {len(shown) - 1}
+
+
+@pytest.mark.skipif(not shutil.which("pdflatex"), reason="no pdflatex")
+def test_latex_compiles(tmp_path):
+    body = typeset.latex(made(tmp_path, record(public=HOSTILE))) + typeset.latex(tables.make("pillar_table2", []))
+    head = r"\documentclass{article}\usepackage[T1]{fontenc}\usepackage{booktabs,longtable,textcomp}"
+    (tmp_path / "page.tex").write_text(f"{head}\\begin{{document}}{body}\\end{{document}}")
+    done = subprocess.run(["pdflatex", "-halt-on-error", "page.tex"], cwd=tmp_path, capture_output=True, check=False)
+    assert done.returncode == 0, done.stdout[-2000:]
+
+
+def test_all_tables_that_have_a_record_are_written(tmp_path):
+    save(tmp_path, record(0))
+    said = typeset.run(config.TableConfig(table="all", results=str(tmp_path), debug=False))
+    assert sorted(path.name for path in (tmp_path / "tables").iterdir()) == [
+        "gsd_table2.csv", "gsd_table2.md", "gsd_table2.tex", "gsd_table2_correlation.csv",
+    ]  # fmt: skip
+    assert "gsd_table2.csv: 1 of 15 rows, 1 runs" in said
+    assert "No record yet: adamix_ours" in said
+
+
+def test_make_has_a_target_for_each_table():
+    makefile = (config.CONF.parent / "Makefile").read_text()
+    phony = re.search(r"\.PHONY:((?:.*\\\n)*.*)", makefile)[1].replace("\\", "").split()
+    targets = {tables.spec(name).target(name) for name in tables.names()}
+    assert "table2" in targets
+    assert targets - {None} <= set(phony)
