@@ -209,12 +209,14 @@ def _train(settings: RunConfig, name: str, folder: Path, device: torch.device) -
     algorithm = algorithms.build(settings.algorithm)
     track = tracking.track(settings.tracking, folder)
     asked, before, total = settings, list[tuple[str, privacy.Plan]](), settings.epsilon
-    say(f"{name}: on {device}")
     if settings.pair.public == AUTO:
+        say(f"{name}: on {device}")
         settings, selected = with_chosen(settings, name, folder, device)
         total += selected.epsilon
         before = [("selection of the public set", selected)] if selected.epsilon else []
     task = load_task(settings, device)
+    if asked.pair.public != AUTO:
+        say(f"{name}: on {device}")
     for note in task.notes:
         say(f"  {note}")
     check_classes(task.test.y, task.metric, "the test set")
