@@ -134,7 +134,7 @@ def settings_of(record: dict[str, Any], here: AttackConfig) -> RunConfig:
     UserError where they make another run by now."""
     values = dict(record["settings"])
     values["training"] = values["training"] | {"chunk": None, "checkpoint_seconds": 0.0}
-    values |= {"estimate": False, "profile": False}
+    values |= {"estimate": False, "profile": False, "replay": None, "tracking": "none"}
     values |= {key: getattr(here, key) for key in ("device", "threads", "data_root", "results", "download", "debug")}
     settings = dataclasses.replace(
         check(RunConfig, values | {"epsilon": 1.0}), epsilon=float(values["epsilon"])

@@ -29,7 +29,18 @@ from pubsel.evaluation import logits
 from pubsel.per_example import losses_of
 from pubsel.privacy import Plan
 from pubsel.randomness import stream
-from pubsel.run import canonical, choose_device, guarantee, load_task, locked, noise_key, prepare, solve, weights_digest
+from pubsel.run import (
+    AUTO,
+    canonical,
+    choose_device,
+    guarantee,
+    load_task,
+    locked,
+    noise_key,
+    prepare,
+    solve,
+    weights_digest,
+)
 from pubsel.terminal import say
 from pubsel.training import Progress, engine, fit, on_device
 
@@ -60,6 +71,8 @@ def audit(settings: AuditConfig) -> dict[str, Any]:
         algorithm = algorithms.build(settings.algorithm)
         if not algorithm.private or settings.epsilon in (0.0, math.inf):
             raise UsageError(f"algorithm={algorithm.name}, epsilon={settings.epsilon:g}: no guarantee to audit")
+        if settings.pair.public == AUTO:
+            raise UsageError("pair.public=auto: the choice is not audited, only training: give the set that it chose")
         task = load_task(settings, device)
         say(f"{name}: on {device}")
         kind = {

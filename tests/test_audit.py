@@ -421,7 +421,9 @@ def test_a_black_box_audit_finds_a_program_without_noise(cli, tmp_path, monkeypa
     ("words", "says"),
     [(["algorithm=non_private"], "no guarantee to audit"), (["epsilon=inf"], "no guarantee to audit"),
      (["audit.kind=black_box", "audit.canaries=900"], "audit.canaries=900 is more than half"),
-     (["audit.confidence=1"], "audit.confidence=1"), (["audit.kind=grey_box"], "audit.kind"),
+     (["audit.confidence=1"], "audit.confidence=1"),
+     (["algorithm=gep_digits", "pair.public=auto", "pair.candidates=[noise,digits]", "epsilon_select=0.1"],
+      "pair.public=auto: the choice"), (["audit.kind=grey_box"], "audit.kind"),
      (["audit.canaries=5"], "audit.canaries=5")],
 )  # fmt: skip
 def test_what_cannot_be_audited_is_refused(cli, words, says):

@@ -65,7 +65,13 @@ def test_notes_say_what_mixes_and_what_holds(tmp_path):
         record(public="flowers5") | {"commit": None, "privacy": {"valid": False}},
     ]  # fmt: skip
     notes = "\n".join(typeset.notes(made(tmp_path, *records)))
-    for part in ("a (1 run)", "bbbbbbb (1 run)", "ccccccc-dirty (1 run)", "unknown (1 run)", "within the seeds of 1 row."):
+    for part in (
+        "a (1 run)",
+        "bbbbbbb (1 run)",
+        "ccccccc-dirty (1 run)",
+        "unknown (1 run)",
+        "within the seeds of 1 row.",
+    ):
         assert part in notes
     assert "flowers5 stands in for the paper's flowers102" in notes
     assert "1 rows of ours have no valid privacy guarantee" in notes
