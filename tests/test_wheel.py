@@ -35,7 +35,7 @@ def test_the_wheel_holds_settings_and_paper_numbers_and_no_tests(unpacked: Path)
     for there, here in (("conf", "conf"), ("paper", "results/paper")):
         packed = {path.relative_to(unpacked / "pubsel" / there) for path in (unpacked / "pubsel" / there).rglob("*.*")}
         assert packed == {path.relative_to(CHECKOUT / here) for path in (CHECKOUT / here).rglob("*.*")} != set()
-    assert {path.name.partition("-")[0] for path in unpacked.iterdir()} == {"pubsel"}
+    assert {path.name.partition("-")[0] for path in unpacked.iterdir()} == {"pubsel", "hydra_plugins"}
 
 
 @pytest.mark.parametrize(
