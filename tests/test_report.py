@@ -224,6 +224,13 @@ def keys(browser, *pressed):
     ActionChains(browser).send_keys(*pressed).perform()
 
 
+def until(browser, condition):
+    """Waits for what a key has set off."""
+    from selenium.webdriver.support.ui import WebDriverWait
+
+    WebDriverWait(browser, 10).until(lambda _: condition())
+
+
 def column(browser, table, head):
     """The texts of a column of a table, without what stands beside its numbers."""
     return browser.execute_script(
@@ -274,7 +281,7 @@ def test_a_number_leads_to_its_runs_by_keyboard_and_back(browser, address):
     browser.execute_script("arguments[0].focus()", link)
     keys(browser, Keys.ENTER)
     dialog = browser.find_element("id", "runs")
-    assert dialog.is_displayed()
+    until(browser, dialog.is_displayed)
     text = dialog.text
     assert "3 runs behind this number" in text
     assert "dp_sgd on fashion_mnist without public data, ε 2" in text
@@ -284,11 +291,11 @@ def test_a_number_leads_to_its_runs_by_keyboard_and_back(browser, address):
     assert [found.get_attribute("open") for found in runs] == ["true", None, None]
     assert cell.records[2]["identity"] in text
     keys(browser, Keys.ESCAPE)
-    assert not dialog.is_displayed()
+    until(browser, lambda: not dialog.is_displayed())
     assert browser.switch_to.active_element == link
     assert "#" not in browser.current_url
     keys(browser, Keys.ENTER)  # a second time
-    assert dialog.is_displayed()
+    until(browser, dialog.is_displayed)
     assert complaints(browser) == []
 
 
