@@ -36,10 +36,11 @@ def nothing_left(tmp_path: Path) -> Iterator[None]:
 
 
 def started(tmp_path: Path, *words: str, **environment: str) -> subprocess.Popen[str]:
-    """`pubsel run -m` in a process group of its own."""
+    """`pubsel run -m` in a process group of its own, which heeds SIGINT; a job in the background would not."""
     return subprocess.Popen(
         [sys.executable, "-m", "pubsel", "run", "-m", *CELL, *words], cwd=tmp_path, text=True, start_new_session=True,
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, env={**os.environ, **environment},
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )  # fmt: skip
 
 
