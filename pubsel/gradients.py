@@ -17,7 +17,7 @@ from pubsel.per_example import by_layers, by_vmap, layers_agree
 
 LARGEST = 1e18  # norm of a row that counts; products with a larger one could overflow float32
 CPU_CHUNK, GPU_CHUNK = 256, 500  # examples per pass, at most
-CPU_ENTRIES, CPU_PIXELS = 2**23, 2**19  # of G and of x per pass, 32 and 2 MiB: 4 images of 224 pixels, 42 of 64
+CPU_ENTRIES, CPU_PIXELS = 2**23, 2**19  # of G and of x per pass, 32 and 2 MiB: 42 images of 64 pixels
 NORM_BLOCK = 512  # float32 sums over more entries than this read low; blocks are added in float64
 GRAM_BLOCK = 100  # rows; fewer are slower products, more leave more of the lower triangle computed
 
@@ -103,14 +103,18 @@ class DenseGradients:
             total += rows.T @ (rows @ b)
 
     def gram(self) -> Tensor:  # [n, n]
-        """By blocks of rows on and above the diagonal: 2/3 of the time of the whole product for n >= 500."""
-        n = len(self.rows)
-        gram = self.rows.new_empty(n, n)
-        for i in range(0, n, GRAM_BLOCK):
-            block = self.rows[i : i + GRAM_BLOCK] @ self.rows[i:].T  # [<= GRAM_BLOCK, n - i]
-            gram[i : i + GRAM_BLOCK, i:] = block
-            gram[i:, i : i + GRAM_BLOCK] = block.T
-        return gram
+        return gram(self.rows)
+
+
+def gram(rows: Tensor) -> Tensor:
+    """rows rows^T [n, n], by blocks on and above the diagonal: 2/3 of the time of the whole product for n >= 500."""
+    n = len(rows)
+    products = rows.new_empty(n, n)
+    for i in range(0, n, GRAM_BLOCK):
+        block = rows[i : i + GRAM_BLOCK] @ rows[i:].T  # [<= GRAM_BLOCK, n - i]
+        products[i : i + GRAM_BLOCK, i:] = block
+        products[i:, i : i + GRAM_BLOCK] = block.T
+    return products
 
 
 def row_norms(rows: Tensor) -> Tensor:
@@ -169,13 +173,16 @@ class Engine(Protocol):
 class PerExampleGradients:
     """Per-example gradients of one model.
 
-    model: in eval mode, so that an example's gradient is its own. chunk: examples per pass; by default what a cache
-    holds, or keeps a GPU busy. names: parameters to differentiate, in the order of the columns of G; all trainable ones
-    by default. `offsets`: the columns of each.
+    model: in eval mode, so that an example's gradient is its own. One that pools on a CPU is brought to channels last:
+    max-pooling takes as long as the convolutions otherwise. chunk: examples per pass; by default what a cache holds, or
+    keeps a GPU busy. names: parameters to differentiate, in the order of the columns of G; all trainable ones by
+    default. `offsets`: the columns of each.
     """
 
     def __init__(self, model: nn.Module, chunk: int | None = None, names: list[str] | None = None):
         self.model = model
+        if not next(model.parameters()).is_cuda and any(isinstance(m, nn.MaxPool2d) for m in model.modules()):
+            model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
         self.offsets: dict[str, slice] = {}
         start = 0
@@ -191,8 +198,8 @@ class PerExampleGradients:
         """Examples of x [n, ...] per pass."""
         if self._given or next(self.model.parameters()).is_cuda:
             return self._given or GPU_CHUNK
-        fits = min(max(8, CPU_ENTRIES // max(1, self.size)), max(4, CPU_PIXELS // max(1, x[:1].numel())))
-        return min(CPU_CHUNK, fits)
+        fits = min(CPU_ENTRIES // max(1, self.size), CPU_PIXELS // max(1, x[:1].numel()))
+        return min(CPU_CHUNK, max(8, fits))
 
     def blocks(self, x: Tensor, y: Tensor, rows: int = 1, dtype: torch.dtype | None = None) -> Iterator[DenseGradients]:
         """G for x [n, ...], y [n, ...] in blocks of at least `rows` examples, a whole number of passes.

@@ -60,7 +60,7 @@ def by_layers(model: nn.Module, x: Tensor, y: Tensor, out: dict[str, Tensor]) ->
     ]
     try:
         with torch.enable_grad():
-            losses = losses_of(functional_call(model, _in_best_layout(model, x), (x,)), y)
+            losses = losses_of(functional_call(model, _state(model), (x,)), y)
             if len(calls) < len(layers):
                 raise RuntimeError("a layer with trained parameters is not called")
             at_outputs = torch.autograd.grad(losses.sum(), [output for _, output in calls.values()])
@@ -123,16 +123,6 @@ def layers_agree(model: nn.Module, x: Tensor, y: Tensor, names: list[str]) -> bo
 
 def _state(model: nn.Module) -> dict[str, Tensor]:
     return {name: t.detach() for name, t in (*model.named_parameters(), *model.named_buffers())}
-
-
-def _in_best_layout(model: nn.Module, x: Tensor) -> dict[str, Tensor]:
-    """The state of the model, with channels last where it pools images on a CPU: there NCHW max-pooling takes as long
-    as the convolutions. Everywhere else the weight gradients would only have to turn channels-last tensors round."""
-    state = _state(model)
-    if x.dim() == 4 and not x.is_cuda and any(isinstance(module, nn.MaxPool2d) for module in model.modules()):
-        last = torch.channels_last
-        state = {name: t.to(memory_format=last) if t.dim() == 4 else t for name, t in state.items()}
-    return state
 
 
 def _over_positions(layer: nn.Module, x: Tensor, out: Tensor) -> None:

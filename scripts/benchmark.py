@@ -80,15 +80,14 @@ def gradients(network: str, n: int, device: str) -> Case:
     """Per-example gradients, used up block by block."""
     model, x, y = _problem(network, n, device)
     engine = PerExampleGradients(model)
-    sizes = _upto(MICRO, n)
 
     candidates = {
         "ours": Candidate(lambda: _used_up(engine, x, y)),
         "opacus hooks, one batch": Candidate(lambda: peers.opacus_gradients(model, x, y, n)),
-        "opacus hooks, micro-batches": Candidate(partial(peers.opacus_gradients, model, x, y), sizes),
-        "BackPACK, micro-batches": Candidate(partial(peers.backpack_gradients, model, x, y), sizes),
-        "vmap(grad), chunks": Candidate(partial(peers.vmap_gradients, model, x, y), _upto((*MICRO, 256), n)),
-        "plain forward and backward": Candidate(partial(peers.plain, model, x, y, update=False), _plain(n)),
+        "opacus hooks, micro-batches": Candidate(partial(peers.opacus_gradients, model, x, y), _upto(MICRO, n)),
+        "BackPACK, micro-batches": Candidate(partial(peers.backpack_gradients, model, x, y), _ways(MICRO, n)),
+        "vmap(grad), chunks": Candidate(partial(peers.vmap_gradients, model, x, y), _ways((*MICRO, 256), n)),
+        "plain forward and backward": Candidate(partial(peers.plain, model, x, y, update=False), _ways((32, 64, n), n)),
     }
     return Case(f"per-example gradients, {network}, n = {n}", candidates, lambda _: _off(engine, x[:64], y[:64]))
 
@@ -101,13 +100,11 @@ def backbone(name: str, n: int, device: str) -> Case:
     x, y = torch.randint(256, (n, 3, 224, 224)).byte().to(device), torch.randint(14, (n,)).to(device)
     engine = PerExampleGradients(model)
 
-    sizes = _upto((4, 8, 16, 64, 256), n)
+    sizes = (4, 8, 16, 64, 256)
     candidates = {
         "ours": Candidate(lambda: _used_up(engine, x, y)),
-        "opacus hooks, micro-batches": Candidate(partial(peers.opacus_gradients, model, x, y), sizes),
-        "plain forward and backward": Candidate(
-            partial(peers.plain, model, x, y, update=False), tuple(("NHWC", micro) for (micro,) in sizes)
-        ),
+        "opacus hooks, micro-batches": Candidate(partial(peers.opacus_gradients, model, x, y), _upto(sizes, n)),
+        "plain forward and backward": Candidate(partial(peers.plain, model, x, y, update=False), _ways(sizes, n)),
     }
     return Case(f"per-example gradients, {name}, n = {n}", candidates, lambda _: _off(engine, x[:2], y[:2]))
 
@@ -126,7 +123,7 @@ def dp_sgd(network: str, n: int, device: str) -> Case:
         "opacus hooks, one batch": Candidate(lambda: peers.opacus_step(model, x, y, n)),
         "opacus hooks, virtual steps": Candidate(partial(peers.opacus_step, model, x, y), _upto(MICRO, n)),
         "opacus ghost clipping": Candidate(partial(peers.ghost_step, model, x, y), _upto((*MICRO, n), n)),
-        "plain SGD": Candidate(partial(peers.plain, model, x, y, update=True), _plain(n)),
+        "plain SGD": Candidate(partial(peers.plain, model, x, y, update=True), _ways((32, 64, n), n)),
     }
     return Case(f"DP-SGD step, {network}, n = {n}", candidates, error)
 
@@ -188,7 +185,7 @@ def gep(network: str, m: int, n: int, k: int, device: str) -> Case:
 
     published = Candidate(
         partial(peers.published_gep, model, public, (x, y), k, BOUNDS),
-        _upto(MICRO, n),
+        _ways(MICRO, n),
         partial(peers.backpack_gradients, model, x[:128], y[:128]),
     )
     ours = {name: Candidate(partial(_stepping, value, view, x, y)) for name, value in settings.items()}
@@ -427,8 +424,9 @@ def _upto(sizes: tuple[int, ...], n: int) -> tuple[tuple[int], ...]:
     return tuple((size,) for size in sorted({min(size, n) for size in sizes}))
 
 
-def _plain(n: int) -> tuple[tuple, ...]:
-    return tuple((layout, size) for layout in ("NCHW", "NHWC") for (size,) in _upto((32, 64, n), n))
+def _ways(sizes: tuple[int, ...], n: int) -> tuple[tuple, ...]:
+    """Layouts of weights and images, and sizes of batches, that a peer is tried at."""
+    return tuple((layout, size) for layout in ("NCHW", "NHWC") for (size,) in _upto(sizes, n))
 
 
 # Measuring
