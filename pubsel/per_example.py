@@ -10,6 +10,8 @@ costs more than many of the gradients in it.
 """
 
 import copy
+from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -42,18 +44,22 @@ def by_vmap(model: nn.Module, x: Tensor, y: Tensor, out: dict[str, Tensor]) -> T
 
 def by_layers(model: nn.Module, x: Tensor, y: Tensor, out: dict[str, Tensor]) -> Tensor:
     """The same from layer outputs. RuntimeError where a layer is used twice, or not as a layer."""
-    calls: dict[str, tuple[Tensor, Tensor]] = {}  # of each layer: input, output
-
-    def record(owner: str, inputs: tuple[Tensor, ...], output: Tensor) -> None:
-        if owner in calls:
-            raise RuntimeError(f"layer {owner} is used twice")
-        if not output.requires_grad:  # the first trained layer: nothing below it is in the graph
-            output.requires_grad_()
-        calls[owner] = inputs[0].detach(), output
-
     layers = known_layers(model, list(out))
     if layers is None:
         raise RuntimeError("a trained parameter belongs to no layer that is known here")
+    called: set[str] = set()
+    first: list[tuple[Tensor, Callable[[Tensor], None]]] = []  # outputs with nothing below them in the graph
+
+    def record(owner: str, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+        if owner in called:
+            raise RuntimeError(f"layer {owner} is used twice")
+        called.add(owner)
+        write = partial(_write, layers[owner], inputs[0].detach(), out.get(f"{owner}.weight"), out.get(f"{owner}.bias"))
+        if output.requires_grad:
+            output.register_hook(write)  # at once: gradients of outputs need not wait for each other
+        else:
+            first.append((output.requires_grad_(), write))
+
     hooks = [
         layer.register_forward_hook(lambda _, inputs, output, owner=owner: record(owner, inputs, output))
         for owner, layer in layers.items()
@@ -61,23 +67,27 @@ def by_layers(model: nn.Module, x: Tensor, y: Tensor, out: dict[str, Tensor]) ->
     try:
         with torch.enable_grad():
             losses = losses_of(functional_call(model, _state(model), (x,)), y)
-            if len(calls) < len(layers):
+            if len(called) < len(layers):
                 raise RuntimeError("a layer with trained parameters is not called")
-            at_outputs = torch.autograd.grad(losses.sum(), [output for _, output in calls.values()])
+            at_outputs = torch.autograd.grad(losses.sum(), [output for output, _ in first])
     finally:
         for hook in hooks:
             hook.remove()
-    for (owner, (inputs, _)), at_output in zip(calls.items(), at_outputs, strict=True):
-        layer, weight, bias = layers[owner], out.get(f"{owner}.weight"), out.get(f"{owner}.bias")
-        if weight is not None and isinstance(layer, nn.Conv2d):
-            _convolution(layer, inputs, at_output, weight)
-        elif weight is not None and isinstance(layer, nn.Linear):
-            _linear(inputs, at_output, weight)
-        elif weight is not None:
-            _over_positions(layer, at_output * _normalised(layer, inputs), weight)
-        if bias is not None:
-            _over_positions(layer, at_output, bias)
+    for (_, write), at_output in zip(first, at_outputs, strict=True):
+        write(at_output)
     return losses.detach()
+
+
+def _write(layer: nn.Module, x: Tensor, weight: Tensor | None, bias: Tensor | None, at_output: Tensor) -> None:
+    """Per-example gradients of a layer with input x into `weight` and `bias`, [n, *shape], from those of its output."""
+    if weight is not None and isinstance(layer, nn.Conv2d):
+        _convolution(layer, x, at_output, weight)
+    elif weight is not None and isinstance(layer, nn.Linear):
+        _linear(x, at_output, weight)
+    elif weight is not None:
+        _over_positions(layer, at_output * _normalised(layer, x), weight)
+    if bias is not None:
+        _over_positions(layer, at_output, bias)
 
 
 def known_layers(model: nn.Module, names: list[str]) -> dict[str, nn.Module] | None:

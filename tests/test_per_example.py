@@ -27,6 +27,7 @@ KNOWN = {
     "group norm": nn.Sequential(nn.Conv2d(3, 6, 3, bias=False), nn.GroupNorm(3, 6), nn.ReLU(), nn.Conv2d(6, 2, 3)),
     "batch norm": nn.Sequential(nn.Conv2d(3, 6, 3), nn.BatchNorm2d(6), nn.Tanh()),
     "layer norm": nn.Sequential(nn.Linear(9, 7), nn.LayerNorm(7), nn.Tanh(), nn.Linear(7, 4)),
+    "ReLU in place": nn.Sequential(nn.Conv2d(3, 9, 3), nn.Tanh(), nn.Conv2d(9, 4, 3), nn.ReLU(inplace=True)),
     "linear along the last dimension": nn.Sequential(nn.Linear(9, 7), nn.Tanh(), nn.Linear(7, 4, bias=False)),
 }
 
@@ -69,7 +70,6 @@ UNKNOWN = {
     "instance norm": nn.Sequential(nn.Conv2d(3, 4, 3), nn.InstanceNorm2d(4, affine=True)),
     "circular padding": nn.Conv2d(3, 4, 3, padding=1, padding_mode="circular"),
     "padding by name": nn.Conv2d(3, 4, 3, padding="same"),
-    "ReLU in place": nn.Sequential(nn.Conv2d(3, 9, 3), nn.Tanh(), nn.Conv2d(9, 4, 3), nn.ReLU(inplace=True)),
     "ReLU in place, first layer": nn.Sequential(nn.Conv2d(3, 9, 3), nn.ReLU(inplace=True)),
     "transposed": nn.ConvTranspose2d(3, 4, 3),
 }

@@ -9,12 +9,14 @@ from pubsel.gradients import GRAM_BLOCK, Basis, DenseGradients
 from pubsel.subspace import (
     allocate,
     cosines,
+    davidson,
     power_basis,
     projection_error,
     projection_metric,
     reconstruction,
     residual_gram,
     singular_values,
+    sketch,
     stable_rank,
     top_k,
 )
@@ -99,6 +101,52 @@ def test_top_k_refuses_what_the_rows_do_not_span(m, dtype):
     assert top_k(DenseGradients(rows.clone()), 3).shape == (400, 3)
     with pytest.raises(ValueError, match=r"span 3 dimensions, fewer than k = 4$"):
         top_k(DenseGradients(rows.clone()), 4)
+
+
+def decaying(m, p, power):
+    """Rows [m, p] in float32 whose singular values fall as i^-power."""
+    g = torch.Generator().manual_seed(m)
+    left = torch.linalg.qr(torch.randn(m, m, generator=g)).Q
+    right = torch.linalg.qr(torch.randn(p, m, generator=g)).Q
+    return (left * torch.arange(1, m + 1) ** -power) @ right.T
+
+
+def test_many_rows_need_no_gram_matrix(monkeypatch):
+    rows = decaying(1000, 16_000, 0.7)
+    exact = torch.linalg.svd(rows.double(), full_matrices=False).Vh[:7].T
+    with monkeypatch.context() as patch:
+        patch.setattr(DenseGradients, "gram", lambda self: pytest.fail("made"))
+        found = top_k(DenseGradients(rows), 7)
+    other = torch.linalg.qr(torch.randn(16_000, 7, dtype=torch.float64) + 2 * exact).Q
+    assert projection_metric(found, exact) < 1e-3  # ANGLE
+    assert projection_metric(found, other) == pytest.approx(projection_metric(exact, other), abs=1e-6)
+    assert torch.allclose(found.T @ found, torch.eye(7, dtype=torch.float64), atol=1e-10)
+
+
+def test_many_rows_without_a_gap_fall_back_to_the_gram_matrix():
+    rows = torch.randn(1000, 16_000, generator=torch.Generator().manual_seed(0))
+    assert davidson(rows, 5, 1e-6) is None
+    exact = torch.linalg.svd(rows.double(), full_matrices=False).Vh[:5].T
+    assert projection_metric(top_k(DenseGradients(rows), 5), exact) < 1e-3
+
+
+def test_many_rows_of_too_low_a_rank_are_refused():
+    g = torch.Generator().manual_seed(0)
+    rows = torch.randn(1000, 4, generator=g) @ torch.randn(4, 16_000, generator=g)
+    with pytest.raises(ValueError, match="span 4 dimensions, fewer than k = 5"):
+        top_k(DenseGradients(rows), 5)
+
+
+def test_a_sketch_keeps_products_up_to_its_width():
+    rows = torch.randn(6, 10_007, generator=torch.Generator().manual_seed(0))
+    s = sketch(rows, 1000)
+    assert s.shape == (6, 1000)
+    norms = rows.norm(dim=1)
+    off = (s @ s.T - rows @ rows.T) / (norms[:, None] * norms)
+    assert 0 < off.abs().max() < 4 * (2 / 1000) ** 0.5
+    one = torch.eye(10_007)[[3, 1003]]  # the same bucket
+    assert sketch(one, 1000).abs().argmax(1).tolist() == [3, 3]
+    assert sketch(one, 1000).abs().sum(1).tolist() == [1, 1]
 
 
 def test_top_k_refuses_more_than_there_are_rows_and_zeros():
