@@ -15,7 +15,7 @@ from pubsel.gradients import Basis, DenseGradients, GradientMatrix, gram
 MANY = 1000  # rows: below, the Gram matrix takes no longer than a few products with G
 BUCKETS = 16  # columns of G in each column of its sketch
 ROUNDS = 6  # of Davidson's method, before the Gram matrix is taken after all
-ANGLE = 1e-3  # sine of the largest angle to the true subspace, at most
+ANGLE = 2e-3  # sine of the largest angle to the true subspace, at most
 
 
 def top_k(gradients: GradientMatrix, k: int) -> Tensor:

@@ -118,7 +118,7 @@ def test_many_rows_need_no_gram_matrix(monkeypatch):
         patch.setattr(DenseGradients, "gram", lambda self: pytest.fail("made"))
         found = top_k(DenseGradients(rows), 7)
     other = torch.linalg.qr(torch.randn(16_000, 7, dtype=torch.float64) + 2 * exact).Q
-    assert projection_metric(found, exact) < 1e-3  # ANGLE
+    assert projection_metric(found, exact) < 2e-3  # ANGLE
     assert projection_metric(found, other) == pytest.approx(projection_metric(exact, other), abs=1e-6)
     assert torch.allclose(found.T @ found, torch.eye(7, dtype=torch.float64), atol=1e-10)
 
