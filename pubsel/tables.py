@@ -194,13 +194,12 @@ def table_cells(name: str, results: Path) -> list[Cell]:
     return [cell for cell in _scope(spec(name), read_records(results), []) if cell.trained()]
 
 
-def _scope(spec: Spec, records: list[dict[str, Any]], ranks: list[dict[str, Any]]) -> list[Cell]:
-    """The cells that a table shows, their data sets by the paper's names."""
+def belonging(spec: Spec, records: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The records that a table is made of, before any is selected, their data sets by the paper's names."""
 
     def named(sets: str | None) -> str | None:
         return sets and "+".join(spec.names.get(name, name) for name in sets.split("+"))
 
-    records = [*records, *ranks] if spec.ranks else records
     if spec.names:
         records = [record | {key: named(record[key]) for key in ("private", "public")} for record in records]
 
@@ -210,7 +209,12 @@ def _scope(spec: Spec, records: list[dict[str, Any]], ranks: list[dict[str, Any]
             for key, values in spec.records.items()
         )
 
-    found = cells([record for record in records if belongs(record)])
+    return [record for record in records if belongs(record)]
+
+
+def _scope(spec: Spec, records: list[dict[str, Any]], ranks: list[dict[str, Any]]) -> list[Cell]:
+    """The cells that a table shows."""
+    found = cells(belonging(spec, [*records, *ranks] if spec.ranks else records))
     return selected(found, spec.select["by"], spec.select["over"]) if spec.select else found
 
 

@@ -4,6 +4,7 @@ A cell of `Column` is a number and, beside it, how sure it is: "85.09" and "± 0
 """
 
 import re
+import statistics
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ import pandas
 
 from pubsel.config import TableConfig
 from pubsel.results import read_ranks, read_records, write_whole
-from pubsel.tables import Table, as_csv, make, names
+from pubsel.tables import Table, as_csv, belonging, make, names
 
 MISSING = "—"
 NOTHING = {"public": "none", "epsilon": "∞", "setting": "", "paper_public": ""}  # where an empty field is no gap
@@ -249,7 +250,9 @@ def run(settings: TableConfig) -> str:
     results = Path(settings.results)
     records, ranks = read_records(results), read_ranks(results)
     if settings.table == "all":
-        return _run_all(results, [make(name, records, ranks) for name in names()])
+        tables = [make(name, records, ranks) for name in names()]
+        write_whole(results / "tables" / "README.md", index(tables, records))
+        return _run_all(results, tables)
     table = make(settings.table, records, ranks)
     paths = write(table, results / "tables")
     parts = [text(table.frame, table.spec.title), "\n".join(notes(table))]
@@ -259,6 +262,32 @@ def run(settings: TableConfig) -> str:
         parts.append(f"No record of this table in {results / 'runs'} yet: the figures are the paper's alone.")
     parts.append(f"Written: {paths[0]} and {', '.join(path.name for path in paths[1:])}")
     return "\n\n".join(part for part in parts if part)
+
+
+INDEX = """# Tables: command, time and cost
+
+Written by `pubsel table all` from the records. Rows: those with a run of ours, of all that the table has, the paper's
+among them. Runs: all that belong to it, also those whose settings were not selected. Seconds a run: the median, of
+training alone, by the code of the time; hours: their sum. What has no run has no time."""
+
+
+def index(tables: list[Table], records: list[dict[str, Any]]) -> str:
+    """Markdown: of each table the command that makes its runs, how many are there, what they took, and on what."""
+    lines = [INDEX, "", "| table | what | command | rows | runs | seconds a run | hours | hardware |",
+             "|---|---|---|---:|---:|---:|---:|---|"]  # fmt: skip
+    for table in tables:
+        target, runs = table.spec.target(table.name), belonging(table.spec, records)
+        name = f"[{table.name}]({table.name}.md)" if table.records() else table.name
+        command = f"`make {target}`" if target else "none; `pubsel report` has that of each run"
+        filled = f"{sum(cell is not None for cell in table.cells)} of {len(table.cells)}"
+        cost = ["not run", "", "", ""]
+        if seconds := [run["seconds"] for run in runs if "seconds" in run]:
+            on = {f"{run.get('hardware')}; {run.get('device')}, threads: {run.get('threads')}" for run in runs}
+            middle, hours = statistics.median(seconds), sum(seconds) / 3600
+            cost = [str(len(runs)), f"{middle:.{0 if middle >= 10 else 1}f}", f"{hours:.2f}"]
+            cost.append("<br>".join(sorted(map(_markdown, on))))
+        lines.append("| " + " | ".join([name, _markdown(table.spec.title), command, filled, *cost]) + " |")
+    return "\n".join(lines) + "\n"
 
 
 def _run_all(results: Path, tables: list[Table]) -> str:

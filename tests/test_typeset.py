@@ -131,10 +131,30 @@ def test_all_tables_that_have_a_record_are_written(tmp_path):
     save(tmp_path, record(0))
     said = typeset.run(config.TableConfig(table="all", results=str(tmp_path), debug=False))
     assert sorted(path.name for path in (tmp_path / "tables").iterdir()) == [
-        "gsd_table2.csv", "gsd_table2.md", "gsd_table2.tex", "gsd_table2_correlation.csv",
+        "README.md", "gsd_table2.csv", "gsd_table2.md", "gsd_table2.tex", "gsd_table2_correlation.csv",
     ]  # fmt: skip
     assert "gsd_table2.csv: 1 of 15 rows, 1 runs" in said
     assert "No record yet: adamix_ours" in said
+
+
+def test_the_index_of_tables_has_what_was_run_and_invents_nothing(tmp_path):
+    """Of a table that selects, the runs that were not selected count too."""
+    on = {"hardware": "A", "device": "cpu", "threads": 1}
+    runs = [record(seed, public="mnist") | on | {"seconds": took} for seed, took in enumerate((100.0, 200.0, 3300.0))]
+    runs += [record() | {"model": "mobilenetv2", "label": "mobilenetv2", "seconds": 4.0} | on]
+    runs += [runs[-1] | {"settings": runs[-1]["settings"] | {"training": {"epochs": 7}}, "seconds": 6.0}]
+    records = results.read_records(save(tmp_path, *runs))
+    shown = typeset.index([tables.make(name, records) for name in tables.names()], records)
+    rows = {row[0]: row for row in rows_of(shown)}
+    assert len(rows) == 2 + len(tables.names())
+    assert rows["[gsd_table2](gsd_table2.md)"][2:] == [
+        "`make table2`", "1 of 15", "3", "200", "1.00", "A; cpu, threads: 1",
+    ]  # fmt: skip
+    assert rows["[pillar_ours](pillar_ours.md)"][3:7] == ["1 of 1", "2", "5.0", "0.00"]
+    assert rows["gep_table1"][3:] == ["0 of 36", "not run", "", "", ""]
+    kept = results.read_records(config.CONF.parent / "results")
+    made = typeset.index([tables.make(name, kept) for name in tables.names()], kept)
+    assert (config.CONF.parent / "results" / "tables" / "README.md").read_text() == made
 
 
 def test_make_has_a_target_for_each_table():
