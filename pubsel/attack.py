@@ -21,7 +21,7 @@ from pubsel.attacks.membership import DIGITS, figures, member_scores, success, s
 from pubsel.config import Attack, AttackConfig, Labels, RunConfig, UsageError, UserError, check
 from pubsel.data import Split, Task
 from pubsel.randomness import stream
-from pubsel.run import choose_device, has_paths, load_task, locked, network
+from pubsel.run import AUTO, by_label, choose_device, has_paths, load_task, locked, network
 from pubsel.terminal import say
 from pubsel.training import public_stream
 
@@ -108,6 +108,8 @@ def reopened(
     if not file.exists():
         raise UserError(f"{file}: no such file, the weights of the run: delete {folder} and train it again")
     again = settings_of(record, settings)
+    if again.pair.public == AUTO:
+        again = dataclasses.replace(again, pair=by_label(again.pair)[record["public"]])
     task = load_task(again, device)
     if len(task.private.x) != record["private_examples"]:
         raise UserError(

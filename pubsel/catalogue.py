@@ -1,4 +1,4 @@
-"""`pubsel data list` and `pubsel data prepare`: what there is, what is there, and how to get the rest.
+"""`pubsel data list`, `prepare` and `check`: what there is, what is there, how to get the rest, and how it is read.
 
 `listing` imports no torch, so it answers at once."""
 
@@ -51,6 +51,24 @@ def prepare(name: str | None, data_root: str) -> str:
         return f"{error}\n\n{info.title} ({info.licence})\n{info.url}\n\n{info.instructions}\ndata folder: {root}"
     counts = f"{len(source.train.x):,} training and {len(source.test.x):,} test images"
     return "\n".join([f"{name} is ready in {root} ({present(name, root)}): {counts}", *source.notes])
+
+
+def check(name: str | None, data_root: str) -> str:
+    """What a run reads of a dataset or of a user's path, and what is done to it first. UserError names a file that does
+    not read."""
+    if not name:
+        raise UsageError("name has no value: give name=..., a path or the name of a dataset")
+    from pubsel.data import open_dataset  # imports torch
+
+    source = open_dataset(name, data_root, download=False)
+    channels, *sides = source.train.x.shape[1:]
+    counts = f"{len(source.train.x):,} training and {len(source.test.x):,} test images"
+    shape = "x".join(map(str, [*sides, channels]))
+    lines = [f"{name}: {counts} of {shape}, {source.classes} classes, measured by {source.metric}"]
+    if source.train.y.dim() == 1:
+        per_class = source.train.y.bincount(minlength=source.classes).tolist()
+        lines.append(f"training images of a class: {min(per_class):,} to {max(per_class):,}")
+    return "\n".join([*lines, *source.notes])
 
 
 def _originals(name: str) -> list[list[str]]:

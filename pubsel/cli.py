@@ -58,6 +58,7 @@ HELP = f"""pubsel {pubsel.__version__}: private machine learning with public dat
   pubsel run replay=NAME                   repeat a run, and say whether it comes out the same
   pubsel data list                         every named dataset: where it comes from, and whether it is here
   pubsel data prepare NAME                 download or convert one
+  pubsel data check /path/to/images        what is read of your own: how many, which size, how many classes
 
 Every setting can be given as key=value; `pubsel run --help` lists them, `--cfg job` shows what a command would use.
 Tab completion for bash: eval "$(pubsel -sc install=bash)"
@@ -139,7 +140,7 @@ def _runs(values: DictConfig) -> None:
 def _data(values: DictConfig) -> None:
     from pubsel import catalogue
 
-    usage = "pubsel data takes `list`, or `prepare NAME`"
+    usage = "pubsel data takes `list`, `prepare NAME`, or `check NAME`"
     if OmegaConf.is_missing(values, "action"):
         raise UsageError(usage)
     settings = check(DataConfig, values)
@@ -147,6 +148,8 @@ def _data(values: DictConfig) -> None:
         print(catalogue.listing(settings.data_root))
     elif settings.action == "prepare":
         print(catalogue.prepare(settings.name, settings.data_root))
+    elif settings.action == "check":
+        print(catalogue.check(settings.name, settings.data_root))
     else:
         raise UsageError(f"action={settings.action}: {usage}")
 
@@ -213,7 +216,7 @@ def _check_options(words: list[str]) -> None:
 
 
 def _positional(command: str, words: list[str]) -> list[str]:
-    """`table NAME`, `data list|prepare NAME` and `runs KEY=VALUE` as overrides."""
+    """`table NAME`, `data list|prepare NAME|check NAME` and `runs KEY=VALUE` as overrides."""
     for i, key in enumerate(POSITIONAL.get(command, [])[: len(words)]):
         if "=" in words[i] or words[i].startswith("-"):
             break
@@ -330,12 +333,12 @@ def _complete(words: list[str], line: str) -> int:
         case ["table"]:
             choices = ["all", *sorted(path.stem for path in (CONF / "tables").glob("*.yaml"))]
         case ["data"]:
-            choices = ["list", "prepare"]
+            choices = ["list", "prepare", "check"]
         case ["runs"]:
             choices = ["list", "show", "delete"]
         case ["runs", "show" | "delete"]:
             choices = sorted(path.name for path in Path("results/runs").glob("*/"))
-        case ["data", "prepare"]:
+        case ["data", "prepare" | "check"]:
             choices = datasets()
         case [command, *given] if command in COMMANDS:
             os.environ["COMP_LINE"] = " ".join(["pubsel", *_positional(command, given), begun])

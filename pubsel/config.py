@@ -401,8 +401,8 @@ class RunsConfig:
 class DataConfig:
     """`pubsel data`."""
 
-    action: str = setting("list or prepare")
-    name: str | None = setting("prepare: the dataset")
+    action: str = setting("list, prepare or check")
+    name: str | None = setting("prepare: the dataset; check: the dataset, or a path")
     data_root: str = setting("folder with the data", neutral=True)
     debug: bool = setting("show the traceback of an error", neutral=True)
 

@@ -111,10 +111,18 @@ def canonical_candidates(pair: config.Pair, epsilon: float | None) -> config.Pai
         return pair
     if pair.take != Take.test:
         raise UsageError("pair.public=auto: candidates are other sets or test images: set pair.take=test")
-    by_name = {"+".join(config.public_sets(public)): public for public in pair.candidates}
-    if len(by_name) < len(pair.candidates):
+    pairs = by_label(pair)
+    if len(pairs) < len(pair.candidates):
         raise UsageError("pair.candidates=[...]: give each candidate once")
-    return dataclasses.replace(pair, candidates=[by_name[name] for name in sorted(by_name)])
+    return dataclasses.replace(pair, candidates=[pairs[name].public for name in sorted(pairs)])
+
+
+def by_label(pair: config.Pair) -> dict[str, config.Pair]:
+    """The candidates of pair.public=auto by the name that a record has of the chosen one, each as a pair with it."""
+    return {
+        "+".join(config.public_sets(public)): dataclasses.replace(pair, public=public, candidates=None)
+        for public in pair.candidates or []
+    }
 
 
 def check_backbone(model: config.Model) -> None:
@@ -338,8 +346,7 @@ def with_chosen(settings: RunConfig, name: str, folder: Path, device: torch.devi
     once, on the examples that will be trained on, and kept in the run's folder. No distance is measured: one would be
     without noise."""
 
-    def of(public: Any) -> RunConfig:
-        pair = dataclasses.replace(settings.pair, public=public, candidates=None)
+    def of(pair: config.Pair) -> RunConfig:
         return dataclasses.replace(
             settings, pair=pair, distance=dataclasses.replace(settings.distance, name="none"), epsilon_select=None
         )
@@ -347,8 +354,8 @@ def with_chosen(settings: RunConfig, name: str, folder: Path, device: torch.devi
     def release() -> dict[str, Any]:
         candidates: dict[str, Split] = {}
         with tempfile.TemporaryDirectory(prefix="candidates-", dir=folder) as kept:
-            for label, public in by_label.items():
-                task = load_task(of(public), device)
+            for label, pair in pairs.items():
+                task = load_task(of(pair), device)
                 assert task.public is not None
                 candidates[label] = mapped(task.public, Path(kept) / f"{len(candidates)}.npy")
             chosen, spend = selection.select(
@@ -360,10 +367,10 @@ def with_chosen(settings: RunConfig, name: str, folder: Path, device: torch.devi
         return {"chosen": chosen, "spend": spend._asdict()}
 
     epsilon = settings.epsilon_select or 0.0
-    by_label = {"+".join(config.public_sets(public)): public for public in settings.pair.candidates or []}
+    pairs = by_label(settings.pair)
     found = released_once(folder / "selection.pt", release)
-    say(f"  public data: {found['chosen']}, of {', '.join(by_label)}")
-    return of(by_label[found["chosen"]]), privacy.Plan(**found["spend"])
+    say(f"  public data: {found['chosen']}, of {', '.join(pairs)}")
+    return of(pairs[found["chosen"]]), privacy.Plan(**found["spend"])
 
 
 def sources(

@@ -246,6 +246,20 @@ def test_data_list_and_prepare(cli: Cli) -> None:
     assert "built in" in out
 
 
+def test_data_check_says_what_is_read(cli: Cli) -> None:
+    code, out, _ = cli("data", "check", "digits")
+    assert code == 0
+    assert out.startswith("digits: 1,297 training and 500 test images of 8x8x1, 10 classes, measured by accuracy\n")
+    assert re.search(r"training images of a class: 1\d\d to 1\d\d$", out, re.MULTILINE)
+    x = np.zeros((3, 4, 5, 3), np.uint8)
+    np.savez("of_two.npz", train_images=x, train_labels=[0, 1, 1], test_images=x[:1], test_labels=[0])
+    assert cli("data", "check", "./of_two.npz")[1].splitlines() == [
+        "./of_two.npz: 3 training and 1 test images of 4x5x3, 2 classes, measured by accuracy",
+        "training images of a class: 1 to 2",
+        "./of_two.npz: train was sorted by class, shuffled with seed 0",
+    ]
+
+
 def test_help_and_cfg_teach_and_run_nothing(cli: Cli) -> None:
     for command, words in (
         ("run", ["+experiment=quickstart", "algorithm: adadps", "b_gep", "clip_embedding: 10", "result.json"]),
@@ -343,6 +357,9 @@ def test_what_needs_no_torch_does_not_wait_for_it() -> None:
         (["data"], 2, ["list", "prepare NAME"]),
         (["data", "fetch"], 2, ["fetch", "prepare NAME"]),
         (["data", "prepare"], 2, ["name", "cifar10"]),
+        (["data", "check"], 2, ["name=...", "a path"]),
+        (["data", "check", "./empty"], 1, ["empty", "no images"]),
+        (["data", "check", "./absent"], 1, ["./absent", "no such file or folder"]),
         (["data", "prepare", "cifar11"], 2, ["cifar11", "cifar10"]),
     ],
     ids=lambda value: " ".join(word for word in value if word not in TINY) if isinstance(value, list) else "",
@@ -553,7 +570,7 @@ def test_bash_completes() -> None:
         ("pubsel attack loss ru", ["run="]),
         ("pubsel table gsd_table2", ["gsd_table2"]),
         ("pubsel table gsd_table2 res", ["results="]),
-        ("pubsel data ", ["list", "prepare"]),
+        ("pubsel data ", ["list", "prepare", "check"]),
         ("pubsel data prepare cifar", ["cifar10", "cifar100", "cifar10_1"]),
         ("pubsel data list data_r", ["data_root="]),
     ],

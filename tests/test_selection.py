@@ -418,6 +418,7 @@ def test_run_with_one_candidate_spends_nothing_on_it(cli):
     record = only_record("runs")
     assert record["public"] == "noise"
     assert record["epsilon"] == 2
+    assert cli("attack", "loss", "run=all")[0] == 0  # on the test images that the choice left
     assert record["privacy"]["epsilon"] == pytest.approx(2, rel=1e-3)
 
 
