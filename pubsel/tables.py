@@ -245,6 +245,14 @@ def make(name: str, records: list[dict[str, Any]], ranks: list[dict[str, Any]] |
     return Table(name, about, *_joined(name, about, shown), *_ranked(about, shown))
 
 
+def others(records: list[dict[str, Any]]) -> Table:
+    """The runs that belong to no table of conf/tables, such as those on a user's own data, as a table `others`."""
+    known = {record["identity"] for name in names() for record in belonging(spec(name), records)}
+    about = Spec("Other runs. Those that no table of conf/tables takes; utility in percent", None, {}, make="")
+    shown = cells([record for record in records if record["identity"] not in known])
+    return Table("others", about, *_joined("others", about, shown), *_ranked(about, shown))
+
+
 def table(name: str, results: Path) -> pandas.DataFrame:
     """The table `name` of conf/tables: records in `results` joined with the paper's numbers; utilities in percent.
 

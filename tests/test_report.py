@@ -132,6 +132,17 @@ def test_missing_numbers_and_tables_without_records_are_shown(tmp_path):
     assert Page(empty).open == []
 
 
+def test_runs_of_no_table_have_one_of_their_own(tmp_path):
+    mine = record(utility=0.7) | {"private": "./mine", "identity": "mine"}
+    page = report.page(results.read_records(save(tmp_path, record(1), mine)))
+    assert "Other runs" in page
+    assert "pubsel table others" not in page
+    data = json.loads(Page(page).data)
+    (run,) = data["behind"]["others/1"]
+    assert data["pool"][data["runs"][run][data["keys"].index("identity")]] == "mine"
+    assert "Other runs" not in report.page(results.read_records(save(tmp_path / "known", record(1))))
+
+
 def test_oracle_selection_and_mixed_versions_are_marked(kept):
     section = kept.split('<section id="adamix_ours"')[1].split("</section>")[0]
     assert "oracle selection" in section

@@ -111,6 +111,8 @@ def page(
     from markupsafe import Markup
 
     made = [tables.make(name, records, ranks) for name in sorted(tables.names(), key=_place)]
+    rest = tables.others(records)
+    made += [rest] if rest.records() else []
     runs = Runs()
     shown = [_table(table, runs) for table in made if table.records()]
     missing = [_table(table, runs) for table in made if not table.records()]
