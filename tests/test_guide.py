@@ -1,0 +1,196 @@
+"""What README.md and the pages of pubsel/guide tell a reader to type: all of it composes, and what is cheap runs."""
+
+import contextlib
+import io
+import math
+import os
+import re
+import shlex
+import sys
+from collections.abc import Iterator
+from itertools import zip_longest
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+from hydra import compose, initialize_config_dir
+from hydra.core.override_parser.overrides_parser import OverridesParser
+
+from hydra_plugins import pubsel_launchers
+from pubsel import algorithms, config, distances
+from pubsel.cli import _positional, main
+from pubsel.run import canonical
+
+CHECKOUT = Path(__file__).resolve().parent.parent
+GUIDE = CHECKOUT / "pubsel" / "guide"
+PAGES = [CHECKOUT / "README.md", CHECKOUT / "CONTRIBUTING.md", *sorted(GUIDE.glob("*.md"))]
+NOT_RUN = "# not run by the tests"  # the first line of a block that needs what tests have not
+SCHEMAS = {
+    "run": config.RunConfig, "rank": config.RankConfig, "attack": config.AttackConfig, "audit": config.AuditConfig,
+    "table": config.TableConfig, "report": config.ReportConfig, "runs": config.RunsConfig, "data": config.DataConfig,
+}  # fmt: skip
+
+
+class Block(NamedTuple):
+    """A fenced block: its language, "" for what a program said, and its text."""
+
+    kind: str
+    text: str
+
+
+def blocks(page: Path) -> list[Block]:
+    return [Block(*found) for found in re.findall(r"^```(\w*)\n(.*?)^```$", page.read_text(), re.DOTALL | re.MULTILINE)]
+
+
+def lines(block: Block) -> list[list[str]]:
+    """The commands of a block, in words; one that goes on behind a backslash is one. A comment is none."""
+    return [
+        words for line in block.text.replace("\\\n", " ").splitlines() if (words := shlex.split(line, comments=True))
+    ]
+
+
+def commands(page: Path, program: str) -> list[list[str]]:
+    """The words behind `program` in each command of the page."""
+    found = [words for block in blocks(page) if block.kind == "sh" for words in lines(block)]
+    return [words[1:] for words in found if words[0].removeprefix(".venv/bin/") == program]
+
+
+# Everything composes
+
+
+@pytest.fixture
+def conf() -> Iterator[None]:
+    with initialize_config_dir(str(config.CONF), version_base="1.3"):
+        yield
+
+
+def choices(words: list[str]) -> list[list[str]]:
+    """The overrides of one cell after the other, each with another value of every word that is swept."""
+    swept = []
+    for word, one in zip(words, OverridesParser.create().parse_overrides(words), strict=True):
+        values = list(one.sweep_string_iterator()) if one.is_sweep_override() else []
+        swept.append([f"{one.input_line.partition('=')[0]}={value}" for value in values] or [word])
+    return [[cell or first[0] for cell, first in zip(row, swept, strict=True)] for row in zip_longest(*swept)] or [[]]
+
+
+@pytest.mark.usefixtures("conf")
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_every_command_of_a_page_composes(page: Path) -> None:
+    pubsel_launchers.register()
+    for words in commands(page, "pubsel"):
+        if "--version" in words or "--help" in words or "--config-dir" in words:
+            continue
+        command, *rest = (word for word in words if word not in ("-m", "--cfg", "job", "..."))
+        for overrides in choices(_positional(command, rest)):
+            settings: object = config.check(SCHEMAS[command], compose(command, overrides))
+            if isinstance(settings, config.RunConfig) and settings.replay is None:
+                canonical(settings)
+            if command == "table":
+                assert settings.table in ("all", *(path.stem for path in (config.CONF / "tables").glob("*.yaml")))
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_what_a_page_names_is_there(page: Path) -> None:
+    """Targets of make, scripts, and files behind links."""
+    makefile = (CHECKOUT / "Makefile").read_text()
+    targets = re.search(r"\.PHONY:((?:.*\\\n)*.*)", makefile)[1].split()  # type: ignore[index]
+    for words in commands(page, "make"):
+        assert next(word for word in words if "=" not in word) in targets, words
+    text = page.read_text()
+    for script in set(re.findall(r"\bscripts/\w+\.\w+", text)):
+        assert (CHECKOUT / script).is_file(), script
+    for link in re.findall(r"\]\(([^)#\s]+)\)", text):
+        assert link.startswith("http") or (page.parent / link).exists(), link
+
+
+# The tutorial
+
+
+def said(block: Block, names: dict) -> str:
+    """What a block prints: python in one namespace, commands in this process."""
+    out = io.StringIO()
+    with contextlib.redirect_stdout(out):
+        if block.kind == "python":
+            exec(compile(block.text, "tutorial", "exec"), names)
+        for words in lines(block) if block.kind == "sh" else []:
+            assert words[0] == "pubsel"
+            assert main(words[1:]) == 0, words
+    return out.getvalue()
+
+
+def without_numbers(text: str) -> str:
+    """What stays the same from run to run: every word, but no number, no run's digest and no width of a column."""
+    numbers = r"[0-9a-f]{10}\b|−?\d[\d.,]*(e-\d+)?( (s|minutes?|min|hours?|h)\b)?"
+    return re.sub(r"[\s-]+", " ", re.sub(numbers, "#", text)).strip()
+
+
+@pytest.mark.slow
+def test_the_tutorial_runs_and_says_what_it_shows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HYDRA_FULL_ERROR", "0")
+    monkeypatch.setattr(sys, "argv", sys.argv)
+    names: dict = {"__name__": "tutorial"}
+    found, shown = "", []
+    for block in blocks(GUIDE / "tutorial.md"):
+        if block.kind == "":
+            assert without_numbers(block.text) == without_numbers(found)
+            shown.append(block.text)
+        elif not block.text.startswith(NOT_RUN):
+            found = said(block, names)
+            print(f"=== {block.text}\n--- {found}")
+    record = names["record"]
+    assert record["public"] == "./public/digits"
+    assert record["utility"] > 0.8
+    assert int(re.match(r"\d+", found)[0]) > 150  # type: ignore[index]
+    assert os.listdir(tmp_path / "results")
+
+
+# Guarantees
+
+
+def table_of(page: Path, head: str) -> dict[str, list[str]]:
+    """The cells behind each name in the first column of the table whose first head is `head`."""
+    found: dict[str, list[str]] = {}
+    rows = page.read_text().split(f"| {head} |")[1].split("\n\n")[0].splitlines()[2:]
+    for names, *cells in ([cell.strip() for cell in row.strip("|").split("|")] for row in rows):
+        for name in re.findall(r"`(\w+)`", names):
+            assert name not in found, name
+            found[name] = cells
+    return found
+
+
+@pytest.mark.usefixtures("conf")
+def test_the_guarantee_of_every_algorithm_is_the_one_that_its_code_declares() -> None:
+    told = table_of(GUIDE / "guarantees.md", "`algorithm=`")
+    assert sorted(told) == sorted(path.stem for path in (config.CONF / "algorithm").glob("*.yaml"))
+    for name, (guarantee, sensitivity, _, where) in told.items():
+        settings = config.check(config.RunConfig, compose("run", [f"algorithm={name}"]))
+        algorithm = algorithms.build(settings.algorithm)
+        number = math.sqrt(2) if sensitivity == "sqrt(2)" else float(sensitivity)
+        assert algorithm.sensitivity() == pytest.approx(number, rel=1e-4), name
+        expected = "(epsilon, delta)" if algorithm.private else "none"
+        assert guarantee == ("epsilon 0" if algorithm.sensitivity() == 0 else expected), name
+        assert where == f"`{type(algorithm).__module__.replace('.', '/')}.py`", name
+        first = getattr(algorithm, "first_share", 0.0)
+        assert bool(first) == ("algorithm.share" in told[name][2]), name
+
+
+@pytest.mark.usefixtures("conf")
+def test_the_guarantee_of_every_distance_is_the_one_that_its_settings_have() -> None:
+    told = table_of(GUIDE / "guarantees.md", "`distance=`")
+    assert sorted(told) == sorted(path.stem for path in (config.CONF / "distance").glob("*.yaml"))
+    for name, (guarantee, reads, where) in told.items():
+        distance = config.check(config.RunConfig, compose("run", [f"distance={name}"])).distance
+        if name == "none":
+            continue
+        assert guarantee == ("none" if distance.epsilon is None else "(epsilon, delta)"), name
+        method = distances.METHODS[distance.name]
+        assert where == f"`{method.measure.__module__.replace('.', '/')}.py`", name
+        if distance.epsilon is None:
+            assert "without noise" in distances.statement(distance)["privacy"]
+            assert reads.startswith(method.reads.split(",")[0]), name
+
+
+def test_the_files_that_the_page_on_guarantees_names_are_there() -> None:
+    for name in set(re.findall(r"`(pubsel/[\w/]+\.py)`", (GUIDE / "guarantees.md").read_text())):
+        assert (CHECKOUT / name).is_file(), name
