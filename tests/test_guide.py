@@ -1,11 +1,13 @@
 """What README.md and the pages of pubsel/guide tell a reader to type: all of it composes, and what is cheap runs."""
 
 import contextlib
+import dataclasses
 import io
 import math
 import os
 import re
 import shlex
+import subprocess
 import sys
 from collections.abc import Iterator
 from itertools import zip_longest
@@ -13,6 +15,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+import slurm
 from hydra import compose, initialize_config_dir
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
@@ -52,6 +55,7 @@ def lines(block: Block) -> list[list[str]]:
 def commands(page: Path, program: str) -> list[list[str]]:
     """The words behind `program` in each command of the page."""
     found = [words for block in blocks(page) if block.kind == "sh" for words in lines(block)]
+    found += [shlex.split(word) for words in found for word in words if word.startswith("pubsel ")]  # sbatch --wrap
     return [words[1:] for words in found if words[0].removeprefix(".venv/bin/") == program]
 
 
@@ -80,6 +84,7 @@ def test_every_command_of_a_page_composes(page: Path) -> None:
     for words in commands(page, "pubsel"):
         if "--version" in words or "--help" in words or "--config-dir" in words:
             continue
+        assert not {"-m", "--cfg"} <= set(words), words  # Hydra takes one of them
         command, *rest = (word for word in words if word not in ("-m", "--cfg", "job", "..."))
         for overrides in choices(_positional(command, rest)):
             settings: object = config.check(SCHEMAS[command], compose(command, overrides))
@@ -143,6 +148,62 @@ def test_the_tutorial_runs_and_says_what_it_shows(tmp_path: Path, monkeypatch: p
     assert record["utility"] > 0.8
     assert int(re.match(r"\d+", found)[0]) > 150  # type: ignore[index]
     assert os.listdir(tmp_path / "results")
+
+
+# Many cells
+
+
+def launched(folder: Path, launcher: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """The quickstart's sweep of the page by this launcher, as typed, and each cell cut down to one step."""
+    (words,) = [
+        words for words in commands(GUIDE / "cluster.md", "pubsel")
+        if f"hydra/launcher={launcher}" in words and "seed=0,1" in words and "+experiment=quickstart" in words
+    ]  # fmt: skip
+    small = "training.epochs=1 training.batch_size=1297 distance=none estimate=false device=cpu threads=1"
+    return subprocess.run(
+        [sys.executable, "-m", "pubsel", *words, *small.split()],
+        cwd=folder, text=True, capture_output=True, timeout=300, env={**os.environ, **environment},
+    )  # fmt: skip
+
+
+def named(folder: Path, under: str) -> list[str]:
+    """Files of the page's table whose names have `under` in them, of which there is none in the results."""
+    files = re.findall(r"^\| `((?:sweeps|runs)/\S+)` \|", (GUIDE / "cluster.md").read_text(), re.MULTILINE)
+    assert len(files) == 5
+    patterns = [re.sub("TIME|JOB|NAME", "*", file).replace("0003", "0001") for file in files if under in file]
+    return [pattern for pattern in patterns if not list((folder / "results").glob(pattern))]
+
+
+@pytest.mark.slow
+def test_the_sweep_on_one_machine_leaves_the_files_that_the_page_names(tmp_path: Path) -> None:
+    done = launched(tmp_path, "joblib")
+    assert (done.returncode, done.stdout.count("differentially private")) == (0, 2), done.stderr
+    assert named(tmp_path, "log") == ["sweeps/*/jobs/*/*_log.out"]
+
+
+@pytest.mark.slow
+def test_the_sweep_on_a_cluster_leaves_the_files_that_the_page_names(tmp_path: Path) -> None:
+    pytest.importorskip("submitit")
+    (tmp_path / "slurm").mkdir()
+    slurm.install(tmp_path / "slurm")
+    path = f"{tmp_path / 'slurm'}{os.pathsep}{os.environ['PATH']}"
+    done = launched(tmp_path, "submitit_slurm", PATH=path)
+    assert (done.returncode, done.stdout.count("differentially private")) == (0, 2), done.stderr
+    assert named(tmp_path, "") == ["sweeps/*/0001.log"]
+    asked = {"partition": "gpu", "time": "60", "gpus-per-node": "1", "cpus-per-task": "4", "mem": "16GB"}
+    jobs = slurm.jobs(tmp_path / "slurm")
+    assert {job.partition("_")[0] for job in jobs} == {"1"}  # one array
+    for job in jobs.values():
+        assert {key: job["options"][key] for key in asked} == asked
+
+
+def test_the_table_of_the_launcher_has_all_its_keys() -> None:
+    told = table_of(GUIDE / "cluster.md", "`hydra.launcher.`")
+    have = {f.name for f in dataclasses.fields(pubsel_launchers.SlurmConf)} - {"_target_", "cluster"}
+    assert set(told) >= have
+    for name in ("timeout_min", "gpus_per_node", "cpus_per_task", "mem_gb", "array_parallelism", "max_num_timeout",
+                 "signal_delay_s"):  # fmt: skip
+        assert told[name][0] == str(getattr(pubsel_launchers.SlurmConf, name))
 
 
 # Guarantees
