@@ -7,6 +7,7 @@ import math
 import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -14,19 +15,24 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
 import pytest
 import slurm
+import yaml
 from hydra import compose, initialize_config_dir
 from hydra.core.override_parser.overrides_parser import OverridesParser
+from PIL import Image
+from test_algorithms import attack_rows, view
 
 from hydra_plugins import pubsel_launchers
 from pubsel import algorithms, config, distances
 from pubsel.cli import _positional, main
+from pubsel.gradients import DenseGradients
 from pubsel.run import canonical
 
 CHECKOUT = Path(__file__).resolve().parent.parent
 GUIDE = CHECKOUT / "pubsel" / "guide"
-PAGES = [CHECKOUT / "README.md", CHECKOUT / "CONTRIBUTING.md", *sorted(GUIDE.glob("*.md"))]
+PAGES = [CHECKOUT / "README.md", *sorted(GUIDE.glob("*.md"))]
 NOT_RUN = "# not run by the tests"  # the first line of a block that needs what tests have not
 SCHEMAS = {
     "run": config.RunConfig, "rank": config.RankConfig, "attack": config.AttackConfig, "audit": config.AuditConfig,
@@ -94,7 +100,7 @@ def test_every_command_of_a_page_composes(page: Path) -> None:
                 assert settings.table in ("all", *(path.stem for path in (config.CONF / "tables").glob("*.yaml")))
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+@pytest.mark.parametrize("page", [*PAGES, CHECKOUT / "CONTRIBUTING.md"], ids=lambda page: page.stem)
 def test_what_a_page_names_is_there(page: Path) -> None:
     """Targets of make, scripts, and files behind links."""
     makefile = (CHECKOUT / "Makefile").read_text()
@@ -148,6 +154,67 @@ def test_the_tutorial_runs_and_says_what_it_shows(tmp_path: Path, monkeypatch: p
     assert record["utility"] > 0.8
     assert int(re.match(r"\d+", found)[0]) > 150  # type: ignore[index]
     assert os.listdir(tmp_path / "results")
+
+
+# What CONTRIBUTING.md adds
+
+
+def typed(block: Block, folder: Path, package: Path) -> list[str]:
+    """What each command of a block says, typed in `folder` with this copy of the package."""
+    environment = {**os.environ, "PYTHONPATH": f"{folder}{os.pathsep}{package}", "PUBSEL_DATA": str(folder / "data")}
+    found = []
+    for words in lines(block):
+        if words[0] == "pubsel":
+            done = subprocess.run(
+                [sys.executable, "-m", *words], cwd=folder, text=True, capture_output=True, timeout=300, env=environment
+            )
+            assert done.returncode == 0, done.stderr
+            found.append(done.stdout)
+    return found
+
+
+@pytest.mark.slow
+def test_what_contributing_adds_can_be_added(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its files in a copy of the package, those of the algorithm outside of it; its commands, one after the other."""
+    package, own = tmp_path / "package", tmp_path / "own"
+    for name in ("pubsel", "hydra_plugins", "conf"):
+        shutil.copytree(CHECKOUT / name, package / name, ignore=shutil.ignore_patterns("__pycache__"))
+    random = np.random.RandomState(0)
+    for name in ("round", "long"):
+        (own / "data" / "leaves" / name).mkdir(parents=True)
+        for i, pixels in enumerate(random.randint(0, 256, (40, 8, 8), np.uint8)):
+            Image.fromarray(pixels).save(own / "data" / "leaves" / name / f"{i}.png")
+    (own / "data" / "waves").mkdir()
+    np.save(own / "data" / "waves" / "images.npy", random.randint(0, 256, (80, 8, 8), np.uint8))
+    np.save(own / "data" / "waves" / "labels.npy", np.arange(80) % 2)
+    said: list[str] = []
+    for block in blocks(CHECKOUT / "CONTRIBUTING.md"):
+        where, _, place = block.text.splitlines()[0].removeprefix("# ").partition(", in ")
+        if block.kind == "sh":
+            said += typed(block, own, package)
+        elif place:
+            old = (package / where).read_text()
+            new = old.replace(f"{place} = {{\n", f"from pubsel.distances import means\n\n{place} = {{\n{block.text}")
+            assert new != old
+            (package / where).write_text(new)
+        else:
+            file = (own if "median_clip" in where else package) / where
+            file.parent.mkdir(parents=True, exist_ok=True)
+            assert not file.exists(), file
+            file.write_text(block.text)
+    trained, audited, leaves, near, means = said
+    assert "median_clip" in trained
+    assert "differentially private" in trained
+    assert "claimed epsilon 4.00" in audited
+    assert "NOT WHAT IS ACCOUNTED FOR" not in audited
+    assert leaves.startswith("leaves: 64 training and 16 test images of 8x8x1, 2 classes")
+    assert near.startswith("GSD to leaves")
+    assert re.search(r"Distance of means to digits.*\ndigits .*\nnoise ", means, re.DOTALL)
+    monkeypatch.syspath_prepend(str(own))
+    algorithm = algorithms.build(yaml.safe_load((own / "conf" / "algorithm" / "median_clip.yaml").read_text()))
+    mechanism = algorithm.mechanism(view(), 0)
+    for row in attack_rows(650).split(1):
+        assert mechanism.clipped_sum(DenseGradients(row.clone())).norm() <= algorithm.sensitivity()
 
 
 # Many cells
