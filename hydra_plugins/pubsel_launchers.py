@@ -18,7 +18,7 @@ from hydra.core.utils import JobReturn, filter_overrides
 from hydra.plugins.launcher import Launcher
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
-from pubsel.config import CellsFailed, UserError
+from pubsel.config import CellsFailed, UsageError, UserError
 
 # What the keys hydra.launcher.* are unless they are given
 
@@ -119,8 +119,10 @@ class _Many(Launcher):
 
     def prepared(self, plugin: Any, job_overrides: Sequence[Sequence[str]], apart: bool) -> tuple[Path, list[str]]:
         """The plugin's launcher, set up to run cells in a new folder; the folder, and what tells the cells apart."""
-        from pubsel import sweep
+        from pubsel import sweep, torchrun
 
+        if torchrun.place()[1] > 1:
+            raise UsageError("torchrun: its processes share one cell after another: leave hydra/launcher out")
         folder = sweep.new_folder(str(self.config.results))
         with read_write(self.config), open_dict(self.config):
             self.config.hydra.sweep.dir = str(folder)

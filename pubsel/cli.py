@@ -25,6 +25,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 import pubsel
+from pubsel import torchrun
 from pubsel.config import (
     CONF,
     Attack,
@@ -181,6 +182,21 @@ def main(argv: list[str] | None = None) -> int:
     command, rest = words[0], words[1:]
     if command not in COMMANDS:
         return _fail(UsageError(f"unknown command {command!r}: use {', '.join(COMMANDS)}; pubsel --help shows them"))
+    rank, size = torchrun.place()
+    if size == 1:
+        return _command(command, rest)
+    if command != "run":
+        return 2 if rank else _fail(UsageError(f"torchrun is for pubsel run alone: give pubsel {command} without it"))
+    from pubsel import parallel
+
+    try:
+        return parallel.assist() if rank else parallel.lead(lambda: _command(command, rest))
+    except UserError as error:
+        return _fail(error)
+
+
+def _command(command: str, rest: list[str]) -> int:
+    """Exit code of a command whose words are `rest`."""
     debug = any(word in ("debug=true", "debug=True", "debug=1") for word in rest)
     try:
         _check_options(rest)

@@ -11,7 +11,7 @@ from omegaconf import DictConfig, OmegaConf
 from pubsel import results, run
 from pubsel.config import RunConfig, UsageError, UserError, check, identity
 
-CIRCUMSTANCES = ("commit", "versions", "hardware", "device", "threads")  # why figures may differ
+CIRCUMSTANCES = ("commit", "versions", "hardware", "device", "threads", "processes")  # why figures may differ
 NO_FIGURES = (*CIRCUMSTANCES, "seconds", "finished", "identity", "settings", "notes")
 
 

@@ -19,7 +19,20 @@ from filelock import FileLock, Timeout
 from torch import nn
 
 import pubsel
-from pubsel import algorithms, config, data, distances, estimate, models, privacy, results, selection, tracking
+from pubsel import (
+    algorithms,
+    config,
+    data,
+    distances,
+    estimate,
+    models,
+    parallel,
+    privacy,
+    results,
+    selection,
+    torchrun,
+    tracking,
+)
 from pubsel.algorithms import Freezes, Frozen, Solves
 from pubsel.config import (
     Convert,
@@ -262,10 +275,11 @@ def _train(settings: RunConfig, name: str, folder: Path, device: torch.device) -
         model.load_state_dict({"weight": weight}, strict=False)
         seconds = time.monotonic() - said
     else:
-        seconds = fit(
-            trains, task, algorithm, plan, spend.noise_multiplier if spend else 0.0, settings.training,
-            name, key, settings.privacy.secure_noise, folder / "checkpoint.pt", report,
-        )  # fmt: skip
+        with parallel.crew() as crew:
+            seconds = fit(
+                trains, task, algorithm, plan, spend.noise_multiplier if spend else 0.0, settings.training,
+                name, key, settings.privacy.secure_noise, folder / "checkpoint.pt", report, crew=crew,
+            )  # fmt: skip
     whole = nn.Sequential(OrderedDict(frozen=frozen, linear=model)) if frozen is not None else model
     save(folder / "model.pt", whole.state_dict())
     public_labels = "of the private set" if task.same_task else "of another set"
@@ -302,6 +316,7 @@ def _train(settings: RunConfig, name: str, folder: Path, device: torch.device) -
         "seconds": round(seconds, 1),
         "device": str(device),
         "threads": torch.get_num_threads(),
+        "processes": torchrun.place()[1],
         "finished": datetime.now(UTC).isoformat(timespec="seconds"),
         "notes": list(task.notes),
         **origin,
@@ -520,7 +535,8 @@ def _estimate(
     said = f"  about {estimate.gib(needs.peak)} of memory beside the data"
     if settings.profile or not (folder / "checkpoint.pt").exists():
         trace = folder / "trace.json" if settings.profile else None
-        seconds = estimate.step_seconds(gradients, algorithm, view, task.private, plan, trace)
+        each = plan._replace(batch_size=-(-plan.batch_size // torchrun.place()[1]))  # of a process
+        seconds = estimate.step_seconds(gradients, algorithm, view, task.private, each, trace)
         said += f", {seconds:.2g} s a step: {duration(seconds * plan.steps)} of training"
         if trace is not None:
             say((folder / "costliest.txt").read_text())

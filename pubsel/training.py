@@ -1,14 +1,15 @@
 """The one loop that touches private data: sample, clip and sum, add noise, update.
 
 Every private number leaves this file through `noisy_mean`, whose noise is what privacy.py accounts for, or as the loss
-on the screen, which the privacy statement excepts.
+on the screen, which the privacy statement excepts. parallel.py has the loop's work done by several processes.
 """
 
 import os
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 import torch
@@ -60,6 +61,54 @@ def poisson_sample(source: np.random.Generator | SystemEntropy, n: int, rate: fl
     return torch.from_numpy(np.flatnonzero(np.asarray(source.random(n)) < rate))
 
 
+def clipped_sum(mechanism: Mechanism, gradients: Engine, batch: Split) -> tuple[Tensor, Tensor]:
+    """The mechanism's sum over the batch -> [size], and the sum and the number of its losses -> [2]; float64.
+
+    The batch may be empty or larger than memory holds gradients for.
+    """
+    device = next(gradients.model.parameters()).device
+    total = torch.zeros(mechanism.size, dtype=torch.float64, device=device)
+    losses = torch.zeros(2, dtype=torch.float64, device=device)
+    with gpu_precision("ieee"):
+        for block in gradients.blocks(batch.x, batch.y, mechanism.rows):
+            total += mechanism.clipped_sum(block)
+            if block.losses is not None:
+                losses[0] += block.losses.double().sum()
+                losses[1] += len(block.losses)
+    return total, losses
+
+
+class Alone:
+    """How one process does what several may share (parallel.Leader): it has every private example."""
+
+    def own(self, private: Split) -> Split:
+        """The private examples of this process."""
+        return private
+
+    def hire(self, view: View, algorithm: Algorithm, name: str, chunk: int | None, private: Split) -> None:
+        """Before the first step of the run `name`: what other processes need for theirs. private: all examples."""
+
+    def begin(
+        self, step: int, private: Split, chosen: Tensor | None, make: Callable[[], Mechanism]
+    ) -> tuple[Mechanism, Split]:
+        """The mechanism of a step, which `make` makes, and the batch of this process: what lies in `private`, its own
+        examples, of those that are `chosen` (indices among all private examples; None: all)."""
+        return make(), part_of(private, chosen)
+
+    def sum(self, mechanism: Mechanism, gradients: Engine, batch: Split) -> tuple[Tensor, Tensor]:
+        """`clipped_sum` over the batches of all processes."""
+        return clipped_sum(mechanism, gradients, batch)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        """The training has ended, or failed."""
+
+
+ALONE = Alone()
+
+
 def noisy_mean(
     mechanism: Mechanism,
     gradients: Engine,
@@ -67,22 +116,17 @@ def noisy_mean(
     noise_multiplier: float,
     source: np.random.Generator | SystemEntropy,
     batch_size: int,
+    crew: Alone = ALONE,
 ) -> tuple[Tensor, Tensor]:
-    """(clipped sum over the batch + N(0, (noise_multiplier * sensitivity)^2)) / batch_size -> [size]; and the losses.
+    """(clipped sum over the batch + N(0, (noise_multiplier * sensitivity)^2)) / batch_size -> [size]; and the sum and
+    the number of the losses, float64 [2].
 
-    The batch may be empty or larger than memory holds gradients for. batch_size is fixed and public.
+    batch_size is fixed and public. The noise is drawn once, on the sum over all processes.
     """
-    parameter = next(gradients.model.parameters())
-    total = torch.zeros(mechanism.size, dtype=torch.float64, device=parameter.device)
-    losses = [torch.zeros(0, device=parameter.device)]
-    with gpu_precision("ieee"):
-        for block in gradients.blocks(batch.x, batch.y, mechanism.rows):
-            total += mechanism.clipped_sum(block)
-            if block.losses is not None:
-                losses.append(block.losses)
+    total, losses = crew.sum(mechanism, gradients, batch)
     if noise_multiplier > 0:
         total.add_(normal(source, mechanism.size, total.device), alpha=noise_multiplier * mechanism.sensitivity)
-    return total.div_(batch_size).to(parameter.dtype), torch.cat(losses)
+    return total.div_(batch_size).to(next(gradients.model.parameters()).dtype), losses
 
 
 def source_of(key: str, purpose: str, step: int, secure: bool) -> np.random.Generator | SystemEntropy:
@@ -135,6 +179,7 @@ def fit(
     checkpoint: Path,
     report: Callable[[Progress], None],
     gradients: Engine | None = None,
+    crew: Alone = ALONE,
 ) -> float:
     """Train `model` in place on task.private; returns the seconds spent, those before a resume included.
 
@@ -142,12 +187,13 @@ def fit(
     not either. key: the run and its private data; with the step it determines sample and noise, so that a run killed
     at any moment goes on from `checkpoint` and ends, bit for bit on a CPU, like an uninterrupted one. With `secure`,
     sample and noise come from the operating system instead: steps after the last checkpoint, whose result nobody saw,
-    are drawn anew. gradients: by default engine(model, training.chunk); an audit brings its own.
+    are drawn anew. gradients: by default engine(model, training.chunk); an audit brings its own. crew: the processes
+    that share the work.
 
     Raises UserError when the weights stop being finite.
     """
     device = next(model.parameters()).device
-    task = on_device(task, device)
+    everyone, task = task.private, on_device(task._replace(private=crew.own(task.private)), device)
     gradients = gradients or engine(model, training.chunk)
     parameters = [dict(model.named_parameters())[name] for name in gradients.offsets]
     rate, decayed = training.learning_rate, training.weight_decay
@@ -169,20 +215,21 @@ def fit(
     if isinstance(algorithm, Pretrains) and not checkpoint.exists():
         began = time.monotonic()
         algorithm.pretrain(view)
-        begin.weights = _flat(parameters)
+        begin.weights = flat(parameters)
         if time.monotonic() - began >= training.checkpoint_seconds:
             save(checkpoint, _state(0, 0.0, parts))
     view = view._replace(start=begin.weights)
     _check_finite(parameters, start, training)
+    crew.hire(view, algorithm, name, training.chunk, everyone)
     began = saved = time.monotonic()
     epoch_steps = max(1, round(1 / plan.rate))
-    losses: list[Tensor] = []
+    losses = torch.zeros(2, dtype=torch.float64, device=device)  # sum and number since the last report
     for step in range(start, plan.steps):
-        batch = task.private
+        chosen = None
         if plan.rate < 1:
-            chosen = poisson_sample(source_of(key, "sample", step, secure), plan.n, plan.rate).to(device)
-            batch = Split(batch.x[chosen], batch.y[chosen])
-        mechanism = algorithm.mechanism(view, step)
+            chosen = poisson_sample(source_of(key, "sample", step, secure), plan.n, plan.rate)
+        make = partial(algorithm.mechanism, view, step)
+        mechanism, batch = crew.begin(step, task.private, chosen, make)
         mean, batch_losses = noisy_mean(
             mechanism,
             gradients,
@@ -190,6 +237,7 @@ def fit(
             noise_multiplier,
             source_of(key, "noise", step, secure),
             plan.batch_size,
+            crew,
         )
         average.add(parameters, step + 1)
         direction = mechanism.decode(mean)
@@ -197,7 +245,7 @@ def fit(
             parameter.grad = direction[columns].view_as(parameter)
         optimizer.step()
         decay.step()
-        losses.append(batch_losses)
+        losses += batch_losses
 
         last = step + 1 == plan.steps
         epoch_ends = last or (step + 1) % epoch_steps == 0
@@ -208,18 +256,19 @@ def fit(
                 save(checkpoint, _state(step + 1, earlier + saved - began, parts))
             _check_finite(parameters, step + 1, training)
         if epoch_ends:
-            loss = float(torch.cat(losses).mean()) if sum(map(len, losses)) else float("nan")
+            loss = float(losses[0] / losses[1])  # nan of none
             now = earlier + time.monotonic() - began
             norm, learning_rate = float(direction.norm()), float(decay.get_last_lr()[0])
             report(Progress(step + 1, plan.steps, (step + 1) * plan.rate, loss, now, norm, learning_rate))
-            losses = []
+            losses.zero_()
     average.into(parameters, plan.steps)
     if isinstance(algorithm, Finishes):
         algorithm.finish(view)
     return earlier + time.monotonic() - began
 
 
-def _flat(parameters: list[nn.Parameter]) -> Tensor:
+def flat(parameters: list[nn.Parameter]) -> Tensor:
+    """All weights, [p]."""
     return torch.cat([p.detach().flatten() for p in parameters])
 
 
@@ -228,7 +277,7 @@ class _Begin:
     public data before is not done again."""
 
     def __init__(self, parameters: list[nn.Parameter]):
-        self.weights = _flat(parameters)
+        self.weights = flat(parameters)
 
     def state_dict(self) -> dict[str, Tensor]:
         return {"weights": self.weights}
@@ -241,11 +290,11 @@ class _Average:
     """2 / (T (T + 1)) sum_t t w_t, of the weights w_t before step t = 1, ..., T; or nothing."""
 
     def __init__(self, parameters: list[nn.Parameter], wanted: bool):
-        self.total = torch.zeros_like(_flat(parameters), dtype=torch.float64) if wanted else None
+        self.total = torch.zeros_like(flat(parameters), dtype=torch.float64) if wanted else None
 
     def add(self, parameters: list[nn.Parameter], t: int) -> None:
         if self.total is not None:
-            self.total += t * _flat(parameters)
+            self.total += t * flat(parameters)
 
     def into(self, parameters: list[nn.Parameter], steps: int) -> None:
         if self.total is not None and steps:
@@ -257,6 +306,11 @@ class _Average:
 
     def load_state_dict(self, state: dict[str, Tensor | None]) -> None:
         self.total = state["total"]
+
+
+def part_of(split: Split, chosen: Tensor | None) -> Split:
+    """The examples of these indices; all for None."""
+    return split if chosen is None else Split(*(values[chosen.to(values.device)] for values in split))
 
 
 def on_device(task: Task, device: torch.device) -> Task:

@@ -29,6 +29,8 @@ class Mechanism(NamedTuple):
     rows: clipped_sum is fast on blocks of so many rows or more.
     contributions: G [n, p] -> [n, size], what each row adds to the sum, as far as `decode` keeps it. For attacks and
         audits alone: training never asks for it.
+    shared: the tensors that clipped_sum reads and that public data made: where several processes sum, all have those of
+        the first, in place of their own.
     """
 
     clipped_sum: Callable[[GradientMatrix], Tensor]
@@ -37,6 +39,7 @@ class Mechanism(NamedTuple):
     size: int
     rows: int = 1
     contributions: Callable[[GradientMatrix], Tensor] | None = None
+    shared: tuple[Tensor, ...] = ()
 
 
 class View(NamedTuple):

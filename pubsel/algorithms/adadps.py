@@ -61,4 +61,5 @@ class AdaDPS:
             sensitivity=self.sensitivity(),
             size=view.gradients.size,
             contributions=lambda gradients: conditioned_rows(gradients, scale, self.clip_norm),
+            shared=(scale,),
         )

@@ -165,7 +165,7 @@ class AdaMix:
                 basis = subspace_around(whole, self.rank, view.random("directions", step))
             if self.public_gradient:
                 shift = shift + gradient
-        tau = bound
+        tau = torch.tensor(bound, dtype=torch.float64)
 
         def kept(rows: Tensor) -> Tensor:  # [..., p]: projected, the bias as it is
             if basis is None:
@@ -175,11 +175,12 @@ class AdaMix:
             return torch.cat([weights.flatten(-2), rows[..., c * d :]], dim=-1)
 
         return Mechanism(
-            clipped_sum=lambda gradients: clipped_sum(gradients, tau),
-            decode=lambda mean: kept(mean * view.batch_size * tau) + shift,
+            clipped_sum=lambda gradients: clipped_sum(gradients, tau.item()),
+            decode=lambda mean: kept(mean * view.batch_size * tau.item()) + shift,
             sensitivity=self.sensitivity(),
             size=view.gradients.size,
-            contributions=lambda gradients: kept(clipped_rows(gradients, tau)),
+            contributions=lambda gradients: kept(clipped_rows(gradients, tau.item())),
+            shared=(tau,),
         )
 
     def _weight(self, view: View) -> Tensor:  # [C, d]

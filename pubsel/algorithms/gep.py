@@ -121,6 +121,7 @@ class GEP:
             size,
             rows=BLOCK,
             contributions=lambda gradients: clipped_parts(gradients, basis, self.clip_embedding, clip_residual),
+            shared=tuple(basis.blocks),
         )
 
     def basis(self, view: View, step: int) -> Basis:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
+import torch
 
 from pubsel.algorithms import Frozen, Mechanism, View
 from pubsel.algorithms.adamix import public_gradient, train_on_public
@@ -42,13 +43,14 @@ class PPGD:
     def mechanism(self, view: View, step: int) -> Mechanism:
         public = view.labelled(self.name)
         mean_norm = float(public_gradient(view.gradients, public).norm()) / len(public.x)
-        tau = max(self.clip_factor * mean_norm, 1e-12)
+        tau = torch.tensor(max(self.clip_factor * mean_norm, 1e-12), dtype=torch.float64)
         return Mechanism(
-            clipped_sum=lambda gradients: clipped_sum(gradients, tau),
-            decode=lambda mean: mean * view.batch_size * tau,
+            clipped_sum=lambda gradients: clipped_sum(gradients, tau.item()),
+            decode=lambda mean: mean * view.batch_size * tau.item(),
             sensitivity=self.sensitivity(),
             size=view.gradients.size,
-            contributions=lambda gradients: clipped_rows(gradients, tau),
+            contributions=lambda gradients: clipped_rows(gradients, tau.item()),
+            shared=(tau,),
         )
 
     def finish(self, view: View) -> None:
