@@ -38,7 +38,7 @@ class JoblibConf:
 
     _target_: str = f"{__name__}.Joblib"
     n_jobs: int | None = None  # cells at a time; null: as many as GPUs, or without one cores, allow
-    per_gpu: int = 1  # cells that share a GPU
+    per_gpu: int = 1  # cells that share a GPU, as far as its memory allows; others wait
 
 
 @dataclass
@@ -148,7 +148,7 @@ class Joblib(_Many):
         workers = min(self.n_jobs or places, len(job_overrides))
         plugin = JoblibLauncher(n_jobs=workers, batch_size=1)
         folder, cells = self.prepared(plugin, job_overrides, apart=True)
-        plugin.joblib |= {"initializer": sweep.join, "initargs": (folder, os.getpid(), gpus)}
+        plugin.joblib |= {"initializer": sweep.join, "initargs": (folder, os.getpid(), gpus, workers > len(gpus))}
         with sweep.stopped_by_sigterm(), sweep.View(folder, cells, initial_job_idx, workers) as view:
             returns = plugin.launch(job_overrides, initial_job_idx)
         if view.failed():

@@ -22,6 +22,7 @@ from omegaconf import MISSING, DictConfig, OmegaConf
 from omegaconf.errors import ConfigKeyError, MissingMandatoryValue, OmegaConfBaseException
 
 T = TypeVar("T")
+SHARED_GPU = "PUBSEL_SHARED_GPU"  # in the environment of cells that have one GPU among them
 
 _HERE = Path(__file__).resolve().parent
 CONF = next(

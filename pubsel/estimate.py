@@ -3,6 +3,7 @@
 No private example is read here, only how many there are and what shape they have.
 """
 
+import os
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -13,11 +14,15 @@ import torch
 from torch import nn
 
 from pubsel.algorithms import Algorithm, Mechanism, View
-from pubsel.config import Distance, UserError
+from pubsel.config import SHARED_GPU, Distance, UserError
 from pubsel.data import Split, Task
 from pubsel.gradients import Engine
 from pubsel.randomness import stream
+from pubsel.terminal import say
 from pubsel.training import Schedule, noisy_mean
+
+MOST = 0.75  # of a GPU that cells share, for one of them
+WAIT_SECONDS = 5
 
 
 class Memory(NamedTuple):
@@ -77,6 +82,40 @@ def refuse(needs: Memory, device: torch.device) -> None:
         f"this run needs about {gib(needs.peak)} of memory and {gib(available)} are free on {device}: {remedy} "
         "(estimate=false starts it all the same)"
     )
+
+
+def claim(needs: Memory, device: torch.device) -> None:
+    """`refuse`, where this process has the device to itself. Among cells of a sweep that share a GPU: take the memory,
+    and wait until the others leave enough. UserError where a cell has no room beside others: what those who wait hold
+    already might then be lacking for ever."""
+    if device.type != "cuda" or SHARED_GPU not in os.environ:
+        return refuse(needs, device)
+    if needs.peak > MOST * total(device):
+        raise UserError(
+            f"this run needs about {gib(needs.peak)} of the {gib(total(device))} of {device}: too much to share it; "
+            "set hydra.launcher.per_gpu=1 (estimate=false starts it all the same)"
+        )
+    waits = False
+    while not taken(needs.peak, device):
+        if not waits:
+            say(f"  waits for {gib(needs.peak)} of {device}, where {gib(free(device))} are free")
+        waits = True
+        time.sleep(WAIT_SECONDS)
+
+
+def total(device: torch.device) -> int:
+    """Bytes of a GPU."""
+    return torch.cuda.mem_get_info(device)[1]
+
+
+def taken(size: int, device: torch.device) -> bool:
+    """Take so many bytes of a GPU for this process, for which torch keeps them; False where they are not free. Of two
+    processes that want the same memory one has it."""
+    try:
+        torch.empty(size, dtype=torch.uint8, device=device)
+    except torch.OutOfMemoryError:
+        return False
+    return True
 
 
 def gib(size: float) -> str:

@@ -531,7 +531,7 @@ def _estimate(
     gradients = engine(model, settings.training.chunk)
     view = view_of(model, gradients, on_device(task, device), "estimate", plan)
     needs = estimate.memory(gradients, algorithm, view, task, settings.distance)
-    estimate.refuse(needs, device)
+    estimate.claim(needs, device)
     said = f"  about {estimate.gib(needs.peak)} of memory beside the data"
     if settings.profile or not (folder / "checkpoint.pt").exists():
         trace = folder / "trace.json" if settings.profile else None

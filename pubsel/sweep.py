@@ -25,7 +25,7 @@ from typing import Any
 from filelock import FileLock, Timeout
 from hydra.core.hydra_config import HydraConfig
 
-from pubsel.config import UserError
+from pubsel.config import SHARED_GPU, UserError
 from pubsel.results import write_record
 
 POLL_SECONDS = 0.5
@@ -141,9 +141,9 @@ def die_with_parent(parent: int | None = None) -> None:
         os._exit(1)  # it is dead already
 
 
-def join(folder: Path, parent: int, gpus: Sequence[str]) -> None:
+def join(folder: Path, parent: int, gpus: Sequence[str], shared: bool) -> None:
     """Make this process a worker: it dies with its parent, and takes the first free place and the GPU of that place,
-    before torch is imported."""
+    before torch is imported. shared: several workers have one GPU, and wait for its memory (estimate.claim)."""
     die_with_parent(parent)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     place = 0
@@ -156,6 +156,8 @@ def join(folder: Path, parent: int, gpus: Sequence[str]) -> None:
             place += 1
     if gpus:
         os.environ["CUDA_VISIBLE_DEVICES"] = gpus[place % len(gpus)]
+        if shared:
+            os.environ[SHARED_GPU] = "1"
 
 
 def visible_gpus() -> list[str]:

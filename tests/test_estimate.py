@@ -9,7 +9,7 @@ import torch
 import yaml
 
 from pubsel import algorithms, estimate
-from pubsel.config import CONF, Distance, Labels, Parameters, UserError
+from pubsel.config import CONF, SHARED_GPU, Distance, Labels, Parameters, UserError
 from pubsel.data import Split, Task
 from pubsel.gradients import PerExampleGradients
 from pubsel.models import small
@@ -103,6 +103,36 @@ def test_what_cannot_fit_is_refused_with_the_setting_to_change(held, remedy):
     with pytest.raises(UserError, match=rf"1048576\.0 GiB of memory and .* free on cpu.*{remedy}"):
         estimate.refuse(estimate.Memory(*held), torch.device("cpu"))
     estimate.refuse(estimate.Memory(0, 0, 0), torch.device("cpu"))
+
+
+def test_a_cell_that_shares_a_gpu_waits_for_its_memory(monkeypatch, capsys):
+    """On a GPU that is made up: 8 GiB, of which the others leave 3, then 5, then 6."""
+    left, slept, gpu = [3, 5, 6], [], torch.device("cuda")
+    monkeypatch.setattr(estimate, "total", lambda device: 8 * 2**30)
+    monkeypatch.setattr(estimate, "free", lambda device: left[0] * 2**30)
+    monkeypatch.setattr(estimate, "taken", lambda size, device: size <= left[0] * 2**30)
+    monkeypatch.setattr(estimate.time, "sleep", lambda seconds: slept.append((seconds, left.pop(0))))
+    needed = estimate.Memory(2 * 2**30, 5 * 2**30, 2**29)
+    with pytest.raises(UserError, match=r"5\.5 GiB of memory and 3\.0 GiB are free"):
+        estimate.claim(needed, gpu)
+    monkeypatch.setenv(SHARED_GPU, "1")
+    estimate.claim(needed, gpu)
+    assert (left, len(slept)) == ([6], 2)
+    assert capsys.readouterr().err == "  waits for 5.5 GiB of cuda, where 3.0 GiB are free\n"
+    with pytest.raises(UserError, match=r"6\.5 GiB of the 8\.0 GiB of cuda.*per_gpu=1"):
+        estimate.claim(needed._replace(distance=6 * 2**30), gpu)
+    with pytest.raises(UserError, match="free on cpu"):
+        estimate.claim(needed._replace(distance=6 * 2**30), torch.device("cpu"))
+
+
+@pytest.mark.gpu
+def test_memory_that_is_taken_stays_with_the_process():
+    gpu = torch.device("cuda")
+    assert not estimate.taken(2 * estimate.total(gpu), gpu)
+    before = estimate.free(gpu)
+    assert estimate.taken(2**30, gpu)
+    assert estimate.free(gpu) <= before - 2**30
+    torch.cuda.empty_cache()
 
 
 @pytest.mark.parametrize("name", ["gep", "dp_sgd", "non_private"])

@@ -165,8 +165,8 @@ def test_workers_take_gpus_in_turn(tmp_path: Path) -> None:
     """Three at a time on two GPUs: none twice before all once; the place of one that has died is taken again."""
     code = (
         "import os, sys\nfrom pathlib import Path\nfrom pubsel import sweep\n"
-        "sweep.join(Path(sys.argv[1]), os.getppid(), ['0', 'GPU-x'])\n"
-        "print(os.environ['CUDA_VISIBLE_DEVICES'], flush=True)\nsys.stdin.read()"
+        "sweep.join(Path(sys.argv[1]), os.getppid(), ['0', 'GPU-x'], True)\n"
+        "print(os.environ['CUDA_VISIBLE_DEVICES'], os.environ['PUBSEL_SHARED_GPU'], flush=True)\nsys.stdin.read()"
     )
 
     def worker() -> subprocess.Popen[str]:
@@ -176,11 +176,11 @@ def test_workers_take_gpus_in_turn(tmp_path: Path) -> None:
         return process
 
     workers = [worker() for _ in range(3)]
-    assert [one.gpu for one in workers] == ["0", "GPU-x", "0"]  # type: ignore[attr-defined]
+    assert [one.gpu for one in workers] == ["0 1", "GPU-x 1", "0 1"]  # type: ignore[attr-defined]
     workers[1].kill()
     workers[1].wait()
     workers[1] = worker()
-    assert workers[1].gpu == "GPU-x"  # type: ignore[attr-defined]
+    assert workers[1].gpu == "GPU-x 1"  # type: ignore[attr-defined]
     for one in workers:
         one.communicate("")
 
