@@ -565,6 +565,19 @@ def settings(config: Any) -> dict[str, Any]:
     return kept
 
 
+def default(key: str) -> Any:
+    """What a dotted key of `pubsel run` is where the settings of a record lack it, as `settings` leaves out a default;
+    None where there is none, or where it is a key of an algorithm."""
+    schema: Any = RunConfig
+    *groups, last = key.split(".")
+    for name in groups:
+        schema = next((f.type for f in dataclasses.fields(schema) if f.name == name), None)
+        if not dataclasses.is_dataclass(schema):
+            return None
+    found = next((f.default for f in dataclasses.fields(schema) if f.name == last), MISSING)
+    return None if found is MISSING else found.name if isinstance(found, Enum) else found
+
+
 def digest(values: dict[str, Any]) -> str:
     """Ten hexadecimal digits that depend on every value and on no order of keys."""
     text = json.dumps(values, sort_keys=True, default=str)

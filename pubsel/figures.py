@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pandas
 
+from pubsel.config import default
 from pubsel.results import at, write_whole
 from pubsel.tables import SELECTION, WITHOUT_PUBLIC, Cell, Table, cells, differences, selected
 from pubsel.typeset import short_keys
@@ -118,8 +119,10 @@ def points(curve: Curve, records: list[dict[str, Any]]) -> tuple[pandas.DataFram
 
 
 def value(cell: Cell, key: str) -> Any:
-    """A key of the record, or a dotted key of its settings; an epsilon that is not given is infinite."""
+    """A key of the record, or a dotted key of its settings, which may have its default; an epsilon that is not given is
+    infinite."""
     found = cell[key] if key in cell.records[0] else at(cell["settings"], key)
+    found = default(key) if found is None else found
     return math.inf if key == "epsilon" and found is None else found
 
 

@@ -36,6 +36,8 @@ def settings_of(record: dict[str, Any], base: DictConfig) -> RunConfig:
     values = OmegaConf.to_container(base)
     assert isinstance(values, dict)
     for key, value in record["settings"].items():
+        if key == "epsilon" and value == 0:  # no private example is read, whatever epsilon is given
+            continue
         whole = key == "algorithm" or not isinstance(value, dict)
         values[key] = value if whole else values[key] | value
     again = run.canonical(check(RunConfig, OmegaConf.create(values)))

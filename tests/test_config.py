@@ -320,3 +320,9 @@ def test_equal_runs_are_one_run() -> None:
     assert name("algorithm=dp_sgd", "pair.public=noise") == name("algorithm=dp_sgd", "pair.m=7", "distance.name=none")
     assert name("algorithm=non_private", "epsilon=1") == name("algorithm=non_private", "epsilon=2")
     assert name("algorithm=dp_sgd", "epsilon=1") != name("algorithm=dp_sgd", "epsilon=2")
+
+
+def test_the_default_of_a_key_that_a_record_leaves_out():
+    known = {"pair.private_share": 1.0, "pair.take": "test", "pair.m": None, "epsilon": None, "algorithm.k": None,
+             "model.backbone.crop": None, "no.such": None, "pair.no": None}  # fmt: skip
+    assert {key: config.default(key) for key in known} == known

@@ -48,6 +48,15 @@ def test_points_are_the_selected_cells_in_the_order_of_x():
     assert set(frame["selected"]) == {"held-out private"}
 
 
+def test_a_setting_that_has_its_default_is_a_point_too():
+    """Records leave it out: all private examples are share 1."""
+    records = [swept(utility=0.4), swept(utility=0.3), swept(utility=0.2)]
+    for made, share in zip(records, (None, 0.5, 0.1), strict=True):
+        made["settings"]["pair"] = {"m": 50} | ({"private_share": share} if share else {})
+        made["selection"]["test"] = made["utility"]
+    assert list(figures.points(figures.CURVES["pillar_share"], records)[0]["x"]) == [0.1, 0.5, 1]
+
+
 def test_records_of_other_models_and_a_single_x_make_no_curve():
     alone = [swept(k=5)]
     assert figures.points(figures.CURVES["pillar_k"], alone)[0].empty

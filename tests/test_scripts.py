@@ -20,6 +20,7 @@ CELLS = {
     "dp_sgd": ["+experiment=gep_cifar10", "algorithm=dp_sgd"],
     "pillar": ["+experiment=pillar_ours", "algorithm.k=7"],
     "adamix": ["+experiment=adamix_ours", "algorithm.rank=100", "epsilon=3"],
+    "only_public": ["+experiment=adamix_ours", "algorithm=only_public"],
     "non_private": ["algorithm=non_private", "pair.private=mnist"],
 }
 
