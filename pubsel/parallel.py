@@ -37,10 +37,6 @@ END = -1  # the step behind the last
 T = TypeVar("T")
 
 
-class Lost(UserError):
-    """Another process has died."""
-
-
 class _Left(Exception):
     """To a helper: this training has failed, somewhere."""
 
@@ -62,10 +58,10 @@ class Leader(Alone):
 
     def hire(self, view: View, algorithm: Algorithm, name: str, chunk: int | None, private: Split) -> None:
         self.names, self.parameters = list(view.gradients.offsets), dict(view.model.named_parameters())
-        device = next(view.model.parameters()).device
+        device, shapes = next(view.model.parameters()).device, [(values.shape, values.dtype) for values in private]
+        job = Job(_packed(view), self.names, algorithm, name, chunk, device.type, torch.get_num_threads(), shapes)
         with _talking():
-            _send(Job(_packed(view), self.names, algorithm, name, chunk, device.type, torch.get_num_threads(),
-                      [(values.shape, values.dtype) for values in private]))  # fmt: skip
+            _send(job)
             for rank in range(1, self.size):
                 for values in share(private, rank, self.size):
                     for piece in _pieces(values):
@@ -128,8 +124,8 @@ def assist() -> int:
             except _Left:
                 continue
         dist.destroy_process_group()
-    except (Lost, KeyboardInterrupt):
-        return 1
+    except KeyboardInterrupt:
+        return 130
     return 0
 
 
@@ -240,17 +236,18 @@ def _start() -> None:
 
 @contextmanager
 def _talking() -> Iterator[None]:
-    """Lost, once for all, where another process does not answer since it is dead."""
+    """UserError, from then on, where another process does not answer, most likely since it is dead."""
     if not dist.is_initialized():
-        raise Lost("another process of torchrun has died: give the same command again")
+        raise UserError("another process of torchrun has died: give the same command again")
     try:
         yield
     except RuntimeError as error:
         log(str(error))
         dist.destroy_process_group()
-        raise Lost(
-            "another process of torchrun has died, perhaps since memory ran out; what it said stands above. "
-            "The same command goes on from the last checkpoint"
+        reason = str(error).partition("\n")[0].partition(". ")[0]
+        raise UserError(
+            f"another process of torchrun has died, perhaps since memory ran out ({reason}): see what it said; "
+            "the same command goes on from the last checkpoint"
         ) from None
 
 

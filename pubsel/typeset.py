@@ -33,7 +33,7 @@ RANKS = "Rank correlation of distance and utility (near −1: the nearer the pub
 LATEX = {
     "\\": r"\textbackslash{}", "&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#", "_": r"\_", "{": r"\{", "}": r"\}",
     "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "<": r"\textless{}", ">": r"\textgreater{}",
-    '"': r"\textquotedbl{}", "|": r"\textbar{}", "±": r"$\pm$", "ε": r"$\varepsilon$", "ρ": r"$\rho$", "τ": r"$\tau$",
+    '"': "''", "|": r"\textbar{}", "±": r"$\pm$", "ε": r"$\varepsilon$", "ρ": r"$\rho$", "τ": r"$\tau$",
     "∞": r"$\infty$", "−": r"$-$", MISSING: "---", "→": r"$\to$",
 }  # fmt: skip
 SELECTED_BY = {

@@ -1,4 +1,4 @@
-"""Distances between every two of some data sets, clustered (GSD, Figure 4): a CSV and a PNG in results/figures.
+"""Distances between every two of some data sets, clustered (GSD, Figure 4): CSV, PNG, SVG, PDF in results/figures.
 
     python scripts/clustermap.py private=ham10000 public=[ham10000,kagchest,cifar10] distance=task2vec
 
@@ -11,22 +11,19 @@ import argparse
 import tempfile
 from pathlib import Path
 
-import matplotlib
 import numpy as np
 import pandas
 import torch
 from hydra import compose, initialize_config_dir
+from matplotlib.figure import Figure
 from scipy.cluster.hierarchy import dendrogram, linkage
 from scipy.spatial.distance import squareform
 
-from pubsel import distances, tables
+from pubsel import distances, figures, tables
 from pubsel.config import CONF, RankConfig, UsageError, check
 from pubsel.data import Split
 from pubsel.rank import candidates_of, canonical
 from pubsel.run import choose_device, network
-
-matplotlib.use("Agg")
-import matplotlib.pyplot as plt
 
 
 def matrix(settings: RankConfig) -> pandas.DataFrame:
@@ -51,39 +48,38 @@ def matrix(settings: RankConfig) -> pandas.DataFrame:
     return (frame + frame.T) / 2
 
 
-def draw(frame: pandas.DataFrame, title: str, path: Path) -> None:
+def draw(frame: pandas.DataFrame, title: str) -> Figure:
     """The matrix in the order of its trees, which stand above and to the left."""
     apart = frame.to_numpy(copy=True)
     np.fill_diagonal(apart, 0)
     tree = linkage(squareform(apart, checks=False).clip(min=0), "average", optimal_ordering=True)
     side = 2.5 + 0.7 * len(frame)
-    fig, axes = plt.subplots(
-        2, 2, figsize=(side + 1, side), width_ratios=[1, 4], height_ratios=[1, 4], layout="constrained"
-    )
-    axes[0, 0].axis("off")
-    order = dendrogram(tree, ax=axes[0, 1], color_threshold=0, above_threshold_color="k", no_labels=True)["leaves"]
-    dendrogram(tree, ax=axes[1, 0], orientation="left", color_threshold=0, above_threshold_color="k", no_labels=True)
-    axes[1, 0].invert_yaxis()
-    for axis in (axes[0, 1], axes[1, 0]):
-        axis.axis("off")
-    shown = frame.iloc[order, order]
-    axes[1, 1].imshow(shown, cmap="viridis", aspect="auto")
-    largest = shown.to_numpy().max()
-    for (i, j), value in np.ndenumerate(shown.to_numpy()):
-        text, color = f"{value:.3f}" if largest < 10 else f"{value:.0f}", "k" if value > 0.7 * largest else "w"
-        axes[1, 1].text(j, i, text, ha="center", va="center", color=color, fontsize=8)
-    places = range(len(shown))
-    axes[1, 1].set_xticks(places, shown.columns, rotation=30, ha="right", fontsize=8)
-    axes[1, 1].set_yticks(places, shown.index, fontsize=8)
-    axes[1, 1].yaxis.tick_right()
-    fig.suptitle(title, fontsize=9)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    fig.savefig(path, dpi=140)
-    plt.close(fig)
+    with figures.style():
+        figure = Figure(figsize=(side + 1, side), layout="constrained")
+        axes = figure.subplots(2, 2, width_ratios=[1, 4], height_ratios=[1, 4])
+        how = {"color_threshold": 0, "above_threshold_color": figures.INK, "no_labels": True}
+        order = dendrogram(tree, ax=axes[0, 1], **how)["leaves"]
+        dendrogram(tree, ax=axes[1, 0], orientation="left", **how)
+        axes[1, 0].invert_yaxis()
+        for axis in (axes[0, 0], axes[0, 1], axes[1, 0]):
+            axis.set_axis_off()
+        shown = frame.iloc[order, order]
+        axes[1, 1].imshow(shown, cmap="viridis", aspect="auto")
+        axes[1, 1].grid(False)
+        largest = shown.to_numpy().max()
+        for (i, j), value in np.ndenumerate(shown.to_numpy()):
+            text, color = f"{value:.3f}" if largest < 10 else f"{value:.0f}", "k" if value > 0.7 * largest else "w"
+            axes[1, 1].text(j, i, text, ha="center", va="center", color=color, fontsize=8)
+        places = range(len(shown))
+        axes[1, 1].set_xticks(places, shown.columns, rotation=30, ha="right", fontsize=8)
+        axes[1, 1].set_yticks(places, shown.index, fontsize=8)
+        axes[1, 1].yaxis.tick_right()
+        figure.suptitle(title, fontsize=9)
+    return figure
 
 
 def main() -> None:
-    """Write clustermap_DISTANCE_PRIVATE.csv and .png."""
+    """Write clustermap_DISTANCE_PRIVATE."""
     arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     arguments.add_argument("words", nargs="+", help="settings as of pubsel rank")
     with initialize_config_dir(str(CONF), version_base="1.3"):
@@ -92,7 +88,7 @@ def main() -> None:
     frame = matrix(settings)
     name, title = settings.distance.name, distances.METHODS[settings.distance.name].title
     path = Path(settings.results) / "figures" / f"clustermap_{name}_{Path(settings.private).stem}"
-    draw(frame, f"{title}, {settings.model.name}, m = {settings.distance.m} (not private)", path.with_suffix(".png"))
+    figures.save(draw(frame, f"{title}, {settings.model.name}, m = {settings.distance.m} (not private)"), path)
     tables.write_table(frame.reset_index(names="set"), path.with_suffix(".csv"))
     print(frame.to_string(float_format="%.4g"))
 

@@ -1,4 +1,4 @@
-"""What the papers' theory speaks of, measured while a network trains: a CSV, a PNG and an SVG in results/figures.
+"""What the papers' theory speaks of, measured while a network trains: CSV, PNG, SVG, PDF in results/figures.
 
     python scripts/during_training.py gsd_figure1 pair.private=cifar10 model=resnet20 algorithm=non_private \\
         --public cifar10,cifar100,svhn
@@ -27,15 +27,16 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import matplotlib
+import matplotlib.figure
 import numpy as np
 import pandas
 import torch
 import yaml
 from hydra import compose, initialize_config_dir
+from matplotlib.ticker import LogFormatter
 from torch import Tensor
 
-from pubsel import algorithms, config, data, models, results, run, tables
+from pubsel import algorithms, config, data, figures, models, results, run, tables
 from pubsel.algorithms import Algorithm, Freezes, Mechanism, Solves, View
 from pubsel.algorithms.gep import GEP, Groups
 from pubsel.config import CONF, Distance, Labels, RunConfig, UsageError, UserError, check
@@ -54,17 +55,12 @@ from pubsel.subspace import (
 from pubsel.terminal import say
 from pubsel.training import Schedule, fit, poisson_sample, source_of
 
-matplotlib.use("Agg")
-import matplotlib.pyplot as plt
-from matplotlib.ticker import LogFormatter
-
 NOT_PRIVATE = "Not differentially private: measured on private gradients without noise."
 LARGEST = 500  # singular values
-MARKERS, DASHES = "os^Dv*P", ["-", "--", "-.", ":", (0, (6, 1)), (0, (1, 1)), (0, (3, 1, 1, 1))]
 TEXT = {
-    "error": r"reconstruction error $\|R\|$",
+    "error": "reconstruction error ‖R‖",
     "sharp": "a sharper bound",
-    "trivial": r"$s_1$, of any basis",
+    "trivial": "s₁, of any basis",
     "reported": "the lemma's bound, GSD as reported",
     "stated": "the lemma's bound",
     "index": "index of the singular value",
@@ -239,7 +235,7 @@ FIGURES = {
     "gsd_figure3": Figure(
         gsd_figure3, "singular value", ["step"], "examples", ["singular_value"], (), 3, "index", logarithmic=True
     ),
-    "gsd_lemma41": Figure(gsd_lemma41, "in units of $s_1$", ["k", "public"], None, BOUNDS, (1, 16), logarithmic=True),
+    "gsd_lemma41": Figure(gsd_lemma41, "in units of s₁", ["k", "public"], None, BOUNDS, (1, 16), logarithmic=True),
     "gep_figure2": Figure(gep_figure2, "stable rank", [], "group", ["stable_rank"], logarithmic=True, public=False),
     "gep_figure4": Figure(gep_figure4, LOST, ["public", "labels"], "k", ["projection_error"], (50, 200, 500)),
     "gep_figure5": Figure(
@@ -378,41 +374,36 @@ def panels(frame: pandas.DataFrame, figure: Figure) -> list[tuple[str, str, pand
     return found
 
 
-def draw(frame: pandas.DataFrame, figure: Figure, title: str, path: Path) -> None:
-    """PNG and SVG. Lines differ in colour, dashes and marker, so that they can be told apart in grey."""
-    plt.style.use("tableau-colorblind10")
-    matplotlib.rcParams["svg.hashsalt"] = path.name  # equal figures are equal bytes
+def draw(frame: pandas.DataFrame, figure: Figure, title: str) -> matplotlib.figure.Figure:
+    """A panel for each of `panels`, all with one scale of y."""
     found = panels(shown(frame, figure), figure)
     across = frame[figure.panel[-1]].nunique() if figure.panel else len(found)
     down = -(-len(found) // across)
-    size = (4 * across + 0.6, 3.4 * down + 0.5)
-    fig, axes = plt.subplots(down, across, figsize=size, squeeze=False, sharey=True, layout="constrained")
-    for axis in axes.flat[len(found) :]:
-        axis.axis("off")
-    for axis, (heading, x, rows) in zip(axes.flat, found, strict=False):
-        lines = [(None, rows)] if figure.line is None else list(rows.groupby(figure.line, sort=False))
-        for i, (y, (value, part)) in enumerate(itertools.product(figure.y, lines)):
-            label = TEXT[y] if value is None else value if isinstance(value, str) else f"{figure.line} = {value}"
-            if figure.line == "group":
-                label += f" (p = {part['p'].iloc[0]:,})"
-            part = part.sort_values(x)
-            style = {"ls": DASHES[i % len(DASHES)], "marker": MARKERS[i % len(MARKERS)]}
-            axis.plot(part[x], part[y], ms=4, lw=1.3, markevery=max(1, len(part) // 12), label=label, **style)
-        axis.set(xlabel=TEXT.get(x, x), title=heading)
-        axis.grid(alpha=0.3)
-        axis.set(yscale="log" if figure.logarithmic else "linear", xscale="log" if x == "index" else "linear")
-        for scaled, logarithmic in ((axis.yaxis, figure.logarithmic), (axis.xaxis, x == "index")):
-            if logarithmic:  # 4, not 4 x 10^0
-                scaled.set_major_formatter(LogFormatter())
-                scaled.set_minor_formatter(LogFormatter())
-    for axis in axes[:, 0]:
-        axis.set_ylabel(figure.label)
-    axes[0][0].legend(fontsize=8)
-    fig.suptitle(f"{title}\n{NOT_PRIVATE}", fontsize=9)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    fig.savefig(path.with_suffix(".png"), dpi=140, metadata={"Software": None})
-    fig.savefig(path.with_suffix(".svg"), metadata={"Date": None})
-    plt.close(fig)
+    with figures.style():
+        drawn = matplotlib.figure.Figure(figsize=(4 * across + 0.6, 3.4 * down + 0.5), layout="constrained")
+        axes = drawn.subplots(down, across, squeeze=False, sharey=True)
+        for axis in axes.flat[len(found) :]:
+            axis.set_axis_off()
+        for axis, (heading, x, rows) in zip(axes.flat, found, strict=False):
+            lines = [(None, rows)] if figure.line is None else list(rows.groupby(figure.line, sort=False))
+            each = list(itertools.product(figure.y, lines))
+            for (y, (value, part)), how in zip(each, figures.line_styles(range(len(each))).values(), strict=True):
+                label = TEXT[y] if value is None else value if isinstance(value, str) else f"{figure.line} = {value}"
+                if figure.line == "group":
+                    label += f" (p = {part['p'].iloc[0]:,})"
+                part = part.sort_values(x)
+                axis.plot(part[x], part[y], markevery=max(1, len(part) // 12), label=label, **how)
+            axis.set(xlabel=TEXT.get(x, x), title=heading)
+            axis.set(yscale="log" if figure.logarithmic else "linear", xscale="log" if x == "index" else "linear")
+            for scaled, logarithmic in ((axis.yaxis, figure.logarithmic), (axis.xaxis, x == "index")):
+                if logarithmic:  # 4, not 4 x 10^0
+                    scaled.set_major_formatter(LogFormatter())
+                    scaled.set_minor_formatter(LogFormatter())
+        for axis in axes[:, 0]:
+            axis.set_ylabel(figure.label)
+        axes[0][0].legend()
+        drawn.suptitle(f"{title}\n{NOT_PRIVATE}", fontsize=9)
+    return drawn
 
 
 def whole_numbers(text: str) -> list[int]:
@@ -424,7 +415,7 @@ def whole_numbers(text: str) -> list[int]:
 
 
 def main(words: list[str]) -> None:
-    """Write the CSV, the PNG and the SVG, and print what is in them."""
+    """Write the CSV and the figure, and print what is in them."""
     arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     arguments.add_argument("name", choices=FIGURES)
     arguments.add_argument("words", nargs="*", metavar="key=value", help="settings of pubsel run")
@@ -446,12 +437,12 @@ def main(words: list[str]) -> None:
     title = f"{given.name}: {private}, {settings.model.name}, {algorithm}, batches of {settings.training.batch_size}"
     title += f", {settings.pair.m} images of each public set" if sets else ""
     path = Path(settings.results) / "figures" / name
-    draw(frame, figure, title, path)
+    figures.save(draw(frame, figure, title), path)
     tables.write_table(frame, path.with_suffix(".csv"), f"{NOT_PRIVATE}\n{title}, seed {settings.seed}\n{made}")
     print(summary(frame, figure))
     if given.name == "gsd_figure1":
         print("of the first step, the order holds in {}, the nearest set in {} of {} steps".format(*order_kept(frame)))
-    print(f"{NOT_PRIVATE} Written: {path}.csv, .png, .svg")
+    print(f"{NOT_PRIVATE} Written: {path}.csv, .png, .svg, .pdf")
 
 
 if __name__ == "__main__":

@@ -179,7 +179,7 @@ def test_what_was_stopped_goes_on_and_ends_alike_and_what_is_finished_is_not_tra
     pandas.testing.assert_frame_equal(measured(tmp_path / "stopped", *words), whole)
     assert len(calls) == len(set(whole["step"])) + 1  # the third moment twice, no other
     paths = sorted((tmp_path / "stopped" / "figures").iterdir())
-    assert [path.suffix for path in paths] == [".csv", ".png", ".svg"]
+    assert [path.suffix for path in paths] == [".csv", ".pdf", ".png", ".svg"]
     before = [path.read_bytes() for path in paths]
     assert before[0].startswith(b"# Not differentially private")
     monkeypatch.setattr(during_training, "fit", None)

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from hydra import compose, initialize_config_dir
 
-from pubsel import config, results
+from pubsel import config, figures, results
 from pubsel.config import CONF, RunConfig, UsageError, check
 from pubsel.run import canonical
 from tests.synthetic import record as synthetic
@@ -69,8 +69,9 @@ def test_a_cluster_map_of_digits(tmp_path):
     assert (values == values.T).all()
     assert values.diagonal() == pytest.approx([0, 0, 0], abs=1e-9)
     assert 0 < values[0, 1] < values[0, 2]
-    draw(frame, "digits", tmp_path / "map.png")
-    assert (tmp_path / "map.png").stat().st_size > 1000
+    drawn = figures.save(draw(frame, "digits"), tmp_path / "map")
+    assert [path.suffix for path in drawn] == [".png", ".svg", ".pdf"]
+    assert all(f">{value:.3f}</text>" in drawn[1].read_text() for value in values.flat)
 
 
 def test_distances_are_compared_by_the_order_of_utility(tmp_path):
