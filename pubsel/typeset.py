@@ -33,8 +33,8 @@ RANKS = "Rank correlation of distance and utility (near −1: the nearer the pub
 LATEX = {
     "\\": r"\textbackslash{}", "&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#", "_": r"\_", "{": r"\{", "}": r"\}",
     "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "<": r"\textless{}", ">": r"\textgreater{}",
-    '"': "''", "|": r"\textbar{}", "±": r"$\pm$", "ε": r"$\varepsilon$", "ρ": r"$\rho$", "τ": r"$\tau$",
-    "∞": r"$\infty$", "−": r"$-$", MISSING: "---", "→": r"$\to$",
+    '"': "''", "“": "``", "”": "''", "|": r"\textbar{}", "±": r"$\pm$",
+    "ε": r"$\varepsilon$", "ρ": r"$\rho$", "τ": r"$\tau$", "∞": r"$\infty$", "−": r"$-$", MISSING: "---", "→": r"$\to$",
 }  # fmt: skip
 SELECTED_BY = {
     "validation": "held-out private examples",
@@ -42,6 +42,8 @@ SELECTED_BY = {
     "test": "the test set (oracle)",
 }
 LONG = 45  # rows that fit on a page
+WIDE = {"setting": "p{35mm}"}  # columns of a table in LaTeX whose text is broken
+NARROW = r"\small\setlength{\tabcolsep}{3pt}"
 
 
 @dataclass(frozen=True)
@@ -174,25 +176,26 @@ def latex(table: Table) -> str:
 
 def _latex_table(frame: pandas.DataFrame, title: str, below: list[str], label: str) -> str:
     shown, constant = columns(frame)
-    align = "".join("r" if column.numeric else "l" for column in shown)
+    align = "".join("r" if column.numeric else WIDE.get(column.key, "l") for column in shown)
     caption = " ".join([f"{title}.", f"In every row: {', '.join(constant)}." if constant else ""]).strip()
     caption = f"\\caption{{{_latex(caption)}}}\\label{{{label}}}"
     head = " & ".join(_latex(column.head) for column in shown) + r" \\"
     cells = zip(*(column.texts() for column in shown), strict=True)
     body = [" & ".join(map(_latex, row)) + r" \\" for row in cells]
-    below = [r"\par\smallskip", r"\begin{minipage}{\linewidth}\footnotesize", *(f"{_latex(n)}\\par" for n in below),
-             r"\end{minipage}"] if below else []  # fmt: skip
+    below = [r"\par\smallskip\noindent", r"\begin{minipage}{\linewidth}\footnotesize",
+             *(f"{_latex(n)}\\par" for n in below), r"\end{minipage}"] if below else []  # fmt: skip
     if len(frame) > LONG:
-        lines = [f"\\begin{{longtable}}{{{align}}}", caption + r" \\", r"\toprule", head, r"\midrule", r"\endhead",
-                 *body, r"\bottomrule", r"\end{longtable}", *below]  # fmt: skip
+        lines = [f"{{{NARROW}", f"\\begin{{longtable}}{{{align}}}", caption + r" \\", r"\toprule", head,
+                 r"\midrule", r"\endhead", *body, r"\bottomrule", r"\end{longtable}", "}", *below]  # fmt: skip
     else:
-        lines = [r"\begin{table}", r"\centering\small", caption, f"\\begin{{tabular}}{{{align}}}", r"\toprule", head,
+        lines = [r"\begin{table}", f"\\centering{NARROW}", caption, f"\\begin{{tabular}}{{{align}}}", r"\toprule", head,
                  r"\midrule", *body, r"\bottomrule", r"\end{tabular}", *below, r"\end{table}"]  # fmt: skip
     return "\n".join(lines) + "\n"
 
 
 def _latex(value: str) -> str:
-    text = "".join(LATEX.get(letter, letter) for letter in " ".join(value.split()))
+    quoted = re.sub('"([^"]*)"', r"“\1”", " ".join(value.split()))
+    text = "".join(LATEX.get(letter, letter) for letter in quoted)
     return f"{{{text}}}" if text.startswith("[") else text  # \\ would take it for its argument
 
 
