@@ -61,7 +61,9 @@ def lines(block: Block) -> list[list[str]]:
 def commands(page: Path, program: str) -> list[list[str]]:
     """The words behind `program` in each command of the page."""
     found = [words for block in blocks(page) if block.kind == "sh" for words in lines(block)]
-    found += [shlex.split(word) for words in found for word in words if word.startswith("pubsel ")]  # sbatch --wrap
+    inside = ("pubsel ", "torchrun ")  # sbatch --wrap
+    found += [shlex.split(word) for words in found for word in words if word.startswith(inside)]
+    found = [words[words.index("pubsel") :] if words[0] == "torchrun" else words for words in found]
     return [words[1:] for words in found if words[0].removeprefix(".venv/bin/") == program]
 
 
