@@ -374,6 +374,13 @@ def panels(frame: pandas.DataFrame, figure: Figure) -> list[tuple[str, str, pand
     return found
 
 
+class Plain(LogFormatter):
+    """The ticks that LogFormatter labels, as 0.4 and 4: not 4e-01, not 4 x 10^0."""
+
+    def __call__(self, x: float, pos: int | None = None) -> str:
+        return f"{x:g}" if super().__call__(x, pos) else ""
+
+
 def draw(frame: pandas.DataFrame, figure: Figure, title: str) -> matplotlib.figure.Figure:
     """A panel for each of `panels`, all with one scale of y."""
     found = panels(shown(frame, figure), figure)
@@ -396,12 +403,13 @@ def draw(frame: pandas.DataFrame, figure: Figure, title: str) -> matplotlib.figu
             axis.set(xlabel=TEXT.get(x, x), title=heading)
             axis.set(yscale="log" if figure.logarithmic else "linear", xscale="log" if x == "index" else "linear")
             for scaled, logarithmic in ((axis.yaxis, figure.logarithmic), (axis.xaxis, x == "index")):
-                if logarithmic:  # 4, not 4 x 10^0
-                    scaled.set_major_formatter(LogFormatter())
-                    scaled.set_minor_formatter(LogFormatter())
+                if logarithmic:
+                    scaled.set_major_formatter(Plain())
+                    scaled.set_minor_formatter(Plain())
         for axis in axes[:, 0]:
             axis.set_ylabel(figure.label)
-        axes[0][0].legend()
+        handles = axes[0][0].get_legend_handles_labels()
+        drawn.legend(*handles, loc="outside lower center", ncols=min(len(handles[0]), 2 * across))
         drawn.suptitle(f"{title}\n{NOT_PRIVATE}", fontsize=9)
     return drawn
 
