@@ -513,7 +513,7 @@ def test_debug_shows_where(cli: Cli) -> None:
 
 
 def test_an_interrupted_run_says_how_to_go_on(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupted(*_: object) -> None:
+    def interrupted(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr(pubsel.run, "fit", interrupted)

@@ -376,7 +376,7 @@ def test_the_release_is_made_once(folder, capsys, monkeypatch):
     words = ["run", "algorithm=dp_pca", "training=pillar", *TINY, "algorithm.k=5", "privacy.secure_noise=true"]
     fit, made = pubsel.run.fit, []
 
-    def killed(*_):
+    def killed(*_, **__):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(pubsel.run, "fit", killed)

@@ -388,7 +388,7 @@ def test_run_selects_trains_and_reports_one_guarantee(cli, monkeypatch):
     import pubsel.run
 
     with monkeypatch.context() as patch:
-        patch.setattr(pubsel.run, "fit", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        patch.setattr(pubsel.run, "fit", lambda *_, **__: (_ for _ in ()).throw(KeyboardInterrupt))
         assert cli(*RUN, "privacy.secure_noise=true")[0] == 130
     (kept,) = Path("results").glob("runs/*/selection.pt")
     chosen = torch.load(kept)["chosen"]
