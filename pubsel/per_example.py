@@ -10,11 +10,11 @@ costs more than many of the gradients in it.
 """
 
 import copy
-from collections.abc import Callable
 from functools import partial
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.function import FunctionCtx
 from torch.func import functional_call, grad_and_value, vmap
 
 PATCHES = 2**20  # entries of unfolded input at once, so that they stay in a cache
@@ -36,7 +36,14 @@ def by_vmap(model: nn.Module, x: Tensor, y: Tensor, out: dict[str, Tensor]) -> T
     def loss(trained: dict[str, Tensor], xi: Tensor, yi: Tensor) -> Tensor:
         return losses_of(functional_call(model, (trained, state), (xi[None],)), yi[None]).sum()
 
-    gradients, losses = vmap(grad_and_value(loss), in_dims=(None, 0, 0), randomness="different")(trained, x, y)
+    overwriting = [module for module in model.modules() if getattr(module, "inplace", False)]  # vmap fails at some
+    try:
+        for module in overwriting:
+            module.inplace = False  # type: ignore[assignment]
+        gradients, losses = vmap(grad_and_value(loss), in_dims=(None, 0, 0), randomness="different")(trained, x, y)
+    finally:
+        for module in overwriting:
+            module.inplace = True  # type: ignore[assignment]
     for name, into in out.items():
         into.copy_(gradients[name])
     return losses
@@ -48,17 +55,16 @@ def by_layers(model: nn.Module, x: Tensor, y: Tensor, out: dict[str, Tensor]) ->
     if layers is None:
         raise RuntimeError("a trained parameter belongs to no layer that is known here")
     called: set[str] = set()
-    first: list[tuple[Tensor, Callable[[Tensor], None]]] = []  # outputs with nothing below them in the graph
+    start = torch.zeros((), requires_grad=True)
 
-    def record(owner: str, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+    def record(owner: str, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
         if owner in called:
             raise RuntimeError(f"layer {owner} is used twice")
         called.add(owner)
+        output = output if output.requires_grad else _Start.apply(output, start)  # type: ignore[no-untyped-call]
         write = partial(_write, layers[owner], inputs[0].detach(), out.get(f"{owner}.weight"), out.get(f"{owner}.bias"))
-        if output.requires_grad:
-            output.register_hook(write)  # at once: gradients of outputs need not wait for each other
-        else:
-            first.append((output.requires_grad_(), write))
+        output.register_hook(write)  # at once: gradients of outputs need not wait for each other
+        return output
 
     hooks = [
         layer.register_forward_hook(lambda _, inputs, output, owner=owner: record(owner, inputs, output))
@@ -69,13 +75,24 @@ def by_layers(model: nn.Module, x: Tensor, y: Tensor, out: dict[str, Tensor]) ->
             losses = losses_of(functional_call(model, _state(model), (x,)), y)
             if len(called) < len(layers):
                 raise RuntimeError("a layer with trained parameters is not called")
-            at_outputs = torch.autograd.grad(losses.sum(), [output for output, _ in first])
+            losses.sum().backward()
     finally:
         for hook in hooks:
             hook.remove()
-    for (_, write), at_output in zip(first, at_outputs, strict=True):
-        write(at_output)
     return losses.detach()
+
+
+class _Start(torch.autograd.Function):
+    """x itself, with a gradient from here on. No leaf of the graph, so that a ReLU may overwrite it."""
+
+    @staticmethod
+    def forward(ctx: FunctionCtx, x: Tensor, start: Tensor) -> Tensor:  # start: any number that takes a gradient
+        ctx.mark_dirty(x)
+        return x
+
+    @staticmethod
+    def backward(ctx: FunctionCtx, _: Tensor) -> tuple[None, None]:
+        return None, None
 
 
 def _write(layer: nn.Module, x: Tensor, weight: Tensor | None, bias: Tensor | None, at_output: Tensor) -> None:

@@ -28,6 +28,7 @@ KNOWN = {
     "batch norm": nn.Sequential(nn.Conv2d(3, 6, 3), nn.BatchNorm2d(6), nn.Tanh()),
     "layer norm": nn.Sequential(nn.Linear(9, 7), nn.LayerNorm(7), nn.Tanh(), nn.Linear(7, 4)),
     "ReLU in place": nn.Sequential(nn.Conv2d(3, 9, 3), nn.Tanh(), nn.Conv2d(9, 4, 3), nn.ReLU(inplace=True)),
+    "ReLU in place, first layer": nn.Sequential(nn.Conv2d(3, 9, 3), nn.ReLU(inplace=True)),
     "linear along the last dimension": nn.Sequential(nn.Linear(9, 7), nn.Tanh(), nn.Linear(7, 4, bias=False)),
 }
 
@@ -70,7 +71,6 @@ UNKNOWN = {
     "instance norm": nn.Sequential(nn.Conv2d(3, 4, 3), nn.InstanceNorm2d(4, affine=True)),
     "circular padding": nn.Conv2d(3, 4, 3, padding=1, padding_mode="circular"),
     "padding by name": nn.Conv2d(3, 4, 3, padding="same"),
-    "ReLU in place, first layer": nn.Sequential(nn.Conv2d(3, 9, 3), nn.ReLU(inplace=True)),
     "transposed": nn.ConvTranspose2d(3, 4, 3),
 }
 
@@ -131,7 +131,7 @@ def test_a_head_of_zeros_hides_nothing():
 
 
 def test_only_trained_parameters_and_only_what_lies_above_them():
-    """A frozen layer below the first trained one is in no graph: its in-place ReLU is no obstacle."""
+    """A frozen layer below the first trained one is in no graph."""
     body = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(inplace=True), nn.Conv2d(4, 4, 3))
     model, x, y = ready(body)
     model[0][0].requires_grad_(False)

@@ -167,9 +167,6 @@ def _apart(net: nn.Module, norm: Norm, with_weights: bool) -> nn.Module:
         net = ModuleValidator.fix(net)
         if mixing():
             raise UsageError("model.norm=replace knows no way for this network's BatchNorm: set model.norm=freeze")
-    for module in net.modules():
-        if hasattr(module, "inplace"):
-            module.inplace = False  # type: ignore[assignment]  # per_example.by_layers needs the outputs that it would overwrite
     return net.to(memory_format=torch.channels_last)
 
 
