@@ -461,12 +461,12 @@ def survey(make: Callable[..., Case], sizes: dict[str, Any]) -> tuple[str, dict[
 
 
 def get_ready(make: Callable[..., Case], sizes: dict[str, Any], name: str, warm_s: float) -> tuple:
-    """Set a candidate up at its best setting, by the better of two runs each; and warm it up. Returns the setting."""
+    """Set a candidate up at its best setting, by the best of three runs each; and warm it up. Returns the setting."""
     candidate = make(**sizes).candidates[name]
 
     def quick(setting: tuple) -> float:
         run = (candidate.trial or candidate.build)(*setting)
-        return min(measuring.seconds(run) for _ in range(2))
+        return min(measuring.seconds(run) for _ in range(3))
 
     setting = candidate.settings[0] if len(candidate.settings) == 1 else min(candidate.settings, key=quick)
     READY[:] = [candidate.build(*setting)]
