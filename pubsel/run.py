@@ -47,7 +47,7 @@ from pubsel.config import (
     UsageError,
     UserError,
 )
-from pubsel.data import Split, Task, features
+from pubsel.data import Split, Task
 from pubsel.evaluation import check_classes, evaluate, interval, logits, utility
 from pubsel.models.split import Above, split
 from pubsel.models.trained import trained_parameters
@@ -351,6 +351,8 @@ def through_backbone(
     backbone = settings.model.backbone
     if backbone is None:
         return lambda _, source: source
+    from pubsel.data import features  # and with it timm: a second
+
     return lambda name, source: features.of_source(
         config.short(name), source, backbone, settings.data_root, device, say
     )

@@ -16,8 +16,6 @@ from collections.abc import Mapping
 
 import numpy as np
 import torch
-from sklearn.exceptions import ConvergenceWarning
-from sklearn.linear_model import LogisticRegression
 from torch import Tensor, nn
 
 from pubsel.config import Distance, UsageError
@@ -72,6 +70,9 @@ def fit_head(z: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
 
 def _logistic(x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Weight and bias of classes y [n]: a row for each of them; for 0/1 float labels one row."""
+    from sklearn.exceptions import ConvergenceWarning  # half a second, for who measures this distance alone
+    from sklearn.linear_model import LogisticRegression
+
     multi_label = y.dtype.kind == "f"
     if multi_label and y.min() == y.max():  # as often as it would be by Laplace's rule of succession
         odds = (y.sum() + 1) / (len(y) - y.sum() + 1)

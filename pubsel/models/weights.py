@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from timm.models import load_state_dict
 from torch import nn
 
 from pubsel.config import UserError
@@ -22,6 +21,8 @@ def load(net: nn.Module, path: Path, prefix: str | None, key: str, heads: Sequen
     """Weights of a file into a network; whether the layers `heads` are among them: they stay as they are where the file
     has none of their shape. What the network has no place for is left out. UserError where anything else is absent or
     misshapen."""
+    from timm.models import load_state_dict  # half a second, for who loads weights alone
+
     try:
         state = load_state_dict(str(path), use_ema=False)
     except Exception as error:
