@@ -8,7 +8,7 @@ BIN := .venv/bin
 RUN := $(BIN)/pubsel run
 TABLE := $(BIN)/pubsel table
 
-.PHONY: venv quickstart test lint bench bench-scaling tables figures report audit table2 table2-cifar10 table2-svhn table2-fmnist \
+.PHONY: venv quickstart test lint bench bench-scaling bench-program tables figures report audit table2 table2-cifar10 table2-svhn table2-fmnist \
 	gep-table1 gep-table1-mnist gep-table1-svhn gep-table1-cifar10 gep-table3 gep-table5 gep-table6 \
 	pillar-table2 pillar-table3 pillar-table4 pillar-table6 pillar-table7 pillar-table8 pillar-table9 \
 	pillar-figure4 pillar-figure7 pillar-ours adamix-table1 adamix-figures adamix-figure1-right adamix-ours \
@@ -44,6 +44,9 @@ bench: venv
 
 bench-scaling: venv
 	$(BIN)/python scripts/scaling.py $(ARGS)
+
+bench-program: venv
+	$(BIN)/python scripts/program.py $(ARGS)
 
 # GSD, Table 2: GEP on each public set, and DP-SGD twice: in the paper's setting, and over a grid (label tuned)
 table2: table2-cifar10 table2-svhn table2-fmnist
