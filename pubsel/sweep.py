@@ -65,7 +65,11 @@ class Cell:
 
     def __call__(self, values: Any) -> str | None:
         if self.apart:
-            import pubsel.run  # noqa: F401 (torch: once a worker, the children have it too)
+            import sklearn.metrics  # noqa: F401 (once a worker, the children have it too)
+            import timm  # noqa: F401
+            import torch._dynamo  # noqa: F401 (by the first optimizer, else)
+
+            import pubsel.run  # noqa: F401
 
         job = HydraConfig.get()
         state = Path(self.folder) / f"{job.job.num:04}.json"
