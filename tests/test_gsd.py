@@ -112,6 +112,16 @@ def test_weights_leave_the_biases_out(digits):
     torch.testing.assert_close(norms, torch.ones(5, dtype=torch.float64), atol=1e-6, rtol=0)
 
 
+def test_rows_of_any_size_become_unit_rows():
+    rows = torch.randn(7, 500, generator=torch.Generator().manual_seed(0))
+    scales = torch.tensor([0, 1e-38, 1e-30, 1e-18, 1e-9, 1, 1e15])
+    found = gsd.unit_rows(DenseGradients(rows * scales[:, None]))
+    want = rows.double() / rows.double().norm(dim=1, keepdim=True) * (scales > 0)[:, None]
+    torch.testing.assert_close(found.rows.double()[[0, *range(2, 7)]], want[[0, *range(2, 7)]], rtol=1e-5, atol=1e-8)
+    torch.testing.assert_close(found.rows.double()[1], want[1], rtol=0.05, atol=1e-3)  # most entries are subnormal
+    assert found.row_norms().tolist() == pytest.approx([0, *[1] * 6], abs=1e-6)
+
+
 @pytest.mark.parametrize("normalise_rows", [True, False])
 def test_measure_is_the_distance_between_gradients_held_apart(digits, normalise_rows):
     """All sides of an initialisation share one memory of G; m = 50 is no whole number of passes."""

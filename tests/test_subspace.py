@@ -112,19 +112,19 @@ def decaying(m, p, power):
 
 
 def test_many_rows_need_no_gram_matrix(monkeypatch):
-    rows = decaying(1000, 16_000, 0.7)
+    rows = decaying(1000, 32_000, 0.7)
     exact = torch.linalg.svd(rows.double(), full_matrices=False).Vh[:7].T
     with monkeypatch.context() as patch:
         patch.setattr(DenseGradients, "gram", lambda self: pytest.fail("made"))
         found = top_k(DenseGradients(rows), 7)
-    other = torch.linalg.qr(torch.randn(16_000, 7, dtype=torch.float64) + 2 * exact).Q
+    other = torch.linalg.qr(torch.randn(32_000, 7, dtype=torch.float64) + 2 * exact).Q
     assert projection_metric(found, exact) < 2e-3  # ANGLE
     assert projection_metric(found, other) == pytest.approx(projection_metric(exact, other), abs=1e-6)
     assert torch.allclose(found.T @ found, torch.eye(7, dtype=torch.float64), atol=1e-10)
 
 
 def test_many_rows_without_a_gap_fall_back_to_the_gram_matrix():
-    rows = torch.randn(1000, 16_000, generator=torch.Generator().manual_seed(0))
+    rows = torch.randn(1000, 32_000, generator=torch.Generator().manual_seed(0))
     assert davidson(rows, 5, 1e-6) is None
     exact = torch.linalg.svd(rows.double(), full_matrices=False).Vh[:5].T
     assert projection_metric(top_k(DenseGradients(rows), 5), exact) < 1e-3
@@ -132,7 +132,7 @@ def test_many_rows_without_a_gap_fall_back_to_the_gram_matrix():
 
 def test_many_rows_of_too_low_a_rank_are_refused():
     g = torch.Generator().manual_seed(0)
-    rows = torch.randn(1000, 4, generator=g) @ torch.randn(4, 16_000, generator=g)
+    rows = torch.randn(1000, 4, generator=g) @ torch.randn(4, 32_000, generator=g)
     with pytest.raises(ValueError, match="span 4 dimensions, fewer than k = 5"):
         top_k(DenseGradients(rows), 5)
 

@@ -14,8 +14,10 @@ from torch import Tensor, nn
 from pubsel.config import Distance, Labels, Parameters, UsageError
 from pubsel.data import Split
 from pubsel.distances.pairing import Between, Build, Report, paired, silent
-from pubsel.gradients import DenseGradients, PerExampleGradients, random_labels
+from pubsel.gradients import DenseGradients, PerExampleGradients, random_labels, row_norms
 from pubsel.subspace import projection_metric, top_k
+
+TINY = 1e-12  # norm of a row some of whose squares may be 0 in float32
 
 
 def gsd(private: DenseGradients, public: DenseGradients, k: int) -> float:
@@ -83,14 +85,18 @@ def basis_of(
 def gradients_of(engine: PerExampleGradients, distance: Distance, x: Tensor, y: Tensor) -> DenseGradients:
     """G [m, p], whole, in the memory of `engine`: gone at the next call."""
     (gradients,) = engine.blocks(x, y, rows=len(x))
-    if distance.normalise_rows:
-        rows = gradients.rows
-        largest = torch.maximum(rows.amax(1, keepdim=True), -rows.amin(1, keepdim=True))
-        rows /= largest.clamp(min=torch.finfo(rows.dtype).tiny)  # squares of 1e-23 are 0
-        gradients = DenseGradients(rows)
-        norms = gradients.row_norms().clamp(min=1e-30).to(gradients.dtype)
-        gradients = DenseGradients(rows.div_(norms[:, None]))
-    return gradients
+    return unit_rows(gradients) if distance.normalise_rows else gradients
+
+
+def unit_rows(gradients: DenseGradients) -> DenseGradients:
+    """G in place with each row divided by its norm; rows of zeros stay."""
+    rows, norms = gradients.rows, gradients.row_norms()
+    small = norms < TINY
+    if small.any():
+        largest = rows[small].abs().amax(1, keepdim=True).clamp(min=torch.finfo(rows.dtype).tiny)
+        rows[small] = rows[small] / largest
+        norms = row_norms(rows)
+    return DenseGradients(rows.div_(norms.clamp(min=1e-30).to(rows.dtype)[:, None]))
 
 
 def given_labels(split: Split, name: str, classes: int) -> Tensor:
