@@ -44,6 +44,7 @@ SELECTED_BY = {
 LONG = 45  # rows that fit on a page
 WIDE = {"setting": "p{35mm}"}  # columns of a table in LaTeX whose text is broken
 NARROW = r"\small\setlength{\tabcolsep}{3pt}"
+FITTED = r"\resizebox{\ifdim\width>\linewidth\linewidth\else\width\fi}{!}{%"
 
 
 @dataclass(frozen=True)
@@ -167,29 +168,32 @@ def _markdown(value: str) -> str:
 
 
 def latex(table: Table) -> str:
-    """A `table`, or a `longtable` where it does not fit on a page, for a document with booktabs (and longtable)."""
+    """A `table` no wider than the page, or several where it is longer; for a document with booktabs and graphicx."""
     parts = [_latex_table(table.frame, table.spec.title, notes(table), f"tab:{table.name}")]
     if not table.ranks.empty:
         parts.append(_latex_table(table.ranks, RANKS, [], f"tab:{table.name}_correlation"))
-    return f"% pubsel table {table.name}; needs \\usepackage{{booktabs,longtable}}\n" + "\n".join(parts)
+    return f"% pubsel table {table.name}; needs \\usepackage{{booktabs,graphicx}}\n" + "\n".join(parts)
 
 
 def _latex_table(frame: pandas.DataFrame, title: str, below: list[str], label: str) -> str:
     shown, constant = columns(frame)
     align = "".join("r" if column.numeric else WIDE.get(column.key, "l") for column in shown)
     caption = " ".join([f"{title}.", f"In every row: {', '.join(constant)}." if constant else ""]).strip()
-    caption = f"\\caption{{{_latex(caption)}}}\\label{{{label}}}"
+    captions = [
+        f"\\caption{{{_latex(caption)}}}\\label{{{label}}}",
+        f"\\par {_latex(title)}, continued\\par\\smallskip",
+    ]
     head = " & ".join(_latex(column.head) for column in shown) + r" \\"
     cells = zip(*(column.texts() for column in shown), strict=True)
     body = [" & ".join(map(_latex, row)) + r" \\" for row in cells]
     below = [r"\par\smallskip\noindent", r"\begin{minipage}{\linewidth}\footnotesize",
              *(f"{_latex(n)}\\par" for n in below), r"\end{minipage}"] if below else []  # fmt: skip
-    if len(frame) > LONG:
-        lines = [f"{{{NARROW}", f"\\begin{{longtable}}{{{align}}}", caption + r" \\", r"\toprule", head,
-                 r"\midrule", r"\endhead", *body, r"\bottomrule", r"\end{longtable}", "}", *below]  # fmt: skip
-    else:
-        lines = [r"\begin{table}", f"\\centering{NARROW}", caption, f"\\begin{{tabular}}{{{align}}}", r"\toprule", head,
-                 r"\midrule", *body, r"\bottomrule", r"\end{tabular}", *below, r"\end{table}"]  # fmt: skip
+    lines = []
+    for start in range(0, max(1, len(body)), LONG):
+        lines += [r"\begin{table}", f"\\centering{NARROW}", captions[start > 0], FITTED,
+                  f"\\begin{{tabular}}{{{align}}}", r"\toprule", head, r"\midrule", *body[start : start + LONG],
+                  r"\bottomrule", r"\end{tabular}}", *(below if start + LONG >= len(body) else []),
+                  r"\end{table}"]  # fmt: skip
     return "\n".join(lines) + "\n"
 
 
