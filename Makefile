@@ -169,9 +169,10 @@ clustermap: venv
 	for distance in task2vec gsd_300; do $(BIN)/python scripts/clustermap.py private=ham10000 model=mobilenetv2 \
 		public=$(or $(PUBLIC),$(CLUSTERED)) distance=$$distance distance.m=300 $(ARGS) || exit 1; done
 
-# the two sets at hand: MobileNetV2 at 64 pixels, two layers and the head (label layers), or the head alone (label head)
+# the two sets at hand: MobileNetV2 at 64 pixels, two layers and the head (label layers), or the head alone (label head);
+# CHEST=FILE.npz: X-rays of another source, as one more public set for kagchest
 medical-ours: venv
-	for set in ham10000:ham10000,flowers5,cifar10,kagchest kagchest:kagchest,ham10000,cifar10; do \
+	for set in ham10000:ham10000,flowers5,cifar10,kagchest kagchest:kagchest,$(CHEST:%=%,)ham10000,cifar10; do \
 	for trained in "label=head model.trained=[classifier]" label=layers; do \
 		cell="-m +experiment=medical_ours pair.private=$${set%%:*} $$trained seed=0,1,2 $(ARGS)"; \
 		public="pair.public=$${set#*:}"; none="pair.public=null distance=none"; \
