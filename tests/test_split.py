@@ -102,6 +102,36 @@ def test_a_network_that_cannot_be_traced_is_named():
         split(net, torch.zeros(2, 3, 2, 2, dtype=torch.uint8))
 
 
+class Overwrites(nn.Module):
+    """What trains is given a tensor that a frozen layer overwrites afterwards."""
+
+    def __init__(self):
+        super().__init__()
+        self.one, self.two = nn.Conv2d(3, 3, 1), nn.Conv2d(3, 3, 1)
+        self.one.requires_grad_(False)
+
+    def forward(self, x):
+        x = self.one(x)
+        y = self.two(x)
+        return (y + torch.relu_(x)).flatten(1)
+
+
+class AddsTo(Overwrites):
+    """What trains is added, in place, to what does not."""
+
+    def forward(self, x):
+        x = self.one(x)
+        y = torch.tanh(x)
+        y.add_(self.two(x))
+        return y.flatten(1)
+
+
+@pytest.mark.parametrize("body", [Overwrites(), AddsTo()])
+def test_a_network_that_overwrites_what_the_parts_share_is_named(body):
+    with pytest.raises(UsageError, match=r"model\.once=true: cut in two"):
+        split(Network(body, (0.5,), (0.5,), None).eval(), torch.zeros(2, 3, 2, 2, dtype=torch.uint8))
+
+
 def test_a_network_whose_parts_share_more_than_outputs_is_named():
     """LoRA in every block of a transformer: the number of images passes into the upper part."""
     net = network("vit_tiny_patch16_224", lora=Lora(["qkv"], 2, 2.0), options={"img_size": 32, "depth": 2})

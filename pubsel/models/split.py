@@ -30,7 +30,8 @@ class _Tracer(fx.Tracer):
 
 def split(network: Network, x: Tensor) -> tuple[Callable[[Tensor], Tensor], Above]:
     """(below, above) with above(below(x)) = network(x) for images x [n, c, h, w]. They share the network's layers, so
-    that training `above` trains the network. UsageError where the network cannot be traced (torch.fx)."""
+    that training `above` trains the network. UsageError where the network cannot be traced (torch.fx), or where layers
+    that overwrite what they are given make the parts another network."""
     try:
         graph = _Tracer().trace(network.net)
     except Exception as error:
@@ -59,7 +60,16 @@ def split(network: Network, x: Tensor) -> tuple[Callable[[Tensor], Tensor], Abov
         return torch.cat([part.flatten(1) for part in lower(network.normalised(images))], dim=1)
 
     rest = _part(network.net, graph, [node for node in graph.nodes if node in upper | held], cut, None)
-    return below, Above(rest, shapes).eval()
+    above = Above(rest, shapes).eval()
+    with torch.no_grad():
+        given = torch.randint(256, (2, *x.shape[1:]), generator=torch.Generator().manual_seed(0), dtype=x.dtype)
+        given = given.to(network.mean.device)
+        z, whole = below(given), network(given)
+        kept = z.clone()
+        same = torch.allclose(above(z), whole, rtol=1e-3, atol=1e-4 * float(whole.abs().max())) and torch.equal(z, kept)
+    if not same:
+        raise UsageError("model.once=true: cut in two, this network computes something else: set it to false")
+    return below, above
 
 
 def _part(
