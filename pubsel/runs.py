@@ -53,7 +53,10 @@ class Run:
             return self.record[key]
         settings = self.record.get("settings", {})
         names = {"private": "pair.private", "public": "pair.public", "algorithm": "algorithm.name"}
-        found = at(settings, names.get(key, f"{key}.name" if key == "model" else key))
+        key_of = names.get(key, f"{key}.name" if key == "model" else key)
+        found = at(settings, key_of)
+        if found is None and settings:
+            found = config.default(key_of)
         return "+".join(found) if key == "public" and isinstance(found, list) else found
 
 

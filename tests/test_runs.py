@@ -66,6 +66,9 @@ def test_a_run_is_listed_shown_repeated_and_deleted(cli: Cli) -> None:
     assert (code, names(out)) == (0, [name])
     assert f"{100 * record['utility']:.2f} %" in out
     assert cli("runs", "epsilon=3")[1] == f"no such run in {path.parent.parent}\n"
+    assert "private_share" not in record["settings"]["pair"]  # it has its default
+    assert names(cli("runs", "pair.private_share=1")[1]) == [name]
+    assert not names(cli("runs", "pair.private_share=0.5")[1])
 
     code, out, _ = cli("runs", "show", name.split("-")[-1])
     assert code == 0
