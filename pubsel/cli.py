@@ -300,7 +300,7 @@ def _message(error: Exception) -> tuple[str, int]:
         return str(error), error.exit_code
     if isinstance(error, HydraException | OmegaConfBaseException):
         return _hydra_message(error), 2
-    full = ("can't allocate", "could not create a primitive")  # of torch, and of oneDNN inside it
+    full = ("can't allocate", "could not create a primitive", "failed to map segment")  # of torch, oneDNN, an import
     if (
         isinstance(error, MemoryError)
         or type(error).__name__ == "OutOfMemoryError"

@@ -28,7 +28,7 @@ from pubsel.config import UserError
 WORDS = ["+experiment=quickstart", "training.epochs=5", "training.batch_size=1297", "training.chunk=256", "pair.m=100",
          "distance=none", "estimate=false", "download=false", "threads=1", "training.checkpoint_seconds=0"]  # fmt: skip
 PROCESSES = multiprocessing.get_context("forkserver")
-PROCESSES.set_forkserver_preload(["pubsel.run"])
+PROCESSES.set_forkserver_preload(["pubsel.run", "sklearn.datasets", "torch._dynamo"])
 Fault = Callable[..., None]
 
 

@@ -39,7 +39,7 @@ from pubsel.randomness import stream
 from pubsel.training import ALONE, fit, schedule
 
 PROCESSES = multiprocessing.get_context("forkserver")
-PROCESSES.set_forkserver_preload(["pubsel.run"])
+PROCESSES.set_forkserver_preload(["pubsel.run", "sklearn.datasets", "torch._dynamo"])
 WORDS = ["+experiment=quickstart", "training.epochs=10", "training.batch_size=400", "training.chunk=64", "pair.m=100",
          "distance=none", "estimate=false", "download=false", "threads=1", "training.checkpoint_seconds=0",
          "device=cpu"]  # fmt: skip
