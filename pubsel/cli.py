@@ -49,7 +49,7 @@ HELP = f"""pubsel {pubsel.__version__}: private machine learning with public dat
   pubsel run +experiment=quickstart        train one cell with differential privacy; needs no download
   pubsel run +experiment=gep_cifar10 pair.public=svhn epsilon=4 seed=1 algorithm=dp_sgd device=cpu
   pubsel run -m +experiment=gep_cifar10 pair.public=cifar100,cifar10,svhn seed=0,1,2     a sweep
-  pubsel rank private=digits public=[digits,photo_patches,noise] distance.m=200          which public set is nearest?
+  pubsel rank private=digits public=[digits,photo_patches,noise] model=digits_cnn distance.m=200      which is nearest?
   pubsel rank private=/path/to/images public=[/path/a,/path/b]                           the same, on your own folders
   pubsel attack loss run=NAME              membership inference on a finished run; also gsd_white_box, gsd_black_box
   pubsel audit +experiment=quickstart      claimed epsilon beside what attacks on a training measure

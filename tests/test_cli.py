@@ -523,6 +523,17 @@ def test_an_interrupted_run_says_how_to_go_on(cli: Cli, monkeypatch: pytest.Monk
     assert "Traceback" not in err
 
 
+def test_commands_in_the_help_of_rank_run(cli):
+    """Those that need no files of the reader."""
+    _, said, _ = cli("rank", "--help")
+    lines = [line.split() for line in said.splitlines() if "pubsel rank private=digits" in line]
+    assert len(lines) == 4
+    for words in lines:
+        given = [word for word in words[2:] if "=" in word]
+        code, _, err = cli("rank", *given, "distance.m=100", "distance.initialisations=1")
+        assert code == 0, err
+
+
 # Tab
 
 ASK = """
