@@ -95,12 +95,13 @@ class DenseGradients:
         return self.rows.square().sum(0)
 
     def add_power(self, total: Tensor, columns: slice, b: Tensor) -> None:  # [p_c, k]
-        """In the precision of the rows; into a total of more precision by way of a copy."""
+        """In the precision of the rows; into a total of more precision by way of a copy. Fastest, by half, into a total
+        whose columns lie each in one piece."""
         rows = self.rows[:, columns]
         if total.dtype == b.dtype:
-            total.addmm_(rows.T, rows @ b)
+            total.T.addmm_((rows @ b).T, rows)
         else:
-            total += rows.T @ (rows @ b)
+            total.T.add_((rows @ b).T @ rows)
 
     def gram(self) -> Tensor:  # [n, n]
         return gram(self.rows)

@@ -18,6 +18,7 @@ from torch.autograd.function import FunctionCtx
 from torch.func import functional_call, grad_and_value, vmap
 
 PATCHES = 2**20  # entries of unfolded input at once, so that they stay in a cache
+PATCHES_OF_ONE = 2**17  # those of one image, for the cache of one core
 
 
 def losses_of(logits: Tensor, y: Tensor) -> Tensor:
@@ -179,13 +180,18 @@ def _linear(x: Tensor, g: Tensor, out: Tensor) -> None:
 def _convolution(layer: nn.Conv2d, x: Tensor, g: Tensor, out: Tensor) -> None:
     """Input [n, c, h, w], gradient of the output [n, o, h', w'] -> out [n, o, c / groups, kernel].
 
-    A convolution with n * groups groups has exactly these weight gradients, and on a CPU a fast kernel. With few input
-    channels that kernel is slow, and on a GPU (not measured) it is expected to be; there, input patches are unfolded to
-    [n, c * kernel, h' * w'], and the gradients are a batched product.
+    A convolution with n * groups groups has exactly these weight gradients, and on a CPU a fast kernel. It is slower
+    than a batched product with the input's patches, unfolded, where it has few input
+    channels, or where the images are channels last and the patches of one fit into a cache; and, it is expected (not
+    measured), on a GPU.
     """
+    assert not isinstance(layer.padding, str)  # see known_layers
     n, c = x.shape[:2]
     o, h, w = g.shape[1:]
-    if layer.groups > 1 or (c >= 8 and not x.is_cuda):
+    (kh, kw), (dh, dw), (th, tw) = layer.kernel_size, layer.dilation, layer.stride
+    entries = h * w * kh * kw * c
+    last = x.is_contiguous(memory_format=torch.channels_last) and entries <= PATCHES_OF_ONE
+    if layer.groups > 1 or not (c < 8 or last or x.is_cuda):
         weight = torch.empty(1, dtype=x.dtype, device=x.device).expand(n * o, *layer.weight.shape[1:])
         gradient = torch.ops.aten.convolution_backward(
             g.reshape(1, n * o, h, w), x.reshape(1, n * c, *x.shape[2:]), weight, None,
@@ -193,12 +199,15 @@ def _convolution(layer: nn.Conv2d, x: Tensor, g: Tensor, out: Tensor) -> None:
         )[1]  # fmt: skip
         out.copy_(gradient.view(out.shape))
         return
-    assert not isinstance(layer.padding, str)  # see known_layers
     top, left = layer.padding
-    padded = nn.functional.pad(x, (left, left, top, top)).contiguous()
+    padded = nn.functional.pad(x, (left, left, top, top))
     sn, sc, sh, sw = padded.stride()
-    (kh, kw), (dh, dw), (th, tw) = layer.kernel_size, layer.dilation, layer.stride
-    patches = padded.as_strided((n, c, kh, kw, h, w), (sn, sc, sh * dh, sw * dw, sh * th, sw * tw))
-    step = max(1, PATCHES // (c * kh * kw * h * w))
-    for gs, ps, into in zip(g.split(step), patches.split(step), out.split(step), strict=True):
-        torch.bmm(gs.flatten(2), ps.reshape(len(ps), c * kh * kw, h * w).mT, out=into.flatten(2))
+    patches = padded.as_strided((n, h, w, kh, kw, c), (sn, sh * th, sw * tw, sh * dh, sw * dw, sc))
+    step = max(1, PATCHES // entries)
+    for gs, ps, into in zip(g.flatten(2).split(step), patches.split(step), out.split(step), strict=True):
+        if last:
+            product = torch.bmm(gs, ps.reshape(len(ps), h * w, -1))  # [n', o, kernel * c]
+            into.copy_(product.view(len(ps), o, kh, kw, c).permute(0, 1, 4, 2, 3))
+        else:
+            rows = ps.permute(0, 5, 3, 4, 1, 2).reshape(len(ps), -1, h * w)  # [n', c * kernel, h' * w']
+            into.flatten(2).copy_(torch.bmm(gs, rows.mT))

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from pubsel.gradients import Basis, DenseGradients, GradientMatrix, gram
 
-MANY = 1000  # rows: below, the Gram matrix takes no longer than a few products with G
+MANY = 500  # rows, and for each of the k dimensions 30: of fewer, the Gram matrix takes no longer than `davidson`
 BUCKETS = 32  # columns of G in each column of its sketch
 POWERS = 5  # of the sketch's Gram matrix, for its top eigenvectors
 ROUNDS = 6  # of Davidson's method, before the Gram matrix is taken after all
@@ -67,12 +67,14 @@ def davidson(rows: Tensor, k: int, least: float) -> Tensor | None:
     u = u.double() @ y  # [m, 8 k]
     rest = (near.double().trace() - values.sum()) / (len(near) - 8 * k)
     new = u[:, -2 * k :]
-    s, ks, z = new[:, :0], new[:, :0], rows[:0].T
+    s, ks = new[:, :0], new[:, :0]
+    z: list[Tensor] = []  # G^T s, in the pieces that it came in: to join them would take as long as to make one
     for _ in range(ROUNDS):
         new = torch.linalg.qr(new - s @ (s.T @ new)).Q
         new = torch.linalg.qr(new - s @ (s.T @ new)).Q  # what rounding left of s in new
         s, right = torch.cat([s, new], 1), rows.T @ new.float()  # [m, b], [p, b']
-        z, ks = torch.cat([z, right], 1), torch.cat([ks, (rows @ right).double()], 1)  # G^T s, G G^T s
+        z.append(right)
+        ks = torch.cat([ks, (rows @ right).double()], 1)  # G G^T s
         h = s.T @ ks
         theta, y = torch.linalg.eigh((h + h.T) / 2)
         residuals = ks @ y - (s @ y) * theta  # [m, b]
@@ -82,7 +84,8 @@ def davidson(rows: Tensor, k: int, least: float) -> Tensor | None:
         outside = residuals / (top - theta[0])  # [m, k]
         mixed = below.T @ outside / (top - theta[:-k, None])  # [b - k, k]
         if outside.norm() + mixed.norm() <= ANGLE:
-            return z @ y[:, -k:].float()
+            parts = y[:, -k:].float().split([piece.shape[1] for piece in z])
+            return sum((piece @ part for piece, part in zip(z, parts, strict=True)), start=rows.new_zeros(()))
         part = u.T @ residuals
         new = u @ (part / _away(values[:, None] - top, top)) + (residuals - u @ part) / _away(rest - top, top)
     return None
@@ -91,7 +94,7 @@ def davidson(rows: Tensor, k: int, least: float) -> Tensor | None:
 def _is_large(rows: Tensor, k: int) -> bool:
     """Whether `davidson` pays for G [m, p]."""
     m, p = rows.shape
-    return m >= max(MANY, 32 * k) and p >= BUCKETS * m and rows.dtype == torch.float32 and not rows.is_cuda
+    return m >= max(MANY, 30 * k) and p >= BUCKETS * m and rows.dtype == torch.float32 and not rows.is_cuda
 
 
 def _away(difference: Tensor, theta: Tensor) -> Tensor:
@@ -175,7 +178,7 @@ def power_basis(
     precise = torch.promote_types(dtype, torch.float32)
     for _ in range(iterations):
         basis = [b.to(dtype) for b in basis]
-        sums = [torch.zeros_like(b, dtype=precise) for b in basis]
+        sums = [torch.zeros_like(b.T, dtype=precise, memory_format=torch.contiguous_format).T for b in basis]
         for part in gradients():
             for s, b, total in zip(slices, basis, sums, strict=True):
                 part.add_power(total, s, b)

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 
+from pubsel import per_example
 from pubsel.gradients import PerExampleGradients
 from pubsel.per_example import by_layers, by_vmap, known_layers, layers_agree, losses_of
 
@@ -92,9 +93,14 @@ def written(way, model, x, y, names):
     return out, losses
 
 
+@pytest.mark.parametrize("fits", [True, False], ids=["unfolded", "in groups"])  # patches of an image into a cache
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last], ids=["NCHW", "NHWC"])
 @pytest.mark.parametrize("name", KNOWN)
-def test_layer_outputs_give_the_gradients_of_vmap(name):
+def test_layer_outputs_give_the_gradients_of_vmap(name, layout, fits, monkeypatch):
+    monkeypatch.setattr(per_example, "PATCHES_OF_ONE", 2**17 if fits else 0)
+    monkeypatch.setattr(per_example, "PATCHES", 1500)  # of some images at once, not of all
     model, x, y = ready(KNOWN[name])
+    model, x = model.to(memory_format=layout), x.contiguous(memory_format=layout)
     model, x, names = model.double(), x.double(), [n for n, _ in model.named_parameters()]
     ours, losses = written(by_layers, model, x, y, names)
     exact, exact_losses = written(by_vmap, model, x, y, names)
