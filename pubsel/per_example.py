@@ -71,13 +71,18 @@ def by_layers(model: nn.Module, x: Tensor, y: Tensor, out: dict[str, Tensor]) ->
         layer.register_forward_hook(lambda _, inputs, output, owner=owner: record(owner, inputs, output))
         for owner, layer in layers.items()
     ]
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     try:
+        for parameter in trained:
+            parameter.requires_grad_(False)  # the gradient of no weight is formed
         with torch.enable_grad():
-            losses = losses_of(functional_call(model, _state(model), (x,)), y)
+            losses = losses_of(model(x), y)
             if len(called) < len(layers):
                 raise RuntimeError("a layer with trained parameters is not called")
             losses.sum().backward()
     finally:
+        for parameter in trained:
+            parameter.requires_grad_(True)
         for hook in hooks:
             hook.remove()
     return losses.detach()
@@ -180,10 +185,9 @@ def _linear(x: Tensor, g: Tensor, out: Tensor) -> None:
 def _convolution(layer: nn.Conv2d, x: Tensor, g: Tensor, out: Tensor) -> None:
     """Input [n, c, h, w], gradient of the output [n, o, h', w'] -> out [n, o, c / groups, kernel].
 
-    A convolution with n * groups groups has exactly these weight gradients, and on a CPU a fast kernel. It is slower
-    than a batched product with the input's patches, unfolded, where it has few input
-    channels, or where the images are channels last and the patches of one fit into a cache; and, it is expected (not
-    measured), on a GPU.
+    A convolution with n * groups groups has exactly these weight gradients, and on a CPU a fast kernel. A batched
+    product with the unfolded patches of the input is faster where there are few input channels, or where images are
+    channels last and the patches of one fit into a cache; and, it is expected (not measured), on a GPU.
     """
     assert not isinstance(layer.padding, str)  # see known_layers
     n, c = x.shape[:2]

@@ -12,6 +12,7 @@ import copy
 import statistics
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
@@ -465,13 +466,13 @@ def survey(make: Callable[..., Case], sizes: dict[str, Any]) -> tuple[str, dict[
     return case.work, {name: candidate.runs for name, candidate in case.candidates.items()}, short
 
 
-def get_ready(make: Callable[..., Case], sizes: dict[str, Any], name: str, warm_s: float) -> tuple:
-    """Set a candidate up at its best setting, by the best of three runs each; and warm it up. Returns the setting."""
+def get_ready(make: Callable[..., Case], sizes: dict[str, Any], name: str, tries: int, warm_s: float) -> tuple:
+    """Set a candidate up at its best setting, by the best of `tries` runs each; warm it up. Returns the setting."""
     candidate = make(**sizes).candidates[name]
 
     def quick(setting: tuple) -> float:
         run = (candidate.trial or candidate.build)(*setting)
-        return min(measuring.seconds(run) for _ in range(3))
+        return min(measuring.seconds(run) for _ in range(tries))
 
     setting = candidate.settings[0] if len(candidate.settings) == 1 else min(candidate.settings, key=quick)
     READY[:] = [candidate.build(*setting)]
@@ -498,8 +499,8 @@ def race(
     times: dict[Racer, list[float]] = {racer: [] for racer in racers}
     with ExitStack() as stack:
         workers = {racer: stack.enter_context(measuring.process(threads, racer.keep)) for racer in racers}
-        warm_s = 0.5 if short else 2.0
-        settings = {r: w.submit(get_ready, make, sizes, r.name, warm_s).result() for r, w in workers.items()}
+        effort = (1, 0.5) if short else (3, 2.0)
+        settings = {r: w.submit(get_ready, make, sizes, r.name, *effort).result() for r, w in workers.items()}
         for i in range(RUNS):
             for racer in (racer for racer in racers if i < runs[racer.name]):
                 times[racer].append(workers[racer].submit(again).result())
@@ -523,7 +524,12 @@ def compare(work: Work, short: bool, device: str, threads: int) -> list[dict[str
     sizes, tiny = sizes | {"device": device}, work.tiny | {"device": device}
     title, timings = race(work.make, sizes, threads, short)
     kept = {racer.name: timing for racer, timing in timings.items() if racer.keep}
-    memory = {name: measuring.fresh(threads, peak, work.make, sizes, tiny, name, t.setting) for name, t in kept.items()}
+    with ThreadPoolExecutor(2) as pool:  # memory is the same whatever runs beside
+        measured = {
+            name: pool.submit(measuring.fresh, threads, peak, work.make, sizes, tiny, name, timing.setting)
+            for name, timing in kept.items()
+        }
+        memory = {name: result.result() for name, result in measured.items()}
     rows = []
     for ours in (name for name in kept if name.startswith("ours")):
         wrong = measuring.fresh(threads, error, work.make, sizes, ours)

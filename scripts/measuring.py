@@ -74,7 +74,8 @@ def fresh(threads: int, function: Callable[..., Any], *arguments: Any) -> Any:
 def origin(device: str, threads: int) -> dict[str, Any]:
     """Where it was measured: columns for every row."""
     here = results.provenance()
-    hardware = torch.cuda.get_device_name() if device == "cuda" else here["hardware"]
+    cpu = f"{here['hardware']}, {torch.backends.cpu.get_cpu_capability()}"  # its vectors, such as AVX2
+    hardware = torch.cuda.get_device_name() if device == "cuda" else cpu
     versions = {name: importlib.metadata.version(name) for name in ("torch", "opacus")}
     versions["backpack"] = importlib.metadata.version("backpack-for-pytorch")
     return {"device": device, "threads": threads, "hardware": hardware} | versions | {"commit": here["commit"]}

@@ -81,7 +81,8 @@ class GEP:
     )
     redraw: bool = setting("draw random labels at each step (paper) or once (official code)")
     public_precision: Precision = setting(
-        "of passes and products over public data, which only choose the subspace; tf32: of GPUs"
+        "of passes and products over public data, which only choose the subspace; tf32: of GPUs; "
+        "bfloat16: many times slower on a CPU that cannot multiply it"
     )
 
     uses_public: ClassVar[bool] = True
