@@ -280,12 +280,16 @@ class Work(NamedTuple):
     tiny: dict[str, Any]
 
 
-def _network(make: Callable[..., Case], network: str, *sizes: int) -> Work:
-    return Work(make, *({"network": network, "n": n} for n in (*sizes, 8)))
+def _network(make: Callable[..., Case], network: str, n: int, short: int | None) -> Work:
+    full, small, tiny = ({"network": network, "n": size} for size in (n, short, 8))
+    return Work(make, full, small if short else None, tiny)
 
 
-def _steps(network: str, *sizes: tuple[int, int, int]) -> Work:
-    return Work(gep, *({"network": network, "m": m, "n": n, "k": k} for m, n, k in (*sizes, (8, 8, 6))))
+def _steps(network: str, size: tuple[int, int, int], short: tuple[int, int, int] | None) -> Work:
+    full, small, tiny = (
+        {"network": network} | dict(zip("mnk", s, strict=True)) for s in (size, short or size, (8, 8, 6))
+    )
+    return Work(gep, full, small if short else None, tiny)
 
 
 def _backbone(name: str) -> Work:
@@ -299,19 +303,19 @@ def _features(make: Callable[..., Case], n: int, classes: int, short: int | None
 
 WORK = {
     "gradients_fmnist_cnn": _network(gradients, "fmnist_cnn", 1000, 256),
-    "gradients_resnet20": _network(gradients, "resnet20", 256, 64),
-    "gradients_probe": _network(gradients, "probe", 64, 32),
+    "gradients_resnet20": _network(gradients, "resnet20", 256, 32),
+    "gradients_probe": _network(gradients, "probe", 64, None),
     "dp_sgd_fmnist_cnn": _network(dp_sgd, "fmnist_cnn", 512, 256),
-    "dp_sgd_resnet20": _network(dp_sgd, "resnet20", 256, 64),
+    "dp_sgd_resnet20": _network(dp_sgd, "resnet20", 256, 32),
     "backbone_resnet152_fc": _backbone("resnet152, last layer"),
     "backbone_resnet152": _backbone("resnet152, Table 6"),
     "backbone_densenet121": _backbone("densenet121, Table 6"),
     "backbone_vit": _backbone("vit_base, LoRA"),
     "linear_c10": _features(linear, 1024, 10, 1024),
-    "linear_c100": _features(linear, 1024, 100, 256),
+    "linear_c100": _features(linear, 1024, 100, None),
     "adamix": _features(adamix, 5000, 67, None),
     "gep_fmnist_cnn": _steps("fmnist_cnn", (2000, 1000, 500), (500, 250, 125)),
-    "gep_resnet20": _steps("resnet20", (2000, 1000, 1000), (250, 125, 125)),
+    "gep_resnet20": _steps("resnet20", (2000, 1000, 1000), None),
     "gsd_500": Work(gsd, {"m": 500}, {"m": 125}, {"m": 40}),
     "gsd_2000": Work(gsd, {"m": 2000, "runs": 1}, None, {"m": 40}),
     "otdd": Work(
@@ -499,7 +503,7 @@ def race(
     times: dict[Racer, list[float]] = {racer: [] for racer in racers}
     with ExitStack() as stack:
         workers = {racer: stack.enter_context(measuring.process(threads, racer.keep)) for racer in racers}
-        effort = (1, 0.5) if short else (3, 2.0)
+        effort = (1, 0.2) if short else (3, 2.0)
         settings = {r: w.submit(get_ready, make, sizes, r.name, *effort).result() for r, w in workers.items()}
         for i in range(RUNS):
             for racer in (racer for racer in racers if i < runs[racer.name]):
