@@ -306,7 +306,7 @@ WORK = {
     "gradients_resnet20": _network(gradients, "resnet20", 256, 32),
     "gradients_probe": _network(gradients, "probe", 64, None),
     "dp_sgd_fmnist_cnn": _network(dp_sgd, "fmnist_cnn", 512, 256),
-    "dp_sgd_resnet20": _network(dp_sgd, "resnet20", 256, 32),
+    "dp_sgd_resnet20": _network(dp_sgd, "resnet20", 256, None),
     "backbone_resnet152_fc": _backbone("resnet152, last layer"),
     "backbone_resnet152": _backbone("resnet152, Table 6"),
     "backbone_densenet121": _backbone("densenet121, Table 6"),
@@ -321,7 +321,9 @@ WORK = {
     "otdd": Work(
         otdd_gaussian, *({"m": m, "d": d, "classes": c} for m, d, c in ((2000, 784, 10), (250, 784, 5), (20, 8, 2)))
     ),
-    "task2vec_fmnist_cnn": Work(task2vec_embedding, *({"network": "fmnist_cnn", "m": m} for m in (2000, 250, 40))),
+    "task2vec_fmnist_cnn": Work(
+        task2vec_embedding, {"network": "fmnist_cnn", "m": 2000}, None, {"network": "fmnist_cnn", "m": 40}
+    ),
     "calibration": Work(calibration, {"steps": 3000}, {"steps": 3000}, {"steps": 30}),
 }
 
