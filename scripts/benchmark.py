@@ -530,7 +530,7 @@ def compare(work: Work, short: bool, device: str, threads: int) -> list[dict[str
     sizes, tiny = sizes | {"device": device}, work.tiny | {"device": device}
     title, timings = race(work.make, sizes, threads, short)
     kept = {racer.name: timing for racer, timing in timings.items() if racer.keep}
-    with ThreadPoolExecutor(2) as pool:  # memory is the same whatever runs beside
+    with ThreadPoolExecutor(2) as pool:  # each in a process of its own, so two at once
         measured = {
             name: pool.submit(measuring.fresh, threads, peak, work.make, sizes, tiny, name, timing.setting)
             for name, timing in kept.items()
