@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,8 @@ from hydra.plugins.launcher import Launcher
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
 from pubsel.config import CellsFailed, UsageError, UserError
+
+THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS")  # of a worker
 
 # What the keys hydra.launcher.* are unless they are given
 
@@ -94,6 +97,9 @@ class Sweeper(BasicSweeper):
 
     def validate_batch_is_legal(self, batch: Sequence[Sequence[str]]) -> None:
         assert self.hydra_context is not None
+        assert self.config is not None
+        hydras = Path(self.config.hydra.sweep.dir, "multirun.yaml")  # has paths of this machine, and nobody reads it
+        hydras.unlink(missing_ok=True)
         loader = self.hydra_context.config_loader
         groups = {word.partition("=")[0] for word in (batch[0] if batch else [])}
         groups = {key for key in groups if loader.get_group_options(key.lstrip("+~"))}
@@ -132,28 +138,36 @@ class _Many(Launcher):
 
 
 class Joblib(_Many):
-    """Cells side by side on one machine, by hydra-joblib-launcher."""
+    """Cells side by side on one machine: jobs of hydra-joblib-launcher, in processes of joblib's loky."""
 
     def __init__(self, n_jobs: int | None, per_gpu: int):
         self.n_jobs, self.per_gpu = n_jobs, per_gpu
 
     def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
         import joblib
+        from hydra_plugins.hydra_joblib_launcher._core import execute_job
         from hydra_plugins.hydra_joblib_launcher.joblib_launcher import JoblibLauncher
+        from joblib.externals.loky.process_executor import ProcessPoolExecutor
 
         from pubsel import sweep
 
         gpus = [] if str(self.config.get("device")) == "cpu" else sweep.visible_gpus()
         places = self.per_gpu * len(gpus) or max(1, joblib.cpu_count() // (self.config.get("threads") or 1))
         workers = min(self.n_jobs or places, len(job_overrides))
-        plugin = JoblibLauncher(n_jobs=workers, batch_size=1)
+        plugin = JoblibLauncher()
         folder, cells = self.prepared(plugin, job_overrides, apart=True)
-        plugin.joblib |= {"initializer": sweep.join, "initargs": (folder, os.getpid(), gpus, workers > len(gpus))}
+        threads = str(max(1, joblib.cpu_count() // workers))
+        start = partial(
+            ProcessPoolExecutor, 1, initializer=sweep.join, initargs=(folder, os.getpid(), gpus, workers > len(gpus)),
+            env={name: os.environ.get(name, threads) for name in THREADS},
+        )  # fmt: skip
+        about = (self.hydra_context, self.config, plugin.task_function, Singleton.get_state())
+        calls = [(execute_job, initial_job_idx + i, list(words), *about) for i, words in enumerate(job_overrides)]
         with sweep.stopped_by_sigterm(), sweep.View(folder, cells, initial_job_idx, workers) as view:
-            returns = plugin.launch(job_overrides, initial_job_idx)
+            returns = sweep.side_by_side(calls, workers, start, lambda i, why: view.lose(initial_job_idx + i, why))
         if view.failed():
             raise CellsFailed(view.failed())
-        return returns
+        return [found for found in returns if found is not None]  # one killed behind its record has none
 
 
 class Submitit(_Many):

@@ -14,14 +14,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from pubsel import algorithms, config, data, results, tables
+from pubsel import algorithms, config, data, ledger, results, tables
 from pubsel.algorithms import Freezes, Frozen
 from pubsel.attacks import membership
 from pubsel.attacks.membership import DIGITS, figures, member_scores, success, supervised, told_apart
 from pubsel.config import Attack, AttackConfig, Labels, RunConfig, UsageError, UserError, check
 from pubsel.data import Split, Task
 from pubsel.randomness import stream
-from pubsel.run import AUTO, by_label, choose_device, has_paths, load_task, locked, network
+from pubsel.run import AUTO, by_label, choose_device, has_paths, load_task, locked, network, weights_digest
 from pubsel.terminal import say
 from pubsel.training import public_stream
 
@@ -106,7 +106,9 @@ def reopened(
     the record any more."""
     file = folder / "model.pt"
     if not file.exists():
-        raise UserError(f"{file}: no such file, the weights of the run: delete {folder} and train it again")
+        raise UserError(
+            f"{file}: no such file, the weights of the run: delete {folder} and train it again{ledger.again(folder)}"
+        )
     again = settings_of(record, settings)
     if again.pair.public == AUTO:
         again = dataclasses.replace(again, pair=by_label(again.pair)[record["public"]])
@@ -115,6 +117,7 @@ def reopened(
         raise UserError(
             f"{folder.name}: trained on {record['private_examples']} private examples, {again.pair.private} has "
             f"{len(task.private.x)} now: bring back its data, or delete {folder} and train it again"
+            f"{ledger.again(folder)}"
         )
     try:
         state = torch.load(file, map_location="cpu", weights_only=True)
@@ -127,7 +130,14 @@ def reopened(
         model.load_state_dict(state)
     except (RuntimeError, KeyError, EOFError, pickle.UnpicklingError) as error:
         reason = str(error).partition("\n")[0]
-        raise UserError(f"{file} does not fit its record ({reason}): delete {folder} and train it again") from None
+        raise UserError(
+            f"{file} does not fit its record ({reason}): delete {folder} and train it again{ledger.again(folder)}"
+        ) from None
+    if weights_digest(model) != record.get("weights"):
+        raise UserError(
+            f"{file} has other weights than its record says: bring it back, or delete {folder} and train it again"
+            f"{ledger.again(folder)}"
+        )
     return model.to(device).eval(), task
 
 
@@ -178,7 +188,7 @@ def attack_gsd(settings: AttackConfig, folder: Path, device: torch.device) -> li
         raise UsageError(f"targets={settings.targets} is more than distance.m={m}: lower it")
     what = {key: value for key, value in config.settings(settings).items() if key != "run"}
     kind = settings.attack.name
-    name = f"{kind}-{config.short(settings.private)}-{settings.model.name}-{config.digest(what)}"
+    name = config.folder_name(f"{kind}-{config.short(settings.private)}-{settings.model.name}", what)
     paths = [settings.private, *(part for public in settings.public for part in config.public_sets(public))]
     with locked(folder / "attacks" / name):
         path = folder / "attacks" / name / "result.json"

@@ -8,6 +8,7 @@ import dataclasses
 import math
 import tempfile
 import time
+from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,31 +19,46 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from pubsel import algorithms, config, results, tables
+from pubsel import algorithms, config, ledger, results, tables
 from pubsel.algorithms import Algorithm, Solves
-from pubsel.attacks.canaries import SURE, WithCanaries, Witness, draw, mislabelled
-from pubsel.attacks.one_run import Guesses, epsilon_of_any, epsilon_of_plan, guess_all, guess_extremes
+from pubsel.attacks.canaries import WithCanaries, distinct, draw
+from pubsel.attacks.one_run import (
+    Guesses,
+    epsilon_of_any,
+    epsilon_of_curve,
+    epsilon_of_plan,
+    guess_all,
+    guess_extremes,
+    may_be_right,
+    p_value,
+    stands,
+    trade_off,
+)
 from pubsel.attacks.per_instance import Losses
+from pubsel.attacks.witness import SURE, Witness
 from pubsel.config import Audit, AuditConfig, AuditKind, RunConfig, UsageError
-from pubsel.data import Task
+from pubsel.data import Split, Task
 from pubsel.evaluation import logits
+from pubsel.gradients import Engine
 from pubsel.per_example import losses_of
 from pubsel.privacy import Plan
-from pubsel.randomness import stream
+from pubsel.randomness import Secret, content, stream
 from pubsel.run import (
     AUTO,
+    SCRATCH,
     canonical,
     choose_device,
     guarantee,
     load_task,
     locked,
-    noise_key,
     prepare,
     solve,
+    training_secret,
     weights_digest,
+    whole,
 )
 from pubsel.terminal import say
-from pubsel.training import Progress, engine, fit, on_device
+from pubsel.training import Progress, Schedule, engine, fit, on_device
 
 NOT_FOR_RELEASE = (
     "The audited training itself must not be released: it was watched, its examples were changed, and it spent privacy "
@@ -53,6 +69,18 @@ SECRET = (
     "Each value is computed from private data without noise, and says something of the example that it belongs to: "
     "do not publish them, nor a figure of them."
 )
+
+TOO_WEAK = (
+    "  THIS AUDIT IS TOO WEAK TO SAY ANYTHING: it would not have found a third of the noise; take more canaries "
+    "(audit.canaries), more steps (training.steps), a larger epsilon, or audit.kind=white_box"
+)
+GUESSED = {
+    "planned_kind": "of Poisson samples and Gaussian noise",
+    "planned_curve": "of any program with the plan's trade-off curve",
+    "any_program": "of any program",
+}
+CONTROL = 1 / 3  # of the noise: the positive control
+SURELY = 1e-3  # white box: chance of the extreme guesses, at most, at which a claim counts as refuted by them
 
 
 def audit(settings: AuditConfig) -> dict[str, Any]:
@@ -65,7 +93,7 @@ def audit(settings: AuditConfig) -> dict[str, Any]:
     with locked(folder):
         path = folder / "result.json"
         if path.exists():
-            say(f"{name}: audited before; delete {folder} to audit again")
+            say(f"{name}: audited before; delete {folder} to audit again{ledger.again(folder)}")
             return results.read_record(path, ("identity", "kind", "claimed"))
         began, origin = time.monotonic(), results.provenance()
         algorithm = algorithms.build(settings.algorithm)
@@ -78,7 +106,8 @@ def audit(settings: AuditConfig) -> dict[str, Any]:
         kind = {
             AuditKind.white_box: _white_box, AuditKind.black_box: _black_box, AuditKind.per_instance: _per_instance,
         }[settings.audit.kind]  # fmt: skip
-        with tempfile.TemporaryDirectory() as scratch:  # for a training that nobody may release or go on with
+        # for trainings that nobody may release or resume
+        with tempfile.TemporaryDirectory(prefix=SCRATCH, dir=folder) as scratch:
             found = kind(Cell(settings, algorithm, task, name, folder, Path(scratch), device))
         record = {
             "identity": name,
@@ -106,68 +135,164 @@ class Cell(NamedTuple):
     scratch: Path
     device: torch.device
 
+    def at(self, part: str) -> "Cell":
+        """The same, with scratch of its own: two trainings share nothing that is drawn once."""
+        scratch = self.scratch / part
+        scratch.mkdir()
+        return self._replace(scratch=scratch)
+
+    def random(self) -> np.random.Generator:
+        """Where canaries and their coins come from."""
+        return stream(f"{self.name}\0{content(*self.task.private)}", "canaries")
+
+
+class Planned(NamedTuple):
+    """What one training of an audit is. settings: of the run that it trains as; name: of what the algorithm draws;
+    what: a word that no other training has, so that none shares its noise."""
+
+    settings: RunConfig
+    name: str
+    what: str
+    schedule: Schedule
+    plan: Plan | None
+    first: Plan | None
+
+    def weaker(self) -> "Planned":
+        """The positive control: the same with a third of the noise, and noise of its own."""
+
+        def less(plan: Plan | None) -> Plan | None:
+            return plan and plan._replace(noise_multiplier=plan.noise_multiplier * CONTROL)
+
+        return self._replace(what=f"{self.what} control", plan=less(self.plan), first=less(self.first))
+
+
+def _planned(cell: Cell, what: str, private: Split) -> Planned:
+    """The plan of the run itself, for training on `private`."""
+    schedule, plan, first = guarantee(cell.settings, cell.algorithm, len(cell.task.private.x))
+    return Planned(cell.settings, cell.name, what, schedule._replace(n=len(private.x)), plan, first)
+
+
+def _made(cell: Cell, planned: Planned, algorithm: Algorithm, task: Task) -> tuple[nn.Module, nn.Module, Task]:
+    """(whole model, what trains of it, the task as that sees it), ready to be trained."""
+    model, frozen, trains, task = prepare(
+        planned.settings, algorithm, task, planned.name, cell.scratch, planned.first, cell.device
+    )
+    return whole(frozen, model), trains, task
+
+
+def _secret(cell: Cell, planned: Planned, task: Task, model: nn.Module) -> Secret:
+    """Streams of this training alone; of a run's own training the run's, bit for bit."""
+    return training_secret(
+        planned.settings, task, model, planned.schedule, planned.plan, cell.device, what=planned.what
+    )
+
+
+def _trained(
+    cell: Cell, planned: Planned, algorithm: Algorithm, task: Task, model: nn.Module, trains: nn.Module,
+    gradients: Engine | None = None,
+) -> None:  # fmt: skip
+    """Trains by the loop of `pubsel run`."""
+    assert planned.plan is not None
+    fit(
+        trains, task, algorithm, planned.schedule, planned.plan.noise_multiplier, cell.settings.training, planned.name,
+        _secret(cell, planned, task, model), cell.scratch / "checkpoint.pt", _report, gradients,
+    )  # fmt: skip
+
 
 def _white_box(cell: Cell) -> dict[str, Any]:
-    """Canaries among the gradients of the loop itself (attacks/canaries.py)."""
-    settings, algorithm, task, name, _, scratch, device = cell
-    if isinstance(algorithm, Solves):
-        raise UsageError(f"algorithm={algorithm.name} has a loop of its own: take audit.kind=black_box")
-    m = settings.audit.canaries
-    key = noise_key(name, task.private, device)
-    schedule, plan, first = guarantee(settings, algorithm, len(task.private.x))  # of the run itself
-    assert plan is not None
-    _, _, trains, task = prepare(settings, algorithm, task, name, key, scratch, first, device)
+    """Canaries among the gradients of the loop itself (attacks/canaries.py, attacks/witness.py)."""
+    if isinstance(cell.algorithm, Solves):
+        raise UsageError(f"algorithm={cell.algorithm.name} has a loop of its own: take audit.kind=black_box")
+    random = cell.random()
+    return with_control(lambda weaker: _witnessed(cell.at(f"{weaker}"), random, weaker)) | {
+        "statement": NOT_FOR_RELEASE
+    }
+
+
+def _witnessed(cell: Cell, random: np.random.Generator, weaker: bool) -> dict[str, Any]:
+    """One training with canaries, and what its witness says of the plan."""
+    witness, claimed, first = watch(cell, random, weaker)
+    included = witness.engine.canaries.included[witness.weighed].numpy()
+    ratios = witness.ratios[witness.weighed].numpy()
+    bounds = measured(ratios, included, claimed, first, cell.settings.audit, guess_all(ratios, included))
+    checks = witness.checks()
+    return bounds | {"checks": checks, "failed": [name for name, p in checks.items() if p < SURE]}
+
+
+def watch(cell: Cell, random: np.random.Generator, weaker: bool = False) -> tuple[Witness, Plan, Plan | None]:
+    """The witness of one training with canaries from `random`, and the plans of it and of what is released before.
+    weaker: with a third of the noise, for all that the witness knows as planned."""
+    settings, algorithm, task = cell.settings, cell.algorithm, cell.task
+    planned = _planned(cell, "audit", task.private)
+    claimed, first = planned.plan, planned.first
+    assert claimed is not None
+    if weaker:
+        planned = planned.weaker()
+    model, trains, task = _made(cell, planned, algorithm, task)
     inner = engine(trains, settings.training.chunk)
-    if m > inner.size:
-        m = inner.size
-        say(f"  {m} canaries, one for each trained parameter")
-    canaries = draw(m, inner.size, stream(key, "canaries"), device)
+    canaries = draw(settings.audit.canaries, inner.size, len(task.private.x), random)
     coins = bytes(canaries.included.tolist()).hex()  # of another training than those with other coins: other noise
+    made = WithCanaries(inner, canaries, task.private)
     task = task._replace(private=canaries.join(task.private))
-    schedule = schedule._replace(n=len(task.private.x))
-    made = WithCanaries(inner, canaries)
-    witness = Witness(made, schedule, plan.noise_multiplier)
-    fit(
-        trains, task, witness.watching(algorithm), schedule, plan.noise_multiplier, settings.training, name,
-        f"{key}\0{coins}", settings.privacy.secure_noise, scratch / "checkpoint.pt", _report, made,
-    )  # fmt: skip
-    ratios, included = witness.ratios.cpu().numpy(), canaries.included.cpu().numpy()
-    bounds = measured(ratios, included, plan, first, settings.audit, guess_all(ratios, included))
-    checks = witness.checks(algorithm.sensitivity())
-    failed = [name for name, p in checks.items() if p < SURE]
-    return bounds | {"checks": checks, "failed": failed, "statement": NOT_FOR_RELEASE}
+    schedule = planned.schedule._replace(n=made.n)
+    planned = planned._replace(what=f"{planned.what} {coins}", schedule=schedule)
+    witness = Witness(made, schedule, claimed.noise_multiplier)
+    _trained(cell, planned, witness.watching(algorithm), task, model, trains, made)
+    return witness, claimed, first
 
 
 def _black_box(cell: Cell) -> dict[str, Any]:
-    """Mislabelled examples among the private ones; the score of each is minus the final model's loss on it."""
-    settings, algorithm, task, name, _, scratch, device = cell
-    m = settings.audit.canaries
-    random = stream(noise_key(name, task.private, device), "canaries")
-    schedule, plan, first = guarantee(settings, algorithm, len(task.private.x))
-    canaries, included, task = mislabelled(task, m, random)
-    schedule = schedule._replace(n=len(task.private.x))
-    key = noise_key(name, task.private, device)
-    model, frozen, trains, task = prepare(settings, algorithm, task, name, key, scratch, first, device)
+    """Examples of noise among the private ones; the score of each is minus the final model's loss on it."""
+    random = cell.random()
+    return with_control(lambda weaker: _scored(cell.at(f"{weaker}"), random, weaker)) | {"statement": NOT_FOR_RELEASE}
+
+
+def _scored(cell: Cell, random: np.random.Generator, weaker: bool) -> dict[str, Any]:
+    """One training with canaries behind its examples, and what the losses of the final model say of the plan."""
+    settings, algorithm = cell.settings, cell.algorithm
+    canaries, included, task = distinct(cell.task, settings.audit.canaries, random)
+    planned = _planned(cell, "audit", task.private)  # its coins are in the data
+    claimed, first = planned.plan, planned.first
+    if weaker:
+        planned = planned.weaker()
+    model, trains, task = _made(cell, planned, algorithm, task)
     if isinstance(algorithm, Solves):
-        weight, plan = solve(settings, algorithm, task, key, scratch)
-        model.load_state_dict({"weight": weight}, strict=False)
+        if weaker:  # it plans its own noise, which is in proportion to 1 / epsilon
+            settings = dataclasses.replace(settings, epsilon=settings.epsilon / CONTROL)
+        weight, claimed = solve(settings, algorithm, task, _secret(cell, planned, task, model), cell.scratch)
+        trains.load_state_dict({"weight": weight}, strict=False)
+        claimed = claimed._replace(claimed_epsilon=cell.settings.epsilon)
     else:
-        assert plan is not None
-        fit(
-            trains, task, algorithm, schedule, plan.noise_multiplier, settings.training, name, key,
-            settings.privacy.secure_noise, scratch / "checkpoint.pt", _report,
-        )  # fmt: skip
-    outputs = logits(model if frozen is None else nn.Sequential(frozen, model), canaries.x).cpu()
-    scores = -losses_of(outputs, canaries.y).double().numpy()
-    return measured(scores, included, plan, first, settings.audit) | {"failed": [], "statement": NOT_FOR_RELEASE}
+        _trained(cell, planned, algorithm, task, model, trains)
+    assert claimed is not None
+    scores = -losses_of(logits(model, canaries.x).cpu(), canaries.y).double().numpy()
+    return measured(scores, included, claimed, first, settings.audit) | {"failed": []}
+
+
+def with_control(audited: Callable[[bool], dict[str, Any]]) -> dict[str, Any]:
+    """What is found in the program (False), with what is found in the same one with a third of the noise (True):
+    if nothing is found there, nothing is said of less noise here."""
+    found = audited(False)
+    say("  positive control: the same with a third of the noise")
+    control = audited(True)
+    seen = control["refuted"] or bool(control["failed"])
+    return found | {
+        "control": {
+            "noise": CONTROL,
+            "found": seen,
+            **{key: control[key] for key in ("refuted", "failed", "measured")},
+        },
+        "too_weak": not seen and not (found["refuted"] or found["failed"]),
+    }
 
 
 def measured(
     scores: NDArray[np.float64], included: NDArray[np.bool_], plan: Plan, first: Plan | None, audit: Audit,
     independent: Guesses | None = None,
 ) -> dict[str, Any]:  # fmt: skip
-    """What the guesses say, beside what is claimed: of any program by the extreme `scores` [m]; with guesses of
-    independent canaries, also of a program of the planned kind, and how much noise it has at most."""
+    """What the guesses say, beside what is claimed: of any program by the extreme `scores` [m], also of one with the
+    plan's trade-off curve; with guesses of independent canaries, of a program of the planned kind, and how much noise
+    it has at most."""
     parts = [part for part in (first, plan) if part is not None]
     claimed, delta = sum(part.claimed_epsilon for part in parts), sum(part.delta for part in parts)
     extremes = guess_extremes(scores, included, audit.guesses)
@@ -179,47 +304,72 @@ def measured(
         "confidence": audit.confidence,
         "any_program": {**extremes._asdict(), "epsilon": epsilon_of_any(extremes, delta, audit.confidence)},
     }
-    refuted = False
+    # beside guesses that are near the best there are, the extreme ones must not raise an alarm that those would not
+    level = 1 - audit.confidence if independent is None else SURELY
+    refuted = p_value(extremes, claimed, delta) < level
+    if first is None and plan.delta > 0 and plan.valid:  # else no curve of one kind of noise is claimed
+        epsilon = epsilon_of_curve(extremes, plan, audit.confidence)
+        found["planned_curve"] = {**extremes._asdict(), "epsilon": epsilon}
+        refuted |= not may_be_right(extremes, level, trade_off(plan, plan.noise_multiplier))
     if independent is not None:
         epsilon, noise = epsilon_of_plan(independent, plan, audit.confidence)
         most = noise if math.isfinite(noise) else None
         found["planned_kind"] = {**independent._asdict(), "epsilon": epsilon, "noise_multiplier_at_most": most}
-        refuted = noise <= plan.noise_multiplier or epsilon > plan.claimed_epsilon
-    bounds = [found[key]["epsilon"] for key in ("any_program", "planned_kind") if key in found]
-    return found | {"measured": max(bounds), "refuted": refuted or found["any_program"]["epsilon"] > claimed}
+        refuted |= not stands(independent, plan, 1 - SURE)
+        if not plan.valid:  # more is claimed than this noise gives
+            refuted |= epsilon_of_plan(independent, plan, 1 - SURE)[0] > plan.claimed_epsilon
+    bounds = [found[key]["epsilon"] for key in ("any_program", "planned_curve", "planned_kind") if key in found]
+    return found | {"measured": max(bounds), "refuted": bool(refuted)}
 
 
 def _per_instance(cell: Cell) -> dict[str, Any]:
     """The loss of each private example in the training that `pubsel run` would do: same noise, same weights."""
-    settings, algorithm, task, _, folder, scratch, device = cell
-    if isinstance(algorithm, Solves):
-        raise UsageError(f"algorithm={algorithm.name} has a loop of its own: its examples are not followed")
-    plain = RunConfig(**{f.name: getattr(settings, f.name) for f in dataclasses.fields(RunConfig)})
+    if isinstance(cell.algorithm, Solves):
+        raise UsageError(f"algorithm={cell.algorithm.name} has a loop of its own: its examples are not followed")
+    plain = RunConfig(**{f.name: getattr(cell.settings, f.name) for f in dataclasses.fields(RunConfig)})
     name = config.identity(plain)
-    key = noise_key(name, task.private, device)
-    schedule, plan, first = guarantee(settings, algorithm, len(task.private.x))
+    return {"run": name} | with_control(lambda weaker: _lost(cell.at(f"{weaker}"), plain, name, weaker)) | {
+        "statement": SECRET
+    }  # fmt: skip
+
+
+def _lost(cell: Cell, settings: RunConfig, name: str, weaker: bool) -> dict[str, Any]:
+    """What the training of the run `name` loses of each example; of the one with less noise, nothing is kept."""
+    labels, every = cell.task.private.y, cell.settings.audit.every
+    planned = _planned(cell, "training", cell.task.private)._replace(settings=settings, name=name)
+    plan, first = planned.plan, planned.first
     assert plan is not None
-    labels = task.private.y
-    model, frozen, trains, task = prepare(settings, algorithm, task, name, key, scratch, first, device)
-    losses = Losses(on_device(task, device).private, plan, settings.audit.every)
-    fit(
-        trains, task, losses.watching(algorithm), schedule, plan.noise_multiplier, settings.training, name, key,
-        settings.privacy.secure_noise, scratch / "checkpoint.pt", _report,
-    )  # fmt: skip
+    if weaker:
+        planned = planned.weaker()
+    losses = Losses(labels, plan, every, first)
+    followed = losses.watching(cell.algorithm)
+    model, trains, task = _made(cell, planned, followed, cell.task)
+    losses.private = on_device(task, cell.device).private
+    _trained(cell, planned, followed, task, model, trains)
     epsilons = losses.epsilons()
-    classes = labels if labels.dim() == 1 else [" ".join(map(str, row.nonzero().flatten().tolist())) for row in labels]
-    frame = pandas.DataFrame({"example": range(len(labels)), "class": classes, "epsilon": epsilons})
-    tables.write_table(frame, folder / "per_instance.csv")
-    shares = np.quantile(epsilons, [0, 0.25, 0.5, 0.75, 1])
+    if not weaker:
+        names = (
+            labels if labels.dim() == 1 else [" ".join(map(str, row.nonzero().flatten().tolist())) for row in labels]
+        )
+        frame = pandas.DataFrame({"example": range(len(labels)), "class": names, "epsilon": epsilons})
+        tables.write_table(frame, cell.folder / "per_instance.csv")
+    shares = np.quantile(epsilons, [0, 0.25, 0.5, 0.75, 1], method="higher")
+    found = [share if math.isfinite(share) else None for share in shares.tolist()]
+    squares, numbers = np.array(losses.noise).sum(0)
+    parts = [part for part in (first, plan) if part is not None]
+    p = losses.least_noise()
     return {
-        "run": name,
-        "weights": weights_digest(model if frozen is None else nn.Sequential(frozen, model)),  # those of the run
-        "claimed": plan.claimed_epsilon,
-        "delta": plan.delta,
+        "weights": weights_digest(model),  # those of the run
+        "claimed": sum(part.claimed_epsilon for part in parts),
+        "delta": sum(part.delta for part in parts),
         "plan": plan._asdict(),
-        "exact": settings.audit.every == 1,
-        "losses": dict(zip(("least", "quarter", "median", "three_quarters", "most"), shares.tolist(), strict=True)),
-        "statement": SECRET,
+        "exact": every == 1,
+        "losses": dict(zip(("least", "quarter", "median", "three_quarters", "most"), found, strict=True)),
+        "noise": math.sqrt(squares / numbers),  # over the planned one
+        "checks": {"noise scale": p},
+        "failed": ["noise scale"] if p < SURE else [],
+        "refuted": False,
+        "measured": found[2],
     }
 
 
@@ -231,18 +381,44 @@ def show_audit(record: dict[str, Any]) -> str:
     """The record in a few lines."""
     head = f"{record['algorithm']} on {record['private']}, {record['kind']}: claimed epsilon {record['claimed']:.2f}"
     if record["kind"] == "per_instance":
-        spread = ", ".join(f"{name.replace('_', ' ')} {value:.3f}" for name, value in record["losses"].items())
-        return f"{head}; losses of single examples: {spread}\n{record['statement']}"
-    lines = [f"{head}, measured at least {record['measured']:.2f} ({record['confidence']:.0%} confidence)"]
-    for key, what in (("planned_kind", "of Poisson samples and Gaussian noise"), ("any_program", "of any program")):
+        spread = ", ".join(f"{name.replace('_', ' ')} {_loss(value)}" for name, value in record["losses"].items())
+        lines = [f"{head}; losses of single examples: {spread}"]
+        if "noise" in record:
+            lines.append(f"  noise: {record['noise']:.4g} of the planned one")
+    else:
+        lines = [f"{head}, measured at least {record['measured']:.2f} ({record['confidence']:.0%} confidence)"]
+    for key, what in GUESSED.items():
         if key in record:
             found = record[key]
             right = f"{found['right']} of {found['made']} guesses right, {found['canaries']} canaries"
             lines.append(f"  {what}: at least {found['epsilon']:.2f} ({right})")
     if "checks" in record:
         lines.append("  checks: " + ", ".join(f"{name} p = {p:.2g}" for name, p in sorted(record["checks"].items())))
-    if record["refuted"]:
-        lines.append("  THE CLAIM IS REFUTED: the training is less private than claimed")
-    if record["failed"]:
-        lines.append(f"  THE TRAINING IS NOT WHAT IS ACCOUNTED FOR: {', '.join(record['failed'])}")
+    lines += _verdict(record)
     return "\n".join([*lines, record["statement"]])
+
+
+def _verdict(record: dict[str, Any]) -> list[str]:
+    """What is found, here and in the positive control."""
+    refuted, failed = record.get("refuted", False), record.get("failed", [])
+    lines = []
+    if "control" in record:
+        control = record["control"]
+        by = (["the claim is refuted"] if control["refuted"] else []) + control["failed"]
+        lines.append(f"  with a third of the noise: {'found (' + ', '.join(by) + ')' if by else 'NOT found'}")
+    if refuted:
+        lines.append("  THE CLAIM IS REFUTED: the training is less private than claimed")
+    if failed:
+        lines.append(f"  THE TRAINING IS NOT WHAT IS ACCOUNTED FOR: {', '.join(failed)}")
+    if record.get("too_weak"):
+        lines.append(TOO_WEAK)
+    elif not refuted and record["kind"] != "per_instance" and record["measured"] > record["claimed"]:
+        lines.append(
+            f"  the bound is above the claim, as in {1 - record['confidence']:.0%} of audits of right programs: "
+            "audit again with another seed"
+        )
+    return lines
+
+
+def _loss(value: float | None) -> str:
+    return "unbounded" if value is None else f"{value:.3f}"

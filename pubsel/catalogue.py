@@ -3,9 +3,14 @@
 `listing` imports no torch, so it answers at once."""
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from pubsel.config import UsageError, dataset, datasets, is_there, kept_folder
+from pubsel.config import UsageError, UserError, dataset, datasets, is_path, is_there, kept_folder
 
+if TYPE_CHECKING:
+    from pubsel.data import Source
+
+FEW = 5  # training images of a class, below which a user is warned
 HEAD = ("name", "what", "classes", "image", "MB", "licence", "present", "what to do")
 
 
@@ -54,8 +59,8 @@ def prepare(name: str | None, data_root: str) -> str:
 
 
 def check(name: str | None, data_root: str) -> str:
-    """What a run reads of a dataset or of a user's path, and what is done to it first. UserError names a file that does
-    not read."""
+    """What a run reads of a dataset or of a user's path, what is done to it first, and what may be wrong with it.
+    UserError names a file that does not read, or what no run can use; what was read is printed before."""
     if not name:
         raise UsageError("name has no value: give name=..., a path or the name of a dataset")
     from pubsel.data import open_dataset  # imports torch
@@ -68,7 +73,39 @@ def check(name: str | None, data_root: str) -> str:
     if source.train.y.dim() == 1:
         per_class = source.train.y.bincount(minlength=source.classes).tolist()
         lines.append(f"training images of a class: {min(per_class):,} to {max(per_class):,}")
-    return "\n".join([*lines, *source.notes])
+    lines += source.notes
+    if not is_path(name):
+        return "\n".join(lines)
+    wrong, doubtful = _doubts(name, source)
+    lines += [f"warning: {what}" for what in doubtful]
+    if wrong:
+        print(*lines, sep="\n")
+        raise UserError(f"{name}: {'; '.join(wrong)}")
+    return "\n".join(lines)
+
+
+def _doubts(name: str, source: "Source") -> tuple[list[str], list[str]]:
+    """What is wrong with a user's own data, and what may be."""
+    from pubsel.data import folders
+    from pubsel.data.opened import Opened
+    from pubsel.data.overlap import among
+
+    path = Path(name).expanduser()
+    wrong, doubtful, names = folders.findings(path) if path.suffix == ".csv" or path.is_dir() else ([], [], [])
+    if source.train.y.dim() == 1:
+        per_class = source.train.y.bincount(minlength=source.classes).tolist()
+        few = [f"{names[i] if names else i} has {count}" for i, count in enumerate(per_class) if count < FEW]
+        told = ", ".join(few[:FEW] + ["..."] * (len(few) > FEW))
+        doubtful += [f"classes with fewer than {FEW} training images: {told}"] if few else []
+    train, test = Opened(name, source, source).digests(tuple(source.train.x.shape[1:]))
+    if twice := int(among(test, train).sum()):
+        n = len(test.own)
+        doubtful.append(f"{twice} of {n} test images are training images too: a run needs pair.overlap=drop")
+    if len(train.own) + len(test.own) < 2:
+        wrong.append("one image only")
+    if source.classes < 2:
+        wrong.append("one class only: it can serve as public data, not as private")
+    return wrong, doubtful
 
 
 def _originals(name: str) -> list[list[str]]:

@@ -10,9 +10,11 @@ import io
 import logging
 import os
 import re
+import shlex
 import sys
 import traceback
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -40,8 +42,11 @@ from pubsel.config import (
     TableConfig,
     UsageError,
     UserError,
+    algorithm_keys,
     check,
     datasets,
+    keys,
+    nearest,
 )
 
 HELP = f"""pubsel {pubsel.__version__}: private machine learning with public data.
@@ -70,6 +75,7 @@ def _run(values: DictConfig) -> None:
     settings = check(RunConfig, values)
     if settings.replay is not None:
         return _replay(settings.replay, values)
+    _check_pair(settings)
     from pubsel.run import run
 
     record = run(settings)
@@ -79,6 +85,20 @@ def _run(values: DictConfig) -> None:
         f"{record['identity']}: {record['metric']} {100 * record['utility']:.2f} %{interval} "
         f"on {record['test_examples']} test examples. {record['privacy']['statement']}"
     )
+
+
+def _check_pair(settings: RunConfig) -> None:
+    """UsageError where private data were given alone: the public ones would be those of another pair."""
+    given = {word.lstrip("+~").partition("=")[0]: word for word in HydraConfig.get().overrides.task}
+    if "pair.private" not in given or given.keys() & {"pair", "pair.public", "experiment"}:
+        return
+    from pubsel.algorithms import build
+
+    if settings.algorithm.get("_target_") and build(settings.algorithm).uses_public:
+        raise UsageError(
+            f"{given['pair.private']}: give its public data too, pair.public=NAME or a path (`pubsel rank` finds the "
+            "nearest), or an algorithm without, such as algorithm=dp_sgd; and model=NAME, unless fmnist_cnn fits"
+        )
 
 
 def _replay(name: str, values: DictConfig) -> None:
@@ -115,6 +135,7 @@ def _attack(values: DictConfig) -> None:
 
 def _audit(values: DictConfig) -> None:
     settings = check(AuditConfig, values)
+    _check_pair(settings)
     from pubsel.audit import audit, show_audit
 
     print(show_audit(audit(settings)))
@@ -234,15 +255,23 @@ def _check_options(words: list[str]) -> None:
 def _positional(command: str, words: list[str]) -> list[str]:
     """`table NAME`, `data list|prepare NAME|check NAME` and `runs KEY=VALUE` as overrides."""
     for i, key in enumerate(POSITIONAL.get(command, [])[: len(words)]):
-        if "=" in words[i] or words[i].startswith("-"):
+        if re.match(r"[\w.+~/@]*=", words[i].partition(os.sep)[0]) or words[i].startswith("-"):
             break
-        words[i] = f"{key}={words[i]}"
+        words[i] = f"{key}={words[i]}" if re.fullmatch(r"[\w./~+*-]*", words[i]) else _quoted(key, words[i])
     if command == "runs":  # other keys are those of records, of which Hydra knows nothing
         own = tuple(f"{f.name}=" for f in dataclasses.fields(RunsConfig))
         asked = [word for word in words if "=" in word and not word.startswith((*own, "hydra", "-", "+", "~"))]
         quoted = ["'" + word.replace("\\", "\\\\").replace("'", "\\'") + "'" for word in asked]
         words = [word for word in words if word not in asked] + ([f"where=[{','.join(quoted)}]"] if asked else [])
     return words
+
+
+def _quoted(key: str, value: str) -> str:
+    """key=value as Hydra reads it whatever characters the value has."""
+    several = value.startswith("[") and value.endswith("]")
+    parts = value[1:-1].split(",") if several else [value]
+    quoted = ",".join('"' + part.strip("\"'").replace("\\", "\\\\").replace('"', '\\"') + '"' for part in parts)
+    return f"{key}=[{quoted}]" if several else f"{key}={quoted}"
 
 
 def _dispatch(command: str, words: list[str]) -> int:
@@ -316,11 +345,18 @@ def _message(error: Exception) -> tuple[str, int]:
 
 def _hydra_message(error: Exception) -> str:
     """Hydra's message in one line, without its hints about its own internals."""
-    if isinstance(error, OverrideParseException):
-        return f"cannot read {error.override!r}: write key=value, and quote values with spaces or brackets"
+    ambiguous = re.match(r"Ambiguous value for argument '(.+?)'$", str(error).partition("\n")[0])
+    if isinstance(error, OverrideParseException) or ambiguous:
+        word = ambiguous[1] if ambiguous else str(error.override)  # type: ignore[attr-defined]
+        key, equals, value = word.partition("=")
+        if not (equals and re.fullmatch(r"[+~]{0,2}[\w./@]+", key)):
+            return f"cannot read {word!r}: write key=value"
+        several = f"; for several, {key}=[A,B], or --multirun to sweep over them" if ambiguous else ""
+        return f"cannot read {word!r}: write it with both kinds of quotes, {shlex.quote(_quoted(key, value))}{several}"
     unknown = re.match(r"Could not override '(.+?)'", str(error))
     if unknown:
-        return f"unknown key {unknown[1]}; pubsel COMMAND --help lists them"
+        near = nearest(unknown[1], known_keys())
+        return f"unknown key {unknown[1]}{near}; pubsel COMMAND --help lists them"
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     noise = ("full_key", "object_type", "Set the environment", "Config search", "provider=", "See https")
     lines = [line for line in lines if not line.startswith(noise)]
@@ -328,6 +364,13 @@ def _hydra_message(error: Exception) -> str:
         if line.startswith("Available options"):
             return f"{lines[0]}. {line} {', '.join(lines[i + 1 :])}"
     return f"{' '.join(lines)}; pubsel COMMAND --help lists the keys"
+
+
+@cache
+def known_keys() -> frozenset[str]:
+    """The dotted keys of all commands."""
+    schemas = (RunConfig, RankConfig, AttackConfig, AuditConfig, TableConfig, ReportConfig, RunsConfig, DataConfig)
+    return frozenset(key for schema in schemas for key in keys(schema)) | algorithm_keys()
 
 
 def _complete(words: list[str], line: str) -> int:

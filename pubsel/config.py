@@ -4,24 +4,31 @@ The values live in conf/*.yaml, this file holds what they may be. It imports no 
 tab completion and a wrong key cost no seconds.
 """
 
+import contextlib
 import dataclasses
+import difflib
 import hashlib
 import json
 import math
 import operator
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from enum import Enum
+from functools import cache
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args
 
 import yaml
 from omegaconf import MISSING, DictConfig, OmegaConf
 from omegaconf.errors import ConfigKeyError, MissingMandatoryValue, OmegaConfBaseException
 
 T = TypeVar("T")
+NAME = re.compile(r"[\w.+-]+")  # what may be part of the name of a folder
+MOST_EPOCHS = 10**6  # and iterations of a loop
+MOST_STEPS = 10**7  # beyond, the accountant takes minutes to say that it cannot
+LONGEST = 255  # bytes of a folder's name, on most file systems
 SHARED_GPU = "PUBSEL_SHARED_GPU"  # in the environment of cells that have one GPU among them
 
 _HERE = Path(__file__).resolve().parent
@@ -59,15 +66,17 @@ def setting(
     below: float | None = None,
     infinite: bool = False,
     neutral: bool = False,
+    named: bool = False,
     default: Any = MISSING,
 ) -> Any:
     """A dataclass field with its meaning and its open or closed range. Its value stands in conf/; a rarely used one may
     have a `default`, and is left out of the identity while it has it.
 
-    `neutral` keys cannot change a result (where files lie, how fast a run is); the identity leaves them out.
+    `neutral` keys cannot change a result (where files lie, how fast a run is); the identity leaves them out. `named`
+    keys become part of a folder's name.
     """
     metadata = {"about": about, "over": over, "at_least": at_least, "at_most": at_most, "below": below}
-    return field(default=default, metadata={**metadata, "infinite": infinite, "neutral": neutral})
+    return field(default=default, metadata={**metadata, "infinite": infinite, "neutral": neutral, "named": named})
 
 
 Device = Enum("Device", ["auto", "cpu", "cuda"])
@@ -78,6 +87,7 @@ Accounting = Enum("Accounting", ["prv", "paper"])
 Norm = Enum("Norm", ["replace", "freeze"])
 Metric = Enum("Metric", ["accuracy", "auc"])
 Take = Enum("Take", ["test", "train"])
+Overlap = Enum("Overlap", ["refuse", "drop"])
 Optimizer = Enum("Optimizer", ["sgd", "adam"])
 Tracking = Enum("Tracking", ["none", "tensorboard"])
 DPPCA = Enum("DPPCA", ["gauss", "bingham"])
@@ -112,6 +122,10 @@ class Pair:
     )  # fmt: skip
     convert: Convert = setting("how public images reach the private shape: resize (and grey/colour), or exact: refuse")
     candidates: list[Any] | None = setting("public=auto: what it may be: [A,B,[C,D]]", default=None)
+    overlap: Overlap = setting(
+        "images that are private and public, or training and test images: refuse, or drop them from the public or test "
+        "side (epsilon does not cover which were dropped)", default=Overlap.refuse,
+    )  # fmt: skip
 
     def __post_init__(self) -> None:
         self.public = one_or_combined("pair.public", self.public)
@@ -132,7 +146,9 @@ class Backbone:
         "checkpoint: what stands before the names of the weights, such as backbone.", default=None
     )
     options: dict[str, Any] = field(default_factory=dict, metadata={"about": "further arguments of timm.create_model"})
-    input_size: int | None = setting("side in pixels that images are brought to", at_least=1, default=None)
+    input_size: int | None = setting(
+        "side in pixels that images are brought to", at_least=1, at_most=16384, default=None
+    )
     crop: float | None = setting(
         "share of the resized image's side that is kept, the centre", over=0, at_most=1, default=None
     )
@@ -162,7 +178,7 @@ class Model:
     """The network."""
 
     name: str = setting(
-        "fmnist_cnn, resnet20, probe, mnist_cnn, linear or torchvision; free for timm and with a backbone"
+        "fmnist_cnn, resnet20, probe, mnist_cnn, linear or torchvision; free for timm and with a backbone", named=True
     )
     architecture: str | None = setting("name of the timm or torchvision model; null for the small networks")
     pretrained: bool = setting("timm and torchvision: load the published weights")
@@ -170,7 +186,9 @@ class Model:
         "timm: a weight file instead of the published one; a relative path: in data_root too"
     )
     norm: Norm = setting("BatchNorm mixes examples: replace it by GroupNorm (opacus ModuleValidator), or freeze it")
-    input_size: int | None = setting("images are resized to this side in pixels; null: as they are", at_least=1)
+    input_size: int | None = setting(
+        "images are resized to this side in pixels; null: as they are", at_least=1, at_most=16384
+    )
     backbone: Backbone | None = setting("train a linear classifier on the features of this network", default=None)
     bias: bool = setting("backbone: whether the linear classifier has a bias", default=True)
     trained: list[str] | None = setting(
@@ -194,10 +212,12 @@ class Model:
 class Distance:
     """How the distance between the two is measured."""
 
-    name: str = setting("gsd, dp_gsd, task2vec, otdd, frechet, mmd, or none")
+    name: str = setting("gsd, dp_gsd, task2vec, otdd, frechet, mmd, or none", named=True)
     k: int = setting("gsd: dimension of the two subspaces", at_least=1)
     m: int = setting("examples on each side", at_least=2)
-    initialisations: int = setting("random networks and draws of m private examples to average over", at_least=1)
+    initialisations: int = setting(
+        "random networks and draws of m private examples to average over", at_least=1, at_most=10**5
+    )
     normalise_rows: bool = setting("gsd: scale every per-example gradient to unit length before the decomposition")
     labels: Labels = setting("gsd: random, or given: then both sides need labels of the private task")
     parameters: Parameters = setting("gsd: gradients of the weights alone, or of all parameters")
@@ -230,6 +250,7 @@ class Privacy:
         "full batches: this noise, for as many steps as epsilon allows (AdaMix); null: noise for the steps of training",
         over=0, default=None,
     )  # fmt: skip
+    weak: bool = setting("permit a delta above 1/n; the guarantee is then called weak", default=False)
 
 
 @dataclass
@@ -237,7 +258,7 @@ class Training:
     """The optimiser, its batches and its schedule."""
 
     epochs: float = setting("expected passes over the private data", over=0)
-    steps: int | None = setting("so many steps, whatever epochs says", at_least=1, default=None)
+    steps: int | None = setting("so many steps, whatever epochs says", at_least=1, at_most=MOST_STEPS, default=None)
     batch_size: int = setting(
         "expected size of a Poisson batch, and the fixed denominator; at least n: full batch", at_least=1
     )
@@ -311,7 +332,7 @@ class Audit:
     """How `pubsel audit` attacks a training."""
 
     kind: AuditKind = setting(
-        "white_box: canaries in the gradients, every noisy sum is seen; black_box: mislabelled examples, the trained "
+        "white_box: canaries in the gradients, every noisy sum is seen; black_box: examples of noise, the trained "
         "model is seen; per_instance: no attack, the privacy loss of each private example"
     )
     canaries: int = setting("how many, each in the data with probability 1/2", at_least=10)
@@ -343,6 +364,11 @@ class RankConfig(Common):
     select: Select = field(default_factory=Select)
     secure_noise: bool = setting(
         "private releases: sample and noise from the operating system's entropy, not reproducible", default=False
+    )
+    weak: bool = setting("permit a distance.delta above 1/n; the guarantee is then called weak", default=False)
+    overlap: Overlap = setting(
+        "images that are private and public, or in two combined sets: refuse, or drop them from the public side",
+        default=Overlap.refuse,
     )
 
     def __post_init__(self) -> None:
@@ -418,6 +444,9 @@ class Dataset:
     classes: int = setting("number of classes", at_least=1)
     classes_of: str | None = setting("the set whose classes these are, in the same order", default=None)
     images_of: str | None = setting("the set whose images these are too, in another split", default=None)
+    shares_images_with: list[str] = field(
+        default_factory=list, metadata={"about": "sets that have some of its images, at other sizes"}
+    )
     metric: Metric = setting("accuracy, or auc where classes are unbalanced or many at once")
     shape: list[int] = setting("channels, height, width; of the prepared images")
     mean: list[float] = setting("per channel in [0, 1], a published constant, never computed from private data")
@@ -461,6 +490,8 @@ def _typed(value: Any) -> str:
     return json.dumps(value, default=str).replace('"', "").replace(", ", ",")
 
 
+LEAST, MOST = 1e-30, 1e38  # sizes of a number that float32 holds, with room for a square root and a quotient
+MANY = 10**9  # of examples, directions, pixels, ...: more than memory holds
 LIMITS: dict[str, tuple[Callable[[Any, Any], bool], str]] = {
     "over": (operator.gt, "greater than"),
     "at_least": (operator.ge, "at least"),
@@ -482,13 +513,42 @@ def check(schema: type[T], values: DictConfig | dict[str, Any], where: str = "")
         if isinstance(error, MissingMandatoryValue):
             text = f"{key} has no value: give {key}=..."
         elif isinstance(error, ConfigKeyError):
-            text = f"unknown key {key}" + (f"; here: {', '.join(sorted(siblings))}" if siblings else "")
+            near = nearest(inner.split(".")[-1], siblings)
+            text = f"unknown key {key}{near}" + (f"; here: {', '.join(sorted(siblings))}" if siblings else "")
         else:
             about = siblings.get(inner.split(".")[-1].split("[")[0])
             text = f"{key}: {str(error.msg or error).splitlines()[0]}" + (f" ({about})" if about else "")
         raise UsageError(text) from None
     _check_ranges(result, prefix)
     return result  # type: ignore[return-value]
+
+
+def nearest(typed: str, known: Iterable[str]) -> str:
+    """What names the known dotted key that is most like what was typed, for a message; "" where none is."""
+    by_last: dict[str, str] = {}
+    for key in sorted(known):
+        by_last.setdefault(key.split(".")[-1], key)
+    found = difflib.get_close_matches(typed, sorted(known), 1, 0.7)
+    if "." not in typed and (not found or typed in by_last):
+        found = [by_last[last] for last in difflib.get_close_matches(typed, list(by_last), 1, 0.7)] or found
+    return f" (did you mean {found[0]}?)" if found else ""
+
+
+def keys(schema: Any, prefix: str = "") -> list[str]:
+    """The dotted keys of a dataclass of settings, of groups too."""
+    found = []
+    for f in dataclasses.fields(schema):
+        found.append(f"{prefix}{f.name}")
+        inner = next((t for t in (f.type, *get_args(f.type)) if dataclasses.is_dataclass(t)), None)
+        found += keys(inner, f"{prefix}{f.name}.") if inner else []
+    return found
+
+
+@cache
+def algorithm_keys() -> frozenset[str]:
+    """The dotted keys of all algorithms of conf/."""
+    files = [yaml.safe_load(path.read_text()) or {} for path in sorted((CONF / "algorithm").glob("*.yaml"))]
+    return frozenset(f"algorithm.{key}" for made in files for key in made if key != "defaults")
 
 
 def _siblings(schema: Any, key: str) -> dict[str, str]:
@@ -505,6 +565,8 @@ def _check_ranges(node: Any, prefix: str) -> None:
         value, key = getattr(node, f.name), f"{prefix}{f.name}"
         if dataclasses.is_dataclass(value):
             _check_ranges(value, f"{key}.")
+        if f.metadata.get("named"):
+            check_name(key, value)
         for number in value if isinstance(value, list) else [value]:
             if isinstance(number, bool) or not isinstance(number, int | float):
                 continue
@@ -512,10 +574,57 @@ def _check_ranges(node: Any, prefix: str) -> None:
                 (number == math.inf and f.metadata.get("infinite")) or math.isfinite(number)
             ):
                 raise UsageError(f"{key}={number}: must be a finite number ({f.metadata['about']})")
+            counts = isinstance(number, int) and f.metadata.get("at_most") is None  # else its own limit says more
+            least, most = (1, MANY) if counts else (LEAST, MOST)
+            if number != 0 and math.isfinite(number) and not least <= abs(number) <= most:
+                size = "small" if abs(number) < least else "large"
+                raise UsageError(f"{key}={number}: too {size} to compute with ({f.metadata['about']})")
             for name, (holds, words) in LIMITS.items():
                 limit = f.metadata.get(name)
                 if limit is not None and not holds(number, limit):
                     raise UsageError(f"{key}={number}: must be {words} {limit} ({f.metadata['about']})")
+
+
+def check_name(key: str, name: Any) -> None:
+    """UsageError where a name that is part of a folder's could leave it, or not be read."""
+    if not isinstance(name, str) or not NAME.fullmatch(name):
+        raise UsageError(f"{key}={name}: a name has letters, digits, _ . + and - alone")
+
+
+def check_method(algorithm: dict[str, Any], own: list[Path]) -> None:
+    """UsageError where algorithm.name is no name, or one that its class has not: a record would lie.
+
+    A class has the names that conf/algorithm gives it, and those that a file of the folders `own` (--config-dir) gives.
+    A class that conf/ does not know, a user's own, may have any that no other class has.
+    """
+    name, target = algorithm.get("name"), algorithm["_target_"]
+    check_name("algorithm.name", name)
+    known = methods(CONF)
+    mine = [one for one, targets in known.items() if target in targets]
+    given = not mine or any(target in methods(folder).get(str(name), ()) for folder in own)
+    if name in mine or (given and name not in known):
+        return
+    may = f"it may be {', '.join(sorted(mine))}" if mine else f"{name} is another method"
+    raise UsageError(f"algorithm.name={name}: {target} has not this name, {may}; to name a setting, give label={name}")
+
+
+@cache
+def methods(conf: Path) -> dict[str, set[str]]:
+    """What conf/algorithm/*.yaml names: algorithm.name, and the classes of the files that give it."""
+
+    def whole(stem: str) -> dict[str, Any]:
+        here = conf / "algorithm" / f"{stem}.yaml"
+        made = yaml.safe_load((here if here.exists() else CONF / "algorithm" / here.name).read_text()) or {}
+        for base in reversed([base for base in made.get("defaults", []) if isinstance(base, str) and base != "_self_"]):
+            made = whole(base) | made
+        return made
+
+    found: dict[str, set[str]] = {}
+    for path in sorted((conf / "algorithm").glob("*.yaml")):
+        with contextlib.suppress(OSError, yaml.YAMLError, AttributeError, TypeError):  # Hydra says what is wrong
+            made = whole(path.stem)
+            found.setdefault(str(made.get("name")), set()).add(str(made.get("_target_")))
+    return found
 
 
 def datasets() -> list[str]:
@@ -578,6 +687,12 @@ def default(key: str) -> Any:
     return None if found is MISSING else found.name if isinstance(found, Enum) else found
 
 
+def is_weak(delta: float, n: int) -> bool:
+    """Whether a guarantee for n examples says little: above delta = 1/n it holds even for publishing an example that
+    was chosen at random. Rounding in a sum of parts of delta does not count."""
+    return delta > (1 + 1e-9) / n
+
+
 def digest(values: dict[str, Any]) -> str:
     """Ten hexadecimal digits that depend on every value and on no order of keys."""
     text = json.dumps(values, sort_keys=True, default=str)
@@ -591,7 +706,13 @@ def identity(config: RunConfig) -> str:
     readable = (
         f"{short(config.pair.private)}-{public}-{config.model.name}-{algorithm}-eps{config.epsilon:g}-seed{config.seed}"
     )
-    return f"{readable}-{digest(settings(config))}"
+    return folder_name(readable, settings(config))
+
+
+def folder_name(readable: str, values: dict[str, Any]) -> str:
+    """A name that tells something to people, cut to what a file system takes, with a digest of all settings."""
+    end = f"-{digest(values)}"
+    return readable.encode()[: LONGEST - len(end)].decode(errors="ignore") + end
 
 
 def short(name: str | list[str]) -> str:

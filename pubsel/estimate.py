@@ -1,23 +1,23 @@
-"""What a run will take, before it takes it: memory by counting, time by one step on random images.
-
-No private example is read here, only how many there are and what shape they have.
+"""What a run will take, before it takes it: memory by counting what is large. What training holds and how long it takes
+is found by a rehearsal (rehearsal.py). No private example is read, only how many there are and what shape they have.
 """
 
 import os
+import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 import psutil
 import torch
 from torch import nn
 
-from pubsel.algorithms import Algorithm, Mechanism, View
+from pubsel.algorithms import Algorithm, View
 from pubsel.config import SHARED_GPU, Distance, UserError
 from pubsel.data import Split, Task
 from pubsel.gradients import Engine
 from pubsel.randomness import stream
+from pubsel.rehearsal import Needs, random_like
 from pubsel.terminal import say
 from pubsel.training import Schedule, noisy_mean
 
@@ -31,10 +31,12 @@ class Memory(NamedTuple):
     training: int  # gradients and bases
     distance: int
     passes: int  # of one chunk through the network
+    prepared: int = 0  # features or outputs that training reads in place of the data
+    preparing: int = 0  # while these are computed
 
     @property
     def peak(self) -> int:
-        return self.passes + max(self.training, self.distance)
+        return max(self.prepared + max(self.training + self.passes, self.preparing), self.distance + self.passes)
 
 
 def memory(gradients: Engine, algorithm: Algorithm, view: View, task: Task, distance: Distance) -> Memory:
@@ -77,6 +79,8 @@ def refuse(needs: Memory, device: torch.device) -> None:
         "training": "lower algorithm.k, if it has one, or training.chunk, or take a smaller model",
         "distance": "lower distance.m, or set distance=none",
         "passes": "lower training.chunk",
+        "prepared": "set model.once=false, if it is true, or take fewer examples",
+        "preparing": "take fewer public examples, or a network with fewer features",
     }[max(held, key=lambda part: held[part])]
     raise UserError(
         f"this run needs about {gib(needs.peak)} of memory and {gib(available)} are free on {device}: {remedy} "
@@ -123,54 +127,86 @@ def gib(size: float) -> str:
     return f"{size / 2**30:.1f} GiB" if size >= 2**30 else f"{size / 2**20:.0f} MiB"
 
 
-def step_seconds(
-    gradients: Engine, algorithm: Algorithm, view: View, private: Split, plan: Schedule, trace: Path | None
-) -> float:
-    """Seconds that a step will take: its public part, and random images in place of the private batch.
+class Grown:
+    """While it is entered: bytes that this process comes to hold more than before, at most. Unlike what tensors take
+    this includes code that is loaded, what operations hold for themselves, and memory that is not given back."""
 
-    private: read for its shape alone. trace: a file for torch's profiler to write the same step to, in Chrome's format;
-    the five costliest parts go to costliest.txt beside it.
-    """
-    device = next(view.model.parameters()).device
-    source = stream("estimate", "images")
-    made: list[Mechanism] = []
+    def __enter__(self) -> Self:
+        self.bytes, self._over, self._process = 0, threading.Event(), psutil.Process()
+        self._before = self._process.memory_info().rss
+        self._thread = threading.Thread(target=self._watch, daemon=True)
+        self._thread.start()
+        return self
 
-    def public() -> None:
-        made[:] = [algorithm.mechanism(view, 0)]
+    def _watch(self) -> None:
+        while not self._over.wait(0.003):
+            self.bytes = max(self.bytes, self._process.memory_info().rss - self._before)
 
-    seconds = _seconds(public, device)
-    mechanism = made[0]
-    rows = min(max(mechanism.rows, gradients.chunk(private.x)), plan.batch_size)
-    x = torch.from_numpy(source.integers(256, size=(rows, *private.x.shape[1:]))).to(device, private.x.dtype)
-    y = torch.zeros(rows, *private.y.shape[1:], dtype=private.y.dtype, device=device)
-
-    def block() -> None:
-        noisy_mean(mechanism, gradients, Split(x, y), 1.0, source, rows)
-
-    seconds += _seconds(block, device) * plan.batch_size / rows
-    if trace is not None:
-        with torch.profiler.profile() as profiler:
-            public()
-            block()
-        profiler.export_chrome_trace(str(trace))
-        by = "self_cuda_time_total" if device.type == "cuda" else "self_cpu_time_total"
-        table = profiler.key_averages().table(sort_by=by, row_limit=5, max_name_column_width=40)
-        trace.with_name("costliest.txt").write_text(table)
-    return seconds
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        self._thread.join()
 
 
-def _seconds(work: Callable[[], None], device: torch.device) -> float:
-    """Seconds of the second of two calls, or of a long first one: a first call is slower."""
-    taken = 0.0
-    for _ in range(2):
-        began = time.perf_counter()
-        work()
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
-        taken = time.perf_counter() - began
-        if taken > 5:
-            break
-    return taken
+def splits(task: Task) -> list[Split]:
+    """All examples of a task."""
+    return [split for split in (task.private, task.public, task.test, task.validation) if split is not None]
+
+
+def prepared(needs: Memory, task: Task, width: int, passes: int = 0) -> Memory:
+    """With `width` float32 numbers in place of each example, which a pass makes that holds so many bytes; the largest
+    split is there twice, in parts and put together. For features also what their principal components are found by: the
+    public ones and two matrices [d, d], twice in float64."""
+    sizes = [4 * width * len(split.x) for split in splits(task)]
+    preparing, distance = max(sizes) + passes, needs.distance
+    if task.private.x.dim() == 2 and task.public is not None:
+        m, d = task.public.x.shape
+        preparing = max(preparing, 16 * d * (m + d) if width < d else 0)
+        distance = distance * d // width  # of the features as they are
+    return needs._replace(distance=distance, prepared=sum(sizes), preparing=preparing)
+
+
+def told(size: int, found: Needs, steps: int, frozen_layers: float) -> str:
+    """What the person at the terminal is told: bytes, seconds of the steps, and of the rest if it takes long beside
+    these."""
+    said, training = f"  about {gib(size)} of memory beside the data", found.step * steps
+    if steps:
+        said += f", {found.step:.2g} s a step: {duration(training)} of training"
+    others = {
+        "frozen layers": frozen_layers, "training on public data": found.public, "evaluation": found.evaluation
+    }  # fmt: skip
+    for what, seconds in others.items():
+        if seconds >= 1 and seconds > training / 20:
+            said += f", {duration(seconds)} of {what}"
+    return said
+
+
+def duration(seconds: float) -> str:
+    """Seconds for people."""
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} minutes" if seconds < 7200 else f"{seconds / 3600:.1f} hours"
+
+
+def profile_step(
+    gradients: Engine, algorithm: Algorithm, view: View, private: Split, plan: Schedule, trace: Path
+) -> None:
+    """Write a step on random images in place of the private batch to the file `trace`, in the format of Chrome, by
+    torch's profiler; and its five costliest parts to costliest.txt next to it. private: read for its shape alone."""
+    device, source = next(view.model.parameters()).device, stream("estimate", "noise")
+
+    def step() -> None:
+        mechanism = algorithm.mechanism(view, 0)
+        rows = min(max(mechanism.rows, gradients.chunk(private.x)), plan.batch_size)
+        batch = Split(*(values.to(device) for values in random_like(private, rows, view.classes)))
+        noisy_mean(mechanism, gradients, batch, 1.0, source, rows)
+
+    step()  # a first one is slower
+    with torch.profiler.profile() as profiler:
+        step()
+    profiler.export_chrome_trace(str(trace))
+    by = "self_cuda_time_total" if device.type == "cuda" else "self_cpu_time_total"
+    table = profiler.key_averages().table(sort_by=by, row_limit=5, max_name_column_width=40)
+    trace.with_name("costliest.txt").write_text(table)
 
 
 def _activations(model: nn.Module, private: Split) -> int:

@@ -18,9 +18,13 @@ BLOCK = 100  # resamples at once, so that their counts stay in the cache
 def logits(model: nn.Module, x: Tensor) -> Tensor:
     """Outputs of the model for x [n, ...] -> [n, classes], on the model's device, computed up to 1,000 at a time."""
     device = next(model.parameters()).device
-    entries = 2**25 if device.type == "cuda" else CPU_PIXELS  # at once: deep networks hold many times as many
-    batch = max(8, min(1000, entries // max(1, x[:1].numel())))
-    return torch.cat([model(part.to(device)) for part in x.split(batch)])
+    return torch.cat([model(part.to(device)) for part in x.split(at_once(x, device))])
+
+
+def at_once(x: Tensor, device: torch.device) -> int:
+    """Examples of x [n, ...] that pass through a network together; deep ones hold many times as many numbers."""
+    entries = 2**25 if device.type == "cuda" else CPU_PIXELS
+    return max(8, min(1000, entries // max(1, x[:1].numel())))
 
 
 def evaluate(model: nn.Module, test: Split, metric: str) -> float:
@@ -31,7 +35,9 @@ def evaluate(model: nn.Module, test: Split, metric: str) -> float:
 def utility(outputs: Tensor, y: Tensor, metric: str) -> float:
     """Accuracy, or AUC, of outputs [n, classes] for y [n] or 0/1 [n, labels]. AUC: macro mean of one class against the
     rest; for several labels at once, the mean over those that have both values. Raises UserError where the test set
-    has no class to tell apart."""
+    has no class to tell apart, or an output is not finite: its largest would be chosen all the same."""
+    if not outputs.isfinite().all():
+        raise UserError("outputs of the trained network are not finite: lower training.learning_rate, or a clip norm")
     outputs, y = outputs.double().cpu(), y.cpu()
     return float(_correct(outputs, y).mean()) if metric == "accuracy" else auc(outputs, y)
 

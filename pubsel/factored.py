@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from pubsel.gradients import LARGEST, Basis, row_norms
 
 BLOCK = 2**16  # examples at once; memory is BLOCK x C, and for conditioned norms BLOCK x d in float64
+SUM_ENTRIES = 2**18  # numbers of X in float64 at once, 2 MiB
 TINY = 2e-38  # smaller squares of float32 vanish, and a huge other factor would make them count
 
 
@@ -41,10 +42,17 @@ class FactoredGradients:
 
     def combine(self, weights: Tensor) -> Tensor:  # [p] or [p, k]
         if weights.dim() == 1:
-            weighted = self.r * weights[:, None]  # [n, C]
-            parts = [(weighted.T @ self.x).flatten()]
-            return torch.cat([*parts, weighted.sum(0)]) if self.bias else parts[0]
+            return self._sum(weights)
         return torch.cat([self._columns(c).T @ weights for c in self._pieces(slice(0, self._size))])
+
+    def _sum(self, weights: Tensor) -> Tensor:
+        """G^T weights [p], in float64 as in `gradients.weighted_sum`: R^T diag(weights) X, and the bias's part."""
+        weighted = (self.r.double() * weights.double()[:, None]).T  # [C, n]
+        total = weighted.new_zeros(len(weighted), self.x.shape[1])
+        rows = len(self) if self.x.is_cuda else max(1, SUM_ENTRIES // max(1, self.x.shape[1]))
+        for r, x in zip(weighted.split(rows, 1), self.x.split(rows), strict=True):  # x in float64 fits in the cache
+            total.addmm_(r, x.double())
+        return torch.cat([total.flatten(), weighted.sum(1)]) if self.bias else total.flatten()
 
     def project(self, basis: Basis) -> Tensor:  # [n, k]
         return torch.cat([self._product(s, b) for s, b in zip(basis.slices, basis.blocks, strict=True)], dim=1)

@@ -19,6 +19,8 @@ LARGEST = 1e18  # norm of a row that counts; products with a larger one could ov
 CPU_CHUNK, GPU_CHUNK = 256, 500  # examples per pass, at most
 CPU_ENTRIES, CPU_PIXELS = 2**23, 2**19  # of G and of x per pass, 32 and 2 MiB: 42 images of 64 pixels
 NORM_BLOCK = 512  # float32 sums over more entries than this read low; blocks are added in float64
+PRODUCT_BLOCK = 2**14
+SUM_BLOCK = 8, 2**15  # rows and columns that are converted to float64 at once, 2 MiB
 GRAM_BLOCK = 100  # rows; fewer are slower products, more leave more of the lower triangle computed
 
 
@@ -33,8 +35,10 @@ class Basis(NamedTuple):
         return sum(block.shape[1] for block in self.blocks)
 
     def expand(self, w: Tensor) -> Tensor:
-        """B w: [k] -> [p], or each row of [n, k] -> [n, p]."""
+        """B w: [k] -> [p], in float64 for such w; or each row of [n, k] -> [n, p]."""
         parts = torch.split(w, [block.shape[1] for block in self.blocks], dim=-1)
+        if w.dim() == 1 and w.dtype == torch.float64:
+            return torch.cat([weighted_sum(b.T, part) for b, part in zip(self.blocks, parts, strict=True)])
         return torch.cat([part @ block.T for block, part in zip(self.blocks, parts, strict=True)], dim=-1)
 
 
@@ -48,7 +52,7 @@ class GradientMatrix(Protocol):
     def __len__(self) -> int: ...
     def row_norms(self) -> Tensor: ...  # [n]
     def project(self, basis: Basis) -> Tensor: ...  # [p, k] -> G B, [n, k]
-    def combine(self, weights: Tensor) -> Tensor: ...  # [n] or [n, k] -> G^T weights, [p] or [p, k]
+    def combine(self, weights: Tensor) -> Tensor: ...  # G^T weights: [n] -> float64 [p]; [n, k] -> [p, k], as G is
     def gram(self) -> Tensor: ...  # G G^T, [n, n]
     def written_out(self, chosen: Tensor) -> Tensor: ...  # bool [n] -> those rows, [n', p]
     def scaled_norms(self, scale: Tensor) -> Tensor: ...  # [p] -> norms of the rows of G diag(scale), [n]
@@ -80,10 +84,10 @@ class DenseGradients:
         return self._norms
 
     def project(self, basis: Basis) -> Tensor:  # [n, k]
-        return torch.cat([self.rows[:, s] @ b for s, b in zip(basis.slices, basis.blocks, strict=True)], dim=1)
+        return torch.cat([product(self.rows[:, s], b) for s, b in zip(basis.slices, basis.blocks, strict=True)], dim=1)
 
     def combine(self, weights: Tensor) -> Tensor:  # [p] or [p, k]
-        return self.rows.T @ weights
+        return weighted_sum(self.rows, weights) if weights.dim() == 1 else self.rows.T @ weights
 
     def written_out(self, chosen: Tensor) -> Tensor:  # [n', p]
         return self.rows[chosen]
@@ -105,6 +109,34 @@ class DenseGradients:
 
     def gram(self) -> Tensor:  # [n, n]
         return gram(self.rows)
+
+
+def weighted_sum(rows: Tensor, weights: Tensor) -> Tensor:
+    """rows^T weights for rows [n, p] and float64 weights [n] -> float64 [p], every product and sum in float64.
+
+    A sum of n rows of norm at most 1 is off by at most n^2 2^-53, in whatever order they are added (Higham: Accuracy
+    and Stability of Numerical Algorithms, 2002, Section 4.2). In float32 it would be n^2 2^-24: one row more could then
+    move a sum by far more than its norm, since it changes how the others are rounded.
+    """
+    total = torch.zeros(rows.shape[1], dtype=torch.float64, device=rows.device)
+    at_once, width = SUM_BLOCK if not rows.is_cuda else (GPU_CHUNK, rows.shape[1])
+    # what is converted stays in the cache until it is added
+    for columns, part in zip(total.split(width), rows.split(width, 1), strict=True):
+        for some, factors in zip(part.split(at_once), weights.double().split(at_once), strict=True):
+            columns.addmv_(some.double().T, factors)
+    return total
+
+
+def product(rows: Tensor, b: Tensor) -> Tensor:
+    """rows b [n, k] of rows [n, p] and b [p, k], in their precision, but for sums over more than PRODUCT_BLOCK entries:
+    float32 rounds those of 8 million by up to 2 % of |row| |b|."""
+    if len(b) <= PRODUCT_BLOCK:
+        return rows @ b
+    pieces = zip(rows.split(PRODUCT_BLOCK, 1), b.split(PRODUCT_BLOCK), strict=True)
+    total = torch.zeros(len(rows), b.shape[1], dtype=torch.float64, device=rows.device)
+    for part, piece in pieces:
+        total += part @ piece
+    return total.to(rows.dtype)
 
 
 def gram(rows: Tensor) -> Tensor:
@@ -132,8 +164,8 @@ def row_norms(rows: Tensor) -> Tensor:
 def clip_factors(norms: Tensor, bound: float) -> Tensor:
     """Factor [n], float64, that brings a row of each norm to at most `bound`: min(1, bound / norm).
 
-    The bound is met with a relative margin of 1e-5, wider than the rounding of norms, factors and products in
-    float32, so that rounding clips more, never less.
+    The bound is met with a relative margin of 1e-5, wider than the rounding of norms and factors of ONE row, so that
+    each row that is summed has norm at most 1. What the rounding of sums adds is `privacy.ROUNDING`.
     """
     return (bound / norms.double().clamp(min=1e-300)).clamp(max=1) * (1 - 1e-5)
 

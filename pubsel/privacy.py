@@ -28,8 +28,10 @@ from scipy.fft import next_fast_len
 from scipy.optimize import brentq
 from scipy.special import log_ndtr
 
-from pubsel.config import Accounting, UsageError
+from pubsel.config import Accounting, UsageError, is_weak
 
+ROUNDING = 1e-3  # of a sensitivity: what floating point may add to it; `deviation`
+MOST_EXAMPLES = 2**21  # for which that is derived
 RELATIVE_ERROR = 0.0045  # of epsilon, in the numerical accountant; part of the upper bound
 SEARCH_ERROR = 0.07  # the same while searching, where only the estimate is used: off by far less than its error
 MAX_GRID = 2**25  # points of its discretisation, at about 130 bytes; above, memory would be unbounded
@@ -51,6 +53,40 @@ class Plan(NamedTuple):
 
 
 NOTHING = Plan(0.0, 0.0, 0.0, 0, 0.0, "none: private examples are not read", True, 0.0)
+
+
+def deviation(noise_multiplier: float, sensitivity: float) -> float:
+    """The standard deviation of the noise on a sum of declared sensitivity, with what floating point may add to that.
+
+    A sum of n rows a_i, each of norm at most the sensitivity D, is computed in float64, in an order that may depend on
+    the data. It is off by at most (n - 1) 2^-53 sum_i |a_i| <= n^2 2^-53 D in L2, to first order (Higham: Accuracy and
+    Stability of Numerical Algorithms, 2002, Section 4.2). So the computed sums of two neighbours differ by at most
+    D (1 + n^2 2^-52), which is D (1 + ROUNDING) up to MOST_EXAMPLES examples. GEP adds rows of norm up to 10 D, which
+    cancel, but in blocks of a few hundred rows: its errors are smaller than these (gep.residual_sum).
+
+    The rows themselves are computed in float32, with a margin for the rounding of their norms (gradients.clip_factors).
+    That each row is a function of its own example is exact on paper. Beside other rows a processor may round it another
+    way, by some 1e-7 of it: with 60,000 examples, sums moved by 1.5e-7 D in the attacks of tests/test_rounding.py.
+    """
+    return noise_multiplier * sensitivity * (1 + ROUNDING)
+
+
+def check_delta(
+    delta: float, n: int, permitted: bool, key: str = "privacy.delta", permit: str = "privacy.weak"
+) -> None:
+    """UsageError if a guarantee for n private examples would be weak and nobody has permitted that."""
+    if is_weak(delta, n) and not permitted:
+        raise UsageError(
+            f"{key}={delta:g} is above 1/n = {1 / n:.3g} of {n} private examples: lower it, or set {permit}=true, and "
+            "the guarantee is called weak"
+        )
+
+
+def _said(guarantee: str, delta: float, n: int) -> tuple[str, dict[str, Any]]:
+    """The sentence of a guarantee for n examples, and what else the record says, if it is weak."""
+    if not is_weak(delta, n):
+        return guarantee, {}
+    return f"WEAK, since delta is above 1/{n}, which publishing a random example has too: {guarantee}", {"weak": True}
 
 
 def gaussian_delta(epsilon: float, mu: float) -> float:
@@ -147,13 +183,18 @@ def spent(
 def advantage(noise_multiplier: float, rate: float, steps: int) -> float:
     """Upper bound of delta at epsilon 0, the total variation between the outputs of neighbours: the best adversary
     tells which of the two it was with chance (1 + this) / 2. 0 < rate <= 1."""
+    return deltas(noise_multiplier, rate, steps, (0.0,))[0]
+
+
+def deltas(noise_multiplier: float, rate: float, steps: int, epsilons: Sequence[float]) -> list[float]:
+    """Upper bounds of delta at each of `epsilons`. 0 < rate <= 1."""
     if rate == 1:
-        return gaussian_delta(0, math.sqrt(steps) / noise_multiplier)
+        return [gaussian_delta(epsilon, math.sqrt(steps) / noise_multiplier) for epsilon in epsilons]
     for error in (0.02, 0.1, 0.5):  # of epsilon, half of it in delta; with little noise the accountant needs more
         with warnings.catch_warnings(), contextlib.suppress(ValueError, RuntimeError, OverflowError):
             warnings.simplefilter("ignore")
             accountant = _prv(noise_multiplier, rate, steps, error, 1e-8)
-            return float(min(1.0, accountant.compute_delta(0.0, [steps])[2]))
+            return [float(min(1.0, accountant.compute_delta(epsilon, [steps])[2])) for epsilon in epsilons]
     raise UsageError(f"noise multiplier {noise_multiplier:.3g}: too little to be accounted for")
 
 
@@ -208,6 +249,8 @@ def _gaussian_mu(epsilon: float, delta: float) -> float:
 
     if gap(math.log(1e3)) < 0:
         raise UsageError(f"epsilon={epsilon}: so large that it hardly protects; lower it or use non_private")
+    if gap(math.log(1e-14)) > 0:
+        raise UsageError(f"epsilon={epsilon}: needs more noise than can be calibrated; raise it")
     return math.exp(brentq(gap, math.log(1e-14), math.log(1e3), xtol=1e-12))
 
 
@@ -295,10 +338,12 @@ def statement(
     distance_used: bool,
     before: Sequence[tuple[str, Plan]] = (),
     selected: bool = False,
+    *,
+    examples: int,
 ) -> dict[str, Any]:
     """What a record says of privacy: the guarantee in full, and what it does not cover. None: no guarantee. before:
     releases before training, whose epsilon and delta add to those of training. selected: one of them is the choice of
-    the public set."""
+    the public set. examples: how many private ones there are."""
     if made is None:
         return {"valid": False, "epsilon": None, "statement": "No privacy: trained without noise."}
     choices = (
@@ -333,8 +378,10 @@ def statement(
         else f"NOT a valid guarantee for epsilon {made.claimed_epsilon:g}: the published accounting is unsound; "
         f"this noise costs epsilon {made.epsilon:.4g} at delta {made.delta:g}."
     )
+    sound, weak = _said(sound, made.delta, examples)
     return {
         "valid": made.valid,
+        **weak,
         "epsilon": made.epsilon,
         "claimed_epsilon": made.claimed_epsilon,
         "delta": made.delta,
@@ -352,8 +399,9 @@ def statement(
     }
 
 
-def measured(what: str, made: Plan, secure: bool) -> dict[str, Any]:
-    """What a record says of a private measurement without training; what: what is released, as in "The choice is"."""
+def measured(what: str, made: Plan, secure: bool, examples: int) -> dict[str, Any]:
+    """What a record says of a private measurement without training; what: what is released, as in "The choice is".
+    examples: how many private ones there are."""
     not_covered = [
         "the choice of settings, candidates and seeds",
         "what is treated as public: the number of private examples, their shape and classes, which of them are "
@@ -364,13 +412,17 @@ def measured(what: str, made: Plan, secure: bool) -> dict[str, Any]:
     if not secure:
         not_covered.append(KNOWN_SEED.format(what="it", key="secure_noise"))
     secret = "" if secure else " against whoever does not know the seed"
+    said, weak = _said(
+        f"{what} ({made.epsilon:.4g}, {made.delta:g})-differentially private{secret}.", made.delta, examples
+    )
     return {
         "valid": True,
+        **weak,
         **made._asdict(),
         "adjacency": "add or remove one training example; the sampling rate stays",
         "sampling": "all examples" if made.rate == 1 else "Poisson",
         "sensitivity": 1.0,
         "noise_source": "operating system" if secure else "seeded",
-        "statement": f"{what} ({made.epsilon:.4g}, {made.delta:g})-differentially private{secret}.",
+        "statement": said,
         "not_covered": not_covered,
     }

@@ -9,12 +9,15 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import nn
 
-from pubsel import config, data, distances, privacy, results, selection
+from pubsel import config, data, distances, ledger, privacy, results, selection
 from pubsel.config import RankConfig, Select, UsageError
 from pubsel.data import Split, Task
 from pubsel.distances import dp_gsd
 from pubsel.run import (
+    SCRATCH,
+    about_to_draw,
     check_backbone,
     choose_device,
     has_paths,
@@ -22,8 +25,9 @@ from pubsel.run import (
     mapped,
     network,
     raw,
-    sources,
+    secret_of,
     summary,
+    tensors,
     through_backbone,
 )  # fmt: skip
 from pubsel.terminal import say
@@ -43,7 +47,7 @@ def rank(settings: RankConfig) -> dict[str, Any]:
     settings = canonical(settings)
     releases = settings.epsilon_select is not None or settings.distance.name == "dp_gsd"
     what = config.settings(settings)
-    name = f"{config.short(settings.private)}-{settings.model.name}-{config.digest(what)}"
+    name = config.folder_name(f"{config.short(settings.private)}-{settings.model.name}", what)
     folder = Path(settings.results) / "ranks" / name
     with locked(folder):
         path = folder / "result.json"
@@ -51,9 +55,9 @@ def rank(settings: RankConfig) -> dict[str, Any]:
         if path.exists() and (releases or not own):
             say(f"{name}: measured before")
             if own:
-                say(f"  if its files have changed since, delete {folder}: that spends its epsilon again")
+                say(f"  if its files have changed since, delete {folder} to draw it again{ledger.again(folder)}")
             return results.read_record(path, ("identity", "privacy"))
-        with tempfile.TemporaryDirectory(prefix="candidates-", dir=folder) as kept:
+        with tempfile.TemporaryDirectory(prefix=SCRATCH, dir=folder) as kept:
             began = time.monotonic()
             task, candidates = candidates_of(settings, device, Path(kept))
             for note in task.notes:
@@ -88,13 +92,14 @@ def candidates_of(settings: RankConfig, device: torch.device, kept: Path) -> tup
     """The private data, and the candidates by name. kept: a folder for the candidates' examples, so that memory does
     not grow with their number."""
     through = through_backbone(settings, device)
-    source = through(settings.private, data.open_dataset(settings.private, settings.data_root, settings.download))
+    images = data.open_dataset(settings.private, settings.data_root, settings.download)
+    source = through(settings.private, images)
     candidates: dict[str, Split] = {}
     notes = [*source.notes]
     for place, public in enumerate(settings.public):
         split, said = data.public_examples(
             public, settings.distance.m, source.train, settings.data_root, settings.download, settings.convert,
-            settings.private, through,
+            settings.private, through, images, settings.overlap,
         )  # fmt: skip
         candidates["+".join(config.public_sets(public))] = mapped(split, kept / f"{place}.npy")
         notes += said
@@ -117,11 +122,17 @@ def _select(
     """The choice alone: no score and no distance, which would not be private."""
     distance, select, epsilon = settings.distance, settings.select, settings.epsilon_select
     assert epsilon is not None
+
+    def build(i: int) -> nn.Module:
+        return network(settings.model, task, settings.seed + i, settings.data_root).to(device)
+
+    secret = secret_of(
+        "choice", settings, task.private, candidates.values(), tensors(build(0)), {"epsilon": epsilon}, device
+    )
+    secret.begin = partial(about_to_draw, settings, task.private, name, "choice", epsilon, 0.0)
     chosen, spend = selection.select(
-        distance, select, epsilon,
-        lambda i: network(settings.model, task, settings.seed + i, settings.data_root).to(device),
-        task.private, candidates, max(2, task.classes), f"selection {settings.seed}",
-        sources(name, task.private, candidates, device, settings.secure_noise), say,
+        distance, select, epsilon, build, task.private, candidates, max(2, task.classes),
+        f"selection {settings.seed}", secret, say,
     )  # fmt: skip
     n, told = len(task.private.x), None
     if spend.epsilon:
@@ -133,7 +144,7 @@ def _select(
         "k": distance.k,
         "margin": told,
         "reads": distances.statement(distance)["reads"] if spend.epsilon else "nothing",
-        "privacy": privacy.measured("The name of the chosen set is", spend, settings.secure_noise),
+        "privacy": privacy.measured("The name of the chosen set is", spend, settings.secure_noise, n),
     }
 
 
@@ -142,6 +153,9 @@ def _rank(
 ) -> dict[str, Any]:
     """Distances of all candidates, and their order."""
     taken: list[float] = []
+
+    def build(i: int) -> nn.Module:
+        return network(settings.model, task, settings.seed + i, settings.data_root).to(device)
 
     def report(i: int, public: str, value: float, seconds: float) -> None:
         taken.append(seconds)
@@ -152,14 +166,19 @@ def _rank(
     measure = distances.METHODS[distance.name].measure
     said: dict[str, Any] = dict(distances.statement(distance))
     if distance.name == "dp_gsd":
-        plan = dp_gsd.plan_of(distance, len(task.private.x))
-        secret = sources(name, task.private, candidates, device, settings.secure_noise)
+        n = len(task.private.x)
+        plan = dp_gsd.plan_of(distance, n)
+        privacy.check_delta(plan.delta, n, settings.weak, "distance.delta", "weak")
+        secret = secret_of(
+            "DP-GSD", settings, task.private, candidates.values(), tensors(build(0)), plan._asdict(), device
+        )
+        secret.begin = partial(about_to_draw, settings, task.private, name, "DP-GSD", plan.epsilon, plan.delta)
         measure = partial(dp_gsd.measure, source=secret)
-        said |= {"privacy": privacy.measured("All its distances together are", plan, settings.secure_noise)}
+        said |= {"privacy": privacy.measured("All its distances together are", plan, settings.secure_noise, n)}
     measuring = time.perf_counter()
     values = measure(
         distance,
-        lambda i: network(settings.model, task, settings.seed + i, settings.data_root).to(device),
+        build,
         task.private,
         candidates,
         max(2, task.classes),

@@ -11,7 +11,15 @@ from omegaconf import DictConfig, OmegaConf
 from pubsel import results, run
 from pubsel.config import RunConfig, UsageError, UserError, check, identity
 
-CIRCUMSTANCES = ("commit", "versions", "hardware", "device", "threads", "processes")  # why figures may differ
+CIRCUMSTANCES = (
+    "commit",
+    "versions",
+    "hardware",
+    "device",
+    "threads",
+    "processes",
+    "streams",
+)  # why figures may differ
 NO_FIGURES = (*CIRCUMSTANCES, "seconds", "finished", "identity", "settings", "notes")
 
 
@@ -51,9 +59,19 @@ def repeat(name: str, base: DictConfig) -> tuple[bool, str]:
     what is different."""
     record = record_of(name, Path(base.results))
     settings = settings_of(record, base)
+    if settings.privacy.secure_noise and record.get("epsilon"):
+        raise UsageError(
+            f"replay={name}: its noise came from the operating system: no run can repeat it, and one more training "
+            f"spends epsilon {float(record['epsilon']):.4g} once more"
+        )
     threads = settings.threads or record.get("threads")
     with tempfile.TemporaryDirectory() as folder:
-        made = run.run(dataclasses.replace(settings, results=folder, threads=threads, replay=None))
+        ledger = Path(base.results, "ledger").absolute()  # with other code or data it is another release
+        ledger.mkdir(parents=True, exist_ok=True)
+        Path(folder, "ledger").symlink_to(ledger)
+        made = run.run(
+            dataclasses.replace(settings, results=folder, threads=threads, replay=None), record.get("streams")
+        )
     again = json.loads(json.dumps(made))  # a tuple is a list there
     figures, around = differences(record, again)
     lines = [f"{record['identity']}: {'not the same' if figures else 'the same, bit for bit'}"]

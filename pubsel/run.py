@@ -4,27 +4,29 @@ import contextlib
 import dataclasses
 import hashlib
 import math
+import shutil
 import tempfile
 import time
-import traceback
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from filelock import FileLock, Timeout
+from hydra.core.hydra_config import HydraConfig
 from torch import nn
 
-import pubsel
 from pubsel import (
     algorithms,
     config,
     data,
     distances,
     estimate,
+    ledger,
     models,
     parallel,
     privacy,
@@ -35,6 +37,7 @@ from pubsel import (
 )
 from pubsel.algorithms import Freezes, Frozen, Solves
 from pubsel.config import (
+    AuditConfig,
     Convert,
     Device,
     Distance,
@@ -51,8 +54,9 @@ from pubsel.data import Split, Task
 from pubsel.evaluation import check_classes, evaluate, interval, logits, utility
 from pubsel.models.split import Above, split
 from pubsel.models.trained import trained_parameters
-from pubsel.randomness import Source, content, stream
-from pubsel.terminal import log, logged, say
+from pubsel.randomness import Secret, content, secret, stream
+from pubsel.rehearsal import Held, behind_frozen, random_like, rehearse, shaped
+from pubsel.terminal import log, logged, say, traced
 from pubsel.training import (
     Progress,
     Schedule,
@@ -63,11 +67,12 @@ from pubsel.training import (
     public_stream,
     save,
     schedule,
-    source_of,
     view_of,
 )  # fmt: skip
 
+SCRATCH = "candidates-"  # how a folder for the moment begins, below that of a run
 AUTO = "auto"  # pair.public: chosen from pair.candidates
+UNFINISHED = ("checkpoint.pt", "selection.pt", "release.pt", "solution.pt")
 ONCE = 64  # images at a time through layers that are run once
 REPORT_SECONDS = 1  # between two lines of progress, at least: the epsilon in them takes a tenth of a second
 
@@ -85,6 +90,7 @@ def canonical(settings: RunConfig) -> RunConfig:
     if "_target_" not in settings.algorithm:
         raise UsageError("algorithm has no value: give algorithm=NAME, such as gep or dp_sgd")
     algorithm = algorithms.build(settings.algorithm)
+    config.check_method(settings.algorithm, config_folders())
     pair, distance, epsilon = settings.pair, settings.distance, settings.epsilon
     if not algorithm.uses_public:
         pair = dataclasses.replace(
@@ -110,6 +116,14 @@ def canonical(settings: RunConfig) -> RunConfig:
         epsilon = 0.0
     typed = {"_target_": settings.algorithm["_target_"]} | config.settings(algorithm)  # 1 and 1.0 are one setting
     return dataclasses.replace(settings, pair=pair, distance=distance, epsilon=epsilon, algorithm=typed, select=select)
+
+
+def config_folders() -> list[Path]:
+    """Where Hydra looks for options beside conf/: --config-dir."""
+    if not HydraConfig.initialized():
+        return []
+    sources = HydraConfig.get().runtime.config_sources
+    return [Path(source.path) for source in sources if source.schema == "file" and Path(source.path) != config.CONF]
 
 
 def canonical_candidates(pair: config.Pair, epsilon: float | None) -> config.Pair:
@@ -146,9 +160,10 @@ def check_backbone(model: config.Model) -> None:
         raise UsageError(f"model.{unused[0]}: with model.backbone a linear classifier on features trains")
 
 
-def run(settings: RunConfig) -> dict[str, Any]:
-    """Train one cell and return its record; a finished one is read, a half-finished one goes on.
+def run(settings: RunConfig, streams: Mapping[str, str] | None = None) -> dict[str, Any]:
+    """Train one cell and return its record; a finished one is read, a half-finished one is resumed.
 
+    streams: of a record that is repeated, in place of this program's and this machine's (`secret_of`).
     Raises UsageError for settings that do not fit together, UserError for a run that fails.
     """
     settings = canonical(settings)
@@ -160,27 +175,36 @@ def run(settings: RunConfig) -> dict[str, Any]:
     if not path.exists():
         with locked(folder):
             if not path.exists():  # nor has it come while this process waited
-                clean(folder)
                 asked = {"identity": name, "settings": config.settings(settings), "device": str(device)}
                 results.write_record(folder / "settings.json", asked)
                 with logged(folder / "log.txt"), _failures_noted(folder):
-                    record = _train(settings, name, folder, device)
+                    record = _train(settings, name, folder, device, streams)
+                    if not math.isfinite(record["utility"]):
+                        raise UserError(f"utility {record['utility']}: not a number: check the test set and the labels")
                     results.write_record(path, record)
                     log(f"finished: {record['metric']} {record['utility']:.4f}")
-                (folder / "checkpoint.pt").unlink(missing_ok=True)
+                forget(folder)
                 return record
     with contextlib.suppress(OSError):
-        (folder / "checkpoint.pt").unlink(missing_ok=True)  # of who was killed behind the record
+        forget(folder)  # of a process that was killed after the record
     say(f"{name}: finished before")
     if has_paths([settings.pair.private, *sets_of(settings.pair)]):
-        say(f"  if its files have changed since, delete {folder} to train again")
+        say(f"  if its files have changed since, delete {folder} to train again{ledger.again(folder)}")
     return results.read_record(path)
 
 
+def forget(folder: Path) -> None:
+    """Remove what is kept only to resume a run: with it are digests of the private data."""
+    for name in UNFINISHED:
+        (folder / name).unlink(missing_ok=True)
+
+
 def clean(folder: Path) -> None:
-    """Remove what killed processes have left half-written. For who has the lock."""
+    """Remove what killed processes have left half-written, and their folders for the moment. For who has the lock."""
     for path in [*folder.glob("*.part"), *folder.glob(".*.tmp")]:
         path.unlink(missing_ok=True)
+    for path in folder.glob(f"{SCRATCH}*"):
+        shutil.rmtree(path, ignore_errors=True)
 
 
 @contextlib.contextmanager
@@ -198,21 +222,22 @@ def _failures_noted(folder: Path) -> Iterator[None]:
         raise
     except Exception as error:
         if not isinstance(error, UserError):
-            log(traceback.format_exc())
+            log(traced(error))
         log(f"{results.FAILED}{' '.join(str(error).split()) or type(error).__name__}")
         raise
 
 
 class locked:
-    """Holds a folder for one process: a second one says so and waits until the first has finished or died."""
+    """Holds a folder for one process: a second one says so and waits until the first has finished or died. What is made
+    in it is for its owner alone, whatever the umask."""
 
     def __init__(self, folder: Path):
         self.folder = folder
-        self.lock = FileLock(folder / "lock")
+        self.lock = FileLock(folder / "lock", mode=results.PRIVATE_FILE)
 
     def __enter__(self) -> None:
         try:
-            self.folder.mkdir(parents=True, exist_ok=True)
+            self.folder.mkdir(mode=results.PRIVATE_FOLDER, parents=True, exist_ok=True)
             try:
                 self.lock.acquire(timeout=0)
             except Timeout:
@@ -220,19 +245,24 @@ class locked:
                 self.lock.acquire()
         except OSError as error:
             raise UserError(f"cannot write to {self.folder}: {error.strerror}; set results=FOLDER") from None
+        clean(self.folder)
+        results.guard(self.folder)  # what an older version has left open
 
     def __exit__(self, *_: object) -> None:
+        results.guard(self.folder)
         self.lock.release()
 
 
-def _train(settings: RunConfig, name: str, folder: Path, device: torch.device) -> dict[str, Any]:
+def _train(
+    settings: RunConfig, name: str, folder: Path, device: torch.device, streams: Mapping[str, str] | None
+) -> dict[str, Any]:
     origin = results.provenance()  # of the code that trains, before anyone edits it
     algorithm = algorithms.build(settings.algorithm)
     track = tracking.track(settings.tracking, folder)
     asked, before, total = settings, list[tuple[str, privacy.Plan]](), settings.epsilon
     if settings.pair.public == AUTO:
         say(f"{name}: chooses public data")
-        settings, selected = with_chosen(settings, name, folder, device)
+        settings, selected = with_chosen(settings, name, folder, device, streams)
         total += selected.epsilon
         before = [("selection of the public set", selected)] if selected.epsilon else []
     task = load_task(settings, device)
@@ -242,46 +272,50 @@ def _train(settings: RunConfig, name: str, folder: Path, device: torch.device) -
     check_classes(task.test.y, task.metric, "the test set")
     if task.validation is not None:
         check_classes(task.validation.y, task.metric, f"pair.validation={settings.pair.validation}")
-    key = noise_key(name if settings is asked else f"{name}\0{settings.pair.public}", task.private, device)
     plan, spend, first = guarantee(settings, algorithm, len(task.private.x))
     before += [("before training", first)] if first else []
     spent_before = sum(part.epsilon for _, part in before)
+    if settings.estimate:
+        _estimate(settings, task, plan, spend is not None, folder, device)
     distance = pair_distance(settings, task, device)
-    model, frozen, trains, task = prepare(settings, algorithm, task, name, key, folder, first, device)
-    if settings.estimate and plan.steps:
-        _estimate(settings, trains, task, algorithm, plan, folder, device)
+    drawn_from = task.private
+    model, frozen, trains, task = prepare(settings, algorithm, task, name, folder, first, device, streams)
 
-    said = time.monotonic()
+    said, epsilons = time.monotonic(), dict[int, float]()  # by step
 
     def report(now: Progress) -> None:
         nonlocal said
         if now.step < now.steps and time.monotonic() < said + REPORT_SECONDS:
-            return track(now, None)
+            return
         said = time.monotonic()
         left = now.seconds / now.step * (now.steps - now.step)
-        used, so_far = "", None
+        used = ""
         if spend is not None:
             with contextlib.suppress(UsageError):  # a display must not end a run
                 of_training = privacy.spent(
                     spend.noise_multiplier, plan.rate, plan.steps, spend.delta, now.step, about=spend.epsilon
                 )
-                so_far = min(of_training, spend.epsilon) + spent_before
-                used = f"  epsilon {so_far:.3f}"
+                epsilons[now.step] = min(of_training, spend.epsilon) + spent_before
+                used = f"  epsilon {epsilons[now.step]:.3f}"
         say(f"  epoch {now.epoch:6.1f}  loss {now.loss:.4f}{used}  {now.seconds:.0f} s, about {left:.0f} s left")
-        track(now, so_far)
 
+    secret = training_secret(asked, task, whole(frozen, model), plan, spend, device, streams)
+    if spend is not None or isinstance(algorithm, Solves):
+        costs = (spend.epsilon, spend.delta) if spend is not None else (settings.epsilon, settings.privacy.delta)
+        secret.begin = partial(about_to_draw, settings, drawn_from, name, "training", *costs)
     if isinstance(algorithm, Solves):
-        weight, spend = solve(settings, algorithm, task, key, folder)
+        weight, spend = solve(settings, algorithm, task, secret, folder)
         model.load_state_dict({"weight": weight}, strict=False)
         seconds = time.monotonic() - said
     else:
         with parallel.crew() as crew:
             seconds = fit(
                 trains, task, algorithm, plan, spend.noise_multiplier if spend else 0.0, settings.training,
-                name, key, settings.privacy.secure_noise, folder / "checkpoint.pt", report, crew=crew,
+                name, secret, folder / "checkpoint.pt", report, crew=crew,
+                keep=lambda points: track(points, epsilons),
             )  # fmt: skip
-    whole = nn.Sequential(OrderedDict(frozen=frozen, linear=model)) if frozen is not None else model
-    save(folder / "model.pt", whole.state_dict())
+    made = whole(frozen, model)
+    save(folder / "model.pt", made.state_dict())
     public_labels = "of the private set" if task.same_task else "of another set"
     outputs = logits(trains, task.test.x)
     found = utility(outputs, task.test.y, task.metric)
@@ -300,7 +334,7 @@ def _train(settings: RunConfig, name: str, folder: Path, device: torch.device) -
         "test_examples": len(task.test.x),
         "private_examples": len(task.private.x),
         "selection": {"test": found} | other_utilities(trains, task),
-        "weights": weights_digest(whole),
+        "weights": weights_digest(made),
         "parameters": trained_parameters(model),
         "public_labels": None if task.public is None else public_labels,
         "distance": distance,
@@ -311,11 +345,13 @@ def _train(settings: RunConfig, name: str, folder: Path, device: torch.device) -
             bool(distance),
             before,
             asked.pair.public == AUTO,
+            examples=len(task.private.x),
         ),
         "settings": config.settings(asked),
         "seconds": round(seconds, 1),
         "device": str(device),
         "threads": torch.get_num_threads(),
+        "streams": streams_of(settings, device, streams),
         "processes": torchrun.place()[1],
         "finished": datetime.now(UTC).isoformat(timespec="seconds"),
         "notes": list(task.notes),
@@ -324,11 +360,20 @@ def _train(settings: RunConfig, name: str, folder: Path, device: torch.device) -
 
 
 def prepare(
-    settings: RunConfig, algorithm: algorithms.Algorithm, task: Task, name: str, key: str, folder: Path,
-    first: privacy.Plan | None, device: torch.device,
+    settings: RunConfig, algorithm: algorithms.Algorithm, task: Task, name: str, folder: Path,
+    first: privacy.Plan | None, device: torch.device, streams: Mapping[str, str] | None = None,
 ) -> tuple[nn.Module, Frozen | None, nn.Module, Task]:  # fmt: skip
     """The network; what is frozen before it; what trains of it; and the task as that sees it."""
-    frozen = freeze(settings, algorithm, task, name, key, folder, first)
+
+    def secret_of_first() -> Secret:
+        plan = first._asdict() if first else {"noise_multiplier": 0.0, "epsilon": math.inf}
+        public = [] if task.public is None else [task.public]
+        made = secret_of("first release", settings, task.private, public, {}, plan, device, streams)
+        if first is not None and not isinstance(settings, AuditConfig):  # an audit releases nothing
+            made.begin = partial(about_to_draw, settings, task.private, name, "first release", *first[:2])
+        return made
+
+    frozen = freeze(settings, algorithm, task, name, secret_of_first, folder, first)
     if frozen is not None:
         task = task.each(lambda split: Split(torch.cat([frozen(x) for x in split.x.split(2**14)]), split.y))
     model = network(settings.model, task, settings.seed, settings.data_root).to(device)
@@ -358,7 +403,9 @@ def through_backbone(
     )
 
 
-def with_chosen(settings: RunConfig, name: str, folder: Path, device: torch.device) -> tuple[RunConfig, privacy.Plan]:
+def with_chosen(
+    settings: RunConfig, name: str, folder: Path, device: torch.device, streams: Mapping[str, str] | None
+) -> tuple[RunConfig, privacy.Plan]:
     """The settings with the candidate that is chosen privately for pair.public, and what the choice spends. It is made
     once, on the examples that will be trained on, and kept in the run's folder. No distance is measured: one would be
     without noise."""
@@ -368,35 +415,46 @@ def with_chosen(settings: RunConfig, name: str, folder: Path, device: torch.devi
             settings, pair=pair, distance=dataclasses.replace(settings.distance, name="none"), epsilon_select=None
         )
 
-    def release() -> dict[str, Any]:
-        candidates: dict[str, Split] = {}
-        with tempfile.TemporaryDirectory(prefix="candidates-", dir=folder) as kept:
-            for label, pair in pairs.items():
-                task = load_task(of(pair), device)
-                assert task.public is not None
-                candidates[label] = mapped(task.public, Path(kept) / f"{len(candidates)}.npy")
-            chosen, spend = selection.select(
-                settings.distance, settings.select, epsilon,
-                lambda i: network(settings.model, task, settings.seed + i, settings.data_root).to(device),
-                task.private, candidates, task.classes, f"selection {name}",
-                sources(name, task.private, candidates, device, settings.privacy.secure_noise), say,
-            )  # fmt: skip
-        return {"chosen": chosen, "spend": spend._asdict()}
-
     epsilon = settings.epsilon_select or 0.0
     pairs = by_label(settings.pair)
-    found = released_once(folder / "selection.pt", release)
+    candidates: dict[str, Split] = {}
+    with tempfile.TemporaryDirectory(prefix=SCRATCH, dir=folder) as kept:
+        for label, pair in pairs.items():
+            task = load_task(of(pair), device)
+            assert task.public is not None
+            candidates[label] = mapped(task.public, Path(kept) / f"{len(candidates)}.npy")
+
+        def build(i: int) -> nn.Module:
+            return network(settings.model, task, settings.seed + i, settings.data_root).to(device)
+
+        secret = secret_of(
+            "choice", settings, task.private, candidates.values(), tensors(build(0)), {"epsilon": epsilon}, device,
+            streams,
+        )  # fmt: skip
+        secret.begin = partial(about_to_draw, settings, task.private, name, "choice", epsilon, 0.0)
+
+        def release() -> dict[str, Any]:
+            chosen, spend = selection.select(
+                settings.distance, settings.select, epsilon, build, task.private, candidates, task.classes,
+                f"selection {name}", secret, say,
+            )  # fmt: skip
+            return {"chosen": chosen, "spend": spend._asdict()}
+
+        found = released_once(folder / "selection.pt", secret, release)
     say(f"  public data: {found['chosen']}, of {', '.join(pairs)}")
     return of(pairs[found["chosen"]]), privacy.Plan(**found["spend"])
 
 
-def sources(
-    name: str, private: Split, candidates: dict[str, Split], device: torch.device, secure: bool
-) -> Callable[[str, int], Source]:
-    """Where what must stay secret in the release `name` comes from: the operating system, or what its settings, private
-    examples and candidates name."""
-    key = noise_key(f"{name}\0{content(*(split.x for split in candidates.values()))}", private, device)
-    return lambda purpose, step: source_of(key, purpose, step, secure)
+def about_to_draw(
+    settings: RunConfig | RankConfig, private: Split, cell: str, what: str, epsilon: float, delta: float, key: str
+) -> None:
+    """Write a release of the private examples into the ledger (`ledger.note`), just before its first noise is drawn."""
+    if isinstance(settings, RankConfig):
+        given, secure = settings.private, settings.secure_noise
+    else:
+        given, secure = settings.pair.private, settings.privacy.secure_noise
+    release = ledger.Release(cell, given, what, epsilon, delta, None if secure else key)
+    ledger.note(settings.results, content(*private), release)
 
 
 def mapped(split: Split, path: Path) -> Split:
@@ -410,6 +468,8 @@ def guarantee(
 ) -> tuple[Schedule, privacy.Plan | None, privacy.Plan | None]:
     """Steps and noise for n private examples: the schedule, what training spends, and what a release before it does."""
     plan = schedule(n, settings.training)
+    if algorithm.private and settings.epsilon != math.inf and algorithm.sensitivity() > 0:
+        privacy.check_delta(settings.privacy.delta, n, settings.privacy.weak)
     if isinstance(algorithm, Solves):
         return plan._replace(steps=0), None, None
     if not algorithm.private or settings.epsilon == math.inf:
@@ -418,8 +478,8 @@ def guarantee(
     if algorithm.sensitivity() == 0:
         say("  no private example is read: epsilon 0")
         return plan._replace(steps=0), privacy.NOTHING, None
-    if delta * n > 1:
-        say(f"  privacy.delta={delta:g} is more than 1/{n}: weak; use a smaller one")
+    if n > privacy.MOST_EXAMPLES:
+        raise UsageError(f"pair.private: {n} examples: the rounding of sums is bounded for {privacy.MOST_EXAMPLES}")
     share = getattr(algorithm, "first_share", 0.0)
     first = privacy.plan(share * epsilon, share * delta, 1.0, 1, 1.0) if share else None
     if first is not None:
@@ -458,11 +518,11 @@ def once(network: models.Network, task: Task, free: int) -> tuple[Above, Task]:
 
 
 def freeze(
-    settings: RunConfig, algorithm: algorithms.Algorithm, task: Task, name: str, key: str, folder: Path,
-    first: privacy.Plan | None,
+    settings: RunConfig, algorithm: algorithms.Algorithm, task: Task, name: str, secret: Callable[[], Secret],
+    folder: Path, first: privacy.Plan | None,
 ) -> Frozen | None:  # fmt: skip
-    """What stands before the linear classifier; where it is released from private features, it is released once, and
-    kept in the run's folder for a run that goes on."""
+    """The map before the linear classifier. If it is released from private features, it is released once, with the
+    noise of `secret`, and kept in the run's folder until the run has finished."""
     if not isinstance(algorithm, Freezes):
         return None
     if task.private.x.dim() != 2:
@@ -472,39 +532,43 @@ def freeze(
         return made
     if first is None and settings.epsilon != math.inf:
         raise UsageError(f"algorithm.share: {algorithm.name} releases from private data: give it a share over 0")
-    source = source_of(key, "release", 0, settings.privacy.secure_noise)
+    streams, noise_multiplier = secret(), first.noise_multiplier if first else 0.0
 
     def release() -> dict[str, Any]:
-        frozen = noisy_sum(made, task.private.x, first.noise_multiplier if first else 0.0, source)
+        frozen = noisy_sum(made, task.private.x, noise_multiplier, streams("release"))
         return {"shift": frozen.shift, "projection": frozen.projection}
 
-    return Frozen(**released_once(folder / "release.pt", release))
+    return Frozen(**released_once(folder / "release.pt", streams, release))
 
 
 def solve(
-    settings: RunConfig, algorithm: Solves, task: Task, key: str, folder: Path
+    settings: RunConfig, algorithm: Solves, task: Task, secret: Secret, folder: Path
 ) -> tuple[torch.Tensor, privacy.Plan]:
     """Weights [C, d] of an algorithm with a loop of its own, drawn once, and what they cost."""
-    source = source_of(key, "solve", 0, settings.privacy.secure_noise)
 
     def release() -> dict[str, Any]:
-        weight, spend = algorithm.solve(task.private, settings.epsilon, settings.privacy.delta, source)
+        weight, spend = algorithm.solve(task.private, settings.epsilon, settings.privacy.delta, secret("solve"))
         return {"weight": weight, "spend": spend._asdict()}
 
-    found = released_once(folder / "solution.pt", release)
+    found = released_once(folder / "solution.pt", secret, release)
     return found["weight"], privacy.Plan(**found["spend"])
 
 
-def released_once(path: Path, release: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-    """What `release` draws from private data, kept at `path`: a run that goes on draws no second time, even where the
-    noise is the operating system's."""
+def released_once(path: Path, secret: Secret, release: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    """What `release` draws from private data, kept at `path`: a run that is resumed draws no second time, even if the
+    noise is the operating system's. UserError if what is kept was drawn for another release than that of `secret`."""
     if not path.exists():
-        save(path, release())
+        save(path, {"release": secret.state_dict(), "drawn": release()})
     try:
-        return dict(torch.load(path, weights_only=True))
+        kept = torch.load(path, weights_only=True)
+        belongs, drawn = kept["release"], dict(kept["drawn"])
     except Exception as error:
         reason = str(error).partition("\n")[0]
-        raise UserError(f"{path} cannot be read ({reason}): delete {path.parent} to start this run again") from None
+        raise UserError(
+            f"{path} cannot be read ({reason}): delete {path.parent} to start this run again{ledger.again(path.parent)}"
+        ) from None
+    secret.resumed(belongs, 0, path, lambda plan: f"epsilon {plan['epsilon']:.3g}")
+    return drawn
 
 
 def other_utilities(model: nn.Module, task: Task) -> dict[str, float]:
@@ -525,40 +589,123 @@ def other_utilities(model: nn.Module, task: Task) -> dict[str, float]:
     return found
 
 
-def _estimate(
-    settings: RunConfig, model: nn.Module, task: Task, algorithm: algorithms.Algorithm, plan: Schedule, folder: Path,
-    device: torch.device,
-) -> None:  # fmt: skip
-    """Say what the run will take; UserError where it does not fit. A run that goes on knows already."""
-    gradients = engine(model, settings.training.chunk)
-    view = view_of(model, gradients, on_device(task, device), "estimate", plan)
-    needs = estimate.memory(gradients, algorithm, view, task, settings.distance)
-    estimate.claim(needs, device)
-    said = f"  about {estimate.gib(needs.peak)} of memory beside the data"
-    if settings.profile or not (folder / "checkpoint.pt").exists():
-        trace = folder / "trace.json" if settings.profile else None
+def _estimate(settings: RunConfig, task: Task, plan: Schedule, noise: bool, folder: Path, device: torch.device) -> None:
+    """Say what the run will take; UserError if it does not fit, before anything is computed that takes memory. A run
+    that goes on knows how long it takes."""
+    algorithm = algorithms.build(settings.algorithm)  # its own, with no trace of what is tried here
+    if isinstance(algorithm, Solves) or (isinstance(algorithm, Freezes) and task.private.x.dim() != 2):
+        return
+    with estimate.Grown() as grown:
+        model, seen, passes, seconds = stand_in(settings, algorithm, task, device)
+        gradients = engine(model, settings.training.chunk)
+        view = view_of(model, gradients, on_device(seen, device), "estimate", plan)
+        needs = estimate.memory(gradients, algorithm, view, seen, settings.distance)
+        if seen is not task:
+            needs = estimate.prepared(needs, task, seen.private.x.shape[1], passes)
+        estimate.claim(needs, device)
         each = plan._replace(batch_size=-(-plan.batch_size // torchrun.place()[1]))  # of a process
-        seconds = estimate.step_seconds(gradients, algorithm, view, task.private, each, trace)
-        said += f", {seconds:.2g} s a step: {duration(seconds * plan.steps)} of training"
-        if trace is not None:
+        if settings.profile and plan.steps:
+            estimate.profile_step(gradients, algorithm, view, seen.private, each, folder / "trace.json")
             say((folder / "costliest.txt").read_text())
-    say(said)
+        if (folder / "checkpoint.pt").exists():
+            return say(f"  about {estimate.gib(needs.peak)} of memory beside the data")
+        secure = settings.privacy.secure_noise
+        found = rehearse(model, seen, algorithm, each, settings.training, noise, secure)
+    needs = needs._replace(training=max(0, found.held - needs.passes))
+    estimate.refuse(needs, device)
+    say(estimate.told(max(needs.peak, grown.bytes if device.type == "cpu" else 0), found, plan.steps, seconds))
 
 
-def duration(seconds: float) -> str:
-    """Seconds for people."""
-    if seconds < 120:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} minutes" if seconds < 7200 else f"{seconds / 3600:.1f} hours"
+def stand_in(
+    settings: RunConfig, algorithm: algorithms.Algorithm, task: Task, device: torch.device
+) -> tuple[nn.Module, Task, int, float]:
+    """A network like the one that will train, and the task as that will see it, with shapes in place of examples that
+    are computed later; the bytes that passes hold which compute them, and the seconds that these take."""
+    frozen = behind_frozen(algorithm, task)
+    model = network(settings.model, frozen, settings.seed, settings.data_root).to(device)
+    if frozen is not task:
+        return model, frozen, 0, 0.0
+    if not (settings.model.once and isinstance(model, models.Network)):
+        return model, task, 0, 0.0
+    below, above = split(model, task.private.x)
+    few = random_like(task.private, min(ONCE, len(task.private.x)), task.classes).x.to(device)
+    with Held(device) as counted:
+        below(few)
+    began = time.monotonic()
+    d = below(few).shape[1]
+    seconds = (time.monotonic() - began) / len(few) * sum(len(part.x) for part in estimate.splits(task))
+    seen = task.each(lambda part: shaped(part, (d,)))
+    if seen.public is not None:
+        seen = seen._replace(public=random_like(seen.public, len(seen.public.x), 1)._replace(y=seen.public.y))
+    return above, seen, counted.peak, seconds
 
 
-def noise_key(name: str, private: Split, device: torch.device) -> str:
-    """What the noise of a run depends on: settings and seed (`name`), private examples, pubsel's version, device kind.
+def secret_of(
+    what: str,
+    settings: RunConfig | RankConfig,
+    private: Split,
+    public: Iterable[Split],
+    weights: Mapping[str, torch.Tensor],
+    plan: Mapping[str, Any],
+    device: torch.device,
+    streams: Mapping[str, str] | None = None,
+) -> Secret:
+    """The secret streams of one release of a run or a choice (`randomness.secret`). private, public: as they are used.
+    streams: of a record that is repeated, in place of those of this program and this machine."""
+    told = streams_of(settings, device, streams)
+    return secret(
+        what,
+        settings=config.settings(settings),
+        private=private,
+        public=[tensor for split in public for tensor in split],
+        weights=weights,
+        code=told["code"],
+        plan=plan,
+        place=told["place"],
+        secure=settings.privacy.secure_noise if isinstance(settings, RunConfig) else settings.secure_noise,
+    )
 
-    Two runs that differ in any of these never share noise, which would cancel between their weights: a user's folder
-    whose content changed keeps its name. The key is written nowhere, since it is computed from private examples.
-    """
-    return f"{name}\0{pubsel.__version__}\0{device.type}\0{content(*private)}"
+
+def training_secret(
+    settings: RunConfig, task: Task, model: nn.Module, schedule: Schedule, spend: privacy.Plan | None,
+    device: torch.device, streams: Mapping[str, str] | None = None, what: str = "training",
+) -> Secret:  # fmt: skip
+    """The secret streams of the training of `model`, all that is released of it, at its start; `task` as it trains.
+    what: another word for a training that is not the run's own."""
+    costs = {"noise_multiplier": 0.0, "epsilon": math.inf, "delta": 0.0}
+    if spend is not None:
+        costs = {key: getattr(spend, key) for key in costs}
+    public = [] if task.public is None else [task.public]
+    return secret_of(what, settings, task.private, public, tensors(model), schedule._asdict() | costs, device, streams)
+
+
+def streams_of(
+    settings: RunConfig | RankConfig, device: torch.device, streams: Mapping[str, str] | None = None
+) -> dict[str, str]:
+    """What of the noise does not follow from settings and data: `code`, a digest of the program, and `place`, all that
+    changes no more than the rounding of a sum."""
+    if streams is not None:
+        return {"code": streams["code"], "place": streams["place"]}
+    used: tuple[type, ...] = ()
+    chunk = None
+    if isinstance(settings, RunConfig):
+        used, chunk = (type(algorithms.build(settings.algorithm)),), settings.training.chunk
+    processor = f"{results.processor()} ({torch.backends.cpu.get_cpu_capability()})"
+    if device.type == "cuda":
+        processor = torch.cuda.get_device_name(device)
+    processes = torchrun.place()[1]
+    place = f"{device.type}, {processor}, {torch.get_num_threads()} threads, {processes} processes, chunk {chunk}"
+    return {"code": results.code(*used), "place": place}
+
+
+def whole(frozen: Frozen | None, model: nn.Module) -> nn.Module:
+    """The model that is released: what is frozen before the linear classifier, and this; or the network."""
+    return model if frozen is None else nn.Sequential(OrderedDict(frozen=frozen, linear=model))
+
+
+def tensors(model: nn.Module) -> dict[str, torch.Tensor]:
+    """All numbers of a network by name, those that its file leaves out included."""
+    return dict(model.named_parameters()) | dict(model.named_buffers())
 
 
 def weights_digest(model: nn.Module) -> str:
@@ -594,7 +741,7 @@ def pair_distance(settings: RunConfig, task: Task, device: torch.device) -> dict
         config.settings(settings.distance) | config.settings(settings.pair) | {"model": config.settings(settings.model)}
     )
     public = config.short(settings.pair.public)
-    name = f"{config.short(settings.pair.private)}-{public}-{settings.model.name}-{config.digest(what)}"
+    name = config.folder_name(f"{config.short(settings.pair.private)}-{public}-{settings.model.name}", what)
     folder = Path(settings.results) / "distances" / name
     with locked(folder):
         path = folder / "result.json"

@@ -15,7 +15,7 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
-from pubsel import config, replay, results
+from pubsel import config, ledger, replay, results
 from pubsel.config import RunsConfig, UsageError, UserError
 from pubsel.results import at
 
@@ -28,6 +28,8 @@ STATES = {
     "corrupt": "its record does not read",
 }
 COLUMNS = ("name", "state", "algorithm", "private", "public", "epsilon", "utility", "age")
+KEYS = ("name", "state", "identity", "algorithm", "private", "public", "model", "label", "seed", "epsilon", "utility",
+        "metric", "device", "commit")  # fmt: skip
 RECENT = 8  # lines of the log that are shown
 
 
@@ -66,10 +68,12 @@ def run(settings: RunsConfig) -> str:
     found = [look(path, now) for path in sorted(folder.glob("*/")) if path.name != "." and not empty(path)]
     if settings.name is not None:
         found = [one for one in found if settings.name.rstrip("/").split("/")[-1] in one.name]
+    check_keys(settings.where, found)
     found = [one for one in found if all(matches(one, word) for word in settings.where)]
     match settings.action:
         case "list":
-            return listing(found, folder)
+            every = settings.name is None and not settings.where
+            return listing(found, folder) + (spent_on_all(Path(settings.results)) if every else "")
         case "show":
             return show(only(found, settings, folder))
         case "delete":
@@ -88,7 +92,7 @@ def held(folder: Path) -> bool:
     """Whether a process works on a run. A run that starts in this very moment says that it waits, and goes on."""
     if not (folder / "lock").exists():
         return False
-    lock = FileLock(folder / "lock")
+    lock = FileLock(folder / "lock", mode=results.PRIVATE_FILE)
     try:
         lock.acquire(timeout=0)
     except Timeout:
@@ -147,6 +151,26 @@ def log(folder: Path) -> list[str]:
         return []
 
 
+def check_keys(where: list[str], found: list[Run]) -> None:
+    """UsageError for a key that no record and no settings have, with the nearest that there is: else it would say that
+    there is no such run."""
+    known = {*config.keys(config.RunConfig), *config.algorithm_keys(), *KEYS}
+    for one in found:
+        known |= {*one.record, *dotted(one.record.get("settings", {}))}
+    for word in where:
+        key = word.partition("=")[0]
+        if "=" in word and key not in known:
+            raise UsageError(f"unknown key {key}{config.nearest(key, known)}; pubsel runs takes those of a record")
+
+
+def dotted(settings: dict[str, Any], prefix: str = "") -> list[str]:
+    """The dotted keys of nested settings, of groups too."""
+    found = []
+    for key, value in settings.items():
+        found += [f"{prefix}{key}", *(dotted(value, f"{prefix}{key}.") if isinstance(value, dict) else [])]
+    return found
+
+
 def matches(one: Run, word: str) -> bool:
     """Whether a run has one of the values in key=value,value. state=finished holds for stale runs too."""
     key, equals, values = word.partition("=")
@@ -196,6 +220,15 @@ def listing(found: list[Run], folder: Path) -> str:
     return "\n".join(lines)
 
 
+def spent_on_all(results: Path) -> str:
+    """What was drawn from each private data set by all runs that there ever were; "" where nothing is known."""
+    lines = ledger.summary(results)
+    if not lines:
+        return ""
+    head = f"drawn in all from the private data, deleted runs included ({results / 'ledger'}; basic composition):"
+    return "\n".join(["", "", head, *(f"  {line}" for line in lines)])
+
+
 def _row(one: Run) -> tuple[str, ...]:
     values = [one.value(key) for key in ("algorithm", "private", "public")]
     epsilon, utility = one.value("epsilon"), one.record.get("utility")
@@ -234,11 +267,12 @@ def show(one: Run) -> str:
 
 
 def delete(found: list[Run], yes: bool) -> str:
-    """Delete runs, after the person has typed the word; never one that a process works on."""
+    """Delete runs, after the person was told what it spends to make them again and has typed the word; never one that a
+    process works on."""
     if not found:
         return "no such run: nothing is deleted"
     for one in found:
-        print(f"{one.name}  {one.state}", file=sys.stderr)
+        print(f"{one.name}  {one.state}{ledger.again(one.folder, 'to run it again')}", file=sys.stderr)
     if not yes:
         if not sys.stdin.isatty():
             raise UsageError("pubsel runs delete: nothing is deleted without yes=true")
@@ -253,7 +287,7 @@ def deleted(folder: Path) -> bool:
     """Delete all that a run has made, the record first, so that no part is taken for the whole; False where another
     process holds its lock. The lock stays: one who waits for it must not hold another file than who comes after him.
     UserError where it cannot be deleted."""
-    lock = FileLock(folder / "lock")
+    lock = FileLock(folder / "lock", mode=results.PRIVATE_FILE)
     try:
         lock.acquire(timeout=0)
     except Timeout:
@@ -264,6 +298,7 @@ def deleted(folder: Path) -> bool:
         (folder / "result.json").unlink(missing_ok=True)
         for path in (path for path in folder.iterdir() if path.name != "lock"):
             shutil.rmtree(path) if path.is_dir() else path.unlink()
+        ledger.deleted(folder.parent.parent, folder.name)
     except OSError as error:
         raise UserError(f"cannot delete {folder}: {error.strerror}; check permissions") from None
     finally:

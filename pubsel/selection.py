@@ -23,8 +23,10 @@ min(1, e^(-epsilon' t')) changes by a factor in [e^-epsilon', e^epsilon']. So th
 the factor 2 of scores that may move in opposite directions; and epsilon-private by sampling (`privacy.pure`). It costs
 the same for any number of candidates.
 
-The proof is of exact arithmetic. Scores and choice are exact integers and coins; on a CPU the gradient and the shares
-of an example are the same, bit for bit, whichever others are computed beside it (tests/test_selection.py).
+**In floating point.** Scores and choice are exact integers and coins. The shares of an example are rounded by
+processors in one of several ways, depending on the others computed beside it; they are therefore computed in float64,
+where that is some 1e-15, far below a step of 1 / UNIT, and can move a contribution by one step at most. One example
+more thus moves a score by at most 1 + n / UNIT of n others, and epsilon' is divided by this (`exponent`).
 """
 
 import math
@@ -45,7 +47,7 @@ from pubsel.randomness import Source, Sources, below, content
 from pubsel.training import poisson_sample
 
 SKETCH = 1024  # dimensions; costs no privacy
-UNIT = 2**20  # steps in which contributions are counted
+UNIT = 2**30  # steps in which contributions are counted
 SURE = 0.95  # probability of the margin that is told
 
 
@@ -84,6 +86,11 @@ def _coin(gamma: Fraction, source: Source) -> bool:
     return k % 2 == 1
 
 
+def exponent(plan: privacy.Plan, n: int) -> Fraction:
+    """epsilon' of a choice among n private examples: that of the plan over the sensitivity of a score, 1 + n / UNIT."""
+    return Fraction(1 / plan.noise_multiplier) / (1 + Fraction(n, UNIT))
+
+
 def probabilities(scores: list[int], epsilon: float) -> NDArray[np.float64]:
     """Probability [J] with which permute_and_flip chooses each: p_j times the integral over the moment x in [0, 1] of
     its turn of the product over l != j of 1 - x p_l, that no earlier one was taken. A polynomial, so that Gauss's rule
@@ -111,15 +118,15 @@ def energies(
     """u [n', J], float64: the share of the gradient of each private example in `chosen` [n'] that lies in the subspace
     of each candidate, averaged over `distance.initialisations` networks. NOT private.
 
-    Held at once: the sketched rows of the sample at one network, float32 [n', s], and one candidate's [m, s].
+    Held at once: the sketched rows of the sample at one network, float64 [n', s], and one candidate's [m, s].
     """
     shares = torch.zeros(len(chosen), len(candidates), dtype=torch.float64)
     for i in range(distance.initialisations):
         side = Side(distance, build(i), classes, private.y.dim() == 2, distance.sketch or SKETCH, key, i)
-        blocks = [rows.float() for rows in side.private(private, chosen, source("labels of the selection", i))]
-        rows = torch.cat([torch.zeros(0, side.sketch.s), *blocks])
+        blocks = side.private(private, chosen, source("labels of the selection", i))
+        rows = torch.cat([torch.zeros(0, side.sketch.s, dtype=torch.float64), *blocks])
         for j, (name, split) in enumerate(candidates.items()):
-            shares[:, j] += (rows @ side.public(name, split).float()).square().sum(1).double()
+            shares[:, j] += (rows @ side.public(name, split)).square().sum(1)
             report(i, name)
     return shares / distance.initialisations
 
@@ -159,7 +166,7 @@ def select(
         lambda i, name: say(f"  initialisation {i}: {name}"),
     )  # fmt: skip
     scores = contributions(shares, settings.cap).sum(0).tolist()
-    place = permute_and_flip(scores, Fraction(1 / plan.noise_multiplier), source("selection", 0))
+    place = permute_and_flip(scores, exponent(plan, len(private.x)), source("selection", 0))
     return names[place], plan
 
 

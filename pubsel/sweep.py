@@ -18,7 +18,9 @@ import tempfile
 import threading
 import time
 import warnings
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +28,8 @@ from filelock import FileLock, Timeout
 from hydra.core.hydra_config import HydraConfig
 
 from pubsel.config import SHARED_GPU, UserError
-from pubsel.results import write_record
+from pubsel.results import PRIVATE_FILE, write_record
+from pubsel.terminal import traced
 
 POLL_SECONDS = 0.5
 SHOWN = 16  # running cells in the view
@@ -45,7 +48,7 @@ def new_folder(results: str) -> Path:
     parent = Path(results) / "sweeps"
     try:
         parent.mkdir(parents=True, exist_ok=True)
-        return Path(tempfile.mkdtemp(prefix=time.strftime("%Y-%m-%d_%H-%M-%S_"), dir=parent)).absolute()
+        return Path(tempfile.mkdtemp(prefix=time.strftime("%Y-%m-%d_%H-%M-%S_"), dir=parent))
     except OSError as error:
         raise UserError(f"cannot write to {parent}: {error.strerror}; set results=FOLDER") from None
 
@@ -113,17 +116,15 @@ def _forked(work: Callable[[], object], log: Path, title: str) -> int:
             die_with_parent()
             signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent is asked, and ends its children
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
-            sink = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+            sink = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, PRIVATE_FILE)
             os.dup2(sink, 1)
             os.dup2(sink, 2)
             sys.stdout, sys.stderr = os.fdopen(1, "w", buffering=1), os.fdopen(2, "w", buffering=1)
             print(title)
             work()
             code = 0
-        except BaseException:
-            import traceback
-
-            traceback.print_exc()
+        except BaseException as error:
+            print(traced(error), file=sys.stderr)
         finally:
             with contextlib.suppress(Exception):
                 sys.stdout.flush()
@@ -152,7 +153,7 @@ def join(folder: Path, parent: int, gpus: Sequence[str], shared: bool) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     place = 0
     while not _place:
-        lock = FileLock(folder / f"worker{place}.lock")
+        lock = FileLock(folder / f"worker{place}.lock", mode=PRIVATE_FILE)
         try:
             lock.acquire(timeout=0)
             _place.append(lock)
@@ -176,6 +177,54 @@ def visible_gpus() -> list[str]:
 
 
 # In the process that leads the sweep
+
+
+def side_by_side(
+    calls: Sequence[tuple[Any, ...]], workers: int, start: Callable[[], Any], lost: Callable[[int, str], None]
+) -> list[Any]:
+    """What each call (a function and its arguments) returns, `workers` at a time; None for one that is lost.
+
+    start: makes a pool of one process. Each worker is in a pool of its own, so that one that is killed takes no other
+    with it: its call is lost(place, why), and a new one takes its place.
+    """
+    waiting, found, pools, over = deque(enumerate(calls)), [None] * len(calls), set[Any](), threading.Event()
+
+    def begin(pool: Any, call: tuple[Any, ...]) -> tuple[Any, Any]:
+        with contextlib.suppress(BrokenProcessPool):  # killed while it had nothing to do
+            if pool is not None:
+                return pool, pool.submit(*call)
+        pools.discard(pool)
+        pool = start()
+        pools.add(pool)
+        return pool, pool.submit(*call)
+
+    def work() -> None:
+        pool = None
+        while waiting and not over.is_set():
+            with contextlib.suppress(IndexError):  # another thread took the last one
+                place, call = waiting.popleft()
+                try:
+                    pool, result = begin(pool, call)
+                    found[place] = result.result()
+                except BrokenProcessPool:
+                    lost(place, "its worker was killed, perhaps since memory ran out")
+                except Exception as error:
+                    lost(place, f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}")
+        if pool is not None:
+            pool.shutdown()
+
+    threads = [threading.Thread(target=work, daemon=True) for _ in range(workers)]
+    try:
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    except BaseException:
+        over.set()
+        for pool in list(pools):
+            pool.shutdown(wait=False, kill_workers=True)
+        raise
+    return found
 
 
 @contextlib.contextmanager
@@ -204,7 +253,7 @@ class View:
         self.states: dict[int, dict[str, Any]] = {}  # of cells that have started
         self.began: dict[int, float] = {}
         self.start = time.monotonic()
-        self.stop = threading.Event()
+        self.stop, self.one = threading.Event(), threading.Lock()
         self.thread = threading.Thread(target=self._watch, daemon=True)
         self.live: Any = None
 
@@ -241,8 +290,12 @@ class View:
     def lose(self, number: int, why: str) -> None:
         """A cell that never said how it ended has failed."""
         self.look()
-        if self.states.get(number, {}).get("state") not in ("done", "failed"):
-            self._ended(number, {"state": "failed", "seconds": 0.0, "text": why})
+        with self.one:
+            if self.states.get(number, {}).get("state") not in ("done", "failed"):
+                seconds = time.monotonic() - self.began.get(number, time.monotonic())
+                now = {"state": "failed", "seconds": round(seconds, 2), "text": why}
+                write_record(self.folder / f"{number:04}.json", now)
+                self._ended(number, now)
 
     def _watch(self) -> None:
         while not self.stop.wait(POLL_SECONDS):
@@ -250,6 +303,10 @@ class View:
 
     def look(self) -> None:
         """Read the states that may have changed, and say what has ended."""
+        with self.one:
+            self._look()
+
+    def _look(self) -> None:
         for number in range(self.first, self.first + len(self.cells)):
             before = self.states.get(number)
             if before is not None and before["state"] in ("done", "failed"):

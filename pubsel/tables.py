@@ -103,9 +103,20 @@ class Cell:
         values = [record.get("selection", {}).get(by) for record in self.records if record["seed"] in seeds]
         return statistics.fmean(values) if values and None not in values else -math.inf
 
-    def valid(self) -> bool:
-        """Whether every record has a valid privacy guarantee."""
-        return all((record.get("privacy") or {}).get("valid") is True for record in self.records)
+    def valid(self) -> bool | str:
+        """Whether every record has a valid privacy guarantee, or "weak" if one of these is."""
+        found = {guarantee(record) for record in self.records}
+        return "weak" if "weak" in found and "none" not in found else "none" not in found
+
+
+def guarantee(record: dict[str, Any]) -> str:
+    """What a record's guarantee may be called: valid, weak (valid, with a delta above 1/n) or none."""
+    said = record.get("privacy") or {}
+    if said.get("valid") is not True:
+        return "none"
+    n = record.get("private_examples")
+    weak = n is not None and config.is_weak(said.get("delta") or 0.0, n)  # also of records that are older than the word
+    return "weak" if said.get("weak") or weak else "valid"
 
 
 def cells(records: list[dict[str, Any]]) -> list[Cell]:
@@ -412,7 +423,7 @@ def _frame(rows: list[dict[str, Any]], columns: list[str]) -> pandas.DataFrame:
             frame[column] = frame[column].astype("Float64").astype("float64").round(digits) + 0.0
         elif column in ("seeds", "commits", "m", "pairs", "paper_pairs"):
             frame[column] = frame[column].astype("Int64")
-        elif column == "valid":
+        elif column == "valid" and not (frame[column] == "weak").any():
             frame[column] = frame[column].astype("boolean")
     return frame
 

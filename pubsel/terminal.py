@@ -1,8 +1,10 @@
 """What the person at the terminal is told on the way, and where it is kept; results go to stdout, this to stderr."""
 
 import contextlib
+import os
 import sys
 import time
+import traceback
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,8 +20,20 @@ def say(text: str) -> None:
 def log(text: str) -> None:
     """A line for the log alone, with the time. A log that cannot be written ends no run."""
     if _logs:
-        with contextlib.suppress(OSError), _logs[-1].open("a", encoding="utf-8") as file:
+        with contextlib.suppress(OSError), open(_logs[-1], "a", encoding="utf-8", opener=_own) as file:
             file.writelines(f"{time.strftime('%Y-%m-%d %H:%M:%S')}  {line}\n" for line in text.splitlines())
+
+
+def _own(name: str, flags: int) -> int:
+    return os.open(name, flags, 0o600)
+
+
+def traced(error: BaseException) -> str:
+    """The traceback of an error, in which no path says where this machine has its files."""
+    text = "".join(traceback.format_exception(error))
+    for folder in sorted({*sys.path, os.getcwd(), sys.base_prefix}, key=len, reverse=True):
+        text = text.replace(f"{folder.rstrip(os.sep)}{os.sep}", "") if folder.strip(os.sep) else text
+    return text
 
 
 @contextlib.contextmanager

@@ -1,9 +1,12 @@
 """Zero-shot weights from the names of classes (AdaMix, Section 3.3). Needs the extra `clip`."""
 
+from pickle import UnpicklingError
+
 import torch
 from torch import Tensor
 
 from pubsel.config import UsageError, UserError
+from pubsel.models.weights import tensors_alone
 
 
 @torch.no_grad()
@@ -21,8 +24,9 @@ def text_weights(class_names: list[str], model: str, pretrained: str | None, sca
         near = ", ".join(open_clip.list_models()[:5])
         raise UsageError(f"algorithm.text_model={model}: open_clip has no such model; it has {near}, ...")
     try:
-        clip = open_clip.create_model(model, pretrained=pretrained).eval()
-    except (OSError, RuntimeError) as error:
+        with tensors_alone():
+            clip = open_clip.create_model(model, pretrained=pretrained).eval()
+    except (OSError, RuntimeError, UnpicklingError) as error:
         reason = str(error).partition("\n")[0][:100]
         raise UserError(f"algorithm.text_weights={pretrained}: no such weights of {model} here ({reason})") from None
     tokens = open_clip.get_tokenizer(model)(class_names)

@@ -6,7 +6,7 @@ on the screen, which the privacy statement excepts. parallel.py has the loop's w
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, Self
@@ -15,13 +15,14 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-import pubsel
+from pubsel import ledger, results
 from pubsel.algorithms import Algorithm, Finishes, Frozen, Mechanism, Pretrains, Release, View
-from pubsel.config import Optimizer, Training, UserError
+from pubsel.config import MOST_STEPS, Optimizer, Training, UsageError, UserError
 from pubsel.data import Split, Task
 from pubsel.factored import LinearGradients
 from pubsel.gradients import Engine, PerExampleGradients, gpu_precision
-from pubsel.randomness import SystemEntropy, normal, stream
+from pubsel.privacy import deviation, spent
+from pubsel.randomness import Secret, Source, normal, stream
 
 
 class Schedule(NamedTuple):
@@ -48,7 +49,10 @@ class Progress(NamedTuple):
 def schedule(n: int, training: Training) -> Schedule:
     """Steps and sampling rate for n private examples; a batch of n or more is the full batch, taken every time."""
     batch = min(training.batch_size, n)
-    return Schedule(n, batch / n, training.steps or max(1, round(training.epochs * n / batch)), batch)
+    steps = training.steps or max(1, round(min(training.epochs * n / batch, 2 * MOST_STEPS)))
+    if steps > MOST_STEPS:
+        raise UsageError(f"training.epochs={training.epochs:g}: more than {MOST_STEPS:,} steps: lower it")
+    return Schedule(n, batch / n, steps, batch)
 
 
 def engine(model: nn.Module, chunk: int | None) -> Engine:
@@ -56,7 +60,7 @@ def engine(model: nn.Module, chunk: int | None) -> Engine:
     return LinearGradients(model) if type(model) is nn.Linear else PerExampleGradients(model, chunk)
 
 
-def poisson_sample(source: np.random.Generator | SystemEntropy, n: int, rate: float) -> Tensor:
+def poisson_sample(source: Source, n: int, rate: float) -> Tensor:
     """Indices of a sample that holds each of n examples independently with probability `rate` (all at rate 1)."""
     return torch.from_numpy(np.flatnonzero(np.asarray(source.random(n)) < rate))
 
@@ -114,34 +118,28 @@ def noisy_mean(
     gradients: Engine,
     batch: Split,
     noise_multiplier: float,
-    source: np.random.Generator | SystemEntropy,
+    source: Source,
     batch_size: int,
     crew: Alone = ALONE,
 ) -> tuple[Tensor, Tensor]:
-    """(clipped sum over the batch + N(0, (noise_multiplier * sensitivity)^2)) / batch_size -> [size]; and the sum and
-    the number of the losses, float64 [2].
+    """(clipped sum over the batch + N(0, s^2)) / batch_size -> [size], s of `privacy.deviation`; and the sum and the
+    number of the losses, float64 [2].
 
     batch_size is fixed and public. The noise is drawn once, on the sum over all processes.
     """
     total, losses = crew.sum(mechanism, gradients, batch)
     if noise_multiplier > 0:
-        total.add_(normal(source, mechanism.size, total.device), alpha=noise_multiplier * mechanism.sensitivity)
+        scale = deviation(noise_multiplier, mechanism.sensitivity)
+        total.add_(normal(source, mechanism.size, total.device), alpha=scale)
     return total.div_(batch_size).to(next(gradients.model.parameters()).dtype), losses
 
 
-def source_of(key: str, purpose: str, step: int, secure: bool) -> np.random.Generator | SystemEntropy:
-    """Where sample or noise come from: what `key` names, or the operating system."""
-    return SystemEntropy() if secure else stream(key, purpose, step)
-
-
-def noisy_sum(
-    release: Release, x: Tensor, noise_multiplier: float, source: np.random.Generator | SystemEntropy, rows: int = 2**14
-) -> Frozen:
+def noisy_sum(release: Release, x: Tensor, noise_multiplier: float, source: Source, rows: int = 2**14) -> Frozen:
     """What `release` decodes from its sum over all private features x [n, d], plus noise of the declared scale."""
     total = torch.zeros(release.size, dtype=torch.float64)
     for part in x.split(rows):
         total += release.clipped_sum(part)
-    total += noise_multiplier * release.sensitivity * normal(source, release.size, total.device)
+    total += deviation(noise_multiplier, release.sensitivity) * normal(source, release.size, total.device)
     return release.decode(total)
 
 
@@ -174,23 +172,24 @@ def fit(
     noise_multiplier: float,
     training: Training,
     name: str,
-    key: str,
-    secure: bool,
+    secret: Secret,
     checkpoint: Path,
     report: Callable[[Progress], None],
     gradients: Engine | None = None,
     crew: Alone = ALONE,
+    keep: Callable[[list[Progress]], None] = lambda points: None,
 ) -> float:
     """Train `model` in place on task.private; returns the seconds spent, those before a resume included.
 
     name: the run; it determines what the algorithm draws, and depends on no private example, since the algorithm must
-    not either. key: the run and its private data; with the step it determines sample and noise, so that a run killed
-    at any moment goes on from `checkpoint` and ends, bit for bit on a CPU, like an uninterrupted one. With `secure`,
-    sample and noise come from the operating system instead: steps after the last checkpoint, whose result nobody saw,
-    are drawn anew. gradients: by default engine(model, training.chunk); an audit brings its own. crew: the processes
-    that share the work.
+    not either. secret: where sample and noise come from. A run that is killed at any moment resumes from `checkpoint`,
+    and ends, bit for bit on a CPU, like an uninterrupted one; with noise of the operating system, steps after the last
+    checkpoint, whose result nobody saw, are drawn anew. gradients: by default engine(model, training.chunk); an audit
+    brings its own. crew: the processes that share the work. keep: takes the reports of steps that a checkpoint on disk
+    holds, which are never drawn anew: only these may be written to a file. A run that was killed after a checkpoint
+    gives its reports once more.
 
-    Raises UserError when the weights stop being finite.
+    Raises UserError if the weights stop being finite, or the checkpoint is of another release.
     """
     device = next(model.parameters()).device
     everyone, task = task.private, on_device(task._replace(private=crew.own(task.private)), device)
@@ -209,25 +208,31 @@ def fit(
         decay = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda t: scale / (t + 2))  # the t-th step, from 1: t + 1
     view = view_of(model, gradients, task, name, plan)
     average, begin = _Average(parameters, training.average), _Begin(parameters)
-    parts = (model, optimizer, decay, average, begin)
+    points = _Points()
+    parts = (model, optimizer, decay, average, begin, points)
 
-    start, earlier = _resume(checkpoint, *parts)
-    if isinstance(algorithm, Pretrains) and not checkpoint.exists():
+    saved = _read(checkpoint)
+    start, earlier = 0, 0.0
+    if saved is not None:
+        secret = secret.resumed(saved["release"], saved["step"], checkpoint, partial(_spent, done=saved["step"]))
+        start, earlier = _resume(checkpoint, saved, parts)
+    points.given_to(keep)
+    if isinstance(algorithm, Pretrains) and saved is None:
         began = time.monotonic()
         algorithm.pretrain(view)
         begin.weights = flat(parameters)
         if time.monotonic() - began >= training.checkpoint_seconds:
-            save(checkpoint, _state(0, 0.0, parts))
+            save(checkpoint, _state(0, 0.0, secret, parts))
     view = view._replace(start=begin.weights)
     _check_finite(parameters, start, training)
     crew.hire(view, algorithm, name, training.chunk, everyone)
-    began = saved = time.monotonic()
+    began = kept = time.monotonic()
     epoch_steps = max(1, round(1 / plan.rate))
     losses = torch.zeros(2, dtype=torch.float64, device=device)  # sum and number since the last report
     for step in range(start, plan.steps):
         chosen = None
         if plan.rate < 1:
-            chosen = poisson_sample(source_of(key, "sample", step, secure), plan.n, plan.rate)
+            chosen = poisson_sample(secret("sample", step), plan.n, plan.rate)
         make = partial(algorithm.mechanism, view, step)
         mechanism, batch = crew.begin(step, task.private, chosen, make)
         mean, batch_losses = noisy_mean(
@@ -235,7 +240,7 @@ def fit(
             gradients,
             batch,
             noise_multiplier,
-            source_of(key, "noise", step, secure),
+            secret("noise", step),
             plan.batch_size,
             crew,
         )
@@ -249,18 +254,23 @@ def fit(
 
         last = step + 1 == plan.steps
         epoch_ends = last or (step + 1) % epoch_steps == 0
-        due = last or time.monotonic() - saved >= training.checkpoint_seconds
-        if epoch_ends or due:
-            if due or not _finite(parameters):
-                saved = time.monotonic()
-                save(checkpoint, _state(step + 1, earlier + saved - began, parts))
-            _check_finite(parameters, step + 1, training)
+        due = last or time.monotonic() - kept >= training.checkpoint_seconds
         if epoch_ends:
             loss = float(losses[0] / losses[1])  # nan of none
             now = earlier + time.monotonic() - began
             norm, learning_rate = float(direction.norm()), float(decay.get_last_lr()[0])
-            report(Progress(step + 1, plan.steps, (step + 1) * plan.rate, loss, now, norm, learning_rate))
+            latest = Progress(step + 1, plan.steps, (step + 1) * plan.rate, loss, now, norm, learning_rate)
+            points.waiting.append(latest)
             losses.zero_()
+        if epoch_ends or due:
+            if due or not _finite(parameters):
+                kept = time.monotonic()
+                save(checkpoint, _state(step + 1, earlier + kept - began, secret, parts))
+            _check_finite(parameters, step + 1, training)
+        if epoch_ends:
+            report(latest)
+        if due:
+            points.given_to(keep)
     average.into(parameters, plan.steps)
     if isinstance(algorithm, Finishes):
         algorithm.finish(view)
@@ -286,6 +296,25 @@ class _Begin:
         self.weights = state["weights"].to(self.weights)
 
 
+class _Points:
+    """The reports since the last checkpoint. They are part of the next one, so that none is lost behind it."""
+
+    def __init__(self) -> None:
+        self.waiting: list[Progress] = []
+
+    def given_to(self, keep: Callable[[list[Progress]], None]) -> None:
+        """For who has a checkpoint with all of them on disk."""
+        if self.waiting:
+            keep(self.waiting)
+        self.waiting = []
+
+    def state_dict(self) -> dict[str, list[list[float]]]:
+        return {"waiting": [list(point) for point in self.waiting]}
+
+    def load_state_dict(self, state: dict[str, list[Any]]) -> None:
+        self.waiting = [Progress(*values) for values in state["waiting"]]
+
+
 class _Average:
     """2 / (T (T + 1)) sum_t t w_t, of the weights w_t before step t = 1, ..., T; or nothing."""
 
@@ -305,7 +334,8 @@ class _Average:
         return {"total": self.total}
 
     def load_state_dict(self, state: dict[str, Tensor | None]) -> None:
-        self.total = state["total"]
+        if self.total is not None and state["total"] is not None:
+            self.total = state["total"].to(self.total)
 
 
 def part_of(split: Split, chosen: Tensor | None) -> Split:
@@ -337,33 +367,59 @@ def _check_finite(parameters: list[nn.Parameter], step: int, training: Training)
 
 
 def save(path: Path, content: Any) -> None:
-    """torch.save, whole or not at all; UserError names the file where it cannot be written."""
+    """torch.save, whole or not at all, lasting through a power cut, for its owner alone; UserError names the file where
+    it cannot be written."""
     partial = path.with_suffix(f".{os.getpid()}.part")
     try:
-        torch.save(content, partial)
+        partial.unlink(missing_ok=True)
+        handle = os.open(partial, os.O_RDWR | os.O_CREAT | os.O_EXCL, results.PRIVATE_FILE)
+        try:
+            torch.save(content, partial)
+            os.fsync(handle)
+        finally:
+            os.close(handle)
         os.replace(partial, path)
+        results.sync_folder(path.parent)
     except (OSError, RuntimeError) as error:
         partial.unlink(missing_ok=True)
         raise UserError(f"cannot write {path}: {error}; free space or set results=FOLDER") from None
 
 
-def _state(step: int, seconds: float, parts: tuple[Any, ...]) -> dict[str, Any]:
+def _state(step: int, seconds: float, secret: Secret, parts: tuple[Any, ...]) -> dict[str, Any]:
     """What a checkpoint holds."""
     states = [part.state_dict() for part in parts]
-    return {"step": step, "seconds": seconds, "parts": states, "version": pubsel.__version__}
+    return {"step": step, "seconds": seconds, "release": secret.state_dict(), "parts": states}
 
 
-def _resume(path: Path, *parts: Any) -> tuple[int, float]:
-    """Load the checkpoint into `parts`; the step to go on from, and the seconds spent before it."""
+def _read(path: Path) -> dict[str, Any] | None:
+    """The checkpoint at `path`, its tensors on the CPU; None if there is none. UserError if it cannot be read."""
     if not path.exists():
-        return 0, 0.0
+        return None
     try:
-        saved = torch.load(path, weights_only=True)
-        if (made := saved.get("version", pubsel.__version__)) != pubsel.__version__:
-            raise ValueError(f"made by pubsel {made}, this is {pubsel.__version__}")
+        saved = torch.load(path, map_location="cpu", weights_only=True)
+        return {key: saved[key] for key in ("step", "seconds", "release", "parts")}
+    except Exception as error:
+        raise _unreadable(path, error) from None
+
+
+def _resume(path: Path, saved: dict[str, Any], parts: tuple[Any, ...]) -> tuple[int, float]:
+    """Load a checkpoint into `parts`, on whatever device they are; the step to resume at, and the seconds before it."""
+    try:
         for part, state in zip(parts, saved["parts"], strict=True):
             part.load_state_dict(state)
-        return saved["step"], saved["seconds"]
     except Exception as error:
-        reason = str(error).partition("\n")[0] or type(error).__name__
-        raise UserError(f"{path} cannot be read ({reason}): delete it to start this run again") from None
+        raise _unreadable(path, error) from None
+    return saved["step"], saved["seconds"]
+
+
+def _unreadable(path: Path, error: Exception) -> UserError:
+    reason = str(error).partition("\n")[0] or type(error).__name__
+    return UserError(f"{path} cannot be read ({reason}): delete it to start this run again{ledger.again(path.parent)}")
+
+
+def _spent(plan: Mapping[str, Any], done: int) -> str:
+    """What a release had spent after `done` steps of its plan, for people."""
+    if not plan["noise_multiplier"]:
+        return f"{done} of {plan['steps']} steps without noise"
+    epsilon = spent(plan["noise_multiplier"], plan["rate"], plan["steps"], plan["delta"], done, about=plan["epsilon"])
+    return f"epsilon {epsilon:.3g} in {done} of {plan['steps']} steps"

@@ -14,7 +14,7 @@ from typing import Any
 import pandas
 
 from pubsel.config import TableConfig
-from pubsel.results import read_ranks, read_records, write_whole
+from pubsel.results import read_choices, read_ranks, read_records, write_whole
 from pubsel.tables import Table, as_csv, belonging, make, names
 
 MISSING = "—"
@@ -72,7 +72,7 @@ def columns(frame: pandas.DataFrame) -> tuple[list[Column], list[str]]:
     for key in order:
         if re.search("_(std|low|high)$", key) or key in NOT_SHOWN:
             continue
-        if key == "valid" and frame[key].notna().any() and frame[key].dropna().all():
+        if key == "valid" and frame[key].notna().any() and (frame[key].dropna() == True).all():  # noqa: E712
             constant.append(f"{HEADS[key]} valid")  # wherever there is a number of ours
             continue
         if (key != "utility" and frame[key].isna().all()) or (key == "paper_public" and not _stands_in(frame)):
@@ -115,6 +115,9 @@ def notes(table: Table) -> list[str]:
     invalid = sum(cell is not None and cell.trained() and not cell.valid() for cell in table.cells)
     if invalid:
         found.append(f"{invalid} rows of ours have no valid privacy guarantee (column {HEADS['valid']}).")
+    weak = sum(cell is not None and cell.trained() and cell.valid() == "weak" for cell in table.cells)
+    if weak:
+        found.append(f"{weak} rows of ours have a weak privacy guarantee: its delta is above 1/n (n private examples).")
     return found
 
 
@@ -223,7 +226,7 @@ def _entry(key: str, value: Any, spread: Any, low: Any, high: Any) -> tuple[str,
     if pandas.isna(value):
         return NOTHING.get(key, MISSING), ""
     if isinstance(value, bool) or key == "valid":
-        return "valid" if value else "none", ""
+        return "weak" if value == "weak" else "valid" if value else "none", ""
     if key == "setting":
         return short_keys(str(value)), ""
     if not isinstance(value, float):
@@ -259,16 +262,28 @@ def run(settings: TableConfig) -> str:
     if settings.table == "all":
         tables = [make(name, records, ranks) for name in names()]
         write_whole(results / "tables" / "README.md", index(tables, records))
-        return _run_all(results, tables)
+        return "\n".join([_run_all(results, tables), *choices(read_choices(results))])
     table = make(settings.table, records, ranks)
     paths = write(table, results / "tables")
     parts = [text(table.frame, table.spec.title), "\n".join(notes(table))]
     if not table.ranks.empty:
         parts.append(text(table.ranks, RANKS))
+    if table.spec.ranks:
+        own = [record | {"public": record["chosen"]} for record in read_choices(results)]
+        parts.append("\n".join(choices(belonging(table.spec, own))))
     if not table.records():
         parts.append(f"No record of this table in {results / 'runs'} yet: the figures are the paper's alone.")
     parts.append(f"Written: {paths[0]} and {', '.join(path.name for path in paths[1:])}")
     return "\n\n".join(part for part in parts if part)
+
+
+def choices(records: list[dict[str, Any]]) -> list[str]:
+    """A line for each private choice of public data: which, of which, and what it spent. It has no distance to show."""
+    return [
+        f"Chosen privately for {record['private']}, of {', '.join(record['candidates'])}: {record['chosen']} "
+        f"(epsilon {record['privacy']['epsilon']:g}, seed {record['settings']['seed']}, no distance is told)"
+        for record in records
+    ]
 
 
 INDEX = """# Tables: command, time and cost

@@ -53,7 +53,7 @@ from pubsel.subspace import (
     top_k,
 )
 from pubsel.terminal import say
-from pubsel.training import Schedule, fit, poisson_sample, source_of
+from pubsel.training import Schedule, fit, poisson_sample
 
 NOT_PRIVATE = "Not differentially private: measured on private gradients without noise."
 LARGEST = 500  # singular values
@@ -265,11 +265,12 @@ def follow(name: str, settings: RunConfig, sets: list[str], ks: list[int], point
     public = {one: public_set(one, settings, task.private, device) for one in sets}
     plan, spend, _ = run.guarantee(trained, algorithm, len(task.private.x))
     identity = config.identity(trained)
-    key = run.noise_key(identity, task.private, device)
+    model = run.network(settings.model, task, settings.seed, settings.data_root).to(device)
+    secret = run.training_secret(trained, task, model, plan, spend, device)
     wanted = moments(plan, points, FIGURES[name].first_epoch)
 
     def look(view: View, step: int) -> list[Row]:
-        chosen = poisson_sample(source_of(key, "sample", step, False), plan.n, plan.rate)
+        chosen = poisson_sample(secret("sample", step), plan.n, plan.rate)
         batch = Split(task.private.x[chosen].to(device), task.private.y[chosen].to(device))
         moment = Moment(step, view, batch, public, settings.pair.private, ks, settings.distance, gep)
         try:
@@ -297,10 +298,9 @@ def follow(name: str, settings: RunConfig, sets: list[str], ks: list[int], point
 
         if missing:
             algorithm.mechanism = watched  # type: ignore[method-assign]
-            model = run.network(settings.model, task, settings.seed, settings.data_root).to(device)
             noise = spend.noise_multiplier if spend else 0.0
             silent = lambda now: None  # noqa: E731
-            fit(model, task, algorithm, plan, noise, settings.training, identity, key, False, checkpoint, silent)
+            fit(model, task, algorithm, plan, noise, settings.training, identity, secret, checkpoint, silent)
             checkpoint.unlink(missing_ok=True)
         return pandas.read_csv(kept, comment="#"), kept.read_text().splitlines()[0].removeprefix("# ")
 

@@ -97,11 +97,12 @@ def reconstruction(words: list[str]) -> pandas.DataFrame:
     task = task.each(lambda split: Split(torch.nn.functional.normalize(split.x, dim=1), split.y))
     plan, spend, _ = run.guarantee(settings, algorithm, len(task.private.x))
     model = run.network(settings.model, task, settings.seed)
+    secret = run.training_secret(settings, task, model, plan, spend, torch.device("cpu"))
     watched = Watched(algorithm, algorithm.rank)
     with tempfile.TemporaryDirectory() as folder:
         fit(
-            model, task, watched, plan, spend.noise_multiplier if spend else 0.0, settings.training, "figure", "figure",
-            False, Path(folder) / "checkpoint.pt", lambda now: None,
+            model, task, watched, plan, spend.noise_multiplier if spend else 0.0, settings.training, "figure",
+            secret, Path(folder) / "checkpoint.pt", lambda now: None,
         )  # fmt: skip
     frame = pandas.DataFrame(watched.errors).groupby("step", as_index=False).mean()
     return frame.assign(private=settings.pair.private, model=settings.model.name, rank=algorithm.rank)

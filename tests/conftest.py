@@ -3,6 +3,8 @@ import os
 import pytest
 import torch
 
+from pubsel import results
+
 torch.set_num_threads(min(2, torch.get_num_threads()))
 
 
@@ -13,3 +15,10 @@ def pytest_collection_modifyitems(items):
             item.add_marker(pytest.mark.skip(reason="no CUDA device"))
         if item.get_closest_marker("data") and "PUBSEL_DATA" not in os.environ:
             item.add_marker(pytest.mark.skip(reason="PUBSEL_DATA names no folder with real data"))
+
+
+@pytest.fixture(autouse=True)
+def noise_that_no_edit_changes(monkeypatch):
+    """Seeded noise follows from the source of the package: each edit would be another throw of the dice for tests that
+    train. tests/test_releases.py has what that digest is for."""
+    monkeypatch.setattr(results, "_package", lambda: "the package")

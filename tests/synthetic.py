@@ -1,6 +1,13 @@
-"""Synthetic records for tests."""
+"""Synthetic records for tests, and streams."""
 
 from pubsel import results
+from pubsel.randomness import Secret
+
+
+def secret_named(name="key", secure=False, place="here"):
+    """The secret streams of a release that a test makes up."""
+    plan = {"noise_multiplier": 1.0, "rate": 0.2, "steps": 10, "delta": 1e-5, "epsilon": 2.0}
+    return Secret({"settings": name}, plan, [f"0 {place}"], secure)
 
 
 def record(seed=0, utility=0.8, values=(0.3, 0.4), public="fashion_mnist", algorithm="gep", label="paper", **settings):

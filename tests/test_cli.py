@@ -257,6 +257,8 @@ def test_data_check_says_what_is_read(cli: Cli) -> None:
         "./of_two.npz: 3 training and 1 test images of 4x5x3, 2 classes, measured by accuracy",
         "training images of a class: 1 to 2",
         "./of_two.npz: train was sorted by class, shuffled with seed 0",
+        "warning: classes with fewer than 5 training images: 0 has 1, 1 has 2",
+        "warning: 1 of 1 test images are training images too: a run needs pair.overlap=drop",
     ]
 
 
@@ -309,7 +311,7 @@ def test_what_needs_no_torch_does_not_wait_for_it() -> None:
         (["run", "epsilonn=1"], 2, ["epsilonn", "--help"]),
         (["run", "+epsilonn=1"], 2, ["epsilonn", "epsilon, epsilon_select, estimate, label"]),
         (["run", "pair.typo=1"], 2, ["pair.typo", "--help"]),
-        (["run", "+pair.typo=1"], 2, ["pair.typo", "convert, m, private, private_share, public"]),
+        (["run", "+pair.typo=1"], 2, ["pair.typo", "convert, m, overlap, private, private_share, public"]),
         (["run", "+algorithm.typo=1"], 2, ["algorithm.typo", "clip_embedding"]),
         (["run", "seed=0,1"], 2, ["seed=0,1", "--multirun"]),
         (["run", "epsilon=four"], 2, ["epsilon", "four"]),
@@ -323,6 +325,10 @@ def test_what_needs_no_torch_does_not_wait_for_it() -> None:
         (["run", "~algorithm"], 2, ["algorithm=NAME"]),
         (["run", "algorithm._target_=os.system"], 2, ["algorithm._target_=os.system"]),
         (["run", "-m", "model=probe,nope"], 2, ["model/nope", "resnet20"]),
+        (["run", "pair.private=./mine"], 2, ["pair.private=./mine: give its public data too, pair.public=NAME"]),
+        (["audit", "pair.private=digits", "epsilon=1"], 2, ["give its public data too"]),
+        (["run", *TINY, "training.epoch=1"], 2, ["unknown key training.epoch (did you mean training.epochs?)"]),
+        (["run", *TINY, "+epsilom=1"], 2, ["unknown key epsilom (did you mean epsilon?)"]),
         (["run", *TINY, "pair.private=cifar11"], 2, ["cifar11", "cifar10", "path"]),
         (["run", *TINY, "pair.private=cifar10"], 1, ["cifar10", "pubsel data prepare cifar10", "data_root="]),
         (["run", *TINY, "algorithm.k=500", "pair.m=100"], 2, ["algorithm.k=500", "pair.m=100", "lower"]),
@@ -391,11 +397,12 @@ def test_a_mistake_is_answered_in_one_line(cli: Cli, words: list[str], code: int
     ],
 )
 def test_auc_of_one_class_is_refused_before_training(cli: Cli, part: str, overrides: list[str], words: str) -> None:
-    images = np.random.default_rng(0).integers(256, size=(400, 8, 8), dtype=np.uint8)
+    both = np.random.default_rng(0).integers(256, size=(800, 8, 8), dtype=np.uint8)
+    images = {"train": both[:400], "test": both[400:]}
     labels = {"train": np.tile([[0, 1], [1, 0]], (200, 1)), "test": np.tile([[0, 1], [1, 0]], (200, 1))}
     labels[part][300 if part == "test" else 0 :] = (0, 1)
     np.savez("labels.npz", **{f"{name}_{what}": array for name, y in labels.items()
-                              for what, array in (("images", images), ("labels", y))})  # fmt: skip
+                              for what, array in (("images", images[name]), ("labels", y))})  # fmt: skip
     code, out, err = cli("run", *TINY, "pair.private=labels.npz", *overrides)
     assert (code, out) == (1, "")
     assert f"pubsel: AUC needs examples of at least two classes, {words}" in err.splitlines()[-1]

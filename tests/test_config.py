@@ -1,5 +1,6 @@
 import dataclasses
 import itertools
+import re
 import shlex
 from collections.abc import Iterator
 from enum import Enum
@@ -71,6 +72,16 @@ def with_value(key: str, value: Any) -> DictConfig:
         ("device", "gpu", "auto, cpu, cuda"),
         ("privacy.accounting", "rdp", "prv, paper"),
         ("distance.labels", "wrong", "random, given"),
+        ("privacy.delta", 1e-320, "too small to compute with"),
+        ("training.learning_rate", 1e300, "too large to compute with"),
+        ("training.learning_rate", 5e-324, "too small to compute with"),
+        ("training.weight_decay", 1e39, "too large to compute with"),
+        ("training.steps", 999999999, "at most 10000000"),
+        ("epsilon", 5e-324, "too small to compute with"),
+        ("pair.m", 99999999999999999999, "too large to compute with"),
+        ("model.input_size", 99999999999999999999, "must be at most 16384"),
+        ("distance.private_m", 1e300, "too large to compute with"),
+        ("model.mean", [0.5, 1e-300], "too small to compute with"),
     ],
 )
 def test_a_wrong_value_is_refused_by_key(key: str, value: Any, words: str) -> None:
@@ -99,11 +110,13 @@ def test_the_ends_of_a_range_are_allowed(key: str, value: Any) -> None:
 
 
 def test_an_unknown_key_is_refused_with_those_that_there_are() -> None:
-    with pytest.raises(UsageError, match=r"^unknown key epsilonn; here: .*epsilon, epsilon_select, es") as refusal:
+    with pytest.raises(
+        UsageError, match=r"^unknown key epsilonn \(did you mean epsilon\?\); here: .*epsilon, epsilon_select, es"
+    ) as refusal:
         check(RunConfig, with_value("epsilonn", 1))
     assert refusal.value.exit_code == 2
     with pytest.raises(
-        UsageError, match=r"^unknown key pair.typo; here: candidates, convert, m, private, private_share, public, "
+        UsageError, match=r"^unknown key pair.typo; here: candidates, convert, m, overlap, private, private_share, pub"
     ):
         check(RunConfig, with_value("pair.typo", 1))
 
@@ -113,6 +126,9 @@ def test_a_setting_of_an_algorithm_is_checked_like_any_other() -> None:
         ("+algorithm.typo=1", "unknown key algorithm.typo; here: clip_embedding"),
         ("algorithm.k=many", "algorithm.k: "),
         ("algorithm.clip_residual=0", "algorithm.clip_residual=0.0: must be at least 1e-12"),
+        ("algorithm.clip_residual=1e300", "algorithm.clip_residual=1e+300: too large to compute with"),
+        ("algorithm.power_iterations=99999999999999999999", "must be at most 1000000"),
+        ("algorithm.power_iterations=1000000000", "must be at most 1000000"),
         ("algorithm.groups=rows", "layers, slices"),
         ("algorithm._target_=pubsel.algorithms.gep.NoSuch", "algorithm._target_=pubsel.algorithms.gep.NoSuch"),
         ("algorithm._target_=pathlib.Path", "algorithm: "),
@@ -124,6 +140,72 @@ def test_a_setting_of_an_algorithm_is_checked_like_any_other() -> None:
         with pytest.raises(UsageError) as refusal:
             canonical(check(RunConfig, quickstart(override)))
         assert words in str(refusal.value), override
+
+
+@pytest.mark.attack
+@pytest.mark.parametrize(
+    ("overrides", "words"),
+    [
+        (["algorithm.name=../../../../evil"], "algorithm.name=../../../../evil: a name has letters"),
+        (["algorithm.name=''"], "algorithm.name=: a name has letters"),
+        (["algorithm.name=[gep]"], "algorithm.name: "),
+        (["algorithm.name='a b'"], "algorithm.name=a b: a name has letters"),
+        (["algorithm=dp_sgd", "algorithm.name=gep"], "DPSGD has not this name, it may be dp_raft, dp_sgd; to name a"),
+        (["algorithm=dp_sgd", "algorithm.name=my_sgd"], "give label=my_sgd"),
+        (["algorithm.name=paragon"], "GEP has not this name, it may be b_gep, gep; "),
+        (["model.name=../../evil"], "model.name=../../evil: a name has letters"),
+        (["model=pixels", "model.name=../../evil"], "model.name=../../evil: a name has letters"),
+        (["distance.name=../evil"], "distance.name=../evil: a name has letters"),
+    ],
+)
+def test_a_name_leaves_no_folder_and_tells_no_lie(overrides: list[str], words: str) -> None:
+    with pytest.raises(UsageError) as refusal:
+        canonical(check(RunConfig, quickstart(*overrides)))
+    assert words in str(refusal.value)
+
+
+def test_every_method_has_the_name_that_its_file_gives_it() -> None:
+    for path in (config.CONF / "algorithm").glob("*.yaml"):
+        made = compose("run", [f"algorithm={path.stem}"]).algorithm
+        config.check_method(dict(made), [])
+        assert made._target_ in config.methods(config.CONF)[made.name]
+
+
+def test_a_users_own_method_has_a_name_of_its_own(tmp_path: Path) -> None:
+    (tmp_path / "algorithm").mkdir()
+    (tmp_path / "algorithm" / "mine.yaml").write_text("defaults: [dp_sgd_clip1]\nname: mine\n")
+    (tmp_path / "algorithm" / "broken.yaml").write_text("name: [")
+    (tmp_path / "algorithm" / "lie.yaml").write_text("defaults: [dp_sgd]\nname: gep\n")
+    dp_sgd = {"_target_": "pubsel.algorithms.dp_sgd.DPSGD", "clip_norm": 1.0}
+    config.check_method(dp_sgd | {"name": "mine"}, [tmp_path])
+    config.check_method({"_target_": "median_clip.MedianClip", "name": "median_clip"}, [])
+    with pytest.raises(UsageError, match="gep is another method"):
+        config.check_method({"_target_": "my.Own", "name": "gep"}, [])
+    for name in ("mine2", "gep"):
+        with pytest.raises(UsageError, match=f"^algorithm.name={name}: .*DPSGD has not this name"):
+            config.check_method(dp_sgd | {"name": name}, [tmp_path])
+
+
+@pytest.mark.parametrize("key", ["clip_norm", "pretrain_rate", "weight_decay"])
+@pytest.mark.parametrize("value", [5e-324, 1e300])
+def test_no_number_of_adamix_leaves_what_can_be_computed(key: str, value: float) -> None:
+    with pytest.raises(UsageError, match=rf"^algorithm.{key}={re.escape(str(value))}: too (small|large) to"):
+        canonical(check(RunConfig, compose("run", ["algorithm=adamix", f"algorithm.{key}={value}"])))
+
+
+def test_every_number_in_conf_is_within_the_limits() -> None:
+    numbers = [value for key, value in leaves(check(RunConfig, quickstart())).items() if isinstance(value, float)]
+    assert all(value == 0 or config.LEAST <= value <= config.MOST for value in numbers if value < float("inf"))
+
+
+@pytest.mark.parametrize(
+    ("typed", "meant"),
+    [("epochs", "training.epochs"), ("training.epoch", "training.epochs"), ("stat", "state"),
+     ("Epsilon", "epsilon"), ("algorithm.clip_embeding", "algorithm.clip_embedding"), ("xyzzy", None)],
+)  # fmt: skip
+def test_the_nearest_key_is_named(typed: str, meant: str | None) -> None:
+    known = {*config.keys(RunConfig), *config.algorithm_keys(), "state"}
+    assert config.nearest(typed, known) == (f" (did you mean {meant}?)" if meant else "")
 
 
 def test_a_value_that_must_be_given_is_asked_for() -> None:
@@ -258,6 +340,14 @@ def test_the_identity_of_a_path_is_the_name_of_a_folder() -> None:
     name = config.identity(check(RunConfig, quickstart("pair.public=../some where/images")))
     assert "/" not in name
     assert " " not in name
+
+
+def test_the_name_of_a_folder_is_never_too_long(tmp_path: Path) -> None:
+    long = with_value("pair.public", [f"./{letter * 120}é" for letter in "abc"])
+    name = config.identity(check(RunConfig, long))
+    (tmp_path / name).mkdir()
+    assert len(name.encode()) <= 255
+    assert name.endswith(config.digest(config.settings(check(RunConfig, long))))
 
 
 def test_records_keep_their_names() -> None:

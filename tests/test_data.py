@@ -34,10 +34,11 @@ def pixels(n, *shape, seed=0):
 
 def npz(path, train=20, test=10, shape=(8, 8), classes=2, **changes):
     """A prepared npz with cycling labels (not sorted); `changes` replaces arrays, or removes those that are None."""
+    seed = sum(path.stem.encode())  # other images under another name
     arrays = {
-        "train_images": pixels(train, *shape, seed=1),
+        "train_images": pixels(train, *shape, seed=seed),
         "train_labels": np.arange(train)[::-1] % classes,
-        "test_images": pixels(test, *shape, seed=2),
+        "test_images": pixels(test, *shape, seed=seed + 1000),
         "test_labels": np.arange(test)[::-1] % classes,
     }
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -825,9 +826,13 @@ def test_real_mnist(real):
 def test_whose_classes_public_labels_are(monkeypatch, tmp_path):
     """Known of named sets; a user's own labels are what the user says."""
     half = (0.5,)
-    examples = Split(torch.zeros(20, 1, 4, 4, dtype=torch.uint8), torch.arange(20) % 2)
-    source = Source(examples, examples, 2, "accuracy", half, half, ())
-    monkeypatch.setattr("pubsel.data.open_dataset", lambda name, *_: source)
+
+    def opened(name, *_):
+        train, test = torch.from_numpy(pixels(40, 1, 4, 4, seed=sum(name.encode()))).split(20)
+        y = torch.arange(20) % 2
+        return Source(Split(train, y), Split(test, y), 2, "accuracy", half, half, ())
+
+    monkeypatch.setattr("pubsel.data.open_dataset", opened)
     found = {}
     for private, public in (("cifar100", "cifar10"), ("cifar10", "cifar10_1"), ("mnist", "svhn"), ("cifar10", "./own")):
         task = load(Pair(private, public, 5, convert=Convert.resize), str(tmp_path), False)

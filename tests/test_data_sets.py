@@ -229,7 +229,7 @@ def domainnet(root, domain):
             f"{domain}/{name}/{domain}_{part}_1.jpg {['airplane', 't-shirt', 'zigzag'].index(name)}" for name in names
         ]
         for i, line in enumerate(lines):
-            photograph(root / "domainnet" / line.split()[0], 10 * i)
+            photograph(root / "domainnet" / line.split()[0], 10 * i + (100 if domain == "real" else part == "test"))
         (root / "domainnet" / f"{domain}_{part}.txt").write_text("\n".join(lines) + "\n")
 
 

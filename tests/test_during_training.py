@@ -10,11 +10,11 @@ import torch
 from hydra import compose, initialize_config_dir
 from scipy.linalg import subspace_angles
 
-from pubsel import config, run
+from pubsel import algorithms, config, run
 from pubsel.config import CONF, RunConfig, UsageError, check
 from pubsel.data import public_examples
 from pubsel.gradients import random_labels
-from pubsel.training import Schedule, poisson_sample, public_stream, schedule, source_of
+from pubsel.training import Schedule, poisson_sample, public_stream
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "scripts"))
 import during_training
@@ -41,10 +41,12 @@ class First:
     def __init__(self):
         self.settings = run.canonical(composed())
         self.task = run.load_task(self.settings, torch.device("cpu"))
-        self.model = run.network(self.settings.model, self.task, self.settings.seed).double()
-        plan = schedule(len(self.task.private.x), self.settings.training)
-        key = run.noise_key(config.identity(self.settings), self.task.private, torch.device("cpu"))
-        chosen = poisson_sample(source_of(key, "sample", 0, False), plan.n, plan.rate)
+        self.model = run.network(self.settings.model, self.task, self.settings.seed)
+        algorithm = algorithms.build(self.settings.algorithm)
+        plan, spend, _ = run.guarantee(self.settings, algorithm, len(self.task.private.x))
+        secret = run.training_secret(self.settings, self.task, self.model, plan, spend, torch.device("cpu"))
+        chosen = poisson_sample(secret("sample", 0), plan.n, plan.rate)
+        self.model = self.model.double()
         self.batch = self.rows(self.task.private.x[chosen], self.task.private.y[chosen])
 
     def rows(self, x, y):

@@ -1,6 +1,7 @@
 """What a run says it will take, against what it took; and what does not fit is refused before it starts."""
 
 import json
+import re
 import subprocess
 import sys
 
@@ -8,31 +9,43 @@ import pytest
 import torch
 import yaml
 
-from pubsel import algorithms, estimate
+import pubsel.training as training_loop
+from pubsel import algorithms, estimate, rehearsal, run
+from pubsel.algorithms import build
+from pubsel.algorithms.dp_sgd import DPSGD
+from pubsel.cli import main
 from pubsel.config import CONF, SHARED_GPU, Distance, Labels, Parameters, UserError
 from pubsel.data import Split, Task
+from pubsel.factored import LinearGradients
 from pubsel.gradients import PerExampleGradients
 from pubsel.models import small
-from pubsel.training import Schedule, schedule, view_of
+from pubsel.rehearsal import Held, rehearse
+from pubsel.training import Schedule, fit, schedule, view_of
+from tests.synthetic import secret_named
 from tests.test_training import training
 
 GSD = Distance("gsd", 16, 200, 1, True, Labels.random, Parameters.weights)
 NONE = Distance("none", 1, 2, 1, True, Labels.random, Parameters.weights)
 
-# Peak memory above what is loaded, in a process of its own: one step of GEP with p = 61,450 and k = 300.
+# What a process comes to hold above what is loaded while it trains, and what it said that would be. The plain run takes
+# no estimate, whose rehearsal would leave memory behind.
 MEASURE = """
-import json, re, torch
-from tests.test_estimate import needs, work
+import json, re, sys
+import pubsel.run as run
+from pubsel.cli import main
 
 def status(key):
     return int(re.search(key + r":\\s+(\\d+) kB", open("/proc/self/status").read())[1]) * 1024
 
-torch.set_num_threads(1)
-work(20)  # what a first step loads stays
-before = status("VmRSS")
-open("/proc/self/clear_refs", "w").write("5")
-work(300)
-print(json.dumps([status("VmHWM") - before, needs(300).training]))
+made, begun = run.guarantee, []
+def guarantee(*given):
+    found = made(*given)
+    open("/proc/self/clear_refs", "w").write("5")
+    begun.append(status("VmRSS"))
+    return found
+run.guarantee = guarantee
+code = main(sys.argv[1:])
+print(json.dumps([code, status("VmHWM") - begun[0]]), file=sys.stderr)
 """
 
 
@@ -66,22 +79,175 @@ class Float(torch.nn.Module):
         return x.float() / 255
 
 
+def values(name):
+    """The settings of an algorithm, with those that its file takes from another."""
+    found = yaml.safe_load((CONF / "algorithm" / f"{name}.yaml").read_text())
+    inherited = [values(base) for base in found.pop("defaults", []) if base != "_self_"]
+    return {key: value for one in [*inherited, found] for key, value in one.items()}
+
+
 def needs(k, distance=NONE):
     gradients, algorithm, view, problem = setup(k=k)
     return estimate.memory(gradients, algorithm, view, problem, distance)
 
 
-def work(k):
-    gradients, algorithm, view, problem = setup(k=k)
-    plan = schedule(400, training(batch_size=256))
-    estimate.step_seconds(gradients, algorithm, view, problem.private, plan, None)
+KINDS = {
+    "cnn": ["pair=digits_digits", "model=digits_cnn", "algorithm=dp_sgd", "training.steps=3",
+            "training.batch_size=600"],
+    "gep": ["pair=digits_digits", "pair.m=400", "model=digits_cnn", "algorithm=gep_digits", "algorithm.k=200",
+            "training.steps=2", "training.batch_size=600"],
+    "linear": ["pair=digits_digits", "model=pixels", "algorithm=fully_private", "training=adamix",
+               "training.epochs=20"],
+}  # fmt: skip
 
 
 @pytest.mark.slow
-def test_estimated_memory_is_near_what_is_taken():
-    done = subprocess.run([sys.executable, "-c", MEASURE], capture_output=True, text=True, check=True)
-    taken, said = json.loads(done.stdout)
-    assert 0.6 < said / taken < 1.7
+@pytest.mark.long
+@pytest.mark.parametrize("kind", KINDS)
+def test_estimated_memory_is_near_what_a_run_takes(kind, tmp_path):
+    """As the system counts it, with what is loaded on the way."""
+    words = [*KINDS[kind], "distance=none", "threads=1", "device=cpu"]
+    found = []
+    for estimated in ("false", "true"):
+        command = ["run", *words, f"estimate={estimated}", f"results={tmp_path / estimated}"]
+        done = subprocess.run([sys.executable, "-c", MEASURE, *command], capture_output=True, text=True, check=True)
+        lines = done.stderr.splitlines()
+        code, taken = json.loads(lines[-1])
+        assert code == 0
+        found.append(taken)
+    (said,) = (re.search(r"about ([\d.]+) MiB of memory", line) for line in lines if "of memory beside" in line)
+    assert 0.5 < float(said[1]) * 2**20 / found[0] < 2
+
+
+@pytest.mark.parametrize("name", ["dp_sgd", "gep"])
+def test_held_memory_is_what_the_loop_holds(name, tmp_path):
+    """Of tensors, in a whole training with batches as they are drawn, against what a rehearsal of one pass found."""
+    _, algorithm, view, problem = setup(name, **({"k": 20} if name == "gep" else {}))
+    settings = training(batch_size=100, epochs=1, chunk=None)
+    plan = schedule(400, settings)
+    said = rehearse(view.model, problem, algorithm, plan, settings, True, False).held
+    with Held(torch.device("cpu")) as counted:
+        nowhere = tmp_path / "c.pt"
+        fit(view.model, problem, algorithm, plan, 1.0, settings, "name", secret_named(), nowhere, lambda p: None)
+    assert counted.peak / 1.5 < said < 1.5 * counted.peak
+
+
+@pytest.mark.parametrize("public", [True, False], ids=["with public data", "without"])
+@pytest.mark.parametrize("rate", [1.0, 0.3], ids=["full batches", "Poisson"])
+def test_held_memory_of_a_linear_classifier_grows_with_the_batch(rate, public, tmp_path, monkeypatch):
+    """The stand-in is smaller than the batch here."""
+    monkeypatch.setattr(rehearsal, "STAND_IN", 2**18)
+    x, y = torch.randn(4000, 64), torch.randint(5, (4000,))
+    problem = Task(Split(x, y), Split(x[:500], y[:500]), Split(x, y), 5, "accuracy", (), (), (), same_task=True)
+    algorithm, model = (
+        build(values("ngd") | {"pretrain_epochs": 2} if public else values("fully_private")),
+        torch.nn.Linear(64, 5),
+    )
+    settings = training(batch_size=int(4000 * rate), epochs=2, chunk=None, learning_rate=1e-6)
+    plan = schedule(4000, settings)
+    said = rehearse(model, problem, algorithm, plan, settings, True, False).held
+    with Held(torch.device("cpu")) as counted:
+        fit(model, problem, algorithm, plan, 1.0, settings, "name", secret_named(), tmp_path / "c.pt", lambda p: None)
+    assert counted.peak / 1.5 < said < 1.5 * counted.peak
+
+
+class Clock:
+    """Time that passes only by what is done: so much for each example of a batch, and for each step."""
+
+    def __init__(self):
+        self.now = 0.0
+
+    def perf_counter(self):
+        return self.now
+
+
+@pytest.mark.parametrize("rate", [1.0, 0.25], ids=["full batches", "Poisson"])
+@pytest.mark.parametrize("name", ["dp_sgd", "linear"])
+def test_a_step_is_timed_whatever_part_of_its_batch_is_rehearsed(name, rate, monkeypatch):
+    """0.1 s and 1 ms an example, and 3 s that the first step takes in addition, which is not counted."""
+    clock, mean, done = Clock(), training_loop.noisy_mean, []
+
+    def slow(mechanism, gradients, batch, *given):
+        clock.now += 0.1 + 1e-3 * len(batch.x) + 3 * (not done)
+        done.append(len(batch.x))
+        return mean(mechanism, gradients, batch, *given)
+
+    monkeypatch.setattr(rehearsal, "time", clock)
+    monkeypatch.setattr(training_loop, "noisy_mean", slow)
+    settings = training(batch_size=int(20_000 * rate), chunk=None)
+    plan, algorithm = schedule(20_000, settings), DPSGD("dp_sgd", 1.0)
+    if name == "linear":
+        x, y = torch.zeros(20_000, 8), torch.randint(5, (20_000,))
+        model = torch.nn.Linear(8, 5)
+    else:
+        x, y = torch.zeros(20_000, 1, 8, 8, dtype=torch.uint8), torch.randint(5, (20_000,))
+        model = torch.nn.Sequential(Float(), small.linear(1, 8, 8, 5)).eval()
+    problem = Task(Split(x, y), None, Split(x, y), 5, "accuracy", (), (), ())
+    before = {key: value.clone() for key, value in model.state_dict().items()}
+    needs = rehearse(model, problem, algorithm, plan, settings, True, False)
+    assert needs.step == pytest.approx(0.1 + 1e-3 * plan.batch_size, rel=0.1)
+    assert sum(done) < 5 * 20_000
+    assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
+
+
+@pytest.mark.parametrize("name", ["adamix", "second_phase", "ppgd", "only_public"])
+def test_public_training_is_timed_over_all_its_epochs(name, monkeypatch):
+    """Ten epochs of 1,000 public examples, at 1 ms an example, which pass through the network once in each."""
+    clock = Clock()
+    monkeypatch.setattr(rehearsal, "time", clock)
+    key = next(key for key in rehearsal.EPOCHS if key in values(name))
+    algorithm = build(values(name) | {key: 10})
+    x, y = torch.randn(1000, 8), torch.randint(5, (1000,))
+    problem = Task(Split(x, y), Split(x, y), Split(x, y), 5, "accuracy", (), (), (), same_task=True)
+    model, plan = torch.nn.Linear(8, 5), Schedule(1000, 1.0, 0, 1000)
+
+    def passed(rows):
+        clock.now += 1e-3 * rows
+
+    blocks, forward = LinearGradients.blocks, torch.nn.Linear.forward
+    monkeypatch.setattr(LinearGradients, "blocks", lambda self, x, *rest: passed(len(x)) or blocks(self, x, *rest))
+    monkeypatch.setattr(
+        torch.nn.Linear,
+        "forward",
+        lambda self, x: (passed(len(x)) if torch.is_grad_enabled() else None) or forward(self, x),
+    )
+    needs = rehearse(model, problem, algorithm, plan, training(chunk=None), True, False)
+    assert needs.public == pytest.approx(10.0, rel=0.05)
+    assert algorithm == build(values(name) | {key: 10})
+
+
+def test_what_does_not_fit_is_refused_before_anything_is_computed(tmp_path, monkeypatch, capsys):
+    """Neither the distance nor outputs of frozen layers are begun."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HYDRA_FULL_ERROR", "0")
+    monkeypatch.setattr(sys, "argv", sys.argv)
+    for begun in ("pair_distance", "prepare"):
+        monkeypatch.setattr(run, begun, lambda *given, begun=begun: pytest.fail(begun))
+    monkeypatch.setattr(estimate, "free", lambda device: 2**10)
+    words = ["run", "+experiment=quickstart", "threads=1", "device=cpu"]
+    for more in ([], ["model=pixels", "algorithm=pillar", "algorithm.k=4", "training=pillar"]):
+        assert main([*words, *more]) == 1
+        said = capsys.readouterr().err.splitlines()[-1]
+        assert "this run needs about" in said
+        assert "are free on cpu: lower" in said or "are free on cpu: take" in said
+
+
+def test_a_distance_that_does_not_fit_is_refused(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HYDRA_FULL_ERROR", "0")
+    monkeypatch.setattr(sys, "argv", sys.argv)
+    monkeypatch.setattr(run, "pair_distance", lambda *given: pytest.fail("distance"))
+    assert main(["run", "+experiment=quickstart", "threads=1", "distance.m=1000000000"]) == 1
+    assert "lower distance.m, or set distance=none" in capsys.readouterr().err
+
+
+def test_what_is_told():
+    needs = rehearsal.Needs(0, 0.5, 30.0, 0.9)
+    said = "  about 1.0 GiB of memory beside the data"
+    public = ", 30 s of training on public data"
+    assert estimate.told(2**30, needs, 1000, 0.0) == f"{said}, 0.5 s a step: 8 minutes of training{public}"
+    assert estimate.told(2**30, needs, 0, 3.0) == f"{said}, 3 s of frozen layers{public}"
+    assert estimate.told(2**30, needs, 2000, 0.0) == f"{said}, 0.5 s a step: 17 minutes of training"
 
 
 def test_more_of_anything_takes_more():
@@ -136,15 +302,15 @@ def test_memory_that_is_taken_stays_with_the_process():
 
 
 @pytest.mark.parametrize("name", ["gep", "dp_sgd", "non_private"])
-def test_a_step_is_timed_and_profiled_without_private_examples(name, tmp_path):
+def test_a_step_is_profiled_without_private_examples(name, tmp_path):
     changes = {"k": 20} if name == "gep" else {}
     gradients, algorithm, view, problem = setup(name, **changes)
     private = Split(problem.private.x, problem.private.y)
     before = private.x.clone()
     trace = tmp_path / "trace.json"
-    seconds = estimate.step_seconds(gradients, algorithm, view, private, schedule(400, training(batch_size=100)), trace)
-    assert seconds > 0
+    estimate.profile_step(gradients, algorithm, view, private, schedule(400, training(batch_size=100)), trace)
     assert "aten::" in trace.read_text()
     table = (tmp_path / "costliest.txt").read_text().splitlines()
     assert len([line for line in table if "%" in line and "Name" not in line]) == 5
     assert torch.equal(private.x, before)
+    assert rehearsal.random_like(private, 50, 10).x.shape == (50, 6, 32, 32)

@@ -171,7 +171,7 @@ KILLS: dict[str, tuple] = {
     "writing a later checkpoint": (kill_while_saving, 1),
     "in evaluation": (kill_at, "pubsel.run.logits", 1),
     "writing the weights": (kill_while_saving, 1),
-    "writing the record": (kill_at, "os.fsync", 3),
+    "writing the record": (kill_at, "os.fsync", 5),
     "before the record takes its place": (kill_at, "os.replace", 3),
 }
 
@@ -191,6 +191,48 @@ def test_a_run_that_is_killed_at_every_stage_ends_the_same(tmp_path: Path, whole
     assert records(tmp_path) == whole
     kept = ["lock", "log.txt", "model.pt", "result.json", "settings.json"]
     assert sorted(os.listdir(run_folder(tmp_path))) == kept
+
+
+@pytest.mark.attack
+def test_a_choice_that_is_killed_leaves_no_candidates(tmp_path: Path) -> None:
+    """13 of 18 kills left a folder as large as all candidates."""
+    auto = ("pair.public=auto", "pair.candidates=[digits,noise]", "epsilon_select=0.5", "distance=gsd",
+            "distance.m=100", "distance.initialisations=1", "distance.k=4")  # fmt: skip
+    assert tried(tmp_path, kill_at, "pubsel.run.mapped", 2, words=auto)[0] == -signal.SIGKILL
+    (left,) = run_folder(tmp_path).glob("candidates-*")
+    assert [path.name for path in left.iterdir()] == ["0.npy"]
+    (run_folder(tmp_path) / "model.7.part").touch()
+    (run_folder(tmp_path) / ".result.json.0abc.tmp").touch()
+    code, said = tried(tmp_path, words=auto)
+    assert code == 0, said
+    assert sorted(os.listdir(run_folder(tmp_path))) == [
+        "lock", "log.txt", "model.pt", "result.json", "settings.json",
+    ]  # fmt: skip
+
+
+@pytest.mark.attack
+def test_a_rank_cleans_what_a_killed_one_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    words = ["rank", "private=digits", "public=[digits,noise]", "model=digits_cnn", "distance.m=100", "distance.k=4",
+             "distance.initialisations=1", "epsilon_select=0.5"]  # fmt: skip
+    assert main(words) == 0
+    (folder,) = Path("results/ranks").glob("*/")
+    left = folder / "candidates-abc"
+    left.mkdir()
+    (left / "0.npy").touch()
+    (folder / "result.json").rename("kept")
+    assert main(words) == 0
+    assert not left.exists()
+    assert (folder / "result.json").exists()
+
+
+def test_what_a_killed_process_left_beside_a_table_goes_in_a_day(tmp_path: Path) -> None:
+    old, new, other = (tmp_path / name for name in (".a.csv.1.tmp", ".a.csv.2.tmp", ".b.csv.1.tmp"))
+    for path in (old, new, other):
+        path.touch()
+    os.utime(old, (time.time() - 2 * results.LEFT_BEHIND,) * 2)
+    results.write_whole(tmp_path / "a.csv", "1")
+    assert sorted(os.listdir(tmp_path)) == [".a.csv.2.tmp", ".b.csv.1.tmp", "a.csv"]
 
 
 def test_a_full_disk_is_told_and_harms_nothing(tmp_path: Path, whole: list[dict]) -> None:
@@ -242,7 +284,8 @@ def test_a_checkpoint_that_does_not_fit_is_named_and_starts_nothing(tmp_path: Pa
     good = path.read_bytes()
     saved = torch.load(path)
     assert saved["step"] == 3
-    for bad in (good[:0], good[: len(good) // 2], good[:-1], saved | {"version": "0.0"}, saved | {"parts": [{}]}):
+    older = {"step": 3, "parts": saved["parts"], "version": "0.0"}
+    for bad in (good[:0], good[: len(good) // 2], good[:-1], older, saved | {"parts": [{}]}):
         path.write_bytes(bad) if isinstance(bad, bytes) else torch.save(bad, path)
         code, line = tried(tmp_path)
         assert code == 1

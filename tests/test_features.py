@@ -3,6 +3,10 @@ part of a training split, which takes the same way."""
 
 import multiprocessing
 import os
+import resource
+import shutil
+import signal
+import subprocess
 import time
 from pathlib import Path
 
@@ -232,10 +236,120 @@ def test_a_file_cut_short_is_named(weights, tmp_path, kept):
         compute(pictures(), weights, tmp_path)
 
 
+def damaged(path, at=None):
+    """4 KiB of zeros in the middle of a file, whose time stays."""
+    whole, stat = bytearray(path.read_bytes()), path.stat()
+    at = len(whole) // 2 if at is None else at % len(whole)
+    whole[at : at + 4096] = bytes(len(whole[at : at + 4096]))
+    with path.open("r+b") as file:
+        file.write(whole)
+    os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns))
+
+
+@pytest.mark.attack
+@pytest.mark.parametrize("at", [None, 128, -20])
+def test_a_page_of_zeros_is_found(weights, tmp_path, at, monkeypatch):
+    """In the middle, at the start and at the end: a run ended with 0.183 for 0.350."""
+    compute(pictures(20), weights, tmp_path)
+    (name,) = files(tmp_path)
+    damaged(tmp_path / name, at)
+    monkeypatch.setattr(features, "_CHECKED", set(), raising=False)  # another process
+    with pytest.raises(UserError, match=rf"^[^\n]*{name} cannot be read[^\n]*delete it to have it computed again$"):
+        compute(pictures(20), weights, tmp_path)
+    (tmp_path / name).unlink()
+    assert compute(pictures(20), weights, tmp_path)[1] == 1
+
+
+def test_a_process_hashes_a_file_once_until_it_is_another(weights, tmp_path):
+    compute(pictures(), weights, tmp_path)
+    (name,) = files(tmp_path)
+    damaged(tmp_path / name)
+    compute(pictures(), weights, tmp_path)  # read once, and no sign that it is another file
+    os.utime(tmp_path / name)
+    with pytest.raises(UserError, match="cannot be read"):
+        compute(pictures(), weights, tmp_path)
+
+
+def test_what_an_earlier_version_kept_is_computed_again(weights, tmp_path):
+    want = compute(pictures(), weights, tmp_path)[0].clone()
+    (name,) = files(tmp_path)
+    np.save(tmp_path / name, np.zeros((5, 256), dtype=np.float32))  # without a digest
+    found, calls = compute(pictures(), weights, tmp_path)
+    assert calls == 1
+    assert torch.equal(found, want)
+    assert compute(pictures(), weights, tmp_path)[1] == 0
+
+
+@pytest.mark.attack
+@pytest.mark.parametrize("umask", [0o000, 0o022, 0o377])
+def test_nobody_else_reads_features_of_private_images(weights, tmp_path, umask):
+    before = os.umask(umask)
+    try:
+        compute(pictures(), weights, tmp_path / "features")
+    finally:
+        os.umask(before)
+    assert (tmp_path / "features").stat().st_mode & 0o777 == 0o700
+    assert {path.stat().st_mode & 0o777 for path in (tmp_path / "features").iterdir()} == {0o600}
+
+
+def fill(weights, folder, said):
+    """A process that computes features in a folder that is too small: what it is told, in a queue."""
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    features.embed = lambda x, extractor: x.flatten(1).float()  # a stand-in for the network
+    try:
+        compute(pictures(3000, size=8), weights, folder)
+        said.put("written")
+    except UserError as error:
+        said.put(str(error))
+
+
+def filled(weights, folder):
+    context = multiprocessing.get_context("fork")
+    said = context.Queue()
+    process = context.Process(target=fill, args=(weights, folder, said))
+    process.start()
+    process.join(120)
+    return process.exitcode, said.get(timeout=10) if process.exitcode == 0 else ""
+
+
+@pytest.mark.attack
+def test_a_full_disk_is_one_line_and_no_signal(weights, tmp_path):
+    """A file system of 1 MiB, for features of 3 MiB: a memory map of them is a hole that nothing fits in."""
+    small = tmp_path / "small"
+    small.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=1m", "pubsel-test", str(small)]
+    if shutil.which("mount") is None or subprocess.run(mount, capture_output=True).returncode:
+        pytest.skip("a small file system cannot be mounted here")
+    try:
+        code, said = filled(weights, small)
+        assert (code, said.count("\n")) == (0, 0)
+        assert said == f"cannot write features to {small}: No space left on device; make room, or set data_root=FOLDER"
+        assert [path.suffix for path in small.iterdir()] == [".lock"]
+        subprocess.run(["mount", "-o", "remount,size=8m", str(small)], check=True)
+        assert filled(weights, small) == (0, "written")
+    finally:
+        subprocess.run(["umount", str(small)], check=True)
+
+
+def test_a_file_that_may_not_grow_is_one_line(weights, tmp_path):
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (2**20, limits[1]))
+    try:
+        code, said = filled(weights, tmp_path)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert code == 0
+    assert said == f"cannot write features to {tmp_path}: File too large; make room, or set data_root=FOLDER"
+    assert [path.suffix for path in tmp_path.iterdir()] == [".lock"]
+    assert filled(weights, tmp_path) == (0, "written")
+
+
 def test_a_file_of_another_length_is_named(weights, tmp_path):
     compute(pictures(), weights, tmp_path)
     (name,) = files(tmp_path)
-    np.save(tmp_path / name, np.zeros((4, 256), dtype=np.float32))
+    compute(pictures(4), weights, tmp_path / "of_four")
+    (other,) = files(tmp_path / "of_four")
+    (tmp_path / "of_four" / other).rename(tmp_path / name)
     with pytest.raises(UserError, match=rf"{name} has 4 rows, 5 expected: delete it"):
         compute(pictures(), weights, tmp_path)
 

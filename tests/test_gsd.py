@@ -13,7 +13,6 @@ from pubsel.distances import gsd
 from pubsel.gradients import DenseGradients
 from pubsel.models import build
 from pubsel.rank import ordered
-from pubsel.run import noise_key
 
 
 def settings(**changes):
@@ -178,15 +177,3 @@ def test_order_on_fashion_mnist():
     values = gsd.measure(settings(k=16, m=500), fmnist_cnn, source.train, candidates, 10, "key")
     for i in range(3):
         assert values["fashion_mnist"][i] < min(values["mnist"][i], values["noise"][i])
-
-
-def test_noise_is_never_shared_between_different_private_data(digits):
-    """Two runs whose folder changed under one name, or on another device, do not share noise that would cancel."""
-    train, _, _ = digits
-    changed = Split(train.x.clone(), train.y)
-    changed.x[0, 0, 0, 0] ^= 1
-    cpu = torch.device("cpu")
-    keys = {noise_key("name", train, cpu), noise_key("name", changed, cpu), noise_key("other", train, cpu),
-            noise_key("name", train, torch.device("cuda"))}  # fmt: skip
-    assert len(keys) == 4
-    assert noise_key("name", train, cpu) in keys

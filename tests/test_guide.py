@@ -120,7 +120,9 @@ def test_what_needs_no_training_runs(tmp_path: Path, monkeypatch: pytest.MonkeyP
         assert main(words) == 0, words
 
 
-@pytest.mark.parametrize("page", [*PAGES, CHECKOUT / "CONTRIBUTING.md"], ids=lambda page: page.stem)
+@pytest.mark.parametrize(
+    "page", [*PAGES, CHECKOUT / "CONTRIBUTING.md", CHECKOUT / "SECURITY.md"], ids=lambda page: page.stem
+)
 def test_what_a_page_names_is_there(page: Path) -> None:
     """Targets of make, scripts, and files behind links."""
     makefile = (CHECKOUT / "Makefile").read_text()

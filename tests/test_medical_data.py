@@ -679,10 +679,13 @@ def test_medmnist_is_fetched_with_its_checksum(tmp_path, monkeypatch):
 @pytest.mark.parametrize("take", [Take.test, Take.train])
 def test_private_images_are_never_public_under_another_name(private, public, take, monkeypatch):
     """Their splits differ: test images of the one are training images of the other."""
-    draw = np.random.RandomState(0)
-    examples = Split(torch.zeros(20, 1, 4, 4, dtype=torch.uint8), torch.from_numpy(draw.randint(2, size=20)))
-    source = Source(examples, examples, 2, "accuracy", (0.5,), (0.5,), ())
-    monkeypatch.setattr(data, "open_dataset", lambda name, *_: source)
+
+    def opened(name, *_):
+        draw = np.random.RandomState(sum(name.encode()))
+        x, y = torch.from_numpy(draw.randint(256, size=(40, 1, 4, 4)).astype(np.uint8)), torch.arange(20) % 2
+        return Source(Split(x[:20], y), Split(x[20:], y), 2, "accuracy", (0.5,), (0.5,), ())
+
+    monkeypatch.setattr(data, "open_dataset", opened)
     pair = Pair(private, public, 5, take=take, convert=Convert.resize)
     with pytest.raises(UsageError, match=f"pair.public={public} has images of {private} in another split"):
         data.load(pair, "nowhere", False)

@@ -337,6 +337,12 @@ def other_weights(run):
     torch.save(nn.Linear(3, 3).state_dict(), run / "model.pt")
 
 
+def changed_weight(run):
+    state = torch.load(run / "model.pt", weights_only=True)
+    next(iter(state.values())).view(-1)[0] += 1e-6
+    torch.save(state, run / "model.pt")
+
+
 def other_settings(run):
     record = json.loads((run / "result.json").read_text())
     record["settings"]["training"]["momentum"] = 0.5
@@ -353,10 +359,11 @@ def other_settings(run):
         (lambda run: made("tiny.npz", 50), "trained on 60 private examples, tiny.npz has 50 now"),
         (damage_weights, "model.pt does not fit its record"),
         (other_weights, "model.pt does not fit its record"),
+        (changed_weight, "model.pt has other weights than its record says: bring it back, or delete"),
         (other_settings, "made by a version of pubsel with other settings"),
     ],
     ids=["no weights", "no record", "half a record", "no data", "other data", "half of the weights", "other weights",
-         "other settings"],
+         "a changed weight", "other settings"],
 )  # fmt: skip
 def test_what_a_run_lacks_is_said_in_one_line(folder, capsys, harm, says):
     run, _ = run_of(BY_HEART, capsys)

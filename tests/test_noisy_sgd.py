@@ -181,7 +181,7 @@ def test_runs_and_choice_are_given_what_was_accounted_for(loss, monkeypatch):
     learned = noisy_sgd(np.zeros((50, 2)), np.ones(50), loss, 2.0, 1e-5, 0.1, 40, stream("noisy_sgd", "asked"))
     made = privacy.plan(1.0, 1e-5, 1 / 50, 3 * 40, 1.0)
     assert learned.base == made
-    assert asked == [made.noise_multiplier * loss.lipschitz] * 3 + [1.0]
+    assert asked == [privacy.deviation(made.noise_multiplier, loss.lipschitz)] * 3 + [1.0]
     assert learned.epsilon == made.epsilon + 1.0 <= 2.0
 
 

@@ -25,7 +25,7 @@ from omegaconf import OmegaConf
 from test_split import images, network
 from torch import nn
 
-from pubsel import algorithms, parallel, runs, torchrun, training
+from pubsel import algorithms, parallel, randomness, runs, torchrun, training
 from pubsel.algorithms import Solves, View
 from pubsel.cli import main
 from pubsel.config import CONF, Lora, Training, UsageError, UserError
@@ -37,6 +37,7 @@ from pubsel.models.split import split
 from pubsel.parallel import mine, share
 from pubsel.randomness import stream
 from pubsel.training import ALONE, fit, schedule
+from tests.synthetic import secret_named
 
 PROCESSES = multiprocessing.get_context("forkserver")
 PROCESSES.set_forkserver_preload(["pubsel.run", "sklearn.datasets", "torch._dynamo"])
@@ -111,8 +112,9 @@ def trained(folder: Path, name: str, act: Callable | None = None, secure: bool =
     plan = schedule(47, settings)._replace(steps=STEPS)
     seen: list[float] = []
     with parallel.crew() as crew:
-        fit(model, task, Watching(name, folder, act), plan, 0.5, settings, "name", "key", secure,  # type: ignore[arg-type]
-            folder / "checkpoint.pt", lambda now: seen.append(now.loss), crew=crew)  # fmt: skip
+        watching: Any = Watching(name, folder, act)
+        fit(model, task, watching, plan, 0.5, settings, "name", secret_named("key", secure), folder / "checkpoint.pt",
+            lambda now: seen.append(now.loss), crew=crew)  # fmt: skip
     return [torch.cat([p.detach().flatten() for p in model.parameters()]), torch.tensor(seen)]
 
 
@@ -166,13 +168,13 @@ def entropy_of_the_leader(folder: Path) -> None:
     """`shared` with noise of the operating system, where only the first process may ask it; its answers are fixed."""
     drawn = iter(range(1000))
     leads = torchrun.place()[0] == 0
-    training.SystemEntropy = lambda: stream("fixed", "entropy", next(drawn)) if leads else 1 / 0  # type: ignore
+    randomness.SystemEntropy = lambda: stream("fixed", "entropy", next(drawn)) if leads else 1 / 0  # type: ignore
     shared(folder, "dp_sgd", None, True)
 
 
 def test_secure_samples_and_noise_are_the_leaders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     drawn = iter(range(1000))
-    monkeypatch.setattr(training, "SystemEntropy", lambda: stream("fixed", "entropy", next(drawn)))
+    monkeypatch.setattr(randomness, "SystemEntropy", lambda: stream("fixed", "entropy", next(drawn)))
     want = trained(tmp_path / "one", "dp_sgd", None, True)[0]
     (tmp_path / "all").mkdir()
     assert together(entropy_of_the_leader, tmp_path / "all") == [0, 0]

@@ -25,6 +25,7 @@ from pubsel.data import Split, Task
 from pubsel.randomness import stream
 from pubsel.run import freeze, guarantee
 from pubsel.training import noisy_sum
+from tests.synthetic import secret_named
 
 CLASSES = 3
 
@@ -128,7 +129,7 @@ def test_a_projection_that_costs_nothing_never_reads_private_data(name, tmp_path
     public, found = features(40), []
     for private in (features(60, seed=1), torch.full((60, 12), math.nan)):
         frozen = freeze(
-            settings_of(name), build(name, k=4), problem(private, public), "a run", str(private[0, 0]), tmp_path, None
+            settings_of(name), build(name, k=4), problem(private, public), "a run", lambda: 1 / 0, tmp_path, None
         )
         found.append(frozen)
     assert torch.equal(found[0].projection, found[1].projection)
@@ -262,7 +263,7 @@ def test_the_shares_of_the_budget_add_up(share, batch):
     assert first.delta == pytest.approx(share * 1e-5)
     assert privacy.gaussian_delta(first.epsilon, 1 / first.noise_multiplier) <= first.delta * (1 + 1e-9)
     assert privacy.spent(spend.noise_multiplier, plan.rate, plan.steps, spend.delta) <= (1 - share) * 2.0 * 1.01
-    said = privacy.statement(spend, 1.0, False, False, [("before training", first)])
+    said = privacy.statement(spend, 1.0, False, False, [("before training", first)], examples=100)
     assert said["epsilon"] == first.epsilon + spend.epsilon <= 2.0
     assert said["delta"] == pytest.approx(1e-5)
     assert f"({said['epsilon']:.4g}, {said['delta']:g})" in said["statement"]
@@ -276,7 +277,7 @@ def test_no_share_is_taken_where_nothing_is_released_first():
     for name in ("pillar", "jl"):
         assert guarantee(settings_of(name), build(name, share=0.5), 200) == whole
     assert whole[2] is None
-    assert "parts" not in privacy.statement(whole[1], 1.0, False, False, None)
+    assert "parts" not in privacy.statement(whole[1], 1.0, False, False, None, examples=100)
 
 
 def test_a_private_pca_without_a_share_is_refused(tmp_path):
@@ -284,7 +285,7 @@ def test_a_private_pca_without_a_share_is_refused(tmp_path):
     settings, algorithm = settings_of("dp_pca"), build("dp_pca", share=0, k=2)
     _, _, first = guarantee(settings, algorithm, 60)
     with pytest.raises(UsageError, match=r"algorithm\.share"):
-        freeze(settings, algorithm, problem(features(60), features(40)), "a run", "key", tmp_path, first)
+        freeze(settings, algorithm, problem(features(60), features(40)), "a run", secret_named, tmp_path, first)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -293,7 +294,7 @@ def test_the_noise_that_is_accounted_for_is_added(tmp_path, monkeypatch):
     monkeypatch.setattr(pubsel.run, "noisy_sum", lambda made, x, noise, source: asked.append(noise) or Frozen())
     settings, algorithm = settings_of("dp_pca"), build("dp_pca", k=2)
     _, _, first = guarantee(settings, algorithm, 60)
-    freeze(settings, algorithm, problem(features(60), features(40)), "a run", "key", tmp_path, first)
+    freeze(settings, algorithm, problem(features(60), features(40)), "a run", secret_named, tmp_path, first)
     assert asked == [first.noise_multiplier]
 
 
@@ -382,7 +383,7 @@ def test_the_release_is_made_once(folder, capsys, monkeypatch):
     monkeypatch.setattr(pubsel.run, "fit", killed)
     assert main(words) == 130
     (path,) = Path("results").glob("runs/*/release.pt")
-    released = torch.load(path, weights_only=True)["projection"]
+    released = torch.load(path, weights_only=True)["drawn"]["projection"]
     monkeypatch.setattr(pubsel.run, "fit", fit)
     monkeypatch.setattr(pubsel.run, "noisy_sum", lambda *_: made.append(1))
     assert main(words) == 0, capsys.readouterr().err
@@ -405,7 +406,7 @@ def test_weights_of_a_loop_of_its_own_are_drawn_once(folder, capsys, monkeypatch
         patch.setattr(pubsel.run, "utility", killed)
         assert main(words) == 130
     (path,) = Path("results").glob("runs/*/solution.pt")
-    drawn = torch.load(path, weights_only=True)
+    drawn = torch.load(path, weights_only=True)["drawn"]
     monkeypatch.setattr(NoisySGD, "solve", killed)
     assert main(words) == 0, capsys.readouterr().err
     assert torch.equal(torch.load(path.with_name("model.pt"), weights_only=True)["linear.weight"], drawn["weight"])
@@ -415,10 +416,14 @@ def test_weights_of_a_loop_of_its_own_are_drawn_once(folder, capsys, monkeypatch
 
 def test_a_broken_release_is_named(folder, capsys, monkeypatch):
     words = ["run", "algorithm=dp_pca", "training=pillar", *TINY, "algorithm.k=5"]
-    assert main(words) == 0
+
+    def killed(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(pubsel.run, "fit", killed)
+    assert main(words) == 130
     (path,) = Path("results").glob("runs/*/release.pt")
     path.write_bytes(path.read_bytes()[:50])
-    path.with_name("result.json").unlink()
     capsys.readouterr()
     assert main(words) == 1
     assert "release.pt cannot be read" in capsys.readouterr().err.splitlines()[-1]
@@ -436,8 +441,8 @@ def test_a_broken_release_is_named(folder, capsys, monkeypatch):
         (["algorithm=pillar", "pair.public=null"], 2, "give pair.public=NAME"),
         (["algorithm=pillar", "model.backbone=null"], 2, "takes features: set model.backbone"),
         (["algorithm=adamix", "privacy=adamix", "training.batch_size=10"], 2, "set training.batch_size to 170"),
-        (["algorithm=adamix", "algorithm.rank=20", "algorithm.pretrain_rate=1e39"], 1, "lower algorithm.pretrain_rate"),
-        (["algorithm=ppgd", "algorithm.finish_rate=1e39"], 1, "algorithm.finish_rate"),
+        (["algorithm=adamix", "algorithm.rank=20", "algorithm.pretrain_rate=1e38"], 1, "are not finite"),
+        (["algorithm=ppgd", "algorithm.finish_rate=1e38"], 1, "algorithm.finish_rate"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )  # fmt: skip

@@ -1,6 +1,8 @@
 """Calibration and accounting against closed forms, published figures and a second accountant."""
 
+import json
 import math
+import sys
 
 import numpy as np
 import pytest
@@ -10,6 +12,7 @@ from prv_accountant.privacy_random_variables import PoissonSubsampledGaussianMec
 from scipy import integrate, stats
 
 from pubsel import privacy
+from pubsel.cli import main
 from pubsel.config import Accounting, UsageError
 
 
@@ -101,6 +104,31 @@ def test_a_plan_reports_the_upper_bound_of_prv_accountant(epsilon, rate, steps):
     assert 0.999 * epsilon <= plan.epsilon <= epsilon
 
 
+@pytest.mark.parametrize("epsilon", [0.1, 1, 24])
+@pytest.mark.parametrize(("rate", "steps"), [(0.02, 400), (0.9, 1), (1.0, 1), (1.0, 400)])
+def test_calibrated_noise_is_bounded_between_999_thousandths_of_epsilon_and_epsilon(epsilon, rate, steps):
+    """Exact where the curve is; elsewhere a noise multiplier 1.002 times as large already gives less than that."""
+    sigma = privacy.calibrate(epsilon, 1e-5, rate, steps)
+    least = 0.999 if rate < 1 else 1 - 1e-5
+    assert least * epsilon <= privacy.spent(sigma, rate, steps, 1e-5, about=epsilon) <= epsilon
+    assert privacy.spent(sigma * 1.002, rate, steps, 1e-5, about=epsilon) < least * epsilon
+
+
+@pytest.mark.parametrize("off", [1 / 1.0007, 1.0025], ids=["costs 1.0007 of epsilon or more", "wastes more than 1e-3"])
+def test_a_guess_whose_bound_is_off_is_corrected(off, monkeypatch):
+    guesses, search = [], privacy._crossing
+
+    def guess(*given):
+        guesses.append(search(*given) * (off if not guesses else 1))
+        return guesses[-1]
+
+    monkeypatch.setattr(privacy, "_crossing", guess)
+    sigma = privacy.calibrate.__wrapped__(2.0, 1e-5, 0.02, 300)
+    assert not 0.999 * 2 <= privacy.spent(guesses[0], 0.02, 300, 1e-5, about=2.0) <= 2
+    assert sigma == guesses[-1] != guesses[0]
+    assert 0.999 * 2 <= privacy.spent(sigma, 0.02, 300, 1e-5, about=2.0) <= 2
+
+
 @pytest.mark.parametrize(("sigma", "rate"), [(0.3, 0.9), (1.0, 0.02), (12.4, 0.02), (400.0, 1e-3)])
 def test_the_loss_of_a_step_is_that_of_prv_accountant(sigma, rate):
     ours, peer = privacy._SampledGaussian(sigma, rate), PoissonSubsampledGaussianMechanism(rate, sigma)
@@ -119,6 +147,25 @@ def test_no_bound_is_an_error_and_not_epsilon_zero():
 def test_full_batch_fixture_of_adamix(epsilon, last):
     """sigma = 20, delta = 1e-5 gives 28 steps at epsilon 1 and 206 at epsilon 3."""
     assert privacy.spent(20, 1.0, last, 1e-5) <= epsilon < privacy.spent(20, 1.0, last + 1, 1e-5)
+
+
+def test_full_batches_are_accounted_for_step_by_step():
+    assert privacy.spent(20, 1.0, 206, 1e-5, 28) == privacy.spent(20, 1.0, 28, 1e-5) < privacy.spent(20, 1.0, 206, 1e-5)
+
+
+@pytest.mark.parametrize("delta", [1e-12, 1e-5, 0.1])
+@pytest.mark.parametrize("mu", [1e-6, 0.01, 0.3, 1.0, 2.5, 20.0])
+def test_epsilon_of_a_gaussian_is_rounded_up(mu, delta):
+    epsilon = privacy.gaussian_epsilon(mu, delta)
+    assert privacy.gaussian_delta(epsilon, mu) <= delta
+    assert epsilon == 0 or privacy.gaussian_delta(epsilon * (1 - 1e-6) - 1e-9, mu) > delta
+
+
+def test_the_papers_noise_is_that_of_two_releases():
+    """GEP's published sigma of each release, SVHN at epsilon 2, about; for one release it would be 0.66."""
+    plan = privacy.plan(2, 1e-6, 1000 / 604_388, 3022, math.sqrt(2), Accounting.paper)
+    twice = privacy.rdp_epsilon(plan.noise_multiplier * math.sqrt(2), 1000 / 604_388, 3022, 1e-6, 2)
+    assert twice == pytest.approx(2, rel=1e-3)
 
 
 @pytest.mark.parametrize("mu", [0.3, 1.0, 2.5])
@@ -142,20 +189,75 @@ def test_the_papers_accounting_is_never_called_valid():
     plan = privacy.plan(2, 1e-6, 1000 / 604_388, 3022, math.sqrt(2), Accounting.paper)
     assert not plan.valid
     assert plan.epsilon > 2.9
-    said = privacy.statement(plan, math.sqrt(2), secure=False, distance_used=True)
+    said = privacy.statement(plan, math.sqrt(2), secure=False, distance_used=True, examples=604_388)
     assert said["statement"].startswith("NOT a valid guarantee")
     assert said["valid"] is False
 
 
 def test_statement_names_what_is_not_covered():
     plan = privacy.plan(2, 1e-5, 0.1, 50, 1.0)
-    seeded = privacy.statement(plan, 1.0, secure=False, distance_used=True)
-    secure = privacy.statement(plan, 1.0, secure=True, distance_used=False)
+    seeded = privacy.statement(plan, 1.0, secure=False, distance_used=True, examples=500)
+    secure = privacy.statement(plan, 1.0, secure=True, distance_used=False, examples=500)
     assert any("GSD" in line for line in seeded["not_covered"])
     assert any("seed" in line for line in seeded["not_covered"])
     assert not any("GSD" in line or "knows the seed" in line for line in secure["not_covered"])
     assert seeded["sampling"] == "Poisson"
-    assert privacy.statement(None, 1.0, False, False)["epsilon"] is None
+    assert privacy.statement(None, 1.0, False, False, examples=500)["epsilon"] is None
+
+
+@pytest.mark.parametrize("n", [2, 49, 60_000])
+def test_a_delta_above_one_in_n_needs_permission_and_is_called_weak(n):
+    for delta, weak in ((1 / n, False), (0.3 / n + 0.7 / n, False), (1.01 / n, True)):
+        if weak:
+            with pytest.raises(
+                UsageError, match=rf"privacy\.delta=.*1/n = .* {n} private .* privacy\.weak=true"
+            ) as said:
+                privacy.check_delta(delta, n, False)
+            assert "\n" not in str(said.value)
+        else:
+            privacy.check_delta(delta, n, False)
+        privacy.check_delta(delta, n, True)
+        plan = privacy.Plan(1.0, delta, 1.0, 1, 1.0, "exact Gaussian", True, 1.0)
+        half = plan._replace(delta=delta / 2)
+        for made in (
+            privacy.statement(plan, 1.0, True, False, examples=n),
+            privacy.statement(half, 1.0, True, False, [("first release", half)], examples=n),
+            privacy.measured("The name of the chosen set is", plan, True, n),
+        ):
+            assert made["valid"]
+            assert made.get("weak", False) is weak
+            assert ("WEAK" in made["statement"]) is weak
+            assert "differentially private" in made["statement"]
+    assert "weak" not in privacy.measured("The name of the chosen set is", privacy.pure(1.0, 1.0, 1, ""), True, 2)
+
+
+@pytest.mark.parametrize(
+    ("words", "key", "permit"),
+    [
+        (["run", "+experiment=quickstart", "privacy.delta=0.01"], "privacy.delta", "privacy.weak"),
+        (["run", "+experiment=quickstart", "privacy.delta=0.01", "algorithm=dp_sgd", "training.batch_size=1297",
+          "training.steps=1"], "privacy.delta", "privacy.weak"),
+        (["audit", "+experiment=quickstart", "privacy.delta=0.01"], "privacy.delta", "privacy.weak"),
+        (["rank", "private=digits", "public=[noise,photo_patches]", "model=digits_cnn", "distance=dp_gsd",
+          "distance.m=50", "distance.k=2", "distance.initialisations=1", "distance.delta=0.01"],
+         "distance.delta", "weak"),
+    ],
+    ids=["gep", "dp_sgd", "audit", "dp_gsd"],
+)  # fmt: skip
+def test_each_command_refuses_a_delta_above_one_in_n(words, key, permit, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HYDRA_FULL_ERROR", "0")
+    monkeypatch.setattr(sys, "argv", sys.argv)
+    assert main([*words, "threads=1"]) == 2
+    said = capsys.readouterr().err.strip().splitlines()[-1]
+    assert f"{key}=0.01 is above 1/n = 0.000" in said
+    assert f"{permit}=true" in said
+    assert not list(tmp_path.rglob("result.json"))
+    if "training.steps=1" in words or permit == "weak":
+        assert main([*words, "threads=1", f"{permit}=true"]) == 0
+        assert "WEAK" in capsys.readouterr().out
+        (path,) = [path for path in tmp_path.rglob("result.json") if path.parent.parent.name != "distances"]
+        assert json.loads(path.read_text())["privacy"]["weak"] is True
 
 
 def test_absurd_budgets_end_at_once():
@@ -181,3 +283,9 @@ def test_absurd_budgets_end_at_once():
 def test_what_the_official_noise_of_gep_really_costs(sigma, rate, steps, delta, true):
     """The official code's noise for "epsilon 2, 5, 8", accounted for as the joint release that it is."""
     assert privacy.spent(sigma / math.sqrt(2), rate, steps, delta) == pytest.approx(true, rel=0.02)
+
+
+@pytest.mark.parametrize("rate", [0.1, 1.0])
+def test_more_noise_than_there_is_is_asked_for_in_one_line(rate):
+    with pytest.raises(UsageError, match=r"^epsilon=1e-29: needs more noise than can be calibrated; raise it$"):
+        privacy.plan(1e-29, 1e-20, rate, 6, 1.0)

@@ -23,6 +23,7 @@ from pubsel.randomness import stream
 from pubsel.results import read_records
 from pubsel.run import other_utilities
 from pubsel.training import fit, schedule
+from tests.synthetic import secret_named
 
 
 def build(name, **changes):
@@ -159,7 +160,7 @@ def test_a_run_that_goes_on_does_not_repeat_the_public_phase(tmp_path, monkeypat
     def train(name):
         model = view(None).model
         (tmp_path / name).mkdir(exist_ok=True)
-        fit(model, task, algorithm, schedule(60, training), 1.0, training, "name", "key", False,
+        fit(model, task, algorithm, schedule(60, training), 1.0, training, "name", secret_named(),
             tmp_path / name / "checkpoint.pt", lambda now: None)  # fmt: skip
         return torch.cat([p.detach().flatten() for p in model.parameters()])
 

@@ -6,6 +6,7 @@ from html.parser import HTMLParser
 import pytest
 
 from pubsel import config, replay, report, results, tables
+from pubsel.cli import main
 from pubsel.config import CONF
 from tests.synthetic import record, save
 
@@ -417,3 +418,31 @@ def test_hostile_names_do_nothing_in_a_browser(browser, tmp_path):
     assert "window.hurt" in browser.find_element("id", "runs").text
     assert browser.execute_script("return window.hurt === undefined")
     assert complaints(browser) == []
+
+
+@pytest.mark.attack
+def test_a_private_choice_is_shown_as_one_and_never_to_be_deleted(tmp_path, monkeypatch, capsys):
+    """The page and every table said that it lacks `values`: delete it, which would delete a private release."""
+    monkeypatch.chdir(tmp_path)
+    words = ["private=digits", "public=[digits,noise]", "model=digits_cnn", "distance.m=100", "distance.k=4"]
+    assert main(["rank", *words, "distance.initialisations=1", "epsilon_select=0.5"]) == 0
+    assert main(["rank", *words, "distance.initialisations=1"]) == 0
+    (choice,) = results.read_choices(tmp_path / "results")
+    assert {one["public"] for one in results.read_ranks(tmp_path / "results")} == {"digits", "noise"}
+    for words in (["report"], ["table", "all"], ["table", "gsd_table14"], ["table", "gsd_table2"]):
+        capsys.readouterr()
+        assert main(words) == 0
+        said = capsys.readouterr()
+        assert "delete" not in said.out + said.err
+        if words[-1] == "all":
+            assert f"Chosen privately for digits, of digits, noise: {choice['chosen']} (epsilon 0.5, seed 0" in said.out
+    page = Page((tmp_path / "results" / "report.html").read_text())
+    assert page.open == []
+    told = " ".join(page.texts)
+    assert choice["privacy"]["statement"] in told
+    assert "epsilon_select=0.5" in told
+
+    path = next(path for path in tmp_path.glob("results/ranks/*/result.json") if "values" in path.read_text())
+    path.write_text(path.read_text().replace('"values"', '"worths"'))
+    with pytest.raises(config.UserError, match=r"lacks 'values': delete it to run the cell again$"):
+        results.read_ranks(tmp_path / "results")  # a measurement without noise: nothing is spent again

@@ -151,6 +151,9 @@ def test_the_person_is_asked(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
         (["runs", "show", "run"], 2, "2 runs, such as a-run, b-run"),
         (["runs", "delete"], 2, "state=failed"),
         (["runs", "state=done"], 2, "finished, stale, running"),
+        (["runs", "stat=failed"], 2, "unknown key stat (did you mean state?)"),
+        (["runs", "delete", "stat=failed", "yes=true"], 2, "unknown key stat (did you mean state?)"),
+        (["runs", "training.epoch=2"], 2, "unknown key training.epoch (did you mean training.epochs?)"),
         (["runs", "remove", "x"], 2, "list, show NAME or delete NAME"),
         (["run", "replay=nope"], 1, "no record of this name"),
         (["run", "replay=a.json", "epsilon=3"], 2, "has its own epsilon"),
@@ -193,3 +196,27 @@ def test_no_torch_is_waited_for() -> None:
     code = "import sys\nfrom pubsel.cli import main\nassert main(['runs']) == 0\nassert 'torch' not in sys.modules"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=100)
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.attack
+def test_a_utility_that_is_no_number_is_a_failed_run(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pubsel.run.utility", lambda *_: float("nan"))
+    code, out, err = cli("run", *TINY, "algorithm=dp_sgd")
+    assert (code, out) == (1, "")
+    assert err.splitlines()[-1].startswith("pubsel: utility nan: not a number")
+    assert len(names(cli("runs", "state=failed")[1])) == 1
+    assert not list(Path("results").glob("runs/*/result.json"))
+
+
+@pytest.mark.attack
+def test_weights_are_on_the_disk_before_they_take_their_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch = pytest.importorskip("torch")
+    from pubsel import training
+
+    seen: list[tuple[str, int]] = []
+    sync, replace = os.fsync, os.replace
+    monkeypatch.setattr(os, "fsync", lambda handle: (seen.append(("sync", os.fstat(handle).st_ino)), sync(handle)))
+    monkeypatch.setattr(os, "replace", lambda a, b: (seen.append(("replace", os.stat(a).st_ino)), replace(a, b)))
+    training.save(tmp_path / "model.pt", {"w": torch.zeros(3)})
+    file, folder = (tmp_path / "model.pt").stat().st_ino, tmp_path.stat().st_ino
+    assert seen == [("sync", file), ("replace", file), ("sync", folder)]

@@ -391,7 +391,7 @@ def test_run_selects_trains_and_reports_one_guarantee(cli, monkeypatch):
         patch.setattr(pubsel.run, "fit", lambda *_, **__: (_ for _ in ()).throw(KeyboardInterrupt))
         assert cli(*RUN, "privacy.secure_noise=true")[0] == 130
     (kept,) = Path("results").glob("runs/*/selection.pt")
-    chosen = torch.load(kept)["chosen"]
+    chosen = torch.load(kept)["drawn"]["chosen"]
     with monkeypatch.context() as patch:
         patch.setattr(selection, "select", None)
         code, out, err = cli(*RUN, "privacy.secure_noise=true")

@@ -99,6 +99,31 @@ def test_cells_that_fail_or_are_killed_stop_no_other(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.attack
+def test_a_worker_that_is_killed_fails_its_cell_alone(tmp_path: Path) -> None:
+    """It ended the whole sweep, with exit code 2 and a word about keys."""
+    process = started(tmp_path, *TWO, f"training.epochs={LONG.split('=')[1]},1", "seed=0,1")
+    running = wait_for(lambda: [one for n, one in states(tmp_path).items() if n == 0 and steps_of(tmp_path, 2)])
+    second = states(tmp_path)[1]["pid"]
+    worker = psutil.Process(running[0]["pid"]).parent()
+    assert worker.pid != process.pid
+    worker.kill()  # SIGKILL
+    wait_for(lambda: states(tmp_path).get(3, {}).get("state") == "done")  # a new worker has taken its place
+    assert psutil.Process(second).is_running()  # the other one goes on
+    psutil.Process(second).kill()
+    out, err = process.communicate(timeout=120)
+    assert process.returncode == 1, err
+    assert out.count("differentially private") == 2
+    summary = err.split("pubsel: 2 cells failed:\n")[1].splitlines()
+    assert summary == [
+        f"  {LONG} seed=0: its worker was killed, perhaps since memory ran out",
+        f"  {LONG} seed=1: killed by SIGKILL, perhaps since memory ran out",
+    ]
+    assert "--help" not in err
+    assert states(tmp_path)[0]["state"] == "failed"
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL], ids=lambda how: how.name)
 def test_a_sweep_that_is_stopped_leaves_no_process(tmp_path: Path, how: signal.Signals) -> None:
     process = started(tmp_path, *TWO, LONG, "seed=0,1,2,3")

@@ -12,7 +12,7 @@ import pytest
 import yaml
 from scipy import stats
 
-from pubsel import config, results, tables, typeset
+from pubsel import config, report, results, tables, typeset
 from tests.synthetic import record, save
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -114,6 +114,25 @@ def test_one_record_without_a_guarantee_makes_the_cell_invalid(tmp_path, privacy
     row = fashion(tables.table("gsd_table2", tmp_path), public="fashion_mnist").iloc[0]
     assert row["valid"] == False  # noqa: E712  (pandas.NA would be neither)
     assert row["commits"] == 2
+
+
+@pytest.mark.parametrize("said", [{"weak": True, "delta": 1e-5}, {"delta": 1e-3}], ids=["said", "older record"])
+def test_a_delta_above_one_in_n_is_nowhere_called_valid_without_the_word_weak(tmp_path, said):
+    weak = record(1) | {"privacy": {"valid": True, **said}, "private_examples": 2000}
+    right = record(0) | {"privacy": {"valid": True, "delta": 1e-5}, "private_examples": 2000}
+    save(tmp_path, right, weak)
+    row = fashion(tables.table("gsd_table2", tmp_path), public="fashion_mnist").iloc[0]
+    assert row["valid"] == "weak"
+    assert [tables.guarantee(one) for one in (right, weak, record(2) | {"privacy": None})] == ["valid", "weak", "none"]
+    table = tables.make("gsd_table2", results.read_records(tmp_path))
+    shown, constant = typeset.columns(table.frame)
+    (column,) = (column for column in shown if column.key == "valid")
+    assert "weak" in column.texts()
+    assert not any("valid" in text for text in constant)
+    assert any("1 rows of ours have a weak privacy guarantee" in note for note in typeset.notes(table))
+    assert ",weak," in tables.as_csv(table.frame)
+    page = report.page([right, weak])
+    assert "weak guarantee, delta above 1/n</dt><dd>1</dd>" in page
 
 
 # Joins

@@ -18,12 +18,13 @@ from scipy import stats
 from pubsel import algorithms
 from pubsel.algorithms.dp_sgd import DPSGD
 from pubsel.algorithms.non_private import NonPrivate
-from pubsel.config import CONF, Training, UserError
+from pubsel.config import CONF, Training, UsageError, UserError
 from pubsel.data import Split, Task
 from pubsel.gradients import PerExampleGradients
 from pubsel.models import small
-from pubsel.randomness import stream
+from pubsel.randomness import Secret, SystemEntropy, stream
 from pubsel.training import fit, noisy_mean, poisson_sample, schedule
+from tests.synthetic import secret_named
 
 COMMAND = [sys.executable, "-m", "pubsel", "run", "+experiment=quickstart", "distance=none", "threads=1",
            "training.epochs=12", "training.checkpoint_seconds=0"]  # fmt: skip
@@ -57,14 +58,29 @@ class Float(torch.nn.Module):
 
 def train(tmp_path, algorithm=None, noise=0.0, secure=False, key="key", report=lambda p: None, **changes):
     model, problem, settings = network(), task(), training(**changes)
-    fit(model, problem, algorithm or DPSGD("dp_sgd", 1.0), schedule(50, settings), noise, settings, "name", key, secure,
-        tmp_path / "checkpoint.pt", report)  # fmt: skip
+    fit(model, problem, algorithm or DPSGD("dp_sgd", 1.0), schedule(50, settings), noise, settings, "name",
+        secret_named(key, secure), tmp_path / "checkpoint.pt", report)  # fmt: skip
     return torch.cat([p.detach().flatten() for p in model.parameters()])
 
 
 def test_schedule():
     assert schedule(60_000, training(epochs=50, batch_size=1000)) == (60_000, 1 / 60, 3000, 1000)
     assert schedule(40, training(epochs=7, batch_size=1000)) == (40, 1.0, 7, 40)
+
+
+@pytest.mark.parametrize(
+    ("n", "changes", "steps"),
+    [
+        (50, {"epochs": 2.96}, 15),  # of 14.8
+        (50, {"epochs": 2.84}, 14),  # of 14.2
+        (1297, {"epochs": 10, "batch_size": 130}, 100),  # of 99.8
+        (40, {"epochs": 2.6, "batch_size": 1000}, 3),  # full batches
+        (50, {"epochs": 0.01}, 1),
+        (50, {"epochs": 2, "steps": 7}, 7),
+    ],
+)
+def test_the_number_of_steps_is_the_nearest_one_and_one_at_least(n, changes, steps):
+    assert schedule(n, training(**changes)).steps == steps
 
 
 def test_each_example_is_sampled_independently_at_the_rate():
@@ -81,6 +97,56 @@ def test_each_example_is_sampled_independently_at_the_rate():
     assert abs(pairs - rate**2) < 5 * np.sqrt(rate**2 / draws)
     fixed = np.full(draws, n * rate, dtype=int)
     assert stats.chisquare(np.bincount(fixed, minlength=16)[:16] + 1, want + 1, sum_check=False).pvalue < 1e-6
+
+
+def test_an_example_is_taken_if_its_number_is_below_the_rate():
+    class Source:
+        def random(self, n):
+            return np.array([0.0, 0.1, np.nextafter(0.1, 0), 0.2])
+
+    assert poisson_sample(Source(), 4, 0.1).tolist() == [0, 2]
+
+
+@pytest.mark.parametrize("noise", [0.01, 0.5, 1.0])
+def test_little_noise_is_noise(noise):
+    gradients = PerExampleGradients(network(), 4)
+    mechanism = DPSGD("dp_sgd", 1.0).mechanism(_view(gradients), 0)
+    empty = Split(task().private.x[:0], task().private.y[:0])
+    values, _ = noisy_mean(mechanism, gradients, empty, noise, stream("test", "noise"), 1)
+    assert float(values.std()) == pytest.approx(noise, rel=0.1)
+
+
+@pytest.mark.parametrize("batch_size", [45, 10], ids=["large batches", "small batches"])
+@pytest.mark.parametrize("secure", [True, False])
+def test_every_batch_is_sampled_and_sample_and_noise_come_from_one_kind_of_source(
+    secure, batch_size, tmp_path, monkeypatch
+):
+    """At a high rate too; with `secure` both from the operating system."""
+    seen = []
+
+    call = Secret.__call__
+
+    def source(self, purpose, step=0):
+        seen.append((purpose, step))
+        found = call(self, purpose, step)
+        assert type(found) is (SystemEntropy if secure else np.random.Generator)
+        return found
+
+    monkeypatch.setattr(Secret, "__call__", source)
+    train(tmp_path, noise=1.0, secure=secure, batch_size=batch_size)
+    steps = schedule(50, training(batch_size=batch_size)).steps
+    assert seen == [(purpose, step) for step in range(steps) for purpose in ("sample", "noise")]
+
+
+def test_rates_fall_at_the_nearest_step_and_epochs_end_at_the_nearest(tmp_path):
+    """Milestones at 0.5 of 15 steps (7.5, to the even 8) and 0.77 (11.55); epochs of 2.94 steps, of 17 in 50."""
+    seen = []
+    train(tmp_path, steps=15, batch_size=50, milestones=[0.5, 0.77], report=seen.append)
+    assert [round(p.learning_rate, 6) for p in seen] == [0.1] * 7 + [0.01] * 4 + [0.001] * 4
+    seen.clear()
+    (tmp_path / "epochs").mkdir()
+    train(tmp_path / "epochs", steps=9, batch_size=17, report=seen.append)
+    assert [p.step for p in seen] == [3, 6, 9]
 
 
 def test_full_batch_takes_every_example():
@@ -122,7 +188,7 @@ def test_every_step_draws_its_own_sample_and_noise_and_divides_by_the_batch_size
     model, problem = network(), task()
     parameters = list(model.parameters())
     for step in range(10):
-        chosen = stream("key", "sample", step).random(50) < 0.2
+        chosen = secret_named()("sample", step).random(50) < 0.2
         total = torch.zeros(sum(p.numel() for p in parameters), dtype=torch.float64)
         for i in np.flatnonzero(chosen):
             model.zero_grad()
@@ -130,7 +196,7 @@ def test_every_step_draws_its_own_sample_and_noise_and_divides_by_the_batch_size
             torch.nn.functional.cross_entropy(logits, problem.private.y[i : i + 1]).backward()
             row = torch.cat([p.grad.flatten() for p in parameters])
             total += row / max(1.0, float(row.norm()))
-        total += 1.5 * torch.from_numpy(stream("key", "noise", step).standard_normal(len(total)))
+        total += 1.5 * 1.001 * torch.from_numpy(secret_named()("noise", step).standard_normal(len(total)))
         with torch.no_grad():
             for p, part in zip(parameters, total.split([p.numel() for p in parameters]), strict=True):
                 p -= 0.1 * part.view_as(p) / 10
@@ -214,9 +280,9 @@ def test_a_run_stopped_at_a_checkpoint_goes_on_bit_for_bit(tmp_path):
 
 def test_divergence_is_an_error(tmp_path):
     with pytest.raises(UserError, match=r"diverged.*learning_rate"):
-        train(tmp_path, NonPrivate("non_private"), learning_rate=1e308, epochs=5)
+        train(tmp_path, NonPrivate("non_private"), learning_rate=1.7e308, epochs=5)
     with pytest.raises(UserError, match=r"diverged.*learning_rate"):  # again, without a new step
-        train(tmp_path, NonPrivate("non_private"), learning_rate=1e308, epochs=5, report=pytest.fail)
+        train(tmp_path, NonPrivate("non_private"), learning_rate=1.7e308, epochs=5, report=pytest.fail)
 
 
 def test_a_broken_checkpoint_is_named(tmp_path):
@@ -276,13 +342,36 @@ def test_two_processes_train_one_cell_once(tmp_path):
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("devices", [("cpu", "cuda"), ("cuda", "cpu")])
+def test_a_run_is_resumed_on_another_kind_of_device(tmp_path, devices):
+    """Its optimizer, its average and the start of its private training included."""
+    settings = training(average=True, checkpoint_seconds=0)
+
+    def part(device, report):
+        model = network(torch.float32).to(device)
+        fit(model, task(), DPSGD("dp_sgd", 1.0), schedule(50, settings), 1.0, settings, "name",
+            secret_named(place=device), tmp_path / "checkpoint.pt", report)  # fmt: skip
+        return model
+
+    def stop(progress):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        part(devices[0], stop)
+    assert torch.load(tmp_path / "checkpoint.pt", map_location="cpu")["step"] == 5
+    seen = []
+    part(devices[1], seen.append)
+    assert [progress.step for progress in seen] == [10]
+
+
+@pytest.mark.gpu
 def test_a_gpu_run_repeats_the_cpu_run(tmp_path):
     """Same sample, same noise: weights after a few steps agree up to rounding."""
     found = []
     for device in ("cpu", "cuda"):
         (tmp_path / device).mkdir()
         model, settings = network(torch.float32).to(device), training()
-        fit(model, task(), DPSGD("dp_sgd", 1.0), schedule(50, settings), 1.0, settings, "name", "key", False,
+        fit(model, task(), DPSGD("dp_sgd", 1.0), schedule(50, settings), 1.0, settings, "name", secret_named(),
             tmp_path / device / "checkpoint.pt", lambda p: None)  # fmt: skip
         found.append(torch.cat([p.detach().flatten().cpu() for p in model.parameters()]))
     torch.testing.assert_close(found[0], found[1], rtol=1e-4, atol=1e-5)
@@ -308,3 +397,9 @@ def test_lower_precision_on_a_gpu_never_reaches_private_gradients(monkeypatch, p
     noisy_mean(mechanism, gradients, problem.private, 1.0, stream("test", "noise"), 50)
     public = "tf32" if precision == "tf32" else "ieee"
     assert seen == [(20, public, public), (50, "ieee", "ieee")]
+
+
+def test_more_steps_than_can_be_accounted_for_are_refused_at_once():
+    with pytest.raises(UsageError, match=r"training.epochs=1e\+30: more than 10,000,000 steps: lower it"):
+        schedule(1000, training(epochs=1e30))
+    assert schedule(1000, training(epochs=1e-30)).steps == 1

@@ -14,12 +14,12 @@ from pubsel.gradients import GradientMatrix, clip_factors
 
 
 def conditioned_sum(gradients: GradientMatrix, scale: Tensor, bound: float) -> Tensor:
-    """Sum of the rows of G diag(scale), each clipped to L2 norm `bound` and divided by it -> [p]. scale: [p], public.
+    """Sum of the rows of G diag(scale), each clipped to L2 norm `bound` and divided by it -> float64 [p]. scale: [p],
+    public.
 
     Sensitivity 1: one row more or less adds or removes one vector of norm at most 1.
     """
-    weights = clip_factors(gradients.scaled_norms(scale), bound) / bound
-    return gradients.combine(weights.to(gradients.dtype)) * scale
+    return gradients.combine(clip_factors(gradients.scaled_norms(scale), bound) / bound) * scale
 
 
 def conditioned_rows(gradients: GradientMatrix, scale: Tensor, bound: float) -> Tensor:

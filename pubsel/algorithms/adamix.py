@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from pubsel.algorithms import Frozen, Mechanism, View
 from pubsel.algorithms.dp_sgd import clipped_rows, clipped_sum
-from pubsel.config import UsageError, UserError, setting
+from pubsel.config import MOST_EPOCHS, UsageError, UserError, setting
 from pubsel.data import Split
 from pubsel.gradients import Engine
 
@@ -30,12 +30,12 @@ def flat(model: nn.Module) -> Tensor:
 def public_gradient(gradients: Engine, public: Split, norms: list[Tensor] | None = None) -> Tensor:
     """Sum of the gradients of all public examples, [p]; appends their norms to `norms`."""
     parameter = next(gradients.model.parameters())
-    total = torch.zeros(gradients.size, dtype=parameter.dtype, device=parameter.device)
+    total = torch.zeros(gradients.size, dtype=torch.float64, device=parameter.device)
     for block in gradients.blocks(public.x, public.y):
-        total += block.combine(torch.ones(len(block), dtype=block.dtype, device=public.x.device))
+        total += block.combine(torch.ones(len(block), dtype=torch.float64, device=parameter.device))
         if norms is not None:
             norms.append(block.row_norms())
-    return total
+    return total.to(parameter.dtype)
 
 
 def train_on_public(view: View, public: Split, epochs: int, rate: float, weight_decay: float = 0.0) -> None:
@@ -92,7 +92,9 @@ class AdaMix:
 
     name: str = setting("its name in records and tables")
     unit: bool = setting("features are divided by their norms")
-    pretrain_epochs: int = setting("full-batch epochs on public data before private training; 0: weights stay zero")
+    pretrain_epochs: int = setting(
+        "full-batch epochs on public data before private training; 0: weights stay zero", at_most=MOST_EPOCHS
+    )
     pretrain_rate: float = setting("their learning rate, on sums", over=0)
     one_pass: float | None = setting("instead: one pass of SGD, this being the strong convexity (Algorithm 3)", over=0)
     public_gradient: bool = setting("add the public gradient to every step")
@@ -193,7 +195,7 @@ class OnlyPublic:
 
     name: str = setting("its name in records and tables")
     unit: bool = setting("features are divided by their norms")
-    pretrain_epochs: int = setting("full-batch epochs", at_least=1)
+    pretrain_epochs: int = setting("full-batch epochs", at_least=1, at_most=MOST_EPOCHS)
     pretrain_rate: float = setting("their learning rate, on sums", over=0)
     weight_decay: float = setting("lambda, of the summed loss", at_least=0)
 

@@ -13,12 +13,12 @@ from pubsel.gradients import GradientMatrix, clip_factors
 
 
 def clipped_sum(gradients: GradientMatrix, bound: float) -> Tensor:
-    """Sum of the rows of G [n, p], each clipped to L2 norm `bound` and divided by it -> [p].
+    """Sum of the rows of G [n, p], each clipped to L2 norm `bound` and divided by it -> float64 [p].
 
-    Sensitivity 1: one row more or less adds or removes one vector of norm at most 1.
+    Sensitivity 1: one row more or less adds or removes one vector of norm at most 1; in floating point at most
+    1 + `privacy.ROUNDING`, since the sum is in float64.
     """
-    weights = clip_factors(gradients.row_norms(), bound) / bound  # [n]
-    return gradients.combine(weights.to(gradients.dtype))
+    return gradients.combine(clip_factors(gradients.row_norms(), bound) / bound)
 
 
 def clipped_rows(gradients: GradientMatrix, bound: float) -> Tensor:

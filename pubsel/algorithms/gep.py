@@ -12,10 +12,10 @@ from torch import Tensor
 
 from pubsel.algorithms import Mechanism, View
 from pubsel.algorithms.dp_sgd import clipped_rows, clipped_sum
-from pubsel.config import Labels, UsageError, setting
+from pubsel.config import MOST_EPOCHS, Labels, UsageError, setting
 from pubsel.gradients import Basis, DenseGradients, GradientMatrix, clip_factors, gpu_precision
 from pubsel.models import parameter_groups
-from pubsel.subspace import allocate, power_basis
+from pubsel.subspace import allocate, orthonormal, power_basis
 
 Groups = Enum("Groups", ["layers", "slices"])
 Precision = Enum("Precision", ["float32", "tf32", "bfloat16"])
@@ -25,27 +25,32 @@ SLACK = 1e-3  # of a row's squared norm, added to its residual's
 
 
 def embed_and_clip(gradients: GradientMatrix, basis: Basis, clip_embedding: float) -> tuple[Tensor, Tensor]:
-    """Embeddings W = G B [n, k], and their sum after clipping to `clip_embedding` and division by it, [k]."""
+    """Embeddings W = G B [n, k], and their sum after clipping to `clip_embedding` and division by it, float64 [k]."""
     w = gradients.project(basis)
     weights = clip_factors(w.double().norm(dim=1), clip_embedding) / clip_embedding
-    return w, w.T @ weights.to(w.dtype)
+    return w, w.double().T @ weights
 
 
-def residual_sum(gradients: GradientMatrix, basis: Basis, w: Tensor, clip_residual: float) -> Tensor:
-    """Sum of the residual rows r_i = g_i - B w_i, each clipped to `clip_residual` and divided by it -> [p].
+def residual_sum(gradients: GradientMatrix, basis: Basis, w: Tensor, clip_residual: float, error: float) -> Tensor:
+    """Sum of the residual rows r_i = g_i - B w_i, each clipped to `clip_residual` and divided by it -> float64 [p].
 
-    Almost no residual is written out. B is orthonormal, so |r_i|^2 = |g_i|^2 - |w_i|^2, and
-    sum_i c_i r_i = G^T c - B W^T c. In float32 B^T B - I has eigenvalues up to 4e-5 at p = 200,000, and a norm read too
-    small would clip too little: SLACK |g_i|^2, 25 times that error, is added to |r_i|^2. Where |r_i|^2 is less than
-    NEAR |g_i|^2, both differences lose their digits, and the slack would clip by more than 5 %: those rows, few or
-    none, are written out, and their norms are of what is summed.
+    Almost no residual is written out: sum_i c_i r_i = G^T c - B W^T c, and for an orthonormal B
+    |r_i|^2 = |g_i|^2 - |w_i|^2. A norm read too small would clip too little, so what both roundings may hide is added:
+    with E = B^T B - I and w_i = B^T g_i + e_i, |r_i|^2 = |g_i|^2 - |w_i|^2 + 2 w_i^T e_i + w_i^T E w_i. `error`, at
+    least |E|, is measured on this basis (`subspace.orthonormal`); SLACK |g_i|^2 is for e_i, the float32 product.
+
+    Rows with |r_i|^2 below NEAR |g_i|^2 would lose their digits, and the slack would clip them by more than 5 %: those
+    rows, few or none, are written out, and their norms are of what is summed.
+
+    The other rows enter both sums with a norm of at most 10 (the root of 1 / NEAR), so that sums of a block of n rows
+    and k columns are off by 20 n (n + k) 2^-53: within `privacy.ROUNDING`.
     """
     squares = gradients.row_norms().square()  # [n], float64
     left = (squares - w.double().square().sum(1)).clamp(min=0)
     near = left < NEAR * squares
-    weights = clip_factors((left + SLACK * squares).sqrt(), clip_residual) / clip_residual  # [n]
-    weights = torch.where(near, 0, weights).to(w.dtype)
-    total = gradients.combine(weights) - basis.expand(w.T @ weights)
+    weights = clip_factors((left + (SLACK + error) * squares).sqrt(), clip_residual) / clip_residual  # [n]
+    weights = torch.where(near, 0, weights)
+    total = gradients.combine(weights) - basis.expand(w.double().T @ weights)
     if near.any():
         residuals = DenseGradients(gradients.written_out(near) - basis.expand(w[near]))  # [n', p]
         total += clipped_sum(residuals, clip_residual)
@@ -75,7 +80,7 @@ class GEP:
     clip_residual: float = setting("bound S2 on the L2 norm of an example's residual", at_least=1e-12)
     residual: bool = setting("release the residual too (GEP); false: Biased GEP")
     groups: Groups = setting("layers: as in the paper; slices: three equal flat slices, as in the official code")
-    power_iterations: int = setting("power iterations for the basis", at_least=1)
+    power_iterations: int = setting("power iterations for the basis", at_least=1, at_most=MOST_EPOCHS)
     labels: Labels = setting(
         "of the public images: random, given (their own, of the private task), or auto: given if they are"
     )
@@ -101,13 +106,15 @@ class GEP:
 
     def mechanism(self, view: View, step: int) -> Mechanism:
         basis = self.basis(view, step)
-        k = basis.size
+        k, error = basis.size, torch.zeros(1, dtype=torch.float64, device=basis.blocks[0].device)
+        if self.residual:
+            basis, error[0] = orthonormal(basis)
 
         def sums(gradients: GradientMatrix) -> Tensor:  # [k + p] or [k]
             w, embedding = embed_and_clip(gradients, basis, self.clip_embedding)
             if not self.residual:
                 return embedding
-            return torch.cat([embedding, residual_sum(gradients, basis, w, self.clip_residual)])
+            return torch.cat([embedding, residual_sum(gradients, basis, w, self.clip_residual, float(error))])
 
         def decode(mean: Tensor) -> Tensor:  # [p]
             direction = basis.expand(mean[:k] * self.clip_embedding)
@@ -122,7 +129,7 @@ class GEP:
             size,
             rows=BLOCK,
             contributions=lambda gradients: clipped_parts(gradients, basis, self.clip_embedding, clip_residual),
-            shared=tuple(basis.blocks),
+            shared=(*basis.blocks, error),
         )
 
     def basis(self, view: View, step: int) -> Basis:

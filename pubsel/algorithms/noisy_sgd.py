@@ -28,7 +28,7 @@ from pubsel.algorithms import Frozen, Mechanism, View
 from pubsel.algorithms.pillar import public_pca
 from pubsel.config import UsageError, setting
 from pubsel.data import Split
-from pubsel.privacy import Plan, plan, rdp_epsilon
+from pubsel.privacy import Plan, deviation, plan, rdp_epsilon
 from pubsel.randomness import SystemEntropy
 
 Array = NDArray[np.float64]
@@ -163,8 +163,8 @@ def noisy_sgd(
     choice = epsilon / 2 if runs > 1 else 0.0
     base = (_papers_plan if noise == "paper" else _plan)(epsilon - choice, delta, n, steps, runs)
     signed = signed_examples(x, y)
-    deviation = base.noise_multiplier * loss.lipschitz
-    candidates = np.stack([base_run(signed, loss, deviation, steps, source) for _ in range(runs)])
+    scale = deviation(base.noise_multiplier, loss.lipschitz)
+    candidates = np.stack([base_run(signed, loss, scale, steps, source) for _ in range(runs)])
     cumulative = np.cumsum(chances(signed, candidates, loss, choice))
     chosen = min(int(np.searchsorted(cumulative, source.random(1)[0], side="right")), runs - 1)
     return Halfspace(candidates[chosen], base.epsilon + choice, delta, runs, base)

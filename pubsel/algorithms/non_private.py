@@ -26,9 +26,7 @@ class NonPrivate:
 
     def mechanism(self, view: View, step: int) -> Mechanism:
         return Mechanism(
-            clipped_sum=lambda gradients: gradients.combine(
-                torch.ones_like(gradients.row_norms(), dtype=gradients.dtype)
-            ),
+            clipped_sum=lambda gradients: gradients.combine(torch.ones_like(gradients.row_norms())),
             decode=lambda mean: mean,
             sensitivity=self.sensitivity(),
             size=view.gradients.size,

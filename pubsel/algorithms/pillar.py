@@ -54,8 +54,8 @@ def noisy_covariance(public: Tensor, k: int) -> Release:
     """Top k eigenvectors of a noisy second-moment matrix (Dwork, Talwar, Thakurta, Zhang: Analyze Gauss, STOC 2014).
 
     Private features are standardised with the mean and deviation of the public ones [m, d], and clipped to their median
-    norm R. The release is the `triangle` of sum_i x_i x_i^T / R^2, whose norm is the matrix's Frobenius norm: one
-    example more or less moves it by |x_i|^2 / R^2 <= 1.
+    norm R. The release is the `triangle` of sum_i x_i x_i^T / R^2, added in float64, whose norm is the matrix's
+    Frobenius norm: one example more or less moves it by |x_i|^2 / R^2 <= 1.
     """
     d = public.shape[1]
     scaler = StandardScaler().fit(public.double().numpy())
@@ -71,7 +71,7 @@ def noisy_covariance(public: Tensor, k: int) -> Release:
         norms = row_norms(x)
         broken = ~(norms < 1e18)
         x = x.masked_fill(broken[:, None], 0)
-        x = x * (clip_factors(torch.where(broken, 0, norms), bound) / bound).to(x.dtype)[:, None]
+        x = x.double() * (clip_factors(torch.where(broken, 0, norms), bound) / bound)[:, None]
         return triangle(x.T @ x)
 
     def decode(noisy: Tensor) -> Frozen:

@@ -12,7 +12,7 @@ import torch
 from pubsel.algorithms import Frozen, Mechanism, View
 from pubsel.algorithms.adamix import public_gradient, train_on_public
 from pubsel.algorithms.dp_sgd import clipped_rows, clipped_sum
-from pubsel.config import setting
+from pubsel.config import MOST_EPOCHS, setting
 from pubsel.data import Split
 
 
@@ -23,7 +23,9 @@ class PPGD:
     name: str = setting("its name in records and tables")
     unit: bool = setting("features are divided by their norms")
     clip_factor: float = setting("the clip norm is this times the norm of the mean public gradient", over=0)
-    finish_epochs: int = setting("full-batch epochs on public data after private training", at_least=0)
+    finish_epochs: int = setting(
+        "full-batch epochs on public data after private training", at_least=0, at_most=MOST_EPOCHS
+    )
     finish_rate: float = setting("their learning rate, on sums", over=0)
     reuse: float = setting("pull back to the private result: this / 2 |w - w_private|^2", at_least=0)
 

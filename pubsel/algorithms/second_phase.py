@@ -11,7 +11,7 @@ from torch import nn
 
 from pubsel.algorithms import Mechanism, View
 from pubsel.algorithms.dp_sgd import DPSGD
-from pubsel.config import UsageError, UserError, setting
+from pubsel.config import MOST_EPOCHS, UsageError, UserError, setting
 from pubsel.data import Split
 from pubsel.models.trained import replaced_heads
 from pubsel.per_example import losses_of
@@ -42,9 +42,9 @@ class SecondPhase:
     name: str = setting("its name in records and tables")
     clip_norm: float = setting("DP-SGD: bound C on the L2 norm of an example's gradient", at_least=1e-12)
     public_rate: float = setting(
-        "learning rate of Adam on public data; the paper: 3e-3 transformers, 5e-5 CNNs", over=0
+        "learning rate of Adam on public data; the paper: 3e-3 transformers, 5e-5 CNNs", over=0, at_most=1e6
     )
-    public_epochs: int = setting("passes over the public data", at_least=0)
+    public_epochs: int = setting("passes over the public data", at_least=0, at_most=MOST_EPOCHS)
     public_batch: int = setting("examples a step of them", at_least=1)
     head: Head = setting(
         "own: public data of the private task train its head; temporary: a head for the public classes, thrown away "

@@ -1,91 +1,87 @@
 """White-box canaries: gradients that an adversary puts among those of the private examples, in the loop that trains.
 
-A canary is a row of private data whose gradient is one huge entry in a coordinate of its own. `WithCanaries` stands
-before the engine that makes per-example gradients; from there on a canary is an example like any other: training.fit
-samples it, the algorithm clips it and sums it up, the loop adds its noise. `Witness` is the adversary: it sees every
-noisy sum (the mechanism hands it to `decode`), knows all real examples and which of them were sampled, and weighs for
-each canary how likely the sums are with it against without it. Differential privacy allows for one who knows so much:
-it hides one example from whoever knows all others, and, as each is sampled independently, their samples too.
-
-The witness also knows what no adversary does, the noise itself, and tests it against what is claimed.
+A canary is a row of private data whose gradient the adversary chooses anew at each step: one entry, or a dense vector,
+of a magnitude from a thousandth of the clip norm to ten thousand times it. `WithCanaries` wraps the engine that
+makes per-example gradients and writes the canaries into its blocks, each at its place among the real rows; from there
+on a canary is an example like any other: training.fit samples it, the algorithm clips it and sums it up, the loop adds
+its noise. attacks/witness.py watches.
 """
 
-import copy
-import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from scipy import stats
 from torch import Tensor, nn
 
-from pubsel.algorithms import Algorithm, Mechanism, View
-from pubsel.config import UsageError
 from pubsel.data import Split, Task
+from pubsel.factored import FactoredGradients, LinearGradients
 from pubsel.gradients import CPU_ENTRIES, DenseGradients, Engine, GradientMatrix
-from pubsel.training import Schedule
 
-HUGE = 1e4  # the entry of a canary's gradient: every clip norm is smaller
-KEPT = 2000  # numbers of each step's noise that are kept, to compare steps
-SURE = 1e-6  # a check fails below this p-value: no false alarm in a million audits
+# Norms of gradients in units of the norm at which clipping begins. Most are huge: those give themselves away.
+MAGNITUDES = (1e4, 1e4, 1e2, 1e3, 1e4, 1e0, 1e2, 1e4, 1e1, 1e3, 1e4, 1e-3)
+HUGE = 1e2  # from here on a canary is clipped for certain, so that it adds as much as any example can
 
 
 class Canaries(NamedTuple):
-    """columns: [m], of G, each canary's own. included: [m], the coins."""
+    """m canaries; the even ones are dense, the odd ones have one entry.
+
+    columns: [m], of G, where the entry is. magnitudes: [m]. included: [m], the coins. places: [those that are in], rows
+    of the joined data.
+    """
 
     columns: Tensor
+    magnitudes: Tensor
     included: Tensor
+    places: Tensor
+    seed: int  # of the dense ones
 
     def join(self, private: Split) -> Split:
-        """Private examples with a row for each canary that is in: its label, -1 - i, says which; its image is blank."""
-        chosen = self.included.nonzero().flatten()
-        x = private.x.new_zeros(len(chosen), *private.x.shape[1:])
-        y = (-1 - chosen).to(private.y.dtype).view(-1, *[1] * (private.y.dim() - 1))
-        return Split(torch.cat([private.x, x]), torch.cat([private.y, y.expand(-1, *private.y.shape[1:])]))
+        """Private examples with blank ones at `places`. The labels tell who is who, and are those of the engine alone:
+        -1 - i for row i."""
+        n = len(private.x) + len(self.places)
+        x = private.x.new_zeros(n, *private.x.shape[1:])
+        x[self.others(n)] = private.x
+        y = (-1 - torch.arange(n)).to(private.y.dtype if private.y.is_floating_point() else torch.int64)
+        return Split(x, y.view(-1, *[1] * (private.y.dim() - 1)).expand(-1, *private.y.shape[1:]))
+
+    def others(self, n: int) -> Tensor:
+        """The rows of the n that are no canaries, [n - those that are in]."""
+        real = torch.ones(n, dtype=torch.bool)
+        real[self.places] = False
+        return real.nonzero().flatten()
 
 
-class CanaryGradients(DenseGradients):
-    """Rows of G that belong to the canaries `whose` [n]."""
-
-    def __init__(self, rows: Tensor, whose: Tensor):
-        super().__init__(rows)
-        self.whose = whose
-
-
-def draw(m: int, size: int, random: np.random.Generator, device: torch.device) -> Canaries:
-    """m canaries among `size` parameters, each in with probability 1/2. UsageError where there are fewer parameters."""
-    if m > size:
-        raise UsageError(f"audit.canaries={m}: each takes one of the {size} trained parameters: lower it")
-    columns = random.permutation(size)[:m]
-    return Canaries(torch.from_numpy(columns).to(device), torch.from_numpy(random.random(m) < 0.5).to(device))
-
-
-def mislabelled(task: Task, m: int, random: np.random.Generator) -> tuple[Split, NDArray[np.bool_], Task]:
-    """Black-box canaries: m private examples with a wrong label each (0/1 labels: all turned round); which are in, with
-    probability 1/2 each; and the task with those in place of the m examples as they were."""
-    x, y = task.private
-    if 2 * m > len(x):
-        raise UsageError(f"audit.canaries={m} is more than half of the {len(x)} private examples: lower it")
-    order = torch.from_numpy(random.permutation(len(x)))
-    chosen, rest = order[:m], order[m:].sort().values
-    if y.dim() == 2:
-        wrong = 1 - y[chosen]
-    else:
-        wrong = (y[chosen] + torch.from_numpy(random.integers(1, task.classes, m))) % task.classes
+def draw(m: int, size: int, n: int, random: np.random.Generator) -> Canaries:
+    """m canaries among `size` parameters, each in with probability 1/2, mixed among n real examples."""
     included = random.random(m) < 0.5
-    coins = torch.from_numpy(included)
-    private = Split(torch.cat([x[rest], x[chosen][coins]]), torch.cat([y[rest], wrong[coins]]))
-    return Split(x[chosen], wrong), included, task._replace(private=private)
+    places = np.sort(random.permutation(n + included.sum())[: included.sum()])
+    columns = np.resize(random.permutation(size), m)
+    # the magnitudes in turn, for dense canaries and for those with one entry alike
+    magnitudes = np.array(MAGNITUDES)[np.arange(m) // 2 % len(MAGNITUDES)]
+    arrays = [torch.from_numpy(a) for a in (columns, magnitudes, included, random.permutation(places))]
+    return Canaries(arrays[0], arrays[1], arrays[2], arrays[3], int(random.integers(2**31)))
 
 
 class WithCanaries:
-    """An engine that makes the gradients of canaries itself, and those of all other examples by `inner`."""
+    """An engine that makes the gradients of canaries itself, and those of all other examples by `inner`.
 
-    def __init__(self, inner: Engine, canaries: Canaries):
+    private: the real examples, whose labels it knows again by their rows. scales: by how much the magnitudes of dense
+    canaries and of those with one entry are multiplied; the witness sets them at each step.
+    """
+
+    def __init__(self, inner: Engine, canaries: Canaries, private: Split):
         self.inner, self.canaries = inner, canaries
         self.offsets, self.size = inner.offsets, inner.size
+        self._latest = torch.zeros(0, dtype=torch.int64)  # rows of the block made last that nobody has asked for yet
+        self.scales = torch.ones(2, dtype=torch.float64)
+        self.n = len(private.x) + len(canaries.places)
+        self._whose = torch.full((self.n,), -1)  # [n], which canary a row is, or -1
+        self._whose[canaries.places] = canaries.included.nonzero().flatten()
+        self._labels = private.y.new_zeros(self.n, *private.y.shape[1:])
+        self._labels[canaries.others(self.n)] = private.y
+        self._dense: list[Tensor] | None = None
 
     @property
     def model(self) -> nn.Module:
@@ -94,138 +90,117 @@ class WithCanaries:
     def chunk(self, x: Tensor) -> int:
         return self.inner.chunk(x)
 
+    def next_rows(self, n: int) -> Tensor:
+        """Which rows of the joined data the next n rows of the block made last are, [n]."""
+        rows, self._latest = self._latest[:n], self._latest[n:]
+        return rows
+
+    def whose(self, rows: Tensor) -> Tensor:
+        """Which canary each of the `rows` of the joined data is, or -1: [n]."""
+        return self._whose[rows]
+
     def blocks(self, x: Tensor, y: Tensor, rows: int = 1, dtype: torch.dtype | None = None) -> Iterator[GradientMatrix]:
-        """The real examples among x [n, ...], y [n, ...] first, then the canaries."""
+        """The blocks that `inner` makes of x [n, ...], y [n, ...], with the canaries written into their rows."""
         labels = y if y.dim() == 1 else y[:, 0]
-        real = labels >= 0
-        if bool(real.all()):
+        if not len(y) or bool((labels >= 0).any()):  # public data
             yield from self.inner.blocks(x, y, rows, dtype)
             return
-        yield from self.inner.blocks(x[real], y[real], rows, dtype)
-        yield from self.rows((-1 - labels[~real]).long(), dtype)
+        indices = (-1 - labels).long().cpu()
+        start = 0
+        for block in self.inner.blocks(x, self._labels[indices].to(x.device), rows, dtype):
+            self._latest = indices[start : start + len(block)]
+            start += len(block)
+            chosen = self.whose(self._latest)
+            yield self._written(block, chosen) if bool((chosen >= 0).any()) else block
 
-    def rows(self, chosen: Tensor, dtype: torch.dtype | None = None) -> Iterator["CanaryGradients"]:
-        """The gradients of the canaries `chosen` [n], some at a time."""
+    def _written(self, block: GradientMatrix, chosen: Tensor) -> GradientMatrix:
+        """The block [n, p] with the canary `chosen` [n] in each row that is one, not -1."""
+        here = (chosen >= 0).nonzero().flatten()
+        parts = []
+        for old, new in zip(parts_of(block), self._parts(chosen[here], block.dtype), strict=True):
+            part = old if isinstance(block, DenseGradients) else old.clone()  # factors may be the data themselves
+            part[here.to(part.device)] = new
+            parts.append(part)
+        return rebuilt(block, parts, block.losses)
+
+    def rows(self, chosen: Tensor, dtype: torch.dtype | None = None) -> Iterator[tuple[Tensor, GradientMatrix]]:
+        """The canaries `chosen` [n], some at a time: which, and their gradients."""
         dtype = dtype or next(self.model.parameters()).dtype
-        for whose in chosen.split(max(8, CPU_ENTRIES // self.size)):
-            rows = torch.zeros(len(whose), self.size, dtype=dtype, device=whose.device)
-            rows[torch.arange(len(whose)), self.canaries.columns[whose]] = HUGE
-            yield CanaryGradients(rows, whose)
-
-
-class Witness:
-    """Follows the private sums of one training.
-
-    After it: ratios [m], log likelihood of what was seen with each canary against without it; counts [m], how often
-    each was sampled; sizes, of the batches; worst, the largest norm of what a single canary added.
-    """
-
-    def __init__(self, engine: WithCanaries, plan: Schedule, noise_multiplier: float):
-        self.engine, self.plan, self.noise_multiplier = engine, plan, noise_multiplier
-        columns = engine.canaries.columns
-        self.every = torch.arange(len(columns), device=columns.device)
-        self.ratios = torch.zeros(len(columns), dtype=torch.float64, device=columns.device)
-        self.counts = torch.zeros_like(self.every)
-        self.sizes: list[int] = []
-        self.worst = 0.0
-        self._squares, self._numbers = 0.0, 0  # of all noise over its declared deviation
-        self._noise: list[Tensor] = []
-
-    def watching(self, algorithm: Algorithm) -> Algorithm:
-        """The same algorithm, whose every mechanism is watched."""
-        watched = copy.copy(algorithm)
-        made = algorithm.mechanism
-        watched.mechanism = lambda view, step: self._watch(made(view, step), view, step)  # type: ignore[method-assign]
-        return watched
-
-    def _watch(self, inner: Mechanism, view: View, step: int) -> Mechanism:
-        if inner.contributions is None:
-            raise UsageError("audit.kind=white_box: this algorithm does not show contributions: take black_box")
-        real = torch.zeros(inner.size, dtype=torch.float64, device=self.every.device)
-        everything = torch.zeros_like(real)
-        self.sizes.append(0)
-        (single,) = self.engine.rows(self.every[[step % len(self.every)]])
-        self.worst = max(self.worst, float(inner.clipped_sum(single).double().norm()))
-
-        def clipped_sum(gradients: GradientMatrix) -> Tensor:
-            total = inner.clipped_sum(gradients)
-            self.sizes[-1] += len(gradients)
-            everything.add_(total)
-            if isinstance(gradients, CanaryGradients):
-                self.counts[gradients.whose] += 1
+        for some in chosen.split(max(8, CPU_ENTRIES // self.size)):
+            parts = self._parts(some, dtype)
+            if isinstance(self.inner, LinearGradients):
+                yield some, FactoredGradients(parts[0], parts[1], self.inner.model.bias is not None)
             else:
-                real.add_(total)
-            return total
+                yield some, DenseGradients(parts[0])
 
-        def decode(mean: Tensor) -> Tensor:
-            noisy = mean.double() * view.batch_size
-            self._keep((noisy - everything) / (self.noise_multiplier * inner.sensitivity))
-            self._weigh(noisy - real, inner)
-            return inner.decode(mean)
+    def _parts(self, chosen: Tensor, dtype: torch.dtype) -> tuple[Tensor, ...]:
+        """What the gradients of the canaries `chosen` [n] are made of, [n, p], or [n, C] and [n, d]: their norm is the
+        magnitude times the scale; a bias adds to it."""
+        device = next(self.model.parameters()).device
+        scales = self.scales[torch.arange(len(self.canaries.columns)) % 2]
+        norms = (self.canaries.magnitudes * scales)[chosen].to(device, dtype)[:, None]
+        single = chosen % 2 == 1
+        columns = self.canaries.columns[chosen]
+        if not isinstance(self.inner, LinearGradients):
+            (whole,) = self._directions(device, dtype, self.size)
+            rows = torch.zeros(len(chosen), self.size, dtype=dtype, device=device)
+            for row, i in zip(rows, chosen.tolist(), strict=True):
+                if i % 2 == 0:
+                    row.copy_(whole.roll(i))
+            rows[single.to(device), columns[single].to(device)] = 1
+            return (rows * norms,)
+        c, d = self.inner.model.weight.shape
+        whole_r, whole_x = self._directions(device, dtype, c, d)
+        r, x = torch.zeros(len(chosen), c).to(norms), torch.zeros(len(chosen), d).to(norms)
+        for k, i in enumerate(chosen.tolist()):
+            if i % 2 == 0:
+                r[k], x[k] = whole_r.roll(i // 2), whole_x.roll(i // 2 // c)
+        columns = (columns[single] % (c * d)).to(device)
+        r[single.to(device), columns // d] = 1
+        x[single.to(device), columns % d] = 1
+        return r * norms, x
 
-        return inner._replace(clipped_sum=clipped_sum, decode=decode)
-
-    def _weigh(self, seen: Tensor, inner: Mechanism) -> None:
-        """Adds log(1 - q + q exp(<seen, c> / s^2 - |c|^2 / (2 s^2))) for each contribution c, q the sampling rate; s is
-        the noise's deviation as it shows in `seen` [size], few entries of which any canary touches."""
-        assert inner.contributions is not None
-        deviation = max(float(seen.abs().median()) / stats.norm.ppf(0.75), 1e-12)
-        for gradients in self.engine.rows(self.every):
-            rows = inner.contributions(gradients)  # [n, size]
-            exponent = (rows @ seen.to(rows.dtype)).double() - rows.double().square().sum(1) / 2
-            exponent /= deviation**2
-            if self.plan.rate < 1:
-                out = torch.full_like(exponent, math.log1p(-self.plan.rate))
-                exponent = torch.logaddexp(out, exponent + math.log(self.plan.rate))
-            self.ratios[gradients.whose] += exponent
-
-    def _keep(self, noise: Tensor) -> None:
-        self._squares += float(noise.square().sum())
-        self._numbers += len(noise)
-        self._noise.append(noise[:KEPT].float().cpu())
-
-    def checks(self, sensitivity: float) -> dict[str, float]:
-        """p-values, under the claimed plan, of what was done: `noise scale`; `noise drawn anew`, for two steps that
-        share noise; `sampling rate`, of the number of all that was sampled; `batch sizes`, `samples of one example`,
-        for too even or uneven ones. `clipping`: 0 where a canary added more than the declared sensitivity, else 1."""
-        scale = stats.chi2(self._numbers)
-        found = {
-            "noise scale": _two_sided(scale.cdf(self._squares), scale.sf(self._squares)),
-            "noise drawn anew": repeated_noise(torch.stack(self._noise).numpy()),
-            "clipping": float(self.worst <= sensitivity * (1 + 1e-4)),
-        }
-        counts = self.counts[self.engine.canaries.included].cpu().numpy()
-        return found | uneven_samples(np.array(self.sizes), counts, self.plan.n, self.plan.rate)
+    def _directions(self, device: torch.device, dtype: torch.dtype, *sizes: int) -> list[Tensor]:
+        """Random unit vectors of these sizes, which dense canaries are, turned round: two of them are nearly
+        orthogonal."""
+        if self._dense is None:
+            random = np.random.default_rng(self.canaries.seed)
+            drawn = [torch.from_numpy(random.standard_normal(size)) for size in sizes]
+            self._dense = [nn.functional.normalize(values, dim=0) for values in drawn]
+        return [values.to(device, dtype) for values in self._dense]
 
 
-def repeated_noise(noise: NDArray[np.float32]) -> float:
-    """p-value of the largest cosine between two rows of `noise` [steps, k], independent and isotropic, k >= 2."""
-    steps, k = noise.shape
-    if steps < 2:
-        return 1.0
-    unit = noise / np.linalg.norm(noise, axis=1, keepdims=True).clip(1e-30)
-    largest = max(float(np.abs(np.triu(unit[i : i + 500] @ unit.T, i + 1)).max()) for i in range(0, steps, 500))
-    t = largest * math.sqrt((k - 1) / max(1 - largest**2, 1e-12))
-    return float(min(1.0, steps * (steps - 1) * stats.t.sf(t, k - 1)))  # two-sided, of steps (steps - 1) / 2 pairs
+def parts_of(block: GradientMatrix) -> tuple[Tensor, ...]:
+    """The arrays that a block of rows is made of: [n, p], or factors [n, C] and [n, d]."""
+    if isinstance(block, FactoredGradients):
+        return block.r, block.x
+    assert isinstance(block, DenseGradients)
+    return (block.rows,)
 
 
-def uneven_samples(sizes: NDArray[np.int64], counts: NDArray[np.int64], n: int, rate: float) -> dict[str, float]:
-    """p-values of batch `sizes` [steps] and of how often some of the n examples were sampled, `counts` [m], if each was
-    in each batch independently with probability `rate`."""
-    steps = len(sizes)
-    if rate == 1:
-        return {"sampling rate": float((sizes == n).all())}
-    total, trials = sizes.sum(), steps * n
-    spread = float(((sizes - n * rate) ** 2).sum() / (n * rate * (1 - rate)))  # near chi-squared of `steps` degrees
-    own = rate * (1 - rate)
-    uneven = float(((counts - steps * rate) ** 2).sum() / (steps * own)) - len(counts)
-    deviation = math.sqrt(max(1, len(counts)) * (2 + (1 - 6 * own) / (steps * own)))  # of the sum of squares
-    return {
-        "sampling rate": _two_sided(stats.binom.cdf(total, trials, rate), stats.binom.sf(total - 1, trials, rate)),
-        "batch sizes": _two_sided(stats.chi2.cdf(spread, steps), stats.chi2.sf(spread, steps)),
-        "samples of one example": _two_sided(stats.norm.cdf(uneven / deviation), stats.norm.sf(uneven / deviation)),
-    }
+def rebuilt(like: GradientMatrix, parts: Sequence[Tensor], losses: Tensor | None = None) -> GradientMatrix:
+    """A block of the same kind as `like` of other rows."""
+    if isinstance(like, FactoredGradients):
+        return FactoredGradients(parts[0], parts[1], like.bias, losses)
+    return DenseGradients(parts[0], losses)
 
 
-def _two_sided(below: float, above: float) -> float:
-    return float(min(1.0, 2 * min(below, above)))
+def distinct(task: Task, m: int, random: np.random.Generator) -> tuple[Split, NDArray[np.bool_], Task]:
+    """Black-box canaries: m examples of noise, each with a random label; which are in, with probability 1/2 each; and
+    the task with those behind its private examples.
+
+    A network remembers them far better than wrong labels of real images, which its other examples speak against. Of
+    images each value is the least or the largest there is; of features it is normal, with their deviation.
+    """
+    x, y = task.private
+    shape = (m, *x.shape[1:])
+    if x.is_floating_point():
+        noise = torch.from_numpy(random.standard_normal(shape)).to(x.dtype) * x.std()
+    else:
+        noise = (torch.from_numpy(random.integers(0, 2, shape)) * torch.iinfo(x.dtype).max).to(x.dtype)
+    classes = task.classes if y.dim() == 1 else 2
+    labels = torch.from_numpy(random.integers(0, classes, (m, *y.shape[1:]))).to(y.dtype)
+    included = random.random(m) < 0.5
+    coins = torch.from_numpy(included)
+    private = Split(torch.cat([x, noise[coins]]), torch.cat([y, labels[coins]]))
+    return Split(noise, labels), included, task._replace(private=private)

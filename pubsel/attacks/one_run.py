@@ -2,11 +2,14 @@
 
 Each of m canaries is in the data with probability 1/2, independently. Whoever sees the output guesses of each whether
 it was in, or abstains. The more guesses are right, the less private the program. To flip one coin is to add or remove
-one example, which is the adjacency of pubsel's guarantees. There are two bounds; they rest on different things:
+one example, which is the adjacency of pubsel's guarantees. There are three bounds; they rest on different things:
 
 - `epsilon_of_any`, of any program. Steinke, Nasr, Jagielski: Privacy Auditing with One (1) Training Run, NeurIPS 2023,
   arXiv:2305.08846, Theorem 5.2 and Corollary 5.4. Nothing is assumed, so it lies far below the truth where noise is
   Gaussian: a program that is exactly (2, 1e-5)-private reads about 0.5 from 1,000 canaries.
+- `epsilon_of_curve`, of any program whose outputs for neighbours are as hard to tell apart as the accountant says, at
+  every delta at once: its trade-off curve, for a noise multiplier that is sought. After Mahloujifar, Melis, Chaudhuri:
+  Auditing f-Differential Privacy in One Run, ICML 2025, arXiv:2410.22235. About twice the former.
 - `epsilon_of_plan`, of a program that draws Poisson samples at the planned rate and adds Gaussian noise, of whatever
   scale, where the canaries' contributions do not overlap, so that each is a trial of its own. Close to the truth. After
   Nasr et al.: Tight Auditing of Differentially Private Machine Learning, USENIX Security 2023, arXiv:2302.07956 (the
@@ -15,11 +18,13 @@ one example, which is the adjacency of pubsel's guarantees. There are two bounds
 """
 
 import math
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy import stats
+from scipy.special import ndtr, ndtri
 
 from pubsel import privacy
 from pubsel.config import UsageError
@@ -86,25 +91,71 @@ def stands(found: Guesses, plan: privacy.Plan, confidence: float, noise_multipli
     return bool(stats.binom.sf(found.right - 1, found.made, chance) >= 1 - confidence)
 
 
-def epsilon_of_plan(found: Guesses, plan: privacy.Plan, confidence: float) -> tuple[float, float]:
-    """(least epsilon at plan.delta, largest noise multiplier) that the guesses leave; (0, inf) where they say nothing.
+def may_be_right(found: Guesses, chance: float, least: Callable[[float], float]) -> bool:
+    """Whether a program with a trade-off curve can have so many right guesses, or more, with this chance.
 
-    The plan is refuted where that noise multiplier is plan.noise_multiplier or less. epsilon is the accountant's, like
-    the claimed one: both up to half a percent.
+    least(y): the least probability of an event under one of two neighbours that has probability y under the other.
+
+    Proof of what is used: let r be the number of guesses, q_k the chance that k are right, f the curve. Fix all coins
+    but one, i, and take the outputs that guess i right while k - 1 or more others are right: with coin i turned round
+    they guess i wrong, and k - 1 right or more. So P[i right, >= k right] <= 1 - f(P[i wrong, >= k - 1 right]). By
+    concavity, averaged over i: sum_{j >= k} j q_j / m <= 1 - f(sum_{j >= k - 1} (r - j) q_j / m). From the top down,
+    q_{k - 1} is the least that this allows; if they add up to more than 1, the chance cannot be.
     """
-    low = high = plan.noise_multiplier  # then: low stands, high is refuted
+    m, made, right = found
+    total, rights, wrongs = chance, right / m * chance, (made - right) / m * chance
+    for k in range(right - 1, -1, -1):
+        q = max(0.0, (least(min(rights, 1.0)) - wrongs) * m / (made - k))
+        total, rights, wrongs = total + q, rights + k / m * q, wrongs + (made - k) / m * q
+        if total > 1:
+            return False
+    return True
+
+
+def trade_off(plan: privacy.Plan, noise_multiplier: float) -> Callable[[float], float]:
+    """`least` of `may_be_right`, for the steps of the plan with another noise multiplier."""
+    if plan.rate == 1:
+        mu = math.sqrt(plan.steps) / noise_multiplier
+        return lambda y: float(ndtr(ndtri(y) - mu))
+    epsilons = np.linspace(0, 3 * plan.claimed_epsilon + 3, 60)
+    delta = np.array(privacy.deltas(noise_multiplier, plan.rate, plan.steps, epsilons.tolist()))
+    slopes = np.exp(epsilons)
+    return lambda y: max(0.0, float(((y - delta) / slopes).max()), float((1 - delta - slopes * (1 - y)).max()))
+
+
+def epsilon_of_curve(found: Guesses, plan: privacy.Plan, confidence: float) -> float:
+    """The least epsilon at plan.delta that the guesses leave of the curves of the plan with other noise, or 0."""
+    return _least(plan, lambda noise: may_be_right(found, 1 - confidence, trade_off(plan, noise)))[0]
+
+
+def epsilon_of_plan(found: Guesses, plan: privacy.Plan, confidence: float) -> tuple[float, float]:
+    """(least epsilon at plan.delta, largest noise multiplier) that the guesses leave; (0, inf) if they say nothing.
+
+    The plan is refuted if that noise multiplier is plan.noise_multiplier or less.
+    """
+    return _least(plan, lambda noise: stands(found, plan, confidence, noise))
+
+
+def _least(plan: privacy.Plan, allows: Callable[[float], bool]) -> tuple[float, float]:
+    """(epsilon at plan.delta, noise multiplier) of the most noise that `allows` leaves; (0, inf) if it leaves all.
+    epsilon is the accountant's, like the claimed one: both up to half a percent."""
+    low = high = plan.noise_multiplier  # then: low is allowed, high is refuted
     try:
-        while stands(found, plan, confidence, high):
+        while allows(high):
             low, high = high, 1.3 * high
             if high > 100 * plan.noise_multiplier:
                 return 0.0, math.inf
-        while low == high or not stands(found, plan, confidence, low):
+        while low == high or not allows(low):
             high, low = low, low / 1.3
             if high < plan.noise_multiplier / FAR:
                 break
         while high / low > WIDTH:
             middle = math.sqrt(low * high)
-            low, high = (middle, high) if stands(found, plan, confidence, middle) else (low, middle)
+            low, high = (middle, high) if allows(middle) else (low, middle)
     except UsageError:  # so little noise that it cannot be accounted for: what is refuted already is a bound
         pass
-    return privacy.spent(high, plan.rate, plan.steps, plan.delta), high
+    while True:
+        try:
+            return privacy.spent(high, plan.rate, plan.steps, plan.delta), high
+        except UsageError:
+            high *= 1.1  # more noise costs less, so this is a bound too

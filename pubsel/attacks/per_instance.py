@@ -11,65 +11,173 @@ loses what a Gaussian mechanism with sensitivity c_t would, not with the worst-c
   Kulkarni, Liu, Yin, Zhang: Individual Privacy Accounting for DP-SGD, TMLR 2023, arXiv:2206.02617. c_t counts at every
   step, sampled or not. Renyi DP reads up to 15 % high, so the worst case caps it.
 
+- A release before training (dp_pca) is one more Gaussian mechanism; its squares, or its Renyi DP, are added.
+
+s is measured: what a noisy sum has beside the exact one. A training that adds less noise than planned shows a larger
+loss, one that adds none an infinite one. Likewise c_t is what the example does add, also if that is more than the
+declared sensitivity.
+
+What is assumed: that the noise is Gaussian, independent from step to step, and as large in one direction as in another;
+that samples are Poisson at the planned rate; that `Mechanism.contributions` is what a row adds to the sum, whatever the
+other rows are. The white-box audit tests these; this does not.
+
 What it is not: c_t depends on the weights, which are random. A guarantee for an example would need a bound of c_t for
 all weights that might have come (the proof of Proposition 14 composes as if the weights were fixed), or a filter that
 drops it when its budget is spent (Feldman and Zrnic). These are the losses of ONE outcome. And they are computed from
 private data: they must not be published.
 """
 
-import copy
+import math
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from scipy import stats
 from torch import Tensor
 
 from pubsel import privacy
-from pubsel.algorithms import Algorithm, Mechanism, View
+from pubsel.algorithms import Algorithm, Freezes, Frozen, Mechanism, Release, View
+from pubsel.attacks.noise import followed, watched
+from pubsel.attacks.witness import SURE
 from pubsel.config import UsageError
 from pubsel.data import Split
 from pubsel.gradients import CPU_ENTRIES, row_norms
 from pubsel.privacy import Plan
 
-LEVELS = 100  # of the norm of a contribution, from 0 to the sensitivity; a norm counts as the level above it
+# Of what an example adds, over the sensitivity and the noise over the planned one: what lies between two counts as the
+# upper one. The last is of all that is more.
+LEVELS = np.array([*np.arange(0, 111) / 100, *1.1 * 1.03 ** np.arange(1, 200), math.inf])
 
 
 class Losses:
-    """Follows one training: the norm of what every private example would add to the sum of each step."""
+    """Follows one training: the norm of what every private example would add to the sum of each step, and the noise.
 
-    def __init__(self, private: Split, plan: Plan, every: int):
-        self.private, self.plan, self.every = private, plan, every
-        self.squares = np.zeros(len(private.x))  # sum over steps of (c_t / Delta)^2
-        self.levels = np.zeros((len(private.x), LEVELS + 1), np.int32)  # steps at each level of c_t / Delta
-        self._norms = np.zeros(len(private.x))
+    private: what the steps see. first: the plan of a release before training.
+    """
+
+    def __init__(self, labels: Tensor, plan: Plan, every: int, first: Plan | None = None):
+        n = len(labels)
+        self.plan, self.first, self.every = plan, first, every
+        self.squares = np.zeros(n)  # sum over steps of (c_t / Delta)^2, each over the noise as it should be
+        self.levels = np.zeros((n, len(LEVELS)), np.int32)  # steps at each level of the same, without the square
+        self.noise: list[tuple[float, int]] = []  # of each step: squares over the planned ones, and how many
+        self.first_mus = np.zeros(n)  # contributions to the first release over its noise
+        self.private: Split | None = None
+        self._norms = np.zeros(n)
 
     def watching(self, algorithm: Algorithm) -> Algorithm:
         """The same algorithm, at each of whose steps (each `every`-th: the norms then hold for those between) all
-        private examples are looked at."""
-        watched = copy.copy(algorithm)
-        made = algorithm.mechanism
-        watched.mechanism = lambda view, step: self._look(made(view, step), view, step)  # type: ignore[method-assign]
-        return watched
+        private examples are looked at, and before them at its first release."""
+        other = watched(algorithm, self._look)
+        if isinstance(algorithm, Freezes):
+            frozen = algorithm.frozen
+
+            def wrapped(*arguments: Any) -> Frozen | Release:
+                made = frozen(*arguments)
+                return self._look_at_release(made) if isinstance(made, Release) else made
+
+            other.frozen = wrapped  # type: ignore[attr-defined]
+        return other
 
     def _look(self, mechanism: Mechanism, view: View, step: int) -> Mechanism:
-        if step % self.every == 0:
-            self._norms = contribution_norms(mechanism, view, self.private) / mechanism.sensitivity
-        self.squares += self._norms**2
-        level = np.ceil(self._norms.clip(0, 1) * LEVELS).astype(np.int64)
-        self.levels[np.arange(len(level)), level] += 1
-        return mechanism
+        def judge(noise: Tensor, exact: Tensor) -> None:
+            assert self.private is not None
+            if step % self.every == 0:
+                self._norms = contribution_norms(mechanism, view, self.private) / mechanism.sensitivity
+            planned = self.plan.noise_multiplier * mechanism.sensitivity
+            self.noise.append((float(noise.square().sum()) / planned**2, len(noise)))
+            # noise that is the planned one, for all that can be told, is measured over all steps together
+            apart = differs(*self.noise[-1])
+            norms = self._norms.copy()
+            norms[norms > 0] *= more(*self.noise[-1]) if apart else 1
+            self.squares += norms**2
+            self.levels[np.arange(len(norms)), np.searchsorted(LEVELS, norms - 1e-12)] += 1
+
+        return followed(mechanism, view.batch_size, next(view.model.parameters()).device, judge)
+
+    def _look_at_release(self, made: Release) -> Release:
+        """The release, which tells what each row adds to it, and its noise."""
+        assert self.first is not None
+        planned = self.first.noise_multiplier * made.sensitivity
+        norms: list[float] = []
+        exact = torch.zeros(made.size, dtype=torch.float64)
+
+        def clipped_sum(x: Tensor) -> Tensor:
+            norms.extend(float(made.clipped_sum(row).double().norm()) for row in x.split(1))
+            total = made.clipped_sum(x)
+            exact.add_(total)
+            return total
+
+        def decode(noisy: Tensor) -> Frozen:
+            noise = (float((noisy.double() - exact).square().sum()) / planned**2, made.size)
+            self.noise.append(noise)
+            own = np.array(norms)
+            self.first_mus = np.where(own > 0, own / planned * more(*noise), 0)
+            return made.decode(noisy)
+
+        return made._replace(clipped_sum=clipped_sum, decode=decode)
+
+    def noise_multiplier(self) -> float:
+        """The planned one times the noise, over the planned noise, of all steps in which it is the planned one."""
+        squares, numbers = np.array([step for step in self.noise if not differs(*step)] or [(1, 1)]).T
+        return float(self.plan.noise_multiplier * math.sqrt(squares.sum() / numbers.sum()))
+
+    def least_noise(self) -> float:
+        """p-value of the noise, of all steps and of the one that has least, if it is the planned one."""
+        squares, numbers = np.array(self.noise).T
+        least = len(squares) * stats.chi2.cdf(squares, numbers).min()
+        return float(min(1.0, 2 * min(least, stats.chi2.cdf(squares.sum(), numbers.sum()))))
 
     def epsilons(self) -> NDArray[np.float64]:
-        """The loss of each example at plan.delta, [n]; never above that of the worst case."""
-        plan = self.plan
+        """The loss of each example at the plan's delta, with that of the first release, [n]."""
+        plan, sigma = self.plan, self.noise_multiplier()
+        delta = plan.delta + (self.first.delta if self.first else 0)
         if plan.rate == 1:
-            mus = np.sqrt(self.squares) / plan.noise_multiplier
-            return np.array([min(plan.epsilon, privacy.gaussian_epsilon(mu, plan.delta)) for mu in mus])
-        levels = np.arange(1, LEVELS + 1) / LEVELS
-        curves = np.stack([privacy.rdp_of_step(plan.noise_multiplier / level, plan.rate) for level in levels])
-        found = privacy.epsilons_of_rdp(self.levels[:, 1:] @ curves, plan.delta)
-        found[self.levels[:, 1:].sum(1) == 0] = 0  # nothing was ever added
-        return found.clip(0, plan.epsilon)
+            mus = np.sqrt(self.squares / sigma**2 + self.first_mus**2)
+            return np.array([privacy.gaussian_epsilon(mu, delta) if mu < 1e4 else math.inf for mu in mus])
+        used = np.flatnonzero(self.levels.any(0))
+        used = used[used > 0]
+        orders = np.array(privacy.FEW_ORDERS)
+        curves = np.stack([_rdp(sigma / LEVELS[level], plan.rate) for level in used] or [0 * orders])
+        counts = self.levels[:, used] if len(used) else np.zeros((len(self.levels), 1))
+        with np.errstate(invalid="ignore"):  # none of an infinite loss is none
+            total = sum(
+                np.where(count[:, None] > 0, count[:, None] * curve, 0)
+                for count, curve in zip(counts.T, curves, strict=True)
+            )
+        total = total + self.first_mus[:, None] ** 2 / 2 * orders
+        found = privacy.epsilons_of_rdp(total, delta)
+        found[total.max(1) == 0] = 0  # nothing was ever added
+        return np.minimum(found, self._most(sigma, LEVELS[used].max(initial=0.0)))
+
+    def _most(self, sigma: float, level: float) -> float:
+        """The loss of an example that adds as much at each step as any does at any, which Renyi DP reads too high."""
+        try:
+            most = privacy.spent(sigma / level, self.plan.rate, self.plan.steps, self.plan.delta) if level else 0.0
+        except (UsageError, ZeroDivisionError):
+            return math.inf
+        if self.first is not None and self.first_mus.any():
+            mu = self.first_mus.max()
+            most += privacy.gaussian_epsilon(mu, self.first.delta) if mu < 1e4 else math.inf
+        return most
+
+
+def differs(squares: float, numbers: int) -> bool:
+    """Whether the squares of so many numbers, over the planned ones, are of other noise, for certain."""
+    chi2 = stats.chi2(numbers)
+    return bool(chi2.cdf(squares) < SURE or chi2.sf(squares / 1.005**2) < SURE)
+
+
+def more(squares: float, numbers: int) -> float:
+    """By how much an example tells more under such noise than under the planned one."""
+    return math.sqrt(numbers / squares) if squares > 0 else math.inf
+
+
+def _rdp(noise_multiplier: float, rate: float) -> NDArray[np.float64]:
+    if noise_multiplier < 0.05:  # so little that a sum gives all away
+        return np.full(len(privacy.FEW_ORDERS), math.inf)
+    return privacy.rdp_of_step(noise_multiplier, rate)
 
 
 @torch.no_grad()

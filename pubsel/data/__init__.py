@@ -19,6 +19,7 @@ from torch import Tensor
 from pubsel.config import (
     Convert,
     Dataset,
+    Overlap,
     Pair,
     Take,
     UsageError,
@@ -29,24 +30,24 @@ from pubsel.config import (
     kept_folder,
     public_sets,
 )
-from pubsel.data import folders, prepared, stored
+from pubsel.data import folders, overlap, prepared, stored
 from pubsel.data.convert import Shape, converted
-from pubsel.data.splits import NO_CLASS, SEED, Missing, Parts, Split, cat, draw, in_order, in_turn, listing_in_order
+from pubsel.data.opened import Opened, Source, files_at
+from pubsel.data.overlap import Digests, among, rows
+from pubsel.data.splits import (
+    NO_CLASS,
+    SEED,
+    Missing,
+    Parts,
+    Split,
+    draw,
+    in_order,
+    in_turn,
+    listing_in_order,
+)  # fmt: skip
 from pubsel.terminal import say
 
 __all__ = ["Missing", "Source", "Split", "Task", "load", "open_dataset", "public_examples", "same_examples"]
-
-
-class Source(NamedTuple):
-    """A dataset as it lies on disk."""
-
-    train: Split
-    test: Split
-    classes: int
-    metric: str  # accuracy, or auc
-    mean: tuple[float, ...]  # per channel in [0, 1]
-    std: tuple[float, ...]
-    notes: tuple[str, ...]
 
 
 class Task(NamedTuple):
@@ -82,83 +83,158 @@ def load(
     Where public and private are the same dataset, the m public images leave the test set; where several are combined
     (`public_examples`), the private set's share of m. pair.take=train: the public images are a fixed random part of the
     training split instead, and leave the private data where it is the same set. `pair.public` None: no public data.
-    UserError where the private data has fewer than two classes or no training or test images. through(name, source):
-    the source as it is used, such as its features.
+    UserError where the private data has fewer than two classes or no training or test images; UsageError where an image
+    is on two sides (`pair.overlap`), but for those of a published set's own parts: these are noted. through(name,
+    source): the source as it is used, such as its features.
     """
 
-    def read(name: str) -> Source:
-        return through(name, open_dataset(name, data_root, download))
+    def read(name: str) -> Opened:
+        source = open_dataset(name, data_root, download)
+        return Opened(name, source, through(name, source))
 
-    source = read(pair.private)
+    opened = read(pair.private)
+    _check_private(pair, opened.used)
+    opened, apart = _test_apart(opened, pair.overlap, data_root)
+    source, notes = opened.used, opened.used.notes + apart
+    public, test, left = None, source.test, np.ones(len(source.train.y), dtype=bool)
+    if pair.public is not None and pair.take == Take.train:
+        public, left, public_notes = _from_training(pair, opened, data_root, read)
+        notes += public_notes
+    elif pair.public is not None:
+        public, taken, public_notes = _combined(
+            public_sets(pair.public), pair.m, "pair.m", source.train, pair.private, pair.convert, data_root,
+            lambda name: opened if name == pair.private else read(name), opened, pair.overlap,
+        )  # fmt: skip
+        notes = tuple(dict.fromkeys(notes + public_notes))
+        if taken:
+            test, test_notes = _rest_of_test(pair, opened, taken, data_root)
+            notes += test_notes
+    private = source.train if left.all() else Split(*(part[torch.from_numpy(left)] for part in source.train))
+    train, out, part_notes = _part(pair, opened, left, data_root)
+    validation = None if out is None else Split(private.x[out], private.y[out])
+    private = private if train is None else Split(private.x[train], private.y[train])
+    sets = public_sets(pair.public)
+    same_task = len(sets) > 0 and all(same_examples(pair.private, name, data_root) for name in sets)
+    same_classes = all(_same_classes(name, pair.private, data_root) for name in sets)
+    return Task(private, public, test, *source[2:6], notes + part_notes, validation, same_task, same_classes)
+
+
+def _check_private(pair: Pair, source: Source) -> None:
+    """UserError or UsageError where the private data cannot be trained and tested on."""
     if source.classes < 2:
         raise UserError(f"pair.private={pair.private}: one class only: give a folder of class folders, or labels")
     for part, split in (("training", source.train), ("test", source.test)):
         if not len(split.x):
             raise UserError(f"pair.private={pair.private}: no {part} images: it can serve as public data only")
-    private, public, test, notes = source.train, None, source.test, source.notes
     if (pair.shots is not None or pair.public_share is not None) and pair.take != Take.train:
         raise UsageError("pair.shots and pair.public_share are drawn from a training split: set pair.take=train")
-    if pair.public is not None and pair.take == Take.train:
-        public, private, public_notes = _from_training(pair, source, data_root, read)
-        notes += public_notes
-    elif pair.public is not None:
-        public, taken, public_notes = _combined(
-            public_sets(pair.public), pair.m, "pair.m", source.train, pair.private, pair.convert, data_root,
-            lambda name: source if name == pair.private else read(name),
-        )  # fmt: skip
-        notes = tuple(dict.fromkeys(notes + public_notes))
-        if taken:
-            test = Split(test.x[taken:], test.y[taken:])
-            if not len(test.x):
-                raise UsageError(
-                    f"pair.m={pair.m}: no test images of {pair.private} would remain: use a smaller pair.m"
-                )
-            notes += (f"the first {taken} test images of {pair.private} are public and left the test set",)
-    private, validation = _part(private, pair)
-    sets = public_sets(pair.public)
-    same_task = len(sets) > 0 and all(same_examples(pair.private, name, data_root) for name in sets)
-    same_classes = all(_same_classes(name, pair.private, data_root) for name in sets)
-    return Task(private, public, test, *source[2:6], notes, validation, same_task, same_classes)
+
+
+def _test_apart(opened: Opened, how: Overlap, data_root: str) -> tuple[Opened, tuple[str, ...]]:
+    """The private set with no training image in its test set, and a note; a published split stays as it is unless
+    `how` is drop."""
+    train, test = opened.digests(_shape(opened))
+    twice = among(test, train)
+    count, n = int(twice.sum()), len(twice)
+    if not count:
+        return opened, ()
+    if how == Overlap.drop:
+        if count == n:
+            raise UsageError(f"pair.overlap=drop: all {n} test images of {opened.name} are training images too")
+        note = f"{opened.name}: {count} of {n} test images are training images too and were dropped"
+        return opened.without(np.zeros(len(train.own), dtype=bool), twice), (note,)
+    if _named(opened.name, data_root) is not None:
+        return opened, (f"{opened.name}: {count} of {n} test images are training images too, as it was published",)
+    raise UsageError(
+        f"pair.private={opened.name}: {count} of its {n} test images are training images too, the first "
+        f"{opened.example(twice)}: remove them, or set pair.overlap=drop"
+    )
+
+
+def _rest_of_test(pair: Pair, opened: Opened, taken: int, data_root: str) -> tuple[Split, tuple[str, ...]]:
+    """The test set without its first `taken` images, which are public, and notes."""
+    x, y = (part[taken:] for part in opened.used.test)
+    if not len(x):
+        raise UsageError(f"pair.m={pair.m}: no test images of {pair.private} would remain: use a smaller pair.m")
+    _, test = opened.digests(_shape(opened))
+    twice = among(rows(test, slice(taken, None)), rows(test, slice(taken)))
+    notes: tuple[str, ...] = (f"the first {taken} test images of {pair.private} are public and left the test set",)
+    if not twice.any():
+        return Split(x, y), notes
+    said = f"{int(twice.sum())} of the other test images of {pair.private} are equal to public ones"
+    if pair.overlap == Overlap.drop and not twice.all():
+        stays = torch.from_numpy(~twice)
+        return Split(x[stays], y[stays]), (f"{said} and were dropped", *notes)
+    if _named(pair.private, data_root) is not None and pair.overlap == Overlap.refuse:
+        return Split(x, y), (said, *notes)
+    raise UsageError(f"pair.m={pair.m}: {said}: remove them, or set pair.overlap=drop")
 
 
 def _from_training(
-    pair: Pair, source: Source, data_root: str, read: Callable[[str], Source]
-) -> tuple[Split, Split, tuple[str, ...]]:
-    """Public and private examples, and a note: the public ones are drawn from the training split of pair.public."""
+    pair: Pair, opened: Opened, data_root: str, read: Callable[[str], Opened]
+) -> tuple[Split, np.ndarray, tuple[str, ...]]:
+    """Public examples, which training examples stay private, bool [n], and notes: the public ones are drawn from the
+    training split of pair.public."""
     if len(public_sets(pair.public)) > 1:
         raise UsageError("pair.take=train: the public examples come from one set: give one as pair.public")
-    name = str(pair.public)
+    name, source, shape = str(pair.public), opened.used, _shape(opened)
     _check_apart(pair.private, name, data_root)
     same = same_examples(pair.private, name, data_root)
     if same and name != pair.private and not (is_path(name) or is_path(pair.private)):
         raise UsageError(f"pair.take=train: {name} and {pair.private} share examples: take one of them as both")
-    other = source if same else read(name)
-    m = pair.m if pair.public_share is None else round(pair.public_share * len(other.train.y))
-    chosen = draw(name, other.train.y, m, pair.shots)
-    public, private = Split(other.train.x[chosen], other.train.y[chosen]), source.train
-    if same:
-        rest = torch.ones(len(private.x), dtype=torch.bool)
-        rest[chosen] = False
-        private = Split(private.x[rest], private.y[rest])
-        if not len(private.x):
-            raise UsageError(f"pair.m={pair.m}: no private examples of {name} would remain: use a smaller pair.m")
-    x, changed = _like(name, public.x, source.train, pair.convert)
+    other = opened if same else read(name)
+    train, test = opened.digests(shape)
+
+    # dropped before the draw, so that as many examples are drawn as the settings say
+    notes: tuple[str, ...] = () if same else other.used.notes + _may_share(name, pair.private, data_root)
+    pool = np.arange(len(other.used.train.y))
+    if pair.overlap == Overlap.drop:
+        twice = overlap.repeated(train) if same else among(other.digests(shape)[0], train, test)
+        pool, notes = pool[~twice], notes + _dropped(name, int(twice.sum()), "the private data")
+    m = pair.m if pair.public_share is None else round(pair.public_share * len(other.used.train.y))
+    drawn = np.zeros(len(other.used.train.y), dtype=bool)
+    drawn[pool[draw(name, other.used.train.y[torch.from_numpy(pool)], m, pair.shots).numpy()]] = True
+
+    # `same`: what was drawn is no longer private
+    chosen = other.without(~drawn, np.ones(len(other.used.test.y), dtype=bool))
+    left = ~drawn if same else np.ones(len(source.train.y), dtype=bool)
+    if not left.any():
+        raise UsageError(f"pair.m={pair.m}: no private examples of {name} would remain: use a smaller pair.m")
+    private = [rows(train, left), *(() if same else (test,))]
+    published = same and _named(name, data_root) is not None
+    twice = among(chosen.digests(shape)[0], *private)
+    notes += _told("pair.", chosen, 0, twice, f"the private data {pair.private}", published)
     leave = ", and left the private data" if same else ""
-    note = f"{len(chosen)} public examples were drawn from the training split of {name}{leave}"
-    return Split(x, public.y), private, (*(() if same else other.notes), note, *changed)
+    note = f"{int(drawn.sum())} public examples were drawn from the training split of {name}{leave}"
+    x, changed = _like(name, chosen.used.train.x, source.train, pair.convert)
+    return Split(x, chosen.used.train.y), left, (*notes, note, *changed)
 
 
-def _part(private: Split, pair: Pair) -> tuple[Split, Split | None]:
-    """The share of the private examples that is used, less those held out for validation; and these."""
-    order = torch.from_numpy(np.random.RandomState(SEED + 1).permutation(len(private.x)))
+def _part(
+    pair: Pair, opened: Opened, left: np.ndarray, data_root: str
+) -> tuple[Tensor | None, Tensor | None, tuple[str, ...]]:
+    """Which of the private examples are trained on (None: all) and which are held out for validation, and a note.
+
+    left: bool [n], the training examples that are private.
+    """
+    order = torch.from_numpy(np.random.RandomState(SEED + 1).permutation(int(left.sum())))
     used = order[: max(1, round(pair.private_share * len(order)))]
     held = round(pair.validation * len(used))
     if pair.validation and not 0 < held < len(used):
         raise UsageError(f"pair.validation={pair.validation}: {held} of {len(used)} examples: take another share")
-    if len(used) == len(order) and not held:
-        return private, None
+    if not held:
+        return (None if len(used) == len(order) else used.sort().values), None, ()
     train, out = used[held:].sort().values, used[:held].sort().values
-    return Split(private.x[train], private.y[train]), Split(private.x[out], private.y[out]) if held else None
+    digests = rows(opened.digests(_shape(opened))[0], left)
+    twice = among(rows(digests, out.numpy()), rows(digests, train.numpy()))
+    said = f"{int(twice.sum())} of {held} examples held out for validation are trained on too"
+    if not twice.any():
+        return train, out, ()
+    if pair.overlap == Overlap.drop and not twice.all():
+        return train, out[torch.from_numpy(~twice)], (f"{pair.private}: {said} and were dropped",)
+    if _named(pair.private, data_root) is not None and pair.overlap == Overlap.refuse:
+        return train, out, (f"{pair.private}: {said}, as it was published",)
+    raise UsageError(f"pair.validation={pair.validation}: {said}: remove them, or set pair.overlap=drop")
 
 
 def public_examples(
@@ -170,6 +246,8 @@ def public_examples(
     convert: Convert,
     private: str | None = None,
     through: Callable[[str, Source], Source] = lambda _, source: source,
+    apart: Source | None = None,
+    how: Overlap = Overlap.refuse,
 ) -> tuple[Split, tuple[str, ...]]:
     """The first m public images of dataset `public` in the shape of `like`, and notes.
 
@@ -182,11 +260,18 @@ def public_examples(
     hold equal shares for any m'; a share may be one larger than another. Labels stay where every set is of the private
     task, as conf/dataset says of named sets and as a user's own are taken to be if they have as many classes as each
     other; else each is NO_CLASS, which what needs labels refuses. through: as of `load`.
+
+    An image that two of the sets have, or that `apart`, the private set as it was opened, has too, is a UsageError, or
+    with how=drop is passed over; a published set's own training images in its test set are noted.
     """
-    found, _, notes = _combined(
-        public_sets(public), m, "distance.m", like, private, convert, data_root,
-        lambda name: through(name, open_dataset(name, data_root, download)),
-    )  # fmt: skip
+
+    def read(name: str) -> Opened:
+        source = open_dataset(name, data_root, download)
+        return Opened(name, source, through(name, source))
+
+    against = None if apart is None else Opened(str(private), apart, apart)
+    sets = public_sets(public)
+    found, _, notes = _combined(sets, m, "distance.m", like, private, convert, data_root, read, against, how)
     return found, notes
 
 
@@ -261,7 +346,7 @@ def _open_npz(npz: Path, stamp: tuple[int, ...], name: str, shape: Shape) -> Sou
 def _open_stored(folder: Path, stamp: tuple[int, ...], name: str) -> Source:
     """As `_open_npz`; its order was decided when it was kept."""
     parts = stored.read(folder)
-    return Source(parts.train, parts.test, *_known(dataset(name)), parts.notes)
+    return Source(parts.train, parts.test, *_known(dataset(name)), parts.notes, kept=folder)
 
 
 def same_examples(first: str, second: str, data_root: str) -> bool:
@@ -278,12 +363,30 @@ def _check_apart(private: str, public: str, data_root: str) -> None:
     named = [_named(name, data_root) for name in (private, public)]
     if None in named or same_examples(private, public, data_root):
         return
-    one, two = (dataset(str(name)).images_of or dataset(str(name)).options.get("same_test_as", name) for name in named)
+    one, two = (_images_of(str(name)) for name in named)
     if one == two:
         raise UsageError(
             f"pair.public={public} has images of {private} in another split, private ones among them: take {private} "
             "itself, or another set"
         )
+
+
+def _may_share(public: str, private: str, data_root: str) -> tuple[str, ...]:
+    """The note that two named sets have images in common that no comparison of pixels finds."""
+    one, two = (None if (known := _named(name, data_root)) is None else _images_of(known) for name in (public, private))
+    if (
+        one is None
+        or two is None
+        or not (two in dataset(one).shares_images_with or one in dataset(two).shares_images_with)
+    ):
+        return ()
+    return (f"{public} and {private} share images, at other sizes: some public examples may be private ones",)
+
+
+def _images_of(known: str) -> str:
+    """The named set that the images of a named set come from."""
+    info = dataset(known)
+    return info.images_of or str(info.options.get("same_test_as", known))
 
 
 def _same_classes(name: str, private: str, data_root: str) -> bool:
@@ -339,52 +442,120 @@ def _source(
     """The source with both splits in the order that is used: shuffled if `shuffle` says so, or if sorted by class."""
     train, train_notes = in_order(f"{name}: train", parts.train, shuffle)
     test, test_notes = in_order(f"{name}: test", parts.test, shuffle)
-    return Source(train, test, classes, metric, mean, std, parts.notes + train_notes + test_notes)
+    files = None
+    if parts.files is not None:
+        orders = [in_order("", Split(torch.arange(len(y)), y), shuffle)[0].x for _, y in (parts.train, parts.test)]
+        files = files_at(parts.files[0], orders[0]), files_at(parts.files[1], orders[1])
+    return Source(train, test, classes, metric, mean, std, parts.notes + train_notes + test_notes, files)
 
 
 def _combined(
     names: list[str], m: int, key: str, like: Split, private: str | None, convert: Convert, data_root: str,
-    read: Callable[[str], Source],
+    read: Callable[[str], Opened], against: Opened | None, how: Overlap,
 ) -> tuple[Split, int, tuple[str, ...]]:  # fmt: skip
-    """m public images as `public_examples` says; how many of them are test images of the private set; and notes."""
+    """m public images as `public_examples` says; how many of them are test images of the private set; and notes.
+    against: the private set, which they are compared with."""
     for one, two in combinations(names, 2):
         if same_examples(one, two, data_root):
             raise UsageError(f"the public sets {one} and {two} share examples: take one of them")
     if m < len(names):
         raise UsageError(f"{key}={m}: too few for {len(names)} public sets: use a larger {key}")
-    parts, classes, taken, notes = [], set(), 0, tuple[str, ...]()
-    for place, name in enumerate(names):
+    parts, classes, taken, notes = {}, set(), 0, tuple[str, ...]()
+    group, seen = "pair." if key == "pair.m" else "", list[tuple[str, tuple[Digests, ...]]]()
+    # what the private set itself gives comes first, since its other test images are the test set
+    own = [private is not None and same_examples(name, private, data_root) for name in names]
+    for place in sorted(range(len(names)), key=lambda place: not own[place]):
+        name, same = names[place], own[place]
         if private is not None:
             _check_apart(private, name, data_root)
-        share, source = len(range(place, m, len(names))), read(name)
-        same = private is not None and same_examples(name, private, data_root)
-        available = len(source.test.x) + (0 if same else len(source.train.x))
+            notes += () if same else _may_share(name, private, data_root)
+        share, opened = len(range(place, m, len(names))), read(name)
+        shape = _shape(against or opened)
+        sides = [*_private_side(against, same), *seen]
+        opened, last, dropped = _pool(opened, share, sides, shape, same, how)
+        available = len(opened.used.test.x) + (0 if same else len(opened.used.train.x))
         if share > available:
             each = f", {share} from each set" if len(names) > 1 else ""
             where = "in its test split, and it is the private set" if same else "in all"
+            where += ", those of others dropped" if dropped else ""
             raise UsageError(f"{key}={m}{each}: {name} has only {available} images {where}: use a smaller {key}")
-        part, said = _first(name, source, share, like, convert)
-        parts.append(part)
-        classes.add(source.classes)
-        notes += source.notes + said
-        taken += share if same else 0
+        chosen = opened.first(share)
+        mine = chosen.digests(shape)[1]
+        for what, digests in sides:
+            published = what == OWN and _named(name, data_root) is not None
+            notes += _told(group, chosen, 1, among(mine, *digests), what, published)
+        seen.append((f"the public set {name}", (mine,)))
+        x, changed = _like(name, chosen.used.test.x, like, convert)
+        parts[place] = Split(x, chosen.used.test.y)
+        classes.add(opened.used.classes)
+        notes += opened.used.notes + dropped + _both_parts(name, opened.used, share) + changed
+        taken += last if same else 0
     if len(parts) == 1:
         return parts[0], taken, notes
-    alike = len(classes) == 1 and all(part.y.shape[1:] == like.y.shape[1:] for part in parts)
+    dealt = [parts[place] for place in range(len(names))]
+    alike = len(classes) == 1 and all(part.y.shape[1:] == like.y.shape[1:] for part in dealt)
     of_task = alike and private is not None and all(_same_classes(name, private, data_root) for name in names)
-    y = in_turn([part.y for part in parts]) if of_task else torch.full((m,), NO_CLASS)
-    return Split(in_turn([part.x for part in parts]), y), taken, notes
+    y = in_turn([part.y for part in dealt]) if of_task else torch.full((m,), NO_CLASS)
+    return Split(in_turn([part.x for part in dealt]), y), taken, notes
 
 
-def _first(name: str, source: Source, m: int, like: Split, convert: Convert) -> tuple[Split, tuple[str, ...]]:
-    """The first m images of `source`, those of its test split before those of its training split, and notes."""
-    first, notes = Split(source.test.x[:m], source.test.y[:m]), tuple[str, ...]()
-    if m > len(source.test.x):
-        rest = m - len(source.test.x)
-        first = cat(first, Split(source.train.x[:rest], source.train.y[:rest]))
-        notes = (f"{name}: {len(source.test.x)} public images from its test split, {rest} from its training split",)
-    x, changed = _like(name, first.x, like, convert)
-    return Split(x, first.y), notes + changed
+OWN = "its own training images"
+
+
+def _private_side(against: Opened | None, same: bool) -> list[tuple[str, tuple[Digests, ...]]]:
+    """What public images must not be among, and what it is called. same: they come from the private test set."""
+    if against is None:
+        return []
+    train, test = against.digests(_shape(against))
+    return [(OWN, (train,))] if same else [(f"the private data {against.name}", (train, test))]
+
+
+def _pool(
+    opened: Opened, share: int, sides: list[tuple[str, tuple[Digests, ...]]], shape: tuple[int, ...], same: bool,
+    how: Overlap,
+) -> tuple[Opened, int, tuple[str, ...]]:  # fmt: skip
+    """What public examples are taken from, how many of its first images the first `share` of these span, and notes.
+    With drop it lacks what one of the sides has, so that as many are taken as the settings say."""
+    if how != Overlap.drop or not sides:
+        return opened, share, ()
+    train, test = opened.digests(shape)
+    twice = among(test, *(each for _, digests in sides for each in digests))
+    also = among(train, *(each for _, digests in sides for each in digests)) & (not same)
+    stays = np.flatnonzero(~twice)
+    last = int(stays[share - 1]) + 1 if share <= len(stays) else len(twice)
+    others = " or ".join(what for what, _ in sides)
+    return opened.without(also, twice), last, _dropped(opened.name, int(twice.sum() + also.sum()), others)
+
+
+def _dropped(name: str, count: int, others: str) -> tuple[str, ...]:
+    """The note on public images that were dropped."""
+    said = f"{name}: {count} images that are among {others} too were dropped; epsilon does not cover which they are"
+    return (said,) if count else ()
+
+
+def _told(group: str, chosen: Opened, part: int, twice: np.ndarray, others: str, published: bool) -> tuple[str, ...]:
+    """The note that public examples, bool [m], are among others too, where a set was published so; UsageError
+    otherwise. group: of the keys."""
+    if not twice.any():
+        return ()
+    said = f"{int(twice.sum())} of {len(twice)} public examples are among {others} too"
+    if published:
+        return (f"{chosen.name}: {said}, as it was published",)
+    raise UsageError(
+        f"{group}public={chosen.name}: {said}, the first {chosen.example(twice, part)}: take other data, or set "
+        f"{group}overlap=drop to leave them out"
+    )
+
+
+def _shape(opened: Opened) -> tuple[int, ...]:
+    """Of an image."""
+    return tuple(opened.images.train.x.shape[1:])
+
+
+def _both_parts(name: str, source: Source, m: int) -> tuple[str, ...]:
+    """The note that m public images are more than the test split has."""
+    n = len(source.test.x)
+    return (f"{name}: {n} public images from its test split, {m - n} from its training split",) if m > n else ()
 
 
 def _like(name: str, x: Tensor, like: Split, convert: Convert) -> tuple[Tensor, tuple[str, ...]]:

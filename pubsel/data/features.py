@@ -2,10 +2,12 @@
 
 A file <data folder>/features/<network>-<digest>.npy holds float32 [n, d]. Its name depends on all that decides its
 content: the images themselves, the network, its weights, the preprocessing, and the versions of torch and timm; so a
-file is never stale, and splits that share images share it. It is written beside, then renamed.
+file is never stale, and splits that share images share it. It is written under another
+name, then renamed, with a digest at its end that is checked when it is read, and only its owner may read it.
 """
 
 import hashlib
+import io
 import logging
 import os
 from collections.abc import Callable
@@ -22,9 +24,11 @@ from torchvision.transforms.v2 import functional as images
 
 from pubsel.config import Backbone, UsageError, UserError, digest
 from pubsel.data import Source, Split
-from pubsel.models.weights import load, weight_file
+from pubsel.models.weights import load, tensors_alone, weight_file
 
 BATCH = 32
+DIGEST = 16  # bytes of blake2b at a file's end, of all before MARK
+MARK = b"blake2b-16:"  # numpy reads as much as the header says, and no further
 KEY = "model.backbone.checkpoint"
 
 
@@ -90,7 +94,8 @@ def load_backbone(backbone: Backbone, data_root: str, device: torch.device) -> E
     fetch = backbone.pretrained and path is None
     try:
         logging.disable(logging.WARNING)  # of the hub, about what the line below says
-        net = timm.create_model(name, pretrained=fetch, **{"num_classes": 0, **backbone.options})
+        with tensors_alone():
+            net = timm.create_model(name, pretrained=fetch, **{"num_classes": 0, **backbone.options})
     except Exception as error:
         reason = str(error).partition("\n")[0][:100] or type(error).__name__
         if fetch and isinstance(error, OSError | RuntimeError):
@@ -130,13 +135,18 @@ def features(
     content.update(f"{tuple(x.shape)}{extractor.key}".encode())
     path = folder / f"{name}-{content.hexdigest()}.npy"
     try:
-        if not path.exists():  # what is there needs no lock: the folder may be read-only
-            folder.mkdir(parents=True, exist_ok=True)
-            with FileLock(path.with_suffix(".lock")):
-                if not path.exists():
+        if not _is_kept(path):  # what is there needs no lock: the folder may be read-only
+            if not folder.is_dir():
+                folder.mkdir(parents=True)
+                folder.chmod(0o700)  # mkdir's own mode is cut by the umask
+            with FileLock(path.with_suffix(".lock"), mode=0o600):
+                if not _is_kept(path):
                     _write(path, what, x, extractor, report)
     except OSError as error:
-        raise UserError(f"cannot write features to {folder}: {error.strerror or error}; set data_root=FOLDER") from None
+        raise UserError(
+            f"cannot write features to {folder}: {error.strerror or error}; make room, or set data_root=FOLDER"
+        ) from None
+    _check_digest(path)
     try:
         found = torch.from_numpy(np.load(path, mmap_mode="c"))  # private pages: nobody writes to the file
     except (ValueError, OSError, EOFError) as error:
@@ -146,25 +156,79 @@ def features(
     return found
 
 
-def _write(path: Path, what: str, x: Tensor, extractor: Extractor, report: Callable[[str], None]) -> None:
-    partial = path.with_suffix(".part")  # of a process that was killed, or ours: we hold the lock
-    said = 0
+def _is_kept(path: Path) -> bool:
+    """Whether features are there with their digest; those of an earlier version without one are computed again."""
+    if not path.exists():
+        return False
+    with path.open("rb") as file:
+        file.seek(max(0, path.stat().st_size - len(MARK) - DIGEST))
+        return file.read(len(MARK)) == MARK or not _is_whole(path)
+
+
+def _is_whole(path: Path) -> bool:
+    """Whether a npy file is exactly as long as its header says."""
     try:
-        rows: Any = None
-        for start in range(0, len(x), BATCH):
-            found = embed(x[start : start + BATCH], extractor).cpu().numpy()
-            if rows is None:
-                rows = np.lib.format.open_memmap(partial, "w+", np.float32, (len(x), found.shape[1]))
-            rows[start : start + len(found)] = found
-            if (done := 10 * (start + len(found)) // len(x)) > said:
-                said = done
-                report(f"features of {what}: {start + len(found)} of {len(x)}")
-        if not np.isfinite(rows).all():
+        rows = np.load(path, mmap_mode="r")
+    except (ValueError, OSError, EOFError):
+        return False
+    return bool(path.stat().st_size == rows.offset + rows.nbytes)
+
+
+def _check_digest(path: Path) -> None:
+    """UserError where the features of a file are not those that were written. A process reads a file once for that:
+    until it is another one."""
+    stat = path.stat()
+    stamp = (str(path), stat.st_ino, stat.st_size, stat.st_mtime_ns)
+    if stamp in _CHECKED:
+        return
+    told, left = hashlib.blake2b(digest_size=DIGEST), stat.st_size - len(MARK) - DIGEST
+    try:
+        with path.open("rb") as file:
+            while left > 0 and (part := file.read(min(left, 2**20))):
+                told.update(part)
+                left -= len(part)
+            end = file.read()
+    except OSError as error:
+        raise UserError(f"{path} cannot be read ({error.strerror}): delete it to have it computed again") from None
+    if end != MARK + told.digest():
+        raise UserError(f"{path} cannot be read (it is not what was written): delete it to have it computed again")
+    _CHECKED.add(stamp)
+
+
+_CHECKED = set[tuple[str, int, int, int]]()
+
+
+def _write(path: Path, what: str, x: Tensor, extractor: Extractor, report: Callable[[str], None]) -> None:
+    """The file, row after row and not through a memory map, in which a full disk ends the process. Nobody else may read
+    it, since the images may be private."""
+    partial = path.with_suffix(".part")  # of a process that was killed, or ours: we hold the lock
+    partial.unlink(missing_ok=True)
+    said, first, finite, alike = 0, None, True, True
+    told = hashlib.blake2b(digest_size=DIGEST)
+    try:
+        with os.fdopen(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+            partial.chmod(0o600)  # whatever the umask
+            for start in range(0, len(x), BATCH):
+                found = embed(x[start : start + BATCH], extractor).cpu().numpy().astype(np.float32)
+                if first is None:
+                    first, header = found[:1], io.BytesIO()
+                    shape = {"descr": "<f4", "fortran_order": False, "shape": (len(x), found.shape[1])}
+                    np.lib.format.write_array_header_1_0(header, shape)
+                    told.update(header.getvalue())
+                    file.write(header.getvalue())
+                finite, alike = finite and bool(np.isfinite(found).all()), alike and bool((found == first).all())
+                told.update(found.tobytes())
+                file.write(found.tobytes())
+                if (done := 10 * (start + len(found)) // len(x)) > said:
+                    said = done
+                    report(f"features of {what}: {start + len(found)} of {len(x)}")
+            file.write(MARK + told.digest())
+            file.flush()
+            os.fsync(file.fileno())
+        if not finite:
             raise UserError(f"the features of {what} are not finite: check model.backbone and its checkpoint")
-        if len(rows) > 1 and (rows == rows[:1]).all():
+        if len(x) > 1 and alike:
             raise UserError(f"the features of {what} are all equal: check model.backbone and its checkpoint")
-        rows.flush()
-        del rows
         os.replace(partial, path)
     finally:
         partial.unlink(missing_ok=True)

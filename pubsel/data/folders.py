@@ -3,11 +3,13 @@
 import csv
 import hashlib
 import struct
+import warnings
 import zipfile
 import zlib
 from collections import Counter
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from pathlib import Path
+from typing import IO, NamedTuple
 
 import numpy as np
 import torch
@@ -16,10 +18,14 @@ from torch import Tensor
 
 from pubsel.config import Dataset, UserError
 from pubsel.data.convert import Shape, describe, to_shape
-from pubsel.data.splits import SEED, Listing, Parts, Split, Unread, Unreadable, group_of, held_out, missing
+from pubsel.data.overlap import digest
+from pubsel.data.splits import SEED, Files, Listing, Parts, Split, Unread, Unreadable, group_of, held_out, missing
 
 SUFFIXES = {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".pgm", ".ppm"}
+MOST_PIXELS = Image.MAX_IMAGE_PIXELS or 0  # Pillow refuses twice as many
 GREY = {"1", "L", "LA"}
+TRAIN, TEST, VALIDATION = ("train", "training"), ("test", "testing"), ("val", "valid", "validation")
+NAMED = 3  # folders that a message names
 TEST_FRACTION = 0.2  # held out where the user gives no test part
 CORRUPT = (
     UnidentifiedImageError, SyntaxError, ValueError, EOFError, Image.DecompressionBombError,
@@ -65,38 +71,133 @@ def _published(name: str, info: Dataset, root: Path, part: str) -> Unread:
     return unread([path for paths, _ in found for path in paths], labels, shape)
 
 
+class Layout(NamedTuple):
+    """Where the images of a user's folder lie."""
+
+    train: Path  # holds class folders, or images
+    test: Path | None
+    classes: list[str]
+    empty: list[str]  # sub-folders of train without any image
+    notes: tuple[str, ...]
+
+
+def layout(folder: Path) -> Layout:
+    """The parts of a user's folder by their names, in any case. UserError where it is absent."""
+    if not folder.is_dir():
+        raise UserError(f"{folder}: no such folder")
+    within = {path.name.lower(): path for path in sorted(folder.iterdir()) if path.is_dir()}
+
+    def named(names: Sequence[str]) -> Path | None:
+        return next((within[name] for name in names if name in within and _all_images(within[name])), None)
+
+    train, test, validation = (named(names) for names in (TRAIN, TEST, VALIDATION))
+    others = [path for name, path in within.items() if name not in TRAIN + TEST + VALIDATION]
+    if train is None or not (class_folders(train) or not any(images_in(path) for path in others)):
+        train, test, validation = folder, None, None  # a class may be called train
+    notes: tuple[str, ...] = ()
+    if train != folder and test is None and validation is not None:
+        test, notes = validation, (f"{folder.name}: {validation.name} is used as the test set",)
+    empty = sorted(path.name for path in train.iterdir() if path.is_dir() and not _all_images(path))
+    return Layout(train, test, class_folders(train), [name for name in empty if not name.startswith(".")], notes)
+
+
 def read_folder(folder: Path) -> tuple[Parts, int]:
     """A user's image folder and its number of classes: folder/train/<class>/* and folder/test/<class>/*, or
     folder/<class>/*, or a flat folder of images (one class: public data, or ranking, only).
 
-    Without a test part a fixed fifth is held out. All images get the most common size, and colour if one has colour.
-    UserError for a folder that is absent or empty, or an image that does not read.
+    Without a test part, the validation part (val, valid, validation) is the test set; without either, a fixed fifth is
+    held out. A note counts the images that are not read. All images get the most common size, and colour if one has
+    colour. UserError for a folder that is absent or empty, or an image that does not read.
     """
-    if not folder.is_dir():
-        raise UserError(f"{folder}: no such folder")
-    top = folder / "train" if (folder / "train").is_dir() else folder
-    classes = class_folders(top)
+    found = layout(folder)
+    top, classes = found.train, found.classes
+    if not classes and not images_in(top) and (deeper := _all_images(top)):
+        where = deeper[0].relative_to(folder).as_posix()
+        raise UserError(
+            f"{folder}: its {len(deeper)} images lie deeper than <class>/*, such as {where}: give "
+            f"{deeper[0].parent.parent}, or move them up"
+        )
     paths, labels = labelled(top, classes)
     test_paths: list[Path] = []
-    if top != folder and (folder / "test").is_dir():
-        unknown = sorted(set(class_folders(folder / "test")) - set(classes))
+    if found.test is not None:
+        unknown = sorted(set(class_folders(found.test)) - set(classes))
         if unknown:
-            raise UserError(f"{folder / 'test'}: class {unknown[0]} is not in {top}: give both the same classes")
-        test_paths, test_labels = labelled(folder / "test", classes)
+            raise UserError(f"{found.test}: class {unknown[0]} is not in {top}: give both the same classes")
+        test_paths, test_labels = labelled(found.test, classes)
         labels = np.concatenate([labels, test_labels])
-        test, notes = np.arange(len(labels)) >= len(paths), tuple[str, ...]()
+        test, notes = np.arange(len(labels)) >= len(paths), found.notes
     else:
         test, notes = _fifth(folder, [path.relative_to(folder).as_posix() for path in paths])
-    x, size_notes = read_alike(folder, paths + test_paths)
-    return Parts(*_parts(x, labels, test), notes + size_notes), max(1, len(classes))
+    paths += test_paths
+    notes += _unread(folder, paths, [part for part in (found.train, found.test) if part])
+    x, digests, size_notes = read_alike(folder, paths)
+    names = [path.relative_to(folder).as_posix() for path in paths]
+    return _parts(x, labels, test, names, digests, notes + size_notes), max(1, len(classes))
+
+
+def _unread(folder: Path, paths: Sequence[Path], parts: Sequence[Path]) -> tuple[str, ...]:
+    """The note on images of a folder that are not among `paths`: they lie beside its parts, or deeper than classes."""
+    read = set(paths)
+    left = [path for path in _all_images(folder) if path not in read]
+
+    def place(path: Path) -> str:
+        within = any(path.is_relative_to(part) for part in parts)
+        relative = path.parent.relative_to(folder)
+        return relative.as_posix() if within or not relative.parts else relative.parts[0]
+
+    if not left:
+        return ()
+    places = Counter(place(path) for path in left)
+    told = [f"{count} in {where}" for where, count in places.most_common(NAMED)]
+    more = ", ..." if len(places) > NAMED else ""
+    return (f"{folder.name}: {len(left)} images are not read: {', '.join(told)}{more}",)
+
+
+def _all_images(folder: Path) -> list[Path]:
+    """The image files of a folder and of all folders in it, sorted; hidden ones are none."""
+    found = (path for path in folder.rglob("*") if path.suffix.lower() in SUFFIXES and path.is_file())
+    return sorted(path for path in found if not any(part.startswith(".") for part in path.relative_to(folder).parts))
+
+
+def findings(path: Path) -> tuple[list[str], list[str], list[str]]:
+    """What is wrong with a user's folder or CSV, what may be, and the names of its classes. No image is decoded."""
+    wrong, doubtful = list[str](), list[str]()
+    if path.is_dir():
+        found = layout(path)
+        parts = [part for part in (found.train, found.test) if part is not None]
+        paths = [image for part in parts for image in labelled(part, found.classes)[0]]
+        names = found.classes
+        if found.empty:
+            told = ", ".join(found.empty[:NAMED]) + (", ..." if len(found.empty) > NAMED else "")
+            wrong.append(f"{len(found.empty)} class folders without images ({told}): fill or remove them")
+        files = (file for file in path.rglob("*") if file.is_file() and not file.name.startswith("."))
+        other = Counter(
+            file.suffix.lower() or "without extension" for file in files if file.suffix.lower() not in SUFFIXES
+        )
+        if other:
+            counts = ", ".join(f"{count} {suffix}" for suffix, count in other.most_common())
+            doubtful.append(f"{sum(other.values())} files are not read: {counts}")
+    else:
+        rows = _rows(path)
+        paths, names = [path.parent / row["path"] for row in rows], _words(rows)
+    heads = [head(image) for image in paths]
+    sizes, grey = Counter(size for _, size in heads), sum(mode in GREY for mode, _ in heads)
+    if len(sizes) > 1:
+        (height, width), count = sizes.most_common(1)[0]
+        doubtful.append(
+            f"{len(sizes)} sizes: {count:,} images are {height}x{width}, {len(heads) - count:,} are brought to that"
+        )
+    if 0 < grey < len(heads):
+        doubtful.append(f"{grey:,} images are grey and {len(heads) - grey:,} in colour: all are read in colour")
+    return wrong, doubtful, names
 
 
 def read_csv(table: Path) -> tuple[Parts, int]:
-    """A user's CSV with columns path, label and perhaps split (train or test), and its number of classes. Paths are
-    relative to the CSV; labels are numbers or words, numbered in sorted order. Sizes, colour and a missing split as in
-    `read_folder`."""
+    """A user's CSV, with commas, semicolons or tabs between its columns path, label and perhaps split (train or test),
+    and its number of classes. Paths are relative to the CSV; labels are numbers or words, numbered in sorted order.
+    Sizes, colour and a missing split as in `read_folder`."""
     rows = _rows(table)
-    words = sorted({row["label"] for row in rows}, key=lambda word: (int(word) if word.isdecimal() else -1, word))
+    words = _words(rows)
     labels = np.asarray([words.index(row["label"]) for row in rows])
     paths = [table.parent / row["path"] for row in rows]
     if "split" in rows[0]:
@@ -107,8 +208,13 @@ def read_csv(table: Path) -> tuple[Parts, int]:
         test, notes = _fifth(table, [row["path"] for row in rows])
     if words != [str(i) for i in range(len(words))]:
         notes += (f"{table.name}: labels {', '.join(words[:10])} numbered from 0 in this order",)
-    x, size_notes = read_alike(table, paths)
-    return Parts(*_parts(x, labels, test), notes + size_notes), len(words)
+    x, digests, size_notes = read_alike(table, paths)
+    return _parts(x, labels, test, [row["path"] for row in rows], digests, notes + size_notes), len(words)
+
+
+def _words(rows: Sequence[dict[str, str]]) -> list[str]:
+    """The labels of a CSV in the order in which they are numbered."""
+    return sorted({row["label"] for row in rows}, key=lambda word: (int(word) if word.isdecimal() else -1, word))
 
 
 def class_folders(folder: Path) -> list[str]:
@@ -143,14 +249,17 @@ def labelled(folder: Path, classes: Sequence[str]) -> tuple[list[Path], np.ndarr
     return paths, np.repeat(np.arange(len(groups)), [len(group) for group in groups])
 
 
-def read_alike(source: Path, paths: Sequence[Path]) -> tuple[Tensor, tuple[str, ...]]:
+def read_alike(source: Path, paths: Sequence[Path]) -> tuple[Tensor, Tensor, tuple[str, ...]]:
     """Images [n, c, h, w] at the most common size among them (of several, the first met), in colour if any of them
-    has colour; and a note where some were changed."""
+    has colour; digests [n] of each at its own size; and a note where some were changed."""
     heads = [head(path) for path in paths]
     (height, width), same = Counter(size for _, size in heads).most_common(1)[0]
     shape = (1 if all(mode in GREY for mode, _ in heads) else 3, height, width)
     note = f"{source.name}: {len(paths) - same} of {len(paths)} images brought to {describe(shape)}"
-    return read_images(paths, shape), (note,) if same < len(paths) else ()
+    x, digests = torch.empty((len(paths), *shape), dtype=torch.uint8), list[int]()
+    for i, path in enumerate(paths):
+        x[i] = _read_image(path, shape, seen=lambda image: digests.append(digest(image)))
+    return x, torch.tensor(digests, dtype=torch.int64), (note,) if same < len(paths) else ()
 
 
 def read_images(paths: Iterable[Path | zipfile.Path], shape: Shape) -> Tensor:
@@ -201,7 +310,7 @@ def head(path: Path) -> tuple[str, tuple[int, int]]:
     """Pillow's mode and (height, width) of an image file, without decoding it. UserError as in `read_images`, and for
     more than 8 bits per channel."""
     try:
-        with Image.open(path) as image:
+        with _open(path) as image:
             mode, size = image.mode, image.size
     except FileNotFoundError:
         raise UserError(f"{path}: no such image") from None
@@ -212,9 +321,13 @@ def head(path: Path) -> tuple[str, tuple[int, int]]:
     return mode, (size[1], size[0])
 
 
-def _read_image(path: Path | zipfile.Path, shape: Shape) -> Tensor:
+def _read_image(path: Path | zipfile.Path, shape: Shape, seen: Callable[[np.ndarray], object] | None = None) -> Tensor:
+    """An image file as uint8 `shape`. seen: is given the image as it was decoded, [1 or 3, height, width]."""
     try:
-        with path.open("rb") as file, Image.open(file) as image:
+        with path.open("rb") as file, _open(file) as image:
+            if seen is not None:
+                pixels = np.array(image.convert("L" if image.mode in GREY else "RGB"))  # [h, w] or [h, w, 3]
+                seen(pixels.reshape(*pixels.shape[:2], -1).transpose(2, 0, 1))
             return fitted(image, shape)
     except (FileNotFoundError, KeyError):
         raise UserError(f"{path}: no such image") from None
@@ -222,18 +335,32 @@ def _read_image(path: Path | zipfile.Path, shape: Shape) -> Tensor:
         raise _unreadable(path, error) from None
 
 
+def _open(file: Path | IO[bytes]) -> Image.Image:
+    """An image that is not decoded yet, without the two lines that Pillow warns of a large one with."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", Image.DecompressionBombWarning)
+        return Image.open(file)
+
+
 def _unreadable(path: Path | zipfile.Path, error: Exception) -> UserError:
     """Unreadable; but where the system failed (Pillow's own errors have no number), the image may well be whole."""
+    if isinstance(error, Image.DecompressionBombError):
+        return Unreadable(
+            path, path.name, f"more than {2 * MOST_PIXELS / 1e6:.0f} million pixels, maybe made to fill memory"
+        )
     if isinstance(error, OSError) and error.errno is not None:
         return UserError(f"{path}: cannot be read: {error.strerror}")
     return Unreadable(path, path.name)
 
 
-def rows_of(table: Path, columns: Sequence[str]) -> list[dict[str, str]]:
-    """The rows of a CSV. UserError where it is absent, empty or no CSV, or lacks one of the columns."""
+def rows_of(table: Path, columns: Sequence[str], between: str = ",") -> list[dict[str, str]]:
+    """The rows of a CSV. between: the characters of which its first line shows which one separates its columns.
+    UserError where it is absent, empty or no CSV, or lacks one of the columns."""
     try:
         with table.open(newline="", encoding="utf-8-sig") as file:
-            reader = csv.DictReader(file, restval="", skipinitialspace=True)
+            delimiter = max(between, key=file.readline().count)
+            file.seek(0)
+            reader = csv.DictReader(file, restval="", skipinitialspace=True, delimiter=delimiter)
             rows, have = list(reader), reader.fieldnames or []
     except FileNotFoundError:
         raise UserError(f"{table}: no such file") from None
@@ -248,7 +375,7 @@ def rows_of(table: Path, columns: Sequence[str]) -> list[dict[str, str]]:
 
 def _rows(table: Path) -> list[dict[str, str]]:
     """The rows of a user's CSV, checked."""
-    rows = rows_of(table, ("path", "label"))
+    rows = rows_of(table, ("path", "label"), ",;\t")
     for i, row in enumerate(rows, start=1):
         if not row["path"] or not row["label"]:
             raise UserError(f"{table}: row {i} has no path or no label")
@@ -269,7 +396,11 @@ def _fifth(source: Path, names: Sequence[str]) -> tuple[np.ndarray, tuple[str, .
     return test, (f"{source.name}: {int(test.sum())} of {len(names)} images held out as the test set, by file name",)
 
 
-def _parts(x: Tensor, labels: np.ndarray, test: np.ndarray) -> tuple[Split, Split]:
-    """Train and test from images [n, c, h, w], labels [n] and a mask [n] of the test examples."""
+def _parts(
+    x: Tensor, labels: np.ndarray, test: np.ndarray, names: Sequence[str], digests: Tensor, notes: tuple[str, ...]
+) -> Parts:
+    """Train and test from images [n, c, h, w], labels [n], a mask [n] of the test examples, and their files."""
     y, mask = torch.from_numpy(labels.astype(np.int64)), torch.from_numpy(test)
-    return Split(x[~mask], y[~mask]), Split(x[mask], y[mask])
+    train, held = Split(x[~mask], y[~mask]), Split(x[mask], y[mask])
+    files = (Files(tuple(np.asarray(names)[part.numpy()].tolist()), digests[part]) for part in (~mask, mask))
+    return Parts(train, held, notes, (next(files), next(files)))

@@ -8,8 +8,10 @@ import zipfile
 import zlib
 from collections.abc import Collection, Sequence
 from pathlib import Path
+from typing import IO
 
 import numpy as np
+import psutil
 from torch import Tensor
 
 from pubsel.config import UserError
@@ -44,15 +46,18 @@ def _stream(path: Path, part: str, labels: np.ndarray) -> tuple[Unread, Sequence
     earlier image than the last one costs a new start."""
     broken = f"{path}: corrupt, truncated or not a plain npz: delete it and prepare it again"
     try:
-        member = zipfile.ZipFile(path).open(f"{part}_images.npy")  # noqa: SIM115, open as long as images are read
-        np.lib.format.read_magic(member)
-        shape, fortran, dtype = np.lib.format.read_array_header_1_0(member)
+        archive = zipfile.ZipFile(path)
+        member = archive.open(f"{part}_images.npy")  # open as long as images are read
+        shape, fortran, dtype = _header(member)
         first = member.tell()
+        has = archive.getinfo(member.name).file_size - first
     except KeyError:
         raise UserError(f"{path}: no array {part}_images in it: it needs {', '.join(ARRAYS)}") from None
     except CORRUPT:
         raise UserError(broken) from None
     y = labels_from(_checked(path, part, shape, dtype, labels))
+    if math.prod(shape) != has:
+        raise UserError(broken)
     if fortran:
         raise UserError(f"{path}: {part}_images is in Fortran order: store it in C order")
     size = math.prod(shape[1:])
@@ -97,6 +102,8 @@ def arrays_of(path: Path, names: Collection[str]) -> dict[str, np.ndarray]:
             absent = [name for name in names if name not in file.files]
             if absent:
                 raise UserError(f"{path}: no array {', '.join(absent)} in it: it needs {', '.join(names)}")
+            for name in names:
+                _check_size(path, file.zip, name)
             return {name: file[name] for name in names}
     except FileNotFoundError:
         raise UserError(f"{path}: no such file") from None
@@ -106,6 +113,29 @@ def arrays_of(path: Path, names: Collection[str]) -> dict[str, np.ndarray]:
         raise UserError(f"{path}: may not be read: change its permissions") from None
     except CORRUPT:
         raise UserError(f"{path}: corrupt, truncated or not a plain npz: delete it and prepare it again") from None
+
+
+def _check_size(path: Path, archive: zipfile.ZipFile, name: str) -> None:
+    """UserError where the header of an array claims other than the archive has of it, or more than memory has room for:
+    it may be made to fill that. Nothing of it is read."""
+    with archive.open(f"{name}.npy") as member:
+        shape, _, dtype = _header(member)
+        has = archive.getinfo(f"{name}.npy").file_size - member.tell()
+    takes = math.prod(shape) * dtype.itemsize
+    if takes != has and not dtype.hasobject:  # a pickle is as long as it is, and refused when it is read
+        raise UserError(
+            f"{path}: {name} claims {takes:.3g} bytes and has {has:.3g}: corrupt, truncated or not a plain npz: delete "
+            "it and prepare it again"
+        )
+    if takes > (free := psutil.virtual_memory().available):
+        raise UserError(f"{path}: {name} takes {takes / 2**30:.1f} GiB, and {free / 2**30:.1f} GiB of memory are free")
+
+
+def _header(member: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype]:
+    """Shape, whether it is in Fortran order, and type of an array, whose file is read up to its first number."""
+    version = np.lib.format.read_magic(member)
+    read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+    return read(member)
 
 
 def write(path: Path, train: Split, test: Split) -> None:

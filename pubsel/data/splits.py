@@ -24,12 +24,20 @@ class Split(NamedTuple):
     y: Tensor  # int64 [n] classes, or float32 [n, labels] of 0/1 for multi-label sets
 
 
+class Files(NamedTuple):
+    """The image files of n examples."""
+
+    names: tuple[str, ...]
+    digests: Tensor  # int64 [n], of each as it was decoded, at its own size (overlap.digest)
+
+
 class Parts(NamedTuple):
     """What a reader returns: both parts of a dataset as they lie on disk, and what it did to them."""
 
     train: Split
     test: Split
     notes: tuple[str, ...] = ()
+    files: tuple[Files, Files] | None = None  # of train and test, where each image is a file of the user's
 
 
 class Unread(NamedTuple):
@@ -54,8 +62,8 @@ Examples = TypeVar("Examples", Split, Unread)
 class Unreadable(UserError):
     """A file that is there but is no image, or a damaged one."""
 
-    def __init__(self, path: object, name: str):
-        super().__init__(f"{path}: not a readable image: remove it or replace it")
+    def __init__(self, path: object, name: str, why: str = "not a readable image"):
+        super().__init__(f"{path}: {why}: remove it or replace it")
         self.name = name  # of the file, without its folder
 
 

@@ -104,11 +104,12 @@ def public_subspace(name: str, rows: Tensor, k: int) -> Tensor:
 def noisy(second: Tensor, noise_multiplier: float, source: Source) -> Tensor:
     """A [s, s], a sum of g g^T with |g| <= 1, plus symmetric noise (Analyze Gauss).
 
-    Sensitivity: one row more or less moves triangle(A) by |g g^T|_F = |g|^2 <= 1, so the noise on it has standard
-    deviation noise_multiplier: this much on the diagonal of A, 1 / sqrt(2) of it beside the diagonal.
+    Sensitivity: one row more or less moves triangle(A) by |g g^T|_F = |g|^2 <= 1, so the noise on it has the
+    `privacy.deviation` of that: this much on the diagonal of A, 1 / sqrt(2) of it beside the diagonal.
     """
     numbers = triangle(second)
-    return from_triangle(numbers + noise_multiplier * normal(source, len(numbers), numbers.device), len(second))
+    noise = privacy.deviation(noise_multiplier, 1.0) * normal(source, len(numbers), numbers.device)
+    return from_triangle(numbers + noise, len(second))
 
 
 def exponential_subspace(second: Tensor, k: int, epsilon: float, source: Source) -> Tensor:
@@ -170,12 +171,14 @@ class Side:
 
     def private(self, split: Split, chosen: Tensor, source: Source) -> Iterator[Tensor]:
         """Rows of the examples `chosen` [n'] of a private set, in blocks [<= ROWS, s] float64, each of norm at most 1
-        and made of its own example alone: random labels are drawn one by one from the secret source."""
+        and made of its own example alone: random labels are drawn one by one from the secret source. All in float64,
+        since a processor rounds a row another way beside others, by 1e-7 of it in float32, and more if that turns a
+        ReLU; the sensitivities are of rows that do not depend on others."""
         y = split.y[chosen]
         if self.distance.labels == Labels.random:
             y = torch.from_numpy((np.asarray(source.random(len(chosen))) * self.classes).astype(np.int64))
             y = nn.functional.one_hot(y, self.classes).float() if self.multi_label else y
-        return map(unit, self._blocks(split, chosen, y))
+        return map(unit, self._blocks(split, chosen, y, torch.float64))
 
     def public(self, name: str, split: Split) -> Tensor:
         """Top-k subspace [s, k] of the first m examples of a public set. UsageError where there are fewer."""
@@ -189,11 +192,11 @@ class Side:
         rows = torch.cat([unit(block) if self.distance.normalise_rows else block for block in blocks])
         return public_subspace(name, rows, self.distance.k)
 
-    def _blocks(self, split: Split, chosen: Tensor, y: Tensor) -> Iterator[Tensor]:
-        """Sketched gradients at the examples `chosen` with labels y, in blocks [<= ROWS, s]."""
+    def _blocks(self, split: Split, chosen: Tensor, y: Tensor, dtype: torch.dtype | None = None) -> Iterator[Tensor]:
+        """Sketched gradients at the examples `chosen` with labels y, in blocks [<= ROWS, s], computed in `dtype`."""
         for part, labels in zip(chosen.split(ROWS), y.split(ROWS), strict=True):
             x = split.x[part].to(self.device)
-            for block in self.engine.blocks(x, labels.to(self.device), len(x)):
+            for block in self.engine.blocks(x, labels.to(self.device), len(x), dtype):
                 yield self.sketch(block.rows)
 
 

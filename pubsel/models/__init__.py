@@ -1,5 +1,6 @@
 """build(...) -> a network that takes uint8 images [n, channels, height, width] and gives logits [n, classes]."""
 
+from pickle import UnpicklingError
 from typing import Any
 
 import torch
@@ -8,7 +9,7 @@ from torch import Tensor, nn
 from pubsel.config import Model, Norm, UsageError, UserError
 from pubsel.models import small
 from pubsel.models.trained import choose, heads
-from pubsel.models.weights import load, weight_file
+from pubsel.models.weights import load, tensors_alone, weight_file
 
 KEY = "model.checkpoint"
 
@@ -111,12 +112,17 @@ def _timm(model: Model, name: str, channels: int, classes: int, data_root: str) 
     fetch = model.pretrained and path is None
     with_weights = fetch or path is not None
     try:
-        net: nn.Module = timm.create_model(
-            name, pretrained=fetch, num_classes=classes, in_chans=3 if with_weights else channels, **model.options or {}
-        )
+        with tensors_alone():
+            net: nn.Module = timm.create_model(
+                name, pretrained=fetch, num_classes=classes, in_chans=3 if with_weights else channels,
+                **model.options or {},
+            )  # fmt: skip
     except TypeError as error:
         reason = str(error).partition("\n")[0][:100]
         raise UsageError(f"model.options={model.options}: not for model.architecture={name} ({reason})") from None
+    except UnpicklingError as error:  # of a file that an option names
+        reason = str(error).partition("\n")[0][:100]
+        raise UserError(f"model.options={model.options}: not a readable weight file ({reason})") from None
     except OSError as error:
         reason = str(error).partition("\n")[0][:100]
         raise UserError(
@@ -138,7 +144,8 @@ def _torchvision(model: Model, name: str, channels: int, classes: int) -> nn.Mod
     if channels != 3:
         raise UsageError(f"model=torchvision takes images with 3 channels, these have {channels}: use model=timm")
     if model.pretrained:
-        net = torchvision.models.get_model(name, weights="DEFAULT")
+        with tensors_alone():
+            net = torchvision.models.get_model(name, weights="DEFAULT")
         net = _new_heads(net, classes)
     else:
         net = torchvision.models.get_model(name, num_classes=classes)

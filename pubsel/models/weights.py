@@ -1,6 +1,10 @@
-"""Weights from a file, for a whole network or for one without its head."""
+"""Weights from a file, for a whole network or for one without its head.
 
-from collections.abc import Sequence
+A .pth file is a pickle, which can hold any program: nothing but tensors is taken from one."""
+
+import contextlib
+import os
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from torch import nn
@@ -17,6 +21,19 @@ def weight_file(key: str, checkpoint: str, data_root: str) -> Path:
     raise UserError(f"{key}={checkpoint}: no such file, neither here nor in {data_root}")
 
 
+@contextlib.contextmanager
+def tensors_alone() -> Iterator[None]:
+    """Have torch.load refuse a file with anything but tensors, whichever library calls it, and whatever that asks."""
+    keys = ("TORCH_FORCE_WEIGHTS_ONLY_LOAD", "TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD")
+    before = {key: os.environ.pop(key, None) for key in keys}
+    os.environ[keys[0]] = "1"
+    try:
+        yield
+    finally:
+        del os.environ[keys[0]]
+        os.environ.update({key: value for key, value in before.items() if value is not None})
+
+
 def load(net: nn.Module, path: Path, prefix: str | None, key: str, heads: Sequence[str] = ()) -> bool:
     """Weights of a file into a network; whether the layers `heads` are among them: they stay as they are where the file
     has none of their shape. What the network has no place for is left out. UserError where anything else is absent or
@@ -24,7 +41,8 @@ def load(net: nn.Module, path: Path, prefix: str | None, key: str, heads: Sequen
     from timm.models import load_state_dict  # half a second, for who loads weights alone
 
     try:
-        state = load_state_dict(str(path), use_ema=False)
+        with tensors_alone():
+            state = load_state_dict(str(path), use_ema=False, weights_only=True)
     except Exception as error:
         raise UserError(f"{key}={path}: not a readable weight file ({str(error).splitlines()[0][:100]})") from None
     if prefix:

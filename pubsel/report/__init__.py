@@ -17,7 +17,7 @@ import pandas
 from pubsel import __version__, figures, tables, typeset
 from pubsel.config import ReportConfig
 from pubsel.replay import command
-from pubsel.results import read_ranks, read_records, write_whole
+from pubsel.results import read_choices, read_ranks, read_records, write_whole
 from pubsel.tables import Cell, Table
 
 if TYPE_CHECKING:
@@ -98,15 +98,16 @@ def run(settings: ReportConfig) -> str:
     results = Path(settings.results)
     output = Path(settings.output) if settings.output else results / "report.html"
     records = read_records(results)
-    text = page(records, read_ranks(results), drawings(results / "figures"))
+    text = page(records, read_ranks(results), drawings(results / "figures"), read_choices(results))
     write_whole(output, text)
     return f"{output}: {len(records)} records, {len(text.encode()) / 1e6:.1f} MB; open it in a browser"
 
 
 def page(
-    records: list[dict[str, Any]], ranks: list[dict[str, Any]] | None = None, others: dict[str, str] | None = None
-) -> str:
-    """The page of these records and measured distances; `others`: further drawings, name: SVG."""
+    records: list[dict[str, Any]], ranks: list[dict[str, Any]] | None = None, others: dict[str, str] | None = None,
+    choices: list[dict[str, Any]] | None = None,
+) -> str:  # fmt: skip
+    """The page of these records, measured distances and private choices; `others`: further drawings, name: SVG."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
     from markupsafe import Markup
 
@@ -124,6 +125,7 @@ def page(
     environment.globals |= {"MISSING": typeset.MISSING, "BREAK": Markup("_<wbr>")}
     values = {
         "tables": shown, "missing": missing, "curves": drawn, "others": _as_images(others or {}),
+        "choices": [choice | {"command": command(choice)} for choice in choices or []],
         "facts": _facts(records, shown), "version": __version__, "data": Markup(runs.json()),
         "style": Markup((HERE / "page.css").read_text()), "script": Markup((HERE / "page.js").read_text()),
     }  # fmt: skip
@@ -227,7 +229,8 @@ def _facts(records: list[dict[str, Any]], shown: list[dict[str, Any]]) -> dict[s
     finished = sorted(record["finished"][:10] for record in records if record.get("finished"))
     return {
         "records": len(records),
-        "valid": sum((record.get("privacy") or {}).get("valid") is True for record in records),
+        "valid": sum(tables.guarantee(record) == "valid" for record in records),
+        "weak": sum(tables.guarantee(record) == "weak" for record in records),
         "tables": len(shown),
         "versions": len(Counter(record.get("commit") for record in records)),
         "first": finished[0] if finished else "",

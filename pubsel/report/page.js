@@ -130,20 +130,22 @@ function settings(record) {
   return Object.entries(groups).map(([name, entries]) => make("div", "group", name && make("h4", "", name), list(entries)));
 }
 
-const SAID = ["privacy.statement", "privacy.valid", "privacy.not_covered"];
+const SAID = ["privacy.statement", "privacy.valid", "privacy.weak", "privacy.not_covered"];
 const FIRST = ["epsilon", "delta", "claimed_epsilon", "sensitivity", "noise_multiplier", "steps", "sampling", "sampling_rate",
   "accountant", "noise_source", "adjacency"].map((key) => `privacy.${key}`);
 
 function guarantee(record) {
   const valid = record["privacy.valid"] === true;
+  const weak = record["privacy.weak"] === true || record["privacy.delta"] * record.private_examples > 1 + 1e-9;
   const statement = record["privacy.statement"] || "The record states no guarantee.";
   const keys = Object.keys(record).filter((key) => key.startsWith("privacy.") && !SAID.includes(key));
   const numbers = [...new Set([...FIRST, ...keys])].filter((key) => record[key] !== undefined && record[key] !== null)
     .map((key) => [key.slice("privacy.".length).replaceAll("_", " "), record[key]]);
   const outside = record["privacy.not_covered"] || [];
   return [
-    make("p", valid ? "guarantee valid" : "guarantee invalid",
-      make("b", "", valid ? "Valid guarantee. " : "No valid guarantee. "), statement),
+    make("p", valid && !weak ? "guarantee valid" : "guarantee invalid",
+      make("b", "", !valid ? "No valid guarantee. " : weak ? "Weak guarantee: delta is above 1/n. " : "Valid guarantee. "),
+      statement),
     list(numbers),
     outside.length ? make("div", "outside", make("h4", "", "Not covered"),
       make("ul", "", ...outside.map((text) => make("li", "", text)))) : null,

@@ -1,0 +1,43 @@
+"""Following a training: the exact sums that a mechanism makes, the noisy ones that it decodes, the noise between."""
+
+import copy
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from pubsel.algorithms import Algorithm, Mechanism, View
+from pubsel.gradients import GradientMatrix
+
+
+def watched(algorithm: Algorithm, watch: Callable[[Mechanism, View, int], Mechanism]) -> Algorithm:
+    """The same algorithm, each of whose mechanisms goes through `watch`."""
+    other = copy.copy(algorithm)
+    made = algorithm.mechanism
+    other.mechanism = lambda view, step: watch(made(view, step), view, step)  # type: ignore[method-assign]
+    return other
+
+
+def followed(
+    inner: Mechanism,
+    batch_size: int,
+    device: torch.device,
+    judge: Callable[[Tensor, Tensor], None],
+    look: Callable[[GradientMatrix], None] = lambda gradients: None,
+) -> Mechanism:
+    """The same mechanism. `look` is shown each block before it is summed up; `judge` is told, before the noisy mean is
+    decoded, what the noisy sum has beside the exact one, and the exact one: float64 [size] each. batch_size: the
+    declared denominator of the mean."""
+    exact = torch.zeros(inner.size, dtype=torch.float64, device=device)
+
+    def clipped_sum(gradients: GradientMatrix) -> Tensor:
+        look(gradients)
+        total = inner.clipped_sum(gradients)
+        exact.add_(total)
+        return total
+
+    def decode(mean: Tensor) -> Tensor:
+        judge(mean.double() * batch_size - exact, exact)
+        return inner.decode(mean)
+
+    return inner._replace(clipped_sum=clipped_sum, decode=decode)

@@ -1,0 +1,98 @@
+"""Images that are on two sides: public and private, test and training, or in two public sets.
+
+Two images are the same if all their pixels are, either as they were decoded (a file at its own size, an array as it
+is) or in the shape of the private images. One that another program resized, cut or compressed again is not found: where
+that is to be expected of named sets, conf/dataset says `shares_images_with`."""
+
+import contextlib
+import hashlib
+import os
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.utils.weak import WeakTensorKeyDictionary
+
+from pubsel.data.convert import CHUNK, Shape, to_shape
+
+Digest = NDArray[np.int64]  # [n]: 64 bits of blake2b for each image; chance makes two of a million equal once in 10^7
+
+
+class Digests(NamedTuple):
+    """What n images are recognised by."""
+
+    own: Digest  # as they were decoded
+    shaped: Digest  # in the shape of the private images
+
+
+def digest(image: NDArray[np.uint8]) -> int:
+    """64 bits, signed, of one image [channels, height, width] and its shape."""
+    told = hashlib.blake2b(np.ascontiguousarray(image).data, digest_size=8, person=repr(image.shape).encode()[:16])
+    return int.from_bytes(told.digest(), signed=True)
+
+
+def digests(x: Tensor, shape: Shape | None = None, kept: Path | None = None) -> Digest:
+    """Of images [n, ...], or of these in another `shape`. A process computes them once for a tensor. kept: a file that
+    they are kept in for the next process, and read from as long as the images' own file, next to it, is the same."""
+    found: dict[Shape | None, Digest] = _KNOWN.setdefault(x, {})
+    if shape not in found:
+        stored = _read(kept) if kept is not None and shape is None else None
+        if stored is None:
+            parts = (part if shape is None else to_shape(part, shape) for part in x.split(CHUNK))
+            stored = np.array([digest(image) for part in parts for image in part.numpy()], dtype=np.int64)
+            if kept is not None and shape is None:
+                _keep(kept, stored)
+        found[shape] = stored
+    return found[shape]
+
+
+_KNOWN = WeakTensorKeyDictionary()  # for the next cell of a sweep
+
+
+def among(these: Digests, *those: Digests) -> NDArray[np.bool_]:
+    """Which of n images are also in one of `those`: bool [n]."""
+    found = np.zeros(len(these.own), dtype=bool)
+    for other in those:
+        found |= np.isin(these.own, other.own) | np.isin(these.shaped, other.shaped)
+    return found
+
+
+def repeated(these: Digests) -> NDArray[np.bool_]:
+    """Which of n images are there more than once: bool [n]."""
+    twice = np.zeros(len(these.own), dtype=bool)
+    for found in these:
+        _, places, times = np.unique(found, return_inverse=True, return_counts=True)
+        twice |= times[places] > 1
+    return twice
+
+
+def rows(these: Digests, which: NDArray[np.bool_] | slice) -> Digests:
+    """Those of some of the images."""
+    return Digests(these.own[which], these.shaped[which])
+
+
+def _stamp(kept: Path) -> list[int]:
+    """Of the file with the images, train_images.npy for train_digests.npz."""
+    stat = kept.with_name(kept.name.replace("digests.npz", "images.npy")).stat()
+    return [stat.st_mtime_ns, stat.st_size, stat.st_ino]
+
+
+def _read(kept: Path) -> Digest | None:
+    with contextlib.suppress(Exception), np.load(kept, allow_pickle=False) as file:  # whatever is wrong, hash again
+        if file["stamp"].tolist() == _stamp(kept):
+            found: Digest = file["digests"]
+            return found
+    return None
+
+
+def _keep(kept: Path, found: Digest) -> None:
+    partial = kept.with_name(f".{kept.name}.{os.getpid()}.part")
+    with contextlib.suppress(OSError):  # a folder that cannot be written to, or a full disk: hashed again next time
+        try:
+            with partial.open("wb") as file:
+                np.savez(file, stamp=np.array(_stamp(kept)), digests=found)
+            os.replace(partial, kept)
+        finally:
+            partial.unlink(missing_ok=True)

@@ -1,0 +1,259 @@
+"""Folders, tables and archives of a user's as they come: what is read of them, and what is said of that."""
+
+import io
+import re
+import shlex
+import shutil
+import struct
+import warnings
+import zipfile
+import zlib
+
+import numpy as np
+import psutil
+import pytest
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from PIL import Image
+
+from pubsel.cli import main
+from pubsel.config import UserError
+from pubsel.data import open_dataset
+from pubsel.data.folders import layout
+
+
+def images(folder, n, size=(10, 10), mode="RGB", suffix=".png", seed=0):
+    folder.mkdir(parents=True, exist_ok=True)
+    draw = np.random.RandomState(seed + sum(folder.as_posix().encode()))
+    for i in range(n):
+        Image.fromarray(draw.randint(0, 256, (*size, 3), dtype=np.uint8)).convert(mode).save(
+            folder / f"{i:02d}{suffix}"
+        )
+    return folder
+
+
+def classes(folder, n=6, names="ab", **how):
+    for name in names:
+        images(folder / name, n, **how)
+    return folder
+
+
+def counts(folder):
+    source = open_dataset(str(folder), "", False)
+    return len(source.train.x), len(source.test.x), source.classes, source.notes
+
+
+# Parts
+
+
+@pytest.mark.attack
+@pytest.mark.parametrize("train", ["train", "Train", "TRAINING"])
+@pytest.mark.parametrize("test", ["test", "Test", "val", "Valid", "validation", "VALIDATION"])
+def test_parts_are_found_by_their_names_in_any_case(tmp_path, train, test):
+    classes(tmp_path / train, 7)
+    classes(tmp_path / test, 3)
+    n_train, n_test, n_classes, notes = counts(tmp_path)
+    assert (n_train, n_test, n_classes) == (14, 6, 2)
+    said = f"{tmp_path.name}: {test} is used as the test set"
+    assert (said in notes) == (test.lower() != "test")
+    assert not any("held out" in note or "not read" in note for note in notes)
+
+
+@pytest.mark.attack
+def test_what_is_ignored_is_named_with_its_count(tmp_path):
+    for part, n in (("train", 5), ("val", 4), ("Test", 3), ("old", 2)):
+        classes(tmp_path / part, n)
+    images(tmp_path, 1)
+    images(tmp_path / "train" / "a" / "deep", 2)
+    n_train, n_test, _, notes = counts(tmp_path)
+    assert (n_train, n_test) == (10, 6)
+    said = f"{tmp_path.name}: 15 images are not read: 8 in val, 4 in old, 2 in train/a/deep, ..."
+    assert said in notes
+
+
+def test_a_class_may_be_called_train_or_test(tmp_path):
+    classes(tmp_path, 10, ["plane", "train", "car", "test"])
+    n_train, n_test, n_classes, notes = counts(tmp_path)
+    assert (n_train + n_test, n_classes) == (40, 4)
+    assert not any("not read" in note for note in notes)
+    assert layout(tmp_path).classes == ["car", "plane", "test", "train"]
+
+
+def test_parts_without_classes_are_public_data(tmp_path):
+    images(tmp_path / "train", 5)
+    images(tmp_path / "val", 3)
+    assert counts(tmp_path)[:3] == (5, 3, 1)
+
+
+@pytest.mark.attack
+def test_class_folders_that_lie_deeper_say_where(tmp_path):
+    classes(tmp_path / "photos" / "dogs", 4)
+    line = rf"its 8 images lie deeper than <class>/\*, such as photos/dogs/a/00.png: give {tmp_path}/photos/dogs, "
+    with pytest.raises(UserError, match=f"^{tmp_path}: {line}"):
+        open_dataset(str(tmp_path), "", False)
+    assert counts(tmp_path / "photos" / "dogs")[2] == 2
+
+
+# pubsel data check
+
+
+@pytest.mark.attack
+@pytest.mark.parametrize(
+    ("made", "says"),
+    [
+        (lambda at: images(at, 6), "one class only"),
+        (lambda at: classes(at, 6, "a"), "one class only"),
+        (lambda at: images(at, 1), "one image only; one class only"),
+        (lambda at: [classes(at), (at / "c").mkdir(), (at / "d").mkdir()], r"2 class folders without images \(c, d\)"),
+        (lambda at: [classes(at / "train"), (at / "train" / "c").mkdir()], r"1 class folders without images \(c\)"),
+    ],
+    ids=["flat", "one class", "one image", "empty", "empty in train"],
+)
+def test_a_check_fails_on_what_no_run_can_train_on(tmp_path, capsys, made, says):
+    made(tmp_path / "own")
+    assert main(["data", "check", str(tmp_path / "own")]) == 1
+    out, err = capsys.readouterr()
+    assert "training and" in out
+    assert err.count("\n") == 1
+    assert err.startswith(f"pubsel: {tmp_path / 'own'}: ")
+    assert re.search(says, err)
+
+
+@pytest.mark.attack
+def test_a_check_warns(tmp_path, capsys):
+    classes(tmp_path, 8)
+    images(tmp_path / "c", 2, size=(12, 10), mode="L")
+    for name in ("x.heic", "a/y.HEIC", "labels.txt", "a/README"):
+        (tmp_path / name).write_text("?")
+    assert main(["data", "check", str(tmp_path)]) == 0
+    out = capsys.readouterr().out.splitlines()
+    assert "warning: 4 files are not read: 2 .heic, 1 .txt, 1 without extension" in [
+        line.replace("1 without extension, 1 .txt", "1 .txt, 1 without extension") for line in out
+    ]
+    assert "warning: 2 sizes: 16 images are 10x10, 2 are brought to that" in out
+    assert "warning: 2 images are grey and 16 in colour: all are read in colour" in out
+    assert not any("training images too" in line for line in out)
+    for i in range(9):
+        shutil.copy(tmp_path / "a" / "00.png", tmp_path / "a" / f"copy{i}.png")  # some fall on either side
+    assert main(["data", "check", str(tmp_path)]) == 0
+    assert "test images are training images too: a run needs pair.overlap=drop" in capsys.readouterr().out
+    (few,) = [line for line in out if "fewer than 5" in line]
+    assert few.startswith("warning: classes with fewer than 5 training images: c has ")
+
+
+def test_a_check_of_a_sound_folder_warns_of_nothing(tmp_path, capsys):
+    classes(tmp_path / "train", 8)
+    classes(tmp_path / "val", 3)
+    (tmp_path / ".DS_Store").write_text("?")
+    assert main(["data", "check", str(tmp_path)]) == 0
+    assert "warning" not in "".join(capsys.readouterr())
+
+
+@pytest.mark.parametrize("between", [";", ",", "\t"])
+def test_a_table_with_semicolons(tmp_path, between, capsys):
+    classes(tmp_path, 5)
+    rows = [("path", "label"), *((f"{name}/{i:02d}.png", name * 2) for name in "ab" for i in range(5))]
+    (tmp_path / "table.csv").write_text("".join(between.join(row) + "\n" for row in rows), encoding="utf-8-sig")
+    source = open_dataset(str(tmp_path / "table.csv"), "", False)
+    assert (source.classes, len(source.train.x) + len(source.test.x)) == (2, 10)
+    assert main(["data", "check", str(tmp_path / "table.csv")]) == 0
+    assert "table.csv: labels aa, bb numbered from 0 in this order" in capsys.readouterr().out
+
+
+@pytest.mark.attack
+@pytest.mark.parametrize("name", ["a=b", "c[1]", "d e", "e,f", "g=h[2],{3} 4", 'q"uote'])
+def test_a_path_with_odd_characters_works_as_the_message_says(tmp_path, name, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    at = str(classes(tmp_path / name))
+    assert main(["data", "check", at]) == 0
+    plain = f"name={at}"
+    if main(["data", "check", plain]):
+        err = capsys.readouterr().err
+        assert err.count("\n") == 1
+        typed = err.partition("both kinds of quotes, ")[2].partition("; for several")[0].strip()
+        (word,) = shlex.split(typed)  # what the shell makes of it
+        assert word != plain
+        assert main(["data", "check", word]) == 0
+    assert at in capsys.readouterr().out
+
+
+def test_a_list_of_paths_is_quoted_one_by_one(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert main(["rank", "private=digits", "public=[./a=b,./c d]"]) == 2
+    (word,) = shlex.split(capsys.readouterr().err.partition("both kinds of quotes, ")[2])
+    assert word == 'public=["./a=b","./c d"]'
+    assert OverridesParser.create().parse_override(word).value() == ["./a=b", "./c d"]
+
+
+# Archives and images that would fill memory
+
+
+def chunk(kind, content):
+    return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))
+
+
+def vast(path, side):
+    """A PNG whose header claims so many pixels on each side."""
+    head = struct.pack(">IIBBBBB", side, side, 8, 2, 0, 0, 0)
+    parts = [(b"IHDR", head), (b"IDAT", zlib.compress(b"")), (b"IEND", b"")]
+    path.write_bytes(b"\x89PNG\r\n\x1a\n" + b"".join(chunk(*part) for part in parts))
+
+
+@pytest.mark.attack
+def test_a_decompression_bomb_is_one_line(tmp_path, capsys):
+    vast(classes(tmp_path) / "a" / "bomb.png", 50_000)
+    assert main(["data", "check", str(tmp_path)]) == 1
+    err = capsys.readouterr().err
+    assert err.count("\n") == 1
+    assert "bomb.png: more than 179 million pixels" in err
+
+
+@pytest.mark.attack
+def test_a_large_image_brings_no_warning(tmp_path):
+    vast(classes(tmp_path) / "a" / "large.png", 10_000)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with pytest.raises(UserError, match=r"large.png: not a readable image"):
+            open_dataset(str(tmp_path), "", False)
+
+
+def claims(path, shape, content=b"", compress=False):
+    """An npz whose arrays of images claim a shape, and have `content`."""
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED if compress else zipfile.ZIP_STORED) as archive:
+        for part in ("train", "test"):
+            file = io.BytesIO()
+            np.lib.format.write_array_header_1_0(file, {"descr": "|u1", "fortran_order": False, "shape": shape})
+            archive.writestr(f"{part}_images.npy", file.getvalue() + content)
+            file = io.BytesIO()
+            np.save(file, np.arange(shape[0] if shape[0] < 100 else 10) % 2)
+            archive.writestr(f"{part}_labels.npy", file.getvalue())
+
+
+@pytest.mark.attack
+@pytest.mark.parametrize("shape", [(10**12, 8, 8), (10, 10**6, 10**5), (10, 10**9, 10**9), (3, 8, 8)])
+def test_an_archive_that_claims_more_than_it_has_is_one_line(tmp_path, shape):
+    claims(tmp_path / "own.npz", shape, bytes(100))
+    with pytest.raises(UserError, match=r"own.npz: train_images claims .* bytes and has 100: corrupt") as refused:
+        open_dataset(str(tmp_path / "own.npz"), "", False)
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.attack
+def test_an_archive_that_takes_more_than_memory_is_not_unpacked(tmp_path, monkeypatch):
+    """32 MiB of zeros in 64 KiB, and a machine with 16 MiB left."""
+    claims(tmp_path / "own.npz", (8, 2048, 2048), bytes(2**25), compress=True)
+    assert (tmp_path / "own.npz").stat().st_size < 2**17
+    left = psutil.virtual_memory()._replace(available=2**24)
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: left)
+    with pytest.raises(UserError, match=r"own.npz: train_images takes 0.0 GiB, and 0.0 GiB of memory are free"):
+        open_dataset(str(tmp_path / "own.npz"), "", False)
+
+
+@pytest.mark.attack
+@pytest.mark.parametrize("key", ["model.input_size", "+model.backbone.input_size"])
+def test_a_side_of_no_image_is_refused(key, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    words = ["run", "+experiment=quickstart", f"{key}=99999999999999999999"]
+    assert main([*words, *(["+model.backbone.architecture=pixels"] if "backbone" in key else [])]) == 2
+    err = capsys.readouterr().err
+    assert err.count("\n") == 1
+    assert f"{key.lstrip('+')}=99999999999999999999: must be at most 16384" in err

@@ -1,0 +1,332 @@
+"""Images that are private and public, training and test images, or in two public sets."""
+
+import dataclasses
+import itertools
+import shutil
+import zlib
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from pubsel import data
+from pubsel.config import Convert, Overlap, Pair, Take, UsageError, settings
+from pubsel.data import Source, Split, load, open_dataset, opened, overlap, public_examples, stored
+
+
+def pixels(n, *shape, seed=0):
+    return np.random.RandomState(seed).randint(0, 256, (n, *shape), dtype=np.uint8)
+
+
+def folder(path, n=30, sizes=((20, 30),), seed=0):
+    """n photographs of each of `sizes` (height, width), the first size once more, of two classes."""
+    for j, size in enumerate((*sizes, sizes[0])):
+        for i, image in enumerate(pixels(n, *size, 3, seed=seed + 100 * j)):
+            (path / "ab"[i % 2]).mkdir(parents=True, exist_ok=True)
+            Image.fromarray(image).save(path / "ab"[i % 2] / f"{seed}_{j}_{i:02d}.png")
+    return path
+
+
+def npz(path, seed=0, train=40, test=20, size=8, **changes):
+    x = pixels(train + test, size, size, seed=seed)
+    arrays = {"train_images": x[:train], "train_labels": np.arange(train)[::-1] % 2,
+              "test_images": x[train:], "test_labels": np.arange(test)[::-1] % 2}  # fmt: skip
+    np.savez(path, **{**arrays, **changes})
+    return arrays
+
+
+def pair(private, public, m=6, **changes):
+    public = [str(one) for one in public] if isinstance(public, list) else public and str(public)
+    return Pair(private=str(private), public=public, m=m, convert=Convert.resize, **changes)
+
+
+drop = {"overlap": Overlap.drop}
+
+
+# Private and public
+
+
+@pytest.mark.attack
+@pytest.mark.parametrize("sizes", [((20, 30),), ((20, 30), (33, 21), (16, 16))], ids=["one size", "three sizes"])
+def test_a_public_folder_that_holds_every_private_image_is_refused(tmp_path, sizes):
+    """Its most common size is another, so that most copies are not equal in the private shape."""
+    private = folder(tmp_path / "private", sizes=sizes)
+    public = tmp_path / "public"
+    shutil.copytree(private, public)
+    folder(public, n=90, sizes=(sizes[-1],), seed=7000)
+    n = len(list(public.rglob("*.png")))
+    with pytest.raises(UsageError) as refused:
+        load(pair(private, public, m=n), "", False)
+    held = 30 * (len(sizes) + 1)
+    said = f"pair.public={public}: {held} of {n} public examples are among the private data {private} too, the first "
+    assert str(refused.value).startswith(said)
+    name = str(refused.value).removeprefix(said).split(":")[0]
+    assert (private / name).read_bytes() == (public / name).read_bytes()
+    assert "pair.overlap=drop" in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.attack
+@pytest.mark.parametrize("part", ["train", "test"])
+@pytest.mark.parametrize("take", list(Take))
+def test_one_image_is_enough(tmp_path, part, take):
+    own = npz(tmp_path / "own.npz")
+    x = pixels(60, 8, 8, seed=1)
+    x[57] = own[f"{part}_images"][3]
+    if take == Take.train:
+        x = x[::-1]  # into the training split
+    npz(tmp_path / "other.npz", train_images=x[:40], test_images=x[40:])
+    asked = pair(tmp_path / "own.npz", tmp_path / "other.npz", m=40 if take == Take.train else 20, take=take)
+    where = "" if take == Take.train else "number 17: "
+    with pytest.raises(UsageError, match=rf"1 of \d+ public examples are among the private data .*, the first {where}"):
+        load(asked, "", False)
+    npz(tmp_path / "other.npz", seed=1)
+    assert load(asked, "", False).notes[-1:] != ("dropped",)
+
+
+def test_what_is_equal_in_the_private_shape_is_the_same_image(tmp_path):
+    """Grey as colour, and a larger copy that is brought to the private size."""
+    own = npz(tmp_path / "own.npz")
+    grey = pixels(20, 8, 8, seed=1)
+    grey[4] = own["train_images"][7]
+    colour = np.repeat(grey[..., None], 3, 3)
+    npz(tmp_path / "other.npz", train_images=np.repeat(pixels(40, 8, 8, seed=2)[..., None], 3, 3), test_images=colour)
+    with pytest.raises(UsageError, match=r"1 of 6 public examples .* the first number 4"):
+        load(pair(tmp_path / "own.npz", tmp_path / "other.npz"), "", False)
+
+
+def test_with_a_backbone_the_images_are_compared(tmp_path):
+    """Features that say nothing of the images: all of another width, and random."""
+    own = npz(tmp_path / "own.npz")
+    npz(tmp_path / "other.npz", seed=1, test_images=own["train_images"][:20])
+
+    def through(name, source):
+        splits = [Split(torch.randn(len(split.x), 5), split.y) for split in (source.train, source.test)]
+        return source._replace(train=splits[0], test=splits[1])
+
+    with pytest.raises(UsageError, match=r"6 of 6 public examples"):
+        load(pair(tmp_path / "own.npz", tmp_path / "other.npz"), "", False, through)
+    task = load(pair(tmp_path / "own.npz", tmp_path / "other.npz", m=30, **drop), "", False, through)
+    assert task.public.x.shape == (30, 5)
+
+
+def test_drop_takes_the_next_ones_and_says_so(tmp_path):
+    own = npz(tmp_path / "own.npz")
+    other = npz(tmp_path / "other.npz", seed=1)
+    mixed = other["test_images"].copy()
+    mixed[[0, 3]], mixed[5] = own["train_images"][:2], own["test_images"][0]
+    npz(tmp_path / "other.npz", seed=1, test_images=mixed)
+    task = load(pair(tmp_path / "own.npz", tmp_path / "other.npz", **drop), "", False)
+    assert (task.public.x[:, 0].numpy() == mixed[[1, 2, 4, 6, 7, 8]]).all()
+    assert len(task.private.x), len(task.test.x) == (40, 20)
+    (note,) = task.notes
+    assert "other.npz: 3 images that are among the private data" in note
+    assert "epsilon does not cover which they are" in note
+    with pytest.raises(
+        UsageError, match=r"pair.m=58: .*other.npz has only 57 images in all, those of others dropped: use"
+    ):
+        load(pair(tmp_path / "own.npz", tmp_path / "other.npz", m=58, **drop), "", False)
+
+
+def test_drop_before_a_draw_from_a_training_split(tmp_path):
+    own = npz(tmp_path / "own.npz")
+    mixed = np.concatenate([own["train_images"][:10], pixels(30, 8, 8, seed=1)])
+    npz(tmp_path / "other.npz", seed=2, train_images=mixed)
+    task = load(pair(tmp_path / "own.npz", tmp_path / "other.npz", m=30, take=Take.train, **drop), "", False)
+    assert (task.public.x[:, 0].numpy() == mixed[10:]).all()
+    with pytest.raises(UsageError, match=r"pair.m=31: the training split"):
+        load(pair(tmp_path / "own.npz", tmp_path / "other.npz", m=31, take=Take.train, **drop), "", False)
+
+
+# The private set's own parts
+
+
+def test_training_images_in_the_own_test_set(tmp_path):
+    x = pixels(60, 8, 8)
+    x[[45, 50]] = x[[1, 2]]
+    npz(tmp_path / "own.npz", train_images=x[:40], test_images=x[40:])
+    with pytest.raises(
+        UsageError, match=r"own.npz: 2 of its 20 test images are training images too, the first number 5"
+    ):
+        load(pair(tmp_path / "own.npz", None), "", False)
+    task = load(pair(tmp_path / "own.npz", None, **drop), "", False)
+    assert (task.test.x[:, 0].numpy() == x[[*range(40, 45), *range(46, 50), *range(51, 60)]]).all()
+    assert any("2 of 20 test images are training images too and were dropped" in note for note in task.notes)
+
+
+def test_a_folder_with_one_photograph_twice_names_the_file(tmp_path):
+    path = folder(tmp_path / "own", n=40)
+    test = open_dataset(str(path), "", False).files[1].names
+    shutil.copy(path / test[0], path / "a" / "copy0.png")  # one of a few names falls on the training side
+    for i in range(1, 9):
+        shutil.copy(path / test[0], path / "a" / f"copy{i}.png")
+    with pytest.raises(UsageError, match=r"test images are training images too, the first [ab]/\w+.png: remove them"):
+        load(pair(path, None), "", False)
+    task = load(pair(path, None, **drop), "", False)
+    assert not set(overlap.digests(task.test.x)) & set(overlap.digests(task.private.x))
+
+
+@pytest.mark.parametrize("take", list(Take))
+def test_a_published_set_keeps_its_split_and_says_so(tmp_path, take):
+    """photo_patches has ten test images that are training images; mnist here, an image twice in the test set."""
+    x = pixels(60, 28, 28)
+    x[[3, 45, 50]] = x[1]
+    npz(tmp_path / "mnist.npz", size=28, train_images=x[:40], test_images=x[40:])
+    m = 6 if take == Take.test else 35
+    task = load(pair("mnist", "mnist", m=m, take=take), str(tmp_path), False)
+    assert (len(task.public.x), len(task.private.x), len(task.test.x)) == (
+        (6, 40, 14) if take == Take.test else (35, 5, 20)
+    )
+    said = "\n".join(task.notes)
+    assert "mnist: 2 of 20 test images are training images too, as it was published" in said
+    assert "public examples are among" in said
+    assert take == Take.train or "1 of the other test images of mnist are equal to public ones" in said
+    dropped = load(pair("mnist", "mnist", m=m, take=take, **drop), str(tmp_path), False)
+    assert len(dropped.public.x) == m
+    sides = [set(overlap.digests(split.x)) for split in (dropped.public, dropped.private, dropped.test)]
+    assert all(one.isdisjoint(two) for one, two in itertools.combinations(sides, 2))
+
+
+def test_an_own_set_with_a_repeated_image_is_refused_as_both(tmp_path):
+    x = pixels(60, 8, 8)
+    x[50] = x[41]
+    npz(tmp_path / "own.npz", train_images=x[:40], test_images=x[40:])
+    own = tmp_path / "own.npz"
+    with pytest.raises(UsageError, match=r"pair.m=6: 1 of the other test images of .* are equal to public ones"):
+        load(pair(own, own), "", False)
+    task = load(pair(own, own, **drop), "", False)
+    assert (len(task.public.x), len(task.test.x)) == (6, 13)
+
+
+def test_validation_examples_are_not_trained_on_under_a_copy(tmp_path):
+    x = pixels(60, 8, 8)
+    x[:40] = x[0]
+    x[:20] = pixels(20, 8, 8, seed=5)
+    npz(tmp_path / "own.npz", train_images=x[:40], test_images=x[40:])
+    with pytest.raises(UsageError, match=r"pair.validation=0.5: \d+ of 20 examples .* are trained on too"):
+        load(pair(tmp_path / "own.npz", None, validation=0.5), "", False)
+    task = load(pair(tmp_path / "own.npz", None, validation=0.5, **drop), "", False)
+    assert len(task.private.x) == 20
+    assert 0 < len(task.validation.x) < 20
+    assert not set(overlap.digests(task.validation.x)) & set(overlap.digests(task.private.x))
+
+
+# Several public sets, and candidates
+
+
+def test_public_sets_that_share_an_image(tmp_path):
+    npz(tmp_path / "own.npz")
+    one, two = npz(tmp_path / "one.npz", seed=1), npz(tmp_path / "two.npz", seed=2)
+    mixed = two["test_images"].copy()
+    mixed[1] = one["test_images"][2]
+    npz(tmp_path / "two.npz", seed=2, test_images=mixed)
+    names = [tmp_path / "one.npz", tmp_path / "two.npz"]
+    with pytest.raises(UsageError, match=r"two.npz: 1 of 3 public examples are among the public set .*one.npz too"):
+        load(pair(tmp_path / "own.npz", names), "", False)
+    task = load(pair(tmp_path / "own.npz", names, **drop), "", False)
+    assert (task.public.x[1::2, 0].numpy() == mixed[[0, 2, 3]]).all()
+    assert (task.public.x[0::2, 0].numpy() == one["test_images"][:3]).all()
+
+
+def test_the_private_sets_own_share_is_the_one_that_stays(tmp_path):
+    own, other = npz(tmp_path / "own.npz"), npz(tmp_path / "other.npz", seed=1)
+    mixed = other["test_images"].copy()
+    mixed[0] = own["test_images"][1]
+    npz(tmp_path / "other.npz", seed=1, test_images=mixed)
+    task = load(pair(tmp_path / "own.npz", [tmp_path / "other.npz", tmp_path / "own.npz"], **drop), "", False)
+    assert (task.public.x[0::2, 0].numpy() == mixed[1:4]).all()
+    assert (task.public.x[1::2, 0].numpy() == own["test_images"][:3]).all()
+    assert (task.test.x[:, 0].numpy() == own["test_images"][3:]).all()
+
+
+@pytest.mark.attack
+def test_candidates_are_compared_with_the_private_set(tmp_path):
+    own = npz(tmp_path / "own.npz")
+    npz(tmp_path / "other.npz", seed=1, test_images=own["train_images"][:20])
+    source = open_dataset(str(tmp_path / "own.npz"), "", False)
+    asked = (str(tmp_path / "other.npz"), 10, source.train, "", False, Convert.resize, str(tmp_path / "own.npz"))
+    with pytest.raises(UsageError, match=r"^public=.*other.npz: 10 of 10 public examples .* set overlap=drop"):
+        public_examples(*asked, apart=source)
+    found, notes = public_examples(*asked, apart=source, how=Overlap.drop)
+    assert len(found.x) == 10
+    assert any("20 images that are among the private data" in note for note in notes)
+
+
+@pytest.mark.parametrize(
+    ("private", "public", "share"),
+    [("stanford_dogs", "imagenet", True), ("tiny_imagenet", "stanford_dogs", True), ("ham10000_224", "kagskin", True),
+     ("kagskin", "dermamnist", True), ("imagenet", "cub200", True), ("kagskin", "imagenet", False),
+     ("stanford_dogs", "cub200", False)],
+)  # fmt: skip
+def test_named_sets_that_contain_each_other_say_so(private, public, share, monkeypatch):
+    def opened(name, *_):
+        train, test = torch.from_numpy(pixels(40, 1, 4, 4, seed=zlib.crc32(name.encode()))).split(20)
+        y = torch.arange(20) % 2
+        return Source(Split(train, y), Split(test, y), 2, "accuracy", (0.5,), (0.5,), ())
+
+    monkeypatch.setattr(data, "open_dataset", opened)
+    for take in Take:
+        notes = load(pair(private, public, take=take), "nowhere", False).notes
+        said = f"{public} and {private} share images, at other sizes: some public examples may be private ones"
+        assert (said in notes) == share
+
+
+# What it costs
+
+
+def test_images_are_hashed_once(tmp_path, monkeypatch):
+    npz(tmp_path / "mnist.npz", size=28)
+    npz(tmp_path / "fashion_mnist.npz", size=28, seed=1)
+    hashed = []
+    whole = overlap.digest
+    monkeypatch.setattr(overlap, "digest", lambda image: hashed.append(1) or whole(image))
+    for cell in range(3):  # of a sweep
+        load(pair("mnist", "fashion_mnist"), str(tmp_path), False)
+        assert len(hashed) == 60 + 6 * (cell + 1)  # the public ones that are used, beside
+
+
+def test_images_of_a_prepared_set_are_hashed_by_one_process(tmp_path, monkeypatch):
+    from pubsel.data.splits import Listing, Unread
+
+    x = torch.from_numpy(pixels(30, 1, 4, 4))
+    parts = [Unread(part.__getitem__, torch.arange(len(part)) % 2) for part in x.split(20)]
+    stored.keep(tmp_path / "set", "set", Listing(*parts), (1, 4, 4), False)
+    found = stored.read(tmp_path / "set")
+    source = Source(found.train, found.test, 2, "accuracy", (0.5,), (0.5,), (), kept=tmp_path / "set")
+    first = [opened._digests(source, part, (1, 4, 4)).own for part in (0, 1)]
+    assert (tmp_path / "set" / "train_digests.npz").is_file()
+    hashed = []
+    whole = overlap.digest
+    monkeypatch.setattr(overlap, "digest", lambda image: hashed.append(1) or whole(image))
+
+    def again():
+        overlap._KNOWN.clear()  # another process
+        return [opened._digests(source, part, (1, 4, 4)).own for part in (0, 1)]
+
+    assert all((one == two).all() for one, two in zip(first, again(), strict=True))
+    assert not hashed
+    np.save(tmp_path / "set" / "test_images.npy", pixels(10, 1, 4, 4, seed=9))  # other images: hashed again
+    (tmp_path / "set" / "train_digests.npz").write_bytes(b"damaged")
+    again()
+    assert len(hashed) == 30
+    monkeypatch.setattr(overlap.np, "savez", lambda *_, **__: (_ for _ in ()).throw(OSError("no space left")))
+    (tmp_path / "set" / "train_digests.npz").unlink()
+    again()  # a cache that cannot be written is no reason to stop
+    assert not list((tmp_path / "set").glob("*.part"))
+
+
+def test_the_default_changes_no_identity(tmp_path):
+    default = settings(pair(tmp_path, tmp_path))
+    assert "overlap" not in default
+    assert settings(dataclasses.replace(pair(tmp_path, tmp_path), **drop)) == {**default, "overlap": "drop"}
+
+
+@pytest.mark.data
+@pytest.mark.parametrize("name", ["cifar10", "fashion_mnist", "flowers5", "photo_patches"])
+def test_published_sets_load_by_default(name):
+    import os
+
+    task = load(pair(name, name, m=200), os.environ["PUBSEL_DATA"], False)
+    twice = [note for note in task.notes if "as it was published" in note]
+    assert bool(twice) == (name in ("flowers5", "photo_patches"))

@@ -1,0 +1,291 @@
+"""The ledger: every release of private data that was drawn, whatever became of its run."""
+
+import json
+import multiprocessing
+import os
+import stat
+import sys
+from pathlib import Path
+
+import pytest
+
+from pubsel import ledger
+from pubsel.cli import main
+from pubsel.config import UserError
+from pubsel.ledger import Release, Spent, note, read, spent
+from tests.synthetic import secret_named
+
+SEEDED = Release("cell", "digits", "training", 2.0, 1e-5, "key")
+SECURE = SEEDED._replace(key=None)
+
+
+def lines(folder: Path) -> list[dict]:
+    return [line for path in (folder / "ledger").glob("*.jsonl") for line in read(path)]
+
+
+def total(folder: Path) -> float:
+    return spent(lines(folder)).epsilon
+
+
+def test_epsilons_and_deltas_add_up_and_a_release_counts_once() -> None:
+    made = [{"release": name, "epsilon": 2.0, "delta": 1e-5} for name in "aba"] + [
+        {"release": "c", "epsilon": 0.5, "delta": 0.0}
+    ]
+    assert spent(made) == Spent(4.5, 2e-5, 3)
+    assert spent([]) == Spent(0.0, 0.0, 0)
+
+
+def test_the_same_seeded_release_is_one_and_anything_else_another(tmp_path: Path) -> None:
+    for _ in range(3):
+        note(tmp_path, "content", SEEDED)
+    assert total(tmp_path) == 2
+    note(tmp_path, "content", SEEDED._replace(key="key of seed 2"))
+    note(tmp_path, "content", SEEDED._replace(what="choice"))
+    assert total(tmp_path) == 6
+    assert len(list((tmp_path / "ledger").glob("*.jsonl"))) == 1
+    note(tmp_path, "other content", SEEDED)
+    assert len(list((tmp_path / "ledger").glob("*.jsonl"))) == 2
+
+
+def test_noise_of_the_operating_system_is_new_each_time(tmp_path: Path) -> None:
+    note(tmp_path, "content", SECURE)
+    note(tmp_path, "content", SECURE)  # killed before anything was kept
+    assert total(tmp_path) == 4
+    ledger.deleted(tmp_path, "cell")
+    assert total(tmp_path) == 4
+    note(tmp_path, "content", SECURE)
+    assert total(tmp_path) == 6
+    assert ledger.summary(tmp_path) == ["digits: 3 releases (2 of deleted runs), epsilon 6, delta 3e-05"]
+
+
+def test_what_reads_nothing_is_left_out(tmp_path: Path) -> None:
+    note(tmp_path, "content", SEEDED._replace(epsilon=0.0))
+    assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.attack
+def test_the_name_of_a_ledger_confirms_no_data(tmp_path: Path) -> None:
+    """Two results folders name the same data differently; nobody but the owner reads the key."""
+    before = os.umask(0)
+    try:
+        for folder in ("one", "two"):
+            note(tmp_path / folder, "content", SEEDED)
+    finally:
+        os.umask(before)
+    names = [path.name for path in tmp_path.glob("*/ledger/*.jsonl")]
+    assert len(set(names)) == 2
+    keys = {path.read_bytes() for path in tmp_path.glob("*/ledger/key")}
+    assert [len(key) for key in keys] == [32, 32]
+    releases = {line["release"] for folder in ("one", "two") for line in lines(tmp_path / folder)}
+    assert len(releases) == 2
+    for path in tmp_path.glob("*/ledger/*"):
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600, path
+        assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
+
+
+def test_ledgers_of_one_name_are_one_sum(tmp_path: Path) -> None:
+    """Features, parts and changed files of a set have other contents, and its images stand behind all of them."""
+    note(tmp_path, "images", SEEDED)
+    note(tmp_path, "features", SEEDED)
+    note(tmp_path, "images", SEEDED._replace(private="data/digits.npz", key="another"))
+    note(tmp_path, "another set", SEEDED._replace(private="mnist"))
+    found = ledger.summary(tmp_path)
+    assert sorted(line.partition(":")[2] for line in found) == [
+        " 1 release, epsilon 2, delta 1e-05",
+        " 3 releases, epsilon 6, delta 3e-05",
+    ]
+
+
+def test_a_line_that_was_cut_short_is_written_over(tmp_path: Path) -> None:
+    note(tmp_path, "content", SECURE)
+    (path,) = (tmp_path / "ledger").glob("*.jsonl")
+    with path.open("a") as file:
+        file.write('{"release": "x", "eps')
+    assert total(tmp_path) == 2
+    note(tmp_path, "content", SECURE)
+    assert total(tmp_path) == 4
+    assert path.read_text().count("\n") == 2
+
+
+@pytest.mark.parametrize("damage", ["{}\n", "nonsense\n", '{"release": 1, "epsilon": "x"}\n', "[1]\n"])
+def test_a_damaged_ledger_is_named_and_nothing_is_drawn(tmp_path: Path, damage: str) -> None:
+    note(tmp_path, "content", SECURE)
+    (path,) = (tmp_path / "ledger").glob("*.jsonl")
+    path.write_text(damage + path.read_text())
+    with pytest.raises(UserError, match=f"{path} does not read.*restore it"):
+        note(tmp_path, "content", SECURE)
+    (tmp_path / "ledger" / "key").write_bytes(b"")
+    with pytest.raises(UserError, match="key is damaged: restore it"):
+        note(tmp_path, "content", SECURE)
+
+
+def test_where_no_line_can_be_written_nothing_is_drawn(tmp_path: Path) -> None:
+    (tmp_path / "ledger").write_text("a file")
+    source = secret_named(secure=True)
+    source.begin = lambda key: note(tmp_path, "content", SECURE)
+    with pytest.raises(UserError, match="nothing is drawn without it: set results="):
+        source("noise", 0)
+
+
+def test_the_line_is_there_before_the_first_draw_and_once(tmp_path: Path) -> None:
+    source, seen = secret_named(), list[str]()
+
+    def begin(key: str) -> None:
+        seen.append(key)
+        note(tmp_path, "data", SEEDED._replace(key=key))
+
+    source.begin = begin
+    assert not (tmp_path / "ledger").exists()
+    for purpose in ("sample", "noise"):
+        source(purpose, 0)
+        assert total(tmp_path) == 2
+    assert seen == [source.key]
+
+
+def test_a_release_that_is_resumed_does_not_begin_again(tmp_path: Path) -> None:
+    source = secret_named(secure=True)
+    source.begin = pytest.fail
+    source.resumed(source.state_dict(), 3, tmp_path / "checkpoint.pt", str)("noise", 3)
+
+
+def drawn_often(folder: Path) -> None:
+    for _ in range(20):
+        note(folder, "content", SECURE)
+
+
+def test_processes_lose_no_line(tmp_path: Path) -> None:
+    processes = [multiprocessing.get_context("fork").Process(target=drawn_often, args=(tmp_path,)) for _ in range(4)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(60)
+    assert spent(lines(tmp_path)) == Spent(160.0, pytest.approx(80e-5), 80)
+
+
+def test_what_it_spends_to_make_a_run_again(tmp_path: Path) -> None:
+    folder = tmp_path / "runs" / "cell"
+    assert ledger.again(folder) == ""
+    note(tmp_path, "content", SEEDED._replace(what="choice", epsilon=0.5))
+    note(tmp_path, "content", SECURE)
+    note(tmp_path, "content", SECURE)  # of an earlier life of the run
+    assert ledger.again(folder) == "; that spends epsilon 2.5 once more"
+    note(tmp_path, "content", SEEDED._replace(cell="other"))
+    unless = "; that spends epsilon 2 once more, unless data, settings and code are what they were"
+    assert ledger.again(tmp_path / "runs" / "other") == unless
+
+
+def test_a_run_that_is_older_than_the_ledger(tmp_path: Path) -> None:
+    folder = tmp_path / "runs" / "old"
+    folder.mkdir(parents=True)
+    (folder / "settings.json").write_text(json.dumps({"settings": {"epsilon": 3.0}}))
+    assert ledger.again(folder) == ""  # nothing was drawn
+    (folder / "checkpoint.pt").touch()
+    assert ledger.again(folder) == "; that spends epsilon 3 once more"
+    (folder / "settings.json").write_text(json.dumps({"settings": {"epsilon": "inf"}}))
+    assert ledger.again(folder) == ""
+
+
+# As runs write it
+
+TINY = ["+experiment=quickstart", "training.epochs=1", "epsilon=2", "distance=none", "download=false", "device=cpu",
+        "training.batch_size=1297", "training.chunk=256", "estimate=false", "threads=1"]  # fmt: skip
+
+
+@pytest.fixture
+def cli(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HYDRA_FULL_ERROR", "0")
+    monkeypatch.setattr(sys, "argv", sys.argv)
+
+    def typed(*words: str) -> tuple[int, str, str]:
+        code = main(list(words))
+        said = capsys.readouterr()
+        return code, said.out, said.err
+
+    return typed
+
+
+@pytest.mark.attack
+def test_a_run_that_is_deleted_and_made_again_is_counted_twice_and_told_before(cli) -> None:
+    """With noise of the operating system. Nothing said so: a second release came from `delete it to run again`."""
+    secure = [*TINY, "privacy.secure_noise=true"]
+    assert cli("run", *secure)[0] == 0
+    assert "  digits: 1 release, epsilon 2, delta 1e-05\n" in cli("runs")[1]
+    (path,) = Path("results/runs").glob("*/result.json")
+    whole = path.read_text()
+    path.write_text("")
+    code, _, err = cli("run", *secure)
+    assert code == 1
+    assert err.endswith("delete it to run the cell again; that spends epsilon 2 once more\n")
+    path.write_text(whole)
+    code, _, err = cli("run", f"replay={path}")
+    assert code == 2
+    assert "spends epsilon 2 once more" in err
+    code, _, err = cli("runs", "delete", "digits", "yes=true")
+    assert (code, err) == (0, f"{path.parent.name}  finished; to run it again spends epsilon 2 once more\n")
+    assert cli("runs")[1].endswith("  digits: 1 release (1 of deleted runs), epsilon 2, delta 1e-05\n")
+    assert cli("run", *secure)[0] == 0
+    assert cli("runs")[1].endswith("  digits: 2 releases (1 of deleted runs), epsilon 4, delta 2e-05\n")
+
+
+def test_seeded_noise_that_is_repeated_is_one_release(cli) -> None:
+    for words in ([], ["results=elsewhere"], ["seed=1"]):
+        assert cli("run", *TINY, *words)[0] == 0
+    assert total(Path("results")) == pytest.approx(4)
+    (path,) = Path("elsewhere/runs").glob("*/result.json")
+    assert cli("run", f"replay={path}", "results=elsewhere", "threads=1")[0] == 0
+    assert total(Path("elsewhere")) == pytest.approx(2)
+    code, _, err = cli("runs", "delete", "seed1", "yes=true")
+    assert code == 0
+    assert "once more, unless data, settings and code are what they were" in err
+    assert cli("run", *TINY, "seed=1")[0] == 0
+    assert total(Path("results")) == pytest.approx(4)
+
+
+def test_a_divergence_that_was_seen_is_spent(cli) -> None:
+    wild = [*TINY, "algorithm=dp_sgd", "training.epochs=3", "training.learning_rate=1e38"]
+    assert cli("run", *wild)[0] == 1
+    code, _, err = cli("runs", "delete", "state=failed", "yes=true")
+    assert code == 0
+    assert "failed; to run it again spends epsilon 2 once more" in err
+    assert "1 release (1 of deleted runs), epsilon 2" in cli("runs")[1]
+
+
+def interrupted(*_: object) -> None:
+    raise KeyboardInterrupt
+
+
+def test_what_cannot_be_read_names_what_is_spent_again(cli) -> None:
+    words = [*TINY, "training.epochs=3", "privacy.secure_noise=true", "training.checkpoint_seconds=0"]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("pubsel.run.trained_parameters", interrupted)
+        assert cli("run", *words)[0] == 130
+    (path,) = Path("results/runs").glob("*/checkpoint.pt")
+    path.write_bytes(b"PK\x03\x04 and no more")
+    code, _, err = cli("run", *words)
+    assert code == 1
+    assert "to start this run again; that spends epsilon 2 once more" in err
+
+
+def test_choices_and_noisy_distances_are_releases_too(cli) -> None:
+    words = ["private=digits", "public=[digits,noise]", "model=digits_cnn", "distance.m=100", "device=cpu", "threads=1",
+             "distance.initialisations=1", "distance.k=4"]  # fmt: skip
+    assert cli("rank", *words)[0] == 0
+    assert lines(Path("results")) == []  # without noise: not a release that is accounted for
+    assert cli("rank", *words, "epsilon_select=0.5", "secure_noise=true")[0] == 0
+    assert cli("rank", *words, "distance=dp_gsd", "distance.epsilon=1", "distance.delta=1e-6")[0] == 0
+    found = [(line["what"], line["epsilon"], line["delta"], line["noise"]) for line in lines(Path("results"))]
+    assert found == [("choice", 0.5, 0, "operating system"), ("DP-GSD", pytest.approx(1), 1e-6, "seeded")]
+    auto = [*TINY, "pair.public=auto", "pair.candidates=[digits,noise]", "epsilon_select=0.25", "distance=gsd_m200"]
+    assert cli("run", *auto, "distance.m=100", "distance.initialisations=1", "distance.k=4")[0] == 0
+    assert [line["what"] for line in lines(Path("results"))][2:] == ["choice", "training"]
+    assert cli("rank", *words, "public=[noise]", "epsilon_select=0.5")[0] == 0  # reads nothing
+    assert total(Path("results")) == pytest.approx(3.75)
+
+
+def test_a_first_release_is_one_too(cli) -> None:
+    words = ["model=pixels", "algorithm=dp_pca", "algorithm.k=4", "algorithm.share=0.25"]
+    code, _, err = cli("run", *TINY, *words)
+    assert code == 0, err
+    found = [(line["what"], line["epsilon"]) for line in lines(Path("results"))]
+    assert found == [("first release", pytest.approx(0.5, rel=1e-3)), ("training", pytest.approx(1.5, rel=1e-3))]

@@ -1,0 +1,105 @@
+"""What is made from private data is for its owner alone, and says nothing of this machine."""
+
+import os
+import re
+import stat
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from pubsel import results, training
+from pubsel.cli import main
+from pubsel.run import locked
+from pubsel.terminal import log, logged, traced
+
+TINY = ["+experiment=quickstart", "training.epochs=1", "epsilon=2", "download=false", "device=cpu", "threads=1",
+        "training.batch_size=1297", "training.chunk=256", "distance=gsd_m200", "distance.initialisations=1",
+        "distance.k=4", "distance.m=100"]  # fmt: skip
+SHOWN = ("tables", "figures", "report.html")  # what is made to be shown
+
+
+@pytest.fixture(params=[0, 0o022], ids=["umask 0", "umask 022"])
+def folder(request, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HYDRA_FULL_ERROR", "0")
+    monkeypatch.setattr(sys, "argv", sys.argv)
+    before = os.umask(request.param)
+    yield tmp_path
+    os.umask(before)
+
+
+def open_to_others(folder: Path) -> list[str]:
+    """Files and folders below results/KIND that are not for their owner alone."""
+    found = [path for path in folder.glob("results/*/**/*") if path.relative_to(folder).parts[1] not in SHOWN]
+    return [str(path) for path in found if stat.S_IMODE(path.stat().st_mode) != (0o700 if path.is_dir() else 0o600)]
+
+
+@pytest.mark.attack
+def test_nobody_else_reads_a_run_a_sweep_or_a_choice(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("tensorboard")
+    assert main(["run", "-m", *TINY, "tracking=tensorboard", "profile=true", "seed=1"]) == 0
+    words = ["private=digits", "public=[digits,noise]", "model=digits_cnn", "distance.m=100", "distance.k=4"]
+    assert main(["rank", *words, "distance.initialisations=1", "epsilon_select=0.5"]) == 0
+    assert main(["attack", "loss", "run=all"]) == 0
+    kinds = {path.name for path in Path("results").iterdir()}
+    assert kinds >= {"runs", "distances", "ranks", "attacks", "ledger", "tables"}
+    names = {path.name.partition(".")[0] for path in Path("results/runs").glob("*/**/*") if path.is_file()}
+    assert names >= {"result", "model", "log", "settings", "lock", "trace", "costliest", "events"}
+    assert open_to_others(folder) == []
+    umask = os.umask(0)
+    os.umask(umask)
+    table = Path("results/tables/loss_attack.csv")
+    assert stat.S_IMODE(table.stat().st_mode) == 0o666 & ~umask  # made to be shown
+
+
+def test_each_file_is_made_private_not_only_left_so(folder: Path) -> None:
+    """As one sees it who looks while a run works, or behind one that was killed."""
+    with locked(folder / "results/runs/a"):
+        inside = folder / "results/runs/a"
+        results.write_record(inside / "result.json", {})
+        training.save(inside / "model.pt", {"w": torch.zeros(2)})
+        with logged(inside / "log.txt"):
+            log("a line")
+        assert open_to_others(folder) == []
+        Path(inside / "other.npy").write_bytes(b"of a library")
+    assert stat.S_IMODE((inside / "other.npy").stat().st_mode) == 0o600
+
+
+def test_what_an_older_version_left_open_is_closed(folder: Path) -> None:
+    old = folder / "results/runs/a"
+    old.mkdir(parents=True, mode=0o777)
+    (old / "checkpoint.pt").write_bytes(b"weights")
+    (old / "link").symlink_to(folder)
+    mode = folder.stat().st_mode
+    with locked(old):
+        assert stat.S_IMODE(old.stat().st_mode) == 0o700
+        assert stat.S_IMODE((old / "checkpoint.pt").stat().st_mode) == 0o600
+        assert folder.stat().st_mode == mode
+
+
+@pytest.mark.attack
+def test_no_path_is_told_that_was_not_typed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HYDRA_FULL_ERROR", "0")
+    monkeypatch.setattr(sys, "argv", sys.argv)
+    x, y = np.random.RandomState(0).randint(0, 255, (150, 8, 8)).astype(np.uint8), np.arange(150) % 2
+    np.savez("mine.npz", train_images=x[50:], train_labels=y[50:], test_images=x[:50], test_labels=y[:50])
+    assert main(["run", "-m", *TINY, "pair.private=./mine.npz", "algorithm=dp_sgd", "seed=0,1"]) == 0
+    assert main(["report"]) == 0
+    told = [
+        path for path in Path("results").glob("**/*") if path.is_file() and str(tmp_path).encode() in path.read_bytes()
+    ]
+    assert told == []
+
+
+def test_a_traceback_names_no_folder_of_this_machine() -> None:
+    try:
+        results.read_record(Path("nothing.json"))
+    except Exception as error:
+        text = traced(error)
+    assert 'File "pubsel/results.py", line' in text
+    assert not re.search(r'File "/', text)
