@@ -17,8 +17,10 @@ def pytest_collection_modifyitems(items):
             item.add_marker(pytest.mark.skip(reason="PUBSEL_DATA names no folder with real data"))
 
 
-@pytest.fixture(autouse=True)
-def noise_that_no_edit_changes(monkeypatch):
+@pytest.fixture(autouse=True, scope="session")
+def noise_that_no_edit_changes():
     """Seeded noise follows from the source of the package: each edit would be another throw of the dice for tests that
     train. tests/test_releases.py has what that digest is for."""
-    monkeypatch.setattr(results, "_package", lambda: "the package")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(results, "_package", lambda: "the package")
+        yield

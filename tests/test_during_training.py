@@ -40,6 +40,7 @@ class First:
 
     def __init__(self):
         self.settings = run.canonical(composed())
+        torch.set_num_threads(self.settings.threads)  # part of the key of the batch
         self.task = run.load_task(self.settings, torch.device("cpu"))
         self.model = run.network(self.settings.model, self.task, self.settings.seed)
         algorithm = algorithms.build(self.settings.algorithm)

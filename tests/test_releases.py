@@ -82,7 +82,7 @@ def caught(*words: str, command: str = "run") -> Secret:
 
 
 def noise(*words: str, command: str = "run") -> np.ndarray:
-    return np.asarray(caught(*words, command=command)("noise", 3).standard_normal(20_000))
+    return np.asarray(caught(*words, command=command)("noise", 3).standard_normal(200_000))
 
 
 def alike(one: np.ndarray, two: np.ndarray) -> float:
