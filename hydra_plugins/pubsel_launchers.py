@@ -3,6 +3,7 @@ the end. Hydra finds this file by its place; it is imported at every start, so i
 
 import dataclasses
 import os
+import shlex
 import sys
 import time
 from collections.abc import Sequence
@@ -13,6 +14,8 @@ from typing import Any
 
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra.core.config_store import ConfigStore
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override
 from hydra.core.plugins import Plugins
 from hydra.core.singleton import Singleton
 from hydra.core.utils import JobReturn, filter_overrides
@@ -33,6 +36,7 @@ class SweeperConf:
     _target_: str = f"{__name__}.Sweeper"
     max_batch_size: int | None = None
     params: dict[str, str] | None = None
+    cells: str | None = None  # a file with a cell in each line: its words, which stand behind those of the command
 
 
 @dataclass
@@ -93,7 +97,31 @@ def register() -> None:
 
 class Sweeper(BasicSweeper):
     """Hydra's own, that composes the first cell and each choice of an option before the start, not every cell: of
-    hundreds that takes minutes, in which nothing runs. What is wrong with a value is told by its cell."""
+    hundreds that takes minutes, in which nothing runs. What is wrong with a value is told by its cell. It also takes
+    cells from a file, as `pubsel make` lists them, which no product of values gives."""
+
+    def __init__(
+        self, max_batch_size: int | None, params: dict[str, str] | None = None, cells: str | None = None
+    ) -> None:
+        super().__init__(max_batch_size, params)
+        self.cells = cells
+
+    def split_arguments(  # type: ignore[override] # a static method, which knows of no file
+        self, overrides: list[Override], max_batch_size: int | None
+    ) -> list[list[list[str]]]:
+        if self.cells is None:
+            return BasicSweeper.split_arguments(overrides, max_batch_size)
+        try:
+            lines = Path(self.cells).read_text(encoding="utf-8").splitlines()
+        except OSError as error:
+            raise UsageError(f"hydra.sweeper.cells={self.cells}: {error.strerror}") from None
+
+        parser = OverridesParser.create()
+        cells: list[list[str]] = []
+        for line in lines:
+            words = parser.parse_overrides(shlex.split(line, comments=True))
+            cells += BasicSweeper.split_arguments([*overrides, *words], None)[0] if words else []
+        return [list(chunk) for chunk in self.split_overrides_to_chunks(cells, max_batch_size)] if cells else []
 
     def validate_batch_is_legal(self, batch: Sequence[Sequence[str]]) -> None:
         assert self.hydra_context is not None

@@ -20,6 +20,7 @@ from typing import Any
 
 import hydra
 from hydra._internal.utils import get_args_parser
+from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.errors import HydraException, OverrideParseException
 from hydra.types import RunMode
@@ -35,6 +36,8 @@ from pubsel.config import (
     AuditConfig,
     CellsFailed,
     DataConfig,
+    FigureConfig,
+    MakeConfig,
     RankConfig,
     ReportConfig,
     RunConfig,
@@ -46,6 +49,7 @@ from pubsel.config import (
     check,
     datasets,
     keys,
+    named,
     nearest,
 )
 
@@ -59,6 +63,8 @@ HELP = f"""pubsel {pubsel.__version__}: private machine learning with public dat
   pubsel attack loss run=NAME              membership inference on a finished run; also gsd_white_box, gsd_black_box
   pubsel audit +experiment=quickstart      claimed epsilon beside what attacks on a training measure
   pubsel table gsd_table2                  records beside the paper's numbers; all: every table that has a record
+  pubsel make gsd_table2 dry=true          which cells of a table are there, and hours for the others
+  pubsel figure pillar_k                   one figure as PNG, SVG and PDF; all: each that the records allow
   pubsel report                            tables, figures and the runs behind them, as one HTML file
   pubsel runs state=unfinished             which runs there are; runs show NAME: its command, and why it failed
   pubsel run replay=NAME                   repeat a run, and say whether it comes out the same
@@ -147,6 +153,25 @@ def _table(values: DictConfig) -> None:
     print(typeset.run(check(TableConfig, values)))
 
 
+def _make(values: DictConfig) -> None:
+    if OmegaConf.is_missing(values, "name"):
+        raise UsageError(f"pubsel make NAME: one of {', '.join(sorted({*named('tables'), *named('work')}))}")
+    settings = check(MakeConfig, values)
+    from pubsel import make
+
+    print(make.run(settings, _within))
+
+
+def _figure(values: DictConfig) -> None:
+    for key in ("sets", "k"):
+        if values.get(key) is not None and not OmegaConf.is_list(values[key]):
+            values[key] = [values[key]]
+    settings = check(FigureConfig, values)
+    from pubsel import draw
+
+    print(draw.run(settings))
+
+
 def _report(values: DictConfig) -> None:
     from pubsel import report
 
@@ -177,12 +202,14 @@ def _data(values: DictConfig) -> None:
 
 
 COMMANDS: dict[str, Callable[[DictConfig], None]] = {
-    "run": _run, "rank": _rank, "attack": _attack, "audit": _audit, "table": _table, "report": _report, "runs": _runs,
-    "data": _data,
+    "run": _run, "rank": _rank, "attack": _attack, "audit": _audit, "table": _table, "make": _make, "figure": _figure,
+    "report": _report, "runs": _runs, "data": _data,
 }  # fmt: skip
 POSITIONAL = {
     "attack": ["attack"],
     "table": ["table"],
+    "make": ["name"],
+    "figure": ["figure"],
     "runs": ["action", "name"],
     "data": ["action", "name"],
 }  # keys that are given without their name
@@ -220,8 +247,9 @@ def _command(command: str, rest: list[str]) -> int:
     """Exit code of a command whose words are `rest`."""
     debug = any(word in ("debug=true", "debug=True", "debug=1") for word in rest)
     try:
-        _check_options(rest)
-        return _dispatch(command, _positional(command, rest))
+        words = _positional(command, rest)
+        _check_options(words)
+        return _dispatch(command, words)
     except KeyboardInterrupt:
         print("interrupted; the same command goes on from the last checkpoint", file=sys.stderr)
         return 130
@@ -241,6 +269,18 @@ def keep_memory() -> None:
         mallopt(-1, 2**30)  # M_TRIM_THRESHOLD: so much may be kept
 
 
+def _apart(words: list[str]) -> tuple[list[str], list[str]]:
+    """Settings, and options of Hydra such as --config-dir DIR. Its parser takes no settings on both sides of one."""
+    with_value = {
+        name for action in get_args_parser()._actions if action.nargs is None for name in action.option_strings
+    }
+    settings: list[str] = []
+    options: list[str] = []
+    for before, word in zip(["", *words], words, strict=False):
+        (options if word.startswith("-") or before in with_value else settings).append(word)
+    return settings, options
+
+
 def _check_options(words: list[str]) -> None:
     """UsageError for a word like --epsilon, about which Hydra's parser would print a page."""
     said = io.StringIO()
@@ -253,17 +293,30 @@ def _check_options(words: list[str]) -> None:
 
 
 def _positional(command: str, words: list[str]) -> list[str]:
-    """`table NAME`, `data list|prepare NAME|check NAME` and `runs KEY=VALUE` as overrides."""
+    """`table NAME`, `data list|prepare NAME|check NAME`, `runs KEY=VALUE` and `make NAME KEY=VALUE` as overrides."""
+    words, options = _apart(words)
     for i, key in enumerate(POSITIONAL.get(command, [])[: len(words)]):
-        if re.match(r"[\w.+~/@]*=", words[i].partition(os.sep)[0]) or words[i].startswith("-"):
+        if re.match(r"[\w.+~/@]*=", words[i].partition(os.sep)[0]):
             break
         words[i] = f"{key}={words[i]}" if re.fullmatch(r"[\w./~+*-]*", words[i]) else _quoted(key, words[i])
     if command == "runs":  # other keys are those of records, of which Hydra knows nothing
         own = tuple(f"{f.name}=" for f in dataclasses.fields(RunsConfig))
-        asked = [word for word in words if "=" in word and not word.startswith((*own, "hydra", "-", "+", "~"))]
-        quoted = ["'" + word.replace("\\", "\\\\").replace("'", "\\'") + "'" for word in asked]
-        words = [word for word in words if word not in asked] + ([f"where=[{','.join(quoted)}]"] if asked else [])
-    return words
+        asked = [word for word in words if "=" in word and not word.startswith((*own, "hydra", "+", "~"))]
+        words = [word for word in words if word not in asked] + _listed("where", asked)
+    if command == "make":  # other keys are those of its steps
+        if {"-m", "--multirun"} & set(options):
+            raise UsageError("pubsel make sweeps by itself: leave -m out")
+        keys_here = tuple(f"{f.name}=" for f in dataclasses.fields(MakeConfig))
+        asked = [word for word in words if not word.startswith((*keys_here, "hydra"))]
+        words = [word if not word.startswith("public=") else _quoted(*word.split("=", 1)) for word in words]
+        words = [word for word in words if word not in asked] + _listed("words", asked)
+    return words + options
+
+
+def _listed(key: str, words: list[str]) -> list[str]:
+    """The override key=[...] of words that Hydra is to read as they are; none of no words."""
+    quoted = ["'" + word.replace("\\", "\\\\").replace("'", "\\'") + "'" for word in words]
+    return [f"{key}=[{','.join(quoted)}]"] if quoted else []
 
 
 def _quoted(key: str, value: str) -> str:
@@ -315,6 +368,17 @@ def _dispatch(command: str, words: list[str]) -> int:
     if failures:
         print(f"pubsel: {len(failures)} cells failed:", *failures, sep="\n  ", file=sys.stderr)
     return 1 if failures else 0
+
+
+def _within(command: str, words: list[str]) -> int:
+    """Exit code of a command that another one starts: Hydra has one of each at a time."""
+    state, settings = GlobalHydra.instance(), HydraConfig.instance()
+    hydra_before, settings_before = state.hydra, settings.cfg
+    state.clear()
+    try:
+        return _dispatch(command, _positional(command, words))
+    finally:
+        state.hydra, settings.cfg = hydra_before, settings_before
 
 
 def _fail(error: Exception) -> int:
@@ -369,7 +433,8 @@ def _hydra_message(error: Exception) -> str:
 @cache
 def known_keys() -> frozenset[str]:
     """The dotted keys of all commands."""
-    schemas = (RunConfig, RankConfig, AttackConfig, AuditConfig, TableConfig, ReportConfig, RunsConfig, DataConfig)
+    schemas = (RunConfig, RankConfig, AttackConfig, AuditConfig, TableConfig, MakeConfig, FigureConfig, ReportConfig,
+               RunsConfig, DataConfig)  # fmt: skip
     return frozenset(key for schema in schemas for key in keys(schema)) | algorithm_keys()
 
 
@@ -390,7 +455,13 @@ def _complete(words: list[str], line: str) -> int:
         case ["attack"]:
             choices = [attack.name for attack in Attack]
         case ["table"]:
-            choices = ["all", *sorted(path.stem for path in (CONF / "tables").glob("*.yaml"))]
+            choices = ["all", *named("tables")]
+        case ["make"]:
+            choices = sorted({*named("tables"), *named("work")})
+        case ["figure"]:
+            from pubsel import draw
+
+            choices = draw.names()
         case ["data"]:
             choices = ["list", "prepare", "check"]
         case ["runs"]:

@@ -404,6 +404,28 @@ class TableConfig:
 
 
 @dataclass
+class MakeConfig:
+    """`pubsel make`."""
+
+    name: str = setting("a table of conf/tables, a work of conf/work, or a part of either: gsd_table2_fmnist")
+    dry: bool = setting("only list the cells, which of them are there, and the hours to expect", neutral=True)
+    public: str | None = setting("other public sets, A,B, in place of those that its steps go through", default=None)
+    words: list[str] = setting("further settings of every step that runs something")
+    results: str = setting("folder with the records", neutral=True)
+    debug: bool = setting("show the traceback of an error", neutral=True)
+
+
+@dataclass
+class FigureConfig(RunConfig):
+    """`pubsel figure`."""
+
+    figure: str = setting("its name: a curve, a table, clustermap, gsd_figure1, ...; all: each that records allow")
+    sets: list[Any] | None = setting("the data sets that are compared: names or paths; null: those of pair.public")
+    k: list[int] | None = setting("during training: dimensions of the public subspace; null: the figure's", at_least=1)
+    points: int | None = setting("during training: how many steps are looked at; null: the figure's", at_least=1)
+
+
+@dataclass
 class ReportConfig:
     """`pubsel report`."""
 
@@ -544,6 +566,15 @@ def keys(schema: Any, prefix: str = "") -> list[str]:
     return found
 
 
+def neutral(schema: Any, prefix: str = "") -> list[str]:
+    """The dotted keys of a dataclass of settings that cannot change a result."""
+    found = []
+    for f in dataclasses.fields(schema):
+        found += [f"{prefix}{f.name}"] if f.metadata.get("neutral") else []
+        found += neutral(f.type, f"{prefix}{f.name}.") if dataclasses.is_dataclass(f.type) else []
+    return found
+
+
 @cache
 def algorithm_keys() -> frozenset[str]:
     """The dotted keys of all algorithms of conf/."""
@@ -627,17 +658,38 @@ def methods(conf: Path) -> dict[str, set[str]]:
     return found
 
 
+def own_folders() -> list[Path]:
+    """The user's own folders of options, beside conf/: --config-dir, as Hydra knows it while a command runs."""
+    from hydra.core.hydra_config import HydraConfig
+
+    if not HydraConfig.initialized():
+        return []
+    sources = HydraConfig.get().runtime.config_sources
+    return [Path(source.path) for source in sources if source.schema == "file" and Path(source.path) != CONF]
+
+
+def named(group: str) -> dict[str, Path]:
+    """The files of a folder of conf/ by name, and those of the same folder in `own_folders`. A name that both have is
+    that of conf/, as for Hydra's options."""
+    files = [path for folder in (CONF, *own_folders()) for path in sorted((folder / group).glob("*.yaml"))]
+    return {path.stem: path for path in reversed(files)}
+
+
 def datasets() -> list[str]:
-    """Names of the datasets in conf/dataset."""
-    return sorted(path.stem for path in (CONF / "dataset").glob("*.yaml"))
+    """Names of the datasets in conf/dataset, and in the user's own --config-dir."""
+    return sorted(named("dataset"))
 
 
 def dataset(name: str) -> Dataset:
-    """What conf/dataset says of `name`; UsageError lists the known names."""
-    path = CONF / "dataset" / f"{name}.yaml"
-    if not re.fullmatch(r"\w+", name) or not path.exists():
+    """What the file of a dataset says; UsageError lists the known names."""
+    path = named("dataset").get(name)
+    if path is None:
         raise UsageError(f"unknown dataset {name!r}: use a path, or one of {', '.join(datasets())}")
-    return check(Dataset, yaml.safe_load(path.read_text()), f"dataset {name}: ")
+    try:
+        values = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except yaml.YAMLError as error:
+        raise UserError(f"{path}: {str(error).splitlines()[0]}") from None
+    return check(Dataset, values, f"dataset {name}: ")
 
 
 def kept_folder(name: str, info: Dataset, root: Path) -> Path:
@@ -655,6 +707,11 @@ def is_path(name: str) -> bool:
 def is_there(path: Path) -> bool:
     """Whether a file is there, or a folder with something in it (a failed download may leave an empty one)."""
     return any(path.iterdir()) if path.is_dir() else path.exists()
+
+
+def of_run(settings: RunConfig) -> RunConfig:
+    """The settings of `pubsel run` among those of a command that has more."""
+    return RunConfig(**{f.name: getattr(settings, f.name) for f in dataclasses.fields(RunConfig)})
 
 
 def settings(config: Any) -> dict[str, Any]:

@@ -13,7 +13,7 @@ import textwrap
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import pandas
@@ -81,6 +81,16 @@ CURVES = {
         "GEP against the number of public examples (its Table 6)", ("gep",), "pair.m", "public", "test", features=False
     ),
 }  # fmt: skip
+
+
+class Drawn(NamedTuple):
+    """A figure, and what its files hold besides."""
+
+    name: str  # of the files
+    frame: pandas.DataFrame  # its numbers
+    figure: "Figure"
+    about: str = ""  # comment lines of the CSV
+    text: str = ""  # for the screen
 
 
 # What is drawn

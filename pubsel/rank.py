@@ -46,8 +46,7 @@ def rank(settings: RankConfig) -> dict[str, Any]:
     check_backbone(settings.model)
     settings = canonical(settings)
     releases = settings.epsilon_select is not None or settings.distance.name == "dp_gsd"
-    what = config.settings(settings)
-    name = config.folder_name(f"{config.short(settings.private)}-{settings.model.name}", what)
+    what, name = config.settings(settings), identity(settings)
     folder = Path(settings.results) / "ranks" / name
     with locked(folder):
         path = folder / "result.json"
@@ -86,6 +85,11 @@ def canonical(settings: RankConfig) -> RankConfig:
         select = Select()
     secure = settings.secure_noise and (selects or distance.name == "dp_gsd")
     return dataclasses.replace(settings, distance=distance, public=public, select=select, secure_noise=secure)
+
+
+def identity(settings: RankConfig) -> str:
+    """The name of the folder of a rank whose settings are `canonical`."""
+    return config.folder_name(f"{config.short(settings.private)}-{settings.model.name}", config.settings(settings))
 
 
 def candidates_of(settings: RankConfig, device: torch.device, kept: Path) -> tuple[Task, dict[str, Split]]:

@@ -17,7 +17,6 @@ from typing import Any
 import numpy as np
 import torch
 from filelock import FileLock, Timeout
-from hydra.core.hydra_config import HydraConfig
 from torch import nn
 
 from pubsel import (
@@ -90,7 +89,7 @@ def canonical(settings: RunConfig) -> RunConfig:
     if "_target_" not in settings.algorithm:
         raise UsageError("algorithm has no value: give algorithm=NAME, such as gep or dp_sgd")
     algorithm = algorithms.build(settings.algorithm)
-    config.check_method(settings.algorithm, config_folders())
+    config.check_method(settings.algorithm, config.own_folders())
     pair, distance, epsilon = settings.pair, settings.distance, settings.epsilon
     if not algorithm.uses_public:
         pair = dataclasses.replace(
@@ -116,14 +115,6 @@ def canonical(settings: RunConfig) -> RunConfig:
         epsilon = 0.0
     typed = {"_target_": settings.algorithm["_target_"]} | config.settings(algorithm)  # 1 and 1.0 are one setting
     return dataclasses.replace(settings, pair=pair, distance=distance, epsilon=epsilon, algorithm=typed, select=select)
-
-
-def config_folders() -> list[Path]:
-    """Where Hydra looks for options beside conf/: --config-dir."""
-    if not HydraConfig.initialized():
-        return []
-    sources = HydraConfig.get().runtime.config_sources
-    return [Path(source.path) for source in sources if source.schema == "file" and Path(source.path) != config.CONF]
 
 
 def canonical_candidates(pair: config.Pair, epsilon: float | None) -> config.Pair:

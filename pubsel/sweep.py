@@ -337,19 +337,19 @@ class View:
         text = f"{done} of {len(self.cells)} done, {self.count('running')} running, {failed} failed"
         if done and left:
             each = sum(one["seconds"] for one in self.states.values() if one["state"] == "done") / done
-            text += f", about {_minutes(each * left / min(self.workers, left))} left"
+            text += f", about {minutes(each * left / min(self.workers, left))} left"
         return text
 
     def table(self) -> Any:
         """The live view: the summary, and each running cell with what it said last."""
         from rich.table import Table
 
-        table = Table(title=f"{self.summary()}  ({_minutes(time.monotonic() - self.start)})", title_justify="left")
+        table = Table(title=f"{self.summary()}  ({minutes(time.monotonic() - self.start)})", title_justify="left")
         for column in ("cell", "time", "settings", "last said"):
             table.add_column(column, overflow="ellipsis", no_wrap=True)
         running = [number for number, one in sorted(self.states.items()) if one["state"] == "running"]
         for number in running[:SHOWN]:
-            elapsed = _minutes(time.monotonic() - self.began[number])
+            elapsed = minutes(time.monotonic() - self.began[number])
             table.add_row(str(number), elapsed, self.cells[number - self.first], self._last_said(number))
         return table
 
@@ -363,7 +363,8 @@ class View:
         return lines[-1].strip() if lines else ""
 
 
-def _minutes(seconds: float) -> str:
+def minutes(seconds: float) -> str:
+    """A length of time as 5 s, 3 min or 7.5 h."""
     if seconds < 100:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"

@@ -14,7 +14,7 @@ import statistics
 from dataclasses import dataclass, field
 from itertools import groupby, pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import pandas
@@ -26,7 +26,7 @@ from pubsel.results import at, read_ranks, read_records, write_whole
 
 _HERE = Path(__file__).resolve().parent
 PAPER = next((path for path in (_HERE.parent / "results" / "paper", _HERE / "paper") if path.is_dir()), _HERE / "paper")
-SPECS = config.CONF / "tables"
+W = TypeVar("W", bound="Work")
 
 CELL = ("private", "public", "model", "algorithm", "epsilon", "label")
 WITHOUT_PUBLIC = ("dp_sgd", "non_private", "pate")
@@ -40,12 +40,25 @@ COLUMNS_CODE = ("valid", "commits")
 # What belongs to a table
 
 
-@dataclass(frozen=True)
-class Spec:
-    """One file of conf/tables."""
+@dataclass(frozen=True, kw_only=True)
+class Work:
+    """One file of conf/work: what `pubsel make` does for it, and what it is called."""
 
     title: str
-    paper: str | None  # file in results/paper
+    runs: list[str] = field(default_factory=list)  # commands as behind `pubsel`; more in make.py
+    common: str = ""  # settings of each `run` among them
+    parts: dict[str, dict[str, Any] | None] = field(default_factory=dict)  # name: what stands for {key} in commands
+
+    def target(self, name: str) -> str | None:
+        """The target of the Makefile that runs the commands; None if there are none."""
+        return name.replace("_", "-") if self.runs else None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Spec(Work):
+    """One file of conf/tables."""
+
+    paper: str | None = None  # file in results/paper, or beside the table's own file
     records: dict[str, list[Any]]  # key of the record, or dotted key of its settings: the values that belong
     labels: dict[str, list[str]] = field(default_factory=dict)  # algorithm: labels shown besides `paper`
     stand_ins: dict[str, str] = field(default_factory=dict)  # our public data: the paper's that it stands for
@@ -53,11 +66,6 @@ class Spec:
     select: dict[str, Any] = field(default_factory=dict)  # by: SELECTION; over: dotted keys of the settings to choose
     names: dict[str, str] = field(default_factory=dict)  # our data set: the paper's name of the same
     ranks: bool = False  # whether distances of `pubsel rank` belong too
-    make: str | None = None  # see `target`
-
-    def target(self, name: str) -> str | None:
-        """The target of the Makefile that runs the cells: `make`, or else the name with - for _; None for make: ""."""
-        return (name.replace("_", "-") if self.make is None else self.make) or None
 
 
 @dataclass(frozen=True)
@@ -136,7 +144,7 @@ def cells(records: list[dict[str, Any]]) -> list[Cell]:
                 raise config.UserError(
                     f"two records of one run, {one['identity']} and {two['identity']} (seed {one['seed']}): delete one"
                 )
-        settings = _flat({key: value for key, value in group[0]["settings"].items() if key != "seed"})
+        settings = flat({key: value for key, value in group[0]["settings"].items() if key != "seed"})
         found.append(Cell(tuple(group), settings))
     return found
 
@@ -169,35 +177,42 @@ def differences(group: list[Cell], shown: tuple[str, ...] = ()) -> list[str]:
 
 
 def names() -> list[str]:
-    """The tables of conf/tables."""
-    return sorted(path.stem for path in SPECS.glob("*.yaml"))
+    """The tables of conf/tables, and of the user's own --config-dir."""
+    return sorted(config.named("tables"))
 
 
 def spec(name: str) -> Spec:
-    """What conf/tables says of `name`; UsageError lists the known names."""
-    path = SPECS / f"{name}.yaml"
-    if not re.fullmatch(r"\w+", name) or not path.exists():
+    """What the file of a table says; UsageError lists the known names."""
+    path = config.named("tables").get(name)
+    if path is None:
         raise config.UsageError(f"unknown table {name!r}: use all, or one of {', '.join(names())}")
+    about: Spec = read_work(Spec, path, "gsd_table2.yaml")
+    if about.select and (set(about.select) != {"by", "over"} or about.select["by"] not in SELECTION):
+        raise config.UserError(f"{path}: select takes by ({', '.join(SELECTION)}) and over")
+    return about
+
+
+def read_work(kind: type[W], path: Path, example: str) -> W:
+    """A file of conf/tables or conf/work; UserError names a key that is wrong, and an `example` for the right ones."""
     try:
-        found = Spec(**yaml.safe_load(path.read_text(encoding="utf-8")))
-        if found.select and (set(found.select) != {"by", "over"} or found.select["by"] not in SELECTION):
-            raise TypeError(f"select takes by ({', '.join(SELECTION)}) and over")
-        return found
+        return kind(**yaml.safe_load(path.read_text(encoding="utf-8")))
     except (TypeError, yaml.YAMLError) as error:
-        raise config.UserError(f"{path}: {str(error).splitlines()[0]}; see gsd_table2.yaml for the keys") from None
+        raise config.UserError(f"{path}: {str(error).splitlines()[0]}; see {example} for the keys") from None
 
 
 def paper_rows(file: str | None) -> list[dict[str, Any]]:
-    """The rows of one CSV in results/paper (none for None): numbers as float, empty fields as None; UserError where it
-    is missing."""
+    """The rows of one CSV in results/paper, or beside the user's own tables (none for None): numbers as float, empty
+    fields as None; UserError where it is missing."""
     if file is None:
         return []
-    path = PAPER / file
+    folders = [PAPER, *(folder / "tables" for folder in config.own_folders())]
+    path = next((folder / file for folder in folders if (folder / file).is_file()), PAPER / file)
     try:
         with path.open(encoding="utf-8", newline="") as lines:
             return [{key: _value(text) for key, text in row.items()} for row in csv.DictReader(lines)]
     except OSError:
-        raise config.UserError(f"no file {file} with the paper's numbers: reinstall pubsel") from None
+        missing = f"no file {file} with the paper's numbers in {PAPER}, nor beside the table: "
+        raise config.UserError(f"{missing}reinstall pubsel, or put it there") from None
 
 
 def table_cells(name: str, results: Path) -> list[Cell]:
@@ -259,7 +274,7 @@ def make(name: str, records: list[dict[str, Any]], ranks: list[dict[str, Any]] |
 def others(records: list[dict[str, Any]]) -> Table:
     """The runs that belong to no table of conf/tables, such as those on a user's own data, as a table `others`."""
     known = {record["identity"] for name in names() for record in belonging(spec(name), records)}
-    about = Spec("Other runs. Those that no table of conf/tables takes; utility in percent", None, {}, make="")
+    about = Spec(title="Other runs. Those that no table of conf/tables takes; utility in percent", records={})
     shown = cells([record for record in records if record["identity"] not in known])
     return Table("others", about, *_joined("others", about, shown), *_ranked(about, shown))
 
@@ -461,15 +476,15 @@ def _mean_std(values: list[float]) -> tuple[float, float | None]:
     return statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else None
 
 
-def _flat(values: dict[str, Any], prefix: str = "") -> dict[str, str]:
-    """{"algorithm": {"k": 250}} -> {"algorithm.k": "250"}."""
-    flat: dict[str, str] = {}
+def flat(values: dict[str, Any], prefix: str = "") -> dict[str, str]:
+    """Return {"algorithm.k": "250"} for {"algorithm": {"k": 250}}: dotted keys, JSON values."""
+    leaves: dict[str, str] = {}
     for key, value in values.items():
         if isinstance(value, dict):
-            flat |= _flat(value, f"{prefix}{key}.")
+            leaves |= flat(value, f"{prefix}{key}.")
         else:
-            flat[f"{prefix}{key}"] = json.dumps(value)
-    return flat
+            leaves[f"{prefix}{key}"] = json.dumps(value)
+    return leaves
 
 
 def _value(text: str) -> float | str | None:

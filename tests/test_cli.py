@@ -268,6 +268,8 @@ def test_help_and_cfg_teach_and_run_nothing(cli: Cli) -> None:
         ("rank", ["pubsel rank private=digits", "distance: dp_gsd", "convert: resize"]),
         ("attack", ["pubsel attack loss run=NAME", "trials: 5", "gsd_table8.csv"]),
         ("table", ["pubsel table gsd_table2", "results: results"]),
+        ("make", ["pubsel make pillar_ours hydra/launcher=joblib", "dry: false"]),
+        ("figure", ["pubsel figure pillar_k", "points: null"]),
         ("report", ["pubsel report results=", "output: null"]),
         ("data", ["pubsel data prepare", "PUBSEL_DATA"]),
     ):
@@ -290,8 +292,9 @@ def test_what_needs_no_torch_does_not_wait_for_it() -> None:
         "import sys\n"
         "from pubsel.cli import main\n"
         "assert 'torch' not in sys.modules\n"
-        "for words in ('--help', 'data list', 'table gsd_table2', 'run --help', 'run --cfg job', 'run epsilon=0'):\n"
-        "    assert main(words.split()) == (2 if 'epsilon' in words else 0)\n"
+        "for words in ('--help', 'data list', 'table gsd_table2', 'make --help', 'figure nothing', 'run --help',\n"
+        "              'run --cfg job', 'run epsilon=0'):\n"
+        "    assert main(words.split()) == (2 if 'epsilon' in words or 'nothing' in words else 0)\n"
         "    assert 'torch' not in sys.modules, words\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
@@ -304,7 +307,7 @@ def test_what_needs_no_torch_does_not_wait_for_it() -> None:
 @pytest.mark.parametrize(
     ("words", "code", "expected"),
     [
-        (["fit"], 2, ["fit", "run, rank, attack, audit, table, report, runs, data"]),
+        (["fit"], 2, ["fit", "run, rank, attack, audit, table, make, figure, report, runs, data"]),
         (["run", "--epsilon", "4"], 2, ["--epsilon", "key=value"]),
         (["run", "epsilon"], 2, ["'epsilon'", "key=value"]),
         (["run", "pair.public=[a"], 2, ["pair.public=[a", "quote"]),
@@ -576,7 +579,7 @@ def test_bash_completes() -> None:
 @pytest.mark.parametrize(
     ("line", "choices"),
     [
-        ("pubsel ", ["run", "rank", "attack", "audit", "table", "report", "runs", "data"]),
+        ("pubsel ", ["run", "rank", "attack", "audit", "table", "make", "figure", "report", "runs", "data"]),
         ("pubsel run", ["run", "runs"]),
         ("pubsel nope ", []),
         ("pubsel run pair=digits", ["pair=digits_digits"]),
@@ -588,6 +591,23 @@ def test_bash_completes() -> None:
         ("pubsel attack loss ru", ["run="]),
         ("pubsel table gsd_table2", ["gsd_table2"]),
         ("pubsel table gsd_table2 res", ["results="]),
+        ("pubsel make gsd_f", []),
+        (
+            "pubsel make gsd_table1",
+            [
+                "gsd_table1",
+                "gsd_table10",
+                "gsd_table11a",
+                "gsd_table11b",
+                "gsd_table12",
+                "gsd_table13a",
+                "gsd_table13b",
+                "gsd_table14",
+                "gsd_table16",
+            ],
+        ),
+        ("pubsel make gsd_table1 dr", ["dry="]),
+        ("pubsel figure gsd_fig", ["gsd_figure1", "gsd_figure3"]),
         ("pubsel data ", ["list", "prepare", "check"]),
         ("pubsel data prepare cifar", ["cifar10", "cifar100", "cifar10_1"]),
         ("pubsel data list data_r", ["data_root="]),

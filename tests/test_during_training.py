@@ -1,8 +1,5 @@
 """What is measured while a network trains: against gradients taken one by one, and what stops and goes on."""
 
-import sys
-from pathlib import Path
-
 import numpy as np
 import pandas
 import pytest
@@ -10,22 +7,22 @@ import torch
 from hydra import compose, initialize_config_dir
 from scipy.linalg import subspace_angles
 
-from pubsel import algorithms, config, run
-from pubsel.config import CONF, RunConfig, UsageError, check
+from pubsel import algorithms, config, draw, during_training, run
+from pubsel.config import CONF, FigureConfig, RunConfig, UsageError, check
 from pubsel.data import public_examples
 from pubsel.gradients import random_labels
 from pubsel.training import Schedule, poisson_sample, public_stream
 
-sys.path.insert(0, str(Path(__file__).parent.parent / "scripts"))
-import during_training
-
 WORDS = ["+experiment=quickstart", "algorithm=non_private", "training.steps=6", "training.batch_size=60", "pair.m=50",
          "threads=1", "distance.labels=given", "distance.normalise_rows=false"]  # fmt: skip
-SETS = ["--public", "digits,noise"]
+SETS = ["sets=[digits,noise]"]
 
 
 def measured(tmp_path, name, *options):
-    during_training.main([name, *WORDS, f"results={tmp_path}", *options])
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        words = [f"figure={name}", *WORDS, f"results={tmp_path}", *options]
+        settings = check(FigureConfig, compose("figure", words))
+    draw.run(settings)
     (path,) = (tmp_path / "figures").glob(f"{name}-*.csv")
     return pandas.read_csv(path, comment="#")
 
@@ -73,7 +70,7 @@ def first():
 
 
 def test_singular_values_are_those_of_gradients_taken_one_by_one(first, tmp_path):
-    frame = measured(tmp_path, "gsd_figure3", *SETS, "--points", "2")
+    frame = measured(tmp_path, "gsd_figure3", *SETS, "points=2")
     assert sorted(set(frame["step"])) == [0, 5]
     for name, rows in {"digits (private batch)": first.batch, "noise": first.public("noise")}.items():
         found = frame[(frame["step"] == 0) & (frame["examples"] == name)]
@@ -85,7 +82,7 @@ def test_singular_values_are_those_of_gradients_taken_one_by_one(first, tmp_path
 
 
 def test_stable_ranks_of_groups_are_those_of_their_columns(first, tmp_path):
-    frame = measured(tmp_path, "gep_figure2", "--points", "1").set_index("group")
+    frame = measured(tmp_path, "gep_figure2", "points=1").set_index("group")
     sizes = frame["p"].drop("all")
     assert frame.loc["all", "p"] == sizes.sum() == first.batch.shape[1]
     parts = dict(zip(sizes.index, first.batch.split(list(sizes), dim=1), strict=True)) | {"all": first.batch}
@@ -95,7 +92,7 @@ def test_stable_ranks_of_groups_are_those_of_their_columns(first, tmp_path):
 
 
 def test_lemma_4_1_is_measured_as_it_is_stated(first, tmp_path):
-    frame = measured(tmp_path, "gsd_lemma41", *SETS, "--k", "1,4", "--points", "1")
+    frame = measured(tmp_path, "gsd_lemma41", *SETS, "k=[1,4]", "points=1")
     assert len(frame) == 4
     _, s, vt = torch.linalg.svd(first.batch, full_matrices=False)
     for row in frame.itertuples():
@@ -117,12 +114,9 @@ def test_gsd_is_that_of_algorithm_1_on_batch_and_public_images(first, tmp_path):
     frame = measured(
         tmp_path,
         "gsd_figure1",
-        "--public",
-        "digits",
-        "--k",
-        "3",
-        "--points",
-        "1",
+        "sets=[digits]",
+        "k=[3]",
+        "points=1",
         f"pair.m={n}",
         "distance.parameters=all",
     )
@@ -134,7 +128,7 @@ def test_gsd_is_that_of_algorithm_1_on_batch_and_public_images(first, tmp_path):
 
 
 def test_projection_error_falls_with_k_and_is_that_of_the_mean_gradient(tmp_path):
-    frame = measured(tmp_path, "gep_figure4", *SETS, "--k", "5,50", "--points", "2")
+    frame = measured(tmp_path, "gep_figure4", *SETS, "k=[5,50]", "points=2")
     assert set(zip(frame["public"], frame["labels"], strict=True)) == {
         ("digits", "random labels"), ("digits", "own labels"), ("noise", "random labels")
     }  # fmt: skip
@@ -143,12 +137,12 @@ def test_projection_error_falls_with_k_and_is_that_of_the_mean_gradient(tmp_path
     )
     assert (whole[50] < whole[5]).all()
     assert whole.to_numpy().max() <= 1
-    random = measured(tmp_path, "gep_figure7", "--k", "5", "--points", "2")
+    random = measured(tmp_path, "gep_figure7", "k=[5]", "points=2")
     assert (random[random["group"] == "all"]["projection_error"] > 0.97).all()  # 5 of 14,000 dimensions
 
 
 def test_residuals_of_a_far_set_are_the_gradients_nearly(tmp_path):
-    frame = measured(tmp_path, "gep_figure5", *SETS, "--k", "30", "--points", "1")
+    frame = measured(tmp_path, "gep_figure5", *SETS, "k=[30]", "points=1")
     ranks = frame.pivot(index="group", columns="matrix", values="stable_rank")
     assert (ranks["residuals, digits"] != ranks["gradients"]).all()
     near, far = (abs(ranks[f"residuals, {name}"] / ranks["gradients"] - 1) for name in ("digits", "noise"))
@@ -159,13 +153,13 @@ def test_residuals_of_a_far_set_are_the_gradients_nearly(tmp_path):
 def test_what_trains_is_what_pubsel_run_trains(tmp_path, monkeypatch):
     built, network = [], run.network
     monkeypatch.setattr(run, "network", lambda *words: built.append(network(*words)) or built[-1])
-    measured(tmp_path, "gep_figure2", "--points", "3")
+    measured(tmp_path, "gep_figure2", "points=3")
     record = run.run(composed(f"results={tmp_path}", "distance=none"))
     assert run.weights_digest(built[0]) == record["weights"]
 
 
 def test_what_was_stopped_goes_on_and_ends_alike_and_what_is_finished_is_not_trained_again(tmp_path, monkeypatch):
-    words = ["gsd_figure1", *SETS, "--k", "3", "--points", "3", "training.checkpoint_seconds=0"]
+    words = ["gsd_figure1", *SETS, "k=[3]", "points=3", "training.checkpoint_seconds=0"]
     whole = measured(tmp_path / "whole", *words)
     real, calls = during_training.FIGURES["gsd_figure1"], []
 
@@ -207,14 +201,15 @@ def test_order_kept_counts_moments_in_the_order_of_the_first():
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["gsd_figure1", "pair.public=null"], "--public"),
-        (["gep_figure4", *SETS, "--k", "51"], "pair.m=50"),
-        (["gep_figure7", "--k", "0"], "--k 0"),
-        (["gep_figure7", "--k", "many"], "--k many"),
+        (["gsd_figure1", "pair.public=null"], "sets="),
+        (["gep_figure4", *SETS, "k=[51]"], "pair.m=50"),
+        (["gep_figure7", "k=[0]"], "k=0"),
+        (["gep_figure7", "k=[many]"], "k"),
+        (["gsd_figure1", "sets=[[digits,noise]]"], "single sets"),
         (["gep_figure2", "privacy.secure_noise=true"], "secure_noise"),
         (["gep_figure2", "model=pixels"], "model.backbone"),
-        (["gsd_lemma41", *SETS, "--k", "40", "training.batch_size=20"], "k=40"),
-        (["gsd_figure1", "--public", "nowhere_at_all"], "nowhere_at_all"),
+        (["gsd_lemma41", *SETS, "k=[40]", "training.batch_size=20"], "k=40"),
+        (["gsd_figure1", "sets=[nowhere_at_all]"], "nowhere_at_all"),
     ],
 )
 def test_what_cannot_be_followed_is_refused_in_one_line(tmp_path, words, said):

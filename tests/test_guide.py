@@ -25,7 +25,7 @@ from PIL import Image
 from test_algorithms import attack_rows, view
 
 from hydra_plugins import pubsel_launchers
-from pubsel import algorithms, config, distances
+from pubsel import algorithms, config, distances, draw, make
 from pubsel.cli import _positional, main
 from pubsel.gradients import DenseGradients
 from pubsel.run import canonical
@@ -36,7 +36,8 @@ PAGES = [CHECKOUT / "README.md", *sorted(GUIDE.glob("*.md"))]
 NOT_RUN = "# not run by the tests"  # the first line of a block that needs what tests have not
 SCHEMAS = {
     "run": config.RunConfig, "rank": config.RankConfig, "attack": config.AttackConfig, "audit": config.AuditConfig,
-    "table": config.TableConfig, "report": config.ReportConfig, "runs": config.RunsConfig, "data": config.DataConfig,
+    "table": config.TableConfig, "make": config.MakeConfig, "figure": config.FigureConfig,
+    "report": config.ReportConfig, "runs": config.RunsConfig, "data": config.DataConfig,
 }  # fmt: skip
 
 
@@ -103,8 +104,12 @@ def test_every_command_of_a_page_composes(page: Path) -> None:
         command, *rest = (word for word in words if word not in ("-m", "--cfg", "job", "..."))
         for overrides in choices(_positional(command, rest)):
             settings: object = config.check(SCHEMAS[command], compose(command, overrides))
-            if isinstance(settings, config.RunConfig) and settings.replay is None:
+            if command == "figure":
+                assert settings.figure in draw.names()
+            elif isinstance(settings, config.RunConfig) and settings.replay is None:
                 canonical(settings)
+            if command == "make":
+                assert make.steps_of(settings.name)
             if command == "table":
                 assert settings.table in ("all", *(path.stem for path in (config.CONF / "tables").glob("*.yaml")))
 
@@ -121,15 +126,19 @@ def test_what_needs_no_training_runs(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.parametrize(
-    "page", [*PAGES, CHECKOUT / "CONTRIBUTING.md", CHECKOUT / "SECURITY.md"], ids=lambda page: page.stem
+    "page",
+    [*PAGES, *(CHECKOUT / name for name in ("CONTRIBUTING.md", "SECURITY.md", "results/README.md"))],
+    ids=lambda page: str(page.relative_to(CHECKOUT)),
 )
 def test_what_a_page_names_is_there(page: Path) -> None:
     """Targets of make, scripts, and files behind links."""
     makefile = (CHECKOUT / "Makefile").read_text()
     targets = re.search(r"\.PHONY:((?:.*\\\n)*.*)", makefile)[1].split()  # type: ignore[index]
-    for words in commands(page, "make"):
-        assert next(word for word in words if "=" not in word) in targets, words
     text = page.read_text()
+    asked = [next(word for word in words if "=" not in word) for words in commands(page, "make")]
+    asked += re.findall(r"`make ([a-z][\w-]*)", text)
+    for target in asked:
+        assert target in targets or make.steps_of(target.replace("-", "_")), target
     for script in set(re.findall(r"\bscripts/\w+\.\w+", text)):
         assert (CHECKOUT / script).is_file(), script
     for link in re.findall(r"\]\(([^)#\s]+)\)", text):
@@ -218,11 +227,11 @@ def test_what_contributing_adds_can_be_added(tmp_path: Path, monkeypatch: pytest
             assert new != old
             (package / where).write_text(new)
         else:
-            file = (own if "median_clip" in where else package) / where
+            file = (own if "median_clip" in where or "/tables/" in where else package) / where
             file.parent.mkdir(parents=True, exist_ok=True)
             assert not file.exists(), file
             file.write_text(block.text)
-    trained, named, measured = heard
+    trained, named, measured, tabled = heard
     assert re.search(
         r"-median_clip-eps4-.*differentially private.*\nmedian_clip on digits, white_box: claimed ", trained
     )
@@ -230,6 +239,8 @@ def test_what_contributing_adds_can_be_added(tmp_path: Path, monkeypatch: pytest
     assert named.startswith("leaves: 64 training and 16 test images of 8x8x1, 2 classes")
     assert "GSD to leaves" in named
     assert re.search(r"Distance of means to digits.*\ndigits .*\nnoise ", measured, re.DOTALL)
+    assert "digits_epsilon: 0 of 4 cells are there" in tabled
+    assert "GEP on digits, by epsilon" in tabled
     algorithm = algorithms.build(yaml.safe_load((own / "conf" / "algorithm" / "median_clip.yaml").read_text()))
     mechanism = algorithm.mechanism(view(), 0)
     for row in attack_rows(650).split(1):

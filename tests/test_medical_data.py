@@ -13,6 +13,7 @@ import pytest
 import torch
 import yaml
 from hydra import compose, initialize_config_dir
+from omegaconf import OmegaConf
 from PIL import Image
 
 from pubsel import catalogue, data
@@ -706,16 +707,16 @@ def test_ham10000_is_one_set_at_both_sizes():
 @pytest.mark.parametrize("name", ["gsd_table3", "gsd_table13a", "gsd_table13b"])
 def test_the_tables_on_ham10000_take_images_of_224_pixels(name):
     with initialize_config_dir(str(CONF), version_base="1.3"):
-        values = compose("run", [f"+experiment={name}"])
+        values = compose("run", [f"+experiment={name}"], return_hydra_config=True)
     assert (values.pair.private, dataset(values.pair.private).shape) == ("ham10000_224", [3, 224, 224])
     assert values.model.input_size in (None, 224)
     table = yaml.safe_load((CONF / "tables" / f"{name}.yaml").read_text())
     assert table["records"]["pair.private"] == [values.pair.private]
-    swept = yaml.safe_load((CONF / "experiment" / f"{name}.yaml").read_text())["hydra"]["sweeper"]["params"]
-    assert swept["pair.public"].split(",")[0] == values.pair.private
+    assert values.hydra.sweeper.params["pair.public"].split(",")[0] == values.pair.private
 
 
 def test_no_pair_of_the_papers_is_refused():
     for file in (CONF / "pair").glob("*.yaml"):
-        pair = yaml.safe_load(file.read_text())
-        data._check_apart(pair["private"], pair["public"], "nowhere")
+        pair = OmegaConf.load(file)
+        if pair.get("take") != "train":  # then it is a part of the same images
+            data._check_apart(pair.private, pair.public, "nowhere")

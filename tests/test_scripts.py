@@ -1,4 +1,4 @@
-"""Scripts that repeat runs."""
+"""Studies from records, and the cluster map."""
 
 import sys
 from pathlib import Path
@@ -6,70 +6,30 @@ from pathlib import Path
 import pytest
 from hydra import compose, initialize_config_dir
 
-from pubsel import config, figures, results
-from pubsel.config import CONF, RunConfig, UsageError, check
-from pubsel.run import canonical
+from pubsel import clustermap, figures, rank, results
+from pubsel.config import CONF, FigureConfig, RankConfig, check
 from tests.synthetic import record as synthetic
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "scripts"))
 from compare_distances import compare
-from more_seeds import with_seed
-
-CELLS = {
-    "gep": ["+experiment=quickstart"],
-    "dp_sgd": ["+experiment=gep_cifar10", "algorithm=dp_sgd"],
-    "pillar": ["+experiment=pillar_ours", "algorithm.k=7"],
-    "adamix": ["+experiment=adamix_ours", "algorithm.rank=100", "epsilon=3"],
-    "only_public": ["+experiment=adamix_ours", "algorithm=only_public"],
-    "non_private": ["algorithm=non_private", "pair.private=mnist"],
-}
-
-
-def composed(words):
-    with initialize_config_dir(str(CONF), version_base="1.3"):
-        return compose("run", words)
-
-
-def settings(words):
-    return canonical(check(RunConfig, composed(words)))
-
-
-def record_of(made):
-    return {"identity": config.identity(made), "settings": config.settings(made)}
-
-
-@pytest.mark.parametrize("words", CELLS.values(), ids=CELLS)
-def test_another_seed_of_a_record_is_the_run_of_the_command_line(words):
-    record = record_of(settings([*words, "seed=3"]))
-    again = with_seed(record, 5, composed(["threads=1", "results=elsewhere"]))
-    assert config.identity(again) == config.identity(settings([*words, "seed=5"]))
-    assert (again.threads, again.results) == (1, "elsewhere")
-
-
-def test_a_record_that_today_would_be_another_run_is_not_repeated():
-    record = record_of(settings(CELLS["pillar"]))
-    record["settings"]["training"]["epochs"] = 7
-    with pytest.raises(UsageError, match="run its sweep again"):
-        with_seed(record, 5, composed([]))
 
 
 def test_a_cluster_map_of_digits(tmp_path):
     """Symmetric, nothing between a set and itself, and the private digits next to the public ones."""
-    from clustermap import draw, matrix
-
-    from pubsel.config import RankConfig
-    from pubsel.rank import canonical as canonical_rank
-
-    words = ["private=digits", "public=[digits,noise]", "model=digits_cnn", "distance=task2vec", "distance.m=100",
-             "distance.initialisations=1", f"results={tmp_path}", "device=cpu"]  # fmt: skip
+    words = ["figure=clustermap", "pair.private=digits", "sets=[digits,noise]", "model=digits_cnn", "distance=task2vec",
+             "distance.m=100", "distance.initialisations=1", f"results={tmp_path}", "device=cpu"]  # fmt: skip
     with initialize_config_dir(str(CONF), version_base="1.3"):
-        frame = matrix(canonical_rank(check(RankConfig, compose("rank", words))))
+        settings = clustermap.settings_of(check(FigureConfig, compose("figure", words)))
+        same = [word for word in words if not word.startswith(("figure", "pair", "sets"))]
+        asked = compose("rank", ["private=digits", "public=[digits,noise]", *same])
+    assert settings == rank.canonical(check(RankConfig, asked))
+    frame = clustermap.matrix(settings)
     assert list(frame) == list(frame.index) == ["digits (private)", "digits", "noise"]
     values = frame.to_numpy()
     assert (values == values.T).all()
     assert values.diagonal() == pytest.approx([0, 0, 0], abs=1e-9)
     assert 0 < values[0, 1] < values[0, 2]
-    drawn = figures.save(draw(frame, "digits"), tmp_path / "map")
+    drawn = figures.save(clustermap.draw(frame, "digits"), tmp_path / "map")
     assert [path.suffix for path in drawn] == [".png", ".svg", ".pdf"]
     assert all(f">{value:.3f}</text>" in drawn[1].read_text() for value in values.flat)
 

@@ -9,7 +9,6 @@ from pathlib import Path
 import numpy as np
 import pandas
 import pytest
-import yaml
 from scipy import stats
 
 from pubsel import config, report, results, tables, typeset
@@ -482,10 +481,10 @@ def test_tables_that_repeat_each_other_agree():
         assert common.items() <= everything.items(), name
 
 
-@pytest.mark.parametrize("path", sorted(tables.SPECS.glob("*.yaml")), ids=lambda path: path.stem)
-def test_each_table_of_conf_covers_its_papers_rows(path, tmp_path):
-    spec = tables.Spec(**yaml.safe_load(path.read_text()))
-    frame = tables.table(path.stem, tmp_path)
+@pytest.mark.parametrize("name", tables.names())
+def test_each_table_of_conf_covers_its_papers_rows(name, tmp_path):
+    spec = tables.spec(name)
+    frame = tables.table(name, tmp_path)
     rows = tables.paper_rows(spec.paper)
     assert len(frame[frame["label"] == "paper"]) == len(rows)
     for row in rows:

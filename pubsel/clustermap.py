@@ -1,26 +1,25 @@
-"""Distances between every two of some data sets, clustered (GSD, Figure 4): CSV, PNG, SVG, PDF in results/figures.
+"""Distances between every two of some data sets, clustered (GSD, Figure 4).
 
-    python scripts/clustermap.py private=ham10000 public=[ham10000,kagchest,cifar10] distance=task2vec
+    pubsel figure clustermap pair.private=ham10000 sets=[ham10000,kagchest,cifar10] distance=task2vec
 
-Words are those of `pubsel rank`. The first m private examples and the first m of each public set, all in the private
+The first m private examples and the first m of each set, all in the private
 shape; the mean over initialisations, and of both directions where they differ (MMD^2, whose bandwidth is that of one
 side). The trees are of average linkage. Private examples are read without noise: this is not differentially private.
 """
 
-import argparse
+import dataclasses
 import tempfile
 from pathlib import Path
 
 import numpy as np
 import pandas
 import torch
-from hydra import compose, initialize_config_dir
 from matplotlib.figure import Figure
 from scipy.cluster.hierarchy import dendrogram, linkage
 from scipy.spatial.distance import squareform
 
-from pubsel import distances, figures, tables
-from pubsel.config import CONF, RankConfig, UsageError, check
+from pubsel import config, distances, figures
+from pubsel.config import Common, FigureConfig, RankConfig, UsageError
 from pubsel.data import Split
 from pubsel.rank import candidates_of, canonical
 from pubsel.run import choose_device, network
@@ -78,20 +77,27 @@ def draw(frame: pandas.DataFrame, title: str) -> Figure:
     return figure
 
 
-def main() -> None:
-    """Write clustermap_DISTANCE_PRIVATE."""
-    arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    arguments.add_argument("words", nargs="+", help="settings as of pubsel rank")
-    with initialize_config_dir(str(CONF), version_base="1.3"):
-        settings = canonical(check(RankConfig, compose("rank", arguments.parse_args().words)))
-    torch.set_num_threads(settings.threads or torch.get_num_threads())
-    frame = matrix(settings)
-    name, title = settings.distance.name, distances.METHODS[settings.distance.name].title
-    path = Path(settings.results) / "figures" / f"clustermap_{name}_{Path(settings.private).stem}"
-    figures.save(draw(frame, f"{title}, {settings.model.name}, m = {settings.distance.m} (not private)"), path)
-    tables.write_table(frame.reset_index(names="set"), path.with_suffix(".csv"))
-    print(frame.to_string(float_format="%.4g"))
+def settings_of(settings: FigureConfig) -> RankConfig:
+    """What `pubsel rank` would take to measure the same: `sets` are the candidates."""
+    sets = settings.sets or config.public_sets(settings.pair.public)
+    shared = {f.name: getattr(settings, f.name) for f in dataclasses.fields(Common)}
+    return canonical(
+        RankConfig(
+            private=settings.pair.private, public=sets, convert=settings.pair.convert, overlap=settings.pair.overlap,
+            model=settings.model, distance=settings.distance, **shared,
+        )
+    )  # fmt: skip
 
 
-if __name__ == "__main__":
-    main()
+def drawn(settings: FigureConfig) -> figures.Drawn:
+    """clustermap_DISTANCE_PRIVATE."""
+    asked = settings_of(settings)
+    torch.set_num_threads(asked.threads or torch.get_num_threads())
+    frame = matrix(asked)
+    name, title = asked.distance.name, distances.METHODS[asked.distance.name].title
+    return figures.Drawn(
+        f"clustermap_{name}_{Path(asked.private).stem}",
+        frame.reset_index(names="set"),
+        draw(frame, f"{title}, {asked.model.name}, m = {asked.distance.m} (not private)"),
+        text=frame.to_string(float_format="%.4g"),
+    )

@@ -1,10 +1,9 @@
-"""What the papers' theory speaks of, measured while a network trains: CSV, PNG, SVG, PDF in results/figures.
+"""What the papers' theory speaks of, measured while a network trains:
 
-    python scripts/during_training.py gsd_figure1 pair.private=cifar10 model=resnet20 algorithm=non_private \\
-        --public cifar10,cifar100,svhn
+    pubsel figure gsd_figure1 pair.private=cifar10 model=resnet20 algorithm=non_private sets=[cifar10,cifar100,svhn]
 
-The words are settings of `pubsel run`, and what trains is what that would train, bit for bit. Before some of its steps,
-on the private batch of the step and the first pair.m images of each public set, this is measured:
+What trains is what `pubsel run` would train with these settings, bit for bit. Before some of its steps, on the private
+batch of the step and the first pair.m images of each of the public `sets`, this is measured:
 
 gsd_figure1   GSD of the batch to each public set, in [0, 1] (GSD, Figure 1; the workshop paper's panels)
 gsd_figure3   the 500 largest singular values of private and public gradients (GSD, Figure 3)
@@ -18,11 +17,9 @@ Public images have random labels; in gep_figure4 those of the private set appear
 private gradients without noise. What was stopped goes on, and what was measured is drawn again, by the same command.
 """
 
-import argparse
 import dataclasses
 import itertools
 import math
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -32,14 +29,13 @@ import numpy as np
 import pandas
 import torch
 import yaml
-from hydra import compose, initialize_config_dir
 from matplotlib.ticker import LogFormatter
 from torch import Tensor
 
 from pubsel import algorithms, config, data, figures, models, results, run, tables
 from pubsel.algorithms import Algorithm, Freezes, Mechanism, Solves, View
 from pubsel.algorithms.gep import GEP, Groups
-from pubsel.config import CONF, Distance, Labels, RunConfig, UsageError, UserError, check
+from pubsel.config import CONF, Distance, FigureConfig, Labels, RunConfig, UsageError
 from pubsel.data import Split
 from pubsel.distances import gsd
 from pubsel.gradients import Basis, DenseGradients, GradientMatrix, gpu_precision
@@ -220,8 +216,8 @@ class Figure(NamedTuple):
     panel: list[str]
     line: str | None
     y: list[str]
-    ks: tuple[int, ...] = ()  # unless --k is given
-    points: int = 20  # unless --points is given
+    ks: tuple[int, ...] = ()  # unless k is given
+    points: int = 20  # unless given
     x: str = "epoch"
     logarithmic: bool = False
     first_epoch: bool = False  # as many points in the first epoch, and a panel of it
@@ -277,7 +273,7 @@ def follow(name: str, settings: RunConfig, sets: list[str], ks: list[int], point
             with gpu_precision("ieee"):
                 return [{"step": step, "epoch": step * plan.rate, **row} for row in FIGURES[name].measure(moment)]
         except ValueError as error:
-            raise UsageError(f"step {step}: {error}; lower --k, or raise training.batch_size or pair.m") from None
+            raise UsageError(f"step {step}: {error}; lower k, or raise training.batch_size or pair.m") from None
 
     what: dict[str, Any] = {"name": name, "run": identity, "public": sets, "ks": ks, "points": points}
     what |= {part: config.settings(getattr(settings, part)) for part in ("pair", "distance")}
@@ -321,11 +317,9 @@ def refuse(settings: RunConfig, algorithm: Algorithm, sets: list[str], ks: list[
     if settings.privacy.secure_noise:
         raise UsageError("privacy.secure_noise=true: the batch of a step cannot be known then; set it to false")
     if figure.public and not sets:
-        raise UsageError("--public NAME,NAME: give at least one public set")
+        raise UsageError("sets=[NAME,NAME]: give at least one public set")
     if figure.public and max(ks, default=0) > settings.pair.m:
-        raise UsageError(f"--k {max(ks)} is more than the pair.m={settings.pair.m} public images: lower --k")
-    if min(ks, default=1) < 1:
-        raise UsageError(f"--k {min(ks)}: give at least 1")
+        raise UsageError(f"k={max(ks)} is more than the pair.m={settings.pair.m} public images: lower k")
 
 
 def public_set(name: str, settings: RunConfig, private: Split, device: torch.device) -> Split:
@@ -414,48 +408,28 @@ def draw(frame: pandas.DataFrame, figure: Figure, title: str) -> matplotlib.figu
     return drawn
 
 
-def whole_numbers(text: str) -> list[int]:
-    """1,16 -> [1, 16]; UsageError for anything else."""
-    try:
-        return [int(part) for part in text.split(",")]
-    except ValueError:
-        raise UsageError(f"--k {text}: give whole numbers, such as --k 1,16") from None
-
-
-def main(words: list[str]) -> None:
-    """Write the CSV and the figure, and print what is in them."""
-    arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    arguments.add_argument("name", choices=FIGURES)
-    arguments.add_argument("words", nargs="*", metavar="key=value", help="settings of pubsel run")
-    arguments.add_argument("--public", metavar="NAME,NAME", help="public sets; else pair.public")
-    arguments.add_argument("--k", metavar="K,K", help="dimensions of the public subspace")
-    arguments.add_argument("--points", type=int, help="how many steps are looked at")
-    given = arguments.parse_intermixed_args(words)
-    figure = FIGURES[given.name]
-    with initialize_config_dir(str(CONF), version_base="1.3"):
-        settings = check(RunConfig, compose("run", given.words))
-    sets = given.public.split(",") if given.public else config.public_sets(settings.pair.public)
+def drawn(settings: FigureConfig) -> figures.Drawn:
+    """Measure while the settings of `pubsel run` among these train, and draw it."""
+    name, trained = settings.figure, config.of_run(settings)
+    figure = FIGURES[name]
+    sets = settings.sets or config.public_sets(trained.pair.public)
+    if not all(isinstance(public, str) for public in sets):
+        raise UsageError(f"figure={name}: sets=[A,B] takes single sets, no combined ones")
     sets = sets if figure.public else []
-    ks = whole_numbers(given.k) if given.k else list(figure.ks)
-    frame, made = follow(given.name, settings, sets, ks, given.points or figure.points)
+    frame, origin = follow(name, trained, sets, settings.k or list(figure.ks), settings.points or figure.points)
 
     private, label = config.short(settings.pair.private), settings.label
-    name = "-".join([given.name, private, settings.model.name, *([] if label == "paper" else [label])])
-    algorithm = settings.algorithm["name"]
-    title = f"{given.name}: {private}, {settings.model.name}, {algorithm}, batches of {settings.training.batch_size}"
+    title = f"{name}: {private}, {settings.model.name}, {settings.algorithm['name']}"
+    title += f", batches of {settings.training.batch_size}"
     title += f", {settings.pair.m} images of each public set" if sets else ""
-    path = Path(settings.results) / "figures" / name
-    figures.save(draw(frame, figure, title), path)
-    tables.write_table(frame, path.with_suffix(".csv"), f"{NOT_PRIVATE}\n{title}, seed {settings.seed}\n{made}")
-    print(summary(frame, figure))
-    if given.name == "gsd_figure1":
-        print("of the first step, the order holds in {}, the nearest set in {} of {} steps".format(*order_kept(frame)))
-    print(f"{NOT_PRIVATE} Written: {path}.csv, .png, .svg, .pdf")
-
-
-if __name__ == "__main__":
-    try:
-        main(sys.argv[1:])
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(2 if isinstance(error, UsageError) else 1)
+    text = summary(frame, figure)
+    if name == "gsd_figure1":
+        order = "of the first step, the order holds in {}, the nearest set in {} of {} steps"
+        text += "\n" + order.format(*order_kept(frame))
+    return figures.Drawn(
+        "-".join([name, private, settings.model.name, *([] if label == "paper" else [label])]),
+        frame,
+        draw(frame, figure, title),
+        f"{NOT_PRIVATE}\n{title}, seed {settings.seed}\n{origin}",
+        f"{text}\n{NOT_PRIVATE}",
+    )

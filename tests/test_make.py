@@ -1,0 +1,420 @@
+"""`pubsel make`: which cells a table or figure has, which of them are there, and that only the others are run."""
+
+import contextlib
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+import yaml
+from hydra import compose, initialize_config_dir
+
+from hydra_plugins import pubsel_launchers
+from pubsel import config, make, results, tables
+from pubsel.cli import _positional, main
+from pubsel.config import CONF, UsageError, UserError
+
+CHECKOUT = Path(__file__).resolve().parent.parent
+MINE = {
+    "title": "Mine",
+    "records": {"label": ["mine"]},
+    "parts": {"weak": {"epsilon": 4}, "strong": {"epsilon": 2}},
+    "common": "+experiment=quickstart label=mine epsilon={epsilon} distance=none estimate=false training.epochs=1 "
+    "training.batch_size=1297 training.chunk=256",
+    "runs": ["run seed=0,1"],
+}
+HERE = ["--config-dir", "own", "device=cpu", "threads=1"]
+Cli = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder of one's own, with a table and a dataset in own/."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("PUBSEL_DATA", raising=False)
+    monkeypatch.setenv("HYDRA_FULL_ERROR", "0")
+    monkeypatch.setattr(sys, "argv", sys.argv)
+    write_table(MINE)
+    return tmp_path
+
+
+def write_table(about: dict, name: str = "mine", group: str = "tables") -> None:
+    path = Path("own", group, f"{name}.yaml")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(yaml.safe_dump(about, sort_keys=False))
+
+
+@pytest.fixture
+def cli(capsys: pytest.CaptureFixture[str]) -> Cli:
+    """Runs `pubsel WORDS` in this process; exit code, stdout, stderr."""
+
+    def run(*words: str) -> tuple[int, str, str]:
+        code = main(list(words))
+        shown = capsys.readouterr()
+        return code, shown.out, shown.err
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def kept() -> dict[str, make.Composer]:
+    """What is composed for one test serves the others."""
+    return {command: make.Composer(command) for command in make.SWEPT}
+
+
+@pytest.fixture
+def composers(kept: dict[str, make.Composer]) -> Iterator[dict[str, make.Composer]]:
+    """By command, where Hydra is at work, as it is within `pubsel make`."""
+    pubsel_launchers.register()
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        yield kept
+
+
+# What stands in conf/
+
+
+@pytest.mark.parametrize("name", sorted(make.works()))
+def test_every_step_of_conf_composes(composers: dict[str, make.Composer], name: str) -> None:
+    """The first cell of each sweep: a key that an algorithm lacks is in every cell."""
+    schemas = {"attack": config.AttackConfig, "figure": config.FigureConfig, "table": config.TableConfig}
+    steps = [step for step in make.steps_of(name) if step.of == name]
+    assert steps
+    for step in steps:
+        if step.command == "more_seeds":
+            assert re.fullmatch(r"\d+(,\d+)*", step.words[0])
+        elif make.swept_by(step):
+            composer = composers[step.command]
+            assert composer.cell(composer.cells(step.words)[0]).name
+        else:
+            values = compose(step.command, _positional(step.command, step.words))
+            assert config.check(schemas[step.command], values)  # type: ignore[type-var]
+
+
+@pytest.mark.parametrize(
+    ("name", "count"),
+    [
+        ("gsd_table2_fmnist", 30), ("gep_table1_svhn", 9), ("gsd_table16", 27), ("medical_ours_kagchest_head", 33),
+        ("adamix_ours_flowers5", 132), ("pillar_table2", 19278),
+    ],
+)  # fmt: skip
+def test_how_many_cells_a_table_has(composers: dict[str, make.Composer], name: str, count: int) -> None:
+    steps = [step for step in make.steps_of(name) if step.command == "run"]
+    words = [tuple(cell) for step in steps for cell in composers["run"].cells(step.words)]
+    assert len(words) == len(set(words)) == count
+
+
+@pytest.mark.parametrize("name", ["pillar_ours_kagchest", "medical_ours_kagchest_layers", "gsd_table13b"])
+def test_a_changed_copy_is_what_hydra_composes(composers: dict[str, make.Composer], name: str) -> None:
+    composer = composers["run"]
+    for step in make.steps_of(name):
+        if step.command == "run":
+            last = composer.cells(step.words)[-1]
+            assert composer.composed(last) == compose("run", last)
+
+
+def test_public_takes_the_place_of_the_sets_that_a_sweep_goes_through(composers: dict[str, make.Composer]) -> None:
+    composer = composers["run"]
+
+    def publics(*words: str) -> set[str]:
+        values = [composer.composed(cell).pair.public for cell in composer.cells(words, public="mnist,svhn")]
+        return {str(value) for value in values}
+
+    assert publics("+experiment=gsd_table3") == {"mnist", "svhn"}
+    assert publics("+experiment=gsd_table3", "pair.public=null", "algorithm=dp_sgd_clip01", "distance=none") == {"None"}
+    assert publics("+experiment=gsd_table16") == {"['sprxray', 'chexpert']", "['chexpert', 'cifar100']"}
+    assert publics("+experiment=pillar_table3") == {"cifar10_1"}
+
+
+def test_public_takes_the_place_of_the_sets_of_a_figure(cli: Cli) -> None:
+    code, out, _ = cli("make", "gsd_figure1", "dry=true", "public=mnist,svhn", "seed=3", "results=there")
+    assert code == 0
+    assert "sets=[mnist,svhn]" in out.splitlines()[0]
+    assert "seed=3 results=there" in out.splitlines()[0]
+
+
+# What is there
+
+
+def test_dry_lists_what_is_there_and_what_the_rest_takes(cli: Cli) -> None:
+    code, out, _ = cli("make", "mine", *HERE, "dry=true")
+    assert code == 0
+    *cells, table, summary = out.splitlines()
+    assert [line.split()[0] for line in cells] == ["missing"] * 4
+    assert all(line.endswith("(unknown)") for line in cells)
+    assert table.startswith("then     pubsel table mine")
+    assert summary == "mine: 0 of 4 cells are there; the other 4: hours unknown"
+
+    def fake(name: str, epsilon: float, seconds: float, **more: object) -> dict:
+        settings = {"pair": {"private": "digits"}, "model": {"name": "mnist_cnn"}, "algorithm": {"name": "gep"}}
+        record = {"identity": name, "seconds": seconds, "settings": {**settings, "epsilon": epsilon}}
+        keys = {key: "x" for key in results.NEEDED if key not in record}
+        return {**keys, **record, **more}
+
+    # a cell's own record, and others from which its time is told: of equal epsilon the median, else the nearest
+    first = cells[0].split()[1]
+    results.write_record(Path("results/runs", first, "result.json"), fake(first, 4.0, 100))
+    results.write_lines(Path("results/records/others.jsonl.gz"), [fake("a", 2.0, 7200), fake("b", 2.0, 14400)])
+    results.write_record(Path("results/records/other.json"), fake("c", 2.0, 9000))
+    lines = cli("make", "mine", *HERE, "dry=true")[1].splitlines()
+    assert lines[0] == f"there    {first}"
+    assert [line.split("  ")[-1] for line in lines[1:4]] == ["(2 min)", "(2.5 h)", "(2.5 h)"]
+    assert lines[-1] == "mine: 1 of 4 cells are there; the other 3: about 5.0 h, as long as the nearest records took"
+    assert not Path("results/ledger").exists()
+
+    # what belongs to other data, another model or another method says nothing
+    shutil.rmtree("results")
+    strange = fake("d", 2.0, 5)
+    strange["settings"]["algorithm"] = {"name": "dp_sgd"}
+    results.write_record(Path("results/records/other.json"), strange)
+    assert cli("make", "mine", *HERE, "dry=true")[1].splitlines()[-1].endswith("hours unknown")
+
+
+def test_a_record_that_came_with_the_code_is_not_run_again(cli: Cli) -> None:
+    """It is so for the tables of ours, whose records are in results/records."""
+    shutil.copytree(CHECKOUT / "results" / "records", "kept/records")
+    code, out, _ = cli("make", "distances_ours", "dry=true", "results=kept")
+    assert (code, out.splitlines()[-1]) == (0, "distances_ours: all of 54 cells are there")
+
+
+# What is run
+
+
+def test_make_runs_what_is_missing_then_more_seeds_and_writes_the_table(cli: Cli) -> None:
+    write_table(MINE | {"runs": ["run seed=0,1", "more_seeds 1,5"]})
+    code, out, err = cli("make", "mine_weak", *HERE)
+    assert code == 0, err
+    paths = sorted(Path("results/runs").glob("*/result.json"))
+    assert sorted(json.loads(path.read_text())["seed"] for path in paths) == [0, 1, 5]
+    assert {json.loads(path.read_text())["epsilon"] for path in paths} == {4.0}
+    assert out.count("differentially private") == 3
+    assert len(tables.paper_rows(None)) == 0
+    assert Path("results/tables/mine.csv").exists()
+    assert "mine_weak, run: 0 of 2 cells are there" in err
+    assert "mine_weak, more seeds: 1 of 2 cells are there" in err
+
+    # a second time nothing runs; a record that is lost runs alone, side by side with nothing
+    before = {path: path.stat().st_mtime_ns for path in paths}
+    paths[0].unlink()
+    code, out, err = cli("make", "mine_weak", *HERE)
+    assert (code, out.count("differentially private")) == (0, 1)
+    assert [path.stat().st_mtime_ns == before[path] for path in paths] == [False, True, True]
+    code, out, err = cli("make", "mine_weak", *HERE)
+    assert (code, out.count("differentially private"), "sampling rate" in err) == (0, 0, False)
+
+
+def test_a_failed_cell_stops_no_other_but_the_steps_after_it(cli: Cli) -> None:
+    write_table(MINE | {"runs": ["run seed=0 pair.m=200,501", "more_seeds 1"]})
+    code, out, err = cli("make", "mine_strong", *HERE)
+    assert (code, out.count("differentially private")) == (1, 1)
+    assert "1 cells failed" in err
+    assert err.splitlines()[-1].startswith("pubsel: mine_strong: stopped, since a step failed; pubsel make mine_strong")
+    assert not Path("results/tables").exists()
+
+
+@pytest.mark.slow
+def test_a_make_that_is_killed_goes_on_with_what_is_missing(cli: Cli) -> None:
+    words = [sys.executable, "-m", "pubsel", "make", "mine", *HERE, "hydra/launcher=joblib", "hydra.launcher.n_jobs=1"]
+    process = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    end = time.monotonic() + 240
+    while not (finished := list(Path("results/runs").glob("*/result.json"))) and time.monotonic() < end:
+        time.sleep(0.05)
+    family = psutil.Process(process.pid).children(recursive=True)
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait()
+    psutil.wait_procs(family, timeout=20)
+    assert 1 <= len(finished) < 4
+    kept = {path: path.read_bytes() for path in Path("results/runs").glob("*/result.json")}
+    assert len(kept) < 4
+
+    code, out, err = cli("make", "mine", *HERE)
+    assert code == 0, err
+    assert f"{len(kept)} of 4 cells are there" in err
+    assert out.count("differentially private") == 4 - len(kept)
+    assert len(list(Path("results/runs").glob("*/result.json"))) == 4
+    assert {path: path.read_bytes() for path in kept} == kept
+
+
+def test_ranks_and_other_commands_are_steps_too(cli: Cli) -> None:
+    words = "private=digits model=digits_cnn distance.m=50 distance.initialisations=1 seed=0,1"
+    write_table({"title": "Near", "runs": [f"rank {words} public=[digits,noise]", "table mine"]}, "near", "work")
+    code, out, err = cli("make", "near", *HERE)
+    assert code == 0, err
+    assert len(list(Path("results/ranks").glob("*/result.json"))) == 2
+    assert "Mine" in out
+    lines = cli("make", "near", *HERE, "dry=true")[1].splitlines()
+    assert [line.split()[0] for line in lines] == ["there", "there", "then", "near:"]
+
+
+# More seeds
+
+
+SEEDED = {
+    "gep": ["+experiment=quickstart"],
+    "dp_sgd": ["+experiment=gep_cifar10", "algorithm=dp_sgd"],
+    "pillar": ["+experiment=pillar_ours", "algorithm.k=7"],
+    "adamix": ["+experiment=adamix_ours", "algorithm.rank=100", "epsilon=3"],
+    "only_public": ["+experiment=adamix_ours", "algorithm=only_public"],
+    "non_private": ["algorithm=non_private", "pair.private=mnist"],
+}
+
+
+def recorded(cell: make.Cell, **more: object) -> dict:
+    """A record of a cell that nobody ran."""
+    fields = {"identity": cell.name, "settings": cell.settings, "seed": cell.settings["seed"], "label": "mine"}
+    values = dict.fromkeys(results.NEEDED, None) | {"private": "a", "utility": 0.5} | fields
+    return values | {"selection": {"test": 0.5}} | more
+
+
+@pytest.mark.parametrize("words", SEEDED.values(), ids=SEEDED)
+def test_another_seed_of_a_record_is_the_run_of_the_command_line(words: list[str], composers, monkeypatch) -> None:
+    composer = composers["run"]
+    results.write_record(Path("results/runs/a/result.json"), recorded(composer.cell([*words, "seed=3"])))
+    monkeypatch.setattr(tables, "spec", lambda name: tables.Spec(title="", records={}))
+    have, more = make.seeded("any", [3, 5], Path("results"), composer, ["threads=1"])
+    assert have.words == []
+    assert more.name == composer.cell([*words, "seed=5"]).name
+    assert composer.composed(more.words).threads == 1
+
+
+def test_a_record_that_today_would_be_another_run_gets_no_more_seeds(composers, monkeypatch) -> None:
+    composer = composers["run"]
+    cell = composer.cell([*SEEDED["pillar"], "seed=3"])
+    cell.settings["algorithm"]["clip_norm"] = "1"  # a type that today's settings do not keep
+    results.write_record(Path("results/runs/a/result.json"), recorded(cell))
+    monkeypatch.setattr(tables, "spec", lambda name: tables.Spec(title="", records={}))
+    with pytest.raises(UserError, match="run its sweep again"):
+        make.seeded("any", [5], Path("results"), composer, [])
+
+
+# What is wrong
+
+
+@pytest.mark.parametrize(
+    ("about", "message"),
+    [
+        ({"runs": ["train seed=0"]}, "'train' is no command here: use run, rank"),
+        ({"runs": ["make mine"]}, "it makes itself, by mine > mine"),
+        ({"runs": ["run epsilon={delta}"]}, "its parts give no 'delta'"),
+        ({"runs": []}, "mine.yaml lists no runs: pubsel table mine"),
+        ({"run": []}, "mine.yaml: Spec.__init__() got an unexpected keyword argument 'run'"),
+    ],
+)
+def test_a_file_that_is_wrong_is_named(cli: Cli, about: dict, message: str) -> None:
+    write_table({key: value for key, value in MINE.items() if key != "runs"} | about)
+    code, _, err = cli("make", "mine", *HERE, "dry=true")
+    assert code in (1, 2)
+    assert len(err.splitlines()) == 1
+    assert message in err
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["nothing"], "cannot make 'nothing': use one of adamix_figure1_right"),
+        (["gsd_table2_mnist"], "cannot make 'gsd_table2_mnist'"),
+        ([], "pubsel make NAME: one of adamix_figure1_right"),
+        (["mine", "-m"], "pubsel make sweeps by itself: leave -m out"),
+        (["mine", "--config-dir", "own", "nonsense=1"], "unknown key nonsense"),
+    ],
+)
+def test_what_cannot_be_made_is_told_in_one_line(cli: Cli, words: list[str], message: str) -> None:
+    code, _, err = cli("make", *words)
+    assert code == 2
+    assert message in err.splitlines()[-1]
+    assert "Traceback" not in err
+
+
+# A sweep over the cells of a file
+
+
+def test_a_sweep_takes_cells_from_a_file(cli: Cli) -> None:
+    words = MINE["common"].format(epsilon=2)  # type: ignore[attr-defined]
+    Path("cells").write_text("# two cells\nseed=1 epsilon=3\n\nseed=4 'label=a b'\n")
+    code, _, err = cli("run", "-m", *words.split(), "device=cpu", "threads=1", "hydra.sweeper.cells=cells")
+    assert code == 0, err
+    records = [json.loads(path.read_text()) for path in Path("results/runs").glob("*/result.json")]
+    assert sorted((r["seed"], r["epsilon"], r["label"]) for r in records) == [(1, 3.0, "mine"), (4, 2.0, "a b")]
+    code, _, err = cli("run", "-m", *words.split(), "hydra.sweeper.cells=nowhere")
+    assert (code, err) == (2, "pubsel: hydra.sweeper.cells=nowhere: No such file or directory\n")
+
+
+# A user's own folder
+
+
+def test_a_dataset_of_one_s_own_folder_is_as_good_as_one_of_conf(cli: Cli) -> None:
+    known = yaml.safe_load((CONF / "dataset" / "digits.yaml").read_text())
+    write_table(known | {"title": "my digits"}, "my_digits", "dataset")
+    write_table(known | {"title": "not mine"}, "digits", "dataset")  # conf/ has this name
+    words = [*MINE["common"].format(epsilon=2).split(), "pair.private=my_digits", "pair.public=noise"]  # type: ignore[attr-defined]
+    code, _, err = cli("run", *words, *HERE)
+    assert code == 0, err
+    (path,) = Path("results/runs").glob("*/result.json")
+    assert json.loads(path.read_text())["private"] == "my_digits"
+    _, out, _ = cli("data", "list", "--config-dir", "own")
+    assert any(line.startswith("my_digits") and "my digits" in line for line in out.splitlines())
+    assert "not mine" not in out
+    assert cli("data", "check", "my_digits", "--config-dir", "own")[0] == 0
+    code, _, err = cli("run", *words, "seed=9")
+    assert (code, "unknown dataset 'my_digits'" in err) == (2, True)
+
+
+def test_a_table_of_one_s_own_folder_is_shown_with_its_paper(cli: Cli) -> None:
+    write_table(MINE | {"paper": "mine.csv"})
+    row = {"private": "digits", "public": "digits", "model": "m", "algorithm": "gep", "epsilon": "4", "utility": "91.5"}
+    row |= {"utility_std": "", "distance": ""}
+    Path("own/tables/mine.csv").write_text(f"{','.join(row)}\n{','.join(row.values())}\n")
+    code, out, err = cli("table", "mine", "--config-dir", "own")
+    assert code == 0, err
+    assert "91.50" in out
+    assert cli("table", "mine")[0] == 2
+    assert "mine" in cli("table", "all", "--config-dir", "own")[1]
+
+
+# The Makefile
+
+
+@pytest.mark.parametrize(
+    ("target", "words"),
+    [
+        (["pillar-ours"], "make pillar_ours"),
+        (["gsd-table2-svhn"], "make gsd_table2_svhn"),
+        (["table2"], "make gsd_table2"),
+        (["table2-svhn", "PUBLIC=a,b", "ARGS=device=cpu seed=1"], "make gsd_table2_svhn public=a,b device=cpu seed=1"),
+        (["adamix-figure1-right"], "make adamix_figure1_right"),
+        (["tables", "ARGS=results=there"], "table all results=there"),
+        (["figures"], "figure all"),
+    ],
+    ids=lambda value: value[0] if isinstance(value, list) else "",
+)  # fmt: skip
+def test_a_target_of_make_is_one_command(target: list[str], words: str) -> None:
+    shutil.copy(CHECKOUT / "Makefile", "Makefile")
+    Path(".venv").mkdir()
+    Path("pyproject.toml").touch()
+    Path(".venv/installed").touch()
+    done = subprocess.run(["make", "-n", *target], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == [".venv/bin/pubsel", *words.split()]
+
+
+def test_the_makefile_is_short_and_holds_no_hyperparameters() -> None:
+    text = (CHECKOUT / "Makefile").read_text()
+    assert len(text.splitlines()) < 80
+    recipes = [line for line in text.splitlines() if line.startswith("\t")]
+    assert not [line for line in recipes if re.search(r"\b(epsilon|algorithm|training|pair|model|seed)[.\w]*=", line)]
+
+
+def test_each_table_of_conf_has_a_target() -> None:
+    for name in tables.names():
+        target = tables.spec(name).target(name)
+        assert target is not None, name
+        assert make.steps_of(target.replace("-", "_"))
+    with contextlib.suppress(UsageError):
+        make.steps_of("mine")  # of another folder
+        raise AssertionError
