@@ -298,13 +298,15 @@ class Plan:
     def __init__(self, settings: MakeConfig, folder: Path):
         self.settings, self.folder = settings, folder
         self.composers = {command: Composer(command) for command in SWEPT}
+        self.results = f"results={replay.written(settings.results)}"
+
         # what changes no result goes to the sweep too, which asks for a device and a folder before it has a cell
         neutral = {name for schema in (RunConfig, RankConfig) for name in config.neutral(schema)}
         parsed = OverridesParser.create().parse_overrides(settings.words)
-        self.free = [
-            str(word.input_line) for word in parsed if word.key_or_group in neutral and not word.is_sweep_override()
-        ]
-        self.free.append(f"results={replay.written(settings.results)}")
+        free = [word for word in parsed if word.key_or_group in neutral and not word.is_sweep_override()]
+        self.free = [*(str(word.input_line) for word in free), self.results]
+
+        # steps are commands of their own, with the same --config-dir; sweeps also with the same launcher
         hydra = HydraConfig.get()
         self.options = [f"--config-dir={s.path}" for s in hydra.runtime.config_sources if s.provider == "command-line"]
         self.hydra = [word for word in hydra.overrides.hydra if not word.startswith("hydra.mode=")]
@@ -318,7 +320,7 @@ class Plan:
                 seeds = [int(seed) for seed in step.words[0].split(",")]
                 cells: Iterator[Cell] = iter(seeded(step.of, seeds, self.folder, composer, self.free))
             else:
-                words = [*step.words, *self.settings.words, self.free[-1]]
+                words = [*step.words, *self.settings.words, self.results]
                 cells = map(composer.cell, composer.cells(words, self.settings.public))
             for cell in cells:
                 by_name.setdefault(cell.name, cell)
@@ -331,14 +333,15 @@ class Plan:
     def words(self, step: Step) -> list[str]:
         """The words of a step that is no sweep. A table, and a figure of records, asks for nothing but the folder."""
         of_records = step.command == "table" or (step.command == "figure" and step.words[0] not in draw.MEASURED)
-        given = [self.free[-1]] if of_records else [*self.settings.words, self.free[-1]]
+        given = [self.results] if of_records else [*self.settings.words, self.results]
         public = self.settings.public
         sets = f"sets=[{public.removeprefix('[').removesuffix(']')}]" if public else ""
         return [*(sets if sets and word.startswith("sets=") else word for word in step.words), *given, *self.options]
 
     def listing(self, name: str, steps: list[Step]) -> str:
         """A line for each cell and each other step, and the summary."""
-        kept, lines, every = Kept.read(self.folder), list[str](), dict[str, Cell]()
+        kept, every = Kept.read(self.folder), dict[str, Cell]()
+        lines = [work_of(name)[1].title, ""]
         for step in steps:
             if not swept_by(step):
                 lines.append(f"then     pubsel {shlex.join([step.command, *self.words(step)])}")

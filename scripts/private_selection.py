@@ -1,4 +1,4 @@
-"""How often private selection picks the non-private winner: `python scripts/private_selection.py FILE.csv [key=value ...]`.
+"""How often private selection picks the non-private winner: `scripts/private_selection.py FILE.csv [key=value ...]`.
 
 The settings are those of pubsel rank: private=..., public=[...], model=..., distance.k, distance.private_m (how many
 private examples are measured: the pool that samples are drawn from; inf: all), results=FOLDER. What is measured is kept

@@ -1,7 +1,7 @@
 """Seconds of a sweep: PILLAR in 40 cells of 500 steps, batches of 1,024 of 50,000 examples with 1,280 features.
 
-`python scripts/sweep_seconds.py` sweeps made-up data in a temporary folder; settings behind it take their place or come on top,
-such as `model=mobilenetv2 pair.private=cifar10 pair.public=cifar10 data_root=FOLDER`.
+`python scripts/sweep_seconds.py` sweeps made-up data in a temporary folder; settings after it take their place or are
+added, such as `model=mobilenetv2 pair.private=cifar10 pair.public=cifar10 data_root=FOLDER`.
 """
 
 import subprocess
