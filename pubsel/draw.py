@@ -14,9 +14,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pandas
 
-from pubsel import figures, results, tables
-from pubsel.config import FigureConfig, UsageError, UserError
-from pubsel.figures import Drawn
+from pubsel import records as results
+from pubsel.messages import UsageError, UserError
+from pubsel.settings.keys import FigureConfig
+from pubsel.tables import figures, join
+from pubsel.tables.figures import Drawn
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -28,7 +30,7 @@ OF_RECORDS = ("all", *figures.CURVES, "adamix_attack", "per_instance")  # and th
 
 def names() -> list[str]:
     """Every figure."""
-    return [*OF_RECORDS, *tables.names(), *MEASURED]
+    return [*OF_RECORDS, *join.names(), *MEASURED]
 
 
 def run(settings: FigureConfig) -> str:
@@ -50,7 +52,7 @@ def run(settings: FigureConfig) -> str:
         paths, missing = draw_attacked(results.read_records(folder), folder), "no attacked run: pubsel attack loss"
     else:
         records = results.read_records(folder)
-        each = [*figures.CURVES, *tables.names()] if name == "all" else [name]
+        each = [*figures.CURVES, *join.names()] if name == "all" else [name]
         paths, missing = [path for part in each for path in draw_records(part, records, folder)], "no record for it"
     if not paths:
         raise UserError(f"figure={name}: {missing}, in {folder}")
@@ -60,18 +62,18 @@ def run(settings: FigureConfig) -> str:
 def measured(settings: FigureConfig) -> Drawn:
     """A figure that looks at data, not at records. These import torch."""
     if settings.figure == "clustermap":
-        from pubsel.clustermap import drawn
+        from pubsel.commands.clustermap import drawn
     elif settings.figure in ("separability", "reconstruction"):
         from pubsel.projections import drawn
     else:
-        from pubsel.during_training import drawn
+        from pubsel.theory.during_training import drawn
     return drawn(settings)
 
 
 def write(drawn: Drawn, folder: Path) -> list[Path]:
     """The figure in all formats, and its numbers, in RESULTS/figures; the files."""
     path = folder / "figures" / drawn.name
-    tables.write_table(drawn.frame, path.with_name(f"{path.name}.csv"), drawn.about)
+    join.write_table(drawn.frame, path.with_name(f"{path.name}.csv"), drawn.about)
     return figures.save(drawn.figure, path)
 
 
@@ -84,7 +86,7 @@ def draw_records(name: str, records: list[dict[str, Any]], folder: Path) -> list
             return []
         frame = figures.boosted(frame) if name.startswith("adamix") else frame
         return write(Drawn(name, frame, figures.curves(frame, curve.x, curve.line)), folder)
-    frame = figures.distances(tables.make(name, records))
+    frame = figures.distances(join.make(name, records))
     return [] if frame.empty else write(Drawn(f"{name}_distance", frame, figures.scatter(frame)), folder)
 
 
@@ -100,7 +102,7 @@ def attacked(records: list[dict[str, Any]], folder: Path) -> pandas.DataFrame:
     belong = [record for record in records if record["algorithm"] in curve.algorithms]
 
     rows = []
-    for cell in tables.selected(tables.cells(belong), curve.by, list(curve.over)):
+    for cell in join.selected(join.cells(belong), curve.by, list(curve.over)):
         pairs = [(100 - 100 * r["utility"], auc[r["identity"]]) for r in cell.records if r["identity"] in auc]
         if pairs:
             error, leak = np.mean(pairs, axis=0)

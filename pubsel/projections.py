@@ -16,15 +16,18 @@ import pandas
 import torch
 from matplotlib.figure import Figure
 
-from pubsel import algorithms, config, data, figures, run
+from pubsel import algorithms, data
 from pubsel.algorithms import Mechanism, View
 from pubsel.algorithms.adamix import AdaMix, project, public_gradient, subspace_around
-from pubsel.config import Backbone, FigureConfig, UsageError
+from pubsel.commands import run
 from pubsel.data import Split, features
-from pubsel.gradients import GradientMatrix
-from pubsel.separability import separability
-from pubsel.terminal import say
-from pubsel.training import fit
+from pubsel.gradients.matrix import GradientMatrix
+from pubsel.messages import UsageError, say
+from pubsel.settings.identity import short_name
+from pubsel.settings.keys import Backbone, FigureConfig, of_run
+from pubsel.tables import figures
+from pubsel.theory.separability import separability
+from pubsel.training.loop import fit
 
 PIXELS = Backbone(architecture="pixels")
 KS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000)
@@ -54,11 +57,11 @@ def of_sets(settings: FigureConfig) -> pandas.DataFrame:
     rows = []
     for name, (model, backbone) in itertools.product(settings.sets or [settings.pair.private], backbones.items()):
         source = data.open_dataset(name, settings.data_root, download=False)
-        made = features.of_source(config.short(name), source, backbone, settings.data_root, device, say)
+        made = features.of_source(short_name(name), source, backbone, settings.data_root, device, say)
         pair = made.train.y < 2
         x, y = made.train.x[pair][:MOST].double().numpy(), made.train.y[pair][:MOST].numpy()
         ks = [k for k in KS if k <= min(x.shape)]
-        shown = {"private": config.short(name), "features": model}
+        shown = {"private": short_name(name), "features": model}
         rows += [{**shown, "k": k, "xi": xi} for k, xi in zip(ks, separability(x, y, ks), strict=True)]
     return pandas.DataFrame(rows)
 
@@ -111,7 +114,7 @@ class Watched:
 def reconstruction(given: FigureConfig) -> pandas.DataFrame:
     """Relative error of the private gradient on the public subspace, and on a random one, at each step of a run;
     UsageError for settings of another algorithm."""
-    settings = run.canonical(config.of_run(given))
+    settings = run.canonical(of_run(given))
     algorithm = algorithms.build(settings.algorithm)
     if not isinstance(algorithm, AdaMix) or algorithm.rank is None:
         raise UsageError(

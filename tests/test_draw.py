@@ -8,9 +8,12 @@ import pytest
 from hydra import compose, initialize_config_dir
 from test_figures import swept, three
 
-from pubsel import draw, results
+from pubsel import draw, records
 from pubsel.cli import main
-from pubsel.config import CONF, FigureConfig, UsageError, UserError, check
+from pubsel.messages import UsageError, UserError
+from pubsel.settings import CONF
+from pubsel.settings.keys import FigureConfig
+from pubsel.settings.schema import check
 from tests.synthetic import save
 
 
@@ -39,7 +42,7 @@ def test_the_attack_is_drawn_against_the_error_of_the_runs_that_were_attacked(tm
         draw.run(asked("adamix_attack", tmp_path))
     for run in runs[:3]:
         attack = {"run": run["identity"], "auc": 0.6 if run["seed"] else 0.5}
-        results.write_record(tmp_path / "attacks" / f"loss-{run['identity']}" / "result.json", attack)
+        records.write_record(tmp_path / "attacks" / f"loss-{run['identity']}" / "result.json", attack)
     draw.run(asked("adamix_attack", tmp_path))
     frame = pandas.read_csv(tmp_path / "figures" / "adamix_attack.csv")
     assert list(frame["auc"]) == pytest.approx([0.55, 0.5])
@@ -51,7 +54,7 @@ def test_losses_are_drawn_beside_their_audit(tmp_path: Path) -> None:
         draw.run(asked("per_instance", tmp_path))
     audit = tmp_path / "audits" / "a"
     record = {"claimed": 2.0, "delta": 1e-5, "algorithm": "adamix", "private": "digits"}
-    results.write_record(audit / "result.json", record)
+    records.write_record(audit / "result.json", record)
     (audit / "per_instance.csv").write_text("example,epsilon\n0,0.5\n1,1.5\n")
     assert draw.run(asked("per_instance", tmp_path)).splitlines()[0] == str(audit / "per_instance.png")
 

@@ -7,11 +7,17 @@ import torch
 from hydra import compose, initialize_config_dir
 from scipy.linalg import subspace_angles
 
-from pubsel import algorithms, config, draw, during_training, run
-from pubsel.config import CONF, FigureConfig, RunConfig, UsageError, check
+from pubsel import algorithms, draw
+from pubsel.commands import run
 from pubsel.data import public_examples
-from pubsel.gradients import random_labels
-from pubsel.training import Schedule, poisson_sample, public_stream
+from pubsel.gradients.matrix import random_labels
+from pubsel.messages import UsageError
+from pubsel.settings import CONF
+from pubsel.settings.identity import identity_of
+from pubsel.settings.keys import FigureConfig, RunConfig
+from pubsel.settings.schema import check
+from pubsel.theory import during_training
+from pubsel.training.loop import Schedule, poisson_sample, public_stream
 
 WORDS = ["+experiment=quickstart", "algorithm=non_private", "training.steps=6", "training.batch_size=60", "pair.m=50",
          "threads=1", "distance.labels=given", "distance.normalise_rows=false"]  # fmt: skip
@@ -59,9 +65,7 @@ class First:
         """With the random labels of the step."""
         pair = self.settings.pair
         split, _ = public_examples(name, 50, self.task.private, "nowhere", False, pair.convert, "digits")
-        return self.rows(
-            split.x, random_labels(public_stream(config.identity(self.settings))("labels", 0), 50, 10, False)
-        )
+        return self.rows(split.x, random_labels(public_stream(identity_of(self.settings))("labels", 0), 50, 10, False))
 
 
 @pytest.fixture(scope="module")

@@ -18,9 +18,14 @@ import yaml
 from hydra import compose, initialize_config_dir
 
 from hydra_plugins import pubsel_launchers
-from pubsel import config, make, results, tables
+from pubsel import records as results
 from pubsel.cli import _positional, main
-from pubsel.config import CONF, UsageError, UserError
+from pubsel.commands import make
+from pubsel.messages import UsageError, UserError
+from pubsel.settings import CONF
+from pubsel.settings.keys import AttackConfig, FigureConfig, TableConfig
+from pubsel.settings.schema import check
+from pubsel.tables import join
 
 CHECKOUT = Path(__file__).resolve().parent.parent
 MINE = {
@@ -84,7 +89,7 @@ def composers(kept: dict[str, make.Composer]) -> Iterator[dict[str, make.Compose
 @pytest.mark.parametrize("name", sorted(make.works()))
 def test_every_step_of_conf_composes(composers: dict[str, make.Composer], name: str) -> None:
     """The first cell of each sweep: a key that an algorithm lacks is in every cell."""
-    schemas = {"attack": config.AttackConfig, "figure": config.FigureConfig, "table": config.TableConfig}
+    schemas = {"attack": AttackConfig, "figure": FigureConfig, "table": TableConfig}
     steps = [step for step in make.steps_of(name) if step.of == name]
     assert steps
     for step in steps:
@@ -95,7 +100,7 @@ def test_every_step_of_conf_composes(composers: dict[str, make.Composer], name: 
             assert composer.cell(composer.cells(step.words)[0]).name
         else:
             values = compose(step.command, _positional(step.command, step.words))
-            assert config.check(schemas[step.command], values)  # type: ignore[type-var]
+            assert check(schemas[step.command], values)  # type: ignore[type-var]
 
 
 @pytest.mark.parametrize(
@@ -195,7 +200,7 @@ def test_make_runs_what_is_missing_then_more_seeds_and_writes_the_table(cli: Cli
     assert sorted(json.loads(path.read_text())["seed"] for path in paths) == [0, 1, 5]
     assert {json.loads(path.read_text())["epsilon"] for path in paths} == {4.0}
     assert out.count("differentially private") == 3
-    assert len(tables.paper_rows(None)) == 0
+    assert len(join.paper_rows(None)) == 0
     assert Path("results/tables/mine.csv").exists()
     assert "mine_weak, run: 0 of 2 cells are there" in err
     assert "mine_weak, more seeds: 1 of 2 cells are there" in err
@@ -277,7 +282,7 @@ def recorded(cell: make.Cell, **more: object) -> dict:
 def test_another_seed_of_a_record_is_the_run_of_the_command_line(words: list[str], composers, monkeypatch) -> None:
     composer = composers["run"]
     results.write_record(Path("results/runs/a/result.json"), recorded(composer.cell([*words, "seed=3"])))
-    monkeypatch.setattr(tables, "spec", lambda name: tables.Spec(title="", records={}))
+    monkeypatch.setattr(join, "spec", lambda name: join.Spec(title="", records={}))
     have, more = make.seeded("any", [3, 5], Path("results"), composer, ["threads=1"])
     assert have.words == []
     assert more.name == composer.cell([*words, "seed=5"]).name
@@ -289,7 +294,7 @@ def test_a_record_that_today_would_be_another_run_gets_no_more_seeds(composers, 
     cell = composer.cell([*SEEDED["pillar"], "seed=3"])
     cell.settings["algorithm"]["clip_norm"] = "1"  # a type that today's settings do not keep
     results.write_record(Path("results/runs/a/result.json"), recorded(cell))
-    monkeypatch.setattr(tables, "spec", lambda name: tables.Spec(title="", records={}))
+    monkeypatch.setattr(join, "spec", lambda name: join.Spec(title="", records={}))
     with pytest.raises(UserError, match="run its sweep again"):
         make.seeded("any", [5], Path("results"), composer, [])
 
@@ -411,8 +416,8 @@ def test_the_makefile_is_short_and_holds_no_hyperparameters() -> None:
 
 
 def test_each_table_of_conf_has_a_target() -> None:
-    for name in tables.names():
-        target = tables.spec(name).target(name)
+    for name in join.names():
+        target = join.spec(name).target(name)
         assert target is not None, name
         assert make.steps_of(target.replace("-", "_"))
     with contextlib.suppress(UsageError):

@@ -6,8 +6,12 @@ from pathlib import Path
 import pytest
 from hydra import compose, initialize_config_dir
 
-from pubsel import clustermap, figures, rank, results
-from pubsel.config import CONF, FigureConfig, RankConfig, check
+from pubsel import records
+from pubsel.commands import clustermap, rank
+from pubsel.settings import CONF
+from pubsel.settings.keys import FigureConfig, RankConfig
+from pubsel.settings.schema import check
+from pubsel.tables import figures
 from tests.synthetic import record as synthetic
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "scripts"))
@@ -40,12 +44,12 @@ def test_distances_are_compared_by_the_order_of_utility(tmp_path):
         for seed in (0, 1, 2):
             made = synthetic(seed=seed, utility=utility + seed / 100, public=public, label="fifth")
             made["settings"]["pair"] = {**made["settings"].get("pair", {}), "public": public}
-            results.write_record(tmp_path / "runs" / made["identity"] / "result.json", made)
+            records.write_record(tmp_path / "runs" / made["identity"] / "result.json", made)
     for name, near_first in (("gsd", "abcd"), ("mmd", "dcba")):
         values = {public: [place + i / 10 for i in range(3)] for place, public in enumerate(near_first)}
         rank = {"identity": name, "distance": name, "private": "fashion_mnist", "model": "probe", "m": 300}
         rank |= {"values": values, "settings": {"distance": {}}, "seconds_candidate": 1.5, "seconds_private": 0.5}
-        results.write_record(tmp_path / "ranks" / name / "result.json", rank)
+        records.write_record(tmp_path / "ranks" / name / "result.json", rank)
     rows, points = compare(tmp_path)
     assert list(rows["spearman"]) == [-1, 1]
     assert list(rows["nearest"]) == ["a", "d"]

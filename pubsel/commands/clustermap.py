@@ -1,0 +1,105 @@
+"""Distances between every two of some data sets, clustered (GSD, Figure 4).
+
+    pubsel figure clustermap pair.private=ham10000 sets=[ham10000,kagchest,cifar10] distance=task2vec
+
+The first m private examples and the first m of each set, all in the private
+shape; the mean over initialisations, and of both directions where they differ (MMD^2, whose bandwidth is that of one
+side). The trees are of average linkage. Private examples are read without noise: this is not differentially private.
+"""
+
+import dataclasses
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import pandas
+import torch
+from matplotlib.figure import Figure
+from scipy.cluster.hierarchy import dendrogram, linkage
+from scipy.spatial.distance import squareform
+
+from pubsel import distances
+from pubsel.commands.rank import candidates_of, canonical
+from pubsel.commands.run import choose_device, network
+from pubsel.data import Split
+from pubsel.messages import UsageError
+from pubsel.settings.keys import Common, FigureConfig, RankConfig, public_sets
+from pubsel.tables import figures
+
+
+def matrix(settings: RankConfig) -> pandas.DataFrame:
+    """Distances [sets, sets], symmetric: the private set, which has "(private)" behind its name, and the public ones.
+    Of a set and itself too, as it is measured."""
+    if settings.distance.name == "dp_gsd":
+        raise UsageError("distance=dp_gsd: each pair would be a release of its own: take another distance")
+    device, measure = choose_device(settings.device), distances.METHODS[settings.distance.name].measure
+    with tempfile.TemporaryDirectory() as kept:
+        task, public = candidates_of(settings, device, Path(kept))
+        m, classes = settings.distance.m, max(2, task.classes)
+        sets = {f"{settings.private} (private)": Split(task.private.x[:m], task.private.y[:m]), **public}
+
+        def build(i: int) -> torch.nn.Module:
+            return network(settings.model, task, settings.seed + i, settings.data_root).to(device)
+
+        found = {
+            name: measure(settings.distance, build, split, sets, classes, f"rank {settings.seed}")
+            for name, split in sets.items()
+        }
+    frame = pandas.DataFrame({one: {two: np.mean(v) for two, v in row.items()} for one, row in found.items()})
+    return (frame + frame.T) / 2
+
+
+def draw(frame: pandas.DataFrame, title: str) -> Figure:
+    """The matrix in the order of its trees, which stand above and to the left."""
+    apart = frame.to_numpy(copy=True)
+    np.fill_diagonal(apart, 0)
+    tree = linkage(squareform(apart, checks=False).clip(min=0), "average", optimal_ordering=True)
+    side = 2.5 + 0.7 * len(frame)
+    with figures.style():
+        figure = Figure(figsize=(side + 1, side), layout="constrained")
+        axes = figure.subplots(2, 2, width_ratios=[1, 4], height_ratios=[1, 4])
+        how = {"color_threshold": 0, "above_threshold_color": figures.INK, "no_labels": True}
+        order = dendrogram(tree, ax=axes[0, 1], **how)["leaves"]
+        dendrogram(tree, ax=axes[1, 0], orientation="left", **how)
+        axes[1, 0].invert_yaxis()
+        for axis in (axes[0, 0], axes[0, 1], axes[1, 0]):
+            axis.set_axis_off()
+        shown = frame.iloc[order, order]
+        axes[1, 1].imshow(shown, cmap="viridis", aspect="auto")
+        axes[1, 1].grid(False)
+        largest = shown.to_numpy().max()
+        for (i, j), value in np.ndenumerate(shown.to_numpy()):
+            text, color = f"{value:.3f}" if largest < 10 else f"{value:.0f}", "k" if value > 0.7 * largest else "w"
+            axes[1, 1].text(j, i, text, ha="center", va="center", color=color, fontsize=8)
+        places = range(len(shown))
+        axes[1, 1].set_xticks(places, shown.columns, rotation=30, ha="right", fontsize=8)
+        axes[1, 1].set_yticks(places, shown.index, fontsize=8)
+        axes[1, 1].yaxis.tick_right()
+        figure.suptitle(title, fontsize=9)
+    return figure
+
+
+def settings_of(settings: FigureConfig) -> RankConfig:
+    """What `pubsel rank` would take to measure the same: `sets` are the candidates."""
+    sets = settings.sets or public_sets(settings.pair.public)
+    shared = {f.name: getattr(settings, f.name) for f in dataclasses.fields(Common)}
+    return canonical(
+        RankConfig(
+            private=settings.pair.private, public=sets, convert=settings.pair.convert, overlap=settings.pair.overlap,
+            model=settings.model, distance=settings.distance, **shared,
+        )
+    )  # fmt: skip
+
+
+def drawn(settings: FigureConfig) -> figures.Drawn:
+    """clustermap_DISTANCE_PRIVATE."""
+    asked = settings_of(settings)
+    torch.set_num_threads(asked.threads or torch.get_num_threads())
+    frame = matrix(asked)
+    name, title = asked.distance.name, distances.METHODS[asked.distance.name].title
+    return figures.Drawn(
+        f"clustermap_{name}_{Path(asked.private).stem}",
+        frame.reset_index(names="set"),
+        draw(frame, f"{title}, {asked.model.name}, m = {asked.distance.m} (not private)"),
+        text=frame.to_string(float_format="%.4g"),
+    )

@@ -1,0 +1,439 @@
+"""What the papers' theory speaks of, measured while a network trains:
+
+    pubsel figure gsd_figure1 pair.private=cifar10 model=resnet20 algorithm=non_private sets=[cifar10,cifar100,svhn]
+
+What trains is what `pubsel run` would train with these settings, bit for bit. Before some of its steps, on the private
+batch of the step and the first pair.m images of each of the public `sets`, this is measured:
+
+gsd_figure1   GSD of the batch to each public set, in [0, 1] (GSD, Figure 1; the workshop paper's panels)
+gsd_figure3   the 500 largest singular values of private and public gradients (GSD, Figure 3)
+gsd_lemma41   reconstruction error of the batch's gradients, beside what bounds it (GSD, Lemma 4.1; pubsel/gradients/subspace.py)
+gep_figure2   stable rank of the batch's gradients, by parameter group (GEP, Figure 2)
+gep_figure4   projection error of the batch's mean gradient on GEP's basis from each public set (GEP, Figure 4)
+gep_figure5   stable rank of the residual gradients, beside the gradients' (GEP, Figure 5; there of the full batch)
+gep_figure7   projection error on a random basis (GEP, Figure 7)
+
+Public images have random labels; in gep_figure4 those of the private set appear with their own, too. All of it looks at
+private gradients without noise. What was stopped goes on, and what was measured is drawn again, by the same command.
+"""
+
+import dataclasses
+import itertools
+import math
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import matplotlib.figure
+import numpy as np
+import pandas
+import torch
+import yaml
+from matplotlib.ticker import LogFormatter
+from torch import Tensor
+
+from pubsel import algorithms, data, models, records
+from pubsel.algorithms import Algorithm, Freezes, Mechanism, Solves, View
+from pubsel.algorithms.gep import GEP, Groups
+from pubsel.commands import run
+from pubsel.data import Split
+from pubsel.distances import gsd
+from pubsel.gradients.matrix import Basis, DenseGradients, GradientMatrix, gpu_precision
+from pubsel.gradients.subspace import (
+    allocate,
+    projection_error,
+    reconstruction,
+    residual_gram,
+    singular_values,
+    stable_rank,
+    top_k,
+)
+from pubsel.messages import UsageError, say
+from pubsel.settings import CONF
+from pubsel.settings.identity import as_json, digest_of, identity_of, short_name
+from pubsel.settings.keys import Distance, FigureConfig, Labels, RunConfig, of_run, public_sets
+from pubsel.tables import figures, join
+from pubsel.training.loop import Schedule, fit, poisson_sample
+
+NOT_PRIVATE = "Not differentially private: measured on private gradients without noise."
+LARGEST = 500  # singular values
+TEXT = {
+    "error": "reconstruction error ‖R‖",
+    "sharp": "a sharper bound",
+    "trivial": "s₁, of any basis",
+    "reported": "the lemma's bound, GSD as reported",
+    "stated": "the lemma's bound",
+    "index": "index of the singular value",
+}
+Row = dict[str, Any]
+
+
+class Moment(NamedTuple):
+    """A step before it is taken, and what is asked about it."""
+
+    step: int
+    view: View  # current weights, and what an algorithm may draw
+    batch: Split  # the private examples of this step
+    public: dict[str, Split]
+    private: str  # name of the private set
+    ks: list[int]
+    distance: Distance
+    gep: GEP
+
+    def on(self, public: str) -> View:
+        """What GEP would see with this public set."""
+        return self.view._replace(public=self.public[public], same_classes=public == self.private)
+
+    def gradients(self, split: Split) -> GradientMatrix:
+        """G [n, p] at the current weights, whole; gone at the next call."""
+        (found,) = self.view.gradients.blocks(split.x, split.y, rows=len(split.x))
+        return found
+
+    def exact(self, split: Split) -> Tensor:
+        """The same as float64 rows [n, p], to keep."""
+        found = self.gradients(split)
+        return found.written_out(torch.ones(len(found), dtype=torch.bool, device=split.x.device)).double()
+
+    def with_random_labels(self, public: str) -> Split:
+        """A public set with labels that are new at each step, and the same for all sets."""
+        return Split(self.public[public].x, self.on(public).labels(Labels.random, self.step, "during_training"))
+
+    def groups(self) -> dict[str, slice]:
+        """The columns of GEP's parameter groups."""
+        found = models.parameter_groups(self.view.model, self.view.gradients.offsets)
+        return {name.removeprefix("net."): columns for name, columns in found.items()}
+
+    def basis(self, public: str, k: int, labels: Labels = Labels.random) -> Basis:
+        """GEP's anchor subspace."""
+        gep = dataclasses.replace(self.gep, k=k, labels=labels, groups=Groups.layers)
+        return gep.basis(self.on(public), self.step)
+
+
+def gsd_figure1(at: Moment) -> Iterator[Row]:
+    """Algorithm 1, between the batch and each public set."""
+    for k in at.ks:
+        for public, value in distances(at, k).items():
+            yield {"public": public, "k": k, "gsd": value}
+
+
+def distances(at: Moment, k: int) -> dict[str, float]:
+    """GSD at the current weights, of as many examples on each side as both have."""
+    m = min(len(split.x) for split in (at.batch, *at.public.values()))
+    once = dataclasses.replace(at.distance, k=k, m=m, initialisations=1)
+    key = f"during_training {at.step}"
+    found = gsd.measure(once, lambda _: at.view.model, at.batch, at.public, max(2, at.view.classes), key)
+    return {public: values[0] for public, values in found.items()}
+
+
+def gsd_figure3(at: Moment) -> Iterator[Row]:
+    """energy: share of ||G||_F^2 in the singular values up to this one. The batch has its own labels."""
+    splits = {f"{at.private} (private batch)": at.batch}
+    splits |= {public: at.with_random_labels(public) for public in at.public}
+    for name, split in splits.items():
+        values = singular_values(DenseGradients(at.exact(split)).gram())
+        energy = values.square().cumsum(0) / values.square().sum()
+        for i in range(min(LARGEST, len(values))):
+            yield {"examples": name, "index": i + 1, "singular_value": float(values[i]), "energy": float(energy[i])}
+
+
+def gsd_lemma41(at: Moment) -> Iterator[Row]:
+    """In units of s_1. reported: the stated bound with the distance as the paper's tables have it, GSD / sqrt(k);
+    algorithm1: with the GSD that Algorithm 1 measures on these weights, of random labels and rows of unit length."""
+    private = DenseGradients(at.exact(at.batch))
+    gram = private.gram()
+    largest = {public: top_k(at.gradients(at.with_random_labels(public)), max(at.ks)) for public in at.public}
+    for k in at.ks:
+        measured = distances(at, k)
+        for public, v in largest.items():
+            w = private.project(Basis([slice(0, len(v))], [v[:, :k]]))
+            found = reconstruction(gram, w)
+            left = found.s_next / found.s_1
+            yield {
+                "public": public, "k": k, "s_1": found.s_1, "s_next": left, "gsd": found.gsd, "sine": found.sine,
+                "largest_row": found.largest_row / found.s_1, "error": found.error / found.s_1,
+                "sharp": found.sharp / found.s_1, "stated": found.stated / found.s_1,
+                "reported": math.sqrt(2 / k) * found.gsd + left,
+                "algorithm1": math.sqrt(2 * k) * measured[public] + left, "trivial": 1.0,
+            }  # fmt: skip
+
+
+def gep_figure2(at: Moment) -> Iterator[Row]:
+    """Stable rank of each group's columns of G, and of all."""
+    rows = at.exact(at.batch)
+    for group, columns in {**at.groups(), "all": slice(0, rows.shape[1])}.items():
+        part = DenseGradients(rows[:, columns].clone())
+        yield {"group": group, "p": part.rows.shape[1], "stable_rank": stable_rank(part.gram())}
+
+
+def gep_figure4(at: Moment) -> Iterator[Row]:
+    """||r / n|| / ||g||: g the mean gradient of the batch, r the sum of the residuals, without clipping."""
+    for public, k in itertools.product(at.public, at.ks):
+        yield from errors(at, {"public": public, "labels": "random labels", "k": k}, at.basis(public, k))
+        if public == at.private:
+            own = at.basis(public, k, Labels.given)
+            yield from errors(at, {"public": public, "labels": "own labels", "k": k}, own)
+
+
+def errors(at: Moment, row: Row, basis: Basis) -> Iterator[Row]:
+    """The projection error on all parameters, and on each group."""
+    n = len(at.batch.x)
+    g = at.gradients(at.batch).combine(torch.full((n,), 1 / n, device=at.batch.x.device))
+    yield {**row, "group": "all", "projection_error": projection_error(g, basis)}
+    for group, columns, b in zip(at.groups(), basis.slices, basis.blocks, strict=True):
+        own = Basis([slice(0, len(b))], [b])
+        yield {**row, "group": group, "projection_error": projection_error(g[columns], own)}
+
+
+def gep_figure5(at: Moment) -> Iterator[Row]:
+    """Of each group: the gradients' stable rank, and that of what GEP's basis from each public set leaves of them."""
+    rows = at.exact(at.batch)
+    for k in at.ks:
+        bases = {public: at.basis(public, k) for public in at.public}
+        for i, (group, columns) in enumerate(at.groups().items()):
+            part = DenseGradients(rows[:, columns].clone())
+            gram, row = part.gram(), {"group": group, "p": part.rows.shape[1], "k": k}
+            yield {**row, "matrix": "gradients", "vectors": 0, "stable_rank": stable_rank(gram)}
+            for public, basis in bases.items():
+                b = basis.blocks[i].double()
+                left = stable_rank(residual_gram(gram, part.rows @ b))
+                yield {**row, "matrix": f"residuals, {public}", "vectors": b.shape[1], "stable_rank": left}
+
+
+def gep_figure7(at: Moment) -> Iterator[Row]:
+    """On as many Gaussian vectors in each group as GEP's basis would have, made orthonormal."""
+    slices = list(at.groups().values())
+    sizes = [s.stop - s.start for s in slices]
+    for k in at.ks:
+        source, blocks = at.view.random(f"gaussian {k}", at.step), []
+        for size, rank in zip(sizes, allocate(k, sizes, limit=k), strict=True):
+            blocks.append(torch.linalg.qr(torch.from_numpy(source.standard_normal((size, rank)))).Q)
+        basis = Basis(slices, [b.to(at.batch.x.device, torch.float32) for b in blocks])
+        yield from errors(at, {"k": k}, basis)
+
+
+class Figure(NamedTuple):
+    """How something is measured and drawn: a panel for each value of the columns `panel`, in it a line for each value
+    of the column `line` and each column of `y`."""
+
+    measure: Callable[[Moment], Iterator[Row]]
+    label: str
+    panel: list[str]
+    line: str | None
+    y: list[str]
+    ks: tuple[int, ...] = ()  # unless k is given
+    points: int = 20  # unless given
+    x: str = "epoch"
+    logarithmic: bool = False
+    first_epoch: bool = False  # as many points in the first epoch, and a panel of it
+    public: bool = True  # whether it looks at public sets
+
+
+BOUNDS = ["error", "sharp", "trivial", "reported", "stated"]
+LOST = "relative projection error"
+FIGURES = {
+    "gsd_figure1": Figure(gsd_figure1, "GSD, from 0 to 1", [], "public", ["gsd"], (16,), first_epoch=True),
+    "gsd_figure3": Figure(
+        gsd_figure3, "singular value", ["step"], "examples", ["singular_value"], (), 3, "index", logarithmic=True
+    ),
+    "gsd_lemma41": Figure(gsd_lemma41, "in units of s₁", ["k", "public"], None, BOUNDS, (1, 16), logarithmic=True),
+    "gep_figure2": Figure(gep_figure2, "stable rank", [], "group", ["stable_rank"], logarithmic=True, public=False),
+    "gep_figure4": Figure(gep_figure4, LOST, ["public", "labels"], "k", ["projection_error"], (50, 200, 500)),
+    "gep_figure5": Figure(
+        gep_figure5, "stable rank", ["group", "p"], "matrix", ["stable_rank"], (500,), logarithmic=True
+    ),
+    "gep_figure7": Figure(gep_figure7, LOST, [], "k", ["projection_error"], (50, 200, 500), public=False),
+}
+
+
+def moments(plan: Schedule, points: int, first_epoch: bool) -> set[int]:
+    """So many steps, evenly from the first to the last; and so many of the first epoch."""
+    ends = [plan.steps, min(plan.steps, round(1 / plan.rate))] if first_epoch else [plan.steps]
+    return {round(step) for end in ends for step in np.linspace(0, end - 1, points)}
+
+
+def follow(name: str, settings: RunConfig, sets: list[str], ks: list[int], points: int) -> tuple[pandas.DataFrame, str]:
+    """Train as `pubsel run` with these settings would, and measure on the way: `step`, `epoch` and what the figure's
+    function yields; and what measured it. Rows are kept beside the checkpoint, so that what was stopped goes on."""
+    origin = records.provenance()
+    made = f"commit {origin['commit']}, torch {origin['versions']['torch']}, {origin['hardware']}"
+    trained = run.canonical(settings)
+    algorithm, gep = algorithms.build(trained.algorithm), anchor(trained)
+    refuse(settings, algorithm, sets, ks, FIGURES[name])
+    torch.set_num_threads(settings.threads or torch.get_num_threads())
+    device = run.choose_device(settings.device)
+    task = run.load_task(trained, device)
+    public = {one: public_set(one, settings, task.private, device) for one in sets}
+    plan, spend, _ = run.guarantee(trained, algorithm, len(task.private.x))
+    identity = identity_of(trained)
+    model = run.network(settings.model, task, settings.seed, settings.data_root).to(device)
+    secret = run.training_secret(trained, task, model, plan, spend, device)
+    wanted = moments(plan, points, FIGURES[name].first_epoch)
+
+    def look(view: View, step: int) -> list[Row]:
+        chosen = poisson_sample(secret("sample", step), plan.n, plan.rate)
+        batch = Split(task.private.x[chosen].to(device), task.private.y[chosen].to(device))
+        moment = Moment(step, view, batch, public, settings.pair.private, ks, settings.distance, gep)
+        try:
+            with gpu_precision("ieee"):
+                return [{"step": step, "epoch": step * plan.rate, **row} for row in FIGURES[name].measure(moment)]
+        except ValueError as error:
+            raise UsageError(f"step {step}: {error}; lower k, or raise training.batch_size or pair.m") from None
+
+    what: dict[str, Any] = {"name": name, "run": identity, "public": sets, "ks": ks, "points": points}
+    what |= {part: as_json(getattr(settings, part)) for part in ("pair", "distance")}
+    what["gep"] = as_json(gep)
+    folder = Path(settings.results) / "during_training" / f"{name}-{digest_of(what)}"
+    kept, checkpoint, take = folder / "measured.csv", folder / "checkpoint.pt", algorithm.mechanism
+    with run.locked(folder):
+        stays = checkpoint.exists() or not run.has_paths([settings.pair.private, *sets])  # a folder may have changed
+        rows = pandas.read_csv(kept, comment="#").to_dict("records") if kept.exists() and stays else []
+        missing = wanted - {row["step"] for row in rows}
+
+        def watched(view: View, step: int) -> Mechanism:
+            if step in missing:
+                rows.extend(look(view, step))
+                join.write_table(pandas.DataFrame(rows), kept, made)
+                say(f"  {name}: measured before step {step} of {plan.steps}")
+            return take(view, step)
+
+        if missing:
+            algorithm.mechanism = watched  # type: ignore[method-assign]
+            noise = spend.noise_multiplier if spend else 0.0
+            silent = lambda now: None  # noqa: E731
+            fit(model, task, algorithm, plan, noise, settings.training, identity, secret, checkpoint, silent)
+            checkpoint.unlink(missing_ok=True)
+        return pandas.read_csv(kept, comment="#"), kept.read_text().splitlines()[0].removeprefix("# ")
+
+
+def anchor(settings: RunConfig) -> GEP:
+    """The settings of GEP's basis: those of the run where it is GEP, else conf/algorithm/gep.yaml."""
+    algorithm = algorithms.build(settings.algorithm)
+    if not isinstance(algorithm, GEP):
+        algorithm = algorithms.build(yaml.safe_load((CONF / "algorithm/gep.yaml").read_text()))
+    assert isinstance(algorithm, GEP)
+    return algorithm
+
+
+def refuse(settings: RunConfig, algorithm: Algorithm, sets: list[str], ks: list[int], figure: Figure) -> None:
+    """UsageError for what cannot be followed."""
+    if isinstance(algorithm, Freezes | Solves) or settings.model.backbone is not None:
+        raise UsageError("this follows a network: leave out model.backbone, and take algorithm=non_private or another")
+    if settings.privacy.secure_noise:
+        raise UsageError("privacy.secure_noise=true: the batch of a step cannot be known then; set it to false")
+    if figure.public and not sets:
+        raise UsageError("sets=[NAME,NAME]: give at least one public set")
+    if figure.public and max(ks, default=0) > settings.pair.m:
+        raise UsageError(f"k={max(ks)} is more than the pair.m={settings.pair.m} public images: lower k")
+
+
+def public_set(name: str, settings: RunConfig, private: Split, device: torch.device) -> Split:
+    """Its first pair.m images, in the shape of the private ones."""
+    pair = settings.pair
+    split, notes = data.public_examples(
+        name, pair.m, private, settings.data_root, settings.download, pair.convert, pair.private
+    )
+    for note in notes:
+        say(f"  {note}")
+    return Split(split.x.to(device), split.y.to(device))
+
+
+def order_kept(frame: pandas.DataFrame) -> tuple[int, int, int]:
+    """By GSD: in how many of the moments the public sets are in the order of the first one, in how many the nearest is
+    the same, and how many there are."""
+    orders = [tuple(rows.sort_values("gsd")["public"]) for _, rows in frame.groupby(["step", "k"])]
+    same, nearest = (sum(order[:n] == orders[0][:n] for order in orders) for n in (len(orders[0]), 1))
+    return same, nearest, len(orders)
+
+
+def shown(frame: pandas.DataFrame, figure: Figure) -> pandas.DataFrame:
+    """The rows that are drawn: of all parameters, where groups have no panels or lines of their own."""
+    by_group = "group" in {*figure.panel, figure.line}
+    return frame if by_group or "group" not in frame else frame[frame["group"] == "all"]
+
+
+def summary(frame: pandas.DataFrame, figure: Figure) -> str:
+    """Least, median and largest value of each line."""
+    by = [column for column in (*figure.panel, figure.line) if column]
+    found = shown(frame, figure).groupby(by, sort=False)[figure.y].agg(["min", "median", "max"])
+    return found.to_string(float_format="%.4g")
+
+
+def panels(frame: pandas.DataFrame, figure: Figure) -> list[tuple[str, str, pandas.DataFrame]]:
+    """Title, x axis and rows of each panel."""
+    if figure.first_epoch:
+        return [("first epoch", "step", frame[frame["epoch"] < 1]), ("whole run", "epoch", frame)]
+    if not figure.panel:
+        return [("", figure.x, frame)]
+    found = []
+    for values, rows in frame.groupby(figure.panel, sort=False):
+        named = zip(figure.panel, values, strict=True)
+        title = ", ".join(v if isinstance(v, str) else f"{column} = {v:,}" for column, v in named)
+        found.append((title, figure.x, rows))
+    return found
+
+
+class Plain(LogFormatter):
+    """The ticks that LogFormatter labels, as 0.4 and 4: not 4e-01, not 4 x 10^0."""
+
+    def __call__(self, x: float, pos: int | None = None) -> str:
+        return f"{x:g}" if super().__call__(x, pos) else ""
+
+
+def draw(frame: pandas.DataFrame, figure: Figure, title: str) -> matplotlib.figure.Figure:
+    """A panel for each of `panels`, all with one scale of y."""
+    found = panels(shown(frame, figure), figure)
+    across = frame[figure.panel[-1]].nunique() if figure.panel else len(found)
+    down = -(-len(found) // across)
+    with figures.style():
+        drawn = matplotlib.figure.Figure(figsize=(4 * across + 0.6, 3.4 * down + 0.5), layout="constrained")
+        axes = drawn.subplots(down, across, squeeze=False, sharey=True)
+        for axis in axes.flat[len(found) :]:
+            axis.set_axis_off()
+        for axis, (heading, x, rows) in zip(axes.flat, found, strict=False):
+            lines = [(None, rows)] if figure.line is None else list(rows.groupby(figure.line, sort=False))
+            each = list(itertools.product(figure.y, lines))
+            for (y, (value, part)), how in zip(each, figures.line_styles(range(len(each))).values(), strict=True):
+                label = TEXT[y] if value is None else value if isinstance(value, str) else f"{figure.line} = {value}"
+                if figure.line == "group":
+                    label += f" (p = {part['p'].iloc[0]:,})"
+                part = part.sort_values(x)
+                axis.plot(part[x], part[y], markevery=max(1, len(part) // 12), label=label, **how)
+            axis.set(xlabel=TEXT.get(x, x), title=heading)
+            axis.set(yscale="log" if figure.logarithmic else "linear", xscale="log" if x == "index" else "linear")
+            for scaled, logarithmic in ((axis.yaxis, figure.logarithmic), (axis.xaxis, x == "index")):
+                if logarithmic:
+                    scaled.set_major_formatter(Plain())
+                    scaled.set_minor_formatter(Plain())
+        for axis in axes[:, 0]:
+            axis.set_ylabel(figure.label)
+        handles = axes[0][0].get_legend_handles_labels()
+        drawn.legend(*handles, loc="outside lower center", ncols=min(len(handles[0]), 2 * across))
+        drawn.suptitle(f"{title}\n{NOT_PRIVATE}", fontsize=9)
+    return drawn
+
+
+def drawn(settings: FigureConfig) -> figures.Drawn:
+    """Measure while the settings of `pubsel run` among these train, and draw it."""
+    name, trained = settings.figure, of_run(settings)
+    figure = FIGURES[name]
+    sets = settings.sets or public_sets(trained.pair.public)
+    if not all(isinstance(public, str) for public in sets):
+        raise UsageError(f"figure={name}: sets=[A,B] takes single sets, no combined ones")
+    sets = sets if figure.public else []
+    frame, origin = follow(name, trained, sets, settings.k or list(figure.ks), settings.points or figure.points)
+
+    private, label = short_name(settings.pair.private), settings.label
+    title = f"{name}: {private}, {settings.model.name}, {settings.algorithm['name']}"
+    title += f", batches of {settings.training.batch_size}"
+    title += f", {settings.pair.m} images of each public set" if sets else ""
+    text = summary(frame, figure)
+    if name == "gsd_figure1":
+        order = "of the first step, the order holds in {}, the nearest set in {} of {} steps"
+        text += "\n" + order.format(*order_kept(frame))
+    return figures.Drawn(
+        "-".join([name, private, settings.model.name, *([] if label == "paper" else [label])]),
+        frame,
+        draw(frame, figure, title),
+        f"{NOT_PRIVATE}\n{title}, seed {settings.seed}\n{origin}",
+        f"{text}\n{NOT_PRIVATE}",
+    )
