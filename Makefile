@@ -1,4 +1,4 @@
-# make quickstart, make test: everything that is needed is set up first.
+# make quickstart, make test (minutes), make test-all: everything that is needed is set up first.
 # Tables: a target that was stopped goes on where it was. ARGS are further settings, PUBLIC other public sets:
 # make table2-fmnist ARGS="device=cpu" PUBLIC=fashion_mnist,mnist
 PYTHON ?= python3
@@ -8,7 +8,7 @@ BIN := .venv/bin
 RUN := $(BIN)/pubsel run
 TABLE := $(BIN)/pubsel table
 
-.PHONY: venv quickstart test lint bench bench-scaling bench-program tables figures report audit table2 table2-cifar10 table2-svhn table2-fmnist \
+.PHONY: venv quickstart test test-all lint bench bench-scaling bench-program tables figures report audit table2 table2-cifar10 table2-svhn table2-fmnist \
 	gep-table1 gep-table1-mnist gep-table1-svhn gep-table1-cifar10 gep-table3 gep-table5 gep-table6 \
 	pillar-table2 pillar-table3 pillar-table4 pillar-table6 pillar-table7 pillar-table8 pillar-table9 \
 	pillar-figure4 pillar-figure7 pillar-ours adamix-table1 adamix-figures adamix-figure1-right adamix-ours \
@@ -30,10 +30,17 @@ quickstart: venv
 audit: venv
 	$(BIN)/pubsel audit $(if $(ARGS),$(ARGS),+experiment=quickstart)
 
+# a process of tests for each core
+PYTEST := $(BIN)/python -m pytest -n logical --maxprocesses 8 --dist worksteal
+
 test: venv
 	$(BIN)/ruff check pubsel hydra_plugins scripts tests
 	$(BIN)/mypy
-	$(BIN)/python -m pytest $(ARGS)
+	$(PYTEST) -m "not slow and not long" $(ARGS)
+
+# everything: what test leaves out comes after it
+test-all: test
+	$(PYTEST) -m "slow and not long" $(ARGS)
 
 lint: venv
 	$(BIN)/ruff check --fix pubsel hydra_plugins scripts tests

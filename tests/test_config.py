@@ -1,3 +1,4 @@
+import copy
 import dataclasses
 import itertools
 import re
@@ -227,21 +228,34 @@ def command_of(experiment: Path) -> list[str]:
 
 
 def cells(command: str, overrides: list[str]) -> list[DictConfig]:
-    """The one run, or cells of a sweep: every one, and of a large one those that differ from the first in one key."""
+    """The one run, or cells of a sweep: every one, and of a large one those that differ from the first in one key.
+
+    Each choice of files of conf/ composes once; values take their places in it.
+    """
+    parse = OverridesParser.create().parse_override
     params = compose(command, overrides, return_hydra_config=True).hydra.sweeper.params or {}
-    parsed = OverridesParser.create().parse_overrides([f"{key}={values}" for key, values in params.items()])
+    swept = [parse(f"{key}={values}") for key, values in params.items()]
     choices = [
         [
             f"{p.key_or_group}={value}"
             for value in (p.sweep_string_iterator() if p.is_sweep_override() else [p.get_value_element_as_str()])
         ]
-        for p in parsed
+        for p in swept
     ]
     chosen = list(itertools.product(*choices))
     if len(chosen) > 40:
         first = chosen[0]
         chosen = [cell for cell in chosen if sum(a != b for a, b in zip(cell, first, strict=True)) <= 1]
-    return [compose(command, [*overrides, *cell]) for cell in chosen]
+
+    found, composed = [], dict[tuple[str, ...], DictConfig]()
+    for cell in chosen:
+        files = tuple(word for word in cell if (config.CONF / word.partition("=")[0]).is_dir())
+        if files not in composed:
+            composed[files] = compose(command, [*overrides, *cell])
+        found.append(copy.deepcopy(composed[files]))
+        for word in set(cell).difference(files):
+            OmegaConf.update(found[-1], parse(word).key_or_group, parse(word).value(), merge=True)
+    return found
 
 
 @pytest.mark.parametrize("experiment", EXPERIMENTS, ids=lambda path: path.stem)

@@ -8,7 +8,6 @@ import ctypes
 import errno
 import importlib
 import json
-import multiprocessing
 import os
 import resource
 import signal
@@ -24,11 +23,10 @@ import torch
 from pubsel import results, runs, sweep
 from pubsel.cli import main
 from pubsel.config import UserError
+from tests.forked import forked
 
 WORDS = ["+experiment=quickstart", "training.epochs=5", "training.batch_size=1297", "training.chunk=256", "pair.m=100",
          "distance=none", "estimate=false", "download=false", "threads=1", "training.checkpoint_seconds=0"]  # fmt: skip
-PROCESSES = multiprocessing.get_context("forkserver")
-PROCESSES.set_forkserver_preload(["pubsel.run", "sklearn.datasets", "torch._dynamo"])
 Fault = Callable[..., None]
 
 
@@ -48,9 +46,7 @@ def attempt(folder: Path, said: Path, fault: Fault | None, arguments: tuple, wor
 
 
 def begun(folder: Path, fault: Fault | None = None, *arguments: Any, words: tuple[str, ...] = (), said: str = "said"):
-    process = PROCESSES.Process(target=attempt, args=(folder, folder / said, fault, arguments, list(words)))
-    process.start()
-    return process
+    return forked(attempt, folder, folder / said, fault, arguments, list(words))
 
 
 def tried(folder: Path, fault: Fault | None = None, *arguments: Any, words: tuple[str, ...] = ()) -> tuple[int, str]:

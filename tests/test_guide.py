@@ -29,6 +29,7 @@ from pubsel import algorithms, config, distances
 from pubsel.cli import _positional, main
 from pubsel.gradients import DenseGradients
 from pubsel.run import canonical
+from tests.forked import Command
 
 CHECKOUT = Path(__file__).resolve().parent.parent
 GUIDE = CHECKOUT / "pubsel" / "guide"
@@ -239,17 +240,14 @@ def test_what_contributing_adds_can_be_added(tmp_path: Path, monkeypatch: pytest
 # Many cells
 
 
-def launched(folder: Path, launcher: str, **environment: str) -> subprocess.CompletedProcess[str]:
+def launched(folder: Path, launcher: str, **environment: str) -> Command:
     """The quickstart's sweep of the page by this launcher, as typed, and each cell cut down to one step."""
     (words,) = [
         words for words in commands(GUIDE / "cluster.md", "pubsel")
         if f"hydra/launcher={launcher}" in words and "seed=0,1" in words and "+experiment=quickstart" in words
     ]  # fmt: skip
     small = "training.epochs=1 training.batch_size=1297 distance=none estimate=false device=cpu threads=1"
-    return subprocess.run(
-        [sys.executable, "-m", "pubsel", *words, *small.split()],
-        cwd=folder, text=True, capture_output=True, timeout=300, env={**os.environ, **environment},
-    )  # fmt: skip
+    return Command(folder, *words, *small.split(), **environment)
 
 
 def named(folder: Path, under: str) -> list[str]:
@@ -263,7 +261,7 @@ def named(folder: Path, under: str) -> list[str]:
 @pytest.mark.slow
 def test_the_sweep_on_one_machine_leaves_the_files_that_the_page_names(tmp_path: Path) -> None:
     done = launched(tmp_path, "joblib")
-    assert (done.returncode, done.stdout.count("differentially private")) == (0, 2), done.stderr
+    assert (done.code(300), done.out.count("differentially private")) == (0, 2), done.err
     assert named(tmp_path, "log") == ["sweeps/*/jobs/*/*_log.out"]
 
 
@@ -274,7 +272,7 @@ def test_the_sweep_on_a_cluster_leaves_the_files_that_the_page_names(tmp_path: P
     slurm.install(tmp_path / "slurm")
     path = f"{tmp_path / 'slurm'}{os.pathsep}{os.environ['PATH']}"
     done = launched(tmp_path, "submitit_slurm", PATH=path)
-    assert (done.returncode, done.stdout.count("differentially private")) == (0, 2), done.stderr
+    assert (done.code(300), done.out.count("differentially private")) == (0, 2), done.err
     assert named(tmp_path, "") == ["sweeps/*/0001.log"]
     asked = {"partition": "gpu", "time": "60", "gpus-per-node": "1", "cpus-per-task": "4", "mem": "16GB"}
     jobs = slurm.jobs(tmp_path / "slurm")

@@ -3,7 +3,6 @@
 import contextlib
 import importlib
 import json
-import multiprocessing
 import os
 import pickle
 import signal
@@ -37,11 +36,10 @@ from pubsel.models.split import split
 from pubsel.parallel import mine, share
 from pubsel.randomness import stream
 from pubsel.training import ALONE, fit, schedule
+from tests.forked import forked
 from tests.synthetic import secret_named
 
-PROCESSES = multiprocessing.get_context("forkserver")
-PROCESSES.set_forkserver_preload(["pubsel.run", "sklearn.datasets", "torch._dynamo"])
-WORDS = ["+experiment=quickstart", "training.epochs=10", "training.batch_size=400", "training.chunk=64", "pair.m=100",
+WORDS = ["+experiment=quickstart", "training.epochs=5", "training.batch_size=400", "training.chunk=64", "pair.m=100",
          "distance=none", "estimate=false", "download=false", "threads=1", "training.checkpoint_seconds=0",
          "device=cpu"]  # fmt: skip
 STEPS = 6
@@ -55,9 +53,7 @@ def together(target: Callable[..., None], *arguments: Any, size: int = 2) -> lis
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    processes = [PROCESSES.Process(target=placed, args=(rank, size, port, target, arguments)) for rank in range(size)]
-    for process in processes:
-        process.start()
+    processes = [forked(placed, rank, size, port, target, arguments) for rank in range(size)]
     for process in processes:
         process.join(120)
     codes = [process.exitcode for process in processes]

@@ -161,7 +161,9 @@ def test_a_run_ends_alike_whether_frozen_layers_run_once_or_in_each_pass(tmp_pat
         }
         arrays[f"{part}_labels"] = y
     np.savez("own.npz", **arrays)
-    words = "model=timm model.architecture=resnet10t model.norm=freeze model.trained=[fc,layer4.0.conv2] epsilon=inf"
+    words = (
+        "model=timm model.architecture=resnet10t model.norm=freeze model.trained=[fc,layer4.0.downsample.1] epsilon=inf"
+    )
     words += " algorithm=second_phase pair.private=own.npz pair.public=own.npz pair.m=20 training=fine_tune threads=1"
     words += " training.batch_size=60 training.epochs=2 distance=none estimate=false"
     for once_ in ("true", "false"):

@@ -1,14 +1,5 @@
 """The loop: what is sampled, what is added, and that a killed run ends like an uninterrupted one."""
 
-import json
-import os
-import re
-import signal
-import subprocess
-import sys
-import time
-from pathlib import Path
-
 import numpy as np
 import pytest
 import torch
@@ -24,10 +15,11 @@ from pubsel.gradients import PerExampleGradients
 from pubsel.models import small
 from pubsel.randomness import Secret, SystemEntropy, stream
 from pubsel.training import fit, noisy_mean, poisson_sample, schedule
+from tests.forked import Command
 from tests.synthetic import secret_named
 
-COMMAND = [sys.executable, "-m", "pubsel", "run", "+experiment=quickstart", "distance=none", "threads=1",
-           "training.epochs=12", "training.checkpoint_seconds=0"]  # fmt: skip
+COMMAND = ["run", "+experiment=quickstart", "training.epochs=5", "training.batch_size=1297", "distance=none",
+           "estimate=false", "threads=1"]  # fmt: skip
 
 
 def training(**changes):
@@ -296,49 +288,13 @@ def test_a_checkpoint_that_cannot_be_written_is_named(tmp_path):
         train(tmp_path / "absent")
 
 
-def records(folder: Path) -> list[dict]:
-    found = [json.loads(path.read_text()) for path in sorted(folder.glob("results/runs/*/result.json"))]
-    for record in found:
-        del record["seconds"], record["finished"], record["commit"]
-    return found
-
-
-@pytest.mark.slow
-def test_sigkill_at_any_moment_ends_in_the_same_record(tmp_path):
-    """Killed three times, wherever it is, then run to its end: the same record, weights and all, bit for bit."""
-    whole, killed = tmp_path / "whole", tmp_path / "killed"
-    whole.mkdir()
-    killed.mkdir()
-    subprocess.run(COMMAND, cwd=whole, check=True, capture_output=True)
-    for epoch in (1, 3, 6):
-        process = subprocess.Popen(COMMAND, cwd=killed, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)
-        assert process.stderr is not None
-        for line in process.stderr:
-            found = re.search(r"epoch +([\d.]+)", line)
-            if found and float(found[1]) >= epoch:
-                time.sleep(0.03 * epoch)
-                break
-        os.kill(process.pid, signal.SIGKILL)
-        process.communicate()
-        assert records(killed) == []
-    done = subprocess.run(COMMAND, cwd=killed, check=True, capture_output=True, text=True)
-    assert "epoch    1.0" not in done.stderr  # it went on, it did not start again
-    assert records(killed) == records(whole)
-    assert len(records(whole)) == 1
-    assert not list(killed.glob("results/runs/*/*.part"))
-
-
-@pytest.mark.slow
 def test_two_processes_train_one_cell_once(tmp_path):
-    processes = [
-        subprocess.Popen(COMMAND, cwd=tmp_path, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-        for _ in range(2)
-    ]
-    outputs = [process.communicate() for process in processes]
-    assert [process.returncode for process in processes] == [0, 0]
-    assert outputs[0][0] == outputs[1][0]
-    assert sum("epoch" in err for _, err in outputs) == 1
-    assert len(records(tmp_path)) == 1
+    """One waits for the other, and then finds it finished."""
+    both = [Command(tmp_path, *COMMAND) for _ in range(2)]
+    assert [one.code() for one in both] == [0, 0]
+    assert both[0].out == both[1].out
+    assert sum("epoch" in one.err for one in both) == 1
+    assert len(list(tmp_path.glob("results/runs/*/result.json"))) == 1
 
 
 @pytest.mark.gpu
