@@ -33,6 +33,10 @@ def pytest_collection_finish():
     gc.freeze()
 
 
+def pytest_sessionfinish():
+    gc.unfreeze()
+
+
 # Seeded noise follows from the source of the package, the processor and the number of threads: each edit and each
 # machine would be another throw of the dice for tests that train. tests/test_releases.py has what these are for.
 

@@ -10,6 +10,7 @@ import sklearn.datasets
 import sklearn.metrics
 import timm
 import torch._dynamo
+import torch.distributed
 from hydra import compose, initialize_config_dir
 
 import pubsel.cli

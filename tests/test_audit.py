@@ -329,7 +329,6 @@ FAULTS = {
     "noise at half scale": (half_noise, {}, True, {"noise scale"}),
     "noise at half scale, sampled": (half_noise, POISSON, True, {"noise scale"}),
     "no clipping": (without_clipping, {"steps": 5}, True, {"sensitivity"}),
-    "GEP paid once": (paid_once, {"name": "gep", "epsilon": 20.0}, False, {"sensitivity"}),
     "twice the sampling rate": (twice_as_many, POISSON, True, SAMPLES | {"sampling rate"}),
     "shuffled batches": (fixed_batches, POISSON, False, SAMPLES),
     "noise of the start again after a resume": (noise_again, {**POISSON, "stop_at": 20}, False, {"noise drawn anew"}),

@@ -39,8 +39,8 @@ from pubsel.training import ALONE, fit, schedule
 from tests.forked import forked
 from tests.synthetic import secret_named
 
-WORDS = ["+experiment=quickstart", "training.epochs=5", "training.batch_size=400", "training.chunk=64", "pair.m=100",
-         "distance=none", "estimate=false", "download=false", "threads=1", "training.checkpoint_seconds=0",
+WORDS = ["+experiment=quickstart", "training.epochs=20", "pair.private_share=0.3", "training.batch_size=1000",
+         "training.chunk=64", "pair.m=100", "distance=none", "estimate=false", "download=false", "threads=1", "training.checkpoint_seconds=0",
          "device=cpu"]  # fmt: skip
 STEPS = 6
 
@@ -319,7 +319,7 @@ def test_torchrun_itself(tmp_path: Path, whole: dict) -> None:
     while "2 processes, each with its part" not in process.stderr.readline():
         assert process.poll() is None
     while not any(torch.load(path)["step"] > 2 for path in tmp_path.glob("results/runs/*/checkpoint.pt")):
-        assert process.poll() is None  # epoch 0.9 is over
+        assert process.poll() is None  # the first epoch is over
         time.sleep(0.01)
     family = psutil.Process(process.pid).children()
     next(one for one in family if one.environ()["RANK"] == "0").kill()
@@ -329,7 +329,7 @@ def test_torchrun_itself(tmp_path: Path, whole: dict) -> None:
     assert not any(one.is_running() for one in family)
     assert not list(tmp_path.glob("results/runs/*/result.json"))
     assert together(command, tmp_path) == [0, 0]
-    assert "epoch    0.9" not in (tmp_path / "said0").read_text()  # it went on
+    assert "epoch    1.0" not in (tmp_path / "said0").read_text()  # it went on
     assert record(tmp_path) == whole
     assert together(command, tmp_path, size=1) == [0]
     assert "finished before" in (tmp_path / "said0").read_text()
