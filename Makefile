@@ -31,16 +31,16 @@ audit: venv
 	$(BIN)/pubsel audit $(if $(ARGS),$(ARGS),+experiment=quickstart)
 
 # a process of tests for each core
-PYTEST := $(BIN)/python -m pytest -n logical --maxprocesses 8 --dist
+PYTEST := $(BIN)/python -m pytest -n logical --maxprocesses 8
 
 test: venv
 	$(BIN)/ruff check pubsel hydra_plugins scripts tests
 	$(BIN)/mypy
-	$(PYTEST) loadfile -m "not slow and not long" $(ARGS)
+	$(PYTEST) --dist loadfile -m "not slow and not long" $(ARGS)
 
 # everything: what test leaves out comes after it
 test-all: test
-	$(PYTEST) worksteal -m "slow and not long" $(ARGS)
+	$(PYTEST) --dist worksteal -m "slow and not long" $(ARGS)
 
 lint: venv
 	$(BIN)/ruff check --fix pubsel hydra_plugins scripts tests

@@ -40,8 +40,8 @@ from tests.forked import forked
 from tests.synthetic import secret_named
 
 WORDS = ["+experiment=quickstart", "training.epochs=20", "pair.private_share=0.3", "training.batch_size=1000",
-         "training.chunk=64", "pair.m=100", "distance=none", "estimate=false", "download=false", "threads=1", "training.checkpoint_seconds=0",
-         "device=cpu"]  # fmt: skip
+         "training.chunk=64", "pair.m=100", "distance=none", "estimate=false", "download=false", "threads=1",
+         "training.checkpoint_seconds=0", "device=cpu"]  # fmt: skip
 STEPS = 6
 
 
