@@ -99,7 +99,6 @@ def basis_of(p, k):
     return power_basis(lambda: [rows], [slice(0, p)], [torch.randn(p, k)], 1)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("p", "k"), [(30_000, 100), (90_000, 60), (200_000, 40)])
 def test_a_basis_that_is_orthonormal_only_in_float32_does_not_widen_the_sum(p, k):
     """The attack: a row along the direction in which the basis errs most, a little outside its span."""

@@ -316,9 +316,7 @@ def test_an_empty_sample_is_a_sample(digits):
         assert dp_gsd.private_subspace(side, none, plan, secret("a", 0)).shape == (30, 5)
 
 
-@pytest.mark.parametrize(
-    ("private_m", "initialisations"), [(math.inf, 1), (math.inf, 4), pytest.param(200, 3, marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize(("private_m", "initialisations"), [(math.inf, 1), (math.inf, 4), (200, 3)])
 def test_all_initialisations_together_cost_what_was_asked_for(private_m, initialisations):
     distance = settings(private_m=private_m, initialisations=initialisations)
     plan = dp_gsd.plan_of(distance, 1000)

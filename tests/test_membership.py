@@ -417,7 +417,6 @@ def test_attacks_on_gsd_from_the_command_line(folder, capsys):
 
 
 @pytest.mark.data
-@pytest.mark.slow
 def test_the_distances_of_fashion_mnist_with_all_but_one_example_known():
     source = open_dataset("fashion_mnist", os.environ["PUBSEL_DATA"], False)
     mnist = open_dataset("mnist", os.environ["PUBSEL_DATA"], False).test

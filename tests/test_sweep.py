@@ -22,7 +22,8 @@ from hydra.core.hydra_config import HydraConfig
 
 from hydra_plugins import pubsel_launchers
 from pubsel import sweep
-from tests.forked import PROCESSES, Command
+from pubsel.cli import main
+from tests.forked import PROCESSES, Command, forked
 
 CELL = ["+experiment=quickstart", "training.epochs=1", "epsilon=2", "distance=none", "download=false", "estimate=false",
         "training.batch_size=1297", "training.chunk=256", "device=cpu"]  # fmt: skip
@@ -193,6 +194,30 @@ def test_the_end_of_a_cell_is_known_however_it_ends(monkeypatch, tmp_path, work,
     assert (tmp_path / "0007.log").read_text().startswith("seed=1\n")
 
 
+def hold(folder: Path) -> None:
+    """In a process of its own: a cell that goes on and on; its process is noted."""
+
+    def work() -> None:
+        (folder / "part").write_text(str(os.getpid()))
+        (folder / "part").rename(folder / "pid")
+        time.sleep(300)
+
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    with sweep.stopped_by_sigterm():
+        sweep._forked(work, folder / "log", "a cell")
+
+
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL], ids=lambda how: how.name)
+def test_a_cell_ends_with_the_process_that_started_it(tmp_path: Path, how: signal.Signals) -> None:
+    worker = forked(hold, tmp_path)
+    wait_for((tmp_path / "pid").exists)
+    cell = psutil.Process(int((tmp_path / "pid").read_text()))
+    os.kill(worker.pid, how)
+    worker.join(60)
+    assert worker.exitcode == (-how if how == signal.SIGKILL else 1)
+    wait_for(lambda: not alive([cell]), 60)
+
+
 def test_a_state_that_is_cut_short_is_no_state(tmp_path: Path, capsys) -> None:
     view = sweep.View(tmp_path, ["a", "b", "c"], 0, 2)
     (tmp_path / "0000.json").write_text('{"state": "do')
@@ -252,7 +277,7 @@ def test_gpus_are_listed_without_torch(monkeypatch: pytest.MonkeyPatch, tmp_path
 
 # A cluster
 
-pytest.importorskip("submitit")
+submitit = pytest.importorskip("submitit")
 STEPS = ["training.epochs=40", "training.checkpoint_seconds=0", "threads=1", "pair.m=100"]
 
 
@@ -290,11 +315,31 @@ def cluster(tmp_path: Path) -> dict[str, str]:
     return {"PATH": f"{tmp_path / 'slurm'}{os.pathsep}{os.environ['PATH']}"}
 
 
+def test_slurm_is_asked_for_what_the_settings_say(
+    tmp_path: Path, cluster: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PATH", cluster["PATH"])
+    scripts: list[str] = []
+    ended = SimpleNamespace(return_value=None)
+
+    def map_array(self, job: object, *arguments: list) -> list[SimpleNamespace]:
+        scripts.append(self._executor._make_submission_file_text("command", "name"))
+        return [SimpleNamespace(done=lambda: True, exception=lambda: None, result=lambda: ended) for _ in arguments[0]]
+
+    monkeypatch.setattr(submitit.AutoExecutor, "map_array", map_array)
+    assert main(["run", "-m", *CELL, "seed=0,1", "hydra/launcher=submitit_slurm", "hydra.launcher.partition=gpu",
+                 "hydra.launcher.gpus_per_node=2", "hydra.launcher.mem_gb=7", "hydra.launcher.timeout_min=90",
+                 "+hydra.launcher.additional_parameters.mail-type=END"]) == 0  # fmt: skip
+    (script,) = scripts
+    for asked in ("partition=gpu", "gpus-per-node=2", "mem=7GB", "time=90", "mail-type=END", "signal=USR2@120",
+                  "job-name=pubsel", "cpus-per-task=8"):  # fmt: skip
+        assert f"#SBATCH --{asked}\n" in script
+
+
 @pytest.mark.slow
 def test_a_run_that_is_preempted_three_times_ends_with_the_same_record(tmp_path: Path, cluster: dict[str, str]) -> None:
-    process = started(tmp_path, "hydra/launcher=submitit_slurm", "hydra.launcher.partition=gpu",
-                      "hydra.launcher.gpus_per_node=2", "hydra.launcher.mem_gb=7", "hydra.launcher.timeout_min=90",
-                      "+hydra.launcher.additional_parameters.mail-type=END", *STEPS, **cluster)  # fmt: skip
+    process = started(tmp_path, "hydra/launcher=submitit_slurm", *STEPS, **cluster)
     job = 0
     for _ in range(3):
         job = stop(tmp_path, job)
@@ -302,9 +347,6 @@ def test_a_run_that_is_preempted_three_times_ends_with_the_same_record(tmp_path:
     assert process.out.count("differentially private") == 1
     (known,) = wait_for(lambda: [job for job in slurm.jobs(tmp_path / "slurm").values() if job["state"] == "COMPLETED"])
     assert known["requeued"] == 3
-    asked = {"partition": "gpu", "gpus-per-node": "2", "mem": "7GB", "time": "90", "mail-type": "END",
-             "signal": "USR2@120", "job-name": "pubsel", "cpus-per-task": "8"}  # fmt: skip
-    assert {key: known["options"][key] for key in asked} == asked
     assert record_of(tmp_path / "results") == uninterrupted(tmp_path)
     log = next(tmp_path.glob("results/runs/*/log.txt")).read_text()
     assert log.count("interrupted") == 3
