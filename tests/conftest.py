@@ -17,7 +17,10 @@ from hydra._internal.hydra import Hydra
 from hydra.types import RunMode
 from omegaconf import DictConfig
 
-from pubsel import config, results
+from pubsel import records
+from pubsel.settings import CONF
+from pubsel.settings.datasets import Dataset
+from pubsel.settings.schema import check
 
 
 def pytest_collection_modifyitems(items):
@@ -46,8 +49,8 @@ def pytest_sessionfinish():
 @pytest.fixture(autouse=True, scope="session")
 def noise_that_no_edit_and_no_machine_changes() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(results, "_package", lambda: "the package")
-        patch.setattr(results, "processor", lambda: "a processor")
+        patch.setattr(records, "_package", lambda: "the package")
+        patch.setattr(records, "processor", lambda: "a processor")
         patch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "its vectors")
         yield
 
@@ -64,12 +67,12 @@ def alike_in_any_order() -> None:
 def composed_once() -> Iterator[None]:
     """Hydra composes the same words of a command once, and each file of a dataset is checked once. Without this each
     command composes twice: first only to read `hydra.mode`."""
-    compose, check = ConfigLoaderImpl.load_configuration, config.check
+    compose, check = ConfigLoaderImpl.load_configuration, check
     composed, checked = dict[object, bytes](), dict[object, bytes]()
 
     def load_configuration(self, config_name: str | None, overrides: list[str], *arguments, **named) -> DictConfig:
         folders = {source.path for source in self.repository.get_sources() if source.scheme() == "file"}
-        if folders != {str(config.CONF)}:
+        if folders != {str(CONF)}:
             return compose(self, config_name, overrides, *arguments, **named)  # a test may change its own files
         key = (config_name, *overrides, str(arguments), str(named))
         if key not in composed:
@@ -84,7 +87,7 @@ def composed_once() -> Iterator[None]:
         return None
 
     def check_once(schema: type, values, where: str = ""):
-        if schema is not config.Dataset:
+        if schema is not Dataset:
             return check(schema, values, where)
         key = (where, str(values))
         if key not in checked:

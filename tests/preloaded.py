@@ -14,9 +14,9 @@ import torch.distributed
 from hydra import compose, initialize_config_dir
 
 import pubsel.cli
-import pubsel.run
+import pubsel.commands.run
 from hydra_plugins import pubsel_launchers
-from pubsel.config import CONF
+from pubsel.settings import CONF
 
 pubsel_launchers.register()  # Hydra looks for its plugins
 with initialize_config_dir(str(CONF), version_base="1.3"):

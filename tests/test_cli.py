@@ -15,7 +15,7 @@ import pytest
 import torch
 
 import pubsel
-import pubsel.run
+import pubsel.commands.run
 from pubsel.cli import main
 
 SCRIPT = Path(sys.executable).parent / "pubsel"
@@ -288,7 +288,7 @@ def test_what_needs_no_torch_does_not_wait_for_it() -> None:
         "for words in commands:\n"
         "    assert main(words.split()) == (2 if 'epsilon' in words else 0)\n"
         "    assert 'torch' not in sys.modules, words\n"
-        "import pubsel.replay, pubsel.tables\n"
+        "import pubsel.settings.command_line, pubsel.tables.join\n"
         "assert 'torch' not in sys.modules\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
@@ -522,7 +522,7 @@ def test_an_interrupted_run_says_how_to_go_on(cli: Cli, monkeypatch: pytest.Monk
     def interrupted(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(pubsel.run, "fit", interrupted)
+    monkeypatch.setattr(pubsel.commands.run, "fit", interrupted)
     code, out, err = cli("run", *TINY)
     assert (code, out) == (130, "")
     assert "goes on from the last checkpoint" in err

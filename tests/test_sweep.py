@@ -21,8 +21,8 @@ import slurm
 from hydra.core.hydra_config import HydraConfig
 
 from hydra_plugins import pubsel_launchers
-from pubsel import sweep
 from pubsel.cli import main
+from pubsel.commands import sweep
 from tests.forked import PROCESSES, Command, forked
 
 CELL = ["+experiment=quickstart", "training.epochs=1", "epsilon=2", "distance=none", "download=false", "estimate=false",

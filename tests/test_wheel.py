@@ -45,7 +45,7 @@ COMMANDS = {
 
 def test_the_wheel_works_without_the_checkout(unpacked: Path, tmp_path: Path) -> None:
     code = (
-        "import pubsel, pubsel.config, sys; print(pubsel.__file__, pubsel.config.CONF, file=sys.stderr)\n"
+        "import pubsel, pubsel.settings, sys; print(pubsel.__file__, pubsel.settings.CONF, file=sys.stderr)\n"
         "from pubsel.cli import main\n"
         f"for words in {list(COMMANDS)}:\n"
         "    assert main(words.split()) == 0, words"
