@@ -10,22 +10,26 @@ import os
 import platform
 import re
 import secrets
+import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+from filelock import FileLock, Timeout
+
 from pubsel import __version__
-from pubsel.messages import UserError
+from pubsel.messages import UserError, say
 
 _HERE = Path(__file__).resolve().parent
 
 NEEDED = ("identity", "label", "seed", "private", "public", "model", "algorithm", "epsilon", "utility", "settings")
 PRIVATE_FILE, PRIVATE_FOLDER = 0o600, 0o700  # modes of what is made from private data, whatever the umask
 LEFT_BEHIND = 24 * 3600  # s, after which a file that is written for a moment has nobody who writes it
+SCRATCH = "candidates-"  # how a folder for the moment begins, below that of a run
 FAILED = "failed: "  # how the last line of a failed run's log begins, behind the time
 
 
@@ -49,6 +53,65 @@ def read_record(path: Path, needed: tuple[str, ...] = NEEDED) -> dict[str, Any]:
     if missing:
         raise UserError(f"{path} is no record, it lacks {missing[0]!r}: {_once_more(path)}")
     return record
+
+
+def recorded(
+    folder: Path,
+    make: Callable[[], dict[str, Any]],
+    needed: tuple[str, ...] = NEEDED,
+    usable: Callable[[dict[str, Any]], bool] = lambda record: True,
+) -> tuple[dict[str, Any], bool]:
+    """The record of a request, and whether it was made now: one that is in `folder` and `usable` is read, else `make`
+    makes it, and it is written whole.
+
+    One process at a time makes it; others wait, and read. The record gets the folder's name as its `identity`, and says
+    which code made it, asked before `make` runs. UserError if the folder cannot be written to, or if its record cannot
+    be read or lacks a key of `needed`.
+    """
+    path = folder / "result.json"
+    if path.exists() and usable(record := read_record(path, needed)):
+        return record, False
+    with locked(folder):
+        if path.exists() and usable(record := read_record(path, needed)):  # it came while this process waited
+            return record, False
+        origin = provenance()  # of the code that runs, before anyone edits it
+        record = {"identity": folder.name, **make(), **origin}
+        write_record(path, record)
+    return record, True
+
+
+class locked:
+    """Holds a folder for one process: a second one says so and waits until the first has finished or died. What is made
+    in it is for its owner alone, whatever the umask."""
+
+    def __init__(self, folder: Path):
+        self.folder = folder
+        self.lock = FileLock(folder / "lock", mode=PRIVATE_FILE)
+
+    def __enter__(self) -> None:
+        try:
+            self.folder.mkdir(mode=PRIVATE_FOLDER, parents=True, exist_ok=True)
+            try:
+                self.lock.acquire(timeout=0)
+            except Timeout:
+                say(f"{self.folder.name}: another process works on it; waiting")
+                self.lock.acquire()
+        except OSError as error:
+            raise UserError(f"cannot write to {self.folder}: {error.strerror}; set results=FOLDER") from None
+        clean(self.folder)
+        guard(self.folder)  # what an older version has left open
+
+    def __exit__(self, *_: object) -> None:
+        guard(self.folder)
+        self.lock.release()
+
+
+def clean(folder: Path) -> None:
+    """Remove what killed processes have left half-written, and their folders for the moment. For who has the lock."""
+    for path in [*folder.glob("*.part"), *folder.glob(".*.tmp")]:
+        path.unlink(missing_ok=True)
+    for path in folder.glob(f"{SCRATCH}*"):
+        shutil.rmtree(path, ignore_errors=True)
 
 
 def _once_more(path: Path) -> str:

@@ -44,8 +44,8 @@ from pubsel.distances.pairing import Build
 from pubsel.messages import UsageError
 from pubsel.privacy import accountant
 from pubsel.privacy.randomness import Source, Sources, below, content
+from pubsel.privacy.sampling import poisson_sample
 from pubsel.settings.keys import Distance, Select
-from pubsel.training.loop import poisson_sample
 
 SKETCH = 1024  # dimensions; costs no privacy
 UNIT = 2**30  # steps in which contributions are counted

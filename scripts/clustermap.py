@@ -20,8 +20,8 @@ from scipy.cluster.hierarchy import dendrogram, linkage
 from scipy.spatial.distance import squareform
 
 from pubsel import distances
+from pubsel.cell import choose_device, network
 from pubsel.commands.rank import candidates_of, canonical
-from pubsel.commands.run import choose_device, network
 from pubsel.data import Split
 from pubsel.messages import UsageError
 from pubsel.settings import CONF

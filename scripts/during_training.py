@@ -36,7 +36,7 @@ from hydra import compose, initialize_config_dir
 from matplotlib.ticker import LogFormatter
 from torch import Tensor
 
-from pubsel import algorithms, data, models, records
+from pubsel import algorithms, cell, data, models, records
 from pubsel.algorithms import Algorithm, Freezes, Mechanism, Solves, View
 from pubsel.algorithms.gep import GEP, Groups
 from pubsel.commands import run
@@ -53,12 +53,13 @@ from pubsel.gradients.subspace import (
     top_k,
 )
 from pubsel.messages import UsageError, UserError, say
+from pubsel.privacy.sampling import Schedule, poisson_sample
 from pubsel.settings import CONF
 from pubsel.settings.identity import as_json, digest_of, identity_of, short_name
 from pubsel.settings.keys import Distance, Labels, RunConfig, public_sets
 from pubsel.settings.schema import check
 from pubsel.tables import figures, join
-from pubsel.training.loop import Schedule, fit, poisson_sample
+from pubsel.training.loop import Job, Watch, fit
 
 NOT_PRIVATE = "Not differentially private: measured on private gradients without noise."
 LARGEST = 500  # singular values
@@ -261,17 +262,17 @@ def follow(name: str, settings: RunConfig, sets: list[str], ks: list[int], point
     function yields; and what measured it. Rows are kept beside the checkpoint, so that what was stopped goes on."""
     origin = records.provenance()
     made = f"commit {origin['commit']}, torch {origin['versions']['torch']}, {origin['hardware']}"
-    trained = run.canonical(settings)
+    trained = cell.canonical(settings)
     algorithm, gep = algorithms.build(trained.algorithm), anchor(trained)
     refuse(settings, algorithm, sets, ks, FIGURES[name])
     torch.set_num_threads(settings.threads or torch.get_num_threads())
-    device = run.choose_device(settings.device)
-    task = run.load_task(trained, device)
+    device = cell.choose_device(settings.device)
+    task = cell.load_task(trained, device)
     public = {one: public_set(one, settings, task.private, device) for one in sets}
-    plan, spend, _ = run.guarantee(trained, algorithm, len(task.private.x))
+    plan, spend, _ = cell.guarantee(trained, algorithm, len(task.private.x))
     identity = identity_of(trained)
-    model = run.network(settings.model, task, settings.seed, settings.data_root).to(device)
-    secret = run.training_secret(trained, task, model, plan, spend, device)
+    model = cell.network(settings.model, task, settings.seed, settings.data_root).to(device)
+    secret = run.training_secret(cell.Cell.of(trained), task, model, plan, spend)
     wanted = moments(plan, points, FIGURES[name].first_epoch)
 
     def look(view: View, step: int) -> list[Row]:
@@ -289,8 +290,8 @@ def follow(name: str, settings: RunConfig, sets: list[str], ks: list[int], point
     what["gep"] = as_json(gep)
     folder = Path(settings.results) / "during_training" / f"{name}-{digest_of(what)}"
     kept, checkpoint, take = folder / "measured.csv", folder / "checkpoint.pt", algorithm.mechanism
-    with run.locked(folder):
-        stays = checkpoint.exists() or not run.has_paths([settings.pair.private, *sets])  # a folder may have changed
+    with records.locked(folder):
+        stays = checkpoint.exists() or not cell.has_paths([settings.pair.private, *sets])  # a folder may have changed
         rows = pandas.read_csv(kept, comment="#").to_dict("records") if kept.exists() and stays else []
         missing = wanted - {row["step"] for row in rows}
 
@@ -305,7 +306,9 @@ def follow(name: str, settings: RunConfig, sets: list[str], ks: list[int], point
             algorithm.mechanism = watched  # type: ignore[method-assign]
             noise = spend.noise_multiplier if spend else 0.0
             silent = lambda now: None  # noqa: E731
-            fit(model, task, algorithm, plan, noise, settings.training, identity, secret, checkpoint, silent)
+            fit(
+                model, task, Job(algorithm, plan, noise, settings.training, identity, checkpoint), secret, Watch(silent)
+            )
             checkpoint.unlink(missing_ok=True)
         return pandas.read_csv(kept, comment="#"), kept.read_text().splitlines()[0].removeprefix("# ")
 

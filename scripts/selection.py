@@ -31,8 +31,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from pubsel import selection
+from pubsel.cell import choose_device, network
 from pubsel.commands import rank
-from pubsel.commands.run import choose_device, network
 from pubsel.distances import dp_gsd, gsd
 from pubsel.gradients.subspace import projection_metric
 from pubsel.privacy import accountant

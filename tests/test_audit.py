@@ -30,19 +30,21 @@ from pubsel.attacks.one_run import (
     trade_off,
 )
 from pubsel.attacks.witness import SURE, Witness, repeated_noise, repeated_samples, uneven_samples
+from pubsel.cell import Cell, canonical
 from pubsel.cli import main
-from pubsel.commands.audit import Cell, watch
-from pubsel.commands.run import canonical, load_task, run
+from pubsel.commands.audit import Audited, watch
+from pubsel.commands.run import run
 from pubsel.data import Split, Task
 from pubsel.gradients.factored import LinearGradients
 from pubsel.gradients.matrix import DenseGradients, PerExampleGradients
 from pubsel.models import small
 from pubsel.privacy import accountant
 from pubsel.privacy.randomness import Secret, stream
+from pubsel.privacy.sampling import Schedule
 from pubsel.settings import CONF
 from pubsel.settings.keys import AuditConfig, Training
 from pubsel.settings.schema import check
-from pubsel.training.loop import Schedule, fit
+from pubsel.training.loop import Job, Watch, fit
 from tests.synthetic import secret_named
 
 NETWORKS = {"dp_sgd": {}, "gep": {"k": 100}, "b_gep": {"k": 100}, "dp_md": {}, "second_phase": {"head": "own"}}
@@ -110,8 +112,21 @@ def audited(folder, name="dp_sgd", epsilon=4.0, rate=1.0, steps=20, seed=0, stop
 
     for report in [stop, lambda now: None] if stop_at else [stop]:
         with contextlib.suppress(Stop):
-            fit(model, task._replace(private=private), witness.watching(algorithm), schedule, plan.noise_multiplier,
-                training, "name", secret_named(f"key {seed}"), folder / "checkpoint.pt", report, engine)  # fmt: skip
+            fit(
+                model,
+                task._replace(private=private),
+                Job(
+                    witness.watching(algorithm),
+                    schedule,
+                    plan.noise_multiplier,
+                    training,
+                    "name",
+                    folder / "checkpoint.pt",
+                ),
+                secret_named(f"key {seed}"),
+                Watch(report),
+                gradients=engine,
+            )
     return witness, plan
 
 
@@ -483,8 +498,8 @@ def cell_on_digits(folder, algorithm, seed=0, words=(), steps=20):
     with initialize_config_dir(str(CONF), version_base="1.3"):
         values = compose("audit", [*short, *which])
     chosen = canonical(check(AuditConfig, values))
-    cpu = torch.device("cpu")
-    return Cell(chosen, algorithms.build(chosen.algorithm), load_task(chosen, cpu), f"cell {seed}", folder, folder, cpu)
+    cell = Cell.of(chosen)._replace(name=f"cell {seed}", folder=folder)
+    return Audited(cell, chosen.audit, cell.load_task(), folder)
 
 
 def witness_on_digits(folder, algorithm, seed=0, words=(), steps=20):
@@ -503,11 +518,11 @@ def test_no_audit_shares_noise_with_a_run_or_with_its_own_control(tmp_path, monk
 
     monkeypatch.setattr(pubsel.training.loop, "normal", normal)
     words = ["model=pixels", "audit.canaries=20", "estimate=false"]
-    cell = cell_on_digits(tmp_path, "dp_sgd_clip1", words=words, steps=1)
+    audited = cell_on_digits(tmp_path, "dp_sgd_clip1", words=words, steps=1)
     for seed in (0, 1):
-        watch(cell.at(f"{seed}"), np.random.default_rng(seed))
-        watch(cell.at(f"{seed} weaker"), np.random.default_rng(seed), weaker=True)
-    run(dataclasses.replace(cell.settings, results=str(tmp_path)))
+        watch(audited.at(f"{seed}"), np.random.default_rng(seed))
+        watch(audited.at(f"{seed} weaker"), np.random.default_rng(seed), weaker=True)
+    run(dataclasses.replace(audited.cell.settings, results=str(tmp_path)))
     noise = torch.stack(drawn)
     assert noise.shape == (5, 650)
     assert (torch.corrcoef(noise) - torch.eye(5)).abs().max() < 0.25

@@ -20,10 +20,11 @@ from pubsel.gradients.factored import LinearGradients
 from pubsel.gradients.matrix import PerExampleGradients
 from pubsel.messages import UserError
 from pubsel.models import small
+from pubsel.privacy.sampling import Schedule, schedule
 from pubsel.settings import CONF
 from pubsel.settings.keys import SHARED_GPU, Distance, Labels, Parameters
 from pubsel.training import estimate, rehearsal
-from pubsel.training.loop import Schedule, fit, schedule, view_of
+from pubsel.training.loop import Job, fit, view_of
 from pubsel.training.rehearsal import Held, rehearse
 from tests.synthetic import secret_named
 from tests.test_training import training
@@ -41,13 +42,13 @@ from pubsel.cli import main
 def status(key):
     return int(re.search(key + r":\\s+(\\d+) kB", open("/proc/self/status").read())[1]) * 1024
 
-made, begun = run.guarantee, []
+made, begun = cell.guarantee, []
 def guarantee(*given):
     found = made(*given)
     open("/proc/self/clear_refs", "w").write("5")
     begun.append(status("VmRSS"))
     return found
-run.guarantee = guarantee
+cell.guarantee = guarantee
 code = main(sys.argv[1:])
 print(json.dumps([code, status("VmHWM") - begun[0]]), file=sys.stderr)
 """
@@ -132,7 +133,7 @@ def test_held_memory_is_what_the_loop_holds(name, tmp_path):
     said = rehearse(view.model, problem, algorithm, plan, settings, True, False).held
     with Held(torch.device("cpu")) as counted:
         nowhere = tmp_path / "c.pt"
-        fit(view.model, problem, algorithm, plan, 1.0, settings, "name", secret_named(), nowhere, lambda p: None)
+        fit(view.model, problem, Job(algorithm, plan, 1.0, settings, "name", nowhere), secret_named())
     assert counted.peak / 1.5 < said < 1.5 * counted.peak
 
 
@@ -151,7 +152,7 @@ def test_held_memory_of_a_linear_classifier_grows_with_the_batch(rate, public, t
     plan = schedule(4000, settings)
     said = rehearse(model, problem, algorithm, plan, settings, True, False).held
     with Held(torch.device("cpu")) as counted:
-        fit(model, problem, algorithm, plan, 1.0, settings, "name", secret_named(), tmp_path / "c.pt", lambda p: None)
+        fit(model, problem, Job(algorithm, plan, 1.0, settings, "name", tmp_path / "c.pt"), secret_named())
     assert counted.peak / 1.5 < said < 1.5 * counted.peak
 
 

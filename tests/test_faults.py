@@ -160,10 +160,10 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> list[dict]:
 
 
 KILLS: dict[str, tuple] = {
-    "before the lock": (kill_at, "pubsel.commands.run.choose_device", 1),
+    "before the lock": (kill_at, "pubsel.cell.choose_device", 1),
     "with the lock": (kill_at, "pubsel.records.write_record", 1),
     "writing the settings": (kill_at, "os.replace", 1),
-    "loading data": (kill_at, "pubsel.commands.run.load_task", 1),
+    "loading data": (kill_at, "pubsel.cell.load_task", 1),
     "in preparation": (kill_at, "pubsel.commands.run.guarantee", 1),
     "in the first epoch": (kill_at, "pubsel.training.loop.noisy_mean", 1),
     "writing the first checkpoint": (kill_while_saving, 1),

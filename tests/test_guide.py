@@ -26,8 +26,8 @@ from test_algorithms import attack_rows, view
 
 from hydra_plugins import pubsel_launchers
 from pubsel import algorithms, distances
+from pubsel.cell import canonical
 from pubsel.cli import _positional, main
-from pubsel.commands.run import canonical
 from pubsel.gradients.matrix import DenseGradients
 from pubsel.settings import CONF
 from pubsel.settings.keys import (

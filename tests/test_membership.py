@@ -26,9 +26,9 @@ from pubsel.attacks.membership import (
     told_apart,
     white_box,
 )
+from pubsel.cell import weights_digest
 from pubsel.cli import main
 from pubsel.commands.attack import beside_paper, reopened
-from pubsel.commands.run import weights_digest
 from pubsel.data import Split, open_dataset
 from pubsel.distances import gsd
 from pubsel.gradients.matrix import PerExampleGradients, random_labels

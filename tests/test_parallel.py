@@ -37,10 +37,11 @@ from pubsel.models import small
 from pubsel.models.split import split
 from pubsel.privacy import randomness
 from pubsel.privacy.randomness import stream
+from pubsel.privacy.sampling import schedule
 from pubsel.settings import CONF
 from pubsel.settings.keys import Lora, Training
 from pubsel.training import loop, parallel, torchrun
-from pubsel.training.loop import ALONE, fit, schedule
+from pubsel.training.loop import ONE_PROCESS, Job, Watch, fit
 from pubsel.training.parallel import mine, share
 from tests.synthetic import secret_named
 
@@ -118,8 +119,14 @@ def trained(folder: Path, name: str, act: Callable | None = None, secure: bool =
     seen: list[float] = []
     with parallel.crew() as crew:
         watching: Any = Watching(name, folder, act)
-        fit(model, task, watching, plan, 0.5, settings, "name", secret_named("key", secure), folder / "checkpoint.pt",
-            lambda now: seen.append(now.loss), crew=crew)  # fmt: skip
+        fit(
+            model,
+            task,
+            Job(watching, plan, 0.5, settings, "name", folder / "checkpoint.pt"),
+            secret_named("key", secure),
+            Watch(lambda now: seen.append(now.loss)),
+            processes=crew,
+        )
     return [torch.cat([p.detach().flatten() for p in model.parameters()]), torch.tensor(seen)]
 
 
@@ -352,7 +359,7 @@ def test_the_environment_counts_only_where_there_are_several(monkeypatch: pytest
         monkeypatch.setenv("WORLD_SIZE", size)
         monkeypatch.setenv("RANK", rank)
         assert torchrun.place() == place
-        assert (parallel.crew() is ALONE) == (place[1] == 1)
+        assert (parallel.crew() is ONE_PROCESS) == (place[1] == 1)
 
 
 def test_torchrun_is_for_run_alone(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture) -> None:

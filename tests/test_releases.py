@@ -115,7 +115,7 @@ def test_other_data_under_the_same_names_draws_other_noise(change):
 @pytest.mark.attack
 def test_other_weights_at_the_start_draw_other_noise(monkeypatch):
     """A file of weights that was replaced under its name: one number of them is another one."""
-    before, build = noise(), pubsel.commands.run.network
+    before, build = noise(), pubsel.cell.network
 
     def changed(*arguments, **named):
         model = build(*arguments, **named)
@@ -123,7 +123,7 @@ def test_other_weights_at_the_start_draw_other_noise(monkeypatch):
             next(model.parameters()).view(-1)[0] += 1e-3
         return model
 
-    monkeypatch.setattr("pubsel.commands.run.network", changed)
+    monkeypatch.setattr("pubsel.cell.network", changed)
     assert alike(before, noise()) < 0.02
 
 

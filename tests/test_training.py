@@ -23,9 +23,10 @@ from pubsel.gradients.matrix import PerExampleGradients
 from pubsel.messages import UsageError, UserError
 from pubsel.models import small
 from pubsel.privacy.randomness import Secret, SystemEntropy, stream
+from pubsel.privacy.sampling import poisson_sample, schedule
 from pubsel.settings import CONF
 from pubsel.settings.keys import Training
-from pubsel.training.loop import fit, noisy_mean, poisson_sample, schedule
+from pubsel.training.loop import Job, Watch, fit, noisy_mean
 from tests.synthetic import secret_named
 
 COMMAND = [sys.executable, "-m", "pubsel", "run", "+experiment=quickstart", "distance=none", "threads=1",
@@ -60,8 +61,20 @@ class Float(torch.nn.Module):
 
 def train(tmp_path, algorithm=None, noise=0.0, secure=False, key="key", report=lambda p: None, **changes):
     model, problem, settings = network(), task(), training(**changes)
-    fit(model, problem, algorithm or DPSGD("dp_sgd", 1.0), schedule(50, settings), noise, settings, "name",
-        secret_named(key, secure), tmp_path / "checkpoint.pt", report)  # fmt: skip
+    fit(
+        model,
+        problem,
+        Job(
+            algorithm or DPSGD("dp_sgd", 1.0),
+            schedule(50, settings),
+            noise,
+            settings,
+            "name",
+            tmp_path / "checkpoint.pt",
+        ),
+        secret_named(key, secure),
+        Watch(report),
+    )
     return torch.cat([p.detach().flatten() for p in model.parameters()])
 
 
@@ -351,8 +364,13 @@ def test_a_run_is_resumed_on_another_kind_of_device(tmp_path, devices):
 
     def part(device, report):
         model = network(torch.float32).to(device)
-        fit(model, task(), DPSGD("dp_sgd", 1.0), schedule(50, settings), 1.0, settings, "name",
-            secret_named(place=device), tmp_path / "checkpoint.pt", report)  # fmt: skip
+        fit(
+            model,
+            task(),
+            Job(DPSGD("dp_sgd", 1.0), schedule(50, settings), 1.0, settings, "name", tmp_path / "checkpoint.pt"),
+            secret_named(place=device),
+            Watch(report),
+        )
         return model
 
     def stop(progress):
@@ -373,8 +391,14 @@ def test_a_gpu_run_repeats_the_cpu_run(tmp_path):
     for device in ("cpu", "cuda"):
         (tmp_path / device).mkdir()
         model, settings = network(torch.float32).to(device), training()
-        fit(model, task(), DPSGD("dp_sgd", 1.0), schedule(50, settings), 1.0, settings, "name", secret_named(),
-            tmp_path / device / "checkpoint.pt", lambda p: None)  # fmt: skip
+        fit(
+            model,
+            task(),
+            Job(
+                DPSGD("dp_sgd", 1.0), schedule(50, settings), 1.0, settings, "name", tmp_path / device / "checkpoint.pt"
+            ),
+            secret_named(),
+        )
         found.append(torch.cat([p.detach().flatten().cpu() for p in model.parameters()]))
     torch.testing.assert_close(found[0], found[1], rtol=1e-4, atol=1e-5)
 

@@ -5,6 +5,7 @@ import math
 import pickle
 import time
 from collections import OrderedDict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from pubsel import records as results
 from pubsel.algorithms import Freezes, Frozen
 from pubsel.attacks import membership
 from pubsel.attacks.membership import DIGITS, figures, member_scores, success, supervised, told_apart
-from pubsel.commands.run import AUTO, by_label, choose_device, has_paths, load_task, locked, network, weights_digest
+from pubsel.cell import AUTO, by_label, choose_device, has_paths, load_task, network, weights_digest
 from pubsel.data import Split, Task
 from pubsel.messages import UsageError, UserError, say
 from pubsel.privacy import ledger
@@ -81,27 +82,28 @@ def attack_run(settings: AttackConfig, run: Path, folder: Path, device: torch.de
     """The record of the loss attack on one finished run; a finished one is read, if the weights are still those."""
     trained = results.read_record(run / "result.json")
     name = f"loss-{run.name}"
-    with locked(folder / "attacks" / name):
-        path = folder / "attacks" / name / "result.json"
-        if path.exists():
-            record = results.read_record(path, ("run", "auc"))
-            if record["weights"] == trained["weights"]:
-                return record
+
+    def make() -> dict[str, Any]:
         model, task = reopened(trained, run, settings, device)
         scores = [member_scores(model, split) for split in (task.private, task.test)]
         member = np.repeat([True, False], [len(part) for part in scores])
-        record = {
-            "identity": name,
+        return {
             "attack": "loss",
             "run": run.name,
             **{key: trained.get(key) for key in OF_RUN},
             **figures(np.concatenate(scores), member, stream(name, "bootstrap")),
             "privacy": NOT_PRIVATE,
-            **results.provenance(),
         }
-        results.write_record(path, record)
-    say(f"{run.name}: AUC {record['auc']:.3f}")
+
+    of_these = partial(_same_weights, trained)
+    record, made = results.recorded(folder / "attacks" / name, make, ("run", "auc"), of_these)
+    if made:
+        say(f"{run.name}: AUC {record['auc']:.3f}")
     return record
+
+
+def _same_weights(trained: dict[str, Any], record: dict[str, Any]) -> bool:
+    return bool(record["weights"] == trained["weights"])
 
 
 def reopened(
@@ -194,17 +196,19 @@ def attack_gsd(settings: AttackConfig, folder: Path, device: torch.device) -> li
     what = {key: value for key, value in as_json(settings).items() if key != "run"}
     kind = settings.attack.name
     name = folder_name(f"{kind}-{short_name(settings.private)}-{settings.model.name}", what)
-    paths = [settings.private, *(part for public in settings.public for part in public_sets(public))]
-    with locked(folder / "attacks" / name):
-        path = folder / "attacks" / name / "result.json"
-        if path.exists() and not has_paths(paths):
-            say(f"{name}: attacked before")
-            return list(results.read_record(path, ("rows",))["rows"])
+    own = has_paths([settings.private, *(part for public in settings.public for part in public_sets(public))])
+
+    def make() -> dict[str, Any]:
         began = time.monotonic()
         rows = gsd_rows(settings, name, device)
-        record = {"identity": name, "settings": what, "rows": rows, "privacy": NOT_PRIVATE, **results.provenance()}
-        results.write_record(path, record | {"seconds": round(time.monotonic() - began, 1)})
-    return rows
+        seconds = round(time.monotonic() - began, 1)
+        return {"settings": what, "rows": rows, "privacy": NOT_PRIVATE, "seconds": seconds}
+
+    # a folder's content may have changed
+    record, made = results.recorded(folder / "attacks" / name, make, ("rows",), lambda record: not own)
+    if not made:
+        say(f"{name}: attacked before")
+    return list(record["rows"])
 
 
 def gsd_rows(settings: AttackConfig, name: str, device: torch.device) -> list[dict[str, Any]]:

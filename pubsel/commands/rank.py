@@ -12,21 +12,17 @@ import torch
 from torch import nn
 
 from pubsel import data, distances, records, selection
-from pubsel.commands.run import (  # fmt: skip
-    SCRATCH,
-    about_to_draw,
+from pubsel.cell import (
+    Noted,
+    Streams,
     check_backbone,
     choose_device,
     has_paths,
-    locked,
     mapped,
     network,
-    raw,
-    secret_of,
-    summary,
     tensors,
     through_backbone,
-)
+)  # fmt: skip
 from pubsel.data import Split, Task
 from pubsel.distances import dp_gsd
 from pubsel.messages import UsageError, say
@@ -47,30 +43,33 @@ def rank(settings: RankConfig) -> dict[str, Any]:
         raise UsageError("public=[...]: give each candidate once, and at least one")
     check_backbone(settings.model)
     settings = canonical(settings)
-    releases = settings.epsilon_select is not None or settings.distance.name == "dp_gsd"
     what = as_json(settings)
     name = folder_name(f"{short_name(settings.private)}-{settings.model.name}", what)
     folder = Path(settings.results) / "ranks" / name
-    with locked(folder):
-        path = folder / "result.json"
-        own = has_paths([settings.private, *sets])  # a folder's content may have changed
-        if path.exists() and (releases or not own):
-            say(f"{name}: measured before")
-            if own:
-                say(f"  if its files have changed since, delete {folder} to draw it again{ledger.again(folder)}")
-            return records.read_record(path, ("identity", "privacy"))
-        with tempfile.TemporaryDirectory(prefix=SCRATCH, dir=folder) as kept:
-            began = time.monotonic()
+
+    def make() -> dict[str, Any]:
+        began = time.monotonic()
+        with tempfile.TemporaryDirectory(prefix=records.SCRATCH, dir=folder) as kept:
             task, candidates = candidates_of(settings, device, Path(kept))
             for note in task.notes:
                 say(f"  {note}")
-            record = {
-                "identity": name, "settings": what, **records.provenance(), "private": settings.private,
-                "model": settings.model.name, "m": settings.distance.m, "notes": list(task.notes),
-            }  # fmt: skip
-            record |= (_rank if settings.epsilon_select is None else _select)(settings, name, task, candidates, device)
-            record["seconds"] = round(time.monotonic() - began, 1)
-        records.write_record(path, record)
+            measured = (_rank if settings.epsilon_select is None else _select)(
+                settings, task, candidates, device, Streams.of(settings, name, device)
+            )
+        described = {
+            "settings": what, "private": settings.private, "model": settings.model.name, "m": settings.distance.m,
+            "notes": list(task.notes),
+        }  # fmt: skip
+        return described | measured | {"seconds": round(time.monotonic() - began, 1)}
+
+    # a folder's content may have changed, but a release is drawn once
+    releases = settings.epsilon_select is not None or settings.distance.name == "dp_gsd"
+    own = has_paths([settings.private, *sets])
+    record, made = records.recorded(folder, make, ("identity", "privacy"), lambda record: releases or not own)
+    if not made:
+        say(f"{name}: measured before")
+        if own:
+            say(f"  if its files have changed since, delete {folder} to draw it again{ledger.again(folder)}")
     return record
 
 
@@ -119,7 +118,7 @@ def candidates_of(settings: RankConfig, device: torch.device, kept: Path) -> tup
 
 
 def _select(
-    settings: RankConfig, name: str, task: Task, candidates: dict[str, Split], device: torch.device
+    settings: RankConfig, task: Task, candidates: dict[str, Split], device: torch.device, streams: Streams
 ) -> dict[str, Any]:
     """The choice alone: no score and no distance, which would not be private."""
     distance, select, epsilon = settings.distance, settings.select, settings.epsilon_select
@@ -128,10 +127,9 @@ def _select(
     def build(i: int) -> nn.Module:
         return network(settings.model, task, settings.seed + i, settings.data_root).to(device)
 
-    secret = secret_of(
-        "choice", settings, task.private, candidates.values(), tensors(build(0)), {"epsilon": epsilon}, device
-    )
-    secret.begin = partial(about_to_draw, settings, task.private, name, "choice", epsilon, 0.0)
+    noted = Noted(task.private, epsilon, 0.0)
+    plan, weights = {"epsilon": epsilon}, tensors(build(0))
+    secret = streams.secret("choice", task.private, candidates.values(), weights, plan, noted)
     chosen, spend = selection.select(
         distance, select, epsilon, build, task.private, candidates, max(2, task.classes),
         f"selection {settings.seed}", secret, say,
@@ -151,7 +149,7 @@ def _select(
 
 
 def _rank(
-    settings: RankConfig, name: str, task: Task, candidates: dict[str, Split], device: torch.device
+    settings: RankConfig, task: Task, candidates: dict[str, Split], device: torch.device, streams: Streams
 ) -> dict[str, Any]:
     """Distances of all candidates, and their order."""
     taken: list[float] = []
@@ -171,10 +169,8 @@ def _rank(
         n = len(task.private.x)
         plan = dp_gsd.plan_of(distance, n)
         accountant.check_delta(plan.delta, n, settings.weak, "distance.delta", "weak")
-        secret = secret_of(
-            "DP-GSD", settings, task.private, candidates.values(), tensors(build(0)), plan._asdict(), device
-        )
-        secret.begin = partial(about_to_draw, settings, task.private, name, "DP-GSD", plan.epsilon, plan.delta)
+        noted, weights = Noted(task.private, plan.epsilon, plan.delta), tensors(build(0))
+        secret = streams.secret("DP-GSD", task.private, candidates.values(), weights, plan._asdict(), noted)
         measure = partial(dp_gsd.measure, source=secret)
         said |= {"privacy": accountant.measured("All its distances together are", plan, settings.secure_noise, n)}
     measuring = time.perf_counter()
@@ -197,7 +193,10 @@ def _rank(
         **said,
     }
     if distance.name in ("gsd", "dp_gsd"):
-        record |= {"k": distance.k, "raw": {public: raw(found, distance.k) for public, found in values.items()}}
+        record |= {
+            "k": distance.k,
+            "raw": {public: distances.raw(found, distance.k) for public, found in values.items()},
+        }
     return record
 
 
@@ -211,7 +210,7 @@ def ordered(values: dict[str, list[float]]) -> list[dict[str, Any]]:
         if following is not None:
             one, two = np.array(values[name]), np.array(values[following])
             holds, ties = float(np.mean(one < two)), float(np.mean(one == two))
-        rows.append({"public": name, **summary(values[name]), "holds": holds, "ties": ties})
+        rows.append({"public": name, **distances.summary(values[name]), "holds": holds, "ties": ties})
     return rows
 
 

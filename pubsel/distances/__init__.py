@@ -1,7 +1,10 @@
 """Distances between a private and a public dataset; one file per paper."""
 
 import dataclasses
+import math
 from collections.abc import Callable
+
+import numpy as np
 
 from pubsel.distances import dp_gsd, frechet, gsd, mmd, otdd, task2vec
 from pubsel.messages import UsageError
@@ -64,3 +67,13 @@ def statement(distance: Distance) -> dict[str, str]:
         "privacy": f"{method.title} is computed on private data without noise: this record is not differentially "
         "private.",
     }
+
+
+def raw(values: list[float], k: int) -> list[float]:
+    """The projection metric of Algorithm 1 itself: GSD as reported is it divided by sqrt(k)."""
+    return [value * math.sqrt(k) for value in values]
+
+
+def summary(values: list[float]) -> dict[str, float | None]:
+    """Mean and sample standard deviation (none for a single value)."""
+    return {"mean": float(np.mean(values)), "std": float(np.std(values, ddof=1)) if len(values) > 1 else None}

@@ -49,8 +49,8 @@ from pubsel.gradients.subspace import from_triangle, projection_metric, top_eige
 from pubsel.messages import UsageError
 from pubsel.privacy import accountant
 from pubsel.privacy.randomness import Source, Sources, normal, stream
+from pubsel.privacy.sampling import poisson_sample
 from pubsel.settings.keys import DPPCA, Distance, Labels
-from pubsel.training.loop import poisson_sample
 
 # Dimensions s. The noise of `gauss` grows with its root; fewer blur small distances: Fashion-MNIST's own test images
 # are at 0.24 with 256 and 0.19 with 1024, other sets within 0.02 of their GSD with both.

@@ -17,8 +17,9 @@ from pubsel.data import Split, Task
 from pubsel.gradients.matrix import Engine
 from pubsel.messages import UserError, say
 from pubsel.privacy.randomness import stream
+from pubsel.privacy.sampling import Schedule
 from pubsel.settings.keys import SHARED_GPU, Distance
-from pubsel.training.loop import Schedule, noisy_mean
+from pubsel.training.loop import noisy_mean
 from pubsel.training.rehearsal import Needs, random_like
 
 MOST = 0.75  # of a GPU that cells share, for one of them
