@@ -28,6 +28,8 @@ from omegaconf.errors import OmegaConfBaseException
 
 import pubsel
 from pubsel.messages import CellsFailed, UsageError, UserError
+from pubsel.privacy import ledger
+from pubsel.records import BrokenRecord
 from pubsel.settings import CONF
 from pubsel.settings.datasets import dataset_names
 from pubsel.settings.keys import (
@@ -150,9 +152,9 @@ def _report(values: DictConfig) -> None:
 
 
 def _runs(values: DictConfig) -> None:
-    from pubsel.commands import runs
+    from pubsel.commands import list_runs
 
-    print(runs.run(check(RunsConfig, values)))
+    print(list_runs.run(check(RunsConfig, values)))
 
 
 def _data(values: DictConfig) -> None:
@@ -321,6 +323,8 @@ def _fail(error: Exception) -> int:
 
 
 def _message(error: Exception) -> tuple[str, int]:
+    if isinstance(error, BrokenRecord):
+        return f"{error}{ledger.again(error.folder)}", error.exit_code
     if isinstance(error, UserError):
         return str(error), error.exit_code
     if isinstance(error, HydraException | OmegaConfBaseException):

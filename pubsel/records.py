@@ -33,6 +33,14 @@ SCRATCH = "candidates-"  # how a folder for the moment begins, below that of a r
 FAILED = "failed: "  # how the last line of a failed run's log begins, behind the time
 
 
+class BrokenRecord(UserError):
+    """A record that does not read. What it spends to make it again is for whoever prints this to say (cli.py)."""
+
+    def __init__(self, path: Path, why: str):
+        super().__init__(f"{path} {why}: delete it to run the cell again")
+        self.folder = path.parent
+
+
 def write_record(path: Path, record: dict[str, Any]) -> None:
     """Writes `record` as JSON with sorted keys. `path` has either its old content or the whole record, never a part.
 
@@ -48,10 +56,10 @@ def read_record(path: Path, needed: tuple[str, ...] = NEEDED) -> dict[str, Any]:
     except OSError as error:
         raise UserError(f"cannot read {path}: {error.strerror}") from None
     except ValueError:  # no JSON, or no UTF-8
-        raise UserError(f"{path} is no complete record: {_once_more(path)}") from None
+        raise BrokenRecord(path, "is no complete record") from None
     missing = [key for key in needed if not isinstance(record, dict) or key not in record]
     if missing:
-        raise UserError(f"{path} is no record, it lacks {missing[0]!r}: {_once_more(path)}")
+        raise BrokenRecord(path, f"is no record, it lacks {missing[0]!r}")
     return record
 
 
@@ -112,12 +120,6 @@ def clean(folder: Path) -> None:
         path.unlink(missing_ok=True)
     for path in folder.glob(f"{SCRATCH}*"):
         shutil.rmtree(path, ignore_errors=True)
-
-
-def _once_more(path: Path) -> str:
-    from pubsel.privacy import ledger  # which imports this file
-
-    return f"delete it to run the cell again{ledger.again(path.parent)}"
 
 
 def read_records(results: Path) -> list[dict[str, Any]]:

@@ -23,7 +23,7 @@ import torch
 
 from pubsel import records as results
 from pubsel.cli import main
-from pubsel.commands import runs, sweep
+from pubsel.commands import list_runs, sweep
 from pubsel.messages import UserError
 
 WORDS = ["+experiment=quickstart", "training.epochs=5", "training.batch_size=1297", "training.chunk=256", "pair.m=100",
@@ -147,7 +147,7 @@ def run_folder(folder: Path) -> Path:
 
 
 def state(folder: Path) -> str:
-    return runs.look(run_folder(folder), None).state
+    return list_runs.look(run_folder(folder), None).state
 
 
 @pytest.fixture(scope="module")
@@ -276,7 +276,7 @@ def test_a_record_that_is_cut_short_is_never_read(tmp_path: Path, whole: list[di
         path.write_bytes(text[:length])
         with pytest.raises(UserError, match="delete it to run the cell again"):
             results.read_records(tmp_path / "results")
-        assert runs.look(path.parent, None).state == "corrupt"
+        assert list_runs.look(path.parent, None).state == "corrupt"
 
 
 def test_a_checkpoint_that_does_not_fit_is_named_and_starts_nothing(tmp_path: Path, whole: list[dict]) -> None:
@@ -307,7 +307,7 @@ def test_one_who_waits_for_a_run_takes_it_over(tmp_path: Path, whole: list[dict]
     said = tmp_path / "second"
     until(lambda: said.exists() and "another process works on it" in said.read_text())
     assert state(tmp_path) == "running"
-    assert runs.deleted(run_folder(tmp_path)) is False
+    assert list_runs.deleted(run_folder(tmp_path)) is False
     first.kill()
     second.join(120)
     assert second.exitcode == 0

@@ -28,13 +28,13 @@ from torch import nn
 from pubsel import algorithms
 from pubsel.algorithms import Solves, View
 from pubsel.cli import main
-from pubsel.commands import runs
+from pubsel.commands import list_runs
 from pubsel.data import Split, Task
 from pubsel.gradients.factored import LinearGradients
 from pubsel.gradients.matrix import PerExampleGradients
 from pubsel.messages import UsageError, UserError
 from pubsel.models import small
-from pubsel.models.split import split
+from pubsel.models.layers import split
 from pubsel.privacy import randomness
 from pubsel.privacy.randomness import stream
 from pubsel.privacy.sampling import schedule
@@ -303,7 +303,7 @@ def test_a_run_goes_on_whichever_process_failed(tmp_path: Path, whole: dict) -> 
     ):
         assert together(command, tmp_path, fault) == codes
         (folder,) = tmp_path.glob("results/runs/*/")
-        found = runs.look(folder, None)
+        found = list_runs.look(folder, None)
         assert (found.state, found.record.get("utility")) == (state, None)
         assert said in found.why + found.state
         assert said in (tmp_path / "said0").read_text()

@@ -14,7 +14,7 @@ from pubsel.data import Split, Task
 from pubsel.gradients.matrix import PerExampleGradients
 from pubsel.messages import UsageError, UserError
 from pubsel.models import Network, build
-from pubsel.models.split import split
+from pubsel.models.layers import split
 from pubsel.settings.keys import Lora, Model, Norm
 from pubsel.training.once import below_once
 

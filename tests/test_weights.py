@@ -82,7 +82,7 @@ def test_weights_of_a_text_tower_run_no_code(evil, tmp_path):
 
     from test_text import SMALL
 
-    from pubsel.models.clip import text_weights
+    from pubsel.models.class_names import text_weights
 
     (tmp_path / "pubsel-small.json").write_text(json.dumps(SMALL))
     open_clip.add_model_config(tmp_path)

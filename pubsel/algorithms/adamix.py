@@ -142,7 +142,7 @@ class AdaMix:
             train_on_public(view, view.labelled(self.name), self.pretrain_epochs, self.pretrain_rate)
 
     def _start_from_text(self, view: View, names: list[str]) -> None:
-        from pubsel.models.clip import text_weights
+        from pubsel.models.class_names import text_weights
 
         found = text_weights(names, self.text_model, self.text_weights, self.text_scale)
         weight = self._weight(view)

@@ -36,7 +36,7 @@ from pubsel.cell import (
 )
 from pubsel.data import Split, Task
 from pubsel.messages import UsageError, UserError, log, logged, say, traced
-from pubsel.models.split import split
+from pubsel.models.layers import split
 from pubsel.models.trained import trained_parameters
 from pubsel.privacy import accountant, ledger
 from pubsel.privacy.randomness import Secret, stream

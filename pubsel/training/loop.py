@@ -183,68 +183,125 @@ def fit(
 
     Raises UserError if the weights stop being finite, or the checkpoint is of another release.
     """
-    algorithm, plan, training = job.algorithm, job.schedule, job.training
-    device = next(model.parameters()).device
-    everyone, task = task.private, on_device(task._replace(private=processes.own(task.private)), device)
-    gradients = gradients or engine(model, training.chunk)
-    parameters = [dict(model.named_parameters())[name] for name in gradients.offsets]
-    optimizer, decay = optimizer_of(parameters, training, plan.steps)
+    algorithm, plan = job.algorithm, job.schedule
+    everyone, own = task.private, processes.own(task.private)
+    task = on_device(task._replace(private=own), next(model.parameters()).device)
+    gradients = gradients or engine(model, job.training.chunk)
     view = view_of(model, gradients, task, job.name, plan)
+    state = _State(model, gradients, job)
 
     # a killed run goes on with the streams that it began with, or not at all
-    average, begin, points = _Average(parameters, training.average), _Begin(parameters), _Points()
-    parts = (model, optimizer, decay, average, begin, points)
-    checkpoint = _Checkpoint(job.checkpoint, parts, secret, training.checkpoint_seconds)
+    checkpoint = _Checkpoint(job, state.parts(), secret)
     start, secret = checkpoint.resume()
-    points.given_to(watch.keep)
+    state.points.given_to(watch.keep)
 
-    # public data may train first: every step knows the weights that this led to
-    if isinstance(algorithm, Pretrains) and not checkpoint.resumed:
-        algorithm.pretrain(view)
-        begin.weights = flat(parameters)
-        if checkpoint.due():
-            checkpoint.save(0)
-    view = view._replace(start=begin.weights)
-    _check_finite(parameters, start, training)
-    processes.prepare(view, algorithm, job.name, training.chunk, everyone)
+    view = _pretrained(view, algorithm, state, checkpoint)
+    state.check_finite(start)
+    processes.prepare(view, algorithm, job.name, job.training.chunk, everyone)
 
     checkpoint.restart_clock()
-    epoch_steps = max(1, round(1 / plan.rate))
-    losses = torch.zeros(2, dtype=torch.float64, device=device)  # sum and number since the last report
     for step in range(start, plan.steps):
         # the one place that private data is read: sample, clip and sum, add noise
         chosen = poisson_sample(secret("sample", step), plan.n, plan.rate) if plan.rate < 1 else None
         mechanism, batch = processes.begin(step, task.private, chosen, partial(algorithm.mechanism, view, step))
-        mean, batch_losses = noisy_mean(
+        mean, losses = noisy_mean(
             mechanism, gradients, batch, job.noise_multiplier, secret("noise", step), plan.batch_size, processes
         )
-        losses += batch_losses
 
-        # what follows computes from released numbers only
-        average.add(parameters, step + 1)
-        direction = mechanism.decode(mean)
-        _descend(parameters, gradients, direction, optimizer)
-        decay.step()
+        # what follows computes from released numbers only; but for the losses, which are shown, and not released
+        state.descend(step, mechanism.decode(mean), losses)
 
-        # a step is reported to files once its checkpoint is on disk: it is then never drawn again
-        ended = step + 1 == plan.steps or (step + 1) % epoch_steps == 0
-        due = step + 1 == plan.steps or checkpoint.due()
-        if ended:
-            points.waiting.append(_progress(step + 1, plan, losses, checkpoint.seconds(), direction, decay))
-            losses.zero_()
-        if due or (ended and not _finite(parameters)):
-            checkpoint.save(step + 1)
-        if ended or due:
-            _check_finite(parameters, step + 1, training)
-        if ended:
-            watch.report(points.waiting[-1])
-        if due:
-            points.given_to(watch.keep)
+        _report(step, state, checkpoint, watch)
 
-    average.into(parameters, plan.steps)
+    state.average.into(state.parameters, plan.steps)
     if isinstance(algorithm, Finishes):
         algorithm.finish(view)
     return checkpoint.seconds()
+
+
+def _report(step: int, state: "_State", checkpoint: "_Checkpoint", watch: Watch) -> None:
+    """After a step: write the checkpoint if it is due, and tell who watches.
+
+    A step is reported to files once its checkpoint is on disk: it is then never drawn again. UserError if training
+    diverged."""
+    last, epoch_ends = step + 1 == state.job.schedule.steps, state.epoch_ends(step)
+    if epoch_ends:
+        state.note_progress(step, checkpoint.seconds())
+
+    due = last or checkpoint.due()
+    if due or (epoch_ends and not state.finite()):
+        checkpoint.save(step + 1)
+    if due or epoch_ends:
+        state.check_finite(step + 1)
+
+    if epoch_ends:
+        watch.report(state.points.waiting[-1])
+    if due:
+        state.points.given_to(watch.keep)
+
+
+def _pretrained(view: View, algorithm: Algorithm, state: "_State", checkpoint: "_Checkpoint") -> View:
+    """What the algorithm sees of a task whose public data has trained first, if that is its way: every private step
+    knows the weights that this led to."""
+    if isinstance(algorithm, Pretrains) and not checkpoint.resumed:
+        algorithm.pretrain(view)
+        state.begin.weights = flat(state.parameters)
+        if checkpoint.due():
+            checkpoint.save(0)
+    return view._replace(start=state.begin.weights)
+
+
+class _State:
+    """What the steps of a training change: the weights, the optimiser, and what is kept of earlier steps."""
+
+    def __init__(self, model: nn.Module, gradients: Engine, job: Job):
+        self.model, self.columns, self.job = model, list(gradients.offsets.values()), job
+        self.parameters = [dict(model.named_parameters())[name] for name in gradients.offsets]
+        self.optimizer, self.decay = optimizer_of(self.parameters, job.training, job.schedule.steps)
+        self.average, self.begin = _Average(self.parameters, job.training.average), _Begin(self.parameters)
+        self.points = _Points()
+        self.epoch_steps = max(1, round(1 / job.schedule.rate))
+        # sum and number of the losses since the last report
+        self.losses = torch.zeros(2, dtype=torch.float64, device=self.parameters[0].device)
+
+    def parts(self) -> tuple[Any, ...]:
+        """What a checkpoint holds of it."""
+        return self.model, self.optimizer, self.decay, self.average, self.begin, self.points
+
+    def descend(self, step: int, direction: Tensor, losses: Tensor) -> None:
+        """One step of the optimiser with `direction` [p] as the gradient."""
+        self.average.add(self.parameters, step + 1)
+        for parameter, columns in zip(self.parameters, self.columns, strict=True):
+            parameter.grad = direction[columns].view_as(parameter)
+        self.optimizer.step()
+        self.decay.step()
+        self.losses += losses
+        self.direction = direction
+
+    def epoch_ends(self, step: int) -> bool:
+        """Whether `step` is the last of an epoch, or of all."""
+        return step + 1 == self.job.schedule.steps or (step + 1) % self.epoch_steps == 0
+
+    def note_progress(self, step: int, seconds: float) -> None:
+        """Keep where the training is after `step`, for the next report."""
+        plan, rate = self.job.schedule, float(self.decay.get_last_lr()[0])
+        loss, norm = float(self.losses[0] / self.losses[1]), float(self.direction.norm())  # of no examples: nan
+        now = Progress(step + 1, plan.steps, (step + 1) * plan.rate, loss, seconds, norm, rate)
+        self.points.waiting.append(now)
+        self.losses.zero_()
+
+    def finite(self) -> bool:
+        """Whether all weights are finite."""
+        return all(bool(torch.isfinite(p).all()) for p in self.parameters)
+
+    def check_finite(self, step: int) -> None:
+        """UserError if training diverged. Its checkpoint stays, so that the same command fails again at once instead
+        of drawing new noise for steps whose failure was seen."""
+        if not self.finite():
+            raise UserError(
+                f"training diverged: weights are not finite at step {step}; "
+                f"lower training.learning_rate={self.job.training.learning_rate:g}"
+            )
 
 
 def optimizer_of(
@@ -263,34 +320,12 @@ def optimizer_of(
     return optimizer, torch.optim.lr_scheduler.LambdaLR(optimizer, lambda t: scale / (t + 2))
 
 
-def _descend(
-    parameters: list[nn.Parameter], gradients: Engine, direction: Tensor, optimizer: torch.optim.Optimizer
-) -> None:
-    """One step of the optimiser with `direction` [p] as the gradient."""
-    for parameter, columns in zip(parameters, gradients.offsets.values(), strict=True):
-        parameter.grad = direction[columns].view_as(parameter)
-    optimizer.step()
-
-
-def _progress(
-    step: int,
-    plan: Schedule,
-    losses: Tensor,
-    seconds: float,
-    direction: Tensor,
-    decay: torch.optim.lr_scheduler.LRScheduler,
-) -> Progress:
-    loss, norm = float(losses[0] / losses[1]), float(direction.norm())  # the loss of no examples: nan
-    return Progress(step, plan.steps, step * plan.rate, loss, seconds, norm, float(decay.get_last_lr()[0]))
-
-
 class _Checkpoint:
-    """The file that a killed run resumes from, and the clock that says when it is due.
+    """The file that a killed run resumes from, and the clock that says when it is due. parts: what has a state."""
 
-    parts: what has a state. every: seconds between two checkpoints."""
-
-    def __init__(self, path: Path, parts: tuple[Any, ...], secret: Secret, every: float):
-        self.path, self.parts, self.secret, self.every = path, parts, secret, every
+    def __init__(self, job: Job, parts: tuple[Any, ...], secret: Secret):
+        self.path, self.parts, self.secret = job.checkpoint, parts, secret
+        self.every = job.training.checkpoint_seconds  # between two checkpoints
         self.resumed, self.earlier = False, 0.0
         self.restart_clock()
 
@@ -409,20 +444,6 @@ def on_device(task: Task, device: torch.device) -> Task:
         return Split(split.x.to(device), split.y.to(device))
 
     return task._replace(private=move(task.private), public=move(task.public) if task.public is not None else None)
-
-
-def _finite(parameters: list[nn.Parameter]) -> bool:
-    return all(bool(torch.isfinite(p).all()) for p in parameters)
-
-
-def _check_finite(parameters: list[nn.Parameter], step: int, training: Training) -> None:
-    """UserError where training diverged. Its checkpoint stays, so that the same command fails again at once instead of
-    drawing new noise for steps whose failure was seen."""
-    if not _finite(parameters):
-        raise UserError(
-            f"training diverged: weights are not finite at step {step}; "
-            f"lower training.learning_rate={training.learning_rate:g}"
-        )
 
 
 def save(path: Path, content: Any) -> None:

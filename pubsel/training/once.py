@@ -14,7 +14,7 @@ from pubsel.algorithms import Freezes, Frozen, Solves
 from pubsel.cell import Cell, Noted
 from pubsel.data import Split, Task
 from pubsel.messages import UsageError, UserError, say
-from pubsel.models.split import Above, split
+from pubsel.models.layers import Above, split
 from pubsel.privacy import accountant, ledger
 from pubsel.privacy.randomness import Secret
 from pubsel.training import estimate
