@@ -165,12 +165,6 @@ def method_settings(target: str) -> type | None:
     return made if isinstance(made, type) and dataclasses.is_dataclass(made) else None
 
 
-def method_paper(target: str) -> str:
-    """The docstring of the module of a `_target_`, which names the paper; "" if there is none."""
-    with_source = source(target.rpartition(".")[0])
-    return ast.get_docstring(ast.parse(with_source.read_text(encoding="utf-8"))) or "" if with_source else ""
-
-
 def source(module: str) -> Path | None:
     """The file of a module, found without importing it or the packages that it is in."""
     top, *rest = module.split(".")
