@@ -14,8 +14,9 @@ from omegaconf import OmegaConf
 
 from pubsel import explain
 from pubsel.cli import SCHEMAS
-from pubsel.config import CONF, dataset, datasets
-from pubsel.results import RECORD
+from pubsel.records import RECORD
+from pubsel.settings import CONF
+from pubsel.settings.datasets import dataset_info, dataset_names
 
 ROOT = Path(__file__).resolve().parent.parent
 BESIDE = {  # files of the repository: pages of the site
@@ -242,7 +243,7 @@ def named_datasets() -> str:
         "| name | what it is | classes | shape | measured by | MB | licence |",
         "|---|---|---:|---|---|---:|---|",
     ]
-    known = {name: dataset(name) for name in datasets()}
+    known = {name: dataset_info(name) for name in dataset_names()}
     for name, info in known.items():
         link = f"[`{name}`](#{name})" if info.instructions else f"`{name}`"
         shape = "×".join(map(str, info.shape))

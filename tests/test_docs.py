@@ -15,8 +15,12 @@ import yaml
 from scipy.stats import binom
 
 import pubsel
-from pubsel import config, explain, privacy, results
+from pubsel import explain, records
 from pubsel.cli import SCHEMAS, main
+from pubsel.privacy import accountant
+from pubsel.settings import CONF
+from pubsel.settings.keys import Privacy
+from pubsel.settings.schema import keys_of
 
 CHECKOUT = pages.CHECKOUT
 ROW = {  # method, setting and public data in the README: algorithm, label, public data, words of the setting
@@ -35,9 +39,9 @@ ROW = {  # method, setting and public data in the README: algorithm, label, publ
 def test_the_reference_has_every_setting_with_its_meaning() -> None:
     page = pages.hooks().generated()["reference/settings.md"]
     for command, schema in SCHEMAS.items():
-        for key in config.keys(schema):
+        for key in keys_of(schema):
             assert f"`{key}`" in page, (command, key)
-    for about in (f.metadata["about"] for f in config.Privacy.__dataclass_fields__.values()):
+    for about in (f.metadata["about"] for f in Privacy.__dataclass_fields__.values()):
         assert pages.hooks().text(about) in page
     assert "**`privacy.delta`**{ #privacy.delta } = `1e-05` <small>number, greater than 0, less than 1</small>" in page
 
@@ -57,7 +61,7 @@ def test_the_reference_has_every_file_of_conf(group: str, page: str) -> None:
 
 def test_the_reference_has_every_setting_of_every_algorithm() -> None:
     text = pages.hooks().generated()["reference/algorithms.md"]
-    for path in (config.CONF / "algorithm").glob("*.yaml"):
+    for path in (CONF / "algorithm").glob("*.yaml"):
         for key in yaml.safe_load(path.read_text()):
             assert key in ("defaults", "_target_") or f"`algorithm.{key}`" in text, (path.name, key)
 
@@ -69,17 +73,17 @@ def test_the_reference_of_the_record_has_its_keys(tmp_path: Path, monkeypatch: p
     words = "+experiment=quickstart training.epochs=1 training.batch_size=1297 epsilon=2 distance.initialisations=1"
     assert main(["run", *words.split(), "estimate=false"]) == 0
     (path,) = Path("results/runs").glob("*/result.json")
-    record = results.read_record(path)
-    told = {key for key in results.RECORD if "." not in key}
+    record = records.read_record(path)
+    told = {key for key in records.RECORD if "." not in key}
     assert set(record) == told
-    plan = privacy.Plan(*[1.0] * len(privacy.Plan._fields))
-    weak = privacy.statement(plan, 1.0, True, True, [("first", plan)], True, examples=2)
-    assert {f"privacy.{key}" for key in {**record["privacy"], **weak}} == set(results.RECORD) - told
+    plan = accountant.Plan(*[1.0] * len(accountant.Plan._fields))
+    weak = accountant.statement(plan, 1.0, True, True, [("first", plan)], True, examples=2)
+    assert {f"privacy.{key}" for key in {**record["privacy"], **weak}} == set(records.RECORD) - told
 
 
 def test_the_reference_of_the_record_has_the_keys_of_the_records_in_the_repository() -> None:
-    for record in results.read_records(CHECKOUT / "results"):
-        assert {key for key in record if key not in results.RECORD} <= {"k", "m"}, record["identity"]
+    for record in records.read_records(CHECKOUT / "results"):
+        assert {key for key in record if key not in records.RECORD} <= {"k", "m"}, record["identity"]
 
 
 # The site
@@ -154,7 +158,7 @@ def test_the_table_of_the_readme_has_the_numbers_of_the_results() -> None:
     """Ours and the paper's; the interval of a single seed is of the test examples of its record."""
     with (CHECKOUT / "results" / "tables" / "gsd_table2.csv").open() as file:
         rows = [row for row in csv.DictReader(file) if row["private"] == "fashion_mnist" and row["utility"]]
-    known = {record["identity"]: record for record in results.read_records(CHECKOUT / "results")}
+    known = {record["identity"]: record for record in records.read_records(CHECKOUT / "results")}
     table = (CHECKOUT / "README.md").read_text().split("| method | setting |")[1].split("\n\n")[0].splitlines()[2:]
     assert len(table) == len(ROW)
     for line in table:

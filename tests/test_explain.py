@@ -13,14 +13,17 @@ from hydra import compose, initialize_config_dir
 from hydra.utils import get_class
 from omegaconf import OmegaConf
 
-from pubsel import config, explain
+from pubsel import explain
 from pubsel.cli import SCHEMAS, main
+from pubsel.settings import CONF
+from pubsel.settings.keys import Device
+from pubsel.settings.schema import keys_of, setting
 
-ALGORITHMS = sorted(path.stem for path in (config.CONF / "algorithm").glob("*.yaml"))
+ALGORITHMS = sorted(path.stem for path in (CONF / "algorithm").glob("*.yaml"))
 
 
 def composed(command: str, *words: str) -> dict[str, Any]:
-    with initialize_config_dir(str(config.CONF), version_base="1.3"):
+    with initialize_config_dir(str(CONF), version_base="1.3"):
         return OmegaConf.to_container(compose(command, list(words)))  # type: ignore[return-value]
 
 
@@ -33,7 +36,7 @@ def test_every_setting_has_a_meaning_and_the_value_that_a_command_would_use(comm
     values = composed(command)
     explained = {setting.key: setting for section in sections(command) for setting in section.settings}
     groups = {f.name for f in dataclasses.fields(SCHEMAS[command]) if dataclasses.is_dataclass(f.type)}
-    assert set(explained) >= {key for key in config.keys(SCHEMAS[command]) if key not in groups | {"algorithm"}}
+    assert set(explained) >= {key for key in keys_of(SCHEMAS[command]) if key not in groups | {"algorithm"}}
     for key, setting in explained.items():
         assert setting.about, key
         value: Any = values
@@ -58,12 +61,12 @@ def test_the_settings_of_a_method_are_read_from_its_source_as_they_are(name: str
 def test_kinds_and_values_read_as_they_are_typed() -> None:
     @dataclasses.dataclass
     class Some:
-        a: int | None = config.setting("", at_least=1, at_most=10**6)
-        b: float = config.setting("", over=0, below=0.5, infinite=True)
-        c: config.Device = config.setting("")
-        d: list[float] | None = config.setting("")
-        e: dict[str, Any] = config.setting("")
-        f: Any = config.setting("")
+        a: int | None = setting("", at_least=1, at_most=10**6)
+        b: float = setting("", over=0, below=0.5, infinite=True)
+        c: Device = setting("")
+        d: list[float] | None = setting("")
+        e: dict[str, Any] = setting("")
+        f: Any = setting("")
 
     assert [explain.kind(f.type, f.metadata) for f in dataclasses.fields(Some)] == [
         "whole number, at least 1, at most 1,000,000, or null",
@@ -73,7 +76,7 @@ def test_kinds_and_values_read_as_they_are_typed() -> None:
         "mapping",
         "",
     ]
-    values = (None, True, False, 0, 1, 1e-5, "a", ["a", None], {"a": 1}, config.Device.cpu)
+    values = (None, True, False, 0, 1, 1e-5, "a", ["a", None], {"a": 1}, Device.cpu)
     assert [explain.typed(value) for value in values] == [
         "null", "true", "false", "0", "1", "1e-05", "a", "[a,null]", "{a:1}", "cpu"
     ]  # fmt: skip
@@ -108,7 +111,7 @@ def test_help_explains_a_method_of_the_users_own(
     (tmp_path / "conf" / "algorithm" / "by_hand.yaml").write_text(f"# A method by hand.\n{yaml.safe_dump(settings)}")
     (tmp_path / "by_hand.py").write_text(
         "import torch\nfrom dataclasses import dataclass\nfrom pubsel.algorithms.dp_sgd import DPSGD\n"
-        "from pubsel.config import setting\nraise RuntimeError('help imports no method')\n"
+        "from pubsel.settings import setting\nraise RuntimeError('help imports no method')\n"
         "@dataclass\nclass ByHand(DPSGD):\n    factor: float = setting('what it multiplies by', over=1)\n"
     )
     monkeypatch.syspath_prepend(str(tmp_path))

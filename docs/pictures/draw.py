@@ -17,8 +17,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from scipy.stats import binom
 
-from pubsel import figures, tables
-from pubsel.results import read_records
+from pubsel.records import read_records
+from pubsel.tables import figures, join
 
 HERE = Path(__file__).resolve().parent
 INK = {"light": "#1f2328", "dark": "#e6edf3"}
@@ -44,7 +44,7 @@ NAMES = {"chestxray_pneumonia.npz": "chest X-rays"}
 # Utility against distance
 
 
-def utility(theme: str, made: dict[str, tables.Table]) -> Figure:
+def utility(theme: str, made: dict[str, join.Table]) -> Figure:
     """GEP on three private sets, a point for each public set; the dashed level is DP-SGD in the same setting, without
     public data."""
     with figures.style():
@@ -157,7 +157,7 @@ def architecture(theme: str) -> str:
 def main(folder: Path = HERE) -> None:
     """Write the four files."""
     records = read_records(HERE.parent.parent / "results")
-    made = {name: tables.make(name, records) for name, _, _ in PANELS.values()}
+    made = {name: join.make(name, records) for name, _, _ in PANELS.values()}
     for theme in INK:
         drawn: Any = figures._drawn(utility(theme, made), "svg", transparent=True)
         text = drawn.decode().replace(figures.INK, INK[theme])
