@@ -12,10 +12,9 @@ import yaml
 from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
-from pubsel import explain
 from pubsel.cli import SCHEMAS
 from pubsel.records import RECORD
-from pubsel.settings import CONF
+from pubsel.settings import CONF, explain
 from pubsel.settings.datasets import dataset_info, dataset_names
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -27,9 +27,8 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 import pubsel
-from pubsel import explain
 from pubsel.messages import CellsFailed, UsageError, UserError
-from pubsel.settings import CONF
+from pubsel.settings import CONF, explain
 from pubsel.settings.datasets import dataset_names
 from pubsel.settings.keys import (
     Attack,

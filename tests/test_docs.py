@@ -15,10 +15,10 @@ import yaml
 from scipy.stats import binom
 
 import pubsel
-from pubsel import explain, records
+from pubsel import records
 from pubsel.cli import SCHEMAS, main
 from pubsel.privacy import accountant
-from pubsel.settings import CONF
+from pubsel.settings import CONF, explain
 from pubsel.settings.keys import Privacy
 from pubsel.settings.schema import keys_of
 

@@ -13,9 +13,8 @@ from hydra import compose, initialize_config_dir
 from hydra.utils import get_class
 from omegaconf import OmegaConf
 
-from pubsel import explain
 from pubsel.cli import SCHEMAS, main
-from pubsel.settings import CONF
+from pubsel.settings import CONF, explain
 from pubsel.settings.keys import Device
 from pubsel.settings.schema import keys_of, setting
 
@@ -34,16 +33,16 @@ def sections(command: str, *words: str) -> list[explain.Section]:
 @pytest.mark.parametrize("command", SCHEMAS)
 def test_every_setting_has_a_meaning_and_the_value_that_a_command_would_use(command: str) -> None:
     values = composed(command)
-    explained = {setting.key: setting for section in sections(command) for setting in section.settings}
+    explained = {told.key: told for section in sections(command) for told in section.settings}
     groups = {f.name for f in dataclasses.fields(SCHEMAS[command]) if dataclasses.is_dataclass(f.type)}
     assert set(explained) >= {key for key in keys_of(SCHEMAS[command]) if key not in groups | {"algorithm"}}
-    for key, setting in explained.items():
-        assert setting.about, key
+    for key, told in explained.items():
+        assert told.about, key
         value: Any = values
         for part in key.split("."):
             value = value.get(part) if isinstance(value, dict) else None
         if value is not None:
-            assert setting.value == explain.typed(value), key
+            assert told.value == explain.typed(value), key
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
@@ -111,7 +110,7 @@ def test_help_explains_a_method_of_the_users_own(
     (tmp_path / "conf" / "algorithm" / "by_hand.yaml").write_text(f"# A method by hand.\n{yaml.safe_dump(settings)}")
     (tmp_path / "by_hand.py").write_text(
         "import torch\nfrom dataclasses import dataclass\nfrom pubsel.algorithms.dp_sgd import DPSGD\n"
-        "from pubsel.settings import setting\nraise RuntimeError('help imports no method')\n"
+        "from pubsel.settings.schema import setting\nraise RuntimeError('help imports no method')\n"
         "@dataclass\nclass ByHand(DPSGD):\n    factor: float = setting('what it multiplies by', over=1)\n"
     )
     monkeypatch.syspath_prepend(str(tmp_path))

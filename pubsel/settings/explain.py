@@ -18,7 +18,7 @@ from omegaconf import MISSING
 
 from pubsel.settings import CONF
 
-NO_TORCH = ("pubsel.settings", "pubsel.settings", "pubsel.messages")  # what the settings of a method may import
+NO_TORCH = ("pubsel.settings", "pubsel.messages")  # what the settings of a method may import
 TYPES = {int: "whole number", float: "number", str: "text", bool: "true or false"}
 PLURALS = {int: "whole numbers", float: "numbers", str: "texts"}
 RANGES = {"over": "greater than", "at_least": "at least", "at_most": "at most", "below": "less than"}
