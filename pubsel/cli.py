@@ -16,7 +16,7 @@ import traceback
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import hydra
 from hydra._internal.utils import get_args_parser
@@ -30,7 +30,7 @@ import pubsel
 from pubsel.messages import CellsFailed, UsageError, UserError
 from pubsel.privacy import ledger
 from pubsel.records import BrokenRecord
-from pubsel.settings import CONF
+from pubsel.settings import CONF, explain
 from pubsel.settings.datasets import dataset_names
 from pubsel.settings.keys import (
     Attack,
@@ -178,6 +178,10 @@ COMMANDS: dict[str, Callable[[DictConfig], None]] = {
     "run": _run, "rank": _rank, "attack": _attack, "audit": _audit, "table": _table, "report": _report, "runs": _runs,
     "data": _data,
 }  # fmt: skip
+SCHEMAS: dict[str, type] = {
+    "run": RunConfig, "rank": RankConfig, "attack": AttackConfig, "audit": AuditConfig, "table": TableConfig,
+    "report": ReportConfig, "runs": RunsConfig, "data": DataConfig,
+}  # fmt: skip
 POSITIONAL = {
     "attack": ["attack"],
     "table": ["table"],
@@ -219,6 +223,9 @@ def _command(command: str, rest: list[str]) -> int:
     debug = any(word in ("debug=true", "debug=True", "debug=1") for word in rest)
     try:
         _check_options(rest)
+        if {"-h", "--help"} & set(rest):
+            print(_help(command, rest))
+            return 0
         return _dispatch(command, _positional(command, rest))
     except KeyboardInterrupt:
         print("interrupted; the same command goes on from the last checkpoint", file=sys.stderr)
@@ -248,6 +255,21 @@ def _check_options(words: list[str]) -> None:
     except SystemExit:
         reason = said.getvalue().strip().splitlines()[-1].partition("error: ")[2]
         raise UsageError(f"{reason}; a setting is written key=value, without --") from None
+
+
+def _help(command: str, words: list[str]) -> str:
+    """Every setting of a command with the value that `words` give it; or of the options that they name."""
+    given = get_args_parser().parse_args(_positional(command, [w for w in words if w not in ("-h", "--help")]))
+    own = [Path(given.config_dir).resolve()] if given.config_dir else []
+    folders = (*own, CONF)
+    overrides = [word for word in given.overrides if not word.lstrip("+~").startswith("hydra")]
+    with hydra.initialize_config_dir(str(CONF), version_base="1.3"):
+        search = [f"hydra.searchpath=[{','.join(f'file://{folder}' for folder in own)}]"] if own else []
+        values = OmegaConf.to_container(hydra.compose(command, [*overrides, *search]), resolve=True)
+    made = explain.sections(SCHEMAS[command], cast(dict[str, Any], values), folders)
+    groups = {section.name for section in made if section.options}
+    chosen = dict(word.lstrip("+").split("=", 1) for word in overrides if word.lstrip("+").partition("=")[0] in groups)
+    return explain.help_text(command, made, chosen, folders)
 
 
 def _positional(command: str, words: list[str]) -> list[str]:
@@ -369,8 +391,7 @@ def _hydra_message(error: Exception) -> str:
 @cache
 def known_keys() -> frozenset[str]:
     """The dotted keys of all commands."""
-    schemas = (RunConfig, RankConfig, AttackConfig, AuditConfig, TableConfig, ReportConfig, RunsConfig, DataConfig)
-    return frozenset(key for schema in schemas for key in keys_of(schema)) | algorithm_keys()
+    return frozenset(key for schema in SCHEMAS.values() for key in keys_of(schema)) | algorithm_keys()
 
 
 def _complete(words: list[str], line: str) -> int:

@@ -33,6 +33,58 @@ SCRATCH = "candidates-"  # how a folder for the moment begins, below that of a r
 FAILED = "failed: "  # how the last line of a failed run's log begins, behind the time
 
 
+RECORD = {  # what stands in result.json, by dotted key; the reference of the documentation is made of it
+    "identity": "the name of the run and of its folder: readable, with a digest of what can change the result",
+    "label": "the setting's name in tables",
+    "seed": "decides weights, labels, sample and noise",
+    "private": "the private data, by name or path",
+    "public": "the public data, or what was chosen; null if the algorithm uses none; A+B if two sets were combined",
+    "model": "name of the network",
+    "algorithm": "name of the method",
+    "epsilon": "epsilon that was asked for, of training and of the choice together; null without a guarantee",
+    "metric": "how utility is measured: accuracy or auc",
+    "utility": "on the test set, a fraction in [0, 1]",
+    "utility_interval": "95 % interval of the utility by bootstrap over test examples: low, high",
+    "test_examples": "number of test examples",
+    "private_examples": "number of private examples",
+    "selection": "the utility by what may select settings: test, validation (held-out private examples) or public",
+    "weights": "digest of the released weights",
+    "parameters": "number of trained parameters",
+    "public_labels": "whether its labels are those of the private set or of another one; null without public data",
+    "distance": "the distance of the pair, not private: its name, the values of each initialisation, mean, std, m, "
+    "what it read, seconds and settings; null with distance=none",
+    "privacy": "the guarantee in full",
+    "privacy.valid": "whether the guarantee holds; false without noise, and with privacy.accounting=paper",
+    "privacy.weak": "true if delta is above 1/n; absent otherwise",
+    "privacy.statement": "the guarantee in a sentence",
+    "privacy.epsilon": "epsilon of everything that was released",
+    "privacy.claimed_epsilon": "epsilon that was asked for",
+    "privacy.delta": "delta of everything that was released",
+    "privacy.adjacency": "which two private data sets are neighbours",
+    "privacy.sampling": "Poisson or full batch",
+    "privacy.sampling_rate": "probability with which an example is in a batch",
+    "privacy.steps": "number of steps",
+    "privacy.noise_multiplier": "standard deviation of the noise, divided by the sensitivity",
+    "privacy.sensitivity": "how far one example more can move the sum of a step, in L2",
+    "privacy.accountant": "how epsilon was computed",
+    "privacy.noise_source": "seeded or operating system",
+    "privacy.not_covered": "what the guarantee does not cover, in sentences",
+    "privacy.composition": "basic, if several releases add up; absent otherwise",
+    "privacy.parts": "these releases, each with its own figures; absent otherwise",
+    "settings": "every setting that can change the result; those with their default value are left out",
+    "seconds": "time of training",
+    "device": "cpu or cuda",
+    "threads": "CPU threads",
+    "processes": "processes that trained together",
+    "streams": "what else the noise depends on: a digest of the code, and the machine's way of rounding",
+    "finished": "when the run ended, in UTC",
+    "notes": "what was done to the data before training",
+    "versions": "of Python, pubsel and the libraries that compute",
+    "commit": "commit of the code; null outside of a checkout",
+    "hardware": "processor and number of cores",
+}
+
+
 class BrokenRecord(UserError):
     """A record that does not read. What it spends to make it again is for whoever prints this to say (cli.py)."""
 

@@ -264,11 +264,13 @@ def test_data_check_says_what_is_read(cli: Cli) -> None:
 
 def test_help_and_cfg_teach_and_run_nothing(cli: Cli) -> None:
     for command, words in (
-        ("run", ["+experiment=quickstart", "algorithm: adadps", "b_gep", "clip_embedding: 10", "result.json"]),
-        ("rank", ["pubsel rank private=digits", "distance: dp_gsd", "convert: resize"]),
-        ("attack", ["pubsel attack loss run=NAME", "trials: 5", "gsd_table8.csv"]),
-        ("table", ["pubsel table gsd_table2", "results: results"]),
-        ("report", ["pubsel report results=", "output: null"]),
+        ("run", ["+experiment=quickstart", "algorithm=NAME", "b_gep", "algorithm.clip_embedding=10", "result.json"]),
+        ("rank", ["pubsel rank private=digits", "distance=NAME", "dp_gsd, frechet", "convert=resize"]),
+        ("attack", ["pubsel attack loss run=NAME", "trials=5", "gsd_table8.csv"]),
+        ("audit", ["pubsel audit +experiment=quickstart", "audit.canaries=1000"]),
+        ("table", ["pubsel table gsd_table2", "results=results"]),
+        ("report", ["pubsel report results=", "output=null"]),
+        ("runs", ["pubsel runs show NAME", "action=list"]),
         ("data", ["pubsel data prepare", "PUBSEL_DATA"]),
     ):
         code, out, _ = cli(command, "--help")

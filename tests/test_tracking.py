@@ -35,7 +35,7 @@ def test_a_run_can_be_followed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setenv("HYDRA_FULL_ERROR", "0")
     monkeypatch.setattr(sys, "argv", sys.argv)
     words = ["+experiment=quickstart", "training.epochs=3", "training.batch_size=1297", "epsilon=2", "distance=none"]
-    page = (CONF.parent / "pubsel" / "guide" / "guarantees.md").read_text().partition("## Files")[2]
+    page = (CONF.parent / "docs" / "guarantees.md").read_text().partition("## Files")[2]
     names = []
     for tracking in ("tensorboard", "none"):
         more = ["profile=true", "estimate=true"] if tracking == "tensorboard" else ["estimate=false"]
