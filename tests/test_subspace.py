@@ -5,8 +5,8 @@ import pytest
 import torch
 from scipy.linalg import subspace_angles
 
-from pubsel.gradients import GRAM_BLOCK, Basis, DenseGradients
-from pubsel.subspace import (
+from pubsel.gradients.matrix import GRAM_BLOCK, Basis, DenseGradients
+from pubsel.gradients.subspace import (
     NEARLY,
     allocate,
     cosines,
@@ -21,7 +21,7 @@ from pubsel.subspace import (
     stable_rank,
     top_k,
 )
-from pubsel.subspace import orthonormal as make_orthonormal
+from pubsel.gradients.subspace import orthonormal as make_orthonormal
 
 
 def basis_of(rows, start, iterations=1):

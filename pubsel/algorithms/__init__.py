@@ -13,11 +13,13 @@ import torch
 from hydra.utils import get_class
 from torch import Tensor, nn
 
-from pubsel.config import Labels, UsageError, check
 from pubsel.data import Split
-from pubsel.gradients import Engine, GradientMatrix, random_labels
-from pubsel.privacy import Plan
-from pubsel.randomness import SystemEntropy
+from pubsel.gradients.matrix import Engine, GradientMatrix, random_labels
+from pubsel.messages import UsageError
+from pubsel.privacy.accountant import Plan
+from pubsel.privacy.randomness import SystemEntropy
+from pubsel.settings.keys import Labels
+from pubsel.settings.schema import check
 
 
 class Mechanism(NamedTuple):

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from pubsel.algorithms import Mechanism, View
-from pubsel.config import setting
-from pubsel.gradients import GradientMatrix, clip_factors
+from pubsel.gradients.matrix import GradientMatrix, clip_factors
+from pubsel.settings.schema import setting
 
 
 def conditioned_sum(gradients: GradientMatrix, scale: Tensor, bound: float) -> Tensor:

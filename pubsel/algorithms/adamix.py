@@ -15,9 +15,11 @@ from torch import Tensor, nn
 
 from pubsel.algorithms import Frozen, Mechanism, View
 from pubsel.algorithms.dp_sgd import clipped_rows, clipped_sum
-from pubsel.config import MOST_EPOCHS, UsageError, UserError, setting
 from pubsel.data import Split
-from pubsel.gradients import Engine
+from pubsel.gradients.matrix import Engine
+from pubsel.messages import UsageError, UserError
+from pubsel.settings.keys import MOST_EPOCHS
+from pubsel.settings.schema import setting
 
 Centre = Enum("Centre", ["zero", "start"])
 
@@ -140,7 +142,7 @@ class AdaMix:
             train_on_public(view, view.labelled(self.name), self.pretrain_epochs, self.pretrain_rate)
 
     def _start_from_text(self, view: View, names: list[str]) -> None:
-        from pubsel.text import text_weights
+        from pubsel.models.clip import text_weights
 
         found = text_weights(names, self.text_model, self.text_weights, self.text_scale)
         weight = self._weight(view)

@@ -11,8 +11,10 @@ import torch
 from pubsel.algorithms import Mechanism, View
 from pubsel.algorithms.adamix import public_gradient
 from pubsel.algorithms.dp_sgd import DPSGD
-from pubsel.config import Labels, UsageError, setting
 from pubsel.data import Split
+from pubsel.messages import UsageError
+from pubsel.settings.keys import Labels
+from pubsel.settings.schema import setting
 
 
 def alpha(step: int, steps: int, cycle: float | None, constant: float) -> float:

@@ -6,7 +6,7 @@ from typing import ClassVar
 import torch
 
 from pubsel.algorithms import Mechanism, View
-from pubsel.config import setting
+from pubsel.settings.schema import setting
 
 
 @dataclass

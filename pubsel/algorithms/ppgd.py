@@ -12,8 +12,9 @@ import torch
 from pubsel.algorithms import Frozen, Mechanism, View
 from pubsel.algorithms.adamix import public_gradient, train_on_public
 from pubsel.algorithms.dp_sgd import clipped_rows, clipped_sum
-from pubsel.config import MOST_EPOCHS, setting
 from pubsel.data import Split
+from pubsel.settings.keys import MOST_EPOCHS
+from pubsel.settings.schema import setting
 
 
 @dataclass
