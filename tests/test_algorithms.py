@@ -118,6 +118,36 @@ def test_a_basis_that_is_orthonormal_only_in_float32_does_not_widen_the_sum(p, k
             assert torch.cat([embedding, residual]).double().norm() <= math.sqrt(2)
 
 
+def longer(basis, by):
+    """The same directions, B^T B = (1 + by) I."""
+    return Basis(basis.slices, [b * (1 + by) ** 0.5 for b in basis.blocks])
+
+
+def hidden_by(basis, d):
+    """A row g = a b + c r [1, p], b in the span of an orthonormal basis and r outside. With one that is `longer` by d,
+    |g|^2 - |w|^2 is c^2 - d a^2, and the square of the residual's norm c^2 + d^2 a^2."""
+    p = basis.slices[-1].stop
+    inside, away = basis.expand(torch.randn(basis.size)), torch.randn(p)
+    away -= basis.expand(DenseGradients(away[None].clone()).project(basis)[0])
+    c = (d + 1.1 * gep.NEAR) ** 0.5
+    return ((1 - c * c) ** 0.5 * inside / inside.norm() + c * away / away.norm())[None]
+
+
+def test_a_residual_has_room_for_what_the_basis_errs_by():
+    basis, d = basis_of(3000, 50), 0.01
+    g, wrong = DenseGradients(hidden_by(basis, d)), longer(basis, d)
+    assert gep.residual_sum(g, wrong, g.project(wrong), 1e-3, d).norm() <= 1
+    assert gep.residual_sum(g, wrong, g.project(wrong), 1e-3, 0.0).norm() > 1.3  # the attack is one
+
+
+def test_gep_makes_its_basis_orthonormal(monkeypatch):
+    """Also if the power method leaves one that is 1 % too long."""
+    row = hidden_by(build("gep", k=20).basis(view(), 0), 0.02)
+    monkeypatch.setattr(gep, "power_basis", lambda *how: longer(power_basis(*how), 0.02))
+    mech = mechanism("gep", clip_embedding=0.01, clip_residual=0.002)
+    assert mech.clipped_sum(DenseGradients(row)).norm() <= mech.sensitivity
+
+
 def test_rows_near_the_basis_among_many_of_their_kind():
     """Their large weights cancel in two sums; one row more moves the total by no more than declared."""
     basis = basis_of(3000, 50)

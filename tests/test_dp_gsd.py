@@ -11,6 +11,7 @@ from torch import nn
 
 from pubsel.data import Split, open_dataset, public_examples
 from pubsel.distances import canonical, dp_gsd, gsd
+from pubsel.gradients.matrix import PerExampleGradients
 from pubsel.gradients.subspace import from_triangle, triangle
 from pubsel.messages import UsageError
 from pubsel.models import build
@@ -104,6 +105,44 @@ def test_rows_are_made_of_their_own_example_alone(digits, labels):
     for out in (0, 7, 200, 299):
         chosen = every[every != out]
         assert torch.equal(torch.cat(list(side.private(split, chosen, Given(chosen)))), rows[chosen])
+
+
+def test_rows_are_computed_in_float64(digits):
+    """In float32 a processor rounds a row another way beside others."""
+    train, _, _ = digits
+    side = dp_gsd.Side(settings(labels=Labels.given), network(0), 10, False, 50, "key", 0)
+    (rows,) = side.private(train, torch.arange(9), secret("labels", 0))
+    exact = PerExampleGradients(network(0).double(), names=list(side.engine.offsets)).matrix(train.x[:9], train.y[:9])
+    torch.testing.assert_close(rows, dp_gsd.unit(side.sketch(exact.rows)), rtol=1e-12, atol=1e-13)
+
+
+@pytest.mark.parametrize("mechanism", DPPCA)
+def test_every_subspace_is_drawn_anew_with_the_noise_of_the_plan(digits, mechanism, monkeypatch):
+    """And what comes of the noise is what is compared: here, unit vectors that the noise has chosen."""
+    train, test, _ = digits
+    distance = settings(mechanism=mechanism, sketch=30)
+    plan, seen, asked, compared = dp_gsd.plan_of(distance, len(train.x)), [], [], []
+
+    def noisy(second, noise_multiplier, source):
+        seen.append(noise_multiplier)
+        return torch.diag(torch.arange(30.0, dtype=torch.float64))
+
+    def subspace(second, k, epsilon, source):
+        seen.append(1 / epsilon)
+        return torch.eye(30, dtype=torch.float64)[:, -k:].flip(1)
+
+    def source(purpose, step):
+        asked.append((purpose, step))
+        return secret(purpose, step)
+
+    monkeypatch.setattr(dp_gsd, "noisy", noisy)
+    monkeypatch.setattr(dp_gsd, "exponential_subspace", subspace)
+    monkeypatch.setattr(dp_gsd, "projection_metric", lambda own, other: compared.append(own.abs()) or 0.5)
+    dp_gsd.measure(distance, network, train, {"a": test}, 10, "key", source=source)
+    assert seen == pytest.approx([plan.noise_multiplier] * 2)
+    assert asked == [("DP-GSD", 0), ("DP-GSD", 1)]
+    for own in compared:
+        assert torch.equal(own, torch.eye(30, dtype=torch.float64)[:, -5:].flip(1))
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, 1e30, 1e-30, 0.0])

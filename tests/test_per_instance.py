@@ -195,6 +195,14 @@ def test_less_noise_is_more_loss(rate, tmp_path, monkeypatch):
     assert median(lambda step: 0.0)[:2] == (math.inf, math.inf)
 
 
+def test_a_little_less_noise_at_every_step_is_measured_over_all():
+    """At no step is it certain: 81 of 100 squares."""
+    plan = accountant.plan(2.0, 1e-5, 1.0, 20, 1.0)
+    losses = Losses(torch.zeros(3), plan, 1)
+    losses.noise = [(81.0, 100)] * 20
+    assert losses.noise_multiplier() == pytest.approx(0.9 * plan.noise_multiplier)
+
+
 @pytest.mark.attack
 def test_what_is_not_clipped_loses_more_than_is_claimed(tmp_path, monkeypatch):
     monkeypatch.setattr(dp_sgd, "clip_factors", lambda norms, bound: torch.ones_like(norms))

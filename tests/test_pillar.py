@@ -291,6 +291,21 @@ def test_no_share_is_taken_where_nothing_is_released_first():
     assert "parts" not in accountant.statement(whole[1], 1.0, False, False, None, examples=100)
 
 
+def test_the_papers_accounting_is_of_the_algorithms_own_sensitivity():
+    """sqrt(2) for the two sums of GEP."""
+    settings = settings_of("gep", privacy={"accounting": Accounting.paper}, training={"batch_size": 25})
+    plan, spend, _ = guarantee(settings, build("gep"), 200)
+    assert spend == accountant.plan(2.0, 1e-5, plan.rate, plan.steps, math.sqrt(2), Accounting.paper)
+
+
+def test_more_examples_than_the_rounding_of_sums_is_derived_for_are_refused():
+    settings = settings_of("dp_sgd", privacy={"delta": 1e-8})
+    with pytest.raises(
+        UsageError, match=rf"{accountant.MOST_EXAMPLES + 1} examples: the rounding of sums is bounded for"
+    ):
+        guarantee(settings, build("dp_sgd"), accountant.MOST_EXAMPLES + 1)
+
+
 def test_a_private_pca_without_a_share_is_refused(tmp_path):
     """It would release private features without noise under a guarantee that leaves them out."""
     settings, algorithm = settings_of("dp_pca"), build("dp_pca", share=0, k=2)

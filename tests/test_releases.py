@@ -192,6 +192,16 @@ def test_the_releases_of_a_run_share_no_noise():
     assert alike(noise(*CHOICE), noise()) < 0.02
 
 
+def test_the_loop_is_given_the_noise_of_the_plan(monkeypatch):
+    given, plan = [], pubsel.commands.run.privacy.plan
+    monkeypatch.setattr(pubsel.commands.run.privacy, "plan", lambda *how: plan(*how)._replace(noise_multiplier=7.25))
+    monkeypatch.setattr(
+        pubsel.commands.run, "fit", lambda *how, **_: given.append(how) or (_ for _ in ()).throw(Caught)
+    )
+    assert main(["run", *WORDS]) == 1
+    assert given[0][4] == 7.25
+
+
 def test_secure_noise_is_the_operating_systems():
     assert isinstance(caught("privacy.secure_noise=true")("noise", 0), SystemEntropy)
 

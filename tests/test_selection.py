@@ -205,6 +205,13 @@ def test_neighbours_choose_alike_within_epsilon_and_no_better_bound_holds():
     assert 0.499 < worst_ratio(UNIT) <= 0.5 + 1e-9
 
 
+@pytest.mark.parametrize("n", [1, 2**20])
+def test_the_steps_by_which_others_may_be_rounded_are_paid_for(n):
+    """With each of n others one step off, an example moves a score by 1 + n / UNIT."""
+    epsilon = float(selection.exponent(accountant.pure(0.5, 1.0, 1, ""), n))
+    assert 0.499 * 0.5 / epsilon < worst_ratio(UNIT + n, epsilon) <= 0.5 * (1 + 1e-9)
+
+
 def test_an_example_that_counted_for_more_would_be_found():
     assert worst_ratio(round(1.05 * UNIT)) > 0.5 + 1e-3
 

@@ -19,7 +19,7 @@ from pubsel import algorithms
 from pubsel.algorithms.dp_sgd import DPSGD
 from pubsel.algorithms.non_private import NonPrivate
 from pubsel.data import Split, Task
-from pubsel.gradients.matrix import PerExampleGradients
+from pubsel.gradients.matrix import PerExampleGradients, gpu_precision
 from pubsel.messages import UsageError, UserError
 from pubsel.models import small
 from pubsel.privacy.randomness import Secret, SystemEntropy, stream
@@ -306,6 +306,25 @@ def test_a_broken_checkpoint_is_named(tmp_path):
         train(tmp_path)
 
 
+class Evil:
+    """A pickle that makes a file when it is read."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return Path.touch, (self.path,)
+
+
+@pytest.mark.attack
+def test_a_checkpoint_runs_no_code(tmp_path):
+    payload = tmp_path / "payload"
+    torch.save({"step": 0, "seconds": 0.0, "release": {}, "parts": Evil(payload)}, tmp_path / "checkpoint.pt")
+    with pytest.raises(UserError, match=r"checkpoint\.pt cannot be read"):
+        train(tmp_path)
+    assert not payload.exists()
+
+
 def test_a_checkpoint_that_cannot_be_written_is_named(tmp_path):
     with pytest.raises(UserError, match="cannot write"):
         train(tmp_path / "absent")
@@ -423,6 +442,9 @@ def test_lower_precision_on_a_gpu_never_reaches_private_gradients(monkeypatch, p
     noisy_mean(mechanism, gradients, problem.private, 1.0, stream("test", "noise"), 50)
     public = "tf32" if precision == "tf32" else "ieee"
     assert seen == [(20, public, public), (50, "ieee", "ieee")]
+    with gpu_precision("tf32"):
+        pass
+    assert (torch.backends.cuda.matmul.fp32_precision, torch.backends.cudnn.conv.fp32_precision) == ("ieee", "ieee")
 
 
 def test_more_steps_than_can_be_accounted_for_are_refused_at_once():
