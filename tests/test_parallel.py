@@ -117,7 +117,7 @@ def trained(folder: Path, name: str, act: Callable | None = None, secure: bool =
                         weight_decay=0.0, milestones=[], decay=0.1, chunk=4, checkpoint_seconds=0)  # fmt: skip
     plan = schedule(47, settings)._replace(steps=STEPS)
     seen: list[float] = []
-    with parallel.crew() as crew:
+    with parallel.processes() as processes:
         watching: Any = Watching(name, folder, act)
         fit(
             model,
@@ -125,7 +125,7 @@ def trained(folder: Path, name: str, act: Callable | None = None, secure: bool =
             Job(watching, plan, 0.5, settings, "name", folder / "checkpoint.pt"),
             secret_named("key", secure),
             Watch(lambda now: seen.append(now.loss)),
-            processes=crew,
+            processes=processes,
         )
     return [torch.cat([p.detach().flatten() for p in model.parameters()]), torch.tensor(seen)]
 
@@ -359,7 +359,7 @@ def test_the_environment_counts_only_where_there_are_several(monkeypatch: pytest
         monkeypatch.setenv("WORLD_SIZE", size)
         monkeypatch.setenv("RANK", rank)
         assert torchrun.place() == place
-        assert (parallel.crew() is ONE_PROCESS) == (place[1] == 1)
+        assert (parallel.processes() is ONE_PROCESS) == (place[1] == 1)
 
 
 def test_torchrun_is_for_run_alone(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture) -> None:

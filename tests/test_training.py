@@ -192,10 +192,10 @@ def test_every_step_draws_its_own_sample_and_noise_and_divides_by_the_batch_size
     """Weights written out from the streams of each step: sample, clipped gradients, noise, fixed denominator, SGD."""
     calls = []
 
-    def spy(mechanism, gradients, batch, noise_multiplier, source, batch_size, crew):
+    def spy(mechanism, gradients, batch, noise_multiplier, source, batch_size, processes):
         before = source.bit_generator.state
         calls.append((len(batch.x), noise_multiplier, batch_size, before["state"]["state"].tolist()))
-        return noisy_mean(mechanism, gradients, batch, noise_multiplier, source, batch_size, crew)
+        return noisy_mean(mechanism, gradients, batch, noise_multiplier, source, batch_size, processes)
 
     monkeypatch.setattr("pubsel.training.loop.noisy_mean", spy)
     found = train(tmp_path, noise=1.5, momentum=0.0, milestones=[])
