@@ -523,6 +523,21 @@ def check(schema: type[T], values: DictConfig | dict[str, Any], where: str = "")
     return result  # type: ignore[return-value]
 
 
+def instance(group: str, base: type[T], values: dict[str, Any]) -> T:
+    """What the class that `_target_` names makes of the other values, checked; UsageError names the key at fault, below
+    `group`. base: the class must be a subclass of it."""
+    from hydra.utils import get_class
+
+    target = values.get("_target_")
+    try:
+        cls = get_class(target)  # type: ignore[arg-type]
+    except Exception as error:
+        raise UsageError(f"{group}._target_={target}: {str(error).splitlines()[0]}") from None
+    if not issubclass(cls, base):
+        raise UsageError(f"{group}._target_={target}: a class of {base.__module__}.{base.__name__} is needed")
+    return check(cls, {key: value for key, value in values.items() if key != "_target_"}, group)
+
+
 def nearest(typed: str, known: Iterable[str]) -> str:
     """What names the known dotted key that is most like what was typed, for a message; "" where none is."""
     by_last: dict[str, str] = {}

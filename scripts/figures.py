@@ -98,7 +98,7 @@ def reconstruction(words: list[str]) -> pandas.DataFrame:
     plan, spend, _ = run.guarantee(settings, algorithm, len(task.private.x))
     model = run.network(settings.model, task, settings.seed)
     secret = run.training_secret(settings, task, model, plan, spend, torch.device("cpu"))
-    watched = Watched(algorithm, algorithm.rank)
+    watched: Any = Watched(algorithm, algorithm.rank)
     with tempfile.TemporaryDirectory() as folder:
         fit(
             model, task, watched, plan, spend.noise_multiplier if spend else 0.0, settings.training, "figure",
