@@ -623,21 +623,25 @@ def check_method(algorithm: dict[str, Any], own: list[Path]) -> None:
     raise UsageError(f"algorithm.name={name}: {target} has not this name, {may}; to name a setting, give label={name}")
 
 
+def option(group: str, name: str, conf: Path | None = None) -> dict[str, Any]:
+    """The values of conf/GROUP/NAME.yaml on top of those of its defaults, as Hydra composes them. conf: a folder whose
+    files come before those of the package."""
+    files = [folder / group / f"{name}.yaml" for folder in (conf or CONF, CONF)]
+    values: dict[str, Any] = (
+        yaml.safe_load(next((file for file in files if file.exists()), files[-1]).read_text()) or {}
+    )
+    for base in reversed([base for base in values.pop("defaults", []) if base != "_self_"]):
+        values = option(group, base, conf) | values
+    return values
+
+
 @cache
-def methods(conf: Path) -> dict[str, set[str]]:
-    """What conf/algorithm/*.yaml names: algorithm.name, and the classes of the files that give it."""
-
-    def whole(stem: str) -> dict[str, Any]:
-        here = conf / "algorithm" / f"{stem}.yaml"
-        made = yaml.safe_load((here if here.exists() else CONF / "algorithm" / here.name).read_text()) or {}
-        for base in reversed([base for base in made.get("defaults", []) if isinstance(base, str) and base != "_self_"]):
-            made = whole(base) | made
-        return made
-
+def methods(conf: Path, group: str = "algorithm") -> dict[str, set[str]]:
+    """What conf/GROUP/*.yaml names: the name of each method, and the classes of the files that give it."""
     found: dict[str, set[str]] = {}
-    for path in sorted((conf / "algorithm").glob("*.yaml")):
+    for path in sorted((conf / group).glob("*.yaml")):
         with contextlib.suppress(OSError, yaml.YAMLError, AttributeError, TypeError):  # Hydra says what is wrong
-            made = whole(path.stem)
+            made = option(group, path.stem, conf)
             found.setdefault(str(made.get("name")), set()).add(str(made.get("_target_")))
     return found
 

@@ -18,9 +18,9 @@ def clip_weights(gradients: GradientMatrix, bound: float, columns: Tensor | None
     return clip_factors(norms, bound) / bound
 
 
-def clipped_sum(gradients: GradientMatrix, bound: float) -> Tensor:
+def clipped_sum(gradients: GradientMatrix, bound: float, columns: Tensor | None = None) -> Tensor:
     """Sum of the rows of G [n, p], each clipped to L2 norm `bound` and divided by it -> float64 [p]."""
-    return weighted_sum(gradients, clip_weights(gradients, bound))
+    return weighted_sum(gradients, clip_weights(gradients, bound, columns), columns)
 
 
 @dataclass
