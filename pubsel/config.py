@@ -534,7 +534,7 @@ def instance(group: str, base: type[T], values: dict[str, Any]) -> T:
     except Exception as error:
         raise UsageError(f"{group}._target_={target}: {str(error).splitlines()[0]}") from None
     if not issubclass(cls, base):
-        raise UsageError(f"{group}._target_={target}: a class of {base.__module__}.{base.__name__} is needed")
+        raise UsageError(f"{group}._target_={target}: give a subclass of {base.__module__}.{base.__name__}")
     return check(cls, {key: value for key, value in values.items() if key != "_target_"}, group)
 
 
