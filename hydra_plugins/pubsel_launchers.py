@@ -1,4 +1,4 @@
-"""Hydra's launchers for many cells at a time, with what pubsel/sweep.py adds: processes, logs, one view, failures at
+"""Hydra's launchers for many cells at a time, with what pubsel/commands/sweep.py adds: processes, logs, one view, failures at
 the end. Hydra finds this file by its place; it is imported at every start, so it imports little."""
 
 import dataclasses
@@ -19,7 +19,7 @@ from hydra.core.utils import JobReturn, filter_overrides
 from hydra.plugins.launcher import Launcher
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
-from pubsel.config import CellsFailed, UsageError, UserError
+from pubsel.messages import CellsFailed, UsageError, UserError
 
 THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS")  # of a worker
 
@@ -125,7 +125,8 @@ class _Many(Launcher):
 
     def prepared(self, plugin: Any, job_overrides: Sequence[Sequence[str]], apart: bool) -> tuple[Path, list[str]]:
         """The plugin's launcher, set up to run cells in a new folder; the folder, and what tells the cells apart."""
-        from pubsel import sweep, torchrun
+        from pubsel.commands import sweep
+        from pubsel.training import torchrun
 
         if torchrun.place()[1] > 1:
             raise UsageError("torchrun: its processes share one cell after another: leave hydra/launcher out")
@@ -149,7 +150,7 @@ class Joblib(_Many):
         from hydra_plugins.hydra_joblib_launcher.joblib_launcher import JoblibLauncher
         from joblib.externals.loky.process_executor import ProcessPoolExecutor
 
-        from pubsel import sweep
+        from pubsel.commands import sweep
 
         gpus = [] if str(self.config.get("device")) == "cpu" else sweep.visible_gpus()
         places = self.per_gpu * len(gpus) or max(1, joblib.cpu_count() // (self.config.get("threads") or 1))
@@ -185,7 +186,7 @@ class Submitit(_Many):
             from hydra_plugins.hydra_submitit_launcher.submitit_launcher import BaseSubmititLauncher
         except ImportError:
             raise UserError(f"hydra/launcher=submitit_{self.cluster}: pip install pubsel[slurm]") from None
-        from pubsel import sweep
+        from pubsel.commands import sweep
 
         job = BaseSubmititLauncher()
         folder, cells = self.prepared(job, job_overrides, apart=False)

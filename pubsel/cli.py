@@ -27,27 +27,23 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 import pubsel
-from pubsel import torchrun
-from pubsel.config import (
-    CONF,
+from pubsel.messages import CellsFailed, UsageError, UserError
+from pubsel.settings import CONF
+from pubsel.settings.datasets import dataset_names
+from pubsel.settings.keys import (
     Attack,
     AttackConfig,
     AuditConfig,
-    CellsFailed,
     DataConfig,
     RankConfig,
     ReportConfig,
     RunConfig,
     RunsConfig,
     TableConfig,
-    UsageError,
-    UserError,
-    algorithm_keys,
-    check,
-    datasets,
-    keys,
-    nearest,
 )
+from pubsel.settings.methods import algorithm_keys
+from pubsel.settings.schema import check, keys_of, nearest
+from pubsel.training import torchrun
 
 HELP = f"""pubsel {pubsel.__version__}: private machine learning with public data.
 
@@ -76,7 +72,7 @@ def _run(values: DictConfig) -> None:
     if settings.replay is not None:
         return _replay(settings.replay, values)
     _check_pair(settings)
-    from pubsel.run import run
+    from pubsel.commands.run import run
 
     record = run(settings)
     bounds = record.get("utility_interval")  # older records have none
@@ -106,7 +102,7 @@ def _replay(name: str, values: DictConfig) -> None:
     for word in HydraConfig.get().overrides.task:
         if (key := word.lstrip("+~").partition("=")[0]) not in free:
             raise UsageError(f"{word}: replay={name} has its own {key}; give no more than {', '.join(sorted(free))}")
-    from pubsel.repeat import repeat
+    from pubsel.commands.replay import repeat
 
     same, text = repeat(name, values)
     print(text)
@@ -118,7 +114,7 @@ def _rank(values: DictConfig) -> None:
     if isinstance(values.get("public"), str):
         values.public = [values.public]
     settings = check(RankConfig, values)
-    from pubsel.rank import rank, show_rank
+    from pubsel.commands.rank import rank, show_rank
 
     print(show_rank(rank(settings)))
 
@@ -127,8 +123,8 @@ def _attack(values: DictConfig) -> None:
     if isinstance(values.get("public"), str):
         values.public = [values.public]
     settings = check(AttackConfig, values)
-    from pubsel.attack import NOT_PRIVATE, attack
-    from pubsel.typeset import text
+    from pubsel.commands.attack import NOT_PRIVATE, attack
+    from pubsel.tables.typeset import text
 
     print(text(attack(settings)), NOT_PRIVATE, sep="\n\n")
 
@@ -136,13 +132,13 @@ def _attack(values: DictConfig) -> None:
 def _audit(values: DictConfig) -> None:
     settings = check(AuditConfig, values)
     _check_pair(settings)
-    from pubsel.audit import audit, show_audit
+    from pubsel.commands.audit import audit, show_audit
 
     print(show_audit(audit(settings)))
 
 
 def _table(values: DictConfig) -> None:
-    from pubsel import typeset
+    from pubsel.tables import typeset
 
     print(typeset.run(check(TableConfig, values)))
 
@@ -154,24 +150,24 @@ def _report(values: DictConfig) -> None:
 
 
 def _runs(values: DictConfig) -> None:
-    from pubsel import runs
+    from pubsel.commands import runs
 
     print(runs.run(check(RunsConfig, values)))
 
 
 def _data(values: DictConfig) -> None:
-    from pubsel import catalogue
+    from pubsel.commands import data
 
     usage = "pubsel data takes `list`, `prepare NAME`, or `check NAME`"
     if OmegaConf.is_missing(values, "action"):
         raise UsageError(usage)
     settings = check(DataConfig, values)
     if settings.action == "list":
-        print(catalogue.listing(settings.data_root))
+        print(data.listing(settings.data_root))
     elif settings.action == "prepare":
-        print(catalogue.prepare(settings.name, settings.data_root))
+        print(data.prepare(settings.name, settings.data_root))
     elif settings.action == "check":
-        print(catalogue.check(settings.name, settings.data_root))
+        print(data.check(settings.name, settings.data_root))
     else:
         raise UsageError(f"action={settings.action}: {usage}")
 
@@ -208,7 +204,7 @@ def main(argv: list[str] | None = None) -> int:
         return _command(command, rest)
     if command != "run":
         return 2 if rank else _fail(UsageError(f"torchrun is for pubsel run alone: give pubsel {command} without it"))
-    from pubsel import parallel
+    from pubsel.training import parallel
 
     try:
         return parallel.assist() if rank else parallel.lead(lambda: _command(command, rest))
@@ -370,7 +366,7 @@ def _hydra_message(error: Exception) -> str:
 def known_keys() -> frozenset[str]:
     """The dotted keys of all commands."""
     schemas = (RunConfig, RankConfig, AttackConfig, AuditConfig, TableConfig, ReportConfig, RunsConfig, DataConfig)
-    return frozenset(key for schema in schemas for key in keys(schema)) | algorithm_keys()
+    return frozenset(key for schema in schemas for key in keys_of(schema)) | algorithm_keys()
 
 
 def _complete(words: list[str], line: str) -> int:
@@ -398,7 +394,7 @@ def _complete(words: list[str], line: str) -> int:
         case ["runs", "show" | "delete"]:
             choices = sorted(path.name for path in Path("results/runs").glob("*/"))
         case ["data", "prepare" | "check"]:
-            choices = datasets()
+            choices = dataset_names()
         case [command, *given] if command in COMMANDS:
             os.environ["COMP_LINE"] = " ".join(["pubsel", *_positional(command, given), begun])
             with contextlib.suppress(Exception, SystemExit), contextlib.redirect_stderr(io.StringIO()):

@@ -38,13 +38,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from pubsel import privacy
-from pubsel.config import Distance, Select, UsageError
 from pubsel.data import Split
 from pubsel.distances.dp_gsd import Side, sampling_rate
 from pubsel.distances.pairing import Build
-from pubsel.randomness import Source, Sources, below, content
-from pubsel.training import poisson_sample
+from pubsel.messages import UsageError
+from pubsel.privacy import accountant
+from pubsel.privacy.randomness import Source, Sources, below, content
+from pubsel.settings.keys import Distance, Select
+from pubsel.training.loop import poisson_sample
 
 SKETCH = 1024  # dimensions; costs no privacy
 UNIT = 2**30  # steps in which contributions are counted
@@ -86,7 +87,7 @@ def _coin(gamma: Fraction, source: Source) -> bool:
     return k % 2 == 1
 
 
-def exponent(plan: privacy.Plan, n: int) -> Fraction:
+def exponent(plan: accountant.Plan, n: int) -> Fraction:
     """epsilon' of a choice among n private examples: that of the plan over the sensitivity of a score, 1 + n / UNIT."""
     return Fraction(1 / plan.noise_multiplier) / (1 + Fraction(n, UNIT))
 
@@ -142,7 +143,7 @@ def select(
     key: str,
     source: Sources,
     say: Callable[[str], None] = lambda text: None,
-) -> tuple[str, privacy.Plan]:
+) -> tuple[str, accountant.Plan]:
     """The name of one candidate, and what the choice spends; nothing else that is computed here may be shown.
 
     key: names the public streams; source(purpose, step): sample, labels and coins, which nobody may know. One candidate
@@ -152,8 +153,8 @@ def select(
     names = sorted(candidates)
     if len(names) == 1:
         say(f"  {names[0]} is the only candidate: no private example is read, epsilon 0")
-        return names[0], privacy.NOTHING
-    plan = privacy.pure(epsilon, sampling_rate(distance, len(private.x)), 1, "permute-and-flip")
+        return names[0], accountant.NOTHING
+    plan = accountant.pure(epsilon, sampling_rate(distance, len(private.x)), 1, "permute-and-flip")
     check_margin(settings, epsilon, plan, len(names), len(private.x))
     seen: dict[str, str] = {}
     for name in names:
@@ -180,7 +181,7 @@ def margin(candidates: int, cap: float, examples: float, epsilon: float) -> floa
     return cap * math.log((candidates - 1) / (2 * (1 - SURE))) / (epsilon * examples)
 
 
-def check_margin(settings: Select, epsilon: float, plan: privacy.Plan, candidates: int, n: int) -> None:
+def check_margin(settings: Select, epsilon: float, plan: accountant.Plan, candidates: int, n: int) -> None:
     """UsageError where select.margin is less than what n private examples, or the sample of them, can show."""
     if (
         settings.margin is None

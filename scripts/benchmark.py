@@ -24,19 +24,19 @@ import torch
 from measuring import Run
 from torch import Tensor, nn
 
-from pubsel import privacy
 from pubsel.algorithms import Algorithm, View
 from pubsel.algorithms.adamix import AdaMix, Centre
 from pubsel.algorithms.dp_sgd import DPSGD, clipped_sum
 from pubsel.algorithms.gep import GEP, SLACK, Groups, Precision
-from pubsel.config import Labels, Lora, Model, Norm
 from pubsel.data import Split
 from pubsel.distances import otdd, task2vec
-from pubsel.gradients import DenseGradients, PerExampleGradients, clip_factors
+from pubsel.gradients.matrix import DenseGradients, PerExampleGradients, clip_factors
+from pubsel.gradients.subspace import projection_metric, top_k
 from pubsel.models import build, small
-from pubsel.randomness import stream
-from pubsel.subspace import projection_metric, top_k
-from pubsel.training import engine, noisy_mean
+from pubsel.privacy import accountant
+from pubsel.privacy.randomness import stream
+from pubsel.settings.keys import Labels, Lora, Model, Norm
+from pubsel.training.loop import engine, noisy_mean
 
 RUNS = 5
 REPEAT_S = 0.2  # shorter runs are repeated for so long
@@ -259,9 +259,9 @@ def calibration(steps: int, device: str) -> Case:
     task = (2.0, 1e-5, 0.02, steps)
 
     def ours() -> float:
-        privacy.calibrate.cache_clear()
-        privacy._prv.cache_clear()
-        return privacy.plan(*task, 1.0).noise_multiplier
+        accountant.calibrate.cache_clear()
+        accountant._prv.cache_clear()
+        return accountant.plan(*task, 1.0).noise_multiplier
 
     candidates = {
         "ours": Candidate(lambda: ours),

@@ -19,11 +19,15 @@ from matplotlib.figure import Figure
 from scipy.cluster.hierarchy import dendrogram, linkage
 from scipy.spatial.distance import squareform
 
-from pubsel import distances, figures, tables
-from pubsel.config import CONF, RankConfig, UsageError, check
+from pubsel import distances
+from pubsel.commands.rank import candidates_of, canonical
+from pubsel.commands.run import choose_device, network
 from pubsel.data import Split
-from pubsel.rank import candidates_of, canonical
-from pubsel.run import choose_device, network
+from pubsel.messages import UsageError
+from pubsel.settings import CONF
+from pubsel.settings.keys import RankConfig
+from pubsel.settings.schema import check
+from pubsel.tables import figures, join
 
 
 def matrix(settings: RankConfig) -> pandas.DataFrame:
@@ -89,7 +93,7 @@ def main() -> None:
     name, title = settings.distance.name, distances.METHODS[settings.distance.name].title
     path = Path(settings.results) / "figures" / f"clustermap_{name}_{Path(settings.private).stem}"
     figures.save(draw(frame, f"{title}, {settings.model.name}, m = {settings.distance.m} (not private)"), path)
-    tables.write_table(frame.reset_index(names="set"), path.with_suffix(".csv"))
+    join.write_table(frame.reset_index(names="set"), path.with_suffix(".csv"))
     print(frame.to_string(float_format="%.4g"))
 
 

@@ -15,7 +15,9 @@ from typing import Any
 
 import pandas
 
-from pubsel import config, results, tables, typeset
+from pubsel import records
+from pubsel.messages import UserError
+from pubsel.tables import join, typeset
 
 TABLE = "distances_ours"
 NEEDED = ("private", "values", "model", "m", "settings", "distance", "seconds_candidate", "seconds_private")
@@ -24,17 +26,17 @@ NEEDED = ("private", "values", "model", "m", "settings", "distance", "seconds_ca
 def kept_ranks(folder: Path) -> list[dict[str, Any]]:
     """Every record of `pubsel rank` that measured a distance, each once."""
     paths = [*(folder / "ranks").glob("*/result.json"), *(folder / "records" / "ranks").glob("*.json")]
-    found = [results.read_record(path, ("identity",)) for path in sorted(paths)]
+    found = [records.read_record(path, ("identity",)) for path in sorted(paths)]
     return list({r["identity"]: r for r in found if all(key in r for key in NEEDED)}.values())
 
 
 def utilities(folder: Path) -> dict[str, dict[str, list[float]]]:
     """{private set: {public set: utility of each seed, in percent}}; UserError where settings are not the same."""
     found: dict[str, dict[str, list[float]]] = {}
-    for cell in tables.table_cells(TABLE, folder):
+    for cell in join.table_cells(TABLE, folder):
         sets = found.setdefault(cell["private"], {})
         if cell["public"] in sets:
-            raise config.UserError(f"{TABLE}: several settings of {cell['private']} with {cell['public']}: keep one")
+            raise UserError(f"{TABLE}: several settings of {cell['private']} with {cell['public']}: keep one")
         sets[cell["public"]] = [100 * record["utility"] for record in cell.records]
     return found
 
@@ -65,8 +67,8 @@ def compare(folder: Path) -> tuple[pandas.DataFrame, pandas.DataFrame]:
             values = record["values"]
             shared = [name for name in best if name in values]
             pairs = [(statistics.fmean(values[name]), means[name]["utility"]) for name in shared]
-            number, spearman, kendall = tables.rank_correlation(pairs)
-            low, high = tables.rank_interval([values[name] for name in shared], [sets[name] for name in shared])
+            number, spearman, kendall = join.rank_correlation(pairs)
+            low, high = join.rank_interval([values[name] for name in shared], [sets[name] for name in shared])
             nearest = min(shared, key=lambda name: statistics.fmean(values[name]), default=None)
             rows.append(
                 {
@@ -91,8 +93,8 @@ def main() -> None:
     try:
         rows, points = compare(folder)
         for frame, name in ((rows, f"{TABLE}_compared.csv"), (points, f"{TABLE}_values.csv")):
-            tables.write_table(frame, folder / "tables" / name)
-    except config.UserError as error:
+            join.write_table(frame, folder / "tables" / name)
+    except UserError as error:
         raise SystemExit(f"compare_distances: {error}") from None
     for private, part in points.groupby("private", sort=False):
         print(typeset.text(part.dropna(axis=1, how="all"), f"{private}, best utility first"), end="\n\n")

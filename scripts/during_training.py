@@ -8,7 +8,7 @@ on the private batch of the step and the first pair.m images of each public set,
 
 gsd_figure1   GSD of the batch to each public set, in [0, 1] (GSD, Figure 1; the workshop paper's panels)
 gsd_figure3   the 500 largest singular values of private and public gradients (GSD, Figure 3)
-gsd_lemma41   reconstruction error of the batch's gradients, beside what bounds it (GSD, Lemma 4.1; pubsel/subspace.py)
+gsd_lemma41   reconstruction error of the batch's gradients, beside what bounds it (GSD, Lemma 4.1; pubsel/gradients/subspace.py)
 gep_figure2   stable rank of the batch's gradients, by parameter group (GEP, Figure 2)
 gep_figure4   projection error of the batch's mean gradient on GEP's basis from each public set (GEP, Figure 4)
 gep_figure5   stable rank of the residual gradients, beside the gradients' (GEP, Figure 5; there of the full batch)
@@ -36,14 +36,14 @@ from hydra import compose, initialize_config_dir
 from matplotlib.ticker import LogFormatter
 from torch import Tensor
 
-from pubsel import algorithms, config, data, figures, models, results, run, tables
+from pubsel import algorithms, data, models, records
 from pubsel.algorithms import Algorithm, Freezes, Mechanism, Solves, View
 from pubsel.algorithms.gep import GEP, Groups
-from pubsel.config import CONF, Distance, Labels, RunConfig, UsageError, UserError, check
+from pubsel.commands import run
 from pubsel.data import Split
 from pubsel.distances import gsd
-from pubsel.gradients import Basis, DenseGradients, GradientMatrix, gpu_precision
-from pubsel.subspace import (
+from pubsel.gradients.matrix import Basis, DenseGradients, GradientMatrix, gpu_precision
+from pubsel.gradients.subspace import (
     allocate,
     projection_error,
     reconstruction,
@@ -52,8 +52,13 @@ from pubsel.subspace import (
     stable_rank,
     top_k,
 )
-from pubsel.terminal import say
-from pubsel.training import Schedule, fit, poisson_sample
+from pubsel.messages import UsageError, UserError, say
+from pubsel.settings import CONF
+from pubsel.settings.identity import as_json, digest_of, identity_of, short_name
+from pubsel.settings.keys import Distance, Labels, RunConfig, public_sets
+from pubsel.settings.schema import check
+from pubsel.tables import figures, join
+from pubsel.training.loop import Schedule, fit, poisson_sample
 
 NOT_PRIVATE = "Not differentially private: measured on private gradients without noise."
 LARGEST = 500  # singular values
@@ -254,7 +259,7 @@ def moments(plan: Schedule, points: int, first_epoch: bool) -> set[int]:
 def follow(name: str, settings: RunConfig, sets: list[str], ks: list[int], points: int) -> tuple[pandas.DataFrame, str]:
     """Train as `pubsel run` with these settings would, and measure on the way: `step`, `epoch` and what the figure's
     function yields; and what measured it. Rows are kept beside the checkpoint, so that what was stopped goes on."""
-    origin = results.provenance()
+    origin = records.provenance()
     made = f"commit {origin['commit']}, torch {origin['versions']['torch']}, {origin['hardware']}"
     trained = run.canonical(settings)
     algorithm, gep = algorithms.build(trained.algorithm), anchor(trained)
@@ -264,7 +269,7 @@ def follow(name: str, settings: RunConfig, sets: list[str], ks: list[int], point
     task = run.load_task(trained, device)
     public = {one: public_set(one, settings, task.private, device) for one in sets}
     plan, spend, _ = run.guarantee(trained, algorithm, len(task.private.x))
-    identity = config.identity(trained)
+    identity = identity_of(trained)
     model = run.network(settings.model, task, settings.seed, settings.data_root).to(device)
     secret = run.training_secret(trained, task, model, plan, spend, device)
     wanted = moments(plan, points, FIGURES[name].first_epoch)
@@ -280,9 +285,9 @@ def follow(name: str, settings: RunConfig, sets: list[str], ks: list[int], point
             raise UsageError(f"step {step}: {error}; lower --k, or raise training.batch_size or pair.m") from None
 
     what: dict[str, Any] = {"name": name, "run": identity, "public": sets, "ks": ks, "points": points}
-    what |= {part: config.settings(getattr(settings, part)) for part in ("pair", "distance")}
-    what["gep"] = config.settings(gep)
-    folder = Path(settings.results) / "during_training" / f"{name}-{config.digest(what)}"
+    what |= {part: as_json(getattr(settings, part)) for part in ("pair", "distance")}
+    what["gep"] = as_json(gep)
+    folder = Path(settings.results) / "during_training" / f"{name}-{digest_of(what)}"
     kept, checkpoint, take = folder / "measured.csv", folder / "checkpoint.pt", algorithm.mechanism
     with run.locked(folder):
         stays = checkpoint.exists() or not run.has_paths([settings.pair.private, *sets])  # a folder may have changed
@@ -292,7 +297,7 @@ def follow(name: str, settings: RunConfig, sets: list[str], ks: list[int], point
         def watched(view: View, step: int) -> Mechanism:
             if step in missing:
                 rows.extend(look(view, step))
-                tables.write_table(pandas.DataFrame(rows), kept, made)
+                join.write_table(pandas.DataFrame(rows), kept, made)
                 say(f"  {name}: measured before step {step} of {plan.steps}")
             return take(view, step)
 
@@ -434,19 +439,19 @@ def main(words: list[str]) -> None:
     figure = FIGURES[given.name]
     with initialize_config_dir(str(CONF), version_base="1.3"):
         settings = check(RunConfig, compose("run", given.words))
-    sets = given.public.split(",") if given.public else config.public_sets(settings.pair.public)
+    sets = given.public.split(",") if given.public else public_sets(settings.pair.public)
     sets = sets if figure.public else []
     ks = whole_numbers(given.k) if given.k else list(figure.ks)
     frame, made = follow(given.name, settings, sets, ks, given.points or figure.points)
 
-    private, label = config.short(settings.pair.private), settings.label
+    private, label = short_name(settings.pair.private), settings.label
     name = "-".join([given.name, private, settings.model.name, *([] if label == "paper" else [label])])
     algorithm = settings.algorithm["name"]
     title = f"{given.name}: {private}, {settings.model.name}, {algorithm}, batches of {settings.training.batch_size}"
     title += f", {settings.pair.m} images of each public set" if sets else ""
     path = Path(settings.results) / "figures" / name
     figures.save(draw(frame, figure, title), path)
-    tables.write_table(frame, path.with_suffix(".csv"), f"{NOT_PRIVATE}\n{title}, seed {settings.seed}\n{made}")
+    join.write_table(frame, path.with_suffix(".csv"), f"{NOT_PRIVATE}\n{title}, seed {settings.seed}\n{made}")
     print(summary(frame, figure))
     if given.name == "gsd_figure1":
         print("of the first step, the order holds in {}, the nearest set in {} of {} steps".format(*order_kept(frame)))

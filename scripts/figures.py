@@ -2,7 +2,7 @@
 
     python scripts/figures.py all --results results
 
-A name of pubsel.figures.CURVES: utility against epsilon, k, noise, public examples; with adamix the performance boost.
+A name of pubsel.tables.figures.CURVES: utility against epsilon, k, noise, public examples; with adamix the performance boost.
 A name of a table: its utility against distance (NAME_distance). all: each of these that the records allow. With
 settings of `pubsel run` behind the name: separability, xi_k of features (PILLAR, Figure 3); reconstruction, what the
 projection of AdaMix loses (Figure 6), which looks at the private gradient without noise.
@@ -23,16 +23,21 @@ import torch
 from hydra import compose, initialize_config_dir
 from matplotlib.figure import Figure
 
-from pubsel import algorithms, data, figures, results, run, tables
+from pubsel import algorithms, data
+from pubsel import records as results
 from pubsel.algorithms import Mechanism, View
 from pubsel.algorithms.adamix import AdaMix, project, public_gradient, subspace_around
-from pubsel.config import CONF, RunConfig, check
+from pubsel.commands import run
+from pubsel.commands.run import canonical
 from pubsel.data import Split, features
-from pubsel.gradients import GradientMatrix
-from pubsel.run import canonical
-from pubsel.separability import separability as estimate
-from pubsel.terminal import say
-from pubsel.training import fit
+from pubsel.gradients.matrix import GradientMatrix
+from pubsel.messages import say
+from pubsel.settings import CONF
+from pubsel.settings.keys import RunConfig
+from pubsel.settings.schema import check
+from pubsel.tables import figures, join
+from pubsel.theory.separability import separability as estimate
+from pubsel.training.loop import fit
 
 
 def composed(words: list[str]) -> RunConfig:
@@ -140,7 +145,7 @@ def draw_separability(frame: pandas.DataFrame) -> Figure:
 
 def write(name: str, frame: pandas.DataFrame, figure: Figure, folder: Path) -> None:
     """The figure in all formats, and its numbers."""
-    results.write_whole(folder / f"{name}.csv", tables.as_csv(frame))
+    results.write_whole(folder / f"{name}.csv", join.as_csv(frame))
     print(*figures.save(figure, folder / name), sep="\n")
 
 
@@ -152,7 +157,7 @@ def attacked(records: list[dict[str, Any]], folder: Path) -> pandas.DataFrame:
     curve = figures.CURVES["adamix"]
     belong = [record for record in records if record["algorithm"] in curve.algorithms]
     rows = []
-    for cell in tables.selected(tables.cells(belong), curve.by, list(curve.over)):
+    for cell in join.selected(join.cells(belong), curve.by, list(curve.over)):
         found = [(100 - 100 * r["utility"], auc[r["identity"]]) for r in cell.records if r["identity"] in auc]
         if found:
             error, leak = np.mean(found, axis=0)
@@ -211,7 +216,7 @@ def of_records(name: str, records: list[dict[str, Any]], folder: Path) -> bool:
             frame = figures.boosted(frame) if name.startswith("adamix") else frame
             write(name, frame, figures.curves(frame, curve.x, curve.line), folder)
     else:
-        frame = figures.distances(tables.make(name, records))
+        frame = figures.distances(join.make(name, records))
         if len(frame):
             write(f"{name}_distance", frame, figures.scatter(frame), folder)
     return len(frame) > 0
@@ -219,7 +224,7 @@ def of_records(name: str, records: list[dict[str, Any]], folder: Path) -> bool:
 
 def main() -> None:
     """Draw what is asked for."""
-    of_files = [*figures.CURVES, *tables.names()]
+    of_files = [*figures.CURVES, *join.names()]
     arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     arguments.add_argument(
         "name", choices=["all", *of_files, "separability", "reconstruction", "adamix_attack", "per_instance"]

@@ -14,13 +14,13 @@ from typing import Any
 
 import torch
 
-from pubsel import results
+from pubsel import records
 from pubsel.cli import keep_memory
 
 Run = Callable[[], object]
 
 PROCESSES = multiprocessing.get_context("forkserver")  # of a server that has imported, and computed nothing
-PROCESSES.set_forkserver_preload(["opacus", "backpack.extensions", "dp_accounting.pld", "pubsel.training"])
+PROCESSES.set_forkserver_preload(["opacus", "backpack.extensions", "dp_accounting.pld", "pubsel.training.loop"])
 
 
 def seconds(run: Run) -> float:
@@ -73,7 +73,7 @@ def fresh(threads: int, function: Callable[..., Any], *arguments: Any) -> Any:
 
 def origin(device: str, threads: int) -> dict[str, Any]:
     """Where it was measured: columns for every row."""
-    here = results.provenance()
+    here = records.provenance()
     cpu = f"{here['hardware']}, {torch.backends.cpu.get_cpu_capability()}"  # its vectors, such as AVX2
     hardware = torch.cuda.get_device_name() if device == "cuda" else cpu
     versions = {name: importlib.metadata.version(name) for name in ("torch", "opacus")}

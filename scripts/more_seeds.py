@@ -11,9 +11,11 @@ from typing import Any
 from hydra import compose, initialize_config_dir
 from omegaconf import DictConfig
 
-from pubsel import run, tables
-from pubsel.config import CONF, RunConfig
-from pubsel.repeat import settings_of
+from pubsel.commands import run
+from pubsel.commands.replay import settings_of
+from pubsel.settings import CONF
+from pubsel.settings.keys import RunConfig
+from pubsel.tables import join
 
 
 def with_seed(record: dict[str, Any], seed: int, base: DictConfig) -> RunConfig:
@@ -27,7 +29,7 @@ def main(table: str, seeds: list[int], words: list[str]) -> None:
     """Run them."""
     with initialize_config_dir(str(CONF), version_base="1.3"):
         base = compose("run", overrides=words)
-    for cell in tables.table_cells(table, Path(base.results)):
+    for cell in join.table_cells(table, Path(base.results)):
         have = {record["seed"] for record in cell.records}
         for seed in (seed for seed in seeds if seed not in have):
             run.run(with_seed(cell.records[0], seed, base))

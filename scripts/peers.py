@@ -20,9 +20,9 @@ from opacus.optimizers import DPOptimizer, DPOptimizerFastGradientClipping
 from opacus.utils.fast_gradient_clipping_utils import DPLossFastGradientClipping
 from torch import Tensor, nn
 
-from pubsel.gradients import PerExampleGradients
+from pubsel.gradients.matrix import PerExampleGradients
+from pubsel.gradients.subspace import projection_metric
 from pubsel.models.trained import head
-from pubsel.subspace import projection_metric
 
 Examples = tuple[Tensor, Tensor]  # x [n, ...], y [n]
 RATE = 1e-4  # of learning: small, so that hundreds of timed steps leave the weights where they were

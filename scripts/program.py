@@ -19,7 +19,7 @@ from typing import Any
 
 import measuring
 
-from pubsel import results
+from pubsel import records
 
 PUBSEL = str(Path(sys.executable).with_name("pubsel"))
 RUN = ["run", "+experiment=quickstart", "distance=none"]
@@ -86,7 +86,7 @@ def table() -> float:
             settings = record["settings"] | {"seed": seed}
             path = Path(folder) / "runs" / name / "result.json"
             path.parent.mkdir(parents=True)
-            results.write_record(path, record | {"identity": name, "seed": seed, "settings": settings})
+            records.write_record(path, record | {"identity": name, "seed": seed, "settings": settings})
         return command("table", "gsd_table2", f"results={folder}")
 
 

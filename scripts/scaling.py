@@ -23,8 +23,8 @@ from torch import nn
 from pubsel.algorithms import View
 from pubsel.algorithms.gep import GEP
 from pubsel.data import Split
-from pubsel.gradients import PerExampleGradients
-from pubsel.subspace import projection_metric, top_k
+from pubsel.gradients.matrix import PerExampleGradients
+from pubsel.gradients.subspace import projection_metric, top_k
 
 
 @dataclass

@@ -30,12 +30,17 @@ from hydra import compose, initialize_config_dir
 from numpy.typing import NDArray
 from torch import Tensor
 
-from pubsel import config, privacy, rank, selection
-from pubsel.config import CONF, RankConfig, check
+from pubsel import selection
+from pubsel.commands import rank
+from pubsel.commands.run import choose_device, network
 from pubsel.distances import dp_gsd, gsd
-from pubsel.randomness import stream
-from pubsel.run import choose_device, network
-from pubsel.subspace import projection_metric
+from pubsel.gradients.subspace import projection_metric
+from pubsel.privacy import accountant
+from pubsel.privacy.randomness import stream
+from pubsel.settings import CONF
+from pubsel.settings.identity import as_json, digest_of, short_name
+from pubsel.settings.keys import RankConfig
+from pubsel.settings.schema import check
 
 EPSILONS = (0.05, 0.1, 0.5, 1.0, 2.0)
 SIZES = (500, 2000)  # of smaller private sets, subsets of the pool
@@ -49,10 +54,7 @@ def measured(settings: RankConfig) -> dict[str, Any]:
     """Of one pair: names [J]; gsd [J, T]; u [N, J], energies of the pool; x [T, N, s] and v [T, J, s, k], sketched
     private rows and public subspaces for DP-GSD; n, the private examples there are."""
     folder = Path(settings.results) / "selection"
-    path = (
-        folder
-        / f"{config.short(settings.private)}-{settings.model.name}-{config.digest(config.settings(settings))}.npz"
-    )
+    path = folder / f"{short_name(settings.private)}-{settings.model.name}-{digest_of(as_json(settings))}.npz"
     if not path.exists():
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=folder) as kept:
@@ -115,7 +117,7 @@ def simulated(settings: RankConfig, found: dict[str, Any]) -> Iterator[dict[str,
     cases = {(n, min(settings.distance.m, len(u))), (n, len(u)), *((size, size) for size in SIZES if size < len(u))}
     for n, m in sorted(cases):
         keep = torch.stack([drawn(len(u), n, m, stream("selection", "sample", i)) for i in range(SAMPLES)]).double()
-        inner = {epsilon: 1 / privacy.pure(epsilon, m / n, 1, "").noise_multiplier for epsilon in EPSILONS}
+        inner = {epsilon: 1 / accountant.pure(epsilon, m / n, 1, "").noise_multiplier for epsilon in EPSILONS}
         for kind, cap in named:
             each = scores("median" if kind == "exponential" else kind, u, cap)
             totals = (keep @ each.double()).long().tolist()  # exact: below 2^53
@@ -156,8 +158,8 @@ def dp_gsd_choices(
     where most examples are."""
     x, v = torch.from_numpy(found["x"]), torch.from_numpy(found["v"])
     steps, rate, k = len(x), m / n, settings.distance.k
-    gauss = privacy.plan(epsilon, DELTA, rate, steps, 1.0).noise_multiplier
-    inner = 1 / privacy.pure(epsilon, rate, steps, "").noise_multiplier
+    gauss = accountant.plan(epsilon, DELTA, rate, steps, 1.0).noise_multiplier
+    inner = 1 / accountant.pure(epsilon, rate, steps, "").noise_multiplier
     kinds = ["dp_gsd_gauss", "sketch"] + (["dp_gsd_bingham"] if m == x.shape[1] else [])
     choices = {kind: np.zeros((DRAWS, v.shape[1])) for kind in kinds}
     for draw in range(DRAWS):

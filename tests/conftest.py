@@ -3,7 +3,7 @@ import os
 import pytest
 import torch
 
-from pubsel import results
+from pubsel import records
 
 torch.set_num_threads(min(2, torch.get_num_threads()))
 
@@ -22,5 +22,5 @@ def noise_that_no_edit_changes():
     """Seeded noise follows from the source of the package: each edit would be another throw of the dice for tests that
     train. tests/test_releases.py has what that digest is for."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(results, "_package", lambda: "the package")
+        patch.setattr(records, "_package", lambda: "the package")
         yield

@@ -1,7 +1,7 @@
 """Synthetic records for tests, and streams."""
 
-from pubsel import results
-from pubsel.randomness import Secret
+from pubsel import records as results
+from pubsel.privacy.randomness import Secret
 
 
 def secret_named(name="key", secure=False, place="here"):

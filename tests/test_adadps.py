@@ -10,13 +10,14 @@ import yaml
 from pubsel import algorithms
 from pubsel.algorithms import View
 from pubsel.algorithms.dp_sgd import clipped_sum
-from pubsel.config import CONF, UsageError
 from pubsel.data import Split
-from pubsel.factored import FactoredGradients, LinearGradients
-from pubsel.gradients import DenseGradients, PerExampleGradients
+from pubsel.gradients.factored import FactoredGradients, LinearGradients
+from pubsel.gradients.matrix import DenseGradients, PerExampleGradients
+from pubsel.messages import UsageError
 from pubsel.models import small
-from pubsel.randomness import stream
-from pubsel.training import noisy_mean
+from pubsel.privacy.randomness import stream
+from pubsel.settings import CONF
+from pubsel.training.loop import noisy_mean
 
 C, D, M = 4, 9, 30
 P = C * (D + 1)
@@ -74,7 +75,7 @@ def test_private_data_have_no_part_in_the_conditioner():
 
 
 def test_the_conditioner_is_made_in_blocks(monkeypatch):
-    from pubsel import factored
+    from pubsel.gradients import factored
 
     row, found = torch.randn(1, P, dtype=torch.float64), []
     for block in (2**16, 7):

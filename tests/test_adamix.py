@@ -11,18 +11,21 @@ import torch
 import yaml
 from scipy import stats
 
-import pubsel.training
-from pubsel import algorithms, privacy
+import pubsel.training.loop
+from pubsel import algorithms
 from pubsel.algorithms import View
 from pubsel.algorithms.adamix import project, public_gradient, subspace_around, train_on_public
 from pubsel.cli import main
-from pubsel.config import CONF, Accounting, Privacy, Training, UsageError
+from pubsel.commands.run import guarantee
 from pubsel.data import Split, Task
-from pubsel.factored import LinearGradients
-from pubsel.gradients import DenseGradients
-from pubsel.randomness import stream
-from pubsel.run import guarantee
-from pubsel.training import Schedule, fit, noisy_mean, schedule
+from pubsel.gradients.factored import LinearGradients
+from pubsel.gradients.matrix import DenseGradients
+from pubsel.messages import UsageError
+from pubsel.privacy import accountant
+from pubsel.privacy.randomness import stream
+from pubsel.settings import CONF
+from pubsel.settings.keys import Accounting, Privacy, Training
+from pubsel.training.loop import Schedule, fit, noisy_mean, schedule
 from tests.synthetic import secret_named
 
 C, D, M, N = 3, 8, 15, 40
@@ -118,13 +121,13 @@ def train(algorithm, folder, noise=0.0, public=PUBLIC, private=PRIVATE, stop=Non
 
 def test_steps_of_the_paper():
     """AdaMix, Section 4: sigma 20."""
-    assert privacy.most_steps(1, 1e-5, 20) == 28
-    assert privacy.most_steps(3, 1e-5, 20) == 206
+    assert accountant.most_steps(1, 1e-5, 20) == 28
+    assert accountant.most_steps(3, 1e-5, 20) == 206
     for epsilon, steps in ((1, 28), (3, 206)):
-        assert privacy.spent(20, 1.0, steps, 1e-5) <= epsilon < privacy.spent(20, 1.0, steps + 1, 1e-5)
-    assert privacy.most_steps(1, 1e-5, 3.8) == 1
+        assert accountant.spent(20, 1.0, steps, 1e-5) <= epsilon < accountant.spent(20, 1.0, steps + 1, 1e-5)
+    assert accountant.most_steps(1, 1e-5, 3.8) == 1
     with pytest.raises(UsageError, match=r"privacy\.noise_multiplier=1: one step spends more than epsilon=1"):
-        privacy.most_steps(1, 1e-5, 1)
+        accountant.most_steps(1, 1e-5, 1)
 
 
 @pytest.mark.parametrize("sigma", [5, 11.3, 20, 100])
@@ -139,9 +142,9 @@ def test_as_many_steps_as_epsilon_allows_and_no_more(epsilon, sigma):
         return
     plan, spend, first = guarantee(asked, build("adamix"), N)
     assert (plan.rate, first, spend.noise_multiplier, spend.steps) == (1, None, sigma, plan.steps)
-    assert spend.epsilon <= epsilon < privacy.spent(sigma, 1.0, plan.steps + 1, 1e-5)
+    assert spend.epsilon <= epsilon < accountant.spent(sigma, 1.0, plan.steps + 1, 1e-5)
     mu = math.sqrt(plan.steps) / sigma
-    assert privacy.gaussian_delta(spend.epsilon, mu) <= 1e-5 * (1 + 1e-9)
+    assert accountant.gaussian_delta(spend.epsilon, mu) <= 1e-5 * (1 + 1e-9)
 
 
 # One step, written out
@@ -375,7 +378,7 @@ def test_ppgd(tmp_path):
 
 
 def test_public_training_that_diverges_is_one_line():
-    with pytest.raises(pubsel.training.UserError, match=r"diverged: lower algorithm\.pretrain_rate"):
+    with pytest.raises(pubsel.training.loop.UserError, match=r"diverged: lower algorithm\.pretrain_rate"):
         train_on_public(view(linear(zero=True)), PUBLIC, 3, 1e308)
 
 
@@ -479,7 +482,7 @@ def test_only_public_reads_no_private_example(tmp_path, monkeypatch):
     want = linear(zero=True)
     algorithm.pretrain(view(want))
     for door in ("noisy_mean", "poisson_sample"):
-        monkeypatch.setattr(pubsel.training, door, lambda *_: pytest.fail("a private example is read"))
+        monkeypatch.setattr(pubsel.training.loop, door, lambda *_: pytest.fail("a private example is read"))
     plan, spend, first = guarantee(
         SimpleNamespace(
             epsilon=0.0,
@@ -489,13 +492,13 @@ def test_only_public_reads_no_private_example(tmp_path, monkeypatch):
         algorithm,
         N,
     )
-    assert (plan.steps, spend, first) == (0, privacy.NOTHING, None)
+    assert (plan.steps, spend, first) == (0, accountant.NOTHING, None)
     model, training = linear(zero=True), Training(3, None, 10, 0.1, 0.0, 0.0, [], 1.0, None, 60, average=True)
     task = Task(poison, PUBLIC, poison, C, "accuracy", (), (), ())
     fit(model, task, algorithm, Schedule(N, 0.25, 0, 10), 0.0, training, "name", secret_named(),
         tmp_path / "checkpoint.pt", lambda now: None)  # fmt: skip
     assert np.array_equal(weights(model), weights(want))
-    said = privacy.statement(spend, algorithm.sensitivity(), False, False, examples=100)
+    said = accountant.statement(spend, algorithm.sensitivity(), False, False, examples=100)
     assert (said["epsilon"], said["delta"], said["valid"], said["sensitivity"]) == (0, 0, True, 0)
 
 

@@ -7,14 +7,17 @@ import numpy as np
 import pytest
 import torch
 
-from pubsel import algorithms, privacy
+from pubsel import algorithms
 from pubsel.algorithms import Solves, View, dp_sgd, gep
-from pubsel.config import CONF, UsageError, option
 from pubsel.data import Split
-from pubsel.gradients import Basis, DenseGradients, PerExampleGradients, random_labels
+from pubsel.gradients.matrix import Basis, DenseGradients, PerExampleGradients, random_labels
+from pubsel.gradients.subspace import orthonormal, power_basis
+from pubsel.messages import UsageError
 from pubsel.models.small import linear
-from pubsel.randomness import stream
-from pubsel.subspace import orthonormal, power_basis
+from pubsel.privacy import accountant
+from pubsel.privacy.randomness import stream
+from pubsel.settings import CONF
+from pubsel.settings.keys import option
 
 SMALL = {"k": 20, "rank": 45}  # of 40 public examples, and 64 features
 
@@ -99,7 +102,7 @@ def test_one_row_moves_the_sum_by_at_most_the_sensitivity(name, bound):
         assert alone.norm() <= mech.sensitivity
         without = mech.clipped_sum(DenseGradients(batch.clone())).double()
         with_row = mech.clipped_sum(DenseGradients(torch.cat([batch, row]))).double()
-        assert (with_row - without).norm() <= mech.sensitivity * (1 + privacy.ROUNDING)
+        assert (with_row - without).norm() <= mech.sensitivity * (1 + accountant.ROUNDING)
 
 
 @pytest.mark.parametrize("name", CONFIGS)

@@ -13,8 +13,8 @@ import yaml
 from hydra import compose, initialize_config_dir
 from scipy import stats
 
-import pubsel.training
-from pubsel import algorithms, privacy
+import pubsel.training.loop
+from pubsel import algorithms
 from pubsel.algorithms import dp_sgd, gep
 from pubsel.attacks.canaries import MAGNITUDES, WithCanaries, distinct, draw
 from pubsel.attacks.one_run import (
@@ -30,16 +30,19 @@ from pubsel.attacks.one_run import (
     trade_off,
 )
 from pubsel.attacks.witness import SURE, Witness, repeated_noise, repeated_samples, uneven_samples
-from pubsel.audit import Cell, watch
 from pubsel.cli import main
-from pubsel.config import CONF, AuditConfig, Training, check
+from pubsel.commands.audit import Cell, watch
+from pubsel.commands.run import canonical, load_task, run
 from pubsel.data import Split, Task
-from pubsel.factored import LinearGradients
-from pubsel.gradients import PerExampleGradients
+from pubsel.gradients.factored import LinearGradients
+from pubsel.gradients.matrix import PerExampleGradients
 from pubsel.models import small
-from pubsel.randomness import Secret
-from pubsel.run import canonical, load_task, run
-from pubsel.training import Schedule, fit
+from pubsel.privacy import accountant
+from pubsel.privacy.randomness import Secret
+from pubsel.settings import CONF
+from pubsel.settings.keys import AuditConfig, Training
+from pubsel.settings.schema import check
+from pubsel.training.loop import Schedule, fit
 from tests.synthetic import secret_named
 
 NETWORKS = {"dp_sgd": {}, "gep": {"k": 100}, "b_gep": {"k": 100}, "dp_md": {}, "second_phase": {"head": "own"}}
@@ -91,7 +94,7 @@ def audited(folder, name="dp_sgd", epsilon=4.0, rate=1.0, steps=20, seed=0, stop
     """The witness of one training with canaries, killed after step `stop_at` and resumed; and what was planned."""
     model, task = problem(name)
     algorithm = build(name)
-    plan = privacy.plan(epsilon, 1e-5, rate, steps, algorithm.sensitivity())
+    plan = accountant.plan(epsilon, 1e-5, rate, steps, algorithm.sensitivity())
     inner = LinearGradients(model) if name in LINEAR else PerExampleGradients(model)
     engine = WithCanaries(inner, draw(M, inner.size, N, np.random.default_rng(seed)), task.private)
     private = engine.canaries.join(task.private)
@@ -145,7 +148,7 @@ def test_without_delta_the_p_value_is_the_binomial_tail():
 
 def test_no_bound_from_coins_alone():
     assert epsilon_of_any(Guesses(1000, 100, 52), 1e-5, 0.95) == 0.0
-    assert epsilon_of_plan(Guesses(1000, 1000, 505), privacy.plan(1, 1e-5, 1.0, 10, 1.0), 0.95) == (0.0, math.inf)
+    assert epsilon_of_plan(Guesses(1000, 1000, 505), accountant.plan(1, 1e-5, 1.0, 10, 1.0), 0.95) == (0.0, math.inf)
 
 
 def test_guesses_are_counted():
@@ -157,7 +160,7 @@ def test_guesses_are_counted():
 @pytest.mark.parametrize(("rate", "steps"), [(1.0, 30), (0.05, 60)])
 def test_the_bounds_hold_as_often_as_they_say_and_are_close_to_the_truth(rate, steps):
     """Simulated steps, noise as planned: of 40 audits at 95 % few exceed the truth; with half the noise, all do."""
-    plan = privacy.plan(4.0, 1e-5, rate, steps, 1.0)
+    plan = accountant.plan(4.0, 1e-5, rate, steps, 1.0)
     s, random = plan.noise_multiplier, np.random.default_rng(0)
 
     def right(scale):
@@ -168,7 +171,7 @@ def test_the_bounds_hold_as_often_as_they_say_and_are_close_to_the_truth(rate, s
         ratios = exponent if rate == 1 else np.logaddexp(np.log1p(-rate), np.log(rate) + exponent)
         return guess_all(ratios.sum(1), included)
 
-    chance = (1 + privacy.advantage(s, rate, steps)) / 2
+    chance = (1 + accountant.advantage(s, rate, steps)) / 2
     refuted = [stats.binom.sf(right(1.0).right - 1, 2000, chance) < 0.05 for _ in range(40)]
     assert sum(refuted) <= 6
     assert 2.5 < epsilon_of_plan(right(1.0), plan, 0.95)[0] <= 4
@@ -177,14 +180,14 @@ def test_the_bounds_hold_as_often_as_they_say_and_are_close_to_the_truth(rate, s
 
 def test_the_advantage_is_delta_at_epsilon_zero():
     """Full batch: total variation of two Gaussians; sampled: below it times the rate for one step, and near it."""
-    assert privacy.advantage(2.0, 1.0, 4) == pytest.approx(2 * stats.norm.cdf(0.5) - 1)
+    assert accountant.advantage(2.0, 1.0, 4) == pytest.approx(2 * stats.norm.cdf(0.5) - 1)
     one = 0.1 * (2 * stats.norm.cdf(0.5) - 1)  # one step at rate 0.1: the mixture differs by 0.1 of it
-    assert one <= privacy.advantage(1.0, 0.1, 1) < one + 0.01
+    assert one <= accountant.advantage(1.0, 0.1, 1) < one + 0.01
 
 
 def test_the_bound_of_a_curve_lies_between_that_of_any_program_and_the_truth():
     """Simulated canaries, full batches, as planned and with a third of the noise."""
-    plan, random = privacy.plan(4.0, 1e-5, 1.0, 30, 1.0), np.random.default_rng(0)
+    plan, random = accountant.plan(4.0, 1e-5, 1.0, 30, 1.0), np.random.default_rng(0)
     mu = math.sqrt(30) / plan.noise_multiplier
     above = 0
     for factor in [1.0] * 30 + [3.0] * 3:
@@ -212,14 +215,14 @@ def test_a_curve_allows_what_randomised_response_does():
 
 @pytest.mark.parametrize("rate", [1.0, 0.1])
 def test_the_trade_off_curve_is_that_of_the_accountant(rate):
-    plan = privacy.plan(2.0, 1e-5, rate, 20, 1.0)
+    plan = accountant.plan(2.0, 1e-5, rate, 20, 1.0)
     least = trade_off(plan, plan.noise_multiplier)
     for y in (1e-4, 0.01, 0.3, 0.9, 1.0):
         assert 0 <= least(y) <= y
         for epsilon in (0.0, 1.0, 2.0):
-            (delta,) = privacy.deltas(plan.noise_multiplier, rate, 20, (epsilon,))
+            (delta,) = accountant.deltas(plan.noise_multiplier, rate, 20, (epsilon,))
             assert y <= math.exp(epsilon) * least(y) + delta + 1e-3
-    assert privacy.deltas(plan.noise_multiplier, rate, 20, (2.0,))[0] <= 1.2e-5
+    assert accountant.deltas(plan.noise_multiplier, rate, 20, (2.0,))[0] <= 1.2e-5
 
 
 # The audit of the loop itself
@@ -245,8 +248,8 @@ def test_no_false_alarm_with_poisson_samples(seed, tmp_path):
 
 
 def half_noise(monkeypatch):
-    whole = pubsel.training.normal
-    monkeypatch.setattr(pubsel.training, "normal", lambda *arguments: whole(*arguments) / 2)
+    whole = pubsel.training.loop.normal
+    monkeypatch.setattr(pubsel.training.loop, "normal", lambda *arguments: whole(*arguments) / 2)
 
 
 def without_clipping(monkeypatch):
@@ -258,8 +261,8 @@ def paid_once(monkeypatch):
 
 
 def twice_as_many(monkeypatch):
-    sample = pubsel.training.poisson_sample
-    monkeypatch.setattr(pubsel.training, "poisson_sample", lambda source, n, rate: sample(source, n, 2 * rate))
+    sample = pubsel.training.loop.poisson_sample
+    monkeypatch.setattr(pubsel.training.loop, "poisson_sample", lambda source, n, rate: sample(source, n, 2 * rate))
 
 
 def fixed_batches(monkeypatch):
@@ -272,12 +275,12 @@ def fixed_batches(monkeypatch):
         order = torch.from_numpy(np.random.default_rng(at // each).permutation(n))
         return order.tensor_split(each)[at % each].sort().values
 
-    monkeypatch.setattr(pubsel.training, "poisson_sample", shuffled)
+    monkeypatch.setattr(pubsel.training.loop, "poisson_sample", shuffled)
 
 
 def noise_again(monkeypatch):
     """A generator of noise that is seeded where the process starts; samples go on as they should."""
-    draw, resume, calls = Secret.__call__, pubsel.training._resume, []
+    draw, resume, calls = Secret.__call__, pubsel.training.loop._resume, []
 
     def resumed(*arguments):
         calls.clear()
@@ -289,7 +292,7 @@ def noise_again(monkeypatch):
             step = len(calls)
         return draw(self, purpose, step)
 
-    monkeypatch.setattr(pubsel.training, "_resume", resumed)
+    monkeypatch.setattr(pubsel.training.loop, "_resume", resumed)
     monkeypatch.setattr(Secret, "__call__", source)
 
 
@@ -320,17 +323,17 @@ def test_a_planted_fault_is_found(fault, tmp_path, monkeypatch):
 
 
 def less_noise(monkeypatch):
-    whole = pubsel.training.normal
-    monkeypatch.setattr(pubsel.training, "normal", lambda *arguments: 0.7 * whole(*arguments))
+    whole = pubsel.training.loop.normal
+    monkeypatch.setattr(pubsel.training.loop, "normal", lambda *arguments: 0.7 * whole(*arguments))
 
 
 def same_noise(monkeypatch):
-    whole, drawn = pubsel.training.normal, {}
+    whole, drawn = pubsel.training.loop.normal, {}
 
     def once(source, n, device):
         return drawn.setdefault(n, whole(source, n, device)).clone()
 
-    monkeypatch.setattr(pubsel.training, "normal", once)
+    monkeypatch.setattr(pubsel.training.loop, "normal", once)
 
 
 def clip_by_mean_norm(monkeypatch):
@@ -375,14 +378,14 @@ def rows_of(gradients):
 
 def divide_by_batch(monkeypatch):
     """The mean is over those that were sampled."""
-    whole = pubsel.training.noisy_mean
+    whole = pubsel.training.loop.noisy_mean
 
     def noisy_mean(*arguments, **named):
         call = inspect.signature(whole).bind(*arguments, **named)
         call.arguments["batch_size"] = max(1, len(call.arguments["batch"].x))
         return whole(*call.args, **call.kwargs)
 
-    monkeypatch.setattr(pubsel.training, "noisy_mean", noisy_mean)
+    monkeypatch.setattr(pubsel.training.loop, "noisy_mean", noisy_mean)
 
 
 def divide_in_decode(monkeypatch):
@@ -407,13 +410,13 @@ def fixed_size(monkeypatch):
     def sample(source, n, rate):
         return torch.from_numpy(np.sort(np.argsort(source.random(n))[: round(n * rate)]))
 
-    monkeypatch.setattr(pubsel.training, "poisson_sample", sample)
+    monkeypatch.setattr(pubsel.training.loop, "poisson_sample", sample)
 
 
 def same_batch(monkeypatch):
-    whole = pubsel.training.poisson_sample
+    whole = pubsel.training.loop.poisson_sample
     monkeypatch.setattr(
-        pubsel.training, "poisson_sample", lambda source, n, rate: whole(np.random.default_rng(0), n, rate)
+        pubsel.training.loop, "poisson_sample", lambda source, n, rate: whole(np.random.default_rng(0), n, rate)
     )
 
 
@@ -471,13 +474,13 @@ def witness_on_digits(folder, algorithm, seed=0, words=(), steps=20):
 @pytest.mark.attack
 def test_no_audit_shares_noise_with_a_run_or_with_its_own_control(tmp_path, monkeypatch):
     """The noise of the run of the same name, of two audits with other coins, and of their controls: five releases."""
-    whole, drawn = pubsel.training.normal, []
+    whole, drawn = pubsel.training.loop.normal, []
 
     def normal(*arguments):
         drawn.append(whole(*arguments))
         return drawn[-1].clone()
 
-    monkeypatch.setattr(pubsel.training, "normal", normal)
+    monkeypatch.setattr(pubsel.training.loop, "normal", normal)
     words = ["model=pixels", "audit.canaries=20", "estimate=false"]
     cell = cell_on_digits(tmp_path, "dp_sgd_clip1", words=words, steps=1)
     for seed in (0, 1):
@@ -675,7 +678,7 @@ def test_a_black_box_audit_says_that_it_is_too_weak(cli, tmp_path):
 @pytest.mark.attack
 def test_a_black_box_audit_finds_a_program_without_noise(cli, tmp_path, monkeypatch):
     """Of a claim of 1; then nothing is said of the audit's strength."""
-    monkeypatch.setattr(pubsel.training, "normal", lambda source, n, device: torch.zeros(n, dtype=torch.float64))
+    monkeypatch.setattr(pubsel.training.loop, "normal", lambda source, n, device: torch.zeros(n, dtype=torch.float64))
     code, out, err = cli(*AUDIT, *BLACK)
     assert code == 0, err
     assert only(tmp_path)["refuted"]

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 import pubsel
-import pubsel.run
+import pubsel.commands.run
 from pubsel.cli import main
 
 SCRIPT = Path(sys.executable).parent / "pubsel"
@@ -523,7 +523,7 @@ def test_an_interrupted_run_says_how_to_go_on(cli: Cli, monkeypatch: pytest.Monk
     def interrupted(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(pubsel.run, "fit", interrupted)
+    monkeypatch.setattr(pubsel.commands.run, "fit", interrupted)
     code, out, err = cli("run", *TINY)
     assert (code, out) == (130, "")
     assert "goes on from the last checkpoint" in err

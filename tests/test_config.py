@@ -12,26 +12,32 @@ from hydra import compose, initialize_config_dir
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import DictConfig, OmegaConf
 
-from pubsel import algorithms, config, results
-from pubsel.config import RankConfig, RunConfig, UsageError, check
+from pubsel import algorithms, records
+from pubsel.commands.run import canonical
+from pubsel.messages import UsageError
 from pubsel.models.small import NETWORKS
-from pubsel.run import canonical
+from pubsel.settings import CONF
+from pubsel.settings.datasets import dataset_info, dataset_names
+from pubsel.settings.identity import as_json, default_of, digest_of, identity_of
+from pubsel.settings.keys import RankConfig, RunConfig, public_sets
+from pubsel.settings.methods import algorithm_keys, check_method, methods
+from pubsel.settings.schema import LEAST, MOST, check, keys_of, nearest
 
 NEUTRAL = {
     *("device", "threads", "data_root", "results", "download", "debug", "estimate", "profile", "training.chunk"),
     *("replay", "tracking", "training.checkpoint_seconds"),
 }
-EXPERIMENTS = sorted((config.CONF / "experiment").glob("*.yaml"))
+EXPERIMENTS = sorted((CONF / "experiment").glob("*.yaml"))
 OPTIONS = [
     f"{group}={path.stem}"
     for group in ("pair", "model", "algorithm", "distance", "privacy", "training")
-    for path in sorted((config.CONF / group).glob("*.yaml"))
+    for path in sorted((CONF / group).glob("*.yaml"))
 ]
 
 
 @pytest.fixture(autouse=True)
 def conf() -> Iterator[None]:
-    with initialize_config_dir(str(config.CONF), version_base="1.3"):
+    with initialize_config_dir(str(CONF), version_base="1.3"):
         yield
 
 
@@ -165,10 +171,10 @@ def test_a_name_leaves_no_folder_and_tells_no_lie(overrides: list[str], words: s
 
 
 def test_every_method_has_the_name_that_its_file_gives_it() -> None:
-    for path in (config.CONF / "algorithm").glob("*.yaml"):
+    for path in (CONF / "algorithm").glob("*.yaml"):
         made = compose("run", [f"algorithm={path.stem}"]).algorithm
-        config.check_method(dict(made), [])
-        assert made._target_ in config.methods(config.CONF)[made.name]
+        check_method(dict(made), [])
+        assert made._target_ in methods(CONF)[made.name]
 
 
 def test_a_users_own_method_has_a_name_of_its_own(tmp_path: Path) -> None:
@@ -177,13 +183,13 @@ def test_a_users_own_method_has_a_name_of_its_own(tmp_path: Path) -> None:
     (tmp_path / "algorithm" / "broken.yaml").write_text("name: [")
     (tmp_path / "algorithm" / "lie.yaml").write_text("defaults: [dp_sgd]\nname: gep\n")
     dp_sgd = {"_target_": "pubsel.algorithms.dp_sgd.DPSGD", "clip_norm": 1.0}
-    config.check_method(dp_sgd | {"name": "mine"}, [tmp_path])
-    config.check_method({"_target_": "median_clip.MedianClip", "name": "median_clip"}, [])
+    check_method(dp_sgd | {"name": "mine"}, [tmp_path])
+    check_method({"_target_": "median_clip.MedianClip", "name": "median_clip"}, [])
     with pytest.raises(UsageError, match="gep is another method"):
-        config.check_method({"_target_": "my.Own", "name": "gep"}, [])
+        check_method({"_target_": "my.Own", "name": "gep"}, [])
     for name in ("mine2", "gep"):
         with pytest.raises(UsageError, match=f"^algorithm.name={name}: .*DPSGD has not this name"):
-            config.check_method(dp_sgd | {"name": name}, [tmp_path])
+            check_method(dp_sgd | {"name": name}, [tmp_path])
 
 
 @pytest.mark.parametrize("key", ["clip_norm", "pretrain_rate", "weight_decay"])
@@ -195,7 +201,7 @@ def test_no_number_of_adamix_leaves_what_can_be_computed(key: str, value: float)
 
 def test_every_number_in_conf_is_within_the_limits() -> None:
     numbers = [value for key, value in leaves(check(RunConfig, quickstart())).items() if isinstance(value, float)]
-    assert all(value == 0 or config.LEAST <= value <= config.MOST for value in numbers if value < float("inf"))
+    assert all(value == 0 or LEAST <= value <= MOST for value in numbers if value < float("inf"))
 
 
 @pytest.mark.parametrize(
@@ -204,8 +210,8 @@ def test_every_number_in_conf_is_within_the_limits() -> None:
      ("Epsilon", "epsilon"), ("algorithm.clip_embeding", "algorithm.clip_embedding"), ("xyzzy", None)],
 )  # fmt: skip
 def test_the_nearest_key_is_named(typed: str, meant: str | None) -> None:
-    known = {*config.keys(RunConfig), *config.algorithm_keys(), "state"}
-    assert config.nearest(typed, known) == (f" (did you mean {meant}?)" if meant else "")
+    known = {*keys_of(RunConfig), *algorithm_keys(), "state"}
+    assert nearest(typed, known) == (f" (did you mean {meant}?)" if meant else "")
 
 
 def test_a_value_that_must_be_given_is_asked_for() -> None:
@@ -255,9 +261,9 @@ def test_an_experiment_composes_as_its_header_says(experiment: Path) -> None:
             found.append(str(ranked))
         else:
             settings = canonical(check(RunConfig, values))
-            names = [settings.pair.private, *config.public_sets(settings.pair.public)]
-            found.append(config.identity(settings))
-        assert [config.dataset(name).title for name in names]  # each is a named dataset
+            names = [settings.pair.private, *public_sets(settings.pair.public)]
+            found.append(identity_of(settings))
+        assert [dataset_info(name).title for name in names]  # each is a named dataset
         assert values.model.name in [*NETWORKS, "logistic"] or values.model.architecture or values.model.backbone
     assert len(set(found)) == len(found) > 0  # no two cells of a sweep are one run
 
@@ -271,12 +277,12 @@ def test_every_option_can_be_chosen(option: str) -> None:
         or settings.model.architecture
         or settings.model.backbone
     )
-    assert [config.dataset(str(name)).title for name in (settings.pair.private, settings.pair.public)]
+    assert [dataset_info(str(name)).title for name in (settings.pair.private, settings.pair.public)]
 
 
-@pytest.mark.parametrize("name", config.datasets())
+@pytest.mark.parametrize("name", dataset_names())
 def test_every_dataset_is_described(name: str) -> None:
-    info = config.dataset(name)
+    info = dataset_info(name)
     assert len(info.mean) == len(info.std) == info.shape[0]
 
 
@@ -322,8 +328,8 @@ def test_the_identity_changes_with_every_setting_that_can_change_the_result_and_
     settings = check(RunConfig, quickstart())
     keys = leaves(settings)
     assert set(keys) >= NEUTRAL | {"seed", "epsilon", "pair.m", "model.norm", "algorithm.k", "privacy.secure_noise"}
-    names = {key: config.identity(replaced(settings, key, other(value))) for key, value in keys.items()}
-    same = {key for key, name in names.items() if name == config.identity(settings)}
+    names = {key: identity_of(replaced(settings, key, other(value))) for key, value in keys.items()}
+    same = {key for key, name in names.items() if name == identity_of(settings)}
     assert same == NEUTRAL
     assert len(set(names.values())) == len(names) - len(NEUTRAL) + 1
 
@@ -332,40 +338,40 @@ def test_the_identity_is_readable_and_depends_on_no_order_of_keys() -> None:
     settings = check(RunConfig, quickstart("seed=3"))
     turned = dataclasses.replace(settings, algorithm=dict(reversed(settings.algorithm.items())))
     assert list(turned.algorithm) != list(settings.algorithm)
-    assert config.identity(turned) == config.identity(settings)
-    assert config.identity(settings).startswith("digits-digits-mnist_cnn-gep-eps4-seed3-")
+    assert identity_of(turned) == identity_of(settings)
+    assert identity_of(settings).startswith("digits-digits-mnist_cnn-gep-eps4-seed3-")
 
 
 def test_the_identity_of_a_path_is_the_name_of_a_folder() -> None:
-    name = config.identity(check(RunConfig, quickstart("pair.public=../some where/images")))
+    name = identity_of(check(RunConfig, quickstart("pair.public=../some where/images")))
     assert "/" not in name
     assert " " not in name
 
 
 def test_the_name_of_a_folder_is_never_too_long(tmp_path: Path) -> None:
     long = with_value("pair.public", [f"./{letter * 120}é" for letter in "abc"])
-    name = config.identity(check(RunConfig, long))
+    name = identity_of(check(RunConfig, long))
     (tmp_path / name).mkdir()
     assert len(name.encode()) <= 255
-    assert name.endswith(config.digest(config.settings(check(RunConfig, long))))
+    assert name.endswith(digest_of(as_json(check(RunConfig, long))))
 
 
 def test_records_keep_their_names() -> None:
     """Each record that is kept has the name that its settings have today."""
     defaults: Any = OmegaConf.to_container(quickstart())
-    kept = results.read_records(config.CONF.parent / "results")
+    kept = records.read_records(CONF.parent / "results")
     for record in kept[::20] + [record for record in kept if record["seed"] == 2][:20]:
         values = defaults | record["settings"] | {"epsilon": 1.0}
         for group in ("pair", "model", "distance", "privacy", "training"):
             neutral = {key: defaults[group][key] for key in ("chunk", "checkpoint_seconds") if key in defaults[group]}
             values[group] = neutral | record["settings"][group]
         settings = dataclasses.replace(check(RunConfig, values), epsilon=float(record["settings"]["epsilon"]))
-        assert config.identity(settings) == record["identity"]
+        assert identity_of(settings) == record["identity"]
 
 
 def test_combined_public_sets_are_named_a_plus_b() -> None:
     def name(public: str) -> str:
-        return config.identity(check(RunConfig, quickstart(f"pair.public={public}")))
+        return identity_of(check(RunConfig, quickstart(f"pair.public={public}")))
 
     assert name("[noise,photo_patches]").startswith("digits-noise+photo_patches-mnist_cnn-gep-eps4-seed0-")
     assert name("[../some/a+b,noise]").startswith("digits-a_b+noise-")
@@ -402,7 +408,7 @@ def test_candidates_may_be_combinations() -> None:
 
 def test_equal_runs_are_one_run() -> None:
     def name(*overrides: str) -> str:
-        return config.identity(canonical(check(RunConfig, quickstart(*overrides))))
+        return identity_of(canonical(check(RunConfig, quickstart(*overrides))))
 
     assert name("algorithm.clip_embedding=2") == name("algorithm.clip_embedding=2.0") != name()
     assert name("epsilon=4") == name("epsilon=4.0")
@@ -415,4 +421,4 @@ def test_equal_runs_are_one_run() -> None:
 def test_the_default_of_a_key_that_a_record_leaves_out():
     known = {"pair.private_share": 1.0, "pair.take": "test", "pair.m": None, "epsilon": None, "algorithm.k": None,
              "model.backbone.crop": None, "no.such": None, "pair.no": None}  # fmt: skip
-    assert {key: config.default(key) for key in known} == known
+    assert {key: default_of(key) for key in known} == known

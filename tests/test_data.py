@@ -18,12 +18,15 @@ import torchvision.datasets as sets
 from PIL import Image
 from scipy.io import savemat
 
-from pubsel import catalogue
 from pubsel.algorithms import View
-from pubsel.config import CONF, Convert, Pair, Take, UsageError, UserError, dataset, datasets
+from pubsel.commands import data as catalogue
 from pubsel.data import Missing, Source, Split, load, open_dataset, prepared, public_examples
 from pubsel.data.convert import to_shape
 from pubsel.data.splits import NO_CLASS, held_out, shuffled, sorted_by_class
+from pubsel.messages import UsageError, UserError
+from pubsel.settings import CONF
+from pubsel.settings.datasets import dataset_info, dataset_names
+from pubsel.settings.keys import Convert, Pair, Take
 
 resize, exact = Convert.resize, Convert.exact
 
@@ -64,9 +67,9 @@ def pair(private, public, m=4, convert=resize):
 def test_every_dataset_file_is_whole():
     names = "cifar10 cifar100 svhn svhn_extra mnist fashion_mnist flowers102 mnist_m digits photo_patches noise"
     names += " tiny_imagenet imagenet flowers5 kagchest ham10000"
-    assert set(names.split()) <= set(datasets())
-    for name in datasets():
-        info = dataset(name)
+    assert set(names.split()) <= set(dataset_names())
+    for name in dataset_names():
+        info = dataset_info(name)
         assert info.shape[0] == len(info.mean) == len(info.std)
         assert (CONF.parent / "pubsel" / "data" / f"{info.source}.py").exists() or CONF.parent.name == "pubsel"
 
@@ -80,7 +83,7 @@ def test_listing_says_what_is_there_and_imports_no_torch(tmp_path):
     assert rows["digits"].endswith("built in")
     assert rows["tiny_imagenet"].endswith("files")
     assert re.search(r"absent +pubsel data prepare imagenet \(shows the steps\)$", rows["imagenet"])
-    program = "import sys; from pubsel.catalogue import listing; listing('.'); sys.exit('torch' in sys.modules)"
+    program = "import sys; from pubsel.commands.data import listing; listing('.'); sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", program], cwd=Path(__file__).parents[1]).returncode == 0
 
 
@@ -165,8 +168,8 @@ def test_multi_label_npz(tmp_path):
 
 
 def test_missing_dataset_names_the_remedies(tmp_path, monkeypatch):
-    for name in datasets():
-        if dataset(name).source != "embedded":
+    for name in dataset_names():
+        if dataset_info(name).source != "embedded":
             with pytest.raises(Missing) as error:
                 open_dataset(name, str(tmp_path), download=False)
             line = str(error.value)

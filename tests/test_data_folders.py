@@ -16,9 +16,9 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from PIL import Image
 
 from pubsel.cli import main
-from pubsel.config import UserError
 from pubsel.data import open_dataset
 from pubsel.data.folders import layout
+from pubsel.messages import UserError
 
 
 def images(folder, n, size=(10, 10), mode="RGB", suffix=".png", seed=0):

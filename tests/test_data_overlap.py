@@ -11,8 +11,10 @@ import torch
 from PIL import Image
 
 from pubsel import data
-from pubsel.config import Convert, Overlap, Pair, Take, UsageError, settings
 from pubsel.data import Source, Split, load, open_dataset, opened, overlap, public_examples, stored
+from pubsel.messages import UsageError
+from pubsel.settings.identity import as_json
+from pubsel.settings.keys import Convert, Overlap, Pair, Take
 
 
 def pixels(n, *shape, seed=0):
@@ -317,9 +319,9 @@ def test_images_of_a_prepared_set_are_hashed_by_one_process(tmp_path, monkeypatc
 
 
 def test_the_default_changes_no_identity(tmp_path):
-    default = settings(pair(tmp_path, tmp_path))
+    default = as_json(pair(tmp_path, tmp_path))
     assert "overlap" not in default
-    assert settings(dataclasses.replace(pair(tmp_path, tmp_path), **drop)) == {**default, "overlap": "drop"}
+    assert as_json(dataclasses.replace(pair(tmp_path, tmp_path), **drop)) == {**default, "overlap": "drop"}
 
 
 @pytest.mark.data

@@ -13,9 +13,12 @@ import torchvision.datasets as sets
 from PIL import Image
 from scipy.io import savemat
 
-from pubsel import catalogue, data
-from pubsel.config import Convert, Pair, UserError, dataset
+from pubsel import data
+from pubsel.commands import data as catalogue
 from pubsel.data import Missing, load, open_dataset, openml, same_examples
+from pubsel.messages import UserError
+from pubsel.settings.datasets import dataset_info
+from pubsel.settings.keys import Convert, Pair
 
 
 @pytest.fixture
@@ -23,7 +26,7 @@ def classes(monkeypatch):
     """classes(n): every named set has n classes, so that a small tree is a whole one."""
 
     def fewer(n):
-        monkeypatch.setattr(data, "dataset", lambda name: dataclasses.replace(dataset(name), classes=n))
+        monkeypatch.setattr(data, "dataset", lambda name: dataclasses.replace(dataset_info(name), classes=n))
 
     return fewer
 

@@ -12,14 +12,15 @@ from scipy.linalg import sqrtm
 from torch import nn
 
 from pubsel import distances
-from pubsel.config import Convert, Distance, Labels, Model, Norm, Parameters, UsageError
 from pubsel.data import Split, open_dataset, public_examples
 from pubsel.data.splits import NO_CLASS
 from pubsel.distances import frechet, mmd, otdd, task2vec
 from pubsel.distances.pairing import class_numbers, penultimate
-from pubsel.gradients import PerExampleGradients
+from pubsel.gradients.matrix import PerExampleGradients
+from pubsel.messages import UsageError
 from pubsel.models import build
-from pubsel.randomness import stream
+from pubsel.privacy.randomness import stream
+from pubsel.settings.keys import Convert, Distance, Labels, Model, Norm, Parameters
 
 RIVALS = ("task2vec", "otdd", "frechet", "mmd")
 
@@ -472,8 +473,9 @@ def test_order_on_fashion_mnist(name):
 
 def test_the_examples_of_candidates_lie_in_files_not_in_memory(tmp_path):
     """A hundred candidates take no more memory than one: their pages are those of files, which the system can drop."""
-    from pubsel.config import RankConfig, check
-    from pubsel.rank import candidates_of
+    from pubsel.commands.rank import candidates_of
+    from pubsel.settings.keys import RankConfig
+    from pubsel.settings.schema import check
 
     model = {"name": "linear", "architecture": None, "pretrained": False, "checkpoint": None, "norm": "replace",
              "input_size": None}  # fmt: skip

@@ -9,13 +9,14 @@ import torch
 from scipy import integrate, stats
 from torch import nn
 
-from pubsel import privacy
-from pubsel.config import DPPCA, Convert, Distance, Labels, Model, Norm, Parameters, UsageError
 from pubsel.data import Split, open_dataset, public_examples
 from pubsel.distances import canonical, dp_gsd, gsd
+from pubsel.gradients.subspace import from_triangle, triangle
+from pubsel.messages import UsageError
 from pubsel.models import build
-from pubsel.randomness import SystemEntropy, stream
-from pubsel.subspace import from_triangle, triangle
+from pubsel.privacy import accountant
+from pubsel.privacy.randomness import SystemEntropy, stream
+from pubsel.settings.keys import DPPCA, Convert, Distance, Labels, Model, Norm, Parameters
 
 
 def settings(**changes):
@@ -323,7 +324,7 @@ def test_all_initialisations_together_cost_what_was_asked_for(private_m, initial
     distance = settings(private_m=private_m, initialisations=initialisations)
     plan = dp_gsd.plan_of(distance, 1000)
     assert (plan.rate, plan.steps) == (min(1, private_m / 1000), initialisations)
-    assert 0.99 < privacy.spent(plan.noise_multiplier, plan.rate, initialisations, 1e-5, about=1.0) <= 1
+    assert 0.99 < accountant.spent(plan.noise_multiplier, plan.rate, initialisations, 1e-5, about=1.0) <= 1
     plan = dp_gsd.plan_of(settings(private_m=private_m, initialisations=initialisations, mechanism=DPPCA.bingham), 1000)
     each = math.log1p(plan.rate * math.expm1(1 / plan.noise_multiplier))
     assert 1 - 1e-9 < initialisations * each <= 1

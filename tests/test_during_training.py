@@ -10,11 +10,16 @@ import torch
 from hydra import compose, initialize_config_dir
 from scipy.linalg import subspace_angles
 
-from pubsel import algorithms, config, run
-from pubsel.config import CONF, RunConfig, UsageError, check
+from pubsel import algorithms
+from pubsel.commands import run
 from pubsel.data import public_examples
-from pubsel.gradients import random_labels
-from pubsel.training import Schedule, poisson_sample, public_stream
+from pubsel.gradients.matrix import random_labels
+from pubsel.messages import UsageError
+from pubsel.settings import CONF
+from pubsel.settings.identity import identity_of
+from pubsel.settings.keys import RunConfig
+from pubsel.settings.schema import check
+from pubsel.training.loop import Schedule, poisson_sample, public_stream
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "scripts"))
 import during_training
@@ -62,9 +67,7 @@ class First:
         """With the random labels of the step."""
         pair = self.settings.pair
         split, _ = public_examples(name, 50, self.task.private, "nowhere", False, pair.convert, "digits")
-        return self.rows(
-            split.x, random_labels(public_stream(config.identity(self.settings))("labels", 0), 50, 10, False)
-        )
+        return self.rows(split.x, random_labels(public_stream(identity_of(self.settings))("labels", 0), 50, 10, False))
 
 
 @pytest.fixture(scope="module")

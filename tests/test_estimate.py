@@ -9,18 +9,22 @@ import pytest
 import torch
 import yaml
 
-import pubsel.training as training_loop
-from pubsel import algorithms, estimate, rehearsal, run
+import pubsel.training.loop as training_loop
+from pubsel import algorithms
 from pubsel.algorithms import build
 from pubsel.algorithms.dp_sgd import DPSGD
 from pubsel.cli import main
-from pubsel.config import CONF, SHARED_GPU, Distance, Labels, Parameters, UserError
+from pubsel.commands import run
 from pubsel.data import Split, Task
-from pubsel.factored import LinearGradients
-from pubsel.gradients import PerExampleGradients
+from pubsel.gradients.factored import LinearGradients
+from pubsel.gradients.matrix import PerExampleGradients
+from pubsel.messages import UserError
 from pubsel.models import small
-from pubsel.rehearsal import Held, rehearse
-from pubsel.training import Schedule, fit, schedule, view_of
+from pubsel.settings import CONF
+from pubsel.settings.keys import SHARED_GPU, Distance, Labels, Parameters
+from pubsel.training import estimate, rehearsal
+from pubsel.training.loop import Schedule, fit, schedule, view_of
+from pubsel.training.rehearsal import Held, rehearse
 from tests.synthetic import secret_named
 from tests.test_training import training
 
@@ -31,7 +35,7 @@ NONE = Distance("none", 1, 2, 1, True, Labels.random, Parameters.weights)
 # no estimate, whose rehearsal would leave memory behind.
 MEASURE = """
 import json, re, sys
-import pubsel.run as run
+import pubsel.commands.run as run
 from pubsel.cli import main
 
 def status(key):

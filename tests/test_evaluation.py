@@ -8,9 +8,10 @@ import torch
 from scipy.stats import binom, bootstrap, norm
 from sklearn.metrics import roc_auc_score
 
-from pubsel.config import UserError
 from pubsel.data import Split
-from pubsel.evaluation import (
+from pubsel.messages import UserError
+from pubsel.privacy.randomness import stream
+from pubsel.training.evaluation import (
     auc,
     auc_interval,
     check_classes,
@@ -21,7 +22,6 @@ from pubsel.evaluation import (
     utility,
     weighted_auc,
 )
-from pubsel.randomness import stream
 
 
 class Given(torch.nn.Module):

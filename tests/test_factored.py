@@ -9,15 +9,16 @@ import yaml
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten
 
-from pubsel import algorithms, factored
+from pubsel import algorithms
 from pubsel.algorithms import View
 from pubsel.algorithms.dp_sgd import clipped_sum
-from pubsel.config import CONF
 from pubsel.data import Split
-from pubsel.factored import FactoredGradients, LinearGradients
-from pubsel.gradients import LARGEST, Basis, DenseGradients, PerExampleGradients
-from pubsel.randomness import stream
-from pubsel.training import engine
+from pubsel.gradients import factored
+from pubsel.gradients.factored import FactoredGradients, LinearGradients
+from pubsel.gradients.matrix import LARGEST, Basis, DenseGradients, PerExampleGradients
+from pubsel.privacy.randomness import stream
+from pubsel.settings import CONF
+from pubsel.training.loop import engine
 
 D, N = 7, 23
 TASKS = {"classes": 5, "binary": 2, "one label": 1, "labels": 3}

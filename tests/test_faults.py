@@ -21,14 +21,15 @@ from typing import Any
 import pytest
 import torch
 
-from pubsel import results, runs, sweep
+from pubsel import records as results
 from pubsel.cli import main
-from pubsel.config import UserError
+from pubsel.commands import runs, sweep
+from pubsel.messages import UserError
 
 WORDS = ["+experiment=quickstart", "training.epochs=5", "training.batch_size=1297", "training.chunk=256", "pair.m=100",
          "distance=none", "estimate=false", "download=false", "threads=1", "training.checkpoint_seconds=0"]  # fmt: skip
 PROCESSES = multiprocessing.get_context("forkserver")
-PROCESSES.set_forkserver_preload(["pubsel.run", "sklearn.datasets", "torch._dynamo"])
+PROCESSES.set_forkserver_preload(["pubsel.commands.run", "sklearn.datasets", "torch._dynamo"])
 Fault = Callable[..., None]
 
 
@@ -159,17 +160,17 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> list[dict]:
 
 
 KILLS: dict[str, tuple] = {
-    "before the lock": (kill_at, "pubsel.run.choose_device", 1),
-    "with the lock": (kill_at, "pubsel.results.write_record", 1),
+    "before the lock": (kill_at, "pubsel.commands.run.choose_device", 1),
+    "with the lock": (kill_at, "pubsel.records.write_record", 1),
     "writing the settings": (kill_at, "os.replace", 1),
-    "loading data": (kill_at, "pubsel.run.load_task", 1),
-    "in preparation": (kill_at, "pubsel.run.guarantee", 1),
-    "in the first epoch": (kill_at, "pubsel.training.noisy_mean", 1),
+    "loading data": (kill_at, "pubsel.commands.run.load_task", 1),
+    "in preparation": (kill_at, "pubsel.commands.run.guarantee", 1),
+    "in the first epoch": (kill_at, "pubsel.training.loop.noisy_mean", 1),
     "writing the first checkpoint": (kill_while_saving, 1),
     "before the first checkpoint takes its place": (kill_at, "os.replace", 2),
-    "in a later epoch": (kill_at, "pubsel.training.noisy_mean", 2),
+    "in a later epoch": (kill_at, "pubsel.training.loop.noisy_mean", 2),
     "writing a later checkpoint": (kill_while_saving, 1),
-    "in evaluation": (kill_at, "pubsel.run.logits", 1),
+    "in evaluation": (kill_at, "pubsel.commands.run.logits", 1),
     "writing the weights": (kill_while_saving, 1),
     "writing the record": (kill_at, "os.fsync", 5),
     "before the record takes its place": (kill_at, "os.replace", 3),
@@ -184,7 +185,7 @@ def test_a_run_that_is_killed_at_every_stage_ends_the_same(tmp_path: Path, whole
         assert records(tmp_path) == [], stage
         if stage != "before the lock":
             assert state(tmp_path) == "unfinished", stage
-    code, _ = tried(tmp_path, kill_at, "pubsel.run.log", 1)  # the record is there, its checkpoint too
+    code, _ = tried(tmp_path, kill_at, "pubsel.commands.run.log", 1)  # the record is there, its checkpoint too
     assert code == -signal.SIGKILL
     assert records(tmp_path) == whole
     assert tried(tmp_path)[0] == 0
@@ -198,7 +199,7 @@ def test_a_choice_that_is_killed_leaves_no_candidates(tmp_path: Path) -> None:
     """13 of 18 kills left a folder as large as all candidates."""
     auto = ("pair.public=auto", "pair.candidates=[digits,noise]", "epsilon_select=0.5", "distance=gsd",
             "distance.m=100", "distance.initialisations=1", "distance.k=4")  # fmt: skip
-    assert tried(tmp_path, kill_at, "pubsel.run.mapped", 2, words=auto)[0] == -signal.SIGKILL
+    assert tried(tmp_path, kill_at, "pubsel.commands.run.mapped", 2, words=auto)[0] == -signal.SIGKILL
     (left,) = run_folder(tmp_path).glob("candidates-*")
     assert [path.name for path in left.iterdir()] == ["0.npy"]
     (run_folder(tmp_path) / "model.7.part").touch()
@@ -279,7 +280,7 @@ def test_a_record_that_is_cut_short_is_never_read(tmp_path: Path, whole: list[di
 
 
 def test_a_checkpoint_that_does_not_fit_is_named_and_starts_nothing(tmp_path: Path, whole: list[dict]) -> None:
-    assert tried(tmp_path, kill_at, "pubsel.training.noisy_mean", 4)[0] == -signal.SIGKILL
+    assert tried(tmp_path, kill_at, "pubsel.training.loop.noisy_mean", 4)[0] == -signal.SIGKILL
     path = run_folder(tmp_path) / "checkpoint.pt"
     good = path.read_bytes()
     saved = torch.load(path)
@@ -300,7 +301,7 @@ def test_a_checkpoint_that_does_not_fit_is_named_and_starts_nothing(tmp_path: Pa
 
 def test_one_who_waits_for_a_run_takes_it_over(tmp_path: Path, whole: list[dict]) -> None:
     """Two start one cell; the first is killed, the second goes on; a third finds it finished."""
-    first = begun(tmp_path, replaced, "pubsel.training.noisy_mean", 3, hang, said="first")
+    first = begun(tmp_path, replaced, "pubsel.training.loop.noisy_mean", 3, hang, said="first")
     until(lambda: (tmp_path / "results").exists() and list(tmp_path.glob("results/runs/*/checkpoint.pt")))
     second = begun(tmp_path, said="second")
     said = tmp_path / "second"
@@ -327,7 +328,7 @@ def until(what: Callable[[], object]) -> None:
 
 
 def test_a_clock_that_goes_back_changes_nothing(tmp_path: Path, whole: list[dict]) -> None:
-    assert tried(tmp_path, kill_at, "pubsel.training.noisy_mean", 3)[0] == -signal.SIGKILL
+    assert tried(tmp_path, kill_at, "pubsel.training.loop.noisy_mean", 3)[0] == -signal.SIGKILL
     assert tried(tmp_path, clock, -1e6)[0] == 0
     assert records(tmp_path) == whole
     assert json.loads((run_folder(tmp_path) / "result.json").read_text())["seconds"] >= 0
@@ -348,11 +349,11 @@ def test_a_run_out_of_memory_is_told_and_goes_on_later(tmp_path: Path, whole: li
 
 
 def test_a_log_that_cannot_be_written_ends_no_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from pubsel import terminal
+    from pubsel import messages
 
     def full(*_: object, **__: object) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(Path, "open", full)
-    with terminal.logged(tmp_path / "log.txt"):
-        terminal.say("on")
+    with messages.logged(tmp_path / "log.txt"):
+        messages.say("on")

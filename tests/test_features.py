@@ -16,9 +16,12 @@ import timm
 import torch
 from safetensors.torch import save_file
 
-from pubsel.config import Backbone, Convert, Pair, Take, UsageError, UserError, check, dataset
 from pubsel.data import Source, Split, features, load, open_dataset
 from pubsel.data.features import embed, load_backbone, of_source
+from pubsel.messages import UsageError, UserError
+from pubsel.settings.datasets import dataset_info
+from pubsel.settings.keys import Backbone, Convert, Pair, Take
+from pubsel.settings.schema import check
 
 NETWORK = "test_efficientnet"
 CPU = torch.device("cpu")
@@ -555,7 +558,7 @@ def test_features_of_real_images():
               "mean": [0.5] * 3, "std": [0.5] * 3}  # fmt: skip
     extractor = load_backbone(check(Backbone, values), root, CPU)
     x = open_dataset("flowers5", root, False).train.x[:64]
-    assert dataset("flowers5").shape == list(x.shape[1:])
+    assert dataset_info("flowers5").shape == list(x.shape[1:])
     found = torch.cat([embed(part, extractor) for part in x.split(32)])
     assert found.shape == (64, 1280)
     assert torch.isfinite(found).all()

@@ -8,8 +8,9 @@ import numpy as np
 import pandas
 import pytest
 
-from pubsel import figures, results, tables
-from pubsel.config import UserError
+from pubsel import records as results
+from pubsel.messages import UserError
+from pubsel.tables import figures, join
 from tests.synthetic import record, save
 
 HOSTILE = r"$\frac{</script><b>& %_^"
@@ -26,7 +27,7 @@ def swept(algorithm="pillar", epsilon=1.0, seed=0, utility=0.5, private="flowers
 
 
 def by_distance(tmp_path, *records):
-    return figures.distances(tables.make("gsd_table2", results.read_records(save(tmp_path, *records))))
+    return figures.distances(join.make("gsd_table2", results.read_records(save(tmp_path, *records))))
 
 
 def three(label="paper", **more):

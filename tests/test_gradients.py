@@ -4,10 +4,10 @@ import pytest
 import torch
 from opacus.grad_sample import GradSampleModule
 
-from pubsel.config import Model, Norm
-from pubsel.gradients import Basis, DenseGradients, PerExampleGradients, clip_factors, row_norms
+from pubsel.gradients.matrix import Basis, DenseGradients, PerExampleGradients, clip_factors, row_norms
+from pubsel.gradients.per_example import losses_of
 from pubsel.models import build, small
-from pubsel.per_example import losses_of
+from pubsel.settings.keys import Model, Norm
 
 SHAPES = {
     "fmnist_cnn": (1, 28, 28),

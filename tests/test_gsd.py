@@ -7,12 +7,13 @@ import pytest
 import torch
 from scipy.linalg import subspace_angles
 
-from pubsel.config import Convert, Distance, Labels, Model, Norm, Parameters, UsageError
+from pubsel.commands.rank import ordered
 from pubsel.data import Split, open_dataset, public_examples
 from pubsel.distances import gsd
-from pubsel.gradients import DenseGradients
+from pubsel.gradients.matrix import DenseGradients
+from pubsel.messages import UsageError
 from pubsel.models import build
-from pubsel.rank import ordered
+from pubsel.settings.keys import Convert, Distance, Labels, Model, Norm, Parameters
 
 
 def settings(**changes):

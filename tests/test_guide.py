@@ -25,18 +25,30 @@ from PIL import Image
 from test_algorithms import attack_rows, view
 
 from hydra_plugins import pubsel_launchers
-from pubsel import algorithms, config, distances
+from pubsel import algorithms, distances
 from pubsel.cli import _positional, main
-from pubsel.gradients import DenseGradients
-from pubsel.run import canonical
+from pubsel.commands.run import canonical
+from pubsel.gradients.matrix import DenseGradients
+from pubsel.settings import CONF
+from pubsel.settings.keys import (
+    AttackConfig,
+    AuditConfig,
+    DataConfig,
+    RankConfig,
+    ReportConfig,
+    RunConfig,
+    RunsConfig,
+    TableConfig,
+)
+from pubsel.settings.schema import check
 
 CHECKOUT = Path(__file__).resolve().parent.parent
 GUIDE = CHECKOUT / "pubsel" / "guide"
 PAGES = [CHECKOUT / "README.md", *sorted(GUIDE.glob("*.md"))]
 NOT_RUN = "# not run by the tests"  # the first line of a block that needs what tests have not
 SCHEMAS = {
-    "run": config.RunConfig, "rank": config.RankConfig, "attack": config.AttackConfig, "audit": config.AuditConfig,
-    "table": config.TableConfig, "report": config.ReportConfig, "runs": config.RunsConfig, "data": config.DataConfig,
+    "run": RunConfig, "rank": RankConfig, "attack": AttackConfig, "audit": AuditConfig,
+    "table": TableConfig, "report": ReportConfig, "runs": RunsConfig, "data": DataConfig,
 }  # fmt: skip
 
 
@@ -72,7 +84,7 @@ def commands(page: Path, program: str) -> list[list[str]]:
 
 @pytest.fixture
 def conf() -> Iterator[None]:
-    with initialize_config_dir(str(config.CONF), version_base="1.3"):
+    with initialize_config_dir(str(CONF), version_base="1.3"):
         yield
 
 
@@ -102,11 +114,11 @@ def test_every_command_of_a_page_composes(page: Path) -> None:
         assert not {"-m", "--cfg"} <= set(words), words  # Hydra takes one of them
         command, *rest = (word for word in words if word not in ("-m", "--cfg", "job", "..."))
         for overrides in choices(_positional(command, rest)):
-            settings: object = config.check(SCHEMAS[command], compose(command, overrides))
-            if isinstance(settings, config.RunConfig) and settings.replay is None:
+            settings: object = check(SCHEMAS[command], compose(command, overrides))
+            if isinstance(settings, RunConfig) and settings.replay is None:
                 canonical(settings)
             if command == "table":
-                assert settings.table in ("all", *(path.stem for path in (config.CONF / "tables").glob("*.yaml")))
+                assert settings.table in ("all", *(path.stem for path in (CONF / "tables").glob("*.yaml")))
 
 
 @pytest.mark.usefixtures("as_it_was")
@@ -309,9 +321,9 @@ def table_of(page: Path, head: str) -> dict[str, list[str]]:
 @pytest.mark.usefixtures("conf")
 def test_the_guarantee_of_every_algorithm_is_the_one_that_its_code_declares() -> None:
     told = table_of(GUIDE / "guarantees.md", "`algorithm=`")
-    assert sorted(told) == sorted(path.stem for path in (config.CONF / "algorithm").glob("*.yaml"))
+    assert sorted(told) == sorted(path.stem for path in (CONF / "algorithm").glob("*.yaml"))
     for name, (guarantee, sensitivity, _, where) in told.items():
-        settings = config.check(config.RunConfig, compose("run", [f"algorithm={name}"]))
+        settings = check(RunConfig, compose("run", [f"algorithm={name}"]))
         algorithm = algorithms.build(settings.algorithm)
         number = math.sqrt(2) if sensitivity == "sqrt(2)" else float(sensitivity)
         assert algorithm.sensitivity() == pytest.approx(number, rel=1e-4), name
@@ -325,9 +337,9 @@ def test_the_guarantee_of_every_algorithm_is_the_one_that_its_code_declares() ->
 @pytest.mark.usefixtures("conf")
 def test_the_guarantee_of_every_distance_is_the_one_that_its_settings_have() -> None:
     told = table_of(GUIDE / "guarantees.md", "`distance=`")
-    assert sorted(told) == sorted(path.stem for path in (config.CONF / "distance").glob("*.yaml"))
+    assert sorted(told) == sorted(path.stem for path in (CONF / "distance").glob("*.yaml"))
     for name, (guarantee, reads, where) in told.items():
-        distance = config.check(config.RunConfig, compose("run", [f"distance={name}"])).distance
+        distance = check(RunConfig, compose("run", [f"distance={name}"])).distance
         if name == "none":
             continue
         assert guarantee == ("none" if distance.epsilon is None else "(epsilon, delta)"), name

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from pubsel import ledger
 from pubsel.cli import main
-from pubsel.config import UserError
-from pubsel.ledger import Release, Spent, note, read, spent
+from pubsel.messages import UserError
+from pubsel.privacy import ledger
+from pubsel.privacy.ledger import Release, Spent, note, read, spent
 from tests.synthetic import secret_named
 
 SEEDED = Release("cell", "digits", "training", 2.0, 1e-5, "key")
@@ -258,7 +258,7 @@ def interrupted(*_: object) -> None:
 def test_what_cannot_be_read_names_what_is_spent_again(cli) -> None:
     words = [*TINY, "training.epochs=3", "privacy.secure_noise=true", "training.checkpoint_seconds=0"]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("pubsel.run.trained_parameters", interrupted)
+        patch.setattr("pubsel.commands.run.trained_parameters", interrupted)
         assert cli("run", *words)[0] == 130
     (path,) = Path("results/runs").glob("*/checkpoint.pt")
     path.write_bytes(b"PK\x03\x04 and no more")

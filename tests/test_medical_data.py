@@ -15,12 +15,16 @@ import yaml
 from hydra import compose, initialize_config_dir
 from PIL import Image
 
-from pubsel import catalogue, data
-from pubsel.config import CONF, Convert, Pair, Take, UsageError, UserError, dataset
+from pubsel import data
+from pubsel.commands import data as catalogue
 from pubsel.data import Missing, Source, Split, folders, load, open_dataset, same_examples, stored
 from pubsel.data.chestxray14 import FINDINGS
 from pubsel.data.chexpert import OBSERVATIONS
 from pubsel.data.splits import Listing, Unread
+from pubsel.messages import UsageError, UserError
+from pubsel.settings import CONF
+from pubsel.settings.datasets import dataset_info
+from pubsel.settings.keys import Convert, Pair, Take
 
 
 @pytest.fixture
@@ -29,7 +33,7 @@ def changed(monkeypatch):
 
     def change(options=None, **values):
         def of(name):
-            info = dataset(name)
+            info = dataset_info(name)
             return dataclasses.replace(info, options={**info.options, **(options or {})}, **values)
 
         monkeypatch.setattr(data, "dataset", of)
@@ -656,7 +660,7 @@ def test_medmnist_is_fetched_with_its_checksum(tmp_path, monkeypatch):
 
     monkeypatch.setattr("pubsel.data.medmnist.download_url", fetch)
     assert len(open_dataset("pneumoniamnist_64", str(tmp_path), download=True).test.x) == 4
-    assert asked == [(dataset("pneumoniamnist_64").url, "8f4eceb4ccffa70c672198ea285246c6")]
+    assert asked == [(dataset_info("pneumoniamnist_64").url, "8f4eceb4ccffa70c672198ea285246c6")]
 
     def offline(*_):
         raise OSError("no route to host")
@@ -707,7 +711,7 @@ def test_ham10000_is_one_set_at_both_sizes():
 def test_the_tables_on_ham10000_take_images_of_224_pixels(name):
     with initialize_config_dir(str(CONF), version_base="1.3"):
         values = compose("run", [f"+experiment={name}"])
-    assert (values.pair.private, dataset(values.pair.private).shape) == ("ham10000_224", [3, 224, 224])
+    assert (values.pair.private, dataset_info(values.pair.private).shape) == ("ham10000_224", [3, 224, 224])
     assert values.model.input_size in (None, 224)
     table = yaml.safe_load((CONF / "tables" / f"{name}.yaml").read_text())
     assert table["records"]["pair.private"] == [values.pair.private]

@@ -14,8 +14,6 @@ from hydra import compose, initialize_config_dir
 from scipy.stats import norm
 from torch import nn
 
-from pubsel import tables
-from pubsel.attack import beside_paper, reopened
 from pubsel.attacks.membership import (
     SKETCH,
     activations,
@@ -29,14 +27,18 @@ from pubsel.attacks.membership import (
     white_box,
 )
 from pubsel.cli import main
-from pubsel.config import CONF, AttackConfig, Distance, Labels, Model, Norm, Parameters, check
+from pubsel.commands.attack import beside_paper, reopened
+from pubsel.commands.run import weights_digest
 from pubsel.data import Split, open_dataset
 from pubsel.distances import gsd
-from pubsel.evaluation import evaluate
-from pubsel.gradients import PerExampleGradients, random_labels
+from pubsel.gradients.matrix import PerExampleGradients, random_labels
 from pubsel.models import build
-from pubsel.randomness import stream
-from pubsel.run import weights_digest
+from pubsel.privacy.randomness import stream
+from pubsel.settings import CONF
+from pubsel.settings.keys import AttackConfig, Distance, Labels, Model, Norm, Parameters
+from pubsel.settings.schema import check
+from pubsel.tables import join
+from pubsel.training.evaluation import evaluate
 
 RANDOM = np.random.default_rng(0)
 DISTANCE = Distance("gsd", 4, 60, 2, True, Labels.random, Parameters.weights)
@@ -208,7 +210,7 @@ def test_the_paper_s_figures_stand_beside_ours():
     assert math.isnan(found[2])
     black = row | {"attack": "black_box", "gsd_values": None, "features": "images", "known_members": 1800}
     assert list(beside_paper([black], "gsd_table9.csv")["paper_success_rate"]) == [52.19]
-    assert len(tables.paper_rows("gsd_table8.csv")) == 8
+    assert len(join.paper_rows("gsd_table8.csv")) == 8
 
 
 # Trained models

@@ -3,9 +3,10 @@
 import pytest
 import torch
 
-from pubsel.config import Model, Norm, UsageError
-from pubsel.gradients import PerExampleGradients
+from pubsel.gradients.matrix import PerExampleGradients
+from pubsel.messages import UsageError
 from pubsel.models import build, parameter_groups
+from pubsel.settings.keys import Model, Norm
 
 
 def model(name, architecture=None, input_size=None, norm=Norm.replace):

@@ -5,7 +5,6 @@ import pytest
 from dp_accounting.pld import privacy_loss_distribution
 from scipy import stats
 
-from pubsel import privacy
 from pubsel.algorithms import noisy_sgd as module
 from pubsel.algorithms.noisy_sgd import (
     LOGISTIC,
@@ -16,8 +15,9 @@ from pubsel.algorithms.noisy_sgd import (
     poisson_samples,
     signed_examples,
 )
-from pubsel.config import UsageError
-from pubsel.randomness import SystemEntropy, stream
+from pubsel.messages import UsageError
+from pubsel.privacy import accountant
+from pubsel.privacy.randomness import SystemEntropy, stream
 
 LOSSES = {"logistic": LOGISTIC, "hinge 1": hinge(1.0), "hinge 0.3": hinge(0.3), "hinge 0.05": hinge(0.05)}
 by_loss = pytest.mark.parametrize("loss", LOSSES.values(), ids=LOSSES)
@@ -179,9 +179,9 @@ def test_runs_and_choice_are_given_what_was_accounted_for(loss, monkeypatch):
     monkeypatch.setattr(module, "base_run", lambda signed, loss, deviation, *_: asked.append(deviation) or np.zeros(2))
     monkeypatch.setattr(module, "chances", lambda *given: asked.append(given[3]) or np.ones(3) / 3)
     learned = noisy_sgd(np.zeros((50, 2)), np.ones(50), loss, 2.0, 1e-5, 0.1, 40, stream("noisy_sgd", "asked"))
-    made = privacy.plan(1.0, 1e-5, 1 / 50, 3 * 40, 1.0)
+    made = accountant.plan(1.0, 1e-5, 1 / 50, 3 * 40, 1.0)
     assert learned.base == made
-    assert asked == [privacy.deviation(made.noise_multiplier, loss.lipschitz)] * 3 + [1.0]
+    assert asked == [accountant.deviation(made.noise_multiplier, loss.lipschitz)] * 3 + [1.0]
     assert learned.epsilon == made.epsilon + 1.0 <= 2.0
 
 

@@ -25,22 +25,27 @@ from omegaconf import OmegaConf
 from test_split import images, network
 from torch import nn
 
-from pubsel import algorithms, parallel, randomness, runs, torchrun, training
+from pubsel import algorithms
 from pubsel.algorithms import Solves, View
 from pubsel.cli import main
-from pubsel.config import CONF, Lora, Training, UsageError, UserError
+from pubsel.commands import runs
 from pubsel.data import Split, Task
-from pubsel.factored import LinearGradients
-from pubsel.gradients import PerExampleGradients
+from pubsel.gradients.factored import LinearGradients
+from pubsel.gradients.matrix import PerExampleGradients
+from pubsel.messages import UsageError, UserError
 from pubsel.models import small
 from pubsel.models.split import split
-from pubsel.parallel import mine, share
-from pubsel.randomness import stream
-from pubsel.training import ALONE, fit, schedule
+from pubsel.privacy import randomness
+from pubsel.privacy.randomness import stream
+from pubsel.settings import CONF
+from pubsel.settings.keys import Lora, Training
+from pubsel.training import loop, parallel, torchrun
+from pubsel.training.loop import ALONE, fit, schedule
+from pubsel.training.parallel import mine, share
 from tests.synthetic import secret_named
 
 PROCESSES = multiprocessing.get_context("forkserver")
-PROCESSES.set_forkserver_preload(["pubsel.run", "sklearn.datasets", "torch._dynamo"])
+PROCESSES.set_forkserver_preload(["pubsel.commands.run", "sklearn.datasets", "torch._dynamo"])
 WORDS = ["+experiment=quickstart", "training.epochs=10", "training.batch_size=400", "training.chunk=64", "pair.m=100",
          "distance=none", "estimate=false", "download=false", "threads=1", "training.checkpoint_seconds=0",
          "device=cpu"]  # fmt: skip
@@ -156,7 +161,7 @@ def test_several_processes_train_what_one_does(tmp_path: Path, name: str, size: 
 
 def test_an_example_lies_in_one_process_and_is_summed_there() -> None:
     private = Split(torch.arange(47), torch.arange(47) % 3)
-    chosen = training.poisson_sample(stream("test", "sample"), 47, 0.4)
+    chosen = loop.poisson_sample(stream("test", "sample"), 47, 0.4)
     for size in (2, 3, 5):
         parts = [share(private, rank, size).x for rank in range(size)]
         assert sorted(torch.cat(parts).tolist()) == list(range(47))
@@ -257,15 +262,15 @@ def die() -> None:
 
 
 def break_helper() -> None:
-    at_call("pubsel.parallel.clipped_sum", 4, 1, broken)
+    at_call("pubsel.training.parallel.clipped_sum", 4, 1, broken)
 
 
 def kill_helper() -> None:
-    at_call("pubsel.parallel.clipped_sum", 4, 1, die)
+    at_call("pubsel.training.parallel.clipped_sum", 4, 1, die)
 
 
 def kill_leader() -> None:
-    at_call("pubsel.training.noisy_mean", 4, 0, die)
+    at_call("pubsel.training.loop.noisy_mean", 4, 0, die)
 
 
 def record(folder: Path) -> dict:

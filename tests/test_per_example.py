@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import nn
 
-from pubsel import per_example
-from pubsel.gradients import PerExampleGradients
-from pubsel.per_example import by_layers, by_vmap, known_layers, layers_agree, losses_of
+from pubsel.gradients import per_example
+from pubsel.gradients.matrix import PerExampleGradients
+from pubsel.gradients.per_example import by_layers, by_vmap, known_layers, layers_agree, losses_of
 
 
 def images(model):

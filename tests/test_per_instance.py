@@ -10,17 +10,18 @@ import torch
 from scipy.optimize import brentq
 from test_audit import CLASSES, build, settings, task_of
 
-import pubsel.training
-from pubsel import algorithms, privacy
+import pubsel.training.loop
+from pubsel import algorithms
 from pubsel.algorithms import dp_sgd
 from pubsel.algorithms.adamix import project, public_gradient, subspace_around
 from pubsel.attacks.per_instance import LEVELS, Losses
 from pubsel.cli import main
-from pubsel.config import Training
 from pubsel.data import Split
-from pubsel.factored import LinearGradients
-from pubsel.randomness import stream
-from pubsel.training import Schedule, fit, noisy_sum
+from pubsel.gradients.factored import LinearGradients
+from pubsel.privacy import accountant
+from pubsel.privacy.randomness import stream
+from pubsel.settings.keys import Training
+from pubsel.training.loop import Schedule, fit, noisy_sum
 from tests.synthetic import secret_named
 
 D, N = 12, 40
@@ -39,7 +40,7 @@ def followed(tmp_path, algorithm, rate=1.0, steps=6, epsilon=2.0, every=1, rate_
     task = task_of(examples())
     model = torch.nn.Linear(D, CLASSES, bias=False).double()
     torch.nn.init.zeros_(model.weight)
-    plan = privacy.plan(epsilon, 1e-5, rate, steps, 1.0)
+    plan = accountant.plan(epsilon, 1e-5, rate, steps, 1.0)
     losses, weights = Losses(task.private.y, plan, every), []
     losses.private = task.private
     watched = losses.watching(algorithm)
@@ -91,8 +92,8 @@ def test_proposition_14(name, tmp_path):
     assert abs(noise - 1) < 0.15
     mus /= noise
     solved = [
-        brentq(lambda e, mu=mu: privacy.gaussian_delta(e, mu) - 1e-5, 0, 10)
-        if mu > 0 and privacy.gaussian_delta(0, mu) > 1e-5
+        brentq(lambda e, mu=mu: accountant.gaussian_delta(e, mu) - 1e-5, 0, 10)
+        if mu > 0 and accountant.gaussian_delta(0, mu) > 1e-5
         else 0.0
         for mu in mus
     ]
@@ -106,7 +107,7 @@ def test_between_nothing_and_the_worst_case(rate, tmp_path):
     algorithm = algorithms.build(settings("dp_sgd") | {"clip_norm": 1.0})
     losses, plan, _ = followed(tmp_path, algorithm, rate, steps=20)
     found = losses.epsilons()
-    worst = privacy.spent(losses.noise_multiplier(), rate, 20, 1e-5)
+    worst = accountant.spent(losses.noise_multiplier(), rate, 20, 1e-5)
     assert worst == pytest.approx(plan.epsilon, rel=0.1)
     assert found[0] == 0
     assert found[1] == pytest.approx(worst, rel=1e-3)
@@ -123,11 +124,11 @@ def test_sampled_losses_are_renyi_dp_of_the_norms(tmp_path):
     losses, *_ = followed(tmp_path, build("dp_sgd"), 0.2, steps=2)
     losses.levels[:] = 0
     losses.levels[0, 50], losses.levels[0, 25], losses.levels[1, 100] = 30, 70, 2
-    orders = privacy.FEW_ORDERS
+    orders = accountant.FEW_ORDERS
     curves = [rdp.compute_rdp(q=0.2, noise_multiplier=losses.noise_multiplier() / c, steps=t, orders=orders)
               for c, t in ((0.5, 30), (0.25, 70))]  # fmt: skip
     want = rdp.get_privacy_spent(orders=orders, rdp=curves[0] + curves[1], delta=1e-5)[0]
-    most = privacy.spent(losses.noise_multiplier(), 0.2, 2, 1e-5)
+    most = accountant.spent(losses.noise_multiplier(), 0.2, 2, 1e-5)
     assert losses.epsilons()[0] == pytest.approx(min(float(want), most))
 
 
@@ -153,7 +154,7 @@ def test_norms_may_be_held_for_some_steps(tmp_path):
 @pytest.mark.parametrize("rate", [1.0, 0.2])
 def test_less_noise_is_more_loss(rate, tmp_path, monkeypatch):
     """Half the noise at every step, at one step alone, none at all: never less loss than under the planned noise."""
-    whole, drawn = pubsel.training.normal, []
+    whole, drawn = pubsel.training.loop.normal, []
     algorithm = algorithms.build(settings("dp_sgd") | {"clip_norm": 1.0})
 
     def median(factor):
@@ -164,7 +165,7 @@ def test_less_noise_is_more_loss(rate, tmp_path, monkeypatch):
             drawn.append(0)
             return factor(len(drawn)) * whole(*arguments)
 
-        monkeypatch.setattr(pubsel.training, "normal", normal)
+        monkeypatch.setattr(pubsel.training.loop, "normal", normal)
         losses, plan, _ = followed(tmp_path, algorithm, rate, steps=20)
         found = losses.epsilons()
         assert found[0] == 0  # what is never added is not lost, whatever the noise
@@ -175,7 +176,7 @@ def test_less_noise_is_more_loss(rate, tmp_path, monkeypatch):
     half, clipped_half, p, _ = median(lambda step: 0.5)
     assert half > 1.8 * right
     assert p < 1e-6
-    assert 0.9 < clipped_half / privacy.spent(plan.noise_multiplier / 2, rate, 20, 1e-5) < 1.35
+    assert 0.9 < clipped_half / accountant.spent(plan.noise_multiplier / 2, rate, 20, 1e-5) < 1.35
     once, *_, p, _ = median(lambda step: 1e-4 if step == 7 else 1.0)
     assert once > 10 * right
     assert p < 1e-6
@@ -197,7 +198,7 @@ def test_the_first_release_counts(rate, tmp_path):
     x, public = torch.randn(30, 8), torch.randn(50, 8)
     x[0] = 1000
     algorithm = algorithms.build(settings("dp_pca") | {"k": 4})
-    first, plan = privacy.plan(1.0, 1e-6, 1.0, 1, 1.0), privacy.plan(1.0, 1e-6, rate, 10, 1.0)
+    first, plan = accountant.plan(1.0, 1e-6, 1.0, 1, 1.0), accountant.plan(1.0, 1e-6, rate, 10, 1.0)
     losses = Losses(torch.zeros(30), plan, 1, first)
     made = losses.watching(algorithm).frozen(Split(public, torch.zeros(50)), 8, lambda purpose, step: None)
     noisy_sum(made, x, first.noise_multiplier, np.random.default_rng(0), rows=7)
@@ -209,7 +210,7 @@ def test_the_first_release_counts(rate, tmp_path):
     np.testing.assert_allclose(losses.first_mus * first.noise_multiplier * noise, want, rtol=1e-3)
     # the rest as if nothing were added later: the first release alone, at the delta of both
     alone = losses.epsilons()
-    exact = privacy.gaussian_epsilon(losses.first_mus[0], 2e-6)
+    exact = accountant.gaussian_epsilon(losses.first_mus[0], 2e-6)
     assert exact * 0.99 < alone[0] < 1.3 * exact  # Renyi DP reads high
     losses.squares[:], losses.levels[:, 100] = 10, 10
     losses.noise.append((100.0, 100))

@@ -14,17 +14,20 @@ from sklearn.decomposition import PCA
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
-import pubsel.run
-from pubsel import algorithms, privacy
+import pubsel.commands.run
+from pubsel import algorithms
 from pubsel.algorithms import Frozen, Release
 from pubsel.algorithms.noisy_sgd import NoisySGD
 from pubsel.algorithms.pillar import noisy_covariance, public_pca, random_projection
 from pubsel.cli import main
-from pubsel.config import CONF, Accounting, Privacy, Training, UsageError
+from pubsel.commands.run import freeze, guarantee
 from pubsel.data import Split, Task
-from pubsel.randomness import stream
-from pubsel.run import freeze, guarantee
-from pubsel.training import noisy_sum
+from pubsel.messages import UsageError
+from pubsel.privacy import accountant
+from pubsel.privacy.randomness import stream
+from pubsel.settings import CONF
+from pubsel.settings.keys import Accounting, Privacy, Training
+from pubsel.training.loop import noisy_sum
 from tests.synthetic import secret_named
 
 CLASSES = 3
@@ -261,9 +264,9 @@ def test_the_shares_of_the_budget_add_up(share, batch):
     assert first.epsilon + spend.epsilon > 0.998 * 2.0
     assert first.delta + spend.delta == pytest.approx(1e-5)
     assert first.delta == pytest.approx(share * 1e-5)
-    assert privacy.gaussian_delta(first.epsilon, 1 / first.noise_multiplier) <= first.delta * (1 + 1e-9)
-    assert privacy.spent(spend.noise_multiplier, plan.rate, plan.steps, spend.delta) <= (1 - share) * 2.0 * 1.01
-    said = privacy.statement(spend, 1.0, False, False, [("before training", first)], examples=100)
+    assert accountant.gaussian_delta(first.epsilon, 1 / first.noise_multiplier) <= first.delta * (1 + 1e-9)
+    assert accountant.spent(spend.noise_multiplier, plan.rate, plan.steps, spend.delta) <= (1 - share) * 2.0 * 1.01
+    said = accountant.statement(spend, 1.0, False, False, [("before training", first)], examples=100)
     assert said["epsilon"] == first.epsilon + spend.epsilon <= 2.0
     assert said["delta"] == pytest.approx(1e-5)
     assert f"({said['epsilon']:.4g}, {said['delta']:g})" in said["statement"]
@@ -277,7 +280,7 @@ def test_no_share_is_taken_where_nothing_is_released_first():
     for name in ("pillar", "jl"):
         assert guarantee(settings_of(name), build(name, share=0.5), 200) == whole
     assert whole[2] is None
-    assert "parts" not in privacy.statement(whole[1], 1.0, False, False, None, examples=100)
+    assert "parts" not in accountant.statement(whole[1], 1.0, False, False, None, examples=100)
 
 
 def test_a_private_pca_without_a_share_is_refused(tmp_path):
@@ -291,7 +294,9 @@ def test_a_private_pca_without_a_share_is_refused(tmp_path):
 
 def test_the_noise_that_is_accounted_for_is_added(tmp_path, monkeypatch):
     asked = []
-    monkeypatch.setattr(pubsel.run, "noisy_sum", lambda made, x, noise, source: asked.append(noise) or Frozen())
+    monkeypatch.setattr(
+        pubsel.commands.run, "noisy_sum", lambda made, x, noise, source: asked.append(noise) or Frozen()
+    )
     settings, algorithm = settings_of("dp_pca"), build("dp_pca", k=2)
     _, _, first = guarantee(settings, algorithm, 60)
     freeze(settings, algorithm, problem(features(60), features(40)), "a run", secret_named, tmp_path, first)
@@ -375,17 +380,17 @@ def test_a_run_on_features(name, folder, capsys):
 def test_the_release_is_made_once(folder, capsys, monkeypatch):
     """A run that is killed after it goes on with what it released: noise of the system would be other noise."""
     words = ["run", "algorithm=dp_pca", "training=pillar", *TINY, "algorithm.k=5", "privacy.secure_noise=true"]
-    fit, made = pubsel.run.fit, []
+    fit, made = pubsel.commands.run.fit, []
 
     def killed(*_, **__):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(pubsel.run, "fit", killed)
+    monkeypatch.setattr(pubsel.commands.run, "fit", killed)
     assert main(words) == 130
     (path,) = Path("results").glob("runs/*/release.pt")
     released = torch.load(path, weights_only=True)["drawn"]["projection"]
-    monkeypatch.setattr(pubsel.run, "fit", fit)
-    monkeypatch.setattr(pubsel.run, "noisy_sum", lambda *_: made.append(1))
+    monkeypatch.setattr(pubsel.commands.run, "fit", fit)
+    monkeypatch.setattr(pubsel.commands.run, "noisy_sum", lambda *_: made.append(1))
     assert main(words) == 0, capsys.readouterr().err
     assert made == []
     weights = torch.load(path.with_name("model.pt"), weights_only=True)
@@ -403,7 +408,7 @@ def test_weights_of_a_loop_of_its_own_are_drawn_once(folder, capsys, monkeypatch
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(pubsel.run, "utility", killed)
+        patch.setattr(pubsel.commands.run, "utility", killed)
         assert main(words) == 130
     (path,) = Path("results").glob("runs/*/solution.pt")
     drawn = torch.load(path, weights_only=True)["drawn"]
@@ -420,7 +425,7 @@ def test_a_broken_release_is_named(folder, capsys, monkeypatch):
     def killed(*_, **__):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(pubsel.run, "fit", killed)
+    monkeypatch.setattr(pubsel.commands.run, "fit", killed)
     assert main(words) == 130
     (path,) = Path("results").glob("runs/*/release.pt")
     path.write_bytes(path.read_bytes()[:50])

@@ -11,9 +11,10 @@ from prv_accountant import PRVAccountant
 from prv_accountant.privacy_random_variables import PoissonSubsampledGaussianMechanism
 from scipy import integrate, stats
 
-from pubsel import privacy
 from pubsel.cli import main
-from pubsel.config import Accounting, UsageError
+from pubsel.messages import UsageError
+from pubsel.privacy import accountant
+from pubsel.settings.keys import Accounting
 
 
 def second_opinion(noise_multiplier, rate, steps, delta, interval=1e-3):
@@ -34,7 +35,7 @@ def second_opinion(noise_multiplier, rate, steps, delta, interval=1e-3):
     ],
 )
 def test_noise_of_gep_is_that_of_one_joint_release(epsilon, rate, steps, delta, per_release):
-    plan = privacy.plan(epsilon, delta, rate, steps, math.sqrt(2))
+    plan = accountant.plan(epsilon, delta, rate, steps, math.sqrt(2))
     assert plan.noise_multiplier * math.sqrt(2) == pytest.approx(per_release, rel=0.01)
     assert plan.valid
     assert 0.99 * epsilon <= plan.epsilon <= epsilon
@@ -52,22 +53,22 @@ def test_noise_of_gep_is_that_of_one_joint_release(epsilon, rate, steps, delta, 
     ],
 )
 def test_the_bound_lies_just_above_a_second_accountant(sigma, rate, steps, delta):
-    ours, other = privacy.spent(sigma, rate, steps, delta), second_opinion(sigma, rate, steps, delta)
+    ours, other = accountant.spent(sigma, rate, steps, delta), second_opinion(sigma, rate, steps, delta)
     assert -1e-2 <= ours - other <= 0.02 * other + 1e-2
     assert ours >= other - 1e-3  # an upper bound
 
 
 def test_prv_fixture():
     """sigma 1.5, q 0.04, T 2250, delta 1e-5: lower, estimate, upper are 6.758, 6.769, 6.779."""
-    assert 6.769 <= privacy.spent(1.5, 0.04, 2250, 1e-5, about=1.0) <= 6.781
+    assert 6.769 <= accountant.spent(1.5, 0.04, 2250, 1e-5, about=1.0) <= 6.781
 
 
 @pytest.mark.parametrize("epsilon", [0.1, 1, 4])
 @pytest.mark.parametrize(("rate", "steps"), [(0.0228, 500), (1.0, 100)])
 def test_round_trip(epsilon, rate, steps):
-    sigma = privacy.calibrate(epsilon, 1e-5, rate, steps)
-    assert privacy.spent(sigma, rate, steps, 1e-5, about=epsilon) <= epsilon
-    assert privacy.spent(sigma * 0.99, rate, steps, 1e-5, about=epsilon) > epsilon
+    sigma = accountant.calibrate(epsilon, 1e-5, rate, steps)
+    assert accountant.spent(sigma, rate, steps, 1e-5, about=epsilon) <= epsilon
+    assert accountant.spent(sigma * 0.99, rate, steps, 1e-5, about=epsilon) > epsilon
 
 
 @pytest.mark.parametrize(
@@ -84,7 +85,7 @@ def test_round_trip(epsilon, rate, steps):
     ],
 )
 def test_noise_is_at_most_half_a_percent_more_than_it_must_be(epsilon, rate, steps, delta):
-    sigma = privacy.calibrate(epsilon, delta, rate, steps)
+    sigma = accountant.calibrate(epsilon, delta, rate, steps)
     assert second_opinion(sigma * (1 + 1e-4), rate, steps, delta, 1e-4) <= epsilon
     assert second_opinion(sigma / 1.005, rate, steps, delta, 1e-4) > epsilon
 
@@ -95,9 +96,9 @@ def test_noise_is_at_most_half_a_percent_more_than_it_must_be(epsilon, rate, ste
 )
 def test_a_plan_reports_the_upper_bound_of_prv_accountant(epsilon, rate, steps):
     """The package as it comes, over its own grid; ours is a little wider."""
-    plan = privacy.plan(epsilon, 1e-5, rate, steps, 1.0)
+    plan = accountant.plan(epsilon, 1e-5, rate, steps, 1.0)
     step = PoissonSubsampledGaussianMechanism(rate, plan.noise_multiplier)
-    peer = PRVAccountant([step], privacy.RELATIVE_ERROR * epsilon, 1e-8, [steps])
+    peer = PRVAccountant([step], accountant.RELATIVE_ERROR * epsilon, 1e-8, [steps])
     _, estimate, upper = peer.compute_epsilon(1e-5, [steps])
     assert estimate < 0.998 * epsilon
     assert plan.epsilon == pytest.approx(upper, rel=1e-4)
@@ -108,30 +109,30 @@ def test_a_plan_reports_the_upper_bound_of_prv_accountant(epsilon, rate, steps):
 @pytest.mark.parametrize(("rate", "steps"), [(0.02, 400), (0.9, 1), (1.0, 1), (1.0, 400)])
 def test_calibrated_noise_is_bounded_between_999_thousandths_of_epsilon_and_epsilon(epsilon, rate, steps):
     """Exact where the curve is; elsewhere a noise multiplier 1.002 times as large already gives less than that."""
-    sigma = privacy.calibrate(epsilon, 1e-5, rate, steps)
+    sigma = accountant.calibrate(epsilon, 1e-5, rate, steps)
     least = 0.999 if rate < 1 else 1 - 1e-5
-    assert least * epsilon <= privacy.spent(sigma, rate, steps, 1e-5, about=epsilon) <= epsilon
-    assert privacy.spent(sigma * 1.002, rate, steps, 1e-5, about=epsilon) < least * epsilon
+    assert least * epsilon <= accountant.spent(sigma, rate, steps, 1e-5, about=epsilon) <= epsilon
+    assert accountant.spent(sigma * 1.002, rate, steps, 1e-5, about=epsilon) < least * epsilon
 
 
 @pytest.mark.parametrize("off", [1 / 1.0007, 1.0025], ids=["costs 1.0007 of epsilon or more", "wastes more than 1e-3"])
 def test_a_guess_whose_bound_is_off_is_corrected(off, monkeypatch):
-    guesses, search = [], privacy._crossing
+    guesses, search = [], accountant._crossing
 
     def guess(*given):
         guesses.append(search(*given) * (off if not guesses else 1))
         return guesses[-1]
 
-    monkeypatch.setattr(privacy, "_crossing", guess)
-    sigma = privacy.calibrate.__wrapped__(2.0, 1e-5, 0.02, 300)
-    assert not 0.999 * 2 <= privacy.spent(guesses[0], 0.02, 300, 1e-5, about=2.0) <= 2
+    monkeypatch.setattr(accountant, "_crossing", guess)
+    sigma = accountant.calibrate.__wrapped__(2.0, 1e-5, 0.02, 300)
+    assert not 0.999 * 2 <= accountant.spent(guesses[0], 0.02, 300, 1e-5, about=2.0) <= 2
     assert sigma == guesses[-1] != guesses[0]
-    assert 0.999 * 2 <= privacy.spent(sigma, 0.02, 300, 1e-5, about=2.0) <= 2
+    assert 0.999 * 2 <= accountant.spent(sigma, 0.02, 300, 1e-5, about=2.0) <= 2
 
 
 @pytest.mark.parametrize(("sigma", "rate"), [(0.3, 0.9), (1.0, 0.02), (12.4, 0.02), (400.0, 1e-3)])
 def test_the_loss_of_a_step_is_that_of_prv_accountant(sigma, rate):
-    ours, peer = privacy._SampledGaussian(sigma, rate), PoissonSubsampledGaussianMechanism(rate, sigma)
+    ours, peer = accountant._SampledGaussian(sigma, rate), PoissonSubsampledGaussianMechanism(rate, sigma)
     for span in (1e-3, 0.1, 10, 100):
         t = np.linspace(-span, span, 2001, dtype=np.longdouble)
         assert np.array_equal(ours.cdf(t), peer.cdf(t))
@@ -140,31 +141,35 @@ def test_the_loss_of_a_step_is_that_of_prv_accountant(sigma, rate):
 
 def test_no_bound_is_an_error_and_not_epsilon_zero():
     with pytest.raises(UsageError, match="no finite bound"):
-        privacy.spent(0.057, 0.9, 100, 1e-5, about=7e5)
+        accountant.spent(0.057, 0.9, 100, 1e-5, about=7e5)
 
 
 @pytest.mark.parametrize(("epsilon", "last"), [(1, 28), (3, 206)])
 def test_full_batch_fixture_of_adamix(epsilon, last):
     """sigma = 20, delta = 1e-5 gives 28 steps at epsilon 1 and 206 at epsilon 3."""
-    assert privacy.spent(20, 1.0, last, 1e-5) <= epsilon < privacy.spent(20, 1.0, last + 1, 1e-5)
+    assert accountant.spent(20, 1.0, last, 1e-5) <= epsilon < accountant.spent(20, 1.0, last + 1, 1e-5)
 
 
 def test_full_batches_are_accounted_for_step_by_step():
-    assert privacy.spent(20, 1.0, 206, 1e-5, 28) == privacy.spent(20, 1.0, 28, 1e-5) < privacy.spent(20, 1.0, 206, 1e-5)
+    assert (
+        accountant.spent(20, 1.0, 206, 1e-5, 28)
+        == accountant.spent(20, 1.0, 28, 1e-5)
+        < accountant.spent(20, 1.0, 206, 1e-5)
+    )
 
 
 @pytest.mark.parametrize("delta", [1e-12, 1e-5, 0.1])
 @pytest.mark.parametrize("mu", [1e-6, 0.01, 0.3, 1.0, 2.5, 20.0])
 def test_epsilon_of_a_gaussian_is_rounded_up(mu, delta):
-    epsilon = privacy.gaussian_epsilon(mu, delta)
-    assert privacy.gaussian_delta(epsilon, mu) <= delta
-    assert epsilon == 0 or privacy.gaussian_delta(epsilon * (1 - 1e-6) - 1e-9, mu) > delta
+    epsilon = accountant.gaussian_epsilon(mu, delta)
+    assert accountant.gaussian_delta(epsilon, mu) <= delta
+    assert epsilon == 0 or accountant.gaussian_delta(epsilon * (1 - 1e-6) - 1e-9, mu) > delta
 
 
 def test_the_papers_noise_is_that_of_two_releases():
     """GEP's published sigma of each release, SVHN at epsilon 2, about; for one release it would be 0.66."""
-    plan = privacy.plan(2, 1e-6, 1000 / 604_388, 3022, math.sqrt(2), Accounting.paper)
-    twice = privacy.rdp_epsilon(plan.noise_multiplier * math.sqrt(2), 1000 / 604_388, 3022, 1e-6, 2)
+    plan = accountant.plan(2, 1e-6, 1000 / 604_388, 3022, math.sqrt(2), Accounting.paper)
+    twice = accountant.rdp_epsilon(plan.noise_multiplier * math.sqrt(2), 1000 / 604_388, 3022, 1e-6, 2)
     assert twice == pytest.approx(2, rel=1e-3)
 
 
@@ -174,11 +179,11 @@ def test_gaussian_curve_is_the_integral(mu):
     for epsilon in (0.0, 0.5, 2.0):
         start = epsilon / mu + mu / 2
         want, _ = integrate.quad(lambda t: stats.norm.pdf(t - mu) - math.exp(epsilon) * stats.norm.pdf(t), start, 40)  # noqa: B023
-        assert privacy.gaussian_delta(epsilon, mu) == pytest.approx(want, abs=1e-9)
+        assert accountant.gaussian_delta(epsilon, mu) == pytest.approx(want, abs=1e-9)
 
 
 def test_spending_grows_with_steps_and_starts_at_zero():
-    spent = [privacy.spent(1.2, 0.05, 100, 1e-5, done) for done in (0, 1, 10, 50, 100)]
+    spent = [accountant.spent(1.2, 0.05, 100, 1e-5, done) for done in (0, 1, 10, 50, 100)]
     assert spent[0] == 0
     assert spent == sorted(spent)
     assert len(set(spent)) == 5
@@ -186,23 +191,23 @@ def test_spending_grows_with_steps_and_starts_at_zero():
 
 def test_the_papers_accounting_is_never_called_valid():
     """GEP's published sigmas for epsilon 2 on SVHN really cost about 3 or more."""
-    plan = privacy.plan(2, 1e-6, 1000 / 604_388, 3022, math.sqrt(2), Accounting.paper)
+    plan = accountant.plan(2, 1e-6, 1000 / 604_388, 3022, math.sqrt(2), Accounting.paper)
     assert not plan.valid
     assert plan.epsilon > 2.9
-    said = privacy.statement(plan, math.sqrt(2), secure=False, distance_used=True, examples=604_388)
+    said = accountant.statement(plan, math.sqrt(2), secure=False, distance_used=True, examples=604_388)
     assert said["statement"].startswith("NOT a valid guarantee")
     assert said["valid"] is False
 
 
 def test_statement_names_what_is_not_covered():
-    plan = privacy.plan(2, 1e-5, 0.1, 50, 1.0)
-    seeded = privacy.statement(plan, 1.0, secure=False, distance_used=True, examples=500)
-    secure = privacy.statement(plan, 1.0, secure=True, distance_used=False, examples=500)
+    plan = accountant.plan(2, 1e-5, 0.1, 50, 1.0)
+    seeded = accountant.statement(plan, 1.0, secure=False, distance_used=True, examples=500)
+    secure = accountant.statement(plan, 1.0, secure=True, distance_used=False, examples=500)
     assert any("GSD" in line for line in seeded["not_covered"])
     assert any("seed" in line for line in seeded["not_covered"])
     assert not any("GSD" in line or "knows the seed" in line for line in secure["not_covered"])
     assert seeded["sampling"] == "Poisson"
-    assert privacy.statement(None, 1.0, False, False, examples=500)["epsilon"] is None
+    assert accountant.statement(None, 1.0, False, False, examples=500)["epsilon"] is None
 
 
 @pytest.mark.parametrize("n", [2, 49, 60_000])
@@ -212,23 +217,23 @@ def test_a_delta_above_one_in_n_needs_permission_and_is_called_weak(n):
             with pytest.raises(
                 UsageError, match=rf"privacy\.delta=.*1/n = .* {n} private .* privacy\.weak=true"
             ) as said:
-                privacy.check_delta(delta, n, False)
+                accountant.check_delta(delta, n, False)
             assert "\n" not in str(said.value)
         else:
-            privacy.check_delta(delta, n, False)
-        privacy.check_delta(delta, n, True)
-        plan = privacy.Plan(1.0, delta, 1.0, 1, 1.0, "exact Gaussian", True, 1.0)
+            accountant.check_delta(delta, n, False)
+        accountant.check_delta(delta, n, True)
+        plan = accountant.Plan(1.0, delta, 1.0, 1, 1.0, "exact Gaussian", True, 1.0)
         half = plan._replace(delta=delta / 2)
         for made in (
-            privacy.statement(plan, 1.0, True, False, examples=n),
-            privacy.statement(half, 1.0, True, False, [("first release", half)], examples=n),
-            privacy.measured("The name of the chosen set is", plan, True, n),
+            accountant.statement(plan, 1.0, True, False, examples=n),
+            accountant.statement(half, 1.0, True, False, [("first release", half)], examples=n),
+            accountant.measured("The name of the chosen set is", plan, True, n),
         ):
             assert made["valid"]
             assert made.get("weak", False) is weak
             assert ("WEAK" in made["statement"]) is weak
             assert "differentially private" in made["statement"]
-    assert "weak" not in privacy.measured("The name of the chosen set is", privacy.pure(1.0, 1.0, 1, ""), True, 2)
+    assert "weak" not in accountant.measured("The name of the chosen set is", accountant.pure(1.0, 1.0, 1, ""), True, 2)
 
 
 @pytest.mark.parametrize(
@@ -262,11 +267,11 @@ def test_each_command_refuses_a_delta_above_one_in_n(words, key, permit, tmp_pat
 
 def test_absurd_budgets_end_at_once():
     with pytest.raises(UsageError, match="epsilon"):
-        privacy.calibrate(5e4, 1e-5, 0.02, 1000)
+        accountant.calibrate(5e4, 1e-5, 0.02, 1000)
     with pytest.raises(UsageError, match="epsilon"):
-        privacy.calibrate(1e-9, 1e-5, 0.02, 1000)
+        accountant.calibrate(1e-9, 1e-5, 0.02, 1000)
     with pytest.raises(UsageError, match="epsilon"):
-        privacy.calibrate(1e8, 1e-5, 1.0, 10)
+        accountant.calibrate(1e8, 1e-5, 1.0, 10)
 
 
 @pytest.mark.parametrize(
@@ -282,10 +287,10 @@ def test_absurd_budgets_end_at_once():
 )
 def test_what_the_official_noise_of_gep_really_costs(sigma, rate, steps, delta, true):
     """The official code's noise for "epsilon 2, 5, 8", accounted for as the joint release that it is."""
-    assert privacy.spent(sigma / math.sqrt(2), rate, steps, delta) == pytest.approx(true, rel=0.02)
+    assert accountant.spent(sigma / math.sqrt(2), rate, steps, delta) == pytest.approx(true, rel=0.02)
 
 
 @pytest.mark.parametrize("rate", [0.1, 1.0])
 def test_more_noise_than_there_is_is_asked_for_in_one_line(rate):
     with pytest.raises(UsageError, match=r"^epsilon=1e-29: needs more noise than can be calibrated; raise it$"):
-        privacy.plan(1e-29, 1e-20, rate, 6, 1.0)
+        accountant.plan(1e-29, 1e-20, rate, 6, 1.0)

@@ -11,10 +11,11 @@ import numpy as np
 import pytest
 import torch
 
-from pubsel import results, training
+from pubsel import records
 from pubsel.cli import main
-from pubsel.run import locked
-from pubsel.terminal import log, logged, traced
+from pubsel.commands.run import locked
+from pubsel.messages import log, logged, traced
+from pubsel.training import loop
 
 TINY = ["+experiment=quickstart", "training.epochs=1", "epsilon=2", "download=false", "device=cpu", "threads=1",
         "training.batch_size=1297", "training.chunk=256", "distance=gsd_m200", "distance.initialisations=1",
@@ -60,8 +61,8 @@ def test_each_file_is_made_private_not_only_left_so(folder: Path) -> None:
     """As one sees it who looks while a run works, or behind one that was killed."""
     with locked(folder / "results/runs/a"):
         inside = folder / "results/runs/a"
-        results.write_record(inside / "result.json", {})
-        training.save(inside / "model.pt", {"w": torch.zeros(2)})
+        records.write_record(inside / "result.json", {})
+        loop.save(inside / "model.pt", {"w": torch.zeros(2)})
         with logged(inside / "log.txt"):
             log("a line")
         assert open_to_others(folder) == []
@@ -98,8 +99,8 @@ def test_no_path_is_told_that_was_not_typed(tmp_path: Path, monkeypatch: pytest.
 
 def test_a_traceback_names_no_folder_of_this_machine() -> None:
     try:
-        results.read_record(Path("nothing.json"))
+        records.read_record(Path("nothing.json"))
     except Exception as error:
         text = traced(error)
-    assert 'File "pubsel/results.py", line' in text
+    assert 'File "pubsel/records.py", line' in text
     assert not re.search(r'File "/', text)

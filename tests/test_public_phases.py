@@ -15,14 +15,16 @@ from pubsel.algorithms.dp_md import alpha
 from pubsel.algorithms.dp_sgd import DPSGD
 from pubsel.algorithms.second_phase import SecondPhase
 from pubsel.cli import main
-from pubsel.config import CONF, Labels, Training, UsageError, UserError
+from pubsel.commands.run import other_utilities
 from pubsel.data import Split, Task
-from pubsel.gradients import DenseGradients, PerExampleGradients
+from pubsel.gradients.matrix import DenseGradients, PerExampleGradients
+from pubsel.messages import UsageError, UserError
 from pubsel.models.trained import head
-from pubsel.randomness import stream
-from pubsel.results import read_records
-from pubsel.run import other_utilities
-from pubsel.training import fit, schedule
+from pubsel.privacy.randomness import stream
+from pubsel.records import read_records
+from pubsel.settings import CONF
+from pubsel.settings.keys import Labels, Training
+from pubsel.training.loop import fit, schedule
 from tests.synthetic import secret_named
 
 

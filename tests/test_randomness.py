@@ -5,7 +5,7 @@ import pytest
 import torch
 from scipy import stats
 
-from pubsel.randomness import SystemEntropy, normal, stream
+from pubsel.privacy.randomness import SystemEntropy, normal, stream
 
 
 def test_streams_repeat_and_differ():

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 import torch
 
-import pubsel.rank
-import pubsel.run
-from pubsel import results
+import pubsel.commands.rank
+import pubsel.commands.run
+from pubsel import records
 from pubsel.cli import main
-from pubsel.randomness import Secret, SystemEntropy
+from pubsel.privacy.randomness import Secret, SystemEntropy
 
 N = 120  # private examples
 WORDS = [
@@ -74,7 +74,7 @@ def caught(*words: str, command: str = "run") -> Secret:
         raise Caught
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("pubsel.run.fit", catch)
+        patch.setattr("pubsel.commands.run.fit", catch)
         patch.setattr("pubsel.selection.select", catch)
         patch.setattr("pubsel.distances.dp_gsd.measure", catch)
         assert main([command, *(WORDS if command == "run" else RANK), *words]) == 1
@@ -115,7 +115,7 @@ def test_other_data_under_the_same_names_draws_other_noise(change):
 @pytest.mark.attack
 def test_other_weights_at_the_start_draw_other_noise(monkeypatch):
     """A file of weights that was replaced under its name: one number of them is another one."""
-    before, build = noise(), pubsel.run.network
+    before, build = noise(), pubsel.commands.run.network
 
     def changed(*arguments, **named):
         model = build(*arguments, **named)
@@ -123,7 +123,7 @@ def test_other_weights_at_the_start_draw_other_noise(monkeypatch):
             next(model.parameters()).view(-1)[0] += 1e-3
         return model
 
-    monkeypatch.setattr("pubsel.run.network", changed)
+    monkeypatch.setattr("pubsel.commands.run.network", changed)
     assert alike(before, noise()) < 0.02
 
 
@@ -138,9 +138,9 @@ def test_other_circumstances_draw_other_noise(monkeypatch):
     thing."""
     before = noise()
     for target, made in {
-        "pubsel.run.torchrun": SimpleNamespace(place=lambda: (0, 2)),
+        "pubsel.commands.run.torchrun": SimpleNamespace(place=lambda: (0, 2)),
         "torch.backends.cpu.get_cpu_capability": lambda: "another",
-        "pubsel.results._package": lambda: "another line",
+        "pubsel.records._package": lambda: "another line",
     }.items():
         with monkeypatch.context() as patch:
             patch.setattr(target, made)
@@ -164,8 +164,8 @@ def test_a_line_of_a_users_own_algorithm_draws_other_noise(folder, monkeypatch):
 
 def test_code_that_cannot_be_read_never_repeats():
     made = type("Made", (), {"__module__": "nowhere"})
-    assert results.code(made) != results.code(made)
-    assert results.code() == results.code(dict) != results.code(made)
+    assert records.code(made) != records.code(made)
+    assert records.code() == records.code(dict) != records.code(made)
 
 
 def test_where_files_lie_changes_nothing(folder, monkeypatch):
@@ -198,7 +198,7 @@ def test_secure_noise_is_the_operating_systems():
 
 def test_only_one_function_makes_secret_streams():
     """A key that leaves something out would share noise: no other line of the package makes such streams."""
-    package = Path(pubsel.run.__file__).parent
+    package = Path(pubsel.commands.run.__file__).parent
     makers = [path.name for path in package.rglob("*.py") if "Secret(" in path.read_text().replace("class Secret", "")]
     assert makers == ["randomness.py"]
     for path in package.rglob("*.py"):
@@ -211,7 +211,7 @@ def test_only_one_function_makes_secret_streams():
 
 def stopped(monkeypatch: pytest.MonkeyPatch, at: int = 5) -> Path:
     """The run's checkpoint, after it was stopped before a step."""
-    take = pubsel.training.noisy_mean
+    take = pubsel.training.loop.noisy_mean
     calls = iter(range(10_000))
 
     def stop(*arguments, **named):
@@ -220,7 +220,7 @@ def stopped(monkeypatch: pytest.MonkeyPatch, at: int = 5) -> Path:
         return take(*arguments, **named)
 
     with monkeypatch.context() as patch:
-        patch.setattr("pubsel.training.noisy_mean", stop)
+        patch.setattr("pubsel.training.loop.noisy_mean", stop)
         assert main(["run", *WORDS]) == 130
     (path,) = Path("results").glob("runs/*/checkpoint.pt")
     return path
@@ -256,7 +256,7 @@ def test_a_checkpoint_of_other_data_is_refused(monkeypatch, capsys, change, says
 
 def test_a_checkpoint_of_another_program_is_refused(monkeypatch, capsys):
     stopped(monkeypatch)
-    monkeypatch.setattr("pubsel.results._package", lambda: "another line")
+    monkeypatch.setattr("pubsel.records._package", lambda: "another line")
     assert "the code changed" in error_of(capsys)
 
 
@@ -287,7 +287,7 @@ def test_a_run_resumed_elsewhere_draws_anew(monkeypatch):
 
 @pytest.mark.attack
 def test_a_choice_of_other_data_is_refused(monkeypatch, capsys):
-    monkeypatch.setattr("pubsel.run.fit", lambda *_, **__: (_ for _ in ()).throw(KeyboardInterrupt))
+    monkeypatch.setattr("pubsel.commands.run.fit", lambda *_, **__: (_ for _ in ()).throw(KeyboardInterrupt))
     assert main(["run", *WORDS, *CHOICE]) == 130
     assert list(Path("results").glob("runs/*/selection.pt"))
     write("other", 9)

@@ -8,20 +8,23 @@ from pathlib import Path
 import pytest
 from hydra import compose, initialize_config_dir
 
-from pubsel import config, replay, results
-from pubsel.config import CONF, RunConfig, check
-from pubsel.run import canonical
+from pubsel import records
+from pubsel.commands.run import canonical
+from pubsel.settings import CONF, command_line
+from pubsel.settings.identity import as_json, identity_of
+from pubsel.settings.keys import RankConfig, RunConfig
+from pubsel.settings.schema import check
 
-RECORDS = results.read_records(CONF.parent / "results")
+RECORDS = records.read_records(CONF.parent / "results")
 
 
 def identity(words: list[str]) -> str:
     with initialize_config_dir(str(CONF), version_base="1.3"):
-        return config.identity(canonical(check(RunConfig, compose("run", words))))
+        return identity_of(canonical(check(RunConfig, compose("run", words))))
 
 
 def words(record: dict) -> list[str]:
-    program, command, *rest = shlex.split(replay.command(record))
+    program, command, *rest = shlex.split(command_line.command(record))
     assert (program, command) == ("pubsel", "run")
     return rest
 
@@ -39,7 +42,7 @@ def test_the_command_of_each_kind_of_record_makes_the_same_run(record):
 
 
 def test_every_record_has_a_short_command():
-    commands = {replay.command(record) for record in RECORDS}
+    commands = {command_line.command(record) for record in RECORDS}
     assert len(commands) == len(RECORDS)
     assert max(map(len, commands)) < 700
     assert not any("~" in command for command in commands)
@@ -49,8 +52,8 @@ def test_every_record_has_a_short_command():
 def test_the_command_of_each_experiment_makes_the_same_run(name):
     with initialize_config_dir(str(CONF), version_base="1.3"):
         made = canonical(check(RunConfig, compose("run", [f"+experiment={name}"])))
-    record = {"settings": json.loads(json.dumps(config.settings(made)))}
-    assert identity(words(record)) == config.identity(made)
+    record = {"settings": json.loads(json.dumps(as_json(made)))}
+    assert identity(words(record)) == identity_of(made)
 
 
 @pytest.mark.parametrize(
@@ -75,19 +78,19 @@ def test_the_command_of_each_experiment_makes_the_same_run(name):
 def test_commands_of_unusual_settings(more):
     with initialize_config_dir(str(CONF), version_base="1.3"):
         made = canonical(check(RunConfig, compose("run", more)))
-    record = {"settings": json.loads(json.dumps(config.settings(made))), "device": "cuda:1"}
-    assert identity(words(record)) == config.identity(made)
+    record = {"settings": json.loads(json.dumps(as_json(made))), "device": "cuda:1"}
+    assert identity(words(record)) == identity_of(made)
     assert words(record)[-1] == "device=cuda"
 
 
 def test_a_key_that_a_record_lacks_has_its_default():
     made = copy.deepcopy(next(r for r in RECORDS if r["algorithm"] == "pillar")["settings"])
     assert made["model"]["backbone"].pop("input_size")
-    assert "~model.backbone.input_size" in replay.overrides(made)
+    assert "~model.backbone.input_size" in command_line.overrides(made)
 
 
 def test_replay_needs_no_torch():
-    code = "import sys, pubsel.replay; sys.exit('torch' in sys.modules)"
+    code = "import sys, pubsel.settings.command_line; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False, cwd=Path(__file__).parent.parent).returncode == 0
 
 
@@ -102,9 +105,9 @@ def test_replay_needs_no_torch():
 def test_a_measured_distance_has_the_command_that_measures_it(more):
     def settings(words):
         with initialize_config_dir(str(CONF), version_base="1.3"):
-            return json.loads(json.dumps(config.settings(check(config.RankConfig, compose("rank", words)))))
+            return json.loads(json.dumps(as_json(check(RankConfig, compose("rank", words)))))
 
-    program, command, *rest = shlex.split(replay.command({"settings": settings(more), "device": "cpu"}))
+    program, command, *rest = shlex.split(command_line.command({"settings": settings(more), "device": "cpu"}))
     assert (program, command, rest.pop()) == ("pubsel", "rank", "device=cpu")
     assert settings(rest) == settings(more)
     assert len(rest) <= len(more) + 3

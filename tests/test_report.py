@@ -5,13 +5,16 @@ from html.parser import HTMLParser
 
 import pytest
 
-from pubsel import config, replay, report, results, tables
+from pubsel import records, report
 from pubsel.cli import main
-from pubsel.config import CONF
+from pubsel.messages import UserError
+from pubsel.settings import CONF, command_line
+from pubsel.settings.keys import ReportConfig
+from pubsel.tables import join
 from tests.synthetic import record, save
 
 HOSTILE = "</script><script>window.hurt = 1</script><img src=x onerror='window.hurt = 1'>\"'`&$x^2{{ 7 * 7 }}"
-KEPT = results.read_records(CONF.parent / "results")
+KEPT = records.read_records(CONF.parent / "results")
 EMPTY = {"meta", "wbr", "link", "img", "input", "br", "path", "use", "rect", "circle", "image"}
 
 
@@ -93,7 +96,7 @@ def test_behind_each_number_stand_its_runs_with_the_command(kept):
 
     by_identity = {one["identity"]: one for one in KEPT}
     for name in ("gsd_table2", "medical_ours"):
-        made = tables.make(name, KEPT)
+        made = join.make(name, KEPT)
         for i, cell in enumerate(made.cells):
             if cell is None:
                 assert f"{name}/{i + 1}" not in data["behind"]
@@ -112,7 +115,7 @@ def test_behind_each_number_stand_its_runs_with_the_command(kept):
 
 
 def test_the_number_in_the_cell_is_the_mean_of_the_runs_that_it_links_to(tmp_path):
-    text = report.page(results.read_records(save(tmp_path, *three())))
+    text = report.page(records.read_records(save(tmp_path, *three())))
     data = json.loads(Page(text).data)
     places = data["keys"].index("utility")
     links = re.findall(r'class="number ours"[^>]*><a href="#(gsd_table2/\d+)">([\d.]+)</a>', text)
@@ -123,7 +126,7 @@ def test_the_number_in_the_cell_is_the_mean_of_the_runs_that_it_links_to(tmp_pat
 
 
 def test_missing_numbers_and_tables_without_records_are_shown(tmp_path):
-    text = report.page(results.read_records(save(tmp_path, record())))
+    text = report.page(records.read_records(save(tmp_path, record())))
     assert "1 of 15 rows" in text
     assert '<td class="number gap ours"><span title="no number">—</span>' in text
     assert "Not run yet" in text
@@ -135,13 +138,13 @@ def test_missing_numbers_and_tables_without_records_are_shown(tmp_path):
 
 def test_runs_of_no_table_have_one_of_their_own(tmp_path):
     mine = record(utility=0.7) | {"private": "./mine", "identity": "mine"}
-    page = report.page(results.read_records(save(tmp_path, record(1), mine)))
+    page = report.page(records.read_records(save(tmp_path, record(1), mine)))
     assert "Other runs" in page
     assert "pubsel table others" not in page
     data = json.loads(Page(page).data)
     (run,) = data["behind"]["others/1"]
     assert data["pool"][data["runs"][run][data["keys"].index("identity")]] == "mine"
-    assert "Other runs" not in report.page(results.read_records(save(tmp_path / "known", record(1))))
+    assert "Other runs" not in report.page(records.read_records(save(tmp_path / "known", record(1))))
 
 
 def test_oracle_selection_and_mixed_versions_are_marked(kept):
@@ -174,13 +177,13 @@ def test_the_command_writes_the_file_and_takes_other_drawings_in(tmp_path):
     (tmp_path / "figures").mkdir()
     (tmp_path / "figures" / "cluster_map.svg").write_text('<svg xmlns="http://www.w3.org/2000/svg"/>')
     (tmp_path / "figures" / "pillar_k.svg").write_text("drawn by the page itself")
-    said = report.run(config.ReportConfig(results=str(tmp_path), output=None, debug=False))
+    said = report.run(ReportConfig(results=str(tmp_path), output=None, debug=False))
     assert "6 records" in said
     text = (tmp_path / "report.html").read_text()
     assert 'id="figure-cluster_map"' in text
     assert "figure-pillar_k" not in text
     other = tmp_path / "elsewhere" / "page.html"
-    report.run(config.ReportConfig(results=str(tmp_path), output=str(other), debug=False))
+    report.run(ReportConfig(results=str(tmp_path), output=str(other), debug=False))
     assert other.read_text() == text
 
 
@@ -287,8 +290,8 @@ def test_a_number_leads_to_its_runs_by_keyboard_and_back(browser, address):
     from selenium.webdriver import Keys
 
     opened(browser, address)
-    cell = next(cell for cell in tables.make("gsd_table2", KEPT).cells if cell and len(cell.records) == 3)
-    place = tables.make("gsd_table2", KEPT).cells.index(cell) + 1
+    cell = next(cell for cell in join.make("gsd_table2", KEPT).cells if cell and len(cell.records) == 3)
+    place = join.make("gsd_table2", KEPT).cells.index(cell) + 1
     link = browser.find_element("css selector", f'a[href="#gsd_table2/{place}"]:not([tabindex])')
     browser.execute_script("arguments[0].focus()", link)
     keys(browser, Keys.ENTER)
@@ -298,7 +301,7 @@ def test_a_number_leads_to_its_runs_by_keyboard_and_back(browser, address):
     assert "3 runs behind this number" in text
     assert "dp_sgd on fashion_mnist without public data, ε 2" in text
     assert cell["privacy"]["statement"] in text
-    assert replay.command(cell.records[0]) in text
+    assert command_line.command(cell.records[0]) in text
     runs = dialog.find_elements("css selector", "details.run")
     assert [found.get_attribute("open") for found in runs] == ["true", None, None]
     assert cell.records[2]["identity"] in text
@@ -427,8 +430,8 @@ def test_a_private_choice_is_shown_as_one_and_never_to_be_deleted(tmp_path, monk
     words = ["private=digits", "public=[digits,noise]", "model=digits_cnn", "distance.m=100", "distance.k=4"]
     assert main(["rank", *words, "distance.initialisations=1", "epsilon_select=0.5"]) == 0
     assert main(["rank", *words, "distance.initialisations=1"]) == 0
-    (choice,) = results.read_choices(tmp_path / "results")
-    assert {one["public"] for one in results.read_ranks(tmp_path / "results")} == {"digits", "noise"}
+    (choice,) = records.read_choices(tmp_path / "results")
+    assert {one["public"] for one in records.read_ranks(tmp_path / "results")} == {"digits", "noise"}
     for words in (["report"], ["table", "all"], ["table", "gsd_table14"], ["table", "gsd_table2"]):
         capsys.readouterr()
         assert main(words) == 0
@@ -444,5 +447,5 @@ def test_a_private_choice_is_shown_as_one_and_never_to_be_deleted(tmp_path, monk
 
     path = next(path for path in tmp_path.glob("results/ranks/*/result.json") if "values" in path.read_text())
     path.write_text(path.read_text().replace('"values"', '"worths"'))
-    with pytest.raises(config.UserError, match=r"lacks 'values': delete it to run the cell again$"):
-        results.read_ranks(tmp_path / "results")  # a measurement without noise: nothing is spent again
+    with pytest.raises(UserError, match=r"lacks 'values': delete it to run the cell again$"):
+        records.read_ranks(tmp_path / "results")  # a measurement without noise: nothing is spent again

@@ -8,7 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from pubsel import config, results, tables
+from pubsel import records
+from pubsel.messages import UserError
+from pubsel.tables import join
 from tests.synthetic import record, save
 
 # Records
@@ -17,8 +19,8 @@ from tests.synthetic import record, save
 def test_a_record_comes_back_as_it_was_written_and_keys_are_sorted(tmp_path):
     path = tmp_path / "runs" / "x" / "result.json"
     one = record()
-    results.write_record(path, one)
-    assert results.read_record(path) == one
+    records.write_record(path, one)
+    assert records.read_record(path) == one
     assert list(json.loads(path.read_text())) == sorted(one)
     assert os.listdir(path.parent) == ["result.json"]
 
@@ -34,9 +36,9 @@ def test_a_write_that_fails_in_the_middle_leaves_the_folder_as_it_was(tmp_path, 
     def fail(*_):
         raise OSError(number, os.strerror(number))
 
-    monkeypatch.setattr(results.os, step, fail)
-    with pytest.raises(config.UserError, match=os.strerror(number)) as caught:
-        results.write_record(path, record())
+    monkeypatch.setattr(records.os, step, fail)
+    with pytest.raises(UserError, match=os.strerror(number)) as caught:
+        records.write_record(path, record())
     assert str(tmp_path) in str(caught.value)
     assert "\n" not in str(caught.value)
     assert [file.name for file in tmp_path.iterdir()] == (["result.json"] if old else [])
@@ -47,9 +49,9 @@ def test_an_interrupt_in_the_middle_leaves_nothing_and_goes_on_up(tmp_path, monk
     def interrupt(*_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(results.os, "replace", interrupt)
+    monkeypatch.setattr(records.os, "replace", interrupt)
     with pytest.raises(KeyboardInterrupt):
-        results.write_record(tmp_path / "result.json", record())
+        records.write_record(tmp_path / "result.json", record())
     assert list(tmp_path.iterdir()) == []
 
 
@@ -63,22 +65,22 @@ def test_the_file_is_whole_and_synced_before_it_gets_its_name(tmp_path, monkeypa
         happened.append("replace")
         replace(source, target)
 
-    monkeypatch.setattr(results.os, "fsync", lambda handle: (happened.append("fsync"), fsync(handle)))
-    monkeypatch.setattr(results.os, "replace", watched_replace)
-    results.write_record(tmp_path / "result.json", record())
+    monkeypatch.setattr(records.os, "fsync", lambda handle: (happened.append("fsync"), fsync(handle)))
+    monkeypatch.setattr(records.os, "replace", watched_replace)
+    records.write_record(tmp_path / "result.json", record())
     assert happened[:2] == ["fsync", "replace"]
 
 
 def test_a_record_that_is_no_json_touches_no_file(tmp_path):
     with pytest.raises(TypeError):
-        results.write_record(tmp_path / "runs" / "result.json", {"utility": object()})
+        records.write_record(tmp_path / "runs" / "result.json", {"utility": object()})
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_folder_that_cannot_be_made_is_named(tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(config.UserError, match=r"file/run"):
-        results.write_record(tmp_path / "file" / "run" / "result.json", record())
+    with pytest.raises(UserError, match=r"file/run"):
+        records.write_record(tmp_path / "file" / "run" / "result.json", record())
 
 
 @pytest.mark.parametrize("broken", ["truncated", "empty", "bytes", "list", "lacks a key", "missing"])
@@ -89,36 +91,36 @@ def test_a_broken_record_is_named_with_the_remedy(tmp_path, broken):
     content["lacks a key"] = json.dumps({key: value for key, value in record().items() if key != "utility"})
     if broken == "missing":
         path.unlink()
-        with pytest.raises(config.UserError, match="001"):
-            results.read_record(path)
+        with pytest.raises(UserError, match="001"):
+            records.read_record(path)
         return
     path.write_bytes(b"\xff\xfe\x00{" if broken == "bytes" else content[broken].encode())
-    for call in (lambda: results.read_records(tmp_path), lambda: tables.table("gsd_table2", tmp_path)):
-        with pytest.raises(config.UserError, match="delete it to run the cell again") as caught:
+    for call in (lambda: records.read_records(tmp_path), lambda: join.table("gsd_table2", tmp_path)):
+        with pytest.raises(UserError, match="delete it to run the cell again") as caught:
             call()
         assert str(path) in str(caught.value)
 
 
 def test_every_truncation_of_a_record_is_noticed(tmp_path):
     path = tmp_path / "result.json"
-    results.write_record(path, record())
+    records.write_record(path, record())
     whole = path.read_text().rstrip()
     for length in range(0, len(whole), 37):
         path.write_text(whole[:length])
-        with pytest.raises(config.UserError, match="no complete record"):
-            results.read_record(path)
+        with pytest.raises(UserError, match="no complete record"):
+            records.read_record(path)
 
 
 def test_records_are_sorted_and_only_finished_runs_count(tmp_path):
     save(tmp_path, record(seed=5), record(seed=3))
     (tmp_path / "runs" / "unfinished").mkdir()
     (tmp_path / "runs" / "000" / ".result.json.1234.tmp").write_text("{")
-    assert [one["seed"] for one in results.read_records(tmp_path)] == [3, 5]
-    assert results.read_records(tmp_path / "nothing") == []
+    assert [one["seed"] for one in records.read_records(tmp_path)] == [3, 5]
+    assert records.read_records(tmp_path / "nothing") == []
 
 
 def test_provenance_names_versions_and_hardware_but_no_host_user_or_path():
-    found = results.provenance()
+    found = records.provenance()
     assert set(found) == {"versions", "commit", "hardware"}
     assert set(found["versions"]) == {"python", "pubsel", "torch", "numpy", "opacus", "prv-accountant"}
     assert found["versions"]["numpy"]
@@ -134,23 +136,23 @@ def test_the_commit_is_the_checkouts_own_and_says_when_code_was_changed(tmp_path
         who = ["-c", "user.name=t", "-c", "user.email=t@example.org", "-c", "commit.gpgsign=false"]
         subprocess.run(["git", "-C", str(tmp_path), *who, *words], check=True, capture_output=True)
 
-    assert results._commit(tmp_path) is None
+    assert records._commit(tmp_path) is None
     git("init", "-q")
-    assert results._commit(tmp_path) is None  # no commit yet
+    assert records._commit(tmp_path) is None  # no commit yet
     (tmp_path / "pubsel").mkdir()
     (tmp_path / "pubsel" / "a.py").write_text("a = 1\n")
     git("add", ".")
     git("commit", "-q", "-m", "one")
-    head = results._commit(tmp_path)
+    head = records._commit(tmp_path)
     assert head
     assert len(head) == 40
     (tmp_path / "table.csv").write_text("a table is no code")
-    assert results._commit(tmp_path) == head
-    assert results._commit(tmp_path / "pubsel") is None  # below another project's checkout
+    assert records._commit(tmp_path) == head
+    assert records._commit(tmp_path / "pubsel") is None  # below another project's checkout
     (tmp_path / "pubsel" / "a.py").write_text("a = 2\n")
-    assert results._commit(tmp_path) == head + "-dirty"
+    assert records._commit(tmp_path) == head + "-dirty"
 
 
 def test_results_need_no_torch():
-    code = "import sys, pubsel.tables; sys.exit('torch' in sys.modules)"
+    code = "import sys, pubsel.tables.join; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -6,14 +6,14 @@ import numpy as np
 import pytest
 import torch
 
-from pubsel import privacy
 from pubsel.algorithms import dp_sgd, gep
 from pubsel.algorithms.pillar import noisy_covariance
-from pubsel.factored import FactoredGradients, LinearGradients
-from pubsel.gradients import Basis, DenseGradients, weighted_sum
-from pubsel.subspace import orthonormal
+from pubsel.gradients.factored import FactoredGradients, LinearGradients
+from pubsel.gradients.matrix import Basis, DenseGradients, weighted_sum
+from pubsel.gradients.subspace import orthonormal
+from pubsel.privacy import accountant
 
-ALLOWED = 1 + privacy.ROUNDING
+ALLOWED = 1 + accountant.ROUNDING
 LONG = [pytest.mark.slow, pytest.mark.long]
 
 
@@ -114,29 +114,29 @@ def test_sums_are_those_of_float64():
 
 def test_the_bound_covers_the_rounding_it_is_derived_for():
     """n^2 2^-52, up to the number of examples that is promised."""
-    assert privacy.MOST_EXAMPLES**2 * 2**-52 <= privacy.ROUNDING
-    assert privacy.deviation(2.0, 3.0) == 6.0 * (1 + privacy.ROUNDING)
+    assert accountant.MOST_EXAMPLES**2 * 2**-52 <= accountant.ROUNDING
+    assert accountant.deviation(2.0, 3.0) == 6.0 * (1 + accountant.ROUNDING)
 
 
 def test_noise_has_the_scale_that_covers_rounding(monkeypatch):
     """Wherever noise is added to a sum: 1.001 times what is planned, and no less."""
-    from pubsel import training
     from pubsel.algorithms import Mechanism, Release
     from pubsel.algorithms.noisy_sgd import LOGISTIC, noisy_sgd
     from pubsel.data import Split
     from pubsel.distances import dp_gsd
-    from pubsel.randomness import stream
+    from pubsel.privacy.randomness import stream
+    from pubsel.training import loop
 
     model = torch.nn.Linear(2, 2, bias=False).double()
     empty = Split(torch.zeros(0, 2, dtype=torch.float64), torch.zeros(0, dtype=torch.long))
     drawn = torch.from_numpy(stream("test", "noise").standard_normal(4))
     mechanism = Mechanism(lambda g: torch.zeros(4, dtype=torch.float64), lambda mean: mean, 3.0, 4)
-    found, _ = training.noisy_mean(mechanism, LinearGradients(model), empty, 2.0, stream("test", "noise"), 1)
+    found, _ = loop.noisy_mean(mechanism, LinearGradients(model), empty, 2.0, stream("test", "noise"), 1)
     torch.testing.assert_close(found, 6.006 * drawn)
 
     kept = []
     release = Release(lambda x: torch.zeros(4, dtype=torch.float64), kept.append, 3.0, 4)
-    training.noisy_sum(release, torch.zeros(1, 2), 2.0, stream("test", "noise"))
+    loop.noisy_sum(release, torch.zeros(1, 2), 2.0, stream("test", "noise"))
     torch.testing.assert_close(kept[0], 6.006 * drawn)
 
     made = dp_gsd.noisy(torch.zeros(1, 1, dtype=torch.float64), 2.0, stream("test", "noise"))

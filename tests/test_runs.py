@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 from filelock import FileLock
 
-from pubsel import repeat, runs
 from pubsel.cli import main
+from pubsel.commands import replay, runs
 
 TINY = ["+experiment=quickstart", "training.epochs=1", "epsilon=2", "distance=none", "download=false",
         "training.batch_size=1297", "training.chunk=256", "estimate=false", "threads=1"]  # fmt: skip
@@ -185,9 +185,9 @@ def test_a_clock_that_goes_back_makes_no_age_negative(cli: Cli) -> None:
 
 def test_what_differs_is_told_apart_from_why_it_may() -> None:
     one = {"weights": "a", "utility": 0.5, "commit": "x", "versions": {"torch": "1"}, "seconds": 1, "distance": None}
-    assert repeat.differences(one, one | {"seconds": 2}) == ([], [])
+    assert replay.differences(one, one | {"seconds": 2}) == ([], [])
     two = one | {"utility": 0.6, "versions": {"torch": "2"}, "distance": {"mean": 1}, "new": 1}
-    figures, around = repeat.differences(one, two)
+    figures, around = replay.differences(one, two)
     assert figures == ["utility: 0.5 -> 0.6", 'distance: null -> {"mean": 1}']
     assert around == ['versions.torch: "1" -> "2"']
 
@@ -200,7 +200,7 @@ def test_no_torch_is_waited_for() -> None:
 
 @pytest.mark.attack
 def test_a_utility_that_is_no_number_is_a_failed_run(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pubsel.run.utility", lambda *_: float("nan"))
+    monkeypatch.setattr("pubsel.commands.run.utility", lambda *_: float("nan"))
     code, out, err = cli("run", *TINY, "algorithm=dp_sgd")
     assert (code, out) == (1, "")
     assert err.splitlines()[-1].startswith("pubsel: utility nan: not a number")
@@ -211,12 +211,12 @@ def test_a_utility_that_is_no_number_is_a_failed_run(cli: Cli, monkeypatch: pyte
 @pytest.mark.attack
 def test_weights_are_on_the_disk_before_they_take_their_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     torch = pytest.importorskip("torch")
-    from pubsel import training
+    from pubsel.training import loop
 
     seen: list[tuple[str, int]] = []
     sync, replace = os.fsync, os.replace
     monkeypatch.setattr(os, "fsync", lambda handle: (seen.append(("sync", os.fstat(handle).st_ino)), sync(handle)))
     monkeypatch.setattr(os, "replace", lambda a, b: (seen.append(("replace", os.stat(a).st_ino)), replace(a, b)))
-    training.save(tmp_path / "model.pt", {"w": torch.zeros(3)})
+    loop.save(tmp_path / "model.pt", {"w": torch.zeros(3)})
     file, folder = (tmp_path / "model.pt").stat().st_ino, tmp_path.stat().st_ino
     assert seen == [("sync", file), ("replace", file), ("sync", folder)]

@@ -6,9 +6,14 @@ from pathlib import Path
 import pytest
 from hydra import compose, initialize_config_dir
 
-from pubsel import config, figures, results
-from pubsel.config import CONF, RunConfig, UsageError, check
-from pubsel.run import canonical
+from pubsel import records
+from pubsel.commands.run import canonical
+from pubsel.messages import UsageError
+from pubsel.settings import CONF
+from pubsel.settings.identity import as_json, identity_of
+from pubsel.settings.keys import RunConfig
+from pubsel.settings.schema import check
+from pubsel.tables import figures
 from tests.synthetic import record as synthetic
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "scripts"))
@@ -35,14 +40,14 @@ def settings(words):
 
 
 def record_of(made):
-    return {"identity": config.identity(made), "settings": config.settings(made)}
+    return {"identity": identity_of(made), "settings": as_json(made)}
 
 
 @pytest.mark.parametrize("words", CELLS.values(), ids=CELLS)
 def test_another_seed_of_a_record_is_the_run_of_the_command_line(words):
     record = record_of(settings([*words, "seed=3"]))
     again = with_seed(record, 5, composed(["threads=1", "results=elsewhere"]))
-    assert config.identity(again) == config.identity(settings([*words, "seed=5"]))
+    assert identity_of(again) == identity_of(settings([*words, "seed=5"]))
     assert (again.threads, again.results) == (1, "elsewhere")
 
 
@@ -57,8 +62,8 @@ def test_a_cluster_map_of_digits(tmp_path):
     """Symmetric, nothing between a set and itself, and the private digits next to the public ones."""
     from clustermap import draw, matrix
 
-    from pubsel.config import RankConfig
-    from pubsel.rank import canonical as canonical_rank
+    from pubsel.commands.rank import canonical as canonical_rank
+    from pubsel.settings.keys import RankConfig
 
     words = ["private=digits", "public=[digits,noise]", "model=digits_cnn", "distance=task2vec", "distance.m=100",
              "distance.initialisations=1", f"results={tmp_path}", "device=cpu"]  # fmt: skip
@@ -80,12 +85,12 @@ def test_distances_are_compared_by_the_order_of_utility(tmp_path):
         for seed in (0, 1, 2):
             made = synthetic(seed=seed, utility=utility + seed / 100, public=public, label="fifth")
             made["settings"]["pair"] = {**made["settings"].get("pair", {}), "public": public}
-            results.write_record(tmp_path / "runs" / made["identity"] / "result.json", made)
+            records.write_record(tmp_path / "runs" / made["identity"] / "result.json", made)
     for name, near_first in (("gsd", "abcd"), ("mmd", "dcba")):
         values = {public: [place + i / 10 for i in range(3)] for place, public in enumerate(near_first)}
         rank = {"identity": name, "distance": name, "private": "fashion_mnist", "model": "probe", "m": 300}
         rank |= {"values": values, "settings": {"distance": {}}, "seconds_candidate": 1.5, "seconds_private": 0.5}
-        results.write_record(tmp_path / "ranks" / name / "result.json", rank)
+        records.write_record(tmp_path / "ranks" / name / "result.json", rank)
     rows, points = compare(tmp_path)
     assert list(rows["spearman"]) == [-1, 1]
     assert list(rows["nearest"]) == ["a", "d"]

@@ -12,12 +12,14 @@ import torch
 from scipy import integrate, stats
 from torch import nn
 
-from pubsel import privacy, selection
+from pubsel import selection
 from pubsel.cli import main
-from pubsel.config import Convert, Distance, Labels, Model, Norm, Parameters, Select, UsageError
 from pubsel.data import Split, open_dataset, public_examples
+from pubsel.messages import UsageError
 from pubsel.models import build
-from pubsel.randomness import SystemEntropy, below, stream
+from pubsel.privacy import accountant
+from pubsel.privacy.randomness import SystemEntropy, below, stream
+from pubsel.settings.keys import Convert, Distance, Labels, Model, Norm, Parameters, Select
 
 UNIT = selection.UNIT
 
@@ -211,7 +213,7 @@ def test_an_example_that_counted_for_more_would_be_found():
 @pytest.mark.parametrize("rate", [1.0, 0.3, 1e-4])
 def test_sampling_is_accounted_for_both_ways(epsilon, rate):
     """With P and P' an epsilon' apart, the mixture of both and P are at most epsilon apart, and one way exactly so."""
-    inner = 1 / privacy.pure(epsilon, rate, 1, "").noise_multiplier
+    inner = 1 / accountant.pure(epsilon, rate, 1, "").noise_multiplier
     assert inner >= epsilon * (1 - 1e-9)
     if rate == 1:
         assert inner == pytest.approx(epsilon)
@@ -223,7 +225,7 @@ def test_sampling_is_accounted_for_both_ways(epsilon, rate):
 
 
 def test_steps_share_the_budget():
-    plan = privacy.pure(1.0, 1.0, 4, "")
+    plan = accountant.pure(1.0, 1.0, 4, "")
     assert 1 / plan.noise_multiplier == pytest.approx(0.25)
     assert 4 / plan.noise_multiplier <= 1
 
@@ -245,11 +247,11 @@ def test_a_margin_that_cannot_be_told_says_how_many_examples_it_takes(digits):
     few = Split(train.x[:100], train.y[:100])
     with pytest.raises(UsageError, match=r"select\.margin=0\.01 at epsilon_select=0\.1 .* takes 600 private examples"):
         selection.select(settings(), Select(margin=0.01), 0.1, network, few, candidates, 10, "key", secret)
-    plan = privacy.pure(0.1, 1.0, 1, "")
+    plan = accountant.pure(0.1, 1.0, 1, "")
     selection.check_margin(Select(margin=0.01), 0.1, plan, 3, 600)
     with pytest.raises(UsageError, match="takes 600 private examples, and there are 599"):
         selection.check_margin(Select(margin=0.01), 0.1, plan, 3, 599)
-    sampled = privacy.pure(0.1, 0.01, 1, "")
+    sampled = accountant.pure(0.1, 0.01, 1, "")
     with pytest.raises(UsageError, match=r"set distance\.private_m, to inf"):
         selection.check_margin(Select(margin=0.01), 0.1, sampled, 3, 1000)
 
@@ -385,10 +387,10 @@ def test_dp_gsd_on_the_command_line(cli):
 
 def test_run_selects_trains_and_reports_one_guarantee(cli, monkeypatch):
     """A run that is killed after its selection goes on with what was chosen."""
-    import pubsel.run
+    import pubsel.commands.run
 
     with monkeypatch.context() as patch:
-        patch.setattr(pubsel.run, "fit", lambda *_, **__: (_ for _ in ()).throw(KeyboardInterrupt))
+        patch.setattr(pubsel.commands.run, "fit", lambda *_, **__: (_ for _ in ()).throw(KeyboardInterrupt))
         assert cli(*RUN, "privacy.secure_noise=true")[0] == 130
     (kept,) = Path("results").glob("runs/*/selection.pt")
     chosen = torch.load(kept)["drawn"]["chosen"]

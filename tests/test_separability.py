@@ -1,9 +1,9 @@
 import numpy as np
 import pytest
 
-from pubsel.config import UsageError
-from pubsel.randomness import stream
-from pubsel.separability import separability
+from pubsel.messages import UsageError
+from pubsel.privacy.randomness import stream
+from pubsel.theory.separability import separability
 
 
 def cross(along, across):

@@ -10,12 +10,13 @@ import torch
 from torch import nn
 
 from pubsel.cli import main
-from pubsel.config import Lora, Model, Norm, UsageError, UserError
+from pubsel.commands.run import once
 from pubsel.data import Split, Task
-from pubsel.gradients import PerExampleGradients
+from pubsel.gradients.matrix import PerExampleGradients
+from pubsel.messages import UsageError, UserError
 from pubsel.models import Network, build
 from pubsel.models.split import split
-from pubsel.run import once
+from pubsel.settings.keys import Lora, Model, Norm
 
 NETWORKS = {
     "resnet18": (32, {"trained": ["layer4.1.conv2", "fc"]}),

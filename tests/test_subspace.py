@@ -5,8 +5,8 @@ import pytest
 import torch
 from scipy.linalg import subspace_angles
 
-from pubsel.gradients import GRAM_BLOCK, Basis, DenseGradients
-from pubsel.subspace import (
+from pubsel.gradients.matrix import GRAM_BLOCK, Basis, DenseGradients
+from pubsel.gradients.subspace import (
     allocate,
     cosines,
     davidson,

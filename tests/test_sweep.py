@@ -17,7 +17,7 @@ import pytest
 import slurm
 from hydra.core.hydra_config import HydraConfig
 
-from pubsel import sweep
+from pubsel.commands import sweep
 
 CELL = ["+experiment=quickstart", "training.epochs=1", "epsilon=2", "distance=none", "download=false", "estimate=false",
         "training.batch_size=1297", "training.chunk=256", "device=cpu"]  # fmt: skip

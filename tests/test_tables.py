@@ -12,7 +12,10 @@ import pytest
 import yaml
 from scipy import stats
 
-from pubsel import config, report, results, tables, typeset
+from pubsel import records, report
+from pubsel.messages import UsageError, UserError
+from pubsel.settings.keys import TableConfig
+from pubsel.tables import join, typeset
 from tests.synthetic import record, save
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -59,7 +62,7 @@ def fashion(frame, **where):
 
 def test_seeds_of_one_cell_are_averaged_with_the_sample_deviation(tmp_path):
     save(tmp_path, record(0, 0.80, (0.3, 0.4)), record(1, 0.82, (0.5, 0.6)), record(2, 0.87, (0.7, 0.8)))
-    row = fashion(tables.table("gsd_table2", tmp_path), public="fashion_mnist").iloc[0]
+    row = fashion(join.table("gsd_table2", tmp_path), public="fashion_mnist").iloc[0]
     assert (row["seeds"], row["utility"], row["distance"]) == (3, 83.0, 0.55)
     assert row["utility_std"] == pytest.approx(math.sqrt((9 + 1 + 16) / 2), abs=0.005)
     assert row["distance_std"] == pytest.approx(math.sqrt(2 * (0.25**2 + 0.15**2 + 0.05**2) / 5), abs=5e-5)
@@ -67,7 +70,7 @@ def test_seeds_of_one_cell_are_averaged_with_the_sample_deviation(tmp_path):
 
 
 def test_a_single_seed_has_no_deviation(tmp_path):
-    row = fashion(tables.table("gsd_table2", save(tmp_path, record())), public="fashion_mnist").iloc[0]
+    row = fashion(join.table("gsd_table2", save(tmp_path, record())), public="fashion_mnist").iloc[0]
     assert pandas.isna(row["utility_std"])
     assert row["seeds"] == 1
 
@@ -85,7 +88,7 @@ def test_a_single_seed_has_no_deviation(tmp_path):
 )
 def test_records_that_differ_in_more_than_the_seed_are_never_averaged(tmp_path, other):
     save(tmp_path, record(0, 0.6), record(1, 0.8, **other))
-    frame = tables.table("gsd_table2", tmp_path)
+    frame = join.table("gsd_table2", tmp_path)
     ours = fashion(frame).dropna(subset="utility")
     assert sorted(ours["utility"]) == [60, 80]
     assert list(ours["seeds"]) == [1, 1]
@@ -95,23 +98,23 @@ def test_records_that_differ_in_more_than_the_seed_are_never_averaged(tmp_path, 
 
 def test_the_setting_column_names_what_differs_and_nothing_else(tmp_path):
     save(tmp_path, record(0, algorithm__k=250), record(0, algorithm__k=1000), record(0, public="mnist"))
-    frame = tables.table("gsd_table2", tmp_path)
+    frame = join.table("gsd_table2", tmp_path)
     assert sorted(fashion(frame)["setting"].dropna()) == ["algorithm.k=1000", "algorithm.k=1000", "algorithm.k=250"]
-    alone = tables.table("gsd_table2", save(tmp_path / "alone", record(0), record(1)))
+    alone = join.table("gsd_table2", save(tmp_path / "alone", record(0), record(1)))
     assert alone["setting"].isna().all()
 
 
 def test_two_copies_of_one_run_are_refused_and_both_named(tmp_path):
     one, two = record(), copy.deepcopy(record()) | {"identity": "synthetic-copy"}
-    with pytest.raises(config.UserError, match="synthetic-copy") as caught:
-        tables.table("gsd_table2", save(tmp_path, one, two))
+    with pytest.raises(UserError, match="synthetic-copy") as caught:
+        join.table("gsd_table2", save(tmp_path, one, two))
     assert one["identity"] in str(caught.value)
 
 
 @pytest.mark.parametrize("privacy", [{"valid": False}, {}, None])
 def test_one_record_without_a_guarantee_makes_the_cell_invalid(tmp_path, privacy):
     save(tmp_path, record(0), record(1) | {"privacy": privacy, "commit": "b"})
-    row = fashion(tables.table("gsd_table2", tmp_path), public="fashion_mnist").iloc[0]
+    row = fashion(join.table("gsd_table2", tmp_path), public="fashion_mnist").iloc[0]
     assert row["valid"] == False  # noqa: E712  (pandas.NA would be neither)
     assert row["commits"] == 2
 
@@ -121,16 +124,16 @@ def test_a_delta_above_one_in_n_is_nowhere_called_valid_without_the_word_weak(tm
     weak = record(1) | {"privacy": {"valid": True, **said}, "private_examples": 2000}
     right = record(0) | {"privacy": {"valid": True, "delta": 1e-5}, "private_examples": 2000}
     save(tmp_path, right, weak)
-    row = fashion(tables.table("gsd_table2", tmp_path), public="fashion_mnist").iloc[0]
+    row = fashion(join.table("gsd_table2", tmp_path), public="fashion_mnist").iloc[0]
     assert row["valid"] == "weak"
-    assert [tables.guarantee(one) for one in (right, weak, record(2) | {"privacy": None})] == ["valid", "weak", "none"]
-    table = tables.make("gsd_table2", results.read_records(tmp_path))
+    assert [join.guarantee(one) for one in (right, weak, record(2) | {"privacy": None})] == ["valid", "weak", "none"]
+    table = join.make("gsd_table2", records.read_records(tmp_path))
     shown, constant = typeset.columns(table.frame)
     (column,) = (column for column in shown if column.key == "valid")
     assert "weak" in column.texts()
     assert not any("valid" in text for text in constant)
     assert any("1 rows of ours have a weak privacy guarantee" in note for note in typeset.notes(table))
-    assert ",weak," in tables.as_csv(table.frame)
+    assert ",weak," in join.as_csv(table.frame)
     page = report.page([right, weak])
     assert "weak guarantee, delta above 1/n</dt><dd>1</dd>" in page
 
@@ -139,15 +142,15 @@ def test_a_delta_above_one_in_n_is_nowhere_called_valid_without_the_word_weak(tm
 
 
 def test_records_kept_with_the_code_count_unless_the_cell_was_run_again(tmp_path):
-    results.write_record(tmp_path / "records" / "a.json", record(utility=0.1))
-    results.write_record(tmp_path / "records" / "b.json", record(seed=1, utility=0.3))
-    assert [one["utility"] for one in results.read_records(tmp_path)] == [0.1, 0.3]
+    records.write_record(tmp_path / "records" / "a.json", record(utility=0.1))
+    records.write_record(tmp_path / "records" / "b.json", record(seed=1, utility=0.3))
+    assert [one["utility"] for one in records.read_records(tmp_path)] == [0.1, 0.3]
     save(tmp_path, record(utility=0.2))
-    assert [one["utility"] for one in results.read_records(tmp_path)] == [0.2, 0.3]
+    assert [one["utility"] for one in records.read_records(tmp_path)] == [0.2, 0.3]
 
 
 def test_without_records_a_table_is_the_papers_and_ours_is_empty(tmp_path):
-    frame = tables.table("gsd_table2", tmp_path)
+    frame = join.table("gsd_table2", tmp_path)
     paper = frame[frame["label"] == "paper"]
     assert len(paper) == 12
     assert list(paper["paper_utility"])[:4] == [58.63, 57.64, 56.75, 52.16]
@@ -158,7 +161,7 @@ def test_without_records_a_table_is_the_papers_and_ours_is_empty(tmp_path):
 
 def test_dp_sgd_stands_twice_each_beside_the_papers_number(tmp_path):
     tuned = record(0, 0.85, None, None, "dp_sgd", "tuned")
-    frame = tables.table("gsd_table2", save(tmp_path, record(0, 0.75, None, None, "dp_sgd"), tuned))
+    frame = join.table("gsd_table2", save(tmp_path, record(0, 0.75, None, None, "dp_sgd"), tuned))
     rows = fashion(frame, algorithm="dp_sgd")
     assert list(rows["label"]) == ["paper", "tuned"]
     assert list(rows["utility"]) == [75, 85]
@@ -176,10 +179,10 @@ def test_distances_of_rank_stand_beside_the_papers_where_nothing_trains(tmp_path
     """Table 14's probe column: by `pubsel rank`, on images that the paper knows by another name."""
     of_lesions = ranked("ham10000_224", ham10000_224=[0.4, 0.5], kagskin=[0.6, 0.8])
     for one in (ranked("chestxray14", kagchest=[0.5]), of_lesions, ranked("mnist", kagchest=[0.1])):
-        results.write_record(tmp_path / "ranks" / one["identity"] / "result.json", one)
+        records.write_record(tmp_path / "ranks" / one["identity"] / "result.json", one)
     trained = record(public="kagskin", algorithm="second_phase", utility=0.86, values=(0.7,))
     save(tmp_path, trained | {"private": "ham10000_224", "model": "densenet121"})
-    frame = tables.table("gsd_table14", tmp_path)
+    frame = join.table("gsd_table14", tmp_path)
     assert len(frame) == 31
     ours = frame.dropna(subset="distance").set_index(["private", "public", "model"])
     assert dict(ours["distance"]) == {
@@ -192,44 +195,44 @@ def test_distances_of_rank_stand_beside_the_papers_where_nothing_trains(tmp_path
     assert (probe["paper_distance"], probe["distance_std"]) == (0.42, pytest.approx(0.0707, abs=1e-4))
     assert probe[["utility", "algorithm", "difference"]].isna().all()
     assert ours.loc[("ham10000", "kagskin", "densenet121"), "difference"] == pytest.approx(86 - 85.53)
-    text = typeset.run(config.TableConfig(table="gsd_table14", results=str(tmp_path), debug=False))
+    text = typeset.run(TableConfig(table="gsd_table14", results=str(tmp_path), debug=False))
     assert "0.450 ± 0.071" in text
-    assert [cell["algorithm"] for cell in tables.table_cells("gsd_table14", tmp_path)] == ["second_phase"]
-    assert tables.table("gsd_table2", tmp_path)["distance"].isna().all()  # ranks belong where conf/tables says so
+    assert [cell["algorithm"] for cell in join.table_cells("gsd_table14", tmp_path)] == ["second_phase"]
+    assert join.table("gsd_table2", tmp_path)["distance"].isna().all()  # ranks belong where conf/tables says so
 
 
 def test_a_broken_record_of_rank_is_named(tmp_path):
-    results.write_record(tmp_path / "ranks" / "x" / "result.json", {"identity": "x"})
-    with pytest.raises(config.UserError, match=r"ranks/x/result.json is no record, it lacks 'private'"):
-        tables.table("gsd_table14", tmp_path)
+    records.write_record(tmp_path / "ranks" / "x" / "result.json", {"identity": "x"})
+    with pytest.raises(UserError, match=r"ranks/x/result.json is no record, it lacks 'private'"):
+        join.table("gsd_table14", tmp_path)
 
 
 def test_images_at_another_size_are_no_cell_of_the_paper(tmp_path):
     lesions = record(public="ham10000", algorithm="second_phase", pair__private="ham10000")
     save(tmp_path, lesions | {"private": "ham10000", "model": "densenet121"})
-    assert tables.table("gsd_table3", tmp_path)["seeds"].isna().all()
+    assert join.table("gsd_table3", tmp_path)["seeds"].isna().all()
     large = record(public="ham10000_224", algorithm="second_phase", pair__private="ham10000_224")
     save(tmp_path, large | {"private": "ham10000_224", "model": "densenet121"})
-    row = tables.table("gsd_table3", tmp_path).dropna(subset="seeds").iloc[0]
+    row = join.table("gsd_table3", tmp_path).dropna(subset="seeds").iloc[0]
     assert (row["private"], row["public"], row["paper_utility"]) == ("ham10000", "ham10000", 87.06)
     assert row["difference"] == pytest.approx(80 - 87.06)
 
 
 def test_a_stand_in_is_shown_as_what_it_is(tmp_path):
-    frame = tables.table("gsd_table2", save(tmp_path, record(public="flowers5", values=(0.45,))))
+    frame = join.table("gsd_table2", save(tmp_path, record(public="flowers5", values=(0.45,))))
     assert fashion(frame, public="flowers102").empty
     row = fashion(frame, public="flowers5").iloc[0]
     assert (row["paper_public"], row["paper_utility"], row["paper_distance"]) == ("flowers102", 84.54, 0.43)
     assert row["utility"] == 80
     assert pandas.isna(row["difference"])
-    both = tables.table("gsd_table2", save(tmp_path, record(public="flowers5"), record(public="flowers102")))
+    both = join.table("gsd_table2", save(tmp_path, record(public="flowers5"), record(public="flowers102")))
     assert len(fashion(both, paper_public="flowers102")) == 2
     assert fashion(both, public="flowers102").iloc[0]["difference"] == pytest.approx(80 - 84.54)
 
 
 def test_records_without_a_paper_row_stay_and_others_stay_out(tmp_path):
     other = record(1) | {"epsilon": 8.0}
-    frame = tables.table("gsd_table2", save(tmp_path, record(public="cifar100"), other))
+    frame = join.table("gsd_table2", save(tmp_path, record(public="cifar100"), other))
     row = fashion(frame, public="cifar100").iloc[0]
     assert row["utility"] == 80
     assert pandas.isna(row["paper_utility"])
@@ -237,7 +240,7 @@ def test_records_without_a_paper_row_stay_and_others_stay_out(tmp_path):
 
 
 def test_rows_keep_the_papers_order_and_the_rest_comes_last_in_its_block(tmp_path):
-    frame = tables.table("gsd_table2", save(tmp_path, record(public="cifar100"), record(public="mnist")))
+    frame = join.table("gsd_table2", save(tmp_path, record(public="cifar100"), record(public="mnist")))
     assert list(dict.fromkeys(frame["private"])) == ["cifar10", "svhn", "fashion_mnist"]
     publics = [None if pandas.isna(public) else public for public in fashion(frame)["public"]]
     assert publics == ["fashion_mnist", "flowers102", "mnist", None, None, "cifar100"]
@@ -257,27 +260,27 @@ def cifar(**changes):
 
 def test_table6_joins_on_m_and_table1_takes_m_2000_alone(tmp_path):
     save(tmp_path, cifar(m=1000), cifar(m=2000), cifar(m=4000, utility=0.70))
-    frame = tables.table("gep_table6", tmp_path)
+    frame = join.table("gep_table6", tmp_path)
     assert len(frame) == 6
     gep = frame[frame["algorithm"] == "gep"]
     assert list(gep["m"]) == [1000, 2000, 4000]
     assert list(gep["difference"]) == pytest.approx([0.4, 0.2, -5.2])
     assert gep["setting"].isna().all()
-    first = tables.table("gep_table1", tmp_path)
+    first = join.table("gep_table1", tmp_path)
     assert len(first) == 36
     assert list(first["utility"].dropna()) == [75]
 
 
 def test_table5_joins_on_the_labels(tmp_path):
     save(tmp_path, cifar(public="cifar10"), cifar(public="cifar10", labels="given", utility=0.72))
-    frame = tables.table("gep_table5", tmp_path)
+    frame = join.table("gep_table5", tmp_path)
     assert len(frame) == 4
     assert list(frame["labels"]) == ["given", "random", "random", "random"]
     assert list(frame["difference"].dropna()) == pytest.approx([-0.9, -0.1])
 
 
 def test_pate_is_the_papers_own_number_only(tmp_path):
-    frame = tables.table("gep_table1", save(tmp_path, cifar(algorithm="pate")))
+    frame = join.table("gep_table1", save(tmp_path, cifar(algorithm="pate")))
     pate = frame[frame["algorithm"] == "pate"]
     assert len(pate) == 9
     assert pate["utility"].isna().all()
@@ -286,8 +289,8 @@ def test_pate_is_the_papers_own_number_only(tmp_path):
 
 def test_an_unknown_table_lists_the_known(tmp_path):
     for name in ("nosuch", "../run", ""):
-        with pytest.raises(config.UsageError, match="gep_table1, gep_table3, gep_table5"):
-            tables.table(name, tmp_path)
+        with pytest.raises(UsageError, match="gep_table1, gep_table3, gep_table5"):
+            join.table(name, tmp_path)
 
 
 # Correlations
@@ -296,7 +299,7 @@ def test_an_unknown_table_lists_the_known(tmp_path):
 def test_correlations_by_hand_and_against_scipy(tmp_path):
     points = {"fashion_mnist": (0.1, 0.9), "flowers5": (0.2, 0.7), "mnist": (0.3, 0.8), "cifar100": (0.4, 0.6)}
     save(tmp_path, *(record(0, utility, (distance,), public) for public, (distance, utility) in points.items()))
-    row = fashion(tables.correlations("gsd_table2", tmp_path)).iloc[0]
+    row = fashion(join.correlations("gsd_table2", tmp_path)).iloc[0]
     assert (row["pairs"], row["paper_pairs"]) == (4, 3)
     assert row["spearman"] == pytest.approx(1 - 6 * (9 + 0 + 0 + 9) / (4 * 15))  # rank differences 3, 0, 0, 3
     assert row["kendall"] == pytest.approx((1 - 5) / 6, abs=5e-5)
@@ -307,11 +310,11 @@ def test_correlations_by_hand_and_against_scipy(tmp_path):
 
 def test_fewer_than_three_points_or_no_spread_say_nothing(tmp_path):
     two = save(tmp_path / "two", record(0, 0.9, (0.1,)), record(0, 0.8, (0.2,), "mnist"))
-    row = fashion(tables.correlations("gsd_table2", two)).iloc[0]
+    row = fashion(join.correlations("gsd_table2", two)).iloc[0]
     assert row["pairs"] == 2
     assert pandas.isna(row["spearman"])
     flat = save(tmp_path / "flat", *(record(0, 0.9, (i / 10,), p) for i, p in enumerate(["a", "b", "c"])))
-    assert pandas.isna(fashion(tables.correlations("gsd_table2", flat)).iloc[0]["spearman"])
+    assert pandas.isna(fashion(join.correlations("gsd_table2", flat)).iloc[0]["spearman"])
 
 
 def test_uncertainty_of_a_rank_correlation(tmp_path):
@@ -324,7 +327,7 @@ def test_uncertainty_of_a_rank_correlation(tmp_path):
             values = tuple(0.1 * place + noise * draw.standard_normal(5))
             for seed in range(3):
                 made.append(record(seed, 0.9 - 0.1 * place + noise * draw.standard_normal(), values, public))
-        row = fashion(tables.correlations("gsd_table2", save(tmp_path / name, *made))).iloc[0]
+        row = fashion(join.correlations("gsd_table2", save(tmp_path / name, *made))).iloc[0]
         return row["spearman_low"], row["spearman_high"]
 
     assert interval("certain", 1e-3) == (-1, -1)
@@ -334,7 +337,7 @@ def test_uncertainty_of_a_rank_correlation(tmp_path):
     one_seed = [
         record(0, 0.9 - 0.1 * i, (0.1 * i, 0.2 * i + 0.01), p) for i, p in enumerate(["mnist", "flowers5", "cifar100"])
     ]
-    row = fashion(tables.correlations("gsd_table2", save(tmp_path / "alone", *one_seed))).iloc[0]
+    row = fashion(join.correlations("gsd_table2", save(tmp_path / "alone", *one_seed))).iloc[0]
     assert row["spearman"] == pytest.approx(-1)
     assert pandas.isna(row["spearman_low"])
 
@@ -348,7 +351,7 @@ def test_correlations_never_mix_settings_algorithms_or_dp_sgd(tmp_path):
         record(0, 0.1, (0.3,), "fashion_mnist", "dp_sgd"),
         record(0, 0.1, None, "cifar100"),
     )
-    rows = fashion(tables.correlations("gsd_table2", tmp_path))
+    rows = fashion(join.correlations("gsd_table2", tmp_path))
     assert dict(zip(rows["setting"], rows["pairs"], strict=True)) == {"algorithm.k=1000": 2, "algorithm.k=250": 1}
     assert set(rows["algorithm"]) == {"gep"}
 
@@ -358,7 +361,7 @@ def test_correlations_never_mix_settings_algorithms_or_dp_sgd(tmp_path):
 
 def test_the_golden_table_byte_for_byte(tmp_path):
     shutil.copytree(GOLDEN / "runs", tmp_path / "runs")
-    text = typeset.run(config.TableConfig(table="gsd_table2", results=str(tmp_path), debug=False))
+    text = typeset.run(TableConfig(table="gsd_table2", results=str(tmp_path), debug=False))
     for name in ("gsd_table2.csv", "gsd_table2_correlation.csv"):
         assert (tmp_path / "tables" / name).read_bytes() == (GOLDEN / name).read_bytes(), name
     assert "81.00 ± 1.41" in text
@@ -368,7 +371,7 @@ def test_the_golden_table_byte_for_byte(tmp_path):
 
 
 def test_the_text_says_when_no_figure_is_ours(tmp_path):
-    text = typeset.run(config.TableConfig(table="gep_table6", results=str(tmp_path), debug=False))
+    text = typeset.run(TableConfig(table="gep_table6", results=str(tmp_path), debug=False))
     assert "No record of this table" in text
 
 
@@ -376,11 +379,11 @@ def test_a_single_seed_shows_its_interval_and_several_their_deviation(tmp_path):
     one = record(public="mnist", utility=0.8) | {"utility_interval": [0.78, 0.825]}
     two = [record(seed, 0.8) | {"utility_interval": [0.7, 0.9]} for seed in (0, 1)]
     save(tmp_path, one, *two, record(public="flowers5"))  # the last is older
-    frame = tables.table("gsd_table2", tmp_path)
+    frame = join.table("gsd_table2", tmp_path)
     rows = fashion(frame).dropna(subset="seeds").set_index("public")
     assert list(rows.loc["mnist", ["utility", "utility_low", "utility_high"]]) == [80, 78, 82.5]
     assert rows.loc[["fashion_mnist", "flowers5"], ["utility_low", "utility_high"]].isna().all(axis=None)
-    text = typeset.run(config.TableConfig(table="gsd_table2", results=str(tmp_path), debug=False))
+    text = typeset.run(TableConfig(table="gsd_table2", results=str(tmp_path), debug=False))
     assert "80.00 [78.00, 82.50]" in text
     assert "80.00 ± 0.00" in text
     assert "utility_low" not in text
@@ -390,9 +393,9 @@ def test_a_single_seed_shows_its_interval_and_several_their_deviation(tmp_path):
 def test_a_failed_table_leaves_the_old_one(tmp_path, monkeypatch):
     path = tmp_path / "table.csv"
     path.write_text("old")
-    monkeypatch.setattr(results.os, "replace", lambda *_: (_ for _ in ()).throw(OSError(errno.ENOSPC, "full")))
-    with pytest.raises(config.UserError, match="full"):
-        tables.write_table(pandas.DataFrame({"a": [1.0]}), path)
+    monkeypatch.setattr(records.os, "replace", lambda *_: (_ for _ in ()).throw(OSError(errno.ENOSPC, "full")))
+    with pytest.raises(UserError, match="full"):
+        join.write_table(pandas.DataFrame({"a": [1.0]}), path)
     assert path.read_text() == "old"
     assert os.listdir(tmp_path) == ["table.csv"]
 
@@ -401,12 +404,12 @@ def test_a_failed_table_leaves_the_old_one(tmp_path, monkeypatch):
 
 
 def test_every_results_table_of_the_papers_is_there():
-    assert {path.stem for path in tables.PAPER.glob("*.csv")} == set(PAPER_ROWS)
+    assert {path.stem for path in join.PAPER.glob("*.csv")} == set(PAPER_ROWS)
 
 
 @pytest.mark.parametrize("name", PAPER_ROWS)
 def test_paper_tables_parse_and_hold_sensible_values(name):
-    rows = tables.paper_rows(f"{name}.csv")
+    rows = join.paper_rows(f"{name}.csv")
     assert len(rows) == PAPER_ROWS[name]
     assert set(rows[0]) <= {*COMMON, *EXTRA}
     assert len({json.dumps(row) for row in rows}) == len(rows)
@@ -457,13 +460,13 @@ def test_paper_tables_parse_and_hold_sensible_values(name):
     ],
 )
 def test_spot_values_retyped_from_the_papers(name, where, expected):
-    rows = [r for r in tables.paper_rows(f"{name}.csv") if all(r[key] == value for key, value in where.items())]
+    rows = [r for r in join.paper_rows(f"{name}.csv") if all(r[key] == value for key, value in where.items())]
     assert len(rows) == 1
     assert {key: rows[0][key] for key in expected} == expected
 
 
 def test_the_papers_gains_over_dp_sgd_are_their_own_differences():
-    rows = tables.paper_rows("gep_table1.csv")
+    rows = join.paper_rows("gep_table1.csv")
     base = {(row["private"], row["epsilon"]): row["utility"] for row in rows if row["algorithm"] == "dp_sgd"}
     for row in rows:
         assert row["improvement"] == pytest.approx(row["utility"] - base[row["private"], row["epsilon"]], abs=0.01), row
@@ -473,7 +476,7 @@ def test_tables_that_repeat_each_other_agree():
     def cells(name):
         return {
             (r["private"], r["public"], r["model"], r["algorithm"]): (r["utility"], r["distance"])
-            for r in tables.paper_rows(f"{name}.csv")
+            for r in join.paper_rows(f"{name}.csv")
         }
 
     everything = cells("gsd_table14")
@@ -482,11 +485,11 @@ def test_tables_that_repeat_each_other_agree():
         assert common.items() <= everything.items(), name
 
 
-@pytest.mark.parametrize("path", sorted(tables.SPECS.glob("*.yaml")), ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", sorted(join.SPECS.glob("*.yaml")), ids=lambda path: path.stem)
 def test_each_table_of_conf_covers_its_papers_rows(path, tmp_path):
-    spec = tables.Spec(**yaml.safe_load(path.read_text()))
-    frame = tables.table(path.stem, tmp_path)
-    rows = tables.paper_rows(spec.paper)
+    spec = join.Spec(**yaml.safe_load(path.read_text()))
+    frame = join.table(path.stem, tmp_path)
+    rows = join.paper_rows(spec.paper)
     assert len(frame[frame["label"] == "paper"]) == len(rows)
     for row in rows:
         if row["algorithm"] != "pate":  # a record of every other paper row would belong

@@ -5,8 +5,8 @@ import sys
 import pytest
 import torch
 
-from pubsel.config import UsageError, UserError
-from pubsel.text import text_weights
+from pubsel.messages import UsageError, UserError
+from pubsel.models.clip import text_weights
 
 open_clip = pytest.importorskip("open_clip", reason="needs the extra clip")
 SMALL = {

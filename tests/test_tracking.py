@@ -7,12 +7,14 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-import pubsel.training
+import pubsel.training.loop
 from pubsel.algorithms.dp_sgd import DPSGD
 from pubsel.cli import main
-from pubsel.config import CONF, Tracking, UsageError
-from pubsel.tracking import track
-from pubsel.training import Progress, fit, schedule
+from pubsel.messages import UsageError
+from pubsel.settings import CONF
+from pubsel.settings.keys import Tracking
+from pubsel.training.loop import Progress, fit, schedule
+from pubsel.training.tracking import track
 from tests.synthetic import secret_named
 from tests.test_training import network, task, training
 
@@ -89,8 +91,8 @@ def test_no_norm_of_a_step_that_is_drawn_anew_is_ever_written(
     """A checkpoint every third of ten steps, each of which ends an epoch. What the files hold after a kill are steps
     that the checkpoint holds; after the resume they hold each step, and the curve shows each once."""
     clock = iter(range(10**6))  # read once a step, and once more at its epoch's end
-    monkeypatch.setattr(pubsel.training, "time", SimpleNamespace(monotonic=lambda: float(next(clock))))
-    mean, steps, directions = pubsel.training.noisy_mean, [], []
+    monkeypatch.setattr(pubsel.training.loop, "time", SimpleNamespace(monotonic=lambda: float(next(clock))))
+    mean, steps, directions = pubsel.training.loop.noisy_mean, [], []
 
     def step(*given, **named):
         steps.append(1)
@@ -111,7 +113,7 @@ def test_no_norm_of_a_step_that_is_drawn_anew_is_ever_written(
         fit(model, task(), DPSGD("dp_sgd", 1.0), schedule(50, settings), 1.0, settings, "name",
             secret_named(secure=secure), tmp_path / "checkpoint.pt", lambda now: None, keep=keep)  # fmt: skip
 
-    monkeypatch.setattr(pubsel.training, "noisy_mean", step)
+    monkeypatch.setattr(pubsel.training.loop, "noisy_mean", step)
     with pytest.raises(Killed):
         train()
     at = tmp_path / "checkpoint.pt"

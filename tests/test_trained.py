@@ -7,11 +7,12 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
-from pubsel.config import Adapters, Lora, Model, Norm, UsageError, UserError
-from pubsel.gradients import PerExampleGradients
+from pubsel.gradients.matrix import PerExampleGradients
+from pubsel.gradients.per_example import by_vmap
+from pubsel.messages import UsageError, UserError
 from pubsel.models import _torchvision_scale, build
 from pubsel.models.trained import LowRank, choose, head, heads, replaced_heads, trained_parameters
-from pubsel.per_example import by_vmap
+from pubsel.settings.keys import Adapters, Lora, Model, Norm
 
 DENSE = "features.denseblock3.denselayer"
 TABLE_6 = {  # GSD, Table 6, for the 14 labels of ChestX-ray14

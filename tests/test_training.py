@@ -18,12 +18,14 @@ from scipy import stats
 from pubsel import algorithms
 from pubsel.algorithms.dp_sgd import DPSGD
 from pubsel.algorithms.non_private import NonPrivate
-from pubsel.config import CONF, Training, UsageError, UserError
 from pubsel.data import Split, Task
-from pubsel.gradients import PerExampleGradients
+from pubsel.gradients.matrix import PerExampleGradients
+from pubsel.messages import UsageError, UserError
 from pubsel.models import small
-from pubsel.randomness import Secret, SystemEntropy, stream
-from pubsel.training import fit, noisy_mean, poisson_sample, schedule
+from pubsel.privacy.randomness import Secret, SystemEntropy, stream
+from pubsel.settings import CONF
+from pubsel.settings.keys import Training
+from pubsel.training.loop import fit, noisy_mean, poisson_sample, schedule
 from tests.synthetic import secret_named
 
 COMMAND = [sys.executable, "-m", "pubsel", "run", "+experiment=quickstart", "distance=none", "threads=1",
@@ -182,7 +184,7 @@ def test_every_step_draws_its_own_sample_and_noise_and_divides_by_the_batch_size
         calls.append((len(batch.x), noise_multiplier, batch_size, before["state"]["state"].tolist()))
         return noisy_mean(mechanism, gradients, batch, noise_multiplier, source, batch_size, crew)
 
-    monkeypatch.setattr("pubsel.training.noisy_mean", spy)
+    monkeypatch.setattr("pubsel.training.loop.noisy_mean", spy)
     found = train(tmp_path, noise=1.5, momentum=0.0, milestones=[])
 
     model, problem = network(), task()

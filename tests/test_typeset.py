@@ -5,14 +5,17 @@ import subprocess
 import pandas
 import pytest
 
-from pubsel import config, results, tables, typeset
+from pubsel import records as results
+from pubsel.settings import CONF
+from pubsel.settings.keys import TableConfig
+from pubsel.tables import join, typeset
 from tests.synthetic import record, save
 
 HOSTILE = r"50% of_$x^2 & {a}~\b#<script>|*`[1]"
 
 
 def made(tmp_path, *records):
-    return tables.make("gsd_table2", results.read_records(save(tmp_path, *records)))
+    return join.make("gsd_table2", results.read_records(save(tmp_path, *records)))
 
 
 def rows_of(markdown):
@@ -82,7 +85,7 @@ def test_notes_say_what_mixes_and_what_holds(tmp_path):
 
 def test_what_selected_the_settings_is_said():
     for name, word in (("adamix_table1", "oracle"), ("pillar_ours", "held-out private")):
-        assert word in "\n".join(typeset.notes(tables.make(name, [])))
+        assert word in "\n".join(typeset.notes(join.make(name, [])))
 
 
 def test_long_settings_lose_what_says_nothing():
@@ -105,9 +108,9 @@ def test_every_letter_of_a_name_survives_markdown_and_latex(tmp_path):
     assert not any("%" in line or "#" in line for line in body)
 
 
-@pytest.mark.parametrize("name", tables.names())
+@pytest.mark.parametrize("name", join.names())
 def test_every_table_has_the_same_cells_in_every_format(name):
-    table = tables.make(name, [])
+    table = join.make(name, [])
     shown, _ = typeset.columns(table.frame)
     assert len(rows_of(typeset.markdown(table))) >= len(table.frame) + 2
     tex = typeset.latex(table)
@@ -122,7 +125,7 @@ def test_every_table_has_the_same_cells_in_every_format(name):
 @pytest.mark.skipif(not shutil.which("pdflatex"), reason="no pdflatex")
 def test_latex_compiles(tmp_path):
     """With the packages that its first line names, and no others."""
-    body = typeset.latex(made(tmp_path, record(public=HOSTILE))) + typeset.latex(tables.make("pillar_table2", []))
+    body = typeset.latex(made(tmp_path, record(public=HOSTILE))) + typeset.latex(join.make("pillar_table2", []))
     head = r"\documentclass{article}\usepackage{booktabs,graphicx}"
     (tmp_path / "page.tex").write_text(f"{head}\\begin{{document}}{body}\\end{{document}}")
     done = subprocess.run(["pdflatex", "-halt-on-error", "page.tex"], cwd=tmp_path, capture_output=True, check=False)
@@ -132,7 +135,7 @@ def test_latex_compiles(tmp_path):
 
 def test_all_tables_that_have_a_record_are_written(tmp_path):
     save(tmp_path, record(0))
-    said = typeset.run(config.TableConfig(table="all", results=str(tmp_path), debug=False))
+    said = typeset.run(TableConfig(table="all", results=str(tmp_path), debug=False))
     assert sorted(path.name for path in (tmp_path / "tables").iterdir()) == [
         "README.md", "gsd_table2.csv", "gsd_table2.md", "gsd_table2.tex", "gsd_table2_correlation.csv",
     ]  # fmt: skip
@@ -147,23 +150,23 @@ def test_the_index_of_tables_has_what_was_run_and_invents_nothing(tmp_path):
     runs += [record() | {"model": "mobilenetv2", "label": "mobilenetv2", "seconds": 4.0} | on]
     runs += [runs[-1] | {"settings": runs[-1]["settings"] | {"training": {"epochs": 7}}, "seconds": 6.0}]
     records = results.read_records(save(tmp_path, *runs))
-    shown = typeset.index([tables.make(name, records) for name in tables.names()], records)
+    shown = typeset.index([join.make(name, records) for name in join.names()], records)
     rows = {row[0]: row for row in rows_of(shown)}
-    assert len(rows) == 2 + len(tables.names())
+    assert len(rows) == 2 + len(join.names())
     assert rows["[gsd_table2](gsd_table2.md)"][2:] == [
         "`make table2`", "1 of 15", "3", "200", "1.00", "A; cpu, threads: 1",
     ]  # fmt: skip
     assert rows["[pillar_ours](pillar_ours.md)"][3:7] == ["1 of 1", "2", "5.0", "0.00"]
     assert rows["gep_table1"][3:] == ["0 of 36", "not run", "", "", ""]
-    kept = results.read_records(config.CONF.parent / "results")
-    made = typeset.index([tables.make(name, kept) for name in tables.names()], kept)
-    now = (config.CONF.parent / "results" / "tables" / "README.md").read_text()
+    kept = results.read_records(CONF.parent / "results")
+    made = typeset.index([join.make(name, kept) for name in join.names()], kept)
+    now = (CONF.parent / "results" / "tables" / "README.md").read_text()
     assert now == made, "records have changed: run pubsel table all"
 
 
 def test_make_has_a_target_for_each_table():
-    makefile = (config.CONF.parent / "Makefile").read_text()
+    makefile = (CONF.parent / "Makefile").read_text()
     phony = re.search(r"\.PHONY:((?:.*\\\n)*.*)", makefile)[1].replace("\\", "").split()
-    targets = {tables.spec(name).target(name) for name in tables.names()}
+    targets = {join.spec(name).target(name) for name in join.names()}
     assert "table2" in targets
     assert targets - {None} <= set(phony)

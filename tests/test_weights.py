@@ -8,9 +8,11 @@ import pytest
 import torch
 
 from pubsel import models
-from pubsel.config import Backbone, UserError, check
 from pubsel.data.features import load_backbone
+from pubsel.messages import UserError
 from pubsel.models.weights import tensors_alone
+from pubsel.settings.keys import Backbone
+from pubsel.settings.schema import check
 from tests.synthetic import secret_named
 
 NETWORK = "test_resnet.r160_in1k"
@@ -80,7 +82,7 @@ def test_weights_of_a_text_tower_run_no_code(evil, tmp_path):
 
     from test_text import SMALL
 
-    from pubsel.text import text_weights
+    from pubsel.models.clip import text_weights
 
     (tmp_path / "pubsel-small.json").write_text(json.dumps(SMALL))
     open_clip.add_model_config(tmp_path)
@@ -93,7 +95,7 @@ def test_weights_of_a_text_tower_run_no_code(evil, tmp_path):
 @pytest.mark.attack
 def test_kept_files_of_a_run_run_no_code(evil):
     """A checkpoint, a first release and a finished model, which another process may have put there."""
-    from pubsel.run import released_once
+    from pubsel.commands.run import released_once
 
     path, made = evil
     with pytest.raises(UserError, match=r"evil\.pth cannot be read"):

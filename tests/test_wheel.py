@@ -49,7 +49,7 @@ def test_the_wheel_holds_settings_and_paper_numbers_and_no_tests(unpacked: Path)
 )
 def test_the_wheel_works_without_the_checkout(unpacked: Path, tmp_path: Path, words: str, expected: str) -> None:
     code = (
-        "import pubsel, pubsel.config, sys; print(pubsel.__file__, pubsel.config.CONF, file=sys.stderr);"
+        "import pubsel, pubsel.settings, sys; print(pubsel.__file__, pubsel.settings.CONF, file=sys.stderr);"
         "from pubsel.cli import entry; entry()"
     )
     environment = {**os.environ, "PYTHONPATH": str(unpacked)}

@@ -13,11 +13,13 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from pubsel.config import Labels, UsageError, instance, setting
 from pubsel.data import Split
-from pubsel.gradients import Engine, GradientMatrix, random_labels
-from pubsel.privacy import Plan
-from pubsel.randomness import SystemEntropy
+from pubsel.gradients.matrix import Engine, GradientMatrix, random_labels
+from pubsel.messages import UsageError
+from pubsel.privacy.accountant import Plan
+from pubsel.privacy.randomness import SystemEntropy
+from pubsel.settings.keys import Labels, instance
+from pubsel.settings.schema import setting
 
 Random = Callable[[str, int], np.random.Generator]  # a reproducible stream for each purpose and step
 

@@ -8,7 +8,7 @@ import torch
 
 from pubsel.algorithms import Mechanism, View
 from pubsel.algorithms.dp_sgd import Clipping
-from pubsel.config import setting
+from pubsel.settings.schema import setting
 
 
 @dataclass

@@ -13,9 +13,11 @@ from torch import Tensor, nn
 
 from pubsel.algorithms import Frozen, Mechanism, Random, View, weighted_rows
 from pubsel.algorithms.dp_sgd import Clipping, clip_weights
-from pubsel.config import MOST_EPOCHS, UsageError, UserError, setting
 from pubsel.data import Split
-from pubsel.gradients import Engine
+from pubsel.gradients.matrix import Engine
+from pubsel.messages import UsageError, UserError
+from pubsel.settings.keys import MOST_EPOCHS
+from pubsel.settings.schema import setting
 
 Centre = Enum("Centre", ["zero", "start"])
 
@@ -177,7 +179,7 @@ class AdaMixCLIP(AdaMix):
     text_scale: float = setting("beta, the norm of each class's weights", over=0)
 
     def pretrain(self, view: View) -> None:
-        from pubsel.text import text_weights
+        from pubsel.models.clip import text_weights
 
         if self.class_names:
             start, weight = (

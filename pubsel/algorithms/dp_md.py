@@ -10,8 +10,9 @@ import torch
 from pubsel.algorithms import Mechanism, View, needed
 from pubsel.algorithms.adamix import public_gradient
 from pubsel.algorithms.dp_sgd import Clipping
-from pubsel.config import Labels, setting
 from pubsel.data import Split
+from pubsel.settings.keys import Labels
+from pubsel.settings.schema import setting
 
 
 def alpha(step: int, steps: int, cycle: float | None, constant: float) -> float:

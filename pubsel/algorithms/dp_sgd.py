@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from pubsel.algorithms import Algorithm, Mechanism, View, weighted_sum
-from pubsel.config import setting
-from pubsel.gradients import GradientMatrix, clip_factors
+from pubsel.gradients.matrix import GradientMatrix, clip_factors
+from pubsel.settings.schema import setting
 
 
 def clip_weights(gradients: GradientMatrix, bound: float, columns: Tensor | None = None) -> Tensor:

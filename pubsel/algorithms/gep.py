@@ -11,10 +11,12 @@ from torch import Tensor
 
 from pubsel.algorithms import Algorithm, Mechanism, View, needed, weighted_rows
 from pubsel.algorithms.dp_sgd import clip_weights, clipped_sum
-from pubsel.config import MOST_EPOCHS, Labels, UsageError, setting
-from pubsel.gradients import Basis, DenseGradients, GradientMatrix, clip_factors, gpu_precision
+from pubsel.gradients.matrix import Basis, DenseGradients, GradientMatrix, clip_factors, gpu_precision
+from pubsel.gradients.subspace import allocate, orthonormal, power_basis
+from pubsel.messages import UsageError
 from pubsel.models import parameter_groups
-from pubsel.subspace import allocate, orthonormal, power_basis
+from pubsel.settings.keys import MOST_EPOCHS, Labels
+from pubsel.settings.schema import setting
 
 Groups = Enum("Groups", ["layers", "slices"])
 Precision = Enum("Precision", ["float32", "tf32", "bfloat16"])

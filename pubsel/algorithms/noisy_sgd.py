@@ -26,10 +26,11 @@ from torch import Tensor
 
 from pubsel.algorithms import Algorithm, Frozen, Random, View, needed
 from pubsel.algorithms.pillar import public_pca
-from pubsel.config import UsageError, setting
 from pubsel.data import Split
-from pubsel.privacy import Plan, deviation, plan, rdp_epsilon
-from pubsel.randomness import SystemEntropy
+from pubsel.messages import UsageError
+from pubsel.privacy.accountant import Plan, deviation, plan, rdp_epsilon
+from pubsel.privacy.randomness import SystemEntropy
+from pubsel.settings.schema import setting
 
 Array = NDArray[np.float64]
 Source = np.random.Generator | SystemEntropy

@@ -17,10 +17,11 @@ from torch import Tensor
 
 from pubsel.algorithms import Frozen, Mechanism, Random, Release, View, needed
 from pubsel.algorithms.dp_sgd import Clipping
-from pubsel.config import UsageError, setting
 from pubsel.data import Split
-from pubsel.gradients import clip_factors, row_norms
-from pubsel.subspace import from_triangle, triangle
+from pubsel.gradients.matrix import clip_factors, row_norms
+from pubsel.gradients.subspace import from_triangle, triangle
+from pubsel.messages import UsageError
+from pubsel.settings.schema import setting
 
 Projection = Enum("Projection", ["pca", "jl", "dp_pca"])
 

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 from pubsel.algorithms import Mechanism, View
 from pubsel.algorithms.adamix import OnFeatures, public_gradient, train_on_public
-from pubsel.config import MOST_EPOCHS, setting
+from pubsel.settings.keys import MOST_EPOCHS
+from pubsel.settings.schema import setting
 
 
 @dataclass

@@ -10,10 +10,12 @@ from torch import nn
 
 from pubsel.algorithms import Mechanism, View, needed
 from pubsel.algorithms.dp_sgd import Clipping
-from pubsel.config import MOST_EPOCHS, UsageError, UserError, setting
 from pubsel.data import Split
+from pubsel.gradients.per_example import losses_of
+from pubsel.messages import UsageError, UserError
 from pubsel.models.trained import replaced_heads
-from pubsel.per_example import losses_of
+from pubsel.settings.keys import MOST_EPOCHS
+from pubsel.settings.schema import setting
 
 Head = Enum("Head", ["auto", "own", "temporary"])
 

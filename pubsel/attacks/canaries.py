@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from pubsel.data import Split, Task
-from pubsel.factored import FactoredGradients, LinearGradients
-from pubsel.gradients import CPU_ENTRIES, DenseGradients, Engine, GradientMatrix
+from pubsel.gradients.factored import FactoredGradients, LinearGradients
+from pubsel.gradients.matrix import CPU_ENTRIES, DenseGradients, Engine, GradientMatrix
 
 # Norms of gradients in units of the norm at which clipping begins. Most are huge: those give themselves away.
 MAGNITUDES = (1e4, 1e4, 1e2, 1e3, 1e4, 1e0, 1e2, 1e4, 1e1, 1e3, 1e4, 1e-3)

@@ -22,15 +22,15 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 from torch import Tensor, nn
 
-from pubsel.config import Distance
 from pubsel.data import Split
 from pubsel.distances import gsd
-from pubsel.evaluation import auc_interval, logits
-from pubsel.gradients import DenseGradients, PerExampleGradients, random_labels
+from pubsel.gradients.matrix import DenseGradients, PerExampleGradients, random_labels
+from pubsel.gradients.per_example import losses_of
+from pubsel.gradients.subspace import projection_metric, top_k
 from pubsel.models.trained import head
-from pubsel.per_example import losses_of
-from pubsel.randomness import stream
-from pubsel.subspace import projection_metric, top_k
+from pubsel.privacy.randomness import stream
+from pubsel.settings.keys import Distance
+from pubsel.training.evaluation import auc_interval, logits
 
 FALSE_POSITIVES = (0.001, 0.01)
 SKETCH = 256  # numbers that a gradient is mapped to for the classifier

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from pubsel.algorithms import Algorithm, Mechanism, View
-from pubsel.gradients import GradientMatrix
+from pubsel.gradients.matrix import GradientMatrix
 
 
 def watched(algorithm: Algorithm, watch: Callable[[Mechanism, View, int], Mechanism]) -> Algorithm:

@@ -26,8 +26,8 @@ from numpy.typing import NDArray
 from scipy import stats
 from scipy.special import ndtr, ndtri
 
-from pubsel import privacy
-from pubsel.config import UsageError
+from pubsel.messages import UsageError
+from pubsel.privacy import accountant
 
 LARGEST = 50.0  # epsilon; more is not told apart
 FAR = 4.0  # times less noise than planned is not told from still less
@@ -80,14 +80,14 @@ def epsilon_of_any(found: Guesses, delta: float, confidence: float) -> float:
     return low
 
 
-def stands(found: Guesses, plan: privacy.Plan, confidence: float, noise_multiplier: float | None = None) -> bool:
+def stands(found: Guesses, plan: accountant.Plan, confidence: float, noise_multiplier: float | None = None) -> bool:
     """Whether so many right guesses are no surprise under `plan`, or under it with another noise multiplier.
 
     The best adversary is right with chance (1 + delta(0)) / 2, delta(0) being that of the steps at epsilon 0; of
     independent canaries the number of right guesses is then below a binomial one.
     """
     sigma = plan.noise_multiplier if noise_multiplier is None else noise_multiplier
-    chance = (1 + privacy.advantage(sigma, plan.rate, plan.steps)) / 2
+    chance = (1 + accountant.advantage(sigma, plan.rate, plan.steps)) / 2
     return bool(stats.binom.sf(found.right - 1, found.made, chance) >= 1 - confidence)
 
 
@@ -112,23 +112,23 @@ def may_be_right(found: Guesses, chance: float, least: Callable[[float], float])
     return True
 
 
-def trade_off(plan: privacy.Plan, noise_multiplier: float) -> Callable[[float], float]:
+def trade_off(plan: accountant.Plan, noise_multiplier: float) -> Callable[[float], float]:
     """`least` of `may_be_right`, for the steps of the plan with another noise multiplier."""
     if plan.rate == 1:
         mu = math.sqrt(plan.steps) / noise_multiplier
         return lambda y: float(ndtr(ndtri(y) - mu))
     epsilons = np.linspace(0, 3 * plan.claimed_epsilon + 3, 60)
-    delta = np.array(privacy.deltas(noise_multiplier, plan.rate, plan.steps, epsilons.tolist()))
+    delta = np.array(accountant.deltas(noise_multiplier, plan.rate, plan.steps, epsilons.tolist()))
     slopes = np.exp(epsilons)
     return lambda y: max(0.0, float(((y - delta) / slopes).max()), float((1 - delta - slopes * (1 - y)).max()))
 
 
-def epsilon_of_curve(found: Guesses, plan: privacy.Plan, confidence: float) -> float:
+def epsilon_of_curve(found: Guesses, plan: accountant.Plan, confidence: float) -> float:
     """The least epsilon at plan.delta that the guesses leave of the curves of the plan with other noise, or 0."""
     return _least(plan, lambda noise: may_be_right(found, 1 - confidence, trade_off(plan, noise)))[0]
 
 
-def epsilon_of_plan(found: Guesses, plan: privacy.Plan, confidence: float) -> tuple[float, float]:
+def epsilon_of_plan(found: Guesses, plan: accountant.Plan, confidence: float) -> tuple[float, float]:
     """(least epsilon at plan.delta, largest noise multiplier) that the guesses leave; (0, inf) if they say nothing.
 
     The plan is refuted if that noise multiplier is plan.noise_multiplier or less.
@@ -136,7 +136,7 @@ def epsilon_of_plan(found: Guesses, plan: privacy.Plan, confidence: float) -> tu
     return _least(plan, lambda noise: stands(found, plan, confidence, noise))
 
 
-def _least(plan: privacy.Plan, allows: Callable[[float], bool]) -> tuple[float, float]:
+def _least(plan: accountant.Plan, allows: Callable[[float], bool]) -> tuple[float, float]:
     """(epsilon at plan.delta, noise multiplier) of the most noise that `allows` leaves; (0, inf) if it leaves all.
     epsilon is the accountant's, like the claimed one: both up to half a percent."""
     low = high = plan.noise_multiplier  # then: low is allowed, high is refuted
@@ -156,6 +156,6 @@ def _least(plan: privacy.Plan, allows: Callable[[float], bool]) -> tuple[float, 
         pass
     while True:
         try:
-            return privacy.spent(high, plan.rate, plan.steps, plan.delta), high
+            return accountant.spent(high, plan.rate, plan.steps, plan.delta), high
         except UsageError:
             high *= 1.1  # more noise costs less, so this is a bound too

@@ -36,14 +36,14 @@ from numpy.typing import NDArray
 from scipy import stats
 from torch import Tensor
 
-from pubsel import privacy
 from pubsel.algorithms import Algorithm, Freezes, Frozen, Mechanism, Release, View
 from pubsel.attacks.noise import followed, watched
 from pubsel.attacks.witness import SURE
-from pubsel.config import UsageError
 from pubsel.data import Split
-from pubsel.gradients import CPU_ENTRIES, row_norms
-from pubsel.privacy import Plan
+from pubsel.gradients.matrix import CPU_ENTRIES, row_norms
+from pubsel.messages import UsageError
+from pubsel.privacy import accountant
+from pubsel.privacy.accountant import Plan
 
 # Of what an example adds, over the sensitivity and the noise over the planned one: what lies between two counts as the
 # upper one. The last is of all that is more.
@@ -135,10 +135,10 @@ class Losses:
         delta = plan.delta + (self.first.delta if self.first else 0)
         if plan.rate == 1:
             mus = np.sqrt(self.squares / sigma**2 + self.first_mus**2)
-            return np.array([privacy.gaussian_epsilon(mu, delta) if mu < 1e4 else math.inf for mu in mus])
+            return np.array([accountant.gaussian_epsilon(mu, delta) if mu < 1e4 else math.inf for mu in mus])
         used = np.flatnonzero(self.levels.any(0))
         used = used[used > 0]
-        orders = np.array(privacy.FEW_ORDERS)
+        orders = np.array(accountant.FEW_ORDERS)
         curves = np.stack([_rdp(sigma / LEVELS[level], plan.rate) for level in used] or [0 * orders])
         counts = self.levels[:, used] if len(used) else np.zeros((len(self.levels), 1))
         with np.errstate(invalid="ignore"):  # none of an infinite loss is none
@@ -147,19 +147,19 @@ class Losses:
                 for count, curve in zip(counts.T, curves, strict=True)
             )
         total = total + self.first_mus[:, None] ** 2 / 2 * orders
-        found = privacy.epsilons_of_rdp(total, delta)
+        found = accountant.epsilons_of_rdp(total, delta)
         found[total.max(1) == 0] = 0  # nothing was ever added
         return np.minimum(found, self._most(sigma, LEVELS[used].max(initial=0.0)))
 
     def _most(self, sigma: float, level: float) -> float:
         """The loss of an example that adds as much at each step as any does at any, which Renyi DP reads too high."""
         try:
-            most = privacy.spent(sigma / level, self.plan.rate, self.plan.steps, self.plan.delta) if level else 0.0
+            most = accountant.spent(sigma / level, self.plan.rate, self.plan.steps, self.plan.delta) if level else 0.0
         except (UsageError, ZeroDivisionError):
             return math.inf
         if self.first is not None and self.first_mus.any():
             mu = self.first_mus.max()
-            most += privacy.gaussian_epsilon(mu, self.first.delta) if mu < 1e4 else math.inf
+            most += accountant.gaussian_epsilon(mu, self.first.delta) if mu < 1e4 else math.inf
         return most
 
 
@@ -176,8 +176,8 @@ def more(squares: float, numbers: int) -> float:
 
 def _rdp(noise_multiplier: float, rate: float) -> NDArray[np.float64]:
     if noise_multiplier < 0.05:  # so little that a sum gives all away
-        return np.full(len(privacy.FEW_ORDERS), math.inf)
-    return privacy.rdp_of_step(noise_multiplier, rate)
+        return np.full(len(accountant.FEW_ORDERS), math.inf)
+    return accountant.rdp_of_step(noise_multiplier, rate)
 
 
 @torch.no_grad()

@@ -30,9 +30,9 @@ from torch import Tensor
 from pubsel.algorithms import Algorithm, Mechanism, View
 from pubsel.attacks.canaries import HUGE, WithCanaries, parts_of, rebuilt
 from pubsel.attacks.noise import followed, watched
-from pubsel.config import UsageError
-from pubsel.gradients import GradientMatrix
-from pubsel.training import Schedule
+from pubsel.gradients.matrix import GradientMatrix
+from pubsel.messages import UsageError
+from pubsel.training.loop import Schedule
 
 KEPT = 2000  # numbers of each step's noise, and examples, that are kept, to compare steps
 SURE = 1e-6  # a check fails below this p-value: no false alarm in a million audits

@@ -16,20 +16,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pubsel.config import (
-    Convert,
-    Dataset,
-    Overlap,
-    Pair,
-    Take,
-    UsageError,
-    UserError,
-    dataset,
-    datasets,
-    is_path,
-    kept_folder,
-    public_sets,
-)
 from pubsel.data import folders, overlap, prepared, stored
 from pubsel.data.convert import Shape, converted
 from pubsel.data.opened import Opened, Source, files_at
@@ -45,7 +31,10 @@ from pubsel.data.splits import (
     in_turn,
     listing_in_order,
 )  # fmt: skip
-from pubsel.terminal import say
+from pubsel.messages import UsageError, UserError, say
+from pubsel.settings.datasets import Dataset, dataset_info, dataset_names, kept_folder
+from pubsel.settings.identity import is_path
+from pubsel.settings.keys import Convert, Overlap, Pair, Take, public_sets
 
 __all__ = ["Missing", "Source", "Split", "Task", "load", "open_dataset", "public_examples", "same_examples"]
 
@@ -287,7 +276,7 @@ def open_dataset(name: str, data_root: str, download: bool) -> Source:
     """
     if is_path(name):
         return _open_path(name)
-    info = dataset(name)
+    info = dataset_info(name)
     root = Path(data_root).expanduser()
     npz = root / f"{name}.npz"
     shape: Shape = tuple(info.shape)  # type: ignore[assignment]
@@ -313,7 +302,7 @@ def open_dataset(name: str, data_root: str, download: bool) -> Source:
 def _as_listed(name: str, root: Path, folder: Path, stamp: tuple[int, ...]) -> bool:
     """Whether the image files of a set are those that were kept in `folder`, or are not there whole any more. A process
     lists them once."""
-    info = dataset(name)
+    info = dataset_info(name)
     if "folder" not in info.options:
         return True  # comes in one piece
     try:
@@ -338,7 +327,7 @@ def _known(info: Dataset) -> tuple[int, str, tuple[float, ...], tuple[float, ...
 @lru_cache(maxsize=2)
 def _open_npz(npz: Path, stamp: tuple[int, ...], name: str, shape: Shape) -> Source:
     """Kept for the next cell of a sweep, as long as the file is the same."""
-    info = dataset(name)
+    info = dataset_info(name)
     return _source(name, prepared.read(npz, info.classes, shape), *_known(info))
 
 
@@ -346,7 +335,7 @@ def _open_npz(npz: Path, stamp: tuple[int, ...], name: str, shape: Shape) -> Sou
 def _open_stored(folder: Path, stamp: tuple[int, ...], name: str) -> Source:
     """As `_open_npz`; its order was decided when it was kept."""
     parts = stored.read(folder)
-    return Source(parts.train, parts.test, *_known(dataset(name)), parts.notes, kept=folder)
+    return Source(parts.train, parts.test, *_known(dataset_info(name)), parts.notes, kept=folder)
 
 
 def same_examples(first: str, second: str, data_root: str) -> bool:
@@ -355,7 +344,7 @@ def same_examples(first: str, second: str, data_root: str) -> bool:
     one, two = _named(first, data_root), _named(second, data_root)
     if one is None or two is None:
         return one is two and Path(first).expanduser().resolve() == Path(second).expanduser().resolve()
-    return dataset(one).options.get("same_test_as", one) == dataset(two).options.get("same_test_as", two)
+    return dataset_info(one).options.get("same_test_as", one) == dataset_info(two).options.get("same_test_as", two)
 
 
 def _check_apart(private: str, public: str, data_root: str) -> None:
@@ -377,7 +366,7 @@ def _may_share(public: str, private: str, data_root: str) -> tuple[str, ...]:
     if (
         one is None
         or two is None
-        or not (two in dataset(one).shares_images_with or one in dataset(two).shares_images_with)
+        or not (two in dataset_info(one).shares_images_with or one in dataset_info(two).shares_images_with)
     ):
         return ()
     return (f"{public} and {private} share images, at other sizes: some public examples may be private ones",)
@@ -385,7 +374,7 @@ def _may_share(public: str, private: str, data_root: str) -> tuple[str, ...]:
 
 def _images_of(known: str) -> str:
     """The named set that the images of a named set come from."""
-    info = dataset(known)
+    info = dataset_info(known)
     return info.images_of or str(info.options.get("same_test_as", known))
 
 
@@ -399,8 +388,8 @@ def _same_classes(name: str, private: str, data_root: str) -> bool:
 
 
 def _classes_of(known: str) -> str:
-    first = dataset(known).options.get("same_test_as", known)
-    return dataset(first).classes_of or str(first)
+    first = dataset_info(known).options.get("same_test_as", known)
+    return dataset_info(first).classes_of or str(first)
 
 
 def _named(name: str, data_root: str) -> str | None:
@@ -409,7 +398,7 @@ def _named(name: str, data_root: str) -> str | None:
         return name
     path = Path(name).expanduser().resolve()
     in_root = path.parent == Path(data_root).expanduser().resolve() and path.suffix == ".npz"
-    return path.stem if in_root and path.stem in datasets() else None
+    return path.stem if in_root and path.stem in dataset_names() else None
 
 
 def _open_path(name: str) -> Source:

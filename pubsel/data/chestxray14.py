@@ -13,11 +13,12 @@ from pathlib import Path
 
 import torch
 
-from pubsel.config import Dataset, UserError
 from pubsel.data.convert import Shape
 from pubsel.data.folders import rows_of, same_images, unread
 from pubsel.data.lists import lines
 from pubsel.data.splits import Listing, Unread, missing
+from pubsel.messages import UserError
+from pubsel.settings.datasets import Dataset
 
 FINDINGS = (
     "Atelectasis", "Cardiomegaly", "Effusion", "Infiltration", "Mass", "Nodule", "Pneumonia", "Pneumothorax",

@@ -13,10 +13,11 @@ from pathlib import Path
 
 import torch
 
-from pubsel.config import Dataset, UserError
 from pubsel.data.convert import Shape
 from pubsel.data.folders import rows_of, same_images, unread
 from pubsel.data.splits import Listing, missing
+from pubsel.messages import UserError
+from pubsel.settings.datasets import Dataset
 
 OBSERVATIONS = (
     "No Finding", "Enlarged Cardiomediastinum", "Cardiomegaly", "Lung Opacity", "Lung Lesion", "Edema", "Consolidation",

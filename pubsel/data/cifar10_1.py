@@ -4,8 +4,9 @@ from pathlib import Path
 
 import numpy as np
 
-from pubsel.config import Dataset, UserError
 from pubsel.data.splits import Parts, Split, from_arrays, missing
+from pubsel.messages import UserError
+from pubsel.settings.datasets import Dataset
 
 
 def read(name: str, info: Dataset, root: Path, download: bool) -> Parts:

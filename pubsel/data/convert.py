@@ -6,7 +6,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from pubsel.config import Convert, UsageError
+from pubsel.messages import UsageError
+from pubsel.settings.keys import Convert
 
 LUMA = (0.299, 0.587, 0.114)  # ITU-R BT.601
 CHUNK = 128  # images in floating point at once

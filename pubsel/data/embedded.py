@@ -5,8 +5,8 @@ from pathlib import Path
 import numpy as np
 from sklearn.datasets import load_digits, load_sample_images
 
-from pubsel.config import Dataset
 from pubsel.data.splits import SEED, Parts, from_arrays
+from pubsel.settings.datasets import Dataset
 
 DIGITS_TRAIN = 1297  # of 1,797; the other 500 are the test set
 COUNT = 2000  # images in each part of the other two

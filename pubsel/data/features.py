@@ -22,9 +22,11 @@ from timm.data import resolve_model_data_config
 from torch import Tensor, nn
 from torchvision.transforms.v2 import functional as images
 
-from pubsel.config import Backbone, UsageError, UserError, digest
 from pubsel.data import Source, Split
+from pubsel.messages import UsageError, UserError
 from pubsel.models.weights import load, tensors_alone, weight_file
+from pubsel.settings.identity import digest_of
+from pubsel.settings.keys import Backbone
 
 BATCH = 32
 DIGEST = 16  # bytes of blake2b at a file's end, of all before MARK
@@ -119,7 +121,7 @@ def load_backbone(backbone: Backbone, data_root: str, device: torch.device) -> E
         weights.update(key.encode() + value.cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
     versions = [torch.__version__, timm.__version__]
     network = [name, backbone.options, weights.hexdigest()]
-    key = digest({"network": network, "how": how, "versions": versions})
+    key = digest_of({"network": network, "how": how, "versions": versions})
     return Extractor(net.to(device), resize, size, mean, std, data["interpolation"], key)
 
 

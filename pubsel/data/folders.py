@@ -16,10 +16,11 @@ import torch
 from PIL import Image, UnidentifiedImageError
 from torch import Tensor
 
-from pubsel.config import Dataset, UserError
 from pubsel.data.convert import Shape, describe, to_shape
 from pubsel.data.overlap import digest
 from pubsel.data.splits import SEED, Files, Listing, Parts, Split, Unread, Unreadable, group_of, held_out, missing
+from pubsel.messages import UserError
+from pubsel.settings.datasets import Dataset
 
 SUFFIXES = {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".pgm", ".ppm"}
 MOST_PIXELS = Image.MAX_IMAGE_PIXELS or 0  # Pillow refuses twice as many

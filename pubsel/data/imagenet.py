@@ -9,10 +9,11 @@ from pathlib import Path
 import torch
 from torchvision.datasets.utils import download_url
 
-from pubsel.config import Dataset, UserError
 from pubsel.data.convert import Shape
 from pubsel.data.folders import unread
 from pubsel.data.splits import Listing, Unread, missing
+from pubsel.messages import UserError
+from pubsel.settings.datasets import Dataset
 
 Folder = Path | zipfile.Path
 Labelled = list[tuple[Folder, str]]  # image file, WordNet id

@@ -8,10 +8,11 @@ import torch
 from scipy.io import loadmat
 from scipy.io.matlab import MatReadError
 
-from pubsel.config import Dataset, UserError
 from pubsel.data.convert import Shape
 from pubsel.data.folders import unread
 from pubsel.data.splits import Listing, Unread, missing
+from pubsel.messages import UserError
+from pubsel.settings.datasets import Dataset
 
 Listed = list[tuple[str, str]]  # path of an image below the image folder, class
 

@@ -8,10 +8,10 @@ from pathlib import Path
 
 from torchvision.datasets.utils import download_url
 
-from pubsel.config import Dataset
 from pubsel.data import prepared
 from pubsel.data.convert import Shape
 from pubsel.data.splits import Listing, missing
+from pubsel.settings.datasets import Dataset
 
 
 def read(name: str, info: Dataset, root: Path, download: bool) -> Listing:

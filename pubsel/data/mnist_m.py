@@ -11,10 +11,11 @@ from pathlib import Path
 import numpy as np
 from torch import Tensor
 
-from pubsel.config import Dataset, UserError, dataset
 from pubsel.data import prepared, torchvision_sets
 from pubsel.data.folders import head, images_in, read_images
 from pubsel.data.splits import SEED, Parts, Split, from_arrays, missing
+from pubsel.messages import UserError
+from pubsel.settings.datasets import Dataset, dataset_info
 
 SIDE = 32
 ARCHIVE = Path("BSR") / "BSDS500" / "data" / "images" / "train"  # in BSR_bsds500.tgz; its 200 training photographs
@@ -27,7 +28,7 @@ def read(name: str, info: Dataset, root: Path, download: bool) -> Parts:
     if npz.exists():
         digits = prepared.read(npz, 10, (1, 28, 28))
     else:
-        info = dataset("mnist")
+        info = dataset_info("mnist")
         with torchvision_sets.reading("mnist", info, root, download):
             digits = torchvision_sets.arrays(info, root, download)
     random = np.random.RandomState(SEED)

@@ -8,9 +8,10 @@ import numpy as np
 import pandas
 import torch
 
-from pubsel.config import Dataset, UserError
 from pubsel.data.folders import TEST_FRACTION
 from pubsel.data.splits import SEED, Parts, Split, held_out, missing
+from pubsel.messages import UserError
+from pubsel.settings.datasets import Dataset
 
 
 def read(name: str, info: Dataset, root: Path, download: bool) -> Parts:

@@ -9,9 +9,10 @@ import torch
 import torchvision.datasets as sets
 from torch import Tensor
 
-from pubsel.config import Dataset, UserError
 from pubsel.data.splits import Listing, Unread
 from pubsel.data.torchvision_sets import reading
+from pubsel.messages import UserError
+from pubsel.settings.datasets import Dataset
 
 PARTS = {"train": "train", "val": "valid", "test": "test"}  # torchvision's names of the parts, and the files'
 

@@ -14,9 +14,9 @@ import numpy as np
 import psutil
 from torch import Tensor
 
-from pubsel.config import UserError
 from pubsel.data.convert import Shape, describe
 from pubsel.data.splits import Listing, Parts, Split, Unread, from_arrays, labels_from, to_arrays
+from pubsel.messages import UserError
 
 CORRUPT = (OSError, ValueError, EOFError, AttributeError, zipfile.BadZipFile, zlib.error, pickle.UnpicklingError)
 ARRAYS = ("train_images", "train_labels", "test_images", "test_labels")

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pubsel.config import UsageError, UserError
+from pubsel.messages import UsageError, UserError
 
 SEED = 0  # of every fixed order and split; numpy's RandomState stream is frozen across versions
 

@@ -9,10 +9,11 @@ from pathlib import Path
 
 import torch
 
-from pubsel.config import Dataset, UserError
 from pubsel.data.convert import Shape
 from pubsel.data.folders import TEST_FRACTION, listed_parts, rows_of, same_images
 from pubsel.data.splits import SEED, Listing, held_out, missing
+from pubsel.messages import UserError
+from pubsel.settings.datasets import Dataset
 
 
 def read(name: str, info: Dataset, root: Path, download: bool) -> Listing:

@@ -19,10 +19,9 @@ import torch
 from filelock import FileLock, Timeout
 from torch import Tensor
 
-from pubsel.config import UserError
 from pubsel.data.convert import Shape
 from pubsel.data.splits import Listing, Parts, Split, Unread, Unreadable
-from pubsel.terminal import say
+from pubsel.messages import UserError, say
 
 PAUSE = 10.0  # seconds between two lines about the progress
 NAMED = 3  # corrupt images that a note names

@@ -10,10 +10,11 @@ import numpy as np
 import torch
 import torchvision.datasets as sets
 
-from pubsel.config import Dataset, UserError, is_there
 from pubsel.data import folders
 from pubsel.data.convert import Shape
 from pubsel.data.splits import Listing, Parts, Split, cat, from_arrays, missing
+from pubsel.messages import UserError
+from pubsel.settings.datasets import Dataset, is_there
 
 PHOTOGRAPHS = {
     "Flowers102": ("train", "val", "test"),

@@ -3,8 +3,9 @@
 import dataclasses
 from collections.abc import Callable
 
-from pubsel.config import DPPCA, Distance, Labels, Parameters, UsageError
 from pubsel.distances import dp_gsd, frechet, gsd, mmd, otdd, task2vec
+from pubsel.messages import UsageError
+from pubsel.settings.keys import DPPCA, Distance, Labels, Parameters
 
 
 @dataclasses.dataclass(frozen=True)

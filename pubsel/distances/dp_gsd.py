@@ -41,15 +41,16 @@ from numpy.typing import NDArray
 from scipy.optimize import brentq
 from torch import Tensor, nn
 
-from pubsel import privacy
-from pubsel.config import DPPCA, Distance, Labels, UsageError
 from pubsel.data import Split
 from pubsel.distances.gsd import engine_of, given_labels
 from pubsel.distances.pairing import Build, Report, silent
-from pubsel.gradients import random_labels
-from pubsel.randomness import Source, Sources, normal, stream
-from pubsel.subspace import from_triangle, projection_metric, top_eigenpairs, triangle
-from pubsel.training import poisson_sample
+from pubsel.gradients.matrix import random_labels
+from pubsel.gradients.subspace import from_triangle, projection_metric, top_eigenpairs, triangle
+from pubsel.messages import UsageError
+from pubsel.privacy import accountant
+from pubsel.privacy.randomness import Source, Sources, normal, stream
+from pubsel.settings.keys import DPPCA, Distance, Labels
+from pubsel.training.loop import poisson_sample
 
 # Dimensions s. The noise of `gauss` grows with its root; fewer blur small distances: Fashion-MNIST's own test images
 # are at 0.24 with 256 and 0.19 with 1024, other sets within 0.02 of their GSD with both.
@@ -108,7 +109,7 @@ def noisy(second: Tensor, noise_multiplier: float, source: Source) -> Tensor:
     `privacy.deviation` of that: this much on the diagonal of A, 1 / sqrt(2) of it beside the diagonal.
     """
     numbers = triangle(second)
-    noise = privacy.deviation(noise_multiplier, 1.0) * normal(source, len(numbers), numbers.device)
+    noise = accountant.deviation(noise_multiplier, 1.0) * normal(source, len(numbers), numbers.device)
     return from_triangle(numbers + noise, len(second))
 
 
@@ -206,20 +207,20 @@ def sampling_rate(distance: Distance, n: int) -> float:
     return min(1.0, (distance.m if distance.private_m is None else distance.private_m) / n)
 
 
-def plan_of(distance: Distance, n: int) -> privacy.Plan:
+def plan_of(distance: Distance, n: int) -> accountant.Plan:
     """What DP-GSD on n private examples spends, over all its initialisations. UsageError where epsilon or delta is
     missing."""
     steps, rate = distance.initialisations, sampling_rate(distance, n)
     if distance.epsilon is None:
         raise UsageError("distance=dp_gsd needs a budget: give distance.epsilon")
     if distance.mechanism == DPPCA.bingham:
-        return privacy.pure(distance.epsilon, rate, steps, "exponential mechanism")
+        return accountant.pure(distance.epsilon, rate, steps, "exponential mechanism")
     if distance.delta is None:
         raise UsageError("distance.mechanism=gauss: give distance.delta, such as 1e-5")
-    return privacy.plan(distance.epsilon, distance.delta, rate, steps, 1.0)
+    return accountant.plan(distance.epsilon, distance.delta, rate, steps, 1.0)
 
 
-def private_subspace(side: Side, private: Split, plan: privacy.Plan, source: Source) -> Tensor:
+def private_subspace(side: Side, private: Split, plan: accountant.Plan, source: Source) -> Tensor:
     """One release: the top-k subspace [s, k] of a Poisson sample of the private examples."""
     distance, second = side.distance, torch.zeros(side.sketch.s, side.sketch.s, dtype=torch.float64)
     chosen = poisson_sample(source, len(private.x), plan.rate)

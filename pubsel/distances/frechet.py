@@ -11,9 +11,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pubsel.config import Distance
 from pubsel.data import Split
 from pubsel.distances.pairing import Between, Build, Report, paired, penultimate, silent
+from pubsel.settings.keys import Distance
 
 
 class Gaussian(NamedTuple):

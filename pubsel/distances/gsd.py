@@ -11,11 +11,12 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from pubsel.config import Distance, Labels, Parameters, UsageError
 from pubsel.data import Split
 from pubsel.distances.pairing import Between, Build, Report, paired, silent
-from pubsel.gradients import DenseGradients, PerExampleGradients, random_labels, row_norms
-from pubsel.subspace import projection_metric, top_k
+from pubsel.gradients.matrix import DenseGradients, PerExampleGradients, random_labels, row_norms
+from pubsel.gradients.subspace import projection_metric, top_k
+from pubsel.messages import UsageError
+from pubsel.settings.keys import Distance, Labels, Parameters
 
 TINY = 1e-12  # norm of a row some of whose squares may be 0 in float32
 

@@ -10,9 +10,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pubsel.config import Distance, UsageError
 from pubsel.data import Split
 from pubsel.distances.pairing import Between, Build, Report, paired, penultimate, silent, squared_distances
+from pubsel.messages import UsageError
+from pubsel.settings.keys import Distance
 
 
 def mmd(x: Tensor, y: Tensor, bandwidth: float) -> float:

@@ -16,9 +16,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pubsel.config import Distance
 from pubsel.data import Split
 from pubsel.distances.pairing import Between, Build, Report, class_numbers, paired, products, silent
+from pubsel.settings.keys import Distance
 
 ITERATIONS = 10**7  # of the network simplex, at most: 2,000 examples a side take some 10^5
 

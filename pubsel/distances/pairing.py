@@ -11,11 +11,12 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from pubsel.config import Distance, UsageError
 from pubsel.data import Split
 from pubsel.data.splits import NO_CLASS
+from pubsel.messages import UsageError
 from pubsel.models.trained import head
-from pubsel.randomness import stream
+from pubsel.privacy.randomness import stream
+from pubsel.settings.keys import Distance
 
 Report = Callable[[int, str, float, float], None]  # initialisation, candidate, value, seconds that it took
 Build = Callable[[int], nn.Module]  # the network of an initialisation, in eval mode, on its device

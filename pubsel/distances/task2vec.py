@@ -18,12 +18,13 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from pubsel.config import Distance, UsageError
 from pubsel.data import Split
 from pubsel.distances.pairing import Between, Build, Report, class_numbers, paired, penultimate, silent
-from pubsel.gradients import PerExampleGradients
+from pubsel.gradients.matrix import PerExampleGradients
+from pubsel.messages import UsageError
 from pubsel.models.trained import head
-from pubsel.randomness import stream
+from pubsel.privacy.randomness import stream
+from pubsel.settings.keys import Distance
 
 
 def embedding(model: nn.Module, x: Tensor, y: Tensor, rng: np.random.Generator) -> Tensor:

@@ -6,10 +6,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from pubsel.config import Model, Norm, UsageError, UserError
+from pubsel.messages import UsageError, UserError
 from pubsel.models import small
 from pubsel.models.trained import choose, heads
 from pubsel.models.weights import load, tensors_alone, weight_file
+from pubsel.settings.keys import Model, Norm
 
 KEY = "model.checkpoint"
 

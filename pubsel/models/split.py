@@ -5,7 +5,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, fx, nn
 
-from pubsel.config import UsageError
+from pubsel.messages import UsageError
 from pubsel.models import Network
 
 

@@ -11,7 +11,8 @@ import math
 import torch
 from torch import Tensor, nn
 
-from pubsel.config import Adapters, Lora, Model, UsageError
+from pubsel.messages import UsageError
+from pubsel.settings.keys import Adapters, Lora, Model
 
 WORDS = ("all", "head", "bias", "first_last")
 

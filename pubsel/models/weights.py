@@ -9,7 +9,7 @@ from pathlib import Path
 
 from torch import nn
 
-from pubsel.config import UserError
+from pubsel.messages import UserError
 
 
 def weight_file(key: str, checkpoint: str, data_root: str) -> Path:

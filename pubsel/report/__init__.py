@@ -14,11 +14,12 @@ from typing import TYPE_CHECKING, Any
 
 import pandas
 
-from pubsel import __version__, figures, tables, typeset
-from pubsel.config import ReportConfig
-from pubsel.replay import command
-from pubsel.results import read_choices, read_ranks, read_records, write_whole
-from pubsel.tables import Cell, Table
+from pubsel import __version__
+from pubsel.records import read_choices, read_ranks, read_records, write_whole
+from pubsel.settings.command_line import command
+from pubsel.settings.keys import ReportConfig
+from pubsel.tables import figures, join, typeset
+from pubsel.tables.join import Cell, Table
 
 if TYPE_CHECKING:
     from markupsafe import Markup
@@ -111,8 +112,8 @@ def page(
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
     from markupsafe import Markup
 
-    made = [tables.make(name, records, ranks) for name in sorted(tables.names(), key=_place)]
-    rest = tables.others(records)
+    made = [join.make(name, records, ranks) for name in sorted(join.names(), key=_place)]
+    rest = join.others(records)
     made += [rest] if rest.records() else []
     runs = Runs()
     shown = [_table(table, runs) for table in made if table.records()]
@@ -213,7 +214,7 @@ def _curve(name: str, records: list[dict[str, Any]], runs: Runs) -> dict[str, An
 
 def drawings(folder: Path) -> dict[str, str]:
     """Further SVG in results/figures, made by other programs: those that the page does not draw itself."""
-    own = {*figures.CURVES, *(f"{name}_distance" for name in tables.names())}
+    own = {*figures.CURVES, *(f"{name}_distance" for name in join.names())}
     found = [path for path in sorted(folder.glob("*.svg")) if path.stem not in own]
     return {path.stem: path.read_text(encoding="utf-8") for path in found if path.stat().st_size <= LARGEST}
 
@@ -229,8 +230,8 @@ def _facts(records: list[dict[str, Any]], shown: list[dict[str, Any]]) -> dict[s
     finished = sorted(record["finished"][:10] for record in records if record.get("finished"))
     return {
         "records": len(records),
-        "valid": sum(tables.guarantee(record) == "valid" for record in records),
-        "weak": sum(tables.guarantee(record) == "weak" for record in records),
+        "valid": sum(join.guarantee(record) == "valid" for record in records),
+        "weak": sum(join.guarantee(record) == "weak" for record in records),
         "tables": len(shown),
         "versions": len(Counter(record.get("commit") for record in records)),
         "first": finished[0] if finished else "",

@@ -1,0 +1,278 @@
+"""Membership inference, from settings to records and a table: on GSD, and on the networks of finished runs."""
+
+import dataclasses
+import math
+import pickle
+import time
+from collections import OrderedDict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from pubsel import algorithms, data
+from pubsel import records as results
+from pubsel.algorithms import Freezes, Frozen
+from pubsel.attacks import membership
+from pubsel.attacks.membership import DIGITS, figures, member_scores, success, supervised, told_apart
+from pubsel.commands.run import AUTO, by_label, choose_device, has_paths, load_task, locked, network, weights_digest
+from pubsel.data import Split, Task
+from pubsel.messages import UsageError, UserError, say
+from pubsel.privacy import ledger
+from pubsel.privacy.randomness import stream
+from pubsel.settings.identity import as_json, folder_name, identity_of, short_name
+from pubsel.settings.keys import Attack, AttackConfig, Labels, RunConfig, public_sets
+from pubsel.settings.schema import check
+from pubsel.tables import join
+from pubsel.training.loop import public_stream
+
+NOT_PRIVATE = "An attack reads private data without noise: this record is not differentially private."
+TABLES = {Attack.gsd_white_box: "gsd_table8", Attack.gsd_black_box: "gsd_table9", Attack.loss: "loss_attack"}
+OF_RUN = ("private", "public", "model", "algorithm", "epsilon", "label", "seed", "metric", "utility", "weights")
+KEYS = ("attack", "gsd_values", "features", "known_members")  # of a row of the paper's tables
+
+
+def attack(settings: AttackConfig) -> pandas.DataFrame:
+    """Attack, write the records RESULTS/attacks/NAME/result.json and the table RESULTS/tables/*.csv, and return it."""
+    torch.set_num_threads(settings.threads or torch.get_num_threads())
+    device = choose_device(settings.device)
+    folder = Path(settings.results)
+    if settings.attack == Attack.loss:
+        frame = pandas.DataFrame([loss_row(record) for record in attack_runs(settings, folder, device)])
+    else:
+        frame = beside_paper(attack_gsd(settings, folder, device), f"{TABLES[settings.attack]}.csv")
+    join.write_table(frame, folder / "tables" / f"{TABLES[settings.attack]}.csv")
+    return frame
+
+
+# Trained models
+
+
+def attack_runs(settings: AttackConfig, folder: Path, device: torch.device) -> list[dict[str, Any]]:
+    """A record for each finished run that `settings.run` names. Of several, those that cannot be attacked are named and
+    left out; UserError where none can."""
+    if settings.run is None:
+        raise UsageError("attack=loss needs run=NAME, a finished run below RESULTS/runs; or a pattern, or all")
+    pattern = "*" if settings.run == "all" else settings.run
+    if not pattern or "/" in pattern:
+        raise UsageError(f"run={settings.run}: give the name of a folder below {folder / 'runs'}, without a path")
+    paths = sorted(path.parent for path in (folder / "runs").glob(f"{pattern}/result.json"))
+    if not paths:
+        raise UserError(f"run={settings.run}: no finished run of this name in {folder / 'runs'}: pubsel run makes them")
+    if len(paths) == 1:
+        return [attack_run(settings, paths[0], folder, device)]
+    records, failures = [], []
+    for path in paths:
+        try:
+            records.append(attack_run(settings, path, folder, device))
+        except UserError as error:
+            failures.append(error)
+            say(f"left out: {error}")
+    if not records:
+        raise failures[0]
+    return records
+
+
+def attack_run(settings: AttackConfig, run: Path, folder: Path, device: torch.device) -> dict[str, Any]:
+    """The record of the loss attack on one finished run; a finished one is read, if the weights are still those."""
+    trained = results.read_record(run / "result.json")
+    name = f"loss-{run.name}"
+    with locked(folder / "attacks" / name):
+        path = folder / "attacks" / name / "result.json"
+        if path.exists():
+            record = results.read_record(path, ("run", "auc"))
+            if record["weights"] == trained["weights"]:
+                return record
+        model, task = reopened(trained, run, settings, device)
+        scores = [member_scores(model, split) for split in (task.private, task.test)]
+        member = np.repeat([True, False], [len(part) for part in scores])
+        record = {
+            "identity": name,
+            "attack": "loss",
+            "run": run.name,
+            **{key: trained.get(key) for key in OF_RUN},
+            **figures(np.concatenate(scores), member, stream(name, "bootstrap")),
+            "privacy": NOT_PRIVATE,
+            **results.provenance(),
+        }
+        results.write_record(path, record)
+    say(f"{run.name}: AUC {record['auc']:.3f}")
+    return record
+
+
+def reopened(
+    record: dict[str, Any], folder: Path, settings: AttackConfig, device: torch.device
+) -> tuple[nn.Module, Task]:
+    """The trained network of a finished run, and its task. UserError where weights, data or settings are not those of
+    the record any more."""
+    file = folder / "model.pt"
+    if not file.exists():
+        raise UserError(
+            f"{file}: no such file, the weights of the run: delete {folder} and train it again{ledger.again(folder)}"
+        )
+    again = settings_of(record, settings)
+    if again.pair.public == AUTO:
+        again = dataclasses.replace(again, pair=by_label(again.pair)[record["public"]])
+    task = load_task(again, device)
+    if len(task.private.x) != record["private_examples"]:
+        raise UserError(
+            f"{folder.name}: trained on {record['private_examples']} private examples, {again.pair.private} has "
+            f"{len(task.private.x)} now: bring back its data, or delete {folder} and train it again"
+            f"{ledger.again(folder)}"
+        )
+    try:
+        state = torch.load(file, map_location="cpu", weights_only=True)
+        frozen = frozen_of(again, record["identity"], task, state)
+        if frozen is None:
+            model = network(again.model, task, again.seed, again.data_root)
+        else:
+            few = task._replace(private=Split(frozen(task.private.x[:1]), task.private.y[:1]))
+            model = nn.Sequential(OrderedDict(frozen=frozen, linear=network(again.model, few, again.seed)))
+        model.load_state_dict(state)
+    except (RuntimeError, KeyError, EOFError, pickle.UnpicklingError) as error:
+        reason = str(error).partition("\n")[0]
+        raise UserError(
+            f"{file} does not fit its record ({reason}): delete {folder} and train it again{ledger.again(folder)}"
+        ) from None
+    if weights_digest(model) != record.get("weights"):
+        raise UserError(
+            f"{file} has other weights than its record says: bring it back, or delete {folder} and train it again"
+            f"{ledger.again(folder)}"
+        )
+    return model.to(device).eval(), task
+
+
+def settings_of(record: dict[str, Any], here: AttackConfig) -> RunConfig:
+    """The settings that a run's record holds, with what cannot change a result (`neutral` keys) as it is here.
+    UserError where they make another run by now."""
+    values = dict(record["settings"])
+    values["training"] = values["training"] | {"chunk": None, "checkpoint_seconds": 0.0}
+    values |= {"estimate": False, "profile": False, "replay": None, "tracking": "none"}
+    values |= {key: getattr(here, key) for key in ("device", "threads", "data_root", "results", "download", "debug")}
+    settings = dataclasses.replace(
+        check(RunConfig, values | {"epsilon": 1.0}), epsilon=float(values["epsilon"])
+    )  # or 0
+    if identity_of(settings) != record["identity"]:
+        raise UserError(f"{record['identity']}: made by a version of pubsel with other settings: train it again")
+    return settings
+
+
+def frozen_of(settings: RunConfig, name: str, task: Task, state: dict[str, Tensor]) -> Frozen | None:
+    """What stands before the linear classifier of a run; where it was released with noise, as its weights hold it."""
+    algorithm = algorithms.build(settings.algorithm)
+    if not isinstance(algorithm, Freezes):
+        return None
+    made = algorithm.frozen(task.public, task.private.x.shape[1], public_stream(name))
+    return made if isinstance(made, Frozen) else Frozen(state["frozen.shift"], state["frozen.projection"])
+
+
+def loss_row(record: dict[str, Any]) -> dict[str, Any]:
+    """A record as a row of the table."""
+    row = {key: record[key] for key in OF_RUN if key != "weights"}
+    row["utility"] = 100 * row["utility"]
+    row |= {"auc": record["auc"], "auc_low": record["auc_interval"][0], "auc_high": record["auc_interval"][1]}
+    row |= {f"tpr_at_fpr_{rate}": found for rate, found in record["tpr"].items()}
+    return row | {key: record[key] for key in ("members", "others", "run")}
+
+
+# GSD
+
+
+def attack_gsd(settings: AttackConfig, folder: Path, device: torch.device) -> list[dict[str, Any]]:
+    """The rows of Table 8 or 9, measured or read from the record of the same settings."""
+    m = settings.distance.m
+    if any(known >= m for known in settings.known):
+        raise UsageError(f"known={settings.known}: must be below distance.m={m}, so that some are left to ask about")
+    if settings.distance.labels != Labels.random or settings.distance.name != "gsd":
+        raise UsageError("the attack is on distance=gsd with distance.labels=random")
+    if settings.targets > m:
+        raise UsageError(f"targets={settings.targets} is more than distance.m={m}: lower it")
+    what = {key: value for key, value in as_json(settings).items() if key != "run"}
+    kind = settings.attack.name
+    name = folder_name(f"{kind}-{short_name(settings.private)}-{settings.model.name}", what)
+    paths = [settings.private, *(part for public in settings.public for part in public_sets(public))]
+    with locked(folder / "attacks" / name):
+        path = folder / "attacks" / name / "result.json"
+        if path.exists() and not has_paths(paths):
+            say(f"{name}: attacked before")
+            return list(results.read_record(path, ("rows",))["rows"])
+        began = time.monotonic()
+        rows = gsd_rows(settings, name, device)
+        record = {"identity": name, "settings": what, "rows": rows, "privacy": NOT_PRIVATE, **results.provenance()}
+        results.write_record(path, record | {"seconds": round(time.monotonic() - began, 1)})
+    return rows
+
+
+def gsd_rows(settings: AttackConfig, name: str, device: torch.device) -> list[dict[str, Any]]:
+    """A row for each kind of features and number of known members, the trials together."""
+    source = data.open_dataset(settings.private, settings.data_root, settings.download)
+    m = settings.distance.m
+    if 2 * m > len(source.train.x):
+        raise UsageError(
+            f"distance.m={m}: the attack needs as many other images, {settings.private} has {len(source.train.x)} "
+            "training images in all: lower distance.m"
+        )
+    task = Task(source.train, None, source.test, *source[2:6], source.notes)
+    candidates = {}
+    for public in settings.public if settings.attack == Attack.gsd_white_box else []:
+        candidates["+".join(public_sets(public))], _ = data.public_examples(
+            public, m, source.train, settings.data_root, settings.download, settings.convert, settings.private
+        )
+    answers: dict[tuple[str, str | None, int], list[tuple[NDArray, NDArray]]] = {}
+    replaced = []
+    for trial in range(settings.trials):
+        key = f"{name} {trial}"
+        drawn = torch.from_numpy(stream(key, "members").permutation(len(task.private.x))[: 2 * m])
+        members, others = (Split(task.private.x[part], task.private.y[part]) for part in drawn.split(m))
+        first = settings.seed + trial * settings.distance.initialisations
+
+        def build(i: int, first: int = first) -> nn.Module:
+            return network(settings.model, task, first + i, settings.data_root).to(device)
+
+        if settings.attack == Attack.gsd_black_box:
+            shown = membership.black_box(build(0), members, others)
+        else:
+            seen = membership.white_box(
+                settings.distance, build, members, others, candidates, max(2, task.classes), settings.targets, key
+            )
+            shown, pairs = seen.features(), seen.replaced
+            replaced.append(pairs)
+        for (kind, values), rows in shown.items():
+            for known in settings.known:
+                found = supervised(rows[:m], rows[m:], known, settings.seed + trial)
+                answers.setdefault((kind, values, known), []).append(found)
+        say(f"  trial {trial + 1} of {settings.trials}")
+    made = []
+    for (kind, values, known), trials in answers.items():
+        scores, member = (np.concatenate(part) for part in zip(*trials, strict=True))
+        row: dict[str, Any] = {
+            "attack": settings.attack.name.removeprefix("gsd_"),
+            "features": kind,
+            "gsd_values": values,
+        }
+        row |= {"known_members": known} | success(scores, member)
+        made.append(row | figures(scores, member, stream(name, f"{kind} {values} {known}")))
+    for digits in DIGITS if replaced else ():
+        row = {"attack": "known_but_one", "features": f"{digits} digits", "gsd_values": "with", "known_members": m - 1}
+        pairs = np.concatenate(replaced)
+        made.append(row | {"success": told_apart(pairs, digits), "members": len(pairs)})
+    shown_too = {"private": settings.private, "model": settings.model.name, "private_examples": m}
+    return [row | shown_too | {"trials": settings.trials} for row in made]
+
+
+def beside_paper(rows: list[dict[str, Any]], file: str) -> pandas.DataFrame:
+    """Rows in percent, beside the paper's figure for the same attack, which is for CIFAR-10 and ResNet20."""
+    paper = {tuple(row.get(key) for key in KEYS): row["success_rate"] for row in join.paper_rows(file)}
+    shown = []
+    for row in rows:
+        low, high = row.get("success_interval") or (math.nan, math.nan)
+        line = {key: row[key] for key in ("private", "model", *KEYS[:3], "private_examples", "known_members", "trials")}
+        line |= {"asked": row["members"] + row.get("others", 0)}
+        line |= {"success_rate": 100 * row["success"], "success_rate_low": 100 * low, "success_rate_high": 100 * high}
+        line |= {"auc": row.get("auc"), "paper_success_rate": paper.get(tuple(row[key] for key in KEYS))}
+        shown.append(line)
+    return pandas.DataFrame(shown).dropna(axis=1, how="all")

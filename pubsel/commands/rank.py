@@ -1,0 +1,260 @@
+"""Which public data is nearest: from settings to a record of the order of candidates by distance."""
+
+import dataclasses
+import tempfile
+import time
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from pubsel import data, distances, records, selection
+from pubsel.commands.run import (  # fmt: skip
+    SCRATCH,
+    about_to_draw,
+    check_backbone,
+    choose_device,
+    has_paths,
+    locked,
+    mapped,
+    network,
+    raw,
+    secret_of,
+    summary,
+    tensors,
+    through_backbone,
+)
+from pubsel.data import Split, Task
+from pubsel.distances import dp_gsd
+from pubsel.messages import UsageError, say
+from pubsel.privacy import accountant, ledger
+from pubsel.settings.identity import as_json, folder_name, short_name
+from pubsel.settings.keys import RankConfig, Select, public_sets
+
+
+def rank(settings: RankConfig) -> dict[str, Any]:
+    """Order public candidates by their distance to the private data, and say how sure each step of the order is; with
+    epsilon_select, choose one of them privately. A private release is drawn once: the same command returns its
+    record."""
+    torch.set_num_threads(settings.threads or torch.get_num_threads())
+    device = choose_device(settings.device)
+    sets = [name for candidate in settings.public for name in public_sets(candidate)]
+    labels = ["+".join(public_sets(candidate)) for candidate in settings.public]
+    if len(set(labels)) != len(labels) or not labels:
+        raise UsageError("public=[...]: give each candidate once, and at least one")
+    check_backbone(settings.model)
+    settings = canonical(settings)
+    releases = settings.epsilon_select is not None or settings.distance.name == "dp_gsd"
+    what = as_json(settings)
+    name = folder_name(f"{short_name(settings.private)}-{settings.model.name}", what)
+    folder = Path(settings.results) / "ranks" / name
+    with locked(folder):
+        path = folder / "result.json"
+        own = has_paths([settings.private, *sets])  # a folder's content may have changed
+        if path.exists() and (releases or not own):
+            say(f"{name}: measured before")
+            if own:
+                say(f"  if its files have changed since, delete {folder} to draw it again{ledger.again(folder)}")
+            return records.read_record(path, ("identity", "privacy"))
+        with tempfile.TemporaryDirectory(prefix=SCRATCH, dir=folder) as kept:
+            began = time.monotonic()
+            task, candidates = candidates_of(settings, device, Path(kept))
+            for note in task.notes:
+                say(f"  {note}")
+            record = {
+                "identity": name, "settings": what, **records.provenance(), "private": settings.private,
+                "model": settings.model.name, "m": settings.distance.m, "notes": list(task.notes),
+            }  # fmt: skip
+            record |= (_rank if settings.epsilon_select is None else _select)(settings, name, task, candidates, device)
+            record["seconds"] = round(time.monotonic() - began, 1)
+        records.write_record(path, record)
+    return record
+
+
+def canonical(settings: RankConfig) -> RankConfig:
+    """The same settings with those that have no use here set to one value."""
+    selects = settings.epsilon_select is not None
+    distance, public, select = distances.canonical(settings.distance, selects), settings.public, settings.select
+    if distance.name == "none":
+        raise UsageError("distance.name=none: pubsel rank needs a distance, such as distance=gsd")
+    if selects and distance.name != "gsd":
+        raise UsageError(f"epsilon_select: choosing privately goes by GSD alone: leave distance={distance.name} out")
+    if selects:  # the order of the candidates says nothing
+        public = sorted(public, key=lambda candidate: "+".join(public_sets(candidate)))
+    else:
+        select = Select()
+    secure = settings.secure_noise and (selects or distance.name == "dp_gsd")
+    return dataclasses.replace(settings, distance=distance, public=public, select=select, secure_noise=secure)
+
+
+def candidates_of(settings: RankConfig, device: torch.device, kept: Path) -> tuple[Task, dict[str, Split]]:
+    """The private data, and the candidates by name. kept: a folder for the candidates' examples, so that memory does
+    not grow with their number."""
+    through = through_backbone(settings, device)
+    images = data.open_dataset(settings.private, settings.data_root, settings.download)
+    source = through(settings.private, images)
+    candidates: dict[str, Split] = {}
+    notes = [*source.notes]
+    for place, public in enumerate(settings.public):
+        split, said = data.public_examples(
+            public, settings.distance.m, source.train, settings.data_root, settings.download, settings.convert,
+            settings.private, through, images, settings.overlap,
+        )  # fmt: skip
+        candidates["+".join(public_sets(public))] = mapped(split, kept / f"{place}.npy")
+        notes += said
+    task = Task(
+        source.train,
+        None,
+        source.test,
+        source.classes,
+        source.metric,
+        source.mean,
+        source.std,
+        tuple(dict.fromkeys(notes)),
+    )
+    return task, candidates
+
+
+def _select(
+    settings: RankConfig, name: str, task: Task, candidates: dict[str, Split], device: torch.device
+) -> dict[str, Any]:
+    """The choice alone: no score and no distance, which would not be private."""
+    distance, select, epsilon = settings.distance, settings.select, settings.epsilon_select
+    assert epsilon is not None
+
+    def build(i: int) -> nn.Module:
+        return network(settings.model, task, settings.seed + i, settings.data_root).to(device)
+
+    secret = secret_of(
+        "choice", settings, task.private, candidates.values(), tensors(build(0)), {"epsilon": epsilon}, device
+    )
+    secret.begin = partial(about_to_draw, settings, task.private, name, "choice", epsilon, 0.0)
+    chosen, spend = selection.select(
+        distance, select, epsilon, build, task.private, candidates, max(2, task.classes),
+        f"selection {settings.seed}", secret, say,
+    )  # fmt: skip
+    n, told = len(task.private.x), None
+    if spend.epsilon:
+        told = selection.margin(len(candidates), select.cap, spend.rate * n, 1 / spend.noise_multiplier)
+    return {
+        "chosen": chosen,
+        "candidates": sorted(candidates),
+        "private_examples": n,
+        "k": distance.k,
+        "margin": told,
+        "reads": distances.statement(distance)["reads"] if spend.epsilon else "nothing",
+        "privacy": accountant.measured("The name of the chosen set is", spend, settings.secure_noise, n),
+    }
+
+
+def _rank(
+    settings: RankConfig, name: str, task: Task, candidates: dict[str, Split], device: torch.device
+) -> dict[str, Any]:
+    """Distances of all candidates, and their order."""
+    taken: list[float] = []
+
+    def build(i: int) -> nn.Module:
+        return network(settings.model, task, settings.seed + i, settings.data_root).to(device)
+
+    def report(i: int, public: str, value: float, seconds: float) -> None:
+        taken.append(seconds)
+        shown = "" if distance.name == "dp_gsd" else f" {value:.4g}"  # drawn again, if this is killed before the record
+        say(f"  initialisation {i}: {public}{shown}  ({seconds:.2g} s)")
+
+    distance = settings.distance
+    measure = distances.METHODS[distance.name].measure
+    said: dict[str, Any] = dict(distances.statement(distance))
+    if distance.name == "dp_gsd":
+        n = len(task.private.x)
+        plan = dp_gsd.plan_of(distance, n)
+        accountant.check_delta(plan.delta, n, settings.weak, "distance.delta", "weak")
+        secret = secret_of(
+            "DP-GSD", settings, task.private, candidates.values(), tensors(build(0)), plan._asdict(), device
+        )
+        secret.begin = partial(about_to_draw, settings, task.private, name, "DP-GSD", plan.epsilon, plan.delta)
+        measure = partial(dp_gsd.measure, source=secret)
+        said |= {"privacy": accountant.measured("All its distances together are", plan, settings.secure_noise, n)}
+    measuring = time.perf_counter()
+    values = measure(
+        distance,
+        build,
+        task.private,
+        candidates,
+        max(2, task.classes),
+        key=f"rank {settings.seed}",
+        report=report,
+    )
+    own = (time.perf_counter() - measuring - sum(taken)) / distance.initialisations
+    record = {
+        "distance": distance.name,
+        "order": ordered(values),
+        "values": values,
+        "seconds_candidate": float(f"{np.mean(taken):.3g}"),  # for each initialisation
+        "seconds_private": float(f"{own:.3g}"),
+        **said,
+    }
+    if distance.name in ("gsd", "dp_gsd"):
+        record |= {"k": distance.k, "raw": {public: raw(found, distance.k) for public, found in values.items()}}
+    return record
+
+
+def ordered(values: dict[str, list[float]]) -> list[dict[str, Any]]:
+    """Candidates by mean distance; `holds`: the share of paired initialisations in which the candidate is nearer than
+    the next one in the order, `ties`: in which both are equally near (none for the last)."""
+    names = sorted(values, key=lambda name: float(np.mean(values[name])))
+    rows: list[dict[str, Any]] = []
+    for name, following in zip(names, [*names[1:], None], strict=True):
+        holds = ties = None
+        if following is not None:
+            one, two = np.array(values[name]), np.array(values[following])
+            holds, ties = float(np.mean(one < two)), float(np.mean(one == two))
+        rows.append({"public": name, **summary(values[name]), "holds": holds, "ties": ties})
+    return rows
+
+
+def show_rank(record: dict[str, Any]) -> str:
+    """The order, or the choice, as text."""
+    if "chosen" in record:
+        return _show_choice(record)
+    width = max(len(row["public"]) for row in record["order"])
+    method = distances.METHODS[record.get("distance", "gsd")]  # older records know GSD alone
+    k = f"k = {record['k']}, " if "k" in record else ""
+    lines = [f"{method.title} to {record['private']} ({record['model']}, {k}m = {record['m']}), nearest first", ""]
+    largest = max(abs(row["mean"]) for row in record["order"])
+    digits = 1 if largest >= 1000 else 3 if largest >= 0.1 else 5
+
+    def number(value: float | None) -> str:
+        return "-" if value is None else f"{value:.{digits}f}"
+
+    wide = max(6, *(len(number(row[what])) for row in record["order"] for what in ("mean", "std")))
+    lines.append(f"{'public':{width}}  {'mean':>{wide}}  {'std':>{wide}}  nearer than the next")
+    for row in record["order"]:
+        total = len(record["values"][row["public"]])
+        holds = f"in {round(row['holds'] * total)} of {total}" if row["holds"] is not None else ""
+        holds += f", equal in {round(row['ties'] * total)}" if row.get("ties") else ""
+        mean, std = number(row["mean"]), number(row["std"])
+        lines.append(f"{row['public']:{width}}  {mean:>{wide}}  {std:>{wide}}  {holds}".rstrip())
+    if len(record["order"]) == 1:
+        lines += ["", "One candidate alone: there is nothing to put it in order with."]
+    if "reads" in record:
+        lines += [
+            "",
+            f"Of the private data it read {record['reads']}. The private side took {record['seconds_private']:.2g} s, "
+            f"a candidate {record['seconds_candidate']:.2g} s, each {total} times.",
+        ]
+    said = record["privacy"]
+    return "\n".join([*lines, "", said["statement"] if isinstance(said, dict) else said])
+
+
+def _show_choice(record: dict[str, Any]) -> str:
+    lines = [f"{record['chosen']} is chosen for {record['private']}, of {', '.join(record['candidates'])}.", ""]
+    if record["margin"] is not None:
+        lines += [
+            f"A candidate whose subspace holds {record['margin']:.2g} more of the gradients' energy than each other's, "
+            f"on average, is chosen with probability {selection.SURE:.0%} or more. Whether there is one is not told.",
+            "",
+        ]
+    return "\n".join([*lines, record["privacy"]["statement"]])

@@ -1,0 +1,108 @@
+"""`pubsel run replay=PATH`: repeat a record in a temporary folder, and say whether it came out the same."""
+
+import dataclasses
+import json
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+
+from pubsel import records
+from pubsel.commands import run
+from pubsel.messages import UsageError, UserError
+from pubsel.settings.identity import identity_of
+from pubsel.settings.keys import RunConfig
+from pubsel.settings.schema import check
+
+CIRCUMSTANCES = (
+    "commit",
+    "versions",
+    "hardware",
+    "device",
+    "threads",
+    "processes",
+    "streams",
+)  # why figures may differ
+NO_FIGURES = (*CIRCUMSTANCES, "seconds", "finished", "identity", "settings", "notes")
+
+
+def record_of(name: str, folder: Path) -> dict[str, Any]:
+    """The record that is meant: its file, its run's folder, or its name among those in `folder`; UserError where it is
+    none of them."""
+    path = Path(name).expanduser()
+    for file in (path, path / "result.json", folder / "runs" / name / "result.json"):
+        if file.is_file():
+            return records.read_record(file)
+    found = [record for record in records.read_records(folder) if record["identity"] == path.name]
+    if not found:
+        raise UserError(f"replay={name}: no such file, and no record of this name in {folder}; pubsel runs lists them")
+    return found[0]
+
+
+def settings_of(record: dict[str, Any], base: DictConfig) -> RunConfig:
+    """The settings of a record's run, with what cannot change a result (device, data_root, ...) as in `base`.
+
+    UsageError where those settings would be another run today, since a default has changed.
+    """
+    values = OmegaConf.to_container(base)
+    assert isinstance(values, dict)
+    for key, value in record["settings"].items():
+        if key == "epsilon" and value == 0:  # no private example is read, whatever epsilon is given
+            continue
+        whole = key == "algorithm" or not isinstance(value, dict)
+        values[key] = value if whole else values[key] | value
+    again = run.canonical(check(RunConfig, OmegaConf.create(values)))
+    if identity_of(again) != record["identity"]:
+        raise UsageError(
+            f"{record['identity']}: other settings now, which give {identity_of(again)}: run its sweep again"
+        )
+    return again
+
+
+def repeat(name: str, base: DictConfig) -> tuple[bool, str]:
+    """Train a record's run again, on as many threads unless `base` says otherwise. Whether it came out the same, and
+    what is different."""
+    record = record_of(name, Path(base.results))
+    settings = settings_of(record, base)
+    if settings.privacy.secure_noise and record.get("epsilon"):
+        raise UsageError(
+            f"replay={name}: its noise came from the operating system: no run can repeat it, and one more training "
+            f"spends epsilon {float(record['epsilon']):.4g} once more"
+        )
+    threads = settings.threads or record.get("threads")
+    with tempfile.TemporaryDirectory() as folder:
+        ledger = Path(base.results, "ledger").absolute()  # with other code or data it is another release
+        ledger.mkdir(parents=True, exist_ok=True)
+        Path(folder, "ledger").symlink_to(ledger)
+        made = run.run(
+            dataclasses.replace(settings, results=folder, threads=threads, replay=None), record.get("streams")
+        )
+    again = json.loads(json.dumps(made))  # a tuple is a list there
+    figures, around = differences(record, again)
+    lines = [f"{record['identity']}: {'not the same' if figures else 'the same, bit for bit'}"]
+    lines += [f"  {line}" for line in figures or [f"weights: {again['weights']}", f"utility: {again['utility']}"]]
+    if figures and record["settings"].get("privacy", {}).get("secure_noise"):
+        lines.append("Its noise came from the operating system: no run can repeat it.")
+    if around:
+        lines += ["Different now, which may be why:" if figures else "Though these are different now:"]
+        lines += [f"  {line}" for line in around]
+    return not figures, "\n".join(lines)
+
+
+def differences(one: dict[str, Any], two: dict[str, Any]) -> tuple[list[str], list[str]]:
+    """What two records of a run have differently, as "key: this -> that": figures, and circumstances. A figure that an
+    older record lacks is no difference."""
+    figures = [key for key in one if key not in NO_FIGURES]
+    return _different(one, two, figures), _different(one, two, [key for key in CIRCUMSTANCES if key in one])
+
+
+def _different(one: dict[str, Any], two: dict[str, Any], keys: list[str]) -> list[str]:
+    found = []
+    for key in keys:
+        a, b = one[key], two.get(key)
+        if isinstance(a, dict) and isinstance(b, dict):
+            found += [f"{key}.{line}" for line in _different(a, b, list(a))]
+        elif a != b:
+            found.append(f"{key}: {json.dumps(a)} -> {json.dumps(b)}")
+    return found

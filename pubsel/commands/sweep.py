@@ -1,0 +1,369 @@
+"""A sweep of many cells at a time: each cell has a log and a state in files, and one view shows them all.
+
+What runs them is a launcher of Hydra (joblib or submitit, in hydra_plugins/pubsel_launchers.py); this file is what they
+lack. RESULTS/sweeps/TIME holds for the cell of number N: N.json, its state, written whole; N.log, all that it said.
+This file imports no torch.
+"""
+
+import contextlib
+import ctypes
+import io
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import warnings
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures.process import BrokenProcessPool
+from pathlib import Path
+from typing import Any
+
+from filelock import FileLock, Timeout
+from hydra.core.hydra_config import HydraConfig
+
+from pubsel.messages import UserError, traced
+from pubsel.records import PRIVATE_FILE, write_record
+from pubsel.settings.keys import SHARED_GPU
+
+POLL_SECONDS = 0.5
+SHOWN = 16  # running cells in the view
+
+_place: list[FileLock] = []  # of this worker, held as long as it lives
+
+
+def telling(cells: Sequence[Sequence[str]]) -> list[str]:
+    """What tells each cell apart: its words that not all of them have."""
+    common = set(cells[0]).intersection(*cells) if len(cells) > 1 else set()
+    return [" ".join(word for word in cell if word not in common) for cell in cells]
+
+
+def new_folder(results: str) -> Path:
+    """A folder for one sweep. Its name has the time, and a part that no other has."""
+    parent = Path(results) / "sweeps"
+    try:
+        parent.mkdir(parents=True, exist_ok=True)
+        return Path(tempfile.mkdtemp(prefix=time.strftime("%Y-%m-%d_%H-%M-%S_"), dir=parent))
+    except OSError as error:
+        raise UserError(f"cannot write to {parent}: {error.strerror}; set results=FOLDER") from None
+
+
+# In the process of a cell
+
+
+class Cell:
+    """The task of a cell, with its state and log in `folder`; where `apart`, in a process of its own, so that nothing
+    that happens to it (memory that runs out, an error of the GPU) happens to the worker and to the cells after it.
+
+    task: returns why the cell failed, or None.
+    """
+
+    def __init__(self, task: Callable[[Any], str | None], folder: Path, apart: bool):
+        self.task, self.folder, self.apart = task, folder, apart
+
+    def __call__(self, values: Any) -> str | None:
+        if self.apart:
+            import sklearn.metrics  # noqa: F401 (once a worker, the children have it too)
+            import timm  # noqa: F401
+            import torch._dynamo  # noqa: F401 (by the first optimizer, else)
+
+            import pubsel.commands.run  # noqa: F401
+
+        job = HydraConfig.get()
+        state = Path(self.folder) / f"{job.job.num:04}.json"
+        start = time.monotonic()
+
+        def write(what: str, text: str) -> None:
+            seconds = round(time.monotonic() - start, 2)
+            write_record(state, {"state": what, "seconds": seconds, "text": text, "pid": os.getpid()})
+
+        def whole() -> str | None:
+            write("running", "")
+            said = io.StringIO()
+            with contextlib.redirect_stdout(said):
+                failure = self.task(values)
+            print(said.getvalue(), end="", flush=True)
+            write("failed" if failure else "done", failure or said.getvalue().strip())
+            return failure
+
+        if not self.apart:
+            return whole()
+        code = _forked(whole, state.with_suffix(".log"), " ".join(job.overrides.task))
+        if code < 0:
+            name = signal.Signals(-code).name
+            write("failed", f"killed by {name}{', perhaps since memory ran out' if name == 'SIGKILL' else ''}")
+        elif code > 0:
+            write("failed", f"ended with exit code {code}: see {state.with_suffix('.log')}")
+        found = json.loads(state.read_text())
+        return str(found["text"]) if found["state"] == "failed" else None
+
+
+def _forked(work: Callable[[], object], log: Path, title: str) -> int:
+    """Exit code of a child that does `work` and says all in the file `log`: 1 where it raises, -N by signal N."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # about threads: those of numpy, which outlive a fork
+        child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            die_with_parent()
+            signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent is asked, and ends its children
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            sink = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, PRIVATE_FILE)
+            os.dup2(sink, 1)
+            os.dup2(sink, 2)
+            sys.stdout, sys.stderr = os.fdopen(1, "w", buffering=1), os.fdopen(2, "w", buffering=1)
+            print(title)
+            work()
+            code = 0
+        except BaseException as error:
+            print(traced(error), file=sys.stderr)
+        finally:
+            with contextlib.suppress(Exception):
+                sys.stdout.flush()
+                sys.stderr.flush()
+            os._exit(code)
+    try:
+        return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    except BaseException:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+        raise
+
+
+def die_with_parent(parent: int | None = None) -> None:
+    """Have the kernel kill this process when the one that started it dies, however it does (Linux)."""
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+    if parent is not None and os.getppid() != parent:
+        os._exit(1)  # it is dead already
+
+
+def join(folder: Path, parent: int, gpus: Sequence[str], shared: bool) -> None:
+    """Make this process a worker: it dies with its parent, and takes the first free place and the GPU of that place,
+    before torch is imported. shared: several workers have one GPU, and wait for its memory (estimate.claim)."""
+    die_with_parent(parent)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    place = 0
+    while not _place:
+        lock = FileLock(folder / f"worker{place}.lock", mode=PRIVATE_FILE)
+        try:
+            lock.acquire(timeout=0)
+            _place.append(lock)
+        except Timeout:
+            place += 1
+    if gpus:
+        os.environ["CUDA_VISIBLE_DEVICES"] = gpus[place % len(gpus)]
+        if shared:
+            os.environ[SHARED_GPU] = "1"
+
+
+def visible_gpus() -> list[str]:
+    """The GPUs that this process may use, as CUDA_VISIBLE_DEVICES names them; found without torch."""
+    given = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if given is not None:
+        return [name.strip() for name in given.split(",") if name.strip() not in ("", "-1")]
+    if not shutil.which("nvidia-smi"):
+        return []
+    found = subprocess.run(["nvidia-smi", "--list-gpus"], capture_output=True, text=True, check=False)
+    return [str(i) for i, line in enumerate(found.stdout.splitlines()) if line.startswith("GPU ")]
+
+
+# In the process that leads the sweep
+
+
+def side_by_side(
+    calls: Sequence[tuple[Any, ...]], workers: int, start: Callable[[], Any], lost: Callable[[int, str], None]
+) -> list[Any]:
+    """What each call (a function and its arguments) returns, `workers` at a time; None for one that is lost.
+
+    start: makes a pool of one process. Each worker is in a pool of its own, so that one that is killed takes no other
+    with it: its call is lost(place, why), and a new one takes its place.
+    """
+    waiting, found, pools, over = deque(enumerate(calls)), [None] * len(calls), set[Any](), threading.Event()
+
+    def begin(pool: Any, call: tuple[Any, ...]) -> tuple[Any, Any]:
+        with contextlib.suppress(BrokenProcessPool):  # killed while it had nothing to do
+            if pool is not None:
+                return pool, pool.submit(*call)
+        pools.discard(pool)
+        pool = start()
+        pools.add(pool)
+        return pool, pool.submit(*call)
+
+    def work() -> None:
+        pool = None
+        while waiting and not over.is_set():
+            with contextlib.suppress(IndexError):  # another thread took the last one
+                place, call = waiting.popleft()
+                try:
+                    pool, result = begin(pool, call)
+                    found[place] = result.result()
+                except BrokenProcessPool:
+                    lost(place, "its worker was killed, perhaps since memory ran out")
+                except Exception as error:
+                    lost(place, f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}")
+        if pool is not None:
+            pool.shutdown()
+
+    threads = [threading.Thread(target=work, daemon=True) for _ in range(workers)]
+    try:
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    except BaseException:
+        over.set()
+        for pool in list(pools):
+            pool.shutdown(wait=False, kill_workers=True)
+        raise
+    return found
+
+
+@contextlib.contextmanager
+def stopped_by_sigterm() -> Iterator[None]:
+    """SIGTERM inside is like Ctrl-C, so that workers are stopped too."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def stop(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+class View:
+    """Shows a sweep while it runs: on a terminal one live table, else a line for each cell that ends. What a finished
+    cell has to say goes to stdout, the rest to stderr."""
+
+    def __init__(self, folder: Path, cells: Sequence[str], first: int, workers: int):
+        self.folder, self.cells, self.first, self.workers = folder, cells, first, workers
+        self.states: dict[int, dict[str, Any]] = {}  # of cells that have started
+        self.began: dict[int, float] = {}
+        self.start = time.monotonic()
+        self.stop, self.one = threading.Event(), threading.Lock()
+        self.thread = threading.Thread(target=self._watch, daemon=True)
+        self.live: Any = None
+
+    def __enter__(self) -> "View":
+        print(f"sweep of {len(self.cells)} cells, {self.workers} at a time; logs in {self.folder}", file=sys.stderr)
+        if sys.stderr.isatty():
+            from rich.console import Console
+            from rich.live import Live
+
+            self.live = Live(console=Console(stderr=True), get_renderable=self.table, refresh_per_second=2)
+            self.live.start()
+        self.thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop.set()
+        self.thread.join()
+        self.look()
+        if self.live is not None:
+            self.live.stop()
+
+    def count(self, state: str) -> int:
+        """How many cells are in a state."""
+        return sum(one["state"] == state for one in self.states.values())
+
+    def failed(self) -> list[str]:
+        """Each failed cell and why, in order."""
+        return [
+            f"{self.cells[number - self.first]}: {one['text']}"
+            for number, one in sorted(self.states.items())
+            if one["state"] == "failed"
+        ]
+
+    def lose(self, number: int, why: str) -> None:
+        """A cell that never said how it ended has failed."""
+        self.look()
+        with self.one:
+            if self.states.get(number, {}).get("state") not in ("done", "failed"):
+                seconds = time.monotonic() - self.began.get(number, time.monotonic())
+                now = {"state": "failed", "seconds": round(seconds, 2), "text": why}
+                write_record(self.folder / f"{number:04}.json", now)
+                self._ended(number, now)
+
+    def _watch(self) -> None:
+        while not self.stop.wait(POLL_SECONDS):
+            self.look()
+
+    def look(self) -> None:
+        """Read the states that may have changed, and say what has ended."""
+        with self.one:
+            self._look()
+
+    def _look(self) -> None:
+        for number in range(self.first, self.first + len(self.cells)):
+            before = self.states.get(number)
+            if before is not None and before["state"] in ("done", "failed"):
+                continue
+            try:
+                now = json.loads((self.folder / f"{number:04}.json").read_text())
+            except (OSError, ValueError):
+                continue
+            if now["state"] in ("done", "failed"):
+                self._ended(number, now)
+            else:
+                self.states[number] = now
+                self.began.setdefault(number, time.monotonic())
+
+    def _ended(self, number: int, now: dict[str, Any]) -> None:
+        self.states[number] = now
+        if now["state"] == "done" and now["text"]:
+            print(now["text"], flush=True)
+        if self.live is None or now["state"] == "failed":
+            what = f"{now['state']} {self.cells[number - self.first]} ({now['seconds']:.0f} s)"
+            why = f": {now['text']}" if now["state"] == "failed" else ""
+            print(f"[{self.summary()}] {what}{why}", file=sys.stderr, flush=True)
+
+    def summary(self) -> str:
+        """Where the sweep is, in one line."""
+        done, failed = self.count("done"), self.count("failed")
+        left = len(self.cells) - done - failed
+        text = f"{done} of {len(self.cells)} done, {self.count('running')} running, {failed} failed"
+        if done and left:
+            each = sum(one["seconds"] for one in self.states.values() if one["state"] == "done") / done
+            text += f", about {_minutes(each * left / min(self.workers, left))} left"
+        return text
+
+    def table(self) -> Any:
+        """The live view: the summary, and each running cell with what it said last."""
+        from rich.table import Table
+
+        table = Table(title=f"{self.summary()}  ({_minutes(time.monotonic() - self.start)})", title_justify="left")
+        for column in ("cell", "time", "settings", "last said"):
+            table.add_column(column, overflow="ellipsis", no_wrap=True)
+        running = [number for number, one in sorted(self.states.items()) if one["state"] == "running"]
+        for number in running[:SHOWN]:
+            elapsed = _minutes(time.monotonic() - self.began[number])
+            table.add_row(str(number), elapsed, self.cells[number - self.first], self._last_said(number))
+        return table
+
+    def _last_said(self, number: int) -> str:
+        try:
+            with (self.folder / f"{number:04}.log").open("rb") as file:
+                file.seek(max(0, file.seek(0, os.SEEK_END) - 500))
+                lines = file.read().decode(errors="replace").splitlines()
+        except OSError:
+            return ""
+        return lines[-1].strip() if lines else ""
+
+
+def _minutes(seconds: float) -> str:
+    if seconds < 100:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"

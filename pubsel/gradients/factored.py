@@ -1,0 +1,154 @@
+"""Per-example gradients of a linear classifier without an [n, p] array.
+
+The gradient of example i is outer(r_i, x_i): r_i, the gradient at its logits, and x_i, its features; and r_i itself for
+the bias. Norms, projections and weighted sums of such rows are matrix products of R [n, C] and X [n, d].
+"""
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor, nn
+
+from pubsel.gradients.matrix import LARGEST, Basis, row_norms
+
+BLOCK = 2**16  # examples at once; memory is BLOCK x C, and for conditioned norms BLOCK x d in float64
+SUM_ENTRIES = 2**18  # numbers of X in float64 at once, 2 MiB
+TINY = 2e-38  # smaller squares of float32 vanish, and a huge other factor would make them count
+
+
+class FactoredGradients:
+    """G [n, p] with rows (outer(r_i, x_i), r_i), p = C d, and C more for a bias. Rows that are not finite, or have a
+    norm of LARGEST or more, or such a factor r_i or x_i, count as zero rows."""
+
+    def __init__(self, r: Tensor, x: Tensor, bias: bool, losses: Tensor | None = None):  # [n, C], [n, d], [n]
+        squares = [r.double().square().sum(1), row_norms(x).square() + TINY * x.shape[1]]  # [n], float64
+        norms = (squares[0] * (squares[1] + bias)).sqrt()
+        broken = ~(torch.stack([norms, *(s.sqrt() for s in squares)]).amax(0) < LARGEST)
+        if broken.any():
+            r, x = r.masked_fill(broken[:, None], 0), x.masked_fill(broken[:, None], 0)
+            norms = torch.where(broken, 0, norms)
+        self.r, self.x, self.bias, self.losses = r, x, bias, losses
+        self._norms = norms
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.r.dtype
+
+    def __len__(self) -> int:
+        return len(self.r)
+
+    def row_norms(self) -> Tensor:  # [n]
+        return self._norms
+
+    def combine(self, weights: Tensor) -> Tensor:  # [p] or [p, k]
+        if weights.dim() == 1:
+            return self._sum(weights)
+        return torch.cat([self._columns(c).T @ weights for c in self._pieces(slice(0, self._size))])
+
+    def _sum(self, weights: Tensor) -> Tensor:
+        """G^T weights [p], in float64 as in `gradients.weighted_sum`: R^T diag(weights) X, and the bias's part."""
+        weighted = (self.r.double() * weights.double()[:, None]).T  # [C, n]
+        total = weighted.new_zeros(len(weighted), self.x.shape[1])
+        rows = len(self) if self.x.is_cuda else max(1, SUM_ENTRIES // max(1, self.x.shape[1]))
+        for r, x in zip(weighted.split(rows, 1), self.x.split(rows), strict=True):  # x in float64 fits in the cache
+            total.addmm_(r, x.double())
+        return torch.cat([total.flatten(), weighted.sum(1)]) if self.bias else total.flatten()
+
+    def project(self, basis: Basis) -> Tensor:  # [n, k]
+        return torch.cat([self._product(s, b) for s, b in zip(basis.slices, basis.blocks, strict=True)], dim=1)
+
+    def gram(self) -> Tensor:  # [n, n]
+        return (self.r @ self.r.T) * (self.x @ self.x.T + self.bias)
+
+    def written_out(self, chosen: Tensor) -> Tensor:  # [n', p]
+        r, x = self.r[chosen], self.x[chosen]
+        rows = (r[:, :, None] * x[:, None, :]).flatten(1)
+        return torch.cat([rows, r], dim=1) if self.bias else rows
+
+    def scaled_norms(self, scale: Tensor) -> Tensor:  # [n]
+        """|outer(r, x) * S|^2 = (r * r)^T (S * S) (x * x), in float64 for its differing magnitudes."""
+        c, d = self.r.shape[1], self.x.shape[1]
+        r, x, s = self.r.double().square(), self.x.double().square(), scale.double().square()
+        squares = ((r @ s[: c * d].view(c, d)) * x).sum(1)
+        return (squares + (r @ s[c * d :] if self.bias else 0)).sqrt()
+
+    def squared_sum(self) -> Tensor:  # [p]
+        r, x = self.r.square(), self.x.square()
+        weights = (r.T @ x).flatten()
+        return torch.cat([weights, r.sum(0)]) if self.bias else weights
+
+    def add_power(self, total: Tensor, columns: slice, b: Tensor) -> None:  # [p_c, k]
+        projected = self._product(columns, b)  # [n, k]
+        for piece in self._pieces(columns):
+            rows = slice(piece.start - columns.start, piece.stop - columns.start)
+            total[rows] += self._columns(piece).T @ projected
+
+    @property
+    def _size(self) -> int:
+        return self.r.shape[1] * (self.x.shape[1] + self.bias)
+
+    def _product(self, columns: slice, b: Tensor) -> Tensor:
+        """G[:, columns] b for b [p_c, k] -> [n, k]."""
+        pieces = ((c, b[c.start - columns.start : c.stop - columns.start]) for c in self._pieces(columns))
+        return sum((self._columns(c) @ part for c, part in pieces), start=b.new_zeros(len(self.r), b.shape[1]))
+
+    def _pieces(self, columns: slice) -> Iterator[slice]:
+        """`columns` of G cut so that each piece belongs to one class, or is of the bias."""
+        d, weights = self.x.shape[1], self.r.shape[1] * self.x.shape[1]
+        start = columns.start
+        while start < columns.stop:
+            end = (start // d + 1) * d if start < weights else columns.stop
+            yield slice(start, min(end, columns.stop))
+            start = min(end, columns.stop)
+
+    def _columns(self, piece: slice) -> Tensor:
+        """G[:, piece], [n, <= d], for one of `_pieces`."""
+        d, weights = self.x.shape[1], self.r.shape[1] * self.x.shape[1]
+        if piece.start >= weights:
+            return self.r[:, piece.start - weights : piece.stop - weights]
+        c = piece.start // d
+        return self.r[:, c : c + 1] * self.x[:, piece.start - c * d : piece.stop - c * d]
+
+
+class LinearGradients:
+    """Makes G for nn.Linear on features x [n, d]: classes y [n] by cross-entropy, or 0/1 rows y [n, labels] by binary
+    cross-entropy, mean over the labels; one label is a binary task."""
+
+    def __init__(self, model: nn.Linear):
+        self.model = model
+        weight = model.weight.numel()
+        self.offsets = {"weight": slice(0, weight)}
+        if model.bias is not None:
+            self.offsets["bias"] = slice(weight, weight + model.out_features)
+        self.size = sum(p.numel() for p in model.parameters())
+
+    def chunk(self, x: Tensor) -> int:
+        """No rows of G are held."""
+        return 1
+
+    def blocks(
+        self, x: Tensor, y: Tensor, rows: int = 1, dtype: torch.dtype | None = None
+    ) -> Iterator[FactoredGradients]:
+        """G for x [n, d], y [n] or [n, labels], in blocks of any number of rows."""
+        for xs, ys in zip(x.split(BLOCK), y.split(BLOCK), strict=True):
+            if len(xs):
+                yield self.matrix(xs, ys, dtype)
+
+    @torch.no_grad()
+    def matrix(self, x: Tensor, y: Tensor, dtype: torch.dtype | None = None) -> FactoredGradients:
+        """G for x [n, d], y [n] or [n, labels], in the precision of the model, or `dtype`."""
+        dtype = dtype or self.model.weight.dtype
+        x, bias = x.to(dtype), self.model.bias
+        weight = self.model.weight.to(dtype)
+        # [C, n], whose products with x take half the time of those of [n, C] where classes are few
+        logits = weight @ x.T if bias is None else torch.addmm(bias.to(dtype)[:, None], weight, x.T)
+        if y.dim() == 2:
+            y = y.to(dtype).T
+            losses = nn.functional.binary_cross_entropy_with_logits(logits, y, reduction="none").mean(0)
+            r = (logits.sigmoid() - y) / len(y)
+        else:
+            log_p = logits.log_softmax(0)
+            true = log_p.gather(0, y[None])  # [1, n]
+            losses = -true.squeeze(0)
+            r = log_p.exp_().scatter_(0, y[None], true.expm1())
+        return FactoredGradients(r.T, x, bias is not None, losses)

@@ -1,0 +1,278 @@
+"""The matrix of per-example gradients: G [n, p], one row an example, one column a trained parameter.
+
+Rows come from per_example.py, some examples at a time. Every row is made finite on construction, because NaN times a
+clip factor of zero is still NaN.
+"""
+
+import copy
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import NamedTuple, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from pubsel.gradients.per_example import by_layers, by_vmap, layers_agree
+
+LARGEST = 1e18  # norm of a row that counts; products with a larger one could overflow float32
+CPU_CHUNK, GPU_CHUNK = 256, 500  # examples per pass, at most
+CPU_ENTRIES, CPU_PIXELS = 2**23, 2**19  # of G and of x per pass, 32 and 2 MiB: 42 images of 64 pixels
+NORM_BLOCK = 512  # float32 sums over more entries than this read low; blocks are added in float64
+PRODUCT_BLOCK = 2**14
+SUM_BLOCK = 8, 2**15  # rows and columns that are converted to float64 at once, 2 MiB
+GRAM_BLOCK = 100  # rows; fewer are slower products, more leave more of the lower triangle computed
+
+
+class Basis(NamedTuple):
+    """An orthonormal, block-diagonal basis B [p, k]: group i owns rows `slices[i]` and the columns of `blocks[i]`."""
+
+    slices: list[slice]
+    blocks: list[Tensor]  # each [p_i, k_i], orthonormal columns
+
+    @property
+    def size(self) -> int:
+        return sum(block.shape[1] for block in self.blocks)
+
+    def expand(self, w: Tensor) -> Tensor:
+        """B w: [k] -> [p], in float64 for such w; or each row of [n, k] -> [n, p]."""
+        parts = torch.split(w, [block.shape[1] for block in self.blocks], dim=-1)
+        if w.dim() == 1 and w.dtype == torch.float64:
+            return torch.cat([weighted_sum(b.T, part) for b, part in zip(self.blocks, parts, strict=True)])
+        return torch.cat([part @ block.T for block, part in zip(self.blocks, parts, strict=True)], dim=-1)
+
+
+class GradientMatrix(Protocol):
+    """What algorithms and distances need of G [n, p], whether or not it is ever held."""
+
+    @property
+    def losses(self) -> Tensor | None: ...  # [n]
+    @property
+    def dtype(self) -> torch.dtype: ...
+    def __len__(self) -> int: ...
+    def row_norms(self) -> Tensor: ...  # [n]
+    def project(self, basis: Basis) -> Tensor: ...  # [p, k] -> G B, [n, k]
+    def combine(self, weights: Tensor) -> Tensor: ...  # G^T weights: [n] -> float64 [p]; [n, k] -> [p, k], as G is
+    def gram(self) -> Tensor: ...  # G G^T, [n, n]
+    def written_out(self, chosen: Tensor) -> Tensor: ...  # bool [n] -> those rows, [n', p]
+    def scaled_norms(self, scale: Tensor) -> Tensor: ...  # [p] -> norms of the rows of G diag(scale), [n]
+    def squared_sum(self) -> Tensor: ...  # sum of the rows of G * G, [p]
+    def add_power(self, total: Tensor, columns: slice, b: Tensor) -> None: ...  # total += G_c^T G_c b
+
+
+class DenseGradients:
+    """G held as an array. Rows that are not finite, or have a norm of LARGEST or more, count as zero rows."""
+
+    def __init__(self, rows: Tensor, losses: Tensor | None = None):  # [n, p], [n]
+        self.rows = rows
+        self.losses = losses
+        norms = row_norms(rows)
+        broken = ~(norms < LARGEST)
+        if rows.is_cuda or broken.any():  # a GPU would have to be waited for
+            rows.masked_fill_(broken[:, None], 0)
+            norms = torch.where(broken, 0, norms)
+        self._norms = norms
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.rows.dtype
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def row_norms(self) -> Tensor:  # [n]
+        return self._norms
+
+    def project(self, basis: Basis) -> Tensor:  # [n, k]
+        return torch.cat([product(self.rows[:, s], b) for s, b in zip(basis.slices, basis.blocks, strict=True)], dim=1)
+
+    def combine(self, weights: Tensor) -> Tensor:  # [p] or [p, k]
+        return weighted_sum(self.rows, weights) if weights.dim() == 1 else self.rows.T @ weights
+
+    def written_out(self, chosen: Tensor) -> Tensor:  # [n', p]
+        return self.rows[chosen]
+
+    def scaled_norms(self, scale: Tensor) -> Tensor:  # [n]
+        return row_norms(self.rows * scale)
+
+    def squared_sum(self) -> Tensor:  # [p]
+        return self.rows.square().sum(0)
+
+    def add_power(self, total: Tensor, columns: slice, b: Tensor) -> None:  # [p_c, k]
+        """In the precision of the rows; into a total of more precision by way of a copy. Fastest, by half, into a total
+        whose columns lie each in one piece."""
+        rows = self.rows[:, columns]
+        if total.dtype == b.dtype:
+            total.T.addmm_((rows @ b).T, rows)
+        else:
+            total.T.add_((rows @ b).T @ rows)
+
+    def gram(self) -> Tensor:  # [n, n]
+        return gram(self.rows)
+
+
+def weighted_sum(rows: Tensor, weights: Tensor) -> Tensor:
+    """rows^T weights for rows [n, p] and float64 weights [n] -> float64 [p], every product and sum in float64.
+
+    A sum of n rows of norm at most 1 is off by at most n^2 2^-53, in whatever order they are added (Higham: Accuracy
+    and Stability of Numerical Algorithms, 2002, Section 4.2). In float32 it would be n^2 2^-24: one row more could then
+    move a sum by far more than its norm, since it changes how the others are rounded.
+    """
+    total = torch.zeros(rows.shape[1], dtype=torch.float64, device=rows.device)
+    at_once, width = SUM_BLOCK if not rows.is_cuda else (GPU_CHUNK, rows.shape[1])
+    # what is converted stays in the cache until it is added
+    for columns, part in zip(total.split(width), rows.split(width, 1), strict=True):
+        for some, factors in zip(part.split(at_once), weights.double().split(at_once), strict=True):
+            columns.addmv_(some.double().T, factors)
+    return total
+
+
+def product(rows: Tensor, b: Tensor) -> Tensor:
+    """rows b [n, k] of rows [n, p] and b [p, k], in their precision, but for sums over more than PRODUCT_BLOCK entries:
+    float32 rounds those of 8 million by up to 2 % of |row| |b|."""
+    if len(b) <= PRODUCT_BLOCK:
+        return rows @ b
+    pieces = zip(rows.split(PRODUCT_BLOCK, 1), b.split(PRODUCT_BLOCK), strict=True)
+    total = torch.zeros(len(rows), b.shape[1], dtype=torch.float64, device=rows.device)
+    for part, piece in pieces:
+        total += part @ piece
+    return total.to(rows.dtype)
+
+
+def gram(rows: Tensor) -> Tensor:
+    """rows rows^T [n, n], by blocks on and above the diagonal: 2/3 of the time of the whole product for n >= 500."""
+    n = len(rows)
+    products = rows.new_empty(n, n)
+    for i in range(0, n, GRAM_BLOCK):
+        block = rows[i : i + GRAM_BLOCK] @ rows[i:].T  # [<= GRAM_BLOCK, n - i]
+        products[i : i + GRAM_BLOCK, i:] = block
+        products[i:, i : i + GRAM_BLOCK] = block.T
+    return products
+
+
+def row_norms(rows: Tensor) -> Tensor:
+    """Euclidean norm of each row [n, p] -> float64 [n], accurate to 1e-6 relative in float32.
+
+    torch.linalg.vector_norm reads rows of 268,000 float32 entries about 5e-6 low, which would clip too little.
+    """
+    whole = rows.shape[1] // NORM_BLOCK * NORM_BLOCK
+    blocks = rows[:, :whole].unflatten(1, (-1, NORM_BLOCK)) if whole else rows[:, :0, None]  # [n, p / 512, 512]
+    body = torch.linalg.vector_norm(blocks, dim=2).double().square().sum(1)
+    return (body + rows[:, whole:].double().square().sum(1)).sqrt()
+
+
+def clip_factors(norms: Tensor, bound: float) -> Tensor:
+    """Factor [n], float64, that brings a row of each norm to at most `bound`: min(1, bound / norm).
+
+    The bound is met with a relative margin of 1e-5, wider than the rounding of norms and factors of ONE row, so that
+    each row that is summed has norm at most 1. What the rounding of sums adds is `privacy.ROUNDING`.
+    """
+    return (bound / norms.double().clamp(min=1e-300)).clamp(max=1) * (1 - 1e-5)
+
+
+def random_labels(source: np.random.Generator, n: int, classes: int, multi_label: bool) -> Tensor:
+    """Random classes [n]; for a multi-label task the one-hot rows, float32 [n, classes], of random classes."""
+    drawn = torch.from_numpy(source.integers(classes, size=n))
+    return nn.functional.one_hot(drawn, classes).float() if multi_label else drawn
+
+
+@contextmanager
+def gpu_precision(precision: str) -> Iterator[None]:
+    """Matrix products and convolutions of float32 numbers on a GPU as "ieee" or "tf32"; ieee again afterwards.
+
+    torch convolves in tf32 unless told otherwise: the loop asks for ieee before it touches private data.
+    """
+    torch.backends.cuda.matmul.fp32_precision = torch.backends.cudnn.conv.fp32_precision = precision  # type: ignore[attr-defined]
+    try:
+        yield
+    finally:
+        torch.backends.cuda.matmul.fp32_precision = torch.backends.cudnn.conv.fp32_precision = "ieee"  # type: ignore[attr-defined]
+
+
+class Engine(Protocol):
+    """Makes G at the current weights of `model`. offsets: the columns of each trained parameter, `size` in all."""
+
+    offsets: dict[str, slice]
+    size: int
+
+    @property
+    def model(self) -> nn.Module: ...
+    def chunk(self, x: Tensor) -> int: ...
+    def blocks(
+        self, x: Tensor, y: Tensor, rows: int = 1, dtype: torch.dtype | None = None
+    ) -> Iterator[GradientMatrix]: ...
+
+
+class PerExampleGradients:
+    """Per-example gradients of one model.
+
+    model: in eval mode, so that an example's gradient is its own. One that pools on a CPU is brought to channels last:
+    max-pooling takes as long as the convolutions otherwise. chunk: examples per pass; by default what a cache holds, or
+    keeps a GPU busy. names: parameters to differentiate, in the order of the columns of G; all trainable ones by
+    default. `offsets`: the columns of each.
+    """
+
+    def __init__(self, model: nn.Module, chunk: int | None = None, names: list[str] | None = None):
+        self.model = model
+        if not next(model.parameters()).is_cuda and any(isinstance(m, nn.MaxPool2d) for m in model.modules()):
+            model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
+        self.offsets: dict[str, slice] = {}
+        start = 0
+        for name in names if names is not None else trained:
+            self.offsets[name] = slice(start, start + trained[name].numel())
+            start += trained[name].numel()
+        self.size = start  # p
+        self._given = chunk
+        self._by_layers: bool | None = None  # decided at the first call, which shows the shape of the data
+        self._scratch: Tensor | None = None
+
+    def chunk(self, x: Tensor) -> int:
+        """Examples of x [n, ...] per pass."""
+        if self._given or next(self.model.parameters()).is_cuda:
+            return self._given or GPU_CHUNK
+        fits = min(CPU_ENTRIES // max(1, self.size), CPU_PIXELS // max(1, x[:1].numel()))
+        return min(CPU_CHUNK, max(8, fits))
+
+    def blocks(self, x: Tensor, y: Tensor, rows: int = 1, dtype: torch.dtype | None = None) -> Iterator[DenseGradients]:
+        """G for x [n, ...], y [n, ...] in blocks of at least `rows` examples, a whole number of passes.
+
+        All blocks lie in the same memory, which does not grow with n and is kept for the next call: a block is gone
+        when the next one is asked for. dtype: of passes and G; that of the model by default.
+        """
+        dtype = dtype or next(self.model.parameters()).dtype
+        chunk = self.chunk(x)
+        rows = -(-rows // chunk) * chunk
+        for xs, ys in zip(x.split(rows), y.split(rows), strict=True):
+            if len(xs):
+                yield self._fill(self._memory(len(xs), dtype), xs, ys)
+
+    def matrix(self, x: Tensor, y: Tensor) -> DenseGradients:
+        """G [n, p] for x [n, ...], y [n, ...], held whole, in memory of its own."""
+        parameter = next(self.model.parameters())
+        return self._fill(torch.empty(len(x), self.size, dtype=parameter.dtype, device=parameter.device), x, y)
+
+    def _fill(self, rows: Tensor, x: Tensor, y: Tensor) -> DenseGradients:
+        if self._by_layers is None:
+            self._by_layers = layers_agree(self.model, x, y, list(self.offsets))
+        gradients = by_layers if self._by_layers else by_vmap
+        model = self.model
+        if rows.dtype != next(model.parameters()).dtype:
+            model = copy.deepcopy(model).to(rows.dtype)
+            x = x.to(rows.dtype) if x.is_floating_point() else x
+        losses = torch.empty(len(x), dtype=rows.dtype, device=rows.device)
+        shapes = {name: model.get_parameter(name).shape for name in self.offsets}
+        chunk = self.chunk(x)
+        for start in range(0, len(x), chunk):
+            part = slice(start, start + chunk)
+            out = {name: rows[part, self.offsets[name]].unflatten(1, shape) for name, shape in shapes.items()}
+            losses[part] = gradients(model, x[part], y[part], out)
+        return DenseGradients(rows, losses)
+
+    def _memory(self, n: int, dtype: torch.dtype) -> Tensor:
+        """[n, p] of the scratch memory; pages that are touched for the first time cost as much as a backward pass."""
+        device = next(self.model.parameters()).device
+        if self._scratch is None or len(self._scratch) < n or self._scratch.dtype != dtype:
+            self._scratch = None
+            self._scratch = torch.empty(n, self.size, dtype=dtype, device=device)
+        return self._scratch[:n]

@@ -1,0 +1,67 @@
+"""What the person at the terminal is told on the way, and where it is kept; results go to stdout, this to stderr."""
+
+import contextlib
+import os
+import sys
+import time
+import traceback
+from collections.abc import Iterator
+from pathlib import Path
+
+
+class UserError(Exception):
+    """Something the user can mend: one line that names the key or file, and the remedy. Exit code 1."""
+
+    exit_code = 1
+
+
+class UsageError(UserError):
+    """The command line or the configuration is wrong; nothing was started. Exit code 2."""
+
+    exit_code = 2
+
+
+class CellsFailed(UserError):
+    """Cells of a sweep that failed, each with why; the others are done."""
+
+    def __init__(self, cells: list[str]):
+        super().__init__(f"{len(cells)} cells failed")
+        self.cells = cells
+
+
+_logs: list[Path] = []  # where `say` writes too; the last one counts
+
+
+def say(text: str) -> None:
+    """A line, at once."""
+    print(text, file=sys.stderr, flush=True)
+    log(text)
+
+
+def log(text: str) -> None:
+    """A line for the log alone, with the time. A log that cannot be written ends no run."""
+    if _logs:
+        with contextlib.suppress(OSError), open(_logs[-1], "a", encoding="utf-8", opener=_own) as file:
+            file.writelines(f"{time.strftime('%Y-%m-%d %H:%M:%S')}  {line}\n" for line in text.splitlines())
+
+
+def _own(name: str, flags: int) -> int:
+    return os.open(name, flags, 0o600)
+
+
+def traced(error: BaseException) -> str:
+    """The traceback of an error, in which no path says where this machine has its files."""
+    text = "".join(traceback.format_exception(error))
+    for folder in sorted({*sys.path, os.getcwd(), sys.base_prefix}, key=len, reverse=True):
+        text = text.replace(f"{folder.rstrip(os.sep)}{os.sep}", "") if folder.strip(os.sep) else text
+    return text
+
+
+@contextlib.contextmanager
+def logged(path: Path) -> Iterator[None]:
+    """What is said inside also comes to lie in the file `path`, behind what is there."""
+    _logs.append(path)
+    try:
+        yield
+    finally:
+        _logs.pop()

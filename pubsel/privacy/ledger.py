@@ -1,0 +1,219 @@
+"""What has been drawn from each private data set: RESULTS/ledger, which outlives the runs.
+
+One file for each private content, DIGEST.jsonl, and one line in it for each release: a training, a first release, a
+choice of public data, a DP-GSD. The line is written before the first noise of the release is drawn, so that a crash can
+only count too much. A line is never changed, and a deleted run stays in. DIGEST is keyed by 32 random bytes in `key`:
+somebody who sees the name of a file, and not `key`, cannot confirm by it which data it is of.
+
+A release with noise from the operating system is a new one each time that it begins without a checkpoint. Seeded noise
+is named by all that decides it, and the same noise on the same data is the same release: it is listed once.
+
+What is computed without noise (training without a guarantee, distances other than DP-GSD, attacks) is not in it. This
+file imports no torch.
+"""
+
+import hashlib
+import json
+import math
+import os
+import secrets
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from filelock import FileLock
+
+from pubsel.messages import UserError
+from pubsel.records import PRIVATE_FILE, at, guard, write_whole
+
+KEY_BYTES = 32
+OS_NOISE = "operating system"
+
+Line = dict[str, Any]
+
+
+class Release(NamedTuple):
+    """One release of private data, as it is planned. cell: the identity of its run; private: the data as it was given;
+    what: a word for people. key: all that decides its seeded noise; None: noise of the operating system."""
+
+    cell: str
+    private: str
+    what: str
+    epsilon: float
+    delta: float
+    key: str | None
+
+
+class Spent(NamedTuple):
+    """What releases cost together."""
+
+    epsilon: float
+    delta: float
+    releases: int
+
+
+def spent(lines: Iterable[Line]) -> Spent:
+    """Basic composition: the epsilons and the deltas of all releases add up; lines of one release count once."""
+    once = _latest(lines).values()
+    return Spent(sum((line["epsilon"] for line in once), 0.0), sum((line["delta"] for line in once), 0.0), len(once))
+
+
+def _latest(lines: Iterable[Line]) -> dict[str, Line]:
+    """The last line of each release."""
+    return {line["release"]: line for line in lines}
+
+
+def note(results: Path | str, content: str, release: Release) -> None:
+    """Write down a release of the private data whose fingerprint is `content`, before its first noise is drawn.
+
+    What costs epsilon 0 reads nothing, and is left out. UserError if the line cannot be written: then nothing may be
+    drawn.
+    """
+    if not release.epsilon:
+        return
+    folder = Path(results) / "ledger"
+    with _held(folder):
+        secret = _key(folder)
+        path = folder / f"{_digest(secret, content)}.jsonl"
+        name = secrets.token_hex(16)
+        if release.key is not None:
+            name = _digest(secret, f"{content}\0{release.what}\0{release.key}")
+        known = _latest(read(path)).get(name)
+        if known is None or known["state"] != "begun":
+            line = {key: value for key, value in release._asdict().items() if key != "key"}
+            noise = OS_NOISE if release.key is None else "seeded"
+            _append(path, line | {"release": name, "noise": noise, "state": "begun"})
+
+
+def deleted(results: Path | str, cell: str) -> None:
+    """Write down that the releases of a run are deleted. They stay spent."""
+    folder = Path(results) / "ledger"
+    if not folder.is_dir():
+        return
+    with _held(folder):
+        for path in folder.glob("*.jsonl"):
+            for line in _latest(line for line in read(path) if line["cell"] == cell).values():
+                if line["state"] != "deleted":
+                    _append(path, line | {"state": "deleted"})
+
+
+def read(path: Path) -> list[Line]:
+    """The lines of a ledger. A last one that was cut short is left out: nothing was drawn after it. UserError where
+    another does not read."""
+    try:
+        text = path.read_text(encoding="utf-8") if path.exists() else ""
+        whole, _, _ = text.rpartition("\n")
+        lines = [json.loads(line) for line in whole.splitlines()]
+        if any(not {*Release._fields, "release", "noise", "state", "when"} - {"key"} <= line.keys() for line in lines):
+            raise KeyError
+        return [line | {"epsilon": float(line["epsilon"]), "delta": float(line["delta"])} for line in lines]
+    except OSError as error:
+        raise UserError(f"cannot read {path}: {error.strerror}; check permissions") from None
+    except (ValueError, TypeError, KeyError, AttributeError):
+        raise UserError(f"{path} does not read, so what was spent is unknown: restore it, or move it away") from None
+
+
+def ledgers(results: Path | str) -> list[list[Line]]:
+    """The lines of all releases by private data set. Ledgers that share a name for their data, such as features and
+    images of one set, or a set and a part of it, are one: too much is counted rather than too little."""
+    groups: list[tuple[set[str], list[Line]]] = []
+    for path in sorted((Path(results) / "ledger").glob("*.jsonl")):
+        lines = read(path)
+        names = {line["private"] for line in lines}
+        for group in [group for group in groups if group[0] & names]:
+            groups.remove(group)
+            names, lines = names | group[0], group[1] + lines
+        groups.append((names, lines))
+    return [lines for _, lines in groups if lines]
+
+
+def of_cell(results: Path | str, cell: str) -> list[Line]:
+    """The releases of one run, those of its earlier lives among them."""
+    found = [line for lines in ledgers(results) for line in lines if line["cell"] == cell]
+    return sorted(found, key=lambda line: str(line["when"]))
+
+
+def again(folder: Path, what: str = "that") -> str:
+    """What it spends to delete the folder of a run and make it again, for the end of a message that said so; "" where
+    nothing is known to be spent. The last release of each kind counts."""
+    try:
+        latest = list({line["what"]: line for line in of_cell(folder.parent.parent, folder.name)}.values())
+    except UserError:
+        latest = []
+    epsilon = spent(latest).epsilon if latest else _planned(folder)
+    if not epsilon:
+        return ""
+    seeded = bool(latest) and all(line["noise"] != OS_NOISE for line in latest)
+    unless = ", unless data, settings and code are what they were" if seeded else ""
+    return f"; {what} spends epsilon {epsilon:.4g} once more{unless}"
+
+
+def _planned(folder: Path) -> float:
+    """Epsilon of a run that is older than the ledger; 0 where it is not known, or where nothing was drawn."""
+    if not (folder / "result.json").exists() and not any(folder.glob("*.pt")):
+        return 0.0
+    for name in ("result.json", "settings.json"):
+        with suppress(OSError, ValueError):
+            made = json.loads((folder / name).read_text(encoding="utf-8"))
+            for key in ("privacy.epsilon", "claimed", "settings.epsilon"):
+                value = at(made, key)
+                if isinstance(value, int | float) and math.isfinite(value):
+                    return float(value)
+    return 0.0
+
+
+def summary(results: Path | str) -> list[str]:
+    """For each private data set a line: what it is called, and what all its releases spend together."""
+    lines = []
+    for of_data in ledgers(results):
+        names, cost = dict.fromkeys(line["private"] for line in of_data), spent(of_data)
+        gone = sum(line["state"] == "deleted" for line in _latest(of_data).values())
+        many = f"{cost.releases} release{'s' if cost.releases > 1 else ''}"
+        many += f" ({gone} of deleted runs)" if gone else ""
+        lines.append(f"{', '.join(names)}: {many}, epsilon {cost.epsilon:.4g}, delta {cost.delta:.4g}")
+    return lines
+
+
+@contextmanager
+def _held(folder: Path) -> Iterator[None]:
+    """The ledger for one process at a time."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        guard(folder)
+        with FileLock(folder / "lock", mode=PRIVATE_FILE):
+            yield
+    except OSError as error:
+        why = error.strerror or error
+        raise UserError(f"cannot write to {folder}: {why}; nothing is drawn without it: set results=FOLDER") from None
+
+
+def _key(folder: Path) -> bytes:
+    path = folder / "key"
+    if not path.exists():
+        write_whole(path, secrets.token_bytes(KEY_BYTES), PRIVATE_FILE)
+    key = path.read_bytes()
+    if len(key) != KEY_BYTES:
+        raise UserError(f"{path} is damaged: restore it, or delete it and count the files next to it as other data")
+    return key
+
+
+def _digest(key: bytes, text: str) -> str:
+    return hashlib.blake2b(text.encode(), key=key, digest_size=16).hexdigest()
+
+
+def _append(path: Path, line: Line) -> None:
+    """One write behind all others, lasting before it returns."""
+    line = line | {"when": datetime.now(UTC).isoformat(timespec="seconds")}
+    data = json.dumps(line, sort_keys=True).encode() + b"\n"
+    handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, PRIVATE_FILE)
+    try:
+        there = os.pread(handle, os.fstat(handle).st_size, 0)
+        if not there.endswith(b"\n"):
+            os.ftruncate(handle, there.rfind(b"\n") + 1)  # of who was killed, or had no space
+        if os.write(handle, data) != len(data):
+            raise OSError(28, "no space left")
+        os.fsync(handle)
+    finally:
+        os.close(handle)

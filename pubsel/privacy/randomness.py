@@ -1,0 +1,170 @@
+"""Where random numbers come from: one independent stream per purpose and step, or the operating system's entropy.
+
+`stream` is for what may be known. What must stay secret (samples, noise, coins, labels of private examples) is drawn
+from a `Secret`, which only `secret` makes.
+"""
+
+import builtins
+import hashlib
+import json
+import os
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from pubsel.messages import UserError
+
+
+def stream(key: str, purpose: str, step: int = 0) -> np.random.Generator:
+    """The random stream of one purpose at one step of what `key` names, the same whenever it is asked for.
+
+    Streams of different arguments are independent (SFC64, 128-bit seeds from BLAKE2b).
+    """
+    text = f"{key}\0{purpose}\0{step}".encode()
+    return np.random.Generator(np.random.SFC64(int.from_bytes(hashlib.blake2b(text, digest_size=16).digest())))
+
+
+def normal(source: "np.random.Generator | SystemEntropy", n: int, device: torch.device) -> Tensor:
+    """Standard normal numbers, float64 [n]; on a GPU drawn there, from a generator seeded by `source`."""
+    if device.type == "cuda" and isinstance(source, np.random.Generator):
+        generator = torch.Generator(device).manual_seed(int(source.integers(2**63)))
+        return torch.randn(n, generator=generator, dtype=torch.float64, device=device)
+    return torch.from_numpy(source.standard_normal(n)).to(device)
+
+
+class SystemEntropy:
+    """Uniform and normal numbers and bytes from os.urandom, with the methods of numpy's Generator that are needed.
+
+    Normals are the sum of four over two, which hides the gaps that floating point leaves in a single one (Holohan and
+    Braghin 2021, arXiv:2107.10138).
+    """
+
+    def bytes(self, n: int) -> builtins.bytes:
+        """n random bytes."""
+        return os.urandom(n)
+
+    def random(self, n: int) -> NDArray[np.float64]:
+        """Uniform in [0, 1) on a grid of 2^-53, [n]."""
+        bits = np.frombuffer(os.urandom(8 * n), dtype=np.uint64) >> np.uint64(11)
+        return bits.astype(np.float64) * 2.0**-53
+
+    def standard_normal(self, n: int) -> NDArray[np.float64]:
+        """Standard normal, [n], by Box and Muller's transform."""
+        u, v = 1 - self.random(4 * n), self.random(4 * n)
+        four: NDArray[np.float64] = np.sqrt(-2 * np.log(u)) * np.cos(2 * np.pi * v)
+        return four.reshape(4, n).sum(0) / 2
+
+
+Source = np.random.Generator | SystemEntropy
+Sources = Callable[[str, int], Source]  # of a purpose and a step
+
+
+def below(n: int, source: Source) -> int:
+    """Uniform in 0, ..., n - 1, exactly, for n of any size."""
+    bits = (n - 1).bit_length()
+    while True:
+        drawn = int.from_bytes(source.bytes((bits + 7) // 8)) >> (-bits % 8)
+        if drawn < n:
+            return drawn
+
+
+def content(*tensors: Tensor) -> str:
+    """A fingerprint of what tensors hold: their numbers, shapes and types."""
+    digest = hashlib.blake2b(digest_size=16)
+    for tensor in tensors:
+        digest.update(f"{tuple(tensor.shape)} {tensor.dtype}\0".encode())
+        digest.update(tensor.detach().cpu().contiguous().numpy().reshape(-1).view(np.uint8).data)
+    return digest.hexdigest()
+
+
+def secret(
+    what: str,
+    *,
+    settings: Mapping[str, Any],
+    private: Iterable[Tensor],
+    public: Iterable[Tensor],
+    weights: Mapping[str, Tensor],
+    code: str,
+    plan: Mapping[str, Any],
+    place: str,
+    secure: bool,
+) -> "Secret":
+    """The secret streams of one release, which follow from ALL that decides it; or the operating system, with `secure`.
+
+    Two releases that shared noise would cancel it in their difference, and an attacker would read off what one example
+    changed. So whatever changes a bit of a release changes its streams:
+
+    what: which release of the run, such as training. settings: all of the run that are not neutral, with its seed.
+    private, public: the examples as they are used. weights: all tensors of the network at the start, and of what is
+    frozen before it. code: a digest of the program (`results.code`). plan: rate, steps, noise multiplier, epsilon and
+    delta. place: what only changes rounding, such as the device and the number of threads; a run may be resumed at
+    another one, where the others must be the same.
+    """
+    belongs = {
+        "settings": _digest([what, dict(settings)]),
+        "the private data": content(*private),
+        "the public data": content(*public),
+        "the starting weights": _digest([[name, content(tensor)] for name, tensor in weights.items()]),
+        "the code": code,
+        "the plan": _digest(dict(plan)),
+    }
+    return Secret(belongs, dict(plan), [f"0 {place}"], secure)
+
+
+class Secret:
+    """The streams of one release that nobody may know.
+
+    A killed run that repeats a step at the same place draws the same sample and the same noise, so nothing is spent
+    twice. At another place it draws new ones, since the sum may be rounded differently there; nobody saw the step that
+    was lost.
+
+    belongs: what decides the release, each as a digest. The private one would tell whoever knows all examples but one
+    whether that one is among them: it is stored only in files of unfinished runs, and never shown.
+    """
+
+    def __init__(self, belongs: dict[str, str], plan: dict[str, Any], places: list[str], secure: bool):
+        self.belongs, self.plan, self.places, self.secure = belongs, plan, places, secure
+        self.key = _digest([belongs, places])
+        self.begin: Callable[[str], None] | None = None  # called with the key, once, before anything is drawn
+
+    def __call__(self, purpose: str, step: int = 0) -> "Source":
+        """The stream of one purpose at one step."""
+        if self.begin is not None:
+            begin, self.begin = self.begin, None
+            begin(self.key)
+        return SystemEntropy() if self.secure else stream(self.key, purpose, step)
+
+    def state_dict(self) -> dict[str, Any]:
+        """What tells later whether a file belongs to this release."""
+        return {"belongs": self.belongs, "plan": self.plan, "places": self.places}
+
+    def resumed(
+        self, saved: Mapping[str, Any], step: int, path: Path, spent: Callable[[Mapping[str, Any]], str]
+    ) -> "Secret":
+        """The streams from `step` on of a release that began earlier, by what `state_dict` said then. It does not begin
+        again.
+
+        UserError names what has changed since, and by spent(plan) what that release has spent already.
+        """
+        changed = [name for name, value in self.belongs.items() if saved["belongs"].get(name) != value]
+        if changed:
+            raise UserError(
+                f"{path} is of another run: {', '.join(changed)} changed since, after it had spent "
+                f"{spent(saved['plan'])}: restore what changed, or delete {path.parent} to start again, which spends "
+                "its epsilon as well"
+            )
+        here = self.places[0].partition(" ")[2]
+        places = list(saved["places"])
+        if places[-1].partition(" ")[2] != here:
+            places.append(f"{step} {here}")
+        return Secret(self.belongs, self.plan, places, self.secure)
+
+
+def _digest(value: Any) -> str:
+    """A fingerprint of numbers, texts, lists and mappings of them."""
+    return hashlib.blake2b(json.dumps(value, sort_keys=True).encode(), digest_size=16).hexdigest()

@@ -1,0 +1,257 @@
+"""One record per run, written whole or not at all, and where its number comes from. This file imports no torch."""
+
+import contextlib
+import glob
+import gzip
+import hashlib
+import importlib.metadata
+import json
+import os
+import platform
+import re
+import secrets
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from pubsel import __version__
+from pubsel.messages import UserError
+
+_HERE = Path(__file__).resolve().parent
+
+NEEDED = ("identity", "label", "seed", "private", "public", "model", "algorithm", "epsilon", "utility", "settings")
+PRIVATE_FILE, PRIVATE_FOLDER = 0o600, 0o700  # modes of what is made from private data, whatever the umask
+LEFT_BEHIND = 24 * 3600  # s, after which a file that is written for a moment has nobody who writes it
+FAILED = "failed: "  # how the last line of a failed run's log begins, behind the time
+
+
+def write_record(path: Path, record: dict[str, Any]) -> None:
+    """Writes `record` as JSON with sorted keys. `path` has either its old content or the whole record, never a part.
+
+    UserError names the folder where it cannot be written; nothing half-written is left there. For its owner alone.
+    """
+    write_whole(path, json.dumps(record, indent=1, sort_keys=True) + "\n", PRIVATE_FILE)
+
+
+def read_record(path: Path, needed: tuple[str, ...] = NEEDED) -> dict[str, Any]:
+    """The record at `path`; UserError names the file where it is corrupt, truncated or lacks a key of `needed`."""
+    try:
+        record = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UserError(f"cannot read {path}: {error.strerror}") from None
+    except ValueError:  # no JSON, or no UTF-8
+        raise UserError(f"{path} is no complete record: {_once_more(path)}") from None
+    missing = [key for key in needed if not isinstance(record, dict) or key not in record]
+    if missing:
+        raise UserError(f"{path} is no record, it lacks {missing[0]!r}: {_once_more(path)}")
+    return record
+
+
+def _once_more(path: Path) -> str:
+    from pubsel.privacy import ledger  # which imports this file
+
+    return f"delete it to run the cell again{ledger.again(path.parent)}"
+
+
+def read_records(results: Path) -> list[dict[str, Any]]:
+    """Every results/runs/*/result.json, and of results/records (kept with the code) those of other cells: *.json, and
+    *.jsonl.gz with a record a line. Sorted by identity. The first corrupt one raises UserError."""
+    made = [read_record(path) for path in sorted((Path(results) / "runs").glob("*/result.json"))]
+    kept = [read_record(path) for path in sorted((Path(results) / "records").glob("*.json"))]
+    for path in sorted((Path(results) / "records").glob("*.jsonl.gz")):
+        kept += _read_lines(path)
+    names = {record["identity"] for record in made}
+    return sorted(made + [r for r in kept if r["identity"] not in names], key=lambda record: record["identity"])
+
+
+def read_ranks(results: Path) -> list[dict[str, Any]]:
+    """Every results/ranks/*/result.json as records of what trains nothing: one for each candidate, with its distance,
+    and without algorithm, epsilon and utility. Private choices measure nothing that may be shown: `read_choices`."""
+    return [
+        {key: rank.get(key) for key in ("private", "model", "settings", "commit")}
+        | {"identity": f"{rank['identity']} {public}", "public": public, "seed": rank["settings"]["seed"]}
+        | {"label": "paper", "algorithm": None, "epsilon": None, "utility": None, "distance": {"values": values}}
+        for rank in _ranks(results)
+        if "chosen" not in rank
+        for public, values in rank["values"].items()
+    ]
+
+
+def read_choices(results: Path) -> list[dict[str, Any]]:
+    """The records of private choices: results/ranks/*/result.json that have `chosen`, of `candidates`."""
+    return [rank for rank in _ranks(results) if "chosen" in rank]
+
+
+def _ranks(results: Path) -> Iterator[dict[str, Any]]:
+    needed = ("identity", "private", "model", "settings")
+    for path in sorted((Path(results) / "ranks").glob("*/result.json")):
+        found = read_record(path, needed)
+        yield read_record(path, (*needed, *(("candidates", "privacy") if "chosen" in found else ("values",))))
+
+
+def _read_lines(path: Path) -> list[dict[str, Any]]:
+    try:
+        with gzip.open(path, "rt", encoding="utf-8") as lines:
+            records = [json.loads(line) for line in lines]
+    except (OSError, ValueError, EOFError) as error:
+        raise UserError(f"{path} does not read ({error}): restore it") from None
+    if any(not isinstance(record, dict) or key not in record for record in records for key in NEEDED):
+        raise UserError(f"{path}: a line is no record: restore it")
+    return records
+
+
+def at(values: Any, key: str) -> Any:
+    """The value at a dotted key; None where there is none."""
+    for part in key.split("."):
+        values = values.get(part) if isinstance(values, dict) else None
+    return values
+
+
+def write_lines(path: Path, records: list[dict[str, Any]]) -> None:
+    """Records, one a line, compressed; equal records give equal bytes."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    text = "".join(json.dumps(record, sort_keys=True) + "\n" for record in records)
+    path.write_bytes(gzip.compress(text.encode(), mtime=0))
+
+
+def provenance() -> dict[str, Any]:
+    """Where a number comes from: `versions` (None: not installed), `commit` (None outside a checkout) and `hardware`.
+
+    No host name, no user name and no path.
+    """
+    versions: dict[str, str | None] = {"python": platform.python_version(), "pubsel": __version__}
+    for package in ("torch", "numpy", "opacus", "prv-accountant"):
+        try:
+            versions[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            versions[package] = None
+    return {"versions": versions, "commit": _commit(_HERE.parent), "hardware": f"{processor()}, {os.cpu_count()} cores"}
+
+
+def code(*used: type) -> str:
+    """A digest of the program: every source file of the package, the versions of what computes and draws numbers, and,
+    of classes from elsewhere (a user's own algorithm), their files and what else is loaded from the same folder or
+    package.
+
+    Two programs that differ in a line never share noise. A class whose file cannot be read has no digest that would
+    repeat.
+    """
+    digest = hashlib.blake2b(_package().encode(), digest_size=16)
+    for one in sorted({base for cls in used for base in cls.__mro__}, key=lambda base: base.__qualname__):
+        if one is object or one.__module__.partition(".")[0] in ("builtins", "typing", _HERE.name):
+            continue
+        digest.update(one.__qualname__.encode() + (_sources(one.__module__) or secrets.token_bytes(16)))
+    return digest.hexdigest()
+
+
+@cache
+def _package() -> str:
+    """Of the package as it was when this process first asked: before anyone edits it."""
+    digest = hashlib.blake2b(digest_size=16)
+    for path in sorted(_HERE.rglob("*.py")):
+        digest.update(f"{path.relative_to(_HERE)}\0".encode() + path.read_bytes())
+    for package in ("torch", "numpy"):
+        digest.update(f"{package} {importlib.metadata.version(package)}".encode())
+    return digest.hexdigest()
+
+
+def _sources(module: str) -> bytes:
+    """A digest of a loaded module's file, and of those of the same folder or package; empty if it has no file."""
+    files = {name: getattr(one, "__file__", None) or "" for name, one in list(sys.modules.items())}
+    if not files.get(module):
+        return b""
+    top, folder = module.partition(".")[0], Path(files[module]).parent
+    own = {file for name, file in files.items() if name.partition(".")[0] == top or Path(file).parent == folder}
+    digest = hashlib.blake2b(digest_size=16)
+    for file in sorted(file for file in own if file.endswith(".py")):
+        digest.update(Path(file).read_bytes())
+    return digest.digest()
+
+
+def _commit(checkout: Path) -> str | None:
+    """HEAD of `checkout`, with "-dirty" where pubsel/ or conf/ differ from it; None where it is no checkout's top."""
+
+    def git(*words: str) -> str:
+        command = ["git", "--no-optional-locks", "-C", str(checkout), *words]
+        return subprocess.run(command, capture_output=True, text=True, check=True, timeout=30).stdout.strip()
+
+    try:
+        if Path(git("rev-parse", "--show-toplevel")).resolve() != checkout.resolve():
+            return None  # installed somewhere below another project's checkout
+        head = git("rev-parse", "--verify", "HEAD")
+        return head + ("-dirty" if git("status", "--porcelain", "--", "pubsel", "conf") else "")
+    except (OSError, subprocess.SubprocessError):
+        return None
+
+
+def processor() -> str:
+    """The name of the processor."""
+    try:
+        found = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
+    except OSError:
+        found = None
+    return found[1].strip() if found else platform.processor() or platform.machine()
+
+
+def write_whole(path: Path, content: str | bytes, mode: int = 0o666) -> None:
+    """Writes a file: `path` has either its old content or all of the new. mode: less what the umask takes. UserError
+    names a folder that cannot be written to."""
+    path = Path(path)
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        for left in path.parent.glob(f".{glob.escape(path.name)}.*.tmp"):  # by who was killed
+            if time.time() - left.stat().st_mtime > LEFT_BEHIND:
+                left.unlink(missing_ok=True)
+        with open(temporary, "xb", opener=lambda name, flags: os.open(name, flags, mode)) as file:
+            file.write(content.encode() if isinstance(content, str) else content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except OSError as error:
+        _remove(temporary)
+        why = error.strerror or str(error)
+        raise UserError(
+            f"cannot write {path.name} in folder {path.parent}: {why}; mend it, or set results=..."
+        ) from None
+    except BaseException:
+        _remove(temporary)
+        raise
+    sync_folder(path.parent)
+
+
+def guard(folder: Path) -> None:
+    """Makes a folder and all in it readable and writable by its owner alone; what belongs to another stays as it is."""
+    for path in (folder, *folder.rglob("*")):
+        if not path.is_symlink():
+            with contextlib.suppress(OSError):
+                path.chmod(PRIVATE_FOLDER if path.is_dir() else PRIVATE_FILE)
+
+
+@contextlib.contextmanager
+def guarded() -> Iterator[None]:
+    """Files that other libraries make inside are for their owner alone. For moments: all threads share the umask."""
+    before = os.umask(0o077)
+    try:
+        yield
+    finally:
+        os.umask(before)
+
+
+def _remove(path: Path) -> None:
+    with contextlib.suppress(OSError):
+        path.unlink()
+
+
+def sync_folder(folder: Path) -> None:
+    """Makes the rename last through a power cut, where the file system can."""
+    with contextlib.suppress(OSError):
+        handle = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)

@@ -1,0 +1,62 @@
+"""What conf/dataset says of a named set, before it is there."""
+
+import re
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from pubsel.messages import UsageError
+from pubsel.settings import CONF
+from pubsel.settings.identity import digest_of
+from pubsel.settings.keys import Metric
+from pubsel.settings.schema import check, setting
+
+
+@dataclass
+class Dataset:
+    """One file of conf/dataset: what is known of a named dataset before it is there."""
+
+    source: str = setting("module of pubsel.data that reads it")
+    options: dict[str, Any] = field(default_factory=dict)
+    title: str = setting("what it is, in one line")
+    classes: int = setting("number of classes", at_least=1)
+    classes_of: str | None = setting("the set whose classes these are, in the same order", default=None)
+    images_of: str | None = setting("the set whose images these are too, in another split", default=None)
+    shares_images_with: list[str] = field(
+        default_factory=list, metadata={"about": "sets that have some of its images, at other sizes"}
+    )
+    metric: Metric = setting("accuracy, or auc where classes are unbalanced or many at once")
+    shape: list[int] = setting("channels, height, width; of the prepared images")
+    mean: list[float] = setting("per channel in [0, 1], a published constant, never computed from private data")
+    std: list[float] = setting("per channel in [0, 1], likewise")
+    licence: str = setting("licence or terms")
+    size_mb: float = setting("download in MB", at_least=0)
+    url: str = setting("where it comes from")
+    instructions: str | None = setting("steps for data that cannot be fetched without a person; null: fetched for you")
+
+
+def dataset_names() -> list[str]:
+    """Names of the datasets in conf/dataset."""
+    return sorted(path.stem for path in (CONF / "dataset").glob("*.yaml"))
+
+
+def dataset_info(name: str) -> Dataset:
+    """What conf/dataset says of `name`; UsageError lists the known names."""
+    path = CONF / "dataset" / f"{name}.yaml"
+    if not re.fullmatch(r"\w+", name) or not path.exists():
+        raise UsageError(f"unknown dataset {name!r}: use a path, or one of {', '.join(dataset_names())}")
+    return check(Dataset, yaml.safe_load(path.read_text()), f"dataset {name}: ")
+
+
+def kept_folder(name: str, info: Dataset, root: Path) -> Path:
+    """Where the images of a named set are kept once they are read. Its name depends on the set's reader, rules and
+    shape, so that another rule never meets the images of an earlier one."""
+    rules = {"reader": info.source, "options": info.options, "shape": info.shape}
+    return root / "prepared" / f"{name}-{digest_of(rules)}"
+
+
+def is_there(path: Path) -> bool:
+    """Whether a file is there, or a folder with something in it (a failed download may leave an empty one)."""
+    return any(path.iterdir()) if path.is_dir() else path.exists()

@@ -1,0 +1,140 @@
+"""What a key may be: its meaning and range, and the check of values against them."""
+
+import dataclasses
+import difflib
+import math
+import operator
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import field
+from typing import Any, TypeVar, get_args
+
+from omegaconf import MISSING, DictConfig, OmegaConf
+from omegaconf.errors import ConfigKeyError, MissingMandatoryValue, OmegaConfBaseException
+
+from pubsel.messages import UsageError
+
+T = TypeVar("T")
+
+
+NAME = re.compile(r"[\w.+-]+")  # what may be part of the name of a folder
+
+
+def setting(
+    about: str,
+    *,
+    over: float | None = None,
+    at_least: float | None = None,
+    at_most: float | None = None,
+    below: float | None = None,
+    infinite: bool = False,
+    neutral: bool = False,
+    named: bool = False,
+    default: Any = MISSING,
+) -> Any:
+    """A dataclass field with its meaning and its open or closed range. Its value stands in conf/; a rarely used one may
+    have a `default_of`, and is left out of the identity while it has it.
+
+    `neutral` keys cannot change a result (where files lie, how fast a run is); the identity leaves them out. `named`
+    keys become part of a folder's name.
+    """
+    metadata = {"about": about, "over": over, "at_least": at_least, "at_most": at_most, "below": below}
+    return field(default=default, metadata={**metadata, "infinite": infinite, "neutral": neutral, "named": named})
+
+
+LEAST, MOST = 1e-30, 1e38  # sizes of a number that float32 holds, with room for a square root and a quotient
+
+
+MANY = 10**9  # of examples, directions, pixels, ...: more than memory holds
+
+
+LIMITS: dict[str, tuple[Callable[[Any, Any], bool], str]] = {
+    "over": (operator.gt, "greater than"),
+    "at_least": (operator.ge, "at least"),
+    "at_most": (operator.le, "at most"),
+    "below": (operator.lt, "less than"),
+}
+
+
+def check(schema: type[T], values: DictConfig | dict[str, Any], where: str = "") -> T:
+    """An instance of the dataclass `schema` with `values`; UsageError names the first key that is unknown, missing,
+    of the wrong type or out of range. `where` is the key of `values` itself, for the message."""
+    prefix = f"{where}." if where else ""
+    try:
+        merged = OmegaConf.merge(OmegaConf.structured(schema), values)
+        result = OmegaConf.to_object(merged)
+    except OmegaConfBaseException as error:
+        inner = str(error.full_key or "")
+        key, siblings = f"{prefix}{inner}".strip("."), _siblings(schema, inner)
+        if isinstance(error, MissingMandatoryValue):
+            text = f"{key} has no value: give {key}=..."
+        elif isinstance(error, ConfigKeyError):
+            near = nearest(inner.split(".")[-1], siblings)
+            text = f"unknown key {key}{near}" + (f"; here: {', '.join(sorted(siblings))}" if siblings else "")
+        else:
+            about = siblings.get(inner.split(".")[-1].split("[")[0])
+            text = f"{key}: {str(error.msg or error).splitlines()[0]}" + (f" ({about})" if about else "")
+        raise UsageError(text) from None
+    _check_ranges(result, prefix)
+    return result  # type: ignore[return-value]
+
+
+def nearest(typed: str, known: Iterable[str]) -> str:
+    """What names the known dotted key that is most like what was typed, for a message; "" where none is."""
+    by_last: dict[str, str] = {}
+    for key in sorted(known):
+        by_last.setdefault(key.split(".")[-1], key)
+    found = difflib.get_close_matches(typed, sorted(known), 1, 0.7)
+    if "." not in typed and (not found or typed in by_last):
+        found = [by_last[last] for last in difflib.get_close_matches(typed, list(by_last), 1, 0.7)] or found
+    return f" (did you mean {found[0]}?)" if found else ""
+
+
+def keys_of(schema: Any, prefix: str = "") -> list[str]:
+    """The dotted keys of a dataclass of settings, of groups too."""
+    found = []
+    for f in dataclasses.fields(schema):
+        found.append(f"{prefix}{f.name}")
+        inner = next((t for t in (f.type, *get_args(f.type)) if dataclasses.is_dataclass(t)), None)
+        found += keys_of(inner, f"{prefix}{f.name}.") if inner else []
+    return found
+
+
+def _siblings(schema: Any, key: str) -> dict[str, str]:
+    """Names and meanings of the keys beside the dotted `key`; none where a free mapping holds it."""
+    fields = dataclasses.fields(schema) if dataclasses.is_dataclass(schema) else ()
+    first, _, rest = key.partition(".")
+    if rest:
+        return _siblings(next((f.type for f in fields if f.name == first), None), rest)
+    return {f.name: f.metadata.get("about", "") for f in fields}
+
+
+def _check_ranges(node: Any, prefix: str) -> None:
+    for f in dataclasses.fields(node):
+        value, key = getattr(node, f.name), f"{prefix}{f.name}"
+        if dataclasses.is_dataclass(value):
+            _check_ranges(value, f"{key}.")
+        if f.metadata.get("named"):
+            check_name(key, value)
+        for number in value if isinstance(value, list) else [value]:
+            if isinstance(number, bool) or not isinstance(number, int | float):
+                continue
+            if isinstance(number, float) and not (
+                (number == math.inf and f.metadata.get("infinite")) or math.isfinite(number)
+            ):
+                raise UsageError(f"{key}={number}: must be a finite number ({f.metadata['about']})")
+            counts = isinstance(number, int) and f.metadata.get("at_most") is None  # else its own limit says more
+            least, most = (1, MANY) if counts else (LEAST, MOST)
+            if number != 0 and math.isfinite(number) and not least <= abs(number) <= most:
+                size = "small" if abs(number) < least else "large"
+                raise UsageError(f"{key}={number}: too {size} to compute with ({f.metadata['about']})")
+            for name, (holds, words) in LIMITS.items():
+                limit = f.metadata.get(name)
+                if limit is not None and not holds(number, limit):
+                    raise UsageError(f"{key}={number}: must be {words} {limit} ({f.metadata['about']})")
+
+
+def check_name(key: str, name: Any) -> None:
+    """UsageError where a name that is part of a folder's could leave it, or not be read."""
+    if not isinstance(name, str) or not NAME.fullmatch(name):
+        raise UsageError(f"{key}={name}: a name has letters, digits, _ . + and - alone")

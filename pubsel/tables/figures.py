@@ -1,0 +1,384 @@
+"""Figures: pure functions from a table or the cells of records to matplotlib, which is imported with the first of them.
+
+Each line has a colour, a marker and a dash of its own, so that lines can be told apart in grey and by colour-blind
+people (colours after Okabe and Ito, darkened to stand out from white). `save` writes PNG, SVG and PDF.
+"""
+
+import contextlib
+import html
+import io
+import math
+import re
+import textwrap
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pandas
+
+from pubsel.records import at, write_whole
+from pubsel.settings.identity import default_of
+from pubsel.tables.join import SELECTION, WITHOUT_PUBLIC, Cell, Table, cells, differences, selected
+from pubsel.tables.typeset import short_keys
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+COLOURS = ("#0072b2", "#c98500", "#882255", "#3a94cf", "#6b6b6b", "#c0609a", "#d55e00", "#009e73")
+MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
+DASHES: tuple[Any, ...] = ("-", "--", "-.", ":", (0, (6, 1.5)), (0, (4, 1, 1, 1, 1, 1)), (0, (2, 1)), (0, (8, 2, 2, 2)))
+INK = "#010203"  # of text and axes; nothing else has it, so that a page can put its own in its place
+FORMATS = ("png", "svg", "pdf")
+WIDTH, HEIGHT = 4.2, 3.4  # of a panel, inches
+LONGEST = 24  # letters of a name in a drawing
+GAP = 0.1  # between the names of two public sets, as a share of the axis
+
+RATES = ("training.learning_rate", "algorithm.pretrain_rate", "algorithm.finish_rate", "algorithm.reuse")
+GRID = (*RATES, "training.epochs", "algorithm.k", "algorithm.share", "algorithm.damping")
+PILLAR = ("pillar", "dp_raft_pillar", "dp_raft", "adadps", "gep", "jl", "dp_pca", "dp_sgd")
+ADAMIX = ("adamix", "ngd", "adamix_projection", "adamix_clipping", "ppgd", "fully_private", "only_public", "paragon")
+
+
+@dataclass(frozen=True)
+class Curve:
+    """Utility against a setting, by the best cells."""
+
+    title: str
+    algorithms: tuple[str, ...]
+    x: str  # key of the record, or dotted key of its settings
+    line: str  # the same: what a line is
+    by: str  # what selects, of SELECTION
+    over: tuple[str, ...] = RATES  # the settings that are selected
+    features: bool = True  # whether a linear classifier on features is meant
+
+
+CURVES = {
+    "pillar_epsilon": Curve(
+        "PILLAR and its baselines against epsilon", PILLAR, "epsilon", "algorithm", "validation", GRID
+    ),
+    "pillar_k": Curve(
+        "PILLAR against the dimension k (its Figures 4, 5)", ("pillar",), "algorithm.k", "epsilon", "validation"
+    ),
+    "pillar_share": Curve(
+        "PILLAR against the share of private data (its Figure 7)", ("pillar", "dp_sgd"), "pair.private_share",
+        "algorithm", "test", GRID,
+    ),
+    "adamix": Curve("AdaMix and its baselines against epsilon (its Figure 1)", ADAMIX, "epsilon", "algorithm", "test"),
+    "adamix_quantile": Curve(
+        "AdaMix against the clipping quantile (its Figure 7)", ("adamix",), "algorithm.quantile", "epsilon", "test"
+    ),
+    "adamix_sigma": Curve(
+        "AdaMix against the noise (its Figure 8)", ("adamix", "ngd"), "privacy.noise_multiplier", "algorithm", "test"
+    ),
+    "adamix_shots": Curve(
+        "AdaMix against public examples a class (its Figure 2)", ("adamix", "only_public", "fully_private"),
+        "pair.shots", "algorithm", "test",
+    ),
+    "gep_m": Curve(
+        "GEP against the number of public examples (its Table 6)", ("gep",), "pair.m", "public", "test", features=False
+    ),
+}  # fmt: skip
+
+
+# What is drawn
+
+
+def points(curve: Curve, records: list[dict[str, Any]]) -> tuple[pandas.DataFrame, list[Cell]]:
+    """A row for each point, utility in percent, settings chosen as the curve says; and the cell behind each.
+
+    A line joins cells that differ in nothing but x (and what was selected): where others do, their lines are named
+    apart. Empty where no line has two values of x.
+    """
+    belong = [r for r in records if r["algorithm"] in curve.algorithms and _on_features(r) == curve.features]
+    lines: dict[tuple, list[Cell]] = {}
+    for cell in selected(cells(belong), curve.by, list(curve.over)):
+        if value(cell, curve.x) is not None and value(cell, curve.line) is not None:
+            lines.setdefault((cell["private"], cell["model"], value(cell, curve.line)), []).append(cell)
+    found: list[tuple[list[str], dict[str, Any], Cell]] = []
+    for (private, model, line), group in lines.items():
+        place = curve.algorithms.index(line) if line in curve.algorithms else line
+        told = (curve.x, curve.line, "pair.public" if curve.line == "public" else "", *curve.over)
+        for cell, apart in zip(group, differences(group, told), strict=True):
+            x, (mean, std) = value(cell, curve.x), cell.utility()
+            shown = {
+                "private": private,
+                "model": model,
+                "line": f"{line}\n{short_keys(apart)}" if apart else line,
+                "x": x,
+            }
+            shown |= {"utility": mean, "std": std, "seeds": len(cell.records), "metric": cell.records[0].get("metric")}
+            found.append(([*map(_order, (private, model, place, apart, x))], shown, cell))
+    found.sort(key=lambda entry: entry[0])
+    frame = pandas.DataFrame([shown for _, shown, _ in found])
+    if frame.empty or frame[frame["x"].map(_finite)].groupby(["private", "model", "line"])["x"].nunique().max() < 2:
+        return pandas.DataFrame(), []
+    return frame.assign(selected=SELECTION[curve.by]), [cell for _, _, cell in found]
+
+
+def value(cell: Cell, key: str) -> Any:
+    """A key of the record, or a dotted key of its settings, which may have its default; an epsilon that is not given is
+    infinite."""
+    found = cell[key] if key in cell.records[0] else at(cell["settings"], key)
+    found = default_of(key) if found is None else found
+    return math.inf if key == "epsilon" and found is None else found
+
+
+def _on_features(record: dict[str, Any]) -> bool:
+    return at(record["settings"], "model.backbone") is not None
+
+
+def _order(key: Any) -> str:
+    return f"{key:020.6f}" if isinstance(key, int | float) else str(key)
+
+
+def _finite(x: Any) -> bool:
+    return isinstance(x, int | float) and math.isfinite(x) and x > 0
+
+
+def boosted(frame: pandas.DataFrame) -> pandas.DataFrame:
+    """AdaMix's performance boost (e_public - e_paragon) / (e_dp - e_paragon), e the error, beside each private method:
+    above 1 where private data helps."""
+    frame = frame.assign(boost=np.nan)
+    for _, rows in frame.groupby(["private", "model"]):
+        error = {line: 100 - part["utility"].max() for line, part in rows.groupby("line")}
+        if {"only_public", "paragon"} <= set(error):
+            gain = error["only_public"] - error["paragon"]
+            frame.loc[rows.index, "boost"] = gain / (100 - rows["utility"] - error["paragon"])
+    frame.loc[frame["line"].isin(["paragon", "only_public"]), "boost"] = np.nan
+    return frame
+
+
+def distances(table: Table) -> pandas.DataFrame:
+    """The rows of a table for `scatter`: a point for each cell with a distance, and levels without public data; what is
+    drawn together (private data, model, label) is one panel. Empty where no panel has two distances."""
+    frame = table.frame.assign(metric=[cell.records[0].get("metric") if cell else None for cell in table.cells])
+    frame = frame[frame["utility"].notna()]
+    level = frame["algorithm"].isin(WITHOUT_PUBLIC) | frame["public"].isna()
+    frame = frame[level | frame["distance"].notna()].assign(level=level)
+    keys = ["private", "model", "label"]
+    counts = frame[~frame["level"]].groupby(keys)["distance"].nunique()
+    kept = {key for key, count in counts.items() if count > 1}
+    belongs = [key in kept for key in frame[keys].itertuples(index=False, name=None)]
+    return frame[pandas.Series(belongs, index=frame.index, dtype=bool)]
+
+
+# Drawing
+
+
+def curves(frame: pandas.DataFrame, x: str, line: str, styles: dict[Any, Any] | None = None) -> "Figure":
+    """A panel for each private set and model, a line for each value of `line`; error bars are standard deviations over
+    seeds. `frame` is that of `points`. Lines without a finite x (no guarantee, no private data) are levels.
+
+    styles: those of the lines, for a figure that shares them (and a `legend`) with others.
+    """
+    panels = list(frame.groupby(["private", "model"], sort=False))
+    own = styles is None
+    styles = line_styles(dict.fromkeys(frame["line"])) if styles is None else styles
+    with style():
+        figure, axes = _panels(len(panels))
+        for axis, ((private, model), rows) in zip(axes, panels, strict=True):
+            for name, how in styles.items():
+                part = rows[rows["line"] == name]
+                label = line_name(line, name)
+                finite = part[part["x"].map(_finite)]
+                if len(finite):
+                    axis.errorbar(finite["x"], finite["utility"], finite["std"].fillna(0), label=label, **how)
+                elif len(part):
+                    axis.axhline(part["utility"].max(), label=label, color=how["color"], ls=how["ls"], lw=1.2)
+            _log_axis(axis, sorted({v for v in rows["x"] if _finite(v)}))
+            axis.set(title=f"{short(private)}, {short(model)}", xlabel=axis_name(x), ylabel=_metric(rows))
+        if own:
+            _legend(figure, {line_name(line, name): how for name, how in styles.items()})
+    return figure
+
+
+def legend(styles: dict[str, Any]) -> "Figure":
+    """The legend alone, for figures that share their styles; `styles`: by the name that is shown."""
+    from matplotlib.figure import Figure
+
+    with style():
+        high = sum(1 + name.count("\n") for name in styles) / 2
+        figure = Figure(figsize=(WIDTH, 0.22 * math.ceil(high) + 0.1))
+        _legend(figure, styles, "upper left")
+    return figure
+
+
+def scatter(frame: pandas.DataFrame) -> "Figure":
+    """Utility against distance, of `distances`: error bars are standard deviations (over seeds; over initialisations),
+    the legend gives Spearman's rho, a level is a method without public data."""
+    panels = list(frame.groupby(["private", "model", "label"], sort=False))
+    levels_last = frame.sort_values("level", kind="stable")
+    styles = line_styles(dict.fromkeys(_series(row) for _, row in levels_last.iterrows()))
+    with style():
+        figure, axes = _panels(len(panels), 1.5)
+        for axis, ((private, _, label), rows) in zip(axes, panels, strict=True):
+            for name, part in rows.groupby([_series(row) for _, row in rows.iterrows()], sort=False):
+                how = dict(styles[str(name)])
+                if part["level"].all():
+                    for level in part["utility"]:
+                        axis.axhline(level, color=how["color"], ls=how["ls"], lw=1.2, label=str(name))
+                    continue
+                axis.errorbar(
+                    part["distance"], part["utility"], part["utility_std"].fillna(0), part["distance_std"].fillna(0),
+                    label=f"{name}{_rho(part)}", **(how | {"ls": "none"}),
+                )  # fmt: skip
+            axis.margins(0.1)
+            _name_points(axis, rows[~rows["level"]])
+            axis.set_title(f"{short(private)}, {short(label)}", pad=60, loc="left")
+            axis.set(xlabel="distance", ylabel=_metric(rows))
+            axis.legend(loc="upper left", bbox_to_anchor=(0, -0.16))
+    return figure
+
+
+def _series(row: Any) -> str:
+    setting = row.get("setting")
+    below = "" if pandas.isna(setting) or not setting else short_keys(setting)
+    return "\n".join([short(row["algorithm"]), *textwrap.wrap(below, 46, break_on_hyphens=False)])
+
+
+def _rho(part: pandas.DataFrame) -> str:
+    """Over this many points alone it can be said; see `tables.correlations` for its uncertainty."""
+    if len(part) < 3 or part["distance"].nunique() < 2 or part["utility"].nunique() < 2:
+        return ""
+    return f" (ρ = {part['distance'].corr(part['utility'], method='spearman'):.2f})".replace("-", "−")
+
+
+def _name_points(axis: "Axes", rows: pandas.DataFrame) -> None:
+    """The public sets above the axes, each with a line to its distance; spread out where they are close."""
+    low, high = axis.get_xlim()
+    places = rows.groupby("public")["distance"].mean().sort_values()
+    at = ((places - low) / (high - low)).tolist()  # [sets], as a share of the axis
+    spread = [max(0.0, min(x, 1 - GAP * (len(at) - 1 - i))) for i, x in enumerate(at)]
+    for i in range(1, len(spread)):
+        spread[i] = max(spread[i], spread[i - 1] + GAP)
+    for name, x, label in zip(places.index, at, spread, strict=True):
+        how = {"arrowstyle": "-", "color": "#808080", "lw": 0.6, "shrinkA": 0, "shrinkB": 0}
+        axis.annotate(
+            short(name), (x, 1), (label, 1.06), xycoords="axes fraction", textcoords="axes fraction", rotation=30,
+            rotation_mode="anchor", fontsize=8, color=INK, arrowprops=how,
+        )  # fmt: skip
+
+
+def _panels(count: int, taller: float = 1.0) -> "tuple[Figure, list[Axes]]":
+    from matplotlib.figure import Figure
+
+    wide = 2 if count == 4 else min(count, 3)
+    high = -(-count // wide)
+    figure = Figure(figsize=(WIDTH * wide, HEIGHT * taller * high), layout="constrained")
+    axes = figure.subplots(high, wide, squeeze=False).ravel()
+    for unused in axes[count:]:
+        unused.set_axis_off()
+    return figure, list(axes[:count])
+
+
+def _legend(figure: "Figure", styles: dict[str, Any], where: Any = "outside lower center") -> None:
+    """One for all panels."""
+    from matplotlib.lines import Line2D
+
+    handles = [Line2D([], [], label=name, **how) for name, how in styles.items()]
+    columns = min(len(handles), max(1, int(figure.get_figwidth() / 1.7)))
+    figure.legend(handles=handles, loc=where, ncols=columns)
+
+
+def _log_axis(axis: "Axes", ticks: list[float]) -> None:
+    axis.set_xscale("log")
+    axis.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
+    axis.minorticks_off()
+
+
+def line_name(key: str, name: Any) -> str:
+    """How a line is called whose `Curve.line` is `key`."""
+    number = "∞" if name == math.inf else f"{name:g}" if isinstance(name, int | float) else str(name)
+    line, _, apart = number.partition("\n")
+    line = f"ε = {line}" if key == "epsilon" else short(line)
+    return "\n".join([line, *textwrap.wrap(apart, 46, break_on_hyphens=False)])
+
+
+def short(name: Any) -> str:
+    """A name that leaves room for the drawing: the middle of a long one is left out."""
+    text = str(name)
+    return text if len(text) <= LONGEST else f"{text[: LONGEST // 2]}…{text[-(LONGEST // 2) + 1 :]}"
+
+
+def axis_name(key: str) -> str:
+    """What stands beside an axis along which the setting `key` changes."""
+    return "ε" if key == "epsilon" else key.rpartition(".")[2]
+
+
+def _metric(rows: pandas.DataFrame) -> str:
+    found = {"auc": "AUC", "accuracy": "accuracy"}
+    return " or ".join(dict.fromkeys(found.get(m, str(m)) for m in rows["metric"].dropna())) + ", percent"
+
+
+# Style and files, for every figure of the project
+
+
+@contextlib.contextmanager
+def style() -> Iterator[None]:
+    """Within it matplotlib draws as all figures of the project are drawn."""
+    import matplotlib
+
+    ink = ("text.color", "axes.labelcolor", "axes.edgecolor", "axes.titlecolor", "xtick.color", "ytick.color")
+    values: dict[Any, Any] = {
+        "font.family": "sans-serif", "font.size": 9, "axes.titlesize": 10, "axes.labelsize": 9, "legend.fontsize": 8,
+        "axes.spines.top": False, "axes.spines.right": False, "axes.linewidth": 0.8, "axes.grid": True,
+        "grid.color": "#808080", "grid.alpha": 0.25, "grid.linewidth": 0.6, "axes.axisbelow": True,
+        "lines.linewidth": 1.6, "lines.markersize": 5, "errorbar.capsize": 2, "legend.frameon": False,
+        "figure.dpi": 100, "savefig.dpi": 200, "text.parse_math": False, "svg.fonttype": "none",
+        "svg.hashsalt": "pubsel", "pdf.fonttype": 42, "legend.handlelength": 2.6,
+        **dict.fromkeys(ink, INK),
+    }  # fmt: skip
+    with matplotlib.rc_context(values):
+        yield
+
+
+def line_styles(names: Iterable[Any]) -> dict[Any, dict[str, Any]]:
+    """For each name what `plot` and `errorbar` take: colour, marker and dash; all three differ for up to eight names,
+    and no two of up to 64 are the same."""
+    made = {}
+    for place, name in enumerate(names):
+        turn = place + place // len(MARKERS)
+        marker, dash = MARKERS[place % len(MARKERS)], DASHES[turn % len(DASHES)]
+        made[name] = {"color": COLOURS[turn % len(COLOURS)], "marker": marker, "ls": dash}
+    return made
+
+
+def save(figure: "Figure", path: Path) -> list[Path]:
+    """PATH.png, PATH.svg and PATH.pdf: each whole or not at all, all drawn before the first is written. Equal figures
+    give equal bytes."""
+    made = {path.with_name(f"{path.name}.{kind}"): _drawn(figure, kind) for kind in FORMATS}
+    for file, content in made.items():
+        write_whole(file, content)
+    return list(made)
+
+
+def inline(figure: "Figure", prefix: str, about: str) -> str:
+    """An <svg> to stand in a page: without a background, in the page's font, text colour (currentColor) and colours
+    (var(--line-1) and so on). `prefix` keeps its ids apart from those of others, `about` is its text for those who do
+    not see it."""
+    svg = _drawn(figure, "svg", transparent=True).decode()
+    svg = re.sub(r"<metadata>.*?</metadata>|<style.*?</style>", "", svg[svg.index("<svg") :], flags=re.DOTALL)
+    used = set(re.findall(r"(?:url\(|href=\")#([^\")]+)", svg))
+    svg = re.sub(r' id="([^"]+)"', lambda found: f' id="{prefix}{found[1]}"' if found[1] in used else "", svg)
+    svg = re.sub(r"((?:url\(|href=\")#)", rf"\g<1>{prefix}", svg)
+    svg = re.sub(r"font-family: [^;\"]*;? ?", "", svg).replace(INK, "currentColor")
+    for number, colour in enumerate(COLOURS, 1):
+        svg = svg.replace(colour, f"var(--line-{number})")
+    width = figure.get_figwidth() * 96
+    head = f'<svg role="img" aria-label="{html.escape(about)}" style="max-width: {width:.0f}px"'
+    return re.sub(r'^<svg([^>]*?) width="[^"]*" height="[^"]*"', rf"{head}\1", svg, count=1)
+
+
+def _drawn(figure: "Figure", kind: str, transparent: bool = False) -> bytes:
+    metadata = {
+        "png": {"Software": None},
+        "svg": {"Date": None, "Creator": None},
+        "pdf": {"CreationDate": None, "Creator": None},
+    }[kind]
+    buffer = io.BytesIO()
+    with style():
+        figure.savefig(buffer, format=kind, metadata=metadata, transparent=transparent)
+    return buffer.getvalue()

@@ -1,0 +1,487 @@
+"""Tables: records beside the papers' own numbers.
+
+Sources of results/paper/*.csv: gsd_* Gradient Subspace Distance (Gu, Kamath, Wu), workshop_* its workshop version,
+gep_* Gradient Embedding Perturbation (Yu et al., ICLR 2021), pillar_* PILLAR (Pinto et al., SaTML 2024), adamix_*
+AdaMix (Golatkar et al., CVPR 2022). Utilities there are in percent, as printed.
+What belongs to a table stands in conf/tables. This file imports no torch.
+"""
+
+import csv
+import json
+import math
+import re
+import statistics
+from dataclasses import dataclass, field
+from itertools import groupby, pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas
+import yaml
+from scipy import stats
+
+from pubsel.messages import UsageError, UserError
+from pubsel.records import at, read_ranks, read_records, write_whole
+from pubsel.settings import CONF
+from pubsel.settings.keys import is_weak
+
+_HERE = Path(__file__).resolve().parent
+PAPER = next((path for path in (_HERE.parent / "results" / "paper", _HERE / "paper") if path.is_dir()), _HERE / "paper")
+SPECS = CONF / "tables"
+
+CELL = ("private", "public", "model", "algorithm", "epsilon", "label")
+WITHOUT_PUBLIC = ("dp_sgd", "non_private", "pate")
+SELECTION = {"validation": "held-out private", "public": "public labels", "test": "test (oracle)"}
+COLUMNS_OURS = ("setting", "utility", "utility_std", "utility_low", "utility_high", "seeds", "distance", "distance_std")
+COLUMNS_IF_ANY = ("utility_low", "utility_high")  # left out of a table whose records are older than they are
+COLUMNS_PAPER = ("paper_public", "paper_utility", "paper_utility_std", "paper_distance", "difference")
+COLUMNS_CODE = ("valid", "commits")
+
+
+# What belongs to a table
+
+
+@dataclass(frozen=True)
+class Spec:
+    """One file of conf/tables."""
+
+    title: str
+    paper: str | None  # file in results/paper
+    records: dict[str, list[Any]]  # key of the record, or dotted key of its settings: the values that belong
+    labels: dict[str, list[str]] = field(default_factory=dict)  # algorithm: labels shown besides `paper`
+    stand_ins: dict[str, str] = field(default_factory=dict)  # our public data: the paper's that it stands for
+    match: dict[str, str] = field(default_factory=dict)  # column of the paper's CSV: dotted key of the settings
+    select: dict[str, Any] = field(default_factory=dict)  # by: SELECTION; over: dotted keys of the settings to choose
+    names: dict[str, str] = field(default_factory=dict)  # our data set: the paper's name of the same
+    ranks: bool = False  # whether distances of `pubsel rank` belong too
+    make: str | None = None  # see `target`
+
+    def target(self, name: str) -> str | None:
+        """The target of the Makefile that runs the cells: `make`, or else the name with - for _; None for make: ""."""
+        return (name.replace("_", "-") if self.make is None else self.make) or None
+
+
+@dataclass(frozen=True)
+class Cell:
+    """Records that differ in nothing but the seed; what a table says of them (percent, points)."""
+
+    records: tuple[dict[str, Any], ...]
+    settings: dict[str, str]  # dotted key: JSON value; without the seed
+
+    def __getitem__(self, key: str) -> Any:
+        return self.records[0][key]
+
+    def utility(self) -> tuple[float, float | None]:
+        """Mean over seeds in percent, and the sample standard deviation; None for a single seed."""
+        return _mean_std([100 * record["utility"] for record in self.records])
+
+    def trained(self) -> bool:
+        """Whether there is a utility: not for a distance of `pubsel rank` alone."""
+        return self.records[0]["utility"] is not None
+
+    def interval(self) -> tuple[float | None, float | None]:
+        """95 % interval of a single seed's utility over test examples, in percent; None for several seeds, which have a
+        standard deviation, and for records without it."""
+        found = self.records[0].get("utility_interval") if len(self.records) == 1 else None
+        return (100 * found[0], 100 * found[1]) if found else (None, None)
+
+    def distance(self) -> tuple[float | None, float | None]:
+        """Mean and sample standard deviation over all random initialisations of all seeds; None where not measured."""
+        values = self.distances()
+        return _mean_std(values) if values else (None, None)
+
+    def distances(self) -> list[float]:
+        """One for each random initialisation; what was measured once and stands in the record of each seed, once."""
+        found = {
+            record["distance"].get("identity") or record["identity"]: record["distance"]
+            for record in self.records
+            if record.get("distance")
+        }
+        return [value for distance in found.values() for value in distance.get("values") or [distance["mean"]]]
+
+    def selection(self, by: str, seeds: set[int]) -> float:
+        """Mean over these seeds of the utility that settings are selected by; -inf where a record has none."""
+        values = [record.get("selection", {}).get(by) for record in self.records if record["seed"] in seeds]
+        return statistics.fmean(values) if values and None not in values else -math.inf
+
+    def valid(self) -> bool | str:
+        """Whether every record has a valid privacy guarantee, or "weak" if one of these is."""
+        found = {guarantee(record) for record in self.records}
+        return "weak" if "weak" in found and "none" not in found else "none" not in found
+
+
+def guarantee(record: dict[str, Any]) -> str:
+    """What a record's guarantee may be called: valid, weak (valid, with a delta above 1/n) or none."""
+    said = record.get("privacy") or {}
+    if said.get("valid") is not True:
+        return "none"
+    n = record.get("private_examples")
+    weak = n is not None and is_weak(said.get("delta") or 0.0, n)  # also of records that are older than the word
+    return "weak" if said.get("weak") or weak else "valid"
+
+
+def cells(records: list[dict[str, Any]]) -> list[Cell]:
+    """Groups of equal private, public, model, algorithm, epsilon, label and settings (apart from the seed).
+
+    UserError where two records of a cell have one seed: they are copies of one run, and no spread over seeds.
+    """
+    groups: dict[str, list[dict[str, Any]]] = {}
+    for record in records:
+        values = {key: value for key, value in record["settings"].items() if key != "seed"}
+        groups.setdefault(json.dumps([[record[key] for key in CELL], values], sort_keys=True), []).append(record)
+    found = []
+    for group in groups.values():
+        group.sort(key=lambda record: record["seed"])
+        for one, two in pairwise(group):
+            if one["seed"] == two["seed"]:
+                raise UserError(
+                    f"two records of one run, {one['identity']} and {two['identity']} (seed {one['seed']}): delete one"
+                )
+        settings = _flat({key: value for key, value in group[0]["settings"].items() if key != "seed"})
+        found.append(Cell(tuple(group), settings))
+    return found
+
+
+def selected(found: list[Cell], by: str, over: list[str]) -> list[Cell]:
+    """Of cells that differ in the settings `over` alone, the best by `by`, a key of SELECTION: on the seeds that all of
+    them have. Cells whose records know no such utility stay only where nothing else is there."""
+    groups: dict[str, list[Cell]] = {}
+    for cell in found:
+        rest = {key: value for key, value in cell.settings.items() if key not in over}
+        groups.setdefault(json.dumps([[cell[key] for key in CELL], rest], sort_keys=True), []).append(cell)
+    best = []
+    for group in groups.values():
+        seeds = set.intersection(*({record["seed"] for record in cell.records} for cell in group))
+        best.append(max(group, key=lambda cell: cell.selection(by, seeds)))
+    return best
+
+
+def differences(group: list[Cell], shown: tuple[str, ...] = ()) -> list[str]:
+    """For each cell its settings that are not the same in the whole group, as "algorithm.k=250 training.epochs=20".
+
+    Keys in `shown` have a column of their own and are left out.
+    """
+    keys = sorted({key for cell in group for key in cell.settings} - set(shown))
+    differing = [key for key in keys if len({cell.settings.get(key) for cell in group}) > 1]
+    return [
+        " ".join(f"{key}={cell.settings[key].strip(chr(34))}" for key in differing if key in cell.settings)
+        for cell in group
+    ]
+
+
+def names() -> list[str]:
+    """The tables of conf/tables."""
+    return sorted(path.stem for path in SPECS.glob("*.yaml"))
+
+
+def spec(name: str) -> Spec:
+    """What conf/tables says of `name`; UsageError lists the known names."""
+    path = SPECS / f"{name}.yaml"
+    if not re.fullmatch(r"\w+", name) or not path.exists():
+        raise UsageError(f"unknown table {name!r}: use all, or one of {', '.join(names())}")
+    try:
+        found = Spec(**yaml.safe_load(path.read_text(encoding="utf-8")))
+        if found.select and (set(found.select) != {"by", "over"} or found.select["by"] not in SELECTION):
+            raise TypeError(f"select takes by ({', '.join(SELECTION)}) and over")
+        return found
+    except (TypeError, yaml.YAMLError) as error:
+        raise UserError(f"{path}: {str(error).splitlines()[0]}; see gsd_table2.yaml for the keys") from None
+
+
+def paper_rows(file: str | None) -> list[dict[str, Any]]:
+    """The rows of one CSV in results/paper (none for None): numbers as float, empty fields as None; UserError where it
+    is missing."""
+    if file is None:
+        return []
+    path = PAPER / file
+    try:
+        with path.open(encoding="utf-8", newline="") as lines:
+            return [{key: _value(text) for key, text in row.items()} for row in csv.DictReader(lines)]
+    except OSError:
+        raise UserError(f"no file {file} with the paper's numbers: reinstall pubsel") from None
+
+
+def table_cells(name: str, results: Path) -> list[Cell]:
+    """The cells of records in `results` that the table `name` shows, selected as it says."""
+    return [cell for cell in _scope(spec(name), read_records(results), []) if cell.trained()]
+
+
+def belonging(spec: Spec, records: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The records that a table is made of, before any is selected, their data sets by the paper's names."""
+
+    def named(sets: str | None) -> str | None:
+        return sets and "+".join(spec.names.get(name, name) for name in sets.split("+"))
+
+    if spec.names:
+        records = [record | {key: named(record[key]) for key in ("private", "public")} for record in records]
+
+    def belongs(record: dict[str, Any]) -> bool:
+        return all(
+            (record[key] if key in record else at(record["settings"], key)) in values
+            for key, values in spec.records.items()
+        )
+
+    return [record for record in records if belongs(record)]
+
+
+def _scope(spec: Spec, records: list[dict[str, Any]], ranks: list[dict[str, Any]]) -> list[Cell]:
+    """The cells that a table shows."""
+    found = cells(belonging(spec, [*records, *ranks] if spec.ranks else records))
+    return selected(found, spec.select["by"], spec.select["over"]) if spec.select else found
+
+
+# Tables
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table of conf/tables as `make` makes it, with what stands behind each row."""
+
+    name: str
+    spec: Spec
+    frame: pandas.DataFrame
+    cells: list[Cell | None]  # for each row of `frame`; None: the paper's numbers alone
+    ranks: pandas.DataFrame
+    groups: list[list[Cell]]  # for each row of `ranks`
+
+    def records(self) -> list[dict[str, Any]]:
+        """Every record that a number of the table is made of."""
+        return [record for cell in self.cells if cell for record in cell.records]
+
+
+def make(name: str, records: list[dict[str, Any]], ranks: list[dict[str, Any]] | None = None) -> Table:
+    """The table `name` of conf/tables, and the rank correlations of its distances and utilities; of `read_records`, and
+    of `read_ranks` where the table takes them."""
+    about = spec(name)
+    shown = _scope(about, records, ranks or [])
+    return Table(name, about, *_joined(name, about, shown), *_ranked(about, shown))
+
+
+def others(records: list[dict[str, Any]]) -> Table:
+    """The runs that belong to no table of conf/tables, such as those on a user's own data, as a table `others`."""
+    known = {record["identity"] for name in names() for record in belonging(spec(name), records)}
+    about = Spec("Other runs. Those that no table of conf/tables takes; utility in percent", None, {}, make="")
+    shown = cells([record for record in records if record["identity"] not in known])
+    return Table("others", about, *_joined("others", about, shown), *_ranked(about, shown))
+
+
+def table(name: str, results: Path) -> pandas.DataFrame:
+    """The table `name` of conf/tables: records in `results` joined with the paper's numbers; utilities in percent.
+
+    One row per cell (records that differ in the seed alone) and per paper row without a record. Records without a
+    paper row stay. `setting` tells cells of one private dataset, model, algorithm, epsilon and label apart. Where a
+    dataset stands in for the paper's, `paper_public` differs from `public` and `difference` stays empty. UsageError
+    lists the known tables; UserError names a corrupt record.
+    """
+    return make(name, read_records(results), read_ranks(results)).frame
+
+
+def correlations(name: str, results: Path) -> pandas.DataFrame:
+    """Rank correlation of distance and utility over the public datasets, ours beside the paper's, per private dataset.
+
+    A row per private dataset, model, algorithm with public data, epsilon and label; cells with different settings
+    (apart from the public data's name and conversion) are never put into one correlation. Near -1: a smaller
+    distance goes with a higher utility. Empty with fewer than 3 points or without any spread. spearman_low and _high:
+    95 % of resamples of the seeds and of the initialisations (not of the public sets, of which there are few).
+    """
+    return make(name, read_records(results), read_ranks(results)).ranks
+
+
+def _joined(name: str, spec: Spec, shown: list[Cell]) -> tuple[pandas.DataFrame, list[Cell | None]]:
+    """See `table`."""
+    paper = paper_rows(spec.paper)
+    privates = list(dict.fromkeys(row["private"] for row in paper))
+    keyed = [(_paper_key(row, spec), row) for row in paper]
+    places = {key: place for place, (key, _) in enumerate(keyed)}
+    if len(places) < len(keyed):
+        raise UserError(f"{spec.paper} has two rows for one cell: name their difference under `match` of {name}")
+    sortable: list[tuple[tuple, dict[str, Any], Cell | None]] = []
+    filled = set()
+    for cell, setting in _with_setting(shown, spec):
+        place = places.get(_cell_key(cell, spec))
+        filled.add((place, cell["label"]))
+        row = _row(cell, setting, paper[place] if place is not None else None, spec)
+        sortable.append((_order(row, place, privates, spec), row, cell))
+    for place, row in enumerate(paper):
+        for label in ["paper", *spec.labels.get(row["algorithm"], [])]:
+            if (place, label) not in filled:
+                empty = {key: row[key] for key in CELL if key != "label"} | {key: row[key] for key in spec.match}
+                empty |= {"label": label} | _beside(row)
+                sortable.append((_order(empty, place, privates, spec), empty, None))
+    sortable.sort(key=lambda entry: entry[0])
+    rows = [row for _, row, _ in sortable]
+    columns = [*CELL, *spec.match, *(["selected"] if spec.select else []), *COLUMNS_OURS, *COLUMNS_PAPER, *COLUMNS_CODE]
+    absent = {name for name in COLUMNS_IF_ANY if all(row.get(name) is None for row in rows)}
+    return _frame(rows, [name for name in columns if name not in absent]), [cell for _, _, cell in sortable]
+
+
+def _ranked(spec: Spec, shown: list[Cell]) -> tuple[pandas.DataFrame, list[list[Cell]]]:
+    """See `correlations`."""
+    paper: dict[tuple, list[tuple[float, float]]] = {}
+    for row in paper_rows(spec.paper):
+        if row["algorithm"] not in WITHOUT_PUBLIC and row["distance"] is not None and row["utility"] is not None:
+            block = (row["private"], row["model"], row["algorithm"], row["epsilon"])
+            paper.setdefault(block, []).append((row["distance"], row["utility"]))
+    public_keys = ("pair.public", "pair.convert")
+    ours: dict[tuple, list[Cell]] = {}
+    for cell in shown:
+        if cell["algorithm"] in WITHOUT_PUBLIC or not cell.trained():
+            continue
+        if cell["public"] is not None and cell.distance()[0] is not None:
+            epsilon = math.inf if cell["epsilon"] is None else float(cell["epsilon"])
+            same = json.dumps([[k, v] for k, v in sorted(cell.settings.items()) if k not in public_keys])
+            key = (cell["private"], cell["model"], cell["algorithm"], epsilon, cell["label"], same)
+            ours.setdefault(key, []).append(cell)
+    rows: list[tuple[tuple, list[Cell]]] = []
+    for head, keys in groupby(sorted(ours), key=lambda key: key[:5]):
+        together = list(keys)
+        texts = differences([ours[key][0] for key in together], public_keys)
+        for key, setting in zip(together, texts, strict=True):
+            points = [(cell.distance()[0] or 0.0, cell.utility()[0]) for cell in ours[key]]
+            uncertain = rank_interval(*_sides(ours[key]))
+            numbers = (*rank_correlation(points), *uncertain, *rank_correlation(paper.get(key[:4], [])))
+            rows.append(((*head, setting or None, *numbers), ours[key]))
+    made = {row[:4] for row, _ in rows}
+    absent = [key for key in paper if key not in made]
+    nothing = (*rank_correlation([]), None, None)
+    rows += [((*key, "paper", None, *nothing, *rank_correlation(paper[key])), []) for key in absent]
+    privates = list(dict.fromkeys(row["private"] for row in paper_rows(spec.paper)))
+    rows.sort(key=lambda entry: (_index(privates, entry[0][0]), [str(value) for value in entry[0][:6]]))
+    ranks = ("pairs", "spearman", "kendall")
+    interval = ("spearman_low", "spearman_high")
+    heads = ["private", "model", "algorithm", "epsilon", "label", "setting"]
+    columns = [*heads, *ranks, *interval, *(f"paper_{r}" for r in ranks)]
+    return _frame([dict(zip(columns, row, strict=True)) for row, _ in rows], columns), [group for _, group in rows]
+
+
+def as_csv(frame: pandas.DataFrame, about: str = "") -> str:
+    """CSV: floats with at most six digits, so that equal tables are equal bytes. about: lines of comment before the
+    head, each behind "# "."""
+    comment = "".join(f"# {line}\n" for line in about.splitlines())
+    return comment + frame.to_csv(index=False, float_format="%.6g", lineterminator="\n")
+
+
+def write_table(frame: pandas.DataFrame, path: Path, about: str = "") -> None:
+    """Writes `as_csv`, whole or not at all."""
+    write_whole(path, as_csv(frame, about))
+
+
+def _row(cell: Cell, setting: str, paper: dict[str, Any] | None, spec: Spec) -> dict[str, Any]:
+    utility, utility_std = cell.utility() if cell.trained() else (None, None)
+    distance, distance_std = cell.distance()
+    row = {key: cell[key] for key in CELL}
+    row |= {column: at(cell["settings"], key) for column, key in spec.match.items()}
+    row |= {"setting": setting or None, "selected": SELECTION[spec.select["by"]] if spec.select else None}
+    row |= {"seeds": len(cell.records), "valid": cell.valid()}
+    row |= {"utility": utility, "utility_std": utility_std, "distance": distance, "distance_std": distance_std}
+    row["utility_low"], row["utility_high"] = cell.interval()
+    row["commits"] = len({record.get("commit") for record in cell.records})
+    if paper is not None:
+        row |= _beside(paper)
+        if paper["public"] == cell["public"] and paper["utility"] is not None and utility is not None:
+            row["difference"] = utility - paper["utility"]
+    return row
+
+
+def _beside(paper: dict[str, Any]) -> dict[str, Any]:
+    return {f"paper_{key}": paper[key] for key in ("public", "utility", "utility_std", "distance")}
+
+
+def _paper_key(row: dict[str, Any], spec: Spec) -> tuple:
+    return (*(row[key] for key in CELL if key != "label"), *(row[column] for column in spec.match))
+
+
+def _cell_key(cell: Cell, spec: Spec) -> tuple:
+    """The key of the paper row that belongs beside the cell: a stand-in counts as what it stands for."""
+    public = spec.stand_ins.get(cell["public"], cell["public"])
+    values = {key: cell[key] for key in CELL if key != "label"} | {"public": public}
+    return (*values.values(), *(at(cell["settings"], key) for key in spec.match.values()))
+
+
+def _with_setting(found: list[Cell], spec: Spec) -> list[tuple[Cell, str]]:
+    """Each cell with what tells it apart from the others of its private data, model, algorithm, epsilon and label."""
+    shown = ("pair.public", *spec.match.values())
+    blocks: dict[tuple, list[Cell]] = {}
+    for cell in found:
+        blocks.setdefault(tuple(cell[key] for key in CELL if key != "public"), []).append(cell)
+    return [pair for block in blocks.values() for pair in zip(block, differences(block, shown), strict=True)]
+
+
+def _order(row: dict[str, Any], place: int | None, privates: list[str], spec: Spec) -> tuple:
+    """The paper's order within each private dataset; what the paper has not comes last."""
+    labels = ["paper", *spec.labels.get(row["algorithm"], [])]
+    rest = [str(row.get(key) or "") for key in ("algorithm", "model", "epsilon", "public", "label", "setting")]
+    last = place if place is not None else math.inf
+    return (_index(privates, row["private"]), row["private"], last, _index(labels, row["label"]), rest)
+
+
+def _frame(rows: list[dict[str, Any]], columns: list[str]) -> pandas.DataFrame:
+    """Rounded (percent to 2 digits, distances and correlations to 4), with whole numbers and truth values as such."""
+    frame = pandas.DataFrame([[row.get(column) for column in columns] for row in rows], columns=columns)
+    for column in columns:
+        if re.search("utility|difference|distance|spearman|kendall|epsilon", column):
+            digits = 2 if re.search("utility|difference", column) else 4
+            frame[column] = frame[column].astype("Float64").astype("float64").round(digits) + 0.0
+        elif column in ("seeds", "commits", "m", "pairs", "paper_pairs"):
+            frame[column] = frame[column].astype("Int64")
+        elif column == "valid" and not (frame[column] == "weak").any():
+            frame[column] = frame[column].astype("boolean")
+    return frame
+
+
+def rank_correlation(points: list[tuple[float, float]]) -> tuple[int | None, float | None, float | None]:
+    """Number of (distance, utility) points, Spearman's rho and Kendall's tau-b; None where they say nothing."""
+    if len(points) < 3 or any(len(set(values)) < 2 for values in zip(*points, strict=True)):
+        return len(points) or None, None, None
+    distances, utilities = zip(*points, strict=True)
+    spearman, kendall = stats.spearmanr(distances, utilities), stats.kendalltau(distances, utilities)
+    return len(points), float(spearman.statistic), float(kendall.statistic)
+
+
+def rank_interval(distances: list[list[float]], utilities: list[list[float]]) -> tuple[float | None, float | None]:
+    """Percentile bootstrap of Spearman's rho: of each point, over the initialisations of its distance and the seeds of
+    its utility; None where one of them is alone."""
+    points = len(distances)
+    if points < 3 or min(map(len, distances + utilities)) < 2:
+        return None, None
+    draw = np.random.RandomState(0)
+    means = [np.stack([draw.choice(v, (1000, len(v))).mean(1) for v in side], 1) for side in (distances, utilities)]
+    ranks = [stats.rankdata(side, axis=1) - (points + 1) / 2 for side in means]  # [1000, points], centred
+    spread = np.sqrt((ranks[0] ** 2).sum(1) * (ranks[1] ** 2).sum(1))
+    found = (ranks[0] * ranks[1]).sum(1)[spread > 0] / spread[spread > 0]
+    low, high = np.percentile(found, [2.5, 97.5]) if len(found) else (None, None)
+    return low, high
+
+
+def _sides(group: list[Cell]) -> tuple[list[list[float]], list[list[float]]]:
+    """Of each cell its distances and its utilities."""
+    return [cell.distances() for cell in group], [[record["utility"] for record in cell.records] for cell in group]
+
+
+def _mean_std(values: list[float]) -> tuple[float, float | None]:
+    return statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else None
+
+
+def _flat(values: dict[str, Any], prefix: str = "") -> dict[str, str]:
+    """{"algorithm": {"k": 250}} -> {"algorithm.k": "250"}."""
+    flat: dict[str, str] = {}
+    for key, value in values.items():
+        if isinstance(value, dict):
+            flat |= _flat(value, f"{prefix}{key}.")
+        else:
+            flat[f"{prefix}{key}"] = json.dumps(value)
+    return flat
+
+
+def _value(text: str) -> float | str | None:
+    if text == "":
+        return None
+    try:
+        return float(text)
+    except ValueError:
+        return text
+
+
+def _index(names: list[str], name: str) -> int:
+    return names.index(name) if name in names else len(names)

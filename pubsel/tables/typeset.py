@@ -1,0 +1,323 @@
+"""A table for people: the same columns and notes as text, Markdown and LaTeX (booktabs); and as CSV for programs.
+
+A cell of `Column` is a number and, beside it, how sure it is: "85.09" and "± 0.31". What is missing is an em dash.
+"""
+
+import re
+import statistics
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pandas
+
+from pubsel.records import read_choices, read_ranks, read_records, write_whole
+from pubsel.settings.keys import TableConfig
+from pubsel.tables.join import Table, as_csv, belonging, make, names
+
+MISSING = "—"
+NOTHING = {"public": "none", "epsilon": "∞", "setting": "", "paper_public": ""}  # where an empty field is no gap
+HEADS = {
+    "private": "Private data", "public": "Public data", "algorithm": "Algorithm", "epsilon": "ε", "label": "Label",
+    "model": "Model", "setting": "Setting", "selected": "Selected by", "utility": "Ours", "paper_utility": "Paper",
+    "difference": "Difference", "seeds": "Seeds", "distance": "Distance", "paper_distance": "Paper's distance",
+    "paper_public": "Paper's public data", "valid": "Guarantee", "pairs": "Public sets",
+    "paper_pairs": "Paper's public sets", "spearman": "Spearman's ρ", "paper_spearman": "Paper's ρ",
+    "kendall": "Kendall's τ", "paper_kendall": "Paper's τ",
+}  # fmt: skip
+MEASURED = ("utility", "paper_utility", "difference", "distance", "paper_distance", "spearman", "paper_spearman")
+NOT_SHOWN = ("commits",)  # in the notes
+RANKS = "Rank correlation of distance and utility (near −1: the nearer the public data, the better)"
+LATEX = {
+    "\\": r"\textbackslash{}", "&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#", "_": r"\_", "{": r"\{", "}": r"\}",
+    "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "<": r"\textless{}", ">": r"\textgreater{}",
+    '"': "''", "“": "``", "”": "''", "|": r"\textbar{}", "±": r"$\pm$",
+    "ε": r"$\varepsilon$", "ρ": r"$\rho$", "τ": r"$\tau$", "∞": r"$\infty$", "−": r"$-$", MISSING: "---", "→": r"$\to$",
+}  # fmt: skip
+SELECTED_BY = {
+    "validation": "held-out private examples",
+    "public": "labels of the public examples",
+    "test": "the test set (oracle)",
+}
+LONG = 45  # rows that fit on a page
+WIDE = {"setting": "p{35mm}"}  # columns of a table in LaTeX whose text is broken
+NARROW = r"\small\setlength{\tabcolsep}{3pt}"
+FITTED = r"\resizebox{\ifdim\width>\linewidth\linewidth\else\width\fi}{!}{%"
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column as it is shown; `entries`: for each row the value and what stands beside it, "" for nothing."""
+
+    key: str
+    head: str
+    entries: list[tuple[str, str]]
+    numeric: bool
+
+    def texts(self) -> list[str]:
+        """Value and spread in one."""
+        return [f"{value} {spread}".strip() for value, spread in self.entries]
+
+
+def columns(frame: pandas.DataFrame) -> tuple[list[Column], list[str]]:
+    """The columns that say something, ours beside the paper's; and what is the same in every row, as "ε 2".
+
+    Empty columns are left out, but for "utility": no number of ours is shown as missing.
+    """
+    order = [key for key in HEADS if key in frame] + [str(key) for key in frame if key not in HEADS]
+    shown: list[Column] = []
+    constant: list[str] = []
+    for key in order:
+        if re.search("_(std|low|high)$", key) or key in NOT_SHOWN:
+            continue
+        if key == "valid" and frame[key].notna().any() and (frame[key].dropna() == True).all():  # noqa: E712
+            constant.append(f"{HEADS[key]} valid")  # wherever there is a number of ours
+            continue
+        if (key != "utility" and frame[key].isna().all()) or (key == "paper_public" and not _stands_in(frame)):
+            continue
+        beside = [frame.get(f"{key}_{what}", [None] * len(frame)) for what in ("std", "low", "high")]
+        entries = [_entry(key, *values) for values in zip(frame[key], *beside, strict=True)]
+        if key == "paper_public":  # said where it is another
+            pairs = zip(entries, frame["public"], strict=True)
+            entries = [("", "") if entry[0] == public else entry for entry, public in pairs]
+        numeric = pandas.api.types.is_numeric_dtype(frame[key]) and not pandas.api.types.is_bool_dtype(frame[key])
+        column = Column(key, HEADS.get(key, key), entries, numeric)
+        if key not in MEASURED and len(frame) > 1 and len(set(entries)) == 1:
+            constant.append(f"{column.head} {entries[0][0]}")
+        else:
+            shown.append(column)
+    return shown, constant
+
+
+def notes(table: Table) -> list[str]:
+    """What a reader has to know of a table's numbers: what stands beside them, what chose them, and what is missing."""
+    frame, found = table.frame, []
+    if "utility_std" in frame and frame["utility_std"].notna().any():
+        found.append("±: sample standard deviation over seeds; of a distance, over random initialisations.")
+    if "utility_low" in frame and frame["utility_low"].notna().any():
+        found.append(
+            "[low, high]: of one seed, a 95 % bootstrap interval over test examples; it does not cover training."
+        )
+    if table.spec.select.get("by") == "test":
+        found.append("Settings were selected on the test set (oracle): ours are too good by that.")
+    elif table.spec.select:
+        by = SELECTED_BY[table.spec.select["by"]]
+        found.append(f"Settings were selected by {by}; the privacy guarantee does not cover the selection.")
+    for ours, paper in table.spec.stand_ins.items():
+        if (frame["public"] == ours).any():
+            found.append(f"{ours} stands in for the paper's {paper}: no difference is taken.")
+    missing = sum(cell is None for cell in table.cells)
+    if missing:
+        found.append(f"{MISSING}: no record. {missing} of {len(frame)} rows have none of ours.")
+    found += _versions(table)
+    invalid = sum(cell is not None and cell.trained() and not cell.valid() for cell in table.cells)
+    if invalid:
+        found.append(f"{invalid} rows of ours have no valid privacy guarantee (column {HEADS['valid']}).")
+    weak = sum(cell is not None and cell.trained() and cell.valid() == "weak" for cell in table.cells)
+    if weak:
+        found.append(f"{weak} rows of ours have a weak privacy guarantee: its delta is above 1/n (n private examples).")
+    return found
+
+
+def _versions(table: Table) -> list[str]:
+    """Which versions of the code made the numbers, where it is more than one."""
+    commits = Counter(_short(record.get("commit")) for record in table.records())
+    if len(commits) < 2:
+        return []
+    counted = ", ".join(f"{commit} ({count} run{'s'[: count != 1]})" for commit, count in commits.most_common())
+    within = sum(len({record.get("commit") for record in cell.records}) > 1 for cell in table.cells if cell)
+    inside = f"; within the seeds of {within} row{'s'[: within != 1]}" if within else ""
+    return [f"Mixed versions of the code: {counted}{inside}."]
+
+
+def _short(commit: str | None) -> str:
+    return "unknown" if commit is None else commit[:7] + ("-dirty" if commit.endswith("-dirty") else "")
+
+
+def text(frame: pandas.DataFrame, title: str = "") -> str:
+    """For the screen, in columns."""
+    shown, constant = columns(frame)
+    lines = [title] if title else []
+    lines += [f"In every row: {', '.join(constant)}"] if constant else []
+    cells = [[column.head, *column.texts()] for column in shown]
+    widths = [max(map(len, cell)) for cell in cells]
+    for row in zip(*cells, strict=True):
+        lines.append("  ".join(value.ljust(width) for value, width in zip(row, widths, strict=True)).rstrip())
+    return "\n".join(lines)
+
+
+def markdown(table: Table) -> str:
+    """A heading, the table, its notes, and the rank correlations."""
+    parts = [f"## {_markdown(table.spec.title)}", *_markdown_table(table.frame)]
+    found = notes(table)
+    parts += ["\n".join(f"- {_markdown(note)}" for note in found)] if found else []
+    if not table.ranks.empty:
+        parts += [f"### {_markdown(RANKS)}", *_markdown_table(table.ranks)]
+    return "\n\n".join([*parts, f"Made by `pubsel table {table.name}`."]) + "\n"
+
+
+def _markdown_table(frame: pandas.DataFrame) -> list[str]:
+    shown, constant = columns(frame)
+    rows = [[column.head for column in shown], *zip(*(column.texts() for column in shown), strict=True)]
+    lines = ["| " + " | ".join(map(_markdown, row)) + " |" for row in rows]
+    lines.insert(1, "|" + "|".join("---:" if column.numeric else "---" for column in shown) + "|")
+    return ([f"In every row: {_markdown(', '.join(constant))}."] if constant else []) + ["\n".join(lines)]
+
+
+def _markdown(value: str) -> str:
+    return re.sub(r"([\\`*_\[\]<>|#])", r"\\\1", " ".join(value.split()))
+
+
+def latex(table: Table) -> str:
+    """A `table` no wider than the page, or several where it is longer; for a document with booktabs and graphicx."""
+    parts = [_latex_table(table.frame, table.spec.title, notes(table), f"tab:{table.name}")]
+    if not table.ranks.empty:
+        parts.append(_latex_table(table.ranks, RANKS, [], f"tab:{table.name}_correlation"))
+    return f"% pubsel table {table.name}; needs \\usepackage{{booktabs,graphicx}}\n" + "\n".join(parts)
+
+
+def _latex_table(frame: pandas.DataFrame, title: str, below: list[str], label: str) -> str:
+    shown, constant = columns(frame)
+    align = "".join("r" if column.numeric else WIDE.get(column.key, "l") for column in shown)
+    caption = " ".join([f"{title}.", f"In every row: {', '.join(constant)}." if constant else ""]).strip()
+    captions = [
+        f"\\caption{{{_latex(caption)}}}\\label{{{label}}}",
+        f"\\par {_latex(title)}, continued\\par\\smallskip",
+    ]
+    head = " & ".join(_latex(column.head) for column in shown) + r" \\"
+    cells = zip(*(column.texts() for column in shown), strict=True)
+    body = [" & ".join(map(_latex, row)) + r" \\" for row in cells]
+    below = [r"\par\smallskip\noindent", r"\begin{minipage}{\linewidth}\footnotesize",
+             *(f"{_latex(n)}\\par" for n in below), r"\end{minipage}"] if below else []  # fmt: skip
+    lines = []
+    for start in range(0, max(1, len(body)), LONG):
+        lines += [r"\begin{table}", f"\\centering{NARROW}", captions[start > 0], FITTED,
+                  f"\\begin{{tabular}}{{{align}}}", r"\toprule", head, r"\midrule", *body[start : start + LONG],
+                  r"\bottomrule", r"\end{tabular}}", *(below if start + LONG >= len(body) else []),
+                  r"\end{table}"]  # fmt: skip
+    return "\n".join(lines) + "\n"
+
+
+def _latex(value: str) -> str:
+    quoted = re.sub('"([^"]*)"', r"“\1”", " ".join(value.split()))
+    text = "".join(LATEX.get(letter, letter) for letter in quoted)
+    return f"{{{text}}}" if text.startswith("[") else text  # \\ would take it for its argument
+
+
+WRITERS: dict[str, Callable[[Table], str]] = {
+    ".csv": lambda table: as_csv(table.frame),
+    "_correlation.csv": lambda table: as_csv(table.ranks),
+    ".md": markdown,
+    ".tex": latex,
+}
+
+
+def write(table: Table, folder: Path) -> list[Path]:
+    """NAME.csv, NAME_correlation.csv, NAME.md and NAME.tex in `folder`; each whole or not at all."""
+    made = {folder / f"{table.name}{suffix}": writer(table) for suffix, writer in WRITERS.items()}
+    for path, content in made.items():
+        write_whole(path, content)
+    return list(made)
+
+
+def _entry(key: str, value: Any, spread: Any, low: Any, high: Any) -> tuple[str, str]:
+    if pandas.isna(value):
+        return NOTHING.get(key, MISSING), ""
+    if isinstance(value, bool) or key == "valid":
+        return "weak" if value == "weak" else "valid" if value else "none", ""
+    if key == "setting":
+        return short_keys(str(value)), ""
+    if not isinstance(value, float):
+        return str(value), ""
+    if key == "epsilon":
+        return "∞" if value == float("inf") else f"{value:g}", ""
+    digits = 2 if re.search("utility|difference", key) else 3
+    if not pandas.isna(spread):
+        return _signed(key, value, digits), f"± {spread:.{digits}f}"
+    interval = "" if pandas.isna(low) else f"[{low:.{digits}f}, {high:.{digits}f}]".replace("-", "−")
+    return _signed(key, value, digits), interval
+
+
+def short_keys(setting: str) -> str:
+    """ "algorithm.k=10 training.epochs=5" -> "k=10 epochs=5", where no two keys become one."""
+    keys = re.findall(r"(?:^| )(?:\w+\.)*(\w+)=", setting)
+    return re.sub(r"(^| )(?:\w+\.)+(\w+)=", r"\1\2=", setting) if len(set(keys)) == len(keys) else setting
+
+
+def _signed(key: str, value: float, digits: int) -> str:
+    return f"{value:{'+' if key == 'difference' else ''}.{digits}f}".replace("-", "−")
+
+
+def _stands_in(frame: pandas.DataFrame) -> bool:
+    both = frame[["public", "paper_public"]].dropna()
+    return bool((both["public"] != both["paper_public"]).any())
+
+
+def run(settings: TableConfig) -> str:
+    """`pubsel table`: writes the files of one table, or of all that have a record; returns what to show."""
+    results = Path(settings.results)
+    records, ranks = read_records(results), read_ranks(results)
+    if settings.table == "all":
+        tables = [make(name, records, ranks) for name in names()]
+        write_whole(results / "tables" / "README.md", index(tables, records))
+        return "\n".join([_run_all(results, tables), *choices(read_choices(results))])
+    table = make(settings.table, records, ranks)
+    paths = write(table, results / "tables")
+    parts = [text(table.frame, table.spec.title), "\n".join(notes(table))]
+    if not table.ranks.empty:
+        parts.append(text(table.ranks, RANKS))
+    if table.spec.ranks:
+        own = [record | {"public": record["chosen"]} for record in read_choices(results)]
+        parts.append("\n".join(choices(belonging(table.spec, own))))
+    if not table.records():
+        parts.append(f"No record of this table in {results / 'runs'} yet: the figures are the paper's alone.")
+    parts.append(f"Written: {paths[0]} and {', '.join(path.name for path in paths[1:])}")
+    return "\n\n".join(part for part in parts if part)
+
+
+def choices(records: list[dict[str, Any]]) -> list[str]:
+    """A line for each private choice of public data: which, of which, and what it spent. It has no distance to show."""
+    return [
+        f"Chosen privately for {record['private']}, of {', '.join(record['candidates'])}: {record['chosen']} "
+        f"(epsilon {record['privacy']['epsilon']:g}, seed {record['settings']['seed']}, no distance is told)"
+        for record in records
+    ]
+
+
+INDEX = """# Tables: command, time and cost
+
+Written by `pubsel table all` from the records. Rows: those with a run of ours, of all that the table has, the paper's
+among them. Runs: all that belong to it, also those whose settings were not selected. Seconds a run: the median, of
+training alone, by the code of the time; hours: their sum. What has no run has no time."""
+
+
+def index(tables: list[Table], records: list[dict[str, Any]]) -> str:
+    """Markdown: of each table the command that makes its runs, how many are there, what they took, and on what."""
+    lines = [INDEX, "", "| table | what | command | rows | runs | seconds a run | hours | hardware |",
+             "|---|---|---|---:|---:|---:|---:|---|"]  # fmt: skip
+    for table in tables:
+        target, runs = table.spec.target(table.name), belonging(table.spec, records)
+        name = f"[{table.name}]({table.name}.md)" if table.records() else table.name
+        command = f"`make {target}`" if target else "none; `pubsel report` has that of each run"
+        filled = f"{sum(cell is not None for cell in table.cells)} of {len(table.cells)}"
+        cost = ["not run", "", "", ""]
+        if seconds := [run["seconds"] for run in runs if "seconds" in run]:
+            on = {f"{run.get('hardware')}; {run.get('device')}, threads: {run.get('threads')}" for run in runs}
+            middle, hours = statistics.median(seconds), sum(seconds) / 3600
+            cost = [str(len(runs)), f"{middle:.{0 if middle >= 10 else 1}f}", f"{hours:.2f}"]
+            cost.append("<br>".join(sorted(map(_markdown, on))))
+        lines.append("| " + " | ".join([name, _markdown(table.spec.title), command, filled, *cost]) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def _run_all(results: Path, tables: list[Table]) -> str:
+    lines = []
+    for table in tables:
+        if table.records():
+            paths = write(table, results / "tables")
+            filled = sum(cell is not None for cell in table.cells)
+            lines.append(f"{paths[0]}: {filled} of {len(table.cells)} rows, {len(table.records())} runs")
+    without = ", ".join(table.name for table in tables if not table.records())
+    return "\n".join([*lines, f"No record yet: {without}"] if without else lines)

@@ -1,0 +1,1 @@
+"""What explains a result, and is no part of a run."""

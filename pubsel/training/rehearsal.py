@@ -1,0 +1,295 @@
+"""What a run needs, found by rehearsing it: the real loop (`training.fit`) for a few steps on random examples, the
+public phase and the evaluation on a part of theirs. No private example is read, only how many there are and what shape
+they have."""
+
+import contextlib
+import copy
+import dataclasses
+import math
+import tempfile
+import time
+import weakref
+from collections.abc import Callable
+from itertools import pairwise
+from pathlib import Path
+from statistics import median
+from typing import Any, NamedTuple, cast
+
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from pubsel.algorithms import Algorithm, Finishes, Freezes, Frozen, Mechanism, Pretrains, View
+from pubsel.data import Split, Task
+from pubsel.gradients.factored import BLOCK, LinearGradients
+from pubsel.messages import UserError
+from pubsel.privacy.randomness import secret, stream
+from pubsel.settings.keys import Training
+from pubsel.training.evaluation import at_once, interval, logits, utility
+from pubsel.training.loop import Schedule, engine, fit, flat, on_device, view_of
+
+STAND_IN = 2**26  # bytes of random examples, at most
+STEP_SECONDS = 1.0  # that a rehearsed step takes, at most about, if a part of its batch tells enough
+ENOUGH_SECONDS, LONG_SECONDS, MOST_STEPS = 0.4, 1.0, 50  # after 5 steps; after 1 step
+PUBLIC_ROWS = 256
+AUC_ROWS = 300
+EPOCHS = ("public_epochs", "pretrain_epochs", "finish_epochs")  # of algorithms that train on public data
+
+
+class Needs(NamedTuple):
+    """Bytes that a run holds at once beside its data and weights, and seconds."""
+
+    held: int
+    step: float
+    public: float  # of training on public data, before and after the private steps
+    evaluation: float
+
+
+def rehearse(
+    model: nn.Module, task: Task, algorithm: Algorithm, plan: Schedule, training: Training, noise: bool, secure: bool
+) -> Needs:
+    """What a run of `algorithm` needs, whose batches have plan.batch_size examples here. model: its weights come back
+    as they were. task: private, test and validation examples are read for their number and shape alone."""
+    kept = {name: values.clone() for name, values in model.state_dict().items()}
+    found = []
+    try:
+        for part in (_step, _public_phase, _evaluation):
+            found.append(part(Rehearsal(model, task, algorithm, plan, training, noise, secure)))
+            model.load_state_dict(kept)
+    finally:
+        model.load_state_dict(kept)
+    held, seconds = zip(*found, strict=True)
+    return Needs(max(held), *seconds)
+
+
+class Rehearsal(NamedTuple):
+    """What is rehearsed."""
+
+    model: nn.Module
+    task: Task
+    algorithm: Algorithm
+    plan: Schedule
+    training: Training
+    noise: bool
+    secure: bool
+
+
+# Stand-ins
+
+
+def random_like(split: Split, n: int, classes: int) -> Split:
+    """n random examples of the shape and type of others: pixels, or normal features."""
+    source, shape = stream("estimate", "examples"), (n, *split.x.shape[1:])
+    if split.x.is_floating_point():
+        x = torch.from_numpy(source.standard_normal(shape, dtype="float32")).to(split.x.dtype)
+    else:
+        x = torch.from_numpy(source.integers(256, size=shape, dtype="uint8")).to(split.x.dtype)
+    y = source.integers(2, size=(n, split.y.shape[1])) if split.y.dim() == 2 else source.integers(classes, size=n)
+    return Split(x, torch.from_numpy(y).to(split.y.dtype))
+
+
+def shaped(split: Split, shape: tuple[int, ...]) -> Split:
+    """As many examples of another shape, zeros that take no memory."""
+    return Split(torch.zeros(1).view([1] * (1 + len(shape))).expand(len(split.x), *shape), split.y)
+
+
+def behind_frozen(algorithm: Algorithm, task: Task) -> Task:
+    """The task as it will be behind what the algorithm freezes before it trains: the shapes, and public features."""
+    if not isinstance(algorithm, Freezes) or task.private.x.dim() != 2:
+        return task
+    d: int = task.private.x.shape[1]
+    width: int = getattr(algorithm, "k", d)
+    found, public = task.each(lambda split: shaped(split, (width,))), task.public
+    if public is None or found.public is None:
+        return found
+    x = Frozen(unit=getattr(algorithm, "unit", False))(public.x) if width == d else None
+    return found._replace(public=Split(random_like(found.public, len(public.x), 1).x if x is None else x, public.y))
+
+
+# What is held
+
+
+class Held(TorchDispatchMode):
+    """While it is entered: bytes of the tensors on a device that operations make, at most at once. What an operation
+    holds for itself, and arrays of numpy, are not seen."""
+
+    def __init__(self, device: torch.device):
+        super().__init__()
+        self.device, self.now, self.peak = device, 0, 0
+        self._known = weakref.WeakSet[Any]()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self._known |= {leaf.untyped_storage() for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)}
+        made = func(*args, **(kwargs or {}))
+        for leaf in tree_leaves(made):
+            if isinstance(leaf, Tensor) and leaf.device.type == self.device.type:
+                storage = leaf.untyped_storage()
+                if storage not in self._known:
+                    self._known.add(storage)
+                    weakref.finalize(storage, self._add, -storage.nbytes())
+                    self._add(storage.nbytes())
+        return made
+
+    def _add(self, size: int) -> None:
+        self.now += size
+        self.peak = max(self.peak, self.now)
+
+
+# The private steps
+
+
+class _Enough(Exception):
+    """Enough steps were seen."""
+
+
+class _Steps:
+    """The private steps of an algorithm, without what it does before and after them; after `enough`, training ends.
+    starts: of each step, s. rows: of its mechanisms."""
+
+    def __init__(self, inner: Algorithm, device: torch.device, enough: Callable[[list[float]], bool]):
+        self.name, self.rows, self.starts = inner.name, 1, list[float]()
+        self._inner, self._device, self._enough = inner, device, enough
+
+    def mechanism(self, view: View, step: int) -> Mechanism:
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+        self.starts.append(time.perf_counter())
+        if self._enough(self.starts):
+            raise _Enough
+        made = self._inner.mechanism(view, step)
+        self.rows = made.rows
+        return made
+
+
+def _step(run: Rehearsal) -> tuple[int, float]:
+    """Bytes and seconds. Of a batch that takes long or much memory a part is taken, and more of it for what the rest
+    adds."""
+    if run.plan.steps == 0:
+        return 0, 0.0
+    gradients, batch = engine(run.model, run.training.chunk), run.plan.batch_size
+    device, linear = next(run.model.parameters()).device, isinstance(gradients, LinearGradients)
+    size = max(1, run.task.private.x[:1].numel() * run.task.private.x.element_size())
+    most = max(2, STAND_IN // size)
+    examples = random_like(run.task.private, min(run.plan.n, most), run.task.classes)
+    rows = min(batch, most, batch if linear else gradients.chunk(run.task.private.x))
+
+    # The first step, which loads and decides what later ones find, is counted for memory.
+    with Held(device) as counted:
+        steps = _taken(run, examples, rows, lambda starts: len(starts) > 1)
+    block = rows if linear else -(-max(1, steps.rows) // rows) * rows  # all blocks lie in the memory of the first
+    number = next(run.model.parameters()).element_size()
+    held = counted.peak + max(0, min(batch, block) - rows) * gradients.size * number
+    if linear:
+        held = held * min(batch, max(rows, BLOCK)) // rows
+    elif run.plan.rate < 1:
+        held += max(0, batch - rows) * size  # the batch, taken out of the data
+    held += (168 if run.secure else 8) * gradients.size  # noise, which numpy draws
+
+    seconds = _seconds(run, examples, rows)
+    if rows == batch:
+        return held, seconds
+    more = min(batch, most, max(2 * rows, int(rows * STEP_SECONDS / seconds)))
+    if more > rows:
+        longer = _seconds(run, examples, more)
+    else:
+        more, longer, rows = rows, seconds, -(-rows // 2)
+        seconds = _seconds(run, examples, rows)
+    return held, longer + max(0.0, longer - seconds) / max(1, more - rows) * (batch - more)
+
+
+def _seconds(run: Rehearsal, examples: Split, rows: int) -> float:
+    """Of a step whose batch has `rows` examples: the median of several, without the first of more than two."""
+
+    def enough(starts: list[float]) -> bool:
+        done, seconds = len(starts) - 1, starts[-1] - starts[0]
+        return done > MOST_STEPS or (done > 4 and seconds > ENOUGH_SECONDS) or (done > 0 and seconds > LONG_SECONDS)
+
+    starts = _taken(run, examples, rows, enough).starts
+    seconds = [after - before for before, after in pairwise(starts)]
+    return max(1e-9, median(seconds[len(seconds) > 2 :]))
+
+
+def _taken(run: Rehearsal, examples: Split, rows: int, enough: Callable[[list[float]], bool]) -> _Steps:
+    """The steps of the loop on random examples, with batches of `rows`, until there are enough."""
+    n = rows if run.plan.rate == 1 else len(examples.x)
+    task = run.task._replace(private=Split(examples.x[:n], examples.y[:n]))
+    plan = Schedule(n, rows / n, 10**9, rows)
+    steps = _Steps(run.algorithm, next(run.model.parameters()).device, enough)
+    training = dataclasses.replace(run.training, checkpoint_seconds=math.inf)
+    streams = secret(  # nothing private is released: the same ones each time
+        "estimate", settings={}, private=[], public=[], weights={}, code="", plan={}, place="", secure=run.secure
+    )
+    with tempfile.TemporaryDirectory() as folder, contextlib.suppress(_Enough):
+        nowhere = Path(folder) / "checkpoint.pt"
+        fit(
+            run.model, task, cast(Algorithm, steps), plan, float(run.noise), training, "estimate", streams, nowhere,
+            lambda now: None,
+        )  # fmt: skip
+    return steps
+
+
+# Before and after them
+
+
+def _public_phase(run: Rehearsal) -> tuple[int, float]:
+    """Bytes and seconds of training on public data: one epoch, on a part of the data if that is slow, times epochs."""
+    public = run.task.public
+    if public is None or not isinstance(run.algorithm, Pretrains | Finishes):
+        return 0, 0.0
+    short: Any = copy.copy(run.algorithm)
+    epochs = [key for key in EPOCHS if getattr(short, key, 0)]
+    times = sum(getattr(short, key) for key in epochs) or 1
+    for key in epochs:
+        setattr(short, key, 1)
+    if getattr(short, "class_names", None):
+        short.class_names = None
+    gradients, device = engine(run.model, run.training.chunk), next(run.model.parameters()).device
+    view = view_of(run.model, gradients, on_device(run.task, device), "estimate", run.plan)
+    trained = [run.model.get_parameter(name) for name in gradients.offsets]
+    order = torch.from_numpy(stream("estimate", "public").permutation(len(public.x)))
+
+    def phase(rows: int) -> float:
+        part = Split(public.x[order[:rows]].to(device), public.y[order[:rows]].to(device))
+        here, began = view._replace(public=part, start=flat(trained)), time.perf_counter()
+        with contextlib.suppress(UserError):  # training itself will say so
+            if isinstance(short, Pretrains):
+                short.pretrain(here)
+            if isinstance(short, Finishes):
+                short.finish(here)
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        return time.perf_counter() - began
+
+    rows = min(len(public.x), max(PUBLIC_ROWS, 2 * getattr(short, "public_batch", 0)))
+    with Held(device) as counted:
+        phase(rows)
+    seconds = phase(rows)
+    if rows < len(public.x) and seconds * len(public.x) / rows < STEP_SECONDS:
+        rows = len(public.x)
+        seconds = phase(rows)
+    linear = isinstance(gradients, LinearGradients)
+    return counted.peak * (len(public.x) // rows if linear else 1), seconds * times * len(public.x) / rows
+
+
+def _evaluation(run: Rehearsal) -> tuple[int, float]:
+    """Bytes and seconds of the outputs for test, validation and public examples, and of the bootstrap of an AUC."""
+    task, device = run.task, next(run.model.parameters()).device
+    splits = [split for split in (task.test, task.validation, task.public) if split is not None]
+    rows = min(len(task.test.x), at_once(task.test.x, device))
+    x = random_like(task.test, rows, task.classes).x
+    with Held(device) as counted:
+        outputs = logits(run.model, x)
+    began = time.perf_counter()
+    logits(run.model, x)
+    seconds = (time.perf_counter() - began) * sum(len(split.x) for split in splits) / rows
+    held = counted.peak
+    if task.metric == "auc":
+        few = random_like(shaped(task.test, (1,)), min(AUC_ROWS, len(task.test.x)), task.classes)
+        outputs = torch.randn(len(few.y), outputs.shape[1])
+        began = time.perf_counter()
+        with contextlib.suppress(UserError):  # of one class
+            utility(outputs, few.y, task.metric)
+            interval(outputs, few.y, task.metric, stream("estimate", "bootstrap"))
+        seconds += (time.perf_counter() - began) * len(task.test.x) / len(few.y)
+    return held, seconds
