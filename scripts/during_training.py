@@ -8,7 +8,7 @@ on the private batch of the step and the first pair.m images of each public set,
 
 gsd_figure1   GSD of the batch to each public set, in [0, 1] (GSD, Figure 1; the workshop paper's panels)
 gsd_figure3   the 500 largest singular values of private and public gradients (GSD, Figure 3)
-gsd_lemma41   reconstruction error of the batch's gradients, beside what bounds it (GSD, Lemma 4.1; pubsel/gradients/subspace.py)
+gsd_lemma41   reconstruction error of the batch's gradients, beside what bounds it (GSD, Lemma 4.1)
 gep_figure2   stable rank of the batch's gradients, by parameter group (GEP, Figure 2)
 gep_figure4   projection error of the batch's mean gradient on GEP's basis from each public set (GEP, Figure 4)
 gep_figure5   stable rank of the residual gradients, beside the gradients' (GEP, Figure 5; there of the full batch)

@@ -2,7 +2,8 @@
 
     python scripts/figures.py all --results results
 
-A name of pubsel.tables.figures.CURVES: utility against epsilon, k, noise, public examples; with adamix the performance boost.
+A name of pubsel.tables.figures.CURVES: utility against epsilon, k, noise, public examples; with adamix the
+performance boost.
 A name of a table: its utility against distance (NAME_distance). all: each of these that the records allow. With
 settings of `pubsel run` behind the name: separability, xi_k of features (PILLAR, Figure 3); reconstruction, what the
 projection of AdaMix loses (Figure 6), which looks at the private gradient without noise.

@@ -198,7 +198,7 @@ def test_secure_noise_is_the_operating_systems():
 
 def test_only_one_function_makes_secret_streams():
     """A key that leaves something out would share noise: no other line of the package makes such streams."""
-    package = Path(pubsel.commands.run.__file__).parent
+    package = Path(pubsel.__file__).parent
     makers = [path.name for path in package.rglob("*.py") if "Secret(" in path.read_text().replace("class Secret", "")]
     assert makers == ["randomness.py"]
     for path in package.rglob("*.py"):

@@ -26,7 +26,7 @@ from pubsel.records import at, read_ranks, read_records, write_whole
 from pubsel.settings import CONF
 from pubsel.settings.keys import is_weak
 
-_HERE = Path(__file__).resolve().parent
+_HERE = Path(__file__).resolve().parents[1]
 PAPER = next((path for path in (_HERE.parent / "results" / "paper", _HERE / "paper") if path.is_dir()), _HERE / "paper")
 SPECS = CONF / "tables"
 
