@@ -31,6 +31,7 @@ from pubsel.messages import CellsFailed, UsageError, UserError
 from pubsel.settings import CONF
 from pubsel.settings.datasets import dataset_names
 from pubsel.settings.keys import (
+    SCHEMAS,
     Attack,
     AttackConfig,
     AuditConfig,
@@ -41,7 +42,7 @@ from pubsel.settings.keys import (
     RunsConfig,
     TableConfig,
 )
-from pubsel.settings.methods import algorithm_keys
+from pubsel.settings.methods import method_keys
 from pubsel.settings.schema import check, keys_of, nearest
 from pubsel.training import torchrun
 
@@ -350,6 +351,8 @@ def _hydra_message(error: Exception) -> str:
         several = f"; for several, {key}=[A,B], or --multirun to sweep over them" if ambiguous else ""
         return f"cannot read {word!r}: write it with both kinds of quotes, {shlex.quote(_quoted(key, value))}{several}"
     unknown = re.match(r"Could not override '(.+?)'", str(error))
+    if unknown and unknown[1] in known_keys():  # of another algorithm, distance, or command
+        return f"{unknown[1]} is no setting here; --cfg job shows those that there are"
     if unknown:
         near = nearest(unknown[1], known_keys())
         return f"unknown key {unknown[1]}{near}; pubsel COMMAND --help lists them"
@@ -365,8 +368,7 @@ def _hydra_message(error: Exception) -> str:
 @cache
 def known_keys() -> frozenset[str]:
     """The dotted keys of all commands."""
-    schemas = (RunConfig, RankConfig, AttackConfig, AuditConfig, TableConfig, ReportConfig, RunsConfig, DataConfig)
-    return frozenset(key for schema in schemas for key in keys_of(schema)) | algorithm_keys()
+    return frozenset(key for schema in SCHEMAS.values() for key in keys_of(schema)) | method_keys()
 
 
 def _complete(words: list[str], line: str) -> int:

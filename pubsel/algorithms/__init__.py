@@ -18,7 +18,8 @@ from pubsel.gradients.matrix import Engine, GradientMatrix, random_labels
 from pubsel.messages import UsageError
 from pubsel.privacy.accountant import Plan
 from pubsel.privacy.randomness import SystemEntropy
-from pubsel.settings.keys import Labels, instance
+from pubsel.settings.keys import Labels
+from pubsel.settings.methods import instance
 from pubsel.settings.schema import setting
 
 Random = Callable[[str, int], np.random.Generator]  # a reproducible stream for each purpose and step

@@ -17,35 +17,33 @@ from typing import Any
 import numpy as np
 import torch
 from filelock import FileLock, Timeout
-from hydra.core.hydra_config import HydraConfig
 from torch import nn
 
 from pubsel import algorithms, data, distances, models, records, selection
 from pubsel.algorithms import Freezes, Frozen, Solves
 from pubsel.data import Split, Task
+from pubsel.distances import Releases
+from pubsel.distances.gsd import Subspaces
 from pubsel.messages import UsageError, UserError, log, logged, say, traced
 from pubsel.models.split import Above, split
 from pubsel.models.trained import trained_parameters
 from pubsel.privacy import accountant, ledger
 from pubsel.privacy.randomness import Secret, content, secret, stream
-from pubsel.settings import CONF
+from pubsel.selection import Comparison
 from pubsel.settings.identity import as_json, folder_name, identity_of, is_path, short_name
 from pubsel.settings.keys import (
     AuditConfig,
     Convert,
     Device,
-    Distance,
-    Labels,
     Model,
     Pair,
-    Parameters,
     RankConfig,
     RunConfig,
     Select,
     Take,
     public_sets,
 )
-from pubsel.settings.methods import check_method
+from pubsel.settings.methods import typed
 from pubsel.training import estimate, parallel, torchrun, tracking
 from pubsel.training.evaluation import check_classes, evaluate, interval, logits, utility
 from pubsel.training.loop import (  # fmt: skip
@@ -82,14 +80,14 @@ def canonical(settings: RunConfig) -> RunConfig:
     if "_target_" not in settings.algorithm:
         raise UsageError("algorithm has no value: give algorithm=NAME, such as gep or dp_sgd")
     algorithm = algorithms.build(settings.algorithm)
-    check_method(settings.algorithm, config_folders())
-    pair, distance, epsilon = settings.pair, settings.distance, settings.epsilon
+    pair, distance, epsilon = settings.pair, distances.build(settings.distance), settings.epsilon
+    typed_algorithm = typed("algorithm", algorithm, settings.algorithm)
     if not algorithm.uses_public:
         pair = dataclasses.replace(
             pair, public=None, m=1, convert=Convert.resize, take=Take.test, shots=None, public_share=None
         )
         pair = dataclasses.replace(pair, candidates=None)
-        distance = Distance("none", 1, 2, 1, True, Labels.random, Parameters.weights)
+        distance = None
         settings = dataclasses.replace(settings, epsilon_select=None)
     elif pair.public is None:
         raise UsageError(f"algorithm={algorithm.name} needs public data: give pair.public=NAME")
@@ -97,25 +95,22 @@ def canonical(settings: RunConfig) -> RunConfig:
         k = settings.algorithm["k"]
         raise UsageError(f"algorithm.k={k} is more than the pair.m={pair.m} public examples: lower algorithm.k")
     check_backbone(settings.model)
-    distance = distances.canonical(distance, selects=settings.epsilon_select is not None)
-    if distance.name == "dp_gsd":
-        raise UsageError("distance=dp_gsd: its epsilon would add to that of training: measure it by pubsel rank")
+    if isinstance(distance, Releases):
+        raise UsageError(
+            f"distance={distance.name}: its epsilon would add to that of training: measure it by pubsel rank"
+        )
+    if settings.epsilon_select is not None:
+        selection.gsd_of(distance)
     pair = canonical_candidates(pair, settings.epsilon_select)
     select = settings.select if pair.candidates else Select()
     if not algorithm.private:
         epsilon = float("inf")
     elif algorithm.sensitivity() == 0:  # private examples are never read
         epsilon = 0.0
-    typed = {"_target_": settings.algorithm["_target_"]} | as_json(algorithm)  # 1 and 1.0 are one setting
-    return dataclasses.replace(settings, pair=pair, distance=distance, epsilon=epsilon, algorithm=typed, select=select)
-
-
-def config_folders() -> list[Path]:
-    """Where Hydra looks for options beside conf/: --config-dir."""
-    if not HydraConfig.initialized():
-        return []
-    sources = HydraConfig.get().runtime.config_sources
-    return [Path(source.path) for source in sources if source.schema == "file" and Path(source.path) != CONF]
+    typed_distance = None if distance is None else typed("distance", distance, settings.distance or {})
+    return dataclasses.replace(
+        settings, pair=pair, distance=typed_distance, epsilon=epsilon, algorithm=typed_algorithm, select=select
+    )
 
 
 def canonical_candidates(pair: Pair, epsilon: float | None) -> Pair:
@@ -401,10 +396,9 @@ def with_chosen(
     without noise."""
 
     def of(pair: Pair) -> RunConfig:
-        return dataclasses.replace(
-            settings, pair=pair, distance=dataclasses.replace(settings.distance, name="none"), epsilon_select=None
-        )
+        return dataclasses.replace(settings, pair=pair, distance=None, epsilon_select=None)
 
+    gsd = selection.gsd_of(distances.build(settings.distance))
     epsilon = settings.epsilon_select or 0.0
     pairs = by_label(settings.pair)
     candidates: dict[str, Split] = {}
@@ -424,10 +418,8 @@ def with_chosen(
         secret.begin = partial(about_to_draw, settings, task.private, name, "choice", epsilon, 0.0)
 
         def release() -> dict[str, Any]:
-            chosen, spend = selection.select(
-                settings.distance, settings.select, epsilon, build, task.private, candidates, task.classes,
-                f"selection {name}", secret, say,
-            )  # fmt: skip
+            sets = Comparison(build, task.private, candidates, task.classes, f"selection {name}", secret)
+            chosen, spend = selection.select(gsd, settings.select, epsilon, sets, say)
             return {"chosen": chosen, "spend": spend._asdict()}
 
         found = released_once(folder / "selection.pt", secret, release)
@@ -589,7 +581,7 @@ def _estimate(settings: RunConfig, task: Task, plan: Schedule, noise: bool, fold
         model, seen, passes, seconds = stand_in(settings, algorithm, task, device)
         gradients = engine(model, settings.training.chunk)
         view = view_of(model, gradients, on_device(seen, device), "estimate", plan)
-        needs = estimate.memory(gradients, algorithm, view, seen, settings.distance)
+        needs = estimate.memory(gradients, algorithm, view, seen, distances.build(settings.distance))
         if seen is not task:
             needs = estimate.prepared(needs, task, seen.private.x.shape[1], passes)
         estimate.claim(needs, device)
@@ -676,10 +668,10 @@ def streams_of(
     changes no more than the rounding of a sum."""
     if streams is not None:
         return {"code": streams["code"], "place": streams["place"]}
-    used: tuple[type, ...] = ()
+    used: tuple[type, ...] = (type(distances.build(settings.distance)),)
     chunk = None
     if isinstance(settings, RunConfig):
-        used, chunk = (type(algorithms.build(settings.algorithm)),), settings.training.chunk
+        used, chunk = (*used, type(algorithms.build(settings.algorithm))), settings.training.chunk
     processor = f"{records.processor()} ({torch.backends.cpu.get_cpu_capability()})"
     if device.type == "cuda":
         processor = torch.cuda.get_device_name(device)
@@ -725,9 +717,10 @@ def sets_of(pair: Pair) -> list[str]:
 
 def pair_distance(settings: RunConfig, task: Task, device: torch.device) -> dict[str, Any] | None:
     """The distance of a run's pair, measured once and kept under results/distances for all its seeds and algorithms."""
-    if settings.distance.name == "none" or task.public is None:
+    distance = distances.build(settings.distance)
+    if distance is None or task.public is None:
         return None
-    what = as_json(settings.distance) | as_json(settings.pair) | {"model": as_json(settings.model)}
+    what = {"distance": settings.distance, "pair": as_json(settings.pair), "model": as_json(settings.model)}
     public = short_name(settings.pair.public)
     name = folder_name(f"{short_name(settings.pair.private)}-{public}-{settings.model.name}", what)
     folder = Path(settings.results) / "distances" / name
@@ -735,28 +728,27 @@ def pair_distance(settings: RunConfig, task: Task, device: torch.device) -> dict
         path = folder / "result.json"
         if path.exists() and not has_paths([settings.pair.private, *public_sets(settings.pair.public)]):
             return records.read_record(path, ("values", "mean"))
-        method, began = distances.METHODS[settings.distance.name], time.monotonic()
-        values = method.measure(
-            settings.distance,
+        began = time.monotonic()
+        values = distance.measure(
             lambda i: network(settings.model, task, i, settings.data_root).to(device),
             task.private,
             {public: task.public},
             task.classes,
             key="distance",
-            report=lambda i, _, value, __: say(f"  {method.title}, initialisation {i}: {value:.4g}"),
+            report=lambda i, _, value, __: say(f"  {distance.title}, initialisation {i}: {value:.4g}"),
         )[public]
         record = {
             "identity": name,
-            "name": settings.distance.name,
+            "name": distance.name,
             "values": values,
             **summary(values),
-            "m": settings.distance.m,
+            "m": distance.m,
             "seconds": round(time.monotonic() - began, 1),
             "settings": what,
-            **distances.statement(settings.distance),
+            **distance.statement(),
         }
-        if settings.distance.name == "gsd":
-            record |= {"k": settings.distance.k, "raw": raw(values, settings.distance.k)}
+        if isinstance(distance, Subspaces):
+            record |= {"k": distance.k, "raw": raw(values, distance.k)}
         records.write_record(path, record)
     return record
 

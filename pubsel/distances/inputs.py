@@ -1,63 +1,14 @@
-"""What all distances have in common: the examples of both sides, and the order in which they are measured.
+"""What distances compute of examples: features, distances between rows, numbers of classes."""
 
-Candidates are taken one at a time, and the private side is computed once for each initialisation, so that neither
-memory nor the private side's time grows with the number of candidates.
-"""
-
-import time
-from collections.abc import Callable, Mapping
-
-import numpy as np
 import torch
 from torch import Tensor, nn
 
-from pubsel.data import Split
 from pubsel.data.splits import NO_CLASS
 from pubsel.messages import UsageError
 from pubsel.models.trained import head
-from pubsel.privacy.randomness import stream
-from pubsel.settings.keys import Distance
-
-Report = Callable[[int, str, float, float], None]  # initialisation, candidate, value, seconds that it took
-Build = Callable[[int], nn.Module]  # the network of an initialisation, in eval mode, on its device
-Between = Callable[[str, Split], float]  # the distance of a named candidate to the private side
 
 CHUNK = 256  # examples per pass through a network
 COLUMNS = 4096  # of rows in float64 at once
-
-
-def silent(i: int, name: str, value: float, seconds: float) -> None:
-    """A Report that says nothing."""
-
-
-def paired(
-    distance: Distance,
-    private: Split,
-    candidates: Mapping[str, Split],
-    key: str,
-    report: Report,
-    prepare: Callable[[int, Split, np.random.Generator], Between],
-) -> dict[str, list[float]]:
-    """The distance of each candidate to `private`, one value for each of `distance.initialisations`.
-
-    prepare(i, sample, rng): the private side of initialisation i, from m private examples; rng goes on from the draw of
-    these. The same m private examples, whatever the distance (the stream keeps the name of the first one). Of a
-    candidate its first m examples. UsageError where a side has fewer.
-    """
-    for name, split in {"the private data": private, **candidates}.items():
-        if len(split.x) < distance.m:
-            raise UsageError(f"distance.m={distance.m}: {name} has {len(split.x)} examples; lower distance.m")
-    values: dict[str, list[float]] = {name: [] for name in candidates}
-    for i in range(distance.initialisations):
-        rng = stream(key, "gsd", i)
-        chosen = torch.from_numpy(np.sort(rng.choice(len(private.x), distance.m, replace=False)))
-        between = prepare(i, Split(private.x[chosen], private.y[chosen]), rng)
-        for name, split in candidates.items():
-            began = time.perf_counter()
-            value = between(name, Split(split.x[: distance.m], split.y[: distance.m]))
-            values[name].append(value)
-            report(i, name, value, time.perf_counter() - began)
-    return values
 
 
 @torch.no_grad()
