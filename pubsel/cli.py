@@ -42,7 +42,7 @@ from pubsel.settings.keys import (
     RunsConfig,
     TableConfig,
 )
-from pubsel.settings.methods import method_keys
+from pubsel.settings.methods import GROUPS, method_keys
 from pubsel.settings.schema import check, keys_of, nearest
 from pubsel.training import torchrun
 
@@ -351,8 +351,10 @@ def _hydra_message(error: Exception) -> str:
         several = f"; for several, {key}=[A,B], or --multirun to sweep over them" if ambiguous else ""
         return f"cannot read {word!r}: write it with both kinds of quotes, {shlex.quote(_quoted(key, value))}{several}"
     unknown = re.match(r"Could not override '(.+?)'", str(error))
-    if unknown and unknown[1] in known_keys():  # of another algorithm, distance, or command
-        return f"{unknown[1]} is no setting here; --cfg job shows those that there are"
+    if unknown and unknown[1] in known_keys():  # of another algorithm or distance, or of another command
+        group = unknown[1].partition(".")[0]
+        what = f"the given {group} has no such setting" if group in GROUPS else "no setting of this command"
+        return f"{unknown[1]}: {what}; --cfg job shows those that there are"
     if unknown:
         near = nearest(unknown[1], known_keys())
         return f"unknown key {unknown[1]}{near}; pubsel COMMAND --help lists them"

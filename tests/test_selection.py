@@ -424,7 +424,7 @@ def test_run_with_one_candidate_spends_nothing_on_it(cli):
         ([*RANK, CANDIDATES, "epsilon_select=1", "distance=frechet"], "give distance=gsd, not frechet"),
         (
             [*RANK, CANDIDATES, "epsilon_select=1", "distance.epsilon=1"],
-            "distance.epsilon is no setting here",
+            "distance.epsilon: the given distance has no such setting",
         ),
         ([*RANK, CANDIDATES, "epsilon_select=0.001", "select.margin=0.01"], "private examples, and there are 1297"),
         ([*RANK, CANDIDATES, "epsilon_select=1", "distance.m=5000"], "distance.m=5000"),

@@ -57,12 +57,10 @@ class GSD(Subspaces):
 
     title = "GSD"
 
-    def __post_init__(self) -> None:
-        if self.k > self.m:
-            raise UsageError(f"distance.k={self.k} is more than distance.m={self.m}: lower distance.k")
-
     def to_private(self, draw: Draw) -> Between:
         """Both sides have the same labels, if these are random."""
+        if self.k > self.m:
+            raise UsageError(f"distance.k={self.k} is more than distance.m={self.m}: lower distance.k")
         engine = engine_of(draw.model(), self)
         drawn = random_labels(draw.random, self.m, draw.classes, multi_label=draw.private.y.dim() == 2)
 
