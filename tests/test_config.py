@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from hydra import compose, initialize_config_dir
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import DictConfig, OmegaConf
@@ -19,9 +20,9 @@ from pubsel.models.small import NETWORKS
 from pubsel.settings import CONF
 from pubsel.settings.datasets import dataset_info, dataset_names
 from pubsel.settings.identity import as_json, default_of, digest_of, identity_of
-from pubsel.settings.keys import RankConfig, RunConfig, public_sets
+from pubsel.settings.keys import SCHEMAS, RankConfig, RunConfig, public_sets
 from pubsel.settings.methods import check_method, method_keys, methods
-from pubsel.settings.schema import LEAST, MOST, check, keys_of, nearest
+from pubsel.settings.schema import LEAST, MOST, check, defaults, keys_of, nearest
 
 NEUTRAL = {
     *("device", "threads", "data_root", "results", "download", "debug", "estimate", "profile", "training.chunk"),
@@ -270,6 +271,45 @@ def test_an_experiment_composes_as_its_header_says(experiment: Path) -> None:
         assert [dataset_info(name).title for name in names]  # each is a named dataset
         assert values.model.name in [*NETWORKS, "logistic"] or values.model.architecture or values.model.backbone
     assert len(set(found)) == len(found) > 0  # no two cells of a sweep are one run
+
+
+def flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """{"a": {"b": 1}} -> {"a.b": 1}."""
+    found: dict[str, Any] = {}
+    for key, value in values.items():
+        found |= flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
+    return found
+
+
+def written(file: str) -> dict[str, Any]:
+    """The keys that a file of conf/ gives, and their values."""
+    values = yaml.safe_load((CONF / f"{file}.yaml").read_text()) or {}
+    return flat({key: value for key, value in values.items() if key not in ("defaults", "hydra")})
+
+
+@pytest.mark.parametrize("command", SCHEMAS)
+def test_a_value_has_one_home(command: str) -> None:
+    """Where a key has a default in its dataclass, no file that a command always reads gives it, and an option gives it
+    to change it, or to take back what the option below it says."""
+    have = flat(defaults(SCHEMAS[command]))
+    for file in ("common", command):
+        assert not have.keys() & written(file).keys(), file
+    for group in ("pair", "model", "privacy", "training"):
+        for path in (CONF / group).glob("*.yaml"):
+            if "\ndefaults:" in path.read_text():
+                continue
+            given = {f"{group}.{key}": value for key, value in written(f"{group}/{path.stem}").items()}
+            assert [key for key in given if key in have and given[key] == have[key]] == [], path
+
+
+@pytest.mark.parametrize("command", ["run", "rank", "attack", "audit"])
+def test_every_key_is_shown_and_can_be_given(command: str) -> None:
+    """Of the keys that stand below null, such as model.backbone.crop, the one above."""
+    shown = compose(command, [])
+    for key in keys_of(SCHEMAS[command]):
+        group = key.rpartition(".")[0]
+        if OmegaConf.select(shown, group) is not None if group else True:
+            assert key in flat(OmegaConf.to_container(shown)) or OmegaConf.is_dict(OmegaConf.select(shown, key)), key
 
 
 @pytest.mark.parametrize("option", OPTIONS)
