@@ -13,33 +13,29 @@ from typing import Any, NamedTuple, Self
 
 import numpy as np
 import torch
-from hydra.core.hydra_config import HydraConfig
 from torch import nn
 
-from pubsel import algorithms, data, distances, models, records
+from pubsel import algorithms, data, distances, models, records, selection
 from pubsel.algorithms import Algorithm, Solves
 from pubsel.data import Split, Task
+from pubsel.distances import Releases
 from pubsel.messages import UsageError, say
 from pubsel.privacy import accountant, ledger
 from pubsel.privacy.randomness import Secret, content, secret
 from pubsel.privacy.sampling import Schedule, schedule
-from pubsel.settings import CONF
 from pubsel.settings.identity import as_json, identity_of, is_path, short_name
 from pubsel.settings.keys import (
     Convert,
     Device,
-    Distance,
-    Labels,
     Model,
     Pair,
-    Parameters,
     RankConfig,
     RunConfig,
     Select,
     Take,
     public_sets,
 )
-from pubsel.settings.methods import check_method
+from pubsel.settings.methods import typed
 
 AUTO = "auto"  # pair.public: chosen from pair.candidates
 
@@ -71,10 +67,10 @@ class Streams(NamedTuple):
         """The streams of a request here and now; of a record that is `repeated`, those of its program and machine."""
         if repeated is not None:
             return cls(settings, name, repeated["code"], repeated["place"])
-        used: tuple[type, ...] = ()
+        used: tuple[type, ...] = (type(distances.build(settings.distance)),)
         chunk = None
         if isinstance(settings, RunConfig):
-            used, chunk = (type(algorithms.build(settings.algorithm)),), settings.training.chunk
+            used, chunk = (*used, type(algorithms.build(settings.algorithm))), settings.training.chunk
         processor = f"{records.processor()} ({torch.backends.cpu.get_cpu_capability()})"
         if device.type == "cuda":
             processor = torch.cuda.get_device_name(device)
@@ -169,14 +165,14 @@ def canonical(settings: RunConfig) -> RunConfig:
     if "_target_" not in settings.algorithm:
         raise UsageError("algorithm has no value: give algorithm=NAME, such as gep or dp_sgd")
     algorithm = algorithms.build(settings.algorithm)
-    check_method(settings.algorithm, config_folders())
-    pair, distance, epsilon = settings.pair, settings.distance, settings.epsilon
+    pair, distance, epsilon = settings.pair, distances.build(settings.distance), settings.epsilon
+    typed_algorithm = typed("algorithm", algorithm, settings.algorithm)
     if not algorithm.uses_public:
         pair = dataclasses.replace(
             pair, public=None, m=1, convert=Convert.resize, take=Take.test, shots=None, public_share=None
         )
         pair = dataclasses.replace(pair, candidates=None)
-        distance = Distance("none", 1, 2, 1, True, Labels.random, Parameters.weights)
+        distance = None
         settings = dataclasses.replace(settings, epsilon_select=None)
     elif pair.public is None:
         raise UsageError(f"algorithm={algorithm.name} needs public data: give pair.public=NAME")
@@ -184,25 +180,22 @@ def canonical(settings: RunConfig) -> RunConfig:
         k = settings.algorithm["k"]
         raise UsageError(f"algorithm.k={k} is more than the pair.m={pair.m} public examples: lower algorithm.k")
     check_backbone(settings.model)
-    distance = distances.canonical(distance, selects=settings.epsilon_select is not None)
-    if distance.name == "dp_gsd":
-        raise UsageError("distance=dp_gsd: its epsilon would add to that of training: measure it by pubsel rank")
+    if isinstance(distance, Releases):
+        raise UsageError(
+            f"distance={distance.name}: its epsilon would add to that of training: measure it by pubsel rank"
+        )
+    if settings.epsilon_select is not None:
+        selection.gsd_of(distance)
     pair = canonical_candidates(pair, settings.epsilon_select)
     select = settings.select if pair.candidates else Select()
     if not algorithm.private:
         epsilon = float("inf")
     elif algorithm.sensitivity() == 0:  # private examples are never read
         epsilon = 0.0
-    typed = {"_target_": settings.algorithm["_target_"]} | as_json(algorithm)  # 1 and 1.0 are one setting
-    return dataclasses.replace(settings, pair=pair, distance=distance, epsilon=epsilon, algorithm=typed, select=select)
-
-
-def config_folders() -> list[Path]:
-    """Where Hydra looks for options beside conf/: --config-dir."""
-    if not HydraConfig.initialized():
-        return []
-    sources = HydraConfig.get().runtime.config_sources
-    return [Path(source.path) for source in sources if source.schema == "file" and Path(source.path) != CONF]
+    typed_distance = None if distance is None else typed("distance", distance, settings.distance or {})
+    return dataclasses.replace(
+        settings, pair=pair, distance=typed_distance, epsilon=epsilon, algorithm=typed_algorithm, select=select
+    )
 
 
 def canonical_candidates(pair: Pair, epsilon: float | None) -> Pair:

@@ -33,6 +33,7 @@ from pubsel.records import BrokenRecord
 from pubsel.settings import CONF, explain
 from pubsel.settings.datasets import dataset_names
 from pubsel.settings.keys import (
+    SCHEMAS,
     Attack,
     AttackConfig,
     AuditConfig,
@@ -43,7 +44,7 @@ from pubsel.settings.keys import (
     RunsConfig,
     TableConfig,
 )
-from pubsel.settings.methods import algorithm_keys
+from pubsel.settings.methods import GROUPS, method_keys
 from pubsel.settings.schema import check, keys_of, nearest
 from pubsel.training import torchrun
 
@@ -177,10 +178,6 @@ def _data(values: DictConfig) -> None:
 COMMANDS: dict[str, Callable[[DictConfig], None]] = {
     "run": _run, "rank": _rank, "attack": _attack, "audit": _audit, "table": _table, "report": _report, "runs": _runs,
     "data": _data,
-}  # fmt: skip
-SCHEMAS: dict[str, type] = {
-    "run": RunConfig, "rank": RankConfig, "attack": AttackConfig, "audit": AuditConfig, "table": TableConfig,
-    "report": ReportConfig, "runs": RunsConfig, "data": DataConfig,
 }  # fmt: skip
 POSITIONAL = {
     "attack": ["attack"],
@@ -376,6 +373,10 @@ def _hydra_message(error: Exception) -> str:
         several = f"; for several, {key}=[A,B], or --multirun to sweep over them" if ambiguous else ""
         return f"cannot read {word!r}: write it with both kinds of quotes, {shlex.quote(_quoted(key, value))}{several}"
     unknown = re.match(r"Could not override '(.+?)'", str(error))
+    if unknown and unknown[1] in known_keys():  # of another algorithm or distance, or of another command
+        group = unknown[1].partition(".")[0]
+        what = f"the given {group} has no such setting" if group in GROUPS else "no setting of this command"
+        return f"{unknown[1]}: {what}; --cfg job shows those that there are"
     if unknown:
         near = nearest(unknown[1], known_keys())
         return f"unknown key {unknown[1]}{near}; pubsel COMMAND --help lists them"
@@ -391,7 +392,7 @@ def _hydra_message(error: Exception) -> str:
 @cache
 def known_keys() -> frozenset[str]:
     """The dotted keys of all commands."""
-    return frozenset(key for schema in SCHEMAS.values() for key in keys_of(schema)) | algorithm_keys()
+    return frozenset(key for schema in SCHEMAS.values() for key in keys_of(schema)) | method_keys()
 
 
 def _complete(words: list[str], line: str) -> int:

@@ -41,7 +41,8 @@ from pubsel.algorithms import Algorithm, Freezes, Mechanism, Solves, View
 from pubsel.algorithms.gep import GEP, Groups
 from pubsel.commands import run
 from pubsel.data import Split
-from pubsel.distances import gsd
+from pubsel.distances import build
+from pubsel.distances.gsd import GSD
 from pubsel.gradients.matrix import Basis, DenseGradients, GradientMatrix, gpu_precision
 from pubsel.gradients.subspace import (
     allocate,
@@ -56,7 +57,7 @@ from pubsel.messages import UsageError, UserError, say
 from pubsel.privacy.sampling import Schedule, poisson_sample
 from pubsel.settings import CONF
 from pubsel.settings.identity import as_json, digest_of, identity_of, short_name
-from pubsel.settings.keys import Distance, Labels, RunConfig, public_sets
+from pubsel.settings.keys import Labels, RunConfig, public_sets
 from pubsel.settings.schema import check
 from pubsel.tables import figures, join
 from pubsel.training.loop import Job, Watch, fit
@@ -83,7 +84,7 @@ class Moment(NamedTuple):
     public: dict[str, Split]
     private: str  # name of the private set
     ks: list[int]
-    distance: Distance
+    distance: GSD
     gep: GEP
 
     def on(self, public: str) -> View:
@@ -127,7 +128,7 @@ def distances(at: Moment, k: int) -> dict[str, float]:
     m = min(len(split.x) for split in (at.batch, *at.public.values()))
     once = dataclasses.replace(at.distance, k=k, m=m, initialisations=1)
     key = f"during_training {at.step}"
-    found = gsd.measure(once, lambda _: at.view.model, at.batch, at.public, max(2, at.view.classes), key)
+    found = once.measure(lambda _: at.view.model, at.batch, at.public, max(2, at.view.classes), key)
     return {public: values[0] for public, values in found.items()}
 
 
@@ -264,6 +265,9 @@ def follow(name: str, settings: RunConfig, sets: list[str], ks: list[int], point
     made = f"commit {origin['commit']}, torch {origin['versions']['torch']}, {origin['hardware']}"
     trained = cell.canonical(settings)
     algorithm, gep = algorithms.build(trained.algorithm), anchor(trained)
+    distance = build(settings.distance)
+    if not isinstance(distance, GSD):
+        raise UsageError("what is measured is GSD: give distance=gsd")
     refuse(settings, algorithm, sets, ks, FIGURES[name])
     torch.set_num_threads(settings.threads or torch.get_num_threads())
     device = cell.choose_device(settings.device)
@@ -278,7 +282,7 @@ def follow(name: str, settings: RunConfig, sets: list[str], ks: list[int], point
     def look(view: View, step: int) -> list[Row]:
         chosen = poisson_sample(secret("sample", step), plan.n, plan.rate)
         batch = Split(task.private.x[chosen].to(device), task.private.y[chosen].to(device))
-        moment = Moment(step, view, batch, public, settings.pair.private, ks, settings.distance, gep)
+        moment = Moment(step, view, batch, public, settings.pair.private, ks, distance, gep)
         try:
             with gpu_precision("ieee"):
                 return [{"step": step, "epoch": step * plan.rate, **row} for row in FIGURES[name].measure(moment)]
@@ -286,7 +290,7 @@ def follow(name: str, settings: RunConfig, sets: list[str], ks: list[int], point
             raise UsageError(f"step {step}: {error}; lower --k, or raise training.batch_size or pair.m") from None
 
     what: dict[str, Any] = {"name": name, "run": identity, "public": sets, "ks": ks, "points": points}
-    what |= {part: as_json(getattr(settings, part)) for part in ("pair", "distance")}
+    what |= {"pair": as_json(settings.pair), "distance": as_json(distance)}
     what["gep"] = as_json(gep)
     folder = Path(settings.results) / "during_training" / f"{name}-{digest_of(what)}"
     kept, checkpoint, take = folder / "measured.csv", folder / "checkpoint.pt", algorithm.mechanism

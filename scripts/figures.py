@@ -104,7 +104,7 @@ def reconstruction(words: list[str]) -> pandas.DataFrame:
     plan, spend, _ = guarantee(settings, algorithm, len(task.private.x))
     model = network(settings.model, task, settings.seed)
     secret = run.training_secret(Cell.of(settings), task, model, plan, spend)
-    watched = Watched(algorithm, algorithm.rank)
+    watched: Any = Watched(algorithm, algorithm.rank)
     with tempfile.TemporaryDirectory() as folder:
         fit(
             model,

@@ -22,15 +22,14 @@ from pubsel.messages import UserError
 from pubsel.models import small
 from pubsel.privacy.sampling import Schedule, schedule
 from pubsel.settings import CONF
-from pubsel.settings.keys import SHARED_GPU, Distance, Labels, Parameters
+from pubsel.settings.keys import SHARED_GPU
 from pubsel.training import estimate, rehearsal
 from pubsel.training.loop import Job, fit, view_of
 from pubsel.training.rehearsal import Held, rehearse
-from tests.synthetic import secret_named
+from tests.synthetic import distance, secret_named
 from tests.test_training import training
 
-GSD = Distance("gsd", 16, 200, 1, True, Labels.random, Parameters.weights)
-NONE = Distance("none", 1, 2, 1, True, Labels.random, Parameters.weights)
+GSD = distance("gsd", m=200)
 
 # What a process comes to hold above what is loaded while it trains, and what it said that would be. The plain run takes
 # no estimate, whose rehearsal would leave memory behind.
@@ -91,7 +90,7 @@ def values(name):
     return {key: value for one in [*inherited, found] for key, value in one.items()}
 
 
-def needs(k, distance=NONE):
+def needs(k, distance=None):
     gradients, algorithm, view, problem = setup(k=k)
     return estimate.memory(gradients, algorithm, view, problem, distance)
 
@@ -259,7 +258,7 @@ def test_more_of_anything_takes_more():
     assert needs(40).training > needs(20).training
     assert needs(20, GSD).distance == (200 + 4 * 16) * 61_450 * 4
     small_passes, large_passes = (
-        estimate.memory(PerExampleGradients(view.model, chunk), algorithm, view, problem, NONE).passes
+        estimate.memory(PerExampleGradients(view.model, chunk), algorithm, view, problem, None).passes
         for chunk in (8, 64)
         for _, algorithm, view, problem in [setup(k=20)]
     )

@@ -15,6 +15,7 @@ import pubsel.commands.run
 from pubsel import records
 from pubsel.cli import main
 from pubsel.privacy.randomness import Secret, SystemEntropy
+from pubsel.selection import Comparison
 
 N = 120  # private examples
 WORDS = [
@@ -70,13 +71,15 @@ def caught(*words: str, command: str = "run") -> Secret:
     found: list[Secret] = []
 
     def catch(*arguments: object, **named: object) -> None:
-        found.extend(one for one in (*arguments, *named.values()) if isinstance(one, Secret))
+        seen = [*arguments, *named.values()]
+        seen += [part for one in seen if isinstance(one, Comparison) for part in one]
+        found.extend(one for one in seen if isinstance(one, Secret))
         raise Caught
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("pubsel.commands.run.fit", catch)
         patch.setattr("pubsel.selection.select", catch)
-        patch.setattr("pubsel.distances.dp_gsd.measure", catch)
+        patch.setattr("pubsel.distances.dp_gsd.DPGSD.release", catch)
         assert main([command, *(WORDS if command == "run" else RANK), *words]) == 1
     return found[0]
 

@@ -15,18 +15,20 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from pubsel import algorithms, data
+from pubsel import algorithms, data, distances
 from pubsel import records as results
 from pubsel.algorithms import Freezes, Frozen
 from pubsel.attacks import membership
 from pubsel.attacks.membership import DIGITS, figures, member_scores, success, supervised, told_apart
 from pubsel.cell import AUTO, by_label, choose_device, has_paths, load_task, network, weights_digest
 from pubsel.data import Split, Task
+from pubsel.distances.gsd import GSD, Labelling
 from pubsel.messages import UsageError, UserError, say
 from pubsel.privacy import ledger
 from pubsel.privacy.randomness import stream
 from pubsel.settings.identity import as_json, folder_name, identity_of, short_name
-from pubsel.settings.keys import Attack, AttackConfig, Labels, RunConfig, public_sets
+from pubsel.settings.keys import Attack, AttackConfig, RunConfig, public_sets
+from pubsel.settings.methods import typed
 from pubsel.settings.schema import check
 from pubsel.tables import join
 from pubsel.training.loop import public_stream
@@ -186,13 +188,12 @@ def loss_row(record: dict[str, Any]) -> dict[str, Any]:
 
 def attack_gsd(settings: AttackConfig, folder: Path, device: torch.device) -> list[dict[str, Any]]:
     """The rows of Table 8 or 9, measured or read from the record of the same settings."""
-    m = settings.distance.m
+    m = attacked(settings).m
     if any(known >= m for known in settings.known):
         raise UsageError(f"known={settings.known}: must be below distance.m={m}, so that some are left to ask about")
-    if settings.distance.labels != Labels.random or settings.distance.name != "gsd":
-        raise UsageError("the attack is on distance=gsd with distance.labels=random")
     if settings.targets > m:
         raise UsageError(f"targets={settings.targets} is more than distance.m={m}: lower it")
+    settings = dataclasses.replace(settings, distance=typed("distance", attacked(settings), settings.distance or {}))
     what = {key: value for key, value in as_json(settings).items() if key != "run"}
     kind = settings.attack.name
     name = folder_name(f"{kind}-{short_name(settings.private)}-{settings.model.name}", what)
@@ -211,10 +212,19 @@ def attack_gsd(settings: AttackConfig, folder: Path, device: torch.device) -> li
     return list(record["rows"])
 
 
+def attacked(settings: AttackConfig) -> GSD:
+    """The settings of GSD; UsageError for another distance."""
+    distance = distances.build(settings.distance)
+    if not isinstance(distance, GSD) or distance.labels != Labelling.random:
+        raise UsageError("the attack is on distance=gsd with distance.labels=random")
+    return distance
+
+
 def gsd_rows(settings: AttackConfig, name: str, device: torch.device) -> list[dict[str, Any]]:
     """A row for each kind of features and number of known members, the trials together."""
     source = data.open_dataset(settings.private, settings.data_root, settings.download)
-    m = settings.distance.m
+    distance = attacked(settings)
+    m = distance.m
     if 2 * m > len(source.train.x):
         raise UsageError(
             f"distance.m={m}: the attack needs as many other images, {settings.private} has {len(source.train.x)} "
@@ -232,7 +242,7 @@ def gsd_rows(settings: AttackConfig, name: str, device: torch.device) -> list[di
         key = f"{name} {trial}"
         drawn = torch.from_numpy(stream(key, "members").permutation(len(task.private.x))[: 2 * m])
         members, others = (Split(task.private.x[part], task.private.y[part]) for part in drawn.split(m))
-        first = settings.seed + trial * settings.distance.initialisations
+        first = settings.seed + trial * distance.initialisations
 
         def build(i: int, first: int = first) -> nn.Module:
             return network(settings.model, task, first + i, settings.data_root).to(device)
@@ -241,7 +251,7 @@ def gsd_rows(settings: AttackConfig, name: str, device: torch.device) -> list[di
             shown = membership.black_box(build(0), members, others)
         else:
             seen = membership.white_box(
-                settings.distance, build, members, others, candidates, max(2, task.classes), settings.targets, key
+                distance, build, members, others, candidates, max(2, task.classes), settings.targets, key
             )
             shown, pairs = seen.features(), seen.replaced
             replaced.append(pairs)

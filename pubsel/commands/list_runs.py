@@ -22,7 +22,7 @@ from pubsel.records import at
 from pubsel.settings import command_line
 from pubsel.settings.identity import default_of, is_path
 from pubsel.settings.keys import RunConfig, RunsConfig, public_sets
-from pubsel.settings.methods import algorithm_keys
+from pubsel.settings.methods import method_keys
 from pubsel.settings.schema import keys_of, nearest
 
 STATES = {
@@ -160,7 +160,7 @@ def log(folder: Path) -> list[str]:
 def check_keys(where: list[str], found: list[Run]) -> None:
     """UsageError for a key that no record and no settings have, with the nearest that there is: else it would say that
     there is no such run."""
-    known = {*keys_of(RunConfig), *algorithm_keys(), *KEYS}
+    known = {*keys_of(RunConfig), *method_keys(), *KEYS}
     for one in found:
         known |= {*one.record, *dotted(one.record.get("settings", {}))}
     for word in where:

@@ -24,11 +24,14 @@ from pubsel.cell import (
     through_backbone,
 )  # fmt: skip
 from pubsel.data import Split, Task
-from pubsel.distances import dp_gsd
+from pubsel.distances import Distance, Releases
+from pubsel.distances.gsd import Subspaces
 from pubsel.messages import UsageError, say
 from pubsel.privacy import accountant, ledger
+from pubsel.selection import Comparison
 from pubsel.settings.identity import as_json, folder_name, short_name
 from pubsel.settings.keys import RankConfig, Select, public_sets
+from pubsel.settings.methods import typed
 
 
 def rank(settings: RankConfig) -> dict[str, Any]:
@@ -57,13 +60,13 @@ def rank(settings: RankConfig) -> dict[str, Any]:
                 settings, task, candidates, device, Streams.of(settings, name, device)
             )
         described = {
-            "settings": what, "private": settings.private, "model": settings.model.name, "m": settings.distance.m,
+            "settings": what, "private": settings.private, "model": settings.model.name, "m": distance_of(settings).m,
             "notes": list(task.notes),
         }  # fmt: skip
         return described | measured | {"seconds": round(time.monotonic() - began, 1)}
 
     # a folder's content may have changed, but a release is drawn once
-    releases = settings.epsilon_select is not None or settings.distance.name == "dp_gsd"
+    releases = settings.epsilon_select is not None or isinstance(distance_of(settings), Releases)
     own = has_paths([settings.private, *sets])
     record, made = records.recorded(folder, make, ("identity", "privacy"), lambda record: releases or not own)
     if not made:
@@ -76,17 +79,23 @@ def rank(settings: RankConfig) -> dict[str, Any]:
 def canonical(settings: RankConfig) -> RankConfig:
     """The same settings with those that have no use here set to one value."""
     selects = settings.epsilon_select is not None
-    distance, public, select = distances.canonical(settings.distance, selects), settings.public, settings.select
-    if distance.name == "none":
-        raise UsageError("distance.name=none: pubsel rank needs a distance, such as distance=gsd")
-    if selects and distance.name != "gsd":
-        raise UsageError(f"epsilon_select: choosing privately goes by GSD alone: leave distance={distance.name} out")
+    distance, public, select = distance_of(settings), settings.public, settings.select
     if selects:  # the order of the candidates says nothing
+        selection.gsd_of(distance)
         public = sorted(public, key=lambda candidate: "+".join(public_sets(candidate)))
     else:
         select = Select()
-    secure = settings.secure_noise and (selects or distance.name == "dp_gsd")
-    return dataclasses.replace(settings, distance=distance, public=public, select=select, secure_noise=secure)
+    secure = settings.secure_noise and (selects or isinstance(distance, Releases))
+    values = typed("distance", distance, settings.distance or {})
+    return dataclasses.replace(settings, distance=values, public=public, select=select, secure_noise=secure)
+
+
+def distance_of(settings: RankConfig) -> Distance:
+    """The distance that is measured; UsageError if there is none."""
+    distance = distances.build(settings.distance)
+    if distance is None:
+        raise UsageError("distance=none: pubsel rank needs a distance, such as distance=gsd")
+    return distance
 
 
 def candidates_of(settings: RankConfig, device: torch.device, kept: Path) -> tuple[Task, dict[str, Split]]:
@@ -99,7 +108,7 @@ def candidates_of(settings: RankConfig, device: torch.device, kept: Path) -> tup
     notes = [*source.notes]
     for place, public in enumerate(settings.public):
         split, said = data.public_examples(
-            public, settings.distance.m, source.train, settings.data_root, settings.download, settings.convert,
+            public, distance_of(settings).m, source.train, settings.data_root, settings.download, settings.convert,
             settings.private, through, images, settings.overlap,
         )  # fmt: skip
         candidates["+".join(public_sets(public))] = mapped(split, kept / f"{place}.npy")
@@ -121,7 +130,7 @@ def _select(
     settings: RankConfig, task: Task, candidates: dict[str, Split], device: torch.device, streams: Streams
 ) -> dict[str, Any]:
     """The choice alone: no score and no distance, which would not be private."""
-    distance, select, epsilon = settings.distance, settings.select, settings.epsilon_select
+    distance, select, epsilon = selection.gsd_of(distance_of(settings)), settings.select, settings.epsilon_select
     assert epsilon is not None
 
     def build(i: int) -> nn.Module:
@@ -130,10 +139,8 @@ def _select(
     noted = Noted(task.private, epsilon, 0.0)
     plan, weights = {"epsilon": epsilon}, tensors(build(0))
     secret = streams.secret("choice", task.private, candidates.values(), weights, plan, noted)
-    chosen, spend = selection.select(
-        distance, select, epsilon, build, task.private, candidates, max(2, task.classes),
-        f"selection {settings.seed}", secret, say,
-    )  # fmt: skip
+    sets = Comparison(build, task.private, candidates, max(2, task.classes), f"selection {settings.seed}", secret)
+    chosen, spend = selection.select(distance, select, epsilon, sets, say)
     n, told = len(task.private.x), None
     if spend.epsilon:
         told = selection.margin(len(candidates), select.cap, spend.rate * n, 1 / spend.noise_multiplier)
@@ -143,7 +150,7 @@ def _select(
         "private_examples": n,
         "k": distance.k,
         "margin": told,
-        "reads": distances.statement(distance)["reads"] if spend.epsilon else "nothing",
+        "reads": distance.statement()["reads"] if spend.epsilon else "nothing",
         "privacy": accountant.measured("The name of the chosen set is", spend, settings.secure_noise, n),
     }
 
@@ -159,30 +166,23 @@ def _rank(
 
     def report(i: int, public: str, value: float, seconds: float) -> None:
         taken.append(seconds)
-        shown = "" if distance.name == "dp_gsd" else f" {value:.4g}"  # drawn again, if this is killed before the record
+        released = isinstance(distance, Releases)  # if this is killed, a second draw shows other values
+        shown = "" if released else f" {value:.4g}"
         say(f"  initialisation {i}: {public}{shown}  ({seconds:.2g} s)")
 
-    distance = settings.distance
-    measure = distances.METHODS[distance.name].measure
-    said: dict[str, Any] = dict(distances.statement(distance))
-    if distance.name == "dp_gsd":
+    distance = distance_of(settings)
+    measure = distance.measure
+    said: dict[str, Any] = {**distance.statement()}
+    if isinstance(distance, Releases):
         n = len(task.private.x)
-        plan = dp_gsd.plan_of(distance, n)
+        plan = distance.plan(n)
         accountant.check_delta(plan.delta, n, settings.weak, "distance.delta", "weak")
         noted, weights = Noted(task.private, plan.epsilon, plan.delta), tensors(build(0))
         secret = streams.secret("DP-GSD", task.private, candidates.values(), weights, plan._asdict(), noted)
-        measure = partial(dp_gsd.measure, source=secret)
+        measure = partial(distance.release, source=secret)
         said |= {"privacy": accountant.measured("All its distances together are", plan, settings.secure_noise, n)}
     measuring = time.perf_counter()
-    values = measure(
-        distance,
-        build,
-        task.private,
-        candidates,
-        max(2, task.classes),
-        key=f"rank {settings.seed}",
-        report=report,
-    )
+    values = measure(build, task.private, candidates, max(2, task.classes), key=f"rank {settings.seed}", report=report)
     own = (time.perf_counter() - measuring - sum(taken)) / distance.initialisations
     record = {
         "distance": distance.name,
@@ -192,11 +192,9 @@ def _rank(
         "seconds_private": float(f"{own:.3g}"),
         **said,
     }
-    if distance.name in ("gsd", "dp_gsd"):
-        record |= {
-            "k": distance.k,
-            "raw": {public: distances.raw(found, distance.k) for public, found in values.items()},
-        }
+    if isinstance(distance, Subspaces):
+        raw = {public: distances.raw(measured, distance.k) for public, measured in values.items()}
+        record |= {"k": distance.k, "raw": raw}
     return record
 
 
@@ -219,9 +217,10 @@ def show_rank(record: dict[str, Any]) -> str:
     if "chosen" in record:
         return _show_choice(record)
     width = max(len(row["public"]) for row in record["order"])
-    method = distances.METHODS[record.get("distance", "gsd")]  # older records know GSD alone
+    distance = distances.build(record["settings"]["distance"])
+    title = record["distance"] if distance is None else distance.title
     k = f"k = {record['k']}, " if "k" in record else ""
-    lines = [f"{method.title} to {record['private']} ({record['model']}, {k}m = {record['m']}), nearest first", ""]
+    lines = [f"{title} to {record['private']} ({record['model']}, {k}m = {record['m']}), nearest first", ""]
     largest = max(abs(row["mean"]) for row in record["order"])
     digits = 1 if largest >= 1000 else 3 if largest >= 0.1 else 5
 

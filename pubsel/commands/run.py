@@ -35,12 +35,14 @@ from pubsel.cell import (
     weights_digest,
 )
 from pubsel.data import Split, Task
+from pubsel.distances.gsd import Subspaces
 from pubsel.messages import UsageError, UserError, log, logged, say, traced
 from pubsel.models.layers import split
 from pubsel.models.trained import trained_parameters
 from pubsel.privacy import accountant, ledger
 from pubsel.privacy.randomness import Secret, stream
 from pubsel.privacy.sampling import Schedule
+from pubsel.selection import Comparison
 from pubsel.settings.identity import as_json, folder_name, short_name
 from pubsel.settings.keys import RunConfig, public_sets
 from pubsel.training import estimate, parallel, torchrun, tracking
@@ -299,9 +301,9 @@ def with_chosen(cell: Cell) -> tuple[Cell, accountant.Plan]:
     settings = cell.settings
 
     def of(pair: Any) -> RunConfig:
-        distance = dataclasses.replace(settings.distance, name="none")
-        return dataclasses.replace(settings, pair=pair, distance=distance, epsilon_select=None)
+        return dataclasses.replace(settings, pair=pair, distance=None, epsilon_select=None)
 
+    gsd = selection.gsd_of(distances.build(settings.distance))
     epsilon = settings.epsilon_select or 0.0
     pairs = by_label(settings.pair)
     candidates: dict[str, Split] = {}
@@ -318,10 +320,8 @@ def with_chosen(cell: Cell) -> tuple[Cell, accountant.Plan]:
         secret = cell.streams.secret("choice", task.private, candidates.values(), tensors(build(0)), plan, noted)
 
         def release() -> dict[str, Any]:
-            chosen, spend = selection.select(
-                settings.distance, settings.select, epsilon, build, task.private, candidates, task.classes,
-                f"selection {cell.name}", secret, say,
-            )  # fmt: skip
+            sets = Comparison(build, task.private, candidates, task.classes, f"selection {cell.name}", secret)
+            chosen, spend = selection.select(gsd, settings.select, epsilon, sets, say)
             return {"chosen": chosen, "spend": spend._asdict()}
 
         choice = released_once(cell.folder / "selection.pt", secret, release)
@@ -331,34 +331,35 @@ def with_chosen(cell: Cell) -> tuple[Cell, accountant.Plan]:
 
 def pair_distance(settings: RunConfig, task: Task, device: torch.device) -> dict[str, Any] | None:
     """The distance of a run's pair, measured once and kept under results/distances for all its seeds and algorithms."""
-    if settings.distance.name == "none" or task.public is None:
+    distance = distances.build(settings.distance)
+    candidate = task.public
+    if distance is None or candidate is None:
         return None
-    what = as_json(settings.distance) | as_json(settings.pair) | {"model": as_json(settings.model)}
+    what = {"distance": settings.distance, "pair": as_json(settings.pair), "model": as_json(settings.model)}
     public, private = short_name(settings.pair.public), short_name(settings.pair.private)
     folder = Path(settings.results) / "distances" / folder_name(f"{private}-{public}-{settings.model.name}", what)
 
     def make() -> dict[str, Any]:
-        method, began = distances.METHODS[settings.distance.name], time.monotonic()
-        values = method.measure(
-            settings.distance,
+        began = time.monotonic()
+        values = distance.measure(
             lambda i: network(settings.model, task, i, settings.data_root).to(device),
             task.private,
-            {public: task.public},
+            {public: candidate},
             task.classes,
             key="distance",
-            report=lambda i, _, value, __: say(f"  {method.title}, initialisation {i}: {value:.4g}"),
+            report=lambda i, _, value, __: say(f"  {distance.title}, initialisation {i}: {value:.4g}"),
         )[public]
         record = {
-            "name": settings.distance.name,
+            "name": distance.name,
             "values": values,
             **distances.summary(values),
-            "m": settings.distance.m,
+            "m": distance.m,
             "seconds": round(time.monotonic() - began, 1),
             "settings": what,
-            **distances.statement(settings.distance),
+            **distance.statement(),
         }
-        if settings.distance.name == "gsd":
-            record |= {"k": settings.distance.k, "raw": distances.raw(values, settings.distance.k)}
+        if isinstance(distance, Subspaces):
+            record |= {"k": distance.k, "raw": distances.raw(values, distance.k)}
         return record
 
     own = has_paths([settings.pair.private, *public_sets(settings.pair.public)])  # whose content may have changed
@@ -394,7 +395,7 @@ def _estimate(cell: Cell, task: Task, plan: Schedule, noise: bool) -> None:
         model, seen, passes, seconds = stand_in(settings, algorithm, task, device)
         gradients = engine(model, settings.training.chunk)
         view = view_of(model, gradients, on_device(seen, device), "estimate", plan)
-        needs = estimate.memory(gradients, algorithm, view, seen, settings.distance)
+        needs = estimate.memory(gradients, algorithm, view, seen, distances.build(settings.distance))
         if seen is not task:
             needs = estimate.prepared(needs, task, seen.private.x.shape[1], passes)
         estimate.claim(needs, device)
