@@ -8,7 +8,7 @@ BIN := .venv/bin
 RUN := $(BIN)/pubsel run
 TABLE := $(BIN)/pubsel table
 
-.PHONY: venv quickstart test test-all lint bench bench-scaling bench-program tables figures report audit table2 table2-cifar10 table2-svhn table2-fmnist \
+.PHONY: venv quickstart test test-all lint docs mutants bench bench-scaling bench-program tables figures report audit table2 table2-cifar10 table2-svhn table2-fmnist \
 	gep-table1 gep-table1-mnist gep-table1-svhn gep-table1-cifar10 gep-table3 gep-table5 gep-table6 \
 	pillar-table2 pillar-table3 pillar-table4 pillar-table6 pillar-table7 pillar-table8 pillar-table9 \
 	pillar-figure4 pillar-figure7 pillar-ours adamix-table1 adamix-figures adamix-figure1-right adamix-ours \
@@ -34,7 +34,7 @@ audit: venv
 PYTEST := $(BIN)/python -m pytest -n logical --maxprocesses 8
 
 test: venv
-	$(BIN)/ruff check pubsel hydra_plugins scripts tests
+	$(BIN)/ruff check pubsel hydra_plugins scripts tests docs
 	$(BIN)/mypy
 	$(PYTEST) --dist loadfile -m "not slow and not long" $(ARGS)
 
@@ -43,8 +43,16 @@ test-all: test
 	$(PYTEST) --dist worksteal -m "slow and not long" $(ARGS)
 
 lint: venv
-	$(BIN)/ruff check --fix pubsel hydra_plugins scripts tests
-	$(BIN)/ruff format pubsel hydra_plugins scripts tests
+	$(BIN)/ruff check --fix pubsel hydra_plugins scripts tests docs
+	$(BIN)/ruff format pubsel hydra_plugins scripts tests docs
+
+# the site, in build/site: index.html opens without a server
+docs: venv
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict $(ARGS)
+
+# faults planted in privacy and numerics, each of which a test must find: make mutants ARGS="--only selection"
+mutants: venv
+	$(BIN)/python scripts/mutants.py $(ARGS)
 
 bench: venv
 	$(BIN)/python scripts/benchmark.py $(ARGS)

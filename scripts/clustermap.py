@@ -19,10 +19,10 @@ from matplotlib.figure import Figure
 from scipy.cluster.hierarchy import dendrogram, linkage
 from scipy.spatial.distance import squareform
 
-from pubsel import distances
-from pubsel.commands.rank import candidates_of, canonical
-from pubsel.commands.run import choose_device, network
+from pubsel.cell import choose_device, network
+from pubsel.commands.rank import candidates_of, canonical, distance_of
 from pubsel.data import Split
+from pubsel.distances import Releases
 from pubsel.messages import UsageError
 from pubsel.settings import CONF
 from pubsel.settings.keys import RankConfig
@@ -33,20 +33,19 @@ from pubsel.tables import figures, join
 def matrix(settings: RankConfig) -> pandas.DataFrame:
     """Distances [sets, sets], symmetric: the private set, which has "(private)" behind its name, and the public ones.
     Of a set and itself too, as it is measured."""
-    if settings.distance.name == "dp_gsd":
-        raise UsageError("distance=dp_gsd: each pair would be a release of its own: take another distance")
-    device, measure = choose_device(settings.device), distances.METHODS[settings.distance.name].measure
+    device, distance = choose_device(settings.device), distance_of(settings)
+    if isinstance(distance, Releases):
+        raise UsageError(f"distance={distance.name}: each pair would be a release of its own: take another distance")
     with tempfile.TemporaryDirectory() as kept:
         task, public = candidates_of(settings, device, Path(kept))
-        m, classes = settings.distance.m, max(2, task.classes)
+        m, classes = distance.m, max(2, task.classes)
         sets = {f"{settings.private} (private)": Split(task.private.x[:m], task.private.y[:m]), **public}
 
         def build(i: int) -> torch.nn.Module:
             return network(settings.model, task, settings.seed + i, settings.data_root).to(device)
 
         found = {
-            name: measure(settings.distance, build, split, sets, classes, f"rank {settings.seed}")
-            for name, split in sets.items()
+            name: distance.measure(build, split, sets, classes, f"rank {settings.seed}") for name, split in sets.items()
         }
     frame = pandas.DataFrame({one: {two: np.mean(v) for two, v in row.items()} for one, row in found.items()})
     return (frame + frame.T) / 2
@@ -90,9 +89,9 @@ def main() -> None:
         settings = canonical(check(RankConfig, compose("rank", arguments.parse_args().words)))
     torch.set_num_threads(settings.threads or torch.get_num_threads())
     frame = matrix(settings)
-    name, title = settings.distance.name, distances.METHODS[settings.distance.name].title
-    path = Path(settings.results) / "figures" / f"clustermap_{name}_{Path(settings.private).stem}"
-    figures.save(draw(frame, f"{title}, {settings.model.name}, m = {settings.distance.m} (not private)"), path)
+    distance = distance_of(settings)
+    path = Path(settings.results) / "figures" / f"clustermap_{distance.name}_{Path(settings.private).stem}"
+    figures.save(draw(frame, f"{distance.title}, {settings.model.name}, m = {distance.m} (not private)"), path)
     join.write_table(frame.reset_index(names="set"), path.with_suffix(".csv"))
     print(frame.to_string(float_format="%.4g"))
 

@@ -2,7 +2,8 @@
 
     python scripts/figures.py all --results results
 
-A name of pubsel.tables.figures.CURVES: utility against epsilon, k, noise, public examples; with adamix the performance boost.
+A name of pubsel.tables.figures.CURVES: utility against epsilon, k, noise, public examples; with adamix the
+performance boost.
 A name of a table: its utility against distance (NAME_distance). all: each of these that the records allow. With
 settings of `pubsel run` behind the name: separability, xi_k of features (PILLAR, Figure 3); reconstruction, what the
 projection of AdaMix loses (Figure 6), which looks at the private gradient without noise.
@@ -27,8 +28,8 @@ from pubsel import algorithms, data
 from pubsel import records as results
 from pubsel.algorithms import Mechanism, View
 from pubsel.algorithms.adamix import AdaMix, project, public_gradient, subspace_around
+from pubsel.cell import Cell, canonical, choose_device, guarantee, load_task, network
 from pubsel.commands import run
-from pubsel.commands.run import canonical
 from pubsel.data import Split, features
 from pubsel.gradients.matrix import GradientMatrix
 from pubsel.messages import say
@@ -37,7 +38,7 @@ from pubsel.settings.keys import RunConfig
 from pubsel.settings.schema import check
 from pubsel.tables import figures, join
 from pubsel.theory.separability import separability as estimate
-from pubsel.training.loop import fit
+from pubsel.training.loop import Job, fit
 
 
 def composed(words: list[str]) -> RunConfig:
@@ -53,7 +54,7 @@ def separability(words: list[str], sets: list[str]) -> pandas.DataFrame:
         settings = composed([*kind, "distance=none"])
         assert settings.model.backbone is not None
         source = data.open_dataset(name, settings.data_root, download=False)
-        device = run.choose_device(settings.device)
+        device = choose_device(settings.device)
         made = features.of_source(name, source, settings.model.backbone, settings.data_root, device, say)
         pair = made.train.y < 2
         x, y = made.train.x[pair][:500].double().numpy(), made.train.y[pair][:500].numpy()
@@ -98,17 +99,26 @@ def reconstruction(words: list[str]) -> pandas.DataFrame:
     algorithm = algorithms.build(settings.algorithm)
     assert isinstance(algorithm, AdaMix)
     assert algorithm.rank is not None
-    task = run.load_task(settings, torch.device("cpu"))
+    task = load_task(settings, torch.device("cpu"))
     task = task.each(lambda split: Split(torch.nn.functional.normalize(split.x, dim=1), split.y))
-    plan, spend, _ = run.guarantee(settings, algorithm, len(task.private.x))
-    model = run.network(settings.model, task, settings.seed)
-    secret = run.training_secret(settings, task, model, plan, spend, torch.device("cpu"))
-    watched = Watched(algorithm, algorithm.rank)
+    plan, spend, _ = guarantee(settings, algorithm, len(task.private.x))
+    model = network(settings.model, task, settings.seed)
+    secret = run.training_secret(Cell.of(settings), task, model, plan, spend)
+    watched: Any = Watched(algorithm, algorithm.rank)
     with tempfile.TemporaryDirectory() as folder:
         fit(
-            model, task, watched, plan, spend.noise_multiplier if spend else 0.0, settings.training, "figure",
-            secret, Path(folder) / "checkpoint.pt", lambda now: None,
-        )  # fmt: skip
+            model,
+            task,
+            Job(
+                watched,
+                plan,
+                spend.noise_multiplier if spend else 0.0,
+                settings.training,
+                "figure",
+                Path(folder) / "checkpoint.pt",
+            ),
+            secret,
+        )
     frame = pandas.DataFrame(watched.errors).groupby("step", as_index=False).mean()
     return frame.assign(private=settings.pair.private, model=settings.model.name, rank=algorithm.rank)
 

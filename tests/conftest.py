@@ -18,9 +18,7 @@ from hydra.types import RunMode
 from omegaconf import DictConfig
 
 from pubsel import records
-from pubsel.settings import CONF
-from pubsel.settings.datasets import Dataset
-from pubsel.settings.schema import check
+from pubsel.settings import CONF, datasets
 
 
 def pytest_collection_modifyitems(items):
@@ -67,7 +65,7 @@ def alike_in_any_order() -> None:
 def composed_once() -> Iterator[None]:
     """Hydra composes the same words of a command once, and each file of a dataset is checked once. Without this each
     command composes twice: first only to read `hydra.mode`."""
-    compose, check = ConfigLoaderImpl.load_configuration, check
+    compose, check = ConfigLoaderImpl.load_configuration, datasets.check
     composed, checked = dict[object, bytes](), dict[object, bytes]()
 
     def load_configuration(self, config_name: str | None, overrides: list[str], *arguments, **named) -> DictConfig:
@@ -87,7 +85,7 @@ def composed_once() -> Iterator[None]:
         return None
 
     def check_once(schema: type, values, where: str = ""):
-        if schema is not Dataset:
+        if schema is not datasets.Dataset:
             return check(schema, values, where)
         key = (where, str(values))
         if key not in checked:
@@ -97,6 +95,6 @@ def composed_once() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(ConfigLoaderImpl, "load_configuration", load_configuration)
         patch.setattr(Hydra, "get_mode", get_mode)
-        patch.setattr(config, "check", check_once)
+        patch.setattr(datasets, "check", check_once)
         patch.setattr(yaml, "SafeLoader", getattr(yaml, "CSafeLoader", yaml.SafeLoader))
         yield

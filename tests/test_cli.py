@@ -258,11 +258,13 @@ def test_data_check_says_what_is_read(cli: Cli) -> None:
 
 def test_help_and_cfg_teach_and_run_nothing(cli: Cli) -> None:
     for command, words in (
-        ("run", ["+experiment=quickstart", "algorithm: adadps", "b_gep", "clip_embedding: 10", "result.json"]),
-        ("rank", ["pubsel rank private=digits", "distance: dp_gsd", "convert: resize"]),
-        ("attack", ["pubsel attack loss run=NAME", "trials: 5", "gsd_table8.csv"]),
-        ("table", ["pubsel table gsd_table2", "results: results"]),
-        ("report", ["pubsel report results=", "output: null"]),
+        ("run", ["+experiment=quickstart", "algorithm=NAME", "b_gep", "algorithm.clip_embedding=10", "result.json"]),
+        ("rank", ["pubsel rank private=digits", "distance=NAME", "dp_gsd, frechet", "convert=resize"]),
+        ("attack", ["pubsel attack loss run=NAME", "trials=5", "gsd_table8.csv"]),
+        ("audit", ["pubsel audit +experiment=quickstart", "audit.canaries=1000"]),
+        ("table", ["pubsel table gsd_table2", "results=results"]),
+        ("report", ["pubsel report results=", "output=null"]),
+        ("runs", ["pubsel runs show NAME", "action=list"]),
         ("data", ["pubsel data prepare", "PUBSEL_DATA"]),
     ):
         code, out, _ = cli(command, "--help")
@@ -339,11 +341,16 @@ def test_what_needs_no_torch_does_not_wait_for_it() -> None:
         (["run", *TINY, "pair.public=other.npz"], 1, ["other.npz", "train_images"]),
         (["run", *TINY, "pair.private=absent.npz"], 1, ["absent.npz", "no such file"]),
         (["run", *TINY, "pair.private=./empty"], 1, ["empty", "no images"]),
-        (["run", *TINY, "distance.labels=auto"], 2, ["distance.labels=auto", "random or given"]),
+        (["run", *TINY, "distance=gsd", "distance.labels=auto"], 2, ["distance.labels", "auto", "[random, given]"]),
         (["run", *TINY, "model=pixels", "model.trained=[head]"], 2, ["model.trained", "model.backbone"]),
         (["run", *TINY, "model=pixels", "model.once=true"], 2, ["model.once", "model.backbone"]),
         (["run", *TINY, "model.lora={layers:[fc],r:0,alpha:8}"], 2, ["model.lora.r", "at least 1"]),
-        (["run", *TINY, "distance.name=cosine"], 2, ["distance.name=cosine", "unknown, use gsd, "]),
+        (
+            ["run", *TINY, "distance=frechet", "distance.k=4"],
+            2,
+            ["the given distance has no such", "--cfg job"],
+        ),
+        (["run", *TINY, "distance=gsd", "distance.name=cosine"], 2, ["distance.name=cosine", "it may be gsd"]),
         (["run", *TINY, "results=a_file/x"], 1, ["a_file/x", "results=FOLDER"]),
         (["run", "-m", *TINY, "seed=0,1", "results=a_file/x"], 1, ["a_file/x", "permissions"]),
         (["rank"], 2, ["private", "private=..."]),
@@ -352,7 +359,7 @@ def test_what_needs_no_torch_does_not_wait_for_it() -> None:
         (["rank", "private=digits", "public=[[noise,mnist],[noise,mnist]]"], 2, ["public=[...]", "once"]),
         (["rank", "private=digits", "public=[[],noise]"], 2, ["public=[]", "a name or path"]),
         (["rank", "private=digits", "public=[null,noise]"], 2, ["public=[null]", "a name or path"]),
-        (["rank", "private=digits", "public=noise", "distance=none"], 2, ["distance.name=none", "distance=gsd"]),
+        (["rank", "private=digits", "public=noise", "distance=none"], 2, ["distance=none", "distance=gsd"]),
         (["rank", "private=digits", "public=./empty", "model=digits_cnn"], 1, ["empty", "no images"]),
         (["rank", "private=digits", "public=noise", "results=a_file/x"], 1, ["a_file/x", "results=FOLDER"]),
         (["table"], 2, ["table", "table=..."]),

@@ -27,19 +27,20 @@ from torch import nn
 from pubsel import algorithms
 from pubsel.algorithms import Solves, View
 from pubsel.cli import main
-from pubsel.commands import runs
+from pubsel.commands import list_runs
 from pubsel.data import Split, Task
 from pubsel.gradients.factored import LinearGradients
 from pubsel.gradients.matrix import PerExampleGradients
 from pubsel.messages import UsageError, UserError
 from pubsel.models import small
-from pubsel.models.split import split
+from pubsel.models.layers import split
 from pubsel.privacy import randomness
 from pubsel.privacy.randomness import stream
+from pubsel.privacy.sampling import schedule
 from pubsel.settings import CONF
 from pubsel.settings.keys import Lora, Training
 from pubsel.training import loop, parallel, torchrun
-from pubsel.training.loop import ALONE, fit, schedule
+from pubsel.training.loop import ONE_PROCESS, Job, Watch, fit
 from pubsel.training.parallel import mine, share
 from tests.forked import forked
 from tests.synthetic import secret_named
@@ -112,10 +113,16 @@ def trained(folder: Path, name: str, act: Callable | None = None, secure: bool =
                         weight_decay=0.0, milestones=[], decay=0.1, chunk=4, checkpoint_seconds=0)  # fmt: skip
     plan = schedule(47, settings)._replace(steps=STEPS)
     seen: list[float] = []
-    with parallel.crew() as crew:
+    with parallel.processes() as processes:
         watching: Any = Watching(name, folder, act)
-        fit(model, task, watching, plan, 0.5, settings, "name", secret_named("key", secure), folder / "checkpoint.pt",
-            lambda now: seen.append(now.loss), crew=crew)  # fmt: skip
+        fit(
+            model,
+            task,
+            Job(watching, plan, 0.5, settings, "name", folder / "checkpoint.pt"),
+            secret_named("key", secure),
+            Watch(lambda now: seen.append(now.loss)),
+            processes=processes,
+        )
     return [torch.cat([p.detach().flatten() for p in model.parameters()]), torch.tensor(seen)]
 
 
@@ -292,7 +299,7 @@ def test_a_run_goes_on_whichever_process_failed(tmp_path: Path, whole: dict) -> 
     ):
         assert together(command, tmp_path, fault) == codes
         (folder,) = tmp_path.glob("results/runs/*/")
-        found = runs.look(folder, None)
+        found = list_runs.look(folder, None)
         assert (found.state, found.record.get("utility")) == (state, None)
         assert said in found.why + found.state
         assert said in (tmp_path / "said0").read_text()
@@ -348,7 +355,7 @@ def test_the_environment_counts_only_where_there_are_several(monkeypatch: pytest
         monkeypatch.setenv("WORLD_SIZE", size)
         monkeypatch.setenv("RANK", rank)
         assert torchrun.place() == place
-        assert (parallel.crew() is ALONE) == (place[1] == 1)
+        assert (parallel.processes() is ONE_PROCESS) == (place[1] == 1)
 
 
 def test_torchrun_is_for_run_alone(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture) -> None:

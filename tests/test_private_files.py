@@ -13,8 +13,8 @@ import torch
 
 from pubsel import records
 from pubsel.cli import main
-from pubsel.commands.run import locked
 from pubsel.messages import log, logged, traced
+from pubsel.records import locked
 from pubsel.training import loop
 
 TINY = ["+experiment=quickstart", "training.epochs=1", "epsilon=2", "download=false", "device=cpu", "threads=1",

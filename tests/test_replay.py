@@ -6,7 +6,7 @@ import pytest
 from hydra import compose, initialize_config_dir
 
 from pubsel import records
-from pubsel.commands.run import canonical
+from pubsel.cell import canonical
 from pubsel.settings import CONF, command_line
 from pubsel.settings.identity import as_json, identity_of
 from pubsel.settings.keys import RankConfig, RunConfig

@@ -13,7 +13,7 @@ import pytest
 from filelock import FileLock
 
 from pubsel.cli import main
-from pubsel.commands import replay, runs
+from pubsel.commands import list_runs, replay
 
 TINY = ["+experiment=quickstart", "training.epochs=1", "epsilon=2", "distance=none", "download=false",
         "training.batch_size=1297", "training.chunk=256", "estimate=false", "threads=1"]  # fmt: skip
@@ -179,7 +179,7 @@ def test_a_failure_is_explained_from_its_log(cli: Cli) -> None:
 def test_a_clock_that_goes_back_makes_no_age_negative(cli: Cli) -> None:
     folder = made("a-run", "failed")
     os.utime(folder / "log.txt", (time.time() + 1e6,) * 2)
-    assert runs.look(folder, None).age == 0
+    assert list_runs.look(folder, None).age == 0
 
 
 def test_what_differs_is_told_apart_from_why_it_may() -> None:

@@ -7,7 +7,7 @@ import pytest
 from hydra import compose, initialize_config_dir
 
 from pubsel import records
-from pubsel.commands.run import canonical
+from pubsel.cell import canonical
 from pubsel.messages import UsageError
 from pubsel.settings import CONF
 from pubsel.settings.identity import as_json, identity_of

@@ -8,6 +8,7 @@ from scipy.linalg import subspace_angles
 from pubsel.gradients.matrix import GRAM_BLOCK, Basis, DenseGradients
 from pubsel.gradients.subspace import (
     MANY,
+    NEARLY,
     allocate,
     cosines,
     davidson,
@@ -21,6 +22,7 @@ from pubsel.gradients.subspace import (
     stable_rank,
     top_k,
 )
+from pubsel.gradients.subspace import orthonormal as make_orthonormal
 
 
 def basis_of(rows, start, iterations=1):
@@ -187,6 +189,20 @@ def test_groups_are_orthonormal_each():
     basis = power_basis(lambda: [g], [slice(0, 12), slice(12, 30)], [torch.randn(12, 3), torch.randn(18, 4)], 1)
     for block in basis.blocks:
         torch.testing.assert_close(block.T @ block, torch.eye(block.shape[1]), atol=1e-5, rtol=0)
+
+
+def test_a_basis_is_made_orthonormal_and_what_is_left_is_that_of_its_worst_group():
+    """Two groups: the first is exact, the second 1 % too long and askew."""
+    exact, askew = orthonormal(40, 3, 1), orthonormal(60, 4, 2) @ (1.01 * torch.eye(4).double() + 1e-3)
+    basis = Basis([slice(0, 40), slice(40, 100)], [exact.float(), askew.float()])
+    found, error = make_orthonormal(basis)
+    assert error <= NEARLY
+    for before, after in zip(basis.blocks, found.blocks, strict=True):
+        excess = after.double().T @ after.double() - torch.eye(after.shape[1])
+        assert float(excess.norm()) <= error + 1e-6  # read off float32 products
+        assert projection_metric(torch.linalg.qr(before.double()).Q, torch.linalg.qr(after.double()).Q) < 1e-5
+    nearly = Basis(basis.slices, [exact.float(), (orthonormal(60, 4, 2) * (1 + NEARLY / 10)).float()])
+    assert make_orthonormal(nearly)[1] == pytest.approx(2 * 2 * NEARLY / 10, rel=0.05)  # |B^T B - I|_F of the second
 
 
 def test_bfloat16_public_gradients_choose_nearly_the_same_subspace():

@@ -29,7 +29,7 @@ def unpacked(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_the_wheel_holds_settings_and_paper_numbers_and_no_tests(unpacked: Path) -> None:
-    for there, here in (("conf", "conf"), ("paper", "results/paper"), ("guide", "pubsel/guide")):
+    for there, here in (("conf", "conf"), ("paper", "results/paper")):
         packed = {path.relative_to(unpacked / "pubsel" / there) for path in (unpacked / "pubsel" / there).rglob("*.*")}
         assert packed == {path.relative_to(CHECKOUT / here) for path in (CHECKOUT / here).rglob("*.*")} != set()
     assert {path.name.partition("-")[0] for path in unpacked.iterdir()} == {"pubsel", "hydra_plugins"}
