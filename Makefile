@@ -1,4 +1,4 @@
-# make quickstart, make test: everything that is needed is set up first.
+# make quickstart, make test (minutes), make test-all: everything that is needed is set up first.
 # make gsd-table2, pillar-ours, gsd-figure1, ...: any table or figure; `pubsel make gsd_table2` is the same, and its help
 # says more. A target that was stopped goes on where it was. ARGS are further settings, PUBLIC other public sets:
 # make gsd-table2-fmnist ARGS="device=cpu" PUBLIC=fashion_mnist,mnist; ARGS=dry=true only lists the cells.
@@ -7,7 +7,7 @@ ARGS ?=
 PUBLIC ?=
 BIN := .venv/bin
 
-.PHONY: venv quickstart test lint bench bench-scaling bench-program gpu audit tables figures report
+.PHONY: venv quickstart test test-all lint docs mutants bench bench-scaling bench-program gpu audit tables figures report
 
 venv: .venv/installed
 
@@ -23,14 +23,29 @@ quickstart: venv
 audit: venv
 	$(BIN)/pubsel audit $(if $(ARGS),$(ARGS),+experiment=quickstart)
 
+# a process of tests for each core
+PYTEST := $(BIN)/python -m pytest -n logical --maxprocesses 8
+
 test: venv
-	$(BIN)/ruff check pubsel hydra_plugins scripts tests
+	$(BIN)/ruff check pubsel hydra_plugins scripts tests docs
 	$(BIN)/mypy
-	$(BIN)/python -m pytest $(ARGS)
+	$(PYTEST) --dist loadfile -m "not slow and not long" $(ARGS)
+
+# everything: what test leaves out comes after it
+test-all: test
+	$(PYTEST) --dist worksteal -m "slow and not long" $(ARGS)
 
 lint: venv
-	$(BIN)/ruff check --fix pubsel hydra_plugins scripts tests
-	$(BIN)/ruff format pubsel hydra_plugins scripts tests
+	$(BIN)/ruff check --fix pubsel hydra_plugins scripts tests docs
+	$(BIN)/ruff format pubsel hydra_plugins scripts tests docs
+
+# the site, in build/site: index.html opens without a server
+docs: venv
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict $(ARGS)
+
+# faults planted in privacy and numerics, each of which a test must find: make mutants ARGS="--only selection"
+mutants: venv
+	$(BIN)/python scripts/mutants.py $(ARGS)
 
 bench: venv
 	$(BIN)/python scripts/benchmark.py $(ARGS)

@@ -1,5 +1,5 @@
-"""Hydra's launchers for many cells at a time, with what pubsel/commands/sweep.py adds: processes, logs, one view, failures at
-the end. Hydra finds this file by its place; it is imported at every start, so it imports little."""
+"""Hydra's launchers for many cells at a time: processes, logs, one view, failures at the end
+(pubsel/commands/sweep.py). Hydra finds this file by its place; it is imported at every start, so it imports little."""
 
 import dataclasses
 import os

@@ -16,7 +16,7 @@ import traceback
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import hydra
 from hydra._internal.utils import get_args_parser
@@ -29,9 +29,12 @@ from omegaconf.errors import OmegaConfBaseException
 
 import pubsel
 from pubsel.messages import CellsFailed, UsageError, UserError
-from pubsel.settings import CONF
+from pubsel.privacy import ledger
+from pubsel.records import BrokenRecord
+from pubsel.settings import CONF, explain
 from pubsel.settings.datasets import dataset_names
 from pubsel.settings.keys import (
+    SCHEMAS,
     Attack,
     AttackConfig,
     AuditConfig,
@@ -45,7 +48,7 @@ from pubsel.settings.keys import (
     TableConfig,
     named,
 )
-from pubsel.settings.methods import algorithm_keys
+from pubsel.settings.methods import GROUPS, method_keys
 from pubsel.settings.schema import check, keys_of, nearest
 from pubsel.training import torchrun
 
@@ -163,7 +166,7 @@ def _figure(values: DictConfig) -> None:
         if values.get(key) is not None and not OmegaConf.is_list(values[key]):
             values[key] = [values[key]]
     settings = check(FigureConfig, values)
-    from pubsel import draw
+    from pubsel.commands import draw
 
     print(draw.run(settings))
 
@@ -175,9 +178,9 @@ def _report(values: DictConfig) -> None:
 
 
 def _runs(values: DictConfig) -> None:
-    from pubsel.commands import runs
+    from pubsel.commands import list_runs
 
-    print(runs.run(check(RunsConfig, values)))
+    print(list_runs.run(check(RunsConfig, values)))
 
 
 def _data(values: DictConfig) -> None:
@@ -243,8 +246,11 @@ def _command(command: str, rest: list[str]) -> int:
     """Exit code of a command whose words are `rest`."""
     debug = any(word in ("debug=true", "debug=True", "debug=1") for word in rest)
     try:
-        words = _positional(command, rest)
+        words = _positional(command, list(rest))
         _check_options(words)
+        if {"-h", "--help"} & set(rest):
+            print(_help(command, rest))
+            return 0
         return _dispatch(command, words)
     except KeyboardInterrupt:
         print("interrupted; the same command goes on from the last checkpoint", file=sys.stderr)
@@ -286,6 +292,21 @@ def _check_options(words: list[str]) -> None:
     except SystemExit:
         reason = said.getvalue().strip().splitlines()[-1].partition("error: ")[2]
         raise UsageError(f"{reason}; a setting is written key=value, without --") from None
+
+
+def _help(command: str, words: list[str]) -> str:
+    """Every setting of a command with the value that `words` give it; or of the options that they name."""
+    given = get_args_parser().parse_args(_positional(command, [w for w in words if w not in ("-h", "--help")]))
+    own = [Path(given.config_dir).resolve()] if given.config_dir else []
+    folders = (*own, CONF)
+    overrides = [word for word in given.overrides if not word.lstrip("+~").startswith("hydra")]
+    with hydra.initialize_config_dir(str(CONF), version_base="1.3"):
+        search = [f"hydra.searchpath=[{','.join(f'file://{folder}' for folder in own)}]"] if own else []
+        values = OmegaConf.to_container(hydra.compose(command, [*overrides, *search]), resolve=True)
+    made = explain.sections(SCHEMAS[command], cast(dict[str, Any], values), folders)
+    groups = {section.name for section in made if section.options}
+    chosen = dict(word.lstrip("+").split("=", 1) for word in overrides if word.lstrip("+").partition("=")[0] in groups)
+    return explain.help_text(command, made, chosen, folders)
 
 
 def _positional(command: str, words: list[str]) -> list[str]:
@@ -385,6 +406,8 @@ def _fail(error: Exception) -> int:
 
 
 def _message(error: Exception) -> tuple[str, int]:
+    if isinstance(error, BrokenRecord):
+        return f"{error}{ledger.again(error.folder)}", error.exit_code
     if isinstance(error, UserError):
         return str(error), error.exit_code
     if isinstance(error, HydraException | OmegaConfBaseException):
@@ -414,6 +437,10 @@ def _hydra_message(error: Exception) -> str:
         several = f"; for several, {key}=[A,B], or --multirun to sweep over them" if ambiguous else ""
         return f"cannot read {word!r}: write it with both kinds of quotes, {shlex.quote(_quoted(key, value))}{several}"
     unknown = re.match(r"Could not override '(.+?)'", str(error))
+    if unknown and unknown[1] in known_keys():  # of another algorithm or distance, or of another command
+        group = unknown[1].partition(".")[0]
+        what = f"the given {group} has no such setting" if group in GROUPS else "no setting of this command"
+        return f"{unknown[1]}: {what}; --cfg job shows those that there are"
     if unknown:
         near = nearest(unknown[1], known_keys())
         return f"unknown key {unknown[1]}{near}; pubsel COMMAND --help lists them"
@@ -429,9 +456,7 @@ def _hydra_message(error: Exception) -> str:
 @cache
 def known_keys() -> frozenset[str]:
     """The dotted keys of all commands."""
-    schemas = (RunConfig, RankConfig, AttackConfig, AuditConfig, TableConfig, MakeConfig, FigureConfig, ReportConfig,
-               RunsConfig, DataConfig)  # fmt: skip
-    return frozenset(key for schema in schemas for key in keys_of(schema)) | algorithm_keys()
+    return frozenset(key for schema in SCHEMAS.values() for key in keys_of(schema)) | method_keys()
 
 
 def _complete(words: list[str], line: str) -> int:
@@ -455,7 +480,7 @@ def _complete(words: list[str], line: str) -> int:
         case ["make"]:
             choices = sorted({*named("tables"), *named("work")})
         case ["figure"]:
-            from pubsel import draw
+            from pubsel.commands import draw
 
             choices = draw.names()
         case ["data"]:

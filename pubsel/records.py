@@ -10,23 +10,87 @@ import os
 import platform
 import re
 import secrets
+import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+from filelock import FileLock, Timeout
+
 from pubsel import __version__
-from pubsel.messages import UserError
+from pubsel.messages import UserError, say
 
 _HERE = Path(__file__).resolve().parent
 
 NEEDED = ("identity", "label", "seed", "private", "public", "model", "algorithm", "epsilon", "utility", "settings")
 PRIVATE_FILE, PRIVATE_FOLDER = 0o600, 0o700  # modes of what is made from private data, whatever the umask
 LEFT_BEHIND = 24 * 3600  # s, after which a file that is written for a moment has nobody who writes it
+SCRATCH = "candidates-"  # how a folder for the moment begins, below that of a run
 FAILED = "failed: "  # how the last line of a failed run's log begins, behind the time
+
+
+RECORD = {  # what stands in result.json, by dotted key; the reference of the documentation is made of it
+    "identity": "the name of the run and of its folder: readable, with a digest of what can change the result",
+    "label": "the setting's name in tables",
+    "seed": "decides weights, labels, sample and noise",
+    "private": "the private data, by name or path",
+    "public": "the public data, or what was chosen; null if the algorithm uses none; A+B if two sets were combined",
+    "model": "name of the network",
+    "algorithm": "name of the method",
+    "epsilon": "epsilon that was asked for, of training and of the choice together; null without a guarantee",
+    "metric": "how utility is measured: accuracy or auc",
+    "utility": "on the test set, a fraction in [0, 1]",
+    "utility_interval": "95 % interval of the utility by bootstrap over test examples: low, high",
+    "test_examples": "number of test examples",
+    "private_examples": "number of private examples",
+    "selection": "the utility by what may select settings: test, validation (held-out private examples) or public",
+    "weights": "digest of the released weights",
+    "parameters": "number of trained parameters",
+    "public_labels": "whether its labels are those of the private set or of another one; null without public data",
+    "distance": "the distance of the pair, not private: its name, the values of each initialisation, mean, std, m, "
+    "what it read, seconds and settings; null with distance=none",
+    "privacy": "the guarantee in full",
+    "privacy.valid": "whether the guarantee holds; false without noise, and with privacy.accounting=paper",
+    "privacy.weak": "true if delta is above 1/n; absent otherwise",
+    "privacy.statement": "the guarantee in a sentence",
+    "privacy.epsilon": "epsilon of everything that was released",
+    "privacy.claimed_epsilon": "epsilon that was asked for",
+    "privacy.delta": "delta of everything that was released",
+    "privacy.adjacency": "which two private data sets are neighbours",
+    "privacy.sampling": "Poisson or full batch",
+    "privacy.sampling_rate": "probability with which an example is in a batch",
+    "privacy.steps": "number of steps",
+    "privacy.noise_multiplier": "standard deviation of the noise, divided by the sensitivity",
+    "privacy.sensitivity": "how far one example more can move the sum of a step, in L2",
+    "privacy.accountant": "how epsilon was computed",
+    "privacy.noise_source": "seeded or operating system",
+    "privacy.not_covered": "what the guarantee does not cover, in sentences",
+    "privacy.composition": "basic, if several releases add up; absent otherwise",
+    "privacy.parts": "these releases, each with its own figures; absent otherwise",
+    "settings": "every setting that can change the result; those with their default value are left out",
+    "seconds": "time of training",
+    "device": "cpu or cuda",
+    "threads": "CPU threads",
+    "processes": "processes that trained together",
+    "streams": "what else the noise depends on: a digest of the code, and the machine's way of rounding",
+    "finished": "when the run ended, in UTC",
+    "notes": "what was done to the data before training",
+    "versions": "of Python, pubsel and the libraries that compute",
+    "commit": "commit of the code; null outside of a checkout",
+    "hardware": "processor and number of cores",
+}
+
+
+class BrokenRecord(UserError):
+    """A record that does not read. What it spends to make it again is for whoever prints this to say (cli.py)."""
+
+    def __init__(self, path: Path, why: str):
+        super().__init__(f"{path} {why}: delete it to run the cell again")
+        self.folder = path.parent
 
 
 def write_record(path: Path, record: dict[str, Any]) -> None:
@@ -44,17 +108,70 @@ def read_record(path: Path, needed: tuple[str, ...] = NEEDED) -> dict[str, Any]:
     except OSError as error:
         raise UserError(f"cannot read {path}: {error.strerror}") from None
     except ValueError:  # no JSON, or no UTF-8
-        raise UserError(f"{path} is no complete record: {_once_more(path)}") from None
+        raise BrokenRecord(path, "is no complete record") from None
     missing = [key for key in needed if not isinstance(record, dict) or key not in record]
     if missing:
-        raise UserError(f"{path} is no record, it lacks {missing[0]!r}: {_once_more(path)}")
+        raise BrokenRecord(path, f"is no record, it lacks {missing[0]!r}")
     return record
 
 
-def _once_more(path: Path) -> str:
-    from pubsel.privacy import ledger  # which imports this file
+def recorded(
+    folder: Path,
+    make: Callable[[], dict[str, Any]],
+    needed: tuple[str, ...] = NEEDED,
+    usable: Callable[[dict[str, Any]], bool] = lambda record: True,
+) -> tuple[dict[str, Any], bool]:
+    """The record of a request, and whether it was made now: one that is in `folder` and `usable` is read, else `make`
+    makes it, and it is written whole.
 
-    return f"delete it to run the cell again{ledger.again(path.parent)}"
+    One process at a time makes it; others wait, and read. The record gets the folder's name as its `identity`, and says
+    which code made it, asked before `make` runs. UserError if the folder cannot be written to, or if its record cannot
+    be read or lacks a key of `needed`.
+    """
+    path = folder / "result.json"
+    if path.exists() and usable(record := read_record(path, needed)):
+        return record, False
+    with locked(folder):
+        if path.exists() and usable(record := read_record(path, needed)):  # it came while this process waited
+            return record, False
+        origin = provenance()  # of the code that runs, before anyone edits it
+        record = {"identity": folder.name, **make(), **origin}
+        write_record(path, record)
+    return record, True
+
+
+class locked:
+    """Holds a folder for one process: a second one says so and waits until the first has finished or died. What is made
+    in it is for its owner alone, whatever the umask."""
+
+    def __init__(self, folder: Path):
+        self.folder = folder
+        self.lock = FileLock(folder / "lock", mode=PRIVATE_FILE)
+
+    def __enter__(self) -> None:
+        try:
+            self.folder.mkdir(mode=PRIVATE_FOLDER, parents=True, exist_ok=True)
+            try:
+                self.lock.acquire(timeout=0)
+            except Timeout:
+                say(f"{self.folder.name}: another process works on it; waiting")
+                self.lock.acquire()
+        except OSError as error:
+            raise UserError(f"cannot write to {self.folder}: {error.strerror}; set results=FOLDER") from None
+        clean(self.folder)
+        guard(self.folder)  # what an older version has left open
+
+    def __exit__(self, *_: object) -> None:
+        guard(self.folder)
+        self.lock.release()
+
+
+def clean(folder: Path) -> None:
+    """Remove what killed processes have left half-written, and their folders for the moment. For who has the lock."""
+    for path in [*folder.glob("*.part"), *folder.glob(".*.tmp")]:
+        path.unlink(missing_ok=True)
+    for path in folder.glob(f"{SCRATCH}*"):
+        shutil.rmtree(path, ignore_errors=True)
 
 
 def read_records(results: Path) -> list[dict[str, Any]]:

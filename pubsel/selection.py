@@ -32,6 +32,7 @@ more thus moves a score by at most 1 + n / UNIT of n others, and epsilon' is div
 import math
 from collections.abc import Callable, Mapping
 from fractions import Fraction
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -39,15 +40,15 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from pubsel.data import Split
+from pubsel.distances import Build, Distance
 from pubsel.distances.dp_gsd import Side, sampling_rate
-from pubsel.distances.pairing import Build
+from pubsel.distances.gsd import GSD
 from pubsel.messages import UsageError
 from pubsel.privacy import accountant
 from pubsel.privacy.randomness import Source, Sources, below, content
-from pubsel.settings.keys import Distance, Select
-from pubsel.training.loop import poisson_sample
+from pubsel.privacy.sampling import poisson_sample
+from pubsel.settings.keys import Select
 
-SKETCH = 1024  # dimensions; costs no privacy
 UNIT = 2**30  # steps in which contributions are counted
 SURE = 0.95  # probability of the margin that is told
 
@@ -105,15 +106,34 @@ def probabilities(scores: list[int], epsilon: float) -> NDArray[np.float64]:
     return chosen
 
 
+def gsd_of(distance: Distance | None) -> GSD:
+    """The settings of GSD, by which a private choice goes; UsageError if another distance, or none, is given."""
+    if not isinstance(distance, GSD):
+        name = "none" if distance is None else distance.name
+        raise UsageError(f"epsilon_select: choosing privately goes by GSD alone: give distance=gsd, not {name}")
+    return distance
+
+
+class Comparison(NamedTuple):
+    """The sets that are compared, and on what.
+
+    build(i): the network of initialisation i. key: names the public streams. source(purpose, step): sample, labels and
+    coins, which nobody may know.
+    """
+
+    build: Build
+    private: Split
+    candidates: Mapping[str, Split]
+    classes: int
+    key: str
+    source: Sources
+
+
 def energies(
-    distance: Distance,
-    build: Build,
-    private: Split,
+    distance: GSD,
+    sketch: int,
+    sets: Comparison,
     chosen: Tensor,
-    candidates: Mapping[str, Split],
-    classes: int,
-    key: str,
-    source: Sources,
     report: Callable[[int, str], None] = lambda i, name: None,
 ) -> Tensor:
     """u [n', J], float64: the share of the gradient of each private example in `chosen` [n'] that lies in the subspace
@@ -121,53 +141,51 @@ def energies(
 
     Held at once: the sketched rows of the sample at one network, float64 [n', s], and one candidate's [m, s].
     """
-    shares = torch.zeros(len(chosen), len(candidates), dtype=torch.float64)
+    private, shares = sets.private, torch.zeros(len(chosen), len(sets.candidates), dtype=torch.float64)
     for i in range(distance.initialisations):
-        side = Side(distance, build(i), classes, private.y.dim() == 2, distance.sketch or SKETCH, key, i)
-        blocks = side.private(private, chosen, source("labels of the selection", i))
+        side = Side(distance, sets.build(i), sets.classes, private.y.dim() == 2, sketch, sets.key, i)
+        blocks = side.private(private, chosen, sets.source("labels of the selection", i))
         rows = torch.cat([torch.zeros(0, side.sketch.s, dtype=torch.float64), *blocks])
-        for j, (name, split) in enumerate(candidates.items()):
+        for j, (name, split) in enumerate(sets.candidates.items()):
             shares[:, j] += (rows @ side.public(name, split)).square().sum(1)
             report(i, name)
     return shares / distance.initialisations
 
 
 def select(
-    distance: Distance,
+    distance: GSD,
     settings: Select,
     epsilon: float,
-    build: Build,
-    private: Split,
-    candidates: Mapping[str, Split],
-    classes: int,
-    key: str,
-    source: Sources,
+    sets: Comparison,
     say: Callable[[str], None] = lambda text: None,
 ) -> tuple[str, accountant.Plan]:
     """The name of one candidate, and what the choice spends; nothing else that is computed here may be shown.
 
-    key: names the public streams; source(purpose, step): sample, labels and coins, which nobody may know. One candidate
-    alone is chosen without reading anything. Identical candidates are equally likely. UsageError where a margin that is
-    asked for (select.margin) needs more private examples than there are.
+    One candidate alone is chosen without reading anything. Identical candidates are equally likely. UsageError if a
+    margin that is asked for (select.margin) needs more private examples than there are.
     """
-    names = sorted(candidates)
+    names = sorted(sets.candidates)
     if len(names) == 1:
         say(f"  {names[0]} is the only candidate: no private example is read, epsilon 0")
         return names[0], accountant.NOTHING
-    plan = accountant.pure(epsilon, sampling_rate(distance, len(private.x)), 1, "permute-and-flip")
-    check_margin(settings, epsilon, plan, len(names), len(private.x))
+
+    # What the choice costs, and whether it can tell what is asked of it: of numbers that are public.
+    n = len(sets.private.x)
+    expected = distance.m if settings.private_m is None else settings.private_m
+    plan = accountant.pure(epsilon, sampling_rate(expected, n), 1, "permute-and-flip")
+    check_margin(settings, epsilon, plan, len(names), n)
     seen: dict[str, str] = {}
     for name in names:
-        first = seen.setdefault(content(candidates[name].x[: distance.m]), name)
+        first = seen.setdefault(content(sets.candidates[name].x[: distance.m]), name)
         if first != name:
             say(f"  {first} and {name} hold the same images: either is as likely as the other")
-    chosen = poisson_sample(source("sample of the selection", 0), len(private.x), plan.rate)
-    shares = energies(
-        distance, build, private, chosen, {name: candidates[name] for name in names}, classes, key, source,
-        lambda i, name: say(f"  initialisation {i}: {name}"),
-    )  # fmt: skip
+
+    # From here on private examples are read, and one name comes out.
+    chosen = poisson_sample(sets.source("sample of the selection", 0), n, plan.rate)
+    sets = sets._replace(candidates={name: sets.candidates[name] for name in names})
+    shares = energies(distance, settings.sketch, sets, chosen, lambda i, name: say(f"  initialisation {i}: {name}"))
     scores = contributions(shares, settings.cap).sum(0).tolist()
-    place = permute_and_flip(scores, exponent(plan, len(private.x)), source("selection", 0))
+    place = permute_and_flip(scores, exponent(plan, n), sets.source("selection", 0))
     return names[place], plan
 
 
@@ -192,4 +210,4 @@ def check_margin(settings: Select, epsilon: float, plan: accountant.Plan, candid
     what = f"select.margin={settings.margin:g} at epsilon_select={epsilon:g} between {candidates} candidates"
     if needed > n:
         raise UsageError(f"{what} takes {needed} private examples, and there are {n}: raise one of the two")
-    raise UsageError(f"{what} takes a larger sample: set distance.private_m, to inf for all {n} private examples")
+    raise UsageError(f"{what} takes a larger sample: set select.private_m, to inf for all {n} private examples")

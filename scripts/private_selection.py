@@ -1,6 +1,6 @@
 """How often private selection picks the non-private winner: `scripts/private_selection.py FILE.csv [key=value ...]`.
 
-The settings are those of pubsel rank: private=..., public=[...], model=..., distance.k, distance.private_m (how many
+The settings are those of pubsel rank: private=..., public=[...], model=..., distance.k, select.private_m (how many
 private examples are measured: the pool that samples are drawn from; inf: all), results=FOLDER. What is measured is kept
 in RESULTS/selection/NAME.npz, and the mechanisms are then simulated, on samples of all n private examples and on
 smaller private sets; a pair that is there already is not measured again. The file gets a row for each mechanism,
@@ -30,16 +30,18 @@ from hydra import compose, initialize_config_dir
 from numpy.typing import NDArray
 from torch import Tensor
 
-from pubsel import selection
+from pubsel import distances, selection
+from pubsel.cell import choose_device, network
 from pubsel.commands import rank
-from pubsel.commands.run import choose_device, network
-from pubsel.distances import dp_gsd, gsd
+from pubsel.distances import dp_gsd
+from pubsel.distances.gsd import GSD
 from pubsel.gradients.subspace import projection_metric
 from pubsel.privacy import accountant
 from pubsel.privacy.randomness import stream
 from pubsel.settings import CONF
 from pubsel.settings.identity import as_json, digest_of, short_name
 from pubsel.settings.keys import RankConfig
+from pubsel.settings.methods import option
 from pubsel.settings.schema import check
 
 EPSILONS = (0.05, 0.1, 0.5, 1.0, 2.0)
@@ -47,7 +49,7 @@ SIZES = (500, 2000)  # of smaller private sets, subsets of the pool
 CAPS = (0.05, 0.1, 0.2, 0.3, 0.5, 1.0)
 DELTA = 1e-5
 SAMPLES, DRAWS = 200, 20  # of the private data for each row; the same for DP-GSD, whose every draw takes a while
-UNIT = selection.UNIT
+UNIT, SKETCH = selection.UNIT, option("distance", "dp_gsd")["sketch"]
 
 
 def measured(settings: RankConfig) -> dict[str, Any]:
@@ -65,10 +67,10 @@ def measured(settings: RankConfig) -> dict[str, Any]:
 
 
 def _measure(settings: RankConfig, kept: Path) -> dict[str, Any]:
-    device, distance = choose_device(settings.device), settings.distance
+    device, distance, select = choose_device(settings.device), gsd_of(settings), settings.select
     task, candidates = rank.candidates_of(settings, device, kept)
     classes, private, key = max(2, task.classes), task.private, f"selection {settings.seed}"
-    pool = stream(key, "pool").permutation(len(private.x))[: int(min(len(private.x), distance.private_m or distance.m))]
+    pool = stream(key, "pool").permutation(len(private.x))[: int(min(len(private.x), select.private_m or distance.m))]
     chosen = torch.from_numpy(np.sort(pool))
 
     def build(i: int) -> torch.nn.Module:
@@ -77,17 +79,23 @@ def _measure(settings: RankConfig, kept: Path) -> dict[str, Any]:
     def source(purpose: str, i: int) -> np.random.Generator:
         return stream(key, purpose, i)
 
-    values = gsd.measure(distance, build, private, candidates, classes, f"rank {settings.seed}")
-    u = selection.energies(distance, build, private, chosen, candidates, classes, key, source)
+    values = distance.measure(build, private, candidates, classes, f"rank {settings.seed}")
+    sets = selection.Comparison(build, private, candidates, classes, key, source)
+    u = selection.energies(distance, select.sketch, sets, chosen)
     rows, subspaces = [], []
     for i in range(distance.initialisations):
-        side = dp_gsd.Side(distance, build(i), classes, private.y.dim() == 2, dp_gsd.SKETCH, key, i)
+        side = dp_gsd.Side(distance, build(i), classes, private.y.dim() == 2, SKETCH, key, i)
         rows.append(torch.cat(list(side.private(private, chosen, source("labels", i)))).float())
         subspaces.append(torch.stack([side.public(name, split) for name, split in candidates.items()]))
     return {
         "names": np.array(list(candidates)), "gsd": np.array([values[name] for name in candidates]), "u": u.numpy(),
         "x": torch.stack(rows).numpy(), "v": torch.stack(subspaces).numpy(), "n": len(private.x),
     }  # fmt: skip
+
+
+def gsd_of(settings: RankConfig) -> GSD:
+    """The settings of GSD, by which a choice goes."""
+    return selection.gsd_of(distances.build(settings.distance))
 
 
 def scores(kind: str, u: Tensor, cap: float) -> Tensor:
@@ -114,7 +122,7 @@ def simulated(settings: RankConfig, found: dict[str, Any]) -> Iterator[dict[str,
     seen = {"private": settings.private, "model": settings.model.name, "candidates": "+".join(found["names"])}
     seen |= {"winner": str(found["names"][far.argmin()]), "best_energy": str(found["names"][int(u.mean(0).argmax())])}
     named = [(kind, cap) for kind in ("median", "best", "worst", "exponential") for cap in CAPS] + [("votes", 1.0)]
-    cases = {(n, min(settings.distance.m, len(u))), (n, len(u)), *((size, size) for size in SIZES if size < len(u))}
+    cases = {(n, min(gsd_of(settings).m, len(u))), (n, len(u)), *((size, size) for size in SIZES if size < len(u))}
     for n, m in sorted(cases):
         keep = torch.stack([drawn(len(u), n, m, stream("selection", "sample", i)) for i in range(SAMPLES)]).double()
         inner = {epsilon: 1 / accountant.pure(epsilon, m / n, 1, "").noise_multiplier for epsilon in EPSILONS}
@@ -157,7 +165,7 @@ def dp_gsd_choices(
     """Of each way by DP-GSD the choices, 0/1 [DRAWS, J]. The exponential mechanism takes longest and finds least: only
     where most examples are."""
     x, v = torch.from_numpy(found["x"]), torch.from_numpy(found["v"])
-    steps, rate, k = len(x), m / n, settings.distance.k
+    steps, rate, k = len(x), m / n, gsd_of(settings).k
     gauss = accountant.plan(epsilon, DELTA, rate, steps, 1.0).noise_multiplier
     inner = 1 / accountant.pure(epsilon, rate, steps, "").noise_multiplier
     kinds = ["dp_gsd_gauss", "sketch"] + (["dp_gsd_bingham"] if m == x.shape[1] else [])

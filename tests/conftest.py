@@ -1,11 +1,24 @@
+# ruff: noqa: E402 (torch and numpy are imported below, once they know how many threads they may have)
+import contextlib
+import gc
 import os
+import pickle
+from collections.abc import Iterator
 
+for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
+    os.environ[name] = "1"  # a process of tests for each core: torch and numpy read this when they are imported
+
+import numpy as np
 import pytest
 import torch
+import yaml
+from hydra._internal.config_loader_impl import ConfigLoaderImpl
+from hydra._internal.hydra import Hydra
+from hydra.types import RunMode
+from omegaconf import DictConfig
 
 from pubsel import records
-
-torch.set_num_threads(min(2, torch.get_num_threads()))
+from pubsel.settings import CONF, datasets
 
 
 def pytest_collection_modifyitems(items):
@@ -17,10 +30,71 @@ def pytest_collection_modifyitems(items):
             item.add_marker(pytest.mark.skip(reason="PUBSEL_DATA names no folder with real data"))
 
 
+def pytest_collection_finish():
+    """All modules are imported: the garbage collector need not go through them again and again."""
+    gc.collect()
+    gc.freeze()
+
+
+def pytest_sessionfinish():
+    gc.unfreeze()
+
+
+# Seeded noise follows from the source of the package, the processor and the number of threads: each edit and each
+# machine would be another throw of the dice for tests that train. tests/test_releases.py has what these are for.
+
+
 @pytest.fixture(autouse=True, scope="session")
-def noise_that_no_edit_changes():
-    """Seeded noise follows from the source of the package: each edit would be another throw of the dice for tests that
-    train. tests/test_releases.py has what that digest is for."""
+def noise_that_no_edit_and_no_machine_changes() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(records, "_package", lambda: "the package")
+        patch.setattr(records, "processor", lambda: "a processor")
+        patch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "its vectors")
+        yield
+
+
+@pytest.fixture(autouse=True)
+def alike_in_any_order() -> None:
+    """Whatever ran before: a run sets the number of threads of its process, and every draw moves a global stream."""
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    np.random.seed(0)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def composed_once() -> Iterator[None]:
+    """Hydra composes the same words of a command once, and each file of a dataset is checked once. Without this each
+    command composes twice: first only to read `hydra.mode`."""
+    compose, check = ConfigLoaderImpl.load_configuration, datasets.check
+    composed, checked = dict[object, bytes](), dict[object, bytes]()
+
+    def load_configuration(self, config_name: str | None, overrides: list[str], *arguments, **named) -> DictConfig:
+        folders = {source.path for source in self.repository.get_sources() if source.scheme() == "file"}
+        if folders != {str(CONF)}:
+            return compose(self, config_name, overrides, *arguments, **named)  # a test may change its own files
+        key = (config_name, *overrides, str(arguments), str(named))
+        if key not in composed:
+            composed[key] = pickle.dumps(compose(self, config_name, overrides, *arguments, **named))
+        values = pickle.loads(composed[key])
+        values.hydra.runtime.cwd = os.getcwd()
+        return values
+
+    def get_mode(self, config_name: str | None, overrides: list[str]) -> RunMode | None:
+        with contextlib.suppress(Exception):  # it is raised again by the command
+            return self.compose_config(config_name, overrides, RunMode.RUN).hydra.mode
+        return None
+
+    def check_once(schema: type, values, where: str = ""):
+        if schema is not datasets.Dataset:
+            return check(schema, values, where)
+        key = (where, str(values))
+        if key not in checked:
+            checked[key] = pickle.dumps(check(schema, values, where))
+        return pickle.loads(checked[key])
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ConfigLoaderImpl, "load_configuration", load_configuration)
+        patch.setattr(Hydra, "get_mode", get_mode)
+        patch.setattr(datasets, "check", check_once)
+        patch.setattr(yaml, "SafeLoader", getattr(yaml, "CSafeLoader", yaml.SafeLoader))
         yield

@@ -1,13 +1,20 @@
 """Synthetic records for tests, and streams."""
 
+from pubsel import distances
 from pubsel import records as results
 from pubsel.privacy.randomness import Secret
+from pubsel.settings.methods import option
 
 
 def secret_named(name="key", secure=False, place="here"):
     """The secret streams of a release that a test makes up."""
     plan = {"noise_multiplier": 1.0, "rate": 0.2, "steps": 10, "delta": 1e-5, "epsilon": 2.0}
     return Secret({"settings": name}, plan, [f"0 {place}"], secure)
+
+
+def distance(name, **changes):
+    """The distance of conf/distance/NAME.yaml, with other settings."""
+    return distances.build(option("distance", name) | changes)
 
 
 def record(seed=0, utility=0.8, values=(0.3, 0.4), public="fashion_mnist", algorithm="gep", label="paper", **settings):

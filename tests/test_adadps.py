@@ -9,7 +9,7 @@ import yaml
 
 from pubsel import algorithms
 from pubsel.algorithms import View
-from pubsel.algorithms.adadps import conditioned_sum
+from pubsel.algorithms.dp_sgd import clipped_sum
 from pubsel.data import Split
 from pubsel.gradients.factored import FactoredGradients, LinearGradients
 from pubsel.gradients.matrix import DenseGradients, PerExampleGradients
@@ -133,12 +133,12 @@ def test_one_row_moves_the_sum_by_at_most_one(bound, scale):
     p = 700
     by = scales(p)[scale]
     others = torch.randn(12, p)
-    without, reached = conditioned_sum(DenseGradients(others.clone()), by, bound).double(), 0.0
+    without, reached = clipped_sum(DenseGradients(others.clone()), bound, by).double(), 0.0
     for row in attack_rows(p).split(1):
-        alone = conditioned_sum(DenseGradients(row.clone()), by, bound).double()
+        alone = clipped_sum(DenseGradients(row.clone()), bound, by).double()
         assert torch.isfinite(alone).all()
         assert alone.norm() <= 1
-        moved = conditioned_sum(DenseGradients(torch.cat([others, row])), by, bound).double() - without
+        moved = clipped_sum(DenseGradients(torch.cat([others, row])), bound, by).double() - without
         assert moved.norm() <= 1 + 1e-5 * float(without.norm())
         reached = max(reached, float(alone.norm()))
     assert reached > 0.999
@@ -154,7 +154,7 @@ def test_nor_does_an_example_on_features(bound, scale):
     for size in (0, 1e-30, 1e-6, 1.0, 1e8, 1e16):
         x = torch.randn(1, d) * size
         for r in (torch.randn(1, c), torch.eye(c)[:1] - 1 / c, torch.full((1, c), 1e-7), torch.zeros(1, c)):
-            alone = conditioned_sum(FactoredGradients(r, x, True), by, bound).double()
+            alone = clipped_sum(FactoredGradients(r, x, True), bound, by).double()
             assert torch.isfinite(alone).all()
             assert alone.norm() <= 1
 
@@ -163,7 +163,7 @@ def test_clipping_before_the_conditioner_would_be_found():
     """The attack above fails a mechanism that clips the gradient and scales it afterwards, or clips too little."""
     row, by = DenseGradients(torch.ones(1, 700)), scales(700)["mixed"]
     assert (row.rows[0] / row.row_norms()[0] * by).norm() > 1
-    assert (1.001 * conditioned_sum(row, by, 1.0)).norm() > 1
+    assert (1.001 * clipped_sum(row, 1.0, by)).norm() > 1
 
 
 def test_the_declared_sensitivity():

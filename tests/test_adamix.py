@@ -15,17 +15,18 @@ import pubsel.training.loop
 from pubsel import algorithms
 from pubsel.algorithms import View
 from pubsel.algorithms.adamix import project, public_gradient, subspace_around, train_on_public
+from pubsel.cell import guarantee
 from pubsel.cli import main
-from pubsel.commands.run import guarantee
 from pubsel.data import Split, Task
 from pubsel.gradients.factored import LinearGradients
 from pubsel.gradients.matrix import DenseGradients
 from pubsel.messages import UsageError
 from pubsel.privacy import accountant
 from pubsel.privacy.randomness import stream
+from pubsel.privacy.sampling import Schedule, schedule
 from pubsel.settings import CONF
 from pubsel.settings.keys import Accounting, Privacy, Training
-from pubsel.training.loop import Schedule, fit, noisy_mean, schedule
+from pubsel.training.loop import Job, Watch, fit, noisy_mean
 from tests.synthetic import secret_named
 
 C, D, M, N = 3, 8, 15, 40
@@ -112,7 +113,7 @@ def train(algorithm, folder, noise=0.0, public=PUBLIC, private=PRIVATE, stop=Non
 
     plan = schedule(len(private.x), training)
     checkpoint = Path(folder) / "checkpoint.pt"
-    fit(model, task, algorithm, plan, noise, training, "name", secret_named(key), checkpoint, report)
+    fit(model, task, Job(algorithm, plan, noise, training, "name", checkpoint), secret_named(key), Watch(report))
     return weights(model)
 
 
@@ -495,8 +496,12 @@ def test_only_public_reads_no_private_example(tmp_path, monkeypatch):
     assert (plan.steps, spend, first) == (0, accountant.NOTHING, None)
     model, training = linear(zero=True), Training(3, None, 10, 0.1, 0.0, 0.0, [], 1.0, None, 60, average=True)
     task = Task(poison, PUBLIC, poison, C, "accuracy", (), (), ())
-    fit(model, task, algorithm, Schedule(N, 0.25, 0, 10), 0.0, training, "name", secret_named(),
-        tmp_path / "checkpoint.pt", lambda now: None)  # fmt: skip
+    fit(
+        model,
+        task,
+        Job(algorithm, Schedule(N, 0.25, 0, 10), 0.0, training, "name", tmp_path / "checkpoint.pt"),
+        secret_named(),
+    )
     assert np.array_equal(weights(model), weights(want))
     said = accountant.statement(spend, algorithm.sensitivity(), False, False, examples=100)
     assert (said["epsilon"], said["delta"], said["valid"], said["sensitivity"]) == (0, 0, True, 0)

@@ -30,19 +30,21 @@ from pubsel.attacks.one_run import (
     trade_off,
 )
 from pubsel.attacks.witness import SURE, Witness, repeated_noise, repeated_samples, uneven_samples
+from pubsel.cell import Cell, canonical
 from pubsel.cli import main
-from pubsel.commands.audit import Cell, watch
-from pubsel.commands.run import canonical, load_task, run
+from pubsel.commands.audit import Audited, watch
+from pubsel.commands.run import run
 from pubsel.data import Split, Task
 from pubsel.gradients.factored import LinearGradients
-from pubsel.gradients.matrix import DenseGradients, PerExampleGradients
+from pubsel.gradients.matrix import PerExampleGradients
 from pubsel.models import small
 from pubsel.privacy import accountant
-from pubsel.privacy.randomness import Secret, stream
+from pubsel.privacy.randomness import Secret
+from pubsel.privacy.sampling import Schedule
 from pubsel.settings import CONF
 from pubsel.settings.keys import AuditConfig, Training
 from pubsel.settings.schema import check
-from pubsel.training.loop import Schedule, fit
+from pubsel.training.loop import Job, Watch, fit
 from tests.synthetic import secret_named
 
 NETWORKS = {"dp_sgd": {}, "gep": {"k": 100}, "b_gep": {"k": 100}, "dp_md": {}, "second_phase": {"head": "own"}}
@@ -110,8 +112,21 @@ def audited(folder, name="dp_sgd", epsilon=4.0, rate=1.0, steps=20, seed=0, stop
 
     for report in [stop, lambda now: None] if stop_at else [stop]:
         with contextlib.suppress(Stop):
-            fit(model, task._replace(private=private), witness.watching(algorithm), schedule, plan.noise_multiplier,
-                training, "name", secret_named(f"key {seed}"), folder / "checkpoint.pt", report, engine)  # fmt: skip
+            fit(
+                model,
+                task._replace(private=private),
+                Job(
+                    witness.watching(algorithm),
+                    schedule,
+                    plan.noise_multiplier,
+                    training,
+                    "name",
+                    folder / "checkpoint.pt",
+                ),
+                secret_named(f"key {seed}"),
+                Watch(report),
+                gradients=engine,
+            )
     return witness, plan
 
 
@@ -225,37 +240,6 @@ def test_the_trade_off_curve_is_that_of_the_accountant(rate):
     assert accountant.deltas(plan.noise_multiplier, rate, 20, (2.0,))[0] <= 1.2e-5
 
 
-# The contributions, on which the audit and per-instance losses rest
-
-
-@pytest.mark.parametrize("name", [*NETWORKS, *LINEAR])
-def test_contributions_add_up_to_the_sum(name):
-    """Also one row at a time, through the sum itself; with AdaMix's projection: to what decode keeps of it."""
-    model, task = problem(name)
-    algorithm = build(name)
-    engine = LinearGradients(model) if name in LINEAR else PerExampleGradients(model)
-    public_stream = lambda purpose, step: stream("test", purpose, step)  # noqa: E731
-    view = algorithms.View(model, engine, task.public, CLASSES, False, public_stream, same_task=True,
-                           start=torch.zeros(engine.size))  # fmt: skip
-    mechanism = algorithm.mechanism(view, 0)
-    assert mechanism.contributions is not None
-    rows = torch.randn(7, engine.size) * torch.logspace(-3, 3, 7)[:, None]
-    found = mechanism.contributions(DenseGradients(rows.clone()))
-    assert found.shape == (7, mechanism.size)
-    assert found.double().norm(dim=1).max() <= mechanism.sensitivity
-    kept = (lambda s: mechanism.decode(s) - mechanism.decode(0 * s)) if getattr(algorithm, "rank", None) else None
-    for part in (rows, *rows.split(1)):
-        total = mechanism.clipped_sum(DenseGradients(part.clone())).to(found.dtype)  # as the loop gives it to decode
-        own = mechanism.contributions(DenseGradients(part.clone())).sum(0)
-        if kept is not None:
-            total, own = kept(total), kept(own)
-        torch.testing.assert_close(own, total, rtol=1e-3, atol=1e-3)  # GEP's residuals have a slack of 5e-4
-    if kept is not None:  # projected already
-        alone = mechanism.clipped_sum(DenseGradients(rows[:1].clone())).to(found.dtype)
-        torch.testing.assert_close(kept(found[0]), kept(alone))
-        assert found.norm(dim=1).min() < 0.999 * mechanism.sensitivity
-
-
 # The audit of the loop itself
 
 
@@ -332,7 +316,6 @@ FAULTS = {
     "noise at half scale": (half_noise, {}, True, {"noise scale"}),
     "noise at half scale, sampled": (half_noise, POISSON, True, {"noise scale"}),
     "no clipping": (without_clipping, {"steps": 5}, True, {"sensitivity"}),
-    "GEP paid once": (paid_once, {"name": "gep", "epsilon": 20.0}, False, {"sensitivity"}),
     "twice the sampling rate": (twice_as_many, POISSON, True, SAMPLES | {"sampling rate"}),
     "shuffled batches": (fixed_batches, POISSON, False, SAMPLES),
     "noise of the start again after a resume": (noise_again, {**POISSON, "stop_at": 20}, False, {"noise drawn anew"}),
@@ -376,11 +359,21 @@ def clip_by_mean_norm(monkeypatch):
     monkeypatch.setattr(dp_sgd, "clip_factors", factors)
 
 
+def summing(monkeypatch, clipped_sum):
+    """DP-SGD with this sum of the gradients and the bound in place of its own."""
+    made = dp_sgd.DPSGD.mechanism
+
+    def mechanism(self, view, step):
+        return made(self, view, step)._replace(clipped_sum=lambda rows: clipped_sum(rows, self.clip_norm))
+
+    monkeypatch.setattr(dp_sgd.DPSGD, "mechanism", mechanism)
+
+
 def clip_each_coordinate(monkeypatch):
     def clipped_sum(gradients, bound):
         return rows_of(gradients).clamp(-bound, bound).sum(0) / bound
 
-    monkeypatch.setattr(dp_sgd, "clipped_sum", clipped_sum)
+    summing(monkeypatch, clipped_sum)
 
 
 def clip_micro_batches(monkeypatch):
@@ -390,7 +383,7 @@ def clip_micro_batches(monkeypatch):
         means = torch.stack([part.mean(0) for part in rows_of(gradients).split(16)])
         return (means * (bound / means.norm(dim=1).clamp(min=bound))[:, None]).sum(0) / bound
 
-    monkeypatch.setattr(dp_sgd, "clipped_sum", clipped_sum)
+    summing(monkeypatch, clipped_sum)
 
 
 def rows_of(gradients):
@@ -483,8 +476,8 @@ def cell_on_digits(folder, algorithm, seed=0, words=(), steps=20):
     with initialize_config_dir(str(CONF), version_base="1.3"):
         values = compose("audit", [*short, *which])
     chosen = canonical(check(AuditConfig, values))
-    cpu = torch.device("cpu")
-    return Cell(chosen, algorithms.build(chosen.algorithm), load_task(chosen, cpu), f"cell {seed}", folder, folder, cpu)
+    cell = Cell.of(chosen)._replace(name=f"cell {seed}", folder=folder)
+    return Audited(cell, chosen.audit, cell.load_task(), folder)
 
 
 def witness_on_digits(folder, algorithm, seed=0, words=(), steps=20):
@@ -503,11 +496,11 @@ def test_no_audit_shares_noise_with_a_run_or_with_its_own_control(tmp_path, monk
 
     monkeypatch.setattr(pubsel.training.loop, "normal", normal)
     words = ["model=pixels", "audit.canaries=20", "estimate=false"]
-    cell = cell_on_digits(tmp_path, "dp_sgd_clip1", words=words, steps=1)
+    audited = cell_on_digits(tmp_path, "dp_sgd_clip1", words=words, steps=1)
     for seed in (0, 1):
-        watch(cell.at(f"{seed}"), np.random.default_rng(seed))
-        watch(cell.at(f"{seed} weaker"), np.random.default_rng(seed), weaker=True)
-    run(dataclasses.replace(cell.settings, results=str(tmp_path)))
+        watch(audited.at(f"{seed}"), np.random.default_rng(seed))
+        watch(audited.at(f"{seed} weaker"), np.random.default_rng(seed), weaker=True)
+    run(dataclasses.replace(audited.cell.settings, results=str(tmp_path)))
     noise = torch.stack(drawn)
     assert noise.shape == (5, 650)
     assert (torch.corrcoef(noise) - torch.eye(5)).abs().max() < 0.25
@@ -628,7 +621,9 @@ def test_examples_of_noise_stand_behind_the_private_ones(labels):
 
 # The command
 
-AUDIT = ["audit", "+experiment=quickstart", "algorithm=dp_sgd", "training.steps=10", "threads=1", "audit.canaries=200"]
+AUDIT = ["audit", "+experiment=quickstart", "algorithm=dp_sgd", "training.steps=10", "audit.canaries=200", "threads=1",
+         "training.batch_size=10000", "estimate=false"]  # fmt: skip
+LINEAR_MODEL = "model=pixels"  # with full batches: quick to train and to account for
 
 
 @pytest.fixture
@@ -649,7 +644,7 @@ def only(folder):
 
 
 def test_the_command_prints_claimed_beside_measured_and_keeps_a_record(cli, tmp_path):
-    code, out, err = cli(*AUDIT)
+    code, out, err = cli(*AUDIT, LINEAR_MODEL)
     assert code == 0, err
     record = only(tmp_path)
     said = f"claimed epsilon 4.00, measured at least {record['measured']:.2f} (95% confidence)"
@@ -662,21 +657,21 @@ def test_the_command_prints_claimed_beside_measured_and_keeps_a_record(cli, tmp_
     assert (record["refuted"], record["failed"]) == (False, [])
     assert "must not be released" in out
     assert sorted(path.name for path in tmp_path.glob("results/audits/*/*")) == ["lock", "result.json"]  # no weights
-    code, again, err = cli(*AUDIT)
+    code, again, err = cli(*AUDIT, LINEAR_MODEL)
     assert (code, again) == (0, out)
     assert "audited before" in err
 
 
 def test_the_command_says_what_fails(cli, tmp_path, monkeypatch):
     half_noise(monkeypatch)
-    code, out, _ = cli(*AUDIT, "audit.canaries=1000")
+    code, out, _ = cli(*AUDIT, LINEAR_MODEL)
     assert code == 0
     assert "THE TRAINING IS NOT WHAT IS ACCOUNTED FOR: noise scale" in out
     assert only(tmp_path)["failed"] == ["noise scale"]
 
 
 BLACK = ["audit.kind=black_box", "audit.canaries=400", "pair.private_share=0.1", "epsilon=1", "training.steps=60",
-         "algorithm.clip_norm=1", "training.batch_size=10000", "training.milestones=[]"]  # fmt: skip
+         "algorithm.clip_norm=1", "training.milestones=[]"]  # fmt: skip
 
 
 @pytest.mark.attack

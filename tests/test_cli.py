@@ -20,7 +20,8 @@ from pubsel.cli import main
 
 SCRIPT = Path(sys.executable).parent / "pubsel"
 POISSON = ["+experiment=quickstart", "training.epochs=1", "epsilon=2", "distance=none", "download=false"]
-TINY = [*POISSON, "training.batch_size=1297", "training.chunk=256"]  # one step; a full batch is quick to account for
+TINY = [*POISSON, "training.batch_size=1297", "training.chunk=256", "estimate=false", "threads=1"]  # one step; a full
+# batch is quick to account for
 Cli = Callable[..., tuple[int, str, str]]
 
 
@@ -63,10 +64,10 @@ def run_folders() -> list[Path]:
 # A session
 
 
-def test_a_session_of_a_new_user() -> None:
-    version, bare = typed("--version"), typed()
+def test_a_session_of_a_new_user(cli: Cli) -> None:
+    version, (code, shown, _) = typed("--version"), cli()
     assert (version.returncode, version.stdout) == (0, f"{pubsel.__version__}\n")
-    assert (bare.returncode, bare.stdout.count("pubsel run +experiment=quickstart ")) == (2, 1)
+    assert (code, shown.count("pubsel run +experiment=quickstart ")) == (2, 1)
 
     first = typed("run", *POISSON)
     assert first.returncode == 0, first.stderr
@@ -81,16 +82,9 @@ def test_a_session_of_a_new_user() -> None:
     assert not list(path.parent.glob("checkpoint*"))
 
     written = path.stat().st_mtime_ns
-    again = typed("run", *POISSON)
-    assert (again.returncode, again.stdout) == (0, first.stdout)
-    assert again.stderr == f"{record['identity']}: finished before\n"
+    assert cli("run", *POISSON) == (0, first.stdout, f"{record['identity']}: finished before\n")
     assert path.stat().st_mtime_ns == written
     assert sorted(os.listdir()) == ["results"]  # and nothing else came to lie in the user's folder
-
-
-def test_one_epoch_of_the_quickstart(cli: Cli) -> None:
-    code, _, err = cli("run", "+experiment=quickstart", "training.epochs=1", "distance=none")
-    assert code == 0, err
 
 
 def test_a_sweep_goes_on_where_it_stopped(cli: Cli) -> None:
@@ -264,13 +258,15 @@ def test_data_check_says_what_is_read(cli: Cli) -> None:
 
 def test_help_and_cfg_teach_and_run_nothing(cli: Cli) -> None:
     for command, words in (
-        ("run", ["+experiment=quickstart", "algorithm: adadps", "b_gep", "clip_embedding: 10", "result.json"]),
-        ("rank", ["pubsel rank private=digits", "distance: dp_gsd", "convert: resize"]),
-        ("attack", ["pubsel attack loss run=NAME", "trials: 5", "gsd_table8.csv"]),
-        ("table", ["pubsel table gsd_table2", "results: results"]),
-        ("make", ["pubsel make pillar_ours hydra/launcher=joblib", "dry: false"]),
-        ("figure", ["pubsel figure pillar_k", "points: null"]),
-        ("report", ["pubsel report results=", "output: null"]),
+        ("run", ["+experiment=quickstart", "algorithm=NAME", "b_gep", "algorithm.clip_embedding=10", "result.json"]),
+        ("rank", ["pubsel rank private=digits", "distance=NAME", "dp_gsd, frechet", "convert=resize"]),
+        ("attack", ["pubsel attack loss run=NAME", "trials=5", "gsd_table8.csv"]),
+        ("audit", ["pubsel audit +experiment=quickstart", "audit.canaries=1000"]),
+        ("table", ["pubsel table gsd_table2", "results=results"]),
+        ("make", ["pubsel make pillar_ours hydra/launcher=joblib", "dry=false"]),
+        ("figure", ["pubsel figure pillar_k", "points=null"]),
+        ("report", ["pubsel report results=", "output=null"]),
+        ("runs", ["pubsel runs show NAME", "action=list"]),
         ("data", ["pubsel data prepare", "PUBSEL_DATA"]),
     ):
         code, out, _ = cli(command, "--help")
@@ -292,10 +288,13 @@ def test_what_needs_no_torch_does_not_wait_for_it() -> None:
         "import sys\n"
         "from pubsel.cli import main\n"
         "assert 'torch' not in sys.modules\n"
-        "for words in ('--help', 'data list', 'table gsd_table2', 'make --help', 'figure nothing', 'run --help',\n"
-        "              'run --cfg job', 'run epsilon=0'):\n"
+        "commands = ('--help', 'data list', 'table gsd_table2', 'runs', 'make --help', 'figure nothing',\n"
+        "            'run --help', 'run --cfg job', 'run epsilon=0')\n"
+        "for words in commands:\n"
         "    assert main(words.split()) == (2 if 'epsilon' in words or 'nothing' in words else 0)\n"
         "    assert 'torch' not in sys.modules, words\n"
+        "import pubsel.settings.command_line, pubsel.tables.join\n"
+        "assert 'torch' not in sys.modules\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
@@ -345,11 +344,16 @@ def test_what_needs_no_torch_does_not_wait_for_it() -> None:
         (["run", *TINY, "pair.public=other.npz"], 1, ["other.npz", "train_images"]),
         (["run", *TINY, "pair.private=absent.npz"], 1, ["absent.npz", "no such file"]),
         (["run", *TINY, "pair.private=./empty"], 1, ["empty", "no images"]),
-        (["run", *TINY, "distance.labels=auto"], 2, ["distance.labels=auto", "random or given"]),
+        (["run", *TINY, "distance=gsd", "distance.labels=auto"], 2, ["distance.labels", "auto", "[random, given]"]),
         (["run", *TINY, "model=pixels", "model.trained=[head]"], 2, ["model.trained", "model.backbone"]),
         (["run", *TINY, "model=pixels", "model.once=true"], 2, ["model.once", "model.backbone"]),
         (["run", *TINY, "model.lora={layers:[fc],r:0,alpha:8}"], 2, ["model.lora.r", "at least 1"]),
-        (["run", *TINY, "distance.name=cosine"], 2, ["distance.name=cosine", "unknown, use gsd, "]),
+        (
+            ["run", *TINY, "distance=frechet", "distance.k=4"],
+            2,
+            ["the given distance has no such", "--cfg job"],
+        ),
+        (["run", *TINY, "distance=gsd", "distance.name=cosine"], 2, ["distance.name=cosine", "it may be gsd"]),
         (["run", *TINY, "results=a_file/x"], 1, ["a_file/x", "results=FOLDER"]),
         (["run", "-m", *TINY, "seed=0,1", "results=a_file/x"], 1, ["a_file/x", "permissions"]),
         (["rank"], 2, ["private", "private=..."]),
@@ -358,7 +362,7 @@ def test_what_needs_no_torch_does_not_wait_for_it() -> None:
         (["rank", "private=digits", "public=[[noise,mnist],[noise,mnist]]"], 2, ["public=[...]", "once"]),
         (["rank", "private=digits", "public=[[],noise]"], 2, ["public=[]", "a name or path"]),
         (["rank", "private=digits", "public=[null,noise]"], 2, ["public=[null]", "a name or path"]),
-        (["rank", "private=digits", "public=noise", "distance=none"], 2, ["distance.name=none", "distance=gsd"]),
+        (["rank", "private=digits", "public=noise", "distance=none"], 2, ["distance=none", "distance=gsd"]),
         (["rank", "private=digits", "public=./empty", "model=digits_cnn"], 1, ["empty", "no images"]),
         (["rank", "private=digits", "public=noise", "results=a_file/x"], 1, ["a_file/x", "results=FOLDER"]),
         (["table"], 2, ["table", "table=..."]),
@@ -427,7 +431,7 @@ def test_the_interval_of_a_run_is_the_same_whenever_it_is_trained(cli: Cli) -> N
 
 
 def test_a_run_that_cannot_fit_is_refused_before_it_starts(cli: Cli) -> None:
-    code, _, err = cli("run", *TINY, "training.chunk=1000000000")
+    code, _, err = cli("run", *TINY, "estimate=true", "training.chunk=1000000000")
     assert code == 1
     assert re.search(r"pubsel: this run needs about .* GiB of memory and .* free on cpu: lower .*training\.chunk", err)
     assert "epoch" not in err
@@ -435,11 +439,13 @@ def test_a_run_that_cannot_fit_is_refused_before_it_starts(cli: Cli) -> None:
 
 
 def test_a_profile_names_the_costliest_parts(cli: Cli) -> None:
-    code, _, err = cli("run", *TINY, "profile=true", "distance=none")
+    code, _, err = cli("run", *TINY, "estimate=true", "profile=true")
     assert code == 0
     assert re.search(r"Self CPU %.*aten::.*s a step: ", err, re.DOTALL)
     (folder,) = run_folders()
     assert (folder / "trace.json").stat().st_size > 1000
+    page = (Path(pubsel.__file__).parent / "guide" / "guarantees.md").read_text().partition("## Files")[2]
+    assert {path.name for path in folder.iterdir() if path.name not in page} <= {"lock"}
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")

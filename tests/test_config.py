@@ -1,3 +1,4 @@
+import copy
 import dataclasses
 import itertools
 import re
@@ -8,20 +9,21 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from hydra import compose, initialize_config_dir
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import DictConfig, OmegaConf
 
 from pubsel import algorithms, records
-from pubsel.commands.run import canonical
+from pubsel.cell import canonical
 from pubsel.messages import UsageError
 from pubsel.models.small import NETWORKS
 from pubsel.settings import CONF
 from pubsel.settings.datasets import dataset_info, dataset_names
 from pubsel.settings.identity import as_json, default_of, digest_of, identity_of
-from pubsel.settings.keys import RankConfig, RunConfig, public_sets
-from pubsel.settings.methods import algorithm_keys, check_method, methods
-from pubsel.settings.schema import LEAST, MOST, check, keys_of, nearest
+from pubsel.settings.keys import SCHEMAS, RankConfig, RunConfig, public_sets
+from pubsel.settings.methods import check_method, method_keys, methods
+from pubsel.settings.schema import LEAST, MOST, check, defaults, keys_of, nearest
 
 NEUTRAL = {
     *("device", "threads", "data_root", "results", "download", "debug", "estimate", "profile", "training.chunk"),
@@ -66,7 +68,6 @@ def with_value(key: str, value: Any) -> DictConfig:
         ("seed", 2**63, "at most"),
         ("seed", 0.5, "0.5"),
         ("pair.m", 0, "at least 1"),
-        ("distance.m", 1, "at least 2"),
         ("training.epochs", 0, "greater than 0"),
         ("training.momentum", 1, "less than 1"),
         ("training.decay", 1.01, "at most 1"),
@@ -77,7 +78,6 @@ def with_value(key: str, value: Any) -> DictConfig:
         ("download", "perhaps", "perhaps"),
         ("device", "gpu", "auto, cpu, cuda"),
         ("privacy.accounting", "rdp", "prv, paper"),
-        ("distance.labels", "wrong", "random, given"),
         ("privacy.delta", 1e-320, "too small to compute with"),
         ("training.learning_rate", 1e300, "too large to compute with"),
         ("training.learning_rate", 5e-324, "too small to compute with"),
@@ -86,7 +86,7 @@ def with_value(key: str, value: Any) -> DictConfig:
         ("epsilon", 5e-324, "too small to compute with"),
         ("pair.m", 99999999999999999999, "too large to compute with"),
         ("model.input_size", 99999999999999999999, "must be at most 16384"),
-        ("distance.private_m", 1e300, "too large to compute with"),
+        ("select.private_m", 1e300, "too large to compute with"),
         ("model.mean", [0.5, 1e-300], "too small to compute with"),
     ],
 )
@@ -137,11 +137,17 @@ def test_a_setting_of_an_algorithm_is_checked_like_any_other() -> None:
         ("algorithm.power_iterations=1000000000", "must be at most 1000000"),
         ("algorithm.groups=rows", "layers, slices"),
         ("algorithm._target_=pubsel.algorithms.gep.NoSuch", "algorithm._target_=pubsel.algorithms.gep.NoSuch"),
-        ("algorithm._target_=pathlib.Path", "algorithm: "),
+        ("algorithm._target_=pathlib.Path", "algorithm._target_=pathlib.Path: give a subclass of pubsel.algorithms"),
         ("~algorithm", "algorithm has no value"),
         ("algorithm.k=201", "lower algorithm.k"),
         ("pair.public=null", "give pair.public=NAME"),
-        ("distance.name=cosine", "unknown, use gsd, "),
+        ("distance.m=1", "distance.m=1: must be at least 2"),
+        ("distance.labels=wrong", "distance.labels: "),
+        ("+distance.epsilon=1", "unknown key distance.epsilon; here: initialisations, k, labels, m, "),
+        ("distance._target_=pubsel.distances.gsd.NoSuch", "distance._target_=pubsel.distances.gsd.NoSuch: "),
+        ("distance._target_=pubsel.algorithms.gep.GEP", "give a subclass of pubsel.distances.Distance"),
+        ("~distance._target_", "distance has no value: give distance=NAME"),
+        ("distance.name=cosine", "GSD has not this name, it may be gsd"),
     ):
         with pytest.raises(UsageError) as refusal:
             canonical(check(RunConfig, quickstart(override)))
@@ -173,8 +179,8 @@ def test_a_name_leaves_no_folder_and_tells_no_lie(overrides: list[str], words: s
 def test_every_method_has_the_name_that_its_file_gives_it() -> None:
     for path in (CONF / "algorithm").glob("*.yaml"):
         made = compose("run", [f"algorithm={path.stem}"]).algorithm
-        check_method(dict(made), [])
-        assert made._target_ in methods(CONF)[made.name]
+        check_method("algorithm", dict(made), [])
+        assert made._target_ in methods(CONF, "algorithm")[made.name]
 
 
 def test_a_users_own_method_has_a_name_of_its_own(tmp_path: Path) -> None:
@@ -183,13 +189,13 @@ def test_a_users_own_method_has_a_name_of_its_own(tmp_path: Path) -> None:
     (tmp_path / "algorithm" / "broken.yaml").write_text("name: [")
     (tmp_path / "algorithm" / "lie.yaml").write_text("defaults: [dp_sgd]\nname: gep\n")
     dp_sgd = {"_target_": "pubsel.algorithms.dp_sgd.DPSGD", "clip_norm": 1.0}
-    check_method(dp_sgd | {"name": "mine"}, [tmp_path])
-    check_method({"_target_": "median_clip.MedianClip", "name": "median_clip"}, [])
+    check_method("algorithm", dp_sgd | {"name": "mine"}, [tmp_path])
+    check_method("algorithm", {"_target_": "median_clip.MedianClip", "name": "median_clip"}, [])
     with pytest.raises(UsageError, match="gep is another method"):
-        check_method({"_target_": "my.Own", "name": "gep"}, [])
+        check_method("algorithm", {"_target_": "my.Own", "name": "gep"}, [])
     for name in ("mine2", "gep"):
         with pytest.raises(UsageError, match=f"^algorithm.name={name}: .*DPSGD has not this name"):
-            check_method(dp_sgd | {"name": name}, [tmp_path])
+            check_method("algorithm", dp_sgd | {"name": name}, [tmp_path])
 
 
 @pytest.mark.parametrize("key", ["clip_norm", "pretrain_rate", "weight_decay"])
@@ -210,7 +216,7 @@ def test_every_number_in_conf_is_within_the_limits() -> None:
      ("Epsilon", "epsilon"), ("algorithm.clip_embeding", "algorithm.clip_embedding"), ("xyzzy", None)],
 )  # fmt: skip
 def test_the_nearest_key_is_named(typed: str, meant: str | None) -> None:
-    known = {*keys_of(RunConfig), *algorithm_keys(), "state"}
+    known = {*keys_of(RunConfig), *method_keys(), "state"}
     assert nearest(typed, known) == (f" (did you mean {meant}?)" if meant else "")
 
 
@@ -233,21 +239,34 @@ def command_of(experiment: Path) -> list[str]:
 
 
 def cells(command: str, overrides: list[str]) -> list[DictConfig]:
-    """The one run, or cells of a sweep: every one, and of a large one those that differ from the first in one key."""
+    """The one run, or cells of a sweep: every one, and of a large one those that differ from the first in one key.
+
+    Each choice of files of conf/ composes once; values take their places in it.
+    """
+    parse = OverridesParser.create().parse_override
     params = compose(command, overrides, return_hydra_config=True).hydra.sweeper.params or {}
-    parsed = OverridesParser.create().parse_overrides([f"{key}={values}" for key, values in params.items()])
+    swept = [parse(f"{key}={values}") for key, values in params.items()]
     choices = [
         [
             f"{p.key_or_group}={value}"
             for value in (p.sweep_string_iterator() if p.is_sweep_override() else [p.get_value_element_as_str()])
         ]
-        for p in parsed
+        for p in swept
     ]
     chosen = list(itertools.product(*choices))
     if len(chosen) > 40:
         first = chosen[0]
         chosen = [cell for cell in chosen if sum(a != b for a, b in zip(cell, first, strict=True)) <= 1]
-    return [compose(command, [*overrides, *cell]) for cell in chosen]
+
+    found, composed = [], dict[tuple[str, ...], DictConfig]()
+    for cell in chosen:
+        files = tuple(word for word in cell if (CONF / word.partition("=")[0]).is_dir())
+        if files not in composed:
+            composed[files] = compose(command, [*overrides, *cell])
+        found.append(copy.deepcopy(composed[files]))
+        for word in set(cell).difference(files):
+            OmegaConf.update(found[-1], parse(word).key_or_group, parse(word).value(), merge=True)
+    return found
 
 
 @pytest.mark.parametrize("experiment", EXPERIMENTS, ids=lambda path: path.stem)
@@ -266,6 +285,45 @@ def test_an_experiment_composes_as_its_header_says(experiment: Path) -> None:
         assert [dataset_info(name).title for name in names]  # each is a named dataset
         assert values.model.name in [*NETWORKS, "logistic"] or values.model.architecture or values.model.backbone
     assert len(set(found)) == len(found) > 0  # no two cells of a sweep are one run
+
+
+def flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """{"a": {"b": 1}} -> {"a.b": 1}."""
+    found: dict[str, Any] = {}
+    for key, value in values.items():
+        found |= flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
+    return found
+
+
+def written(file: str) -> dict[str, Any]:
+    """The keys that a file of conf/ gives, and their values."""
+    values = yaml.safe_load((CONF / f"{file}.yaml").read_text()) or {}
+    return flat({key: value for key, value in values.items() if key not in ("defaults", "hydra")})
+
+
+@pytest.mark.parametrize("command", SCHEMAS)
+def test_a_value_has_one_home(command: str) -> None:
+    """Where a key has a default in its dataclass, no file that a command always reads gives it, and an option gives it
+    to change it, or to take back what the option below it says."""
+    have = flat(defaults(SCHEMAS[command]))
+    for file in ("common", command):
+        assert not have.keys() & written(file).keys(), file
+    for group in ("pair", "model", "privacy", "training"):
+        for path in (CONF / group).glob("*.yaml"):
+            if "\ndefaults:" in path.read_text():
+                continue
+            given = {f"{group}.{key}": value for key, value in written(f"{group}/{path.stem}").items()}
+            assert [key for key in given if key in have and given[key] == have[key]] == [], path
+
+
+@pytest.mark.parametrize("command", ["run", "rank", "attack", "audit"])
+def test_every_key_is_shown_and_can_be_given(command: str) -> None:
+    """Of the keys that stand below null, such as model.backbone.crop, the one above."""
+    shown = compose(command, [])
+    for key in keys_of(SCHEMAS[command]):
+        group = key.rpartition(".")[0]
+        if OmegaConf.select(shown, group) is not None if group else True:
+            assert key in flat(OmegaConf.to_container(shown)) or OmegaConf.is_dict(OmegaConf.select(shown, key)), key
 
 
 @pytest.mark.parametrize("option", OPTIONS)
@@ -362,7 +420,7 @@ def test_records_keep_their_names() -> None:
     kept = records.read_records(CONF.parent / "results")
     for record in kept[::20] + [record for record in kept if record["seed"] == 2][:20]:
         values = defaults | record["settings"] | {"epsilon": 1.0}
-        for group in ("pair", "model", "distance", "privacy", "training"):
+        for group in ("pair", "model", "privacy", "training"):
             neutral = {key: defaults[group][key] for key in ("chunk", "checkpoint_seconds") if key in defaults[group]}
             values[group] = neutral | record["settings"][group]
         settings = dataclasses.replace(check(RunConfig, values), epsilon=float(record["settings"]["epsilon"]))
@@ -413,7 +471,7 @@ def test_equal_runs_are_one_run() -> None:
     assert name("algorithm.clip_embedding=2") == name("algorithm.clip_embedding=2.0") != name()
     assert name("epsilon=4") == name("epsilon=4.0")
     # DP-SGD uses no public data, and training without noise spends nothing
-    assert name("algorithm=dp_sgd", "pair.public=noise") == name("algorithm=dp_sgd", "pair.m=7", "distance.name=none")
+    assert name("algorithm=dp_sgd", "pair.public=noise") == name("algorithm=dp_sgd", "pair.m=7", "distance=none")
     assert name("algorithm=non_private", "epsilon=1") == name("algorithm=non_private", "epsilon=2")
     assert name("algorithm=dp_sgd", "epsilon=1") != name("algorithm=dp_sgd", "epsilon=2")
 

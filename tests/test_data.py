@@ -6,8 +6,6 @@ import pickle
 import re
 import shutil
 import struct
-import subprocess
-import sys
 import zipfile
 from pathlib import Path
 
@@ -74,7 +72,7 @@ def test_every_dataset_file_is_whole():
         assert (CONF.parent / "pubsel" / "data" / f"{info.source}.py").exists() or CONF.parent.name == "pubsel"
 
 
-def test_listing_says_what_is_there_and_imports_no_torch(tmp_path):
+def test_listing_says_what_is_there(tmp_path):
     npz(tmp_path / "cifar10.npz")
     (tmp_path / "tiny-imagenet-200" / "train").mkdir(parents=True)
     (tmp_path / "imagenet").mkdir()  # empty: nothing is there
@@ -83,8 +81,6 @@ def test_listing_says_what_is_there_and_imports_no_torch(tmp_path):
     assert rows["digits"].endswith("built in")
     assert rows["tiny_imagenet"].endswith("files")
     assert re.search(r"absent +pubsel data prepare imagenet \(shows the steps\)$", rows["imagenet"])
-    program = "import sys; from pubsel.commands.data import listing; listing('.'); sys.exit('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", program], cwd=Path(__file__).parents[1]).returncode == 0
 
 
 def test_prepare(tmp_path):

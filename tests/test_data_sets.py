@@ -26,7 +26,7 @@ def classes(monkeypatch):
     """classes(n): every named set has n classes, so that a small tree is a whole one."""
 
     def fewer(n):
-        monkeypatch.setattr(data, "dataset", lambda name: dataclasses.replace(dataset_info(name), classes=n))
+        monkeypatch.setattr(data, "dataset_info", lambda name: dataclasses.replace(dataset_info(name), classes=n))
 
     return fewer
 

@@ -1,6 +1,6 @@
 """Distances beside GSD: closed forms, POT itself, symmetry, what a set is from itself, and what they refuse."""
 
-import dataclasses
+import importlib
 import os
 from pathlib import Path
 
@@ -15,20 +15,21 @@ from pubsel import distances
 from pubsel.data import Split, open_dataset, public_examples
 from pubsel.data.splits import NO_CLASS
 from pubsel.distances import frechet, mmd, otdd, task2vec
-from pubsel.distances.pairing import class_numbers, penultimate
+from pubsel.distances.inputs import class_numbers, penultimate
 from pubsel.gradients.matrix import PerExampleGradients
 from pubsel.messages import UsageError
 from pubsel.models import build
 from pubsel.privacy.randomness import stream
-from pubsel.settings.keys import Convert, Distance, Labels, Model, Norm, Parameters
+from pubsel.settings import CONF
+from pubsel.settings.keys import Convert, Model, Norm
+from pubsel.settings.methods import option
+from tests.synthetic import distance
 
 RIVALS = ("task2vec", "otdd", "frechet", "mmd")
 
 
 def settings(name, **changes):
-    values = {"name": name, "k": 5, "m": 60, "initialisations": 2, "normalise_rows": True, "labels": Labels.random,
-              "parameters": Parameters.weights}  # fmt: skip
-    return Distance(**(values | changes))
+    return distance(name, **({"m": 60, "initialisations": 2} | ({"k": 5} if name == "gsd" else {}) | changes))
 
 
 def network(i):
@@ -289,8 +290,7 @@ def test_the_order_of_examples_does_not_matter_to_task2vec_beyond_the_labels_dra
 @pytest.mark.parametrize("name", RIVALS)
 def test_own_test_images_are_nearer_than_noise(name, digits):
     train, test, noise = digits
-    method = distances.METHODS[name].measure
-    values = method(settings(name), network, train, {"digits": test, "noise": noise}, 10, "key")
+    values = settings(name).measure(network, train, {"digits": test, "noise": noise}, 10, "key")
     assert all(a < b for a, b in zip(values["digits"], values["noise"], strict=True)), values
 
 
@@ -298,10 +298,10 @@ def test_own_test_images_are_nearer_than_noise(name, digits):
 def test_values_are_paired_and_do_not_depend_on_the_other_candidates(name, digits):
     """A candidate given twice, or alone, has the same values; the second time, under another name, it is a tie."""
     train, test, noise = digits
-    method, seen = distances.METHODS[name].measure, []
+    method, seen = settings(name).measure, []
     report = lambda *said: seen.append(said)  # noqa: E731
-    both = method(settings(name), network, train, {"a": test, "noise": noise, "b": test}, 10, "key", report)
-    alone = method(settings(name), network, train, {"a": test}, 10, "key")
+    both = method(network, train, {"a": test, "noise": noise, "b": test}, 10, "key", report)
+    alone = method(network, train, {"a": test}, 10, "key")
     assert both["a"] == both["b"] == alone["a"]
     assert [said[:2] for said in seen] == [(i, c) for i in range(2) for c in ("a", "noise", "b")]
     assert all(said[2] == both[said[1]][said[0]] and said[3] > 0 for said in seen)
@@ -313,9 +313,7 @@ def test_the_order_of_examples_does_not_matter(name, digits):
     private, public = Split(train.x[:60], train.y[:60]), Split(test.x[:60], test.y[:60])
     order = torch.randperm(60)
     changed = Split(public.x[order], public.y[order])
-    found = distances.METHODS[name].measure(
-        settings(name), network, private, {"as is": public, "changed": changed}, 10, "k"
-    )
+    found = settings(name).measure(network, private, {"as is": public, "changed": changed}, 10, "k")
     assert found["as is"] == pytest.approx(found["changed"], rel=1e-5)
 
 
@@ -324,7 +322,7 @@ def test_a_set_and_itself(name, least, digits):
     """m is all there is, so both sides are the same examples. MMD^2, unbiased, is -2 (1 - within) / m there."""
     train, *_ = digits
     private = Split(train.x[:60], train.y[:60])
-    values = distances.METHODS[name].measure(settings(name), network, private, {"itself": private}, 10, "key")
+    values = settings(name).measure(network, private, {"itself": private}, 10, "key")
     assert values["itself"] == pytest.approx([0, 0], abs=1e-4 if least == 0 else -least)
     assert all(least <= value <= 1e-4 for value in values["itself"])
 
@@ -341,9 +339,7 @@ def test_features_are_measured_as_they_are(name):
     def linear(i):
         return nn.Linear(12, 4)
 
-    found = distances.METHODS[name].measure(
-        settings(name, m=80), linear, sample(5), {"like": sample(5), "other": sample(-3)}, 4, "key"
-    )
+    found = settings(name, m=80).measure(linear, sample(5), {"like": sample(5), "other": sample(-3)}, 4, "key")
     assert all(a < b for a, b in zip(found["like"], found["other"], strict=True)), found
 
 
@@ -351,7 +347,7 @@ def test_features_are_measured_as_they_are(name):
 def test_several_labels_at_once(name, digits):
     train, test, noise = digits
     private = Split(train.x, torch.stack([train.y % 2 == 0, train.y > 5, train.y > 20], 1).float())
-    values = distances.METHODS[name].measure(settings(name), network, private, {"a": test, "b": noise}, 3, "key")
+    values = settings(name).measure(network, private, {"a": test, "b": noise}, 3, "key")
     assert all(a < b for a, b in zip(values["a"], values["b"], strict=True)), values
 
 
@@ -367,17 +363,17 @@ def test_candidates_without_labels_are_named(name, labels, says, digits):
     train, test, _ = digits
     flat = Split(test.x, torch.full((len(test.x),), labels))
     with pytest.raises(UsageError, match=rf"distance={name} needs labels, and no.*{says.removeprefix('no.*')}"):
-        distances.METHODS[name].measure(settings(name), network, train, {"no": flat}, 10, "key")
+        settings(name).measure(network, train, {"no": flat}, 10, "key")
 
 
 @pytest.mark.parametrize("name", [*RIVALS, "gsd"])
 def test_too_few_examples_are_named(name, digits):
     train, _, noise = digits
     with pytest.raises(UsageError, match=r"distance\.m=101: noise has 100 examples"):
-        distances.METHODS[name].measure(settings(name, m=101), network, train, {"noise": noise}, 10, "key")
+        settings(name, m=101).measure(network, train, {"noise": noise}, 10, "key")
     few = Split(train.x[:70], train.y[:70])
     with pytest.raises(UsageError, match=r"distance\.m=80: the private data has 70 examples"):
-        distances.METHODS[name].measure(settings(name, m=80), network, few, {"noise": noise}, 10, "key")
+        settings(name, m=80).measure(network, few, {"noise": noise}, 10, "key")
 
 
 @pytest.mark.parametrize("name", ["gsd", "task2vec"])
@@ -385,16 +381,14 @@ def test_a_candidate_whose_gradients_are_all_zero_is_named(name):
     y = torch.arange(80) % 4
     good, zero = Split(torch.randn(80, 12), y), Split(torch.zeros(80, 12), y)
     with pytest.raises(UsageError, match="on blank, all gradients are zero"):
-        distances.METHODS[name].measure(
-            settings(name), lambda i: nn.Linear(12, 4), good, {"good": good, "blank": zero}, 4, "key"
-        )
+        settings(name).measure(lambda i: nn.Linear(12, 4), good, {"good": good, "blank": zero}, 4, "key")
 
 
 def test_mmd_needs_private_examples_that_differ():
     y = torch.arange(80) % 4
     same = Split(torch.ones(80, 12), y)
     with pytest.raises(UsageError, match="most private examples have the same features"):
-        mmd.measure(settings("mmd"), lambda i: nn.Linear(12, 4), same, {"a": same}, 4, "key")
+        settings("mmd").measure(lambda i: nn.Linear(12, 4), same, {"a": same}, 4, "key")
 
 
 def test_the_features_are_what_the_head_takes(digits):
@@ -414,36 +408,47 @@ ONE_SIDE = {"gsd": "basis_of", "task2vec": "embedding", "otdd": "labelled", "fre
 def test_the_private_side_is_computed_once_and_candidates_one_at_a_time(name, digits, monkeypatch):
     """An initialisation computes one side for the private data and one for each candidate, each when its turn comes."""
     train, test, _ = digits
-    steps, module = [], getattr(distances, name)
+    steps, module = [], importlib.import_module(f"pubsel.distances.{name}")
     side = getattr(module, ONE_SIDE[name])
     monkeypatch.setattr(module, ONE_SIDE[name], lambda *args: steps.append("side") or side(*args))
     candidates = {"a": test, "b": test, "c": test}
-    module.measure(settings(name), network, train, candidates, 10, "key", lambda i, name, *_: steps.append(name))
+    settings(name).measure(network, train, candidates, 10, "key", lambda i, name, *_: steps.append(name))
     assert steps == 2 * ["side", "side", "a", "side", "b", "side", "c"]
 
 
-@pytest.mark.parametrize("name", RIVALS)
-def test_what_a_distance_ignores_is_one_value(name):
-    one = distances.canonical(settings(name))
-    assert one == distances.canonical(settings(name, k=9, normalise_rows=False, labels=Labels.given))
-    assert one != distances.canonical(settings(name, m=50))
-    assert distances.canonical(settings("gsd", k=9)) == settings("gsd", k=9)
-
-
 def test_settings_that_mean_nothing_are_refused():
-    with pytest.raises(UsageError, match="distance=mmd has no use for it"):
-        distances.canonical(settings("mmd", exact=True))
-    with pytest.raises(UsageError, match="unknown, use gsd, dp_gsd, task2vec, otdd, frechet, mmd or none"):
-        distances.canonical(settings("cosine"))
+    with pytest.raises(UsageError, match=r"unknown key distance\.exact.*here: initialisations, m, name"):
+        settings("mmd", exact=True)
+    with pytest.raises(UsageError, match=r"distance\._target_=pubsel.distances.cosine.Cosine"):
+        settings("gsd", _target_="pubsel.distances.cosine.Cosine")
+    with pytest.raises(UsageError, match=r"_target_=pubsel.algorithms.gep.GEP: give a subclass of pubsel.distances"):
+        settings("gsd", _target_="pubsel.algorithms.gep.GEP")
+    with pytest.raises(UsageError, match=r"distance\.labels: .*auto"):
+        settings("gsd", labels="auto")
+    with pytest.raises(UsageError, match="distance has no value: give distance=NAME"):
+        distances.build({"m": 3})
+
+
+def test_none_is_no_distance():
+    assert distances.build(None) is None
+    assert distances.build(option("distance", "none")) is None
 
 
 def test_each_says_what_it_read():
-    reads = {name: distances.statement(settings(name))["reads"] for name in distances.METHODS}
+    names = ["dp_gsd", "gsd", *RIVALS]
+    reads = {name: distance(name).statement()["reads"] for name in names}
     assert [name for name in reads if "labels" not in reads[name]] == ["frechet", "mmd"]
     assert "random labels" in reads["gsd"]
-    given = distances.statement(settings("gsd", labels=Labels.given))
+    given = distance("gsd", labels="given").statement()
     assert "images and labels" in given["reads"]
     assert "not differentially private" in given["privacy"]
+
+
+def test_only_a_distance_with_a_guarantee_is_released():
+    files = [path.stem for path in (CONF / "distance").glob("*.yaml")]
+    assert [name for name in files if isinstance(distance(name), distances.Releases)] == ["dp_gsd"]
+    with pytest.raises(NotImplementedError):
+        settings("dp_gsd", m=2, k=1).to_private(None)
 
 
 def test_optimal_transport_is_imported_by_what_uses_it():
@@ -465,9 +470,7 @@ def test_order_on_fashion_mnist(name):
     def fmnist_cnn(i):
         return build(Model("fmnist_cnn", None, False, None, Norm.replace, None), (1, 28, 28), 10, (0.286,), (0.353,), i)
 
-    values = distances.METHODS[name].measure(
-        dataclasses.replace(settings(name), m=300), fmnist_cnn, source.train, candidates, 10, "key"
-    )
+    values = settings(name, m=300).measure(fmnist_cnn, source.train, candidates, 10, "key")
     assert all(a < b for a, b in zip(values["fashion_mnist"], values["mnist"], strict=True)), values
 
 
@@ -479,11 +482,11 @@ def test_the_examples_of_candidates_lie_in_files_not_in_memory(tmp_path):
 
     model = {"name": "linear", "architecture": None, "pretrained": False, "checkpoint": None, "norm": "replace",
              "input_size": None}  # fmt: skip
-    distance = {"name": "mmd", "k": 1, "m": 90, "initialisations": 1, "normalise_rows": True, "labels": "random",
-                "parameters": "weights"}  # fmt: skip
-    values = {"private": "digits", "public": ["digits", "noise"], "convert": "resize", "model": model, "seed": 0,
-              "distance": distance, "device": "cpu", "threads": 1, "data_root": "nowhere", "results": "nowhere",
-              "download": False, "debug": False}  # fmt: skip
+    values = {
+        "private": "digits", "public": ["digits", "noise"], "convert": "resize", "model": model, "seed": 0,
+        "distance": option("distance", "mmd") | {"m": 90}, "device": "cpu", "threads": 1, "data_root": "nowhere",
+        "results": "nowhere", "download": False, "debug": False,
+    }  # fmt: skip
     task, candidates = candidates_of(check(RankConfig, values), torch.device("cpu"), tmp_path)
     digits = open_dataset("digits", "nowhere", False)
     assert torch.equal(candidates["digits"].x, digits.test.x[:90])

@@ -8,8 +8,9 @@ import pytest
 from hydra import compose, initialize_config_dir
 from test_figures import swept, three
 
-from pubsel import draw, records
+from pubsel import records
 from pubsel.cli import main
+from pubsel.commands import draw
 from pubsel.messages import UsageError, UserError
 from pubsel.settings import CONF
 from pubsel.settings.keys import FigureConfig

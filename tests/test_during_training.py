@@ -7,17 +7,18 @@ import torch
 from hydra import compose, initialize_config_dir
 from scipy.linalg import subspace_angles
 
-from pubsel import algorithms, draw
-from pubsel.commands import run
+from pubsel import algorithms, cell
+from pubsel.commands import draw, run
 from pubsel.data import public_examples
 from pubsel.gradients.matrix import random_labels
 from pubsel.messages import UsageError
+from pubsel.privacy.sampling import Schedule, poisson_sample
 from pubsel.settings import CONF
 from pubsel.settings.identity import identity_of
 from pubsel.settings.keys import FigureConfig, RunConfig
 from pubsel.settings.schema import check
 from pubsel.theory import during_training
-from pubsel.training.loop import Schedule, poisson_sample, public_stream
+from pubsel.training.loop import public_stream
 
 WORDS = ["+experiment=quickstart", "algorithm=non_private", "training.steps=6", "training.batch_size=60", "pair.m=50",
          "threads=1", "distance.labels=given", "distance.normalise_rows=false"]  # fmt: skip
@@ -42,12 +43,12 @@ class First:
     """The weights before the first step and its batch, and gradients at them taken one by one, float64."""
 
     def __init__(self):
-        self.settings = run.canonical(composed())
+        self.settings = cell.canonical(composed())
         torch.set_num_threads(self.settings.threads)  # part of the key of the batch
-        self.task = run.load_task(self.settings, torch.device("cpu"))
-        self.model = run.network(self.settings.model, self.task, self.settings.seed)
+        self.task = cell.load_task(self.settings, torch.device("cpu"))
+        self.model = cell.network(self.settings.model, self.task, self.settings.seed)
         algorithm = algorithms.build(self.settings.algorithm)
-        plan, spend, _ = run.guarantee(self.settings, algorithm, len(self.task.private.x))
+        plan, spend, _ = cell.guarantee(self.settings, algorithm, len(self.task.private.x))
         secret = run.training_secret(self.settings, self.task, self.model, plan, spend, torch.device("cpu"))
         chosen = poisson_sample(secret("sample", 0), plan.n, plan.rate)
         self.model = self.model.double()
@@ -155,11 +156,11 @@ def test_residuals_of_a_far_set_are_the_gradients_nearly(tmp_path):
 
 
 def test_what_trains_is_what_pubsel_run_trains(tmp_path, monkeypatch):
-    built, network = [], run.network
+    built, network = [], cell.network
     monkeypatch.setattr(run, "network", lambda *words: built.append(network(*words)) or built[-1])
     measured(tmp_path, "gep_figure2", "points=3")
     record = run.run(composed(f"results={tmp_path}", "distance=none"))
-    assert run.weights_digest(built[0]) == record["weights"]
+    assert cell.weights_digest(built[0]) == record["weights"]
 
 
 def test_what_was_stopped_goes_on_and_ends_alike_and_what_is_finished_is_not_trained_again(tmp_path, monkeypatch):

@@ -20,16 +20,16 @@ from pubsel.gradients.factored import LinearGradients
 from pubsel.gradients.matrix import PerExampleGradients
 from pubsel.messages import UserError
 from pubsel.models import small
+from pubsel.privacy.sampling import Schedule, schedule
 from pubsel.settings import CONF
-from pubsel.settings.keys import SHARED_GPU, Distance, Labels, Parameters
+from pubsel.settings.keys import SHARED_GPU
 from pubsel.training import estimate, rehearsal
-from pubsel.training.loop import Schedule, fit, schedule, view_of
+from pubsel.training.loop import Job, fit, view_of
 from pubsel.training.rehearsal import Held, rehearse
-from tests.synthetic import secret_named
+from tests.synthetic import distance, secret_named
 from tests.test_training import training
 
-GSD = Distance("gsd", 16, 200, 1, True, Labels.random, Parameters.weights)
-NONE = Distance("none", 1, 2, 1, True, Labels.random, Parameters.weights)
+GSD = distance("gsd", m=200)
 
 # What a process comes to hold above what is loaded while it trains, and what it said that would be. The plain run takes
 # no estimate, whose rehearsal would leave memory behind.
@@ -41,13 +41,13 @@ from pubsel.cli import main
 def status(key):
     return int(re.search(key + r":\\s+(\\d+) kB", open("/proc/self/status").read())[1]) * 1024
 
-made, begun = run.guarantee, []
+made, begun = cell.guarantee, []
 def guarantee(*given):
     found = made(*given)
     open("/proc/self/clear_refs", "w").write("5")
     begun.append(status("VmRSS"))
     return found
-run.guarantee = guarantee
+cell.guarantee = guarantee
 code = main(sys.argv[1:])
 print(json.dumps([code, status("VmHWM") - begun[0]]), file=sys.stderr)
 """
@@ -90,7 +90,7 @@ def values(name):
     return {key: value for one in [*inherited, found] for key, value in one.items()}
 
 
-def needs(k, distance=NONE):
+def needs(k, distance=None):
     gradients, algorithm, view, problem = setup(k=k)
     return estimate.memory(gradients, algorithm, view, problem, distance)
 
@@ -132,7 +132,7 @@ def test_held_memory_is_what_the_loop_holds(name, tmp_path):
     said = rehearse(view.model, problem, algorithm, plan, settings, True, False).held
     with Held(torch.device("cpu")) as counted:
         nowhere = tmp_path / "c.pt"
-        fit(view.model, problem, algorithm, plan, 1.0, settings, "name", secret_named(), nowhere, lambda p: None)
+        fit(view.model, problem, Job(algorithm, plan, 1.0, settings, "name", nowhere), secret_named())
     assert counted.peak / 1.5 < said < 1.5 * counted.peak
 
 
@@ -151,7 +151,7 @@ def test_held_memory_of_a_linear_classifier_grows_with_the_batch(rate, public, t
     plan = schedule(4000, settings)
     said = rehearse(model, problem, algorithm, plan, settings, True, False).held
     with Held(torch.device("cpu")) as counted:
-        fit(model, problem, algorithm, plan, 1.0, settings, "name", secret_named(), tmp_path / "c.pt", lambda p: None)
+        fit(model, problem, Job(algorithm, plan, 1.0, settings, "name", tmp_path / "c.pt"), secret_named())
     assert counted.peak / 1.5 < said < 1.5 * counted.peak
 
 
@@ -258,7 +258,7 @@ def test_more_of_anything_takes_more():
     assert needs(40).training > needs(20).training
     assert needs(20, GSD).distance == (200 + 4 * 16) * 61_450 * 4
     small_passes, large_passes = (
-        estimate.memory(PerExampleGradients(view.model, chunk), algorithm, view, problem, NONE).passes
+        estimate.memory(PerExampleGradients(view.model, chunk), algorithm, view, problem, None).passes
         for chunk in (8, 64)
         for _, algorithm, view, problem in [setup(k=20)]
     )

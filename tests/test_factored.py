@@ -11,7 +11,6 @@ from torch.utils._pytree import tree_flatten
 
 from pubsel import algorithms
 from pubsel.algorithms import View
-from pubsel.algorithms.adadps import conditioned_sum
 from pubsel.algorithms.dp_sgd import clipped_sum
 from pubsel.data import Split
 from pubsel.gradients import factored
@@ -197,7 +196,7 @@ def test_a_clipped_row_never_exceeds_the_bound(bound, bias):
     scale = torch.logspace(-3, 6, p)[torch.randperm(p)]
     sums = {
         "clipped": lambda g: clipped_sum(g, bound),
-        "conditioned": lambda g: conditioned_sum(g, scale, bound),
+        "conditioned": lambda g: clipped_sum(g, bound, scale),
     }
     others = torch.randn(12, 3), torch.randn(12, 600)
     for name, summed in sums.items():
@@ -258,7 +257,7 @@ def test_nothing_of_the_size_of_the_rows_is_held(bias):
     with Largest() as seen:
         (g,) = gradients.blocks(x, y)
         clipped_sum(g, 1.0)
-        conditioned_sum(g, torch.rand(p), 1.0)
+        clipped_sum(g, 1.0, torch.rand(p))
         g.squared_sum()
         g.combine(torch.ones(n, 2))
         g.project(basis)

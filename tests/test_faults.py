@@ -8,7 +8,6 @@ import ctypes
 import errno
 import importlib
 import json
-import multiprocessing
 import os
 import resource
 import signal
@@ -23,13 +22,12 @@ import torch
 
 from pubsel import records as results
 from pubsel.cli import main
-from pubsel.commands import runs, sweep
+from pubsel.commands import list_runs, sweep
 from pubsel.messages import UserError
+from tests.forked import forked
 
 WORDS = ["+experiment=quickstart", "training.epochs=5", "training.batch_size=1297", "training.chunk=256", "pair.m=100",
          "distance=none", "estimate=false", "download=false", "threads=1", "training.checkpoint_seconds=0"]  # fmt: skip
-PROCESSES = multiprocessing.get_context("forkserver")
-PROCESSES.set_forkserver_preload(["pubsel.commands.run", "sklearn.datasets", "torch._dynamo"])
 Fault = Callable[..., None]
 
 
@@ -49,9 +47,7 @@ def attempt(folder: Path, said: Path, fault: Fault | None, arguments: tuple, wor
 
 
 def begun(folder: Path, fault: Fault | None = None, *arguments: Any, words: tuple[str, ...] = (), said: str = "said"):
-    process = PROCESSES.Process(target=attempt, args=(folder, folder / said, fault, arguments, list(words)))
-    process.start()
-    return process
+    return forked(attempt, folder, folder / said, fault, arguments, list(words))
 
 
 def tried(folder: Path, fault: Fault | None = None, *arguments: Any, words: tuple[str, ...] = ()) -> tuple[int, str]:
@@ -147,7 +143,7 @@ def run_folder(folder: Path) -> Path:
 
 
 def state(folder: Path) -> str:
-    return runs.look(run_folder(folder), None).state
+    return list_runs.look(run_folder(folder), None).state
 
 
 @pytest.fixture(scope="module")
@@ -160,10 +156,10 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> list[dict]:
 
 
 KILLS: dict[str, tuple] = {
-    "before the lock": (kill_at, "pubsel.commands.run.choose_device", 1),
+    "before the lock": (kill_at, "pubsel.cell.choose_device", 1),
     "with the lock": (kill_at, "pubsel.records.write_record", 1),
     "writing the settings": (kill_at, "os.replace", 1),
-    "loading data": (kill_at, "pubsel.commands.run.load_task", 1),
+    "loading data": (kill_at, "pubsel.cell.load_task", 1),
     "in preparation": (kill_at, "pubsel.commands.run.guarantee", 1),
     "in the first epoch": (kill_at, "pubsel.training.loop.noisy_mean", 1),
     "writing the first checkpoint": (kill_while_saving, 1),
@@ -276,7 +272,7 @@ def test_a_record_that_is_cut_short_is_never_read(tmp_path: Path, whole: list[di
         path.write_bytes(text[:length])
         with pytest.raises(UserError, match="delete it to run the cell again"):
             results.read_records(tmp_path / "results")
-        assert runs.look(path.parent, None).state == "corrupt"
+        assert list_runs.look(path.parent, None).state == "corrupt"
 
 
 def test_a_checkpoint_that_does_not_fit_is_named_and_starts_nothing(tmp_path: Path, whole: list[dict]) -> None:
@@ -307,7 +303,7 @@ def test_one_who_waits_for_a_run_takes_it_over(tmp_path: Path, whole: list[dict]
     said = tmp_path / "second"
     until(lambda: said.exists() and "another process works on it" in said.read_text())
     assert state(tmp_path) == "running"
-    assert runs.deleted(run_folder(tmp_path)) is False
+    assert list_runs.deleted(run_folder(tmp_path)) is False
     first.kill()
     second.join(120)
     assert second.exitcode == 0

@@ -13,13 +13,12 @@ from pubsel.distances import gsd
 from pubsel.gradients.matrix import DenseGradients
 from pubsel.messages import UsageError
 from pubsel.models import build
-from pubsel.settings.keys import Convert, Distance, Labels, Model, Norm, Parameters
+from pubsel.settings.keys import Convert, Model, Norm
+from tests.synthetic import distance
 
 
 def settings(**changes):
-    values = {"name": "gsd", "k": 5, "m": 60, "initialisations": 3, "normalise_rows": True, "labels": Labels.random,
-              "parameters": Parameters.weights}  # fmt: skip
-    return Distance(**(values | changes))
+    return distance("gsd", **({"k": 5, "m": 60} | changes))
 
 
 def network(i):
@@ -69,31 +68,29 @@ def test_rows_of_any_length_count_alike_when_they_are_normalised(digits):
 
 def test_own_test_images_are_nearer_than_noise(digits):
     train, test, noise = digits
-    values = gsd.measure(settings(), network, train, {"digits": test, "noise": noise}, 10, "key")
+    values = settings().measure(network, train, {"digits": test, "noise": noise}, 10, "key")
     assert all(a < b for a, b in zip(values["digits"], values["noise"], strict=True))
 
 
 def test_values_are_paired_and_do_not_depend_on_the_other_candidates(digits):
     """Same weights, private batch and labels for all: a candidate given twice, or alone, has the same values."""
     train, test, noise = digits
-    both = gsd.measure(settings(), network, train, {"a": test, "b": test, "noise": noise}, 10, "key")
-    alone = gsd.measure(settings(), network, train, {"a": test}, 10, "key")
+    both = settings().measure(network, train, {"a": test, "b": test, "noise": noise}, 10, "key")
+    alone = settings().measure(network, train, {"a": test}, 10, "key")
     assert both["a"] == both["b"] == alone["a"]
-    other = gsd.measure(settings(), network, train, {"a": test}, 10, "another key")
+    other = settings().measure(network, train, {"a": test}, 10, "another key")
     assert other["a"] != alone["a"]
 
 
 def test_settings_change_the_value(digits):
     train, test, _ = digits
     values = {
-        str(changes): gsd.measure(settings(initialisations=1, **changes), network, train, {"a": test}, 10, "key")["a"][
-            0
-        ]
+        str(changes): settings(initialisations=1, **changes).measure(network, train, {"a": test}, 10, "key")["a"][0]
         for changes in (
             {},
             {"normalise_rows": False},
-            {"labels": Labels.given},
-            {"parameters": Parameters.all},
+            {"labels": "given"},
+            {"parameters": "all"},
             {"k": 4},
         )
     }
@@ -104,7 +101,7 @@ def test_settings_change_the_value(digits):
 def test_weights_leave_the_biases_out(digits):
     train, _, _ = digits
     x, y = train.x[:5], train.y[:5]
-    weights, everything = settings(), settings(parameters=Parameters.all)
+    weights, everything = settings(), settings(parameters="all")
     assert gsd.gradients_of(gsd.engine_of(network(0), everything), everything, x, y).rows.shape == (5, 650)
     gradients = gsd.gradients_of(gsd.engine_of(network(0), weights), weights, x, y)
     assert gradients.rows.shape == (5, 640)
@@ -126,16 +123,16 @@ def test_rows_of_any_size_become_unit_rows():
 def test_measure_is_the_distance_between_gradients_held_apart(digits, normalise_rows):
     """All sides of an initialisation share one memory of G; m = 50 is no whole number of passes."""
     train, test, noise = digits
-    distance = settings(m=50, initialisations=2, normalise_rows=normalise_rows, labels=Labels.given)
+    measured = settings(m=50, initialisations=2, normalise_rows=normalise_rows, labels="given")
     private = Split(train.x[:50], train.y[:50])
-    found = gsd.measure(distance, network, private, {"test": test, "noise": noise}, 10, "key")
+    found = measured.measure(network, private, {"test": test, "noise": noise}, 10, "key")
     for name, public in {"test": test, "noise": noise}.items():
         for i in range(2):
             sides = [
-                gsd.gradients_of(gsd.engine_of(network(i), distance), distance, split.x[:50], split.y[:50])
+                gsd.gradients_of(gsd.engine_of(network(i), measured), measured, split.x[:50], split.y[:50])
                 for split in (private, public)
             ]
-            assert gsd.gsd(*sides, distance.k) == pytest.approx(found[name][i], abs=1e-6)
+            assert gsd.gsd(*sides, measured.k) == pytest.approx(found[name][i], abs=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -145,14 +142,14 @@ def test_measure_is_the_distance_between_gradients_held_apart(digits, normalise_
 def test_what_cannot_be_measured_is_named(digits, changes, says):
     train, _, noise = digits
     with pytest.raises(UsageError, match=says):
-        gsd.measure(settings(**changes), network, train, {"noise": noise}, 10, "key")
+        settings(**changes).measure(network, train, {"noise": noise}, 10, "key")
 
 
 def test_gradients_that_do_not_span_k_dimensions_are_named(digits):
     train, test, _ = digits
     one = Split(test.x[:1].repeat(60, 1, 1, 1), test.y[:60])
     with pytest.raises(UsageError, match=r"distance\.k=20: on same, the gradients span \d+ dimensions"):
-        gsd.measure(settings(k=20), network, train, {"same": one}, 10, "key")
+        settings(k=20).measure(network, train, {"same": one}, 10, "key")
 
 
 def test_order_and_how_often_it_held():
@@ -175,6 +172,6 @@ def test_order_on_fashion_mnist():
     def fmnist_cnn(i):
         return build(Model("fmnist_cnn", None, False, None, Norm.replace, None), (1, 28, 28), 10, (0.286,), (0.353,), i)
 
-    values = gsd.measure(settings(k=16, m=500), fmnist_cnn, source.train, candidates, 10, "key")
+    values = settings(k=16, m=500).measure(fmnist_cnn, source.train, candidates, 10, "key")
     for i in range(3):
         assert values["fashion_mnist"][i] < min(values["mnist"][i], values["noise"][i])

@@ -1,4 +1,4 @@
-"""What README.md and the pages of pubsel/guide tell a reader to type: all of it composes, and what is cheap runs."""
+"""What README.md and the pages of docs/ tell a reader to type: all of it composes, and what is cheap runs."""
 
 import contextlib
 import dataclasses
@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+import pages
 import pytest
 import slurm
 import yaml
@@ -25,10 +26,10 @@ from PIL import Image
 from test_algorithms import attack_rows, view
 
 from hydra_plugins import pubsel_launchers
-from pubsel import algorithms, distances, draw
+from pubsel import algorithms, distances
+from pubsel.cell import canonical
 from pubsel.cli import _positional, main
-from pubsel.commands import make
-from pubsel.commands.run import canonical
+from pubsel.commands import draw, make
 from pubsel.gradients.matrix import DenseGradients
 from pubsel.settings import CONF
 from pubsel.settings.keys import (
@@ -44,9 +45,10 @@ from pubsel.settings.keys import (
     TableConfig,
 )
 from pubsel.settings.schema import check
+from tests.forked import Command
 
 CHECKOUT = Path(__file__).resolve().parent.parent
-GUIDE = CHECKOUT / "pubsel" / "guide"
+GUIDE = CHECKOUT / "docs"
 PAGES = [CHECKOUT / "README.md", *sorted(GUIDE.glob("*.md"))]
 NOT_RUN = "# not run by the tests"  # the first line of a block that needs what tests have not
 SCHEMAS = {
@@ -131,10 +133,10 @@ def test_every_command_of_a_page_composes(page: Path) -> None:
 
 @pytest.mark.usefixtures("as_it_was")
 def test_what_needs_no_training_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of the commands of README.md; those that train only compose above."""
+    """Of the commands of all pages but the tutorial, which runs below; those that train only compose above."""
     monkeypatch.chdir(tmp_path)
-    cheap = [words for words in commands(PAGES[0], "pubsel") if words[0] in ("runs", "table", "data", "report")]
-    cheap = [words for words in cheap if not {"NAME", "delete"} & set(words)]
+    said = [words for page in PAGES if page.stem != "tutorial" for words in commands(page, "pubsel")]
+    cheap = [words for words in said if words[0] in ("runs", "table", "report") and not {"NAME", "delete"} & set(words)]
     assert len(cheap) >= 3
     for words in cheap:
         assert main(words) == 0, words
@@ -156,8 +158,9 @@ def test_what_a_page_names_is_there(page: Path) -> None:
         assert target in targets or make.steps_of(target.replace("-", "_")), target
     for script in set(re.findall(r"\bscripts/\w+\.\w+", text)):
         assert (CHECKOUT / script).is_file(), script
-    for link in re.findall(r"\]\(([^)#\s]+)\)", text):
-        assert link.startswith("http") or (page.parent / link).exists(), link
+    for link in re.findall(r"\]\(([^)#\s]+)", text) + re.findall(r'(?:src|srcset)="([^"]+)"', text):
+        there = link.startswith("http") or (page.parent / link).exists()
+        assert there or (page.parent == GUIDE and link in pages.hooks().generated()), link  # of the site alone
 
 
 # The tutorial
@@ -265,22 +268,19 @@ def test_what_contributing_adds_can_be_added(tmp_path: Path, monkeypatch: pytest
 # Many cells
 
 
-def launched(folder: Path, launcher: str, **environment: str) -> subprocess.CompletedProcess[str]:
+def launched(folder: Path, launcher: str, **environment: str) -> Command:
     """The quickstart's sweep of the page by this launcher, as typed, and each cell cut down to one step."""
     (words,) = [
-        words for words in commands(GUIDE / "cluster.md", "pubsel")
+        words for words in commands(GUIDE / "sweeps.md", "pubsel")
         if f"hydra/launcher={launcher}" in words and "seed=0,1" in words and "+experiment=quickstart" in words
     ]  # fmt: skip
     small = "training.epochs=1 training.batch_size=1297 distance=none estimate=false device=cpu threads=1"
-    return subprocess.run(
-        [sys.executable, "-m", "pubsel", *words, *small.split()],
-        cwd=folder, text=True, capture_output=True, timeout=300, env={**os.environ, **environment},
-    )  # fmt: skip
+    return Command(folder, *words, *small.split(), **environment)
 
 
 def named(folder: Path, under: str) -> list[str]:
     """Files of the page's table whose names have `under` in them, of which there is none in the results."""
-    files = re.findall(r"^\| `((?:sweeps|runs)/\S+)` \|", (GUIDE / "cluster.md").read_text(), re.MULTILINE)
+    files = re.findall(r"^\| `((?:sweeps|runs)/\S+)` \|", (GUIDE / "sweeps.md").read_text(), re.MULTILINE)
     assert len(files) == 5
     patterns = [re.sub("TIME|JOB|NAME", "*", file).replace("0003", "0001") for file in files if under in file]
     return [pattern for pattern in patterns if not list((folder / "results").glob(pattern))]
@@ -289,7 +289,7 @@ def named(folder: Path, under: str) -> list[str]:
 @pytest.mark.slow
 def test_the_sweep_on_one_machine_leaves_the_files_that_the_page_names(tmp_path: Path) -> None:
     done = launched(tmp_path, "joblib")
-    assert (done.returncode, done.stdout.count("differentially private")) == (0, 2), done.stderr
+    assert (done.code(300), done.out.count("differentially private")) == (0, 2), done.err
     assert named(tmp_path, "log") == ["sweeps/*/jobs/*/*_log.out"]
 
 
@@ -300,7 +300,7 @@ def test_the_sweep_on_a_cluster_leaves_the_files_that_the_page_names(tmp_path: P
     slurm.install(tmp_path / "slurm")
     path = f"{tmp_path / 'slurm'}{os.pathsep}{os.environ['PATH']}"
     done = launched(tmp_path, "submitit_slurm", PATH=path)
-    assert (done.returncode, done.stdout.count("differentially private")) == (0, 2), done.stderr
+    assert (done.code(300), done.out.count("differentially private")) == (0, 2), done.err
     assert named(tmp_path, "") == ["sweeps/*/0001.log"]
     asked = {"partition": "gpu", "time": "60", "gpus-per-node": "1", "cpus-per-task": "4", "mem": "16GB"}
     jobs = slurm.jobs(tmp_path / "slurm")
@@ -310,7 +310,7 @@ def test_the_sweep_on_a_cluster_leaves_the_files_that_the_page_names(tmp_path: P
 
 
 def test_the_table_of_the_launcher_has_all_its_keys() -> None:
-    told = table_of(GUIDE / "cluster.md", "`hydra.launcher.`")
+    told = table_of(GUIDE / "sweeps.md", "`hydra.launcher.`")
     have = {f.name for f in dataclasses.fields(pubsel_launchers.SlurmConf)} - {"_target_", "cluster"}
     assert set(told) >= have
     for name in ("timeout_min", "gpus_per_node", "cpus_per_task", "mem_gb", "array_parallelism", "max_num_timeout",

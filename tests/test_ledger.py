@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from filelock import FileLock, Timeout
 
 from pubsel.cli import main
 from pubsel.messages import UserError
@@ -160,6 +161,24 @@ def test_processes_lose_no_line(tmp_path: Path) -> None:
     for process in processes:
         process.join(60)
     assert spent(lines(tmp_path)) == Spent(160.0, pytest.approx(80e-5), 80)
+
+
+def test_the_ledger_is_held_by_one_process_while_it_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two that made its key at once would each write under their own."""
+    held = list[str]()
+
+    def write(path: Path, *_: object) -> None:
+        with pytest.raises(Timeout):
+            FileLock(tmp_path / "ledger" / "lock").acquire(timeout=0)
+        held.append(path.name)
+
+    for name in ("_append", "write_whole"):
+        original = getattr(ledger, name)
+        monkeypatch.setattr(ledger, name, lambda *given, original=original: write(*given) or original(*given))
+    note(tmp_path, "content", SECURE)
+    ledger.deleted(tmp_path, "cell")
+    (path,) = (tmp_path / "ledger").glob("*.jsonl")
+    assert held == ["key", path.name, path.name]
 
 
 def test_what_it_spends_to_make_a_run_again(tmp_path: Path) -> None:

@@ -37,7 +37,7 @@ def changed(monkeypatch):
             info = dataset_info(name)
             return dataclasses.replace(info, options={**info.options, **(options or {})}, **values)
 
-        monkeypatch.setattr(data, "dataset", of)
+        monkeypatch.setattr(data, "dataset_info", of)
 
     return change
 

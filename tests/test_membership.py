@@ -26,22 +26,23 @@ from pubsel.attacks.membership import (
     told_apart,
     white_box,
 )
+from pubsel.cell import weights_digest
 from pubsel.cli import main
 from pubsel.commands.attack import beside_paper, reopened
-from pubsel.commands.run import weights_digest
 from pubsel.data import Split, open_dataset
 from pubsel.distances import gsd
 from pubsel.gradients.matrix import PerExampleGradients, random_labels
 from pubsel.models import build
 from pubsel.privacy.randomness import stream
 from pubsel.settings import CONF
-from pubsel.settings.keys import AttackConfig, Distance, Labels, Model, Norm, Parameters
+from pubsel.settings.keys import AttackConfig, Model, Norm
 from pubsel.settings.schema import check
 from pubsel.tables import join
 from pubsel.training.evaluation import evaluate
+from tests.synthetic import distance
 
 RANDOM = np.random.default_rng(0)
-DISTANCE = Distance("gsd", 4, 60, 2, True, Labels.random, Parameters.weights)
+DISTANCE = distance("gsd", k=4, m=60, initialisations=2)
 
 
 def digits(n, seed=0, classes=10):
@@ -188,8 +189,9 @@ def test_told_apart_where_rounded_values_differ():
 def test_a_network_that_was_never_trained_says_nothing_of_random_images():
     """Right about half of the time, in every row of Tables 8 and 9; told apart for certain with all but one known."""
     members, others, public = digits(300, 1), digits(300, 2), digits(300, 3)
-    distance = Distance("gsd", 4, 300, 1, True, Labels.random, Parameters.weights)
-    seen = white_box(distance, network, members, others, {"public": public}, 10, 5, "key")
+    seen = white_box(
+        distance("gsd", k=4, m=300, initialisations=1), network, members, others, {"public": public}, 10, 5, "key"
+    )
     shown = seen.features() | black_box(network(0), members, others)
     assert len(shown) == 6
     for kind, rows in shown.items():
@@ -419,18 +421,16 @@ def test_attacks_on_gsd_from_the_command_line(folder, capsys):
 
 
 @pytest.mark.data
-@pytest.mark.slow
 def test_the_distances_of_fashion_mnist_with_all_but_one_example_known():
     source = open_dataset("fashion_mnist", os.environ["PUBSEL_DATA"], False)
     mnist = open_dataset("mnist", os.environ["PUBSEL_DATA"], False).test
-    distance = Distance("gsd", 16, 500, 1, True, Labels.random, Parameters.weights)
 
     def make(seed):
         model = Model("fmnist_cnn", None, False, None, Norm.replace, None)
         return build(model, (1, 28, 28), 10, source.mean, source.std, seed=seed)
 
     members, others = (Split(source.train.x[part], source.train.y[part]) for part in (slice(500), slice(500, 1000)))
-    seen = white_box(distance, make, members, others, {"mnist": mnist}, 10, 5, "key")
+    seen = white_box(distance("gsd", m=500, initialisations=1), make, members, others, {"mnist": mnist}, 10, 5, "key")
     assert told_apart(seen.replaced, 6) == 1
     rows = seen.features()["gradients", "with"]
     assert success(*supervised(rows[:500], rows[500:], 300, 0))["success"] < 0.6

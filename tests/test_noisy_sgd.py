@@ -142,9 +142,9 @@ def test_each_step_draws_each_row_with_chance_one_in_n(make):
     sizes, rows = np.array([len(s) for s in samples]), np.concatenate(samples)
     expected = stats.binom(n, 1 / n).pmf(np.arange(5)) * steps
     assert (
-        stats.chisquare([*np.bincount(sizes)[:5], (sizes > 4).sum()], [*expected, steps - expected.sum()]).pvalue > 1e-6
+        stats.chisquare([*np.bincount(sizes)[:5], (sizes > 4).sum()], [*expected, steps - expected.sum()]).pvalue > 1e-9
     )
-    assert stats.chisquare(np.bincount(rows, minlength=n)).pvalue > 1e-6
+    assert stats.chisquare(np.bincount(rows, minlength=n)).pvalue > 1e-9
     assert all(len(set(s)) == len(s) for s in samples)
 
 

@@ -3,7 +3,6 @@
 import contextlib
 import importlib
 import json
-import multiprocessing
 import os
 import pickle
 import signal
@@ -28,27 +27,27 @@ from torch import nn
 from pubsel import algorithms
 from pubsel.algorithms import Solves, View
 from pubsel.cli import main
-from pubsel.commands import runs
+from pubsel.commands import list_runs
 from pubsel.data import Split, Task
 from pubsel.gradients.factored import LinearGradients
 from pubsel.gradients.matrix import PerExampleGradients
 from pubsel.messages import UsageError, UserError
 from pubsel.models import small
-from pubsel.models.split import split
+from pubsel.models.layers import split
 from pubsel.privacy import randomness
 from pubsel.privacy.randomness import stream
+from pubsel.privacy.sampling import schedule
 from pubsel.settings import CONF
 from pubsel.settings.keys import Lora, Training
 from pubsel.training import loop, parallel, torchrun
-from pubsel.training.loop import ALONE, fit, schedule
+from pubsel.training.loop import ONE_PROCESS, Job, Watch, fit
 from pubsel.training.parallel import mine, share
+from tests.forked import forked
 from tests.synthetic import secret_named
 
-PROCESSES = multiprocessing.get_context("forkserver")
-PROCESSES.set_forkserver_preload(["pubsel.commands.run", "sklearn.datasets", "torch._dynamo"])
-WORDS = ["+experiment=quickstart", "training.epochs=10", "training.batch_size=400", "training.chunk=64", "pair.m=100",
-         "distance=none", "estimate=false", "download=false", "threads=1", "training.checkpoint_seconds=0",
-         "device=cpu"]  # fmt: skip
+WORDS = ["+experiment=quickstart", "training.epochs=20", "pair.private_share=0.3", "training.batch_size=1000",
+         "training.chunk=64", "pair.m=100", "distance=none", "estimate=false", "download=false", "threads=1",
+         "training.checkpoint_seconds=0", "device=cpu"]  # fmt: skip
 STEPS = 6
 
 
@@ -60,9 +59,7 @@ def together(target: Callable[..., None], *arguments: Any, size: int = 2) -> lis
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    processes = [PROCESSES.Process(target=placed, args=(rank, size, port, target, arguments)) for rank in range(size)]
-    for process in processes:
-        process.start()
+    processes = [forked(placed, rank, size, port, target, arguments) for rank in range(size)]
     for process in processes:
         process.join(120)
     codes = [process.exitcode for process in processes]
@@ -116,10 +113,16 @@ def trained(folder: Path, name: str, act: Callable | None = None, secure: bool =
                         weight_decay=0.0, milestones=[], decay=0.1, chunk=4, checkpoint_seconds=0)  # fmt: skip
     plan = schedule(47, settings)._replace(steps=STEPS)
     seen: list[float] = []
-    with parallel.crew() as crew:
+    with parallel.processes() as processes:
         watching: Any = Watching(name, folder, act)
-        fit(model, task, watching, plan, 0.5, settings, "name", secret_named("key", secure), folder / "checkpoint.pt",
-            lambda now: seen.append(now.loss), crew=crew)  # fmt: skip
+        fit(
+            model,
+            task,
+            Job(watching, plan, 0.5, settings, "name", folder / "checkpoint.pt"),
+            secret_named("key", secure),
+            Watch(lambda now: seen.append(now.loss)),
+            processes=processes,
+        )
     return [torch.cat([p.detach().flatten() for p in model.parameters()]), torch.tensor(seen)]
 
 
@@ -296,7 +299,7 @@ def test_a_run_goes_on_whichever_process_failed(tmp_path: Path, whole: dict) -> 
     ):
         assert together(command, tmp_path, fault) == codes
         (folder,) = tmp_path.glob("results/runs/*/")
-        found = runs.look(folder, None)
+        found = list_runs.look(folder, None)
         assert (found.state, found.record.get("utility")) == (state, None)
         assert said in found.why + found.state
         assert said in (tmp_path / "said0").read_text()
@@ -328,7 +331,7 @@ def test_torchrun_itself(tmp_path: Path, whole: dict) -> None:
     while "2 processes, each with its part" not in process.stderr.readline():
         assert process.poll() is None
     while not any(torch.load(path)["step"] > 2 for path in tmp_path.glob("results/runs/*/checkpoint.pt")):
-        assert process.poll() is None  # epoch 0.9 is over
+        assert process.poll() is None  # the first epoch is over
         time.sleep(0.01)
     family = psutil.Process(process.pid).children()
     next(one for one in family if one.environ()["RANK"] == "0").kill()
@@ -338,7 +341,7 @@ def test_torchrun_itself(tmp_path: Path, whole: dict) -> None:
     assert not any(one.is_running() for one in family)
     assert not list(tmp_path.glob("results/runs/*/result.json"))
     assert together(command, tmp_path) == [0, 0]
-    assert "epoch    0.9" not in (tmp_path / "said0").read_text()  # it went on
+    assert "epoch    1.0" not in (tmp_path / "said0").read_text()  # it went on
     assert record(tmp_path) == whole
     assert together(command, tmp_path, size=1) == [0]
     assert "finished before" in (tmp_path / "said0").read_text()
@@ -352,7 +355,7 @@ def test_the_environment_counts_only_where_there_are_several(monkeypatch: pytest
         monkeypatch.setenv("WORLD_SIZE", size)
         monkeypatch.setenv("RANK", rank)
         assert torchrun.place() == place
-        assert (parallel.crew() is ALONE) == (place[1] == 1)
+        assert (parallel.processes() is ONE_PROCESS) == (place[1] == 1)
 
 
 def test_torchrun_is_for_run_alone(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture) -> None:

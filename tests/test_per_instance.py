@@ -20,8 +20,9 @@ from pubsel.data import Split
 from pubsel.gradients.factored import LinearGradients
 from pubsel.privacy import accountant
 from pubsel.privacy.randomness import stream
+from pubsel.privacy.sampling import Schedule
 from pubsel.settings.keys import Training
-from pubsel.training.loop import Schedule, fit, noisy_sum
+from pubsel.training.loop import Job, fit, noisy_sum
 from tests.synthetic import secret_named
 
 D, N = 12, 40
@@ -53,8 +54,19 @@ def followed(tmp_path, algorithm, rate=1.0, steps=6, epsilon=2.0, every=1, rate_
     watched.mechanism = mechanism
     training = Training(epochs=1, batch_size=1, learning_rate=rate_of_learning, momentum=0.0, weight_decay=0.0,
                         milestones=[], decay=1.0, chunk=None, checkpoint_seconds=1e9)  # fmt: skip
-    fit(model, task, watched, Schedule(N, rate, steps, max(1, round(rate * N))), plan.noise_multiplier, training,
-        "name", secret_named(), tmp_path / "checkpoint.pt", lambda now: None)  # fmt: skip
+    fit(
+        model,
+        task,
+        Job(
+            watched,
+            Schedule(N, rate, steps, max(1, round(rate * N))),
+            plan.noise_multiplier,
+            training,
+            "name",
+            tmp_path / "checkpoint.pt",
+        ),
+        secret_named(),
+    )
     return losses, plan, weights
 
 
@@ -183,6 +195,14 @@ def test_less_noise_is_more_loss(rate, tmp_path, monkeypatch):
     assert median(lambda step: 0.0)[:2] == (math.inf, math.inf)
 
 
+def test_a_little_less_noise_at_every_step_is_measured_over_all():
+    """At no step is it certain: 81 of 100 squares."""
+    plan = accountant.plan(2.0, 1e-5, 1.0, 20, 1.0)
+    losses = Losses(torch.zeros(3), plan, 1)
+    losses.noise = [(81.0, 100)] * 20
+    assert losses.noise_multiplier() == pytest.approx(0.9 * plan.noise_multiplier)
+
+
 @pytest.mark.attack
 def test_what_is_not_clipped_loses_more_than_is_claimed(tmp_path, monkeypatch):
     monkeypatch.setattr(dp_sgd, "clip_factors", lambda norms, bound: torch.ones_like(norms))
@@ -223,7 +243,8 @@ def test_the_first_release_counts(rate, tmp_path):
 def test_the_command_follows_the_run_itself(tmp_path, monkeypatch, capsys):
     """The weights that the losses belong to are those of `pubsel run`, bit for bit; the CSV has a row an example."""
     monkeypatch.chdir(tmp_path)
-    words = ["+experiment=quickstart", "algorithm=dp_sgd", "training.steps=8", "threads=1"]
+    words = ["+experiment=quickstart", "algorithm=dp_sgd", "distance=none", "training.steps=8", "threads=1",
+             "estimate=false"]  # fmt: skip
     assert main(["run", *words]) == 0
     assert main(["audit", *words, "audit.kind=per_instance"]) == 0
     out = capsys.readouterr().out

@@ -15,12 +15,13 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
 import pubsel.commands.run
+import pubsel.training.once
 from pubsel import algorithms
 from pubsel.algorithms import Frozen, Release
 from pubsel.algorithms.noisy_sgd import NoisySGD
 from pubsel.algorithms.pillar import noisy_covariance, public_pca, random_projection
+from pubsel.cell import Cell, guarantee
 from pubsel.cli import main
-from pubsel.commands.run import freeze, guarantee
 from pubsel.data import Split, Task
 from pubsel.messages import UsageError
 from pubsel.privacy import accountant
@@ -28,6 +29,7 @@ from pubsel.privacy.randomness import stream
 from pubsel.settings import CONF
 from pubsel.settings.keys import Accounting, Privacy, Training
 from pubsel.training.loop import noisy_sum
+from pubsel.training.once import freeze
 from tests.synthetic import secret_named
 
 CLASSES = 3
@@ -121,6 +123,13 @@ def settings_of(name, epsilon=2.0, **changes):
     )  # fmt: skip
 
 
+NAMED = SimpleNamespace(secret=lambda what, *_: secret_named(what))
+
+
+def cell_of(settings, algorithm, folder, streams=NAMED):
+    return Cell(settings, algorithm, "a run", folder, torch.device("cpu"), streams)
+
+
 def problem(private, public):
     y = [torch.arange(len(x)) % CLASSES for x in (private, public)]
     return Task(Split(private, y[0]), Split(public, y[1]), Split(private, y[0]), CLASSES, "accuracy", (), (), ())
@@ -131,9 +140,8 @@ def test_a_projection_that_costs_nothing_never_reads_private_data(name, tmp_path
     """The private features are poison: what is frozen is the same, and finite."""
     public, found = features(40), []
     for private in (features(60, seed=1), torch.full((60, 12), math.nan)):
-        frozen = freeze(
-            settings_of(name), build(name, k=4), problem(private, public), "a run", lambda: 1 / 0, tmp_path, None
-        )
+        cell = cell_of(settings_of(name), build(name, k=4), tmp_path, streams=None)
+        frozen = freeze(cell, problem(private, public), None)
         found.append(frozen)
     assert torch.equal(found[0].projection, found[1].projection)
     assert torch.isfinite(found[0].projection).all()
@@ -283,23 +291,38 @@ def test_no_share_is_taken_where_nothing_is_released_first():
     assert "parts" not in accountant.statement(whole[1], 1.0, False, False, None, examples=100)
 
 
+def test_the_papers_accounting_is_of_the_algorithms_own_sensitivity():
+    """sqrt(2) for the two sums of GEP."""
+    settings = settings_of("gep", privacy={"accounting": Accounting.paper}, training={"batch_size": 25})
+    plan, spend, _ = guarantee(settings, build("gep"), 200)
+    assert spend == accountant.plan(2.0, 1e-5, plan.rate, plan.steps, math.sqrt(2), Accounting.paper)
+
+
+def test_more_examples_than_the_rounding_of_sums_is_derived_for_are_refused():
+    settings = settings_of("dp_sgd", privacy={"delta": 1e-8})
+    with pytest.raises(
+        UsageError, match=rf"{accountant.MOST_EXAMPLES + 1} examples: the rounding of sums is bounded for"
+    ):
+        guarantee(settings, build("dp_sgd"), accountant.MOST_EXAMPLES + 1)
+
+
 def test_a_private_pca_without_a_share_is_refused(tmp_path):
     """It would release private features without noise under a guarantee that leaves them out."""
     settings, algorithm = settings_of("dp_pca"), build("dp_pca", share=0, k=2)
     _, _, first = guarantee(settings, algorithm, 60)
     with pytest.raises(UsageError, match=r"algorithm\.share"):
-        freeze(settings, algorithm, problem(features(60), features(40)), "a run", secret_named, tmp_path, first)
+        freeze(cell_of(settings, algorithm, tmp_path), problem(features(60), features(40)), first)
     assert list(tmp_path.iterdir()) == []
 
 
 def test_the_noise_that_is_accounted_for_is_added(tmp_path, monkeypatch):
     asked = []
     monkeypatch.setattr(
-        pubsel.commands.run, "noisy_sum", lambda made, x, noise, source: asked.append(noise) or Frozen()
+        pubsel.training.once, "noisy_sum", lambda made, x, noise, source: asked.append(noise) or Frozen()
     )
     settings, algorithm = settings_of("dp_pca"), build("dp_pca", k=2)
     _, _, first = guarantee(settings, algorithm, 60)
-    freeze(settings, algorithm, problem(features(60), features(40)), "a run", secret_named, tmp_path, first)
+    freeze(cell_of(settings, algorithm, tmp_path), problem(features(60), features(40)), first, noted=False)
     assert asked == [first.noise_multiplier]
 
 
@@ -390,7 +413,7 @@ def test_the_release_is_made_once(folder, capsys, monkeypatch):
     (path,) = Path("results").glob("runs/*/release.pt")
     released = torch.load(path, weights_only=True)["drawn"]["projection"]
     monkeypatch.setattr(pubsel.commands.run, "fit", fit)
-    monkeypatch.setattr(pubsel.commands.run, "noisy_sum", lambda *_: made.append(1))
+    monkeypatch.setattr(pubsel.training.once, "noisy_sum", lambda *_: made.append(1))
     assert main(words) == 0, capsys.readouterr().err
     assert made == []
     weights = torch.load(path.with_name("model.pt"), weights_only=True)

@@ -21,10 +21,11 @@ from pubsel.gradients.matrix import DenseGradients, PerExampleGradients
 from pubsel.messages import UsageError, UserError
 from pubsel.models.trained import head
 from pubsel.privacy.randomness import stream
+from pubsel.privacy.sampling import schedule
 from pubsel.records import read_records
 from pubsel.settings import CONF
 from pubsel.settings.keys import Labels, Training
-from pubsel.training.loop import fit, schedule
+from pubsel.training.loop import Job, fit
 from tests.synthetic import secret_named
 
 
@@ -162,8 +163,12 @@ def test_a_run_that_goes_on_does_not_repeat_the_public_phase(tmp_path, monkeypat
     def train(name):
         model = view(None).model
         (tmp_path / name).mkdir(exist_ok=True)
-        fit(model, task, algorithm, schedule(60, training), 1.0, training, "name", secret_named(),
-            tmp_path / name / "checkpoint.pt", lambda now: None)  # fmt: skip
+        fit(
+            model,
+            task,
+            Job(algorithm, schedule(60, training), 1.0, training, "name", tmp_path / name / "checkpoint.pt"),
+            secret_named(),
+        )
         return torch.cat([p.detach().flatten() for p in model.parameters()])
 
     halt = None

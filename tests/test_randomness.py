@@ -1,11 +1,14 @@
-"""Streams that repeat and never meet; Gaussian noise by tests that also reject wrong scales."""
+"""Streams that repeat and never meet; Gaussian noise by tests that also reject wrong scales.
+
+The operating system's draws differ each time: what is tested of them fails by chance once in 1e9 runs.
+"""
 
 import numpy as np
 import pytest
 import torch
 from scipy import stats
 
-from pubsel.privacy.randomness import SystemEntropy, normal, stream
+from pubsel.privacy.randomness import SystemEntropy, content, normal, secret, stream
 
 
 def test_streams_repeat_and_differ():
@@ -24,7 +27,7 @@ def test_noise_is_standard_normal_and_the_test_rejects_other_scales(source):
         """Shape by Kolmogorov and Smirnov; scale by the chi-squared law of the sum of squares."""
         total = (z**2).sum()
         scale = 2 * min(stats.chi2.cdf(total, len(z)), stats.chi2.sf(total, len(z)))
-        return min(stats.kstest(z, "norm").pvalue, scale) > 1e-6
+        return min(stats.kstest(z, "norm").pvalue, scale) > 1e-9
 
     assert fits(z)
     for wrong in (z * 1.02, z * 0.98, z + 0.02, np.sign(z)):
@@ -34,6 +37,36 @@ def test_noise_is_standard_normal_and_the_test_rejects_other_scales(source):
 
 def test_system_entropy_is_uniform_and_never_repeats():
     u = SystemEntropy().random(100_000)
-    assert stats.kstest(u, "uniform").pvalue > 1e-6
+    assert stats.kstest(u, "uniform").pvalue > 1e-9
     assert 0 <= u.min() < u.max() < 1
     assert not np.array_equal(SystemEntropy().random(8), SystemEntropy().random(8))
+
+
+DECIDES = {
+    "what": "training", "settings": {"seed": 0}, "private": [torch.arange(6)], "public": [torch.ones(2)],
+    "weights": {"weight": torch.ones(3)}, "code": "a digest", "plan": {"steps": 3}, "place": "cpu", "secure": False,
+}  # fmt: skip
+OTHERS = {
+    "what": "choice", "settings": {"seed": 1}, "private": [torch.arange(1, 7)], "public": [torch.zeros(2)],
+    "weights": {"weight": torch.zeros(3)}, "code": "another", "plan": {"steps": 4}, "place": "cuda",
+}  # fmt: skip
+
+
+@pytest.mark.attack
+@pytest.mark.parametrize("name", OTHERS)
+def test_each_thing_that_decides_a_release_decides_its_noise_alone(name):
+    """Two releases that differ in one of them only would otherwise share their noise."""
+
+    def noise(**changed):
+        return secret(**(DECIDES | changed))("noise", 3).standard_normal(20_000)
+
+    assert np.array_equal(noise(), noise())
+    assert abs(np.corrcoef(noise(), noise(**{name: OTHERS[name]}))[0, 1]) < 0.05
+
+
+def test_a_fingerprint_tells_numbers_shapes_and_types_apart():
+    """The same bytes may be other examples."""
+    tensors = [torch.zeros(2, 3), torch.zeros(3, 2), torch.zeros(6), torch.zeros(6, dtype=torch.int32), torch.ones(6)]
+    assert len({content(tensor) for tensor in tensors}) == len(tensors)
+    assert content(torch.zeros(2), torch.zeros(4)) != content(torch.zeros(4), torch.zeros(2))
+    assert content(torch.zeros(6)) == content(torch.zeros(6))

@@ -15,6 +15,7 @@ import pubsel.commands.run
 from pubsel import records
 from pubsel.cli import main
 from pubsel.privacy.randomness import Secret, SystemEntropy
+from pubsel.selection import Comparison
 
 N = 120  # private examples
 WORDS = [
@@ -70,13 +71,15 @@ def caught(*words: str, command: str = "run") -> Secret:
     found: list[Secret] = []
 
     def catch(*arguments: object, **named: object) -> None:
-        found.extend(one for one in (*arguments, *named.values()) if isinstance(one, Secret))
+        seen = [*arguments, *named.values()]
+        seen += [part for one in seen if isinstance(one, Comparison) for part in one]
+        found.extend(one for one in seen if isinstance(one, Secret))
         raise Caught
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("pubsel.commands.run.fit", catch)
         patch.setattr("pubsel.selection.select", catch)
-        patch.setattr("pubsel.distances.dp_gsd.measure", catch)
+        patch.setattr("pubsel.distances.dp_gsd.DPGSD.release", catch)
         assert main([command, *(WORDS if command == "run" else RANK), *words]) == 1
     return found[0]
 
@@ -115,7 +118,7 @@ def test_other_data_under_the_same_names_draws_other_noise(change):
 @pytest.mark.attack
 def test_other_weights_at_the_start_draw_other_noise(monkeypatch):
     """A file of weights that was replaced under its name: one number of them is another one."""
-    before, build = noise(), pubsel.commands.run.network
+    before, build = noise(), pubsel.cell.network
 
     def changed(*arguments, **named):
         model = build(*arguments, **named)
@@ -123,7 +126,7 @@ def test_other_weights_at_the_start_draw_other_noise(monkeypatch):
             next(model.parameters()).view(-1)[0] += 1e-3
         return model
 
-    monkeypatch.setattr("pubsel.commands.run.network", changed)
+    monkeypatch.setattr("pubsel.cell.network", changed)
     assert alike(before, noise()) < 0.02
 
 
@@ -192,13 +195,23 @@ def test_the_releases_of_a_run_share_no_noise():
     assert alike(noise(*CHOICE), noise()) < 0.02
 
 
+def test_the_loop_is_given_the_noise_of_the_plan(monkeypatch):
+    given, plan = [], pubsel.commands.run.privacy.plan
+    monkeypatch.setattr(pubsel.commands.run.privacy, "plan", lambda *how: plan(*how)._replace(noise_multiplier=7.25))
+    monkeypatch.setattr(
+        pubsel.commands.run, "fit", lambda *how, **_: given.append(how) or (_ for _ in ()).throw(Caught)
+    )
+    assert main(["run", *WORDS]) == 1
+    assert given[0][4] == 7.25
+
+
 def test_secure_noise_is_the_operating_systems():
     assert isinstance(caught("privacy.secure_noise=true")("noise", 0), SystemEntropy)
 
 
 def test_only_one_function_makes_secret_streams():
     """A key that leaves something out would share noise: no other line of the package makes such streams."""
-    package = Path(pubsel.commands.run.__file__).parent
+    package = Path(pubsel.__file__).parent
     makers = [path.name for path in package.rglob("*.py") if "Secret(" in path.read_text().replace("class Secret", "")]
     assert makers == ["randomness.py"]
     for path in package.rglob("*.py"):

@@ -19,15 +19,18 @@ from pubsel.messages import UsageError
 from pubsel.models import build
 from pubsel.privacy import accountant
 from pubsel.privacy.randomness import SystemEntropy, below, stream
-from pubsel.settings.keys import Convert, Distance, Labels, Model, Norm, Parameters, Select
+from pubsel.selection import Comparison
+from pubsel.settings.keys import Convert, Model, Norm, Select
+from tests.synthetic import distance
 
 UNIT = selection.UNIT
 
 
+ALL = Select(private_m=math.inf)  # private examples
+
+
 def settings(**changes):
-    values = {"name": "gsd", "k": 5, "m": 60, "initialisations": 2, "normalise_rows": True, "labels": Labels.random,
-              "parameters": Parameters.weights, "private_m": math.inf}  # fmt: skip
-    return Distance(**(values | changes))
+    return distance("gsd", **({"k": 5, "m": 60, "initialisations": 2} | changes))
 
 
 def network(i):
@@ -97,12 +100,13 @@ def test_an_example_that_leaves_takes_its_own_contribution_and_no_other(digits):
     train, candidates = digits
     x = train.x[:270].clone()
     x[7], x[200] = 255, 0
-    private, distance = Split(x, train.y[:270]), settings(labels=Labels.given)
+    private, gsd = Split(x, train.y[:270]), settings(labels="given")
     candidates = {"digits": candidates["digits"], "again": Split(train.x[300:360], train.y[300:360])}
     every = torch.arange(270)
 
     def u(chosen):
-        return selection.energies(distance, network, private, chosen, candidates, 10, "key", secret)
+        sets = Comparison(network, private, candidates, 10, "key", secret)
+        return selection.energies(gsd, ALL.sketch, sets, chosen)
 
     whole = u(every)
     assert whole.shape == (270, 2)
@@ -118,18 +122,10 @@ def test_an_example_of_any_content_counts_for_no_more_than_another(value):
     torch.manual_seed(0)
     x = torch.randn(80, 12)
     x[3], x[5, 2] = value, value
-    distance = settings(k=2, labels=Labels.random)
     candidates = {name: Split(torch.randn(60, 12), torch.zeros(60).long()) for name in "abc"}
-    u = selection.energies(
-        distance,
-        lambda i: nn.Linear(12, 3),
-        Split(x, torch.zeros(80).long()),
-        torch.arange(80),
-        candidates,
-        3,
-        "key",
-        secret,
-    )
+    private = Split(x, torch.zeros(80).long())
+    sets = Comparison(lambda i: nn.Linear(12, 3), private, candidates, 3, "key", secret)
+    u = selection.energies(settings(k=2), ALL.sketch, sets, torch.arange(80))
     assert torch.isfinite(u).all()
     assert u.min() >= 0
     assert u.max() <= 1 + 1e-6
@@ -144,9 +140,9 @@ def test_whole_numbers_below_any_bound_are_uniform():
     for source in (stream("test", "below"), SystemEntropy()):
         assert {below(1, source) for _ in range(5)} == {0}
         counts = np.bincount([below(5, source) for _ in range(5000)], minlength=5)
-        assert stats.chisquare(counts).pvalue > 1e-4
+        assert stats.chisquare(counts).pvalue > 1e-9
         large = [below(10**30, source) / 10**30 for _ in range(500)]
-        assert stats.kstest(large, "uniform").pvalue > 1e-4
+        assert stats.kstest(large, "uniform").pvalue > 1e-9
 
 
 @pytest.mark.parametrize("gamma", [Fraction(0), Fraction(1, 7), Fraction(1), Fraction(27, 10), Fraction(0.1)])
@@ -205,6 +201,13 @@ def test_neighbours_choose_alike_within_epsilon_and_no_better_bound_holds():
     assert 0.499 < worst_ratio(UNIT) <= 0.5 + 1e-9
 
 
+@pytest.mark.parametrize("n", [1, 2**20])
+def test_the_steps_by_which_others_may_be_rounded_are_paid_for(n):
+    """With each of n others one step off, an example moves a score by 1 + n / UNIT."""
+    epsilon = float(selection.exponent(accountant.pure(0.5, 1.0, 1, ""), n))
+    assert 0.499 * 0.5 / epsilon < worst_ratio(UNIT + n, epsilon) <= 0.5 * (1 + 1e-9)
+
+
 def test_an_example_that_counted_for_more_would_be_found():
     assert worst_ratio(round(1.05 * UNIT)) > 0.5 + 1e-3
 
@@ -245,14 +248,15 @@ def test_a_candidate_better_by_the_margin_is_chosen_with_95_percent(candidates, 
 def test_a_margin_that_cannot_be_told_says_how_many_examples_it_takes(digits):
     train, candidates = digits
     few = Split(train.x[:100], train.y[:100])
+    sets = Comparison(network, few, candidates, 10, "key", secret)
     with pytest.raises(UsageError, match=r"select\.margin=0\.01 at epsilon_select=0\.1 .* takes 600 private examples"):
-        selection.select(settings(), Select(margin=0.01), 0.1, network, few, candidates, 10, "key", secret)
+        selection.select(settings(), Select(margin=0.01, private_m=math.inf), 0.1, sets)
     plan = accountant.pure(0.1, 1.0, 1, "")
     selection.check_margin(Select(margin=0.01), 0.1, plan, 3, 600)
     with pytest.raises(UsageError, match="takes 600 private examples, and there are 599"):
         selection.check_margin(Select(margin=0.01), 0.1, plan, 3, 599)
     sampled = accountant.pure(0.1, 0.01, 1, "")
-    with pytest.raises(UsageError, match=r"set distance\.private_m, to inf"):
+    with pytest.raises(UsageError, match=r"set select\.private_m, to inf"):
         selection.check_margin(Select(margin=0.01), 0.1, sampled, 3, 1000)
 
 
@@ -266,8 +270,8 @@ def test_the_nearest_set_is_chosen_with_enough_budget_and_any_with_little(digits
         def source(purpose, i):
             return stream("test", purpose, 100 * step + i)
 
-        small = settings(initialisations=1, private_m=300)
-        return selection.select(small, Select(), epsilon, network, train, candidates, 10, "key", source)[0]
+        sets = Comparison(network, train, candidates, 10, "key", source)
+        return selection.select(settings(initialisations=1), Select(private_m=300), epsilon, sets)[0]
 
     assert {choose(20.0, i) for i in range(4)} == {"digits"}
     assert len({choose(1e-6, i) for i in range(12)}) == 3
@@ -282,17 +286,20 @@ def test_what_is_sampled_is_what_is_accounted(digits, monkeypatch):
         return torch.arange(0)  # an empty sample is a sample
 
     monkeypatch.setattr(selection, "poisson_sample", spy)
-    chosen, plan = selection.select(
-        settings(private_m=50), Select(), 1.0, network, train, candidates, 10, "key", secret
-    )
+    sets = Comparison(network, train, candidates, 10, "key", secret)
+    chosen, plan = selection.select(settings(), Select(private_m=50), 1.0, sets)
     assert seen == [(len(train.x), plan.rate)] == [(len(train.x), 50 / len(train.x))]
     assert chosen in candidates
     assert (plan.epsilon, plan.delta) == (1.0, 0.0)
+    _, plan = selection.select(settings(), Select(), 1.0, sets)
+    assert seen[1] == (len(train.x), plan.rate) == (len(train.x), 60 / len(train.x))  # distance.m
 
 
 def test_one_candidate_alone_is_taken_without_reading_anything(digits):
     nothing = Split(None, None)
-    chosen, plan = selection.select(settings(), Select(), 0.1, network, nothing, {"a": digits[0]}, 10, "key", secret)
+    chosen, plan = selection.select(
+        settings(), ALL, 0.1, Comparison(network, nothing, {"a": digits[0]}, 10, "key", secret)
+    )
     assert (chosen, plan.epsilon, plan.delta) == ("a", 0, 0)
 
 
@@ -301,7 +308,8 @@ def test_identical_candidates_are_told_and_equally_likely(digits, monkeypatch):
     said, scores = [], []
     twice = {"digits": candidates["digits"], "copy": candidates["digits"], "noise": candidates["noise"]}
     monkeypatch.setattr(selection, "permute_and_flip", lambda found, *_: scores.append(found) or 0)
-    selection.select(settings(private_m=100), Select(), 1.0, network, train, twice, 10, "key", secret, said.append)
+    sets = Comparison(network, train, twice, 10, "key", secret)
+    selection.select(settings(), Select(private_m=100), 1.0, sets, said.append)
     assert "  copy and digits hold the same images: either is as likely as the other" in said
     copy, own, noise = scores[0]
     assert copy == own != noise
@@ -310,18 +318,9 @@ def test_identical_candidates_are_told_and_equally_likely(digits, monkeypatch):
 def test_a_candidate_whose_gradients_are_zero_is_named():
     x, candidates = torch.randn(80, 12), {"a": torch.randn(60, 12), "dark": torch.zeros(60, 12)}
     splits = {name: Split(images, torch.zeros(60).long()) for name, images in candidates.items()}
+    sets = Comparison(lambda i: nn.Linear(12, 3), Split(x, torch.zeros(80).long()), splits, 3, "key", secret)
     with pytest.raises(UsageError, match=r"^dark: all its gradients are zero: leave it out"):
-        selection.select(
-            settings(k=2),
-            Select(),
-            1.0,
-            lambda i: nn.Linear(12, 3),
-            Split(x, torch.zeros(80).long()),
-            splits,
-            3,
-            "key",
-            secret,
-        )
+        selection.select(settings(k=2), Select(), 1.0, sets)
 
 
 # On the command line
@@ -429,10 +428,10 @@ def test_run_with_one_candidate_spends_nothing_on_it(cli):
     [
         ([*RANK, CANDIDATES, "epsilon_select=0"], "epsilon_select=0.0: must be greater than 0"),
         ([*RANK, CANDIDATES, "epsilon_select=inf"], "epsilon_select=inf: must be a finite number"),
-        ([*RANK, CANDIDATES, "epsilon_select=1", "distance=frechet"], "leave distance=frechet out"),
+        ([*RANK, CANDIDATES, "epsilon_select=1", "distance=frechet"], "give distance=gsd, not frechet"),
         (
             [*RANK, CANDIDATES, "epsilon_select=1", "distance.epsilon=1"],
-            "distance.epsilon: distance=gsd is not private",
+            "distance.epsilon: the given distance has no such setting",
         ),
         ([*RANK, CANDIDATES, "epsilon_select=0.001", "select.margin=0.01"], "private examples, and there are 1297"),
         ([*RANK, CANDIDATES, "epsilon_select=1", "distance.m=5000"], "distance.m=5000"),
@@ -446,6 +445,7 @@ def test_run_with_one_candidate_spends_nothing_on_it(cli):
         ([*RUN, "pair.candidates=[noise,null]"], "a candidate is a name or path"),
         ([*RUN, "pair.take=train"], "set pair.take=test"),
         ([*RUN, "distance=dp_gsd"], "measure it by pubsel rank"),
+        ([*RUN[:-2], "distance=none"], "give distance=gsd, not none"),
         ([*RUN, "pair.candidates=[noise,typo]"], "unknown dataset 'typo'"),
     ],
 )

@@ -10,13 +10,13 @@ import torch
 from torch import nn
 
 from pubsel.cli import main
-from pubsel.commands.run import once
 from pubsel.data import Split, Task
 from pubsel.gradients.matrix import PerExampleGradients
 from pubsel.messages import UsageError, UserError
 from pubsel.models import Network, build
-from pubsel.models.split import split
+from pubsel.models.layers import split
 from pubsel.settings.keys import Lora, Model, Norm
+from pubsel.training.once import below_once
 
 NETWORKS = {
     "resnet18": (32, {"trained": ["layer4.1.conv2", "fc"]}),
@@ -144,11 +144,11 @@ def test_outputs_that_do_not_fit_are_refused(capsys):
     x, y = images()
     task = Task(Split(x, y), None, Split(x, y), 5, "accuracy", (0.5,) * 3, (0.5,) * 3, ())
     net = network("resnet18")
-    above, changed = once(net, task, 2**30)
+    above, changed = below_once(net, task, 2**30)
     assert "for each of 12 images" in capsys.readouterr().err
     torch.testing.assert_close(above(changed.test.x), net(x), atol=1e-5, rtol=1e-5)
     with pytest.raises(UserError, match=r"model\.once=true: .*[GM]iB"):
-        once(net, task, 10)
+        below_once(net, task, 10)
 
 
 def test_a_run_ends_alike_whether_frozen_layers_run_once_or_in_each_pass(tmp_path, monkeypatch, capsys):
@@ -162,7 +162,9 @@ def test_a_run_ends_alike_whether_frozen_layers_run_once_or_in_each_pass(tmp_pat
         }
         arrays[f"{part}_labels"] = y
     np.savez("own.npz", **arrays)
-    words = "model=timm model.architecture=resnet10t model.norm=freeze model.trained=[fc,layer4.0.conv2] epsilon=inf"
+    words = (
+        "model=timm model.architecture=resnet10t model.norm=freeze model.trained=[fc,layer4.0.downsample.1] epsilon=inf"
+    )
     words += " algorithm=second_phase pair.private=own.npz pair.public=own.npz pair.m=20 training=fine_tune threads=1"
     words += " training.batch_size=60 training.epochs=2 distance=none estimate=false"
     for once_ in ("true", "false"):
@@ -182,6 +184,6 @@ def test_frozen_layers_run_on_a_gpu_and_their_outputs_wait_in_memory():
     x, y = images()
     task = Task(Split(x, y), None, Split(x, y), 5, "accuracy", (0.5,) * 3, (0.5,) * 3, ())
     net = network("resnet18").cuda()
-    above, changed = once(net, task, 2**30)
+    above, changed = below_once(net, task, 2**30)
     assert changed.private.x.device.type == "cpu"
     torch.testing.assert_close(above(changed.private.x.cuda()), net(x.cuda()), atol=1e-3, rtol=1e-3)

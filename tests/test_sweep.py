@@ -9,15 +9,21 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
+import joblib
 import psutil
 import pytest
 import slurm
 from hydra.core.hydra_config import HydraConfig
 
+from hydra_plugins import pubsel_launchers
+from pubsel.cli import main
 from pubsel.commands import sweep
+from tests.forked import PROCESSES, Command, forked
 
 CELL = ["+experiment=quickstart", "training.epochs=1", "epsilon=2", "distance=none", "download=false", "estimate=false",
         "training.batch_size=1297", "training.chunk=256", "device=cpu"]  # fmt: skip
@@ -35,13 +41,9 @@ def nothing_left(tmp_path: Path) -> Iterator[None]:
                 process.kill()
 
 
-def started(tmp_path: Path, *words: str, **environment: str) -> subprocess.Popen[str]:
-    """`pubsel run -m` in a process group of its own, which heeds SIGINT; a job in the background would not."""
-    return subprocess.Popen(
-        [sys.executable, "-m", "pubsel", "run", "-m", *CELL, *words], cwd=tmp_path, text=True, start_new_session=True,
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, env={**os.environ, **environment},
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
-    )  # fmt: skip
+def started(tmp_path: Path, *words: str, **environment: str) -> Command:
+    """`pubsel run -m`, whose cells may have as many threads as there are cores for them."""
+    return Command(tmp_path, "run", "-m", *CELL, *words, **dict.fromkeys(pubsel_launchers.THREADS), **environment)
 
 
 def states(tmp_path: Path) -> dict[int, dict]:
@@ -72,13 +74,14 @@ def steps_of(tmp_path: Path, n: int) -> bool:
     return sum("epoch" in log.read_text() for log in tmp_path.glob("results/runs/*/log.txt")) >= n
 
 
+@pytest.mark.slow
 def test_cells_that_fail_or_are_killed_stop_no_other(tmp_path: Path) -> None:
     process = started(tmp_path, *TWO, f"training.epochs=1,{LONG.split('=')[1]}", "pair.m=100,5000")
     family = wait_for(lambda: psutil.Process(process.pid).children(recursive=True))
     running = wait_for(lambda: [one for n, one in states(tmp_path).items() if n == 2 and steps_of(tmp_path, 2)])
     os.kill(running[0]["pid"], signal.SIGKILL)  # as the kernel does where memory runs out
-    out, err = process.communicate(timeout=120)
-    assert process.returncode == 1, err
+    assert process.code() == 1, process.err
+    out, err = process.out, process.err
     assert out.count("differentially private") == len(list(tmp_path.glob("results/runs/*/result.json"))) == 1
     summary = err.split("pubsel: 3 cells failed:\n")[1].splitlines()
     assert [re.sub(r"\s+", " ", line.split(": ")[0]) for line in summary] == [
@@ -93,8 +96,7 @@ def test_cells_that_fail_or_are_killed_stop_no_other(tmp_path: Path) -> None:
     assert "epoch    1.0  loss" in log
     assert out.strip() in log
     record = json.loads(next(tmp_path.glob("results/runs/*/result.json")).read_text())
-    if "OMP_NUM_THREADS" not in os.environ:
-        assert record["threads"] == max(1, len(os.sched_getaffinity(0)) // 2)
+    assert record["threads"] == max(1, joblib.cpu_count() // 2)
     wait_for(lambda: not alive(family), 20)  # joblib's own last process ends a moment later
 
 
@@ -111,15 +113,14 @@ def test_a_worker_that_is_killed_fails_its_cell_alone(tmp_path: Path) -> None:
     wait_for(lambda: states(tmp_path).get(3, {}).get("state") == "done")  # a new worker has taken its place
     assert psutil.Process(second).is_running()  # the other one goes on
     psutil.Process(second).kill()
-    out, err = process.communicate(timeout=120)
-    assert process.returncode == 1, err
-    assert out.count("differentially private") == 2
-    summary = err.split("pubsel: 2 cells failed:\n")[1].splitlines()
+    assert process.code() == 1, process.err
+    assert process.out.count("differentially private") == 2
+    summary = process.err.split("pubsel: 2 cells failed:\n")[1].splitlines()
     assert summary == [
         f"  {LONG} seed=0: its worker was killed, perhaps since memory ran out",
         f"  {LONG} seed=1: killed by SIGKILL, perhaps since memory ran out",
     ]
-    assert "--help" not in err
+    assert "--help" not in process.err
     assert states(tmp_path)[0]["state"] == "failed"
 
 
@@ -131,15 +132,40 @@ def test_a_sweep_that_is_stopped_leaves_no_process(tmp_path: Path, how: signal.S
     family = psutil.Process(process.pid).children(recursive=True)
     assert len(family) >= 4  # two workers, and a cell of each
     os.kill(process.pid, how)
-    _, err = process.communicate(timeout=20)
-    wait_for(lambda: not alive(family), 10)
+    code = process.code(60)
+    wait_for(lambda: not alive(family), 30)
     if how != signal.SIGKILL:
-        assert process.returncode == 130
-        assert "goes on from the last checkpoint" in err
-        assert "Traceback" not in err
+        assert code == 130
+        assert "goes on from the last checkpoint" in process.err
+        assert "Traceback" not in process.err
 
 
 # Its parts
+
+
+def meet(folder: Path, name: str, other: str) -> str:
+    """Ends once a call of the other name has begun."""
+    (folder / name).touch()
+    wait_for((folder / other).exists)
+    return name
+
+
+def killed() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def wrong() -> None:
+    raise ValueError("no such cell\nand more")
+
+
+def test_calls_run_side_by_side_and_one_whose_worker_is_killed_is_lost_alone(tmp_path: Path) -> None:
+    calls = [(meet, tmp_path, "a", "b"), (meet, tmp_path, "b", "a"), (killed,), (wrong,), (str, 4)]
+    lost: list[tuple[int, str]] = []
+    start = partial(ProcessPoolExecutor, 1, mp_context=PROCESSES)
+    assert sweep.side_by_side(calls, 2, start, lambda *what: lost.append(what)) == ["a", "b", None, None, "4"]
+    assert sorted(lost) == [
+        (2, "its worker was killed, perhaps since memory ran out"), (3, "ValueError: no such cell")
+    ]  # fmt: skip
 
 
 def task_of(monkeypatch: pytest.MonkeyPatch, folder: Path, work) -> str | None:
@@ -166,6 +192,30 @@ def test_the_end_of_a_cell_is_known_however_it_ends(monkeypatch, tmp_path, work,
     assert (found["state"], found["text"].split(": see")[0]) == (state, text)
     assert failure == (None if state == "done" else found["text"])
     assert (tmp_path / "0007.log").read_text().startswith("seed=1\n")
+
+
+def hold(folder: Path) -> None:
+    """In a process of its own: a cell that goes on and on; its process is noted."""
+
+    def work() -> None:
+        (folder / "part").write_text(str(os.getpid()))
+        (folder / "part").rename(folder / "pid")
+        time.sleep(300)
+
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    with sweep.stopped_by_sigterm():
+        sweep._forked(work, folder / "log", "a cell")
+
+
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL], ids=lambda how: how.name)
+def test_a_cell_ends_with_the_process_that_started_it(tmp_path: Path, how: signal.Signals) -> None:
+    worker = forked(hold, tmp_path)
+    wait_for((tmp_path / "pid").exists)
+    cell = psutil.Process(int((tmp_path / "pid").read_text()))
+    os.kill(worker.pid, how)
+    worker.join(60)
+    assert worker.exitcode == (-how if how == signal.SIGKILL else 1)
+    wait_for(lambda: not alive([cell]), 60)
 
 
 def test_a_state_that_is_cut_short_is_no_state(tmp_path: Path, capsys) -> None:
@@ -227,8 +277,8 @@ def test_gpus_are_listed_without_torch(monkeypatch: pytest.MonkeyPatch, tmp_path
 
 # A cluster
 
-pytest.importorskip("submitit")
-STEPS = ["training.epochs=60", "training.checkpoint_seconds=0", "threads=1", "pair.m=100"]
+submitit = pytest.importorskip("submitit")
+STEPS = ["training.epochs=40", "training.checkpoint_seconds=0", "threads=1", "pair.m=100"]
 
 
 def record_of(folder: Path) -> dict:
@@ -238,9 +288,8 @@ def record_of(folder: Path) -> dict:
 
 
 def uninterrupted(tmp_path: Path) -> dict:
-    done = subprocess.run([sys.executable, "-m", "pubsel", "run", *CELL, *STEPS, "results=whole"], cwd=tmp_path,
-                          capture_output=True, text=True)  # fmt: skip
-    assert done.returncode == 0, done.stderr
+    whole = Command(tmp_path, "run", *CELL, *STEPS, "results=whole")
+    assert whole.code() == 0, whole.err
     return record_of(tmp_path / "whole")
 
 
@@ -266,25 +315,41 @@ def cluster(tmp_path: Path) -> dict[str, str]:
     return {"PATH": f"{tmp_path / 'slurm'}{os.pathsep}{os.environ['PATH']}"}
 
 
+def test_slurm_is_asked_for_what_the_settings_say(
+    tmp_path: Path, cluster: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PATH", cluster["PATH"])
+    scripts: list[str] = []
+    ended = SimpleNamespace(return_value=None)
+
+    def map_array(self, job: object, *arguments: list) -> list[SimpleNamespace]:
+        scripts.append(self._executor._make_submission_file_text("command", "name"))
+        return [SimpleNamespace(done=lambda: True, exception=lambda: None, result=lambda: ended) for _ in arguments[0]]
+
+    monkeypatch.setattr(submitit.AutoExecutor, "map_array", map_array)
+    assert main(["run", "-m", *CELL, "seed=0,1", "hydra/launcher=submitit_slurm", "hydra.launcher.partition=gpu",
+                 "hydra.launcher.gpus_per_node=2", "hydra.launcher.mem_gb=7", "hydra.launcher.timeout_min=90",
+                 "+hydra.launcher.additional_parameters.mail-type=END"]) == 0  # fmt: skip
+    (script,) = scripts
+    for asked in ("partition=gpu", "gpus-per-node=2", "mem=7GB", "time=90", "mail-type=END", "signal=USR2@120",
+                  "job-name=pubsel", "cpus-per-task=8"):  # fmt: skip
+        assert f"#SBATCH --{asked}\n" in script
+
+
 @pytest.mark.slow
-def test_a_run_that_is_preempted_ten_times_ends_with_the_same_record(tmp_path: Path, cluster: dict[str, str]) -> None:
-    process = started(tmp_path, "hydra/launcher=submitit_slurm", "hydra.launcher.partition=gpu",
-                      "hydra.launcher.gpus_per_node=2", "hydra.launcher.mem_gb=7", "hydra.launcher.timeout_min=90",
-                      "+hydra.launcher.additional_parameters.mail-type=END", *STEPS, **cluster)  # fmt: skip
+def test_a_run_that_is_preempted_three_times_ends_with_the_same_record(tmp_path: Path, cluster: dict[str, str]) -> None:
+    process = started(tmp_path, "hydra/launcher=submitit_slurm", *STEPS, **cluster)
     job = 0
-    for _ in range(10):
+    for _ in range(3):
         job = stop(tmp_path, job)
-    out, err = process.communicate(timeout=300)
-    assert process.returncode == 0, err
-    assert out.count("differentially private") == 1
+    assert process.code(300) == 0, process.err
+    assert process.out.count("differentially private") == 1
     (known,) = wait_for(lambda: [job for job in slurm.jobs(tmp_path / "slurm").values() if job["state"] == "COMPLETED"])
-    assert known["requeued"] == 10
-    asked = {"partition": "gpu", "gpus-per-node": "2", "mem": "7GB", "time": "90", "mail-type": "END",
-             "signal": "USR2@120", "job-name": "pubsel", "cpus-per-task": "8"}  # fmt: skip
-    assert {key: known["options"][key] for key in asked} == asked
+    assert known["requeued"] == 3
     assert record_of(tmp_path / "results") == uninterrupted(tmp_path)
     log = next(tmp_path.glob("results/runs/*/log.txt")).read_text()
-    assert log.count("interrupted") == 10
+    assert log.count("interrupted") == 3
 
 
 @pytest.mark.slow
@@ -295,10 +360,9 @@ def test_a_job_that_reaches_its_time_limit_too_often_fails_its_cell_alone(tmp_pa
     job = 0
     for _ in range(2):
         job = stop(tmp_path, job)
-    out, err = process.communicate(timeout=300)
-    assert process.returncode == 1
-    assert out.count("differentially private") == 1
-    (failed,) = err.split("pubsel: 1 cells failed:\n")[1].splitlines()
+    assert process.code(300) == 1
+    assert process.out.count("differentially private") == 1
+    (failed,) = process.err.split("pubsel: 1 cells failed:\n")[1].splitlines()
     why = "Job not requeued because: timed-out too many times"
     assert failed == f"  training.epochs=100000: {why}: raise hydra.launcher.max_num_timeout or timeout_min"
 
@@ -306,15 +370,14 @@ def test_a_job_that_reaches_its_time_limit_too_often_fails_its_cell_alone(tmp_pa
 @pytest.mark.slow
 def test_jobs_of_submitit_on_this_machine(tmp_path: Path) -> None:
     process = started(tmp_path, "hydra/launcher=submitit_local", "pair.m=100,5000")
-    out, err = process.communicate(timeout=300)
-    assert process.returncode == 1
-    assert out.count("differentially private") == 1
-    (failed,) = err.split("pubsel: 1 cells failed:\n")[1].splitlines()
+    assert process.code(300) == 1
+    assert process.out.count("differentially private") == 1
+    (failed,) = process.err.split("pubsel: 1 cells failed:\n")[1].splitlines()
     assert failed.startswith("  pair.m=5000: pair.m=5000: digits has only 500 images")
 
 
 def test_without_slurm_it_says_so(tmp_path: Path) -> None:
     process = started(tmp_path, "hydra/launcher=submitit_slurm", "seed=0,1", PATH="")
-    _, err = process.communicate(timeout=300)
-    assert process.returncode == 1
-    assert err == 'pubsel: hydra/launcher=submitit_slurm: Could not detect "srun", are you indeed on a slurm cluster?\n'
+    assert process.code() == 1
+    why = 'Could not detect "srun", are you indeed on a slurm cluster?'
+    assert process.err == f"pubsel: hydra/launcher=submitit_slurm: {why}\n"

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from pubsel.messages import UsageError, UserError
-from pubsel.models.clip import text_weights
+from pubsel.models.class_names import text_weights
 
 open_clip = pytest.importorskip("open_clip", reason="needs the extra clip")
 SMALL = {

@@ -1,12 +1,5 @@
 """The loop: what is sampled, what is added, and that a killed run ends like an uninterrupted one."""
 
-import json
-import os
-import re
-import signal
-import subprocess
-import sys
-import time
 from pathlib import Path
 
 import numpy as np
@@ -19,17 +12,19 @@ from pubsel import algorithms
 from pubsel.algorithms.dp_sgd import DPSGD
 from pubsel.algorithms.non_private import NonPrivate
 from pubsel.data import Split, Task
-from pubsel.gradients.matrix import PerExampleGradients
+from pubsel.gradients.matrix import PerExampleGradients, gpu_precision
 from pubsel.messages import UsageError, UserError
 from pubsel.models import small
 from pubsel.privacy.randomness import Secret, SystemEntropy, stream
+from pubsel.privacy.sampling import poisson_sample, schedule
 from pubsel.settings import CONF
 from pubsel.settings.keys import Training
-from pubsel.training.loop import fit, noisy_mean, poisson_sample, schedule
+from pubsel.training.loop import Job, Watch, fit, noisy_mean
+from tests.forked import Command
 from tests.synthetic import secret_named
 
-COMMAND = [sys.executable, "-m", "pubsel", "run", "+experiment=quickstart", "distance=none", "threads=1",
-           "training.epochs=12", "training.checkpoint_seconds=0"]  # fmt: skip
+COMMAND = ["run", "+experiment=quickstart", "training.epochs=5", "training.batch_size=1297", "distance=none",
+           "estimate=false", "threads=1"]  # fmt: skip
 
 
 def training(**changes):
@@ -60,8 +55,20 @@ class Float(torch.nn.Module):
 
 def train(tmp_path, algorithm=None, noise=0.0, secure=False, key="key", report=lambda p: None, **changes):
     model, problem, settings = network(), task(), training(**changes)
-    fit(model, problem, algorithm or DPSGD("dp_sgd", 1.0), schedule(50, settings), noise, settings, "name",
-        secret_named(key, secure), tmp_path / "checkpoint.pt", report)  # fmt: skip
+    fit(
+        model,
+        problem,
+        Job(
+            algorithm or DPSGD("dp_sgd", 1.0),
+            schedule(50, settings),
+            noise,
+            settings,
+            "name",
+            tmp_path / "checkpoint.pt",
+        ),
+        secret_named(key, secure),
+        Watch(report),
+    )
     return torch.cat([p.detach().flatten() for p in model.parameters()])
 
 
@@ -179,10 +186,10 @@ def test_every_step_draws_its_own_sample_and_noise_and_divides_by_the_batch_size
     """Weights written out from the streams of each step: sample, clipped gradients, noise, fixed denominator, SGD."""
     calls = []
 
-    def spy(mechanism, gradients, batch, noise_multiplier, source, batch_size, crew):
+    def spy(mechanism, gradients, batch, noise_multiplier, source, batch_size, processes):
         before = source.bit_generator.state
         calls.append((len(batch.x), noise_multiplier, batch_size, before["state"]["state"].tolist()))
-        return noisy_mean(mechanism, gradients, batch, noise_multiplier, source, batch_size, crew)
+        return noisy_mean(mechanism, gradients, batch, noise_multiplier, source, batch_size, processes)
 
     monkeypatch.setattr("pubsel.training.loop.noisy_mean", spy)
     found = train(tmp_path, noise=1.5, momentum=0.0, milestones=[])
@@ -293,54 +300,37 @@ def test_a_broken_checkpoint_is_named(tmp_path):
         train(tmp_path)
 
 
+class Evil:
+    """A pickle that makes a file when it is read."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return Path.touch, (self.path,)
+
+
+@pytest.mark.attack
+def test_a_checkpoint_runs_no_code(tmp_path):
+    payload = tmp_path / "payload"
+    torch.save({"step": 0, "seconds": 0.0, "release": {}, "parts": Evil(payload)}, tmp_path / "checkpoint.pt")
+    with pytest.raises(UserError, match=r"checkpoint\.pt cannot be read"):
+        train(tmp_path)
+    assert not payload.exists()
+
+
 def test_a_checkpoint_that_cannot_be_written_is_named(tmp_path):
     with pytest.raises(UserError, match="cannot write"):
         train(tmp_path / "absent")
 
 
-def records(folder: Path) -> list[dict]:
-    found = [json.loads(path.read_text()) for path in sorted(folder.glob("results/runs/*/result.json"))]
-    for record in found:
-        del record["seconds"], record["finished"], record["commit"]
-    return found
-
-
-@pytest.mark.slow
-def test_sigkill_at_any_moment_ends_in_the_same_record(tmp_path):
-    """Killed three times, wherever it is, then run to its end: the same record, weights and all, bit for bit."""
-    whole, killed = tmp_path / "whole", tmp_path / "killed"
-    whole.mkdir()
-    killed.mkdir()
-    subprocess.run(COMMAND, cwd=whole, check=True, capture_output=True)
-    for epoch in (1, 3, 6):
-        process = subprocess.Popen(COMMAND, cwd=killed, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)
-        assert process.stderr is not None
-        for line in process.stderr:
-            found = re.search(r"epoch +([\d.]+)", line)
-            if found and float(found[1]) >= epoch:
-                time.sleep(0.03 * epoch)
-                break
-        os.kill(process.pid, signal.SIGKILL)
-        process.communicate()
-        assert records(killed) == []
-    done = subprocess.run(COMMAND, cwd=killed, check=True, capture_output=True, text=True)
-    assert "epoch    1.0" not in done.stderr  # it went on, it did not start again
-    assert records(killed) == records(whole)
-    assert len(records(whole)) == 1
-    assert not list(killed.glob("results/runs/*/*.part"))
-
-
-@pytest.mark.slow
 def test_two_processes_train_one_cell_once(tmp_path):
-    processes = [
-        subprocess.Popen(COMMAND, cwd=tmp_path, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-        for _ in range(2)
-    ]
-    outputs = [process.communicate() for process in processes]
-    assert [process.returncode for process in processes] == [0, 0]
-    assert outputs[0][0] == outputs[1][0]
-    assert sum("epoch" in err for _, err in outputs) == 1
-    assert len(records(tmp_path)) == 1
+    """One waits for the other, and then finds it finished."""
+    both = [Command(tmp_path, *COMMAND) for _ in range(2)]
+    assert [one.code() for one in both] == [0, 0]
+    assert both[0].out == both[1].out
+    assert sum("epoch" in one.err for one in both) == 1
+    assert len(list(tmp_path.glob("results/runs/*/result.json"))) == 1
 
 
 @pytest.mark.gpu
@@ -351,8 +341,13 @@ def test_a_run_is_resumed_on_another_kind_of_device(tmp_path, devices):
 
     def part(device, report):
         model = network(torch.float32).to(device)
-        fit(model, task(), DPSGD("dp_sgd", 1.0), schedule(50, settings), 1.0, settings, "name",
-            secret_named(place=device), tmp_path / "checkpoint.pt", report)  # fmt: skip
+        fit(
+            model,
+            task(),
+            Job(DPSGD("dp_sgd", 1.0), schedule(50, settings), 1.0, settings, "name", tmp_path / "checkpoint.pt"),
+            secret_named(place=device),
+            Watch(report),
+        )
         return model
 
     def stop(progress):
@@ -373,8 +368,14 @@ def test_a_gpu_run_repeats_the_cpu_run(tmp_path):
     for device in ("cpu", "cuda"):
         (tmp_path / device).mkdir()
         model, settings = network(torch.float32).to(device), training()
-        fit(model, task(), DPSGD("dp_sgd", 1.0), schedule(50, settings), 1.0, settings, "name", secret_named(),
-            tmp_path / device / "checkpoint.pt", lambda p: None)  # fmt: skip
+        fit(
+            model,
+            task(),
+            Job(
+                DPSGD("dp_sgd", 1.0), schedule(50, settings), 1.0, settings, "name", tmp_path / device / "checkpoint.pt"
+            ),
+            secret_named(),
+        )
         found.append(torch.cat([p.detach().flatten().cpu() for p in model.parameters()]))
     torch.testing.assert_close(found[0], found[1], rtol=1e-4, atol=1e-5)
 
@@ -399,6 +400,9 @@ def test_lower_precision_on_a_gpu_never_reaches_private_gradients(monkeypatch, p
     noisy_mean(mechanism, gradients, problem.private, 1.0, stream("test", "noise"), 50)
     public = "tf32" if precision == "tf32" else "ieee"
     assert seen == [(20, public, public), (50, "ieee", "ieee")]
+    with gpu_precision("tf32"):
+        pass
+    assert (torch.backends.cuda.matmul.fp32_precision, torch.backends.cudnn.conv.fp32_precision) == ("ieee", "ieee")
 
 
 def test_more_steps_than_can_be_accounted_for_are_refused_at_once():

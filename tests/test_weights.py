@@ -82,7 +82,7 @@ def test_weights_of_a_text_tower_run_no_code(evil, tmp_path):
 
     from test_text import SMALL
 
-    from pubsel.models.clip import text_weights
+    from pubsel.models.class_names import text_weights
 
     (tmp_path / "pubsel-small.json").write_text(json.dumps(SMALL))
     open_clip.add_model_config(tmp_path)
@@ -95,7 +95,7 @@ def test_weights_of_a_text_tower_run_no_code(evil, tmp_path):
 @pytest.mark.attack
 def test_kept_files_of_a_run_run_no_code(evil):
     """A checkpoint, a first release and a finished model, which another process may have put there."""
-    from pubsel.commands.run import released_once
+    from pubsel.training.once import released_once
 
     path, made = evil
     with pytest.raises(UserError, match=r"evil\.pth cannot be read"):

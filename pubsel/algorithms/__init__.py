@@ -1,16 +1,16 @@
 """The seam between algorithms and the loop.
 
 An algorithm sees public data only. The loop in training.py sees private data only through a `Mechanism`, whose
-sensitivity is declared here and attacked in tests/test_algorithms.py. A new algorithm is one module with one dataclass
-(its fields are its settings) and one file in conf/algorithm that names it.
+sensitivity is declared by the algorithm and attacked in tests/test_algorithms.py. A new algorithm is one module with a
+subclass of `Algorithm`, a dataclass whose fields are its settings, and one file in conf/algorithm that names it.
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 import torch
-from hydra.utils import get_class
 from torch import Tensor, nn
 
 from pubsel.data import Split
@@ -19,7 +19,10 @@ from pubsel.messages import UsageError
 from pubsel.privacy.accountant import Plan
 from pubsel.privacy.randomness import SystemEntropy
 from pubsel.settings.keys import Labels
-from pubsel.settings.schema import check
+from pubsel.settings.methods import instance
+from pubsel.settings.schema import setting
+
+Random = Callable[[str, int], np.random.Generator]  # a reproducible stream for each purpose and step
 
 
 class Mechanism(NamedTuple):
@@ -47,7 +50,7 @@ class Mechanism(NamedTuple):
 class View(NamedTuple):
     """All that an algorithm may look at in a step: the current weights and the public data.
 
-    random(purpose, step) is a reproducible stream.
+    The labels of `public` may be of another task: `labels` and `labelled` say which of them count.
     """
 
     model: nn.Module
@@ -55,7 +58,7 @@ class View(NamedTuple):
     public: Split | None
     classes: int
     multi_label: bool  # labels of the private task are 0/1 rows
-    random: Callable[[str, int], np.random.Generator]
+    random: Random
     batch_size: int = 1  # expected, public
     start: Tensor | None = None  # [p], the weights before the first private step
     steps: int = 1  # in all
@@ -64,19 +67,16 @@ class View(NamedTuple):
 
     def labels(self, choice: Labels, redraw: int, name: str) -> Tensor:
         """Labels of the public images for a method that takes random ones too: drawn anew for each `redraw`, the given
-        ones, or, with auto, the given ones where they are of the private task."""
-        if self.public is None:
-            raise UsageError(f"algorithm={name} needs public data: give pair.public=NAME")
+        ones, or, with auto, the given ones if they are of the private task."""
         if choice == Labels.given or (choice == Labels.auto and self.same_task):
             return self.labelled(name).y
-        x = self.public.x
+        x = needed(self.public, name).x
         return random_labels(self.random("labels", redraw), len(x), self.classes, self.multi_label).to(x.device)
 
     def labelled(self, name: str) -> Split:
-        """The public data, for an algorithm `name` that needs its labels; UsageError where they are not of the task."""
-        if self.public is None:
-            raise UsageError(f"algorithm={name} needs public data: give pair.public=NAME")
-        y = self.public.y
+        """The public data, for an algorithm `name` that needs its labels; UsageError if they are not of the task."""
+        public = needed(self.public, name)
+        y = public.y
         found = y.shape[1] if y.dim() == 2 else int(y.max()) + 1
         other = not self.same_classes or (y.dim() == 2) != self.multi_label
         if other or found > self.classes or (self.multi_label and found < self.classes):
@@ -84,7 +84,14 @@ class View(NamedTuple):
                 f"algorithm={name} needs public labels of the private task; those of pair.public are others: "
                 "set pair.take=train with the private data as pair.public, or take another algorithm"
             )
-        return self.public
+        return public
+
+
+def needed(public: Split | None, name: str) -> Split:
+    """The public data, for the algorithm `name`, which cannot do without; UsageError if there are none."""
+    if public is None:
+        raise UsageError(f"algorithm={name} needs public data: give pair.public=NAME")
+    return public
 
 
 class Frozen(nn.Module):
@@ -121,25 +128,72 @@ class Release(NamedTuple):
     size: int
 
 
-class Algorithm(Protocol):
-    """Settings of one method, and the mechanism that they make of the public data at each step."""
+@dataclass
+class Algorithm:
+    """The settings that every method has, and what the loop asks of it. A method is a subclass, a dataclass whose
+    fields are its settings; it overrides what is different."""
 
-    name: str
+    name: str = setting("its name in records and tables")
+
+    private = True  # False: no noise, no guarantee
 
     @property
-    def uses_public(self) -> bool:  # False: pair.public is ignored and recorded as none
-        ...
+    def uses_public(self) -> bool:
+        """Whether public data is read. A subclass says `uses_public = False` if not: then pair.public is ignored and
+        recorded as none."""
+        return True
 
-    @property
-    def private(self) -> bool:  # False: no noise, no guarantee
-        ...
+    def sensitivity(self) -> float:
+        """By how much, in L2, one private example more or less moves the sum of a step, whatever the example is. 0: no
+        private example is read."""
+        raise NotImplementedError(f"{type(self).__name__} declares no sensitivity")
 
-    def mechanism(self, view: View, step: int) -> Mechanism: ...
+    def mechanism(self, view: View, step: int) -> Mechanism:
+        """What is summed over private rows in a step, and how the noisy mean is decoded."""
+        raise NotImplementedError(f"{type(self).__name__} takes no private step")
 
-    def sensitivity(self) -> float: ...
+    def numbers(self, view: View) -> int:
+        """How many numbers a step holds beside the rows of one pass, to estimate memory: by default, a gradient of
+        public data and what is made of it."""
+        return 2 * view.gradients.size if self.uses_public else 0
 
-    def numbers(self, view: View) -> int:  # held beside the rows of one pass, to estimate memory
-        ...
+    def row_weighted(
+        self,
+        view: View,
+        weights: Callable[[GradientMatrix], Tensor],
+        decode: Callable[[Tensor], Tensor],
+        columns: Tensor | None = None,
+        shared: tuple[Tensor, ...] = (),
+    ) -> Mechanism:
+        """The mechanism that sums the rows of G [n, p], each times its weight.
+
+        weights: G -> [n], float64; the weight of a row may depend on that row and on public data alone, and
+            `sensitivity` bounds the norm of a weighted row.
+        columns: [p], of public data: each row is multiplied by it too, column by column.
+        decode, shared: as in `Mechanism`; what public data put into `weights` and `columns` is shared.
+        """
+        return Mechanism(
+            clipped_sum=lambda gradients: weighted_sum(gradients, weights(gradients), columns),
+            decode=decode,
+            sensitivity=self.sensitivity(),
+            size=view.gradients.size,
+            contributions=lambda gradients: weighted_rows(gradients, weights(gradients), columns),
+            shared=shared,
+        )
+
+
+def weighted_sum(gradients: GradientMatrix, weights: Tensor, columns: Tensor | None = None) -> Tensor:
+    """weights [n] times G [n, p], and each column times that of `columns` [p] -> float64 [p]. A sum in float64: with
+    rows whose weighted norm is at most 1, one of them moves it by at most 1 + `privacy.ROUNDING`."""
+    total = gradients.combine(weights)
+    return total if columns is None else total * columns
+
+
+def weighted_rows(gradients: GradientMatrix, weights: Tensor, columns: Tensor | None = None) -> Tensor:
+    """The rows that `weighted_sum` adds up, [n, p]."""
+    rows = gradients.written_out(torch.ones_like(weights, dtype=torch.bool))
+    rows = rows if columns is None else rows * columns
+    return rows * weights.to(gradients.dtype)[:, None]
 
 
 @runtime_checkable
@@ -147,9 +201,7 @@ class Freezes(Protocol):
     """An algorithm that trains a linear classifier on features, after a map that it fixes first. One that returns a
     `Release` also has `first_share`, its share of the budget."""
 
-    def frozen(
-        self, public: Split | None, d: int, random: Callable[[str, int], np.random.Generator]
-    ) -> Frozen | Release:
+    def frozen(self, public: Split | None, d: int, random: Random) -> Frozen | Release:
         """public: features [m, d] with labels."""
         ...
 
@@ -181,10 +233,4 @@ class Solves(Protocol):
 
 def build(settings: dict[str, Any]) -> Algorithm:
     """The algorithm that `_target_` names, with its settings checked; UsageError names the key at fault."""
-    values = dict(settings)
-    target = values.pop("_target_", None)
-    try:
-        cls = get_class(target)  # type: ignore[arg-type]
-    except Exception as error:
-        raise UsageError(f"algorithm._target_={target}: {str(error).splitlines()[0]}") from None
-    return check(cls, values, "algorithm")
+    return instance("algorithm", Algorithm, settings)

@@ -4,17 +4,15 @@ arXiv:2203.11481, Algorithm 2; with its ablations (NGD, fully private) and its b
 Losses, gradients and learning rates are of SUMS over examples, as in the paper.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
-from typing import ClassVar
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from pubsel.algorithms import Frozen, Mechanism, View
-from pubsel.algorithms.dp_sgd import clipped_rows, clipped_sum
+from pubsel.algorithms import Frozen, Mechanism, Random, View, weighted_rows
+from pubsel.algorithms.dp_sgd import Clipping, clip_weights
 from pubsel.data import Split
 from pubsel.gradients.matrix import Engine
 from pubsel.messages import UsageError, UserError
@@ -87,134 +85,127 @@ def project(rows: Tensor, basis: Tensor, inside: bool) -> Tensor:
 
 
 @dataclass
-class AdaMix:
-    """Settings of AdaMix. Public data starts it (pretrain_epochs), is added to each step (public_gradient), sets the
-    threshold (clip_norm null) and the subspace (rank). With the first two alone it is NGD; with none, noisy gradient
-    descent from zero (fully private)."""
+class OnFeatures(Clipping):
+    """What methods have in common that train a linear classifier on features of norm 1."""
 
-    name: str = setting("its name in records and tables")
     unit: bool = setting("features are divided by their norms")
-    pretrain_epochs: int = setting(
-        "full-batch epochs on public data before private training; 0: weights stay zero", at_most=MOST_EPOCHS
-    )
+
+    def frozen(self, public: Split | None, d: int, random: Random) -> Frozen:
+        return Frozen(unit=self.unit)
+
+
+@dataclass
+class AdaMix(OnFeatures):
+    """Settings of AdaMix and its ablations."""
+
+    pretrain_epochs: int = setting("full-batch epochs on public data first", at_least=0, at_most=MOST_EPOCHS)
     pretrain_rate: float = setting("their learning rate, on sums", over=0)
-    one_pass: float | None = setting("instead: one pass of SGD, this being the strong convexity (Algorithm 3)", over=0)
-    public_gradient: bool = setting("add the public gradient to every step")
-    clip_norm: float | None = setting("fixed bound on an example's gradient; null: from public gradients", over=0)
-    quantile: float = setting("clip_norm null: quantile of the norms of the public gradients", over=0, at_most=1)
+    one_pass: float | None = setting(
+        "pre-train by one pass of this strong convexity (Algorithm 3); null: pretrain_epochs", over=0
+    )
+    public_gradient: bool = setting("add the public gradient to the private one at each step")
+    clip_norm: float | None = setting("fixed clip norm; null: a quantile of the public gradients' norms", over=0)
+    quantile: float = setting("which quantile", over=0, at_most=1)
     rank: int | None = setting("feature dimensions that the private gradient is projected on; null: all", at_least=1)
     weight_decay: float = setting("lambda, of the summed loss", at_least=0)
     centre: Centre = setting("weights decay to zero, or to the start of private training")
-    class_names: list[str] | None = setting(
-        "zero-shot start from the names of the classes, in order; null: none", default=None
-    )
-    text_model: str = setting("class_names: open_clip's name of the backbone", default="RN50")
-    text_weights: str | None = setting("class_names: its published weights by name, or a file", default="openai")
-    text_scale: float = setting("class_names: beta, the norm of each class's weights", over=0, default=100.0)
-
-    private: ClassVar[bool] = True
 
     @property
     def uses_public(self) -> bool:
         starts = self.pretrain_epochs > 0 or self.one_pass is not None
         return starts or self.public_gradient or self.clip_norm is None or self.rank is not None
 
-    def sensitivity(self) -> float:
-        """Clipped to tau and divided by it, one row more or less moves the sum by at most 1; tau is public. The paper
-        projects before it adds noise: an isotropic Gaussian projected is the same as Gaussian noise on the projected
-        gradient, so the projection is left to `decode`, and cannot enlarge the release."""
-        return 1.0
-
     def numbers(self, view: View) -> int:
         return 4 * view.gradients.size
 
-    def frozen(self, public: Split | None, d: int, random: Callable[[str, int], np.random.Generator]) -> Frozen:
+    def frozen(self, public: Split | None, d: int, random: Random) -> Frozen:
         if self.rank is not None and self.rank >= d:
             raise UsageError(f"algorithm.rank={self.rank} projects nothing out of {d} features: lower it, or set null")
-        return Frozen(unit=self.unit)
+        return super().frozen(public, d, random)
 
     def pretrain(self, view: View) -> None:
-        if self.class_names:
-            self._start_from_text(view, self.class_names)
         if self.one_pass is not None:
             one_pass(view, view.labelled(self.name), self.one_pass, radius=1e3)
         elif self.pretrain_epochs:
             train_on_public(view, view.labelled(self.name), self.pretrain_epochs, self.pretrain_rate)
 
-    def _start_from_text(self, view: View, names: list[str]) -> None:
-        from pubsel.models.clip import text_weights
-
-        found = text_weights(names, self.text_model, self.text_weights, self.text_scale)
-        weight = self._weight(view)
-        if found.shape != weight.shape:
-            raise UsageError(
-                f"algorithm.class_names: {len(found)} names, embeddings of {found.shape[1]} dimensions; the task has "
-                f"{len(weight)} classes and {weight.shape[1]} features: name each class, and take the same CLIP"
-            )
-        weight.copy_(found)
-
     def mechanism(self, view: View, step: int) -> Mechanism:
+        """The paper projects before it adds noise. An isotropic Gaussian projected is the same as Gaussian noise on the
+        projected gradient, so the projection is left to `decode`, and cannot enlarge the release."""
         w = flat(view.model)
         shift = self.weight_decay * (w - view.start if self.centre == Centre.start and view.start is not None else w)
         basis: tuple[Tensor, bool] | None = None
         bound = self.clip_norm
+
+        # what public data say at the current weights: the clip norm, the subspace, a gradient
         if self.public_gradient or bound is None or self.rank is not None:
             norms: list[Tensor] = []
             gradient = public_gradient(view.gradients, view.labelled(self.name), norms)
             if bound is None:
                 bound = max(float(torch.cat(norms).quantile(self.quantile)), 1e-12)
-            weight = self._weight(view)
+            weight = weight_of(view)
             if self.rank is not None and self.rank < weight.shape[1]:
                 whole = gradient[: weight.numel()].view_as(weight)
                 basis = subspace_around(whole, self.rank, view.random("directions", step))
             if self.public_gradient:
                 shift = shift + gradient
-        tau = torch.tensor(bound, dtype=torch.float64)
 
         def kept(rows: Tensor) -> Tensor:  # [..., p]: projected, the bias as it is
             if basis is None:
                 return rows
-            c, d = self._weight(view).shape
+            c, d = weight_of(view).shape
             weights = project(rows[..., : c * d].unflatten(-1, (c, d)), *basis)
             return torch.cat([weights.flatten(-2), rows[..., c * d :]], dim=-1)
 
-        return Mechanism(
-            clipped_sum=lambda gradients: clipped_sum(gradients, tau.item()),
-            decode=lambda mean: kept(mean * view.batch_size * tau.item()) + shift,
-            sensitivity=self.sensitivity(),
-            size=view.gradients.size,
-            contributions=lambda gradients: kept(clipped_rows(gradients, tau.item())),
-            shared=(tau,),
+        plain = self.clipped(view, bound)
+        return plain._replace(
+            decode=lambda mean: kept(plain.decode(mean * view.batch_size)) + shift,
+            contributions=lambda gradients: kept(weighted_rows(gradients, clip_weights(gradients, bound))),
         )
 
-    def _weight(self, view: View) -> Tensor:  # [C, d]
-        return next(view.model.parameters()).detach()
+
+def weight_of(view: View) -> Tensor:
+    """Weights [C, d] of the linear classifier."""
+    return next(view.model.parameters()).detach()
 
 
 @dataclass
-class OnlyPublic:
+class AdaMixCLIP(AdaMix):
+    """AdaMix that starts from CLIP's embeddings of the names of the classes (Section 3.3), before it sees an image."""
+
+    class_names: list[str] | None = setting("the names of the classes, in order; null: start at zero")
+    text_model: str = setting("open_clip's name of the backbone")
+    text_weights: str | None = setting("its published weights by name, or a file")
+    text_scale: float = setting("beta, the norm of each class's weights", over=0)
+
+    def pretrain(self, view: View) -> None:
+        from pubsel.models.class_names import text_weights
+
+        if self.class_names:
+            start, weight = (
+                text_weights(self.class_names, self.text_model, self.text_weights, self.text_scale),
+                weight_of(view),
+            )
+            if start.shape != weight.shape:
+                raise UsageError(
+                    f"algorithm.class_names: {len(start)} names, embeddings of {start.shape[1]} dimensions; the task "
+                    f"has {len(weight)} classes and {weight.shape[1]} features: name each class, and take the same CLIP"
+                )
+            weight.copy_(start)
+        super().pretrain(view)
+
+
+@dataclass
+class OnlyPublic(OnFeatures):
     """Training on public data alone: private examples are not read, so the guarantee is epsilon 0."""
 
-    name: str = setting("its name in records and tables")
-    unit: bool = setting("features are divided by their norms")
     pretrain_epochs: int = setting("full-batch epochs", at_least=1, at_most=MOST_EPOCHS)
     pretrain_rate: float = setting("their learning rate, on sums", over=0)
     weight_decay: float = setting("lambda, of the summed loss", at_least=0)
 
-    uses_public: ClassVar[bool] = True
-    private: ClassVar[bool] = True
-
     def sensitivity(self) -> float:
+        """No private example is read."""
         return 0.0
-
-    def numbers(self, view: View) -> int:
-        return 2 * view.gradients.size
-
-    def frozen(self, public: Split | None, d: int, random: Callable[[str, int], np.random.Generator]) -> Frozen:
-        return Frozen(unit=self.unit)
 
     def pretrain(self, view: View) -> None:
         train_on_public(view, view.labelled(self.name), self.pretrain_epochs, self.pretrain_rate, self.weight_decay)
-
-    def mechanism(self, view: View, step: int) -> Mechanism:
-        raise NotImplementedError("no private step is taken")

@@ -4,15 +4,13 @@ the noisy private gradient is mixed with the public one."""
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 
-from pubsel.algorithms import Mechanism, View
+from pubsel.algorithms import Mechanism, View, needed
 from pubsel.algorithms.adamix import public_gradient
-from pubsel.algorithms.dp_sgd import DPSGD
+from pubsel.algorithms.dp_sgd import Clipping
 from pubsel.data import Split
-from pubsel.messages import UsageError
 from pubsel.settings.keys import Labels
 from pubsel.settings.schema import setting
 
@@ -23,10 +21,9 @@ def alpha(step: int, steps: int, cycle: float | None, constant: float) -> float:
 
 
 @dataclass
-class DPMD:
+class DPMD(Clipping):
     """Settings of DP-MD."""
 
-    name: str = setting("its name in records and tables")
     clip_norm: float = setting("bound C on the L2 norm of a private example's gradient", at_least=1e-12)
     cycle: float | None = setting(
         "K of alpha_t = cos(pi t / (K T)), the weight of the private gradient, never negative from K = 2 on; "
@@ -39,23 +36,12 @@ class DPMD:
         "of the public images: random, given (their own, of the private task), or auto: given if they are"
     )
 
-    uses_public: ClassVar[bool] = True
-    private: ClassVar[bool] = True
-
-    def sensitivity(self) -> float:
-        """The private sum is DP-SGD's; the public gradient is added after the noise."""
-        return 1.0
-
-    def numbers(self, view: View) -> int:
-        return 2 * view.gradients.size
-
     def mechanism(self, view: View, step: int) -> Mechanism:
-        if view.public is None:
-            raise UsageError(f"algorithm={self.name} needs public data: give pair.public=NAME")
+        x = needed(view.public, self.name).x
         y = view.labels(self.labels, 0, self.name)
         drawn = view.random("public batch", step if self.fresh else 0).permutation(len(y))[: self.public_batch]
         chosen = torch.from_numpy(drawn).to(y.device)
         weight = alpha(step, view.steps, self.cycle, self.alpha)
-        public = public_gradient(view.gradients, Split(view.public.x[chosen], y[chosen])) / len(chosen)  # [p]
-        plain = DPSGD(self.name, self.clip_norm).mechanism(view, step)
+        public = public_gradient(view.gradients, Split(x[chosen], y[chosen])) / len(chosen)  # [p]
+        plain = self.clipped(view, self.clip_norm)  # the public gradient is added after the noise
         return plain._replace(decode=lambda mean: weight * plain.decode(mean) + (1 - weight) * public)

@@ -2,52 +2,56 @@
 CCS 2016, arXiv:1607.00133, Algorithm 1. GEP's tables call it GP."""
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from pubsel.algorithms import Mechanism, View
+from pubsel.algorithms import Algorithm, Mechanism, View, weighted_sum
 from pubsel.gradients.matrix import GradientMatrix, clip_factors
 from pubsel.settings.schema import setting
 
 
-def clipped_sum(gradients: GradientMatrix, bound: float) -> Tensor:
-    """Sum of the rows of G [n, p], each clipped to L2 norm `bound` and divided by it -> float64 [p].
-
-    Sensitivity 1: one row more or less adds or removes one vector of norm at most 1; in floating point at most
-    1 + `privacy.ROUNDING`, since the sum is in float64.
-    """
-    return gradients.combine(clip_factors(gradients.row_norms(), bound) / bound)
+def clip_weights(gradients: GradientMatrix, bound: float, columns: Tensor | None = None) -> Tensor:
+    """Weights [n] with which the rows of G [n, p], their columns times `columns` [p] if given, have L2 norm at most 1:
+    each is clipped to `bound` and divided by it."""
+    norms = gradients.row_norms() if columns is None else gradients.scaled_norms(columns)
+    return clip_factors(norms, bound) / bound
 
 
-def clipped_rows(gradients: GradientMatrix, bound: float) -> Tensor:
-    """The rows that `clipped_sum` adds up, [n, p]."""
-    weights = clip_factors(gradients.row_norms(), bound) / bound  # [n]
-    return gradients.written_out(torch.ones_like(weights, dtype=torch.bool)) * weights.to(gradients.dtype)[:, None]
+def clipped_sum(gradients: GradientMatrix, bound: float, columns: Tensor | None = None) -> Tensor:
+    """Sum of the rows of G [n, p], each clipped to L2 norm `bound` and divided by it -> float64 [p]."""
+    return weighted_sum(gradients, clip_weights(gradients, bound, columns), columns)
 
 
 @dataclass
-class DPSGD:
-    """Settings of DP-SGD."""
-
-    name: str = setting("its name in records and tables")
-    clip_norm: float = setting("bound C on the L2 norm of an example's gradient", at_least=1e-12)
-
-    uses_public: ClassVar[bool] = False
-    private: ClassVar[bool] = True
+class Clipping(Algorithm):
+    """What methods have in common that sum rows clipped to a bound, of public data or fixed."""
 
     def sensitivity(self) -> float:
+        """Rows are clipped to the bound and divided by it: one row more or less adds or removes one vector of norm at
+        most 1. The bound depends on no private example."""
         return 1.0
 
-    def numbers(self, view: View) -> int:
-        return 0
+    def clipped(self, view: View, bound: float | Tensor, columns: Tensor | None = None) -> Mechanism:
+        """The mechanism of DP-SGD: rows of G [n, p] clipped to `bound`, after multiplication by `columns` [p] if these
+        are given; decoded to the mean of the clipped rows."""
+        tau = torch.as_tensor(bound, dtype=torch.float64, device="cpu")
+        return self.row_weighted(
+            view,
+            lambda gradients: clip_weights(gradients, tau.item(), columns),
+            lambda mean: mean * tau.item(),
+            columns,
+            shared=(tau,) if columns is None else (tau, columns),
+        )
+
+
+@dataclass
+class DPSGD(Clipping):
+    """Settings of DP-SGD."""
+
+    clip_norm: float = setting("bound C on the L2 norm of an example's gradient", at_least=1e-12)
+
+    uses_public = False
 
     def mechanism(self, view: View, step: int) -> Mechanism:
-        return Mechanism(
-            clipped_sum=lambda gradients: clipped_sum(gradients, self.clip_norm),
-            decode=lambda mean: mean * self.clip_norm,
-            sensitivity=self.sensitivity(),
-            size=view.gradients.size,
-            contributions=lambda gradients: clipped_rows(gradients, self.clip_norm),
-        )
+        return self.clipped(view, self.clip_norm)

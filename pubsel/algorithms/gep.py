@@ -5,13 +5,12 @@ import math
 from dataclasses import dataclass
 from enum import Enum
 from itertools import pairwise
-from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from pubsel.algorithms import Mechanism, View
-from pubsel.algorithms.dp_sgd import clipped_rows, clipped_sum
+from pubsel.algorithms import Algorithm, Mechanism, View, needed, weighted_rows
+from pubsel.algorithms.dp_sgd import clip_weights, clipped_sum
 from pubsel.gradients.matrix import Basis, DenseGradients, GradientMatrix, clip_factors, gpu_precision
 from pubsel.gradients.subspace import allocate, orthonormal, power_basis
 from pubsel.messages import UsageError
@@ -65,18 +64,18 @@ def clipped_parts(
     """The rows (embedding, residual) [n, k + p] that the two sums add up, all residuals written out; None: [n, k]."""
     w = gradients.project(basis)
     every = torch.ones(len(w), dtype=torch.bool, device=w.device)
-    embeddings = clipped_rows(DenseGradients(w.clone()), clip_embedding)
-    if clip_residual is None:
-        return embeddings
-    residuals = DenseGradients(gradients.written_out(every) - basis.expand(w))
-    return torch.cat([embeddings, clipped_rows(residuals, clip_residual)], dim=1)
+    embeddings = DenseGradients(w.clone())
+    parts = [weighted_rows(embeddings, clip_weights(embeddings, clip_embedding))]
+    if clip_residual is not None:
+        residuals = DenseGradients(gradients.written_out(every) - basis.expand(w))
+        parts.append(weighted_rows(residuals, clip_weights(residuals, clip_residual)))
+    return torch.cat(parts, dim=1)
 
 
 @dataclass
-class GEP:
+class GEP(Algorithm):
     """Settings of GEP and Biased GEP."""
 
-    name: str = setting("its name in records and tables")
     k: int = setting("basis vectors in all", at_least=1)
     clip_embedding: float = setting("bound S1 on the L2 norm of an example's embedding", at_least=1e-12)
     clip_residual: float = setting("bound S2 on the L2 norm of an example's residual", at_least=1e-12)
@@ -91,9 +90,6 @@ class GEP:
         "of passes and products over public data, which only choose the subspace; tf32: of GPUs; "
         "bfloat16: many times slower on a CPU that cannot multiply it"
     )
-
-    uses_public: ClassVar[bool] = True
-    private: ClassVar[bool] = True
 
     def sensitivity(self) -> float:
         """Embedding and residual, each scaled to norm at most 1, are released as ONE vector: sqrt(1 + 1), or 1."""
@@ -136,9 +132,7 @@ class GEP:
 
     def basis(self, view: View, step: int) -> Basis:
         """The anchor subspace at the current weights, from public images alone; groups of columns as configured."""
-        public = view.public
-        if public is None:
-            raise UsageError(f"algorithm={self.name} needs public data: give pair.public=NAME")
+        public = needed(view.public, self.name)
         if self.k > len(public.x):
             raise UsageError(
                 f"algorithm.k={self.k} is more than the {len(public.x)} public examples: "

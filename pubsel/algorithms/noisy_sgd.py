@@ -16,7 +16,7 @@ import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import Enum
-from typing import ClassVar, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from scipy.special import expit, softmax
 from torch import Tensor
 
-from pubsel.algorithms import Frozen, Mechanism, View
+from pubsel.algorithms import Algorithm, Frozen, Random, View, needed
 from pubsel.algorithms.pillar import public_pca
 from pubsel.data import Split
 from pubsel.messages import UsageError
@@ -190,18 +190,14 @@ LossName = Enum("LossName", ["logistic", "hinge"])
 
 
 @dataclass
-class NoisySGD:
+class NoisySGD(Algorithm):
     """Settings of PILLAR with Algorithm 2 for two classes: public PCA, rows of norm 1, noisy_sgd."""
 
-    name: str = setting("its name in records and tables")
     k: int = setting("dimensions that are left", at_least=1)
     loss: LossName = setting("logistic, or the scaled hinge")
     margin: float = setting("hinge: the margin that it asks for", over=0, at_most=1)
     beta: float = setting("the chance that no run is good; ceil(log(1 / beta)) runs", over=0, below=1)
     steps: int = setting("of each run; training.* is not used", at_least=1)
-
-    uses_public: ClassVar[bool] = True
-    private: ClassVar[bool] = True
 
     def sensitivity(self) -> float:
         """Of a step's sum; the noise multiplier is in units of it."""
@@ -213,10 +209,8 @@ class NoisySGD:
     def _loss(self) -> Loss:
         return LOGISTIC if self.loss == LossName.logistic else hinge(self.margin)
 
-    def frozen(self, public: Split | None, d: int, random: Callable[[str, int], np.random.Generator]) -> Frozen:
-        if public is None:
-            raise UsageError(f"algorithm={self.name} needs public data: give pair.public=NAME")
-        made = public_pca(public.x, self.k)
+    def frozen(self, public: Split | None, d: int, random: Random) -> Frozen:
+        made = public_pca(needed(public, self.name).x, self.k)
         return Frozen(made.shift, made.projection, unit=True)
 
     def solve(self, private: Split, epsilon: float, delta: float, source: Source) -> tuple[Tensor, Plan]:
@@ -229,6 +223,3 @@ class NoisySGD:
         found = noisy_sgd(private.x.double().numpy(), y, self._loss(), epsilon, delta, self.beta, self.steps, source)
         w = torch.from_numpy(found.w).float()
         return torch.stack([-w, w]), found.base._replace(epsilon=found.epsilon, claimed_epsilon=epsilon)
-
-    def mechanism(self, view: View, step: int) -> Mechanism:
-        raise NotImplementedError("it has a loop of its own")

@@ -1,33 +1,23 @@
 """SGD without clipping and without noise, in the same loop: the ceiling that private learning is measured against."""
 
+import math
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 
-from pubsel.algorithms import Mechanism, View
-from pubsel.settings.schema import setting
+from pubsel.algorithms import Algorithm, Mechanism, View
 
 
 @dataclass
-class NonPrivate:
+class NonPrivate(Algorithm):
     """It has no settings."""
 
-    name: str = setting("its name in records and tables")
-
-    uses_public: ClassVar[bool] = False
-    private: ClassVar[bool] = False
+    uses_public = False
+    private = False
 
     def sensitivity(self) -> float:
-        return float("inf")
-
-    def numbers(self, view: View) -> int:
-        return 0
+        """Rows are not clipped."""
+        return math.inf
 
     def mechanism(self, view: View, step: int) -> Mechanism:
-        return Mechanism(
-            clipped_sum=lambda gradients: gradients.combine(torch.ones_like(gradients.row_norms())),
-            decode=lambda mean: mean,
-            sensitivity=self.sensitivity(),
-            size=view.gradients.size,
-        )
+        return self.row_weighted(view, lambda gradients: torch.ones_like(gradients.row_norms()), lambda mean: mean)

@@ -5,10 +5,8 @@ All are DP-SGD for a linear classifier on projected features; they differ in whe
 """
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
-from typing import ClassVar
 
 import numpy as np
 import torch
@@ -17,8 +15,8 @@ from sklearn.preprocessing import StandardScaler
 from sklearn.random_projection import GaussianRandomProjection
 from torch import Tensor
 
-from pubsel.algorithms import Frozen, Mechanism, Release, View
-from pubsel.algorithms.dp_sgd import DPSGD
+from pubsel.algorithms import Frozen, Mechanism, Random, Release, View, needed
+from pubsel.algorithms.dp_sgd import Clipping
 from pubsel.data import Split
 from pubsel.gradients.matrix import clip_factors, row_norms
 from pubsel.gradients.subspace import from_triangle, triangle
@@ -83,18 +81,15 @@ def noisy_covariance(public: Tensor, k: int) -> Release:
 
 
 @dataclass
-class Pillar:
+class Pillar(Clipping):
     """Settings of PILLAR, of DP-SGD after a random projection (jl), and after a private PCA (dp_pca)."""
 
-    name: str = setting("its name in records and tables")
     projection: Projection = setting(
         "pca: of the public features (PILLAR); jl: random; dp_pca: of the private features"
     )
     k: int = setting("dimensions that are left", at_least=1)
     clip_norm: float = setting("bound C on the L2 norm of an example's gradient", at_least=1e-12)
     share: float = setting("dp_pca: share of epsilon and of delta for the PCA", at_least=0, below=1)
-
-    private: ClassVar[bool] = True
 
     @property
     def uses_public(self) -> bool:
@@ -106,25 +101,16 @@ class Pillar:
         """Of epsilon and delta, for what is released before training."""
         return self.share if self.projection == Projection.dp_pca else 0.0
 
-    def sensitivity(self) -> float:
-        """One row more or less adds or removes one vector of norm at most 1, as in DP-SGD."""
-        return 1.0
-
     def numbers(self, view: View) -> int:
         return 0
 
-    def frozen(
-        self, public: Split | None, d: int, random: Callable[[str, int], np.random.Generator]
-    ) -> Frozen | Release:
+    def frozen(self, public: Split | None, d: int, random: Random) -> Frozen | Release:
         if self.k > d:
             raise UsageError(f"algorithm.k={self.k} is more than the {d} features: lower algorithm.k")
         if self.projection == Projection.jl:
             return random_projection(d, self.k, int(random("projection", 0).integers(2**31)))
-        if public is None:
-            raise UsageError(f"algorithm={self.name} needs public data: give pair.public=NAME")
-        if self.projection == Projection.pca:
-            return public_pca(public.x, self.k)
-        return noisy_covariance(public.x, self.k)
+        release = public_pca if self.projection == Projection.pca else noisy_covariance
+        return release(needed(public, self.name).x, self.k)
 
     def mechanism(self, view: View, step: int) -> Mechanism:
-        return DPSGD(self.name, self.clip_norm).mechanism(view, step)
+        return self.clipped(view, self.clip_norm)

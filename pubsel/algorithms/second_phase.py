@@ -4,13 +4,12 @@ private data by DP-SGD."""
 
 from dataclasses import dataclass
 from enum import Enum
-from typing import ClassVar
 
 import torch
 from torch import nn
 
-from pubsel.algorithms import Mechanism, View
-from pubsel.algorithms.dp_sgd import DPSGD
+from pubsel.algorithms import Mechanism, View, needed
+from pubsel.algorithms.dp_sgd import Clipping
 from pubsel.data import Split
 from pubsel.gradients.per_example import losses_of
 from pubsel.messages import UsageError, UserError
@@ -38,10 +37,9 @@ def supervised(model: nn.Module, public: Split, epochs: int, batch_size: int, ra
 
 
 @dataclass
-class SecondPhase:
+class SecondPhase(Clipping):
     """Settings of second-phase pre-training and of the private fine-tuning after it."""
 
-    name: str = setting("its name in records and tables")
     clip_norm: float = setting("DP-SGD: bound C on the L2 norm of an example's gradient", at_least=1e-12)
     public_rate: float = setting(
         "learning rate of Adam on public data; the paper: 3e-3 transformers, 5e-5 CNNs", over=0, at_most=1e6
@@ -53,21 +51,12 @@ class SecondPhase:
         "afterwards; auto: own where public and private data are one set, else temporary"
     )
 
-    uses_public: ClassVar[bool] = True
-    private: ClassVar[bool] = True
-
-    def sensitivity(self) -> float:
-        """That of DP-SGD: the public phase reads no private example."""
-        return 1.0
-
     def numbers(self, view: View) -> int:
         return 3 * view.gradients.size  # gradient and moments of Adam
 
     def pretrain(self, view: View) -> None:
         """Section 5.1, Equation 3: theta_0 from public images and labels."""
-        public, model = view.public, view.model
-        if public is None:
-            raise UsageError(f"algorithm={self.name} needs public data: give pair.public=NAME")
+        public, model = needed(view.public, self.name), view.model
         if self.head == Head.own or (self.head == Head.auto and view.same_task):
             supervised(model, view.labelled(self.name), self.public_epochs, self.public_batch, self.public_rate, view)
             return
@@ -85,4 +74,4 @@ class SecondPhase:
                 model.set_submodule(name, layer)
 
     def mechanism(self, view: View, step: int) -> Mechanism:
-        return DPSGD(self.name, self.clip_norm).mechanism(view, step)
+        return self.clipped(view, self.clip_norm)

@@ -24,12 +24,12 @@ from torch import Tensor, nn
 
 from pubsel.data import Split
 from pubsel.distances import gsd
+from pubsel.distances.gsd import GSD
 from pubsel.gradients.matrix import DenseGradients, PerExampleGradients, random_labels
 from pubsel.gradients.per_example import losses_of
 from pubsel.gradients.subspace import projection_metric, top_k
 from pubsel.models.trained import head
 from pubsel.privacy.randomness import stream
-from pubsel.settings.keys import Distance
 from pubsel.training.evaluation import auc_interval, logits
 
 FALSE_POSITIVES = (0.001, 0.01)
@@ -100,7 +100,7 @@ class Seen(NamedTuple):
 
 
 def white_box(
-    distance: Distance, build: Callable[[int], nn.Module], members: Split, others: Split, candidates: dict[str, Split],
+    distance: GSD, build: Callable[[int], nn.Module], members: Split, others: Split, candidates: dict[str, Split],
     classes: int, targets: int, key: str,
 ) -> Seen:  # fmt: skip
     """GSD of m members to each candidate on `distance.initialisations` networks, and what an attacker makes of it who
@@ -175,7 +175,7 @@ def activations(model: nn.Module, split: Split) -> Tensor:
 
 
 def known_but_one(
-    distance: Distance, engine: PerExampleGradients, members: Split, others: Split, labels: Tensor, bases: list[Tensor]
+    distance: GSD, engine: PerExampleGradients, members: Split, others: Split, labels: Tensor, bases: list[Tensor]
 ) -> NDArray[np.float64]:
     """GSD to each public subspace [p, k], as released and when other i takes the place of member i: [others, 2, s].
     labels [m]: the random ones that were drawn, which stay with the places.

@@ -32,7 +32,7 @@ from pubsel.attacks.canaries import HUGE, WithCanaries, parts_of, rebuilt
 from pubsel.attacks.noise import followed, watched
 from pubsel.gradients.matrix import GradientMatrix
 from pubsel.messages import UsageError
-from pubsel.training.loop import Schedule
+from pubsel.privacy.sampling import Schedule
 
 KEPT = 2000  # numbers of each step's noise, and examples, that are kept, to compare steps
 SURE = 1e-6  # a check fails below this p-value: no false alarm in a million audits

@@ -5,6 +5,7 @@ import math
 import pickle
 import time
 from collections import OrderedDict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,18 +15,20 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from pubsel import algorithms, data
+from pubsel import algorithms, data, distances
 from pubsel import records as results
 from pubsel.algorithms import Freezes, Frozen
 from pubsel.attacks import membership
 from pubsel.attacks.membership import DIGITS, figures, member_scores, success, supervised, told_apart
-from pubsel.commands.run import AUTO, by_label, choose_device, has_paths, load_task, locked, network, weights_digest
+from pubsel.cell import AUTO, by_label, choose_device, has_paths, load_task, network, weights_digest
 from pubsel.data import Split, Task
+from pubsel.distances.gsd import GSD, Labelling
 from pubsel.messages import UsageError, UserError, say
 from pubsel.privacy import ledger
 from pubsel.privacy.randomness import stream
 from pubsel.settings.identity import as_json, folder_name, identity_of, short_name
-from pubsel.settings.keys import Attack, AttackConfig, Labels, RunConfig, public_sets
+from pubsel.settings.keys import Attack, AttackConfig, RunConfig, public_sets
+from pubsel.settings.methods import typed
 from pubsel.settings.schema import check
 from pubsel.tables import join
 from pubsel.training.loop import public_stream
@@ -81,27 +84,28 @@ def attack_run(settings: AttackConfig, run: Path, folder: Path, device: torch.de
     """The record of the loss attack on one finished run; a finished one is read, if the weights are still those."""
     trained = results.read_record(run / "result.json")
     name = f"loss-{run.name}"
-    with locked(folder / "attacks" / name):
-        path = folder / "attacks" / name / "result.json"
-        if path.exists():
-            record = results.read_record(path, ("run", "auc"))
-            if record["weights"] == trained["weights"]:
-                return record
+
+    def make() -> dict[str, Any]:
         model, task = reopened(trained, run, settings, device)
         scores = [member_scores(model, split) for split in (task.private, task.test)]
         member = np.repeat([True, False], [len(part) for part in scores])
-        record = {
-            "identity": name,
+        return {
             "attack": "loss",
             "run": run.name,
             **{key: trained.get(key) for key in OF_RUN},
             **figures(np.concatenate(scores), member, stream(name, "bootstrap")),
             "privacy": NOT_PRIVATE,
-            **results.provenance(),
         }
-        results.write_record(path, record)
-    say(f"{run.name}: AUC {record['auc']:.3f}")
+
+    of_these = partial(_same_weights, trained)
+    record, made = results.recorded(folder / "attacks" / name, make, ("run", "auc"), of_these)
+    if made:
+        say(f"{run.name}: AUC {record['auc']:.3f}")
     return record
+
+
+def _same_weights(trained: dict[str, Any], record: dict[str, Any]) -> bool:
+    return bool(record["weights"] == trained["weights"])
 
 
 def reopened(
@@ -184,33 +188,43 @@ def loss_row(record: dict[str, Any]) -> dict[str, Any]:
 
 def attack_gsd(settings: AttackConfig, folder: Path, device: torch.device) -> list[dict[str, Any]]:
     """The rows of Table 8 or 9, measured or read from the record of the same settings."""
-    m = settings.distance.m
+    m = attacked(settings).m
     if any(known >= m for known in settings.known):
         raise UsageError(f"known={settings.known}: must be below distance.m={m}, so that some are left to ask about")
-    if settings.distance.labels != Labels.random or settings.distance.name != "gsd":
-        raise UsageError("the attack is on distance=gsd with distance.labels=random")
     if settings.targets > m:
         raise UsageError(f"targets={settings.targets} is more than distance.m={m}: lower it")
+    settings = dataclasses.replace(settings, distance=typed("distance", attacked(settings), settings.distance or {}))
     what = {key: value for key, value in as_json(settings).items() if key != "run"}
     kind = settings.attack.name
     name = folder_name(f"{kind}-{short_name(settings.private)}-{settings.model.name}", what)
-    paths = [settings.private, *(part for public in settings.public for part in public_sets(public))]
-    with locked(folder / "attacks" / name):
-        path = folder / "attacks" / name / "result.json"
-        if path.exists() and not has_paths(paths):
-            say(f"{name}: attacked before")
-            return list(results.read_record(path, ("rows",))["rows"])
+    own = has_paths([settings.private, *(part for public in settings.public for part in public_sets(public))])
+
+    def make() -> dict[str, Any]:
         began = time.monotonic()
         rows = gsd_rows(settings, name, device)
-        record = {"identity": name, "settings": what, "rows": rows, "privacy": NOT_PRIVATE, **results.provenance()}
-        results.write_record(path, record | {"seconds": round(time.monotonic() - began, 1)})
-    return rows
+        seconds = round(time.monotonic() - began, 1)
+        return {"settings": what, "rows": rows, "privacy": NOT_PRIVATE, "seconds": seconds}
+
+    # a folder's content may have changed
+    record, made = results.recorded(folder / "attacks" / name, make, ("rows",), lambda record: not own)
+    if not made:
+        say(f"{name}: attacked before")
+    return list(record["rows"])
+
+
+def attacked(settings: AttackConfig) -> GSD:
+    """The settings of GSD; UsageError for another distance."""
+    distance = distances.build(settings.distance)
+    if not isinstance(distance, GSD) or distance.labels != Labelling.random:
+        raise UsageError("the attack is on distance=gsd with distance.labels=random")
+    return distance
 
 
 def gsd_rows(settings: AttackConfig, name: str, device: torch.device) -> list[dict[str, Any]]:
     """A row for each kind of features and number of known members, the trials together."""
     source = data.open_dataset(settings.private, settings.data_root, settings.download)
-    m = settings.distance.m
+    distance = attacked(settings)
+    m = distance.m
     if 2 * m > len(source.train.x):
         raise UsageError(
             f"distance.m={m}: the attack needs as many other images, {settings.private} has {len(source.train.x)} "
@@ -228,7 +242,7 @@ def gsd_rows(settings: AttackConfig, name: str, device: torch.device) -> list[di
         key = f"{name} {trial}"
         drawn = torch.from_numpy(stream(key, "members").permutation(len(task.private.x))[: 2 * m])
         members, others = (Split(task.private.x[part], task.private.y[part]) for part in drawn.split(m))
-        first = settings.seed + trial * settings.distance.initialisations
+        first = settings.seed + trial * distance.initialisations
 
         def build(i: int, first: int = first) -> nn.Module:
             return network(settings.model, task, first + i, settings.data_root).to(device)
@@ -237,7 +251,7 @@ def gsd_rows(settings: AttackConfig, name: str, device: torch.device) -> list[di
             shown = membership.black_box(build(0), members, others)
         else:
             seen = membership.white_box(
-                settings.distance, build, members, others, candidates, max(2, task.classes), settings.targets, key
+                distance, build, members, others, candidates, max(2, task.classes), settings.targets, key
             )
             shown, pairs = seen.features(), seen.replaced
             replaced.append(pairs)

@@ -15,11 +15,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pandas
-import torch
 from numpy.typing import NDArray
-from torch import nn
+from torch import Tensor
 
-from pubsel import algorithms, records
+from pubsel import records
 from pubsel.algorithms import Algorithm, Solves
 from pubsel.attacks.canaries import WithCanaries, distinct, draw
 from pubsel.attacks.one_run import (
@@ -36,20 +35,7 @@ from pubsel.attacks.one_run import (
 )
 from pubsel.attacks.per_instance import Losses
 from pubsel.attacks.witness import SURE, Witness
-from pubsel.commands.run import (
-    AUTO,
-    SCRATCH,
-    canonical,
-    choose_device,
-    guarantee,
-    load_task,
-    locked,
-    prepare,
-    solve,
-    training_secret,
-    weights_digest,
-    whole,
-)
+from pubsel.cell import AUTO, Cell, Streams, canonical, guarantee, weights_digest
 from pubsel.data import Split, Task
 from pubsel.gradients.matrix import Engine
 from pubsel.gradients.per_example import losses_of
@@ -57,11 +43,13 @@ from pubsel.messages import UsageError, say
 from pubsel.privacy import ledger
 from pubsel.privacy.accountant import Plan
 from pubsel.privacy.randomness import Secret, content, stream
+from pubsel.privacy.sampling import Schedule
 from pubsel.settings.identity import as_json, identity_of
 from pubsel.settings.keys import Audit, AuditConfig, AuditKind, RunConfig
 from pubsel.tables import join
 from pubsel.training.evaluation import logits
-from pubsel.training.loop import Progress, Schedule, engine, fit, on_device
+from pubsel.training.loop import Job, Progress, Watch, engine, fit, on_device
+from pubsel.training.once import Prepared, prepare, solve, training_secret
 
 NOT_FOR_RELEASE = (
     "The audited training itself must not be released: it was watched, its examples were changed, and it spent privacy "
@@ -87,74 +75,69 @@ SURELY = 1e-3  # white box: chance of the extreme guesses, at most, at which a c
 
 
 def audit(settings: AuditConfig) -> dict[str, Any]:
-    """Audit one cell and return its record; a finished one is read. UsageError where there is no guarantee to audit."""
-    settings = canonical(settings)  # type: ignore[assignment]
-    torch.set_num_threads(settings.threads or torch.get_num_threads())
-    device = choose_device(settings.device)
-    name = identity_of(settings)
-    folder = Path(settings.results) / "audits" / name
-    with locked(folder):
-        path = folder / "result.json"
-        if path.exists():
-            say(f"{name}: audited before; delete {folder} to audit again{ledger.again(folder)}")
-            return records.read_record(path, ("identity", "kind", "claimed"))
-        began, origin = time.monotonic(), records.provenance()
-        algorithm = algorithms.build(settings.algorithm)
-        if not algorithm.private or settings.epsilon in (0.0, math.inf):
-            raise UsageError(f"algorithm={algorithm.name}, epsilon={settings.epsilon:g}: no guarantee to audit")
-        if settings.pair.public == AUTO:
-            raise UsageError("pair.public=auto: the choice is not audited, only training: give the set that it chose")
-        task = load_task(settings, device)
-        say(f"{name}: on {device}")
+    """Audit one cell and return its record; a finished one is read. UsageError if there is no guarantee to audit."""
+    cell = Cell.of(canonical(settings), "audits")
+
+    def make() -> dict[str, Any]:
+        began = time.monotonic()
+        check_audited(cell)
+        task = cell.load_task()
+        say(f"{cell.name}: on {cell.device}")
         kind = {
             AuditKind.white_box: _white_box, AuditKind.black_box: _black_box, AuditKind.per_instance: _per_instance,
         }[settings.audit.kind]  # fmt: skip
-        # for trainings that nobody may release or resume
-        with tempfile.TemporaryDirectory(prefix=SCRATCH, dir=folder) as scratch:
-            found = kind(Cell(settings, algorithm, task, name, folder, Path(scratch), device))
-        record = {
-            "identity": name,
-            "algorithm": algorithm.name,
+        # what these trainings leave is not kept: nobody may release or resume them
+        with tempfile.TemporaryDirectory(prefix=records.SCRATCH, dir=cell.folder) as scratch:
+            measures = kind(Audited(cell._replace(folder=Path(scratch)), settings.audit, task, cell.folder))
+        return {
+            "algorithm": cell.algorithm.name,
             "private": settings.pair.private,
             "kind": settings.audit.kind.name,
-            **found,
-            "settings": as_json(settings),
+            **measures,
+            "settings": as_json(cell.settings),
             "seconds": round(time.monotonic() - began, 1),
             "finished": datetime.now(UTC).isoformat(timespec="seconds"),
-            **origin,
         }
-        records.write_record(path, record)
+
+    record, made = records.recorded(cell.folder, make, ("identity", "kind", "claimed"))
+    if not made:
+        say(f"{cell.name}: audited before; delete {cell.folder} to audit again{ledger.again(cell.folder)}")
     return record
 
 
-class Cell(NamedTuple):
-    """What is audited. name: of the audit; folder: of its record; scratch: gone when it ends."""
+def check_audited(cell: Cell) -> None:
+    """UsageError if a cell has no guarantee, or none that an audit can follow."""
+    epsilon = cell.settings.epsilon
+    if not cell.algorithm.private or epsilon in (0.0, math.inf):
+        raise UsageError(f"algorithm={cell.algorithm.name}, epsilon={epsilon:g}: no guarantee to audit")
+    if cell.settings.pair.public == AUTO:
+        raise UsageError("pair.public=auto: the choice is not audited, only training: give the set that it chose")
 
-    settings: AuditConfig
-    algorithm: Algorithm
+
+class Audited(NamedTuple):
+    """What is audited. The folder of `cell` is gone when the audit ends; `folder` is that of its record."""
+
+    cell: Cell
+    audit: Audit
     task: Task
-    name: str
     folder: Path
-    scratch: Path
-    device: torch.device
 
-    def at(self, part: str) -> "Cell":
-        """The same, with scratch of its own: two trainings share nothing that is drawn once."""
-        scratch = self.scratch / part
-        scratch.mkdir()
-        return self._replace(scratch=scratch)
+    def at(self, part: str) -> "Audited":
+        """The same, with a folder of its own: two trainings share nothing that is drawn once."""
+        folder = self.cell.folder / part
+        folder.mkdir()
+        return self._replace(cell=self.cell._replace(folder=folder))
 
     def random(self) -> np.random.Generator:
         """Where canaries and their coins come from."""
-        return stream(f"{self.name}\0{content(*self.task.private)}", "canaries")
+        return stream(f"{self.cell.name}\0{content(*self.task.private)}", "canaries")
 
 
 class Planned(NamedTuple):
-    """What one training of an audit is. settings: of the run that it trains as; name: of what the algorithm draws;
-    what: a word that no other training has, so that none shares its noise."""
+    """What one training of an audit is. cell: what it trains as; what: a word that no other training has, so that none
+    shares its noise."""
 
-    settings: RunConfig
-    name: str
+    cell: Cell
     what: str
     schedule: Schedule
     plan: Plan | None
@@ -168,108 +151,106 @@ class Planned(NamedTuple):
 
         return self._replace(what=f"{self.what} control", plan=less(self.plan), first=less(self.first))
 
+    def prepared(self, algorithm: Algorithm, task: Task) -> Prepared:
+        """Ready to train by `algorithm`, which may be one that is watched. Nothing of it is released."""
+        return prepare(self.cell._replace(algorithm=algorithm), task, self.first, noted=False)
 
-def _planned(cell: Cell, what: str, private: Split) -> Planned:
+    def secret(self, prepared: Prepared) -> Secret:
+        """Streams of this training alone; of a run's own training the run's, bit for bit."""
+        return training_secret(self.cell, prepared.task, prepared.whole, self.schedule, self.plan, what=self.what)
+
+    def train(self, algorithm: Algorithm, prepared: Prepared, gradients: Engine | None = None) -> None:
+        """Train by the loop of `pubsel run`."""
+        assert self.plan is not None
+        cell, checkpoint = self.cell, self.cell.folder / "checkpoint.pt"
+        noise_multiplier = self.plan.noise_multiplier
+        job = Job(algorithm, self.schedule, noise_multiplier, cell.settings.training, cell.name, checkpoint)
+        fit(prepared.trains, prepared.task, job, self.secret(prepared), Watch(_report), gradients)
+
+
+def _planned(audited: Audited, what: str, private: Split) -> Planned:
     """The plan of the run itself, for training on `private`."""
-    schedule, plan, first = guarantee(cell.settings, cell.algorithm, len(cell.task.private.x))
-    return Planned(cell.settings, cell.name, what, schedule._replace(n=len(private.x)), plan, first)
+    cell = audited.cell
+    schedule, plan, first = guarantee(cell.settings, cell.algorithm, len(audited.task.private.x))
+    return Planned(cell, what, schedule._replace(n=len(private.x)), plan, first)
 
 
-def _made(cell: Cell, planned: Planned, algorithm: Algorithm, task: Task) -> tuple[nn.Module, nn.Module, Task]:
-    """(whole model, what trains of it, the task as that sees it), ready to be trained."""
-    model, frozen, trains, task = prepare(
-        planned.settings, algorithm, task, planned.name, cell.scratch, planned.first, cell.device
-    )
-    return whole(frozen, model), trains, task
-
-
-def _secret(cell: Cell, planned: Planned, task: Task, model: nn.Module) -> Secret:
-    """Streams of this training alone; of a run's own training the run's, bit for bit."""
-    return training_secret(
-        planned.settings, task, model, planned.schedule, planned.plan, cell.device, what=planned.what
-    )
-
-
-def _trained(
-    cell: Cell, planned: Planned, algorithm: Algorithm, task: Task, model: nn.Module, trains: nn.Module,
-    gradients: Engine | None = None,
-) -> None:  # fmt: skip
-    """Trains by the loop of `pubsel run`."""
-    assert planned.plan is not None
-    fit(
-        trains, task, algorithm, planned.schedule, planned.plan.noise_multiplier, cell.settings.training, planned.name,
-        _secret(cell, planned, task, model), cell.scratch / "checkpoint.pt", _report, gradients,
-    )  # fmt: skip
-
-
-def _white_box(cell: Cell) -> dict[str, Any]:
+def _white_box(audited: Audited) -> dict[str, Any]:
     """Canaries among the gradients of the loop itself (attacks/canaries.py, attacks/witness.py)."""
-    if isinstance(cell.algorithm, Solves):
-        raise UsageError(f"algorithm={cell.algorithm.name} has a loop of its own: take audit.kind=black_box")
-    random = cell.random()
-    return with_control(lambda weaker: _witnessed(cell.at(f"{weaker}"), random, weaker)) | {
+    algorithm = audited.cell.algorithm
+    if isinstance(algorithm, Solves):
+        raise UsageError(f"algorithm={algorithm.name} has a loop of its own: take audit.kind=black_box")
+    random = audited.random()
+    return with_control(lambda weaker: _witnessed(audited.at(f"{weaker}"), random, weaker)) | {
         "statement": NOT_FOR_RELEASE
     }
 
 
-def _witnessed(cell: Cell, random: np.random.Generator, weaker: bool) -> dict[str, Any]:
+def _witnessed(audited: Audited, random: np.random.Generator, weaker: bool) -> dict[str, Any]:
     """One training with canaries, and what its witness says of the plan."""
-    witness, claimed, first = watch(cell, random, weaker)
+    witness, claimed, first = watch(audited, random, weaker)
     included = witness.engine.canaries.included[witness.weighed].numpy()
     ratios = witness.ratios[witness.weighed].numpy()
-    bounds = measured(ratios, included, claimed, first, cell.settings.audit, guess_all(ratios, included))
+    bounds = measured(ratios, included, claimed, first, audited.audit, guess_all(ratios, included))
     checks = witness.checks()
     return bounds | {"checks": checks, "failed": [name for name, p in checks.items() if p < SURE]}
 
 
-def watch(cell: Cell, random: np.random.Generator, weaker: bool = False) -> tuple[Witness, Plan, Plan | None]:
+def watch(audited: Audited, random: np.random.Generator, weaker: bool = False) -> tuple[Witness, Plan, Plan | None]:
     """The witness of one training with canaries from `random`, and the plans of it and of what is released before.
     weaker: with a third of the noise, for all that the witness knows as planned."""
-    settings, algorithm, task = cell.settings, cell.algorithm, cell.task
-    planned = _planned(cell, "audit", task.private)
+    task, algorithm, chunk = audited.task, audited.cell.algorithm, audited.cell.settings.training.chunk
+    planned = _planned(audited, "audit", task.private)
     claimed, first = planned.plan, planned.first
     assert claimed is not None
     if weaker:
         planned = planned.weaker()
-    model, trains, task = _made(cell, planned, algorithm, task)
-    inner = engine(trains, settings.training.chunk)
-    canaries = draw(settings.audit.canaries, inner.size, len(task.private.x), random)
+    prepared = planned.prepared(algorithm, task)
+
+    # canaries join the examples that the network sees
+    inner, private = engine(prepared.trains, chunk), prepared.task.private
+    canaries = draw(audited.audit.canaries, inner.size, len(private.x), random)
     coins = bytes(canaries.included.tolist()).hex()  # of another training than those with other coins: other noise
-    made = WithCanaries(inner, canaries, task.private)
-    task = task._replace(private=canaries.join(task.private))
-    schedule = planned.schedule._replace(n=made.n)
+    gradients = WithCanaries(inner, canaries, private)
+    prepared = prepared._replace(task=prepared.task._replace(private=canaries.join(private)))
+
+    schedule = planned.schedule._replace(n=gradients.n)
     planned = planned._replace(what=f"{planned.what} {coins}", schedule=schedule)
-    witness = Witness(made, schedule, claimed.noise_multiplier)
-    _trained(cell, planned, witness.watching(algorithm), task, model, trains, made)
+    witness = Witness(gradients, schedule, claimed.noise_multiplier)
+    planned.train(witness.watching(algorithm), prepared, gradients)
     return witness, claimed, first
 
 
-def _black_box(cell: Cell) -> dict[str, Any]:
+def _black_box(audited: Audited) -> dict[str, Any]:
     """Examples of noise among the private ones; the score of each is minus the final model's loss on it."""
-    random = cell.random()
-    return with_control(lambda weaker: _scored(cell.at(f"{weaker}"), random, weaker)) | {"statement": NOT_FOR_RELEASE}
+    random = audited.random()
+    return with_control(lambda weaker: _scored(audited.at(f"{weaker}"), random, weaker)) | {
+        "statement": NOT_FOR_RELEASE
+    }
 
 
-def _scored(cell: Cell, random: np.random.Generator, weaker: bool) -> dict[str, Any]:
+def _scored(audited: Audited, random: np.random.Generator, weaker: bool) -> dict[str, Any]:
     """One training with canaries behind its examples, and what the losses of the final model say of the plan."""
-    settings, algorithm = cell.settings, cell.algorithm
-    canaries, included, task = distinct(cell.task, settings.audit.canaries, random)
-    planned = _planned(cell, "audit", task.private)  # its coins are in the data
+    cell = audited.cell
+    canaries, included, task = distinct(audited.task, audited.audit.canaries, random)
+    planned = _planned(audited, "audit", task.private)  # its coins are in the data
     claimed, first = planned.plan, planned.first
     if weaker:
         planned = planned.weaker()
-    model, trains, task = _made(cell, planned, algorithm, task)
-    if isinstance(algorithm, Solves):
+    prepared = planned.prepared(cell.algorithm, task)
+    if isinstance(cell.algorithm, Solves):
+        secret = planned.secret(prepared)
         if weaker:  # it plans its own noise, which is in proportion to 1 / epsilon
-            settings = dataclasses.replace(settings, epsilon=settings.epsilon / CONTROL)
-        weight, claimed = solve(settings, algorithm, task, _secret(cell, planned, task, model), cell.scratch)
-        trains.load_state_dict({"weight": weight}, strict=False)
-        claimed = claimed._replace(claimed_epsilon=cell.settings.epsilon)
+            weak = dataclasses.replace(cell.settings, epsilon=cell.settings.epsilon / CONTROL)
+            cell = cell._replace(settings=weak)
+        weight, claimed = solve(cell, prepared.task, secret)
+        prepared.trains.load_state_dict({"weight": weight}, strict=False)
+        claimed = claimed._replace(claimed_epsilon=audited.cell.settings.epsilon)
     else:
-        _trained(cell, planned, algorithm, task, model, trains)
+        planned.train(cell.algorithm, prepared)
     assert claimed is not None
-    scores = -losses_of(logits(model, canaries.x).cpu(), canaries.y).double().numpy()
-    return measured(scores, included, claimed, first, settings.audit) | {"failed": []}
+    scores = -losses_of(logits(prepared.whole, canaries.x).cpu(), canaries.y).double().numpy()
+    return measured(scores, included, claimed, first, audited.audit) | {"failed": []}
 
 
 def with_control(audited: Callable[[bool], dict[str, Any]]) -> dict[str, Any]:
@@ -325,55 +306,62 @@ def measured(
     return found | {"measured": max(bounds), "refuted": bool(refuted)}
 
 
-def _per_instance(cell: Cell) -> dict[str, Any]:
+def _per_instance(audited: Audited) -> dict[str, Any]:
     """The loss of each private example in the training that `pubsel run` would do: same noise, same weights."""
+    cell = audited.cell
     if isinstance(cell.algorithm, Solves):
         raise UsageError(f"algorithm={cell.algorithm.name} has a loop of its own: its examples are not followed")
-    plain = RunConfig(**{f.name: getattr(cell.settings, f.name) for f in dataclasses.fields(RunConfig)})
-    name = identity_of(plain)
-    return {"run": name} | with_control(lambda weaker: _lost(cell.at(f"{weaker}"), plain, name, weaker)) | {
-        "statement": SECRET
-    }  # fmt: skip
+    settings = RunConfig(**{f.name: getattr(cell.settings, f.name) for f in dataclasses.fields(RunConfig)})
+    name = identity_of(settings)
+    cell = cell._replace(settings=settings, name=name, streams=Streams.of(settings, name, cell.device))
+    audited = audited._replace(cell=cell)
+    return {"run": name} | with_control(lambda weaker: _lost(audited.at(f"{weaker}"), weaker)) | {"statement": SECRET}
 
 
-def _lost(cell: Cell, settings: RunConfig, name: str, weaker: bool) -> dict[str, Any]:
-    """What the training of the run `name` loses of each example; of the one with less noise, nothing is kept."""
-    labels, every = cell.task.private.y, cell.settings.audit.every
-    planned = _planned(cell, "training", cell.task.private)._replace(settings=settings, name=name)
+def _lost(audited: Audited, weaker: bool) -> dict[str, Any]:
+    """What the training of the run loses of each example; of the one with less noise, nothing is kept."""
+    labels, every = audited.task.private.y, audited.audit.every
+    planned = _planned(audited, "training", audited.task.private)
     plan, first = planned.plan, planned.first
     assert plan is not None
     if weaker:
         planned = planned.weaker()
+
     losses = Losses(labels, plan, every, first)
-    followed = losses.watching(cell.algorithm)
-    model, trains, task = _made(cell, planned, followed, cell.task)
-    losses.private = on_device(task, cell.device).private
-    _trained(cell, planned, followed, task, model, trains)
+    followed = losses.watching(audited.cell.algorithm)
+    prepared = planned.prepared(followed, audited.task)
+    losses.private = on_device(prepared.task, audited.cell.device).private
+    planned.train(followed, prepared)
+
     epsilons = losses.epsilons()
     if not weaker:
-        names = (
-            labels if labels.dim() == 1 else [" ".join(map(str, row.nonzero().flatten().tolist())) for row in labels]
-        )
-        frame = pandas.DataFrame({"example": range(len(labels)), "class": names, "epsilon": epsilons})
-        join.write_table(frame, cell.folder / "per_instance.csv")
+        frame = pandas.DataFrame({"example": range(len(labels)), "class": _classes(labels), "epsilon": epsilons})
+        join.write_table(frame, audited.folder / "per_instance.csv")
     shares = np.quantile(epsilons, [0, 0.25, 0.5, 0.75, 1], method="higher")
-    found = [share if math.isfinite(share) else None for share in shares.tolist()]
+    spread = [share if math.isfinite(share) else None for share in shares.tolist()]
     squares, numbers = np.array(losses.noise).sum(0)
     parts = [part for part in (first, plan) if part is not None]
     p = losses.least_noise()
     return {
-        "weights": weights_digest(model),  # those of the run
+        "weights": weights_digest(prepared.whole),  # those of the run
         "claimed": sum(part.claimed_epsilon for part in parts),
         "delta": sum(part.delta for part in parts),
         "plan": plan._asdict(),
         "exact": every == 1,
-        "losses": dict(zip(("least", "quarter", "median", "three_quarters", "most"), found, strict=True)),
+        "losses": dict(zip(("least", "quarter", "median", "three_quarters", "most"), spread, strict=True)),
         "noise": math.sqrt(squares / numbers),  # over the planned one
         "checks": {"noise scale": p},
         "failed": ["noise scale"] if p < SURE else [],
         "refuted": False,
-        "measured": found[2],
+        "measured": spread[2],
     }
+
+
+def _classes(labels: Tensor) -> Tensor | list[str]:
+    """The class of each example; of several labels, the numbers of those that it has."""
+    if labels.dim() == 1:
+        return labels
+    return [" ".join(map(str, row.nonzero().flatten().tolist())) for row in labels]
 
 
 def _report(now: Progress) -> None:

@@ -18,10 +18,10 @@ from matplotlib.figure import Figure
 from scipy.cluster.hierarchy import dendrogram, linkage
 from scipy.spatial.distance import squareform
 
-from pubsel import distances
-from pubsel.commands.rank import candidates_of, canonical
-from pubsel.commands.run import choose_device, network
+from pubsel.cell import choose_device, network
+from pubsel.commands.rank import candidates_of, canonical, distance_of
 from pubsel.data import Split
+from pubsel.distances import Releases
 from pubsel.messages import UsageError
 from pubsel.settings.keys import Common, FigureConfig, RankConfig, public_sets
 from pubsel.tables import figures
@@ -30,20 +30,19 @@ from pubsel.tables import figures
 def matrix(settings: RankConfig) -> pandas.DataFrame:
     """Distances [sets, sets], symmetric: the private set, which has "(private)" behind its name, and the public ones.
     Of a set and itself too, as it is measured."""
-    if settings.distance.name == "dp_gsd":
-        raise UsageError("distance=dp_gsd: each pair would be a release of its own: take another distance")
-    device, measure = choose_device(settings.device), distances.METHODS[settings.distance.name].measure
+    device, distance = choose_device(settings.device), distance_of(settings)
+    if isinstance(distance, Releases):
+        raise UsageError(f"distance={distance.name}: each pair would be a release of its own: take another distance")
     with tempfile.TemporaryDirectory() as kept:
         task, public = candidates_of(settings, device, Path(kept))
-        m, classes = settings.distance.m, max(2, task.classes)
+        m, classes = distance.m, max(2, task.classes)
         sets = {f"{settings.private} (private)": Split(task.private.x[:m], task.private.y[:m]), **public}
 
         def build(i: int) -> torch.nn.Module:
             return network(settings.model, task, settings.seed + i, settings.data_root).to(device)
 
         found = {
-            name: measure(settings.distance, build, split, sets, classes, f"rank {settings.seed}")
-            for name, split in sets.items()
+            name: distance.measure(build, split, sets, classes, f"rank {settings.seed}") for name, split in sets.items()
         }
     frame = pandas.DataFrame({one: {two: np.mean(v) for two, v in row.items()} for one, row in found.items()})
     return (frame + frame.T) / 2
@@ -96,10 +95,10 @@ def drawn(settings: FigureConfig) -> figures.Drawn:
     asked = settings_of(settings)
     torch.set_num_threads(asked.threads or torch.get_num_threads())
     frame = matrix(asked)
-    name, title = asked.distance.name, distances.METHODS[asked.distance.name].title
+    distance = distance_of(asked)
     return figures.Drawn(
-        f"clustermap_{name}_{Path(asked.private).stem}",
+        f"clustermap_{distance.name}_{Path(asked.private).stem}",
         frame.reset_index(names="set"),
-        draw(frame, f"{title}, {asked.model.name}, m = {asked.distance.m} (not private)"),
+        draw(frame, f"{distance.title}, {asked.model.name}, m = {distance.m} (not private)"),
         text=frame.to_string(float_format="%.4g"),
     )

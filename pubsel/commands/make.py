@@ -32,8 +32,8 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from omegaconf import DictConfig
 
-from pubsel import draw
 from pubsel import records as results
+from pubsel.commands import draw
 from pubsel.commands.sweep import minutes
 from pubsel.messages import UsageError, UserError, say
 from pubsel.settings import command_line

@@ -12,27 +12,26 @@ import torch
 from torch import nn
 
 from pubsel import data, distances, records, selection
-from pubsel.commands.run import (  # fmt: skip
-    SCRATCH,
-    about_to_draw,
+from pubsel.cell import (
+    Noted,
+    Streams,
     check_backbone,
     choose_device,
     has_paths,
-    locked,
     mapped,
     network,
-    raw,
-    secret_of,
-    summary,
     tensors,
     through_backbone,
-)
+)  # fmt: skip
 from pubsel.data import Split, Task
-from pubsel.distances import dp_gsd
+from pubsel.distances import Distance, Releases
+from pubsel.distances.gsd import Subspaces
 from pubsel.messages import UsageError, say
 from pubsel.privacy import accountant, ledger
+from pubsel.selection import Comparison
 from pubsel.settings.identity import as_json, folder_name, short_name
 from pubsel.settings.keys import RankConfig, Select, public_sets
+from pubsel.settings.methods import typed
 
 
 def rank(settings: RankConfig) -> dict[str, Any]:
@@ -47,46 +46,55 @@ def rank(settings: RankConfig) -> dict[str, Any]:
         raise UsageError("public=[...]: give each candidate once, and at least one")
     check_backbone(settings.model)
     settings = canonical(settings)
-    releases = settings.epsilon_select is not None or settings.distance.name == "dp_gsd"
     what, name = as_json(settings), identity(settings)
     folder = Path(settings.results) / "ranks" / name
-    with locked(folder):
-        path = folder / "result.json"
-        own = has_paths([settings.private, *sets])  # a folder's content may have changed
-        if path.exists() and (releases or not own):
-            say(f"{name}: measured before")
-            if own:
-                say(f"  if its files have changed since, delete {folder} to draw it again{ledger.again(folder)}")
-            return records.read_record(path, ("identity", "privacy"))
-        with tempfile.TemporaryDirectory(prefix=SCRATCH, dir=folder) as kept:
-            began = time.monotonic()
+
+    def make() -> dict[str, Any]:
+        began = time.monotonic()
+        with tempfile.TemporaryDirectory(prefix=records.SCRATCH, dir=folder) as kept:
             task, candidates = candidates_of(settings, device, Path(kept))
             for note in task.notes:
                 say(f"  {note}")
-            record = {
-                "identity": name, "settings": what, **records.provenance(), "private": settings.private,
-                "model": settings.model.name, "m": settings.distance.m, "notes": list(task.notes),
-            }  # fmt: skip
-            record |= (_rank if settings.epsilon_select is None else _select)(settings, name, task, candidates, device)
-            record["seconds"] = round(time.monotonic() - began, 1)
-        records.write_record(path, record)
+            measured = (_rank if settings.epsilon_select is None else _select)(
+                settings, task, candidates, device, Streams.of(settings, name, device)
+            )
+        described = {
+            "settings": what, "private": settings.private, "model": settings.model.name, "m": distance_of(settings).m,
+            "notes": list(task.notes),
+        }  # fmt: skip
+        return described | measured | {"seconds": round(time.monotonic() - began, 1)}
+
+    # a folder's content may have changed, but a release is drawn once
+    releases = settings.epsilon_select is not None or isinstance(distance_of(settings), Releases)
+    own = has_paths([settings.private, *sets])
+    record, made = records.recorded(folder, make, ("identity", "privacy"), lambda record: releases or not own)
+    if not made:
+        say(f"{name}: measured before")
+        if own:
+            say(f"  if its files have changed since, delete {folder} to draw it again{ledger.again(folder)}")
     return record
 
 
 def canonical(settings: RankConfig) -> RankConfig:
     """The same settings with those that have no use here set to one value."""
     selects = settings.epsilon_select is not None
-    distance, public, select = distances.canonical(settings.distance, selects), settings.public, settings.select
-    if distance.name == "none":
-        raise UsageError("distance.name=none: pubsel rank needs a distance, such as distance=gsd")
-    if selects and distance.name != "gsd":
-        raise UsageError(f"epsilon_select: choosing privately goes by GSD alone: leave distance={distance.name} out")
+    distance, public, select = distance_of(settings), settings.public, settings.select
     if selects:  # the order of the candidates says nothing
+        selection.gsd_of(distance)
         public = sorted(public, key=lambda candidate: "+".join(public_sets(candidate)))
     else:
         select = Select()
-    secure = settings.secure_noise and (selects or distance.name == "dp_gsd")
-    return dataclasses.replace(settings, distance=distance, public=public, select=select, secure_noise=secure)
+    secure = settings.secure_noise and (selects or isinstance(distance, Releases))
+    values = typed("distance", distance, settings.distance or {})
+    return dataclasses.replace(settings, distance=values, public=public, select=select, secure_noise=secure)
+
+
+def distance_of(settings: RankConfig) -> Distance:
+    """The distance that is measured; UsageError if there is none."""
+    distance = distances.build(settings.distance)
+    if distance is None:
+        raise UsageError("distance=none: pubsel rank needs a distance, such as distance=gsd")
+    return distance
 
 
 def identity(settings: RankConfig) -> str:
@@ -104,7 +112,7 @@ def candidates_of(settings: RankConfig, device: torch.device, kept: Path) -> tup
     notes = [*source.notes]
     for place, public in enumerate(settings.public):
         split, said = data.public_examples(
-            public, settings.distance.m, source.train, settings.data_root, settings.download, settings.convert,
+            public, distance_of(settings).m, source.train, settings.data_root, settings.download, settings.convert,
             settings.private, through, images, settings.overlap,
         )  # fmt: skip
         candidates["+".join(public_sets(public))] = mapped(split, kept / f"{place}.npy")
@@ -123,23 +131,20 @@ def candidates_of(settings: RankConfig, device: torch.device, kept: Path) -> tup
 
 
 def _select(
-    settings: RankConfig, name: str, task: Task, candidates: dict[str, Split], device: torch.device
+    settings: RankConfig, task: Task, candidates: dict[str, Split], device: torch.device, streams: Streams
 ) -> dict[str, Any]:
     """The choice alone: no score and no distance, which would not be private."""
-    distance, select, epsilon = settings.distance, settings.select, settings.epsilon_select
+    distance, select, epsilon = selection.gsd_of(distance_of(settings)), settings.select, settings.epsilon_select
     assert epsilon is not None
 
     def build(i: int) -> nn.Module:
         return network(settings.model, task, settings.seed + i, settings.data_root).to(device)
 
-    secret = secret_of(
-        "choice", settings, task.private, candidates.values(), tensors(build(0)), {"epsilon": epsilon}, device
-    )
-    secret.begin = partial(about_to_draw, settings, task.private, name, "choice", epsilon, 0.0)
-    chosen, spend = selection.select(
-        distance, select, epsilon, build, task.private, candidates, max(2, task.classes),
-        f"selection {settings.seed}", secret, say,
-    )  # fmt: skip
+    noted = Noted(task.private, epsilon, 0.0)
+    plan, weights = {"epsilon": epsilon}, tensors(build(0))
+    secret = streams.secret("choice", task.private, candidates.values(), weights, plan, noted)
+    sets = Comparison(build, task.private, candidates, max(2, task.classes), f"selection {settings.seed}", secret)
+    chosen, spend = selection.select(distance, select, epsilon, sets, say)
     n, told = len(task.private.x), None
     if spend.epsilon:
         told = selection.margin(len(candidates), select.cap, spend.rate * n, 1 / spend.noise_multiplier)
@@ -149,13 +154,13 @@ def _select(
         "private_examples": n,
         "k": distance.k,
         "margin": told,
-        "reads": distances.statement(distance)["reads"] if spend.epsilon else "nothing",
+        "reads": distance.statement()["reads"] if spend.epsilon else "nothing",
         "privacy": accountant.measured("The name of the chosen set is", spend, settings.secure_noise, n),
     }
 
 
 def _rank(
-    settings: RankConfig, name: str, task: Task, candidates: dict[str, Split], device: torch.device
+    settings: RankConfig, task: Task, candidates: dict[str, Split], device: torch.device, streams: Streams
 ) -> dict[str, Any]:
     """Distances of all candidates, and their order."""
     taken: list[float] = []
@@ -165,32 +170,23 @@ def _rank(
 
     def report(i: int, public: str, value: float, seconds: float) -> None:
         taken.append(seconds)
-        shown = "" if distance.name == "dp_gsd" else f" {value:.4g}"  # drawn again, if this is killed before the record
+        released = isinstance(distance, Releases)  # if this is killed, a second draw shows other values
+        shown = "" if released else f" {value:.4g}"
         say(f"  initialisation {i}: {public}{shown}  ({seconds:.2g} s)")
 
-    distance = settings.distance
-    measure = distances.METHODS[distance.name].measure
-    said: dict[str, Any] = dict(distances.statement(distance))
-    if distance.name == "dp_gsd":
+    distance = distance_of(settings)
+    measure = distance.measure
+    said: dict[str, Any] = {**distance.statement()}
+    if isinstance(distance, Releases):
         n = len(task.private.x)
-        plan = dp_gsd.plan_of(distance, n)
+        plan = distance.plan(n)
         accountant.check_delta(plan.delta, n, settings.weak, "distance.delta", "weak")
-        secret = secret_of(
-            "DP-GSD", settings, task.private, candidates.values(), tensors(build(0)), plan._asdict(), device
-        )
-        secret.begin = partial(about_to_draw, settings, task.private, name, "DP-GSD", plan.epsilon, plan.delta)
-        measure = partial(dp_gsd.measure, source=secret)
+        noted, weights = Noted(task.private, plan.epsilon, plan.delta), tensors(build(0))
+        secret = streams.secret("DP-GSD", task.private, candidates.values(), weights, plan._asdict(), noted)
+        measure = partial(distance.release, source=secret)
         said |= {"privacy": accountant.measured("All its distances together are", plan, settings.secure_noise, n)}
     measuring = time.perf_counter()
-    values = measure(
-        distance,
-        build,
-        task.private,
-        candidates,
-        max(2, task.classes),
-        key=f"rank {settings.seed}",
-        report=report,
-    )
+    values = measure(build, task.private, candidates, max(2, task.classes), key=f"rank {settings.seed}", report=report)
     own = (time.perf_counter() - measuring - sum(taken)) / distance.initialisations
     record = {
         "distance": distance.name,
@@ -200,8 +196,9 @@ def _rank(
         "seconds_private": float(f"{own:.3g}"),
         **said,
     }
-    if distance.name in ("gsd", "dp_gsd"):
-        record |= {"k": distance.k, "raw": {public: raw(found, distance.k) for public, found in values.items()}}
+    if isinstance(distance, Subspaces):
+        raw = {public: distances.raw(measured, distance.k) for public, measured in values.items()}
+        record |= {"k": distance.k, "raw": raw}
     return record
 
 
@@ -215,7 +212,7 @@ def ordered(values: dict[str, list[float]]) -> list[dict[str, Any]]:
         if following is not None:
             one, two = np.array(values[name]), np.array(values[following])
             holds, ties = float(np.mean(one < two)), float(np.mean(one == two))
-        rows.append({"public": name, **summary(values[name]), "holds": holds, "ties": ties})
+        rows.append({"public": name, **distances.summary(values[name]), "holds": holds, "ties": ties})
     return rows
 
 
@@ -224,9 +221,10 @@ def show_rank(record: dict[str, Any]) -> str:
     if "chosen" in record:
         return _show_choice(record)
     width = max(len(row["public"]) for row in record["order"])
-    method = distances.METHODS[record.get("distance", "gsd")]  # older records know GSD alone
+    distance = distances.build(record["settings"]["distance"])
+    title = record["distance"] if distance is None else distance.title
     k = f"k = {record['k']}, " if "k" in record else ""
-    lines = [f"{method.title} to {record['private']} ({record['model']}, {k}m = {record['m']}), nearest first", ""]
+    lines = [f"{title} to {record['private']} ({record['model']}, {k}m = {record['m']}), nearest first", ""]
     largest = max(abs(row["mean"]) for row in record["order"])
     digits = 1 if largest >= 1000 else 3 if largest >= 0.1 else 5
 

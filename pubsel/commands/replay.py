@@ -9,6 +9,7 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from pubsel import records
+from pubsel.cell import canonical
 from pubsel.commands import run
 from pubsel.messages import UsageError, UserError
 from pubsel.settings.identity import identity_of
@@ -52,7 +53,7 @@ def settings_of(record: dict[str, Any], base: DictConfig) -> RunConfig:
             continue
         whole = key == "algorithm" or not isinstance(value, dict)
         values[key] = value if whole else values[key] | value
-    again = run.canonical(check(RunConfig, OmegaConf.create(values)))
+    again = canonical(check(RunConfig, OmegaConf.create(values)))
     if identity_of(again) != record["identity"]:
         raise UsageError(
             f"{record['identity']}: other settings now, which give {identity_of(again)}: run its sweep again"

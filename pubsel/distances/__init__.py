@@ -1,66 +1,152 @@
-"""Distances between a private and a public dataset; one file per paper."""
+"""Distances between a private and a public dataset; one file per paper.
 
-import dataclasses
-from collections.abc import Callable
+A new distance is one module with a subclass of `Distance`, a dataclass whose fields are its settings, and one file in
+conf/distance that names it. `Distance.measure` takes care of what has to be equal for all candidates: the same
+networks, the same private examples. Candidates are taken one at a time, and the private side is computed once for each
+initialisation, so that neither memory nor the private side's time grows with the number of candidates.
+"""
 
-from pubsel.distances import dp_gsd, frechet, gsd, mmd, otdd, task2vec
+import math
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, NamedTuple, Protocol, runtime_checkable
+
+import numpy as np
+import torch
+from torch import nn
+
+from pubsel.data import Split
 from pubsel.messages import UsageError
-from pubsel.settings.keys import DPPCA, Distance, Labels, Parameters
+from pubsel.privacy.accountant import Plan
+from pubsel.privacy.randomness import Sources, stream
+from pubsel.settings.methods import instance
+from pubsel.settings.schema import setting
+
+Report = Callable[[int, str, float, float], None]  # initialisation, candidate, value, seconds that it took
+Build = Callable[[int], nn.Module]  # the network of an initialisation, in eval mode, on its device
+Between = Callable[[str, Split], float]  # the distance of a named candidate to the private side
 
 
-@dataclasses.dataclass(frozen=True)
-class Method:
-    """A distance: how it is measured, what it is called, and what it reads of the private data."""
-
-    measure: Callable[..., dict[str, list[float]]]
-    title: str
-    reads: str
+def silent(i: int, name: str, value: float, seconds: float) -> None:
+    """A Report that says nothing."""
 
 
-METHODS = {
-    "gsd": Method(gsd.measure, "GSD", "images, through per-example gradients with random labels"),
-    "dp_gsd": Method(dp_gsd.measure, "DP-GSD", "images, through per-example gradients with random labels"),
-    "task2vec": Method(task2vec.measure, "Task2Vec", "images and labels, through gradients"),
-    "otdd": Method(otdd.measure, "OTDD", "images, as pixels or features, and labels"),
-    "frechet": Method(frechet.measure, "Fréchet distance", "images, as features"),
-    "mmd": Method(mmd.measure, "MMD^2", "images, as features"),
-}
+class Draw(NamedTuple):
+    """One initialisation: what is the same for all candidates."""
+
+    i: int
+    build: Build
+    private: Split  # m private examples
+    classes: int  # of the private task
+    key: str  # names the random streams
+    random: np.random.Generator  # continues after the draw of the examples
+
+    def model(self) -> nn.Module:
+        """The network, made anew at each call."""
+        return self.build(self.i)
 
 
-def canonical(distance: Distance, selects: bool = False) -> Distance:
-    """The same settings, with those that this distance ignores set to one value, so that equal measurements are one.
+@dataclass
+class Distance:
+    """The settings that every distance has, and how it is measured. A distance is a subclass, a dataclass whose fields
+    are its settings, with `title`, `reads` and `to_private`."""
 
-    UsageError for an unknown distance (none is one: nothing is measured), labels=auto, or a setting of private
-    measurements where there is none; selects: a private selection takes two of them.
-    """
-    if distance.labels == Labels.auto:
-        raise UsageError("distance.labels=auto: use random or given, which hold for all candidates alike")
-    if distance.exact and distance.name != "otdd":
-        raise UsageError(f"distance.exact=true: distance={distance.name} has no use for it: leave it out")
-    if distance.name == "dp_gsd":
-        return distance
-    unused = ["epsilon", "delta"] + ([] if selects else ["private_m", "sketch"])
-    for key in unused:
-        if getattr(distance, key) is not None:
-            raise UsageError(
-                f"distance.{key}: distance={distance.name} is not private and has no use for it: take dp_gsd"
-            )
-    distance = dataclasses.replace(distance, mechanism=DPPCA.gauss)
-    if distance.name in ("gsd", "none"):
-        return distance
-    if distance.name not in METHODS:
-        raise UsageError(f"distance.name={distance.name}: unknown, use {', '.join(METHODS)} or none")
-    return dataclasses.replace(distance, k=1, normalise_rows=True, labels=Labels.random, parameters=Parameters.weights)
+    name: str = setting("its name in records and tables", named=True)
+    m: int = setting("examples on each side", at_least=2)
+    initialisations: int = setting(
+        "random networks and draws of m private examples to average over", at_least=1, at_most=10**5
+    )
+
+    title: ClassVar[str]  # for tables and figures
+    reads: ClassVar[str]  # what it reads of the private data
+
+    def to_private(self, draw: Draw) -> Between:
+        """What gives the distance of a candidate, by its name and its first m examples, to `draw.private`. The
+        private side is computed here, once."""
+        raise NotImplementedError(f"{type(self).__name__} has no to_private")
+
+    def measure(
+        self,
+        build: Build,
+        private: Split,
+        candidates: Mapping[str, Split],
+        classes: int,
+        key: str,
+        report: Report = silent,
+    ) -> dict[str, list[float]]:
+        """The distance of each candidate to `private`, one value for each initialisation. NOT private.
+
+        Values of one initialisation are paired: the same network, the same m private examples (whatever the distance:
+        the stream keeps the name of the first one), whatever the other candidates are. Of a candidate its first m
+        examples. key: names the random streams. UsageError if a side has fewer than m examples.
+        """
+        for name, split in {"the private data": private, **candidates}.items():
+            if len(split.x) < self.m:
+                raise UsageError(f"distance.m={self.m}: {name} has {len(split.x)} examples; lower distance.m")
+
+        values: dict[str, list[float]] = {name: [] for name in candidates}
+        for i in range(self.initialisations):
+            random = stream(key, "gsd", i)
+            chosen = torch.from_numpy(np.sort(random.choice(len(private.x), self.m, replace=False)))
+            sample = Split(private.x[chosen], private.y[chosen])
+            between = self.to_private(Draw(i, build, sample, classes, key, random))
+
+            for name, split in candidates.items():
+                began = time.perf_counter()
+                value = between(name, Split(split.x[: self.m], split.y[: self.m]))
+                values[name].append(value)
+                report(i, name, value, time.perf_counter() - began)
+        return values
+
+    def numbers(self, parameters: int, example: int) -> int:
+        """How many numbers a measurement holds, to estimate memory, for a network of so many parameters and examples of
+        so many numbers: by default the examples of both sides and four matrices [m, m], in float64."""
+        return 4 * self.m * (example + 2 * self.m)
+
+    def statement(self) -> dict[str, str]:
+        """For records: what it reads of the private data, and what that means for privacy."""
+        privacy = f"{self.title} is computed on private data without noise: this record is not differentially private."
+        return {"reads": self.reads, "privacy": privacy}
 
 
-def statement(distance: Distance) -> dict[str, str]:
-    """For records: what the distance reads of the private data, and what that means for privacy."""
-    method = METHODS[distance.name]
-    reads = method.reads
-    if distance.name in ("gsd", "dp_gsd") and distance.labels == Labels.given:
-        reads = "images and labels, through per-example gradients"
-    return {
-        "reads": reads,
-        "privacy": f"{method.title} is computed on private data without noise: this record is not differentially "
-        "private.",
-    }
+@runtime_checkable
+class Releases(Protocol):
+    """A distance whose values are released with differential privacy, once, by `pubsel rank` alone."""
+
+    def plan(self, n: int) -> Plan:
+        """What all its values together cost, of n private examples."""
+        ...
+
+    def release(
+        self,
+        build: Build,
+        private: Split,
+        candidates: Mapping[str, Split],
+        classes: int,
+        key: str,
+        source: Sources,
+        report: Report = silent,
+    ) -> dict[str, list[float]]:
+        """As `Distance.measure`; source: where sample, labels and noise come from, which nobody may know."""
+        ...
+
+
+def build(values: dict[str, Any] | None) -> Distance | None:
+    """The distance that `_target_` names, with its settings checked; None for none (distance=none, or null). UsageError
+    names the key at fault."""
+    if values is not None and "_target_" not in values:
+        raise UsageError("distance has no value: give distance=NAME, such as gsd, or none")
+    if values is None or values["_target_"] is None:
+        return None
+    return instance("distance", Distance, values)
+
+
+def raw(values: list[float], k: int) -> list[float]:
+    """The projection metric of Algorithm 1 itself: GSD as reported is it divided by sqrt(k)."""
+    return [value * math.sqrt(k) for value in values]
+
+
+def summary(values: list[float]) -> dict[str, float | None]:
+    """Mean and sample standard deviation (none for a single value)."""
+    return {"mean": float(np.mean(values)), "std": float(np.std(values, ddof=1)) if len(values) > 1 else None}

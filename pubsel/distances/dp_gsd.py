@@ -34,6 +34,8 @@ What the paper has otherwise:
 import math
 import time
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from enum import Enum
 
 import numpy as np
 import torch
@@ -42,19 +44,18 @@ from scipy.optimize import brentq
 from torch import Tensor, nn
 
 from pubsel.data import Split
-from pubsel.distances.gsd import engine_of, given_labels
-from pubsel.distances.pairing import Build, Report, silent
+from pubsel.distances import Build, Report, silent
+from pubsel.distances.gsd import Labelling, Subspaces, engine_of, given_labels
 from pubsel.gradients.matrix import random_labels
 from pubsel.gradients.subspace import from_triangle, projection_metric, top_eigenpairs, triangle
 from pubsel.messages import UsageError
 from pubsel.privacy import accountant
+from pubsel.privacy.accountant import Plan
 from pubsel.privacy.randomness import Source, Sources, normal, stream
-from pubsel.settings.keys import DPPCA, Distance, Labels
-from pubsel.training.loop import poisson_sample
+from pubsel.privacy.sampling import poisson_sample
+from pubsel.settings.schema import setting
 
-# Dimensions s. The noise of `gauss` grows with its root; fewer blur small distances: Fashion-MNIST's own test images
-# are at 0.24 with 256 and 0.19 with 1024, other sets within 0.02 of their GSD with both.
-SKETCH = 256
+DPPCA = Enum("DPPCA", ["gauss", "bingham"])
 ROWS, PART = 256, 16  # rows of G at once, and of a copy of them
 PROPOSALS = 64  # of the rejection sampler at once
 
@@ -161,7 +162,7 @@ class Side:
     """
 
     def __init__(
-        self, distance: Distance, network: nn.Module, classes: int, multi_label: bool, s: int, key: str, i: int
+        self, distance: Subspaces, network: nn.Module, classes: int, multi_label: bool, s: int, key: str, i: int
     ):
         self.distance, self.classes, self.multi_label = distance, classes, multi_label
         self.device = next(network.parameters()).device
@@ -176,7 +177,7 @@ class Side:
         since a processor rounds a row another way beside others, by 1e-7 of it in float32, and more if that turns a
         ReLU; the sensitivities are of rows that do not depend on others."""
         y = split.y[chosen]
-        if self.distance.labels == Labels.random:
+        if self.distance.labels == Labelling.random:
             y = torch.from_numpy((np.asarray(source.random(len(chosen))) * self.classes).astype(np.int64))
             y = nn.functional.one_hot(y, self.classes).float() if self.multi_label else y
         return map(unit, self._blocks(split, chosen, y, torch.float64))
@@ -187,7 +188,7 @@ class Side:
         if len(split.x) < m:
             raise UsageError(f"distance.m={m}: {name} has {len(split.x)} examples; lower distance.m")
         split, y = Split(split.x[:m], split.y[:m]), self.drawn
-        if self.distance.labels == Labels.given:
+        if self.distance.labels == Labelling.given:
             y = given_labels(split, name, self.classes)
         blocks = self._blocks(split, torch.arange(m), y)
         rows = torch.cat([unit(block) if self.distance.normalise_rows else block for block in blocks])
@@ -201,63 +202,71 @@ class Side:
                 yield self.sketch(block.rows)
 
 
-def sampling_rate(distance: Distance, n: int) -> float:
-    """Of the Poisson sample that a private measurement takes of n examples: distance.private_m of them are expected,
-    distance.m by default. n counts as public."""
-    return min(1.0, (distance.m if distance.private_m is None else distance.private_m) / n)
+def sampling_rate(expected: float, n: int) -> float:
+    """Of the Poisson sample that a private measurement takes of n examples, of which so many are expected. n counts as
+    public."""
+    return min(1.0, expected / n)
 
 
-def plan_of(distance: Distance, n: int) -> accountant.Plan:
-    """What DP-GSD on n private examples spends, over all its initialisations. UsageError where epsilon or delta is
-    missing."""
-    steps, rate = distance.initialisations, sampling_rate(distance, n)
-    if distance.epsilon is None:
-        raise UsageError("distance=dp_gsd needs a budget: give distance.epsilon")
-    if distance.mechanism == DPPCA.bingham:
-        return accountant.pure(distance.epsilon, rate, steps, "exponential mechanism")
-    if distance.delta is None:
-        raise UsageError("distance.mechanism=gauss: give distance.delta, such as 1e-5")
-    return accountant.plan(distance.epsilon, distance.delta, rate, steps, 1.0)
+@dataclass
+class DPGSD(Subspaces):
+    """Settings of DP-GSD. Rows of the private side are always of norm 1."""
 
+    epsilon: float | None = setting("epsilon of all its values together", over=0)
+    delta: float | None = setting("gauss: delta of all its values together", over=0, below=1)
+    mechanism: DPPCA = setting("gauss, noise on second moments; bingham, the exponential mechanism, delta 0")
+    private_m: float = setting("expected examples in the private sample; inf: all", at_least=1, infinite=True)
+    sketch: int = setting("dimensions that gradients are mapped to", at_least=1)
 
-def private_subspace(side: Side, private: Split, plan: accountant.Plan, source: Source) -> Tensor:
-    """One release: the top-k subspace [s, k] of a Poisson sample of the private examples."""
-    distance, second = side.distance, torch.zeros(side.sketch.s, side.sketch.s, dtype=torch.float64)
-    chosen = poisson_sample(source, len(private.x), plan.rate)
-    for rows in side.private(private, chosen, source):
-        second += rows.T @ rows
-    if distance.mechanism == DPPCA.gauss:
-        second = noisy(second, plan.noise_multiplier, source)
-        return torch.linalg.eigh(second).eigenvectors[:, -distance.k :].flip(1)
-    return exponential_subspace(second, distance.k, 1 / plan.noise_multiplier, source)
+    title = "DP-GSD"
 
+    def plan(self, n: int) -> Plan:
+        """What all values on n private examples cost together. UsageError if epsilon or delta is missing."""
+        steps, rate = self.initialisations, sampling_rate(self.private_m, n)
+        if self.epsilon is None:
+            raise UsageError("distance=dp_gsd needs a budget: give distance.epsilon")
+        if self.mechanism == DPPCA.bingham:
+            return accountant.pure(self.epsilon, rate, steps, "exponential mechanism")
+        if self.delta is None:
+            raise UsageError("distance.mechanism=gauss: give distance.delta, such as 1e-5")
+        return accountant.plan(self.epsilon, self.delta, rate, steps, 1.0)
 
-def measure(
-    distance: Distance,
-    build: Build,
-    private: Split,
-    candidates: Mapping[str, Split],
-    classes: int,
-    key: str,
-    report: Report = silent,
-    *,
-    source: Sources,
-) -> dict[str, list[float]]:
-    """DP-GSD of each candidate to `private`, one value for each initialisation; all of them together cost `plan_of`.
+    def release(
+        self,
+        build: Build,
+        private: Split,
+        candidates: Mapping[str, Split],
+        classes: int,
+        key: str,
+        source: Sources,
+        report: Report = silent,
+    ) -> dict[str, list[float]]:
+        """DP-GSD of each candidate to `private`, one value for each initialisation; all of them together cost `plan`.
 
-    As gsd.measure. key: names the public streams; source(purpose, step): where sample, labels and noise come from,
-    which nobody may know.
-    """
-    plan = plan_of(distance, len(private.x))
-    values: dict[str, list[float]] = {name: [] for name in candidates}
-    for i in range(distance.initialisations):
-        s = distance.sketch or SKETCH
-        side = Side(distance, build(i), classes, private.y.dim() == 2, s, key, i)
-        if distance.k > side.sketch.s:
-            raise UsageError(f"distance.k={distance.k}: more than the {side.sketch.s} dimensions of distance.sketch")
-        own = private_subspace(side, private, plan, source("DP-GSD", i))
-        for name, split in candidates.items():
-            began = time.perf_counter()
-            values[name].append(projection_metric(own, side.public(name, split)) / math.sqrt(distance.k))
-            report(i, name, values[name][-1], time.perf_counter() - began)
-    return values
+        key: names the public streams; source(purpose, step): where sample, labels and noise come from, which nobody may
+        know.
+        """
+        plan = self.plan(len(private.x))
+        values: dict[str, list[float]] = {name: [] for name in candidates}
+        for i in range(self.initialisations):
+            side = Side(self, build(i), classes, private.y.dim() == 2, self.sketch, key, i)
+            if self.k > side.sketch.s:
+                raise UsageError(f"distance.k={self.k}: more than the {side.sketch.s} dimensions of distance.sketch")
+            subspace = self.private_subspace(side, private, plan, source("DP-GSD", i))
+
+            for name, split in candidates.items():
+                began = time.perf_counter()
+                values[name].append(projection_metric(subspace, side.public(name, split)) / math.sqrt(self.k))
+                report(i, name, values[name][-1], time.perf_counter() - began)
+        return values
+
+    def private_subspace(self, side: Side, private: Split, plan: Plan, source: Source) -> Tensor:
+        """One release: the top-k subspace [s, k] of a Poisson sample of the private examples."""
+        second = torch.zeros(side.sketch.s, side.sketch.s, dtype=torch.float64)
+        chosen = poisson_sample(source, len(private.x), plan.rate)
+        for rows in side.private(private, chosen, source):
+            second += rows.T @ rows
+        if self.mechanism == DPPCA.gauss:
+            second = noisy(second, plan.noise_multiplier, source)
+            return torch.linalg.eigh(second).eigenvectors[:, -self.k :].flip(1)
+        return exponential_subspace(second, self.k, 1 / plan.noise_multiplier, source)

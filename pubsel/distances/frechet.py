@@ -4,16 +4,14 @@ Equation 6): here of the features of the backbone, or of what the head of the ne
 It reads private images, and no labels. It is NOT differentially private: it is computed without noise.
 """
 
-from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from pubsel.data import Split
-from pubsel.distances.pairing import Between, Build, Report, paired, penultimate, silent
-from pubsel.settings.keys import Distance
+from pubsel.distances import Between, Distance, Draw
+from pubsel.distances.inputs import penultimate
 
 
 class Gaussian(NamedTuple):
@@ -42,24 +40,18 @@ def frechet(a: Gaussian, b: Gaussian) -> float:
     return max(0.0, float((a.mean - b.mean).square().sum() + spread))
 
 
-def measure(
-    distance: Distance,
-    build: Build,
-    private: Split,
-    candidates: Mapping[str, Split],
-    classes: int,
-    key: str,
-    report: Report = silent,
-) -> dict[str, list[float]]:
-    """The squared distance of each candidate to `private`, as FID has it, for each initialisation; see `gsd.measure`.
+@dataclass
+class Frechet(Distance):
+    """Settings of the squared Fréchet distance, as FID has it.
 
     m examples give less than all d directions their variance: values at different m, or of different networks, do not
     compare, and two samples of one distribution are not at 0.
     """
 
-    def prepare(i: int, sample: Split, rng: np.random.Generator) -> Between:
-        model = build(i)
-        own = gaussian(penultimate(model, sample.x))
-        return lambda name, split: frechet(own, gaussian(penultimate(model, split.x)))
+    title = "Fréchet distance"
+    reads = "images, as features"
 
-    return paired(distance, private, candidates, key, report, prepare)
+    def to_private(self, draw: Draw) -> Between:
+        model = draw.model()
+        private = gaussian(penultimate(model, draw.private.x))
+        return lambda name, public: frechet(private, gaussian(penultimate(model, public.x)))

@@ -5,19 +5,21 @@ GSD is NOT differentially private: it is computed from private gradients without
 """
 
 import math
-from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
 from pubsel.data import Split
-from pubsel.distances.pairing import Between, Build, Report, paired, silent
+from pubsel.distances import Between, Distance, Draw
 from pubsel.gradients.matrix import DenseGradients, PerExampleGradients, random_labels, row_norms
 from pubsel.gradients.subspace import projection_metric, top_k
 from pubsel.messages import UsageError
-from pubsel.settings.keys import Distance, Labels, Parameters
+from pubsel.settings.schema import setting
 
+Labelling = Enum("Labelling", ["random", "given"])
+Parameters = Enum("Parameters", ["weights", "all"])
 TINY = 1e-12  # norm of a row some of whose squares may be 0 in float32
 
 
@@ -27,40 +29,49 @@ def gsd(private: DenseGradients, public: DenseGradients, k: int) -> float:
     return projection_metric(top_k(private, k), top_k(public, k)) / math.sqrt(k)
 
 
-def measure(
-    distance: Distance,
-    build: Build,
-    private: Split,
-    candidates: Mapping[str, Split],
-    classes: int,
-    key: str,
-    report: Report = silent,
-) -> dict[str, list[float]]:
-    """GSD of each candidate to `private`, one value for each of `distance.initialisations` random networks.
+@dataclass
+class Subspaces(Distance):
+    """Settings of distances between the top-k subspaces of per-example gradients."""
 
-    Values of one initialisation are paired: same weights, same m private examples, same labels for all candidates.
-    build(i): the network of initialisation i, in eval mode, on its device. key: names the random streams.
-    Raises UsageError where a side has fewer than m examples or the gradients do not span k dimensions.
-    """
-    if distance.k > distance.m:
-        raise UsageError(f"distance.k={distance.k} is more than distance.m={distance.m}: lower distance.k")
+    k: int = setting("dimension of the two subspaces", at_least=1)
+    normalise_rows: bool = setting("scale every per-example gradient to unit length before the decomposition")
+    labels: Labelling = setting("random, or given: then both sides need labels of the private task")
+    parameters: Parameters = setting("gradients of the weights alone, or of all parameters")
 
-    def prepare(i: int, sample: Split, rng: np.random.Generator) -> Between:
-        engine = engine_of(build(i), distance)
-        drawn = random_labels(rng, distance.m, classes, multi_label=private.y.dim() == 2)
-        own = basis_of("the private data", sample, drawn, distance, engine, classes)
+    reads = "images, through per-example gradients with random labels"
 
-        def between(name: str, split: Split) -> float:
-            return projection_metric(own, basis_of(name, split, drawn, distance, engine, classes)) / math.sqrt(
-                distance.k
-            )
+    def numbers(self, parameters: int, example: int) -> int:
+        """G and four bases."""
+        return (self.m + 4 * self.k) * parameters
 
-        return between
-
-    return paired(distance, private, candidates, key, report, prepare)
+    def statement(self) -> dict[str, str]:
+        said = super().statement()
+        if self.labels == Labelling.given:
+            said["reads"] = "images and labels, through per-example gradients"
+        return said
 
 
-def engine_of(model: nn.Module, distance: Distance) -> PerExampleGradients:
+@dataclass
+class GSD(Subspaces):
+    """Settings of GSD. UsageError if the gradients of a side do not span k dimensions."""
+
+    title = "GSD"
+
+    def to_private(self, draw: Draw) -> Between:
+        """Both sides have the same labels, if these are random."""
+        if self.k > self.m:
+            raise UsageError(f"distance.k={self.k} is more than distance.m={self.m}: lower distance.k")
+        engine = engine_of(draw.model(), self)
+        drawn = random_labels(draw.random, self.m, draw.classes, multi_label=draw.private.y.dim() == 2)
+
+        def side(name: str, split: Split) -> Tensor:
+            return basis_of(name, split, drawn, self, engine, draw.classes)
+
+        private = side("the private data", draw.private)
+        return lambda name, public: projection_metric(private, side(name, public)) / math.sqrt(self.k)
+
+
+def engine_of(model: nn.Module, distance: Subspaces) -> PerExampleGradients:
     """For all sides of one initialisation: what it decides about the model, and the memory of G, are kept."""
     names = [name for name, p in model.named_parameters() if p.requires_grad]
     if distance.parameters == Parameters.weights:
@@ -69,11 +80,11 @@ def engine_of(model: nn.Module, distance: Distance) -> PerExampleGradients:
 
 
 def basis_of(
-    name: str, split: Split, drawn: Tensor, distance: Distance, engine: PerExampleGradients, classes: int
+    name: str, split: Split, drawn: Tensor, distance: Subspaces, engine: PerExampleGradients, classes: int
 ) -> Tensor:
     """Top-k subspace [p, k] of the gradients at `split`, with the labels `drawn` [m] or the given ones."""
     device = next(engine.model.parameters()).device
-    y = drawn if distance.labels == Labels.random else given_labels(split, name, classes)
+    y = drawn if distance.labels == Labelling.random else given_labels(split, name, classes)
     gradients = gradients_of(engine, distance, split.x.to(device), y.to(device))
     if not gradients.row_norms().any():
         raise UsageError(f"distance=gsd: on {name}, all gradients are zero: leave it out")
@@ -83,7 +94,7 @@ def basis_of(
         raise UsageError(f"distance.k={distance.k}: on {name}, {error}; lower distance.k") from None
 
 
-def gradients_of(engine: PerExampleGradients, distance: Distance, x: Tensor, y: Tensor) -> DenseGradients:
+def gradients_of(engine: PerExampleGradients, distance: Subspaces, x: Tensor, y: Tensor) -> DenseGradients:
     """G [m, p], whole, in the memory of `engine`: gone at the next call."""
     (gradients,) = engine.blocks(x, y, rows=len(x))
     return unit_rows(gradients) if distance.normalise_rows else gradients

@@ -4,16 +4,15 @@ its square, with a Gaussian kernel, here of the features of the backbone, or of 
 It reads private images, and no labels. It is NOT differentially private: it is computed without noise.
 """
 
-from collections.abc import Mapping
+from dataclasses import dataclass
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from pubsel.data import Split
-from pubsel.distances.pairing import Between, Build, Report, paired, penultimate, silent, squared_distances
+from pubsel.distances import Between, Distance, Draw
+from pubsel.distances.inputs import penultimate, squared_distances
 from pubsel.messages import UsageError
-from pubsel.settings.keys import Distance
 
 
 def mmd(x: Tensor, y: Tensor, bandwidth: float) -> float:
@@ -46,33 +45,27 @@ def _kernel(x: Tensor, y: Tensor, bandwidth: float) -> Tensor:
     return squared_distances(x, y).div_(-2 * bandwidth**2).exp_()
 
 
-def measure(
-    distance: Distance,
-    build: Build,
-    private: Split,
-    candidates: Mapping[str, Split],
-    classes: int,
-    key: str,
-    report: Report = silent,
-) -> dict[str, list[float]]:
-    """MMD^2 of each candidate to `private`, for each initialisation; see `gsd.measure`.
+@dataclass
+class MMD(Distance):
+    """Settings of MMD^2.
 
     The bandwidth is the median distance between the private examples alone: one for all candidates of an
     initialisation, so that their values compare, and none depends on the others.
     """
 
-    def prepare(i: int, sample: Split, rng: np.random.Generator) -> Between:
-        model = build(i)
-        x = penultimate(model, sample.x)
+    title = "MMD^2"
+    reads = "images, as features"
+
+    def to_private(self, draw: Draw) -> Between:
+        model = draw.model()
+        x = penultimate(model, draw.private.x)
         bandwidth = median_distance(x)
         if not bandwidth > 0:
             raise UsageError("distance=mmd: most private examples have the same features: take another model")
-        own = within(x, bandwidth)
+        spread = within(x, bandwidth)
 
-        def between(name: str, split: Split) -> float:
-            y = penultimate(model, split.x)
-            return own + within(y, bandwidth) - 2 * _between(x, y, bandwidth)
+        def between(name: str, public: Split) -> float:
+            y = penultimate(model, public.x)
+            return spread + within(y, bandwidth) - 2 * _between(x, y, bandwidth)
 
         return between
-
-    return paired(distance, private, candidates, key, report, prepare)

@@ -9,16 +9,16 @@ takes no root.
 It reads private images and labels. It is NOT differentially private: it is computed without noise.
 """
 
-from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from pubsel.data import Split
-from pubsel.distances.pairing import Between, Build, Report, class_numbers, paired, products, silent
-from pubsel.settings.keys import Distance
+from pubsel.distances import Between, Distance, Draw
+from pubsel.distances.inputs import class_numbers, products
+from pubsel.settings.schema import setting
 
 ITERATIONS = 10**7  # of the network simplex, at most: 2,000 examples a side take some 10^5
 
@@ -86,27 +86,23 @@ def _classes_exactly(a: Labelled, b: Labelled, cost: Tensor) -> Tensor:
     return found
 
 
-def measure(
-    distance: Distance,
-    build: Build,
-    private: Split,
-    candidates: Mapping[str, Split],
-    classes: int,
-    key: str,
-    report: Report = silent,
-) -> dict[str, list[float]]:
-    """OTDD of each candidate to `private`, for each initialisation; see `gsd.measure`.
+@dataclass
+class OTDD(Distance):
+    """Settings of OTDD.
 
     On the pixels of the images in the private shape, or on the features of the backbone; no network is built, so that
     initialisations differ in the m private examples alone. Several labels at once: each different set of them is a
-    class. UsageError where a side has no labels.
+    class. UsageError if a side has no labels.
     """
 
-    def side(name: str, split: Split) -> Labelled:
-        return labelled(split.x, class_numbers(name, split.y, "otdd"))
+    exact: bool = setting("optimal transport between the examples of two classes, not between their Gaussians")
 
-    def prepare(i: int, sample: Split, rng: np.random.Generator) -> Between:
-        own = side("the private data", sample)
-        return lambda name, split: otdd(own, side(name, split), distance.exact)
+    title = "OTDD"
+    reads = "images, as pixels or features, and labels"
 
-    return paired(distance, private, candidates, key, report, prepare)
+    def to_private(self, draw: Draw) -> Between:
+        def side(name: str, split: Split) -> Labelled:
+            return labelled(split.x, class_numbers(name, split.y, "otdd"))
+
+        private = side("the private data", draw.private)
+        return lambda name, public: otdd(private, side(name, public), self.exact)

@@ -12,19 +12,19 @@ It reads private images and labels, through gradients. It is NOT differentially 
 """
 
 import warnings
-from collections.abc import Mapping
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from pubsel.data import Split
-from pubsel.distances.pairing import Between, Build, Report, class_numbers, paired, penultimate, silent
+from pubsel.distances import Between, Distance, Draw
+from pubsel.distances.inputs import class_numbers, penultimate
 from pubsel.gradients.matrix import PerExampleGradients
 from pubsel.messages import UsageError
 from pubsel.models.trained import head
 from pubsel.privacy.randomness import stream
-from pubsel.settings.keys import Distance
 
 
 def embedding(model: nn.Module, x: Tensor, y: Tensor, rng: np.random.Generator) -> Tensor:
@@ -128,32 +128,27 @@ def task2vec(a: Tensor, b: Tensor) -> float:
     return max(0.0, 1 - float(nn.functional.cosine_similarity(a, b, dim=0)))
 
 
-def measure(
-    distance: Distance,
-    build: Build,
-    private: Split,
-    candidates: Mapping[str, Split],
-    classes: int,
-    key: str,
-    report: Report = silent,
-) -> dict[str, list[float]]:
-    """Task2Vec distance of each candidate to `private`, for each initialisation; see `gsd.measure`.
+@dataclass
+class Task2Vec(Distance):
+    """Settings of Task2Vec.
 
-    Each side has its own labels, and a head of as many classes as there are among its m examples. UsageError where a
-    side has no labels.
+    Each side has its own labels, and a head of as many classes as there are among its m examples. UsageError if a side
+    has no labels.
     """
 
-    def prepare(i: int, sample: Split, rng: np.random.Generator) -> Between:
-        model = build(i)
+    title = "Task2Vec"
+    reads = "images and labels, through gradients"
+
+    def to_private(self, draw: Draw) -> Between:
+        model = draw.model()
 
         def side(name: str, split: Split) -> Tensor:
             numbers = class_numbers(name, split.y, "task2vec")
-            found = embedding(model, split.x, split.y if split.y.dim() == 2 else numbers, stream(key, "task2vec", i))
-            if not found.any():
+            labels = split.y if split.y.dim() == 2 else numbers
+            vector = embedding(model, split.x, labels, stream(draw.key, "task2vec", draw.i))
+            if not vector.any():
                 raise UsageError(f"distance=task2vec: on {name}, all gradients are zero: leave it out")
-            return found
+            return vector
 
-        own = side("the private data", sample)
-        return lambda name, split: task2vec(own, side(name, split))
-
-    return paired(distance, private, candidates, key, report, prepare)
+        private = side("the private data", draw.private)
+        return lambda name, public: task2vec(private, side(name, public))

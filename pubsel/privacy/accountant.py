@@ -347,22 +347,7 @@ def statement(
     the public set. examples: how many private ones there are."""
     if made is None:
         return {"valid": False, "epsilon": None, "statement": "No privacy: trained without noise."}
-    choices = (
-        "hyper-parameters, candidates for public data and seeds"
-        if selected
-        else "hyper-parameters, data sets and seeds"
-    )
-    not_covered = [
-        f"the choice of {choices}, and the utility on test and validation data, with its interval",
-        "what is read off the private data before training, which is treated as public: the number of examples, their "
-        "shape and classes, the split into training, public, validation and test data (for shots, by labels), the "
-        "notes, and the time that the run took",
-        "the training loss on the screen, which is computed on private data: do not publish it",
-    ]
-    if distance_used:
-        not_covered.append("the distance (GSD) in this record, which is computed on private data without noise")
-    if not secure:
-        not_covered.append(KNOWN_SEED.format(what="weights", key="privacy.secure_noise"))
+    not_covered = _not_covered(secure, distance_used, selected)
     secret = "" if secure else " against whoever does not know the seed"
     parts = None
     if before:
@@ -398,6 +383,27 @@ def statement(
         "not_covered": not_covered,
         **({"composition": "basic", "parts": parts} if parts else {}),
     }
+
+
+def _not_covered(secure: bool, distance_used: bool, selected: bool) -> list[str]:
+    """What the guarantee of a training does not cover."""
+    choices = (
+        "hyper-parameters, candidates for public data and seeds"
+        if selected
+        else "hyper-parameters, data sets and seeds"
+    )
+    not_covered = [
+        f"the choice of {choices}, and the utility on test and validation data, with its interval",
+        "what is read off the private data before training, which is treated as public: the number of examples, their "
+        "shape and classes, the split into training, public, validation and test data (for shots, by labels), the "
+        "notes, and the time that the run took",
+        "the training loss on the screen, which is computed on private data: do not publish it",
+    ]
+    if distance_used:
+        not_covered.append("the distance (GSD) in this record, which is computed on private data without noise")
+    if not secure:
+        not_covered.append(KNOWN_SEED.format(what="weights", key="privacy.secure_noise"))
+    return not_covered
 
 
 def measured(what: str, made: Plan, secure: bool, examples: int) -> dict[str, Any]:

@@ -8,3 +8,13 @@ _HERE = Path(__file__).resolve().parents[1]
 CONF = next(
     path for path in (_HERE.parent / "conf", _HERE / "conf") if (path / "run.yaml").exists()
 )  # checkout, or wheel
+
+
+def config_folders() -> list[Path]:
+    """Where a command looks for options beside conf/: --config-dir."""
+    from hydra.core.hydra_config import HydraConfig
+
+    if not HydraConfig.initialized():
+        return []
+    sources = HydraConfig.get().runtime.config_sources
+    return [Path(source.path) for source in sources if source.schema == "file" and Path(source.path) != CONF]

@@ -2,6 +2,7 @@
 that come nearest to its settings, and an override for each setting in which they differ. This file imports no torch."""
 
 import json
+import math
 import re
 import shlex
 from functools import cache
@@ -11,11 +12,11 @@ from omegaconf import OmegaConf
 
 from pubsel.settings import CONF
 from pubsel.settings.identity import as_json
-from pubsel.settings.keys import Distance, Model, Pair, Privacy, Training
-from pubsel.settings.schema import check
+from pubsel.settings.keys import SCHEMAS, Model, Pair, Privacy, Training
+from pubsel.settings.schema import check, defaults
 
 GROUPS: dict[str, type | None] = {
-    "pair": Pair, "model": Model, "algorithm": None, "distance": Distance, "privacy": Privacy, "training": Training,
+    "pair": Pair, "model": Model, "algorithm": None, "distance": None, "privacy": Privacy, "training": Training,
 }  # fmt: skip
 USED_WITHOUT_PUBLIC = ("private", "private_share", "validation")  # `canonical` in run.py sets the rest of a pair
 PLAIN = re.compile(r"[A-Za-z_./][\w./+@-]*")  # a text that Hydra's grammar reads as itself
@@ -40,9 +41,10 @@ def overrides(made: dict[str, Any]) -> list[str]:
     words = []
     for group in GROUPS:
         if group in wanted:
-            name = _nearest(of, group, json.dumps(wanted[group]))
+            values = wanted[group] or {"_target_": None}  # distance=none
+            name = _nearest(of, group, json.dumps(values))
             words += [] if name == _defaults(of)[group] else [f"{group}={name}"]
-            words += _changes(of, group, name, wanted[group])
+            words += _changes(of, group, name, values)
     for key, value in _leaves({key: value for key, value in wanted.items() if key not in GROUPS}).items():
         unread = key == "epsilon" and value == 0  # no private example is read, whatever epsilon is given
         if not unread and (key in ("epsilon", "seed") or value != _ungrouped(of).get(key)):
@@ -111,7 +113,9 @@ def _option(of: str, group: str, name: str) -> dict[str, Any]:
     """An option's settings as a record has them: without neutral keys and those that have the dataclass's default."""
     schema = GROUPS[group]
     raw = _raw(of, group, name)
-    return raw if schema is None else as_json(check(schema, raw))
+    if schema is None:
+        return {key: "inf" if value == math.inf else value for key, value in raw.items()}
+    return as_json(check(schema, raw))
 
 
 @cache
@@ -129,7 +133,7 @@ def _with_defaults(group: str, name: str) -> Any:
 
 
 def _first(of: str) -> list[str]:
-    """The files that stand first among a command's defaults: common, rare, ..."""
+    """What stands first among a command's defaults: common, run_defaults."""
     return [entry for entry in _file(of).defaults if isinstance(entry, str) and entry not in ("hydra", "_self_")]
 
 
@@ -150,4 +154,7 @@ def _ungrouped(of: str) -> dict[str, Any]:
 
 @cache
 def _file(name: str) -> Any:
+    command, _, rest = name.partition("_")
+    if rest == "defaults":
+        return OmegaConf.create(defaults(SCHEMAS[command]))
     return OmegaConf.load(CONF / f"{name}.yaml")

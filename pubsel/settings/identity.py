@@ -62,7 +62,8 @@ def identity_of(config: RunConfig) -> str:
     """The name of a run's folder: readable, and different whenever a setting that can change the result is."""
     public = short_name(config.pair.public) if config.pair.public else "none"
     algorithm = config.algorithm.get("name", "algorithm")
-    readable = f"{short_name(config.pair.private)}-{public}-{config.model.name}-{algorithm}-eps{config.epsilon:g}-seed{config.seed}"
+    data = f"{short_name(config.pair.private)}-{public}"
+    readable = f"{data}-{config.model.name}-{algorithm}-eps{config.epsilon:g}-seed{config.seed}"
     return folder_name(readable, as_json(config))
 
 

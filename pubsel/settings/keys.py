@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from pubsel.messages import UsageError
-from pubsel.settings import CONF
+from pubsel.settings import CONF, config_folders
 from pubsel.settings.schema import setting
 
 MOST_EPOCHS = 10**6  # and iterations of a loop
@@ -27,9 +27,6 @@ Convert = Enum("Convert", ["resize", "exact"])
 
 
 Labels = Enum("Labels", ["random", "given", "auto"])  # not "true", which YAML reads as a truth value
-
-
-Parameters = Enum("Parameters", ["weights", "all"])
 
 
 Accounting = Enum("Accounting", ["prv", "paper"])
@@ -51,9 +48,6 @@ Optimizer = Enum("Optimizer", ["sgd", "adam"])
 
 
 Tracking = Enum("Tracking", ["none", "tensorboard"])
-
-
-DPPCA = Enum("DPPCA", ["gauss", "bingham"])
 
 
 Attack = Enum("Attack", ["gsd_white_box", "gsd_black_box", "loss"])
@@ -176,37 +170,6 @@ class Model:
 
 
 @dataclass
-class Distance:
-    """How the distance between the two is measured."""
-
-    name: str = setting("gsd, dp_gsd, task2vec, otdd, frechet, mmd, or none", named=True)
-    k: int = setting("gsd: dimension of the two subspaces", at_least=1)
-    m: int = setting("examples on each side", at_least=2)
-    initialisations: int = setting(
-        "random networks and draws of m private examples to average over", at_least=1, at_most=10**5
-    )
-    normalise_rows: bool = setting("gsd: scale every per-example gradient to unit length before the decomposition")
-    labels: Labels = setting("gsd: random, or given: then both sides need labels of the private task")
-    parameters: Parameters = setting("gsd: gradients of the weights alone, or of all parameters")
-    exact: bool = setting(
-        "otdd: optimal transport between the examples of two classes, not between their Gaussians", default=False
-    )
-    epsilon: float | None = setting("dp_gsd: epsilon of all its values together", over=0, default=None)
-    delta: float | None = setting("dp_gsd, gauss: delta of all its values together", over=0, below=1, default=None)
-    mechanism: DPPCA = setting(
-        "dp_gsd: gauss, noise on second moments; bingham, the exponential mechanism, delta 0", default=DPPCA.gauss
-    )
-    private_m: float | None = setting(
-        "dp_gsd and epsilon_select: expected examples in the private sample; inf: all; null: m", at_least=1,
-        infinite=True, default=None,
-    )  # fmt: skip
-    sketch: int | None = setting(
-        "dp_gsd and epsilon_select: dimensions that gradients are mapped to; null: 256, epsilon_select: 1024",
-        at_least=1, default=None,
-    )  # fmt: skip
-
-
-@dataclass
 class Privacy:
     """How the guarantee is accounted for."""
 
@@ -262,7 +225,7 @@ class Common:
 
 @dataclass
 class Select:
-    """Private selection of the public data, with epsilon_select."""
+    """Private selection of the public data, with epsilon_select. It compares subspaces as distance=gsd does."""
 
     cap: float = setting(
         "how much the candidates' shares of an example's gradient may differ and count in full", over=0, at_most=1,
@@ -272,6 +235,10 @@ class Select:
         "refuse where a candidate that is so much better, on average, is not chosen with 95 %", over=0, at_most=1,
         default=None,
     )  # fmt: skip
+    private_m: float | None = setting(
+        "expected examples in the private sample; inf: all; null: distance.m", at_least=1, infinite=True, default=None
+    )
+    sketch: int = setting("dimensions that gradients are mapped to; they cost no privacy", at_least=1, default=1024)
 
 
 @dataclass
@@ -287,7 +254,7 @@ class RunConfig(Common):
     pair: Pair = field(default_factory=Pair)
     model: Model = field(default_factory=Model)
     algorithm: dict[str, Any] = field(default_factory=dict)
-    distance: Distance = field(default_factory=Distance)
+    distance: dict[str, Any] | None = setting("what the distance of the two sets is, and its settings; null: none")
     privacy: Privacy = field(default_factory=Privacy)
     training: Training = field(default_factory=Training)
     epsilon_select: float | None = setting("pair.public=auto: epsilon of the selection", over=0, default=None)
@@ -323,7 +290,7 @@ class RankConfig(Common):
     public: list[Any] = setting("the candidates: names or paths, or lists of them that are combined: [A,[B,C]]")
     convert: Convert = setting("how public images reach the private shape: resize (and grey/colour), or exact: refuse")
     model: Model = field(default_factory=Model)
-    distance: Distance = field(default_factory=Distance)
+    distance: dict[str, Any] | None = setting("what the distance of the two sets is, and its settings; null: none")
     epsilon_select: float | None = setting(
         "choose one candidate with this differential privacy, and show nothing else; null: measure, not private",
         over=0, default=None,
@@ -355,7 +322,7 @@ class AttackConfig(Common):
     trials: int = setting("gsd: so many times, each with other private examples and networks", at_least=1)
     targets: int = setting("gsd_white_box: examples of each trial of which all others are known", at_least=1)
     model: Model = field(default_factory=Model)
-    distance: Distance = field(default_factory=Distance)
+    distance: dict[str, Any] | None = setting("what the distance of the two sets is, and its settings; null: none")
 
     def __post_init__(self) -> None:
         self.public = candidates_of("public", self.public)
@@ -465,20 +432,10 @@ def neutral(schema: Any, prefix: str = "") -> list[str]:
     return found
 
 
-def own_folders() -> list[Path]:
-    """The user's own folders of options, beside conf/: --config-dir, as Hydra knows it while a command runs."""
-    from hydra.core.hydra_config import HydraConfig
-
-    if not HydraConfig.initialized():
-        return []
-    sources = HydraConfig.get().runtime.config_sources
-    return [Path(source.path) for source in sources if source.schema == "file" and Path(source.path) != CONF]
-
-
 def named(group: str) -> dict[str, Path]:
-    """The files of a folder of conf/ by name, and those of the same folder in `own_folders`. A name that both have is
-    that of conf/, as for Hydra's options."""
-    files = [path for folder in (CONF, *own_folders()) for path in sorted((folder / group).glob("*.yaml"))]
+    """The files of a folder of conf/ by name, and those of the same folder in `config_folders`. A name that both have
+    is that of conf/, as for Hydra's options."""
+    files = [path for folder in (CONF, *config_folders()) for path in sorted((folder / group).glob("*.yaml"))]
     return {path.stem: path for path in reversed(files)}
 
 
@@ -491,3 +448,9 @@ def is_weak(delta: float, n: int) -> bool:
     """Whether a guarantee for n examples says little: above delta = 1/n it holds even for publishing an example that
     was chosen at random. Rounding in a sum of parts of delta does not count."""
     return delta > (1 + 1e-9) / n
+
+
+SCHEMAS: dict[str, type] = {
+    "run": RunConfig, "rank": RankConfig, "attack": AttackConfig, "audit": AuditConfig, "table": TableConfig,
+    "make": MakeConfig, "figure": FigureConfig, "report": ReportConfig, "runs": RunsConfig, "data": DataConfig,
+}  # fmt: skip

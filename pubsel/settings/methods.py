@@ -1,55 +1,86 @@
-"""The names that conf/algorithm gives to methods."""
+"""Algorithms and distances: classes with settings of their own, which an option of conf/algorithm or conf/distance
+names by `_target_`; and the names that options give to methods."""
 
 import contextlib
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import yaml
 
 from pubsel.messages import UsageError
-from pubsel.settings import CONF
-from pubsel.settings.schema import check_name
+from pubsel.settings import CONF, config_folders
+from pubsel.settings.identity import as_json
+from pubsel.settings.schema import check, check_name
+
+T = TypeVar("T")
+
+GROUPS = ("algorithm", "distance")
+
+
+def instance(group: str, base: type[T], values: dict[str, Any]) -> T:
+    """What the class that `_target_` names makes of the other values, checked; UsageError names the key at fault, below
+    `group`. base: the class must be a subclass of it."""
+    from hydra.utils import get_class
+
+    target = values.get("_target_")
+    try:
+        cls = get_class(target)  # type: ignore[arg-type]
+    except Exception as error:
+        raise UsageError(f"{group}._target_={target}: {str(error).splitlines()[0]}") from None
+    if not issubclass(cls, base):
+        raise UsageError(f"{group}._target_={target}: give a subclass of {base.__module__}.{base.__name__}")
+    return check(cls, {key: value for key, value in values.items() if key != "_target_"}, group)
+
+
+def typed(group: str, made: Any, values: dict[str, Any]) -> dict[str, Any]:
+    """The `values` that `made` was made of by `instance`, each of its type: 1 and 1.0 are one setting. UsageError for a
+    name that its class has not."""
+    check_method(group, values, config_folders())
+    return {"_target_": values["_target_"]} | as_json(made)
+
+
+def option(group: str, name: str, conf: Path = CONF) -> dict[str, Any]:
+    """The values of conf/GROUP/NAME.yaml on top of those of its defaults, as Hydra composes them. conf: a folder whose
+    files come before those of the package."""
+    here = conf / group / f"{name}.yaml"
+    values: dict[str, Any] = yaml.safe_load((here if here.exists() else CONF / group / here.name).read_text()) or {}
+    for base in reversed([base for base in values.pop("defaults", []) if base != "_self_"]):
+        values = option(group, base, conf) | values
+    return values
 
 
 @cache
-def algorithm_keys() -> frozenset[str]:
-    """The dotted keys of all algorithms of conf/."""
-    files = [yaml.safe_load(path.read_text()) or {} for path in sorted((CONF / "algorithm").glob("*.yaml"))]
-    return frozenset(f"algorithm.{key}" for made in files for key in made if key != "defaults")
+def method_keys() -> frozenset[str]:
+    """The dotted keys of all algorithms and distances of conf/."""
+    names = [(group, path.stem) for group in GROUPS for path in (CONF / group).glob("*.yaml")]
+    return frozenset(f"{group}.{key}" for group, name in names for key in option(group, name))
 
 
-def check_method(algorithm: dict[str, Any], own: list[Path]) -> None:
-    """UsageError where algorithm.name is no name, or one that its class has not: a record would lie.
+def check_method(group: str, values: dict[str, Any], folders: list[Path]) -> None:
+    """UsageError for a GROUP.name that is no name, or one that its class has not: a record would lie.
 
-    A class has the names that conf/algorithm gives it, and those that a file of the folders `own` (--config-dir) gives.
-    A class that conf/ does not know, a user's own, may have any that no other class has.
+    A class has the names that conf/GROUP gives it, and those that a file of the `folders` (--config-dir) gives. A class
+    that conf/ does not know, a user's own, may have any that no other class has.
     """
-    name, target = algorithm.get("name"), algorithm["_target_"]
-    check_name("algorithm.name", name)
-    known = methods(CONF)
-    mine = [one for one, targets in known.items() if target in targets]
-    given = not mine or any(target in methods(folder).get(str(name), ()) for folder in own)
-    if name in mine or (given and name not in known):
+    name, target = values.get("name"), values["_target_"]
+    check_name(f"{group}.name", name)
+    known = methods(CONF, group)
+    names = [other for other, targets in known.items() if target in targets]
+    given = not names or any(target in methods(folder, group).get(str(name), ()) for folder in folders)
+    if name in names or (given and name not in known):
         return
-    may = f"it may be {', '.join(sorted(mine))}" if mine else f"{name} is another method"
-    raise UsageError(f"algorithm.name={name}: {target} has not this name, {may}; to name a setting, give label={name}")
+    may = f"it may be {', '.join(sorted(names))}" if names else f"{name} is another method"
+    hint = f"; to name a setting, give label={name}" if group == "algorithm" else ""
+    raise UsageError(f"{group}.name={name}: {target} has not this name, {may}{hint}")
 
 
 @cache
-def methods(conf: Path) -> dict[str, set[str]]:
-    """What conf/algorithm/*.yaml names: algorithm.name, and the classes of the files that give it."""
-
-    def whole(stem: str) -> dict[str, Any]:
-        here = conf / "algorithm" / f"{stem}.yaml"
-        made = yaml.safe_load((here if here.exists() else CONF / "algorithm" / here.name).read_text()) or {}
-        for base in reversed([base for base in made.get("defaults", []) if isinstance(base, str) and base != "_self_"]):
-            made = whole(base) | made
-        return made
-
+def methods(conf: Path, group: str) -> dict[str, set[str]]:
+    """What conf/GROUP/*.yaml names: the name of each method, and the classes of the files that give it."""
     found: dict[str, set[str]] = {}
-    for path in sorted((conf / "algorithm").glob("*.yaml")):
+    for path in sorted((conf / group).glob("*.yaml")):
         with contextlib.suppress(OSError, yaml.YAMLError, AttributeError, TypeError):  # Hydra says what is wrong
-            made = whole(path.stem)
+            made = option(group, path.stem, conf)
             found.setdefault(str(made.get("name")), set()).add(str(made.get("_target_")))
     return found

@@ -7,6 +7,7 @@ import operator
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import field
+from enum import Enum
 from typing import Any, TypeVar, get_args
 
 from omegaconf import MISSING, DictConfig, OmegaConf
@@ -32,8 +33,8 @@ def setting(
     named: bool = False,
     default: Any = MISSING,
 ) -> Any:
-    """A dataclass field with its meaning and its open or closed range. Its value stands in conf/; a rarely used one may
-    have a `default_of`, and is left out of the identity while it has it.
+    """A dataclass field with its meaning and its open or closed range. Its value stands in conf/, or, for a key that
+    few set, here as `default`: never in both. While it has its default, the identity leaves it out.
 
     `neutral` keys cannot change a result (where files lie, how fast a run is); the identity leaves them out. `named`
     keys become part of a folder's name.
@@ -54,6 +55,19 @@ LIMITS: dict[str, tuple[Callable[[Any, Any], bool], str]] = {
     "at_most": (operator.le, "at most"),
     "below": (operator.lt, "less than"),
 }
+
+
+def defaults(schema: Any) -> dict[str, Any]:
+    """The keys of a dataclass of settings that have a default, with it, groups as mappings: what a command's settings
+    are where conf/ says nothing."""
+    found: dict[str, Any] = {}
+    for f in dataclasses.fields(schema):
+        if dataclasses.is_dataclass(f.type):
+            if inner := defaults(f.type):
+                found[f.name] = inner
+        elif f.default is not MISSING and f.default is not dataclasses.MISSING:
+            found[f.name] = f.default.name if isinstance(f.default, Enum) else f.default
+    return found
 
 
 def check(schema: type[T], values: DictConfig | dict[str, Any], where: str = "") -> T:

@@ -23,9 +23,10 @@ from scipy import stats
 
 from pubsel.messages import UsageError, UserError
 from pubsel.records import at, read_ranks, read_records, write_whole
-from pubsel.settings.keys import is_weak, named, own_folders
+from pubsel.settings import config_folders
+from pubsel.settings.keys import is_weak, named
 
-_HERE = Path(__file__).resolve().parent
+_HERE = Path(__file__).resolve().parents[1]
 PAPER = next((path for path in (_HERE.parent / "results" / "paper", _HERE / "paper") if path.is_dir()), _HERE / "paper")
 W = TypeVar("W", bound="Work")
 
@@ -152,7 +153,8 @@ def cells(records: list[dict[str, Any]]) -> list[Cell]:
 
 def selected(found: list[Cell], by: str, over: list[str]) -> list[Cell]:
     """Of cells that differ in the settings `over` alone, the best by `by`, a key of SELECTION: on the seeds that all of
-    them have. Cells whose records know no such utility stay only where nothing else is there."""
+    them have; of equals the one with most seeds, which was chosen before. Cells whose records know no such utility stay
+    only where nothing else is there."""
     groups: dict[str, list[Cell]] = {}
     for cell in found:
         rest = {key: value for key, value in cell.settings.items() if key not in over}
@@ -160,7 +162,7 @@ def selected(found: list[Cell], by: str, over: list[str]) -> list[Cell]:
     best = []
     for group in groups.values():
         seeds = set.intersection(*({record["seed"] for record in cell.records} for cell in group))
-        best.append(max(group, key=lambda cell: cell.selection(by, seeds)))
+        best.append(max(group, key=lambda cell: (cell.selection(by, seeds), len(cell.records), str(cell.settings))))
     return best
 
 
@@ -206,7 +208,7 @@ def paper_rows(file: str | None) -> list[dict[str, Any]]:
     fields as None; UserError where it is missing."""
     if file is None:
         return []
-    folders = [PAPER, *(folder / "tables" for folder in own_folders())]
+    folders = [PAPER, *(folder / "tables" for folder in config_folders())]
     path = next((folder / file for folder in folders if (folder / file).is_file()), PAPER / file)
     try:
         with path.open(encoding="utf-8", newline="") as lines:

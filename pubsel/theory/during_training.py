@@ -7,7 +7,7 @@ batch of the step and the first pair.m images of each of the public `sets`, this
 
 gsd_figure1   GSD of the batch to each public set, in [0, 1] (GSD, Figure 1; the workshop paper's panels)
 gsd_figure3   the 500 largest singular values of private and public gradients (GSD, Figure 3)
-gsd_lemma41   reconstruction error of the batch's gradients, beside what bounds it (GSD, Lemma 4.1; pubsel/gradients/subspace.py)
+gsd_lemma41   reconstruction error of the batch's gradients, beside what bounds it (GSD, Lemma 4.1)
 gep_figure2   stable rank of the batch's gradients, by parameter group (GEP, Figure 2)
 gep_figure4   projection error of the batch's mean gradient on GEP's basis from each public set (GEP, Figure 4)
 gep_figure5   stable rank of the residual gradients, beside the gradients' (GEP, Figure 5; there of the full batch)
@@ -32,12 +32,12 @@ import yaml
 from matplotlib.ticker import LogFormatter
 from torch import Tensor
 
-from pubsel import algorithms, data, models, records
+from pubsel import algorithms, cell, data, models, records
 from pubsel.algorithms import Algorithm, Freezes, Mechanism, Solves, View
 from pubsel.algorithms.gep import GEP, Groups
-from pubsel.commands import run
 from pubsel.data import Split
-from pubsel.distances import gsd
+from pubsel.distances import build
+from pubsel.distances.gsd import GSD
 from pubsel.gradients.matrix import Basis, DenseGradients, GradientMatrix, gpu_precision
 from pubsel.gradients.subspace import (
     allocate,
@@ -49,11 +49,13 @@ from pubsel.gradients.subspace import (
     top_k,
 )
 from pubsel.messages import UsageError, say
+from pubsel.privacy.sampling import Schedule, poisson_sample
 from pubsel.settings import CONF
 from pubsel.settings.identity import as_json, digest_of, identity_of, short_name
-from pubsel.settings.keys import Distance, FigureConfig, Labels, RunConfig, of_run, public_sets
+from pubsel.settings.keys import FigureConfig, Labels, RunConfig, of_run, public_sets
 from pubsel.tables import figures, join
-from pubsel.training.loop import Schedule, fit, poisson_sample
+from pubsel.training.loop import Job, Watch, fit
+from pubsel.training.once import training_secret
 
 NOT_PRIVATE = "Not differentially private: measured on private gradients without noise."
 LARGEST = 500  # singular values
@@ -77,7 +79,7 @@ class Moment(NamedTuple):
     public: dict[str, Split]
     private: str  # name of the private set
     ks: list[int]
-    distance: Distance
+    distance: GSD
     gep: GEP
 
     def on(self, public: str) -> View:
@@ -121,7 +123,7 @@ def distances(at: Moment, k: int) -> dict[str, float]:
     m = min(len(split.x) for split in (at.batch, *at.public.values()))
     once = dataclasses.replace(at.distance, k=k, m=m, initialisations=1)
     key = f"during_training {at.step}"
-    found = gsd.measure(once, lambda _: at.view.model, at.batch, at.public, max(2, at.view.classes), key)
+    found = once.measure(lambda _: at.view.model, at.batch, at.public, max(2, at.view.classes), key)
     return {public: values[0] for public, values in found.items()}
 
 
@@ -256,23 +258,26 @@ def follow(name: str, settings: RunConfig, sets: list[str], ks: list[int], point
     function yields; and what measured it. Rows are kept beside the checkpoint, so that what was stopped goes on."""
     origin = records.provenance()
     made = f"commit {origin['commit']}, torch {origin['versions']['torch']}, {origin['hardware']}"
-    trained = run.canonical(settings)
+    trained = cell.canonical(settings)
     algorithm, gep = algorithms.build(trained.algorithm), anchor(trained)
+    distance = build(settings.distance)
+    if not isinstance(distance, GSD):
+        raise UsageError("what is measured is GSD: give distance=gsd")
     refuse(settings, algorithm, sets, ks, FIGURES[name])
     torch.set_num_threads(settings.threads or torch.get_num_threads())
-    device = run.choose_device(settings.device)
-    task = run.load_task(trained, device)
+    device = cell.choose_device(settings.device)
+    task = cell.load_task(trained, device)
     public = {one: public_set(one, settings, task.private, device) for one in sets}
-    plan, spend, _ = run.guarantee(trained, algorithm, len(task.private.x))
+    plan, spend, _ = cell.guarantee(trained, algorithm, len(task.private.x))
     identity = identity_of(trained)
-    model = run.network(settings.model, task, settings.seed, settings.data_root).to(device)
-    secret = run.training_secret(trained, task, model, plan, spend, device)
+    model = cell.network(settings.model, task, settings.seed, settings.data_root).to(device)
+    secret = training_secret(cell.Cell.of(trained), task, model, plan, spend)
     wanted = moments(plan, points, FIGURES[name].first_epoch)
 
     def look(view: View, step: int) -> list[Row]:
         chosen = poisson_sample(secret("sample", step), plan.n, plan.rate)
         batch = Split(task.private.x[chosen].to(device), task.private.y[chosen].to(device))
-        moment = Moment(step, view, batch, public, settings.pair.private, ks, settings.distance, gep)
+        moment = Moment(step, view, batch, public, settings.pair.private, ks, distance, gep)
         try:
             with gpu_precision("ieee"):
                 return [{"step": step, "epoch": step * plan.rate, **row} for row in FIGURES[name].measure(moment)]
@@ -280,12 +285,12 @@ def follow(name: str, settings: RunConfig, sets: list[str], ks: list[int], point
             raise UsageError(f"step {step}: {error}; lower k, or raise training.batch_size or pair.m") from None
 
     what: dict[str, Any] = {"name": name, "run": identity, "public": sets, "ks": ks, "points": points}
-    what |= {part: as_json(getattr(settings, part)) for part in ("pair", "distance")}
+    what |= {"pair": as_json(settings.pair), "distance": as_json(distance)}
     what["gep"] = as_json(gep)
     folder = Path(settings.results) / "during_training" / f"{name}-{digest_of(what)}"
     kept, checkpoint, take = folder / "measured.csv", folder / "checkpoint.pt", algorithm.mechanism
-    with run.locked(folder):
-        stays = checkpoint.exists() or not run.has_paths([settings.pair.private, *sets])  # a folder may have changed
+    with records.locked(folder):
+        stays = checkpoint.exists() or not cell.has_paths([settings.pair.private, *sets])  # a folder may have changed
         rows = pandas.read_csv(kept, comment="#").to_dict("records") if kept.exists() and stays else []
         missing = wanted - {row["step"] for row in rows}
 
@@ -300,7 +305,9 @@ def follow(name: str, settings: RunConfig, sets: list[str], ks: list[int], point
             algorithm.mechanism = watched  # type: ignore[method-assign]
             noise = spend.noise_multiplier if spend else 0.0
             silent = lambda now: None  # noqa: E731
-            fit(model, task, algorithm, plan, noise, settings.training, identity, secret, checkpoint, silent)
+            fit(
+                model, task, Job(algorithm, plan, noise, settings.training, identity, checkpoint), secret, Watch(silent)
+            )
             checkpoint.unlink(missing_ok=True)
         return pandas.read_csv(kept, comment="#"), kept.read_text().splitlines()[0].removeprefix("# ")
 

@@ -14,11 +14,13 @@ from torch import nn
 
 from pubsel.algorithms import Algorithm, View
 from pubsel.data import Split, Task
+from pubsel.distances import Distance
 from pubsel.gradients.matrix import Engine
 from pubsel.messages import UserError, say
 from pubsel.privacy.randomness import stream
-from pubsel.settings.keys import SHARED_GPU, Distance
-from pubsel.training.loop import Schedule, noisy_mean
+from pubsel.privacy.sampling import Schedule
+from pubsel.settings.keys import SHARED_GPU
+from pubsel.training.loop import noisy_mean
 from pubsel.training.rehearsal import Needs, random_like
 
 MOST = 0.75  # of a GPU that cells share, for one of them
@@ -39,29 +41,19 @@ class Memory(NamedTuple):
         return max(self.prepared + max(self.training + self.passes, self.preparing), self.distance + self.passes)
 
 
-def memory(gradients: Engine, algorithm: Algorithm, view: View, task: Task, distance: Distance) -> Memory:
+def memory(gradients: Engine, algorithm: Algorithm, view: View, task: Task, distance: Distance | None) -> Memory:
     """Bytes for a run on `task`, from the sizes of what is held; activations from one forward pass of two images."""
     chunk = gradients.chunk(task.private.x)
     item = next(view.model.parameters()).element_size()
-    measured = _distance(gradients, task, distance) if task.public is not None else 0
+    measured = 0
+    if distance is not None and task.public is not None:
+        measured = distance.numbers(gradients.size, task.private.x[0].numel())
     vectors = chunk + 6  # rows; float64 sum and noise, direction, momentum
     return Memory(
         training=(algorithm.numbers(view) + vectors * gradients.size) * item,
         distance=measured * item,
         passes=2 * _activations(view.model, task.private) * chunk,  # outputs, and gradients at them
     )
-
-
-def _distance(gradients: Engine, task: Task, distance: Distance) -> int:
-    """Numbers that measuring the distance holds: of gsd and dp_gsd, G and four bases; of the others, the examples of
-    both sides and four matrices [m, m], in float64."""
-    match distance.name:
-        case "none":
-            return 0
-        case "gsd" | "dp_gsd":
-            return (distance.m + 4 * distance.k) * gradients.size
-        case _:
-            return 4 * distance.m * (task.private.x[0].numel() + 2 * distance.m)
 
 
 def free(device: torch.device) -> int:

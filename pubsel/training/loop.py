@@ -1,7 +1,7 @@
 """The one loop that touches private data: sample, clip and sum, add noise, update.
 
-Every private number leaves this file through `noisy_mean`, whose noise is what privacy.py accounts for, or as the loss
-on the screen, which the privacy statement excepts. parallel.py has the loop's work done by several processes.
+Every private number leaves this file through `noisy_mean`, whose noise is what pubsel/privacy accounts for, or as the
+loss on the screen, which the privacy statement excepts. parallel.py shares the loop's work among processes.
 """
 
 import os
@@ -20,20 +20,12 @@ from pubsel.algorithms import Algorithm, Finishes, Frozen, Mechanism, Pretrains,
 from pubsel.data import Split, Task
 from pubsel.gradients.factored import LinearGradients
 from pubsel.gradients.matrix import Engine, PerExampleGradients, gpu_precision
-from pubsel.messages import UsageError, UserError
+from pubsel.messages import UserError
 from pubsel.privacy import ledger
 from pubsel.privacy.accountant import deviation, spent
 from pubsel.privacy.randomness import Secret, Source, normal, stream
-from pubsel.settings.keys import MOST_STEPS, Optimizer, Training
-
-
-class Schedule(NamedTuple):
-    """When and how often private data is sampled: n examples, each in each of `steps` batches with probability rate."""
-
-    n: int
-    rate: float
-    steps: int
-    batch_size: int  # expected, public, and the fixed denominator of the mean
+from pubsel.privacy.sampling import Schedule, poisson_sample
+from pubsel.settings.keys import Optimizer, Training
 
 
 class Progress(NamedTuple):
@@ -48,23 +40,9 @@ class Progress(NamedTuple):
     learning_rate: float
 
 
-def schedule(n: int, training: Training) -> Schedule:
-    """Steps and sampling rate for n private examples; a batch of n or more is the full batch, taken every time."""
-    batch = min(training.batch_size, n)
-    steps = training.steps or max(1, round(min(training.epochs * n / batch, 2 * MOST_STEPS)))
-    if steps > MOST_STEPS:
-        raise UsageError(f"training.epochs={training.epochs:g}: more than {MOST_STEPS:,} steps: lower it")
-    return Schedule(n, batch / n, steps, batch)
-
-
 def engine(model: nn.Module, chunk: int | None) -> Engine:
     """What makes per-example gradients of `model`: factored for a linear classifier, else written out."""
     return LinearGradients(model) if type(model) is nn.Linear else PerExampleGradients(model, chunk)
-
-
-def poisson_sample(source: Source, n: int, rate: float) -> Tensor:
-    """Indices of a sample that holds each of n examples independently with probability `rate` (all at rate 1)."""
-    return torch.from_numpy(np.flatnonzero(np.asarray(source.random(n)) < rate))
 
 
 def clipped_sum(mechanism: Mechanism, gradients: Engine, batch: Split) -> tuple[Tensor, Tensor]:
@@ -84,14 +62,14 @@ def clipped_sum(mechanism: Mechanism, gradients: Engine, batch: Split) -> tuple[
     return total, losses
 
 
-class Alone:
+class OneProcess:
     """How one process does what several may share (parallel.Leader): it has every private example."""
 
     def own(self, private: Split) -> Split:
         """The private examples of this process."""
         return private
 
-    def hire(self, view: View, algorithm: Algorithm, name: str, chunk: int | None, private: Split) -> None:
+    def prepare(self, view: View, algorithm: Algorithm, name: str, chunk: int | None, private: Split) -> None:
         """Before the first step of the run `name`: what other processes need for theirs. private: all examples."""
 
     def begin(
@@ -112,7 +90,7 @@ class Alone:
         """The training has ended, or failed."""
 
 
-ALONE = Alone()
+ONE_PROCESS = OneProcess()
 
 
 def noisy_mean(
@@ -122,14 +100,14 @@ def noisy_mean(
     noise_multiplier: float,
     source: Source,
     batch_size: int,
-    crew: Alone = ALONE,
+    processes: OneProcess = ONE_PROCESS,
 ) -> tuple[Tensor, Tensor]:
     """(clipped sum over the batch + N(0, s^2)) / batch_size -> [size], s of `privacy.deviation`; and the sum and the
     number of the losses, float64 [2].
 
     batch_size is fixed and public. The noise is drawn once, on the sum over all processes.
     """
-    total, losses = crew.sum(mechanism, gradients, batch)
+    total, losses = processes.sum(mechanism, gradients, batch)
     if noise_multiplier > 0:
         scale = deviation(noise_multiplier, mechanism.sensitivity)
         total.add_(normal(source, mechanism.size, total.device), alpha=scale)
@@ -166,117 +144,231 @@ def view_of(model: nn.Module, gradients: Engine, task: Task, name: str, plan: Sc
     )
 
 
+class Job(NamedTuple):
+    """One training, as planned. name: of the run; it determines what the algorithm draws, and depends on no private
+    example, since the algorithm must not either. checkpoint: the file that a killed run resumes from."""
+
+    algorithm: Algorithm
+    schedule: Schedule
+    noise_multiplier: float
+    training: Training
+    name: str
+    checkpoint: Path
+
+
+class Watch(NamedTuple):
+    """Who is told of the progress. report: at the end of each epoch. keep: the reports of steps that a checkpoint on
+    disk holds, which are never drawn anew: only these may be written to a file. A run that was killed after a
+    checkpoint gives its reports once more."""
+
+    report: Callable[[Progress], None] = lambda progress: None
+    keep: Callable[[list[Progress]], None] = lambda points: None
+
+
 def fit(
     model: nn.Module,
     task: Task,
-    algorithm: Algorithm,
-    plan: Schedule,
-    noise_multiplier: float,
-    training: Training,
-    name: str,
+    job: Job,
     secret: Secret,
-    checkpoint: Path,
-    report: Callable[[Progress], None],
+    watch: Watch = Watch(),  # noqa: B008 (immutable)
     gradients: Engine | None = None,
-    crew: Alone = ALONE,
-    keep: Callable[[list[Progress]], None] = lambda points: None,
+    processes: OneProcess = ONE_PROCESS,
 ) -> float:
     """Train `model` in place on task.private; returns the seconds spent, those before a resume included.
 
-    name: the run; it determines what the algorithm draws, and depends on no private example, since the algorithm must
-    not either. secret: where sample and noise come from. A run that is killed at any moment resumes from `checkpoint`,
-    and ends, bit for bit on a CPU, like an uninterrupted one; with noise of the operating system, steps after the last
+    secret: where sample and noise come from. A run that is killed at any moment resumes from its checkpoint, and ends,
+    bit for bit on a CPU, like an uninterrupted one; with noise of the operating system, steps after the last
     checkpoint, whose result nobody saw, are drawn anew. gradients: by default engine(model, training.chunk); an audit
-    brings its own. crew: the processes that share the work. keep: takes the reports of steps that a checkpoint on disk
-    holds, which are never drawn anew: only these may be written to a file. A run that was killed after a checkpoint
-    gives its reports once more.
+    brings its own. processes: those that share the work.
 
     Raises UserError if the weights stop being finite, or the checkpoint is of another release.
     """
-    device = next(model.parameters()).device
-    everyone, task = task.private, on_device(task._replace(private=crew.own(task.private)), device)
-    gradients = gradients or engine(model, training.chunk)
-    parameters = [dict(model.named_parameters())[name] for name in gradients.offsets]
+    algorithm, plan = job.algorithm, job.schedule
+    everyone, own = task.private, processes.own(task.private)
+    task = on_device(task._replace(private=own), next(model.parameters()).device)
+    gradients = gradients or engine(model, job.training.chunk)
+    view = view_of(model, gradients, task, job.name, plan)
+    state = _State(model, gradients, job)
+
+    # a killed run goes on with the streams that it began with, or not at all
+    checkpoint = _Checkpoint(job, state.parts(), secret)
+    start, secret = checkpoint.resume()
+    state.points.given_to(watch.keep)
+
+    view = _pretrained(view, algorithm, state, checkpoint)
+    state.check_finite(start)
+    processes.prepare(view, algorithm, job.name, job.training.chunk, everyone)
+
+    checkpoint.restart_clock()
+    for step in range(start, plan.steps):
+        # the one place that private data is read: sample, clip and sum, add noise
+        chosen = poisson_sample(secret("sample", step), plan.n, plan.rate) if plan.rate < 1 else None
+        mechanism, batch = processes.begin(step, task.private, chosen, partial(algorithm.mechanism, view, step))
+        mean, losses = noisy_mean(
+            mechanism, gradients, batch, job.noise_multiplier, secret("noise", step), plan.batch_size, processes
+        )
+
+        # what follows computes from released numbers only; but for the losses, which are shown, and not released
+        state.descend(step, mechanism.decode(mean), losses)
+
+        _report(step, state, checkpoint, watch)
+
+    state.average.into(state.parameters, plan.steps)
+    if isinstance(algorithm, Finishes):
+        algorithm.finish(view)
+    return checkpoint.seconds()
+
+
+def _report(step: int, state: "_State", checkpoint: "_Checkpoint", watch: Watch) -> None:
+    """After a step: write the checkpoint if it is due, and tell who watches.
+
+    A step is reported to files once its checkpoint is on disk: it is then never drawn again. UserError if training
+    diverged."""
+    last, epoch_ends = step + 1 == state.job.schedule.steps, state.epoch_ends(step)
+    if epoch_ends:
+        state.note_progress(step, checkpoint.seconds())
+
+    due = last or checkpoint.due()
+    if due or (epoch_ends and not state.finite()):
+        checkpoint.save(step + 1)
+    if due or epoch_ends:
+        state.check_finite(step + 1)
+
+    if epoch_ends:
+        watch.report(state.points.waiting[-1])
+    if due:
+        state.points.given_to(watch.keep)
+
+
+def _pretrained(view: View, algorithm: Algorithm, state: "_State", checkpoint: "_Checkpoint") -> View:
+    """What the algorithm sees of a task whose public data has trained first, if that is its way: every private step
+    knows the weights that this led to."""
+    if isinstance(algorithm, Pretrains) and not checkpoint.resumed:
+        algorithm.pretrain(view)
+        state.begin.weights = flat(state.parameters)
+        if checkpoint.due():
+            checkpoint.save(0)
+    return view._replace(start=state.begin.weights)
+
+
+class _State:
+    """What the steps of a training change: the weights, the optimiser, and what is kept of earlier steps."""
+
+    def __init__(self, model: nn.Module, gradients: Engine, job: Job):
+        self.model, self.columns, self.job = model, list(gradients.offsets.values()), job
+        self.parameters = [dict(model.named_parameters())[name] for name in gradients.offsets]
+        self.optimizer, self.decay = optimizer_of(self.parameters, job.training, job.schedule.steps)
+        self.average, self.begin = _Average(self.parameters, job.training.average), _Begin(self.parameters)
+        self.points = _Points()
+        self.epoch_steps = max(1, round(1 / job.schedule.rate))
+        # sum and number of the losses since the last report
+        self.losses = torch.zeros(2, dtype=torch.float64, device=self.parameters[0].device)
+
+    def parts(self) -> tuple[Any, ...]:
+        """What a checkpoint holds of it."""
+        return self.model, self.optimizer, self.decay, self.average, self.begin, self.points
+
+    def descend(self, step: int, direction: Tensor, losses: Tensor) -> None:
+        """One step of the optimiser with `direction` [p] as the gradient."""
+        self.average.add(self.parameters, step + 1)
+        for parameter, columns in zip(self.parameters, self.columns, strict=True):
+            parameter.grad = direction[columns].view_as(parameter)
+        self.optimizer.step()
+        self.decay.step()
+        self.losses += losses
+        self.direction = direction
+
+    def epoch_ends(self, step: int) -> bool:
+        """Whether `step` is the last of an epoch, or of all."""
+        return step + 1 == self.job.schedule.steps or (step + 1) % self.epoch_steps == 0
+
+    def note_progress(self, step: int, seconds: float) -> None:
+        """Keep where the training is after `step`, for the next report."""
+        plan, rate = self.job.schedule, float(self.decay.get_last_lr()[0])
+        loss, norm = float(self.losses[0] / self.losses[1]), float(self.direction.norm())  # of no examples: nan
+        now = Progress(step + 1, plan.steps, (step + 1) * plan.rate, loss, seconds, norm, rate)
+        self.points.waiting.append(now)
+        self.losses.zero_()
+
+    def finite(self) -> bool:
+        """Whether all weights are finite."""
+        return all(bool(torch.isfinite(p).all()) for p in self.parameters)
+
+    def check_finite(self, step: int) -> None:
+        """UserError if training diverged. Its checkpoint stays, so that the same command fails again at once instead
+        of drawing new noise for steps whose failure was seen."""
+        if not self.finite():
+            raise UserError(
+                f"training diverged: weights are not finite at step {step}; "
+                f"lower training.learning_rate={self.job.training.learning_rate:g}"
+            )
+
+
+def optimizer_of(
+    parameters: list[nn.Parameter], training: Training, steps: int
+) -> tuple[torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler]:
+    """The optimiser of a training, and how its learning rate falls over `steps`."""
     rate, decayed = training.learning_rate, training.weight_decay
     optimizer: torch.optim.Optimizer = torch.optim.SGD(parameters, rate, training.momentum, weight_decay=decayed)
     if training.optimizer == Optimizer.adam:
         optimizer = torch.optim.Adam(parameters, rate, weight_decay=decayed)
-    milestones = [round(f * plan.steps) for f in training.milestones]
-    decay: torch.optim.lr_scheduler.LRScheduler
     if training.inverse_decay is None:
-        decay = torch.optim.lr_scheduler.MultiStepLR(optimizer, milestones, training.decay)
-    else:
-        scale = 2 / (training.inverse_decay * training.learning_rate)
-        decay = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda t: scale / (t + 2))  # the t-th step, from 1: t + 1
-    view = view_of(model, gradients, task, name, plan)
-    average, begin = _Average(parameters, training.average), _Begin(parameters)
-    points = _Points()
-    parts = (model, optimizer, decay, average, begin, points)
+        milestones = [round(f * steps) for f in training.milestones]
+        return optimizer, torch.optim.lr_scheduler.MultiStepLR(optimizer, milestones, training.decay)
+    scale = 2 / (training.inverse_decay * training.learning_rate)
+    # the t-th step, from 1, has 2 / (inverse_decay (t + 1))
+    return optimizer, torch.optim.lr_scheduler.LambdaLR(optimizer, lambda t: scale / (t + 2))
 
-    saved = _read(checkpoint)
-    start, earlier = 0, 0.0
-    if saved is not None:
-        secret = secret.resumed(saved["release"], saved["step"], checkpoint, partial(_spent, done=saved["step"]))
-        start, earlier = _resume(checkpoint, saved, parts)
-    points.given_to(keep)
-    if isinstance(algorithm, Pretrains) and saved is None:
-        began = time.monotonic()
-        algorithm.pretrain(view)
-        begin.weights = flat(parameters)
-        if time.monotonic() - began >= training.checkpoint_seconds:
-            save(checkpoint, _state(0, 0.0, secret, parts))
-    view = view._replace(start=begin.weights)
-    _check_finite(parameters, start, training)
-    crew.hire(view, algorithm, name, training.chunk, everyone)
-    began = kept = time.monotonic()
-    epoch_steps = max(1, round(1 / plan.rate))
-    losses = torch.zeros(2, dtype=torch.float64, device=device)  # sum and number since the last report
-    for step in range(start, plan.steps):
-        chosen = None
-        if plan.rate < 1:
-            chosen = poisson_sample(secret("sample", step), plan.n, plan.rate)
-        make = partial(algorithm.mechanism, view, step)
-        mechanism, batch = crew.begin(step, task.private, chosen, make)
-        mean, batch_losses = noisy_mean(
-            mechanism,
-            gradients,
-            batch,
-            noise_multiplier,
-            secret("noise", step),
-            plan.batch_size,
-            crew,
-        )
-        average.add(parameters, step + 1)
-        direction = mechanism.decode(mean)
-        for parameter, columns in zip(parameters, gradients.offsets.values(), strict=True):
-            parameter.grad = direction[columns].view_as(parameter)
-        optimizer.step()
-        decay.step()
-        losses += batch_losses
 
-        last = step + 1 == plan.steps
-        epoch_ends = last or (step + 1) % epoch_steps == 0
-        due = last or time.monotonic() - kept >= training.checkpoint_seconds
-        if epoch_ends:
-            loss = float(losses[0] / losses[1])  # nan of none
-            now = earlier + time.monotonic() - began
-            norm, learning_rate = float(direction.norm()), float(decay.get_last_lr()[0])
-            latest = Progress(step + 1, plan.steps, (step + 1) * plan.rate, loss, now, norm, learning_rate)
-            points.waiting.append(latest)
-            losses.zero_()
-        if epoch_ends or due:
-            if due or not _finite(parameters):
-                kept = time.monotonic()
-                save(checkpoint, _state(step + 1, earlier + kept - began, secret, parts))
-            _check_finite(parameters, step + 1, training)
-        if epoch_ends:
-            report(latest)
-        if due:
-            points.given_to(keep)
-    average.into(parameters, plan.steps)
-    if isinstance(algorithm, Finishes):
-        algorithm.finish(view)
-    return earlier + time.monotonic() - began
+class _Checkpoint:
+    """The file that a killed run resumes from, and the clock that says when it is due. parts: what has a state."""
+
+    def __init__(self, job: Job, parts: tuple[Any, ...], secret: Secret):
+        self.path, self.parts, self.secret = job.checkpoint, parts, secret
+        self.every = job.training.checkpoint_seconds  # between two checkpoints
+        self.resumed, self.earlier = False, 0.0
+        self.restart_clock()
+
+    def restart_clock(self) -> None:
+        self.began = self.kept = time.monotonic()
+
+    def seconds(self) -> float:
+        """Spent on the run's steps, in this process and before."""
+        return self.earlier + time.monotonic() - self.began
+
+    def due(self) -> bool:
+        return time.monotonic() - self.kept >= self.every
+
+    def resume(self) -> tuple[int, Secret]:
+        """Load the checkpoint into the parts, if there is one: the step to go on at, and the streams to draw from.
+        UserError if it cannot be read, or is of another release."""
+        if not self.path.exists():
+            return 0, self.secret
+        try:
+            saved = torch.load(self.path, map_location="cpu", weights_only=True)
+            release, step, seconds, states = (saved[key] for key in ("release", "step", "seconds", "parts"))
+        except Exception as error:
+            raise self._unreadable(error) from None
+        self.secret = self.secret.resumed(release, step, self.path, partial(_spent, done=step))
+        try:
+            for part, state in zip(self.parts, states, strict=True):
+                part.load_state_dict(state)
+        except Exception as error:
+            raise self._unreadable(error) from None
+        self.resumed, self.earlier = True, seconds
+        return step, self.secret
+
+    def save(self, step: int) -> None:
+        """Write the state after `step` steps."""
+        self.kept = time.monotonic()
+        seconds = self.seconds() if step else 0.0
+        states = [part.state_dict() for part in self.parts]
+        save(self.path, {"step": step, "seconds": seconds, "release": self.secret.state_dict(), "parts": states})
+
+    def _unreadable(self, error: Exception) -> UserError:
+        reason = str(error).partition("\n")[0] or type(error).__name__
+        again = ledger.again(self.path.parent)
+        return UserError(f"{self.path} cannot be read ({reason}): delete it to start this run again{again}")
 
 
 def flat(parameters: list[nn.Parameter]) -> Tensor:
@@ -354,20 +446,6 @@ def on_device(task: Task, device: torch.device) -> Task:
     return task._replace(private=move(task.private), public=move(task.public) if task.public is not None else None)
 
 
-def _finite(parameters: list[nn.Parameter]) -> bool:
-    return all(bool(torch.isfinite(p).all()) for p in parameters)
-
-
-def _check_finite(parameters: list[nn.Parameter], step: int, training: Training) -> None:
-    """UserError where training diverged. Its checkpoint stays, so that the same command fails again at once instead of
-    drawing new noise for steps whose failure was seen."""
-    if not _finite(parameters):
-        raise UserError(
-            f"training diverged: weights are not finite at step {step}; "
-            f"lower training.learning_rate={training.learning_rate:g}"
-        )
-
-
 def save(path: Path, content: Any) -> None:
     """torch.save, whole or not at all, lasting through a power cut, for its owner alone; UserError names the file where
     it cannot be written."""
@@ -385,38 +463,6 @@ def save(path: Path, content: Any) -> None:
     except (OSError, RuntimeError) as error:
         partial.unlink(missing_ok=True)
         raise UserError(f"cannot write {path}: {error}; free space or set results=FOLDER") from None
-
-
-def _state(step: int, seconds: float, secret: Secret, parts: tuple[Any, ...]) -> dict[str, Any]:
-    """What a checkpoint holds."""
-    states = [part.state_dict() for part in parts]
-    return {"step": step, "seconds": seconds, "release": secret.state_dict(), "parts": states}
-
-
-def _read(path: Path) -> dict[str, Any] | None:
-    """The checkpoint at `path`, its tensors on the CPU; None if there is none. UserError if it cannot be read."""
-    if not path.exists():
-        return None
-    try:
-        saved = torch.load(path, map_location="cpu", weights_only=True)
-        return {key: saved[key] for key in ("step", "seconds", "release", "parts")}
-    except Exception as error:
-        raise _unreadable(path, error) from None
-
-
-def _resume(path: Path, saved: dict[str, Any], parts: tuple[Any, ...]) -> tuple[int, float]:
-    """Load a checkpoint into `parts`, on whatever device they are; the step to resume at, and the seconds before it."""
-    try:
-        for part, state in zip(parts, saved["parts"], strict=True):
-            part.load_state_dict(state)
-    except Exception as error:
-        raise _unreadable(path, error) from None
-    return saved["step"], saved["seconds"]
-
-
-def _unreadable(path: Path, error: Exception) -> UserError:
-    reason = str(error).partition("\n")[0] or type(error).__name__
-    return UserError(f"{path} cannot be read ({reason}): delete it to start this run again{ledger.again(path.parent)}")
 
 
 def _spent(plan: Mapping[str, Any], done: int) -> str:

@@ -29,7 +29,7 @@ from pubsel.data import Split
 from pubsel.gradients.matrix import Engine
 from pubsel.messages import UsageError, UserError, log, say
 from pubsel.training import torchrun
-from pubsel.training.loop import ALONE, Alone, clipped_sum, engine, flat, part_of, public_stream
+from pubsel.training.loop import ONE_PROCESS, OneProcess, clipped_sum, engine, flat, part_of, public_stream
 
 PIECE = 2**26  # bytes of examples that are sent at once
 END = -1  # the step behind the last
@@ -40,12 +40,12 @@ class _Left(Exception):
     """To a helper: this training has failed, somewhere."""
 
 
-def crew() -> Alone:
-    """Those who share the work of a training; inside `with` they are hired. Of one process it is that one."""
-    return Leader() if torchrun.place()[1] > 1 else ALONE
+def processes() -> OneProcess:
+    """The processes that train together, as a context manager; a no-op for a single process."""
+    return Leader() if torchrun.place()[1] > 1 else ONE_PROCESS
 
 
-class Leader(Alone):
+class Leader(OneProcess):
     """The leader's side of a training."""
 
     def __init__(self) -> None:
@@ -55,10 +55,10 @@ class Leader(Alone):
     def own(self, private: Split) -> Split:
         return share(private, 0, self.size)
 
-    def hire(self, view: View, algorithm: Algorithm, name: str, chunk: int | None, private: Split) -> None:
+    def prepare(self, view: View, algorithm: Algorithm, name: str, chunk: int | None, private: Split) -> None:
         self.names, self.parameters = list(view.gradients.offsets), dict(view.model.named_parameters())
         device, shapes = next(view.model.parameters()).device, [(values.shape, values.dtype) for values in private]
-        job = Job(_packed(view), self.names, algorithm, name, chunk, device.type, torch.get_num_threads(), shapes)
+        job = Told(_packed(view), self.names, algorithm, name, chunk, device.type, torch.get_num_threads(), shapes)
         with _talking():
             _send(job)
             for rank in range(1, self.size):
@@ -89,7 +89,7 @@ class Leader(Alone):
                 _announce(END, None)
 
 
-class Job(NamedTuple):
+class Told(NamedTuple):
     """What a helper is told of a training."""
 
     view: View  # without engine and random streams, on the CPU
@@ -128,7 +128,7 @@ def assist() -> int:
     return 0
 
 
-def _assist(job: Job) -> None:
+def _assist(job: Told) -> None:
     """One training."""
     rank, size = torchrun.place()
     private = Split(*(_part_received(shape, dtype, rank, size) for shape, dtype in job.private))
@@ -250,12 +250,12 @@ def _talking() -> Iterator[None]:
         ) from None
 
 
-def _send(thing: Job | None) -> None:
+def _send(thing: Told | None) -> None:
     dist.broadcast_object_list([thing], 0)
 
 
-def _received() -> Job | None:
-    found: list[Job | None] = [None]
+def _received() -> Told | None:
+    found: list[Told | None] = [None]
     with _talking():
         dist.broadcast_object_list(found, 0)
     return found[0]
@@ -305,7 +305,7 @@ def _packed(view: View) -> View:
     )
 
 
-def _unpacked(job: Job, private: Split) -> tuple[View, Split]:
+def _unpacked(job: Told, private: Split) -> tuple[View, Split]:
     """The view of a training in this process, and its private examples, on its device."""
     torch.set_num_threads(job.threads)
     number = torchrun.on_this_machine()

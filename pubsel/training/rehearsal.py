@@ -25,9 +25,10 @@ from pubsel.data import Split, Task
 from pubsel.gradients.factored import BLOCK, LinearGradients
 from pubsel.messages import UserError
 from pubsel.privacy.randomness import secret, stream
+from pubsel.privacy.sampling import Schedule
 from pubsel.settings.keys import Training
 from pubsel.training.evaluation import at_once, interval, logits, utility
-from pubsel.training.loop import Schedule, engine, fit, flat, on_device, view_of
+from pubsel.training.loop import Job, engine, fit, flat, on_device, view_of
 
 STAND_IN = 2**26  # bytes of random examples, at most
 STEP_SECONDS = 1.0  # that a rehearsed step takes, at most about, if a part of its batch tells enough
@@ -223,9 +224,8 @@ def _taken(run: Rehearsal, examples: Split, rows: int, enough: Callable[[list[fl
     with tempfile.TemporaryDirectory() as folder, contextlib.suppress(_Enough):
         nowhere = Path(folder) / "checkpoint.pt"
         fit(
-            run.model, task, cast(Algorithm, steps), plan, float(run.noise), training, "estimate", streams, nowhere,
-            lambda now: None,
-        )  # fmt: skip
+            run.model, task, Job(cast(Algorithm, steps), plan, float(run.noise), training, "estimate", nowhere), streams
+        )
     return steps
 
 

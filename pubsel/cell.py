@@ -1,0 +1,327 @@
+"""What a request names, before anything is trained: the cell, its data and network, its guarantee, its random streams.
+
+Rank, audit and attack need the same of their requests as a training does, and import nothing that trains.
+"""
+
+import dataclasses
+import hashlib
+import math
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple, Self
+
+import numpy as np
+import torch
+from torch import nn
+
+from pubsel import algorithms, data, distances, models, records, selection
+from pubsel.algorithms import Algorithm, Solves
+from pubsel.data import Split, Task
+from pubsel.distances import Releases
+from pubsel.messages import UsageError, say
+from pubsel.privacy import accountant, ledger
+from pubsel.privacy.randomness import Secret, content, secret
+from pubsel.privacy.sampling import Schedule, schedule
+from pubsel.settings.identity import as_json, identity_of, is_path, short_name
+from pubsel.settings.keys import (
+    Convert,
+    Device,
+    Model,
+    Pair,
+    RankConfig,
+    RunConfig,
+    Select,
+    Take,
+    public_sets,
+)
+from pubsel.settings.methods import typed
+
+AUTO = "auto"  # pair.public: chosen from pair.candidates
+
+
+class Noted(NamedTuple):
+    """What the ledger is told of a release: the private examples as they were given, and what it spends."""
+
+    private: Split
+    epsilon: float
+    delta: float
+
+
+class Streams(NamedTuple):
+    """Where the secret random numbers of one request come from.
+
+    settings: as they were asked for. name: of the request, for the ledger. code: a digest of the program; place: all
+    that changes no more than the rounding of a sum (device, processor, threads, processes, chunk)."""
+
+    settings: RunConfig | RankConfig
+    name: str
+    code: str
+    place: str
+
+    @classmethod
+    def of(
+        cls, settings: RunConfig | RankConfig, name: str, device: torch.device, processes: int = 1,
+        repeated: Mapping[str, str] | None = None,
+    ) -> Self:  # fmt: skip
+        """The streams of a request here and now; of a record that is `repeated`, those of its program and machine."""
+        if repeated is not None:
+            return cls(settings, name, repeated["code"], repeated["place"])
+        used: tuple[type, ...] = (type(distances.build(settings.distance)),)
+        chunk = None
+        if isinstance(settings, RunConfig):
+            used, chunk = (*used, type(algorithms.build(settings.algorithm))), settings.training.chunk
+        processor = f"{records.processor()} ({torch.backends.cpu.get_cpu_capability()})"
+        if device.type == "cuda":
+            processor = torch.cuda.get_device_name(device)
+        place = f"{device.type}, {processor}, {torch.get_num_threads()} threads, {processes} processes, chunk {chunk}"
+        return cls(settings, name, records.code(*used), place)
+
+    @property
+    def secure(self) -> bool:
+        """Whether sample and noise come from the operating system."""
+        if isinstance(self.settings, RunConfig):
+            return self.settings.privacy.secure_noise
+        return self.settings.secure_noise
+
+    def secret(
+        self,
+        what: str,
+        private: Split,
+        public: Iterable[Split],
+        weights: Mapping[str, torch.Tensor],
+        plan: Mapping[str, Any],
+        noted: Noted | None = None,
+    ) -> Secret:
+        """The secret streams of one release of the request (`randomness.secret`). private, public: as they are used.
+        noted: written into the ledger just before the first noise is drawn; None if nothing is released."""
+        streams = secret(
+            what,
+            settings=as_json(self.settings),
+            private=private,
+            public=[tensor for split in public for tensor in split],
+            weights=weights,
+            code=self.code,
+            plan=plan,
+            place=self.place,
+            secure=self.secure,
+        )
+        if noted is not None:
+            streams.begin = partial(self._note, what, noted)
+        return streams
+
+    def _note(self, what: str, noted: Noted, key: str) -> None:
+        settings = self.settings
+        given = settings.private if isinstance(settings, RankConfig) else settings.pair.private
+        release = ledger.Release(self.name, given, what, noted.epsilon, noted.delta, None if self.secure else key)
+        ledger.note(settings.results, content(*noted.private), release)
+
+    def record(self) -> dict[str, str]:
+        """What of the noise does not follow from settings and data, for records."""
+        return {"code": self.code, "place": self.place}
+
+
+class Cell(NamedTuple):
+    """One training as it was asked for. name: of the run; folder: of its record and what an unfinished one keeps."""
+
+    settings: RunConfig
+    algorithm: Algorithm
+    name: str
+    folder: Path
+    device: torch.device
+    streams: Streams
+
+    @classmethod
+    def of(
+        cls, settings: RunConfig, kind: str = "runs", processes: int = 1, repeated: Mapping[str, str] | None = None
+    ) -> Self:
+        """The cell of canonical settings, its folder below RESULTS/`kind`. UsageError if there is no such device."""
+        torch.set_num_threads(settings.threads or torch.get_num_threads())
+        device, name = choose_device(settings.device), identity_of(settings)
+        streams = Streams.of(settings, name, device, processes, repeated)
+        folder = Path(settings.results) / kind / name
+        return cls(settings, algorithms.build(settings.algorithm), name, folder, device, streams)
+
+    def load_task(self) -> Task:
+        """The data; with a backbone, its features in place of the images."""
+        return load_task(self.settings, self.device)
+
+    def network(self, task: Task, seed: int | None = None) -> nn.Module:
+        """The network for a task, on the cell's device; with its own seed, or another."""
+        seed = self.settings.seed if seed is None else seed
+        return network(self.settings.model, task, seed, self.settings.data_root).to(self.device)
+
+
+def choose_device(device: Device) -> torch.device:
+    """UsageError where CUDA is asked for and there is none."""
+    if device == Device.cuda and not torch.cuda.is_available():
+        raise UsageError("device=cuda: no CUDA device is available here; use device=cpu or device=auto")
+    use = "cuda" if device != Device.cpu and torch.cuda.is_available() else "cpu"
+    return torch.device(use)
+
+
+def canonical(settings: RunConfig) -> RunConfig:
+    """The same settings with those that this algorithm ignores set to one value, so that equal runs are one run."""
+    if "_target_" not in settings.algorithm:
+        raise UsageError("algorithm has no value: give algorithm=NAME, such as gep or dp_sgd")
+    algorithm = algorithms.build(settings.algorithm)
+    pair, distance, epsilon = settings.pair, distances.build(settings.distance), settings.epsilon
+    typed_algorithm = typed("algorithm", algorithm, settings.algorithm)
+    if not algorithm.uses_public:
+        pair = dataclasses.replace(
+            pair, public=None, m=1, convert=Convert.resize, take=Take.test, shots=None, public_share=None
+        )
+        pair = dataclasses.replace(pair, candidates=None)
+        distance = None
+        settings = dataclasses.replace(settings, epsilon_select=None)
+    elif pair.public is None:
+        raise UsageError(f"algorithm={algorithm.name} needs public data: give pair.public=NAME")
+    elif pair.take == Take.test and getattr(algorithm, "k", 0) > pair.m:
+        k = settings.algorithm["k"]
+        raise UsageError(f"algorithm.k={k} is more than the pair.m={pair.m} public examples: lower algorithm.k")
+    check_backbone(settings.model)
+    if isinstance(distance, Releases):
+        raise UsageError(
+            f"distance={distance.name}: its epsilon would add to that of training: measure it by pubsel rank"
+        )
+    if settings.epsilon_select is not None:
+        selection.gsd_of(distance)
+    pair = canonical_candidates(pair, settings.epsilon_select)
+    select = settings.select if pair.candidates else Select()
+    if not algorithm.private:
+        epsilon = float("inf")
+    elif algorithm.sensitivity() == 0:  # private examples are never read
+        epsilon = 0.0
+    typed_distance = None if distance is None else typed("distance", distance, settings.distance or {})
+    return dataclasses.replace(
+        settings, pair=pair, distance=typed_distance, epsilon=epsilon, algorithm=typed_algorithm, select=select
+    )
+
+
+def canonical_candidates(pair: Pair, epsilon: float | None) -> Pair:
+    """The same pair with its candidates in one order. UsageError where pair.public=auto, pair.candidates and
+    epsilon_select do not all stand together, or not at all."""
+    auto = pair.public == AUTO
+    if (auto, bool(pair.candidates), epsilon is not None) not in ((True,) * 3, (False,) * 3):
+        raise UsageError(
+            "pair.public=auto, pair.candidates=[A,B,...] and epsilon_select=... belong together: give all or none"
+        )
+    if not auto or pair.candidates is None:
+        return pair
+    if pair.take != Take.test:
+        raise UsageError("pair.public=auto: candidates are other sets or test images: set pair.take=test")
+    pairs = by_label(pair)
+    if len(pairs) < len(pair.candidates):
+        raise UsageError("pair.candidates=[...]: give each candidate once")
+    return dataclasses.replace(pair, candidates=[pairs[name].public for name in sorted(pairs)])
+
+
+def by_label(pair: Pair) -> dict[str, Pair]:
+    """The candidates of pair.public=auto by the name that a record has of the chosen one, each as a pair with it."""
+    return {
+        "+".join(public_sets(public)): dataclasses.replace(pair, public=public, candidates=None)
+        for public in pair.candidates or []
+    }
+
+
+def check_backbone(model: Model) -> None:
+    """UsageError for a setting that features of a backbone leave without use."""
+    keys = ("trained", "lora", "adapters", "once", "architecture", "pretrained", "checkpoint", "options", "mean", "std")
+    unused = [key for key in keys if getattr(model, key)]
+    if model.backbone is not None and unused:
+        raise UsageError(f"model.{unused[0]}: with model.backbone a linear classifier on features trains")
+
+
+def load_task(settings: RunConfig, device: torch.device) -> Task:
+    """The data of a run; with a backbone, its features in place of the images."""
+    return data.load(settings.pair, settings.data_root, settings.download, through_backbone(settings, device))
+
+
+def through_backbone(
+    settings: RunConfig | RankConfig, device: torch.device
+) -> Callable[[str, data.Source], data.Source]:
+    """What makes a named source into the one that is used: with a backbone, its features in place of the images."""
+    backbone = settings.model.backbone
+    if backbone is None:
+        return lambda _, source: source
+    from pubsel.data import features  # and with it timm: a second
+
+    return lambda name, source: features.of_source(short_name(name), source, backbone, settings.data_root, device, say)
+
+
+def guarantee(
+    settings: RunConfig, algorithm: algorithms.Algorithm, n: int
+) -> tuple[Schedule, accountant.Plan | None, accountant.Plan | None]:
+    """Steps and noise for n private examples: the schedule, what training spends, and what a release before it does."""
+    plan = schedule(n, settings.training)
+    if algorithm.private and settings.epsilon != math.inf and algorithm.sensitivity() > 0:
+        accountant.check_delta(settings.privacy.delta, n, settings.privacy.weak)
+    if isinstance(algorithm, Solves):
+        return plan._replace(steps=0), None, None
+    if not algorithm.private or settings.epsilon == math.inf:
+        return plan, None, None
+    epsilon, delta, sigma = settings.epsilon, settings.privacy.delta, settings.privacy.noise_multiplier
+    if algorithm.sensitivity() == 0:
+        say("  no private example is read: epsilon 0")
+        return plan._replace(steps=0), accountant.NOTHING, None
+    if n > accountant.MOST_EXAMPLES:
+        raise UsageError(f"pair.private: {n} examples: the rounding of sums is bounded for {accountant.MOST_EXAMPLES}")
+    share = getattr(algorithm, "first_share", 0.0)
+    first = accountant.plan(share * epsilon, share * delta, 1.0, 1, 1.0) if share else None
+    if first is not None:
+        say(f"  first release: noise multiplier {first.noise_multiplier:.4g}, epsilon {first.epsilon:.4g}")
+        epsilon, delta = (1 - share) * epsilon, (1 - share) * delta
+    if sigma is not None:
+        if plan.rate < 1:
+            raise UsageError(f"privacy.noise_multiplier={sigma}: for full batches: set training.batch_size to {n}")
+        plan = plan._replace(steps=accountant.most_steps(epsilon, delta, sigma))
+    accounting = settings.privacy.accounting
+    spend = accountant.plan(epsilon, delta, plan.rate, plan.steps, algorithm.sensitivity(), accounting)
+    if sigma is not None:
+        spend = spend._replace(noise_multiplier=sigma, epsilon=accountant.spent(sigma, plan.rate, plan.steps, delta))
+    say(
+        f"  {plan.steps} steps, sampling rate {plan.rate:.4g}, noise multiplier {spend.noise_multiplier:.4g}, "
+        f"sensitivity {algorithm.sensitivity():.4g}: epsilon {spend.epsilon:.4g} at delta {delta:g}"
+    )
+    return plan, spend, first
+
+
+def tensors(model: nn.Module) -> dict[str, torch.Tensor]:
+    """All numbers of a network by name, those that its file leaves out included."""
+    return dict(model.named_parameters()) | dict(model.named_buffers())
+
+
+def weights_digest(model: nn.Module) -> str:
+    """A fingerprint of all weights, bit for bit: two runs that print the same one ended alike."""
+    digest = hashlib.blake2b(digest_size=8)
+    for tensor in model.state_dict().values():
+        digest.update(tensor.cpu().contiguous().numpy().tobytes())
+    return digest.hexdigest()
+
+
+def network(model: Model, task: Task, seed: int, data_root: str = ".") -> nn.Module:
+    """The model for a task's images and classes; for features a linear classifier that starts at zero."""
+    if task.private.x.dim() == 2:
+        linear = nn.Linear(task.private.x.shape[1], task.classes, bias=model.bias)
+        for parameter in linear.parameters():
+            nn.init.zeros_(parameter)
+        return linear
+    _, channels, height, width = task.private.x.shape
+    return models.build(model, (channels, height, width), task.classes, task.mean, task.std, seed, data_root)
+
+
+def sets_of(pair: Pair) -> list[str]:
+    """The public datasets that a pair names."""
+    publics = [pair.public] if pair.public != AUTO else pair.candidates or []
+    return [name for public in publics for name in public_sets(public)]
+
+
+def has_paths(names: list[str]) -> bool:
+    """Whether a dataset is the user's own files, whose content may change under the same name."""
+    return any(is_path(name) for name in names)
+
+
+def mapped(split: Split, path: Path) -> Split:
+    """The split with its examples in a file, from which what is used is read."""
+    np.save(path, split.x.numpy())
+    return Split(torch.from_numpy(np.load(path, mmap_mode="c")), split.y)

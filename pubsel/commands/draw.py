@@ -1,0 +1,167 @@
+"""`pubsel figure NAME`: NAME.csv, NAME.png, NAME.svg and NAME.pdf in results/figures. This file imports no torch.
+
+From records: a name of figures.CURVES (utility against epsilon, k, noise, public examples; with adamix the performance
+boost); a name of a table, its utility against distance (NAME_distance); all, each of these that the records allow;
+adamix_attack, the area under the ROC curve of the loss attack against test error (AdaMix, Figure 1, right);
+per_instance, next to each audits/*/per_instance.csv its figure.
+
+Measured, with settings of `pubsel run`: those of during_training.py, clustermap.py and projections.py.
+"""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pandas
+
+from pubsel import records as results
+from pubsel.messages import UsageError, UserError
+from pubsel.settings.keys import FigureConfig
+from pubsel.tables import figures, join
+from pubsel.tables.figures import Drawn
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+FOLLOWED = ("gsd_figure1", "gsd_figure3", "gsd_lemma41", "gep_figure2", "gep_figure4", "gep_figure5", "gep_figure7")
+MEASURED = (*FOLLOWED, "clustermap", "separability", "reconstruction")
+OF_RECORDS = ("all", *figures.CURVES, "adamix_attack", "per_instance")  # and the tables
+
+
+def names() -> list[str]:
+    """Every figure."""
+    return [*OF_RECORDS, *join.names(), *MEASURED]
+
+
+def run(settings: FigureConfig) -> str:
+    """Draw `settings.figure`; what there is to say of it, and the files. UsageError lists the figures; UserError if no
+    record is there for it."""
+    name, folder = settings.figure, Path(settings.results)
+    if name not in names():
+        raise UsageError(f"unknown figure {name!r}: use one of {', '.join(names())}")
+
+    # what looks at data itself says more than where its files are
+    if name in MEASURED:
+        drawn = measured(settings)
+        paths = write(drawn, folder)
+        return "\n".join([*([drawn.text] if drawn.text else []), *map(str, paths)])
+
+    if name == "per_instance":
+        paths, missing = draw_losses(folder), "no audits/*/per_instance.csv: pubsel audit audit.kind=per_instance"
+    elif name == "adamix_attack":
+        paths, missing = draw_attacked(results.read_records(folder), folder), "no attacked run: pubsel attack loss"
+    else:
+        records = results.read_records(folder)
+        each = [*figures.CURVES, *join.names()] if name == "all" else [name]
+        paths, missing = [path for part in each for path in draw_records(part, records, folder)], "no record for it"
+    if not paths:
+        raise UserError(f"figure={name}: {missing}, in {folder}")
+    return "\n".join(map(str, paths))
+
+
+def measured(settings: FigureConfig) -> Drawn:
+    """A figure that looks at data, not at records. These import torch."""
+    if settings.figure == "clustermap":
+        from pubsel.commands.clustermap import drawn
+    elif settings.figure in ("separability", "reconstruction"):
+        from pubsel.theory.projections import drawn
+    else:
+        from pubsel.theory.during_training import drawn
+    return drawn(settings)
+
+
+def write(drawn: Drawn, folder: Path) -> list[Path]:
+    """The figure in all formats, and its numbers, in RESULTS/figures; the files."""
+    path = folder / "figures" / drawn.name
+    join.write_table(drawn.frame, path.with_name(f"{path.name}.csv"), drawn.about)
+    return figures.save(drawn.figure, path)
+
+
+def draw_records(name: str, records: list[dict[str, Any]], folder: Path) -> list[Path]:
+    """Draw a curve, or the distances of a table; no file if there are no records for it."""
+    if name in figures.CURVES:
+        curve = figures.CURVES[name]
+        frame, _ = figures.points(curve, records)
+        if frame.empty:
+            return []
+        frame = figures.boosted(frame) if name.startswith("adamix") else frame
+        return write(Drawn(name, frame, figures.curves(frame, curve.x, curve.line)), folder)
+    frame = figures.distances(join.make(name, records))
+    return [] if frame.empty else write(Drawn(f"{name}_distance", frame, figures.scatter(frame)), folder)
+
+
+# AdaMix, Figure 1 (right)
+
+
+def attacked(records: list[dict[str, Any]], folder: Path) -> pandas.DataFrame:
+    """A row for each method and epsilon of AdaMix's Figure 1, the settings chosen as there: test error in percent and
+    AUC of the loss attack, means over those seeds that were attacked. Empty if none was."""
+    paths = (folder / "attacks").glob("loss-*/result.json")
+    auc = {record["run"]: record["auc"] for record in (results.read_record(path, ("run", "auc")) for path in paths)}
+    curve = figures.CURVES["adamix"]
+    belong = [record for record in records if record["algorithm"] in curve.algorithms]
+
+    rows = []
+    for cell in join.selected(join.cells(belong), curve.by, list(curve.over)):
+        pairs = [(100 - 100 * r["utility"], auc[r["identity"]]) for r in cell.records if r["identity"] in auc]
+        if pairs:
+            error, leak = np.mean(pairs, axis=0)
+            shown = {"private": cell["private"], "model": cell["model"], "line": cell["algorithm"]}
+            epsilon = figures.value(cell, "epsilon")
+            rows.append(shown | {"epsilon": epsilon, "error": error, "auc": leak, "seeds": len(pairs)})
+    frame = pandas.DataFrame(rows)
+    return frame.sort_values(["private", "model", "line", "epsilon"]) if rows else frame
+
+
+def draw_attacked(records: list[dict[str, Any]], folder: Path) -> list[Path]:
+    """Draw `attacked`; no file if no run was."""
+    frame = attacked(records, folder)
+    return [] if frame.empty else write(Drawn("adamix_attack", frame, against_error(frame)), folder)
+
+
+def against_error(frame: pandas.DataFrame) -> "Figure":
+    """A panel for each private set, a line for each method, its points marked with epsilon; 0.5 is chance."""
+    from matplotlib.figure import Figure
+
+    panels = list(frame.groupby(["private", "model"]))
+    styles = figures.line_styles(name for name in figures.ADAMIX if name in set(frame["line"]))
+    with figures.style():
+        figure = Figure(figsize=(4.2 * len(panels), 3.6), layout="constrained")
+        axes = figure.subplots(1, len(panels), squeeze=False)[0]
+        for axis, ((private, model), rows) in zip(axes, panels, strict=True):
+            for name, how in styles.items():
+                part = rows[rows["line"] == name]
+                axis.plot(part["error"], part["auc"], label=name, **how)
+                for _, row in part.iterrows():
+                    axis.annotate(f"{row['epsilon']:g}", (row["error"], row["auc"]), fontsize=7)
+            axis.axhline(0.5, lw=0.8, color="0.6")
+            axis.set(xlabel="test error, percent", ylabel="AUC of the attack", title=f"{private}, {model}")
+            axis.legend()
+    return figure
+
+
+# AdaMix, Figure 3
+
+
+def draw_losses(folder: Path) -> list[Path]:
+    """Draw the sorted privacy losses and their histogram next to the claimed epsilon, for each per-instance audit in
+    `folder`."""
+    from matplotlib.figure import Figure
+
+    paths: list[Path] = []
+    for path in sorted((folder / "audits").glob("*/per_instance.csv")):
+        record = results.read_record(path.with_name("result.json"), ("claimed", "delta", "algorithm", "private"))
+        losses = np.sort(pandas.read_csv(path)["epsilon"])[::-1]
+        with figures.style():
+            figure = Figure(figsize=(8, 3.6), layout="constrained")
+            left, right = figure.subplots(1, 2)
+            left.plot(losses, color=figures.COLOURS[0])
+            left.axhline(record["claimed"], color=figures.INK, ls="--", label=f"claimed, delta {record['delta']:g}")
+            left.set(xlabel="private examples, sorted", ylabel="epsilon of the example", ylim=(0, None))
+            left.legend()
+            right.hist(losses, bins=50, color=figures.COLOURS[0])
+            right.axvline(record["claimed"], color=figures.INK, ls="--")
+            right.set(xlabel="epsilon of the example", ylabel="private examples")
+            figure.suptitle(f"{record['algorithm']}, {record['private']} (not private: do not publish)", fontsize=9)
+        paths += figures.save(figure, path.with_suffix(""))
+    return paths

@@ -1,0 +1,34 @@
+"""When private data is sampled, and how: the schedule that the accountant is told is the one that the loop follows."""
+
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pubsel.messages import UsageError
+from pubsel.privacy.randomness import Source
+from pubsel.settings.keys import MOST_STEPS, Training
+
+
+class Schedule(NamedTuple):
+    """When and how often private data is sampled: n examples, each in each of `steps` batches with probability rate."""
+
+    n: int
+    rate: float
+    steps: int
+    batch_size: int  # expected, public, and the fixed denominator of the mean
+
+
+def schedule(n: int, training: Training) -> Schedule:
+    """Steps and sampling rate for n private examples; a batch of n or more is the full batch, taken every time."""
+    batch = min(training.batch_size, n)
+    steps = training.steps or max(1, round(min(training.epochs * n / batch, 2 * MOST_STEPS)))
+    if steps > MOST_STEPS:
+        raise UsageError(f"training.epochs={training.epochs:g}: more than {MOST_STEPS:,} steps: lower it")
+    return Schedule(n, batch / n, steps, batch)
+
+
+def poisson_sample(source: Source, n: int, rate: float) -> Tensor:
+    """Indices of a sample that contains each of n examples independently with probability `rate` (all at rate 1)."""
+    return torch.from_numpy(np.flatnonzero(np.asarray(source.random(n)) < rate))

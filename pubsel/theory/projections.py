@@ -1,0 +1,154 @@
+"""What a subspace keeps, as figures that look at private data without noise:
+
+    pubsel figure separability model=mobilenetv2 sets=[cifar10,flowers5]             PILLAR, Figure 3
+    pubsel figure reconstruction +experiment=adamix_ours pair.private=flowers5 algorithm.rank=1250   AdaMix, Figure 6
+
+separability: xi_k of features and of pixels (separability.py). reconstruction: what the projection of AdaMix loses of
+the private gradient, at each step of the training that the settings describe.
+"""
+
+import itertools
+import tempfile
+from pathlib import Path
+from typing import Any, cast
+
+import pandas
+import torch
+from matplotlib.figure import Figure
+
+from pubsel import algorithms, data
+from pubsel.algorithms import Algorithm, Mechanism, View
+from pubsel.algorithms.adamix import AdaMix, project, public_gradient, subspace_around
+from pubsel.cell import Cell, canonical, choose_device, guarantee, load_task, network
+from pubsel.data import Split, features
+from pubsel.gradients.matrix import GradientMatrix
+from pubsel.messages import UsageError, say
+from pubsel.settings.identity import short_name
+from pubsel.settings.keys import Backbone, FigureConfig, of_run
+from pubsel.tables import figures
+from pubsel.theory.separability import separability
+from pubsel.training.loop import Job, fit
+from pubsel.training.once import training_secret
+
+PIXELS = Backbone(architecture="pixels")
+KS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000)
+MOST = 500  # examples
+
+
+def drawn(settings: FigureConfig) -> figures.Drawn:
+    """The figure that is asked for, with its numbers."""
+    if settings.figure == "separability":
+        frame = of_sets(settings)
+        return figures.Drawn("separability", frame, draw_separability(frame))
+    frame = reconstruction(settings)
+    return figures.Drawn("reconstruction", frame, draw_reconstruction(frame))
+
+
+# Separability
+
+
+def of_sets(settings: FigureConfig) -> pandas.DataFrame:
+    """xi_k for the first two classes of each data set, on the features of the model and on pixels; UsageError for a
+    model that makes no features."""
+    if settings.model.backbone is None:
+        raise UsageError(f"model={settings.model.name} makes no features: take one that does, such as mobilenetv2")
+    device = choose_device(settings.device)
+    backbones = {settings.model.name: settings.model.backbone, "pixels": PIXELS}
+
+    rows = []
+    for name, (model, backbone) in itertools.product(settings.sets or [settings.pair.private], backbones.items()):
+        source = data.open_dataset(name, settings.data_root, download=False)
+        made = features.of_source(short_name(name), source, backbone, settings.data_root, device, say)
+        pair = made.train.y < 2
+        x, y = made.train.x[pair][:MOST].double().numpy(), made.train.y[pair][:MOST].numpy()
+        ks = [k for k in KS if k <= min(x.shape)]
+        shown = {"private": short_name(name), "features": model}
+        rows += [{**shown, "k": k, "xi": xi} for k, xi in zip(ks, separability(x, y, ks), strict=True)]
+    return pandas.DataFrame(rows)
+
+
+def draw_separability(frame: pandas.DataFrame) -> Figure:
+    """A line for each data set and kind of features."""
+    kinds = list(frame.groupby(["private", "features"], sort=False))
+    with figures.style():
+        figure = Figure(figsize=(5, 3.6), layout="constrained")
+        axis = figure.subplots()
+        for (key, rows), how in zip(kinds, figures.line_styles(key for key, _ in kinds).values(), strict=True):
+            axis.plot(rows["k"], rows["xi"], label=", ".join(key), **how)
+        axis.set(xscale="log", xlabel="k", ylabel="xi_k", ylim=(0, 1))
+        axis.legend()
+    return figure
+
+
+# Reconstruction
+
+
+class Watched:
+    """AdaMix that notes how much of the private gradient each projection loses, before the noise: NOT private."""
+
+    def __init__(self, inner: AdaMix, rank: int):
+        self.inner, self.rank = inner, rank
+        self.errors: list[dict[str, float]] = []
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.inner, name)
+
+    def mechanism(self, view: View, step: int) -> Mechanism:
+        """The same mechanism, watched."""
+        made = self.inner.mechanism(view, step)
+        weight = next(view.model.parameters())
+        gradient = public_gradient(view.gradients, view.labelled("adamix"))[: weight.numel()].view_as(weight)
+        noise = torch.from_numpy(view.random("any", step).standard_normal((weight.shape[1], self.rank)))
+        bases = {"public": subspace_around(gradient, self.rank, view.random("directions", step))}
+        bases["random"] = (torch.linalg.qr(noise.to(weight)).Q, True)
+
+        def sums(gradients: GradientMatrix) -> torch.Tensor:
+            total = made.clipped_sum(gradients)
+            rows = total[: weight.numel()].view_as(weight)
+            errors = {name: float((rows - project(rows, *b)).norm() / rows.norm()) for name, b in bases.items()}
+            self.errors.append({"step": step, **errors})
+            return total
+
+        return made._replace(clipped_sum=sums)
+
+
+def reconstruction(given: FigureConfig) -> pandas.DataFrame:
+    """Relative error of the private gradient on the public subspace, and on a random one, at each step of a run;
+    UsageError for settings of another algorithm."""
+    settings = canonical(of_run(given))
+    algorithm = algorithms.build(settings.algorithm)
+    if not isinstance(algorithm, AdaMix) or algorithm.rank is None:
+        raise UsageError(
+            "figure=reconstruction is of AdaMix with a projection: +experiment=adamix_ours algorithm.rank=1250"
+        )
+
+    task = load_task(settings, torch.device("cpu"))
+    task = task.each(lambda split: Split(torch.nn.functional.normalize(split.x, dim=1), split.y))
+    plan, spend, _ = guarantee(settings, algorithm, len(task.private.x))
+    model = network(settings.model, task, settings.seed)
+    secret = training_secret(Cell.of(settings), task, model, plan, spend)
+    watched = Watched(algorithm, algorithm.rank)
+    with tempfile.TemporaryDirectory() as folder:
+        noise_multiplier, checkpoint = spend.noise_multiplier if spend else 0.0, Path(folder) / "checkpoint.pt"
+        job = Job(cast(Algorithm, watched), plan, noise_multiplier, settings.training, "figure", checkpoint)
+        fit(model, task, job, secret)
+
+    frame = pandas.DataFrame(watched.errors).groupby("step", as_index=False).mean()
+    return frame.assign(private=settings.pair.private, model=settings.model.name, rank=algorithm.rank)
+
+
+def draw_reconstruction(frame: pandas.DataFrame) -> Figure:
+    """Both errors against the step."""
+    with figures.style():
+        figure = Figure(figsize=(5, 3.6), layout="constrained")
+        axis = figure.subplots()
+        for (column, label), how in zip(
+            {"public": "public gradient's subspace", "random": "random subspace"}.items(),
+            figures.line_styles(["public", "random"]).values(), strict=True,
+        ):  # fmt: skip
+            axis.plot(frame["step"], frame[column], label=label, color=how["color"], ls=how["ls"])
+        axis.set(xlabel="step", ylabel="relative error of the private gradient", ylim=(0, None))
+        about = f"{frame['private'][0]}, {frame['model'][0]}, {frame['rank'][0]} dimensions (not private)"
+        axis.set_title(about, fontsize=9)
+        axis.legend()
+    return figure

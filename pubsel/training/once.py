@@ -1,0 +1,151 @@
+"""What is computed once, before the loop: releases that are drawn once and kept, and layers that do not train."""
+
+import math
+from collections import OrderedDict
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+
+from pubsel import models
+from pubsel.algorithms import Freezes, Frozen, Solves
+from pubsel.cell import Cell, Noted, tensors
+from pubsel.data import Split, Task
+from pubsel.messages import UsageError, UserError, say
+from pubsel.models.layers import Above, split
+from pubsel.privacy import accountant, ledger
+from pubsel.privacy.randomness import Secret
+from pubsel.privacy.sampling import Schedule
+from pubsel.training import estimate
+from pubsel.training.loop import noisy_sum, public_stream, save
+
+IMAGES = 64  # at a time through layers that are run once
+FEATURES = 2**14  # at a time through a frozen map
+
+
+class Prepared(NamedTuple):
+    """A cell that is ready to train. model: the network, or the linear classifier that follows `frozen`; trains: what
+    the loop changes of it; task: as that sees it."""
+
+    model: nn.Module
+    frozen: Frozen | None
+    trains: nn.Module
+    task: Task
+
+    @property
+    def whole(self) -> nn.Module:
+        """The model that is released: what is frozen before the linear classifier, and this; or the network."""
+        if self.frozen is None:
+            return self.model
+        return nn.Sequential(OrderedDict(frozen=self.frozen, linear=self.model))
+
+
+def prepare(cell: Cell, task: Task, first: accountant.Plan | None, noted: bool = True) -> Prepared:
+    """The network of a cell, and all that is computed before it trains. first: the plan of a release from private
+    features; noted: whether the ledger is told of it. UserError if there is not enough memory."""
+    frozen = freeze(cell, task, first, noted)
+    if frozen is not None:
+        task = task.each(lambda split: Split(torch.cat([frozen(x) for x in split.x.split(FEATURES)]), split.y))
+    model = cell.network(task)
+    if not (cell.settings.model.once and isinstance(model, models.Network)):
+        return Prepared(model, frozen, model, task)
+    free = min(estimate.free(cell.device), estimate.free(torch.device("cpu")))
+    trains, task = below_once(model, task, free)
+    return Prepared(model, frozen, trains, task)
+
+
+def training_secret(
+    cell: Cell, task: Task, model: nn.Module, plan: Schedule, spend: accountant.Plan | None, given: Split | None = None,
+    what: str = "training",
+) -> Secret:  # fmt: skip
+    """The secret streams of the training of `model`, all that is released of it, at its start; `task` as it trains.
+
+    given: the private examples by which the ledger knows them; None if nothing is released. what: another word for a
+    training that is not the run's own."""
+    settings = cell.settings
+    costs = {"noise_multiplier": 0.0, "epsilon": math.inf, "delta": 0.0}
+    noted = None
+    if spend is not None:
+        costs = {key: getattr(spend, key) for key in costs}
+    if given is not None and spend is not None:
+        noted = Noted(given, spend.epsilon, spend.delta)
+    elif given is not None and isinstance(cell.algorithm, Solves):
+        noted = Noted(given, settings.epsilon, settings.privacy.delta)
+    public = [] if task.public is None else [task.public]
+    return cell.streams.secret(what, task.private, public, tensors(model), plan._asdict() | costs, noted)
+
+
+def below_once(network: models.Network, task: Task, free: int) -> tuple[Above, Task]:
+    """What trains of a network, and the task with the outputs of the frozen layers below it, [n, d], in place of its
+    images. UserError where they would take more than `free` bytes."""
+    below, above = split(network, task.private.x)
+    splits = [part for part in (task.private, task.public, task.test, task.validation) if part is not None]
+    n, d = sum(len(part.x) for part in splits), sum(shape.numel() for shape in above.shapes)
+    if 4 * n * d > free:
+        raise UserError(
+            f"model.once=true: outputs of the frozen layers take {estimate.gib(4 * n * d)}: set it to false"
+        )
+    say(f"  frozen layers: {d} outputs for each of {n} images, computed once")
+    device = network.mean.device
+    return above, task.each(
+        lambda part: Split(torch.cat([below(x.to(device)).cpu() for x in part.x.split(IMAGES)]), part.y)
+    )
+
+
+def freeze(cell: Cell, task: Task, first: accountant.Plan | None, noted: bool = True) -> Frozen | None:
+    """The map before the linear classifier. If it is released from private features, it is released once, with noise,
+    and kept in the run's folder until the run has finished."""
+    algorithm = cell.algorithm
+    if not isinstance(algorithm, Freezes):
+        return None
+    if task.private.x.dim() != 2:
+        raise UsageError(f"algorithm={algorithm.name} takes features: set model.backbone, such as model=mobilenetv2")
+    release = algorithm.frozen(task.public, task.private.x.shape[1], public_stream(cell.name))
+    if isinstance(release, Frozen):
+        return release
+    if first is None and cell.settings.epsilon != math.inf:
+        raise UsageError(f"algorithm.share: {algorithm.name} releases from private data: give it a share over 0")
+
+    # the map is of private data: its noise is drawn once, and its cost is in the plan
+    plan = first._asdict() if first else {"noise_multiplier": 0.0, "epsilon": math.inf}
+    public = [] if task.public is None else [task.public]
+    costs = Noted(task.private, first.epsilon, first.delta) if first is not None and noted else None
+    secret = cell.streams.secret("first release", task.private, public, {}, plan, costs)
+
+    def draw() -> dict[str, Any]:
+        frozen = noisy_sum(release, task.private.x, plan["noise_multiplier"], secret("release"))
+        return {"shift": frozen.shift, "projection": frozen.projection}
+
+    return Frozen(**released_once(cell.folder / "release.pt", secret, draw))
+
+
+def solve(cell: Cell, task: Task, secret: Secret) -> tuple[torch.Tensor, accountant.Plan]:
+    """Weights [C, d] of an algorithm with a loop of its own, drawn once, and what they cost."""
+    algorithm, settings = cell.algorithm, cell.settings
+    assert isinstance(algorithm, Solves)
+
+    def release() -> dict[str, Any]:
+        weight, spend = algorithm.solve(task.private, settings.epsilon, settings.privacy.delta, secret("solve"))
+        return {"weight": weight, "spend": spend._asdict()}
+
+    kept = released_once(cell.folder / "solution.pt", secret, release)
+    return kept["weight"], accountant.Plan(**kept["spend"])
+
+
+def released_once(path: Path, secret: Secret, release: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    """What `release` draws from private data, kept at `path`: a run that is resumed draws no second time, even if the
+    noise is the operating system's. UserError if what is kept was drawn for another release than that of `secret`."""
+    if not path.exists():
+        save(path, {"release": secret.state_dict(), "drawn": release()})
+    try:
+        kept = torch.load(path, weights_only=True)
+        belongs, drawn = kept["release"], dict(kept["drawn"])
+    except Exception as error:
+        reason = str(error).partition("\n")[0]
+        raise UserError(
+            f"{path} cannot be read ({reason}): delete {path.parent} to start this run again{ledger.again(path.parent)}"
+        ) from None
+    secret.resumed(belongs, 0, path, lambda plan: f"epsilon {plan['epsilon']:.3g}")
+    return drawn

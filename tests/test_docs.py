@@ -1,0 +1,202 @@
+"""The site, the README, the citation: they are built, complete, and say what the code and the records say."""
+
+import csv
+import re
+import subprocess
+import sys
+from html.parser import HTMLParser
+from importlib.util import find_spec
+from pathlib import Path
+from urllib.parse import unquote
+
+import pages
+import pytest
+import yaml
+from scipy.stats import binom
+
+import pubsel
+from pubsel import records
+from pubsel.cli import SCHEMAS, main
+from pubsel.privacy import accountant
+from pubsel.settings import CONF, explain
+from pubsel.settings.keys import Privacy
+from pubsel.settings.schema import keys_of
+
+CHECKOUT = pages.CHECKOUT
+ROW = {  # method, setting and public data in the README: algorithm, label, public data, words of the setting
+    ("GEP", "paper's", "Fashion-MNIST"): ("gep", "paper", "fashion_mnist", ""),
+    ("GEP", "paper's", "flowers5, for Flowers-102"): ("gep", "paper", "flowers5", ""),
+    ("GEP", "paper's", "MNIST"): ("gep", "paper", "mnist", ""),
+    ("GEP", "its authors' code", "Fashion-MNIST"): ("gep", "official", "fashion_mnist", ""),
+    ("DP-SGD", "paper's", "none"): ("dp_sgd", "paper", "", ""),
+    ("DP-SGD", "tuned on test data (oracle)", "none"): ("dp_sgd", "tuned", "", "=1.0 training.learning_rate=0.3"),
+}
+
+
+# What is generated
+
+
+def test_the_reference_has_every_setting_with_its_meaning() -> None:
+    page = pages.hooks().generated()["reference/settings.md"]
+    for command, schema in SCHEMAS.items():
+        for key in keys_of(schema):
+            assert f"`{key}`" in page, (command, key)
+    for about in (f.metadata["about"] for f in Privacy.__dataclass_fields__.values()):
+        assert pages.hooks().text(about) in page
+    assert "**`privacy.delta`**{ #privacy.delta } = `1e-05` <small>number, greater than 0, less than 1</small>" in page
+
+
+@pytest.mark.parametrize(
+    ("group", "page"),
+    [("algorithm", "algorithms"), ("distance", "distances"), ("dataset", "datasets"), ("tables", "options"),
+     *((group, "options") for group in ("model", "training", "privacy", "pair", "experiment"))],
+)  # fmt: skip
+def test_the_reference_has_every_file_of_conf(group: str, page: str) -> None:
+    text = pages.hooks().generated()[f"reference/{page}.md"]
+    names = explain.option_names(group)
+    assert len(names) > 1
+    for name in names:
+        assert f"`{name}`" in text or f"`{group}={name}`" in text, name
+
+
+def test_the_reference_has_every_setting_of_every_algorithm() -> None:
+    text = pages.hooks().generated()["reference/algorithms.md"]
+    for path in (CONF / "algorithm").glob("*.yaml"):
+        for key in yaml.safe_load(path.read_text()):
+            assert key in ("defaults", "_target_") or f"`algorithm.{key}`" in text, (path.name, key)
+
+
+def test_the_reference_of_the_record_has_its_keys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HYDRA_FULL_ERROR", "0")
+    monkeypatch.setattr(sys, "argv", sys.argv)
+    monkeypatch.chdir(tmp_path)
+    words = "+experiment=quickstart training.epochs=1 training.batch_size=1297 epsilon=2 distance.initialisations=1"
+    assert main(["run", *words.split(), "estimate=false"]) == 0
+    (path,) = Path("results/runs").glob("*/result.json")
+    record = records.read_record(path)
+    told = {key for key in records.RECORD if "." not in key}
+    assert set(record) == told
+    plan = accountant.Plan(*[1.0] * len(accountant.Plan._fields))
+    weak = accountant.statement(plan, 1.0, True, True, [("first", plan)], True, examples=2)
+    assert {f"privacy.{key}" for key in {**record["privacy"], **weak}} == set(records.RECORD) - told
+
+
+def test_the_reference_of_the_record_has_the_keys_of_the_records_in_the_repository() -> None:
+    for record in records.read_records(CHECKOUT / "results"):
+        assert {key for key in record if key not in records.RECORD} <= {"k", "m"}, record["identity"]
+
+
+# The site
+
+
+class Resources(HTMLParser):
+    """What a page loads, and where it leads."""
+
+    def __init__(self, page: Path):
+        super().__init__()
+        self.loads: set[str] = set()
+        self.leads: set[str] = set()
+        self.feed(page.read_text())
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        found = dict(attrs)
+        if tag in ("script", "img", "iframe", "source") and found.get("src"):
+            self.loads.add(str(found["src"]))
+        elif tag == "link" and found.get("rel") not in ("next", "prev", "canonical"):
+            self.loads.add(str(found["href"]))
+        elif tag == "a" and found.get("href"):
+            self.leads.add(str(found["href"]))
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The site, built with strict links as `make docs` does."""
+    if not (find_spec("material") and find_spec("mkdocstrings")):
+        pytest.skip("mkdocs-material and mkdocstrings are not installed: pip install .[docs]")
+    folder = tmp_path_factory.mktemp("site")
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(folder)]
+    done = subprocess.run(command, cwd=CHECKOUT, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    return folder
+
+
+@pytest.mark.slow
+def test_the_site_needs_no_network_and_lacks_no_file(site: Path) -> None:
+    found = sorted(site.rglob("*.html"))
+    assert len(found) > 20
+    for page in found:
+        if page.name == "404.html":
+            continue  # its links begin at the root of a server
+        resources = Resources(page)
+        assert not [name for name in resources.loads if "//" in name], page
+        for name in resources.loads | {lead for lead in resources.leads if "//" not in lead}:
+            path = unquote(re.split("[?#]", name)[0])
+            assert path == "" or name.startswith(("mailto:", "data:")) or (page.parent / path).exists(), (page, name)
+    for style in site.rglob("*.css"):
+        assert not re.search(r"@import|url\([\"']?(https?:)?//", style.read_text()), style
+
+
+@pytest.mark.slow
+def test_the_site_has_the_pages_of_the_guide_and_of_the_api(site: Path) -> None:
+    for page in [*(CHECKOUT / "docs").glob("*.md"), *map(Path, pages.hooks().generated())]:
+        inside = page.relative_to(CHECKOUT / "docs") if page.is_absolute() else page
+        assert (site / inside.with_suffix(".html")).is_file(), page
+    assert "sensitivity" in (site / "api" / "algorithms.html").read_text()
+    assert list(site.rglob("*.py")) == []
+
+
+# README, pictures, citation, changelog
+
+
+def test_the_readme_is_a_front_door() -> None:
+    text = (CHECKOUT / "README.md").read_text()
+    assert text.count("\n") <= 130
+    assert len(re.findall(r"^- \*\*", text, re.MULTILINE)) == 5
+
+
+def test_the_table_of_the_readme_has_the_numbers_of_the_results() -> None:
+    """Ours and the paper's; the interval of a single seed is of the test examples of its record."""
+    with (CHECKOUT / "results" / "tables" / "gsd_table2.csv").open() as file:
+        rows = [row for row in csv.DictReader(file) if row["private"] == "fashion_mnist" and row["utility"]]
+    known = {record["identity"]: record for record in records.read_records(CHECKOUT / "results")}
+    table = (CHECKOUT / "README.md").read_text().split("| method | setting |")[1].split("\n\n")[0].splitlines()[2:]
+    assert len(table) == len(ROW)
+    for line in table:
+        *name, ours, paper = [cell.strip() for cell in line.strip("|").split("|")]
+        algorithm, label, public, setting = ROW[tuple(name)]  # type: ignore[index]
+        (row,) = [
+            r for r in rows
+            if (r["algorithm"], r["label"], r["public"]) == (algorithm, label, public) and setting in r["setting"]
+        ]  # fmt: skip
+        assert float(paper) == float(row["paper_utility"])
+        mean, *bounds = map(float, re.findall(r"[\d.]+", ours))
+        assert mean == float(row["utility"])
+        if row["utility_std"]:
+            assert bounds == [float(row["utility_std"])]
+            continue
+        (n,) = {
+            r["test_examples"] for r in known.values()
+            if r["algorithm"] == algorithm and r["label"] == label and (r["public"] or "") == public
+        }  # fmt: skip
+        expected = [100 * count / n for count in binom.interval(0.95, n, mean / 100)]
+        assert bounds == pytest.approx(expected, abs=0.006)
+
+
+def test_the_pictures_are_those_of_the_records(tmp_path: Path) -> None:
+    """What is written in them and where the points are, as far as versions of matplotlib draw alike."""
+    pages.load("pictures/draw.py").main(tmp_path)
+    made = sorted(tmp_path.iterdir())
+    assert len(made) == 4
+    for path in made:
+        now, kept = path.read_text(), (CHECKOUT / "docs" / "pictures" / path.name).read_text()
+        assert len(kept) < 64 * 1024
+        assert re.findall(r"<text[^>]*>([^<]*)", now) == re.findall(r"<text[^>]*>([^<]*)", kept)
+        assert re.findall(r"<use [^>]*>", now) == re.findall(r"<use [^>]*>", kept)
+
+
+def test_citation_and_changelog_name_the_version() -> None:
+    citation = yaml.safe_load((CHECKOUT / "CITATION.cff").read_text())
+    assert {"cff-version", "message", "title", "authors", "license"} <= set(citation)
+    assert citation["version"] == pubsel.__version__
+    sections = re.findall(r"^## \[(.*?)\]", (CHECKOUT / "CHANGELOG.md").read_text(), re.MULTILINE)
+    assert sections[:2] == ["Unreleased", pubsel.__version__]
