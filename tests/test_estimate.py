@@ -5,17 +5,19 @@ import re
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 import torch
 import yaml
 
 import pubsel.training.loop as training_loop
 from pubsel import algorithms
-from pubsel.algorithms import build
+from pubsel.algorithms import build, noisy_sgd, pillar
 from pubsel.algorithms.dp_sgd import DPSGD
 from pubsel.cli import main
 from pubsel.commands import run
 from pubsel.data import Split, Task
+from pubsel.distances import METHODS, duration
 from pubsel.gradients.factored import LinearGradients
 from pubsel.gradients.matrix import PerExampleGradients
 from pubsel.messages import UserError
@@ -27,9 +29,6 @@ from pubsel.training.loop import Schedule, fit, schedule, view_of
 from pubsel.training.rehearsal import Held, rehearse
 from tests.synthetic import secret_named
 from tests.test_training import training
-
-GSD = Distance("gsd", 16, 200, 1, True, Labels.random, Parameters.weights)
-NONE = Distance("none", 1, 2, 1, True, Labels.random, Parameters.weights)
 
 # What a process comes to hold above what is loaded while it trains, and what it said that would be. The plain run takes
 # no estimate, whose rehearsal would leave memory behind.
@@ -90,9 +89,9 @@ def values(name):
     return {key: value for one in [*inherited, found] for key, value in one.items()}
 
 
-def needs(k, distance=NONE):
+def needs(k):
     gradients, algorithm, view, problem = setup(k=k)
-    return estimate.memory(gradients, algorithm, view, problem, distance)
+    return estimate.memory(gradients, algorithm, view, problem)
 
 
 KINDS = {
@@ -249,16 +248,192 @@ def test_what_is_told():
     needs = rehearsal.Needs(0, 0.5, 30.0, 0.9)
     said = "  about 1.0 GiB of memory beside the data"
     public = ", 30 s of training on public data"
-    assert estimate.told(2**30, needs, 1000, 0.0) == f"{said}, 0.5 s a step: 8 minutes of training{public}"
-    assert estimate.told(2**30, needs, 0, 3.0) == f"{said}, 3 s of frozen layers{public}"
-    assert estimate.told(2**30, needs, 2000, 0.0) == f"{said}, 0.5 s a step: 17 minutes of training"
+    assert estimate.told(2**30, needs, 1000, {"PCA": 2.0}) == f"{said}, 0.5 s a step: 8 minutes of training{public}"
+    before = {"the distance": 200.0, "PCA": 0.5, "frozen layers": 3.0}
+    assert estimate.told(2**30, needs, 0, before) == f"{said}, 3 minutes of the distance, 3 s of frozen layers{public}"
+    assert estimate.told(2**30, needs, 2000, {}) == f"{said}, 0.5 s a step: 17 minutes of training"
+
+
+# Small pieces
+
+
+@pytest.mark.parametrize("power", [1, 2, 3])
+def test_a_piece_stands_for_the_whole(power, monkeypatch):
+    """1 us times the size to a power, 3 s for what is loaded at first, and 10 s to make ready, which do not count."""
+    clock, sizes = Clock(), []
+    monkeypatch.setattr(rehearsal, "time", clock)
+
+    def piece(size):
+        clock.now += 10
+        sizes.append(size)
+
+        def work():
+            clock.now += 1e-6 * size**power + 3 * (len(sizes) == 1)
+
+        return work
+
+    assert rehearsal.foreseen(piece, 10**7, power, least=3) == pytest.approx(1e-6 * 10 ** (7 * power))
+    assert sizes[:2] == [3, 3]
+    assert 1e-6 * sizes[-1] ** power < 2**power * rehearsal.ENOUGH_SECONDS
+    assert rehearsal.foreseen(piece, 2, power, least=3) == pytest.approx(1e-6 * 2**power)
+
+
+def measurement(name, m=1000, d=64, k=8, initialisations=3):
+    """Of features, or of gradients of a linear network at images."""
+    distance = Distance(name, k, m, initialisations, True, Labels.random, Parameters.weights)
+    y = torch.arange(2000) % 5
+    if name == "gsd":
+        x = torch.randint(256, (2000, 1, d, d), dtype=torch.uint8)
+        model = torch.nn.Sequential(Float(), small.linear(1, d, d, 5)).eval()
+    else:
+        x, model = torch.randn(2000, d), torch.nn.Linear(d, 5)
+    return duration.Measurement(distance, model, Split(x, y), Split(x, y), 5)
+
+
+COUNTED = {  # what takes time in a distance: examples or entries that pass through, at so many a second
+    "gsd": ((duration, "gradients_of"), lambda engine, distance, x, y: len(x)),
+    "frechet": ((duration.frechet, "frechet"), lambda a, b: a.root.numel() * len(b.root)),
+    "mmd": ((duration.mmd, "mmd"), lambda x, y, bandwidth: len(x) * len(y) * x.shape[1]),
+    "task2vec": ((duration, "fit_head"), lambda z, y: len(z)),
+    "otdd": ((duration.otdd, "otdd"), lambda a, b, exact: len(a.x) ** duration.TRANSPORT),
+}
+
+
+@pytest.mark.parametrize("name", COUNTED)
+def test_the_time_of_a_distance_is_told_from_a_piece_of_it(name, monkeypatch):
+    """What it counts takes 1 s for the whole, and is done for both sides, or between them, in each initialisation."""
+    clock, this, counts = Clock(), measurement(name), []
+    monkeypatch.setattr(rehearsal, "time", clock)
+    (module, called), count = COUNTED[name]
+    do = getattr(module, called)
+    m, d = this.distance.m, 64
+    whole = {"gsd": m, "task2vec": m, "otdd": m**duration.TRANSPORT, "mmd": m * m * d, "frechet": d * d * d}[name]
+
+    def slow(*given):
+        counts.append(count(*given))
+        clock.now += counts[-1] / whole
+        return do(*given)
+
+    monkeypatch.setattr(module, called, slow)
+    sides = {"gsd": (1, 1), "task2vec": (1, 1)}.get(name, (0, 1))
+    assert duration.seconds(this) == pytest.approx(3 * sum(sides), rel=0.05)
+    assert duration.seconds(this, candidates=4) == pytest.approx(3 * (sides[0] + 4 * sides[1]), rel=0.05)
+    assert min(counts) < whole / 2
+    assert duration.seconds(measurement(name, initialisations=6)) == pytest.approx(6 * sum(sides), rel=0.05)
+
+
+@pytest.mark.parametrize("name", ["gsd", "frechet", "mmd"])
+def test_the_memory_of_a_distance_is_what_it_holds(name):
+    """Of tensors: what LAPACK holds for itself is told, and not counted."""
+    this = measurement(name, m=1000, d=32 if name == "gsd" else 400)
+    told = duration.held(this)
+    with Held(torch.device("cpu")) as counted:
+        METHODS[name].measure(
+            this.distance, lambda i: this.model, this.private, {"public": this.public}, 5, key="memory"
+        )  # fmt: skip
+    assert counted.peak / 1.2 < told < 1.8 * counted.peak
+
+
+def test_a_distance_that_has_no_use_for_the_examples_is_told_by_its_measurement():
+    this = measurement("otdd")
+    assert duration.seconds(this._replace(public=this.public._replace(y=torch.zeros(2000, dtype=torch.long)))) == 0
+
+
+@pytest.mark.parametrize("name", ["pillar", "noisy_sgd", "dp_pca", "jl"])
+def test_the_time_of_pca_is_told_from_one_at_a_smaller_scale(name, monkeypatch):
+    """Products take 8 s for the whole: of standardised public features, or of private ones."""
+    clock, algorithm = Clock(), build(values(name) | {"k": 40})
+    monkeypatch.setattr(rehearsal, "time", clock)
+    private, public, d = 4000, 3000, 1024
+    task = Task(
+        *(Split(torch.zeros(n, d), torch.zeros(n, dtype=torch.long)) for n in (private, public, 100)), 2, "accuracy",
+        (), (), (),
+    )  # fmt: skip
+    rows = {"pillar": public, "noisy_sgd": public, "dp_pca": private, "jl": 0}[name]
+    widths = []
+    if name == "dp_pca":
+        summed = rehearsal.noisy_sum
+        monkeypatch.setattr(rehearsal, "noisy_sum", lambda made, x, *rest: passed(*x.shape) or summed(made, x, *rest))
+    elif name != "jl":
+        projected = pillar.public_pca
+        for module in (pillar, noisy_sgd):
+            monkeypatch.setattr(module, "public_pca", lambda x, k: passed(*x.shape) or projected(x, k))
+
+    def passed(n, width):
+        widths.append(width)
+        clock.now += 8 * n * width**2 / (rows * d**2)
+
+    assert rehearsal.freezing(algorithm, task) == pytest.approx(8 if rows else 0, rel=0.05)
+    assert not rows or max(widths) < d
+    assert rehearsal.freezing(DPSGD("dp_sgd", 1.0), task) == 0
+    assert algorithm == build(values(name) | {"k": 40})
+
+
+def test_a_loop_of_its_own_is_timed_by_a_few_of_its_steps(monkeypatch):
+    clock, algorithm = Clock(), build(values("noisy_sgd") | {"steps": 10**6})
+    monkeypatch.setattr(rehearsal, "time", clock)
+    draw, done = noisy_sgd.base_run, []
+
+    def slow(signed, loss, deviation, steps, source):
+        clock.now += 1e-3 * steps
+        done.append(steps)
+        return draw(signed, loss, deviation, steps, source)
+
+    monkeypatch.setattr(noisy_sgd, "base_run", slow)
+    x = torch.zeros(500, 10)
+    task = Task(*(Split(x, torch.arange(500) % 2) for _ in range(3)), 2, "accuracy", (), (), ())
+    needs = rehearse(torch.nn.Linear(10, 2), task, algorithm, Schedule(500, 1.0, 0, 500), training(), True, False)
+    assert needs.step == pytest.approx(1e-3)
+    assert sum(done) < 2000
+    assert algorithm.all_steps == 3 * 10**6
+    assert needs.held > 3 * 8 * 500 * 10
+
+
+def test_a_distance_that_was_measured_takes_nothing(tmp_path, monkeypatch, capsys):
+    """It is told before it is measured, and is read by the next run."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", sys.argv)
+    asked = []
+    monkeypatch.setattr(run.duration, "seconds", lambda this: asked.append(this.distance.name) or 70.0)
+    words = ["run", "pair=digits_digits", "model=pixels", "algorithm=pillar", "algorithm.k=4", "training=pillar"]
+    words += ["training.epochs=1", "distance=frechet", "distance.m=100", "threads=1", "device=cpu"]
+    lines = []
+    for seed in (0, 1):
+        assert main([*words, f"seed={seed}"]) == 0
+        lines.append(capsys.readouterr().err)
+    assert asked == ["frechet"]
+    assert lines[0].index("70 s of the distance") < lines[0].index("initialisation 0")
+    assert "of the distance" not in lines[1]
+    assert "initialisation" not in lines[1]
+
+
+def test_noisy_sgd_is_told_and_refused(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HYDRA_FULL_ERROR", "0")
+    monkeypatch.setattr(sys, "argv", sys.argv)
+    rng = torch.Generator().manual_seed(0)
+    x, y = torch.randint(256, (300, 8, 8), dtype=torch.uint8, generator=rng), torch.arange(300) % 2
+    np.savez(
+        "two.npz", train_images=x[:200], train_labels=y[:200], test_images=x[200:], test_labels=y[200:]
+    )  # fmt: skip
+    words = ["run", "pair.private=two.npz", "pair.public=digits", "pair.m=100", "model=pixels", "algorithm=noisy_sgd"]
+    words += ["algorithm.k=4", "algorithm.steps=400", "distance=none", "threads=1", "device=cpu", "pair.overlap=drop"]
+    monkeypatch.setattr(estimate, "free", lambda device: 2**10)
+    assert main(words) == 1
+    assert "this run needs about" in capsys.readouterr().err.splitlines()[-1]
+    monkeypatch.undo()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", sys.argv)
+    assert main(words) == 0
+    lines = capsys.readouterr().err
+    assert re.search(r"1200 steps, sampling rate \S+, noise multiplier \S+", lines)
+    assert re.search(r"memory beside the data, \S+ s a step: \d+ s of training", lines)
 
 
 def test_more_of_anything_takes_more():
     assert needs(40).training > needs(20).training
-    assert needs(20, GSD).distance == (200 + 4 * 16) * 61_450 * 4
     small_passes, large_passes = (
-        estimate.memory(PerExampleGradients(view.model, chunk), algorithm, view, problem, NONE).passes
+        estimate.memory(PerExampleGradients(view.model, chunk), algorithm, view, problem).passes
         for chunk in (8, 64)
         for _, algorithm, view, problem in [setup(k=20)]
     )
@@ -282,7 +457,7 @@ def test_a_cell_that_shares_a_gpu_waits_for_its_memory(monkeypatch, capsys):
     monkeypatch.setattr(estimate, "free", lambda device: left[0] * 2**30)
     monkeypatch.setattr(estimate, "taken", lambda size, device: size <= left[0] * 2**30)
     monkeypatch.setattr(estimate.time, "sleep", lambda seconds: slept.append((seconds, left.pop(0))))
-    needed = estimate.Memory(2 * 2**30, 5 * 2**30, 2**29)
+    needed = estimate.Memory(2 * 2**30, 11 * 2**29, 2**29)
     with pytest.raises(UserError, match=r"5\.5 GiB of memory and 3\.0 GiB are free"):
         estimate.claim(needed, gpu)
     monkeypatch.setenv(SHARED_GPU, "1")
@@ -290,9 +465,9 @@ def test_a_cell_that_shares_a_gpu_waits_for_its_memory(monkeypatch, capsys):
     assert (left, len(slept)) == ([6], 2)
     assert capsys.readouterr().err == "  waits for 5.5 GiB of cuda, where 3.0 GiB are free\n"
     with pytest.raises(UserError, match=r"6\.5 GiB of the 8\.0 GiB of cuda.*per_gpu=1"):
-        estimate.claim(needed._replace(distance=6 * 2**30), gpu)
+        estimate.claim(needed._replace(distance=13 * 2**29), gpu)
     with pytest.raises(UserError, match="free on cpu"):
-        estimate.claim(needed._replace(distance=6 * 2**30), torch.device("cpu"))
+        estimate.claim(needed._replace(distance=13 * 2**29), torch.device("cpu"))
 
 
 @pytest.mark.gpu

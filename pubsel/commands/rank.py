@@ -28,11 +28,12 @@ from pubsel.commands.run import (  # fmt: skip
     through_backbone,
 )
 from pubsel.data import Split, Task
-from pubsel.distances import dp_gsd
+from pubsel.distances import dp_gsd, duration
 from pubsel.messages import UsageError, say
 from pubsel.privacy import accountant, ledger
 from pubsel.settings.identity import as_json, folder_name, short_name
 from pubsel.settings.keys import RankConfig, Select, public_sets
+from pubsel.training import estimate
 
 
 def rank(settings: RankConfig) -> dict[str, Any]:
@@ -177,6 +178,10 @@ def _rank(
         secret.begin = partial(about_to_draw, settings, task.private, name, "DP-GSD", plan.epsilon, plan.delta)
         measure = partial(dp_gsd.measure, source=secret)
         said |= {"privacy": accountant.measured("All its distances together are", plan, settings.secure_noise, n)}
+    else:
+        first = next(iter(candidates.values()))
+        measurement = duration.Measurement(distance, build(0), task.private, first, max(2, task.classes))
+        say(f"  about {estimate.duration(duration.seconds(measurement, len(candidates)))} of measuring")
     measuring = time.perf_counter()
     values = measure(
         distance,

@@ -23,6 +23,7 @@ from torch import nn
 from pubsel import algorithms, data, distances, models, records, selection
 from pubsel.algorithms import Freezes, Frozen, Solves
 from pubsel.data import Split, Task
+from pubsel.distances import duration
 from pubsel.messages import UsageError, UserError, log, logged, say, traced
 from pubsel.models.split import Above, split
 from pubsel.models.trained import trained_parameters
@@ -60,7 +61,7 @@ from pubsel.training.loop import (  # fmt: skip
     schedule,
     view_of,
 )
-from pubsel.training.rehearsal import Held, behind_frozen, random_like, rehearse, shaped
+from pubsel.training.rehearsal import Held, behind_frozen, freezing, random_like, rehearse, shaped
 
 SCRATCH = "candidates-"  # how a folder for the moment begins, below that of a run
 AUTO = "auto"  # pair.public: chosen from pair.candidates
@@ -461,6 +462,9 @@ def guarantee(
     if algorithm.private and settings.epsilon != math.inf and algorithm.sensitivity() > 0:
         accountant.check_delta(settings.privacy.delta, n, settings.privacy.weak)
     if isinstance(algorithm, Solves):
+        if math.isfinite(settings.epsilon):
+            noise_multiplier = algorithm.account(n, settings.epsilon, settings.privacy.delta).noise_multiplier
+            say(f"  {algorithm.all_steps} steps, sampling rate {1 / n:.4g}, noise multiplier {noise_multiplier:.4g}")
         return plan._replace(steps=0), None, None
     if not algorithm.private or settings.epsilon == math.inf:
         return plan, None, None
@@ -583,15 +587,19 @@ def _estimate(settings: RunConfig, task: Task, plan: Schedule, noise: bool, fold
     """Say what the run will take; UserError if it does not fit, before anything is computed that takes memory. A run
     that goes on knows how long it takes."""
     algorithm = algorithms.build(settings.algorithm)  # its own, with no trace of what is tried here
-    if isinstance(algorithm, Solves) or (isinstance(algorithm, Freezes) and task.private.x.dim() != 2):
+    if isinstance(algorithm, Freezes) and task.private.x.dim() != 2:
         return
     with estimate.Grown() as grown:
-        model, seen, passes, seconds = stand_in(settings, algorithm, task, device)
+        model, seen, passes, below = stand_in(settings, algorithm, task, device)
         gradients = engine(model, settings.training.chunk)
         view = view_of(model, gradients, on_device(seen, device), "estimate", plan)
-        needs = estimate.memory(gradients, algorithm, view, seen, settings.distance)
+        measurement = unmeasured(settings, task, device)
+        needs = estimate.memory(gradients, algorithm, view, seen, duration.held(measurement) if measurement else 0)
         if seen is not task:
-            needs = estimate.prepared(needs, task, seen.private.x.shape[1], passes)
+            releases = getattr(algorithm, "first_share", 0) > 0
+            needs = estimate.prepared(needs, task, seen.private.x.shape[1], passes, releases)
+        if isinstance(algorithm, Solves):
+            needs = needs._replace(training=algorithm.held(len(task.private.x)))
         estimate.claim(needs, device)
         each = plan._replace(batch_size=-(-plan.batch_size // torchrun.place()[1]))  # of a process
         if settings.profile and plan.steps:
@@ -600,10 +608,16 @@ def _estimate(settings: RunConfig, task: Task, plan: Schedule, noise: bool, fold
         if (folder / "checkpoint.pt").exists():
             return say(f"  about {estimate.gib(needs.peak)} of memory beside the data")
         secure = settings.privacy.secure_noise
-        found = rehearse(model, seen, algorithm, each, settings.training, noise, secure)
-    needs = needs._replace(training=max(0, found.held - needs.passes))
+        before = {
+            "the distance": duration.seconds(measurement) if measurement else 0.0,
+            "PCA": freezing(algorithm, task),
+            "frozen layers": below,
+        }
+        needed = rehearse(model, seen, algorithm, each, settings.training, noise, secure)
+    needs = needs._replace(training=max(0, needed.held - needs.passes))
     estimate.refuse(needs, device)
-    say(estimate.told(max(needs.peak, grown.bytes if device.type == "cpu" else 0), found, plan.steps, seconds))
+    steps = algorithm.all_steps if isinstance(algorithm, Solves) else plan.steps
+    say(estimate.told(max(needs.peak, grown.bytes if device.type == "cpu" else 0), needed, steps, before))
 
 
 def stand_in(
@@ -723,17 +737,37 @@ def sets_of(pair: Pair) -> list[str]:
     return [name for public in publics for name in public_sets(public)]
 
 
+def unmeasured(settings: RunConfig, task: Task, device: torch.device) -> duration.Measurement | None:
+    """What `pair_distance` will measure, if anything."""
+    if settings.distance.name == "none" or task.public is None or is_measured(settings):
+        return None
+    model = network(settings.model, task, 0, settings.data_root).to(device)
+    return duration.Measurement(settings.distance, model, task.private, task.public, task.classes)
+
+
+def distance_folder(settings: RunConfig) -> tuple[Path, dict[str, Any]]:
+    """Where the distance of a run's pair is kept, and the settings that it is of."""
+    what = as_json(settings.distance) | as_json(settings.pair) | {"model": as_json(settings.model)}
+    public = short_name(settings.pair.public)
+    name = folder_name(f"{short_name(settings.pair.private)}-{public}-{settings.model.name}", what)
+    return Path(settings.results) / "distances" / name, what
+
+
+def is_measured(settings: RunConfig) -> bool:
+    """Whether the distance is kept; that of a user's own files, which may have changed, is measured again."""
+    named = not has_paths([settings.pair.private, *public_sets(settings.pair.public)])
+    return named and (distance_folder(settings)[0] / "result.json").exists()
+
+
 def pair_distance(settings: RunConfig, task: Task, device: torch.device) -> dict[str, Any] | None:
     """The distance of a run's pair, measured once and kept under results/distances for all its seeds and algorithms."""
     if settings.distance.name == "none" or task.public is None:
         return None
-    what = as_json(settings.distance) | as_json(settings.pair) | {"model": as_json(settings.model)}
+    folder, what = distance_folder(settings)
     public = short_name(settings.pair.public)
-    name = folder_name(f"{short_name(settings.pair.private)}-{public}-{settings.model.name}", what)
-    folder = Path(settings.results) / "distances" / name
     with locked(folder):
         path = folder / "result.json"
-        if path.exists() and not has_paths([settings.pair.private, *public_sets(settings.pair.public)]):
+        if is_measured(settings):
             return records.read_record(path, ("values", "mean"))
         method, began = distances.METHODS[settings.distance.name], time.monotonic()
         values = method.measure(
@@ -746,7 +780,7 @@ def pair_distance(settings: RunConfig, task: Task, device: torch.device) -> dict
             report=lambda i, _, value, __: say(f"  {method.title}, initialisation {i}: {value:.4g}"),
         )[public]
         record = {
-            "identity": name,
+            "identity": folder.name,
             "name": settings.distance.name,
             "values": values,
             **summary(values),

@@ -5,6 +5,7 @@ is found by a rehearsal (rehearsal.py). No private example is read, only how man
 import os
 import threading
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple, Self
 
@@ -17,7 +18,7 @@ from pubsel.data import Split, Task
 from pubsel.gradients.matrix import Engine
 from pubsel.messages import UserError, say
 from pubsel.privacy.randomness import stream
-from pubsel.settings.keys import SHARED_GPU, Distance
+from pubsel.settings.keys import SHARED_GPU
 from pubsel.training.loop import Schedule, noisy_mean
 from pubsel.training.rehearsal import Needs, random_like
 
@@ -29,39 +30,32 @@ class Memory(NamedTuple):
     """Bytes that a run holds at once beside what is loaded already, by what holds them."""
 
     training: int  # gradients and bases
-    distance: int
+    distance: int  # its passes included
     passes: int  # of one chunk through the network
     prepared: int = 0  # features or outputs that training reads in place of the data
     preparing: int = 0  # while these are computed
 
     @property
     def peak(self) -> int:
-        return max(self.prepared + max(self.training + self.passes, self.preparing), self.distance + self.passes)
+        return max(self.prepared + max(self.training + self.passes, self.preparing), self.distance)
 
 
-def memory(gradients: Engine, algorithm: Algorithm, view: View, task: Task, distance: Distance) -> Memory:
-    """Bytes for a run on `task`, from the sizes of what is held; activations from one forward pass of two images."""
+def memory(gradients: Engine, algorithm: Algorithm, view: View, task: Task, distance: int = 0) -> Memory:
+    """Bytes for a run on `task`, from the sizes of what is held. distance: those of measuring it."""
     chunk = gradients.chunk(task.private.x)
     item = next(view.model.parameters()).element_size()
-    measured = _distance(gradients, task, distance) if task.public is not None else 0
     vectors = chunk + 6  # rows; float64 sum and noise, direction, momentum
     return Memory(
         training=(algorithm.numbers(view) + vectors * gradients.size) * item,
-        distance=measured * item,
-        passes=2 * _activations(view.model, task.private) * chunk,  # outputs, and gradients at them
+        distance=distance,
+        passes=passes(view.model, task.private, chunk),
     )
 
 
-def _distance(gradients: Engine, task: Task, distance: Distance) -> int:
-    """Numbers that measuring the distance holds: of gsd and dp_gsd, G and four bases; of the others, the examples of
-    both sides and four matrices [m, m], in float64."""
-    match distance.name:
-        case "none":
-            return 0
-        case "gsd" | "dp_gsd":
-            return (distance.m + 4 * distance.k) * gradients.size
-        case _:
-            return 4 * distance.m * (task.private.x[0].numel() + 2 * distance.m)
+def passes(model: nn.Module, private: Split, chunk: int) -> int:
+    """Bytes of the outputs of all layers for a chunk of examples, and of the gradients at them; from one forward pass
+    of two. private: read for its shape alone."""
+    return 2 * _activations(model, private) * chunk
 
 
 def free(device: torch.device) -> int:
@@ -152,28 +146,29 @@ def splits(task: Task) -> list[Split]:
     return [split for split in (task.private, task.public, task.test, task.validation) if split is not None]
 
 
-def prepared(needs: Memory, task: Task, width: int, passes: int = 0) -> Memory:
+def prepared(needs: Memory, task: Task, width: int, passes: int = 0, releases: bool = False) -> Memory:
     """With `width` float32 numbers in place of each example, which a pass makes that holds so many bytes; the largest
-    split is there twice, in parts and put together. For features also what their principal components are found by: the
-    public ones and two matrices [d, d], twice in float64."""
+    split is there twice, in parts and put together. For features also what their principal components are found by, as
+    it was measured: the public ones twice in float64 and five matrices [d, d]; or, if a private matrix `releases` them,
+    eight, and 2^14 private ones."""
     sizes = [4 * width * len(split.x) for split in splits(task)]
-    preparing, distance = max(sizes) + passes, needs.distance
+    preparing = max(sizes) + passes
     if task.private.x.dim() == 2 and task.public is not None:
         m, d = task.public.x.shape
-        preparing = max(preparing, 16 * d * (m + d) if width < d else 0)
-        distance = distance * d // width  # of the features as they are
-    return needs._replace(distance=distance, prepared=sum(sizes), preparing=preparing)
+        components = (
+            d * max(16 * m, 64 * d + 20 * min(len(task.private.x), 2**14)) if releases else d * (16 * m + 40 * d)
+        )
+        preparing = max(preparing, components if width < d else 0)
+    return needs._replace(prepared=sum(sizes), preparing=preparing)
 
 
-def told(size: int, found: Needs, steps: int, frozen_layers: float) -> str:
+def told(size: int, found: Needs, steps: int, before: Mapping[str, float]) -> str:
     """What the person at the terminal is told: bytes, seconds of the steps, and of the rest if it takes long beside
-    these."""
+    these. before: what else is done before training, and its seconds."""
     said, training = f"  about {gib(size)} of memory beside the data", found.step * steps
     if steps:
         said += f", {found.step:.2g} s a step: {duration(training)} of training"
-    others = {
-        "frozen layers": frozen_layers, "training on public data": found.public, "evaluation": found.evaluation
-    }  # fmt: skip
+    others = {**before, "training on public data": found.public, "evaluation": found.evaluation}
     for what, seconds in others.items():
         if seconds >= 1 and seconds > training / 20:
             said += f", {duration(seconds)} of {what}"
