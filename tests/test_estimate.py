@@ -4,6 +4,9 @@ import json
 import re
 import subprocess
 import sys
+import time
+from functools import partial
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -25,7 +28,7 @@ from pubsel.models import small
 from pubsel.settings import CONF
 from pubsel.settings.keys import SHARED_GPU, Distance, Labels, Parameters
 from pubsel.training import estimate, rehearsal
-from pubsel.training.loop import Schedule, fit, schedule, view_of
+from pubsel.training.loop import Schedule, fit, noisy_sum, public_stream, schedule, view_of
 from pubsel.training.rehearsal import Held, rehearse
 from tests.synthetic import secret_named
 from tests.test_training import training
@@ -265,16 +268,16 @@ def test_a_piece_stands_for_the_whole(power, monkeypatch):
 
     def piece(size):
         clock.now += 10
-        sizes.append(size)
 
         def work():
+            sizes.append(size)
             clock.now += 1e-6 * size**power + 3 * (len(sizes) == 1)
 
         return work
 
     assert rehearsal.foreseen(piece, 10**7, power, least=3) == pytest.approx(1e-6 * 10 ** (7 * power))
     assert sizes[:2] == [3, 3]
-    assert 1e-6 * sizes[-1] ** power < 2**power * rehearsal.ENOUGH_SECONDS
+    assert 1e-6 * sizes[-1] ** power < 2 * rehearsal.ENOUGH_SECONDS
     assert rehearsal.foreseen(piece, 2, power, least=3) == pytest.approx(1e-6 * 2**power)
 
 
@@ -387,6 +390,68 @@ def test_a_loop_of_its_own_is_timed_by_a_few_of_its_steps(monkeypatch):
     assert sum(done) < 2000
     assert algorithm.all_steps == 3 * 10**6
     assert needs.held > 3 * 8 * 500 * 10
+
+
+def told_and_work(name):
+    """What was told of a piece of work, and the work."""
+    if name in METHODS:
+        sizes = {"gsd": (1500, 32), "task2vec": (4000, 500), "frechet": (2500, 1500), "mmd": (3000, 500)}
+        this = measurement(name, *sizes.get(name, (2500, 300)), initialisations=1)
+        x, y = torch.randn(5000, *this.public.x.shape[1:]), torch.arange(5000) % 5
+        x = (x + y.view(-1, *[1] * (x.dim() - 1)) / 2).clamp(-2, 2)
+        split = Split(x if name != "gsd" else (x * 50 + 100).to(torch.uint8), y)
+        this = this._replace(private=split, public=split._replace(x=split.x.flip(0)))
+        measure = METHODS[name].measure
+        work = partial(measure, this.distance, lambda i: this.model, split, {"public": this.public}, 5, key="told")
+        return duration.seconds(this), work
+
+    if name == "noisy_sgd":
+        algorithm = build(values(name) | {"steps": 40_000})
+        split = Split(torch.randn(3000, 10), torch.arange(3000) % 2)
+        told = algorithm.all_steps * rehearsal.solving(algorithm, split, secure=False)
+        algorithm.account(3000, 1.0, 1e-5)
+        return told, lambda: algorithm.solve(split, 1.0, 1e-5, np.random.default_rng(0))
+
+    if name in ("pillar", "dp_pca"):
+        algorithm = build(values(name) | {"k": 40})
+        split = Split(torch.randn(10_000, 1500), torch.arange(10_000) % 5)
+        told = rehearsal.freezing(algorithm, Task(split, split, split, 5, "accuracy", (), (), ()))
+
+        def work():
+            frozen = algorithm.frozen(split, 1500, public_stream("told"))
+            if name == "dp_pca":
+                frozen = noisy_sum(frozen, split.x, 1.0, np.random.default_rng(0))
+            frozen(split.x)
+
+        return told, work
+
+    algorithm, problem = build(values(name)), task(n=2000)._replace(same_task=True)
+    network = torch.nn.Sequential(Float(), small.linear(6, 32, 32, 10)).eval()
+    plan = Schedule(2000, 0.05, 1, 20)
+    told = rehearse(network, problem, algorithm, plan, training(chunk=None), True, False).public
+    view = view_of(network, PerExampleGradients(network), problem, "told", plan)
+    return told, lambda: algorithm.pretrain(view)
+
+
+@pytest.mark.slow
+@pytest.mark.long
+@pytest.mark.parametrize("name", [*COUNTED, "noisy_sgd", "pillar", "dp_pca", "second_phase"])
+def test_the_time_that_is_told_is_what_the_work_takes(name, monkeypatch):
+    """In seconds of one processor core, which others on the machine leave alone."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    monkeypatch.setattr(rehearsal, "time", SimpleNamespace(perf_counter=time.thread_time))
+    try:
+        told, work = told_and_work(name)
+        began = time.thread_time()
+        work()
+        taken = time.thread_time() - began
+    finally:
+        torch.set_num_threads(threads)
+    data_decides = name in ("task2vec", "otdd")
+    factor = 2 if data_decides else 1.5
+    print(f"{name}: told {told:.2f} s, took {taken:.2f} s")
+    assert taken / factor < told < factor * taken
 
 
 def test_a_distance_that_was_measured_takes_nothing(tmp_path, monkeypatch, capsys):

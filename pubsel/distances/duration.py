@@ -17,7 +17,7 @@ from pubsel.distances.gsd import engine_of, gradients_of
 from pubsel.distances.pairing import class_numbers, penultimate
 from pubsel.distances.task2vec import fisher, fit_head
 from pubsel.gradients.matrix import DenseGradients, PerExampleGradients, random_labels
-from pubsel.gradients.subspace import MANY, davidson, is_large, top_eigenpairs
+from pubsel.gradients.subspace import BUCKETS, MANY, davidson, is_large, top_eigenpairs
 from pubsel.messages import UsageError
 from pubsel.models.trained import head
 from pubsel.privacy.randomness import stream
@@ -79,13 +79,15 @@ def _of_gradients(this: Measurement) -> Sides:
 
 
 def _top_subspace(m: int, p: int, k: int, device: torch.device) -> float:
-    """Seconds of `top_k` for G [m, p]: of Davidson's method they grow with m, which has G read a few times; of the Gram
-    matrix with m^2, and of its eigenvectors with m^3."""
+    """Seconds of `top_k` for G [m, p]: all but the eigenvectors of the Gram matrix, m^3, grow with p; of Davidson's
+    method they grow with m, since it reads G a few times; of the Gram matrix with m^2."""
     source = torch.Generator(device).manual_seed(0)
+    large = is_large(torch.zeros(1, device=device).expand(m, p), k)
+    part = 4 if p >= 4 * BUCKETS * m else 1  # of the columns
 
     def random(rows: int) -> Tensor:  # some directions are large, as of gradients
-        left, right = (torch.randn(n, RANK, generator=source, device=device) for n in (rows, p))
-        noise = torch.rand(rows, p, generator=source, device=device)
+        left, right = (torch.randn(n, RANK, generator=source, device=device) for n in (rows, p // part))
+        noise = torch.rand(rows, p // part, generator=source, device=device)
         return noise.addmm_(left * torch.logspace(1, 0, RANK, device=device), right.T)
 
     def approximate(rows: int) -> Callable[[], object]:
@@ -99,9 +101,9 @@ def _top_subspace(m: int, p: int, k: int, device: torch.device) -> float:
         x = torch.randn(rows, rows, generator=source, device=device, dtype=torch.float64)
         return partial(top_eigenpairs, x @ x.T, min(k, rows))
 
-    if is_large(torch.zeros(1, device=device).expand(m, p), k):
-        return foreseen(approximate, m, least=max(MANY, 30 * k))
-    return foreseen(products, m, power=2, least=ROWS) + foreseen(eigenvectors, m, power=3, least=ROWS)
+    if large:
+        return part * foreseen(approximate, m, least=max(MANY, 30 * k))
+    return part * foreseen(products, m, power=2, least=ROWS) + foreseen(eigenvectors, m, power=3, least=ROWS)
 
 
 def _of_features(this: Measurement) -> Sides:
@@ -147,14 +149,20 @@ def _of_heads(this: Measurement) -> Sides:
 
 
 def _of_transport(this: Measurement) -> Sides:
-    """OTDD, from random examples to public ones."""
+    """OTDD, from random examples to public ones: what each pair of classes takes, however few examples it has, and what
+    grows with m^TRANSPORT, from two parts of the examples."""
 
     def between(rows: int) -> Callable[[], object]:
         sides = random_like(this.private, rows, this.classes), Split(this.images(rows), this.public.y[:rows])
         a, b = (otdd.labelled(x, class_numbers("the public data", y, "otdd")) for x, y in sides)
         return partial(otdd.otdd, a, b, this.distance.exact)
 
-    return Sides(0.0, foreseen(between, this.distance.m, power=TRANSPORT, least=8 * ROWS))
+    m = this.distance.m
+    if m < 16 * ROWS:
+        return Sides(0.0, foreseen(between, m, least=m))
+    few, more = (foreseen(between, rows, least=rows) for rows in (m // 8, m // 4))
+    grown = [(rows / m) ** TRANSPORT for rows in (m // 8, m // 4)]
+    return Sides(0.0, more + max(0.0, more - few) / (grown[1] - grown[0]) * (1 - grown[1]))
 
 
 SIDES: dict[str, Callable[[Measurement], Sides]] = {

@@ -84,13 +84,14 @@ def foreseen(piece: Callable[[int], Callable[[], object]], whole: int, power: fl
     """Seconds of piece(whole)(), if they grow with this power of the size. piece(size) makes ready what it returns,
     which alone is timed.
 
-    Sizes least, 2 least, 4 least, ... are taken until one takes ENOUGH_SECONDS, or is the whole; the smallest twice,
-    since a first call also loads.
+    Sizes least, 2 least, 4 least, ... are taken until the next would take twice ENOUGH_SECONDS, or is the whole; the
+    smallest twice, since a first call also loads.
     """
     size = min(least, whole)
-    _timed(piece(size))
-    seconds = _timed(piece(size))
-    while size < whole and seconds < ENOUGH_SECONDS:
+    work = piece(size)
+    _timed(work)
+    seconds = _timed(work)
+    while size < whole and seconds * 2**power < 2 * ENOUGH_SECONDS:
         size = min(2 * size, whole)
         seconds = _timed(piece(size))
     return seconds * (whole / size) ** power
