@@ -257,6 +257,9 @@ def guarantee(
     if algorithm.private and settings.epsilon != math.inf and algorithm.sensitivity() > 0:
         accountant.check_delta(settings.privacy.delta, n, settings.privacy.weak)
     if isinstance(algorithm, Solves):
+        if math.isfinite(settings.epsilon):
+            noise_multiplier = algorithm.account(n, settings.epsilon, settings.privacy.delta).noise_multiplier
+            say(f"  {algorithm.all_steps} steps, sampling rate {1 / n:.4g}, noise multiplier {noise_multiplier:.4g}")
         return plan._replace(steps=0), None, None
     if not algorithm.private or settings.epsilon == math.inf:
         return plan, None, None

@@ -4,14 +4,18 @@ import json
 import re
 import subprocess
 import sys
+import time
+from functools import partial
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 import yaml
 
 import pubsel.training.loop as training_loop
 from pubsel import algorithms
-from pubsel.algorithms import build
+from pubsel.algorithms import build, noisy_sgd, pillar
 from pubsel.algorithms.dp_sgd import DPSGD
 from pubsel.cli import main
 from pubsel.commands import run
@@ -20,16 +24,16 @@ from pubsel.gradients.factored import LinearGradients
 from pubsel.gradients.matrix import PerExampleGradients
 from pubsel.messages import UserError
 from pubsel.models import small
+from pubsel.models.memory import Held
 from pubsel.privacy.sampling import Schedule, schedule
 from pubsel.settings import CONF
 from pubsel.settings.keys import SHARED_GPU
-from pubsel.training import estimate, rehearsal
-from pubsel.training.loop import Job, fit, view_of
-from pubsel.training.rehearsal import Held, rehearse
-from tests.synthetic import distance, secret_named
+from pubsel.training import duration, estimate, rehearsal
+from pubsel.training.loop import Job, fit, noisy_sum, public_stream, view_of
+from pubsel.training.rehearsal import rehearse
+from tests import synthetic
+from tests.synthetic import secret_named
 from tests.test_training import training
-
-GSD = distance("gsd", m=200)
 
 # What a process comes to hold above what is loaded while it trains, and what it said that would be. The plain run takes
 # no estimate, whose rehearsal would leave memory behind.
@@ -41,13 +45,13 @@ from pubsel.cli import main
 def status(key):
     return int(re.search(key + r":\\s+(\\d+) kB", open("/proc/self/status").read())[1]) * 1024
 
-made, begun = cell.guarantee, []
+made, begun = run.guarantee, []
 def guarantee(*given):
     found = made(*given)
     open("/proc/self/clear_refs", "w").write("5")
     begun.append(status("VmRSS"))
     return found
-cell.guarantee = guarantee
+run.guarantee = guarantee
 code = main(sys.argv[1:])
 print(json.dumps([code, status("VmHWM") - begun[0]]), file=sys.stderr)
 """
@@ -90,9 +94,9 @@ def values(name):
     return {key: value for one in [*inherited, found] for key, value in one.items()}
 
 
-def needs(k, distance=None):
+def needs(k):
     gradients, algorithm, view, problem = setup(k=k)
-    return estimate.memory(gradients, algorithm, view, problem, distance)
+    return estimate.memory(gradients, algorithm, view, problem)
 
 
 KINDS = {
@@ -249,16 +253,251 @@ def test_what_is_told():
     needs = rehearsal.Needs(0, 0.5, 30.0, 0.9)
     said = "  about 1.0 GiB of memory beside the data"
     public = ", 30 s of training on public data"
-    assert estimate.told(2**30, needs, 1000, 0.0) == f"{said}, 0.5 s a step: 8 minutes of training{public}"
-    assert estimate.told(2**30, needs, 0, 3.0) == f"{said}, 3 s of frozen layers{public}"
-    assert estimate.told(2**30, needs, 2000, 0.0) == f"{said}, 0.5 s a step: 17 minutes of training"
+    assert estimate.told(2**30, needs, 1000, {"PCA": 2.0}) == f"{said}, 0.5 s a step: 8 minutes of training{public}"
+    before = {"the distance": 200.0, "PCA": 0.5, "frozen layers": 3.0}
+    assert estimate.told(2**30, needs, 0, before) == f"{said}, 3 minutes of the distance, 3 s of frozen layers{public}"
+    assert estimate.told(2**30, needs, 2000, {}) == f"{said}, 0.5 s a step: 17 minutes of training"
+
+
+# Small pieces
+
+
+@pytest.mark.parametrize("power", [1, 2, 3])
+def test_a_piece_stands_for_the_whole(power, monkeypatch):
+    """1 us times the size to a power, 3 s for what is loaded at first, and 10 s to make ready, which do not count."""
+    clock, sizes = Clock(), []
+    monkeypatch.setattr(rehearsal, "time", clock)
+
+    def piece(size):
+        clock.now += 10
+
+        def work():
+            sizes.append(size)
+            clock.now += 1e-6 * size**power + 3 * (len(sizes) == 1)
+
+        return work
+
+    assert rehearsal.foreseen(piece, 10**7, power, least=3) == pytest.approx(1e-6 * 10 ** (7 * power))
+    assert sizes[:2] == [3, 3]
+    assert 1e-6 * sizes[-1] ** power < 2 * rehearsal.ENOUGH_SECONDS
+    assert rehearsal.foreseen(piece, 2, power, least=3) == pytest.approx(1e-6 * 2**power)
+
+
+def measurement(name, m=1000, d=64, k=8, initialisations=3):
+    """Of features, or of gradients of a linear network at images."""
+    distance = synthetic.distance(name, m=m, initialisations=initialisations, **({"k": k} if name == "gsd" else {}))
+    y = torch.arange(2000) % 5
+    if name == "gsd":
+        x = torch.randint(256, (2000, 1, d, d), dtype=torch.uint8)
+        model = torch.nn.Sequential(Float(), small.linear(1, d, d, 5)).eval()
+    else:
+        x, model = torch.randn(2000, d), torch.nn.Linear(d, 5)
+    return duration.Measurement(distance, model, Split(x, y), Split(x, y), 5)
+
+
+COUNTED = {  # what takes time in a distance: examples or entries that pass through, at so many a second
+    "gsd": ((duration, "gradients_of"), lambda engine, distance, x, y: len(x)),
+    "frechet": ((duration.frechet, "frechet"), lambda a, b: a.root.numel() * len(b.root)),
+    "mmd": ((duration.mmd, "mmd"), lambda x, y, bandwidth: len(x) * len(y) * x.shape[1]),
+    "task2vec": ((duration, "fit_head"), lambda z, y: len(z)),
+    "otdd": ((duration.otdd, "otdd"), lambda a, b, exact: len(a.x) ** duration.TRANSPORT),
+}
+
+
+@pytest.mark.parametrize("name", COUNTED)
+def test_the_time_of_a_distance_is_told_from_a_piece_of_it(name, monkeypatch):
+    """What it counts takes 1 s for the whole, and is done for both sides, or between them, in each initialisation."""
+    clock, this, counts = Clock(), measurement(name), []
+    monkeypatch.setattr(rehearsal, "time", clock)
+    (module, called), count = COUNTED[name]
+    do = getattr(module, called)
+    m, d = this.distance.m, 64
+    whole = {"gsd": m, "task2vec": m, "otdd": m**duration.TRANSPORT, "mmd": m * m * d, "frechet": d * d * d}[name]
+
+    def slow(*given):
+        counts.append(count(*given))
+        clock.now += counts[-1] / whole
+        return do(*given)
+
+    monkeypatch.setattr(module, called, slow)
+    sides = {"gsd": (1, 1), "task2vec": (1, 1)}.get(name, (0, 1))
+    assert duration.seconds(this) == pytest.approx(3 * sum(sides), rel=0.05)
+    assert duration.seconds(this, candidates=4) == pytest.approx(3 * (sides[0] + 4 * sides[1]), rel=0.05)
+    assert min(counts) < whole / 2
+    assert duration.seconds(measurement(name, initialisations=6)) == pytest.approx(6 * sum(sides), rel=0.05)
+
+
+@pytest.mark.parametrize("name", ["gsd", "frechet", "mmd"])
+def test_the_memory_of_a_distance_is_what_it_holds(name):
+    """Of tensors: what LAPACK holds for itself is told, and not counted."""
+    this = measurement(name, m=1000, d=32 if name == "gsd" else 400)
+    told = duration.held(this)
+    with Held(torch.device("cpu")) as counted:
+        this.distance.measure(lambda i: this.model, this.private, {"public": this.public}, 5, key="memory")
+    assert counted.peak / 1.2 < told < 1.8 * counted.peak
+
+
+def test_a_distance_that_has_no_use_for_the_examples_is_told_by_its_measurement():
+    this = measurement("otdd")
+    assert duration.seconds(this._replace(public=this.public._replace(y=torch.zeros(2000, dtype=torch.long)))) == 0
+
+
+@pytest.mark.parametrize("name", ["pillar", "noisy_sgd", "dp_pca", "jl"])
+def test_the_time_of_pca_is_told_from_one_at_a_smaller_scale(name, monkeypatch):
+    """Products take 8 s for the whole: of standardised public features, or of private ones."""
+    clock, algorithm = Clock(), build(values(name) | {"k": 40})
+    monkeypatch.setattr(rehearsal, "time", clock)
+    private, public, d = 4000, 3000, 1024
+    task = Task(
+        *(Split(torch.zeros(n, d), torch.zeros(n, dtype=torch.long)) for n in (private, public, 100)), 2, "accuracy",
+        (), (), (),
+    )  # fmt: skip
+    rows = {"pillar": public, "noisy_sgd": public, "dp_pca": private, "jl": 0}[name]
+    widths = []
+    if name == "dp_pca":
+        summed = rehearsal.noisy_sum
+        monkeypatch.setattr(rehearsal, "noisy_sum", lambda made, x, *rest: passed(*x.shape) or summed(made, x, *rest))
+    elif name != "jl":
+        projected = pillar.public_pca
+        for module in (pillar, noisy_sgd):
+            monkeypatch.setattr(module, "public_pca", lambda x, k: passed(*x.shape) or projected(x, k))
+
+    def passed(n, width):
+        widths.append(width)
+        clock.now += 8 * n * width**2 / (rows * d**2)
+
+    assert rehearsal.freezing(algorithm, task) == pytest.approx(8 if rows else 0, rel=0.05)
+    assert not rows or max(widths) < d
+    assert rehearsal.freezing(DPSGD("dp_sgd", 1.0), task) == 0
+    assert algorithm == build(values(name) | {"k": 40})
+
+
+def test_a_loop_of_its_own_is_timed_by_a_few_of_its_steps(monkeypatch):
+    clock, algorithm = Clock(), build(values("noisy_sgd") | {"steps": 10**6})
+    monkeypatch.setattr(rehearsal, "time", clock)
+    draw, done = noisy_sgd.base_run, []
+
+    def slow(signed, loss, deviation, steps, source):
+        clock.now += 1e-3 * steps
+        done.append(steps)
+        return draw(signed, loss, deviation, steps, source)
+
+    monkeypatch.setattr(noisy_sgd, "base_run", slow)
+    x = torch.zeros(500, 10)
+    task = Task(*(Split(x, torch.arange(500) % 2) for _ in range(3)), 2, "accuracy", (), (), ())
+    needs = rehearse(torch.nn.Linear(10, 2), task, algorithm, Schedule(500, 1.0, 0, 500), training(), True, False)
+    assert needs.step == pytest.approx(1e-3)
+    assert sum(done) < 2000
+    assert algorithm.all_steps == 3 * 10**6
+    assert needs.held > 3 * 8 * 500 * 10
+
+
+def told_and_work(name):
+    """What was told of a piece of work, and the work."""
+    if name in COUNTED:
+        sizes = {"gsd": (1500, 32), "task2vec": (4000, 500), "frechet": (2500, 1500), "mmd": (3000, 500)}
+        this = measurement(name, *sizes.get(name, (2500, 300)), initialisations=1)
+        x, y = torch.randn(5000, *this.public.x.shape[1:]), torch.arange(5000) % 5
+        x = (x + y.view(-1, *[1] * (x.dim() - 1)) / 2).clamp(-2, 2)
+        split = Split(x if name != "gsd" else (x * 50 + 100).to(torch.uint8), y)
+        this = this._replace(private=split, public=split._replace(x=split.x.flip(0)))
+        work = partial(this.distance.measure, lambda i: this.model, split, {"public": this.public}, 5, key="told")
+        return duration.seconds(this), work
+
+    if name == "noisy_sgd":
+        algorithm = build(values(name) | {"steps": 40_000})
+        split = Split(torch.randn(3000, 10), torch.arange(3000) % 2)
+        told = algorithm.all_steps * rehearsal.solving(algorithm, split, secure=False)
+        algorithm.account(3000, 1.0, 1e-5)
+        return told, lambda: algorithm.solve(split, 1.0, 1e-5, np.random.default_rng(0))
+
+    if name in ("pillar", "dp_pca"):
+        algorithm = build(values(name) | {"k": 40})
+        split = Split(torch.randn(10_000, 1500), torch.arange(10_000) % 5)
+        told = rehearsal.freezing(algorithm, Task(split, split, split, 5, "accuracy", (), (), ()))
+
+        def work():
+            frozen = algorithm.frozen(split, 1500, public_stream("told"))
+            if name == "dp_pca":
+                frozen = noisy_sum(frozen, split.x, 1.0, np.random.default_rng(0))
+            frozen(split.x)
+
+        return told, work
+
+    algorithm, problem = build(values(name)), task(n=2000)._replace(same_task=True)
+    network = torch.nn.Sequential(Float(), small.linear(6, 32, 32, 10)).eval()
+    plan = Schedule(2000, 0.05, 1, 20)
+    told = rehearse(network, problem, algorithm, plan, training(chunk=None), True, False).public
+    view = view_of(network, PerExampleGradients(network), problem, "told", plan)
+    return told, lambda: algorithm.pretrain(view)
+
+
+@pytest.mark.slow
+@pytest.mark.long
+@pytest.mark.parametrize("name", [*COUNTED, "noisy_sgd", "pillar", "dp_pca", "second_phase"])
+def test_the_time_that_is_told_is_what_the_work_takes(name, monkeypatch):
+    """In seconds of one processor core, which others on the machine leave alone."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    monkeypatch.setattr(rehearsal, "time", SimpleNamespace(perf_counter=time.thread_time))
+    try:
+        told, work = told_and_work(name)
+        began = time.thread_time()
+        work()
+        taken = time.thread_time() - began
+    finally:
+        torch.set_num_threads(threads)
+    data_decides = name in ("task2vec", "otdd")
+    factor = 2 if data_decides else 1.5
+    print(f"{name}: told {told:.2f} s, took {taken:.2f} s")
+    assert taken / factor < told < factor * taken
+
+
+def test_a_distance_that_was_measured_takes_nothing(tmp_path, monkeypatch, capsys):
+    """It is told before it is measured, and is read by the next run."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", sys.argv)
+    asked = []
+    monkeypatch.setattr(run.duration, "seconds", lambda this: asked.append(this.distance.name) or 70.0)
+    words = ["run", "pair=digits_digits", "model=pixels", "algorithm=pillar", "algorithm.k=4", "training=pillar"]
+    words += ["training.epochs=1", "distance=frechet", "distance.m=100", "threads=1", "device=cpu"]
+    lines = []
+    for seed in (0, 1):
+        assert main([*words, f"seed={seed}"]) == 0
+        lines.append(capsys.readouterr().err)
+    assert asked == ["frechet"]
+    assert lines[0].index("70 s of the distance") < lines[0].index("initialisation 0")
+    assert "of the distance" not in lines[1]
+    assert "initialisation" not in lines[1]
+
+
+def test_noisy_sgd_is_told_and_refused(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HYDRA_FULL_ERROR", "0")
+    monkeypatch.setattr(sys, "argv", sys.argv)
+    rng = torch.Generator().manual_seed(0)
+    x, y = torch.randint(256, (300, 8, 8), dtype=torch.uint8, generator=rng), torch.arange(300) % 2
+    np.savez(
+        "two.npz", train_images=x[:200], train_labels=y[:200], test_images=x[200:], test_labels=y[200:]
+    )  # fmt: skip
+    words = ["run", "pair.private=two.npz", "pair.public=digits", "pair.m=100", "model=pixels", "algorithm=noisy_sgd"]
+    words += ["algorithm.k=4", "algorithm.steps=400", "distance=none", "threads=1", "device=cpu", "pair.overlap=drop"]
+    monkeypatch.setattr(estimate, "free", lambda device: 2**10)
+    assert main(words) == 1
+    assert "this run needs about" in capsys.readouterr().err.splitlines()[-1]
+    monkeypatch.undo()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", sys.argv)
+    assert main(words) == 0
+    lines = capsys.readouterr().err
+    assert re.search(r"1200 steps, sampling rate \S+, noise multiplier \S+", lines)
+    assert re.search(r"memory beside the data, \S+ s a step: \d+ s of training", lines)
 
 
 def test_more_of_anything_takes_more():
     assert needs(40).training > needs(20).training
-    assert needs(20, GSD).distance == (200 + 4 * 16) * 61_450 * 4
     small_passes, large_passes = (
-        estimate.memory(PerExampleGradients(view.model, chunk), algorithm, view, problem, None).passes
+        estimate.memory(PerExampleGradients(view.model, chunk), algorithm, view, problem).passes
         for chunk in (8, 64)
         for _, algorithm, view, problem in [setup(k=20)]
     )
@@ -282,7 +521,7 @@ def test_a_cell_that_shares_a_gpu_waits_for_its_memory(monkeypatch, capsys):
     monkeypatch.setattr(estimate, "free", lambda device: left[0] * 2**30)
     monkeypatch.setattr(estimate, "taken", lambda size, device: size <= left[0] * 2**30)
     monkeypatch.setattr(estimate.time, "sleep", lambda seconds: slept.append((seconds, left.pop(0))))
-    needed = estimate.Memory(2 * 2**30, 5 * 2**30, 2**29)
+    needed = estimate.Memory(2 * 2**30, 11 * 2**29, 2**29)
     with pytest.raises(UserError, match=r"5\.5 GiB of memory and 3\.0 GiB are free"):
         estimate.claim(needed, gpu)
     monkeypatch.setenv(SHARED_GPU, "1")
@@ -290,9 +529,9 @@ def test_a_cell_that_shares_a_gpu_waits_for_its_memory(monkeypatch, capsys):
     assert (left, len(slept)) == ([6], 2)
     assert capsys.readouterr().err == "  waits for 5.5 GiB of cuda, where 3.0 GiB are free\n"
     with pytest.raises(UserError, match=r"6\.5 GiB of the 8\.0 GiB of cuda.*per_gpu=1"):
-        estimate.claim(needed._replace(distance=6 * 2**30), gpu)
+        estimate.claim(needed._replace(distance=13 * 2**29), gpu)
     with pytest.raises(UserError, match="free on cpu"):
-        estimate.claim(needed._replace(distance=6 * 2**30), torch.device("cpu"))
+        estimate.claim(needed._replace(distance=13 * 2**29), torch.device("cpu"))
 
 
 @pytest.mark.gpu

@@ -27,6 +27,13 @@ NETWORK = "test_efficientnet"
 CPU = torch.device("cpu")
 
 
+@pytest.fixture(autouse=True)
+def whatever_is_free(request, monkeypatch):
+    """No image passes through the network to see what it holds, so that passes can be counted."""
+    if "refused_before" not in request.node.name:
+        monkeypatch.setattr(features, "refuse", lambda *given: None)
+
+
 @pytest.fixture(scope="module")
 def weights(tmp_path_factory):
     """A weight file of a tiny network with its head, as networks are published."""
@@ -226,6 +233,38 @@ def test_two_processes_compute_once_and_a_killed_one_leaves_nothing_that_is_read
     assert [value for value in heard if value != "passed"] == [want, want]
     assert len(files(tmp_path)) == 1
     assert not list(tmp_path.glob("*.part"))
+
+
+# What it will take
+
+
+def test_how_long_all_images_take_is_told_once_by_the_first(weights, tmp_path, monkeypatch):
+    """A batch of 32 takes 0.6 s, the first one 60 s more: 96 images after it 1.8 s."""
+    now, passed = [0.0], features.embed
+
+    def slow(x, extractor):
+        now[0] += 0.6 + 60 * (now[0] == 0)
+        return passed(x, extractor)
+
+    monkeypatch.setattr(features, "embed", slow)
+    monkeypatch.setattr(features.time, "monotonic", lambda: now[0])
+    extractor, lines = load_backbone(backbone(weights), str(tmp_path), CPU), []
+    features.features("pictures", pictures(3200), extractor, NETWORK, tmp_path, lines.append)
+    assert lines[0] == "features of pictures: about 60 s for 3200 images"
+    assert all("about" not in line for line in lines[1:])
+    features.features("pictures", pictures(3200), extractor, NETWORK, tmp_path, lambda line: pytest.fail(line))
+
+
+def test_a_batch_that_does_not_fit_is_refused_before_it_passes(weights, tmp_path, monkeypatch):
+    asked, passed = [], features.embed
+    monkeypatch.setattr(features, "embed", lambda x, extractor: asked.append(x.clone()) or passed(x, extractor))
+    monkeypatch.setattr(features, "free", lambda device: 2**10)
+    extractor = load_backbone(backbone(weights), str(tmp_path), CPU)
+    with pytest.raises(UserError, match=r"features of pictures need about \d+ MiB of memory and 0 MiB are free on cpu"):
+        features.features("pictures", pictures(100), extractor, NETWORK, tmp_path, lambda line: None)
+    assert [len(x) for x in asked] == [1]
+    assert not asked[0].any()
+    assert not files(tmp_path)
 
 
 # What goes wrong

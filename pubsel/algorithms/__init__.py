@@ -224,6 +224,23 @@ class Finishes(Protocol):
 class Solves(Protocol):
     """An algorithm that has a loop of its own, in place of mechanism and training.fit."""
 
+    def account(self, n: int, epsilon: float, delta: float) -> Plan:
+        """What its loop costs on n examples."""
+        ...
+
+    @property
+    def all_steps(self) -> int:
+        """Of its loop, in all."""
+        ...
+
+    def rehearse(self, n: int, steps: int, source: np.random.Generator | SystemEntropy) -> None:
+        """So many steps of its loop on n random examples, to be timed."""
+        ...
+
+    def held(self, n: int) -> int:
+        """Bytes that it holds for n private examples."""
+        ...
+
     def solve(
         self, private: Split, epsilon: float, delta: float, source: np.random.Generator | SystemEntropy
     ) -> tuple[Tensor, Plan]:

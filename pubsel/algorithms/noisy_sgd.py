@@ -32,6 +32,8 @@ from pubsel.privacy.accountant import Plan, deviation, plan, rdp_epsilon
 from pubsel.privacy.randomness import SystemEntropy
 from pubsel.settings.schema import setting
 
+DRAWN = 2**20  # uniform numbers at once, for the samples of several steps
+
 Array = NDArray[np.float64]
 Source = np.random.Generator | SystemEntropy
 
@@ -95,7 +97,7 @@ def signed_examples(x: Array, y: Array) -> Array:
 
 def poisson_samples(n: int, steps: int, source: Source) -> Iterator[NDArray[np.intp]]:
     """The rows of each step's sample: each of n by itself with probability 1/n."""
-    block = max(1, 2**20 // n)
+    block = max(1, DRAWN // n)
     for start in range(0, steps, block):
         size = min(block, steps - start)
         step, rows = np.nonzero(source.random(size * n).reshape(size, n) < 1 / n)
@@ -160,8 +162,7 @@ def noisy_sgd(
     n = len(x)
     if not (0 < beta < 1 and 0 < delta < 1 and epsilon > 0 and steps >= 1 and n >= 1 and y.shape == (n,)):
         raise UsageError("noisy_sgd: needs 0 < beta, delta < 1, epsilon > 0, steps >= 1, and one label for each row")
-    runs = math.ceil(math.log(1 / beta))
-    choice = epsilon / 2 if runs > 1 else 0.0
+    runs, choice = runs_of(beta), choice_of(epsilon, beta)
     base = (_papers_plan if noise == "paper" else _plan)(epsilon - choice, delta, n, steps, runs)
     signed = signed_examples(x, y)
     scale = deviation(base.noise_multiplier, loss.lipschitz)
@@ -169,6 +170,16 @@ def noisy_sgd(
     cumulative = np.cumsum(chances(signed, candidates, loss, choice))
     chosen = min(int(np.searchsorted(cumulative, source.random(1)[0], side="right")), runs - 1)
     return Halfspace(candidates[chosen], base.epsilon + choice, delta, runs, base)
+
+
+def runs_of(beta: float) -> int:
+    """So that all of them are bad with a chance of at most beta."""
+    return math.ceil(math.log(1 / beta))
+
+
+def choice_of(epsilon: float, beta: float) -> float:
+    """What the choice among the runs spends of epsilon."""
+    return epsilon / 2 if runs_of(beta) > 1 else 0.0
 
 
 def _plan(epsilon: float, delta: float, n: int, steps: int, runs: int) -> Plan:
@@ -223,3 +234,21 @@ class NoisySGD(Algorithm):
         found = noisy_sgd(private.x.double().numpy(), y, self._loss(), epsilon, delta, self.beta, self.steps, source)
         w = torch.from_numpy(found.w).float()
         return torch.stack([-w, w]), found.base._replace(epsilon=found.epsilon, claimed_epsilon=epsilon)
+
+    def account(self, n: int, epsilon: float, delta: float) -> Plan:
+        """What all runs on n examples cost; the accountant remembers it."""
+        return _plan(epsilon - choice_of(epsilon, self.beta), delta, n, self.steps, runs_of(self.beta))
+
+    @property
+    def all_steps(self) -> int:
+        """Of all runs."""
+        return runs_of(self.beta) * self.steps
+
+    def rehearse(self, n: int, steps: int, source: Source) -> None:
+        """So many steps on n random examples."""
+        base_run(np.random.default_rng(0).standard_normal((n, self.k)), self._loss(), 1.0, steps, source)
+
+    def held(self, n: int) -> int:
+        """Bytes of the examples in float64, signed, and while they are scaled; and of the numbers that a block of
+        samples is drawn by."""
+        return 3 * 8 * n * self.k + 9 * max(n, DRAWN)

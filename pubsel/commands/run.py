@@ -36,8 +36,9 @@ from pubsel.cell import (
 )
 from pubsel.data import Split, Task
 from pubsel.distances.gsd import Subspaces
-from pubsel.messages import UsageError, UserError, log, logged, say, traced
+from pubsel.messages import UsageError, UserError, gib, log, logged, say, traced
 from pubsel.models.layers import split
+from pubsel.models.memory import Held
 from pubsel.models.trained import trained_parameters
 from pubsel.privacy import accountant, ledger
 from pubsel.privacy.randomness import stream
@@ -45,11 +46,11 @@ from pubsel.privacy.sampling import Schedule
 from pubsel.selection import Comparison
 from pubsel.settings.identity import as_json, folder_name, short_name
 from pubsel.settings.keys import RunConfig, public_sets
-from pubsel.training import estimate, parallel, torchrun, tracking
+from pubsel.training import duration, estimate, parallel, torchrun, tracking
 from pubsel.training.evaluation import check_classes, evaluate, interval, logits, utility
 from pubsel.training.loop import Job, Progress, Watch, engine, fit, on_device, save, view_of
 from pubsel.training.once import IMAGES, Prepared, prepare, released_once, solve, training_secret
-from pubsel.training.rehearsal import Held, behind_frozen, random_like, rehearse, shaped
+from pubsel.training.rehearsal import behind_frozen, freezing, random_like, rehearse, shaped
 
 UNFINISHED = ("checkpoint.pt", "selection.pt", "release.pt", "solution.pt")
 REPORT_SECONDS = 1  # between two lines of progress, at least: the epsilon in them takes a tenth of a second
@@ -314,9 +315,8 @@ def pair_distance(settings: RunConfig, task: Task, device: torch.device) -> dict
     candidate = task.public
     if distance is None or candidate is None:
         return None
-    what = {"distance": settings.distance, "pair": as_json(settings.pair), "model": as_json(settings.model)}
-    public, private = short_name(settings.pair.public), short_name(settings.pair.private)
-    folder = Path(settings.results) / "distances" / folder_name(f"{private}-{public}-{settings.model.name}", what)
+    folder, what = distance_folder(settings)
+    public = short_name(settings.pair.public)
 
     def make() -> dict[str, Any]:
         began = time.monotonic()
@@ -341,8 +341,35 @@ def pair_distance(settings: RunConfig, task: Task, device: torch.device) -> dict
             record |= {"k": distance.k, "raw": distances.raw(values, distance.k)}
         return record
 
-    own = has_paths([settings.pair.private, *public_sets(settings.pair.public)])  # whose content may have changed
+    own = has_own_files(settings)
     return records.recorded(folder, make, ("values", "mean"), lambda record: not own)[0]
+
+
+def distance_folder(settings: RunConfig) -> tuple[Path, dict[str, Any]]:
+    """Where the distance of a run's pair is kept, and the settings that it is of."""
+    what = {"distance": settings.distance, "pair": as_json(settings.pair), "model": as_json(settings.model)}
+    public, private = short_name(settings.pair.public), short_name(settings.pair.private)
+    name = folder_name(f"{private}-{public}-{settings.model.name}", what)
+    return Path(settings.results) / "distances" / name, what
+
+
+def has_own_files(settings: RunConfig) -> bool:
+    """Whether a set of the pair is the user's own files, whose content may have changed."""
+    return has_paths([settings.pair.private, *public_sets(settings.pair.public)])
+
+
+def is_measured(settings: RunConfig) -> bool:
+    """Whether the distance is kept; that of a user's own files is measured again."""
+    return not has_own_files(settings) and (distance_folder(settings)[0] / "result.json").exists()
+
+
+def unmeasured(settings: RunConfig, task: Task, device: torch.device) -> duration.Measurement | None:
+    """What `pair_distance` will measure, if anything."""
+    distance = distances.build(settings.distance)
+    if distance is None or task.public is None or is_measured(settings):
+        return None
+    model = network(settings.model, task, 0, settings.data_root).to(device)
+    return duration.Measurement(distance, model, task.private, task.public, task.classes)
 
 
 def other_utilities(model: nn.Module, task: Task) -> dict[str, float]:
@@ -368,27 +395,37 @@ def _estimate(cell: Cell, task: Task, plan: Schedule, noise: bool) -> None:
     that goes on knows how long it takes."""
     settings, folder, device = cell.settings, cell.folder, cell.device
     algorithm = algorithms.build(settings.algorithm)  # its own, with no trace of what is tried here
-    if isinstance(algorithm, Solves) or (isinstance(algorithm, Freezes) and task.private.x.dim() != 2):
+    if isinstance(algorithm, Freezes) and task.private.x.dim() != 2:
         return
     with estimate.Grown() as grown:
-        model, seen, passes, seconds = stand_in(settings, algorithm, task, device)
+        model, seen, passes, below = stand_in(settings, algorithm, task, device)
         gradients = engine(model, settings.training.chunk)
         view = view_of(model, gradients, on_device(seen, device), "estimate", plan)
-        needs = estimate.memory(gradients, algorithm, view, seen, distances.build(settings.distance))
+        measurement = unmeasured(settings, task, device)
+        needs = estimate.memory(gradients, algorithm, view, seen, duration.held(measurement) if measurement else 0)
         if seen is not task:
-            needs = estimate.prepared(needs, task, seen.private.x.shape[1], passes)
+            releases = getattr(algorithm, "first_share", 0) > 0
+            needs = estimate.prepared(needs, task, seen.private.x.shape[1], passes, releases)
+        if isinstance(algorithm, Solves):
+            needs = needs._replace(training=algorithm.held(len(task.private.x)))
         estimate.claim(needs, device)
         each = plan._replace(batch_size=-(-plan.batch_size // torchrun.place()[1]))  # of a process
         if settings.profile and plan.steps:
             estimate.profile_step(gradients, algorithm, view, seen.private, each, folder / "trace.json")
             say((folder / "costliest.txt").read_text())
         if (folder / "checkpoint.pt").exists():
-            return say(f"  about {estimate.gib(needs.peak)} of memory beside the data")
+            return say(f"  about {gib(needs.peak)} of memory beside the data")
         secure = settings.privacy.secure_noise
-        found = rehearse(model, seen, algorithm, each, settings.training, noise, secure)
-    needs = needs._replace(training=max(0, found.held - needs.passes))
+        before = {
+            "the distance": duration.seconds(measurement) if measurement else 0.0,
+            "PCA": freezing(algorithm, task),
+            "frozen layers": below,
+        }
+        needed = rehearse(model, seen, algorithm, each, settings.training, noise, secure)
+    needs = needs._replace(training=max(0, needed.held - needs.passes))
     estimate.refuse(needs, device)
-    say(estimate.told(max(needs.peak, grown.bytes if device.type == "cpu" else 0), found, plan.steps, seconds))
+    steps = algorithm.all_steps if isinstance(algorithm, Solves) else plan.steps
+    say(estimate.told(max(needs.peak, grown.bytes if device.type == "cpu" else 0), needed, steps, before))
 
 
 def stand_in(

@@ -10,6 +10,7 @@ import hashlib
 import io
 import logging
 import os
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -23,12 +24,14 @@ from torch import Tensor, nn
 from torchvision.transforms.v2 import functional as images
 
 from pubsel.data import Source, Split
-from pubsel.messages import UsageError, UserError
+from pubsel.messages import UsageError, UserError, duration, gib
+from pubsel.models.memory import Held, free
 from pubsel.models.weights import load, tensors_alone, weight_file
 from pubsel.settings.identity import digest_of
 from pubsel.settings.keys import Backbone
 
 BATCH = 32
+TOLD_SECONDS = 1.0  # of the first batches, by which it is told how long all take
 DIGEST = 16  # bytes of blake2b at a file's end, of all before MARK
 MARK = b"blake2b-16:"  # numpy reads as much as the header says, and no further
 KEY = "model.backbone.checkpoint"
@@ -207,6 +210,8 @@ def _write(path: Path, what: str, x: Tensor, extractor: Extractor, report: Calla
     partial.unlink(missing_ok=True)
     said, first, finite, alike = 0, None, True, True
     told = hashlib.blake2b(digest_size=DIGEST)
+    refuse(what, x, extractor)
+    began: float | None = None
     try:
         with os.fdopen(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
             partial.chmod(0o600)  # whatever the umask
@@ -218,6 +223,10 @@ def _write(path: Path, what: str, x: Tensor, extractor: Extractor, report: Calla
                     np.lib.format.write_array_header_1_0(header, shape)
                     told.update(header.getvalue())
                     file.write(header.getvalue())
+                    began = time.monotonic()  # a first batch is slower
+                elif began is not None and (seconds := time.monotonic() - began) > TOLD_SECONDS:
+                    report(f"features of {what}: about {duration(seconds / start * len(x))} for {len(x)} images")
+                    began = None
                 finite, alike = finite and bool(np.isfinite(found).all()), alike and bool((found == first).all())
                 told.update(found.tobytes())
                 file.write(found.tobytes())
@@ -234,6 +243,19 @@ def _write(path: Path, what: str, x: Tensor, extractor: Extractor, report: Calla
         os.replace(partial, path)
     finally:
         partial.unlink(missing_ok=True)
+
+
+def refuse(what: str, x: Tensor, extractor: Extractor) -> None:
+    """UserError if a batch does not fit in memory, by what one image of it holds."""
+    device = next(extractor.net.parameters()).device
+    with Held(device) as counted:
+        embed(torch.zeros_like(x[:1]), extractor)
+    size, available = counted.peak * min(BATCH, len(x)), free(device)
+    if size > available:
+        raise UserError(
+            f"features of {what} need about {gib(size)} of memory and {gib(available)} are free on {device}: "
+            "lower model.backbone.input_size, or take a smaller model.backbone"
+        )
 
 
 @torch.no_grad()

@@ -99,11 +99,6 @@ class Distance:
                 report(i, name, value, time.perf_counter() - began)
         return values
 
-    def numbers(self, parameters: int, example: int) -> int:
-        """How many numbers a measurement holds, to estimate memory, for a network of so many parameters and examples of
-        so many numbers: by default the examples of both sides and four matrices [m, m], in float64."""
-        return 4 * self.m * (example + 2 * self.m)
-
     def statement(self) -> dict[str, str]:
         """For records: what it reads of the private data, and what that means for privacy."""
         privacy = f"{self.title} is computed on private data without noise: this record is not differentially private."

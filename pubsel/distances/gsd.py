@@ -40,10 +40,6 @@ class Subspaces(Distance):
 
     reads = "images, through per-example gradients with random labels"
 
-    def numbers(self, parameters: int, example: int) -> int:
-        """G and four bases."""
-        return (self.m + 4 * self.k) * parameters
-
     def statement(self) -> dict[str, str]:
         said = super().statement()
         if self.labels == Labelling.given:

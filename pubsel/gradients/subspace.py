@@ -30,7 +30,7 @@ def top_k(gradients: GradientMatrix, k: int) -> Tensor:
     determined.
     """
     least = max(1e-10, 10 * torch.finfo(gradients.dtype).eps)  # of the largest eigenvalue; below it is rounding
-    if isinstance(gradients, DenseGradients) and _is_large(gradients.rows, k):
+    if isinstance(gradients, DenseGradients) and is_large(gradients.rows, k):
         found = davidson(gradients.rows, k, least)
         if found is not None:
             return torch.linalg.qr(found.double()).Q
@@ -92,7 +92,7 @@ def davidson(rows: Tensor, k: int, least: float) -> Tensor | None:
     return None
 
 
-def _is_large(rows: Tensor, k: int) -> bool:
+def is_large(rows: Tensor, k: int) -> bool:
     """Whether `davidson` pays for G [m, p]."""
     m, p = rows.shape
     return m >= max(MANY, 30 * k) and p >= BUCKETS * m and rows.dtype == torch.float32 and not rows.is_cuda

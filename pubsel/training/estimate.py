@@ -5,6 +5,7 @@ is found by a rehearsal (rehearsal.py). No private example is read, only how man
 import os
 import threading
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple, Self
 
@@ -14,9 +15,9 @@ from torch import nn
 
 from pubsel.algorithms import Algorithm, View
 from pubsel.data import Split, Task
-from pubsel.distances import Distance
 from pubsel.gradients.matrix import Engine
-from pubsel.messages import UserError, say
+from pubsel.messages import UserError, duration, gib, say
+from pubsel.models.memory import free
 from pubsel.privacy.randomness import stream
 from pubsel.privacy.sampling import Schedule
 from pubsel.settings.keys import SHARED_GPU
@@ -31,34 +32,32 @@ class Memory(NamedTuple):
     """Bytes that a run holds at once beside what is loaded already, by what holds them."""
 
     training: int  # gradients and bases
-    distance: int
+    distance: int  # its passes included
     passes: int  # of one chunk through the network
     prepared: int = 0  # features or outputs that training reads in place of the data
     preparing: int = 0  # while these are computed
 
     @property
     def peak(self) -> int:
-        return max(self.prepared + max(self.training + self.passes, self.preparing), self.distance + self.passes)
+        return max(self.prepared + max(self.training + self.passes, self.preparing), self.distance)
 
 
-def memory(gradients: Engine, algorithm: Algorithm, view: View, task: Task, distance: Distance | None) -> Memory:
-    """Bytes for a run on `task`, from the sizes of what is held; activations from one forward pass of two images."""
+def memory(gradients: Engine, algorithm: Algorithm, view: View, task: Task, distance: int = 0) -> Memory:
+    """Bytes for a run on `task`, from the sizes of what is held. distance: those of measuring it."""
     chunk = gradients.chunk(task.private.x)
     item = next(view.model.parameters()).element_size()
-    measured = 0
-    if distance is not None and task.public is not None:
-        measured = distance.numbers(gradients.size, task.private.x[0].numel())
     vectors = chunk + 6  # rows; float64 sum and noise, direction, momentum
     return Memory(
         training=(algorithm.numbers(view) + vectors * gradients.size) * item,
-        distance=measured * item,
-        passes=2 * _activations(view.model, task.private) * chunk,  # outputs, and gradients at them
+        distance=distance,
+        passes=passes(view.model, task.private, chunk),
     )
 
 
-def free(device: torch.device) -> int:
-    """Bytes that are free on a device."""
-    return torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else psutil.virtual_memory().available
+def passes(model: nn.Module, private: Split, chunk: int) -> int:
+    """Bytes of the outputs of all layers for a chunk of examples, and of the gradients at them; from one forward pass
+    of two. private: read for its shape alone."""
+    return 2 * _activations(model, private) * chunk
 
 
 def refuse(needs: Memory, device: torch.device) -> None:
@@ -114,11 +113,6 @@ def taken(size: int, device: torch.device) -> bool:
     return True
 
 
-def gib(size: float) -> str:
-    """Bytes for people."""
-    return f"{size / 2**30:.1f} GiB" if size >= 2**30 else f"{size / 2**20:.0f} MiB"
-
-
 class Grown:
     """While it is entered: bytes that this process comes to hold more than before, at most. Unlike what tensors take
     this includes code that is loaded, what operations hold for themselves, and memory that is not given back."""
@@ -144,39 +138,33 @@ def splits(task: Task) -> list[Split]:
     return [split for split in (task.private, task.public, task.test, task.validation) if split is not None]
 
 
-def prepared(needs: Memory, task: Task, width: int, passes: int = 0) -> Memory:
+def prepared(needs: Memory, task: Task, width: int, passes: int = 0, releases: bool = False) -> Memory:
     """With `width` float32 numbers in place of each example, which a pass makes that holds so many bytes; the largest
-    split is there twice, in parts and put together. For features also what their principal components are found by: the
-    public ones and two matrices [d, d], twice in float64."""
+    split is there twice, in parts and put together. For features also what their principal components are found by, as
+    it was measured: the public ones twice in float64 and five matrices [d, d]; or, if a private matrix `releases` them,
+    eight, and 2^14 private ones."""
     sizes = [4 * width * len(split.x) for split in splits(task)]
-    preparing, distance = max(sizes) + passes, needs.distance
+    preparing = max(sizes) + passes
     if task.private.x.dim() == 2 and task.public is not None:
         m, d = task.public.x.shape
-        preparing = max(preparing, 16 * d * (m + d) if width < d else 0)
-        distance = distance * d // width  # of the features as they are
-    return needs._replace(distance=distance, prepared=sum(sizes), preparing=preparing)
+        components = (
+            d * max(16 * m, 64 * d + 20 * min(len(task.private.x), 2**14)) if releases else d * (16 * m + 40 * d)
+        )
+        preparing = max(preparing, components if width < d else 0)
+    return needs._replace(prepared=sum(sizes), preparing=preparing)
 
 
-def told(size: int, found: Needs, steps: int, frozen_layers: float) -> str:
+def told(size: int, found: Needs, steps: int, before: Mapping[str, float]) -> str:
     """What the person at the terminal is told: bytes, seconds of the steps, and of the rest if it takes long beside
-    these."""
+    these. before: what else is done before training, and its seconds."""
     said, training = f"  about {gib(size)} of memory beside the data", found.step * steps
     if steps:
         said += f", {found.step:.2g} s a step: {duration(training)} of training"
-    others = {
-        "frozen layers": frozen_layers, "training on public data": found.public, "evaluation": found.evaluation
-    }  # fmt: skip
+    others = {**before, "training on public data": found.public, "evaluation": found.evaluation}
     for what, seconds in others.items():
         if seconds >= 1 and seconds > training / 20:
             said += f", {duration(seconds)} of {what}"
     return said
-
-
-def duration(seconds: float) -> str:
-    """Seconds for people."""
-    if seconds < 120:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} minutes" if seconds < 7200 else f"{seconds / 3600:.1f} hours"
 
 
 def profile_step(

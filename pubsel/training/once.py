@@ -13,12 +13,12 @@ from pubsel import models
 from pubsel.algorithms import Freezes, Frozen, Solves
 from pubsel.cell import Cell, Noted, tensors
 from pubsel.data import Split, Task
-from pubsel.messages import UsageError, UserError, say
+from pubsel.messages import UsageError, UserError, gib, say
 from pubsel.models.layers import Above, split
+from pubsel.models.memory import free
 from pubsel.privacy import accountant, ledger
 from pubsel.privacy.randomness import Secret
 from pubsel.privacy.sampling import Schedule
-from pubsel.training import estimate
 from pubsel.training.loop import noisy_sum, public_stream, save
 
 IMAGES = 64  # at a time through layers that are run once
@@ -51,8 +51,8 @@ def prepare(cell: Cell, task: Task, first: accountant.Plan | None, noted: bool =
     model = cell.network(task)
     if not (cell.settings.model.once and isinstance(model, models.Network)):
         return Prepared(model, frozen, model, task)
-    free = min(estimate.free(cell.device), estimate.free(torch.device("cpu")))
-    trains, task = below_once(model, task, free)
+    available = min(free(cell.device), free(torch.device("cpu")))
+    trains, task = below_once(model, task, available)
     return Prepared(model, frozen, trains, task)
 
 
@@ -77,16 +77,14 @@ def training_secret(
     return cell.streams.secret(what, task.private, public, tensors(model), plan._asdict() | costs, noted)
 
 
-def below_once(network: models.Network, task: Task, free: int) -> tuple[Above, Task]:
+def below_once(network: models.Network, task: Task, available: int) -> tuple[Above, Task]:
     """What trains of a network, and the task with the outputs of the frozen layers below it, [n, d], in place of its
-    images. UserError where they would take more than `free` bytes."""
+    images. UserError where they would take more than `available` bytes."""
     below, above = split(network, task.private.x)
     splits = [part for part in (task.private, task.public, task.test, task.validation) if part is not None]
     n, d = sum(len(part.x) for part in splits), sum(shape.numel() for shape in above.shapes)
-    if 4 * n * d > free:
-        raise UserError(
-            f"model.once=true: outputs of the frozen layers take {estimate.gib(4 * n * d)}: set it to false"
-        )
+    if 4 * n * d > available:
+        raise UserError(f"model.once=true: outputs of the frozen layers take {gib(4 * n * d)}: set it to false")
     say(f"  frozen layers: {d} outputs for each of {n} images, computed once")
     device = network.mean.device
     return above, task.each(

@@ -8,32 +8,32 @@ import dataclasses
 import math
 import tempfile
 import time
-import weakref
 from collections.abc import Callable
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple, cast
 
 import torch
-from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
+from torch import nn
 
-from pubsel.algorithms import Algorithm, Finishes, Freezes, Frozen, Mechanism, Pretrains, View
+from pubsel.algorithms import Algorithm, Finishes, Freezes, Frozen, Mechanism, Pretrains, Release, Solves, View
 from pubsel.data import Split, Task
 from pubsel.gradients.factored import BLOCK, LinearGradients
 from pubsel.messages import UserError
-from pubsel.privacy.randomness import secret, stream
+from pubsel.models.memory import Held
+from pubsel.privacy.randomness import SystemEntropy, secret, stream
 from pubsel.privacy.sampling import Schedule
 from pubsel.settings.keys import Training
 from pubsel.training.evaluation import at_once, interval, logits, utility
-from pubsel.training.loop import Job, engine, fit, flat, on_device, view_of
+from pubsel.training.loop import Job, engine, fit, flat, noisy_sum, on_device, public_stream, view_of
 
 STAND_IN = 2**26  # bytes of random examples, at most
 STEP_SECONDS = 1.0  # that a rehearsed step takes, at most about, if a part of its batch tells enough
 ENOUGH_SECONDS, LONG_SECONDS, MOST_STEPS = 0.4, 1.0, 50  # after 5 steps; after 1 step
 PUBLIC_ROWS = 256
+FEATURES = 128  # of the smallest scale at which a map before training is made
 AUC_ROWS = 300
 EPOCHS = ("public_epochs", "pretrain_epochs", "finish_epochs")  # of algorithms that train on public data
 
@@ -76,6 +76,34 @@ class Rehearsal(NamedTuple):
     secure: bool
 
 
+# Small pieces
+
+
+def foreseen(piece: Callable[[int], Callable[[], object]], whole: int, power: float = 1.0, least: int = 1) -> float:
+    """Seconds of piece(whole)(), if they grow with this power of the size. piece(size) makes ready what it returns,
+    which alone is timed.
+
+    Sizes least, 2 least, 4 least, ... are taken until the next would take twice ENOUGH_SECONDS, or is the whole; the
+    smallest twice, since a first call also loads.
+    """
+    size = min(least, whole)
+    work = piece(size)
+    _timed(work)
+    seconds = _timed(work)
+    while size < whole and seconds * 2**power < 2 * ENOUGH_SECONDS:
+        size = min(2 * size, whole)
+        seconds = _timed(piece(size))
+    return seconds * (whole / size) ** power
+
+
+def _timed(work: Callable[[], object]) -> float:
+    began = time.perf_counter()
+    work()
+    if torch.cuda.is_initialized():
+        torch.cuda.synchronize()
+    return time.perf_counter() - began
+
+
 # Stand-ins
 
 
@@ -111,32 +139,6 @@ def behind_frozen(algorithm: Algorithm, task: Task) -> Task:
 # What is held
 
 
-class Held(TorchDispatchMode):
-    """While it is entered: bytes of the tensors on a device that operations make, at most at once. What an operation
-    holds for itself, and arrays of numpy, are not seen."""
-
-    def __init__(self, device: torch.device):
-        super().__init__()
-        self.device, self.now, self.peak = device, 0, 0
-        self._known = weakref.WeakSet[Any]()
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self._known |= {leaf.untyped_storage() for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)}
-        made = func(*args, **(kwargs or {}))
-        for leaf in tree_leaves(made):
-            if isinstance(leaf, Tensor) and leaf.device.type == self.device.type:
-                storage = leaf.untyped_storage()
-                if storage not in self._known:
-                    self._known.add(storage)
-                    weakref.finalize(storage, self._add, -storage.nbytes())
-                    self._add(storage.nbytes())
-        return made
-
-    def _add(self, size: int) -> None:
-        self.now += size
-        self.peak = max(self.peak, self.now)
-
-
 # The private steps
 
 
@@ -166,6 +168,8 @@ class _Steps:
 def _step(run: Rehearsal) -> tuple[int, float]:
     """Bytes and seconds. Of a batch that takes long or much memory a part is taken, and more of it for what the rest
     adds."""
+    if isinstance(run.algorithm, Solves):
+        return run.algorithm.held(len(run.task.private.x)), solving(run.algorithm, run.task.private, run.secure)
     if run.plan.steps == 0:
         return 0, 0.0
     gradients, batch = engine(run.model, run.training.chunk), run.plan.batch_size
@@ -229,7 +233,53 @@ def _taken(run: Rehearsal, examples: Split, rows: int, enough: Callable[[list[fl
     return steps
 
 
+def solving(algorithm: Solves, private: Split, secure: bool) -> float:
+    """Seconds of a step of an algorithm with a loop of its own. private: read for its number alone."""
+    source = SystemEntropy() if secure else stream("estimate", "solve")
+
+    def steps(number: int) -> Callable[[], None]:
+        return partial(algorithm.rehearse, len(private.x), number, source)
+
+    return foreseen(steps, algorithm.all_steps, least=100) / algorithm.all_steps
+
+
 # Before and after them
+
+
+def freezing(algorithm: Algorithm, task: Task) -> float:
+    """Seconds of making the map that `algorithm` freezes before it trains, and of taking the private features through
+    it. task: private features [n, d], read for their shape alone, and public ones [m, d].
+
+    Random features stand for both. Their numbers, d and k are made smaller by the same factor: products and
+    eigenvectors alike then take less time by its cube.
+    """
+    if task.private.x.dim() != 2 or not isinstance(algorithm, Freezes) or not hasattr(algorithm, "k"):
+        return 0.0
+    k: int = algorithm.k
+    d, public = task.private.x.shape[1], task.public
+    random = public_stream("estimate")
+
+    def piece(width: int) -> Callable[[], None]:
+        smaller: Any = copy.copy(algorithm)
+        smaller.k = max(1, k * width // d)
+
+        def features(split: Split) -> Split:
+            return random_like(shaped(split, (width,)), max(smaller.k + 2, len(split.x) * width // d), task.classes)
+
+        x, public_x = features(task.private).x, None if public is None else features(public)
+
+        def work() -> None:
+            frozen = smaller.frozen(public_x, width, random)
+            if isinstance(frozen, Release):
+                frozen = noisy_sum(frozen, x, 1.0, stream("estimate", "release"))
+            frozen(x)
+
+        return work
+
+    try:
+        return foreseen(piece, d, power=3, least=FEATURES)
+    except UserError:  # the run itself will say so
+        return 0.0
 
 
 def _public_phase(run: Rehearsal) -> tuple[int, float]:
@@ -249,27 +299,25 @@ def _public_phase(run: Rehearsal) -> tuple[int, float]:
     trained = [run.model.get_parameter(name) for name in gradients.offsets]
     order = torch.from_numpy(stream("estimate", "public").permutation(len(public.x)))
 
-    def phase(rows: int) -> float:
+    def phase(rows: int) -> Callable[[], None]:
         part = Split(public.x[order[:rows]].to(device), public.y[order[:rows]].to(device))
-        here, began = view._replace(public=part, start=flat(trained)), time.perf_counter()
-        with contextlib.suppress(UserError):  # training itself will say so
-            if isinstance(short, Pretrains):
-                short.pretrain(here)
-            if isinstance(short, Finishes):
-                short.finish(here)
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
-        return time.perf_counter() - began
+        here = view._replace(public=part, start=flat(trained))
+
+        def work() -> None:
+            with contextlib.suppress(UserError):  # training itself will say so
+                if isinstance(short, Pretrains):
+                    short.pretrain(here)
+                if isinstance(short, Finishes):
+                    short.finish(here)
+
+        return work
 
     rows = min(len(public.x), max(PUBLIC_ROWS, 2 * getattr(short, "public_batch", 0)))
     with Held(device) as counted:
-        phase(rows)
-    seconds = phase(rows)
-    if rows < len(public.x) and seconds * len(public.x) / rows < STEP_SECONDS:
-        rows = len(public.x)
-        seconds = phase(rows)
+        phase(rows)()
     linear = isinstance(gradients, LinearGradients)
-    return counted.peak * (len(public.x) // rows if linear else 1), seconds * times * len(public.x) / rows
+    held = counted.peak * (len(public.x) // rows if linear else 1)
+    return held, times * foreseen(phase, len(public.x), least=rows)
 
 
 def _evaluation(run: Rehearsal) -> tuple[int, float]:

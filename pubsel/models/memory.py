@@ -1,0 +1,41 @@
+"""Memory of a device: what is free, and what tensors take."""
+
+import weakref
+from typing import Any
+
+import psutil
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+
+def free(device: torch.device) -> int:
+    """Bytes that are free on a device."""
+    return torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else psutil.virtual_memory().available
+
+
+class Held(TorchDispatchMode):
+    """While it is entered: bytes of the tensors on a device that operations make, at most at once. What an operation
+    holds for itself, and arrays of numpy, are not seen."""
+
+    def __init__(self, device: torch.device):
+        super().__init__()
+        self.device, self.now, self.peak = device, 0, 0
+        self._known = weakref.WeakSet[Any]()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self._known |= {leaf.untyped_storage() for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)}
+        made = func(*args, **(kwargs or {}))
+        for leaf in tree_leaves(made):
+            if isinstance(leaf, Tensor) and leaf.device.type == self.device.type:
+                storage = leaf.untyped_storage()
+                if storage not in self._known:
+                    self._known.add(storage)
+                    weakref.finalize(storage, self._add, -storage.nbytes())
+                    self._add(storage.nbytes())
+        return made
+
+    def _add(self, size: int) -> None:
+        self.now += size
+        self.peak = max(self.peak, self.now)

@@ -1,0 +1,201 @@
+"""What a distance will take before it is measured: seconds from small pieces of it, memory by counting.
+
+Public examples are read, and random ones stand for the private: of these only number, shape and classes are known. How
+many steps a fit or a transport takes is up to the data, so that Task2Vec's and OTDD's may take some more or less.
+"""
+
+from collections.abc import Callable
+from functools import partial
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from pubsel.data import Split
+from pubsel.distances import Distance, frechet, mmd, otdd
+from pubsel.distances.gsd import GSD, engine_of, gradients_of
+from pubsel.distances.inputs import class_numbers, penultimate
+from pubsel.distances.task2vec import Task2Vec, fisher, fit_head
+from pubsel.gradients.matrix import DenseGradients, PerExampleGradients, random_labels
+from pubsel.gradients.subspace import BUCKETS, MANY, davidson, is_large, top_eigenpairs
+from pubsel.messages import UsageError
+from pubsel.models.trained import head
+from pubsel.privacy.randomness import stream
+from pubsel.training.estimate import passes
+from pubsel.training.rehearsal import foreseen, random_like
+
+ROWS = 32  # of the smallest piece
+RANK = 64  # of the large part of random gradients
+TRANSPORT = 2.3  # power of m with which the time of OTDD grows
+
+
+class Sides(NamedTuple):
+    """Seconds of an initialisation."""
+
+    private: float
+    candidate: float
+
+
+class Measurement(NamedTuple):
+    """What is to be measured. private: read for its shape alone."""
+
+    distance: Distance
+    model: nn.Module
+    private: Split
+    public: Split
+    classes: int
+
+    def images(self, rows: int) -> Tensor:
+        """So many public examples, from the first on again where there are fewer."""
+        return self.public.x[torch.arange(rows) % len(self.public.x)]
+
+    def labels(self, rows: int) -> Tensor:
+        """Random ones of the private task."""
+        return random_labels(stream("estimate", "labels"), rows, self.classes, self.private.y.dim() == 2)
+
+
+def seconds(this: Measurement, candidates: int = 1) -> float:
+    """Of measuring the distance of so many candidates, all initialisations together; 0 for one that has no use for the
+    examples, which the measurement itself will say, and for a distance that is not of this package."""
+    sides_of = SIDES.get(type(this.distance))
+    if sides_of is None:
+        return 0.0
+    try:
+        sides = sides_of(this)
+    except (UsageError, ValueError):  # too few examples, or classes
+        return 0.0
+    return this.distance.initialisations * (sides.private + candidates * sides.candidate)
+
+
+def _of_gradients(this: Measurement) -> Sides:
+    """GSD: gradients of both sides, and their top subspaces."""
+    distance = this.distance
+    assert isinstance(distance, GSD)
+    engine, device = engine_of(this.model, distance), next(this.model.parameters()).device
+
+    def gradients(rows: int) -> Callable[[], object]:
+        x, y = this.images(rows).to(device), this.labels(rows).to(device)
+        return lambda: gradients_of(engine, distance, x, y)
+
+    side = foreseen(gradients, distance.m, least=ROWS)
+    side += _top_subspace(distance.m, engine.size, distance.k, device)
+    return Sides(side, side)
+
+
+def _top_subspace(m: int, p: int, k: int, device: torch.device) -> float:
+    """Seconds of `top_k` for G [m, p]: all but the eigenvectors of the Gram matrix, m^3, grow with p; of Davidson's
+    method they grow with m, since it reads G a few times; of the Gram matrix with m^2."""
+    source = torch.Generator(device).manual_seed(0)
+    large = is_large(torch.zeros(1, device=device).expand(m, p), k)
+    part = 4 if p >= 4 * BUCKETS * m else 1  # of the columns
+
+    def random(rows: int) -> Tensor:  # some directions are large, as of gradients
+        left, right = (torch.randn(n, RANK, generator=source, device=device) for n in (rows, p // part))
+        noise = torch.rand(rows, p // part, generator=source, device=device)
+        return noise.addmm_(left * torch.logspace(1, 0, RANK, device=device), right.T)
+
+    def approximate(rows: int) -> Callable[[], object]:
+        return partial(davidson, random(rows), k, 0.0)
+
+    def products(rows: int) -> Callable[[], object]:
+        g = DenseGradients(random(rows))
+        return lambda: torch.linalg.qr(g.combine(g.gram()[:, :k]).double())
+
+    def eigenvectors(rows: int) -> Callable[[], object]:
+        x = torch.randn(rows, rows, generator=source, device=device, dtype=torch.float64)
+        return partial(top_eigenpairs, x @ x.T, min(k, rows))
+
+    if large:
+        return part * foreseen(approximate, m, least=max(MANY, 30 * k))
+    return part * foreseen(products, m, power=2, least=ROWS) + foreseen(eigenvectors, m, power=3, least=ROWS)
+
+
+def _of_features(this: Measurement) -> Sides:
+    """Fréchet distance and MMD: features of both sides, and the distance of random ones. With their number and width
+    made smaller by the same factor, it takes less time by its cube."""
+    m, d = this.distance.m, penultimate(this.model, this.images(1)).shape[1]
+
+    def between(rows: int) -> Callable[[], object]:
+        x, y = torch.randn(2, rows, -(-d * rows // m), dtype=torch.float64)
+        if isinstance(this.distance, mmd.MMD):
+            return lambda: mmd.mmd(x, y, mmd.median_distance(x))
+        return lambda: frechet.frechet(frechet.gaussian(x), frechet.gaussian(y))
+
+    side = foreseen(lambda rows: partial(penultimate, this.model, this.images(rows)), m, least=ROWS)
+    return Sides(side, side + foreseen(between, m, power=3, least=ROWS))
+
+
+def _of_heads(this: Measurement) -> Sides:
+    """Task2Vec: features, a head that is fitted to them, as many times as there are classes, and gradients below it."""
+    y = this.public.y[: this.distance.m]
+    y = y if y.dim() == 2 else class_numbers("the public data", y, "task2vec")
+    device, several = next(this.model.parameters()).device, y.dim() == 2
+
+    def heads(rows: int) -> Callable[[], object]:
+        z, labels = penultimate(this.model, this.images(rows)), y[torch.arange(rows) % len(y)]
+        return partial(fit_head, z, labels if several else torch.unique(labels, return_inverse=True)[1])
+
+    fit = foreseen(heads, this.distance.m, least=8 * ROWS)
+    side = foreseen(lambda rows: partial(penultimate, this.model, this.images(rows)), this.distance.m, least=ROWS)
+    trained = [
+        name for name, weight in this.model.named_parameters() if weight.requires_grad and name.endswith("weight")
+    ]
+    names = [] if this.private.x.dim() == 2 else [name for name in trained if name != f"{head(this.model)}.weight"]
+    if names:
+        engine = PerExampleGradients(this.model, names=names)
+
+        def gradients(rows: int) -> Callable[[], object]:
+            return partial(fisher, engine, this.images(rows).to(device), this.labels(rows).to(device))
+
+        side += foreseen(gradients, this.distance.m, least=ROWS)
+    classes = y.shape[1] if several else int(y.max()) + 1
+    return Sides(side + fit * this.classes / classes, side + fit)
+
+
+def _of_transport(this: Measurement) -> Sides:
+    """OTDD, from random examples to public ones: what each pair of classes takes, however few examples it has, and what
+    grows with m^TRANSPORT, from two parts of the examples."""
+    distance = this.distance
+    assert isinstance(distance, otdd.OTDD)
+
+    def between(rows: int) -> Callable[[], object]:
+        sides = random_like(this.private, rows, this.classes), Split(this.images(rows), this.public.y[:rows])
+        a, b = (otdd.labelled(x, class_numbers("the public data", y, "otdd")) for x, y in sides)
+        return partial(otdd.otdd, a, b, distance.exact)
+
+    m = distance.m
+    if m < 16 * ROWS:
+        return Sides(0.0, foreseen(between, m, least=m))
+    few, more = (foreseen(between, rows, least=rows) for rows in (m // 8, m // 4))
+    grown = [(rows / m) ** TRANSPORT for rows in (m // 8, m // 4)]
+    return Sides(0.0, more + max(0.0, more - few) / (grown[1] - grown[0]) * (1 - grown[1]))
+
+
+SIDES: dict[type[Distance], Callable[[Measurement], Sides]] = {
+    GSD: _of_gradients,
+    Task2Vec: _of_heads,
+    otdd.OTDD: _of_transport,
+    frechet.Frechet: _of_features,
+    mmd.MMD: _of_features,
+}
+
+
+def held(this: Measurement) -> int:
+    """Bytes at once: those of a pass, of examples or features, and of matrices [m, m] and [p, k]. What
+    POT, LAPACK and scikit-learn hold beside tensors was measured. A distance that is not of this package counts as one
+    of features."""
+    distance, m = this.distance, this.distance.m
+    engine = engine_of(this.model, distance) if isinstance(distance, GSD) else PerExampleGradients(this.model)
+    chunk = engine.chunk(this.private.x)
+    around = passes(this.model, this.private, chunk)
+    if isinstance(distance, GSD):  # G and two bases, float32 and float64; the Gram matrix
+        return 4 * (m + 4 * distance.k) * engine.size + 24 * m**2 + around
+    if isinstance(distance, otdd.OTDD):
+        return 8 * m * this.private.x[0].numel() + 52 * m**2 + around
+
+    d = penultimate(this.model, this.images(1)).shape[1]
+    if isinstance(distance, frechet.Frechet):
+        return 40 * m * d + 16 * min(m, d) ** 2 + around
+    if isinstance(distance, Task2Vec):
+        return 32 * m * d + 4 * chunk * engine.size + around
+    return 16 * m * d + 40 * m**2 + around
