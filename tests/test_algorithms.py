@@ -17,7 +17,7 @@ from pubsel.models.small import linear
 from pubsel.privacy import accountant
 from pubsel.privacy.randomness import stream
 from pubsel.settings import CONF
-from pubsel.settings.keys import option
+from pubsel.settings.methods import option
 
 SMALL = {"k": 20, "rank": 45}  # of 40 public examples, and 64 features
 

@@ -10,8 +10,8 @@ CONF = next(
 )  # checkout, or wheel
 
 
-def config_folders() -> list[Path]:
-    """Where a command looks for options beside conf/: --config-dir."""
+def own_folders() -> list[Path]:
+    """The user's own folders of options, beside conf/: --config-dir, as Hydra knows it while a command runs."""
     from hydra.core.hydra_config import HydraConfig
 
     if not HydraConfig.initialized():

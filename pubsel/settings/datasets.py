@@ -1,6 +1,5 @@
 """What conf/dataset says of a named set, before it is there."""
 
-import re
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -8,7 +7,7 @@ from typing import Any
 import yaml
 
 from pubsel.messages import UsageError
-from pubsel.settings import CONF
+from pubsel.settings import CONF, own_folders
 from pubsel.settings.identity import digest_of
 from pubsel.settings.keys import Metric
 from pubsel.settings.schema import check, setting
@@ -18,7 +17,7 @@ from pubsel.settings.schema import check, setting
 class Dataset:
     """One file of conf/dataset: what is known of a named dataset before it is there."""
 
-    source: str = setting("module of pubsel.data that reads it")
+    source: str = setting("module of pubsel.data that reads it, or a module of your own")
     options: dict[str, Any] = field(default_factory=dict)
     title: str = setting("what it is, in one line")
     classes: int = setting("number of classes", at_least=1)
@@ -37,15 +36,22 @@ class Dataset:
     instructions: str | None = setting("steps for data that cannot be fetched without a person; null: fetched for you")
 
 
+def named(group: str) -> dict[str, Path]:
+    """The files of a folder of conf/ by name, and those of the same folder in `own_folders`. A name that both have is
+    that of conf/, as for Hydra's options."""
+    files = [path for folder in (CONF, *own_folders()) for path in sorted((folder / group).glob("*.yaml"))]
+    return {path.stem: path for path in reversed(files)}
+
+
 def dataset_names() -> list[str]:
-    """Names of the datasets in conf/dataset."""
-    return sorted(path.stem for path in (CONF / "dataset").glob("*.yaml"))
+    """Names of the datasets in conf/dataset, and in the user's own --config-dir."""
+    return sorted(named("dataset"))
 
 
 def dataset_info(name: str) -> Dataset:
-    """What conf/dataset says of `name`; UsageError lists the known names."""
-    path = CONF / "dataset" / f"{name}.yaml"
-    if not re.fullmatch(r"\w+", name) or not path.exists():
+    """What the file of a dataset says; UsageError lists the known names."""
+    path = named("dataset").get(name)
+    if path is None:
         raise UsageError(f"unknown dataset {name!r}: use a path, or one of {', '.join(dataset_names())}")
     return check(Dataset, yaml.safe_load(path.read_text()), f"dataset {name}: ")
 
