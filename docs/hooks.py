@@ -190,7 +190,7 @@ def methods(group: str, title: str) -> str:
     found: dict[str, dict[str, dict[str, Any]]] = {}
     for name in explain.option_names(group):
         values = composed(METHODS[group], f"{group}={name}")[group]
-        target = values.get("_target_", f"pubsel.distances.{values.get('name')}.")  # of which the class is not known
+        target = values.get("_target_") or ""  # none: nothing is measured
         found.setdefault(target, {})[name] = values
     lines = [
         f"# {title}",
@@ -209,7 +209,7 @@ def _method(group: str, target: str, options: dict[str, dict[str, Any]]) -> Iter
     module, _, name = target.rpartition(".")
     main = min(options, key=lambda option: (option != module.rpartition(".")[2], len(option)))
     yield f"## {name or f'`{main}`'} {{ #{main} }}\n"
-    if explain.source(module):
+    if module and explain.source(module):
         yield f"::: {module}\n    options: {{{UNTITLED}, members: false}}\n"
 
     schema = explain.method_settings(target) if name else None

@@ -31,7 +31,7 @@ import pubsel
 from pubsel.messages import CellsFailed, UsageError, UserError
 from pubsel.privacy import ledger
 from pubsel.records import BrokenRecord
-from pubsel.settings import CONF, explain
+from pubsel.settings import CONF, explain, named
 from pubsel.settings.datasets import dataset_names
 from pubsel.settings.keys import (
     SCHEMAS,
@@ -46,7 +46,6 @@ from pubsel.settings.keys import (
     RunConfig,
     RunsConfig,
     TableConfig,
-    named,
 )
 from pubsel.settings.methods import GROUPS, method_keys
 from pubsel.settings.schema import check, keys_of, nearest

@@ -17,7 +17,7 @@ from pubsel.models.small import linear
 from pubsel.privacy import accountant
 from pubsel.privacy.randomness import stream
 from pubsel.settings import CONF
-from pubsel.settings.keys import option
+from pubsel.settings.methods import option
 
 SMALL = {"k": 20, "rank": 45}  # of 40 public examples, and 64 features
 
@@ -58,16 +58,20 @@ def mechanism(name, dtype=torch.float32, m=40, **changes):
 
 
 def attack_rows(p):
-    """Rows made to hurt: huge, tiny, zero, sparse, constant, at the edge of overflow in any column, not finite."""
+    """Rows made to hurt: of norms on both sides of any clip norm, huge, tiny, zero, sparse, constant, at the edge of
+    overflow in any column, not finite."""
     torch.manual_seed(1)
     random = torch.randn(8, p) * torch.logspace(-8, 15, 8)[:, None]
+    sized = torch.nn.functional.normalize(torch.randn(31, p)) * torch.logspace(-3, 3, 31)[:, None]
     spike, last = torch.zeros(2, p), torch.randn(1, p).sign()
     spike[0, 3], spike[1, -1] = 1e17, 3e38
     last[:, :-1] *= 0.001
     last[:, 512:] *= 3e38
     nan, inf = torch.randn(1, p), torch.randn(1, p)
     nan[0, 5], inf[0, 7] = math.nan, -math.inf
-    return torch.cat([random, spike, last, torch.zeros(1, p), torch.full((1, p), 3e38), torch.ones(1, p), nan, inf])
+    return torch.cat(
+        [random, sized, spike, last, torch.zeros(1, p), torch.full((1, p), 3e38), torch.ones(1, p), nan, inf]
+    )
 
 
 def rows_near(basis, p):

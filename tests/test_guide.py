@@ -15,35 +15,20 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import NamedTuple
 
-import numpy as np
 import pages
 import pytest
 import slurm
-import yaml
 from hydra import compose, initialize_config_dir
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from PIL import Image
-from test_algorithms import attack_rows, view
 
 from hydra_plugins import pubsel_launchers
 from pubsel import algorithms, distances
 from pubsel.cell import canonical
 from pubsel.cli import _positional, main
 from pubsel.commands import draw, make
-from pubsel.gradients.matrix import DenseGradients
 from pubsel.settings import CONF
-from pubsel.settings.keys import (
-    AttackConfig,
-    AuditConfig,
-    DataConfig,
-    FigureConfig,
-    MakeConfig,
-    RankConfig,
-    ReportConfig,
-    RunConfig,
-    RunsConfig,
-    TableConfig,
-)
+from pubsel.settings.keys import SCHEMAS, RunConfig
+from pubsel.settings.methods import option
 from pubsel.settings.schema import check
 from tests.forked import Command
 
@@ -51,11 +36,6 @@ CHECKOUT = Path(__file__).resolve().parent.parent
 GUIDE = CHECKOUT / "docs"
 PAGES = [CHECKOUT / "README.md", *sorted(GUIDE.glob("*.md"))]
 NOT_RUN = "# not run by the tests"  # the first line of a block that needs what tests have not
-SCHEMAS = {
-    "run": RunConfig, "rank": RankConfig, "attack": AttackConfig, "audit": AuditConfig,
-    "table": TableConfig, "make": MakeConfig, "figure": FigureConfig,
-    "report": ReportConfig, "runs": RunsConfig, "data": DataConfig,
-}  # fmt: skip
 
 
 class Block(NamedTuple):
@@ -206,63 +186,62 @@ def test_the_tutorial_runs_and_says_what_it_shows(tmp_path: Path, monkeypatch: p
 # What CONTRIBUTING.md adds
 
 
-def elsewhere(block: Block, folder: Path, package: Path) -> str:
-    """What the commands of a block say, in one process in `folder` with this copy of the package."""
-    code = f"from pubsel.cli import main\nfor words in {lines(block)}:\n    assert main(words[1:]) == 0, words"
-    environment = {**os.environ, "PYTHONPATH": str(package), "PUBSEL_DATA": str(folder / "data")}
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=folder, text=True, capture_output=True, timeout=300, env=environment
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+def put(block: Block, folder: Path, clone: Path) -> None:
+    """A file as its first line says, `# FILE`; or lines below one of a table, `# FILE, below `NAME``."""
+    head, _, text = block.text.partition("\n")
+    name, _, above = head.removeprefix("# ").partition(", below ")
+    file = folder / name.replace("$PUBSEL", str(clone))
+    file.parent.mkdir(parents=True, exist_ok=True)
+    if not above:
+        assert not file.exists(), file
+        file.write_text(block.text)
+        return
+    lines = file.read_text().splitlines(keepends=True)
+    (place,) = [i for i, line in enumerate(lines) if line.startswith(f"| {above} |")]
+    file.write_text("".join([*lines[: place + 1], text, *lines[place + 1 :]]))
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("as_it_was")
-def test_what_contributing_adds_can_be_added(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its files in a copy of the package, those of the algorithm outside of it; its commands, one after the other."""
-    package, own = tmp_path / "package", tmp_path / "own"
-    for name in ("pubsel", "hydra_plugins", "conf"):
-        shutil.copytree(CHECKOUT / name, package / name, ignore=shutil.ignore_patterns("__pycache__"))
-    random = np.random.RandomState(0)
-    for name in ("round", "long"):
-        (own / "data" / "leaves" / name).mkdir(parents=True)
-        for i, pixels in enumerate(random.randint(0, 256, (40, 8, 8), np.uint8)):
-            Image.fromarray(pixels).save(own / "data" / "leaves" / name / f"{i}.png")
-    (own / "data" / "waves").mkdir()
-    np.save(own / "data" / "waves" / "images.npy", random.randint(0, 256, (80, 8, 8), np.uint8))
-    np.save(own / "data" / "waves" / "labels.npy", np.arange(80) % 2)
-    monkeypatch.chdir(own)
-    monkeypatch.syspath_prepend(str(own))
-    heard: list[str] = []
-    for block in blocks(CHECKOUT / "CONTRIBUTING.md"):
-        where, _, place = block.text.splitlines()[0].removeprefix("# ").partition(", in ")
-        if block.kind == "sh":
-            heard.append(said(block, {}) if "--config-dir" in block.text else elsewhere(block, own, package))
-        elif place:
-            old = (package / where).read_text()
-            new = old.replace(f"{place} = {{\n", f"from pubsel.distances import means\n\n{place} = {{\n{block.text}")
-            assert new != old
-            (package / where).write_text(new)
-        else:
-            file = (own if "median_clip" in where or "/tables/" in where else package) / where
-            file.parent.mkdir(parents=True, exist_ok=True)
-            assert not file.exists(), file
-            file.write_text(block.text)
-    trained, named, measured, tabled = heard
-    assert re.search(
-        r"-median_clip-eps4-.*differentially private.*\nmedian_clip on digits, white_box: claimed ", trained
-    )
-    assert "NOT WHAT IS ACCOUNTED FOR" not in trained
-    assert named.startswith("leaves: 64 training and 16 test images of 8x8x1, 2 classes")
-    assert "GSD to leaves" in named
-    assert re.search(r"Distance of means to digits.*\ndigits .*\nnoise ", measured, re.DOTALL)
-    assert "digits_epsilon: 0 of 4 cells are there" in tabled
-    assert "GEP on digits, by epsilon" in tabled
-    algorithm = algorithms.build(yaml.safe_load((own / "conf" / "algorithm" / "median_clip.yaml").read_text()))
-    mechanism = algorithm.mechanism(view(), 0)
-    for row in attack_rows(650).split(1):
-        assert mechanism.clipped_sum(DenseGradients(row.clone())).norm() <= algorithm.sensitivity()
+def test_contributing_can_be_followed_to_the_letter(tmp_path: Path) -> None:
+    """Its files in a folder beside a copy of the checkout, and all its commands in one shell; nothing is added."""
+    clone, own = tmp_path / "clone", tmp_path / "own"
+    own.mkdir()
+    for name in ("pubsel", "hydra_plugins", "conf", "docs", "tests", "scripts", "results/paper", "results/records"):
+        shutil.copytree(CHECKOUT / name, clone / name, ignore=shutil.ignore_patterns("__pycache__"))
+    for path in CHECKOUT.iterdir():
+        if path.is_file():
+            shutil.copy(path, clone)
+    page = blocks(CHECKOUT / "CONTRIBUTING.md")
+    for block in page:
+        if block.kind != "sh":
+            put(block, own, clone)
+    script = "".join(f"echo; echo '== {i}'\n{block.text}" for i, block in enumerate(page) if block.kind == "sh")
+    environment = {key: value for key, value in os.environ.items() if key != "PUBSEL_DATA"}
+    environment |= {"PUBSEL": str(clone), "PYTHONPATH": str(clone)}
+    environment["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{environment['PATH']}"
+    done = subprocess.run(
+        ["bash", "-euo", "pipefail", "-c", script], cwd=own, text=True, capture_output=True, timeout=900,
+        env=environment,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+
+    told = done.stdout
+    assert re.search(r"-median_clip-eps4-.*differentially private.*\nmedian_clip on digits, white_box: claimed ", told)
+    assert "NOT WHAT IS ACCOUNTED FOR" not in told
+    assert "leaves: 64 training and 16 test images of 8x8x1, 2 classes" in told
+    assert "GSD to leaves" in told
+    assert re.search(r"Distance of means to digits.*\ndigits .*\nnoise ", told, re.DOTALL)
+    assert len(re.findall(r"^\d+ passed", told, re.MULTILINE)) == 2  # both calls of pytest
+
+
+def test_what_contributing_shows_is_short() -> None:
+    """A new algorithm takes at most 30 lines, a new distance 25, and each one file of options."""
+    page = [block for block in blocks(CHECKOUT / "CONTRIBUTING.md") if block.kind in ("python", "yaml")]
+    lines = {block.text.partition("\n")[0].split()[1]: block.text.count("\n") - 1 for block in page}
+    assert lines["median_clip.py"] <= 30
+    assert lines["means.py"] <= 25
+    options = {"conf/algorithm/median_clip.yaml", "conf/distance/means.yaml", "conf/dataset/leaves.yaml"}
+    assert options == {name for name in lines if name.endswith(".yaml") and "waves" not in name}
 
 
 # Many cells
@@ -348,20 +327,20 @@ def test_the_guarantee_of_every_algorithm_is_the_one_that_its_code_declares() ->
         assert bool(first) == ("algorithm.share" in told[name][2]), name
 
 
-@pytest.mark.usefixtures("conf")
-def test_the_guarantee_of_every_distance_is_the_one_that_its_settings_have() -> None:
+def test_the_guarantee_of_every_distance_is_the_one_that_its_class_has() -> None:
     told = table_of(GUIDE / "guarantees.md", "`distance=`")
     assert sorted(told) == sorted(path.stem for path in (CONF / "distance").glob("*.yaml"))
     for name, (guarantee, reads, where) in told.items():
-        distance = check(RunConfig, compose("run", [f"distance={name}"])).distance
-        if name == "none":
+        distance = distances.build(option("distance", name))
+        if distance is None:
+            assert (name, guarantee) == ("none", "nothing is measured")
             continue
-        assert guarantee == ("none" if distance.epsilon is None else "(epsilon, delta)"), name
-        method = distances.METHODS[distance.name]
-        assert where == f"`{method.measure.__module__.replace('.', '/')}.py`", name
-        if distance.epsilon is None:
-            assert "without noise" in distances.statement(distance)["privacy"]
-            assert reads.startswith(method.reads.split(",")[0]), name
+        private = isinstance(distance, distances.Releases)
+        assert guarantee == ("(epsilon, delta)" if private else "none"), name
+        assert where == f"`{type(distance).__module__.replace('.', '/')}.py`", name
+        if not private:
+            assert "without noise" in distance.statement()["privacy"]
+            assert reads.startswith(distance.reads.split(",")[0]), name
 
 
 def test_the_files_that_the_page_on_guarantees_names_are_there() -> None:

@@ -113,4 +113,5 @@ class Pillar(Clipping):
         return release(needed(public, self.name).x, self.k)
 
     def mechanism(self, view: View, step: int) -> Mechanism:
+        """DP-SGD on features that are projected already: by public data, at random, or by a release of its own."""
         return self.clipped(view, self.clip_norm)

@@ -74,4 +74,5 @@ class SecondPhase(Clipping):
                 model.set_submodule(name, layer)
 
     def mechanism(self, view: View, step: int) -> Mechanism:
+        """That of DP-SGD: the public phase reads no private example."""
         return self.clipped(view, self.clip_norm)

@@ -36,9 +36,9 @@ from pubsel import records as results
 from pubsel.commands import draw
 from pubsel.commands.sweep import minutes
 from pubsel.messages import UsageError, UserError, say
-from pubsel.settings import command_line
+from pubsel.settings import command_line, named
 from pubsel.settings.identity import as_json, identity_of
-from pubsel.settings.keys import MakeConfig, RankConfig, RunConfig, named, neutral
+from pubsel.settings.keys import MakeConfig, RankConfig, RunConfig, neutral
 from pubsel.settings.schema import check
 from pubsel.tables import join
 from pubsel.tables.join import Spec, Work

@@ -14,6 +14,7 @@ from pubsel.commands import run
 from pubsel.messages import UsageError, UserError
 from pubsel.settings.identity import identity_of
 from pubsel.settings.keys import RunConfig
+from pubsel.settings.methods import GROUPS
 from pubsel.settings.schema import check
 
 CIRCUMSTANCES = (
@@ -51,7 +52,7 @@ def settings_of(record: dict[str, Any], base: DictConfig) -> RunConfig:
     for key, value in record["settings"].items():
         if key == "epsilon" and value == 0:  # no private example is read, whatever epsilon is given
             continue
-        whole = key == "algorithm" or not isinstance(value, dict)
+        whole = key in GROUPS or not isinstance(value, dict)
         values[key] = value if whole else values[key] | value
     again = canonical(check(RunConfig, OmegaConf.create(values)))
     if identity_of(again) != record["identity"]:

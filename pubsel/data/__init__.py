@@ -8,8 +8,10 @@ computed from private data. Every rule that was applied to the data stands in `n
 from collections.abc import Callable
 from functools import lru_cache
 from importlib import import_module
+from importlib.util import find_spec
 from itertools import combinations
 from pathlib import Path
+from types import ModuleType
 from typing import NamedTuple
 
 import numpy as np
@@ -284,7 +286,7 @@ def open_dataset(name: str, data_root: str, download: bool) -> Source:
         return _open_npz(npz, _stamp(npz), name, shape)
     folder = kept_folder(name, info, root)
     if not folder.exists() or not _as_listed(name, root, folder, _stamp(folder)):
-        parts = import_module(f"pubsel.data.{info.source}").read(name, info, root, download)
+        parts = _reader(name, info).read(name, info, root, download)
         if not info.options.get("store"):
             return _source(name, parts, *_known(info))
         files = stored.fingerprint(parts)
@@ -306,12 +308,21 @@ def _as_listed(name: str, root: Path, folder: Path, stamp: tuple[int, ...]) -> b
     if "folder" not in info.options:
         return True  # comes in one piece
     try:
-        files = stored.fingerprint(import_module(f"pubsel.data.{info.source}").read(name, info, root, False))
+        files = stored.fingerprint(_reader(name, info).read(name, info, root, False))
     except UserError:
         return True
     if files != stored.listed(folder):
         say(f"{name}: its files are not those that were prepared: preparing them again")
     return files == stored.listed(folder)
+
+
+def _reader(name: str, info: Dataset) -> ModuleType:
+    """The module whose `read` reads a set: of pubsel.data, or else the user's own."""
+    inside = f"pubsel.data.{info.source}"
+    try:
+        return import_module(inside if find_spec(inside) else info.source)
+    except ImportError as error:
+        raise UsageError(f"dataset {name}: source={info.source}: {error}; put its folder on PYTHONPATH") from None
 
 
 def _stamp(path: Path) -> tuple[int, ...]:

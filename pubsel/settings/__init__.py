@@ -10,11 +10,18 @@ CONF = next(
 )  # checkout, or wheel
 
 
-def config_folders() -> list[Path]:
-    """Where a command looks for options beside conf/: --config-dir."""
+def own_folders() -> list[Path]:
+    """The user's own folders of options, beside conf/: --config-dir, as Hydra knows it while a command runs."""
     from hydra.core.hydra_config import HydraConfig
 
     if not HydraConfig.initialized():
         return []
     sources = HydraConfig.get().runtime.config_sources
     return [Path(source.path) for source in sources if source.schema == "file" and Path(source.path) != CONF]
+
+
+def named(group: str) -> dict[str, Path]:
+    """The files of a folder of conf/ by name, and those of the same folder in `own_folders`. A name that both have is
+    that of conf/, as for Hydra's options."""
+    files = [path for folder in (CONF, *own_folders()) for path in sorted((folder / group).glob("*.yaml"))]
+    return {path.stem: path for path in reversed(files)}

@@ -7,8 +7,9 @@ from typing import Any
 import yaml
 
 from pubsel.messages import UsageError, UserError
+from pubsel.settings import named
 from pubsel.settings.identity import digest_of
-from pubsel.settings.keys import Metric, named
+from pubsel.settings.keys import Metric
 from pubsel.settings.schema import check, setting
 
 
@@ -16,7 +17,7 @@ from pubsel.settings.schema import check, setting
 class Dataset:
     """One file of conf/dataset: what is known of a named dataset before it is there."""
 
-    source: str = setting("module of pubsel.data that reads it")
+    source: str = setting("module of pubsel.data that reads it, or a module of your own")
     options: dict[str, Any] = field(default_factory=dict)
     title: str = setting("what it is, in one line")
     classes: int = setting("number of classes", at_least=1)

@@ -4,11 +4,9 @@ import dataclasses
 import json
 from dataclasses import dataclass, field
 from enum import Enum
-from pathlib import Path
 from typing import Any
 
 from pubsel.messages import UsageError
-from pubsel.settings import CONF, config_folders
 from pubsel.settings.schema import setting
 
 MOST_EPOCHS = 10**6  # and iterations of a loop
@@ -430,13 +428,6 @@ def neutral(schema: Any, prefix: str = "") -> list[str]:
         found += [f"{prefix}{f.name}"] if f.metadata.get("neutral") else []
         found += neutral(f.type, f"{prefix}{f.name}.") if dataclasses.is_dataclass(f.type) else []
     return found
-
-
-def named(group: str) -> dict[str, Path]:
-    """The files of a folder of conf/ by name, and those of the same folder in `config_folders`. A name that both have
-    is that of conf/, as for Hydra's options."""
-    files = [path for folder in (CONF, *config_folders()) for path in sorted((folder / group).glob("*.yaml"))]
-    return {path.stem: path for path in reversed(files)}
 
 
 def of_run(settings: RunConfig) -> RunConfig:

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import yaml
 
 from pubsel.messages import UsageError
-from pubsel.settings import CONF, config_folders
+from pubsel.settings import CONF, own_folders
 from pubsel.settings.identity import as_json
 from pubsel.settings.schema import check, check_name
 
@@ -36,7 +36,7 @@ def instance(group: str, base: type[T], values: dict[str, Any]) -> T:
 def typed(group: str, made: Any, values: dict[str, Any]) -> dict[str, Any]:
     """The `values` that `made` was made of by `instance`, each of its type: 1 and 1.0 are one setting. UsageError for a
     name that its class has not."""
-    check_method(group, values, config_folders())
+    check_method(group, values, own_folders())
     return {"_target_": values["_target_"]} | as_json(made)
 
 

@@ -23,8 +23,8 @@ from scipy import stats
 
 from pubsel.messages import UsageError, UserError
 from pubsel.records import at, read_ranks, read_records, write_whole
-from pubsel.settings import config_folders
-from pubsel.settings.keys import is_weak, named
+from pubsel.settings import named, own_folders
+from pubsel.settings.keys import is_weak
 
 _HERE = Path(__file__).resolve().parents[1]
 PAPER = next((path for path in (_HERE.parent / "results" / "paper", _HERE / "paper") if path.is_dir()), _HERE / "paper")
@@ -208,7 +208,7 @@ def paper_rows(file: str | None) -> list[dict[str, Any]]:
     fields as None; UserError where it is missing."""
     if file is None:
         return []
-    folders = [PAPER, *(folder / "tables" for folder in config_folders())]
+    folders = [PAPER, *(folder / "tables" for folder in own_folders())]
     path = next((folder / file for folder in folders if (folder / file).is_file()), PAPER / file)
     try:
         with path.open(encoding="utf-8", newline="") as lines:
