@@ -101,9 +101,8 @@ class Streams(NamedTuple):
             private=private,
             public=[tensor for split in public for tensor in split],
             weights=weights,
-            code=self.code,
             plan=plan,
-            place=self.place,
+            streams=self.record(),
             secure=self.secure,
         )
         if noted is not None:

@@ -295,7 +295,8 @@ def fixed_batches(monkeypatch):
 
 def noise_again(monkeypatch):
     """A generator of noise that is seeded where the process starts; samples go on as they should."""
-    draw, resume, calls = Secret.__call__, pubsel.training.loop._resume, []
+    checkpoint = pubsel.training.loop._Checkpoint
+    draw, resume, calls = Secret.__call__, checkpoint.resume, []
 
     def resumed(*arguments):
         calls.clear()
@@ -307,7 +308,7 @@ def noise_again(monkeypatch):
             step = len(calls)
         return draw(self, purpose, step)
 
-    monkeypatch.setattr(pubsel.training.loop, "_resume", resumed)
+    monkeypatch.setattr(checkpoint, "resume", resumed)
     monkeypatch.setattr(Secret, "__call__", source)
 
 

@@ -120,7 +120,7 @@ def test_every_subspace_is_drawn_anew_with_the_noise_of_the_plan(digits, mechani
     """And what comes of the noise is what is compared: here, unit vectors that the noise has chosen."""
     train, test, _ = digits
     distance = settings(mechanism=mechanism, sketch=30)
-    plan, seen, asked, compared = dp_gsd.plan_of(distance, len(train.x)), [], [], []
+    plan, seen, asked, compared = distance.plan(len(train.x)), [], [], []
 
     def noisy(second, noise_multiplier, source):
         seen.append(noise_multiplier)

@@ -329,7 +329,7 @@ def test_a_preparation_that_ends_early_leaves_nothing(tmp_path, small, monkeypat
         open_dataset("chestxray14", str(tmp_path), download=False)
     assert kept(tmp_path) == []
     monkeypatch.setattr(folders, "fitted", fitted)
-    folder = data.kept_folder("chestxray14", data.dataset("chestxray14"), tmp_path)
+    folder = data.kept_folder("chestxray14", data.dataset_info("chestxray14"), tmp_path)
     folder.with_suffix(".part").mkdir()  # as a killed process leaves it
     (folder.with_suffix(".part") / "train_images.npy").write_bytes(b"half")
     assert values(open_dataset("chestxray14", str(tmp_path), download=False).train) == [40, 0, 50, 10]

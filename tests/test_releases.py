@@ -14,6 +14,7 @@ import pubsel.commands.rank
 import pubsel.commands.run
 from pubsel import records
 from pubsel.cli import main
+from pubsel.privacy import accountant
 from pubsel.privacy.randomness import Secret, SystemEntropy
 from pubsel.selection import Comparison
 
@@ -196,13 +197,14 @@ def test_the_releases_of_a_run_share_no_noise():
 
 
 def test_the_loop_is_given_the_noise_of_the_plan(monkeypatch):
-    given, plan = [], pubsel.commands.run.privacy.plan
-    monkeypatch.setattr(pubsel.commands.run.privacy, "plan", lambda *how: plan(*how)._replace(noise_multiplier=7.25))
+    given, plan = [], accountant.plan
+    monkeypatch.setattr(accountant, "plan", lambda *how: plan(*how)._replace(noise_multiplier=7.25))
     monkeypatch.setattr(
         pubsel.commands.run, "fit", lambda *how, **_: given.append(how) or (_ for _ in ()).throw(Caught)
     )
     assert main(["run", *WORDS]) == 1
-    assert given[0][4] == 7.25
+    (job,) = [one for one in given[0] if isinstance(one, Job)]
+    assert job.noise_multiplier == 7.25
 
 
 def test_secure_noise_is_the_operating_systems():

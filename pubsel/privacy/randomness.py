@@ -89,9 +89,8 @@ def secret(
     private: Iterable[Tensor],
     public: Iterable[Tensor],
     weights: Mapping[str, Tensor],
-    code: str,
     plan: Mapping[str, Any],
-    place: str,
+    streams: Mapping[str, str],
     secure: bool,
 ) -> "Secret":
     """The secret streams of one release, which follow from ALL that decides it; or the operating system, with `secure`.
@@ -101,19 +100,19 @@ def secret(
 
     what: which release of the run, such as training. settings: all of the run that are not neutral, with its seed.
     private, public: the examples as they are used. weights: all tensors of the network at the start, and of what is
-    frozen before it. code: a digest of the program (`results.code`). plan: rate, steps, noise multiplier, epsilon and
-    delta. place: what only changes rounding, such as the device and the number of threads; a run may be resumed at
-    another one, where the others must be the same.
+    frozen before it. plan: rate, steps, noise multiplier, epsilon and delta. streams: `code`, a digest of the program
+    (`records.code`), and `place`, what only changes rounding, such as the device and the number of threads; a run may
+    be resumed at another place, but all else must be the same.
     """
     belongs = {
         "settings": _digest([what, dict(settings)]),
         "the private data": content(*private),
         "the public data": content(*public),
         "the starting weights": _digest([[name, content(tensor)] for name, tensor in weights.items()]),
-        "the code": code,
+        "the code": streams["code"],
         "the plan": _digest(dict(plan)),
     }
-    return Secret(belongs, dict(plan), [f"0 {place}"], secure)
+    return Secret(belongs, dict(plan), [f"0 {streams['place']}"], secure)
 
 
 class Secret:

@@ -223,7 +223,14 @@ def _taken(run: Rehearsal, examples: Split, rows: int, enough: Callable[[list[fl
     steps = _Steps(run.algorithm, next(run.model.parameters()).device, enough)
     training = dataclasses.replace(run.training, checkpoint_seconds=math.inf)
     streams = secret(  # nothing private is released: the same ones each time
-        "estimate", settings={}, private=[], public=[], weights={}, code="", plan={}, place="", secure=run.secure
+        "estimate",
+        settings={},
+        private=[],
+        public=[],
+        weights={},
+        plan={},
+        streams={"code": "", "place": ""},
+        secure=run.secure,
     )
     with tempfile.TemporaryDirectory() as folder, contextlib.suppress(_Enough):
         nowhere = Path(folder) / "checkpoint.pt"
