@@ -17,6 +17,7 @@ from pubsel.cli import main
 from pubsel.privacy import accountant
 from pubsel.privacy.randomness import Secret, SystemEntropy
 from pubsel.selection import Comparison
+from pubsel.training.loop import Job
 
 N = 120  # private examples
 WORDS = [
