@@ -444,7 +444,7 @@ def test_a_profile_names_the_costliest_parts(cli: Cli) -> None:
     assert re.search(r"Self CPU %.*aten::.*s a step: ", err, re.DOTALL)
     (folder,) = run_folders()
     assert (folder / "trace.json").stat().st_size > 1000
-    page = (Path(pubsel.__file__).parent / "guide" / "guarantees.md").read_text().partition("## Files")[2]
+    page = (Path(__file__).parents[1] / "docs" / "guarantees.md").read_text().partition("## Files")[2]
     assert {path.name for path in folder.iterdir() if path.name not in page} <= {"lock"}
 
 

@@ -19,15 +19,17 @@ from pubsel.settings.keys import FigureConfig, RunConfig
 from pubsel.settings.schema import check
 from pubsel.theory import during_training
 from pubsel.training.loop import public_stream
+from pubsel.training.once import training_secret
 
 WORDS = ["+experiment=quickstart", "algorithm=non_private", "training.steps=6", "training.batch_size=60", "pair.m=50",
-         "threads=1", "distance.labels=given", "distance.normalise_rows=false"]  # fmt: skip
+         "threads=1"]  # fmt: skip
+MEASURED = ["distance.labels=given", "distance.normalise_rows=false"]
 SETS = ["sets=[digits,noise]"]
 
 
 def measured(tmp_path, name, *options):
     with initialize_config_dir(str(CONF), version_base="1.3"):
-        words = [f"figure={name}", *WORDS, f"results={tmp_path}", *options]
+        words = [f"figure={name}", *WORDS, *MEASURED, f"results={tmp_path}", *options]
         settings = check(FigureConfig, compose("figure", words))
     draw.run(settings)
     (path,) = (tmp_path / "figures").glob(f"{name}-*.csv")
@@ -49,7 +51,7 @@ class First:
         self.model = cell.network(self.settings.model, self.task, self.settings.seed)
         algorithm = algorithms.build(self.settings.algorithm)
         plan, spend, _ = cell.guarantee(self.settings, algorithm, len(self.task.private.x))
-        secret = run.training_secret(self.settings, self.task, self.model, plan, spend, torch.device("cpu"))
+        secret = training_secret(cell.Cell.of(self.settings), self.task, self.model, plan, spend)
         chosen = poisson_sample(secret("sample", 0), plan.n, plan.rate)
         self.model = self.model.double()
         self.batch = self.rows(self.task.private.x[chosen], self.task.private.y[chosen])
@@ -157,7 +159,7 @@ def test_residuals_of_a_far_set_are_the_gradients_nearly(tmp_path):
 
 def test_what_trains_is_what_pubsel_run_trains(tmp_path, monkeypatch):
     built, network = [], cell.network
-    monkeypatch.setattr(run, "network", lambda *words: built.append(network(*words)) or built[-1])
+    monkeypatch.setattr(cell, "network", lambda *words: built.append(network(*words)) or built[-1])
     measured(tmp_path, "gep_figure2", "points=3")
     record = run.run(composed(f"results={tmp_path}", "distance=none"))
     assert cell.weights_digest(built[0]) == record["weights"]

@@ -239,7 +239,7 @@ def test_a_state_that_is_cut_short_is_no_state(tmp_path: Path, capsys) -> None:
 def test_workers_take_gpus_in_turn(tmp_path: Path) -> None:
     """Three at a time on two GPUs: none twice before all once; the place of one that has died is taken again."""
     code = (
-        "import os, sys\nfrom pathlib import Path\nfrom pubsel import sweep\n"
+        "import os, sys\nfrom pathlib import Path\nfrom pubsel.commands import sweep\n"
         "sweep.join(Path(sys.argv[1]), os.getppid(), ['0', 'GPU-x'], True)\n"
         "print(os.environ['CUDA_VISIBLE_DEVICES'], os.environ['PUBSEL_SHARED_GPU'], flush=True)\nsys.stdin.read()"
     )

@@ -306,9 +306,9 @@ class Plan:
         self.results = f"results={command_line.written(settings.results)}"
 
         # what changes no result goes to the sweep too, which asks for a device and a folder before it has a cell
-        neutral = {name for schema in (RunConfig, RankConfig) for name in neutral(schema)}
+        without_result = {name for schema in (RunConfig, RankConfig) for name in neutral(schema)}
         parsed = OverridesParser.create().parse_overrides(settings.words)
-        free = [word for word in parsed if word.key_or_group in neutral and not word.is_sweep_override()]
+        free = [word for word in parsed if word.key_or_group in without_result and not word.is_sweep_override()]
         self.free = [*(str(word.input_line) for word in free), self.results]
 
         # steps are commands of their own, with the same --config-dir; sweeps also with the same launcher
