@@ -326,7 +326,7 @@ def _positional(command: str, words: list[str]) -> list[str]:
         asked = [word for word in words if not word.startswith((*keys_here, "hydra"))]
         words = [word if not word.startswith("public=") else _quoted(*word.split("=", 1)) for word in words]
         words = [word for word in words if word not in asked] + _listed("words", asked)
-    return words + options
+    return options + words
 
 
 def _listed(key: str, words: list[str]) -> list[str]:

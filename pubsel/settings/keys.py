@@ -341,7 +341,7 @@ class MakeConfig:
 
     name: str = setting("a table of conf/tables, a work of conf/work, or a part of either: gsd_table2_fmnist")
     dry: bool = setting("only list the cells, which of them are there, and the hours to expect", neutral=True)
-    public: str | None = setting("other public sets, A,B, in place of those that its steps go through", default=None)
+    public: str | None = setting("other public sets, A,B, in place of those that its steps go through")
     words: list[str] = setting("further settings of every step that runs something")
     results: str = setting("folder with the records", neutral=True)
     debug: bool = setting("show the traceback of an error", neutral=True)
