@@ -137,7 +137,7 @@ def test_every_subspace_is_drawn_anew_with_the_noise_of_the_plan(digits, mechani
     monkeypatch.setattr(dp_gsd, "noisy", noisy)
     monkeypatch.setattr(dp_gsd, "exponential_subspace", subspace)
     monkeypatch.setattr(dp_gsd, "projection_metric", lambda own, other: compared.append(own.abs()) or 0.5)
-    dp_gsd.measure(distance, network, train, {"a": test}, 10, "key", source=source)
+    distance.release(network, train, {"a": test}, 10, "key", source=source)
     assert seen == pytest.approx([plan.noise_multiplier] * 2)
     assert asked == [("DP-GSD", 0), ("DP-GSD", 1)]
     for own in compared:

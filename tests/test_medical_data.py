@@ -357,8 +357,8 @@ def test_two_at_once_read_each_image_once(tmp_path, small, monkeypatch, capsys):
     ]
     threads[0].start()
     assert first.wait(20)
-    threads[1].start()
     monkeypatch.setattr(stored, "say", lambda text: go.set())  # the second one says that it waits
+    threads[1].start()
     for thread in threads:
         thread.join(30)
     assert len(seen) == 6
