@@ -95,6 +95,20 @@ def register() -> None:
     store("submitit_slurm", SlurmConf, "hydra/launcher")
 
 
+def in_a_cell(state: dict[str, Any]) -> dict[str, Any]:
+    """Hydra's state of the sweep for the process of a cell, with the plugins that this one has found: Hydra would look
+    for them again, and what they store would replace ours."""
+    return {**state, "instances": {**state["instances"], Plugins: Plugins.instance()}}
+
+
+def execute_job(*arguments: Any) -> JobReturn:
+    """That of hydra-joblib-launcher; the last argument is the state."""
+    from hydra_plugins.hydra_joblib_launcher import _core
+
+    *others, state = arguments
+    return _core.execute_job(*others, in_a_cell(state))
+
+
 class Sweeper(BasicSweeper):
     """Hydra's own, that composes the first cell and each choice of an option before the start, not every cell: of
     hundreds that takes minutes, in which nothing runs. What is wrong with a value is told by its cell. It also takes
@@ -174,7 +188,6 @@ class Joblib(_Many):
 
     def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
         import joblib
-        from hydra_plugins.hydra_joblib_launcher._core import execute_job
         from hydra_plugins.hydra_joblib_launcher.joblib_launcher import JoblibLauncher
         from joblib.externals.loky.process_executor import ProcessPoolExecutor
 
@@ -216,7 +229,12 @@ class Submitit(_Many):
             raise UserError(f"hydra/launcher=submitit_{self.cluster}: pip install pubsel[slurm]") from None
         from pubsel.commands import sweep
 
-        job = BaseSubmititLauncher()
+        class Job(BaseSubmititLauncher):  # type: ignore[misc]
+            def __call__(self, *arguments: Any) -> JobReturn:
+                *others, state = arguments
+                return super().__call__(*others, in_a_cell(state))
+
+        job = Job()
         folder, cells = self.prepared(job, job_overrides, apart=False)
         try:
             executor = submitit.AutoExecutor(

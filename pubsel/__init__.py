@@ -1,3 +1,100 @@
-"""pubsel: choose and use public data for differentially private machine learning."""
+"""pubsel: choose and use public data for differentially private machine learning.
+
+Each function does what the command of `pubsel` beside it does, and takes its settings: words of the command line, or
+keywords, with a mapping for dotted keys. A Record is what a command leaves in results.
+
+    pubsel.rank("my_images", ["digits", "photo_patches"], model="mnist_cnn")                 pubsel rank
+    pubsel.train("+experiment=quickstart", epsilon=4, training={"steps": 100})               pubsel run
+    pubsel.load("digits-digits-digits_cnn-gep-eps4-seed0-0123456789")                        pubsel runs show
+    pubsel.open_dataset("my_images")                                                         pubsel data check
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
+
+from pubsel.records import Record, find
+
+if TYPE_CHECKING:
+    from pubsel.data.opened import Source
+
+__all__ = ["Record", "load", "open_dataset", "rank", "train"]
+
+
+def train(*words: str, config_dir: str | Path | None = None, **settings: Any) -> Record:
+    """Train one cell as `pubsel run` does, and return its record: a finished one is read, a stopped one resumed.
+
+    words: of the command line, "+experiment=quickstart"; settings: epsilon=4, pair={"private": "my_images"};
+    config_dir: a folder with options of your own. UsageError names a setting that is wrong; UserError says why a run
+    failed.
+    """
+    from pubsel.commands.run import run, show_run
+    from pubsel.settings.compose import composed, words_of
+    from pubsel.settings.keys import RunConfig
+    from pubsel.settings.schema import check
+
+    with composed("run", [*words, *words_of(settings)], config_dir) as values:
+        checked = check(RunConfig, values)
+        record = run(checked)
+    return Record(record, Path(checked.results) / "runs" / record["identity"], show_run(record))
+
+
+def rank(
+    private: str | Path,
+    public: str | Path | Sequence[Any],
+    *words: str,
+    config_dir: str | Path | None = None,
+    **settings: Any,
+) -> Record:
+    """Order public sets by their distance to private data as `pubsel rank` does, and return the record of it; with
+    epsilon_select=..., choose one of them privately.
+
+    private: a name or a path; public: several of them, each of which may be a list that is joined. Others as for
+    `train`.
+    """
+    from pubsel.commands.rank import rank, show_rank
+    from pubsel.settings.compose import composed, words_of
+    from pubsel.settings.keys import RankConfig
+    from pubsel.settings.schema import check
+
+    several = [public] if isinstance(public, str | Path) else list(public)
+    asked = words_of({"private": private, "public": several, **settings})
+    with composed("rank", [*words, *asked], config_dir) as values:
+        checked = check(RankConfig, values)
+        record = rank(checked)
+    return Record(record, Path(checked.results) / "ranks" / record["identity"], show_rank(record))
+
+
+def load(name: str | Path, results: str | Path = "results") -> Record:
+    """Read the record of a run, a rank or an audit: by the name of its folder in `results`, its folder, or its file.
+    UserError if there is none, or if it does not read."""
+    record, folder = find(str(name), Path(results))
+    return Record(record, folder, _text(record))
+
+
+def _text(record: dict[str, Any]) -> str:
+    """A record as its command shows it."""
+    if "order" in record or "chosen" in record:
+        from pubsel.commands.rank import show_rank
+
+        return show_rank(record)
+    if "claimed" in record:
+        from pubsel.commands.audit import show_audit
+
+        return show_audit(record)
+    from pubsel.commands.run import show_run
+
+    return show_run(record)
+
+
+def open_dataset(name: str | Path, data_root: str | Path = "data", download: bool = False) -> Source:
+    """Open a named dataset or a path (a folder of images, a CSV file, an npz file) as a run would: its training and
+    test split with images [n, c, h, w] in bytes, and what there is to say of them. UserError says what is missing, or
+    which file does not read."""
+    from pubsel import data
+
+    return data.open_dataset(str(name), str(data_root), download)

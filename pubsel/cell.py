@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, Self
 
 import numpy as np
 import torch
+from hydra.core.hydra_config import HydraConfig
 from torch import nn
 
 from pubsel import algorithms, data, distances, models, records, selection
@@ -149,6 +150,20 @@ class Cell(NamedTuple):
         """The network for a task, on the cell's device; with its own seed, or another."""
         seed = self.settings.seed if seed is None else seed
         return network(self.settings.model, task, seed, self.settings.data_root).to(self.device)
+
+
+def check_pair(settings: RunConfig) -> None:
+    """UsageError if private data were given alone: the public ones would be those of another pair."""
+    if not HydraConfig.initialized():
+        return
+    given = {word.lstrip("+~").partition("=")[0]: word for word in HydraConfig.get().overrides.task}
+    if "pair.private" not in given or given.keys() & {"pair", "pair.public", "experiment"}:
+        return
+    if settings.algorithm.get("_target_") and algorithms.build(settings.algorithm).uses_public:
+        raise UsageError(
+            f"{given['pair.private']}: give its public data too, pair.public=NAME or a path (`pubsel rank` finds the "
+            "nearest), or an algorithm without, such as algorithm=dp_sgd; and model=NAME, unless fmnist_cnn fits"
+        )
 
 
 def choose_device(device: Device) -> torch.device:

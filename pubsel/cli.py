@@ -10,11 +10,9 @@ import io
 import logging
 import os
 import re
-import shlex
 import sys
 import traceback
 from collections.abc import Callable
-from functools import cache
 from pathlib import Path
 from typing import Any, cast
 
@@ -22,7 +20,7 @@ import hydra
 from hydra._internal.utils import get_args_parser
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
-from hydra.errors import HydraException, OverrideParseException
+from hydra.errors import HydraException
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
@@ -31,7 +29,7 @@ import pubsel
 from pubsel.messages import CellsFailed, UsageError, UserError
 from pubsel.privacy import ledger
 from pubsel.records import BrokenRecord
-from pubsel.settings import CONF, explain, named
+from pubsel.settings import CONF, compose, explain, named
 from pubsel.settings.datasets import dataset_names
 from pubsel.settings.keys import (
     SCHEMAS,
@@ -47,8 +45,7 @@ from pubsel.settings.keys import (
     RunsConfig,
     TableConfig,
 )
-from pubsel.settings.methods import GROUPS, method_keys
-from pubsel.settings.schema import check, keys_of, nearest
+from pubsel.settings.schema import check
 from pubsel.training import torchrun
 
 HELP = f"""pubsel {pubsel.__version__}: private machine learning with public data.
@@ -79,30 +76,9 @@ def _run(values: DictConfig) -> None:
     settings = check(RunConfig, values)
     if settings.replay is not None:
         return _replay(settings.replay, values)
-    _check_pair(settings)
-    from pubsel.commands.run import run
+    from pubsel.commands.run import run, show_run
 
-    record = run(settings)
-    bounds = record.get("utility_interval")  # older records have none
-    interval = f" [{100 * bounds[0]:.2f}, {100 * bounds[1]:.2f}]" if bounds else ""
-    print(
-        f"{record['identity']}: {record['metric']} {100 * record['utility']:.2f} %{interval} "
-        f"on {record['test_examples']} test examples. {record['privacy']['statement']}"
-    )
-
-
-def _check_pair(settings: RunConfig) -> None:
-    """UsageError where private data were given alone: the public ones would be those of another pair."""
-    given = {word.lstrip("+~").partition("=")[0]: word for word in HydraConfig.get().overrides.task}
-    if "pair.private" not in given or given.keys() & {"pair", "pair.public", "experiment"}:
-        return
-    from pubsel.algorithms import build
-
-    if settings.algorithm.get("_target_") and build(settings.algorithm).uses_public:
-        raise UsageError(
-            f"{given['pair.private']}: give its public data too, pair.public=NAME or a path (`pubsel rank` finds the "
-            "nearest), or an algorithm without, such as algorithm=dp_sgd; and model=NAME, unless fmnist_cnn fits"
-        )
+    print(show_run(run(settings)))
 
 
 def _replay(name: str, values: DictConfig) -> None:
@@ -139,7 +115,6 @@ def _attack(values: DictConfig) -> None:
 
 def _audit(values: DictConfig) -> None:
     settings = check(AuditConfig, values)
-    _check_pair(settings)
     from pubsel.commands.audit import audit, show_audit
 
     print(show_audit(audit(settings)))
@@ -314,7 +289,7 @@ def _positional(command: str, words: list[str]) -> list[str]:
     for i, key in enumerate(POSITIONAL.get(command, [])[: len(words)]):
         if re.match(r"[\w.+~/@]*=", words[i].partition(os.sep)[0]):
             break
-        words[i] = f"{key}={words[i]}" if re.fullmatch(r"[\w./~+*-]*", words[i]) else _quoted(key, words[i])
+        words[i] = f"{key}={words[i]}" if re.fullmatch(r"[\w./~+*-]*", words[i]) else compose.quoted(key, words[i])
     if command == "runs":  # other keys are those of records, of which Hydra knows nothing
         own = tuple(f"{f.name}=" for f in dataclasses.fields(RunsConfig))
         asked = [word for word in words if "=" in word and not word.startswith((*own, "hydra", "+", "~"))]
@@ -324,7 +299,7 @@ def _positional(command: str, words: list[str]) -> list[str]:
             raise UsageError("pubsel make sweeps by itself: leave -m out")
         keys_here = tuple(f"{f.name}=" for f in dataclasses.fields(MakeConfig))
         asked = [word for word in words if not word.startswith((*keys_here, "hydra"))]
-        words = [word if not word.startswith("public=") else _quoted(*word.split("=", 1)) for word in words]
+        words = [word if not word.startswith("public=") else compose.quoted(*word.split("=", 1)) for word in words]
         words = [word for word in words if word not in asked] + _listed("words", asked)
     return options + words
 
@@ -333,14 +308,6 @@ def _listed(key: str, words: list[str]) -> list[str]:
     """The override key=[...] of words that Hydra is to read as they are; none of no words."""
     quoted = ["'" + word.replace("\\", "\\\\").replace("'", "\\'") + "'" for word in words]
     return [f"{key}=[{','.join(quoted)}]"] if quoted else []
-
-
-def _quoted(key: str, value: str) -> str:
-    """key=value as Hydra reads it whatever characters the value has."""
-    several = value.startswith("[") and value.endswith("]")
-    parts = value[1:-1].split(",") if several else [value]
-    quoted = ",".join('"' + part.strip("\"'").replace("\\", "\\\\").replace('"', '\\"') + '"' for part in parts)
-    return f"{key}=[{quoted}]" if several else f"{key}={quoted}"
 
 
 def _dispatch(command: str, words: list[str]) -> int:
@@ -410,7 +377,7 @@ def _message(error: Exception) -> tuple[str, int]:
     if isinstance(error, UserError):
         return str(error), error.exit_code
     if isinstance(error, HydraException | OmegaConfBaseException):
-        return _hydra_message(error), 2
+        return compose.explained(error), 2
     full = ("can't allocate", "could not create a primitive", "failed to map segment")  # of torch, oneDNN, an import
     if (
         isinstance(error, MemoryError)
@@ -423,39 +390,6 @@ def _message(error: Exception) -> tuple[str, int]:
     if isinstance(error, OSError) and error.strerror:
         return f"{error.filename or 'file'}: {error.strerror}; check space and permissions", 1
     return f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}; debug=true shows where", 1
-
-
-def _hydra_message(error: Exception) -> str:
-    """Hydra's message in one line, without its hints about its own internals."""
-    ambiguous = re.match(r"Ambiguous value for argument '(.+?)'$", str(error).partition("\n")[0])
-    if isinstance(error, OverrideParseException) or ambiguous:
-        word = ambiguous[1] if ambiguous else str(error.override)  # type: ignore[attr-defined]
-        key, equals, value = word.partition("=")
-        if not (equals and re.fullmatch(r"[+~]{0,2}[\w./@]+", key)):
-            return f"cannot read {word!r}: write key=value"
-        several = f"; for several, {key}=[A,B], or --multirun to sweep over them" if ambiguous else ""
-        return f"cannot read {word!r}: write it with both kinds of quotes, {shlex.quote(_quoted(key, value))}{several}"
-    unknown = re.match(r"Could not override '(.+?)'", str(error))
-    if unknown and unknown[1] in known_keys():  # of another algorithm or distance, or of another command
-        group = unknown[1].partition(".")[0]
-        what = f"the given {group} has no such setting" if group in GROUPS else "no setting of this command"
-        return f"{unknown[1]}: {what}; --cfg job shows those that there are"
-    if unknown:
-        near = nearest(unknown[1], known_keys())
-        return f"unknown key {unknown[1]}{near}; pubsel COMMAND --help lists them"
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    noise = ("full_key", "object_type", "Set the environment", "Config search", "provider=", "See https")
-    lines = [line for line in lines if not line.startswith(noise)]
-    for i, line in enumerate(lines):
-        if line.startswith("Available options"):
-            return f"{lines[0]}. {line} {', '.join(lines[i + 1 :])}"
-    return f"{' '.join(lines)}; pubsel COMMAND --help lists the keys"
-
-
-@cache
-def known_keys() -> frozenset[str]:
-    """The dotted keys of all commands."""
-    return frozenset(key for schema in SCHEMAS.values() for key in keys_of(schema)) | method_keys()
 
 
 def _complete(words: list[str], line: str) -> int:

@@ -14,8 +14,9 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
+from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,7 @@ _HERE = Path(__file__).resolve().parent
 NEEDED = ("identity", "label", "seed", "private", "public", "model", "algorithm", "epsilon", "utility", "settings")
 PRIVATE_FILE, PRIVATE_FOLDER = 0o600, 0o700  # modes of what is made from private data, whatever the umask
 LEFT_BEHIND = 24 * 3600  # s, after which a file that is written for a moment has nobody who writes it
+KINDS = ("runs", "ranks", "audits")  # folders of results whose folders have a record each
 SCRATCH = "candidates-"  # how a folder for the moment begins, below that of a run
 FAILED = "failed: "  # how the last line of a failed run's log begins, behind the time
 
@@ -104,7 +106,7 @@ def write_record(path: Path, record: dict[str, Any]) -> None:
 def read_record(path: Path, needed: tuple[str, ...] = NEEDED) -> dict[str, Any]:
     """The record at `path`; UserError names the file where it is corrupt, truncated or lacks a key of `needed`."""
     try:
-        record = json.loads(path.read_text(encoding="utf-8"))
+        record: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise UserError(f"cannot read {path}: {error.strerror}") from None
     except ValueError:  # no JSON, or no UTF-8
@@ -113,6 +115,51 @@ def read_record(path: Path, needed: tuple[str, ...] = NEEDED) -> dict[str, Any]:
     if missing:
         raise BrokenRecord(path, f"is no record, it lacks {missing[0]!r}")
     return record
+
+
+class Record(dict[str, Any]):
+    """What a command leaves: the keys of its result.json (`records.RECORD` says what they are).
+
+    It prints as the command does; in a notebook its keys are beside it. folder: where it lies, with the weights of a
+    run in model.pt.
+    """
+
+    def __init__(self, values: Mapping[str, Any], folder: Path, text: str):
+        super().__init__(values)
+        self.folder, self.text = folder, text
+
+    def __repr__(self) -> str:
+        return self.text
+
+    def _repr_html_(self) -> str:
+        rows = "".join(
+            f'<tr title="{escape(RECORD.get(key, ""))}"><th>{escape(key)}</th><td>{escape(value)}</td></tr>'
+            for key, value in _leaves(self)
+        )
+        title = f"<summary>{escape(str(self.folder))}</summary>"
+        return f"<pre>{escape(self.text)}</pre><details>{title}<table>{rows}</table></details>"
+
+
+def _leaves(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
+    """The dotted keys of a record, with their values as JSON."""
+    for key, value in values.items():
+        if isinstance(value, Mapping):
+            yield from _leaves(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value if isinstance(value, str) else json.dumps(value)
+
+
+def find(name: str, results: Path, kinds: Sequence[str] = KINDS) -> tuple[dict[str, Any], Path]:
+    """The record that is meant, and its folder: a file, a folder with one, or a name in `results`, where it may also be
+    one of those that are kept with the code. UserError if there is none."""
+    path = Path(name).expanduser()
+    for file in (path, path / "result.json", *(results / kind / name / "result.json" for kind in kinds)):
+        if file.is_file():
+            return read_record(file, NEEDED if file.parent.parent.name == "runs" else ("identity",)), file.parent
+    for record in read_records(results):
+        if record["identity"] == path.name:
+            return record, results / "records"
+    raise UserError(f"{name}: no such file, and no record of this name in {results}; pubsel runs lists them")
 
 
 def recorded(

@@ -61,7 +61,7 @@ class Candidate(NamedTuple):
     `settings` is best. runs: fewer than RUNS where one takes minutes; then without a warm-up."""
 
     build: Callable[..., Run]
-    settings: tuple[tuple, ...] = ((),)
+    settings: tuple[tuple[Any, ...], ...] = ((),)
     trial: Callable[..., Run] | None = None
     runs: int = RUNS
 
@@ -439,7 +439,7 @@ def _upto(sizes: tuple[int, ...], n: int) -> tuple[tuple[int], ...]:
     return tuple((size,) for size in sorted({min(size, n) for size in sizes}))
 
 
-def _ways(sizes: tuple[int, ...], n: int) -> tuple[tuple, ...]:
+def _ways(sizes: tuple[int, ...], n: int) -> tuple[tuple[Any, ...], ...]:
     """Layouts of weights and images, and sizes of batches, that a peer is tried at."""
     return tuple((layout, size) for layout in ("NCHW", "NHWC") for (size,) in _upto(sizes, n))
 
@@ -450,7 +450,7 @@ def _ways(sizes: tuple[int, ...], n: int) -> tuple[tuple, ...]:
 class Timing(NamedTuple):
     """The setting that a candidate was raced with, its median seconds, and of how many runs."""
 
-    setting: tuple
+    setting: tuple[Any, ...]
     seconds: float
     runs: int
 
@@ -472,11 +472,13 @@ def survey(make: Callable[..., Case], sizes: dict[str, Any]) -> tuple[str, dict[
     return case.work, {name: candidate.runs for name, candidate in case.candidates.items()}, short
 
 
-def get_ready(make: Callable[..., Case], sizes: dict[str, Any], name: str, tries: int, warm_s: float) -> tuple:
+def get_ready(
+    make: Callable[..., Case], sizes: dict[str, Any], name: str, tries: int, warm_s: float
+) -> tuple[Any, ...]:
     """Set a candidate up at its best setting, by the best of `tries` runs each; warm it up. Returns the setting."""
     candidate = make(**sizes).candidates[name]
 
-    def quick(setting: tuple) -> float:
+    def quick(setting: tuple[Any, ...]) -> float:
         run = (candidate.trial or candidate.build)(*setting)
         return min(measuring.seconds(run) for _ in range(tries))
 
@@ -513,7 +515,9 @@ def race(
     return work, {racer: Timing(settings[racer], statistics.median(t), len(t)) for racer, t in times.items()}
 
 
-def peak(make: Callable[..., Case], sizes: dict[str, Any], tiny: dict[str, Any], name: str, setting: tuple) -> float:
+def peak(
+    make: Callable[..., Case], sizes: dict[str, Any], tiny: dict[str, Any], name: str, setting: tuple[Any, ...]
+) -> float:
     """MiB that one candidate's first run adds to its inputs."""
     make(**tiny).candidates[name].build(*setting)()
     return measuring.peak_mib(make(**sizes).candidates[name].build(*setting))

@@ -236,7 +236,7 @@ def gsd_rows(settings: AttackConfig, name: str, device: torch.device) -> list[di
         candidates["+".join(public_sets(public))], _ = data.public_examples(
             public, m, source.train, settings.data_root, settings.download, settings.convert, settings.private
         )
-    answers: dict[tuple[str, str | None, int], list[tuple[NDArray, NDArray]]] = {}
+    answers: dict[tuple[str, str | None, int], list[tuple[NDArray[Any], NDArray[Any]]]] = {}
     replaced = []
     for trial in range(settings.trials):
         key = f"{name} {trial}"

@@ -35,7 +35,7 @@ from pubsel.attacks.one_run import (
 )
 from pubsel.attacks.per_instance import Losses
 from pubsel.attacks.witness import SURE, Witness
-from pubsel.cell import AUTO, Cell, Streams, canonical, guarantee, weights_digest
+from pubsel.cell import AUTO, Cell, Streams, canonical, check_pair, guarantee, weights_digest
 from pubsel.data import Split, Task
 from pubsel.gradients.matrix import Engine
 from pubsel.gradients.per_example import losses_of
@@ -76,6 +76,7 @@ SURELY = 1e-3  # white box: chance of the extreme guesses, at most, at which a c
 
 def audit(settings: AuditConfig) -> dict[str, Any]:
     """Audit one cell and return its record; a finished one is read. UsageError if there is no guarantee to audit."""
+    check_pair(settings)
     cell = Cell.of(canonical(settings), "audits")
 
     def make() -> dict[str, Any]:

@@ -68,14 +68,7 @@ def check(name: str | None, data_root: str) -> str:
     from pubsel.data import open_dataset  # imports torch
 
     source = open_dataset(name, data_root, download=False)
-    channels, *sides = source.train.x.shape[1:]
-    counts = f"{len(source.train.x):,} training and {len(source.test.x):,} test images"
-    shape = "x".join(map(str, [*sides, channels]))
-    lines = [f"{name}: {counts} of {shape}, {source.classes} classes, measured by {source.metric}"]
-    if source.train.y.dim() == 1:
-        per_class = source.train.y.bincount(minlength=source.classes).tolist()
-        lines.append(f"training images of a class: {min(per_class):,} to {max(per_class):,}")
-    lines += source.notes
+    lines = f"{name}: {source!r}".splitlines()
     if not is_path(name):
         return "\n".join(lines)
     wrong, doubtful = _doubts(name, source)

@@ -170,7 +170,7 @@ class Composer:
     def cell(self, words: list[str]) -> Cell:
         """A cell with the name that its record has, or will have."""
         if self.command == "run":
-            from pubsel.commands.run import canonical  # and with it torch
+            from pubsel.cell import canonical  # and with it torch
 
             settings: Any = canonical(check(RunConfig, self.composed(words)))
             return Cell(words, identity_of(settings), as_json(settings))

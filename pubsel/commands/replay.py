@@ -11,7 +11,7 @@ from omegaconf import DictConfig, OmegaConf
 from pubsel import records
 from pubsel.cell import canonical
 from pubsel.commands import run
-from pubsel.messages import UsageError, UserError
+from pubsel.messages import UsageError
 from pubsel.settings.identity import identity_of
 from pubsel.settings.keys import RunConfig
 from pubsel.settings.methods import GROUPS
@@ -27,19 +27,6 @@ CIRCUMSTANCES = (
     "streams",
 )  # why figures may differ
 NO_FIGURES = (*CIRCUMSTANCES, "seconds", "finished", "identity", "settings", "notes")
-
-
-def record_of(name: str, folder: Path) -> dict[str, Any]:
-    """The record that is meant: its file, its run's folder, or its name among those in `folder`; UserError where it is
-    none of them."""
-    path = Path(name).expanduser()
-    for file in (path, path / "result.json", folder / "runs" / name / "result.json"):
-        if file.is_file():
-            return records.read_record(file)
-    found = [record for record in records.read_records(folder) if record["identity"] == path.name]
-    if not found:
-        raise UserError(f"replay={name}: no such file, and no record of this name in {folder}; pubsel runs lists them")
-    return found[0]
 
 
 def settings_of(record: dict[str, Any], base: DictConfig) -> RunConfig:
@@ -65,7 +52,7 @@ def settings_of(record: dict[str, Any], base: DictConfig) -> RunConfig:
 def repeat(name: str, base: DictConfig) -> tuple[bool, str]:
     """Train a record's run again, on as many threads unless `base` says otherwise. Whether it came out the same, and
     what is different."""
-    record = record_of(name, Path(base.results))
+    record, _ = records.find(name, Path(base.results), ("runs",))
     settings = settings_of(record, base)
     if settings.privacy.secure_noise and record.get("epsilon"):
         raise UsageError(

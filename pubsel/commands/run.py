@@ -25,6 +25,7 @@ from pubsel.cell import (
     Noted,
     by_label,
     canonical,
+    check_pair,
     guarantee,
     has_paths,
     load_task,
@@ -62,6 +63,7 @@ def run(settings: RunConfig, repeated: Mapping[str, str] | None = None) -> dict[
     repeated: the `streams` of a record that is repeated, in place of this program's and this machine's.
     Raises UsageError for settings that do not fit together, UserError for a run that fails.
     """
+    check_pair(settings)
     cell = Cell.of(canonical(settings), processes=torchrun.place()[1], repeated=repeated)
     path = cell.folder / "log.txt"
 
@@ -88,6 +90,16 @@ def run(settings: RunConfig, repeated: Mapping[str, str] | None = None) -> dict[
         again = ledger.again(cell.folder)
         say(f"  if its files have changed since, delete {cell.folder} to train again{again}")
     return record
+
+
+def show_run(record: dict[str, Any]) -> str:
+    """Its utility and its guarantee, in a line."""
+    bounds = record.get("utility_interval")  # older records have none
+    interval = f" [{100 * bounds[0]:.2f}, {100 * bounds[1]:.2f}]" if bounds else ""
+    return (
+        f"{record['identity']}: {record['metric']} {100 * record['utility']:.2f} %{interval} "
+        f"on {record['test_examples']} test examples. {record['privacy']['statement']}"
+    )
 
 
 def forget(folder: Path) -> None:

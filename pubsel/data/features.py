@@ -19,7 +19,7 @@ import numpy as np
 import timm
 import torch
 from filelock import FileLock
-from timm.data import resolve_model_data_config
+from timm.data import resolve_model_data_config  # type: ignore[attr-defined]
 from torch import Tensor, nn
 from torchvision.transforms.v2 import functional as images
 
@@ -59,7 +59,7 @@ def of_source(
     asked = (name, repr(backbone), data_root, device)
     if not (_LAST and _LAST[0] is source and _LAST[1] == asked):
         _LAST[:] = [source, asked, _of_source(name, source, backbone, data_root, device, report)]
-    return _LAST[2]  # type: ignore[no-any-return]
+    return _LAST[2]
 
 
 _LAST: list[Any] = []  # source, what was asked, and its features: for the next cell of a sweep
@@ -114,7 +114,7 @@ def load_backbone(backbone: Backbone, data_root: str, device: torch.device) -> E
     if path is not None:
         load(net, path, backbone.prefix, KEY)
     net = net.eval().requires_grad_(False)
-    data = resolve_model_data_config(net)
+    data = resolve_model_data_config(net)  # type: ignore[no-untyped-call]
     size = backbone.input_size or data["input_size"][-1]
     mean, std = tuple(backbone.mean or data["mean"]), tuple(backbone.std or data["std"])
     resize = round(size / (backbone.crop or data["crop_pct"]))

@@ -1,5 +1,6 @@
 """A dataset as it was opened: its images, and what is used of them."""
 
+import html
 from pathlib import Path
 from typing import NamedTuple
 
@@ -23,6 +24,23 @@ class Source(NamedTuple):
     notes: tuple[str, ...]
     files: tuple[Files, Files] | None = None  # of train and test, where each image is a file of the user's
     kept: Path | None = None  # the folder that the images are mapped from
+
+    def lines(self) -> list[str]:
+        """What there is to say of it."""
+        channels, *sides = self.train.x.shape[1:]
+        counts = f"{len(self.train.x):,} training and {len(self.test.x):,} test images"
+        shape = "x".join(map(str, [*sides, channels]))
+        lines = [f"{counts} of {shape}, {self.classes} classes, measured by {self.metric}"]
+        if self.train.y.dim() == 1:
+            per_class = self.train.y.bincount(minlength=self.classes).tolist()
+            lines.append(f"training images of a class: {min(per_class):,} to {max(per_class):,}")
+        return [*lines, *self.notes]
+
+    def __repr__(self) -> str:
+        return "\n".join(self.lines())
+
+    def _repr_html_(self) -> str:
+        return f"<pre>{html.escape(repr(self))}</pre>"
 
 
 class Opened(NamedTuple):

@@ -215,7 +215,7 @@ class PerExampleGradients:
     def __init__(self, model: nn.Module, chunk: int | None = None, names: list[str] | None = None):
         self.model = model
         if not next(model.parameters()).is_cuda and any(isinstance(m, nn.MaxPool2d) for m in model.modules()):
-            model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+            model.to(memory_format=torch.channels_last)
         trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
         self.offsets: dict[str, slice] = {}
         start = 0

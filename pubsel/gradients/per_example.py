@@ -62,7 +62,7 @@ def by_layers(model: nn.Module, x: Tensor, y: Tensor, out: dict[str, Tensor]) ->
         if owner in called:
             raise RuntimeError(f"layer {owner} is used twice")
         called.add(owner)
-        output = output if output.requires_grad else _Start.apply(output, start)  # type: ignore[no-untyped-call]
+        output = output if output.requires_grad else _Start.apply(output, start)
         write = partial(_write, layers[owner], inputs[0].detach(), out.get(f"{owner}.weight"), out.get(f"{owner}.bias"))
         output.register_hook(write)  # at once: gradients of outputs need not wait for each other
         return output

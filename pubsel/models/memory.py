@@ -20,7 +20,7 @@ class Held(TorchDispatchMode):
     holds for itself, and arrays of numpy, are not seen."""
 
     def __init__(self, device: torch.device):
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.device, self.now, self.peak = device, 0, 0
         self._known = weakref.WeakSet[Any]()
 

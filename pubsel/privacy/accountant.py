@@ -104,7 +104,7 @@ def gaussian_epsilon(mu: float, delta: float) -> float:
     return float(brentq(lambda e: gaussian_delta(e, mu) - delta, 0, high, xtol=1e-12)) * (1 + 1e-9)
 
 
-class _SampledGaussian(PoissonSubsampledGaussianMechanism):
+class _SampledGaussian(PoissonSubsampledGaussianMechanism):  # type: ignore[misc]
     """prv-accountant's model of one step, whose distribution function is computed only where it is not flat.
 
     The values are the same: it is 0 up to log(1 - rate), and 1 once both of the erfc(x) it is made of have x > 27.

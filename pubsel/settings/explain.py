@@ -72,14 +72,14 @@ def _sections(schema: Any, values: Mapping[str, Any], folders: tuple[Path, ...],
     yield from inner
 
 
-def _default(field: dataclasses.Field) -> Any:
+def _default(field: dataclasses.Field[Any]) -> Any:
     """The default of a field; of a group of settings none, since each of them has its own."""
     if field.default_factory is dataclasses.MISSING or dataclasses.is_dataclass(field.type):
         return field.default
     return field.default_factory()
 
 
-def explained(field: dataclasses.Field, value: Any, prefix: str = "") -> Setting:
+def explained(field: dataclasses.Field[Any], value: Any, prefix: str = "") -> Setting:
     """What is known of one field of a dataclass of settings."""
     metadata = field.metadata
     return Setting(

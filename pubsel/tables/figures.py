@@ -103,7 +103,7 @@ def points(curve: Curve, records: list[dict[str, Any]]) -> tuple[pandas.DataFram
     apart. Empty where no line has two values of x.
     """
     belong = [r for r in records if r["algorithm"] in curve.algorithms and _on_features(r) == curve.features]
-    lines: dict[tuple, list[Cell]] = {}
+    lines: dict[tuple[Any, ...], list[Cell]] = {}
     for cell in selected(cells(belong), curve.by, list(curve.over)):
         if value(cell, curve.x) is not None and value(cell, curve.line) is not None:
             lines.setdefault((cell["private"], cell["model"], value(cell, curve.line)), []).append(cell)

@@ -312,7 +312,7 @@ def _joined(name: str, spec: Spec, shown: list[Cell]) -> tuple[pandas.DataFrame,
     places = {key: place for place, (key, _) in enumerate(keyed)}
     if len(places) < len(keyed):
         raise UserError(f"{spec.paper} has two rows for one cell: name their difference under `match` of {name}")
-    sortable: list[tuple[tuple, dict[str, Any], Cell | None]] = []
+    sortable: list[tuple[tuple[Any, ...], dict[str, Any], Cell | None]] = []
     filled = set()
     for cell, setting in _with_setting(shown, spec):
         place = places.get(_cell_key(cell, spec))
@@ -334,13 +334,13 @@ def _joined(name: str, spec: Spec, shown: list[Cell]) -> tuple[pandas.DataFrame,
 
 def _ranked(spec: Spec, shown: list[Cell]) -> tuple[pandas.DataFrame, list[list[Cell]]]:
     """See `correlations`."""
-    paper: dict[tuple, list[tuple[float, float]]] = {}
+    paper: dict[tuple[Any, ...], list[tuple[float, float]]] = {}
     for row in paper_rows(spec.paper):
         if row["algorithm"] not in WITHOUT_PUBLIC and row["distance"] is not None and row["utility"] is not None:
             block = (row["private"], row["model"], row["algorithm"], row["epsilon"])
             paper.setdefault(block, []).append((row["distance"], row["utility"]))
     public_keys = ("pair.public", "pair.convert")
-    ours: dict[tuple, list[Cell]] = {}
+    ours: dict[tuple[Any, ...], list[Cell]] = {}
     for cell in shown:
         if cell["algorithm"] in WITHOUT_PUBLIC or not cell.trained():
             continue
@@ -349,7 +349,7 @@ def _ranked(spec: Spec, shown: list[Cell]) -> tuple[pandas.DataFrame, list[list[
             same = json.dumps([[k, v] for k, v in sorted(cell.settings.items()) if k not in public_keys])
             key = (cell["private"], cell["model"], cell["algorithm"], epsilon, cell["label"], same)
             ours.setdefault(key, []).append(cell)
-    rows: list[tuple[tuple, list[Cell]]] = []
+    rows: list[tuple[tuple[Any, ...], list[Cell]]] = []
     for head, keys in groupby(sorted(ours), key=lambda key: key[:5]):
         together = list(keys)
         texts = differences([ours[key][0] for key in together], public_keys)
@@ -404,11 +404,11 @@ def _beside(paper: dict[str, Any]) -> dict[str, Any]:
     return {f"paper_{key}": paper[key] for key in ("public", "utility", "utility_std", "distance")}
 
 
-def _paper_key(row: dict[str, Any], spec: Spec) -> tuple:
+def _paper_key(row: dict[str, Any], spec: Spec) -> tuple[Any, ...]:
     return (*(row[key] for key in CELL if key != "label"), *(row[column] for column in spec.match))
 
 
-def _cell_key(cell: Cell, spec: Spec) -> tuple:
+def _cell_key(cell: Cell, spec: Spec) -> tuple[Any, ...]:
     """The key of the paper row that belongs beside the cell: a stand-in counts as what it stands for."""
     public = spec.stand_ins.get(cell["public"], cell["public"])
     values = {key: cell[key] for key in CELL if key != "label"} | {"public": public}
@@ -418,13 +418,13 @@ def _cell_key(cell: Cell, spec: Spec) -> tuple:
 def _with_setting(found: list[Cell], spec: Spec) -> list[tuple[Cell, str]]:
     """Each cell with what tells it apart from the others of its private data, model, algorithm, epsilon and label."""
     shown = ("pair.public", *spec.match.values())
-    blocks: dict[tuple, list[Cell]] = {}
+    blocks: dict[tuple[Any, ...], list[Cell]] = {}
     for cell in found:
         blocks.setdefault(tuple(cell[key] for key in CELL if key != "public"), []).append(cell)
     return [pair for block in blocks.values() for pair in zip(block, differences(block, shown), strict=True)]
 
 
-def _order(row: dict[str, Any], place: int | None, privates: list[str], spec: Spec) -> tuple:
+def _order(row: dict[str, Any], place: int | None, privates: list[str], spec: Spec) -> tuple[Any, ...]:
     """The paper's order within each private dataset; what the paper has not comes last."""
     labels = ["paper", *spec.labels.get(row["algorithm"], [])]
     rest = [str(row.get(key) or "") for key in ("algorithm", "model", "epsilon", "public", "label", "setting")]

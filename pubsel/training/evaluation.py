@@ -94,7 +94,9 @@ def auc(outputs: Tensor, y: Tensor) -> float:
     return float(np.mean([roc_auc_score(truth, scores) for truth, scores in one_against_rest(outputs, y)]))
 
 
-def weighted_auc(truth: NDArray[np.bool_], scores: NDArray[np.float64], counts: NDArray[np.uint8]) -> NDArray:
+def weighted_auc(
+    truth: NDArray[np.bool_], scores: NDArray[np.float64], counts: NDArray[np.uint8]
+) -> NDArray[np.float64]:
     """AUC, [resamples], of scores [n] for truth [n], example i counted counts[:, i] times (counts [resamples, n]): the
     share of pairs of a positive and a negative example that are in order, ties half. NaN where one side is empty.
 
@@ -108,7 +110,7 @@ def weighted_auc(truth: NDArray[np.bool_], scores: NDArray[np.float64], counts: 
     positives = counts[:, truth].astype(np.float64)  # [resamples, positives]
     in_order = np.einsum("bi,bi->b", positives, negatives[:, ends[0]] + negatives[:, ends[1]]) / 2
     with np.errstate(invalid="ignore"):
-        return in_order / (positives.sum(1) * negatives[:, -1])  # type: ignore[no-any-return]
+        return in_order / (positives.sum(1) * negatives[:, -1])
 
 
 def one_against_rest(outputs: Tensor, y: Tensor) -> list[tuple[NDArray[np.bool_], NDArray[np.float64]]]:

@@ -1,0 +1,145 @@
+"""What a program imports: each function gives what its command gives."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import pubsel
+from pubsel import cli
+from pubsel.messages import UsageError, UserError
+
+WORDS = [
+    "+experiment=quickstart",
+    "training.steps=3",
+    "distance.initialisations=2",
+    "algorithm.k=20",
+    "pair.m=50",
+    "distance.m=50",
+]
+CIRCUMSTANCES = ("seconds", "finished", "seconds_candidate", "seconds_private")
+
+
+def record_in(folder: Path) -> dict:
+    (path,) = folder.glob("*/result.json")
+    return json.loads(path.read_text())
+
+
+def without_times(record: dict) -> dict:
+    record = json.loads(json.dumps(record))
+    for part in (record, record.get("distance")):
+        for key in CIRCUMSTANCES:
+            if isinstance(part, dict):
+                part.pop(key, None)
+    return record
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> pubsel.Record:
+    folder = tmp_path_factory.mktemp("trained")
+    settings = {
+        "training": {"steps": 3},
+        "distance": {"initialisations": 2, "m": 50},
+        "pair": {"m": 50},
+        "algorithm": {"k": 20},
+    }
+    return pubsel.train("+experiment=quickstart", results=folder, epsilon=3, **settings)
+
+
+def test_train_gives_the_record_of_run(trained: pubsel.Record, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    assert cli.main(["run", *WORDS, "epsilon=3", f"results={tmp_path}"]) == 0
+    assert without_times(trained) == without_times(record_in(tmp_path / "runs"))
+    assert capsys.readouterr().out == f"{trained}\n"
+    assert (trained.folder / "model.pt").exists()
+
+
+def test_rank_gives_the_record_of_rank(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    words = ["private=digits", "public=[digits,[noise,photo_patches]]", "model=digits_cnn", "distance.m=40"]
+    assert cli.main(["rank", *words, "distance.initialisations=2", f"results={tmp_path / 'one'}"]) == 0
+    record = pubsel.rank(
+        "digits", ["digits", ("noise", "photo_patches")], "model=digits_cnn", results=tmp_path / "two",
+        distance={"m": 40, "initialisations": 2},
+    )  # fmt: skip
+    assert without_times(record) == without_times(record_in(tmp_path / "one" / "ranks"))
+    first, second = capsys.readouterr().out, str(record)
+    assert [line for line in first.splitlines() if " took " not in line] == [
+        line for line in second.splitlines() if " took " not in line
+    ]
+    assert pubsel.load(record["identity"], tmp_path / "two").text == record.text
+
+
+def test_load_gives_the_record_that_runs_shows(trained: pubsel.Record, capsys: pytest.CaptureFixture) -> None:
+    for name in (trained["identity"], trained.folder, trained.folder / "result.json"):
+        again = pubsel.load(name, trained.folder.parents[1])
+        assert without_times(again) == without_times(trained)
+        assert (again.folder, again.text) == (trained.folder, trained.text)
+    assert cli.main(["runs", "show", trained["identity"], f"results={trained.folder.parents[1]}"]) == 0
+    assert again["privacy"]["statement"] in capsys.readouterr().out
+    with pytest.raises(UserError, match="nothing-like-it: no such file, and no record of this name in"):
+        pubsel.load("nothing-like-it", trained.folder)
+
+
+def test_load_reads_the_records_that_are_kept_with_the_code() -> None:
+    results = Path(__file__).parents[1] / "results"
+    if not (results / "records").exists():
+        pytest.skip("no records here")
+    name = next(iter(sorted((results / "records").glob("*.json")))).stem
+    assert pubsel.load(name, results)["identity"] == name
+
+
+def test_open_dataset_gives_what_data_check_tells(capsys: pytest.CaptureFixture) -> None:
+    source = pubsel.open_dataset("digits")
+    assert cli.main(["data", "check", "digits"]) == 0
+    assert capsys.readouterr().out == f"digits: {source!r}\n"
+    assert repr(source).startswith("1,297 training and 500 test images of 8x8x1, 10 classes, measured by accuracy\n")
+    assert "<pre>1,297 training" in source._repr_html_()
+
+
+def test_a_record_in_a_notebook_has_its_text_and_its_keys_and_no_markup_of_its_own(tmp_path: Path) -> None:
+    record = pubsel.Record({"label": "<b>", "privacy": {"epsilon": 1.5}, "values": [1, 2]}, tmp_path, "a < b")
+    page = record._repr_html_()
+    assert "<pre>a &lt; b</pre>" in page
+    assert "<th>label</th><td>&lt;b&gt;</td>" in page
+    assert "<th>privacy.epsilon</th><td>1.5</td>" in page
+    assert "<th>values</th><td>[1, 2]</td>" in page
+    assert 'title="the setting&#x27;s name in tables"' in page
+    assert record["privacy"] == {"epsilon": 1.5}  # a mapping like result.json
+    assert json.loads(json.dumps(record)) == record
+
+
+@pytest.mark.parametrize(
+    ("words", "settings", "message"),
+    [
+        ([], {"epsilom": 3}, r"unknown key epsilom \(did you mean epsilon\?\)"),
+        (["a b"], {}, "cannot read 'a b': write key=value"),
+        ([], {"epsilon": -1}, "epsilon=-1.0: must be greater than 0"),
+        (["algorithm=gepp"], {}, "Could not find 'algorithm/gepp'"),
+        ([], {"pair": {"private": "digits"}}, "pair.private=digits: give its public data too"),
+    ],
+)
+def test_what_is_wrong_is_told_as_by_the_command(
+    words: list[str], settings: dict, message: str, capsys: pytest.CaptureFixture, tmp_path: Path
+) -> None:
+    with pytest.raises(UsageError, match=message) as told:
+        pubsel.train(*words, results=tmp_path, **settings)
+    given = [f"pair.private={settings['pair']['private']}"] if "pair" in settings else []
+    given += [f"{key}={value}" for key, value in settings.items() if key != "pair"]
+    assert cli.main(["run", *words, *given, f"results={tmp_path}"]) == 2
+    assert " ".join(str(told.value).split()) in capsys.readouterr().err
+
+
+def test_options_of_ones_own(tmp_path: Path) -> None:
+    (tmp_path / "training").mkdir()
+    (tmp_path / "training" / "two_steps.yaml").write_text("defaults: [digits]\nsteps: 2\n")
+    words = [word for word in WORDS if not word.startswith("training")]
+    record = pubsel.train(*words, training="two_steps", config_dir=tmp_path, results=tmp_path / "results")
+    assert record["settings"]["training"]["steps"] == 2
+
+
+def test_importing_it_takes_no_torch() -> None:
+    code = "import pubsel, sys; assert 'torch' not in sys.modules and 'pandas' not in sys.modules; pubsel.train"
+    subprocess.run([sys.executable, "-c", code], check=True)
+    assert set(pubsel.__all__) == {"Record", "load", "open_dataset", "rank", "train"}
+    assert (Path(pubsel.__file__).parent / "py.typed").exists()
