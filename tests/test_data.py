@@ -18,7 +18,7 @@ from scipy.io import savemat
 
 from pubsel.algorithms import View
 from pubsel.commands import data as catalogue
-from pubsel.data import Missing, Source, Split, load, open_dataset, prepared, public_examples
+from pubsel.data import Missing, Reader, Source, Split, load, open_dataset, prepared, public_examples
 from pubsel.data.convert import to_shape
 from pubsel.data.splits import NO_CLASS, held_out, shuffled, sorted_by_class
 from pubsel.messages import UsageError, UserError
@@ -328,7 +328,7 @@ def test_imagenet_is_public_only(tmp_path):
         images(tmp_path / "imagenet" / "val" / f"n0{i}", 3, size=(50, 40 + i), suffix=".JPEG", seed=i)
     like = Split(torch.zeros(1, 1, 28, 28, dtype=torch.uint8), torch.zeros(1))
     for _ in range(2):  # from the folders, then prepared
-        public, notes = public_examples("imagenet", 5, like, str(tmp_path), False, resize)
+        public, notes = public_examples("imagenet", 5, like, Reader(str(tmp_path)), resize)
         assert public.x.shape == (5, 1, 28, 28)
         assert len(public.y.unique()) > 1
         assert "imagenet: test was sorted by class, shuffled with seed 0" in notes
@@ -471,7 +471,7 @@ def test_combined_public_sets_are_dealt_out_in_turn(tmp_path):
     assert len(task.test.x) == 10
     first = load(Pair(private=str(tmp_path / "a.npz"), public=names, m=7, convert=resize), ".", False).public
     assert (first.x == x[:7]).all()  # the first of many are the few, in equal shares
-    ranked, notes = public_examples(names, 16, task.private, ".", False, resize, private=str(tmp_path / "a.npz"))
+    ranked, notes = public_examples(names, 16, task.private, Reader("."), resize, private=str(tmp_path / "a.npz"))
     assert (ranked.x == x).all()
     assert notes == task.notes
 
@@ -564,7 +564,7 @@ def test_public_and_private_the_same(tmp_path):
     like = Split(torch.zeros(1, 1, 8, 8, dtype=torch.uint8), torch.zeros(1))
     a = str(tmp_path / "a.npz")
     with pytest.raises(UsageError, match=r"distance.m=11"):
-        public_examples(a, 11, like, ".", False, resize, private=a)
+        public_examples(a, 11, like, Reader("."), resize, private=a)
     npz(tmp_path / "mnist.npz", shape=(28, 28))  # by name and by path
     task = load(pair("mnist", tmp_path / "mnist.npz"), str(tmp_path), False)
     assert len(task.test.x) == 6

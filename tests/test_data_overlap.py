@@ -11,7 +11,7 @@ import torch
 from PIL import Image
 
 from pubsel import data
-from pubsel.data import Source, Split, load, open_dataset, opened, overlap, public_examples, stored
+from pubsel.data import Reader, Source, Split, load, open_dataset, opened, overlap, public_examples, stored
 from pubsel.messages import UsageError
 from pubsel.settings.identity import as_json
 from pubsel.settings.keys import Convert, Overlap, Pair, Take
@@ -247,7 +247,7 @@ def test_candidates_are_compared_with_the_private_set(tmp_path):
     own = npz(tmp_path / "own.npz")
     npz(tmp_path / "other.npz", seed=1, test_images=own["train_images"][:20])
     source = open_dataset(str(tmp_path / "own.npz"), "", False)
-    asked = (str(tmp_path / "other.npz"), 10, source.train, "", False, Convert.resize, str(tmp_path / "own.npz"))
+    asked = (str(tmp_path / "other.npz"), 10, source.train, Reader(""), Convert.resize, str(tmp_path / "own.npz"))
     with pytest.raises(UsageError, match=r"^public=.*other.npz: 10 of 10 public examples .* set overlap=drop"):
         public_examples(*asked, apart=source)
     found, notes = public_examples(*asked, apart=source, how=Overlap.drop)

@@ -12,7 +12,7 @@ from scipy.linalg import sqrtm
 from torch import nn
 
 from pubsel import distances
-from pubsel.data import Split, open_dataset, public_examples
+from pubsel.data import Reader, Split, open_dataset, public_examples
 from pubsel.data.splits import NO_CLASS
 from pubsel.distances import frechet, mmd, otdd, task2vec
 from pubsel.distances.inputs import class_numbers, penultimate
@@ -40,7 +40,7 @@ def network(i):
 @pytest.fixture(scope="module")
 def digits():
     source = open_dataset("digits", "nowhere", False)
-    noise, _ = public_examples("noise", 100, source.train, "nowhere", False, Convert.resize)
+    noise, _ = public_examples("noise", 100, source.train, Reader("nowhere"), Convert.resize)
     return source.train, source.test, noise
 
 
@@ -463,7 +463,7 @@ def test_order_on_fashion_mnist(name):
     root = os.environ["PUBSEL_DATA"]
     source = open_dataset("fashion_mnist", root, False)
     candidates = {
-        name: public_examples(name, 300, source.train, root, False, Convert.resize, private="fashion_mnist")[0]
+        name: public_examples(name, 300, source.train, Reader(root), Convert.resize, private="fashion_mnist")[0]
         for name in ("fashion_mnist", "mnist")
     }
 

@@ -9,7 +9,7 @@ import torch
 from scipy import integrate, stats
 from torch import nn
 
-from pubsel.data import Split, open_dataset, public_examples
+from pubsel.data import Reader, Split, open_dataset, public_examples
 from pubsel.distances import dp_gsd, gsd
 from pubsel.distances.dp_gsd import DPPCA
 from pubsel.gradients.matrix import PerExampleGradients
@@ -37,7 +37,7 @@ def secret(purpose, step):
 @pytest.fixture(scope="module")
 def digits():
     source = open_dataset("digits", "nowhere", False)
-    noise, _ = public_examples("noise", 100, source.train, "nowhere", False, Convert.resize)
+    noise, _ = public_examples("noise", 100, source.train, Reader("nowhere"), Convert.resize)
     return source.train, source.test, noise
 
 

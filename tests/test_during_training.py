@@ -9,7 +9,7 @@ from scipy.linalg import subspace_angles
 
 from pubsel import algorithms, cell
 from pubsel.commands import draw, run
-from pubsel.data import public_examples
+from pubsel.data import Reader, public_examples
 from pubsel.gradients.matrix import random_labels
 from pubsel.messages import UsageError
 from pubsel.privacy.sampling import Schedule, poisson_sample
@@ -67,7 +67,7 @@ class First:
     def public(self, name):
         """With the random labels of the step."""
         pair = self.settings.pair
-        split, _ = public_examples(name, 50, self.task.private, "nowhere", False, pair.convert, "digits")
+        split, _ = public_examples(name, 50, self.task.private, Reader("nowhere"), pair.convert, "digits")
         return self.rows(split.x, random_labels(public_stream(identity_of(self.settings))("labels", 0), 50, 10, False))
 
 
@@ -127,7 +127,9 @@ def test_gsd_is_that_of_algorithm_1_on_batch_and_public_images(first, tmp_path):
         f"pair.m={n}",
         "distance.parameters=all",
     )
-    split, _ = public_examples("digits", n, first.task.private, "nowhere", False, first.settings.pair.convert, "digits")
+    split, _ = public_examples(
+        "digits", n, first.task.private, Reader("nowhere"), first.settings.pair.convert, "digits"
+    )
     public = first.rows(split.x, split.y)
     bases = [torch.linalg.svd(rows, full_matrices=False).Vh[:3].T.numpy() for rows in (first.batch, public)]
     want = np.sqrt(np.sum(np.sin(subspace_angles(*bases)) ** 2) / 3)

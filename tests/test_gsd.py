@@ -8,7 +8,7 @@ import torch
 from scipy.linalg import subspace_angles
 
 from pubsel.commands.rank import ordered
-from pubsel.data import Split, open_dataset, public_examples
+from pubsel.data import Reader, Split, open_dataset, public_examples
 from pubsel.distances import gsd
 from pubsel.gradients.matrix import DenseGradients
 from pubsel.messages import UsageError
@@ -28,7 +28,7 @@ def network(i):
 @pytest.fixture(scope="module")
 def digits():
     source = open_dataset("digits", "nowhere", False)
-    noise, _ = public_examples("noise", 100, source.train, "nowhere", False, Convert.resize)
+    noise, _ = public_examples("noise", 100, source.train, Reader("nowhere"), Convert.resize)
     return source.train, source.test, noise
 
 
@@ -165,7 +165,7 @@ def test_order_on_fashion_mnist():
     root = os.environ["PUBSEL_DATA"]
     source = open_dataset("fashion_mnist", root, False)
     candidates = {
-        name: public_examples(name, 500, source.train, root, False, Convert.resize, private="fashion_mnist")[0]
+        name: public_examples(name, 500, source.train, Reader(root), Convert.resize, private="fashion_mnist")[0]
         for name in ("fashion_mnist", "mnist", "noise")
     }
 

@@ -178,7 +178,7 @@ def test_runs_and_choice_are_given_what_was_accounted_for(loss, monkeypatch):
     asked = []
     monkeypatch.setattr(module, "base_run", lambda signed, loss, deviation, *_: asked.append(deviation) or np.zeros(2))
     monkeypatch.setattr(module, "chances", lambda *given: asked.append(given[3]) or np.ones(3) / 3)
-    learned = noisy_sgd(np.zeros((50, 2)), np.ones(50), loss, 2.0, 1e-5, 0.1, 40, stream("noisy_sgd", "asked"))
+    learned = noisy_sgd(np.zeros((50, 2)), np.ones(50), loss, (2.0, 1e-5), 0.1, 40, stream("noisy_sgd", "asked"))
     made = accountant.plan(1.0, 1e-5, 1 / 50, 3 * 40, 1.0)
     assert learned.base == made
     assert asked == [accountant.deviation(made.noise_multiplier, loss.lipschitz)] * 3 + [1.0]
@@ -192,7 +192,7 @@ def test_runs_and_choice_are_given_what_was_accounted_for(loss, monkeypatch):
 @pytest.mark.parametrize("noise", ["accounted", "paper"])
 def test_the_budget_adds_up(beta, runs, noise):
     x, y = mixture(100, 5, stream("noisy_sgd", "data"))
-    learned = noisy_sgd(x, y, LOGISTIC, 1.0, 1e-5, beta, 30, stream("noisy_sgd", "run"), noise=noise)
+    learned = noisy_sgd(x, y, LOGISTIC, (1.0, 1e-5), beta, 30, stream("noisy_sgd", "run"), noise=noise)
     choice = 0.5 if runs > 1 else 0.0  # with one run there is nothing to choose
     assert learned.runs == runs
     assert learned.base.steps == 30 * runs
@@ -213,7 +213,7 @@ def test_the_papers_noise_is_far_more_than_needed_and_refused_where_it_does_not_
     x, y = mixture(40, 3, stream("noisy_sgd", "data"))
 
     def learn(epsilon, steps, noise):
-        return noisy_sgd(x, y, LOGISTIC, epsilon, 1e-5, 0.5, steps, stream("noisy_sgd", "run"), noise=noise)
+        return noisy_sgd(x, y, LOGISTIC, (epsilon, 1e-5), 0.5, steps, stream("noisy_sgd", "run"), noise=noise)
 
     paper, accounted = learn(1.0, 1600, "paper"), learn(1.0, 1600, "accounted")
     assert paper.base.noise_multiplier == pytest.approx(np.sqrt(32 * np.log(40 / 1e-5) * np.log(1 / 1e-5)))
@@ -226,10 +226,18 @@ def test_the_papers_noise_is_far_more_than_needed_and_refused_where_it_does_not_
 
 @pytest.mark.parametrize(
     "change",
-    [{"beta": 0}, {"beta": 1}, {"delta": 0}, {"epsilon": 0}, {"steps": 0}, {"y": np.ones(3)}, {"x": np.ones((0, 2))}],
+    [
+        {"beta": 0},
+        {"beta": 1},
+        {"budget": (1.0, 0)},
+        {"budget": (0, 1e-5)},
+        {"steps": 0},
+        {"y": np.ones(3)},
+        {"x": np.ones((0, 2))},
+    ],
 )
 def test_settings_that_are_refused(change):
-    good = {"x": np.zeros((4, 2)), "y": np.ones(4), "loss": LOGISTIC, "epsilon": 1.0, "delta": 1e-5, "beta": 0.1}
+    good = {"x": np.zeros((4, 2)), "y": np.ones(4), "loss": LOGISTIC, "budget": (1.0, 1e-5), "beta": 0.1}
     with pytest.raises(UsageError, match="needs"):
         noisy_sgd(**good | {"steps": 3, "source": stream("noisy_sgd", "run")} | change)
 
@@ -244,7 +252,7 @@ def test_it_learns_in_two_principal_components_what_it_cannot_in_full_dimension(
     top = np.linalg.svd(public, full_matrices=False)[2][:2].T  # [d, 2], as in Algorithm 1
 
     def accuracy(basis, seed):
-        w = noisy_sgd(x @ basis, y, loss, 0.2, 1e-5, 0.05, 500, stream("noisy_sgd", "learn", seed)).w
+        w = noisy_sgd(x @ basis, y, loss, (0.2, 1e-5), 0.05, 500, stream("noisy_sgd", "learn", seed)).w
         return np.mean(np.sign(x_test @ basis @ w) == y_test)
 
     projected, full = ([accuracy(basis, seed) for seed in range(5)] for basis in (top, np.eye(1000)))
@@ -256,7 +264,7 @@ def test_a_run_is_reproducible_and_takes_system_entropy():
     x, y = mixture(200, 4, stream("noisy_sgd", "data"))
 
     def learn(source):
-        return noisy_sgd(x, y, LOGISTIC, 1.0, 1e-5, 0.1, 30, source).w
+        return noisy_sgd(x, y, LOGISTIC, (1.0, 1e-5), 0.1, 30, source).w
 
     first, again, other = (learn(stream("noisy_sgd", "run", seed)) for seed in (0, 0, 1))
     np.testing.assert_array_equal(first, again)

@@ -145,7 +145,7 @@ def test_noise_has_the_scale_that_covers_rounding(monkeypatch):
     asked = []
     monkeypatch.setattr("pubsel.algorithms.noisy_sgd.base_run", lambda signed, loss, scale, *_: asked.append(scale) or
                         np.zeros(2))  # fmt: skip
-    learned = noisy_sgd(np.zeros((9, 2)), np.ones(9), LOGISTIC, 1.0, 1e-5, 0.1, 5, stream("test", "noise"))
+    learned = noisy_sgd(np.zeros((9, 2)), np.ones(9), LOGISTIC, (1.0, 1e-5), 0.1, 5, stream("test", "noise"))
     assert asked[0] == pytest.approx(1.001 * learned.base.noise_multiplier * LOGISTIC.lipschitz, rel=1e-12)
 
 

@@ -14,7 +14,7 @@ from torch import nn
 
 from pubsel import selection
 from pubsel.cli import main
-from pubsel.data import Split, open_dataset, public_examples
+from pubsel.data import Reader, Split, open_dataset, public_examples
 from pubsel.messages import UsageError
 from pubsel.models import build
 from pubsel.privacy import accountant
@@ -44,8 +44,8 @@ def secret(purpose, step):
 @pytest.fixture(scope="module")
 def digits():
     source = open_dataset("digits", "nowhere", False)
-    noise, _ = public_examples("noise", 100, source.train, "nowhere", False, Convert.resize)
-    patches, _ = public_examples("photo_patches", 100, source.train, "nowhere", False, Convert.resize)
+    noise, _ = public_examples("noise", 100, source.train, Reader("nowhere"), Convert.resize)
+    patches, _ = public_examples("photo_patches", 100, source.train, Reader("nowhere"), Convert.resize)
     return source.train, {"digits": source.test, "noise": noise, "photo_patches": patches}
 
 

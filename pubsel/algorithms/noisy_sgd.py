@@ -143,14 +143,13 @@ def noisy_sgd(
     x: Array,
     y: Array,
     loss: Loss,
-    epsilon: float,
-    delta: float,
+    budget: tuple[float, float],
     beta: float,
     steps: int,
     source: Source,
     noise: Literal["accounted", "paper"] = "accounted",
 ) -> Halfspace:
-    """Algorithm 2: a halfspace through 0, (epsilon, delta)-private for adding or removing a row.
+    """Algorithm 2: a halfspace through 0, (epsilon, delta)-private for adding or removing a row. budget: both of them.
 
     x: [n, d], rows of norm at most 1 (longer ones are scaled to it). y: [n], -1 or +1. beta: the chance that no run is
     good; there are ceil(log(1 / beta)) runs. steps: of each run; the paper takes n^2 - 1.
@@ -159,7 +158,7 @@ def noisy_sgd(
     (epsilon / runs, delta / runs). For comparison: it holds for at most n^2 steps, where it costs a twentieth of
     epsilon or less (epsilon 1 to 10, by Renyi DP), and is refused where it does not. Its real cost is reported.
     """
-    n = len(x)
+    n, (epsilon, delta) = len(x), budget
     if not (0 < beta < 1 and 0 < delta < 1 and epsilon > 0 and steps >= 1 and n >= 1 and y.shape == (n,)):
         raise UsageError("noisy_sgd: needs 0 < beta, delta < 1, epsilon > 0, steps >= 1, and one label for each row")
     runs, choice = runs_of(beta), choice_of(epsilon, beta)
@@ -231,7 +230,7 @@ class NoisySGD(Algorithm):
                 f"algorithm={self.name} learns a halfspace: take a task of two classes, and a finite epsilon"
             )
         y = 2.0 * private.y.numpy() - 1
-        found = noisy_sgd(private.x.double().numpy(), y, self._loss(), epsilon, delta, self.beta, self.steps, source)
+        found = noisy_sgd(private.x.double().numpy(), y, self._loss(), (epsilon, delta), self.beta, self.steps, source)
         w = torch.from_numpy(found.w).float()
         return torch.stack([-w, w]), found.base._replace(epsilon=found.epsilon, claimed_epsilon=epsilon)
 

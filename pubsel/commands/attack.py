@@ -231,10 +231,10 @@ def gsd_rows(settings: AttackConfig, name: str, device: torch.device) -> list[di
             "training images in all: lower distance.m"
         )
     task = Task(source.train, None, source.test, *source[2:6], source.notes)
-    candidates = {}
+    candidates, read = {}, data.Reader(settings.data_root, settings.download)
     for public in settings.public if settings.attack == Attack.gsd_white_box else []:
         candidates["+".join(public_sets(public))], _ = data.public_examples(
-            public, m, source.train, settings.data_root, settings.download, settings.convert, settings.private
+            public, m, source.train, read, settings.convert, settings.private
         )
     answers: dict[tuple[str, str | None, int], list[tuple[NDArray[Any], NDArray[Any]]]] = {}
     replaced = []

@@ -106,14 +106,15 @@ def candidates_of(settings: RankConfig, device: torch.device, kept: Path) -> tup
     """The private data, and the candidates by name. kept: a folder for the candidates' examples, so that memory does
     not grow with their number."""
     through = through_backbone(settings, device)
+    read = data.Reader(settings.data_root, settings.download, through)
     images = data.open_dataset(settings.private, settings.data_root, settings.download)
     source = through(settings.private, images)
     candidates: dict[str, Split] = {}
     notes = [*source.notes]
     for place, public in enumerate(settings.public):
         split, said = data.public_examples(
-            public, distance_of(settings).m, source.train, settings.data_root, settings.download, settings.convert,
-            settings.private, through, images, settings.overlap,
+            public, distance_of(settings).m, source.train, read, settings.convert, settings.private, images,
+            settings.overlap,
         )  # fmt: skip
         candidates["+".join(public_sets(public))] = mapped(split, kept / f"{place}.npy")
         notes += said

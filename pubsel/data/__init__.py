@@ -38,7 +38,7 @@ from pubsel.settings.datasets import Dataset, dataset_info, dataset_names, kept_
 from pubsel.settings.identity import is_path
 from pubsel.settings.keys import Convert, Overlap, Pair, Take, public_sets
 
-__all__ = ["Missing", "Source", "Split", "Task", "load", "open_dataset", "public_examples", "same_examples"]
+__all__ = ["Missing", "Reader", "Source", "Split", "Task", "load", "open_dataset", "public_examples", "same_examples"]
 
 
 class Task(NamedTuple):
@@ -66,6 +66,34 @@ class Task(NamedTuple):
         )
 
 
+class Reader(NamedTuple):
+    """Where datasets lie, whether missing ones are downloaded, and how they are used: through(name, source), such as
+    the source's features. opened: one that need not be read again."""
+
+    data_root: str
+    download: bool = False
+    through: Callable[[str, Source], Source] = lambda _, source: source
+    opened: Opened | None = None
+
+    def __call__(self, name: str) -> Opened:
+        if self.opened is not None and self.opened.name == name:
+            return self.opened
+        source = open_dataset(name, self.data_root, self.download)
+        return Opened(name, source, self.through(name, source))
+
+
+class Beside(NamedTuple):
+    """What public images stand beside. like: has the shape that they are brought to, as `convert` says; private: the
+    name of the private set; against: the private set as it was opened, with which they may share no image but as `how`
+    says."""
+
+    like: Split
+    convert: Convert
+    private: str | None
+    against: Opened | None
+    how: Overlap
+
+
 def load(
     pair: Pair, data_root: str, download: bool, through: Callable[[str, Source], Source] = lambda _, source: source
 ) -> Task:
@@ -78,11 +106,7 @@ def load(
     is on two sides (`pair.overlap`), but for those of a published set's own parts: these are noted. through(name,
     source): the source as it is used, such as its features.
     """
-
-    def read(name: str) -> Opened:
-        source = open_dataset(name, data_root, download)
-        return Opened(name, source, through(name, source))
-
+    read = Reader(data_root, download, through)
     opened = read(pair.private)
     _check_private(pair, opened.used)
     opened, apart = _test_apart(opened, pair.overlap, data_root)
@@ -92,10 +116,10 @@ def load(
         public, left, public_notes = _from_training(pair, opened, data_root, read)
         notes += public_notes
     elif pair.public is not None:
+        beside = Beside(source.train, pair.convert, pair.private, opened, pair.overlap)
         public, taken, public_notes = _combined(
-            public_sets(pair.public), pair.m, "pair.m", source.train, pair.private, pair.convert, data_root,
-            lambda name: opened if name == pair.private else read(name), opened, pair.overlap,
-        )  # fmt: skip
+            public_sets(pair.public), pair.m, "pair.m", beside, read._replace(opened=opened)
+        )
         notes = tuple(dict.fromkeys(notes + public_notes))
         if taken:
             test, test_notes = _rest_of_test(pair, opened, taken, data_root)
@@ -162,7 +186,7 @@ def _rest_of_test(pair: Pair, opened: Opened, taken: int, data_root: str) -> tup
 
 
 def _from_training(
-    pair: Pair, opened: Opened, data_root: str, read: Callable[[str], Opened]
+    pair: Pair, opened: Opened, data_root: str, read: Reader
 ) -> tuple[Split, np.ndarray, tuple[str, ...]]:
     """Public examples, which training examples stay private, bool [n], and notes: the public ones are drawn from the
     training split of pair.public."""
@@ -232,11 +256,9 @@ def public_examples(
     public: str | list[str],
     m: int,
     like: Split,
-    data_root: str,
-    download: bool,
+    read: Reader,
     convert: Convert,
     private: str | None = None,
-    through: Callable[[str, Source], Source] = lambda _, source: source,
     apart: Source | None = None,
     how: Overlap = Overlap.refuse,
 ) -> tuple[Split, tuple[str, ...]]:
@@ -250,20 +272,15 @@ def public_examples(
     Several sets (GSD, Table 16) are dealt out in turn: image i comes from set i mod their number, so that the first m'
     hold equal shares for any m'; a share may be one larger than another. Labels stay where every set is of the private
     task, as conf/dataset says of named sets and as a user's own are taken to be if they have as many classes as each
-    other; else each is NO_CLASS, which what needs labels refuses. through: as of `load`.
+    other; else each is NO_CLASS, which what needs labels refuses.
 
     An image that two of the sets have, or that `apart`, the private set as it was opened, has too, is a UsageError, or
     with how=drop is passed over; a published set's own training images in its test set are noted.
     """
-
-    def read(name: str) -> Opened:
-        source = open_dataset(name, data_root, download)
-        return Opened(name, source, through(name, source))
-
     against = None if apart is None else Opened(str(private), apart, apart)
-    sets = public_sets(public)
-    found, _, notes = _combined(sets, m, "distance.m", like, private, convert, data_root, read, against, how)
-    return found, notes
+    beside = Beside(like, convert, private, against, how)
+    examples, _, notes = _combined(public_sets(public), m, "distance.m", beside, read)
+    return examples, notes
 
 
 def open_dataset(name: str, data_root: str, download: bool) -> Source:
@@ -449,12 +466,11 @@ def _source(
     return Source(train, test, classes, metric, mean, std, parts.notes + train_notes + test_notes, files)
 
 
-def _combined(
-    names: list[str], m: int, key: str, like: Split, private: str | None, convert: Convert, data_root: str,
-    read: Callable[[str], Opened], against: Opened | None, how: Overlap,
-) -> tuple[Split, int, tuple[str, ...]]:  # fmt: skip
-    """m public images as `public_examples` says; how many of them are test images of the private set; and notes.
-    against: the private set, which they are compared with."""
+def _combined(names: list[str], m: int, key: str, beside: Beside, read: Reader) -> tuple[Split, int, tuple[str, ...]]:
+    """m public images as `public_examples` says; how many of them are test images of the private set; and notes. key:
+    the setting that m is the value of."""
+    like, convert, private, against, how = beside
+    data_root = read.data_root
     for one, two in combinations(names, 2):
         if same_examples(one, two, data_root):
             raise UsageError(f"the public sets {one} and {two} share examples: take one of them")

@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable, Iterable
 from dataclasses import field
 from enum import Enum
-from typing import Any, TypeVar, get_args
+from typing import Any, TypedDict, TypeVar, Unpack, get_args
 
 from omegaconf import MISSING, DictConfig, OmegaConf
 from omegaconf.errors import ConfigKeyError, MissingMandatoryValue, OmegaConfBaseException
@@ -21,26 +21,32 @@ T = TypeVar("T")
 NAME = re.compile(r"[\w.+-]+")  # what may be part of the name of a folder
 
 
+class Range(TypedDict, total=False):
+    """What a number may be: open or closed ends."""
+
+    over: float
+    at_least: float
+    at_most: float
+    below: float
+
+
 def setting(
     about: str,
     *,
-    over: float | None = None,
-    at_least: float | None = None,
-    at_most: float | None = None,
-    below: float | None = None,
     infinite: bool = False,
     neutral: bool = False,
     named: bool = False,
     default: Any = MISSING,
+    **limits: Unpack[Range],
 ) -> Any:
-    """A dataclass field with its meaning and its open or closed range. Its value stands in conf/, or, for a key that
+    """A dataclass field with its meaning and its range. Its value stands in conf/, or, for a key that
     few set, here as `default`: never in both. While it has its default, the identity leaves it out.
 
     `neutral` keys cannot change a result (where files lie, how fast a run is); the identity leaves them out. `named`
     keys become part of a folder's name.
     """
-    metadata = {"about": about, "over": over, "at_least": at_least, "at_most": at_most, "below": below}
-    return field(default=default, metadata={**metadata, "infinite": infinite, "neutral": neutral, "named": named})
+    kind = {"infinite": infinite, "neutral": neutral, "named": named}
+    return field(default=default, metadata={"about": about, **limits, **kind})
 
 
 LEAST, MOST = 1e-30, 1e38  # sizes of a number that float32 holds, with room for a square root and a quotient

@@ -336,9 +336,8 @@ def refuse(settings: RunConfig, algorithm: Algorithm, sets: list[str], ks: list[
 def public_set(name: str, settings: RunConfig, private: Split, device: torch.device) -> Split:
     """Its first pair.m images, in the shape of the private ones."""
     pair = settings.pair
-    split, notes = data.public_examples(
-        name, pair.m, private, settings.data_root, settings.download, pair.convert, pair.private
-    )
+    read = data.Reader(settings.data_root, settings.download)
+    split, notes = data.public_examples(name, pair.m, private, read, pair.convert, pair.private)
     for note in notes:
         say(f"  {note}")
     return Split(split.x.to(device), split.y.to(device))
