@@ -20,6 +20,7 @@ from pubsel import algorithms, data, distances, models, records, selection
 from pubsel.algorithms import Algorithm, Solves
 from pubsel.data import Split, Task
 from pubsel.distances import Releases
+from pubsel.gradients.matrix import set_precision
 from pubsel.messages import UsageError, say
 from pubsel.privacy import accountant, ledger
 from pubsel.privacy.randomness import Secret, content, secret
@@ -171,6 +172,8 @@ def choose_device(device: Device) -> torch.device:
     if device == Device.cuda and not torch.cuda.is_available():
         raise UsageError("device=cuda: no CUDA device is available here; use device=cpu or device=auto")
     use = "cuda" if device != Device.cpu and torch.cuda.is_available() else "cpu"
+    if use == "cuda":  # torch convolves in tf32 unless told otherwise
+        set_precision("ieee")
     return torch.device(use)
 
 

@@ -26,7 +26,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 import pubsel
-from pubsel.messages import CellsFailed, UsageError, UserError
+from pubsel.messages import CellsFailed, UsageError, UserError, out_of_memory
 from pubsel.privacy import ledger
 from pubsel.records import BrokenRecord
 from pubsel.settings import CONF, compose, explain, named
@@ -378,12 +378,7 @@ def _message(error: Exception) -> tuple[str, int]:
         return str(error), error.exit_code
     if isinstance(error, HydraException | OmegaConfBaseException):
         return compose.explained(error), 2
-    full = ("can't allocate", "could not create a primitive", "failed to map segment")  # of torch, oneDNN, an import
-    if (
-        isinstance(error, MemoryError)
-        or type(error).__name__ == "OutOfMemoryError"
-        or any(t in str(error) for t in full)
-    ):
+    if out_of_memory(error):
         return "out of memory: lower training.chunk, algorithm.k or pair.m", 1
     if type(error).__name__ == "UncompletedJobError":  # of submitit, at a time limit
         return f"{str(error).rstrip('.')}: raise hydra.launcher.max_num_timeout or timeout_min", 1

@@ -77,3 +77,13 @@ def duration(seconds: float) -> str:
     if seconds < 120:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} minutes" if seconds < 7200 else f"{seconds / 3600:.1f} hours"
+
+
+FULL = ("can't allocate", "could not create a primitive", "failed to map segment")  # of torch, oneDNN, an import
+
+
+def out_of_memory(error: BaseException) -> bool:
+    """Whether an error says that memory ran out, of the machine or of a GPU."""
+    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
+        return True
+    return any(text in str(error) for text in FULL)

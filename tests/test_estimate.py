@@ -534,7 +534,7 @@ def test_a_cell_that_shares_a_gpu_waits_for_its_memory(monkeypatch, capsys):
         estimate.claim(needed._replace(distance=13 * 2**29), torch.device("cpu"))
 
 
-@pytest.mark.gpu
+@pytest.mark.gpu(real=True)
 def test_memory_that_is_taken_stays_with_the_process():
     gpu = torch.device("cuda")
     assert not estimate.taken(2 * estimate.total(gpu), gpu)

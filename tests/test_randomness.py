@@ -8,7 +8,7 @@ import pytest
 import torch
 from scipy import stats
 
-from pubsel.privacy.randomness import SystemEntropy, content, normal, secret, stream
+from pubsel.privacy.randomness import Ahead, SystemEntropy, content, normal, secret, stream
 
 
 def test_streams_repeat_and_differ():
@@ -75,3 +75,29 @@ def test_a_fingerprint_tells_numbers_shapes_and_types_apart():
     assert len({content(tensor) for tensor in tensors}) == len(tensors)
     assert content(torch.zeros(2), torch.zeros(4)) != content(torch.zeros(4), torch.zeros(2))
     assert content(torch.zeros(6)) == content(torch.zeros(6))
+
+
+def test_noise_that_is_drawn_ahead_is_the_same_noise():
+    """Also where a step needs more numbers than the thread has drawn for it, and none is drawn beyond the last."""
+    asked = []
+
+    def source(purpose, step):
+        asked.append(step)
+        return stream("key", purpose, step)
+
+    ahead = Ahead(source, 4)
+    for step, n in enumerate([5, 5, 7, 7]):
+        drawn = normal(ahead("noise", step), n, torch.device("cpu"))
+        assert torch.equal(drawn, normal(stream("key", "noise", step), n, torch.device("cpu")))
+    assert sorted(set(asked)) == [0, 1, 2, 3]
+
+
+def test_an_error_of_the_thread_that_draws_is_raised_where_the_noise_is_used():
+    class Broken:
+        def standard_normal(self, n):
+            raise OSError("no entropy")
+
+    ahead = Ahead(lambda purpose, step: Broken() if step else stream("key", purpose, step), 3)
+    ahead("noise", 0).standard_normal(2)
+    with pytest.raises(OSError, match="no entropy"):
+        ahead("noise", 1).standard_normal(2)

@@ -275,6 +275,31 @@ def test_gpus_are_listed_without_torch(monkeypatch: pytest.MonkeyPatch, tmp_path
     assert sweep.visible_gpus() == ["0", "1"]
 
 
+LISTINGS = {
+    "GPU 0: NVIDIA H100 (UUID: GPU-a)\n": ["0"],
+    "".join(f"GPU {i}: NVIDIA H100 (UUID: GPU-{i})\n" for i in range(8)): [str(i) for i in range(8)],
+    "GPU 0: NVIDIA A100 (UUID: GPU-a)\n  MIG 3g.20gb Device 0: (UUID: MIG-1)\n  MIG 3g.20gb Device 1: (UUID: MIG-2)\n"
+    "GPU 1: NVIDIA A100 (UUID: GPU-b)\n": ["MIG-1", "MIG-2", "1"],
+    "No devices were found\n": [],
+}
+
+
+@pytest.mark.parametrize(
+    ("listing", "devices"), LISTINGS.items(), ids=["one", "eight", "two parts and a whole", "none"]
+)
+def test_gpus_and_parts_of_gpus_are_listed(listing: str, devices: list[str]) -> None:
+    assert sweep.listed_gpus(listing) == devices
+
+
+def test_gpus_are_counted_where_only_their_driver_is(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(sweep, "DRIVERS", [tmp_path])
+    (tmp_path / "torch.py").write_text("class cuda: device_count = lambda: 3")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    assert sweep.visible_gpus() == ["0", "1", "2"]
+
+
 # A cluster
 
 submitit = pytest.importorskip("submitit")

@@ -32,7 +32,7 @@ def embed_and_clip(gradients: GradientMatrix, basis: Basis, clip_embedding: floa
     return w, w.double().T @ weights
 
 
-def residual_sum(gradients: GradientMatrix, basis: Basis, w: Tensor, clip_residual: float, error: float) -> Tensor:
+def residual_sum(gradients: GradientMatrix, basis: Basis, w: Tensor, clip_residual: float, error: Tensor | float) -> Tensor:
     """Sum of the residual rows r_i = g_i - B w_i, each clipped to `clip_residual` and divided by it -> float64 [p].
 
     Almost no residual is written out: sum_i c_i r_i = G^T c - B W^T c, and for an orthonormal B
@@ -52,9 +52,12 @@ def residual_sum(gradients: GradientMatrix, basis: Basis, w: Tensor, clip_residu
     weights = clip_factors((left + (SLACK + error) * squares).sqrt(), clip_residual) / clip_residual  # [n]
     weights = torch.where(near, 0, weights)
     total = gradients.combine(weights) - basis.expand(w.double().T @ weights)
-    if near.any():
-        residuals = DenseGradients(gradients.written_out(near) - basis.expand(w[near]))  # [n', p]
-        total += clipped_sum(residuals, clip_residual)
+    if near.is_cuda:  # which rows they are is not asked, since the GPU would have to be waited for
+        residuals = torch.where(near[:, None], gradients.written_out() - basis.expand(w), 0)  # [n, p]
+        total += clipped_sum(DenseGradients(residuals), clip_residual)
+    elif near.any():
+        residuals = gradients.written_out(near) - basis.expand(w[near])  # [n', p]
+        total += clipped_sum(DenseGradients(residuals), clip_residual)
     return total
 
 
@@ -63,11 +66,10 @@ def clipped_parts(
 ) -> Tensor:
     """The rows (embedding, residual) [n, k + p] that the two sums add up, all residuals written out; None: [n, k]."""
     w = gradients.project(basis)
-    every = torch.ones(len(w), dtype=torch.bool, device=w.device)
     embeddings = DenseGradients(w.clone())
     parts = [weighted_rows(embeddings, clip_weights(embeddings, clip_embedding))]
     if clip_residual is not None:
-        residuals = DenseGradients(gradients.written_out(every) - basis.expand(w))
+        residuals = DenseGradients(gradients.written_out() - basis.expand(w))
         parts.append(weighted_rows(residuals, clip_weights(residuals, clip_residual)))
     return torch.cat(parts, dim=1)
 
@@ -112,7 +114,7 @@ class GEP(Algorithm):
             w, embedding = embed_and_clip(gradients, basis, self.clip_embedding)
             if not self.residual:
                 return embedding
-            return torch.cat([embedding, residual_sum(gradients, basis, w, self.clip_residual, float(error))])
+            return torch.cat([embedding, residual_sum(gradients, basis, w, self.clip_residual, error)])
 
         def decode(mean: Tensor) -> Tensor:  # [p]
             direction = basis.expand(mean[:k] * self.clip_embedding)

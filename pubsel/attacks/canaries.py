@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from pubsel.data import Split, Task
 from pubsel.gradients.factored import FactoredGradients, LinearGradients
-from pubsel.gradients.matrix import CPU_ENTRIES, DenseGradients, Engine, GradientMatrix
+from pubsel.gradients.matrix import DenseGradients, Engine, GradientMatrix, entries_at_once
 
 # Norms of gradients in units of the norm at which clipping begins. Most are huge: those give themselves away.
 MAGNITUDES = (1e4, 1e4, 1e2, 1e3, 1e4, 1e0, 1e2, 1e4, 1e1, 1e3, 1e4, 1e-3)
@@ -126,7 +126,7 @@ class WithCanaries:
     def rows(self, chosen: Tensor, dtype: torch.dtype | None = None) -> Iterator[tuple[Tensor, GradientMatrix]]:
         """The canaries `chosen` [n], some at a time: which, and their gradients."""
         dtype = dtype or next(self.model.parameters()).dtype
-        for some in chosen.split(max(8, CPU_ENTRIES // self.size)):
+        for some in chosen.split(max(8, entries_at_once(next(self.model.parameters()).device) // self.size)):
             parts = self._parts(some, dtype)
             if isinstance(self.inner, LinearGradients):
                 yield some, FactoredGradients(parts[0], parts[1], self.inner.model.bias is not None)

@@ -10,6 +10,7 @@ import ctypes
 import io
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -166,14 +167,34 @@ def join(folder: Path, parent: int, gpus: Sequence[str], shared: bool) -> None:
 
 
 def visible_gpus() -> list[str]:
-    """The GPUs that this process may use, as CUDA_VISIBLE_DEVICES names them; found without torch."""
+    """The GPUs that this process may use, as CUDA_VISIBLE_DEVICES names them: the parts of one that is divided (MIG).
+    They are counted without torch, or, if there is no nvidia-smi, in a process of its own: what has touched CUDA cannot
+    be forked."""
     given = os.environ.get("CUDA_VISIBLE_DEVICES")
     if given is not None:
         return [name.strip() for name in given.split(",") if name.strip() not in ("", "-1")]
-    if not shutil.which("nvidia-smi"):
+    if shutil.which("nvidia-smi"):
+        listing = subprocess.run(["nvidia-smi", "--list-gpus"], capture_output=True, text=True, check=False)
+        return listed_gpus(listing.stdout)
+    if not any(path.exists() for path in DRIVERS):
         return []
-    found = subprocess.run(["nvidia-smi", "--list-gpus"], capture_output=True, text=True, check=False)
-    return [str(i) for i, line in enumerate(found.stdout.splitlines()) if line.startswith("GPU ")]
+    count = "import torch; print(torch.cuda.device_count())"
+    counted = subprocess.run([sys.executable, "-c", count], capture_output=True, text=True, check=False)
+    return [str(i) for i in range(int(counted.stdout or 0))]
+
+
+DRIVERS = [Path("/dev/nvidiactl"), Path("/dev/dxg"), Path("/proc/driver/nvidia")]  # on Linux, and Linux within Windows
+
+
+def listed_gpus(listing: str) -> list[str]:
+    """The devices of `nvidia-smi --list-gpus`: GPU 0, 1, ..., or the parts that stand below one."""
+    devices: list[list[str]] = []
+    for line in listing.splitlines():
+        if line.startswith("GPU "):
+            devices.append([str(len(devices))])
+        elif (part := re.search(r"\bMIG .*\(UUID: (\S+)\)", line)) and devices:
+            devices[-1] = [*(name for name in devices[-1] if name.startswith("MIG-")), part[1]]
+    return [name for names in devices for name in names]
 
 
 # In the process that leads the sweep

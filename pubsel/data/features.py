@@ -30,7 +30,7 @@ from pubsel.models.weights import load, tensors_alone, weight_file
 from pubsel.settings.identity import digest_of
 from pubsel.settings.keys import Backbone
 
-BATCH = 32
+CPU_BATCH, GPU_BATCH = 32, 256  # images at a time through the network
 TOLD_SECONDS = 1.0  # of the first batches, by which it is told how long all take
 DIGEST = 16  # bytes of blake2b at a file's end, of all before MARK
 MARK = b"blake2b-16:"  # numpy reads as much as the header says, and no further
@@ -211,12 +211,13 @@ def _write(path: Path, what: str, x: Tensor, extractor: Extractor, report: Calla
     said, first, finite, alike = 0, None, True, True
     told = hashlib.blake2b(digest_size=DIGEST)
     refuse(what, x, extractor)
+    batch = batch_of(extractor)
     began: float | None = None
     try:
         with os.fdopen(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
             partial.chmod(0o600)  # whatever the umask
-            for start in range(0, len(x), BATCH):
-                found = embed(x[start : start + BATCH], extractor).cpu().numpy().astype(np.float32)
+            for start in range(0, len(x), batch):
+                found = embed(x[start : start + batch], extractor).cpu().numpy().astype(np.float32)
                 if first is None:
                     first, header = found[:1], io.BytesIO()
                     shape = {"descr": "<f4", "fortran_order": False, "shape": (len(x), found.shape[1])}
@@ -245,12 +246,17 @@ def _write(path: Path, what: str, x: Tensor, extractor: Extractor, report: Calla
         partial.unlink(missing_ok=True)
 
 
+def batch_of(extractor: Extractor) -> int:
+    """Images at a time: a GPU is not filled by as many as a cache holds."""
+    return GPU_BATCH if next(extractor.net.parameters()).is_cuda else CPU_BATCH
+
+
 def refuse(what: str, x: Tensor, extractor: Extractor) -> None:
     """UserError if a batch does not fit in memory, by what one image of it holds."""
     device = next(extractor.net.parameters()).device
     with Held(device) as counted:
         embed(torch.zeros_like(x[:1]), extractor)
-    size, available = counted.peak * min(BATCH, len(x)), free(device)
+    size, available = counted.peak * min(batch_of(extractor), len(x)), free(device)
     if size > available:
         raise UserError(
             f"features of {what} need about {gib(size)} of memory and {gib(available)} are free on {device}: "

@@ -24,7 +24,7 @@ class FactoredGradients:
         squares = [r.double().square().sum(1), row_norms(x).square() + TINY * x.shape[1]]  # [n], float64
         norms = (squares[0] * (squares[1] + bias)).sqrt()
         broken = ~(torch.stack([norms, *(s.sqrt() for s in squares)]).amax(0) < LARGEST)
-        if broken.any():
+        if r.is_cuda or broken.any():  # a GPU would have to be waited for
             r, x = r.masked_fill(broken[:, None], 0), x.masked_fill(broken[:, None], 0)
             norms = torch.where(broken, 0, norms)
         self.r, self.x, self.bias, self.losses = r, x, bias, losses
@@ -60,8 +60,8 @@ class FactoredGradients:
     def gram(self) -> Tensor:  # [n, n]
         return (self.r @ self.r.T) * (self.x @ self.x.T + self.bias)
 
-    def written_out(self, chosen: Tensor) -> Tensor:  # [n', p]
-        r, x = self.r[chosen], self.x[chosen]
+    def written_out(self, chosen: Tensor | None = None) -> Tensor:  # [n', p]
+        r, x = (self.r, self.x) if chosen is None else (self.r[chosen], self.x[chosen])
         rows = (r[:, :, None] * x[:, None, :]).flatten(1)
         return torch.cat([rows, r], dim=1) if self.bias else rows
 

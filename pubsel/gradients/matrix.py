@@ -17,6 +17,7 @@ from pubsel.gradients.per_example import by_layers, by_vmap, layers_agree
 
 LARGEST = 1e18  # norm of a row that counts; products with a larger one could overflow float32
 CPU_CHUNK, GPU_CHUNK = 256, 500  # examples per pass, at most
+GPU_SHARE = 8  # G of a pass takes at most this part of a GPU's memory
 CPU_ENTRIES, CPU_PIXELS = 2**23, 2**19  # of G and of x per pass, 32 and 2 MiB: 42 images of 64 pixels
 NORM_BLOCK = 512  # float32 sums over more entries than this read low; blocks are added in float64
 PRODUCT_BLOCK = 2**14
@@ -54,7 +55,7 @@ class GradientMatrix(Protocol):
     def project(self, basis: Basis) -> Tensor: ...  # [p, k] -> G B, [n, k]
     def combine(self, weights: Tensor) -> Tensor: ...  # G^T weights: [n] -> float64 [p]; [n, k] -> [p, k], as G is
     def gram(self) -> Tensor: ...  # G G^T, [n, n]
-    def written_out(self, chosen: Tensor) -> Tensor: ...  # bool [n] -> those rows, [n', p]
+    def written_out(self, chosen: Tensor | None = None) -> Tensor: ...  # bool [n] -> those rows, [n', p]; None: all
     def scaled_norms(self, scale: Tensor) -> Tensor: ...  # [p] -> norms of the rows of G diag(scale), [n]
     def squared_sum(self) -> Tensor: ...  # sum of the rows of G * G, [p]
     def add_power(self, total: Tensor, columns: slice, b: Tensor) -> None: ...  # total += G_c^T G_c b
@@ -89,8 +90,8 @@ class DenseGradients:
     def combine(self, weights: Tensor) -> Tensor:  # [p] or [p, k]
         return weighted_sum(self.rows, weights) if weights.dim() == 1 else self.rows.T @ weights
 
-    def written_out(self, chosen: Tensor) -> Tensor:  # [n', p]
-        return self.rows[chosen]
+    def written_out(self, chosen: Tensor | None = None) -> Tensor:  # [n', p]
+        return self.rows if chosen is None else self.rows[chosen]
 
     def scaled_norms(self, scale: Tensor) -> Tensor:  # [n]
         return row_norms(self.rows * scale)
@@ -180,13 +181,27 @@ def random_labels(source: np.random.Generator, n: int, classes: int, multi_label
 def gpu_precision(precision: str) -> Iterator[None]:
     """Matrix products and convolutions of float32 numbers on a GPU as "ieee" or "tf32"; ieee again afterwards.
 
-    torch convolves in tf32 unless told otherwise: the loop asks for ieee before it touches private data.
+    A command sets ieee when it chooses its device; the loop asks for it again before it touches private data.
     """
-    torch.backends.cuda.matmul.fp32_precision = torch.backends.cudnn.conv.fp32_precision = precision  # type: ignore[attr-defined]
+    set_precision(precision)
     try:
         yield
     finally:
-        torch.backends.cuda.matmul.fp32_precision = torch.backends.cudnn.conv.fp32_precision = "ieee"  # type: ignore[attr-defined]
+        set_precision("ieee")
+
+
+def set_precision(precision: str) -> None:
+    """Of matrix products and convolutions of float32 numbers on a GPU: "ieee" or "tf32"."""
+    torch.backends.cuda.matmul.fp32_precision = precision
+    torch.backends.cudnn.conv.fp32_precision = precision  # type: ignore[attr-defined]
+
+
+def entries_at_once(device: torch.device) -> int:
+    """Numbers of G per pass: what a cache holds, or a part of a GPU's memory, whatever is free of it: rounding depends
+    on it."""
+    if device.type == "cpu":
+        return CPU_ENTRIES
+    return int(torch.cuda.mem_get_info(device)[1]) // (4 * GPU_SHARE)
 
 
 class Engine(Protocol):
@@ -229,8 +244,11 @@ class PerExampleGradients:
 
     def chunk(self, x: Tensor) -> int:
         """Examples of x [n, ...] per pass."""
-        if self._given or next(self.model.parameters()).is_cuda:
-            return self._given or GPU_CHUNK
+        if self._given:
+            return self._given
+        parameter = next(self.model.parameters())
+        if parameter.is_cuda:
+            return max(8, min(GPU_CHUNK, entries_at_once(parameter.device) // max(1, self.size)))
         fits = min(CPU_ENTRIES // max(1, self.size), CPU_PIXELS // max(1, x[:1].numel()))
         return min(CPU_CHUNK, max(8, fits))
 

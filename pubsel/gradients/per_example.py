@@ -17,7 +17,10 @@ from torch import Tensor, nn
 from torch.autograd.function import FunctionCtx
 from torch.func import functional_call, grad_and_value, vmap
 
+from pubsel.messages import out_of_memory
+
 PATCHES = 2**20  # entries of unfolded input at once, so that they stay in a cache
+GPU_PATCHES = 2**28  # those that a GPU takes at once: each product is a kernel to start
 PATCHES_OF_ONE = 2**17  # those of one image, for the cache of one core
 
 
@@ -148,7 +151,9 @@ def layers_agree(model: nn.Module, x: Tensor, y: Tensor, names: list[str]) -> bo
     ours, exact = ({name: examples.new_zeros(2, *s, dtype=torch.float64) for name, s in shapes.items()} for _ in "12")
     try:
         by_layers(moved, examples, labels, ours)
-    except RuntimeError:
+    except RuntimeError as error:
+        if out_of_memory(error):  # vmap would need more
+            raise
         return False
     by_vmap(moved, examples, labels, exact)
     return all(torch.allclose(ours[name], exact[name], 1e-8, 1e-10) for name in names)
@@ -207,7 +212,7 @@ def _convolution(layer: nn.Conv2d, x: Tensor, g: Tensor, out: Tensor) -> None:
     padded = nn.functional.pad(x, (left, left, top, top))
     sn, sc, sh, sw = padded.stride()
     patches = padded.as_strided((n, h, w, kh, kw, c), (sn, sh * th, sw * tw, sh * dh, sw * dw, sc))
-    step = max(1, PATCHES // entries)
+    step = max(1, (GPU_PATCHES if x.is_cuda else PATCHES) // entries)
     for gs, ps, into in zip(g.flatten(2).split(step), patches.split(step), out.split(step), strict=True):
         if last:
             product = torch.bmm(gs, ps.reshape(len(ps), h * w, -1))  # [n', o, kernel * c]

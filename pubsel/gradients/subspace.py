@@ -24,7 +24,7 @@ def top_k(gradients: GradientMatrix, k: int) -> Tensor:
     From the top k eigenvectors U_k of the Gram matrix G G^T [m, m], decomposed in float64: V_k = G^T U_k / s_k, made
     orthonormal once more by QR in float64. The QR, not the Gram matrix, decides the accuracy: float32 columns of
     268,346 entries come out 4e-5 too long, which moves the distance by 2e-4; so it stays within 1e-6 of a float64 SVD.
-    Of many float32 rows on a CPU, `davidson` finds it faster, several times of 2,000, and distances within some 1e-4.
+    Of many float32 rows `davidson` finds it faster, several times of 2,000, and distances within some 1e-4.
 
     Raises ValueError if G has rank less than k, up to the rounding of the Gram matrix, since the subspace is then not
     determined.
@@ -61,7 +61,7 @@ def davidson(rows: Tensor, k: int, least: float) -> Tensor | None:
     theta_{k+1}) (Davis and Kahan, with Ritz values for eigenvalues) is some 20 times as large.
     """
     near = gram(sketch(rows, rows.shape[1] // BUCKETS))  # [m, m]
-    u = torch.randn(len(near), 8 * k, generator=torch.Generator().manual_seed(0))
+    u = torch.randn(len(near), 8 * k, generator=torch.Generator().manual_seed(0)).to(near)
     for _ in range(POWERS):
         u = torch.linalg.qr(near @ u).Q
     values, y = torch.linalg.eigh((u.T @ (near @ u)).double())  # [8 k], ascending
@@ -95,7 +95,7 @@ def davidson(rows: Tensor, k: int, least: float) -> Tensor | None:
 def is_large(rows: Tensor, k: int) -> bool:
     """Whether `davidson` pays for G [m, p]."""
     m, p = rows.shape
-    return m >= max(MANY, 30 * k) and p >= BUCKETS * m and rows.dtype == torch.float32 and not rows.is_cuda
+    return m >= max(MANY, 30 * k) and p >= BUCKETS * m and rows.dtype == torch.float32
 
 
 def _away(difference: Tensor, theta: Tensor) -> Tensor:
@@ -107,7 +107,7 @@ def sketch(rows: Tensor, width: int) -> Tensor:
     """S [m, width] with E S S^T = G G^T: column j of G [m, p], with a random sign, is added to column j mod width
     (CountSketch; Charikar, Chen, Farach-Colton 2002). The signs are always the same."""
     signs = torch.randint(2, (rows.shape[1],), generator=torch.Generator().manual_seed(0)).to(rows) * 2 - 1
-    total = torch.zeros(len(rows), width, dtype=rows.dtype)
+    total = rows.new_zeros(len(rows), width)
     for part, sign in zip(rows.split(width, 1), signs.split(width), strict=True):
         total[:, : len(sign)].addcmul_(part, sign)
     return total
@@ -189,9 +189,10 @@ def power_basis(
     return Basis(slices, basis)
 
 
-def orthonormal(basis: Basis) -> tuple[Basis, float]:
+def orthonormal(basis: Basis) -> tuple[Basis, Tensor]:
     """The basis, made orthonormal again where rounding has left it further than NEARLY from it, and a bound of
-    |B^T B - I|_2: the Frobenius norm of what is measured, in float64 over blocks of float32 products.
+    |B^T B - I|_2, float64 []: the Frobenius norm of what is measured, in float64 over blocks of float32 products. On a
+    GPU, which would have to be waited for, it is made orthonormal again in any case.
 
     Householder's QR in float32 errs by more the longer the columns are: 4e-5 at 200,000 entries, 1.6e-3 at 8.4 M. One
     step of Cholesky QR (Fukaya et al. 2014) from such a basis leaves what rounding its entries costs, some 1e-6.
@@ -200,14 +201,16 @@ def orthonormal(basis: Basis) -> tuple[Basis, float]:
     for block in basis.blocks:
         for attempt in range(3):
             excess = _products(block) - torch.eye(block.shape[1], dtype=torch.float64, device=block.device)
-            error = float(excess.norm())
-            if error <= NEARLY or attempt == 2:
+            error = excess.norm()
+            if attempt == 2 or (not error.is_cuda and error <= NEARLY):
                 break
-            factor = torch.linalg.cholesky(excess + torch.eye(len(excess)).to(excess))  # L L^T = B^T B
-            block = block @ torch.linalg.inv(factor).T.to(block.dtype)
+            identity = torch.eye(len(excess), dtype=torch.float64, device=block.device)
+            factor, failed = torch.linalg.cholesky_ex(excess + identity)  # L L^T = B^T B
+            inverse = torch.linalg.solve_triangular(factor, identity, upper=False)
+            block = block @ torch.where(failed == 0, inverse, identity).T.to(block.dtype)
         blocks.append(block)
         errors.append(error)
-    return Basis(basis.slices, blocks), max(errors)
+    return Basis(basis.slices, blocks), torch.stack(errors).max()
 
 
 def _products(block: Tensor) -> Tensor:

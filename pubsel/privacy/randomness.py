@@ -9,8 +9,9 @@ import hashlib
 import json
 import os
 from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -29,11 +30,14 @@ def stream(key: str, purpose: str, step: int = 0) -> np.random.Generator:
     return np.random.Generator(np.random.SFC64(int.from_bytes(hashlib.blake2b(text, digest_size=16).digest())))
 
 
-def normal(source: "np.random.Generator | SystemEntropy", n: int, device: torch.device) -> Tensor:
-    """Standard normal numbers, float64 [n]; on a GPU drawn there, from a generator seeded by `source`."""
-    if device.type == "cuda" and isinstance(source, np.random.Generator):
-        generator = torch.Generator(device).manual_seed(int(source.integers(2**63)))
-        return torch.randn(n, generator=generator, dtype=torch.float64, device=device)
+class Normals(Protocol):
+    """What normal numbers are drawn from."""
+
+    def standard_normal(self, n: int, /) -> NDArray[np.float64]: ...
+
+
+def normal(source: Normals, n: int, device: torch.device) -> Tensor:
+    """Standard normal numbers, float64 [n], the same on every device: they are drawn on the host."""
     return torch.from_numpy(source.standard_normal(n)).to(device)
 
 
@@ -62,6 +66,41 @@ class SystemEntropy:
 
 Source = np.random.Generator | SystemEntropy
 Sources = Callable[[str, int], Source]  # of a purpose and a step
+
+
+class Ahead:
+    """The noise of the steps of a training, the same as `secret` gives. A thread of the host draws that of the next
+    step while a GPU computes this one, so that the GPU need not wait for it."""
+
+    def __init__(self, secret: Sources, steps: int):
+        self._secret, self._steps = secret, steps
+        self._thread = ThreadPoolExecutor(1)
+        self._next: tuple[int, int, Future[NDArray[np.float64]]] | None = None  # step, how many numbers
+
+    def __call__(self, purpose: str, step: int) -> Normals:
+        """The noise of a step; steps come in order."""
+        return _Drawn(self, purpose, step)
+
+    def numbers(self, purpose: str, step: int, n: int) -> NDArray[np.float64]:
+        waiting, self._next = self._next, None
+        if waiting is not None and waiting[:2] == (step, n):
+            drawn = waiting[2].result()
+        else:
+            drawn = self._secret(purpose, step).standard_normal(n)
+        if step + 1 < self._steps:
+            self._next = (step + 1, n, self._thread.submit(self._secret(purpose, step + 1).standard_normal, n))
+        return drawn
+
+
+class _Drawn(NamedTuple):
+    """The noise of one step of `ahead`."""
+
+    ahead: Ahead
+    purpose: str
+    step: int
+
+    def standard_normal(self, n: int, /) -> NDArray[np.float64]:
+        return self.ahead.numbers(self.purpose, self.step, n)
 
 
 def below(n: int, source: Source) -> int:

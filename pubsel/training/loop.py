@@ -23,7 +23,7 @@ from pubsel.gradients.matrix import Engine, PerExampleGradients, gpu_precision
 from pubsel.messages import UserError
 from pubsel.privacy import ledger
 from pubsel.privacy.accountant import deviation, spent
-from pubsel.privacy.randomness import Secret, Source, normal, stream
+from pubsel.privacy.randomness import Ahead, Normals, Secret, Source, normal, stream
 from pubsel.privacy.sampling import Schedule, poisson_sample
 from pubsel.settings.keys import Optimizer, Training
 
@@ -98,7 +98,7 @@ def noisy_mean(
     gradients: Engine,
     batch: Split,
     noise_multiplier: float,
-    source: Source,
+    source: Normals,
     batch_size: int,
     processes: OneProcess = ONE_PROCESS,
 ) -> tuple[Tensor, Tensor]:
@@ -185,7 +185,8 @@ def fit(
     """
     algorithm, plan = job.algorithm, job.schedule
     everyone, own = task.private, processes.own(task.private)
-    task = on_device(task._replace(private=own), next(model.parameters()).device)
+    device = next(model.parameters()).device
+    task = on_device(task._replace(private=own), device)
     gradients = gradients or engine(model, job.training.chunk)
     view = view_of(model, gradients, task, job.name, plan)
     state = _State(model, gradients, job)
@@ -199,13 +200,15 @@ def fit(
     state.check_finite(start)
     processes.prepare(view, algorithm, job.name, job.training.chunk, everyone)
 
+    # noise comes from the host: a GPU is not to wait for it
+    noise = Ahead(secret, plan.steps) if device.type == "cuda" else secret
     checkpoint.restart_clock()
     for step in range(start, plan.steps):
         # the one place that private data is read: sample, clip and sum, add noise
         chosen = poisson_sample(secret("sample", step), plan.n, plan.rate) if plan.rate < 1 else None
         mechanism, batch = processes.begin(step, task.private, chosen, partial(algorithm.mechanism, view, step))
         mean, losses = noisy_mean(
-            mechanism, gradients, batch, job.noise_multiplier, secret("noise", step), plan.batch_size, processes
+            mechanism, gradients, batch, job.noise_multiplier, noise("noise", step), plan.batch_size, processes
         )
 
         # what follows computes from released numbers only; but for the losses, which are shown, and not released

@@ -1,5 +1,6 @@
 """What is computed once, before the loop: releases that are drawn once and kept, and layers that do not train."""
 
+import copy
 import math
 from collections import OrderedDict
 from collections.abc import Callable
@@ -39,7 +40,8 @@ class Prepared(NamedTuple):
         """The model that is released: what is frozen before the linear classifier, and this; or the network."""
         if self.frozen is None:
             return self.model
-        return nn.Sequential(OrderedDict(frozen=self.frozen, linear=self.model))
+        frozen = copy.deepcopy(self.frozen).to(next(self.model.parameters()).device)
+        return nn.Sequential(OrderedDict(frozen=frozen, linear=self.model))
 
 
 def prepare(cell: Cell, task: Task, first: accountant.Plan | None, noted: bool = True) -> Prepared:

@@ -1,0 +1,255 @@
+"""Every path of the program on a pretended CUDA device (tests/pretend_cuda.py): nothing meets a tensor of the wrong
+device, and no more kernels start, and the host waits no oftener, than is counted here."""
+
+import contextlib
+import io
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hydra import compose, initialize_config_dir
+from omegaconf import OmegaConf
+from pretend_cuda import Log, pretended
+
+from pubsel import algorithms, cell, models
+from pubsel.cli import main
+from pubsel.data import Split, Task
+from pubsel.gradients import per_example
+from pubsel.gradients.matrix import PerExampleGradients
+from pubsel.privacy.randomness import stream
+from pubsel.privacy.sampling import Schedule
+from pubsel.settings import CONF
+from pubsel.settings.keys import Device, Model
+from pubsel.settings.schema import check
+from pubsel.training import loop
+
+pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a real one: pytest -m gpu")
+
+QUICK = "run +experiment=quickstart training.steps=3"
+NO_GSD = f"{QUICK} distance=none"
+PIXELS = (
+    "run model=pixels pair.private=digits pair.public=digits pair.take=train pair.m=300 distance=none training=adamix "
+    "training.steps=3"
+)
+OWN = (
+    "run pair.private=own.npz pair.public=own.npz pair.m=20 distance=none training.steps=2 training.batch_size=20 "
+    "estimate=false"
+)
+RANK = "rank private=digits public=[digits,photo_patches] model=digits_cnn distance.m=60 distance.initialisations=2"
+ATTACK = (
+    "private=digits public=[photo_patches] model=digits_cnn distance.m=60 distance.k=4 known=[30] trials=1 "
+    "distance.initialisations=1"
+)
+AUDIT = NO_GSD.replace("run", "audit", 1)
+PATHS = {
+    "gep": NO_GSD,
+    "gep with GSD": f"{QUICK} seed=5",
+    "gep in slices": f"{NO_GSD} algorithm.groups=slices algorithm.redraw=false",
+    "gep bfloat16": f"{NO_GSD} algorithm.public_precision=bfloat16",
+    "gep tf32": f"{NO_GSD} algorithm.public_precision=tf32",
+    "biased gep": f"{NO_GSD} algorithm.residual=false",
+    "dp_sgd": f"{NO_GSD} algorithm=dp_sgd",
+    "dp_sgd, secure noise": f"{NO_GSD} algorithm=dp_sgd privacy.secure_noise=true",
+    "dp_sgd, adam and average": f"{NO_GSD} algorithm=dp_sgd training.optimizer=adam training.average=true",
+    "dp_md": f"{NO_GSD} algorithm=dp_md",
+    "second phase": f"{NO_GSD} algorithm=second_phase algorithm.public_epochs=1",
+    "second phase, own head": f"{NO_GSD} algorithm=second_phase algorithm.public_epochs=1 algorithm.head=own",
+    "non_private": f"{NO_GSD} algorithm=non_private",
+    "auto": f"{QUICK} distance=gsd pair.public=auto pair.candidates=[digits,photo_patches] epsilon_select=1 "
+            "distance.m=60 distance.k=4",
+    "adadps": f"{PIXELS} algorithm=adadps",
+    "pillar": f"{PIXELS} algorithm=pillar algorithm.k=10",
+    "jl": f"{PIXELS} algorithm=jl algorithm.k=10",
+    "dp_pca": f"{PIXELS} algorithm=dp_pca algorithm.k=10",
+    "adamix": f"{PIXELS} algorithm=adamix algorithm.rank=20",
+    "ngd": f"{PIXELS} algorithm=ngd",
+    "adamix_theory": f"{PIXELS} algorithm=adamix_theory training=adamix_theory",
+    "only_public": f"{PIXELS} algorithm=only_public",
+    "ppgd": f"{PIXELS} algorithm=ppgd",
+    "linear gep": f"{PIXELS} algorithm=gep_k100",
+    "linear dp_sgd": f"{PIXELS} algorithm=dp_sgd",
+    "features": f"{OWN} model=mobilenetv2 model.backbone.pretrained=false model.backbone.checkpoint=null "
+                "model.backbone.options={} model.backbone.input_size=32 algorithm=dp_sgd training=adamix",
+    "frozen layers once": f"{OWN} model=timm model.architecture=resnet10t model.norm=freeze "
+                          "model.trained=[fc,layer4.0.conv2] algorithm=dp_sgd training=fine_tune model.once=true",
+    "a network by vmap": f"{OWN} model=timm model.architecture=convnext_atto model.norm=replace algorithm=dp_sgd "
+                         "training=fine_tune",
+    "vit with lora": f"{OWN} model=timm model.architecture=vit_tiny_patch16_224 model.options={{img_size:32,depth:2}} "
+                     "model.lora={layers:[qkv],r:2,alpha:2} algorithm=dp_sgd training=fine_tune",
+    "noisy_sgd": "run model=pixels pair.private=own.npz pair.public=own.npz pair.m=20 distance=none training=adamix "
+                 "algorithm=noisy_sgd algorithm.k=5 algorithm.steps=10",
+    "rank gsd": f"{RANK} distance.k=8",
+    "rank gsd, given labels": f"{RANK} distance.k=8 distance.labels=given public=[digits]",
+    "rank dp_gsd": f"{RANK} distance=dp_gsd distance.k=8 distance.epsilon=1 distance.delta=1e-5",
+    "rank dp_gsd by bingham": f"{RANK} distance=dp_gsd distance.k=8 distance.mechanism=bingham distance.epsilon=1 "
+                              "distance.sketch=16",
+    "private choice": f"{RANK} distance.k=8 epsilon_select=1",
+    "rank task2vec": f"{RANK} distance=task2vec public=[digits]",
+    "rank otdd": f"{RANK} distance=otdd public=[digits]",
+    "rank otdd_exact": f"{RANK} distance=otdd_exact public=[digits]",
+    "rank frechet": f"{RANK} distance=frechet",
+    "rank mmd": f"{RANK} distance=mmd",
+    "attack on GSD, white box": f"attack gsd_white_box {ATTACK} targets=2",
+    "attack on GSD, black box": f"attack gsd_black_box {ATTACK}",
+    "audit, white box": f"{AUDIT} audit.canaries=20",
+    "audit, white box, dp_sgd": f"{AUDIT} audit.canaries=20 algorithm=dp_sgd",
+    "audit, black box": f"{AUDIT} audit.kind=black_box audit.canaries=20 algorithm=dp_sgd",
+    "audit, black box, pillar": PIXELS.replace("run", "audit", 1)
+                                + " audit.kind=black_box audit.canaries=20 algorithm=pillar algorithm.k=10",
+    "audit, black box, dp_pca": PIXELS.replace("run", "audit", 1)
+                                + " audit.kind=black_box audit.canaries=20 algorithm=dp_pca algorithm.k=10",
+    "audit by instance": f"{AUDIT} audit.kind=per_instance algorithm=dp_sgd",
+    "audit by instance, pillar": PIXELS.replace("run", "audit", 1)
+                                 + " audit.kind=per_instance algorithm=pillar algorithm.k=10",
+}  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty folder, but for a small data set of one's own."""
+    monkeypatch.chdir(tmp_path)
+    random = np.random.RandomState(0)
+    arrays = {}
+    for part, n in (("train", 60), ("test", 40)):
+        arrays[f"{part}_images"] = random.randint(255, size=(n, 32, 32, 3)).astype(np.uint8)
+        arrays[f"{part}_labels"] = np.arange(n) % 2
+    np.savez("own.npz", **arrays)
+    return tmp_path
+
+
+def run(words: str, device: str = "cuda") -> str:
+    """What a command prints, which must succeed."""
+    printed, told = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(told):
+        code = main([*words.split(), f"device={device}", "threads=1", "debug=true"])
+    assert code == 0, told.getvalue()
+    return printed.getvalue()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("words", PATHS.values(), ids=PATHS)
+def test_every_path_stays_on_its_device(words: str) -> None:
+    with pretended() as log:
+        run(words)
+    assert sum(log.kernels.values()) > 0
+
+
+def test_precision_is_set_when_the_device_is_chosen() -> None:
+    """Before anything is computed; torch would convolve in tf32."""
+    torch.backends.cudnn.conv.fp32_precision = "tf32"  # type: ignore[attr-defined]
+    with pretended():
+        assert cell.choose_device(Device.auto).type == "cuda"
+    assert torch.backends.cudnn.conv.fp32_precision == torch.backends.cuda.matmul.fp32_precision == "ieee"
+
+
+def test_a_run_of_a_gpu_is_resumed_and_read_without_one() -> None:
+    """Its checkpoint and its weights hold tensors of the GPU."""
+    words = f"{NO_GSD} training.checkpoint_seconds=0 training.steps=40 pair.private_share=0.2"
+    with pretended(), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(loop._State, "note_progress", interrupted)
+        assert main([*words.split(), "device=cuda", "threads=1"]) == 130
+    with pretended(available=False):
+        run(words, "cpu")
+    (weights,) = Path("results/runs").glob("*/model.pt")
+    with pretended(available=False):
+        assert torch.load(weights, map_location="cpu", weights_only=True)
+
+
+def interrupted(*_: object) -> None:
+    raise KeyboardInterrupt
+
+
+def test_memory_that_ran_out_is_no_sign_that_layers_are_not_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(per_example, "by_layers", full)
+    model = torch.nn.Linear(4, 3)
+    with pytest.raises(torch.OutOfMemoryError):
+        per_example.layers_agree(model, torch.zeros(2, 4), torch.zeros(2, dtype=torch.long), ["weight"])
+
+
+def test_rows_of_a_pass_follow_from_the_memory_of_the_gpu() -> None:
+    """Of the whole of it, not of what is free: rounding depends on how many pass together."""
+    with pretended() as log:
+        small = PerExampleGradients(torch.nn.Linear(10, 10).to("cuda"))
+        large = PerExampleGradients(torch.nn.Linear(10_000, 10_000).to("cuda"))
+        x = torch.zeros(2, 10, device="cuda")
+        assert small.chunk(x) == 500
+        assert large.chunk(x) == 140 * 2**30 // 8 // 4 // large.size == 46
+    assert not log.waits
+
+
+# Kernels that start in a step, and times that the host waits for it
+
+
+def resnet20() -> torch.nn.Module:
+    """For images of 8 pixels: as many kernels as for 32."""
+    return models.build(check(Model, option("model", "resnet20")), (3, 8, 8), 10, (0.5,) * 3, (0.5,) * 3, 0)
+
+
+def option(group: str, name: str) -> dict[str, Any]:
+    """The values of conf/GROUP/NAME.yaml, with those of its defaults."""
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        return OmegaConf.to_container(compose("run", [f"{group}={name}"])[group])  # type: ignore[return-value]
+
+
+def counted(name: str, model: torch.nn.Module, shape: tuple[int, ...], n: int, m: int, **changes: int) -> Log:
+    """The log of the second step of an algorithm on n private and m public examples, all in one batch."""
+    algorithm = algorithms.build(option("algorithm", name) | changes)
+    generator = torch.Generator().manual_seed(0)
+
+    def split(count: int) -> Split:
+        x = torch.randint(256, (count, *shape), generator=generator).to(
+            torch.uint8 if len(shape) > 1 else torch.float32
+        )
+        return Split(x, torch.arange(count) % 10)
+
+    private, public = split(n), split(m)
+    with pretended() as log:
+        task = Task(private, public, private, 10, "accuracy", (0.5,) * 3, (0.5,) * 3, ())
+        task = loop.on_device(task, torch.device("cuda"))
+        gradients = loop.engine(model.to("cuda"), None)
+        view = loop.view_of(model, gradients, task, "key", Schedule(n, n, 1.0, 2))
+        for step in range(2):
+            log.reset()
+            mechanism = algorithm.mechanism(view, step)
+            mean, _ = loop.noisy_mean(mechanism, gradients, task.private, 1.0, stream("key", "noise", step), n)
+            mechanism.decode(mean)
+        # what crosses is the noise, and labels that are drawn anew
+        assert sum(log.bytes.values()) <= 8 * (mechanism.size + m)
+    return log
+
+
+def test_a_step_of_dp_sgd_starts_few_kernels_and_waits_for_none() -> None:
+    log = counted("dp_sgd", resnet20(), (3, 8, 8), 1000, 1)
+    assert not log.waits
+    assert 300 < sum(log.kernels.values()) <= 700
+
+
+@pytest.mark.slow
+def test_a_step_of_gep_starts_few_kernels_and_waits_for_none() -> None:
+    log = counted("gep", resnet20(), (3, 8, 8), 1000, 2000, k=1000)
+    assert not log.waits
+    assert 1000 < sum(log.kernels.values()) <= 2000
+
+
+@pytest.mark.parametrize("name", ["dp_sgd", "gep"])
+def test_a_step_of_a_linear_classifier_waits_for_nothing(name: str) -> None:
+    log = counted(name, torch.nn.Linear(64, 10), (64,), 1000, 100, **({"k": 20} if name == "gep" else {}))
+    assert not log.waits
+    assert 10 < sum(log.kernels.values()) <= 150
+
+
+def test_private_data_cross_to_the_device_once() -> None:
+    """Twice as many steps bring across no more than their noise and their sample."""
+    crossed = []
+    for steps in (3, 6):
+        with pretended() as log:
+            run(f"{NO_GSD} algorithm=dp_sgd training.steps={steps} estimate=false")
+            crossed.append(sum(n for where, n in log.bytes.items() if where.startswith("to the device")))
+    weights = torch.load(next(Path("results/runs").glob("*/model.pt")), weights_only=True)
+    p = sum(tensor.numel() for name, tensor in weights.items() if name.endswith(("weight", "bias")))
+    assert 3 * 8 * p < crossed[1] - crossed[0] < 3 * (8 * p + 8 * 400)  # normals of 8 bytes; some 100 indices
