@@ -240,7 +240,7 @@ def test_a_step_of_gep_starts_few_kernels_and_waits_for_none() -> None:
 def test_a_step_of_a_linear_classifier_waits_for_nothing(name: str) -> None:
     log = counted(name, torch.nn.Linear(64, 10), (64,), 1000, 100, **({"k": 20} if name == "gep" else {}))
     assert not log.waits
-    assert 10 < sum(log.kernels.values()) <= 150
+    assert 10 < sum(log.kernels.values()) <= 400
 
 
 def test_private_data_cross_to_the_device_once() -> None:
@@ -250,6 +250,7 @@ def test_private_data_cross_to_the_device_once() -> None:
         with pretended() as log:
             run(f"{NO_GSD} algorithm=dp_sgd training.steps={steps} estimate=false")
             crossed.append(sum(n for where, n in log.bytes.items() if where.startswith("to the device")))
-    weights = torch.load(next(Path("results/runs").glob("*/model.pt")), weights_only=True)
+    with pretended(available=False):
+        weights = torch.load(next(Path("results/runs").glob("*/model.pt")), map_location="cpu", weights_only=True)
     p = sum(tensor.numel() for name, tensor in weights.items() if name.endswith(("weight", "bias")))
     assert 3 * 8 * p < crossed[1] - crossed[0] < 3 * (8 * p + 8 * 400)  # normals of 8 bytes; some 100 indices

@@ -1,6 +1,12 @@
 """Studies from records, and the cluster map."""
 
+import os
+import re
+import shutil
+import subprocess
 import sys
+import tarfile
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -14,8 +20,10 @@ from pubsel.settings.schema import check
 from pubsel.tables import figures
 from tests.synthetic import record as synthetic
 
-sys.path.insert(0, str(Path(__file__).parent.parent / "scripts"))
-from compare_distances import compare
+CHECKOUT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(CHECKOUT / "scripts"))
+import rented  # noqa: E402
+from compare_distances import compare  # noqa: E402
 
 
 def test_a_cluster_map_of_digits(tmp_path):
@@ -56,3 +64,61 @@ def test_distances_are_compared_by_the_order_of_utility(tmp_path):
     assert list(rows["lost"]) == pytest.approx([0, 30])
     assert list(points["public"]) == list("abcd")
     assert list(points["mmd (probe)"]) == pytest.approx([3.1, 2.1, 1.1, 0.1])
+
+
+@pytest.mark.slow
+def test_a_rented_machine_does_the_next_piece_of_a_list_and_packs_it(tmp_path):
+    """Bare and without network: interrupted when its time is over, the next machine goes on with the packed state."""
+    listed = tmp_path / "list.txt"
+    run = "python -m pubsel run +experiment=quickstart distance=none device=cpu threads=1 download=false"
+    listed.write_text(
+        f"# a remark\n{run} training.steps=3\npython -c 'raise SystemExit(5)'\n"
+        f"{run} seed=1 training.epochs=400 training.checkpoint_seconds=0.2\n"
+    )
+    state, epochs = [], []
+    for call, minutes in enumerate((1.2, 1.2)):
+        machine, out = tmp_path / f"machine{call}", tmp_path / f"out{call}"
+        shutil.copytree(CHECKOUT, machine, ignore=shutil.ignore_patterns(".*", "results", "data", "build"))
+        shutil.copytree(CHECKOUT / "pubsel" / "data", machine / "pubsel" / "data", dirs_exist_ok=True)
+        shutil.copytree(CHECKOUT / "conf", machine / "conf", dirs_exist_ok=True)
+        words = [sys.executable, str(machine / "scripts" / "rented.py"), str(out), "--list", str(listed)]
+        offline = ["unshare", "-rn"] if subprocess.run(["unshare", "-rn", "true"], check=False).returncode == 0 else []
+        done = subprocess.run(
+            [*offline, *words, f"--minutes={minutes}", *state], capture_output=True, text=True, cwd=tmp_path,
+            env={**os.environ, "PYTHONPATH": ""},
+        )  # fmt: skip
+        assert done.returncode == 1, done.stderr
+        lines = done.stdout.splitlines()
+        assert [line.split()[0] for line in lines] == ["ended", "failed", "interrupted"]
+        assert {path.name for path in out.iterdir()} == {"state.tar", "summary.txt"}
+        state = ["--state", str(out / "state.tar")]
+        with tarfile.open(out / "state.tar") as packed:
+            names = packed.getnames()
+            printed = packed.extractfile("results/rented/2.txt").read().decode()
+        assert sum(name.endswith("result.json") for name in names) == 1
+        assert sum(name.endswith("checkpoint.pt") for name in names) == 1
+        assert not any(name.endswith("model.pt") for name in names)
+        epochs.append(max(float(epoch) for epoch in re.findall(r"epoch +([\d.]+)", printed)))
+        assert printed.count("steps, sampling rate") == call + 1  # added to what the first call printed
+    assert epochs[1] > epochs[0]
+
+
+def test_what_a_rented_machine_lacks_is_named(tmp_path, monkeypatch):
+    monkeypatch.setattr(rented, "PACKAGES", {"nowhere": "no-such-package"})
+    monkeypatch.setattr(rented, "INSTALLED", tmp_path / "installed")
+    with pytest.raises(SystemExit, match="no-such-package missing: give --wheels FOLDER"):
+        rented.install(None)
+    with pytest.raises(SystemExit, match="lacks a wheel of one of no-such-package"):
+        rented.install(tmp_path)
+    with zipfile.ZipFile(tmp_path / "no_such_package-1-py3-none-any.whl", "w") as wheel:
+        wheel.writestr("nowhere.py", "here = True")
+        about = "no_such_package-1.dist-info"
+        wheel.writestr(f"{about}/METADATA", "Metadata-Version: 2.1\nName: no-such-package\nVersion: 1\n")
+        wheel.writestr(f"{about}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        wheel.writestr(f"{about}/RECORD", "")
+    rented.install(tmp_path)
+    assert (tmp_path / "installed" / "nowhere.py").exists()
+    rented.install(None)  # it is there now
+    (tmp_path / "state.tar").write_text("nothing of that kind")
+    with pytest.raises(SystemExit, match=r"state\.tar cannot be unpacked"):
+        rented.unpack(tmp_path / "state.tar", tmp_path)
