@@ -3,6 +3,8 @@ device, and no more kernels start, and the host waits no oftener, than is counte
 
 import contextlib
 import io
+import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +12,13 @@ import numpy as np
 import pytest
 import torch
 from hydra import compose, initialize_config_dir
-from omegaconf import OmegaConf
+from hydra.core.hydra_config import HydraConfig
+from omegaconf import OmegaConf, open_dict
 from pretend_cuda import Log, pretended
 
 from pubsel import algorithms, cell, models
 from pubsel.cli import main
+from pubsel.commands import sweep
 from pubsel.data import Split, Task
 from pubsel.gradients import per_example
 from pubsel.gradients.matrix import PerExampleGradients
@@ -254,3 +258,27 @@ def test_private_data_cross_to_the_device_once() -> None:
         weights = torch.load(next(Path("results/runs").glob("*/model.pt")), map_location="cpu", weights_only=True)
     p = sum(tensor.numel() for name, tensor in weights.items() if name.endswith(("weight", "bias")))
     assert 3 * 8 * p < crossed[1] - crossed[0] < 3 * (8 * p + 8 * 400)  # normals of 8 bytes; some 100 indices
+
+
+def test_a_worker_leaves_cuda_to_the_child_that_it_forks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What has begun with CUDA cannot be forked. The task, in the child, may use it."""
+    parent = os.getpid()
+
+    def touched(*_: object) -> bool:
+        assert os.getpid() != parent, "CUDA is touched before the fork"
+        return True
+
+    for name in ("is_available", "device_count", "current_device", "_lazy_init", "mem_get_info", "get_device_name"):
+        monkeypatch.setattr(torch.cuda, name, touched)
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        whole = compose("run", ["+experiment=quickstart"], return_hydra_config=True)
+    with open_dict(whole):
+        whole.hydra.job.num = 0
+    monkeypatch.setattr(HydraConfig.instance(), "cfg", None)
+    HydraConfig.instance().set_config(whole)
+
+    def task(_: object) -> str | None:
+        return None if torch.cuda.is_available() and os.getpid() != parent else "no CUDA in the child"
+
+    assert sweep.Cell(task, tmp_path, apart=True)(whole) is None
+    assert json.loads((tmp_path / "0000.json").read_text())["state"] == "done"
