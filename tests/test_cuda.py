@@ -22,12 +22,13 @@ from pubsel.commands import sweep
 from pubsel.data import Split, Task
 from pubsel.gradients import per_example
 from pubsel.gradients.matrix import PerExampleGradients
+from pubsel.messages import UsageError
 from pubsel.privacy.randomness import stream
 from pubsel.privacy.sampling import Schedule
 from pubsel.settings import CONF
 from pubsel.settings.keys import Device, Model
 from pubsel.settings.schema import check
-from pubsel.training import loop
+from pubsel.training import loop, parallel
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a real one: pytest -m gpu")
 
@@ -282,3 +283,35 @@ def test_a_worker_leaves_cuda_to_the_child_that_it_forks(tmp_path: Path, monkeyp
 
     assert sweep.Cell(task, tmp_path, apart=True)(whole) is None
     assert json.loads((tmp_path / "0000.json").read_text())["state"] == "done"
+
+
+def test_what_goes_to_another_process_leaves_the_gpu_and_arrives_on_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Network, public data and the start of the training; the second process of a machine takes its second GPU."""
+    split = Split(torch.zeros(5, 4), torch.zeros(5, dtype=torch.long))
+    moves = []
+    with pretended():
+        monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+        monkeypatch.setattr(parallel.torchrun, "on_this_machine", lambda: 1)
+        task = loop.on_device(Task(split, split, split, 2, "accuracy", (0.5,), (0.5,), ()), torch.device("cuda"))
+        model = torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.Linear(3, 2)).to("cuda")
+        view = loop.view_of(model, loop.engine(model, None), task, "key", Schedule(5, 5, 1.0, 2))
+        view = view._replace(start=torch.zeros(2, device="cuda"))
+
+        packed = parallel._packed(view)
+        assert not any(tensor.is_cuda for tensor in (*packed.model.state_dict().values(), *packed.public, packed.start))
+        names = list(view.gradients.offsets)
+        job = parallel.Told(packed, names, None, "key", None, "cuda", 1, [])
+        to = torch.nn.Module.to
+        monkeypatch.setattr(torch.nn.Module, "to", lambda module, device: moves.append(device) or to(module, device))
+        unpacked, private = parallel._unpacked(job, split)
+        everything = (*unpacked.model.parameters(), *unpacked.public, unpacked.start, *private)
+        assert all(tensor.is_cuda for tensor in everything)
+    assert moves == [torch.device("cuda", 1)]
+
+
+def test_a_process_without_a_gpu_of_its_own_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    job = parallel.Told(None, [], None, "key", None, "cuda", 1, [])
+    with pretended():
+        monkeypatch.setattr(parallel.torchrun, "on_this_machine", lambda: 1)
+        with pytest.raises(UsageError, match="process 1 of this machine has no GPU, there are 1"):
+            parallel._unpacked(job, Split(torch.zeros(0), torch.zeros(0)))
