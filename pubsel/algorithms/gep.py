@@ -32,7 +32,9 @@ def embed_and_clip(gradients: GradientMatrix, basis: Basis, clip_embedding: floa
     return w, w.double().T @ weights
 
 
-def residual_sum(gradients: GradientMatrix, basis: Basis, w: Tensor, clip_residual: float, error: Tensor | float) -> Tensor:
+def residual_sum(
+    gradients: GradientMatrix, basis: Basis, w: Tensor, clip_residual: float, error: Tensor | float
+) -> Tensor:
     """Sum of the residual rows r_i = g_i - B w_i, each clipped to `clip_residual` and divided by it -> float64 [p].
 
     Almost no residual is written out: sum_i c_i r_i = G^T c - B W^T c, and for an orthonormal B

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from pubsel.data import Split, Task
+from pubsel.gradients.book_keeping import LayeredGradients
 from pubsel.gradients.factored import FactoredGradients, LinearGradients
 from pubsel.gradients.matrix import DenseGradients, Engine, GradientMatrix, entries_at_once
 
@@ -103,11 +104,11 @@ class WithCanaries:
         """The blocks that `inner` makes of x [n, ...], y [n, ...], with the canaries written into their rows."""
         labels = y if y.dim() == 1 else y[:, 0]
         if not len(y) or bool((labels >= 0).any()):  # public data
-            yield from self.inner.blocks(x, y, rows, dtype)
+            yield from map(written, self.inner.blocks(x, y, rows, dtype))
             return
         indices = (-1 - labels).long().cpu()
         start = 0
-        for block in self.inner.blocks(x, self._labels[indices].to(x.device), rows, dtype):
+        for block in map(written, self.inner.blocks(x, self._labels[indices].to(x.device), rows, dtype)):
             self._latest = indices[start : start + len(block)]
             start += len(block)
             chosen = self.whose(self._latest)
@@ -168,6 +169,11 @@ class WithCanaries:
             drawn = [torch.from_numpy(random.standard_normal(size)) for size in sizes]
             self._dense = [nn.functional.normalize(values, dim=0) for values in drawn]
         return [values.to(device, dtype) for values in self._dense]
+
+
+def written(block: GradientMatrix) -> GradientMatrix:
+    """The block with the columns that canaries are written into."""
+    return block.dense() if isinstance(block, LayeredGradients) else block
 
 
 def parts_of(block: GradientMatrix) -> tuple[Tensor, ...]:

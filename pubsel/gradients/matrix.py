@@ -204,6 +204,14 @@ def entries_at_once(device: torch.device) -> int:
     return int(torch.cuda.mem_get_info(device)[1]) // (4 * GPU_SHARE)
 
 
+def examples_at_once(size: int, x: Tensor, device: torch.device) -> int:
+    """Examples of x [n, ...] per pass if each leaves `size` numbers."""
+    fits, most = entries_at_once(device) // max(1, size), GPU_CHUNK
+    if device.type == "cpu":
+        fits, most = min(fits, CPU_PIXELS // max(1, x[:1].numel())), CPU_CHUNK
+    return min(most, max(8, fits))
+
+
 class Engine(Protocol):
     """Makes G at the current weights of `model`. offsets: the columns of each trained parameter, `size` in all."""
 
@@ -246,11 +254,7 @@ class PerExampleGradients:
         """Examples of x [n, ...] per pass."""
         if self._given:
             return self._given
-        parameter = next(self.model.parameters())
-        if parameter.is_cuda:
-            return max(8, min(GPU_CHUNK, entries_at_once(parameter.device) // max(1, self.size)))
-        fits = min(CPU_ENTRIES // max(1, self.size), CPU_PIXELS // max(1, x[:1].numel()))
-        return min(CPU_CHUNK, max(8, fits))
+        return examples_at_once(self.size, x, next(self.model.parameters()).device)
 
     def blocks(self, x: Tensor, y: Tensor, rows: int = 1, dtype: torch.dtype | None = None) -> Iterator[DenseGradients]:
         """G for x [n, ...], y [n, ...] in blocks of at least `rows` examples, a whole number of passes.
@@ -271,13 +275,8 @@ class PerExampleGradients:
         return self._fill(torch.empty(len(x), self.size, dtype=parameter.dtype, device=parameter.device), x, y)
 
     def _fill(self, rows: Tensor, x: Tensor, y: Tensor) -> DenseGradients:
-        if self._by_layers is None:
-            self._by_layers = layers_agree(self.model, x, y, list(self.offsets))
-        gradients = by_layers if self._by_layers else by_vmap
-        model = self.model
-        if rows.dtype != next(model.parameters()).dtype:
-            model = copy.deepcopy(model).to(rows.dtype)
-            x = x.to(rows.dtype) if x.is_floating_point() else x
+        gradients = by_layers if self.from_layers(x, y) else by_vmap
+        model, x = self.in_precision(rows.dtype, x)
         losses = torch.empty(len(x), dtype=rows.dtype, device=rows.device)
         shapes = {name: model.get_parameter(name).shape for name in self.offsets}
         chunk = self.chunk(x)
@@ -287,10 +286,24 @@ class PerExampleGradients:
             losses[part] = gradients(model, x[part], y[part], out)
         return DenseGradients(rows, losses)
 
-    def _memory(self, n: int, dtype: torch.dtype) -> Tensor:
-        """[n, p] of the scratch memory; pages that are touched for the first time cost as much as a backward pass."""
-        device = next(self.model.parameters()).device
-        if self._scratch is None or len(self._scratch) < n or self._scratch.dtype != dtype:
-            self._scratch = None
-            self._scratch = torch.empty(n, self.size, dtype=dtype, device=device)
-        return self._scratch[:n]
+    def from_layers(self, x: Tensor, y: Tensor) -> bool:
+        """Whether the gradients come from the outputs of layers: decided once, by data like x [n, ...], y [n, ...]."""
+        if self._by_layers is None:
+            self._by_layers = layers_agree(self.model, x, y, list(self.offsets))
+        return self._by_layers
+
+    def in_precision(self, dtype: torch.dtype, x: Tensor) -> tuple[nn.Module, Tensor]:
+        """The model, and x, for passes in `dtype`."""
+        if dtype == next(self.model.parameters()).dtype:
+            return self.model, x
+        return copy.deepcopy(self.model).to(dtype), x.to(dtype) if x.is_floating_point() else x
+
+    def _memory(self, n: int, dtype: torch.dtype, width: int | None = None) -> Tensor:
+        """[n, width] of the scratch memory, p wide by default; pages that are touched for the first time cost as much
+        as a backward pass."""
+        device, width = next(self.model.parameters()).device, self.size if width is None else width
+        kept = self._scratch
+        if kept is None or len(kept) < n or kept.shape[1] != width or kept.dtype != dtype:
+            self._scratch = kept = None
+            self._scratch = kept = torch.empty(n, width, dtype=dtype, device=device)
+        return kept[:n]

@@ -21,6 +21,7 @@ from pubsel.messages import out_of_memory
 
 PATCHES = 2**20  # entries of unfolded input at once, so that they stay in a cache
 GPU_PATCHES = 2**28  # those that a GPU takes at once: each product is a kernel to start
+WIDE = 2**15  # entries of a weight that is worth the trouble
 PATCHES_OF_ONE = 2**17  # those of one image, for the cache of one core
 
 
@@ -53,9 +54,21 @@ def by_vmap(model: nn.Module, x: Tensor, y: Tensor, out: dict[str, Tensor]) -> T
     return losses
 
 
-def by_layers(model: nn.Module, x: Tensor, y: Tensor, out: dict[str, Tensor]) -> Tensor:
-    """The same from layer outputs. RuntimeError where a layer is used twice, or not as a layer."""
-    layers = known_layers(model, list(out))
+Factors = tuple[
+    Tensor, Tensor
+]  # of a linear layer's gradients: its inputs [n, ..., a], those of its outputs [n, ..., b]
+
+
+def by_layers(
+    model: nn.Module, x: Tensor, y: Tensor, out: dict[str, Tensor], keep: dict[str, Factors] | None = None
+) -> Tensor:
+    """The same from layer outputs. RuntimeError where a layer is used twice, or not as a layer.
+
+    keep: the linear layers, by name, whose factors are put there and whose gradients are not written out.
+    """
+    keep = keep or {}
+    names = [*out, *(f"{owner}.weight" for owner in keep)]
+    layers = known_layers(model, names)
     if layers is None:
         raise RuntimeError("a trained parameter belongs to no layer that is known here")
     called: set[str] = set()
@@ -66,9 +79,15 @@ def by_layers(model: nn.Module, x: Tensor, y: Tensor, out: dict[str, Tensor]) ->
             raise RuntimeError(f"layer {owner} is used twice")
         called.add(owner)
         output = output if output.requires_grad else _Start.apply(output, start)
+        if owner in keep:
+            output.register_hook(partial(hold, owner, inputs[0].detach()))
+            return output
         write = partial(_write, layers[owner], inputs[0].detach(), out.get(f"{owner}.weight"), out.get(f"{owner}.bias"))
         output.register_hook(write)  # at once: gradients of outputs need not wait for each other
         return output
+
+    def hold(owner: str, inputs: Tensor, at_output: Tensor) -> None:
+        keep[owner] = inputs, at_output
 
     hooks = [
         layer.register_forward_hook(lambda _, inputs, output, owner=owner: record(owner, inputs, output))
@@ -114,6 +133,34 @@ def _write(layer: nn.Module, x: Tensor, weight: Tensor | None, bias: Tensor | No
         _over_positions(layer, at_output * _normalised(layer, x), weight)
     if bias is not None:
         _over_positions(layer, at_output, bias)
+
+
+def wide_layers(model: nn.Module, x: Tensor, names: list[str]) -> dict[str, int]:
+    """The linear layers whose factors are cheaper to work with than their gradients [b, a], and how many numbers are
+    then kept of an example like x [n, ...]. By counted work: T (a + b) numbers in place of a b, and for the norm
+    T^2 (a + b) products in place of the T a b that write the gradient (mixed ghost clipping; Bu et al. 2022,
+    arXiv:2205.10683)."""
+    layers = {owner: layer for owner, layer in (known_layers(model, names) or {}).items() if type(layer) is nn.Linear}
+    layers = {owner: layer for owner, layer in layers.items() if f"{owner}.weight" in names}
+    inputs: dict[str, Tensor] = {}
+    hooks = [
+        layer.register_forward_pre_hook(lambda _, given, owner=owner: inputs.__setitem__(owner, given[0]))
+        for owner, layer in layers.items()
+    ]
+    try:
+        with torch.no_grad():
+            model(x[:1])
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+    wide = {}
+    for owner, layer in layers.items():
+        b, a = layer.weight.shape
+        tokens = inputs[owner][0].numel() // a
+        if a * b >= WIDE and tokens * (a + b) * (4 if tokens == 1 else 4 * tokens) <= a * b:
+            wide[owner] = tokens * (a + b)
+    return wide
 
 
 def known_layers(model: nn.Module, names: list[str]) -> dict[str, nn.Module] | None:

@@ -18,8 +18,9 @@ from torch import Tensor, nn
 from pubsel import records
 from pubsel.algorithms import Algorithm, Finishes, Frozen, Mechanism, Pretrains, Release, View
 from pubsel.data import Split, Task
+from pubsel.gradients.book_keeping import BookKeeping
 from pubsel.gradients.factored import LinearGradients
-from pubsel.gradients.matrix import Engine, PerExampleGradients, gpu_precision
+from pubsel.gradients.matrix import Engine, gpu_precision
 from pubsel.messages import UserError
 from pubsel.privacy import ledger
 from pubsel.privacy.accountant import deviation, spent
@@ -41,8 +42,9 @@ class Progress(NamedTuple):
 
 
 def engine(model: nn.Module, chunk: int | None) -> Engine:
-    """What makes per-example gradients of `model`: factored for a linear classifier, else written out."""
-    return LinearGradients(model) if type(model) is nn.Linear else PerExampleGradients(model, chunk)
+    """What makes per-example gradients of `model`: factored for a linear classifier, else written out, but for wide
+    layers."""
+    return LinearGradients(model) if type(model) is nn.Linear else BookKeeping(model, chunk)
 
 
 def clipped_sum(mechanism: Mechanism, gradients: Engine, batch: Split) -> tuple[Tensor, Tensor]:
