@@ -33,13 +33,13 @@ _logs: list[Path] = []  # where `say` writes too; the last one counts
 
 
 def say(text: str) -> None:
-    """A line, at once."""
+    """Return a line, at once."""
     print(text, file=sys.stderr, flush=True)
     log(text)
 
 
 def log(text: str) -> None:
-    """A line for the log alone, with the time. A log that cannot be written ends no run."""
+    """Return a line for the log alone, with the time. A log that cannot be written ends no run."""
     if _logs:
         with contextlib.suppress(OSError), open(_logs[-1], "a", encoding="utf-8", opener=_own) as file:
             file.writelines(f"{time.strftime('%Y-%m-%d %H:%M:%S')}  {line}\n" for line in text.splitlines())
@@ -50,7 +50,7 @@ def _own(name: str, flags: int) -> int:
 
 
 def traced(error: BaseException) -> str:
-    """The traceback of an error, in which no path says where this machine has its files."""
+    """Return the traceback of an error, in which no path says where this machine has its files."""
     text = "".join(traceback.format_exception(error))
     for folder in sorted({*sys.path, os.getcwd(), sys.base_prefix}, key=len, reverse=True):
         text = text.replace(f"{folder.rstrip(os.sep)}{os.sep}", "") if folder.strip(os.sep) else text
@@ -68,12 +68,12 @@ def logged(path: Path) -> Iterator[None]:
 
 
 def gib(size: float) -> str:
-    """Bytes for people."""
+    """Return bytes for people."""
     return f"{size / 2**30:.1f} GiB" if size >= 2**30 else f"{size / 2**20:.0f} MiB"
 
 
 def duration(seconds: float) -> str:
-    """Seconds for people."""
+    """Return seconds for people."""
     if seconds < 120:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} minutes" if seconds < 7200 else f"{seconds / 3600:.1f} hours"

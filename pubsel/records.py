@@ -96,7 +96,7 @@ class BrokenRecord(UserError):
 
 
 def write_record(path: Path, record: dict[str, Any]) -> None:
-    """Writes `record` as JSON with sorted keys. `path` has either its old content or the whole record, never a part.
+    """Write `record` as JSON with sorted keys. `path` has either its old content or the whole record, never a part.
 
     UserError names the folder where it cannot be written; nothing half-written is left there. For its owner alone.
     """
@@ -104,7 +104,7 @@ def write_record(path: Path, record: dict[str, Any]) -> None:
 
 
 def read_record(path: Path, needed: tuple[str, ...] = NEEDED) -> dict[str, Any]:
-    """The record at `path`; UserError names the file where it is corrupt, truncated or lacks a key of `needed`."""
+    """Return the record at `path`; UserError names the file where it is corrupt, truncated or lacks a key of `needed`."""
     try:
         record: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -141,7 +141,7 @@ class Record(dict[str, Any]):
 
 
 def _leaves(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
-    """The dotted keys of a record, with their values as JSON."""
+    """Return the dotted keys of a record, with their values as JSON."""
     for key, value in values.items():
         if isinstance(value, Mapping):
             yield from _leaves(value, f"{prefix}{key}.")
@@ -150,8 +150,8 @@ def _leaves(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, 
 
 
 def find(name: str, results: Path, kinds: Sequence[str] = KINDS) -> tuple[dict[str, Any], Path]:
-    """The record that is meant, and its folder: a file, a folder with one, or a name in `results`, where it may also be
-    one of those that are kept with the code. UserError if there is none."""
+    """Return the record that is meant, and its folder: a file, a folder with one, or a name in `results`, where it may
+    also be one of those that are kept with the code. UserError if there is none."""
     path = Path(name).expanduser()
     for file in (path, path / "result.json", *(results / kind / name / "result.json" for kind in kinds)):
         if file.is_file():
@@ -168,8 +168,8 @@ def recorded(
     needed: tuple[str, ...] = NEEDED,
     usable: Callable[[dict[str, Any]], bool] = lambda record: True,
 ) -> tuple[dict[str, Any], bool]:
-    """The record of a request, and whether it was made now: one that is in `folder` and `usable` is read, else `make`
-    makes it, and it is written whole.
+    """Return the record of a request, and whether it was made now: one that is in `folder` and `usable` is read, else
+    `make` makes it, and it is written whole.
 
     One process at a time makes it; others wait, and read. The record gets the folder's name as its `identity`, and says
     which code made it, asked before `make` runs. UserError if the folder cannot be written to, or if its record cannot
@@ -222,7 +222,7 @@ def clean(folder: Path) -> None:
 
 
 def read_records(results: Path) -> list[dict[str, Any]]:
-    """Every results/runs/*/result.json, and of results/records (kept with the code) those of other cells: *.json, and
+    """Return every results/runs/*/result.json, and of results/records (kept with the code) those of other cells: *.json, and
     *.jsonl.gz with a record a line. Sorted by identity. The first corrupt one raises UserError."""
     made = [read_record(path) for path in sorted((Path(results) / "runs").glob("*/result.json"))]
     kept = [read_record(path) for path in sorted((Path(results) / "records").glob("*.json"))]
@@ -233,8 +233,9 @@ def read_records(results: Path) -> list[dict[str, Any]]:
 
 
 def read_ranks(results: Path) -> list[dict[str, Any]]:
-    """Every results/ranks/*/result.json as records of what trains nothing: one for each candidate, with its distance,
-    and without algorithm, epsilon and utility. Private choices measure nothing that may be shown: `read_choices`."""
+    """Return every results/ranks/*/result.json as records of what trains nothing: one for each candidate, with its
+    distance, and without algorithm, epsilon and utility. Private choices measure nothing that may be shown:
+    `read_choices`."""
     return [
         {key: rank.get(key) for key in ("private", "model", "settings", "commit")}
         | {"identity": f"{rank['identity']} {public}", "public": public, "seed": rank["settings"]["seed"]}
@@ -246,7 +247,7 @@ def read_ranks(results: Path) -> list[dict[str, Any]]:
 
 
 def read_choices(results: Path) -> list[dict[str, Any]]:
-    """The records of private choices: results/ranks/*/result.json that have `chosen`, of `candidates`."""
+    """Return the records of private choices: results/ranks/*/result.json that have `chosen`, of `candidates`."""
     return [rank for rank in _ranks(results) if "chosen" in rank]
 
 
@@ -269,21 +270,22 @@ def _read_lines(path: Path) -> list[dict[str, Any]]:
 
 
 def at(values: Any, key: str) -> Any:
-    """The value at a dotted key; None where there is none."""
+    """Return the value at a dotted key; None if there is none."""
     for part in key.split("."):
         values = values.get(part) if isinstance(values, dict) else None
     return values
 
 
 def write_lines(path: Path, records: list[dict[str, Any]]) -> None:
-    """Records, one a line, compressed; equal records give equal bytes."""
+    """Return Records, one a line, compressed; equal records give equal bytes."""
     path.parent.mkdir(parents=True, exist_ok=True)
     text = "".join(json.dumps(record, sort_keys=True) + "\n" for record in records)
     path.write_bytes(gzip.compress(text.encode(), mtime=0))
 
 
 def provenance() -> dict[str, Any]:
-    """Where a number comes from: `versions` (None: not installed), `commit` (None outside a checkout) and `hardware`.
+    """Return where a number comes from: `versions` (None: not installed), `commit` (None outside a checkout) and
+    `hardware`.
 
     No host name, no user name and no path.
     """
@@ -297,9 +299,9 @@ def provenance() -> dict[str, Any]:
 
 
 def code(*used: type) -> str:
-    """A digest of the program: every source file of the package, the versions of what computes and draws numbers, and,
-    of classes from elsewhere (a user's own algorithm), their files and what else is loaded from the same folder or
-    package.
+    """Return a digest of the program: every source file of the package, the versions of what computes and draws
+    numbers, and, of classes from elsewhere (a user's own algorithm), their files and what else is loaded from the same
+    folder or package.
 
     Two programs that differ in a line never share noise. A class whose file cannot be read has no digest that would
     repeat.
@@ -324,7 +326,7 @@ def _package() -> str:
 
 
 def _sources(module: str) -> bytes:
-    """A digest of a loaded module's file, and of those of the same folder or package; empty if it has no file."""
+    """Return a digest of a loaded module's file, and of those of the same folder or package; empty if it has no file."""
     files = {name: getattr(one, "__file__", None) or "" for name, one in list(sys.modules.items())}
     if not files.get(module):
         return b""
@@ -337,7 +339,7 @@ def _sources(module: str) -> bytes:
 
 
 def _commit(checkout: Path) -> str | None:
-    """HEAD of `checkout`, with "-dirty" where pubsel/ or conf/ differ from it; None where it is no checkout's top."""
+    """Return HEAD of `checkout`, with "-dirty" where pubsel/ or conf/ differ from it; None if it is no checkout's top."""
 
     def git(*words: str) -> str:
         command = ["git", "--no-optional-locks", "-C", str(checkout), *words]
@@ -353,7 +355,7 @@ def _commit(checkout: Path) -> str | None:
 
 
 def processor() -> str:
-    """The name of the processor."""
+    """Return the name of the processor."""
     try:
         found = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
     except OSError:
@@ -362,7 +364,7 @@ def processor() -> str:
 
 
 def write_whole(path: Path, content: str | bytes, mode: int = 0o666) -> None:
-    """Writes a file: `path` has either its old content or all of the new. mode: less what the umask takes. UserError
+    """Write a file: `path` has either its old content or all of the new. mode: less what the umask takes. UserError
     names a folder that cannot be written to."""
     path = Path(path)
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
@@ -389,7 +391,7 @@ def write_whole(path: Path, content: str | bytes, mode: int = 0o666) -> None:
 
 
 def guard(folder: Path) -> None:
-    """Makes a folder and all in it readable and writable by its owner alone; what belongs to another stays as it is."""
+    """Make a folder and all in it readable and writable by its owner alone; what belongs to another stays as it is."""
     for path in (folder, *folder.rglob("*")):
         if not path.is_symlink():
             with contextlib.suppress(OSError):
@@ -412,7 +414,7 @@ def _remove(path: Path) -> None:
 
 
 def sync_folder(folder: Path) -> None:
-    """Makes the rename last through a power cut, where the file system can."""
+    """Make the rename last through a power cut, where the file system can."""
     with contextlib.suppress(OSError):
         handle = os.open(folder, os.O_RDONLY)
         try:

@@ -54,7 +54,8 @@ SURE = 0.95  # probability of the margin that is told
 
 
 def contributions(energies: Tensor, cap: float) -> Tensor:
-    """What each example adds to each candidate's score: int64 [n, J] in 0, ..., UNIT, from energies u [n, J] in [0, 1].
+    """Return what each example adds to each candidate's score: int64 [n, J] in 0, ..., UNIT, from energies u [n, J] in
+    [0, 1].
 
     Differences between candidates of at most cap / 2 from the example's median count in full. Whatever u is, NaN
     included, the result is in that range: the sensitivity of a score, in steps.
@@ -66,8 +67,8 @@ def contributions(energies: Tensor, cap: float) -> Tensor:
 
 
 def permute_and_flip(scores: list[int], epsilon: Fraction, source: Source) -> int:
-    """The place of one of the scores, in steps of 1 / UNIT: candidates in random order, the first whose coin with
-    probability p_j = exp(-epsilon (max q - q_j) / UNIT) shows heads. Exact, by integers alone."""
+    """Return the place of one of the scores, in steps of 1 / UNIT: candidates in random order, the first whose coin
+    with probability p_j = exp(-epsilon (max q - q_j) / UNIT) shows heads. Exact, by integers alone."""
     order = list(range(len(scores)))
     for i in range(len(order) - 1, 0, -1):
         j = below(i + 1, source)
@@ -77,7 +78,7 @@ def permute_and_flip(scores: list[int], epsilon: Fraction, source: Source) -> in
 
 
 def _coin(gamma: Fraction, source: Source) -> bool:
-    """True with probability exp(-gamma), exactly (Canonne, Kamath, Steinke 2020, arXiv:2004.00010, Algorithm 1)."""
+    """Return true with probability exp(-gamma), exactly (Canonne, Kamath, Steinke 2020, arXiv:2004.00010, Algorithm 1)."""
     while gamma > 1:
         if not _coin(Fraction(1), source):
             return False
@@ -89,14 +90,15 @@ def _coin(gamma: Fraction, source: Source) -> bool:
 
 
 def exponent(plan: accountant.Plan, n: int) -> Fraction:
-    """epsilon' of a choice among n private examples: that of the plan over the sensitivity of a score, 1 + n / UNIT."""
+    """Return epsilon' of a choice among n private examples: that of the plan over the sensitivity of a score, 1 + n /
+    UNIT."""
     return Fraction(1 / plan.noise_multiplier) / (1 + Fraction(n, UNIT))
 
 
 def probabilities(scores: list[int], epsilon: float) -> NDArray[np.float64]:
-    """Probability [J] with which permute_and_flip chooses each: p_j times the integral over the moment x in [0, 1] of
-    its turn of the product over l != j of 1 - x p_l, that no earlier one was taken. A polynomial, so that Gauss's rule
-    with J nodes is exact."""
+    """Return probability [J] with which permute_and_flip chooses each: p_j times the integral over the moment x in [0,
+    1] of its turn of the product over l != j of 1 - x p_l, that no earlier one was taken. A polynomial, so that Gauss's
+    rule with J nodes is exact."""
     q = np.array(scores, dtype=np.float64) / UNIT
     p = np.exp(-epsilon * (q.max() - q))
     nodes, weights = np.polynomial.legendre.leggauss(len(p))
@@ -107,7 +109,7 @@ def probabilities(scores: list[int], epsilon: float) -> NDArray[np.float64]:
 
 
 def gsd_of(distance: Distance | None) -> GSD:
-    """The settings of GSD, by which a private choice goes; UsageError if another distance, or none, is given."""
+    """Return the settings of GSD, by which a private choice goes; UsageError if another distance, or none, is given."""
     if not isinstance(distance, GSD):
         name = "none" if distance is None else distance.name
         raise UsageError(f"epsilon_select: choosing privately goes by GSD alone: give distance=gsd, not {name}")
@@ -136,8 +138,8 @@ def energies(
     chosen: Tensor,
     report: Callable[[int, str], None] = lambda i, name: None,
 ) -> Tensor:
-    """u [n', J], float64: the share of the gradient of each private example in `chosen` [n'] that lies in the subspace
-    of each candidate, averaged over `distance.initialisations` networks. NOT private.
+    """Return u [n', J], float64: the share of the gradient of each private example in `chosen` [n'] that lies in the
+    subspace of each candidate, averaged over `distance.initialisations` networks. NOT private.
 
     Held at once: the sketched rows of the sample at one network, float64 [n', s], and one candidate's [m, s].
     """
@@ -159,7 +161,7 @@ def select(
     sets: Comparison,
     say: Callable[[str], None] = lambda text: None,
 ) -> tuple[str, accountant.Plan]:
-    """The name of one candidate, and what the choice spends; nothing else that is computed here may be shown.
+    """Return the name of one candidate, and what the choice spends; nothing else that is computed here may be shown.
 
     One candidate alone is chosen without reading anything. Identical candidates are equally likely. UsageError if a
     margin that is asked for (select.margin) needs more private examples than there are.
@@ -200,7 +202,7 @@ def margin(candidates: int, cap: float, examples: float, epsilon: float) -> floa
 
 
 def check_margin(settings: Select, epsilon: float, plan: accountant.Plan, candidates: int, n: int) -> None:
-    """UsageError where select.margin is less than what n private examples, or the sample of them, can show."""
+    """Raise UsageError if select.margin is less than what n private examples, or the sample of them, can show."""
     if (
         settings.margin is None
         or margin(candidates, settings.cap, plan.rate * n, 1 / plan.noise_multiplier) <= settings.margin

@@ -66,15 +66,16 @@ class View(NamedTuple):
     same_classes: bool = True  # no public set is known to have other classes
 
     def labels(self, choice: Labels, redraw: int, name: str) -> Tensor:
-        """Labels of the public images for a method that takes random ones too: drawn anew for each `redraw`, the given
-        ones, or, with auto, the given ones if they are of the private task."""
+        """Return labels of the public images for a method that takes random ones too: drawn anew for each `redraw`, the
+        given ones, or, with auto, the given ones if they are of the private task."""
         if choice == Labels.given or (choice == Labels.auto and self.same_task):
             return self.labelled(name).y
         x = needed(self.public, name).x
         return random_labels(self.random("labels", redraw), len(x), self.classes, self.multi_label).to(x.device)
 
     def labelled(self, name: str) -> Split:
-        """The public data, for an algorithm `name` that needs its labels; UsageError if they are not of the task."""
+        """Return the public data, for an algorithm `name` that needs its labels; UsageError if they are not of the
+        task."""
         public = needed(self.public, name)
         y = public.y
         found = y.shape[1] if y.dim() == 2 else int(y.max()) + 1
@@ -88,7 +89,7 @@ class View(NamedTuple):
 
 
 def needed(public: Split | None, name: str) -> Split:
-    """The public data, for the algorithm `name`, which cannot do without; UsageError if there are none."""
+    """Return the public data, for the algorithm `name`, which cannot do without; UsageError if there are none."""
     if public is None:
         raise UsageError(f"algorithm={name} needs public data: give pair.public=NAME")
     return public
@@ -153,8 +154,8 @@ class Algorithm:
         raise NotImplementedError(f"{type(self).__name__} takes no private step")
 
     def numbers(self, view: View) -> int:
-        """How many numbers a step holds beside the rows of one pass, to estimate memory: by default, a gradient of
-        public data and what is made of it."""
+        """Return how many numbers a step holds beside the rows of one pass, to estimate memory: by default, a gradient
+        of public data and what is made of it."""
         return 2 * view.gradients.size if self.uses_public else 0
 
     def row_weighted(
@@ -165,7 +166,7 @@ class Algorithm:
         columns: Tensor | None = None,
         shared: tuple[Tensor, ...] = (),
     ) -> Mechanism:
-        """The mechanism that sums the rows of G [n, p], each times its weight.
+        """Return the mechanism that sums the rows of G [n, p], each times its weight.
 
         weights: G -> [n], float64; the weight of a row may depend on that row and on public data alone, and
             `sensitivity` bounds the norm of a weighted row.
@@ -183,14 +184,14 @@ class Algorithm:
 
 
 def weighted_sum(gradients: GradientMatrix, weights: Tensor, columns: Tensor | None = None) -> Tensor:
-    """weights [n] times G [n, p], and each column times that of `columns` [p] -> float64 [p]. A sum in float64: with
-    rows whose weighted norm is at most 1, one of them moves it by at most 1 + `privacy.ROUNDING`."""
+    """Return weights [n] times G [n, p], and each column times that of `columns` [p] -> float64 [p]. A sum in float64:
+    with rows whose weighted norm is at most 1, one of them moves it by at most 1 + `privacy.ROUNDING`."""
     total = gradients.combine(weights)
     return total if columns is None else total * columns
 
 
 def weighted_rows(gradients: GradientMatrix, weights: Tensor, columns: Tensor | None = None) -> Tensor:
-    """The rows that `weighted_sum` adds up, [n, p]."""
+    """Return the rows that `weighted_sum` adds up, [n, p]."""
     rows = gradients.written_out(torch.ones_like(weights, dtype=torch.bool))
     rows = rows if columns is None else rows * columns
     return rows * weights.to(gradients.dtype)[:, None]
@@ -225,7 +226,7 @@ class Solves(Protocol):
     """An algorithm that has a loop of its own, in place of mechanism and training.fit."""
 
     def account(self, n: int, epsilon: float, delta: float) -> Plan:
-        """What its loop costs on n examples."""
+        """Return what its loop costs on n examples."""
         ...
 
     @property
@@ -238,16 +239,16 @@ class Solves(Protocol):
         ...
 
     def held(self, n: int) -> int:
-        """Bytes that it holds for n private examples."""
+        """Return bytes that it holds for n private examples."""
         ...
 
     def solve(
         self, private: Split, epsilon: float, delta: float, source: np.random.Generator | SystemEntropy
     ) -> tuple[Tensor, Plan]:
-        """Weights [C, d] of a linear classifier on features, and what they cost."""
+        """Return weights [C, d] of a linear classifier on features, and what they cost."""
         ...
 
 
 def build(settings: dict[str, Any]) -> Algorithm:
-    """The algorithm that `_target_` names, with its settings checked; UsageError names the key at fault."""
+    """Return the algorithm that `_target_` names, with its settings checked; UsageError names the key at fault."""
     return instance("algorithm", Algorithm, settings)

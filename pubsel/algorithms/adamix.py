@@ -23,7 +23,7 @@ Centre = Enum("Centre", ["zero", "start"])
 
 
 def flat(model: nn.Module) -> Tensor:
-    """All weights, [p], in the order of the columns of G."""
+    """Return all weights, [p], in the order of the columns of G."""
     return torch.cat([p.detach().flatten() for p in model.parameters() if p.requires_grad])
 
 
@@ -61,8 +61,8 @@ def one_pass(view: View, public: Split, convexity: float, radius: float) -> None
 
 
 def subspace_around(gradient: Tensor, rank: int, source: np.random.Generator) -> tuple[Tensor, bool]:
-    """A subspace of `rank` feature dimensions around the public gradient [C, d]: (basis, True) if the orthonormal basis
-    [d, rank] spans it, (basis, False) if the basis [d, d - rank] spans what is left out.
+    """Return a subspace of `rank` feature dimensions around the public gradient [C, d]: (basis, True) if the
+    orthonormal basis [d, rank] spans it, (basis, False) if the basis [d, d - rank] spans what is left out.
 
     The public gradient has rank at most C, and C - 1 with softmax, whose residuals sum to zero. Its singular vectors
     come first, the largest first; a larger rank is filled with random directions from `source`, where the paper leaves
@@ -79,7 +79,7 @@ def subspace_around(gradient: Tensor, rank: int, source: np.random.Generator) ->
 
 
 def project(rows: Tensor, basis: Tensor, inside: bool) -> Tensor:
-    """Rows [C, d] projected onto the span of `basis`, or onto its orthogonal complement."""
+    """Return rows [C, d] projected onto the span of `basis`, or onto its orthogonal complement."""
     part = (rows @ basis) @ basis.T
     return part if inside else rows - part
 
@@ -165,7 +165,7 @@ class AdaMix(OnFeatures):
 
 
 def weight_of(view: View) -> Tensor:
-    """Weights [C, d] of the linear classifier."""
+    """Return weights [C, d] of the linear classifier."""
     return next(view.model.parameters()).detach()
 
 

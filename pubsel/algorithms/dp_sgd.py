@@ -12,8 +12,8 @@ from pubsel.settings.schema import setting
 
 
 def clip_weights(gradients: GradientMatrix, bound: float, columns: Tensor | None = None) -> Tensor:
-    """Weights [n] with which the rows of G [n, p], their columns times `columns` [p] if given, have L2 norm at most 1:
-    each is clipped to `bound` and divided by it."""
+    """Return weights [n] with which the rows of G [n, p], their columns times `columns` [p] if given, have L2 norm at
+    most 1: each is clipped to `bound` and divided by it."""
     norms = gradients.row_norms() if columns is None else gradients.scaled_norms(columns)
     return clip_factors(norms, bound) / bound
 
@@ -33,8 +33,8 @@ class Clipping(Algorithm):
         return 1.0
 
     def clipped(self, view: View, bound: float | Tensor, columns: Tensor | None = None) -> Mechanism:
-        """The mechanism of DP-SGD: rows of G [n, p] clipped to `bound`, after multiplication by `columns` [p] if these
-        are given; decoded to the mean of the clipped rows."""
+        """Return the mechanism of DP-SGD: rows of G [n, p] clipped to `bound`, after multiplication by `columns` [p] if
+        these are given; decoded to the mean of the clipped rows."""
         tau = torch.as_tensor(bound, dtype=torch.float64, device="cpu")
         return self.row_weighted(
             view,

@@ -26,7 +26,8 @@ SLACK = 1e-3  # of a row's squared norm, added to its residual's
 
 
 def embed_and_clip(gradients: GradientMatrix, basis: Basis, clip_embedding: float) -> tuple[Tensor, Tensor]:
-    """Embeddings W = G B [n, k], and their sum after clipping to `clip_embedding` and division by it, float64 [k]."""
+    """Return embeddings W = G B [n, k], and their sum after clipping to `clip_embedding` and division by it, float64
+    [k]."""
     w = gradients.project(basis)
     weights = clip_factors(w.double().norm(dim=1), clip_embedding) / clip_embedding
     return w, w.double().T @ weights
@@ -61,7 +62,8 @@ def residual_sum(gradients: GradientMatrix, basis: Basis, w: Tensor, clip_residu
 def clipped_parts(
     gradients: GradientMatrix, basis: Basis, clip_embedding: float, clip_residual: float | None
 ) -> Tensor:
-    """The rows (embedding, residual) [n, k + p] that the two sums add up, all residuals written out; None: [n, k]."""
+    """Return the rows (embedding, residual) [n, k + p] that the two sums add up, all residuals written out; None: [n,
+    k]."""
     w = gradients.project(basis)
     every = torch.ones(len(w), dtype=torch.bool, device=w.device)
     embeddings = DenseGradients(w.clone())
@@ -96,7 +98,7 @@ class GEP(Algorithm):
         return math.sqrt(2) if self.residual else 1.0
 
     def numbers(self, view: View) -> int:
-        """A block of rows, the basis and what it is made from, and the workspace of the QR of its largest group."""
+        """Return a block of rows, the basis and what it is made from, and the workspace of the QR of its largest group."""
         sizes = [s.stop - s.start for s in self.columns(view)]
         ranks = allocate(self.k, sizes, len(view.public.x) if view.public is not None else self.k)
         entries = [size * rank for size, rank in zip(sizes, ranks, strict=True)]
@@ -131,7 +133,7 @@ class GEP(Algorithm):
         )
 
     def basis(self, view: View, step: int) -> Basis:
-        """The anchor subspace at the current weights, from public images alone; groups of columns as configured."""
+        """Return the anchor subspace at the current weights, from public images alone; groups of columns as configured."""
         public = needed(view.public, self.name)
         if self.k > len(public.x):
             raise UsageError(
@@ -157,7 +159,7 @@ class GEP(Algorithm):
             )
 
     def columns(self, view: View) -> list[slice]:
-        """The columns of G of each parameter group."""
+        """Return the columns of G of each parameter group."""
         if self.groups == Groups.layers:
             return list(parameter_groups(view.model, view.gradients.offsets).values())
         cuts = [round(i * view.gradients.size / 3) for i in range(4)]

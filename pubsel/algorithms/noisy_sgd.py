@@ -62,7 +62,7 @@ LOGISTIC = Loss(
 
 
 def hinge(margin: float) -> Loss:
-    """Scaled hinge max(0, 1 - z / margin), 0 < margin <= 1. Theorem 1 takes margin = 0.9 gamma_0 (1 - xi_0)."""
+    """Return scaled hinge max(0, 1 - z / margin), 0 < margin <= 1. Theorem 1 takes margin = 0.9 gamma_0 (1 - xi_0)."""
     if not 0 < margin <= 1:
         raise UsageError(f"margin={margin}: use a number above 0 and at most 1")
     return Loss(
@@ -84,7 +84,7 @@ class Halfspace(NamedTuple):
 
 
 def signed_examples(x: Array, y: Array) -> Array:
-    """y x [n, d], rows above norm 1 scaled to it; each row by itself, so whatever it holds moves no other.
+    """Return y x [n, d], rows above norm 1 scaled to it; each row by itself, so whatever it holds moves no other.
 
     A label is its sign. A row that is not finite, or whose norm is not, counts as 0.
     """
@@ -96,7 +96,7 @@ def signed_examples(x: Array, y: Array) -> Array:
 
 
 def poisson_samples(n: int, steps: int, source: Source) -> Iterator[NDArray[np.intp]]:
-    """The rows of each step's sample: each of n by itself with probability 1/n."""
+    """Return the rows of each step's sample: each of n by itself with probability 1/n."""
     block = max(1, DRAWN // n)
     for start in range(0, steps, block):
         size = min(block, steps - start)
@@ -127,7 +127,7 @@ def base_run(signed: Array, loss: Loss, deviation: float, steps: int, source: So
 
 
 def chances(signed: Array, candidates: Array, loss: Loss, epsilon: float) -> Array:
-    """Exponential mechanism over candidates [k, d] by the sum of losses of examples [n, d]: probabilities [k].
+    """Return exponential mechanism over candidates [k, d] by the sum of losses of examples [n, d]: probabilities [k].
 
     Private with epsilon: a candidate's weight is exp(-epsilon sum / spread). One example more adds between the smallest
     value a and a + spread to each sum, so it multiplies each weight by exp(-epsilon a / spread) times a number between
@@ -177,7 +177,7 @@ def runs_of(beta: float) -> int:
 
 
 def choice_of(epsilon: float, beta: float) -> float:
-    """What the choice among the runs spends of epsilon."""
+    """Return what the choice among the runs spends of epsilon."""
     return epsilon / 2 if runs_of(beta) > 1 else 0.0
 
 
@@ -224,7 +224,7 @@ class NoisySGD(Algorithm):
         return Frozen(made.shift, made.projection, unit=True)
 
     def solve(self, private: Split, epsilon: float, delta: float, source: Source) -> tuple[Tensor, Plan]:
-        """Weights [2, k] of a linear classifier, and what they cost."""
+        """Return weights [2, k] of a linear classifier, and what they cost."""
         if private.y.dim() != 1 or int(private.y.max()) > 1 or not math.isfinite(epsilon):
             raise UsageError(
                 f"algorithm={self.name} learns a halfspace: take a task of two classes, and a finite epsilon"
@@ -235,7 +235,7 @@ class NoisySGD(Algorithm):
         return torch.stack([-w, w]), found.base._replace(epsilon=found.epsilon, claimed_epsilon=epsilon)
 
     def account(self, n: int, epsilon: float, delta: float) -> Plan:
-        """What all runs on n examples cost; the accountant remembers it."""
+        """Return what all runs on n examples cost; the accountant remembers it."""
         return _plan(epsilon - choice_of(epsilon, self.beta), delta, n, self.steps, runs_of(self.beta))
 
     @property
@@ -248,6 +248,6 @@ class NoisySGD(Algorithm):
         base_run(np.random.default_rng(0).standard_normal((n, self.k)), self._loss(), 1.0, steps, source)
 
     def held(self, n: int) -> int:
-        """Bytes of the examples in float64, signed, and while they are scaled; and of the numbers that a block of
-        samples is drawn by."""
+        """Return bytes of the examples in float64, signed, and while they are scaled; and of the numbers that a block
+        of samples is drawn by."""
         return 3 * 8 * n * self.k + 9 * max(n, DRAWN)

@@ -29,7 +29,7 @@ Projection = Enum("Projection", ["pca", "jl", "dp_pca"])
 def public_pca(x: Tensor, k: int) -> Frozen:
     """Standardise, then project on the top k principal components, both of public features x [m, d] (Algorithm 1).
 
-    UsageError where x, standardised, has rank less than k.
+    UsageError if x, standardised, has rank less than k.
     """
     if k > min(x.shape):
         raise UsageError(f"algorithm.k={k}: {len(x)} public examples with {x.shape[1]} features have no {k} components")
@@ -44,13 +44,14 @@ def public_pca(x: Tensor, k: int) -> Frozen:
 
 
 def random_projection(d: int, k: int, seed: int) -> Frozen:
-    """Gaussian random projection to k dimensions (Nguyen, Ullman, Zakynthinou 2020): reads no data."""
+    """Return Gaussian random projection to k dimensions (Nguyen, Ullman, Zakynthinou 2020): reads no data."""
     projection = GaussianRandomProjection(k, random_state=seed).fit(np.zeros((1, d)))
     return Frozen(projection=torch.from_numpy(projection.components_.T).float())
 
 
 def noisy_covariance(public: Tensor, k: int) -> Release:
-    """Top k eigenvectors of a noisy second-moment matrix (Dwork, Talwar, Thakurta, Zhang: Analyze Gauss, STOC 2014).
+    """Return top k eigenvectors of a noisy second-moment matrix (Dwork, Talwar, Thakurta, Zhang: Analyze Gauss, STOC
+    2014).
 
     Private features are standardised with the mean and deviation of the public ones [m, d], and clipped to their median
     norm R. The release is the `triangle` of sum_i x_i x_i^T / R^2, added in float64, whose norm is the matrix's

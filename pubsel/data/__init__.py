@@ -57,7 +57,7 @@ class Task(NamedTuple):
     same_classes: bool = True  # no known public set has classes of its own; of a user's nothing is known
 
     def each(self, change: Callable[[Split], Split]) -> "Task":
-        """The task with change(split) for each of its splits."""
+        """Return the task with change(split) for each of its splits."""
         return self._replace(
             private=change(self.private),
             public=None if self.public is None else change(self.public),
@@ -97,14 +97,15 @@ class Beside(NamedTuple):
 def load(
     pair: Pair, data_root: str, download: bool, through: Callable[[str, Source], Source] = lambda _, source: source
 ) -> Task:
-    """Everything for one run: the private training split, the first `pair.m` public images, and the private test split.
+    """Return everything for one run: the private training split, the first `pair.m` public images, and the private test
+    split.
 
     Where public and private are the same dataset, the m public images leave the test set; where several are combined
     (`public_examples`), the private set's share of m. pair.take=train: the public images are a fixed random part of the
     training split instead, and leave the private data where it is the same set. `pair.public` None: no public data.
-    UserError where the private data has fewer than two classes or no training or test images; UsageError where an image
-    is on two sides (`pair.overlap`), but for those of a published set's own parts: these are noted. through(name,
-    source): the source as it is used, such as its features.
+    UserError if the private data has fewer than two classes or no training or test images; UsageError if an image is on
+    two sides (`pair.overlap`), but for those of a published set's own parts: these are noted. through(name, source):
+    the source as it is used, such as its features.
     """
     read = Reader(data_root, download, through)
     opened = read(pair.private)
@@ -135,7 +136,7 @@ def load(
 
 
 def _check_private(pair: Pair, source: Source) -> None:
-    """UserError or UsageError where the private data cannot be trained and tested on."""
+    """Raise UserError or UsageError if the private data cannot be trained and tested on."""
     if source.classes < 2:
         raise UserError(f"pair.private={pair.private}: one class only: give a folder of class folders, or labels")
     for part, split in (("training", source.train), ("test", source.test)):
@@ -167,7 +168,7 @@ def _test_apart(opened: Opened, how: Overlap, data_root: str) -> tuple[Opened, t
 
 
 def _rest_of_test(pair: Pair, opened: Opened, taken: int, data_root: str) -> tuple[Split, tuple[str, ...]]:
-    """The test set without its first `taken` images, which are public, and notes."""
+    """Return the test set without its first `taken` images, which are public, and notes."""
     x, y = (part[taken:] for part in opened.used.test)
     if not len(x):
         raise UsageError(f"pair.m={pair.m}: no test images of {pair.private} would remain: use a smaller pair.m")
@@ -188,8 +189,8 @@ def _rest_of_test(pair: Pair, opened: Opened, taken: int, data_root: str) -> tup
 def _from_training(
     pair: Pair, opened: Opened, data_root: str, read: Reader
 ) -> tuple[Split, np.ndarray, tuple[str, ...]]:
-    """Public examples, which training examples stay private, bool [n], and notes: the public ones are drawn from the
-    training split of pair.public."""
+    """Return public examples, which training examples stay private, bool [n], and notes: the public ones are drawn from
+    the training split of pair.public."""
     if len(public_sets(pair.public)) > 1:
         raise UsageError("pair.take=train: the public examples come from one set: give one as pair.public")
     name, source, shape = str(pair.public), opened.used, _shape(opened)
@@ -228,7 +229,8 @@ def _from_training(
 def _part(
     pair: Pair, opened: Opened, left: np.ndarray, data_root: str
 ) -> tuple[Tensor | None, Tensor | None, tuple[str, ...]]:
-    """Which of the private examples are trained on (None: all) and which are held out for validation, and a note.
+    """Return which of the private examples are trained on (None: all) and which are held out for validation, and a
+    note.
 
     left: bool [n], the training examples that are private.
     """
@@ -262,7 +264,7 @@ def public_examples(
     apart: Source | None = None,
     how: Overlap = Overlap.refuse,
 ) -> tuple[Split, tuple[str, ...]]:
-    """The first m public images of dataset `public` in the shape of `like`, and notes.
+    """Return the first m public images of dataset `public` in the shape of `like`, and notes.
 
     They are the first m of its TEST split, as in the papers; where that is shorter, its training split follows, unless
     the set is the `private` one (name it whenever there is one, or private examples may be taken). UsageError names
@@ -284,7 +286,7 @@ def public_examples(
 
 
 def open_dataset(name: str, data_root: str, download: bool) -> Source:
-    """A dataset by name (conf/dataset) or path (image folder, CSV, npz).
+    """Return a dataset by name (conf/dataset) or path (image folder, CSV, npz).
 
     A named set is read from <data_root>/<name>.npz; else from the original files under data_root; else, if `download`,
     it is fetched with its checksum. Sets that are slow to read or large (`options.store`) are kept at their size under
@@ -319,8 +321,8 @@ def open_dataset(name: str, data_root: str, download: bool) -> Source:
 
 @lru_cache(maxsize=64)
 def _as_listed(name: str, root: Path, folder: Path, stamp: tuple[int, ...]) -> bool:
-    """Whether the image files of a set are those that were kept in `folder`, or are not there whole any more. A process
-    lists them once."""
+    """Return whether the image files of a set are those that were kept in `folder`, or are not there whole any more. A
+    process lists them once."""
     info = dataset_info(name)
     if "folder" not in info.options:
         return True  # comes in one piece
@@ -334,7 +336,7 @@ def _as_listed(name: str, root: Path, folder: Path, stamp: tuple[int, ...]) -> b
 
 
 def _reader(name: str, info: Dataset) -> ModuleType:
-    """The module whose `read` reads a set: of pubsel.data, or else the user's own."""
+    """Return the module whose `read` reads a set: of pubsel.data, or else the user's own."""
     inside = f"pubsel.data.{info.source}"
     try:
         return import_module(inside if find_spec(inside) else info.source)
@@ -348,7 +350,7 @@ def _stamp(path: Path) -> tuple[int, ...]:
 
 
 def _known(info: Dataset) -> tuple[int, str, tuple[float, ...], tuple[float, ...]]:
-    """What conf/dataset says: classes, metric, mean, std."""
+    """Return what conf/dataset says: classes, metric, mean, std."""
     return info.classes, info.metric.name, tuple(info.mean), tuple(info.std)
 
 
@@ -367,7 +369,7 @@ def _open_stored(folder: Path, stamp: tuple[int, ...], name: str) -> Source:
 
 
 def same_examples(first: str, second: str, data_root: str) -> bool:
-    """Whether two datasets have the same test examples: the same name or file, or sets that share them (svhn and
+    """Return whether two datasets have the same test examples: the same name or file, or sets that share them (svhn and
     svhn_extra; mnist and mnist_m, whose digits are the same)."""
     one, two = _named(first, data_root), _named(second, data_root)
     if one is None or two is None:
@@ -376,7 +378,7 @@ def same_examples(first: str, second: str, data_root: str) -> bool:
 
 
 def _check_apart(private: str, public: str, data_root: str) -> None:
-    """UsageError where the public set has images of the private one in another split: private ones would be public."""
+    """Raise UsageError if the public set has images of the private one in another split: private ones would be public."""
     named = [_named(name, data_root) for name in (private, public)]
     if None in named or same_examples(private, public, data_root):
         return
@@ -389,7 +391,7 @@ def _check_apart(private: str, public: str, data_root: str) -> None:
 
 
 def _may_share(public: str, private: str, data_root: str) -> tuple[str, ...]:
-    """The note that two named sets have images in common that no comparison of pixels finds."""
+    """Return the note that two named sets have images in common that no comparison of pixels finds."""
     one, two = (None if (known := _named(name, data_root)) is None else _images_of(known) for name in (public, private))
     if (
         one is None
@@ -401,13 +403,13 @@ def _may_share(public: str, private: str, data_root: str) -> tuple[str, ...]:
 
 
 def _images_of(known: str) -> str:
-    """The named set that the images of a named set come from."""
+    """Return the named set that the images of a named set come from."""
     info = dataset_info(known)
     return info.images_of or str(info.options.get("same_test_as", known))
 
 
 def _same_classes(name: str, private: str, data_root: str) -> bool:
-    """Whether labels of dataset `name` are of the private task. Of two named sets conf/dataset knows: the same
+    """Return whether labels of dataset `name` are of the private task. Of two named sets conf/dataset knows: the same
     examples, or `classes_of`; a user's own labels are what the user says they are."""
     one, two = _named(name, data_root), _named(private, data_root)
     if one is None:
@@ -421,7 +423,8 @@ def _classes_of(known: str) -> str:
 
 
 def _named(name: str, data_root: str) -> str | None:
-    """The file of conf/dataset that `name` means, also by the path of its npz in the data folder; None: a user's."""
+    """Return the file of conf/dataset that `name` means, also by the path of its npz in the data folder; None: a
+    user's."""
     if not is_path(name):
         return name
     path = Path(name).expanduser().resolve()
@@ -430,7 +433,7 @@ def _named(name: str, data_root: str) -> str | None:
 
 
 def _open_path(name: str) -> Source:
-    """A user's data: metric accuracy, or auc for several labels at once; normalised with 0.5."""
+    """Return a user's data: metric accuracy, or auc for several labels at once; normalised with 0.5."""
     path = Path(name).expanduser()
     if not path.exists():
         raise UserError(f"{name}: no such file or folder")
@@ -456,7 +459,8 @@ def _source(
     std: tuple[float, ...],
     shuffle: bool = False,
 ) -> Source:
-    """The source with both splits in the order that is used: shuffled if `shuffle` says so, or if sorted by class."""
+    """Return the source with both splits in the order that is used: shuffled if `shuffle` says so, or if sorted by
+    class."""
     train, train_notes = in_order(f"{name}: train", parts.train, shuffle)
     test, test_notes = in_order(f"{name}: test", parts.test, shuffle)
     files = None
@@ -467,8 +471,8 @@ def _source(
 
 
 def _combined(names: list[str], m: int, key: str, beside: Beside, read: Reader) -> tuple[Split, int, tuple[str, ...]]:
-    """m public images as `public_examples` says; how many of them are test images of the private set; and notes. key:
-    the setting that m is the value of."""
+    """Return m public images as `public_examples` says; how many of them are test images of the private set; and notes.
+    key: the setting that m is the value of."""
     like, convert, private, against, how = beside
     data_root = read.data_root
     for one, two in combinations(names, 2):
@@ -519,7 +523,7 @@ OWN = "its own training images"
 
 
 def _private_side(against: Opened | None, same: bool) -> list[tuple[str, tuple[Digests, ...]]]:
-    """What public images must not be among, and what it is called. same: they come from the private test set."""
+    """Return what public images must not be among, and what it is called. same: they come from the private test set."""
     if against is None:
         return []
     train, test = against.digests(_shape(against))
@@ -530,8 +534,8 @@ def _pool(
     opened: Opened, share: int, sides: list[tuple[str, tuple[Digests, ...]]], shape: tuple[int, ...], same: bool,
     how: Overlap,
 ) -> tuple[Opened, int, tuple[str, ...]]:  # fmt: skip
-    """What public examples are taken from, how many of its first images the first `share` of these span, and notes.
-    With drop it lacks what one of the sides has, so that as many are taken as the settings say."""
+    """Return what public examples are taken from, how many of its first images the first `share` of these span, and
+    notes. With drop it lacks what one of the sides has, so that as many are taken as the settings say."""
     if how != Overlap.drop or not sides:
         return opened, share, ()
     train, test = opened.digests(shape)
@@ -544,13 +548,13 @@ def _pool(
 
 
 def _dropped(name: str, count: int, others: str) -> tuple[str, ...]:
-    """The note on public images that were dropped."""
+    """Return the note on public images that were dropped."""
     said = f"{name}: {count} images that are among {others} too were dropped; epsilon does not cover which they are"
     return (said,) if count else ()
 
 
 def _told(group: str, chosen: Opened, part: int, twice: np.ndarray, others: str, published: bool) -> tuple[str, ...]:
-    """The note that public examples, bool [m], are among others too, where a set was published so; UsageError
+    """Return the note that public examples, bool [m], are among others too, where a set was published so; UsageError
     otherwise. group: of the keys."""
     if not twice.any():
         return ()
@@ -569,13 +573,13 @@ def _shape(opened: Opened) -> tuple[int, ...]:
 
 
 def _both_parts(name: str, source: Source, m: int) -> tuple[str, ...]:
-    """The note that m public images are more than the test split has."""
+    """Return the note that m public images are more than the test split has."""
     n = len(source.test.x)
     return (f"{name}: {n} public images from its test split, {m - n} from its training split",) if m > n else ()
 
 
 def _like(name: str, x: Tensor, like: Split, convert: Convert) -> tuple[Tensor, tuple[str, ...]]:
-    """Images in the shape of those of `like`, and notes; features as they are: UsageError where they do not fit."""
+    """Return images in the shape of those of `like`, and notes; features as they are: UsageError if they do not fit."""
     if x.dim() == 2 or like.x.dim() == 2:
         if x.shape[1:] != like.x.shape[1:]:
             what = [f"{tuple(shape)}" for shape in (x.shape[1:], like.x.shape[1:])]

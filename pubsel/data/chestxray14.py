@@ -27,8 +27,8 @@ FINDINGS = (
 
 
 def read(name: str, info: Dataset, root: Path, download: bool) -> Listing:
-    """Both parts, labels 0/1 [n, 14] in the order of FINDINGS. Missing where the table or a list is not there;
-    UserError where table, lists and images disagree."""
+    """Return both parts, labels 0/1 [n, 14] in the order of FINDINGS. Missing if the table or a list is not there;
+    UserError if table, lists and images disagree."""
     folder = root / info.options["folder"]
     tables = sorted(folder.glob("Data_Entry_2017*.csv"))
     if not tables:
@@ -59,7 +59,7 @@ def read(name: str, info: Dataset, root: Path, download: bool) -> Listing:
 
 
 def read_table(table: Path) -> dict[str, list[float]]:
-    """The findings of each image, [14] of 0/1. UserError for a word that is no finding."""
+    """Return the findings of each image, [14] of 0/1. UserError for a word that is no finding."""
     found = {}
     for row in rows_of(table, ("Image Index", "Finding Labels")):
         words = [word for word in row["Finding Labels"].split("|") if word != "No Finding"]

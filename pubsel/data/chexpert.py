@@ -28,8 +28,8 @@ VALUES: dict[str, float | str] = {"1": 1.0, "0": 0.0, "-1": "uncertain", "": "mi
 
 
 def read(name: str, info: Dataset, root: Path, download: bool) -> Listing:
-    """Both parts, labels 0/1 [n, 14] in the order of OBSERVATIONS. Missing where a table is not there; UserError where
-    tables and images disagree, or a rule is unknown."""
+    """Return both parts, labels 0/1 [n, 14] in the order of OBSERVATIONS. Missing if a table is not there; UserError
+    where tables and images disagree, or a rule is unknown."""
     rules = {key: str(info.options[key]) for key in RULES}
     for key, allowed in RULES.items():
         if rules[key] not in allowed:
@@ -50,7 +50,7 @@ def read(name: str, info: Dataset, root: Path, download: bool) -> Listing:
 
 
 def read_table(folder: Path, table: Path, rules: dict[str, str]) -> tuple[list[Path], list[list[float]], Counter[str]]:
-    """Images and their labels [n][14] by the rules, and how often each rule was needed."""
+    """Return images and their labels [n][14] by the rules, and how often each rule was needed."""
     counts: Counter[str] = Counter()
     rows = rows_of(table, ("Path", "Frontal/Lateral", *OBSERVATIONS))
     files = {path.relative_to(folder).as_posix(): path for path in (folder / table.stem).rglob("*.jpg")}

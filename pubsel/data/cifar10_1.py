@@ -10,8 +10,8 @@ from pubsel.settings.datasets import Dataset
 
 
 def read(name: str, info: Dataset, root: Path, download: bool) -> Parts:
-    """All images as the test split; there is no training split, so the set is public data only. Missing where a file
-    is not there."""
+    """Return all images as the test split; there is no training split, so the set is public data only. Missing if a
+    file is not there."""
     files = [root / file for file in info.options["files"]]
     if not all(file.is_file() for file in files):
         raise missing(name, root)

@@ -15,13 +15,13 @@ Shape = tuple[int, int, int]  # channels, height, width
 
 
 def describe(shape: Shape) -> str:
-    """A shape as people write it: height x width x channels."""
+    """Return a shape as people write it: height x width x channels."""
     channels, height, width = shape
     return f"{height}x{width}x{channels}"
 
 
 def to_shape(x: Tensor, shape: Shape) -> Tensor:
-    """Images [n, c, h, w] (uint8) in `shape`, in the same order.
+    """Return images [n, c, h, w] (uint8) in `shape`, in the same order.
 
     Colour becomes grey by the ITU-R 601 luma, grey becomes colour by repetition. Where the size differs, the image is
     scaled (bilinear with antialias) until it covers the target, and what stands out is cut off evenly on both sides.
@@ -52,7 +52,7 @@ def _convert(x: Tensor, shape: Shape) -> Tensor:
 
 
 def converted(name: str, x: Tensor, shape: Shape, how: Convert) -> tuple[Tensor, tuple[str, ...]]:
-    """Images of dataset `name` in `shape`, and a note if they were changed. With `exact` any difference is a
+    """Return images of dataset `name` in `shape`, and a note if they were changed. With `exact` any difference is a
     UsageError."""
     have: Shape = tuple(x.shape[1:])  # type: ignore[assignment]
     if have == shape:

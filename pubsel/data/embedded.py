@@ -14,7 +14,7 @@ SIDE = 32
 
 
 def read(name: str, info: Dataset, root: Path, download: bool) -> Parts:
-    """The set that `options.kind` names; nothing is read from `root`."""
+    """Return the set that `options.kind` names; nothing is read from `root`."""
     match info.options["kind"]:
         case "digits":
             return digits()
@@ -25,8 +25,8 @@ def read(name: str, info: Dataset, root: Path, download: bool) -> Parts:
 
 
 def digits() -> Parts:
-    """scikit-learn's digits, 8x8 grey: values 0 to 16 scaled to 0 to 255, in a fixed random order, the first 1,297
-    for training. The file's own order is not random."""
+    """Return scikit-learn's digits, 8x8 grey: values 0 to 16 scaled to 0 to 255, in a fixed random order, the first
+    1,297 for training. The file's own order is not random."""
     rows, labels = load_digits(return_X_y=True)
     order = np.random.RandomState(SEED).permutation(len(labels))
     images = np.floor(rows.reshape(-1, 8, 8) * 255 / 16 + 0.5).astype(np.uint8)[order]  # [1797, 8, 8]
@@ -35,8 +35,9 @@ def digits() -> Parts:
 
 
 def photo_patches() -> Parts:
-    """2,000 + 2,000 patches of 32x32 pixels at random places of scikit-learn's two photographs (a temple, a flower);
-    the label is the photograph. Patches may overlap, also across train and test: public data, not a benchmark."""
+    """Return 2,000 + 2,000 patches of 32x32 pixels at random places of scikit-learn's two photographs (a temple, a
+    flower); the label is the photograph. Patches may overlap, also across train and test: public data, not a benchmark.
+    """
     photographs = load_sample_images().images  # 2 x [427, 640, 3]
     random = np.random.RandomState(SEED)
     labels = random.randint(0, len(photographs), 2 * COUNT)
@@ -49,7 +50,8 @@ def photo_patches() -> Parts:
 
 
 def noise() -> Parts:
-    """2,000 + 2,000 images of 32x32 RGB whose values are independent and uniform on 0 to 255, with random labels."""
+    """Return 2,000 + 2,000 images of 32x32 RGB whose values are independent and uniform on 0 to 255, with random
+    labels."""
     random = np.random.RandomState(SEED)
     images = random.randint(0, 256, (2, COUNT, SIDE, SIDE, 3), dtype=np.uint8)
     labels = random.randint(0, 10, (2, COUNT))

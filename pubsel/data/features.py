@@ -52,8 +52,8 @@ class Extractor(NamedTuple):
 def of_source(
     name: str, source: Source, backbone: Backbone, data_root: str, device: torch.device, report: Callable[[str], None]
 ) -> Source:
-    """The source with features [n, d] in place of images; `backbone.architecture` pixels: the images themselves, flat,
-    in [0, 1]. Features that a source has already stay."""
+    """Return the source with features [n, d] in place of images; `backbone.architecture` pixels: the images themselves,
+    flat, in [0, 1]. Features that a source has already stay."""
     if source.train.x.dim() == 2:
         return source
     asked = (name, repr(backbone), data_root, device)
@@ -86,7 +86,7 @@ def _of_source(
 
 
 def load_backbone(backbone: Backbone, data_root: str, device: torch.device) -> Extractor:
-    """The network of `backbone` with its published weights, or those of a file.
+    """Return the network of `backbone` with its published weights, or those of a file.
 
     UsageError for an unknown architecture or an option that it does not take; UserError for a weight file that is
     absent or does not fit, or weights that cannot be fetched.
@@ -131,10 +131,11 @@ def load_backbone(backbone: Backbone, data_root: str, device: torch.device) -> E
 def features(
     what: str, x: Tensor, extractor: Extractor, name: str, folder: Path, report: Callable[[str], None]
 ) -> Tensor:
-    """Features, float32 [n, d], of images x, uint8 [n, c, h, w], mapped from a file that is written if it is not there.
+    """Return Features, float32 [n, d], of images x, uint8 [n, c, h, w], mapped from a file that is written if it is not
+    there.
 
-    what: names the images in messages. name: of the network, in the file's name. UserError where a file is cut short,
-    or features are not finite or all equal: then nothing is kept.
+    what: names the images in messages. name: of the network, in the file's name. UserError if a file is cut short, or
+    features are not finite or all equal: then nothing is kept.
     """
     content = hashlib.blake2b(np.ascontiguousarray(x.numpy()).data, digest_size=16)
     content.update(f"{tuple(x.shape)}{extractor.key}".encode())
@@ -162,7 +163,7 @@ def features(
 
 
 def _is_kept(path: Path) -> bool:
-    """Whether features are there with their digest; those of an earlier version without one are computed again."""
+    """Return whether features are there with their digest; those of an earlier version without one are computed again."""
     if not path.exists():
         return False
     with path.open("rb") as file:
@@ -171,7 +172,7 @@ def _is_kept(path: Path) -> bool:
 
 
 def _is_whole(path: Path) -> bool:
-    """Whether a npy file is exactly as long as its header says."""
+    """Return whether a npy file is exactly as long as its header says."""
     try:
         rows = np.load(path, mmap_mode="r")
     except (ValueError, OSError, EOFError):
@@ -180,7 +181,7 @@ def _is_whole(path: Path) -> bool:
 
 
 def _check_digest(path: Path) -> None:
-    """UserError where the features of a file are not those that were written. A process reads a file once for that:
+    """Raise UserError if the features of a file are not those that were written. A process reads a file once for that:
     until it is another one."""
     stat = path.stat()
     stamp = (str(path), stat.st_ino, stat.st_size, stat.st_mtime_ns)
@@ -204,8 +205,8 @@ _CHECKED = set[tuple[str, int, int, int]]()
 
 
 def _write(path: Path, what: str, x: Tensor, extractor: Extractor, report: Callable[[str], None]) -> None:
-    """The file, row after row and not through a memory map, in which a full disk ends the process. Nobody else may read
-    it, since the images may be private."""
+    """Return the file, row after row and not through a memory map, in which a full disk ends the process. Nobody else
+    may read it, since the images may be private."""
     partial = path.with_suffix(".part")  # of a process that was killed, or ours: we hold the lock
     partial.unlink(missing_ok=True)
     said, first, finite, alike = 0, None, True, True
@@ -246,7 +247,7 @@ def _write(path: Path, what: str, x: Tensor, extractor: Extractor, report: Calla
 
 
 def refuse(what: str, x: Tensor, extractor: Extractor) -> None:
-    """UserError if a batch does not fit in memory, by what one image of it holds."""
+    """Raise UserError if a batch does not fit in memory, by what one image of it holds."""
     device = next(extractor.net.parameters()).device
     with Held(device) as counted:
         embed(torch.zeros_like(x[:1]), extractor)
@@ -260,7 +261,7 @@ def refuse(what: str, x: Tensor, extractor: Extractor) -> None:
 
 @torch.no_grad()
 def embed(x: Tensor, extractor: Extractor) -> Tensor:
-    """Features [n, d] of images x, uint8 [n, c, h, w]: grey as RGB, side resized, centre cut out, normalised."""
+    """Return features [n, d] of images x, uint8 [n, c, h, w]: grey as RGB, side resized, centre cut out, normalised."""
     device = next(extractor.net.parameters()).device
     x = x.to(device)
     x = x.expand(-1, len(extractor.mean), -1, -1) if x.shape[1] == 1 else x

@@ -35,12 +35,13 @@ CORRUPT = (
 
 
 def read(name: str, info: Dataset, root: Path, download: bool) -> Listing:
-    """A named set from its class folders <root>/<options.folder>/<class>/*, brought to the shape in conf/dataset.
+    """Return a named set from its class folders <root>/<options.folder>/<class>/*, brought to the shape in
+    conf/dataset.
 
     `options.test` is the share held out for testing, whole groups at a time: `options.group` is a pattern whose match
-    in a file name names the group (a patient). Or `options.parts` names the publisher's own parts, such as
-    {train: [train, val], test: [test]}: sub-folders with class folders, all with the same classes. Missing where the
-    folder, or all of a part, is not there.
+    in a file name names the group (a patient). Or `options.parts` names the publisher's own parts, such as {train:
+    [train, val], test: [test]}: sub-folders with class folders, all with the same classes. Missing if the folder, or
+    all of a part, is not there.
     """
     folder = root / info.options["folder"]
     if not folder.is_dir():
@@ -56,7 +57,7 @@ def read(name: str, info: Dataset, root: Path, download: bool) -> Listing:
 
 
 def _published(name: str, info: Dataset, root: Path, part: str) -> Unread:
-    """The images of the sub-folders that `options.parts` gives for a part; all but the first may be absent."""
+    """Return the images of the sub-folders that `options.parts` gives for a part; all but the first may be absent."""
     top, parts = root / info.options["folder"], info.options["parts"]
     first, *others = (top / folder for folder in parts[part])
     if not first.is_dir():
@@ -83,7 +84,7 @@ class Layout(NamedTuple):
 
 
 def layout(folder: Path) -> Layout:
-    """The parts of a user's folder by their names, in any case. UserError where it is absent."""
+    """Return the parts of a user's folder by their names, in any case. UserError if it is absent."""
     if not folder.is_dir():
         raise UserError(f"{folder}: no such folder")
     within = {path.name.lower(): path for path in sorted(folder.iterdir()) if path.is_dir()}
@@ -103,7 +104,7 @@ def layout(folder: Path) -> Layout:
 
 
 def read_folder(folder: Path) -> tuple[Parts, int]:
-    """A user's image folder and its number of classes: folder/train/<class>/* and folder/test/<class>/*, or
+    """Return a user's image folder and its number of classes: folder/train/<class>/* and folder/test/<class>/*, or
     folder/<class>/*, or a flat folder of images (one class: public data, or ranking, only).
 
     Without a test part, the validation part (val, valid, validation) is the test set; without either, a fixed fifth is
@@ -137,7 +138,8 @@ def read_folder(folder: Path) -> tuple[Parts, int]:
 
 
 def _unread(folder: Path, paths: Sequence[Path], parts: Sequence[Path]) -> tuple[str, ...]:
-    """The note on images of a folder that are not among `paths`: they lie beside its parts, or deeper than classes."""
+    """Return the note on images of a folder that are not among `paths`: they lie beside its parts, or deeper than
+    classes."""
     read = set(paths)
     left = [path for path in _all_images(folder) if path not in read]
 
@@ -155,7 +157,7 @@ def _unread(folder: Path, paths: Sequence[Path], parts: Sequence[Path]) -> tuple
 
 
 def _all_images(folder: Path) -> list[Path]:
-    """The image files of a folder and of all folders in it, sorted; hidden ones are none."""
+    """Return the image files of a folder and of all folders in it, sorted; hidden ones are none."""
     found = (path for path in folder.rglob("*") if path.suffix.lower() in SUFFIXES and path.is_file())
     return sorted(path for path in found if not any(part.startswith(".") for part in path.relative_to(folder).parts))
 
@@ -194,9 +196,9 @@ def findings(path: Path) -> tuple[list[str], list[str], list[str]]:
 
 
 def read_csv(table: Path) -> tuple[Parts, int]:
-    """A user's CSV, with commas, semicolons or tabs between its columns path, label and perhaps split (train or test),
-    and its number of classes. Paths are relative to the CSV; labels are numbers or words, numbered in sorted order.
-    Sizes, colour and a missing split as in `read_folder`."""
+    """Return a user's CSV, with commas, semicolons or tabs between its columns path, label and perhaps split (train or
+    test), and its number of classes. Paths are relative to the CSV; labels are numbers or words, numbered in sorted
+    order. Sizes, colour and a missing split as in `read_folder`."""
     rows = _rows(table)
     words = _words(rows)
     labels = np.asarray([words.index(row["label"]) for row in rows])
@@ -214,17 +216,17 @@ def read_csv(table: Path) -> tuple[Parts, int]:
 
 
 def _words(rows: Sequence[dict[str, str]]) -> list[str]:
-    """The labels of a CSV in the order in which they are numbered."""
+    """Return the labels of a CSV in the order in which they are numbered."""
     return sorted({row["label"] for row in rows}, key=lambda word: (int(word) if word.isdecimal() else -1, word))
 
 
 def class_folders(folder: Path) -> list[str]:
-    """Names of the sub-folders with images, sorted."""
+    """Return names of the sub-folders with images, sorted."""
     return sorted(path.name for path in folder.iterdir() if path.is_dir() and images_in(path))
 
 
 def expected_classes(folder: Path, info: Dataset) -> list[str]:
-    """Names of the class folders of a named set. UserError where they are not as many as conf/dataset says."""
+    """Return names of the class folders of a named set. UserError if they are not as many as conf/dataset says."""
     classes = class_folders(folder)
     if len(classes) != info.classes:
         raise UserError(f"{folder}: {len(classes)} class folders with images, {info.classes} expected: {info.title}")
@@ -232,14 +234,14 @@ def expected_classes(folder: Path, info: Dataset) -> list[str]:
 
 
 def images_in(folder: Path) -> list[Path]:
-    """The image files of a folder, sorted by name; hidden files are no images."""
+    """Return the image files of a folder, sorted by name; hidden files are no images."""
     files = (path for path in folder.iterdir() if path.suffix.lower() in SUFFIXES and not path.name.startswith("."))
     return sorted(files)
 
 
 def labelled(folder: Path, classes: Sequence[str]) -> tuple[list[Path], np.ndarray]:
-    """Image files of the class folders in order of class and name, with labels [n]; of a flat folder without classes
-    all its images, with label 0. UserError where there are none, or images lie beside class folders."""
+    """Return image files of the class folders in order of class and name, with labels [n]; of a flat folder without
+    classes all its images, with label 0. UserError if there are none, or images lie beside class folders."""
     loose = images_in(folder)
     if classes and loose:
         raise UserError(f"{folder}: {loose[0].name} lies beside class folders: move it into its class")
@@ -251,8 +253,8 @@ def labelled(folder: Path, classes: Sequence[str]) -> tuple[list[Path], np.ndarr
 
 
 def read_alike(source: Path, paths: Sequence[Path]) -> tuple[Tensor, Tensor, tuple[str, ...]]:
-    """Images [n, c, h, w] at the most common size among them (of several, the first met), in colour if any of them
-    has colour; digests [n] of each at its own size; and a note where some were changed."""
+    """Return images [n, c, h, w] at the most common size among them (of several, the first met), in colour if any of
+    them has colour; digests [n] of each at its own size; and a note where some were changed."""
     heads = [head(path) for path in paths]
     (height, width), same = Counter(size for _, size in heads).most_common(1)[0]
     shape = (1 if all(mode in GREY for mode, _ in heads) else 3, height, width)
@@ -264,8 +266,8 @@ def read_alike(source: Path, paths: Sequence[Path]) -> tuple[Tensor, Tensor, tup
 
 
 def read_images(paths: Iterable[Path | zipfile.Path], shape: Shape) -> Tensor:
-    """Image files as uint8 [n, *shape], each scaled to cover and cut at the centre. UserError names a file that is
-    absent or no image."""
+    """Return image files as uint8 [n, *shape], each scaled to cover and cut at the centre. UserError names a file that
+    is absent or no image."""
     files = list(paths)
     images = torch.empty((len(files), *shape), dtype=torch.uint8)
     for i, path in enumerate(files):
@@ -274,7 +276,7 @@ def read_images(paths: Iterable[Path | zipfile.Path], shape: Shape) -> Tensor:
 
 
 def unread(paths: Sequence[Path | zipfile.Path], y: Tensor, shape: Shape) -> Unread:
-    """Image files with their labels, as in `read_images`, each read when it is asked for."""
+    """Return image files with their labels, as in `read_images`, each read when it is asked for."""
     return Unread(
         lambda i: _read_image(paths[i], shape), y, tuple("/".join(str(path).split("/")[-2:]) for path in paths)
     )
@@ -290,7 +292,7 @@ def listed_parts(paths: Sequence[Path], y: Tensor, test: np.ndarray, shape: Shap
 
 
 def same_images(table: Path, rows: Collection[str], folder: Path, files: Collection[str]) -> None:
-    """UserError where a table names an image that its folder lacks, or the folder has one without a row."""
+    """Raise UserError if a table names an image that its folder lacks, or the folder has one without a row."""
     there, named = set(files), set(rows)
     if absent := [row for row in rows if row not in there]:
         raise UserError(f"{folder}: {absent[0]} and {len(absent) - 1} more of {table.name} are absent: unpack it again")
@@ -308,8 +310,8 @@ def fitted(image: Image.Image, shape: Shape) -> Tensor:
 
 
 def head(path: Path) -> tuple[str, tuple[int, int]]:
-    """Pillow's mode and (height, width) of an image file, without decoding it. UserError as in `read_images`, and for
-    more than 8 bits per channel."""
+    """Return Pillow's mode and (height, width) of an image file, without decoding it. UserError as in `read_images`,
+    and for more than 8 bits per channel."""
     try:
         with _open(path) as image:
             mode, size = image.mode, image.size
@@ -323,7 +325,7 @@ def head(path: Path) -> tuple[str, tuple[int, int]]:
 
 
 def _read_image(path: Path | zipfile.Path, shape: Shape, seen: Callable[[np.ndarray], object] | None = None) -> Tensor:
-    """An image file as uint8 `shape`. seen: is given the image as it was decoded, [1 or 3, height, width]."""
+    """Return an image file as uint8 `shape`. seen: is given the image as it was decoded, [1 or 3, height, width]."""
     try:
         with path.open("rb") as file, _open(file) as image:
             if seen is not None:
@@ -337,7 +339,7 @@ def _read_image(path: Path | zipfile.Path, shape: Shape, seen: Callable[[np.ndar
 
 
 def _open(file: Path | IO[bytes]) -> Image.Image:
-    """An image that is not decoded yet, without the two lines that Pillow warns of a large one with."""
+    """Return an image that is not decoded yet, without the two lines that Pillow warns of a large one with."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", Image.DecompressionBombWarning)
         return Image.open(file)
@@ -355,8 +357,8 @@ def _unreadable(path: Path | zipfile.Path, error: Exception) -> UserError:
 
 
 def rows_of(table: Path, columns: Sequence[str], between: str = ",") -> list[dict[str, str]]:
-    """The rows of a CSV. between: the characters of which its first line shows which one separates its columns.
-    UserError where it is absent, empty or no CSV, or lacks one of the columns."""
+    """Return the rows of a CSV. between: the characters of which its first line shows which one separates its columns.
+    UserError if it is absent, empty or no CSV, or lacks one of the columns."""
     try:
         with table.open(newline="", encoding="utf-8-sig") as file:
             delimiter = max(between, key=file.readline().count)
@@ -375,7 +377,7 @@ def rows_of(table: Path, columns: Sequence[str], between: str = ",") -> list[dic
 
 
 def _rows(table: Path) -> list[dict[str, str]]:
-    """The rows of a user's CSV, checked."""
+    """Return the rows of a user's CSV, checked."""
     rows = rows_of(table, ("path", "label"), ",;\t")
     for i, row in enumerate(rows, start=1):
         if not row["path"] or not row["label"]:
@@ -386,7 +388,7 @@ def _rows(table: Path) -> list[dict[str, str]]:
 
 
 def _fifth(source: Path, names: Sequence[str]) -> tuple[np.ndarray, tuple[str, ...]]:
-    """Which of the named images are held out as the test set, bool [n]; and the note.
+    """Return which of the named images are held out as the test set, bool [n]; and the note.
 
     An example's own file name decides, so that one image more or less moves no other to the other side.
     """

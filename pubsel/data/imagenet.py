@@ -20,9 +20,9 @@ Labelled = list[tuple[Folder, str]]  # image file, WordNet id
 
 
 def read(name: str, info: Dataset, root: Path, download: bool) -> Listing:
-    """Both parts from <root>/<options.folder>, or from the zip of that name, which is fetched where `options.md5` is
-    given and `download` allows it. Missing where nothing is there. With `options.train` false the training part stays
-    empty and the set serves as public data only."""
+    """Return both parts from <root>/<options.folder>, or from the zip of that name, which is fetched where
+    `options.md5` is given and `download` allows it. Missing if nothing is there. With `options.train` false the
+    training part stays empty and the set serves as public data only."""
     folder: Path = root / info.options["folder"]
     archive = root / f"{info.options['folder']}.zip"
     if folder.is_dir():
@@ -56,7 +56,7 @@ def _parts(name: str, info: Dataset, folder: Folder) -> Listing:
 
 
 def in_class_folders(folder: Folder) -> Labelled:
-    """Image files of <folder>/<wnid>/ or <folder>/<wnid>/images/, in order of class and name."""
+    """Return image files of <folder>/<wnid>/ or <folder>/<wnid>/images/, in order of class and name."""
     found: Labelled = []
     for classes in sorted(_list(folder), key=lambda path: path.name):
         inner = classes / "images"
@@ -66,7 +66,7 @@ def in_class_folders(folder: Folder) -> Labelled:
 
 
 def annotated(folder: Folder) -> Labelled:
-    """The images of images/ in the order of val_annotations.txt (file name, WordNet id, box; tab separated)."""
+    """Return the images of images/ in the order of val_annotations.txt (file name, WordNet id, box; tab separated)."""
     table = folder / "val_annotations.txt"
     rows = [line.split("\t") for line in table.read_text(encoding="utf-8").splitlines() if line.strip()]
     if any(len(row) < 2 for row in rows):

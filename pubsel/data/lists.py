@@ -18,7 +18,7 @@ Listed = list[tuple[str, str]]  # path of an image below the image folder, class
 
 
 def read(name: str, info: Dataset, root: Path, download: bool) -> Listing:
-    """Both parts from files of <root>/<options.folder>. Missing where one of the lists is not there.
+    """Return both parts from files of <root>/<options.folder>. Missing if one of the lists is not there.
 
     `options.train` and `options.test` list the images of each part, in text or as file_list of a .mat file; or
     `options.list` lists all, and each line of `options.marks` ends in 1 for a training image or 0 for a test image.
@@ -52,7 +52,7 @@ def read(name: str, info: Dataset, root: Path, download: bool) -> Listing:
 
 
 def marked(file: Path, marks: Path, line: re.Pattern[str]) -> tuple[Listed, Listed]:
-    """Training and test images of one list, told apart by the lines of `marks`."""
+    """Return training and test images of one list, told apart by the lines of `marks`."""
     images, ends = listed(file, line), [text[-1] for text in lines(marks)]
     if len(images) != len(ends):
         raise UserError(f"{marks}: {len(ends)} lines for {len(images)} of {file.name}: unpack the archive again")
@@ -61,7 +61,7 @@ def marked(file: Path, marks: Path, line: re.Pattern[str]) -> tuple[Listed, List
 
 
 def listed(file: Path, line: re.Pattern[str]) -> Listed:
-    """Path and class of each line of a list."""
+    """Return path and class of each line of a list."""
     found = []
     for text in lines(file):
         match = line.fullmatch(text)
@@ -73,7 +73,7 @@ def listed(file: Path, line: re.Pattern[str]) -> Listed:
 
 
 def lines(file: Path) -> list[str]:
-    """The lines of a text file that are not empty, or the entries of file_list in a .mat file."""
+    """Return the lines of a text file that are not empty, or the entries of file_list in a .mat file."""
     try:
         if file.suffix == ".mat":
             return [str(entry.item()) for entry in loadmat(file)["file_list"].ravel()]

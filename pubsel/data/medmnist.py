@@ -15,8 +15,8 @@ from pubsel.settings.datasets import Dataset
 
 
 def read(name: str, info: Dataset, root: Path, download: bool) -> Listing:
-    """Both parts from <root>/<name>.npz, which is fetched where `download` allows it. Missing where it is not there;
-    UserError where it does not read or has not the shape and classes of conf/dataset."""
+    """Return both parts from <root>/<name>.npz, which is fetched where `download` allows it. Missing if it is not
+    there; UserError if it does not read or has not the shape and classes of conf/dataset."""
     npz = root / f"{name}.npz"
     if not npz.exists():
         if not download:

@@ -22,7 +22,7 @@ ARCHIVE = Path("BSR") / "BSDS500" / "data" / "images" / "train"  # in BSR_bsds50
 
 
 def read(name: str, info: Dataset, root: Path, download: bool) -> Parts:
-    """MNIST-M from the MNIST and the BSDS500 photographs in `root`; Missing where one of them is not there."""
+    """Return MNIST-M from the MNIST and the BSDS500 photographs in `root`; Missing if one of them is not there."""
     photographs = read_photographs(name, root)
     npz = root / "mnist.npz"
     if npz.exists():
@@ -37,7 +37,7 @@ def read(name: str, info: Dataset, root: Path, download: bool) -> Parts:
 
 
 def blend(digits: np.ndarray, photographs: Sequence[np.ndarray], random: np.random.RandomState) -> Tensor:
-    """Digits [n, 28, 28] over random patches of random photographs (each [h, w, 3]): uint8 [n, 3, 32, 32]."""
+    """Return digits [n, 28, 28] over random patches of random photographs (each [h, w, 3]): uint8 [n, 3, 32, 32]."""
     border = (SIDE - digits.shape[1]) // 2
     padded = np.pad(digits, ((0, 0), (border, border), (border, border)))  # [n, 32, 32]
     blended = np.empty((len(digits), SIDE, SIDE, 3), dtype=np.uint8)
@@ -51,7 +51,7 @@ def blend(digits: np.ndarray, photographs: Sequence[np.ndarray], random: np.rand
 
 
 def read_photographs(name: str, root: Path) -> list[np.ndarray]:
-    """Photographs [h, w, 3] from <root>/bsds500.npz (array train_images), the official archive's training folder
+    """Return photographs [h, w, 3] from <root>/bsds500.npz (array train_images), the official archive's training folder
     <root>/BSR/BSDS500/data/images/train, or any image files in <root>/bsds500."""
     npz = root / "bsds500.npz"
     if npz.exists():

@@ -26,7 +26,7 @@ class Source(NamedTuple):
     kept: Path | None = None  # the folder that the images are mapped from
 
     def lines(self) -> list[str]:
-        """What there is to say of it."""
+        """Return what there is to say of it."""
         channels, *sides = self.train.x.shape[1:]
         counts = f"{len(self.train.x):,} training and {len(self.test.x):,} test images"
         shape = "x".join(map(str, [*sides, channels]))
@@ -55,7 +55,7 @@ class Opened(NamedTuple):
         return tuple(_digests(self.images, part, shape) for part in (0, 1))  # type: ignore[return-value]
 
     def without(self, train: np.ndarray, test: np.ndarray) -> "Opened":
-        """The rest of it. train, test: bool [n], what leaves each part."""
+        """Return the rest of it. train, test: bool [n], what leaves each part."""
         if not (train.any() or test.any()):
             return self
         images = _rest(self.images, ~train, ~test)
@@ -67,7 +67,7 @@ class Opened(NamedTuple):
         return Opened(self.name, images, images if self.used is self.images else _first(self.used, m))
 
     def example(self, which: np.ndarray, part: int = 1) -> str:
-        """The first of the images `which`, bool [n], of a part, as people find it: a file, or its number."""
+        """Return the first of the images `which`, bool [n], of a part, as people find it: a file, or its number."""
         place = int(which.argmax())
         return self.images.files[part].names[place] if self.images.files else f"number {place}"
 
@@ -83,7 +83,7 @@ def _digests(source: Source, part: int, shape: tuple[int, ...]) -> Digests:
 
 
 def _rest(source: Source, train: np.ndarray, test: np.ndarray) -> Source:
-    """The source with some of its examples. train, test: bool [n]."""
+    """Return the source with some of its examples. train, test: bool [n]."""
     places = [torch.from_numpy(np.flatnonzero(stays)) for stays in (train, test)]
     splits = [Split(s.x[at], s.y[at]) for s, at in zip((source.train, source.test), places, strict=True)]
     files = (files_at(source.files[0], places[0]), files_at(source.files[1], places[1])) if source.files else None
@@ -91,7 +91,8 @@ def _rest(source: Source, train: np.ndarray, test: np.ndarray) -> Source:
 
 
 def _first(source: Source, m: int) -> Source:
-    """The first m examples of `source`, those of its test split before those of its training split, as a test split."""
+    """Return the first m examples of `source`, those of its test split before those of its training split, as a test
+    split."""
     rest = max(0, m - len(source.test.x))
     first, none = Split(source.test.x[:m], source.test.y[:m]), Split(source.train.x[:0], source.train.y[:0])
     if rest:

@@ -15,8 +15,8 @@ from pubsel.settings.datasets import Dataset
 
 
 def read(name: str, info: Dataset, root: Path, download: bool) -> Parts:
-    """Both parts of the table <root>/<options.files[0]>; a fixed fifth of the rows is the test part. Classes are
-    numbered in sorted order. Missing where the file is not there."""
+    """Return both parts of the table <root>/<options.files[0]>; a fixed fifth of the rows is the test part. Classes are
+    numbered in sorted order. Missing if the file is not there."""
     arff = root / info.options["files"][0]
     if not arff.is_file():
         raise missing(name, root)
@@ -33,7 +33,7 @@ def read(name: str, info: Dataset, root: Path, download: bool) -> Parts:
 
 
 def read_arff(arff: Path) -> tuple[np.ndarray, np.ndarray]:
-    """Numbers, float32 [n, d], and the words of the column class [n]."""
+    """Return Numbers, float32 [n, d], and the words of the column class [n]."""
     columns: list[str] = []
     try:
         with arff.open(encoding="utf-8") as file:

@@ -28,7 +28,7 @@ class Digests(NamedTuple):
 
 
 def digest(image: NDArray[np.uint8]) -> int:
-    """64 bits, signed, of one image [channels, height, width] and its shape."""
+    """Return 64 bits, signed, of one image [channels, height, width] and its shape."""
     told = hashlib.blake2b(np.ascontiguousarray(image).data, digest_size=8, person=repr(image.shape).encode()[:16])
     return int.from_bytes(told.digest(), signed=True)
 
@@ -52,7 +52,7 @@ _KNOWN = WeakTensorKeyDictionary()  # for the next cell of a sweep
 
 
 def among(these: Digests, *those: Digests) -> NDArray[np.bool_]:
-    """Which of n images are also in one of `those`: bool [n]."""
+    """Return which of n images are also in one of `those`: bool [n]."""
     found = np.zeros(len(these.own), dtype=bool)
     for other in those:
         found |= np.isin(these.own, other.own) | np.isin(these.shaped, other.shaped)
@@ -60,7 +60,7 @@ def among(these: Digests, *those: Digests) -> NDArray[np.bool_]:
 
 
 def repeated(these: Digests) -> NDArray[np.bool_]:
-    """Which of n images are there more than once: bool [n]."""
+    """Return which of n images are there more than once: bool [n]."""
     twice = np.zeros(len(these.own), dtype=bool)
     for found in these:
         _, places, times = np.unique(found, return_inverse=True, return_counts=True)

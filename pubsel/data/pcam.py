@@ -18,7 +18,7 @@ PARTS = {"train": "train", "val": "valid", "test": "test"}  # torchvision's name
 
 
 def read(name: str, info: Dataset, root: Path, download: bool) -> Listing:
-    """Both parts. Missing where the files are not there; UserError where one does not read or h5py is not installed."""
+    """Return both parts. Missing if the files are not there; UserError if one does not read or h5py is not installed."""
     with reading(name, info, root, download):
         try:
             import h5py  # noqa: F401
@@ -33,7 +33,7 @@ def read(name: str, info: Dataset, root: Path, download: bool) -> Listing:
 
 
 def _part(folder: Path, part: str, shape: list[int]) -> Unread:
-    """A part from its images [n, 96, 96, 3] and labels [n, 1, 1, 1]; the file of the images stays open."""
+    """Return a part from its images [n, 96, 96, 3] and labels [n, 1, 1, 1]; the file of the images stays open."""
     import h5py
 
     paths = [folder / f"camelyonpatch_level_2_split_{part}_{key}.h5" for key in ("x", "y")]

@@ -23,7 +23,7 @@ ARRAYS = ("train_images", "train_labels", "test_images", "test_labels")
 
 
 def read(path: Path, classes: int | None = None, shape: Shape | None = None) -> Parts:
-    """Both parts of a prepared npz. Labels must be below `classes` and images of `shape`, where these are given.
+    """Return both parts of a prepared npz. Labels must be below `classes` and images of `shape`, where these are given.
     UserError names the file and what is wrong with it."""
     arrays = arrays_of(path, ARRAYS)
     train = _split(path, "train", arrays["train_images"], arrays["train_labels"])
@@ -33,7 +33,7 @@ def read(path: Path, classes: int | None = None, shape: Shape | None = None) -> 
 
 
 def listing(path: Path, classes: int, shape: Shape) -> Listing:
-    """Both parts, checked as in `read`, with no image read yet: for a file whose arrays are larger than memory."""
+    """Return both parts, checked as in `read`, with no image read yet: for a file whose arrays are larger than memory."""
     labels = arrays_of(path, ("train_labels", "test_labels"))
     train, train_shape = _stream(path, "train", labels["train_labels"])
     test, test_shape = _stream(path, "test", labels["test_labels"])
@@ -42,8 +42,8 @@ def listing(path: Path, classes: int, shape: Shape) -> Listing:
 
 
 def _stream(path: Path, part: str, labels: np.ndarray) -> tuple[Unread, Sequence[int]]:
-    """A part whose images are taken from their compressed member of the npz one after another, and their shape. An
-    earlier image than the last one costs a new start."""
+    """Return a part whose images are taken from their compressed member of the npz one after another, and their shape.
+    An earlier image than the last one costs a new start."""
     broken = f"{path}: corrupt, truncated or not a plain npz: delete it and prepare it again"
     try:
         archive = zipfile.ZipFile(path)
@@ -83,7 +83,7 @@ def _check_both(
     classes: int | None,
     shape: Shape | None,
 ) -> None:
-    """UserError where train and test do not fit each other, or are not as conf/dataset says."""
+    """Raise UserError if train and test do not fit each other, or are not as conf/dataset says."""
     if tuple(shapes[0]) != tuple(shapes[1]) or labels[0].shape[1:] != labels[1].shape[1:]:
         raise UserError(f"{path}: train and test differ in the shape of their images or labels: make both alike")
     have: Shape = tuple(shapes[0])  # type: ignore[assignment]
@@ -96,7 +96,7 @@ def _check_both(
 
 
 def arrays_of(path: Path, names: Collection[str]) -> dict[str, np.ndarray]:
-    """The named arrays of an npz. UserError where the file is absent, corrupt or lacks one of them."""
+    """Return the named arrays of an npz. UserError if the file is absent, corrupt or lacks one of them."""
     try:
         with np.load(path, allow_pickle=False) as file:
             absent = [name for name in names if name not in file.files]
@@ -116,8 +116,8 @@ def arrays_of(path: Path, names: Collection[str]) -> dict[str, np.ndarray]:
 
 
 def _check_size(path: Path, archive: zipfile.ZipFile, name: str) -> None:
-    """UserError where the header of an array claims other than the archive has of it, or more than memory has room for:
-    it may be made to fill that. Nothing of it is read."""
+    """Raise UserError if the header of an array claims other than the archive has of it, or more than memory has room
+    for: it may be made to fill that. Nothing of it is read."""
     with archive.open(f"{name}.npy") as member:
         shape, _, dtype = _header(member)
         has = archive.getinfo(f"{name}.npy").file_size - member.tell()
@@ -132,14 +132,14 @@ def _check_size(path: Path, archive: zipfile.ZipFile, name: str) -> None:
 
 
 def _header(member: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype]:
-    """Shape, whether it is in Fortran order, and type of an array, whose file is read up to its first number."""
+    """Return Shape, whether it is in Fortran order, and type of an array, whose file is read up to its first number."""
     version = np.lib.format.read_magic(member)
     read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
     return read(member)
 
 
 def write(path: Path, train: Split, test: Split) -> None:
-    """The npz of both parts, written whole or not at all."""
+    """Return the npz of both parts, written whole or not at all."""
     values = (*to_arrays(train), *to_arrays(test))
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_name(f".{path.name}.{os.getpid()}.part")
@@ -156,8 +156,8 @@ def _split(path: Path, part: str, images: np.ndarray, labels: np.ndarray) -> Spl
 
 
 def _checked(path: Path, part: str, shape: Sequence[int], dtype: np.dtype, labels: np.ndarray) -> np.ndarray:
-    """The labels, [n] or [n, labels], of images of this shape and type. UserError where one of them is not as it must
-    be."""
+    """Return the labels, [n] or [n, labels], of images of this shape and type. UserError if one of them is not as it
+    must be."""
     if dtype != np.uint8:
         raise UserError(f"{path}: {part}_images is {dtype}, not uint8: store values 0 to 255 as uint8")
     if len(shape) not in (3, 4) or (len(shape) == 4 and shape[3] != 3) or 0 in shape[1:]:

@@ -17,7 +17,7 @@ from pubsel.settings.datasets import Dataset
 
 
 def read(name: str, info: Dataset, root: Path, download: bool) -> Listing:
-    """Both parts, classes 0 (female) and 1 (male). Missing where there is no table; UserError where table and images
+    """Return both parts, classes 0 (female) and 1 (male). Missing if there is no table; UserError if table and images
     disagree."""
     folder = root / info.options["folder"]
     table = next((path for path in (folder / "train_gender.csv", folder / "train.csv") if path.is_file()), None)
@@ -34,7 +34,7 @@ def read(name: str, info: Dataset, root: Path, download: bool) -> Listing:
 
 
 def read_table(table: Path) -> dict[str, int]:
-    """Gender, 0 or 1, of each image file, in order of its name."""
+    """Return Gender, 0 or 1, of each image file, in order of its name."""
     rows = rows_of(table, ("imageId", "gender"))
     try:
         found = {int(row["imageId"]): ("0", "1").index(row["gender"].removesuffix(".0")) for row in rows}

@@ -28,8 +28,8 @@ NAMED = 3  # corrupt images that a note names
 
 
 def fingerprint(parts: Parts | Listing) -> str:
-    """Of the names and labels of all image files, in their order; empty where images are no files of their own, which
-    come all at once."""
+    """Of the names and labels of all image files, in their order; empty if images are no files of their own, which come
+    all at once."""
     train, test = parts.train, parts.test
     if not (isinstance(train, Unread) and isinstance(test, Unread) and (train.names or test.names)):
         return ""
@@ -41,7 +41,7 @@ def fingerprint(parts: Parts | Listing) -> str:
 
 
 def listed(folder: Path) -> str:
-    """The fingerprint of what was kept in a folder; empty where there is none."""
+    """Return the fingerprint of what was kept in a folder; empty if there is none."""
     file = folder / "listed.txt"
     return file.read_text(encoding="utf-8") if file.exists() else ""
 
@@ -51,7 +51,7 @@ def keep(folder: Path, name: str, listing: Listing, shape: Shape, skip: bool, fi
     fingerprint; images that were kept of others are replaced.
 
     skip: leave out corrupt images, with a note and a line on stderr; Unreadable names the first one otherwise.
-    PermissionError, or another OSError of its own, where the folder cannot be made; UserError where the disk is full.
+    PermissionError, or another OSError of its own, where the folder cannot be made; UserError if the disk is full.
     """
     folder.parent.mkdir(parents=True, exist_ok=True)
     lock = FileLock(folder.with_suffix(".lock"))
@@ -88,7 +88,7 @@ def _write(folder: Path, name: str, listing: Listing, shape: Shape, skip: bool, 
 
 
 def _write_part(folder: Path, name: str, part: str, unread: Unread, shape: Shape, skip: bool) -> tuple[str, ...]:
-    """Both files of a part, and the notes on it."""
+    """Return both files of a part, and the notes on it."""
     with (folder / f"{part}_images.npy").open("wb") as file:
         _header(file, len(unread.y), shape)
         y, notes = _each(f"{name} {part}", unread, skip, lambda _, image: file.write(image.numpy().tobytes()))
@@ -99,13 +99,13 @@ def _write_part(folder: Path, name: str, part: str, unread: Unread, shape: Shape
 
 
 def _header(file: BinaryIO, n: int, shape: Shape) -> None:
-    """The start of a npy file of uint8 [n, *shape]."""
+    """Return the start of a npy file of uint8 [n, *shape]."""
     np.lib.format.write_array_header_1_0(file, {"descr": "|u1", "fortran_order": False, "shape": (n, *shape)})
 
 
 def read(folder: Path) -> Parts:
-    """What `keep` wrote. The images are mapped: only what is used is read, and nothing that is changed reaches the
-    file. UserError where a file is damaged."""
+    """Return what `keep` wrote. The images are mapped: only what is used is read, and nothing that is changed reaches
+    the file. UserError if a file is damaged."""
     try:
         train, test = (
             Split(
@@ -123,7 +123,7 @@ def read(folder: Path) -> Parts:
 
 
 def in_memory(name: str, listing: Listing, shape: Shape, skip: bool) -> Parts:
-    """All images in memory, for a data folder that cannot be written to."""
+    """Return all images in memory, for a data folder that cannot be written to."""
 
     def loaded(part: str, unread: Unread) -> tuple[Split, tuple[str, ...]]:
         x = torch.empty((len(unread.y), *shape), dtype=torch.uint8)

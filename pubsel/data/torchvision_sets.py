@@ -24,8 +24,8 @@ PHOTOGRAPHS = {
 
 
 def read(name: str, info: Dataset, root: Path, download: bool) -> Parts | Listing:
-    """The parts of a set of torchvision from its files in `root`, which are fetched where `download` allows it; errors
-    as `reading` says."""
+    """Return the parts of a set of torchvision from its files in `root`, which are fetched where `download` allows it;
+    errors as `reading` says."""
     with reading(name, info, root, download):
         if info.options["set"] == "Caltech256":
             sets.Caltech256(str(root), download=download)
@@ -35,8 +35,8 @@ def read(name: str, info: Dataset, root: Path, download: bool) -> Parts | Listin
 
 @contextmanager
 def reading(name: str, info: Dataset, root: Path, download: bool) -> Iterator[None]:
-    """What is done within raises Missing where `options.files` are not there and cannot be fetched, and UserError
-    where they are there but do not read."""
+    """What is done within raises Missing if `options.files` are not there and cannot be fetched, and UserError where
+    they are there but do not read."""
     there = all(is_there(root / file) for file in info.options["files"])
     if not there and not download:
         raise missing(name, root)
@@ -54,7 +54,7 @@ def reading(name: str, info: Dataset, root: Path, download: bool) -> Iterator[No
 
 
 def arrays(info: Dataset, root: Path, download: bool) -> Parts:
-    """The parts of a set that fits into memory."""
+    """Return the parts of a set that fits into memory."""
     kind: str = info.options["set"]
     shape: Shape = tuple(info.shape)  # type: ignore[assignment]
     if kind in ("CIFAR10", "CIFAR100", "MNIST", "FashionMNIST"):
@@ -76,7 +76,7 @@ def _svhn(root: Path, part: str, download: bool) -> Split:
 
 
 def _photographs(kind: str, root: Path, part: str, download: bool, shape: Shape) -> Split:
-    """Photographs of varying sizes at `shape`."""
+    """Return photographs of varying sizes at `shape`."""
     data = getattr(sets, kind)(
         root, split=part, download=download, transform=lambda image: folders.fitted(image, shape)
     )

@@ -80,8 +80,8 @@ class Sketch:
 
 
 def unit(rows: Tensor) -> Tensor:
-    """Rows [n, s] scaled to norm 1, float64; never more than 1, whatever is rounded. Rows of zeros, and those that are
-    not finite, are zero."""
+    """Return rows [n, s] scaled to norm 1, float64; never more than 1, whatever is rounded. Rows of zeros, and those
+    that are not finite, are zero."""
     rows = rows.double()
     rows = rows / rows.abs().amax(1, keepdim=True).clamp(min=1e-300)  # squares of 1e-200 would be 0
     rows = rows.masked_fill(~torch.isfinite(rows).all(1, keepdim=True), 0)
@@ -89,7 +89,7 @@ def unit(rows: Tensor) -> Tensor:
 
 
 def public_subspace(name: str, rows: Tensor, k: int) -> Tensor:
-    """Top-k right singular subspace [s, k], float64, of a public set's sketched gradients [m, s].
+    """Return Top-k right singular subspace [s, k], float64, of a public set's sketched gradients [m, s].
 
     UsageError names the set where they are all zero, or span fewer dimensions.
     """
@@ -104,7 +104,7 @@ def public_subspace(name: str, rows: Tensor, k: int) -> Tensor:
 
 
 def noisy(second: Tensor, noise_multiplier: float, source: Source) -> Tensor:
-    """A [s, s], a sum of g g^T with |g| <= 1, plus symmetric noise (Analyze Gauss).
+    """Return a [s, s], a sum of g g^T with |g| <= 1, plus symmetric noise (Analyze Gauss).
 
     Sensitivity: one row more or less moves triangle(A) by |g g^T|_F = |g|^2 <= 1, so the noise on it has the
     `privacy.deviation` of that: this much on the diagonal of A, 1 / sqrt(2) of it beside the diagonal.
@@ -115,7 +115,8 @@ def noisy(second: Tensor, noise_multiplier: float, source: Source) -> Tensor:
 
 
 def exponential_subspace(second: Tensor, k: int, epsilon: float, source: Source) -> Tensor:
-    """k orthonormal vectors [s, k] by the exponential mechanism, epsilon-private; A [s, s] a sum of g g^T, |g| <= 1.
+    """Return k orthonormal vectors [s, k] by the exponential mechanism, epsilon-private; A [s, s] a sum of g g^T, |g|
+    <= 1.
 
     One vector after the other is drawn from the unit sphere of what is orthogonal to those before, with density
     exp(epsilon / k v^T A v) / Z(A). A row g more adds (v^T g)^2, in [0, 1], to the score v^T A v of every v: the
@@ -133,7 +134,7 @@ def exponential_subspace(second: Tensor, k: int, epsilon: float, source: Source)
 
 
 def vector_bingham(m: NDArray[np.float64], source: Source) -> NDArray[np.float64]:
-    """A vector [q] of the unit sphere with density proportional to exp(x^T m x), m [q, q] symmetric; exactly.
+    """Return a vector [q] of the unit sphere with density proportional to exp(x^T m x), m [q, q] symmetric; exactly.
 
     By rejection from the angular central Gaussian distribution (Kent, Ganeiber, Mardia: A New Unified Approach for the
     Simulation of a Wide Class of Directional Distributions, 2018, Section 3). With B = lambda_max - m, u = x^T B x and
@@ -172,10 +173,10 @@ class Side:
         self.drawn = random_labels(random, distance.m, classes, multi_label)
 
     def private(self, split: Split, chosen: Tensor, source: Source) -> Iterator[Tensor]:
-        """Rows of the examples `chosen` [n'] of a private set, in blocks [<= ROWS, s] float64, each of norm at most 1
-        and made of its own example alone: random labels are drawn one by one from the secret source. All in float64,
-        since a processor rounds a row another way beside others, by 1e-7 of it in float32, and more if that turns a
-        ReLU; the sensitivities are of rows that do not depend on others."""
+        """Return rows of the examples `chosen` [n'] of a private set, in blocks [<= ROWS, s] float64, each of norm at
+        most 1 and made of its own example alone: random labels are drawn one by one from the secret source. All in
+        float64, since a processor rounds a row another way beside others, by 1e-7 of it in float32, and more if that
+        turns a ReLU; the sensitivities are of rows that do not depend on others."""
         y = split.y[chosen]
         if self.distance.labels == Labelling.random:
             y = torch.from_numpy((np.asarray(source.random(len(chosen))) * self.classes).astype(np.int64))
@@ -183,7 +184,7 @@ class Side:
         return map(unit, self._blocks(split, chosen, y, torch.float64))
 
     def public(self, name: str, split: Split) -> Tensor:
-        """Top-k subspace [s, k] of the first m examples of a public set. UsageError where there are fewer."""
+        """Return Top-k subspace [s, k] of the first m examples of a public set. UsageError if there are fewer."""
         m = self.distance.m
         if len(split.x) < m:
             raise UsageError(f"distance.m={m}: {name} has {len(split.x)} examples; lower distance.m")
@@ -195,7 +196,8 @@ class Side:
         return public_subspace(name, rows, self.distance.k)
 
     def _blocks(self, split: Split, chosen: Tensor, y: Tensor, dtype: torch.dtype | None = None) -> Iterator[Tensor]:
-        """Sketched gradients at the examples `chosen` with labels y, in blocks [<= ROWS, s], computed in `dtype`."""
+        """Return sketched gradients at the examples `chosen` with labels y, in blocks [<= ROWS, s], computed in
+        `dtype`."""
         for part, labels in zip(chosen.split(ROWS), y.split(ROWS), strict=True):
             x = split.x[part].to(self.device)
             for block in self.engine.blocks(x, labels.to(self.device), len(x), dtype):
@@ -221,7 +223,7 @@ class DPGSD(Subspaces):
     title = "DP-GSD"
 
     def plan(self, n: int) -> Plan:
-        """What all values on n private examples cost together. UsageError if epsilon or delta is missing."""
+        """Return what all values on n private examples cost together. UsageError if epsilon or delta is missing."""
         steps, rate = self.initialisations, sampling_rate(self.private_m, n)
         if self.epsilon is None:
             raise UsageError("distance=dp_gsd needs a budget: give distance.epsilon")
@@ -241,7 +243,8 @@ class DPGSD(Subspaces):
         source: Sources,
         report: Report = silent,
     ) -> dict[str, list[float]]:
-        """DP-GSD of each candidate to `private`, one value for each initialisation; all of them together cost `plan`.
+        """Return DP-GSD of each candidate to `private`, one value for each initialisation; all of them together cost
+        `plan`.
 
         key: names the public streams; source(purpose, step): where sample, labels and noise come from, which nobody may
         know.

@@ -24,7 +24,7 @@ TINY = 1e-12  # norm of a row some of whose squares may be 0 in float32
 
 
 def gsd(private: DenseGradients, public: DenseGradients, k: int) -> float:
-    """Projection metric between the top-k right singular subspaces of two gradient matrices [m, p], divided by
+    """Return projection metric between the top-k right singular subspaces of two gradient matrices [m, p], divided by
     sqrt(k): 0 for equal subspaces, 1 for orthogonal ones. Multiply by sqrt(k) for the raw metric of Algorithm 1."""
     return projection_metric(top_k(private, k), top_k(public, k)) / math.sqrt(k)
 
@@ -78,7 +78,7 @@ def engine_of(model: nn.Module, distance: Subspaces) -> PerExampleGradients:
 def basis_of(
     name: str, split: Split, drawn: Tensor, distance: Subspaces, engine: PerExampleGradients, classes: int
 ) -> Tensor:
-    """Top-k subspace [p, k] of the gradients at `split`, with the labels `drawn` [m] or the given ones."""
+    """Return Top-k subspace [p, k] of the gradients at `split`, with the labels `drawn` [m] or the given ones."""
     device = next(engine.model.parameters()).device
     y = drawn if distance.labels == Labelling.random else given_labels(split, name, classes)
     gradients = gradients_of(engine, distance, split.x.to(device), y.to(device))
@@ -91,13 +91,13 @@ def basis_of(
 
 
 def gradients_of(engine: PerExampleGradients, distance: Subspaces, x: Tensor, y: Tensor) -> DenseGradients:
-    """G [m, p], whole, in the memory of `engine`: gone at the next call."""
+    """Return G [m, p], whole, in the memory of `engine`: gone at the next call."""
     (gradients,) = engine.blocks(x, y, rows=len(x))
     return unit_rows(gradients) if distance.normalise_rows else gradients
 
 
 def unit_rows(gradients: DenseGradients) -> DenseGradients:
-    """G in place with each row divided by its norm; rows of zeros stay."""
+    """Return G in place with each row divided by its norm; rows of zeros stay."""
     rows, norms = gradients.rows, gradients.row_norms()
     small = norms < TINY
     if small.any():
@@ -108,7 +108,7 @@ def unit_rows(gradients: DenseGradients) -> DenseGradients:
 
 
 def given_labels(split: Split, name: str, classes: int) -> Tensor:
-    """The labels of `split`; UsageError where they are not of the private task."""
+    """Return the labels of `split`; UsageError if they are not of the private task."""
     if split.y.dim() == 1 and int(split.y.max()) >= classes:
         raise UsageError(
             f"distance.labels=given: {name} has labels outside the private task's {classes} classes; use random labels"

@@ -13,8 +13,8 @@ COLUMNS = 4096  # of rows in float64 at once
 
 @torch.no_grad()
 def penultimate(model: nn.Module, x: Tensor) -> Tensor:
-    """What the last linear layer of `model` takes, float64 [n, d] on the CPU, for images x [n, c, h, w]; of examples
-    that are features [n, d] already, these. UsageError for a network without a linear layer."""
+    """Return what the last linear layer of `model` takes, float64 [n, d] on the CPU, for images x [n, c, h, w]; of
+    examples that are features [n, d] already, these. UsageError for a network without a linear layer."""
     if x.dim() == 2:
         return x.double()
     layer, device = model.get_submodule(head(model)), next(model.parameters()).device
@@ -29,7 +29,7 @@ def penultimate(model: nn.Module, x: Tensor) -> Tensor:
 
 
 def products(x: Tensor, y: Tensor) -> Tensor:
-    """x y^T, [n, m], of rows x [n, d] and y [m, d], in float64 without a copy of either in float64."""
+    """Return x y^T, [n, m], of rows x [n, d] and y [m, d], in float64 without a copy of either in float64."""
     total = torch.zeros(len(x), len(y), dtype=torch.float64)
     for a, b in zip(x.split(COLUMNS, dim=1), y.split(COLUMNS, dim=1), strict=True):
         total.addmm_(a.double(), b.double().T)
@@ -37,14 +37,15 @@ def products(x: Tensor, y: Tensor) -> Tensor:
 
 
 def squared_distances(x: Tensor, y: Tensor) -> Tensor:
-    """Squared distances [n, m], float64, of rows x [n, d] and y [m, d]."""
+    """Return squared distances [n, m], float64, of rows x [n, d] and y [m, d]."""
     a, b = (rows.double().square().sum(1) for rows in (x, y))
     return (a[:, None] + b - 2 * products(x, y)).clamp_(min=0)
 
 
 def class_numbers(name: str, y: Tensor, distance: str) -> Tensor:
-    """Classes 0, 1, ..., C - 1 of labels y: [n] classes, whatever their numbers, or [n, labels] of 0/1, each different
-    row of which is a class. UsageError where there are no labels, or one class alone: `distance` compares labels."""
+    """Return classes 0, 1, ..., C - 1 of labels y: [n] classes, whatever their numbers, or [n, labels] of 0/1, each
+    different row of which is a class. UsageError if there are no labels, or one class alone: `distance` compares
+    labels."""
     if y.dim() == 1 and bool((y == NO_CLASS).any()):
         raise UsageError(
             f"distance={distance} needs labels, and {name} combines sets of different classes: give them one by one, "

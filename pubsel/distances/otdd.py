@@ -34,8 +34,8 @@ class Labelled(NamedTuple):
 
 
 def labelled(x: Tensor, y: Tensor) -> Labelled:
-    """Examples x: images [n, c, h, w] of 0 to 255, which count as numbers in [0, 1] side by side, or rows [n, d]; of
-    classes y [n] = 0, ..., C - 1."""
+    """Return examples x: images [n, c, h, w] of 0 to 255, which count as numbers in [0, 1] side by side, or rows [n,
+    d]; of classes y [n] = 0, ..., C - 1."""
     x = x.flatten(1).float() / 255 if x.dim() > 2 else x
     squares = torch.stack([row.double().square().sum() for row in x])
     counts = y.bincount()
@@ -46,7 +46,7 @@ def labelled(x: Tensor, y: Tensor) -> Labelled:
 
 
 def otdd(a: Labelled, b: Labelled, exact: bool = False) -> float:
-    """The distance of two datasets, in units of x: the root of the least mean cost of carrying one to the other.
+    """Return the distance of two datasets, in units of x: the root of the least mean cost of carrying one to the other.
 
     0 for equal datasets, up to rounding: about 1e-7 of the norm of an example.
     """
@@ -60,7 +60,8 @@ def otdd(a: Labelled, b: Labelled, exact: bool = False) -> float:
 
 
 def _gaussians(a: Labelled, b: Labelled, inner: Tensor) -> Tensor:
-    """Squared W2 distances between classes as Gaussians, [C_a, C_b], from the inner products [n_a, n_b] of examples.
+    """Return squared W2 distances between classes as Gaussians, [C_a, C_b], from the inner products [n_a, n_b] of
+    examples.
 
     The trace of (S_a^(1/2) S_b S_a^(1/2))^(1/2) is the sum of the singular values of R_a R_b^T for roots S = R^T R; a
     root is the centred examples over sqrt(n - 1), and their products are centred inner products: no d x d matrix.
@@ -76,7 +77,7 @@ def _gaussians(a: Labelled, b: Labelled, inner: Tensor) -> Tensor:
 
 
 def _classes_exactly(a: Labelled, b: Labelled, cost: Tensor) -> Tensor:
-    """Squared W2 distances between the examples of classes, [C_a, C_b], from squared distances [n_a, n_b]."""
+    """Return squared W2 distances between the examples of classes, [C_a, C_b], from squared distances [n_a, n_b]."""
     import ot
 
     found = torch.zeros(len(a.means), len(b.means), dtype=torch.float64)

@@ -19,7 +19,7 @@ ANGLE = 1e-2  # sines of the angles to the true subspace, all together, by the e
 
 
 def top_k(gradients: GradientMatrix, k: int) -> Tensor:
-    """Top-k right singular vectors of G [m, p] -> orthonormal float64 [p, k] (GSD, Algorithm 1, lines 5 and 6).
+    """Return Top-k right singular vectors of G [m, p] -> orthonormal float64 [p, k] (GSD, Algorithm 1, lines 5 and 6).
 
     From the top k eigenvectors U_k of the Gram matrix G G^T [m, m], decomposed in float64: V_k = G^T U_k / s_k, made
     orthonormal once more by QR in float64. The QR, not the Gram matrix, decides the accuracy: float32 columns of
@@ -46,8 +46,8 @@ def top_k(gradients: GradientMatrix, k: int) -> Tensor:
 
 
 def davidson(rows: Tensor, k: int, least: float) -> Tensor | None:
-    """Basis [p, k], float32, of the top-k right singular subspace of G [m, p], by block Davidson's method (Davidson
-    1975; Saad: Numerical Methods for Large Eigenvalue Problems, chapter 8) on G G^T, which is never made.
+    """Return basis [p, k], float32, of the top-k right singular subspace of G [m, p], by block Davidson's method
+    (Davidson 1975; Saad: Numerical Methods for Large Eigenvalue Problems, chapter 8) on G G^T, which is never made.
 
     It starts from the top 2 k eigenvectors of the Gram matrix of a sketch, and corrects by the inverse of that matrix
     less the eigenvalue: of its top 8 k eigenvectors, the others taken for equal. Two or three products with G and G^T.
@@ -93,19 +93,19 @@ def davidson(rows: Tensor, k: int, least: float) -> Tensor | None:
 
 
 def is_large(rows: Tensor, k: int) -> bool:
-    """Whether `davidson` pays for G [m, p]."""
+    """Return whether `davidson` pays for G [m, p]."""
     m, p = rows.shape
     return m >= max(MANY, 30 * k) and p >= BUCKETS * m and rows.dtype == torch.float32 and not rows.is_cuda
 
 
 def _away(difference: Tensor, theta: Tensor) -> Tensor:
-    """What a correction is divided by: not nearer to zero than a twentieth of theta."""
+    """Return what a correction is divided by: not nearer to zero than a twentieth of theta."""
     return torch.where(difference.abs() < 0.05 * theta, -0.05 * theta, difference)
 
 
 def sketch(rows: Tensor, width: int) -> Tensor:
-    """S [m, width] with E S S^T = G G^T: column j of G [m, p], with a random sign, is added to column j mod width
-    (CountSketch; Charikar, Chen, Farach-Colton 2002). The signs are always the same."""
+    """Return S [m, width] with E S S^T = G G^T: column j of G [m, p], with a random sign, is added to column j mod
+    width (CountSketch; Charikar, Chen, Farach-Colton 2002). The signs are always the same."""
     signs = torch.randint(2, (rows.shape[1],), generator=torch.Generator().manual_seed(0)).to(rows) * 2 - 1
     total = torch.zeros(len(rows), width, dtype=rows.dtype)
     for part, sign in zip(rows.split(width, 1), signs.split(width), strict=True):
@@ -114,7 +114,7 @@ def sketch(rows: Tensor, width: int) -> Tensor:
 
 
 def top_eigenpairs(gram: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """Largest k eigenvalues [k], ascending, and their vectors [m, k], of a symmetric float64 matrix [m, m].
+    """Return largest k eigenvalues [k], ascending, and their vectors [m, k], of a symmetric float64 matrix [m, m].
 
     On a CPU LAPACK computes them alone, three times as fast as all of them.
     """
@@ -127,7 +127,8 @@ def top_eigenpairs(gram: Tensor, k: int) -> tuple[Tensor, Tensor]:
 
 
 def triangle(matrix: Tensor) -> Tensor:
-    """A symmetric matrix [d, d] as the vector of its diagonal and sqrt(2) times what is above it, [d (d + 1) / 2].
+    """Return a symmetric matrix [d, d] as the vector of its diagonal and sqrt(2) times what is above it, [d (d + 1) /
+    2].
 
     Its norm is the Frobenius norm of the matrix, since each entry beside the diagonal stands there twice. So x x^T has
     norm |x|^2, and noise on this vector has the scale that the matrix needs (Dwork, Talwar, Thakurta, Zhang: Analyze
@@ -138,7 +139,7 @@ def triangle(matrix: Tensor) -> Tensor:
 
 
 def from_triangle(vector: Tensor, d: int) -> Tensor:
-    """The symmetric matrix [d, d], float64, whose `triangle` is `vector` [d (d + 1) / 2]."""
+    """Return the symmetric matrix [d, d], float64, whose `triangle` is `vector` [d (d + 1) / 2]."""
     rows, columns = torch.triu_indices(d, d, device=vector.device)
     matrix = torch.zeros(d, d, dtype=torch.float64, device=vector.device)
     matrix[rows, columns] = vector.double() / torch.where(rows == columns, 1.0, 2**0.5)
@@ -146,18 +147,19 @@ def from_triangle(vector: Tensor, d: int) -> Tensor:
 
 
 def cosines(v1: Tensor, v2: Tensor) -> Tensor:
-    """Cosines of the principal angles between two orthonormal bases [p, k] -> [k], descending (GSD, Definition 2)."""
+    """Return cosines of the principal angles between two orthonormal bases [p, k] -> [k], descending (GSD, Definition
+    2)."""
     return torch.linalg.svdvals(v1.double().T @ v2.double()).clamp(max=1)
 
 
 def projection_metric(v1: Tensor, v2: Tensor) -> float:
-    """sqrt(k - sum_i cos^2 theta_i) between two orthonormal bases [p, k] (GSD, Definition 3). In [0, sqrt(k)]."""
+    """Return sqrt(k - sum_i cos^2 theta_i) between two orthonormal bases [p, k] (GSD, Definition 3). In [0, sqrt(k)]."""
     c = cosines(v1, v2)
     return float((len(c) - c.square().sum()).clamp(min=0).sqrt())
 
 
 def allocate(k: int, sizes: list[int], limit: int) -> list[int]:
-    """Basis vectors for each parameter group: floor(k sqrt(p_i) / sum_j sqrt(p_j)) (GEP, Section 4).
+    """Return basis vectors for each parameter group: floor(k sqrt(p_i) / sum_j sqrt(p_j)) (GEP, Section 4).
 
     Never more than the group has parameters or `limit`, the number of public examples; at least one.
     """
@@ -168,7 +170,7 @@ def allocate(k: int, sizes: list[int], limit: int) -> list[int]:
 def power_basis(
     gradients: Callable[[], Iterable[GradientMatrix]], slices: list[slice], basis: list[Tensor], iterations: int
 ) -> Basis:
-    """Orthonormal basis of each parameter group by power iterations on G^T G (GEP, Algorithm 1, lines 3 to 7).
+    """Return orthonormal basis of each parameter group by power iterations on G^T G (GEP, Algorithm 1, lines 3 to 7).
 
     gradients(): G [m, p] in blocks of rows, asked for once an iteration, so that G is never held. slices: the groups'
     columns of G. basis: the start of each, [p_i, k_i]. An iteration is B = G^T (G B), summed over the blocks and
@@ -190,7 +192,7 @@ def power_basis(
 
 
 def orthonormal(basis: Basis) -> tuple[Basis, float]:
-    """The basis, made orthonormal again where rounding has left it further than NEARLY from it, and a bound of
+    """Return the basis, made orthonormal again where rounding has left it further than NEARLY from it, and a bound of
     |B^T B - I|_2: the Frobenius norm of what is measured, in float64 over blocks of float32 products.
 
     Householder's QR in float32 errs by more the longer the columns are: 4e-5 at 200,000 entries, 1.6e-3 at 8.4 M. One
@@ -211,7 +213,8 @@ def orthonormal(basis: Basis) -> tuple[Basis, float]:
 
 
 def _products(block: Tensor) -> Tensor:
-    """B^T B, float64 [k, k], of B [p, k]: float32 products of a few rows, whose sums err little, added in float64."""
+    """Return B^T B, float64 [k, k], of B [p, k]: float32 products of a few rows, whose sums err little, added in
+    float64."""
     k = block.shape[1]
     total = torch.zeros(k, k, dtype=torch.float64, device=block.device)
     for piece in block.split(PRODUCT_BLOCK):
@@ -220,7 +223,7 @@ def _products(block: Tensor) -> Tensor:
 
 
 def singular_values(gram: Tensor) -> Tensor:
-    """Singular values of G [n, p] from G G^T [n, n] -> [n], descending (GSD, Figure 3).
+    """Return singular values of G [n, p] from G G^T [n, n] -> [n], descending (GSD, Figure 3).
 
     Those below sqrt(eps) of the largest, eps that of the precision of G G^T, are rounding: 1e-8 of it in float64.
     """
@@ -228,19 +231,19 @@ def singular_values(gram: Tensor) -> Tensor:
 
 
 def residual_gram(gram: Tensor, w: Tensor) -> Tensor:
-    """R R^T [n, n] of the residual rows R = G - W B^T, W = G B [n, k] (GEP, Algorithm 1, line 11), from G G^T: B is
-    orthonormal, so it is G G^T - W W^T. In float64, since it is a difference."""
+    """Return R R^T [n, n] of the residual rows R = G - W B^T, W = G B [n, k] (GEP, Algorithm 1, line 11), from G G^T: B
+    is orthonormal, so it is G G^T - W W^T. In float64, since it is a difference."""
     return gram - w @ w.T
 
 
 def stable_rank(gram: Tensor) -> float:
-    """||G||_F^2 / ||G||_2^2 from float64 G G^T [n, n] (GEP, Figures 2 and 5): 1 to the rank of G; nan for zeros."""
+    """Return ||G||_F^2 / ||G||_2^2 from float64 G G^T [n, n] (GEP, Figures 2 and 5): 1 to the rank of G; nan for zeros."""
     largest = float(top_eigenpairs(gram, 1)[0])
     return float(gram.trace()) / largest if largest > 0 else float("nan")
 
 
 def projection_error(g: Tensor, basis: Basis) -> float:
-    """||g - B B^T g|| / ||g|| of one gradient [p]: where g is the mean of the rows of G and r the sum of their
+    """Return ||g - B B^T g|| / ||g|| of one gradient [p]: where g is the mean of the rows of G and r the sum of their
     residuals, it is ||r / n|| / ||g|| (GEP, Figure 4). In [0, 1]; nan for a zero gradient."""
     w = torch.cat([b.T @ g[s].to(b.dtype) for s, b in zip(basis.slices, basis.blocks, strict=True)])
     return float((g - basis.expand(w)).norm() / g.norm())

@@ -33,7 +33,7 @@ class Network(nn.Module):
         return self.net(self.normalised(x))
 
     def normalised(self, x: Tensor) -> Tensor:
-        """Images [n, c, h, w], 0 to 255, as `net` takes them."""
+        """Return images [n, c, h, w], 0 to 255, as `net` takes them."""
         x = x.to(self.mean.dtype) / 255
         if self.input_size is not None and x.shape[-2:] != (self.input_size, self.input_size):
             shrinks = x.shape[-1] > self.input_size or x.shape[-2] > self.input_size
@@ -51,8 +51,8 @@ def build(
     seed: int,
     data_root: str = ".",
 ) -> Network:
-    """A network in eval mode, its random weights drawn from `seed`, in which what `model` names is trained. shape:
-    channels, height, width of the images. mean, std: theirs, which a network with weights replaces by its own.
+    """Return a network in eval mode, its random weights drawn from `seed`, in which what `model` names is trained.
+    shape: channels, height, width of the images. mean, std: theirs, which a network with weights replaces by its own.
 
     Raises UsageError for an unknown model, or one that does not fit the images; UserError for a weight file that is
     absent or does not fit.
@@ -96,14 +96,14 @@ def build(
 
 
 def _refuse(model: Model, *keys: str) -> None:
-    """UsageError for a setting that this kind of network would ignore."""
+    """Raise UsageError for a setting that this kind of network would ignore."""
     for key in keys:
         if getattr(model, key):
             raise UsageError(f"model.{key}: model={model.name} without weights of timm has no use for it: leave it out")
 
 
 def _timm(model: Model, name: str, channels: int, classes: int, data_root: str) -> nn.Module:
-    """A timm network with `classes` outputs: random, with its published weights, or those of a file."""
+    """Return a timm network with `classes` outputs: random, with its published weights, or those of a file."""
     import timm
 
     if not timm.is_model(name):
@@ -154,7 +154,7 @@ def _torchvision(model: Model, name: str, channels: int, classes: int) -> nn.Mod
 
 
 def _torchvision_scale(name: str) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Mean and standard deviation that published weights were trained with."""
+    """Return mean and standard deviation that published weights were trained with."""
     import torchvision
 
     preset = torchvision.models.get_model_weights(name).DEFAULT.transforms()
@@ -162,8 +162,8 @@ def _torchvision_scale(name: str) -> tuple[tuple[float, ...], tuple[float, ...]]
 
 
 def _apart(net: nn.Module, norm: Norm, with_weights: bool) -> nn.Module:
-    """The network without a layer that mixes examples: BatchNorm replaced by GroupNorm, or frozen, statistics and
-    affine part. Channels last, in which deep networks are fastest on a CPU."""
+    """Return the network without a layer that mixes examples: BatchNorm replaced by GroupNorm, or frozen, statistics
+    and affine part. Channels last, in which deep networks are fastest on a CPU."""
     from opacus.validators import ModuleValidator
 
     def mixing() -> bool:
@@ -186,7 +186,7 @@ def _new_heads(net: nn.Module, classes: int) -> nn.Module:
 
 
 def parameter_groups(model: nn.Module, offsets: dict[str, slice]) -> dict[str, slice]:
-    """The columns of G that belong together in GEP: one group for each child of the network that has parameters.
+    """Return the columns of G that belong together in GEP: one group for each child of the network that has parameters.
 
     For resnet20 these are the paper's five (input layer, three stages, output layer); for the small networks, each
     layer. offsets: columns of each parameter name, as in PerExampleGradients.

@@ -11,10 +11,10 @@ from pubsel.models.weights import tensors_alone
 
 @torch.no_grad()
 def text_weights(class_names: list[str], model: str, pretrained: str | None, scale: float) -> Tensor:
-    """W = scale [enc(c_1), ..., enc(c_C)], [C, d]: unit text embeddings of open_clip's `model`, such as RN50, with its
-    weights `pretrained`, such as openai, or a file of them (None: random).
+    """Return W = scale [enc(c_1), ..., enc(c_C)], [C, d]: unit text embeddings of open_clip's `model`, such as RN50,
+    with its weights `pretrained`, such as openai, or a file of them (None: random).
 
-    UserError where open_clip or the weights are not there; UsageError for a model that open_clip does not know.
+    UserError if open_clip or the weights are not there; UsageError for a model that open_clip does not know.
     """
     try:
         import open_clip

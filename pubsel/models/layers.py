@@ -29,9 +29,9 @@ class _Tracer(fx.Tracer):
 
 
 def split(network: Network, x: Tensor) -> tuple[Callable[[Tensor], Tensor], Above]:
-    """(below, above) with above(below(x)) = network(x) for images x [n, c, h, w]. They share the network's layers, so
-    that training `above` trains the network. UsageError where the network cannot be traced (torch.fx), or where layers
-    that overwrite what they are given make the parts another network."""
+    """Return (below, above) with above(below(x)) = network(x) for images x [n, c, h, w]. They share the network's
+    layers, so that training `above` trains the network. UsageError if the network cannot be traced (torch.fx), or where
+    layers that overwrite what they are given make the parts another network."""
     try:
         graph = _Tracer().trace(network.net)
     except Exception as error:
@@ -75,7 +75,7 @@ def split(network: Network, x: Tensor) -> tuple[Callable[[Tensor], Tensor], Abov
 def _part(
     net: nn.Module, graph: fx.Graph, nodes: list[fx.Node], inputs: list[fx.Node], outputs: list[fx.Node] | None
 ) -> fx.GraphModule:
-    """The nodes of a graph as a module of its own. outputs None: those of the graph."""
+    """Return the nodes of a graph as a module of its own. outputs None: those of the graph."""
     new, copied = fx.Graph(), dict[fx.Node, fx.Node]()
     for node in inputs:
         copied[node] = new.placeholder(node.name)

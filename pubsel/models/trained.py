@@ -72,8 +72,8 @@ def choose(net: nn.Module, model: Model) -> None:
 
 
 def parameters_of(net: nn.Module, name: str) -> set[str]:
-    """The parameters of a layer, a single parameter, or one of WORDS. bias: all biases and the head (Bu et al. 2022,
-    BiTFiT); first_last: the first layer with weights and the head (Cattan et al. 2022)."""
+    """Return the parameters of a layer, a single parameter, or one of WORDS. bias: all biases and the head (Bu et al.
+    2022, BiTFiT); first_last: the first layer with weights and the head (Cattan et al. 2022)."""
     names = [n for n, _ in net.named_parameters()]
 
     def inside(layer: str) -> set[str]:
@@ -98,7 +98,7 @@ def parameters_of(net: nn.Module, name: str) -> set[str]:
 
 
 def head(net: nn.Module) -> str:
-    """The name of the last linear layer."""
+    """Return the name of the last linear layer."""
     found = [name for name, module in net.named_modules() if isinstance(module, nn.Linear)]
     if not found:
         raise UsageError("model: this network has no linear layer for its head: take one that has, or model.trained")
@@ -106,15 +106,15 @@ def head(net: nn.Module) -> str:
 
 
 def heads(net: nn.Module) -> list[str]:
-    """The name of the head; of both heads of a distilled network (DeiT, LeViT: head and head_dist), whose answers are
-    averaged."""
+    """Return the name of the head; of both heads of a distilled network (DeiT, LeViT: head and head_dist), whose
+    answers are averaged."""
     last = head(net)
     first = last.replace("head_dist", "head")
     return [first, last] if first != last and first in dict(net.named_modules()) else [last]
 
 
 def add_low_rank(net: nn.Module, lora: Lora) -> list[str]:
-    """LowRank round each linear layer whose name ends in one of `lora.layers`; the names of the new parameters."""
+    """Return LowRank round each linear layer whose name ends in one of `lora.layers`; the names of the new parameters."""
     names = _ending(net, lora.layers, "model.lora.layers", nn.Linear)
     for name in names:
         net.set_submodule(name, LowRank(net.get_submodule(name), lora.r, lora.alpha))  # type: ignore[arg-type]
@@ -122,7 +122,8 @@ def add_low_rank(net: nn.Module, lora: Lora) -> list[str]:
 
 
 def add_adapters(net: nn.Module, adapters: Adapters) -> list[str]:
-    """A Bottleneck behind each layer whose name ends in one of `adapters.layers`; the names of the new parameters."""
+    """Return a Bottleneck behind each layer whose name ends in one of `adapters.layers`; the names of the new
+    parameters."""
     names = _ending(net, adapters.layers, "model.adapters.layers", nn.Module)
     for name in names:
         layer = net.get_submodule(name)
@@ -146,13 +147,13 @@ def _ending(net: nn.Module, ends: list[str], key: str, kind: type[nn.Module]) ->
 
 
 def trained_parameters(net: nn.Module) -> int:
-    """How many numbers train."""
+    """Return how many numbers train."""
     return sum(p.numel() for p in net.parameters() if p.requires_grad)
 
 
 def replaced_heads(net: nn.Module, classes: int, generator: torch.Generator) -> dict[str, nn.Module]:
-    """New heads of `classes` outputs, which train, in the place of the `heads` of `net`; the old ones by name. Their
-    weights are uniform in +-1 / sqrt(inputs), as torch's own, from `generator`."""
+    """Return new heads of `classes` outputs, which train, in the place of the `heads` of `net`; the old ones by name.
+    Their weights are uniform in +-1 / sqrt(inputs), as torch's own, from `generator`."""
     replaced: dict[str, nn.Module] = {}
     for name in heads(net):
         old = net.get_submodule(name)

@@ -13,7 +13,7 @@ from pubsel.messages import UserError
 
 
 def weight_file(key: str, checkpoint: str, data_root: str) -> Path:
-    """The file `checkpoint`, looked for here and in `data_root`. key: of the setting, for the message."""
+    """Return the file `checkpoint`, looked for here and in `data_root`. key: of the setting, for the message."""
     given = Path(checkpoint).expanduser()
     for path in (given, Path(data_root).expanduser() / given):
         if path.is_file():
@@ -35,9 +35,9 @@ def tensors_alone() -> Iterator[None]:
 
 
 def load(net: nn.Module, path: Path, prefix: str | None, key: str, heads: Sequence[str] = ()) -> bool:
-    """Weights of a file into a network; whether the layers `heads` are among them: they stay as they are where the file
-    has none of their shape. What the network has no place for is left out. UserError where anything else is absent or
-    misshapen."""
+    """Return weights of a file into a network; whether the layers `heads` are among them: they stay as they are where
+    the file has none of their shape. What the network has no place for is left out. UserError if anything else is
+    absent or misshapen."""
     from timm.models import load_state_dict  # half a second, for who loads weights alone
 
     try:

@@ -57,7 +57,8 @@ NOTHING = Plan(0.0, 0.0, 0.0, 0, 0.0, "none: private examples are not read", Tru
 
 
 def deviation(noise_multiplier: float, sensitivity: float) -> float:
-    """The standard deviation of the noise on a sum of declared sensitivity, with what floating point may add to that.
+    """Return the standard deviation of the noise on a sum of declared sensitivity, with what floating point may add to
+    that.
 
     A sum of n rows a_i, each of norm at most the sensitivity D, is computed in float64, in an order that may depend on
     the data. It is off by at most (n - 1) 2^-53 sum_i |a_i| <= n^2 2^-53 D in L2, to first order (Higham: Accuracy and
@@ -75,7 +76,7 @@ def deviation(noise_multiplier: float, sensitivity: float) -> float:
 def check_delta(
     delta: float, n: int, permitted: bool, key: str = "privacy.delta", permit: str = "privacy.weak"
 ) -> None:
-    """UsageError if a guarantee for n private examples would be weak and nobody has permitted that."""
+    """Raise UsageError if a guarantee for n private examples would be weak and nobody has permitted that."""
     if is_weak(delta, n) and not permitted:
         raise UsageError(
             f"{key}={delta:g} is above 1/n = {1 / n:.3g} of {n} private examples: lower it, or set {permit}=true, and "
@@ -84,20 +85,20 @@ def check_delta(
 
 
 def _said(guarantee: str, delta: float, n: int) -> tuple[str, dict[str, Any]]:
-    """The sentence of a guarantee for n examples, and what else the record says, if it is weak."""
+    """Return the sentence of a guarantee for n examples, and what else the record says, if it is weak."""
     if not is_weak(delta, n):
         return guarantee, {}
     return f"WEAK, since delta is above 1/{n}, which publishing a random example has too: {guarantee}", {"weak": True}
 
 
 def gaussian_delta(epsilon: float, mu: float) -> float:
-    """delta(epsilon) of a Gaussian mechanism with sensitivity over standard deviation mu, exact."""
+    """Return delta(epsilon) of a Gaussian mechanism with sensitivity over standard deviation mu, exact."""
     a, b = -epsilon / mu + mu / 2, -epsilon / mu - mu / 2
     return math.exp(log_ndtr(a)) - math.exp(min(epsilon + log_ndtr(b), 700))
 
 
 def gaussian_epsilon(mu: float, delta: float) -> float:
-    """epsilon(delta) of a Gaussian mechanism with sensitivity over standard deviation mu >= 0, exact."""
+    """Return epsilon(delta) of a Gaussian mechanism with sensitivity over standard deviation mu >= 0, exact."""
     if mu == 0 or gaussian_delta(0, mu) <= delta:
         return 0.0
     high = mu * mu / 2 + mu * math.sqrt(2 * math.log(1 / delta))  # from the concentrated-DP bound
@@ -125,7 +126,7 @@ class _SampledGaussian(PoissonSubsampledGaussianMechanism):  # type: ignore[misc
 
 @lru_cache(maxsize=64)
 def _half_width(noise_multiplier: float, rate: float, steps: int, delta_error: float) -> float:
-    """How far from 0 the privacy loss must be followed, by prv-accountant's rule; it falls with the noise."""
+    """Return how far from 0 the privacy loss must be followed, by prv-accountant's rule; it falls with the noise."""
     prv = _SampledGaussian(noise_multiplier, rate)
     return float(compute_safe_domain_size([prv], [steps], 0.0, delta_error))
 
@@ -148,7 +149,7 @@ def _prv(noise_multiplier: float, rate: float, steps: int, eps_error: float, del
 def _prv_epsilon(
     noise_multiplier: float, rate: float, steps: int, done: int, delta: float, error: float
 ) -> tuple[float, float]:
-    """prv-accountant's estimate and upper bound of epsilon after `done` of `steps` steps, about `error` apart."""
+    """Return prv-accountant's estimate and upper bound of epsilon after `done` of `steps` steps, about `error` apart."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -168,7 +169,7 @@ def _prv_epsilon(
 def spent(
     noise_multiplier: float, rate: float, steps: int, delta: float, done: int | None = None, about: float | None = None
 ) -> float:
-    """Upper bound of epsilon after `done` of `steps` steps (all by default). 0 <= rate <= 1, 0 < delta < 1.
+    """Return upper bound of epsilon after `done` of `steps` steps (all by default). 0 <= rate <= 1, 0 < delta < 1.
 
     about: the expected epsilon; RELATIVE_ERROR is of it, and by default of the RDP bound.
     """
@@ -182,13 +183,13 @@ def spent(
 
 
 def advantage(noise_multiplier: float, rate: float, steps: int) -> float:
-    """Upper bound of delta at epsilon 0, the total variation between the outputs of neighbours: the best adversary
-    tells which of the two it was with chance (1 + this) / 2. 0 < rate <= 1."""
+    """Return upper bound of delta at epsilon 0, the total variation between the outputs of neighbours: the best
+    adversary tells which of the two it was with chance (1 + this) / 2. 0 < rate <= 1."""
     return deltas(noise_multiplier, rate, steps, (0.0,))[0]
 
 
 def deltas(noise_multiplier: float, rate: float, steps: int, epsilons: Sequence[float]) -> list[float]:
-    """Upper bounds of delta at each of `epsilons`. 0 < rate <= 1."""
+    """Return upper bounds of delta at each of `epsilons`. 0 < rate <= 1."""
     if rate == 1:
         return [gaussian_delta(epsilon, math.sqrt(steps) / noise_multiplier) for epsilon in epsilons]
     for error in (0.02, 0.1, 0.5):  # of epsilon, half of it in delta; with little noise the accountant needs more
@@ -200,7 +201,7 @@ def deltas(noise_multiplier: float, rate: float, steps: int, epsilons: Sequence[
 
 
 def rdp_epsilon(noise_multiplier: float, rate: float, steps: int, delta: float, releases: int = 1) -> float:
-    """epsilon from Renyi DP; `releases` multiplies the RDP of a step (GEP's published accounting: 2, not sound)."""
+    """Return epsilon from Renyi DP; `releases` multiplies the RDP of a step (GEP's published accounting: 2, not sound)."""
     from opacus.accountants.analysis import rdp
 
     with warnings.catch_warnings():
@@ -210,20 +211,21 @@ def rdp_epsilon(noise_multiplier: float, rate: float, steps: int, delta: float, 
 
 
 def rdp_of_step(noise_multiplier: float, rate: float) -> NDArray[np.float64]:
-    """Renyi DP of one step at FEW_ORDERS."""
+    """Return Renyi DP of one step at FEW_ORDERS."""
     from opacus.accountants.analysis import rdp
 
     return np.asarray(rdp.compute_rdp(q=rate, noise_multiplier=noise_multiplier, steps=1, orders=FEW_ORDERS))
 
 
 def epsilons_of_rdp(curves: NDArray[np.float64], delta: float) -> NDArray[np.float64]:
-    """epsilon at delta of each curve [n, FEW_ORDERS]; Balle et al. 2020, arXiv:1905.09982, Theorem 21."""
+    """Return epsilon at delta of each curve [n, FEW_ORDERS]; Balle et al. 2020, arXiv:1905.09982, Theorem 21."""
     a = np.array(FEW_ORDERS)
     return np.asarray((curves + np.log1p(-1 / a) - (math.log(delta) + np.log(a)) / (a - 1)).min(1).clip(0))
 
 
 def _crossing(epsilon_at: Callable[[float], float], epsilon: float, start: float) -> float:
-    """Noise multiplier, to 2e-5 relative, at which the falling `epsilon_at` crosses epsilon; searched from `start`."""
+    """Return noise multiplier, to 2e-5 relative, at which the falling `epsilon_at` crosses epsilon; searched from
+    `start`."""
 
     @cache
     def gap(log_sigma: float) -> float:
@@ -243,7 +245,7 @@ def _crossing(epsilon_at: Callable[[float], float], epsilon: float, start: float
 
 
 def _gaussian_mu(epsilon: float, delta: float) -> float:
-    """Sensitivity over standard deviation of the Gaussian mechanism that is exactly (epsilon, delta)-private."""
+    """Return sensitivity over standard deviation of the Gaussian mechanism that is exactly (epsilon, delta)-private."""
 
     def gap(log_mu: float) -> float:
         return gaussian_delta(epsilon, math.exp(log_mu)) - delta
@@ -257,7 +259,7 @@ def _gaussian_mu(epsilon: float, delta: float) -> float:
 
 @lru_cache(maxsize=64)
 def calibrate(epsilon: float, delta: float, rate: float, steps: int) -> float:
-    """A noise multiplier whose upper bound of epsilon is at most `epsilon`, and at least 99.9 % of it.
+    """Return a noise multiplier whose upper bound of epsilon is at most `epsilon`, and at least 99.9 % of it.
 
     rate < 1: sought from the central limit (Bu et al. 2020, arXiv:1911.11607) on the estimate over a coarse grid, times
     the ratio of the bound over a fine grid to it: a guess, corrected until the bound itself is right.
@@ -285,7 +287,7 @@ def calibrate(epsilon: float, delta: float, rate: float, steps: int) -> float:
 def plan(
     epsilon: float, delta: float, rate: float, steps: int, sensitivity: float, accounting: Accounting = Accounting.prv
 ) -> Plan:
-    """The noise for (epsilon, delta) over `steps` steps, and the epsilon that this noise really costs.
+    """Return the noise for (epsilon, delta) over `steps` steps, and the epsilon that this noise really costs.
 
     accounting=paper takes the noise scale of GEP's publication (sensitivity^2 times the RDP of one release, though the
     releases share a sample): such a plan is not valid for the epsilon asked for, and says so.
@@ -301,7 +303,7 @@ def plan(
 
 
 def pure(epsilon: float, rate: float, steps: int, name: str) -> Plan:
-    """`steps` releases, epsilon-private in all (delta 0), each of a Poisson sample at `rate` of its own.
+    """Return `steps` releases, epsilon-private in all (delta 0), each of a Poisson sample at `rate` of its own.
 
     On its sample a release may be epsilon'-private, epsilon' = log(1 + (e^(epsilon / steps) - 1) / rate). Proof: with
     an example more, the release follows (1 - rate) P + rate P', where P' is within e^(+- epsilon') of P. Over P that is
@@ -317,8 +319,8 @@ def pure(epsilon: float, rate: float, steps: int, name: str) -> Plan:
 
 
 def most_steps(epsilon: float, delta: float, noise_multiplier: float) -> int:
-    """How many full-batch steps with this noise are (epsilon, delta)-private: the largest T with sqrt(T) / sigma at
-    most the exact Gaussian mu (AdaMix, Proposition 5, with rho = T / (2 sigma^2))."""
+    """Return how many full-batch steps with this noise are (epsilon, delta)-private: the largest T with sqrt(T) / sigma
+    at most the exact Gaussian mu (AdaMix, Proposition 5, with rho = T / (2 sigma^2))."""
     steps = int((_gaussian_mu(epsilon, delta) * noise_multiplier * (1 - 1e-9)) ** 2)
     if steps < 1:
         raise UsageError(
@@ -342,9 +344,9 @@ def statement(
     *,
     examples: int,
 ) -> dict[str, Any]:
-    """What a record says of privacy: the guarantee in full, and what it does not cover. None: no guarantee. before:
-    releases before training, whose epsilon and delta add to those of training. selected: one of them is the choice of
-    the public set. examples: how many private ones there are."""
+    """Return what a record says of privacy: the guarantee in full, and what it does not cover. None: no guarantee.
+    before: releases before training, whose epsilon and delta add to those of training. selected: one of them is the
+    choice of the public set. examples: how many private ones there are."""
     if made is None:
         return {"valid": False, "epsilon": None, "statement": "No privacy: trained without noise."}
     not_covered = _not_covered(secure, distance_used, selected)
@@ -386,7 +388,7 @@ def statement(
 
 
 def _not_covered(secure: bool, distance_used: bool, selected: bool) -> list[str]:
-    """What the guarantee of a training does not cover."""
+    """Return what the guarantee of a training does not cover."""
     choices = (
         "hyper-parameters, candidates for public data and seeds"
         if selected
@@ -407,8 +409,8 @@ def _not_covered(secure: bool, distance_used: bool, selected: bool) -> list[str]
 
 
 def measured(what: str, made: Plan, secure: bool, examples: int) -> dict[str, Any]:
-    """What a record says of a private measurement without training; what: what is released, as in "The choice is".
-    examples: how many private ones there are."""
+    """Return what a record says of a private measurement without training; what: what is released, as in "The choice
+    is". examples: how many private ones there are."""
     not_covered = [
         "the choice of settings, candidates and seeds",
         "what is treated as public: the number of private examples, their shape and classes, which of them are "

@@ -61,7 +61,7 @@ def spent(lines: Iterable[Line]) -> Spent:
 
 
 def _latest(lines: Iterable[Line]) -> dict[str, Line]:
-    """The last line of each release."""
+    """Return the last line of each release."""
     return {line["release"]: line for line in lines}
 
 
@@ -100,8 +100,8 @@ def deleted(results: Path | str, cell: str) -> None:
 
 
 def read(path: Path) -> list[Line]:
-    """The lines of a ledger. A last one that was cut short is left out: nothing was drawn after it. UserError where
-    another does not read."""
+    """Return the lines of a ledger. A last one that was cut short is left out: nothing was drawn after it. UserError
+    where another does not read."""
     try:
         text = path.read_text(encoding="utf-8") if path.exists() else ""
         whole, _, _ = text.rpartition("\n")
@@ -116,8 +116,8 @@ def read(path: Path) -> list[Line]:
 
 
 def ledgers(results: Path | str) -> list[list[Line]]:
-    """The lines of all releases by private data set. Ledgers that share a name for their data, such as features and
-    images of one set, or a set and a part of it, are one: too much is counted rather than too little."""
+    """Return the lines of all releases by private data set. Ledgers that share a name for their data, such as features
+    and images of one set, or a set and a part of it, are one: too much is counted rather than too little."""
     groups: list[tuple[set[str], list[Line]]] = []
     for path in sorted((Path(results) / "ledger").glob("*.jsonl")):
         lines = read(path)
@@ -130,14 +130,14 @@ def ledgers(results: Path | str) -> list[list[Line]]:
 
 
 def of_cell(results: Path | str, cell: str) -> list[Line]:
-    """The releases of one run, those of its earlier lives among them."""
+    """Return the releases of one run, those of its earlier lives among them."""
     found = [line for lines in ledgers(results) for line in lines if line["cell"] == cell]
     return sorted(found, key=lambda line: str(line["when"]))
 
 
 def again(folder: Path, what: str = "that") -> str:
-    """What it spends to delete the folder of a run and make it again, for the end of a message that said so; "" where
-    nothing is known to be spent. The last release of each kind counts."""
+    """Return what it spends to delete the folder of a run and make it again, for the end of a message that said so; ""
+    where nothing is known to be spent. The last release of each kind counts."""
     try:
         latest = list({line["what"]: line for line in of_cell(folder.parent.parent, folder.name)}.values())
     except UserError:
@@ -151,7 +151,7 @@ def again(folder: Path, what: str = "that") -> str:
 
 
 def _planned(folder: Path) -> float:
-    """Epsilon of a run that is older than the ledger; 0 where it is not known, or where nothing was drawn."""
+    """Return epsilon of a run that is older than the ledger; 0 where it is not known, or where nothing was drawn."""
     if not (folder / "result.json").exists() and not any(folder.glob("*.pt")):
         return 0.0
     for name in ("result.json", "settings.json"):
@@ -178,7 +178,7 @@ def summary(results: Path | str) -> list[str]:
 
 @contextmanager
 def _held(folder: Path) -> Iterator[None]:
-    """The ledger for one process at a time."""
+    """Return the ledger for one process at a time."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         guard(folder)

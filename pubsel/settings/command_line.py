@@ -24,15 +24,15 @@ NOT_TEXT = ("null", "true", "false", "inf", "nan", "yes", "no", "on", "off")
 
 
 def command(record: dict[str, Any]) -> str:
-    """The command, quoted for a shell, whose result has the identity of `record`, on the same kind of device: `pubsel
-    run`, or `pubsel rank` for a measured distance."""
+    """Return the command, quoted for a shell, whose result has the identity of `record`, on the same kind of device:
+    `pubsel run`, or `pubsel rank` for a measured distance."""
     device = str(record.get("device", "auto")).partition(":")[0]  # noise depends on it
     words = [*overrides(record["settings"]), *([] if device == "auto" else [f"device={device}"])]
     return shlex.join(["pubsel", _of(record["settings"]), *words])
 
 
 def overrides(made: dict[str, Any]) -> list[str]:
-    """Words of Hydra's grammar that compose to `made`, the `settings` of a record, with conf/ as it is today."""
+    """Return words of Hydra's grammar that compose to `made`, the `settings` of a record, with conf/ as it is today."""
     of, wanted = _of(made), dict(made)
     if "pair" in made and made["pair"].get("public") is None:  # an algorithm without public data ignores these
         used = {key: made["pair"][key] for key in USED_WITHOUT_PUBLIC if key in made["pair"]}
@@ -53,12 +53,12 @@ def overrides(made: dict[str, Any]) -> list[str]:
 
 
 def _of(made: dict[str, Any]) -> str:
-    """The command that has such settings: run or rank."""
+    """Return the command that has such settings: run or rank."""
     return "run" if "pair" in made else "rank"
 
 
 def written(value: Any) -> str:
-    """A JSON value in Hydra's grammar of overrides."""
+    """Return a JSON value in Hydra's grammar of overrides."""
     if isinstance(value, dict):
         return "{" + ",".join(f"{key}:{written(inner)}" for key, inner in value.items()) + "}"
     if isinstance(value, list):
@@ -72,8 +72,8 @@ def written(value: Any) -> str:
 
 @cache
 def _nearest(of: str, group: str, wanted: str) -> str:
-    """The option of conf/GROUP that needs the fewest overrides; among equals the default, then the first name. A pair
-    is either the default or of the same two sets: pair=a_b pair.private=c would mislead."""
+    """Return the option of conf/GROUP that needs the fewest overrides; among equals the default, then the first name. A
+    pair is either the default or of the same two sets: pair=a_b pair.private=c would mislead."""
     values, default = json.loads(wanted), _defaults(of)[group]
     names = [default, *sorted(path.stem for path in (CONF / group).glob("*.yaml"))]
     if group == "pair":
@@ -83,7 +83,8 @@ def _nearest(of: str, group: str, wanted: str) -> str:
 
 
 def _changes(of: str, group: str, name: str, wanted: dict[str, Any]) -> list[str]:
-    """What turns an option into `wanted`. A key that `wanted` lacks has the default of its dataclass: it is deleted."""
+    """Return what turns an option into `wanted`. A key that `wanted` lacks has the default of its dataclass: it is
+    deleted."""
     (have, known), want = _leaves_of(of, group, name), _leaves(wanted)
     gone = [key for key in have if key not in want and not any(other.startswith(f"{key}.") for other in want)]
     set_to = {key: value for key, value in want.items() if key not in have or have[key] != value}
@@ -120,7 +121,7 @@ def _option(of: str, group: str, name: str) -> dict[str, Any]:
 
 @cache
 def _raw(of: str, group: str, name: str) -> dict[str, Any]:
-    """An option as Hydra composes it: between the keys of a command's first files and of its own."""
+    """Return an option as Hydra composes it: between the keys of a command's first files and of its own."""
     first = [_file(file).get(group) or {} for file in _first(of)]
     made = OmegaConf.to_container(OmegaConf.merge(*first, _with_defaults(group, name), _file(of).get(group) or {}))
     assert isinstance(made, dict)
@@ -133,7 +134,7 @@ def _with_defaults(group: str, name: str) -> Any:
 
 
 def _first(of: str) -> list[str]:
-    """What stands first among a command's defaults: common, run_defaults."""
+    """Return what stands first among a command's defaults: common, run_defaults."""
     return [entry for entry in _file(of).defaults if isinstance(entry, str) and entry not in ("hydra", "_self_")]
 
 
@@ -146,7 +147,7 @@ def _defaults(of: str) -> dict[str, str]:
 
 @cache
 def _ungrouped(of: str) -> dict[str, Any]:
-    """The keys that stand in no group, with the values that they have unasked."""
+    """Return the keys that stand in no group, with the values that they have unasked."""
     merged = OmegaConf.to_container(OmegaConf.merge(*(_file(file) for file in (*_first(of), of))))
     assert isinstance(merged, dict)
     return _leaves({str(key): value for key, value in merged.items()})

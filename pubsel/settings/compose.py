@@ -26,7 +26,7 @@ from pubsel.settings.schema import keys_of, nearest
 
 @contextlib.contextmanager
 def composed(command: str, words: Sequence[str], config_dir: str | Path | None = None) -> Iterator[DictConfig]:
-    """The settings of `pubsel COMMAND words...`, which Hydra knows as those of its command while this is open.
+    """Return the settings of `pubsel COMMAND words...`, which Hydra knows as those of its command while this is open.
 
     config_dir: a folder of options of one's own, beside conf/. UsageError names the word that does not compose.
     """
@@ -47,7 +47,7 @@ def composed(command: str, words: Sequence[str], config_dir: str | Path | None =
 
 
 def words_of(settings: Mapping[str, Any], prefix: str = "") -> list[str]:
-    """key=value for each setting; those of a mapping by their dotted keys, paths and enums by their text."""
+    """Return key=value for each setting; those of a mapping by their dotted keys, paths and enums by their text."""
     words = []
     for key, value in settings.items():
         if isinstance(value, Mapping):
@@ -58,7 +58,7 @@ def words_of(settings: Mapping[str, Any], prefix: str = "") -> list[str]:
 
 
 def _plain(value: Any) -> Any:
-    """A value as JSON has it."""
+    """Return a value as JSON has it."""
     if isinstance(value, Path | Enum):
         return value.name if isinstance(value, Enum) else str(value)
     if isinstance(value, list | tuple):
@@ -67,7 +67,7 @@ def _plain(value: Any) -> Any:
 
 
 def quoted(key: str, value: str) -> str:
-    """key=value as Hydra reads it whatever characters the value has."""
+    """Return key=value as Hydra reads it whatever characters the value has."""
     several = value.startswith("[") and value.endswith("]")
     parts = value[1:-1].split(",") if several else [value]
     quoted = ",".join('"' + part.strip("\"'").replace("\\", "\\\\").replace('"', '\\"') + '"' for part in parts)
@@ -75,7 +75,7 @@ def quoted(key: str, value: str) -> str:
 
 
 def explained(error: Exception) -> str:
-    """Hydra's message in one line, without its hints about its own internals."""
+    """Return Hydra's message in one line, without its hints about its own internals."""
     ambiguous = re.match(r"Ambiguous value for argument '(.+?)'$", str(error).partition("\n")[0])
     if isinstance(error, OverrideParseException) or ambiguous:
         word = ambiguous[1] if ambiguous else str(error.override)  # type: ignore[attr-defined]
@@ -103,5 +103,5 @@ def explained(error: Exception) -> str:
 
 @cache
 def known_keys() -> frozenset[str]:
-    """The dotted keys of all commands."""
+    """Return the dotted keys of all commands."""
     return frozenset(key for schema in SCHEMAS.values() for key in keys_of(schema)) | method_keys()

@@ -37,12 +37,12 @@ class Dataset:
 
 
 def dataset_names() -> list[str]:
-    """Names of the datasets in conf/dataset, and in the user's own --config-dir."""
+    """Return names of the datasets in conf/dataset, and in the user's own --config-dir."""
     return sorted(named("dataset"))
 
 
 def dataset_info(name: str) -> Dataset:
-    """What the file of a dataset says; UsageError lists the known names."""
+    """Return what the file of a dataset says; UsageError lists the known names."""
     path = named("dataset").get(name)
     if path is None:
         raise UsageError(f"unknown dataset {name!r}: use a path, or one of {', '.join(dataset_names())}")
@@ -54,12 +54,12 @@ def dataset_info(name: str) -> Dataset:
 
 
 def kept_folder(name: str, info: Dataset, root: Path) -> Path:
-    """Where the images of a named set are kept once they are read. Its name depends on the set's reader, rules and
-    shape, so that another rule never meets the images of an earlier one."""
+    """Return where the images of a named set are kept once they are read. Its name depends on the set's reader, rules
+    and shape, so that another rule never meets the images of an earlier one."""
     rules = {"reader": info.source, "options": info.options, "shape": info.shape}
     return root / "prepared" / f"{name}-{digest_of(rules)}"
 
 
 def is_there(path: Path) -> bool:
-    """Whether a file is there, or a folder with something in it (a failed download may leave an empty one)."""
+    """Return whether a file is there, or a folder with something in it (a failed download may leave an empty one)."""
     return any(path.iterdir()) if path.is_dir() else path.exists()

@@ -47,7 +47,7 @@ class Section(NamedTuple):
 
 
 def sections(schema: Any, values: Mapping[str, Any], folders: tuple[Path, ...] = (CONF,)) -> list[Section]:
-    """The settings of a dataclass, a section for each of its groups, with `values` in place of the defaults.
+    """Return the settings of a dataclass, a section for each of its groups, with `values` in place of the defaults.
 
     folders: where the options of a group are looked for.
     """
@@ -73,14 +73,14 @@ def _sections(schema: Any, values: Mapping[str, Any], folders: tuple[Path, ...],
 
 
 def _default(field: dataclasses.Field[Any]) -> Any:
-    """The default of a field; of a group of settings none, since each of them has its own."""
+    """Return the default of a field; of a group of settings none, since each of them has its own."""
     if field.default_factory is dataclasses.MISSING or dataclasses.is_dataclass(field.type):
         return field.default
     return field.default_factory()
 
 
 def explained(field: dataclasses.Field[Any], value: Any, prefix: str = "") -> Setting:
-    """What is known of one field of a dataclass of settings."""
+    """Return what is known of one field of a dataclass of settings."""
     metadata = field.metadata
     return Setting(
         f"{prefix}{field.name}", metadata.get("about", ""), kind(field.type, metadata), typed(value),
@@ -89,13 +89,13 @@ def explained(field: dataclasses.Field[Any], value: Any, prefix: str = "") -> Se
 
 
 def about(schema: Any) -> str:
-    """The docstring of a dataclass in one line, without its final period; "" if it has none of its own."""
+    """Return the docstring of a dataclass in one line, without its final period; "" if it has none of its own."""
     text = " ".join((schema.__doc__ or "").split())
     return "" if text.startswith(f"{schema.__name__}(") else text.removesuffix(".")
 
 
 def kind(annotation: Any, metadata: Mapping[str, Any]) -> str:
-    """The type and the range of a setting in words, such as "whole number, at least 1, or null"."""
+    """Return the type and the range of a setting in words, such as "whole number, at least 1, or null"."""
     union = get_origin(annotation) in (Union, UnionType)
     alternatives = [t for t in (get_args(annotation) if union else [annotation]) if t is not type(None)]
     words = [" or ".join(filter(None, map(_type, alternatives)))]
@@ -119,7 +119,7 @@ def _number(limit: float) -> str:
 
 
 def typed(value: Any) -> str:
-    """A value as it is typed on the command line."""
+    """Return a value as it is typed on the command line."""
     if value is MISSING or value is dataclasses.MISSING or value == MISSING:
         return REQUIRED
     if value is None or isinstance(value, bool):
@@ -137,12 +137,12 @@ def typed(value: Any) -> str:
 
 
 def option_names(group: str, folders: tuple[Path, ...] = (CONF,)) -> list[str]:
-    """The options of a group, the files conf/GROUP/*.yaml; none if it has no folder."""
+    """Return the options of a group, the files conf/GROUP/*.yaml; none if it has no folder."""
     return sorted({path.stem for folder in folders for path in (folder / group).glob("*.yaml")}) if group else []
 
 
 def heading(path: Path) -> str:
-    """The comment at the top of a file of conf/, in one line."""
+    """Return the comment at the top of a file of conf/, in one line."""
     lines = []
     for line in path.read_text(encoding="utf-8").splitlines():
         if not line.startswith("#"):
@@ -155,8 +155,8 @@ def heading(path: Path) -> str:
 
 
 def method_settings(target: str) -> type | None:
-    """The dataclass that a `_target_` names, its fields alone, made from its source: importing it would import torch.
-    None if there is no such class, or if it is no dataclass that can be read so."""
+    """Return the dataclass that a `_target_` names, its fields alone, made from its source: importing it would import
+    torch. None if there is no such class, or if it is no dataclass that can be read so."""
     module, _, name = target.rpartition(".")
     try:
         made = _fields_of(module, name)
@@ -166,7 +166,7 @@ def method_settings(target: str) -> type | None:
 
 
 def source(module: str) -> Path | None:
-    """The file of a module, found without importing it or the packages that it is in."""
+    """Return the file of a module, found without importing it or the packages that it is in."""
     top, *rest = module.split(".")
     spec = importlib.util.find_spec(top) if top else None
     if spec is None or not spec.origin:
@@ -178,7 +178,7 @@ def source(module: str) -> Path | None:
 
 
 def _fields_of(module: str, name: str) -> Any:
-    """The class `name` of a module with its docstring and its annotated fields; what else it has is left out."""
+    """Return the class `name` of a module with its docstring and its annotated fields; what else it has is left out."""
     path = source(module)
     if path is None:
         raise ImportError(module)
@@ -197,7 +197,7 @@ def _fields_of(module: str, name: str) -> Any:
     near = (f"{module.partition('.')[0]}.",) if "." in module else ()
 
     def add(wanted: str) -> bool:
-        """Whether `wanted` is now among `names`, as a base class may be: of this module, or of another one."""
+        """Return whether `wanted` is now among `names`, as a base class may be: of this module, or of another one."""
         if wanted in classes and wanted not in names:
             node = classes[wanted]
             bases = [base for base in node.bases if isinstance(base, ast.Name) and add(base.id)]
@@ -214,7 +214,7 @@ def _fields_of(module: str, name: str) -> Any:
 
 
 def _is_light(node: ast.stmt) -> bool:
-    """Whether a statement of a module costs nothing, and its settings may need it."""
+    """Return whether a statement of a module costs nothing, and its settings may need it."""
     if isinstance(node, ast.ImportFrom):
         module = node.module or ""
         return module.partition(".")[0] in sys.stdlib_module_names or module.startswith(NO_TORCH)
@@ -235,12 +235,12 @@ def _is_field(node: ast.stmt) -> bool:
 
 
 def header(command: str) -> str:
-    """What a command does, and examples of it, from its file in conf/."""
+    """Return what a command does, and examples of it, from its file in conf/."""
     return str(yaml.safe_load((CONF / f"{command}.yaml").read_text(encoding="utf-8"))["hydra"]["help"]["header"])
 
 
 def help_text(command: str, made: list[Section], chosen: Mapping[str, str], folders: tuple[Path, ...] = (CONF,)) -> str:
-    """The help of a command. chosen: the options that the command line gives, by group; then those groups alone."""
+    """Return the help of a command. chosen: the options that the command line gives, by group; then those groups alone."""
     width = min(WIDEST, shutil.get_terminal_size().columns)
     shown = [section for section in made if section.name.partition(".")[0] in chosen]
     if shown:
@@ -257,7 +257,7 @@ def help_text(command: str, made: list[Section], chosen: Mapping[str, str], fold
 
 
 def _chosen(group: str, option: str, folders: tuple[Path, ...], width: int) -> str:
-    """What the file of an option says of itself."""
+    """Return what the file of an option says of itself."""
     path = next((path for folder in folders if (path := folder / group / f"{option}.yaml").is_file()), None)
     told = heading(path) if path else ""
     return textwrap.fill(f"{group}={option}: {told}" if told else f"{group}={option}", width) + "\n"

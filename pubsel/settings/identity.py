@@ -18,12 +18,12 @@ LONGEST = 255  # bytes of a folder's name, on most file systems
 
 
 def is_path(name: str) -> bool:
-    """Whether a dataset is given by a path (it has a separator or a suffix) and not by a name."""
+    """Return whether a dataset is given by a path (it has a separator or a suffix) and not by a name."""
     return os.sep in name or name.endswith((".npz", ".csv"))
 
 
 def as_json(config: Any) -> dict[str, Any]:
-    """The keys of `config` that can change a result, as plain JSON values."""
+    """Return the keys of `config` that can change a result, as plain JSON values."""
     kept: dict[str, Any] = {}
     for f in dataclasses.fields(config):
         value = getattr(config, f.name)
@@ -40,8 +40,8 @@ def as_json(config: Any) -> dict[str, Any]:
 
 
 def default_of(key: str) -> Any:
-    """What a dotted key of `pubsel run` is where the settings of a record lack it, as `as_json` leaves out a default;
-    None where there is none, or where it is a key of an algorithm."""
+    """Return what a dotted key of `pubsel run` is where the settings of a record lack it, as `as_json` leaves out a
+    default; None if there is none, or where it is a key of an algorithm."""
     schema: Any = RunConfig
     *groups, last = key.split(".")
     for name in groups:
@@ -53,13 +53,13 @@ def default_of(key: str) -> Any:
 
 
 def digest_of(values: dict[str, Any]) -> str:
-    """Ten hexadecimal digits that depend on every value and on no order of keys."""
+    """Return ten hexadecimal digits that depend on every value and on no order of keys."""
     text = json.dumps(values, sort_keys=True, default=str)
     return hashlib.blake2b(text.encode(), digest_size=5).hexdigest()
 
 
 def identity_of(config: RunConfig) -> str:
-    """The name of a run's folder: readable, and different whenever a setting that can change the result is."""
+    """Return the name of a run's folder: readable, and different whenever a setting that can change the result is."""
     public = short_name(config.pair.public) if config.pair.public else "none"
     algorithm = config.algorithm.get("name", "algorithm")
     data = f"{short_name(config.pair.private)}-{public}"
@@ -68,13 +68,13 @@ def identity_of(config: RunConfig) -> str:
 
 
 def folder_name(readable: str, values: dict[str, Any]) -> str:
-    """A name that tells something to people, cut to what a file system takes, with a digest of all settings."""
+    """Return a name that tells something to people, cut to what a file system takes, with a digest of all settings."""
     end = f"-{digest_of(values)}"
     return readable.encode()[: LONGEST - len(end)].decode(errors="ignore") + end
 
 
 def short_name(name: str | list[str]) -> str:
-    """A dataset name or path as part of a folder name; a+b for a list of them."""
+    """Return a dataset name or path as part of a folder name; a+b for a list of them."""
     if isinstance(name, list):
         return "+".join(short_name(part) for part in name)
     return re.sub(r"[^\w.]+", "_", Path(name).name if is_path(name) else name)

@@ -19,8 +19,8 @@ GROUPS = ("algorithm", "distance")
 
 
 def instance(group: str, base: type[T], values: dict[str, Any]) -> T:
-    """What the class that `_target_` names makes of the other values, checked; UsageError names the key at fault, below
-    `group`. base: the class must be a subclass of it."""
+    """Return what the class that `_target_` names makes of the other values, checked; UsageError names the key at
+    fault, below `group`. base: the class must be a subclass of it."""
     from hydra.utils import get_class
 
     target = values.get("_target_")
@@ -34,15 +34,15 @@ def instance(group: str, base: type[T], values: dict[str, Any]) -> T:
 
 
 def typed(group: str, made: Any, values: dict[str, Any]) -> dict[str, Any]:
-    """The `values` that `made` was made of by `instance`, each of its type: 1 and 1.0 are one setting. UsageError for a
-    name that its class has not."""
+    """Return the `values` that `made` was made of by `instance`, each of its type: 1 and 1.0 are one setting.
+    UsageError for a name that its class has not."""
     check_method(group, values, own_folders())
     return {"_target_": values["_target_"]} | as_json(made)
 
 
 def option(group: str, name: str, conf: Path = CONF) -> dict[str, Any]:
-    """The values of conf/GROUP/NAME.yaml on top of those of its defaults, as Hydra composes them. conf: a folder whose
-    files come before those of the package."""
+    """Return the values of conf/GROUP/NAME.yaml on top of those of its defaults, as Hydra composes them. conf: a folder
+    whose files come before those of the package."""
     here = conf / group / f"{name}.yaml"
     values: dict[str, Any] = yaml.safe_load((here if here.exists() else CONF / group / here.name).read_text()) or {}
     for base in reversed([base for base in values.pop("defaults", []) if base != "_self_"]):
@@ -52,13 +52,13 @@ def option(group: str, name: str, conf: Path = CONF) -> dict[str, Any]:
 
 @cache
 def method_keys() -> frozenset[str]:
-    """The dotted keys of all algorithms and distances of conf/."""
+    """Return the dotted keys of all algorithms and distances of conf/."""
     names = [(group, path.stem) for group in GROUPS for path in (CONF / group).glob("*.yaml")]
     return frozenset(f"{group}.{key}" for group, name in names for key in option(group, name))
 
 
 def check_method(group: str, values: dict[str, Any], folders: list[Path]) -> None:
-    """UsageError for a GROUP.name that is no name, or one that its class has not: a record would lie.
+    """Raise UsageError for a GROUP.name that is no name, or one that its class has not: a record would lie.
 
     A class has the names that conf/GROUP gives it, and those that a file of the `folders` (--config-dir) gives. A class
     that conf/ does not know, a user's own, may have any that no other class has.
@@ -77,7 +77,7 @@ def check_method(group: str, values: dict[str, Any], folders: list[Path]) -> Non
 
 @cache
 def methods(conf: Path, group: str) -> dict[str, set[str]]:
-    """What conf/GROUP/*.yaml names: the name of each method, and the classes of the files that give it."""
+    """Return what conf/GROUP/*.yaml names: the name of each method, and the classes of the files that give it."""
     found: dict[str, set[str]] = {}
     for path in sorted((conf / group).glob("*.yaml")):
         with contextlib.suppress(OSError, yaml.YAMLError, AttributeError, TypeError):  # Hydra says what is wrong

@@ -39,8 +39,8 @@ def setting(
     default: Any = MISSING,
     **limits: Unpack[Range],
 ) -> Any:
-    """A dataclass field with its meaning and its range. Its value stands in conf/, or, for a key that
-    few set, here as `default`: never in both. While it has its default, the identity leaves it out.
+    """Return a dataclass field with its meaning and its range. Its value stands in conf/, or, for a key that few set,
+    here as `default`: never in both. While it has its default, the identity leaves it out.
 
     `neutral` keys cannot change a result (where files lie, how fast a run is); the identity leaves them out. `named`
     keys become part of a folder's name.
@@ -64,8 +64,8 @@ LIMITS: dict[str, tuple[Callable[[Any, Any], bool], str]] = {
 
 
 def defaults(schema: Any) -> dict[str, Any]:
-    """The keys of a dataclass of settings that have a default, with it, groups as mappings: what a command's settings
-    are where conf/ says nothing."""
+    """Return the keys of a dataclass of settings that have a default, with it, groups as mappings: what a command's
+    settings are where conf/ says nothing."""
     found: dict[str, Any] = {}
     for f in dataclasses.fields(schema):
         if dataclasses.is_dataclass(f.type):
@@ -77,8 +77,8 @@ def defaults(schema: Any) -> dict[str, Any]:
 
 
 def check(schema: type[T], values: DictConfig | dict[str, Any], where: str = "") -> T:
-    """An instance of the dataclass `schema` with `values`; UsageError names the first key that is unknown, missing,
-    of the wrong type or out of range. `where` is the key of `values` itself, for the message."""
+    """Return an instance of the dataclass `schema` with `values`; UsageError names the first key that is unknown,
+    missing, of the wrong type or out of range. `where` is the key of `values` itself, for the message."""
     prefix = f"{where}." if where else ""
     try:
         merged = OmegaConf.merge(OmegaConf.structured(schema), values)
@@ -100,7 +100,7 @@ def check(schema: type[T], values: DictConfig | dict[str, Any], where: str = "")
 
 
 def nearest(typed: str, known: Iterable[str]) -> str:
-    """What names the known dotted key that is most like what was typed, for a message; "" where none is."""
+    """Return what names the known dotted key that is most like what was typed, for a message; "" where none is."""
     by_last: dict[str, str] = {}
     for key in sorted(known):
         by_last.setdefault(key.split(".")[-1], key)
@@ -111,7 +111,7 @@ def nearest(typed: str, known: Iterable[str]) -> str:
 
 
 def keys_of(schema: Any, prefix: str = "") -> list[str]:
-    """The dotted keys of a dataclass of settings, of groups too."""
+    """Return the dotted keys of a dataclass of settings, of groups too."""
     found = []
     for f in dataclasses.fields(schema):
         found.append(f"{prefix}{f.name}")
@@ -121,7 +121,7 @@ def keys_of(schema: Any, prefix: str = "") -> list[str]:
 
 
 def _siblings(schema: Any, key: str) -> dict[str, str]:
-    """Names and meanings of the keys beside the dotted `key`; none where a free mapping holds it."""
+    """Return names and meanings of the keys beside the dotted `key`; none where a free mapping holds it."""
     fields = dataclasses.fields(schema) if dataclasses.is_dataclass(schema) else ()
     first, _, rest = key.partition(".")
     if rest:
@@ -155,6 +155,6 @@ def _check_ranges(node: Any, prefix: str) -> None:
 
 
 def check_name(key: str, name: Any) -> None:
-    """UsageError where a name that is part of a folder's could leave it, or not be read."""
+    """Raise UsageError if a name that is part of a folder's could leave it, or not be read."""
     if not isinstance(name, str) or not NAME.fullmatch(name):
         raise UsageError(f"{key}={name}: a name has letters, digits, _ . + and - alone")
