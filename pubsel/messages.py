@@ -1,4 +1,5 @@
-"""What the person at the terminal is told on the way, and where it is kept; results go to stdout, this to stderr."""
+"""What the person at the terminal is told while a command runs, and the log of it. Results go to stdout, this to
+stderr."""
 
 import contextlib
 import os
@@ -10,7 +11,7 @@ from pathlib import Path
 
 
 class UserError(Exception):
-    """Something the user can mend: one line that names the key or file, and the remedy. Exit code 1."""
+    """Something the user can fix: one line that names the key or file, and the remedy. Exit code 1."""
 
     exit_code = 1
 
@@ -33,13 +34,13 @@ _logs: list[Path] = []  # where `say` writes too; the last one counts
 
 
 def say(text: str) -> None:
-    """Return a line, at once."""
+    """Print a line at once."""
     print(text, file=sys.stderr, flush=True)
     log(text)
 
 
 def log(text: str) -> None:
-    """Return a line for the log alone, with the time. A log that cannot be written ends no run."""
+    """Write a line, with the time, to the log alone. A log that cannot be written ends no run."""
     if _logs:
         with contextlib.suppress(OSError), open(_logs[-1], "a", encoding="utf-8", opener=_own) as file:
             file.writelines(f"{time.strftime('%Y-%m-%d %H:%M:%S')}  {line}\n" for line in text.splitlines())
@@ -50,7 +51,7 @@ def _own(name: str, flags: int) -> int:
 
 
 def traced(error: BaseException) -> str:
-    """Return the traceback of an error, in which no path says where this machine has its files."""
+    """Return the traceback of an error, without the folders of this machine in its paths."""
     text = "".join(traceback.format_exception(error))
     for folder in sorted({*sys.path, os.getcwd(), sys.base_prefix}, key=len, reverse=True):
         text = text.replace(f"{folder.rstrip(os.sep)}{os.sep}", "") if folder.strip(os.sep) else text
@@ -59,7 +60,7 @@ def traced(error: BaseException) -> str:
 
 @contextlib.contextmanager
 def logged(path: Path) -> Iterator[None]:
-    """What is said inside also comes to lie in the file `path`, behind what is there."""
+    """Write what is said inside to the file `path` too, after what it already contains."""
     _logs.append(path)
     try:
         yield
@@ -68,12 +69,12 @@ def logged(path: Path) -> Iterator[None]:
 
 
 def gib(size: float) -> str:
-    """Return bytes for people."""
+    """Return a number of bytes as people read it."""
     return f"{size / 2**30:.1f} GiB" if size >= 2**30 else f"{size / 2**20:.0f} MiB"
 
 
 def duration(seconds: float) -> str:
-    """Return seconds for people."""
+    """Return a number of seconds as people read it."""
     if seconds < 120:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} minutes" if seconds < 7200 else f"{seconds / 3600:.1f} hours"

@@ -98,13 +98,14 @@ class BrokenRecord(UserError):
 def write_record(path: Path, record: dict[str, Any]) -> None:
     """Write `record` as JSON with sorted keys. `path` has either its old content or the whole record, never a part.
 
-    UserError names the folder where it cannot be written; nothing half-written is left there. For its owner alone.
+    UserError names the folder if it cannot be written to; nothing half-written is left there. Only its owner may read
+    the file.
     """
     write_whole(path, json.dumps(record, indent=1, sort_keys=True) + "\n", PRIVATE_FILE)
 
 
 def read_record(path: Path, needed: tuple[str, ...] = NEEDED) -> dict[str, Any]:
-    """Return the record at `path`; UserError names the file where it is corrupt, truncated or lacks a key of `needed`."""
+    """Return the record at `path`; UserError names the file if it is corrupt, truncated or lacks a key of `needed`."""
     try:
         record: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -151,7 +152,7 @@ def _leaves(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, 
 
 def find(name: str, results: Path, kinds: Sequence[str] = KINDS) -> tuple[dict[str, Any], Path]:
     """Return the record that is meant, and its folder: a file, a folder with one, or a name in `results`, where it may
-    also be one of those that are kept with the code. UserError if there is none."""
+    also be one of the records that are kept with the code. UserError if there is none."""
     path = Path(name).expanduser()
     for file in (path, path / "result.json", *(results / kind / name / "result.json" for kind in kinds)):
         if file.is_file():
@@ -214,7 +215,8 @@ class locked:
 
 
 def clean(folder: Path) -> None:
-    """Remove what killed processes have left half-written, and their folders for the moment. For who has the lock."""
+    """Remove what killed processes have left half-written, and their folders for the moment. Only for the process that
+    has the lock."""
     for path in [*folder.glob("*.part"), *folder.glob(".*.tmp")]:
         path.unlink(missing_ok=True)
     for path in folder.glob(f"{SCRATCH}*"):
@@ -222,8 +224,8 @@ def clean(folder: Path) -> None:
 
 
 def read_records(results: Path) -> list[dict[str, Any]]:
-    """Return every results/runs/*/result.json, and of results/records (kept with the code) those of other cells: *.json, and
-    *.jsonl.gz with a record a line. Sorted by identity. The first corrupt one raises UserError."""
+    """Read every results/runs/*/result.json, and of results/records (kept with the code) those of other cells:
+    *.json, and *.jsonl.gz with one record per line. Sorted by identity. The first corrupt one raises UserError."""
     made = [read_record(path) for path in sorted((Path(results) / "runs").glob("*/result.json"))]
     kept = [read_record(path) for path in sorted((Path(results) / "records").glob("*.json"))]
     for path in sorted((Path(results) / "records").glob("*.jsonl.gz")):
@@ -233,9 +235,8 @@ def read_records(results: Path) -> list[dict[str, Any]]:
 
 
 def read_ranks(results: Path) -> list[dict[str, Any]]:
-    """Return every results/ranks/*/result.json as records of what trains nothing: one for each candidate, with its
-    distance, and without algorithm, epsilon and utility. Private choices measure nothing that may be shown:
-    `read_choices`."""
+    """Read every results/ranks/*/result.json as records that train nothing: one for each candidate, with its distance,
+    and without algorithm, epsilon and utility. Private choices measure nothing that may be shown: `read_choices`."""
     return [
         {key: rank.get(key) for key in ("private", "model", "settings", "commit")}
         | {"identity": f"{rank['identity']} {public}", "public": public, "seed": rank["settings"]["seed"]}
@@ -277,7 +278,7 @@ def at(values: Any, key: str) -> Any:
 
 
 def write_lines(path: Path, records: list[dict[str, Any]]) -> None:
-    """Return Records, one a line, compressed; equal records give equal bytes."""
+    """Write records, one per line, compressed; equal records give equal bytes."""
     path.parent.mkdir(parents=True, exist_ok=True)
     text = "".join(json.dumps(record, sort_keys=True) + "\n" for record in records)
     path.write_bytes(gzip.compress(text.encode(), mtime=0))
@@ -316,7 +317,7 @@ def code(*used: type) -> str:
 
 @cache
 def _package() -> str:
-    """Of the package as it was when this process first asked: before anyone edits it."""
+    """Return a digest of the package as it was when this process first asked, before anyone edits it."""
     digest = hashlib.blake2b(digest_size=16)
     for path in sorted(_HERE.rglob("*.py")):
         digest.update(f"{path.relative_to(_HERE)}\0".encode() + path.read_bytes())
@@ -326,7 +327,8 @@ def _package() -> str:
 
 
 def _sources(module: str) -> bytes:
-    """Return a digest of a loaded module's file, and of those of the same folder or package; empty if it has no file."""
+    """Return a digest of a loaded module's file, and of those of the same folder or package; empty if it has no
+    file."""
     files = {name: getattr(one, "__file__", None) or "" for name, one in list(sys.modules.items())}
     if not files.get(module):
         return b""
@@ -339,7 +341,8 @@ def _sources(module: str) -> bytes:
 
 
 def _commit(checkout: Path) -> str | None:
-    """Return HEAD of `checkout`, with "-dirty" where pubsel/ or conf/ differ from it; None if it is no checkout's top."""
+    """Return HEAD of `checkout`, with "-dirty" where pubsel/ or conf/ differ from it; None if it is no checkout's
+    top."""
 
     def git(*words: str) -> str:
         command = ["git", "--no-optional-locks", "-C", str(checkout), *words]
@@ -391,7 +394,8 @@ def write_whole(path: Path, content: str | bytes, mode: int = 0o666) -> None:
 
 
 def guard(folder: Path) -> None:
-    """Make a folder and all in it readable and writable by its owner alone; what belongs to another stays as it is."""
+    """Make a folder and everything in it readable and writable by its owner alone; what belongs to another stays as it
+    is."""
     for path in (folder, *folder.rglob("*")):
         if not path.is_symlink():
             with contextlib.suppress(OSError):
@@ -400,7 +404,8 @@ def guard(folder: Path) -> None:
 
 @contextlib.contextmanager
 def guarded() -> Iterator[None]:
-    """Files that other libraries make inside are for their owner alone. For moments: all threads share the umask."""
+    """Let only their owner read the files that other libraries make inside. For moments: all threads share the
+    umask."""
     before = os.umask(0o077)
     try:
         yield
@@ -414,7 +419,7 @@ def _remove(path: Path) -> None:
 
 
 def sync_folder(folder: Path) -> None:
-    """Make the rename last through a power cut, where the file system can."""
+    """Make the rename last through a power cut, if the file system can."""
     with contextlib.suppress(OSError):
         handle = os.open(folder, os.O_RDONLY)
         try:

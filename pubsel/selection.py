@@ -78,7 +78,8 @@ def permute_and_flip(scores: list[int], epsilon: Fraction, source: Source) -> in
 
 
 def _coin(gamma: Fraction, source: Source) -> bool:
-    """Return true with probability exp(-gamma), exactly (Canonne, Kamath, Steinke 2020, arXiv:2004.00010, Algorithm 1)."""
+    """Return True with probability exp(-gamma), exactly (Canonne, Kamath, Steinke 2020, arXiv:2004.00010, Algorithm
+    1)."""
     while gamma > 1:
         if not _coin(Fraction(1), source):
             return False
@@ -96,9 +97,9 @@ def exponent(plan: accountant.Plan, n: int) -> Fraction:
 
 
 def probabilities(scores: list[int], epsilon: float) -> NDArray[np.float64]:
-    """Return probability [J] with which permute_and_flip chooses each: p_j times the integral over the moment x in [0,
-    1] of its turn of the product over l != j of 1 - x p_l, that no earlier one was taken. A polynomial, so that Gauss's
-    rule with J nodes is exact."""
+    """Return the probability [J] with which permute_and_flip chooses each: p_j times the integral over the moment x in
+    [0, 1] of its turn of the product over l != j of 1 - x p_l, that no earlier one was taken. A polynomial, so that
+    Gauss's rule with J nodes is exact."""
     q = np.array(scores, dtype=np.float64) / UNIT
     p = np.exp(-epsilon * (q.max() - q))
     nodes, weights = np.polynomial.legendre.leggauss(len(p))
@@ -109,7 +110,8 @@ def probabilities(scores: list[int], epsilon: float) -> NDArray[np.float64]:
 
 
 def gsd_of(distance: Distance | None) -> GSD:
-    """Return the settings of GSD, by which a private choice goes; UsageError if another distance, or none, is given."""
+    """Return the settings of GSD, by which a private choice is made; UsageError if another distance, or none, is
+    given."""
     if not isinstance(distance, GSD):
         name = "none" if distance is None else distance.name
         raise UsageError(f"epsilon_select: choosing privately goes by GSD alone: give distance=gsd, not {name}")
@@ -192,8 +194,8 @@ def select(
 
 
 def margin(candidates: int, cap: float, examples: float, epsilon: float) -> float:
-    """By how much of its gradients' energy, on average over so many examples, a candidate must be better than each
-    other (differences up to cap / 2 from an example's median count) to be chosen with probability SURE.
+    """Return by how much of its gradients' energy, on average over so many examples, a candidate must be better than
+    each other (differences up to cap / 2 from an example's median count) to be chosen with probability SURE.
 
     permute_and_flip chooses j with p_j times at most the integral of 1 - x, since the best one's p is 1: all others
     together with at most (J - 1) / 2 e^(-epsilon examples margin / cap).

@@ -66,8 +66,8 @@ class View(NamedTuple):
     same_classes: bool = True  # no public set is known to have other classes
 
     def labels(self, choice: Labels, redraw: int, name: str) -> Tensor:
-        """Return labels of the public images for a method that takes random ones too: drawn anew for each `redraw`, the
-        given ones, or, with auto, the given ones if they are of the private task."""
+        """Return the labels of the public images for a method that takes random ones too: drawn anew for each `redraw`,
+        the given ones, or, with auto, the given ones if they are of the private task."""
         if choice == Labels.given or (choice == Labels.auto and self.same_task):
             return self.labelled(name).y
         x = needed(self.public, name).x
@@ -89,7 +89,7 @@ class View(NamedTuple):
 
 
 def needed(public: Split | None, name: str) -> Split:
-    """Return the public data, for the algorithm `name`, which cannot do without; UsageError if there are none."""
+    """Return the public data, for the algorithm `name`, which cannot do without them; UsageError if there are none."""
     if public is None:
         raise UsageError(f"algorithm={name} needs public data: give pair.public=NAME")
     return public
@@ -145,12 +145,12 @@ class Algorithm:
         return True
 
     def sensitivity(self) -> float:
-        """By how much, in L2, one private example more or less moves the sum of a step, whatever the example is. 0: no
-        private example is read."""
+        """Return by how much, in L2, one private example more or less moves the sum of a step, whatever the example is.
+        0: no private example is read."""
         raise NotImplementedError(f"{type(self).__name__} declares no sensitivity")
 
     def mechanism(self, view: View, step: int) -> Mechanism:
-        """What is summed over private rows in a step, and how the noisy mean is decoded."""
+        """Return what is summed over private rows in a step, and how the noisy mean is decoded."""
         raise NotImplementedError(f"{type(self).__name__} takes no private step")
 
     def numbers(self, view: View) -> int:
@@ -235,17 +235,17 @@ class Solves(Protocol):
         ...
 
     def rehearse(self, n: int, steps: int, source: np.random.Generator | SystemEntropy) -> None:
-        """So many steps of its loop on n random examples, to be timed."""
+        """Run so many steps of its loop on n random examples, to be timed."""
         ...
 
     def held(self, n: int) -> int:
-        """Return bytes that it holds for n private examples."""
+        """Return the bytes that it holds for n private examples."""
         ...
 
     def solve(
         self, private: Split, epsilon: float, delta: float, source: np.random.Generator | SystemEntropy
     ) -> tuple[Tensor, Plan]:
-        """Return weights [C, d] of a linear classifier on features, and what they cost."""
+        """Return the weights [C, d] of a linear classifier on features, and what they cost."""
         ...
 
 

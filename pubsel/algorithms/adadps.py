@@ -20,7 +20,8 @@ class AdaDPS(Clipping):
     damping: float = setting("epsilon_c: added to the root mean square of the public gradients", at_least=1e-12)
 
     def mechanism(self, view: View, step: int) -> Mechanism:
-        """As in DP-SGD, of rows that are conditioned before they are clipped; the conditioner is of public data."""
+        """Return the mechanism of DP-SGD on rows that are conditioned before they are clipped; the conditioner is made
+        from public data."""
         public = view.labelled(self.name)
         squares = torch.zeros(view.gradients.size, dtype=torch.float64, device=public.x.device)
         for block in view.gradients.blocks(public.x, public.y):

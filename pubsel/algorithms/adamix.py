@@ -39,7 +39,7 @@ def public_gradient(gradients: Engine, public: Split, norms: list[Tensor] | None
 
 
 def train_on_public(view: View, public: Split, epochs: int, rate: float, weight_decay: float = 0.0) -> None:
-    """Full-batch gradient descent on the summed loss of `public` plus weight_decay / 2 |w - w_0|^2, in place."""
+    """Run full-batch gradient descent on the summed loss of `public` plus weight_decay / 2 |w - w_0|^2, in place."""
     start = flat(view.model)
     for _ in range(epochs):
         w = flat(view.model)
@@ -50,8 +50,8 @@ def train_on_public(view: View, public: Split, epochs: int, rate: float, weight_
 
 
 def one_pass(view: View, public: Split, convexity: float, radius: float) -> None:
-    """SGD over `public` once, one example at a time in random order, rate 2 / (convexity (t + 1)), weights kept in the
-    ball of `radius` (Algorithm 3, public phase). In place."""
+    """Run SGD over `public` once, one example at a time in random order, with rate 2 / (convexity (t + 1)), weights
+    kept in the ball of `radius` (Algorithm 3, public phase). In place."""
     order = view.random("order", 0).permutation(len(public.x))
     for t, i in enumerate(order, start=1):
         one = Split(public.x[i : i + 1], public.y[i : i + 1])
@@ -165,7 +165,7 @@ class AdaMix(OnFeatures):
 
 
 def weight_of(view: View) -> Tensor:
-    """Return weights [C, d] of the linear classifier."""
+    """Return the weights [C, d] of the linear classifier."""
     return next(view.model.parameters()).detach()
 
 

@@ -16,7 +16,7 @@ from pubsel.settings.schema import setting
 
 
 def alpha(step: int, steps: int, cycle: float | None, constant: float) -> float:
-    """Return weight of the private gradient at step 0, ..., steps - 1: cos(pi t / (cycle T)), or `constant`."""
+    """Return the weight of the private gradient at step 0, ..., steps - 1: cos(pi t / (cycle T)), or `constant`."""
     return constant if cycle is None else math.cos(math.pi * step / (cycle * steps))
 
 

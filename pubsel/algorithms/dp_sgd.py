@@ -12,8 +12,8 @@ from pubsel.settings.schema import setting
 
 
 def clip_weights(gradients: GradientMatrix, bound: float, columns: Tensor | None = None) -> Tensor:
-    """Return weights [n] with which the rows of G [n, p], their columns times `columns` [p] if given, have L2 norm at
-    most 1: each is clipped to `bound` and divided by it."""
+    """Return the weights [n] with which the rows of G [n, p], their columns times `columns` [p] if given, have L2 norm
+    at most 1: each is clipped to `bound` and divided by it."""
     norms = gradients.row_norms() if columns is None else gradients.scaled_norms(columns)
     return clip_factors(norms, bound) / bound
 

@@ -26,8 +26,8 @@ SLACK = 1e-3  # of a row's squared norm, added to its residual's
 
 
 def embed_and_clip(gradients: GradientMatrix, basis: Basis, clip_embedding: float) -> tuple[Tensor, Tensor]:
-    """Return embeddings W = G B [n, k], and their sum after clipping to `clip_embedding` and division by it, float64
-    [k]."""
+    """Return the embeddings W = G B [n, k], and their sum after clipping to `clip_embedding` and division by it,
+    float64 [k]."""
     w = gradients.project(basis)
     weights = clip_factors(w.double().norm(dim=1), clip_embedding) / clip_embedding
     return w, w.double().T @ weights
@@ -98,7 +98,8 @@ class GEP(Algorithm):
         return math.sqrt(2) if self.residual else 1.0
 
     def numbers(self, view: View) -> int:
-        """Return a block of rows, the basis and what it is made from, and the workspace of the QR of its largest group."""
+        """Count the numbers of a block of rows, of the basis and what it is made from, and of the workspace of the QR
+        of its largest group."""
         sizes = [s.stop - s.start for s in self.columns(view)]
         ranks = allocate(self.k, sizes, len(view.public.x) if view.public is not None else self.k)
         entries = [size * rank for size, rank in zip(sizes, ranks, strict=True)]
@@ -133,7 +134,8 @@ class GEP(Algorithm):
         )
 
     def basis(self, view: View, step: int) -> Basis:
-        """Return the anchor subspace at the current weights, from public images alone; groups of columns as configured."""
+        """Return the anchor subspace at the current weights, from public images alone; groups of columns as
+        configured."""
         public = needed(view.public, self.name)
         if self.k > len(public.x):
             raise UsageError(

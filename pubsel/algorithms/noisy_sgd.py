@@ -62,7 +62,8 @@ LOGISTIC = Loss(
 
 
 def hinge(margin: float) -> Loss:
-    """Return scaled hinge max(0, 1 - z / margin), 0 < margin <= 1. Theorem 1 takes margin = 0.9 gamma_0 (1 - xi_0)."""
+    """Return the scaled hinge max(0, 1 - z / margin), 0 < margin <= 1. Theorem 1 takes margin = 0.9 gamma_0 (1 -
+    xi_0)."""
     if not 0 < margin <= 1:
         raise UsageError(f"margin={margin}: use a number above 0 and at most 1")
     return Loss(
@@ -105,7 +106,7 @@ def poisson_samples(n: int, steps: int, source: Source) -> Iterator[NDArray[np.i
 
 
 def base_run(signed: Array, loss: Loss, deviation: float, steps: int, source: Source) -> Array:
-    """Algorithm 2, A_Base: the last iterate [d] of projected SGD on signed examples [n, d].
+    """Return the last iterate [d] of projected SGD on signed examples [n, d] (Algorithm 2, A_Base).
 
     Each step releases the sum of its sample's gradients plus noise of standard deviation `deviation` a coordinate. One
     example more or less moves the sum by at most loss.lipschitz. The step size is BST14's, D / (G sqrt t) with diameter
@@ -127,7 +128,8 @@ def base_run(signed: Array, loss: Loss, deviation: float, steps: int, source: So
 
 
 def chances(signed: Array, candidates: Array, loss: Loss, epsilon: float) -> Array:
-    """Return exponential mechanism over candidates [k, d] by the sum of losses of examples [n, d]: probabilities [k].
+    """Return the probabilities [k] with which the exponential mechanism chooses each of candidates [k, d], by the sum
+    of losses of examples [n, d].
 
     Private with epsilon: a candidate's weight is exp(-epsilon sum / spread). One example more adds between the smallest
     value a and a + spread to each sum, so it multiplies each weight by exp(-epsilon a / spread) times a number between
@@ -149,14 +151,15 @@ def noisy_sgd(
     source: Source,
     noise: Literal["accounted", "paper"] = "accounted",
 ) -> Halfspace:
-    """Algorithm 2: a halfspace through 0, (epsilon, delta)-private for adding or removing a row. budget: both of them.
+    """Return a halfspace through 0, (epsilon, delta)-private for adding or removing a row (Algorithm 2). budget: both
+    of them.
 
     x: [n, d], rows of norm at most 1 (longer ones are scaled to it). y: [n], -1 or +1. beta: the chance that no run is
-    good; there are ceil(log(1 / beta)) runs. steps: of each run; the paper takes n^2 - 1.
-    noise="accounted": what the accountant finds for all steps of all runs together.
-    noise="paper": sigma^2 = 32 L^2 n^2 log(n / delta) log(1 / delta) / epsilon^2 on n times a gradient, at
-    (epsilon / runs, delta / runs). For comparison: it holds for at most n^2 steps, where it costs a twentieth of
-    epsilon or less (epsilon 1 to 10, by Renyi DP), and is refused where it does not. Its real cost is reported.
+    good; there are ceil(log(1 / beta)) runs. steps: of each run; the paper takes n^2 - 1. noise="accounted": what the
+    accountant finds for all steps of all runs together. noise="paper": sigma^2 = 32 L^2 n^2 log(n / delta) log(1 /
+    delta) / epsilon^2 on n times a gradient, at (epsilon / runs, delta / runs). For comparison: it holds for at most
+    n^2 steps, where it costs a twentieth of epsilon or less (epsilon 1 to 10, by Renyi DP), and is refused where it
+    does not. Its real cost is reported.
     """
     n, (epsilon, delta) = len(x), budget
     if not (0 < beta < 1 and 0 < delta < 1 and epsilon > 0 and steps >= 1 and n >= 1 and y.shape == (n,)):
@@ -172,7 +175,7 @@ def noisy_sgd(
 
 
 def runs_of(beta: float) -> int:
-    """So that all of them are bad with a chance of at most beta."""
+    """Return how many runs it takes so that all of them are bad with a chance of at most beta."""
     return math.ceil(math.log(1 / beta))
 
 
@@ -210,7 +213,7 @@ class NoisySGD(Algorithm):
     steps: int = setting("of each run; training.* is not used", at_least=1)
 
     def sensitivity(self) -> float:
-        """Of a step's sum; the noise multiplier is in units of it."""
+        """Return the sensitivity of a step's sum; the noise multiplier is in units of it."""
         return self._loss().lipschitz
 
     def numbers(self, view: View) -> int:
@@ -224,7 +227,7 @@ class NoisySGD(Algorithm):
         return Frozen(made.shift, made.projection, unit=True)
 
     def solve(self, private: Split, epsilon: float, delta: float, source: Source) -> tuple[Tensor, Plan]:
-        """Return weights [2, k] of a linear classifier, and what they cost."""
+        """Return the weights [2, k] of a linear classifier, and what they cost."""
         if private.y.dim() != 1 or int(private.y.max()) > 1 or not math.isfinite(epsilon):
             raise UsageError(
                 f"algorithm={self.name} learns a halfspace: take a task of two classes, and a finite epsilon"
@@ -244,10 +247,10 @@ class NoisySGD(Algorithm):
         return runs_of(self.beta) * self.steps
 
     def rehearse(self, n: int, steps: int, source: Source) -> None:
-        """So many steps on n random examples."""
+        """Run so many steps on n random examples."""
         base_run(np.random.default_rng(0).standard_normal((n, self.k)), self._loss(), 1.0, steps, source)
 
     def held(self, n: int) -> int:
-        """Return bytes of the examples in float64, signed, and while they are scaled; and of the numbers that a block
-        of samples is drawn by."""
+        """Return the bytes of the examples in float64, signed, and while they are scaled; and of the numbers that a
+        block of samples is drawn by."""
         return 3 * 8 * n * self.k + 9 * max(n, DRAWN)

@@ -44,14 +44,14 @@ def public_pca(x: Tensor, k: int) -> Frozen:
 
 
 def random_projection(d: int, k: int, seed: int) -> Frozen:
-    """Return Gaussian random projection to k dimensions (Nguyen, Ullman, Zakynthinou 2020): reads no data."""
+    """Return a Gaussian random projection to k dimensions (Nguyen, Ullman, Zakynthinou 2020), which reads no data."""
     projection = GaussianRandomProjection(k, random_state=seed).fit(np.zeros((1, d)))
     return Frozen(projection=torch.from_numpy(projection.components_.T).float())
 
 
 def noisy_covariance(public: Tensor, k: int) -> Release:
-    """Return top k eigenvectors of a noisy second-moment matrix (Dwork, Talwar, Thakurta, Zhang: Analyze Gauss, STOC
-    2014).
+    """Return the top k eigenvectors of a noisy second-moment matrix (Dwork, Talwar, Thakurta, Zhang: Analyze Gauss,
+    STOC 2014).
 
     Private features are standardised with the mean and deviation of the public ones [m, d], and clipped to their median
     norm R. The release is the `triangle` of sum_i x_i x_i^T / R^2, added in float64, whose norm is the matrix's
@@ -114,5 +114,6 @@ class Pillar(Clipping):
         return release(needed(public, self.name).x, self.k)
 
     def mechanism(self, view: View, step: int) -> Mechanism:
-        """DP-SGD on features that are projected already: by public data, at random, or by a release of its own."""
+        """Return the mechanism of DP-SGD on features that are projected already: by public data, at random, or by a
+        release of its own."""
         return self.clipped(view, self.clip_norm)

@@ -21,7 +21,8 @@ Head = Enum("Head", ["auto", "own", "temporary"])
 
 
 def supervised(model: nn.Module, public: Split, epochs: int, batch_size: int, rate: float, view: View) -> None:
-    """Adam on the parameters of `model` that require gradients, on public images x [m, ...] with labels y; in place."""
+    """Run Adam on the parameters of `model` that require gradients, on public images x [m, ...] with labels y; in
+    place."""
     optimizer = torch.optim.Adam([p for p in model.parameters() if p.requires_grad], rate)
     for epoch in range(epochs):
         order = torch.from_numpy(view.random("second phase", epoch).permutation(len(public.x))).to(public.x.device)
@@ -74,5 +75,5 @@ class SecondPhase(Clipping):
                 model.set_submodule(name, layer)
 
     def mechanism(self, view: View, step: int) -> Mechanism:
-        """That of DP-SGD: the public phase reads no private example."""
+        """Return the mechanism of DP-SGD: the public phase reads no private example."""
         return self.clipped(view, self.clip_norm)

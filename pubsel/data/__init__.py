@@ -147,8 +147,8 @@ def _check_private(pair: Pair, source: Source) -> None:
 
 
 def _test_apart(opened: Opened, how: Overlap, data_root: str) -> tuple[Opened, tuple[str, ...]]:
-    """The private set with no training image in its test set, and a note; a published split stays as it is unless
-    `how` is drop."""
+    """Return the private set with no training image in its test set, and a note; a published split stays as it is
+    unless `how` is drop."""
     train, test = opened.digests(_shape(opened))
     twice = among(test, train)
     count, n = int(twice.sum()), len(twice)
@@ -189,8 +189,8 @@ def _rest_of_test(pair: Pair, opened: Opened, taken: int, data_root: str) -> tup
 def _from_training(
     pair: Pair, opened: Opened, data_root: str, read: Reader
 ) -> tuple[Split, np.ndarray, tuple[str, ...]]:
-    """Return public examples, which training examples stay private, bool [n], and notes: the public ones are drawn from
-    the training split of pair.public."""
+    """Return the public examples, which training examples stay private, bool [n], and notes: the public ones are drawn
+    from the training split of pair.public."""
     if len(public_sets(pair.public)) > 1:
         raise UsageError("pair.take=train: the public examples come from one set: give one as pair.public")
     name, source, shape = str(pair.public), opened.used, _shape(opened)
@@ -356,14 +356,14 @@ def _known(info: Dataset) -> tuple[int, str, tuple[float, ...], tuple[float, ...
 
 @lru_cache(maxsize=2)
 def _open_npz(npz: Path, stamp: tuple[int, ...], name: str, shape: Shape) -> Source:
-    """Kept for the next cell of a sweep, as long as the file is the same."""
+    """Open a npz, which is kept for the next cell of a sweep as long as the file is the same."""
     info = dataset_info(name)
     return _source(name, prepared.read(npz, info.classes, shape), *_known(info))
 
 
 @lru_cache(maxsize=2)
 def _open_stored(folder: Path, stamp: tuple[int, ...], name: str) -> Source:
-    """As `_open_npz`; its order was decided when it was kept."""
+    """Open a set that was kept, as `_open_npz` does; its order was decided when it was kept."""
     parts = stored.read(folder)
     return Source(parts.train, parts.test, *_known(dataset_info(name)), parts.notes, kept=folder)
 
@@ -378,7 +378,8 @@ def same_examples(first: str, second: str, data_root: str) -> bool:
 
 
 def _check_apart(private: str, public: str, data_root: str) -> None:
-    """Raise UsageError if the public set has images of the private one in another split: private ones would be public."""
+    """Raise UsageError if the public set has images of the private one in another split: private ones would be
+    public."""
     named = [_named(name, data_root) for name in (private, public)]
     if None in named or same_examples(private, public, data_root):
         return
@@ -568,7 +569,7 @@ def _told(group: str, chosen: Opened, part: int, twice: np.ndarray, others: str,
 
 
 def _shape(opened: Opened) -> tuple[int, ...]:
-    """Of an image."""
+    """Return the shape of an image."""
     return tuple(opened.images.train.x.shape[1:])
 
 

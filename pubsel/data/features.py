@@ -131,7 +131,7 @@ def load_backbone(backbone: Backbone, data_root: str, device: torch.device) -> E
 def features(
     what: str, x: Tensor, extractor: Extractor, name: str, folder: Path, report: Callable[[str], None]
 ) -> Tensor:
-    """Return Features, float32 [n, d], of images x, uint8 [n, c, h, w], mapped from a file that is written if it is not
+    """Return features, float32 [n, d], of images x, uint8 [n, c, h, w], mapped from a file that is written if it is not
     there.
 
     what: names the images in messages. name: of the network, in the file's name. UserError if a file is cut short, or
@@ -163,7 +163,8 @@ def features(
 
 
 def _is_kept(path: Path) -> bool:
-    """Return whether features are there with their digest; those of an earlier version without one are computed again."""
+    """Return whether features are there with their digest; those of an earlier version, which have none, are computed
+    again."""
     if not path.exists():
         return False
     with path.open("rb") as file:
@@ -205,7 +206,7 @@ _CHECKED = set[tuple[str, int, int, int]]()
 
 
 def _write(path: Path, what: str, x: Tensor, extractor: Extractor, report: Callable[[str], None]) -> None:
-    """Return the file, row after row and not through a memory map, in which a full disk ends the process. Nobody else
+    """Write the file row after row, and not through a memory map, in which a full disk ends the process. Nobody else
     may read it, since the images may be private."""
     partial = path.with_suffix(".part")  # of a process that was killed, or ours: we hold the lock
     partial.unlink(missing_ok=True)

@@ -138,7 +138,7 @@ def read_folder(folder: Path) -> tuple[Parts, int]:
 
 
 def _unread(folder: Path, paths: Sequence[Path], parts: Sequence[Path]) -> tuple[str, ...]:
-    """Return the note on images of a folder that are not among `paths`: they lie beside its parts, or deeper than
+    """Return the note on images of a folder that are not among `paths`: they lie next to its parts, or deeper than its
     classes."""
     read = set(paths)
     left = [path for path in _all_images(folder) if path not in read]
@@ -157,13 +157,14 @@ def _unread(folder: Path, paths: Sequence[Path], parts: Sequence[Path]) -> tuple
 
 
 def _all_images(folder: Path) -> list[Path]:
-    """Return the image files of a folder and of all folders in it, sorted; hidden ones are none."""
+    """Return the image files of a folder and of all folders in it, sorted; hidden ones are left out."""
     found = (path for path in folder.rglob("*") if path.suffix.lower() in SUFFIXES and path.is_file())
     return sorted(path for path in found if not any(part.startswith(".") for part in path.relative_to(folder).parts))
 
 
 def findings(path: Path) -> tuple[list[str], list[str], list[str]]:
-    """What is wrong with a user's folder or CSV, what may be, and the names of its classes. No image is decoded."""
+    """Return what is wrong with a user's folder or CSV, what may be, and the names of its classes. No image is
+    decoded."""
     wrong, doubtful = list[str](), list[str]()
     if path.is_dir():
         found = layout(path)
@@ -221,12 +222,12 @@ def _words(rows: Sequence[dict[str, str]]) -> list[str]:
 
 
 def class_folders(folder: Path) -> list[str]:
-    """Return names of the sub-folders with images, sorted."""
+    """Return the names of the sub-folders with images, sorted."""
     return sorted(path.name for path in folder.iterdir() if path.is_dir() and images_in(path))
 
 
 def expected_classes(folder: Path, info: Dataset) -> list[str]:
-    """Return names of the class folders of a named set. UserError if they are not as many as conf/dataset says."""
+    """Return the names of the class folders of a named set. UserError if they are not as many as conf/dataset says."""
     classes = class_folders(folder)
     if len(classes) != info.classes:
         raise UserError(f"{folder}: {len(classes)} class folders with images, {info.classes} expected: {info.title}")
@@ -240,8 +241,9 @@ def images_in(folder: Path) -> list[Path]:
 
 
 def labelled(folder: Path, classes: Sequence[str]) -> tuple[list[Path], np.ndarray]:
-    """Return image files of the class folders in order of class and name, with labels [n]; of a flat folder without
-    classes all its images, with label 0. UserError if there are none, or images lie beside class folders."""
+    """Return the image files of the class folders in order of class and name, with labels [n]; or, of a flat folder
+    without classes, all its images with label 0. UserError if there are none, or if images lie next to class folders.
+    """
     loose = images_in(folder)
     if classes and loose:
         raise UserError(f"{folder}: {loose[0].name} lies beside class folders: move it into its class")
@@ -276,7 +278,7 @@ def read_images(paths: Iterable[Path | zipfile.Path], shape: Shape) -> Tensor:
 
 
 def unread(paths: Sequence[Path | zipfile.Path], y: Tensor, shape: Shape) -> Unread:
-    """Return image files with their labels, as in `read_images`, each read when it is asked for."""
+    """Return image files with their labels, as in `read_images`, each read only when it is asked for."""
     return Unread(
         lambda i: _read_image(paths[i], shape), y, tuple("/".join(str(path).split("/")[-2:]) for path in paths)
     )
@@ -303,7 +305,7 @@ def same_images(table: Path, rows: Collection[str], folder: Path, files: Collect
 
 
 def fitted(image: Image.Image, shape: Shape) -> Tensor:
-    """One image as uint8 `shape`: Pillow's conversion to grey is the ITU-R 601 luma."""
+    """Return one image as uint8 `shape`: Pillow's conversion to grey is the ITU-R 601 luma."""
     pixels = np.array(image.convert("L" if shape[0] == 1 else "RGB"))  # [h, w] or [h, w, 3]
     x = torch.from_numpy(pixels).reshape(*pixels.shape[:2], shape[0]).permute(2, 0, 1)
     return to_shape(x[None], shape)[0]
@@ -325,7 +327,7 @@ def head(path: Path) -> tuple[str, tuple[int, int]]:
 
 
 def _read_image(path: Path | zipfile.Path, shape: Shape, seen: Callable[[np.ndarray], object] | None = None) -> Tensor:
-    """Return an image file as uint8 `shape`. seen: is given the image as it was decoded, [1 or 3, height, width]."""
+    """Return an image file as uint8 `shape`. seen: called with the image as it was decoded, [1 or 3, height, width]."""
     try:
         with path.open("rb") as file, _open(file) as image:
             if seen is not None:
@@ -339,7 +341,7 @@ def _read_image(path: Path | zipfile.Path, shape: Shape, seen: Callable[[np.ndar
 
 
 def _open(file: Path | IO[bytes]) -> Image.Image:
-    """Return an image that is not decoded yet, without the two lines that Pillow warns of a large one with."""
+    """Return an image that is not decoded yet, without Pillow's two lines of warning about a large one."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", Image.DecompressionBombWarning)
         return Image.open(file)

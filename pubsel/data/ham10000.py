@@ -19,7 +19,8 @@ DIAGNOSES = ("akiec", "bcc", "bkl", "df", "mel", "nv", "vasc")
 
 
 def read(name: str, info: Dataset, root: Path, download: bool) -> Listing:
-    """Return both parts at the size of conf/dataset. Missing if there is no metadata, UserError if a photograph is."""
+    """Return both parts at the size of conf/dataset. Missing if there is no metadata, UserError if a photograph is
+    absent."""
     folder = root / info.options["folder"]
     tables = [folder / f"HAM10000_metadata{suffix}" for suffix in (".csv", ".tab", "")]
     table = next((path for path in tables if path.is_file()), None)
@@ -37,7 +38,7 @@ def read(name: str, info: Dataset, root: Path, download: bool) -> Listing:
 
 
 def read_metadata(table: Path) -> tuple[list[str], list[str], list[int]]:
-    """Return lesion ids, image ids and labels 0 to 6 of a metadata table, in order of image id."""
+    """Return the lesion ids, image ids and labels 0 to 6 of a metadata table, in order of image id."""
     text = table.read_text(encoding="utf-8-sig")
     separator = "\t" if "\t" in text.partition("\n")[0] else ","
     rows = list(csv.DictReader(text.splitlines(), delimiter=separator))

@@ -61,7 +61,7 @@ def marked(file: Path, marks: Path, line: re.Pattern[str]) -> tuple[Listed, List
 
 
 def listed(file: Path, line: re.Pattern[str]) -> Listed:
-    """Return path and class of each line of a list."""
+    """Return the path and class of each line of a list."""
     found = []
     for text in lines(file):
         match = line.fullmatch(text)

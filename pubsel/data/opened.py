@@ -51,7 +51,7 @@ class Opened(NamedTuple):
     used: Source
 
     def digests(self, shape: tuple[int, ...]) -> tuple[Digests, Digests]:
-        """Of training and test images, which are compared in `shape`."""
+        """Return the digests of training and test images, which are compared in `shape`."""
         return tuple(_digests(self.images, part, shape) for part in (0, 1))  # type: ignore[return-value]
 
     def without(self, train: np.ndarray, test: np.ndarray) -> "Opened":
@@ -62,7 +62,7 @@ class Opened(NamedTuple):
         return Opened(self.name, images, images if self.used is self.images else _rest(self.used, ~train, ~test))
 
     def first(self, m: int) -> "Opened":
-        """Its first m examples, of the test split before the training split, as a test split."""
+        """Return its first m examples, of the test split before the training split, as a test split."""
         images = _first(self.images, m)
         return Opened(self.name, images, images if self.used is self.images else _first(self.used, m))
 
@@ -73,7 +73,7 @@ class Opened(NamedTuple):
 
 
 def _digests(source: Source, part: int, shape: tuple[int, ...]) -> Digests:
-    """Of the images of the training (0) or test split (1), which are compared in `shape`."""
+    """Return the digests of the images of the training (0) or test split (1), which are compared in `shape`."""
     x = (source.train, source.test)[part].x
     kept = source.kept / f"{('train', 'test')[part]}_digests.npz" if source.kept else None
     own = source.files[part].digests.numpy() if source.files else overlap.digests(x, kept=kept)
@@ -105,5 +105,5 @@ def _first(source: Source, m: int) -> Source:
 
 
 def files_at(files: Files, places: torch.Tensor) -> Files:
-    """Those at some places, in their order."""
+    """Return the files at some places, in their order."""
     return Files(tuple(files.names[i] for i in places.tolist()), files.digests[places])

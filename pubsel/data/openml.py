@@ -33,7 +33,7 @@ def read(name: str, info: Dataset, root: Path, download: bool) -> Parts:
 
 
 def read_arff(arff: Path) -> tuple[np.ndarray, np.ndarray]:
-    """Return Numbers, float32 [n, d], and the words of the column class [n]."""
+    """Return the numbers, float32 [n, d], and the words of the column class [n]."""
     columns: list[str] = []
     try:
         with arff.open(encoding="utf-8") as file:

@@ -34,8 +34,9 @@ def digest(image: NDArray[np.uint8]) -> int:
 
 
 def digests(x: Tensor, shape: Shape | None = None, kept: Path | None = None) -> Digest:
-    """Of images [n, ...], or of these in another `shape`. A process computes them once for a tensor. kept: a file that
-    they are kept in for the next process, and read from as long as the images' own file, next to it, is the same."""
+    """Return the digests of images [n, ...], or of these in another `shape`. A process computes them once for a tensor.
+    kept: a file that they are kept in for the next process, and read from as long as the images' own file, next to it,
+    is the same."""
     found: dict[Shape | None, Digest] = _KNOWN.setdefault(x, {})
     if shape not in found:
         stored = _read(kept) if kept is not None and shape is None else None
@@ -69,12 +70,12 @@ def repeated(these: Digests) -> NDArray[np.bool_]:
 
 
 def rows(these: Digests, which: NDArray[np.bool_] | slice) -> Digests:
-    """Those of some of the images."""
+    """Return the digests of some of the images."""
     return Digests(these.own[which], these.shaped[which])
 
 
 def _stamp(kept: Path) -> list[int]:
-    """Of the file with the images, train_images.npy for train_digests.npz."""
+    """Return the stamp of the file with the images, train_images.npy for train_digests.npz."""
     stat = kept.with_name(kept.name.replace("digests.npz", "images.npy")).stat()
     return [stat.st_mtime_ns, stat.st_size, stat.st_ino]
 

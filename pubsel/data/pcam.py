@@ -18,7 +18,8 @@ PARTS = {"train": "train", "val": "valid", "test": "test"}  # torchvision's name
 
 
 def read(name: str, info: Dataset, root: Path, download: bool) -> Listing:
-    """Return both parts. Missing if the files are not there; UserError if one does not read or h5py is not installed."""
+    """Return both parts. Missing if the files are not there; UserError if one does not read or h5py is not
+    installed."""
     with reading(name, info, root, download):
         try:
             import h5py  # noqa: F401

@@ -33,7 +33,8 @@ def read(path: Path, classes: int | None = None, shape: Shape | None = None) -> 
 
 
 def listing(path: Path, classes: int, shape: Shape) -> Listing:
-    """Return both parts, checked as in `read`, with no image read yet: for a file whose arrays are larger than memory."""
+    """Return both parts, checked as in `read`, with no image read yet: for a file whose arrays are larger than
+    memory."""
     labels = arrays_of(path, ("train_labels", "test_labels"))
     train, train_shape = _stream(path, "train", labels["train_labels"])
     test, test_shape = _stream(path, "test", labels["test_labels"])
@@ -132,14 +133,15 @@ def _check_size(path: Path, archive: zipfile.ZipFile, name: str) -> None:
 
 
 def _header(member: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype]:
-    """Return Shape, whether it is in Fortran order, and type of an array, whose file is read up to its first number."""
+    """Return the shape, whether it is in Fortran order, and type of an array, whose file is read up to its first
+    number."""
     version = np.lib.format.read_magic(member)
     read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
     return read(member)
 
 
 def write(path: Path, train: Split, test: Split) -> None:
-    """Return the npz of both parts, written whole or not at all."""
+    """Write the npz of both parts, whole or not at all."""
     values = (*to_arrays(train), *to_arrays(test))
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_name(f".{path.name}.{os.getpid()}.part")
@@ -157,7 +159,7 @@ def _split(path: Path, part: str, images: np.ndarray, labels: np.ndarray) -> Spl
 
 def _checked(path: Path, part: str, shape: Sequence[int], dtype: np.dtype, labels: np.ndarray) -> np.ndarray:
     """Return the labels, [n] or [n, labels], of images of this shape and type. UserError if one of them is not as it
-    must be."""
+    has to be."""
     if dtype != np.uint8:
         raise UserError(f"{path}: {part}_images is {dtype}, not uint8: store values 0 to 255 as uint8")
     if len(shape) not in (3, 4) or (len(shape) == 4 and shape[3] != 3) or 0 in shape[1:]:

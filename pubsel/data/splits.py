@@ -88,12 +88,12 @@ def from_arrays(images: np.ndarray, labels: np.ndarray) -> Split:
 
 
 def labels_from(labels: np.ndarray) -> Tensor:
-    """Return labels of a split from those of an array, [n] or [n, labels]."""
+    """Return the labels of a split from those of an array, [n] or [n, labels]."""
     return torch.from_numpy(labels.astype(np.float32 if labels.ndim == 2 else np.int64))
 
 
 def to_arrays(split: Split) -> tuple[np.ndarray, np.ndarray]:
-    """Return images [n, h, w] or [n, h, w, 3] and labels of a split: the inverse of `from_arrays`."""
+    """Return the images [n, h, w] or [n, h, w, 3] and labels of a split: the inverse of `from_arrays`."""
     x = split.x.permute(0, 2, 3, 1).numpy()  # [n, h, w, c]
     return np.ascontiguousarray(x[..., 0] if x.shape[-1] == 1 else x), split.y.numpy()
 
@@ -126,7 +126,8 @@ def shuffled(split: Examples) -> Examples:
 
 
 def in_order(what: str, split: Examples, shuffle: bool) -> tuple[Examples, tuple[str, ...]]:
-    """Return the split in the order that is used: shuffled if `shuffle` says so or it is sorted by class; and a note."""
+    """Return the split in the order that is used: shuffled if `shuffle` says so or it is sorted by class; and a
+    note."""
     if sorted_by_class(split.y):
         return shuffled(split), (f"{what} was sorted by class, shuffled with seed {SEED}",)
     return (shuffled(split), (f"{what} shuffled with seed {SEED}",)) if shuffle else (split, ())

@@ -28,8 +28,8 @@ NAMED = 3  # corrupt images that a note names
 
 
 def fingerprint(parts: Parts | Listing) -> str:
-    """Of the names and labels of all image files, in their order; empty if images are no files of their own, which come
-    all at once."""
+    """Return a fingerprint of the names and labels of all image files, in their order; empty if images are no files of
+    their own, which come all at once."""
     train, test = parts.train, parts.test
     if not (isinstance(train, Unread) and isinstance(test, Unread) and (train.names or test.names)):
         return ""
@@ -88,7 +88,7 @@ def _write(folder: Path, name: str, listing: Listing, shape: Shape, skip: bool, 
 
 
 def _write_part(folder: Path, name: str, part: str, unread: Unread, shape: Shape, skip: bool) -> tuple[str, ...]:
-    """Return both files of a part, and the notes on it."""
+    """Write both files of a part; return the notes on it."""
     with (folder / f"{part}_images.npy").open("wb") as file:
         _header(file, len(unread.y), shape)
         y, notes = _each(f"{name} {part}", unread, skip, lambda _, image: file.write(image.numpy().tobytes()))
@@ -123,7 +123,7 @@ def read(folder: Path) -> Parts:
 
 
 def in_memory(name: str, listing: Listing, shape: Shape, skip: bool) -> Parts:
-    """Return all images in memory, for a data folder that cannot be written to."""
+    """Read all images in memory, for a data folder that cannot be written to."""
 
     def loaded(part: str, unread: Unread) -> tuple[Split, tuple[str, ...]]:
         x = torch.empty((len(unread.y), *shape), dtype=torch.uint8)

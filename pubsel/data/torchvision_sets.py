@@ -35,8 +35,8 @@ def read(name: str, info: Dataset, root: Path, download: bool) -> Parts | Listin
 
 @contextmanager
 def reading(name: str, info: Dataset, root: Path, download: bool) -> Iterator[None]:
-    """What is done within raises Missing if `options.files` are not there and cannot be fetched, and UserError where
-    they are there but do not read."""
+    """Raise Missing if what is done within fails because `options.files` are not there and cannot be fetched, and
+    UserError if they are there but do not read."""
     there = all(is_there(root / file) for file in info.options["files"])
     if not there and not download:
         raise missing(name, root)

@@ -100,7 +100,7 @@ class Distance:
         return values
 
     def statement(self) -> dict[str, str]:
-        """For records: what it reads of the private data, and what that means for privacy."""
+        """Return, for records, what it reads of the private data and what that means for privacy."""
         privacy = f"{self.title} is computed on private data without noise: this record is not differentially private."
         return {"reads": self.reads, "privacy": privacy}
 
@@ -123,7 +123,8 @@ class Releases(Protocol):
         source: Sources,
         report: Report = silent,
     ) -> dict[str, list[float]]:
-        """As `Distance.measure`; source: where sample, labels and noise come from, which nobody may know."""
+        """Return distances as `Distance.measure` does; source: where sample, labels and noise come from, which nobody
+        may know."""
         ...
 
 
@@ -143,5 +144,5 @@ def raw(values: list[float], k: int) -> list[float]:
 
 
 def summary(values: list[float]) -> dict[str, float | None]:
-    """Return mean and sample standard deviation (none for a single value)."""
+    """Return the mean and sample standard deviation (none for a single value)."""
     return {"mean": float(np.mean(values)), "std": float(np.std(values, ddof=1)) if len(values) > 1 else None}

@@ -89,7 +89,7 @@ def unit(rows: Tensor) -> Tensor:
 
 
 def public_subspace(name: str, rows: Tensor, k: int) -> Tensor:
-    """Return Top-k right singular subspace [s, k], float64, of a public set's sketched gradients [m, s].
+    """Return the top-k right singular subspace [s, k], float64, of a public set's sketched gradients [m, s].
 
     UsageError names the set where they are all zero, or span fewer dimensions.
     """
@@ -104,7 +104,7 @@ def public_subspace(name: str, rows: Tensor, k: int) -> Tensor:
 
 
 def noisy(second: Tensor, noise_multiplier: float, source: Source) -> Tensor:
-    """Return a [s, s], a sum of g g^T with |g| <= 1, plus symmetric noise (Analyze Gauss).
+    """Return A [s, s], a sum of g g^T with |g| <= 1, plus symmetric noise (Analyze Gauss).
 
     Sensitivity: one row more or less moves triangle(A) by |g g^T|_F = |g|^2 <= 1, so the noise on it has the
     `privacy.deviation` of that: this much on the diagonal of A, 1 / sqrt(2) of it beside the diagonal.
@@ -173,8 +173,8 @@ class Side:
         self.drawn = random_labels(random, distance.m, classes, multi_label)
 
     def private(self, split: Split, chosen: Tensor, source: Source) -> Iterator[Tensor]:
-        """Return rows of the examples `chosen` [n'] of a private set, in blocks [<= ROWS, s] float64, each of norm at
-        most 1 and made of its own example alone: random labels are drawn one by one from the secret source. All in
+        """Return the rows of the examples `chosen` [n'] of a private set, in blocks [<= ROWS, s] float64, each of norm
+        at most 1 and made of its own example alone: random labels are drawn one by one from the secret source. All in
         float64, since a processor rounds a row another way beside others, by 1e-7 of it in float32, and more if that
         turns a ReLU; the sensitivities are of rows that do not depend on others."""
         y = split.y[chosen]
@@ -184,7 +184,7 @@ class Side:
         return map(unit, self._blocks(split, chosen, y, torch.float64))
 
     def public(self, name: str, split: Split) -> Tensor:
-        """Return Top-k subspace [s, k] of the first m examples of a public set. UsageError if there are fewer."""
+        """Return the top-k subspace [s, k] of the first m examples of a public set. UsageError if there are fewer."""
         m = self.distance.m
         if len(split.x) < m:
             raise UsageError(f"distance.m={m}: {name} has {len(split.x)} examples; lower distance.m")
@@ -205,8 +205,8 @@ class Side:
 
 
 def sampling_rate(expected: float, n: int) -> float:
-    """Of the Poisson sample that a private measurement takes of n examples, of which so many are expected. n counts as
-    public."""
+    """Return the rate of the Poisson sample that a private measurement takes of n examples, of which so many are
+    expected. n counts as public."""
     return min(1.0, expected / n)
 
 
@@ -264,7 +264,7 @@ class DPGSD(Subspaces):
         return values
 
     def private_subspace(self, side: Side, private: Split, plan: Plan, source: Source) -> Tensor:
-        """One release: the top-k subspace [s, k] of a Poisson sample of the private examples."""
+        """Return, as one release, the top-k subspace [s, k] of a Poisson sample of the private examples."""
         second = torch.zeros(side.sketch.s, side.sketch.s, dtype=torch.float64)
         chosen = poisson_sample(source, len(private.x), plan.rate)
         for rows in side.private(private, chosen, source):

@@ -22,7 +22,7 @@ class Gaussian(NamedTuple):
 
 
 def gaussian(x: Tensor) -> Gaussian:
-    """Return mean and sample covariance of the rows x [n, d] (of a single row: no covariance)."""
+    """Return the mean and sample covariance of the rows x [n, d] (of a single row: no covariance)."""
     mean = x.double().mean(0)
     root = (x - mean) / max(1, len(x) - 1) ** 0.5
     return Gaussian(mean, torch.linalg.qr(root, mode="r").R if len(x) > x.shape[1] else root)

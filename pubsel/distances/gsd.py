@@ -24,8 +24,8 @@ TINY = 1e-12  # norm of a row some of whose squares may be 0 in float32
 
 
 def gsd(private: DenseGradients, public: DenseGradients, k: int) -> float:
-    """Return projection metric between the top-k right singular subspaces of two gradient matrices [m, p], divided by
-    sqrt(k): 0 for equal subspaces, 1 for orthogonal ones. Multiply by sqrt(k) for the raw metric of Algorithm 1."""
+    """Return the projection metric between the top-k right singular subspaces of two gradient matrices [m, p], divided
+    by sqrt(k): 0 for equal subspaces, 1 for orthogonal ones. Multiply by sqrt(k) for the raw metric of Algorithm 1."""
     return projection_metric(top_k(private, k), top_k(public, k)) / math.sqrt(k)
 
 
@@ -54,7 +54,7 @@ class GSD(Subspaces):
     title = "GSD"
 
     def to_private(self, draw: Draw) -> Between:
-        """Both sides have the same labels, if these are random."""
+        """Return what measures candidates, with the same labels on both sides if these are random."""
         if self.k > self.m:
             raise UsageError(f"distance.k={self.k} is more than distance.m={self.m}: lower distance.k")
         engine = engine_of(draw.model(), self)
@@ -68,7 +68,8 @@ class GSD(Subspaces):
 
 
 def engine_of(model: nn.Module, distance: Subspaces) -> PerExampleGradients:
-    """For all sides of one initialisation: what it decides about the model, and the memory of G, are kept."""
+    """Return the engine for all sides of one initialisation: what it decides about the model, and the memory of G, are
+    kept."""
     names = [name for name, p in model.named_parameters() if p.requires_grad]
     if distance.parameters == Parameters.weights:
         names = [name for name in names if not name.endswith("bias")]
@@ -78,7 +79,7 @@ def engine_of(model: nn.Module, distance: Subspaces) -> PerExampleGradients:
 def basis_of(
     name: str, split: Split, drawn: Tensor, distance: Subspaces, engine: PerExampleGradients, classes: int
 ) -> Tensor:
-    """Return Top-k subspace [p, k] of the gradients at `split`, with the labels `drawn` [m] or the given ones."""
+    """Return the top-k subspace [p, k] of the gradients at `split`, with the labels `drawn` [m] or the given ones."""
     device = next(engine.model.parameters()).device
     y = drawn if distance.labels == Labelling.random else given_labels(split, name, classes)
     gradients = gradients_of(engine, distance, split.x.to(device), y.to(device))

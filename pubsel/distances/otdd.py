@@ -60,7 +60,7 @@ def otdd(a: Labelled, b: Labelled, exact: bool = False) -> float:
 
 
 def _gaussians(a: Labelled, b: Labelled, inner: Tensor) -> Tensor:
-    """Return squared W2 distances between classes as Gaussians, [C_a, C_b], from the inner products [n_a, n_b] of
+    """Return the squared W2 distances between classes as Gaussians, [C_a, C_b], from the inner products [n_a, n_b] of
     examples.
 
     The trace of (S_a^(1/2) S_b S_a^(1/2))^(1/2) is the sum of the singular values of R_a R_b^T for roots S = R^T R; a
@@ -77,7 +77,8 @@ def _gaussians(a: Labelled, b: Labelled, inner: Tensor) -> Tensor:
 
 
 def _classes_exactly(a: Labelled, b: Labelled, cost: Tensor) -> Tensor:
-    """Return squared W2 distances between the examples of classes, [C_a, C_b], from squared distances [n_a, n_b]."""
+    """Return the squared W2 distances between the examples of classes, [C_a, C_b], from squared distances [n_a,
+    n_b]."""
     import ot
 
     found = torch.zeros(len(a.means), len(b.means), dtype=torch.float64)

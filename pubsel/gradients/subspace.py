@@ -19,7 +19,8 @@ ANGLE = 1e-2  # sines of the angles to the true subspace, all together, by the e
 
 
 def top_k(gradients: GradientMatrix, k: int) -> Tensor:
-    """Return Top-k right singular vectors of G [m, p] -> orthonormal float64 [p, k] (GSD, Algorithm 1, lines 5 and 6).
+    """Return the top-k right singular vectors of G [m, p] -> orthonormal float64 [p, k] (GSD, Algorithm 1, lines 5 and
+    6).
 
     From the top k eigenvectors U_k of the Gram matrix G G^T [m, m], decomposed in float64: V_k = G^T U_k / s_k, made
     orthonormal once more by QR in float64. The QR, not the Gram matrix, decides the accuracy: float32 columns of
@@ -46,19 +47,19 @@ def top_k(gradients: GradientMatrix, k: int) -> Tensor:
 
 
 def davidson(rows: Tensor, k: int, least: float) -> Tensor | None:
-    """Return basis [p, k], float32, of the top-k right singular subspace of G [m, p], by block Davidson's method
+    """Return the basis [p, k], float32, of the top-k right singular subspace of G [m, p], by block Davidson's method
     (Davidson 1975; Saad: Numerical Methods for Large Eigenvalue Problems, chapter 8) on G G^T, which is never made.
 
     It starts from the top 2 k eigenvectors of the Gram matrix of a sketch, and corrects by the inverse of that matrix
     less the eigenvalue: of its top 8 k eigenvectors, the others taken for equal. Two or three products with G and G^T.
 
-    It ends when the sines of the angles to the true subspace are estimated at ANGLE, all together. None: where they
-    are not after ROUNDS, or theta_k is at most `least` of theta_1. The estimate, of second order in the residuals
-    R = K S y - theta S y of all Ritz vectors S y, K = G G^T: the top k miss R_i / (theta_i - theta_min) of what lies
-    outside of S, and mix with the Ritz vectors j below by R_j^T R_i / ((theta_i - theta_min) (theta_i - theta_j)).
-    On gradients of ResNet20 at images of three sets (m = 2,000, k = 16) it was 2.5 to 3.5 times the truth; distances
-    came out within 3e-5, those of nearly equal subspaces within the angles, 3e-3. A bound by ||R|| / (theta_k -
-    theta_{k+1}) (Davis and Kahan, with Ritz values for eigenvalues) is some 20 times as large.
+    It ends when the sines of the angles to the true subspace are estimated at ANGLE, all together. None: where they are
+    not after ROUNDS, or theta_k is at most `least` of theta_1. The estimate, of second order in the residuals R = K S y
+    - theta S y of all Ritz vectors S y, K = G G^T: the top k miss R_i / (theta_i - theta_min) of what lies outside of
+    S, and mix with the Ritz vectors j below by R_j^T R_i / ((theta_i - theta_min) (theta_i - theta_j)). On gradients of
+    ResNet20 at images of three sets (m = 2,000, k = 16) it was 2.5 to 3.5 times the truth; distances came out within
+    3e-5, those of nearly equal subspaces within the angles, 3e-3. A bound by ||R|| / (theta_k - theta_{k+1}) (Davis and
+    Kahan, with Ritz values for eigenvalues) is some 20 times as large.
     """
     near = gram(sketch(rows, rows.shape[1] // BUCKETS))  # [m, m]
     u = torch.randn(len(near), 8 * k, generator=torch.Generator().manual_seed(0))
@@ -114,7 +115,7 @@ def sketch(rows: Tensor, width: int) -> Tensor:
 
 
 def top_eigenpairs(gram: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """Return largest k eigenvalues [k], ascending, and their vectors [m, k], of a symmetric float64 matrix [m, m].
+    """Return the largest k eigenvalues [k], ascending, and their vectors [m, k], of a symmetric float64 matrix [m, m].
 
     On a CPU LAPACK computes them alone, three times as fast as all of them.
     """
@@ -147,19 +148,21 @@ def from_triangle(vector: Tensor, d: int) -> Tensor:
 
 
 def cosines(v1: Tensor, v2: Tensor) -> Tensor:
-    """Return cosines of the principal angles between two orthonormal bases [p, k] -> [k], descending (GSD, Definition
-    2)."""
+    """Return the cosines of the principal angles between two orthonormal bases [p, k] -> [k], descending (GSD,
+    Definition 2)."""
     return torch.linalg.svdvals(v1.double().T @ v2.double()).clamp(max=1)
 
 
 def projection_metric(v1: Tensor, v2: Tensor) -> float:
-    """Return sqrt(k - sum_i cos^2 theta_i) between two orthonormal bases [p, k] (GSD, Definition 3). In [0, sqrt(k)]."""
+    """Return sqrt(k - sum_i cos^2 theta_i) between two orthonormal bases [p, k] (GSD, Definition 3). In [0,
+    sqrt(k)]."""
     c = cosines(v1, v2)
     return float((len(c) - c.square().sum()).clamp(min=0).sqrt())
 
 
 def allocate(k: int, sizes: list[int], limit: int) -> list[int]:
-    """Return basis vectors for each parameter group: floor(k sqrt(p_i) / sum_j sqrt(p_j)) (GEP, Section 4).
+    """Return the number of basis vectors for each parameter group: floor(k sqrt(p_i) / sum_j sqrt(p_j)) (GEP, Section
+    4).
 
     Never more than the group has parameters or `limit`, the number of public examples; at least one.
     """
@@ -170,7 +173,8 @@ def allocate(k: int, sizes: list[int], limit: int) -> list[int]:
 def power_basis(
     gradients: Callable[[], Iterable[GradientMatrix]], slices: list[slice], basis: list[Tensor], iterations: int
 ) -> Basis:
-    """Return orthonormal basis of each parameter group by power iterations on G^T G (GEP, Algorithm 1, lines 3 to 7).
+    """Return an orthonormal basis of each parameter group by power iterations on G^T G (GEP, Algorithm 1, lines 3 to
+    7).
 
     gradients(): G [m, p] in blocks of rows, asked for once an iteration, so that G is never held. slices: the groups'
     columns of G. basis: the start of each, [p_i, k_i]. An iteration is B = G^T (G B), summed over the blocks and
@@ -192,7 +196,7 @@ def power_basis(
 
 
 def orthonormal(basis: Basis) -> tuple[Basis, float]:
-    """Return the basis, made orthonormal again where rounding has left it further than NEARLY from it, and a bound of
+    """Return the basis, made orthonormal again if rounding has left it further than NEARLY from that, and a bound of
     |B^T B - I|_2: the Frobenius norm of what is measured, in float64 over blocks of float32 products.
 
     Householder's QR in float32 errs by more the longer the columns are: 4e-5 at 200,000 entries, 1.6e-3 at 8.4 M. One
@@ -223,7 +227,7 @@ def _products(block: Tensor) -> Tensor:
 
 
 def singular_values(gram: Tensor) -> Tensor:
-    """Return singular values of G [n, p] from G G^T [n, n] -> [n], descending (GSD, Figure 3).
+    """Return the singular values of G [n, p] from G G^T [n, n] -> [n], descending (GSD, Figure 3).
 
     Those below sqrt(eps) of the largest, eps that of the precision of G G^T, are rounding: 1e-8 of it in float64.
     """
@@ -237,13 +241,14 @@ def residual_gram(gram: Tensor, w: Tensor) -> Tensor:
 
 
 def stable_rank(gram: Tensor) -> float:
-    """Return ||G||_F^2 / ||G||_2^2 from float64 G G^T [n, n] (GEP, Figures 2 and 5): 1 to the rank of G; nan for zeros."""
+    """Return ||G||_F^2 / ||G||_2^2 from float64 G G^T [n, n] (GEP, Figures 2 and 5): 1 to the rank of G; nan for
+    zeros."""
     largest = float(top_eigenpairs(gram, 1)[0])
     return float(gram.trace()) / largest if largest > 0 else float("nan")
 
 
 def projection_error(g: Tensor, basis: Basis) -> float:
-    """Return ||g - B B^T g|| / ||g|| of one gradient [p]: where g is the mean of the rows of G and r the sum of their
+    """Return ||g - B B^T g|| / ||g|| of one gradient [p]: if g is the mean of the rows of G and r the sum of their
     residuals, it is ||r / n|| / ||g|| (GEP, Figure 4). In [0, 1]; nan for a zero gradient."""
     w = torch.cat([b.T @ g[s].to(b.dtype) for s, b in zip(basis.slices, basis.blocks, strict=True)])
     return float((g - basis.expand(w)).norm() / g.norm())

@@ -154,7 +154,7 @@ def _torchvision(model: Model, name: str, channels: int, classes: int) -> nn.Mod
 
 
 def _torchvision_scale(name: str) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Return mean and standard deviation that published weights were trained with."""
+    """Return the mean and standard deviation that published weights were trained with."""
     import torchvision
 
     preset = torchvision.models.get_model_weights(name).DEFAULT.transforms()
@@ -179,7 +179,7 @@ def _apart(net: nn.Module, norm: Norm, with_weights: bool) -> nn.Module:
 
 
 def _new_heads(net: nn.Module, classes: int) -> nn.Module:
-    """With heads as torch draws them: those of some timm networks start with logits in the tens."""
+    """Return the network with heads as torch draws them: those of some timm networks start with logits in the tens."""
     for name in heads(net):
         net.set_submodule(name, nn.Linear(net.get_submodule(name).in_features, classes))  # type: ignore[arg-type]
     return net

@@ -11,7 +11,7 @@ from torch.utils._pytree import tree_leaves
 
 
 def free(device: torch.device) -> int:
-    """Return bytes that are free on a device."""
+    """Return the bytes that are free on a device."""
     return torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else psutil.virtual_memory().available
 
 

@@ -25,7 +25,7 @@ def _two_convolutions(channels: int) -> OrderedDict[str, nn.Module]:
 
 
 def fmnist_cnn(channels: int, height: int, width: int, classes: int) -> nn.Module:
-    """Return GSD, Table 5a: 26,010 parameters for Fashion-MNIST."""
+    """Return the network of GSD, Table 5a: 26,010 parameters for Fashion-MNIST."""
     features = _two_convolutions(channels)
     width_flat = _flat(nn.Sequential(features), channels, height, width)
     head = OrderedDict(fc1=nn.Linear(width_flat, 32), relu3=nn.ReLU(), fc2=nn.Linear(32, classes))
@@ -33,15 +33,16 @@ def fmnist_cnn(channels: int, height: int, width: int, classes: int) -> nn.Modul
 
 
 def mnist_cnn(channels: int, height: int, width: int, classes: int) -> nn.Module:
-    """Return GEP, Section 4: two convolutions with max-pooling and one linear layer; the paper gives no sizes, so those
-    of GSD's Table 5a are taken: 14,394 parameters for MNIST."""
+    """Return the network of GEP, Section 4: two convolutions with max-pooling and one linear layer; the paper gives no
+    sizes, so those of GSD's Table 5a are taken: 14,394 parameters for MNIST."""
     features = _two_convolutions(channels)
     width_flat = _flat(nn.Sequential(features), channels, height, width)
     return nn.Sequential(features | OrderedDict(fc=nn.Linear(width_flat, classes)))
 
 
 def probe(channels: int, height: int, width: int, classes: int) -> nn.Module:
-    """Return GSD, Table 5b: 30,782 parameters at 3 x 224 x 224 and 14 classes. No ReLU (the authors' code)."""
+    """Return the network of GSD, Table 5b: 30,782 parameters at 3 x 224 x 224 and 14 classes. No ReLU (the authors'
+    code)."""
     features = OrderedDict(
         conv1=nn.Conv2d(channels, 64, 8, stride=5),
         pool1=nn.MaxPool2d(2),

@@ -114,7 +114,8 @@ def heads(net: nn.Module) -> list[str]:
 
 
 def add_low_rank(net: nn.Module, lora: Lora) -> list[str]:
-    """Return LowRank round each linear layer whose name ends in one of `lora.layers`; the names of the new parameters."""
+    """Put LowRank round each linear layer whose name ends in one of `lora.layers`; return the names of the new
+    parameters."""
     names = _ending(net, lora.layers, "model.lora.layers", nn.Linear)
     for name in names:
         net.set_submodule(name, LowRank(net.get_submodule(name), lora.r, lora.alpha))  # type: ignore[arg-type]
@@ -122,7 +123,7 @@ def add_low_rank(net: nn.Module, lora: Lora) -> list[str]:
 
 
 def add_adapters(net: nn.Module, adapters: Adapters) -> list[str]:
-    """Return a Bottleneck behind each layer whose name ends in one of `adapters.layers`; the names of the new
+    """Put a Bottleneck after each layer whose name ends in one of `adapters.layers`; return the names of the new
     parameters."""
     names = _ending(net, adapters.layers, "model.adapters.layers", nn.Module)
     for name in names:
@@ -147,13 +148,13 @@ def _ending(net: nn.Module, ends: list[str], key: str, kind: type[nn.Module]) ->
 
 
 def trained_parameters(net: nn.Module) -> int:
-    """Return how many numbers train."""
+    """Return the number of trained parameters."""
     return sum(p.numel() for p in net.parameters() if p.requires_grad)
 
 
 def replaced_heads(net: nn.Module, classes: int, generator: torch.Generator) -> dict[str, nn.Module]:
-    """Return new heads of `classes` outputs, which train, in the place of the `heads` of `net`; the old ones by name.
-    Their weights are uniform in +-1 / sqrt(inputs), as torch's own, from `generator`."""
+    """Put new heads of `classes` outputs, which train, in the place of the `heads` of `net`; return the old ones by
+    name. Their weights are uniform in +-1 / sqrt(inputs), as torch's own, from `generator`."""
     replaced: dict[str, nn.Module] = {}
     for name in heads(net):
         old = net.get_submodule(name)

@@ -35,9 +35,9 @@ def tensors_alone() -> Iterator[None]:
 
 
 def load(net: nn.Module, path: Path, prefix: str | None, key: str, heads: Sequence[str] = ()) -> bool:
-    """Return weights of a file into a network; whether the layers `heads` are among them: they stay as they are where
-    the file has none of their shape. What the network has no place for is left out. UserError if anything else is
-    absent or misshapen."""
+    """Load the weights of a file into a network, and return whether the layers `heads` are among them: they stay as
+    they are if the file has none of their shape. What the network has no place for is left out. UserError if anything
+    else is absent or misshapen."""
     from timm.models import load_state_dict  # half a second, for who loads weights alone
 
     try:

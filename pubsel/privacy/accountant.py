@@ -76,7 +76,7 @@ def deviation(noise_multiplier: float, sensitivity: float) -> float:
 def check_delta(
     delta: float, n: int, permitted: bool, key: str = "privacy.delta", permit: str = "privacy.weak"
 ) -> None:
-    """Raise UsageError if a guarantee for n private examples would be weak and nobody has permitted that."""
+    """Raise UsageError if a guarantee for n private examples would be weak and that was not permitted."""
     if is_weak(delta, n) and not permitted:
         raise UsageError(
             f"{key}={delta:g} is above 1/n = {1 / n:.3g} of {n} private examples: lower it, or set {permit}=true, and "
@@ -149,7 +149,8 @@ def _prv(noise_multiplier: float, rate: float, steps: int, eps_error: float, del
 def _prv_epsilon(
     noise_multiplier: float, rate: float, steps: int, done: int, delta: float, error: float
 ) -> tuple[float, float]:
-    """Return prv-accountant's estimate and upper bound of epsilon after `done` of `steps` steps, about `error` apart."""
+    """Return prv-accountant's estimate and upper bound of epsilon after `done` of `steps` steps, about `error`
+    apart."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -169,7 +170,7 @@ def _prv_epsilon(
 def spent(
     noise_multiplier: float, rate: float, steps: int, delta: float, done: int | None = None, about: float | None = None
 ) -> float:
-    """Return upper bound of epsilon after `done` of `steps` steps (all by default). 0 <= rate <= 1, 0 < delta < 1.
+    """Return an upper bound of epsilon after `done` of `steps` steps (all by default). 0 <= rate <= 1, 0 < delta < 1.
 
     about: the expected epsilon; RELATIVE_ERROR is of it, and by default of the RDP bound.
     """
@@ -183,8 +184,8 @@ def spent(
 
 
 def advantage(noise_multiplier: float, rate: float, steps: int) -> float:
-    """Return upper bound of delta at epsilon 0, the total variation between the outputs of neighbours: the best
-    adversary tells which of the two it was with chance (1 + this) / 2. 0 < rate <= 1."""
+    """Return an upper bound of delta at epsilon 0, the total variation between the outputs of neighbours: the best
+    adversary tells which of the two it was with probability (1 + this) / 2. 0 < rate <= 1."""
     return deltas(noise_multiplier, rate, steps, (0.0,))[0]
 
 
@@ -201,7 +202,8 @@ def deltas(noise_multiplier: float, rate: float, steps: int, epsilons: Sequence[
 
 
 def rdp_epsilon(noise_multiplier: float, rate: float, steps: int, delta: float, releases: int = 1) -> float:
-    """Return epsilon from Renyi DP; `releases` multiplies the RDP of a step (GEP's published accounting: 2, not sound)."""
+    """Return epsilon from Renyi DP; `releases` multiplies the RDP of a step (GEP's published accounting: 2, not
+    sound)."""
     from opacus.accountants.analysis import rdp
 
     with warnings.catch_warnings():
@@ -211,20 +213,20 @@ def rdp_epsilon(noise_multiplier: float, rate: float, steps: int, delta: float, 
 
 
 def rdp_of_step(noise_multiplier: float, rate: float) -> NDArray[np.float64]:
-    """Return Renyi DP of one step at FEW_ORDERS."""
+    """Return the Renyi DP of one step at FEW_ORDERS."""
     from opacus.accountants.analysis import rdp
 
     return np.asarray(rdp.compute_rdp(q=rate, noise_multiplier=noise_multiplier, steps=1, orders=FEW_ORDERS))
 
 
 def epsilons_of_rdp(curves: NDArray[np.float64], delta: float) -> NDArray[np.float64]:
-    """Return epsilon at delta of each curve [n, FEW_ORDERS]; Balle et al. 2020, arXiv:1905.09982, Theorem 21."""
+    """Return the epsilon at delta of each curve [n, FEW_ORDERS]; Balle et al. 2020, arXiv:1905.09982, Theorem 21."""
     a = np.array(FEW_ORDERS)
     return np.asarray((curves + np.log1p(-1 / a) - (math.log(delta) + np.log(a)) / (a - 1)).min(1).clip(0))
 
 
 def _crossing(epsilon_at: Callable[[float], float], epsilon: float, start: float) -> float:
-    """Return noise multiplier, to 2e-5 relative, at which the falling `epsilon_at` crosses epsilon; searched from
+    """Return the noise multiplier, to 2e-5 relative, at which the falling `epsilon_at` crosses epsilon; searched from
     `start`."""
 
     @cache
@@ -245,7 +247,8 @@ def _crossing(epsilon_at: Callable[[float], float], epsilon: float, start: float
 
 
 def _gaussian_mu(epsilon: float, delta: float) -> float:
-    """Return sensitivity over standard deviation of the Gaussian mechanism that is exactly (epsilon, delta)-private."""
+    """Return the sensitivity over standard deviation of the Gaussian mechanism that is exactly (epsilon,
+    delta)-private."""
 
     def gap(log_mu: float) -> float:
         return gaussian_delta(epsilon, math.exp(log_mu)) - delta

@@ -55,7 +55,8 @@ class Spent(NamedTuple):
 
 
 def spent(lines: Iterable[Line]) -> Spent:
-    """Basic composition: the epsilons and the deltas of all releases add up; lines of one release count once."""
+    """Return the sum of the epsilons and of the deltas of all releases (basic composition); lines of one release count
+    once."""
     once = _latest(lines).values()
     return Spent(sum((line["epsilon"] for line in once), 0.0), sum((line["delta"] for line in once), 0.0), len(once))
 
@@ -100,8 +101,8 @@ def deleted(results: Path | str, cell: str) -> None:
 
 
 def read(path: Path) -> list[Line]:
-    """Return the lines of a ledger. A last one that was cut short is left out: nothing was drawn after it. UserError
-    where another does not read."""
+    """Return the lines of a ledger. A last one that was cut short is left out: nothing was drawn after it. UserError if
+    another does not read."""
     try:
         text = path.read_text(encoding="utf-8") if path.exists() else ""
         whole, _, _ = text.rpartition("\n")
@@ -130,14 +131,14 @@ def ledgers(results: Path | str) -> list[list[Line]]:
 
 
 def of_cell(results: Path | str, cell: str) -> list[Line]:
-    """Return the releases of one run, those of its earlier lives among them."""
+    """Return the releases of one run, with those from before it was resumed or made again."""
     found = [line for lines in ledgers(results) for line in lines if line["cell"] == cell]
     return sorted(found, key=lambda line: str(line["when"]))
 
 
 def again(folder: Path, what: str = "that") -> str:
     """Return what it spends to delete the folder of a run and make it again, for the end of a message that said so; ""
-    where nothing is known to be spent. The last release of each kind counts."""
+    if nothing is known to be spent. The last release of each kind counts."""
     try:
         latest = list({line["what"]: line for line in of_cell(folder.parent.parent, folder.name)}.values())
     except UserError:
@@ -151,7 +152,7 @@ def again(folder: Path, what: str = "that") -> str:
 
 
 def _planned(folder: Path) -> float:
-    """Return epsilon of a run that is older than the ledger; 0 where it is not known, or where nothing was drawn."""
+    """Return the epsilon of a run that is older than the ledger; 0 if it is not known, or if nothing was drawn."""
     if not (folder / "result.json").exists() and not any(folder.glob("*.pt")):
         return 0.0
     for name in ("result.json", "settings.json"):
@@ -165,7 +166,7 @@ def _planned(folder: Path) -> float:
 
 
 def summary(results: Path | str) -> list[str]:
-    """For each private data set a line: what it is called, and what all its releases spend together."""
+    """Return a line for each private data set: its name, and what all its releases spend together."""
     lines = []
     for of_data in ledgers(results):
         names, cost = dict.fromkeys(line["private"] for line in of_data), spent(of_data)
@@ -178,7 +179,7 @@ def summary(results: Path | str) -> list[str]:
 
 @contextmanager
 def _held(folder: Path) -> Iterator[None]:
-    """Return the ledger for one process at a time."""
+    """Hold the ledger for one process at a time."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         guard(folder)
@@ -204,7 +205,7 @@ def _digest(key: bytes, text: str) -> str:
 
 
 def _append(path: Path, line: Line) -> None:
-    """One write behind all others, lasting before it returns."""
+    """Write after everything else in the file, to last before this returns."""
     line = line | {"when": datetime.now(UTC).isoformat(timespec="seconds")}
     data = json.dumps(line, sort_keys=True).encode() + b"\n"
     handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, PRIVATE_FILE)

@@ -11,7 +11,7 @@ CONF = next(
 
 
 def own_folders() -> list[Path]:
-    """Return the user's own folders of options, beside conf/: --config-dir, as Hydra knows it while a command runs."""
+    """Return the user's own folders of options, next to conf/: --config-dir, as Hydra knows it while a command runs."""
     from hydra.core.hydra_config import HydraConfig
 
     if not HydraConfig.initialized():

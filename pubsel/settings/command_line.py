@@ -32,7 +32,8 @@ def command(record: dict[str, Any]) -> str:
 
 
 def overrides(made: dict[str, Any]) -> list[str]:
-    """Return words of Hydra's grammar that compose to `made`, the `settings` of a record, with conf/ as it is today."""
+    """Return the words of Hydra's grammar that compose to `made`, the `settings` of a record, with conf/ as it is
+    today."""
     of, wanted = _of(made), dict(made)
     if "pair" in made and made["pair"].get("public") is None:  # an algorithm without public data ignores these
         used = {key: made["pair"][key] for key in USED_WITHOUT_PUBLIC if key in made["pair"]}
@@ -96,12 +97,13 @@ def _changes(of: str, group: str, name: str, wanted: dict[str, Any]) -> list[str
 
 @cache
 def _leaves_of(of: str, group: str, name: str) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Of an option: as a record has it, and as Hydra composes it."""
+    """Return the leaves of an option: as a record has it, and as Hydra composes it."""
     return _leaves(_option(of, group, name)), _leaves(_raw(of, group, name))
 
 
 def _leaves(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """{"backbone": {"crop": 1}} -> {"backbone.crop": 1}; an empty mapping is a leaf."""
+    """Return a nested mapping by dotted keys: {"backbone": {"crop": 1}} -> {"backbone.crop": 1}. An empty mapping is a
+    leaf."""
     leaves: dict[str, Any] = {}
     for key, value in values.items():
         inner = _leaves(value, f"{prefix}{key}.") if isinstance(value, dict) else {}
@@ -111,7 +113,8 @@ def _leaves(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
 
 @cache
 def _option(of: str, group: str, name: str) -> dict[str, Any]:
-    """An option's settings as a record has them: without neutral keys and those that have the dataclass's default."""
+    """Return an option's settings as a record has them: without neutral keys and those that have the dataclass's
+    default."""
     schema = GROUPS[group]
     raw = _raw(of, group, name)
     if schema is None:
@@ -134,20 +137,20 @@ def _with_defaults(group: str, name: str) -> Any:
 
 
 def _first(of: str) -> list[str]:
-    """Return what stands first among a command's defaults: common, run_defaults."""
+    """Return what comes first among a command's defaults: common, run_defaults."""
     return [entry for entry in _file(of).defaults if isinstance(entry, str) and entry not in ("hydra", "_self_")]
 
 
 @cache
 def _defaults(of: str) -> dict[str, str]:
-    """Group: the option that a command takes unasked."""
+    """Return, by group, the option that a command takes by default."""
     entries = [entry for entry in _file(of).defaults if not isinstance(entry, str)]
     return {str(group): str(name) for entry in entries for group, name in entry.items()}
 
 
 @cache
 def _ungrouped(of: str) -> dict[str, Any]:
-    """Return the keys that stand in no group, with the values that they have unasked."""
+    """Return the keys that belong to no group, with their default values."""
     merged = OmegaConf.to_container(OmegaConf.merge(*(_file(file) for file in (*_first(of), of))))
     assert isinstance(merged, dict)
     return _leaves({str(key): value for key, value in merged.items()})

@@ -26,9 +26,9 @@ from pubsel.settings.schema import keys_of, nearest
 
 @contextlib.contextmanager
 def composed(command: str, words: Sequence[str], config_dir: str | Path | None = None) -> Iterator[DictConfig]:
-    """Return the settings of `pubsel COMMAND words...`, which Hydra knows as those of its command while this is open.
+    """Yield the settings of `pubsel COMMAND words...`, which Hydra knows as those of its command while this is open.
 
-    config_dir: a folder of options of one's own, beside conf/. UsageError names the word that does not compose.
+    config_dir: a folder of the user's own options, next to conf/. UsageError names the word that does not compose.
     """
     own = [] if config_dir is None else [f"file://{Path(config_dir).expanduser().resolve()}"]
     running, before = HydraConfig.instance(), HydraConfig.instance().cfg

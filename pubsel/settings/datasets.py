@@ -37,7 +37,7 @@ class Dataset:
 
 
 def dataset_names() -> list[str]:
-    """Return names of the datasets in conf/dataset, and in the user's own --config-dir."""
+    """Return the names of the datasets in conf/dataset, and in the user's own --config-dir."""
     return sorted(named("dataset"))
 
 

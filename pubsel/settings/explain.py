@@ -47,7 +47,7 @@ class Section(NamedTuple):
 
 
 def sections(schema: Any, values: Mapping[str, Any], folders: tuple[Path, ...] = (CONF,)) -> list[Section]:
-    """Return the settings of a dataclass, a section for each of its groups, with `values` in place of the defaults.
+    """Return the settings of a dataclass, a section for each of its groups, with `values` in place of its defaults.
 
     folders: where the options of a group are looked for.
     """
@@ -155,8 +155,8 @@ def heading(path: Path) -> str:
 
 
 def method_settings(target: str) -> type | None:
-    """Return the dataclass that a `_target_` names, its fields alone, made from its source: importing it would import
-    torch. None if there is no such class, or if it is no dataclass that can be read so."""
+    """Return the dataclass that a `_target_` names, with only its fields, made from its source: importing it would
+    import torch. None if there is no such class, or if it is not a dataclass that can be read this way."""
     module, _, name = target.rpartition(".")
     try:
         made = _fields_of(module, name)
@@ -240,7 +240,8 @@ def header(command: str) -> str:
 
 
 def help_text(command: str, made: list[Section], chosen: Mapping[str, str], folders: tuple[Path, ...] = (CONF,)) -> str:
-    """Return the help of a command. chosen: the options that the command line gives, by group; then those groups alone."""
+    """Return the help of a command. chosen: the options that the command line gives, by group; then those groups
+    alone."""
     width = min(WIDEST, shutil.get_terminal_size().columns)
     shown = [section for section in made if section.name.partition(".")[0] in chosen]
     if shown:
@@ -257,7 +258,7 @@ def help_text(command: str, made: list[Section], chosen: Mapping[str, str], fold
 
 
 def _chosen(group: str, option: str, folders: tuple[Path, ...], width: int) -> str:
-    """Return what the file of an option says of itself."""
+    """Return how the file of an option describes it."""
     path = next((path for folder in folders if (path := folder / group / f"{option}.yaml").is_file()), None)
     told = heading(path) if path else ""
     return textwrap.fill(f"{group}={option}: {told}" if told else f"{group}={option}", width) + "\n"

@@ -40,8 +40,8 @@ def as_json(config: Any) -> dict[str, Any]:
 
 
 def default_of(key: str) -> Any:
-    """Return what a dotted key of `pubsel run` is where the settings of a record lack it, as `as_json` leaves out a
-    default; None if there is none, or where it is a key of an algorithm."""
+    """Return the value of a dotted key of `pubsel run` that the settings of a record lack, as `as_json` leaves out a
+    default; None if it has none, or if it is a key of an algorithm."""
     schema: Any = RunConfig
     *groups, last = key.split(".")
     for name in groups:
@@ -68,7 +68,7 @@ def identity_of(config: RunConfig) -> str:
 
 
 def folder_name(readable: str, values: dict[str, Any]) -> str:
-    """Return a name that tells something to people, cut to what a file system takes, with a digest of all settings."""
+    """Return a readable name, cut to the length that a file system takes, with a digest of all settings."""
     end = f"-{digest_of(values)}"
     return readable.encode()[: LONGEST - len(end)].decode(errors="ignore") + end
 

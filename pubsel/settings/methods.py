@@ -19,8 +19,8 @@ GROUPS = ("algorithm", "distance")
 
 
 def instance(group: str, base: type[T], values: dict[str, Any]) -> T:
-    """Return what the class that `_target_` names makes of the other values, checked; UsageError names the key at
-    fault, below `group`. base: the class must be a subclass of it."""
+    """Return an instance of the class that `_target_` names, made from the other values, checked; UsageError names the
+    key at fault, below `group`. base: the class must be a subclass of it."""
     from hydra.utils import get_class
 
     target = values.get("_target_")
@@ -34,8 +34,8 @@ def instance(group: str, base: type[T], values: dict[str, Any]) -> T:
 
 
 def typed(group: str, made: Any, values: dict[str, Any]) -> dict[str, Any]:
-    """Return the `values` that `made` was made of by `instance`, each of its type: 1 and 1.0 are one setting.
-    UsageError for a name that its class has not."""
+    """Return the `values` from which `instance` made `method`, each with its type: 1 and 1.0 are the same setting.
+    UsageError for a name that its class does not have."""
     check_method(group, values, own_folders())
     return {"_target_": values["_target_"]} | as_json(made)
 
@@ -58,7 +58,7 @@ def method_keys() -> frozenset[str]:
 
 
 def check_method(group: str, values: dict[str, Any], folders: list[Path]) -> None:
-    """Raise UsageError for a GROUP.name that is no name, or one that its class has not: a record would lie.
+    """Raise UsageError for a GROUP.name that is no name, or one that its class does not have: a record would be wrong.
 
     A class has the names that conf/GROUP gives it, and those that a file of the `folders` (--config-dir) gives. A class
     that conf/ does not know, a user's own, may have any that no other class has.

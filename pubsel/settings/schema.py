@@ -39,8 +39,8 @@ def setting(
     default: Any = MISSING,
     **limits: Unpack[Range],
 ) -> Any:
-    """Return a dataclass field with its meaning and its range. Its value stands in conf/, or, for a key that few set,
-    here as `default`: never in both. While it has its default, the identity leaves it out.
+    """Return a dataclass field with its meaning and its range. Its value stands in conf/, or, for a key that is rarely
+    set, here as `default`: never in both. While it has its default, the identity leaves it out.
 
     `neutral` keys cannot change a result (where files lie, how fast a run is); the identity leaves them out. `named`
     keys become part of a folder's name.
@@ -65,7 +65,7 @@ LIMITS: dict[str, tuple[Callable[[Any, Any], bool], str]] = {
 
 def defaults(schema: Any) -> dict[str, Any]:
     """Return the keys of a dataclass of settings that have a default, with it, groups as mappings: what a command's
-    settings are where conf/ says nothing."""
+    settings are if conf/ says nothing."""
     found: dict[str, Any] = {}
     for f in dataclasses.fields(schema):
         if dataclasses.is_dataclass(f.type):
@@ -100,7 +100,7 @@ def check(schema: type[T], values: DictConfig | dict[str, Any], where: str = "")
 
 
 def nearest(typed: str, known: Iterable[str]) -> str:
-    """Return what names the known dotted key that is most like what was typed, for a message; "" where none is."""
+    """Return the part of a message that names the known dotted key most like what was typed; "" if none is like it."""
     by_last: dict[str, str] = {}
     for key in sorted(known):
         by_last.setdefault(key.split(".")[-1], key)
@@ -111,7 +111,7 @@ def nearest(typed: str, known: Iterable[str]) -> str:
 
 
 def keys_of(schema: Any, prefix: str = "") -> list[str]:
-    """Return the dotted keys of a dataclass of settings, of groups too."""
+    """Return the dotted keys of a dataclass of settings, with those of groups."""
     found = []
     for f in dataclasses.fields(schema):
         found.append(f"{prefix}{f.name}")
@@ -121,7 +121,7 @@ def keys_of(schema: Any, prefix: str = "") -> list[str]:
 
 
 def _siblings(schema: Any, key: str) -> dict[str, str]:
-    """Return names and meanings of the keys beside the dotted `key`; none where a free mapping holds it."""
+    """Return the names and meanings of the keys next to the dotted `key`; none if a free mapping holds it."""
     fields = dataclasses.fields(schema) if dataclasses.is_dataclass(schema) else ()
     first, _, rest = key.partition(".")
     if rest:
