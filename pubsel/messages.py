@@ -30,7 +30,7 @@ class CellsFailed(UserError):
         self.cells = cells
 
 
-_logs: list[Path] = []  # where `say` writes too; the last one counts
+_logs: list[Path] = []  # files that `say` writes to as well; only the last one counts
 
 
 def say(text: str) -> None:
@@ -42,19 +42,24 @@ def say(text: str) -> None:
 def log(text: str) -> None:
     """Write a line, with the time, to the log alone. A log that cannot be written ends no run."""
     if _logs:
-        with contextlib.suppress(OSError), open(_logs[-1], "a", encoding="utf-8", opener=_own) as file:
-            file.writelines(f"{time.strftime('%Y-%m-%d %H:%M:%S')}  {line}\n" for line in text.splitlines())
+        with contextlib.suppress(OSError), open(_logs[-1], "a", encoding="utf-8", opener=_open_private) as file:
+            now = time.strftime("%Y-%m-%d %H:%M:%S")
+            file.writelines(f"{now}  {line}\n" for line in text.splitlines())
 
 
-def _own(name: str, flags: int) -> int:
+def _open_private(name: str, flags: int) -> int:
     return os.open(name, flags, 0o600)
 
 
 def traced(error: BaseException) -> str:
     """Return the traceback of an error, without the folders of this machine in its paths."""
     text = "".join(traceback.format_exception(error))
+
+    # The longest first: a folder may lie within another one of them.
     for folder in sorted({*sys.path, os.getcwd(), sys.base_prefix}, key=len, reverse=True):
-        text = text.replace(f"{folder.rstrip(os.sep)}{os.sep}", "") if folder.strip(os.sep) else text
+        if folder.strip(os.sep):
+            text = text.replace(f"{folder.rstrip(os.sep)}{os.sep}", "")
+
     return text
 
 

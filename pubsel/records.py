@@ -29,13 +29,13 @@ _HERE = Path(__file__).resolve().parent
 
 NEEDED = ("identity", "label", "seed", "private", "public", "model", "algorithm", "epsilon", "utility", "settings")
 PRIVATE_FILE, PRIVATE_FOLDER = 0o600, 0o700  # modes of what is made from private data, whatever the umask
-LEFT_BEHIND = 24 * 3600  # s, after which a file that is written for a moment has nobody who writes it
+LEFT_BEHIND = 24 * 3600  # seconds, after which nobody is writing to a temporary file any more
 KINDS = ("runs", "ranks", "audits")  # folders of results whose folders have a record each
-SCRATCH = "candidates-"  # how a folder for the moment begins, below that of a run
-FAILED = "failed: "  # how the last line of a failed run's log begins, behind the time
+SCRATCH = "candidates-"  # how the name of a temporary folder begins, below that of a run
+FAILED = "failed: "  # how the last line of a failed run's log begins, after the time
 
 
-RECORD = {  # what stands in result.json, by dotted key; the reference of the documentation is made of it
+RECORD = {  # what result.json contains, by dotted key; the reference of the documentation is generated from it
     "identity": "the name of the run and of its folder: readable, with a digest of what can change the result",
     "label": "the setting's name in tables",
     "seed": "decides weights, labels, sample and noise",
@@ -88,7 +88,7 @@ RECORD = {  # what stands in result.json, by dotted key; the reference of the do
 
 
 class BrokenRecord(UserError):
-    """A record that does not read. What it spends to make it again is for whoever prints this to say (cli.py)."""
+    """A record that cannot be read. Whoever prints this adds what it spends to make it again (cli.py)."""
 
     def __init__(self, path: Path, why: str):
         super().__init__(f"{path} {why}: delete it to run the cell again")
@@ -112,7 +112,9 @@ def read_record(path: Path, needed: tuple[str, ...] = NEEDED) -> dict[str, Any]:
         raise UserError(f"cannot read {path}: {error.strerror}") from None
     except ValueError:  # no JSON, or no UTF-8
         raise BrokenRecord(path, "is no complete record") from None
-    missing = [key for key in needed if not isinstance(record, dict) or key not in record]
+
+    keys = record.keys() if isinstance(record, dict) else ()
+    missing = [key for key in needed if key not in keys]
     if missing:
         raise BrokenRecord(path, f"is no record, it lacks {missing[0]!r}")
     return record
@@ -154,12 +156,17 @@ def find(name: str, results: Path, kinds: Sequence[str] = KINDS) -> tuple[dict[s
     """Return the record that is meant, and its folder: a file, a folder with one, or a name in `results`, where it may
     also be one of the records that are kept with the code. UserError if there is none."""
     path = Path(name).expanduser()
-    for file in (path, path / "result.json", *(results / kind / name / "result.json" for kind in kinds)):
+    in_results = [results / kind / name / "result.json" for kind in kinds]
+    for file in (path, path / "result.json", *in_results):
         if file.is_file():
-            return read_record(file, NEEDED if file.parent.parent.name == "runs" else ("identity",)), file.parent
+            needed = NEEDED if file.parent.parent.name == "runs" else ("identity",)
+            return read_record(file, needed), file.parent
+
+    # The records that are kept with the code come last: reading all of them takes a while.
     for record in read_records(results):
         if record["identity"] == path.name:
             return record, results / "records"
+
     raise UserError(f"{name}: no such file, and no record of this name in {results}; pubsel runs lists them")
 
 
@@ -179,12 +186,15 @@ def recorded(
     path = folder / "result.json"
     if path.exists() and usable(record := read_record(path, needed)):
         return record, False
+
     with locked(folder):
         if path.exists() and usable(record := read_record(path, needed)):  # it came while this process waited
             return record, False
+
         origin = provenance()  # of the code that runs, before anyone edits it
         record = {"identity": folder.name, **make(), **origin}
         write_record(path, record)
+
     return record, True
 
 
@@ -206,8 +216,9 @@ class locked:
                 self.lock.acquire()
         except OSError as error:
             raise UserError(f"cannot write to {self.folder}: {error.strerror}; set results=FOLDER") from None
+
         clean(self.folder)
-        guard(self.folder)  # what an older version has left open
+        guard(self.folder)  # an older version left files readable by everyone
 
     def __exit__(self, *_: object) -> None:
         guard(self.folder)
@@ -226,25 +237,35 @@ def clean(folder: Path) -> None:
 def read_records(results: Path) -> list[dict[str, Any]]:
     """Read every results/runs/*/result.json, and of results/records (kept with the code) those of other cells:
     *.json, and *.jsonl.gz with one record per line. Sorted by identity. The first corrupt one raises UserError."""
-    made = [read_record(path) for path in sorted((Path(results) / "runs").glob("*/result.json"))]
-    kept = [read_record(path) for path in sorted((Path(results) / "records").glob("*.json"))]
-    for path in sorted((Path(results) / "records").glob("*.jsonl.gz")):
+    runs = Path(results) / "runs"
+    records = [read_record(path) for path in sorted(runs.glob("*/result.json"))]
+
+    with_code = Path(results) / "records"
+    kept = [read_record(path) for path in sorted(with_code.glob("*.json"))]
+    for path in sorted(with_code.glob("*.jsonl.gz")):
         kept += _read_lines(path)
-    names = {record["identity"] for record in made}
-    return sorted(made + [r for r in kept if r["identity"] not in names], key=lambda record: record["identity"])
+
+    # A run of this machine takes the place of the record that is kept with the code.
+    names = {record["identity"] for record in records}
+    records += [record for record in kept if record["identity"] not in names]
+    return sorted(records, key=lambda record: record["identity"])
 
 
 def read_ranks(results: Path) -> list[dict[str, Any]]:
     """Read every results/ranks/*/result.json as records that train nothing: one for each candidate, with its distance,
     and without algorithm, epsilon and utility. Private choices measure nothing that may be shown: `read_choices`."""
-    return [
-        {key: rank.get(key) for key in ("private", "model", "settings", "commit")}
-        | {"identity": f"{rank['identity']} {public}", "public": public, "seed": rank["settings"]["seed"]}
-        | {"label": "paper", "algorithm": None, "epsilon": None, "utility": None, "distance": {"values": values}}
-        for rank in _ranks(results)
-        if "chosen" not in rank
-        for public, values in rank["values"].items()
-    ]
+    records = []
+    for rank in _ranks(results):
+        if "chosen" in rank:
+            continue
+        shared = {key: rank.get(key) for key in ("private", "model", "settings", "commit")}
+        shared |= {"seed": rank["settings"]["seed"], "label": "paper"}
+        shared |= {"algorithm": None, "epsilon": None, "utility": None}
+
+        for public, values in rank["values"].items():
+            name = f"{rank['identity']} {public}"
+            records.append(shared | {"identity": name, "public": public, "distance": {"values": values}})
+    return records
 
 
 def read_choices(results: Path) -> list[dict[str, Any]]:
@@ -255,8 +276,9 @@ def read_choices(results: Path) -> list[dict[str, Any]]:
 def _ranks(results: Path) -> Iterator[dict[str, Any]]:
     needed = ("identity", "private", "model", "settings")
     for path in sorted((Path(results) / "ranks").glob("*/result.json")):
-        found = read_record(path, needed)
-        yield read_record(path, (*needed, *(("candidates", "privacy") if "chosen" in found else ("values",))))
+        rank = read_record(path, needed)
+        rest = ("candidates", "privacy") if "chosen" in rank else ("values",)
+        yield read_record(path, (*needed, *rest))
 
 
 def _read_lines(path: Path) -> list[dict[str, Any]]:
@@ -265,8 +287,10 @@ def _read_lines(path: Path) -> list[dict[str, Any]]:
             records = [json.loads(line) for line in lines]
     except (OSError, ValueError, EOFError) as error:
         raise UserError(f"{path} does not read ({error}): restore it") from None
-    if any(not isinstance(record, dict) or key not in record for record in records for key in NEEDED):
-        raise UserError(f"{path}: a line is no record: restore it")
+
+    for record in records:
+        if not isinstance(record, dict) or any(key not in record for key in NEEDED):
+            raise UserError(f"{path}: a line is no record: restore it")
     return records
 
 
@@ -296,7 +320,9 @@ def provenance() -> dict[str, Any]:
             versions[package] = importlib.metadata.version(package)
         except importlib.metadata.PackageNotFoundError:
             versions[package] = None
-    return {"versions": versions, "commit": _commit(_HERE.parent), "hardware": f"{processor()}, {os.cpu_count()} cores"}
+
+    hardware = f"{processor()}, {os.cpu_count()} cores"
+    return {"versions": versions, "commit": _commit(_HERE.parent), "hardware": hardware}
 
 
 def code(*used: type) -> str:
@@ -308,10 +334,15 @@ def code(*used: type) -> str:
     repeat.
     """
     digest = hashlib.blake2b(_package().encode(), digest_size=16)
-    for one in sorted({base for cls in used for base in cls.__mro__}, key=lambda base: base.__qualname__):
-        if one is object or one.__module__.partition(".")[0] in ("builtins", "typing", _HERE.name):
+    classes = {base for cls in used for base in cls.__mro__}
+
+    for cls in sorted(classes, key=lambda base: base.__qualname__):
+        top = cls.__module__.partition(".")[0]
+        if cls is object or top in ("builtins", "typing", _HERE.name):
             continue
-        digest.update(one.__qualname__.encode() + (_sources(one.__module__) or secrets.token_bytes(16)))
+        sources = _sources(cls.__module__) or secrets.token_bytes(16)
+        digest.update(cls.__qualname__.encode() + sources)
+
     return digest.hexdigest()
 
 
@@ -321,6 +352,8 @@ def _package() -> str:
     digest = hashlib.blake2b(digest_size=16)
     for path in sorted(_HERE.rglob("*.py")):
         digest.update(f"{path.relative_to(_HERE)}\0".encode() + path.read_bytes())
+
+    # What computes and draws numbers decides the noise too.
     for package in ("torch", "numpy"):
         digest.update(f"{package} {importlib.metadata.version(package)}".encode())
     return digest.hexdigest()
@@ -329,13 +362,19 @@ def _package() -> str:
 def _sources(module: str) -> bytes:
     """Return a digest of a loaded module's file, and of those of the same folder or package; empty if it has no
     file."""
-    files = {name: getattr(one, "__file__", None) or "" for name, one in list(sys.modules.items())}
+    files = {name: getattr(loaded, "__file__", None) or "" for name, loaded in list(sys.modules.items())}
     if not files.get(module):
         return b""
-    top, folder = module.partition(".")[0], Path(files[module]).parent
-    own = {file for name, file in files.items() if name.partition(".")[0] == top or Path(file).parent == folder}
+
+    package = module.partition(".")[0]
+    folder = Path(files[module]).parent
+    near = {
+        file for name, file in files.items()
+        if name.partition(".")[0] == package or Path(file).parent == folder
+    }  # fmt: skip
+
     digest = hashlib.blake2b(digest_size=16)
-    for file in sorted(file for file in own if file.endswith(".py")):
+    for file in sorted(file for file in near if file.endswith(".py")):
         digest.update(Path(file).read_bytes())
     return digest.digest()
 
@@ -352,7 +391,8 @@ def _commit(checkout: Path) -> str | None:
         if Path(git("rev-parse", "--show-toplevel")).resolve() != checkout.resolve():
             return None  # installed somewhere below another project's checkout
         head = git("rev-parse", "--verify", "HEAD")
-        return head + ("-dirty" if git("status", "--porcelain", "--", "pubsel", "conf") else "")
+        changed = git("status", "--porcelain", "--", "pubsel", "conf")
+        return f"{head}-dirty" if changed else head
     except (OSError, subprocess.SubprocessError):
         return None
 
@@ -360,10 +400,10 @@ def _commit(checkout: Path) -> str | None:
 def processor() -> str:
     """Return the name of the processor."""
     try:
-        found = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
+        name = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
     except OSError:
-        found = None
-    return found[1].strip() if found else platform.processor() or platform.machine()
+        name = None
+    return name[1].strip() if name else platform.processor() or platform.machine()
 
 
 def write_whole(path: Path, content: str | bytes, mode: int = 0o666) -> None:
@@ -373,9 +413,13 @@ def write_whole(path: Path, content: str | bytes, mode: int = 0o666) -> None:
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        for left in path.parent.glob(f".{glob.escape(path.name)}.*.tmp"):  # by who was killed
+
+        # A process that was killed while it wrote has left its temporary file.
+        for left in path.parent.glob(f".{glob.escape(path.name)}.*.tmp"):
             if time.time() - left.stat().st_mtime > LEFT_BEHIND:
                 left.unlink(missing_ok=True)
+
+        # The content has to be on the disk before the name points to it.
         with open(temporary, "xb", opener=lambda name, flags: os.open(name, flags, mode)) as file:
             file.write(content.encode() if isinstance(content, str) else content)
             file.flush()
@@ -385,11 +429,13 @@ def write_whole(path: Path, content: str | bytes, mode: int = 0o666) -> None:
         _remove(temporary)
         why = error.strerror or str(error)
         raise UserError(
-            f"cannot write {path.name} in folder {path.parent}: {why}; mend it, or set results=..."
+            f"cannot write {path.name} in folder {path.parent}: {why}; "
+            "free space or fix permissions, or set results=FOLDER"
         ) from None
     except BaseException:
         _remove(temporary)
         raise
+
     sync_folder(path.parent)
 
 

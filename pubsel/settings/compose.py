@@ -30,13 +30,18 @@ def composed(command: str, words: Sequence[str], config_dir: str | Path | None =
 
     config_dir: a folder of the user's own options, next to conf/. UsageError names the word that does not compose.
     """
-    own = [] if config_dir is None else [f"file://{Path(config_dir).expanduser().resolve()}"]
-    running, before = HydraConfig.instance(), HydraConfig.instance().cfg
+    folders = [] if config_dir is None else [f"file://{Path(config_dir).expanduser().resolve()}"]
+    search = f"hydra.searchpath={written(folders)}"
+
+    running = HydraConfig.instance()
+    before = running.cfg
     try:
         with hydra.initialize_config_dir(str(CONF), version_base="1.3"):
-            whole = hydra.compose(command, [*words, f"hydra.searchpath={written(own)}"], return_hydra_config=True)
+            whole = hydra.compose(command, [*words, search], return_hydra_config=True)
     except (HydraException, OmegaConfBaseException) as error:
         raise UsageError(explained(error)) from None
+
+    # What asks Hydra for the folders of options gets those of this command while it is open.
     running.set_config(whole)
     try:
         with open_dict(whole):
@@ -70,8 +75,10 @@ def quoted(key: str, value: str) -> str:
     """Return key=value as Hydra reads it whatever characters the value has."""
     several = value.startswith("[") and value.endswith("]")
     parts = value[1:-1].split(",") if several else [value]
-    quoted = ",".join('"' + part.strip("\"'").replace("\\", "\\\\").replace('"', '\\"') + '"' for part in parts)
-    return f"{key}=[{quoted}]" if several else f"{key}={quoted}"
+
+    inside = [part.strip("\"'").replace("\\", "\\\\").replace('"', '\\"') for part in parts]
+    text = ",".join(f'"{part}"' for part in inside)
+    return f"{key}=[{text}]" if several else f"{key}={text}"
 
 
 def explained(error: Exception) -> str:
@@ -84,6 +91,8 @@ def explained(error: Exception) -> str:
             return f"cannot read {word!r}: write key=value"
         several = f"; for several, {key}=[A,B], or --multirun to sweep over them" if ambiguous else ""
         return f"cannot read {word!r}: write it with both kinds of quotes, {shlex.quote(quoted(key, value))}{several}"
+
+    # A key that exists elsewhere is no typing error.
     unknown = re.match(r"Could not override '(.+?)'", str(error))
     if unknown and unknown[1] in known_keys():  # of another algorithm or distance, or of another command
         group = unknown[1].partition(".")[0]
@@ -92,9 +101,11 @@ def explained(error: Exception) -> str:
     if unknown:
         near = nearest(unknown[1], known_keys())
         return f"unknown key {unknown[1]}{near}; pubsel COMMAND --help lists them"
+
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     noise = ("full_key", "object_type", "Set the environment", "Config search", "provider=", "See https")
     lines = [line for line in lines if not line.startswith(noise)]
+
     for i, line in enumerate(lines):
         if line.startswith("Available options"):
             return f"{lines[0]}. {line} {', '.join(lines[i + 1 :])}"

@@ -63,11 +63,13 @@ def _sections(schema: Any, values: Mapping[str, Any], folders: tuple[Path, ...],
         group = next((t for t in (field.type, *get_args(field.type)) if dataclasses.is_dataclass(t)), None)
         if group is None and isinstance(value, Mapping) and "_target_" in value:
             group = method_settings(value["_target_"])
+
         if group is not None:
             given = value if isinstance(value, Mapping) else {}
             inner += _sections(group, given, folders, f"{prefix}{field.name}")
         if group is None or "about" in field.metadata:
             settings.append(explained(field, value, prefix))
+
     yield Section(name, about(schema), option_names(name, folders), settings)
     yield from inner
 
@@ -98,10 +100,14 @@ def kind(annotation: Any, metadata: Mapping[str, Any]) -> str:
     """Return the type and the range of a setting in words, such as "whole number, at least 1, or null"."""
     union = get_origin(annotation) in (Union, UnionType)
     alternatives = [t for t in (get_args(annotation) if union else [annotation]) if t is not type(None)]
+
     words = [" or ".join(filter(None, map(_type, alternatives)))]
-    words += [f"{words} {_number(metadata[key])}" for key, words in RANGES.items() if metadata.get(key) is not None]
+    for key, relation in RANGES.items():
+        if metadata.get(key) is not None:
+            words.append(f"{relation} {_number(metadata[key])}")
     words += ["inf is allowed"] if metadata.get("infinite") else []
-    return ", ".join(filter(None, [*words, "or null" if union else ""]))
+    words += ["or null"] if union else []
+    return ", ".join(filter(None, words))
 
 
 def _type(annotation: Any) -> str:
@@ -159,10 +165,10 @@ def method_settings(target: str) -> type | None:
     import torch. None if there is no such class, or if it is not a dataclass that can be read this way."""
     module, _, name = target.rpartition(".")
     try:
-        made = _fields_of(module, name)
+        fields = _fields_of(module, name)
     except (ImportError, OSError, SyntaxError, NameError, TypeError, ValueError, AttributeError):
         return None  # whoever runs the method is told what is wrong with it
-    return made if isinstance(made, type) and dataclasses.is_dataclass(made) else None
+    return fields if isinstance(fields, type) and dataclasses.is_dataclass(fields) else None
 
 
 def source(module: str) -> Path | None:
@@ -182,6 +188,7 @@ def _fields_of(module: str, name: str) -> Any:
     path = source(module)
     if path is None:
         raise ImportError(module)
+
     tree = ast.parse(path.read_text(encoding="utf-8"))
     classes = {node.name: node for node in tree.body if isinstance(node, ast.ClassDef)}
     places = {
@@ -194,6 +201,7 @@ def _fields_of(module: str, name: str) -> Any:
     names: dict[str, Any] = {"__name__": module}
     exec(compile(ast.Module(kept, []), str(path), "exec"), names)
 
+    # A class may inherit fields from another module of the same package, or from one of pubsel.
     near = (f"{module.partition('.')[0]}.",) if "." in module else ()
 
     def add(wanted: str) -> bool:
@@ -239,19 +247,23 @@ def header(command: str) -> str:
     return str(yaml.safe_load((CONF / f"{command}.yaml").read_text(encoding="utf-8"))["hydra"]["help"]["header"])
 
 
-def help_text(command: str, made: list[Section], chosen: Mapping[str, str], folders: tuple[Path, ...] = (CONF,)) -> str:
+def help_text(
+    command: str, every: list[Section], chosen: Mapping[str, str], folders: tuple[Path, ...] = (CONF,)
+) -> str:
     """Return the help of a command. chosen: the options that the command line gives, by group; then those groups
     alone."""
     width = min(WIDEST, shutil.get_terminal_size().columns)
-    shown = [section for section in made if section.name.partition(".")[0] in chosen]
+    shown = [section for section in every if section.name.partition(".")[0] in chosen]
     if shown:
-        told = [_chosen(group, option, folders, width) for group, option in chosen.items()]
-        return "\n".join([*told, *(_section(section, width) for section in shown)])
+        parts = [_chosen(group, option, folders, width) for group, option in chosen.items()]
+        return "\n".join([*parts, *(_section(section, width) for section in shown)])
+
     parts = [header(command)]
-    groups = [section.name for section in made if section.options]
+    groups = [section.name for section in every if section.options]
     if groups and option_names("experiment", folders):
         parts.append(_options("+experiment", option_names("experiment", folders), width))
-    parts += [_section(section, width) for section in made]
+    parts += [_section(section, width) for section in every]
+
     end = "A setting is given as KEY=VALUE, without spaces. --cfg job prints those that a command would use"
     end += f"; --help {groups[-1]}=NAME explains {groups[-1]}=NAME alone." if groups else "."
     return "\n".join([*parts, textwrap.fill(end, width)])
@@ -260,8 +272,8 @@ def help_text(command: str, made: list[Section], chosen: Mapping[str, str], fold
 def _chosen(group: str, option: str, folders: tuple[Path, ...], width: int) -> str:
     """Return how the file of an option describes it."""
     path = next((path for folder in folders if (path := folder / group / f"{option}.yaml").is_file()), None)
-    told = heading(path) if path else ""
-    return textwrap.fill(f"{group}={option}: {told}" if told else f"{group}={option}", width) + "\n"
+    title = heading(path) if path else ""
+    return textwrap.fill(f"{group}={option}: {title}" if title else f"{group}={option}", width) + "\n"
 
 
 def _options(group: str, names: list[str], width: int) -> str:
@@ -271,11 +283,15 @@ def _options(group: str, names: list[str], width: int) -> str:
 
 def _section(section: Section, width: int) -> str:
     title = section.name or "General settings"
-    lines = [textwrap.fill(f"{title}: {section.about}." if section.about and section.name else title, width), ""]
-    lines += [textwrap.indent(_options(section.name, section.options, width - 2), "  ")] if section.options else []
+    if section.about and section.name:
+        title = f"{title}: {section.about}."
+    lines = [textwrap.fill(title, width), ""]
+    if section.options:
+        lines.append(textwrap.indent(_options(section.name, section.options, width - 2), "  "))
+
     for setting in section.settings:
         needed = "has to be given" if setting.value == REQUIRED else ""
-        told = "; ".join(filter(None, [setting.kind, needed]))
-        lines.append(f"  {setting.key}={setting.value}" + (f"  ({told})" if told else ""))
+        note = "; ".join(filter(None, [setting.kind, needed]))
+        lines.append(f"  {setting.key}={setting.value}" + (f"  ({note})" if note else ""))
         lines += textwrap.wrap(setting.about, width, initial_indent=" " * 6, subsequent_indent=" " * 6)
     return "\n".join([*lines, ""])

@@ -29,6 +29,7 @@ def as_json(config: Any) -> dict[str, Any]:
         value = getattr(config, f.name)
         if f.metadata.get("neutral") or (f.default is not MISSING and value == f.default):
             continue
+
         if dataclasses.is_dataclass(value):
             value = as_json(value)
             if not value:  # all of it has its default
@@ -48,8 +49,11 @@ def default_of(key: str) -> Any:
         schema = next((f.type for f in dataclasses.fields(schema) if f.name == name), None)
         if not dataclasses.is_dataclass(schema):
             return None
-    found = next((f.default for f in dataclasses.fields(schema) if f.name == last), MISSING)
-    return None if found is MISSING else found.name if isinstance(found, Enum) else found
+
+    default = next((f.default for f in dataclasses.fields(schema) if f.name == last), MISSING)
+    if default is MISSING:
+        return None
+    return default.name if isinstance(default, Enum) else default
 
 
 def digest_of(values: dict[str, Any]) -> str:
@@ -62,6 +66,7 @@ def identity_of(config: RunConfig) -> str:
     """Return the name of a run's folder: readable, and different whenever a setting that can change the result is."""
     public = short_name(config.pair.public) if config.pair.public else "none"
     algorithm = config.algorithm.get("name", "algorithm")
+
     data = f"{short_name(config.pair.private)}-{public}"
     readable = f"{data}-{config.model.name}-{algorithm}-eps{config.epsilon:g}-seed{config.seed}"
     return folder_name(readable, as_json(config))

@@ -28,24 +28,29 @@ def instance(group: str, base: type[T], values: dict[str, Any]) -> T:
         cls = get_class(target)  # type: ignore[arg-type]
     except Exception as error:
         raise UsageError(f"{group}._target_={target}: {str(error).splitlines()[0]}") from None
+
     if not issubclass(cls, base):
         raise UsageError(f"{group}._target_={target}: give a subclass of {base.__module__}.{base.__name__}")
     return check(cls, {key: value for key, value in values.items() if key != "_target_"}, group)
 
 
-def typed(group: str, made: Any, values: dict[str, Any]) -> dict[str, Any]:
+def typed(group: str, method: Any, values: dict[str, Any]) -> dict[str, Any]:
     """Return the `values` from which `instance` made `method`, each with its type: 1 and 1.0 are the same setting.
     UsageError for a name that its class does not have."""
     check_method(group, values, own_folders())
-    return {"_target_": values["_target_"]} | as_json(made)
+    return {"_target_": values["_target_"]} | as_json(method)
 
 
 def option(group: str, name: str, conf: Path = CONF) -> dict[str, Any]:
     """Return the values of conf/GROUP/NAME.yaml on top of those of its defaults, as Hydra composes them. conf: a folder
     whose files come before those of the package."""
-    here = conf / group / f"{name}.yaml"
-    values: dict[str, Any] = yaml.safe_load((here if here.exists() else CONF / group / here.name).read_text()) or {}
-    for base in reversed([base for base in values.pop("defaults", []) if base != "_self_"]):
+    path = conf / group / f"{name}.yaml"
+    if not path.exists():
+        path = CONF / group / path.name
+    values: dict[str, Any] = yaml.safe_load(path.read_text()) or {}
+
+    bases = [base for base in values.pop("defaults", []) if base != "_self_"]
+    for base in reversed(bases):
         values = option(group, base, conf) | values
     return values
 
@@ -65,22 +70,24 @@ def check_method(group: str, values: dict[str, Any], folders: list[Path]) -> Non
     """
     name, target = values.get("name"), values["_target_"]
     check_name(f"{group}.name", name)
+
     known = methods(CONF, group)
     names = [other for other, targets in known.items() if target in targets]
     given = not names or any(target in methods(folder, group).get(str(name), ()) for folder in folders)
     if name in names or (given and name not in known):
         return
+
     may = f"it may be {', '.join(sorted(names))}" if names else f"{name} is another method"
     hint = f"; to name a setting, give label={name}" if group == "algorithm" else ""
-    raise UsageError(f"{group}.name={name}: {target} has not this name, {may}{hint}")
+    raise UsageError(f"{group}.name={name}: {target} does not have this name, {may}{hint}")
 
 
 @cache
 def methods(conf: Path, group: str) -> dict[str, set[str]]:
     """Return what conf/GROUP/*.yaml names: the name of each method, and the classes of the files that give it."""
-    found: dict[str, set[str]] = {}
+    classes: dict[str, set[str]] = {}
     for path in sorted((conf / group).glob("*.yaml")):
         with contextlib.suppress(OSError, yaml.YAMLError, AttributeError, TypeError):  # Hydra says what is wrong
-            made = option(group, path.stem, conf)
-            found.setdefault(str(made.get("name")), set()).add(str(made.get("_target_")))
-    return found
+            values = option(group, path.stem, conf)
+            classes.setdefault(str(values.get("name")), set()).add(str(values.get("_target_")))
+    return classes
