@@ -61,7 +61,9 @@ def contributions(energies: Tensor, cap: float) -> Tensor:
     included, the result is in that range: the sensitivity of a score, in steps.
     """
     energies = energies.double().nan_to_num(0.0, 0.0, 0.0).clamp(0, 1)
-    ordered, candidates = energies.sort(dim=1).values, energies.shape[1]
+
+    candidates = energies.shape[1]
+    ordered = energies.sort(dim=1).values
     median = (ordered[:, (candidates - 1) // 2] + ordered[:, candidates // 2]) / 2
     return (((energies - median[:, None]) / cap + 0.5).clamp(0, 1) * UNIT).round().long()
 
@@ -69,10 +71,12 @@ def contributions(energies: Tensor, cap: float) -> Tensor:
 def permute_and_flip(scores: list[int], epsilon: Fraction, source: Source) -> int:
     """Return the place of one of the scores, in steps of 1 / UNIT: candidates in random order, the first whose coin
     with probability p_j = exp(-epsilon (max q - q_j) / UNIT) shows heads. Exact, by integers alone."""
+    # Fisher and Yates: each order is exactly as likely as any other.
     order = list(range(len(scores)))
     for i in range(len(order) - 1, 0, -1):
         j = below(i + 1, source)
         order[i], order[j] = order[j], order[i]
+
     best = max(scores)
     return next(j for j in order if _coin(epsilon * (best - scores[j]) / UNIT, source))
 
@@ -84,6 +88,7 @@ def _coin(gamma: Fraction, source: Source) -> bool:
         if not _coin(Fraction(1), source):
             return False
         gamma -= 1
+
     k = 1
     while below(gamma.denominator * k, source) < gamma.numerator:
         k += 1
@@ -102,6 +107,7 @@ def probabilities(scores: list[int], epsilon: float) -> NDArray[np.float64]:
     Gauss's rule with J nodes is exact."""
     q = np.array(scores, dtype=np.float64) / UNIT
     p = np.exp(-epsilon * (q.max() - q))
+
     nodes, weights = np.polynomial.legendre.leggauss(len(p))
     factors = 1 - np.outer((nodes + 1) / 2, p)  # [nodes, J]
     others = np.stack([np.delete(factors, j, axis=1).prod(1) for j in range(len(p))], axis=1)
@@ -145,14 +151,19 @@ def energies(
 
     Held at once: the sketched rows of the sample at one network, float64 [n', s], and one candidate's [m, s].
     """
-    private, shares = sets.private, torch.zeros(len(chosen), len(sets.candidates), dtype=torch.float64)
+    private = sets.private
+    shares = torch.zeros(len(chosen), len(sets.candidates), dtype=torch.float64)
+
     for i in range(distance.initialisations):
         side = Side(distance, sets.build(i), sets.classes, private.y.dim() == 2, sketch, sets.key, i)
         blocks = side.private(private, chosen, sets.source("labels of the selection", i))
         rows = torch.cat([torch.zeros(0, side.sketch.s, dtype=torch.float64), *blocks])
+
+        # Rows have norm 1, or are zero: a squared length in a subspace is the share of it.
         for j, (name, split) in enumerate(sets.candidates.items()):
             shares[:, j] += (rows @ side.public(name, split)).square().sum(1)
             report(i, name)
+
     return shares / distance.initialisations
 
 
@@ -178,6 +189,8 @@ def select(
     expected = distance.m if settings.private_m is None else settings.private_m
     plan = accountant.pure(epsilon, sampling_rate(expected, n), 1, "permute-and-flip")
     check_margin(settings, epsilon, plan, len(names), n)
+
+    # Identical candidates are no error, but whoever gave them should know.
     seen: dict[str, str] = {}
     for name in names:
         first = seen.setdefault(content(sets.candidates[name].x[: distance.m]), name)
@@ -205,11 +218,13 @@ def margin(candidates: int, cap: float, examples: float, epsilon: float) -> floa
 
 def check_margin(settings: Select, epsilon: float, plan: accountant.Plan, candidates: int, n: int) -> None:
     """Raise UsageError if select.margin is less than what n private examples, or the sample of them, can show."""
-    if (
-        settings.margin is None
-        or margin(candidates, settings.cap, plan.rate * n, 1 / plan.noise_multiplier) <= settings.margin
-    ):
+    if settings.margin is None:
         return
+    shown = margin(candidates, settings.cap, plan.rate * n, 1 / plan.noise_multiplier)
+    if shown <= settings.margin:
+        return
+
+    # No sample shows more than all private examples at the whole epsilon do.
     needed = math.ceil(margin(candidates, settings.cap, 1, epsilon) / settings.margin)
     what = f"select.margin={settings.margin:g} at epsilon_select={epsilon:g} between {candidates} candidates"
     if needed > n:

@@ -78,11 +78,13 @@ class View(NamedTuple):
         task."""
         public = needed(self.public, name)
         y = public.y
-        found = y.shape[1] if y.dim() == 2 else int(y.max()) + 1
+        classes = y.shape[1] if y.dim() == 2 else int(y.max()) + 1
+
+        # A sample may lack a class; a table of 0/1 labels lacks none.
         other = not self.same_classes or (y.dim() == 2) != self.multi_label
-        if other or found > self.classes or (self.multi_label and found < self.classes):
+        if other or classes > self.classes or (self.multi_label and classes < self.classes):
             raise UsageError(
-                f"algorithm={name} needs public labels of the private task; those of pair.public are others: "
+                f"algorithm={name} needs public labels of the private task; those of pair.public are of another: "
                 "set pair.take=train with the private data as pair.public, or take another algorithm"
             )
         return public
@@ -96,7 +98,7 @@ def needed(public: Split | None, name: str) -> Split:
 
 
 class Frozen(nn.Module):
-    """What stands before a linear classifier and is not trained: x [n, d] -> (x - shift) projection [n, k], then, if
+    """What comes before a linear classifier and is not trained: x [n, d] -> (x - shift) projection [n, k], then, if
     `unit`, each row divided by its norm. None: left out."""
 
     shift: Tensor | None
@@ -132,7 +134,7 @@ class Release(NamedTuple):
 @dataclass
 class Algorithm:
     """The settings that every method has, and what the loop asks of it. A method is a subclass, a dataclass whose
-    fields are its settings; it overrides what is different."""
+    fields are its settings; it overrides what differs."""
 
     name: str = setting("its name in records and tables")
 
@@ -193,7 +195,8 @@ def weighted_sum(gradients: GradientMatrix, weights: Tensor, columns: Tensor | N
 def weighted_rows(gradients: GradientMatrix, weights: Tensor, columns: Tensor | None = None) -> Tensor:
     """Return the rows that `weighted_sum` adds up, [n, p]."""
     rows = gradients.written_out(torch.ones_like(weights, dtype=torch.bool))
-    rows = rows if columns is None else rows * columns
+    if columns is not None:
+        rows = rows * columns
     return rows * weights.to(gradients.dtype)[:, None]
 
 
@@ -203,7 +206,7 @@ class Freezes(Protocol):
     `Release` also has `first_share`, its share of the budget."""
 
     def frozen(self, public: Split | None, d: int, random: Random) -> Frozen | Release:
-        """public: features [m, d] with labels."""
+        """Return the map, or the release that it is decoded from. public: features [m, d] with labels."""
         ...
 
 
@@ -231,7 +234,7 @@ class Solves(Protocol):
 
     @property
     def all_steps(self) -> int:
-        """Of its loop, in all."""
+        """The number of steps of its loop, in all."""
         ...
 
     def rehearse(self, n: int, steps: int, source: np.random.Generator | SystemEntropy) -> None:

@@ -37,12 +37,14 @@ class DPMD(Clipping):
     )
 
     def mechanism(self, view: View, step: int) -> Mechanism:
-        """The private sum is DP-SGD's, of sensitivity 1; the public gradient is added after the noise."""
+        """Return the mechanism of DP-SGD, of sensitivity 1; the public gradient is added after the noise."""
         x = needed(view.public, self.name).x
         y = view.labels(self.labels, 0, self.name)
-        drawn = view.random("public batch", step if self.fresh else 0).permutation(len(y))[: self.public_batch]
-        chosen = torch.from_numpy(drawn).to(y.device)
-        weight = alpha(step, view.steps, self.cycle, self.alpha)
+
+        order = view.random("public batch", step if self.fresh else 0).permutation(len(y))
+        chosen = torch.from_numpy(order[: self.public_batch]).to(y.device)
         public = public_gradient(view.gradients, Split(x[chosen], y[chosen])) / len(chosen)  # [p]
+
+        weight = alpha(step, view.steps, self.cycle, self.alpha)
         plain = self.clipped(view, self.clip_norm)
         return plain._replace(decode=lambda mean: weight * plain.decode(mean) + (1 - weight) * public)

@@ -19,7 +19,7 @@ def clip_weights(gradients: GradientMatrix, bound: float, columns: Tensor | None
 
 
 def clipped_sum(gradients: GradientMatrix, bound: float, columns: Tensor | None = None) -> Tensor:
-    """Sum of the rows of G [n, p], each clipped to L2 norm `bound` and divided by it -> float64 [p]."""
+    """Sum the rows of G [n, p], each clipped to L2 norm `bound` and divided by it -> float64 [p]."""
     return weighted_sum(gradients, clip_weights(gradients, bound, columns), columns)
 
 
@@ -28,8 +28,8 @@ class Clipping(Algorithm):
     """What methods have in common that sum rows clipped to a bound, of public data or fixed."""
 
     def sensitivity(self) -> float:
-        """Rows are clipped to the bound and divided by it: one row more or less adds or removes one vector of norm at
-        most 1. The bound depends on no private example."""
+        """Return 1. Rows are clipped to the bound and divided by it: one row more or less adds or removes one vector of
+        norm at most 1. The bound depends on no private example."""
         return 1.0
 
     def clipped(self, view: View, bound: float | Tensor, columns: Tensor | None = None) -> Mechanism:

@@ -34,7 +34,7 @@ def embed_and_clip(gradients: GradientMatrix, basis: Basis, clip_embedding: floa
 
 
 def residual_sum(gradients: GradientMatrix, basis: Basis, w: Tensor, clip_residual: float, error: float) -> Tensor:
-    """Sum of the residual rows r_i = g_i - B w_i, each clipped to `clip_residual` and divided by it -> float64 [p].
+    """Sum the residual rows r_i = g_i - B w_i, each clipped to `clip_residual` and divided by it -> float64 [p].
 
     Almost no residual is written out: sum_i c_i r_i = G^T c - B W^T c, and for an orthonormal B
     |r_i|^2 = |g_i|^2 - |w_i|^2. A norm read too small would clip too little, so what both roundings may hide is added:
@@ -50,12 +50,16 @@ def residual_sum(gradients: GradientMatrix, basis: Basis, w: Tensor, clip_residu
     squares = gradients.row_norms().square()  # [n], float64
     left = (squares - w.double().square().sum(1)).clamp(min=0)
     near = left < NEAR * squares
+
     weights = clip_factors((left + (SLACK + error) * squares).sqrt(), clip_residual) / clip_residual  # [n]
     weights = torch.where(near, 0, weights)
     total = gradients.combine(weights) - basis.expand(w.double().T @ weights)
+
+    # A small difference of large squares has lost its digits: these residuals are written out.
     if near.any():
         residuals = DenseGradients(gradients.written_out(near) - basis.expand(w[near]))  # [n', p]
         total += clipped_sum(residuals, clip_residual)
+
     return total
 
 
@@ -68,9 +72,11 @@ def clipped_parts(
     every = torch.ones(len(w), dtype=torch.bool, device=w.device)
     embeddings = DenseGradients(w.clone())
     parts = [weighted_rows(embeddings, clip_weights(embeddings, clip_embedding))]
+
     if clip_residual is not None:
         residuals = DenseGradients(gradients.written_out(every) - basis.expand(w))
         parts.append(weighted_rows(residuals, clip_weights(residuals, clip_residual)))
+
     return torch.cat(parts, dim=1)
 
 
@@ -94,20 +100,23 @@ class GEP(Algorithm):
     )
 
     def sensitivity(self) -> float:
-        """Embedding and residual, each scaled to norm at most 1, are released as ONE vector: sqrt(1 + 1), or 1."""
+        """Return sqrt(1 + 1), or 1 without the residual: both are scaled to norm at most 1 and released as ONE
+        vector."""
         return math.sqrt(2) if self.residual else 1.0
 
     def numbers(self, view: View) -> int:
         """Count the numbers of a block of rows, of the basis and what it is made from, and of the workspace of the QR
         of its largest group."""
         sizes = [s.stop - s.start for s in self.columns(view)]
-        ranks = allocate(self.k, sizes, len(view.public.x) if view.public is not None else self.k)
+        limit = len(view.public.x) if view.public is not None else self.k
+        ranks = allocate(self.k, sizes, limit)
         entries = [size * rank for size, rank in zip(sizes, ranks, strict=True)]
         return BLOCK * view.gradients.size + 2 * sum(entries) + 2 * max(entries)
 
     def mechanism(self, view: View, step: int) -> Mechanism:
         basis = self.basis(view, step)
-        k, error = basis.size, torch.zeros(1, dtype=torch.float64, device=basis.blocks[0].device)
+        k = basis.size
+        error = torch.zeros(1, dtype=torch.float64, device=basis.blocks[0].device)
         if self.residual:
             basis, error[0] = orthonormal(basis)
 
@@ -115,11 +124,14 @@ class GEP(Algorithm):
             w, embedding = embed_and_clip(gradients, basis, self.clip_embedding)
             if not self.residual:
                 return embedding
-            return torch.cat([embedding, residual_sum(gradients, basis, w, self.clip_residual, float(error))])
+            residual = residual_sum(gradients, basis, w, self.clip_residual, float(error))
+            return torch.cat([embedding, residual])
 
         def decode(mean: Tensor) -> Tensor:  # [p]
             direction = basis.expand(mean[:k] * self.clip_embedding)
-            return direction + mean[k:] * self.clip_residual if self.residual else direction
+            if not self.residual:
+                return direction
+            return direction + mean[k:] * self.clip_residual
 
         size = k + view.gradients.size if self.residual else k
         clip_residual = self.clip_residual if self.residual else None
@@ -142,9 +154,12 @@ class GEP(Algorithm):
                 f"algorithm.k={self.k} is more than the {len(public.x)} public examples: "
                 "lower algorithm.k or raise pair.m"
             )
+
         y = view.labels(self.labels, step if self.redraw else 0, self.name)
         slices = self.columns(view)
         ranks = allocate(self.k, [s.stop - s.start for s in slices], len(public.x))
+
+        # Lower precision chooses another subspace at most: no private gradient passes through it.
         parameter = next(view.model.parameters())
         precision = torch.bfloat16 if self.public_precision == Precision.bfloat16 else parameter.dtype
         generator = torch.Generator(parameter.device).manual_seed(int(view.random("basis", step).integers(2**63)))
@@ -164,5 +179,6 @@ class GEP(Algorithm):
         """Return the columns of G of each parameter group."""
         if self.groups == Groups.layers:
             return list(parameter_groups(view.model, view.gradients.offsets).values())
+
         cuts = [round(i * view.gradients.size / 3) for i in range(4)]
         return [slice(a, b) for a, b in pairwise(cuts)]

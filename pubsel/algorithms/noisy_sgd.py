@@ -116,12 +116,14 @@ def base_run(signed: Array, loss: Loss, deviation: float, steps: int, source: So
     n, d = signed.shape
     w = np.asarray(source.standard_normal(d))
     w /= np.linalg.norm(w)
+
     size = 2 / math.sqrt(2 * loss.lipschitz**2 + d * deviation**2)
     for t, rows in enumerate(poisson_samples(n, steps, source), 1):
         gradient = deviation * source.standard_normal(d)
         if rows.size:
             sample = signed[rows]
             gradient += loss.slope(np.clip(sample @ w, -1, 1)) @ sample
+
         w -= size / math.sqrt(t) * gradient
         w /= max(1.0, float(np.linalg.norm(w)))
     return w
@@ -164,11 +166,17 @@ def noisy_sgd(
     n, (epsilon, delta) = len(x), budget
     if not (0 < beta < 1 and 0 < delta < 1 and epsilon > 0 and steps >= 1 and n >= 1 and y.shape == (n,)):
         raise UsageError("noisy_sgd: needs 0 < beta, delta < 1, epsilon > 0, steps >= 1, and one label for each row")
-    runs, choice = runs_of(beta), choice_of(epsilon, beta)
-    base = (_papers_plan if noise == "paper" else _plan)(epsilon - choice, delta, n, steps, runs)
+
+    runs = runs_of(beta)
+    choice = choice_of(epsilon, beta)
+    planned = _papers_plan if noise == "paper" else _plan
+    base = planned(epsilon - choice, delta, n, steps, runs)
+
     signed = signed_examples(x, y)
     scale = deviation(base.noise_multiplier, loss.lipschitz)
     candidates = np.stack([base_run(signed, loss, scale, steps, source) for _ in range(runs)])
+
+    # Sums of floating-point numbers may end just below 1, so the last run takes what is left.
     cumulative = np.cumsum(chances(signed, candidates, loss, choice))
     chosen = min(int(np.searchsorted(cumulative, source.random(1)[0], side="right")), runs - 1)
     return Halfspace(candidates[chosen], base.epsilon + choice, delta, runs, base)
@@ -223,8 +231,8 @@ class NoisySGD(Algorithm):
         return LOGISTIC if self.loss == LossName.logistic else hinge(self.margin)
 
     def frozen(self, public: Split | None, d: int, random: Random) -> Frozen:
-        made = public_pca(needed(public, self.name).x, self.k)
-        return Frozen(made.shift, made.projection, unit=True)
+        pca = public_pca(needed(public, self.name).x, self.k)
+        return Frozen(pca.shift, pca.projection, unit=True)
 
     def solve(self, private: Split, epsilon: float, delta: float, source: Source) -> tuple[Tensor, Plan]:
         """Return the weights [2, k] of a linear classifier, and what they cost."""
@@ -232,10 +240,14 @@ class NoisySGD(Algorithm):
             raise UsageError(
                 f"algorithm={self.name} learns a halfspace: take a task of two classes, and a finite epsilon"
             )
+
+        x = private.x.double().numpy()
         y = 2.0 * private.y.numpy() - 1
-        found = noisy_sgd(private.x.double().numpy(), y, self._loss(), (epsilon, delta), self.beta, self.steps, source)
-        w = torch.from_numpy(found.w).float()
-        return torch.stack([-w, w]), found.base._replace(epsilon=found.epsilon, claimed_epsilon=epsilon)
+        halfspace = noisy_sgd(x, y, self._loss(), (epsilon, delta), self.beta, self.steps, source)
+
+        w = torch.from_numpy(halfspace.w).float()
+        cost = halfspace.base._replace(epsilon=halfspace.epsilon, claimed_epsilon=epsilon)
+        return torch.stack([-w, w]), cost
 
     def account(self, n: int, epsilon: float, delta: float) -> Plan:
         """Return what all runs on n examples cost; the accountant remembers it."""
@@ -243,12 +255,13 @@ class NoisySGD(Algorithm):
 
     @property
     def all_steps(self) -> int:
-        """Of all runs."""
+        """The number of steps of all runs."""
         return runs_of(self.beta) * self.steps
 
     def rehearse(self, n: int, steps: int, source: Source) -> None:
         """Run so many steps on n random examples."""
-        base_run(np.random.default_rng(0).standard_normal((n, self.k)), self._loss(), 1.0, steps, source)
+        signed = np.random.default_rng(0).standard_normal((n, self.k))
+        base_run(signed, self._loss(), 1.0, steps, source)
 
     def held(self, n: int) -> int:
         """Return the bytes of the examples in float64, signed, and while they are scaled; and of the numbers that a

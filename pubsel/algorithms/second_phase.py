@@ -31,6 +31,8 @@ def supervised(model: nn.Module, public: Split, epochs: int, batch_size: int, ra
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
+
+    # The memory of the gradients is needed for private training.
     for parameter in model.parameters():
         parameter.grad = None
     if not all(p.isfinite().all() for p in model.parameters()):
@@ -56,22 +58,25 @@ class SecondPhase(Clipping):
         return 3 * view.gradients.size  # gradient and moments of Adam
 
     def pretrain(self, view: View) -> None:
-        """Section 5.1, Equation 3: theta_0 from public images and labels."""
+        """Train theta_0 on public images and labels (Section 5.1, Equation 3)."""
         public, model = needed(view.public, self.name), view.model
         if self.head == Head.own or (self.head == Head.auto and view.same_task):
             supervised(model, view.labelled(self.name), self.public_epochs, self.public_batch, self.public_rate, view)
             return
+
         classes = public.y.shape[1] if public.y.dim() == 2 else int(public.y.max()) + 1
         if public.y.dim() == 1 and int(public.y.min()) == classes - 1:
             raise UsageError(
                 f"algorithm={self.name}: public images of one class, or of several tasks combined, teach nothing"
             )
+
+        # The head for the public classes is thrown away: the network gets its first one back whatever happens.
         generator = torch.Generator().manual_seed(int(view.random("temporary head", 0).integers(2**63)))
-        own = replaced_heads(model, classes, generator)
+        original = replaced_heads(model, classes, generator)
         try:
             supervised(model, public, self.public_epochs, self.public_batch, self.public_rate, view)
         finally:
-            for name, layer in own.items():
+            for name, layer in original.items():
                 model.set_submodule(name, layer)
 
     def mechanism(self, view: View, step: int) -> Mechanism:

@@ -68,8 +68,11 @@ class Sketch:
         self.s = min(p, s)
         place, sign = np.arange(p), np.ones(p, dtype=np.float32)
         if p > s:
-            place, sign = random.permutation(p) % s, np.float32(2) * random.integers(2, size=p, dtype=np.int8) - 1
-        self.place, self.sign = torch.from_numpy(place).to(device), torch.from_numpy(sign).to(device)
+            place = random.permutation(p) % s
+            sign = np.float32(2) * random.integers(2, size=p, dtype=np.int8) - 1
+
+        self.place = torch.from_numpy(place).to(device)
+        self.sign = torch.from_numpy(sign).to(device)
 
     def __call__(self, rows: Tensor) -> Tensor:  # [n, p] -> [n, s], on the CPU
         sums = torch.zeros(len(rows), self.s, dtype=rows.dtype, device=rows.device)
@@ -96,6 +99,7 @@ def public_subspace(name: str, rows: Tensor, k: int) -> Tensor:
     second = rows.double().T @ rows.double()
     if not second.any():
         raise UsageError(f"{name}: all its gradients are zero: leave it out, or take another model")
+
     values, vectors = top_eigenpairs(second, min(k, len(second)))
     if k > len(second) or not values[0] > 1e-10 * values[-1]:
         rank = int((torch.linalg.eigvalsh(second) > 1e-10 * values[-1]).sum())
@@ -127,7 +131,9 @@ def exponential_subspace(second: Tensor, k: int, epsilon: float, source: Source)
     a = second.numpy()
     vectors = np.zeros((len(a), 0))
     for _ in range(k):
-        rest = np.linalg.qr(vectors, mode="complete")[0][:, vectors.shape[1] :] if vectors.size else np.eye(len(a))
+        rest = np.eye(len(a))
+        if vectors.size:
+            rest = np.linalg.qr(vectors, mode="complete")[0][:, vectors.shape[1] :]
         v = rest @ vector_bingham(epsilon / k * (rest.T @ a @ rest), source)
         vectors = np.column_stack([vectors, v])
     return torch.from_numpy(np.linalg.qr(vectors)[0])
@@ -144,15 +150,21 @@ def vector_bingham(m: NDArray[np.float64], source: Source) -> NDArray[np.float64
     """
     values, vectors = np.linalg.eigh(m)
     q, beta = len(values), values[-1] - values
-    b = float(brentq(lambda b: float((1 / (b + 2 * beta)).sum()) - 1, 1, q)) if q > 1 else 1.0
+    b = 1.0
+    if q > 1:
+        b = float(brentq(lambda b: float((1 / (b + 2 * beta)).sum()) - 1, 1, q))
+
     while True:
-        z = np.asarray(source.standard_normal(PROPOSALS * q)).reshape(PROPOSALS, q) / np.sqrt(1 + 2 * beta / b)
+        normals = np.asarray(source.standard_normal(PROPOSALS * q)).reshape(PROPOSALS, q)
+        z = normals / np.sqrt(1 + 2 * beta / b)
         x = z / np.linalg.norm(z, axis=1, keepdims=True)
+
+        # The first proposal that is accepted is the draw; those after it are not looked at.
         u = x**2 @ beta
         accept = -u + q / 2 * np.log1p(2 * u / b) + (q - b) / 2 - q / 2 * math.log(q / b)
-        found = np.flatnonzero(np.log1p(-np.asarray(source.random(PROPOSALS))) < accept)
-        if len(found):
-            drawn: NDArray[np.float64] = vectors @ x[found[0]]
+        accepted = np.flatnonzero(np.log1p(-np.asarray(source.random(PROPOSALS))) < accept)
+        if len(accepted):
+            drawn: NDArray[np.float64] = vectors @ x[accepted[0]]
             return drawn
 
 
@@ -165,9 +177,12 @@ class Side:
     def __init__(
         self, distance: Subspaces, network: nn.Module, classes: int, multi_label: bool, s: int, key: str, i: int
     ):
-        self.distance, self.classes, self.multi_label = distance, classes, multi_label
+        self.distance = distance
+        self.classes = classes
+        self.multi_label = multi_label
         self.device = next(network.parameters()).device
         self.engine = engine_of(network, distance)
+
         random = stream(key, "sketch", i)
         self.sketch = Sketch(self.engine.size, s, random, self.device)
         self.drawn = random_labels(random, distance.m, classes, multi_label)
@@ -188,9 +203,11 @@ class Side:
         m = self.distance.m
         if len(split.x) < m:
             raise UsageError(f"distance.m={m}: {name} has {len(split.x)} examples; lower distance.m")
+
         split, y = Split(split.x[:m], split.y[:m]), self.drawn
         if self.distance.labels == Labelling.given:
             y = given_labels(split, name, self.classes)
+
         blocks = self._blocks(split, torch.arange(m), y)
         rows = torch.cat([unit(block) if self.distance.normalise_rows else block for block in blocks])
         return public_subspace(name, rows, self.distance.k)
@@ -227,6 +244,7 @@ class DPGSD(Subspaces):
         steps, rate = self.initialisations, sampling_rate(self.private_m, n)
         if self.epsilon is None:
             raise UsageError("distance=dp_gsd needs a budget: give distance.epsilon")
+
         if self.mechanism == DPPCA.bingham:
             return accountant.pure(self.epsilon, rate, steps, "exponential mechanism")
         if self.delta is None:
@@ -251,6 +269,7 @@ class DPGSD(Subspaces):
         """
         plan = self.plan(len(private.x))
         values: dict[str, list[float]] = {name: [] for name in candidates}
+
         for i in range(self.initialisations):
             side = Side(self, build(i), classes, private.y.dim() == 2, self.sketch, key, i)
             if self.k > side.sketch.s:
@@ -269,6 +288,7 @@ class DPGSD(Subspaces):
         chosen = poisson_sample(source, len(private.x), plan.rate)
         for rows in side.private(private, chosen, source):
             second += rows.T @ rows
+
         if self.mechanism == DPPCA.gauss:
             second = noisy(second, plan.noise_multiplier, source)
             return torch.linalg.eigh(second).eigenvectors[:, -self.k :].flip(1)

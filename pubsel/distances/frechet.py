@@ -25,7 +25,9 @@ def gaussian(x: Tensor) -> Gaussian:
     """Return the mean and sample covariance of the rows x [n, d] (of a single row: no covariance)."""
     mean = x.double().mean(0)
     root = (x - mean) / max(1, len(x) - 1) ** 0.5
-    return Gaussian(mean, torch.linalg.qr(root, mode="r").R if len(x) > x.shape[1] else root)
+    if len(x) > x.shape[1]:  # a smaller root of the same covariance
+        root = torch.linalg.qr(root, mode="r").R
+    return Gaussian(mean, root)
 
 
 def frechet(a: Gaussian, b: Gaussian) -> float:

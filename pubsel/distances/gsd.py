@@ -41,10 +41,10 @@ class Subspaces(Distance):
     reads = "images, through per-example gradients with random labels"
 
     def statement(self) -> dict[str, str]:
-        said = super().statement()
+        statement = super().statement()
         if self.labels == Labelling.given:
-            said["reads"] = "images and labels, through per-example gradients"
-        return said
+            statement["reads"] = "images and labels, through per-example gradients"
+        return statement
 
 
 @dataclass
@@ -57,6 +57,7 @@ class GSD(Subspaces):
         """Return what measures candidates, with the same labels on both sides if these are random."""
         if self.k > self.m:
             raise UsageError(f"distance.k={self.k} is more than distance.m={self.m}: lower distance.k")
+
         engine = engine_of(draw.model(), self)
         drawn = random_labels(draw.random, self.m, draw.classes, multi_label=draw.private.y.dim() == 2)
 
@@ -85,6 +86,7 @@ def basis_of(
     gradients = gradients_of(engine, distance, split.x.to(device), y.to(device))
     if not gradients.row_norms().any():
         raise UsageError(f"distance=gsd: on {name}, all gradients are zero: leave it out")
+
     try:
         return top_k(gradients, distance.k)
     except ValueError as error:
@@ -100,11 +102,14 @@ def gradients_of(engine: PerExampleGradients, distance: Subspaces, x: Tensor, y:
 def unit_rows(gradients: DenseGradients) -> DenseGradients:
     """Return G in place with each row divided by its norm; rows of zeros stay."""
     rows, norms = gradients.rows, gradients.row_norms()
+
+    # The squares of tiny numbers are 0 in float32, so such rows are scaled up first.
     small = norms < TINY
     if small.any():
         largest = rows[small].abs().amax(1, keepdim=True).clamp(min=torch.finfo(rows.dtype).tiny)
         rows[small] = rows[small] / largest
         norms = row_norms(rows)
+
     return DenseGradients(rows.div_(norms.clamp(min=1e-30).to(rows.dtype)[:, None]))
 
 

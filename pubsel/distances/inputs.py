@@ -18,14 +18,15 @@ def penultimate(model: nn.Module, x: Tensor) -> Tensor:
     if x.dim() == 2:
         return x.double()
     layer, device = model.get_submodule(head(model)), next(model.parameters()).device
-    found: list[Tensor] = []
-    hook = layer.register_forward_pre_hook(lambda _, inputs: found.append(inputs[0].flatten(1).cpu().double()))
+
+    features: list[Tensor] = []
+    hook = layer.register_forward_pre_hook(lambda _, inputs: features.append(inputs[0].flatten(1).cpu().double()))
     try:
         for part in x.split(CHUNK):
             model(part.to(device))
     finally:
         hook.remove()
-    return torch.cat(found)
+    return torch.cat(features)
 
 
 def products(x: Tensor, y: Tensor) -> Tensor:
@@ -51,6 +52,7 @@ def class_numbers(name: str, y: Tensor, distance: str) -> Tensor:
             f"distance={distance} needs labels, and {name} combines sets of different classes: give them one by one, "
             "or take distance=gsd, frechet or mmd"
         )
+
     classes, numbers = torch.unique(y, dim=0, return_inverse=True)
     if len(classes) < 2:
         raise UsageError(

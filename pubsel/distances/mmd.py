@@ -63,6 +63,7 @@ class MMD(Distance):
         bandwidth = median_distance(x)
         if not bandwidth > 0:
             raise UsageError("distance=mmd: most private examples have the same features: take another model")
+
         spread = within(x, bandwidth)
 
         def between(name: str, public: Split) -> float:

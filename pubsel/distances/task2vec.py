@@ -39,11 +39,14 @@ def embedding(model: nn.Module, x: Tensor, y: Tensor, rng: np.random.Generator) 
     z = penultimate(model, x)
     weight, bias = fit_head(z, y)
     logits = z @ weight.T + bias
+
     name = "" if x.dim() == 2 else head(model)
     trained = [n for n, p in model.named_parameters() if p.requires_grad and n.endswith("weight")]
     names = [n for n in trained if n != f"{name}.weight"]
     if x.dim() == 2 or not names:
         return fisher_of_shift(weight, logits, y.dim() == 2)
+
+    # The probe gets the fitted head for as long as its gradients are taken.
     old = model.get_submodule(name)
     like = next(model.parameters())
     fitted = nn.Linear(z.shape[1], len(weight)).to(like).requires_grad_(False)
@@ -62,10 +65,14 @@ def fit_head(z: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
     shift, scale = z.mean(0), z.std(0)
     scale = torch.where(scale > 1e-12 * scale.max(), scale, 1)
     x = ((z - shift) / scale).numpy()
+
     if y.dim() == 1:
         w, b = _logistic(x, y.numpy())
     else:
-        w, b = (np.concatenate(part) for part in zip(*(_logistic(x, column.numpy()) for column in y.T), strict=True))
+        fits = [_logistic(x, column.numpy()) for column in y.T]
+        w, b = (np.concatenate(part) for part in zip(*fits, strict=True))
+
+    # The head of standardised features, as one of the features themselves.
     weight = torch.from_numpy(w) / scale
     return weight, torch.from_numpy(b) - weight @ shift
 
@@ -79,10 +86,11 @@ def _logistic(x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     if multi_label and y.min() == y.max():  # as often as it would be by Laplace's rule of succession
         odds = (y.sum() + 1) / (len(y) - y.sum() + 1)
         return np.zeros((1, x.shape[1])), np.log([odds])
+
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ConvergenceWarning)
-        found = LogisticRegression(max_iter=300).fit(x, y)
-    w, b = found.coef_, found.intercept_
+        regression = LogisticRegression(max_iter=300).fit(x, y)
+    w, b = regression.coef_, regression.intercept_
     if len(w) == 1 and not multi_label:  # two classes: logits 0 and w x + b
         w, b = np.concatenate([0 * w, w]), np.concatenate([0 * b, b])
     return w, b
@@ -103,10 +111,12 @@ def fisher(engine: PerExampleGradients, x: Tensor, y: Tensor) -> Tensor:
     total = torch.zeros(engine.size, dtype=torch.float64, device=device)
     for block in engine.blocks(x.to(device), y.to(device)):
         total += block.squared_sum()
+
     labels = y.shape[1] if y.dim() == 2 else 1  # whose mean the loss is
     per_weight = total * labels**2 / len(x)
     shapes = {name: engine.model.get_parameter(name).shape for name in engine.offsets}
-    return torch.cat([per_weight[s].view(shapes[name][0], -1).mean(1) for name, s in engine.offsets.items()]).cpu()
+    filters = [per_weight[s].view(shapes[name][0], -1).mean(1) for name, s in engine.offsets.items()]
+    return torch.cat(filters).cpu()
 
 
 def fisher_of_shift(weight: Tensor, logits: Tensor, multi_label: bool) -> Tensor:

@@ -32,15 +32,17 @@ def top_k(gradients: GradientMatrix, k: int) -> Tensor:
     """
     least = max(1e-10, 10 * torch.finfo(gradients.dtype).eps)  # of the largest eigenvalue; below it is rounding
     if isinstance(gradients, DenseGradients) and is_large(gradients.rows, k):
-        found = davidson(gradients.rows, k, least)
-        if found is not None:
-            return torch.linalg.qr(found.double()).Q
+        basis = davidson(gradients.rows, k, least)
+        if basis is not None:
+            return torch.linalg.qr(basis.double()).Q
+
     products = gradients.gram().double()
     if k <= len(products):
         values, vectors = top_eigenpairs(products, k)
         if values[0] > least * values[-1]:
             u = (vectors / values.sqrt()).flip(1)  # [m, k], descending
             return torch.linalg.qr(gradients.combine(u.to(gradients.dtype)).double()).Q
+
     spectrum = torch.linalg.eigvalsh(products)
     rank = int((spectrum > least * spectrum[-1]).sum())
     raise ValueError(f"the gradients span {rank} dimensions, fewer than k = {k}")
@@ -61,6 +63,7 @@ def davidson(rows: Tensor, k: int, least: float) -> Tensor | None:
     3e-5, those of nearly equal subspaces within the angles, 3e-3. A bound by ||R|| / (theta_k - theta_{k+1}) (Davis and
     Kahan, with Ritz values for eigenvalues) is some 20 times as large.
     """
+    # What the sketch says of G G^T: its top eigenvectors, and the mean of its other eigenvalues.
     near = gram(sketch(rows, rows.shape[1] // BUCKETS))  # [m, m]
     u = torch.randn(len(near), 8 * k, generator=torch.Generator().manual_seed(0))
     for _ in range(POWERS):
@@ -68,28 +71,37 @@ def davidson(rows: Tensor, k: int, least: float) -> Tensor | None:
     values, y = torch.linalg.eigh((u.T @ (near @ u)).double())  # [8 k], ascending
     u = u.double() @ y  # [m, 8 k]
     rest = (near.double().trace() - values.sum()) / (len(near) - 8 * k)
+
     new = u[:, -2 * k :]
     s, ks = new[:, :0], new[:, :0]
     z: list[Tensor] = []  # G^T s, in the pieces that it came in: to join them would take as long as to make one
     for _ in range(ROUNDS):
+        # Twice, since the first time leaves something of s in new by rounding.
         new = torch.linalg.qr(new - s @ (s.T @ new)).Q
-        new = torch.linalg.qr(new - s @ (s.T @ new)).Q  # what rounding left of s in new
+        new = torch.linalg.qr(new - s @ (s.T @ new)).Q
         s, right = torch.cat([s, new], 1), rows.T @ new.float()  # [m, b], [p, b']
         z.append(right)
         ks = torch.cat([ks, (rows @ right).double()], 1)  # G G^T s
+
+        # Ritz values and vectors, and how far each pair is from an eigenpair.
         h = s.T @ ks
         theta, y = torch.linalg.eigh((h + h.T) / 2)
         residuals = ks @ y - (s @ y) * theta  # [m, b]
         below, residuals, top = residuals[:, :-k], residuals[:, -k:], theta[-k:]
         if not top[0] > least * top[-1]:
             return None
+
+        # The estimate of the angles, with which it may end.
         outside = residuals / (top - theta[0])  # [m, k]
         mixed = below.T @ outside / (top - theta[:-k, None])  # [b - k, k]
         if outside.norm() + mixed.norm() <= ANGLE:
             parts = y[:, -k:].float().split([piece.shape[1] for piece in z])
             return sum((piece @ part for piece, part in zip(z, parts, strict=True)), start=rows.new_zeros(()))
+
+        # Davidson's correction, by the inverse of what the sketch says.
         part = u.T @ residuals
         new = u @ (part / _away(values[:, None] - top, top)) + (residuals - u @ part) / _away(rest - top, top)
+
     return None
 
 
@@ -122,9 +134,11 @@ def top_eigenpairs(gram: Tensor, k: int) -> tuple[Tensor, Tensor]:
     if gram.is_cuda:
         values, vectors = torch.linalg.eigh(gram)
         return values[-k:], vectors[:, -k:]
+
     m = len(gram)
-    found = scipy.linalg.eigh(gram.numpy(), subset_by_index=[m - k, m - 1], driver="evr", check_finite=False)
-    return torch.from_numpy(found[0]), torch.from_numpy(found[1])
+    wanted = [m - k, m - 1]
+    pairs = scipy.linalg.eigh(gram.numpy(), subset_by_index=wanted, driver="evr", check_finite=False)
+    return torch.from_numpy(pairs[0]), torch.from_numpy(pairs[1])
 
 
 def triangle(matrix: Tensor) -> Tensor:
@@ -183,15 +197,19 @@ def power_basis(
     """
     dtype = basis[0].dtype
     precise = torch.promote_types(dtype, torch.float32)
+
     for _ in range(iterations):
         basis = [b.to(dtype) for b in basis]
         sums = [torch.zeros_like(b.T, dtype=precise, memory_format=torch.contiguous_format).T for b in basis]
         for part in gradients():
             for s, b, total in zip(slices, basis, sums, strict=True):
                 part.add_power(total, s, b)
+
+        # The basis is large, so it is freed before the QR takes its workspace.
         del b
-        basis = []  # large: let go before the QR
+        basis = []
         basis = [torch.linalg.qr(sums.pop(0)).Q for _ in slices]
+
     return Basis(slices, basis)
 
 
@@ -211,6 +229,7 @@ def orthonormal(basis: Basis) -> tuple[Basis, float]:
                 break
             factor = torch.linalg.cholesky(excess + torch.eye(len(excess)).to(excess))  # L L^T = B^T B
             block = block @ torch.linalg.inv(factor).T.to(block.dtype)
+
         blocks.append(block)
         errors.append(error)
     return Basis(basis.slices, blocks), max(errors)
@@ -286,19 +305,22 @@ class Reconstruction(NamedTuple):
 
 
 def reconstruction(gram: Tensor, w: Tensor) -> Reconstruction:
-    """Lemma 4.1 from G G^T [n, n] and W = G V [n, k] in float64: with G = U S V'^T, V'^T V = S_k^-1 U_k^T W.
+    """Return both sides of Lemma 4.1 from G G^T [n, n] and W = G V [n, k] in float64: with G = U S V'^T, V'^T V is
+    S_k^-1 U_k^T W.
 
-    Raises ValueError where G has rank less than k.
+    Raises ValueError if G has rank less than k.
     """
     k = w.shape[1]
     squares, u = top_eigenpairs(gram, min(k + 1, len(gram)))
     squares, u = squares.flip(0), u.flip(1)  # descending
     if k > len(gram) or squares[k - 1] <= 1e-12 * squares[0]:
         raise ValueError(f"the gradients span fewer dimensions than k = {k}")
+
     s = squares.clamp(min=0).sqrt()
     s_1, s_next = float(s[0]), float(s[k]) if k < len(s) else 0.0
     cos = torch.linalg.svdvals(u[:, :k].T @ w / s[:k, None]).clamp(max=1)
     gsd, sine = (float((1 - c.square()).sum().sqrt()) for c in (cos, cos[-1]))
+
     residual = residual_gram(gram, w)
     return Reconstruction(
         error=float(top_eigenpairs(residual, 1)[0].clamp(min=0).sqrt()),

@@ -20,14 +20,17 @@ def text_weights(class_names: list[str], model: str, pretrained: str | None, sca
         import open_clip
     except ImportError:
         raise UserError("algorithm.class_names needs open_clip: pip install pubsel[clip]") from None
+
     if model not in open_clip.list_models():
         near = ", ".join(open_clip.list_models()[:5])
         raise UsageError(f"algorithm.text_model={model}: open_clip has no such model; it has {near}, ...")
+
     try:
         with tensors_alone():
             clip = open_clip.create_model(model, pretrained=pretrained).eval()
     except (OSError, RuntimeError, UnpicklingError) as error:
         reason = str(error).partition("\n")[0][:100]
         raise UserError(f"algorithm.text_weights={pretrained}: no such weights of {model} here ({reason})") from None
+
     tokens = open_clip.get_tokenizer(model)(class_names)
     return scale * torch.nn.functional.normalize(clip.encode_text(tokens).float(), dim=1)

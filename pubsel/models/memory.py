@@ -26,15 +26,16 @@ class Held(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         self._known |= {leaf.untyped_storage() for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)}
-        made = func(*args, **(kwargs or {}))
-        for leaf in tree_leaves(made):
+        result = func(*args, **(kwargs or {}))
+
+        for leaf in tree_leaves(result):
             if isinstance(leaf, Tensor) and leaf.device.type == self.device.type:
                 storage = leaf.untyped_storage()
                 if storage not in self._known:
                     self._known.add(storage)
                     weakref.finalize(storage, self._add, -storage.nbytes())
                     self._add(storage.nbytes())
-        return made
+        return result
 
     def _add(self, size: int) -> None:
         self.now += size

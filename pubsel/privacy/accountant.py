@@ -31,8 +31,8 @@ from scipy.special import log_ndtr
 from pubsel.messages import UsageError
 from pubsel.settings.keys import Accounting, is_weak
 
-ROUNDING = 1e-3  # of a sensitivity: what floating point may add to it; `deviation`
-MOST_EXAMPLES = 2**21  # for which that is derived
+ROUNDING = 1e-3  # of a sensitivity: what floating point may add to it (see `deviation`)
+MOST_EXAMPLES = 2**21  # for which ROUNDING is derived
 RELATIVE_ERROR = 0.0045  # of epsilon, in the numerical accountant; part of the upper bound
 SEARCH_ERROR = 0.07  # the same while searching, where only the estimate is used: off by far less than its error
 MAX_GRID = 2**25  # points of its discretisation, at about 130 bytes; above, memory would be unbounded
@@ -84,7 +84,7 @@ def check_delta(
         )
 
 
-def _said(guarantee: str, delta: float, n: int) -> tuple[str, dict[str, Any]]:
+def _sentence(guarantee: str, delta: float, n: int) -> tuple[str, dict[str, Any]]:
     """Return the sentence of a guarantee for n examples, and what else the record says, if it is weak."""
     if not is_weak(delta, n):
         return guarantee, {}
@@ -133,14 +133,17 @@ def _half_width(noise_multiplier: float, rate: float, steps: int, delta_error: f
 
 @lru_cache(maxsize=1)
 def _prv(noise_multiplier: float, rate: float, steps: int, eps_error: float, delta_error: float) -> Any:
-    less_noise = 1.1 ** math.floor(math.log(noise_multiplier, 1.1))  # rounded, so that a search computes few widths
+    # The noise is rounded, so that a search computes few widths; less noise has a larger width, which is safe.
+    less_noise = 1.1 ** math.floor(math.log(noise_multiplier, 1.1))
     half_width = max(_half_width(less_noise, rate, steps, delta_error), 3 + eps_error)
+
     mesh = eps_error / math.sqrt(steps / 2 * math.log(12 / delta_error))
     if not 2 * half_width / mesh < MAX_GRID:
         raise UsageError(
             f"epsilon is too small or too large to account for at noise multiplier {noise_multiplier:.3g}, "
             f"{steps} steps: change it, or lower training.epochs"
         )
+
     half = next_fast_len(math.ceil(half_width / mesh) + 2, real=True)  # a little wider, for a quick FFT
     prv = _SampledGaussian(noise_multiplier, rate)
     return PRVAccountant([prv], eps_error, delta_error, [steps], eps_max=(half - 1.5) * mesh)
@@ -179,7 +182,10 @@ def spent(
         return 0.0
     if rate == 1:
         return gaussian_epsilon(math.sqrt(done) / noise_multiplier, delta)
-    error = RELATIVE_ERROR * (about if about is not None else rdp_epsilon(noise_multiplier, rate, steps, delta))
+
+    if about is None:
+        about = rdp_epsilon(noise_multiplier, rate, steps, delta)
+    error = RELATIVE_ERROR * about
     return max(0.0, _prv_epsilon(noise_multiplier, rate, steps, done, delta, error)[1])
 
 
@@ -193,11 +199,13 @@ def deltas(noise_multiplier: float, rate: float, steps: int, epsilons: Sequence[
     """Return upper bounds of delta at each of `epsilons`. 0 < rate <= 1."""
     if rate == 1:
         return [gaussian_delta(epsilon, math.sqrt(steps) / noise_multiplier) for epsilon in epsilons]
+
     for error in (0.02, 0.1, 0.5):  # of epsilon, half of it in delta; with little noise the accountant needs more
         with warnings.catch_warnings(), contextlib.suppress(ValueError, RuntimeError, OverflowError):
             warnings.simplefilter("ignore")
             accountant = _prv(noise_multiplier, rate, steps, error, 1e-8)
-            return [float(min(1.0, accountant.compute_delta(epsilon, [steps])[2])) for epsilon in epsilons]
+            bounds = [accountant.compute_delta(epsilon, [steps])[2] for epsilon in epsilons]
+            return [float(min(1.0, bound)) for bound in bounds]
     raise UsageError(f"noise multiplier {noise_multiplier:.3g}: too little to be accounted for")
 
 
@@ -222,7 +230,8 @@ def rdp_of_step(noise_multiplier: float, rate: float) -> NDArray[np.float64]:
 def epsilons_of_rdp(curves: NDArray[np.float64], delta: float) -> NDArray[np.float64]:
     """Return the epsilon at delta of each curve [n, FEW_ORDERS]; Balle et al. 2020, arXiv:1905.09982, Theorem 21."""
     a = np.array(FEW_ORDERS)
-    return np.asarray((curves + np.log1p(-1 / a) - (math.log(delta) + np.log(a)) / (a - 1)).min(1).clip(0))
+    at_orders = curves + np.log1p(-1 / a) - (math.log(delta) + np.log(a)) / (a - 1)
+    return np.asarray(at_orders.min(1).clip(0))
 
 
 def _crossing(epsilon_at: Callable[[float], float], epsilon: float, start: float) -> float:
@@ -233,6 +242,7 @@ def _crossing(epsilon_at: Callable[[float], float], epsilon: float, start: float
     def gap(log_sigma: float) -> float:
         return math.log(max(epsilon_at(math.exp(log_sigma)), 1e-12) / epsilon)
 
+    # Steps that double find a bracket from any start, and few of them if the start is near.
     low = high = math.log(start)
     step = 0.03
     while gap(high) > 0:
@@ -243,7 +253,10 @@ def _crossing(epsilon_at: Callable[[float], float], epsilon: float, start: float
         low, high, step = low - step, low, 2 * step
         if low < math.log(1e-2):
             raise UsageError(f"epsilon={epsilon}: so large that it hardly protects; lower it or use non_private")
-    return math.exp(brentq(gap, low, high, xtol=2e-5)) if low < high else start
+
+    if low == high:
+        return start
+    return math.exp(brentq(gap, low, high, xtol=2e-5))
 
 
 def _gaussian_mu(epsilon: float, delta: float) -> float:
@@ -277,13 +290,16 @@ def calibrate(epsilon: float, delta: float, rate: float, steps: int) -> float:
     def coarse(noise_multiplier: float) -> float:
         return _prv_epsilon(noise_multiplier, rate, steps, steps, delta, SEARCH_ERROR * epsilon)[0]
 
-    sigma, ratio = 1 / math.sqrt(math.log1p((mu / rate) ** 2 / steps)), 1 + RELATIVE_ERROR
-    for _ in range(10):  # aims 1e-4 low: more than the search's tolerance, less than what is accepted
+    # The search aims 1e-4 low: more than its tolerance, less than what is accepted.
+    sigma = 1 / math.sqrt(math.log1p((mu / rate) ** 2 / steps))
+    ratio = 1 + RELATIVE_ERROR
+    for _ in range(10):
         sigma = _crossing(lambda s: (1 + 1e-4) * ratio * coarse(s), epsilon, sigma)  # noqa: B023
         bound = spent(sigma, rate, steps, delta, about=epsilon)
         if 0.999 * epsilon <= bound <= epsilon:
             return sigma
         ratio = bound / coarse(sigma)
+
     raise UsageError(f"epsilon={epsilon}: cannot be calibrated over {steps} steps; change it or training.epochs")
 
 
@@ -297,12 +313,15 @@ def plan(
     """
     if accounting == Accounting.paper:
         releases = round(sensitivity**2)
-        sigma = _crossing(lambda s: rdp_epsilon(s, rate, steps, delta, releases), epsilon, 1.0) / sensitivity
+        scale = _crossing(lambda s: rdp_epsilon(s, rate, steps, delta, releases), epsilon, 1.0)
+        sigma = scale / sensitivity
         true = spent(sigma, rate, steps, delta)
         return Plan(true, delta, rate, steps, sigma, "paper: RDP per release, summed", False, epsilon)
+
     sigma = calibrate(epsilon, delta, rate, steps)
+    true = spent(sigma, rate, steps, delta, about=epsilon)
     name = "exact Gaussian" if rate == 1 else "PRV upper bound"
-    return Plan(spent(sigma, rate, steps, delta, about=epsilon), delta, rate, steps, sigma, name, True, epsilon)
+    return Plan(true, delta, rate, steps, sigma, name, True, epsilon)
 
 
 def pure(epsilon: float, rate: float, steps: int, name: str) -> Plan:
@@ -313,11 +332,13 @@ def pure(epsilon: float, rate: float, steps: int, name: str) -> Plan:
     between 1 - rate + rate e^(-epsilon') and 1 - rate + rate e^epsilon' = e^(epsilon / steps), and the former times the
     latter is at least 1. The noise multiplier is 1 / epsilon', the scale of exponential noise.
     """
-    each = epsilon / steps  # the logarithm is taken without the overflow of e^each, and rounded down
+    each = epsilon / steps
     if each < 1:
         inner = math.log1p(math.expm1(each) / rate)
-    else:
+    else:  # the same without the overflow of e^each
         inner = each - math.log(rate) + math.log1p(-math.exp(-each) * (1 - rate))
+
+    # epsilon' is rounded down, so that its noise is rounded up.
     return Plan(epsilon, 0.0, rate, steps, 1 / (inner * (1 - 1e-12)), name, True, epsilon)
 
 
@@ -327,18 +348,17 @@ def most_steps(epsilon: float, delta: float, noise_multiplier: float) -> int:
     steps = int((_gaussian_mu(epsilon, delta) * noise_multiplier * (1 - 1e-9)) ** 2)
     if steps < 1:
         raise UsageError(
-            f"privacy.noise_multiplier={noise_multiplier}: one step spends more than epsilon={epsilon}: raise one"
+            f"privacy.noise_multiplier={noise_multiplier}: one step already costs more than epsilon={epsilon}: raise "
+            "epsilon or privacy.noise_multiplier"
         )
     return steps
 
 
-KNOWN_SEED = (
-    "an adversary who knows the seed, which stands in this record: publish {what} only from a run with {key}=true"
-)
+KNOWN_SEED = "an adversary who knows the seed, which is in this record: publish {what} only from a run with {key}=true"
 
 
 def statement(
-    made: Plan | None,
+    training: Plan | None,
     sensitivity: float,
     secure: bool,
     distance_used: bool,
@@ -350,53 +370,58 @@ def statement(
     """Return what a record says of privacy: the guarantee in full, and what it does not cover. None: no guarantee.
     before: releases before training, whose epsilon and delta add to those of training. selected: one of them is the
     choice of the public set. examples: how many private ones there are."""
-    if made is None:
+    if training is None:
         return {"valid": False, "epsilon": None, "statement": "No privacy: trained without noise."}
-    not_covered = _not_covered(secure, distance_used, selected)
-    secret = "" if secure else " against whoever does not know the seed"
-    parts = None
+
+    # Basic composition: what was released before training and training itself add up.
+    total = training
+    composition: dict[str, Any] = {}
     if before:
-        parts = [{"what": what, **p._asdict()} for what, p in (*before, ("training", made))]
-        made = made._replace(
-            epsilon=sum((p.epsilon for _, p in before), made.epsilon),
-            delta=sum((p.delta for _, p in before), made.delta),
-            claimed_epsilon=sum((p.claimed_epsilon for _, p in before), made.claimed_epsilon),
+        total = training._replace(
+            epsilon=sum((p.epsilon for _, p in before), training.epsilon),
+            delta=sum((p.delta for _, p in before), training.delta),
+            claimed_epsilon=sum((p.claimed_epsilon for _, p in before), training.claimed_epsilon),
         )
+        parts = [{"what": what, **p._asdict()} for what, p in (*before, ("training", training))]
+        composition = {"composition": "basic", "parts": parts}
+
     released = "The choice of the public set and the trained weights" if selected else "The trained weights"
-    sound = (
-        f"{released} are ({made.epsilon:.4g}, {made.delta:g})-differentially private{secret}."
-        if made.valid
-        else f"NOT a valid guarantee for epsilon {made.claimed_epsilon:g}: the published accounting is unsound; "
-        f"this noise costs epsilon {made.epsilon:.4g} at delta {made.delta:g}."
-    )
-    sound, weak = _said(sound, made.delta, examples)
+    secret = "" if secure else " against whoever does not know the seed"
+    if total.valid:
+        sound = f"{released} are ({total.epsilon:.4g}, {total.delta:g})-differentially private{secret}."
+    else:
+        sound = (
+            f"NOT a valid guarantee for epsilon {total.claimed_epsilon:g}: the published accounting is unsound; "
+            f"this noise costs epsilon {total.epsilon:.4g} at delta {total.delta:g}."
+        )
+    sound, weak = _sentence(sound, total.delta, examples)
+
     return {
-        "valid": made.valid,
+        "valid": total.valid,
         **weak,
-        "epsilon": made.epsilon,
-        "claimed_epsilon": made.claimed_epsilon,
-        "delta": made.delta,
+        "epsilon": total.epsilon,
+        "claimed_epsilon": total.claimed_epsilon,
+        "delta": total.delta,
         "adjacency": "add or remove one training example; sampling rate, steps and batch size stay",
-        "sampling": "full batch" if made.rate == 1 else "Poisson",
-        "sampling_rate": made.rate,
-        "steps": made.steps,
-        "noise_multiplier": made.noise_multiplier,
+        "sampling": "full batch" if total.rate == 1 else "Poisson",
+        "sampling_rate": total.rate,
+        "steps": total.steps,
+        "noise_multiplier": total.noise_multiplier,
         "sensitivity": sensitivity,
-        "accountant": made.accountant,
+        "accountant": total.accountant,
         "noise_source": "operating system" if secure else "seeded",
         "statement": sound,
-        "not_covered": not_covered,
-        **({"composition": "basic", "parts": parts} if parts else {}),
+        "not_covered": _not_covered(secure, distance_used, selected),
+        **composition,
     }
 
 
 def _not_covered(secure: bool, distance_used: bool, selected: bool) -> list[str]:
     """Return what the guarantee of a training does not cover."""
-    choices = (
-        "hyper-parameters, candidates for public data and seeds"
-        if selected
-        else "hyper-parameters, data sets and seeds"
-    )
+    choices = "hyper-parameters, data sets and seeds"
+    if selected:
+        choices = "hyper-parameters, candidates for public data and seeds"
+
     not_covered = [
         f"the choice of {choices}, and the utility on test and validation data, with its interval",
         "what is read off the private data before training, which is treated as public: the number of examples, their "
@@ -404,6 +429,7 @@ def _not_covered(secure: bool, distance_used: bool, selected: bool) -> list[str]
         "notes, and the time that the run took",
         "the training loss on the screen, which is computed on private data: do not publish it",
     ]
+
     if distance_used:
         not_covered.append("the distance (GSD) in this record, which is computed on private data without noise")
     if not secure:
@@ -411,7 +437,7 @@ def _not_covered(secure: bool, distance_used: bool, selected: bool) -> list[str]
     return not_covered
 
 
-def measured(what: str, made: Plan, secure: bool, examples: int) -> dict[str, Any]:
+def measured(what: str, plan: Plan, secure: bool, examples: int) -> dict[str, Any]:
     """Return what a record says of a private measurement without training; what: what is released, as in "The choice
     is". examples: how many private ones there are."""
     not_covered = [
@@ -423,18 +449,19 @@ def measured(what: str, made: Plan, secure: bool, examples: int) -> dict[str, An
     ]
     if not secure:
         not_covered.append(KNOWN_SEED.format(what="it", key="secure_noise"))
+
     secret = "" if secure else " against whoever does not know the seed"
-    said, weak = _said(
-        f"{what} ({made.epsilon:.4g}, {made.delta:g})-differentially private{secret}.", made.delta, examples
-    )
+    guarantee = f"{what} ({plan.epsilon:.4g}, {plan.delta:g})-differentially private{secret}."
+    sentence, weak = _sentence(guarantee, plan.delta, examples)
+
     return {
         "valid": True,
         **weak,
-        **made._asdict(),
+        **plan._asdict(),
         "adjacency": "add or remove one training example; the sampling rate stays",
-        "sampling": "all examples" if made.rate == 1 else "Poisson",
+        "sampling": "all examples" if plan.rate == 1 else "Poisson",
         "sensitivity": 1.0,
         "noise_source": "operating system" if secure else "seeded",
-        "statement": said,
+        "statement": sentence,
         "not_covered": not_covered,
     }

@@ -27,6 +27,7 @@ def schedule(n: int, training: Training) -> Schedule:
     steps = training.steps or max(1, round(min(training.epochs * n / batch, 2 * MOST_STEPS)))
     if steps > MOST_STEPS:
         raise UsageError(f"training.epochs={training.epochs:g}: more than {MOST_STEPS:,} steps: lower it")
+
     return Schedule(n, batch / n, steps, batch)
 
 
