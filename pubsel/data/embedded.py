@@ -30,7 +30,9 @@ def digits() -> Parts:
     rows, labels = load_digits(return_X_y=True)
     order = np.random.RandomState(SEED).permutation(len(labels))
     images = np.floor(rows.reshape(-1, 8, 8) * 255 / 16 + 0.5).astype(np.uint8)[order]  # [1797, 8, 8]
-    labels, n = np.asarray(labels)[order], DIGITS_TRAIN
+    labels = np.asarray(labels)[order]
+
+    n = DIGITS_TRAIN
     return Parts(from_arrays(images[:n], labels[:n]), from_arrays(images[n:], labels[n:]))
 
 
@@ -41,11 +43,13 @@ def photo_patches() -> Parts:
     photographs = load_sample_images().images  # 2 x [427, 640, 3]
     random = np.random.RandomState(SEED)
     labels = random.randint(0, len(photographs), 2 * COUNT)
+
     patches = np.empty((2 * COUNT, SIDE, SIDE, 3), dtype=np.uint8)
     for i, label in enumerate(labels):
         height, width = photographs[label].shape[:2]
         top, left = random.randint(0, height - SIDE + 1), random.randint(0, width - SIDE + 1)
         patches[i] = photographs[label][top : top + SIDE, left : left + SIDE]
+
     return Parts(from_arrays(patches[:COUNT], labels[:COUNT]), from_arrays(patches[COUNT:], labels[COUNT:]))
 
 

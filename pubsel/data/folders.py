@@ -48,9 +48,12 @@ def read(name: str, info: Dataset, root: Path, download: bool) -> Listing:
         raise missing(name, root)
     if "parts" in info.options:
         return Listing(_published(name, info, root, "train"), _published(name, info, root, "test"))
+
     paths, labels = labelled(folder, expected_classes(folder, info))
     fraction, pattern = info.options["test"], info.options.get("group")
-    test = held_out([group_of(f"{path.parent.name}/{path.name}", pattern) for path in paths], fraction)
+    groups = [group_of(f"{path.parent.name}/{path.name}", pattern) for path in paths]
+    test = held_out(groups, fraction)
+
     shape: Shape = tuple(info.shape)  # type: ignore[assignment]
     note = f"{name}: {fraction:.3g} of the images held out as the test set, seed {SEED}"
     return Listing(*listed_parts(paths, torch.from_numpy(labels), test, shape), (note,))
@@ -62,21 +65,25 @@ def _published(name: str, info: Dataset, root: Path, part: str) -> Unread:
     first, *others = (top / folder for folder in parts[part])
     if not first.is_dir():
         raise missing(name, root, f"no folder {first.relative_to(root)}")
+
+    # The same classes in each folder, or their numbers would differ.
     folders = [first, *(folder for folder in others if folder.is_dir())]
     classes = expected_classes(top / parts["train"][0], info)
     for folder in folders:
         if class_folders(folder) != classes:
             raise UserError(f"{folder}: not the class folders of {parts['train'][0]}: unpack the archive again")
-    found = [labelled(folder, classes) for folder in folders]
+
+    examples = [labelled(folder, classes) for folder in folders]
+    files = [path for paths, _ in examples for path in paths]
+    labels = torch.from_numpy(np.concatenate([labels for _, labels in examples]))
     shape: Shape = tuple(info.shape)  # type: ignore[assignment]
-    labels = torch.from_numpy(np.concatenate([labels for _, labels in found]))
-    return unread([path for paths, _ in found for path in paths], labels, shape)
+    return unread(files, labels, shape)
 
 
 class Layout(NamedTuple):
-    """Where the images of a user's folder lie."""
+    """Where the images of a user's folder are."""
 
-    train: Path  # holds class folders, or images
+    train: Path  # contains class folders, or images
     test: Path | None
     classes: list[str]
     empty: list[str]  # sub-folders of train without any image
@@ -92,15 +99,19 @@ def layout(folder: Path) -> Layout:
     def named(names: Sequence[str]) -> Path | None:
         return next((within[name] for name in names if name in within and _all_images(within[name])), None)
 
+    # A class may be called train: then it has images, and so have folders next to it.
     train, test, validation = (named(names) for names in (TRAIN, TEST, VALIDATION))
     others = [path for name, path in within.items() if name not in TRAIN + TEST + VALIDATION]
-    if train is None or not (class_folders(train) or not any(images_in(path) for path in others)):
-        train, test, validation = folder, None, None  # a class may be called train
+    if train is None or (not class_folders(train) and any(images_in(path) for path in others)):
+        train, test, validation = folder, None, None
+
     notes: tuple[str, ...] = ()
     if train != folder and test is None and validation is not None:
         test, notes = validation, (f"{folder.name}: {validation.name} is used as the test set",)
-    empty = sorted(path.name for path in train.iterdir() if path.is_dir() and not _all_images(path))
-    return Layout(train, test, class_folders(train), [name for name in empty if not name.startswith(".")], notes)
+
+    without_images = sorted(path.name for path in train.iterdir() if path.is_dir() and not _all_images(path))
+    empty = [name for name in without_images if not name.startswith(".")]
+    return Layout(train, test, class_folders(train), empty, notes)
 
 
 def read_folder(folder: Path) -> tuple[Parts, int]:
@@ -111,27 +122,30 @@ def read_folder(folder: Path) -> tuple[Parts, int]:
     held out. A note counts the images that are not read. All images get the most common size, and colour if one has
     colour. UserError for a folder that is absent or empty, or an image that does not read.
     """
-    found = layout(folder)
-    top, classes = found.train, found.classes
+    places = layout(folder)
+    top, classes = places.train, places.classes
     if not classes and not images_in(top) and (deeper := _all_images(top)):
-        where = deeper[0].relative_to(folder).as_posix()
+        first = deeper[0].relative_to(folder).as_posix()
         raise UserError(
-            f"{folder}: its {len(deeper)} images lie deeper than <class>/*, such as {where}: give "
+            f"{folder}: its {len(deeper)} images lie deeper than <class>/*, such as {first}: give "
             f"{deeper[0].parent.parent}, or move them up"
         )
+
+    # The user's own test part, with the same classes, or a fifth.
     paths, labels = labelled(top, classes)
     test_paths: list[Path] = []
-    if found.test is not None:
-        unknown = sorted(set(class_folders(found.test)) - set(classes))
+    if places.test is not None:
+        unknown = sorted(set(class_folders(places.test)) - set(classes))
         if unknown:
-            raise UserError(f"{found.test}: class {unknown[0]} is not in {top}: give both the same classes")
-        test_paths, test_labels = labelled(found.test, classes)
+            raise UserError(f"{places.test}: class {unknown[0]} is not in {top}: give both the same classes")
+        test_paths, test_labels = labelled(places.test, classes)
         labels = np.concatenate([labels, test_labels])
-        test, notes = np.arange(len(labels)) >= len(paths), found.notes
+        test, notes = np.arange(len(labels)) >= len(paths), places.notes
     else:
         test, notes = _fifth(folder, [path.relative_to(folder).as_posix() for path in paths])
+
     paths += test_paths
-    notes += _unread(folder, paths, [part for part in (found.train, found.test) if part])
+    notes += _unread(folder, paths, [part for part in (places.train, places.test) if part])
     x, digests, size_notes = read_alike(folder, paths)
     names = [path.relative_to(folder).as_posix() for path in paths]
     return _parts(x, labels, test, names, digests, notes + size_notes), max(1, len(classes))
@@ -142,24 +156,24 @@ def _unread(folder: Path, paths: Sequence[Path], parts: Sequence[Path]) -> tuple
     classes."""
     read = set(paths)
     left = [path for path in _all_images(folder) if path not in read]
+    if not left:
+        return ()
 
     def place(path: Path) -> str:
         within = any(path.is_relative_to(part) for part in parts)
         relative = path.parent.relative_to(folder)
         return relative.as_posix() if within or not relative.parts else relative.parts[0]
 
-    if not left:
-        return ()
     places = Counter(place(path) for path in left)
-    told = [f"{count} in {where}" for where, count in places.most_common(NAMED)]
+    counts = [f"{count} in {where}" for where, count in places.most_common(NAMED)]
     more = ", ..." if len(places) > NAMED else ""
-    return (f"{folder.name}: {len(left)} images are not read: {', '.join(told)}{more}",)
+    return (f"{folder.name}: {len(left)} images are not read: {', '.join(counts)}{more}",)
 
 
 def _all_images(folder: Path) -> list[Path]:
     """Return the image files of a folder and of all folders in it, sorted; hidden ones are left out."""
-    found = (path for path in folder.rglob("*") if path.suffix.lower() in SUFFIXES and path.is_file())
-    return sorted(path for path in found if not any(part.startswith(".") for part in path.relative_to(folder).parts))
+    images = (path for path in folder.rglob("*") if path.suffix.lower() in SUFFIXES and path.is_file())
+    return sorted(path for path in images if not any(part.startswith(".") for part in path.relative_to(folder).parts))
 
 
 def findings(path: Path) -> tuple[list[str], list[str], list[str]]:
@@ -167,25 +181,29 @@ def findings(path: Path) -> tuple[list[str], list[str], list[str]]:
     decoded."""
     wrong, doubtful = list[str](), list[str]()
     if path.is_dir():
-        found = layout(path)
-        parts = [part for part in (found.train, found.test) if part is not None]
-        paths = [image for part in parts for image in labelled(part, found.classes)[0]]
-        names = found.classes
-        if found.empty:
-            told = ", ".join(found.empty[:NAMED]) + (", ..." if len(found.empty) > NAMED else "")
-            wrong.append(f"{len(found.empty)} class folders without images ({told}): fill or remove them")
+        places = layout(path)
+        parts = [part for part in (places.train, places.test) if part is not None]
+        paths = [image for part in parts for image in labelled(part, places.classes)[0]]
+        names = places.classes
+
+        if places.empty:
+            first = ", ".join(places.empty[:NAMED]) + (", ..." if len(places.empty) > NAMED else "")
+            wrong.append(f"{len(places.empty)} class folders without images ({first}): fill or remove them")
+
         files = (file for file in path.rglob("*") if file.is_file() and not file.name.startswith("."))
-        other = Counter(
-            file.suffix.lower() or "without extension" for file in files if file.suffix.lower() not in SUFFIXES
-        )
+        suffixes = [file.suffix.lower() for file in files]
+        other = Counter(suffix or "without extension" for suffix in suffixes if suffix not in SUFFIXES)
         if other:
             counts = ", ".join(f"{count} {suffix}" for suffix, count in other.most_common())
             doubtful.append(f"{sum(other.values())} files are not read: {counts}")
     else:
         rows = _rows(path)
         paths, names = [path.parent / row["path"] for row in rows], _words(rows)
+
+    # Sizes and colour are in the first bytes of a file.
     heads = [head(image) for image in paths]
-    sizes, grey = Counter(size for _, size in heads), sum(mode in GREY for mode, _ in heads)
+    sizes = Counter(size for _, size in heads)
+    grey = sum(mode in GREY for mode, _ in heads)
     if len(sizes) > 1:
         (height, width), count = sizes.most_common(1)[0]
         doubtful.append(
@@ -204,14 +222,18 @@ def read_csv(table: Path) -> tuple[Parts, int]:
     words = _words(rows)
     labels = np.asarray([words.index(row["label"]) for row in rows])
     paths = [table.parent / row["path"] for row in rows]
+
+    notes: tuple[str, ...] = ()
     if "split" in rows[0]:
-        test, notes = np.asarray([row["split"] == "test" for row in rows]), tuple[str, ...]()
+        test = np.asarray([row["split"] == "test" for row in rows])
         if test.all() or not test.any():
             raise UserError(f"{table}: every row is {rows[0]['split']}: give both parts, or leave the column split out")
     else:
         test, notes = _fifth(table, [row["path"] for row in rows])
+
     if words != [str(i) for i in range(len(words))]:
         notes += (f"{table.name}: labels {', '.join(words[:10])} numbered from 0 in this order",)
+
     x, digests, size_notes = read_alike(table, paths)
     return _parts(x, labels, test, [row["path"] for row in rows], digests, notes + size_notes), len(words)
 
@@ -247,7 +269,9 @@ def labelled(folder: Path, classes: Sequence[str]) -> tuple[list[Path], np.ndarr
     loose = images_in(folder)
     if classes and loose:
         raise UserError(f"{folder}: {loose[0].name} lies beside class folders: move it into its class")
-    groups = [images_in(folder / name) if (folder / name).is_dir() else [] for name in classes] or [loose]
+
+    folders = [folder / name for name in classes]
+    groups = [images_in(path) if path.is_dir() else [] for path in folders] or [loose]
     paths = [path for group in groups for path in group]
     if not paths:
         raise UserError(f"{folder}: no images in it: expected <class>/*.png (or jpg, ...), or images")
@@ -259,12 +283,19 @@ def read_alike(source: Path, paths: Sequence[Path]) -> tuple[Tensor, Tensor, tup
     them has colour; digests [n] of each at its own size; and a note where some were changed."""
     heads = [head(path) for path in paths]
     (height, width), same = Counter(size for _, size in heads).most_common(1)[0]
-    shape = (1 if all(mode in GREY for mode, _ in heads) else 3, height, width)
-    note = f"{source.name}: {len(paths) - same} of {len(paths)} images brought to {describe(shape)}"
-    x, digests = torch.empty((len(paths), *shape), dtype=torch.uint8), list[int]()
+    grey = all(mode in GREY for mode, _ in heads)
+    shape = (1 if grey else 3, height, width)
+
+    # Each image is hashed as it was decoded: the same image may be there at another size.
+    x = torch.empty((len(paths), *shape), dtype=torch.uint8)
+    digests: list[int] = []
     for i, path in enumerate(paths):
         x[i] = _read_image(path, shape, seen=lambda image: digests.append(digest(image)))
-    return x, torch.tensor(digests, dtype=torch.int64), (note,) if same < len(paths) else ()
+
+    notes: tuple[str, ...] = ()
+    if same < len(paths):
+        notes = (f"{source.name}: {len(paths) - same} of {len(paths)} images brought to {describe(shape)}",)
+    return x, torch.tensor(digests, dtype=torch.int64), notes
 
 
 def read_images(paths: Iterable[Path | zipfile.Path], shape: Shape) -> Tensor:
@@ -279,16 +310,16 @@ def read_images(paths: Iterable[Path | zipfile.Path], shape: Shape) -> Tensor:
 
 def unread(paths: Sequence[Path | zipfile.Path], y: Tensor, shape: Shape) -> Unread:
     """Return image files with their labels, as in `read_images`, each read only when it is asked for."""
-    return Unread(
-        lambda i: _read_image(paths[i], shape), y, tuple("/".join(str(path).split("/")[-2:]) for path in paths)
-    )
+    names = tuple("/".join(str(path).split("/")[-2:]) for path in paths)
+    return Unread(lambda i: _read_image(paths[i], shape), y, names)
 
 
 def listed_parts(paths: Sequence[Path], y: Tensor, test: np.ndarray, shape: Shape) -> tuple[Unread, Unread]:
-    """Train and test from image files, labels [n] or [n, labels] and a mask [n] of the test examples."""
+    """Return train and test from image files, labels [n] or [n, labels] and a mask [n] of the test examples."""
 
     def part(mask: np.ndarray) -> Unread:
-        return unread([paths[i] for i in np.flatnonzero(mask).tolist()], y[torch.from_numpy(mask)], shape)
+        files = [paths[i] for i in np.flatnonzero(mask).tolist()]
+        return unread(files, y[torch.from_numpy(mask)], shape)
 
     return part(~test), part(test)
 
@@ -321,6 +352,7 @@ def head(path: Path) -> tuple[str, tuple[int, int]]:
         raise UserError(f"{path}: no such image") from None
     except (*CORRUPT, OSError) as error:
         raise _unreadable(path, error) from None
+
     if mode.startswith(("I", "F")):
         raise UserError(f"{path}: more than 8 bits per channel: convert it to 8 bits first")
     return mode, (size[1], size[0])
@@ -348,7 +380,7 @@ def _open(file: Path | IO[bytes]) -> Image.Image:
 
 
 def _unreadable(path: Path | zipfile.Path, error: Exception) -> UserError:
-    """Unreadable; but where the system failed (Pillow's own errors have no number), the image may well be whole."""
+    """Return Unreadable; but if the system failed (Pillow's own errors have no number), the image may well be whole."""
     if isinstance(error, Image.DecompressionBombError):
         return Unreadable(
             path, path.name, f"more than {2 * MOST_PIXELS / 1e6:.0f} million pixels, maybe made to fill memory"
@@ -371,6 +403,7 @@ def rows_of(table: Path, columns: Sequence[str], between: str = ",") -> list[dic
         raise UserError(f"{table}: no such file") from None
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise UserError(f"{table}: not a readable CSV ({error})") from None
+
     if absent := [column for column in columns if column not in have]:
         raise UserError(f"{table}: no column {absent[0]}: it needs {','.join(columns)}")
     if not rows:
@@ -394,17 +427,18 @@ def _fifth(source: Path, names: Sequence[str]) -> tuple[np.ndarray, tuple[str, .
 
     An example's own file name decides, so that one image more or less moves no other to the other side.
     """
-    places = [int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest()) / 2**64 for name in names]
-    test = np.asarray(places) < TEST_FRACTION
+    hashes = [hashlib.blake2b(name.encode(), digest_size=8).digest() for name in names]
+    places = np.asarray([int.from_bytes(value) / 2**64 for value in hashes])  # in [0, 1)
+    test = places < TEST_FRACTION
     if test.all() or not test.any():  # a handful of images: the lowest one is the test set
-        test = np.asarray(places) == min(places)
+        test = places == places.min()
     return test, (f"{source.name}: {int(test.sum())} of {len(names)} images held out as the test set, by file name",)
 
 
 def _parts(
     x: Tensor, labels: np.ndarray, test: np.ndarray, names: Sequence[str], digests: Tensor, notes: tuple[str, ...]
 ) -> Parts:
-    """Train and test from images [n, c, h, w], labels [n], a mask [n] of the test examples, and their files."""
+    """Return train and test from images [n, c, h, w], labels [n], a mask [n] of the test examples, and their files."""
     y, mask = torch.from_numpy(labels.astype(np.int64)), torch.from_numpy(test)
     train, held = Split(x[~mask], y[~mask]), Split(x[mask], y[mask])
     files = (Files(tuple(np.asarray(names)[part.numpy()].tolist()), digests[part]) for part in (~mask, mask))

@@ -26,15 +26,18 @@ def read(name: str, info: Dataset, root: Path, download: bool) -> Listing:
     table = next((path for path in tables if path.is_file()), None)
     if table is None:
         raise missing(name, root)
+
     lesions, images, labels = read_metadata(table)
     files = {path.stem: path for path in sorted(folder.rglob("*.jpg"))}
     absent = [image for image in images if image not in files]
     if absent:
         raise UserError(f"{folder}: {absent[0]}.jpg and {len(absent) - 1} more are absent: unpack both image archives")
+
     test = held_out(lesions, TEST_FRACTION)
     shape: Shape = tuple(info.shape)  # type: ignore[assignment]
     note = f"{name}: {int(test.sum())} of {len(test)} images held out as the test set, disjoint by lesion, seed {SEED}"
-    return Listing(*listed_parts([files[image] for image in images], torch.tensor(labels), test, shape), (note,))
+    paths = [files[image] for image in images]
+    return Listing(*listed_parts(paths, torch.tensor(labels), test, shape), (note,))
 
 
 def read_metadata(table: Path) -> tuple[list[str], list[str], list[int]]:

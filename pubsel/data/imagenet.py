@@ -27,6 +27,7 @@ def read(name: str, info: Dataset, root: Path, download: bool) -> Listing:
     archive = root / f"{info.options['folder']}.zip"
     if folder.is_dir():
         return _parts(name, info, folder)
+
     if not archive.exists():
         if not download or "md5" not in info.options:
             raise missing(name, root)
@@ -34,6 +35,7 @@ def read(name: str, info: Dataset, root: Path, download: bool) -> Listing:
             download_url(info.url, root, archive.name, info.options["md5"])
         except (OSError, RuntimeError) as error:
             raise missing(name, root, f"download failed: {error}") from None
+
     try:
         return _parts(name, info, zipfile.Path(archive) / info.options["folder"])  # stays open for its images
     except zipfile.BadZipFile:
@@ -48,6 +50,7 @@ def _parts(name: str, info: Dataset, folder: Folder) -> Listing:
     if not test or (info.options["train"] and not train):
         part = "val" if not test else "train"
         raise UserError(f"{folder}: no images in {part}/<wnid>: see `pubsel data prepare {name}` for the layout")
+
     wnids = sorted({wnid for _, wnid in train + test})
     if len(wnids) > info.classes:
         raise UserError(f"{folder}: {len(wnids)} classes, {info.classes} expected: see `pubsel data prepare {name}`")
@@ -57,12 +60,13 @@ def _parts(name: str, info: Dataset, folder: Folder) -> Listing:
 
 def in_class_folders(folder: Folder) -> Labelled:
     """Return image files of <folder>/<wnid>/ or <folder>/<wnid>/images/, in order of class and name."""
-    found: Labelled = []
-    for classes in sorted(_list(folder), key=lambda path: path.name):
-        inner = classes / "images"
-        files = [path for path in _list(inner if inner.is_dir() else classes) if path.name.lower().endswith(".jpeg")]
-        found += [(path, classes.name) for path in sorted(files, key=lambda path: path.name)]
-    return found
+    images: Labelled = []
+    for class_folder in sorted(_list(folder), key=lambda path: path.name):
+        inner = class_folder / "images"
+        files = _list(inner if inner.is_dir() else class_folder)
+        photographs = [path for path in files if path.name.lower().endswith(".jpeg")]
+        images += [(path, class_folder.name) for path in sorted(photographs, key=lambda path: path.name)]
+    return images
 
 
 def annotated(folder: Folder) -> Labelled:

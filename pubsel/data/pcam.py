@@ -27,6 +27,7 @@ def read(name: str, info: Dataset, root: Path, download: bool) -> Listing:
             raise UserError("the files of PatchCamelyon are HDF5: run `pip install h5py`") from None
         for part in PARTS:
             sets.PCAM(str(root), split=part, download=download)
+
     train, val, test = (_part(root / "pcam", file, info.shape) for file in PARTS.values())
     n = len(train.y)
     both = Unread(lambda i: train.image(i) if i < n else val.image(i - n), torch.cat([train.y, val.y]))
@@ -38,13 +39,14 @@ def _part(folder: Path, part: str, shape: list[int]) -> Unread:
     import h5py
 
     paths = [folder / f"camelyonpatch_level_2_split_{part}_{key}.h5" for key in ("x", "y")]
-    found = []
+    arrays = []
     for path, key in zip(paths, ("x", "y"), strict=True):
         try:
-            found.append(h5py.File(path, "r")[key])
+            arrays.append(h5py.File(path, "r")[key])
         except (OSError, KeyError):
             raise UserError(f"{path}: corrupt or truncated: delete it and run `pubsel data prepare pcam`") from None
-    images, labels = found
+
+    images, labels = arrays
     channels, height, width = shape
     if images.shape != (len(labels), height, width, channels):
         raise UserError(f"{paths[0]}: images {images.shape} for {len(labels)} labels: delete both and prepare again")

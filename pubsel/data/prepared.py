@@ -23,7 +23,7 @@ ARRAYS = ("train_images", "train_labels", "test_images", "test_labels")
 
 
 def read(path: Path, classes: int | None = None, shape: Shape | None = None) -> Parts:
-    """Return both parts of a prepared npz. Labels must be below `classes` and images of `shape`, where these are given.
+    """Return both parts of a prepared npz. Labels must be below `classes` and images of `shape`, if these are given.
     UserError names the file and what is wrong with it."""
     arrays = arrays_of(path, ARRAYS)
     train = _split(path, "train", arrays["train_images"], arrays["train_labels"])
@@ -56,6 +56,7 @@ def _stream(path: Path, part: str, labels: np.ndarray) -> tuple[Unread, Sequence
         raise UserError(f"{path}: no array {part}_images in it: it needs {', '.join(ARRAYS)}") from None
     except CORRUPT:
         raise UserError(broken) from None
+
     y = labels_from(_checked(path, part, shape, dtype, labels))
     if math.prod(shape) != has:
         raise UserError(broken)
@@ -87,11 +88,17 @@ def _check_both(
     """Raise UserError if train and test do not fit each other, or are not as conf/dataset says."""
     if tuple(shapes[0]) != tuple(shapes[1]) or labels[0].shape[1:] != labels[1].shape[1:]:
         raise UserError(f"{path}: train and test differ in the shape of their images or labels: make both alike")
+
     have: Shape = tuple(shapes[0])  # type: ignore[assignment]
     if shape is not None and have != shape:
         raise UserError(f"{path}: images are {describe(have)}, not {describe(shape)}: prepare it again at that size")
+
     for part, y in zip(("train", "test"), labels, strict=True):
-        count = y.shape[1] if y.ndim == 2 else int(y.max()) + 1 if len(y) else 0
+        count = 0
+        if y.ndim == 2:
+            count = y.shape[1]
+        elif len(y):
+            count = int(y.max()) + 1
         if classes is not None and (count > classes or (y.ndim == 2 and count != classes)):
             raise UserError(f"{path}: {part}_labels out of range: {count} classes or labels, {classes} expected")
 
@@ -103,6 +110,7 @@ def arrays_of(path: Path, names: Collection[str]) -> dict[str, np.ndarray]:
             absent = [name for name in names if name not in file.files]
             if absent:
                 raise UserError(f"{path}: no array {', '.join(absent)} in it: it needs {', '.join(names)}")
+
             for name in names:
                 _check_size(path, file.zip, name)
             return {name: file[name] for name in names}
@@ -122,6 +130,7 @@ def _check_size(path: Path, archive: zipfile.ZipFile, name: str) -> None:
     with archive.open(f"{name}.npy") as member:
         shape, _, dtype = _header(member)
         has = archive.getinfo(f"{name}.npy").file_size - member.tell()
+
     takes = math.prod(shape) * dtype.itemsize
     if takes != has and not dtype.hasobject:  # a pickle is as long as it is, and refused when it is read
         raise UserError(
@@ -143,6 +152,7 @@ def _header(member: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype]:
 def write(path: Path, train: Split, test: Split) -> None:
     """Write the npz of both parts, whole or not at all."""
     values = (*to_arrays(train), *to_arrays(test))
+
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
@@ -164,6 +174,7 @@ def _checked(path: Path, part: str, shape: Sequence[int], dtype: np.dtype, label
         raise UserError(f"{path}: {part}_images is {dtype}, not uint8: store values 0 to 255 as uint8")
     if len(shape) not in (3, 4) or (len(shape) == 4 and shape[3] != 3) or 0 in shape[1:]:
         raise UserError(f"{path}: {part}_images has shape {list(shape)}, not [n, h, w] or [n, h, w, 3]")
+
     if labels.ndim == 2 and labels.shape[1] == 1:
         labels = labels[:, 0]  # as MedMNIST stores classes
     if labels.ndim not in (1, 2) or labels.dtype.kind not in ("iub" if labels.ndim == 1 else "iubf"):
@@ -173,6 +184,7 @@ def _checked(path: Path, part: str, shape: Sequence[int], dtype: np.dtype, label
         )
     if len(labels) != shape[0]:
         raise UserError(f"{path}: {shape[0]} {part}_images but {len(labels)} {part}_labels")
+
     if labels.ndim == 2 and not np.isin(labels, (0, 1)).all():
         raise UserError(f"{path}: {part}_labels out of range: a multi-label array holds only 0 and 1")
     if labels.ndim == 1 and len(labels) and labels.min() < 0:

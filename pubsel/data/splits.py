@@ -14,7 +14,7 @@ from pubsel.messages import UsageError, UserError
 
 SEED = 0  # of every fixed order and split; numpy's RandomState stream is frozen across versions
 
-NO_CLASS = 2**31 - 1  # the label of an example whose own is of another task: no task has this class
+NO_CLASS = 2**31 - 1  # for an example whose label belongs to another task: no task has this class
 
 
 class Split(NamedTuple):
@@ -32,20 +32,20 @@ class Files(NamedTuple):
 
 
 class Parts(NamedTuple):
-    """What a reader returns: both parts of a dataset as they lie on disk, and what it did to them."""
+    """What a reader returns: both parts of a dataset as they are on disk, and what it did to them."""
 
     train: Split
     test: Split
     notes: tuple[str, ...] = ()
-    files: tuple[Files, Files] | None = None  # of train and test, where each image is a file of the user's
+    files: tuple[Files, Files] | None = None  # of train and test, if each image is a file of the user's
 
 
 class Unread(NamedTuple):
     """Examples whose images are read one at a time: together they may be larger than memory."""
 
-    image: Callable[[int], Tensor]  # image i, uint8 [channels, height, width]; Unreadable where it is corrupt
+    image: Callable[[int], Tensor]  # image i, uint8 [channels, height, width]; Unreadable if it is corrupt
     y: Tensor  # as in Split
-    names: tuple[str, ...] = ()  # folder and name of each, where images are files
+    names: tuple[str, ...] = ()  # folder and name of each, if images are files
 
 
 class Listing(NamedTuple):
@@ -130,7 +130,9 @@ def in_order(what: str, split: Examples, shuffle: bool) -> tuple[Examples, tuple
     note."""
     if sorted_by_class(split.y):
         return shuffled(split), (f"{what} was sorted by class, shuffled with seed {SEED}",)
-    return (shuffled(split), (f"{what} shuffled with seed {SEED}",)) if shuffle else (split, ())
+    if shuffle:
+        return shuffled(split), (f"{what} shuffled with seed {SEED}",)
+    return split, ()
 
 
 def listing_in_order(name: str, parts: Parts | Listing) -> Listing:
@@ -173,6 +175,7 @@ def held_out(groups: Sequence[str], fraction: float) -> np.ndarray:
     order = np.random.RandomState(SEED).permutation(len(names))
     sizes = np.bincount(members, minlength=len(names))[order]
     before = np.cumsum(sizes) - sizes  # examples held out before each group is
+
     chosen = np.zeros(len(names), dtype=bool)
     chosen[order[before < fraction * len(groups)]] = True
     if chosen.all():  # never all of them

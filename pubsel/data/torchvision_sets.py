@@ -24,7 +24,7 @@ PHOTOGRAPHS = {
 
 
 def read(name: str, info: Dataset, root: Path, download: bool) -> Parts | Listing:
-    """Return the parts of a set of torchvision from its files in `root`, which are fetched where `download` allows it;
+    """Return the parts of a set of torchvision from its files in `root`, which are fetched if `download` allows it;
     errors as `reading` says."""
     with reading(name, info, root, download):
         if info.options["set"] == "Caltech256":
@@ -40,6 +40,7 @@ def reading(name: str, info: Dataset, root: Path, download: bool) -> Iterator[No
     there = all(is_there(root / file) for file in info.options["files"])
     if not there and not download:
         raise missing(name, root)
+
     try:
         yield
     except (RuntimeError, OSError, ValueError, AssertionError, EOFError, KeyError, pickle.UnpicklingError) as error:
@@ -61,9 +62,13 @@ def arrays(info: Dataset, root: Path, download: bool) -> Parts:
         train, test = (getattr(sets, kind)(root, train=part, download=download) for part in (True, False))
         train, test = (from_arrays(np.asarray(part.data), np.asarray(part.targets)) for part in (train, test))
         return Parts(train, test)
+
     if kind in ("SVHN", "SVHN_extra"):
         train, test = _svhn(root, "train", download), _svhn(root, "test", download)
-        return Parts(cat(train, _svhn(root, "extra", download)) if kind == "SVHN_extra" else train, test)
+        if kind == "SVHN_extra":
+            train = cat(train, _svhn(root, "extra", download))
+        return Parts(train, test)
+
     *training, test = (_photographs(kind, root, part, download, shape) for part in PHOTOGRAPHS[kind])
     if kind == "GTSRB":  # an absent folder would shift the numbers of the classes
         folders.expected_classes(root / "gtsrb/GTSRB/Training", info)
@@ -80,6 +85,7 @@ def _photographs(kind: str, root: Path, part: str, download: bool, shape: Shape)
     data = getattr(sets, kind)(
         root, split=part, download=download, transform=lambda image: folders.fitted(image, shape)
     )
+
     images = torch.empty((len(data), *shape), dtype=torch.uint8)
     labels = torch.empty(len(data), dtype=torch.int64)
     for i in range(len(data)):

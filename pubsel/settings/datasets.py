@@ -15,7 +15,7 @@ from pubsel.settings.schema import check, setting
 
 @dataclass
 class Dataset:
-    """One file of conf/dataset: what is known of a named dataset before it is there."""
+    """One file of conf/dataset: what is known about a named dataset before it is there."""
 
     source: str = setting("module of pubsel.data that reads it, or a module of your own")
     options: dict[str, Any] = field(default_factory=dict)
@@ -50,6 +50,7 @@ def dataset_info(name: str) -> Dataset:
         values = yaml.safe_load(path.read_text(encoding="utf-8"))
     except yaml.YAMLError as error:
         raise UserError(f"{path}: {str(error).splitlines()[0]}") from None
+
     return check(Dataset, values, f"dataset {name}: ")
 
 
