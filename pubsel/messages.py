@@ -40,7 +40,7 @@ def say(text: str) -> None:
 
 
 def log(text: str) -> None:
-    """Write a line, with the time, to the log alone. A log that cannot be written ends no run."""
+    """Write a line, with the time, to the log only. A log that cannot be written ends no run."""
     if _logs:
         with contextlib.suppress(OSError), open(_logs[-1], "a", encoding="utf-8", opener=_open_private) as file:
             now = time.strftime("%Y-%m-%d %H:%M:%S")

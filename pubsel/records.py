@@ -121,10 +121,10 @@ def read_record(path: Path, needed: tuple[str, ...] = NEEDED) -> dict[str, Any]:
 
 
 class Record(dict[str, Any]):
-    """What a command leaves: the keys of its result.json (`records.RECORD` says what they are).
+    """The result of a command: the keys of its result.json (`records.RECORD` says what they are).
 
-    It prints as the command does; in a notebook its keys are beside it. folder: where it lies, with the weights of a
-    run in model.pt.
+    It prints as the command does; in a notebook it also shows its keys. folder: the folder that contains it, with the
+    weights of a run in model.pt.
     """
 
     def __init__(self, values: Mapping[str, Any], folder: Path, text: str):
@@ -176,12 +176,12 @@ def recorded(
     needed: tuple[str, ...] = NEEDED,
     usable: Callable[[dict[str, Any]], bool] = lambda record: True,
 ) -> tuple[dict[str, Any], bool]:
-    """Return the record of a request, and whether it was made now: one that is in `folder` and `usable` is read, else
-    `make` makes it, and it is written whole.
+    """Return the record of a request, and whether it was made now: a record that is in `folder` and `usable` is read;
+    otherwise `make` makes it, and it is written whole.
 
-    One process at a time makes it; others wait, and read. The record gets the folder's name as its `identity`, and says
-    which code made it, asked before `make` runs. UserError if the folder cannot be written to, or if its record cannot
-    be read or lacks a key of `needed`.
+    One process at a time makes it; the others wait, then read it. The record gets the folder's name as its `identity`,
+    and says which code made it, asked before `make` runs. UserError if the folder cannot be written to, or if its
+    record cannot be read or lacks a key of `needed`.
     """
     path = folder / "result.json"
     if path.exists() and usable(record := read_record(path, needed)):
@@ -199,8 +199,8 @@ def recorded(
 
 
 class locked:
-    """Holds a folder for one process: a second one says so and waits until the first has finished or died. What is made
-    in it is for its owner alone, whatever the umask."""
+    """Holds a folder for one process: a second process says so and waits until the first has finished or died. Only
+    their owner may read the files that are made in it, whatever the umask."""
 
     def __init__(self, folder: Path):
         self.folder = folder
@@ -226,8 +226,8 @@ class locked:
 
 
 def clean(folder: Path) -> None:
-    """Remove what killed processes have left half-written, and their folders for the moment. Only for the process that
-    has the lock."""
+    """Remove what killed processes have left half-written, and their temporary folders. Only for the process that has
+    the lock."""
     for path in [*folder.glob("*.part"), *folder.glob(".*.tmp")]:
         path.unlink(missing_ok=True)
     for path in folder.glob(f"{SCRATCH}*"):
@@ -380,8 +380,8 @@ def _sources(module: str) -> bytes:
 
 
 def _commit(checkout: Path) -> str | None:
-    """Return HEAD of `checkout`, with "-dirty" where pubsel/ or conf/ differ from it; None if it is no checkout's
-    top."""
+    """Return HEAD of `checkout`, with "-dirty" if pubsel/ or conf/ differ from it; None if it is not the top of a
+    checkout."""
 
     def git(*words: str) -> str:
         command = ["git", "--no-optional-locks", "-C", str(checkout), *words]
@@ -407,8 +407,8 @@ def processor() -> str:
 
 
 def write_whole(path: Path, content: str | bytes, mode: int = 0o666) -> None:
-    """Write a file: `path` has either its old content or all of the new. mode: less what the umask takes. UserError
-    names a folder that cannot be written to."""
+    """Write a file: `path` has either its old content or all of the new. mode: permissions, less what the umask
+    removes. UserError names a folder that cannot be written to."""
     path = Path(path)
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
     try:
@@ -440,7 +440,7 @@ def write_whole(path: Path, content: str | bytes, mode: int = 0o666) -> None:
 
 
 def guard(folder: Path) -> None:
-    """Make a folder and everything in it readable and writable by its owner alone; what belongs to another stays as it
+    """Make a folder and everything in it readable and writable only by its owner; what belongs to another stays as it
     is."""
     for path in (folder, *folder.rglob("*")):
         if not path.is_symlink():
@@ -450,7 +450,7 @@ def guard(folder: Path) -> None:
 
 @contextlib.contextmanager
 def guarded() -> Iterator[None]:
-    """Let only their owner read the files that other libraries make inside. For moments: all threads share the
+    """Let only their owner read the files that other libraries make inside. Only for moments: all threads share the
     umask."""
     before = os.umask(0o077)
     try:

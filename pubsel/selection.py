@@ -70,7 +70,7 @@ def contributions(energies: Tensor, cap: float) -> Tensor:
 
 def permute_and_flip(scores: list[int], epsilon: Fraction, source: Source) -> int:
     """Return the place of one of the scores, in steps of 1 / UNIT: candidates in random order, the first whose coin
-    with probability p_j = exp(-epsilon (max q - q_j) / UNIT) shows heads. Exact, by integers alone."""
+    with probability p_j = exp(-epsilon (max q - q_j) / UNIT) shows heads. It is exact, since it uses only integers."""
     # Fisher and Yates: each order is exactly as likely as any other.
     order = list(range(len(scores)))
     for i in range(len(order) - 1, 0, -1):
@@ -82,8 +82,8 @@ def permute_and_flip(scores: list[int], epsilon: Fraction, source: Source) -> in
 
 
 def _coin(gamma: Fraction, source: Source) -> bool:
-    """Return True with probability exp(-gamma), exactly (Canonne, Kamath, Steinke 2020, arXiv:2004.00010, Algorithm
-    1)."""
+    """Return True with probability exp(-gamma), exactly (Canonne, Kamath, Steinke 2020, arXiv:2004.00010,
+    Algorithm 1)."""
     while gamma > 1:
         if not _coin(Fraction(1), source):
             return False
@@ -103,8 +103,8 @@ def exponent(plan: accountant.Plan, n: int) -> Fraction:
 
 def probabilities(scores: list[int], epsilon: float) -> NDArray[np.float64]:
     """Return the probability [J] with which permute_and_flip chooses each: p_j times the integral over the moment x in
-    [0, 1] of its turn of the product over l != j of 1 - x p_l, that no earlier one was taken. A polynomial, so that
-    Gauss's rule with J nodes is exact."""
+    [0, 1] of its turn of the product over l != j of 1 - x p_l, that no earlier one was taken. The integrand is a
+    polynomial, so Gauss's rule with J nodes is exact."""
     q = np.array(scores, dtype=np.float64) / UNIT
     p = np.exp(-epsilon * (q.max() - q))
 
@@ -125,7 +125,7 @@ def gsd_of(distance: Distance | None) -> GSD:
 
 
 class Comparison(NamedTuple):
-    """The sets that are compared, and on what.
+    """The sets that are compared, and the networks and streams that they are compared with.
 
     build(i): the network of initialisation i. key: names the public streams. source(purpose, step): sample, labels and
     coins, which nobody may know.
@@ -176,7 +176,7 @@ def select(
 ) -> tuple[str, accountant.Plan]:
     """Return the name of one candidate, and what the choice spends; nothing else that is computed here may be shown.
 
-    One candidate alone is chosen without reading anything. Identical candidates are equally likely. UsageError if a
+    A single candidate is chosen without reading anything. Identical candidates are equally likely. UsageError if the
     margin that is asked for (select.margin) needs more private examples than there are.
     """
     names = sorted(sets.candidates)

@@ -242,7 +242,7 @@ def test_batch_normalisation_that_cannot_be_replaced_or_was_trained_is_refused(t
     save_file(contiguous(network(model("resnet18")).net), tmp_path / "w.safetensors")
     given = model("resnet18")
     given.norm, given.checkpoint = Norm.replace, str(tmp_path / "w.safetensors")
-    with pytest.raises(UsageError, match=r"model\.norm=replace throws away"):
+    with pytest.raises(UsageError, match=r"model\.norm=replace discards"):
         network(given)
 
 

@@ -156,8 +156,8 @@ class Algorithm:
         raise NotImplementedError(f"{type(self).__name__} takes no private step")
 
     def numbers(self, view: View) -> int:
-        """Return how many numbers a step holds beside the rows of one pass, to estimate memory: by default, a gradient
-        of public data and what is made of it."""
+        """Return how many numbers a step holds in addition to the rows of one pass, to estimate memory: by default, a
+        gradient of public data and what is made of it."""
         return 2 * view.gradients.size if self.uses_public else 0
 
     def row_weighted(
@@ -229,7 +229,7 @@ class Solves(Protocol):
     """An algorithm that has a loop of its own, in place of mechanism and training.fit."""
 
     def account(self, n: int, epsilon: float, delta: float) -> Plan:
-        """Return what its loop costs on n examples."""
+        """Return what its loop costs on n private examples."""
         ...
 
     @property

@@ -66,8 +66,8 @@ def subspace_around(gradient: Tensor, rank: int, source: np.random.Generator) ->
     orthonormal basis [d, rank] spans it, (basis, False) if the basis [d, d - rank] spans what is left out.
 
     The public gradient has rank at most C, and C - 1 with softmax, whose residuals sum to zero. Its singular vectors
-    come first, the largest first; a larger rank is filled with random directions from `source`, where the paper leaves
-    open which ones.
+    come first, the largest first; a larger rank is filled with random directions from `source`; the paper leaves open
+    which ones.
     """
     d = gradient.shape[1]
     u, s, _ = torch.linalg.svd(gradient.T, full_matrices=False)  # [d, min(c, d)]
@@ -201,7 +201,7 @@ class AdaMixCLIP(AdaMix):
 
 @dataclass
 class OnlyPublic(OnFeatures):
-    """Training on public data alone: private examples are not read, so the guarantee is epsilon 0."""
+    """Settings of training on public data only: private examples are not read, so the guarantee is epsilon 0."""
 
     pretrain_epochs: int = setting("full-batch epochs", at_least=1, at_most=MOST_EPOCHS)
     pretrain_rate: float = setting("their learning rate, on sums", over=0)

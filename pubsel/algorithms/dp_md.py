@@ -29,7 +29,7 @@ class DPMD(Clipping):
         "K of alpha_t = cos(pi t / (K T)), the weight of the private gradient, never negative from K = 2 on; "
         "null: alpha", at_least=2,
     )  # fmt: skip
-    alpha: float = setting("the weight where cycle is null", over=0, at_most=1)
+    alpha: float = setting("the weight if cycle is null", over=0, at_most=1)
     public_batch: int = setting("public examples a step", at_least=1)
     fresh: bool = setting("draw them anew at each step; false: the same ones")
     labels: Labels = setting(

@@ -66,8 +66,8 @@ def residual_sum(gradients: GradientMatrix, basis: Basis, w: Tensor, clip_residu
 def clipped_parts(
     gradients: GradientMatrix, basis: Basis, clip_embedding: float, clip_residual: float | None
 ) -> Tensor:
-    """Return the rows (embedding, residual) [n, k + p] that the two sums add up, all residuals written out; None: [n,
-    k]."""
+    """Return the rows (embedding, residual) [n, k + p] that the two sums add up, all residuals written out; None:
+    [n, k]."""
     w = gradients.project(basis)
     every = torch.ones(len(w), dtype=torch.bool, device=w.device)
     embeddings = DenseGradients(w.clone())

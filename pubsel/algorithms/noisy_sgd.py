@@ -85,7 +85,8 @@ class Halfspace(NamedTuple):
 
 
 def signed_examples(x: Array, y: Array) -> Array:
-    """Return y x [n, d], rows above norm 1 scaled to it; each row by itself, so whatever it holds moves no other.
+    """Return y x [n, d], rows above norm 1 scaled to it; each row by itself, so that whatever it contains moves no
+    other.
 
     A label is its sign. A row that is not finite, or whose norm is not, counts as 0.
     """
@@ -156,12 +157,12 @@ def noisy_sgd(
     """Return a halfspace through 0, (epsilon, delta)-private for adding or removing a row (Algorithm 2). budget: both
     of them.
 
-    x: [n, d], rows of norm at most 1 (longer ones are scaled to it). y: [n], -1 or +1. beta: the chance that no run is
-    good; there are ceil(log(1 / beta)) runs. steps: of each run; the paper takes n^2 - 1. noise="accounted": what the
-    accountant finds for all steps of all runs together. noise="paper": sigma^2 = 32 L^2 n^2 log(n / delta) log(1 /
-    delta) / epsilon^2 on n times a gradient, at (epsilon / runs, delta / runs). For comparison: it holds for at most
-    n^2 steps, where it costs a twentieth of epsilon or less (epsilon 1 to 10, by Renyi DP), and is refused where it
-    does not. Its real cost is reported.
+    x: [n, d], rows of norm at most 1 (longer ones are scaled to it). y: [n], -1 or +1. beta: the probability that no
+    run is good; there are ceil(log(1 / beta)) runs. steps: of each run; the paper takes n^2 - 1. noise="accounted":
+    what the accountant finds for all steps of all runs together. noise="paper": sigma^2 = 32 L^2 n^2 log(n / delta)
+    log(1 / delta) / epsilon^2 on n times a gradient, at (epsilon / runs, delta / runs). For comparison: it holds for at
+    most n^2 steps, for which it costs a twentieth of epsilon or less (epsilon 1 to 10, by Renyi DP), and is refused if
+    it does not. Its real cost is reported.
     """
     n, (epsilon, delta) = len(x), budget
     if not (0 < beta < 1 and 0 < delta < 1 and epsilon > 0 and steps >= 1 and n >= 1 and y.shape == (n,)):
@@ -183,7 +184,7 @@ def noisy_sgd(
 
 
 def runs_of(beta: float) -> int:
-    """Return how many runs it takes so that all of them are bad with a chance of at most beta."""
+    """Return how many runs it takes so that all of them are bad with probability at most beta."""
     return math.ceil(math.log(1 / beta))
 
 

@@ -289,7 +289,7 @@ def public_examples(
     private label space, so the algorithms draw random labels there.
 
     Several sets (GSD, Table 16) are dealt out in turn: image i comes from set i mod their number, so that the first m'
-    hold equal shares for any m'; a share may be one larger than another. Labels stay where every set is of the private
+    hold equal shares for any m'; a share may be one larger than another. Labels stay if every set is of the private
     task, as conf/dataset says of named sets and as a user's own are taken to be if they have as many classes as each
     other; else each is NO_CLASS, which what needs labels refuses.
 
@@ -307,8 +307,8 @@ def open_dataset(name: str, data_root: str, download: bool) -> Source:
 
     A named set is read from <data_root>/<name>.npz; else from the original files under data_root; else, if `download`,
     it is fetched with its checksum. Sets that are slow to read or large (`options.store`) are kept at their size under
-    <data_root>/prepared and mapped from there; the original files are not opened again, only listed: where they are
-    others than were kept, they are kept anew. Missing (a UserError) names the dataset and the remedies. A split sorted
+    <data_root>/prepared and mapped from there; the original files are not opened again, only listed: if they are not
+    those that were kept, they are kept anew. Missing (a UserError) names the dataset and the remedies. A split sorted
     by class, and every user's folder, is brought into a fixed random order, because its first m images would be one
     class.
     """
@@ -344,7 +344,7 @@ def open_dataset(name: str, data_root: str, download: bool) -> Source:
 
 @lru_cache(maxsize=64)
 def _as_listed(name: str, root: Path, folder: Path, stamp: tuple[int, ...]) -> bool:
-    """Return whether the image files of a set are those that were kept in `folder`, or are not there whole any more. A
+    """Return whether the image files of a set are those that were kept in `folder`, or are no longer all there. A
     process lists them once."""
     info = dataset_info(name)
     if "folder" not in info.options:
@@ -601,7 +601,7 @@ def _dropped(name: str, count: int, others: str) -> tuple[str, ...]:
 
 
 def _noted(group: str, chosen: Opened, part: int, twice: np.ndarray, others: str, published: bool) -> tuple[str, ...]:
-    """Return the note that public examples, bool [m], are among others too, if a set was published so; UsageError
+    """Return the note that public examples, bool [m], are among others too, if the set was published so; UsageError
     otherwise. group: of the keys."""
     if not twice.any():
         return ()

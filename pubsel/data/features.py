@@ -192,8 +192,8 @@ def _is_whole(path: Path) -> bool:
 
 
 def _check_digest(path: Path) -> None:
-    """Raise UserError if the features of a file are not those that were written. A process reads a file once for that:
-    until it is another one."""
+    """Raise UserError if the features of a file are not those that were written. A process reads a file once for that,
+    until the file changes."""
     stat = path.stat()
     stamp = (str(path), stat.st_ino, stat.st_size, stat.st_mtime_ns)
     if stamp in _CHECKED:
@@ -270,7 +270,7 @@ def _write(path: Path, what: str, x: Tensor, extractor: Extractor, report: Calla
 
 
 def refuse(what: str, x: Tensor, extractor: Extractor) -> None:
-    """Raise UserError if a batch does not fit in memory, by what one image of it holds."""
+    """Raise UserError if a batch does not fit in memory, by what one image of it takes."""
     device = next(extractor.net.parameters()).device
     with Held(device) as counted:
         embed(torch.zeros_like(x[:1]), extractor)

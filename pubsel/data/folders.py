@@ -280,7 +280,7 @@ def labelled(folder: Path, classes: Sequence[str]) -> tuple[list[Path], np.ndarr
 
 def read_alike(source: Path, paths: Sequence[Path]) -> tuple[Tensor, Tensor, tuple[str, ...]]:
     """Return images [n, c, h, w] at the most common size among them (of several, the first met), in colour if any of
-    them has colour; digests [n] of each at its own size; and a note where some were changed."""
+    them has colour; digests [n] of each at its own size; and a note if some were changed."""
     heads = [head(path) for path in paths]
     (height, width), same = Counter(size for _, size in heads).most_common(1)[0]
     grey = all(mode in GREY for mode, _ in heads)

@@ -20,9 +20,9 @@ Labelled = list[tuple[Folder, str]]  # image file, WordNet id
 
 
 def read(name: str, info: Dataset, root: Path, download: bool) -> Listing:
-    """Return both parts from <root>/<options.folder>, or from the zip of that name, which is fetched where
-    `options.md5` is given and `download` allows it. Missing if nothing is there. With `options.train` false the
-    training part stays empty and the set serves as public data only."""
+    """Return both parts from <root>/<options.folder>, or from the zip of that name, which is fetched if `options.md5`
+    is given and `download` allows it. Missing if nothing is there. With `options.train` false the training part stays
+    empty and the set serves as public data only."""
     folder: Path = root / info.options["folder"]
     archive = root / f"{info.options['folder']}.zip"
     if folder.is_dir():

@@ -38,8 +38,8 @@ def read(name: str, info: Dataset, root: Path, download: bool) -> Parts:
 
 
 def blend(digits: np.ndarray, photographs: Sequence[np.ndarray], random: np.random.RandomState) -> Tensor:
-    """Return the digits [n, 28, 28] over random patches of random photographs (each [h, w, 3]): uint8 [n, 3, 32,
-    32]."""
+    """Return the digits [n, 28, 28] over random patches of random photographs (each [h, w, 3]): uint8
+    [n, 3, 32, 32]."""
     border = (SIDE - digits.shape[1]) // 2
     padded = np.pad(digits, ((0, 0), (border, border), (border, border)))  # [n, 32, 32]
 

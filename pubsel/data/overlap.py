@@ -21,7 +21,7 @@ Digest = NDArray[np.int64]  # [n]: 64 bits of blake2b for each image; chance mak
 
 
 class Digests(NamedTuple):
-    """What n images are recognised by."""
+    """The digests by which n images are recognised."""
 
     own: Digest  # as they were decoded
     shaped: Digest  # in the shape of the private images

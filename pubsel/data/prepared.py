@@ -44,7 +44,7 @@ def listing(path: Path, classes: int, shape: Shape) -> Listing:
 
 def _stream(path: Path, part: str, labels: np.ndarray) -> tuple[Unread, Sequence[int]]:
     """Return a part whose images are taken from their compressed member of the npz one after another, and their shape.
-    An earlier image than the last one costs a new start."""
+    Reading an image before the last one starts again from the beginning."""
     broken = f"{path}: corrupt, truncated or not a plain npz: delete it and prepare it again"
     try:
         archive = zipfile.ZipFile(path)
@@ -125,8 +125,8 @@ def arrays_of(path: Path, names: Collection[str]) -> dict[str, np.ndarray]:
 
 
 def _check_size(path: Path, archive: zipfile.ZipFile, name: str) -> None:
-    """Raise UserError if the header of an array claims other than the archive has of it, or more than memory has room
-    for: it may be made to fill that. Nothing of it is read."""
+    """Raise UserError if the header of an array claims a size that the archive does not have, or more than there is
+    memory for: it may be made to fill memory. Nothing of the array is read."""
     with archive.open(f"{name}.npy") as member:
         shape, _, dtype = _header(member)
         has = archive.getinfo(f"{name}.npy").file_size - member.tell()

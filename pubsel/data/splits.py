@@ -113,7 +113,7 @@ def in_turn(parts: Sequence[Tensor]) -> Tensor:
 
 
 def sorted_by_class(labels: Tensor) -> bool:
-    """Return whether labels [n] never decrease and have more than one class: the first m would be one class."""
+    """Return whether labels [n] never decrease and have more than one class: the first m would then be of one class."""
     return labels.ndim == 1 and len(labels) > 1 and bool((labels.diff() >= 0).all() and labels[0] != labels[-1])
 
 
@@ -147,8 +147,7 @@ def listing_in_order(name: str, parts: Parts | Listing) -> Listing:
 
 
 def draw(name: str, y: Tensor, m: int, shots: int | None) -> Tensor:
-    """Return indices [m], ascending, of a fixed random draw: `shots` of each class of y [n], or m of all where it is
-    None.
+    """Return indices [m], ascending, of a fixed random draw: `shots` of each class of y [n], or m of all if it is None.
 
     UsageError if there are fewer.
     """
@@ -184,6 +183,6 @@ def held_out(groups: Sequence[str], fraction: float) -> np.ndarray:
 
 
 def group_of(file_name: str, pattern: str | None) -> str:
-    """Return the part of a file name that names its patient; the whole name where there is no pattern or no match."""
+    """Return the part of a file name that names its patient; the whole name if there is no pattern or no match."""
     match = re.search(pattern, file_name) if pattern else None
     return match.group(0) if match else file_name

@@ -94,7 +94,7 @@ def unit(rows: Tensor) -> Tensor:
 def public_subspace(name: str, rows: Tensor, k: int) -> Tensor:
     """Return the top-k right singular subspace [s, k], float64, of a public set's sketched gradients [m, s].
 
-    UsageError names the set where they are all zero, or span fewer dimensions.
+    UsageError names the set if they are all zero, or span fewer dimensions.
     """
     second = rows.double().T @ rows.double()
     if not second.any():
@@ -111,7 +111,7 @@ def noisy(second: Tensor, noise_multiplier: float, source: Source) -> Tensor:
     """Return A [s, s], a sum of g g^T with |g| <= 1, plus symmetric noise (Analyze Gauss).
 
     Sensitivity: one row more or less moves triangle(A) by |g g^T|_F = |g|^2 <= 1, so the noise on it has the
-    `privacy.deviation` of that: this much on the diagonal of A, 1 / sqrt(2) of it beside the diagonal.
+    `privacy.deviation` of that: this much on the diagonal of A, 1 / sqrt(2) of it off the diagonal.
     """
     numbers = triangle(second)
     noise = accountant.deviation(noise_multiplier, 1.0) * normal(source, len(numbers), numbers.device)
@@ -189,8 +189,8 @@ class Side:
 
     def private(self, split: Split, chosen: Tensor, source: Source) -> Iterator[Tensor]:
         """Return the rows of the examples `chosen` [n'] of a private set, in blocks [<= ROWS, s] float64, each of norm
-        at most 1 and made of its own example alone: random labels are drawn one by one from the secret source. All in
-        float64, since a processor rounds a row another way beside others, by 1e-7 of it in float32, and more if that
+        at most 1 and made from its own example alone: random labels are drawn one by one from the secret source. All in
+        float64, since a processor rounds a row differently next to others, by 1e-7 of it in float32, and more if that
         turns a ReLU; the sensitivities are of rows that do not depend on others."""
         y = split.y[chosen]
         if self.distance.labels == Labelling.random:
@@ -222,8 +222,8 @@ class Side:
 
 
 def sampling_rate(expected: float, n: int) -> float:
-    """Return the rate of the Poisson sample that a private measurement takes of n examples, of which so many are
-    expected. n counts as public."""
+    """Return the rate of the Poisson sample that a private measurement takes of n examples, `expected` of them on
+    average. n counts as public."""
     return min(1.0, expected / n)
 
 

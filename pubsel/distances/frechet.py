@@ -34,7 +34,7 @@ def frechet(a: Gaussian, b: Gaussian) -> float:
     """Return |m_a - m_b|^2 + tr(S_a + S_b - 2 (S_a^(1/2) S_b S_a^(1/2))^(1/2)): the squared 2-Wasserstein distance, in
     squared units of the rows. At least 0; 0 for equal Gaussians.
 
-    The trace of the root is the sum of the singular values of R_a R_b^T: nothing is squared, and where there are fewer
+    The trace of the root is the sum of the singular values of R_a R_b^T: nothing is squared, and if there are fewer
     examples than dimensions no d x d matrix is needed.
     """
     overlap = torch.linalg.svdvals(a.root @ b.root.T).sum()

@@ -45,8 +45,8 @@ def squared_distances(x: Tensor, y: Tensor) -> Tensor:
 
 def class_numbers(name: str, y: Tensor, distance: str) -> Tensor:
     """Return classes 0, 1, ..., C - 1 of labels y: [n] classes, whatever their numbers, or [n, labels] of 0/1, each
-    different row of which is a class. UsageError if there are no labels, or one class alone: `distance` compares
-    labels."""
+    different row of which is a class. UsageError if there are no labels, or only one class: `distance` compares labels.
+    """
     if y.dim() == 1 and bool((y == NO_CLASS).any()):
         raise UsageError(
             f"distance={distance} needs labels, and {name} combines sets of different classes: give them one by one, "

@@ -18,8 +18,8 @@ from pubsel.messages import UsageError
 def mmd(x: Tensor, y: Tensor, bandwidth: float) -> float:
     """Return MMD^2 of rows x [n, d] and y [m, d], n, m > 1, with k(x, y) = exp(-|x - y|^2 / (2 bandwidth^2)).
 
-    Unbiased: 0 on average where both are of one distribution, so that it may be NEGATIVE. Of a sample and itself it is
-    2 (w - 1) / n, where w is `within` of the sample. At most 2.
+    Unbiased: 0 on average if both are of one distribution, so it may be NEGATIVE. Of a sample and itself it is 2 (w -
+    1) / n, where w is `within` of the sample. At most 2.
     """
     return within(x, bandwidth) + within(y, bandwidth) - 2 * _between(x, y, bandwidth)
 
@@ -50,7 +50,7 @@ def _kernel(x: Tensor, y: Tensor, bandwidth: float) -> Tensor:
 class MMD(Distance):
     """Settings of MMD^2.
 
-    The bandwidth is the median distance between the private examples alone: one for all candidates of an
+    The bandwidth is the median distance between the private examples only: the same for all candidates of an
     initialisation, so that their values compare, and none depends on the others.
     """
 

@@ -34,8 +34,8 @@ class Labelled(NamedTuple):
 
 
 def labelled(x: Tensor, y: Tensor) -> Labelled:
-    """Return examples x: images [n, c, h, w] of 0 to 255, which count as numbers in [0, 1] side by side, or rows [n,
-    d]; of classes y [n] = 0, ..., C - 1."""
+    """Return examples x: images [n, c, h, w] of 0 to 255, which count as numbers in [0, 1] side by side, or rows
+    [n, d]; of classes y [n] = 0, ..., C - 1."""
     x = x.flatten(1).float() / 255 if x.dim() > 2 else x
     squares = torch.stack([row.double().square().sum() for row in x])
 
@@ -80,8 +80,8 @@ def _gaussians(a: Labelled, b: Labelled, inner: Tensor) -> Tensor:
 
 
 def _classes_exactly(a: Labelled, b: Labelled, cost: Tensor) -> Tensor:
-    """Return the squared W2 distances between the examples of classes, [C_a, C_b], from squared distances [n_a,
-    n_b]."""
+    """Return the squared W2 distances between the examples of classes, [C_a, C_b], from squared distances
+    [n_a, n_b]."""
     import ot
 
     squares = torch.zeros(len(a.means), len(b.means), dtype=torch.float64)

@@ -28,11 +28,11 @@ from pubsel.privacy.randomness import stream
 
 
 def embedding(model: nn.Module, x: Tensor, y: Tensor, rng: np.random.Generator) -> Tensor:
-    """Return the embedding, float64 [filters], of the task with images x [n, c, h, w] and classes y [n] = 0, ..., C -
-    1, or 0/1 labels y [n, labels]: the Fisher information of each trained weight below the head of `model`, averaged
-    over each filter.
+    """Return the embedding, float64 [filters], of the task with images x [n, c, h, w] and classes y [n] = 0,
+    ..., C - 1, or 0/1 labels y [n, labels]: the Fisher information of each trained weight below the head of `model`,
+    averaged over each filter.
 
-    model: the probe, in eval mode; its head is not used. Where nothing below it trains, or x are features [n, d]: the
+    model: the probe, in eval mode; its head is not used. If nothing below it trains, or x are features [n, d]: the
     Fisher information of a shift of each of the head's d inputs, as if the probe ended in a bias. rng: the labels that
     are drawn. Memory is that of one block of per-example gradients.
     """
@@ -60,8 +60,8 @@ def embedding(model: nn.Module, x: Tensor, y: Tensor, rng: np.random.Generator) 
 
 def fit_head(z: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
     """Return the weight [C, d] and bias [C] of logistic regression on features z [n, d], standardised, with classes y
-    [n] or 0/1 labels [n, C], each of them on its own. A standard normal prior on the weights (scikit-learn's C = 1)
-    keeps it finite if classes are separable."""
+    [n] or 0/1 labels [n, C], each label by itself. A standard normal prior on the weights (scikit-learn's C = 1) keeps
+    it finite if classes are separable."""
     shift, scale = z.mean(0), z.std(0)
     scale = torch.where(scale > 1e-12 * scale.max(), scale, 1)
     x = ((z - shift) / scale).numpy()
@@ -78,7 +78,7 @@ def fit_head(z: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _logistic(x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the weight and bias of classes y [n]: a row for each of them; for 0/1 float labels one row."""
+    """Return the weight and bias for classes y [n], with a row for each class; for 0/1 float labels one row."""
     from sklearn.exceptions import ConvergenceWarning  # half a second, for who measures this distance alone
     from sklearn.linear_model import LogisticRegression
 
@@ -121,7 +121,7 @@ def fisher(engine: PerExampleGradients, x: Tensor, y: Tensor) -> Tensor:
 
 def fisher_of_shift(weight: Tensor, logits: Tensor, multi_label: bool) -> Tensor:
     """Return the Fisher information [d] of a shift of the inputs of a head with `weight` [C, d], in closed form: the
-    mean over `logits` [n, C] of the variance of W_cj over classes c; for labels of their own, of sum_c p_c (1 - p_c)
+    mean over `logits` [n, C] of the variance of W_cj over classes c; for several labels at once, of sum_c p_c (1 - p_c)
     W_cj^2."""
     if multi_label:
         p = logits.sigmoid()
@@ -131,8 +131,9 @@ def fisher_of_shift(weight: Tensor, logits: Tensor, multi_label: bool) -> Tensor
 
 
 def task2vec(a: Tensor, b: Tensor) -> float:
-    """Return the cosine distance of a / (a + b) and b / (a + b), for embeddings [filters] that are at least 0: in [0,
-    1], 0 for proportional ones. Coordinates that are 0 in both are left out. ValueError if an embedding is all 0."""
+    """Return the cosine distance of a / (a + b) and b / (a + b), for embeddings [filters] that are at least 0: in
+    [0, 1], 0 for proportional ones. Coordinates that are 0 in both are left out. ValueError if an embedding is all 0.
+    """
     if not a.any() or not b.any():
         raise ValueError("all gradients are zero")
     total = a + b

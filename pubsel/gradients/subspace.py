@@ -55,7 +55,7 @@ def davidson(rows: Tensor, k: int, least: float) -> Tensor | None:
     It starts from the top 2 k eigenvectors of the Gram matrix of a sketch, and corrects by the inverse of that matrix
     less the eigenvalue: of its top 8 k eigenvectors, the others taken for equal. Two or three products with G and G^T.
 
-    It ends when the sines of the angles to the true subspace are estimated at ANGLE, all together. None: where they are
+    It ends when the sines of the angles to the true subspace are estimated at ANGLE, all together. None: if they are
     not after ROUNDS, or theta_k is at most `least` of theta_1. The estimate, of second order in the residuals R = K S y
     - theta S y of all Ritz vectors S y, K = G G^T: the top k miss R_i / (theta_i - theta_min) of what lies outside of
     S, and mix with the Ritz vectors j below by R_j^T R_i / ((theta_i - theta_min) (theta_i - theta_j)). On gradients of
@@ -129,7 +129,7 @@ def sketch(rows: Tensor, width: int) -> Tensor:
 def top_eigenpairs(gram: Tensor, k: int) -> tuple[Tensor, Tensor]:
     """Return the largest k eigenvalues [k], ascending, and their vectors [m, k], of a symmetric float64 matrix [m, m].
 
-    On a CPU LAPACK computes them alone, three times as fast as all of them.
+    On a CPU, LAPACK computes only these, three times as fast as all of them.
     """
     if gram.is_cuda:
         values, vectors = torch.linalg.eigh(gram)
@@ -142,10 +142,10 @@ def top_eigenpairs(gram: Tensor, k: int) -> tuple[Tensor, Tensor]:
 
 
 def triangle(matrix: Tensor) -> Tensor:
-    """Return a symmetric matrix [d, d] as the vector of its diagonal and sqrt(2) times what is above it, [d (d + 1) /
-    2].
+    """Return a symmetric matrix [d, d] as the vector of its diagonal and sqrt(2) times what is above it,
+    [d (d + 1) / 2].
 
-    Its norm is the Frobenius norm of the matrix, since each entry beside the diagonal stands there twice. So x x^T has
+    Its norm is the Frobenius norm of the matrix, since each entry off the diagonal occurs twice in it. So x x^T has
     norm |x|^2, and noise on this vector has the scale that the matrix needs (Dwork, Talwar, Thakurta, Zhang: Analyze
     Gauss, STOC 2014).
     """
@@ -168,15 +168,15 @@ def cosines(v1: Tensor, v2: Tensor) -> Tensor:
 
 
 def projection_metric(v1: Tensor, v2: Tensor) -> float:
-    """Return sqrt(k - sum_i cos^2 theta_i) between two orthonormal bases [p, k] (GSD, Definition 3). In [0,
-    sqrt(k)]."""
+    """Return sqrt(k - sum_i cos^2 theta_i) between two orthonormal bases [p, k] (GSD, Definition 3). In
+    [0, sqrt(k)]."""
     c = cosines(v1, v2)
     return float((len(c) - c.square().sum()).clamp(min=0).sqrt())
 
 
 def allocate(k: int, sizes: list[int], limit: int) -> list[int]:
-    """Return the number of basis vectors for each parameter group: floor(k sqrt(p_i) / sum_j sqrt(p_j)) (GEP, Section
-    4).
+    """Return the number of basis vectors for each parameter group: floor(k sqrt(p_i) / sum_j sqrt(p_j)) (GEP,
+    Section 4).
 
     Never more than the group has parameters or `limit`, the number of public examples; at least one.
     """

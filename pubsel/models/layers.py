@@ -10,8 +10,8 @@ from pubsel.models import Network
 
 
 class Above(nn.Module):
-    """What trains: [n, d], the outputs of all that lies below, flat and side by side -> logits. Its parameters are
-    those of the whole network, by the same names."""
+    """The part that trains: [n, d], the outputs of everything below, flat and side by side -> logits. Its parameters
+    are those of the whole network, by the same names."""
 
     def __init__(self, net: nn.Module, shapes: list[torch.Size]):
         super().__init__()
@@ -30,7 +30,7 @@ class _Tracer(fx.Tracer):
 
 def split(network: Network, x: Tensor) -> tuple[Callable[[Tensor], Tensor], Above]:
     """Return (below, above) with above(below(x)) = network(x) for images x [n, c, h, w]. They share the network's
-    layers, so that training `above` trains the network. UsageError if the network cannot be traced (torch.fx), or where
+    layers, so that training `above` trains the network. UsageError if the network cannot be traced (torch.fx), or if
     layers that overwrite what they are given make the parts another network."""
     try:
         graph = _Tracer().trace(network.net)
@@ -88,7 +88,7 @@ def _above_the_first_trained(graph: fx.Graph, net: nn.Module) -> set[fx.Node]:
 def _part(
     net: nn.Module, graph: fx.Graph, nodes: list[fx.Node], inputs: list[fx.Node], outputs: list[fx.Node] | None
 ) -> fx.GraphModule:
-    """Return the nodes of a graph as a module of its own. outputs None: those of the graph."""
+    """Return the nodes of a graph as a separate module. outputs None: those of the graph."""
     new, copied = fx.Graph(), dict[fx.Node, fx.Node]()
     for node in inputs:
         copied[node] = new.placeholder(node.name)

@@ -17,7 +17,7 @@ def free(device: torch.device) -> int:
 
 class Held(TorchDispatchMode):
     """While it is entered: bytes of the tensors on a device that operations make, at most at once. What an operation
-    holds for itself, and arrays of numpy, are not seen."""
+    allocates for itself, and arrays of numpy, are not counted."""
 
     def __init__(self, device: torch.device):
         super().__init__()  # type: ignore[no-untyped-call]

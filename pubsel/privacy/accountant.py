@@ -62,13 +62,14 @@ def deviation(noise_multiplier: float, sensitivity: float) -> float:
 
     A sum of n rows a_i, each of norm at most the sensitivity D, is computed in float64, in an order that may depend on
     the data. It is off by at most (n - 1) 2^-53 sum_i |a_i| <= n^2 2^-53 D in L2, to first order (Higham: Accuracy and
-    Stability of Numerical Algorithms, 2002, Section 4.2). So the computed sums of two neighbours differ by at most
-    D (1 + n^2 2^-52), which is D (1 + ROUNDING) up to MOST_EXAMPLES examples. GEP adds rows of norm up to 10 D, which
+    Stability of Numerical Algorithms, 2002, Section 4.2). So the computed sums of two neighbours differ by at most D (1
+    + n^2 2^-52), which is D (1 + ROUNDING) up to MOST_EXAMPLES examples. GEP adds rows of norm up to 10 D, which
     cancel, but in blocks of a few hundred rows: its errors are smaller than these (gep.residual_sum).
 
     The rows themselves are computed in float32, with a margin for the rounding of their norms (gradients.clip_factors).
-    That each row is a function of its own example is exact on paper. Beside other rows a processor may round it another
-    way, by some 1e-7 of it: with 60,000 examples, sums moved by 1.5e-7 D in the attacks of tests/test_rounding.py.
+    That each row is a function of its own example is exact on paper. Next to other rows, a processor may round it
+    differently, by some 1e-7 of it: with 60,000 examples, sums moved by 1.5e-7 D in the attacks of
+    tests/test_rounding.py.
     """
     return noise_multiplier * sensitivity * (1 + ROUNDING)
 
@@ -106,7 +107,8 @@ def gaussian_epsilon(mu: float, delta: float) -> float:
 
 
 class _SampledGaussian(PoissonSubsampledGaussianMechanism):  # type: ignore[misc]
-    """prv-accountant's model of one step, whose distribution function is computed only where it is not flat.
+    """prv-accountant's model of one step, whose distribution function is computed only at points at which it is not
+    flat.
 
     The values are the same: it is 0 up to log(1 - rate), and 1 once both of the erfc(x) it is made of have x > 27.
     """
@@ -190,8 +192,8 @@ def spent(
 
 
 def advantage(noise_multiplier: float, rate: float, steps: int) -> float:
-    """Return an upper bound of delta at epsilon 0, the total variation between the outputs of neighbours: the best
-    adversary tells which of the two it was with probability (1 + this) / 2. 0 < rate <= 1."""
+    """Return an upper bound of delta at epsilon 0, which is the total variation between the outputs of neighbours: the
+    best adversary tells which of the two it was with probability (1 + this) / 2. 0 < rate <= 1."""
     return deltas(noise_multiplier, rate, steps, (0.0,))[0]
 
 
@@ -325,7 +327,7 @@ def plan(
 
 
 def pure(epsilon: float, rate: float, steps: int, name: str) -> Plan:
-    """Return `steps` releases, epsilon-private in all (delta 0), each of a Poisson sample at `rate` of its own.
+    """Return `steps` releases, epsilon-private in all (delta 0), each on its own Poisson sample at `rate`.
 
     On its sample a release may be epsilon'-private, epsilon' = log(1 + (e^(epsilon / steps) - 1) / rate). Proof: with
     an example more, the release follows (1 - rate) P + rate P', where P' is within e^(+- epsilon') of P. Over P that is

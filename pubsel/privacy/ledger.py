@@ -127,7 +127,7 @@ def read(path: Path) -> list[Line]:
 
 def ledgers(results: Path | str) -> list[list[Line]]:
     """Return the lines of all releases by private data set. Ledgers that share a name for their data, such as features
-    and images of one set, or a set and a part of it, are one: too much is counted rather than too little."""
+    and images of one set, or a set and a part of it, count as one: too much is counted rather than too little."""
     groups: list[tuple[set[str], list[Line]]] = []
     for path in sorted((Path(results) / "ledger").glob("*.jsonl")):
         lines = read(path)
@@ -149,8 +149,8 @@ def of_cell(results: Path | str, cell: str) -> list[Line]:
 
 
 def again(folder: Path, what: str = "that") -> str:
-    """Return what it spends to delete the folder of a run and make it again, for the end of a message that said so; ""
-    if nothing is known to be spent. The last release of each kind counts."""
+    """Return what it spends to delete the folder of a run and make it again, for the end of a message that suggests it;
+    "" if nothing is known to be spent. The last release of each kind counts."""
     try:
         releases = of_cell(folder.parent.parent, folder.name)
     except UserError:

@@ -96,8 +96,8 @@ def _nearest(of: str, group: str, wanted: str) -> str:
 
 
 def _changes(of: str, group: str, name: str, wanted: dict[str, Any]) -> list[str]:
-    """Return what turns an option into `wanted`. A key that `wanted` lacks has the default of its dataclass: it is
-    deleted."""
+    """Return the overrides that turn an option into `wanted`. A key that `wanted` lacks has the default of its
+    dataclass: it is deleted."""
     have, known = _leaves_of(of, group, name)
     want = _leaves(wanted)
 
@@ -141,7 +141,7 @@ def _option(of: str, group: str, name: str) -> dict[str, Any]:
 
 @cache
 def _raw(of: str, group: str, name: str) -> dict[str, Any]:
-    """Return an option as Hydra composes it: between the keys of a command's first files and of its own."""
+    """Return an option as Hydra composes it: between the keys of a command's first files and those of its own file."""
     first = [_file(file).get(group) or {} for file in _first(of)]
     last = _file(of).get(group) or {}
     values = OmegaConf.to_container(OmegaConf.merge(*first, _with_defaults(group, name), last))

@@ -184,7 +184,7 @@ def source(module: str) -> Path | None:
 
 
 def _fields_of(module: str, name: str) -> Any:
-    """Return the class `name` of a module with its docstring and its annotated fields; what else it has is left out."""
+    """Return the class `name` of a module with its docstring and its annotated fields; everything else is left out."""
     path = source(module)
     if path is None:
         raise ImportError(module)
@@ -222,7 +222,7 @@ def _fields_of(module: str, name: str) -> Any:
 
 
 def _is_light(node: ast.stmt) -> bool:
-    """Return whether a statement of a module costs nothing, and its settings may need it."""
+    """Return whether a statement of a module costs nothing to run, and the settings of its classes may need it."""
     if isinstance(node, ast.ImportFrom):
         module = node.module or ""
         return module.partition(".")[0] in sys.stdlib_module_names or module.startswith(NO_TORCH)
@@ -250,8 +250,8 @@ def header(command: str) -> str:
 def help_text(
     command: str, every: list[Section], chosen: Mapping[str, str], folders: tuple[Path, ...] = (CONF,)
 ) -> str:
-    """Return the help of a command. chosen: the options that the command line gives, by group; then those groups
-    alone."""
+    """Return the help of a command. chosen: the options that the command line gives, by group; then only those groups
+    are explained."""
     width = min(WIDEST, shutil.get_terminal_size().columns)
     shown = [section for section in every if section.name.partition(".")[0] in chosen]
     if shown:

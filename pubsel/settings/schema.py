@@ -39,10 +39,10 @@ def setting(
     default: Any = MISSING,
     **limits: Unpack[Range],
 ) -> Any:
-    """Return a dataclass field with its meaning and its range. Its value stands in conf/, or, for a key that is rarely
-    set, here as `default`: never in both. While it has its default, the identity leaves it out.
+    """Return a dataclass field with its meaning and its range. Its value is in conf/, or, for a key that is rarely set,
+    here as `default`: never in both. While it has its default, the identity leaves it out.
 
-    `neutral` keys cannot change a result (where files lie, how fast a run is); the identity leaves them out. `named`
+    `neutral` keys cannot change a result (where files are, how fast a run is); the identity leaves them out. `named`
     keys become part of a folder's name.
     """
     kind = {"infinite": infinite, "neutral": neutral, "named": named}
@@ -176,6 +176,6 @@ def _check_number(key: str, number: float, metadata: Mapping[str, Any]) -> None:
 
 
 def check_name(key: str, name: Any) -> None:
-    """Raise UsageError if a name that is part of a folder's could leave it, or not be read."""
+    """Raise UsageError if a name that becomes part of a folder's name could lead out of that folder, or not be read."""
     if not isinstance(name, str) or not NAME.fullmatch(name):
         raise UsageError(f"{key}={name}: a name has letters, digits, _ . + and - only")
