@@ -183,6 +183,7 @@ def recorded(
     and says which code made it, asked before `make` runs. UserError if the folder cannot be written to, or if its
     record cannot be read or lacks a key of `needed`.
     """
+    # A finished record is read without the lock: the folder may be read-only.
     path = folder / "result.json"
     if path.exists() and usable(record := read_record(path, needed)):
         return record, False
@@ -366,6 +367,7 @@ def _sources(module: str) -> bytes:
     if not files.get(module):
         return b""
 
+    # A user's class may call functions of modules next to its own.
     package = module.partition(".")[0]
     folder = Path(files[module]).parent
     near = {

@@ -117,6 +117,8 @@ class GEP(Algorithm):
         basis = self.basis(view, step)
         k = basis.size
         error = torch.zeros(1, dtype=torch.float64, device=basis.blocks[0].device)
+
+        # Norms of residuals are computed from an orthonormal basis, so its error enters them.
         if self.residual:
             basis, error[0] = orthonormal(basis)
 

@@ -120,6 +120,7 @@ def base_run(signed: Array, loss: Loss, deviation: float, steps: int, source: So
 
     size = 2 / math.sqrt(2 * loss.lipschitz**2 + d * deviation**2)
     for t, rows in enumerate(poisson_samples(n, steps, source), 1):
+        # An empty sample gets its noise too, or the step would show that it was empty.
         gradient = deviation * source.standard_normal(d)
         if rows.size:
             sample = signed[rows]

@@ -32,7 +32,7 @@ def supervised(model: nn.Module, public: Split, epochs: int, batch_size: int, ra
             loss.backward()
             optimizer.step()
 
-    # The memory of the gradients is needed for private training.
+    # Private training has no use for these gradients, and may need their memory.
     for parameter in model.parameters():
         parameter.grad = None
     if not all(p.isfinite().all() for p in model.parameters()):

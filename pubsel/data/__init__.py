@@ -182,6 +182,7 @@ def _rest_of_test(pair: Pair, opened: Opened, taken: int, data_root: str) -> tup
     if not len(x):
         raise UsageError(f"pair.m={pair.m}: no test images of {pair.private} would remain: use a smaller pair.m")
 
+    # A test image that is equal to a public one may have been trained on.
     _, test = opened.digests(_shape(opened))
     twice = among(rows(test, slice(taken, None)), rows(test, slice(taken)))
     notes: tuple[str, ...] = (f"the first {taken} test images of {pair.private} are public and left the test set",)
@@ -249,6 +250,7 @@ def _part(
 
     left: bool [n], the training examples that are private.
     """
+    # Another seed than that of `shuffled` and `draw`, so that the share is independent of both.
     order = torch.from_numpy(np.random.RandomState(SEED + 1).permutation(int(left.sum())))
     used = order[: max(1, round(pair.private_share * len(order)))]
     held = round(pair.validation * len(used))
@@ -473,6 +475,7 @@ def _open_path(name: str) -> Source:
         elif len(labels):
             classes = int(labels.max()) + 1
 
+    # Constants, since mean and deviation of private images would be a release of them.
     metric = "auc" if parts.train.y.ndim == 2 else "accuracy"
     half = (0.5,) * parts.train.x.shape[1]
     return _source(name, parts, classes, metric, half, half, shuffle=path.is_dir())

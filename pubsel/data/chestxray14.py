@@ -51,6 +51,7 @@ def read(name: str, info: Dataset, root: Path, download: bool) -> Listing:
         labels = torch.tensor([findings[image] for image in images]).reshape(-1, len(FINDINGS))
         return unread([files[image] for image in images], labels, shape)
 
+    # Patients are apart in the published lists; of other lists at least the images have to be.
     train, test = lines(lists[0]), lines(lists[1])
     if both := set(train) & set(test):
         raise UserError(f"{lists[1]}: {min(both)} and {len(both) - 1} more are in {lists[0].name} too: use other lists")

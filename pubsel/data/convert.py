@@ -49,9 +49,11 @@ def _convert(x: Tensor, shape: Shape) -> Tensor:
         columns = max(width, math.floor(x.shape[3] * scale + 0.5))
         values = F.interpolate(values, size=(rows, columns), mode="bilinear", align_corners=False, antialias=True)
 
+        # The scaled image covers the target; only its centre is kept.
         top, left = (rows - height) // 2, (columns - width) // 2
         values = values[:, :, top : top + height, left : left + width]
 
+    # Only now to uint8: rounding after each step would add up.
     values = values.round().clamp(0, 255).to(torch.uint8)
     return values.expand(-1, channels, -1, -1).contiguous()  # [n, channels, height, width]
 

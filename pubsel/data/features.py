@@ -210,6 +210,7 @@ def _check_digest(path: Path) -> None:
     except OSError as error:
         raise UserError(f"{path} cannot be read ({error.strerror}): delete it to have it computed again") from None
 
+    # Features of a damaged file would train a network, only a worse one.
     if end != MARK + digest.digest():
         raise UserError(f"{path} cannot be read (it is not what was written): delete it to have it computed again")
     _CHECKED.add(stamp)
@@ -259,7 +260,7 @@ def _write(path: Path, what: str, x: Tensor, extractor: Extractor, report: Calla
             file.flush()
             os.fsync(file.fileno())
 
-        # Features like these come from a wrong file of weights; they are not kept.
+        # Such features come from unsuitable weights, so they are not kept.
         if not finite:
             raise UserError(f"the features of {what} are not finite: check model.backbone and its checkpoint")
         if len(x) > 1 and alike:

@@ -49,6 +49,7 @@ def read(name: str, info: Dataset, root: Path, download: bool) -> Listing:
     if "parts" in info.options:
         return Listing(_published(name, info, root, "train"), _published(name, info, root, "test"))
 
+    # Images of one patient belong together, so whole groups are held out.
     paths, labels = labelled(folder, expected_classes(folder, info))
     fraction, pattern = info.options["test"], info.options.get("group")
     groups = [group_of(f"{path.parent.name}/{path.name}", pattern) for path in paths]
@@ -231,6 +232,7 @@ def read_csv(table: Path) -> tuple[Parts, int]:
     else:
         test, notes = _fifth(table, [row["path"] for row in rows])
 
+    # Whoever reads predictions has to know which number is which label.
     if words != [str(i) for i in range(len(words))]:
         notes += (f"{table.name}: labels {', '.join(words[:10])} numbered from 0 in this order",)
 

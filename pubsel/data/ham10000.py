@@ -33,6 +33,7 @@ def read(name: str, info: Dataset, root: Path, download: bool) -> Listing:
     if absent:
         raise UserError(f"{folder}: {absent[0]}.jpg and {len(absent) - 1} more are absent: unpack both image archives")
 
+    # Several photographs show one lesion, so whole lesions are held out.
     test = held_out(lesions, TEST_FRACTION)
     shape: Shape = tuple(info.shape)  # type: ignore[assignment]
     note = f"{name}: {int(test.sum())} of {len(test)} images held out as the test set, disjoint by lesion, seed {SEED}"

@@ -51,6 +51,7 @@ def _parts(name: str, info: Dataset, folder: Folder) -> Listing:
         part = "val" if not test else "train"
         raise UserError(f"{folder}: no images in {part}/<wnid>: see `pubsel data prepare {name}` for the layout")
 
+    # More classes than expected are those of another set; fewer may be a part of this one.
     wnids = sorted({wnid for _, wnid in train + test})
     if len(wnids) > info.classes:
         raise UserError(f"{folder}: {len(wnids)} classes, {info.classes} expected: see `pubsel data prepare {name}`")

@@ -68,6 +68,7 @@ def read_photographs(name: str, root: Path) -> list[np.ndarray]:
         folders = [source, *sorted(path for path in source.rglob("*") if path.is_dir())]
         photographs = [_photograph(path) for folder in folders for path in images_in(folder)]
 
+    # A patch has to fit into each of them.
     if not photographs:
         raise UserError(f"{source}: no photographs in it: unpack BSR_bsds500.tgz")
     if any(p.ndim != 3 or p.shape[2] != 3 or min(p.shape[:2]) < SIDE or p.dtype != np.uint8 for p in photographs):

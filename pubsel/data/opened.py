@@ -106,6 +106,7 @@ def _first(source: Source, m: int) -> Source:
     if rest:
         first = cat(first, Split(source.train.x[:rest], source.train.y[:rest]))
 
+    # The kept folder has the digests of all examples, not of these, so it is not passed on.
     empty = Split(source.train.x[:0], source.train.y[:0])
     if source.files is None:
         return source._replace(train=empty, test=first, kept=None)

@@ -42,6 +42,7 @@ def digests(x: Tensor, shape: Shape | None = None, kept: Path | None = None) -> 
     if shape in by_shape:
         return by_shape[shape]
 
+    # Only digests at the images' own shape are kept: another shape depends on the private set.
     values = _read(kept) if kept is not None and shape is None else None
     if values is None:
         parts = (part if shape is None else to_shape(part, shape) for part in x.split(CHUNK))

@@ -57,6 +57,7 @@ def _stream(path: Path, part: str, labels: np.ndarray) -> tuple[Unread, Sequence
     except CORRUPT:
         raise UserError(broken) from None
 
+    # A header may claim any shape; the archive knows how many bytes there are.
     y = labels_from(_checked(path, part, shape, dtype, labels))
     if math.prod(shape) != has:
         raise UserError(broken)

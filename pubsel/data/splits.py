@@ -160,6 +160,8 @@ def draw(name: str, y: Tensor, m: int, shots: int | None) -> Tensor:
         return order[:m].sort().values
     if y.dim() != 1:
         raise UsageError(f"pair.shots={shots}: {name} has several labels an example: give pair.m instead")
+
+    # The first of each class in the order, so that fewer shots are a part of more.
     groups = [order[y[order] == label] for label in y.unique()]
     for label, members in zip(y.unique().tolist(), groups, strict=True):
         if len(members) < shots:

@@ -165,6 +165,7 @@ def _each(
             reported = time.monotonic()
             say(f"{what}: {i + 1:,} of {n:,} images")
 
+    # The note goes into the record, since another copy of the set may have these images.
     if not corrupt:
         return unread.y, ()
     if not kept:

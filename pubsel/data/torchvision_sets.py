@@ -41,6 +41,7 @@ def reading(name: str, info: Dataset, root: Path, download: bool) -> Iterator[No
     if not there and not download:
         raise missing(name, root)
 
+    # The same error means a damaged file, or a download that failed: what was there before tells which.
     try:
         yield
     except (RuntimeError, OSError, ValueError, AssertionError, EOFError, KeyError, pickle.UnpicklingError) as error:

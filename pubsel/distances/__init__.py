@@ -92,6 +92,7 @@ class Distance:
             sample = Split(private.x[chosen], private.y[chosen])
             between = self.to_private(Draw(i, build, sample, classes, key, random))
 
+            # One candidate at a time, so that memory does not grow with their number.
             for name, split in candidates.items():
                 began = time.perf_counter()
                 value = between(name, Split(split.x[: self.m], split.y[: self.m]))

@@ -276,6 +276,7 @@ class DPGSD(Subspaces):
                 raise UsageError(f"distance.k={self.k}: more than the {side.sketch.s} dimensions of distance.sketch")
             subspace = self.private_subspace(side, private, plan, source("DP-GSD", i))
 
+            # From here on post-processing: any number of candidates costs nothing more.
             for name, split in candidates.items():
                 began = time.perf_counter()
                 values[name].append(projection_metric(subspace, side.public(name, split)) / math.sqrt(self.k))

@@ -64,6 +64,7 @@ class MMD(Distance):
         if not bandwidth > 0:
             raise UsageError("distance=mmd: most private examples have the same features: take another model")
 
+        # The private side's own term is the same for all candidates.
         spread = within(x, bandwidth)
 
         def between(name: str, public: Split) -> float:

@@ -36,6 +36,7 @@ def top_k(gradients: GradientMatrix, k: int) -> Tensor:
         if basis is not None:
             return torch.linalg.qr(basis.double()).Q
 
+    # The Gram matrix is small, so it is decomposed in float64.
     products = gradients.gram().double()
     if k <= len(products):
         values, vectors = top_eigenpairs(products, k)
@@ -43,6 +44,7 @@ def top_k(gradients: GradientMatrix, k: int) -> Tensor:
             u = (vectors / values.sqrt()).flip(1)  # [m, k], descending
             return torch.linalg.qr(gradients.combine(u.to(gradients.dtype)).double()).Q
 
+    # The message says how many directions there are, so that a user knows which k to take.
     spectrum = torch.linalg.eigvalsh(products)
     rank = int((spectrum > least * spectrum[-1]).sum())
     raise ValueError(f"the gradients span {rank} dimensions, fewer than k = {k}")
@@ -222,6 +224,7 @@ def orthonormal(basis: Basis) -> tuple[Basis, float]:
     """
     blocks, errors = [], []
     for block in basis.blocks:
+        # The error of the last attempt is measured too: it is the bound that is returned.
         for attempt in range(3):
             excess = _products(block) - torch.eye(block.shape[1], dtype=torch.float64, device=block.device)
             error = float(excess.norm())

@@ -160,6 +160,7 @@ def _torchvision(model: Model, name: str, channels: int, classes: int) -> nn.Mod
     if channels != 3:
         raise UsageError(f"model=torchvision takes images with 3 channels, these have {channels}: use model=timm")
 
+    # Published weights come with a head for other classes, which is replaced.
     if model.pretrained:
         with tensors_alone():
             net = torchvision.models.get_model(name, weights="DEFAULT")

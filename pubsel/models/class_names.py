@@ -32,5 +32,6 @@ def text_weights(class_names: list[str], model: str, pretrained: str | None, sca
         reason = str(error).partition("\n")[0][:100]
         raise UserError(f"algorithm.text_weights={pretrained}: no such weights of {model} here ({reason})") from None
 
+    # Unit embeddings, as CLIP compares them with those of images.
     tokens = open_clip.get_tokenizer(model)(class_names)
     return scale * torch.nn.functional.normalize(clip.encode_text(tokens).float(), dim=1)

@@ -83,6 +83,7 @@ def parameters_of(net: nn.Module, name: str) -> set[str]:
     def inside(layer: str) -> set[str]:
         return {n for n in names if n == layer or n.startswith(f"{layer}.")}
 
+    # A network without a linear layer has no head, but "all" and layers of it can train.
     of_heads: set[str] = set()
     if name in WORDS[1:]:
         of_heads = of_heads.union(*(inside(layer) for layer in heads(net)))

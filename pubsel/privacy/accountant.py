@@ -161,6 +161,8 @@ def _prv_epsilon(
             warnings.simplefilter("ignore")
             accountant = _prv(noise_multiplier, rate, steps, error, delta / 1000)
             _, estimate, upper = accountant.compute_epsilon(delta, [done])
+
+        # A bound that does not exist must not pass for epsilon 0.
         if not math.isfinite(upper):
             raise FloatingPointError("no finite bound")
         return estimate, upper
@@ -436,6 +438,7 @@ def _not_covered(secure: bool, distance_used: bool, selected: bool) -> list[str]
         not_covered.append("the distance (GSD) in this record, which is computed on private data without noise")
     if not secure:
         not_covered.append(KNOWN_SEED.format(what="weights", key="privacy.secure_noise"))
+
     return not_covered
 
 

@@ -157,6 +157,7 @@ def again(folder: Path, what: str = "that") -> str:
         releases = []
     latest = list({line["what"]: line for line in releases}.values())
 
+    # Runs from before the ledger have no line in it, but their record names an epsilon.
     epsilon = spent(latest).epsilon if latest else _planned(folder)
     if not epsilon:
         return ""

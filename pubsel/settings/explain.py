@@ -61,6 +61,8 @@ def _sections(schema: Any, values: Mapping[str, Any], folders: tuple[Path, ...],
     for field in dataclasses.fields(schema):
         value = values.get(field.name, _default(field))
         group = next((t for t in (field.type, *get_args(field.type)) if dataclasses.is_dataclass(t)), None)
+
+        # An algorithm or distance is a free mapping in the schema; its class says which settings it has.
         if group is None and isinstance(value, Mapping) and "_target_" in value:
             group = method_settings(value["_target_"])
 
@@ -258,6 +260,7 @@ def help_text(
         parts = [_chosen(group, option, folders, width) for group, option in chosen.items()]
         return "\n".join([*parts, *(_section(section, width) for section in shown)])
 
+    # Experiments set keys of several groups, so they are listed before all of these.
     parts = [header(command)]
     groups = [section.name for section in every if section.options]
     if groups and option_names("experiment", folders):

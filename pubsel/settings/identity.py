@@ -27,6 +27,8 @@ def as_json(config: Any) -> dict[str, Any]:
     kept: dict[str, Any] = {}
     for f in dataclasses.fields(config):
         value = getattr(config, f.name)
+
+        # A default is left out, so that a new setting changes no identity of an old run.
         if f.metadata.get("neutral") or (f.default is not MISSING and value == f.default):
             continue
 

@@ -71,6 +71,7 @@ def check_method(group: str, values: dict[str, Any], folders: list[Path]) -> Non
     name, target = values.get("name"), values["_target_"]
     check_name(f"{group}.name", name)
 
+    # Tables know methods by their names, so a class may not take that of another one.
     known = methods(CONF, group)
     names = [other for other, targets in known.items() if target in targets]
     given = not names or any(target in methods(folder, group).get(str(name), ()) for folder in folders)
