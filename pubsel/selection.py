@@ -149,7 +149,7 @@ def energies(
     """Return u [n', J], float64: the share of the gradient of each private example in `chosen` [n'] that lies in the
     subspace of each candidate, averaged over `distance.initialisations` networks. NOT private.
 
-    Held at once: the sketched rows of the sample at one network, float64 [n', s], and one candidate's [m, s].
+    In memory at once: the sketched rows of the sample at one network, float64 [n', s], and one candidate's [m, s].
     """
     private = sets.private
     shares = torch.zeros(len(chosen), len(sets.candidates), dtype=torch.float64)
@@ -207,8 +207,8 @@ def select(
 
 
 def margin(candidates: int, cap: float, examples: float, epsilon: float) -> float:
-    """Return by how much of its gradients' energy, on average over so many examples, a candidate must be better than
-    each other (differences up to cap / 2 from an example's median count) to be chosen with probability SURE.
+    """Return by how much of its gradients' energy, on average over `examples`, a candidate must be better than each
+    other (differences up to cap / 2 from an example's median count) to be chosen with probability SURE.
 
     permute_and_flip chooses j with p_j times at most the integral of 1 - x, since the best one's p is 1: all others
     together with at most (J - 1) / 2 e^(-epsilon examples margin / cap).

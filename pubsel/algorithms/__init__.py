@@ -238,7 +238,7 @@ class Solves(Protocol):
         ...
 
     def rehearse(self, n: int, steps: int, source: np.random.Generator | SystemEntropy) -> None:
-        """Run so many steps of its loop on n random examples, to be timed."""
+        """Run `steps` steps of its loop on n random examples, to be timed."""
         ...
 
     def held(self, n: int) -> int:

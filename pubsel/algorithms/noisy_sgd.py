@@ -261,7 +261,7 @@ class NoisySGD(Algorithm):
         return runs_of(self.beta) * self.steps
 
     def rehearse(self, n: int, steps: int, source: Source) -> None:
-        """Run so many steps on n random examples."""
+        """Run `steps` steps on n random examples."""
         signed = np.random.default_rng(0).standard_normal((n, self.k))
         base_run(signed, self._loss(), 1.0, steps, source)
 
