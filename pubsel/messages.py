@@ -1,4 +1,5 @@
-"""What the person at the terminal is told on the way, and where it is kept; results go to stdout, this to stderr."""
+"""What the person at the terminal is told while a command runs, and the log of it. Results go to stdout, this to
+stderr."""
 
 import contextlib
 import os
@@ -10,7 +11,7 @@ from pathlib import Path
 
 
 class UserError(Exception):
-    """Something the user can mend: one line that names the key or file, and the remedy. Exit code 1."""
+    """Something the user can fix: one line that names the key or file, and the remedy. Exit code 1."""
 
     exit_code = 1
 
@@ -29,37 +30,42 @@ class CellsFailed(UserError):
         self.cells = cells
 
 
-_logs: list[Path] = []  # where `say` writes too; the last one counts
+_logs: list[Path] = []  # files that `say` writes to as well; only the last one counts
 
 
 def say(text: str) -> None:
-    """A line, at once."""
+    """Print a line at once."""
     print(text, file=sys.stderr, flush=True)
     log(text)
 
 
 def log(text: str) -> None:
-    """A line for the log alone, with the time. A log that cannot be written ends no run."""
+    """Write a line, with the time, to the log only. A log that cannot be written ends no run."""
     if _logs:
-        with contextlib.suppress(OSError), open(_logs[-1], "a", encoding="utf-8", opener=_own) as file:
-            file.writelines(f"{time.strftime('%Y-%m-%d %H:%M:%S')}  {line}\n" for line in text.splitlines())
+        with contextlib.suppress(OSError), open(_logs[-1], "a", encoding="utf-8", opener=_open_private) as file:
+            now = time.strftime("%Y-%m-%d %H:%M:%S")
+            file.writelines(f"{now}  {line}\n" for line in text.splitlines())
 
 
-def _own(name: str, flags: int) -> int:
+def _open_private(name: str, flags: int) -> int:
     return os.open(name, flags, 0o600)
 
 
 def traced(error: BaseException) -> str:
-    """The traceback of an error, in which no path says where this machine has its files."""
+    """Return the traceback of an error, without the folders of this machine in its paths."""
     text = "".join(traceback.format_exception(error))
+
+    # The longest first: a folder may lie within another one of them.
     for folder in sorted({*sys.path, os.getcwd(), sys.base_prefix}, key=len, reverse=True):
-        text = text.replace(f"{folder.rstrip(os.sep)}{os.sep}", "") if folder.strip(os.sep) else text
+        if folder.strip(os.sep):
+            text = text.replace(f"{folder.rstrip(os.sep)}{os.sep}", "")
+
     return text
 
 
 @contextlib.contextmanager
 def logged(path: Path) -> Iterator[None]:
-    """What is said inside also comes to lie in the file `path`, behind what is there."""
+    """Write what is said inside to the file `path` too, after what it already contains."""
     _logs.append(path)
     try:
         yield
@@ -68,12 +74,12 @@ def logged(path: Path) -> Iterator[None]:
 
 
 def gib(size: float) -> str:
-    """Bytes for people."""
+    """Return a number of bytes as people read it."""
     return f"{size / 2**30:.1f} GiB" if size >= 2**30 else f"{size / 2**20:.0f} MiB"
 
 
 def duration(seconds: float) -> str:
-    """Seconds for people."""
+    """Return a number of seconds as people read it."""
     if seconds < 120:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} minutes" if seconds < 7200 else f"{seconds / 3600:.1f} hours"

@@ -29,13 +29,13 @@ _HERE = Path(__file__).resolve().parent
 
 NEEDED = ("identity", "label", "seed", "private", "public", "model", "algorithm", "epsilon", "utility", "settings")
 PRIVATE_FILE, PRIVATE_FOLDER = 0o600, 0o700  # modes of what is made from private data, whatever the umask
-LEFT_BEHIND = 24 * 3600  # s, after which a file that is written for a moment has nobody who writes it
+LEFT_BEHIND = 24 * 3600  # seconds, after which nobody is writing to a temporary file any more
 KINDS = ("runs", "ranks", "audits")  # folders of results whose folders have a record each
-SCRATCH = "candidates-"  # how a folder for the moment begins, below that of a run
-FAILED = "failed: "  # how the last line of a failed run's log begins, behind the time
+SCRATCH = "candidates-"  # how the name of a temporary folder begins, below that of a run
+FAILED = "failed: "  # how the last line of a failed run's log begins, after the time
 
 
-RECORD = {  # what stands in result.json, by dotted key; the reference of the documentation is made of it
+RECORD = {  # what result.json contains, by dotted key; the reference of the documentation is generated from it
     "identity": "the name of the run and of its folder: readable, with a digest of what can change the result",
     "label": "the setting's name in tables",
     "seed": "decides weights, labels, sample and noise",
@@ -88,7 +88,7 @@ RECORD = {  # what stands in result.json, by dotted key; the reference of the do
 
 
 class BrokenRecord(UserError):
-    """A record that does not read. What it spends to make it again is for whoever prints this to say (cli.py)."""
+    """A record that cannot be read. Whoever prints this adds what it spends to make it again (cli.py)."""
 
     def __init__(self, path: Path, why: str):
         super().__init__(f"{path} {why}: delete it to run the cell again")
@@ -96,32 +96,35 @@ class BrokenRecord(UserError):
 
 
 def write_record(path: Path, record: dict[str, Any]) -> None:
-    """Writes `record` as JSON with sorted keys. `path` has either its old content or the whole record, never a part.
+    """Write `record` as JSON with sorted keys. `path` has either its old content or the whole record, never a part.
 
-    UserError names the folder where it cannot be written; nothing half-written is left there. For its owner alone.
+    UserError names the folder if it cannot be written to; nothing half-written is left there. Only its owner may read
+    the file.
     """
     write_whole(path, json.dumps(record, indent=1, sort_keys=True) + "\n", PRIVATE_FILE)
 
 
 def read_record(path: Path, needed: tuple[str, ...] = NEEDED) -> dict[str, Any]:
-    """The record at `path`; UserError names the file where it is corrupt, truncated or lacks a key of `needed`."""
+    """Return the record at `path`; UserError names the file if it is corrupt, truncated or lacks a key of `needed`."""
     try:
         record: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise UserError(f"cannot read {path}: {error.strerror}") from None
     except ValueError:  # no JSON, or no UTF-8
         raise BrokenRecord(path, "is no complete record") from None
-    missing = [key for key in needed if not isinstance(record, dict) or key not in record]
+
+    keys = record.keys() if isinstance(record, dict) else ()
+    missing = [key for key in needed if key not in keys]
     if missing:
         raise BrokenRecord(path, f"is no record, it lacks {missing[0]!r}")
     return record
 
 
 class Record(dict[str, Any]):
-    """What a command leaves: the keys of its result.json (`records.RECORD` says what they are).
+    """The result of a command: the keys of its result.json (`records.RECORD` says what they are).
 
-    It prints as the command does; in a notebook its keys are beside it. folder: where it lies, with the weights of a
-    run in model.pt.
+    It prints as the command does; in a notebook it also shows its keys. folder: the folder that contains it, with the
+    weights of a run in model.pt.
     """
 
     def __init__(self, values: Mapping[str, Any], folder: Path, text: str):
@@ -141,7 +144,7 @@ class Record(dict[str, Any]):
 
 
 def _leaves(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
-    """The dotted keys of a record, with their values as JSON."""
+    """Return the dotted keys of a record, with their values as JSON."""
     for key, value in values.items():
         if isinstance(value, Mapping):
             yield from _leaves(value, f"{prefix}{key}.")
@@ -150,15 +153,20 @@ def _leaves(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, 
 
 
 def find(name: str, results: Path, kinds: Sequence[str] = KINDS) -> tuple[dict[str, Any], Path]:
-    """The record that is meant, and its folder: a file, a folder with one, or a name in `results`, where it may also be
-    one of those that are kept with the code. UserError if there is none."""
+    """Return the record that is meant, and its folder: a file, a folder with one, or a name in `results`, where it may
+    also be one of the records that are kept with the code. UserError if there is none."""
     path = Path(name).expanduser()
-    for file in (path, path / "result.json", *(results / kind / name / "result.json" for kind in kinds)):
+    in_results = [results / kind / name / "result.json" for kind in kinds]
+    for file in (path, path / "result.json", *in_results):
         if file.is_file():
-            return read_record(file, NEEDED if file.parent.parent.name == "runs" else ("identity",)), file.parent
+            needed = NEEDED if file.parent.parent.name == "runs" else ("identity",)
+            return read_record(file, needed), file.parent
+
+    # The records that are kept with the code come last: reading all of them takes a while.
     for record in read_records(results):
         if record["identity"] == path.name:
             return record, results / "records"
+
     raise UserError(f"{name}: no such file, and no record of this name in {results}; pubsel runs lists them")
 
 
@@ -168,28 +176,32 @@ def recorded(
     needed: tuple[str, ...] = NEEDED,
     usable: Callable[[dict[str, Any]], bool] = lambda record: True,
 ) -> tuple[dict[str, Any], bool]:
-    """The record of a request, and whether it was made now: one that is in `folder` and `usable` is read, else `make`
-    makes it, and it is written whole.
+    """Return the record of a request, and whether it was made now: a record that is in `folder` and `usable` is read;
+    otherwise `make` makes it, and it is written whole.
 
-    One process at a time makes it; others wait, and read. The record gets the folder's name as its `identity`, and says
-    which code made it, asked before `make` runs. UserError if the folder cannot be written to, or if its record cannot
-    be read or lacks a key of `needed`.
+    One process at a time makes it; the others wait, then read it. The record gets the folder's name as its `identity`,
+    and says which code made it, asked before `make` runs. UserError if the folder cannot be written to, or if its
+    record cannot be read or lacks a key of `needed`.
     """
+    # A finished record is read without the lock: the folder may be read-only.
     path = folder / "result.json"
     if path.exists() and usable(record := read_record(path, needed)):
         return record, False
+
     with locked(folder):
         if path.exists() and usable(record := read_record(path, needed)):  # it came while this process waited
             return record, False
+
         origin = provenance()  # of the code that runs, before anyone edits it
         record = {"identity": folder.name, **make(), **origin}
         write_record(path, record)
+
     return record, True
 
 
 class locked:
-    """Holds a folder for one process: a second one says so and waits until the first has finished or died. What is made
-    in it is for its owner alone, whatever the umask."""
+    """Holds a folder for one process: a second process says so and waits until the first has finished or died. Only
+    their owner may read the files that are made in it, whatever the umask."""
 
     def __init__(self, folder: Path):
         self.folder = folder
@@ -205,8 +217,9 @@ class locked:
                 self.lock.acquire()
         except OSError as error:
             raise UserError(f"cannot write to {self.folder}: {error.strerror}; set results=FOLDER") from None
+
         clean(self.folder)
-        guard(self.folder)  # what an older version has left open
+        guard(self.folder)  # an older version left files readable by everyone
 
     def __exit__(self, *_: object) -> None:
         guard(self.folder)
@@ -214,7 +227,8 @@ class locked:
 
 
 def clean(folder: Path) -> None:
-    """Remove what killed processes have left half-written, and their folders for the moment. For who has the lock."""
+    """Remove what killed processes have left half-written, and their temporary folders. Only for the process that has
+    the lock."""
     for path in [*folder.glob("*.part"), *folder.glob(".*.tmp")]:
         path.unlink(missing_ok=True)
     for path in folder.glob(f"{SCRATCH}*"):
@@ -222,39 +236,50 @@ def clean(folder: Path) -> None:
 
 
 def read_records(results: Path) -> list[dict[str, Any]]:
-    """Every results/runs/*/result.json, and of results/records (kept with the code) those of other cells: *.json, and
-    *.jsonl.gz with a record a line. Sorted by identity. The first corrupt one raises UserError."""
-    made = [read_record(path) for path in sorted((Path(results) / "runs").glob("*/result.json"))]
-    kept = [read_record(path) for path in sorted((Path(results) / "records").glob("*.json"))]
-    for path in sorted((Path(results) / "records").glob("*.jsonl.gz")):
+    """Read every results/runs/*/result.json, and of results/records (kept with the code) those of other cells:
+    *.json, and *.jsonl.gz with one record per line. Sorted by identity. The first corrupt one raises UserError."""
+    runs = Path(results) / "runs"
+    records = [read_record(path) for path in sorted(runs.glob("*/result.json"))]
+
+    with_code = Path(results) / "records"
+    kept = [read_record(path) for path in sorted(with_code.glob("*.json"))]
+    for path in sorted(with_code.glob("*.jsonl.gz")):
         kept += _read_lines(path)
-    names = {record["identity"] for record in made}
-    return sorted(made + [r for r in kept if r["identity"] not in names], key=lambda record: record["identity"])
+
+    # A run of this machine takes the place of the record that is kept with the code.
+    names = {record["identity"] for record in records}
+    records += [record for record in kept if record["identity"] not in names]
+    return sorted(records, key=lambda record: record["identity"])
 
 
 def read_ranks(results: Path) -> list[dict[str, Any]]:
-    """Every results/ranks/*/result.json as records of what trains nothing: one for each candidate, with its distance,
+    """Read every results/ranks/*/result.json as records that train nothing: one for each candidate, with its distance,
     and without algorithm, epsilon and utility. Private choices measure nothing that may be shown: `read_choices`."""
-    return [
-        {key: rank.get(key) for key in ("private", "model", "settings", "commit")}
-        | {"identity": f"{rank['identity']} {public}", "public": public, "seed": rank["settings"]["seed"]}
-        | {"label": "paper", "algorithm": None, "epsilon": None, "utility": None, "distance": {"values": values}}
-        for rank in _ranks(results)
-        if "chosen" not in rank
-        for public, values in rank["values"].items()
-    ]
+    records = []
+    for rank in _ranks(results):
+        if "chosen" in rank:
+            continue
+        shared = {key: rank.get(key) for key in ("private", "model", "settings", "commit")}
+        shared |= {"seed": rank["settings"]["seed"], "label": "paper"}
+        shared |= {"algorithm": None, "epsilon": None, "utility": None}
+
+        for public, values in rank["values"].items():
+            name = f"{rank['identity']} {public}"
+            records.append(shared | {"identity": name, "public": public, "distance": {"values": values}})
+    return records
 
 
 def read_choices(results: Path) -> list[dict[str, Any]]:
-    """The records of private choices: results/ranks/*/result.json that have `chosen`, of `candidates`."""
+    """Return the records of private choices: results/ranks/*/result.json that have `chosen`, of `candidates`."""
     return [rank for rank in _ranks(results) if "chosen" in rank]
 
 
 def _ranks(results: Path) -> Iterator[dict[str, Any]]:
     needed = ("identity", "private", "model", "settings")
     for path in sorted((Path(results) / "ranks").glob("*/result.json")):
-        found = read_record(path, needed)
-        yield read_record(path, (*needed, *(("candidates", "privacy") if "chosen" in found else ("values",))))
+        rank = read_record(path, needed)
+        rest = ("candidates", "privacy") if "chosen" in rank else ("values",)
+        yield read_record(path, (*needed, *rest))
 
 
 def _read_lines(path: Path) -> list[dict[str, Any]]:
@@ -263,27 +288,30 @@ def _read_lines(path: Path) -> list[dict[str, Any]]:
             records = [json.loads(line) for line in lines]
     except (OSError, ValueError, EOFError) as error:
         raise UserError(f"{path} does not read ({error}): restore it") from None
-    if any(not isinstance(record, dict) or key not in record for record in records for key in NEEDED):
-        raise UserError(f"{path}: a line is no record: restore it")
+
+    for record in records:
+        if not isinstance(record, dict) or any(key not in record for key in NEEDED):
+            raise UserError(f"{path}: a line is no record: restore it")
     return records
 
 
 def at(values: Any, key: str) -> Any:
-    """The value at a dotted key; None where there is none."""
+    """Return the value at a dotted key; None if there is none."""
     for part in key.split("."):
         values = values.get(part) if isinstance(values, dict) else None
     return values
 
 
 def write_lines(path: Path, records: list[dict[str, Any]]) -> None:
-    """Records, one a line, compressed; equal records give equal bytes."""
+    """Write records, one per line, compressed; equal records give equal bytes."""
     path.parent.mkdir(parents=True, exist_ok=True)
     text = "".join(json.dumps(record, sort_keys=True) + "\n" for record in records)
     path.write_bytes(gzip.compress(text.encode(), mtime=0))
 
 
 def provenance() -> dict[str, Any]:
-    """Where a number comes from: `versions` (None: not installed), `commit` (None outside a checkout) and `hardware`.
+    """Return where a number comes from: `versions` (None: not installed), `commit` (None outside a checkout) and
+    `hardware`.
 
     No host name, no user name and no path.
     """
@@ -293,51 +321,69 @@ def provenance() -> dict[str, Any]:
             versions[package] = importlib.metadata.version(package)
         except importlib.metadata.PackageNotFoundError:
             versions[package] = None
-    return {"versions": versions, "commit": _commit(_HERE.parent), "hardware": f"{processor()}, {os.cpu_count()} cores"}
+
+    hardware = f"{processor()}, {os.cpu_count()} cores"
+    return {"versions": versions, "commit": _commit(_HERE.parent), "hardware": hardware}
 
 
 def code(*used: type) -> str:
-    """A digest of the program: every source file of the package, the versions of what computes and draws numbers, and,
-    of classes from elsewhere (a user's own algorithm), their files and what else is loaded from the same folder or
-    package.
+    """Return a digest of the program: every source file of the package, the versions of what computes and draws
+    numbers, and, of classes from elsewhere (a user's own algorithm), their files and what else is loaded from the same
+    folder or package.
 
     Two programs that differ in a line never share noise. A class whose file cannot be read has no digest that would
     repeat.
     """
     digest = hashlib.blake2b(_package().encode(), digest_size=16)
-    for one in sorted({base for cls in used for base in cls.__mro__}, key=lambda base: base.__qualname__):
-        if one is object or one.__module__.partition(".")[0] in ("builtins", "typing", _HERE.name):
+    classes = {base for cls in used for base in cls.__mro__}
+
+    for cls in sorted(classes, key=lambda base: base.__qualname__):
+        top = cls.__module__.partition(".")[0]
+        if cls is object or top in ("builtins", "typing", _HERE.name):
             continue
-        digest.update(one.__qualname__.encode() + (_sources(one.__module__) or secrets.token_bytes(16)))
+        sources = _sources(cls.__module__) or secrets.token_bytes(16)
+        digest.update(cls.__qualname__.encode() + sources)
+
     return digest.hexdigest()
 
 
 @cache
 def _package() -> str:
-    """Of the package as it was when this process first asked: before anyone edits it."""
+    """Return a digest of the package as it was when this process first asked, before anyone edits it."""
     digest = hashlib.blake2b(digest_size=16)
     for path in sorted(_HERE.rglob("*.py")):
         digest.update(f"{path.relative_to(_HERE)}\0".encode() + path.read_bytes())
+
+    # What computes and draws numbers decides the noise too.
     for package in ("torch", "numpy"):
         digest.update(f"{package} {importlib.metadata.version(package)}".encode())
     return digest.hexdigest()
 
 
 def _sources(module: str) -> bytes:
-    """A digest of a loaded module's file, and of those of the same folder or package; empty if it has no file."""
-    files = {name: getattr(one, "__file__", None) or "" for name, one in list(sys.modules.items())}
+    """Return a digest of a loaded module's file, and of those of the same folder or package; empty if it has no
+    file."""
+    files = {name: getattr(loaded, "__file__", None) or "" for name, loaded in list(sys.modules.items())}
     if not files.get(module):
         return b""
-    top, folder = module.partition(".")[0], Path(files[module]).parent
-    own = {file for name, file in files.items() if name.partition(".")[0] == top or Path(file).parent == folder}
+
+    # A user's class may call functions of modules next to its own.
+    package = module.partition(".")[0]
+    folder = Path(files[module]).parent
+    near = {
+        file for name, file in files.items()
+        if name.partition(".")[0] == package or Path(file).parent == folder
+    }  # fmt: skip
+
     digest = hashlib.blake2b(digest_size=16)
-    for file in sorted(file for file in own if file.endswith(".py")):
+    for file in sorted(file for file in near if file.endswith(".py")):
         digest.update(Path(file).read_bytes())
     return digest.digest()
 
 
 def _commit(checkout: Path) -> str | None:
-    """HEAD of `checkout`, with "-dirty" where pubsel/ or conf/ differ from it; None where it is no checkout's top."""
+    """Return HEAD of `checkout`, with "-dirty" if pubsel/ or conf/ differ from it; None if it is not the top of a
+    checkout."""
 
     def git(*words: str) -> str:
         command = ["git", "--no-optional-locks", "-C", str(checkout), *words]
@@ -347,30 +393,35 @@ def _commit(checkout: Path) -> str | None:
         if Path(git("rev-parse", "--show-toplevel")).resolve() != checkout.resolve():
             return None  # installed somewhere below another project's checkout
         head = git("rev-parse", "--verify", "HEAD")
-        return head + ("-dirty" if git("status", "--porcelain", "--", "pubsel", "conf") else "")
+        changed = git("status", "--porcelain", "--", "pubsel", "conf")
+        return f"{head}-dirty" if changed else head
     except (OSError, subprocess.SubprocessError):
         return None
 
 
 def processor() -> str:
-    """The name of the processor."""
+    """Return the name of the processor."""
     try:
-        found = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
+        name = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
     except OSError:
-        found = None
-    return found[1].strip() if found else platform.processor() or platform.machine()
+        name = None
+    return name[1].strip() if name else platform.processor() or platform.machine()
 
 
 def write_whole(path: Path, content: str | bytes, mode: int = 0o666) -> None:
-    """Writes a file: `path` has either its old content or all of the new. mode: less what the umask takes. UserError
-    names a folder that cannot be written to."""
+    """Write a file: `path` has either its old content or all of the new. mode: permissions, less what the umask
+    removes. UserError names a folder that cannot be written to."""
     path = Path(path)
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        for left in path.parent.glob(f".{glob.escape(path.name)}.*.tmp"):  # by who was killed
+
+        # A process that was killed while it wrote has left its temporary file.
+        for left in path.parent.glob(f".{glob.escape(path.name)}.*.tmp"):
             if time.time() - left.stat().st_mtime > LEFT_BEHIND:
                 left.unlink(missing_ok=True)
+
+        # The content has to be on the disk before the name points to it.
         with open(temporary, "xb", opener=lambda name, flags: os.open(name, flags, mode)) as file:
             file.write(content.encode() if isinstance(content, str) else content)
             file.flush()
@@ -380,16 +431,19 @@ def write_whole(path: Path, content: str | bytes, mode: int = 0o666) -> None:
         _remove(temporary)
         why = error.strerror or str(error)
         raise UserError(
-            f"cannot write {path.name} in folder {path.parent}: {why}; mend it, or set results=..."
+            f"cannot write {path.name} in folder {path.parent}: {why}; "
+            "free space or fix permissions, or set results=FOLDER"
         ) from None
     except BaseException:
         _remove(temporary)
         raise
+
     sync_folder(path.parent)
 
 
 def guard(folder: Path) -> None:
-    """Makes a folder and all in it readable and writable by its owner alone; what belongs to another stays as it is."""
+    """Make a folder and everything in it readable and writable only by its owner; what belongs to another stays as it
+    is."""
     for path in (folder, *folder.rglob("*")):
         if not path.is_symlink():
             with contextlib.suppress(OSError):
@@ -398,7 +452,8 @@ def guard(folder: Path) -> None:
 
 @contextlib.contextmanager
 def guarded() -> Iterator[None]:
-    """Files that other libraries make inside are for their owner alone. For moments: all threads share the umask."""
+    """Let only their owner read the files that other libraries make inside. Only for moments: all threads share the
+    umask."""
     before = os.umask(0o077)
     try:
         yield
@@ -412,7 +467,7 @@ def _remove(path: Path) -> None:
 
 
 def sync_folder(folder: Path) -> None:
-    """Makes the rename last through a power cut, where the file system can."""
+    """Make the rename last through a power cut, if the file system can."""
     with contextlib.suppress(OSError):
         handle = os.open(folder, os.O_RDONLY)
         try:

@@ -54,34 +54,41 @@ SURE = 0.95  # probability of the margin that is told
 
 
 def contributions(energies: Tensor, cap: float) -> Tensor:
-    """What each example adds to each candidate's score: int64 [n, J] in 0, ..., UNIT, from energies u [n, J] in [0, 1].
+    """Return what each example adds to each candidate's score: int64 [n, J] in 0, ..., UNIT, from energies u [n, J] in
+    [0, 1].
 
     Differences between candidates of at most cap / 2 from the example's median count in full. Whatever u is, NaN
     included, the result is in that range: the sensitivity of a score, in steps.
     """
     energies = energies.double().nan_to_num(0.0, 0.0, 0.0).clamp(0, 1)
-    ordered, candidates = energies.sort(dim=1).values, energies.shape[1]
+
+    candidates = energies.shape[1]
+    ordered = energies.sort(dim=1).values
     median = (ordered[:, (candidates - 1) // 2] + ordered[:, candidates // 2]) / 2
     return (((energies - median[:, None]) / cap + 0.5).clamp(0, 1) * UNIT).round().long()
 
 
 def permute_and_flip(scores: list[int], epsilon: Fraction, source: Source) -> int:
-    """The place of one of the scores, in steps of 1 / UNIT: candidates in random order, the first whose coin with
-    probability p_j = exp(-epsilon (max q - q_j) / UNIT) shows heads. Exact, by integers alone."""
+    """Return the place of one of the scores, in steps of 1 / UNIT: candidates in random order, the first whose coin
+    with probability p_j = exp(-epsilon (max q - q_j) / UNIT) shows heads. It is exact, since it uses only integers."""
+    # Fisher and Yates: each order is exactly as likely as any other.
     order = list(range(len(scores)))
     for i in range(len(order) - 1, 0, -1):
         j = below(i + 1, source)
         order[i], order[j] = order[j], order[i]
+
     best = max(scores)
     return next(j for j in order if _coin(epsilon * (best - scores[j]) / UNIT, source))
 
 
 def _coin(gamma: Fraction, source: Source) -> bool:
-    """True with probability exp(-gamma), exactly (Canonne, Kamath, Steinke 2020, arXiv:2004.00010, Algorithm 1)."""
+    """Return True with probability exp(-gamma), exactly (Canonne, Kamath, Steinke 2020, arXiv:2004.00010,
+    Algorithm 1)."""
     while gamma > 1:
         if not _coin(Fraction(1), source):
             return False
         gamma -= 1
+
     k = 1
     while below(gamma.denominator * k, source) < gamma.numerator:
         k += 1
@@ -89,16 +96,18 @@ def _coin(gamma: Fraction, source: Source) -> bool:
 
 
 def exponent(plan: accountant.Plan, n: int) -> Fraction:
-    """epsilon' of a choice among n private examples: that of the plan over the sensitivity of a score, 1 + n / UNIT."""
+    """Return epsilon' of a choice among n private examples: that of the plan over the sensitivity of a score, 1 + n /
+    UNIT."""
     return Fraction(1 / plan.noise_multiplier) / (1 + Fraction(n, UNIT))
 
 
 def probabilities(scores: list[int], epsilon: float) -> NDArray[np.float64]:
-    """Probability [J] with which permute_and_flip chooses each: p_j times the integral over the moment x in [0, 1] of
-    its turn of the product over l != j of 1 - x p_l, that no earlier one was taken. A polynomial, so that Gauss's rule
-    with J nodes is exact."""
+    """Return the probability [J] with which permute_and_flip chooses each: p_j times the integral over the moment x in
+    [0, 1] of its turn of the product over l != j of 1 - x p_l, that no earlier one was taken. The integrand is a
+    polynomial, so Gauss's rule with J nodes is exact."""
     q = np.array(scores, dtype=np.float64) / UNIT
     p = np.exp(-epsilon * (q.max() - q))
+
     nodes, weights = np.polynomial.legendre.leggauss(len(p))
     factors = 1 - np.outer((nodes + 1) / 2, p)  # [nodes, J]
     others = np.stack([np.delete(factors, j, axis=1).prod(1) for j in range(len(p))], axis=1)
@@ -107,7 +116,8 @@ def probabilities(scores: list[int], epsilon: float) -> NDArray[np.float64]:
 
 
 def gsd_of(distance: Distance | None) -> GSD:
-    """The settings of GSD, by which a private choice goes; UsageError if another distance, or none, is given."""
+    """Return the settings of GSD, by which a private choice is made; UsageError if another distance, or none, is
+    given."""
     if not isinstance(distance, GSD):
         name = "none" if distance is None else distance.name
         raise UsageError(f"epsilon_select: choosing privately goes by GSD alone: give distance=gsd, not {name}")
@@ -115,7 +125,7 @@ def gsd_of(distance: Distance | None) -> GSD:
 
 
 class Comparison(NamedTuple):
-    """The sets that are compared, and on what.
+    """The sets that are compared, and the networks and streams that they are compared with.
 
     build(i): the network of initialisation i. key: names the public streams. source(purpose, step): sample, labels and
     coins, which nobody may know.
@@ -136,19 +146,24 @@ def energies(
     chosen: Tensor,
     report: Callable[[int, str], None] = lambda i, name: None,
 ) -> Tensor:
-    """u [n', J], float64: the share of the gradient of each private example in `chosen` [n'] that lies in the subspace
-    of each candidate, averaged over `distance.initialisations` networks. NOT private.
+    """Return u [n', J], float64: the share of the gradient of each private example in `chosen` [n'] that lies in the
+    subspace of each candidate, averaged over `distance.initialisations` networks. NOT private.
 
-    Held at once: the sketched rows of the sample at one network, float64 [n', s], and one candidate's [m, s].
+    In memory at once: the sketched rows of the sample at one network, float64 [n', s], and one candidate's [m, s].
     """
-    private, shares = sets.private, torch.zeros(len(chosen), len(sets.candidates), dtype=torch.float64)
+    private = sets.private
+    shares = torch.zeros(len(chosen), len(sets.candidates), dtype=torch.float64)
+
     for i in range(distance.initialisations):
         side = Side(distance, sets.build(i), sets.classes, private.y.dim() == 2, sketch, sets.key, i)
         blocks = side.private(private, chosen, sets.source("labels of the selection", i))
         rows = torch.cat([torch.zeros(0, side.sketch.s, dtype=torch.float64), *blocks])
+
+        # Rows have norm 1, or are zero: a squared length in a subspace is the share of it.
         for j, (name, split) in enumerate(sets.candidates.items()):
             shares[:, j] += (rows @ side.public(name, split)).square().sum(1)
             report(i, name)
+
     return shares / distance.initialisations
 
 
@@ -159,9 +174,9 @@ def select(
     sets: Comparison,
     say: Callable[[str], None] = lambda text: None,
 ) -> tuple[str, accountant.Plan]:
-    """The name of one candidate, and what the choice spends; nothing else that is computed here may be shown.
+    """Return the name of one candidate, and what the choice spends; nothing else that is computed here may be shown.
 
-    One candidate alone is chosen without reading anything. Identical candidates are equally likely. UsageError if a
+    A single candidate is chosen without reading anything. Identical candidates are equally likely. UsageError if the
     margin that is asked for (select.margin) needs more private examples than there are.
     """
     names = sorted(sets.candidates)
@@ -174,6 +189,8 @@ def select(
     expected = distance.m if settings.private_m is None else settings.private_m
     plan = accountant.pure(epsilon, sampling_rate(expected, n), 1, "permute-and-flip")
     check_margin(settings, epsilon, plan, len(names), n)
+
+    # Identical candidates are no error, but whoever gave them should know.
     seen: dict[str, str] = {}
     for name in names:
         first = seen.setdefault(content(sets.candidates[name].x[: distance.m]), name)
@@ -190,7 +207,7 @@ def select(
 
 
 def margin(candidates: int, cap: float, examples: float, epsilon: float) -> float:
-    """By how much of its gradients' energy, on average over so many examples, a candidate must be better than each
+    """Return by how much of its gradients' energy, on average over `examples`, a candidate must be better than each
     other (differences up to cap / 2 from an example's median count) to be chosen with probability SURE.
 
     permute_and_flip chooses j with p_j times at most the integral of 1 - x, since the best one's p is 1: all others
@@ -200,12 +217,14 @@ def margin(candidates: int, cap: float, examples: float, epsilon: float) -> floa
 
 
 def check_margin(settings: Select, epsilon: float, plan: accountant.Plan, candidates: int, n: int) -> None:
-    """UsageError where select.margin is less than what n private examples, or the sample of them, can show."""
-    if (
-        settings.margin is None
-        or margin(candidates, settings.cap, plan.rate * n, 1 / plan.noise_multiplier) <= settings.margin
-    ):
+    """Raise UsageError if select.margin is less than what n private examples, or the sample of them, can show."""
+    if settings.margin is None:
         return
+    shown = margin(candidates, settings.cap, plan.rate * n, 1 / plan.noise_multiplier)
+    if shown <= settings.margin:
+        return
+
+    # No sample shows more than all private examples at the whole epsilon do.
     needed = math.ceil(margin(candidates, settings.cap, 1, epsilon) / settings.margin)
     what = f"select.margin={settings.margin:g} at epsilon_select={epsilon:g} between {candidates} candidates"
     if needed > n:

@@ -127,7 +127,7 @@ def test_steps_of_the_paper():
     for epsilon, steps in ((1, 28), (3, 206)):
         assert accountant.spent(20, 1.0, steps, 1e-5) <= epsilon < accountant.spent(20, 1.0, steps + 1, 1e-5)
     assert accountant.most_steps(1, 1e-5, 3.8) == 1
-    with pytest.raises(UsageError, match=r"privacy\.noise_multiplier=1: one step spends more than epsilon=1"):
+    with pytest.raises(UsageError, match=r"privacy\.noise_multiplier=1: one step already costs more than epsilon=1"):
         accountant.most_steps(1, 1e-5, 1)
 
 
@@ -138,7 +138,7 @@ def test_as_many_steps_as_epsilon_allows_and_no_more(epsilon, sigma):
     training = Training(1, None, 1000, 0.1, 0.0, 0.0, [], 1.0, None, 60)
     asked = SimpleNamespace(epsilon=epsilon, privacy=made, training=training)
     if epsilon == 0.5 and sigma == 5:
-        with pytest.raises(UsageError, match="one step spends more"):
+        with pytest.raises(UsageError, match="one step already costs more"):
             guarantee(asked, build("adamix"), N)
         return
     plan, spend, first = guarantee(asked, build("adamix"), N)

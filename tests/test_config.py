@@ -147,7 +147,7 @@ def test_a_setting_of_an_algorithm_is_checked_like_any_other() -> None:
         ("distance._target_=pubsel.distances.gsd.NoSuch", "distance._target_=pubsel.distances.gsd.NoSuch: "),
         ("distance._target_=pubsel.algorithms.gep.GEP", "give a subclass of pubsel.distances.Distance"),
         ("~distance._target_", "distance has no value: give distance=NAME"),
-        ("distance.name=cosine", "GSD has not this name, it may be gsd"),
+        ("distance.name=cosine", "GSD does not have this name, it may be gsd"),
     ):
         with pytest.raises(UsageError) as refusal:
             canonical(check(RunConfig, quickstart(override)))
@@ -162,9 +162,12 @@ def test_a_setting_of_an_algorithm_is_checked_like_any_other() -> None:
         (["algorithm.name=''"], "algorithm.name=: a name has letters"),
         (["algorithm.name=[gep]"], "algorithm.name: "),
         (["algorithm.name='a b'"], "algorithm.name=a b: a name has letters"),
-        (["algorithm=dp_sgd", "algorithm.name=gep"], "DPSGD has not this name, it may be dp_raft, dp_sgd; to name a"),
+        (
+            ["algorithm=dp_sgd", "algorithm.name=gep"],
+            "DPSGD does not have this name, it may be dp_raft, dp_sgd; to name a",
+        ),
         (["algorithm=dp_sgd", "algorithm.name=my_sgd"], "give label=my_sgd"),
-        (["algorithm.name=paragon"], "GEP has not this name, it may be b_gep, gep; "),
+        (["algorithm.name=paragon"], "GEP does not have this name, it may be b_gep, gep; "),
         (["model.name=../../evil"], "model.name=../../evil: a name has letters"),
         (["model=pixels", "model.name=../../evil"], "model.name=../../evil: a name has letters"),
         (["distance.name=../evil"], "distance.name=../evil: a name has letters"),
@@ -194,7 +197,7 @@ def test_a_users_own_method_has_a_name_of_its_own(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="gep is another method"):
         check_method("algorithm", {"_target_": "my.Own", "name": "gep"}, [])
     for name in ("mine2", "gep"):
-        with pytest.raises(UsageError, match=f"^algorithm.name={name}: .*DPSGD has not this name"):
+        with pytest.raises(UsageError, match=f"^algorithm.name={name}: .*DPSGD does not have this name"):
             check_method("algorithm", dp_sgd | {"name": name}, [tmp_path])
 
 

@@ -237,12 +237,12 @@ def test_normalisation_stays_as_it_was_trained_unless_it_is_named():
 def test_batch_normalisation_that_cannot_be_replaced_or_was_trained_is_refused(tmp_path):
     given = model("mobilenetv2_100")
     given.norm = Norm.replace
-    with pytest.raises(UsageError, match=r"model\.norm=replace knows no way.*freeze"):
+    with pytest.raises(UsageError, match=r"model\.norm=replace cannot replace.*freeze"):
         network(given)
     save_file(contiguous(network(model("resnet18")).net), tmp_path / "w.safetensors")
     given = model("resnet18")
     given.norm, given.checkpoint = Norm.replace, str(tmp_path / "w.safetensors")
-    with pytest.raises(UsageError, match=r"model\.norm=replace throws away"):
+    with pytest.raises(UsageError, match=r"model\.norm=replace discards"):
         network(given)
 
 

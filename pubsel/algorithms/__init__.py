@@ -66,36 +66,39 @@ class View(NamedTuple):
     same_classes: bool = True  # no public set is known to have other classes
 
     def labels(self, choice: Labels, redraw: int, name: str) -> Tensor:
-        """Labels of the public images for a method that takes random ones too: drawn anew for each `redraw`, the given
-        ones, or, with auto, the given ones if they are of the private task."""
+        """Return the labels of the public images for a method that takes random ones too: drawn anew for each `redraw`,
+        the given ones, or, with auto, the given ones if they are of the private task."""
         if choice == Labels.given or (choice == Labels.auto and self.same_task):
             return self.labelled(name).y
         x = needed(self.public, name).x
         return random_labels(self.random("labels", redraw), len(x), self.classes, self.multi_label).to(x.device)
 
     def labelled(self, name: str) -> Split:
-        """The public data, for an algorithm `name` that needs its labels; UsageError if they are not of the task."""
+        """Return the public data, for an algorithm `name` that needs its labels; UsageError if they are not of the
+        task."""
         public = needed(self.public, name)
         y = public.y
-        found = y.shape[1] if y.dim() == 2 else int(y.max()) + 1
+        classes = y.shape[1] if y.dim() == 2 else int(y.max()) + 1
+
+        # A sample may lack a class; a table of 0/1 labels lacks none.
         other = not self.same_classes or (y.dim() == 2) != self.multi_label
-        if other or found > self.classes or (self.multi_label and found < self.classes):
+        if other or classes > self.classes or (self.multi_label and classes < self.classes):
             raise UsageError(
-                f"algorithm={name} needs public labels of the private task; those of pair.public are others: "
+                f"algorithm={name} needs public labels of the private task; those of pair.public are of another: "
                 "set pair.take=train with the private data as pair.public, or take another algorithm"
             )
         return public
 
 
 def needed(public: Split | None, name: str) -> Split:
-    """The public data, for the algorithm `name`, which cannot do without; UsageError if there are none."""
+    """Return the public data, for the algorithm `name`, which cannot do without them; UsageError if there are none."""
     if public is None:
         raise UsageError(f"algorithm={name} needs public data: give pair.public=NAME")
     return public
 
 
 class Frozen(nn.Module):
-    """What stands before a linear classifier and is not trained: x [n, d] -> (x - shift) projection [n, k], then, if
+    """What comes before a linear classifier and is not trained: x [n, d] -> (x - shift) projection [n, k], then, if
     `unit`, each row divided by its norm. None: left out."""
 
     shift: Tensor | None
@@ -131,7 +134,7 @@ class Release(NamedTuple):
 @dataclass
 class Algorithm:
     """The settings that every method has, and what the loop asks of it. A method is a subclass, a dataclass whose
-    fields are its settings; it overrides what is different."""
+    fields are its settings; it overrides what differs."""
 
     name: str = setting("its name in records and tables")
 
@@ -144,17 +147,17 @@ class Algorithm:
         return True
 
     def sensitivity(self) -> float:
-        """By how much, in L2, one private example more or less moves the sum of a step, whatever the example is. 0: no
-        private example is read."""
+        """Return by how much, in L2, one private example more or less moves the sum of a step, whatever the example is.
+        0: no private example is read."""
         raise NotImplementedError(f"{type(self).__name__} declares no sensitivity")
 
     def mechanism(self, view: View, step: int) -> Mechanism:
-        """What is summed over private rows in a step, and how the noisy mean is decoded."""
+        """Return what is summed over private rows in a step, and how the noisy mean is decoded."""
         raise NotImplementedError(f"{type(self).__name__} takes no private step")
 
     def numbers(self, view: View) -> int:
-        """How many numbers a step holds beside the rows of one pass, to estimate memory: by default, a gradient of
-        public data and what is made of it."""
+        """Return how many numbers a step holds in addition to the rows of one pass, to estimate memory: by default, a
+        gradient of public data and what is made of it."""
         return 2 * view.gradients.size if self.uses_public else 0
 
     def row_weighted(
@@ -165,7 +168,7 @@ class Algorithm:
         columns: Tensor | None = None,
         shared: tuple[Tensor, ...] = (),
     ) -> Mechanism:
-        """The mechanism that sums the rows of G [n, p], each times its weight.
+        """Return the mechanism that sums the rows of G [n, p], each times its weight.
 
         weights: G -> [n], float64; the weight of a row may depend on that row and on public data alone, and
             `sensitivity` bounds the norm of a weighted row.
@@ -183,16 +186,17 @@ class Algorithm:
 
 
 def weighted_sum(gradients: GradientMatrix, weights: Tensor, columns: Tensor | None = None) -> Tensor:
-    """weights [n] times G [n, p], and each column times that of `columns` [p] -> float64 [p]. A sum in float64: with
-    rows whose weighted norm is at most 1, one of them moves it by at most 1 + `privacy.ROUNDING`."""
+    """Return weights [n] times G [n, p], and each column times that of `columns` [p] -> float64 [p]. A sum in float64:
+    with rows whose weighted norm is at most 1, one of them moves it by at most 1 + `privacy.ROUNDING`."""
     total = gradients.combine(weights)
     return total if columns is None else total * columns
 
 
 def weighted_rows(gradients: GradientMatrix, weights: Tensor, columns: Tensor | None = None) -> Tensor:
-    """The rows that `weighted_sum` adds up, [n, p]."""
+    """Return the rows that `weighted_sum` adds up, [n, p]."""
     rows = gradients.written_out(torch.ones_like(weights, dtype=torch.bool))
-    rows = rows if columns is None else rows * columns
+    if columns is not None:
+        rows = rows * columns
     return rows * weights.to(gradients.dtype)[:, None]
 
 
@@ -202,7 +206,7 @@ class Freezes(Protocol):
     `Release` also has `first_share`, its share of the budget."""
 
     def frozen(self, public: Split | None, d: int, random: Random) -> Frozen | Release:
-        """public: features [m, d] with labels."""
+        """Return the map, or the release that it is decoded from. public: features [m, d] with labels."""
         ...
 
 
@@ -225,29 +229,29 @@ class Solves(Protocol):
     """An algorithm that has a loop of its own, in place of mechanism and training.fit."""
 
     def account(self, n: int, epsilon: float, delta: float) -> Plan:
-        """What its loop costs on n examples."""
+        """Return what its loop costs on n private examples."""
         ...
 
     @property
     def all_steps(self) -> int:
-        """Of its loop, in all."""
+        """The number of steps of its loop, in all."""
         ...
 
     def rehearse(self, n: int, steps: int, source: np.random.Generator | SystemEntropy) -> None:
-        """So many steps of its loop on n random examples, to be timed."""
+        """Run `steps` steps of its loop on n random examples, to be timed."""
         ...
 
     def held(self, n: int) -> int:
-        """Bytes that it holds for n private examples."""
+        """Return the bytes that it holds for n private examples."""
         ...
 
     def solve(
         self, private: Split, epsilon: float, delta: float, source: np.random.Generator | SystemEntropy
     ) -> tuple[Tensor, Plan]:
-        """Weights [C, d] of a linear classifier on features, and what they cost."""
+        """Return the weights [C, d] of a linear classifier on features, and what they cost."""
         ...
 
 
 def build(settings: dict[str, Any]) -> Algorithm:
-    """The algorithm that `_target_` names, with its settings checked; UsageError names the key at fault."""
+    """Return the algorithm that `_target_` names, with its settings checked; UsageError names the key at fault."""
     return instance("algorithm", Algorithm, settings)

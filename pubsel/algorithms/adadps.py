@@ -13,17 +13,19 @@ from pubsel.settings.schema import setting
 
 @dataclass
 class AdaDPS(Clipping):
-    """Settings of AdaDPS. The conditioner is made anew at each step, of the gradients of all public examples at the
-    current weights: where the paper averages single public batches over steps."""
+    """Settings of AdaDPS. The conditioner is made anew at each step, from the gradients of all public examples at the
+    current weights; the paper averages single public batches over steps instead."""
 
     clip_norm: float = setting("bound C on the L2 norm of an example's conditioned gradient", at_least=1e-12)
     damping: float = setting("epsilon_c: added to the root mean square of the public gradients", at_least=1e-12)
 
     def mechanism(self, view: View, step: int) -> Mechanism:
-        """As in DP-SGD, of rows that are conditioned before they are clipped; the conditioner is of public data."""
+        """Return the mechanism of DP-SGD on rows that are conditioned before they are clipped; the conditioner is made
+        from public data."""
         public = view.labelled(self.name)
         squares = torch.zeros(view.gradients.size, dtype=torch.float64, device=public.x.device)
         for block in view.gradients.blocks(public.x, public.y):
             squares += block.squared_sum()
+
         scale = 1 / ((squares / len(public.x)).sqrt() + self.damping)
         return self.clipped(view, self.clip_norm, scale.to(next(view.model.parameters()).dtype))

@@ -23,12 +23,12 @@ Centre = Enum("Centre", ["zero", "start"])
 
 
 def flat(model: nn.Module) -> Tensor:
-    """All weights, [p], in the order of the columns of G."""
+    """Return all weights, [p], in the order of the columns of G."""
     return torch.cat([p.detach().flatten() for p in model.parameters() if p.requires_grad])
 
 
 def public_gradient(gradients: Engine, public: Split, norms: list[Tensor] | None = None) -> Tensor:
-    """Sum of the gradients of all public examples, [p]; appends their norms to `norms`."""
+    """Sum the gradients of all public examples, [p], and append their norms to `norms`."""
     parameter = next(gradients.model.parameters())
     total = torch.zeros(gradients.size, dtype=torch.float64, device=parameter.device)
     for block in gradients.blocks(public.x, public.y):
@@ -39,7 +39,7 @@ def public_gradient(gradients: Engine, public: Split, norms: list[Tensor] | None
 
 
 def train_on_public(view: View, public: Split, epochs: int, rate: float, weight_decay: float = 0.0) -> None:
-    """Full-batch gradient descent on the summed loss of `public` plus weight_decay / 2 |w - w_0|^2, in place."""
+    """Run full-batch gradient descent on the summed loss of `public` plus weight_decay / 2 |w - w_0|^2, in place."""
     start = flat(view.model)
     for _ in range(epochs):
         w = flat(view.model)
@@ -50,36 +50,39 @@ def train_on_public(view: View, public: Split, epochs: int, rate: float, weight_
 
 
 def one_pass(view: View, public: Split, convexity: float, radius: float) -> None:
-    """SGD over `public` once, one example at a time in random order, rate 2 / (convexity (t + 1)), weights kept in the
-    ball of `radius` (Algorithm 3, public phase). In place."""
+    """Run SGD over `public` once, one example at a time in random order, with rate 2 / (convexity (t + 1)), weights
+    kept in the ball of `radius` (Algorithm 3, public phase). In place."""
     order = view.random("order", 0).permutation(len(public.x))
     for t, i in enumerate(order, start=1):
-        one = Split(public.x[i : i + 1], public.y[i : i + 1])
-        w = flat(view.model) - 2 / (convexity * (t + 1)) * public_gradient(view.gradients, one)
+        example = Split(public.x[i : i + 1], public.y[i : i + 1])
+        rate = 2 / (convexity * (t + 1))
+        w = flat(view.model) - rate * public_gradient(view.gradients, example)
         w *= min(1.0, radius / max(float(w.norm()), 1e-30))
         nn.utils.vector_to_parameters(w, view.model.parameters())
 
 
 def subspace_around(gradient: Tensor, rank: int, source: np.random.Generator) -> tuple[Tensor, bool]:
-    """A subspace of `rank` feature dimensions around the public gradient [C, d]: (basis, True) if the orthonormal basis
-    [d, rank] spans it, (basis, False) if the basis [d, d - rank] spans what is left out.
+    """Return a subspace of `rank` feature dimensions around the public gradient [C, d]: (basis, True) if the
+    orthonormal basis [d, rank] spans it, (basis, False) if the basis [d, d - rank] spans what is left out.
 
     The public gradient has rank at most C, and C - 1 with softmax, whose residuals sum to zero. Its singular vectors
-    come first, the largest first; a larger rank is filled with random directions from `source`, where the paper leaves
-    open which ones.
+    come first, the largest first; a larger rank is filled with random directions from `source`; the paper leaves open
+    which ones.
     """
     d = gradient.shape[1]
     u, s, _ = torch.linalg.svd(gradient.T, full_matrices=False)  # [d, min(c, d)]
-    u = u[:, s > 1e-5 * s[0]]  # below, rounding
+    u = u[:, s > 1e-5 * s[0]]  # the others are rounding
     if rank <= u.shape[1]:
         return u[:, :rank], True
+
+    # What is left out is drawn, since it is the smaller part; twice, since rounding leaves something of u in it.
     random = torch.from_numpy(source.standard_normal((d, d - rank))).to(u)
     outside = torch.linalg.qr(random - u @ (u.T @ random)).Q
     return torch.linalg.qr(outside - u @ (u.T @ outside)).Q, False
 
 
 def project(rows: Tensor, basis: Tensor, inside: bool) -> Tensor:
-    """Rows [C, d] projected onto the span of `basis`, or onto its orthogonal complement."""
+    """Return rows [C, d] projected onto the span of `basis`, or onto its orthogonal complement."""
     part = (rows @ basis) @ basis.T
     return part if inside else rows - part
 
@@ -130,14 +133,17 @@ class AdaMix(OnFeatures):
             train_on_public(view, view.labelled(self.name), self.pretrain_epochs, self.pretrain_rate)
 
     def mechanism(self, view: View, step: int) -> Mechanism:
-        """The paper projects before it adds noise. An isotropic Gaussian projected is the same as Gaussian noise on the
+        """Return DP-SGD's mechanism, whose mean is projected and completed by what public data says.
+
+        The paper projects before it adds noise. An isotropic Gaussian projected is the same as Gaussian noise on the
         projected gradient, so the projection is left to `decode`, and cannot enlarge the release."""
         w = flat(view.model)
-        shift = self.weight_decay * (w - view.start if self.centre == Centre.start and view.start is not None else w)
+        centred = w - view.start if self.centre == Centre.start and view.start is not None else w
+        shift = self.weight_decay * centred
         basis: tuple[Tensor, bool] | None = None
         bound = self.clip_norm
 
-        # what public data say at the current weights: the clip norm, the subspace, a gradient
+        # What public data says at the current weights: the clip norm, the subspace, a gradient.
         if self.public_gradient or bound is None or self.rank is not None:
             norms: list[Tensor] = []
             gradient = public_gradient(view.gradients, view.labelled(self.name), norms)
@@ -150,7 +156,7 @@ class AdaMix(OnFeatures):
             if self.public_gradient:
                 shift = shift + gradient
 
-        def kept(rows: Tensor) -> Tensor:  # [..., p]: projected, the bias as it is
+        def projected(rows: Tensor) -> Tensor:  # [..., p]; the bias stays as it is
             if basis is None:
                 return rows
             c, d = weight_of(view).shape
@@ -159,13 +165,13 @@ class AdaMix(OnFeatures):
 
         plain = self.clipped(view, bound)
         return plain._replace(
-            decode=lambda mean: kept(plain.decode(mean * view.batch_size)) + shift,
-            contributions=lambda gradients: kept(weighted_rows(gradients, clip_weights(gradients, bound))),
+            decode=lambda mean: projected(plain.decode(mean * view.batch_size)) + shift,
+            contributions=lambda gradients: projected(weighted_rows(gradients, clip_weights(gradients, bound))),
         )
 
 
 def weight_of(view: View) -> Tensor:
-    """Weights [C, d] of the linear classifier."""
+    """Return the weights [C, d] of the linear classifier."""
     return next(view.model.parameters()).detach()
 
 
@@ -182,10 +188,8 @@ class AdaMixCLIP(AdaMix):
         from pubsel.models.class_names import text_weights
 
         if self.class_names:
-            start, weight = (
-                text_weights(self.class_names, self.text_model, self.text_weights, self.text_scale),
-                weight_of(view),
-            )
+            start = text_weights(self.class_names, self.text_model, self.text_weights, self.text_scale)
+            weight = weight_of(view)
             if start.shape != weight.shape:
                 raise UsageError(
                     f"algorithm.class_names: {len(start)} names, embeddings of {start.shape[1]} dimensions; the task "
@@ -197,14 +201,14 @@ class AdaMixCLIP(AdaMix):
 
 @dataclass
 class OnlyPublic(OnFeatures):
-    """Training on public data alone: private examples are not read, so the guarantee is epsilon 0."""
+    """Settings of training on public data only: private examples are not read, so the guarantee is epsilon 0."""
 
     pretrain_epochs: int = setting("full-batch epochs", at_least=1, at_most=MOST_EPOCHS)
     pretrain_rate: float = setting("their learning rate, on sums", over=0)
     weight_decay: float = setting("lambda, of the summed loss", at_least=0)
 
     def sensitivity(self) -> float:
-        """No private example is read."""
+        """Return 0: no private example is read."""
         return 0.0
 
     def pretrain(self, view: View) -> None:

@@ -16,7 +16,7 @@ from pubsel.settings.schema import setting
 
 
 def alpha(step: int, steps: int, cycle: float | None, constant: float) -> float:
-    """Weight of the private gradient at step 0, ..., steps - 1: cos(pi t / (cycle T)), or `constant`."""
+    """Return the weight of the private gradient at step 0, ..., steps - 1: cos(pi t / (cycle T)), or `constant`."""
     return constant if cycle is None else math.cos(math.pi * step / (cycle * steps))
 
 
@@ -29,7 +29,7 @@ class DPMD(Clipping):
         "K of alpha_t = cos(pi t / (K T)), the weight of the private gradient, never negative from K = 2 on; "
         "null: alpha", at_least=2,
     )  # fmt: skip
-    alpha: float = setting("the weight where cycle is null", over=0, at_most=1)
+    alpha: float = setting("the weight if cycle is null", over=0, at_most=1)
     public_batch: int = setting("public examples a step", at_least=1)
     fresh: bool = setting("draw them anew at each step; false: the same ones")
     labels: Labels = setting(
@@ -37,12 +37,14 @@ class DPMD(Clipping):
     )
 
     def mechanism(self, view: View, step: int) -> Mechanism:
-        """The private sum is DP-SGD's, of sensitivity 1; the public gradient is added after the noise."""
+        """Return the mechanism of DP-SGD, of sensitivity 1; the public gradient is added after the noise."""
         x = needed(view.public, self.name).x
         y = view.labels(self.labels, 0, self.name)
-        drawn = view.random("public batch", step if self.fresh else 0).permutation(len(y))[: self.public_batch]
-        chosen = torch.from_numpy(drawn).to(y.device)
-        weight = alpha(step, view.steps, self.cycle, self.alpha)
+
+        order = view.random("public batch", step if self.fresh else 0).permutation(len(y))
+        chosen = torch.from_numpy(order[: self.public_batch]).to(y.device)
         public = public_gradient(view.gradients, Split(x[chosen], y[chosen])) / len(chosen)  # [p]
+
+        weight = alpha(step, view.steps, self.cycle, self.alpha)
         plain = self.clipped(view, self.clip_norm)
         return plain._replace(decode=lambda mean: weight * plain.decode(mean) + (1 - weight) * public)

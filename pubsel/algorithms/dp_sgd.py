@@ -12,14 +12,14 @@ from pubsel.settings.schema import setting
 
 
 def clip_weights(gradients: GradientMatrix, bound: float, columns: Tensor | None = None) -> Tensor:
-    """Weights [n] with which the rows of G [n, p], their columns times `columns` [p] if given, have L2 norm at most 1:
-    each is clipped to `bound` and divided by it."""
+    """Return the weights [n] with which the rows of G [n, p], their columns times `columns` [p] if given, have L2 norm
+    at most 1: each is clipped to `bound` and divided by it."""
     norms = gradients.row_norms() if columns is None else gradients.scaled_norms(columns)
     return clip_factors(norms, bound) / bound
 
 
 def clipped_sum(gradients: GradientMatrix, bound: float, columns: Tensor | None = None) -> Tensor:
-    """Sum of the rows of G [n, p], each clipped to L2 norm `bound` and divided by it -> float64 [p]."""
+    """Sum the rows of G [n, p], each clipped to L2 norm `bound` and divided by it -> float64 [p]."""
     return weighted_sum(gradients, clip_weights(gradients, bound, columns), columns)
 
 
@@ -28,13 +28,13 @@ class Clipping(Algorithm):
     """What methods have in common that sum rows clipped to a bound, of public data or fixed."""
 
     def sensitivity(self) -> float:
-        """Rows are clipped to the bound and divided by it: one row more or less adds or removes one vector of norm at
-        most 1. The bound depends on no private example."""
+        """Return 1. Rows are clipped to the bound and divided by it: one row more or less adds or removes one vector of
+        norm at most 1. The bound depends on no private example."""
         return 1.0
 
     def clipped(self, view: View, bound: float | Tensor, columns: Tensor | None = None) -> Mechanism:
-        """The mechanism of DP-SGD: rows of G [n, p] clipped to `bound`, after multiplication by `columns` [p] if these
-        are given; decoded to the mean of the clipped rows."""
+        """Return the mechanism of DP-SGD: rows of G [n, p] clipped to `bound`, after multiplication by `columns` [p] if
+        these are given; decoded to the mean of the clipped rows."""
         tau = torch.as_tensor(bound, dtype=torch.float64, device="cpu")
         return self.row_weighted(
             view,

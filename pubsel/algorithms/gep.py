@@ -26,7 +26,8 @@ SLACK = 1e-3  # of a row's squared norm, added to its residual's
 
 
 def embed_and_clip(gradients: GradientMatrix, basis: Basis, clip_embedding: float) -> tuple[Tensor, Tensor]:
-    """Embeddings W = G B [n, k], and their sum after clipping to `clip_embedding` and division by it, float64 [k]."""
+    """Return the embeddings W = G B [n, k], and their sum after clipping to `clip_embedding` and division by it,
+    float64 [k]."""
     w = gradients.project(basis)
     weights = clip_factors(w.double().norm(dim=1), clip_embedding) / clip_embedding
     return w, w.double().T @ weights
@@ -35,7 +36,7 @@ def embed_and_clip(gradients: GradientMatrix, basis: Basis, clip_embedding: floa
 def residual_sum(
     gradients: GradientMatrix, basis: Basis, w: Tensor, clip_residual: float, error: Tensor | float
 ) -> Tensor:
-    """Sum of the residual rows r_i = g_i - B w_i, each clipped to `clip_residual` and divided by it -> float64 [p].
+    """Sum the residual rows r_i = g_i - B w_i, each clipped to `clip_residual` and divided by it -> float64 [p].
 
     Almost no residual is written out: sum_i c_i r_i = G^T c - B W^T c, and for an orthonormal B
     |r_i|^2 = |g_i|^2 - |w_i|^2. A norm read too small would clip too little, so what both roundings may hide is added:
@@ -51,28 +52,36 @@ def residual_sum(
     squares = gradients.row_norms().square()  # [n], float64
     left = (squares - w.double().square().sum(1)).clamp(min=0)
     near = left < NEAR * squares
+
     weights = clip_factors((left + (SLACK + error) * squares).sqrt(), clip_residual) / clip_residual  # [n]
     weights = torch.where(near, 0, weights)
     total = gradients.combine(weights) - basis.expand(w.double().T @ weights)
-    if near.is_cuda:  # which rows they are is not asked, since the GPU would have to be waited for
+
+    # A small difference of large squares has lost its digits: these residuals are written out. On a GPU all are, and the
+    # others count as zero: to ask which they are, the host would have to wait.
+    if near.is_cuda:
         residuals = torch.where(near[:, None], gradients.written_out() - basis.expand(w), 0)  # [n, p]
         total += clipped_sum(DenseGradients(residuals), clip_residual)
     elif near.any():
         residuals = gradients.written_out(near) - basis.expand(w[near])  # [n', p]
         total += clipped_sum(DenseGradients(residuals), clip_residual)
+
     return total
 
 
 def clipped_parts(
     gradients: GradientMatrix, basis: Basis, clip_embedding: float, clip_residual: float | None
 ) -> Tensor:
-    """The rows (embedding, residual) [n, k + p] that the two sums add up, all residuals written out; None: [n, k]."""
+    """Return the rows (embedding, residual) [n, k + p] that the two sums add up, all residuals written out; None:
+    [n, k]."""
     w = gradients.project(basis)
     embeddings = DenseGradients(w.clone())
     parts = [weighted_rows(embeddings, clip_weights(embeddings, clip_embedding))]
+
     if clip_residual is not None:
         residuals = DenseGradients(gradients.written_out() - basis.expand(w))
         parts.append(weighted_rows(residuals, clip_weights(residuals, clip_residual)))
+
     return torch.cat(parts, dim=1)
 
 
@@ -96,19 +105,25 @@ class GEP(Algorithm):
     )
 
     def sensitivity(self) -> float:
-        """Embedding and residual, each scaled to norm at most 1, are released as ONE vector: sqrt(1 + 1), or 1."""
+        """Return sqrt(1 + 1), or 1 without the residual: both are scaled to norm at most 1 and released as ONE
+        vector."""
         return math.sqrt(2) if self.residual else 1.0
 
     def numbers(self, view: View) -> int:
-        """A block of rows, the basis and what it is made from, and the workspace of the QR of its largest group."""
+        """Count the numbers of a block of rows, of the basis and what it is made from, and of the workspace of the QR
+        of its largest group."""
         sizes = [s.stop - s.start for s in self.columns(view)]
-        ranks = allocate(self.k, sizes, len(view.public.x) if view.public is not None else self.k)
+        limit = len(view.public.x) if view.public is not None else self.k
+        ranks = allocate(self.k, sizes, limit)
         entries = [size * rank for size, rank in zip(sizes, ranks, strict=True)]
         return BLOCK * view.gradients.size + 2 * sum(entries) + 2 * max(entries)
 
     def mechanism(self, view: View, step: int) -> Mechanism:
         basis = self.basis(view, step)
-        k, error = basis.size, torch.zeros(1, dtype=torch.float64, device=basis.blocks[0].device)
+        k = basis.size
+        error = torch.zeros(1, dtype=torch.float64, device=basis.blocks[0].device)
+
+        # Norms of residuals are computed from an orthonormal basis, so its error enters them.
         if self.residual:
             basis, error[0] = orthonormal(basis)
 
@@ -116,11 +131,14 @@ class GEP(Algorithm):
             w, embedding = embed_and_clip(gradients, basis, self.clip_embedding)
             if not self.residual:
                 return embedding
-            return torch.cat([embedding, residual_sum(gradients, basis, w, self.clip_residual, error)])
+            residual = residual_sum(gradients, basis, w, self.clip_residual, error)
+            return torch.cat([embedding, residual])
 
         def decode(mean: Tensor) -> Tensor:  # [p]
             direction = basis.expand(mean[:k] * self.clip_embedding)
-            return direction + mean[k:] * self.clip_residual if self.residual else direction
+            if not self.residual:
+                return direction
+            return direction + mean[k:] * self.clip_residual
 
         size = k + view.gradients.size if self.residual else k
         clip_residual = self.clip_residual if self.residual else None
@@ -135,16 +153,20 @@ class GEP(Algorithm):
         )
 
     def basis(self, view: View, step: int) -> Basis:
-        """The anchor subspace at the current weights, from public images alone; groups of columns as configured."""
+        """Return the anchor subspace at the current weights, from public images alone; groups of columns as
+        configured."""
         public = needed(view.public, self.name)
         if self.k > len(public.x):
             raise UsageError(
                 f"algorithm.k={self.k} is more than the {len(public.x)} public examples: "
                 "lower algorithm.k or raise pair.m"
             )
+
         y = view.labels(self.labels, step if self.redraw else 0, self.name)
         slices = self.columns(view)
         ranks = allocate(self.k, [s.stop - s.start for s in slices], len(public.x))
+
+        # Lower precision chooses another subspace at most: no private gradient passes through it.
         parameter = next(view.model.parameters())
         precision = torch.bfloat16 if self.public_precision == Precision.bfloat16 else parameter.dtype
         generator = torch.Generator(parameter.device).manual_seed(int(view.random("basis", step).integers(2**63)))
@@ -161,8 +183,9 @@ class GEP(Algorithm):
             )
 
     def columns(self, view: View) -> list[slice]:
-        """The columns of G of each parameter group."""
+        """Return the columns of G of each parameter group."""
         if self.groups == Groups.layers:
             return list(parameter_groups(view.model, view.gradients.offsets).values())
+
         cuts = [round(i * view.gradients.size / 3) for i in range(4)]
         return [slice(a, b) for a, b in pairwise(cuts)]

@@ -62,7 +62,8 @@ LOGISTIC = Loss(
 
 
 def hinge(margin: float) -> Loss:
-    """Scaled hinge max(0, 1 - z / margin), 0 < margin <= 1. Theorem 1 takes margin = 0.9 gamma_0 (1 - xi_0)."""
+    """Return the scaled hinge max(0, 1 - z / margin), 0 < margin <= 1. Theorem 1 takes margin = 0.9 gamma_0 (1 -
+    xi_0)."""
     if not 0 < margin <= 1:
         raise UsageError(f"margin={margin}: use a number above 0 and at most 1")
     return Loss(
@@ -84,7 +85,8 @@ class Halfspace(NamedTuple):
 
 
 def signed_examples(x: Array, y: Array) -> Array:
-    """y x [n, d], rows above norm 1 scaled to it; each row by itself, so whatever it holds moves no other.
+    """Return y x [n, d], rows above norm 1 scaled to it; each row by itself, so that whatever it contains moves no
+    other.
 
     A label is its sign. A row that is not finite, or whose norm is not, counts as 0.
     """
@@ -96,7 +98,7 @@ def signed_examples(x: Array, y: Array) -> Array:
 
 
 def poisson_samples(n: int, steps: int, source: Source) -> Iterator[NDArray[np.intp]]:
-    """The rows of each step's sample: each of n by itself with probability 1/n."""
+    """Return the rows of each step's sample: each of n by itself with probability 1/n."""
     block = max(1, DRAWN // n)
     for start in range(0, steps, block):
         size = min(block, steps - start)
@@ -105,7 +107,7 @@ def poisson_samples(n: int, steps: int, source: Source) -> Iterator[NDArray[np.i
 
 
 def base_run(signed: Array, loss: Loss, deviation: float, steps: int, source: Source) -> Array:
-    """Algorithm 2, A_Base: the last iterate [d] of projected SGD on signed examples [n, d].
+    """Return the last iterate [d] of projected SGD on signed examples [n, d] (Algorithm 2, A_Base).
 
     Each step releases the sum of its sample's gradients plus noise of standard deviation `deviation` a coordinate. One
     example more or less moves the sum by at most loss.lipschitz. The step size is BST14's, D / (G sqrt t) with diameter
@@ -115,19 +117,23 @@ def base_run(signed: Array, loss: Loss, deviation: float, steps: int, source: So
     n, d = signed.shape
     w = np.asarray(source.standard_normal(d))
     w /= np.linalg.norm(w)
+
     size = 2 / math.sqrt(2 * loss.lipschitz**2 + d * deviation**2)
     for t, rows in enumerate(poisson_samples(n, steps, source), 1):
+        # An empty sample gets its noise too, or the step would show that it was empty.
         gradient = deviation * source.standard_normal(d)
         if rows.size:
             sample = signed[rows]
             gradient += loss.slope(np.clip(sample @ w, -1, 1)) @ sample
+
         w -= size / math.sqrt(t) * gradient
         w /= max(1.0, float(np.linalg.norm(w)))
     return w
 
 
 def chances(signed: Array, candidates: Array, loss: Loss, epsilon: float) -> Array:
-    """Exponential mechanism over candidates [k, d] by the sum of losses of examples [n, d]: probabilities [k].
+    """Return the probabilities [k] with which the exponential mechanism chooses each of candidates [k, d], by the sum
+    of losses of examples [n, d].
 
     Private with epsilon: a candidate's weight is exp(-epsilon sum / spread). One example more adds between the smallest
     value a and a + spread to each sum, so it multiplies each weight by exp(-epsilon a / spread) times a number between
@@ -149,35 +155,42 @@ def noisy_sgd(
     source: Source,
     noise: Literal["accounted", "paper"] = "accounted",
 ) -> Halfspace:
-    """Algorithm 2: a halfspace through 0, (epsilon, delta)-private for adding or removing a row. budget: both of them.
+    """Return a halfspace through 0, (epsilon, delta)-private for adding or removing a row (Algorithm 2). budget: both
+    of them.
 
-    x: [n, d], rows of norm at most 1 (longer ones are scaled to it). y: [n], -1 or +1. beta: the chance that no run is
-    good; there are ceil(log(1 / beta)) runs. steps: of each run; the paper takes n^2 - 1.
-    noise="accounted": what the accountant finds for all steps of all runs together.
-    noise="paper": sigma^2 = 32 L^2 n^2 log(n / delta) log(1 / delta) / epsilon^2 on n times a gradient, at
-    (epsilon / runs, delta / runs). For comparison: it holds for at most n^2 steps, where it costs a twentieth of
-    epsilon or less (epsilon 1 to 10, by Renyi DP), and is refused where it does not. Its real cost is reported.
+    x: [n, d], rows of norm at most 1 (longer ones are scaled to it). y: [n], -1 or +1. beta: the probability that no
+    run is good; there are ceil(log(1 / beta)) runs. steps: of each run; the paper takes n^2 - 1. noise="accounted":
+    what the accountant finds for all steps of all runs together. noise="paper": sigma^2 = 32 L^2 n^2 log(n / delta)
+    log(1 / delta) / epsilon^2 on n times a gradient, at (epsilon / runs, delta / runs). For comparison: it holds for at
+    most n^2 steps, for which it costs a twentieth of epsilon or less (epsilon 1 to 10, by Renyi DP), and is refused if
+    it does not. Its real cost is reported.
     """
     n, (epsilon, delta) = len(x), budget
     if not (0 < beta < 1 and 0 < delta < 1 and epsilon > 0 and steps >= 1 and n >= 1 and y.shape == (n,)):
         raise UsageError("noisy_sgd: needs 0 < beta, delta < 1, epsilon > 0, steps >= 1, and one label for each row")
-    runs, choice = runs_of(beta), choice_of(epsilon, beta)
-    base = (_papers_plan if noise == "paper" else _plan)(epsilon - choice, delta, n, steps, runs)
+
+    runs = runs_of(beta)
+    choice = choice_of(epsilon, beta)
+    planned = _papers_plan if noise == "paper" else _plan
+    base = planned(epsilon - choice, delta, n, steps, runs)
+
     signed = signed_examples(x, y)
     scale = deviation(base.noise_multiplier, loss.lipschitz)
     candidates = np.stack([base_run(signed, loss, scale, steps, source) for _ in range(runs)])
+
+    # Sums of floating-point numbers may end just below 1, so the last run takes what is left.
     cumulative = np.cumsum(chances(signed, candidates, loss, choice))
     chosen = min(int(np.searchsorted(cumulative, source.random(1)[0], side="right")), runs - 1)
     return Halfspace(candidates[chosen], base.epsilon + choice, delta, runs, base)
 
 
 def runs_of(beta: float) -> int:
-    """So that all of them are bad with a chance of at most beta."""
+    """Return how many runs it takes so that all of them are bad with probability at most beta."""
     return math.ceil(math.log(1 / beta))
 
 
 def choice_of(epsilon: float, beta: float) -> float:
-    """What the choice among the runs spends of epsilon."""
+    """Return what the choice among the runs spends of epsilon."""
     return epsilon / 2 if runs_of(beta) > 1 else 0.0
 
 
@@ -210,7 +223,7 @@ class NoisySGD(Algorithm):
     steps: int = setting("of each run; training.* is not used", at_least=1)
 
     def sensitivity(self) -> float:
-        """Of a step's sum; the noise multiplier is in units of it."""
+        """Return the sensitivity of a step's sum; the noise multiplier is in units of it."""
         return self._loss().lipschitz
 
     def numbers(self, view: View) -> int:
@@ -220,34 +233,39 @@ class NoisySGD(Algorithm):
         return LOGISTIC if self.loss == LossName.logistic else hinge(self.margin)
 
     def frozen(self, public: Split | None, d: int, random: Random) -> Frozen:
-        made = public_pca(needed(public, self.name).x, self.k)
-        return Frozen(made.shift, made.projection, unit=True)
+        pca = public_pca(needed(public, self.name).x, self.k)
+        return Frozen(pca.shift, pca.projection, unit=True)
 
     def solve(self, private: Split, epsilon: float, delta: float, source: Source) -> tuple[Tensor, Plan]:
-        """Weights [2, k] of a linear classifier, and what they cost."""
+        """Return the weights [2, k] of a linear classifier, and what they cost."""
         if private.y.dim() != 1 or int(private.y.max()) > 1 or not math.isfinite(epsilon):
             raise UsageError(
                 f"algorithm={self.name} learns a halfspace: take a task of two classes, and a finite epsilon"
             )
+
+        x = private.x.double().numpy()
         y = 2.0 * private.y.numpy() - 1
-        found = noisy_sgd(private.x.double().numpy(), y, self._loss(), (epsilon, delta), self.beta, self.steps, source)
-        w = torch.from_numpy(found.w).float()
-        return torch.stack([-w, w]), found.base._replace(epsilon=found.epsilon, claimed_epsilon=epsilon)
+        halfspace = noisy_sgd(x, y, self._loss(), (epsilon, delta), self.beta, self.steps, source)
+
+        w = torch.from_numpy(halfspace.w).float()
+        cost = halfspace.base._replace(epsilon=halfspace.epsilon, claimed_epsilon=epsilon)
+        return torch.stack([-w, w]), cost
 
     def account(self, n: int, epsilon: float, delta: float) -> Plan:
-        """What all runs on n examples cost; the accountant remembers it."""
+        """Return what all runs on n examples cost; the accountant remembers it."""
         return _plan(epsilon - choice_of(epsilon, self.beta), delta, n, self.steps, runs_of(self.beta))
 
     @property
     def all_steps(self) -> int:
-        """Of all runs."""
+        """The number of steps of all runs."""
         return runs_of(self.beta) * self.steps
 
     def rehearse(self, n: int, steps: int, source: Source) -> None:
-        """So many steps on n random examples."""
-        base_run(np.random.default_rng(0).standard_normal((n, self.k)), self._loss(), 1.0, steps, source)
+        """Run `steps` steps on n random examples."""
+        signed = np.random.default_rng(0).standard_normal((n, self.k))
+        base_run(signed, self._loss(), 1.0, steps, source)
 
     def held(self, n: int) -> int:
-        """Bytes of the examples in float64, signed, and while they are scaled; and of the numbers that a block of
-        samples is drawn by."""
+        """Return the bytes of the examples in float64, signed, and while they are scaled; and of the numbers that a
+        block of samples is drawn by."""
         return 3 * 8 * n * self.k + 9 * max(n, DRAWN)

@@ -16,8 +16,12 @@ class NonPrivate(Algorithm):
     private = False
 
     def sensitivity(self) -> float:
-        """Rows are not clipped."""
+        """Return infinity: rows are not clipped."""
         return math.inf
 
     def mechanism(self, view: View, step: int) -> Mechanism:
-        return self.row_weighted(view, lambda gradients: torch.ones_like(gradients.row_norms()), lambda mean: mean)
+        return self.row_weighted(
+            view,
+            weights=lambda gradients: torch.ones_like(gradients.row_norms()),
+            decode=lambda mean: mean,
+        )

@@ -29,28 +29,33 @@ Projection = Enum("Projection", ["pca", "jl", "dp_pca"])
 def public_pca(x: Tensor, k: int) -> Frozen:
     """Standardise, then project on the top k principal components, both of public features x [m, d] (Algorithm 1).
 
-    UsageError where x, standardised, has rank less than k.
+    UsageError if x, standardised, has rank less than k.
     """
     if k > min(x.shape):
         raise UsageError(f"algorithm.k={k}: {len(x)} public examples with {x.shape[1]} features have no {k} components")
+
     scaler = StandardScaler().fit(x.double().numpy())
     pca = PCA(k, svd_solver="covariance_eigh").fit(scaler.transform(x.double().numpy()))
+
     variances = pca.explained_variance_
     if not variances[-1] > 1e-10 * variances[0]:
         rank = int((variances > 1e-10 * variances[0]).sum())
         raise UsageError(f"algorithm.k={k}: the public features have rank {rank}: lower algorithm.k or raise pair.m")
+
+    # One matrix for both steps: the scaling goes into the directions.
     directions = pca.components_.T / scaler.scale_[:, None]  # [d, k]; PCA's mean is 0
     return Frozen(torch.from_numpy(scaler.mean_).float(), torch.from_numpy(directions).float())
 
 
 def random_projection(d: int, k: int, seed: int) -> Frozen:
-    """Gaussian random projection to k dimensions (Nguyen, Ullman, Zakynthinou 2020): reads no data."""
+    """Return a Gaussian random projection to k dimensions (Nguyen, Ullman, Zakynthinou 2020), which reads no data."""
     projection = GaussianRandomProjection(k, random_state=seed).fit(np.zeros((1, d)))
     return Frozen(projection=torch.from_numpy(projection.components_.T).float())
 
 
 def noisy_covariance(public: Tensor, k: int) -> Release:
-    """Top k eigenvectors of a noisy second-moment matrix (Dwork, Talwar, Thakurta, Zhang: Analyze Gauss, STOC 2014).
+    """Return the top k eigenvectors of a noisy second-moment matrix (Dwork, Talwar, Thakurta, Zhang: Analyze Gauss,
+    STOC 2014).
 
     Private features are standardised with the mean and deviation of the public ones [m, d], and clipped to their median
     norm R. The release is the `triangle` of sum_i x_i x_i^T / R^2, added in float64, whose norm is the matrix's
@@ -58,7 +63,9 @@ def noisy_covariance(public: Tensor, k: int) -> Release:
     """
     d = public.shape[1]
     scaler = StandardScaler().fit(public.double().numpy())
-    shift, scale = torch.from_numpy(scaler.mean_).float(), torch.from_numpy(scaler.scale_).float()
+    shift = torch.from_numpy(scaler.mean_).float()
+    scale = torch.from_numpy(scaler.scale_).float()
+
     bound = float(row_norms((public - shift) / scale).median())
     if not 0 < bound < math.inf:
         raise UsageError(
@@ -68,6 +75,8 @@ def noisy_covariance(public: Tensor, k: int) -> Release:
     def sums(x: Tensor) -> Tensor:  # [n, d] -> [d (d + 1) / 2]
         x = (x - shift) / scale
         norms = row_norms(x)
+
+        # A row that is not finite, or too large to be squared, counts as zero: the sensitivity holds for it too.
         broken = ~(norms < 1e18)
         x = x.masked_fill(broken[:, None], 0)
         x = x.double() * (clip_factors(torch.where(broken, 0, norms), bound) / bound)[:, None]
@@ -93,12 +102,12 @@ class Pillar(Clipping):
 
     @property
     def uses_public(self) -> bool:
-        """dp_pca takes mean, deviation and clip norm from public features."""
+        """True but for jl; dp_pca takes mean, deviation and clip norm from public features."""
         return self.projection != Projection.jl
 
     @property
     def first_share(self) -> float:
-        """Of epsilon and delta, for what is released before training."""
+        """The share of epsilon and delta for what is released before training."""
         return self.share if self.projection == Projection.dp_pca else 0.0
 
     def numbers(self, view: View) -> int:
@@ -107,11 +116,13 @@ class Pillar(Clipping):
     def frozen(self, public: Split | None, d: int, random: Random) -> Frozen | Release:
         if self.k > d:
             raise UsageError(f"algorithm.k={self.k} is more than the {d} features: lower algorithm.k")
+
         if self.projection == Projection.jl:
             return random_projection(d, self.k, int(random("projection", 0).integers(2**31)))
         release = public_pca if self.projection == Projection.pca else noisy_covariance
         return release(needed(public, self.name).x, self.k)
 
     def mechanism(self, view: View, step: int) -> Mechanism:
-        """DP-SGD on features that are projected already: by public data, at random, or by a release of its own."""
+        """Return the mechanism of DP-SGD on features that are projected already: by public data, at random, or by a
+        release of its own."""
         return self.clipped(view, self.clip_norm)

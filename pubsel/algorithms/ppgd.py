@@ -22,7 +22,8 @@ class PPGD(OnFeatures):
     reuse: float = setting("pull back to the private result: this / 2 |w - w_private|^2", at_least=0)
 
     def mechanism(self, view: View, step: int) -> Mechanism:
-        """As in DP-SGD: the clip norm is of public gradients. What follows after training is post-processing."""
+        """Return the mechanism of DP-SGD: the clip norm is that of public gradients. What follows after training is
+        post-processing."""
         public = view.labelled(self.name)
         mean_norm = float(public_gradient(view.gradients, public).norm()) / len(public.x)
         plain = self.clipped(view, max(self.clip_factor * mean_norm, 1e-12))

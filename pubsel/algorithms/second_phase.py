@@ -21,7 +21,8 @@ Head = Enum("Head", ["auto", "own", "temporary"])
 
 
 def supervised(model: nn.Module, public: Split, epochs: int, batch_size: int, rate: float, view: View) -> None:
-    """Adam on the parameters of `model` that require gradients, on public images x [m, ...] with labels y; in place."""
+    """Run Adam on the parameters of `model` that require gradients, on public images x [m, ...] with labels y; in
+    place."""
     optimizer = torch.optim.Adam([p for p in model.parameters() if p.requires_grad], rate)
     for epoch in range(epochs):
         order = torch.from_numpy(view.random("second phase", epoch).permutation(len(public.x))).to(public.x.device)
@@ -30,6 +31,8 @@ def supervised(model: nn.Module, public: Split, epochs: int, batch_size: int, ra
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
+
+    # Private training has no use for these gradients, and may need their memory.
     for parameter in model.parameters():
         parameter.grad = None
     if not all(p.isfinite().all() for p in model.parameters()):
@@ -55,24 +58,27 @@ class SecondPhase(Clipping):
         return 3 * view.gradients.size  # gradient and moments of Adam
 
     def pretrain(self, view: View) -> None:
-        """Section 5.1, Equation 3: theta_0 from public images and labels."""
+        """Train theta_0 on public images and labels (Section 5.1, Equation 3)."""
         public, model = needed(view.public, self.name), view.model
         if self.head == Head.own or (self.head == Head.auto and view.same_task):
             supervised(model, view.labelled(self.name), self.public_epochs, self.public_batch, self.public_rate, view)
             return
+
         classes = public.y.shape[1] if public.y.dim() == 2 else int(public.y.max()) + 1
         if public.y.dim() == 1 and int(public.y.min()) == classes - 1:
             raise UsageError(
                 f"algorithm={self.name}: public images of one class, or of several tasks combined, teach nothing"
             )
+
+        # The head for the public classes is thrown away: the network gets its first one back whatever happens.
         generator = torch.Generator().manual_seed(int(view.random("temporary head", 0).integers(2**63)))
-        own = replaced_heads(model, classes, generator)
+        original = replaced_heads(model, classes, generator)
         try:
             supervised(model, public, self.public_epochs, self.public_batch, self.public_rate, view)
         finally:
-            for name, layer in own.items():
+            for name, layer in original.items():
                 model.set_submodule(name, layer)
 
     def mechanism(self, view: View, step: int) -> Mechanism:
-        """That of DP-SGD: the public phase reads no private example."""
+        """Return the mechanism of DP-SGD: the public phase reads no private example."""
         return self.clipped(view, self.clip_norm)

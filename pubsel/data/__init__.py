@@ -2,7 +2,7 @@
 
 A dataset is named by a file of conf/dataset or by a path of the user's. Images stay uint8; the model normalises them
 with `mean` and `std`, which are published constants (conf/dataset), or 0.5 for a user's own data: they are never
-computed from private data. Every rule that was applied to the data stands in `notes`.
+computed from private data. `notes` lists every rule that was applied to the data.
 """
 
 from collections.abc import Callable
@@ -57,7 +57,7 @@ class Task(NamedTuple):
     same_classes: bool = True  # no known public set has classes of its own; of a user's nothing is known
 
     def each(self, change: Callable[[Split], Split]) -> "Task":
-        """The task with change(split) for each of its splits."""
+        """Return the task with change(split) for each of its splits."""
         return self._replace(
             private=change(self.private),
             public=None if self.public is None else change(self.public),
@@ -67,8 +67,8 @@ class Task(NamedTuple):
 
 
 class Reader(NamedTuple):
-    """Where datasets lie, whether missing ones are downloaded, and how they are used: through(name, source), such as
-    the source's features. opened: one that need not be read again."""
+    """Where datasets are, whether missing ones are downloaded, and how they are used: through(name, source), such as
+    the source's features. opened: a set that need not be read again."""
 
     data_root: str
     download: bool = False
@@ -83,9 +83,9 @@ class Reader(NamedTuple):
 
 
 class Beside(NamedTuple):
-    """What public images stand beside. like: has the shape that they are brought to, as `convert` says; private: the
-    name of the private set; against: the private set as it was opened, with which they may share no image but as `how`
-    says."""
+    """What public images are put next to. like: has the shape that they are brought to, as `convert` says; private: the
+    name of the private set; against: the private set as it was opened, with which they may share no image unless `how`
+    allows it."""
 
     like: Split
     convert: Convert
@@ -97,45 +97,52 @@ class Beside(NamedTuple):
 def load(
     pair: Pair, data_root: str, download: bool, through: Callable[[str, Source], Source] = lambda _, source: source
 ) -> Task:
-    """Everything for one run: the private training split, the first `pair.m` public images, and the private test split.
+    """Return everything for one run: the private training split, the first `pair.m` public images, and the private test
+    split.
 
-    Where public and private are the same dataset, the m public images leave the test set; where several are combined
-    (`public_examples`), the private set's share of m. pair.take=train: the public images are a fixed random part of the
-    training split instead, and leave the private data where it is the same set. `pair.public` None: no public data.
-    UserError where the private data has fewer than two classes or no training or test images; UsageError where an image
-    is on two sides (`pair.overlap`), but for those of a published set's own parts: these are noted. through(name,
-    source): the source as it is used, such as its features.
+    If public and private are the same dataset, the m public images leave the test set; if several are combined
+    (`public_examples`), the private set's share of m does. pair.take=train: the public images are a fixed random part
+    of the training split instead, and leave the private data if it is the same set. `pair.public` None: no public data.
+    UserError if the private data has fewer than two classes or no training or test images; UsageError if an image is on
+    two sides (`pair.overlap`), but for those of a published set's own parts: these are noted. through(name, source):
+    the source as it is used, such as its features.
     """
     read = Reader(data_root, download, through)
     opened = read(pair.private)
     _check_private(pair, opened.used)
     opened, apart = _test_apart(opened, pair.overlap, data_root)
     source, notes = opened.used, opened.used.notes + apart
-    public, test, left = None, source.test, np.ones(len(source.train.y), dtype=bool)
+
+    # Public examples come first, since they may leave the private training or test split.
+    sets = public_sets(pair.public)
+    public, test = None, source.test
+    left = np.ones(len(source.train.y), dtype=bool)  # training examples that stay private
     if pair.public is not None and pair.take == Take.train:
         public, left, public_notes = _from_training(pair, opened, data_root, read)
         notes += public_notes
     elif pair.public is not None:
         beside = Beside(source.train, pair.convert, pair.private, opened, pair.overlap)
-        public, taken, public_notes = _combined(
-            public_sets(pair.public), pair.m, "pair.m", beside, read._replace(opened=opened)
-        )
+        public, taken, public_notes = _combined(sets, pair.m, "pair.m", beside, read._replace(opened=opened))
         notes = tuple(dict.fromkeys(notes + public_notes))
         if taken:
             test, test_notes = _rest_of_test(pair, opened, taken, data_root)
             notes += test_notes
-    private = source.train if left.all() else Split(*(part[torch.from_numpy(left)] for part in source.train))
+
+    private = source.train
+    if not left.all():
+        private = Split(*(part[torch.from_numpy(left)] for part in source.train))
     train, out, part_notes = _part(pair, opened, left, data_root)
     validation = None if out is None else Split(private.x[out], private.y[out])
-    private = private if train is None else Split(private.x[train], private.y[train])
-    sets = public_sets(pair.public)
+    if train is not None:
+        private = Split(private.x[train], private.y[train])
+
     same_task = len(sets) > 0 and all(same_examples(pair.private, name, data_root) for name in sets)
     same_classes = all(_same_classes(name, pair.private, data_root) for name in sets)
     return Task(private, public, test, *source[2:6], notes + part_notes, validation, same_task, same_classes)
 
 
 def _check_private(pair: Pair, source: Source) -> None:
-    """UserError or UsageError where the private data cannot be trained and tested on."""
+    """Raise UserError or UsageError if the private data cannot be trained and tested on."""
     if source.classes < 2:
         raise UserError(f"pair.private={pair.private}: one class only: give a folder of class folders, or labels")
     for part, split in (("training", source.train), ("test", source.test)):
@@ -146,18 +153,21 @@ def _check_private(pair: Pair, source: Source) -> None:
 
 
 def _test_apart(opened: Opened, how: Overlap, data_root: str) -> tuple[Opened, tuple[str, ...]]:
-    """The private set with no training image in its test set, and a note; a published split stays as it is unless
-    `how` is drop."""
+    """Return the private set with no training image in its test set, and a note; a published split stays as it is
+    unless `how` is drop."""
     train, test = opened.digests(_shape(opened))
     twice = among(test, train)
     count, n = int(twice.sum()), len(twice)
     if not count:
         return opened, ()
+
     if how == Overlap.drop:
         if count == n:
             raise UsageError(f"pair.overlap=drop: all {n} test images of {opened.name} are training images too")
         note = f"{opened.name}: {count} of {n} test images are training images too and were dropped"
         return opened.without(np.zeros(len(train.own), dtype=bool), twice), (note,)
+
+    # A published set stays what others report on.
     if _named(opened.name, data_root) is not None:
         return opened, (f"{opened.name}: {count} of {n} test images are training images too, as it was published",)
     raise UsageError(
@@ -167,58 +177,65 @@ def _test_apart(opened: Opened, how: Overlap, data_root: str) -> tuple[Opened, t
 
 
 def _rest_of_test(pair: Pair, opened: Opened, taken: int, data_root: str) -> tuple[Split, tuple[str, ...]]:
-    """The test set without its first `taken` images, which are public, and notes."""
+    """Return the test set without its first `taken` images, which are public, and notes."""
     x, y = (part[taken:] for part in opened.used.test)
     if not len(x):
         raise UsageError(f"pair.m={pair.m}: no test images of {pair.private} would remain: use a smaller pair.m")
+
+    # A test image that is equal to a public one may have been trained on.
     _, test = opened.digests(_shape(opened))
     twice = among(rows(test, slice(taken, None)), rows(test, slice(taken)))
     notes: tuple[str, ...] = (f"the first {taken} test images of {pair.private} are public and left the test set",)
     if not twice.any():
         return Split(x, y), notes
-    said = f"{int(twice.sum())} of the other test images of {pair.private} are equal to public ones"
+
+    equal = f"{int(twice.sum())} of the other test images of {pair.private} are equal to public ones"
     if pair.overlap == Overlap.drop and not twice.all():
         stays = torch.from_numpy(~twice)
-        return Split(x[stays], y[stays]), (f"{said} and were dropped", *notes)
+        return Split(x[stays], y[stays]), (f"{equal} and were dropped", *notes)
     if _named(pair.private, data_root) is not None and pair.overlap == Overlap.refuse:
-        return Split(x, y), (said, *notes)
-    raise UsageError(f"pair.m={pair.m}: {said}: remove them, or set pair.overlap=drop")
+        return Split(x, y), (equal, *notes)
+    raise UsageError(f"pair.m={pair.m}: {equal}: remove them, or set pair.overlap=drop")
 
 
 def _from_training(
     pair: Pair, opened: Opened, data_root: str, read: Reader
 ) -> tuple[Split, np.ndarray, tuple[str, ...]]:
-    """Public examples, which training examples stay private, bool [n], and notes: the public ones are drawn from the
-    training split of pair.public."""
+    """Return the public examples, which training examples stay private, bool [n], and notes: the public ones are drawn
+    from the training split of pair.public."""
     if len(public_sets(pair.public)) > 1:
         raise UsageError("pair.take=train: the public examples come from one set: give one as pair.public")
     name, source, shape = str(pair.public), opened.used, _shape(opened)
     _check_apart(pair.private, name, data_root)
+
     same = same_examples(pair.private, name, data_root)
     if same and name != pair.private and not (is_path(name) or is_path(pair.private)):
         raise UsageError(f"pair.take=train: {name} and {pair.private} share examples: take one of them as both")
     other = opened if same else read(name)
     train, test = opened.digests(shape)
 
-    # dropped before the draw, so that as many examples are drawn as the settings say
+    # Images are dropped before the draw, so that as many examples are drawn as the settings say.
     notes: tuple[str, ...] = () if same else other.used.notes + _may_share(name, pair.private, data_root)
-    pool = np.arange(len(other.used.train.y))
+    y = other.used.train.y
+    pool = np.arange(len(y))
     if pair.overlap == Overlap.drop:
         twice = overlap.repeated(train) if same else among(other.digests(shape)[0], train, test)
         pool, notes = pool[~twice], notes + _dropped(name, int(twice.sum()), "the private data")
-    m = pair.m if pair.public_share is None else round(pair.public_share * len(other.used.train.y))
-    drawn = np.zeros(len(other.used.train.y), dtype=bool)
-    drawn[pool[draw(name, other.used.train.y[torch.from_numpy(pool)], m, pair.shots).numpy()]] = True
+    m = pair.m if pair.public_share is None else round(pair.public_share * len(y))
+    drawn = np.zeros(len(y), dtype=bool)
+    drawn[pool[draw(name, y[torch.from_numpy(pool)], m, pair.shots).numpy()]] = True
 
-    # `same`: what was drawn is no longer private
+    # Of the same set, what was drawn is no longer private.
     chosen = other.without(~drawn, np.ones(len(other.used.test.y), dtype=bool))
     left = ~drawn if same else np.ones(len(source.train.y), dtype=bool)
     if not left.any():
         raise UsageError(f"pair.m={pair.m}: no private examples of {name} would remain: use a smaller pair.m")
+
     private = [rows(train, left), *(() if same else (test,))]
     published = same and _named(name, data_root) is not None
     twice = among(chosen.digests(shape)[0], *private)
-    notes += _told("pair.", chosen, 0, twice, f"the private data {pair.private}", published)
+    notes += _noted("pair.", chosen, 0, twice, f"the private data {pair.private}", published)
+
     leave = ", and left the private data" if same else ""
     note = f"{int(drawn.sum())} public examples were drawn from the training split of {name}{leave}"
     x, changed = _like(name, chosen.used.train.x, source.train, pair.convert)
@@ -228,10 +245,12 @@ def _from_training(
 def _part(
     pair: Pair, opened: Opened, left: np.ndarray, data_root: str
 ) -> tuple[Tensor | None, Tensor | None, tuple[str, ...]]:
-    """Which of the private examples are trained on (None: all) and which are held out for validation, and a note.
+    """Return which of the private examples are trained on (None: all) and which are held out for validation, and a
+    note.
 
     left: bool [n], the training examples that are private.
     """
+    # Another seed than that of `shuffled` and `draw`, so that the share is independent of both.
     order = torch.from_numpy(np.random.RandomState(SEED + 1).permutation(int(left.sum())))
     used = order[: max(1, round(pair.private_share * len(order)))]
     held = round(pair.validation * len(used))
@@ -239,17 +258,19 @@ def _part(
         raise UsageError(f"pair.validation={pair.validation}: {held} of {len(used)} examples: take another share")
     if not held:
         return (None if len(used) == len(order) else used.sort().values), None, ()
+
     train, out = used[held:].sort().values, used[:held].sort().values
     digests = rows(opened.digests(_shape(opened))[0], left)
     twice = among(rows(digests, out.numpy()), rows(digests, train.numpy()))
-    said = f"{int(twice.sum())} of {held} examples held out for validation are trained on too"
     if not twice.any():
         return train, out, ()
+
+    equal = f"{int(twice.sum())} of {held} examples held out for validation are trained on too"
     if pair.overlap == Overlap.drop and not twice.all():
-        return train, out[torch.from_numpy(~twice)], (f"{pair.private}: {said} and were dropped",)
+        return train, out[torch.from_numpy(~twice)], (f"{pair.private}: {equal} and were dropped",)
     if _named(pair.private, data_root) is not None and pair.overlap == Overlap.refuse:
-        return train, out, (f"{pair.private}: {said}, as it was published",)
-    raise UsageError(f"pair.validation={pair.validation}: {said}: remove them, or set pair.overlap=drop")
+        return train, out, (f"{pair.private}: {equal}, as it was published",)
+    raise UsageError(f"pair.validation={pair.validation}: {equal}: remove them, or set pair.overlap=drop")
 
 
 def public_examples(
@@ -262,15 +283,15 @@ def public_examples(
     apart: Source | None = None,
     how: Overlap = Overlap.refuse,
 ) -> tuple[Split, tuple[str, ...]]:
-    """The first m public images of dataset `public` in the shape of `like`, and notes.
+    """Return the first m public images of dataset `public` in the shape of `like`, and notes.
 
-    They are the first m of its TEST split, as in the papers; where that is shorter, its training split follows, unless
-    the set is the `private` one (name it whenever there is one, or private examples may be taken). UsageError names
-    distance.m where there are fewer (`load`: pair.m). Labels stay those of the public dataset: they mean nothing in the
+    They are the first m of its TEST split, as in the papers; if that is shorter, its training split follows, unless the
+    set is the `private` one (name it whenever there is one, or private examples may be taken). UsageError names
+    distance.m if there are fewer (`load`: pair.m). Labels stay those of the public dataset: they mean nothing in the
     private label space, so the algorithms draw random labels there.
 
     Several sets (GSD, Table 16) are dealt out in turn: image i comes from set i mod their number, so that the first m'
-    hold equal shares for any m'; a share may be one larger than another. Labels stay where every set is of the private
+    hold equal shares for any m'; a share may be one larger than another. Labels stay if every set is of the private
     task, as conf/dataset says of named sets and as a user's own are taken to be if they have as many classes as each
     other; else each is NO_CLASS, which what needs labels refuses.
 
@@ -284,43 +305,49 @@ def public_examples(
 
 
 def open_dataset(name: str, data_root: str, download: bool) -> Source:
-    """A dataset by name (conf/dataset) or path (image folder, CSV, npz).
+    """Return a dataset by name (conf/dataset) or path (image folder, CSV, npz).
 
     A named set is read from <data_root>/<name>.npz; else from the original files under data_root; else, if `download`,
     it is fetched with its checksum. Sets that are slow to read or large (`options.store`) are kept at their size under
-    <data_root>/prepared and mapped from there; the original files are not opened again, only listed: where they are
-    others than were kept, they are kept anew. Missing (a UserError) names the dataset and the remedies. A split sorted
+    <data_root>/prepared and mapped from there; the original files are not opened again, only listed: if they are not
+    those that were kept, they are kept anew. Missing (a UserError) names the dataset and the remedies. A split sorted
     by class, and every user's folder, is brought into a fixed random order, because its first m images would be one
     class.
     """
     if is_path(name):
         return _open_path(name)
+
     info = dataset_info(name)
     root = Path(data_root).expanduser()
     npz = root / f"{name}.npz"
     shape: Shape = tuple(info.shape)  # type: ignore[assignment]
     if npz.exists() and npz.name not in info.options.get("files", ()):  # prepared, and not the publisher's own npz
         return _open_npz(npz, _stamp(npz), name, shape)
+
     folder = kept_folder(name, info, root)
     if not folder.exists() or not _as_listed(name, root, folder, _stamp(folder)):
         parts = _reader(name, info).read(name, info, root, download)
         if not info.options.get("store"):
             return _source(name, parts, *_known(info))
+
+        # Decoding takes minutes, so the images are kept; a data folder may be read-only.
         files = stored.fingerprint(parts)
-        listing, skip = listing_in_order(name, parts), info.options.get("corrupt") == "skip"
+        listing = listing_in_order(name, parts)
+        skip = info.options.get("corrupt") == "skip"
         try:
             stored.keep(folder, name, listing, shape, skip, files)
         except OSError as error:
             note = f"{name}: cannot be kept in {folder.parent} ({error.strerror or error}), so all of it is in memory"
             parts = stored.in_memory(name, listing._replace(notes=(*listing.notes, note)), shape, skip)
             return Source(parts.train, parts.test, *_known(info), parts.notes)
+
     return _open_stored(folder, _stamp(folder), name)
 
 
 @lru_cache(maxsize=64)
 def _as_listed(name: str, root: Path, folder: Path, stamp: tuple[int, ...]) -> bool:
-    """Whether the image files of a set are those that were kept in `folder`, or are not there whole any more. A process
-    lists them once."""
+    """Return whether the image files of a set are those that were kept in `folder`, or are no longer all there. A
+    process lists them once."""
     info = dataset_info(name)
     if "folder" not in info.options:
         return True  # comes in one piece
@@ -334,7 +361,7 @@ def _as_listed(name: str, root: Path, folder: Path, stamp: tuple[int, ...]) -> b
 
 
 def _reader(name: str, info: Dataset) -> ModuleType:
-    """The module whose `read` reads a set: of pubsel.data, or else the user's own."""
+    """Return the module whose `read` reads a set: of pubsel.data, or else the user's own."""
     inside = f"pubsel.data.{info.source}"
     try:
         return import_module(inside if find_spec(inside) else info.source)
@@ -348,40 +375,40 @@ def _stamp(path: Path) -> tuple[int, ...]:
 
 
 def _known(info: Dataset) -> tuple[int, str, tuple[float, ...], tuple[float, ...]]:
-    """What conf/dataset says: classes, metric, mean, std."""
+    """Return what conf/dataset says: classes, metric, mean, std."""
     return info.classes, info.metric.name, tuple(info.mean), tuple(info.std)
 
 
 @lru_cache(maxsize=2)
 def _open_npz(npz: Path, stamp: tuple[int, ...], name: str, shape: Shape) -> Source:
-    """Kept for the next cell of a sweep, as long as the file is the same."""
+    """Open a npz, which is kept for the next cell of a sweep as long as the file is the same."""
     info = dataset_info(name)
     return _source(name, prepared.read(npz, info.classes, shape), *_known(info))
 
 
 @lru_cache(maxsize=2)
 def _open_stored(folder: Path, stamp: tuple[int, ...], name: str) -> Source:
-    """As `_open_npz`; its order was decided when it was kept."""
+    """Open a set that was kept, as `_open_npz` does; its order was decided when it was kept."""
     parts = stored.read(folder)
     return Source(parts.train, parts.test, *_known(dataset_info(name)), parts.notes, kept=folder)
 
 
 def same_examples(first: str, second: str, data_root: str) -> bool:
-    """Whether two datasets have the same test examples: the same name or file, or sets that share them (svhn and
+    """Return whether two datasets have the same test examples: the same name or file, or sets that share them (svhn and
     svhn_extra; mnist and mnist_m, whose digits are the same)."""
-    one, two = _named(first, data_root), _named(second, data_root)
-    if one is None or two is None:
-        return one is two and Path(first).expanduser().resolve() == Path(second).expanduser().resolve()
-    return dataset_info(one).options.get("same_test_as", one) == dataset_info(two).options.get("same_test_as", two)
+    a, b = _named(first, data_root), _named(second, data_root)
+    if a is None or b is None:
+        return a is b and Path(first).expanduser().resolve() == Path(second).expanduser().resolve()
+    return dataset_info(a).options.get("same_test_as", a) == dataset_info(b).options.get("same_test_as", b)
 
 
 def _check_apart(private: str, public: str, data_root: str) -> None:
-    """UsageError where the public set has images of the private one in another split: private ones would be public."""
+    """Raise UsageError if the public set has images of the private one in another split: private ones would be
+    public."""
     named = [_named(name, data_root) for name in (private, public)]
     if None in named or same_examples(private, public, data_root):
         return
-    one, two = (_images_of(str(name)) for name in named)
-    if one == two:
+    if _images_of(str(named[0])) == _images_of(str(named[1])):
         raise UsageError(
             f"pair.public={public} has images of {private} in another split, private ones among them: take {private} "
             "itself, or another set"
@@ -389,30 +416,29 @@ def _check_apart(private: str, public: str, data_root: str) -> None:
 
 
 def _may_share(public: str, private: str, data_root: str) -> tuple[str, ...]:
-    """The note that two named sets have images in common that no comparison of pixels finds."""
-    one, two = (None if (known := _named(name, data_root)) is None else _images_of(known) for name in (public, private))
-    if (
-        one is None
-        or two is None
-        or not (two in dataset_info(one).shares_images_with or one in dataset_info(two).shares_images_with)
-    ):
+    """Return the note that two named sets have images in common that no comparison of pixels finds."""
+    known = [_named(name, data_root) for name in (public, private)]
+    if None in known:
+        return ()
+    a, b = (_images_of(str(name)) for name in known)
+    if b not in dataset_info(a).shares_images_with and a not in dataset_info(b).shares_images_with:
         return ()
     return (f"{public} and {private} share images, at other sizes: some public examples may be private ones",)
 
 
 def _images_of(known: str) -> str:
-    """The named set that the images of a named set come from."""
+    """Return the named set that the images of a named set come from."""
     info = dataset_info(known)
     return info.images_of or str(info.options.get("same_test_as", known))
 
 
 def _same_classes(name: str, private: str, data_root: str) -> bool:
-    """Whether labels of dataset `name` are of the private task. Of two named sets conf/dataset knows: the same
+    """Return whether labels of dataset `name` are of the private task. Of two named sets conf/dataset knows: the same
     examples, or `classes_of`; a user's own labels are what the user says they are."""
-    one, two = _named(name, data_root), _named(private, data_root)
-    if one is None:
+    public_set, private_set = _named(name, data_root), _named(private, data_root)
+    if public_set is None:
         return True
-    return two is not None and _classes_of(one) == _classes_of(two)
+    return private_set is not None and _classes_of(public_set) == _classes_of(private_set)
 
 
 def _classes_of(known: str) -> str:
@@ -421,7 +447,8 @@ def _classes_of(known: str) -> str:
 
 
 def _named(name: str, data_root: str) -> str | None:
-    """The file of conf/dataset that `name` means, also by the path of its npz in the data folder; None: a user's."""
+    """Return the file of conf/dataset that `name` means, also by the path of its npz in the data folder; None: a
+    user's."""
     if not is_path(name):
         return name
     path = Path(name).expanduser().resolve()
@@ -430,10 +457,11 @@ def _named(name: str, data_root: str) -> str | None:
 
 
 def _open_path(name: str) -> Source:
-    """A user's data: metric accuracy, or auc for several labels at once; normalised with 0.5."""
+    """Return a user's data: metric accuracy, or auc for several labels at once; normalised with 0.5."""
     path = Path(name).expanduser()
     if not path.exists():
         raise UserError(f"{name}: no such file or folder")
+
     if path.suffix == ".csv":
         parts, classes = folders.read_csv(path)
     elif path.is_dir():
@@ -441,7 +469,13 @@ def _open_path(name: str) -> Source:
     else:
         parts = prepared.read(path)
         labels = torch.cat([parts.train.y, parts.test.y])
-        classes = labels.shape[1] if labels.ndim == 2 else int(labels.max()) + 1 if len(labels) else 0
+        classes = 0
+        if labels.ndim == 2:
+            classes = labels.shape[1]
+        elif len(labels):
+            classes = int(labels.max()) + 1
+
+    # Constants, since mean and deviation of private images would be a release of them.
     metric = "auc" if parts.train.y.ndim == 2 else "accuracy"
     half = (0.5,) * parts.train.x.shape[1]
     return _source(name, parts, classes, metric, half, half, shuffle=path.is_dir())
@@ -456,35 +490,38 @@ def _source(
     std: tuple[float, ...],
     shuffle: bool = False,
 ) -> Source:
-    """The source with both splits in the order that is used: shuffled if `shuffle` says so, or if sorted by class."""
+    """Return the source with both splits in the order that is used: shuffled if `shuffle` says so, or if sorted by
+    class."""
     train, train_notes = in_order(f"{name}: train", parts.train, shuffle)
     test, test_notes = in_order(f"{name}: test", parts.test, shuffle)
+    notes = parts.notes + train_notes + test_notes
+
+    # The names of files take the same order as their images.
     files = None
     if parts.files is not None:
         orders = [in_order("", Split(torch.arange(len(y)), y), shuffle)[0].x for _, y in (parts.train, parts.test)]
         files = files_at(parts.files[0], orders[0]), files_at(parts.files[1], orders[1])
-    return Source(train, test, classes, metric, mean, std, parts.notes + train_notes + test_notes, files)
+
+    return Source(train, test, classes, metric, mean, std, notes, files)
 
 
 def _combined(names: list[str], m: int, key: str, beside: Beside, read: Reader) -> tuple[Split, int, tuple[str, ...]]:
-    """m public images as `public_examples` says; how many of them are test images of the private set; and notes. key:
-    the setting that m is the value of."""
+    """Return m public images as `public_examples` says; how many of them are test images of the private set; and notes.
+    key: the setting that m is the value of."""
     like, convert, private, against, how = beside
     data_root = read.data_root
-    for one, two in combinations(names, 2):
-        if same_examples(one, two, data_root):
-            raise UsageError(f"the public sets {one} and {two} share examples: take one of them")
-    if m < len(names):
-        raise UsageError(f"{key}={m}: too few for {len(names)} public sets: use a larger {key}")
+    _check_public_sets(names, m, key, data_root)
     parts, classes, taken, notes = {}, set(), 0, tuple[str, ...]()
     group, seen = "pair." if key == "pair.m" else "", list[tuple[str, tuple[Digests, ...]]]()
-    # what the private set itself gives comes first, since its other test images are the test set
-    own = [private is not None and same_examples(name, private, data_root) for name in names]
-    for place in sorted(range(len(names)), key=lambda place: not own[place]):
-        name, same = names[place], own[place]
+
+    # What the private set itself gives comes first, since its other test images are the test set.
+    from_private = [private is not None and same_examples(name, private, data_root) for name in names]
+    for place in sorted(range(len(names)), key=lambda place: not from_private[place]):
+        name, same = names[place], from_private[place]
         if private is not None:
             _check_apart(private, name, data_root)
             notes += () if same else _may_share(name, private, data_root)
+
         share, opened = len(range(place, m, len(names))), read(name)
         shape = _shape(against or opened)
         sides = [*_private_side(against, same), *seen]
@@ -495,31 +532,44 @@ def _combined(names: list[str], m: int, key: str, beside: Beside, read: Reader) 
             where = "in its test split, and it is the private set" if same else "in all"
             where += ", those of others dropped" if dropped else ""
             raise UsageError(f"{key}={m}{each}: {name} has only {available} images {where}: use a smaller {key}")
+
+        # No image may be on two sides, unless the set was published so.
         chosen = opened.first(share)
-        mine = chosen.digests(shape)[1]
+        chosen_digests = chosen.digests(shape)[1]
         for what, digests in sides:
             published = what == OWN and _named(name, data_root) is not None
-            notes += _told(group, chosen, 1, among(mine, *digests), what, published)
-        seen.append((f"the public set {name}", (mine,)))
+            notes += _noted(group, chosen, 1, among(chosen_digests, *digests), what, published)
+        seen.append((f"the public set {name}", (chosen_digests,)))
+
         x, changed = _like(name, chosen.used.test.x, like, convert)
         parts[place] = Split(x, chosen.used.test.y)
         classes.add(opened.used.classes)
         notes += opened.used.notes + dropped + _both_parts(name, opened.used, share) + changed
         taken += last if same else 0
-    if len(parts) == 1:
-        return parts[0], taken, notes
+
     dealt = [parts[place] for place in range(len(names))]
+    if len(dealt) == 1:
+        return dealt[0], taken, notes
     alike = len(classes) == 1 and all(part.y.shape[1:] == like.y.shape[1:] for part in dealt)
     of_task = alike and private is not None and all(_same_classes(name, private, data_root) for name in names)
     y = in_turn([part.y for part in dealt]) if of_task else torch.full((m,), NO_CLASS)
     return Split(in_turn([part.x for part in dealt]), y), taken, notes
 
 
+def _check_public_sets(names: list[str], m: int, key: str, data_root: str) -> None:
+    """Raise UsageError if two public sets share examples, or there are more sets than examples."""
+    for first, second in combinations(names, 2):
+        if same_examples(first, second, data_root):
+            raise UsageError(f"the public sets {first} and {second} share examples: take one of them")
+    if m < len(names):
+        raise UsageError(f"{key}={m}: too few for {len(names)} public sets: use a larger {key}")
+
+
 OWN = "its own training images"
 
 
 def _private_side(against: Opened | None, same: bool) -> list[tuple[str, tuple[Digests, ...]]]:
-    """What public images must not be among, and what it is called. same: they come from the private test set."""
+    """Return what public images must not be among, and what it is called. same: they come from the private test set."""
     if against is None:
         return []
     train, test = against.digests(_shape(against))
@@ -530,13 +580,16 @@ def _pool(
     opened: Opened, share: int, sides: list[tuple[str, tuple[Digests, ...]]], shape: tuple[int, ...], same: bool,
     how: Overlap,
 ) -> tuple[Opened, int, tuple[str, ...]]:  # fmt: skip
-    """What public examples are taken from, how many of its first images the first `share` of these span, and notes.
-    With drop it lacks what one of the sides has, so that as many are taken as the settings say."""
+    """Return what public examples are taken from, how many of its first images the first `share` of these span, and
+    notes. With drop it lacks what one of the sides has, so that as many are taken as the settings say."""
     if how != Overlap.drop or not sides:
         return opened, share, ()
+
     train, test = opened.digests(shape)
-    twice = among(test, *(each for _, digests in sides for each in digests))
-    also = among(train, *(each for _, digests in sides for each in digests)) & (not same)
+    of_sides = [each for _, digests in sides for each in digests]
+    twice = among(test, *of_sides)
+    also = among(train, *of_sides) & (not same)
+
     stays = np.flatnonzero(~twice)
     last = int(stays[share - 1]) + 1 if share <= len(stays) else len(twice)
     others = " or ".join(what for what, _ in sides)
@@ -544,38 +597,42 @@ def _pool(
 
 
 def _dropped(name: str, count: int, others: str) -> tuple[str, ...]:
-    """The note on public images that were dropped."""
-    said = f"{name}: {count} images that are among {others} too were dropped; epsilon does not cover which they are"
-    return (said,) if count else ()
+    """Return the note on public images that were dropped."""
+    if not count:
+        return ()
+    return (f"{name}: {count} images that are among {others} too were dropped; epsilon does not cover which they are",)
 
 
-def _told(group: str, chosen: Opened, part: int, twice: np.ndarray, others: str, published: bool) -> tuple[str, ...]:
-    """The note that public examples, bool [m], are among others too, where a set was published so; UsageError
+def _noted(group: str, chosen: Opened, part: int, twice: np.ndarray, others: str, published: bool) -> tuple[str, ...]:
+    """Return the note that public examples, bool [m], are among others too, if the set was published so; UsageError
     otherwise. group: of the keys."""
     if not twice.any():
         return ()
-    said = f"{int(twice.sum())} of {len(twice)} public examples are among {others} too"
+
+    shared = f"{int(twice.sum())} of {len(twice)} public examples are among {others} too"
     if published:
-        return (f"{chosen.name}: {said}, as it was published",)
+        return (f"{chosen.name}: {shared}, as it was published",)
     raise UsageError(
-        f"{group}public={chosen.name}: {said}, the first {chosen.example(twice, part)}: take other data, or set "
+        f"{group}public={chosen.name}: {shared}, the first {chosen.example(twice, part)}: take other data, or set "
         f"{group}overlap=drop to leave them out"
     )
 
 
 def _shape(opened: Opened) -> tuple[int, ...]:
-    """Of an image."""
+    """Return the shape of an image."""
     return tuple(opened.images.train.x.shape[1:])
 
 
 def _both_parts(name: str, source: Source, m: int) -> tuple[str, ...]:
-    """The note that m public images are more than the test split has."""
+    """Return the note that m public images are more than the test split has."""
     n = len(source.test.x)
-    return (f"{name}: {n} public images from its test split, {m - n} from its training split",) if m > n else ()
+    if m <= n:
+        return ()
+    return (f"{name}: {n} public images from its test split, {m - n} from its training split",)
 
 
 def _like(name: str, x: Tensor, like: Split, convert: Convert) -> tuple[Tensor, tuple[str, ...]]:
-    """Images in the shape of those of `like`, and notes; features as they are: UsageError where they do not fit."""
+    """Return images in the shape of those of `like`, and notes; features as they are: UsageError if they do not fit."""
     if x.dim() == 2 or like.x.dim() == 2:
         if x.shape[1:] != like.x.shape[1:]:
             what = [f"{tuple(shape)}" for shape in (x.shape[1:], like.x.shape[1:])]
@@ -583,5 +640,6 @@ def _like(name: str, x: Tensor, like: Split, convert: Convert) -> tuple[Tensor, 
                 f"pair.public={name}: its examples are {what[0]}, the private ones {what[1]}: take another"
             )
         return x, ()
+
     shape: Shape = tuple(like.x.shape[1:])  # type: ignore[assignment]
     return converted(name, x, shape, convert)

@@ -27,8 +27,8 @@ FINDINGS = (
 
 
 def read(name: str, info: Dataset, root: Path, download: bool) -> Listing:
-    """Both parts, labels 0/1 [n, 14] in the order of FINDINGS. Missing where the table or a list is not there;
-    UserError where table, lists and images disagree."""
+    """Return both parts, labels 0/1 [n, 14] in the order of FINDINGS. Missing if the table or a list is not there;
+    UserError if table, lists and images disagree."""
     folder = root / info.options["folder"]
     tables = sorted(folder.glob("Data_Entry_2017*.csv"))
     if not tables:
@@ -37,6 +37,7 @@ def read(name: str, info: Dataset, root: Path, download: bool) -> Listing:
     for file in lists:
         if not file.is_file():
             raise missing(name, root, f"no {file.relative_to(root)}")
+
     findings = read_table(tables[-1])
     files = {path.name: path for path in folder.rglob("*.png")}
     same_images(tables[-1], findings, folder, files)
@@ -50,20 +51,22 @@ def read(name: str, info: Dataset, root: Path, download: bool) -> Listing:
         labels = torch.tensor([findings[image] for image in images]).reshape(-1, len(FINDINGS))
         return unread([files[image] for image in images], labels, shape)
 
+    # Patients are apart in the published lists; of other lists at least the images have to be.
     train, test = lines(lists[0]), lines(lists[1])
     if both := set(train) & set(test):
         raise UserError(f"{lists[1]}: {min(both)} and {len(both) - 1} more are in {lists[0].name} too: use other lists")
+
     left = len(findings) - len(train) - len(test)
     notes = (f"{name}: {left} images are in neither {lists[0].name} nor {lists[1].name} and left out",) if left else ()
     return Listing(part(lists[0], train), part(lists[1], test), notes)
 
 
 def read_table(table: Path) -> dict[str, list[float]]:
-    """The findings of each image, [14] of 0/1. UserError for a word that is no finding."""
-    found = {}
+    """Return the findings of each image, [14] of 0/1. UserError for a word that is no finding."""
+    findings = {}
     for row in rows_of(table, ("Image Index", "Finding Labels")):
         words = [word for word in row["Finding Labels"].split("|") if word != "No Finding"]
         if unknown := set(words) - set(FINDINGS):
             raise UserError(f"{table}: {row['Image Index']} has the finding {min(unknown)!r}: download it again")
-        found[row["Image Index"]] = [float(finding in words) for finding in FINDINGS]
-    return found
+        findings[row["Image Index"]] = [float(finding in words) for finding in FINDINGS]
+    return findings

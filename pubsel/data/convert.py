@@ -15,16 +15,17 @@ Shape = tuple[int, int, int]  # channels, height, width
 
 
 def describe(shape: Shape) -> str:
-    """A shape as people write it: height x width x channels."""
+    """Return a shape as people write it: height x width x channels."""
     channels, height, width = shape
     return f"{height}x{width}x{channels}"
 
 
 def to_shape(x: Tensor, shape: Shape) -> Tensor:
-    """Images [n, c, h, w] (uint8) in `shape`, in the same order.
+    """Return images [n, c, h, w] (uint8) in `shape`, in the same order.
 
-    Colour becomes grey by the ITU-R 601 luma, grey becomes colour by repetition. Where the size differs, the image is
-    scaled (bilinear with antialias) until it covers the target, and what stands out is cut off evenly on both sides.
+    Colour becomes grey by the ITU-R 601 luma, grey becomes colour by repetition. If the size differs, the image is
+    scaled (bilinear with antialias) until it covers the target, and what extends beyond it is cut off evenly on both
+    sides.
     Values are rounded to uint8 once, at the end. UsageError for channels other than 1 and 3.
     """
     if tuple(x.shape[1:]) == shape:
@@ -41,18 +42,24 @@ def _convert(x: Tensor, shape: Shape) -> Tensor:
     values = x.float()  # [n, c, h, w]
     if x.shape[1] == 3 and channels == 1:
         values = (values * torch.tensor(LUMA)[:, None, None]).sum(1, keepdim=True)  # [n, 1, h, w]
+
     if x.shape[2:] != (height, width):
         scale = max(height / x.shape[2], width / x.shape[3])
-        size = (max(height, math.floor(x.shape[2] * scale + 0.5)), max(width, math.floor(x.shape[3] * scale + 0.5)))
-        values = F.interpolate(values, size=size, mode="bilinear", align_corners=False, antialias=True)
-        top, left = (size[0] - height) // 2, (size[1] - width) // 2
+        rows = max(height, math.floor(x.shape[2] * scale + 0.5))
+        columns = max(width, math.floor(x.shape[3] * scale + 0.5))
+        values = F.interpolate(values, size=(rows, columns), mode="bilinear", align_corners=False, antialias=True)
+
+        # The scaled image covers the target; only its centre is kept.
+        top, left = (rows - height) // 2, (columns - width) // 2
         values = values[:, :, top : top + height, left : left + width]
+
+    # Only now to uint8: rounding after each step would add up.
     values = values.round().clamp(0, 255).to(torch.uint8)
     return values.expand(-1, channels, -1, -1).contiguous()  # [n, channels, height, width]
 
 
 def converted(name: str, x: Tensor, shape: Shape, how: Convert) -> tuple[Tensor, tuple[str, ...]]:
-    """Images of dataset `name` in `shape`, and a note if they were changed. With `exact` any difference is a
+    """Return images of dataset `name` in `shape`, and a note if they were changed. With `exact` any difference is a
     UsageError."""
     have: Shape = tuple(x.shape[1:])  # type: ignore[assignment]
     if have == shape:

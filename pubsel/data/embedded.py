@@ -14,7 +14,7 @@ SIDE = 32
 
 
 def read(name: str, info: Dataset, root: Path, download: bool) -> Parts:
-    """The set that `options.kind` names; nothing is read from `root`."""
+    """Return the set that `options.kind` names; nothing is read from `root`."""
     match info.options["kind"]:
         case "digits":
             return digits()
@@ -25,31 +25,37 @@ def read(name: str, info: Dataset, root: Path, download: bool) -> Parts:
 
 
 def digits() -> Parts:
-    """scikit-learn's digits, 8x8 grey: values 0 to 16 scaled to 0 to 255, in a fixed random order, the first 1,297
-    for training. The file's own order is not random."""
+    """Return scikit-learn's digits, 8x8 grey: values 0 to 16 scaled to 0 to 255, in a fixed random order, the first
+    1,297 for training. The file's own order is not random."""
     rows, labels = load_digits(return_X_y=True)
     order = np.random.RandomState(SEED).permutation(len(labels))
     images = np.floor(rows.reshape(-1, 8, 8) * 255 / 16 + 0.5).astype(np.uint8)[order]  # [1797, 8, 8]
-    labels, n = np.asarray(labels)[order], DIGITS_TRAIN
+    labels = np.asarray(labels)[order]
+
+    n = DIGITS_TRAIN
     return Parts(from_arrays(images[:n], labels[:n]), from_arrays(images[n:], labels[n:]))
 
 
 def photo_patches() -> Parts:
-    """2,000 + 2,000 patches of 32x32 pixels at random places of scikit-learn's two photographs (a temple, a flower);
-    the label is the photograph. Patches may overlap, also across train and test: public data, not a benchmark."""
+    """Return 2,000 + 2,000 patches of 32x32 pixels at random places of scikit-learn's two photographs (a temple, a
+    flower); the label is the photograph. Patches may overlap, also across train and test: public data, not a benchmark.
+    """
     photographs = load_sample_images().images  # 2 x [427, 640, 3]
     random = np.random.RandomState(SEED)
     labels = random.randint(0, len(photographs), 2 * COUNT)
+
     patches = np.empty((2 * COUNT, SIDE, SIDE, 3), dtype=np.uint8)
     for i, label in enumerate(labels):
         height, width = photographs[label].shape[:2]
         top, left = random.randint(0, height - SIDE + 1), random.randint(0, width - SIDE + 1)
         patches[i] = photographs[label][top : top + SIDE, left : left + SIDE]
+
     return Parts(from_arrays(patches[:COUNT], labels[:COUNT]), from_arrays(patches[COUNT:], labels[COUNT:]))
 
 
 def noise() -> Parts:
-    """2,000 + 2,000 images of 32x32 RGB whose values are independent and uniform on 0 to 255, with random labels."""
+    """Return 2,000 + 2,000 images of 32x32 RGB whose values are independent and uniform on 0 to 255, with random
+    labels."""
     random = np.random.RandomState(SEED)
     images = random.randint(0, 256, (2, COUNT, SIDE, SIDE, 3), dtype=np.uint8)
     labels = random.randint(0, 10, (2, COUNT))

@@ -31,9 +31,9 @@ from pubsel.settings.identity import digest_of
 from pubsel.settings.keys import Backbone
 
 CPU_BATCH, GPU_BATCH = 32, 256  # images at a time through the network
-TOLD_SECONDS = 1.0  # of the first batches, by which it is told how long all take
+REPORT_AFTER = 1.0  # seconds of the first batches, from which the time of all is estimated
 DIGEST = 16  # bytes of blake2b at a file's end, of all before MARK
-MARK = b"blake2b-16:"  # numpy reads as much as the header says, and no further
+MARK = b"blake2b-16:"  # numpy reads as much as the header says, and nothing after it
 KEY = "model.backbone.checkpoint"
 
 
@@ -52,8 +52,8 @@ class Extractor(NamedTuple):
 def of_source(
     name: str, source: Source, backbone: Backbone, data_root: str, device: torch.device, report: Callable[[str], None]
 ) -> Source:
-    """The source with features [n, d] in place of images; `backbone.architecture` pixels: the images themselves, flat,
-    in [0, 1]. Features that a source has already stay."""
+    """Return the source with features [n, d] in place of images; `backbone.architecture` pixels: the images themselves,
+    flat, in [0, 1]. Features that a source has already stay."""
     if source.train.x.dim() == 2:
         return source
     asked = (name, repr(backbone), data_root, device)
@@ -78,15 +78,17 @@ def _of_source(
         return features(f"{name} {part}", x, extractor, backbone.architecture.split(".")[0], folder, report)
 
     parts = {part: split for part, split in (("train", source.train), ("test", source.test)) if len(split.x)}
-    found = {part: Split(change(part, split.x), split.y) for part, split in parts.items()}
-    none = next((split.x[:0] for split in found.values()), torch.zeros(0, 1))  # an empty part is as wide as the other
-    return source._replace(
-        train=found.get("train", Split(none, source.train.y)), test=found.get("test", Split(none, source.test.y))
-    )
+    changed = {part: Split(change(part, split.x), split.y) for part, split in parts.items()}
+
+    # An empty part is as wide as the other one.
+    empty = next((split.x[:0] for split in changed.values()), torch.zeros(0, 1))
+    train = changed.get("train", Split(empty, source.train.y))
+    test = changed.get("test", Split(empty, source.test.y))
+    return source._replace(train=train, test=test)
 
 
 def load_backbone(backbone: Backbone, data_root: str, device: torch.device) -> Extractor:
-    """The network of `backbone` with its published weights, or those of a file.
+    """Return the network of `backbone` with its published weights, or those of a file.
 
     UsageError for an unknown architecture or an option that it does not take; UserError for a weight file that is
     absent or does not fit, or weights that cannot be fetched.
@@ -95,10 +97,11 @@ def load_backbone(backbone: Backbone, data_root: str, device: torch.device) -> E
     if not timm.is_model(name):
         near = ", ".join(timm.list_models(f"*{name[:6]}*")[:5]) or "see timm.list_models()"
         raise UsageError(f"model.backbone.architecture={name}: timm has no such model; near it: {near}")
+
     path = weight_file(KEY, backbone.checkpoint, data_root) if backbone.checkpoint else None
     fetch = backbone.pretrained and path is None
     try:
-        logging.disable(logging.WARNING)  # of the hub, about what the line below says
+        logging.disable(logging.WARNING)  # of the hub, about what the message below says
         with tensors_alone():
             net = timm.create_model(name, pretrained=fetch, **{"num_classes": 0, **backbone.options})
     except Exception as error:
@@ -111,14 +114,19 @@ def load_backbone(backbone: Backbone, data_root: str, device: torch.device) -> E
         raise UsageError(f"model.backbone.architecture={name} with options={backbone.options}: {reason}") from None
     finally:
         logging.disable(logging.NOTSET)
+
     if path is not None:
         load(net, path, backbone.prefix, KEY)
     net = net.eval().requires_grad_(False)
+
+    # Images reach the network as they did when its weights were trained.
     data = resolve_model_data_config(net)  # type: ignore[no-untyped-call]
     size = backbone.input_size or data["input_size"][-1]
     mean, std = tuple(backbone.mean or data["mean"]), tuple(backbone.std or data["std"])
     resize = round(size / (backbone.crop or data["crop_pct"]))
     how = [resize, size, mean, std, data["interpolation"]]
+
+    # The key depends on all that decides features, so that a kept file is never stale.
     weights = hashlib.blake2b(digest_size=16)
     for key, value in net.state_dict().items():
         weights.update(key.encode() + value.cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
@@ -131,14 +139,16 @@ def load_backbone(backbone: Backbone, data_root: str, device: torch.device) -> E
 def features(
     what: str, x: Tensor, extractor: Extractor, name: str, folder: Path, report: Callable[[str], None]
 ) -> Tensor:
-    """Features, float32 [n, d], of images x, uint8 [n, c, h, w], mapped from a file that is written if it is not there.
+    """Return features, float32 [n, d], of images x, uint8 [n, c, h, w], mapped from a file that is written if it is not
+    there.
 
-    what: names the images in messages. name: of the network, in the file's name. UserError where a file is cut short,
-    or features are not finite or all equal: then nothing is kept.
+    what: names the images in messages. name: of the network, in the file's name. UserError if a file is cut short, or
+    features are not finite or all equal: then nothing is kept.
     """
     content = hashlib.blake2b(np.ascontiguousarray(x.numpy()).data, digest_size=16)
     content.update(f"{tuple(x.shape)}{extractor.key}".encode())
     path = folder / f"{name}-{content.hexdigest()}.npy"
+
     try:
         if not _is_kept(path):  # what is there needs no lock: the folder may be read-only
             if not folder.is_dir():
@@ -151,18 +161,20 @@ def features(
         raise UserError(
             f"cannot write features to {folder}: {error.strerror or error}; make room, or set data_root=FOLDER"
         ) from None
+
     _check_digest(path)
     try:
-        found = torch.from_numpy(np.load(path, mmap_mode="c"))  # private pages: nobody writes to the file
+        rows = torch.from_numpy(np.load(path, mmap_mode="c"))  # private pages: nobody writes to the file
     except (ValueError, OSError, EOFError) as error:
         raise UserError(f"{path} cannot be read ({error}): delete it to have it computed again") from None
-    if len(found) != len(x):
-        raise UserError(f"{path} has {len(found)} rows, {len(x)} expected: delete it to have it computed again")
-    return found
+    if len(rows) != len(x):
+        raise UserError(f"{path} has {len(rows)} rows, {len(x)} expected: delete it to have it computed again")
+    return rows
 
 
 def _is_kept(path: Path) -> bool:
-    """Whether features are there with their digest; those of an earlier version without one are computed again."""
+    """Return whether features are there with their digest; those of an earlier version, which have none, are computed
+    again."""
     if not path.exists():
         return False
     with path.open("rb") as file:
@@ -171,7 +183,7 @@ def _is_kept(path: Path) -> bool:
 
 
 def _is_whole(path: Path) -> bool:
-    """Whether a npy file is exactly as long as its header says."""
+    """Return whether a npy file is exactly as long as its header says."""
     try:
         rows = np.load(path, mmap_mode="r")
     except (ValueError, OSError, EOFError):
@@ -180,22 +192,26 @@ def _is_whole(path: Path) -> bool:
 
 
 def _check_digest(path: Path) -> None:
-    """UserError where the features of a file are not those that were written. A process reads a file once for that:
-    until it is another one."""
+    """Raise UserError if the features of a file are not those that were written. A process reads a file once for that,
+    until the file changes."""
     stat = path.stat()
     stamp = (str(path), stat.st_ino, stat.st_size, stat.st_mtime_ns)
     if stamp in _CHECKED:
         return
-    told, left = hashlib.blake2b(digest_size=DIGEST), stat.st_size - len(MARK) - DIGEST
+
+    digest = hashlib.blake2b(digest_size=DIGEST)
+    left = stat.st_size - len(MARK) - DIGEST
     try:
         with path.open("rb") as file:
             while left > 0 and (part := file.read(min(left, 2**20))):
-                told.update(part)
+                digest.update(part)
                 left -= len(part)
             end = file.read()
     except OSError as error:
         raise UserError(f"{path} cannot be read ({error.strerror}): delete it to have it computed again") from None
-    if end != MARK + told.digest():
+
+    # Features of a damaged file would train a network, only a worse one.
+    if end != MARK + digest.digest():
         raise UserError(f"{path} cannot be read (it is not what was written): delete it to have it computed again")
     _CHECKED.add(stamp)
 
@@ -204,39 +220,48 @@ _CHECKED = set[tuple[str, int, int, int]]()
 
 
 def _write(path: Path, what: str, x: Tensor, extractor: Extractor, report: Callable[[str], None]) -> None:
-    """The file, row after row and not through a memory map, in which a full disk ends the process. Nobody else may read
-    it, since the images may be private."""
-    partial = path.with_suffix(".part")  # of a process that was killed, or ours: we hold the lock
-    partial.unlink(missing_ok=True)
-    said, first, finite, alike = 0, None, True, True
-    told = hashlib.blake2b(digest_size=DIGEST)
+    """Write the file row after row, and not through a memory map, in which a full disk ends the process. Nobody else
+    may read it, since the images may be private."""
+    partial = path.with_suffix(".part")
+    partial.unlink(missing_ok=True)  # of a process that was killed: this one has the lock
     refuse(what, x, extractor)
     batch = batch_of(extractor)
+
+    digest = hashlib.blake2b(digest_size=DIGEST)
+    first, finite, alike = None, True, True
+    reported = 0  # tenths of all images
     began: float | None = None
     try:
         with os.fdopen(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
             partial.chmod(0o600)  # whatever the umask
             for start in range(0, len(x), batch):
-                found = embed(x[start : start + batch], extractor).cpu().numpy().astype(np.float32)
+                rows = embed(x[start : start + batch], extractor).cpu().numpy().astype(np.float32)
+
+                # The width of the features is known with the first batch, which is slower than the others.
                 if first is None:
-                    first, header = found[:1], io.BytesIO()
-                    shape = {"descr": "<f4", "fortran_order": False, "shape": (len(x), found.shape[1])}
+                    first, header = rows[:1], io.BytesIO()
+                    shape = {"descr": "<f4", "fortran_order": False, "shape": (len(x), rows.shape[1])}
                     np.lib.format.write_array_header_1_0(header, shape)
-                    told.update(header.getvalue())
+                    digest.update(header.getvalue())
                     file.write(header.getvalue())
-                    began = time.monotonic()  # a first batch is slower
-                elif began is not None and (seconds := time.monotonic() - began) > TOLD_SECONDS:
+                    began = time.monotonic()
+                elif began is not None and (seconds := time.monotonic() - began) > REPORT_AFTER:
                     report(f"features of {what}: about {duration(seconds / start * len(x))} for {len(x)} images")
                     began = None
-                finite, alike = finite and bool(np.isfinite(found).all()), alike and bool((found == first).all())
-                told.update(found.tobytes())
-                file.write(found.tobytes())
-                if (done := 10 * (start + len(found)) // len(x)) > said:
-                    said = done
-                    report(f"features of {what}: {start + len(found)} of {len(x)}")
-            file.write(MARK + told.digest())
+
+                finite = finite and bool(np.isfinite(rows).all())
+                alike = alike and bool((rows == first).all())
+                digest.update(rows.tobytes())
+                file.write(rows.tobytes())
+                done = start + len(rows)
+                if 10 * done // len(x) > reported:
+                    reported = 10 * done // len(x)
+                    report(f"features of {what}: {done} of {len(x)}")
+            file.write(MARK + digest.digest())
             file.flush()
             os.fsync(file.fileno())
+
+        # Such features come from unsuitable weights, so they are not kept.
         if not finite:
             raise UserError(f"the features of {what} are not finite: check model.backbone and its checkpoint")
         if len(x) > 1 and alike:
@@ -252,10 +277,11 @@ def batch_of(extractor: Extractor) -> int:
 
 
 def refuse(what: str, x: Tensor, extractor: Extractor) -> None:
-    """UserError if a batch does not fit in memory, by what one image of it holds."""
+    """Raise UserError if a batch does not fit in memory, by what one image of it takes."""
     device = next(extractor.net.parameters()).device
     with Held(device) as counted:
         embed(torch.zeros_like(x[:1]), extractor)
+
     size, available = counted.peak * min(batch_of(extractor), len(x)), free(device)
     if size > available:
         raise UserError(
@@ -266,12 +292,15 @@ def refuse(what: str, x: Tensor, extractor: Extractor) -> None:
 
 @torch.no_grad()
 def embed(x: Tensor, extractor: Extractor) -> Tensor:
-    """Features [n, d] of images x, uint8 [n, c, h, w]: grey as RGB, side resized, centre cut out, normalised."""
+    """Return features [n, d] of images x, uint8 [n, c, h, w]: grey as RGB, side resized, centre cut out, normalised."""
     device = next(extractor.net.parameters()).device
     x = x.to(device)
     x = x.expand(-1, len(extractor.mean), -1, -1) if x.shape[1] == 1 else x
+
     mode = images.InterpolationMode(extractor.interpolation)
-    x = images.center_crop(images.resize(x.float() / 255, [extractor.resize], mode, antialias=True), [extractor.size])
+    x = images.resize(x.float() / 255, [extractor.resize], mode, antialias=True)
+    x = images.center_crop(x, [extractor.size])
+
     mean, std = (torch.tensor(v, device=device)[:, None, None] for v in (extractor.mean, extractor.std))
     x = ((x.clamp(0, 1) - mean) / std).contiguous(memory_format=torch.channels_last)
     return extractor.net(x).flatten(1).float()

@@ -35,47 +35,56 @@ CORRUPT = (
 
 
 def read(name: str, info: Dataset, root: Path, download: bool) -> Listing:
-    """A named set from its class folders <root>/<options.folder>/<class>/*, brought to the shape in conf/dataset.
+    """Return a named set from its class folders <root>/<options.folder>/<class>/*, brought to the shape in
+    conf/dataset.
 
     `options.test` is the share held out for testing, whole groups at a time: `options.group` is a pattern whose match
-    in a file name names the group (a patient). Or `options.parts` names the publisher's own parts, such as
-    {train: [train, val], test: [test]}: sub-folders with class folders, all with the same classes. Missing where the
-    folder, or all of a part, is not there.
+    in a file name names the group (a patient). Or `options.parts` names the publisher's own parts, such as {train:
+    [train, val], test: [test]}: sub-folders with class folders, all with the same classes. Missing if the folder, or
+    all of a part, is not there.
     """
     folder = root / info.options["folder"]
     if not folder.is_dir():
         raise missing(name, root)
     if "parts" in info.options:
         return Listing(_published(name, info, root, "train"), _published(name, info, root, "test"))
+
+    # Images of one patient belong together, so whole groups are held out.
     paths, labels = labelled(folder, expected_classes(folder, info))
     fraction, pattern = info.options["test"], info.options.get("group")
-    test = held_out([group_of(f"{path.parent.name}/{path.name}", pattern) for path in paths], fraction)
+    groups = [group_of(f"{path.parent.name}/{path.name}", pattern) for path in paths]
+    test = held_out(groups, fraction)
+
     shape: Shape = tuple(info.shape)  # type: ignore[assignment]
     note = f"{name}: {fraction:.3g} of the images held out as the test set, seed {SEED}"
     return Listing(*listed_parts(paths, torch.from_numpy(labels), test, shape), (note,))
 
 
 def _published(name: str, info: Dataset, root: Path, part: str) -> Unread:
-    """The images of the sub-folders that `options.parts` gives for a part; all but the first may be absent."""
+    """Return the images of the sub-folders that `options.parts` gives for a part; all but the first may be absent."""
     top, parts = root / info.options["folder"], info.options["parts"]
     first, *others = (top / folder for folder in parts[part])
     if not first.is_dir():
         raise missing(name, root, f"no folder {first.relative_to(root)}")
+
+    # The same classes in each folder, or their numbers would differ.
     folders = [first, *(folder for folder in others if folder.is_dir())]
     classes = expected_classes(top / parts["train"][0], info)
     for folder in folders:
         if class_folders(folder) != classes:
             raise UserError(f"{folder}: not the class folders of {parts['train'][0]}: unpack the archive again")
-    found = [labelled(folder, classes) for folder in folders]
+
+    examples = [labelled(folder, classes) for folder in folders]
+    files = [path for paths, _ in examples for path in paths]
+    labels = torch.from_numpy(np.concatenate([labels for _, labels in examples]))
     shape: Shape = tuple(info.shape)  # type: ignore[assignment]
-    labels = torch.from_numpy(np.concatenate([labels for _, labels in found]))
-    return unread([path for paths, _ in found for path in paths], labels, shape)
+    return unread(files, labels, shape)
 
 
 class Layout(NamedTuple):
-    """Where the images of a user's folder lie."""
+    """Where the images of a user's folder are."""
 
-    train: Path  # holds class folders, or images
+    train: Path  # contains class folders, or images
     test: Path | None
     classes: list[str]
     empty: list[str]  # sub-folders of train without any image
@@ -83,7 +92,7 @@ class Layout(NamedTuple):
 
 
 def layout(folder: Path) -> Layout:
-    """The parts of a user's folder by their names, in any case. UserError where it is absent."""
+    """Return the parts of a user's folder by their names, in any case. UserError if it is absent."""
     if not folder.is_dir():
         raise UserError(f"{folder}: no such folder")
     within = {path.name.lower(): path for path in sorted(folder.iterdir()) if path.is_dir()}
@@ -91,98 +100,111 @@ def layout(folder: Path) -> Layout:
     def named(names: Sequence[str]) -> Path | None:
         return next((within[name] for name in names if name in within and _all_images(within[name])), None)
 
+    # A class may be called train: then it has images, and so have folders next to it.
     train, test, validation = (named(names) for names in (TRAIN, TEST, VALIDATION))
     others = [path for name, path in within.items() if name not in TRAIN + TEST + VALIDATION]
-    if train is None or not (class_folders(train) or not any(images_in(path) for path in others)):
-        train, test, validation = folder, None, None  # a class may be called train
+    if train is None or (not class_folders(train) and any(images_in(path) for path in others)):
+        train, test, validation = folder, None, None
+
     notes: tuple[str, ...] = ()
     if train != folder and test is None and validation is not None:
         test, notes = validation, (f"{folder.name}: {validation.name} is used as the test set",)
-    empty = sorted(path.name for path in train.iterdir() if path.is_dir() and not _all_images(path))
-    return Layout(train, test, class_folders(train), [name for name in empty if not name.startswith(".")], notes)
+
+    without_images = sorted(path.name for path in train.iterdir() if path.is_dir() and not _all_images(path))
+    empty = [name for name in without_images if not name.startswith(".")]
+    return Layout(train, test, class_folders(train), empty, notes)
 
 
 def read_folder(folder: Path) -> tuple[Parts, int]:
-    """A user's image folder and its number of classes: folder/train/<class>/* and folder/test/<class>/*, or
+    """Return a user's image folder and its number of classes: folder/train/<class>/* and folder/test/<class>/*, or
     folder/<class>/*, or a flat folder of images (one class: public data, or ranking, only).
 
     Without a test part, the validation part (val, valid, validation) is the test set; without either, a fixed fifth is
     held out. A note counts the images that are not read. All images get the most common size, and colour if one has
     colour. UserError for a folder that is absent or empty, or an image that does not read.
     """
-    found = layout(folder)
-    top, classes = found.train, found.classes
+    places = layout(folder)
+    top, classes = places.train, places.classes
     if not classes and not images_in(top) and (deeper := _all_images(top)):
-        where = deeper[0].relative_to(folder).as_posix()
+        first = deeper[0].relative_to(folder).as_posix()
         raise UserError(
-            f"{folder}: its {len(deeper)} images lie deeper than <class>/*, such as {where}: give "
+            f"{folder}: its {len(deeper)} images lie deeper than <class>/*, such as {first}: give "
             f"{deeper[0].parent.parent}, or move them up"
         )
+
+    # The user's own test part, with the same classes, or a fifth.
     paths, labels = labelled(top, classes)
     test_paths: list[Path] = []
-    if found.test is not None:
-        unknown = sorted(set(class_folders(found.test)) - set(classes))
+    if places.test is not None:
+        unknown = sorted(set(class_folders(places.test)) - set(classes))
         if unknown:
-            raise UserError(f"{found.test}: class {unknown[0]} is not in {top}: give both the same classes")
-        test_paths, test_labels = labelled(found.test, classes)
+            raise UserError(f"{places.test}: class {unknown[0]} is not in {top}: give both the same classes")
+        test_paths, test_labels = labelled(places.test, classes)
         labels = np.concatenate([labels, test_labels])
-        test, notes = np.arange(len(labels)) >= len(paths), found.notes
+        test, notes = np.arange(len(labels)) >= len(paths), places.notes
     else:
         test, notes = _fifth(folder, [path.relative_to(folder).as_posix() for path in paths])
+
     paths += test_paths
-    notes += _unread(folder, paths, [part for part in (found.train, found.test) if part])
+    notes += _unread(folder, paths, [part for part in (places.train, places.test) if part])
     x, digests, size_notes = read_alike(folder, paths)
     names = [path.relative_to(folder).as_posix() for path in paths]
     return _parts(x, labels, test, names, digests, notes + size_notes), max(1, len(classes))
 
 
 def _unread(folder: Path, paths: Sequence[Path], parts: Sequence[Path]) -> tuple[str, ...]:
-    """The note on images of a folder that are not among `paths`: they lie beside its parts, or deeper than classes."""
+    """Return the note on images of a folder that are not among `paths`: they lie next to its parts, or deeper than its
+    classes."""
     read = set(paths)
     left = [path for path in _all_images(folder) if path not in read]
+    if not left:
+        return ()
 
     def place(path: Path) -> str:
         within = any(path.is_relative_to(part) for part in parts)
         relative = path.parent.relative_to(folder)
         return relative.as_posix() if within or not relative.parts else relative.parts[0]
 
-    if not left:
-        return ()
     places = Counter(place(path) for path in left)
-    told = [f"{count} in {where}" for where, count in places.most_common(NAMED)]
+    counts = [f"{count} in {where}" for where, count in places.most_common(NAMED)]
     more = ", ..." if len(places) > NAMED else ""
-    return (f"{folder.name}: {len(left)} images are not read: {', '.join(told)}{more}",)
+    return (f"{folder.name}: {len(left)} images are not read: {', '.join(counts)}{more}",)
 
 
 def _all_images(folder: Path) -> list[Path]:
-    """The image files of a folder and of all folders in it, sorted; hidden ones are none."""
-    found = (path for path in folder.rglob("*") if path.suffix.lower() in SUFFIXES and path.is_file())
-    return sorted(path for path in found if not any(part.startswith(".") for part in path.relative_to(folder).parts))
+    """Return the image files of a folder and of all folders in it, sorted; hidden ones are left out."""
+    images = (path for path in folder.rglob("*") if path.suffix.lower() in SUFFIXES and path.is_file())
+    return sorted(path for path in images if not any(part.startswith(".") for part in path.relative_to(folder).parts))
 
 
 def findings(path: Path) -> tuple[list[str], list[str], list[str]]:
-    """What is wrong with a user's folder or CSV, what may be, and the names of its classes. No image is decoded."""
+    """Return what is wrong with a user's folder or CSV, what may be, and the names of its classes. No image is
+    decoded."""
     wrong, doubtful = list[str](), list[str]()
     if path.is_dir():
-        found = layout(path)
-        parts = [part for part in (found.train, found.test) if part is not None]
-        paths = [image for part in parts for image in labelled(part, found.classes)[0]]
-        names = found.classes
-        if found.empty:
-            told = ", ".join(found.empty[:NAMED]) + (", ..." if len(found.empty) > NAMED else "")
-            wrong.append(f"{len(found.empty)} class folders without images ({told}): fill or remove them")
+        places = layout(path)
+        parts = [part for part in (places.train, places.test) if part is not None]
+        paths = [image for part in parts for image in labelled(part, places.classes)[0]]
+        names = places.classes
+
+        if places.empty:
+            first = ", ".join(places.empty[:NAMED]) + (", ..." if len(places.empty) > NAMED else "")
+            wrong.append(f"{len(places.empty)} class folders without images ({first}): fill or remove them")
+
         files = (file for file in path.rglob("*") if file.is_file() and not file.name.startswith("."))
-        other = Counter(
-            file.suffix.lower() or "without extension" for file in files if file.suffix.lower() not in SUFFIXES
-        )
+        suffixes = [file.suffix.lower() for file in files]
+        other = Counter(suffix or "without extension" for suffix in suffixes if suffix not in SUFFIXES)
         if other:
             counts = ", ".join(f"{count} {suffix}" for suffix, count in other.most_common())
             doubtful.append(f"{sum(other.values())} files are not read: {counts}")
     else:
         rows = _rows(path)
         paths, names = [path.parent / row["path"] for row in rows], _words(rows)
+
+    # Sizes and colour are in the first bytes of a file.
     heads = [head(image) for image in paths]
-    sizes, grey = Counter(size for _, size in heads), sum(mode in GREY for mode, _ in heads)
+    sizes = Counter(size for _, size in heads)
+    grey = sum(mode in GREY for mode, _ in heads)
     if len(sizes) > 1:
         (height, width), count = sizes.most_common(1)[0]
         doubtful.append(
@@ -194,37 +216,42 @@ def findings(path: Path) -> tuple[list[str], list[str], list[str]]:
 
 
 def read_csv(table: Path) -> tuple[Parts, int]:
-    """A user's CSV, with commas, semicolons or tabs between its columns path, label and perhaps split (train or test),
-    and its number of classes. Paths are relative to the CSV; labels are numbers or words, numbered in sorted order.
-    Sizes, colour and a missing split as in `read_folder`."""
+    """Return a user's CSV, with commas, semicolons or tabs between its columns path, label and perhaps split (train or
+    test), and its number of classes. Paths are relative to the CSV; labels are numbers or words, numbered in sorted
+    order. Sizes, colour and a missing split as in `read_folder`."""
     rows = _rows(table)
     words = _words(rows)
     labels = np.asarray([words.index(row["label"]) for row in rows])
     paths = [table.parent / row["path"] for row in rows]
+
+    notes: tuple[str, ...] = ()
     if "split" in rows[0]:
-        test, notes = np.asarray([row["split"] == "test" for row in rows]), tuple[str, ...]()
+        test = np.asarray([row["split"] == "test" for row in rows])
         if test.all() or not test.any():
             raise UserError(f"{table}: every row is {rows[0]['split']}: give both parts, or leave the column split out")
     else:
         test, notes = _fifth(table, [row["path"] for row in rows])
+
+    # Whoever reads predictions has to know which number is which label.
     if words != [str(i) for i in range(len(words))]:
         notes += (f"{table.name}: labels {', '.join(words[:10])} numbered from 0 in this order",)
+
     x, digests, size_notes = read_alike(table, paths)
     return _parts(x, labels, test, [row["path"] for row in rows], digests, notes + size_notes), len(words)
 
 
 def _words(rows: Sequence[dict[str, str]]) -> list[str]:
-    """The labels of a CSV in the order in which they are numbered."""
+    """Return the labels of a CSV in the order in which they are numbered."""
     return sorted({row["label"] for row in rows}, key=lambda word: (int(word) if word.isdecimal() else -1, word))
 
 
 def class_folders(folder: Path) -> list[str]:
-    """Names of the sub-folders with images, sorted."""
+    """Return the names of the sub-folders with images, sorted."""
     return sorted(path.name for path in folder.iterdir() if path.is_dir() and images_in(path))
 
 
 def expected_classes(folder: Path, info: Dataset) -> list[str]:
-    """Names of the class folders of a named set. UserError where they are not as many as conf/dataset says."""
+    """Return the names of the class folders of a named set. UserError if they are not as many as conf/dataset says."""
     classes = class_folders(folder)
     if len(classes) != info.classes:
         raise UserError(f"{folder}: {len(classes)} class folders with images, {info.classes} expected: {info.title}")
@@ -232,18 +259,21 @@ def expected_classes(folder: Path, info: Dataset) -> list[str]:
 
 
 def images_in(folder: Path) -> list[Path]:
-    """The image files of a folder, sorted by name; hidden files are no images."""
+    """Return the image files of a folder, sorted by name; hidden files are no images."""
     files = (path for path in folder.iterdir() if path.suffix.lower() in SUFFIXES and not path.name.startswith("."))
     return sorted(files)
 
 
 def labelled(folder: Path, classes: Sequence[str]) -> tuple[list[Path], np.ndarray]:
-    """Image files of the class folders in order of class and name, with labels [n]; of a flat folder without classes
-    all its images, with label 0. UserError where there are none, or images lie beside class folders."""
+    """Return the image files of the class folders in order of class and name, with labels [n]; or, of a flat folder
+    without classes, all its images with label 0. UserError if there are none, or if images lie next to class folders.
+    """
     loose = images_in(folder)
     if classes and loose:
         raise UserError(f"{folder}: {loose[0].name} lies beside class folders: move it into its class")
-    groups = [images_in(folder / name) if (folder / name).is_dir() else [] for name in classes] or [loose]
+
+    folders = [folder / name for name in classes]
+    groups = [images_in(path) if path.is_dir() else [] for path in folders] or [loose]
     paths = [path for group in groups for path in group]
     if not paths:
         raise UserError(f"{folder}: no images in it: expected <class>/*.png (or jpg, ...), or images")
@@ -251,21 +281,28 @@ def labelled(folder: Path, classes: Sequence[str]) -> tuple[list[Path], np.ndarr
 
 
 def read_alike(source: Path, paths: Sequence[Path]) -> tuple[Tensor, Tensor, tuple[str, ...]]:
-    """Images [n, c, h, w] at the most common size among them (of several, the first met), in colour if any of them
-    has colour; digests [n] of each at its own size; and a note where some were changed."""
+    """Return images [n, c, h, w] at the most common size among them (of several, the first met), in colour if any of
+    them has colour; digests [n] of each at its own size; and a note if some were changed."""
     heads = [head(path) for path in paths]
     (height, width), same = Counter(size for _, size in heads).most_common(1)[0]
-    shape = (1 if all(mode in GREY for mode, _ in heads) else 3, height, width)
-    note = f"{source.name}: {len(paths) - same} of {len(paths)} images brought to {describe(shape)}"
-    x, digests = torch.empty((len(paths), *shape), dtype=torch.uint8), list[int]()
+    grey = all(mode in GREY for mode, _ in heads)
+    shape = (1 if grey else 3, height, width)
+
+    # Each image is hashed as it was decoded: the same image may be there at another size.
+    x = torch.empty((len(paths), *shape), dtype=torch.uint8)
+    digests: list[int] = []
     for i, path in enumerate(paths):
         x[i] = _read_image(path, shape, seen=lambda image: digests.append(digest(image)))
-    return x, torch.tensor(digests, dtype=torch.int64), (note,) if same < len(paths) else ()
+
+    notes: tuple[str, ...] = ()
+    if same < len(paths):
+        notes = (f"{source.name}: {len(paths) - same} of {len(paths)} images brought to {describe(shape)}",)
+    return x, torch.tensor(digests, dtype=torch.int64), notes
 
 
 def read_images(paths: Iterable[Path | zipfile.Path], shape: Shape) -> Tensor:
-    """Image files as uint8 [n, *shape], each scaled to cover and cut at the centre. UserError names a file that is
-    absent or no image."""
+    """Return image files as uint8 [n, *shape], each scaled to cover and cut at the centre. UserError names a file that
+    is absent or no image."""
     files = list(paths)
     images = torch.empty((len(files), *shape), dtype=torch.uint8)
     for i, path in enumerate(files):
@@ -274,23 +311,23 @@ def read_images(paths: Iterable[Path | zipfile.Path], shape: Shape) -> Tensor:
 
 
 def unread(paths: Sequence[Path | zipfile.Path], y: Tensor, shape: Shape) -> Unread:
-    """Image files with their labels, as in `read_images`, each read when it is asked for."""
-    return Unread(
-        lambda i: _read_image(paths[i], shape), y, tuple("/".join(str(path).split("/")[-2:]) for path in paths)
-    )
+    """Return image files with their labels, as in `read_images`, each read only when it is asked for."""
+    names = tuple("/".join(str(path).split("/")[-2:]) for path in paths)
+    return Unread(lambda i: _read_image(paths[i], shape), y, names)
 
 
 def listed_parts(paths: Sequence[Path], y: Tensor, test: np.ndarray, shape: Shape) -> tuple[Unread, Unread]:
-    """Train and test from image files, labels [n] or [n, labels] and a mask [n] of the test examples."""
+    """Return train and test from image files, labels [n] or [n, labels] and a mask [n] of the test examples."""
 
     def part(mask: np.ndarray) -> Unread:
-        return unread([paths[i] for i in np.flatnonzero(mask).tolist()], y[torch.from_numpy(mask)], shape)
+        files = [paths[i] for i in np.flatnonzero(mask).tolist()]
+        return unread(files, y[torch.from_numpy(mask)], shape)
 
     return part(~test), part(test)
 
 
 def same_images(table: Path, rows: Collection[str], folder: Path, files: Collection[str]) -> None:
-    """UserError where a table names an image that its folder lacks, or the folder has one without a row."""
+    """Raise UserError if a table names an image that its folder lacks, or the folder has one without a row."""
     there, named = set(files), set(rows)
     if absent := [row for row in rows if row not in there]:
         raise UserError(f"{folder}: {absent[0]} and {len(absent) - 1} more of {table.name} are absent: unpack it again")
@@ -301,15 +338,15 @@ def same_images(table: Path, rows: Collection[str], folder: Path, files: Collect
 
 
 def fitted(image: Image.Image, shape: Shape) -> Tensor:
-    """One image as uint8 `shape`: Pillow's conversion to grey is the ITU-R 601 luma."""
+    """Return one image as uint8 `shape`: Pillow's conversion to grey is the ITU-R 601 luma."""
     pixels = np.array(image.convert("L" if shape[0] == 1 else "RGB"))  # [h, w] or [h, w, 3]
     x = torch.from_numpy(pixels).reshape(*pixels.shape[:2], shape[0]).permute(2, 0, 1)
     return to_shape(x[None], shape)[0]
 
 
 def head(path: Path) -> tuple[str, tuple[int, int]]:
-    """Pillow's mode and (height, width) of an image file, without decoding it. UserError as in `read_images`, and for
-    more than 8 bits per channel."""
+    """Return Pillow's mode and (height, width) of an image file, without decoding it. UserError as in `read_images`,
+    and for more than 8 bits per channel."""
     try:
         with _open(path) as image:
             mode, size = image.mode, image.size
@@ -317,13 +354,14 @@ def head(path: Path) -> tuple[str, tuple[int, int]]:
         raise UserError(f"{path}: no such image") from None
     except (*CORRUPT, OSError) as error:
         raise _unreadable(path, error) from None
+
     if mode.startswith(("I", "F")):
         raise UserError(f"{path}: more than 8 bits per channel: convert it to 8 bits first")
     return mode, (size[1], size[0])
 
 
 def _read_image(path: Path | zipfile.Path, shape: Shape, seen: Callable[[np.ndarray], object] | None = None) -> Tensor:
-    """An image file as uint8 `shape`. seen: is given the image as it was decoded, [1 or 3, height, width]."""
+    """Return an image file as uint8 `shape`. seen: called with the image as it was decoded, [1 or 3, height, width]."""
     try:
         with path.open("rb") as file, _open(file) as image:
             if seen is not None:
@@ -337,14 +375,14 @@ def _read_image(path: Path | zipfile.Path, shape: Shape, seen: Callable[[np.ndar
 
 
 def _open(file: Path | IO[bytes]) -> Image.Image:
-    """An image that is not decoded yet, without the two lines that Pillow warns of a large one with."""
+    """Return an image that is not decoded yet, without Pillow's two lines of warning about a large one."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", Image.DecompressionBombWarning)
         return Image.open(file)
 
 
 def _unreadable(path: Path | zipfile.Path, error: Exception) -> UserError:
-    """Unreadable; but where the system failed (Pillow's own errors have no number), the image may well be whole."""
+    """Return Unreadable; but if the system failed (Pillow's own errors have no number), the image may well be whole."""
     if isinstance(error, Image.DecompressionBombError):
         return Unreadable(
             path, path.name, f"more than {2 * MOST_PIXELS / 1e6:.0f} million pixels, maybe made to fill memory"
@@ -355,8 +393,8 @@ def _unreadable(path: Path | zipfile.Path, error: Exception) -> UserError:
 
 
 def rows_of(table: Path, columns: Sequence[str], between: str = ",") -> list[dict[str, str]]:
-    """The rows of a CSV. between: the characters of which its first line shows which one separates its columns.
-    UserError where it is absent, empty or no CSV, or lacks one of the columns."""
+    """Return the rows of a CSV. between: the characters of which its first line shows which one separates its columns.
+    UserError if it is absent, empty or no CSV, or lacks one of the columns."""
     try:
         with table.open(newline="", encoding="utf-8-sig") as file:
             delimiter = max(between, key=file.readline().count)
@@ -367,6 +405,7 @@ def rows_of(table: Path, columns: Sequence[str], between: str = ",") -> list[dic
         raise UserError(f"{table}: no such file") from None
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise UserError(f"{table}: not a readable CSV ({error})") from None
+
     if absent := [column for column in columns if column not in have]:
         raise UserError(f"{table}: no column {absent[0]}: it needs {','.join(columns)}")
     if not rows:
@@ -375,7 +414,7 @@ def rows_of(table: Path, columns: Sequence[str], between: str = ",") -> list[dic
 
 
 def _rows(table: Path) -> list[dict[str, str]]:
-    """The rows of a user's CSV, checked."""
+    """Return the rows of a user's CSV, checked."""
     rows = rows_of(table, ("path", "label"), ",;\t")
     for i, row in enumerate(rows, start=1):
         if not row["path"] or not row["label"]:
@@ -386,21 +425,22 @@ def _rows(table: Path) -> list[dict[str, str]]:
 
 
 def _fifth(source: Path, names: Sequence[str]) -> tuple[np.ndarray, tuple[str, ...]]:
-    """Which of the named images are held out as the test set, bool [n]; and the note.
+    """Return which of the named images are held out as the test set, bool [n]; and the note.
 
     An example's own file name decides, so that one image more or less moves no other to the other side.
     """
-    places = [int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest()) / 2**64 for name in names]
-    test = np.asarray(places) < TEST_FRACTION
+    hashes = [hashlib.blake2b(name.encode(), digest_size=8).digest() for name in names]
+    places = np.asarray([int.from_bytes(value) / 2**64 for value in hashes])  # in [0, 1)
+    test = places < TEST_FRACTION
     if test.all() or not test.any():  # a handful of images: the lowest one is the test set
-        test = np.asarray(places) == min(places)
+        test = places == places.min()
     return test, (f"{source.name}: {int(test.sum())} of {len(names)} images held out as the test set, by file name",)
 
 
 def _parts(
     x: Tensor, labels: np.ndarray, test: np.ndarray, names: Sequence[str], digests: Tensor, notes: tuple[str, ...]
 ) -> Parts:
-    """Train and test from images [n, c, h, w], labels [n], a mask [n] of the test examples, and their files."""
+    """Return train and test from images [n, c, h, w], labels [n], a mask [n] of the test examples, and their files."""
     y, mask = torch.from_numpy(labels.astype(np.int64)), torch.from_numpy(test)
     train, held = Split(x[~mask], y[~mask]), Split(x[mask], y[mask])
     files = (Files(tuple(np.asarray(names)[part.numpy()].tolist()), digests[part]) for part in (~mask, mask))

@@ -19,25 +19,30 @@ DIAGNOSES = ("akiec", "bcc", "bkl", "df", "mel", "nv", "vasc")
 
 
 def read(name: str, info: Dataset, root: Path, download: bool) -> Listing:
-    """Both parts at the size of conf/dataset. Missing where there is no metadata, UserError where a photograph is."""
+    """Return both parts at the size of conf/dataset. Missing if there is no metadata, UserError if a photograph is
+    absent."""
     folder = root / info.options["folder"]
     tables = [folder / f"HAM10000_metadata{suffix}" for suffix in (".csv", ".tab", "")]
     table = next((path for path in tables if path.is_file()), None)
     if table is None:
         raise missing(name, root)
+
     lesions, images, labels = read_metadata(table)
     files = {path.stem: path for path in sorted(folder.rglob("*.jpg"))}
     absent = [image for image in images if image not in files]
     if absent:
         raise UserError(f"{folder}: {absent[0]}.jpg and {len(absent) - 1} more are absent: unpack both image archives")
+
+    # Several photographs show one lesion, so whole lesions are held out.
     test = held_out(lesions, TEST_FRACTION)
     shape: Shape = tuple(info.shape)  # type: ignore[assignment]
     note = f"{name}: {int(test.sum())} of {len(test)} images held out as the test set, disjoint by lesion, seed {SEED}"
-    return Listing(*listed_parts([files[image] for image in images], torch.tensor(labels), test, shape), (note,))
+    paths = [files[image] for image in images]
+    return Listing(*listed_parts(paths, torch.tensor(labels), test, shape), (note,))
 
 
 def read_metadata(table: Path) -> tuple[list[str], list[str], list[int]]:
-    """Lesion ids, image ids and labels 0 to 6 of a metadata table, in order of image id."""
+    """Return the lesion ids, image ids and labels 0 to 6 of a metadata table, in order of image id."""
     text = table.read_text(encoding="utf-8-sig")
     separator = "\t" if "\t" in text.partition("\n")[0] else ","
     rows = list(csv.DictReader(text.splitlines(), delimiter=separator))

@@ -20,13 +20,14 @@ Labelled = list[tuple[Folder, str]]  # image file, WordNet id
 
 
 def read(name: str, info: Dataset, root: Path, download: bool) -> Listing:
-    """Both parts from <root>/<options.folder>, or from the zip of that name, which is fetched where `options.md5` is
-    given and `download` allows it. Missing where nothing is there. With `options.train` false the training part stays
+    """Return both parts from <root>/<options.folder>, or from the zip of that name, which is fetched if `options.md5`
+    is given and `download` allows it. Missing if nothing is there. With `options.train` false the training part stays
     empty and the set serves as public data only."""
     folder: Path = root / info.options["folder"]
     archive = root / f"{info.options['folder']}.zip"
     if folder.is_dir():
         return _parts(name, info, folder)
+
     if not archive.exists():
         if not download or "md5" not in info.options:
             raise missing(name, root)
@@ -34,6 +35,7 @@ def read(name: str, info: Dataset, root: Path, download: bool) -> Listing:
             download_url(info.url, root, archive.name, info.options["md5"])
         except (OSError, RuntimeError) as error:
             raise missing(name, root, f"download failed: {error}") from None
+
     try:
         return _parts(name, info, zipfile.Path(archive) / info.options["folder"])  # stays open for its images
     except zipfile.BadZipFile:
@@ -48,6 +50,8 @@ def _parts(name: str, info: Dataset, folder: Folder) -> Listing:
     if not test or (info.options["train"] and not train):
         part = "val" if not test else "train"
         raise UserError(f"{folder}: no images in {part}/<wnid>: see `pubsel data prepare {name}` for the layout")
+
+    # More classes than expected are those of another set; fewer may be a part of this one.
     wnids = sorted({wnid for _, wnid in train + test})
     if len(wnids) > info.classes:
         raise UserError(f"{folder}: {len(wnids)} classes, {info.classes} expected: see `pubsel data prepare {name}`")
@@ -56,17 +60,18 @@ def _parts(name: str, info: Dataset, folder: Folder) -> Listing:
 
 
 def in_class_folders(folder: Folder) -> Labelled:
-    """Image files of <folder>/<wnid>/ or <folder>/<wnid>/images/, in order of class and name."""
-    found: Labelled = []
-    for classes in sorted(_list(folder), key=lambda path: path.name):
-        inner = classes / "images"
-        files = [path for path in _list(inner if inner.is_dir() else classes) if path.name.lower().endswith(".jpeg")]
-        found += [(path, classes.name) for path in sorted(files, key=lambda path: path.name)]
-    return found
+    """Return image files of <folder>/<wnid>/ or <folder>/<wnid>/images/, in order of class and name."""
+    images: Labelled = []
+    for class_folder in sorted(_list(folder), key=lambda path: path.name):
+        inner = class_folder / "images"
+        files = _list(inner if inner.is_dir() else class_folder)
+        photographs = [path for path in files if path.name.lower().endswith(".jpeg")]
+        images += [(path, class_folder.name) for path in sorted(photographs, key=lambda path: path.name)]
+    return images
 
 
 def annotated(folder: Folder) -> Labelled:
-    """The images of images/ in the order of val_annotations.txt (file name, WordNet id, box; tab separated)."""
+    """Return the images of images/ in the order of val_annotations.txt (file name, WordNet id, box; tab separated)."""
     table = folder / "val_annotations.txt"
     rows = [line.split("\t") for line in table.read_text(encoding="utf-8").splitlines() if line.strip()]
     if any(len(row) < 2 for row in rows):

@@ -18,7 +18,7 @@ Listed = list[tuple[str, str]]  # path of an image below the image folder, class
 
 
 def read(name: str, info: Dataset, root: Path, download: bool) -> Listing:
-    """Both parts from files of <root>/<options.folder>. Missing where one of the lists is not there.
+    """Return both parts from files of <root>/<options.folder>. Missing if one of the lists is not there.
 
     `options.train` and `options.test` list the images of each part, in text or as file_list of a .mat file; or
     `options.list` lists all, and each line of `options.marks` ends in 1 for a training image or 0 for a test image.
@@ -31,49 +31,58 @@ def read(name: str, info: Dataset, root: Path, download: bool) -> Listing:
     for file in lists:
         if not file.is_file():
             raise missing(name, root, f"no {file.relative_to(root)}")
+
     line = re.compile(options.get("line", "(?P<path>.+)"))
     if "marks" in options:
         train, test = marked(lists[0], lists[1], line)
     else:
         train, test = (listed(file, line) for file in lists)
+
+    # Classes are the numbers that the lists give, or the places of their words in sorted order.
     words = sorted({word for _, word in train + test})
     numbers = {word: int(word) if "label" in line.groupindex else i for i, word in enumerate(words)}
     classes = max(numbers.values(), default=-1) + 1
     if classes != info.classes:
         raise UserError(f"{lists[0]}: {classes} classes, {info.classes} expected: unpack the archive again")
+
     images = folder / options.get("images", "")
     absent = [path for path, _ in train + test if not (images / path).is_file()]
     if absent:
         raise UserError(
             f"{images / absent[0]} and {len(absent) - 1} more of the lists are absent: unpack the archive again"
         )
+
     shape: Shape = tuple(info.shape)  # type: ignore[assignment]
     return Listing(_split(images, train, numbers, shape), _split(images, test, numbers, shape))
 
 
 def marked(file: Path, marks: Path, line: re.Pattern[str]) -> tuple[Listed, Listed]:
-    """Training and test images of one list, told apart by the lines of `marks`."""
-    images, ends = listed(file, line), [text[-1] for text in lines(marks)]
+    """Return training and test images of one list, told apart by the lines of `marks`."""
+    images = listed(file, line)
+    ends = [text[-1] for text in lines(marks)]
     if len(images) != len(ends):
         raise UserError(f"{marks}: {len(ends)} lines for {len(images)} of {file.name}: unpack the archive again")
-    train, test = ([image for image, end in zip(images, ends, strict=True) if end == mark] for mark in "10")
+
+    train = [image for image, end in zip(images, ends, strict=True) if end == "1"]
+    test = [image for image, end in zip(images, ends, strict=True) if end == "0"]
     return train, test
 
 
 def listed(file: Path, line: re.Pattern[str]) -> Listed:
-    """Path and class of each line of a list."""
-    found = []
+    """Return the path and class of each line of a list."""
+    images = []
     for text in lines(file):
         match = line.fullmatch(text)
         if match is None:
             raise UserError(f"{file}: cannot read its line {text[:60]!r}: download it again")
         groups = match.groupdict()
-        found.append((groups["path"], groups.get("label") or PurePosixPath(groups["path"]).parent.name))
-    return found
+        label = groups.get("label") or PurePosixPath(groups["path"]).parent.name
+        images.append((groups["path"], label))
+    return images
 
 
 def lines(file: Path) -> list[str]:
-    """The lines of a text file that are not empty, or the entries of file_list in a .mat file."""
+    """Return the lines of a text file that are not empty, or the entries of file_list in a .mat file."""
     try:
         if file.suffix == ".mat":
             return [str(entry.item()) for entry in loadmat(file)["file_list"].ravel()]

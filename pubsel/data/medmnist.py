@@ -15,8 +15,8 @@ from pubsel.settings.datasets import Dataset
 
 
 def read(name: str, info: Dataset, root: Path, download: bool) -> Listing:
-    """Both parts from <root>/<name>.npz, which is fetched where `download` allows it. Missing where it is not there;
-    UserError where it does not read or has not the shape and classes of conf/dataset."""
+    """Return both parts from <root>/<name>.npz, which is fetched if `download` allows it. Missing if it is not there;
+    UserError if it does not read or does not have the shape and classes of conf/dataset."""
     npz = root / f"{name}.npz"
     if not npz.exists():
         if not download:
@@ -25,6 +25,7 @@ def read(name: str, info: Dataset, root: Path, download: bool) -> Listing:
             download_url(info.url, root, npz.name, info.options["md5"])
         except (OSError, RuntimeError) as error:
             raise missing(name, root, f"download failed: {error}") from None
+
     shape: Shape = tuple(info.shape)  # type: ignore[assignment]
     note = f"{name}: the validation part of MedMNIST is left out"
     return prepared.listing(npz, info.classes, shape)._replace(notes=(note,))

@@ -22,7 +22,7 @@ ARCHIVE = Path("BSR") / "BSDS500" / "data" / "images" / "train"  # in BSR_bsds50
 
 
 def read(name: str, info: Dataset, root: Path, download: bool) -> Parts:
-    """MNIST-M from the MNIST and the BSDS500 photographs in `root`; Missing where one of them is not there."""
+    """Return MNIST-M from the MNIST and the BSDS500 photographs in `root`; Missing if one of them is not there."""
     photographs = read_photographs(name, root)
     npz = root / "mnist.npz"
     if npz.exists():
@@ -31,15 +31,18 @@ def read(name: str, info: Dataset, root: Path, download: bool) -> Parts:
         info = dataset_info("mnist")
         with torchvision_sets.reading("mnist", info, root, download):
             digits = torchvision_sets.arrays(info, root, download)
+
     random = np.random.RandomState(SEED)
     train, test = (Split(blend(part.x[:, 0].numpy(), photographs, random), part.y) for part in digits[:2])
     return Parts(train, test, (f"{name}: generated from MNIST and {len(photographs)} photographs, seed {SEED}",))
 
 
 def blend(digits: np.ndarray, photographs: Sequence[np.ndarray], random: np.random.RandomState) -> Tensor:
-    """Digits [n, 28, 28] over random patches of random photographs (each [h, w, 3]): uint8 [n, 3, 32, 32]."""
+    """Return the digits [n, 28, 28] over random patches of random photographs (each [h, w, 3]): uint8
+    [n, 3, 32, 32]."""
     border = (SIDE - digits.shape[1]) // 2
     padded = np.pad(digits, ((0, 0), (border, border), (border, border)))  # [n, 32, 32]
+
     blended = np.empty((len(digits), SIDE, SIDE, 3), dtype=np.uint8)
     for i, digit in enumerate(padded):
         photograph = photographs[random.randint(len(photographs))]
@@ -47,11 +50,12 @@ def blend(digits: np.ndarray, photographs: Sequence[np.ndarray], random: np.rand
         left = random.randint(photograph.shape[1] - SIDE + 1)
         patch = photograph[top : top + SIDE, left : left + SIDE].astype(np.int16)
         blended[i] = np.abs(patch - digit[..., None].astype(np.int16))
+
     return from_arrays(blended, np.zeros(len(blended))).x
 
 
 def read_photographs(name: str, root: Path) -> list[np.ndarray]:
-    """Photographs [h, w, 3] from <root>/bsds500.npz (array train_images), the official archive's training folder
+    """Return photographs [h, w, 3] from <root>/bsds500.npz (array train_images), the official archive's training folder
     <root>/BSR/BSDS500/data/images/train, or any image files in <root>/bsds500."""
     npz = root / "bsds500.npz"
     if npz.exists():
@@ -63,6 +67,8 @@ def read_photographs(name: str, root: Path) -> list[np.ndarray]:
             raise missing(name, root, f"no photographs: bsds500.npz, {ARCHIVE}/*.jpg or bsds500/*.jpg")
         folders = [source, *sorted(path for path in source.rglob("*") if path.is_dir())]
         photographs = [_photograph(path) for folder in folders for path in images_in(folder)]
+
+    # A patch has to fit into each of them.
     if not photographs:
         raise UserError(f"{source}: no photographs in it: unpack BSR_bsds500.tgz")
     if any(p.ndim != 3 or p.shape[2] != 3 or min(p.shape[:2]) < SIDE or p.dtype != np.uint8 for p in photographs):

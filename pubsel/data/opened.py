@@ -13,7 +13,7 @@ from pubsel.data.splits import Files, Split, cat
 
 
 class Source(NamedTuple):
-    """A dataset as it lies on disk."""
+    """A dataset as it is on disk."""
 
     train: Split
     test: Split
@@ -22,15 +22,16 @@ class Source(NamedTuple):
     mean: tuple[float, ...]  # per channel in [0, 1]
     std: tuple[float, ...]
     notes: tuple[str, ...]
-    files: tuple[Files, Files] | None = None  # of train and test, where each image is a file of the user's
+    files: tuple[Files, Files] | None = None  # of train and test, if each image is a file of the user's
     kept: Path | None = None  # the folder that the images are mapped from
 
     def lines(self) -> list[str]:
-        """What there is to say of it."""
+        """Return its description, line by line."""
         channels, *sides = self.train.x.shape[1:]
         counts = f"{len(self.train.x):,} training and {len(self.test.x):,} test images"
         shape = "x".join(map(str, [*sides, channels]))
         lines = [f"{counts} of {shape}, {self.classes} classes, measured by {self.metric}"]
+
         if self.train.y.dim() == 1:
             per_class = self.train.y.bincount(minlength=self.classes).tolist()
             lines.append(f"training images of a class: {min(per_class):,} to {max(per_class):,}")
@@ -51,58 +52,71 @@ class Opened(NamedTuple):
     used: Source
 
     def digests(self, shape: tuple[int, ...]) -> tuple[Digests, Digests]:
-        """Of training and test images, which are compared in `shape`."""
+        """Return the digests of training and test images, which are compared in `shape`."""
         return tuple(_digests(self.images, part, shape) for part in (0, 1))  # type: ignore[return-value]
 
     def without(self, train: np.ndarray, test: np.ndarray) -> "Opened":
-        """The rest of it. train, test: bool [n], what leaves each part."""
+        """Return the rest of it. train, test: bool [n], what leaves each part."""
         if not (train.any() or test.any()):
             return self
         images = _rest(self.images, ~train, ~test)
-        return Opened(self.name, images, images if self.used is self.images else _rest(self.used, ~train, ~test))
+        used = images if self.used is self.images else _rest(self.used, ~train, ~test)
+        return Opened(self.name, images, used)
 
     def first(self, m: int) -> "Opened":
-        """Its first m examples, of the test split before the training split, as a test split."""
+        """Return its first m examples, of the test split before the training split, as a test split."""
         images = _first(self.images, m)
-        return Opened(self.name, images, images if self.used is self.images else _first(self.used, m))
+        used = images if self.used is self.images else _first(self.used, m)
+        return Opened(self.name, images, used)
 
     def example(self, which: np.ndarray, part: int = 1) -> str:
-        """The first of the images `which`, bool [n], of a part, as people find it: a file, or its number."""
+        """Return the first of the images `which`, bool [n], of a part, as people find it: a file, or its number."""
         place = int(which.argmax())
         return self.images.files[part].names[place] if self.images.files else f"number {place}"
 
 
 def _digests(source: Source, part: int, shape: tuple[int, ...]) -> Digests:
-    """Of the images of the training (0) or test split (1), which are compared in `shape`."""
+    """Return the digests of the images of the training (0) or test split (1), which are compared in `shape`."""
     x = (source.train, source.test)[part].x
     kept = source.kept / f"{('train', 'test')[part]}_digests.npz" if source.kept else None
-    own = source.files[part].digests.numpy() if source.files else overlap.digests(x, kept=kept)
+
+    # A file was hashed at its own size; x has the size of all.
+    decoded = source.files[part].digests.numpy() if source.files else overlap.digests(x, kept=kept)
     if len(shape) == 3 and x.dim() == 4 and tuple(x.shape[1:]) != shape:
-        return Digests(own, overlap.digests(x, (shape[0], shape[1], shape[2])))
-    return Digests(own, overlap.digests(x, kept=kept) if source.files else own)
+        return Digests(decoded, overlap.digests(x, (shape[0], shape[1], shape[2])))
+    return Digests(decoded, overlap.digests(x, kept=kept) if source.files else decoded)
 
 
 def _rest(source: Source, train: np.ndarray, test: np.ndarray) -> Source:
-    """The source with some of its examples. train, test: bool [n]."""
+    """Return the source with some of its examples. train, test: bool [n]."""
     places = [torch.from_numpy(np.flatnonzero(stays)) for stays in (train, test)]
     splits = [Split(s.x[at], s.y[at]) for s, at in zip((source.train, source.test), places, strict=True)]
-    files = (files_at(source.files[0], places[0]), files_at(source.files[1], places[1])) if source.files else None
+
+    files = None
+    if source.files:
+        files = files_at(source.files[0], places[0]), files_at(source.files[1], places[1])
     return source._replace(train=splits[0], test=splits[1], files=files, kept=None)
 
 
 def _first(source: Source, m: int) -> Source:
-    """The first m examples of `source`, those of its test split before those of its training split, as a test split."""
+    """Return the first m examples of `source`, those of its test split before those of its training split, as a test
+    split."""
     rest = max(0, m - len(source.test.x))
-    first, none = Split(source.test.x[:m], source.test.y[:m]), Split(source.train.x[:0], source.train.y[:0])
+    first = Split(source.test.x[:m], source.test.y[:m])
     if rest:
         first = cat(first, Split(source.train.x[:rest], source.train.y[:rest]))
+
+    # The kept folder has the digests of all examples, not of these, so it is not passed on.
+    empty = Split(source.train.x[:0], source.train.y[:0])
     if source.files is None:
-        return source._replace(train=none, test=first, kept=None)
+        return source._replace(train=empty, test=first, kept=None)
+
     train, test = source.files
-    files = Files(test.names[:m] + train.names[:rest], torch.cat([test.digests[:m], train.digests[:rest]]))
-    return source._replace(train=none, test=first, files=(files_at(train, torch.arange(0)), files), kept=None)
+    digests = torch.cat([test.digests[:m], train.digests[:rest]])
+    files = Files(test.names[:m] + train.names[:rest], digests)
+    return source._replace(train=empty, test=first, files=(files_at(train, torch.arange(0)), files), kept=None)
 
 
 def files_at(files: Files, places: torch.Tensor) -> Files:
-    """Those at some places, in their order."""
+    """Return the files at some places, in their order."""
     return Files(tuple(files.names[i] for i in places.tolist()), files.digests[places])

@@ -15,11 +15,12 @@ from pubsel.settings.datasets import Dataset
 
 
 def read(name: str, info: Dataset, root: Path, download: bool) -> Parts:
-    """Both parts of the table <root>/<options.files[0]>; a fixed fifth of the rows is the test part. Classes are
-    numbered in sorted order. Missing where the file is not there."""
+    """Return both parts of the table <root>/<options.files[0]>; a fixed fifth of the rows is the test part. Classes are
+    numbered in sorted order. Missing if the file is not there."""
     arff = root / info.options["files"][0]
     if not arff.is_file():
         raise missing(name, root)
+
     rows, labels = read_arff(arff)
     classes, y = np.unique(labels, return_inverse=True)
     if len(classes) != info.classes or rows.shape[1] != info.shape[-1]:
@@ -27,13 +28,15 @@ def read(name: str, info: Dataset, root: Path, download: bool) -> Parts:
             f"{arff}: {len(classes)} classes and {rows.shape[1]} features, {info.classes} and {info.shape[-1]} "
             "expected: download it again"
         )
+
     test = held_out([str(i) for i in range(len(y))], TEST_FRACTION)
     train, held = (Split(torch.from_numpy(rows[part]), torch.from_numpy(y[part])) for part in (~test, test))
-    return Parts(train, held, (f"{name}: {int(test.sum())} of {len(test)} rows held out as the test set, seed {SEED}",))
+    note = f"{name}: {int(test.sum())} of {len(test)} rows held out as the test set, seed {SEED}"
+    return Parts(train, held, (note,))
 
 
 def read_arff(arff: Path) -> tuple[np.ndarray, np.ndarray]:
-    """Numbers, float32 [n, d], and the words of the column class [n]."""
+    """Return the numbers, float32 [n, d], and the words of the column class [n]."""
     columns: list[str] = []
     try:
         with arff.open(encoding="utf-8") as file:
@@ -43,6 +46,8 @@ def read_arff(arff: Path) -> tuple[np.ndarray, np.ndarray]:
                     columns.append(words[1].strip("'\""))
                 elif words[:1] == ["@data"]:
                     break
+
+            # Pandas goes on where the header ends.
             kinds = {column: str if column == "class" else np.float32 for column in columns}
             table = pandas.read_csv(file, names=columns, index_col=False, dtype=kinds, na_filter=False)
         labels = table.pop("class").to_numpy(dtype=str)

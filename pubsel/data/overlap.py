@@ -1,7 +1,7 @@
 """Images that are on two sides: public and private, test and training, or in two public sets.
 
 Two images are the same if all their pixels are, either as they were decoded (a file at its own size, an array as it
-is) or in the shape of the private images. One that another program resized, cut or compressed again is not found: where
+is) or in the shape of the private images. One that another program resized, cut or compressed again is not found: if
 that is to be expected of named sets, conf/dataset says `shares_images_with`."""
 
 import contextlib
@@ -21,60 +21,66 @@ Digest = NDArray[np.int64]  # [n]: 64 bits of blake2b for each image; chance mak
 
 
 class Digests(NamedTuple):
-    """What n images are recognised by."""
+    """The digests by which n images are recognised."""
 
     own: Digest  # as they were decoded
     shaped: Digest  # in the shape of the private images
 
 
 def digest(image: NDArray[np.uint8]) -> int:
-    """64 bits, signed, of one image [channels, height, width] and its shape."""
-    told = hashlib.blake2b(np.ascontiguousarray(image).data, digest_size=8, person=repr(image.shape).encode()[:16])
-    return int.from_bytes(told.digest(), signed=True)
+    """Return 64 bits, signed, of one image [channels, height, width] and its shape."""
+    shape = repr(image.shape).encode()[:16]
+    value = hashlib.blake2b(np.ascontiguousarray(image).data, digest_size=8, person=shape)
+    return int.from_bytes(value.digest(), signed=True)
 
 
 def digests(x: Tensor, shape: Shape | None = None, kept: Path | None = None) -> Digest:
-    """Of images [n, ...], or of these in another `shape`. A process computes them once for a tensor. kept: a file that
-    they are kept in for the next process, and read from as long as the images' own file, next to it, is the same."""
-    found: dict[Shape | None, Digest] = _KNOWN.setdefault(x, {})
-    if shape not in found:
-        stored = _read(kept) if kept is not None and shape is None else None
-        if stored is None:
-            parts = (part if shape is None else to_shape(part, shape) for part in x.split(CHUNK))
-            stored = np.array([digest(image) for part in parts for image in part.numpy()], dtype=np.int64)
-            if kept is not None and shape is None:
-                _keep(kept, stored)
-        found[shape] = stored
-    return found[shape]
+    """Return the digests of images [n, ...], or of these in another `shape`. A process computes them once for a tensor.
+    kept: a file that they are kept in for the next process, and read from as long as the images' own file, next to it,
+    is the same."""
+    by_shape: dict[Shape | None, Digest] = _KNOWN.setdefault(x, {})
+    if shape in by_shape:
+        return by_shape[shape]
+
+    # Only digests at the images' own shape are kept: another shape depends on the private set.
+    values = _read(kept) if kept is not None and shape is None else None
+    if values is None:
+        parts = (part if shape is None else to_shape(part, shape) for part in x.split(CHUNK))
+        values = np.array([digest(image) for part in parts for image in part.numpy()], dtype=np.int64)
+        if kept is not None and shape is None:
+            _keep(kept, values)
+
+    by_shape[shape] = values
+    return values
 
 
 _KNOWN = WeakTensorKeyDictionary()  # for the next cell of a sweep
 
 
 def among(these: Digests, *those: Digests) -> NDArray[np.bool_]:
-    """Which of n images are also in one of `those`: bool [n]."""
-    found = np.zeros(len(these.own), dtype=bool)
+    """Return which of n images are also in one of `those`: bool [n]."""
+    shared = np.zeros(len(these.own), dtype=bool)
     for other in those:
-        found |= np.isin(these.own, other.own) | np.isin(these.shaped, other.shaped)
-    return found
+        shared |= np.isin(these.own, other.own) | np.isin(these.shaped, other.shaped)
+    return shared
 
 
 def repeated(these: Digests) -> NDArray[np.bool_]:
-    """Which of n images are there more than once: bool [n]."""
+    """Return which of n images are there more than once: bool [n]."""
     twice = np.zeros(len(these.own), dtype=bool)
-    for found in these:
-        _, places, times = np.unique(found, return_inverse=True, return_counts=True)
+    for values in these:
+        _, places, times = np.unique(values, return_inverse=True, return_counts=True)
         twice |= times[places] > 1
     return twice
 
 
 def rows(these: Digests, which: NDArray[np.bool_] | slice) -> Digests:
-    """Those of some of the images."""
+    """Return the digests of some of the images."""
     return Digests(these.own[which], these.shaped[which])
 
 
 def _stamp(kept: Path) -> list[int]:
-    """Of the file with the images, train_images.npy for train_digests.npz."""
+    """Return the stamp of the file with the images, train_images.npy for train_digests.npz."""
     stat = kept.with_name(kept.name.replace("digests.npz", "images.npy")).stat()
     return [stat.st_mtime_ns, stat.st_size, stat.st_ino]
 
@@ -82,17 +88,17 @@ def _stamp(kept: Path) -> list[int]:
 def _read(kept: Path) -> Digest | None:
     with contextlib.suppress(Exception), np.load(kept, allow_pickle=False) as file:  # whatever is wrong, hash again
         if file["stamp"].tolist() == _stamp(kept):
-            found: Digest = file["digests"]
-            return found
+            values: Digest = file["digests"]
+            return values
     return None
 
 
-def _keep(kept: Path, found: Digest) -> None:
+def _keep(kept: Path, values: Digest) -> None:
     partial = kept.with_name(f".{kept.name}.{os.getpid()}.part")
     with contextlib.suppress(OSError):  # a folder that cannot be written to, or a full disk: hashed again next time
         try:
             with partial.open("wb") as file:
-                np.savez(file, stamp=np.array(_stamp(kept)), digests=found)
+                np.savez(file, stamp=np.array(_stamp(kept)), digests=values)
             os.replace(partial, kept)
         finally:
             partial.unlink(missing_ok=True)

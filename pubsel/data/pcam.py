@@ -18,7 +18,8 @@ PARTS = {"train": "train", "val": "valid", "test": "test"}  # torchvision's name
 
 
 def read(name: str, info: Dataset, root: Path, download: bool) -> Listing:
-    """Both parts. Missing where the files are not there; UserError where one does not read or h5py is not installed."""
+    """Return both parts. Missing if the files are not there; UserError if one does not read or h5py is not
+    installed."""
     with reading(name, info, root, download):
         try:
             import h5py  # noqa: F401
@@ -26,6 +27,7 @@ def read(name: str, info: Dataset, root: Path, download: bool) -> Listing:
             raise UserError("the files of PatchCamelyon are HDF5: run `pip install h5py`") from None
         for part in PARTS:
             sets.PCAM(str(root), split=part, download=download)
+
     train, val, test = (_part(root / "pcam", file, info.shape) for file in PARTS.values())
     n = len(train.y)
     both = Unread(lambda i: train.image(i) if i < n else val.image(i - n), torch.cat([train.y, val.y]))
@@ -33,17 +35,18 @@ def read(name: str, info: Dataset, root: Path, download: bool) -> Listing:
 
 
 def _part(folder: Path, part: str, shape: list[int]) -> Unread:
-    """A part from its images [n, 96, 96, 3] and labels [n, 1, 1, 1]; the file of the images stays open."""
+    """Return a part from its images [n, 96, 96, 3] and labels [n, 1, 1, 1]; the file of the images stays open."""
     import h5py
 
     paths = [folder / f"camelyonpatch_level_2_split_{part}_{key}.h5" for key in ("x", "y")]
-    found = []
+    arrays = []
     for path, key in zip(paths, ("x", "y"), strict=True):
         try:
-            found.append(h5py.File(path, "r")[key])
+            arrays.append(h5py.File(path, "r")[key])
         except (OSError, KeyError):
             raise UserError(f"{path}: corrupt or truncated: delete it and run `pubsel data prepare pcam`") from None
-    images, labels = found
+
+    images, labels = arrays
     channels, height, width = shape
     if images.shape != (len(labels), height, width, channels):
         raise UserError(f"{paths[0]}: images {images.shape} for {len(labels)} labels: delete both and prepare again")

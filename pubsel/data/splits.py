@@ -14,7 +14,7 @@ from pubsel.messages import UsageError, UserError
 
 SEED = 0  # of every fixed order and split; numpy's RandomState stream is frozen across versions
 
-NO_CLASS = 2**31 - 1  # the label of an example whose own is of another task: no task has this class
+NO_CLASS = 2**31 - 1  # for an example whose label belongs to another task: no task has this class
 
 
 class Split(NamedTuple):
@@ -32,20 +32,20 @@ class Files(NamedTuple):
 
 
 class Parts(NamedTuple):
-    """What a reader returns: both parts of a dataset as they lie on disk, and what it did to them."""
+    """What a reader returns: both parts of a dataset as they are on disk, and what it did to them."""
 
     train: Split
     test: Split
     notes: tuple[str, ...] = ()
-    files: tuple[Files, Files] | None = None  # of train and test, where each image is a file of the user's
+    files: tuple[Files, Files] | None = None  # of train and test, if each image is a file of the user's
 
 
 class Unread(NamedTuple):
     """Examples whose images are read one at a time: together they may be larger than memory."""
 
-    image: Callable[[int], Tensor]  # image i, uint8 [channels, height, width]; Unreadable where it is corrupt
+    image: Callable[[int], Tensor]  # image i, uint8 [channels, height, width]; Unreadable if it is corrupt
     y: Tensor  # as in Split
-    names: tuple[str, ...] = ()  # folder and name of each, where images are files
+    names: tuple[str, ...] = ()  # folder and name of each, if images are files
 
 
 class Listing(NamedTuple):
@@ -72,7 +72,7 @@ class Missing(UserError):
 
 
 def missing(name: str, root: Path, why: str = "") -> Missing:
-    """The one line for a dataset that is not in `root`; `why` says what was tried."""
+    """Return the one line for a dataset that is not in `root`; `why` says what was tried."""
     reason = f" ({' '.join(why.split())})" if why else ""
     return Missing(
         f"dataset {name} is not in {root}{reason}: run `pubsel data prepare {name}`, "
@@ -81,30 +81,31 @@ def missing(name: str, root: Path, why: str = "") -> Missing:
 
 
 def from_arrays(images: np.ndarray, labels: np.ndarray) -> Split:
-    """A split from uint8 images [n, h, w] or [n, h, w, 3] and labels [n] (classes) or [n, labels] (0/1)."""
+    """Return a split from uint8 images [n, h, w] or [n, h, w, 3] and labels [n] (classes) or [n, labels] (0/1)."""
     x = torch.from_numpy(images)
     x = x[:, None] if x.ndim == 3 else x.permute(0, 3, 1, 2)  # [n, c, h, w]
     return Split(x.contiguous(), labels_from(labels))
 
 
 def labels_from(labels: np.ndarray) -> Tensor:
-    """Labels of a split from those of an array, [n] or [n, labels]."""
+    """Return the labels of a split from those of an array, [n] or [n, labels]."""
     return torch.from_numpy(labels.astype(np.float32 if labels.ndim == 2 else np.int64))
 
 
 def to_arrays(split: Split) -> tuple[np.ndarray, np.ndarray]:
-    """Images [n, h, w] or [n, h, w, 3] and labels of a split: the inverse of `from_arrays`."""
+    """Return the images [n, h, w] or [n, h, w, 3] and labels of a split: the inverse of `from_arrays`."""
     x = split.x.permute(0, 2, 3, 1).numpy()  # [n, h, w, c]
     return np.ascontiguousarray(x[..., 0] if x.shape[-1] == 1 else x), split.y.numpy()
 
 
 def cat(first: Split, second: Split) -> Split:
-    """The examples of both, the first ones first."""
+    """Return the examples of both, the first ones first."""
     return Split(torch.cat([first.x, second.x]), torch.cat([first.y, second.y]))
 
 
 def in_turn(parts: Sequence[Tensor]) -> Tensor:
-    """Rows of s tensors dealt out in turn: row i is of parts[i mod s]. A part may have one row less than the first."""
+    """Return rows of s tensors dealt out in turn: row i is of parts[i mod s]. A part may have one row less than the
+    first."""
     dealt = parts[0].new_empty(sum(map(len, parts)), *parts[0].shape[1:])
     for place, part in enumerate(parts):
         dealt[place :: len(parts)] = part
@@ -112,12 +113,12 @@ def in_turn(parts: Sequence[Tensor]) -> Tensor:
 
 
 def sorted_by_class(labels: Tensor) -> bool:
-    """Whether labels [n] never decrease and have more than one class: the first m would be one class."""
+    """Return whether labels [n] never decrease and have more than one class: the first m would then be of one class."""
     return labels.ndim == 1 and len(labels) > 1 and bool((labels.diff() >= 0).all() and labels[0] != labels[-1])
 
 
 def shuffled(split: Examples) -> Examples:
-    """The split in a fixed random order, the same for every split of this length."""
+    """Return the split in a fixed random order, the same for every split of this length."""
     order = torch.from_numpy(np.random.RandomState(SEED).permutation(len(split.y)))
     if isinstance(split, Split):
         return Split(split.x[order], split.y[order])
@@ -125,14 +126,17 @@ def shuffled(split: Examples) -> Examples:
 
 
 def in_order(what: str, split: Examples, shuffle: bool) -> tuple[Examples, tuple[str, ...]]:
-    """The split in the order that is used: shuffled if `shuffle` says so or it is sorted by class; and a note."""
+    """Return the split in the order that is used: shuffled if `shuffle` says so or it is sorted by class; and a
+    note."""
     if sorted_by_class(split.y):
         return shuffled(split), (f"{what} was sorted by class, shuffled with seed {SEED}",)
-    return (shuffled(split), (f"{what} shuffled with seed {SEED}",)) if shuffle else (split, ())
+    if shuffle:
+        return shuffled(split), (f"{what} shuffled with seed {SEED}",)
+    return split, ()
 
 
 def listing_in_order(name: str, parts: Parts | Listing) -> Listing:
-    """A named set in the order that is used, with no image moved yet."""
+    """Return a named set in the order that is used, with no image moved yet."""
     train, test = (
         Unread(split.x.__getitem__, split.y) if isinstance(split, Split) else split
         for split in (parts.train, parts.test)
@@ -143,9 +147,9 @@ def listing_in_order(name: str, parts: Parts | Listing) -> Listing:
 
 
 def draw(name: str, y: Tensor, m: int, shots: int | None) -> Tensor:
-    """Indices [m], ascending, of a fixed random draw: `shots` of each class of y [n], or m of all where it is None.
+    """Return indices [m], ascending, of a fixed random draw: `shots` of each class of y [n], or m of all if it is None.
 
-    UsageError where there are fewer.
+    UsageError if there are fewer.
     """
     order = torch.from_numpy(np.random.RandomState(SEED).permutation(len(y)))
     if shots is None:
@@ -156,6 +160,8 @@ def draw(name: str, y: Tensor, m: int, shots: int | None) -> Tensor:
         return order[:m].sort().values
     if y.dim() != 1:
         raise UsageError(f"pair.shots={shots}: {name} has several labels an example: give pair.m instead")
+
+    # The first of each class in the order, so that fewer shots are a part of more.
     groups = [order[y[order] == label] for label in y.unique()]
     for label, members in zip(y.unique().tolist(), groups, strict=True):
         if len(members) < shots:
@@ -164,12 +170,13 @@ def draw(name: str, y: Tensor, m: int, shots: int | None) -> Tensor:
 
 
 def held_out(groups: Sequence[str], fraction: float) -> np.ndarray:
-    """Which of n examples are test examples: bool [n]. Whole groups (patients, lesions) are drawn in a fixed random
-    order until at least `fraction` of the examples is reached, so no group is on both sides."""
+    """Return which of n examples are test examples: bool [n]. Whole groups (patients, lesions) are drawn in a fixed
+    random order until at least `fraction` of the examples is reached, so no group is on both sides."""
     names, members = np.unique(np.asarray(groups, dtype=str), return_inverse=True)
     order = np.random.RandomState(SEED).permutation(len(names))
     sizes = np.bincount(members, minlength=len(names))[order]
     before = np.cumsum(sizes) - sizes  # examples held out before each group is
+
     chosen = np.zeros(len(names), dtype=bool)
     chosen[order[before < fraction * len(groups)]] = True
     if chosen.all():  # never all of them
@@ -178,6 +185,6 @@ def held_out(groups: Sequence[str], fraction: float) -> np.ndarray:
 
 
 def group_of(file_name: str, pattern: str | None) -> str:
-    """The part of a file name that names its patient; the whole name where there is no pattern or no match."""
+    """Return the part of a file name that names its patient; the whole name if there is no pattern or no match."""
     match = re.search(pattern, file_name) if pattern else None
     return match.group(0) if match else file_name

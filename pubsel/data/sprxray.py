@@ -17,27 +17,30 @@ from pubsel.settings.datasets import Dataset
 
 
 def read(name: str, info: Dataset, root: Path, download: bool) -> Listing:
-    """Both parts, classes 0 (female) and 1 (male). Missing where there is no table; UserError where table and images
+    """Return both parts, classes 0 (female) and 1 (male). Missing if there is no table; UserError if table and images
     disagree."""
     folder = root / info.options["folder"]
     table = next((path for path in (folder / "train_gender.csv", folder / "train.csv") if path.is_file()), None)
     if table is None:
         raise missing(name, root, f"no {info.options['folder']}/train_gender.csv")
+
     genders = read_table(table)
     files = {path.name: path for path in folder.rglob("*.png") if path.parent.name == "train"}
     same_images(table, genders, folder, files)
+
     test = held_out(list(genders), TEST_FRACTION)
     shape: Shape = tuple(info.shape)  # type: ignore[assignment]
     note = f"{name}: {int(test.sum())} of {len(test)} images held out as the test set, seed {SEED}"
+    paths = [files[image] for image in genders]
     labels = torch.tensor(list(genders.values()))
-    return Listing(*listed_parts([files[image] for image in genders], labels, test, shape), (note,))
+    return Listing(*listed_parts(paths, labels, test, shape), (note,))
 
 
 def read_table(table: Path) -> dict[str, int]:
-    """Gender, 0 or 1, of each image file, in order of its name."""
+    """Return the gender, 0 or 1, of each image file, in order of its name."""
     rows = rows_of(table, ("imageId", "gender"))
     try:
-        found = {int(row["imageId"]): ("0", "1").index(row["gender"].removesuffix(".0")) for row in rows}
+        genders = {int(row["imageId"]): ("0", "1").index(row["gender"].removesuffix(".0")) for row in rows}
     except ValueError:
         raise UserError(f"{table}: imageId must be a number and gender 0 or 1: download it again") from None
-    return {f"{image:06d}.png": found[image] for image in sorted(found)}
+    return {f"{image:06d}.png": genders[image] for image in sorted(genders)}

@@ -1,9 +1,9 @@
 """Images of a named set at the size of conf/dataset: read once from its original files, kept on disk, then mapped.
 
-A folder (config.kept_folder) holds train_images.npy and test_images.npy, uint8 [n, channels, height, width],
-train_labels.npy and test_labels.npy, notes.json, and listed.txt, what the files were (`fingerprint`). It is written
-beside, image by image, then renamed: it is there whole or not at all, and neither writing nor reading takes the memory
-of all images."""
+A folder (settings.datasets.kept_folder) contains train_images.npy and test_images.npy, uint8 [n, channels, height,
+width], train_labels.npy and test_labels.npy, notes.json, and listed.txt, what the files were (`fingerprint`). It is
+written image by image under another name, then renamed: it is there whole or not at all, and neither writing nor
+reading takes the memory of all images."""
 
 import hashlib
 import json
@@ -28,11 +28,12 @@ NAMED = 3  # corrupt images that a note names
 
 
 def fingerprint(parts: Parts | Listing) -> str:
-    """Of the names and labels of all image files, in their order; empty where images are no files of their own, which
-    come all at once."""
+    """Return a fingerprint of the names and labels of all image files, in their order; empty if images are no files of
+    their own, which come all at once."""
     train, test = parts.train, parts.test
     if not (isinstance(train, Unread) and isinstance(test, Unread) and (train.names or test.names)):
         return ""
+
     digest = hashlib.blake2b(digest_size=16)
     for part in (train, test):
         digest.update("\0".join((str(len(part.y)), *part.names)).encode())
@@ -41,7 +42,7 @@ def fingerprint(parts: Parts | Listing) -> str:
 
 
 def listed(folder: Path) -> str:
-    """The fingerprint of what was kept in a folder; empty where there is none."""
+    """Return the fingerprint of what was kept in a folder; empty if there is none."""
     file = folder / "listed.txt"
     return file.read_text(encoding="utf-8") if file.exists() else ""
 
@@ -51,7 +52,7 @@ def keep(folder: Path, name: str, listing: Listing, shape: Shape, skip: bool, fi
     fingerprint; images that were kept of others are replaced.
 
     skip: leave out corrupt images, with a note and a line on stderr; Unreadable names the first one otherwise.
-    PermissionError, or another OSError of its own, where the folder cannot be made; UserError where the disk is full.
+    PermissionError, or another OSError, if the folder cannot be made; UserError if the disk is full.
     """
     folder.parent.mkdir(parents=True, exist_ok=True)
     lock = FileLock(folder.with_suffix(".lock"))
@@ -60,6 +61,7 @@ def keep(folder: Path, name: str, listing: Listing, shape: Shape, skip: bool, fi
     except Timeout:
         say(f"{name}: another process prepares it; waiting")
         lock.acquire()
+
     try:
         if not folder.exists() or listed(folder) != files:
             _write(folder, name, listing, shape, skip, files)
@@ -69,14 +71,17 @@ def keep(folder: Path, name: str, listing: Listing, shape: Shape, skip: bool, fi
 
 def _write(folder: Path, name: str, listing: Listing, shape: Shape, skip: bool, files: str) -> None:
     partial = folder.with_suffix(".part")
-    shutil.rmtree(partial, ignore_errors=True)  # of a process that was killed: we hold the lock
+    shutil.rmtree(partial, ignore_errors=True)  # of a process that was killed: this one has the lock
     partial.mkdir()
+
     try:
         train = _write_part(partial, name, "train", listing.train, shape, skip)
         test = _write_part(partial, name, "test", listing.test, shape, skip)
         (partial / "notes.json").write_text(json.dumps(listing.notes + train + test), encoding="utf-8")
         (partial / "listed.txt").write_text(files, encoding="utf-8")
-        shutil.rmtree(folder, ignore_errors=True)  # of other files; what others have mapped of it they keep
+
+        # A folder of other files goes; processes that have mapped its images keep them.
+        shutil.rmtree(folder, ignore_errors=True)
         os.replace(partial, folder)
     except OSError as error:
         raise UserError(
@@ -88,7 +93,7 @@ def _write(folder: Path, name: str, listing: Listing, shape: Shape, skip: bool, 
 
 
 def _write_part(folder: Path, name: str, part: str, unread: Unread, shape: Shape, skip: bool) -> tuple[str, ...]:
-    """Both files of a part, and the notes on it."""
+    """Write both files of a part; return the notes on it."""
     with (folder / f"{part}_images.npy").open("wb") as file:
         _header(file, len(unread.y), shape)
         y, notes = _each(f"{name} {part}", unread, skip, lambda _, image: file.write(image.numpy().tobytes()))
@@ -99,13 +104,14 @@ def _write_part(folder: Path, name: str, part: str, unread: Unread, shape: Shape
 
 
 def _header(file: BinaryIO, n: int, shape: Shape) -> None:
-    """The start of a npy file of uint8 [n, *shape]."""
-    np.lib.format.write_array_header_1_0(file, {"descr": "|u1", "fortran_order": False, "shape": (n, *shape)})
+    """Write the start of a npy file of uint8 [n, *shape]."""
+    header = {"descr": "|u1", "fortran_order": False, "shape": (n, *shape)}
+    np.lib.format.write_array_header_1_0(file, header)
 
 
 def read(folder: Path) -> Parts:
-    """What `keep` wrote. The images are mapped: only what is used is read, and nothing that is changed reaches the
-    file. UserError where a file is damaged."""
+    """Return what `keep` wrote. The images are mapped: only what is used is read, and nothing that is changed reaches
+    the file. UserError if a file is damaged."""
     try:
         train, test = (
             Split(
@@ -117,30 +123,35 @@ def read(folder: Path) -> Parts:
         notes = tuple(json.loads((folder / "notes.json").read_text(encoding="utf-8")))
     except (OSError, ValueError, EOFError) as error:
         raise UserError(f"{folder} cannot be read ({error}): delete it to have it prepared again") from None
+
     if len(train.x) != len(train.y) or len(test.x) != len(test.y):
         raise UserError(f"{folder}: not as many labels as images: delete it to have it prepared again")
     return Parts(train, test, notes)
 
 
 def in_memory(name: str, listing: Listing, shape: Shape, skip: bool) -> Parts:
-    """All images in memory, for a data folder that cannot be written to."""
+    """Read all images in memory, for a data folder that cannot be written to."""
 
     def loaded(part: str, unread: Unread) -> tuple[Split, tuple[str, ...]]:
         x = torch.empty((len(unread.y), *shape), dtype=torch.uint8)
         y, notes = _each(f"{name} {part}", unread, skip, x.__setitem__)
         return Split(x[: len(y)], y), notes
 
-    (train, train_notes), (test, test_notes) = loaded("train", listing.train), loaded("test", listing.test)
+    train, train_notes = loaded("train", listing.train)
+    test, test_notes = loaded("test", listing.test)
     return Parts(train, test, listing.notes + train_notes + test_notes)
 
 
 def _each(
     what: str, unread: Unread, skip: bool, put: Callable[[int, Tensor], object]
 ) -> tuple[Tensor, tuple[str, ...]]:
-    """Put every image at its row, one after another; the labels of those that were put, and a note of the others."""
+    """Put every image at its row, one after another; return the labels of those that were put, and a note on the
+    others."""
     kept: list[int] = []
     corrupt: list[str] = []
-    n, said = len(unread.y), time.monotonic()
+    n = len(unread.y)
+    reported = time.monotonic()
+
     for i in range(n):
         try:
             put(len(kept), unread.image(i))
@@ -149,13 +160,17 @@ def _each(
             if not skip:
                 raise
             corrupt.append(error.name)
-        if time.monotonic() - said >= PAUSE:
-            said = time.monotonic()
+
+        if time.monotonic() - reported >= PAUSE:
+            reported = time.monotonic()
             say(f"{what}: {i + 1:,} of {n:,} images")
+
+    # The note goes into the record, since another copy of the set may have these images.
     if not corrupt:
         return unread.y, ()
     if not kept:
         raise UserError(f"{what}: none of {n} images is readable, the first {corrupt[0]}: unpack the archive again")
+
     names = ", ".join(corrupt[:NAMED]) + (", ..." if len(corrupt) > NAMED else "")
     note = f"{what}: {len(corrupt)} of {n:,} images are corrupt and were skipped: {names}"
     say(note)

@@ -24,8 +24,8 @@ PHOTOGRAPHS = {
 
 
 def read(name: str, info: Dataset, root: Path, download: bool) -> Parts | Listing:
-    """The parts of a set of torchvision from its files in `root`, which are fetched where `download` allows it; errors
-    as `reading` says."""
+    """Return the parts of a set of torchvision from its files in `root`, which are fetched if `download` allows it;
+    errors as `reading` says."""
     with reading(name, info, root, download):
         if info.options["set"] == "Caltech256":
             sets.Caltech256(str(root), download=download)
@@ -35,11 +35,13 @@ def read(name: str, info: Dataset, root: Path, download: bool) -> Parts | Listin
 
 @contextmanager
 def reading(name: str, info: Dataset, root: Path, download: bool) -> Iterator[None]:
-    """What is done within raises Missing where `options.files` are not there and cannot be fetched, and UserError
-    where they are there but do not read."""
+    """Raise Missing if what is done within fails because `options.files` are not there and cannot be fetched, and
+    UserError if they are there but do not read."""
     there = all(is_there(root / file) for file in info.options["files"])
     if not there and not download:
         raise missing(name, root)
+
+    # The same error means a damaged file, or a download that failed: what was there before tells which.
     try:
         yield
     except (RuntimeError, OSError, ValueError, AssertionError, EOFError, KeyError, pickle.UnpicklingError) as error:
@@ -54,16 +56,20 @@ def reading(name: str, info: Dataset, root: Path, download: bool) -> Iterator[No
 
 
 def arrays(info: Dataset, root: Path, download: bool) -> Parts:
-    """The parts of a set that fits into memory."""
+    """Return the parts of a set that fits into memory."""
     kind: str = info.options["set"]
     shape: Shape = tuple(info.shape)  # type: ignore[assignment]
     if kind in ("CIFAR10", "CIFAR100", "MNIST", "FashionMNIST"):
         train, test = (getattr(sets, kind)(root, train=part, download=download) for part in (True, False))
         train, test = (from_arrays(np.asarray(part.data), np.asarray(part.targets)) for part in (train, test))
         return Parts(train, test)
+
     if kind in ("SVHN", "SVHN_extra"):
         train, test = _svhn(root, "train", download), _svhn(root, "test", download)
-        return Parts(cat(train, _svhn(root, "extra", download)) if kind == "SVHN_extra" else train, test)
+        if kind == "SVHN_extra":
+            train = cat(train, _svhn(root, "extra", download))
+        return Parts(train, test)
+
     *training, test = (_photographs(kind, root, part, download, shape) for part in PHOTOGRAPHS[kind])
     if kind == "GTSRB":  # an absent folder would shift the numbers of the classes
         folders.expected_classes(root / "gtsrb/GTSRB/Training", info)
@@ -76,10 +82,11 @@ def _svhn(root: Path, part: str, download: bool) -> Split:
 
 
 def _photographs(kind: str, root: Path, part: str, download: bool, shape: Shape) -> Split:
-    """Photographs of varying sizes at `shape`."""
+    """Return photographs of varying sizes at `shape`."""
     data = getattr(sets, kind)(
         root, split=part, download=download, transform=lambda image: folders.fitted(image, shape)
     )
+
     images = torch.empty((len(data), *shape), dtype=torch.uint8)
     labels = torch.empty(len(data), dtype=torch.int64)
     for i in range(len(data)):

@@ -29,7 +29,7 @@ Between = Callable[[str, Split], float]  # the distance of a named candidate to 
 
 
 def silent(i: int, name: str, value: float, seconds: float) -> None:
-    """A Report that says nothing."""
+    """Return a Report that says nothing."""
 
 
 class Draw(NamedTuple):
@@ -43,7 +43,7 @@ class Draw(NamedTuple):
     random: np.random.Generator  # continues after the draw of the examples
 
     def model(self) -> nn.Module:
-        """The network, made anew at each call."""
+        """Return the network, made anew at each call."""
         return self.build(self.i)
 
 
@@ -62,7 +62,7 @@ class Distance:
     reads: ClassVar[str]  # what it reads of the private data
 
     def to_private(self, draw: Draw) -> Between:
-        """What gives the distance of a candidate, by its name and its first m examples, to `draw.private`. The
+        """Return what gives the distance of a candidate, by its name and its first m examples, to `draw.private`. The
         private side is computed here, once."""
         raise NotImplementedError(f"{type(self).__name__} has no to_private")
 
@@ -75,7 +75,7 @@ class Distance:
         key: str,
         report: Report = silent,
     ) -> dict[str, list[float]]:
-        """The distance of each candidate to `private`, one value for each initialisation. NOT private.
+        """Return the distance of each candidate to `private`, one value for each initialisation. NOT private.
 
         Values of one initialisation are paired: the same network, the same m private examples (whatever the distance:
         the stream keeps the name of the first one), whatever the other candidates are. Of a candidate its first m
@@ -92,6 +92,7 @@ class Distance:
             sample = Split(private.x[chosen], private.y[chosen])
             between = self.to_private(Draw(i, build, sample, classes, key, random))
 
+            # One candidate at a time, so that memory does not grow with their number.
             for name, split in candidates.items():
                 began = time.perf_counter()
                 value = between(name, Split(split.x[: self.m], split.y[: self.m]))
@@ -100,7 +101,7 @@ class Distance:
         return values
 
     def statement(self) -> dict[str, str]:
-        """For records: what it reads of the private data, and what that means for privacy."""
+        """Return, for records, what it reads of the private data and what that means for privacy."""
         privacy = f"{self.title} is computed on private data without noise: this record is not differentially private."
         return {"reads": self.reads, "privacy": privacy}
 
@@ -110,7 +111,7 @@ class Releases(Protocol):
     """A distance whose values are released with differential privacy, once, by `pubsel rank` alone."""
 
     def plan(self, n: int) -> Plan:
-        """What all its values together cost, of n private examples."""
+        """Return what all its values together cost, of n private examples."""
         ...
 
     def release(
@@ -123,13 +124,14 @@ class Releases(Protocol):
         source: Sources,
         report: Report = silent,
     ) -> dict[str, list[float]]:
-        """As `Distance.measure`; source: where sample, labels and noise come from, which nobody may know."""
+        """Return distances as `Distance.measure` does; source: where sample, labels and noise come from, which nobody
+        may know."""
         ...
 
 
 def build(values: dict[str, Any] | None) -> Distance | None:
-    """The distance that `_target_` names, with its settings checked; None for none (distance=none, or null). UsageError
-    names the key at fault."""
+    """Return the distance that `_target_` names, with its settings checked; None for none (distance=none, or null).
+    UsageError names the key at fault."""
     if values is not None and "_target_" not in values:
         raise UsageError("distance has no value: give distance=NAME, such as gsd, or none")
     if values is None or values["_target_"] is None:
@@ -138,10 +140,10 @@ def build(values: dict[str, Any] | None) -> Distance | None:
 
 
 def raw(values: list[float], k: int) -> list[float]:
-    """The projection metric of Algorithm 1 itself: GSD as reported is it divided by sqrt(k)."""
+    """Return the projection metric of Algorithm 1 itself: GSD as reported is it divided by sqrt(k)."""
     return [value * math.sqrt(k) for value in values]
 
 
 def summary(values: list[float]) -> dict[str, float | None]:
-    """Mean and sample standard deviation (none for a single value)."""
+    """Return the mean and sample standard deviation (none for a single value)."""
     return {"mean": float(np.mean(values)), "std": float(np.std(values, ddof=1)) if len(values) > 1 else None}

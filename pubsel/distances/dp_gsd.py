@@ -68,8 +68,11 @@ class Sketch:
         self.s = min(p, s)
         place, sign = np.arange(p), np.ones(p, dtype=np.float32)
         if p > s:
-            place, sign = random.permutation(p) % s, np.float32(2) * random.integers(2, size=p, dtype=np.int8) - 1
-        self.place, self.sign = torch.from_numpy(place).to(device), torch.from_numpy(sign).to(device)
+            place = random.permutation(p) % s
+            sign = np.float32(2) * random.integers(2, size=p, dtype=np.int8) - 1
+
+        self.place = torch.from_numpy(place).to(device)
+        self.sign = torch.from_numpy(sign).to(device)
 
     def __call__(self, rows: Tensor) -> Tensor:  # [n, p] -> [n, s], on the CPU
         sums = torch.zeros(len(rows), self.s, dtype=rows.dtype, device=rows.device)
@@ -80,8 +83,8 @@ class Sketch:
 
 
 def unit(rows: Tensor) -> Tensor:
-    """Rows [n, s] scaled to norm 1, float64; never more than 1, whatever is rounded. Rows of zeros, and those that are
-    not finite, are zero."""
+    """Return rows [n, s] scaled to norm 1, float64; never more than 1, whatever is rounded. Rows of zeros, and those
+    that are not finite, are zero."""
     rows = rows.double()
     rows = rows / rows.abs().amax(1, keepdim=True).clamp(min=1e-300)  # squares of 1e-200 would be 0
     rows = rows.masked_fill(~torch.isfinite(rows).all(1, keepdim=True), 0)
@@ -89,13 +92,14 @@ def unit(rows: Tensor) -> Tensor:
 
 
 def public_subspace(name: str, rows: Tensor, k: int) -> Tensor:
-    """Top-k right singular subspace [s, k], float64, of a public set's sketched gradients [m, s].
+    """Return the top-k right singular subspace [s, k], float64, of a public set's sketched gradients [m, s].
 
-    UsageError names the set where they are all zero, or span fewer dimensions.
+    UsageError names the set if they are all zero, or span fewer dimensions.
     """
     second = rows.double().T @ rows.double()
     if not second.any():
         raise UsageError(f"{name}: all its gradients are zero: leave it out, or take another model")
+
     values, vectors = top_eigenpairs(second, min(k, len(second)))
     if k > len(second) or not values[0] > 1e-10 * values[-1]:
         rank = int((torch.linalg.eigvalsh(second) > 1e-10 * values[-1]).sum())
@@ -104,10 +108,10 @@ def public_subspace(name: str, rows: Tensor, k: int) -> Tensor:
 
 
 def noisy(second: Tensor, noise_multiplier: float, source: Source) -> Tensor:
-    """A [s, s], a sum of g g^T with |g| <= 1, plus symmetric noise (Analyze Gauss).
+    """Return A [s, s], a sum of g g^T with |g| <= 1, plus symmetric noise (Analyze Gauss).
 
     Sensitivity: one row more or less moves triangle(A) by |g g^T|_F = |g|^2 <= 1, so the noise on it has the
-    `privacy.deviation` of that: this much on the diagonal of A, 1 / sqrt(2) of it beside the diagonal.
+    `privacy.deviation` of that: this much on the diagonal of A, 1 / sqrt(2) of it off the diagonal.
     """
     numbers = triangle(second)
     noise = accountant.deviation(noise_multiplier, 1.0) * normal(source, len(numbers), numbers.device)
@@ -115,7 +119,8 @@ def noisy(second: Tensor, noise_multiplier: float, source: Source) -> Tensor:
 
 
 def exponential_subspace(second: Tensor, k: int, epsilon: float, source: Source) -> Tensor:
-    """k orthonormal vectors [s, k] by the exponential mechanism, epsilon-private; A [s, s] a sum of g g^T, |g| <= 1.
+    """Return k orthonormal vectors [s, k] by the exponential mechanism, epsilon-private; A [s, s] a sum of g g^T, |g|
+    <= 1.
 
     One vector after the other is drawn from the unit sphere of what is orthogonal to those before, with density
     exp(epsilon / k v^T A v) / Z(A). A row g more adds (v^T g)^2, in [0, 1], to the score v^T A v of every v: the
@@ -126,14 +131,16 @@ def exponential_subspace(second: Tensor, k: int, epsilon: float, source: Source)
     a = second.numpy()
     vectors = np.zeros((len(a), 0))
     for _ in range(k):
-        rest = np.linalg.qr(vectors, mode="complete")[0][:, vectors.shape[1] :] if vectors.size else np.eye(len(a))
+        rest = np.eye(len(a))
+        if vectors.size:
+            rest = np.linalg.qr(vectors, mode="complete")[0][:, vectors.shape[1] :]
         v = rest @ vector_bingham(epsilon / k * (rest.T @ a @ rest), source)
         vectors = np.column_stack([vectors, v])
     return torch.from_numpy(np.linalg.qr(vectors)[0])
 
 
 def vector_bingham(m: NDArray[np.float64], source: Source) -> NDArray[np.float64]:
-    """A vector [q] of the unit sphere with density proportional to exp(x^T m x), m [q, q] symmetric; exactly.
+    """Return a vector [q] of the unit sphere with density proportional to exp(x^T m x), m [q, q] symmetric; exactly.
 
     By rejection from the angular central Gaussian distribution (Kent, Ganeiber, Mardia: A New Unified Approach for the
     Simulation of a Wide Class of Directional Distributions, 2018, Section 3). With B = lambda_max - m, u = x^T B x and
@@ -143,15 +150,21 @@ def vector_bingham(m: NDArray[np.float64], source: Source) -> NDArray[np.float64
     """
     values, vectors = np.linalg.eigh(m)
     q, beta = len(values), values[-1] - values
-    b = float(brentq(lambda b: float((1 / (b + 2 * beta)).sum()) - 1, 1, q)) if q > 1 else 1.0
+    b = 1.0
+    if q > 1:
+        b = float(brentq(lambda b: float((1 / (b + 2 * beta)).sum()) - 1, 1, q))
+
     while True:
-        z = np.asarray(source.standard_normal(PROPOSALS * q)).reshape(PROPOSALS, q) / np.sqrt(1 + 2 * beta / b)
+        normals = np.asarray(source.standard_normal(PROPOSALS * q)).reshape(PROPOSALS, q)
+        z = normals / np.sqrt(1 + 2 * beta / b)
         x = z / np.linalg.norm(z, axis=1, keepdims=True)
+
+        # The first proposal that is accepted is the draw; those after it are not looked at.
         u = x**2 @ beta
         accept = -u + q / 2 * np.log1p(2 * u / b) + (q - b) / 2 - q / 2 * math.log(q / b)
-        found = np.flatnonzero(np.log1p(-np.asarray(source.random(PROPOSALS))) < accept)
-        if len(found):
-            drawn: NDArray[np.float64] = vectors @ x[found[0]]
+        accepted = np.flatnonzero(np.log1p(-np.asarray(source.random(PROPOSALS))) < accept)
+        if len(accepted):
+            drawn: NDArray[np.float64] = vectors @ x[accepted[0]]
             return drawn
 
 
@@ -164,18 +177,21 @@ class Side:
     def __init__(
         self, distance: Subspaces, network: nn.Module, classes: int, multi_label: bool, s: int, key: str, i: int
     ):
-        self.distance, self.classes, self.multi_label = distance, classes, multi_label
+        self.distance = distance
+        self.classes = classes
+        self.multi_label = multi_label
         self.device = next(network.parameters()).device
         self.engine = engine_of(network, distance)
+
         random = stream(key, "sketch", i)
         self.sketch = Sketch(self.engine.size, s, random, self.device)
         self.drawn = random_labels(random, distance.m, classes, multi_label)
 
     def private(self, split: Split, chosen: Tensor, source: Source) -> Iterator[Tensor]:
-        """Rows of the examples `chosen` [n'] of a private set, in blocks [<= ROWS, s] float64, each of norm at most 1
-        and made of its own example alone: random labels are drawn one by one from the secret source. All in float64,
-        since a processor rounds a row another way beside others, by 1e-7 of it in float32, and more if that turns a
-        ReLU; the sensitivities are of rows that do not depend on others."""
+        """Return the rows of the examples `chosen` [n'] of a private set, in blocks [<= ROWS, s] float64, each of norm
+        at most 1 and made from its own example alone: random labels are drawn one by one from the secret source. All in
+        float64, since a processor rounds a row differently next to others, by 1e-7 of it in float32, and more if that
+        turns a ReLU; the sensitivities are of rows that do not depend on others."""
         y = split.y[chosen]
         if self.distance.labels == Labelling.random:
             y = torch.from_numpy((np.asarray(source.random(len(chosen))) * self.classes).astype(np.int64))
@@ -183,19 +199,22 @@ class Side:
         return map(unit, self._blocks(split, chosen, y, torch.float64))
 
     def public(self, name: str, split: Split) -> Tensor:
-        """Top-k subspace [s, k] of the first m examples of a public set. UsageError where there are fewer."""
+        """Return the top-k subspace [s, k] of the first m examples of a public set. UsageError if there are fewer."""
         m = self.distance.m
         if len(split.x) < m:
             raise UsageError(f"distance.m={m}: {name} has {len(split.x)} examples; lower distance.m")
+
         split, y = Split(split.x[:m], split.y[:m]), self.drawn
         if self.distance.labels == Labelling.given:
             y = given_labels(split, name, self.classes)
+
         blocks = self._blocks(split, torch.arange(m), y)
         rows = torch.cat([unit(block) if self.distance.normalise_rows else block for block in blocks])
         return public_subspace(name, rows, self.distance.k)
 
     def _blocks(self, split: Split, chosen: Tensor, y: Tensor, dtype: torch.dtype | None = None) -> Iterator[Tensor]:
-        """Sketched gradients at the examples `chosen` with labels y, in blocks [<= ROWS, s], computed in `dtype`."""
+        """Return sketched gradients at the examples `chosen` with labels y, in blocks [<= ROWS, s], computed in
+        `dtype`."""
         for part, labels in zip(chosen.split(ROWS), y.split(ROWS), strict=True):
             x = split.x[part].to(self.device)
             for block in self.engine.blocks(x, labels.to(self.device), len(x), dtype):
@@ -203,8 +222,8 @@ class Side:
 
 
 def sampling_rate(expected: float, n: int) -> float:
-    """Of the Poisson sample that a private measurement takes of n examples, of which so many are expected. n counts as
-    public."""
+    """Return the rate of the Poisson sample that a private measurement takes of n examples, `expected` of them on
+    average. n counts as public."""
     return min(1.0, expected / n)
 
 
@@ -221,10 +240,11 @@ class DPGSD(Subspaces):
     title = "DP-GSD"
 
     def plan(self, n: int) -> Plan:
-        """What all values on n private examples cost together. UsageError if epsilon or delta is missing."""
+        """Return what all values on n private examples cost together. UsageError if epsilon or delta is missing."""
         steps, rate = self.initialisations, sampling_rate(self.private_m, n)
         if self.epsilon is None:
             raise UsageError("distance=dp_gsd needs a budget: give distance.epsilon")
+
         if self.mechanism == DPPCA.bingham:
             return accountant.pure(self.epsilon, rate, steps, "exponential mechanism")
         if self.delta is None:
@@ -241,19 +261,22 @@ class DPGSD(Subspaces):
         source: Sources,
         report: Report = silent,
     ) -> dict[str, list[float]]:
-        """DP-GSD of each candidate to `private`, one value for each initialisation; all of them together cost `plan`.
+        """Return DP-GSD of each candidate to `private`, one value for each initialisation; all of them together cost
+        `plan`.
 
         key: names the public streams; source(purpose, step): where sample, labels and noise come from, which nobody may
         know.
         """
         plan = self.plan(len(private.x))
         values: dict[str, list[float]] = {name: [] for name in candidates}
+
         for i in range(self.initialisations):
             side = Side(self, build(i), classes, private.y.dim() == 2, self.sketch, key, i)
             if self.k > side.sketch.s:
                 raise UsageError(f"distance.k={self.k}: more than the {side.sketch.s} dimensions of distance.sketch")
             subspace = self.private_subspace(side, private, plan, source("DP-GSD", i))
 
+            # From here on post-processing: any number of candidates costs nothing more.
             for name, split in candidates.items():
                 began = time.perf_counter()
                 values[name].append(projection_metric(subspace, side.public(name, split)) / math.sqrt(self.k))
@@ -261,11 +284,12 @@ class DPGSD(Subspaces):
         return values
 
     def private_subspace(self, side: Side, private: Split, plan: Plan, source: Source) -> Tensor:
-        """One release: the top-k subspace [s, k] of a Poisson sample of the private examples."""
+        """Return, as one release, the top-k subspace [s, k] of a Poisson sample of the private examples."""
         second = torch.zeros(side.sketch.s, side.sketch.s, dtype=torch.float64)
         chosen = poisson_sample(source, len(private.x), plan.rate)
         for rows in side.private(private, chosen, source):
             second += rows.T @ rows
+
         if self.mechanism == DPPCA.gauss:
             second = noisy(second, plan.noise_multiplier, source)
             return torch.linalg.eigh(second).eigenvectors[:, -self.k :].flip(1)

@@ -22,17 +22,19 @@ class Gaussian(NamedTuple):
 
 
 def gaussian(x: Tensor) -> Gaussian:
-    """Mean and sample covariance of the rows x [n, d] (of a single row: no covariance)."""
+    """Return the mean and sample covariance of the rows x [n, d] (of a single row: no covariance)."""
     mean = x.double().mean(0)
     root = (x - mean) / max(1, len(x) - 1) ** 0.5
-    return Gaussian(mean, torch.linalg.qr(root, mode="r").R if len(x) > x.shape[1] else root)
+    if len(x) > x.shape[1]:  # a smaller root of the same covariance
+        root = torch.linalg.qr(root, mode="r").R
+    return Gaussian(mean, root)
 
 
 def frechet(a: Gaussian, b: Gaussian) -> float:
-    """|m_a - m_b|^2 + tr(S_a + S_b - 2 (S_a^(1/2) S_b S_a^(1/2))^(1/2)): the squared 2-Wasserstein distance, in squared
-    units of the rows. At least 0; 0 for equal Gaussians.
+    """Return |m_a - m_b|^2 + tr(S_a + S_b - 2 (S_a^(1/2) S_b S_a^(1/2))^(1/2)): the squared 2-Wasserstein distance, in
+    squared units of the rows. At least 0; 0 for equal Gaussians.
 
-    The trace of the root is the sum of the singular values of R_a R_b^T: nothing is squared, and where there are fewer
+    The trace of the root is the sum of the singular values of R_a R_b^T: nothing is squared, and if there are fewer
     examples than dimensions no d x d matrix is needed.
     """
     overlap = torch.linalg.svdvals(a.root @ b.root.T).sum()

@@ -24,8 +24,8 @@ TINY = 1e-12  # norm of a row some of whose squares may be 0 in float32
 
 
 def gsd(private: DenseGradients, public: DenseGradients, k: int) -> float:
-    """Projection metric between the top-k right singular subspaces of two gradient matrices [m, p], divided by
-    sqrt(k): 0 for equal subspaces, 1 for orthogonal ones. Multiply by sqrt(k) for the raw metric of Algorithm 1."""
+    """Return the projection metric between the top-k right singular subspaces of two gradient matrices [m, p], divided
+    by sqrt(k): 0 for equal subspaces, 1 for orthogonal ones. Multiply by sqrt(k) for the raw metric of Algorithm 1."""
     return projection_metric(top_k(private, k), top_k(public, k)) / math.sqrt(k)
 
 
@@ -41,10 +41,10 @@ class Subspaces(Distance):
     reads = "images, through per-example gradients with random labels"
 
     def statement(self) -> dict[str, str]:
-        said = super().statement()
+        statement = super().statement()
         if self.labels == Labelling.given:
-            said["reads"] = "images and labels, through per-example gradients"
-        return said
+            statement["reads"] = "images and labels, through per-example gradients"
+        return statement
 
 
 @dataclass
@@ -54,9 +54,10 @@ class GSD(Subspaces):
     title = "GSD"
 
     def to_private(self, draw: Draw) -> Between:
-        """Both sides have the same labels, if these are random."""
+        """Return what measures candidates, with the same labels on both sides if these are random."""
         if self.k > self.m:
             raise UsageError(f"distance.k={self.k} is more than distance.m={self.m}: lower distance.k")
+
         engine = engine_of(draw.model(), self)
         drawn = random_labels(draw.random, self.m, draw.classes, multi_label=draw.private.y.dim() == 2)
 
@@ -68,7 +69,8 @@ class GSD(Subspaces):
 
 
 def engine_of(model: nn.Module, distance: Subspaces) -> PerExampleGradients:
-    """For all sides of one initialisation: what it decides about the model, and the memory of G, are kept."""
+    """Return the engine for all sides of one initialisation: what it decides about the model, and the memory of G, are
+    kept."""
     names = [name for name, p in model.named_parameters() if p.requires_grad]
     if distance.parameters == Parameters.weights:
         names = [name for name in names if not name.endswith("bias")]
@@ -78,12 +80,13 @@ def engine_of(model: nn.Module, distance: Subspaces) -> PerExampleGradients:
 def basis_of(
     name: str, split: Split, drawn: Tensor, distance: Subspaces, engine: PerExampleGradients, classes: int
 ) -> Tensor:
-    """Top-k subspace [p, k] of the gradients at `split`, with the labels `drawn` [m] or the given ones."""
+    """Return the top-k subspace [p, k] of the gradients at `split`, with the labels `drawn` [m] or the given ones."""
     device = next(engine.model.parameters()).device
     y = drawn if distance.labels == Labelling.random else given_labels(split, name, classes)
     gradients = gradients_of(engine, distance, split.x.to(device), y.to(device))
     if not gradients.row_norms().any():
         raise UsageError(f"distance=gsd: on {name}, all gradients are zero: leave it out")
+
     try:
         return top_k(gradients, distance.k)
     except ValueError as error:
@@ -91,24 +94,27 @@ def basis_of(
 
 
 def gradients_of(engine: PerExampleGradients, distance: Subspaces, x: Tensor, y: Tensor) -> DenseGradients:
-    """G [m, p], whole, in the memory of `engine`: gone at the next call."""
+    """Return G [m, p], whole, in the memory of `engine`: gone at the next call."""
     (gradients,) = engine.blocks(x, y, rows=len(x))
     return unit_rows(gradients) if distance.normalise_rows else gradients
 
 
 def unit_rows(gradients: DenseGradients) -> DenseGradients:
-    """G in place with each row divided by its norm; rows of zeros stay."""
+    """Return G in place with each row divided by its norm; rows of zeros stay."""
     rows, norms = gradients.rows, gradients.row_norms()
+
+    # The squares of tiny numbers are 0 in float32, so such rows are scaled up first.
     small = norms < TINY
     if small.any():
         largest = rows[small].abs().amax(1, keepdim=True).clamp(min=torch.finfo(rows.dtype).tiny)
         rows[small] = rows[small] / largest
         norms = row_norms(rows)
+
     return DenseGradients(rows.div_(norms.clamp(min=1e-30).to(rows.dtype)[:, None]))
 
 
 def given_labels(split: Split, name: str, classes: int) -> Tensor:
-    """The labels of `split`; UsageError where they are not of the private task."""
+    """Return the labels of `split`; UsageError if they are not of the private task."""
     if split.y.dim() == 1 and int(split.y.max()) >= classes:
         raise UsageError(
             f"distance.labels=given: {name} has labels outside the private task's {classes} classes; use random labels"

@@ -13,23 +13,24 @@ COLUMNS = 4096  # of rows in float64 at once
 
 @torch.no_grad()
 def penultimate(model: nn.Module, x: Tensor) -> Tensor:
-    """What the last linear layer of `model` takes, float64 [n, d] on the CPU, for images x [n, c, h, w]; of examples
-    that are features [n, d] already, these. UsageError for a network without a linear layer."""
+    """Return what the last linear layer of `model` takes, float64 [n, d] on the CPU, for images x [n, c, h, w]; of
+    examples that are features [n, d] already, these. UsageError for a network without a linear layer."""
     if x.dim() == 2:
         return x.double()
     layer, device = model.get_submodule(head(model)), next(model.parameters()).device
-    found: list[Tensor] = []
-    hook = layer.register_forward_pre_hook(lambda _, inputs: found.append(inputs[0].flatten(1).cpu().double()))
+
+    features: list[Tensor] = []
+    hook = layer.register_forward_pre_hook(lambda _, inputs: features.append(inputs[0].flatten(1).cpu().double()))
     try:
         for part in x.split(CHUNK):
             model(part.to(device))
     finally:
         hook.remove()
-    return torch.cat(found)
+    return torch.cat(features)
 
 
 def products(x: Tensor, y: Tensor) -> Tensor:
-    """x y^T, [n, m], of rows x [n, d] and y [m, d], in float64 without a copy of either in float64."""
+    """Return x y^T, [n, m], of rows x [n, d] and y [m, d], in float64 without a copy of either in float64."""
     total = torch.zeros(len(x), len(y), dtype=torch.float64)
     for a, b in zip(x.split(COLUMNS, dim=1), y.split(COLUMNS, dim=1), strict=True):
         total.addmm_(a.double(), b.double().T)
@@ -37,19 +38,21 @@ def products(x: Tensor, y: Tensor) -> Tensor:
 
 
 def squared_distances(x: Tensor, y: Tensor) -> Tensor:
-    """Squared distances [n, m], float64, of rows x [n, d] and y [m, d]."""
+    """Return squared distances [n, m], float64, of rows x [n, d] and y [m, d]."""
     a, b = (rows.double().square().sum(1) for rows in (x, y))
     return (a[:, None] + b - 2 * products(x, y)).clamp_(min=0)
 
 
 def class_numbers(name: str, y: Tensor, distance: str) -> Tensor:
-    """Classes 0, 1, ..., C - 1 of labels y: [n] classes, whatever their numbers, or [n, labels] of 0/1, each different
-    row of which is a class. UsageError where there are no labels, or one class alone: `distance` compares labels."""
+    """Return classes 0, 1, ..., C - 1 of labels y: [n] classes, whatever their numbers, or [n, labels] of 0/1, each
+    different row of which is a class. UsageError if there are no labels, or only one class: `distance` compares labels.
+    """
     if y.dim() == 1 and bool((y == NO_CLASS).any()):
         raise UsageError(
             f"distance={distance} needs labels, and {name} combines sets of different classes: give them one by one, "
             "or take distance=gsd, frechet or mmd"
         )
+
     classes, numbers = torch.unique(y, dim=0, return_inverse=True)
     if len(classes) < 2:
         raise UsageError(

@@ -16,23 +16,24 @@ from pubsel.messages import UsageError
 
 
 def mmd(x: Tensor, y: Tensor, bandwidth: float) -> float:
-    """MMD^2 of rows x [n, d] and y [m, d], n, m > 1, with k(x, y) = exp(-|x - y|^2 / (2 bandwidth^2)).
+    """Return MMD^2 of rows x [n, d] and y [m, d], n, m > 1, with k(x, y) = exp(-|x - y|^2 / (2 bandwidth^2)).
 
-    Unbiased: 0 on average where both are of one distribution, so that it may be NEGATIVE. Of a sample and itself it is
-    2 (w - 1) / n, where w is `within` of the sample. At most 2.
+    Unbiased: 0 on average if both are of one distribution, so it may be NEGATIVE. Of a sample and itself it is 2 (w -
+    1) / n, where w is `within` of the sample. At most 2.
     """
     return within(x, bandwidth) + within(y, bandwidth) - 2 * _between(x, y, bandwidth)
 
 
 def within(x: Tensor, bandwidth: float) -> float:
-    """The mean of the kernel between different rows of x [n, d]."""
+    """Return the mean of the kernel between different rows of x [n, d]."""
     n = len(x)
     kernel = _kernel(x, x, bandwidth).fill_diagonal_(0)
     return float(kernel.sum()) / (n * (n - 1))
 
 
 def median_distance(x: Tensor) -> float:
-    """The median distance between different rows of x [n, d]: Gretton et al., Section 8, take it as the bandwidth."""
+    """Return the median distance between different rows of x [n, d]: Gretton et al., Section 8, take it as the
+    bandwidth."""
     i, j = torch.triu_indices(len(x), len(x), offset=1)
     return float(squared_distances(x, x)[i, j].median().sqrt())
 
@@ -49,7 +50,7 @@ def _kernel(x: Tensor, y: Tensor, bandwidth: float) -> Tensor:
 class MMD(Distance):
     """Settings of MMD^2.
 
-    The bandwidth is the median distance between the private examples alone: one for all candidates of an
+    The bandwidth is the median distance between the private examples only: the same for all candidates of an
     initialisation, so that their values compare, and none depends on the others.
     """
 
@@ -62,6 +63,8 @@ class MMD(Distance):
         bandwidth = median_distance(x)
         if not bandwidth > 0:
             raise UsageError("distance=mmd: most private examples have the same features: take another model")
+
+        # The private side's own term is the same for all candidates.
         spread = within(x, bandwidth)
 
         def between(name: str, public: Split) -> float:

@@ -34,10 +34,11 @@ class Labelled(NamedTuple):
 
 
 def labelled(x: Tensor, y: Tensor) -> Labelled:
-    """Examples x: images [n, c, h, w] of 0 to 255, which count as numbers in [0, 1] side by side, or rows [n, d]; of
-    classes y [n] = 0, ..., C - 1."""
+    """Return examples x: images [n, c, h, w] of 0 to 255, which count as numbers in [0, 1] side by side, or rows
+    [n, d]; of classes y [n] = 0, ..., C - 1."""
     x = x.flatten(1).float() / 255 if x.dim() > 2 else x
     squares = torch.stack([row.double().square().sum() for row in x])
+
     counts = y.bincount()
     means = torch.stack([x[y == c].double().mean(0) for c in range(len(counts))])
     sums = torch.zeros(len(counts), dtype=torch.float64).index_add_(0, y, squares)
@@ -46,7 +47,7 @@ def labelled(x: Tensor, y: Tensor) -> Labelled:
 
 
 def otdd(a: Labelled, b: Labelled, exact: bool = False) -> float:
-    """The distance of two datasets, in units of x: the root of the least mean cost of carrying one to the other.
+    """Return the distance of two datasets, in units of x: the root of the least mean cost of carrying one to the other.
 
     0 for equal datasets, up to rounding: about 1e-7 of the norm of an example.
     """
@@ -54,36 +55,41 @@ def otdd(a: Labelled, b: Labelled, exact: bool = False) -> float:
 
     inner = products(a.x, b.x)  # [n_a, n_b]
     cost = (a.squares[:, None] + b.squares - 2 * inner).clamp(min=0)
+
     between = _classes_exactly(a, b, cost) if exact else _gaussians(a, b, inner)  # [C_a, C_b]
     cost += between[a.y][:, b.y]
+
     return float(ot.emd2([], [], cost.numpy(), numItermax=ITERATIONS)) ** 0.5
 
 
 def _gaussians(a: Labelled, b: Labelled, inner: Tensor) -> Tensor:
-    """Squared W2 distances between classes as Gaussians, [C_a, C_b], from the inner products [n_a, n_b] of examples.
+    """Return the squared W2 distances between classes as Gaussians, [C_a, C_b], from the inner products [n_a, n_b] of
+    examples.
 
     The trace of (S_a^(1/2) S_b S_a^(1/2))^(1/2) is the sum of the singular values of R_a R_b^T for roots S = R^T R; a
     root is the centred examples over sqrt(n - 1), and their products are centred inner products: no d x d matrix.
     """
-    found = (a.means[:, None] - b.means).square().sum(2) + a.spreads[:, None] + b.spreads
+    squares = (a.means[:, None] - b.means).square().sum(2) + a.spreads[:, None] + b.spreads
     for i in range(len(a.means)):
         for j in range(len(b.means)):
             block = inner[a.y == i][:, b.y == j]
             block = block - block.mean(0) - block.mean(1, keepdim=True) + block.mean()
             freedom = max(1, len(block) - 1) * max(1, block.shape[1] - 1)
-            found[i, j] -= 2 * torch.linalg.svdvals(block).sum() / freedom**0.5
-    return found.clamp(min=0)
+            squares[i, j] -= 2 * torch.linalg.svdvals(block).sum() / freedom**0.5
+    return squares.clamp(min=0)
 
 
 def _classes_exactly(a: Labelled, b: Labelled, cost: Tensor) -> Tensor:
-    """Squared W2 distances between the examples of classes, [C_a, C_b], from squared distances [n_a, n_b]."""
+    """Return the squared W2 distances between the examples of classes, [C_a, C_b], from squared distances
+    [n_a, n_b]."""
     import ot
 
-    found = torch.zeros(len(a.means), len(b.means), dtype=torch.float64)
+    squares = torch.zeros(len(a.means), len(b.means), dtype=torch.float64)
     for i in range(len(a.means)):
         for j in range(len(b.means)):
-            found[i, j] = float(ot.emd2([], [], cost[a.y == i][:, b.y == j].numpy(), numItermax=ITERATIONS))
-    return found
+            block = cost[a.y == i][:, b.y == j].numpy()
+            squares[i, j] = float(ot.emd2([], [], block, numItermax=ITERATIONS))
+    return squares
 
 
 @dataclass

@@ -28,21 +28,25 @@ from pubsel.privacy.randomness import stream
 
 
 def embedding(model: nn.Module, x: Tensor, y: Tensor, rng: np.random.Generator) -> Tensor:
-    """The task with images x [n, c, h, w] and classes y [n] = 0, ..., C - 1, or 0/1 labels y [n, labels] -> float64
-    [filters]: the Fisher information of each trained weight below the head of `model`, averaged over each filter.
+    """Return the embedding, float64 [filters], of the task with images x [n, c, h, w] and classes y [n] = 0,
+    ..., C - 1, or 0/1 labels y [n, labels]: the Fisher information of each trained weight below the head of `model`,
+    averaged over each filter.
 
-    model: the probe, in eval mode; its head is not used. Where nothing below it trains, or x are features [n, d]: the
+    model: the probe, in eval mode; its head is not used. If nothing below it trains, or x are features [n, d]: the
     Fisher information of a shift of each of the head's d inputs, as if the probe ended in a bias. rng: the labels that
     are drawn. Memory is that of one block of per-example gradients.
     """
     z = penultimate(model, x)
     weight, bias = fit_head(z, y)
     logits = z @ weight.T + bias
+
     name = "" if x.dim() == 2 else head(model)
     trained = [n for n, p in model.named_parameters() if p.requires_grad and n.endswith("weight")]
     names = [n for n in trained if n != f"{name}.weight"]
     if x.dim() == 2 or not names:
         return fisher_of_shift(weight, logits, y.dim() == 2)
+
+    # The probe gets the fitted head for as long as its gradients are taken.
     old = model.get_submodule(name)
     like = next(model.parameters())
     fitted = nn.Linear(z.shape[1], len(weight)).to(like).requires_grad_(False)
@@ -55,22 +59,26 @@ def embedding(model: nn.Module, x: Tensor, y: Tensor, rng: np.random.Generator) 
 
 
 def fit_head(z: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-    """Weight [C, d] and bias [C] of logistic regression on features z [n, d], standardised, with classes y [n] or 0/1
-    labels [n, C], each of them on its own. A standard normal prior on the weights (scikit-learn's C = 1) keeps it
-    finite where classes are separable."""
+    """Return the weight [C, d] and bias [C] of logistic regression on features z [n, d], standardised, with classes y
+    [n] or 0/1 labels [n, C], each label by itself. A standard normal prior on the weights (scikit-learn's C = 1) keeps
+    it finite if classes are separable."""
     shift, scale = z.mean(0), z.std(0)
     scale = torch.where(scale > 1e-12 * scale.max(), scale, 1)
     x = ((z - shift) / scale).numpy()
+
     if y.dim() == 1:
         w, b = _logistic(x, y.numpy())
     else:
-        w, b = (np.concatenate(part) for part in zip(*(_logistic(x, column.numpy()) for column in y.T), strict=True))
+        fits = [_logistic(x, column.numpy()) for column in y.T]
+        w, b = (np.concatenate(part) for part in zip(*fits, strict=True))
+
+    # The head of standardised features, as one of the features themselves.
     weight = torch.from_numpy(w) / scale
     return weight, torch.from_numpy(b) - weight @ shift
 
 
 def _logistic(x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Weight and bias of classes y [n]: a row for each of them; for 0/1 float labels one row."""
+    """Return the weight and bias for classes y [n], with a row for each class; for 0/1 float labels one row."""
     from sklearn.exceptions import ConvergenceWarning  # half a second, for who measures this distance alone
     from sklearn.linear_model import LogisticRegression
 
@@ -78,17 +86,18 @@ def _logistic(x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     if multi_label and y.min() == y.max():  # as often as it would be by Laplace's rule of succession
         odds = (y.sum() + 1) / (len(y) - y.sum() + 1)
         return np.zeros((1, x.shape[1])), np.log([odds])
+
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ConvergenceWarning)
-        found = LogisticRegression(max_iter=300).fit(x, y)
-    w, b = found.coef_, found.intercept_
+        regression = LogisticRegression(max_iter=300).fit(x, y)
+    w, b = regression.coef_, regression.intercept_
     if len(w) == 1 and not multi_label:  # two classes: logits 0 and w x + b
         w, b = np.concatenate([0 * w, w]), np.concatenate([0 * b, b])
     return w, b
 
 
 def draw(logits: Tensor, multi_label: bool, rng: np.random.Generator) -> Tensor:
-    """Labels from the model's own distribution: classes [n], or float32 [n, labels] of 0/1, of logits [n, C]."""
+    """Return labels from the model's own distribution: classes [n], or float32 [n, labels] of 0/1, of logits [n, C]."""
     u = torch.from_numpy(rng.random((len(logits), logits.shape[1] if multi_label else 1)))
     if multi_label:
         return (u < logits.sigmoid()).float()
@@ -96,21 +105,24 @@ def draw(logits: Tensor, multi_label: bool, rng: np.random.Generator) -> Tensor:
 
 
 def fisher(engine: PerExampleGradients, x: Tensor, y: Tensor) -> Tensor:
-    """Mean of the squared per-example gradients of the log-likelihood at x [n, ...], y [n, ...], and of these over each
-    filter, the weights that share an output: float64 [filters]."""
+    """Return the mean of the squared per-example gradients of the log-likelihood at x [n, ...], y [n, ...], and of
+    these over each filter, the weights that share an output: float64 [filters]."""
     device = next(engine.model.parameters()).device
     total = torch.zeros(engine.size, dtype=torch.float64, device=device)
     for block in engine.blocks(x.to(device), y.to(device)):
         total += block.squared_sum()
+
     labels = y.shape[1] if y.dim() == 2 else 1  # whose mean the loss is
     per_weight = total * labels**2 / len(x)
     shapes = {name: engine.model.get_parameter(name).shape for name in engine.offsets}
-    return torch.cat([per_weight[s].view(shapes[name][0], -1).mean(1) for name, s in engine.offsets.items()]).cpu()
+    filters = [per_weight[s].view(shapes[name][0], -1).mean(1) for name, s in engine.offsets.items()]
+    return torch.cat(filters).cpu()
 
 
 def fisher_of_shift(weight: Tensor, logits: Tensor, multi_label: bool) -> Tensor:
-    """Fisher information [d] of a shift of the inputs of a head with `weight` [C, d], in closed form: the mean over
-    `logits` [n, C] of the variance of W_cj over classes c; for labels of their own, of sum_c p_c (1 - p_c) W_cj^2."""
+    """Return the Fisher information [d] of a shift of the inputs of a head with `weight` [C, d], in closed form: the
+    mean over `logits` [n, C] of the variance of W_cj over classes c; for several labels at once, of sum_c p_c (1 - p_c)
+    W_cj^2."""
     if multi_label:
         p = logits.sigmoid()
         return (p * (1 - p)).mean(0) @ weight.square()
@@ -119,8 +131,9 @@ def fisher_of_shift(weight: Tensor, logits: Tensor, multi_label: bool) -> Tensor
 
 
 def task2vec(a: Tensor, b: Tensor) -> float:
-    """Cosine distance of a / (a + b) and b / (a + b), for embeddings [filters] that are at least 0: in [0, 1], 0 for
-    proportional ones. Coordinates that are 0 in both are left out. ValueError where an embedding is all 0."""
+    """Return the cosine distance of a / (a + b) and b / (a + b), for embeddings [filters] that are at least 0: in
+    [0, 1], 0 for proportional ones. Coordinates that are 0 in both are left out. ValueError if an embedding is all 0.
+    """
     if not a.any() or not b.any():
         raise ValueError("all gradients are zero")
     total = a + b

@@ -19,7 +19,8 @@ ANGLE = 1e-2  # sines of the angles to the true subspace, all together, by the e
 
 
 def top_k(gradients: GradientMatrix, k: int) -> Tensor:
-    """Top-k right singular vectors of G [m, p] -> orthonormal float64 [p, k] (GSD, Algorithm 1, lines 5 and 6).
+    """Return the top-k right singular vectors of G [m, p] -> orthonormal float64 [p, k] (GSD, Algorithm 1, lines 5 and
+    6).
 
     From the top k eigenvectors U_k of the Gram matrix G G^T [m, m], decomposed in float64: V_k = G^T U_k / s_k, made
     orthonormal once more by QR in float64. The QR, not the Gram matrix, decides the accuracy: float32 columns of
@@ -31,35 +32,40 @@ def top_k(gradients: GradientMatrix, k: int) -> Tensor:
     """
     least = max(1e-10, 10 * torch.finfo(gradients.dtype).eps)  # of the largest eigenvalue; below it is rounding
     if isinstance(gradients, DenseGradients) and is_large(gradients.rows, k):
-        found = davidson(gradients.rows, k, least)
-        if found is not None:
-            return torch.linalg.qr(found.double()).Q
+        basis = davidson(gradients.rows, k, least)
+        if basis is not None:
+            return torch.linalg.qr(basis.double()).Q
+
+    # The Gram matrix is small, so it is decomposed in float64.
     products = gradients.gram().double()
     if k <= len(products):
         values, vectors = top_eigenpairs(products, k)
         if values[0] > least * values[-1]:
             u = (vectors / values.sqrt()).flip(1)  # [m, k], descending
             return torch.linalg.qr(gradients.combine(u.to(gradients.dtype)).double()).Q
+
+    # The message says how many directions there are, so that a user knows which k to take.
     spectrum = torch.linalg.eigvalsh(products)
     rank = int((spectrum > least * spectrum[-1]).sum())
     raise ValueError(f"the gradients span {rank} dimensions, fewer than k = {k}")
 
 
 def davidson(rows: Tensor, k: int, least: float) -> Tensor | None:
-    """Basis [p, k], float32, of the top-k right singular subspace of G [m, p], by block Davidson's method (Davidson
-    1975; Saad: Numerical Methods for Large Eigenvalue Problems, chapter 8) on G G^T, which is never made.
+    """Return the basis [p, k], float32, of the top-k right singular subspace of G [m, p], by block Davidson's method
+    (Davidson 1975; Saad: Numerical Methods for Large Eigenvalue Problems, chapter 8) on G G^T, which is never made.
 
     It starts from the top 2 k eigenvectors of the Gram matrix of a sketch, and corrects by the inverse of that matrix
     less the eigenvalue: of its top 8 k eigenvectors, the others taken for equal. Two or three products with G and G^T.
 
-    It ends when the sines of the angles to the true subspace are estimated at ANGLE, all together. None: where they
-    are not after ROUNDS, or theta_k is at most `least` of theta_1. The estimate, of second order in the residuals
-    R = K S y - theta S y of all Ritz vectors S y, K = G G^T: the top k miss R_i / (theta_i - theta_min) of what lies
-    outside of S, and mix with the Ritz vectors j below by R_j^T R_i / ((theta_i - theta_min) (theta_i - theta_j)).
-    On gradients of ResNet20 at images of three sets (m = 2,000, k = 16) it was 2.5 to 3.5 times the truth; distances
-    came out within 3e-5, those of nearly equal subspaces within the angles, 3e-3. A bound by ||R|| / (theta_k -
-    theta_{k+1}) (Davis and Kahan, with Ritz values for eigenvalues) is some 20 times as large.
+    It ends when the sines of the angles to the true subspace are estimated at ANGLE, all together. None: if they are
+    not after ROUNDS, or theta_k is at most `least` of theta_1. The estimate, of second order in the residuals R = K S y
+    - theta S y of all Ritz vectors S y, K = G G^T: the top k miss R_i / (theta_i - theta_min) of what lies outside of
+    S, and mix with the Ritz vectors j below by R_j^T R_i / ((theta_i - theta_min) (theta_i - theta_j)). On gradients of
+    ResNet20 at images of three sets (m = 2,000, k = 16) it was 2.5 to 3.5 times the truth; distances came out within
+    3e-5, those of nearly equal subspaces within the angles, 3e-3. A bound by ||R|| / (theta_k - theta_{k+1}) (Davis and
+    Kahan, with Ritz values for eigenvalues) is some 20 times as large.
     """
+    # What the sketch says of G G^T: its top eigenvectors, and the mean of its other eigenvalues.
     near = gram(sketch(rows, rows.shape[1] // BUCKETS))  # [m, m]
     u = torch.randn(len(near), 8 * k, generator=torch.Generator().manual_seed(0)).to(near)
     for _ in range(POWERS):
@@ -67,45 +73,54 @@ def davidson(rows: Tensor, k: int, least: float) -> Tensor | None:
     values, y = torch.linalg.eigh((u.T @ (near @ u)).double())  # [8 k], ascending
     u = u.double() @ y  # [m, 8 k]
     rest = (near.double().trace() - values.sum()) / (len(near) - 8 * k)
+
     new = u[:, -2 * k :]
     s, ks = new[:, :0], new[:, :0]
     z: list[Tensor] = []  # G^T s, in the pieces that it came in: to join them would take as long as to make one
     for _ in range(ROUNDS):
+        # Twice, since the first time leaves something of s in new by rounding.
         new = torch.linalg.qr(new - s @ (s.T @ new)).Q
-        new = torch.linalg.qr(new - s @ (s.T @ new)).Q  # what rounding left of s in new
+        new = torch.linalg.qr(new - s @ (s.T @ new)).Q
         s, right = torch.cat([s, new], 1), rows.T @ new.float()  # [m, b], [p, b']
         z.append(right)
         ks = torch.cat([ks, (rows @ right).double()], 1)  # G G^T s
+
+        # Ritz values and vectors, and how far each pair is from an eigenpair.
         h = s.T @ ks
         theta, y = torch.linalg.eigh((h + h.T) / 2)
         residuals = ks @ y - (s @ y) * theta  # [m, b]
         below, residuals, top = residuals[:, :-k], residuals[:, -k:], theta[-k:]
         if not top[0] > least * top[-1]:
             return None
+
+        # The estimate of the angles, with which it may end.
         outside = residuals / (top - theta[0])  # [m, k]
         mixed = below.T @ outside / (top - theta[:-k, None])  # [b - k, k]
         if outside.norm() + mixed.norm() <= ANGLE:
             parts = y[:, -k:].float().split([piece.shape[1] for piece in z])
             return sum((piece @ part for piece, part in zip(z, parts, strict=True)), start=rows.new_zeros(()))
+
+        # Davidson's correction, by the inverse of what the sketch says.
         part = u.T @ residuals
         new = u @ (part / _away(values[:, None] - top, top)) + (residuals - u @ part) / _away(rest - top, top)
+
     return None
 
 
 def is_large(rows: Tensor, k: int) -> bool:
-    """Whether `davidson` pays for G [m, p]."""
+    """Return whether `davidson` pays for G [m, p]."""
     m, p = rows.shape
     return m >= max(MANY, 30 * k) and p >= BUCKETS * m and rows.dtype == torch.float32
 
 
 def _away(difference: Tensor, theta: Tensor) -> Tensor:
-    """What a correction is divided by: not nearer to zero than a twentieth of theta."""
+    """Return what a correction is divided by: not nearer to zero than a twentieth of theta."""
     return torch.where(difference.abs() < 0.05 * theta, -0.05 * theta, difference)
 
 
 def sketch(rows: Tensor, width: int) -> Tensor:
-    """S [m, width] with E S S^T = G G^T: column j of G [m, p], with a random sign, is added to column j mod width
-    (CountSketch; Charikar, Chen, Farach-Colton 2002). The signs are always the same."""
+    """Return S [m, width] with E S S^T = G G^T: column j of G [m, p], with a random sign, is added to column j mod
+    width (CountSketch; Charikar, Chen, Farach-Colton 2002). The signs are always the same."""
     signs = torch.randint(2, (rows.shape[1],), generator=torch.Generator().manual_seed(0)).to(rows) * 2 - 1
     total = rows.new_zeros(len(rows), width)
     for part, sign in zip(rows.split(width, 1), signs.split(width), strict=True):
@@ -114,22 +129,25 @@ def sketch(rows: Tensor, width: int) -> Tensor:
 
 
 def top_eigenpairs(gram: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """Largest k eigenvalues [k], ascending, and their vectors [m, k], of a symmetric float64 matrix [m, m].
+    """Return the largest k eigenvalues [k], ascending, and their vectors [m, k], of a symmetric float64 matrix [m, m].
 
-    On a CPU LAPACK computes them alone, three times as fast as all of them.
+    On a CPU, LAPACK computes only these, three times as fast as all of them.
     """
     if gram.is_cuda:
         values, vectors = torch.linalg.eigh(gram)
         return values[-k:], vectors[:, -k:]
+
     m = len(gram)
-    found = scipy.linalg.eigh(gram.numpy(), subset_by_index=[m - k, m - 1], driver="evr", check_finite=False)
-    return torch.from_numpy(found[0]), torch.from_numpy(found[1])
+    wanted = [m - k, m - 1]
+    pairs = scipy.linalg.eigh(gram.numpy(), subset_by_index=wanted, driver="evr", check_finite=False)
+    return torch.from_numpy(pairs[0]), torch.from_numpy(pairs[1])
 
 
 def triangle(matrix: Tensor) -> Tensor:
-    """A symmetric matrix [d, d] as the vector of its diagonal and sqrt(2) times what is above it, [d (d + 1) / 2].
+    """Return a symmetric matrix [d, d] as the vector of its diagonal and sqrt(2) times what is above it,
+    [d (d + 1) / 2].
 
-    Its norm is the Frobenius norm of the matrix, since each entry beside the diagonal stands there twice. So x x^T has
+    Its norm is the Frobenius norm of the matrix, since each entry off the diagonal occurs twice in it. So x x^T has
     norm |x|^2, and noise on this vector has the scale that the matrix needs (Dwork, Talwar, Thakurta, Zhang: Analyze
     Gauss, STOC 2014).
     """
@@ -138,7 +156,7 @@ def triangle(matrix: Tensor) -> Tensor:
 
 
 def from_triangle(vector: Tensor, d: int) -> Tensor:
-    """The symmetric matrix [d, d], float64, whose `triangle` is `vector` [d (d + 1) / 2]."""
+    """Return the symmetric matrix [d, d], float64, whose `triangle` is `vector` [d (d + 1) / 2]."""
     rows, columns = torch.triu_indices(d, d, device=vector.device)
     matrix = torch.zeros(d, d, dtype=torch.float64, device=vector.device)
     matrix[rows, columns] = vector.double() / torch.where(rows == columns, 1.0, 2**0.5)
@@ -146,18 +164,21 @@ def from_triangle(vector: Tensor, d: int) -> Tensor:
 
 
 def cosines(v1: Tensor, v2: Tensor) -> Tensor:
-    """Cosines of the principal angles between two orthonormal bases [p, k] -> [k], descending (GSD, Definition 2)."""
+    """Return the cosines of the principal angles between two orthonormal bases [p, k] -> [k], descending (GSD,
+    Definition 2)."""
     return torch.linalg.svdvals(v1.double().T @ v2.double()).clamp(max=1)
 
 
 def projection_metric(v1: Tensor, v2: Tensor) -> float:
-    """sqrt(k - sum_i cos^2 theta_i) between two orthonormal bases [p, k] (GSD, Definition 3). In [0, sqrt(k)]."""
+    """Return sqrt(k - sum_i cos^2 theta_i) between two orthonormal bases [p, k] (GSD, Definition 3). In
+    [0, sqrt(k)]."""
     c = cosines(v1, v2)
     return float((len(c) - c.square().sum()).clamp(min=0).sqrt())
 
 
 def allocate(k: int, sizes: list[int], limit: int) -> list[int]:
-    """Basis vectors for each parameter group: floor(k sqrt(p_i) / sum_j sqrt(p_j)) (GEP, Section 4).
+    """Return the number of basis vectors for each parameter group: floor(k sqrt(p_i) / sum_j sqrt(p_j)) (GEP,
+    Section 4).
 
     Never more than the group has parameters or `limit`, the number of public examples; at least one.
     """
@@ -168,7 +189,8 @@ def allocate(k: int, sizes: list[int], limit: int) -> list[int]:
 def power_basis(
     gradients: Callable[[], Iterable[GradientMatrix]], slices: list[slice], basis: list[Tensor], iterations: int
 ) -> Basis:
-    """Orthonormal basis of each parameter group by power iterations on G^T G (GEP, Algorithm 1, lines 3 to 7).
+    """Return an orthonormal basis of each parameter group by power iterations on G^T G (GEP, Algorithm 1, lines 3 to
+    7).
 
     gradients(): G [m, p] in blocks of rows, asked for once an iteration, so that G is never held. slices: the groups'
     columns of G. basis: the start of each, [p_i, k_i]. An iteration is B = G^T (G B), summed over the blocks and
@@ -177,20 +199,24 @@ def power_basis(
     """
     dtype = basis[0].dtype
     precise = torch.promote_types(dtype, torch.float32)
+
     for _ in range(iterations):
         basis = [b.to(dtype) for b in basis]
         sums = [torch.zeros_like(b.T, dtype=precise, memory_format=torch.contiguous_format).T for b in basis]
         for part in gradients():
             for s, b, total in zip(slices, basis, sums, strict=True):
                 part.add_power(total, s, b)
+
+        # The basis is large, so it is freed before the QR takes its workspace.
         del b
-        basis = []  # large: let go before the QR
+        basis = []
         basis = [torch.linalg.qr(sums.pop(0)).Q for _ in slices]
+
     return Basis(slices, basis)
 
 
 def orthonormal(basis: Basis) -> tuple[Basis, Tensor]:
-    """The basis, made orthonormal again where rounding has left it further than NEARLY from it, and a bound of
+    """Return the basis, made orthonormal again if rounding has left it further than NEARLY from that, and a bound of
     |B^T B - I|_2, float64 []: the Frobenius norm of what is measured, in float64 over blocks of float32 products. On a
     GPU, which would have to be waited for, it is made orthonormal again in any case.
 
@@ -199,6 +225,7 @@ def orthonormal(basis: Basis) -> tuple[Basis, Tensor]:
     """
     blocks, errors = [], []
     for block in basis.blocks:
+        # The error of the last attempt is measured too: it is the bound that is returned.
         for attempt in range(3):
             excess = _products(block) - torch.eye(block.shape[1], dtype=torch.float64, device=block.device)
             error = excess.norm()
@@ -208,13 +235,15 @@ def orthonormal(basis: Basis) -> tuple[Basis, Tensor]:
             factor, failed = torch.linalg.cholesky_ex(excess + identity)  # L L^T = B^T B
             inverse = torch.linalg.solve_triangular(factor, identity, upper=False)
             block = block @ torch.where(failed == 0, inverse, identity).T.to(block.dtype)
+
         blocks.append(block)
         errors.append(error)
     return Basis(basis.slices, blocks), torch.stack(errors).max()
 
 
 def _products(block: Tensor) -> Tensor:
-    """B^T B, float64 [k, k], of B [p, k]: float32 products of a few rows, whose sums err little, added in float64."""
+    """Return B^T B, float64 [k, k], of B [p, k]: float32 products of a few rows, whose sums err little, added in
+    float64."""
     k = block.shape[1]
     total = torch.zeros(k, k, dtype=torch.float64, device=block.device)
     for piece in block.split(PRODUCT_BLOCK):
@@ -223,7 +252,7 @@ def _products(block: Tensor) -> Tensor:
 
 
 def singular_values(gram: Tensor) -> Tensor:
-    """Singular values of G [n, p] from G G^T [n, n] -> [n], descending (GSD, Figure 3).
+    """Return the singular values of G [n, p] from G G^T [n, n] -> [n], descending (GSD, Figure 3).
 
     Those below sqrt(eps) of the largest, eps that of the precision of G G^T, are rounding: 1e-8 of it in float64.
     """
@@ -231,19 +260,20 @@ def singular_values(gram: Tensor) -> Tensor:
 
 
 def residual_gram(gram: Tensor, w: Tensor) -> Tensor:
-    """R R^T [n, n] of the residual rows R = G - W B^T, W = G B [n, k] (GEP, Algorithm 1, line 11), from G G^T: B is
-    orthonormal, so it is G G^T - W W^T. In float64, since it is a difference."""
+    """Return R R^T [n, n] of the residual rows R = G - W B^T, W = G B [n, k] (GEP, Algorithm 1, line 11), from G G^T: B
+    is orthonormal, so it is G G^T - W W^T. In float64, since it is a difference."""
     return gram - w @ w.T
 
 
 def stable_rank(gram: Tensor) -> float:
-    """||G||_F^2 / ||G||_2^2 from float64 G G^T [n, n] (GEP, Figures 2 and 5): 1 to the rank of G; nan for zeros."""
+    """Return ||G||_F^2 / ||G||_2^2 from float64 G G^T [n, n] (GEP, Figures 2 and 5): 1 to the rank of G; nan for
+    zeros."""
     largest = float(top_eigenpairs(gram, 1)[0])
     return float(gram.trace()) / largest if largest > 0 else float("nan")
 
 
 def projection_error(g: Tensor, basis: Basis) -> float:
-    """||g - B B^T g|| / ||g|| of one gradient [p]: where g is the mean of the rows of G and r the sum of their
+    """Return ||g - B B^T g|| / ||g|| of one gradient [p]: if g is the mean of the rows of G and r the sum of their
     residuals, it is ||r / n|| / ||g|| (GEP, Figure 4). In [0, 1]; nan for a zero gradient."""
     w = torch.cat([b.T @ g[s].to(b.dtype) for s, b in zip(basis.slices, basis.blocks, strict=True)])
     return float((g - basis.expand(w)).norm() / g.norm())
@@ -281,19 +311,22 @@ class Reconstruction(NamedTuple):
 
 
 def reconstruction(gram: Tensor, w: Tensor) -> Reconstruction:
-    """Lemma 4.1 from G G^T [n, n] and W = G V [n, k] in float64: with G = U S V'^T, V'^T V = S_k^-1 U_k^T W.
+    """Return both sides of Lemma 4.1 from G G^T [n, n] and W = G V [n, k] in float64: with G = U S V'^T, V'^T V is
+    S_k^-1 U_k^T W.
 
-    Raises ValueError where G has rank less than k.
+    Raises ValueError if G has rank less than k.
     """
     k = w.shape[1]
     squares, u = top_eigenpairs(gram, min(k + 1, len(gram)))
     squares, u = squares.flip(0), u.flip(1)  # descending
     if k > len(gram) or squares[k - 1] <= 1e-12 * squares[0]:
         raise ValueError(f"the gradients span fewer dimensions than k = {k}")
+
     s = squares.clamp(min=0).sqrt()
     s_1, s_next = float(s[0]), float(s[k]) if k < len(s) else 0.0
     cos = torch.linalg.svdvals(u[:, :k].T @ w / s[:k, None]).clamp(max=1)
     gsd, sine = (float((1 - c.square()).sum().sqrt()) for c in (cos, cos[-1]))
+
     residual = residual_gram(gram, w)
     return Reconstruction(
         error=float(top_eigenpairs(residual, 1)[0].clamp(min=0).sqrt()),

@@ -16,8 +16,8 @@ KEY = "model.checkpoint"
 
 
 class Network(nn.Module):
-    """Images as they lie on disk -> logits: scale to [0, 1], resize if asked, normalise, then `net`. A network for
-    colours gets grey images three times."""
+    """Images as they are on disk -> logits: scale to [0, 1], resize if asked, normalise, then `net`. A network for
+    colour images gets a grey one in all three channels."""
 
     mean: Tensor
     std: Tensor
@@ -33,12 +33,14 @@ class Network(nn.Module):
         return self.net(self.normalised(x))
 
     def normalised(self, x: Tensor) -> Tensor:
-        """Images [n, c, h, w], 0 to 255, as `net` takes them."""
+        """Return images [n, c, h, w], 0 to 255, as `net` takes them."""
         x = x.to(self.mean.dtype) / 255
+
         if self.input_size is not None and x.shape[-2:] != (self.input_size, self.input_size):
             shrinks = x.shape[-1] > self.input_size or x.shape[-2] > self.input_size
             size = (self.input_size, self.input_size)
             x = nn.functional.interpolate(x, size, mode="bilinear", antialias=shrinks)
+
         return (x - self.mean) / self.std  # x with one channel is broadcast here
 
 
@@ -51,8 +53,8 @@ def build(
     seed: int,
     data_root: str = ".",
 ) -> Network:
-    """A network in eval mode, its random weights drawn from `seed`, in which what `model` names is trained. shape:
-    channels, height, width of the images. mean, std: theirs, which a network with weights replaces by its own.
+    """Return a network in eval mode, its random weights drawn from `seed`, in which what `model` names is trained.
+    shape: channels, height, width of the images. mean, std: theirs, which a network with weights replaces by its own.
 
     Raises UsageError for an unknown model, or one that does not fit the images; UserError for a weight file that is
     absent or does not fit.
@@ -60,6 +62,8 @@ def build(
     channels, height, width = shape
     if model.input_size is not None:
         height = width = model.input_size
+
+    # The seed decides the random weights, and leaves the caller's random numbers as they were.
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         try:
@@ -67,9 +71,7 @@ def build(
                 _refuse(model, "pretrained", "checkpoint", "architecture", "options", "mean", "std")
                 net = small.NETWORKS[model.name](channels, height, width, classes)
             elif model.architecture is None:
-                named = f"{model.name} needs model.architecture=NAME, such as resnet18"
-                known = f"{model.name}: unknown, use {', '.join(small.NETWORKS)}, timm or torchvision"
-                raise UsageError(f"model={named}" if model.name in ("timm", "torchvision") else f"model.name={known}")
+                raise UsageError(_without_architecture(model.name))
             elif model.name == "torchvision":
                 _refuse(model, "checkpoint", "options", "mean", "std")
                 net = _torchvision(model, model.architecture, channels, classes)
@@ -78,10 +80,12 @@ def build(
             else:
                 net = _timm(model, model.architecture, channels, classes, data_root)
                 if model.pretrained or model.checkpoint:
-                    own: dict[str, Any] = net.pretrained_cfg  # type: ignore[assignment]
-                    mean, std = tuple(model.mean or own["mean"]), tuple(model.std or own["std"])
+                    published: dict[str, Any] = net.pretrained_cfg  # type: ignore[assignment]
+                    mean, std = tuple(model.mean or published["mean"]), tuple(model.std or published["std"])
                 else:
                     _refuse(model, "mean", "std")
+
+            # An image of zeros shows at once whether the network takes this shape.
             choose(net, model)
             network = Network(net, mean, std, model.input_size).eval()
             with torch.no_grad():
@@ -92,23 +96,32 @@ def build(
                 f"model={model.name} does not fit images of {channels}x{height}x{width}: {reason}; "
                 "take another model or set model.input_size"
             ) from None
+
     return network
 
 
+def _without_architecture(name: str) -> str:
+    """Return what to tell a user who gave no architecture to a network that is none of the small ones."""
+    if name in ("timm", "torchvision"):
+        return f"model={name} needs model.architecture=NAME, such as resnet18"
+    return f"model.name={name}: unknown, use {', '.join(small.NETWORKS)}, timm or torchvision"
+
+
 def _refuse(model: Model, *keys: str) -> None:
-    """UsageError for a setting that this kind of network would ignore."""
+    """Raise UsageError for a setting that this kind of network would ignore."""
     for key in keys:
         if getattr(model, key):
-            raise UsageError(f"model.{key}: model={model.name} without weights of timm has no use for it: leave it out")
+            raise UsageError(f"model.{key}: model={model.name} without weights of timm ignores it: remove it")
 
 
 def _timm(model: Model, name: str, channels: int, classes: int, data_root: str) -> nn.Module:
-    """A timm network with `classes` outputs: random, with its published weights, or those of a file."""
+    """Return a timm network with `classes` outputs: random, with its published weights, or those of a file."""
     import timm
 
     if not timm.is_model(name):
         near = ", ".join(timm.list_models(f"*{name[:6]}*")[:5]) or "see timm.list_models()"
         raise UsageError(f"model.architecture={name}: timm has no such model; near it: {near}")
+
     path = weight_file(KEY, model.checkpoint, data_root) if model.checkpoint else None
     fetch = model.pretrained and path is None
     with_weights = fetch or path is not None
@@ -129,6 +142,8 @@ def _timm(model: Model, name: str, channels: int, classes: int, data_root: str) 
         raise UserError(
             f"model.architecture={name}: its weights cannot be fetched ({reason}): give {KEY}=FILE"
         ) from None
+
+    # Published weights for another number of classes have no head for this task.
     trained_head = fetch and net.pretrained_cfg["num_classes"] == classes  # type: ignore[index]
     if path is not None:
         trained_head = load(net, path, None, KEY, heads(net))
@@ -144,6 +159,8 @@ def _torchvision(model: Model, name: str, channels: int, classes: int) -> nn.Mod
         raise UsageError(f"model.architecture={name}: torchvision has no such model")
     if channels != 3:
         raise UsageError(f"model=torchvision takes images with 3 channels, these have {channels}: use model=timm")
+
+    # Published weights come with a head for other classes, which is replaced.
     if model.pretrained:
         with tensors_alone():
             net = torchvision.models.get_model(name, weights="DEFAULT")
@@ -154,7 +171,7 @@ def _torchvision(model: Model, name: str, channels: int, classes: int) -> nn.Mod
 
 
 def _torchvision_scale(name: str) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Mean and standard deviation that published weights were trained with."""
+    """Return the mean and standard deviation that published weights were trained with."""
     import torchvision
 
     preset = torchvision.models.get_model_weights(name).DEFAULT.transforms()
@@ -162,31 +179,32 @@ def _torchvision_scale(name: str) -> tuple[tuple[float, ...], tuple[float, ...]]
 
 
 def _apart(net: nn.Module, norm: Norm, with_weights: bool) -> nn.Module:
-    """The network without a layer that mixes examples: BatchNorm replaced by GroupNorm, or frozen, statistics and
-    affine part. Channels last, in which deep networks are fastest on a CPU."""
+    """Return the network without a layer that mixes examples: BatchNorm replaced by GroupNorm, or frozen, statistics
+    and affine part. Channels last, in which deep networks are fastest on a CPU."""
     from opacus.validators import ModuleValidator
 
     def mixing() -> bool:
         return any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in net.modules())
 
     if norm == Norm.replace and with_weights and mixing():
-        raise UsageError("model.norm=replace throws away what BatchNorm was trained to: set model.norm=freeze")
+        raise UsageError("model.norm=replace discards what BatchNorm has learned: set model.norm=freeze")
     if norm == Norm.replace:
         net = ModuleValidator.fix(net)
         if mixing():
-            raise UsageError("model.norm=replace knows no way for this network's BatchNorm: set model.norm=freeze")
+            raise UsageError("model.norm=replace cannot replace this network's BatchNorm: set model.norm=freeze")
+
     return net.to(memory_format=torch.channels_last)
 
 
 def _new_heads(net: nn.Module, classes: int) -> nn.Module:
-    """With heads as torch draws them: those of some timm networks start with logits in the tens."""
+    """Return the network with heads as torch draws them: those of some timm networks start with logits in the tens."""
     for name in heads(net):
         net.set_submodule(name, nn.Linear(net.get_submodule(name).in_features, classes))  # type: ignore[arg-type]
     return net
 
 
 def parameter_groups(model: nn.Module, offsets: dict[str, slice]) -> dict[str, slice]:
-    """The columns of G that belong together in GEP: one group for each child of the network that has parameters.
+    """Return the columns of G that belong together in GEP: one group for each child of the network that has parameters.
 
     For resnet20 these are the paper's five (input layer, three stages, output layer); for the small networks, each
     layer. offsets: columns of each parameter name, as in PerExampleGradients.

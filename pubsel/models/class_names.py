@@ -11,23 +11,27 @@ from pubsel.models.weights import tensors_alone
 
 @torch.no_grad()
 def text_weights(class_names: list[str], model: str, pretrained: str | None, scale: float) -> Tensor:
-    """W = scale [enc(c_1), ..., enc(c_C)], [C, d]: unit text embeddings of open_clip's `model`, such as RN50, with its
-    weights `pretrained`, such as openai, or a file of them (None: random).
+    """Return W = scale [enc(c_1), ..., enc(c_C)], [C, d]: unit text embeddings of open_clip's `model`, such as RN50,
+    with its weights `pretrained`, such as openai, or a file of them (None: random).
 
-    UserError where open_clip or the weights are not there; UsageError for a model that open_clip does not know.
+    UserError if open_clip or the weights are not there; UsageError for a model that open_clip does not know.
     """
     try:
         import open_clip
     except ImportError:
         raise UserError("algorithm.class_names needs open_clip: pip install pubsel[clip]") from None
+
     if model not in open_clip.list_models():
         near = ", ".join(open_clip.list_models()[:5])
         raise UsageError(f"algorithm.text_model={model}: open_clip has no such model; it has {near}, ...")
+
     try:
         with tensors_alone():
             clip = open_clip.create_model(model, pretrained=pretrained).eval()
     except (OSError, RuntimeError, UnpicklingError) as error:
         reason = str(error).partition("\n")[0][:100]
         raise UserError(f"algorithm.text_weights={pretrained}: no such weights of {model} here ({reason})") from None
+
+    # Unit embeddings, as CLIP compares them with those of images.
     tokens = open_clip.get_tokenizer(model)(class_names)
     return scale * torch.nn.functional.normalize(clip.encode_text(tokens).float(), dim=1)

@@ -11,13 +11,13 @@ from torch.utils._pytree import tree_leaves
 
 
 def free(device: torch.device) -> int:
-    """Bytes that are free on a device."""
+    """Return the bytes that are free on a device."""
     return torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else psutil.virtual_memory().available
 
 
 class Held(TorchDispatchMode):
     """While it is entered: bytes of the tensors on a device that operations make, at most at once. What an operation
-    holds for itself, and arrays of numpy, are not seen."""
+    allocates for itself, and arrays of numpy, are not counted."""
 
     def __init__(self, device: torch.device):
         super().__init__()  # type: ignore[no-untyped-call]
@@ -26,15 +26,16 @@ class Held(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         self._known |= {leaf.untyped_storage() for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)}
-        made = func(*args, **(kwargs or {}))
-        for leaf in tree_leaves(made):
+        result = func(*args, **(kwargs or {}))
+
+        for leaf in tree_leaves(result):
             if isinstance(leaf, Tensor) and leaf.device.type == self.device.type:
                 storage = leaf.untyped_storage()
                 if storage not in self._known:
                     self._known.add(storage)
                     weakref.finalize(storage, self._add, -storage.nbytes())
                     self._add(storage.nbytes())
-        return made
+        return result
 
     def _add(self, size: int) -> None:
         self.now += size

@@ -12,7 +12,7 @@ def _flat(features: nn.Module, channels: int, height: int, width: int) -> int:
 
 
 def _two_convolutions(channels: int) -> OrderedDict[str, nn.Module]:
-    """The convolutional part of GSD's Table 5a: 512 outputs for 28 x 28 images."""
+    """Return the convolutional part of GSD's Table 5a: 512 outputs for 28 x 28 images."""
     return OrderedDict(
         conv1=nn.Conv2d(channels, 16, 8, stride=2, padding=3),
         relu1=nn.ReLU(),
@@ -25,7 +25,7 @@ def _two_convolutions(channels: int) -> OrderedDict[str, nn.Module]:
 
 
 def fmnist_cnn(channels: int, height: int, width: int, classes: int) -> nn.Module:
-    """GSD, Table 5a: 26,010 parameters for Fashion-MNIST."""
+    """Return the network of GSD, Table 5a: 26,010 parameters for Fashion-MNIST."""
     features = _two_convolutions(channels)
     width_flat = _flat(nn.Sequential(features), channels, height, width)
     head = OrderedDict(fc1=nn.Linear(width_flat, 32), relu3=nn.ReLU(), fc2=nn.Linear(32, classes))
@@ -33,15 +33,16 @@ def fmnist_cnn(channels: int, height: int, width: int, classes: int) -> nn.Modul
 
 
 def mnist_cnn(channels: int, height: int, width: int, classes: int) -> nn.Module:
-    """GEP, Section 4: two convolutions with max-pooling and one linear layer; the paper gives no sizes, so those of
-    GSD's Table 5a are taken: 14,394 parameters for MNIST."""
+    """Return the network of GEP, Section 4: two convolutions with max-pooling and one linear layer; the paper gives no
+    sizes, so those of GSD's Table 5a are taken: 14,394 parameters for MNIST."""
     features = _two_convolutions(channels)
     width_flat = _flat(nn.Sequential(features), channels, height, width)
     return nn.Sequential(features | OrderedDict(fc=nn.Linear(width_flat, classes)))
 
 
 def probe(channels: int, height: int, width: int, classes: int) -> nn.Module:
-    """GSD, Table 5b: 30,782 parameters at 3 x 224 x 224 and 14 classes. No ReLU (the authors' code)."""
+    """Return the network of GSD, Table 5b: 30,782 parameters at 3 x 224 x 224 and 14 classes. No ReLU (the authors'
+    code)."""
     features = OrderedDict(
         conv1=nn.Conv2d(channels, 64, 8, stride=5),
         pool1=nn.MaxPool2d(2),
@@ -54,7 +55,7 @@ def probe(channels: int, height: int, width: int, classes: int) -> nn.Module:
 
 
 def linear(channels: int, height: int, width: int, classes: int) -> nn.Module:
-    """Multinomial logistic regression on the pixels."""
+    """Return multinomial logistic regression on the pixels."""
     return nn.Sequential(OrderedDict(flatten=nn.Flatten(), fc=nn.Linear(channels * height * width, classes)))
 
 

@@ -1,6 +1,6 @@
 """Weights from a file, for a whole network or for one without its head.
 
-A .pth file is a pickle, which can hold any program: nothing but tensors is taken from one."""
+A .pth file is a pickle, which can contain any program: nothing but tensors is taken from it."""
 
 import contextlib
 import os
@@ -13,9 +13,9 @@ from pubsel.messages import UserError
 
 
 def weight_file(key: str, checkpoint: str, data_root: str) -> Path:
-    """The file `checkpoint`, looked for here and in `data_root`. key: of the setting, for the message."""
-    given = Path(checkpoint).expanduser()
-    for path in (given, Path(data_root).expanduser() / given):
+    """Return the file `checkpoint`, looked for here and in `data_root`. key: of the setting, for the message."""
+    relative = Path(checkpoint).expanduser()
+    for path in (relative, Path(data_root).expanduser() / relative):
         if path.is_file():
             return path
     raise UserError(f"{key}={checkpoint}: no such file, neither here nor in {data_root}")
@@ -26,6 +26,7 @@ def tensors_alone() -> Iterator[None]:
     """Have torch.load refuse a file with anything but tensors, whichever library calls it, and whatever that asks."""
     keys = ("TORCH_FORCE_WEIGHTS_ONLY_LOAD", "TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD")
     before = {key: os.environ.pop(key, None) for key in keys}
+
     os.environ[keys[0]] = "1"
     try:
         yield
@@ -35,9 +36,9 @@ def tensors_alone() -> Iterator[None]:
 
 
 def load(net: nn.Module, path: Path, prefix: str | None, key: str, heads: Sequence[str] = ()) -> bool:
-    """Weights of a file into a network; whether the layers `heads` are among them: they stay as they are where the file
-    has none of their shape. What the network has no place for is left out. UserError where anything else is absent or
-    misshapen."""
+    """Load the weights of a file into a network, and return whether the layers `heads` are among them: they stay as
+    they are if the file has none of their shape. What the network has no place for is left out. UserError if anything
+    else is absent or misshapen."""
     from timm.models import load_state_dict  # half a second, for who loads weights alone
 
     try:
@@ -47,11 +48,14 @@ def load(net: nn.Module, path: Path, prefix: str | None, key: str, heads: Sequen
         raise UserError(f"{key}={path}: not a readable weight file ({str(error).splitlines()[0][:100]})") from None
     if prefix:
         state = {name.removeprefix(prefix): value for name, value in state.items() if name.startswith(prefix)}
+
+    # A head for other classes is of no use: the network keeps its random one.
     wanted = net.state_dict()
-    own = [name for name in wanted if any(name.startswith(f"{head}.") for head in heads)]
-    with_head = all(name in state and state[name].shape == wanted[name].shape for name in own)
+    of_heads = [name for name in wanted if any(name.startswith(f"{head}.") for head in heads)]
+    with_head = all(name in state and state[name].shape == wanted[name].shape for name in of_heads)
     if not with_head:
-        state |= {name: wanted[name] for name in own}
+        state |= {name: wanted[name] for name in of_heads}
+
     misfits = [name for name in wanted if name in state and state[name].shape != wanted[name].shape]
     absent = [name for name in wanted if name not in state and not name.endswith("num_batches_tracked")]
     if misfits or absent:
@@ -60,5 +64,6 @@ def load(net: nn.Module, path: Path, prefix: str | None, key: str, heads: Sequen
             f"{key}={path} does not fit: {len(misfits)} weights of another shape, {len(absent)} absent, the first "
             f"{first}: check architecture, options and prefix"
         )
+
     net.load_state_dict({name: state[name] for name in wanted if name in state}, strict=False)
     return with_head

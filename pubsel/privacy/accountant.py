@@ -31,8 +31,8 @@ from scipy.special import log_ndtr
 from pubsel.messages import UsageError
 from pubsel.settings.keys import Accounting, is_weak
 
-ROUNDING = 1e-3  # of a sensitivity: what floating point may add to it; `deviation`
-MOST_EXAMPLES = 2**21  # for which that is derived
+ROUNDING = 1e-3  # of a sensitivity: what floating point may add to it (see `deviation`)
+MOST_EXAMPLES = 2**21  # for which ROUNDING is derived
 RELATIVE_ERROR = 0.0045  # of epsilon, in the numerical accountant; part of the upper bound
 SEARCH_ERROR = 0.07  # the same while searching, where only the estimate is used: off by far less than its error
 MAX_GRID = 2**25  # points of its discretisation, at about 130 bytes; above, memory would be unbounded
@@ -57,17 +57,19 @@ NOTHING = Plan(0.0, 0.0, 0.0, 0, 0.0, "none: private examples are not read", Tru
 
 
 def deviation(noise_multiplier: float, sensitivity: float) -> float:
-    """The standard deviation of the noise on a sum of declared sensitivity, with what floating point may add to that.
+    """Return the standard deviation of the noise on a sum of declared sensitivity, with what floating point may add to
+    that.
 
     A sum of n rows a_i, each of norm at most the sensitivity D, is computed in float64, in an order that may depend on
     the data. It is off by at most (n - 1) 2^-53 sum_i |a_i| <= n^2 2^-53 D in L2, to first order (Higham: Accuracy and
-    Stability of Numerical Algorithms, 2002, Section 4.2). So the computed sums of two neighbours differ by at most
-    D (1 + n^2 2^-52), which is D (1 + ROUNDING) up to MOST_EXAMPLES examples. GEP adds rows of norm up to 10 D, which
+    Stability of Numerical Algorithms, 2002, Section 4.2). So the computed sums of two neighbours differ by at most D (1
+    + n^2 2^-52), which is D (1 + ROUNDING) up to MOST_EXAMPLES examples. GEP adds rows of norm up to 10 D, which
     cancel, but in blocks of a few hundred rows: its errors are smaller than these (gep.residual_sum).
 
     The rows themselves are computed in float32, with a margin for the rounding of their norms (gradients.clip_factors).
-    That each row is a function of its own example is exact on paper. Beside other rows a processor may round it another
-    way, by some 1e-7 of it: with 60,000 examples, sums moved by 1.5e-7 D in the attacks of tests/test_rounding.py.
+    That each row is a function of its own example is exact on paper. Next to other rows, a processor may round it
+    differently, by some 1e-7 of it: with 60,000 examples, sums moved by 1.5e-7 D in the attacks of
+    tests/test_rounding.py.
     """
     return noise_multiplier * sensitivity * (1 + ROUNDING)
 
@@ -75,7 +77,7 @@ def deviation(noise_multiplier: float, sensitivity: float) -> float:
 def check_delta(
     delta: float, n: int, permitted: bool, key: str = "privacy.delta", permit: str = "privacy.weak"
 ) -> None:
-    """UsageError if a guarantee for n private examples would be weak and nobody has permitted that."""
+    """Raise UsageError if a guarantee for n private examples would be weak and that was not permitted."""
     if is_weak(delta, n) and not permitted:
         raise UsageError(
             f"{key}={delta:g} is above 1/n = {1 / n:.3g} of {n} private examples: lower it, or set {permit}=true, and "
@@ -83,21 +85,21 @@ def check_delta(
         )
 
 
-def _said(guarantee: str, delta: float, n: int) -> tuple[str, dict[str, Any]]:
-    """The sentence of a guarantee for n examples, and what else the record says, if it is weak."""
+def _sentence(guarantee: str, delta: float, n: int) -> tuple[str, dict[str, Any]]:
+    """Return the sentence of a guarantee for n examples, and what else the record says, if it is weak."""
     if not is_weak(delta, n):
         return guarantee, {}
     return f"WEAK, since delta is above 1/{n}, which publishing a random example has too: {guarantee}", {"weak": True}
 
 
 def gaussian_delta(epsilon: float, mu: float) -> float:
-    """delta(epsilon) of a Gaussian mechanism with sensitivity over standard deviation mu, exact."""
+    """Return delta(epsilon) of a Gaussian mechanism with sensitivity over standard deviation mu, exact."""
     a, b = -epsilon / mu + mu / 2, -epsilon / mu - mu / 2
     return math.exp(log_ndtr(a)) - math.exp(min(epsilon + log_ndtr(b), 700))
 
 
 def gaussian_epsilon(mu: float, delta: float) -> float:
-    """epsilon(delta) of a Gaussian mechanism with sensitivity over standard deviation mu >= 0, exact."""
+    """Return epsilon(delta) of a Gaussian mechanism with sensitivity over standard deviation mu >= 0, exact."""
     if mu == 0 or gaussian_delta(0, mu) <= delta:
         return 0.0
     high = mu * mu / 2 + mu * math.sqrt(2 * math.log(1 / delta))  # from the concentrated-DP bound
@@ -105,7 +107,8 @@ def gaussian_epsilon(mu: float, delta: float) -> float:
 
 
 class _SampledGaussian(PoissonSubsampledGaussianMechanism):  # type: ignore[misc]
-    """prv-accountant's model of one step, whose distribution function is computed only where it is not flat.
+    """prv-accountant's model of one step, whose distribution function is computed only at points at which it is not
+    flat.
 
     The values are the same: it is 0 up to log(1 - rate), and 1 once both of the erfc(x) it is made of have x > 27.
     """
@@ -125,21 +128,24 @@ class _SampledGaussian(PoissonSubsampledGaussianMechanism):  # type: ignore[misc
 
 @lru_cache(maxsize=64)
 def _half_width(noise_multiplier: float, rate: float, steps: int, delta_error: float) -> float:
-    """How far from 0 the privacy loss must be followed, by prv-accountant's rule; it falls with the noise."""
+    """Return how far from 0 the privacy loss must be followed, by prv-accountant's rule; it falls with the noise."""
     prv = _SampledGaussian(noise_multiplier, rate)
     return float(compute_safe_domain_size([prv], [steps], 0.0, delta_error))
 
 
 @lru_cache(maxsize=1)
 def _prv(noise_multiplier: float, rate: float, steps: int, eps_error: float, delta_error: float) -> Any:
-    less_noise = 1.1 ** math.floor(math.log(noise_multiplier, 1.1))  # rounded, so that a search computes few widths
+    # The noise is rounded, so that a search computes few widths; less noise has a larger width, which is safe.
+    less_noise = 1.1 ** math.floor(math.log(noise_multiplier, 1.1))
     half_width = max(_half_width(less_noise, rate, steps, delta_error), 3 + eps_error)
+
     mesh = eps_error / math.sqrt(steps / 2 * math.log(12 / delta_error))
     if not 2 * half_width / mesh < MAX_GRID:
         raise UsageError(
             f"epsilon is too small or too large to account for at noise multiplier {noise_multiplier:.3g}, "
             f"{steps} steps: change it, or lower training.epochs"
         )
+
     half = next_fast_len(math.ceil(half_width / mesh) + 2, real=True)  # a little wider, for a quick FFT
     prv = _SampledGaussian(noise_multiplier, rate)
     return PRVAccountant([prv], eps_error, delta_error, [steps], eps_max=(half - 1.5) * mesh)
@@ -148,12 +154,15 @@ def _prv(noise_multiplier: float, rate: float, steps: int, eps_error: float, del
 def _prv_epsilon(
     noise_multiplier: float, rate: float, steps: int, done: int, delta: float, error: float
 ) -> tuple[float, float]:
-    """prv-accountant's estimate and upper bound of epsilon after `done` of `steps` steps, about `error` apart."""
+    """Return prv-accountant's estimate and upper bound of epsilon after `done` of `steps` steps, about `error`
+    apart."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             accountant = _prv(noise_multiplier, rate, steps, error, delta / 1000)
             _, estimate, upper = accountant.compute_epsilon(delta, [done])
+
+        # A bound that does not exist must not pass for epsilon 0.
         if not math.isfinite(upper):
             raise FloatingPointError("no finite bound")
         return estimate, upper
@@ -168,7 +177,7 @@ def _prv_epsilon(
 def spent(
     noise_multiplier: float, rate: float, steps: int, delta: float, done: int | None = None, about: float | None = None
 ) -> float:
-    """Upper bound of epsilon after `done` of `steps` steps (all by default). 0 <= rate <= 1, 0 < delta < 1.
+    """Return an upper bound of epsilon after `done` of `steps` steps (all by default). 0 <= rate <= 1, 0 < delta < 1.
 
     about: the expected epsilon; RELATIVE_ERROR is of it, and by default of the RDP bound.
     """
@@ -177,30 +186,36 @@ def spent(
         return 0.0
     if rate == 1:
         return gaussian_epsilon(math.sqrt(done) / noise_multiplier, delta)
-    error = RELATIVE_ERROR * (about if about is not None else rdp_epsilon(noise_multiplier, rate, steps, delta))
+
+    if about is None:
+        about = rdp_epsilon(noise_multiplier, rate, steps, delta)
+    error = RELATIVE_ERROR * about
     return max(0.0, _prv_epsilon(noise_multiplier, rate, steps, done, delta, error)[1])
 
 
 def advantage(noise_multiplier: float, rate: float, steps: int) -> float:
-    """Upper bound of delta at epsilon 0, the total variation between the outputs of neighbours: the best adversary
-    tells which of the two it was with chance (1 + this) / 2. 0 < rate <= 1."""
+    """Return an upper bound of delta at epsilon 0, which is the total variation between the outputs of neighbours: the
+    best adversary tells which of the two it was with probability (1 + this) / 2. 0 < rate <= 1."""
     return deltas(noise_multiplier, rate, steps, (0.0,))[0]
 
 
 def deltas(noise_multiplier: float, rate: float, steps: int, epsilons: Sequence[float]) -> list[float]:
-    """Upper bounds of delta at each of `epsilons`. 0 < rate <= 1."""
+    """Return upper bounds of delta at each of `epsilons`. 0 < rate <= 1."""
     if rate == 1:
         return [gaussian_delta(epsilon, math.sqrt(steps) / noise_multiplier) for epsilon in epsilons]
+
     for error in (0.02, 0.1, 0.5):  # of epsilon, half of it in delta; with little noise the accountant needs more
         with warnings.catch_warnings(), contextlib.suppress(ValueError, RuntimeError, OverflowError):
             warnings.simplefilter("ignore")
             accountant = _prv(noise_multiplier, rate, steps, error, 1e-8)
-            return [float(min(1.0, accountant.compute_delta(epsilon, [steps])[2])) for epsilon in epsilons]
+            bounds = [accountant.compute_delta(epsilon, [steps])[2] for epsilon in epsilons]
+            return [float(min(1.0, bound)) for bound in bounds]
     raise UsageError(f"noise multiplier {noise_multiplier:.3g}: too little to be accounted for")
 
 
 def rdp_epsilon(noise_multiplier: float, rate: float, steps: int, delta: float, releases: int = 1) -> float:
-    """epsilon from Renyi DP; `releases` multiplies the RDP of a step (GEP's published accounting: 2, not sound)."""
+    """Return epsilon from Renyi DP; `releases` multiplies the RDP of a step (GEP's published accounting: 2, not
+    sound)."""
     from opacus.accountants.analysis import rdp
 
     with warnings.catch_warnings():
@@ -210,25 +225,28 @@ def rdp_epsilon(noise_multiplier: float, rate: float, steps: int, delta: float, 
 
 
 def rdp_of_step(noise_multiplier: float, rate: float) -> NDArray[np.float64]:
-    """Renyi DP of one step at FEW_ORDERS."""
+    """Return the Renyi DP of one step at FEW_ORDERS."""
     from opacus.accountants.analysis import rdp
 
     return np.asarray(rdp.compute_rdp(q=rate, noise_multiplier=noise_multiplier, steps=1, orders=FEW_ORDERS))
 
 
 def epsilons_of_rdp(curves: NDArray[np.float64], delta: float) -> NDArray[np.float64]:
-    """epsilon at delta of each curve [n, FEW_ORDERS]; Balle et al. 2020, arXiv:1905.09982, Theorem 21."""
+    """Return the epsilon at delta of each curve [n, FEW_ORDERS]; Balle et al. 2020, arXiv:1905.09982, Theorem 21."""
     a = np.array(FEW_ORDERS)
-    return np.asarray((curves + np.log1p(-1 / a) - (math.log(delta) + np.log(a)) / (a - 1)).min(1).clip(0))
+    at_orders = curves + np.log1p(-1 / a) - (math.log(delta) + np.log(a)) / (a - 1)
+    return np.asarray(at_orders.min(1).clip(0))
 
 
 def _crossing(epsilon_at: Callable[[float], float], epsilon: float, start: float) -> float:
-    """Noise multiplier, to 2e-5 relative, at which the falling `epsilon_at` crosses epsilon; searched from `start`."""
+    """Return the noise multiplier, to 2e-5 relative, at which the falling `epsilon_at` crosses epsilon; searched from
+    `start`."""
 
     @cache
     def gap(log_sigma: float) -> float:
         return math.log(max(epsilon_at(math.exp(log_sigma)), 1e-12) / epsilon)
 
+    # Steps that double find a bracket from any start, and few of them if the start is near.
     low = high = math.log(start)
     step = 0.03
     while gap(high) > 0:
@@ -239,11 +257,15 @@ def _crossing(epsilon_at: Callable[[float], float], epsilon: float, start: float
         low, high, step = low - step, low, 2 * step
         if low < math.log(1e-2):
             raise UsageError(f"epsilon={epsilon}: so large that it hardly protects; lower it or use non_private")
-    return math.exp(brentq(gap, low, high, xtol=2e-5)) if low < high else start
+
+    if low == high:
+        return start
+    return math.exp(brentq(gap, low, high, xtol=2e-5))
 
 
 def _gaussian_mu(epsilon: float, delta: float) -> float:
-    """Sensitivity over standard deviation of the Gaussian mechanism that is exactly (epsilon, delta)-private."""
+    """Return the sensitivity over standard deviation of the Gaussian mechanism that is exactly (epsilon,
+    delta)-private."""
 
     def gap(log_mu: float) -> float:
         return gaussian_delta(epsilon, math.exp(log_mu)) - delta
@@ -257,7 +279,7 @@ def _gaussian_mu(epsilon: float, delta: float) -> float:
 
 @lru_cache(maxsize=64)
 def calibrate(epsilon: float, delta: float, rate: float, steps: int) -> float:
-    """A noise multiplier whose upper bound of epsilon is at most `epsilon`, and at least 99.9 % of it.
+    """Return a noise multiplier whose upper bound of epsilon is at most `epsilon`, and at least 99.9 % of it.
 
     rate < 1: sought from the central limit (Bu et al. 2020, arXiv:1911.11607) on the estimate over a coarse grid, times
     the ratio of the bound over a fine grid to it: a guess, corrected until the bound itself is right.
@@ -272,68 +294,75 @@ def calibrate(epsilon: float, delta: float, rate: float, steps: int) -> float:
     def coarse(noise_multiplier: float) -> float:
         return _prv_epsilon(noise_multiplier, rate, steps, steps, delta, SEARCH_ERROR * epsilon)[0]
 
-    sigma, ratio = 1 / math.sqrt(math.log1p((mu / rate) ** 2 / steps)), 1 + RELATIVE_ERROR
-    for _ in range(10):  # aims 1e-4 low: more than the search's tolerance, less than what is accepted
+    # The search aims 1e-4 low: more than its tolerance, less than what is accepted.
+    sigma = 1 / math.sqrt(math.log1p((mu / rate) ** 2 / steps))
+    ratio = 1 + RELATIVE_ERROR
+    for _ in range(10):
         sigma = _crossing(lambda s: (1 + 1e-4) * ratio * coarse(s), epsilon, sigma)  # noqa: B023
         bound = spent(sigma, rate, steps, delta, about=epsilon)
         if 0.999 * epsilon <= bound <= epsilon:
             return sigma
         ratio = bound / coarse(sigma)
+
     raise UsageError(f"epsilon={epsilon}: cannot be calibrated over {steps} steps; change it or training.epochs")
 
 
 def plan(
     epsilon: float, delta: float, rate: float, steps: int, sensitivity: float, accounting: Accounting = Accounting.prv
 ) -> Plan:
-    """The noise for (epsilon, delta) over `steps` steps, and the epsilon that this noise really costs.
+    """Return the noise for (epsilon, delta) over `steps` steps, and the epsilon that this noise really costs.
 
     accounting=paper takes the noise scale of GEP's publication (sensitivity^2 times the RDP of one release, though the
     releases share a sample): such a plan is not valid for the epsilon asked for, and says so.
     """
     if accounting == Accounting.paper:
         releases = round(sensitivity**2)
-        sigma = _crossing(lambda s: rdp_epsilon(s, rate, steps, delta, releases), epsilon, 1.0) / sensitivity
+        scale = _crossing(lambda s: rdp_epsilon(s, rate, steps, delta, releases), epsilon, 1.0)
+        sigma = scale / sensitivity
         true = spent(sigma, rate, steps, delta)
         return Plan(true, delta, rate, steps, sigma, "paper: RDP per release, summed", False, epsilon)
+
     sigma = calibrate(epsilon, delta, rate, steps)
+    true = spent(sigma, rate, steps, delta, about=epsilon)
     name = "exact Gaussian" if rate == 1 else "PRV upper bound"
-    return Plan(spent(sigma, rate, steps, delta, about=epsilon), delta, rate, steps, sigma, name, True, epsilon)
+    return Plan(true, delta, rate, steps, sigma, name, True, epsilon)
 
 
 def pure(epsilon: float, rate: float, steps: int, name: str) -> Plan:
-    """`steps` releases, epsilon-private in all (delta 0), each of a Poisson sample at `rate` of its own.
+    """Return `steps` releases, epsilon-private in all (delta 0), each on its own Poisson sample at `rate`.
 
     On its sample a release may be epsilon'-private, epsilon' = log(1 + (e^(epsilon / steps) - 1) / rate). Proof: with
     an example more, the release follows (1 - rate) P + rate P', where P' is within e^(+- epsilon') of P. Over P that is
     between 1 - rate + rate e^(-epsilon') and 1 - rate + rate e^epsilon' = e^(epsilon / steps), and the former times the
     latter is at least 1. The noise multiplier is 1 / epsilon', the scale of exponential noise.
     """
-    each = epsilon / steps  # the logarithm is taken without the overflow of e^each, and rounded down
+    each = epsilon / steps
     if each < 1:
         inner = math.log1p(math.expm1(each) / rate)
-    else:
+    else:  # the same without the overflow of e^each
         inner = each - math.log(rate) + math.log1p(-math.exp(-each) * (1 - rate))
+
+    # epsilon' is rounded down, so that its noise is rounded up.
     return Plan(epsilon, 0.0, rate, steps, 1 / (inner * (1 - 1e-12)), name, True, epsilon)
 
 
 def most_steps(epsilon: float, delta: float, noise_multiplier: float) -> int:
-    """How many full-batch steps with this noise are (epsilon, delta)-private: the largest T with sqrt(T) / sigma at
-    most the exact Gaussian mu (AdaMix, Proposition 5, with rho = T / (2 sigma^2))."""
+    """Return how many full-batch steps with this noise are (epsilon, delta)-private: the largest T with sqrt(T) / sigma
+    at most the exact Gaussian mu (AdaMix, Proposition 5, with rho = T / (2 sigma^2))."""
     steps = int((_gaussian_mu(epsilon, delta) * noise_multiplier * (1 - 1e-9)) ** 2)
     if steps < 1:
         raise UsageError(
-            f"privacy.noise_multiplier={noise_multiplier}: one step spends more than epsilon={epsilon}: raise one"
+            f"privacy.noise_multiplier={noise_multiplier}: one step already costs more than epsilon={epsilon}: raise "
+            "epsilon or privacy.noise_multiplier"
         )
     return steps
 
 
-KNOWN_SEED = (
-    "an adversary who knows the seed, which stands in this record: publish {what} only from a run with {key}=true"
-)
+KNOWN_SEED = "an adversary who knows the seed, which is in this record: publish {what} only from a run with {key}=true"
 
 
 def statement(
-    made: Plan | None,
+    training: Plan | None,
     sensitivity: float,
     secure: bool,
     distance_used: bool,
@@ -342,56 +371,61 @@ def statement(
     *,
     examples: int,
 ) -> dict[str, Any]:
-    """What a record says of privacy: the guarantee in full, and what it does not cover. None: no guarantee. before:
-    releases before training, whose epsilon and delta add to those of training. selected: one of them is the choice of
-    the public set. examples: how many private ones there are."""
-    if made is None:
+    """Return what a record says of privacy: the guarantee in full, and what it does not cover. None: no guarantee.
+    before: releases before training, whose epsilon and delta add to those of training. selected: one of them is the
+    choice of the public set. examples: how many private ones there are."""
+    if training is None:
         return {"valid": False, "epsilon": None, "statement": "No privacy: trained without noise."}
-    not_covered = _not_covered(secure, distance_used, selected)
-    secret = "" if secure else " against whoever does not know the seed"
-    parts = None
+
+    # Basic composition: what was released before training and training itself add up.
+    total = training
+    composition: dict[str, Any] = {}
     if before:
-        parts = [{"what": what, **p._asdict()} for what, p in (*before, ("training", made))]
-        made = made._replace(
-            epsilon=sum((p.epsilon for _, p in before), made.epsilon),
-            delta=sum((p.delta for _, p in before), made.delta),
-            claimed_epsilon=sum((p.claimed_epsilon for _, p in before), made.claimed_epsilon),
+        total = training._replace(
+            epsilon=sum((p.epsilon for _, p in before), training.epsilon),
+            delta=sum((p.delta for _, p in before), training.delta),
+            claimed_epsilon=sum((p.claimed_epsilon for _, p in before), training.claimed_epsilon),
         )
+        parts = [{"what": what, **p._asdict()} for what, p in (*before, ("training", training))]
+        composition = {"composition": "basic", "parts": parts}
+
     released = "The choice of the public set and the trained weights" if selected else "The trained weights"
-    sound = (
-        f"{released} are ({made.epsilon:.4g}, {made.delta:g})-differentially private{secret}."
-        if made.valid
-        else f"NOT a valid guarantee for epsilon {made.claimed_epsilon:g}: the published accounting is unsound; "
-        f"this noise costs epsilon {made.epsilon:.4g} at delta {made.delta:g}."
-    )
-    sound, weak = _said(sound, made.delta, examples)
+    secret = "" if secure else " against whoever does not know the seed"
+    if total.valid:
+        sound = f"{released} are ({total.epsilon:.4g}, {total.delta:g})-differentially private{secret}."
+    else:
+        sound = (
+            f"NOT a valid guarantee for epsilon {total.claimed_epsilon:g}: the published accounting is unsound; "
+            f"this noise costs epsilon {total.epsilon:.4g} at delta {total.delta:g}."
+        )
+    sound, weak = _sentence(sound, total.delta, examples)
+
     return {
-        "valid": made.valid,
+        "valid": total.valid,
         **weak,
-        "epsilon": made.epsilon,
-        "claimed_epsilon": made.claimed_epsilon,
-        "delta": made.delta,
+        "epsilon": total.epsilon,
+        "claimed_epsilon": total.claimed_epsilon,
+        "delta": total.delta,
         "adjacency": "add or remove one training example; sampling rate, steps and batch size stay",
-        "sampling": "full batch" if made.rate == 1 else "Poisson",
-        "sampling_rate": made.rate,
-        "steps": made.steps,
-        "noise_multiplier": made.noise_multiplier,
+        "sampling": "full batch" if total.rate == 1 else "Poisson",
+        "sampling_rate": total.rate,
+        "steps": total.steps,
+        "noise_multiplier": total.noise_multiplier,
         "sensitivity": sensitivity,
-        "accountant": made.accountant,
+        "accountant": total.accountant,
         "noise_source": "operating system" if secure else "seeded",
         "statement": sound,
-        "not_covered": not_covered,
-        **({"composition": "basic", "parts": parts} if parts else {}),
+        "not_covered": _not_covered(secure, distance_used, selected),
+        **composition,
     }
 
 
 def _not_covered(secure: bool, distance_used: bool, selected: bool) -> list[str]:
-    """What the guarantee of a training does not cover."""
-    choices = (
-        "hyper-parameters, candidates for public data and seeds"
-        if selected
-        else "hyper-parameters, data sets and seeds"
-    )
+    """Return what the guarantee of a training does not cover."""
+    choices = "hyper-parameters, data sets and seeds"
+    if selected:
+        choices = "hyper-parameters, candidates for public data and seeds"
+
     not_covered = [
         f"the choice of {choices}, and the utility on test and validation data, with its interval",
         "what is read off the private data before training, which is treated as public: the number of examples, their "
@@ -399,16 +433,18 @@ def _not_covered(secure: bool, distance_used: bool, selected: bool) -> list[str]
         "notes, and the time that the run took",
         "the training loss on the screen, which is computed on private data: do not publish it",
     ]
+
     if distance_used:
         not_covered.append("the distance (GSD) in this record, which is computed on private data without noise")
     if not secure:
         not_covered.append(KNOWN_SEED.format(what="weights", key="privacy.secure_noise"))
+
     return not_covered
 
 
-def measured(what: str, made: Plan, secure: bool, examples: int) -> dict[str, Any]:
-    """What a record says of a private measurement without training; what: what is released, as in "The choice is".
-    examples: how many private ones there are."""
+def measured(what: str, plan: Plan, secure: bool, examples: int) -> dict[str, Any]:
+    """Return what a record says of a private measurement without training; what: what is released, as in "The choice
+    is". examples: how many private ones there are."""
     not_covered = [
         "the choice of settings, candidates and seeds",
         "what is treated as public: the number of private examples, their shape and classes, which of them are "
@@ -418,18 +454,19 @@ def measured(what: str, made: Plan, secure: bool, examples: int) -> dict[str, An
     ]
     if not secure:
         not_covered.append(KNOWN_SEED.format(what="it", key="secure_noise"))
+
     secret = "" if secure else " against whoever does not know the seed"
-    said, weak = _said(
-        f"{what} ({made.epsilon:.4g}, {made.delta:g})-differentially private{secret}.", made.delta, examples
-    )
+    guarantee = f"{what} ({plan.epsilon:.4g}, {plan.delta:g})-differentially private{secret}."
+    sentence, weak = _sentence(guarantee, plan.delta, examples)
+
     return {
         "valid": True,
         **weak,
-        **made._asdict(),
+        **plan._asdict(),
         "adjacency": "add or remove one training example; the sampling rate stays",
-        "sampling": "all examples" if made.rate == 1 else "Poisson",
+        "sampling": "all examples" if plan.rate == 1 else "Poisson",
         "sensitivity": 1.0,
         "noise_source": "operating system" if secure else "seeded",
-        "statement": said,
+        "statement": sentence,
         "not_covered": not_covered,
     }

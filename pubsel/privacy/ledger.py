@@ -55,13 +55,16 @@ class Spent(NamedTuple):
 
 
 def spent(lines: Iterable[Line]) -> Spent:
-    """Basic composition: the epsilons and the deltas of all releases add up; lines of one release count once."""
+    """Return the sum of the epsilons and of the deltas of all releases (basic composition); lines of one release count
+    once."""
     once = _latest(lines).values()
-    return Spent(sum((line["epsilon"] for line in once), 0.0), sum((line["delta"] for line in once), 0.0), len(once))
+    epsilon = sum((line["epsilon"] for line in once), 0.0)
+    delta = sum((line["delta"] for line in once), 0.0)
+    return Spent(epsilon, delta, len(once))
 
 
 def _latest(lines: Iterable[Line]) -> dict[str, Line]:
-    """The last line of each release."""
+    """Return the last line of each release."""
     return {line["release"]: line for line in lines}
 
 
@@ -73,13 +76,17 @@ def note(results: Path | str, content: str, release: Release) -> None:
     """
     if not release.epsilon:
         return
+
     folder = Path(results) / "ledger"
     with _held(folder):
         secret = _key(folder)
         path = folder / f"{_digest(secret, content)}.jsonl"
+
+        # The same seeded noise on the same data is the same release; noise of the operating system never is.
         name = secrets.token_hex(16)
         if release.key is not None:
             name = _digest(secret, f"{content}\0{release.what}\0{release.key}")
+
         known = _latest(read(path)).get(name)
         if known is None or known["state"] != "begun":
             line = {key: value for key, value in release._asdict().items() if key != "key"}
@@ -92,21 +99,24 @@ def deleted(results: Path | str, cell: str) -> None:
     folder = Path(results) / "ledger"
     if not folder.is_dir():
         return
+
     with _held(folder):
         for path in folder.glob("*.jsonl"):
-            for line in _latest(line for line in read(path) if line["cell"] == cell).values():
+            lines = [line for line in read(path) if line["cell"] == cell]
+            for line in _latest(lines).values():
                 if line["state"] != "deleted":
                     _append(path, line | {"state": "deleted"})
 
 
 def read(path: Path) -> list[Line]:
-    """The lines of a ledger. A last one that was cut short is left out: nothing was drawn after it. UserError where
+    """Return the lines of a ledger. A last one that was cut short is left out: nothing was drawn after it. UserError if
     another does not read."""
+    needed = {*Release._fields, "release", "noise", "state", "when"} - {"key"}
     try:
         text = path.read_text(encoding="utf-8") if path.exists() else ""
         whole, _, _ = text.rpartition("\n")
         lines = [json.loads(line) for line in whole.splitlines()]
-        if any(not {*Release._fields, "release", "noise", "state", "when"} - {"key"} <= line.keys() for line in lines):
+        if any(not needed <= line.keys() for line in lines):
             raise KeyError
         return [line | {"epsilon": float(line["epsilon"]), "delta": float(line["delta"])} for line in lines]
     except OSError as error:
@@ -116,60 +126,70 @@ def read(path: Path) -> list[Line]:
 
 
 def ledgers(results: Path | str) -> list[list[Line]]:
-    """The lines of all releases by private data set. Ledgers that share a name for their data, such as features and
-    images of one set, or a set and a part of it, are one: too much is counted rather than too little."""
+    """Return the lines of all releases by private data set. Ledgers that share a name for their data, such as features
+    and images of one set, or a set and a part of it, count as one: too much is counted rather than too little."""
     groups: list[tuple[set[str], list[Line]]] = []
     for path in sorted((Path(results) / "ledger").glob("*.jsonl")):
         lines = read(path)
         names = {line["private"] for line in lines}
+
+        # A file may join several groups that had nothing in common before.
         for group in [group for group in groups if group[0] & names]:
             groups.remove(group)
             names, lines = names | group[0], group[1] + lines
         groups.append((names, lines))
+
     return [lines for _, lines in groups if lines]
 
 
 def of_cell(results: Path | str, cell: str) -> list[Line]:
-    """The releases of one run, those of its earlier lives among them."""
-    found = [line for lines in ledgers(results) for line in lines if line["cell"] == cell]
-    return sorted(found, key=lambda line: str(line["when"]))
+    """Return the releases of one run, with those from before it was resumed or made again."""
+    releases = [line for lines in ledgers(results) for line in lines if line["cell"] == cell]
+    return sorted(releases, key=lambda line: str(line["when"]))
 
 
 def again(folder: Path, what: str = "that") -> str:
-    """What it spends to delete the folder of a run and make it again, for the end of a message that said so; "" where
-    nothing is known to be spent. The last release of each kind counts."""
+    """Return what it spends to delete the folder of a run and make it again, for the end of a message that suggests it;
+    "" if nothing is known to be spent. The last release of each kind counts."""
     try:
-        latest = list({line["what"]: line for line in of_cell(folder.parent.parent, folder.name)}.values())
+        releases = of_cell(folder.parent.parent, folder.name)
     except UserError:
-        latest = []
+        releases = []
+    latest = list({line["what"]: line for line in releases}.values())
+
+    # Runs from before the ledger have no line in it, but their record names an epsilon.
     epsilon = spent(latest).epsilon if latest else _planned(folder)
     if not epsilon:
         return ""
+
     seeded = bool(latest) and all(line["noise"] != OS_NOISE for line in latest)
     unless = ", unless data, settings and code are what they were" if seeded else ""
     return f"; {what} spends epsilon {epsilon:.4g} once more{unless}"
 
 
 def _planned(folder: Path) -> float:
-    """Epsilon of a run that is older than the ledger; 0 where it is not known, or where nothing was drawn."""
+    """Return the epsilon of a run that is older than the ledger; 0 if it is not known, or if nothing was drawn."""
     if not (folder / "result.json").exists() and not any(folder.glob("*.pt")):
         return 0.0
+
     for name in ("result.json", "settings.json"):
         with suppress(OSError, ValueError):
-            made = json.loads((folder / name).read_text(encoding="utf-8"))
+            record = json.loads((folder / name).read_text(encoding="utf-8"))
             for key in ("privacy.epsilon", "claimed", "settings.epsilon"):
-                value = at(made, key)
+                value = at(record, key)
                 if isinstance(value, int | float) and math.isfinite(value):
                     return float(value)
     return 0.0
 
 
 def summary(results: Path | str) -> list[str]:
-    """For each private data set a line: what it is called, and what all its releases spend together."""
+    """Return a line for each private data set: its name, and what all its releases spend together."""
     lines = []
     for of_data in ledgers(results):
-        names, cost = dict.fromkeys(line["private"] for line in of_data), spent(of_data)
+        names = dict.fromkeys(line["private"] for line in of_data)
+        cost = spent(of_data)
         gone = sum(line["state"] == "deleted" for line in _latest(of_data).values())
+
         many = f"{cost.releases} release{'s' if cost.releases > 1 else ''}"
         many += f" ({gone} of deleted runs)" if gone else ""
         lines.append(f"{', '.join(names)}: {many}, epsilon {cost.epsilon:.4g}, delta {cost.delta:.4g}")
@@ -178,7 +198,7 @@ def summary(results: Path | str) -> list[str]:
 
 @contextmanager
 def _held(folder: Path) -> Iterator[None]:
-    """The ledger for one process at a time."""
+    """Hold the ledger for one process at a time."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         guard(folder)
@@ -204,14 +224,17 @@ def _digest(key: bytes, text: str) -> str:
 
 
 def _append(path: Path, line: Line) -> None:
-    """One write behind all others, lasting before it returns."""
+    """Write after everything else in the file, to last before this returns."""
     line = line | {"when": datetime.now(UTC).isoformat(timespec="seconds")}
     data = json.dumps(line, sort_keys=True).encode() + b"\n"
+
     handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, PRIVATE_FILE)
     try:
+        # A process that was killed, or had no space, may have left a part of a line.
         there = os.pread(handle, os.fstat(handle).st_size, 0)
         if not there.endswith(b"\n"):
-            os.ftruncate(handle, there.rfind(b"\n") + 1)  # of who was killed, or had no space
+            os.ftruncate(handle, there.rfind(b"\n") + 1)
+
         if os.write(handle, data) != len(data):
             raise OSError(28, "no space left")
         os.fsync(handle)

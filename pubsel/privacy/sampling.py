@@ -21,14 +21,17 @@ class Schedule(NamedTuple):
 
 
 def schedule(n: int, training: Training) -> Schedule:
-    """Steps and sampling rate for n private examples; a batch of n or more is the full batch, taken every time."""
+    """Return the steps and the sampling rate for n private examples; a batch of n or more is the full batch, taken
+    every time."""
     batch = min(training.batch_size, n)
     steps = training.steps or max(1, round(min(training.epochs * n / batch, 2 * MOST_STEPS)))
     if steps > MOST_STEPS:
         raise UsageError(f"training.epochs={training.epochs:g}: more than {MOST_STEPS:,} steps: lower it")
+
     return Schedule(n, batch / n, steps, batch)
 
 
 def poisson_sample(source: Source, n: int, rate: float) -> Tensor:
-    """Indices of a sample that contains each of n examples independently with probability `rate` (all at rate 1)."""
+    """Return the indices of a sample that contains each of n examples independently with probability `rate` (all at
+    rate 1)."""
     return torch.from_numpy(np.flatnonzero(np.asarray(source.random(n)) < rate))

@@ -11,7 +11,7 @@ CONF = next(
 
 
 def own_folders() -> list[Path]:
-    """The user's own folders of options, beside conf/: --config-dir, as Hydra knows it while a command runs."""
+    """Return the user's own folders of options, next to conf/: --config-dir, as Hydra knows it while a command runs."""
     from hydra.core.hydra_config import HydraConfig
 
     if not HydraConfig.initialized():
@@ -21,7 +21,7 @@ def own_folders() -> list[Path]:
 
 
 def named(group: str) -> dict[str, Path]:
-    """The files of a folder of conf/ by name, and those of the same folder in `own_folders`. A name that both have is
-    that of conf/, as for Hydra's options."""
+    """Return the files of a folder of conf/ by name, and those of the same folder in `own_folders`. A name that both
+    have is that of conf/, as for Hydra's options."""
     files = [path for folder in (CONF, *own_folders()) for path in sorted((folder / group).glob("*.yaml"))]
     return {path.stem: path for path in reversed(files)}

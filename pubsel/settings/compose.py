@@ -26,17 +26,22 @@ from pubsel.settings.schema import keys_of, nearest
 
 @contextlib.contextmanager
 def composed(command: str, words: Sequence[str], config_dir: str | Path | None = None) -> Iterator[DictConfig]:
-    """The settings of `pubsel COMMAND words...`, which Hydra knows as those of its command while this is open.
+    """Yield the settings of `pubsel COMMAND words...`, which Hydra knows as those of its command while this is open.
 
-    config_dir: a folder of options of one's own, beside conf/. UsageError names the word that does not compose.
+    config_dir: a folder of the user's own options, next to conf/. UsageError names the word that does not compose.
     """
-    own = [] if config_dir is None else [f"file://{Path(config_dir).expanduser().resolve()}"]
-    running, before = HydraConfig.instance(), HydraConfig.instance().cfg
+    folders = [] if config_dir is None else [f"file://{Path(config_dir).expanduser().resolve()}"]
+    search = f"hydra.searchpath={written(folders)}"
+
+    running = HydraConfig.instance()
+    before = running.cfg
     try:
         with hydra.initialize_config_dir(str(CONF), version_base="1.3"):
-            whole = hydra.compose(command, [*words, f"hydra.searchpath={written(own)}"], return_hydra_config=True)
+            whole = hydra.compose(command, [*words, search], return_hydra_config=True)
     except (HydraException, OmegaConfBaseException) as error:
         raise UsageError(explained(error)) from None
+
+    # What asks Hydra for the folders of options gets those of this command while it is open.
     running.set_config(whole)
     try:
         with open_dict(whole):
@@ -47,7 +52,7 @@ def composed(command: str, words: Sequence[str], config_dir: str | Path | None =
 
 
 def words_of(settings: Mapping[str, Any], prefix: str = "") -> list[str]:
-    """key=value for each setting; those of a mapping by their dotted keys, paths and enums by their text."""
+    """Return key=value for each setting; those of a mapping by their dotted keys, paths and enums by their text."""
     words = []
     for key, value in settings.items():
         if isinstance(value, Mapping):
@@ -58,7 +63,7 @@ def words_of(settings: Mapping[str, Any], prefix: str = "") -> list[str]:
 
 
 def _plain(value: Any) -> Any:
-    """A value as JSON has it."""
+    """Return a value as JSON has it."""
     if isinstance(value, Path | Enum):
         return value.name if isinstance(value, Enum) else str(value)
     if isinstance(value, list | tuple):
@@ -67,15 +72,17 @@ def _plain(value: Any) -> Any:
 
 
 def quoted(key: str, value: str) -> str:
-    """key=value as Hydra reads it whatever characters the value has."""
+    """Return key=value as Hydra reads it whatever characters the value has."""
     several = value.startswith("[") and value.endswith("]")
     parts = value[1:-1].split(",") if several else [value]
-    quoted = ",".join('"' + part.strip("\"'").replace("\\", "\\\\").replace('"', '\\"') + '"' for part in parts)
-    return f"{key}=[{quoted}]" if several else f"{key}={quoted}"
+
+    inside = [part.strip("\"'").replace("\\", "\\\\").replace('"', '\\"') for part in parts]
+    text = ",".join(f'"{part}"' for part in inside)
+    return f"{key}=[{text}]" if several else f"{key}={text}"
 
 
 def explained(error: Exception) -> str:
-    """Hydra's message in one line, without its hints about its own internals."""
+    """Return Hydra's message in one line, without its hints about its own internals."""
     ambiguous = re.match(r"Ambiguous value for argument '(.+?)'$", str(error).partition("\n")[0])
     if isinstance(error, OverrideParseException) or ambiguous:
         word = ambiguous[1] if ambiguous else str(error.override)  # type: ignore[attr-defined]
@@ -84,6 +91,8 @@ def explained(error: Exception) -> str:
             return f"cannot read {word!r}: write key=value"
         several = f"; for several, {key}=[A,B], or --multirun to sweep over them" if ambiguous else ""
         return f"cannot read {word!r}: write it with both kinds of quotes, {shlex.quote(quoted(key, value))}{several}"
+
+    # A key that exists elsewhere is no typing error.
     unknown = re.match(r"Could not override '(.+?)'", str(error))
     if unknown and unknown[1] in known_keys():  # of another algorithm or distance, or of another command
         group = unknown[1].partition(".")[0]
@@ -92,9 +101,11 @@ def explained(error: Exception) -> str:
     if unknown:
         near = nearest(unknown[1], known_keys())
         return f"unknown key {unknown[1]}{near}; pubsel COMMAND --help lists them"
+
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     noise = ("full_key", "object_type", "Set the environment", "Config search", "provider=", "See https")
     lines = [line for line in lines if not line.startswith(noise)]
+
     for i, line in enumerate(lines):
         if line.startswith("Available options"):
             return f"{lines[0]}. {line} {', '.join(lines[i + 1 :])}"
@@ -103,5 +114,5 @@ def explained(error: Exception) -> str:
 
 @cache
 def known_keys() -> frozenset[str]:
-    """The dotted keys of all commands."""
+    """Return the dotted keys of all commands."""
     return frozenset(key for schema in SCHEMAS.values() for key in keys_of(schema)) | method_keys()

@@ -15,7 +15,7 @@ from pubsel.settings.schema import check, setting
 
 @dataclass
 class Dataset:
-    """One file of conf/dataset: what is known of a named dataset before it is there."""
+    """One file of conf/dataset: what is known about a named dataset before it is there."""
 
     source: str = setting("module of pubsel.data that reads it, or a module of your own")
     options: dict[str, Any] = field(default_factory=dict)
@@ -37,12 +37,12 @@ class Dataset:
 
 
 def dataset_names() -> list[str]:
-    """Names of the datasets in conf/dataset, and in the user's own --config-dir."""
+    """Return the names of the datasets in conf/dataset, and in the user's own --config-dir."""
     return sorted(named("dataset"))
 
 
 def dataset_info(name: str) -> Dataset:
-    """What the file of a dataset says; UsageError lists the known names."""
+    """Return what the file of a dataset says; UsageError lists the known names."""
     path = named("dataset").get(name)
     if path is None:
         raise UsageError(f"unknown dataset {name!r}: use a path, or one of {', '.join(dataset_names())}")
@@ -50,16 +50,17 @@ def dataset_info(name: str) -> Dataset:
         values = yaml.safe_load(path.read_text(encoding="utf-8"))
     except yaml.YAMLError as error:
         raise UserError(f"{path}: {str(error).splitlines()[0]}") from None
+
     return check(Dataset, values, f"dataset {name}: ")
 
 
 def kept_folder(name: str, info: Dataset, root: Path) -> Path:
-    """Where the images of a named set are kept once they are read. Its name depends on the set's reader, rules and
-    shape, so that another rule never meets the images of an earlier one."""
+    """Return where the images of a named set are kept once they are read. Its name depends on the set's reader, rules
+    and shape, so that another rule never meets the images of an earlier one."""
     rules = {"reader": info.source, "options": info.options, "shape": info.shape}
     return root / "prepared" / f"{name}-{digest_of(rules)}"
 
 
 def is_there(path: Path) -> bool:
-    """Whether a file is there, or a folder with something in it (a failed download may leave an empty one)."""
+    """Return whether a file is there, or a folder with something in it (a failed download may leave an empty one)."""
     return any(path.iterdir()) if path.is_dir() else path.exists()

@@ -47,7 +47,7 @@ class Section(NamedTuple):
 
 
 def sections(schema: Any, values: Mapping[str, Any], folders: tuple[Path, ...] = (CONF,)) -> list[Section]:
-    """The settings of a dataclass, a section for each of its groups, with `values` in place of the defaults.
+    """Return the settings of a dataclass, a section for each of its groups, with `values` in place of its defaults.
 
     folders: where the options of a group are looked for.
     """
@@ -61,26 +61,30 @@ def _sections(schema: Any, values: Mapping[str, Any], folders: tuple[Path, ...],
     for field in dataclasses.fields(schema):
         value = values.get(field.name, _default(field))
         group = next((t for t in (field.type, *get_args(field.type)) if dataclasses.is_dataclass(t)), None)
+
+        # An algorithm or distance is a free mapping in the schema; its class says which settings it has.
         if group is None and isinstance(value, Mapping) and "_target_" in value:
             group = method_settings(value["_target_"])
+
         if group is not None:
             given = value if isinstance(value, Mapping) else {}
             inner += _sections(group, given, folders, f"{prefix}{field.name}")
         if group is None or "about" in field.metadata:
             settings.append(explained(field, value, prefix))
+
     yield Section(name, about(schema), option_names(name, folders), settings)
     yield from inner
 
 
 def _default(field: dataclasses.Field[Any]) -> Any:
-    """The default of a field; of a group of settings none, since each of them has its own."""
+    """Return the default of a field; of a group of settings none, since each of them has its own."""
     if field.default_factory is dataclasses.MISSING or dataclasses.is_dataclass(field.type):
         return field.default
     return field.default_factory()
 
 
 def explained(field: dataclasses.Field[Any], value: Any, prefix: str = "") -> Setting:
-    """What is known of one field of a dataclass of settings."""
+    """Return what is known of one field of a dataclass of settings."""
     metadata = field.metadata
     return Setting(
         f"{prefix}{field.name}", metadata.get("about", ""), kind(field.type, metadata), typed(value),
@@ -89,19 +93,23 @@ def explained(field: dataclasses.Field[Any], value: Any, prefix: str = "") -> Se
 
 
 def about(schema: Any) -> str:
-    """The docstring of a dataclass in one line, without its final period; "" if it has none of its own."""
+    """Return the docstring of a dataclass in one line, without its final period; "" if it has none of its own."""
     text = " ".join((schema.__doc__ or "").split())
     return "" if text.startswith(f"{schema.__name__}(") else text.removesuffix(".")
 
 
 def kind(annotation: Any, metadata: Mapping[str, Any]) -> str:
-    """The type and the range of a setting in words, such as "whole number, at least 1, or null"."""
+    """Return the type and the range of a setting in words, such as "whole number, at least 1, or null"."""
     union = get_origin(annotation) in (Union, UnionType)
     alternatives = [t for t in (get_args(annotation) if union else [annotation]) if t is not type(None)]
+
     words = [" or ".join(filter(None, map(_type, alternatives)))]
-    words += [f"{words} {_number(metadata[key])}" for key, words in RANGES.items() if metadata.get(key) is not None]
+    for key, relation in RANGES.items():
+        if metadata.get(key) is not None:
+            words.append(f"{relation} {_number(metadata[key])}")
     words += ["inf is allowed"] if metadata.get("infinite") else []
-    return ", ".join(filter(None, [*words, "or null" if union else ""]))
+    words += ["or null"] if union else []
+    return ", ".join(filter(None, words))
 
 
 def _type(annotation: Any) -> str:
@@ -119,7 +127,7 @@ def _number(limit: float) -> str:
 
 
 def typed(value: Any) -> str:
-    """A value as it is typed on the command line."""
+    """Return a value as it is typed on the command line."""
     if value is MISSING or value is dataclasses.MISSING or value == MISSING:
         return REQUIRED
     if value is None or isinstance(value, bool):
@@ -137,12 +145,12 @@ def typed(value: Any) -> str:
 
 
 def option_names(group: str, folders: tuple[Path, ...] = (CONF,)) -> list[str]:
-    """The options of a group, the files conf/GROUP/*.yaml; none if it has no folder."""
+    """Return the options of a group, the files conf/GROUP/*.yaml; none if it has no folder."""
     return sorted({path.stem for folder in folders for path in (folder / group).glob("*.yaml")}) if group else []
 
 
 def heading(path: Path) -> str:
-    """The comment at the top of a file of conf/, in one line."""
+    """Return the comment at the top of a file of conf/, in one line."""
     lines = []
     for line in path.read_text(encoding="utf-8").splitlines():
         if not line.startswith("#"):
@@ -155,18 +163,18 @@ def heading(path: Path) -> str:
 
 
 def method_settings(target: str) -> type | None:
-    """The dataclass that a `_target_` names, its fields alone, made from its source: importing it would import torch.
-    None if there is no such class, or if it is no dataclass that can be read so."""
+    """Return the dataclass that a `_target_` names, with only its fields, made from its source: importing it would
+    import torch. None if there is no such class, or if it is not a dataclass that can be read this way."""
     module, _, name = target.rpartition(".")
     try:
-        made = _fields_of(module, name)
+        fields = _fields_of(module, name)
     except (ImportError, OSError, SyntaxError, NameError, TypeError, ValueError, AttributeError):
         return None  # whoever runs the method is told what is wrong with it
-    return made if isinstance(made, type) and dataclasses.is_dataclass(made) else None
+    return fields if isinstance(fields, type) and dataclasses.is_dataclass(fields) else None
 
 
 def source(module: str) -> Path | None:
-    """The file of a module, found without importing it or the packages that it is in."""
+    """Return the file of a module, found without importing it or the packages that it is in."""
     top, *rest = module.split(".")
     spec = importlib.util.find_spec(top) if top else None
     if spec is None or not spec.origin:
@@ -178,10 +186,11 @@ def source(module: str) -> Path | None:
 
 
 def _fields_of(module: str, name: str) -> Any:
-    """The class `name` of a module with its docstring and its annotated fields; what else it has is left out."""
+    """Return the class `name` of a module with its docstring and its annotated fields; everything else is left out."""
     path = source(module)
     if path is None:
         raise ImportError(module)
+
     tree = ast.parse(path.read_text(encoding="utf-8"))
     classes = {node.name: node for node in tree.body if isinstance(node, ast.ClassDef)}
     places = {
@@ -194,10 +203,11 @@ def _fields_of(module: str, name: str) -> Any:
     names: dict[str, Any] = {"__name__": module}
     exec(compile(ast.Module(kept, []), str(path), "exec"), names)
 
+    # A class may inherit fields from another module of the same package, or from one of pubsel.
     near = (f"{module.partition('.')[0]}.",) if "." in module else ()
 
     def add(wanted: str) -> bool:
-        """Whether `wanted` is now among `names`, as a base class may be: of this module, or of another one."""
+        """Return whether `wanted` is now among `names`, as a base class may be: of this module, or of another one."""
         if wanted in classes and wanted not in names:
             node = classes[wanted]
             bases = [base for base in node.bases if isinstance(base, ast.Name) and add(base.id)]
@@ -214,7 +224,7 @@ def _fields_of(module: str, name: str) -> Any:
 
 
 def _is_light(node: ast.stmt) -> bool:
-    """Whether a statement of a module costs nothing, and its settings may need it."""
+    """Return whether a statement of a module costs nothing to run, and the settings of its classes may need it."""
     if isinstance(node, ast.ImportFrom):
         module = node.module or ""
         return module.partition(".")[0] in sys.stdlib_module_names or module.startswith(NO_TORCH)
@@ -235,32 +245,38 @@ def _is_field(node: ast.stmt) -> bool:
 
 
 def header(command: str) -> str:
-    """What a command does, and examples of it, from its file in conf/."""
+    """Return what a command does, and examples of it, from its file in conf/."""
     return str(yaml.safe_load((CONF / f"{command}.yaml").read_text(encoding="utf-8"))["hydra"]["help"]["header"])
 
 
-def help_text(command: str, made: list[Section], chosen: Mapping[str, str], folders: tuple[Path, ...] = (CONF,)) -> str:
-    """The help of a command. chosen: the options that the command line gives, by group; then those groups alone."""
+def help_text(
+    command: str, every: list[Section], chosen: Mapping[str, str], folders: tuple[Path, ...] = (CONF,)
+) -> str:
+    """Return the help of a command. chosen: the options that the command line gives, by group; then only those groups
+    are explained."""
     width = min(WIDEST, shutil.get_terminal_size().columns)
-    shown = [section for section in made if section.name.partition(".")[0] in chosen]
+    shown = [section for section in every if section.name.partition(".")[0] in chosen]
     if shown:
-        told = [_chosen(group, option, folders, width) for group, option in chosen.items()]
-        return "\n".join([*told, *(_section(section, width) for section in shown)])
+        parts = [_chosen(group, option, folders, width) for group, option in chosen.items()]
+        return "\n".join([*parts, *(_section(section, width) for section in shown)])
+
+    # Experiments set keys of several groups, so they are listed before all of these.
     parts = [header(command)]
-    groups = [section.name for section in made if section.options]
+    groups = [section.name for section in every if section.options]
     if groups and option_names("experiment", folders):
         parts.append(_options("+experiment", option_names("experiment", folders), width))
-    parts += [_section(section, width) for section in made]
+    parts += [_section(section, width) for section in every]
+
     end = "A setting is given as KEY=VALUE, without spaces. --cfg job prints those that a command would use"
     end += f"; --help {groups[-1]}=NAME explains {groups[-1]}=NAME alone." if groups else "."
     return "\n".join([*parts, textwrap.fill(end, width)])
 
 
 def _chosen(group: str, option: str, folders: tuple[Path, ...], width: int) -> str:
-    """What the file of an option says of itself."""
+    """Return how the file of an option describes it."""
     path = next((path for folder in folders if (path := folder / group / f"{option}.yaml").is_file()), None)
-    told = heading(path) if path else ""
-    return textwrap.fill(f"{group}={option}: {told}" if told else f"{group}={option}", width) + "\n"
+    title = heading(path) if path else ""
+    return textwrap.fill(f"{group}={option}: {title}" if title else f"{group}={option}", width) + "\n"
 
 
 def _options(group: str, names: list[str], width: int) -> str:
@@ -270,11 +286,15 @@ def _options(group: str, names: list[str], width: int) -> str:
 
 def _section(section: Section, width: int) -> str:
     title = section.name or "General settings"
-    lines = [textwrap.fill(f"{title}: {section.about}." if section.about and section.name else title, width), ""]
-    lines += [textwrap.indent(_options(section.name, section.options, width - 2), "  ")] if section.options else []
+    if section.about and section.name:
+        title = f"{title}: {section.about}."
+    lines = [textwrap.fill(title, width), ""]
+    if section.options:
+        lines.append(textwrap.indent(_options(section.name, section.options, width - 2), "  "))
+
     for setting in section.settings:
         needed = "has to be given" if setting.value == REQUIRED else ""
-        told = "; ".join(filter(None, [setting.kind, needed]))
-        lines.append(f"  {setting.key}={setting.value}" + (f"  ({told})" if told else ""))
+        note = "; ".join(filter(None, [setting.kind, needed]))
+        lines.append(f"  {setting.key}={setting.value}" + (f"  ({note})" if note else ""))
         lines += textwrap.wrap(setting.about, width, initial_indent=" " * 6, subsequent_indent=" " * 6)
     return "\n".join([*lines, ""])

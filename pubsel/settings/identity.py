@@ -18,17 +18,20 @@ LONGEST = 255  # bytes of a folder's name, on most file systems
 
 
 def is_path(name: str) -> bool:
-    """Whether a dataset is given by a path (it has a separator or a suffix) and not by a name."""
+    """Return whether a dataset is given by a path (it has a separator or a suffix) and not by a name."""
     return os.sep in name or name.endswith((".npz", ".csv"))
 
 
 def as_json(config: Any) -> dict[str, Any]:
-    """The keys of `config` that can change a result, as plain JSON values."""
+    """Return the keys of `config` that can change a result, as plain JSON values."""
     kept: dict[str, Any] = {}
     for f in dataclasses.fields(config):
         value = getattr(config, f.name)
+
+        # A default is left out, so that a new setting changes no identity of an old run.
         if f.metadata.get("neutral") or (f.default is not MISSING and value == f.default):
             continue
+
         if dataclasses.is_dataclass(value):
             value = as_json(value)
             if not value:  # all of it has its default
@@ -40,41 +43,45 @@ def as_json(config: Any) -> dict[str, Any]:
 
 
 def default_of(key: str) -> Any:
-    """What a dotted key of `pubsel run` is where the settings of a record lack it, as `as_json` leaves out a default;
-    None where there is none, or where it is a key of an algorithm."""
+    """Return the value of a dotted key of `pubsel run` that the settings of a record lack, as `as_json` leaves out a
+    default; None if it has none, or if it is a key of an algorithm."""
     schema: Any = RunConfig
     *groups, last = key.split(".")
     for name in groups:
         schema = next((f.type for f in dataclasses.fields(schema) if f.name == name), None)
         if not dataclasses.is_dataclass(schema):
             return None
-    found = next((f.default for f in dataclasses.fields(schema) if f.name == last), MISSING)
-    return None if found is MISSING else found.name if isinstance(found, Enum) else found
+
+    default = next((f.default for f in dataclasses.fields(schema) if f.name == last), MISSING)
+    if default is MISSING:
+        return None
+    return default.name if isinstance(default, Enum) else default
 
 
 def digest_of(values: dict[str, Any]) -> str:
-    """Ten hexadecimal digits that depend on every value and on no order of keys."""
+    """Return ten hexadecimal digits that depend on every value and on no order of keys."""
     text = json.dumps(values, sort_keys=True, default=str)
     return hashlib.blake2b(text.encode(), digest_size=5).hexdigest()
 
 
 def identity_of(config: RunConfig) -> str:
-    """The name of a run's folder: readable, and different whenever a setting that can change the result is."""
+    """Return the name of a run's folder: readable, and different whenever a setting that can change the result is."""
     public = short_name(config.pair.public) if config.pair.public else "none"
     algorithm = config.algorithm.get("name", "algorithm")
+
     data = f"{short_name(config.pair.private)}-{public}"
     readable = f"{data}-{config.model.name}-{algorithm}-eps{config.epsilon:g}-seed{config.seed}"
     return folder_name(readable, as_json(config))
 
 
 def folder_name(readable: str, values: dict[str, Any]) -> str:
-    """A name that tells something to people, cut to what a file system takes, with a digest of all settings."""
+    """Return a readable name, cut to the length that a file system takes, with a digest of all settings."""
     end = f"-{digest_of(values)}"
     return readable.encode()[: LONGEST - len(end)].decode(errors="ignore") + end
 
 
 def short_name(name: str | list[str]) -> str:
-    """A dataset name or path as part of a folder name; a+b for a list of them."""
+    """Return a dataset name or path as part of a folder name; a+b for a list of them."""
     if isinstance(name, list):
         return "+".join(short_name(part) for part in name)
     return re.sub(r"[^\w.]+", "_", Path(name).name if is_path(name) else name)

@@ -19,8 +19,8 @@ GROUPS = ("algorithm", "distance")
 
 
 def instance(group: str, base: type[T], values: dict[str, Any]) -> T:
-    """What the class that `_target_` names makes of the other values, checked; UsageError names the key at fault, below
-    `group`. base: the class must be a subclass of it."""
+    """Return an instance of the class that `_target_` names, made from the other values, checked; UsageError names the
+    key at fault, below `group`. base: the class must be a subclass of it."""
     from hydra.utils import get_class
 
     target = values.get("_target_")
@@ -28,59 +28,67 @@ def instance(group: str, base: type[T], values: dict[str, Any]) -> T:
         cls = get_class(target)  # type: ignore[arg-type]
     except Exception as error:
         raise UsageError(f"{group}._target_={target}: {str(error).splitlines()[0]}") from None
+
     if not issubclass(cls, base):
         raise UsageError(f"{group}._target_={target}: give a subclass of {base.__module__}.{base.__name__}")
     return check(cls, {key: value for key, value in values.items() if key != "_target_"}, group)
 
 
-def typed(group: str, made: Any, values: dict[str, Any]) -> dict[str, Any]:
-    """The `values` that `made` was made of by `instance`, each of its type: 1 and 1.0 are one setting. UsageError for a
-    name that its class has not."""
+def typed(group: str, method: Any, values: dict[str, Any]) -> dict[str, Any]:
+    """Return the `values` from which `instance` made `method`, each with its type: 1 and 1.0 are the same setting.
+    UsageError for a name that its class does not have."""
     check_method(group, values, own_folders())
-    return {"_target_": values["_target_"]} | as_json(made)
+    return {"_target_": values["_target_"]} | as_json(method)
 
 
 def option(group: str, name: str, conf: Path = CONF) -> dict[str, Any]:
-    """The values of conf/GROUP/NAME.yaml on top of those of its defaults, as Hydra composes them. conf: a folder whose
-    files come before those of the package."""
-    here = conf / group / f"{name}.yaml"
-    values: dict[str, Any] = yaml.safe_load((here if here.exists() else CONF / group / here.name).read_text()) or {}
-    for base in reversed([base for base in values.pop("defaults", []) if base != "_self_"]):
+    """Return the values of conf/GROUP/NAME.yaml on top of those of its defaults, as Hydra composes them. conf: a folder
+    whose files come before those of the package."""
+    path = conf / group / f"{name}.yaml"
+    if not path.exists():
+        path = CONF / group / path.name
+    values: dict[str, Any] = yaml.safe_load(path.read_text()) or {}
+
+    bases = [base for base in values.pop("defaults", []) if base != "_self_"]
+    for base in reversed(bases):
         values = option(group, base, conf) | values
     return values
 
 
 @cache
 def method_keys() -> frozenset[str]:
-    """The dotted keys of all algorithms and distances of conf/."""
+    """Return the dotted keys of all algorithms and distances of conf/."""
     names = [(group, path.stem) for group in GROUPS for path in (CONF / group).glob("*.yaml")]
     return frozenset(f"{group}.{key}" for group, name in names for key in option(group, name))
 
 
 def check_method(group: str, values: dict[str, Any], folders: list[Path]) -> None:
-    """UsageError for a GROUP.name that is no name, or one that its class has not: a record would lie.
+    """Raise UsageError for a GROUP.name that is no name, or one that its class does not have: a record would be wrong.
 
     A class has the names that conf/GROUP gives it, and those that a file of the `folders` (--config-dir) gives. A class
     that conf/ does not know, a user's own, may have any that no other class has.
     """
     name, target = values.get("name"), values["_target_"]
     check_name(f"{group}.name", name)
+
+    # Tables know methods by their names, so a class may not take that of another one.
     known = methods(CONF, group)
     names = [other for other, targets in known.items() if target in targets]
     given = not names or any(target in methods(folder, group).get(str(name), ()) for folder in folders)
     if name in names or (given and name not in known):
         return
+
     may = f"it may be {', '.join(sorted(names))}" if names else f"{name} is another method"
     hint = f"; to name a setting, give label={name}" if group == "algorithm" else ""
-    raise UsageError(f"{group}.name={name}: {target} has not this name, {may}{hint}")
+    raise UsageError(f"{group}.name={name}: {target} does not have this name, {may}{hint}")
 
 
 @cache
 def methods(conf: Path, group: str) -> dict[str, set[str]]:
-    """What conf/GROUP/*.yaml names: the name of each method, and the classes of the files that give it."""
-    found: dict[str, set[str]] = {}
+    """Return what conf/GROUP/*.yaml names: the name of each method, and the classes of the files that give it."""
+    classes: dict[str, set[str]] = {}
     for path in sorted((conf / group).glob("*.yaml")):
         with contextlib.suppress(OSError, yaml.YAMLError, AttributeError, TypeError):  # Hydra says what is wrong
-            made = option(group, path.stem, conf)
-            found.setdefault(str(made.get("name")), set()).add(str(made.get("_target_")))
-    return found
+            values = option(group, path.stem, conf)
+            classes.setdefault(str(values.get("name")), set()).add(str(values.get("_target_")))
+    return classes

@@ -5,7 +5,7 @@ import difflib
 import math
 import operator
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import field
 from enum import Enum
 from typing import Any, TypedDict, TypeVar, Unpack, get_args
@@ -39,10 +39,10 @@ def setting(
     default: Any = MISSING,
     **limits: Unpack[Range],
 ) -> Any:
-    """A dataclass field with its meaning and its range. Its value stands in conf/, or, for a key that
-    few set, here as `default`: never in both. While it has its default, the identity leaves it out.
+    """Return a dataclass field with its meaning and its range. Its value is in conf/, or, for a key that is rarely set,
+    here as `default`: never in both. While it has its default, the identity leaves it out.
 
-    `neutral` keys cannot change a result (where files lie, how fast a run is); the identity leaves them out. `named`
+    `neutral` keys cannot change a result (where files are, how fast a run is); the identity leaves them out. `named`
     keys become part of a folder's name.
     """
     kind = {"infinite": infinite, "neutral": neutral, "named": named}
@@ -64,64 +64,77 @@ LIMITS: dict[str, tuple[Callable[[Any, Any], bool], str]] = {
 
 
 def defaults(schema: Any) -> dict[str, Any]:
-    """The keys of a dataclass of settings that have a default, with it, groups as mappings: what a command's settings
-    are where conf/ says nothing."""
-    found: dict[str, Any] = {}
+    """Return the keys of a dataclass of settings that have a default, with it, groups as mappings: what a command's
+    settings are if conf/ says nothing."""
+    values: dict[str, Any] = {}
     for f in dataclasses.fields(schema):
         if dataclasses.is_dataclass(f.type):
             if inner := defaults(f.type):
-                found[f.name] = inner
+                values[f.name] = inner
         elif f.default is not MISSING and f.default is not dataclasses.MISSING:
-            found[f.name] = f.default.name if isinstance(f.default, Enum) else f.default
-    return found
+            values[f.name] = f.default.name if isinstance(f.default, Enum) else f.default
+    return values
 
 
 def check(schema: type[T], values: DictConfig | dict[str, Any], where: str = "") -> T:
-    """An instance of the dataclass `schema` with `values`; UsageError names the first key that is unknown, missing,
-    of the wrong type or out of range. `where` is the key of `values` itself, for the message."""
+    """Return an instance of the dataclass `schema` with `values`; UsageError names the first key that is unknown,
+    missing, of the wrong type or out of range. `where` is the key of `values` itself, for the message."""
     prefix = f"{where}." if where else ""
     try:
         merged = OmegaConf.merge(OmegaConf.structured(schema), values)
         result = OmegaConf.to_object(merged)
     except OmegaConfBaseException as error:
-        inner = str(error.full_key or "")
-        key, siblings = f"{prefix}{inner}".strip("."), _siblings(schema, inner)
-        if isinstance(error, MissingMandatoryValue):
-            text = f"{key} has no value: give {key}=..."
-        elif isinstance(error, ConfigKeyError):
-            near = nearest(inner.split(".")[-1], siblings)
-            text = f"unknown key {key}{near}" + (f"; here: {', '.join(sorted(siblings))}" if siblings else "")
-        else:
-            about = siblings.get(inner.split(".")[-1].split("[")[0])
-            text = f"{key}: {str(error.msg or error).splitlines()[0]}" + (f" ({about})" if about else "")
-        raise UsageError(text) from None
+        raise UsageError(_fault(schema, error, prefix)) from None
+
     _check_ranges(result, prefix)
     return result  # type: ignore[return-value]
 
 
+def _fault(schema: Any, error: OmegaConfBaseException, prefix: str) -> str:
+    """Return what is wrong with the values of `schema`, in a line that names the key."""
+    inner = str(error.full_key or "")
+    key, siblings = f"{prefix}{inner}".strip("."), _siblings(schema, inner)
+    name = inner.split(".")[-1]
+
+    if isinstance(error, MissingMandatoryValue):
+        return f"{key} has no value: give {key}=..."
+
+    if isinstance(error, ConfigKeyError):
+        known = f"; here: {', '.join(sorted(siblings))}" if siblings else ""
+        return f"unknown key {key}{nearest(name, siblings)}{known}"
+
+    about = siblings.get(name.split("[")[0])
+    text = f"{key}: {str(error.msg or error).splitlines()[0]}"
+    return f"{text} ({about})" if about else text
+
+
 def nearest(typed: str, known: Iterable[str]) -> str:
-    """What names the known dotted key that is most like what was typed, for a message; "" where none is."""
+    """Return the part of a message that names the known dotted key most like what was typed; "" if none is like it."""
     by_last: dict[str, str] = {}
     for key in sorted(known):
         by_last.setdefault(key.split(".")[-1], key)
-    found = difflib.get_close_matches(typed, sorted(known), 1, 0.7)
-    if "." not in typed and (not found or typed in by_last):
-        found = [by_last[last] for last in difflib.get_close_matches(typed, list(by_last), 1, 0.7)] or found
-    return f" (did you mean {found[0]}?)" if found else ""
+
+    # A word without a dot may be the last part of a dotted key.
+    matches = difflib.get_close_matches(typed, sorted(known), 1, 0.7)
+    if "." not in typed and (not matches or typed in by_last):
+        close = difflib.get_close_matches(typed, list(by_last), 1, 0.7)
+        matches = [by_last[last] for last in close] or matches
+
+    return f" (did you mean {matches[0]}?)" if matches else ""
 
 
 def keys_of(schema: Any, prefix: str = "") -> list[str]:
-    """The dotted keys of a dataclass of settings, of groups too."""
-    found = []
+    """Return the dotted keys of a dataclass of settings, with those of groups."""
+    keys = []
     for f in dataclasses.fields(schema):
-        found.append(f"{prefix}{f.name}")
+        keys.append(f"{prefix}{f.name}")
         inner = next((t for t in (f.type, *get_args(f.type)) if dataclasses.is_dataclass(t)), None)
-        found += keys_of(inner, f"{prefix}{f.name}.") if inner else []
-    return found
+        keys += keys_of(inner, f"{prefix}{f.name}.") if inner else []
+    return keys
 
 
 def _siblings(schema: Any, key: str) -> dict[str, str]:
-    """Names and meanings of the keys beside the dotted `key`; none where a free mapping holds it."""
+    """Return the names and meanings of the keys next to the dotted `key`; none if a free mapping holds it."""
     fields = dataclasses.fields(schema) if dataclasses.is_dataclass(schema) else ()
     first, _, rest = key.partition(".")
     if rest:
@@ -136,25 +149,33 @@ def _check_ranges(node: Any, prefix: str) -> None:
             _check_ranges(value, f"{key}.")
         if f.metadata.get("named"):
             check_name(key, value)
+
         for number in value if isinstance(value, list) else [value]:
-            if isinstance(number, bool) or not isinstance(number, int | float):
-                continue
-            if isinstance(number, float) and not (
-                (number == math.inf and f.metadata.get("infinite")) or math.isfinite(number)
-            ):
-                raise UsageError(f"{key}={number}: must be a finite number ({f.metadata['about']})")
-            counts = isinstance(number, int) and f.metadata.get("at_most") is None  # else its own limit says more
-            least, most = (1, MANY) if counts else (LEAST, MOST)
-            if number != 0 and math.isfinite(number) and not least <= abs(number) <= most:
-                size = "small" if abs(number) < least else "large"
-                raise UsageError(f"{key}={number}: too {size} to compute with ({f.metadata['about']})")
-            for name, (holds, words) in LIMITS.items():
-                limit = f.metadata.get(name)
-                if limit is not None and not holds(number, limit):
-                    raise UsageError(f"{key}={number}: must be {words} {limit} ({f.metadata['about']})")
+            if isinstance(number, int | float) and not isinstance(number, bool):
+                _check_number(key, number, f.metadata)
+
+
+def _check_number(key: str, number: float, metadata: Mapping[str, Any]) -> None:
+    """Raise UsageError for a number out of the range that `metadata` of its field gives."""
+    about = metadata.get("about")
+    infinite = number == math.inf and metadata.get("infinite")
+    if isinstance(number, float) and not (infinite or math.isfinite(number)):
+        raise UsageError(f"{key}={number}: must be a finite number ({about})")
+
+    # A count beyond memory, or a size beyond float32, fails far from here; a limit of the field says more.
+    counts = isinstance(number, int) and metadata.get("at_most") is None
+    least, most = (1, MANY) if counts else (LEAST, MOST)
+    if number != 0 and math.isfinite(number) and not least <= abs(number) <= most:
+        size = "small" if abs(number) < least else "large"
+        raise UsageError(f"{key}={number}: too {size} to compute with ({about})")
+
+    for name, (holds, words) in LIMITS.items():
+        limit = metadata.get(name)
+        if limit is not None and not holds(number, limit):
+            raise UsageError(f"{key}={number}: must be {words} {limit} ({about})")
 
 
 def check_name(key: str, name: Any) -> None:
-    """UsageError where a name that is part of a folder's could leave it, or not be read."""
+    """Raise UsageError if a name that becomes part of a folder's name could lead out of that folder, or not be read."""
     if not isinstance(name, str) or not NAME.fullmatch(name):
-        raise UsageError(f"{key}={name}: a name has letters, digits, _ . + and - alone")
+        raise UsageError(f"{key}={name}: a name has letters, digits, _ . + and - only")
