@@ -57,8 +57,8 @@ def residual_sum(
     weights = torch.where(near, 0, weights)
     total = gradients.combine(weights) - basis.expand(w.double().T @ weights)
 
-    # A small difference of large squares has lost its digits: these residuals are written out. On a GPU all are, and the
-    # others count as zero: to ask which they are, the host would have to wait.
+    # A small difference of large squares has lost its digits: these residuals are written out. On a GPU all are, and
+    # the others count as zero, because the host would have to wait to know which they are.
     if near.is_cuda:
         residuals = torch.where(near[:, None], gradients.written_out() - basis.expand(w), 0)  # [n, p]
         total += clipped_sum(DenseGradients(residuals), clip_residual)
