@@ -59,7 +59,7 @@ AuditKind = Enum("AuditKind", ["white_box", "black_box", "per_instance"])
 
 @dataclass
 class Pair:
-    """The private data, the public data, and how the public images are converted to match."""
+    """The private data, the public data, and how public images are converted to the private shape."""
 
     private: str = setting(
         "private data: name of a dataset in conf/dataset, or a path: image folder, CSV of paths and labels, npz"
@@ -89,8 +89,8 @@ class Pair:
         "public=auto: the public sets to choose from, such as [A,B,[C,D]]", default=None
     )
     overlap: Overlap = setting(
-        "if an image is both private and public, or both a training and a test image: refuse: fail; drop: remove it "
-        "from the public or test side (epsilon does not cover which images were removed)", default=Overlap.refuse,
+        "refuse: fail if an image is both private and public, or both a training and a test image; drop: remove such "
+        "images from the public or test side (epsilon does not cover which images were removed)", default=Overlap.refuse,
     )  # fmt: skip
 
     def __post_init__(self) -> None:
@@ -171,7 +171,7 @@ class Model:
         "timm, with weights: mean of each channel, for pixels in [0, 1]; null: the mean that the weights were trained "
         "with", default=None,
     )  # fmt: skip
-    std: list[float] | None = setting("timm, with weights: standard deviation of each channel; as mean", default=None)
+    std: list[float] | None = setting("the standard deviation of each channel; otherwise as mean", default=None)
     once: bool = setting(
         "compute the outputs of the layers below the first trained one only once and keep them in memory, instead of "
         "in each pass", default=False,
@@ -277,7 +277,9 @@ class RunConfig(Common):
     pair: Pair = field(default_factory=Pair)
     model: Model = field(default_factory=Model)
     algorithm: dict[str, Any] = field(default_factory=dict)
-    distance: dict[str, Any] | None = setting("what the distance of the two sets is, and its settings; null: none")
+    distance: dict[str, Any] | None = setting(
+        "the distance to measure between private and public data, and its settings; null: none"
+    )
     privacy: Privacy = field(default_factory=Privacy)
     training: Training = field(default_factory=Training)
     epsilon_select: float | None = setting(
@@ -321,7 +323,9 @@ class RankConfig(Common):
     )
     convert: Convert = setting(ABOUT_CONVERT)
     model: Model = field(default_factory=Model)
-    distance: dict[str, Any] | None = setting("what the distance of the two sets is, and its settings; null: none")
+    distance: dict[str, Any] | None = setting(
+        "the distance to measure between private and public data, and its settings; null: none"
+    )
     epsilon_select: float | None = setting(
         "choose one candidate with this epsilon, and show only its name; null: show the distances, which are not "
         "private", over=0, default=None,
@@ -333,8 +337,8 @@ class RankConfig(Common):
     )
     weak: bool = setting("allow a distance.delta above 1/n; the guarantee is then called weak", default=False)
     overlap: Overlap = setting(
-        "if an image is both private and public, or in two combined sets: refuse: fail; drop: remove it from the "
-        "public side", default=Overlap.refuse,
+        "refuse: fail if an image is both private and public, or in two combined sets; drop: remove such images from "
+        "the public side", default=Overlap.refuse,
     )  # fmt: skip
 
     def __post_init__(self) -> None:
@@ -356,7 +360,9 @@ class AttackConfig(Common):
         "gsd_white_box: in each trial, number of examples attacked by someone who knows all others", at_least=1
     )
     model: Model = field(default_factory=Model)
-    distance: dict[str, Any] | None = setting("what the distance of the two sets is, and its settings; null: none")
+    distance: dict[str, Any] | None = setting(
+        "the distance to measure between private and public data, and its settings; null: none"
+    )
 
     def __post_init__(self) -> None:
         self.public = candidates_of("public", self.public)
