@@ -49,10 +49,10 @@ RECORD = {  # what stands in result.json, by dotted key; the reference of the do
     "utility_interval": "95 % interval of the utility by bootstrap over test examples: low, high",
     "test_examples": "number of test examples",
     "private_examples": "number of private examples",
-    "selection": "the utility on the sets that can select settings: test, validation (held-out private examples) or public",
+    "selection": "the utility on the sets that select settings: test, validation (held-out private examples) or public",
     "weights": "digest of the released weights",
     "parameters": "number of trained parameters",
-    "public_labels": "whether the public labels are those of the private set or of another set; null without public data",
+    "public_labels": "whether the public labels are those of the private set or of another; null without public data",
     "distance": "the distance of the pair, not private: its name, the value for each initialisation, mean, std, m, "
     "what it read, seconds and settings; null with distance=none",
     "privacy": "the guarantee in full",

@@ -29,8 +29,8 @@ class DPMD(Clipping):
         "K of the weight of the private gradient, alpha_t = cos(pi t / (K T)), which is never negative for K >= 2; "
         "null: alpha", at_least=2,
     )  # fmt: skip
-    alpha: float = setting("weight of the private gradient if cycle is null", over=0, at_most=1)
-    public_batch: int = setting("public examples per step", at_least=1)
+    alpha: float = setting("the weight where cycle is null", over=0, at_most=1)
+    public_batch: int = setting("public examples a step", at_least=1)
     fresh: bool = setting("draw new public examples at each step; false: always the same ones")
     labels: Labels = setting(
         "labels of the public images: random; given: their own, which must be of the private task; auto: given if they "
