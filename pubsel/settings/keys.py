@@ -90,7 +90,8 @@ class Pair:
     )
     overlap: Overlap = setting(
         "refuse: fail if an image is both private and public, or both a training and a test image; drop: remove such "
-        "images from the public or test side (epsilon does not cover which images were removed)", default=Overlap.refuse,
+        "images from the public or test side (epsilon does not cover which images were removed)",
+        default=Overlap.refuse,
     )  # fmt: skip
 
     def __post_init__(self) -> None:
@@ -171,7 +172,9 @@ class Model:
         "timm, with weights: mean of each channel, for pixels in [0, 1]; null: the mean that the weights were trained "
         "with", default=None,
     )  # fmt: skip
-    std: list[float] | None = setting("the standard deviation of each channel; otherwise as mean", default=None)
+    std: list[float] | None = setting(
+        "timm, with weights: standard deviation of each channel, for pixels in [0, 1]; null: as for mean", default=None
+    )
     once: bool = setting(
         "compute the outputs of the layers below the first trained one only once and keep them in memory, instead of "
         "in each pass", default=False,
