@@ -245,8 +245,8 @@ class Select:
     """Private selection of the public data, with epsilon_select. It compares subspaces as distance=gsd does."""
 
     cap: float = setting(
-        "each candidate holds a share of an example's gradient; shares are clipped to a range of this width around the "
-        "example's median share", over=0, at_most=1, default=0.2,
+        "the shares of an example's gradient in the candidates' subspaces are clipped to a range of this width around "
+        "their median", over=0, at_most=1, default=0.2,
     )  # fmt: skip
     margin: float | None = setting(
         "fail if a candidate that is better than the others by this much, on average, is chosen with probability below "
