@@ -108,10 +108,10 @@ def settings() -> str:
     lines = [
         "# Settings",
         "",
-        "Every setting of every command, generated from the code. A setting is given as `KEY=VALUE`, and",
-        "`pubsel COMMAND --help` prints the same in the terminal. The values here are those of the command without",
-        "further words; an option such as `algorithm=pillar` or an experiment sets others. Settings that are marked ◦",
-        "cannot change a result, so a run with another value of one of them is the same run.",
+        "This page lists every setting of every command. It is generated from the code; `pubsel COMMAND --help` prints",
+        "the same in the terminal. Give a setting as `KEY=VALUE`. The values below are the defaults of the command;",
+        "an option such as `algorithm=pillar` or an experiment sets other values. A setting that is marked ◦ cannot",
+        "change a result, so runs that differ only in such settings are the same run.",
         "",
     ]
     seen: dict[str, explain.Setting] = {}
@@ -146,7 +146,7 @@ def _again(made: list[explain.Section], seen: dict[str, explain.Setting]) -> Ite
     if groups:
         yield f"Groups as above: {', '.join(groups)}.\n"
     if others:
-        yield f"Their values, where they differ: {', '.join(others)}.\n"
+        yield f"These have other values: {', '.join(others)}.\n"
 
 
 def _section(section: explain.Section, seen: dict[str, explain.Setting]) -> Iterator[str]:
@@ -195,8 +195,8 @@ def methods(group: str, title: str) -> str:
     lines = [
         f"# {title}",
         "",
-        f"What `{group}=NAME` may be, generated from `conf/{group}` and the code.",
-        "[Guarantees](../guarantees.md) says what each of them guarantees.",
+        f"This page lists the values of `{group}=NAME`. It is generated from `conf/{group}` and the code.",
+        "[Guarantees](../guarantees.md) states the guarantee of each.",
         "",
     ]
     for target, options in found.items():
@@ -235,9 +235,9 @@ def named_datasets() -> str:
         "---\nhide: [toc]\n---\n",
         "# Data sets",
         "",
-        "Data sets that have a name, generated from `conf/dataset`. Those without instructions below are downloaded",
-        "when they are first needed, or by `pubsel data prepare NAME`. Your own images need no name: give the path of",
-        "a folder, a CSV or an npz.",
+        "This page lists the named data sets. It is generated from `conf/dataset`. pubsel downloads a set when it is",
+        "first needed, or with `pubsel data prepare NAME`, unless there are instructions for it below. Your own images",
+        "need no name: give the path of a folder, a CSV or an npz.",
         "",
         "| name | what it is | classes | shape | measured by | MB | licence |",
         "|---|---|---:|---|---|---:|---|",
@@ -248,7 +248,7 @@ def named_datasets() -> str:
         shape = "×".join(map(str, info.shape))
         row = (link, text(info.title), info.classes, shape, info.metric.name, f"{info.size_mb:g}", text(info.licence))
         lines.append(f"| {' | '.join(map(str, row))} |")
-    lines += ["", "## Those that need you", ""]
+    lines += ["", "## Sets that you have to download yourself", ""]
     for name, info in known.items():
         if info.instructions:
             steps = "\n".join(f"    {line}" for line in info.instructions.strip().splitlines())
@@ -258,8 +258,9 @@ def named_datasets() -> str:
 
 def options() -> str:
     """The other groups of conf/: what each of their files is for."""
-    lines = ["# Models, schedules, experiments", "", "What else conf/ names, by group. `pubsel run --help GROUP=NAME`",
-             "explains the settings of one; an experiment is given with a plus, `+experiment=NAME`.", ""]  # fmt: skip
+    lines = ["# Models, schedules, experiments", "", "This page lists the other groups in conf/.",
+             "`pubsel run --help GROUP=NAME` explains the settings of one option. An experiment needs a plus:",
+             "`+experiment=NAME`.", ""]  # fmt: skip
     for group in OPTIONS:
         lines += [f"## `{group}`", ""]
         for name in explain.option_names(group):
@@ -278,7 +279,7 @@ def record() -> str:
     lines = [
         "# The record",
         "",
-        "Each run ends in one file, `results/runs/NAME/result.json`. These are its keys; a dot is a level.",
+        "Each run writes one file, `results/runs/NAME/result.json`. These are its keys; a dot separates levels.",
         "",
     ]
     for key, told in RECORD.items():
@@ -299,8 +300,8 @@ def api() -> dict[str, str]:
         modules = [_module(file) for file in dict.fromkeys(files) if file == files[0] or not file.name.startswith("_")]
         pages[f"api/{path.stem}.md"] = _page(f"pubsel.{path.stem}", modules)
         rows.append(f"| [`pubsel.{path.stem}`]({path.stem}.md) | {text(_first_sentence(files[0]))} |")
-    lines = ["# API\n", "What a program imports:\n", "::: pubsel\n", "## Modules\n"]
-    pages["api/index.md"] = "\n".join([*lines, "| module | what it is for |", "|---|---|", *rows, ""])
+    lines = ["# API\n", "These are the functions and classes that a program imports:\n", "::: pubsel\n", "## Modules\n"]
+    pages["api/index.md"] = "\n".join([*lines, "| module | purpose |", "|---|---|", *rows, ""])
     return pages
 
 

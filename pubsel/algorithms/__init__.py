@@ -136,7 +136,7 @@ class Algorithm:
     """The settings that every method has, and what the loop asks of it. A method is a subclass, a dataclass whose
     fields are its settings; it overrides what differs."""
 
-    name: str = setting("its name in records and tables")
+    name: str = setting("name of the algorithm in records and tables")
 
     private = True  # False: no noise, no guarantee
 

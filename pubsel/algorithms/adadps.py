@@ -17,7 +17,9 @@ class AdaDPS(Clipping):
     current weights; the paper averages single public batches over steps instead."""
 
     clip_norm: float = setting("bound C on the L2 norm of an example's conditioned gradient", at_least=1e-12)
-    damping: float = setting("epsilon_c: added to the root mean square of the public gradients", at_least=1e-12)
+    damping: float = setting(
+        "epsilon_c, which is added to the root mean square of the public gradients", at_least=1e-12
+    )
 
     def mechanism(self, view: View, step: int) -> Mechanism:
         """Return the mechanism of DP-SGD on rows that are conditioned before they are clipped; the conditioner is made

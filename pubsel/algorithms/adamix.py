@@ -91,7 +91,7 @@ def project(rows: Tensor, basis: Tensor, inside: bool) -> Tensor:
 class OnFeatures(Clipping):
     """What methods have in common that train a linear classifier on features of norm 1."""
 
-    unit: bool = setting("features are divided by their norms")
+    unit: bool = setting("scale features to unit norm")
 
     def frozen(self, public: Split | None, d: int, random: Random) -> Frozen:
         return Frozen(unit=self.unit)
@@ -101,16 +101,19 @@ class OnFeatures(Clipping):
 class AdaMix(OnFeatures):
     """Settings of AdaMix and its ablations."""
 
-    pretrain_epochs: int = setting("full-batch epochs on public data first", at_least=0, at_most=MOST_EPOCHS)
-    pretrain_rate: float = setting("their learning rate, on sums", over=0)
+    pretrain_epochs: int = setting(
+        "full-batch epochs on public data before private training", at_least=0, at_most=MOST_EPOCHS
+    )
+    pretrain_rate: float = setting("learning rate of pretrain_epochs, for summed gradients", over=0)
     one_pass: float | None = setting(
-        "pre-train by one pass of this strong convexity (Algorithm 3); null: pretrain_epochs", over=0
+        "pre-train by one pass over public data with this strong convexity (Algorithm 3); null: by pretrain_epochs",
+        over=0,
     )
     public_gradient: bool = setting("add the public gradient to the private one at each step")
     clip_norm: float | None = setting("fixed clip norm; null: a quantile of the public gradients' norms", over=0)
-    quantile: float = setting("which quantile", over=0, at_most=1)
-    rank: int | None = setting("feature dimensions that the private gradient is projected on; null: all", at_least=1)
-    weight_decay: float = setting("lambda, of the summed loss", at_least=0)
+    quantile: float = setting("the quantile of the public gradients' norms, if clip_norm is null", over=0, at_most=1)
+    rank: int | None = setting("feature dimensions that the private gradient is projected onto; null: all", at_least=1)
+    weight_decay: float = setting("weight decay lambda, for the summed loss", at_least=0)
     centre: Centre = setting("weights decay to zero, or to the start of private training")
 
     @property
@@ -179,10 +182,10 @@ def weight_of(view: View) -> Tensor:
 class AdaMixCLIP(AdaMix):
     """AdaMix that starts from CLIP's embeddings of the names of the classes (Section 3.3), before it sees an image."""
 
-    class_names: list[str] | None = setting("the names of the classes, in order; null: start at zero")
-    text_model: str = setting("open_clip's name of the backbone")
-    text_weights: str | None = setting("its published weights by name, or a file")
-    text_scale: float = setting("beta, the norm of each class's weights", over=0)
+    class_names: list[str] | None = setting("names of the classes, in order; null: start from zero")
+    text_model: str = setting("name of the backbone in open_clip")
+    text_weights: str | None = setting("name of its published weights, or a file")
+    text_scale: float = setting("beta, the norm of the weights of each class", over=0)
 
     def pretrain(self, view: View) -> None:
         from pubsel.models.class_names import text_weights
@@ -203,9 +206,9 @@ class AdaMixCLIP(AdaMix):
 class OnlyPublic(OnFeatures):
     """Settings of training on public data only: private examples are not read, so the guarantee is epsilon 0."""
 
-    pretrain_epochs: int = setting("full-batch epochs", at_least=1, at_most=MOST_EPOCHS)
-    pretrain_rate: float = setting("their learning rate, on sums", over=0)
-    weight_decay: float = setting("lambda, of the summed loss", at_least=0)
+    pretrain_epochs: int = setting("full-batch epochs on public data", at_least=1, at_most=MOST_EPOCHS)
+    pretrain_rate: float = setting("learning rate of pretrain_epochs, for summed gradients", over=0)
+    weight_decay: float = setting("weight decay lambda, for the summed loss", at_least=0)
 
     def sensitivity(self) -> float:
         """Return 0: no private example is read."""

@@ -26,14 +26,15 @@ class DPMD(Clipping):
 
     clip_norm: float = setting("bound C on the L2 norm of a private example's gradient", at_least=1e-12)
     cycle: float | None = setting(
-        "K of alpha_t = cos(pi t / (K T)), the weight of the private gradient, never negative from K = 2 on; "
+        "K of the weight of the private gradient, alpha_t = cos(pi t / (K T)), which is never negative for K >= 2; "
         "null: alpha", at_least=2,
     )  # fmt: skip
     alpha: float = setting("the weight if cycle is null", over=0, at_most=1)
     public_batch: int = setting("public examples a step", at_least=1)
-    fresh: bool = setting("draw them anew at each step; false: the same ones")
+    fresh: bool = setting("draw new public examples at each step; false: always the same ones")
     labels: Labels = setting(
-        "of the public images: random, given (their own, of the private task), or auto: given if they are"
+        "labels of the public images: random; given: their own, which must be of the private task; auto: given if they "
+        "are, else random"
     )
 
     def mechanism(self, view: View, step: int) -> Mechanism:

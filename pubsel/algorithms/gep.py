@@ -92,16 +92,17 @@ class GEP(Algorithm):
     k: int = setting("basis vectors in all", at_least=1)
     clip_embedding: float = setting("bound S1 on the L2 norm of an example's embedding", at_least=1e-12)
     clip_residual: float = setting("bound S2 on the L2 norm of an example's residual", at_least=1e-12)
-    residual: bool = setting("release the residual too (GEP); false: Biased GEP")
+    residual: bool = setting("release the residual too (GEP); false: only the embedding (Biased GEP)")
     groups: Groups = setting("layers: as in the paper; slices: three equal flat slices, as in the official code")
     power_iterations: int = setting("power iterations for the basis", at_least=1, at_most=MOST_EPOCHS)
     labels: Labels = setting(
-        "of the public images: random, given (their own, of the private task), or auto: given if they are"
+        "labels of the public images: random; given: their own, which must be of the private task; auto: given if they "
+        "are, else random"
     )
     redraw: bool = setting("draw random labels at each step (paper) or once (official code)")
     public_precision: Precision = setting(
-        "of passes and products over public data, which only choose the subspace; tf32: of GPUs; "
-        "bfloat16: many times slower on a CPU that cannot multiply it"
+        "precision of computations on public data, which only choose the subspace; tf32: only on GPUs; "
+        "bfloat16: much slower on CPUs without bfloat16 arithmetic"
     )
 
     def sensitivity(self) -> float:

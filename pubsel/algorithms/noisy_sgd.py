@@ -216,11 +216,11 @@ LossName = Enum("LossName", ["logistic", "hinge"])
 class NoisySGD(Algorithm):
     """Settings of PILLAR with Algorithm 2 for two classes: public PCA, rows of norm 1, noisy_sgd."""
 
-    k: int = setting("dimensions that are left", at_least=1)
-    loss: LossName = setting("logistic, or the scaled hinge")
-    margin: float = setting("hinge: the margin that it asks for", over=0, at_most=1)
-    beta: float = setting("the chance that no run is good; ceil(log(1 / beta)) runs", over=0, below=1)
-    steps: int = setting("of each run; training.* is not used", at_least=1)
+    k: int = setting("dimensions after the projection", at_least=1)
+    loss: LossName = setting("logistic loss, or scaled hinge loss")
+    margin: float = setting("hinge: margin of the loss", over=0, at_most=1)
+    beta: float = setting("probability that no run is good; there are ceil(log(1 / beta)) runs", over=0, below=1)
+    steps: int = setting("steps of each run; training.* is not used", at_least=1)
 
     def sensitivity(self) -> float:
         """Return the sensitivity of a step's sum; the noise multiplier is in units of it."""

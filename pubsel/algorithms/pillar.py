@@ -94,11 +94,11 @@ class Pillar(Clipping):
     """Settings of PILLAR, of DP-SGD after a random projection (jl), and after a private PCA (dp_pca)."""
 
     projection: Projection = setting(
-        "pca: of the public features (PILLAR); jl: random; dp_pca: of the private features"
+        "pca: PCA of the public features (PILLAR); jl: random; dp_pca: private PCA of the private features"
     )
-    k: int = setting("dimensions that are left", at_least=1)
+    k: int = setting("dimensions after the projection", at_least=1)
     clip_norm: float = setting("bound C on the L2 norm of an example's gradient", at_least=1e-12)
-    share: float = setting("dp_pca: share of epsilon and of delta for the PCA", at_least=0, below=1)
+    share: float = setting("dp_pca: share of epsilon and delta that the PCA spends", at_least=0, below=1)
 
     @property
     def uses_public(self) -> bool:

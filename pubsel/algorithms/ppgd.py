@@ -14,12 +14,14 @@ from pubsel.settings.schema import setting
 class PPGD(OnFeatures):
     """Settings of PPGD."""
 
-    clip_factor: float = setting("the clip norm is this times the norm of the mean public gradient", over=0)
+    clip_factor: float = setting("the clip norm is this factor times the norm of the mean public gradient", over=0)
     finish_epochs: int = setting(
         "full-batch epochs on public data after private training", at_least=0, at_most=MOST_EPOCHS
     )
-    finish_rate: float = setting("their learning rate, on sums", over=0)
-    reuse: float = setting("pull back to the private result: this / 2 |w - w_private|^2", at_least=0)
+    finish_rate: float = setting("learning rate of these epochs, for summed gradients", over=0)
+    reuse: float = setting(
+        "penalty reuse / 2 |w - w_private|^2, which keeps the weights near the private result", at_least=0
+    )
 
     def mechanism(self, view: View, step: int) -> Mechanism:
         """Return the mechanism of DP-SGD: the clip norm is that of public gradients. What follows after training is

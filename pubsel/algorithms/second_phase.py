@@ -45,13 +45,13 @@ class SecondPhase(Clipping):
 
     clip_norm: float = setting("DP-SGD: bound C on the L2 norm of an example's gradient", at_least=1e-12)
     public_rate: float = setting(
-        "learning rate of Adam on public data; the paper: 3e-3 transformers, 5e-5 CNNs", over=0, at_most=1e6
+        "learning rate of Adam on public data; the paper: 3e-3 for transformers, 5e-5 for CNNs", over=0, at_most=1e6
     )
     public_epochs: int = setting("passes over the public data", at_least=0, at_most=MOST_EPOCHS)
-    public_batch: int = setting("examples a step of them", at_least=1)
+    public_batch: int = setting("public examples per step", at_least=1)
     head: Head = setting(
-        "own: public data of the private task train its head; temporary: a head for the public classes, thrown away "
-        "afterwards; auto: own where public and private data are one set, else temporary"
+        "own: public data trains the head of the private task; temporary: it trains another head, which is thrown away "
+        "afterwards; auto: own if public and private data are the same set, else temporary"
     )
 
     def numbers(self, view: View) -> int:

@@ -52,7 +52,7 @@ class Distance:
     """The settings that every distance has, and how it is measured. A distance is a subclass, a dataclass whose fields
     are its settings, with `title`, `reads` and `to_private`."""
 
-    name: str = setting("its name in records and tables", named=True)
+    name: str = setting("name of the distance in records and tables", named=True)
     m: int = setting("examples on each side", at_least=2)
     initialisations: int = setting(
         "random networks and draws of m private examples to average over", at_least=1, at_most=10**5

@@ -231,11 +231,11 @@ def sampling_rate(expected: float, n: int) -> float:
 class DPGSD(Subspaces):
     """Settings of DP-GSD. Rows of the private side are always of norm 1."""
 
-    epsilon: float | None = setting("epsilon of all its values together", over=0)
-    delta: float | None = setting("gauss: delta of all its values together", over=0, below=1)
-    mechanism: DPPCA = setting("gauss, noise on second moments; bingham, the exponential mechanism, delta 0")
-    private_m: float = setting("expected examples in the private sample; inf: all", at_least=1, infinite=True)
-    sketch: int = setting("dimensions that gradients are mapped to", at_least=1)
+    epsilon: float | None = setting("epsilon of all released values together", over=0)
+    delta: float | None = setting("gauss: delta of all released values together", over=0, below=1)
+    mechanism: DPPCA = setting("gauss: noise on second moments; bingham: the exponential mechanism, delta 0")
+    private_m: float = setting("expected size of the private sample; inf: all examples", at_least=1, infinite=True)
+    sketch: int = setting("gradients are projected to this many dimensions", at_least=1)
 
     title = "DP-GSD"
 

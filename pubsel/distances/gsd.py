@@ -35,8 +35,8 @@ class Subspaces(Distance):
 
     k: int = setting("dimension of the two subspaces", at_least=1)
     normalise_rows: bool = setting("scale every per-example gradient to unit length before the decomposition")
-    labels: Labelling = setting("random, or given: then both sides need labels of the private task")
-    parameters: Parameters = setting("gradients of the weights alone, or of all parameters")
+    labels: Labelling = setting("labels: random, or given; for given, both sides need labels of the private task")
+    parameters: Parameters = setting("use the gradients of only the weights, or of all parameters")
 
     reads = "images, through per-example gradients with random labels"
 

@@ -101,7 +101,7 @@ class OTDD(Distance):
     class. UsageError if a side has no labels.
     """
 
-    exact: bool = setting("optimal transport between the examples of two classes, not between their Gaussians")
+    exact: bool = setting("compare two classes by optimal transport between their examples instead of their Gaussians")
 
     title = "OTDD"
     reads = "images, as pixels or features, and labels"
