@@ -162,7 +162,7 @@ def test_rank_takes_other_distances_and_says_what_they_cost_and_read(cli: Cli) -
         code, out, err = cli("rank", *words, f"distance={distance}", "distance.initialisations=2")
         assert code == 0, err
         assert out.startswith(title)
-        assert f"{read}. The private side took " in out
+        assert f"{read}. Per network: " in out
         assert "not differentially private" in out
         assert out.index("\ndigits") < out.index("\nnoise"), out
     found = [json.loads(path.read_text()) for path in Path("results").rglob("ranks/*/result.json")]
