@@ -461,7 +461,6 @@ def _estimate(cell: Cell, task: Task, plan: Schedule, noise: bool) -> None:
             "PCA": freezing(algorithm, task),
             "frozen layers": below,
         }
-
         needed = rehearse(model, seen, algorithm, each, settings.training, noise, secure)
 
     needs = needs._replace(training=max(0, needed.held - needs.passes))
@@ -475,7 +474,6 @@ def stand_in(
 ) -> tuple[nn.Module, Task, int, float]:
     """Return a network like the one that will train, and the task as that will see it, with shapes in place of examples
     that are computed later; the bytes that the passes hold which compute them, and the seconds that these take."""
-
     frozen = behind_frozen(algorithm, task)
     model = network(settings.model, frozen, settings.seed, settings.data_root).to(device)
     if frozen is not task:
