@@ -254,12 +254,10 @@ def _apart(words: list[str]) -> tuple[list[str], list[str]]:
     an option."""
     actions = get_args_parser()._actions
     with_value = {name for action in actions if action.nargs is None for name in action.option_strings}
-
     settings: list[str] = []
     options: list[str] = []
     for before, word in zip(["", *words], words, strict=False):
         (options if word.startswith("-") or before in with_value else settings).append(word)
-
     return settings, options
 
 
@@ -373,7 +371,6 @@ def _within(command: str, words: list[str]) -> int:
     """Return the exit code of a command that another one starts: Hydra has one of each at a time."""
     state, settings = GlobalHydra.instance(), HydraConfig.instance()
     hydra_before, settings_before = state.hydra, settings.cfg
-
     state.clear()
     try:
         return _dispatch(command, _positional(command, words))

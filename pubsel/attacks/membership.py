@@ -42,7 +42,6 @@ def figures(scores: NDArray[np.float64], member: NDArray[np.bool_], random: np.r
     examples, and the true-positive rate at each of FALSE_POSITIVES. With fewer others than 1 / rate, a rate allows no
     false positive at all."""
     false, true, _ = roc_curve(member, scores, drop_intermediate=False)
-
     return {
         "auc": float(roc_auc_score(member, scores)),
         "auc_interval": auc_interval(member, scores, random),
@@ -56,7 +55,6 @@ def success(scores: NDArray[np.float64], member: NDArray[np.bool_]) -> dict[str,
     """Return the share of examples on the right side of 0.5, with its 95 % interval (Clopper and Pearson)."""
     correct = int(((scores > 0.5) == member).sum())
     test = binomtest(correct, len(scores))
-
     interval = test.proportion_ci(0.95)
     return {"success": float(test.statistic), "success_interval": (float(interval.low), float(interval.high))}
 
@@ -69,10 +67,8 @@ def supervised(
     and variance 1: 30 epochs of Adam in batches of 32. Its L2 penalty of 1 finds weak and strong leaks alike."""
     network = MLPClassifier((64,), alpha=1.0, batch_size=32, max_iter=30, random_state=seed)
     classifier = make_pipeline(StandardScaler(), network)
-
     with warnings.catch_warnings(action="ignore", category=ConvergenceWarning):  # 30 epochs are meant
         classifier.fit(np.concatenate([members[:known], others[:known]]), np.repeat([True, False], known))
-
     asked = np.concatenate([members[known:], others[known:]])
     return classifier.predict_proba(asked)[:, 1], np.repeat([True, False], [len(asked) // 2] * 2)
 
@@ -151,7 +147,6 @@ def black_box(model: nn.Module, members: Split, others: Split) -> Features:
     adversarial-robustness-toolbox (Nicolae et al. 2018)."""
     both = Split(torch.cat([members.x, others.x]), torch.cat([members.y, others.y]))
     outputs = logits(model, both.x).cpu()
-
     several = both.y.dim() == 2
     label = both.y.float() if several else nn.functional.one_hot(both.y, outputs.shape[1]).float()
     responses = torch.cat([outputs, losses_of(outputs, both.y)[:, None], label], 1)
@@ -193,7 +188,6 @@ def activations(model: nn.Module, split: Split) -> Tensor:
         outputs = logits(model, split.x).cpu()
     finally:
         hook.remove()
-
     return torch.cat([torch.cat(inputs_of_last), outputs, losses_of(outputs, split.y)[:, None]], 1)
 
 

@@ -75,7 +75,6 @@ def epsilon_of_any(guesses: Guesses, delta: float, confidence: float) -> float:
     """Return the largest epsilon at which (epsilon, delta)-DP is refuted with this confidence, or 0."""
     if p_value(guesses, 0.0, delta) >= 1 - confidence:
         return 0.0
-
     low, high = 0.0, LARGEST
     while high - low > 1e-6:
         middle = (low + high) / 2
@@ -83,7 +82,6 @@ def epsilon_of_any(guesses: Guesses, delta: float, confidence: float) -> float:
             low = middle
         else:
             high = middle
-
     return low
 
 
@@ -112,7 +110,6 @@ def may_be_right(guesses: Guesses, chance: float, least: Callable[[float], float
     m, guessed, right = guesses
     total = chance
     rights, wrongs = right / m * chance, (guessed - right) / m * chance
-
     for k in range(right - 1, -1, -1):
         q = max(0.0, (least(min(rights, 1.0)) - wrongs) * m / (guessed - k))
         total += q
@@ -120,7 +117,6 @@ def may_be_right(guesses: Guesses, chance: float, least: Callable[[float], float
         wrongs += (guessed - k) / m * q
         if total > 1:
             return False
-
     return True
 
 

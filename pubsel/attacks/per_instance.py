@@ -78,7 +78,6 @@ class Losses:
                 return self._look_at_release(result) if isinstance(result, Release) else result
 
             other.frozen = wrapped  # type: ignore[attr-defined]
-
         return other
 
     def _look(self, mechanism: Mechanism, view: View, step: int) -> Mechanism:
@@ -117,7 +116,6 @@ class Losses:
         def decode(noisy: Tensor) -> Frozen:
             noise = (float((noisy.double() - exact).square().sum()) / planned**2, release.size)
             self.noise.append(noise)
-
             added = np.array(norms)
             self.first_mus = np.where(added > 0, added / planned * more(*noise), 0)
             return release.decode(noisy)
@@ -172,11 +170,9 @@ class Losses:
             most = accountant.spent(sigma / level, self.plan.rate, self.plan.steps, self.plan.delta) if level else 0.0
         except (UsageError, ZeroDivisionError):
             return math.inf
-
         if self.first is not None and self.first_mus.any():
             mu = self.first_mus.max()
             most += accountant.gaussian_epsilon(mu, self.first.delta) if mu < 1e4 else math.inf
-
         return most
 
 
@@ -204,11 +200,9 @@ def contribution_norms(mechanism: Mechanism, view: View, examples: Split) -> NDA
     """Return the norm of what each of the n examples would add to the mechanism's sum, up to what is released: [n]."""
     if mechanism.contributions is None:
         raise UsageError("audit.kind=per_instance: this algorithm does not show contributions")
-
     norms: list[Tensor] = []
     at_once = max(8, CPU_ENTRIES // mechanism.size)
     for x, y in zip(examples.x.split(at_once), examples.y.split(at_once), strict=True):
         for block in view.gradients.blocks(x, y):
             norms.append(row_norms(mechanism.contributions(block)).cpu())
-
     return torch.cat(norms).numpy()

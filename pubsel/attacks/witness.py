@@ -195,11 +195,9 @@ class Witness:
     def _keep(self, noise: Tensor, exact: Tensor, sensitivity: float) -> None:
         unit = noise / (self.noise_multiplier * sensitivity)
         squares = unit.square()
-
         self._squares.append((float(squares.sum()), len(unit)))
         total, steps = self._columns.get(len(unit), (torch.zeros_like(squares), 0))
         self._columns[len(unit)] = total.add_(squares), steps + 1
-
         self._noise.append(unit[:KEPT].float().cpu())
         norms = float(noise.norm() * exact.norm())
         self._leaning.append(float(noise @ exact) / max(norms, 1e-30) * math.sqrt(len(noise)))
@@ -224,7 +222,6 @@ class Witness:
         in_all = stats.chi2.cdf(squares.sum(), numbers.sum())
         least_step = len(squares) * stats.chi2.cdf(squares, numbers).min()
         p_values = [in_all, least_step]
-
         coordinates = sum(len(total) for total, _ in self._columns.values())
         for total, steps in self._columns.values():
             p_values.append(coordinates * stats.chi2.cdf(float(total.min()), steps))
@@ -235,17 +232,14 @@ class Witness:
         slope of the noise's scale over the batch size, in logarithms."""
         leaning = float(np.square(self._leaning).sum())
         p_values = [stats.chi2.sf(leaning, len(self._leaning))]
-
         squares, numbers = np.array(self._squares).T
         sizes = np.log(np.maximum(self.sizes, 1))
         sizes = sizes - np.average(sizes, weights=numbers)
         spread = float((numbers * sizes**2).sum())
-
         if spread > 1e-9 and (squares > 0).all():
             # the logarithm of a root mean square of k normal numbers has a deviation of 1 / sqrt(2 k)
             slope = float((numbers * sizes * np.log(squares / numbers) / 2).sum()) / spread
             p_values.append(2 * stats.norm.sf(abs(slope) * math.sqrt(2 * spread)))
-
         return float(min(1.0, 2 * min(p_values)))
 
 
@@ -255,10 +249,8 @@ def repeated_noise(noise: NDArray[np.float32]) -> float:
     steps, k = noise.shape
     if steps < 2:
         return 1.0
-
     unit = noise / np.linalg.norm(noise, axis=1, keepdims=True).clip(1e-30)
     largest = max(float(np.abs(np.triu(unit[i : i + 500] @ unit.T, i + 1)).max()) for i in range(0, steps, 500))
-
     t = largest * math.sqrt((k - 1) / max(1 - largest**2, 1e-12))
     return float(min(1.0, steps * (steps - 1) * stats.t.sf(t, k - 1)))  # two-sided, of steps (steps - 1) / 2 pairs
 

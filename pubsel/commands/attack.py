@@ -43,13 +43,11 @@ def attack(settings: AttackConfig) -> pandas.DataFrame:
     """Attack, write the records RESULTS/attacks/NAME/result.json and the table RESULTS/tables/*.csv, and return it."""
     torch.set_num_threads(settings.threads or torch.get_num_threads())
     device = choose_device(settings.device)
-
     folder = Path(settings.results)
     if settings.attack == Attack.loss:
         frame = pandas.DataFrame([loss_row(record) for record in attack_runs(settings, folder, device)])
     else:
         frame = beside_paper(attack_gsd(settings, folder, device), f"{TABLES[settings.attack]}.csv")
-
     join.write_table(frame, folder / "tables" / f"{TABLES[settings.attack]}.csv")
     return frame
 
@@ -97,7 +95,6 @@ def attack_run(settings: AttackConfig, run: Path, folder: Path, device: torch.de
         model, task = reopened(trained, run, settings, device)
         scores = [member_scores(model, split) for split in (task.private, task.test)]
         member = np.repeat([True, False], [len(part) for part in scores])
-
         return {
             "attack": "loss",
             "run": run.name,
@@ -181,7 +178,6 @@ def frozen_of(settings: RunConfig, name: str, task: Task, state: dict[str, Tenso
     algorithm = algorithms.build(settings.algorithm)
     if not isinstance(algorithm, Freezes):
         return None
-
     result = algorithm.frozen(task.public, task.private.x.shape[1], public_stream(name))
     return result if isinstance(result, Frozen) else Frozen(state["frozen.shift"], state["frozen.projection"])
 
@@ -320,7 +316,6 @@ def _known_but_one(pairs: NDArray[np.float64], m: int) -> list[dict[str, Any]]:
 def beside_paper(rows: list[dict[str, Any]], file: str) -> pandas.DataFrame:
     """Return rows in percent, next to the paper's figure for the same attack, which is for CIFAR-10 and ResNet20."""
     paper = {tuple(row.get(key) for key in KEYS): row["success_rate"] for row in join.paper_rows(file)}
-
     lines = []
     for row in rows:
         low, high = row.get("success_interval") or (math.nan, math.nan)
@@ -329,5 +324,4 @@ def beside_paper(rows: list[dict[str, Any]], file: str) -> pandas.DataFrame:
         line |= {"success_rate": 100 * row["success"], "success_rate_low": 100 * low, "success_rate_high": 100 * high}
         line |= {"auc": row.get("auc"), "paper_success_rate": paper.get(tuple(row[key] for key in KEYS))}
         lines.append(line)
-
     return pandas.DataFrame(lines).dropna(axis=1, how="all")

@@ -86,7 +86,6 @@ def draw_records(name: str, records: list[dict[str, Any]], folder: Path) -> list
             return []
         frame = figures.boosted(frame) if name.startswith("adamix") else frame
         return write(Drawn(name, frame, figures.curves(frame, curve.x, curve.line)), folder)
-
     frame = figures.distances(join.make(name, records))
     return [] if frame.empty else write(Drawn(f"{name}_distance", frame, figures.scatter(frame)), folder)
 

@@ -59,11 +59,9 @@ class Run:
             return getattr(self, key)
         if key in self.record and key != "settings":
             return self.record[key]
-
         settings = self.record.get("settings", {})
         names = {"private": "pair.private", "public": "pair.public", "algorithm": "algorithm.name"}
         key_of = names.get(key, f"{key}.name" if key == "model" else key)
-
         value = at(settings, key_of)
         if value is None and settings:
             value = default_of(key_of)
@@ -103,7 +101,6 @@ def held(folder: Path) -> bool:
     on."""
     if not (folder / "lock").exists():
         return False
-
     lock = FileLock(folder / "lock", mode=records.PRIVATE_FILE)
     try:
         lock.acquire(timeout=0)
@@ -147,7 +144,6 @@ def stale(folder: Path, record: dict[str, Any], now: str | None) -> str:
     gone = [name for name in data if is_path(name) and not Path(name).expanduser().exists()]
     if not (folder / "model.pt").exists():
         gone.append("model.pt")
-
     commit = record.get("commit")
     other = [f"made by commit {commit[:10]}, now {now[:10]}"] if commit and now and commit != now else []
     return "; ".join(other + [f"{name} is gone" for name in gone])
@@ -173,7 +169,6 @@ def check_keys(where: list[str], entries: list[Run]) -> None:
     known = {*keys_of(RunConfig), *method_keys(), *KEYS}
     for entry in entries:
         known |= {*entry.record, *dotted(entry.record.get("settings", {}))}
-
     for word in where:
         key = word.partition("=")[0]
         if "=" in word and key not in known:
@@ -195,7 +190,6 @@ def matches(entry: Run, word: str) -> bool:
         raise UsageError(f"{word}: write key=value, such as algorithm=gep")
     if key == "state" and any(value not in STATES for value in values.split(",")):
         raise UsageError(f"{word}: a state is one of {', '.join(STATES)}")
-
     have = entry.value(key)
     typed = values.split(",")
     stale_too = key == "state" and have == "stale" and "finished" in typed
@@ -230,11 +224,9 @@ def listing(entries: list[Run], folder: Path) -> str:
     """Return a line for each run, and how many there are in each state."""
     if not entries:
         return f"no such run in {folder}"
-
     rows = [COLUMNS, *(_row(entry) for entry in entries)]
     widths = [max(len(row[i]) for row in rows) for i in range(len(COLUMNS))]
     lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
-
     counts = {state: sum(entry.state == state for entry in entries) for state in STATES}
     lines += ["", f"{len(entries)} runs: " + ", ".join(f"{n} {state}" for state, n in counts.items() if n)]
     needy = [entry for entry in entries if entry.state in ("failed", "corrupt")]
@@ -247,7 +239,6 @@ def spent_on_all(results: Path) -> str:
     lines = ledger.summary(results)
     if not lines:
         return ""
-
     head = f"drawn in all from the private data, deleted runs included ({results / 'ledger'}; basic composition):"
     return "\n".join(["", "", head, *(f"  {line}" for line in lines)])
 

@@ -148,11 +148,9 @@ class Composer:
         fixed = [str(word.input_line) for word in given if not word.is_sweep_override()]
         params = compose(self.command, fixed, return_hydra_config=True).hydra.sweeper.get("params") or {}
         swept = [*self.parser.parse_overrides([f"{key}={value}" for key, value in params.items()]), *given]
-
         last = [word for word in swept if word.key_or_group == "pair.public"][-1:]
         if public is not None and last and _is_single(last[0]):
             swept += self.parser.parse_overrides([f"pair.public={public}"])
-
         (cells,) = BasicSweeper.split_arguments(swept, None)
         return [list(cell) for cell in cells]
 
@@ -163,13 +161,10 @@ class Composer:
         for word in self.parser.parse_overrides(list(cell)):
             plain = not (word.is_add() or word.is_force_add() or word.is_delete())
             (values if plain and not self.chooses(word.key_or_group) else options).append(word)
-
         key = tuple(str(word.input_line) for word in options)
-
         if key not in self.whole:
             self.whole[key] = compose(self.command, list(key))
         changed = self.whole[key].copy()
-
         ConfigLoaderImpl._apply_overrides_to_config(values, changed)
         return changed
 
@@ -186,7 +181,6 @@ class Composer:
 
             settings: Any = canonical(check(RunConfig, self.composed(words)))
             return Cell(words, identity_of(settings), as_json(settings))
-
         from pubsel.commands import rank
 
         settings = rank.canonical(check(RankConfig, self.composed(words)))
@@ -235,14 +229,12 @@ class Kept:
         ranks = [*(folder / "ranks").glob("*/result.json"), *(folder / "records" / "ranks").glob("*.json")]
         records = results.read_records(folder)
         records += [results.read_record(path, ("identity", "settings")) for path in sorted(ranks)]
-
         kept = cls()
         for record in records:
             kept.names.add(record["identity"])
             if "seconds" in record:
                 about = (_compared(record["settings"]), float(record["seconds"]))
                 kept.seconds.setdefault(_kind(record["settings"]), []).append(about)
-
         return kept
 
     def expected(self, settings: dict[str, Any]) -> float | None:
@@ -269,12 +261,10 @@ def summary(name: str, cells: list[Cell], kept: Kept) -> str:
     missing = [cell for cell in cells if cell.name not in kept.names]
     if not missing:
         return f"{name}: all of {len(cells)} cells are there"
-
     took = [kept.expected(cell.settings) for cell in missing]
     known = [seconds for seconds in took if seconds is not None]
     hours = f"about {minutes(sum(known))}, as long as the nearest records took" if known else "hours unknown"
     hours += f", and {len(took) - len(known)} of unknown length" if 0 < len(known) < len(took) else ""
-
     return f"{name}: {len(cells) - len(missing)} of {len(cells)} cells are there; the other {len(missing)}: {hours}"
 
 
@@ -363,9 +353,7 @@ class Plan:
         """Return the words of a step that is no sweep. A table, and a figure of records, needs nothing but the
         folder."""
         of_records = step.command == "table" or (step.command == "figure" and step.words[0] not in draw.MEASURED)
-
         given = [self.results] if of_records else [*self.settings.words, self.results]
-
         public = self.settings.public
         sets = f"sets=[{public.removeprefix('[').removesuffix(']')}]" if public else ""
         return [*(sets if sets and word.startswith("sets=") else word for word in step.words), *given, *self.options]

@@ -86,7 +86,6 @@ def canonical(settings: RankConfig) -> RankConfig:
         public = sorted(public, key=lambda candidate: "+".join(public_sets(candidate)))
     else:
         select = Select()
-
     secure = settings.secure_noise and (selects or isinstance(distance, Releases))
     values = typed("distance", distance, settings.distance or {})
     return dataclasses.replace(settings, distance=values, public=public, select=select, secure_noise=secure)
@@ -269,5 +268,4 @@ def _show_choice(record: dict[str, Any]) -> str:
             "not revealed.",
             "",
         ]
-
     return "\n".join([*lines, record["privacy"]["statement"]])

@@ -180,7 +180,6 @@ def _loaded(cell: Cell) -> Task:
     say(f"{cell.name}: on {cell.device}")
     for note in task.notes:
         say(f"  {note}")
-
     check_classes(task.test.y, task.metric, "the test set")
     if task.validation is not None:
         check_classes(task.validation.y, task.metric, f"pair.validation={cell.settings.pair.validation}")

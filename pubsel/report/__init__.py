@@ -91,7 +91,6 @@ def run(settings: ReportConfig) -> str:
     results = Path(settings.results)
     output = Path(settings.output) if settings.output else results / "report.html"
     records = read_records(results)
-
     text = page(records, read_ranks(results), drawings(results / "figures"), read_choices(results))
     write_whole(output, text)
     return f"{output}: {len(records)} records, {len(text.encode()) / 1e6:.1f} MB; open it in a browser"
@@ -177,7 +176,6 @@ def _scatter(table: Table) -> "list[Markup]":
     from markupsafe import Markup
 
     frame = figures.distances(table)
-
     drawings = []
     for i, ((private, _, label), rows) in enumerate(frame.groupby(["private", "model", "label"], sort=False)):
         about = f"Utility against distance on {private}, {label}: the numbers of the table above"

@@ -174,7 +174,6 @@ def distances(table: Table) -> pandas.DataFrame:
     """Return the rows of a table for `scatter`: a point for each cell with a distance, and levels without public data.
     What is drawn together (private data, model, label) is one panel. Empty if no panel has two distances."""
     frame = table.frame.assign(metric=[cell.records[0].get("metric") if cell else None for cell in table.cells])
-
     frame = frame[frame["utility"].notna()]
     level = frame["algorithm"].isin(WITHOUT_PUBLIC) | frame["public"].isna()
     frame = frame[level | frame["distance"].notna()].assign(level=level)
@@ -416,7 +415,6 @@ def _drawn(figure: "Figure", kind: str, transparent: bool = False) -> bytes:
         "svg": {"Date": None, "Creator": None},
         "pdf": {"CreationDate": None, "Creator": None},
     }[kind]
-
     buffer = io.BytesIO()
     with style():
         figure.savefig(buffer, format=kind, metadata=metadata, transparent=transparent)

@@ -166,12 +166,10 @@ def selected(candidates: list[Cell], by: str, over: list[str]) -> list[Cell]:
     for cell in candidates:
         rest = {key: value for key, value in cell.settings.items() if key not in over}
         groups.setdefault(json.dumps([[cell[key] for key in CELL], rest], sort_keys=True), []).append(cell)
-
     best = []
     for group in groups.values():
         seeds = set.intersection(*({record["seed"] for record in cell.records} for cell in group))
         best.append(max(group, key=lambda cell: (cell.selection(by, seeds), len(cell.records), str(cell.settings))))
-
     return best
 
 
@@ -199,7 +197,6 @@ def spec(name: str) -> Spec:
     path = named("tables").get(name)
     if path is None:
         raise UsageError(f"unknown table {name!r}: use all, or one of {', '.join(names())}")
-
     about: Spec = read_work(Spec, path, "gsd_table2.yaml")
     if about.select and (set(about.select) != {"by", "over"} or about.select["by"] not in SELECTION):
         raise UserError(f"{path}: select takes by ({', '.join(SELECTION)}) and over")
@@ -220,7 +217,6 @@ def paper_rows(file: str | None) -> list[dict[str, Any]]:
     empty fields as None. Raise UserError if the file is missing."""
     if file is None:
         return []
-
     folders = [PAPER, *(folder / "tables" for folder in own_folders())]
     path = next((folder / file for folder in folders if (folder / file).is_file()), PAPER / file)
     try:
@@ -496,7 +492,6 @@ def rank_correlation(points: list[tuple[float, float]]) -> tuple[int | None, flo
     """Return the number of (distance, utility) points, Spearman's rho and Kendall's tau-b; None if they say nothing."""
     if len(points) < 3 or any(len(set(values)) < 2 for values in zip(*points, strict=True)):
         return len(points) or None, None, None
-
     distances, utilities = zip(*points, strict=True)
     spearman, kendall = stats.spearmanr(distances, utilities), stats.kendalltau(distances, utilities)
     return len(points), float(spearman.statistic), float(kendall.statistic)
@@ -508,7 +503,6 @@ def rank_interval(distances: list[list[float]], utilities: list[list[float]]) ->
     points = len(distances)
     if points < 3 or min(map(len, distances + utilities)) < 2:
         return None, None
-
     draw = np.random.RandomState(0)
     means = [np.stack([draw.choice(v, (1000, len(v))).mean(1) for v in side], 1) for side in (distances, utilities)]
     ranks = [stats.rankdata(side, axis=1) - (points + 1) / 2 for side in means]  # [1000, points], centred

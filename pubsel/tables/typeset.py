@@ -138,7 +138,6 @@ def _versions(table: Table) -> list[str]:
     commits = Counter(_short(record.get("commit")) for record in table.records())
     if len(commits) < 2:
         return []
-
     counted = ", ".join(f"{commit} ({count} run{'s'[: count != 1]})" for commit, count in commits.most_common())
     within = sum(len({record.get("commit") for record in cell.records}) > 1 for cell in table.cells if cell)
     inside = f"; within the seeds of {within} row{'s'[: within != 1]}" if within else ""
@@ -154,7 +153,6 @@ def text(frame: pandas.DataFrame, title: str = "") -> str:
     shown, constant = columns(frame)
     lines = [title] if title else []
     lines += [f"In every row: {', '.join(constant)}"] if constant else []
-
     cells = [[column.head, *column.texts()] for column in shown]
     widths = [max(map(len, cell)) for cell in cells]
     for row in zip(*cells, strict=True):

@@ -133,7 +133,6 @@ def gsd_figure3(moment: Moment) -> Iterator[Row]:
     """Yield singular values. energy: share of ||G||_F^2 in those up to this one. The batch has its true labels."""
     splits = {f"{moment.private} (private batch)": moment.batch}
     splits |= {public: moment.with_random_labels(public) for public in moment.public}
-
     for name, split in splits.items():
         values = singular_values(DenseGradients(moment.exact(split)).gram())
         energy = values.square().cumsum(0) / values.square().sum()
@@ -190,7 +189,6 @@ def errors(moment: Moment, row: Row, basis: Basis) -> Iterator[Row]:
     n = len(moment.batch.x)
     g = moment.gradients(moment.batch).combine(torch.full((n,), 1 / n, device=moment.batch.x.device))
     yield {**row, "group": "all", "projection_error": projection_error(g, basis)}
-
     for group, columns, b in zip(moment.groups(), basis.slices, basis.blocks, strict=True):
         of_group = Basis([slice(0, len(b))], [b])
         yield {**row, "group": group, "projection_error": projection_error(g[columns], of_group)}
@@ -217,7 +215,6 @@ def gep_figure7(moment: Moment) -> Iterator[Row]:
     """Yield the errors on as many Gaussian vectors in each group as GEP's basis would have, made orthonormal."""
     slices = list(moment.groups().values())
     sizes = [s.stop - s.start for s in slices]
-
     for k in moment.ks:
         source = moment.view.random(f"gaussian {k}", moment.step)
         blocks = []
@@ -391,13 +388,11 @@ def panels(frame: pandas.DataFrame, figure: Figure) -> list[tuple[str, str, pand
         return [("first epoch", "step", frame[frame["epoch"] < 1]), ("whole run", "epoch", frame)]
     if not figure.panel:
         return [("", figure.x, frame)]
-
     result = []
     for values, rows in frame.groupby(figure.panel, sort=False):
         named = zip(figure.panel, values, strict=True)
         title = ", ".join(v if isinstance(v, str) else f"{column} = {v:,}" for column, v in named)
         result.append((title, figure.x, rows))
-
     return result
 
 
@@ -444,13 +439,11 @@ def _draw_lines(axis: Any, rows: pandas.DataFrame, x: str, figure: Figure) -> No
     lines = [(None, rows)] if figure.line is None else list(rows.groupby(figure.line, sort=False))
     each = list(itertools.product(figure.y, lines))
     styles = figures.line_styles(range(len(each))).values()
-
     for (y, (value, part)), how in zip(each, styles, strict=True):
         name = value if isinstance(value, str) else f"{figure.line} = {value}"
         label = TEXT[y] if value is None else name
         if figure.line == "group":
             label += f" (p = {part['p'].iloc[0]:,})"
-
         part = part.sort_values(x)
         axis.plot(part[x], part[y], markevery=max(1, len(part) // 12), label=label, **how)
 

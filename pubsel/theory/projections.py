@@ -40,7 +40,6 @@ def drawn(settings: FigureConfig) -> figures.Drawn:
     if settings.figure == "separability":
         frame = of_sets(settings)
         return figures.Drawn("separability", frame, draw_separability(frame))
-
     frame = reconstruction(settings)
     return figures.Drawn("reconstruction", frame, draw_reconstruction(frame))
 
@@ -112,7 +111,6 @@ class Watched:
             rows = total[: weight.numel()].view_as(weight)
             errors = {name: float((rows - project(rows, *b)).norm() / rows.norm()) for name, b in bases.items()}
             self.errors.append({"step": step, **errors})
-
             return total
 
         return inner._replace(clipped_sum=sums)

@@ -21,12 +21,9 @@ def separability(x: ArrayLike, y: ArrayLike, ks: Sequence[int], c: float = 1e3) 
     x = np.array(x, dtype=np.float64)
     if len(np.unique(y)) != 2 or not all(0 <= k <= x.shape[1] for k in ks):
         raise UsageError(f"separability: needs two classes, and each k from 0 to {x.shape[1]}")
-
     x /= np.maximum(np.linalg.norm(x, axis=1, keepdims=True), np.finfo(np.float64).tiny)
-
     svm = LinearSVC(C=c, fit_intercept=False, dual="auto", max_iter=100_000, random_state=0).fit(x, y)
     w = svm.coef_[0] / np.linalg.norm(svm.coef_[0])
-
     directions = np.linalg.svd(x, full_matrices=False)[2]  # [min(n, d), d], eigenvectors of x^T x; w lies in their span
     kept = np.cumsum((directions @ w) ** 2)
     kept = np.concatenate([[0.0], kept, np.full(x.shape[1] - len(kept), kept[-1])])

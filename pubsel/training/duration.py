@@ -62,12 +62,10 @@ def seconds(this: Measurement, candidates: int = 1) -> float:
     sides_of = SIDES.get(type(this.distance))
     if sides_of is None:
         return 0.0
-
     try:
         sides = sides_of(this)
     except (UsageError, ValueError):  # too few examples, or classes
         return 0.0
-
     return this.distance.initialisations * (sides.private + candidates * sides.candidate)
 
 

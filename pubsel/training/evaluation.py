@@ -77,7 +77,6 @@ def _resampled_auc(
     for _ in range(RESAMPLES // BLOCK):
         drawn = [np.bincount(random.integers(n, size=n), minlength=n) for _ in range(BLOCK)]
         counts = np.stack(drawn).astype(np.uint8)  # no example is drawn 256 times
-
         values = np.stack([weighted_auc(*problem, counts) for problem in problems])  # [labels, resamples]
         with np.errstate(invalid="ignore"):
             blocks.append(np.nansum(values, axis=0) / np.isfinite(values).sum(axis=0))
@@ -108,11 +107,9 @@ def weighted_auc(
     """
     order = np.argsort(scores)
     truth, scores, counts = truth[order], scores[order], counts[:, order]
-
     ends = [np.searchsorted(scores, scores[truth], side) for side in ("left", "right")]  # of each positive's ties
     negatives = np.zeros((len(counts), len(scores) + 1), np.int32)  # [resamples, n + 1], among the lowest i
     np.cumsum(counts * ~truth, axis=1, dtype=np.int32, out=negatives[:, 1:])
-
     positives = counts[:, truth].astype(np.float64)  # [resamples, positives]
     in_order = np.einsum("bi,bi->b", positives, negatives[:, ends[0]] + negatives[:, ends[1]]) / 2
     with np.errstate(invalid="ignore"):

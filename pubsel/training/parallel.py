@@ -178,13 +178,11 @@ def _begun(
     """Return the mechanism of this step, the leader's, and the part of the sample that is in this process."""
     places = None if chosen is None else places_in_share(chosen, rank, size)
     mechanism, batch = together(lambda: (make(), part_of(private, places)))
-
     with _talking():
         for values in mechanism.shared:
             sent = values.contiguous()
             dist.broadcast(sent, 0)
             values.copy_(sent)
-
     return mechanism, batch
 
 
@@ -242,7 +240,6 @@ def _start() -> None:
     gpus = torch.cuda.device_count() if dist.is_nccl_available() else 0
     if torchrun.on_this_machine() < gpus:
         torch.cuda.set_device(torchrun.on_this_machine())
-
     try:
         dist.init_process_group("cpu:gloo,cuda:nccl" if gpus else "gloo", timeout=timedelta(days=30))
     except (RuntimeError, ValueError) as error:
@@ -290,10 +287,8 @@ def _announced() -> tuple[int, Tensor | None]:
     header = torch.zeros(2, dtype=torch.int64)
     dist.broadcast(header, 0)
     step, count = header.tolist()
-
     if count < 0:
         return step, None
-
     chosen = torch.zeros(count, dtype=torch.int64)
     dist.broadcast(chosen, 0)
     return step, chosen

@@ -60,7 +60,6 @@ def rehearse(
             model.load_state_dict(kept)
     finally:
         model.load_state_dict(kept)
-
     held, seconds = zip(*measured, strict=True)
     return Needs(max(held), *seconds)
 
@@ -91,11 +90,9 @@ def foreseen(piece: Callable[[int], Callable[[], object]], whole: int, power: fl
     work = piece(size)
     _timed(work)
     seconds = _timed(work)
-
     while size < whole and seconds * 2**power < 2 * ENOUGH_SECONDS:
         size = min(2 * size, whole)
         seconds = _timed(piece(size))
-
     return seconds * (whole / size) ** power
 
 
@@ -117,7 +114,6 @@ def random_like(split: Split, n: int, classes: int) -> Split:
         x = torch.from_numpy(source.standard_normal(shape, dtype="float32")).to(split.x.dtype)
     else:
         x = torch.from_numpy(source.integers(256, size=shape, dtype="uint8")).to(split.x.dtype)
-
     y = source.integers(2, size=(n, split.y.shape[1])) if split.y.dim() == 2 else source.integers(classes, size=n)
     return Split(x, torch.from_numpy(y).to(split.y.dtype))
 
@@ -132,7 +128,6 @@ def behind_frozen(algorithm: Algorithm, task: Task) -> Task:
     features."""
     if not isinstance(algorithm, Freezes) or task.private.x.dim() != 2:
         return task
-
     d: int = task.private.x.shape[1]
     width: int = getattr(algorithm, "k", d)
     shapes, public = task.each(lambda split: shaped(split, (width,))), task.public
@@ -166,7 +161,6 @@ class _Steps:
         self.starts.append(time.perf_counter())
         if self._enough(self.starts):
             raise _Enough
-
         mechanism = self._inner.mechanism(view, step)
         self.rows = mechanism.rows
         return mechanism
