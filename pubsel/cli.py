@@ -274,7 +274,8 @@ def _check_options(words: list[str]) -> None:
 
 def _help(command: str, words: list[str]) -> str:
     """Return every setting of a command with the value that `words` give it; or of the options that they name."""
-    given = get_args_parser().parse_args(_positional(command, [w for w in words if w not in ("-h", "--help")]))
+    without_help = [word for word in words if word not in ("-h", "--help")]
+    given = get_args_parser().parse_args(_positional(command, without_help))
     user_folders = [Path(given.config_dir).resolve()] if given.config_dir else []
     folders = (*user_folders, CONF)
 
@@ -287,7 +288,8 @@ def _help(command: str, words: list[str]) -> str:
 
     sections = explain.sections(SCHEMAS[command], cast(dict[str, Any], values), folders)
     groups = {section.name for section in sections if section.options}
-    chosen = dict(word.lstrip("+").split("=", 1) for word in overrides if word.lstrip("+").partition("=")[0] in groups)
+    plain = [word.lstrip("+") for word in overrides]
+    chosen = dict(word.split("=", 1) for word in plain if word.partition("=")[0] in groups)
     return explain.help_text(command, sections, chosen, folders)
 
 
@@ -298,11 +300,13 @@ def _positional(command: str, words: list[str]) -> list[str]:
     for i, key in enumerate(POSITIONAL.get(command, [])[: len(words)]):
         if re.match(r"[\w.+~/@]*=", words[i].partition(os.sep)[0]):
             break
-        words[i] = f"{key}={words[i]}" if re.fullmatch(r"[\w./~+*-]*", words[i]) else compose.quoted(key, words[i])
+        needs_no_quotes = re.fullmatch(r"[\w./~+*-]*", words[i])
+        words[i] = f"{key}={words[i]}" if needs_no_quotes else compose.quoted(key, words[i])
 
     if command == "runs":  # other keys belong to records, and Hydra does not know them
         runs_keys = tuple(f"{f.name}=" for f in dataclasses.fields(RunsConfig))
-        asked = [word for word in words if "=" in word and not word.startswith((*runs_keys, "hydra", "+", "~"))]
+        keyed = [word for word in words if "=" in word]
+        asked = [word for word in keyed if not word.startswith((*runs_keys, "hydra", "+", "~"))]
         words = [word for word in words if word not in asked] + _listed("where", asked)
 
     if command == "make":  # other keys belong to its steps
@@ -403,7 +407,9 @@ def _message(error: Exception) -> tuple[str, int]:
         return f"{str(error).rstrip('.')}: raise hydra.launcher.max_num_timeout or timeout_min", 1
     if isinstance(error, OSError) and error.strerror:
         return f"{error.filename or 'file'}: {error.strerror}; check space and permissions", 1
-    return f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}; debug=true shows where", 1
+
+    first = str(error).splitlines()[0] if str(error) else ""
+    return f"{type(error).__name__}: {first}; debug=true shows where", 1
 
 
 def _complete(words: list[str], line: str) -> int:

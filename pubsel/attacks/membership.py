@@ -56,7 +56,8 @@ def success(scores: NDArray[np.float64], member: NDArray[np.bool_]) -> dict[str,
     correct = int(((scores > 0.5) == member).sum())
     test = binomtest(correct, len(scores))
     interval = test.proportion_ci(0.95)
-    return {"success": float(test.statistic), "success_interval": (float(interval.low), float(interval.high))}
+    bounds = float(interval.low), float(interval.high)
+    return {"success": float(test.statistic), "success_interval": bounds}
 
 
 def supervised(
@@ -122,14 +123,16 @@ def white_box(
         engine = gsd.engine_of(model, distance)
         labels = random_labels(stream(key, "labels", i), len(members.x), classes, members.y.dim() == 2)
 
-        bases = [
-            gsd.basis_of(name, Split(split.x[: distance.m], split.y[: distance.m]), labels, distance, engine, classes)
-            for name, split in candidates.items()
-        ]
+        # both sides as Algorithm 1 computes them
+        bases = []
+        for name, split in candidates.items():
+            first = Split(split.x[: distance.m], split.y[: distance.m])
+            bases.append(gsd.basis_of(name, first, labels, distance, engine, classes))
         private = gsd.basis_of("the private data", members, labels, distance, engine, classes)
 
         # a value that is the same for all examples tells nothing by itself: each row gets its difference to it
-        released = torch.tensor([projection_metric(private, basis) for basis in bases]) / math.sqrt(distance.k)
+        metrics = [projection_metric(private, basis) for basis in bases]
+        released = torch.tensor(metrics) / math.sqrt(distance.k)
         rows, distances = gradients(engine, both, bases, stream(key, "sketch", i))
         values.append(distances - released)
 
@@ -168,11 +171,13 @@ def gradients(
     for block in engine.blocks(split.x.to(device), split.y.to(device)):
         assert block.losses is not None
         norms = block.row_norms().clamp(min=1e-30)[:, None]  # [b, 1]
-        inside = [(block.rows @ basis.to(block.dtype)).double().square().sum(1, keepdim=True) for basis in bases]
+        projections = [(block.rows @ basis.to(block.dtype)).double() for basis in bases]  # [b, k]
+        inside = [projection.square().sum(1, keepdim=True) for projection in projections]
 
         outside = (1 - torch.cat(inside, 1) / norms.square()).clamp(min=0)  # rounding may leave it below 0
         distances.append(outside.sqrt().float().cpu())
-        rows.append(torch.cat([block.rows @ sketch, norms.to(block.dtype), block.losses[:, None]], 1).cpu())
+        row = torch.cat([block.rows @ sketch, norms.to(block.dtype), block.losses[:, None]], 1)
+        rows.append(row.cpu())
 
     return torch.cat(rows), torch.cat(distances)
 

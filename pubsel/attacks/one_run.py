@@ -130,7 +130,13 @@ def trade_off(plan: accountant.Plan, noise_multiplier: float) -> Callable[[float
     epsilons = np.linspace(0, 3 * plan.claimed_epsilon + 3, 60)
     delta = np.array(accountant.deltas(noise_multiplier, plan.rate, plan.steps, epsilons.tolist()))
     slopes = np.exp(epsilons)
-    return lambda y: max(0.0, float(((y - delta) / slopes).max()), float((1 - delta - slopes * (1 - y)).max()))
+
+    def least(y: float) -> float:
+        line = float(((y - delta) / slopes).max())
+        mirrored = float((1 - delta - slopes * (1 - y)).max())
+        return max(0.0, line, mirrored)
+
+    return least
 
 
 def epsilon_of_curve(guesses: Guesses, plan: accountant.Plan, confidence: float) -> float:

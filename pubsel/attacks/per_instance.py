@@ -143,7 +143,8 @@ class Losses:
         # full batches compose exactly
         if plan.rate == 1:
             mus = np.sqrt(self.squares / sigma**2 + self.first_mus**2)
-            return np.array([accountant.gaussian_epsilon(mu, delta) if mu < 1e4 else math.inf for mu in mus])
+            epsilons = [accountant.gaussian_epsilon(mu, delta) if mu < 1e4 else math.inf for mu in mus]
+            return np.array(epsilons)
 
         # samples go through Renyi DP, one curve for each level that occurs
         used = np.flatnonzero(self.levels.any(0))
@@ -166,9 +167,11 @@ class Losses:
     def _most(self, sigma: float, level: float) -> float:
         """Return the loss of an example that adds at each step as much as any example adds at any step. Renyi DP would
         overestimate it."""
+        plan, most = self.plan, 0.0
         try:
-            most = accountant.spent(sigma / level, self.plan.rate, self.plan.steps, self.plan.delta) if level else 0.0
-        except (UsageError, ZeroDivisionError):
+            if level:
+                most = accountant.spent(sigma / level, plan.rate, plan.steps, plan.delta)
+        except (UsageError, ZeroDivisionError):  # so little noise that it cannot be accounted for
             return math.inf
         if self.first is not None and self.first_mus.any():
             mu = self.first_mus.max()

@@ -94,8 +94,8 @@ class Witness:
             self._sampled(torch.cat(batch) if batch else torch.zeros(0, dtype=torch.int64))
             self._keep(noise, exact, inner.sensitivity)
             self._weigh(noise, inner, set(self._in_batch(batch)))
-            after = inner.decode(test)
-            self.changed = max(self.changed, float((after - before).norm() / before.norm().clamp(min=1e-30)))
+            change = (inner.decode(test) - before).norm() / before.norm().clamp(min=1e-30)
+            self.changed = max(self.changed, float(change))
 
         return followed(inner, view.batch_size, device, judge, look)
 
@@ -135,7 +135,8 @@ class Witness:
         canaries = self._some((whose >= 0).nonzero().flatten(), n)
         real = (whose < 0).nonzero().flatten()
         # the largest canaries first: they are those that a wrong bound lets through
-        order = torch.argsort(self.engine.canaries.magnitudes[whose[canaries]], descending=True, stable=True)
+        magnitudes = self.engine.canaries.magnitudes[whose[canaries]]
+        order = torch.argsort(magnitudes, descending=True, stable=True)
         largest, others = canaries[order[: count // 2]], canaries[order[count // 2 :]]
         taken = [largest, self._some(others, count - len(largest)), self._some(real, max(1, count // 2))]
 
@@ -205,12 +206,14 @@ class Witness:
     def checks(self) -> dict[str, float]:
         """Return p-values of what was done, under the claimed plan; 0 or 1 for what is certain."""
 
+        # sums may differ in size from step to step: the coordinates that all have are compared
         shared = min(len(noise) for noise in self._noise)
+        same = torch.stack([noise[:shared] for noise in self._noise]).numpy()
         return {
             "sensitivity": float(self.worst <= ALLOWED),
             "decoding": float(self.changed <= 1e-4),
             "noise scale": self._least_noise(),
-            "noise drawn anew": repeated_noise(torch.stack([noise[:shared] for noise in self._noise]).numpy()),
+            "noise drawn anew": repeated_noise(same),
             "denominator": self._moving_denominator(),
             **uneven_samples(np.array(self.sizes), self.counts, self.plan.n, self.plan.rate),
             "samples drawn anew": repeated_samples(np.stack(self._samples), self.plan.rate),
@@ -250,7 +253,12 @@ def repeated_noise(noise: NDArray[np.float32]) -> float:
     if steps < 2:
         return 1.0
     unit = noise / np.linalg.norm(noise, axis=1, keepdims=True).clip(1e-30)
-    largest = max(float(np.abs(np.triu(unit[i : i + 500] @ unit.T, i + 1)).max()) for i in range(0, steps, 500))
+    # blocks of rows: all pairs at once would not fit into memory
+    largest = 0.0
+    for i in range(0, steps, 500):
+        cosines = np.triu(unit[i : i + 500] @ unit.T, i + 1)
+        largest = max(largest, float(np.abs(cosines).max()))
+
     t = largest * math.sqrt((k - 1) / max(1 - largest**2, 1e-12))
     return float(min(1.0, steps * (steps - 1) * stats.t.sf(t, k - 1)))  # two-sided, of steps (steps - 1) / 2 pairs
 
@@ -273,7 +281,8 @@ def repeated_samples(samples: NDArray[np.bool_], rate: float) -> float:
         # the pair that differs most, and those near it: the tails of all would take long
         gap = (shared - drawn * rate) / np.sqrt(np.maximum(drawn, 1) * rate * (1 - rate))
         most = np.argpartition(gap.ravel(), -min(100, gap.size))[-min(100, gap.size) :]
-        least = min(least, float(stats.binom.sf(shared.ravel()[most] - 1, drawn.ravel()[most], rate).min()))
+        tails = stats.binom.sf(shared.ravel()[most] - 1, drawn.ravel()[most], rate)
+        least = min(least, float(tails.min()))
 
     return float(min(1.0, steps * (steps - 1) / 2 * least))
 
@@ -293,10 +302,12 @@ def uneven_samples(sizes: NDArray[np.int64], counts: NDArray[np.int64], n: int, 
     fourth = (1 - 6 * variance) / (steps * variance)
     deviation = math.sqrt(max(1, len(counts)) * (2 + fourth))  # of the sum of squares
 
+    z = uneven / deviation
+    fewer, more = stats.binom.cdf(total, trials, rate), stats.binom.sf(total - 1, trials, rate)
     return {
-        "sampling rate": _two_sided(stats.binom.cdf(total, trials, rate), stats.binom.sf(total - 1, trials, rate)),
+        "sampling rate": _two_sided(fewer, more),
         "batch sizes": _two_sided(stats.chi2.cdf(spread, steps), stats.chi2.sf(spread, steps)),
-        "samples of one example": _two_sided(stats.norm.cdf(uneven / deviation), stats.norm.sf(uneven / deviation)),
+        "samples of one example": _two_sided(stats.norm.cdf(z), stats.norm.sf(z)),
     }
 
 

@@ -179,14 +179,17 @@ def frozen_of(settings: RunConfig, name: str, task: Task, state: dict[str, Tenso
     if not isinstance(algorithm, Freezes):
         return None
     result = algorithm.frozen(task.public, task.private.x.shape[1], public_stream(name))
-    return result if isinstance(result, Frozen) else Frozen(state["frozen.shift"], state["frozen.projection"])
+    if isinstance(result, Frozen):
+        return result
+    return Frozen(state["frozen.shift"], state["frozen.projection"])
 
 
 def loss_row(record: dict[str, Any]) -> dict[str, Any]:
     """Return a record as a row of the table."""
     row = {key: record[key] for key in OF_RUN if key != "weights"}
     row["utility"] = 100 * row["utility"]
-    row |= {"auc": record["auc"], "auc_low": record["auc_interval"][0], "auc_high": record["auc_interval"][1]}
+    low, high = record["auc_interval"]
+    row |= {"auc": record["auc"], "auc_low": low, "auc_high": high}
     row |= {f"tpr_at_fpr_{rate}": share for rate, share in record["tpr"].items()}
     return row | {key: record[key] for key in ("members", "others", "run")}
 
@@ -196,6 +199,7 @@ def loss_row(record: dict[str, Any]) -> dict[str, Any]:
 
 def attack_gsd(settings: AttackConfig, folder: Path, device: torch.device) -> list[dict[str, Any]]:
     """Return the rows of Table 8 or 9, measured or read from the record of the same settings."""
+    # some members must be left to ask about, and each target needs a member to replace
     m = attacked(settings).m
     if any(known >= m for known in settings.known):
         raise UsageError(f"known={settings.known}: must be below distance.m={m}, so that some are left to ask about")
@@ -206,7 +210,8 @@ def attack_gsd(settings: AttackConfig, folder: Path, device: torch.device) -> li
     what = {key: value for key, value in as_json(settings).items() if key != "run"}
     kind = settings.attack.name
     name = folder_name(f"{kind}-{short_name(settings.private)}-{settings.model.name}", what)
-    by_path = has_paths([settings.private, *(part for public in settings.public for part in public_sets(public))])
+    candidates = [part for public in settings.public for part in public_sets(public)]
+    by_path = has_paths([settings.private, *candidates])
 
     def make() -> dict[str, Any]:
         began = time.monotonic()
@@ -242,6 +247,7 @@ def gsd_rows(settings: AttackConfig, name: str, device: torch.device) -> list[di
     answers: Answers = {}
     replaced = []
     for trial in range(settings.trials):
+        # members and others, drawn alike; networks that no other trial has
         key = f"{name} {trial}"
         drawn = torch.from_numpy(stream(key, "members").permutation(len(task.private.x))[: 2 * m])
         members, others = (Split(task.private.x[part], task.private.y[part]) for part in drawn.split(m))
@@ -308,7 +314,8 @@ def _known_but_one(pairs: NDArray[np.float64], m: int) -> list[dict[str, Any]]:
     """Return a row for each of DIGITS: how often the attacker is right who knows all of m members but one."""
     rows = []
     for digits in DIGITS:
-        row = {"attack": "known_but_one", "features": f"{digits} digits", "gsd_values": "with", "known_members": m - 1}
+        row: dict[str, Any] = {"attack": "known_but_one", "features": f"{digits} digits"}
+        row |= {"gsd_values": "with", "known_members": m - 1}
         rows.append(row | {"success": told_apart(pairs, digits), "members": len(pairs)})
     return rows
 
@@ -320,8 +327,8 @@ def beside_paper(rows: list[dict[str, Any]], file: str) -> pandas.DataFrame:
     for row in rows:
         low, high = row.get("success_interval") or (math.nan, math.nan)
         line = {key: row[key] for key in ("private", "model", *KEYS[:3], "private_examples", "known_members", "trials")}
-        line |= {"asked": row["members"] + row.get("others", 0)}
-        line |= {"success_rate": 100 * row["success"], "success_rate_low": 100 * low, "success_rate_high": 100 * high}
+        line |= {"asked": row["members"] + row.get("others", 0), "success_rate": 100 * row["success"]}
+        line |= {"success_rate_low": 100 * low, "success_rate_high": 100 * high}
         line |= {"auc": row.get("auc"), "paper_success_rate": paper.get(tuple(row[key] for key in KEYS))}
         lines.append(line)
     return pandas.DataFrame(lines).dropna(axis=1, how="all")

@@ -21,7 +21,10 @@ def listing(data_root: str) -> str:
     `data_root` (as npz, prepared, as original files, built in, or absent)."""
     rows = [HEAD, *(_row(name, Path(data_root).expanduser()) for name in dataset_names())]
     widths = [max(len(row[i]) for row in rows) for i in range(len(HEAD))]
-    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+    lines = []
+    for row in rows:
+        cells = [cell.ljust(width) for cell, width in zip(row, widths, strict=True)]
+        lines.append("  ".join(cells).rstrip())
     return "\n".join([lines[0], "-" * len(lines[0]), *lines[1:], "", f"data folder: {data_root}"])
 
 
@@ -93,7 +96,8 @@ def _doubts(name: str, source: "Source") -> tuple[list[str], list[str]]:
     from pubsel.data.overlap import among
 
     path = Path(name).expanduser()
-    wrong, doubtful, names = folders.findings(path) if path.suffix == ".csv" or path.is_dir() else ([], [], [])
+    of_files = path.suffix == ".csv" or path.is_dir()
+    wrong, doubtful, names = folders.findings(path) if of_files else ([], [], [])
 
     # a class with few images is often a typing error in its name
     if source.train.y.dim() == 1:

@@ -97,13 +97,15 @@ def attacked(records: list[dict[str, Any]], folder: Path) -> pandas.DataFrame:
     """Return a row for each method and epsilon of AdaMix's Figure 1, the settings chosen as there: test error in
     percent and AUC of the loss attack, means over those seeds that were attacked. Empty if none was."""
     paths = (folder / "attacks").glob("loss-*/result.json")
-    auc = {record["run"]: record["auc"] for record in (results.read_record(path, ("run", "auc")) for path in paths)}
+    attacks = [results.read_record(path, ("run", "auc")) for path in paths]
+    auc = {record["run"]: record["auc"] for record in attacks}
     curve = figures.CURVES["adamix"]
     belong = [record for record in records if record["algorithm"] in curve.algorithms]
 
     rows = []
     for cell in join.selected(join.cells(belong), curve.by, list(curve.over)):
-        pairs = [(100 - 100 * r["utility"], auc[r["identity"]]) for r in cell.records if r["identity"] in auc]
+        with_auc = [record for record in cell.records if record["identity"] in auc]
+        pairs = [(100 - 100 * record["utility"], auc[record["identity"]]) for record in with_auc]
         if pairs:
             error, leak = np.mean(pairs, axis=0)
             shown = {"private": cell["private"], "model": cell["model"], "line": cell["algorithm"]}

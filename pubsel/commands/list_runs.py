@@ -71,7 +71,8 @@ class Run:
 def run(settings: RunsConfig) -> str:
     """Do `pubsel runs [list|show NAME|delete NAME] [key=value ...]`; return what to print."""
     folder, now = Path(settings.results) / "runs", records.provenance()["commit"]
-    entries = [look(path, now) for path in sorted(folder.glob("*/")) if path.name != "." and not empty(path)]
+    folders = [path for path in sorted(folder.glob("*/")) if path.name != "." and not empty(path)]
+    entries = [look(path, now) for path in folders]
     if settings.name is not None:
         part = settings.name.rstrip("/").split("/")[-1]
         entries = [entry for entry in entries if part in entry.name]
@@ -134,7 +135,8 @@ def look(folder: Path, now: str | None) -> Run:
     ending = last_line(folder)
     if ending.startswith(records.FAILED):
         return Run(folder, "failed", ending.removeprefix(records.FAILED), asked, age)
-    return Run(folder, "unfinished", "from a checkpoint" if (folder / "checkpoint.pt").exists() else "", asked, age)
+    why = "from a checkpoint" if (folder / "checkpoint.pt").exists() else ""
+    return Run(folder, "unfinished", why, asked, age)
 
 
 def stale(folder: Path, record: dict[str, Any], now: str | None) -> str:
@@ -226,9 +228,15 @@ def listing(entries: list[Run], folder: Path) -> str:
         return f"no such run in {folder}"
     rows = [COLUMNS, *(_row(entry) for entry in entries)]
     widths = [max(len(row[i]) for row in rows) for i in range(len(COLUMNS))]
-    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+    lines = []
+    for row in rows:
+        cells = [cell.ljust(width) for cell, width in zip(row, widths, strict=True)]
+        lines.append("  ".join(cells).rstrip())
+
+    # how many there are in each state, and why some are not well
     counts = {state: sum(entry.state == state for entry in entries) for state in STATES}
-    lines += ["", f"{len(entries)} runs: " + ", ".join(f"{n} {state}" for state, n in counts.items() if n)]
+    numbers = ", ".join(f"{n} {state}" for state, n in counts.items() if n)
+    lines += ["", f"{len(entries)} runs: {numbers}"]
     needy = [entry for entry in entries if entry.state in ("failed", "corrupt")]
     lines += [f"  {entry.name}: {entry.why}" for entry in needy]
     return "\n".join(lines)
@@ -266,7 +274,8 @@ def duration(seconds: float) -> str:
 
 def show(entry: Run) -> str:
     """Return a run's state, figures, guarantee, files, and the command that makes or resumes it."""
-    lines = [entry.name, f"  state: {entry.state}, {STATES[entry.state]}" + (f": {entry.why}" if entry.why else "")]
+    why = f": {entry.why}" if entry.why else ""
+    lines = [entry.name, f"  state: {entry.state}, {STATES[entry.state]}{why}"]
     if "utility" in entry.record:
         low, high = entry.record.get("utility_interval") or (None, None)
         interval = f" [{100 * low:.2f}, {100 * high:.2f}]" if low is not None and high is not None else ""
@@ -274,7 +283,8 @@ def show(entry: Run) -> str:
         lines.append(f"  privacy: {at(entry.record, 'privacy.statement')}")
 
     files = sorted(path for path in entry.folder.iterdir() if path.name != "lock")
-    lines.append("  files: " + ", ".join(f"{path.name} ({path.stat().st_size:,} bytes)" for path in files))
+    sizes = [f"{path.name} ({path.stat().st_size:,} bytes)" for path in files]
+    lines.append("  files: " + ", ".join(sizes))
     if entry.record.get("settings"):
         lines += ["  command:", f"    {command_line.command(entry.record)}"]
 

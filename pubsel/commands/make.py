@@ -147,7 +147,8 @@ class Composer:
         # the words that are the same in all cells choose the experiment, which may have a sweep
         fixed = [str(word.input_line) for word in given if not word.is_sweep_override()]
         params = compose(self.command, fixed, return_hydra_config=True).hydra.sweeper.get("params") or {}
-        swept = [*self.parser.parse_overrides([f"{key}={value}" for key, value in params.items()]), *given]
+        of_experiment = [f"{key}={value}" for key, value in params.items()]
+        swept = [*self.parser.parse_overrides(of_experiment), *given]
         last = [word for word in swept if word.key_or_group == "pair.public"][-1:]
         if public is not None and last and _is_single(last[0]):
             swept += self.parser.parse_overrides([f"pair.public={public}"])
@@ -226,7 +227,8 @@ class Kept:
     @classmethod
     def read(cls, folder: Path) -> "Kept":
         """Return what RESULTS/runs and ranks contain, and the records kept with the code in RESULTS/records."""
-        ranks = [*(folder / "ranks").glob("*/result.json"), *(folder / "records" / "ranks").glob("*.json")]
+        ranks = [*(folder / "ranks").glob("*/result.json")]
+        ranks += (folder / "records" / "ranks").glob("*.json")
         records = results.read_records(folder)
         records += [results.read_record(path, ("identity", "settings")) for path in sorted(ranks)]
         kept = cls()
@@ -253,7 +255,8 @@ def _kind(settings: dict[str, Any]) -> tuple[str, str, str]:
 
 
 def _compared(settings: dict[str, Any]) -> Settings:
-    return frozenset((key, value) for key, value in join.flat(settings).items() if key not in ("seed", "label"))
+    flat = join.flat(settings)
+    return frozenset((key, value) for key, value in flat.items() if key not in ("seed", "label"))
 
 
 def summary(name: str, cells: list[Cell], kept: Kept) -> str:
@@ -265,7 +268,8 @@ def summary(name: str, cells: list[Cell], kept: Kept) -> str:
     known = [seconds for seconds in took if seconds is not None]
     hours = f"about {minutes(sum(known))}, as long as the nearest records took" if known else "hours unknown"
     hours += f", and {len(took) - len(known)} of unknown length" if 0 < len(known) < len(took) else ""
-    return f"{name}: {len(cells) - len(missing)} of {len(cells)} cells are there; the other {len(missing)}: {hours}"
+    present = len(cells) - len(missing)
+    return f"{name}: {present} of {len(cells)} cells are there; the other {len(missing)}: {hours}"
 
 
 # The command
@@ -293,7 +297,8 @@ def run(settings: MakeConfig, start: Start) -> str:
         if missing:
             with tempfile.TemporaryDirectory() as here:
                 file = Path(here) / "cells"
-                file.write_text("".join(f"{shlex.join(cell.words)}\n" for cell in missing), encoding="utf-8")
+                lines = [f"{shlex.join(cell.words)}\n" for cell in missing]
+                file.write_text("".join(lines), encoding="utf-8")
                 words = ["-m", *plan.of_sweep(), f"hydra.sweeper.cells={command_line.written(str(file))}"]
                 _succeed(settings.name, start(command, words))
 
@@ -321,12 +326,14 @@ class Plan:
         # what changes no result goes to the sweep too, which asks for a device and a folder before it has a cell
         without_result = {name for schema in (RunConfig, RankConfig) for name in neutral(schema)}
         parsed = OverridesParser.create().parse_overrides(settings.words)
-        free = [word for word in parsed if word.key_or_group in without_result and not word.is_sweep_override()]
+        fixed = [word for word in parsed if not word.is_sweep_override()]
+        free = [word for word in fixed if word.key_or_group in without_result]
         self.free = [*(str(word.input_line) for word in free), self.results]
 
         # steps are commands of their own, with the same --config-dir; sweeps also with the same launcher
         hydra = HydraConfig.get()
-        self.options = [f"--config-dir={s.path}" for s in hydra.runtime.config_sources if s.provider == "command-line"]
+        sources = [source for source in hydra.runtime.config_sources if source.provider == "command-line"]
+        self.options = [f"--config-dir={source.path}" for source in sources]
         self.hydra = [word for word in hydra.overrides.hydra if not word.startswith("hydra.mode=")]
 
     def cells(self, steps: list[Step]) -> list[Cell]:
@@ -352,11 +359,13 @@ class Plan:
     def words(self, step: Step) -> list[str]:
         """Return the words of a step that is no sweep. A table, and a figure of records, needs nothing but the
         folder."""
-        of_records = step.command == "table" or (step.command == "figure" and step.words[0] not in draw.MEASURED)
+        drawn = step.command == "figure" and step.words[0] not in draw.MEASURED
+        of_records = step.command == "table" or drawn
         given = [self.results] if of_records else [*self.settings.words, self.results]
         public = self.settings.public
         sets = f"sets=[{public.removeprefix('[').removesuffix(']')}]" if public else ""
-        return [*(sets if sets and word.startswith("sets=") else word for word in step.words), *given, *self.options]
+        words = [sets if sets and word.startswith("sets=") else word for word in step.words]
+        return [*words, *given, *self.options]
 
     def listing(self, name: str, steps: list[Step]) -> str:
         """Return a line for each cell and each other step, and the summary."""

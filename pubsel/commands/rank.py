@@ -131,16 +131,19 @@ def _select(
     settings: RankConfig, task: Task, candidates: dict[str, Split], device: torch.device, streams: Streams
 ) -> dict[str, Any]:
     """Return the choice alone: no score and no distance, which would not be private."""
-    distance, select, epsilon = selection.gsd_of(distance_of(settings)), settings.select, settings.epsilon_select
+    distance = selection.gsd_of(distance_of(settings))
+    select, epsilon = settings.select, settings.epsilon_select
     assert epsilon is not None
 
     def build(i: int) -> nn.Module:
         return network(settings.model, task, settings.seed + i, settings.data_root).to(device)
 
+    # the randomness depends on all that the choice depends on, so that no two choices share it
     noted = Noted(task.private, epsilon, 0.0)
     plan, weights = {"epsilon": epsilon}, tensors(build(0))
     secret = streams.secret("choice", task.private, candidates.values(), weights, plan, noted)
-    sets = Comparison(build, task.private, candidates, max(2, task.classes), f"selection {settings.seed}", secret)
+    classes, key = max(2, task.classes), f"selection {settings.seed}"
+    sets = Comparison(build, task.private, candidates, classes, key, secret)
     chosen, spend = selection.select(distance, select, epsilon, sets, say)
 
     # how much better a set must be to be chosen almost surely
@@ -184,10 +187,12 @@ def _rank(
         weights = tensors(build(0))
         secret = streams.secret("DP-GSD", task.private, candidates.values(), weights, plan._asdict(), noted)
         measure = partial(distance.release, source=secret)
-        statement |= {"privacy": accountant.measured("All its distances together are", plan, settings.secure_noise, n)}
+        privacy = accountant.measured("All its distances together are", plan, settings.secure_noise, n)
+        statement |= {"privacy": privacy}
 
     measuring = time.perf_counter()
-    values = measure(build, task.private, candidates, max(2, task.classes), key=f"rank {settings.seed}", report=report)
+    classes, key = max(2, task.classes), f"rank {settings.seed}"
+    values = measure(build, task.private, candidates, classes, key=key, report=report)
     seconds = time.perf_counter() - measuring
     seconds_private = (seconds - sum(taken)) / distance.initialisations
 

@@ -68,7 +68,8 @@ def repeat(name: str, base: DictConfig) -> tuple[bool, str]:
     # figures decide; circumstances may explain them
     figures, around = differences(record, again)
     lines = [f"{record['identity']}: {'not the same' if figures else 'the same, bit for bit'}"]
-    lines += [f"  {line}" for line in figures or [f"weights: {again['weights']}", f"utility: {again['utility']}"]]
+    same = [f"weights: {again['weights']}", f"utility: {again['utility']}"]
+    lines += [f"  {line}" for line in figures or same]
     if figures and record["settings"].get("privacy", {}).get("secure_noise"):
         lines.append("Its noise came from the operating system: no run can repeat it.")
     if around:
@@ -82,7 +83,8 @@ def differences(old: dict[str, Any], new: dict[str, Any]) -> tuple[list[str], li
     """Return what differs between two records of a run, as "key: this -> that": figures, and circumstances. A figure
     that an older record lacks is no difference."""
     figures = [key for key in old if key not in NO_FIGURES]
-    return _different(old, new, figures), _different(old, new, [key for key in CIRCUMSTANCES if key in old])
+    circumstances = [key for key in CIRCUMSTANCES if key in old]
+    return _different(old, new, figures), _different(old, new, circumstances)
 
 
 def _different(old: dict[str, Any], new: dict[str, Any], keys: list[str]) -> list[str]:

@@ -171,7 +171,8 @@ def train(cell: Cell) -> dict[str, Any]:
 
     save(cell.folder / "model.pt", prepared.whole.state_dict())
     before = before._replace(spend=spend)
-    return _figures(cell, prepared) | _described(cell, prepared.task, before, distance) | {"seconds": round(seconds, 1)}
+    record = _figures(cell, prepared) | _described(cell, prepared.task, before, distance)
+    return record | {"seconds": round(seconds, 1)}
 
 
 def _loaded(cell: Cell) -> Task:
@@ -265,6 +266,7 @@ def _described(cell: Cell, task: Task, before: Before, distance: dict[str, Any] 
     settings, asked, spend = cell.settings, cell.streams.settings, before.spend
     assert isinstance(asked, RunConfig)
 
+    # the statement covers the choice of the public data too
     chosen = asked.pair.public == AUTO
     selected = sum(part.epsilon for what, part in before.parts if what == "selection of the public set")
     public_labels = "of the private set" if task.same_task else "of another set"
@@ -311,8 +313,8 @@ def with_chosen(cell: Cell) -> tuple[Cell, accountant.Plan]:
     gsd = selection.gsd_of(distances.build(settings.distance))
     epsilon = settings.epsilon_select or 0.0
     pairs = by_label(settings.pair)
+    # on disk, so that memory does not grow with the number of candidates
     candidates: dict[str, Split] = {}
-
     with tempfile.TemporaryDirectory(prefix=records.SCRATCH, dir=cell.folder) as kept:
         for label, pair in pairs.items():
             task = load_task(of(pair), cell.device)
@@ -322,11 +324,13 @@ def with_chosen(cell: Cell) -> tuple[Cell, accountant.Plan]:
         def build(i: int) -> nn.Module:
             return cell.network(task, settings.seed + i)
 
+        # the randomness depends on all that the choice depends on, so that no two choices share it
         plan, noted = {"epsilon": epsilon}, Noted(task.private, epsilon, 0.0)
         secret = cell.streams.secret("choice", task.private, candidates.values(), tensors(build(0)), plan, noted)
 
         def release() -> dict[str, Any]:
-            sets = Comparison(build, task.private, candidates, task.classes, f"selection {cell.name}", secret)
+            key = f"selection {cell.name}"
+            sets = Comparison(build, task.private, candidates, task.classes, key, secret)
             chosen, spend = selection.select(gsd, settings.select, epsilon, sets, say)
             return {"chosen": chosen, "spend": spend._asdict()}
 
@@ -373,6 +377,7 @@ def pair_distance(settings: RunConfig, task: Task, device: torch.device) -> dict
             record |= {"k": distance.k, "raw": distances.raw(values, distance.k)}
         return record
 
+    # a user's files may have changed since they were measured
     changeable = has_own_files(settings)
     return records.recorded(folder, make, ("values", "mean"), lambda record: not changeable)[0]
 
@@ -438,7 +443,8 @@ def _estimate(cell: Cell, task: Task, plan: Schedule, noise: bool) -> None:
         gradients = engine(model, settings.training.chunk)
         view = view_of(model, gradients, on_device(seen, device), "estimate", plan)
         measurement = unmeasured(settings, task, device)
-        needs = estimate.memory(gradients, algorithm, view, seen, duration.held(measurement) if measurement else 0)
+        of_distance = duration.held(measurement) if measurement else 0
+        needs = estimate.memory(gradients, algorithm, view, seen, of_distance)
         if seen is not task:
             releases = getattr(algorithm, "first_share", 0) > 0
             needs = estimate.prepared(needs, task, seen.private.x.shape[1], passes, releases)
@@ -492,5 +498,6 @@ def stand_in(
 
     seen = task.each(lambda part: shaped(part, (d,)))
     if seen.public is not None:
-        seen = seen._replace(public=random_like(seen.public, len(seen.public.x), 1)._replace(y=seen.public.y))
+        features = random_like(seen.public, len(seen.public.x), 1)
+        seen = seen._replace(public=features._replace(y=seen.public.y))
     return above, seen, counted.peak, seconds

@@ -65,7 +65,7 @@ class Runs:
         if record["identity"] not in self._numbers:
             self._numbers[record["identity"]] = len(self.runs)
             values = {**record, "command": command(record)}
-            for group in ("settings", "privacy"):  # many runs share most of them
+            for group in ("settings", "privacy"):  # one value a key, since many runs share most of them
                 inner = values.pop(group, None) or {}
                 values |= {f"{group}.{key}": value for key, value in inner.items()}
             self.keys += [key for key in values if key not in self.keys]
@@ -138,8 +138,12 @@ def _place(name: str) -> tuple[int, list[str]]:
 
 
 def _table(table: Table, runs: Runs) -> dict[str, Any]:
-    keys = [runs.add(f"{table.name}/{i + 1}", [cell]) if cell else None for i, cell in enumerate(table.cells)]
-    groups = [runs.add(f"{table.name}/rank/{i + 1}", group) if group else None for i, group in enumerate(table.groups)]
+    def key(name: str, cells: list[Cell]) -> str | None:
+        return runs.add(name, cells) if cells else None
+
+    # rows without a record of ours have no runs to link to
+    keys = [key(f"{table.name}/{i}", [cell] if cell else []) for i, cell in enumerate(table.cells, 1)]
+    groups = [key(f"{table.name}/rank/{i}", group) for i, group in enumerate(table.groups, 1)]
 
     head, _, rest = table.spec.title.partition(". ")
     return {
@@ -161,7 +165,8 @@ def _shown(frame: pandas.DataFrame, behind: list[str | None]) -> Shown:
     columns, constant = typeset.columns(frame)
     fields = [column.key for column in columns]
     values = {key: list(frame[key].astype(object).where(frame[key].notna(), None)) for key in fields}
-    widths = {column.key: max((len(spread) for _, spread in column.entries), default=0) for column in columns}
+    lengths = {column.key: [len(spread) for _, spread in column.entries] for column in columns}
+    widths = {key: max(of_spreads, default=0) for key, of_spreads in lengths.items()}
 
     # the first number of a row that is there
     stops = [
@@ -197,7 +202,8 @@ def _curve(name: str, records: list[dict[str, Any]], runs: Runs) -> dict[str, An
     plots = []
     for i, ((private, _), rows) in enumerate(frame.groupby(["private", "model"], sort=False)):
         drawn = figures.curves(rows, curve.x, curve.line, styles)
-        plots.append(Markup(figures.inline(drawn, f"{name}-{i}-", f"{curve.title}, on {private}: see The numbers")))
+        about = f"{curve.title}, on {private}: see The numbers"
+        plots.append(Markup(figures.inline(drawn, f"{name}-{i}-", about)))
     legend = figures.legend({figures.line_name(curve.line, line): how for line, how in styles.items()})
 
     numbers = pandas.DataFrame(
@@ -221,7 +227,8 @@ def drawings(folder: Path) -> dict[str, str]:
     """Return further SVG in results/figures, by other programs: those that the page does not draw itself."""
     drawn_here = {*figures.CURVES, *(f"{name}_distance" for name in join.names())}
     paths = [path for path in sorted(folder.glob("*.svg")) if path.stem not in drawn_here]
-    return {path.stem: path.read_text(encoding="utf-8") for path in paths if path.stat().st_size <= LARGEST}
+    small = [path for path in paths if path.stat().st_size <= LARGEST]
+    return {path.stem: path.read_text(encoding="utf-8") for path in small}
 
 
 def _as_images(others: dict[str, str]) -> dict[str, str]:

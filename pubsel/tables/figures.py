@@ -102,7 +102,8 @@ def points(curve: Curve, records: list[dict[str, Any]]) -> tuple[pandas.DataFram
     A line joins cells that differ in nothing but x (and what was selected): if others do, their lines are named
     apart. Empty if no line has two values of x.
     """
-    belong = [r for r in records if r["algorithm"] in curve.algorithms and _on_features(r) == curve.features]
+    belong = [record for record in records if record["algorithm"] in curve.algorithms]
+    belong = [record for record in belong if _on_features(record) == curve.features]
     lines: dict[tuple[Any, ...], list[Cell]] = {}
     for cell in selected(cells(belong), curve.by, list(curve.over)):
         if value(cell, curve.x) is not None and value(cell, curve.line) is not None:
@@ -121,7 +122,8 @@ def points(curve: Curve, records: list[dict[str, Any]]) -> tuple[pandas.DataFram
                 "line": f"{line}\n{short_keys(apart)}" if apart else line,
                 "x": x,
             }
-            row |= {"utility": mean, "std": std, "seeds": len(cell.records), "metric": cell.records[0].get("metric")}
+            row |= {"utility": mean, "std": std, "seeds": len(cell.records)}
+            row["metric"] = cell.records[0].get("metric")
             entries.append(([*map(_order, (private, model, place, apart, x))], row, cell))
     entries.sort(key=lambda entry: entry[0])
 
@@ -173,7 +175,8 @@ def boosted(frame: pandas.DataFrame) -> pandas.DataFrame:
 def distances(table: Table) -> pandas.DataFrame:
     """Return the rows of a table for `scatter`: a point for each cell with a distance, and levels without public data.
     What is drawn together (private data, model, label) is one panel. Empty if no panel has two distances."""
-    frame = table.frame.assign(metric=[cell.records[0].get("metric") if cell else None for cell in table.cells])
+    metrics = [cell.records[0].get("metric") if cell else None for cell in table.cells]
+    frame = table.frame.assign(metric=metrics)
     frame = frame[frame["utility"].notna()]
     level = frame["algorithm"].isin(WITHOUT_PUBLIC) | frame["public"].isna()
     frame = frame[level | frame["distance"].notna()].assign(level=level)
@@ -206,10 +209,13 @@ def curves(frame: pandas.DataFrame, x: str, line: str, styles: dict[Any, Any] | 
                 part = rows[rows["line"] == name]
                 label = line_name(line, name)
                 finite = part[part["x"].map(_finite)]
+                # a line without a finite x is a level
                 if len(finite):
-                    axis.errorbar(finite["x"], finite["utility"], finite["std"].fillna(0), label=label, **how)
+                    spread = finite["std"].fillna(0)
+                    axis.errorbar(finite["x"], finite["utility"], spread, label=label, **how)
                 elif len(part):
-                    axis.axhline(part["utility"].max(), label=label, color=how["color"], ls=how["ls"], lw=1.2)
+                    level = {"color": how["color"], "ls": how["ls"], "lw": 1.2}
+                    axis.axhline(part["utility"].max(), label=label, **level)
 
             _log_axis(axis, sorted({v for v in rows["x"] if _finite(v)}))
             axis.set(title=f"{short(private)}, {short(model)}", xlabel=axis_name(x), ylabel=_metric(rows))
@@ -242,7 +248,7 @@ def scatter(frame: pandas.DataFrame) -> "Figure":
         for axis, ((private, _, label), rows) in zip(axes, panels, strict=True):
             for name, part in rows.groupby([_series(row) for _, row in rows.iterrows()], sort=False):
                 how = dict(styles[str(name)])
-                if part["level"].all():
+                if part["level"].all():  # a method without public data has no distance
                     for level in part["utility"]:
                         axis.axhline(level, color=how["color"], ls=how["ls"], lw=1.2, label=str(name))
 
@@ -394,9 +400,14 @@ def inline(figure: "Figure", prefix: str, about: str) -> str:
     svg = _drawn(figure, "svg", transparent=True).decode()
 
     # metadata and style would clash with those of other figures on the page
-    svg = re.sub(r"<metadata>.*?</metadata>|<style.*?</style>", "", svg[svg.index("<svg") :], flags=re.DOTALL)
+    svg = svg[svg.index("<svg") :]
+    svg = re.sub(r"<metadata>.*?</metadata>|<style.*?</style>", "", svg, flags=re.DOTALL)
     used = set(re.findall(r"(?:url\(|href=\")#([^\")]+)", svg))
-    svg = re.sub(r' id="([^"]+)"', lambda match: f' id="{prefix}{match[1]}"' if match[1] in used else "", svg)
+
+    def renamed(match: re.Match[str]) -> str:
+        return f' id="{prefix}{match[1]}"' if match[1] in used else ""
+
+    svg = re.sub(r' id="([^"]+)"', renamed, svg)
     svg = re.sub(r"((?:url\(|href=\")#)", rf"\g<1>{prefix}", svg)
 
     # colours of the page, so that it can have a dark mode

@@ -110,11 +110,13 @@ class Cell:
             for record in self.records
             if record.get("distance")
         }
-        return [value for distance in measured.values() for value in distance.get("values") or [distance["mean"]]]
+        lists = [distance.get("values") or [distance["mean"]] for distance in measured.values()]
+        return [value for values in lists for value in values]
 
     def selection(self, by: str, seeds: set[int]) -> float:
         """Return the mean over these seeds of the utility that settings are selected by; -inf if a record has none."""
-        values = [record.get("selection", {}).get(by) for record in self.records if record["seed"] in seeds]
+        records = [record for record in self.records if record["seed"] in seeds]
+        values = [record.get("selection", {}).get(by) for record in records]
         return statistics.fmean(values) if values and None not in values else -math.inf
 
     def valid(self) -> bool | str:
@@ -143,7 +145,8 @@ def cells(records: list[dict[str, Any]]) -> list[Cell]:
     groups: dict[str, list[dict[str, Any]]] = {}
     for record in records:
         values = {key: value for key, value in record["settings"].items() if key != "seed"}
-        groups.setdefault(json.dumps([[record[key] for key in CELL], values], sort_keys=True), []).append(record)
+        same = json.dumps([[record[key] for key in CELL], values], sort_keys=True)
+        groups.setdefault(same, []).append(record)
 
     result = []
     for group in groups.values():
@@ -165,11 +168,17 @@ def selected(candidates: list[Cell], by: str, over: list[str]) -> list[Cell]:
     groups: dict[str, list[Cell]] = {}
     for cell in candidates:
         rest = {key: value for key, value in cell.settings.items() if key not in over}
-        groups.setdefault(json.dumps([[cell[key] for key in CELL], rest], sort_keys=True), []).append(cell)
+        same = json.dumps([[cell[key] for key in CELL], rest], sort_keys=True)
+        groups.setdefault(same, []).append(cell)
     best = []
     for group in groups.values():
+        # cells are compared on equal terms: on the seeds that all of them have
         seeds = set.intersection(*({record["seed"] for record in cell.records} for cell in group))
-        best.append(max(group, key=lambda cell: (cell.selection(by, seeds), len(cell.records), str(cell.settings))))
+
+        def rank(cell: Cell, seeds: set[int] = seeds) -> tuple[float, int, str]:
+            return cell.selection(by, seeds), len(cell.records), str(cell.settings)
+
+        best.append(max(group, key=rank))
     return best
 
 
@@ -336,8 +345,8 @@ def _joined(name: str, spec: Spec, shown: list[Cell]) -> tuple[pandas.DataFrame,
     for place, row in enumerate(paper):
         for label in ["paper", *spec.labels.get(row["algorithm"], [])]:
             if (place, label) not in filled:
-                empty = {key: row[key] for key in CELL if key != "label"} | {key: row[key] for key in spec.match}
-                empty |= {"label": label} | _beside(row)
+                keys = [*(key for key in CELL if key != "label"), *spec.match]
+                empty = {key: row[key] for key in keys} | {"label": label} | _beside(row)
                 sortable.append((_order(empty, place, privates, spec), empty, None))
 
     sortable.sort(key=lambda entry: entry[0])
@@ -346,7 +355,8 @@ def _joined(name: str, spec: Spec, shown: list[Cell]) -> tuple[pandas.DataFrame,
     selection = ["selected"] if spec.select else []
     columns = [*CELL, *spec.match, *selection, *COLUMNS_OURS, *COLUMNS_PAPER, *COLUMNS_CODE]
     absent = {name for name in COLUMNS_IF_ANY if all(row.get(name) is None for row in rows)}
-    return _frame(rows, [name for name in columns if name not in absent]), [cell for _, _, cell in sortable]
+    present = [name for name in columns if name not in absent]
+    return _frame(rows, present), [cell for _, _, cell in sortable]
 
 
 Ranked = tuple[tuple[Any, ...], list[Cell]]  # a row of the correlations, and the cells that it is computed from
@@ -369,14 +379,16 @@ def _ranked(spec: Spec, shown: list[Cell]) -> tuple[pandas.DataFrame, list[list[
     interval = ("spearman_low", "spearman_high")
     heads = ["private", "model", "algorithm", "epsilon", "label", "setting"]
     columns = [*heads, *ranks, *interval, *(f"paper_{r}" for r in ranks)]
-    return _frame([dict(zip(columns, row, strict=True)) for row, _ in rows], columns), [group for _, group in rows]
+    named = [dict(zip(columns, row, strict=True)) for row, _ in rows]
+    return _frame(named, columns), [group for _, group in rows]
 
 
 def _paper_points(spec: Spec) -> dict[tuple[Any, ...], list[tuple[float, float]]]:
     """Return the paper's (distance, utility) points by (private, model, algorithm, epsilon)."""
     paper: dict[tuple[Any, ...], list[tuple[float, float]]] = {}
     for row in paper_rows(spec.paper):
-        if row["algorithm"] not in WITHOUT_PUBLIC and row["distance"] is not None and row["utility"] is not None:
+        is_point = row["distance"] is not None and row["utility"] is not None
+        if is_point and row["algorithm"] not in WITHOUT_PUBLIC:
             block = (row["private"], row["model"], row["algorithm"], row["epsilon"])
             paper.setdefault(block, []).append((row["distance"], row["utility"]))
     return paper
@@ -430,7 +442,8 @@ def _row(cell: Cell, setting: str, paper: dict[str, Any] | None, spec: Spec) -> 
     row |= {column: at(cell["settings"], key) for column, key in spec.match.items()}
     row |= {"setting": setting or None, "selected": SELECTION[spec.select["by"]] if spec.select else None}
     row |= {"seeds": len(cell.records), "valid": cell.valid()}
-    row |= {"utility": utility, "utility_std": utility_std, "distance": distance, "distance_std": distance_std}
+    row |= {"utility": utility, "utility_std": utility_std}
+    row |= {"distance": distance, "distance_std": distance_std}
     row["utility_low"], row["utility_high"] = cell.interval()
     row["commits"] = len({record.get("commit") for record in cell.records})
 
@@ -462,7 +475,10 @@ def _with_setting(shown: list[Cell], spec: Spec) -> list[tuple[Cell, str]]:
     blocks: dict[tuple[Any, ...], list[Cell]] = {}
     for cell in shown:
         blocks.setdefault(tuple(cell[key] for key in CELL if key != "public"), []).append(cell)
-    return [pair for block in blocks.values() for pair in zip(block, differences(block, columns), strict=True)]
+    pairs: list[tuple[Cell, str]] = []
+    for block in blocks.values():
+        pairs += zip(block, differences(block, columns), strict=True)
+    return pairs
 
 
 def _order(row: dict[str, Any], place: int | None, privates: list[str], spec: Spec) -> tuple[Any, ...]:
@@ -504,7 +520,10 @@ def rank_interval(distances: list[list[float]], utilities: list[list[float]]) ->
     if points < 3 or min(map(len, distances + utilities)) < 2:
         return None, None
     draw = np.random.RandomState(0)
-    means = [np.stack([draw.choice(v, (1000, len(v))).mean(1) for v in side], 1) for side in (distances, utilities)]
+    means = []
+    for side in (distances, utilities):
+        drawn = [draw.choice(values, (1000, len(values))).mean(1) for values in side]
+        means.append(np.stack(drawn, 1))
     ranks = [stats.rankdata(side, axis=1) - (points + 1) / 2 for side in means]  # [1000, points], centred
     spread = np.sqrt((ranks[0] ** 2).sum(1) * (ranks[1] ** 2).sum(1))
 
@@ -516,7 +535,8 @@ def rank_interval(distances: list[list[float]], utilities: list[list[float]]) ->
 
 def _sides(group: list[Cell]) -> tuple[list[list[float]], list[list[float]]]:
     """Return the distances of each cell, and its utilities."""
-    return [cell.distances() for cell in group], [[record["utility"] for record in cell.records] for cell in group]
+    utilities = [[record["utility"] for record in cell.records] for cell in group]
+    return [cell.distances() for cell in group], utilities
 
 
 def _mean_std(values: list[float]) -> tuple[float, float | None]:

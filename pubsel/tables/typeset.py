@@ -74,8 +74,10 @@ def columns(frame: pandas.DataFrame) -> tuple[list[Column], list[str]]:
         if re.search("_(std|low|high)$", key) or key in NOT_SHOWN:
             continue
 
-        if key == "valid" and frame[key].notna().any() and (frame[key].dropna() == True).all():  # noqa: E712
-            constant.append(f"{HEADS[key]} valid")  # wherever there is a number of ours
+        # an empty field has no number of ours, so it is no exception
+        known = frame[key].dropna()
+        if key == "valid" and len(known) and (known == True).all():  # noqa: E712
+            constant.append(f"{HEADS[key]} valid")
             continue
         empty = key != "utility" and frame[key].isna().all()
         if empty or (key == "paper_public" and not _stands_in(frame)):
@@ -87,7 +89,8 @@ def columns(frame: pandas.DataFrame) -> tuple[list[Column], list[str]]:
             pairs = zip(entries, frame["public"], strict=True)
             entries = [("", "") if entry[0] == public else entry for entry, public in pairs]
 
-        numeric = pandas.api.types.is_numeric_dtype(frame[key]) and not pandas.api.types.is_bool_dtype(frame[key])
+        is_bool = pandas.api.types.is_bool_dtype(frame[key])
+        numeric = pandas.api.types.is_numeric_dtype(frame[key]) and not is_bool
         column = Column(key, HEADS.get(key, key), entries, numeric)
 
         if key not in MEASURED and len(frame) > 1 and len(set(entries)) == 1:
@@ -138,8 +141,12 @@ def _versions(table: Table) -> list[str]:
     commits = Counter(_short(record.get("commit")) for record in table.records())
     if len(commits) < 2:
         return []
-    counted = ", ".join(f"{commit} ({count} run{'s'[: count != 1]})" for commit, count in commits.most_common())
-    within = sum(len({record.get("commit") for record in cell.records}) > 1 for cell in table.cells if cell)
+    counts = [f"{commit} ({count} run{'s'[: count != 1]})" for commit, count in commits.most_common()]
+    counted = ", ".join(counts)
+
+    # worst within a row, whose seeds should differ in nothing else
+    versions = [{record.get("commit") for record in cell.records} for cell in table.cells if cell]
+    within = sum(len(of_cell) > 1 for of_cell in versions)
     inside = f"; within the seeds of {within} row{'s'[: within != 1]}" if within else ""
     return [f"Mixed versions of the code: {counted}{inside}."]
 
@@ -156,7 +163,8 @@ def text(frame: pandas.DataFrame, title: str = "") -> str:
     cells = [[column.head, *column.texts()] for column in shown]
     widths = [max(map(len, cell)) for cell in cells]
     for row in zip(*cells, strict=True):
-        lines.append("  ".join(value.ljust(width) for value, width in zip(row, widths, strict=True)).rstrip())
+        padded = [value.ljust(width) for value, width in zip(row, widths, strict=True)]
+        lines.append("  ".join(padded).rstrip())
     return "\n".join(lines)
 
 

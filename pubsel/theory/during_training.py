@@ -99,7 +99,8 @@ class Moment(NamedTuple):
 
     def with_random_labels(self, public: str) -> Split:
         """Return a public set with labels that are new at each step, and the same for all sets."""
-        return Split(self.public[public].x, self.on(public).labels(Labels.random, self.step, "during_training"))
+        labels = self.on(public).labels(Labels.random, self.step, "during_training")
+        return Split(self.public[public].x, labels)
 
     def groups(self) -> dict[str, slice]:
         """Return the columns of GEP's parameter groups."""
@@ -137,7 +138,8 @@ def gsd_figure3(moment: Moment) -> Iterator[Row]:
         values = singular_values(DenseGradients(moment.exact(split)).gram())
         energy = values.square().cumsum(0) / values.square().sum()
         for i in range(min(LARGEST, len(values))):
-            yield {"examples": name, "index": i + 1, "singular_value": float(values[i]), "energy": float(energy[i])}
+            row = {"examples": name, "index": i + 1}
+            yield row | {"singular_value": float(values[i]), "energy": float(energy[i])}
 
 
 def gsd_lemma41(moment: Moment) -> Iterator[Row]:
@@ -176,12 +178,13 @@ def gep_figure2(moment: Moment) -> Iterator[Row]:
 def gep_figure4(moment: Moment) -> Iterator[Row]:
     """Yield ||r / n|| / ||g||: g the mean gradient of the batch, r the sum of the residuals, without clipping."""
     for public, k in itertools.product(moment.public, moment.ks):
-        yield from errors(moment, {"public": public, "labels": "random labels", "k": k}, moment.basis(public, k))
+        row = {"public": public, "labels": "random labels", "k": k}
+        yield from errors(moment, row, moment.basis(public, k))
 
         # on the private set itself the true labels show what random ones cost
         if public == moment.private:
             labelled = moment.basis(public, k, Labels.given)
-            yield from errors(moment, {"public": public, "labels": "own labels", "k": k}, labelled)
+            yield from errors(moment, row | {"labels": "own labels"}, labelled)
 
 
 def errors(moment: Moment, row: Row, basis: Basis) -> Iterator[Row]:
@@ -418,7 +421,8 @@ def draw(frame: pandas.DataFrame, figure: Figure, title: str) -> matplotlib.figu
         for axis, (heading, x, rows) in zip(axes.flat, parts, strict=False):
             _draw_lines(axis, rows, x, figure)
             axis.set(xlabel=TEXT.get(x, x), title=heading)
-            axis.set(yscale="log" if figure.logarithmic else "linear", xscale="log" if x == "index" else "linear")
+            axis.set(yscale="log" if figure.logarithmic else "linear")
+            axis.set(xscale="log" if x == "index" else "linear")
             for scaled, logarithmic in ((axis.yaxis, figure.logarithmic), (axis.xaxis, x == "index")):
                 if logarithmic:
                     scaled.set_major_formatter(Plain())
@@ -457,8 +461,10 @@ def drawn(settings: FigureConfig) -> figures.Drawn:
         raise UsageError(f"figure={name}: sets=[A,B] takes single sets, no combined ones")
 
     sets = sets if figure.public else []
-    frame, origin = follow(name, trained, sets, settings.k or list(figure.ks), settings.points or figure.points)
+    ks, count = settings.k or list(figure.ks), settings.points or figure.points
+    frame, origin = follow(name, trained, sets, ks, count)
 
+    # the title states what a reader needs to compare it with the paper's figure
     private, label = short_name(settings.pair.private), settings.label
     title = f"{name}: {private}, {settings.model.name}, {settings.algorithm['name']}"
     title += f", batches of {settings.training.batch_size}"

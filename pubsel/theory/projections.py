@@ -56,12 +56,14 @@ def of_sets(settings: FigureConfig) -> pandas.DataFrame:
     backbones = {settings.model.name: settings.model.backbone, "pixels": PIXELS}
 
     rows = []
-    for name, (model, backbone) in itertools.product(settings.sets or [settings.pair.private], backbones.items()):
+    names = settings.sets or [settings.pair.private]
+    for name, (model, backbone) in itertools.product(names, backbones.items()):
         source = data.open_dataset(name, settings.data_root, download=False)
         sets = features.of_source(short_name(name), source, backbone, settings.data_root, device, say)
         pair = sets.train.y < 2
         x, y = sets.train.x[pair][:MOST].double().numpy(), sets.train.y[pair][:MOST].numpy()
 
+        # more components than examples or dimensions do not exist
         ks = [k for k in KS if k <= min(x.shape)]
         shown = {"private": short_name(name), "features": model}
 
@@ -100,7 +102,8 @@ class Watched:
         """Return the same mechanism, watched."""
         inner = self.inner.mechanism(view, step)
         weight = next(view.model.parameters())
-        gradient = public_gradient(view.gradients, view.labelled("adamix"))[: weight.numel()].view_as(weight)
+        gradient = public_gradient(view.gradients, view.labelled("adamix"))
+        gradient = gradient[: weight.numel()].view_as(weight)  # without the bias
 
         noise = torch.from_numpy(view.random("any", step).standard_normal((weight.shape[1], self.rank)))
         bases = {"public": subspace_around(gradient, self.rank, view.random("directions", step))}
@@ -109,7 +112,8 @@ class Watched:
         def sums(gradients: GradientMatrix) -> torch.Tensor:
             total = inner.clipped_sum(gradients)
             rows = total[: weight.numel()].view_as(weight)
-            errors = {name: float((rows - project(rows, *b)).norm() / rows.norm()) for name, b in bases.items()}
+            lost = {name: rows - project(rows, *basis) for name, basis in bases.items()}
+            errors = {name: float(left.norm() / rows.norm()) for name, left in lost.items()}
             self.errors.append({"step": step, **errors})
             return total
 

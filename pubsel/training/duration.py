@@ -109,7 +109,8 @@ def _top_subspace(m: int, p: int, k: int, device: torch.device) -> float:
 
     if large:
         return part * foreseen(approximate, m, least=max(MANY, 30 * k))
-    return part * foreseen(products, m, power=2, least=ROWS) + foreseen(eigenvectors, m, power=3, least=ROWS)
+    of_products = part * foreseen(products, m, power=2, least=ROWS)
+    return of_products + foreseen(eigenvectors, m, power=3, least=ROWS)
 
 
 def _of_features(this: Measurement) -> Sides:
@@ -139,13 +140,17 @@ def _of_heads(this: Measurement) -> Sides:
         z, labels = penultimate(this.model, this.images(rows)), y[torch.arange(rows) % len(y)]
         return partial(fit_head, z, labels if several else torch.unique(labels, return_inverse=True)[1])
 
+    def features(rows: int) -> Callable[[], object]:
+        return partial(penultimate, this.model, this.images(rows))
+
     fit = foreseen(heads, this.distance.m, least=8 * ROWS)
-    side = foreseen(lambda rows: partial(penultimate, this.model, this.images(rows)), this.distance.m, least=ROWS)
+    side = foreseen(features, this.distance.m, least=ROWS)
 
     # the gradients of all that is trained below the head
     weights = [name for name, weight in this.model.named_parameters() if weight.requires_grad]
     trained = [name for name in weights if name.endswith("weight")]
-    names = [] if this.private.x.dim() == 2 else [name for name in trained if name != f"{head(this.model)}.weight"]
+    below = [name for name in trained if name != f"{head(this.model)}.weight"]
+    names = [] if this.private.x.dim() == 2 else below
     if names:
         engine = PerExampleGradients(this.model, names=names)
 
@@ -202,6 +207,7 @@ def held(this: Measurement) -> int:
     if isinstance(distance, otdd.OTDD):
         return 8 * m * this.private.x[0].numel() + 52 * m**2 + around
 
+    # distances of features [m, d]
     d = penultimate(this.model, this.images(1)).shape[1]
     if isinstance(distance, frechet.Frechet):
         return 40 * m * d + 16 * min(m, d) ** 2 + around

@@ -93,7 +93,8 @@ def auc(outputs: Tensor, y: Tensor) -> float:
     check_classes(y, "auc", "the test set")
     from sklearn.metrics import roc_auc_score  # takes half a second, so only if an AUC is asked for
 
-    return float(np.mean([roc_auc_score(truth, scores) for truth, scores in one_against_rest(outputs, y)]))
+    problems = one_against_rest(outputs, y)
+    return float(np.mean([roc_auc_score(truth, scores) for truth, scores in problems]))
 
 
 def weighted_auc(

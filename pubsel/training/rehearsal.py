@@ -114,7 +114,8 @@ def random_like(split: Split, n: int, classes: int) -> Split:
         x = torch.from_numpy(source.standard_normal(shape, dtype="float32")).to(split.x.dtype)
     else:
         x = torch.from_numpy(source.integers(256, size=shape, dtype="uint8")).to(split.x.dtype)
-    y = source.integers(2, size=(n, split.y.shape[1])) if split.y.dim() == 2 else source.integers(classes, size=n)
+    several = split.y.dim() == 2
+    y = source.integers(2, size=(n, split.y.shape[1])) if several else source.integers(classes, size=n)
     return Split(x, torch.from_numpy(y).to(split.y.dtype))
 
 
@@ -170,7 +171,8 @@ def _step(run: Rehearsal) -> tuple[int, float]:
     """Return bytes and seconds of a step. Of a batch that takes long or much memory only a part is taken, and a larger
     part shows what the rest adds."""
     if isinstance(run.algorithm, Solves):
-        return run.algorithm.held(len(run.task.private.x)), solving(run.algorithm, run.task.private, run.secure)
+        held = run.algorithm.held(len(run.task.private.x))
+        return held, solving(run.algorithm, run.task.private, run.secure)
     if run.plan.steps == 0:
         return 0, 0.0
 
@@ -199,7 +201,8 @@ def _step(run: Rehearsal) -> tuple[int, float]:
     if rows == batch:
         return held, seconds
 
-    more = min(batch, most, max(2 * rows, int(rows * STEP_SECONDS / seconds)))
+    in_time = int(rows * STEP_SECONDS / seconds)
+    more = min(batch, most, max(2 * rows, in_time))
     if more > rows:
         longer = _seconds(run, examples, more)
     else:
@@ -215,7 +218,8 @@ def _seconds(run: Rehearsal, examples: Split, rows: int) -> float:
 
     def enough(starts: list[float]) -> bool:
         done, seconds = len(starts) - 1, starts[-1] - starts[0]
-        return done > MOST_STEPS or (done > 4 and seconds > ENOUGH_SECONDS) or (done > 0 and seconds > LONG_SECONDS)
+        slow = done > 0 and seconds > LONG_SECONDS
+        return slow or done > MOST_STEPS or (done > 4 and seconds > ENOUGH_SECONDS)
 
     starts = _taken(run, examples, rows, enough).starts
     seconds = [after - before for before, after in pairwise(starts)]
@@ -281,7 +285,8 @@ def freezing(algorithm: Algorithm, task: Task) -> float:
         smaller.k = max(1, k * width // d)
 
         def features(split: Split) -> Split:
-            return random_like(shaped(split, (width,)), max(smaller.k + 2, len(split.x) * width // d), task.classes)
+            n = max(smaller.k + 2, len(split.x) * width // d)
+            return random_like(shaped(split, (width,)), n, task.classes)
 
         x, public_x = features(task.private).x, None if public is None else features(public)
 
