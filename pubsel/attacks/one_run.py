@@ -110,6 +110,8 @@ def may_be_right(guesses: Guesses, chance: float, least: Callable[[float], float
     m, guessed, right = guesses
     total = chance
     rights, wrongs = right / m * chance, (guessed - right) / m * chance
+
+    # from the top down: q is the least chance of exactly k right guesses
     for k in range(right - 1, -1, -1):
         q = max(0.0, (least(min(rights, 1.0)) - wrongs) * m / (guessed - k))
         total += q

@@ -40,7 +40,7 @@ def run(settings: FigureConfig) -> str:
     if name not in names():
         raise UsageError(f"unknown figure {name!r}: use one of {', '.join(names())}")
 
-    # what looks at data itself says more than where its files are
+    # what is measured has figures to print, not only files
     if name in MEASURED:
         drawn = measured(settings)
         paths = write(drawn, folder)

@@ -145,7 +145,7 @@ class Before(NamedTuple):
 
 
 def train(cell: Cell) -> dict[str, Any]:
-    """Train a cell, and return its record except where it comes from."""
+    """Train a cell, and return its record without provenance."""
     track = tracking.track(cell.settings.tracking, cell.folder)
     parts: list[tuple[str, accountant.Plan]] = []
 
@@ -383,7 +383,7 @@ def pair_distance(settings: RunConfig, task: Task, device: torch.device) -> dict
 
 
 def distance_folder(settings: RunConfig) -> tuple[Path, dict[str, Any]]:
-    """Return where the distance of a run's pair is kept, and the settings that it depends on."""
+    """Return the folder of the distance of a run's pair, and the settings that it depends on."""
     what = {"distance": settings.distance, "pair": as_json(settings.pair), "model": as_json(settings.model)}
     public, private = short_name(settings.pair.public), short_name(settings.pair.private)
     name = folder_name(f"{private}-{public}-{settings.model.name}", what)

@@ -162,9 +162,9 @@ def cells(records: list[dict[str, Any]]) -> list[Cell]:
 
 
 def selected(candidates: list[Cell], by: str, over: list[str]) -> list[Cell]:
-    """Return, of cells that differ in the settings `over` alone, the best by `by`, a key of SELECTION: on the seeds
-    that all of them have; of equals the one with most seeds, which was chosen before. Cells whose records contain no
-    such utility stay only if there is nothing else."""
+    """Return the best of cells that differ in the settings `over` alone, by `by`, a key of SELECTION: on the seeds that
+    all of them have; among equals the one with most seeds, which was chosen before. Cells whose records contain no such
+    utility stay only if there is nothing else."""
     groups: dict[str, list[Cell]] = {}
     for cell in candidates:
         rest = {key: value for key, value in cell.settings.items() if key not in over}

@@ -198,7 +198,7 @@ def errors(moment: Moment, row: Row, basis: Basis) -> Iterator[Row]:
 
 
 def gep_figure5(moment: Moment) -> Iterator[Row]:
-    """Yield, for each group, the gradients' stable rank, and that of what GEP's basis from each public set leaves."""
+    """Yield for each group the gradients' stable rank, and that of what GEP's basis from each public set leaves."""
     rows = moment.exact(moment.batch)
     for k in moment.ks:
         bases = {public: moment.basis(public, k) for public in moment.public}
@@ -365,8 +365,8 @@ def public_set(name: str, settings: RunConfig, private: Split, device: torch.dev
 
 
 def order_kept(frame: pandas.DataFrame) -> tuple[int, int, int]:
-    """Return, by GSD: in how many of the moments the public sets are in the order of the first one, in how many the
-    nearest is the same, and how many there are."""
+    """Return in how many of the moments the public sets have the order by GSD of the first one, in how many the nearest
+    is the same, and how many moments there are."""
     orders = [tuple(rows.sort_values("gsd")["public"]) for _, rows in frame.groupby(["step", "k"])]
     same, nearest = (sum(order[:n] == orders[0][:n] for order in orders) for n in (len(orders[0]), 1))
     return same, nearest, len(orders)

@@ -118,8 +118,8 @@ def weighted_auc(
 
 
 def one_against_rest(outputs: Tensor, y: Tensor) -> list[tuple[NDArray[np.bool_], NDArray[np.float64]]]:
-    """Return, for each class of y [n], or label of y [n, labels], that has both values: whether examples have it [n],
-    and the scores [n] of outputs [n, classes]."""
+    """Return (whether examples have it [n], scores [n] of outputs [n, classes]) for each class of y [n], or label of
+    y [n, labels], that has both values."""
     truth = y if y.dim() == 2 else torch.nn.functional.one_hot(y, outputs.shape[1])
     scores = outputs.sigmoid() if y.dim() == 2 else outputs.softmax(1)
     both = [c for c in range(truth.shape[1]) if 0 < truth[:, c].sum() < len(truth)]

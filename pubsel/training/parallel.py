@@ -168,7 +168,7 @@ def share(split: Split, rank: int, size: int) -> Split:
 
 
 def places_in_share(chosen: Tensor, rank: int, size: int) -> Tensor:
-    """Return where the examples with these indices are in the process's `share`: of those that belong to it."""
+    """Return the places in the process's `share` of those examples with these indices that belong to it."""
     return chosen[chosen % size == rank] // size
 
 
