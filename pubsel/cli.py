@@ -56,16 +56,16 @@ HELP = f"""pubsel {pubsel.__version__}: private machine learning with public dat
   pubsel rank private=digits public=[digits,photo_patches,noise] model=digits_cnn distance.m=200      which is nearest?
   pubsel rank private=/path/to/images public=[/path/a,/path/b]                           the same, on your own folders
   pubsel attack loss run=NAME              membership inference on a finished run; also gsd_white_box, gsd_black_box
-  pubsel audit +experiment=quickstart      claimed epsilon beside what attacks on a training measure
-  pubsel table gsd_table2                  records beside the paper's numbers; all: every table that has a record
+  pubsel audit +experiment=quickstart      claimed epsilon next to what attacks on a training measure
+  pubsel table gsd_table2                  records next to the paper's numbers; all: every table that has a record
   pubsel make gsd_table2 dry=true          which cells of a table are there, and hours for the others
   pubsel figure pillar_k                   one figure as PNG, SVG and PDF; all: each that the records allow
-  pubsel report                            tables, figures and the runs behind them, as one HTML file
+  pubsel report                            tables, figures and the runs that they come from, as one HTML file
   pubsel runs state=unfinished             which runs there are; runs show NAME: its command, and why it failed
-  pubsel run replay=NAME                   repeat a run, and say whether it comes out the same
-  pubsel data list                         every named dataset: where it comes from, and whether it is here
+  pubsel run replay=NAME                   repeat a run, and report whether it comes out the same
+  pubsel data list                         every named dataset: where it comes from, and whether it is present
   pubsel data prepare NAME                 download or convert one
-  pubsel data check /path/to/images        what is read of your own: how many, which size, how many classes
+  pubsel data check /path/to/images        what is read of your data: how many images, which size, how many classes
 
 Every setting can be given as key=value; `pubsel run --help` lists them, `--cfg job` shows what a command would use.
 Tab completion for bash: eval "$(pubsel -sc install=bash)"
@@ -189,7 +189,7 @@ POSITIONAL = {
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run one command; returns its exit code. argv: the words after `pubsel`."""
+    """Run one command; return its exit code. argv: the words after `pubsel`."""
     words = list(sys.argv[1:] if argv is None else argv)
     if words[:1] in (["-sc"], ["--shell-completion"]):
         return _complete(words, os.environ.get("COMP_LINE", ""))
@@ -199,10 +199,14 @@ def main(argv: list[str] | None = None) -> int:
     if words[0] == "--version":
         print(pubsel.__version__)
         return 0
+
+    # torch reads its settings of memory when it is imported, which may be soon
     keep_memory()
     command, rest = words[0], words[1:]
     if command not in COMMANDS:
         return _fail(UsageError(f"unknown command {command!r}: use {', '.join(COMMANDS)}; pubsel --help shows them"))
+
+    # of several processes of torchrun the first runs the command, the others help it
     rank, size = torchrun.place()
     if size == 1:
         return _command(command, rest)
@@ -217,7 +221,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _command(command: str, rest: list[str]) -> int:
-    """Exit code of a command whose words are `rest`."""
+    """Return the exit code of a command whose words are `rest`."""
     debug = any(word in ("debug=true", "debug=True", "debug=1") for word in rest)
     try:
         words = _positional(command, list(rest))
@@ -227,7 +231,7 @@ def _command(command: str, rest: list[str]) -> int:
             return 0
         return _dispatch(command, words)
     except KeyboardInterrupt:
-        print("interrupted; the same command goes on from the last checkpoint", file=sys.stderr)
+        print("interrupted; the same command resumes from the last checkpoint", file=sys.stderr)
         return 130
     except Exception as error:
         if debug:
@@ -236,8 +240,8 @@ def _command(command: str, rest: list[str]) -> int:
 
 
 def keep_memory() -> None:
-    """Have torch take huge pages, and glibc keep freed memory: new pages for the tensors of a pass can cost more than
-    the pass. To be called before torch is imported; does nothing where there is no glibc."""
+    """Make torch take huge pages, and glibc keep freed memory: new pages for the tensors of a pass can cost more than
+    the pass. To be called before torch is imported; does nothing if there is no glibc."""
     os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
     with contextlib.suppress(OSError, AttributeError):
         mallopt = ctypes.CDLL("libc.so.6").mallopt
@@ -246,10 +250,10 @@ def keep_memory() -> None:
 
 
 def _apart(words: list[str]) -> tuple[list[str], list[str]]:
-    """Settings, and options of Hydra such as --config-dir DIR. Its parser takes no settings on both sides of one."""
-    with_value = {
-        name for action in get_args_parser()._actions if action.nargs is None for name in action.option_strings
-    }
+    """Return settings, and options of Hydra such as --config-dir DIR. Its parser accepts no settings on both sides of
+    an option."""
+    actions = get_args_parser()._actions
+    with_value = {name for action in actions if action.nargs is None for name in action.option_strings}
     settings: list[str] = []
     options: list[str] = []
     for before, word in zip(["", *words], words, strict=False):
@@ -258,54 +262,66 @@ def _apart(words: list[str]) -> tuple[list[str], list[str]]:
 
 
 def _check_options(words: list[str]) -> None:
-    """UsageError for a word like --epsilon, about which Hydra's parser would print a page."""
-    said = io.StringIO()
+    """Raise UsageError for a word like --epsilon, about which Hydra's parser would print a page."""
+    printed = io.StringIO()
     try:
-        with contextlib.redirect_stderr(said):
+        with contextlib.redirect_stderr(printed):
             get_args_parser().parse_args(words)
     except SystemExit:
-        reason = said.getvalue().strip().splitlines()[-1].partition("error: ")[2]
+        reason = printed.getvalue().strip().splitlines()[-1].partition("error: ")[2]
         raise UsageError(f"{reason}; a setting is written key=value, without --") from None
 
 
 def _help(command: str, words: list[str]) -> str:
-    """Every setting of a command with the value that `words` give it; or of the options that they name."""
-    given = get_args_parser().parse_args(_positional(command, [w for w in words if w not in ("-h", "--help")]))
-    own = [Path(given.config_dir).resolve()] if given.config_dir else []
-    folders = (*own, CONF)
+    """Return every setting of a command with the value that `words` give it; or of the options that they name."""
+    without_help = [word for word in words if word not in ("-h", "--help")]
+    given = get_args_parser().parse_args(_positional(command, without_help))
+    user_folders = [Path(given.config_dir).resolve()] if given.config_dir else []
+    folders = (*user_folders, CONF)
+
+    # Hydra resolves the values, from the user's folder too
     overrides = [word for word in given.overrides if not word.lstrip("+~").startswith("hydra")]
     with hydra.initialize_config_dir(str(CONF), version_base="1.3"):
-        search = [f"hydra.searchpath=[{','.join(f'file://{folder}' for folder in own)}]"] if own else []
-        values = OmegaConf.to_container(hydra.compose(command, [*overrides, *search]), resolve=True)
-    made = explain.sections(SCHEMAS[command], cast(dict[str, Any], values), folders)
-    groups = {section.name for section in made if section.options}
-    chosen = dict(word.lstrip("+").split("=", 1) for word in overrides if word.lstrip("+").partition("=")[0] in groups)
-    return explain.help_text(command, made, chosen, folders)
+        search = [f"hydra.searchpath=[{','.join(f'file://{folder}' for folder in user_folders)}]"]
+        overrides_too = [*overrides, *(search if user_folders else [])]
+        values = OmegaConf.to_container(hydra.compose(command, overrides_too), resolve=True)
+
+    sections = explain.sections(SCHEMAS[command], cast(dict[str, Any], values), folders)
+    groups = {section.name for section in sections if section.options}
+    plain = [word.lstrip("+") for word in overrides]
+    chosen = dict(word.split("=", 1) for word in plain if word.partition("=")[0] in groups)
+    return explain.help_text(command, sections, chosen, folders)
 
 
 def _positional(command: str, words: list[str]) -> list[str]:
-    """`table NAME`, `data list|prepare NAME|check NAME`, `runs KEY=VALUE` and `make NAME KEY=VALUE` as overrides."""
+    """Return `table NAME`, `data list|prepare NAME|check NAME`, `runs KEY=VALUE` and `make NAME KEY=VALUE` as
+    overrides."""
     words, options = _apart(words)
     for i, key in enumerate(POSITIONAL.get(command, [])[: len(words)]):
         if re.match(r"[\w.+~/@]*=", words[i].partition(os.sep)[0]):
             break
-        words[i] = f"{key}={words[i]}" if re.fullmatch(r"[\w./~+*-]*", words[i]) else compose.quoted(key, words[i])
-    if command == "runs":  # other keys are those of records, of which Hydra knows nothing
-        own = tuple(f"{f.name}=" for f in dataclasses.fields(RunsConfig))
-        asked = [word for word in words if "=" in word and not word.startswith((*own, "hydra", "+", "~"))]
+        needs_no_quotes = re.fullmatch(r"[\w./~+*-]*", words[i])
+        words[i] = f"{key}={words[i]}" if needs_no_quotes else compose.quoted(key, words[i])
+
+    if command == "runs":  # other keys belong to records, and Hydra does not know them
+        runs_keys = tuple(f"{f.name}=" for f in dataclasses.fields(RunsConfig))
+        keyed = [word for word in words if "=" in word]
+        asked = [word for word in keyed if not word.startswith((*runs_keys, "hydra", "+", "~"))]
         words = [word for word in words if word not in asked] + _listed("where", asked)
-    if command == "make":  # other keys are those of its steps
+
+    if command == "make":  # other keys belong to its steps
         if {"-m", "--multirun"} & set(options):
             raise UsageError("pubsel make sweeps by itself: leave -m out")
-        keys_here = tuple(f"{f.name}=" for f in dataclasses.fields(MakeConfig))
-        asked = [word for word in words if not word.startswith((*keys_here, "hydra"))]
+        make_keys = tuple(f"{f.name}=" for f in dataclasses.fields(MakeConfig))
+        asked = [word for word in words if not word.startswith((*make_keys, "hydra"))]
         words = [word if not word.startswith("public=") else compose.quoted(*word.split("=", 1)) for word in words]
         words = [word for word in words if word not in asked] + _listed("words", asked)
+
     return options + words
 
 
 def _listed(key: str, words: list[str]) -> list[str]:
-    """The override key=[...] of words that Hydra is to read as they are; none of no words."""
+    """Return the override key=[...] of words that Hydra is to read as they are; nothing for no words."""
     quoted = ["'" + word.replace("\\", "\\\\").replace("'", "\\'") + "'" for word in words]
     return [f"{key}=[{','.join(quoted)}]"] if quoted else []
 
@@ -330,7 +346,8 @@ def _dispatch(command: str, words: list[str]) -> int:
             return why
         return None
 
-    os.environ["HYDRA_FULL_ERROR"] = "1"  # errors reach us instead of Hydra's own printing
+    # errors are raised here instead of being printed by Hydra
+    os.environ["HYDRA_FULL_ERROR"] = "1"
     logging.getLogger("hydra").addHandler(logging.NullHandler())
     sys.argv = ["pubsel", *words]
     from hydra_plugins import pubsel_launchers
@@ -344,8 +361,9 @@ def _dispatch(command: str, words: list[str]) -> int:
         failures = several.cells
     except (HydraException, OmegaConfBaseException, OSError, UserError):
         raise
-    except Exception as error:  # of Hydra, about an override: `task` keeps its own
+    except Exception as error:  # Hydra's, about an override: `task` keeps those of the command
         raise UsageError(f"{error}; pubsel {command} --help lists the keys") from error
+
     if raised:
         raise raised[0]
     if failures:
@@ -354,7 +372,7 @@ def _dispatch(command: str, words: list[str]) -> int:
 
 
 def _within(command: str, words: list[str]) -> int:
-    """Exit code of a command that another one starts: Hydra has one of each at a time."""
+    """Return the exit code of a command that another one starts: Hydra has one of each at a time."""
     state, settings = GlobalHydra.instance(), HydraConfig.instance()
     hydra_before, settings_before = state.hydra, settings.cfg
     state.clear()
@@ -365,7 +383,7 @@ def _within(command: str, words: list[str]) -> int:
 
 
 def _fail(error: Exception) -> int:
-    """One line on stderr, and the exit code."""
+    """Print one line to stderr, and return the exit code."""
     text, code = _message(error)
     print(f"pubsel: {' '.join(text.splitlines())}", file=sys.stderr)
     return code
@@ -378,25 +396,32 @@ def _message(error: Exception) -> tuple[str, int]:
         return str(error), error.exit_code
     if isinstance(error, HydraException | OmegaConfBaseException):
         return compose.explained(error), 2
+
     if out_of_memory(error):
         return "out of memory: lower training.chunk, algorithm.k or pair.m", 1
+
     if type(error).__name__ == "UncompletedJobError":  # of submitit, at a time limit
         return f"{str(error).rstrip('.')}: raise hydra.launcher.max_num_timeout or timeout_min", 1
     if isinstance(error, OSError) and error.strerror:
         return f"{error.filename or 'file'}: {error.strerror}; check space and permissions", 1
-    return f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}; debug=true shows where", 1
+
+    first = str(error).splitlines()[0] if str(error) else ""
+    return f"{type(error).__name__}: {first}; debug=true shows where", 1
 
 
 def _complete(words: list[str], line: str) -> int:
-    """Hydra's tab completion, one word further right: it is asked about `pubsel ...` for the config of the command.
+    """Run Hydra's tab completion, one word further right: it answers `pubsel ...` with the config of the command.
 
     line: the command line so far. `-sc install=SHELL` prints the script for the shell, `-sc query=SHELL` the choices.
     """
     if len(words) < 2 or not words[1].startswith("query="):
         return _dispatch("run", words)
+
+    # the word at the cursor is not complete
     before, begun = line.split()[1:], ""
     if before and not line.endswith(" "):
         begun = before.pop()
+
     choices: list[str] = []
     match before:
         case []:
@@ -423,10 +448,11 @@ def _complete(words: list[str], line: str) -> int:
             os.environ["COMP_LINE"] = " ".join(["pubsel", *_positional(command, given), begun])
             with contextlib.suppress(Exception, SystemExit), contextlib.redirect_stderr(io.StringIO()):
                 _dispatch(command, words)
+
     print(*(choice for choice in choices if choice.startswith(begun)))
     return 0
 
 
 def entry() -> Any:
-    """The console script."""
+    """Run the console script."""
     sys.exit(main())

@@ -146,7 +146,7 @@ def test_rank_orders_candidates_and_remembers(cli: Cli) -> None:
     assert "measured before" in err
     code, out, _ = cli("rank", *words, "public=noise")  # a single candidate needs no brackets
     assert code == 0
-    assert "One candidate alone" in out
+    assert "Only one candidate" in out
 
 
 def test_rank_takes_other_distances_and_says_what_they_cost_and_read(cli: Cli) -> None:
@@ -162,7 +162,7 @@ def test_rank_takes_other_distances_and_says_what_they_cost_and_read(cli: Cli) -
         code, out, err = cli("rank", *words, f"distance={distance}", "distance.initialisations=2")
         assert code == 0, err
         assert out.startswith(title)
-        assert f"{read}. The private side took " in out
+        assert f"{read}. Per network: " in out
         assert "not differentially private" in out
         assert out.index("\ndigits") < out.index("\nnoise"), out
     found = [json.loads(path.read_text()) for path in Path("results").rglob("ranks/*/result.json")]
@@ -535,7 +535,7 @@ def test_an_interrupted_run_says_how_to_go_on(cli: Cli, monkeypatch: pytest.Monk
     monkeypatch.setattr(pubsel.commands.run, "fit", interrupted)
     code, out, err = cli("run", *TINY)
     assert (code, out) == (130, "")
-    assert "goes on from the last checkpoint" in err
+    assert "resumes from the last checkpoint" in err
     assert "Traceback" not in err
 
 

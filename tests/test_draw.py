@@ -74,7 +74,7 @@ def test_separability_of_pixels(tmp_path: Path) -> None:
     [
         ("nothing", [], "unknown figure 'nothing': use one of all, pillar_epsilon"),
         ("pillar_k", [], "figure=pillar_k: no record for it"),
-        ("separability", ["model=digits_cnn"], "model=mnist_cnn makes no features"),
+        ("separability", ["model=digits_cnn"], "model=mnist_cnn has no features"),
         ("reconstruction", ["+experiment=quickstart"], "is of AdaMix with a projection"),
         ("clustermap", ["pair.private=digits", "sets=[noise]", "distance=dp_gsd"], "a release of its own"),
     ],

@@ -13,7 +13,7 @@ from pubsel.distances import gsd
 from pubsel.gradients.matrix import DenseGradients
 from pubsel.messages import UsageError
 from pubsel.models import build
-from pubsel.settings.keys import Convert, Labels, Model, Norm
+from pubsel.settings.keys import Convert, Model, Norm
 from tests.synthetic import distance
 
 
@@ -80,7 +80,7 @@ def test_values_are_paired_and_do_not_depend_on_the_other_candidates(digits):
     assert both["a"] == both["b"] == alone["a"]
     other = settings().measure(network, train, {"a": test}, 10, "another key")
     assert other["a"] != alone["a"]
-    of_one_network = settings(labels=Labels.given).measure(lambda i: network(0), train, {"a": test}, 10, "key")
+    of_one_network = settings(labels="given").measure(lambda i: network(0), train, {"a": test}, 10, "key")
     assert len(set(of_one_network["a"])) == 3  # each initialisation has a private batch of its own
 
 

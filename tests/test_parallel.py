@@ -41,7 +41,7 @@ from pubsel.settings import CONF
 from pubsel.settings.keys import Lora, Training
 from pubsel.training import loop, parallel, torchrun
 from pubsel.training.loop import ONE_PROCESS, Job, Watch, fit
-from pubsel.training.parallel import mine, share
+from pubsel.training.parallel import places_in_share, share
 from tests.forked import forked
 from tests.synthetic import secret_named
 
@@ -168,7 +168,7 @@ def test_an_example_lies_in_one_process_and_is_summed_there() -> None:
     for size in (2, 3, 5):
         parts = [share(private, rank, size).x for rank in range(size)]
         assert sorted(torch.cat(parts).tolist()) == list(range(47))
-        found = [parts[rank][mine(chosen, rank, size)] for rank in range(size)]
+        found = [parts[rank][places_in_share(chosen, rank, size)] for rank in range(size)]
         assert sorted(torch.cat(found).tolist()) == chosen.tolist()
 
 
@@ -410,7 +410,7 @@ def test_a_network_arrives_as_it_was_sent(name: str, once: bool) -> None:
         x = below(x)
     view = View(net, PerExampleGradients(net), None, 5, False, lambda what, step: stream("k", what, step))
     names = list(view.gradients.offsets)
-    job = parallel.Told(parallel._packed(view), names, None, "name", None, "cpu", 1, [])  # type: ignore[arg-type]
+    job = parallel.Assignment(parallel._packed(view), names, None, "name", None, "cpu", 1, [])  # type: ignore[arg-type]
     found, _ = parallel._unpacked(pickle.loads(pickle.dumps(job)), Split(x, x))
     assert torch.equal(found.model(x), net(x))
     assert found.gradients.offsets == view.gradients.offsets

@@ -136,7 +136,7 @@ def test_a_sweep_that_is_stopped_leaves_no_process(tmp_path: Path, how: signal.S
     wait_for(lambda: not alive(family), 30)
     if how != signal.SIGKILL:
         assert code == 130
-        assert "goes on from the last checkpoint" in process.err
+        assert "resumes from the last checkpoint" in process.err
         assert "Traceback" not in process.err
 
 

@@ -3,7 +3,7 @@
 On GSD (Gu, Kamath, Wu, Appendix D.1, Tables 8 and 9): the attacker knows n of the m private examples, trains a
 classifier on them and on n others, and is asked about the m - n that are left and as many others. On trained models:
 the loss alone (Sablayrolles et al. 2019, as in AdaMix, Figure 1, right). Carlini et al. 2022 ask for the true-positive
-rate at low false-positive rates: an average hides the few examples that are found for certain.
+rate at low false-positive rates: an average hides the few examples that are recognised for certain.
 """
 
 import math
@@ -34,12 +34,13 @@ from pubsel.training.evaluation import auc_interval, logits
 
 FALSE_POSITIVES = (0.001, 0.01)
 SKETCH = 256  # numbers that a gradient is mapped to for the classifier
-DIGITS = (2, 3, 4, 6)  # to which a distance is rounded when it is told; GSD itself is good to six
+DIGITS = (2, 3, 4, 6)  # to which a published distance may be rounded; GSD itself is good to six
 
 
 def figures(scores: NDArray[np.float64], member: NDArray[np.bool_], random: np.random.Generator) -> dict[str, Any]:
-    """What scores [n] say of member [n], higher for members: AUC, its 95 % bootstrap interval over the examples, and
-    the true-positive rate at each of FALSE_POSITIVES, which with fewer others than 1 / rate allows none of them."""
+    """Return how well scores [n] tell member [n], higher for members: the AUC, its 95 % bootstrap interval over the
+    examples, and the true-positive rate at each of FALSE_POSITIVES. With fewer others than 1 / rate, a rate allows no
+    false positive at all."""
     false, true, _ = roc_curve(member, scores, drop_intermediate=False)
     return {
         "auc": float(roc_auc_score(member, scores)),
@@ -51,18 +52,20 @@ def figures(scores: NDArray[np.float64], member: NDArray[np.bool_], random: np.r
 
 
 def success(scores: NDArray[np.float64], member: NDArray[np.bool_]) -> dict[str, Any]:
-    """The share of examples on the right side of 0.5, with its 95 % interval (Clopper and Pearson)."""
-    right = binomtest(int(((scores > 0.5) == member).sum()), len(scores))
-    found = right.proportion_ci(0.95)
-    return {"success": float(right.statistic), "success_interval": (float(found.low), float(found.high))}
+    """Return the share of examples on the right side of 0.5, with its 95 % interval (Clopper and Pearson)."""
+    correct = int(((scores > 0.5) == member).sum())
+    test = binomtest(correct, len(scores))
+    interval = test.proportion_ci(0.95)
+    bounds = float(interval.low), float(interval.high)
+    return {"success": float(test.statistic), "success_interval": bounds}
 
 
 def supervised(
     members: NDArray[np.float32], others: NDArray[np.float32], known: int, seed: int
 ) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
-    """Scores in [0, 1] and truth [2 (m - known)] of the members and others, [m, d] each, behind the first `known`, by a
-    network of one hidden layer (64) that is trained on those before, features brought to mean 0 and variance 1: 30
-    epochs of Adam in batches of 32, with an L2 penalty of 1, which finds weak and strong leaks alike."""
+    """Return scores in [0, 1] and truth, [2 (m - known)] each, of the members and others, [m, d] each, after the first
+    `known` of either. A network of one hidden layer (64) is trained on those `known`, with features brought to mean 0
+    and variance 1: 30 epochs of Adam in batches of 32. Its L2 penalty of 1 finds weak and strong leaks alike."""
     network = MLPClassifier((64,), alpha=1.0, batch_size=32, max_iter=30, random_state=seed)
     classifier = make_pipeline(StandardScaler(), network)
     with warnings.catch_warnings(action="ignore", category=ConvergenceWarning):  # 30 epochs are meant
@@ -72,7 +75,7 @@ def supervised(
 
 
 def member_scores(model: nn.Module, split: Split) -> NDArray[np.float64]:
-    """Minus the loss of each example [n]: what was trained on is expected to have less."""
+    """Return minus the loss of each example [n]: what was trained on is expected to have less."""
     return -losses_of(logits(model, split.x).double().cpu(), split.y).numpy()
 
 
@@ -87,98 +90,117 @@ class Seen(NamedTuple):
 
     gradients: Tensor  # [2m, SKETCH + 2] on the first network
     activations: Tensor  # [2m, h + classes + 1] on it
-    values: Tensor  # [2m, s] one for each public set and network: the example's own distance, less the released GSD
+    values: Tensor  # [2m, s] for each of s public sets and networks: the example's distance, less the released GSD
     replaced: NDArray[np.float64]  # [targets, 2, s'] from `known_but_one`, on the first network
 
     def features(self) -> Features:
-        """What a classifier is given in each row of Table 8."""
-        found: Features = {}
-        for kind, own in (("gradients", self.gradients), ("hidden_activations", self.activations)):
-            found[kind, "without"] = own.numpy()
-            found[kind, "with"] = torch.cat([own, self.values], 1).numpy()
-        return found
+        """Return what a classifier is given in each row of Table 8."""
+        tables: Features = {}
+        for kind, table in (("gradients", self.gradients), ("hidden_activations", self.activations)):
+            tables[kind, "without"] = table.numpy()
+            tables[kind, "with"] = torch.cat([table, self.values], 1).numpy()
+        return tables
 
 
 def white_box(
     distance: GSD, build: Callable[[int], nn.Module], members: Split, others: Split, candidates: dict[str, Split],
     classes: int, targets: int, key: str,
 ) -> Seen:  # fmt: skip
-    """GSD of m members to each candidate on `distance.initialisations` networks, and what an attacker makes of it who
-    has the networks, the public batches and subspaces, and the released values.
+    """Compute GSD of m members to each candidate on `distance.initialisations` networks, and return what an attacker
+    makes of it who has the networks, the public batches and subspaces, and the released values.
 
-    The network was never trained: it says the same of an example whether or not that was used. The released values are
-    the same for all examples, so each is set against the example's own distance, from which a classifier still takes
-    nothing but a constant. Members and others that are left are alike to it: it is right in half of all cases but for
-    chance (1.1 points of standard error with 2,000 asked, 2.5 with 400), and so must the paper's be. `known_but_one`
-    does use the values.
+    The network was never trained: it answers the same for an example whether or not that was used. The released values
+    are the same for all examples, so each is set against the example's distance, from which a classifier still learns
+    nothing but a constant. Members and others that are left look alike to it: it is right in half of all cases but for
+    chance (1.1 points of standard error with 2,000 asked, 2.5 with 400), and the same must hold in the paper.
+    `known_but_one` does use the values.
     """
     both = Split(torch.cat([members.x, others.x]), torch.cat([members.y, others.y]))
+
     values = []
     for i in range(distance.initialisations):
         model = build(i)
         engine = gsd.engine_of(model, distance)
         labels = random_labels(stream(key, "labels", i), len(members.x), classes, members.y.dim() == 2)
-        bases = [
-            gsd.basis_of(name, Split(split.x[: distance.m], split.y[: distance.m]), labels, distance, engine, classes)
-            for name, split in candidates.items()
-        ]
+
+        # both sides as Algorithm 1 computes them
+        bases = []
+        for name, split in candidates.items():
+            first = Split(split.x[: distance.m], split.y[: distance.m])
+            bases.append(gsd.basis_of(name, first, labels, distance, engine, classes))
         private = gsd.basis_of("the private data", members, labels, distance, engine, classes)
-        released = torch.tensor([projection_metric(private, basis) for basis in bases]) / math.sqrt(distance.k)
-        found, own = gradients(engine, both, bases, stream(key, "sketch", i))
-        values.append(own - released)
+
+        # a value that is the same for all examples tells nothing by itself: each row gets its difference to it
+        metrics = [projection_metric(private, basis) for basis in bases]
+        released = torch.tensor(metrics) / math.sqrt(distance.k)
+        rows, distances = gradients(engine, both, bases, stream(key, "sketch", i))
+        values.append(distances - released)
+
         if i == 0:
-            seen = found, activations(model, both)
+            on_first = rows, activations(model, both)
             instead = Split(others.x[:targets], others.y[:targets])
             replaced = known_but_one(distance, engine, members, instead, labels, bases)
-    return Seen(*seen, torch.cat(values, 1), replaced)
+
+    return Seen(*on_first, torch.cat(values, 1), replaced)
 
 
 def black_box(model: nn.Module, members: Split, others: Split) -> Features:
-    """Table 9: the images themselves, as in the paper; and what the model answers: logits and loss, beside the label
-    that is asked about, [2m, 2 classes + 1], as in the adversarial-robustness-toolbox (Nicolae et al. 2018)."""
+    """Return the features of Table 9: the images themselves, as in the paper; and what the model answers, which is
+    logits and loss, next to the label that is asked about, [2m, 2 classes + 1], as in the
+    adversarial-robustness-toolbox (Nicolae et al. 2018)."""
     both = Split(torch.cat([members.x, others.x]), torch.cat([members.y, others.y]))
     outputs = logits(model, both.x).cpu()
-    label = both.y.float() if both.y.dim() == 2 else nn.functional.one_hot(both.y, outputs.shape[1]).float()
+    several = both.y.dim() == 2
+    label = both.y.float() if several else nn.functional.one_hot(both.y, outputs.shape[1]).float()
     responses = torch.cat([outputs, losses_of(outputs, both.y)[:, None], label], 1)
-    return {("images", None): (both.x.flatten(1) / 255).numpy(), ("outputs", None): responses.numpy()}
+    images = both.x.flatten(1) / 255
+    return {("images", None): images.numpy(), ("outputs", None): responses.numpy()}
 
 
 def gradients(
     engine: PerExampleGradients, split: Split, bases: list[Tensor], random: np.random.Generator
 ) -> tuple[Tensor, Tensor]:
-    """Of each example's gradient, with its own label: a random linear map [n, SKETCH] of it, its norm, and the loss;
-    and its distance [n, s] to each of s public subspaces [p, k]: sqrt(1 - |V^T g|^2 / |g|^2), GSD of one example."""
+    """Return two tensors about each example's gradient g, taken with its true label: a random linear map
+    [n, SKETCH] of g with its norm and the loss, and its distance [n, s] to each of s public subspaces V [p, k],
+    sqrt(1 - |V^T g|^2 / |g|^2), which is GSD of one example."""
     device = next(engine.model.parameters()).device
     drawn = random.standard_normal((engine.size, SKETCH), np.float32) / math.sqrt(SKETCH)
-    sketch, found, own = torch.from_numpy(drawn).to(device), [], []
+    sketch = torch.from_numpy(drawn).to(device)
+
+    rows, distances = [], []
     for block in engine.blocks(split.x.to(device), split.y.to(device)):
         assert block.losses is not None
         norms = block.row_norms().clamp(min=1e-30)[:, None]  # [b, 1]
-        inside = [(block.rows @ basis.to(block.dtype)).double().square().sum(1, keepdim=True) for basis in bases]
-        own.append((1 - torch.cat(inside, 1) / norms.square()).clamp(min=0).sqrt().float().cpu())
-        found.append(torch.cat([block.rows @ sketch, norms.to(block.dtype), block.losses[:, None]], 1).cpu())
-    return torch.cat(found), torch.cat(own)
+        projections = [(block.rows @ basis.to(block.dtype)).double() for basis in bases]  # [b, k]
+        inside = [projection.square().sum(1, keepdim=True) for projection in projections]
+
+        outside = (1 - torch.cat(inside, 1) / norms.square()).clamp(min=0)  # rounding may leave it below 0
+        distances.append(outside.sqrt().float().cpu())
+        row = torch.cat([block.rows @ sketch, norms.to(block.dtype), block.losses[:, None]], 1)
+        rows.append(row.cpu())
+
+    return torch.cat(rows), torch.cat(distances)
 
 
 @torch.no_grad()
 def activations(model: nn.Module, split: Split) -> Tensor:
-    """Of each example: the inputs [n, h] of the last linear layer, the logits [n, classes], and the loss."""
-    seen: list[Tensor] = []
+    """Return for each example the inputs [n, h] of the last linear layer, the logits [n, classes], and the loss."""
+    inputs_of_last: list[Tensor] = []
     hook = model.get_submodule(head(model)).register_forward_hook(
-        lambda _, inputs, __: seen.append(inputs[0].flatten(1).cpu())
+        lambda _, inputs, __: inputs_of_last.append(inputs[0].flatten(1).cpu())
     )
     try:
         outputs = logits(model, split.x).cpu()
     finally:
         hook.remove()
-    return torch.cat([torch.cat(seen), outputs, losses_of(outputs, split.y)[:, None]], 1)
+    return torch.cat([torch.cat(inputs_of_last), outputs, losses_of(outputs, split.y)[:, None]], 1)
 
 
 def known_but_one(
     distance: GSD, engine: PerExampleGradients, members: Split, others: Split, labels: Tensor, bases: list[Tensor]
 ) -> NDArray[np.float64]:
-    """GSD to each public subspace [p, k], as released and when other i takes the place of member i: [others, 2, s].
-    labels [m]: the random ones that were drawn, which stay with the places.
+    """Return GSD to each public subspace [p, k], as released and if other i takes the place of member i:
+    [others, 2, s]. labels [m] are the random ones that were drawn, which stay with the places.
 
     Not in the paper: the attacker of differential privacy, who knows everything but one example. GSD has no noise, so
     the member gives the released values again, and another example gives others.
@@ -192,17 +214,19 @@ def known_but_one(
         private = top_k(DenseGradients(rows), distance.k)
         return np.array([projection_metric(private, basis) for basis in bases]) / math.sqrt(distance.k)
 
-    released, found = values(), []
+    released = values()
+    pairs = []
     for i in range(n):
-        own = rows[i].clone()
+        member = rows[i].clone()
         rows[i] = instead[i]
-        found.append(np.stack([released, values()]))
-        rows[i] = own
-    return np.stack(found)
+        pairs.append(np.stack([released, values()]))
+        rows[i] = member  # the next replacement starts from the released data again
+
+    return np.stack(pairs)
 
 
 def told_apart(values: NDArray[np.float64], digits: int) -> float:
-    """How often an attacker who sees values [n, 2, s] of the member and of the other, and the released ones rounded to
-    `digits`, picks the member: always where the rounded values differ, half of the time where they do not."""
+    """Return how often an attacker picks the member, who sees values [n, 2, s] of the member and of the other, and the
+    released ones rounded to `digits`: always if the rounded values differ, half of the time if they do not."""
     rounded = values.round(digits)
     return float(np.where((rounded[:, 0] != rounded[:, 1]).any(1), 1.0, 0.5).mean())

@@ -1,4 +1,4 @@
-"""Following a training: the exact sums that a mechanism makes, the noisy ones that it decodes, the noise between."""
+"""Following a training: the exact sums that a mechanism computes, the noisy ones that it decodes, the noise between."""
 
 import copy
 from collections.abc import Callable
@@ -11,10 +11,10 @@ from pubsel.gradients.matrix import GradientMatrix
 
 
 def watched(algorithm: Algorithm, watch: Callable[[Mechanism, View, int], Mechanism]) -> Algorithm:
-    """The same algorithm, each of whose mechanisms goes through `watch`."""
+    """Return the same algorithm, each of whose mechanisms goes through `watch`."""
     other = copy.copy(algorithm)
-    made = algorithm.mechanism
-    other.mechanism = lambda view, step: watch(made(view, step), view, step)  # type: ignore[method-assign]
+    inner = algorithm.mechanism
+    other.mechanism = lambda view, step: watch(inner(view, step), view, step)  # type: ignore[method-assign]
     return other
 
 
@@ -25,9 +25,9 @@ def followed(
     judge: Callable[[Tensor, Tensor], None],
     look: Callable[[GradientMatrix], None] = lambda gradients: None,
 ) -> Mechanism:
-    """The same mechanism. `look` is shown each block before it is summed up; `judge` is told, before the noisy mean is
-    decoded, what the noisy sum has beside the exact one, and the exact one: float64 [size] each. batch_size: the
-    declared denominator of the mean."""
+    """Return the same mechanism, observed. `look` is shown each block before it is summed up. Before the noisy mean is
+    decoded, `judge` is given the noise (the noisy sum less the exact one) and the exact sum: float64 [size] each.
+    batch_size: the declared denominator of the mean."""
     exact = torch.zeros(inner.size, dtype=torch.float64, device=device)
 
     def clipped_sum(gradients: GradientMatrix) -> Tensor:

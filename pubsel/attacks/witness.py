@@ -1,6 +1,6 @@
 """The adversary of a white-box audit: it follows every private sum of one training.
 
-It sees every noisy sum (the mechanism hands it to `decode`), knows all real examples and who of them was sampled, and
+It sees every noisy sum (the mechanism hands it to `decode`), knows all real examples and which were sampled, and
 weighs for each canary how likely the sums are with it against without it, all others known. Differential privacy allows
 for one who knows so much: it hides one example from whoever knows all others, and, as each is sampled independently,
 their samples too.
@@ -12,9 +12,9 @@ one thing at a time (`Witness.checks`):
   ones and canaries, and canaries put in, and the sum is taken again; also alone. No norm may be above the declared one.
 - noise scale: no less noise than planned, in all, at any step, in any coordinate. More is no fault.
 - noise drawn anew: no two steps share noise.
-- denominator: what is released is the sum plus noise over a fixed number: what comes beside the sum has nothing of the
-  sum in it, and is no larger or smaller in larger batches.
-- decoding: `decode` says the same before the private sum and after it, so it reads nothing else of private data.
+- denominator: what is released is the sum plus noise over a fixed number: the noise contains nothing of the sum, and
+  is no larger or smaller in larger batches.
+- decoding: `decode` returns the same before the private sum and after it, so it reads nothing else of private data.
 - sampling rate, batch sizes, samples of one example, samples drawn anew: of Poisson samples at the planned rate,
   independent between steps.
 """
@@ -44,8 +44,8 @@ PROBES = 200  # rows that are taken out or put in, about, in one training
 class Witness:
     """Follows the private sums of one training.
 
-    After it: ratios [m], log likelihood of what was seen with each canary against without it; counts [n], how often
-    each example was sampled; sizes, of the batches; worst, the largest norm of what a row added, over the declared
+    Results: ratios [m], the log likelihood of what was seen with each canary against without it; counts [n], how often
+    each example was sampled; sizes of the batches; worst, the largest norm of what a row added, over the declared
     sensitivity. Only canaries whose contribution is as large as any can be are weighed: `weighed` [m].
     """
 
@@ -57,6 +57,7 @@ class Witness:
         self.counts = np.zeros(plan.n, np.int64)
         self.sizes: list[int] = []
         self.worst = self.changed = 0.0
+
         self._random = np.random.default_rng(engine.canaries.seed)
         self._tracked = np.sort(self._random.permutation(plan.n)[:KEPT])
         self._samples: list[NDArray[np.bool_]] = []
@@ -66,18 +67,21 @@ class Witness:
         self._leaning: list[float] = []  # cosine of each step's noise to its sum, times the root of the size
 
     def watching(self, algorithm: Algorithm) -> Algorithm:
-        """The same algorithm, whose every mechanism is watched."""
+        """Return the same algorithm, whose every mechanism is watched."""
         return watched(algorithm, self._watch)
 
     def _watch(self, inner: Mechanism, view: View, step: int) -> Mechanism:
         if inner.contributions is None:
             raise UsageError("audit.kind=white_box: this algorithm does not show contributions: take black_box")
+
         self._scale(inner)
         batch: list[Tensor] = []
-        device = next(view.model.parameters()).device
-        test = torch.from_numpy(self._random.standard_normal(inner.size)).to(
-            device, next(view.model.parameters()).dtype
-        )
+        first_weight = next(view.model.parameters())
+        device = first_weight.device
+
+        # decoding the same numbers before and after shows whether `decode` read the private sum
+        drawn = self._random.standard_normal(inner.size)
+        test = torch.from_numpy(drawn).to(device, first_weight.dtype)
         before = inner.decode(test)
         probes = max(2, PROBES // max(1, 4 * self.plan.steps))
 
@@ -90,8 +94,8 @@ class Witness:
             self._sampled(torch.cat(batch) if batch else torch.zeros(0, dtype=torch.int64))
             self._keep(noise, exact, inner.sensitivity)
             self._weigh(noise, inner, set(self._in_batch(batch)))
-            after = inner.decode(test)
-            self.changed = max(self.changed, float((after - before).norm() / before.norm().clamp(min=1e-30)))
+            change = (inner.decode(test) - before).norm() / before.norm().clamp(min=1e-30)
+            self.changed = max(self.changed, float(change))
 
         return followed(inner, view.batch_size, device, judge, look)
 
@@ -100,9 +104,10 @@ class Witness:
         return [int(i) for rows in whose for i in rows if i >= 0]
 
     def _scale(self, inner: Mechanism) -> None:
-        """Sets the scales of the canaries to the norms at which clipping begins: tiny rows add up in proportion."""
+        """Set the scales of the canaries to the norms at which clipping begins: tiny rows add up in proportion."""
         kept = self.engine.scales.clone()
         for kind in (0, 1):
+            # from 1 down, until what is added is surely below the clipping bound
             tiny = 1.0
             for _ in range(12):
                 self.engine.scales[kind] = tiny / self.engine.canaries.magnitudes[kind]
@@ -111,31 +116,40 @@ class Witness:
                 if added < 0.5:
                     break
                 tiny /= 100
+
             kept[kind] = tiny / added if added > 1e-12 else 1.0
+
         self.engine.scales = kept.clamp(1e-12, 1e12)
 
     def _probe(self, inner: Mechanism, gradients: GradientMatrix, rows: Tensor, count: int) -> None:
-        """What single rows add to the sum over a block of the `rows` [n]: `count` of its canaries and half as many real
-        rows, taken out, and `count` canaries, put in."""
+        """Measure what single rows add to the sum over a block of the `rows` [n]: `count` of its canaries and half as
+        many real rows, taken out, and `count` canaries, put in."""
         n = len(gradients)
         first = int(self._random.integers(max(1, n - PROBED + 1)))
         parts = [part[first : first + PROBED] for part in parts_of(gradients)]
         whose = self.engine.whose(rows[first : first + PROBED])
+
         whole = inner.clipped_sum(rebuilt(gradients, [part.clone() for part in parts]))
         n = len(whose)
-        canaries, real = self._some((whose >= 0).nonzero().flatten(), n), (whose < 0).nonzero().flatten()
+
+        canaries = self._some((whose >= 0).nonzero().flatten(), n)
+        real = (whose < 0).nonzero().flatten()
         # the largest canaries first: they are those that a wrong bound lets through
-        order = torch.argsort(self.engine.canaries.magnitudes[whose[canaries]], descending=True, stable=True)
+        magnitudes = self.engine.canaries.magnitudes[whose[canaries]]
+        order = torch.argsort(magnitudes, descending=True, stable=True)
         largest, others = canaries[order[: count // 2]], canaries[order[count // 2 :]]
         taken = [largest, self._some(others, count - len(largest)), self._some(real, max(1, count // 2))]
+
         for row in torch.cat(taken).tolist():
             rest = [torch.cat([part[:row], part[row + 1 :]]) for part in parts]
             less = inner.clipped_sum(rebuilt(gradients, rest)) if n > 1 else torch.zeros_like(whole)
             self._added(whole - less, inner)
+
         for canary in self._some(torch.arange(len(self.engine.canaries.columns)), count).tolist():
             ((_, new),) = self.engine.rows(torch.tensor([canary]), gradients.dtype)
             row = int(self._random.integers(n + 1))
-            more = [torch.cat([part[:row], own, part[row:]]) for part, own in zip(parts, parts_of(new), strict=True)]
+            put_in = zip(parts, parts_of(new), strict=True)
+            more = [torch.cat([part[:row], extra, part[row:]]) for part, extra in put_in]
             self._added(inner.clipped_sum(rebuilt(gradients, more)) - whole, inner)
 
     def _some(self, of: Tensor, count: int) -> Tensor:
@@ -146,32 +160,38 @@ class Witness:
         self.worst = max(self.worst, norm if math.isfinite(norm) else math.inf)
 
     def _weigh(self, noise: Tensor, inner: Mechanism, sampled: set[int]) -> None:
-        """Adds log(1 - q + q exp(<seen, c> / s^2 - |c|^2 / (2 s^2))) for each contribution c, q the sampling rate, s
-        the noise's deviation. seen: the noisy sum less what all others added, so the noise and what the canary itself
-        did add, if it was sampled."""
+        """Add log(1 - q + q exp(<seen, c> / s^2 - |c|^2 / (2 s^2))) to the ratio of each contribution c, q the sampling
+        rate, s the noise's deviation. seen: the noisy sum less what all others added, so the noise and what the canary
+        itself did add, if it was sampled."""
         assert inner.contributions is not None
         deviation = max(float(noise.square().mean().sqrt()), 1e-12)
+
         for chosen, gradients in self.engine.rows(self.weighed.nonzero().flatten()):
             rows = inner.contributions(gradients)  # [n, size]
             exponent = (rows @ noise.to(rows.dtype)).double() - rows.double().square().sum(1) / 2
+
             for k, i in enumerate(chosen.tolist()):
                 if i in sampled:
                     ((_, single),) = self.engine.rows(chosen[[k]])
-                    own = inner.clipped_sum(single)
-                    self._added(own, inner)
-                    exponent[k] += own.double() @ rows[k].double()
+                    contribution = inner.clipped_sum(single)
+                    self._added(contribution, inner)
+                    exponent[k] += contribution.double() @ rows[k].double()
+
             exponent /= deviation**2
+
+            # the sum is a mixture: with probability q the canary was sampled
             if self.plan.rate < 1:
                 out = torch.full_like(exponent, math.log1p(-self.plan.rate))
                 exponent = torch.logaddexp(out, exponent + math.log(self.plan.rate))
+
             self.ratios[chosen] += exponent.cpu()
 
     def _sampled(self, rows: Tensor) -> None:
         self.sizes.append(len(rows))
-        found = np.zeros(self.plan.n, bool)
+        in_batch = np.zeros(self.plan.n, bool)
         np.add.at(self.counts, rows.numpy(), 1)
-        found[rows.numpy()] = True
-        self._samples.append(found[self._tracked])
+        in_batch[rows.numpy()] = True
+        self._samples.append(in_batch[self._tracked])
 
     def _keep(self, noise: Tensor, exact: Tensor, sensitivity: float) -> None:
         unit = noise / (self.noise_multiplier * sensitivity)
@@ -184,35 +204,37 @@ class Witness:
         self._leaning.append(float(noise @ exact) / max(norms, 1e-30) * math.sqrt(len(noise)))
 
     def checks(self) -> dict[str, float]:
-        """p-values of what was done, under the claimed plan; of the certain ones 0 or 1."""
+        """Return p-values of what was done, under the claimed plan; 0 or 1 for what is certain."""
+
+        # sums may differ in size from step to step: the coordinates that all have are compared
         shared = min(len(noise) for noise in self._noise)
+        same = torch.stack([noise[:shared] for noise in self._noise]).numpy()
         return {
             "sensitivity": float(self.worst <= ALLOWED),
             "decoding": float(self.changed <= 1e-4),
             "noise scale": self._least_noise(),
-            "noise drawn anew": repeated_noise(torch.stack([noise[:shared] for noise in self._noise]).numpy()),
+            "noise drawn anew": repeated_noise(same),
             "denominator": self._moving_denominator(),
             **uneven_samples(np.array(self.sizes), self.counts, self.plan.n, self.plan.rate),
             "samples drawn anew": repeated_samples(np.stack(self._samples), self.plan.rate),
         }
 
     def _least_noise(self) -> float:
-        """Of the noise in all, and of the step and the coordinate that have least: three looks."""
+        """Return the p-value of the noise in all, and of the step and the coordinate that have least: three tests."""
         squares, numbers = np.array(self._squares).T
-        found = [
-            stats.chi2.cdf(squares.sum(), numbers.sum()),
-            len(squares) * stats.chi2.cdf(squares, numbers).min(),
-        ]
+        in_all = stats.chi2.cdf(squares.sum(), numbers.sum())
+        least_step = len(squares) * stats.chi2.cdf(squares, numbers).min()
+        p_values = [in_all, least_step]
         coordinates = sum(len(total) for total, _ in self._columns.values())
         for total, steps in self._columns.values():
-            found.append(coordinates * stats.chi2.cdf(float(total.min()), steps))
-        return float(min(1.0, 3 * min(found)))
+            p_values.append(coordinates * stats.chi2.cdf(float(total.min()), steps))
+        return float(min(1.0, 3 * min(p_values)))
 
     def _moving_denominator(self) -> float:
-        """Of the cosines of noise and sum, whose squares are chi-squared; and of the slope of the noise's scale over
-        the batch size, in logarithms: two looks."""
+        """Return the p-value of two tests: of the cosines of noise and sum, whose squares are chi-squared; and of the
+        slope of the noise's scale over the batch size, in logarithms."""
         leaning = float(np.square(self._leaning).sum())
-        found = [stats.chi2.sf(leaning, len(self._leaning))]
+        p_values = [stats.chi2.sf(leaning, len(self._leaning))]
         squares, numbers = np.array(self._squares).T
         sizes = np.log(np.maximum(self.sizes, 1))
         sizes = sizes - np.average(sizes, weights=numbers)
@@ -220,54 +242,72 @@ class Witness:
         if spread > 1e-9 and (squares > 0).all():
             # the logarithm of a root mean square of k normal numbers has a deviation of 1 / sqrt(2 k)
             slope = float((numbers * sizes * np.log(squares / numbers) / 2).sum()) / spread
-            found.append(2 * stats.norm.sf(abs(slope) * math.sqrt(2 * spread)))
-        return float(min(1.0, 2 * min(found)))
+            p_values.append(2 * stats.norm.sf(abs(slope) * math.sqrt(2 * spread)))
+        return float(min(1.0, 2 * min(p_values)))
 
 
 def repeated_noise(noise: NDArray[np.float32]) -> float:
-    """p-value of the largest cosine between two rows of `noise` [steps, k], independent and isotropic, k >= 2."""
+    """Return the p-value of the largest cosine between two rows of `noise` [steps, k], which are to be independent and
+    isotropic, k >= 2."""
     steps, k = noise.shape
     if steps < 2:
         return 1.0
     unit = noise / np.linalg.norm(noise, axis=1, keepdims=True).clip(1e-30)
-    largest = max(float(np.abs(np.triu(unit[i : i + 500] @ unit.T, i + 1)).max()) for i in range(0, steps, 500))
+    # blocks of rows: all pairs at once would not fit into memory
+    largest = 0.0
+    for i in range(0, steps, 500):
+        cosines = np.triu(unit[i : i + 500] @ unit.T, i + 1)
+        largest = max(largest, float(np.abs(cosines).max()))
+
     t = largest * math.sqrt((k - 1) / max(1 - largest**2, 1e-12))
     return float(min(1.0, steps * (steps - 1) * stats.t.sf(t, k - 1)))  # two-sided, of steps (steps - 1) / 2 pairs
 
 
 def repeated_samples(samples: NDArray[np.bool_], rate: float) -> float:
-    """p-value of the pair of `samples` [steps, k] that has most examples in common, if each of k is in each sample
-    independently with probability `rate`."""
+    """Return the p-value of the pair of `samples` [steps, k] that has most examples in common, if each of k is in each
+    sample independently with probability `rate`."""
     steps = len(samples)
     if rate == 1 or steps < 2:
         return 1.0
+
     rows = samples.astype(np.float32)
     sizes, least = rows.sum(1), 1.0
+
+    # blocks of rows: all pairs at once would not fit into memory
     for i in range(0, steps, 500):
         shared = np.triu(rows[i : i + 500] @ rows.T, i + 1)
-        own = np.broadcast_to(sizes[i : i + 500, None], shared.shape)
+        drawn = np.broadcast_to(sizes[i : i + 500, None], shared.shape)
+
         # the pair that differs most, and those near it: the tails of all would take long
-        gap = (shared - own * rate) / np.sqrt(np.maximum(own, 1) * rate * (1 - rate))
+        gap = (shared - drawn * rate) / np.sqrt(np.maximum(drawn, 1) * rate * (1 - rate))
         most = np.argpartition(gap.ravel(), -min(100, gap.size))[-min(100, gap.size) :]
-        least = min(least, float(stats.binom.sf(shared.ravel()[most] - 1, own.ravel()[most], rate).min()))
+        tails = stats.binom.sf(shared.ravel()[most] - 1, drawn.ravel()[most], rate)
+        least = min(least, float(tails.min()))
+
     return float(min(1.0, steps * (steps - 1) / 2 * least))
 
 
 def uneven_samples(sizes: NDArray[np.int64], counts: NDArray[np.int64], n: int, rate: float) -> dict[str, float]:
-    """p-values of batch `sizes` [steps] and of how often some of the n examples were sampled, `counts` [m], if each was
-    in each batch independently with probability `rate`."""
+    """Return p-values of batch `sizes` [steps] and of how often some of the n examples were sampled, `counts` [m], if
+    each was in each batch independently with probability `rate`."""
     steps = len(sizes)
     if rate == 1:
         return {"sampling rate": float((sizes == n).all())}
+
     total, trials = sizes.sum(), steps * n
     spread = float(((sizes - n * rate) ** 2).sum() / (n * rate * (1 - rate)))  # near chi-squared of `steps` degrees
-    own = rate * (1 - rate)
-    uneven = float(((counts - steps * rate) ** 2).sum() / (steps * own)) - len(counts)
-    deviation = math.sqrt(max(1, len(counts)) * (2 + (1 - 6 * own) / (steps * own)))  # of the sum of squares
+
+    variance = rate * (1 - rate)  # of one draw
+    uneven = float(((counts - steps * rate) ** 2).sum() / (steps * variance)) - len(counts)
+    fourth = (1 - 6 * variance) / (steps * variance)
+    deviation = math.sqrt(max(1, len(counts)) * (2 + fourth))  # of the sum of squares
+
+    z = uneven / deviation
+    fewer, more = stats.binom.cdf(total, trials, rate), stats.binom.sf(total - 1, trials, rate)
     return {
-        "sampling rate": _two_sided(stats.binom.cdf(total, trials, rate), stats.binom.sf(total - 1, trials, rate)),
+        "sampling rate": _two_sided(fewer, more),
         "batch sizes": _two_sided(stats.chi2.cdf(spread, steps), stats.chi2.sf(spread, steps)),
-        "samples of one example": _two_sided(stats.norm.cdf(uneven / deviation), stats.norm.sf(uneven / deviation)),
+        "samples of one example": _two_sided(stats.norm.cdf(z), stats.norm.sf(z)),
     }
 
 

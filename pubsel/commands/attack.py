@@ -56,18 +56,22 @@ def attack(settings: AttackConfig) -> pandas.DataFrame:
 
 
 def attack_runs(settings: AttackConfig, folder: Path, device: torch.device) -> list[dict[str, Any]]:
-    """A record for each finished run that `settings.run` names. Of several, those that cannot be attacked are named and
-    left out; UserError where none can."""
+    """Return a record for each finished run that `settings.run` names. Of several, those that cannot be attacked are
+    printed and left out; raise UserError if none can."""
     if settings.run is None:
         raise UsageError("attack=loss needs run=NAME, a finished run below RESULTS/runs; or a pattern, or all")
+
     pattern = "*" if settings.run == "all" else settings.run
     if not pattern or "/" in pattern:
         raise UsageError(f"run={settings.run}: give the name of a folder below {folder / 'runs'}, without a path")
     paths = sorted(path.parent for path in (folder / "runs").glob(f"{pattern}/result.json"))
     if not paths:
         raise UserError(f"run={settings.run}: no finished run of this name in {folder / 'runs'}: pubsel run makes them")
+
     if len(paths) == 1:
         return [attack_run(settings, paths[0], folder, device)]
+
+    # one folder that does not fit its record is no reason to give up the others
     records, failures = [], []
     for path in paths:
         try:
@@ -75,13 +79,15 @@ def attack_runs(settings: AttackConfig, folder: Path, device: torch.device) -> l
         except UserError as error:
             failures.append(error)
             say(f"left out: {error}")
+
     if not records:
         raise failures[0]
     return records
 
 
 def attack_run(settings: AttackConfig, run: Path, folder: Path, device: torch.device) -> dict[str, Any]:
-    """The record of the loss attack on one finished run; a finished one is read, if the weights are still those."""
+    """Return the record of the loss attack on one finished run; an earlier record is read if the weights are still
+    those."""
     trained = results.read_record(run / "result.json")
     name = f"loss-{run.name}"
 
@@ -98,8 +104,8 @@ def attack_run(settings: AttackConfig, run: Path, folder: Path, device: torch.de
         }
 
     of_these = partial(_same_weights, trained)
-    record, made = results.recorded(folder / "attacks" / name, make, ("run", "auc"), of_these)
-    if made:
+    record, is_new = results.recorded(folder / "attacks" / name, make, ("run", "auc"), of_these)
+    if is_new:
         say(f"{run.name}: AUC {record['auc']:.3f}")
     return record
 
@@ -111,13 +117,16 @@ def _same_weights(trained: dict[str, Any], record: dict[str, Any]) -> bool:
 def reopened(
     record: dict[str, Any], folder: Path, settings: AttackConfig, device: torch.device
 ) -> tuple[nn.Module, Task]:
-    """The trained network of a finished run, and its task. UserError where weights, data or settings are not those of
-    the record any more."""
+    """Return the trained network of a finished run, and its task. UserError if weights, data or settings are not those
+    of the record any more."""
     file = folder / "model.pt"
     if not file.exists():
         raise UserError(
             f"{file}: no such file, the weights of the run: delete {folder} and train it again{ledger.again(folder)}"
         )
+    mend = f"delete {folder} and train it again{ledger.again(folder)}"
+
+    # the data: as the run read it
     again = settings_of(record, settings)
     if again.pair.public == AUTO:
         again = dataclasses.replace(again, pair=by_label(again.pair)[record["public"]])
@@ -125,9 +134,10 @@ def reopened(
     if len(task.private.x) != record["private_examples"]:
         raise UserError(
             f"{folder.name}: trained on {record['private_examples']} private examples, {again.pair.private} has "
-            f"{len(task.private.x)} now: bring back its data, or delete {folder} and train it again"
-            f"{ledger.again(folder)}"
+            f"{len(task.private.x)} now: bring back its data, or {mend}"
         )
+
+    # the network: a release before training is part of its weights
     try:
         state = torch.load(file, map_location="cpu", weights_only=True)
         frozen = frozen_of(again, record["identity"], task, state)
@@ -139,47 +149,48 @@ def reopened(
         model.load_state_dict(state)
     except (RuntimeError, KeyError, EOFError, pickle.UnpicklingError) as error:
         reason = str(error).partition("\n")[0]
-        raise UserError(
-            f"{file} does not fit its record ({reason}): delete {folder} and train it again{ledger.again(folder)}"
-        ) from None
+        raise UserError(f"{file} does not fit its record ({reason}): {mend}") from None
+
     if weights_digest(model) != record.get("weights"):
-        raise UserError(
-            f"{file} has other weights than its record says: bring it back, or delete {folder} and train it again"
-            f"{ledger.again(folder)}"
-        )
+        raise UserError(f"{file} has other weights than its record says: bring it back, or {mend}")
     return model.to(device).eval(), task
 
 
 def settings_of(record: dict[str, Any], here: AttackConfig) -> RunConfig:
-    """The settings that a run's record holds, with what cannot change a result (`neutral` keys) as it is here.
-    UserError where they make another run by now."""
+    """Return the settings in a run's record, with what cannot change a result (`neutral` keys) as it is here.
+    UserError if they describe another run by now."""
     values = dict(record["settings"])
     values["training"] = values["training"] | {"chunk": None, "checkpoint_seconds": 0.0}
     values |= {"estimate": False, "profile": False, "replay": None, "tracking": "none"}
     values |= {key: getattr(here, key) for key in ("device", "threads", "data_root", "results", "download", "debug")}
-    settings = dataclasses.replace(
-        check(RunConfig, values | {"epsilon": 1.0}), epsilon=float(values["epsilon"])
-    )  # or 0
+
+    # epsilon may be 0 in a record, which the check of a user's settings rejects
+    settings = check(RunConfig, values | {"epsilon": 1.0})
+    settings = dataclasses.replace(settings, epsilon=float(values["epsilon"]))
     if identity_of(settings) != record["identity"]:
         raise UserError(f"{record['identity']}: made by a version of pubsel with other settings: train it again")
     return settings
 
 
 def frozen_of(settings: RunConfig, name: str, task: Task, state: dict[str, Tensor]) -> Frozen | None:
-    """What stands before the linear classifier of a run; where it was released with noise, as its weights hold it."""
+    """Return what comes before the linear classifier of a run; if it was released with noise, as its weights have
+    it."""
     algorithm = algorithms.build(settings.algorithm)
     if not isinstance(algorithm, Freezes):
         return None
-    made = algorithm.frozen(task.public, task.private.x.shape[1], public_stream(name))
-    return made if isinstance(made, Frozen) else Frozen(state["frozen.shift"], state["frozen.projection"])
+    result = algorithm.frozen(task.public, task.private.x.shape[1], public_stream(name))
+    if isinstance(result, Frozen):
+        return result
+    return Frozen(state["frozen.shift"], state["frozen.projection"])
 
 
 def loss_row(record: dict[str, Any]) -> dict[str, Any]:
-    """A record as a row of the table."""
+    """Return a record as a row of the table."""
     row = {key: record[key] for key in OF_RUN if key != "weights"}
     row["utility"] = 100 * row["utility"]
-    row |= {"auc": record["auc"], "auc_low": record["auc_interval"][0], "auc_high": record["auc_interval"][1]}
-    row |= {f"tpr_at_fpr_{rate}": found for rate, found in record["tpr"].items()}
+    low, high = record["auc_interval"]
+    row |= {"auc": record["auc"], "auc_low": low, "auc_high": high}
+    row |= {f"tpr_at_fpr_{rate}": share for rate, share in record["tpr"].items()}
     return row | {key: record[key] for key in ("members", "others", "run")}
 
 
@@ -187,17 +198,20 @@ def loss_row(record: dict[str, Any]) -> dict[str, Any]:
 
 
 def attack_gsd(settings: AttackConfig, folder: Path, device: torch.device) -> list[dict[str, Any]]:
-    """The rows of Table 8 or 9, measured or read from the record of the same settings."""
+    """Return the rows of Table 8 or 9, measured or read from the record of the same settings."""
+    # some members must be left to ask about, and each target needs a member to replace
     m = attacked(settings).m
     if any(known >= m for known in settings.known):
         raise UsageError(f"known={settings.known}: must be below distance.m={m}, so that some are left to ask about")
     if settings.targets > m:
         raise UsageError(f"targets={settings.targets} is more than distance.m={m}: lower it")
+
     settings = dataclasses.replace(settings, distance=typed("distance", attacked(settings), settings.distance or {}))
     what = {key: value for key, value in as_json(settings).items() if key != "run"}
     kind = settings.attack.name
     name = folder_name(f"{kind}-{short_name(settings.private)}-{settings.model.name}", what)
-    own = has_paths([settings.private, *(part for public in settings.public for part in public_sets(public))])
+    candidates = [part for public in settings.public for part in public_sets(public)]
+    by_path = has_paths([settings.private, *candidates])
 
     def make() -> dict[str, Any]:
         began = time.monotonic()
@@ -205,40 +219,35 @@ def attack_gsd(settings: AttackConfig, folder: Path, device: torch.device) -> li
         seconds = round(time.monotonic() - began, 1)
         return {"settings": what, "rows": rows, "privacy": NOT_PRIVATE, "seconds": seconds}
 
-    # a folder's content may have changed
-    record, made = results.recorded(folder / "attacks" / name, make, ("rows",), lambda record: not own)
-    if not made:
+    # what is read from a path may have changed since
+    record, is_new = results.recorded(folder / "attacks" / name, make, ("rows",), lambda record: not by_path)
+    if not is_new:
         say(f"{name}: attacked before")
     return list(record["rows"])
 
 
 def attacked(settings: AttackConfig) -> GSD:
-    """The settings of GSD; UsageError for another distance."""
+    """Return the settings of GSD; UsageError for another distance."""
     distance = distances.build(settings.distance)
     if not isinstance(distance, GSD) or distance.labels != Labelling.random:
         raise UsageError("the attack is on distance=gsd with distance.labels=random")
     return distance
 
 
+Answers = dict[tuple[str, str | None, int], list[tuple[NDArray[Any], NDArray[Any]]]]  # see `gsd_rows`
+
+
 def gsd_rows(settings: AttackConfig, name: str, device: torch.device) -> list[dict[str, Any]]:
-    """A row for each kind of features and number of known members, the trials together."""
-    source = data.open_dataset(settings.private, settings.data_root, settings.download)
+    """Return a row for each kind of features and number of known members, the trials together."""
     distance = attacked(settings)
     m = distance.m
-    if 2 * m > len(source.train.x):
-        raise UsageError(
-            f"distance.m={m}: the attack needs as many other images, {settings.private} has {len(source.train.x)} "
-            "training images in all: lower distance.m"
-        )
-    task = Task(source.train, None, source.test, *source[2:6], source.notes)
-    candidates, read = {}, data.Reader(settings.data_root, settings.download)
-    for public in settings.public if settings.attack == Attack.gsd_white_box else []:
-        candidates["+".join(public_sets(public))], _ = data.public_examples(
-            public, m, source.train, read, settings.convert, settings.private
-        )
-    answers: dict[tuple[str, str | None, int], list[tuple[NDArray[Any], NDArray[Any]]]] = {}
+    task, candidates = _attacked_data(settings, m)
+
+    # by kind of features, with or without GSD, and members known: (scores, member) of each trial
+    answers: Answers = {}
     replaced = []
     for trial in range(settings.trials):
+        # members and others, drawn alike; networks that no other trial has
         key = f"{name} {trial}"
         drawn = torch.from_numpy(stream(key, "members").permutation(len(task.private.x))[: 2 * m])
         members, others = (Split(task.private.x[part], task.private.y[part]) for part in drawn.split(m))
@@ -248,19 +257,47 @@ def gsd_rows(settings: AttackConfig, name: str, device: torch.device) -> list[di
             return network(settings.model, task, first + i, settings.data_root).to(device)
 
         if settings.attack == Attack.gsd_black_box:
-            shown = membership.black_box(build(0), members, others)
+            features = membership.black_box(build(0), members, others)
         else:
-            seen = membership.white_box(
-                distance, build, members, others, candidates, max(2, task.classes), settings.targets, key
-            )
-            shown, pairs = seen.features(), seen.replaced
-            replaced.append(pairs)
-        for (kind, values), rows in shown.items():
+            classes = max(2, task.classes)
+            seen = membership.white_box(distance, build, members, others, candidates, classes, settings.targets, key)
+            features = seen.features()
+            replaced.append(seen.replaced)
+
+        for (kind, values), rows in features.items():
             for known in settings.known:
-                found = supervised(rows[:m], rows[m:], known, settings.seed + trial)
-                answers.setdefault((kind, values, known), []).append(found)
+                answer = supervised(rows[:m], rows[m:], known, settings.seed + trial)
+                answers.setdefault((kind, values, known), []).append(answer)
         say(f"  trial {trial + 1} of {settings.trials}")
-    made = []
+
+    rows_of_all = _scored(settings, name, answers)
+    if replaced:
+        rows_of_all += _known_but_one(np.concatenate(replaced), m)
+    shown_too = {"private": settings.private, "model": settings.model.name, "private_examples": m}
+    return [row | shown_too | {"trials": settings.trials} for row in rows_of_all]
+
+
+def _attacked_data(settings: AttackConfig, m: int) -> tuple[Task, dict[str, Split]]:
+    """Return the task whose private examples are members and others, and m examples of each public set."""
+    source = data.open_dataset(settings.private, settings.data_root, settings.download)
+    if 2 * m > len(source.train.x):
+        raise UsageError(
+            f"distance.m={m}: the attack needs as many other images, {settings.private} has {len(source.train.x)} "
+            "training images in all: lower distance.m"
+        )
+    task = Task(source.train, None, source.test, *source[2:6], source.notes)
+
+    candidates, read = {}, data.Reader(settings.data_root, settings.download)
+    for public in settings.public if settings.attack == Attack.gsd_white_box else []:
+        candidates["+".join(public_sets(public))], _ = data.public_examples(
+            public, m, source.train, read, settings.convert, settings.private
+        )
+    return task, candidates
+
+
+def _scored(settings: AttackConfig, name: str, answers: Answers) -> list[dict[str, Any]]:
+    """Return a row of success and figures for each entry of `answers`."""
+    rows = []
     for (kind, values, known), trials in answers.items():
         scores, member = (np.concatenate(part) for part in zip(*trials, strict=True))
         row: dict[str, Any] = {
@@ -269,24 +306,29 @@ def gsd_rows(settings: AttackConfig, name: str, device: torch.device) -> list[di
             "gsd_values": values,
         }
         row |= {"known_members": known} | success(scores, member)
-        made.append(row | figures(scores, member, stream(name, f"{kind} {values} {known}")))
-    for digits in DIGITS if replaced else ():
-        row = {"attack": "known_but_one", "features": f"{digits} digits", "gsd_values": "with", "known_members": m - 1}
-        pairs = np.concatenate(replaced)
-        made.append(row | {"success": told_apart(pairs, digits), "members": len(pairs)})
-    shown_too = {"private": settings.private, "model": settings.model.name, "private_examples": m}
-    return [row | shown_too | {"trials": settings.trials} for row in made]
+        rows.append(row | figures(scores, member, stream(name, f"{kind} {values} {known}")))
+    return rows
+
+
+def _known_but_one(pairs: NDArray[np.float64], m: int) -> list[dict[str, Any]]:
+    """Return a row for each of DIGITS: how often the attacker is right who knows all of m members but one."""
+    rows = []
+    for digits in DIGITS:
+        row: dict[str, Any] = {"attack": "known_but_one", "features": f"{digits} digits"}
+        row |= {"gsd_values": "with", "known_members": m - 1}
+        rows.append(row | {"success": told_apart(pairs, digits), "members": len(pairs)})
+    return rows
 
 
 def beside_paper(rows: list[dict[str, Any]], file: str) -> pandas.DataFrame:
-    """Rows in percent, beside the paper's figure for the same attack, which is for CIFAR-10 and ResNet20."""
+    """Return rows in percent, next to the paper's figure for the same attack, which is for CIFAR-10 and ResNet20."""
     paper = {tuple(row.get(key) for key in KEYS): row["success_rate"] for row in join.paper_rows(file)}
-    shown = []
+    lines = []
     for row in rows:
         low, high = row.get("success_interval") or (math.nan, math.nan)
         line = {key: row[key] for key in ("private", "model", *KEYS[:3], "private_examples", "known_members", "trials")}
-        line |= {"asked": row["members"] + row.get("others", 0)}
-        line |= {"success_rate": 100 * row["success"], "success_rate_low": 100 * low, "success_rate_high": 100 * high}
+        line |= {"asked": row["members"] + row.get("others", 0), "success_rate": 100 * row["success"]}
+        line |= {"success_rate_low": 100 * low, "success_rate_high": 100 * high}
         line |= {"auc": row.get("auc"), "paper_success_rate": paper.get(tuple(row[key] for key in KEYS))}
-        shown.append(line)
-    return pandas.DataFrame(shown).dropna(axis=1, how="all")
+        lines.append(line)
+    return pandas.DataFrame(lines).dropna(axis=1, how="all")

@@ -2,9 +2,9 @@
 
     pubsel figure clustermap pair.private=ham10000 sets=[ham10000,kagchest,cifar10] distance=task2vec
 
-The first m private examples and the first m of each set, all in the private
-shape; the mean over initialisations, and of both directions where they differ (MMD^2, whose bandwidth is that of one
-side). The trees are of average linkage. Private examples are read without noise: this is not differentially private.
+It reads the first m private examples and the first m of each set, all in the private shape, and shows the mean over
+initialisations, and over both directions if they differ (MMD^2, whose bandwidth is that of one side). The trees are of
+average linkage. Private examples are read without noise: this is not differentially private.
 """
 
 import dataclasses
@@ -28,11 +28,12 @@ from pubsel.tables import figures
 
 
 def matrix(settings: RankConfig) -> pandas.DataFrame:
-    """Distances [sets, sets], symmetric: the private set, which has "(private)" behind its name, and the public ones.
-    Of a set and itself too, as it is measured."""
+    """Return distances [sets, sets], symmetric: between the private set, which has "(private)" after its name, and the
+    public ones; also of each set to itself, as it is measured."""
     device, distance = choose_device(settings.device), distance_of(settings)
     if isinstance(distance, Releases):
         raise UsageError(f"distance={distance.name}: each pair would be a release of its own: take another distance")
+
     with tempfile.TemporaryDirectory() as kept:
         task, public = candidates_of(settings, device, Path(kept))
         m, classes = distance.m, max(2, task.classes)
@@ -41,45 +42,53 @@ def matrix(settings: RankConfig) -> pandas.DataFrame:
         def build(i: int) -> torch.nn.Module:
             return network(settings.model, task, settings.seed + i, settings.data_root).to(device)
 
-        found = {
-            name: distance.measure(build, split, sets, classes, f"rank {settings.seed}") for name, split in sets.items()
-        }
-    frame = pandas.DataFrame({one: {two: np.mean(v) for two, v in row.items()} for one, row in found.items()})
+        key = f"rank {settings.seed}"
+        measured = {name: distance.measure(build, split, sets, classes, key) for name, split in sets.items()}
+
+    means = {name: {other: np.mean(v) for other, v in row.items()} for name, row in measured.items()}
+    frame = pandas.DataFrame(means)
     return (frame + frame.T) / 2
 
 
 def draw(frame: pandas.DataFrame, title: str) -> Figure:
-    """The matrix in the order of its trees, which stand above and to the left."""
+    """Draw the matrix in the order of its trees, which are above and to the left of it."""
     apart = frame.to_numpy(copy=True)
     np.fill_diagonal(apart, 0)
     tree = linkage(squareform(apart, checks=False).clip(min=0), "average", optimal_ordering=True)
+
     side = 2.5 + 0.7 * len(frame)
     with figures.style():
         figure = Figure(figsize=(side + 1, side), layout="constrained")
         axes = figure.subplots(2, 2, width_ratios=[1, 4], height_ratios=[1, 4])
+
         how = {"color_threshold": 0, "above_threshold_color": figures.INK, "no_labels": True}
         order = dendrogram(tree, ax=axes[0, 1], **how)["leaves"]
         dendrogram(tree, ax=axes[1, 0], orientation="left", **how)
         axes[1, 0].invert_yaxis()
         for axis in (axes[0, 0], axes[0, 1], axes[1, 0]):
             axis.set_axis_off()
+
         shown = frame.iloc[order, order]
         axes[1, 1].imshow(shown, cmap="viridis", aspect="auto")
         axes[1, 1].grid(False)
+
         largest = shown.to_numpy().max()
         for (i, j), value in np.ndenumerate(shown.to_numpy()):
-            text, color = f"{value:.3f}" if largest < 10 else f"{value:.0f}", "k" if value > 0.7 * largest else "w"
+            text = f"{value:.3f}" if largest < 10 else f"{value:.0f}"
+            color = "k" if value > 0.7 * largest else "w"  # readable on its background
             axes[1, 1].text(j, i, text, ha="center", va="center", color=color, fontsize=8)
+
         places = range(len(shown))
         axes[1, 1].set_xticks(places, shown.columns, rotation=30, ha="right", fontsize=8)
         axes[1, 1].set_yticks(places, shown.index, fontsize=8)
         axes[1, 1].yaxis.tick_right()
         figure.suptitle(title, fontsize=9)
+
     return figure
 
 
 def settings_of(settings: FigureConfig) -> RankConfig:
-    """What `pubsel rank` would take to measure the same: `sets` are the candidates."""
+    """Return what `pubsel rank` would take to measure the same: `sets` are the candidates."""
     sets = settings.sets or public_sets(settings.pair.public)
     shared = {f.name: getattr(settings, f.name) for f in dataclasses.fields(Common)}
     return canonical(
@@ -91,7 +100,7 @@ def settings_of(settings: FigureConfig) -> RankConfig:
 
 
 def drawn(settings: FigureConfig) -> figures.Drawn:
-    """clustermap_DISTANCE_PRIVATE."""
+    """Return the figure clustermap_DISTANCE_PRIVATE."""
     asked = settings_of(settings)
     torch.set_num_threads(asked.threads or torch.get_num_threads())
     frame = matrix(asked)

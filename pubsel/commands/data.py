@@ -1,4 +1,4 @@
-"""`pubsel data list`, `prepare` and `check`: what there is, what is there, how to get the rest, and how it is read.
+"""`pubsel data list`, `prepare` and `check`: which datasets there are and are present, how to get one, how it is read.
 
 `listing` imports no torch, so it answers at once."""
 
@@ -17,16 +17,19 @@ HEAD = ("name", "what", "classes", "image", "MB", "licence", "present", "what to
 
 
 def listing(data_root: str) -> str:
-    """A table of all named datasets: what they are, their size as a download, licence, and whether they lie in
+    """Return a table of all named datasets: what they are, their size as a download, licence, and whether they are in
     `data_root` (as npz, prepared, as original files, built in, or absent)."""
     rows = [HEAD, *(_row(name, Path(data_root).expanduser()) for name in dataset_names())]
     widths = [max(len(row[i]) for row in rows) for i in range(len(HEAD))]
-    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+    lines = []
+    for row in rows:
+        cells = [cell.ljust(width) for cell, width in zip(row, widths, strict=True)]
+        lines.append("  ".join(cells).rstrip())
     return "\n".join([lines[0], "-" * len(lines[0]), *lines[1:], "", f"data folder: {data_root}"])
 
 
 def present(name: str, root: Path) -> str:
-    """How a named dataset is there: npz, prepared, files, built in or absent."""
+    """Return how a named dataset is present: npz, prepared, files, built in or absent."""
     info = dataset_info(name)
     if (root / f"{name}.npz").exists() and f"{name}.npz" not in info.options.get("files", ()):
         return "npz"
@@ -34,20 +37,24 @@ def present(name: str, root: Path) -> str:
         return "prepared"
     if info.source == "embedded":
         return "built in"
-    return "files" if any(all(is_there(root / file) for file in files) for files in _originals(name)) else "absent"
+
+    # any one of the sets of original files is enough
+    complete = (all(is_there(root / file) for file in files) for files in _originals(name))
+    return "files" if any(complete) else "absent"
 
 
 def prepare(name: str | None, data_root: str) -> str:
-    """Fetch a dataset, or turn its original files into images of one size under <data_root>/prepared, and say what was
-    done. For data behind an account or a form: the steps and the layout that is expected, as long as it is not there.
+    """Fetch a dataset, or turn its original files into images of one size under <data_root>/prepared, and return what
+    was done. For data that needs an account or a form, return the steps and the expected layout, until it is present.
 
-    UsageError for an unknown name; UserError where a download fails or the original files do not read.
+    UsageError for an unknown name; UserError if a download fails or the original files cannot be read.
     """
     if not name:
         raise UsageError(f"name has no value: give name=..., one of {', '.join(dataset_names())}")
     info, root = dataset_info(name), Path(data_root).expanduser()
     if info.source == "embedded":
         return f"{name} is built in: nothing to prepare"
+
     from pubsel.data import Missing, open_dataset  # imports torch
 
     try:
@@ -56,21 +63,24 @@ def prepare(name: str | None, data_root: str) -> str:
         if info.instructions is None:
             raise
         return f"{error}\n\n{info.title} ({info.licence})\n{info.url}\n\n{info.instructions}\ndata folder: {root}"
+
     counts = f"{len(source.train.x):,} training and {len(source.test.x):,} test images"
     return "\n".join([f"{name} is ready in {root} ({present(name, root)}): {counts}", *source.notes])
 
 
 def check(name: str | None, data_root: str) -> str:
-    """What a run reads of a dataset or of a user's path, what is done to it first, and what may be wrong with it.
-    UserError names a file that does not read, or what no run can use; what was read is printed before."""
+    """Return what a run reads of a dataset or of a user's path, what is done to it first, and what may be wrong with
+    it. UserError names a file that cannot be read, or what no run can use; what was read is printed before."""
     if not name:
         raise UsageError("name has no value: give name=..., a path or the name of a dataset")
+
     from pubsel.data import open_dataset  # imports torch
 
     source = open_dataset(name, data_root, download=False)
     lines = f"{name}: {source!r}".splitlines()
     if not is_path(name):
         return "\n".join(lines)
+
     wrong, doubtful = _doubts(name, source)
     lines += [f"warning: {what}" for what in doubtful]
     if wrong:
@@ -80,22 +90,27 @@ def check(name: str | None, data_root: str) -> str:
 
 
 def _doubts(name: str, source: "Source") -> tuple[list[str], list[str]]:
-    """What is wrong with a user's own data, and what may be."""
+    """Return what is wrong with a user's data, and what may be."""
     from pubsel.data import folders
     from pubsel.data.opened import Opened
     from pubsel.data.overlap import among
 
     path = Path(name).expanduser()
-    wrong, doubtful, names = folders.findings(path) if path.suffix == ".csv" or path.is_dir() else ([], [], [])
+    of_files = path.suffix == ".csv" or path.is_dir()
+    wrong, doubtful, names = folders.findings(path) if of_files else ([], [], [])
+
+    # a class with few images is often a typing error in its name
     if source.train.y.dim() == 1:
         per_class = source.train.y.bincount(minlength=source.classes).tolist()
         few = [f"{names[i] if names else i} has {count}" for i, count in enumerate(per_class) if count < FEW]
-        told = ", ".join(few[:FEW] + ["..."] * (len(few) > FEW))
-        doubtful += [f"classes with fewer than {FEW} training images: {told}"] if few else []
+        listed = ", ".join(few[:FEW] + ["..."] * (len(few) > FEW))
+        doubtful += [f"classes with fewer than {FEW} training images: {listed}"] if few else []
+
     train, test = Opened(name, source, source).digests(tuple(source.train.x.shape[1:]))
     if twice := int(among(test, train).sum()):
         n = len(test.own)
         doubtful.append(f"{twice} of {n} test images are training images too: a run needs pair.overlap=drop")
+
     if len(train.own) + len(test.own) < 2:
         wrong.append("one image only")
     if source.classes < 2:
@@ -104,7 +119,7 @@ def _doubts(name: str, source: "Source") -> tuple[list[str], list[str]]:
 
 
 def _originals(name: str) -> list[list[str]]:
-    """Sets of original files, each of which is enough to read the dataset."""
+    """Return sets of original files, each of which is enough to read the dataset."""
     options = dataset_info(name).options
     if "files" in options:
         return [options["files"]]

@@ -29,18 +29,18 @@ OF_RECORDS = ("all", *figures.CURVES, "adamix_attack", "per_instance")  # and th
 
 
 def names() -> list[str]:
-    """Every figure."""
+    """Return the names of every figure."""
     return [*OF_RECORDS, *join.names(), *MEASURED]
 
 
 def run(settings: FigureConfig) -> str:
-    """Draw `settings.figure`; what there is to say of it, and the files. UsageError lists the figures; UserError if no
-    record is there for it."""
+    """Draw `settings.figure`; return what there is to say of it, and the files. UsageError lists the figures; UserError
+    if there is no record for it."""
     name, folder = settings.figure, Path(settings.results)
     if name not in names():
         raise UsageError(f"unknown figure {name!r}: use one of {', '.join(names())}")
 
-    # what looks at data itself says more than where its files are
+    # what is measured has figures to print, not only files
     if name in MEASURED:
         drawn = measured(settings)
         paths = write(drawn, folder)
@@ -60,7 +60,7 @@ def run(settings: FigureConfig) -> str:
 
 
 def measured(settings: FigureConfig) -> Drawn:
-    """A figure that looks at data, not at records. These import torch."""
+    """Return a figure that looks at data, not at records. These import torch."""
     if settings.figure == "clustermap":
         from pubsel.commands.clustermap import drawn
     elif settings.figure in ("separability", "reconstruction"):
@@ -71,7 +71,7 @@ def measured(settings: FigureConfig) -> Drawn:
 
 
 def write(drawn: Drawn, folder: Path) -> list[Path]:
-    """The figure in all formats, and its numbers, in RESULTS/figures; the files."""
+    """Write the figure in all formats, and its numbers, to RESULTS/figures; return the files."""
     path = folder / "figures" / drawn.name
     join.write_table(drawn.frame, path.with_name(f"{path.name}.csv"), drawn.about)
     return figures.save(drawn.figure, path)
@@ -94,21 +94,24 @@ def draw_records(name: str, records: list[dict[str, Any]], folder: Path) -> list
 
 
 def attacked(records: list[dict[str, Any]], folder: Path) -> pandas.DataFrame:
-    """A row for each method and epsilon of AdaMix's Figure 1, the settings chosen as there: test error in percent and
-    AUC of the loss attack, means over those seeds that were attacked. Empty if none was."""
+    """Return a row for each method and epsilon of AdaMix's Figure 1, the settings chosen as there: test error in
+    percent and AUC of the loss attack, means over those seeds that were attacked. Empty if none was."""
     paths = (folder / "attacks").glob("loss-*/result.json")
-    auc = {record["run"]: record["auc"] for record in (results.read_record(path, ("run", "auc")) for path in paths)}
+    attacks = [results.read_record(path, ("run", "auc")) for path in paths]
+    auc = {record["run"]: record["auc"] for record in attacks}
     curve = figures.CURVES["adamix"]
     belong = [record for record in records if record["algorithm"] in curve.algorithms]
 
     rows = []
     for cell in join.selected(join.cells(belong), curve.by, list(curve.over)):
-        pairs = [(100 - 100 * r["utility"], auc[r["identity"]]) for r in cell.records if r["identity"] in auc]
+        with_auc = [record for record in cell.records if record["identity"] in auc]
+        pairs = [(100 - 100 * record["utility"], auc[record["identity"]]) for record in with_auc]
         if pairs:
             error, leak = np.mean(pairs, axis=0)
             shown = {"private": cell["private"], "model": cell["model"], "line": cell["algorithm"]}
             epsilon = figures.value(cell, "epsilon")
             rows.append(shown | {"epsilon": epsilon, "error": error, "auc": leak, "seeds": len(pairs)})
+
     frame = pandas.DataFrame(rows)
     return frame.sort_values(["private", "model", "line", "epsilon"]) if rows else frame
 
@@ -120,11 +123,12 @@ def draw_attacked(records: list[dict[str, Any]], folder: Path) -> list[Path]:
 
 
 def against_error(frame: pandas.DataFrame) -> "Figure":
-    """A panel for each private set, a line for each method, its points marked with epsilon; 0.5 is chance."""
+    """Draw a panel for each private set, a line for each method, its points marked with epsilon; 0.5 is chance."""
     from matplotlib.figure import Figure
 
     panels = list(frame.groupby(["private", "model"]))
     styles = figures.line_styles(name for name in figures.ADAMIX if name in set(frame["line"]))
+
     with figures.style():
         figure = Figure(figsize=(4.2 * len(panels), 3.6), layout="constrained")
         axes = figure.subplots(1, len(panels), squeeze=False)[0]
@@ -134,6 +138,7 @@ def against_error(frame: pandas.DataFrame) -> "Figure":
                 axis.plot(part["error"], part["auc"], label=name, **how)
                 for _, row in part.iterrows():
                     axis.annotate(f"{row['epsilon']:g}", (row["error"], row["auc"]), fontsize=7)
+            # chance
             axis.axhline(0.5, lw=0.8, color="0.6")
             axis.set(xlabel="test error, percent", ylabel="AUC of the attack", title=f"{private}, {model}")
             axis.legend()
@@ -152,6 +157,7 @@ def draw_losses(folder: Path) -> list[Path]:
     for path in sorted((folder / "audits").glob("*/per_instance.csv")):
         record = results.read_record(path.with_name("result.json"), ("claimed", "delta", "algorithm", "private"))
         losses = np.sort(pandas.read_csv(path)["epsilon"])[::-1]
+
         with figures.style():
             figure = Figure(figsize=(8, 3.6), layout="constrained")
             left, right = figure.subplots(1, 2)
@@ -163,5 +169,6 @@ def draw_losses(folder: Path) -> list[Path]:
             right.axvline(record["claimed"], color=figures.INK, ls="--")
             right.set(xlabel="epsilon of the example", ylabel="private examples")
             figure.suptitle(f"{record['algorithm']}, {record['private']} (not private: do not publish)", fontsize=9)
+
         paths += figures.save(figure, path.with_suffix(""))
     return paths

@@ -1,7 +1,7 @@
-"""`pubsel runs`: what lies in results/runs, in which state, made by which command; and its deletion.
+"""`pubsel runs`: what is in results/runs, in which state, and by which command it was made; and its deletion.
 
-A run's folder holds settings.json (what was asked for), lock (held while a process works on it), log.txt (what it
-said), checkpoint.pt while it is not finished, and in the end model.pt and result.json. This file imports no torch.
+A run's folder contains settings.json (its settings), lock (held while a process works on it), log.txt (what it
+printed), checkpoint.pt while it is not finished, and in the end model.pt and result.json. This file imports no torch.
 """
 
 import json
@@ -27,11 +27,11 @@ from pubsel.settings.schema import keys_of, nearest
 
 STATES = {
     "finished": "it has a record",
-    "stale": "finished, but by other code than now's, or its weights or data files are gone",
+    "stale": "finished, but by another version of the code, or its weights or data files are gone",
     "running": "a process holds its lock",
     "failed": "it ended with an error",
-    "unfinished": "it was stopped; the same command goes on",
-    "corrupt": "its record does not read",
+    "unfinished": "it was stopped; the same command resumes it",
+    "corrupt": "its record cannot be read",
 }
 COLUMNS = ("name", "state", "algorithm", "private", "public", "epsilon", "utility", "age")
 KEYS = ("name", "state", "identity", "algorithm", "private", "public", "model", "label", "seed", "epsilon", "utility",
@@ -54,7 +54,7 @@ class Run:
         return self.folder.name
 
     def value(self, key: str) -> Any:
-        """What the run has at a key of its record, or at a key of its settings such as epsilon or training.epochs."""
+        """Return what the run has at a key of its record, or of its settings such as epsilon or training.epochs."""
         if key in ("name", "state"):
             return getattr(self, key)
         if key in self.record and key != "settings":
@@ -62,40 +62,44 @@ class Run:
         settings = self.record.get("settings", {})
         names = {"private": "pair.private", "public": "pair.public", "algorithm": "algorithm.name"}
         key_of = names.get(key, f"{key}.name" if key == "model" else key)
-        found = at(settings, key_of)
-        if found is None and settings:
-            found = default_of(key_of)
-        return "+".join(found) if key == "public" and isinstance(found, list) else found
+        value = at(settings, key_of)
+        if value is None and settings:
+            value = default_of(key_of)
+        return "+".join(value) if key == "public" and isinstance(value, list) else value
 
 
 def run(settings: RunsConfig) -> str:
-    """`pubsel runs [list|show NAME|delete NAME] [key=value ...]`: what there is to say."""
+    """Do `pubsel runs [list|show NAME|delete NAME] [key=value ...]`; return what to print."""
     folder, now = Path(settings.results) / "runs", records.provenance()["commit"]
-    found = [look(path, now) for path in sorted(folder.glob("*/")) if path.name != "." and not empty(path)]
+    folders = [path for path in sorted(folder.glob("*/")) if path.name != "." and not empty(path)]
+    entries = [look(path, now) for path in folders]
     if settings.name is not None:
-        found = [one for one in found if settings.name.rstrip("/").split("/")[-1] in one.name]
-    check_keys(settings.where, found)
-    found = [one for one in found if all(matches(one, word) for word in settings.where)]
+        part = settings.name.rstrip("/").split("/")[-1]
+        entries = [entry for entry in entries if part in entry.name]
+    check_keys(settings.where, entries)
+    entries = [entry for entry in entries if all(matches(entry, word) for word in settings.where)]
+
     match settings.action:
         case "list":
             every = settings.name is None and not settings.where
-            return listing(found, folder) + (spent_on_all(Path(settings.results)) if every else "")
+            return listing(entries, folder) + (spent_on_all(Path(settings.results)) if every else "")
         case "show":
-            return show(only(found, settings, folder))
+            return show(only(entries, settings, folder))
         case "delete":
             if settings.name is None and not settings.where:
                 raise UsageError("pubsel runs delete: name a run, or say which: state=failed")
-            return delete(found, settings.yes)
+            return delete(entries, settings.yes)
     raise UsageError(f"action={settings.action}: pubsel runs takes list, show NAME or delete NAME, and key=value")
 
 
 def empty(folder: Path) -> bool:
-    """Whether nothing was started here: nothing lies here but a lock that nobody holds."""
+    """Return whether nothing was started here: the folder contains nothing but a lock that nobody holds."""
     return not any(path.name != "lock" for path in folder.iterdir()) and not held(folder)
 
 
 def held(folder: Path) -> bool:
-    """Whether a process works on a run. A run that starts in this very moment says that it waits, and goes on."""
+    """Return whether a process works on a run. A run that starts in this very moment prints that it waits, and goes
+    on."""
     if not (folder / "lock").exists():
         return False
     lock = FileLock(folder / "lock", mode=records.PRIVATE_FILE)
@@ -110,11 +114,12 @@ def held(folder: Path) -> bool:
 
 
 def look(folder: Path, now: str | None) -> Run:
-    """What a run's folder says of it. now: the commit of the code as it is."""
+    """Return what a run's folder says of it. now: the commit of the code as it is."""
     try:
         asked = records.read_record(folder / "settings.json", ("settings",))
     except UserError:
         asked = {}  # of an older version, or killed before it was written
+
     age = max(0.0, time.time() - max(path.stat().st_mtime for path in (folder, *folder.iterdir())))
     if (folder / "result.json").exists():
         try:
@@ -123,46 +128,49 @@ def look(folder: Path, now: str | None) -> Run:
             return Run(folder, "corrupt", str(error), asked, age)
         why = stale(folder, record, now)
         return Run(folder, "stale" if why else "finished", why, record, age)
+
+    # no record yet: the lock and the end of the log tell why
     if held(folder):
         return Run(folder, "running", last_line(folder), asked, age)
-    said = last_line(folder)
-    if said.startswith(records.FAILED):
-        return Run(folder, "failed", said.removeprefix(records.FAILED), asked, age)
-    return Run(folder, "unfinished", "from a checkpoint" if (folder / "checkpoint.pt").exists() else "", asked, age)
+    ending = last_line(folder)
+    if ending.startswith(records.FAILED):
+        return Run(folder, "failed", ending.removeprefix(records.FAILED), asked, age)
+    why = "from a checkpoint" if (folder / "checkpoint.pt").exists() else ""
+    return Run(folder, "unfinished", why, asked, age)
 
 
 def stale(folder: Path, record: dict[str, Any], now: str | None) -> str:
-    """Why a record is not what the command would make today; empty where it is."""
+    """Return why a record is not what the command would give today; empty if it is."""
     pair = record["settings"].get("pair", {})
     data = [name for name in (pair.get("private"), *public_sets(pair.get("public"))) if name]
     gone = [name for name in data if is_path(name) and not Path(name).expanduser().exists()]
     if not (folder / "model.pt").exists():
         gone.append("model.pt")
-    made = record.get("commit")
-    other = [f"made by commit {made[:10]}, now {now[:10]}"] if made and now and made != now else []
+    commit = record.get("commit")
+    other = [f"made by commit {commit[:10]}, now {now[:10]}"] if commit and now and commit != now else []
     return "; ".join(other + [f"{name} is gone" for name in gone])
 
 
 def last_line(folder: Path) -> str:
-    """The last line of a run's log, without its time."""
+    """Return the last line of a run's log, without its time."""
     lines = log(folder)
     return lines[-1].partition("  ")[2].strip() if lines else ""
 
 
 def log(folder: Path) -> list[str]:
-    """The lines of a run's log."""
+    """Return the lines of a run's log."""
     try:
         return (folder / "log.txt").read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
         return []
 
 
-def check_keys(where: list[str], found: list[Run]) -> None:
-    """UsageError for a key that no record and no settings have, with the nearest that there is: else it would say that
-    there is no such run."""
+def check_keys(where: list[str], entries: list[Run]) -> None:
+    """Raise UsageError for a key that no record and no settings have, with the nearest that exists: otherwise the
+    answer would be that there is no such run."""
     known = {*keys_of(RunConfig), *method_keys(), *KEYS}
-    for one in found:
-        known |= {*one.record, *dotted(one.record.get("settings", {}))}
+    for entry in entries:
+        known |= {*entry.record, *dotted(entry.record.get("settings", {}))}
     for word in where:
         key = word.partition("=")[0]
         if "=" in word and key not in known:
@@ -170,28 +178,28 @@ def check_keys(where: list[str], found: list[Run]) -> None:
 
 
 def dotted(settings: dict[str, Any], prefix: str = "") -> list[str]:
-    """The dotted keys of nested settings, of groups too."""
-    found = []
+    """Return the dotted keys of nested settings, of groups too."""
+    keys = []
     for key, value in settings.items():
-        found += [f"{prefix}{key}", *(dotted(value, f"{prefix}{key}.") if isinstance(value, dict) else [])]
-    return found
+        keys += [f"{prefix}{key}", *(dotted(value, f"{prefix}{key}.") if isinstance(value, dict) else [])]
+    return keys
 
 
-def matches(one: Run, word: str) -> bool:
-    """Whether a run has one of the values in key=value,value. state=finished holds for stale runs too."""
+def matches(entry: Run, word: str) -> bool:
+    """Return whether a run has one of the values in key=value,value. state=finished holds for stale runs too."""
     key, equals, values = word.partition("=")
     if not equals:
         raise UsageError(f"{word}: write key=value, such as algorithm=gep")
     if key == "state" and any(value not in STATES for value in values.split(",")):
         raise UsageError(f"{word}: a state is one of {', '.join(STATES)}")
-    have = one.value(key)
-    return any(
-        same(have, value) or (key == "state" and have == "stale" and value == "finished") for value in values.split(",")
-    )
+    have = entry.value(key)
+    typed = values.split(",")
+    stale_too = key == "state" and have == "stale" and "finished" in typed
+    return stale_too or any(same(have, value) for value in typed)
 
 
 def same(have: Any, typed: str) -> bool:
-    """Whether a value is what was typed: 2 is 2.0, null is none."""
+    """Return whether a value is what was typed: 2 is 2.0, null is none."""
     if typed == "null" or have is None:
         return typed in ("null", "none") and have is None
     try:
@@ -200,34 +208,42 @@ def same(have: Any, typed: str) -> bool:
         return (have if isinstance(have, str) else json.dumps(have)) == typed
 
 
-def only(found: list[Run], settings: RunsConfig, folder: Path) -> Run:
-    """The one run that is meant; UsageError where none is, or several are."""
+def only(entries: list[Run], settings: RunsConfig, folder: Path) -> Run:
+    """Return the single run that is meant; UsageError if there is none, or several are."""
     if settings.name is None:
         raise UsageError("pubsel runs show NAME: a name, or a part of it that no other run has")
-    exact = [one for one in found if one.name == settings.name.rstrip("/").split("/")[-1]]
-    if len(found) != 1 and len(exact) != 1:
-        names = ", ".join(one.name for one in found[:5])
-        what = f"{len(found)} runs, such as {names}: give more of it" if found else f"no run in {folder}"
+
+    # a whole name counts, even if it is part of others
+    exact = [entry for entry in entries if entry.name == settings.name.rstrip("/").split("/")[-1]]
+    if len(entries) != 1 and len(exact) != 1:
+        names = ", ".join(entry.name for entry in entries[:5])
+        what = f"{len(entries)} runs, such as {names}: give more of it" if entries else f"no run in {folder}"
         raise UsageError(f"{settings.name}: {what}; pubsel runs lists them")
-    return exact[0] if exact else found[0]
+    return exact[0] if exact else entries[0]
 
 
-def listing(found: list[Run], folder: Path) -> str:
-    """A line a run, and how many there are in each state."""
-    if not found:
+def listing(entries: list[Run], folder: Path) -> str:
+    """Return a line for each run, and how many there are in each state."""
+    if not entries:
         return f"no such run in {folder}"
-    rows = [COLUMNS, *(_row(one) for one in found)]
+    rows = [COLUMNS, *(_row(entry) for entry in entries)]
     widths = [max(len(row[i]) for row in rows) for i in range(len(COLUMNS))]
-    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
-    counts = {state: sum(one.state == state for one in found) for state in STATES}
-    lines += ["", f"{len(found)} runs: " + ", ".join(f"{n} {state}" for state, n in counts.items() if n)]
-    needy = [one for one in found if one.state in ("failed", "corrupt")]
-    lines += [f"  {one.name}: {one.why}" for one in needy]
+    lines = []
+    for row in rows:
+        cells = [cell.ljust(width) for cell, width in zip(row, widths, strict=True)]
+        lines.append("  ".join(cells).rstrip())
+
+    # how many there are in each state, and why some are not well
+    counts = {state: sum(entry.state == state for entry in entries) for state in STATES}
+    numbers = ", ".join(f"{n} {state}" for state, n in counts.items() if n)
+    lines += ["", f"{len(entries)} runs: {numbers}"]
+    needy = [entry for entry in entries if entry.state in ("failed", "corrupt")]
+    lines += [f"  {entry.name}: {entry.why}" for entry in needy]
     return "\n".join(lines)
 
 
 def spent_on_all(results: Path) -> str:
-    """What was drawn from each private data set by all runs that there ever were; "" where nothing is known."""
+    """Return what was drawn from each private data set by all runs that there ever were; "" if nothing is known."""
     lines = ledger.summary(results)
     if not lines:
         return ""
@@ -235,64 +251,71 @@ def spent_on_all(results: Path) -> str:
     return "\n".join(["", "", head, *(f"  {line}" for line in lines)])
 
 
-def _row(one: Run) -> tuple[str, ...]:
-    values = [one.value(key) for key in ("algorithm", "private", "public")]
-    epsilon, utility = one.value("epsilon"), one.record.get("utility")
+def _row(entry: Run) -> tuple[str, ...]:
+    values = [entry.value(key) for key in ("algorithm", "private", "public")]
+    epsilon, utility = entry.value("epsilon"), entry.record.get("utility")
     return (
-        one.name,
-        one.state,
+        entry.name,
+        entry.state,
         *("-" if value is None else str(value) for value in values),
         "-" if epsilon is None else f"{float(epsilon):g}",
         "-" if utility is None else f"{100 * utility:.2f} %",
-        duration(one.age),
+        duration(entry.age),
     )
 
 
 def duration(seconds: float) -> str:
-    """Seconds as 5 s, 3 min, 7 h or 2 d."""
+    """Return seconds as 5 s, 3 min, 7 h or 2 d."""
     for unit, length in (("d", 86400), ("h", 3600), ("min", 60)):
         if seconds >= length:
             return f"{math.floor(seconds / length)} {unit}"
     return f"{math.floor(seconds)} s"
 
 
-def show(one: Run) -> str:
-    """A run's state, figures, guarantee, files, and the command that makes it or goes on with it."""
-    lines = [one.name, f"  state: {one.state}, {STATES[one.state]}" + (f": {one.why}" if one.why else "")]
-    if "utility" in one.record:
-        low, high = one.record.get("utility_interval") or (None, None)
+def show(entry: Run) -> str:
+    """Return a run's state, figures, guarantee, files, and the command that makes or resumes it."""
+    why = f": {entry.why}" if entry.why else ""
+    lines = [entry.name, f"  state: {entry.state}, {STATES[entry.state]}{why}"]
+    if "utility" in entry.record:
+        low, high = entry.record.get("utility_interval") or (None, None)
         interval = f" [{100 * low:.2f}, {100 * high:.2f}]" if low is not None and high is not None else ""
-        lines.append(f"  {one.record.get('metric', 'utility')}: {100 * one.record['utility']:.2f} %{interval}")
-        lines.append(f"  privacy: {at(one.record, 'privacy.statement')}")
-    files = sorted(path for path in one.folder.iterdir() if path.name != "lock")
-    lines.append("  files: " + ", ".join(f"{path.name} ({path.stat().st_size:,} bytes)" for path in files))
-    if one.record.get("settings"):
-        lines += ["  command:", f"    {command_line.command(one.record)}"]
-    said = log(one.folder)[-RECENT:]
-    return "\n".join(lines + (["  end of its log:", *(f"    {line}" for line in said)] if said else []))
+        lines.append(f"  {entry.record.get('metric', 'utility')}: {100 * entry.record['utility']:.2f} %{interval}")
+        lines.append(f"  privacy: {at(entry.record, 'privacy.statement')}")
+
+    files = sorted(path for path in entry.folder.iterdir() if path.name != "lock")
+    sizes = [f"{path.name} ({path.stat().st_size:,} bytes)" for path in files]
+    lines.append("  files: " + ", ".join(sizes))
+    if entry.record.get("settings"):
+        lines += ["  command:", f"    {command_line.command(entry.record)}"]
+
+    if recent := log(entry.folder)[-RECENT:]:
+        lines += ["  end of its log:", *(f"    {line}" for line in recent)]
+    return "\n".join(lines)
 
 
-def delete(found: list[Run], yes: bool) -> str:
-    """Delete runs, after the person was told what it spends to make them again and has typed the word; never one that a
+def delete(entries: list[Run], yes: bool) -> str:
+    """Delete runs, after the user was shown what it spends to run them again and has typed the word; never one that a
     process works on."""
-    if not found:
+    if not entries:
         return "no such run: nothing is deleted"
-    for one in found:
-        print(f"{one.name}  {one.state}{ledger.again(one.folder, 'to run it again')}", file=sys.stderr)
+
+    for entry in entries:
+        print(f"{entry.name}  {entry.state}{ledger.again(entry.folder, 'to run it again')}", file=sys.stderr)
     if not yes:
         if not sys.stdin.isatty():
             raise UsageError("pubsel runs delete: nothing is deleted without yes=true")
-        if input(f"Type delete to delete these {len(found)} runs: ") != "delete":
+        if input(f"Type delete to delete these {len(entries)} runs: ") != "delete":
             return "nothing is deleted"
-    kept = [one.name for one in found if not deleted(one.folder)]
-    text = f"{len(found) - len(kept)} runs deleted"
+
+    kept = [entry.name for entry in entries if not deleted(entry.folder)]
+    text = f"{len(entries) - len(kept)} runs deleted"
     return text + (f"; kept, since a process works on them: {', '.join(kept)}" if kept else "")
 
 
 def deleted(folder: Path) -> bool:
-    """Delete all that a run has made, the record first, so that no part is taken for the whole; False where another
-    process holds its lock. The lock stays: one who waits for it must not hold another file than who comes after him.
-    UserError where it cannot be deleted."""
+    """Delete all that a run has written, the record first, so that no part is taken for the whole. Return False if
+    another process holds its lock. The lock stays: a process that waits for it must not hold another file than the
+    next. UserError if the folder cannot be deleted."""
     lock = FileLock(folder / "lock", mode=records.PRIVATE_FILE)
     try:
         lock.acquire(timeout=0)
@@ -300,6 +323,7 @@ def deleted(folder: Path) -> bool:
         return False
     except OSError as error:
         raise UserError(f"cannot delete {folder}: {error.strerror}; check permissions") from None
+
     try:
         (folder / "result.json").unlink(missing_ok=True)
         for path in (path for path in folder.iterdir() if path.name != "lock"):

@@ -1,17 +1,17 @@
 """`pubsel make NAME`: run what a table or figure still lacks, then write it.
 
-The file of a table (conf/tables), or of other work (conf/work), lists under `runs` commands as they stand behind
+The file of a table (conf/tables), or of other work (conf/work), lists under `runs` commands as they follow
 `pubsel`, of these kinds:
 
     run WORDS, rank WORDS      a sweep, whose cells are run unless their records are there; several that follow each
                                other are one sweep, by Hydra's --multirun and the launcher that is given
-    attack WORDS, figure WORDS each reads its own record if there is one
-    table NAME                 the last step of a table's own file, unasked
+    attack WORDS, figure WORDS each reads its record if there is one
+    table NAME                 the last step of a table's file, added by itself
     make NAME                  the steps of another file
     more_seeds 1,2             the cells that this table selects from the records so far, with these seeds too
 
 A command with a key in braces is one command for each of the file's `parts`: {part} is the name of the part, the other
-keys are what the file gives it. NAME_PART makes one part. `common` stands before the words of each run.
+keys are what the file gives it. NAME_PART makes one part. `common` is put before the words of each run.
 """
 
 import shlex
@@ -69,31 +69,35 @@ class Cell(NamedTuple):
 
 
 def works() -> dict[str, tuple[Path, type[Work]]]:
-    """The files that can be made, by name; a table before other work of the same name."""
+    """Return the files that can be made, by name; a table before other work of the same name."""
     others = {name: (path, Work) for name, path in named("work").items()}
     return others | {name: (path, Spec) for name, path in named("tables").items()}
 
 
 def work_of(name: str) -> tuple[str, Work, list[str]]:
-    """The file that NAME or NAME_PART means: its name, its content, and which of its parts; UsageError if there is
-    none, or it lists no commands."""
+    """Return the file that NAME or NAME_PART means: its name, its content, and which of its parts; UsageError if there
+    is none, or it lists no commands."""
     known = works()
+    # the longest name first: a file's name may begin with another's
     for stem in sorted(known, key=len, reverse=True):
         if name != stem and not name.startswith(f"{stem}_"):
             continue
+
         path, kind = known[stem]
         work: Work = join.read_work(kind, path, "gsd_table2.yaml")
+
         part = name.removeprefix(stem).removeprefix("_")
         if part and part not in work.parts:
             continue
         if not work.runs:
             raise UsageError(f"{name}: {path.name} lists no runs: pubsel table {stem} shows the records that there are")
+
         return stem, work, [part] if part else list(work.parts)
     raise UsageError(f"cannot make {name!r}: use one of {', '.join(sorted(known))}")
 
 
 def steps_of(name: str, within: tuple[str, ...] = ()) -> list[Step]:
-    """All steps of NAME or NAME_PART in order, those of other files that it makes first included."""
+    """Return all steps of NAME or NAME_PART in order, those of other files that it makes first included."""
     stem, work, parts = work_of(name)
     if stem in within:
         raise UserError(f"runs of {stem}: it makes itself, by {' > '.join((*within, stem))}: take one of them out")
@@ -104,12 +108,14 @@ def steps_of(name: str, within: tuple[str, ...] = ()) -> list[Step]:
         if command not in KINDS:
             raise UserError(f"runs of {stem}: {command!r} is no command here: use {', '.join(KINDS)}")
         words = f"{work.common} {words}" if command == "run" else words
+
         for part in parts if "{" in words and parts else [""]:
             written = _written(stem, words, {"part": part, **(work.parts.get(part) or {})})
             if command == "make":
                 steps += steps_of(written.strip(), (*within, stem))
             else:
                 steps.append(Step(stem, command, shlex.split(written)))
+
     return [*steps, Step(stem, "table", [stem])] if isinstance(work, Spec) else steps
 
 
@@ -126,8 +132,8 @@ def _written(stem: str, words: str, keys: dict[str, Any]) -> str:
 @dataclass
 class Composer:
     """Composes the cells of a command's sweeps as Hydra does, within a command of Hydra. Of cells that differ in values
-    alone, and not in the options of a group, one is composed and the others are changed copies: of thousands of cells
-    all others take minutes."""
+    alone, and not in the options of a group, one is composed and the others are changed copies: composing each of
+    thousands of cells takes minutes."""
 
     command: str  # of SWEPT
     parser: OverridesParser = field(default_factory=OverridesParser.create)
@@ -135,12 +141,14 @@ class Composer:
     groups: dict[str, bool] = field(default_factory=dict)  # keys, and whether they choose options
 
     def cells(self, words: Sequence[str], public: str | None = None) -> list[list[str]]:
-        """The words of each cell of a sweep, the sweep of an experiment included. public: in place of the single public
-        sets that the sweep goes through."""
+        """Return the words of each cell of a sweep, the sweep of an experiment included. public: in place of the single
+        public sets that the sweep goes through."""
         given = self.parser.parse_overrides(list(words))
+        # the words that are the same in all cells choose the experiment, which may have a sweep
         fixed = [str(word.input_line) for word in given if not word.is_sweep_override()]
         params = compose(self.command, fixed, return_hydra_config=True).hydra.sweeper.get("params") or {}
-        swept = [*self.parser.parse_overrides([f"{key}={value}" for key, value in params.items()]), *given]
+        of_experiment = [f"{key}={value}" for key, value in params.items()]
+        swept = [*self.parser.parse_overrides(of_experiment), *given]
         last = [word for word in swept if word.key_or_group == "pair.public"][-1:]
         if public is not None and last and _is_single(last[0]):
             swept += self.parser.parse_overrides([f"pair.public={public}"])
@@ -148,7 +156,7 @@ class Composer:
         return [list(cell) for cell in cells]
 
     def composed(self, cell: Sequence[str]) -> DictConfig:
-        """The values of a cell."""
+        """Return the values of a cell."""
         values: list[Override] = []
         options: list[Override] = []
         for word in self.parser.parse_overrides(list(cell)):
@@ -162,13 +170,13 @@ class Composer:
         return changed
 
     def chooses(self, key: str) -> bool:
-        """Whether a key chooses an option of conf/."""
+        """Return whether a key chooses an option of conf/."""
         if key not in self.groups:
             self.groups[key] = bool(GlobalHydra.instance().config_loader().get_group_options(key))
         return self.groups[key]
 
     def cell(self, words: list[str]) -> Cell:
-        """A cell with the name that its record has, or will have."""
+        """Return a cell with the name that its record has, or will have."""
         if self.command == "run":
             from pubsel.cell import canonical  # and with it torch
 
@@ -181,13 +189,14 @@ class Composer:
 
 
 def _is_single(word: Override) -> bool:
-    """Whether a word goes through single public sets: combined ones, such as [a,b], are what a table is about."""
+    """Return whether a word goes through single public sets: combined ones, such as [a,b], are what a table is
+    about."""
     return word.is_sweep_override() and not any(value.startswith("[") for value in word.sweep_string_iterator())
 
 
 def seeded(table: str, seeds: list[int], folder: Path, composer: Composer, free: list[str]) -> list[Cell]:
-    """The cells that a table selects from the records in `folder`, with each of `seeds`. free: words that change no
-    result. UserError for a record that the settings of today would not make."""
+    """Return the cells that a table selects from the records in `folder`, with each of `seeds`. free: words that change
+    no result. UserError for a record that the settings of today would not give."""
     cells = []
     for cell in join.table_cells(table, folder):
         have = {record["seed"]: record for record in cell.records}
@@ -195,11 +204,13 @@ def seeded(table: str, seeds: list[int], folder: Path, composer: Composer, free:
             if seed in have:
                 cells.append(Cell([], have[seed]["identity"], have[seed]["settings"]))
                 continue
+
             asked = cell["settings"] | {"seed": seed}
             again = composer.cell([*command_line.overrides(asked), *free])
             if again.settings != asked:
                 raise UserError(f"{cell['identity']}: other settings now, which give {again.name}: run its sweep again")
             cells.append(again)
+
     return cells
 
 
@@ -215,8 +226,9 @@ class Kept:
 
     @classmethod
     def read(cls, folder: Path) -> "Kept":
-        """Of RESULTS/runs and ranks, and of those kept with the code in RESULTS/records."""
-        ranks = [*(folder / "ranks").glob("*/result.json"), *(folder / "records" / "ranks").glob("*.json")]
+        """Return what RESULTS/runs and ranks contain, and the records kept with the code in RESULTS/records."""
+        ranks = [*(folder / "ranks").glob("*/result.json")]
+        ranks += (folder / "records" / "ranks").glob("*.json")
         records = results.read_records(folder)
         records += [results.read_record(path, ("identity", "settings")) for path in sorted(ranks)]
         kept = cls()
@@ -228,8 +240,8 @@ class Kept:
         return kept
 
     def expected(self, settings: dict[str, Any]) -> float | None:
-        """Seconds that a cell will take: the median of the records with its private data, model and algorithm (of a
-        rank: distance) that differ from it in the fewest settings; None if there is none."""
+        """Return the seconds that a cell will take: the median of the records with its private data, model and
+        algorithm (of a rank: distance) that differ from it in the fewest settings; None if there is none."""
         like, wanted = self.seconds.get(_kind(settings), []), _compared(settings)
         apart = [len(wanted ^ other) for other, _ in like]
         nearest = [seconds for far, (_, seconds) in zip(apart, like, strict=True) if far == min(apart)]
@@ -243,11 +255,12 @@ def _kind(settings: dict[str, Any]) -> tuple[str, str, str]:
 
 
 def _compared(settings: dict[str, Any]) -> Settings:
-    return frozenset((key, value) for key, value in join.flat(settings).items() if key not in ("seed", "label"))
+    flat = join.flat(settings)
+    return frozenset((key, value) for key, value in flat.items() if key not in ("seed", "label"))
 
 
 def summary(name: str, cells: list[Cell], kept: Kept) -> str:
-    """How many cells are there, and what the others will take, one after the other."""
+    """Return how many cells are there, and what the others will take, one after the other."""
     missing = [cell for cell in cells if cell.name not in kept.names]
     if not missing:
         return f"{name}: all of {len(cells)} cells are there"
@@ -255,50 +268,55 @@ def summary(name: str, cells: list[Cell], kept: Kept) -> str:
     known = [seconds for seconds in took if seconds is not None]
     hours = f"about {minutes(sum(known))}, as long as the nearest records took" if known else "hours unknown"
     hours += f", and {len(took) - len(known)} of unknown length" if 0 < len(known) < len(took) else ""
-    return f"{name}: {len(cells) - len(missing)} of {len(cells)} cells are there; the other {len(missing)}: {hours}"
+    present = len(cells) - len(missing)
+    return f"{name}: {present} of {len(cells)} cells are there; the other {len(missing)}: {hours}"
 
 
 # The command
 
 
 def run(settings: MakeConfig, start: Start) -> str:
-    """Do what is missing of `settings.name`, or with `dry` only say what it is; the text for the screen. start: starts
-    another command. UserError if one of them fails; the same command goes on from there."""
+    """Do what is missing of `settings.name`, or with `dry` only list it; return the text for the screen. start: starts
+    another command. UserError if one of them fails; the same command resumes there."""
     folder, steps = Path(settings.results), steps_of(settings.name)
     plan = Plan(settings, folder)
     if settings.dry:
         return plan.listing(settings.name, steps)
 
-    # the cells of sweeps that follow each other are one sweep, so that a launcher has all its places taken to the end
+    # the cells of sweeps that follow each other are one sweep, so that a launcher is busy to the end
     for (command, seeds), together in groupby(steps, key=lambda step: (swept_by(step), step.command == "more_seeds")):
         if not command:
             for step in together:
                 _succeed(settings.name, start(step.command, plan.words(step)))
             continue
+
         cells, kept = plan.cells(list(together)), Kept.read(folder)
         say(summary(f"{settings.name}, {'more seeds' if seeds else command}", cells, kept))
         missing = [cell for cell in cells if cell.name not in kept.names]
+
         if missing:
             with tempfile.TemporaryDirectory() as here:
                 file = Path(here) / "cells"
-                file.write_text("".join(f"{shlex.join(cell.words)}\n" for cell in missing), encoding="utf-8")
+                lines = [f"{shlex.join(cell.words)}\n" for cell in missing]
+                file.write_text("".join(lines), encoding="utf-8")
                 words = ["-m", *plan.of_sweep(), f"hydra.sweeper.cells={command_line.written(str(file))}"]
                 _succeed(settings.name, start(command, words))
+
     return f"{settings.name}: made"
 
 
 def swept_by(step: Step) -> str:
-    """The command that runs the cells of a step; "" if it has none."""
+    """Return the command that runs the cells of a step; "" if it has none."""
     return "run" if step.command == "more_seeds" else step.command if step.command in SWEPT else ""
 
 
 def _succeed(name: str, code: int) -> None:
     if code:
-        raise UserError(f"{name}: stopped, since a step failed; pubsel make {name} goes on with what is missing")
+        raise UserError(f"{name}: stopped, since a step failed; pubsel make {name} runs only what is missing")
 
 
 class Plan:
-    """What the steps of one `pubsel make` come to, with the words of its command line."""
+    """What the steps of one `pubsel make` expand to, with the words of its command line."""
 
     def __init__(self, settings: MakeConfig, folder: Path):
         self.settings, self.folder = settings, folder
@@ -308,16 +326,18 @@ class Plan:
         # what changes no result goes to the sweep too, which asks for a device and a folder before it has a cell
         without_result = {name for schema in (RunConfig, RankConfig) for name in neutral(schema)}
         parsed = OverridesParser.create().parse_overrides(settings.words)
-        free = [word for word in parsed if word.key_or_group in without_result and not word.is_sweep_override()]
+        fixed = [word for word in parsed if not word.is_sweep_override()]
+        free = [word for word in fixed if word.key_or_group in without_result]
         self.free = [*(str(word.input_line) for word in free), self.results]
 
         # steps are commands of their own, with the same --config-dir; sweeps also with the same launcher
         hydra = HydraConfig.get()
-        self.options = [f"--config-dir={s.path}" for s in hydra.runtime.config_sources if s.provider == "command-line"]
+        sources = [source for source in hydra.runtime.config_sources if source.provider == "command-line"]
+        self.options = [f"--config-dir={source.path}" for source in sources]
         self.hydra = [word for word in hydra.overrides.hydra if not word.startswith("hydra.mode=")]
 
     def cells(self, steps: list[Step]) -> list[Cell]:
-        """The cells of steps that are swept by one command, each once."""
+        """Return the cells of steps that are swept by one command, each once."""
         by_name: dict[str, Cell] = {}
         for step in steps:
             composer = self.composers[swept_by(step)]
@@ -329,34 +349,41 @@ class Plan:
                 cells = map(composer.cell, composer.cells(words, self.settings.public))
             for cell in cells:
                 by_name.setdefault(cell.name, cell)
+
         return list(by_name.values())
 
     def of_sweep(self) -> list[str]:
-        """The words of a sweep that are those of no cell: Hydra's own, and `free`."""
+        """Return the words of a sweep that belong to no cell: Hydra's, and `free`."""
         return [*self.options, *self.hydra, *self.free]
 
     def words(self, step: Step) -> list[str]:
-        """The words of a step that is no sweep. A table, and a figure of records, asks for nothing but the folder."""
-        of_records = step.command == "table" or (step.command == "figure" and step.words[0] not in draw.MEASURED)
+        """Return the words of a step that is no sweep. A table, and a figure of records, needs nothing but the
+        folder."""
+        drawn = step.command == "figure" and step.words[0] not in draw.MEASURED
+        of_records = step.command == "table" or drawn
         given = [self.results] if of_records else [*self.settings.words, self.results]
         public = self.settings.public
         sets = f"sets=[{public.removeprefix('[').removesuffix(']')}]" if public else ""
-        return [*(sets if sets and word.startswith("sets=") else word for word in step.words), *given, *self.options]
+        words = [sets if sets and word.startswith("sets=") else word for word in step.words]
+        return [*words, *given, *self.options]
 
     def listing(self, name: str, steps: list[Step]) -> str:
-        """A line for each cell and each other step, and the summary."""
+        """Return a line for each cell and each other step, and the summary."""
         kept, every = Kept.read(self.folder), dict[str, Cell]()
         lines = [work_of(name)[1].title, ""]
         for step in steps:
             if not swept_by(step):
                 lines.append(f"then     pubsel {shlex.join([step.command, *self.words(step)])}")
                 continue
+
             for cell in self.cells([step]):
                 if cell.name in every:
                     continue
                 every[cell.name] = cell
+
                 seconds = kept.expected(cell.settings)
                 took = "unknown" if seconds is None else minutes(seconds)
                 there = cell.name in kept.names
                 lines.append(f"there    {cell.name}" if there else f"missing  {cell.name}  ({took})")
+
         return "\n".join([*lines, summary(name, list(every.values()), kept)])

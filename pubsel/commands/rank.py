@@ -1,4 +1,4 @@
-"""Which public data is nearest: from settings to a record of the order of candidates by distance."""
+"""Which public data is nearest: from settings to a record of the candidates in the order of their distance."""
 
 import dataclasses
 import tempfile
@@ -35,15 +35,17 @@ from pubsel.settings.methods import typed
 
 
 def rank(settings: RankConfig) -> dict[str, Any]:
-    """Order public candidates by their distance to the private data, and say how sure each step of the order is; with
-    epsilon_select, choose one of them privately. A private release is drawn once: the same command returns its
-    record."""
+    """Order public candidates by their distance to the private data, with how often each is nearer than the next; if
+    epsilon_select is given, choose one of them privately instead. A private release is drawn once: the same command
+    returns its record."""
     torch.set_num_threads(settings.threads or torch.get_num_threads())
     device = choose_device(settings.device)
+
     sets = [name for candidate in settings.public for name in public_sets(candidate)]
     labels = ["+".join(public_sets(candidate)) for candidate in settings.public]
     if len(set(labels)) != len(labels) or not labels:
         raise UsageError("public=[...]: give each candidate once, and at least one")
+
     check_backbone(settings.model)
     settings = canonical(settings)
     what, name = as_json(settings), identity(settings)
@@ -55,9 +57,9 @@ def rank(settings: RankConfig) -> dict[str, Any]:
             task, candidates = candidates_of(settings, device, Path(kept))
             for note in task.notes:
                 say(f"  {note}")
-            measured = (_rank if settings.epsilon_select is None else _select)(
-                settings, task, candidates, device, Streams.of(settings, name, device)
-            )
+            measure = _rank if settings.epsilon_select is None else _select
+            measured = measure(settings, task, candidates, device, Streams.of(settings, name, device))
+
         described = {
             "settings": what, "private": settings.private, "model": settings.model.name, "m": distance_of(settings).m,
             "notes": list(task.notes),
@@ -66,20 +68,20 @@ def rank(settings: RankConfig) -> dict[str, Any]:
 
     # a folder's content may have changed, but a release is drawn once
     releases = settings.epsilon_select is not None or isinstance(distance_of(settings), Releases)
-    own = has_paths([settings.private, *sets])
-    record, made = records.recorded(folder, make, ("identity", "privacy"), lambda record: releases or not own)
-    if not made:
+    by_path = has_paths([settings.private, *sets])
+    record, is_new = records.recorded(folder, make, ("identity", "privacy"), lambda record: releases or not by_path)
+    if not is_new:
         say(f"{name}: measured before")
-        if own:
+        if by_path:
             say(f"  if its files have changed since, delete {folder} to draw it again{ledger.again(folder)}")
     return record
 
 
 def canonical(settings: RankConfig) -> RankConfig:
-    """The same settings with those that have no use here set to one value."""
+    """Return the same settings with those that have no use here set to one value."""
     selects = settings.epsilon_select is not None
     distance, public, select = distance_of(settings), settings.public, settings.select
-    if selects:  # the order of the candidates says nothing
+    if selects:  # the order of the candidates must not matter
         selection.gsd_of(distance)
         public = sorted(public, key=lambda candidate: "+".join(public_sets(candidate)))
     else:
@@ -90,7 +92,7 @@ def canonical(settings: RankConfig) -> RankConfig:
 
 
 def distance_of(settings: RankConfig) -> Distance:
-    """The distance that is measured; UsageError if there is none."""
+    """Return the distance that is measured; UsageError if there is none."""
     distance = distances.build(settings.distance)
     if distance is None:
         raise UsageError("distance=none: pubsel rank needs a distance, such as distance=gsd")
@@ -98,63 +100,62 @@ def distance_of(settings: RankConfig) -> Distance:
 
 
 def identity(settings: RankConfig) -> str:
-    """The name of the folder of a rank whose settings are `canonical`."""
+    """Return the name of the folder of a rank whose settings are `canonical`."""
     return folder_name(f"{short_name(settings.private)}-{settings.model.name}", as_json(settings))
 
 
 def candidates_of(settings: RankConfig, device: torch.device, kept: Path) -> tuple[Task, dict[str, Split]]:
-    """The private data, and the candidates by name. kept: a folder for the candidates' examples, so that memory does
-    not grow with their number."""
+    """Return the private data, and the candidates by name. kept: a folder for the candidates' examples, so that memory
+    does not grow with their number."""
     through = through_backbone(settings, device)
     read = data.Reader(settings.data_root, settings.download, through)
     images = data.open_dataset(settings.private, settings.data_root, settings.download)
     source = through(settings.private, images)
+
     candidates: dict[str, Split] = {}
     notes = [*source.notes]
     for place, public in enumerate(settings.public):
-        split, said = data.public_examples(
+        split, remarks = data.public_examples(
             public, distance_of(settings).m, source.train, read, settings.convert, settings.private, images,
             settings.overlap,
         )  # fmt: skip
         candidates["+".join(public_sets(public))] = mapped(split, kept / f"{place}.npy")
-        notes += said
-    task = Task(
-        source.train,
-        None,
-        source.test,
-        source.classes,
-        source.metric,
-        source.mean,
-        source.std,
-        tuple(dict.fromkeys(notes)),
-    )
+        notes += remarks
+
+    kinds = (source.classes, source.metric, source.mean, source.std)
+    task = Task(source.train, None, source.test, *kinds, tuple(dict.fromkeys(notes)))
     return task, candidates
 
 
 def _select(
     settings: RankConfig, task: Task, candidates: dict[str, Split], device: torch.device, streams: Streams
 ) -> dict[str, Any]:
-    """The choice alone: no score and no distance, which would not be private."""
-    distance, select, epsilon = selection.gsd_of(distance_of(settings)), settings.select, settings.epsilon_select
+    """Return the choice alone: no score and no distance, which would not be private."""
+    distance = selection.gsd_of(distance_of(settings))
+    select, epsilon = settings.select, settings.epsilon_select
     assert epsilon is not None
 
     def build(i: int) -> nn.Module:
         return network(settings.model, task, settings.seed + i, settings.data_root).to(device)
 
+    # the randomness depends on all that the choice depends on, so that no two choices share it
     noted = Noted(task.private, epsilon, 0.0)
     plan, weights = {"epsilon": epsilon}, tensors(build(0))
     secret = streams.secret("choice", task.private, candidates.values(), weights, plan, noted)
-    sets = Comparison(build, task.private, candidates, max(2, task.classes), f"selection {settings.seed}", secret)
+    classes, key = max(2, task.classes), f"selection {settings.seed}"
+    sets = Comparison(build, task.private, candidates, classes, key, secret)
     chosen, spend = selection.select(distance, select, epsilon, sets, say)
-    n, told = len(task.private.x), None
+
+    # how much better a set must be to be chosen almost surely
+    n, margin = len(task.private.x), None
     if spend.epsilon:
-        told = selection.margin(len(candidates), select.cap, spend.rate * n, 1 / spend.noise_multiplier)
+        margin = selection.margin(len(candidates), select.cap, spend.rate * n, 1 / spend.noise_multiplier)
     return {
         "chosen": chosen,
         "candidates": sorted(candidates),
         "private_examples": n,
         "k": distance.k,
-        "margin": told,
+        "margin": margin,
         "reads": distance.statement()["reads"] if spend.epsilon else "nothing",
         "privacy": accountant.measured("The name of the chosen set is", spend, settings.secure_noise, n),
     }
@@ -163,7 +164,7 @@ def _select(
 def _rank(
     settings: RankConfig, task: Task, candidates: dict[str, Split], device: torch.device, streams: Streams
 ) -> dict[str, Any]:
-    """Distances of all candidates, and their order."""
+    """Return the distances of all candidates, and their order."""
     taken: list[float] = []
 
     def build(i: int) -> nn.Module:
@@ -177,25 +178,31 @@ def _rank(
 
     distance = distance_of(settings)
     measure = distance.measure
-    said: dict[str, Any] = {**distance.statement()}
+    statement: dict[str, Any] = {**distance.statement()}
     if isinstance(distance, Releases):
         n = len(task.private.x)
         plan = distance.plan(n)
         accountant.check_delta(plan.delta, n, settings.weak, "distance.delta", "weak")
-        noted, weights = Noted(task.private, plan.epsilon, plan.delta), tensors(build(0))
+        noted = Noted(task.private, plan.epsilon, plan.delta)
+        weights = tensors(build(0))
         secret = streams.secret("DP-GSD", task.private, candidates.values(), weights, plan._asdict(), noted)
         measure = partial(distance.release, source=secret)
-        said |= {"privacy": accountant.measured("All its distances together are", plan, settings.secure_noise, n)}
+        privacy = accountant.measured("All its distances together are", plan, settings.secure_noise, n)
+        statement |= {"privacy": privacy}
+
     measuring = time.perf_counter()
-    values = measure(build, task.private, candidates, max(2, task.classes), key=f"rank {settings.seed}", report=report)
-    own = (time.perf_counter() - measuring - sum(taken)) / distance.initialisations
+    classes, key = max(2, task.classes), f"rank {settings.seed}"
+    values = measure(build, task.private, candidates, classes, key=key, report=report)
+    seconds = time.perf_counter() - measuring
+    seconds_private = (seconds - sum(taken)) / distance.initialisations
+
     record = {
         "distance": distance.name,
         "order": ordered(values),
         "values": values,
         "seconds_candidate": float(f"{np.mean(taken):.3g}"),  # for each initialisation
-        "seconds_private": float(f"{own:.3g}"),
-        **said,
+        "seconds_private": float(f"{seconds_private:.3g}"),
+        **statement,
     }
     if isinstance(distance, Subspaces):
         raw = {public: distances.raw(measured, distance.k) for public, measured in values.items()}
@@ -204,28 +211,31 @@ def _rank(
 
 
 def ordered(values: dict[str, list[float]]) -> list[dict[str, Any]]:
-    """Candidates by mean distance; `holds`: the share of paired initialisations in which the candidate is nearer than
-    the next one in the order, `ties`: in which both are equally near (none for the last)."""
+    """Return the candidates by mean distance. `holds`: the share of paired initialisations in which the candidate is
+    nearer than the next one in the order, `ties`: in which both are equally near (none for the last)."""
     names = sorted(values, key=lambda name: float(np.mean(values[name])))
     rows: list[dict[str, Any]] = []
     for name, following in zip(names, [*names[1:], None], strict=True):
         holds = ties = None
         if following is not None:
-            one, two = np.array(values[name]), np.array(values[following])
-            holds, ties = float(np.mean(one < two)), float(np.mean(one == two))
+            here, there = np.array(values[name]), np.array(values[following])
+            holds, ties = float(np.mean(here < there)), float(np.mean(here == there))
         rows.append({"public": name, **distances.summary(values[name]), "holds": holds, "ties": ties})
     return rows
 
 
 def show_rank(record: dict[str, Any]) -> str:
-    """The order, or the choice, as text."""
+    """Return the order, or the choice, as text."""
     if "chosen" in record:
         return _show_choice(record)
+
     width = max(len(row["public"]) for row in record["order"])
     distance = distances.build(record["settings"]["distance"])
     title = record["distance"] if distance is None else distance.title
     k = f"k = {record['k']}, " if "k" in record else ""
     lines = [f"{title} to {record['private']} ({record['model']}, {k}m = {record['m']}), nearest first", ""]
+
+    # as many digits as tell the distances apart
     largest = max(abs(row["mean"]) for row in record["order"])
     digits = 1 if largest >= 1000 else 3 if largest >= 0.1 else 5
 
@@ -240,24 +250,27 @@ def show_rank(record: dict[str, Any]) -> str:
         holds += f", equal in {round(row['ties'] * total)}" if row.get("ties") else ""
         mean, std = number(row["mean"]), number(row["std"])
         lines.append(f"{row['public']:{width}}  {mean:>{wide}}  {std:>{wide}}  {holds}".rstrip())
+
     if len(record["order"]) == 1:
-        lines += ["", "One candidate alone: there is nothing to put it in order with."]
+        lines += ["", "Only one candidate: nothing to rank."]
     if "reads" in record:
         lines += [
             "",
-            f"Of the private data it read {record['reads']}. The private side took {record['seconds_private']:.2g} s, "
-            f"a candidate {record['seconds_candidate']:.2g} s, each {total} times.",
+            f"Of the private data, it read {record['reads']}. Per network: {record['seconds_private']:.2g} s for the "
+            f"private set, {record['seconds_candidate']:.2g} s per candidate; networks: {total}.",
         ]
-    said = record["privacy"]
-    return "\n".join([*lines, "", said["statement"] if isinstance(said, dict) else said])
+    privacy = record["privacy"]
+    return "\n".join([*lines, "", privacy["statement"] if isinstance(privacy, dict) else privacy])
 
 
 def _show_choice(record: dict[str, Any]) -> str:
+
     lines = [f"{record['chosen']} is chosen for {record['private']}, of {', '.join(record['candidates'])}.", ""]
     if record["margin"] is not None:
         lines += [
             f"A candidate whose subspace holds {record['margin']:.2g} more of the gradients' energy than each other's, "
-            f"on average, is chosen with probability {selection.SURE:.0%} or more. Whether there is one is not told.",
+            f"on average, is chosen with probability {selection.SURE:.0%} or more. Whether such a candidate exists is "
+            "not revealed.",
             "",
         ]
     return "\n".join([*lines, record["privacy"]["statement"]])

@@ -1,4 +1,4 @@
-"""`pubsel run replay=PATH`: repeat a record in a temporary folder, and say whether it came out the same."""
+"""`pubsel run replay=PATH`: repeat a record in a temporary folder, and report whether it came out the same."""
 
 import dataclasses
 import json
@@ -17,30 +17,25 @@ from pubsel.settings.keys import RunConfig
 from pubsel.settings.methods import GROUPS
 from pubsel.settings.schema import check
 
-CIRCUMSTANCES = (
-    "commit",
-    "versions",
-    "hardware",
-    "device",
-    "threads",
-    "processes",
-    "streams",
-)  # why figures may differ
+# why figures may differ
+CIRCUMSTANCES = ("commit", "versions", "hardware", "device", "threads", "processes", "streams")
 NO_FIGURES = (*CIRCUMSTANCES, "seconds", "finished", "identity", "settings", "notes")
 
 
 def settings_of(record: dict[str, Any], base: DictConfig) -> RunConfig:
-    """The settings of a record's run, with what cannot change a result (device, data_root, ...) as in `base`.
+    """Return the settings of a record's run, with what cannot change a result (device, data_root, ...) as in `base`.
 
-    UsageError where those settings would be another run today, since a default has changed.
+    UsageError if those settings would be another run today, since a default has changed.
     """
     values = OmegaConf.to_container(base)
+
     assert isinstance(values, dict)
     for key, value in record["settings"].items():
         if key == "epsilon" and value == 0:  # no private example is read, whatever epsilon is given
             continue
         whole = key in GROUPS or not isinstance(value, dict)
         values[key] = value if whole else values[key] | value
+
     again = canonical(check(RunConfig, OmegaConf.create(values)))
     if identity_of(again) != record["identity"]:
         raise UsageError(
@@ -50,8 +45,8 @@ def settings_of(record: dict[str, Any], base: DictConfig) -> RunConfig:
 
 
 def repeat(name: str, base: DictConfig) -> tuple[bool, str]:
-    """Train a record's run again, on as many threads unless `base` says otherwise. Whether it came out the same, and
-    what is different."""
+    """Train a record's run again, on as many threads unless `base` sets another number. Return whether it came out the
+    same, and the text that names what differs."""
     record, _ = records.find(name, Path(base.results), ("runs",))
     settings = settings_of(record, base)
     if settings.privacy.secure_noise and record.get("epsilon"):
@@ -59,39 +54,46 @@ def repeat(name: str, base: DictConfig) -> tuple[bool, str]:
             f"replay={name}: its noise came from the operating system: no run can repeat it, and one more training "
             f"spends epsilon {float(record['epsilon']):.4g} once more"
         )
+
     threads = settings.threads or record.get("threads")
+
     with tempfile.TemporaryDirectory() as folder:
         ledger = Path(base.results, "ledger").absolute()  # with other code or data it is another release
         ledger.mkdir(parents=True, exist_ok=True)
         Path(folder, "ledger").symlink_to(ledger)
-        made = run.run(
-            dataclasses.replace(settings, results=folder, threads=threads, replay=None), record.get("streams")
-        )
-    again = json.loads(json.dumps(made))  # a tuple is a list there
+        asked = dataclasses.replace(settings, results=folder, threads=threads, replay=None)
+        result = run.run(asked, record.get("streams"))
+    again = json.loads(json.dumps(result))  # a tuple is a list there
+
+    # figures decide; circumstances may explain them
     figures, around = differences(record, again)
     lines = [f"{record['identity']}: {'not the same' if figures else 'the same, bit for bit'}"]
-    lines += [f"  {line}" for line in figures or [f"weights: {again['weights']}", f"utility: {again['utility']}"]]
+    same = [f"weights: {again['weights']}", f"utility: {again['utility']}"]
+    lines += [f"  {line}" for line in figures or same]
     if figures and record["settings"].get("privacy", {}).get("secure_noise"):
         lines.append("Its noise came from the operating system: no run can repeat it.")
     if around:
         lines += ["Different now, which may be why:" if figures else "Though these are different now:"]
         lines += [f"  {line}" for line in around]
+
     return not figures, "\n".join(lines)
 
 
-def differences(one: dict[str, Any], two: dict[str, Any]) -> tuple[list[str], list[str]]:
-    """What two records of a run have differently, as "key: this -> that": figures, and circumstances. A figure that an
-    older record lacks is no difference."""
-    figures = [key for key in one if key not in NO_FIGURES]
-    return _different(one, two, figures), _different(one, two, [key for key in CIRCUMSTANCES if key in one])
+def differences(old: dict[str, Any], new: dict[str, Any]) -> tuple[list[str], list[str]]:
+    """Return what differs between two records of a run, as "key: this -> that": figures, and circumstances. A figure
+    that an older record lacks is no difference."""
+    figures = [key for key in old if key not in NO_FIGURES]
+    circumstances = [key for key in CIRCUMSTANCES if key in old]
+    return _different(old, new, figures), _different(old, new, circumstances)
 
 
-def _different(one: dict[str, Any], two: dict[str, Any], keys: list[str]) -> list[str]:
-    found = []
+def _different(old: dict[str, Any], new: dict[str, Any], keys: list[str]) -> list[str]:
+    lines = []
     for key in keys:
-        a, b = one[key], two.get(key)
+        a, b = old[key], new.get(key)
         if isinstance(a, dict) and isinstance(b, dict):
-            found += [f"{key}.{line}" for line in _different(a, b, list(a))]
+            inner = [name for name in a if name not in NO_FIGURES]
+            lines += [f"{key}.{line}" for line in _different(a, b, inner)]
         elif a != b:
-            found.append(f"{key}: {json.dumps(a)} -> {json.dumps(b)}")
-    return found
+            lines.append(f"{key}: {json.dumps(a)} -> {json.dumps(b)}")
+    return lines

@@ -1,7 +1,7 @@
 """`pubsel run`: from settings to the record of one training.
 
-One cell is loaded, its public data chosen if that is asked for, its privacy planned, its distance measured; then it is
-trained, evaluated and described.
+It loads one cell, chooses its public data if that is asked for, plans its privacy and measures its distance; then it
+trains, evaluates and describes it.
 """
 
 import contextlib
@@ -61,13 +61,14 @@ def run(settings: RunConfig, repeated: Mapping[str, str] | None = None) -> dict[
     """Train one cell and return its record; a finished one is read, a half-finished one is resumed.
 
     repeated: the `streams` of a record that is repeated, in place of this program's and this machine's.
-    Raises UsageError for settings that do not fit together, UserError for a run that fails.
+    Raise UsageError for settings that do not fit together, UserError for a run that fails.
     """
     check_pair(settings)
     cell = Cell.of(canonical(settings), processes=torchrun.place()[1], repeated=repeated)
     path = cell.folder / "log.txt"
 
     def make() -> dict[str, Any]:
+        # before anything that may fail, so that the folder of a failed run tells its command
         asked = {"identity": cell.name, "settings": as_json(cell.settings), "device": str(cell.device)}
         records.write_record(cell.folder / "settings.json", asked)
         with logged(path), _failures_noted(cell.folder):
@@ -93,7 +94,7 @@ def run(settings: RunConfig, repeated: Mapping[str, str] | None = None) -> dict[
 
 
 def show_run(record: dict[str, Any]) -> str:
-    """Its utility and its guarantee, in a line."""
+    """Return its utility and its guarantee, in a line."""
     bounds = record.get("utility_interval")  # older records have none
     interval = f" [{100 * bounds[0]:.2f}, {100 * bounds[1]:.2f}]" if bounds else ""
     return (
@@ -103,14 +104,14 @@ def show_run(record: dict[str, Any]) -> str:
 
 
 def forget(folder: Path) -> None:
-    """Remove what is kept only to resume a run: with it are digests of the private data."""
+    """Remove what is kept only to resume a run: it contains digests of the private data."""
     for name in UNFINISHED:
         (folder / name).unlink(missing_ok=True)
 
 
 @contextlib.contextmanager
 def _failures_noted(folder: Path) -> Iterator[None]:
-    """The last line of the log of a run that fails says why; where nothing was started, nothing stays but the lock."""
+    """Log why a run fails, in the last line of its log; if nothing was started, leave nothing but the lock."""
     try:
         yield
     except UsageError:
@@ -139,13 +140,14 @@ class Before(NamedTuple):
 
     @property
     def epsilon(self) -> float:
-        """Spent before the first step."""
+        """Return what is spent before the first step."""
         return sum(part.epsilon for _, part in self.parts)
 
 
 def train(cell: Cell) -> dict[str, Any]:
-    """Train a cell, and return its record but for where it comes from."""
-    track, parts = tracking.track(cell.settings.tracking, cell.folder), list[tuple[str, accountant.Plan]]()
+    """Train a cell, and return its record without provenance."""
+    track = tracking.track(cell.settings.tracking, cell.folder)
+    parts: list[tuple[str, accountant.Plan]] = []
 
     # the public data, which may be chosen privately
     if cell.settings.pair.public == AUTO:
@@ -161,18 +163,20 @@ def train(cell: Cell) -> dict[str, Any]:
     if cell.settings.estimate:
         _estimate(cell, task, plan, spend is not None)
 
-    # the distance is measured at its own networks: it depends on nothing that is trained
+    # at the distance's networks, before training: it depends on nothing that is trained
     distance = pair_distance(cell.settings, task, cell.device)
 
     prepared = prepare(cell, task, first)
     spend, seconds = _fitted(cell, prepared, before, task.private, track)
+
     save(cell.folder / "model.pt", prepared.whole.state_dict())
     before = before._replace(spend=spend)
-    return _figures(cell, prepared) | _described(cell, prepared.task, before, distance) | {"seconds": round(seconds, 1)}
+    record = _figures(cell, prepared) | _described(cell, prepared.task, before, distance)
+    return record | {"seconds": round(seconds, 1)}
 
 
 def _loaded(cell: Cell) -> Task:
-    """The cell's data. UsageError if a set that it is evaluated on lacks a class."""
+    """Return the cell's data. UsageError if a set that it is evaluated on lacks a class."""
     task = cell.load_task()
     say(f"{cell.name}: on {cell.device}")
     for note in task.notes:
@@ -190,10 +194,12 @@ def _fitted(
     given: Split,
     track: Callable[[list[Progress], dict[int, float]], None],
 ) -> tuple[accountant.Plan | None, float]:
-    """Train what is prepared: what it spent, and in how many seconds. given: the private examples as they were loaded,
-    by which the ledger knows them."""
+    """Train what is prepared; return what it spent, and in how many seconds. given: the private examples as they were
+    loaded, by which the ledger knows them."""
     settings, plan, spend = cell.settings, before.plan, before.spend
     secret = training_secret(cell, prepared.task, prepared.whole, plan, spend, given)
+
+    # a closed form has no steps
     if isinstance(cell.algorithm, Solves):
         began = time.monotonic()
         weight, spend = solve(cell, prepared.task, secret)
@@ -210,16 +216,20 @@ def _fitted(
 
 
 def _shown(before: Before, epsilons: dict[int, float]) -> Callable[[Progress], None]:
-    """What prints a line of progress, at most one a second, and fills `epsilons`: spent after a step, by its number."""
+    """Return what prints a line of progress, at most one a second, and fills `epsilons`: spent after a step, by its
+    number."""
     plan, spend, last = before.plan, before.spend, time.monotonic()
 
     def report(now: Progress) -> None:
         nonlocal last
         if now.step < now.steps and time.monotonic() < last + REPORT_SECONDS:
             return
+
         last = time.monotonic()
         left = now.seconds / now.step * (now.steps - now.step)
+
         used = ""
+
         if spend is not None:
             with contextlib.suppress(UsageError):  # a display must not end a run
                 of_training = accountant.spent(
@@ -227,16 +237,18 @@ def _shown(before: Before, epsilons: dict[int, float]) -> Callable[[Progress], N
                 )
                 epsilons[now.step] = min(of_training, spend.epsilon) + before.epsilon
                 used = f"  epsilon {epsilons[now.step]:.3f}"
+
         say(f"  epoch {now.epoch:6.1f}  loss {now.loss:.4f}{used}  {now.seconds:.0f} s, about {left:.0f} s left")
 
     return report
 
 
 def _figures(cell: Cell, prepared: Prepared) -> dict[str, Any]:
-    """What the trained model reaches, for the record."""
+    """Return what the trained model reaches, for the record."""
     task = prepared.task
     outputs = logits(prepared.trains, task.test.x)
     reached = utility(outputs, task.test.y, task.metric)
+
     return {
         "metric": task.metric,
         "utility": reached,
@@ -250,12 +262,15 @@ def _figures(cell: Cell, prepared: Prepared) -> dict[str, Any]:
 
 
 def _described(cell: Cell, task: Task, before: Before, distance: dict[str, Any] | None) -> dict[str, Any]:
-    """What a trained cell was, for the record. Its settings are those that were asked for, whatever was chosen."""
+    """Return what a trained cell was, for the record. Its settings are those that were given, whatever was chosen."""
     settings, asked, spend = cell.settings, cell.streams.settings, before.spend
     assert isinstance(asked, RunConfig)
+
+    # the statement covers the choice of the public data too
     chosen = asked.pair.public == AUTO
     selected = sum(part.epsilon for what, part in before.parts if what == "selection of the public set")
     public_labels = "of the private set" if task.same_task else "of another set"
+
     return {
         "label": settings.label,
         "seed": settings.seed,
@@ -286,10 +301,10 @@ def _described(cell: Cell, task: Task, before: Before, distance: dict[str, Any] 
 
 
 def with_chosen(cell: Cell) -> tuple[Cell, accountant.Plan]:
-    """The cell with the candidate that is chosen privately for pair.public, and what the choice spends.
+    """Return the cell with the candidate that is chosen privately for pair.public, and what the choice spends.
 
-    It is made once, on the examples that will be trained on, and kept in the run's folder. No distance is measured: one
-    would be without noise."""
+    The choice is drawn once, on the examples that will be trained on, and kept in the run's folder. No distance is
+    measured: it would be without noise."""
     settings = cell.settings
 
     def of(pair: Any) -> RunConfig:
@@ -298,6 +313,7 @@ def with_chosen(cell: Cell) -> tuple[Cell, accountant.Plan]:
     gsd = selection.gsd_of(distances.build(settings.distance))
     epsilon = settings.epsilon_select or 0.0
     pairs = by_label(settings.pair)
+    # on disk, so that memory does not grow with the number of candidates
     candidates: dict[str, Split] = {}
     with tempfile.TemporaryDirectory(prefix=records.SCRATCH, dir=cell.folder) as kept:
         for label, pair in pairs.items():
@@ -308,30 +324,36 @@ def with_chosen(cell: Cell) -> tuple[Cell, accountant.Plan]:
         def build(i: int) -> nn.Module:
             return cell.network(task, settings.seed + i)
 
+        # the randomness depends on all that the choice depends on, so that no two choices share it
         plan, noted = {"epsilon": epsilon}, Noted(task.private, epsilon, 0.0)
         secret = cell.streams.secret("choice", task.private, candidates.values(), tensors(build(0)), plan, noted)
 
         def release() -> dict[str, Any]:
-            sets = Comparison(build, task.private, candidates, task.classes, f"selection {cell.name}", secret)
+            key = f"selection {cell.name}"
+            sets = Comparison(build, task.private, candidates, task.classes, key, secret)
             chosen, spend = selection.select(gsd, settings.select, epsilon, sets, say)
             return {"chosen": chosen, "spend": spend._asdict()}
 
         choice = released_once(cell.folder / "selection.pt", secret, release)
+
     say(f"  public data: {choice['chosen']}, of {', '.join(pairs)}")
     return cell._replace(settings=of(pairs[choice["chosen"]])), accountant.Plan(**choice["spend"])
 
 
 def pair_distance(settings: RunConfig, task: Task, device: torch.device) -> dict[str, Any] | None:
-    """The distance of a run's pair, measured once and kept under results/distances for all its seeds and algorithms."""
+    """Return the distance of a run's pair, measured once and kept under results/distances for all its seeds and
+    algorithms."""
     distance = distances.build(settings.distance)
     candidate = task.public
     if distance is None or candidate is None:
         return None
+
     folder, what = distance_folder(settings)
     public = short_name(settings.pair.public)
 
     def make() -> dict[str, Any]:
         began = time.monotonic()
+
         values = distance.measure(
             lambda i: network(settings.model, task, i, settings.data_root).to(device),
             task.private,
@@ -340,6 +362,7 @@ def pair_distance(settings: RunConfig, task: Task, device: torch.device) -> dict
             key="distance",
             report=lambda i, _, value, __: say(f"  {distance.title}, initialisation {i}: {value:.4g}"),
         )[public]
+
         record = {
             "name": distance.name,
             "values": values,
@@ -349,16 +372,18 @@ def pair_distance(settings: RunConfig, task: Task, device: torch.device) -> dict
             "settings": what,
             **distance.statement(),
         }
+
         if isinstance(distance, Subspaces):
             record |= {"k": distance.k, "raw": distances.raw(values, distance.k)}
         return record
 
-    own = has_own_files(settings)
-    return records.recorded(folder, make, ("values", "mean"), lambda record: not own)[0]
+    # a user's files may have changed since they were measured
+    changeable = has_own_files(settings)
+    return records.recorded(folder, make, ("values", "mean"), lambda record: not changeable)[0]
 
 
 def distance_folder(settings: RunConfig) -> tuple[Path, dict[str, Any]]:
-    """Where the distance of a run's pair is kept, and the settings that it is of."""
+    """Return the folder of the distance of a run's pair, and the settings that it depends on."""
     what = {"distance": settings.distance, "pair": as_json(settings.pair), "model": as_json(settings.model)}
     public, private = short_name(settings.pair.public), short_name(settings.pair.private)
     name = folder_name(f"{private}-{public}-{settings.model.name}", what)
@@ -366,17 +391,17 @@ def distance_folder(settings: RunConfig) -> tuple[Path, dict[str, Any]]:
 
 
 def has_own_files(settings: RunConfig) -> bool:
-    """Whether a set of the pair is the user's own files, whose content may have changed."""
+    """Return whether a set of the pair comes from the user's files, whose content may have changed."""
     return has_paths([settings.pair.private, *public_sets(settings.pair.public)])
 
 
 def is_measured(settings: RunConfig) -> bool:
-    """Whether the distance is kept; that of a user's own files is measured again."""
+    """Return whether the distance is kept; that of a user's files is measured again."""
     return not has_own_files(settings) and (distance_folder(settings)[0] / "result.json").exists()
 
 
 def unmeasured(settings: RunConfig, task: Task, device: torch.device) -> duration.Measurement | None:
-    """What `pair_distance` will measure, if anything."""
+    """Return what `pair_distance` will measure, if anything."""
     distance = distances.build(settings.distance)
     if distance is None or task.public is None or is_measured(settings):
         return None
@@ -385,11 +410,12 @@ def unmeasured(settings: RunConfig, task: Task, device: torch.device) -> duratio
 
 
 def other_utilities(model: nn.Module, task: Task) -> dict[str, float]:
-    """What settings may be selected by beside the test set: held-out private examples, and public ones whose labels are
-    of the task."""
-    found = {}
+    """Return what settings may be selected by apart from the test set: the utility on held-out private examples, and on
+    public ones whose labels belong to the task."""
+    utilities = {}
     if task.validation is not None:
-        found["validation"] = evaluate(model, task.validation, task.metric)
+        utilities["validation"] = evaluate(model, task.validation, task.metric)
+
     public = task.public
     if (
         public is not None
@@ -397,29 +423,35 @@ def other_utilities(model: nn.Module, task: Task) -> dict[str, float]:
         and (public.y.dim() == 2 or int(public.y.max()) < task.classes)
         and task.same_classes
     ):
-        with contextlib.suppress(UserError):  # one class only has no AUC
-            found["public"] = evaluate(model, public, task.metric)
-    return found
+        with contextlib.suppress(UserError):  # a single class has no AUC
+            utilities["public"] = evaluate(model, public, task.metric)
+
+    return utilities
 
 
 def _estimate(cell: Cell, task: Task, plan: Schedule, noise: bool) -> None:
-    """Say what the run will take; UserError if it does not fit, before anything is computed that takes memory. A run
-    that goes on knows how long it takes."""
+    """Print what the run will take; UserError if it does not fit, before anything is computed that takes memory. A
+    resumed run is not timed: its progress tells how long it takes."""
     settings, folder, device = cell.settings, cell.folder, cell.device
-    algorithm = algorithms.build(settings.algorithm)  # its own, with no trace of what is tried here
+    algorithm = algorithms.build(settings.algorithm)  # a second one, so that nothing tried here stays in the first
     if isinstance(algorithm, Freezes) and task.private.x.dim() != 2:
         return
+
     with estimate.Grown() as grown:
+        # what it holds, on stand-ins for examples that are computed later
         model, seen, passes, below = stand_in(settings, algorithm, task, device)
         gradients = engine(model, settings.training.chunk)
         view = view_of(model, gradients, on_device(seen, device), "estimate", plan)
         measurement = unmeasured(settings, task, device)
-        needs = estimate.memory(gradients, algorithm, view, seen, duration.held(measurement) if measurement else 0)
+        of_distance = duration.held(measurement) if measurement else 0
+        needs = estimate.memory(gradients, algorithm, view, seen, of_distance)
         if seen is not task:
             releases = getattr(algorithm, "first_share", 0) > 0
             needs = estimate.prepared(needs, task, seen.private.x.shape[1], passes, releases)
         if isinstance(algorithm, Solves):
             needs = needs._replace(training=algorithm.held(len(task.private.x)))
+
+        # what does not fit is rejected before a step is tried
         estimate.claim(needs, device)
         each = plan._replace(batch_size=-(-plan.batch_size // torchrun.place()[1]))  # of a process
         if settings.profile and plan.steps:
@@ -427,6 +459,7 @@ def _estimate(cell: Cell, task: Task, plan: Schedule, noise: bool) -> None:
             say((folder / "costliest.txt").read_text())
         if (folder / "checkpoint.pt").exists():
             return say(f"  about {gib(needs.peak)} of memory beside the data")
+
         secure = settings.privacy.secure_noise
         before = {
             "the distance": duration.seconds(measurement) if measurement else 0.0,
@@ -434,6 +467,7 @@ def _estimate(cell: Cell, task: Task, plan: Schedule, noise: bool) -> None:
             "frozen layers": below,
         }
         needed = rehearse(model, seen, algorithm, each, settings.training, noise, secure)
+
     needs = needs._replace(training=max(0, needed.held - needs.passes))
     estimate.refuse(needs, device)
     steps = algorithm.all_steps if isinstance(algorithm, Solves) else plan.steps
@@ -443,22 +477,27 @@ def _estimate(cell: Cell, task: Task, plan: Schedule, noise: bool) -> None:
 def stand_in(
     settings: RunConfig, algorithm: algorithms.Algorithm, task: Task, device: torch.device
 ) -> tuple[nn.Module, Task, int, float]:
-    """A network like the one that will train, and the task as that will see it, with shapes in place of examples that
-    are computed later; the bytes that passes hold which compute them, and the seconds that these take."""
+    """Return a network like the one that will train, and the task as that will see it, with shapes in place of examples
+    that are computed later; the bytes that the passes hold which compute them, and the seconds that these take."""
     frozen = behind_frozen(algorithm, task)
     model = network(settings.model, frozen, settings.seed, settings.data_root).to(device)
     if frozen is not task:
         return model, frozen, 0, 0.0
     if not (settings.model.once and isinstance(model, models.Network)):
         return model, task, 0, 0.0
+
+    # frozen layers: their outputs have the shape that the rest trains on, at the cost of a few images scaled up
     below, above = split(model, task.private.x)
     few = random_like(task.private, min(IMAGES, len(task.private.x)), task.classes).x.to(device)
     with Held(device) as counted:
         below(few)
+
     began = time.monotonic()
     d = below(few).shape[1]
     seconds = (time.monotonic() - began) / len(few) * sum(len(part.x) for part in estimate.splits(task))
+
     seen = task.each(lambda part: shaped(part, (d,)))
     if seen.public is not None:
-        seen = seen._replace(public=random_like(seen.public, len(seen.public.x), 1)._replace(y=seen.public.y))
+        features = random_like(seen.public, len(seen.public.x), 1)
+        seen = seen._replace(public=features._replace(y=seen.public.y))
     return above, seen, counted.peak, seconds

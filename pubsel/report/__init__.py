@@ -1,7 +1,7 @@
 """`pubsel report`: one HTML file with every table and figure, and the runs behind every number.
 
-The page needs no network and no program but a browser: page.html is the template, page.css and page.js lie in it, the
-runs stand in it as JSON and are shown on demand. Whatever comes from a record is text there, never markup.
+The page needs no network and no program but a browser: page.html is the template, page.css and page.js are inlined, the
+runs are in it as JSON and are shown on demand. Whatever comes from a record is text there, never markup.
 """
 
 import base64
@@ -25,17 +25,9 @@ if TYPE_CHECKING:
     from markupsafe import Markup
 
 HERE = Path(__file__).resolve().parent
-LINKED = (
-    "utility",
-    "difference",
-    "seeds",
-    "distance",
-    "spearman",
-    "kendall",
-    "pairs",
-)  # numbers that runs stand behind
+LINKED = ("utility", "difference", "seeds", "distance", "spearman", "kendall", "pairs")  # numbers that come from runs
 OURS = ("utility", "spearman")
-BESIDE = {"setting": "algorithm", "paper_public": "public"}  # columns that stand below the value of another
+BESIDE = {"setting": "algorithm", "paper_public": "public"}  # columns that are shown below the value of another
 UNDER = {"setting": "", "paper_public": "for the paper's "}
 PAPERS = ("gsd", "gep", "pillar", "adamix", "workshop")
 LARGEST = 2**20  # bytes of a drawing in results/figures that is taken into the page
@@ -43,19 +35,19 @@ LARGEST = 2**20  # bytes of a drawing in results/figures that is taken into the 
 
 @dataclass
 class Shown:
-    """A table as the template takes it: texts, and for each row the key of the runs behind it."""
+    """A table as the template takes it: texts, and for each row the key of the runs that it comes from."""
 
     columns: list[typeset.Column]
     values: dict[str, list[Any]]  # key of a column: what it is sorted by
-    widths: dict[str, int]  # of what stands beside a value, so that the values of a column stand below each other
+    widths: dict[str, int]  # of the spread after a value, so that the values of a column are aligned
     constant: list[str]
     behind: list[str | None]
-    stops: list[str | None]  # for each row the column whose link the Tab key stops at: they all lead to one place
+    stops: list[str | None]  # for each row the column whose link the Tab key stops at: all links lead to one place
 
 
 @dataclass
 class Runs:
-    """The runs behind the numbers, as the page's script takes them: each value once, in `pool`."""
+    """The runs that the numbers come from, as the page's script takes them: each value once, in `pool`."""
 
     keys: list[str] = field(default_factory=list)
     pool: list[Any] = field(default_factory=list)
@@ -65,7 +57,7 @@ class Runs:
     _numbers: dict[str, int] = field(default_factory=dict)
 
     def add(self, key: str, cells: list[Cell]) -> str:
-        """Says that the runs of `cells` stand behind the number `key`."""
+        """Record that the number `key` comes from the runs of `cells`."""
         self.behind[key] = [self._run(record) for cell in cells for record in cell.records]
         return key
 
@@ -73,7 +65,7 @@ class Runs:
         if record["identity"] not in self._numbers:
             self._numbers[record["identity"]] = len(self.runs)
             values = {**record, "command": command(record)}
-            for group in ("settings", "privacy"):  # many runs share most of them
+            for group in ("settings", "privacy"):  # one value a key, since many runs share most of them
                 inner = values.pop(group, None) or {}
                 values |= {f"{group}.{key}": value for key, value in inner.items()}
             self.keys += [key for key in values if key not in self.keys]
@@ -88,14 +80,14 @@ class Runs:
         return self._places[text]
 
     def json(self) -> str:
-        """For a <script>: no text in it can end the script or begin a comment."""
-        made = {"keys": self.keys, "pool": self.pool, "runs": self.runs, "behind": self.behind}
-        text = json.dumps(made, separators=(",", ":"), ensure_ascii=False)
+        """Return JSON for a <script>: no text in it can end the script or begin a comment."""
+        values = {"keys": self.keys, "pool": self.pool, "runs": self.runs, "behind": self.behind}
+        text = json.dumps(values, separators=(",", ":"), ensure_ascii=False)
         return text.replace("<", "\\u003c").replace("\u2028", "\\u2028").replace("\u2029", "\\u2029")
 
 
 def run(settings: ReportConfig) -> str:
-    """Writes the page; returns what to say."""
+    """Write the page; return what to print."""
     results = Path(settings.results)
     output = Path(settings.output) if settings.output else results / "report.html"
     records = read_records(results)
@@ -108,22 +100,27 @@ def page(
     records: list[dict[str, Any]], ranks: list[dict[str, Any]] | None = None, others: dict[str, str] | None = None,
     choices: list[dict[str, Any]] | None = None,
 ) -> str:  # fmt: skip
-    """The page of these records, measured distances and private choices; `others`: further drawings, name: SVG."""
+    """Return the page of these records, measured distances and private choices; `others`: further drawings, name:
+    SVG."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
     from markupsafe import Markup
 
-    made = [join.make(name, records, ranks) for name in sorted(join.names(), key=_place)]
+    tables = [join.make(name, records, ranks) for name in sorted(join.names(), key=_place)]
     rest = join.others(records)
-    made += [rest] if rest.records() else []
+    tables += [rest] if rest.records() else []
+
+    # tables with a run of ours come first, then what is left to run
     runs = Runs()
-    shown = [_table(table, runs) for table in made if table.records()]
-    missing = [_table(table, runs) for table in made if not table.records()]
+    shown = [_table(table, runs) for table in tables if table.records()]
+    missing = [_table(table, runs) for table in tables if not table.records()]
     drawn = [entry for name in figures.CURVES if (entry := _curve(name, records, runs))]
+
     environment = Environment(
         loader=FileSystemLoader(HERE), autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=StrictUndefined
     )
     environment.globals |= {"LINKED": LINKED, "BESIDE": BESIDE, "UNDER": UNDER, "OURS": OURS}
     environment.globals |= {"MISSING": typeset.MISSING, "BREAK": Markup("_<wbr>")}
+
     values = {
         "tables": shown, "missing": missing, "curves": drawn, "others": _as_images(others or {}),
         "choices": [choice | {"command": command(choice)} for choice in choices or []],
@@ -134,15 +131,20 @@ def page(
 
 
 def _place(name: str) -> tuple[int, list[str]]:
-    """Papers in the order of this project, their tables in theirs, and our own tables behind."""
+    """Return a sort key: papers in the order of this project, their tables in theirs, our tables after them."""
     paper = next((i for i, paper in enumerate(PAPERS) if name.startswith(paper)), len(PAPERS))
     ours = 100 * name.endswith("_ours")
     return ours + paper, [part.zfill(4) for part in re.findall(r"\d+|\D+", name)]
 
 
 def _table(table: Table, runs: Runs) -> dict[str, Any]:
-    keys = [runs.add(f"{table.name}/{i + 1}", [cell]) if cell else None for i, cell in enumerate(table.cells)]
-    groups = [runs.add(f"{table.name}/rank/{i + 1}", group) if group else None for i, group in enumerate(table.groups)]
+    def key(name: str, cells: list[Cell]) -> str | None:
+        return runs.add(name, cells) if cells else None
+
+    # rows without a record of ours have no runs to link to
+    keys = [key(f"{table.name}/{i}", [cell] if cell else []) for i, cell in enumerate(table.cells, 1)]
+    groups = [key(f"{table.name}/rank/{i}", group) for i, group in enumerate(table.groups, 1)]
+
     head, _, rest = table.spec.title.partition(". ")
     return {
         "name": table.name,
@@ -161,41 +163,49 @@ def _table(table: Table, runs: Runs) -> dict[str, Any]:
 
 def _shown(frame: pandas.DataFrame, behind: list[str | None]) -> Shown:
     columns, constant = typeset.columns(frame)
-    values = {column.key: frame[column.key].astype(object).where(frame[column.key].notna(), None) for column in columns}
-    widths = {column.key: max((len(spread) for _, spread in column.entries), default=0) for column in columns}
+    fields = [column.key for column in columns]
+    values = {key: list(frame[key].astype(object).where(frame[key].notna(), None)) for key in fields}
+    lengths = {column.key: [len(spread) for _, spread in column.entries] for column in columns}
+    widths = {key: max(of_spreads, default=0) for key, of_spreads in lengths.items()}
+
+    # the first number of a row that is there
     stops = [
         next((c.key for c in columns if c.key in LINKED and c.entries[row][0] != typeset.MISSING), None)
         for row in range(len(frame))
     ]
-    return Shown(columns, {key: list(value) for key, value in values.items()}, widths, constant, behind, stops)
+    return Shown(columns, values, widths, constant, behind, stops)
 
 
 def _scatter(table: Table) -> "list[Markup]":
-    """One drawing for each panel, so that they can stand beside or below each other."""
+    """Return a drawing for each panel, so that they can stand next to or below each other."""
     from markupsafe import Markup
 
     frame = figures.distances(table)
-    found = []
+    drawings = []
     for i, ((private, _, label), rows) in enumerate(frame.groupby(["private", "model", "label"], sort=False)):
         about = f"Utility against distance on {private}, {label}: the numbers of the table above"
-        found.append(Markup(figures.inline(figures.scatter(rows), f"{table.name}-{i}-", about)))
-    return found
+        drawings.append(Markup(figures.inline(figures.scatter(rows), f"{table.name}-{i}-", about)))
+    return drawings
 
 
 def _curve(name: str, records: list[dict[str, Any]], runs: Runs) -> dict[str, Any] | None:
-    """A curve, panel by panel, with its legend and its numbers; None where records do not allow it."""
+    """Return a curve, panel by panel, with its legend and its numbers; None if the records do not allow it."""
     from markupsafe import Markup
 
     curve = figures.CURVES[name]
     frame, cells = figures.points(curve, records)
     if frame.empty:
         return None
+
+    # all panels share the styles, so that one legend serves them
     styles = figures.line_styles(dict.fromkeys(frame["line"]))
     plots = []
     for i, ((private, _), rows) in enumerate(frame.groupby(["private", "model"], sort=False)):
         drawn = figures.curves(rows, curve.x, curve.line, styles)
-        plots.append(Markup(figures.inline(drawn, f"{name}-{i}-", f"{curve.title}, on {private}: see The numbers")))
+        about = f"{curve.title}, on {private}: see The numbers"
+        plots.append(Markup(figures.inline(drawn, f"{name}-{i}-", about)))
     legend = figures.legend({figures.line_name(curve.line, line): how for line, how in styles.items()})
+
     numbers = pandas.DataFrame(
         {
             "private": frame["private"], "model": frame["model"],
@@ -204,6 +214,7 @@ def _curve(name: str, records: list[dict[str, Any]], runs: Runs) -> dict[str, An
             "utility_std": frame["std"], "seeds": frame["seeds"],
         }
     )  # fmt: skip
+
     keys: list[str | None] = [runs.add(f"{name}/{i + 1}", [cell]) for i, cell in enumerate(cells)]
     return {
         "name": name, "title": curve.title, "selected": typeset.SELECTED_BY[curve.by], "oracle": curve.by == "test",
@@ -213,17 +224,17 @@ def _curve(name: str, records: list[dict[str, Any]], runs: Runs) -> dict[str, An
 
 
 def drawings(folder: Path) -> dict[str, str]:
-    """Further SVG in results/figures, made by other programs: those that the page does not draw itself."""
-    own = {*figures.CURVES, *(f"{name}_distance" for name in join.names())}
-    found = [path for path in sorted(folder.glob("*.svg")) if path.stem not in own]
-    return {path.stem: path.read_text(encoding="utf-8") for path in found if path.stat().st_size <= LARGEST}
+    """Return further SVG in results/figures, by other programs: those that the page does not draw itself."""
+    drawn_here = {*figures.CURVES, *(f"{name}_distance" for name in join.names())}
+    paths = [path for path in sorted(folder.glob("*.svg")) if path.stem not in drawn_here]
+    small = [path for path in paths if path.stat().st_size <= LARGEST]
+    return {path.stem: path.read_text(encoding="utf-8") for path in small}
 
 
 def _as_images(others: dict[str, str]) -> dict[str, str]:
-    """As data in an <img>, where no script in them runs."""
-    return {
-        name: f"data:image/svg+xml;base64,{base64.b64encode(svg.encode()).decode()}" for name, svg in others.items()
-    }
+    """Return the drawings as data for an <img>, which runs no script in them."""
+    encoded = {name: base64.b64encode(svg.encode()).decode() for name, svg in others.items()}
+    return {name: f"data:image/svg+xml;base64,{text}" for name, text in encoded.items()}
 
 
 def _facts(records: list[dict[str, Any]], shown: list[dict[str, Any]]) -> dict[str, Any]:

@@ -1,6 +1,6 @@
-"""Figures: pure functions from a table or the cells of records to matplotlib, which is imported with the first of them.
+"""Figures: pure functions from a table or the cells of records to matplotlib, which is imported by the first of them.
 
-Each line has a colour, a marker and a dash of its own, so that lines can be told apart in grey and by colour-blind
+Each line differs in colour, marker and dash, so that lines can be told apart in grey and by colour-blind
 people (colours after Okabe and Ito, darkened to stand out from white). `save` writes PNG, SVG and PDF.
 """
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 COLOURS = ("#0072b2", "#c98500", "#882255", "#3a94cf", "#6b6b6b", "#c0609a", "#d55e00", "#009e73")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
 DASHES: tuple[Any, ...] = ("-", "--", "-.", ":", (0, (6, 1.5)), (0, (4, 1, 1, 1, 1, 1)), (0, (2, 1)), (0, (8, 2, 2, 2)))
-INK = "#010203"  # of text and axes; nothing else has it, so that a page can put its own in its place
+INK = "#010203"  # of text and axes; nothing else has it, so that a page can replace it with its text colour
 FORMATS = ("png", "svg", "pdf")
 WIDTH, HEIGHT = 4.2, 3.4  # of a panel, inches
 LONGEST = 24  # letters of a name in a drawing
@@ -97,43 +97,54 @@ class Drawn(NamedTuple):
 
 
 def points(curve: Curve, records: list[dict[str, Any]]) -> tuple[pandas.DataFrame, list[Cell]]:
-    """A row for each point, utility in percent, settings chosen as the curve says; and the cell behind each.
+    """Return a row for each point, utility in percent, settings chosen as the curve says; and the cell behind each.
 
-    A line joins cells that differ in nothing but x (and what was selected): where others do, their lines are named
-    apart. Empty where no line has two values of x.
+    A line joins cells that differ in nothing but x (and what was selected): if others do, their lines are named
+    apart. Empty if no line has two values of x.
     """
-    belong = [r for r in records if r["algorithm"] in curve.algorithms and _on_features(r) == curve.features]
+    belong = [record for record in records if record["algorithm"] in curve.algorithms]
+    belong = [record for record in belong if _on_features(record) == curve.features]
     lines: dict[tuple[Any, ...], list[Cell]] = {}
     for cell in selected(cells(belong), curve.by, list(curve.over)):
         if value(cell, curve.x) is not None and value(cell, curve.line) is not None:
             lines.setdefault((cell["private"], cell["model"], value(cell, curve.line)), []).append(cell)
-    found: list[tuple[list[str], dict[str, Any], Cell]] = []
+
+    entries: list[tuple[list[str], dict[str, Any], Cell]] = []
     for (private, model, line), group in lines.items():
         place = curve.algorithms.index(line) if line in curve.algorithms else line
-        told = (curve.x, curve.line, "pair.public" if curve.line == "public" else "", *curve.over)
-        for cell, apart in zip(group, differences(group, told), strict=True):
+        # what the axis or the line's name shows already is no difference
+        known = (curve.x, curve.line, "pair.public" if curve.line == "public" else "", *curve.over)
+        for cell, apart in zip(group, differences(group, known), strict=True):
             x, (mean, std) = value(cell, curve.x), cell.utility()
-            shown = {
+            row = {
                 "private": private,
                 "model": model,
                 "line": f"{line}\n{short_keys(apart)}" if apart else line,
                 "x": x,
             }
-            shown |= {"utility": mean, "std": std, "seeds": len(cell.records), "metric": cell.records[0].get("metric")}
-            found.append(([*map(_order, (private, model, place, apart, x))], shown, cell))
-    found.sort(key=lambda entry: entry[0])
-    frame = pandas.DataFrame([shown for _, shown, _ in found])
-    if frame.empty or frame[frame["x"].map(_finite)].groupby(["private", "model", "line"])["x"].nunique().max() < 2:
+            row |= {"utility": mean, "std": std, "seeds": len(cell.records)}
+            row["metric"] = cell.records[0].get("metric")
+            entries.append(([*map(_order, (private, model, place, apart, x))], row, cell))
+    entries.sort(key=lambda entry: entry[0])
+
+    frame = pandas.DataFrame([row for _, row, _ in entries])
+    if frame.empty or _most_values(frame) < 2:
         return pandas.DataFrame(), []
-    return frame.assign(selected=SELECTION[curve.by]), [cell for _, _, cell in found]
+    return frame.assign(selected=SELECTION[curve.by]), [cell for _, _, cell in entries]
+
+
+def _most_values(frame: pandas.DataFrame) -> float:
+    """Return the most values of x that a line has; nan if no x is finite."""
+    finite = frame[frame["x"].map(_finite)]
+    return float(finite.groupby(["private", "model", "line"])["x"].nunique().max())
 
 
 def value(cell: Cell, key: str) -> Any:
-    """A key of the record, or a dotted key of its settings, which may have its default; an epsilon that is not given is
-    infinite."""
-    found = cell[key] if key in cell.records[0] else at(cell["settings"], key)
-    found = default_of(key) if found is None else found
-    return math.inf if key == "epsilon" and found is None else found
+    """Return the value of a key of the record, or of a dotted key of its settings, which may have its default; an
+    epsilon that is not given is infinite."""
+    given = cell[key] if key in cell.records[0] else at(cell["settings"], key)
+    given = default_of(key) if given is None else given
+    return math.inf if key == "epsilon" and given is None else given
 
 
 def _on_features(record: dict[str, Any]) -> bool:
@@ -149,8 +160,8 @@ def _finite(x: Any) -> bool:
 
 
 def boosted(frame: pandas.DataFrame) -> pandas.DataFrame:
-    """AdaMix's performance boost (e_public - e_paragon) / (e_dp - e_paragon), e the error, beside each private method:
-    above 1 where private data helps."""
+    """Return the frame with AdaMix's performance boost (e_public - e_paragon) / (e_dp - e_paragon), e the error, in
+    the rows of each private method: above 1 if private data helps."""
     frame = frame.assign(boost=np.nan)
     for _, rows in frame.groupby(["private", "model"]):
         error = {line: 100 - part["utility"].max() for line, part in rows.groupby("line")}
@@ -162,12 +173,15 @@ def boosted(frame: pandas.DataFrame) -> pandas.DataFrame:
 
 
 def distances(table: Table) -> pandas.DataFrame:
-    """The rows of a table for `scatter`: a point for each cell with a distance, and levels without public data; what is
-    drawn together (private data, model, label) is one panel. Empty where no panel has two distances."""
-    frame = table.frame.assign(metric=[cell.records[0].get("metric") if cell else None for cell in table.cells])
+    """Return the rows of a table for `scatter`: a point for each cell with a distance, and levels without public data.
+    What is drawn together (private data, model, label) is one panel. Empty if no panel has two distances."""
+    metrics = [cell.records[0].get("metric") if cell else None for cell in table.cells]
+    frame = table.frame.assign(metric=metrics)
     frame = frame[frame["utility"].notna()]
     level = frame["algorithm"].isin(WITHOUT_PUBLIC) | frame["public"].isna()
     frame = frame[level | frame["distance"].notna()].assign(level=level)
+
+    # a panel is worth drawing if it has two distances
     keys = ["private", "model", "label"]
     counts = frame[~frame["level"]].groupby(keys)["distance"].nunique()
     kept = {key for key, count in counts.items() if count > 1}
@@ -179,14 +193,15 @@ def distances(table: Table) -> pandas.DataFrame:
 
 
 def curves(frame: pandas.DataFrame, x: str, line: str, styles: dict[Any, Any] | None = None) -> "Figure":
-    """A panel for each private set and model, a line for each value of `line`; error bars are standard deviations over
-    seeds. `frame` is that of `points`. Lines without a finite x (no guarantee, no private data) are levels.
+    """Draw a panel for each private set and model, a line for each value of `line`; error bars are standard deviations
+    over seeds. `frame` is that of `points`. Lines without a finite x (no guarantee, no private data) are levels.
 
     styles: those of the lines, for a figure that shares them (and a `legend`) with others.
     """
     panels = list(frame.groupby(["private", "model"], sort=False))
-    own = styles is None
+    alone = styles is None
     styles = line_styles(dict.fromkeys(frame["line"])) if styles is None else styles
+
     with style():
         figure, axes = _panels(len(panels))
         for axis, ((private, model), rows) in zip(axes, panels, strict=True):
@@ -194,19 +209,24 @@ def curves(frame: pandas.DataFrame, x: str, line: str, styles: dict[Any, Any] | 
                 part = rows[rows["line"] == name]
                 label = line_name(line, name)
                 finite = part[part["x"].map(_finite)]
+                # a line without a finite x is a level
                 if len(finite):
-                    axis.errorbar(finite["x"], finite["utility"], finite["std"].fillna(0), label=label, **how)
+                    spread = finite["std"].fillna(0)
+                    axis.errorbar(finite["x"], finite["utility"], spread, label=label, **how)
                 elif len(part):
-                    axis.axhline(part["utility"].max(), label=label, color=how["color"], ls=how["ls"], lw=1.2)
+                    level = {"color": how["color"], "ls": how["ls"], "lw": 1.2}
+                    axis.axhline(part["utility"].max(), label=label, **level)
+
             _log_axis(axis, sorted({v for v in rows["x"] if _finite(v)}))
             axis.set(title=f"{short(private)}, {short(model)}", xlabel=axis_name(x), ylabel=_metric(rows))
-        if own:
+
+        if alone:
             _legend(figure, {line_name(line, name): how for name, how in styles.items()})
     return figure
 
 
 def legend(styles: dict[str, Any]) -> "Figure":
-    """The legend alone, for figures that share their styles; `styles`: by the name that is shown."""
+    """Draw the legend alone, for figures that share their styles; `styles`: by the name that is shown."""
     from matplotlib.figure import Figure
 
     with style():
@@ -217,26 +237,30 @@ def legend(styles: dict[str, Any]) -> "Figure":
 
 
 def scatter(frame: pandas.DataFrame) -> "Figure":
-    """Utility against distance, of `distances`: error bars are standard deviations (over seeds; over initialisations),
-    the legend gives Spearman's rho, a level is a method without public data."""
+    """Draw utility against distance, of `distances`: error bars are standard deviations (over seeds; over
+    initialisations), the legend gives Spearman's rho, a level is a method without public data."""
     panels = list(frame.groupby(["private", "model", "label"], sort=False))
     levels_last = frame.sort_values("level", kind="stable")
     styles = line_styles(dict.fromkeys(_series(row) for _, row in levels_last.iterrows()))
+
     with style():
         figure, axes = _panels(len(panels), 1.5)
         for axis, ((private, _, label), rows) in zip(axes, panels, strict=True):
             for name, part in rows.groupby([_series(row) for _, row in rows.iterrows()], sort=False):
                 how = dict(styles[str(name)])
-                if part["level"].all():
+                if part["level"].all():  # a method without public data has no distance
                     for level in part["utility"]:
                         axis.axhline(level, color=how["color"], ls=how["ls"], lw=1.2, label=str(name))
+
                     continue
                 axis.errorbar(
                     part["distance"], part["utility"], part["utility_std"].fillna(0), part["distance_std"].fillna(0),
                     label=f"{name}{_rho(part)}", **(how | {"ls": "none"}),
                 )  # fmt: skip
+
             axis.margins(0.1)
             _name_points(axis, rows[~rows["level"]])
+
             axis.set_title(f"{short(private)}, {short(label)}", pad=60, loc="left")
             axis.set(xlabel="distance", ylabel=_metric(rows))
             axis.legend(loc="upper left", bbox_to_anchor=(0, -0.16))
@@ -250,20 +274,23 @@ def _series(row: Any) -> str:
 
 
 def _rho(part: pandas.DataFrame) -> str:
-    """Over this many points alone it can be said; see `tables.correlations` for its uncertainty."""
+    """Return rho for the legend: only if these points give one; see `tables.correlations` for its uncertainty."""
     if len(part) < 3 or part["distance"].nunique() < 2 or part["utility"].nunique() < 2:
         return ""
     return f" (ρ = {part['distance'].corr(part['utility'], method='spearman'):.2f})".replace("-", "−")
 
 
 def _name_points(axis: "Axes", rows: pandas.DataFrame) -> None:
-    """The public sets above the axes, each with a line to its distance; spread out where they are close."""
+    """Write the public sets above the axes, each with a line to its distance; spread out if they are close."""
     low, high = axis.get_xlim()
     places = rows.groupby("public")["distance"].mean().sort_values()
     at = ((places - low) / (high - low)).tolist()  # [sets], as a share of the axis
+
+    # from right to left room for the rest, then from left to right a gap after each
     spread = [max(0.0, min(x, 1 - GAP * (len(at) - 1 - i))) for i, x in enumerate(at)]
     for i in range(1, len(spread)):
         spread[i] = max(spread[i], spread[i - 1] + GAP)
+
     for name, x, label in zip(places.index, at, spread, strict=True):
         how = {"arrowstyle": "-", "color": "#808080", "lw": 0.6, "shrinkA": 0, "shrinkB": 0}
         axis.annotate(
@@ -285,7 +312,7 @@ def _panels(count: int, taller: float = 1.0) -> "tuple[Figure, list[Axes]]":
 
 
 def _legend(figure: "Figure", styles: dict[str, Any], where: Any = "outside lower center") -> None:
-    """One for all panels."""
+    """Draw one legend for all panels."""
     from matplotlib.lines import Line2D
 
     handles = [Line2D([], [], label=name, **how) for name, how in styles.items()]
@@ -300,7 +327,7 @@ def _log_axis(axis: "Axes", ticks: list[float]) -> None:
 
 
 def line_name(key: str, name: Any) -> str:
-    """How a line is called whose `Curve.line` is `key`."""
+    """Return what a line is called whose `Curve.line` is `key`."""
     number = "∞" if name == math.inf else f"{name:g}" if isinstance(name, int | float) else str(name)
     line, _, apart = number.partition("\n")
     line = f"ε = {line}" if key == "epsilon" else short(line)
@@ -308,19 +335,20 @@ def line_name(key: str, name: Any) -> str:
 
 
 def short(name: Any) -> str:
-    """A name that leaves room for the drawing: the middle of a long one is left out."""
+    """Return a name that leaves room for the drawing: the middle of a long one is left out."""
     text = str(name)
     return text if len(text) <= LONGEST else f"{text[: LONGEST // 2]}…{text[-(LONGEST // 2) + 1 :]}"
 
 
 def axis_name(key: str) -> str:
-    """What stands beside an axis along which the setting `key` changes."""
+    """Return the label of an axis along which the setting `key` changes."""
     return "ε" if key == "epsilon" else key.rpartition(".")[2]
 
 
 def _metric(rows: pandas.DataFrame) -> str:
-    found = {"auc": "AUC", "accuracy": "accuracy"}
-    return " or ".join(dict.fromkeys(found.get(m, str(m)) for m in rows["metric"].dropna())) + ", percent"
+    names = {"auc": "AUC", "accuracy": "accuracy"}
+    metrics = dict.fromkeys(names.get(m, str(m)) for m in rows["metric"].dropna())
+    return " or ".join(metrics) + ", percent"
 
 
 # Style and files, for every figure of the project
@@ -328,7 +356,7 @@ def _metric(rows: pandas.DataFrame) -> str:
 
 @contextlib.contextmanager
 def style() -> Iterator[None]:
-    """Within it matplotlib draws as all figures of the project are drawn."""
+    """Make matplotlib draw, inside `with`, as all figures of the project are drawn."""
     import matplotlib
 
     ink = ("text.color", "axes.labelcolor", "axes.edgecolor", "axes.titlecolor", "xtick.color", "ytick.color")
@@ -346,37 +374,47 @@ def style() -> Iterator[None]:
 
 
 def line_styles(names: Iterable[Any]) -> dict[Any, dict[str, Any]]:
-    """For each name what `plot` and `errorbar` take: colour, marker and dash; all three differ for up to eight names,
-    and no two of up to 64 are the same."""
-    made = {}
+    """Return for each name what `plot` and `errorbar` take: colour, marker and dash; all three differ for up to eight
+    names, and no two of up to 64 are the same."""
+    styles = {}
     for place, name in enumerate(names):
         turn = place + place // len(MARKERS)
         marker, dash = MARKERS[place % len(MARKERS)], DASHES[turn % len(DASHES)]
-        made[name] = {"color": COLOURS[turn % len(COLOURS)], "marker": marker, "ls": dash}
-    return made
+        styles[name] = {"color": COLOURS[turn % len(COLOURS)], "marker": marker, "ls": dash}
+    return styles
 
 
 def save(figure: "Figure", path: Path) -> list[Path]:
-    """PATH.png, PATH.svg and PATH.pdf: each whole or not at all, all drawn before the first is written. Equal figures
-    give equal bytes."""
-    made = {path.with_name(f"{path.name}.{kind}"): _drawn(figure, kind) for kind in FORMATS}
-    for file, content in made.items():
+    """Write PATH.png, PATH.svg and PATH.pdf: each whole or not at all, all drawn before the first is written. Equal
+    figures give equal bytes."""
+    contents = {path.with_name(f"{path.name}.{kind}"): _drawn(figure, kind) for kind in FORMATS}
+    for file, content in contents.items():
         write_whole(file, content)
-    return list(made)
+    return list(contents)
 
 
 def inline(figure: "Figure", prefix: str, about: str) -> str:
-    """An <svg> to stand in a page: without a background, in the page's font, text colour (currentColor) and colours
+    """Return an <svg> for a page: without a background, in the page's font, text colour (currentColor) and colours
     (var(--line-1) and so on). `prefix` keeps its ids apart from those of others, `about` is its text for those who do
     not see it."""
     svg = _drawn(figure, "svg", transparent=True).decode()
-    svg = re.sub(r"<metadata>.*?</metadata>|<style.*?</style>", "", svg[svg.index("<svg") :], flags=re.DOTALL)
+
+    # metadata and style would clash with those of other figures on the page
+    svg = svg[svg.index("<svg") :]
+    svg = re.sub(r"<metadata>.*?</metadata>|<style.*?</style>", "", svg, flags=re.DOTALL)
     used = set(re.findall(r"(?:url\(|href=\")#([^\")]+)", svg))
-    svg = re.sub(r' id="([^"]+)"', lambda found: f' id="{prefix}{found[1]}"' if found[1] in used else "", svg)
+
+    def renamed(match: re.Match[str]) -> str:
+        return f' id="{prefix}{match[1]}"' if match[1] in used else ""
+
+    svg = re.sub(r' id="([^"]+)"', renamed, svg)
     svg = re.sub(r"((?:url\(|href=\")#)", rf"\g<1>{prefix}", svg)
+
+    # colours of the page, so that it can have a dark mode
     svg = re.sub(r"font-family: [^;\"]*;? ?", "", svg).replace(INK, "currentColor")
     for number, colour in enumerate(COLOURS, 1):
         svg = svg.replace(colour, f"var(--line-{number})")
+
     width = figure.get_figwidth() * 96
     head = f'<svg role="img" aria-label="{html.escape(about)}" style="max-width: {width:.0f}px"'
     return re.sub(r'^<svg([^>]*?) width="[^"]*" height="[^"]*"', rf"{head}\1", svg, count=1)

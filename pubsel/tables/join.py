@@ -3,7 +3,7 @@
 Sources of results/paper/*.csv: gsd_* Gradient Subspace Distance (Gu, Kamath, Wu), workshop_* its workshop version,
 gep_* Gradient Embedding Perturbation (Yu et al., ICLR 2021), pillar_* PILLAR (Pinto et al., SaTML 2024), adamix_*
 AdaMix (Golatkar et al., CVPR 2022). Utilities there are in percent, as printed.
-What belongs to a table stands in conf/tables. This file imports no torch.
+What belongs to a table is stated in conf/tables. This file imports no torch.
 """
 
 import csv
@@ -44,15 +44,15 @@ COLUMNS_CODE = ("valid", "commits")
 
 @dataclass(frozen=True, kw_only=True)
 class Work:
-    """One file of conf/work: what `pubsel make` does for it, and what it is called."""
+    """One file of conf/work: what `pubsel make` does for it, and its title."""
 
     title: str
-    runs: list[str] = field(default_factory=list)  # commands as behind `pubsel`; more in make.py
+    runs: list[str] = field(default_factory=list)  # commands as after `pubsel`; more in make.py
     common: str = ""  # settings of each `run` among them
     parts: dict[str, dict[str, Any] | None] = field(default_factory=dict)  # name: what stands for {key} in commands
 
     def target(self, name: str) -> str | None:
-        """The target of the Makefile that runs the commands; None if there are none."""
+        """Return the target of the Makefile that runs the commands; None if there are none."""
         return name.replace("_", "-") if self.runs else None
 
 
@@ -60,9 +60,9 @@ class Work:
 class Spec(Work):
     """One file of conf/tables."""
 
-    paper: str | None = None  # file in results/paper, or beside the table's own file
+    paper: str | None = None  # file in results/paper, or next to the table's file
     records: dict[str, list[Any]]  # key of the record, or dotted key of its settings: the values that belong
-    labels: dict[str, list[str]] = field(default_factory=dict)  # algorithm: labels shown besides `paper`
+    labels: dict[str, list[str]] = field(default_factory=dict)  # algorithm: labels shown apart from `paper`
     stand_ins: dict[str, str] = field(default_factory=dict)  # our public data: the paper's that it stands for
     match: dict[str, str] = field(default_factory=dict)  # column of the paper's CSV: dotted key of the settings
     select: dict[str, Any] = field(default_factory=dict)  # by: SELECTION; over: dotted keys of the settings to choose
@@ -81,93 +81,110 @@ class Cell:
         return self.records[0][key]
 
     def utility(self) -> tuple[float, float | None]:
-        """Mean over seeds in percent, and the sample standard deviation; None for a single seed."""
+        """Return the mean over seeds in percent, and the sample standard deviation; None for a single seed."""
         return _mean_std([100 * record["utility"] for record in self.records])
 
     def trained(self) -> bool:
-        """Whether there is a utility: not for a distance of `pubsel rank` alone."""
+        """Return whether there is a utility: not for a distance of `pubsel rank` alone."""
         return self.records[0]["utility"] is not None
 
     def interval(self) -> tuple[float | None, float | None]:
-        """95 % interval of a single seed's utility over test examples, in percent; None for several seeds, which have a
-        standard deviation, and for records without it."""
-        found = self.records[0].get("utility_interval") if len(self.records) == 1 else None
-        return (100 * found[0], 100 * found[1]) if found else (None, None)
+        """Return the 95 % interval of a single seed's utility over test examples, in percent; None for several seeds,
+        which have a standard deviation, and for records without it."""
+        if len(self.records) > 1:
+            return None, None
+        interval = self.records[0].get("utility_interval")
+        return (100 * interval[0], 100 * interval[1]) if interval else (None, None)
 
     def distance(self) -> tuple[float | None, float | None]:
-        """Mean and sample standard deviation over all random initialisations of all seeds; None where not measured."""
+        """Return mean and sample standard deviation over all random initialisations of all seeds; None if not
+        measured."""
         values = self.distances()
         return _mean_std(values) if values else (None, None)
 
     def distances(self) -> list[float]:
-        """One for each random initialisation; what was measured once and stands in the record of each seed, once."""
-        found = {
+        """Return a value for each random initialisation; what was measured once and is in the record of each seed is
+        counted once."""
+        measured = {
             record["distance"].get("identity") or record["identity"]: record["distance"]
             for record in self.records
             if record.get("distance")
         }
-        return [value for distance in found.values() for value in distance.get("values") or [distance["mean"]]]
+        lists = [distance.get("values") or [distance["mean"]] for distance in measured.values()]
+        return [value for values in lists for value in values]
 
     def selection(self, by: str, seeds: set[int]) -> float:
-        """Mean over these seeds of the utility that settings are selected by; -inf where a record has none."""
-        values = [record.get("selection", {}).get(by) for record in self.records if record["seed"] in seeds]
+        """Return the mean over these seeds of the utility that settings are selected by; -inf if a record has none."""
+        records = [record for record in self.records if record["seed"] in seeds]
+        values = [record.get("selection", {}).get(by) for record in records]
         return statistics.fmean(values) if values and None not in values else -math.inf
 
     def valid(self) -> bool | str:
-        """Whether every record has a valid privacy guarantee, or "weak" if one of these is."""
-        found = {guarantee(record) for record in self.records}
-        return "weak" if "weak" in found and "none" not in found else "none" not in found
+        """Return whether every record has a valid privacy guarantee, or "weak" if one of these is."""
+        guarantees = {guarantee(record) for record in self.records}
+        return "weak" if "weak" in guarantees and "none" not in guarantees else "none" not in guarantees
 
 
 def guarantee(record: dict[str, Any]) -> str:
-    """What a record's guarantee may be called: valid, weak (valid, with a delta above 1/n) or none."""
-    said = record.get("privacy") or {}
-    if said.get("valid") is not True:
+    """Return what a record's guarantee may be called: valid, weak (valid, with a delta above 1/n) or none."""
+    statement = record.get("privacy") or {}
+    if statement.get("valid") is not True:
         return "none"
+
+    # records that are older than the word "weak" lack it, so it is derived as well
     n = record.get("private_examples")
-    weak = n is not None and is_weak(said.get("delta") or 0.0, n)  # also of records that are older than the word
-    return "weak" if said.get("weak") or weak else "valid"
+    weak = n is not None and is_weak(statement.get("delta") or 0.0, n)
+    return "weak" if statement.get("weak") or weak else "valid"
 
 
 def cells(records: list[dict[str, Any]]) -> list[Cell]:
-    """Groups of equal private, public, model, algorithm, epsilon, label and settings (apart from the seed).
+    """Return groups of equal private, public, model, algorithm, epsilon, label and settings (apart from the seed).
 
-    UserError where two records of a cell have one seed: they are copies of one run, and no spread over seeds.
+    Raise UserError if two records of a cell have one seed: they are copies of one run, and no spread over seeds.
     """
     groups: dict[str, list[dict[str, Any]]] = {}
     for record in records:
         values = {key: value for key, value in record["settings"].items() if key != "seed"}
-        groups.setdefault(json.dumps([[record[key] for key in CELL], values], sort_keys=True), []).append(record)
-    found = []
+        same = json.dumps([[record[key] for key in CELL], values], sort_keys=True)
+        groups.setdefault(same, []).append(record)
+
+    result = []
     for group in groups.values():
         group.sort(key=lambda record: record["seed"])
-        for one, two in pairwise(group):
-            if one["seed"] == two["seed"]:
-                raise UserError(
-                    f"two records of one run, {one['identity']} and {two['identity']} (seed {one['seed']}): delete one"
-                )
+        for first, second in pairwise(group):
+            if first["seed"] == second["seed"]:
+                identities = f"{first['identity']} and {second['identity']}"
+                raise UserError(f"two records of one run, {identities} (seed {first['seed']}): delete one")
         settings = flat({key: value for key, value in group[0]["settings"].items() if key != "seed"})
-        found.append(Cell(tuple(group), settings))
-    return found
+        result.append(Cell(tuple(group), settings))
+
+    return result
 
 
-def selected(found: list[Cell], by: str, over: list[str]) -> list[Cell]:
-    """Of cells that differ in the settings `over` alone, the best by `by`, a key of SELECTION: on the seeds that all of
-    them have; of equals the one with most seeds, which was chosen before. Cells whose records know no such utility stay
-    only where nothing else is there."""
+def selected(candidates: list[Cell], by: str, over: list[str]) -> list[Cell]:
+    """Return the best of cells that differ in the settings `over` alone, by `by`, a key of SELECTION: on the seeds that
+    all of them have; among equals the one with most seeds, which was chosen before. Cells whose records contain no such
+    utility stay only if there is nothing else."""
     groups: dict[str, list[Cell]] = {}
-    for cell in found:
+    for cell in candidates:
         rest = {key: value for key, value in cell.settings.items() if key not in over}
-        groups.setdefault(json.dumps([[cell[key] for key in CELL], rest], sort_keys=True), []).append(cell)
+        same = json.dumps([[cell[key] for key in CELL], rest], sort_keys=True)
+        groups.setdefault(same, []).append(cell)
     best = []
     for group in groups.values():
+        # cells are compared on equal terms: on the seeds that all of them have
         seeds = set.intersection(*({record["seed"] for record in cell.records} for cell in group))
-        best.append(max(group, key=lambda cell: (cell.selection(by, seeds), len(cell.records), str(cell.settings))))
+
+        def rank(cell: Cell, seeds: set[int] = seeds) -> tuple[float, int, str]:
+            return cell.selection(by, seeds), len(cell.records), str(cell.settings)
+
+        best.append(max(group, key=rank))
     return best
 
 
 def differences(group: list[Cell], shown: tuple[str, ...] = ()) -> list[str]:
-    """For each cell its settings that are not the same in the whole group, as "algorithm.k=250 training.epochs=20".
+    """Return for each cell its settings that are not the same in the whole group, as "algorithm.k=250
+    training.epochs=20".
 
     Keys in `shown` have a column of their own and are left out.
     """
@@ -180,12 +197,12 @@ def differences(group: list[Cell], shown: tuple[str, ...] = ()) -> list[str]:
 
 
 def names() -> list[str]:
-    """The tables of conf/tables, and of the user's own --config-dir."""
+    """Return the names of the tables in conf/tables and in the user's --config-dir."""
     return sorted(named("tables"))
 
 
 def spec(name: str) -> Spec:
-    """What the file of a table says; UsageError lists the known names."""
+    """Return what the file of a table says; UsageError lists the known names."""
     path = named("tables").get(name)
     if path is None:
         raise UsageError(f"unknown table {name!r}: use all, or one of {', '.join(names())}")
@@ -196,7 +213,8 @@ def spec(name: str) -> Spec:
 
 
 def read_work(kind: type[W], path: Path, example: str) -> W:
-    """A file of conf/tables or conf/work; UserError names a key that is wrong, and an `example` for the right ones."""
+    """Return a file of conf/tables or conf/work; UserError names a key that is wrong, and an `example` for the right
+    ones."""
     try:
         return kind(**yaml.safe_load(path.read_text(encoding="utf-8")))
     except (TypeError, yaml.YAMLError) as error:
@@ -204,8 +222,8 @@ def read_work(kind: type[W], path: Path, example: str) -> W:
 
 
 def paper_rows(file: str | None) -> list[dict[str, Any]]:
-    """The rows of one CSV in results/paper, or beside the user's own tables (none for None): numbers as float, empty
-    fields as None; UserError where it is missing."""
+    """Return the rows of one CSV in results/paper, or next to the user's tables (none for None): numbers as float,
+    empty fields as None. Raise UserError if the file is missing."""
     if file is None:
         return []
     folders = [PAPER, *(folder / "tables" for folder in own_folders())]
@@ -214,17 +232,17 @@ def paper_rows(file: str | None) -> list[dict[str, Any]]:
         with path.open(encoding="utf-8", newline="") as lines:
             return [{key: _value(text) for key, text in row.items()} for row in csv.DictReader(lines)]
     except OSError:
-        missing = f"no file {file} with the paper's numbers in {PAPER}, nor beside the table: "
+        missing = f"no file {file} with the paper's numbers in {PAPER}, nor next to the table: "
         raise UserError(f"{missing}reinstall pubsel, or put it there") from None
 
 
 def table_cells(name: str, results: Path) -> list[Cell]:
-    """The cells of records in `results` that the table `name` shows, selected as it says."""
+    """Return the cells of records in `results` that the table `name` shows, selected as it says."""
     return [cell for cell in _scope(spec(name), read_records(results), []) if cell.trained()]
 
 
 def belonging(spec: Spec, records: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The records that a table is made of, before any is selected, their data sets by the paper's names."""
+    """Return the records that a table is built from, before any is selected, their data sets by the paper's names."""
 
     def named(sets: str | None) -> str | None:
         return sets and "+".join(spec.names.get(name, name) for name in sets.split("+"))
@@ -242,9 +260,9 @@ def belonging(spec: Spec, records: list[dict[str, Any]]) -> list[dict[str, Any]]
 
 
 def _scope(spec: Spec, records: list[dict[str, Any]], ranks: list[dict[str, Any]]) -> list[Cell]:
-    """The cells that a table shows."""
-    found = cells(belonging(spec, [*records, *ranks] if spec.ranks else records))
-    return selected(found, spec.select["by"], spec.select["over"]) if spec.select else found
+    """Return the cells that a table shows."""
+    candidates = cells(belonging(spec, [*records, *ranks] if spec.ranks else records))
+    return selected(candidates, spec.select["by"], spec.select["over"]) if spec.select else candidates
 
 
 # Tables
@@ -252,7 +270,7 @@ def _scope(spec: Spec, records: list[dict[str, Any]], ranks: list[dict[str, Any]
 
 @dataclass(frozen=True)
 class Table:
-    """A table of conf/tables as `make` makes it, with what stands behind each row."""
+    """A table of conf/tables as `make` returns it, with the records of each row."""
 
     name: str
     spec: Spec
@@ -262,20 +280,20 @@ class Table:
     groups: list[list[Cell]]  # for each row of `ranks`
 
     def records(self) -> list[dict[str, Any]]:
-        """Every record that a number of the table is made of."""
+        """Return every record that a number of the table comes from."""
         return [record for cell in self.cells if cell for record in cell.records]
 
 
 def make(name: str, records: list[dict[str, Any]], ranks: list[dict[str, Any]] | None = None) -> Table:
-    """The table `name` of conf/tables, and the rank correlations of its distances and utilities; of `read_records`, and
-    of `read_ranks` where the table takes them."""
+    """Return the table `name` of conf/tables, and the rank correlations of its distances and utilities; from
+    `read_records`, and from `read_ranks` if the table takes them."""
     about = spec(name)
     shown = _scope(about, records, ranks or [])
     return Table(name, about, *_joined(name, about, shown), *_ranked(about, shown))
 
 
 def others(records: list[dict[str, Any]]) -> Table:
-    """The runs that belong to no table of conf/tables, such as those on a user's own data, as a table `others`."""
+    """Return the runs that belong to no table of conf/tables, such as those on a user's data, as a table `others`."""
     known = {record["identity"] for name in names() for record in belonging(spec(name), records)}
     about = Spec(title="Other runs. Those that no table of conf/tables takes; utility in percent", records={})
     shown = cells([record for record in records if record["identity"] not in known])
@@ -283,18 +301,19 @@ def others(records: list[dict[str, Any]]) -> Table:
 
 
 def table(name: str, results: Path) -> pandas.DataFrame:
-    """The table `name` of conf/tables: records in `results` joined with the paper's numbers; utilities in percent.
+    """Return the table `name` of conf/tables: records in `results` joined with the paper's numbers; utilities in
+    percent.
 
     One row per cell (records that differ in the seed alone) and per paper row without a record. Records without a
-    paper row stay. `setting` tells cells of one private dataset, model, algorithm, epsilon and label apart. Where a
+    paper row stay. `setting` tells cells of one private dataset, model, algorithm, epsilon and label apart. If a
     dataset stands in for the paper's, `paper_public` differs from `public` and `difference` stays empty. UsageError
-    lists the known tables; UserError names a corrupt record.
     """
     return make(name, read_records(results), read_ranks(results)).frame
 
 
 def correlations(name: str, results: Path) -> pandas.DataFrame:
-    """Rank correlation of distance and utility over the public datasets, ours beside the paper's, per private dataset.
+    """Return the rank correlation of distance and utility over the public datasets, ours next to the paper's, per
+    private dataset.
 
     A row per private dataset, model, algorithm with public data, epsilon and label; cells with different settings
     (apart from the public data's name and conversion) are never put into one correlation. Near -1: a smaller
@@ -305,13 +324,15 @@ def correlations(name: str, results: Path) -> pandas.DataFrame:
 
 
 def _joined(name: str, spec: Spec, shown: list[Cell]) -> tuple[pandas.DataFrame, list[Cell | None]]:
-    """See `table`."""
+    """Return frame and cells of a `Table`; see `table`."""
     paper = paper_rows(spec.paper)
     privates = list(dict.fromkeys(row["private"] for row in paper))
     keyed = [(_paper_key(row, spec), row) for row in paper]
     places = {key: place for place, (key, _) in enumerate(keyed)}
     if len(places) < len(keyed):
         raise UserError(f"{spec.paper} has two rows for one cell: name their difference under `match` of {name}")
+
+    # the records' cells, each next to the paper's row of the same key
     sortable: list[tuple[tuple[Any, ...], dict[str, Any], Cell | None]] = []
     filled = set()
     for cell, setting in _with_setting(shown, spec):
@@ -319,26 +340,63 @@ def _joined(name: str, spec: Spec, shown: list[Cell]) -> tuple[pandas.DataFrame,
         filled.add((place, cell["label"]))
         row = _row(cell, setting, paper[place] if place is not None else None, spec)
         sortable.append((_order(row, place, privates, spec), row, cell))
+
+    # the paper's rows that no record fills
     for place, row in enumerate(paper):
         for label in ["paper", *spec.labels.get(row["algorithm"], [])]:
             if (place, label) not in filled:
-                empty = {key: row[key] for key in CELL if key != "label"} | {key: row[key] for key in spec.match}
-                empty |= {"label": label} | _beside(row)
+                keys = [*(key for key in CELL if key != "label"), *spec.match]
+                empty = {key: row[key] for key in keys} | {"label": label} | _beside(row)
                 sortable.append((_order(empty, place, privates, spec), empty, None))
+
     sortable.sort(key=lambda entry: entry[0])
     rows = [row for _, row, _ in sortable]
-    columns = [*CELL, *spec.match, *(["selected"] if spec.select else []), *COLUMNS_OURS, *COLUMNS_PAPER, *COLUMNS_CODE]
+
+    selection = ["selected"] if spec.select else []
+    columns = [*CELL, *spec.match, *selection, *COLUMNS_OURS, *COLUMNS_PAPER, *COLUMNS_CODE]
     absent = {name for name in COLUMNS_IF_ANY if all(row.get(name) is None for row in rows)}
-    return _frame(rows, [name for name in columns if name not in absent]), [cell for _, _, cell in sortable]
+    present = [name for name in columns if name not in absent]
+    return _frame(rows, present), [cell for _, _, cell in sortable]
+
+
+Ranked = tuple[tuple[Any, ...], list[Cell]]  # a row of the correlations, and the cells that it is computed from
 
 
 def _ranked(spec: Spec, shown: list[Cell]) -> tuple[pandas.DataFrame, list[list[Cell]]]:
-    """See `correlations`."""
+    """Return ranks and groups of a `Table`; see `correlations`."""
+    paper = _paper_points(spec)
+    rows = _our_correlations(shown, paper)
+
+    present = {row[:4] for row, _ in rows}
+    absent = [key for key in paper if key not in present]
+    nothing = (*rank_correlation([]), None, None)
+    rows += [((*key, "paper", None, *nothing, *rank_correlation(paper[key])), []) for key in absent]
+
+    privates = list(dict.fromkeys(row["private"] for row in paper_rows(spec.paper)))
+    rows.sort(key=lambda entry: (_index(privates, entry[0][0]), [str(value) for value in entry[0][:6]]))
+
+    ranks = ("pairs", "spearman", "kendall")
+    interval = ("spearman_low", "spearman_high")
+    heads = ["private", "model", "algorithm", "epsilon", "label", "setting"]
+    columns = [*heads, *ranks, *interval, *(f"paper_{r}" for r in ranks)]
+    named = [dict(zip(columns, row, strict=True)) for row, _ in rows]
+    return _frame(named, columns), [group for _, group in rows]
+
+
+def _paper_points(spec: Spec) -> dict[tuple[Any, ...], list[tuple[float, float]]]:
+    """Return the paper's (distance, utility) points by (private, model, algorithm, epsilon)."""
     paper: dict[tuple[Any, ...], list[tuple[float, float]]] = {}
     for row in paper_rows(spec.paper):
-        if row["algorithm"] not in WITHOUT_PUBLIC and row["distance"] is not None and row["utility"] is not None:
+        is_point = row["distance"] is not None and row["utility"] is not None
+        if is_point and row["algorithm"] not in WITHOUT_PUBLIC:
             block = (row["private"], row["model"], row["algorithm"], row["epsilon"])
             paper.setdefault(block, []).append((row["distance"], row["utility"]))
+    return paper
+
+
+def _our_correlations(shown: list[Cell], paper: dict[tuple[Any, ...], list[tuple[float, float]]]) -> list[Ranked]:
+    """Return a row for each group of cells that differ in the public data alone, with the paper's correlation if it
+    has points for the same key."""
     public_keys = ("pair.public", "pair.convert")
     ours: dict[tuple[Any, ...], list[Cell]] = {}
     for cell in shown:
@@ -349,7 +407,9 @@ def _ranked(spec: Spec, shown: list[Cell]) -> tuple[pandas.DataFrame, list[list[
             same = json.dumps([[k, v] for k, v in sorted(cell.settings.items()) if k not in public_keys])
             key = (cell["private"], cell["model"], cell["algorithm"], epsilon, cell["label"], same)
             ours.setdefault(key, []).append(cell)
-    rows: list[tuple[tuple[Any, ...], list[Cell]]] = []
+
+    # groups with the same head need their settings in the row to be told apart
+    rows: list[Ranked] = []
     for head, keys in groupby(sorted(ours), key=lambda key: key[:5]):
         together = list(keys)
         texts = differences([ours[key][0] for key in together], public_keys)
@@ -358,41 +418,35 @@ def _ranked(spec: Spec, shown: list[Cell]) -> tuple[pandas.DataFrame, list[list[
             uncertain = rank_interval(*_sides(ours[key]))
             numbers = (*rank_correlation(points), *uncertain, *rank_correlation(paper.get(key[:4], [])))
             rows.append(((*head, setting or None, *numbers), ours[key]))
-    made = {row[:4] for row, _ in rows}
-    absent = [key for key in paper if key not in made]
-    nothing = (*rank_correlation([]), None, None)
-    rows += [((*key, "paper", None, *nothing, *rank_correlation(paper[key])), []) for key in absent]
-    privates = list(dict.fromkeys(row["private"] for row in paper_rows(spec.paper)))
-    rows.sort(key=lambda entry: (_index(privates, entry[0][0]), [str(value) for value in entry[0][:6]]))
-    ranks = ("pairs", "spearman", "kendall")
-    interval = ("spearman_low", "spearman_high")
-    heads = ["private", "model", "algorithm", "epsilon", "label", "setting"]
-    columns = [*heads, *ranks, *interval, *(f"paper_{r}" for r in ranks)]
-    return _frame([dict(zip(columns, row, strict=True)) for row, _ in rows], columns), [group for _, group in rows]
+
+    return rows
 
 
 def as_csv(frame: pandas.DataFrame, about: str = "") -> str:
-    """CSV: floats with at most six digits, so that equal tables are equal bytes. about: lines of comment before the
-    head, each behind "# "."""
+    """Return CSV: floats with at most six digits, so that equal tables are equal bytes. about: lines of comment before
+    the head, each after "# "."""
     comment = "".join(f"# {line}\n" for line in about.splitlines())
     return comment + frame.to_csv(index=False, float_format="%.6g", lineterminator="\n")
 
 
 def write_table(frame: pandas.DataFrame, path: Path, about: str = "") -> None:
-    """Writes `as_csv`, whole or not at all."""
+    """Write `as_csv`, whole or not at all."""
     write_whole(path, as_csv(frame, about))
 
 
 def _row(cell: Cell, setting: str, paper: dict[str, Any] | None, spec: Spec) -> dict[str, Any]:
     utility, utility_std = cell.utility() if cell.trained() else (None, None)
     distance, distance_std = cell.distance()
+
     row = {key: cell[key] for key in CELL}
     row |= {column: at(cell["settings"], key) for column, key in spec.match.items()}
     row |= {"setting": setting or None, "selected": SELECTION[spec.select["by"]] if spec.select else None}
     row |= {"seeds": len(cell.records), "valid": cell.valid()}
-    row |= {"utility": utility, "utility_std": utility_std, "distance": distance, "distance_std": distance_std}
+    row |= {"utility": utility, "utility_std": utility_std}
+    row |= {"distance": distance, "distance_std": distance_std}
     row["utility_low"], row["utility_high"] = cell.interval()
     row["commits"] = len({record.get("commit") for record in cell.records})
+
     if paper is not None:
         row |= _beside(paper)
         if paper["public"] == cell["public"] and paper["utility"] is not None and utility is not None:
@@ -409,23 +463,26 @@ def _paper_key(row: dict[str, Any], spec: Spec) -> tuple[Any, ...]:
 
 
 def _cell_key(cell: Cell, spec: Spec) -> tuple[Any, ...]:
-    """The key of the paper row that belongs beside the cell: a stand-in counts as what it stands for."""
+    """Return the key of the paper row that belongs to the cell: a stand-in counts as what it stands for."""
     public = spec.stand_ins.get(cell["public"], cell["public"])
     values = {key: cell[key] for key in CELL if key != "label"} | {"public": public}
     return (*values.values(), *(at(cell["settings"], key) for key in spec.match.values()))
 
 
-def _with_setting(found: list[Cell], spec: Spec) -> list[tuple[Cell, str]]:
-    """Each cell with what tells it apart from the others of its private data, model, algorithm, epsilon and label."""
-    shown = ("pair.public", *spec.match.values())
+def _with_setting(shown: list[Cell], spec: Spec) -> list[tuple[Cell, str]]:
+    """Return each cell with what tells it apart from others of its private data, model, algorithm, epsilon, label."""
+    columns = ("pair.public", *spec.match.values())
     blocks: dict[tuple[Any, ...], list[Cell]] = {}
-    for cell in found:
+    for cell in shown:
         blocks.setdefault(tuple(cell[key] for key in CELL if key != "public"), []).append(cell)
-    return [pair for block in blocks.values() for pair in zip(block, differences(block, shown), strict=True)]
+    pairs: list[tuple[Cell, str]] = []
+    for block in blocks.values():
+        pairs += zip(block, differences(block, columns), strict=True)
+    return pairs
 
 
 def _order(row: dict[str, Any], place: int | None, privates: list[str], spec: Spec) -> tuple[Any, ...]:
-    """The paper's order within each private dataset; what the paper has not comes last."""
+    """Return a sort key: the paper's order within each private dataset; what the paper lacks comes last."""
     labels = ["paper", *spec.labels.get(row["algorithm"], [])]
     rest = [str(row.get(key) or "") for key in ("algorithm", "model", "epsilon", "public", "label", "setting")]
     last = place if place is not None else math.inf
@@ -433,7 +490,8 @@ def _order(row: dict[str, Any], place: int | None, privates: list[str], spec: Sp
 
 
 def _frame(rows: list[dict[str, Any]], columns: list[str]) -> pandas.DataFrame:
-    """Rounded (percent to 2 digits, distances and correlations to 4), with whole numbers and truth values as such."""
+    """Return rows as a frame, rounded (percent to 2 digits, distances and correlations to 4), with whole numbers and
+    truth values as such."""
     frame = pandas.DataFrame([[row.get(column) for column in columns] for row in rows], columns=columns)
     for column in columns:
         if re.search("utility|difference|distance|spearman|kendall|epsilon", column):
@@ -447,7 +505,7 @@ def _frame(rows: list[dict[str, Any]], columns: list[str]) -> pandas.DataFrame:
 
 
 def rank_correlation(points: list[tuple[float, float]]) -> tuple[int | None, float | None, float | None]:
-    """Number of (distance, utility) points, Spearman's rho and Kendall's tau-b; None where they say nothing."""
+    """Return the number of (distance, utility) points, Spearman's rho and Kendall's tau-b; None if they say nothing."""
     if len(points) < 3 or any(len(set(values)) < 2 for values in zip(*points, strict=True)):
         return len(points) or None, None, None
     distances, utilities = zip(*points, strict=True)
@@ -456,23 +514,29 @@ def rank_correlation(points: list[tuple[float, float]]) -> tuple[int | None, flo
 
 
 def rank_interval(distances: list[list[float]], utilities: list[list[float]]) -> tuple[float | None, float | None]:
-    """Percentile bootstrap of Spearman's rho: of each point, over the initialisations of its distance and the seeds of
-    its utility; None where one of them is alone."""
+    """Return a percentile bootstrap interval of Spearman's rho: of each point, over the initialisations of its
+    distance and the seeds of its utility; None if one of them is alone."""
     points = len(distances)
     if points < 3 or min(map(len, distances + utilities)) < 2:
         return None, None
     draw = np.random.RandomState(0)
-    means = [np.stack([draw.choice(v, (1000, len(v))).mean(1) for v in side], 1) for side in (distances, utilities)]
+    means = []
+    for side in (distances, utilities):
+        drawn = [draw.choice(values, (1000, len(values))).mean(1) for values in side]
+        means.append(np.stack(drawn, 1))
     ranks = [stats.rankdata(side, axis=1) - (points + 1) / 2 for side in means]  # [1000, points], centred
     spread = np.sqrt((ranks[0] ** 2).sum(1) * (ranks[1] ** 2).sum(1))
-    found = (ranks[0] * ranks[1]).sum(1)[spread > 0] / spread[spread > 0]
-    low, high = np.percentile(found, [2.5, 97.5]) if len(found) else (None, None)
+
+    # a resample without any spread has no correlation
+    correlations = (ranks[0] * ranks[1]).sum(1)[spread > 0] / spread[spread > 0]
+    low, high = np.percentile(correlations, [2.5, 97.5]) if len(correlations) else (None, None)
     return low, high
 
 
 def _sides(group: list[Cell]) -> tuple[list[list[float]], list[list[float]]]:
-    """Of each cell its distances and its utilities."""
-    return [cell.distances() for cell in group], [[record["utility"] for record in cell.records] for cell in group]
+    """Return the distances of each cell, and its utilities."""
+    utilities = [[record["utility"] for record in cell.records] for cell in group]
+    return [cell.distances() for cell in group], utilities
 
 
 def _mean_std(values: list[float]) -> tuple[float, float | None]:

@@ -1,6 +1,6 @@
-"""A table for people: the same columns and notes as text, Markdown and LaTeX (booktabs); and as CSV for programs.
+"""Tables for readers: the same columns and notes as text, Markdown and LaTeX (booktabs); and as CSV for programs.
 
-A cell of `Column` is a number and, beside it, how sure it is: "85.09" and "± 0.31". What is missing is an em dash.
+A cell of `Column` is a number and its uncertainty: "85.09" and "± 0.31". What is missing is an em dash.
 """
 
 import re
@@ -49,7 +49,7 @@ FITTED = r"\resizebox{\ifdim\width>\linewidth\linewidth\else\width\fi}{!}{%"
 
 @dataclass(frozen=True)
 class Column:
-    """A column as it is shown; `entries`: for each row the value and what stands beside it, "" for nothing."""
+    """A column as it is shown; `entries`: for each row the value and its uncertainty, "" for nothing."""
 
     key: str
     head: str
@@ -57,77 +57,96 @@ class Column:
     numeric: bool
 
     def texts(self) -> list[str]:
-        """Value and spread in one."""
+        """Return value and spread in one text for each row."""
         return [f"{value} {spread}".strip() for value, spread in self.entries]
 
 
 def columns(frame: pandas.DataFrame) -> tuple[list[Column], list[str]]:
-    """The columns that say something, ours beside the paper's; and what is the same in every row, as "ε 2".
+    """Return the columns that say something, ours next to the paper's; and what is the same in every row, as "ε 2".
 
-    Empty columns are left out, but for "utility": no number of ours is shown as missing.
+    Empty columns are left out, except "utility": no number of ours is shown as missing.
     """
     order = [key for key in HEADS if key in frame] + [str(key) for key in frame if key not in HEADS]
     shown: list[Column] = []
     constant: list[str] = []
+
     for key in order:
         if re.search("_(std|low|high)$", key) or key in NOT_SHOWN:
             continue
-        if key == "valid" and frame[key].notna().any() and (frame[key].dropna() == True).all():  # noqa: E712
-            constant.append(f"{HEADS[key]} valid")  # wherever there is a number of ours
+
+        # an empty field has no number of ours, so it is no exception
+        known = frame[key].dropna()
+        if key == "valid" and len(known) and (known == True).all():  # noqa: E712
+            constant.append(f"{HEADS[key]} valid")
             continue
-        if (key != "utility" and frame[key].isna().all()) or (key == "paper_public" and not _stands_in(frame)):
+        empty = key != "utility" and frame[key].isna().all()
+        if empty or (key == "paper_public" and not _stands_in(frame)):
             continue
+
         beside = [frame.get(f"{key}_{what}", [None] * len(frame)) for what in ("std", "low", "high")]
         entries = [_entry(key, *values) for values in zip(frame[key], *beside, strict=True)]
-        if key == "paper_public":  # said where it is another
+        if key == "paper_public":  # only shown if it is another than ours
             pairs = zip(entries, frame["public"], strict=True)
             entries = [("", "") if entry[0] == public else entry for entry, public in pairs]
-        numeric = pandas.api.types.is_numeric_dtype(frame[key]) and not pandas.api.types.is_bool_dtype(frame[key])
+
+        is_bool = pandas.api.types.is_bool_dtype(frame[key])
+        numeric = pandas.api.types.is_numeric_dtype(frame[key]) and not is_bool
         column = Column(key, HEADS.get(key, key), entries, numeric)
+
         if key not in MEASURED and len(frame) > 1 and len(set(entries)) == 1:
             constant.append(f"{column.head} {entries[0][0]}")
         else:
             shown.append(column)
+
     return shown, constant
 
 
 def notes(table: Table) -> list[str]:
-    """What a reader has to know of a table's numbers: what stands beside them, what chose them, and what is missing."""
-    frame, found = table.frame, []
+    """Return what a reader has to know of a table's numbers: their uncertainty, what selected them, what is missing."""
+    frame, lines = table.frame, []
     if "utility_std" in frame and frame["utility_std"].notna().any():
-        found.append("±: sample standard deviation over seeds; of a distance, over random initialisations.")
+        lines.append("±: sample standard deviation over seeds; of a distance, over random initialisations.")
     if "utility_low" in frame and frame["utility_low"].notna().any():
-        found.append(
+        lines.append(
             "[low, high]: of one seed, a 95 % bootstrap interval over test examples; it does not cover training."
         )
+
     if table.spec.select.get("by") == "test":
-        found.append("Settings were selected on the test set (oracle): ours are too good by that.")
+        lines.append("Settings were selected on the test set (oracle): ours are too good by that.")
     elif table.spec.select:
         by = SELECTED_BY[table.spec.select["by"]]
-        found.append(f"Settings were selected by {by}; the privacy guarantee does not cover the selection.")
+        lines.append(f"Settings were selected by {by}; the privacy guarantee does not cover the selection.")
+
     for ours, paper in table.spec.stand_ins.items():
         if (frame["public"] == ours).any():
-            found.append(f"{ours} stands in for the paper's {paper}: no difference is taken.")
+            lines.append(f"{ours} stands in for the paper's {paper}: no difference is taken.")
+
     missing = sum(cell is None for cell in table.cells)
     if missing:
-        found.append(f"{MISSING}: no record. {missing} of {len(frame)} rows have none of ours.")
-    found += _versions(table)
+        lines.append(f"{MISSING}: no record. {missing} of {len(frame)} rows have none of ours.")
+    lines += _versions(table)
+
     invalid = sum(cell is not None and cell.trained() and not cell.valid() for cell in table.cells)
     if invalid:
-        found.append(f"{invalid} rows of ours have no valid privacy guarantee (column {HEADS['valid']}).")
+        lines.append(f"{invalid} rows of ours have no valid privacy guarantee (column {HEADS['valid']}).")
     weak = sum(cell is not None and cell.trained() and cell.valid() == "weak" for cell in table.cells)
     if weak:
-        found.append(f"{weak} rows of ours have a weak privacy guarantee: its delta is above 1/n (n private examples).")
-    return found
+        lines.append(f"{weak} rows of ours have a weak privacy guarantee: its delta is above 1/n (n private examples).")
+
+    return lines
 
 
 def _versions(table: Table) -> list[str]:
-    """Which versions of the code made the numbers, where it is more than one."""
+    """Return a line on the versions of the code that made the numbers, if there are several."""
     commits = Counter(_short(record.get("commit")) for record in table.records())
     if len(commits) < 2:
         return []
-    counted = ", ".join(f"{commit} ({count} run{'s'[: count != 1]})" for commit, count in commits.most_common())
-    within = sum(len({record.get("commit") for record in cell.records}) > 1 for cell in table.cells if cell)
+    counts = [f"{commit} ({count} run{'s'[: count != 1]})" for commit, count in commits.most_common()]
+    counted = ", ".join(counts)
+
+    # worst within a row, whose seeds should differ in nothing else
+    versions = [{record.get("commit") for record in cell.records} for cell in table.cells if cell]
+    within = sum(len(of_cell) > 1 for of_cell in versions)
     inside = f"; within the seeds of {within} row{'s'[: within != 1]}" if within else ""
     return [f"Mixed versions of the code: {counted}{inside}."]
 
@@ -137,22 +156,23 @@ def _short(commit: str | None) -> str:
 
 
 def text(frame: pandas.DataFrame, title: str = "") -> str:
-    """For the screen, in columns."""
+    """Return the table for the screen, in columns."""
     shown, constant = columns(frame)
     lines = [title] if title else []
     lines += [f"In every row: {', '.join(constant)}"] if constant else []
     cells = [[column.head, *column.texts()] for column in shown]
     widths = [max(map(len, cell)) for cell in cells]
     for row in zip(*cells, strict=True):
-        lines.append("  ".join(value.ljust(width) for value, width in zip(row, widths, strict=True)).rstrip())
+        padded = [value.ljust(width) for value, width in zip(row, widths, strict=True)]
+        lines.append("  ".join(padded).rstrip())
     return "\n".join(lines)
 
 
 def markdown(table: Table) -> str:
-    """A heading, the table, its notes, and the rank correlations."""
+    """Return a heading, the table, its notes, and the rank correlations."""
     parts = [f"## {_markdown(table.spec.title)}", *_markdown_table(table.frame)]
-    found = notes(table)
-    parts += ["\n".join(f"- {_markdown(note)}" for note in found)] if found else []
+    lines = notes(table)
+    parts += ["\n".join(f"- {_markdown(note)}" for note in lines)] if lines else []
     if not table.ranks.empty:
         parts += [f"### {_markdown(RANKS)}", *_markdown_table(table.ranks)]
     return "\n\n".join([*parts, f"Made by `pubsel table {table.name}`."]) + "\n"
@@ -171,7 +191,8 @@ def _markdown(value: str) -> str:
 
 
 def latex(table: Table) -> str:
-    """A `table` no wider than the page, or several where it is longer; for a document with booktabs and graphicx."""
+    """Return a `table` no wider than the page, or several if it is longer; for a document with booktabs and
+    graphicx."""
     parts = [_latex_table(table.frame, table.spec.title, notes(table), f"tab:{table.name}")]
     if not table.ranks.empty:
         parts.append(_latex_table(table.ranks, RANKS, [], f"tab:{table.name}_correlation"))
@@ -186,17 +207,20 @@ def _latex_table(frame: pandas.DataFrame, title: str, below: list[str], label: s
         f"\\caption{{{_latex(caption)}}}\\label{{{label}}}",
         f"\\par {_latex(title)}, continued\\par\\smallskip",
     ]
+
     head = " & ".join(_latex(column.head) for column in shown) + r" \\"
     cells = zip(*(column.texts() for column in shown), strict=True)
     body = [" & ".join(map(_latex, row)) + r" \\" for row in cells]
     below = [r"\par\smallskip\noindent", r"\begin{minipage}{\linewidth}\footnotesize",
              *(f"{_latex(n)}\\par" for n in below), r"\end{minipage}"] if below else []  # fmt: skip
+
     lines = []
     for start in range(0, max(1, len(body)), LONG):
         lines += [r"\begin{table}", f"\\centering{NARROW}", captions[start > 0], FITTED,
                   f"\\begin{{tabular}}{{{align}}}", r"\toprule", head, r"\midrule", *body[start : start + LONG],
                   r"\bottomrule", r"\end{tabular}}", *(below if start + LONG >= len(body) else []),
                   r"\end{table}"]  # fmt: skip
+
     return "\n".join(lines) + "\n"
 
 
@@ -215,11 +239,11 @@ WRITERS: dict[str, Callable[[Table], str]] = {
 
 
 def write(table: Table, folder: Path) -> list[Path]:
-    """NAME.csv, NAME_correlation.csv, NAME.md and NAME.tex in `folder`; each whole or not at all."""
-    made = {folder / f"{table.name}{suffix}": writer(table) for suffix, writer in WRITERS.items()}
-    for path, content in made.items():
+    """Write NAME.csv, NAME_correlation.csv, NAME.md and NAME.tex in `folder`; each whole or not at all."""
+    contents = {folder / f"{table.name}{suffix}": writer(table) for suffix, writer in WRITERS.items()}
+    for path, content in contents.items():
         write_whole(path, content)
-    return list(made)
+    return list(contents)
 
 
 def _entry(key: str, value: Any, spread: Any, low: Any, high: Any) -> tuple[str, str]:
@@ -231,8 +255,10 @@ def _entry(key: str, value: Any, spread: Any, low: Any, high: Any) -> tuple[str,
         return short_keys(str(value)), ""
     if not isinstance(value, float):
         return str(value), ""
+
     if key == "epsilon":
         return "∞" if value == float("inf") else f"{value:g}", ""
+
     digits = 2 if re.search("utility|difference", key) else 3
     if not pandas.isna(spread):
         return _signed(key, value, digits), f"± {spread:.{digits}f}"
@@ -241,9 +267,11 @@ def _entry(key: str, value: Any, spread: Any, low: Any, high: Any) -> tuple[str,
 
 
 def short_keys(setting: str) -> str:
-    """ "algorithm.k=10 training.epochs=5" -> "k=10 epochs=5", where no two keys become one."""
+    """Return "k=10 epochs=5" for "algorithm.k=10 training.epochs=5", unless two keys would become the same."""
     keys = re.findall(r"(?:^| )(?:\w+\.)*(\w+)=", setting)
-    return re.sub(r"(^| )(?:\w+\.)+(\w+)=", r"\1\2=", setting) if len(set(keys)) == len(keys) else setting
+    if len(set(keys)) < len(keys):
+        return setting
+    return re.sub(r"(^| )(?:\w+\.)+(\w+)=", r"\1\2=", setting)
 
 
 def _signed(key: str, value: float, digits: int) -> str:
@@ -256,21 +284,24 @@ def _stands_in(frame: pandas.DataFrame) -> bool:
 
 
 def run(settings: TableConfig) -> str:
-    """`pubsel table`: writes the files of one table, or of all that have a record; returns what to show."""
+    """Write the files of one table, or of all that have a record (`pubsel table`); return what to show."""
     results = Path(settings.results)
     records, ranks = read_records(results), read_ranks(results)
+
     if settings.table == "all":
         tables = [make(name, records, ranks) for name in names()]
         write_whole(results / "tables" / "README.md", index(tables, records))
         return "\n".join([_run_all(results, tables), *choices(read_choices(results))])
+
     table = make(settings.table, records, ranks)
     paths = write(table, results / "tables")
     parts = [text(table.frame, table.spec.title), "\n".join(notes(table))]
     if not table.ranks.empty:
         parts.append(text(table.ranks, RANKS))
     if table.spec.ranks:
-        own = [record | {"public": record["chosen"]} for record in read_choices(results)]
-        parts.append("\n".join(choices(belonging(table.spec, own))))
+        chosen = [record | {"public": record["chosen"]} for record in read_choices(results)]
+        parts.append("\n".join(choices(belonging(table.spec, chosen))))
+
     if not table.records():
         parts.append(f"No record of this table in {results / 'runs'} yet: the figures are the paper's alone.")
     parts.append(f"Written: {paths[0]} and {', '.join(path.name for path in paths[1:])}")
@@ -278,7 +309,8 @@ def run(settings: TableConfig) -> str:
 
 
 def choices(records: list[dict[str, Any]]) -> list[str]:
-    """A line for each private choice of public data: which, of which, and what it spent. It has no distance to show."""
+    """Return a line for each private choice of public data: which, of which, and what it spent. It has no distance to
+    show."""
     return [
         f"Chosen privately for {record['private']}, of {', '.join(record['candidates'])}: {record['chosen']} "
         f"(epsilon {record['privacy']['epsilon']:g}, seed {record['settings']['seed']}, no distance is told)"
@@ -294,20 +326,24 @@ training alone, by the code of the time; hours: their sum. What has no run has n
 
 
 def index(tables: list[Table], records: list[dict[str, Any]]) -> str:
-    """Markdown: of each table the command that makes its runs, how many are there, what they took, and on what."""
+    """Return Markdown: for each table the command that makes its runs, how many there are, what they took, and on what
+    hardware."""
     lines = [INDEX, "", "| table | what | command | rows | runs | seconds a run | hours | hardware |",
              "|---|---|---|---:|---:|---:|---:|---|"]  # fmt: skip
     for table in tables:
         target, runs = table.spec.target(table.name), belonging(table.spec, records)
         name = f"[{table.name}]({table.name}.md)" if table.records() else table.name
+
         command = f"`make {target}`" if target else "none; `pubsel report` has that of each run"
         filled = f"{sum(cell is not None for cell in table.cells)} of {len(table.cells)}"
+
         cost = ["not run", "", "", ""]
         if seconds := [run["seconds"] for run in runs if "seconds" in run]:
             on = {f"{run.get('hardware')}; {run.get('device')}, threads: {run.get('threads')}" for run in runs}
             middle, hours = statistics.median(seconds), sum(seconds) / 3600
             cost = [str(len(runs)), f"{middle:.{0 if middle >= 10 else 1}f}", f"{hours:.2f}"]
             cost.append("<br>".join(sorted(map(_markdown, on))))
+
         lines.append("| " + " | ".join([name, _markdown(table.spec.title), command, filled, *cost]) + " |")
     return "\n".join(lines) + "\n"
 

@@ -1,4 +1,4 @@
-"""What the papers' theory speaks of, measured while a network trains:
+"""The quantities of the papers' theory, measured while a network trains:
 
     pubsel figure gsd_figure1 pair.private=cifar10 model=resnet20 algorithm=non_private sets=[cifar10,cifar100,svhn]
 
@@ -7,14 +7,14 @@ batch of the step and the first pair.m images of each of the public `sets`, this
 
 gsd_figure1   GSD of the batch to each public set, in [0, 1] (GSD, Figure 1; the workshop paper's panels)
 gsd_figure3   the 500 largest singular values of private and public gradients (GSD, Figure 3)
-gsd_lemma41   reconstruction error of the batch's gradients, beside what bounds it (GSD, Lemma 4.1)
+gsd_lemma41   reconstruction error of the batch's gradients, next to what bounds it (GSD, Lemma 4.1)
 gep_figure2   stable rank of the batch's gradients, by parameter group (GEP, Figure 2)
 gep_figure4   projection error of the batch's mean gradient on GEP's basis from each public set (GEP, Figure 4)
-gep_figure5   stable rank of the residual gradients, beside the gradients' (GEP, Figure 5; there of the full batch)
+gep_figure5   stable rank of the residual gradients, next to the gradients' (GEP, Figure 5; there of the full batch)
 gep_figure7   projection error on a random basis (GEP, Figure 7)
 
-Public images have random labels; in gep_figure4 those of the private set appear with their own, too. All of it looks at
-private gradients without noise. What was stopped goes on, and what was measured is drawn again, by the same command.
+Public images have random labels; in gep_figure4 those of the private set appear with their true labels, too. All of it
+looks at private gradients without noise. The same command resumes what was stopped, and draws again what was measured.
 """
 
 import dataclasses
@@ -71,7 +71,7 @@ Row = dict[str, Any]
 
 
 class Moment(NamedTuple):
-    """A step before it is taken, and what is asked about it."""
+    """A step before it is taken, and what is needed to measure it."""
 
     step: int
     view: View  # current weights, and what an algorithm may draw
@@ -83,134 +83,148 @@ class Moment(NamedTuple):
     gep: GEP
 
     def on(self, public: str) -> View:
-        """What GEP would see with this public set."""
+        """Return what GEP would see with this public set."""
         return self.view._replace(public=self.public[public], same_classes=public == self.private)
 
     def gradients(self, split: Split) -> GradientMatrix:
-        """G [n, p] at the current weights, whole; gone at the next call."""
-        (found,) = self.view.gradients.blocks(split.x, split.y, rows=len(split.x))
-        return found
+        """Return G [n, p] at the current weights, whole; the next call overwrites it."""
+        (block,) = self.view.gradients.blocks(split.x, split.y, rows=len(split.x))
+        return block
 
     def exact(self, split: Split) -> Tensor:
-        """The same as float64 rows [n, p], to keep."""
-        found = self.gradients(split)
-        return found.written_out(torch.ones(len(found), dtype=torch.bool, device=split.x.device)).double()
+        """Return the same as float64 rows [n, p], to keep."""
+        block = self.gradients(split)
+        every = torch.ones(len(block), dtype=torch.bool, device=split.x.device)
+        return block.written_out(every).double()
 
     def with_random_labels(self, public: str) -> Split:
-        """A public set with labels that are new at each step, and the same for all sets."""
-        return Split(self.public[public].x, self.on(public).labels(Labels.random, self.step, "during_training"))
+        """Return a public set with labels that are new at each step, and the same for all sets."""
+        labels = self.on(public).labels(Labels.random, self.step, "during_training")
+        return Split(self.public[public].x, labels)
 
     def groups(self) -> dict[str, slice]:
-        """The columns of GEP's parameter groups."""
-        found = models.parameter_groups(self.view.model, self.view.gradients.offsets)
-        return {name.removeprefix("net."): columns for name, columns in found.items()}
+        """Return the columns of GEP's parameter groups."""
+        slices = models.parameter_groups(self.view.model, self.view.gradients.offsets)
+        return {name.removeprefix("net."): columns for name, columns in slices.items()}
 
     def basis(self, public: str, k: int, labels: Labels = Labels.random) -> Basis:
-        """GEP's anchor subspace."""
+        """Return GEP's anchor subspace."""
         gep = dataclasses.replace(self.gep, k=k, labels=labels, groups=Groups.layers)
         return gep.basis(self.on(public), self.step)
 
 
-def gsd_figure1(at: Moment) -> Iterator[Row]:
-    """Algorithm 1, between the batch and each public set."""
-    for k in at.ks:
-        for public, value in distances(at, k).items():
+def gsd_figure1(moment: Moment) -> Iterator[Row]:
+    """Yield GSD (Algorithm 1) between the batch and each public set."""
+    for k in moment.ks:
+        for public, value in distances(moment, k).items():
             yield {"public": public, "k": k, "gsd": value}
 
 
-def distances(at: Moment, k: int) -> dict[str, float]:
-    """GSD at the current weights, of as many examples on each side as both have."""
-    m = min(len(split.x) for split in (at.batch, *at.public.values()))
-    once = dataclasses.replace(at.distance, k=k, m=m, initialisations=1)
-    key = f"during_training {at.step}"
-    found = once.measure(lambda _: at.view.model, at.batch, at.public, max(2, at.view.classes), key)
-    return {public: values[0] for public, values in found.items()}
+def distances(moment: Moment, k: int) -> dict[str, float]:
+    """Return GSD at the current weights, of as many examples on each side as both have."""
+    m = min(len(split.x) for split in (moment.batch, *moment.public.values()))
+    once = dataclasses.replace(moment.distance, k=k, m=m, initialisations=1)
+    key = f"during_training {moment.step}"
+    classes = max(2, moment.view.classes)
+    values = once.measure(lambda _: moment.view.model, moment.batch, moment.public, classes, key)
+    return {public: of_set[0] for public, of_set in values.items()}
 
 
-def gsd_figure3(at: Moment) -> Iterator[Row]:
-    """energy: share of ||G||_F^2 in the singular values up to this one. The batch has its own labels."""
-    splits = {f"{at.private} (private batch)": at.batch}
-    splits |= {public: at.with_random_labels(public) for public in at.public}
+def gsd_figure3(moment: Moment) -> Iterator[Row]:
+    """Yield singular values. energy: share of ||G||_F^2 in those up to this one. The batch has its true labels."""
+    splits = {f"{moment.private} (private batch)": moment.batch}
+    splits |= {public: moment.with_random_labels(public) for public in moment.public}
     for name, split in splits.items():
-        values = singular_values(DenseGradients(at.exact(split)).gram())
+        values = singular_values(DenseGradients(moment.exact(split)).gram())
         energy = values.square().cumsum(0) / values.square().sum()
         for i in range(min(LARGEST, len(values))):
-            yield {"examples": name, "index": i + 1, "singular_value": float(values[i]), "energy": float(energy[i])}
+            row = {"examples": name, "index": i + 1}
+            yield row | {"singular_value": float(values[i]), "energy": float(energy[i])}
 
 
-def gsd_lemma41(at: Moment) -> Iterator[Row]:
-    """In units of s_1. reported: the stated bound with the distance as the paper's tables have it, GSD / sqrt(k);
-    algorithm1: with the GSD that Algorithm 1 measures on these weights, of random labels and rows of unit length."""
-    private = DenseGradients(at.exact(at.batch))
+def gsd_lemma41(moment: Moment) -> Iterator[Row]:
+    """Yield error and bounds in units of s_1. reported: the stated bound with the distance as the paper's tables have
+    it, GSD / sqrt(k); algorithm1: with the GSD that Algorithm 1 measures on these weights, of random labels and rows of
+    unit length."""
+    private = DenseGradients(moment.exact(moment.batch))
     gram = private.gram()
-    largest = {public: top_k(at.gradients(at.with_random_labels(public)), max(at.ks)) for public in at.public}
-    for k in at.ks:
-        measured = distances(at, k)
+    widest = max(moment.ks)
+    largest = {public: top_k(moment.gradients(moment.with_random_labels(public)), widest) for public in moment.public}
+
+    for k in moment.ks:
+        measured = distances(moment, k)
         for public, v in largest.items():
             w = private.project(Basis([slice(0, len(v))], [v[:, :k]]))
-            found = reconstruction(gram, w)
-            left = found.s_next / found.s_1
+            bound = reconstruction(gram, w)
+            left = bound.s_next / bound.s_1
+
             yield {
-                "public": public, "k": k, "s_1": found.s_1, "s_next": left, "gsd": found.gsd, "sine": found.sine,
-                "largest_row": found.largest_row / found.s_1, "error": found.error / found.s_1,
-                "sharp": found.sharp / found.s_1, "stated": found.stated / found.s_1,
-                "reported": math.sqrt(2 / k) * found.gsd + left,
+                "public": public, "k": k, "s_1": bound.s_1, "s_next": left, "gsd": bound.gsd, "sine": bound.sine,
+                "largest_row": bound.largest_row / bound.s_1, "error": bound.error / bound.s_1,
+                "sharp": bound.sharp / bound.s_1, "stated": bound.stated / bound.s_1,
+                "reported": math.sqrt(2 / k) * bound.gsd + left,
                 "algorithm1": math.sqrt(2 * k) * measured[public] + left, "trivial": 1.0,
             }  # fmt: skip
 
 
-def gep_figure2(at: Moment) -> Iterator[Row]:
-    """Stable rank of each group's columns of G, and of all."""
-    rows = at.exact(at.batch)
-    for group, columns in {**at.groups(), "all": slice(0, rows.shape[1])}.items():
+def gep_figure2(moment: Moment) -> Iterator[Row]:
+    """Yield the stable rank of each group's columns of G, and of all."""
+    rows = moment.exact(moment.batch)
+    for group, columns in {**moment.groups(), "all": slice(0, rows.shape[1])}.items():
         part = DenseGradients(rows[:, columns].clone())
         yield {"group": group, "p": part.rows.shape[1], "stable_rank": stable_rank(part.gram())}
 
 
-def gep_figure4(at: Moment) -> Iterator[Row]:
-    """||r / n|| / ||g||: g the mean gradient of the batch, r the sum of the residuals, without clipping."""
-    for public, k in itertools.product(at.public, at.ks):
-        yield from errors(at, {"public": public, "labels": "random labels", "k": k}, at.basis(public, k))
-        if public == at.private:
-            own = at.basis(public, k, Labels.given)
-            yield from errors(at, {"public": public, "labels": "own labels", "k": k}, own)
+def gep_figure4(moment: Moment) -> Iterator[Row]:
+    """Yield ||r / n|| / ||g||: g the mean gradient of the batch, r the sum of the residuals, without clipping."""
+    for public, k in itertools.product(moment.public, moment.ks):
+        row = {"public": public, "labels": "random labels", "k": k}
+        yield from errors(moment, row, moment.basis(public, k))
+
+        # on the private set itself the true labels show what random ones cost
+        if public == moment.private:
+            labelled = moment.basis(public, k, Labels.given)
+            yield from errors(moment, row | {"labels": "own labels"}, labelled)
 
 
-def errors(at: Moment, row: Row, basis: Basis) -> Iterator[Row]:
-    """The projection error on all parameters, and on each group."""
-    n = len(at.batch.x)
-    g = at.gradients(at.batch).combine(torch.full((n,), 1 / n, device=at.batch.x.device))
+def errors(moment: Moment, row: Row, basis: Basis) -> Iterator[Row]:
+    """Yield the projection error on all parameters, and on each group."""
+    n = len(moment.batch.x)
+    g = moment.gradients(moment.batch).combine(torch.full((n,), 1 / n, device=moment.batch.x.device))
     yield {**row, "group": "all", "projection_error": projection_error(g, basis)}
-    for group, columns, b in zip(at.groups(), basis.slices, basis.blocks, strict=True):
-        own = Basis([slice(0, len(b))], [b])
-        yield {**row, "group": group, "projection_error": projection_error(g[columns], own)}
+    for group, columns, b in zip(moment.groups(), basis.slices, basis.blocks, strict=True):
+        of_group = Basis([slice(0, len(b))], [b])
+        yield {**row, "group": group, "projection_error": projection_error(g[columns], of_group)}
 
 
-def gep_figure5(at: Moment) -> Iterator[Row]:
-    """Of each group: the gradients' stable rank, and that of what GEP's basis from each public set leaves of them."""
-    rows = at.exact(at.batch)
-    for k in at.ks:
-        bases = {public: at.basis(public, k) for public in at.public}
-        for i, (group, columns) in enumerate(at.groups().items()):
+def gep_figure5(moment: Moment) -> Iterator[Row]:
+    """Yield for each group the gradients' stable rank, and that of what GEP's basis from each public set leaves."""
+    rows = moment.exact(moment.batch)
+    for k in moment.ks:
+        bases = {public: moment.basis(public, k) for public in moment.public}
+        for i, (group, columns) in enumerate(moment.groups().items()):
             part = DenseGradients(rows[:, columns].clone())
-            gram, row = part.gram(), {"group": group, "p": part.rows.shape[1], "k": k}
+            gram = part.gram()
+            row = {"group": group, "p": part.rows.shape[1], "k": k}
             yield {**row, "matrix": "gradients", "vectors": 0, "stable_rank": stable_rank(gram)}
+
             for public, basis in bases.items():
                 b = basis.blocks[i].double()
                 left = stable_rank(residual_gram(gram, part.rows @ b))
                 yield {**row, "matrix": f"residuals, {public}", "vectors": b.shape[1], "stable_rank": left}
 
 
-def gep_figure7(at: Moment) -> Iterator[Row]:
-    """On as many Gaussian vectors in each group as GEP's basis would have, made orthonormal."""
-    slices = list(at.groups().values())
+def gep_figure7(moment: Moment) -> Iterator[Row]:
+    """Yield the errors on as many Gaussian vectors in each group as GEP's basis would have, made orthonormal."""
+    slices = list(moment.groups().values())
     sizes = [s.stop - s.start for s in slices]
-    for k in at.ks:
-        source, blocks = at.view.random(f"gaussian {k}", at.step), []
+    for k in moment.ks:
+        source = moment.view.random(f"gaussian {k}", moment.step)
+        blocks = []
         for size, rank in zip(sizes, allocate(k, sizes, limit=k), strict=True):
             blocks.append(torch.linalg.qr(torch.from_numpy(source.standard_normal((size, rank)))).Q)
-        basis = Basis(slices, [b.to(at.batch.x.device, torch.float32) for b in blocks])
-        yield from errors(at, {"k": k}, basis)
+        basis = Basis(slices, [b.to(moment.batch.x.device, torch.float32) for b in blocks])
+        yield from errors(moment, {"k": k}, basis)
 
 
 class Figure(NamedTuple):
@@ -248,33 +262,31 @@ FIGURES = {
 
 
 def moments(plan: Schedule, points: int, first_epoch: bool) -> set[int]:
-    """So many steps, evenly from the first to the last; and so many of the first epoch."""
+    """Return so many steps, evenly from the first to the last; and so many of the first epoch."""
     ends = [plan.steps, min(plan.steps, round(1 / plan.rate))] if first_epoch else [plan.steps]
     return {round(step) for end in ends for step in np.linspace(0, end - 1, points)}
 
 
 def follow(name: str, settings: RunConfig, sets: list[str], ks: list[int], points: int) -> tuple[pandas.DataFrame, str]:
-    """Train as `pubsel run` with these settings would, and measure on the way: `step`, `epoch` and what the figure's
-    function yields; and what measured it. Rows are kept beside the checkpoint, so that what was stopped goes on."""
+    """Train as `pubsel run` with these settings would, and measure on the way. Return a frame of `step`, `epoch` and
+    what the figure's function yields; and a line on the program that measured it. Rows are kept next to the
+    checkpoint, so that the same call resumes what was stopped."""
     origin = records.provenance()
-    made = f"commit {origin['commit']}, torch {origin['versions']['torch']}, {origin['hardware']}"
+    program = f"commit {origin['commit']}, torch {origin['versions']['torch']}, {origin['hardware']}"
     trained = cell.canonical(settings)
-    algorithm, gep = algorithms.build(trained.algorithm), anchor(trained)
-    distance = build(settings.distance)
-    if not isinstance(distance, GSD):
-        raise UsageError("what is measured is GSD: give distance=gsd")
-    refuse(settings, algorithm, sets, ks, FIGURES[name])
+    algorithm, distance, gep = _methods(settings, trained, sets, ks, FIGURES[name])
+
     torch.set_num_threads(settings.threads or torch.get_num_threads())
     device = cell.choose_device(settings.device)
     task = cell.load_task(trained, device)
-    public = {one: public_set(one, settings, task.private, device) for one in sets}
+    public = {key: public_set(key, settings, task.private, device) for key in sets}
     plan, spend, _ = cell.guarantee(trained, algorithm, len(task.private.x))
     identity = identity_of(trained)
     model = cell.network(settings.model, task, settings.seed, settings.data_root).to(device)
     secret = training_secret(cell.Cell.of(trained), task, model, plan, spend)
-    wanted = moments(plan, points, FIGURES[name].first_epoch)
 
     def look(view: View, step: int) -> list[Row]:
+        # the sample that the step itself will draw
         chosen = poisson_sample(secret("sample", step), plan.n, plan.rate)
         batch = Split(task.private.x[chosen].to(device), task.private.y[chosen].to(device))
         moment = Moment(step, view, batch, public, settings.pair.private, ks, distance, gep)
@@ -285,35 +297,44 @@ def follow(name: str, settings: RunConfig, sets: list[str], ks: list[int], point
             raise UsageError(f"step {step}: {error}; lower k, or raise training.batch_size or pair.m") from None
 
     what: dict[str, Any] = {"name": name, "run": identity, "public": sets, "ks": ks, "points": points}
-    what |= {"pair": as_json(settings.pair), "distance": as_json(distance)}
-    what["gep"] = as_json(gep)
+    what |= {"pair": as_json(settings.pair), "distance": as_json(distance), "gep": as_json(gep)}
     folder = Path(settings.results) / "during_training" / f"{name}-{digest_of(what)}"
     kept, checkpoint, take = folder / "measured.csv", folder / "checkpoint.pt", algorithm.mechanism
     with records.locked(folder):
         stays = checkpoint.exists() or not cell.has_paths([settings.pair.private, *sets])  # a folder may have changed
         rows = pandas.read_csv(kept, comment="#").to_dict("records") if kept.exists() and stays else []
-        missing = wanted - {row["step"] for row in rows}
+        missing = moments(plan, points, FIGURES[name].first_epoch) - {row["step"] for row in rows}
 
         def watched(view: View, step: int) -> Mechanism:
             if step in missing:
                 rows.extend(look(view, step))
-                join.write_table(pandas.DataFrame(rows), kept, made)
+                join.write_table(pandas.DataFrame(rows), kept, program)
                 say(f"  {name}: measured before step {step} of {plan.steps}")
             return take(view, step)
 
         if missing:
             algorithm.mechanism = watched  # type: ignore[method-assign]
             noise = spend.noise_multiplier if spend else 0.0
-            silent = lambda now: None  # noqa: E731
-            fit(
-                model, task, Job(algorithm, plan, noise, settings.training, identity, checkpoint), secret, Watch(silent)
-            )
+            job = Job(algorithm, plan, noise, settings.training, identity, checkpoint)
+            fit(model, task, job, secret, Watch(lambda now: None))
             checkpoint.unlink(missing_ok=True)
         return pandas.read_csv(kept, comment="#"), kept.read_text().splitlines()[0].removeprefix("# ")
 
 
+def _methods(
+    settings: RunConfig, trained: RunConfig, sets: list[str], ks: list[int], figure: Figure
+) -> tuple[Algorithm, GSD, GEP]:
+    """Return what trains, and the distance and the basis that are measured; UsageError if it cannot be followed."""
+    algorithm, gep = algorithms.build(trained.algorithm), anchor(trained)
+    distance = build(settings.distance)
+    if not isinstance(distance, GSD):
+        raise UsageError("what is measured is GSD: give distance=gsd")
+    refuse(settings, algorithm, sets, ks, figure)
+    return algorithm, distance, gep
+
+
 def anchor(settings: RunConfig) -> GEP:
-    """The settings of GEP's basis: those of the run where it is GEP, else conf/algorithm/gep.yaml."""
+    """Return the settings of GEP's basis: those of the run if it is GEP, else conf/algorithm/gep.yaml."""
     algorithm = algorithms.build(settings.algorithm)
     if not isinstance(algorithm, GEP):
         algorithm = algorithms.build(yaml.safe_load((CONF / "algorithm/gep.yaml").read_text()))
@@ -322,7 +343,7 @@ def anchor(settings: RunConfig) -> GEP:
 
 
 def refuse(settings: RunConfig, algorithm: Algorithm, sets: list[str], ks: list[int], figure: Figure) -> None:
-    """UsageError for what cannot be followed."""
+    """Raise UsageError for what cannot be followed."""
     if isinstance(algorithm, Freezes | Solves) or settings.model.backbone is not None:
         raise UsageError("this follows a network: leave out model.backbone, and take algorithm=non_private or another")
     if settings.privacy.secure_noise:
@@ -334,7 +355,7 @@ def refuse(settings: RunConfig, algorithm: Algorithm, sets: list[str], ks: list[
 
 
 def public_set(name: str, settings: RunConfig, private: Split, device: torch.device) -> Split:
-    """Its first pair.m images, in the shape of the private ones."""
+    """Return its first pair.m images, in the shape of the private ones."""
     pair = settings.pair
     read = data.Reader(settings.data_root, settings.download)
     split, notes = data.public_examples(name, pair.m, private, read, pair.convert, pair.private)
@@ -344,38 +365,38 @@ def public_set(name: str, settings: RunConfig, private: Split, device: torch.dev
 
 
 def order_kept(frame: pandas.DataFrame) -> tuple[int, int, int]:
-    """By GSD: in how many of the moments the public sets are in the order of the first one, in how many the nearest is
-    the same, and how many there are."""
+    """Return in how many of the moments the public sets have the order by GSD of the first one, in how many the nearest
+    is the same, and how many moments there are."""
     orders = [tuple(rows.sort_values("gsd")["public"]) for _, rows in frame.groupby(["step", "k"])]
     same, nearest = (sum(order[:n] == orders[0][:n] for order in orders) for n in (len(orders[0]), 1))
     return same, nearest, len(orders)
 
 
 def shown(frame: pandas.DataFrame, figure: Figure) -> pandas.DataFrame:
-    """The rows that are drawn: of all parameters, where groups have no panels or lines of their own."""
+    """Return the rows that are drawn: of all parameters, if groups have no panels or lines of their own."""
     by_group = "group" in {*figure.panel, figure.line}
     return frame if by_group or "group" not in frame else frame[frame["group"] == "all"]
 
 
 def summary(frame: pandas.DataFrame, figure: Figure) -> str:
-    """Least, median and largest value of each line."""
+    """Return the least, median and largest value of each line, as text."""
     by = [column for column in (*figure.panel, figure.line) if column]
-    found = shown(frame, figure).groupby(by, sort=False)[figure.y].agg(["min", "median", "max"])
-    return found.to_string(float_format="%.4g")
+    values = shown(frame, figure).groupby(by, sort=False)[figure.y].agg(["min", "median", "max"])
+    return values.to_string(float_format="%.4g")
 
 
 def panels(frame: pandas.DataFrame, figure: Figure) -> list[tuple[str, str, pandas.DataFrame]]:
-    """Title, x axis and rows of each panel."""
+    """Return title, x axis and rows of each panel."""
     if figure.first_epoch:
         return [("first epoch", "step", frame[frame["epoch"] < 1]), ("whole run", "epoch", frame)]
     if not figure.panel:
         return [("", figure.x, frame)]
-    found = []
+    result = []
     for values, rows in frame.groupby(figure.panel, sort=False):
         named = zip(figure.panel, values, strict=True)
         title = ", ".join(v if isinstance(v, str) else f"{column} = {v:,}" for column, v in named)
-        found.append((title, figure.x, rows))
-    return found
+        result.append((title, figure.x, rows))
+    return result
 
 
 class Plain(LogFormatter):
@@ -386,56 +407,74 @@ class Plain(LogFormatter):
 
 
 def draw(frame: pandas.DataFrame, figure: Figure, title: str) -> matplotlib.figure.Figure:
-    """A panel for each of `panels`, all with one scale of y."""
-    found = panels(shown(frame, figure), figure)
-    across = frame[figure.panel[-1]].nunique() if figure.panel else len(found)
-    down = -(-len(found) // across)
+    """Draw a panel for each of `panels`, all with one scale of y."""
+    parts = panels(shown(frame, figure), figure)
+    across = frame[figure.panel[-1]].nunique() if figure.panel else len(parts)
+    down = -(-len(parts) // across)
+
     with figures.style():
-        drawn = matplotlib.figure.Figure(figsize=(4 * across + 0.6, 3.4 * down + 0.5), layout="constrained")
-        axes = drawn.subplots(down, across, squeeze=False, sharey=True)
-        for axis in axes.flat[len(found) :]:
+        page = matplotlib.figure.Figure(figsize=(4 * across + 0.6, 3.4 * down + 0.5), layout="constrained")
+        axes = page.subplots(down, across, squeeze=False, sharey=True)
+        for axis in axes.flat[len(parts) :]:
             axis.set_axis_off()
-        for axis, (heading, x, rows) in zip(axes.flat, found, strict=False):
-            lines = [(None, rows)] if figure.line is None else list(rows.groupby(figure.line, sort=False))
-            each = list(itertools.product(figure.y, lines))
-            for (y, (value, part)), how in zip(each, figures.line_styles(range(len(each))).values(), strict=True):
-                label = TEXT[y] if value is None else value if isinstance(value, str) else f"{figure.line} = {value}"
-                if figure.line == "group":
-                    label += f" (p = {part['p'].iloc[0]:,})"
-                part = part.sort_values(x)
-                axis.plot(part[x], part[y], markevery=max(1, len(part) // 12), label=label, **how)
+
+        for axis, (heading, x, rows) in zip(axes.flat, parts, strict=False):
+            _draw_lines(axis, rows, x, figure)
             axis.set(xlabel=TEXT.get(x, x), title=heading)
-            axis.set(yscale="log" if figure.logarithmic else "linear", xscale="log" if x == "index" else "linear")
+            axis.set(yscale="log" if figure.logarithmic else "linear")
+            axis.set(xscale="log" if x == "index" else "linear")
             for scaled, logarithmic in ((axis.yaxis, figure.logarithmic), (axis.xaxis, x == "index")):
                 if logarithmic:
                     scaled.set_major_formatter(Plain())
                     scaled.set_minor_formatter(Plain())
+
+        # all panels have the same lines, so the first one's legend serves for all
         for axis in axes[:, 0]:
             axis.set_ylabel(figure.label)
         handles = axes[0][0].get_legend_handles_labels()
-        drawn.legend(*handles, loc="outside lower center", ncols=min(len(handles[0]), 2 * across))
-        drawn.suptitle(f"{title}\n{NOT_PRIVATE}", fontsize=9)
-    return drawn
+        page.legend(*handles, loc="outside lower center", ncols=min(len(handles[0]), 2 * across))
+        page.suptitle(f"{title}\n{NOT_PRIVATE}", fontsize=9)
+
+    return page
+
+
+def _draw_lines(axis: Any, rows: pandas.DataFrame, x: str, figure: Figure) -> None:
+    """Draw the lines of a panel: each column of `figure.y`, for each value of the column `figure.line`."""
+    lines = [(None, rows)] if figure.line is None else list(rows.groupby(figure.line, sort=False))
+    each = list(itertools.product(figure.y, lines))
+    styles = figures.line_styles(range(len(each))).values()
+    for (y, (value, part)), how in zip(each, styles, strict=True):
+        name = value if isinstance(value, str) else f"{figure.line} = {value}"
+        label = TEXT[y] if value is None else name
+        if figure.line == "group":
+            label += f" (p = {part['p'].iloc[0]:,})"
+        part = part.sort_values(x)
+        axis.plot(part[x], part[y], markevery=max(1, len(part) // 12), label=label, **how)
 
 
 def drawn(settings: FigureConfig) -> figures.Drawn:
-    """Measure while the settings of `pubsel run` among these train, and draw it."""
+    """Measure while the settings of `pubsel run` among these train, and draw the figure."""
     name, trained = settings.figure, of_run(settings)
     figure = FIGURES[name]
     sets = settings.sets or public_sets(trained.pair.public)
     if not all(isinstance(public, str) for public in sets):
         raise UsageError(f"figure={name}: sets=[A,B] takes single sets, no combined ones")
-    sets = sets if figure.public else []
-    frame, origin = follow(name, trained, sets, settings.k or list(figure.ks), settings.points or figure.points)
 
+    sets = sets if figure.public else []
+    ks, count = settings.k or list(figure.ks), settings.points or figure.points
+    frame, origin = follow(name, trained, sets, ks, count)
+
+    # the title states what a reader needs to compare it with the paper's figure
     private, label = short_name(settings.pair.private), settings.label
     title = f"{name}: {private}, {settings.model.name}, {settings.algorithm['name']}"
     title += f", batches of {settings.training.batch_size}"
     title += f", {settings.pair.m} images of each public set" if sets else ""
+
     text = summary(frame, figure)
     if name == "gsd_figure1":
         order = "of the first step, the order holds in {}, the nearest set in {} of {} steps"
         text += "\n" + order.format(*order_kept(frame))
+
     return figures.Drawn(
         "-".join([name, private, settings.model.name, *([] if label == "paper" else [label])]),
         frame,

@@ -1,4 +1,4 @@
-"""What a subspace keeps, as figures that look at private data without noise:
+"""The part of a gradient or a separator that a subspace keeps, as figures that look at private data without noise:
 
     pubsel figure separability model=mobilenetv2 sets=[cifar10,flowers5]             PILLAR, Figure 3
     pubsel figure reconstruction +experiment=adamix_ours pair.private=flowers5 algorithm.rank=1250   AdaMix, Figure 6
@@ -36,7 +36,7 @@ MOST = 500  # examples
 
 
 def drawn(settings: FigureConfig) -> figures.Drawn:
-    """The figure that is asked for, with its numbers."""
+    """Return the figure that the settings name, with its numbers."""
     if settings.figure == "separability":
         frame = of_sets(settings)
         return figures.Drawn("separability", frame, draw_separability(frame))
@@ -48,27 +48,32 @@ def drawn(settings: FigureConfig) -> figures.Drawn:
 
 
 def of_sets(settings: FigureConfig) -> pandas.DataFrame:
-    """xi_k for the first two classes of each data set, on the features of the model and on pixels; UsageError for a
-    model that makes no features."""
+    """Return xi_k for the first two classes of each data set, on the features of the model and on pixels; UsageError
+    for a model that has no features."""
     if settings.model.backbone is None:
-        raise UsageError(f"model={settings.model.name} makes no features: take one that does, such as mobilenetv2")
+        raise UsageError(f"model={settings.model.name} has no features: take one that does, such as mobilenetv2")
     device = choose_device(settings.device)
     backbones = {settings.model.name: settings.model.backbone, "pixels": PIXELS}
 
     rows = []
-    for name, (model, backbone) in itertools.product(settings.sets or [settings.pair.private], backbones.items()):
+    names = settings.sets or [settings.pair.private]
+    for name, (model, backbone) in itertools.product(names, backbones.items()):
         source = data.open_dataset(name, settings.data_root, download=False)
-        made = features.of_source(short_name(name), source, backbone, settings.data_root, device, say)
-        pair = made.train.y < 2
-        x, y = made.train.x[pair][:MOST].double().numpy(), made.train.y[pair][:MOST].numpy()
+        sets = features.of_source(short_name(name), source, backbone, settings.data_root, device, say)
+        pair = sets.train.y < 2
+        x, y = sets.train.x[pair][:MOST].double().numpy(), sets.train.y[pair][:MOST].numpy()
+
+        # more components than examples or dimensions do not exist
         ks = [k for k in KS if k <= min(x.shape)]
         shown = {"private": short_name(name), "features": model}
+
         rows += [{**shown, "k": k, "xi": xi} for k, xi in zip(ks, separability(x, y, ks), strict=True)]
+
     return pandas.DataFrame(rows)
 
 
 def draw_separability(frame: pandas.DataFrame) -> Figure:
-    """A line for each data set and kind of features."""
+    """Draw a line for each data set and kind of features."""
     kinds = list(frame.groupby(["private", "features"], sort=False))
     with figures.style():
         figure = Figure(figsize=(5, 3.6), layout="constrained")
@@ -84,7 +89,7 @@ def draw_separability(frame: pandas.DataFrame) -> Figure:
 
 
 class Watched:
-    """AdaMix that notes how much of the private gradient each projection loses, before the noise: NOT private."""
+    """AdaMix that records how much of the private gradient each projection loses, before the noise: NOT private."""
 
     def __init__(self, inner: AdaMix, rank: int):
         self.inner, self.rank = inner, rank
@@ -94,27 +99,30 @@ class Watched:
         return getattr(self.inner, name)
 
     def mechanism(self, view: View, step: int) -> Mechanism:
-        """The same mechanism, watched."""
-        made = self.inner.mechanism(view, step)
+        """Return the same mechanism, watched."""
+        inner = self.inner.mechanism(view, step)
         weight = next(view.model.parameters())
-        gradient = public_gradient(view.gradients, view.labelled("adamix"))[: weight.numel()].view_as(weight)
+        gradient = public_gradient(view.gradients, view.labelled("adamix"))
+        gradient = gradient[: weight.numel()].view_as(weight)  # without the bias
+
         noise = torch.from_numpy(view.random("any", step).standard_normal((weight.shape[1], self.rank)))
         bases = {"public": subspace_around(gradient, self.rank, view.random("directions", step))}
         bases["random"] = (torch.linalg.qr(noise.to(weight)).Q, True)
 
         def sums(gradients: GradientMatrix) -> torch.Tensor:
-            total = made.clipped_sum(gradients)
+            total = inner.clipped_sum(gradients)
             rows = total[: weight.numel()].view_as(weight)
-            errors = {name: float((rows - project(rows, *b)).norm() / rows.norm()) for name, b in bases.items()}
+            lost = {name: rows - project(rows, *basis) for name, basis in bases.items()}
+            errors = {name: float(left.norm() / rows.norm()) for name, left in lost.items()}
             self.errors.append({"step": step, **errors})
             return total
 
-        return made._replace(clipped_sum=sums)
+        return inner._replace(clipped_sum=sums)
 
 
 def reconstruction(given: FigureConfig) -> pandas.DataFrame:
-    """Relative error of the private gradient on the public subspace, and on a random one, at each step of a run;
-    UsageError for settings of another algorithm."""
+    """Return the relative error of the private gradient on the public subspace, and on a random one, at each step of a
+    run; UsageError for settings of another algorithm."""
     settings = canonical(of_run(given))
     algorithm = algorithms.build(settings.algorithm)
     if not isinstance(algorithm, AdaMix) or algorithm.rank is None:
@@ -127,9 +135,12 @@ def reconstruction(given: FigureConfig) -> pandas.DataFrame:
     plan, spend, _ = guarantee(settings, algorithm, len(task.private.x))
     model = network(settings.model, task, settings.seed)
     secret = training_secret(Cell.of(settings), task, model, plan, spend)
+
+    # the secret of the run itself, so that the steps are those that `pubsel run` takes
     watched = Watched(algorithm, algorithm.rank)
     with tempfile.TemporaryDirectory() as folder:
-        noise_multiplier, checkpoint = spend.noise_multiplier if spend else 0.0, Path(folder) / "checkpoint.pt"
+        noise_multiplier = spend.noise_multiplier if spend else 0.0
+        checkpoint = Path(folder) / "checkpoint.pt"
         job = Job(cast(Algorithm, watched), plan, noise_multiplier, settings.training, "figure", checkpoint)
         fit(model, task, job, secret)
 
@@ -138,7 +149,7 @@ def reconstruction(given: FigureConfig) -> pandas.DataFrame:
 
 
 def draw_reconstruction(frame: pandas.DataFrame) -> Figure:
-    """Both errors against the step."""
+    """Draw both errors against the step."""
     with figures.style():
         figure = Figure(figsize=(5, 3.6), layout="constrained")
         axis = figure.subplots()

@@ -11,11 +11,12 @@ from pubsel.messages import UsageError
 
 
 def separability(x: ArrayLike, y: ArrayLike, ks: Sequence[int], c: float = 1e3) -> NDArray[np.float64]:
-    """xi_k = 1 - ||A_k A_k^T w*||_2 for each of ks: 0 where the separator lies in the top k components, 1 across them.
+    """Return xi_k = 1 - ||A_k A_k^T w*||_2 for each of ks, [len(ks)]: 0 if the separator lies in the top k components,
+    1 if it is orthogonal to them.
 
     x: [n, d] features, whose rows are scaled to norm 1. y: [n], two classes. ks: from 0 to d.
     w*: the linear SVM through the origin, scaled to norm 1, with penalty `c` for errors (large: a hard margin).
-    A_k: the top k eigenvectors of the second moment x^T x / n, which is not centred. [len(ks)]
+    A_k: the top k eigenvectors of the second moment x^T x / n, which is not centred.
     """
     x = np.array(x, dtype=np.float64)
     if len(np.unique(y)) != 2 or not all(0 <= k <= x.shape[1] for k in ks):

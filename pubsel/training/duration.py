@@ -1,7 +1,8 @@
-"""What a distance will take before it is measured: seconds from small pieces of it, memory by counting.
+"""How long a distance will take, and how much memory, before it is measured: seconds by timing small pieces of it,
+memory by counting.
 
-Public examples are read, and random ones stand for the private: of these only number, shape and classes are known. How
-many steps a fit or a transport takes is up to the data, so that Task2Vec's and OTDD's may take some more or less.
+Public examples are read; random ones replace the private, of which only number, shape and classes are known. How many
+steps a fit or a transport takes depends on the data, so that Task2Vec and OTDD may take somewhat more or less.
 """
 
 from collections.abc import Callable
@@ -37,7 +38,7 @@ class Sides(NamedTuple):
 
 
 class Measurement(NamedTuple):
-    """What is to be measured. private: read for its shape alone."""
+    """The distance to be measured, and on what. private: read for its shape alone."""
 
     distance: Distance
     model: nn.Module
@@ -46,17 +47,18 @@ class Measurement(NamedTuple):
     classes: int
 
     def images(self, rows: int) -> Tensor:
-        """So many public examples, from the first on again where there are fewer."""
+        """Return so many public examples, from the first on again if there are fewer."""
         return self.public.x[torch.arange(rows) % len(self.public.x)]
 
     def labels(self, rows: int) -> Tensor:
-        """Random ones of the private task."""
+        """Return random labels of the private task."""
         return random_labels(stream("estimate", "labels"), rows, self.classes, self.private.y.dim() == 2)
 
 
 def seconds(this: Measurement, candidates: int = 1) -> float:
-    """Of measuring the distance of so many candidates, all initialisations together; 0 for one that has no use for the
-    examples, which the measurement itself will say, and for a distance that is not of this package."""
+    """Return the seconds of measuring the distance of so many candidates, all initialisations together; 0 for a
+    distance that cannot use the examples, which the measurement itself will report, and for a distance that is not in
+    this package."""
     sides_of = SIDES.get(type(this.distance))
     if sides_of is None:
         return 0.0
@@ -68,7 +70,7 @@ def seconds(this: Measurement, candidates: int = 1) -> float:
 
 
 def _of_gradients(this: Measurement) -> Sides:
-    """GSD: gradients of both sides, and their top subspaces."""
+    """Return the seconds of GSD: gradients of both sides, and their top subspaces."""
     distance = this.distance
     assert isinstance(distance, GSD)
     engine, device = engine_of(this.model, distance), next(this.model.parameters()).device
@@ -83,13 +85,13 @@ def _of_gradients(this: Measurement) -> Sides:
 
 
 def _top_subspace(m: int, p: int, k: int, device: torch.device) -> float:
-    """Seconds of `top_k` for G [m, p]: all but the eigenvectors of the Gram matrix, m^3, grow with p; of Davidson's
-    method they grow with m, since it reads G a few times; of the Gram matrix with m^2."""
+    """Return the seconds of `top_k` for G [m, p]. All but the eigenvectors of the Gram matrix, m^3, grow with p; those
+    of Davidson's method grow with m, since it reads G a few times; those of the Gram matrix with m^2."""
     source = torch.Generator(device).manual_seed(0)
     large = is_large(torch.zeros(1, device=device).expand(m, p), k)
     part = 4 if p >= 4 * BUCKETS * m else 1  # of the columns
 
-    def random(rows: int) -> Tensor:  # some directions are large, as of gradients
+    def random(rows: int) -> Tensor:  # some directions are large, as in gradients
         left, right = (torch.randn(n, RANK, generator=source, device=device) for n in (rows, p // part))
         noise = torch.rand(rows, p // part, generator=source, device=device)
         return noise.addmm_(left * torch.logspace(1, 0, RANK, device=device), right.T)
@@ -107,12 +109,13 @@ def _top_subspace(m: int, p: int, k: int, device: torch.device) -> float:
 
     if large:
         return part * foreseen(approximate, m, least=max(MANY, 30 * k))
-    return part * foreseen(products, m, power=2, least=ROWS) + foreseen(eigenvectors, m, power=3, least=ROWS)
+    of_products = part * foreseen(products, m, power=2, least=ROWS)
+    return of_products + foreseen(eigenvectors, m, power=3, least=ROWS)
 
 
 def _of_features(this: Measurement) -> Sides:
-    """Fréchet distance and MMD: features of both sides, and the distance of random ones. With their number and width
-    made smaller by the same factor, it takes less time by its cube."""
+    """Return the seconds of the Fréchet distance and MMD: features of both sides, and the distance of random ones. If
+    their number and width are made smaller by the same factor, it takes less time by its cube."""
     m, d = this.distance.m, penultimate(this.model, this.images(1)).shape[1]
 
     def between(rows: int) -> Callable[[], object]:
@@ -126,21 +129,28 @@ def _of_features(this: Measurement) -> Sides:
 
 
 def _of_heads(this: Measurement) -> Sides:
-    """Task2Vec: features, a head that is fitted to them, as many times as there are classes, and gradients below it."""
+    """Return the seconds of Task2Vec: features, heads that are fitted to them, as many as there are classes, and the
+    gradients below them."""
     y = this.public.y[: this.distance.m]
     y = y if y.dim() == 2 else class_numbers("the public data", y, "task2vec")
+
     device, several = next(this.model.parameters()).device, y.dim() == 2
 
     def heads(rows: int) -> Callable[[], object]:
         z, labels = penultimate(this.model, this.images(rows)), y[torch.arange(rows) % len(y)]
         return partial(fit_head, z, labels if several else torch.unique(labels, return_inverse=True)[1])
 
+    def features(rows: int) -> Callable[[], object]:
+        return partial(penultimate, this.model, this.images(rows))
+
     fit = foreseen(heads, this.distance.m, least=8 * ROWS)
-    side = foreseen(lambda rows: partial(penultimate, this.model, this.images(rows)), this.distance.m, least=ROWS)
-    trained = [
-        name for name, weight in this.model.named_parameters() if weight.requires_grad and name.endswith("weight")
-    ]
-    names = [] if this.private.x.dim() == 2 else [name for name in trained if name != f"{head(this.model)}.weight"]
+    side = foreseen(features, this.distance.m, least=ROWS)
+
+    # the gradients of all that is trained below the head
+    weights = [name for name, weight in this.model.named_parameters() if weight.requires_grad]
+    trained = [name for name in weights if name.endswith("weight")]
+    below = [name for name in trained if name != f"{head(this.model)}.weight"]
+    names = [] if this.private.x.dim() == 2 else below
     if names:
         engine = PerExampleGradients(this.model, names=names)
 
@@ -148,13 +158,14 @@ def _of_heads(this: Measurement) -> Sides:
             return partial(fisher, engine, this.images(rows).to(device), this.labels(rows).to(device))
 
         side += foreseen(gradients, this.distance.m, least=ROWS)
+
     classes = y.shape[1] if several else int(y.max()) + 1
     return Sides(side + fit * this.classes / classes, side + fit)
 
 
 def _of_transport(this: Measurement) -> Sides:
-    """OTDD, from random examples to public ones: what each pair of classes takes, however few examples it has, and what
-    grows with m^TRANSPORT, from two parts of the examples."""
+    """Return the seconds of OTDD, from random examples to public ones: what each pair of classes takes, however few
+    examples it has, and what grows with m^TRANSPORT, from two parts of the examples."""
     distance = this.distance
     assert isinstance(distance, otdd.OTDD)
 
@@ -166,6 +177,8 @@ def _of_transport(this: Measurement) -> Sides:
     m = distance.m
     if m < 16 * ROWS:
         return Sides(0.0, foreseen(between, m, least=m))
+
+    # two sizes tell the constant part from the part that grows
     few, more = (foreseen(between, rows, least=rows) for rows in (m // 8, m // 4))
     grown = [(rows / m) ** TRANSPORT for rows in (m // 8, m // 4)]
     return Sides(0.0, more + max(0.0, more - few) / (grown[1] - grown[0]) * (1 - grown[1]))
@@ -181,18 +194,20 @@ SIDES: dict[type[Distance], Callable[[Measurement], Sides]] = {
 
 
 def held(this: Measurement) -> int:
-    """Bytes at once: those of a pass, of examples or features, and of matrices [m, m] and [p, k]. What
-    POT, LAPACK and scikit-learn hold beside tensors was measured. A distance that is not of this package counts as one
-    of features."""
+    """Return the bytes held at once: those of a pass, of examples or features, and of matrices [m, m] and [p, k]. What
+    POT, LAPACK and scikit-learn hold apart from tensors was measured. A distance that is not in this package counts as
+    one of features."""
     distance, m = this.distance, this.distance.m
     engine = engine_of(this.model, distance) if isinstance(distance, GSD) else PerExampleGradients(this.model)
     chunk = engine.chunk(this.private.x)
     around = passes(this.model, this.private, chunk)
+
     if isinstance(distance, GSD):  # G and two bases, float32 and float64; the Gram matrix
         return 4 * (m + 4 * distance.k) * engine.size + 24 * m**2 + around
     if isinstance(distance, otdd.OTDD):
         return 8 * m * this.private.x[0].numel() + 52 * m**2 + around
 
+    # distances of features [m, d]
     d = penultimate(this.model, this.images(1)).shape[1]
     if isinstance(distance, frechet.Frechet):
         return 40 * m * d + 16 * min(m, d) ** 2 + around

@@ -16,26 +16,27 @@ BLOCK = 100  # resamples at once, so that their counts stay in the cache
 
 @torch.no_grad()
 def logits(model: nn.Module, x: Tensor) -> Tensor:
-    """Outputs of the model for x [n, ...] -> [n, classes], on the model's device, computed up to 1,000 at a time."""
+    """Return the model's outputs for x [n, ...] -> [n, classes], on its device, computed up to 1,000 at a time."""
     device = next(model.parameters()).device
     return torch.cat([model(part.to(device)) for part in x.split(at_once(x, device))])
 
 
 def at_once(x: Tensor, device: torch.device) -> int:
-    """Examples of x [n, ...] that pass through a network together; deep ones hold many times as many numbers."""
+    """Return how many examples of x [n, ...] pass through a network together; deep networks hold many times as many
+    numbers."""
     entries = 2**25 if device.type == "cuda" else CPU_PIXELS
     return max(8, min(1000, entries // max(1, x[:1].numel())))
 
 
 def evaluate(model: nn.Module, test: Split, metric: str) -> float:
-    """The `utility` of a model on test examples."""
+    """Return the `utility` of a model on test examples."""
     return utility(logits(model, test.x), test.y, metric)
 
 
 def utility(outputs: Tensor, y: Tensor, metric: str) -> float:
-    """Accuracy, or AUC, of outputs [n, classes] for y [n] or 0/1 [n, labels]. AUC: macro mean of one class against the
-    rest; for several labels at once, the mean over those that have both values. Raises UserError where the test set
-    has no class to tell apart, or an output is not finite: its largest would be chosen all the same."""
+    """Return the accuracy, or AUC, of outputs [n, classes] for y [n] or 0/1 [n, labels]. AUC: macro mean of each class
+    against the rest; for several labels at once, the mean over those that have both values. Raise UserError if the test
+    set has no class to tell apart, or an output is not finite: its largest would be chosen all the same."""
     if not outputs.isfinite().all():
         raise UserError("outputs of the trained network are not finite: lower training.learning_rate, or a clip norm")
     outputs, y = outputs.double().cpu(), y.cpu()
@@ -43,13 +44,14 @@ def utility(outputs: Tensor, y: Tensor, metric: str) -> float:
 
 
 def interval(outputs: Tensor, y: Tensor, metric: str, random: np.random.Generator) -> tuple[float, float]:
-    """The 95 % interval of `utility` by the percentile bootstrap over test examples: 2.5 and 97.5 % of 1,000 resamples.
+    """Return the 95 % interval of `utility` by the percentile bootstrap over test examples: 2.5 and 97.5 % of 1,000
+    resamples.
 
     It covers the sampling of the test examples: other examples of the same kind, the same trained model. It does NOT
     cover training (weights, batches, noise: for these train several seeds), the choice of settings, or other data than
-    the test set is of. Like the utility itself it is computed on test examples without noise: where these are private,
-    no guarantee covers it. A resample in which a label has one value leaves that label out, as `utility` does; one in
-    which all have is left out itself.
+    those of the test set. Like the utility itself it is computed on test examples without noise: if these are private,
+    no guarantee covers it. A resample in which a label has a single value leaves that label out, as `utility` does; a
+    resample in which all do is left out itself.
     """
     outputs, y = outputs.double().cpu(), y.cpu()
     n = len(y)
@@ -63,21 +65,21 @@ def interval(outputs: Tensor, y: Tensor, metric: str, random: np.random.Generato
 def auc_interval(
     truth: NDArray[np.bool_], scores: NDArray[np.float64], random: np.random.Generator
 ) -> tuple[float, float]:
-    """Likewise of the AUC of scores [n] for truth [n]."""
+    """Return the same interval of the AUC of scores [n] for truth [n]."""
     return _middle(_resampled_auc([(truth, scores)], random))
 
 
 def _resampled_auc(
     problems: list[tuple[NDArray[np.bool_], NDArray[np.float64]]], random: np.random.Generator
 ) -> NDArray[np.float64]:
-    """Mean AUC over the problems (truth [n], scores [n]), [RESAMPLES], of resamples of the examples."""
+    """Return the mean AUC over the problems (truth [n], scores [n]), [RESAMPLES], of resamples of the examples."""
     n, blocks = len(problems[0][0]), []
     for _ in range(RESAMPLES // BLOCK):
         drawn = [np.bincount(random.integers(n, size=n), minlength=n) for _ in range(BLOCK)]
         counts = np.stack(drawn).astype(np.uint8)  # no example is drawn 256 times
-        found = np.stack([weighted_auc(*problem, counts) for problem in problems])  # [labels, resamples]
+        values = np.stack([weighted_auc(*problem, counts) for problem in problems])  # [labels, resamples]
         with np.errstate(invalid="ignore"):
-            blocks.append(np.nansum(found, axis=0) / np.isfinite(found).sum(axis=0))
+            blocks.append(np.nansum(values, axis=0) / np.isfinite(values).sum(axis=0))
     return np.concatenate(blocks)
 
 
@@ -87,18 +89,20 @@ def _middle(values: NDArray[np.float64]) -> tuple[float, float]:
 
 
 def auc(outputs: Tensor, y: Tensor) -> float:
-    """Area under the ROC curve of outputs [n, classes] for y [n] or 0/1 [n, labels], by scikit-learn."""
+    """Return the area under the ROC curve of outputs [n, classes] for y [n] or 0/1 [n, labels], by scikit-learn."""
     check_classes(y, "auc", "the test set")
-    from sklearn.metrics import roc_auc_score  # half a second, for who needs an AUC alone
+    from sklearn.metrics import roc_auc_score  # takes half a second, so only if an AUC is asked for
 
-    return float(np.mean([roc_auc_score(truth, scores) for truth, scores in one_against_rest(outputs, y)]))
+    problems = one_against_rest(outputs, y)
+    return float(np.mean([roc_auc_score(truth, scores) for truth, scores in problems]))
 
 
 def weighted_auc(
     truth: NDArray[np.bool_], scores: NDArray[np.float64], counts: NDArray[np.uint8]
 ) -> NDArray[np.float64]:
-    """AUC, [resamples], of scores [n] for truth [n], example i counted counts[:, i] times (counts [resamples, n]): the
-    share of pairs of a positive and a negative example that are in order, ties half. NaN where one side is empty.
+    """Return the AUC, [resamples], of scores [n] for truth [n], example i counted counts[:, i] times (counts
+    [resamples, n]): the share of pairs of a positive and a negative example that are in order, ties half. NaN if one
+    side is empty.
 
     One sort for all resamples: the negatives below a positive are a cumulative sum of counts.
     """
@@ -114,8 +118,8 @@ def weighted_auc(
 
 
 def one_against_rest(outputs: Tensor, y: Tensor) -> list[tuple[NDArray[np.bool_], NDArray[np.float64]]]:
-    """For each class of y [n], or label of y [n, labels], that has both values: whether examples have it [n], and the
-    scores [n] of outputs [n, classes]."""
+    """Return (whether examples have it [n], scores [n] of outputs [n, classes]) for each class of y [n], or label of
+    y [n, labels], that has both values."""
     truth = y if y.dim() == 2 else torch.nn.functional.one_hot(y, outputs.shape[1])
     scores = outputs.sigmoid() if y.dim() == 2 else outputs.softmax(1)
     both = [c for c in range(truth.shape[1]) if 0 < truth[:, c].sum() < len(truth)]
@@ -123,7 +127,7 @@ def one_against_rest(outputs: Tensor, y: Tensor) -> list[tuple[NDArray[np.bool_]
 
 
 def check_classes(y: Tensor, metric: str, what: str) -> None:
-    """UserError, naming `what`, where y [n] or 0/1 [n, labels] has no two classes for AUC to tell apart."""
+    """Raise UserError, naming `what`, if y [n] or 0/1 [n, labels] has no two classes for AUC to tell apart."""
     if metric == "auc" and not bool((y != y[:1]).any()):
         raise UserError(f"AUC needs examples of at least two classes, {what} has one: check its labels and their split")
 

@@ -1,15 +1,16 @@
 """One run on several processes, which torchrun starts: the first leads, the others help.
 
 The leader does all that a process alone does, and has all files to itself: data, checkpoint, log, record. In each step
-it also draws the sample and the noise, once. A helper is given its part of the private examples, and in each step the
-weights and the sample; what leaves it is the clipped sum over its part of the sample. The sum over all processes is the
-sum that one would have made, up to its order. So a run may begin on some processes and go on with others, and weights
-cannot drift apart.
+The leader does all that a process alone does, and has all files to itself: data, checkpoint, log, record. In each step
+it also draws the sample and the noise, once. A helper receives its part of the private examples, and in each step the
+weights and the sample; what it sends is the clipped sum over its part of the sample. The sum over all processes is the
+sum that a single one would compute, up to its order. So a run may begin on some processes and resume on others, and
+weights cannot drift apart.
 
-The guarantee is that of one process: the sample is drawn once, over all examples; an example lies in one process, where
+The guarantee is that of one process: the sample is drawn once, over all examples; an example is in one process, where
 it adds at most the sensitivity to the sum; noise of the declared scale is added to the whole sum once. All processes
-take the leader's mechanism: each makes it of the same weights and public data, and what GPUs may compute with other
-rounding (`Mechanism.shared`) is then the leader's.
+use the leader's mechanism: each builds it from the same weights and public data, and what GPUs may compute with other
+rounding (`Mechanism.shared`) is then replaced by the leader's.
 """
 
 import copy
@@ -32,16 +33,16 @@ from pubsel.training import torchrun
 from pubsel.training.loop import ONE_PROCESS, OneProcess, clipped_sum, engine, flat, part_of, public_stream
 
 PIECE = 2**26  # bytes of examples that are sent at once
-END = -1  # the step behind the last
+END = -1  # the step after the last
 T = TypeVar("T")
 
 
 class _Left(Exception):
-    """To a helper: this training has failed, somewhere."""
+    """Raised in a helper if this training has failed, somewhere."""
 
 
 def processes() -> OneProcess:
-    """The processes that train together, as a context manager; a no-op for a single process."""
+    """Return the processes that train together, as a context manager; a no-op for a single process."""
     return Leader() if torchrun.place()[1] > 1 else ONE_PROCESS
 
 
@@ -57,14 +58,20 @@ class Leader(OneProcess):
 
     def prepare(self, view: View, algorithm: Algorithm, name: str, chunk: int | None, private: Split) -> None:
         self.names, self.parameters = list(view.gradients.offsets), dict(view.model.named_parameters())
-        device, shapes = next(view.model.parameters()).device, [(values.shape, values.dtype) for values in private]
-        job = Told(_packed(view), self.names, algorithm, name, chunk, device.type, torch.get_num_threads(), shapes)
+        device = next(view.model.parameters()).device
+        shapes = [(values.shape, values.dtype) for values in private]
+        job = Assignment(
+            _packed(view), self.names, algorithm, name, chunk, device.type, torch.get_num_threads(), shapes
+        )
+
         with _talking():
             _send(job)
             for rank in range(1, self.size):
                 for values in share(private, rank, self.size):
                     for piece in _pieces(values):
                         dist.send(piece.contiguous(), rank)
+
+        # all are ready, or all fail
         together(lambda: None)
         self.waiting = True
         say(f"  {self.size} processes, each with its part of the private examples")
@@ -79,9 +86,9 @@ class Leader(OneProcess):
         return _begun(private, chosen, 0, self.size, make)
 
     def sum(self, mechanism: Mechanism, gradients: Engine, batch: Split) -> tuple[Tensor, Tensor]:
-        found = _summed(mechanism, gradients, batch)
+        total = _summed(mechanism, gradients, batch)
         self.waiting = True
-        return found
+        return total
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if self.waiting and (kind is None or issubclass(kind, Exception)):
@@ -89,8 +96,8 @@ class Leader(OneProcess):
                 _announce(END, None)
 
 
-class Told(NamedTuple):
-    """What a helper is told of a training."""
+class Assignment(NamedTuple):
+    """What a helper needs to know of a training."""
 
     view: View  # without engine and random streams, on the CPU
     names: list[str]  # of the trained parameters, in the order of the columns of G
@@ -103,10 +110,10 @@ class Told(NamedTuple):
 
 
 def lead(work: Callable[[], int]) -> int:
-    """`work`, a whole command, on the first process; its exit code. Then the others end too."""
+    """Run `work`, a whole command, on the first process, then end the others; return its exit code."""
     _start()
     code = work()
-    if dist.is_initialized() and code != 130:  # of Ctrl-C, which all have heard
+    if dist.is_initialized() and code != 130:  # 130: Ctrl-C, which reached all processes
         with _talking():
             _send(None)
         dist.destroy_process_group()
@@ -114,7 +121,7 @@ def lead(work: Callable[[], int]) -> int:
 
 
 def assist() -> int:
-    """What each other process does until the leader has ended; its exit code."""
+    """Do what each other process does until the leader has ended; return the exit code."""
     _start()
     try:
         while (job := _received()) is not None:
@@ -128,46 +135,49 @@ def assist() -> int:
     return 0
 
 
-def _assist(job: Told) -> None:
-    """One training."""
+def _assist(job: Assignment) -> None:
+    """Help with one training."""
     rank, size = torchrun.place()
     private = Split(*(_part_received(shape, dtype, rank, size) for shape, dtype in job.private))
     view, private = together(lambda: _unpacked(job, private))
     weights = flat([view.model.get_parameter(name) for name in job.names])
+
     while True:
         with _talking():
-            step, chosen = _heard()
+            step, chosen = _announced()
             if step == END:
                 return
             dist.broadcast(weights, 0)
+
         with torch.no_grad():
             for name, columns in view.gradients.offsets.items():
                 parameter = view.model.get_parameter(name)
                 parameter.copy_(weights[columns].view_as(parameter))
+
         make = partial(job.algorithm.mechanism, view, step)
         mechanism, batch = _begun(private, chosen, rank, size, make)
         _summed(mechanism, view.gradients, batch)
 
 
-# What leader and helpers do alike
+# What leader and helpers have in common
 
 
 def share(split: Split, rank: int, size: int) -> Split:
-    """The examples of one process: each example has one, whatever is sampled."""
+    """Return the examples of one process: each example has one process, whatever is sampled."""
     return Split(*(values[rank::size] for values in split))
 
 
-def mine(chosen: Tensor, rank: int, size: int) -> Tensor:
-    """Where examples of these indices lie in the process's `share`: of those that lie there."""
+def places_in_share(chosen: Tensor, rank: int, size: int) -> Tensor:
+    """Return the places in the process's `share` of those examples with these indices that belong to it."""
     return chosen[chosen % size == rank] // size
 
 
 def _begun(
     private: Split, chosen: Tensor | None, rank: int, size: int, make: Callable[[], Mechanism]
 ) -> tuple[Mechanism, Split]:
-    """The mechanism of this step, the leader's, and the part of the sample that lies here."""
-    own = None if chosen is None else mine(chosen, rank, size)
-    mechanism, batch = together(lambda: (make(), part_of(private, own)))
+    """Return the mechanism of this step, the leader's, and the part of the sample that is in this process."""
+    places = None if chosen is None else places_in_share(chosen, rank, size)
+    mechanism, batch = together(lambda: (make(), part_of(private, places)))
     with _talking():
         for values in mechanism.shared:
             sent = values.contiguous()
@@ -177,7 +187,7 @@ def _begun(
 
 
 def _summed(mechanism: Mechanism, gradients: Engine, batch: Split) -> tuple[Tensor, Tensor]:
-    """`clipped_sum` over the batches of all processes; in the leader alone it is whole."""
+    """Return `clipped_sum` over the batches of all processes; only the leader's is whole."""
     both = torch.cat(together(lambda: clipped_sum(mechanism, gradients, batch)))
     with _talking():
         dist.reduce(both, 0)
@@ -185,13 +195,15 @@ def _summed(mechanism: Mechanism, gradients: Engine, batch: Split) -> tuple[Tens
 
 
 def together(work: Callable[[], T]) -> T:
-    """What `work` returns, once it has worked in every process. Where it fails in one, the leader raises its own error,
-    or else UserError with what the first of the others says, whose traceback comes into the log."""
+    """Return the result of `work`, once it has succeeded in every process. If it fails in one, the leader raises its
+    error, or else UserError with that of the first other process that failed, whose traceback goes into the log."""
     failure: Exception | None = None
     try:
         result = work()
     except Exception as error:
         failure = error
+
+    # every process learns whether one of them failed
     rank, size = torchrun.place()
     with _talking():
         failed = torch.tensor(int(failure is not None))
@@ -199,19 +211,21 @@ def together(work: Callable[[], T]) -> T:
         if not failed:
             return result
         reasons: list[Any] = [None] * size
-        dist.all_gather_object(reasons, failure and _said(failure))
+        dist.all_gather_object(reasons, failure and _described(failure))
+
     if rank > 0:
         raise _Left
     if failure is not None:
         raise failure
+
     number = next(i for i, reason in enumerate(reasons) if reason)
     reason, trace = reasons[number]
     log(trace)
     raise UserError(f"process {number} of {size}: {reason}")
 
 
-def _said(error: Exception) -> tuple[str, str]:
-    """An error in one line, and where it comes from."""
+def _described(error: Exception) -> tuple[str, str]:
+    """Return an error in one line, and where it comes from."""
     if isinstance(error, UserError):
         return str(error), ""
     first = str(error).partition("\n")[0]
@@ -222,7 +236,7 @@ def _said(error: Exception) -> tuple[str, str]:
 
 
 def _start() -> None:
-    """Meet the others. Helpers wait as long as it takes the leader to prepare, or to train on public data."""
+    """Meet the other processes. Helpers wait as long as the leader takes to prepare, or to train on public data."""
     gpus = torch.cuda.device_count() if dist.is_nccl_available() else 0
     if torchrun.on_this_machine() < gpus:
         torch.cuda.set_device(torchrun.on_this_machine())
@@ -235,7 +249,7 @@ def _start() -> None:
 
 @contextmanager
 def _talking() -> Iterator[None]:
-    """UserError, from then on, where another process does not answer, most likely since it is dead."""
+    """Raise UserError, from then on, if another process does not answer, most likely since it is dead."""
     if not dist.is_initialized():
         raise UserError("another process of torchrun has died: give the same command again")
     try:
@@ -245,31 +259,31 @@ def _talking() -> Iterator[None]:
         dist.destroy_process_group()
         reason = str(error).partition("\n")[0].partition(". ")[0]
         raise UserError(
-            f"another process of torchrun has died, perhaps since memory ran out ({reason}): see what it said; "
-            "the same command goes on from the last checkpoint"
+            f"another process of torchrun has died, perhaps since memory ran out ({reason}): see its output; "
+            "the same command resumes from the last checkpoint"
         ) from None
 
 
-def _send(thing: Told | None) -> None:
-    dist.broadcast_object_list([thing], 0)
+def _send(job: Assignment | None) -> None:
+    dist.broadcast_object_list([job], 0)
 
 
-def _received() -> Told | None:
-    found: list[Told | None] = [None]
+def _received() -> Assignment | None:
+    jobs: list[Assignment | None] = [None]
     with _talking():
-        dist.broadcast_object_list(found, 0)
-    return found[0]
+        dist.broadcast_object_list(jobs, 0)
+    return jobs[0]
 
 
 def _announce(step: int, chosen: Tensor | None) -> None:
-    """Tell the helpers which step comes, and the sample: indices of private examples, None for all."""
+    """Send to the helpers which step comes, and the sample: indices of private examples, None for all."""
     dist.broadcast(torch.tensor([step, -1 if chosen is None else len(chosen)]), 0)
     if chosen is not None:
         dist.broadcast(chosen, 0)
 
 
-def _heard() -> tuple[int, Tensor | None]:
-    """What the leader has announced."""
+def _announced() -> tuple[int, Tensor | None]:
+    """Return what the leader has sent by `_announce`."""
     header = torch.zeros(2, dtype=torch.int64)
     dist.broadcast(header, 0)
     step, count = header.tolist()
@@ -281,22 +295,22 @@ def _heard() -> tuple[int, Tensor | None]:
 
 
 def _pieces(values: Tensor) -> tuple[Tensor, ...]:
-    """Rows of `values`, so many at a time that a copy of them is small."""
+    """Return the rows of `values`, so many at a time that a copy of them is small."""
     row = values.element_size() * max(1, values[:1].numel())
     return values.split(max(1, PIECE // row)) if len(values) else ()
 
 
 def _part_received(shape: torch.Size, dtype: torch.dtype, rank: int, size: int) -> Tensor:
-    """This process's share of private values [n, ...], from the leader."""
-    found = torch.empty(len(range(rank, shape[0], size)), *shape[1:], dtype=dtype)
+    """Return this process's share of private values [n, ...], from the leader."""
+    values = torch.empty(len(range(rank, shape[0], size)), *shape[1:], dtype=dtype)
     with _talking():
-        for piece in _pieces(found):
+        for piece in _pieces(values):
             dist.recv(piece, 0)
-    return found
+    return values
 
 
 def _packed(view: View) -> View:
-    """What can be sent of a view."""
+    """Return what can be sent of a view."""
     public = None if view.public is None else Split(*(values.cpu() for values in view.public))
     start = None if view.start is None else view.start.cpu()
     nothing: Any = None
@@ -305,8 +319,8 @@ def _packed(view: View) -> View:
     )
 
 
-def _unpacked(job: Told, private: Split) -> tuple[View, Split]:
-    """The view of a training in this process, and its private examples, on its device."""
+def _unpacked(job: Assignment, private: Split) -> tuple[View, Split]:
+    """Return the view of a training in this process, and its private examples, on its device."""
     torch.set_num_threads(job.threads)
     number = torchrun.on_this_machine()
     if job.device == "cuda" and number >= torch.cuda.device_count():
@@ -314,10 +328,12 @@ def _unpacked(job: Told, private: Split) -> tuple[View, Split]:
             f"torchrun --nproc-per-node: process {number} of this machine has no GPU, there are "
             f"{torch.cuda.device_count()}: start one for each, or give device=cpu"
         )
+
     device = torch.device("cuda", number) if job.device == "cuda" else torch.device("cpu")
     view = job.view._replace(model=job.view.model.to(device), random=public_stream(job.name))
     gradients = engine(view.model, job.chunk)
-    assert list(gradients.offsets) == job.names
+    assert list(gradients.offsets) == job.names  # else the columns of the sum would be others than the leader's
+
     public = None if view.public is None else Split(*(values.to(device) for values in view.public))
     start = None if view.start is None else view.start.to(device)
     view = view._replace(gradients=gradients, public=public, start=start)

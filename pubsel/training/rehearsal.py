@@ -1,5 +1,5 @@
-"""What a run needs, found by rehearsing it: the real loop (`training.fit`) for a few steps on random examples, the
-public phase and the evaluation on a part of theirs. No private example is read, only how many there are and what shape
+"""What a run needs, by rehearsing it: the real loop (`training.fit`) for a few steps on random examples, the public
+phase and the evaluation on a part of their data. No private example is read, only how many there are and what shape
 they have."""
 
 import contextlib
@@ -30,16 +30,16 @@ from pubsel.training.evaluation import at_once, interval, logits, utility
 from pubsel.training.loop import Job, engine, fit, flat, noisy_sum, on_device, public_stream, view_of
 
 STAND_IN = 2**26  # bytes of random examples, at most
-STEP_SECONDS = 1.0  # that a rehearsed step takes, at most about, if a part of its batch tells enough
+STEP_SECONDS = 1.0  # that a rehearsed step takes, at most about, if a part of its batch is enough to extrapolate
 ENOUGH_SECONDS, LONG_SECONDS, MOST_STEPS = 0.4, 1.0, 50  # after 5 steps; after 1 step
 PUBLIC_ROWS = 256
-FEATURES = 128  # of the smallest scale at which a map before training is made
+FEATURES = 128  # of the smallest scale at which a map before training is computed
 AUC_ROWS = 300
 EPOCHS = ("public_epochs", "pretrain_epochs", "finish_epochs")  # of algorithms that train on public data
 
 
 class Needs(NamedTuple):
-    """Bytes that a run holds at once beside its data and weights, and seconds."""
+    """Bytes that a run holds at once apart from its data and weights, and seconds."""
 
     held: int
     step: float
@@ -50,17 +50,17 @@ class Needs(NamedTuple):
 def rehearse(
     model: nn.Module, task: Task, algorithm: Algorithm, plan: Schedule, training: Training, noise: bool, secure: bool
 ) -> Needs:
-    """What a run of `algorithm` needs, whose batches have plan.batch_size examples here. model: its weights come back
-    as they were. task: private, test and validation examples are read for their number and shape alone."""
+    """Return what a run of `algorithm` needs, whose batches have plan.batch_size examples here. model: its weights are
+    restored. task: private, test and validation examples are read for their number and shape alone."""
     kept = {name: values.clone() for name, values in model.state_dict().items()}
-    found = []
+    measured = []
     try:
         for part in (_step, _public_phase, _evaluation):
-            found.append(part(Rehearsal(model, task, algorithm, plan, training, noise, secure)))
+            measured.append(part(Rehearsal(model, task, algorithm, plan, training, noise, secure)))
             model.load_state_dict(kept)
     finally:
         model.load_state_dict(kept)
-    held, seconds = zip(*found, strict=True)
+    held, seconds = zip(*measured, strict=True)
     return Needs(max(held), *seconds)
 
 
@@ -80,10 +80,10 @@ class Rehearsal(NamedTuple):
 
 
 def foreseen(piece: Callable[[int], Callable[[], object]], whole: int, power: float = 1.0, least: int = 1) -> float:
-    """Seconds of piece(whole)(), if they grow with this power of the size. piece(size) makes ready what it returns,
-    which alone is timed.
+    """Return the seconds of piece(whole)(), if they grow with this power of the size. piece(size) prepares what it
+    returns, and only that is timed.
 
-    Sizes least, 2 least, 4 least, ... are taken until the next would take twice ENOUGH_SECONDS, or is the whole; the
+    Sizes least, 2 least, 4 least, ... are timed until the next would take twice ENOUGH_SECONDS, or is the whole; the
     smallest twice, since a first call also loads.
     """
     size = min(least, whole)
@@ -108,35 +108,37 @@ def _timed(work: Callable[[], object]) -> float:
 
 
 def random_like(split: Split, n: int, classes: int) -> Split:
-    """n random examples of the shape and type of others: pixels, or normal features."""
+    """Return n random examples of the shape and type of others: pixels, or normal features."""
     source, shape = stream("estimate", "examples"), (n, *split.x.shape[1:])
     if split.x.is_floating_point():
         x = torch.from_numpy(source.standard_normal(shape, dtype="float32")).to(split.x.dtype)
     else:
         x = torch.from_numpy(source.integers(256, size=shape, dtype="uint8")).to(split.x.dtype)
-    y = source.integers(2, size=(n, split.y.shape[1])) if split.y.dim() == 2 else source.integers(classes, size=n)
+    several = split.y.dim() == 2
+    y = source.integers(2, size=(n, split.y.shape[1])) if several else source.integers(classes, size=n)
     return Split(x, torch.from_numpy(y).to(split.y.dtype))
 
 
 def shaped(split: Split, shape: tuple[int, ...]) -> Split:
-    """As many examples of another shape, zeros that take no memory."""
+    """Return as many examples of another shape, zeros that take no memory."""
     return Split(torch.zeros(1).view([1] * (1 + len(shape))).expand(len(split.x), *shape), split.y)
 
 
 def behind_frozen(algorithm: Algorithm, task: Task) -> Task:
-    """The task as it will be behind what the algorithm freezes before it trains: the shapes, and public features."""
+    """Return the task as it will be after what the algorithm freezes before it trains: the shapes, and public
+    features."""
     if not isinstance(algorithm, Freezes) or task.private.x.dim() != 2:
         return task
     d: int = task.private.x.shape[1]
     width: int = getattr(algorithm, "k", d)
-    found, public = task.each(lambda split: shaped(split, (width,))), task.public
-    if public is None or found.public is None:
-        return found
+    shapes, public = task.each(lambda split: shaped(split, (width,))), task.public
+    if public is None or shapes.public is None:
+        return shapes
+
+    # a map that keeps the width only scales to norm 1, which public features get here; another is random here
     x = Frozen(unit=getattr(algorithm, "unit", False))(public.x) if width == d else None
-    return found._replace(public=Split(random_like(found.public, len(public.x), 1).x if x is None else x, public.y))
-
-
-# What is held
+    x = random_like(shapes.public, len(public.x), 1).x if x is None else x
+    return shapes._replace(public=Split(x, public.y))
 
 
 # The private steps
@@ -147,7 +149,7 @@ class _Enough(Exception):
 
 
 class _Steps:
-    """The private steps of an algorithm, without what it does before and after them; after `enough`, training ends.
+    """The private steps of an algorithm, without what it does before and after them; training ends if `enough` holds.
     starts: of each step, s. rows: of its mechanisms."""
 
     def __init__(self, inner: Algorithm, device: torch.device, enough: Callable[[list[float]], bool]):
@@ -160,18 +162,20 @@ class _Steps:
         self.starts.append(time.perf_counter())
         if self._enough(self.starts):
             raise _Enough
-        made = self._inner.mechanism(view, step)
-        self.rows = made.rows
-        return made
+        mechanism = self._inner.mechanism(view, step)
+        self.rows = mechanism.rows
+        return mechanism
 
 
 def _step(run: Rehearsal) -> tuple[int, float]:
-    """Bytes and seconds. Of a batch that takes long or much memory a part is taken, and more of it for what the rest
-    adds."""
+    """Return bytes and seconds of a step. Of a batch that takes long or much memory only a part is taken, and a larger
+    part shows what the rest adds."""
     if isinstance(run.algorithm, Solves):
-        return run.algorithm.held(len(run.task.private.x)), solving(run.algorithm, run.task.private, run.secure)
+        held = run.algorithm.held(len(run.task.private.x))
+        return held, solving(run.algorithm, run.task.private, run.secure)
     if run.plan.steps == 0:
         return 0, 0.0
+
     gradients, batch = engine(run.model, run.training.chunk), run.plan.batch_size
     device, linear = next(run.model.parameters()).device, isinstance(gradients, LinearGradients)
     size = max(1, run.task.private.x[:1].numel() * run.task.private.x.element_size())
@@ -179,10 +183,11 @@ def _step(run: Rehearsal) -> tuple[int, float]:
     examples = random_like(run.task.private, min(run.plan.n, most), run.task.classes)
     rows = min(batch, most, batch if linear else gradients.chunk(run.task.private.x))
 
-    # The first step, which loads and decides what later ones find, is counted for memory.
+    # memory is counted in the first step, which loads libraries and decides what later steps reuse
     with Held(device) as counted:
         steps = _taken(run, examples, rows, lambda starts: len(starts) > 1)
-    block = rows if linear else -(-max(1, steps.rows) // rows) * rows  # all blocks lie in the memory of the first
+
+    block = rows if linear else -(-max(1, steps.rows) // rows) * rows  # all blocks share the memory of the first
     number = next(run.model.parameters()).element_size()
     held = counted.peak + max(0, min(batch, block) - rows) * gradients.size * number
     if linear:
@@ -191,24 +196,30 @@ def _step(run: Rehearsal) -> tuple[int, float]:
         held += max(0, batch - rows) * size  # the batch, taken out of the data
     held += (168 if run.secure else 8) * gradients.size  # noise, which numpy draws
 
+    # time from two sizes: what a step costs at all, and what each example adds
     seconds = _seconds(run, examples, rows)
     if rows == batch:
         return held, seconds
-    more = min(batch, most, max(2 * rows, int(rows * STEP_SECONDS / seconds)))
+
+    in_time = int(rows * STEP_SECONDS / seconds)
+    more = min(batch, most, max(2 * rows, in_time))
     if more > rows:
         longer = _seconds(run, examples, more)
     else:
         more, longer, rows = rows, seconds, -(-rows // 2)
         seconds = _seconds(run, examples, rows)
+
     return held, longer + max(0.0, longer - seconds) / max(1, more - rows) * (batch - more)
 
 
 def _seconds(run: Rehearsal, examples: Split, rows: int) -> float:
-    """Of a step whose batch has `rows` examples: the median of several, without the first of more than two."""
+    """Return the seconds of a step whose batch has `rows` examples: the median of several, without the first of more
+    than two."""
 
     def enough(starts: list[float]) -> bool:
         done, seconds = len(starts) - 1, starts[-1] - starts[0]
-        return done > MOST_STEPS or (done > 4 and seconds > ENOUGH_SECONDS) or (done > 0 and seconds > LONG_SECONDS)
+        slow = done > 0 and seconds > LONG_SECONDS
+        return slow or done > MOST_STEPS or (done > 4 and seconds > ENOUGH_SECONDS)
 
     starts = _taken(run, examples, rows, enough).starts
     seconds = [after - before for before, after in pairwise(starts)]
@@ -216,13 +227,14 @@ def _seconds(run: Rehearsal, examples: Split, rows: int) -> float:
 
 
 def _taken(run: Rehearsal, examples: Split, rows: int, enough: Callable[[list[float]], bool]) -> _Steps:
-    """The steps of the loop on random examples, with batches of `rows`, until there are enough."""
+    """Return the steps of the loop on random examples, with batches of `rows`, until there are enough."""
     n = rows if run.plan.rate == 1 else len(examples.x)
     task = run.task._replace(private=Split(examples.x[:n], examples.y[:n]))
     plan = Schedule(n, rows / n, 10**9, rows)
     steps = _Steps(run.algorithm, next(run.model.parameters()).device, enough)
     training = dataclasses.replace(run.training, checkpoint_seconds=math.inf)
-    streams = secret(  # nothing private is released: the same ones each time
+    # nothing private is released, so the same streams serve each time
+    streams = secret(
         "estimate",
         settings={},
         private=[],
@@ -232,16 +244,17 @@ def _taken(run: Rehearsal, examples: Split, rows: int, enough: Callable[[list[fl
         streams={"code": "", "place": ""},
         secure=run.secure,
     )
+
     with tempfile.TemporaryDirectory() as folder, contextlib.suppress(_Enough):
         nowhere = Path(folder) / "checkpoint.pt"
-        fit(
-            run.model, task, Job(cast(Algorithm, steps), plan, float(run.noise), training, "estimate", nowhere), streams
-        )
+        job = Job(cast(Algorithm, steps), plan, float(run.noise), training, "estimate", nowhere)
+        fit(run.model, task, job, streams)
+
     return steps
 
 
 def solving(algorithm: Solves, private: Split, secure: bool) -> float:
-    """Seconds of a step of an algorithm with a loop of its own. private: read for its number alone."""
+    """Return the seconds of a step of an algorithm that has a loop itself. private: read for its number alone."""
     source = SystemEntropy() if secure else stream("estimate", "solve")
 
     def steps(number: int) -> Callable[[], None]:
@@ -254,14 +267,15 @@ def solving(algorithm: Solves, private: Split, secure: bool) -> float:
 
 
 def freezing(algorithm: Algorithm, task: Task) -> float:
-    """Seconds of making the map that `algorithm` freezes before it trains, and of taking the private features through
-    it. task: private features [n, d], read for their shape alone, and public ones [m, d].
+    """Return the seconds of computing the map that `algorithm` freezes before it trains, and of passing the private
+    features through it. task: private features [n, d], read for their shape alone, and public ones [m, d].
 
-    Random features stand for both. Their numbers, d and k are made smaller by the same factor: products and
+    Random features replace both. Their numbers, d and k are made smaller by the same factor: products and
     eigenvectors alike then take less time by its cube.
     """
     if task.private.x.dim() != 2 or not isinstance(algorithm, Freezes) or not hasattr(algorithm, "k"):
         return 0.0
+
     k: int = algorithm.k
     d, public = task.private.x.shape[1], task.public
     random = public_stream("estimate")
@@ -271,7 +285,8 @@ def freezing(algorithm: Algorithm, task: Task) -> float:
         smaller.k = max(1, k * width // d)
 
         def features(split: Split) -> Split:
-            return random_like(shaped(split, (width,)), max(smaller.k + 2, len(split.x) * width // d), task.classes)
+            n = max(smaller.k + 2, len(split.x) * width // d)
+            return random_like(shaped(split, (width,)), n, task.classes)
 
         x, public_x = features(task.private).x, None if public is None else features(public)
 
@@ -285,15 +300,18 @@ def freezing(algorithm: Algorithm, task: Task) -> float:
 
     try:
         return foreseen(piece, d, power=3, least=FEATURES)
-    except UserError:  # the run itself will say so
+    except UserError:  # the run itself will report it
         return 0.0
 
 
 def _public_phase(run: Rehearsal) -> tuple[int, float]:
-    """Bytes and seconds of training on public data: one epoch, on a part of the data if that is slow, times epochs."""
+    """Return bytes and seconds of training on public data: one epoch, on a part of the data if that is slow, times
+    epochs."""
     public = run.task.public
     if public is None or not isinstance(run.algorithm, Pretrains | Finishes):
         return 0, 0.0
+
+    # a copy with a single epoch
     short: Any = copy.copy(run.algorithm)
     epochs = [key for key in EPOCHS if getattr(short, key, 0)]
     times = sum(getattr(short, key) for key in epochs) or 1
@@ -301,6 +319,7 @@ def _public_phase(run: Rehearsal) -> tuple[int, float]:
         setattr(short, key, 1)
     if getattr(short, "class_names", None):
         short.class_names = None
+
     gradients, device = engine(run.model, run.training.chunk), next(run.model.parameters()).device
     view = view_of(run.model, gradients, on_device(run.task, device), "estimate", run.plan)
     trained = [run.model.get_parameter(name) for name in gradients.offsets]
@@ -311,7 +330,7 @@ def _public_phase(run: Rehearsal) -> tuple[int, float]:
         here = view._replace(public=part, start=flat(trained))
 
         def work() -> None:
-            with contextlib.suppress(UserError):  # training itself will say so
+            with contextlib.suppress(UserError):  # training itself will report it
                 if isinstance(short, Pretrains):
                     short.pretrain(here)
                 if isinstance(short, Finishes):
@@ -328,17 +347,21 @@ def _public_phase(run: Rehearsal) -> tuple[int, float]:
 
 
 def _evaluation(run: Rehearsal) -> tuple[int, float]:
-    """Bytes and seconds of the outputs for test, validation and public examples, and of the bootstrap of an AUC."""
+    """Return bytes and seconds of the outputs for test, validation and public examples, and of the bootstrap of an
+    AUC."""
     task, device = run.task, next(run.model.parameters()).device
     splits = [split for split in (task.test, task.validation, task.public) if split is not None]
     rows = min(len(task.test.x), at_once(task.test.x, device))
     x = random_like(task.test, rows, task.classes).x
+
     with Held(device) as counted:
         outputs = logits(run.model, x)
+
     began = time.perf_counter()
     logits(run.model, x)
     seconds = (time.perf_counter() - began) * sum(len(split.x) for split in splits) / rows
     held = counted.peak
+
     if task.metric == "auc":
         few = random_like(shaped(task.test, (1,)), min(AUC_ROWS, len(task.test.x)), task.classes)
         outputs = torch.randn(len(few.y), outputs.shape[1])
@@ -347,4 +370,5 @@ def _evaluation(run: Rehearsal) -> tuple[int, float]:
             utility(outputs, few.y, task.metric)
             interval(outputs, few.y, task.metric, stream("estimate", "bootstrap"))
         seconds += (time.perf_counter() - began) * len(task.test.x) / len(few.y)
+
     return held, seconds

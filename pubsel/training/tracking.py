@@ -1,8 +1,8 @@
-"""`tracking=tensorboard`: a run's course as curves, in its folder under tensorboard/.
+"""`tracking=tensorboard`: the progress of a run as curves, in its folder under tensorboard/.
 
-Only what the loop knows anyway: loss, learning rate, norm of the noisy direction, epsilon spent. Nothing here changes a
-result. A point is written once a checkpoint on disk holds its step: with noise from the operating system, the steps
-after it are drawn anew by a run that goes on, and the norm of what was thrown away would be a second release."""
+It shows only what the loop knows anyway: loss, learning rate, norm of the noisy direction, epsilon spent. Nothing here
+changes a result. A point is written once a checkpoint on disk contains its step: with noise from the operating system,
+a resumed run draws the steps after it anew, and the norm of a discarded step would be a second release."""
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -17,20 +17,22 @@ Track = Callable[[Sequence[Progress], Mapping[int, float]], None]
 WARNING = (
     "The loss is computed on private data without noise: the guarantee does not cover it, so do not publish it. "
     "The norm of the direction is computed from what the mechanism releases, and the guarantee covers it; epsilon and "
-    "learning rate depend on no private example. A point appears with the checkpoint that holds its step."
+    "learning rate depend on no private example. A point appears with the checkpoint that contains its step."
 )
 
 
 def track(how: Tracking, folder: Path) -> Track:
-    """What takes the ends of epochs that a checkpoint holds, at least one, and the epsilon spent by some steps. A run
-    that goes on writes over the points from its first one on. UsageError if TensorBoard is not installed."""
+    """Return what takes the ends of epochs that a checkpoint contains, at least one, and the epsilon spent by some
+    steps. A resumed run overwrites the points after its checkpoint. UsageError if TensorBoard is not installed."""
     if how == Tracking.none:
         return lambda points, epsilons: None
+
     try:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError:
         raise UsageError("tracking=tensorboard: pip install pubsel[tensorboard]") from None
-    writers: list[SummaryWriter] = []
+
+    writers: list[SummaryWriter] = []  # opened with the first point, whose step it needs
 
     def write(points: Sequence[Progress], epsilons: Mapping[int, float]) -> None:
         with guarded():
@@ -40,6 +42,7 @@ def track(how: Tracking, folder: Path) -> Track:
         if not writers:
             writers.append(SummaryWriter(str(folder / "tensorboard"), purge_step=points[0].step))
             writers[0].add_text("what the guarantee covers", WARNING, points[0].step)
+
         for point in points:
             values = {
                 "loss (not covered)": point.loss,
@@ -50,6 +53,7 @@ def track(how: Tracking, folder: Path) -> Track:
             for name, value in values.items():
                 if value is not None:
                     writers[0].add_scalar(name, value, point.step)
+
         writers[0].flush()
 
     return write
