@@ -95,7 +95,7 @@ class Streams(NamedTuple):
         plan: Mapping[str, Any],
         noted: Noted | None = None,
     ) -> Secret:
-        """The secret streams of one release of the request (`randomness.secret`). private, public: as they are used.
+        """Return the secret streams of one release of the request (`randomness.secret`). private, public: as used.
         noted: written into the ledger just before the first noise is drawn; None if nothing is released."""
         streams = secret(
             what,
@@ -107,6 +107,7 @@ class Streams(NamedTuple):
             streams=self.record(),
             secure=self.secure,
         )
+
         if noted is not None:
             streams.begin = partial(self._note, what, noted)
         return streams
@@ -178,17 +179,25 @@ def choose_device(device: Device) -> torch.device:
 
 
 def canonical(settings: RunConfig) -> RunConfig:
-    """The same settings with those that this algorithm ignores set to one value, so that equal runs are one run."""
+    """Return the settings with those that this algorithm ignores set to one value, so that equal runs are one run."""
     if "_target_" not in settings.algorithm:
         raise UsageError("algorithm has no value: give algorithm=NAME, such as gep or dp_sgd")
     algorithm = algorithms.build(settings.algorithm)
     pair, distance, epsilon = settings.pair, distances.build(settings.distance), settings.epsilon
     typed_algorithm = typed("algorithm", algorithm, settings.algorithm)
+
+    # without public data, nothing that describes it changes the run
     if not algorithm.uses_public:
         pair = dataclasses.replace(
-            pair, public=None, m=1, convert=Convert.resize, take=Take.test, shots=None, public_share=None
+            pair,
+            public=None,
+            m=1,
+            convert=Convert.resize,
+            take=Take.test,
+            shots=None,
+            public_share=None,
+            candidates=None,
         )
-        pair = dataclasses.replace(pair, candidates=None)
         distance = None
         settings = dataclasses.replace(settings, epsilon_select=None)
     elif pair.public is None:
@@ -197,6 +206,8 @@ def canonical(settings: RunConfig) -> RunConfig:
         k = settings.algorithm["k"]
         raise UsageError(f"algorithm.k={k} is more than the pair.m={pair.m} public examples: lower algorithm.k")
     check_backbone(settings.model)
+
+    # the record of a run has one guarantee: what a distance would spend is not in it
     if isinstance(distance, Releases):
         raise UsageError(
             f"distance={distance.name}: its epsilon would add to that of training: measure it by pubsel rank"
@@ -205,10 +216,12 @@ def canonical(settings: RunConfig) -> RunConfig:
         selection.gsd_of(distance)
     pair = canonical_candidates(pair, settings.epsilon_select)
     select = settings.select if pair.candidates else Select()
+
     if not algorithm.private:
         epsilon = float("inf")
     elif algorithm.sensitivity() == 0:  # private examples are never read
         epsilon = 0.0
+
     typed_distance = None if distance is None else typed("distance", distance, settings.distance or {})
     return dataclasses.replace(
         settings, pair=pair, distance=typed_distance, epsilon=epsilon, algorithm=typed_algorithm, select=select
@@ -269,10 +282,13 @@ def through_backbone(
 def guarantee(
     settings: RunConfig, algorithm: algorithms.Algorithm, n: int
 ) -> tuple[Schedule, accountant.Plan | None, accountant.Plan | None]:
-    """Steps and noise for n private examples: the schedule, what training spends, and what a release before it does."""
+    """Plan steps and noise for n private examples: the schedule, what training spends, and what a release before it
+    spends."""
     plan = schedule(n, settings.training)
     if algorithm.private and settings.epsilon != math.inf and algorithm.sensitivity() > 0:
         accountant.check_delta(settings.privacy.delta, n, settings.privacy.weak)
+
+    # these have no step of the loop that spends anything
     if isinstance(algorithm, Solves):
         if math.isfinite(settings.epsilon):
             noise_multiplier = algorithm.account(n, settings.epsilon, settings.privacy.delta).noise_multiplier
@@ -280,17 +296,22 @@ def guarantee(
         return plan._replace(steps=0), None, None
     if not algorithm.private or settings.epsilon == math.inf:
         return plan, None, None
+
     epsilon, delta, sigma = settings.epsilon, settings.privacy.delta, settings.privacy.noise_multiplier
     if algorithm.sensitivity() == 0:
         say("  no private example is read: epsilon 0")
         return plan._replace(steps=0), accountant.NOTHING, None
     if n > accountant.MOST_EXAMPLES:
         raise UsageError(f"pair.private: {n} examples: the rounding of sums is bounded for {accountant.MOST_EXAMPLES}")
+
+    # a release before training takes its share, and training the rest
     share = getattr(algorithm, "first_share", 0.0)
     first = accountant.plan(share * epsilon, share * delta, 1.0, 1, 1.0) if share else None
     if first is not None:
         say(f"  first release: noise multiplier {first.noise_multiplier:.4g}, epsilon {first.epsilon:.4g}")
         epsilon, delta = (1 - share) * epsilon, (1 - share) * delta
+
+    # if the noise is given, the steps follow from it
     if sigma is not None:
         if plan.rate < 1:
             raise UsageError(f"privacy.noise_multiplier={sigma}: for full batches: set training.batch_size to {n}")
@@ -299,6 +320,7 @@ def guarantee(
     spend = accountant.plan(epsilon, delta, plan.rate, plan.steps, algorithm.sensitivity(), accounting)
     if sigma is not None:
         spend = spend._replace(noise_multiplier=sigma, epsilon=accountant.spent(sigma, plan.rate, plan.steps, delta))
+
     say(
         f"  {plan.steps} steps, sampling rate {plan.rate:.4g}, noise multiplier {spend.noise_multiplier:.4g}, "
         f"sensitivity {algorithm.sensitivity():.4g}: epsilon {spend.epsilon:.4g} at delta {delta:g}"

@@ -271,6 +271,18 @@ def without_clipping(monkeypatch):
     monkeypatch.setattr(dp_sgd, "clip_factors", lambda norms, bound: torch.ones_like(norms))
 
 
+def clipped_a_little_late(monkeypatch):
+    """By a twentieth."""
+    factors = dp_sgd.clip_factors
+    monkeypatch.setattr(dp_sgd, "clip_factors", lambda norms, bound: factors(norms, 1.05 * bound))
+
+
+def a_little_less_noise(monkeypatch):
+    """By a twentieth."""
+    whole = pubsel.training.loop.normal
+    monkeypatch.setattr(pubsel.training.loop, "normal", lambda *arguments: whole(*arguments) * 0.95)
+
+
 def paid_once(monkeypatch):
     monkeypatch.setattr(gep.GEP, "sensitivity", lambda self: 1.0)
 
@@ -316,6 +328,8 @@ SAMPLES = {"batch sizes", "samples of one example"}
 FAULTS = {
     "noise at half scale": (half_noise, {}, True, {"noise scale"}),
     "noise at half scale, sampled": (half_noise, POISSON, True, {"noise scale"}),
+    "a little less noise": (a_little_less_noise, {}, False, {"noise scale"}),
+    "clipping a little late": (clipped_a_little_late, {"steps": 5}, False, {"sensitivity"}),
     "no clipping": (without_clipping, {"steps": 5}, True, {"sensitivity"}),
     "twice the sampling rate": (twice_as_many, POISSON, True, SAMPLES | {"sampling rate"}),
     "shuffled batches": (fixed_batches, POISSON, False, SAMPLES),

@@ -135,13 +135,14 @@ class WithCanaries:
                 yield some, DenseGradients(parts[0])
 
     def _parts(self, chosen: Tensor, dtype: torch.dtype) -> tuple[Tensor, ...]:
-        """What the gradients of the canaries `chosen` [n] are made of, [n, p], or [n, C] and [n, d]: their norm is the
-        magnitude times the scale; a bias adds to it."""
+        """Return what the gradients of the canaries `chosen` [n] are made of, [n, p], or [n, C] and [n, d]: their norm is
+        the magnitude times the scale; a bias adds to it."""
         device = next(self.model.parameters()).device
         scales = self.scales[torch.arange(len(self.canaries.columns)) % 2]
         norms = (self.canaries.magnitudes * scales)[chosen].to(device, dtype)[:, None]
         single = chosen % 2 == 1
         columns = self.canaries.columns[chosen]
+
         if not isinstance(self.inner, LinearGradients):
             (whole,) = self._directions(device, dtype, self.size)
             rows = torch.zeros(len(chosen), self.size, dtype=dtype, device=device)
@@ -150,6 +151,8 @@ class WithCanaries:
                     row.copy_(whole.roll(i))
             rows[single.to(device), columns[single].to(device)] = 1
             return (rows * norms,)
+
+        # a linear classifier: the gradient is the outer product of r and x
         c, d = self.inner.model.weight.shape
         whole_r, whole_x = self._directions(device, dtype, c, d)
         r, x = torch.zeros(len(chosen), c).to(norms), torch.zeros(len(chosen), d).to(norms)

@@ -100,8 +100,8 @@ def audit(settings: AuditConfig) -> dict[str, Any]:
             "finished": datetime.now(UTC).isoformat(timespec="seconds"),
         }
 
-    record, made = records.recorded(cell.folder, make, ("identity", "kind", "claimed"))
-    if not made:
+    record, is_new = records.recorded(cell.folder, make, ("identity", "kind", "claimed"))
+    if not is_new:
         say(f"{cell.name}: audited before; delete {cell.folder} to audit again{ledger.again(cell.folder)}")
     return record
 
@@ -231,7 +231,7 @@ def _black_box(audited: Audited) -> dict[str, Any]:
 
 
 def _scored(audited: Audited, random: np.random.Generator, weaker: bool) -> dict[str, Any]:
-    """One training with canaries behind its examples, and what the losses of the final model say of the plan."""
+    """Train once with canaries behind the examples, and return what the losses of the final model say of the plan."""
     cell = audited.cell
     canaries, included, task = distinct(audited.task, audited.audit.canaries, random)
     planned = _planned(audited, "audit", task.private)  # its coins are in the data
@@ -239,6 +239,7 @@ def _scored(audited: Audited, random: np.random.Generator, weaker: bool) -> dict
     if weaker:
         planned = planned.weaker()
     prepared = planned.prepared(cell.algorithm, task)
+
     if isinstance(cell.algorithm, Solves):
         secret = planned.secret(prepared)
         if weaker:  # it plans its own noise, which is in proportion to 1 / epsilon
@@ -249,25 +250,27 @@ def _scored(audited: Audited, random: np.random.Generator, weaker: bool) -> dict
         claimed = claimed._replace(claimed_epsilon=audited.cell.settings.epsilon)
     else:
         planned.train(cell.algorithm, prepared)
+
+    # a canary that was in has a smaller loss
     assert claimed is not None
     scores = -losses_of(logits(prepared.whole, canaries.x).cpu(), canaries.y).double().numpy()
     return measured(scores, included, claimed, first, audited.audit) | {"failed": []}
 
 
 def with_control(audited: Callable[[bool], dict[str, Any]]) -> dict[str, Any]:
-    """What is found in the program (False), with what is found in the same one with a third of the noise (True):
-    if nothing is found there, nothing is said of less noise here."""
-    found = audited(False)
+    """Audit the program (False), and the same one with a third of the noise (True): if nothing is found there, the
+    audit says nothing of less noise here."""
+    plain = audited(False)
     say("  positive control: the same with a third of the noise")
     control = audited(True)
     seen = control["refuted"] or bool(control["failed"])
-    return found | {
+    return plain | {
         "control": {
             "noise": CONTROL,
             "found": seen,
             **{key: control[key] for key in ("refuted", "failed", "measured")},
         },
-        "too_weak": not seen and not (found["refuted"] or found["failed"]),
+        "too_weak": not seen and not (plain["refuted"] or plain["failed"]),
     }
 
 
@@ -275,13 +278,13 @@ def measured(
     scores: NDArray[np.float64], included: NDArray[np.bool_], plan: Plan, first: Plan | None, audit: Audit,
     independent: Guesses | None = None,
 ) -> dict[str, Any]:  # fmt: skip
-    """What the guesses say, beside what is claimed: of any program by the extreme `scores` [m], also of one with the
-    plan's trade-off curve; with guesses of independent canaries, of a program of the planned kind, and how much noise
-    it has at most."""
+    """Return what the guesses say, next to what is claimed: of any program by the extreme `scores` [m], also of one
+    with the plan's trade-off curve; with guesses of independent canaries, of a program of the planned kind, and how
+    much noise it has at most."""
     parts = [part for part in (first, plan) if part is not None]
     claimed, delta = sum(part.claimed_epsilon for part in parts), sum(part.delta for part in parts)
     extremes = guess_extremes(scores, included, audit.guesses)
-    found: dict[str, Any] = {
+    figures: dict[str, Any] = {
         "claimed": claimed,
         "delta": delta,
         "plan": plan._asdict(),
@@ -289,22 +292,25 @@ def measured(
         "confidence": audit.confidence,
         "any_program": {**extremes._asdict(), "epsilon": epsilon_of_any(extremes, delta, audit.confidence)},
     }
+
     # beside guesses that are near the best there are, the extreme ones must not raise an alarm that those would not
     level = 1 - audit.confidence if independent is None else SURELY
     refuted = p_value(extremes, claimed, delta) < level
     if first is None and plan.delta > 0 and plan.valid:  # else no curve of one kind of noise is claimed
         epsilon = epsilon_of_curve(extremes, plan, audit.confidence)
-        found["planned_curve"] = {**extremes._asdict(), "epsilon": epsilon}
+        figures["planned_curve"] = {**extremes._asdict(), "epsilon": epsilon}
         refuted |= not may_be_right(extremes, level, trade_off(plan, plan.noise_multiplier))
+
     if independent is not None:
         epsilon, noise = epsilon_of_plan(independent, plan, audit.confidence)
         most = noise if math.isfinite(noise) else None
-        found["planned_kind"] = {**independent._asdict(), "epsilon": epsilon, "noise_multiplier_at_most": most}
+        figures["planned_kind"] = {**independent._asdict(), "epsilon": epsilon, "noise_multiplier_at_most": most}
         refuted |= not stands(independent, plan, 1 - SURE)
         if not plan.valid:  # more is claimed than this noise gives
             refuted |= epsilon_of_plan(independent, plan, 1 - SURE)[0] > plan.claimed_epsilon
-    bounds = [found[key]["epsilon"] for key in ("any_program", "planned_curve", "planned_kind") if key in found]
-    return found | {"measured": max(bounds), "refuted": bool(refuted)}
+
+    bounds = [figures[key]["epsilon"] for key in ("any_program", "planned_curve", "planned_kind") if key in figures]
+    return figures | {"measured": max(bounds), "refuted": bool(refuted)}
 
 
 def _per_instance(audited: Audited) -> dict[str, Any]:
@@ -381,9 +387,9 @@ def show_audit(record: dict[str, Any]) -> str:
         lines = [f"{head}, measured at least {record['measured']:.2f} ({record['confidence']:.0%} confidence)"]
     for key, what in GUESSED.items():
         if key in record:
-            found = record[key]
-            right = f"{found['right']} of {found['made']} guesses right, {found['canaries']} canaries"
-            lines.append(f"  {what}: at least {found['epsilon']:.2f} ({right})")
+            guesses = record[key]
+            right = f"{guesses['right']} of {guesses['made']} guesses right, {guesses['canaries']} canaries"
+            lines.append(f"  {what}: at least {guesses['epsilon']:.2f} ({right})")
     if "checks" in record:
         lines.append("  checks: " + ", ".join(f"{name} p = {p:.2g}" for name, p in sorted(record["checks"].items())))
     lines += _verdict(record)

@@ -18,7 +18,7 @@ from pubsel.settings.methods import GROUPS
 from pubsel.settings.schema import check
 
 # why figures may differ
-CIRCUMSTANCES = ("commit", "versions", "hardware", "device", "threads", "processes", "streams")
+CIRCUMSTANCES = ("commit", "versions", "hardware", "device", "threads", "precision", "processes", "streams")
 NO_FIGURES = (*CIRCUMSTANCES, "seconds", "finished", "identity", "settings", "notes")
 
 

@@ -293,6 +293,7 @@ def _described(cell: Cell, task: Task, before: Before, distance: dict[str, Any] 
         "settings": as_json(asked),
         "device": str(cell.device),
         "threads": torch.get_num_threads(),
+        "precision": "ieee" if cell.device.type == "cuda" else None,
         "streams": cell.streams.record(),
         "processes": torchrun.place()[1],
         "finished": datetime.now(UTC).isoformat(timespec="seconds"),

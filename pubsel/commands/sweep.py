@@ -85,11 +85,11 @@ class Cell:
 
         def whole() -> str | None:
             write("running", "")
-            said = io.StringIO()
-            with contextlib.redirect_stdout(said):
+            printed = io.StringIO()
+            with contextlib.redirect_stdout(printed):
                 failure = self.task(values)
-            print(said.getvalue(), end="", flush=True)
-            write("failed" if failure else "done", failure or said.getvalue().strip())
+            print(printed.getvalue(), end="", flush=True)
+            write("failed" if failure else "done", failure or printed.getvalue().strip())
             return failure
 
         if not self.apart:
@@ -100,17 +100,19 @@ class Cell:
             write("failed", f"killed by {name}{', perhaps since memory ran out' if name == 'SIGKILL' else ''}")
         elif code > 0:
             write("failed", f"ended with exit code {code}: see {state.with_suffix('.log')}")
-        found = json.loads(state.read_text())
-        return str(found["text"]) if found["state"] == "failed" else None
+        ended = json.loads(state.read_text())
+        return str(ended["text"]) if ended["state"] == "failed" else None
 
 
 def _forked(work: Callable[[], object], log: Path, title: str) -> int:
-    """Exit code of a child that does `work` and says all in the file `log`: 1 where it raises, -N by signal N."""
+    """Do `work` in a child that prints into `log`, and return its exit code: 1 if it raises, -N by signal N."""
     sys.stdout.flush()
     sys.stderr.flush()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # about threads: those of numpy, which outlive a fork
         child = os.fork()
+
+    # the child never returns: what the parent would do after this is not for it
     if child == 0:
         code = 1
         try:
@@ -131,6 +133,7 @@ def _forked(work: Callable[[], object], log: Path, title: str) -> int:
                 sys.stdout.flush()
                 sys.stderr.flush()
             os._exit(code)
+
     try:
         return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
     except BaseException:
@@ -208,7 +211,8 @@ def side_by_side(
     start: makes a pool of one process. Each worker is in a pool of its own, so that one that is killed takes no other
     with it: its call is lost(place, why), and a new one takes its place.
     """
-    waiting, found, pools, over = deque(enumerate(calls)), [None] * len(calls), set[Any](), threading.Event()
+    waiting, results = deque(enumerate(calls)), [None] * len(calls)
+    pools, over = set[Any](), threading.Event()
 
     def begin(pool: Any, call: tuple[Any, ...]) -> tuple[Any, Any]:
         with contextlib.suppress(BrokenProcessPool):  # killed while it had nothing to do
@@ -226,7 +230,7 @@ def side_by_side(
                 place, call = waiting.popleft()
                 try:
                     pool, result = begin(pool, call)
-                    found[place] = result.result()
+                    results[place] = result.result()
                 except BrokenProcessPool:
                     lost(place, "its worker was killed, perhaps since memory ran out")
                 except Exception as error:
@@ -245,7 +249,7 @@ def side_by_side(
         for pool in list(pools):
             pool.shutdown(wait=False, kill_workers=True)
         raise
-    return found
+    return results
 
 
 @contextlib.contextmanager
@@ -274,7 +278,7 @@ class View:
         self.states: dict[int, dict[str, Any]] = {}  # of cells that have started
         self.began: dict[int, float] = {}
         self.start = time.monotonic()
-        self.stop, self.one = threading.Event(), threading.Lock()
+        self.stop, self.lock = threading.Event(), threading.Lock()
         self.thread = threading.Thread(target=self._watch, daemon=True)
         self.live: Any = None
 
@@ -296,22 +300,22 @@ class View:
         if self.live is not None:
             self.live.stop()
 
-    def count(self, state: str) -> int:
-        """How many cells are in a state."""
-        return sum(one["state"] == state for one in self.states.values())
+    def count(self, kind: str) -> int:
+        """Count the cells that are in a state."""
+        return sum(state["state"] == kind for state in self.states.values())
 
     def failed(self) -> list[str]:
         """Each failed cell and why, in order."""
         return [
-            f"{self.cells[number - self.first]}: {one['text']}"
-            for number, one in sorted(self.states.items())
-            if one["state"] == "failed"
+            f"{self.cells[number - self.first]}: {state['text']}"
+            for number, state in sorted(self.states.items())
+            if state["state"] == "failed"
         ]
 
     def lose(self, number: int, why: str) -> None:
         """A cell that never said how it ended has failed."""
         self.look()
-        with self.one:
+        with self.lock:
             if self.states.get(number, {}).get("state") not in ("done", "failed"):
                 seconds = time.monotonic() - self.began.get(number, time.monotonic())
                 now = {"state": "failed", "seconds": round(seconds, 2), "text": why}
@@ -324,7 +328,7 @@ class View:
 
     def look(self) -> None:
         """Read the states that may have changed, and say what has ended."""
-        with self.one:
+        with self.lock:
             self._look()
 
     def _look(self) -> None:
@@ -357,7 +361,7 @@ class View:
         left = len(self.cells) - done - failed
         text = f"{done} of {len(self.cells)} done, {self.count('running')} running, {failed} failed"
         if done and left:
-            each = sum(one["seconds"] for one in self.states.values() if one["state"] == "done") / done
+            each = sum(state["seconds"] for state in self.states.values() if state["state"] == "done") / done
             text += f", about {minutes(each * left / min(self.workers, left))} left"
         return text
 
@@ -368,7 +372,7 @@ class View:
         table = Table(title=f"{self.summary()}  ({minutes(time.monotonic() - self.start)})", title_justify="left")
         for column in ("cell", "time", "settings", "last said"):
             table.add_column(column, overflow="ellipsis", no_wrap=True)
-        running = [number for number, one in sorted(self.states.items()) if one["state"] == "running"]
+        running = [number for number, state in sorted(self.states.items()) if state["state"] == "running"]
         for number in running[:SHOWN]:
             elapsed = minutes(time.monotonic() - self.began[number])
             table.add_row(str(number), elapsed, self.cells[number - self.first], self._last_said(number))

@@ -205,7 +205,7 @@ class BookKeeping(PerExampleGradients):
 
     def _kept(self, owner: str, passes: list[dict[str, Factors]]) -> Kept:
         """A layer's factors of all passes, joined."""
-        a, e = (torch.cat([one[owner][i] for one in passes]) for i in (0, 1))
+        a, e = (torch.cat([factors[owner][i] for factors in passes]) for i in (0, 1))
         a, e = (part.reshape(len(part), -1, part.shape[-1]) for part in (a, e))
         return Kept(self.offsets[f"{owner}.weight"], self.offsets.get(f"{owner}.bias"), a, e)
 

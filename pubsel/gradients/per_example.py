@@ -181,16 +181,19 @@ def known_layers(model: nn.Module, names: list[str]) -> dict[str, nn.Module] | N
 
 
 def layers_agree(model: nn.Module, x: Tensor, y: Tensor, names: list[str]) -> bool:
-    """Whether by_layers is right for this model: in float64, on two random examples shaped like x [n, ...], y [n, ...],
-    at weights slightly moved (where a head is all zeros, nothing else would show)."""
+    """Tell whether by_layers is right for this model: in float64, on two random examples shaped like x [n, ...] and
+    y [n, ...], at weights slightly moved."""
     if known_layers(model, names) is None:
         return False
+
+    # if a head is all zeros, no gradient comes through it, and a mistake below would not show
     generator = torch.Generator().manual_seed(0)
     moved = copy.deepcopy(model).double()
     with torch.no_grad():
         for parameter in moved.parameters():
             noise = torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
             parameter.add_(0.01 * noise.to(parameter.device))
+
     examples = torch.randint(256, (2, *x.shape[1:]), generator=generator).to(x.device)
     examples = examples.to(x.dtype) if not x.is_floating_point() else examples.double() / 255
     labels = torch.zeros(2, *y.shape[1:], dtype=y.dtype, device=y.device)
@@ -202,6 +205,7 @@ def layers_agree(model: nn.Module, x: Tensor, y: Tensor, names: list[str]) -> bo
         if out_of_memory(error):  # vmap would need more
             raise
         return False
+
     by_vmap(moved, examples, labels, exact)
     return all(torch.allclose(ours[name], exact[name], 1e-8, 1e-10) for name in names)
 
@@ -255,6 +259,8 @@ def _convolution(layer: nn.Conv2d, x: Tensor, g: Tensor, out: Tensor) -> None:
         )[1]  # fmt: skip
         out.copy_(gradient.view(out.shape))
         return
+
+    # views of the input, one for each position of the kernel; as many at once as stay in a cache
     top, left = layer.padding
     padded = nn.functional.pad(x, (left, left, top, top))
     sn, sc, sh, sw = padded.stride()

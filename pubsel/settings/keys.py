@@ -476,11 +476,11 @@ def _typed(value: Any) -> str:
 
 def neutral(schema: Any, prefix: str = "") -> list[str]:
     """List the dotted keys of a dataclass of settings that cannot change a result."""
-    found = []
+    keys = []
     for f in dataclasses.fields(schema):
-        found += [f"{prefix}{f.name}"] if f.metadata.get("neutral") else []
-        found += neutral(f.type, f"{prefix}{f.name}.") if dataclasses.is_dataclass(f.type) else []
-    return found
+        keys += [f"{prefix}{f.name}"] if f.metadata.get("neutral") else []
+        keys += neutral(f.type, f"{prefix}{f.name}.") if dataclasses.is_dataclass(f.type) else []
+    return keys
 
 
 def of_run(settings: RunConfig) -> RunConfig:

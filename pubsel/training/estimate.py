@@ -154,17 +154,20 @@ def prepared(needs: Memory, task: Task, width: int, passes: int = 0, releases: b
     return needs._replace(prepared=sum(sizes), preparing=preparing)
 
 
-def told(size: int, found: Needs, steps: int, before: Mapping[str, float]) -> str:
+def told(size: int, needs: Needs, steps: int, before: Mapping[str, float]) -> str:
     """What the person at the terminal is told: bytes, seconds of the steps, and of the rest if it takes long beside
     these. before: what else is done before training, and its seconds."""
-    said, training = f"  about {gib(size)} of memory beside the data", found.step * steps
+    training = needs.step * steps
+    line = f"  about {gib(size)} of memory beside the data"
     if steps:
-        said += f", {found.step:.2g} s a step: {duration(training)} of training"
-    others = {**before, "training on public data": found.public, "evaluation": found.evaluation}
+        line += f", {needs.step:.2g} s a step: {duration(training)} of training"
+
+    # what takes long beside the steps
+    others = {**before, "training on public data": needs.public, "evaluation": needs.evaluation}
     for what, seconds in others.items():
         if seconds >= 1 and seconds > training / 20:
-            said += f", {duration(seconds)} of {what}"
-    return said
+            line += f", {duration(seconds)} of {what}"
+    return line
 
 
 def profile_step(

@@ -186,9 +186,9 @@ def fit(
     Raises UserError if the weights stop being finite, or the checkpoint is of another release.
     """
     algorithm, plan = job.algorithm, job.schedule
-    everyone, own = task.private, processes.own(task.private)
+    everyone, share = task.private, processes.own(task.private)
     device = next(model.parameters()).device
-    task = on_device(task._replace(private=own), device)
+    task = on_device(task._replace(private=share), device)
     gradients = gradients or engine(model, job.training.chunk)
     view = view_of(model, gradients, task, job.name, plan)
     state = _State(model, gradients, job)
