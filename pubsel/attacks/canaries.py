@@ -135,8 +135,8 @@ class WithCanaries:
                 yield some, DenseGradients(parts[0])
 
     def _parts(self, chosen: Tensor, dtype: torch.dtype) -> tuple[Tensor, ...]:
-        """Return what the gradients of the canaries `chosen` [n] are made of, [n, p], or [n, C] and [n, d]: their norm is
-        the magnitude times the scale; a bias adds to it."""
+        """Return what the gradients of the canaries `chosen` [n] are made of, [n, p], or [n, C] and [n, d]; their norm
+        is the magnitude times the scale; a bias adds to it."""
         device = next(self.model.parameters()).device
         scales = self.scales[torch.arange(len(self.canaries.columns)) % 2]
         norms = (self.canaries.magnitudes * scales)[chosen].to(device, dtype)[:, None]
