@@ -15,6 +15,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -42,7 +43,12 @@ RUNS = 5
 REPEAT_S = 0.2  # shorter runs are repeated for so long
 
 MICRO = (16, 32, 64, 128)
-NETWORKS = {"resnet20": (3, 32, 32, 10), "fmnist_cnn": (1, 28, 28, 10), "probe": (3, 224, 224, 14)}
+NETWORKS = {
+    "resnet20": (3, 32, 32, 10), "fmnist_cnn": (1, 28, 28, 10), "probe": (3, 224, 224, 14),
+    "mlp": (1, 28, 28, 10), "token_mlps": (3, 32, 32, 10), "cnn64": (3, 64, 64, 10), "vit_tiny": (3, 224, 224, 10),
+    "convnext_atto": (3, 64, 64, 10), "mobilenetv2": (3, 64, 64, 10), "dense_block": (3, 32, 32, 10),
+}  # fmt: skip
+TIMM = {"vit_tiny": "vit_tiny_patch16_224", "convnext_atto": "convnext_atto", "mobilenetv2": "mobilenetv2_100"}
 BOUNDS = (10.0, 2.0)  # GEP's, on embedding and residual
 DENSE = "features.denseblock3.denselayer"
 BACKBONES: dict[str, tuple[str, dict[str, Any]]] = {
@@ -307,6 +313,13 @@ WORK = {
     "gradients_probe": _network(gradients, "probe", 64, None),
     "dp_sgd_fmnist_cnn": _network(dp_sgd, "fmnist_cnn", 512, 256),
     "dp_sgd_resnet20": _network(dp_sgd, "resnet20", 256, None),
+    "dp_sgd_mlp": _network(dp_sgd, "mlp", 512, 512),
+    "dp_sgd_token_mlps": _network(dp_sgd, "token_mlps", 64, None),
+    "dp_sgd_cnn64": _network(dp_sgd, "cnn64", 128, None),
+    "dp_sgd_vit_tiny": _network(dp_sgd, "vit_tiny", 16, None),
+    "dp_sgd_convnext_atto": _network(dp_sgd, "convnext_atto", 32, None),
+    "dp_sgd_mobilenetv2": _network(dp_sgd, "mobilenetv2", 32, None),
+    "dp_sgd_dense_block": _network(dp_sgd, "dense_block", 64, None),
     "backbone_resnet152_fc": _backbone("resnet152, last layer"),
     "backbone_resnet152": _backbone("resnet152, Table 6"),
     "backbone_densenet121": _backbone("densenet121, Table 6"),
@@ -339,8 +352,61 @@ def random_images(network: str, n: int, device: str) -> tuple[Tensor, Tensor]:
 
 def _problem(network: str, n: int, device: str) -> tuple[nn.Module, Tensor, Tensor]:
     torch.manual_seed(0)
-    model = small.NETWORKS[network](*NETWORKS[network]).eval().to(device)
-    return model, *random_images(network, n, device)
+    return network_of(network).eval().to(device), *random_images(network, n, device)
+
+
+def network_of(name: str) -> nn.Module:
+    """One of NETWORKS, all of it trained; those that pubsel has not are kinds of networks that people bring along."""
+    channels, *_, classes = NETWORKS[name]
+    if name in small.NETWORKS:
+        return small.NETWORKS[name](*NETWORKS[name])
+    if name in TIMM:
+        given = Model("timm", TIMM[name], False, None, Norm.replace, None)
+        return build(given, NETWORKS[name][:3], classes, (0.5,) * 3, (0.5,) * 3, 0)
+    if name == "mlp":
+        hidden = [nn.Linear(784, 512), nn.ReLU(), nn.Linear(512, 256), nn.ReLU()]
+        return nn.Sequential(nn.Flatten(), *hidden, nn.Linear(256, classes))
+    if name == "token_mlps":
+        return TokenMLPs(classes)
+    if name == "dense_block":
+        growing = [DenseLayer(24 + 12 * i, 12) for i in range(6)]
+        return nn.Sequential(nn.Conv2d(channels, 24, 3, 2, 1), *growing, *head(24 + 12 * 6, classes))
+    widths = [channels, 32, 64, 128, 128]
+    layers = [[nn.Conv2d(a, b, 3, 2, 1), nn.GroupNorm(8, b), nn.ReLU()] for a, b in pairwise(widths)]
+    return nn.Sequential(*(part for layer in layers for part in layer), *head(128, classes))
+
+
+def head(width: int, classes: int) -> list[nn.Module]:
+    """A mean over positions, and a classifier."""
+    return [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(width, classes)]
+
+
+class TokenMLPs(nn.Module):
+    """Four blocks of two linear layers over 64 tokens, 1.2 M parameters."""
+
+    def __init__(self, classes: int):
+        super().__init__()
+        self.embed = nn.Conv2d(3, 192, 4, 4)
+        blocks = [[nn.LayerNorm(192), nn.Linear(192, 768), nn.GELU(), nn.Linear(768, 192)] for _ in range(4)]
+        self.blocks = nn.ModuleList(nn.Sequential(*block) for block in blocks)
+        self.head = nn.Linear(192, classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        tokens = self.embed(x).flatten(2).mT  # [n, 64, 192]
+        for block in self.blocks:
+            tokens = tokens + block(tokens)
+        return self.head(tokens.mean(1))
+
+
+class DenseLayer(nn.Module):
+    """A layer of a DenseNet: its output is joined to its input."""
+
+    def __init__(self, width: int, growth: int):
+        super().__init__()
+        self.norm, self.conv = nn.GroupNorm(4, width), nn.Conv2d(width, growth, 3, 1, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.cat([x, self.conv(torch.relu(self.norm(x)))], 1)
 
 
 def _linear(n: int, d: int, classes: int, device: str) -> tuple[nn.Module, Tensor, Tensor]:

@@ -10,7 +10,7 @@ from torch import nn
 from pubsel.gradients.matrix import PerExampleGradients
 from pubsel.gradients.per_example import by_vmap
 from pubsel.messages import UsageError, UserError
-from pubsel.models import _torchvision_scale, build
+from pubsel.models import _apart, _torchvision_scale, build
 from pubsel.models.trained import LowRank, choose, head, heads, replaced_heads, trained_parameters
 from pubsel.settings.keys import Adapters, Lora, Model, Norm
 
@@ -234,11 +234,25 @@ def test_normalisation_stays_as_it_was_trained_unless_it_is_named():
         assert {n.removeprefix("net.") for n, p in net.named_parameters() if p.requires_grad} == want
 
 
-def test_batch_normalisation_that_cannot_be_replaced_or_was_trained_is_refused(tmp_path):
+def test_batch_normalisation_with_an_activation_is_replaced_and_the_activation_stays():
+    """That of timm's MobileNet and its like: one layer does both."""
     given = model("mobilenetv2_100")
     given.norm = Norm.replace
+    net = network(given)
+    kinds = [type(module).__name__ for module in net.modules()]
+    assert not any("BatchNorm" in kind for kind in kinds)
+    assert kinds.count("GroupNorm") == 52
+    assert kinds.count("ReLU6") == 35
+    x = torch.randint(256, (3, 3, 64, 64), dtype=torch.uint8)
+    torch.testing.assert_close(net(x)[:1], net(x[:1]), atol=1e-5, rtol=1e-4)  # examples do not mix
+
+
+def test_batch_normalisation_that_cannot_be_replaced_or_was_trained_is_refused(tmp_path):
+    class Own(nn.BatchNorm2d):
+        """Of a kind that nobody knows."""
+
     with pytest.raises(UsageError, match=r"model\.norm=replace cannot replace.*freeze"):
-        network(given)
+        _apart(nn.Sequential(Own(3)), Norm.replace, False)
     save_file(contiguous(network(model("resnet18")).net), tmp_path / "w.safetensors")
     given = model("resnet18")
     given.norm, given.checkpoint = Norm.replace, str(tmp_path / "w.safetensors")
