@@ -247,10 +247,11 @@ def test_batch_normalisation_with_an_activation_is_replaced_and_the_activation_s
     torch.testing.assert_close(net(x)[:1], net(x[:1]), atol=1e-5, rtol=1e-4)  # examples do not mix
 
 
-def test_batch_normalisation_that_cannot_be_replaced_or_was_trained_is_refused(tmp_path):
-    class Own(nn.BatchNorm2d):
-        """Of a kind that nobody knows."""
+class Own(nn.BatchNorm2d):
+    """Of a kind that nobody knows."""
 
+
+def test_batch_normalisation_that_cannot_be_replaced_or_was_trained_is_refused(tmp_path):
     with pytest.raises(UsageError, match=r"model\.norm=replace cannot replace.*freeze"):
         _apart(nn.Sequential(Own(3)), Norm.replace, False)
     save_file(contiguous(network(model("resnet18")).net), tmp_path / "w.safetensors")
