@@ -300,7 +300,7 @@ def test_what_goes_to_another_process_leaves_the_gpu_and_arrives_on_its_own(monk
         packed = parallel._packed(view)
         assert not any(tensor.is_cuda for tensor in (*packed.model.state_dict().values(), *packed.public, packed.start))
         names = list(view.gradients.offsets)
-        job = parallel.Told(packed, names, None, "key", None, "cuda", 1, [])
+        job = parallel.Assignment(packed, names, None, "key", None, "cuda", 1, [])
         to = torch.nn.Module.to
         monkeypatch.setattr(torch.nn.Module, "to", lambda module, device: moves.append(device) or to(module, device))
         unpacked, private = parallel._unpacked(job, split)
@@ -310,7 +310,7 @@ def test_what_goes_to_another_process_leaves_the_gpu_and_arrives_on_its_own(monk
 
 
 def test_a_process_without_a_gpu_of_its_own_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    job = parallel.Told(None, [], None, "key", None, "cuda", 1, [])
+    job = parallel.Assignment(None, [], None, "key", None, "cuda", 1, [])
     with pretended():
         monkeypatch.setattr(parallel.torchrun, "on_this_machine", lambda: 1)
         with pytest.raises(UsageError, match="process 1 of this machine has no GPU, there are 1"):
