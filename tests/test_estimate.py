@@ -14,12 +14,13 @@ import torch
 import yaml
 
 import pubsel.training.loop as training_loop
-from pubsel import algorithms
+from pubsel import algorithms, distances, selection
 from pubsel.algorithms import build, noisy_sgd, pillar
 from pubsel.algorithms.dp_sgd import DPSGD
 from pubsel.cli import main
 from pubsel.commands import run
 from pubsel.data import Split, Task
+from pubsel.distances.gsd import GSD
 from pubsel.gradients.factored import LinearGradients
 from pubsel.gradients.matrix import PerExampleGradients
 from pubsel.messages import UserError
@@ -557,3 +558,22 @@ def test_a_step_is_profiled_without_private_examples(name, tmp_path):
     assert len([line for line in table if "%" in line and "Name" not in line]) == 5
     assert torch.equal(private.x, before)
     assert rehearsal.random_like(private, 50, 10).x.shape == (50, 6, 32, 32)
+
+
+def test_the_time_of_a_private_choice_is_told_before_and_reads_no_private_example(tmp_path, capsys):
+    """More candidates, examples and networks take in proportion; nobody can time it without running it."""
+    noise = torch.Generator().manual_seed(0)
+    public = Split(torch.rand(300, 1, 8, 8, generator=noise), torch.arange(300) % 10)
+    private = Split(torch.full((50, 1, 8, 8), torch.nan), torch.zeros(50, dtype=torch.long))
+    values = yaml.safe_load((CONF / "distance" / "gsd.yaml").read_text()) | {"m": 200, "k": 4, "initialisations": 2}
+    distance = distances.build(values)
+    assert isinstance(distance, GSD)
+
+    def build(i):
+        return small.NETWORKS["mnist_cnn"](1, 8, 8, 10).eval()
+
+    asked = []
+    sets = selection.Comparison(build, private, {"a": public, "b": public}, 10, "key", lambda *what: asked.append(what))
+    seconds = duration.of_choice(distance, 256, sets, 100)
+    assert 0 < seconds < 100
+    assert asked == []  # nothing secret was drawn for it

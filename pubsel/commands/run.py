@@ -38,6 +38,7 @@ from pubsel.cell import (
 from pubsel.data import Split, Task
 from pubsel.distances.gsd import Subspaces
 from pubsel.messages import UsageError, UserError, gib, log, logged, say, traced
+from pubsel.messages import duration as in_words
 from pubsel.models.layers import split
 from pubsel.models.memory import Held
 from pubsel.models.trained import trained_parameters
@@ -335,6 +336,11 @@ def with_chosen(cell: Cell) -> tuple[Cell, accountant.Plan]:
             chosen, spend = selection.select(gsd, settings.select, epsilon, sets, say)
             return {"chosen": chosen, "spend": spend._asdict()}
 
+        if settings.estimate and len(candidates) > 1 and not (cell.folder / "selection.pt").exists():
+            sets = Comparison(build, task.private, candidates, task.classes, "estimate", secret)
+            examples = min(len(task.private.x), settings.select.private_m or gsd.m)
+            seconds = duration.of_choice(gsd, settings.select.sketch, sets, examples)
+            say(f"  about {in_words(seconds)} of choosing")
         choice = released_once(cell.folder / "selection.pt", secret, release)
 
     say(f"  public data: {choice['chosen']}, of {', '.join(pairs)}")

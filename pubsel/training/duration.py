@@ -5,6 +5,7 @@ Public examples are read; random ones replace the private, of which only number,
 steps a fit or a transport takes depends on the data, so that Task2Vec and OTDD may take somewhat more or less.
 """
 
+import dataclasses
 from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
@@ -14,7 +15,8 @@ from torch import Tensor, nn
 
 from pubsel.data import Split
 from pubsel.distances import Distance, frechet, mmd, otdd
-from pubsel.distances.gsd import GSD, engine_of, gradients_of
+from pubsel.distances.dp_gsd import Side
+from pubsel.distances.gsd import GSD, Labelling, engine_of, gradients_of
 from pubsel.distances.inputs import class_numbers, penultimate
 from pubsel.distances.task2vec import Task2Vec, fisher, fit_head
 from pubsel.gradients.matrix import DenseGradients, PerExampleGradients, random_labels
@@ -22,6 +24,7 @@ from pubsel.gradients.subspace import BUCKETS, MANY, davidson, is_large, top_eig
 from pubsel.messages import UsageError
 from pubsel.models.trained import head
 from pubsel.privacy.randomness import stream
+from pubsel.selection import Comparison
 from pubsel.training.estimate import passes
 from pubsel.training.rehearsal import foreseen, random_like
 
@@ -67,6 +70,33 @@ def seconds(this: Measurement, candidates: int = 1) -> float:
     except (UsageError, ValueError):  # too few examples, or classes
         return 0.0
     return this.distance.initialisations * (sides.private + candidates * sides.candidate)
+
+
+def of_choice(distance: GSD, sketch: int, sets: Comparison, examples: float) -> float:
+    """Return the seconds of a private choice among candidates, from so many private examples. Public examples stand for
+    those: no private one is read."""
+    public = next(iter(sets.candidates.values()))
+    several = sets.private.y.dim() == 2
+
+    def side(rows: int) -> Side:
+        small = dataclasses.replace(distance, m=rows, labels=Labelling.random)
+        return Side(small, sets.build(0), sets.classes, several, sketch, "estimate", 0)
+
+    def of_private(rows: int) -> Callable[[], object]:
+        part = public.x[torch.arange(rows) % len(public.x)]
+        labels = random_labels(stream("estimate", "labels"), rows, sets.classes, several)
+        network = side(rows)
+        source = stream("estimate", "in place of secret labels")
+        return lambda: list(network.private(Split(part, labels), torch.arange(rows), source))
+
+    def of_candidate(rows: int) -> Callable[[], object]:
+        network = side(rows)
+        return lambda: network.public("a candidate", public)
+
+    least = max(ROWS, 2 * distance.k)
+    private = foreseen(of_private, max(1, round(examples)), least=least)
+    candidate = foreseen(of_candidate, distance.m, least=least)
+    return distance.initialisations * (private + len(sets.candidates) * candidate)
 
 
 def _of_gradients(this: Measurement) -> Sides:
