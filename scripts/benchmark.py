@@ -362,7 +362,11 @@ def network_of(name: str) -> nn.Module:
         return small.NETWORKS[name](*NETWORKS[name])
     if name in TIMM:
         given = Model("timm", TIMM[name], False, None, Norm.replace, None)
-        return build(given, NETWORKS[name][:3], classes, (0.5,) * 3, (0.5,) * 3, 0)
+        net = build(given, NETWORKS[name][:3], classes, (0.5,) * 3, (0.5,) * 3, 0)
+        for module in net.modules():
+            if hasattr(module, "inplace"):
+                module.inplace = False  # type: ignore[assignment] # hooks of opacus fail at what is overwritten
+        return net
     if name == "mlp":
         hidden = [nn.Linear(784, 512), nn.ReLU(), nn.Linear(512, 256), nn.ReLU()]
         return nn.Sequential(nn.Flatten(), *hidden, nn.Linear(256, classes))
