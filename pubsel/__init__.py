@@ -1,12 +1,13 @@
 """pubsel: choose and use public data for differentially private machine learning.
 
-Each function does what the command of `pubsel` beside it does, and takes its settings: words of the command line, or
-keywords, with a mapping for dotted keys. A Record is what a command leaves in results.
+Each function does what the command next to it does, and takes its settings: words of the command line, or keywords, with
+a mapping for dotted keys. A Record is what a command leaves in results.
 
-    pubsel.rank("my_images", ["digits", "photo_patches"], model="mnist_cnn")                 pubsel rank
-    pubsel.train("+experiment=quickstart", epsilon=4, training={"steps": 100})               pubsel run
-    pubsel.load("digits-digits-digits_cnn-gep-eps4-seed0-0123456789")                        pubsel runs show
-    pubsel.open_dataset("my_images")                                                         pubsel data check
+    pubsel.rank("my_images", ["digits", "photo_patches"])               # pubsel rank
+    pubsel.train("+experiment=quickstart", epsilon=4)                   # pubsel run
+    pubsel.train("algorithm=dp_sgd", training={"steps": 100})
+    pubsel.load("results/runs/NAME")                                    # pubsel runs show
+    pubsel.open_dataset("my_images")                                    # pubsel data check
 """
 
 from __future__ import annotations
