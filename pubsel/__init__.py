@@ -1,7 +1,7 @@
 """pubsel: choose and use public data for differentially private machine learning.
 
-Each function does what the command next to it does, and takes its settings: words of the command line, or keywords, with
-a mapping for dotted keys. A Record is what a command leaves in results.
+Each function does what the command next to it does, and takes its settings: words of the command line, or keywords,
+with a mapping for dotted keys. A Record is what a command leaves in results.
 
     pubsel.rank("my_images", ["digits", "photo_patches"])               # pubsel rank
     pubsel.train("+experiment=quickstart", epsilon=4)                   # pubsel run
