@@ -1,5 +1,5 @@
-"""Pages of the site that follow from the code, conf/ and results/: the reference, the API, results and what lies beside
-the package. mkdocs makes them anew at each build (`hooks` in mkdocs.yml), so that no text stands in two places."""
+"""Generate pages of the site from the code, conf/ and results/: the reference, the API, the results and the files next
+to the package. mkdocs generates them at each build (`hooks` in mkdocs.yml), so no text is kept twice."""
 
 import ast
 import re
@@ -84,7 +84,7 @@ def shown_results() -> list[Path]:
 
 
 def beside(file: Path) -> str:
-    """A page that lies beside the package, its links as they are in the site."""
+    """Return a page from next to the package, with links as in the site."""
     text = file.read_text(encoding="utf-8").replace("](docs/", "](")
     if file.suffix != ".md":
         return f"# {file.name}\n\n```\n{text}```\n"

@@ -133,6 +133,22 @@ def test_one_row_moves_the_clipped_sum_by_at_most_one(kind: str, tokens: int) ->
         assert moved.norm() <= 1 + ROUNDING
 
 
+@pytest.mark.attack
+@pytest.mark.parametrize("tokens", [1, 3])
+@pytest.mark.parametrize(("inputs", "errors"), [(1e17, 2e-23), (2e-23, 1e17), (1e18, 1e-22), (1e-30, 1e-30), (1e12, 1)])
+def test_no_norm_is_read_too_small_where_squares_vanish_in_float32(inputs: float, errors: float, tokens: int) -> None:
+    """A huge factor makes a tiny one count, whose squares are 0 in float32: a small clip norm would not be met."""
+    generator = torch.Generator().manual_seed(0)
+    a, e = (scale * torch.rand(4, tokens, d, generator=generator) for scale, d in ((inputs, 40), (errors, 3000)))
+    rows = torch.einsum("ntb,nta->nba", e.double(), a.double()).flatten(1)
+    block = LayeredGradients(torch.zeros(4, 0), [], [Kept(slice(0, 120_000), None, a, e)], 120_000)
+    assert (block.row_norms() >= rows.norm(dim=1) * (1 - 1e-6)).all()
+    clipped = 1e-6
+    for i in range(4):
+        weights = clip_factors(block.row_norms(), clipped) * (torch.arange(4) == i)
+        assert block.combine(weights).norm() <= clipped
+
+
 def test_a_row_that_cancels_nearly_keeps_its_norm() -> None:
     """What is added for rounding clips no row that is to be released as it is."""
     generator = torch.Generator().manual_seed(0)

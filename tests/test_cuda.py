@@ -5,6 +5,7 @@ import contextlib
 import io
 import json
 import os
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +18,14 @@ from omegaconf import OmegaConf, open_dict
 from pretend_cuda import Log, pretended
 
 from pubsel import algorithms, cell, models
+from pubsel.algorithms import gep
 from pubsel.cli import main
 from pubsel.commands import sweep
 from pubsel.data import Split, Task
 from pubsel.gradients import per_example
-from pubsel.gradients.matrix import PerExampleGradients
+from pubsel.gradients.matrix import Basis, DenseGradients, PerExampleGradients
 from pubsel.messages import UsageError
+from pubsel.privacy.accountant import ROUNDING
 from pubsel.privacy.randomness import stream
 from pubsel.privacy.sampling import Schedule
 from pubsel.settings import CONF
@@ -253,6 +256,27 @@ def test_a_step_of_wide_layers_that_are_kept_as_factors_waits_for_nothing() -> N
     log = counted("dp_sgd", wide, (784,), 1000, 1)
     assert not log.waits
     assert 10 < sum(log.kernels.values()) <= 250
+
+
+def test_residuals_near_the_basis_are_clipped_as_on_a_cpu() -> None:
+    """Where nobody asks which rows these are: near rows, far ones and zero rows, and one of them more or less."""
+    generator = torch.Generator().manual_seed(0)
+    block = torch.linalg.qr(torch.randn(300, 8, generator=generator)).Q
+    inside = torch.randn(40, 8, generator=generator) @ block.T
+    shares = torch.tensor([0.0, 1e-6, 1e-3, 0.05, 0.2, 5.0]).repeat(7)[:40, None]
+    rows = 30 * (inside + shares * torch.randn(40, 300, generator=generator))
+    rows[7] = 0
+
+    def total(device: str, count: int) -> torch.Tensor:
+        g, basis = DenseGradients(rows[:count].to(device)), Basis([slice(0, 300)], [block.to(device)])
+        error = torch.zeros(1, dtype=torch.float64, device=device)
+        return gep.residual_sum(g, basis, g.project(basis), 1.0, error)
+
+    with pretended():
+        sums = [total("cuda", count).cpu() for count in range(1, 41)]
+    for count, pretended_sum in enumerate(sums, 1):
+        torch.testing.assert_close(pretended_sum, total("cpu", count), rtol=1e-4, atol=1e-6)
+    assert max((b - a).norm() for a, b in pairwise(sums)) <= 1 + ROUNDING
 
 
 def test_private_data_cross_to_the_device_once() -> None:

@@ -33,19 +33,19 @@ class Kept(NamedTuple):
     e: Tensor  # [n, t, b], the gradients of its outputs
 
     def squared_norms(self) -> Tensor:
-        """Of the layer's part of each row -> float64 [n]: sum_st (a_s . a_t + 1) (e_s . e_t), 1 for a bias.
+        """Return those of the layer's part of each row, float64 [n]: sum_st (a_s . a_t + 1) (e_s . e_t), 1 for a bias.
+        In float64: squares of small float32 numbers vanish, and a huge other factor would make them count.
 
         The terms of several positions may cancel, and leave of the sum what rounding made of them: SLACK of the square
         of sum_t |a_t| |e_t| is added, so that no norm is read too small, and so that a row, whose float64 sum over
         positions is off by 2^-53 t sum_t |a_t| |e_t|, is off by less than 1e-8 once it is clipped to norm 1.
         """
         bias = 0.0 if self.bias is None else 1.0
-        n, t = self.a.shape[:2]
-        inputs, errors = (row_norms(part.flatten(0, 1)).square().view(n, t) for part in (self.a, self.e))
-        terms = (inputs + bias) * errors  # [n, t]
+        t = self.a.shape[1]
+        a, e = self.a.double(), self.e.double()
+        terms = (a.square().sum(2) + bias) * e.square().sum(2)  # [n, t]
         if t == 1:
             return terms.squeeze(1)
-        a, e = self.a.double(), self.e.double()
         whole = ((a @ a.mT + bias) * (e @ e.mT)).sum((1, 2)).clamp(min=0)
         return whole + SLACK * terms.sqrt().sum(1).square()
 
@@ -68,7 +68,7 @@ class Kept(NamedTuple):
             torch.sum(self.e, 1, out=rows[:, self.bias])
 
     def without(self, broken: Tensor) -> "Kept":
-        """With zero rows for the examples that are broken, bool [n]."""
+        """Return it with zero rows for the examples that are broken, bool [n]."""
         a, e = (part.masked_fill(broken[:, None, None], 0) for part in (self.a, self.e))
         return self._replace(a=a, e=e)
 
@@ -116,7 +116,7 @@ class LayeredGradients:
         return total
 
     def dense(self) -> DenseGradients:
-        """The same with all columns written out."""
+        """Return the same with all columns written out."""
         if self._dense is None:
             rows = self.rows.new_empty(len(self.rows), self.size)
             parts = self.rows.split([part.stop - part.start for part in self.columns], 1)
@@ -155,14 +155,14 @@ class BookKeeping(PerExampleGradients):
         self._wide: dict[str, int] | None = None  # numbers of an example by layer; decided at the first call
 
     def wide(self, x: Tensor, y: Tensor) -> dict[str, int]:
-        """The layers that are kept as factors, with the numbers that they keep of an example."""
+        """Return the layers that are kept as factors, with the numbers that they keep of an example."""
         if self._wide is None:
             known = self.from_layers(x, y)
             self._wide = wide_layers(self.model, x, list(self.offsets)) if known else {}
         return self._wide
 
     def chunk(self, x: Tensor) -> int:
-        """Examples of x [n, ...] per pass."""
+        """Return how many examples of x [n, ...] a pass takes."""
         if self._given or not self._wide:
             return super().chunk(x)
         columns = [part for name, part in self.offsets.items() if name.rpartition(".")[0] not in self._wide]
@@ -172,7 +172,7 @@ class BookKeeping(PerExampleGradients):
     def blocks(  # type: ignore[override] # of another kind than those of PerExampleGradients
         self, x: Tensor, y: Tensor, rows: int = 1, dtype: torch.dtype | None = None
     ) -> Iterator[GradientMatrix]:
-        """As those of PerExampleGradients. A block is gone when the next one is asked for."""
+        """Yield G as PerExampleGradients does. A block is gone when the next one is asked for."""
         if not len(x) or not self.wide(x, y):
             yield from super().blocks(x, y, rows, dtype)
             return
@@ -182,7 +182,7 @@ class BookKeeping(PerExampleGradients):
             yield self._layered(xs, ys, dtype or next(self.model.parameters()).dtype)
 
     def _layered(self, x: Tensor, y: Tensor, dtype: torch.dtype) -> LayeredGradients:
-        """G for x [n, ...], y [n, ...], in passes of chunk(x)."""
+        """Return G for x [n, ...], y [n, ...], in passes of chunk(x)."""
         wide = self.wide(x, y)
         names = [name for name in self.offsets if name.rpartition(".")[0] not in wide]
         columns = [self.offsets[name] for name in names]
@@ -204,7 +204,7 @@ class BookKeeping(PerExampleGradients):
         return LayeredGradients(rows, columns, [self._kept(owner, passes) for owner in wide], self.size, losses)
 
     def _kept(self, owner: str, passes: list[dict[str, Factors]]) -> Kept:
-        """A layer's factors of all passes, joined."""
+        """Join a layer's factors of all passes."""
         a, e = (torch.cat([factors[owner][i] for factors in passes]) for i in (0, 1))
         a, e = (part.reshape(len(part), -1, part.shape[-1]) for part in (a, e))
         return Kept(self.offsets[f"{owner}.weight"], self.offsets.get(f"{owner}.bias"), a, e)

@@ -54,9 +54,8 @@ def by_vmap(model: nn.Module, x: Tensor, y: Tensor, out: dict[str, Tensor]) -> T
     return losses
 
 
-Factors = tuple[
-    Tensor, Tensor
-]  # of a linear layer's gradients: its inputs [n, ..., a], those of its outputs [n, ..., b]
+# of a linear layer's gradients: its inputs [n, ..., a], and the gradients of its outputs [n, ..., b]
+Factors = tuple[Tensor, Tensor]
 
 
 def by_layers(
@@ -158,7 +157,7 @@ def wide_layers(model: nn.Module, x: Tensor, names: list[str]) -> dict[str, int]
     for owner, layer in layers.items():
         b, a = layer.weight.shape
         tokens = inputs[owner][0].numel() // a
-        if a * b >= WIDE and tokens * (a + b) * (4 if tokens == 1 else 4 * tokens) <= a * b:
+        if a * b >= WIDE and 4 * tokens**2 * (a + b) <= a * b:
             wide[owner] = tokens * (a + b)
     return wide
 

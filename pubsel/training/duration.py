@@ -75,7 +75,7 @@ def seconds(this: Measurement, candidates: int = 1) -> float:
 def of_choice(distance: GSD, sketch: int, sets: Comparison, examples: float) -> float:
     """Return the seconds of a private choice among candidates, from so many private examples. Public examples stand for
     those: no private one is read."""
-    public = next(iter(sets.candidates.values()))
+    name, public = next(iter(sets.candidates.items()))
     several = sets.private.y.dim() == 2
 
     def side(rows: int) -> Side:
@@ -91,7 +91,7 @@ def of_choice(distance: GSD, sketch: int, sets: Comparison, examples: float) -> 
 
     def of_candidate(rows: int) -> Callable[[], object]:
         network = side(rows)
-        return lambda: network.public("a candidate", public)
+        return lambda: network.public(name, public)
 
     least = max(ROWS, 2 * distance.k)
     private = foreseen(of_private, max(1, round(examples)), least=least)
