@@ -56,7 +56,7 @@ PATHS = {
     "gep with GSD": f"{QUICK} seed=5",
     "gep in slices": f"{NO_GSD} algorithm.groups=slices algorithm.redraw=false",
     "gep bfloat16": f"{NO_GSD} algorithm.public_precision=bfloat16",
-    "gep tf32": f"{NO_GSD} algorithm.public_precision=tf32",
+    "gep ieee": f"{NO_GSD} algorithm.public_precision=ieee",
     "biased gep": f"{NO_GSD} algorithm.residual=false",
     "dp_sgd": f"{NO_GSD} algorithm=dp_sgd",
     "dp_sgd, secure noise": f"{NO_GSD} algorithm=dp_sgd privacy.secure_noise=true",

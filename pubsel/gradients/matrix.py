@@ -181,7 +181,8 @@ def random_labels(source: np.random.Generator, n: int, classes: int, multi_label
 def gpu_precision(precision: str) -> Iterator[None]:
     """Matrix products and convolutions of float32 numbers on a GPU as "ieee" or "tf32"; ieee again afterwards.
 
-    A command sets ieee when it chooses its device; the loop asks for it again before it touches private data.
+    A command sets ieee when it chooses its device; the loop asks for it again before it touches private data. What
+    public data alone decides, a basis or what is trained first, is computed in tf32.
     """
     set_precision(precision)
     try:
