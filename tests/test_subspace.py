@@ -192,7 +192,7 @@ def test_groups_are_orthonormal_each():
         torch.testing.assert_close(block.T @ block, torch.eye(block.shape[1]), atol=1e-5, rtol=0)
 
 
-@pytest.mark.parametrize("p,k", [(3000, 60), (64, 64), (16, 16), (1, 1)])
+@pytest.mark.parametrize(("p", "k"), [(3000, 60), (64, 64), (16, 16), (1, 1)])
 @pytest.mark.parametrize("condition", [0, 4, 8, 12])
 def test_bases_by_cholesky_factors_are_those_of_householder(p, k, condition):
     """Orthonormal at any condition number; and no more of B lies outside, up to what float32 rounds off."""
