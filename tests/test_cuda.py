@@ -176,7 +176,7 @@ def test_memory_that_ran_out_is_no_sign_that_layers_are_not_known(monkeypatch: p
     monkeypatch.setattr(per_example, "by_layers", full)
     model = torch.nn.Linear(4, 3)
     with pytest.raises(torch.OutOfMemoryError):
-        per_example.layers_agree(model, torch.zeros(2, 4), torch.zeros(2, dtype=torch.long), ["weight"])
+        per_example.why_vmap(model, torch.zeros(2, 4), torch.zeros(2, dtype=torch.long), ["weight"])
 
 
 def test_rows_of_a_pass_follow_from_the_memory_of_the_gpu() -> None:
