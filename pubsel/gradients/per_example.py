@@ -4,8 +4,8 @@ by_layers: one forward pass; one backward pass to the OUTPUTS of the trained lay
 then each layer's weight gradients of all examples at once from its input and the gradient of its output. It knows
 nn.Linear, nn.Conv2d, nn.Embedding and normalisation that keeps examples apart, each used once. Of a parameter outside
 of such layers, which is added to activations, multiplied with them or joined to them, each example gets a copy of its
-own (`Copies`). It is taken only after its float64 result on two random examples has agreed with by_vmap's. Layers below
-the first trained one run without a graph.
+own (`Copies`). It is taken only after its float64 result on two random examples has agreed with backpropagation of
+each. Layers below the first trained one run without a graph.
 
 Both write into `out`, {parameter name: [n, *its shape]}, and return losses [n]: memory that is taken anew for each pass
 costs more than many of the gradients in it.
@@ -310,8 +310,7 @@ def why_vmap(model: nn.Module, x: Tensor, y: Tensor, names: list[str]) -> str | 
     examples = torch.randint(256, (2, *x.shape[1:]), generator=generator).to(x.device)
     examples = examples.to(x.dtype) if not x.is_floating_point() else examples.double() / 255
     labels = torch.zeros(2, *y.shape[1:], dtype=y.dtype, device=y.device)
-    shapes = {name: moved.get_parameter(name).shape for name in names}
-    ours, exact = ({name: examples.new_zeros(2, *s, dtype=torch.float64) for name, s in shapes.items()} for _ in "12")
+    ours = {name: examples.new_zeros(2, *moved.get_parameter(name).shape, dtype=torch.float64) for name in names}
     try:
         by_layers(moved, examples, labels, ours)
     except UnknownUse as error:
@@ -321,9 +320,15 @@ def why_vmap(model: nn.Module, x: Tensor, y: Tensor, names: list[str]) -> str | 
             raise
         return "a parameter is used in a way that is not known here"
 
-    by_vmap(moved, examples, labels, exact)
-    wrong = [name for name in names if not torch.allclose(ours[name], exact[name], 1e-8, 1e-10)]
-    return f"{wrong[0]} is used in a way that is not known here" if wrong else None
+    # each example alone: so examples that are not kept apart are noticed too
+    parameters = [moved.get_parameter(name) for name in names]
+    for i in range(2):
+        with torch.enable_grad():
+            loss = losses_of(moved(examples[i : i + 1]), labels[i : i + 1]).sum()
+        for name, exact in zip(names, torch.autograd.grad(loss, parameters, allow_unused=True), strict=True):
+            if exact is None or not torch.allclose(ours[name][i], exact, 1e-8, 1e-10):
+                return f"{name} is used in a way that is not known here"
+    return None
 
 
 def _state(model: nn.Module) -> dict[str, Tensor]:
