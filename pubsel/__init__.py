@@ -7,6 +7,7 @@ with a mapping for dotted keys. A Record is what a command leaves in results.
     pubsel.train("+experiment=quickstart", epsilon=4)                   # pubsel run
     pubsel.train("algorithm=dp_sgd", training={"steps": 100})
     pubsel.load("results/runs/NAME")                                    # pubsel runs show
+    pubsel.load("results/runs/NAME").predict("new_images")              # pubsel predict
     pubsel.open_dataset("my_images")                                    # pubsel data check
 """
 
@@ -18,12 +19,37 @@ from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
 
-from pubsel.records import Record, find
+from pubsel import records
 
 if TYPE_CHECKING:
+    from pubsel.commands.predict import Predictions
     from pubsel.data.opened import Source
 
 __all__ = ["Record", "load", "open_dataset", "rank", "train"]
+
+
+class Record(records.Record):
+    """The result of a command: the keys of its result.json, as a dictionary. It prints as the command does; in a
+    notebook it also shows its keys.
+
+    folder: the folder that contains it, with the model of a run in model.pt and model.json.
+    """
+
+    def predict(self, images: Any, *words: str, **settings: Any) -> Predictions:
+        """Classify images with the model of this run, as `pubsel predict` does: `answers` has the name of a class for
+        each, `probabilities` the probability of each class, [n, classes].
+
+        images: paths (an image, a folder, a CSV, an npz), PIL images, uint8 arrays [n, h, w] or [n, h, w, 3], uint8
+        tensors [n, c, h, w], or a list of these, of any size and colour. settings: those of the command, such as
+        device="cpu" or skip=True. UserError says which image cannot be read, or why there is no model.
+        """
+        from pubsel.commands.predict import predict
+        from pubsel.settings.compose import composed, words_of
+        from pubsel.settings.keys import PredictConfig
+        from pubsel.settings.schema import check
+
+        with composed("predict", [*words, *words_of({"run": self.folder, **settings})]) as values:
+            return predict(check(PredictConfig, values), images)
 
 
 def train(*words: str, config_dir: str | Path | None = None, **settings: Any) -> Record:
@@ -73,7 +99,7 @@ def rank(
 def load(name: str | Path, results: str | Path = "results") -> Record:
     """Read the record of a run, a rank or an audit: by the name of its folder in `results`, its folder, or its file.
     UserError if there is none, or if it does not read."""
-    record, folder = find(str(name), Path(results))
+    record, folder = records.find(str(name), Path(results))
     return Record(record, folder, _text(record))
 
 

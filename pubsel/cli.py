@@ -39,6 +39,7 @@ from pubsel.settings.keys import (
     DataConfig,
     FigureConfig,
     MakeConfig,
+    PredictConfig,
     RankConfig,
     ReportConfig,
     RunConfig,
@@ -53,6 +54,7 @@ HELP = f"""pubsel {pubsel.__version__}: private machine learning with public dat
   pubsel run +experiment=quickstart        train one cell with differential privacy; needs no download
   pubsel run +experiment=gep_cifar10 pair.public=svhn epsilon=4 seed=1 algorithm=dp_sgd device=cpu
   pubsel run -m +experiment=gep_cifar10 pair.public=cifar100,cifar10,svhn seed=0,1,2     a sweep
+  pubsel predict NAME ./new_images         classes of new images, by the model of a finished run: answers.csv
   pubsel rank private=digits public=[digits,photo_patches,noise] model=digits_cnn distance.m=200      which is nearest?
   pubsel rank private=/path/to/images public=[/path/a,/path/b]                           the same, on your own folders
   pubsel attack loss run=NAME              membership inference on a finished run; also gsd_white_box, gsd_black_box
@@ -92,6 +94,15 @@ def _replay(name: str, values: DictConfig) -> None:
     print(text)
     if not same:
         raise UserError(f"replay={name}: it did not come out the same")
+
+
+def _predict(values: DictConfig) -> None:
+    if OmegaConf.is_missing(values, "run"):
+        raise UsageError("pubsel predict RUN IMAGES: the name of a finished run (pubsel runs lists them), or its folder")
+    settings = check(PredictConfig, values)
+    from pubsel.commands import predict
+
+    print(predict.run(settings))
 
 
 def _rank(values: DictConfig) -> None:
@@ -175,10 +186,11 @@ def _data(values: DictConfig) -> None:
 
 
 COMMANDS: dict[str, Callable[[DictConfig], None]] = {
-    "run": _run, "rank": _rank, "attack": _attack, "audit": _audit, "table": _table, "make": _make, "figure": _figure,
-    "report": _report, "runs": _runs, "data": _data,
+    "run": _run, "predict": _predict, "rank": _rank, "attack": _attack, "audit": _audit, "table": _table,
+    "make": _make, "figure": _figure, "report": _report, "runs": _runs, "data": _data,
 }  # fmt: skip
 POSITIONAL = {
+    "predict": ["run"],
     "attack": ["attack"],
     "table": ["table"],
     "make": ["name"],
@@ -294,11 +306,11 @@ def _help(command: str, words: list[str]) -> str:
 
 
 def _positional(command: str, words: list[str]) -> list[str]:
-    """Return `table NAME`, `data list|prepare NAME|check NAME`, `runs KEY=VALUE` and `make NAME KEY=VALUE` as
-    overrides."""
+    """Return `table NAME`, `data list|prepare NAME|check NAME`, `runs KEY=VALUE`, `make NAME KEY=VALUE` and `predict
+    NAME IMAGES` as overrides."""
     words, options = _apart(words)
     for i, key in enumerate(POSITIONAL.get(command, [])[: len(words)]):
-        if re.match(r"[\w.+~/@]*=", words[i].partition(os.sep)[0]):
+        if _is_setting(words[i]):
             break
         needs_no_quotes = re.fullmatch(r"[\w./~+*-]*", words[i])
         words[i] = f"{key}={words[i]}" if needs_no_quotes else compose.quoted(key, words[i])
@@ -309,6 +321,10 @@ def _positional(command: str, words: list[str]) -> list[str]:
         asked = [word for word in keyed if not word.startswith((*runs_keys, "hydra", "+", "~"))]
         words = [word for word in words if word not in asked] + _listed("where", asked)
 
+    if command == "predict":  # every word that is no setting is an image, or a folder of them
+        asked = [word for word in words if not _is_setting(word)]
+        words = [word for word in words if _is_setting(word)] + _listed("images", asked)
+
     if command == "make":  # other keys belong to its steps
         if {"-m", "--multirun"} & set(options):
             raise UsageError("pubsel make sweeps by itself: leave -m out")
@@ -318,6 +334,11 @@ def _positional(command: str, words: list[str]) -> list[str]:
         words = [word for word in words if word not in asked] + _listed("words", asked)
 
     return options + words
+
+
+def _is_setting(word: str) -> bool:
+    """Return whether a word is key=value, and no path with a = in it."""
+    return re.match(r"[\w.+~/@]*=", word.partition(os.sep)[0]) is not None
 
 
 def _listed(key: str, words: list[str]) -> list[str]:
@@ -440,7 +461,7 @@ def _complete(words: list[str], line: str) -> int:
             choices = ["list", "prepare", "check"]
         case ["runs"]:
             choices = ["list", "show", "delete"]
-        case ["runs", "show" | "delete"]:
+        case ["runs", "show" | "delete"] | ["predict"]:
             choices = sorted(path.name for path in Path("results/runs").glob("*/"))
         case ["data", "prepare" | "check"]:
             choices = dataset_names()

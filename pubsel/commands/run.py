@@ -48,9 +48,9 @@ from pubsel.privacy.sampling import Schedule
 from pubsel.selection import Comparison
 from pubsel.settings.identity import as_json, folder_name, short_name
 from pubsel.settings.keys import RunConfig, public_sets
-from pubsel.training import duration, estimate, parallel, torchrun, tracking
+from pubsel.training import classifier, duration, estimate, parallel, torchrun, tracking
 from pubsel.training.evaluation import check_classes, evaluate, interval, logits, utility
-from pubsel.training.loop import Job, Progress, Watch, engine, fit, on_device, save, view_of
+from pubsel.training.loop import Job, Progress, Watch, engine, fit, on_device, view_of
 from pubsel.training.once import IMAGES, Prepared, prepare, released_once, solve, training_secret
 from pubsel.training.rehearsal import behind_frozen, freezing, random_like, rehearse, shaped
 
@@ -170,7 +170,7 @@ def train(cell: Cell) -> dict[str, Any]:
     prepared = prepare(cell, task, first)
     spend, seconds = _fitted(cell, prepared, before, task.private, track)
 
-    save(cell.folder / "model.pt", prepared.whole.state_dict())
+    classifier.keep(cell.folder, cell.settings.model, prepared.whole, task)
     before = before._replace(spend=spend)
     record = _figures(cell, prepared) | _described(cell, prepared.task, before, distance)
     return record | {"seconds": round(seconds, 1)}

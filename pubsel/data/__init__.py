@@ -55,6 +55,9 @@ class Task(NamedTuple):
     validation: Split | None = None  # private examples that are not trained on
     same_task: bool = False  # public and private examples are of one data set: their labels mean the same
     same_classes: bool = True  # no known public set has classes of its own; of a user's nothing is known
+    shape: tuple[int, ...] = ()  # of a private image: channels, height, width; of a row of a table: its length
+    names: tuple[str, ...] = ()  # of the classes in order; empty: they have none
+    weights: str | None = None  # digest of the weights of the backbone whose features x has
 
     def each(self, change: Callable[[Split], Split]) -> "Task":
         """Return the task with change(split) for each of its splits."""
@@ -138,7 +141,9 @@ def load(
 
     same_task = len(sets) > 0 and all(same_examples(pair.private, name, data_root) for name in sets)
     same_classes = all(_same_classes(name, pair.private, data_root) for name in sets)
-    return Task(private, public, test, *source[2:6], notes + part_notes, validation, same_task, same_classes)
+    task = Task(private, public, test, *source[2:6], notes + part_notes, validation, same_task, same_classes)
+    names = source.names or class_names(pair.private, data_root)
+    return task._replace(shape=_shape(opened), names=names, weights=source.weights)
 
 
 def _check_private(pair: Pair, source: Source) -> None:
@@ -446,6 +451,12 @@ def _classes_of(known: str) -> str:
     return dataset_info(first).classes_of or str(first)
 
 
+def class_names(name: str, data_root: str) -> tuple[str, ...]:
+    """Return the names of the classes of a named set, in order, as conf/dataset has them; () if it has none."""
+    known = _named(name, data_root)
+    return () if known is None else tuple(dataset_info(_classes_of(known)).names or ())
+
+
 def _named(name: str, data_root: str) -> str | None:
     """Return the file of conf/dataset that `name` means, also by the path of its npz in the data folder; None: a
     user's."""
@@ -502,7 +513,7 @@ def _source(
         orders = [in_order("", Split(torch.arange(len(y)), y), shuffle)[0].x for _, y in (parts.train, parts.test)]
         files = files_at(parts.files[0], orders[0]), files_at(parts.files[1], orders[1])
 
-    return Source(train, test, classes, metric, mean, std, notes, files)
+    return Source(train, test, classes, metric, mean, std, notes, files, names=parts.names)
 
 
 def _combined(names: list[str], m: int, key: str, beside: Beside, read: Reader) -> tuple[Split, int, tuple[str, ...]]:

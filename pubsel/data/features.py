@@ -47,6 +47,7 @@ class Extractor(NamedTuple):
     std: tuple[float, ...]
     interpolation: str
     key: str  # a digest of all this and of the weights
+    weights: str  # a digest of the weights
 
 
 def of_source(
@@ -84,7 +85,19 @@ def _of_source(
     empty = next((split.x[:0] for split in changed.values()), torch.zeros(0, 1))
     train = changed.get("train", Split(empty, source.train.y))
     test = changed.get("test", Split(empty, source.test.y))
-    return source._replace(train=train, test=test)
+    return source._replace(train=train, test=test, weights=extractor.weights)
+
+
+def of_images(
+    backbone: Backbone, data_root: str, device: torch.device
+) -> tuple[Callable[[Tensor], Tensor], str | None]:
+    """Return what makes features [n, d] of images, uint8 [n, c, h, w], as `of_source` does, and keeps none of them; and
+    the digest of the network's weights, None without a network."""
+    if backbone.architecture == "pixels":
+        return lambda x: x.flatten(1).float() / 255, None
+    extractor = load_backbone(backbone, data_root, device)
+    batch = batch_of(extractor)
+    return lambda x: torch.cat([embed(part, extractor).cpu() for part in x.split(batch)]), extractor.weights
 
 
 def load_backbone(backbone: Backbone, data_root: str, device: torch.device) -> Extractor:
@@ -133,7 +146,7 @@ def load_backbone(backbone: Backbone, data_root: str, device: torch.device) -> E
     versions = [torch.__version__, timm.__version__]
     network = [name, backbone.options, weights.hexdigest()]
     key = digest_of({"network": network, "how": how, "versions": versions})
-    return Extractor(net.to(device), resize, size, mean, std, data["interpolation"], key)
+    return Extractor(net.to(device), resize, size, mean, std, data["interpolation"], key, weights.hexdigest())
 
 
 def features(

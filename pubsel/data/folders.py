@@ -98,7 +98,7 @@ def layout(folder: Path) -> Layout:
     within = {path.name.lower(): path for path in sorted(folder.iterdir()) if path.is_dir()}
 
     def named(names: Sequence[str]) -> Path | None:
-        return next((within[name] for name in names if name in within and _all_images(within[name])), None)
+        return next((within[name] for name in names if name in within and all_images(within[name])), None)
 
     # A class may be called train: then it has images, and so have folders next to it.
     train, test, validation = (named(names) for names in (TRAIN, TEST, VALIDATION))
@@ -110,7 +110,7 @@ def layout(folder: Path) -> Layout:
     if train != folder and test is None and validation is not None:
         test, notes = validation, (f"{folder.name}: {validation.name} is used as the test set",)
 
-    without_images = sorted(path.name for path in train.iterdir() if path.is_dir() and not _all_images(path))
+    without_images = sorted(path.name for path in train.iterdir() if path.is_dir() and not all_images(path))
     empty = [name for name in without_images if not name.startswith(".")]
     return Layout(train, test, class_folders(train), empty, notes)
 
@@ -125,7 +125,7 @@ def read_folder(folder: Path) -> tuple[Parts, int]:
     """
     places = layout(folder)
     top, classes = places.train, places.classes
-    if not classes and not images_in(top) and (deeper := _all_images(top)):
+    if not classes and not images_in(top) and (deeper := all_images(top)):
         first = deeper[0].relative_to(folder).as_posix()
         raise UserError(
             f"{folder}: its {len(deeper)} images lie deeper than <class>/*, such as {first}: give "
@@ -149,14 +149,15 @@ def read_folder(folder: Path) -> tuple[Parts, int]:
     notes += _unread(folder, paths, [part for part in (places.train, places.test) if part])
     x, digests, size_notes = read_alike(folder, paths)
     names = [path.relative_to(folder).as_posix() for path in paths]
-    return _parts(x, labels, test, names, digests, notes + size_notes), max(1, len(classes))
+    parts = _parts(x, labels, test, names, digests, notes + size_notes)
+    return parts._replace(names=tuple(classes)), max(1, len(classes))
 
 
 def _unread(folder: Path, paths: Sequence[Path], parts: Sequence[Path]) -> tuple[str, ...]:
     """Return the note on images of a folder that are not among `paths`: they lie next to its parts, or deeper than its
     classes."""
     read = set(paths)
-    left = [path for path in _all_images(folder) if path not in read]
+    left = [path for path in all_images(folder) if path not in read]
     if not left:
         return ()
 
@@ -171,7 +172,7 @@ def _unread(folder: Path, paths: Sequence[Path], parts: Sequence[Path]) -> tuple
     return (f"{folder.name}: {len(left)} images are not read: {', '.join(counts)}{more}",)
 
 
-def _all_images(folder: Path) -> list[Path]:
+def all_images(folder: Path) -> list[Path]:
     """Return the image files of a folder and of all folders in it, sorted; hidden ones are left out."""
     images = (path for path in folder.rglob("*") if path.suffix.lower() in SUFFIXES and path.is_file())
     return sorted(path for path in images if not any(part.startswith(".") for part in path.relative_to(folder).parts))
@@ -237,7 +238,8 @@ def read_csv(table: Path) -> tuple[Parts, int]:
         notes += (f"{table.name}: labels {', '.join(words[:10])} numbered from 0 in this order",)
 
     x, digests, size_notes = read_alike(table, paths)
-    return _parts(x, labels, test, [row["path"] for row in rows], digests, notes + size_notes), len(words)
+    parts = _parts(x, labels, test, [row["path"] for row in rows], digests, notes + size_notes)
+    return parts._replace(names=tuple(words)), len(words)
 
 
 def _words(rows: Sequence[dict[str, str]]) -> list[str]:
@@ -355,9 +357,14 @@ def head(path: Path) -> tuple[str, tuple[int, int]]:
     except (*CORRUPT, OSError) as error:
         raise _unreadable(path, error) from None
 
-    if mode.startswith(("I", "F")):
-        raise UserError(f"{path}: more than 8 bits per channel: convert it to 8 bits first")
+    check_bits(mode, path)
     return mode, (size[1], size[0])
+
+
+def check_bits(mode: str, what: object) -> None:
+    """Raise UserError, naming `what`, for Pillow's modes of more than 8 bits per channel."""
+    if mode.startswith(("I", "F")):
+        raise UserError(f"{what}: more than 8 bits per channel: convert it to 8 bits first")
 
 
 def _read_image(path: Path | zipfile.Path, shape: Shape, seen: Callable[[np.ndarray], object] | None = None) -> Tensor:

@@ -24,6 +24,8 @@ class Source(NamedTuple):
     notes: tuple[str, ...]
     files: tuple[Files, Files] | None = None  # of train and test, if each image is a file of the user's
     kept: Path | None = None  # the folder that the images are mapped from
+    names: tuple[str, ...] = ()  # of its classes in order, if its files tell
+    weights: str | None = None  # digest of the weights of the backbone whose features it has
 
     def lines(self) -> list[str]:
         """Return its description, line by line."""

@@ -6,9 +6,9 @@ import os
 import pickle
 import zipfile
 import zlib
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
-from typing import IO
+from typing import IO, NamedTuple
 
 import numpy as np
 import psutil
@@ -19,6 +19,7 @@ from pubsel.data.splits import Listing, Parts, Split, Unread, from_arrays, label
 from pubsel.messages import UserError
 
 CORRUPT = (OSError, ValueError, EOFError, AttributeError, zipfile.BadZipFile, zlib.error, pickle.UnpicklingError)
+BROKEN = "corrupt, truncated or not a plain npz: delete it and prepare it again"
 ARRAYS = ("train_images", "train_labels", "test_images", "test_labels")
 
 
@@ -36,33 +37,55 @@ def listing(path: Path, classes: int, shape: Shape) -> Listing:
     """Return both parts, checked as in `read`, with no image read yet: for a file whose arrays are larger than
     memory."""
     labels = arrays_of(path, ("train_labels", "test_labels"))
-    train, train_shape = _stream(path, "train", labels["train_labels"])
-    test, test_shape = _stream(path, "test", labels["test_labels"])
-    _check_both(path, (train_shape, test_shape), (train.y, test.y), classes, shape)
+    streams = [stream(path, f"{part}_images") for part in ("train", "test")]
+    train, test = (
+        Unread(images.image, labels_from(_checked_labels(path, part, images.n, labels[f"{part}_labels"])))
+        for part, images in zip(("train", "test"), streams, strict=True)
+    )
+    _check_both(path, (streams[0].shape, streams[1].shape), (train.y, test.y), classes, shape)
     return Listing(train, test)
 
 
-def _stream(path: Path, part: str, labels: np.ndarray) -> tuple[Unread, Sequence[int]]:
-    """Return a part whose images are taken from their compressed member of the npz one after another, and their shape.
-    Reading an image before the last one starts again from the beginning."""
-    broken = f"{path}: corrupt, truncated or not a plain npz: delete it and prepare it again"
+class Stream(NamedTuple):
+    """The images of an array in a npz. Reading one before the last one starts again from the beginning."""
+
+    n: int
+    shape: Shape  # channels, height, width
+    image: Callable[[int], Tensor]  # image i, uint8 of this shape; UserError if the file is damaged
+
+
+def image_arrays(path: Path) -> list[str]:
+    """Return the names of a npz's arrays that end in images, sorted; UserError if it has none."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            names = sorted(name.removesuffix(".npy") for name in archive.namelist() if name.endswith("images.npy"))
+    except CORRUPT:
+        raise UserError(f"{path}: {BROKEN}") from None
+    if not names:
+        raise UserError(f"{path}: no array of images in it: its name must end in images, such as test_images")
+    return names
+
+
+def stream(path: Path, array: str) -> Stream:
+    """Return the images of an array, which are taken from their compressed member of the npz one after another."""
+    broken = f"{path}: {BROKEN}"
     try:
         archive = zipfile.ZipFile(path)
-        member = archive.open(f"{part}_images.npy")  # open as long as images are read
+        member = archive.open(f"{array}.npy")  # open as long as images are read
         shape, fortran, dtype = _header(member)
         first = member.tell()
         has = archive.getinfo(member.name).file_size - first
     except KeyError:
-        raise UserError(f"{path}: no array {part}_images in it: it needs {', '.join(ARRAYS)}") from None
+        raise UserError(f"{path}: no array {array} in it: it needs {', '.join(ARRAYS)}") from None
     except CORRUPT:
         raise UserError(broken) from None
 
     # A header may claim any shape; the archive knows how many bytes there are.
-    y = labels_from(_checked(path, part, shape, dtype, labels))
+    _check_images(path, array, shape, dtype)
     if math.prod(shape) != has:
         raise UserError(broken)
     if fortran:
-        raise UserError(f"{path}: {part}_images is in Fortran order: store it in C order")
+        raise UserError(f"{path}: {array} is in Fortran order: store it in C order")
     size = math.prod(shape[1:])
 
     def image(i: int) -> Tensor:
@@ -76,7 +99,7 @@ def _stream(path: Path, part: str, labels: np.ndarray) -> tuple[Unread, Sequence
         return from_arrays(np.frombuffer(data, np.uint8).reshape(1, *shape[1:]).copy(), np.zeros(1)).x[0]
 
     channels = shape[3] if len(shape) == 4 else 1
-    return Unread(image, y), (channels, *shape[1:3])
+    return Stream(shape[0], (channels, shape[1], shape[2]), image)
 
 
 def _check_both(
@@ -165,17 +188,20 @@ def write(path: Path, train: Split, test: Split) -> None:
 
 
 def _split(path: Path, part: str, images: np.ndarray, labels: np.ndarray) -> Split:
-    return from_arrays(images, _checked(path, part, images.shape, images.dtype, labels))
+    _check_images(path, f"{part}_images", images.shape, images.dtype)
+    return from_arrays(images, _checked_labels(path, part, len(images), labels))
 
 
-def _checked(path: Path, part: str, shape: Sequence[int], dtype: np.dtype, labels: np.ndarray) -> np.ndarray:
-    """Return the labels, [n] or [n, labels], of images of this shape and type. UserError if one of them is not as it
-    has to be."""
+def _check_images(path: Path, array: str, shape: Sequence[int], dtype: np.dtype) -> None:
+    """Raise UserError if an array is none of images."""
     if dtype != np.uint8:
-        raise UserError(f"{path}: {part}_images is {dtype}, not uint8: store values 0 to 255 as uint8")
+        raise UserError(f"{path}: {array} is {dtype}, not uint8: store values 0 to 255 as uint8")
     if len(shape) not in (3, 4) or (len(shape) == 4 and shape[3] != 3) or 0 in shape[1:]:
-        raise UserError(f"{path}: {part}_images has shape {list(shape)}, not [n, h, w] or [n, h, w, 3]")
+        raise UserError(f"{path}: {array} has shape {list(shape)}, not [n, h, w] or [n, h, w, 3]")
 
+
+def _checked_labels(path: Path, part: str, n: int, labels: np.ndarray) -> np.ndarray:
+    """Return the labels, [n] or [n, labels], of n images. UserError if they are not as they have to be."""
     if labels.ndim == 2 and labels.shape[1] == 1:
         labels = labels[:, 0]  # as MedMNIST stores classes
     if labels.ndim not in (1, 2) or labels.dtype.kind not in ("iub" if labels.ndim == 1 else "iubf"):
@@ -183,8 +209,8 @@ def _checked(path: Path, part: str, shape: Sequence[int], dtype: np.dtype, label
             f"{path}: {part}_labels is {labels.dtype} of shape {list(labels.shape)}, "
             f"not integers [n] or 0/1 [n, labels]"
         )
-    if len(labels) != shape[0]:
-        raise UserError(f"{path}: {shape[0]} {part}_images but {len(labels)} {part}_labels")
+    if len(labels) != n:
+        raise UserError(f"{path}: {n} {part}_images but {len(labels)} {part}_labels")
 
     if labels.ndim == 2 and not np.isin(labels, (0, 1)).all():
         raise UserError(f"{path}: {part}_labels out of range: a multi-label array holds only 0 and 1")

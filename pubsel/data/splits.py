@@ -38,6 +38,7 @@ class Parts(NamedTuple):
     test: Split
     notes: tuple[str, ...] = ()
     files: tuple[Files, Files] | None = None  # of train and test, if each image is a file of the user's
+    names: tuple[str, ...] = ()  # of the classes in order, if files tell
 
 
 class Unread(NamedTuple):

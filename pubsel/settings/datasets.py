@@ -21,6 +21,7 @@ class Dataset:
     options: dict[str, Any] = field(default_factory=dict)
     title: str = setting("what it is, in one line")
     classes: int = setting("number of classes", at_least=1)
+    names: list[str] | None = setting("names of the classes, in order; null: their numbers", default=None)
     classes_of: str | None = setting("the set whose classes these are, in the same order", default=None)
     images_of: str | None = setting("the set whose images these are too, in another split", default=None)
     shares_images_with: list[str] = field(

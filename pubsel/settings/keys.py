@@ -372,6 +372,28 @@ class AttackConfig(Common):
 
 
 @dataclass
+class PredictConfig:
+    """`pubsel predict`."""
+
+    run: str = setting("name of a finished run, or a folder with model.pt and model.json")
+    images: list[str] = setting("folders, image files, CSV files with a column path, or npz files with arrays of images")
+    output: str = setting("the CSV file to write", neutral=True)
+    all: bool = setting("write the probability of each class, not only of the most probable one", neutral=True)
+    skip: bool = setting("leave out images that cannot be read, with a line for each", neutral=True)
+    checkpoint: str | None = setting(
+        "a file of the backbone's weights, instead of the one that the model was trained with", neutral=True
+    )
+    results: str = setting("folder with the runs", neutral=True)
+    data_root: str = setting("folder with the data, and with files of weights", neutral=True)
+    download: bool = setting(
+        "download a missing dataset, which a run is read with that was made before model.json", neutral=True
+    )
+    device: Device = setting("auto: cuda if available, else cpu", neutral=True)
+    threads: int | None = setting("number of CPU threads; null: all cores", at_least=1, neutral=True)
+    debug: bool = setting("show the traceback of an error", neutral=True)
+
+
+@dataclass
 class TableConfig:
     """`pubsel table`."""
 
@@ -495,6 +517,7 @@ def is_weak(delta: float, n: int) -> bool:
 
 
 SCHEMAS: dict[str, type] = {
-    "run": RunConfig, "rank": RankConfig, "attack": AttackConfig, "audit": AuditConfig, "table": TableConfig,
-    "make": MakeConfig, "figure": FigureConfig, "report": ReportConfig, "runs": RunsConfig, "data": DataConfig,
+    "run": RunConfig, "predict": PredictConfig, "rank": RankConfig, "attack": AttackConfig, "audit": AuditConfig,
+    "table": TableConfig, "make": MakeConfig, "figure": FigureConfig, "report": ReportConfig, "runs": RunsConfig,
+    "data": DataConfig,
 }  # fmt: skip

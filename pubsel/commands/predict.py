@@ -1,0 +1,213 @@
+"""`pubsel predict RUN IMAGES`: what a trained model says of new images, as a table or as `Predictions`."""
+
+import contextlib
+import csv
+import os
+import time
+from collections import deque
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from pubsel import records
+from pubsel.cell import choose_device
+from pubsel.commands.attack import reopened
+from pubsel.data.given import Given, as_input, given
+from pubsel.messages import UsageError, UserError, duration, say
+from pubsel.privacy import ledger
+from pubsel.settings.keys import Model, PredictConfig
+from pubsel.settings.schema import check
+from pubsel.training.classifier import FACTS, WEIGHTS, Classifier, facts_of, read
+
+BATCH, PIXELS = 256, 2**26  # images that are read at a time: at most so many, with so many numbers in all
+LEAST = 32  # of them, whatever their size
+READERS = 8  # threads that read images while the model works
+PAUSE = 5.0  # seconds between two lines of progress
+THRESHOLD = 0.5  # of the probability from which an image has a label
+
+
+@dataclass(frozen=True)
+class Predictions:
+    """What a model says of n images. files: the path of each, or its place among those given; classes: their names;
+    probabilities: of each class, [n, classes], whose rows sum to 1; with `multi_label`, of each label by itself."""
+
+    files: list[str]
+    classes: tuple[str, ...]
+    probabilities: NDArray[np.float64]
+    multi_label: bool = False
+
+    @property
+    def answers(self) -> list[Any]:
+        """Return the name of the most probable class of each image; with several labels an image, a list of those whose
+        probability is at least 0.5."""
+        if self.multi_label:
+            return [[self.classes[i] for i in np.flatnonzero(row >= THRESHOLD)] for row in self.probabilities]
+        return [self.classes[i] for i in self.probabilities.argmax(1)]
+
+    def __len__(self) -> int:
+        return len(self.files)
+
+    def header(self, every: bool) -> list[str]:
+        """Return the names of the columns of `rows`."""
+        columns = list(self.classes) if every or self.multi_label else []
+        return ["file", *columns] if self.multi_label else ["file", "class", "probability", *columns]
+
+    def rows(self, every: bool) -> Iterator[list[str]]:
+        """Return a row of the table for each image: file, class and its probability, and that of each class if `every`;
+        with several labels an image, file and the probability of each."""
+        for file, answer, row in zip(self.files, self.answers, self.probabilities, strict=True):
+            each = [f"{value:.6g}" for value in row]
+            if self.multi_label:
+                yield [file, *each]
+            else:
+                yield [file, answer, f"{row.max():.6g}", *(each if every else [])]
+
+
+def run(settings: PredictConfig) -> str:
+    """Write the table of the answers, whole or not at all, and return a line about it. Only its owner may read it."""
+    if not settings.images:
+        raise UsageError("pubsel predict RUN IMAGES: give folders, image files, CSV or npz files after the run")
+    images = given(settings.images)
+    classifier = opened(settings)
+
+    output = Path(settings.output).expanduser()
+    partial = output.with_name(f".{output.name}.{os.getpid()}.part")
+    n = 0
+    try:
+        with os.fdopen(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, records.PRIVATE_FILE), "w") as file:
+            table = csv.writer(file, lineterminator="\n")
+            for part in predicted(classifier, images, settings.skip):
+                if not n:
+                    table.writerow(part.header(settings.all))
+                table.writerows(part.rows(settings.all))
+                n += len(part)
+        os.replace(partial, output)
+    except OSError as error:
+        raise UserError(f"output={output}: cannot be written: {error.strerror or error}") from None
+    finally:
+        with contextlib.suppress(OSError):
+            partial.unlink(missing_ok=True)
+    what = "labels" if classifier.multi_label else "classes"
+    return f"{output}: {n:,} images, {len(classifier.classes)} {what}"
+
+
+def predict(settings: PredictConfig, images: Any) -> Predictions:
+    """Return what the model of `settings.run` says of images as `data.given.given` takes them."""
+    if isinstance(images, Sequence) and not len(images):
+        raise UsageError("images: none given: give paths, PIL images, arrays or tensors")
+    parts = list(predicted(opened(settings), given(images), settings.skip))
+    files = [file for part in parts for file in part.files]
+    return Predictions(
+        files, parts[0].classes, np.concatenate([part.probabilities for part in parts]), parts[0].multi_label
+    )
+
+
+def opened(settings: PredictConfig) -> Classifier:
+    """Return the classifier of `settings.run`: of a run in results by its name, or of a folder with its files.
+
+    A run from before model.json is opened with the data that it was trained on. UserError says what is missing.
+    """
+    torch.set_num_threads(settings.threads or torch.get_num_threads())
+    device = choose_device(settings.device)
+    folder = folder_of(settings.run, Path(settings.results))
+    if (folder / FACTS).exists():
+        return read(folder, settings.data_root, device, settings.checkpoint)
+
+    say(f"{folder.name}: made before {FACTS} was kept: reading the data that it was trained on")
+    record = records.read_record(folder / "result.json")
+    model, task = reopened(record, folder, settings, device)
+    facts = facts_of(check(Model, record["settings"]["model"]), model, task)
+    return Classifier.of(model, facts, settings.data_root, device)
+
+
+def folder_of(run: str, results: Path) -> Path:
+    """Return the folder with the model that is meant: a folder, a file in it, or a name in results. UserError says why
+    there is none."""
+    path = Path(run).expanduser()
+    places = [path.parent if path.is_file() else path, results / "runs" / run]
+    folder = next((place for place in places if any((place / name).exists() for name in _LEFT)), None)
+    if folder is None:
+        _, kept = records.find(run, results, ("runs",))
+        raise UserError(f"{run}: its record is kept in {kept} without weights: train it, as pubsel run replay={run} does")
+
+    finished = (folder / "result.json").exists()
+    if (folder / "settings.json").exists() and not finished:
+        raise UserError(f"{run}: not finished, so it has no model yet: give its command again to resume it")
+    if not (folder / WEIGHTS).exists():
+        again = f"delete {folder} and train it again{ledger.again(folder)}"
+        raise UserError(f"{folder / WEIGHTS}: no such file, the weights of the model: bring it back, or {again}")
+    if not finished and not (folder / FACTS).exists():
+        raise UserError(f"{folder / FACTS}: no such file, which says what the weights are of: bring it back")
+    return folder
+
+
+_LEFT = (WEIGHTS, FACTS, "result.json", "settings.json")  # what a run leaves, or a copy of its model
+
+
+def predicted(classifier: Classifier, images: list[Given], skip: bool) -> Iterator[Predictions]:
+    """Yield what a classifier says of images, in their order, a batch at a time; memory does not grow with their
+    number. skip: leave out those that are not readable, with a line for each; UserError names the first one otherwise,
+    or says that none is readable."""
+    n, done, began = sum(part.n for part in images), 0, time.monotonic()
+    reported = began
+
+    for files, x, seen in batches(images, classifier.shape, skip):
+        yield Predictions(files, classifier.classes, classifier.probabilities(x), classifier.multi_label)
+
+        done, now = done + seen, time.monotonic()
+        if done < n and now - reported >= PAUSE:
+            reported = now
+            rate = done / (now - began)
+            say(f"  {done:,} of {n:,} images, {rate:.3g} a second, about {duration((n - done) / rate)} left")
+
+
+def batches(images: list[Given], shape: tuple[int, ...], skip: bool) -> Iterator[tuple[list[str], Tensor, int]]:
+    """Yield names, inputs [n, *shape] and how many images they are of, a batch at a time: threads read the next one
+    while this one is used."""
+    size = max(LEAST, min(BATCH, PIXELS // int(np.prod(shape))) // LEAST * LEAST)
+    listed = (item for part in images for item in part.each())
+    left, kept = enumerate(listed), 0
+
+    waiting: deque[list[tuple[str, Future[Tensor]]]] = deque()
+    with ThreadPoolExecutor(READERS) as pool:
+        try:
+            while True:
+                part = list(islice(left, size))
+                if part:
+                    waiting.append([(name or str(i), pool.submit(as_input, raw, shape)) for i, (name, raw) in part])
+                if not waiting:
+                    break
+                if part and len(waiting) < 2:
+                    continue
+
+                reading = waiting.popleft()
+                names, inputs = _read(reading, skip)
+                kept += len(names)
+                if names:
+                    yield names, torch.stack(inputs), len(reading)
+        finally:
+            pool.shutdown(wait=True, cancel_futures=True)
+    if not kept:
+        raise UserError("no image could be read: see the lines above")
+
+
+def _read(reading: list[tuple[str, Future[Tensor]]], skip: bool) -> tuple[list[str], list[Tensor]]:
+    """Return names and inputs of a batch, without those that are not readable if `skip`."""
+    names, inputs = list[str](), list[Tensor]()
+    for name, future in reading:
+        try:
+            inputs.append(future.result())
+            names.append(name)
+        except UserError as error:
+            if not skip:
+                raise UserError(f"{error}, or set skip=true") from None
+            say(f"left out: {error}")
+    return names, inputs

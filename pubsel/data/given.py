@@ -1,0 +1,114 @@
+"""Images that a trained model is asked about: folders, image files, CSV and npz files, and what a program has in
+memory. They are listed first, and read one after another."""
+
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+
+from pubsel.data import folders, prepared
+from pubsel.data.convert import Shape, to_shape
+from pubsel.messages import UserError
+
+Raw = Path | Image.Image | Tensor  # a file, an image, or a tensor: uint8 [c, h, w], or float32 [d], a row of a table
+KINDS = "give paths, PIL images, or uint8 arrays or tensors"
+
+
+class Given(NamedTuple):
+    """Some of the images: how many, and each with its name (empty: it has none) in turn."""
+
+    n: int
+    each: Callable[[], Iterator[tuple[str, Raw]]]
+
+
+def given(images: Any) -> list[Given]:
+    """Return what a program gives: a path, a PIL image, an array or a tensor, or a sequence of these.
+
+    An array is one image [h, w] or [h, w, 3], or several, [n, h, w] or [n, h, w, 3]; a tensor [c, h, w] or
+    [n, c, h, w], all uint8; or of a table's rows, [d] or [n, d], floating point. UserError for anything else, or a path
+    that is not there.
+    """
+    if isinstance(images, str | Path):
+        return [at_path(images)]
+    if isinstance(images, Image.Image):
+        return [Given(1, lambda: iter([("", images)]))]
+    if isinstance(images, np.ndarray | Tensor):
+        x = _rows(images)
+        return [Given(len(x), lambda: (("", row) for row in x))]
+    if not isinstance(images, Sequence):
+        raise UserError(f"images: {type(images).__name__}: {KINDS}, or a list of them")
+    return [part for image in images for part in given(image)]
+
+
+def _rows(x: np.ndarray | Tensor) -> Tensor:
+    """Return images of an array or a tensor as [n, c, h, w], rows of a table as float32 [n, d]."""
+    shape = tuple(x.shape)
+    if isinstance(x, np.ndarray):
+        colour = x.ndim in (3, 4) and x.shape[-1] == 3
+        x = torch.from_numpy(np.ascontiguousarray(np.moveaxis(x, -1, -3) if colour else x))
+        single = x.dim() == (3 if colour else 2)
+        x = x if colour or x.is_floating_point() else x.unsqueeze(-3)  # [c, h, w] or [n, c, h, w]
+    else:
+        single = x.dim() == 3
+    if x.is_floating_point() and x.dim() in (1, 2):
+        return x.float().reshape(-1, x.shape[-1])
+
+    x = x[None] if single else x
+    if x.dtype != torch.uint8 or x.dim() != 4 or x.shape[1] not in (1, 3) or 0 in x.shape[2:]:
+        raise UserError(
+            f"images: an array of {str(x.dtype).removeprefix('torch.')} {list(shape)}: store values 0 to 255 as uint8, "
+            "[n, h, w] or [n, h, w, 3] in an array, [n, c, h, w] in a tensor"
+        )
+    return x
+
+
+def at_path(name: str | Path) -> Given:
+    """Return the images of a path: of a folder all that lie in it, at any depth; of a CSV those of its column path; of
+    an npz its arrays whose names end in images; or one image. UserError if there are none."""
+    path = Path(name).expanduser()
+    if not path.exists():
+        raise UserError(f"{name}: no such file or folder")
+    if path.is_dir():
+        files = folders.all_images(path)
+        if not files:
+            raise UserError(f"{name}: no images in this folder: expected png, jpg, ... files")
+        return Given(len(files), lambda: ((str(file), file) for file in files))
+    if path.suffix == ".csv":
+        rows = folders.rows_of(path, ("path",), ",;\t")
+        return Given(len(rows), lambda: ((row["path"], path.parent / row["path"]) for row in rows))
+    if path.suffix != ".npz":
+        return Given(1, lambda: iter([(str(name), path)]))
+
+    arrays = prepared.image_arrays(path)
+    n = sum(prepared.stream(path, array).n for array in arrays)
+
+    def each() -> Iterator[tuple[str, Raw]]:
+        for array in arrays:
+            images = prepared.stream(path, array)
+            yield from ((f"{name}/{array}/{i}", images.image(i)) for i in range(images.n))
+
+    return Given(n, each)
+
+
+def as_input(raw: Raw, shape: tuple[int, ...]) -> Tensor:
+    """Return what was given in the shape that a model takes: an image as training reads it, scaled to cover and cut at
+    the centre, grey or in colour; a row of a table as it is. UserError names a file that is no image."""
+    if len(shape) != 3:
+        if isinstance(raw, Tensor) and tuple(raw.shape) == shape:
+            return raw
+        raise UserError(f"images: this model was trained on rows of {shape[0]} numbers: give them as an array [n, d]")
+    size: Shape = (shape[0], shape[1], shape[2])
+
+    if isinstance(raw, Path):
+        folders.head(raw)  # refuses what has more than 8 bits
+        return folders.read_images([raw], size)[0]
+    if isinstance(raw, Image.Image):
+        folders.check_bits(raw.mode, "a PIL image")
+        return folders.fitted(raw, size)
+    if raw.dim() != 3:
+        raise UserError(f"images: rows of numbers, but this model was trained on images: {KINDS}")
+    return to_shape(raw[None], size)[0]

@@ -1,0 +1,190 @@
+"""A trained model on disk: model.pt, its weights, and model.json, what else it takes to use them.
+
+Both together are enough to classify images, without the private data, the public data or the record. All of model.json
+is public (settings, shape, names of the classes) or follows from the weights.
+"""
+
+import dataclasses
+import inspect
+import json
+import pickle
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple, Self
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from pubsel import models, records
+from pubsel.algorithms import Frozen
+from pubsel.cell import weights_digest
+from pubsel.data import Task
+from pubsel.messages import UserError
+from pubsel.settings.identity import as_json
+from pubsel.settings.keys import Model
+from pubsel.settings.schema import check
+from pubsel.training.evaluation import logits
+from pubsel.training.loop import save
+
+WEIGHTS, FACTS = "model.pt", "model.json"
+KEYS = ("model", "classes", "multi_label", "shape", "mean", "std", "backbone", "frozen", "weights", "example")
+CLOSE = 1e-2  # of the largest logit: how far those of another processor may be off
+
+
+class Classifier(NamedTuple):
+    """A trained model, with what becomes of an image before it.
+
+    model: images, uint8 [n, c, h, w], or features [n, d] -> logits [n, classes]. features: of images; None: `model`
+    takes them as they are. shape: of an image (channels, height, width), or of a row of a table (its length).
+    """
+
+    model: nn.Module
+    features: Callable[[Tensor], Tensor] | None
+    shape: tuple[int, ...]
+    classes: tuple[str, ...]
+    multi_label: bool
+
+    @classmethod
+    def of(cls, model: nn.Module, facts: Mapping[str, Any], data_root: str, device: torch.device) -> Self:
+        """Return the classifier of a whole model and the facts about it (`facts_of`). UserError if the weights of its
+        backbone are not at hand, or not those that it was trained with."""
+        settings, shape = check(Model, facts["model"]), tuple(facts["shape"])
+        features = None
+        if settings.backbone is not None and len(shape) == 3:
+            from pubsel.data.features import of_images  # and with it timm: a second
+
+            features, weights = of_images(settings.backbone, data_root, device)
+            if facts["backbone"] not in (None, weights):
+                raise UserError(
+                    f"model.backbone.architecture={settings.backbone.architecture}: its weights here are not those that "
+                    f"the model was trained with (digest {weights}, not {facts['backbone']}): give checkpoint=FILE"
+                )
+        several = bool(facts["multi_label"])
+        return cls(model.to(device).eval(), features, shape, tuple(facts["classes"]), several)
+
+    def probabilities(self, x: Tensor) -> NDArray[np.float64]:
+        """Return the probability of each class, or of each label, [n, classes], for images x, uint8 [n, c, h, w], or
+        rows of a table, float32 [n, d]."""
+        outputs = logits(self.model, x if self.features is None else self.features(x)).double().cpu()
+        return (outputs.sigmoid() if self.multi_label else outputs.softmax(1)).numpy()
+
+
+def facts_of(settings: Model, whole: nn.Module, task: Task) -> dict[str, Any]:
+    """Return what model.json has of a whole model (`Prepared.whole`) that was trained on `task`, by key:
+
+    model: its settings; classes: their names, or numbers if they have none; multi_label; shape: of an image; mean, std:
+    what a network on images subtracts, and divides by; backbone: the digest of the weights whose features it takes;
+    frozen: what is set of the map before a linear classifier; weights: a digest; example: the logits of `_example`.
+    """
+    frozen = getattr(whole, "frozen", None)
+    mean, std = ([float(v) for v in getattr(whole, name, torch.empty(0)).flatten()] for name in ("mean", "std"))
+    return {
+        "model": as_json(settings),
+        "classes": list(task.names) or [str(i) for i in range(task.classes)],
+        "multi_label": task.private.y.dim() == 2,
+        "shape": list(task.shape),
+        "mean": mean,
+        "std": std,
+        "backbone": task.weights,
+        "frozen": None if frozen is None else _settings_of(frozen),
+        "weights": weights_digest(whole),
+        "example": _example(whole, task.shape),
+    }
+
+
+def keep(folder: Path, settings: Model, whole: nn.Module, task: Task) -> None:
+    """Write both files of a trained model; UserError names the one that cannot be written."""
+    save(folder / WEIGHTS, whole.state_dict())
+    records.write_record(folder / FACTS, facts_of(settings, whole, task))
+
+
+def read(folder: Path, data_root: str, device: torch.device, checkpoint: str | None = None) -> Classifier:
+    """Return the classifier whose two files are in a folder. checkpoint: a file of its backbone's weights, in place of
+    the one that its settings name.
+
+    UserError if a file does not read, if they do not belong together, or as in `Classifier.of`.
+    """
+    file, facts = folder / WEIGHTS, _read_facts(folder / FACTS)
+    try:
+        state = torch.load(file, map_location="cpu", weights_only=True)
+        whole = _rebuilt(check(Model, facts["model"]), facts, state, data_root)
+        whole.load_state_dict(state)
+    except (RuntimeError, KeyError, TypeError, AttributeError, EOFError, pickle.UnpicklingError) as error:
+        reason = str(error).partition("\n")[0]
+        raise UserError(f"{file} does not fit {FACTS} beside it ({reason}): bring both back from one run") from None
+
+    # The same weights in another network, such as that of another version of timm, would give other answers.
+    if weights_digest(whole) != facts["weights"]:
+        raise UserError(f"{file} has other weights than {FACTS} beside it says: bring both back from one run")
+    expected, example = np.array(facts["example"]), np.array(_example(whole.eval(), tuple(facts["shape"])))
+    if not np.allclose(example, expected, rtol=0, atol=CLOSE * (1 + np.abs(expected).max())):
+        raise UserError(
+            f"{file}: its network is another one here than where it was trained: install the versions of torch, timm "
+            "and torchvision that were used there"
+        )
+
+    if checkpoint is not None:
+        facts = facts | {"model": _with_checkpoint(facts["model"], checkpoint)}
+    return Classifier.of(whole, facts, data_root, device)
+
+
+def _with_checkpoint(model: dict[str, Any], checkpoint: str) -> dict[str, Any]:
+    """Return the settings of a model with another file of its backbone's weights."""
+    if not model.get("backbone"):
+        raise UserError(f"checkpoint={checkpoint}: this model has no backbone, all its weights are in {WEIGHTS}")
+    return model | {"backbone": model["backbone"] | {"checkpoint": checkpoint}}
+
+
+def _read_facts(file: Path) -> dict[str, Any]:
+    try:
+        facts = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise UserError(f"{file} cannot be read ({str(error).partition(chr(10))[0]}): bring it back") from None
+    absent = [key for key in KEYS if not isinstance(facts, dict) or key not in facts]
+    if absent:
+        raise UserError(f"{file}: it lacks {absent[0]}: bring it back")
+    return dict(facts)
+
+
+def _rebuilt(model: Model, facts: Mapping[str, Any], state: Mapping[str, Tensor], data_root: str) -> nn.Module:
+    """Return the whole model that a state belongs to, with other weights."""
+    classes, mean, std = len(facts["classes"]), tuple(facts["mean"]), tuple(facts["std"])
+
+    # A network on images has all its weights in the state, so none are fetched. (Those of torchvision decide what some
+    # of its networks are.) One that was given weights takes three channels, whatever the images have.
+    if mean:
+        _, height, width = facts["shape"]
+        if model.name != "torchvision":
+            model = dataclasses.replace(model, pretrained=False, checkpoint=None, mean=None, std=None)
+        return models.build(model, (len(mean), height, width), classes, mean, std, 0, data_root)
+
+    prefix = "" if facts["frozen"] is None else "linear."
+    linear = nn.Linear(state[f"{prefix}weight"].shape[1], classes, bias=f"{prefix}bias" in state)
+    if facts["frozen"] is None:
+        return linear
+    frozen = Frozen(state.get("frozen.shift"), state.get("frozen.projection"), **facts["frozen"])
+    return nn.Sequential(OrderedDict(frozen=frozen, linear=linear))
+
+
+def _settings_of(frozen: Frozen) -> dict[str, Any]:
+    """Return the arguments of a map that are no tensors; these are in its state."""
+    values = {name: getattr(frozen, name) for name in inspect.signature(Frozen).parameters}
+    return {name: value for name, value in values.items() if isinstance(value, bool | int | float)}
+
+
+@torch.no_grad()
+def _example(whole: nn.Module, shape: tuple[int, ...]) -> list[float]:
+    """Return the logits for one made-up input, the same on every machine: an image of noise, or features."""
+    draw, device = np.random.RandomState(0), next(whole.parameters()).device
+    if isinstance(whole, models.Network):
+        x = torch.from_numpy(draw.randint(0, 256, (1, *shape), dtype=np.uint8))
+    else:
+        first = getattr(getattr(whole, "frozen", None), "projection", None)
+        shift = getattr(getattr(whole, "frozen", None), "shift", None)
+        last = next(module for module in whole.modules() if isinstance(module, nn.Linear))
+        width = len(first) if first is not None else len(shift) if shift is not None else last.in_features
+        x = torch.from_numpy(draw.random_sample((1, width)).astype(np.float32))
+    return [float(value) for value in whole(x.to(device))[0].cpu()]
