@@ -259,6 +259,7 @@ def test_data_check_says_what_is_read(cli: Cli) -> None:
 def test_help_and_cfg_teach_and_run_nothing(cli: Cli) -> None:
     for command, words in (
         ("run", ["+experiment=quickstart", "algorithm=NAME", "b_gep", "algorithm.clip_embedding=10", "result.json"]),
+        ("predict", ["pubsel predict NAME ./new_images", "output=answers.csv", "model.json"]),
         ("rank", ["pubsel rank private=digits", "distance=NAME", "dp_gsd, frechet", "convert=resize"]),
         ("attack", ["pubsel attack loss run=NAME", "trials=5", "gsd_table8.csv"]),
         ("audit", ["pubsel audit +experiment=quickstart", "audit.canaries=1000"]),
@@ -585,7 +586,7 @@ def test_bash_completes() -> None:
 @pytest.mark.parametrize(
     ("line", "choices"),
     [
-        ("pubsel ", ["run", "rank", "attack", "audit", "table", "make", "figure", "report", "runs", "data"]),
+        ("pubsel ", ["run", "predict", "rank", "attack", "audit", "table", "make", "figure", "report", "runs", "data"]),
         ("pubsel run", ["run", "runs"]),
         ("pubsel nope ", []),
         ("pubsel run pair=digits", ["pair=digits_digits"]),

@@ -319,7 +319,7 @@ def test_a_value_has_one_home(command: str) -> None:
             assert [key for key in given if key in have and given[key] == have[key]] == [], path
 
 
-@pytest.mark.parametrize("command", ["run", "rank", "attack", "audit"])
+@pytest.mark.parametrize("command", ["run", "predict", "rank", "attack", "audit"])
 def test_every_key_is_shown_and_can_be_given(command: str) -> None:
     """Of the keys that stand below null, such as model.backbone.crop, the one above."""
     shown = compose(command, [])
@@ -345,6 +345,7 @@ def test_every_option_can_be_chosen(option: str) -> None:
 def test_every_dataset_is_described(name: str) -> None:
     info = dataset_info(name)
     assert len(info.mean) == len(info.std) == info.shape[0]
+    assert info.names is None or len(set(info.names)) == info.classes
 
 
 # Identity

@@ -151,7 +151,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> list[dict]:
     """The record of a run that nothing happens to."""
     folder = tmp_path_factory.mktemp("whole")
     assert tried(folder)[0] == 0
-    assert sorted(os.listdir(run_folder(folder))) == ["lock", "log.txt", "model.pt", "result.json", "settings.json"]
+    assert sorted(os.listdir(run_folder(folder))) == ["lock", "log.txt", "model.json", "model.pt", "result.json", "settings.json"]
     return records(folder)
 
 
@@ -186,7 +186,7 @@ def test_a_run_that_is_killed_at_every_stage_ends_the_same(tmp_path: Path, whole
     assert records(tmp_path) == whole
     assert tried(tmp_path)[0] == 0
     assert records(tmp_path) == whole
-    kept = ["lock", "log.txt", "model.pt", "result.json", "settings.json"]
+    kept = ["lock", "log.txt", "model.json", "model.pt", "result.json", "settings.json"]
     assert sorted(os.listdir(run_folder(tmp_path))) == kept
 
 
@@ -203,7 +203,7 @@ def test_a_choice_that_is_killed_leaves_no_candidates(tmp_path: Path) -> None:
     code, said = tried(tmp_path, words=auto)
     assert code == 0, said
     assert sorted(os.listdir(run_folder(tmp_path))) == [
-        "lock", "log.txt", "model.pt", "result.json", "settings.json",
+        "lock", "log.txt", "model.json", "model.pt", "result.json", "settings.json",
     ]  # fmt: skip
 
 

@@ -280,7 +280,7 @@ def test_a_resumed_run_is_the_run_that_was_not_stopped_and_forgets(monkeypatch):
     path = stopped(monkeypatch)
     assert main(["run", *WORDS]) == 0
     assert sorted(file.name for file in path.parent.iterdir()) == [
-        "lock", "log.txt", "model.pt", "result.json", "settings.json"]  # fmt: skip
+        "lock", "log.txt", "model.json", "model.pt", "result.json", "settings.json"]  # fmt: skip
     assert main(["run", *WORDS, "results=again"]) == 0
     one, two = (json.loads(next(Path(top).glob("runs/*/result.json")).read_text()) for top in ("results", "again"))
     assert one["weights"] == two["weights"]

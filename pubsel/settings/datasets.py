@@ -52,7 +52,10 @@ def dataset_info(name: str) -> Dataset:
     except yaml.YAMLError as error:
         raise UserError(f"{path}: {str(error).splitlines()[0]}") from None
 
-    return check(Dataset, values, f"dataset {name}: ")
+    info = check(Dataset, values, f"dataset {name}: ")
+    if info.names is not None and len(info.names) != info.classes:
+        raise UserError(f"{path}: {len(info.names)} names of {info.classes} classes: name each one, or set names=null")
+    return info
 
 
 def kept_folder(name: str, info: Dataset, root: Path) -> Path:
