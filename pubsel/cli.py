@@ -323,7 +323,9 @@ def _positional(command: str, words: list[str]) -> list[str]:
 
     if command == "predict":  # every word that is no setting is an image, or a folder of them
         asked = [word for word in words if not _is_setting(word)]
-        words = [word for word in words if _is_setting(word)] + _listed("images", asked)
+        quoted = ["'" + word.replace("${", "\\${").replace("'", "\\'") + "'" for word in asked]
+        words = [word for word in words if _is_setting(word)]
+        words += [f"images=[{','.join(quoted)}]"] if quoted else []
 
     if command == "make":  # other keys belong to its steps
         if {"-m", "--multirun"} & set(options):

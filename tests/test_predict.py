@@ -38,6 +38,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
     both = np.stack([labels % 2, labels // 2], 1)  # two labels of each image
     np.savez(home / "animals.npz", **parts(images, labels))
+    np.savez(home / "two.npz", **parts(images, labels // 2))
     np.savez(home / "several.npz", **parts(images, both))
     torch.manual_seed(0)
     save_file(timm.create_model(NETWORK, num_classes=10).state_dict(), str(home / "tiny.safetensors"))
@@ -75,7 +76,7 @@ FOLDER = ("pair.private=./animals", "algorithm=dp_sgd", "training.epochs=3", "mo
 NPZ = ("pair.private=animals.npz", "pair.public=animals.npz")
 TINY = (
     "model=mobilenetv2", f"model.backbone.architecture={NETWORK}", "model.backbone.checkpoint=tiny.safetensors",
-    "model.backbone.input_size=32", "model.backbone.crop=1.0", "data_root=.",
+    "model.backbone.input_size=32", "+model.backbone.crop=1.0", "data_root=.",
 )  # fmt: skip
 
 
@@ -104,7 +105,8 @@ def test_files_of_a_folder_get_the_classes_that_the_record_counted() -> None:
         ("model=pixels", "algorithm=pillar", "algorithm.k=5", "training=pillar", "training.steps=3"),
         ("model=pixels", "algorithm=dp_pca", "algorithm.k=5", "training=pillar", "training.steps=3"),
         ("model=pixels", "algorithm=adamix", "algorithm.rank=10", "training=adamix", "training.steps=3"),
-        ("model=pixels", "algorithm=noisy_sgd", "algorithm.k=5", "algorithm.passes=1"),
+        ("pair.private=two.npz", "pair.public=two.npz", "model=pixels", "algorithm=noisy_sgd", "algorithm.k=5",
+         "algorithm.steps=1000"),
         (*TINY, "algorithm=dp_sgd", "training.epochs=3"),
         (*TINY, "algorithm=pillar", "algorithm.k=5", "training=pillar", "training.steps=3"),
     ],
@@ -112,12 +114,12 @@ def test_files_of_a_folder_get_the_classes_that_the_record_counted() -> None:
 )  # fmt: skip
 def test_every_kind_of_model_says_what_the_record_counted(words: tuple[str, ...]) -> None:
     record = trained(*NPZ, *words)
-    told = record.predict("animals.npz", **({"data_root": "."} if "data_root=." in words else {}))
+    told = record.predict(record["private"], data_root=".")
     test = [i for i, file in enumerate(told.files) if "/test_images/" in file]
-    labels = np.load("animals.npz")["test_labels"]
+    labels = np.load(record["private"])["test_labels"]
     assert record["utility"] == np.mean(told.probabilities[test].argmax(1) == labels)
     assert [told.classes[c] for c in told.probabilities.argmax(1)] == told.answers
-    assert told.classes == ("0", "1", "2")  # an npz has no names
+    assert told.classes == ("0", "1", "2")[: labels.max() + 1]  # an npz has no names
 
 
 @pytest.mark.parametrize(
@@ -216,7 +218,7 @@ def test_images_in_memory_are_those_of_files() -> None:
     tensor = torch.from_numpy(x)[:, None]
     for images in (pictures, x, list(x), tensor, list(tensor), [pictures[0], x[1:3], *files[3:5], tensor[5:]]):
         told = record.predict(images)
-        np.testing.assert_array_equal(told.probabilities, expected.probabilities)
+        np.testing.assert_allclose(told.probabilities, expected.probabilities, atol=1e-6)
         assert told.answers == expected.answers
     np.testing.assert_allclose(record.predict(colour).probabilities, expected.probabilities, atol=0.05)
     assert record.predict([pictures[0], files[3]]).files == ["0", str(files[3])]
@@ -232,7 +234,8 @@ def test_any_size_format_and_colour_is_brought_to_the_training_shape(tmp_path: P
         picture.convert(mode).save(tmp_path / "deep" / "deeper" / name)
     told = record.predict(tmp_path)
     assert [Path(file).name for file in told.files] == ["a.jpg", "b.png", "c.gif", "d.tif", "e.webp"]
-    np.testing.assert_array_equal(told.probabilities[1], record.predict(picture.convert("RGBA")).probabilities[0])
+    alone = record.predict(picture.convert("RGBA")).probabilities[0]
+    np.testing.assert_allclose(told.probabilities[1], alone, atol=1e-6)
 
 
 def test_a_table_names_its_files(tmp_path: Path) -> None:
@@ -244,7 +247,7 @@ def test_a_table_names_its_files(tmp_path: Path) -> None:
     told = record.predict("animals/new.csv")
     table.unlink()
     assert told.files == [f"bee/{file.name}"]
-    np.testing.assert_array_equal(told.probabilities, record.predict(file).probabilities)
+    np.testing.assert_allclose(told.probabilities, record.predict(file).probabilities, atol=1e-6)
 
 
 def test_the_table_has_a_row_for_each_image(capsys: pytest.CaptureFixture) -> None:
@@ -303,6 +306,7 @@ def test_progress_is_told(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captur
 
 def test_what_cannot_be_read_is_named_or_left_out(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     record = trained(*FOLDER)
+    capsys.readouterr()
     (tmp_path / "a.png").write_text("no image")
     Image.new("L", (8, 8)).save(tmp_path / "b.png")
     Image.fromarray(np.zeros((8, 8), np.uint16)).save(tmp_path / "c.png")
@@ -340,10 +344,6 @@ def test_what_are_no_images_is_refused(images: object, words: str) -> None:
         words = "rows of numbers"
     with pytest.raises(UserError, match=words):
         trained(*FOLDER).predict(images)
-
-
-def _rename(file: Path):
-    return lambda folder: (folder / file).unlink()
 
 
 @pytest.mark.parametrize(
