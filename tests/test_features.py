@@ -444,7 +444,8 @@ def test_weights_that_cannot_be_fetched_are_one_line(monkeypatch):
         raise OSError("We couldn't connect\nand so on")
 
     monkeypatch.setattr(timm, "create_model", offline)
-    with pytest.raises(UserError, match=r"weights cannot be fetched \(We couldn't connect\): give .*checkpoint=FILE$"):
+    says = r"weights cannot be fetched \(We couldn't connect\): give .*checkpoint=FILE; model=scattering needs"
+    with pytest.raises(UserError, match=says):
         load_backbone(check(Backbone, {"architecture": NETWORK}), "", CPU)
 
 
@@ -578,7 +579,7 @@ def test_public_features_of_another_width_are_refused(tmp_path):
     path, other = npz(tmp_path / "set.npz"), npz(tmp_path / "other.npz", size=6)
     pixels = check(Backbone, {"architecture": "pixels"})
 
-    def through(name, given):
+    def through(name, given, like):
         return of_source(name, given, pixels, str(tmp_path), CPU, print)
 
     for take in Take:
