@@ -6,13 +6,16 @@ file is never stale, and splits that share images share it. It is written under 
 name, then renamed, with a digest at its end that is checked when it is read, and only its owner may read it.
 """
 
+import contextlib
 import dataclasses
 import hashlib
 import io
 import logging
 import os
 import time
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Generator
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,19 +24,20 @@ import timm
 import torch
 from filelock import FileLock
 from timm.data import resolve_model_data_config  # type: ignore[attr-defined]
-from torch import Tensor
+from torch import Tensor, nn
 from torchvision.transforms.v2 import functional as images
 
 from pubsel.data import Source, Split
 from pubsel.data.convert import LUMA, Shape, converted, describe, to_shape
 from pubsel.messages import UsageError, UserError, duration, gib
-from pubsel.models import scattering
+from pubsel.models import engine, scattering
 from pubsel.models.memory import Held, free
 from pubsel.models.weights import load, tensors_alone, weight_file
 from pubsel.settings.identity import digest_of
 from pubsel.settings.keys import Backbone, Convert, Scattering
 
-CPU_BATCH, GPU_BATCH = 32, 256  # images at a time through the network
+CPU_BATCH, GPU_BATCH = 16, 256  # images at a time through the network, on a CPU for each thread
+ENGINE_FROM = 2000  # images from which the seconds that it takes to compile a network come back
 REPORT_AFTER = 1.0  # seconds of the first batches, from which the time of all is estimated
 DIGEST = 16  # bytes of blake2b at a file's end, of all before MARK
 MARK = b"blake2b-16:"  # numpy reads as much as the header says, and nothing after it
@@ -234,6 +238,14 @@ def features(
     content.update(f"{tuple(x.shape)}{extractor.key}".encode())
     path = folder / f"{name}-{content.hexdigest()}.npy"
 
+    # Those of an engine may differ in the last digits: they have a name of their own, and torch's are not made again.
+    net, by = extractor.net, engine.available() if extractor.device.type == "cpu" and len(x) >= ENGINE_FROM else None
+    if by and isinstance(net, nn.Module) and not _is_kept(path):
+        other = folder / f"{name}-{by}-{content.hexdigest()}.npy"
+        faster = extractor if _is_kept(other) else _by_engine(net, extractor, report)
+        if faster is not None:
+            path, extractor = other, faster
+
     try:
         if not _is_kept(path):  # what is there needs no lock: the folder may be read-only
             if not folder.is_dir():
@@ -255,6 +267,23 @@ def features(
     if len(rows) != len(x):
         raise UserError(f"{path} has {len(rows)} rows, {len(x)} expected: delete it to have it computed again")
     return rows
+
+
+def _by_engine(net: nn.Module, extractor: Extractor, report: Callable[[str], None]) -> Extractor | None:
+    """Return the extractor with its network compiled, once in a process; None if that is not as torch computes it."""
+    assert extractor.prepare is not None
+    if extractor.key not in _COMPILED:
+        how = extractor.prepare
+        draw = torch.Generator().manual_seed(0)  # no private image decides whether the engine is used
+        x = torch.randn(4, len(how.mean), how.size, how.size, generator=draw)
+        _COMPILED.clear()
+        _COMPILED[extractor.key] = engine.faster(net, x, workers(extractor), report)
+
+    compiled = _COMPILED[extractor.key]
+    return None if compiled is None else extractor._replace(net=compiled)
+
+
+_COMPILED: dict[str, engine.Network | None] = {}  # by the key of the extractor
 
 
 def _is_kept(path: Path) -> bool:
@@ -310,18 +339,16 @@ def _write(path: Path, what: str, x: Tensor, extractor: Extractor, report: Calla
     partial = path.with_suffix(".part")
     partial.unlink(missing_ok=True)  # of a process that was killed: this one has the lock
     refuse(what, x, extractor)
-    batch = batch_of(extractor)
 
     digest = hashlib.blake2b(digest_size=DIGEST)
     first, finite, alike = None, True, True
-    reported = 0  # tenths of all images
+    done, reported = 0, 0  # images, and tenths of all
     began: float | None = None
     try:
-        with os.fdopen(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+        created = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with os.fdopen(created, "wb") as file, contextlib.closing(embedded(x, extractor)) as batches:
             partial.chmod(0o600)  # whatever the umask
-            for start in range(0, len(x), batch):
-                rows = embed(x[start : start + batch], extractor).cpu().numpy().astype(np.float32)
-
+            for rows in batches:
                 # The width of the features is known with the first batch, which is slower than the others.
                 if first is None:
                     first, header = rows[:1], io.BytesIO()
@@ -331,14 +358,14 @@ def _write(path: Path, what: str, x: Tensor, extractor: Extractor, report: Calla
                     file.write(header.getvalue())
                     began = time.monotonic()
                 elif began is not None and (seconds := time.monotonic() - began) > REPORT_AFTER:
-                    report(f"features of {what}: about {duration(seconds / start * len(x))} for {len(x)} images")
+                    report(f"features of {what}: about {duration(seconds / done * len(x))} for {len(x)} images")
                     began = None
 
                 finite = finite and bool(np.isfinite(rows).all())
                 alike = alike and bool((rows == first).all())
                 digest.update(rows.tobytes())
                 file.write(rows.tobytes())
-                done = start + len(rows)
+                done += len(rows)
                 if 10 * done // len(x) > reported:
                     reported = 10 * done // len(x)
                     report(f"features of {what}: {done} of {len(x)}")
@@ -356,18 +383,45 @@ def _write(path: Path, what: str, x: Tensor, extractor: Extractor, report: Calla
         partial.unlink(missing_ok=True)
 
 
-def batch_of(extractor: Extractor) -> int:
-    """Images at a time: a GPU is not filled by as many as a cache holds."""
-    return GPU_BATCH if extractor.device.type == "cuda" else CPU_BATCH
+def workers(extractor: Extractor) -> int:
+    """Return how many threads each take a batch: on a CPU all, since a layer is too small to be shared."""
+    return torch.get_num_threads() if extractor.device.type == "cpu" else 1
+
+
+def embedded(x: Tensor, extractor: Extractor) -> Generator[np.ndarray]:
+    """Yield features, float32 [batch, d], of images x, uint8 [n, c, h, w], in their order."""
+    batches = x.split(CPU_BATCH if extractor.device.type == "cpu" else GPU_BATCH)
+    threads = workers(extractor)
+
+    def rows(part: Tensor) -> np.ndarray:
+        return embed(part, extractor).cpu().numpy().astype(np.float32)
+
+    if threads == 1:
+        yield from map(rows, batches)
+        return
+
+    # A few batches ahead at most, or all features would wait in memory for a slow disk.
+    waiting: deque[Future[np.ndarray]] = deque()
+    pool = ThreadPoolExecutor(threads, initializer=torch.set_num_threads, initargs=(1,))
+    try:
+        for part in batches:
+            waiting.append(pool.submit(rows, part))
+            if len(waiting) > 2 * threads:
+                yield waiting.popleft().result()
+        yield from (future.result() for future in waiting)
+    finally:
+        pool.shutdown(cancel_futures=True)
+        torch.set_num_threads(threads)  # threads to come take what was set last
 
 
 def refuse(what: str, x: Tensor, extractor: Extractor) -> None:
-    """Raise UserError if a batch does not fit in memory, by what one image of it takes."""
+    """Raise UserError if batches do not fit in memory, by what one image of them takes."""
     device = extractor.device
     with Held(device) as counted:
         embed(torch.zeros_like(x[:1]), extractor)
 
-    size, available = counted.peak * min(batch_of(extractor), len(x)), free(device)
+    batch = CPU_BATCH if device.type == "cpu" else GPU_BATCH
+    size, available = counted.peak * min(batch * workers(extractor), len(x)), free(device)
     if size > available:
         raise UserError(
             f"features of {what} need about {gib(size)} of memory and {gib(available)} are free on {device}: "
