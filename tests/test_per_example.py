@@ -282,9 +282,10 @@ def test_known_layers_are_those_of_the_papers():
     assert layers_of(nn.Sequential(nn.InstanceNorm2d(3, affine=True)), ["0.weight"]) == ({}, ["0.weight"])
 
 
+@pytest.mark.parametrize("name", ["pooled", "a token, positions and scales", "scales of channels"])
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
-def test_an_example_that_overflows_harms_no_other(bad):
-    model, x, y = ready(KNOWN["pooled"])
+def test_an_example_that_overflows_harms_no_other(bad, name):
+    model, x, y = ready(KNOWN[name])
     names = [n for n, _ in model.named_parameters()]
     want, _ = written(by_layers, model, x, y, names)
     x[2] = bad

@@ -107,6 +107,7 @@ def test_files_of_a_folder_get_the_classes_that_the_record_counted() -> None:
         ("model=pixels", "algorithm=adamix", "algorithm.rank=10", "training=adamix", "training.steps=3"),
         ("pair.private=two.npz", "pair.public=two.npz", "model=pixels", "algorithm=noisy_sgd", "algorithm.k=5",
          "algorithm.steps=1000"),
+        ("model=scattering", "model.backbone.input_size=16", "algorithm=dp_sgd", "training.epochs=3"),
         (*TINY, "algorithm=dp_sgd", "training.epochs=3"),
         (*TINY, "algorithm=pillar", "algorithm.k=5", "training=pillar", "training.steps=3"),
     ],

@@ -54,9 +54,13 @@ class Classifier(NamedTuple):
         settings, shape = check(Model, facts["model"]), tuple(facts["shape"])
         features = None
         if settings.backbone is not None and len(shape) == 3:
-            from pubsel.data.features import of_images  # and with it timm: a second
+            from pubsel.data.features import NO_WEIGHTS, of_images  # and with it timm: a second
 
-            features, weights = of_images(settings.backbone, data_root, device)
+            try:
+                features, weights = of_images(settings.backbone, (shape[0], shape[1], shape[2]), data_root, device)
+            except UserError as error:
+                reason = str(error).removesuffix(NO_WEIGHTS)
+                raise UserError(f"{reason}; pubsel predict takes the file of its weights as checkpoint=FILE") from None
             if facts["backbone"] not in (None, weights):
                 raise UserError(
                     f"model.backbone.architecture={settings.backbone.architecture}: its weights here are not those that "

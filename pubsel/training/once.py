@@ -101,7 +101,7 @@ def freeze(cell: Cell, task: Task, first: accountant.Plan | None, noted: bool = 
     if not isinstance(algorithm, Freezes):
         return None
     if task.private.x.dim() != 2:
-        raise UsageError(f"algorithm={algorithm.name} takes features: set model.backbone, such as model=mobilenetv2")
+        raise UsageError(f"algorithm={algorithm.name} takes features: set model.backbone, such as model=scattering")
     release = algorithm.frozen(task.public, task.private.x.shape[1], public_stream(cell.name))
     if isinstance(release, Frozen):
         return release
