@@ -98,7 +98,7 @@ def _replay(name: str, values: DictConfig) -> None:
 
 def _predict(values: DictConfig) -> None:
     if OmegaConf.is_missing(values, "run"):
-        raise UsageError("pubsel predict RUN IMAGES: the name of a finished run (pubsel runs lists them), or its folder")
+        raise UsageError("pubsel predict RUN IMAGES: name of a finished run (pubsel runs lists them), or its folder")
     settings = check(PredictConfig, values)
     from pubsel.commands import predict
 

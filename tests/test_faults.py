@@ -151,7 +151,14 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> list[dict]:
     """The record of a run that nothing happens to."""
     folder = tmp_path_factory.mktemp("whole")
     assert tried(folder)[0] == 0
-    assert sorted(os.listdir(run_folder(folder))) == ["lock", "log.txt", "model.json", "model.pt", "result.json", "settings.json"]
+    assert sorted(os.listdir(run_folder(folder))) == [
+        "lock",
+        "log.txt",
+        "model.json",
+        "model.pt",
+        "result.json",
+        "settings.json",
+    ]
     return records(folder)
 
 

@@ -107,7 +107,7 @@ def test_files_of_a_folder_get_the_classes_that_the_record_counted() -> None:
         ("model=pixels", "algorithm=adamix", "algorithm.rank=10", "training=adamix", "training.steps=3"),
         ("pair.private=two.npz", "pair.public=two.npz", "model=pixels", "algorithm=noisy_sgd", "algorithm.k=5",
          "algorithm.steps=1000"),
-        ("model=scattering", "model.backbone.input_size=16", "algorithm=dp_sgd", "training.epochs=3"),
+        ("model=scattering", "algorithm=dp_sgd", "training.epochs=3"),
         (*TINY, "algorithm=dp_sgd", "training.epochs=3"),
         (*TINY, "algorithm=pillar", "algorithm.k=5", "training=pillar", "training.steps=3"),
     ],
@@ -138,7 +138,7 @@ def test_labels_of_which_an_image_has_several(words: tuple[str, ...]) -> None:
 
     path = Path("results/runs", record["identity"])
     assert main(["predict", str(path), "several.npz", "output=labels.csv", "data_root=."]) == 0
-    rows = list(csv.DictReader(Path("labels.csv").open()))
+    rows = list(csv.DictReader(Path("labels.csv").read_text().splitlines()))
     assert list(rows[0]) == ["file", "0", "1"]
     assert rows[0]["file"] == "several.npz/test_images/0"
     assert float(rows[0]["1"]) == pytest.approx(told.probabilities[0, 1], rel=1e-5)
@@ -156,7 +156,7 @@ def test_two_files_are_enough(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     shutil.copytree("animals/cow", tmp_path / "new")
     monkeypatch.chdir(tmp_path)
     assert main(["predict", ".", "new"]) == 0
-    rows = list(csv.DictReader(Path("answers.csv").open()))
+    rows = list(csv.DictReader(Path("answers.csv").read_text().splitlines()))
     answers = dict(zip(expected.files, expected.answers, strict=True))
     assert [row["class"] for row in rows] == [answers[f"animals/cow/{Path(row['file']).name}"] for row in rows]
 
@@ -168,11 +168,11 @@ def test_weights_that_it_was_given_need_not_be_there_again(monkeypatch: pytest.M
              "data_root=.")  # fmt: skip
     record = trained(*NPZ, *words)
     expected = record.predict("animals.npz").answers
-    Path("tiny.safetensors").rename("elsewhere")
+    Path("tiny.safetensors").rename("elsewhere.safetensors")
     try:
         assert record.predict("animals.npz").answers == expected
     finally:
-        Path("elsewhere").rename("tiny.safetensors")
+        Path("elsewhere.safetensors").rename("tiny.safetensors")
 
 
 def test_a_run_from_before_model_json_is_read_with_its_data(capsys: pytest.CaptureFixture) -> None:
@@ -255,7 +255,7 @@ def test_the_table_has_a_row_for_each_image(capsys: pytest.CaptureFixture) -> No
     record = trained(*FOLDER)
     file = next(Path("animals/ant").iterdir())
     assert main(["predict", record["identity"], "animals/bee", str(file), "output=some.csv"]) == 0
-    rows = list(csv.reader(Path("some.csv").open()))
+    rows = list(csv.reader(Path("some.csv").read_text().splitlines()))
     told = record.predict(["animals/bee", file])
     assert capsys.readouterr().out == f"some.csv: {len(told)} images, 3 classes\n"
     assert rows[0] == ["file", "class", "probability"]
@@ -264,8 +264,9 @@ def test_the_table_has_a_row_for_each_image(capsys: pytest.CaptureFixture) -> No
     np.testing.assert_allclose([float(row[2]) for row in rows[1:]], told.probabilities.max(1), rtol=1e-5)
     assert Path("some.csv").stat().st_mode & 0o777 == 0o600
 
-    assert main(["predict", record["identity"], "animals/bee", "output=some.csv", "all=true"]) == 0
-    rows = list(csv.reader(Path("some.csv").open()))
+    pattern = record["identity"][:-5] + "*"
+    assert main(["predict", pattern, "animals/bee", "output=some.csv", "all=true"]) == 0
+    rows = list(csv.reader(Path("some.csv").read_text().splitlines()))
     assert rows[0] == ["file", "class", "probability", *NAMES]
     assert len(rows) == len(list(Path("animals/bee").iterdir())) + 1
     np.testing.assert_allclose([float(v) for v in rows[1][3:]], told.probabilities[0], rtol=1e-5)
@@ -277,7 +278,7 @@ def test_names_with_any_character(tmp_path: Path) -> None:
         Image.new("L", (8, 8)).save(tmp_path / name)
     words = [str(path) for path in sorted(tmp_path.glob("*.png"))]
     assert main(["predict", str(record.folder), *words, f"output={tmp_path / 'out.csv'}"]) == 0
-    assert [row["file"] for row in csv.DictReader((tmp_path / "out.csv").open())] == words
+    assert [row["file"] for row in csv.DictReader((tmp_path / "out.csv").read_text().splitlines())] == words
 
 
 def test_memory_does_not_grow_with_the_number_of_images(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -350,7 +351,7 @@ def test_what_are_no_images_is_refused(images: object, words: str) -> None:
 @pytest.mark.parametrize(
     ("harm", "words"),
     [
-        (lambda run: (run / "model.pt").unlink(), "model.pt: no such file, the weights of the model: bring it back, or"),
+        (lambda run: (run / "model.pt").unlink(), "model.pt: no such file, the weights of the model"),
         (lambda run: (run / "result.json").unlink(), "not finished, so it has no model yet: give its command again"),
         (lambda run: (run / "model.json").write_text("{"), r"model.json cannot be read \(.*: bring it back"),
         (lambda run: (run / "model.json").write_text("{}"), "model.json: it lacks model: bring it back"),
@@ -390,13 +391,13 @@ def test_another_backbone_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=f"{NETWORK}: its weights here are not those that the model was trained with"):
         record.predict("animals.npz", checkpoint=other)
 
-    Path("tiny.safetensors").rename("elsewhere")
+    Path("tiny.safetensors").rename("elsewhere.safetensors")
     try:
-        with pytest.raises(UserError, match="tiny.safetensors: no such file, neither here nor in .*checkpoint=FILE"):
+        with pytest.raises(UserError, match=r"tiny\.safetensors: no such file, neither here nor in .*checkpoint=FILE"):
             record.predict("animals.npz")
-        expected = record.predict("animals.npz", checkpoint="elsewhere").answers
+        expected = record.predict("animals.npz", checkpoint="elsewhere.safetensors").answers
     finally:
-        Path("elsewhere").rename("tiny.safetensors")
+        Path("elsewhere.safetensors").rename("tiny.safetensors")
     assert record.predict("animals.npz", data_root=".").answers == expected
     with pytest.raises(UserError, match="this model has no backbone"):
         trained(*FOLDER).predict("animals", checkpoint=other)
@@ -407,6 +408,8 @@ def test_the_command_says_what_it_needs(capsys: pytest.CaptureFixture) -> None:
     assert "pubsel predict RUN IMAGES: the name of a finished run" in capsys.readouterr().err
     assert main(["predict", trained(*FOLDER)["identity"]]) == 2
     assert "give folders, image files, CSV or npz files after the run" in capsys.readouterr().err
+    assert main(["predict", "*", "animals", "results=nowhere"]) == 2
+    assert "run=*: 0 runs in nowhere/runs fit it: give the name of one" in capsys.readouterr().err
     assert main(["predict", str(trained(*FOLDER).folder), "animals", "output=nowhere/a.csv"]) == 1
     assert "output=nowhere/a.csv: cannot be written: No such file or directory" in capsys.readouterr().err
     with pytest.raises(UsageError, match="unknown key alll"):
@@ -415,5 +418,5 @@ def test_the_command_says_what_it_needs(capsys: pytest.CaptureFixture) -> None:
 
 def test_a_record_of_something_else_has_no_model(tmp_path: Path) -> None:
     (tmp_path / "result.json").write_text('{"identity": "a"}')
-    with pytest.raises(UserError, match="model.pt: no such file"):
+    with pytest.raises(UserError, match=r"model\.pt: no such file"):
         pubsel.Record({}, tmp_path, "").predict("animals")

@@ -129,14 +129,21 @@ def opened(settings: PredictConfig) -> Classifier:
 
 
 def folder_of(run: str, results: Path) -> Path:
-    """Return the folder with the model that is meant: a folder, a file in it, or a name in results. UserError says why
-    there is none."""
+    """Return the folder with the model that is meant: a folder, a file in it, or a name in results, or a pattern that
+    one of these names fits. UserError says why there is none."""
     path = Path(run).expanduser()
+    if "*" in run and not path.exists():
+        names = sorted(place.name for place in (results / "runs").glob(run))
+        if len(names) != 1:
+            raise UsageError(f"run={run}: {len(names)} runs in {results / 'runs'} fit it: give the name of one")
+        run, path = names[0], results / "runs" / names[0]
     places = [path.parent if path.is_file() else path, results / "runs" / run]
     folder = next((place for place in places if any((place / name).exists() for name in _LEFT)), None)
     if folder is None:
         _, kept = records.find(run, results, ("runs",))
-        raise UserError(f"{run}: its record is kept in {kept} without weights: train it, as pubsel run replay={run} does")
+        raise UserError(
+            f"{run}: its record is kept in {kept} without weights: pubsel runs show {run} tells how to train it"
+        )
 
     finished = (folder / "result.json").exists()
     if (folder / "settings.json").exists() and not finished:

@@ -391,8 +391,8 @@ class AttackConfig(Common):
 class PredictConfig:
     """`pubsel predict`."""
 
-    run: str = setting("name of a finished run, or a folder with model.pt and model.json")
-    images: list[str] = setting("folders, image files, CSV files with a column path, or npz files with arrays of images")
+    run: str = setting("name of a finished run or a pattern of it, or a folder with model.pt and model.json")
+    images: list[str] = setting("folders, image files, CSV files with a column path, npz files with arrays of images")
     output: str = setting("the CSV file to write", neutral=True)
     all: bool = setting("write the probability of each class, not only of the most probable one", neutral=True)
     skip: bool = setting("leave out images that cannot be read, with a line for each", neutral=True)

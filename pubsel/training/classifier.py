@@ -63,8 +63,8 @@ class Classifier(NamedTuple):
                 raise UserError(f"{reason}; pubsel predict takes the file of its weights as checkpoint=FILE") from None
             if facts["backbone"] not in (None, weights):
                 raise UserError(
-                    f"model.backbone.architecture={settings.backbone.architecture}: its weights here are not those that "
-                    f"the model was trained with (digest {weights}, not {facts['backbone']}): give checkpoint=FILE"
+                    f"model.backbone.architecture={settings.backbone.architecture}: its weights here are not those "
+                    f"that the model was trained with ({weights}, not {facts['backbone']}): give checkpoint=FILE"
                 )
         several = bool(facts["multi_label"])
         return cls(model.to(device).eval(), features, shape, tuple(facts["classes"]), several)
