@@ -405,7 +405,7 @@ def test_another_backbone_is_refused(tmp_path: Path) -> None:
 
 def test_the_command_says_what_it_needs(capsys: pytest.CaptureFixture) -> None:
     assert main(["predict"]) == 2
-    assert "pubsel predict RUN IMAGES: the name of a finished run" in capsys.readouterr().err
+    assert "pubsel predict RUN IMAGES: name of a finished run" in capsys.readouterr().err
     assert main(["predict", trained(*FOLDER)["identity"]]) == 2
     assert "give folders, image files, CSV or npz files after the run" in capsys.readouterr().err
     assert main(["predict", "*", "animals", "results=nowhere"]) == 2
@@ -420,3 +420,14 @@ def test_a_record_of_something_else_has_no_model(tmp_path: Path) -> None:
     (tmp_path / "result.json").write_text('{"identity": "a"}')
     with pytest.raises(UserError, match=r"model\.pt: no such file"):
         pubsel.Record({}, tmp_path, "").predict("animals")
+
+
+def test_rows_of_a_table_are_given_as_arrays() -> None:
+    rows = np.arange(8, dtype=np.float64).reshape(2, 4)
+    for given_rows in (rows, torch.from_numpy(rows), list(rows)):
+        read = [as_input(raw, (4,)) for part in given(given_rows) for _, raw in part.each()]
+        assert torch.equal(torch.stack(read), torch.from_numpy(rows).float())
+    with pytest.raises(UserError, match=r"trained on rows of 5 numbers: give them as an array \[n, d\]"):
+        as_input(read[0], (5,))
+    with pytest.raises(UserError, match="trained on rows of 4 numbers"):
+        as_input(Path("animals"), (4,))
