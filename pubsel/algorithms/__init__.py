@@ -5,9 +5,9 @@ sensitivity is declared by the algorithm and attacked in tests/test_algorithms.p
 subclass of `Algorithm`, a dataclass whose fields are its settings, and one file in conf/algorithm that names it.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, Self, runtime_checkable
 
 import numpy as np
 import torch
@@ -97,26 +97,40 @@ def needed(public: Split | None, name: str) -> Split:
     return public
 
 
+def roots(x: Tensor) -> Tensor:
+    """Return the square root of each number, with its sign."""
+    return x.sign() * x.abs().sqrt()
+
+
 class Frozen(nn.Module):
-    """What comes before a linear classifier and is not trained: x [n, d] -> (x - shift) projection [n, k], then, if
-    `unit`, each row divided by its norm. None: left out."""
+    """What comes before a linear classifier and is not trained: x [n, d] -> (x - shift) projection [n, k], of `roots`
+    of x if `root`; then, if `unit`, each row is brought to norm `length`. None: left out."""
 
     shift: Tensor | None
     projection: Tensor | None
 
-    def __init__(self, shift: Tensor | None = None, projection: Tensor | None = None, unit: bool = False):
+    def __init__(
+        self,
+        shift: Tensor | None = None,
+        projection: Tensor | None = None,
+        unit: bool = False,
+        root: bool = False,
+        length: float = 1.0,
+    ):
         super().__init__()
         self.register_buffer("shift", shift)
         self.register_buffer("projection", projection)
-        self.unit = unit
+        self.unit, self.root, self.length = unit, root, length
 
     @torch.no_grad()
     def forward(self, x: Tensor) -> Tensor:
+        if self.root:
+            x = roots(x)
         if self.shift is not None:
             x = x - self.shift
         if self.projection is not None:
             x = x @ self.projection
-        return nn.functional.normalize(x, dim=1) if self.unit else x
+        return self.length * nn.functional.normalize(x, dim=1) if self.unit else x
 
 
 class Release(NamedTuple):
@@ -131,6 +145,18 @@ class Release(NamedTuple):
     size: int
 
 
+class Facts(NamedTuple):
+    """What is public of a private task before it trains, as far as a method without settings follows it."""
+
+    n: int = 1  # private examples
+    d: int = 1  # features
+    m: int = 0  # public examples; 0: there are no public data
+    classes: int = 2  # or labels
+    multi_label: bool = False
+    epsilon: float = 1.0
+    mu: float = 1.0  # sensitivity over deviation of the Gaussian mechanism that spends epsilon and delta; inf: no noise
+
+
 @dataclass
 class Algorithm:
     """The settings that every method has, and what the loop asks of it. A method is a subclass, a dataclass whose
@@ -139,6 +165,7 @@ class Algorithm:
     name: str = setting("name of the algorithm in records and tables")
 
     private = True  # False: no noise, no guarantee
+    needs_public = True  # False: of a method that reads public data if there are any
 
     @property
     def uses_public(self) -> bool:
@@ -207,6 +234,24 @@ class Freezes(Protocol):
 
     def frozen(self, public: Split | None, d: int, random: Random) -> Frozen | Release:
         """Return the map, or the release that it is decoded from. public: features [m, d] with labels."""
+        ...
+
+
+@runtime_checkable
+class Derives(Protocol):
+    """An algorithm that sets itself what others are given, by the public `Facts` of the task."""
+
+    @property
+    def training(self) -> Mapping[str, Any]:
+        """The settings of training that it takes, whatever is given."""
+        ...
+
+    def derived(self, facts: Facts) -> Self:
+        """Return the algorithm for one task."""
+        ...
+
+    def values(self, steps: int) -> dict[str, Any]:
+        """Return what the settings of a derived algorithm became, for the record; steps: of the training."""
         ...
 
 

@@ -20,7 +20,7 @@ from pubsel import records as results
 from pubsel.algorithms import Freezes, Frozen
 from pubsel.attacks import membership
 from pubsel.attacks.membership import DIGITS, figures, member_scores, success, supervised, told_apart
-from pubsel.cell import AUTO, by_label, choose_device, has_paths, load_task, network, weights_digest
+from pubsel.cell import AUTO, by_label, choose_device, derived, has_paths, load_task, network, weights_digest
 from pubsel.data import Split, Task
 from pubsel.distances.gsd import GSD, Labelling
 from pubsel.messages import UsageError, UserError, say
@@ -175,7 +175,7 @@ def settings_of(record: dict[str, Any], here: AttackConfig) -> RunConfig:
 def frozen_of(settings: RunConfig, name: str, task: Task, state: dict[str, Tensor]) -> Frozen | None:
     """Return what comes before the linear classifier of a run; if it was released with noise, as its weights have
     it."""
-    algorithm = algorithms.build(settings.algorithm)
+    algorithm = derived(algorithms.build(settings.algorithm), settings, task)
     if not isinstance(algorithm, Freezes):
         return None
     result = algorithm.frozen(task.public, task.private.x.shape[1], public_stream(name))

@@ -130,7 +130,7 @@ def behind_frozen(algorithm: Algorithm, task: Task) -> Task:
     if not isinstance(algorithm, Freezes) or task.private.x.dim() != 2:
         return task
     d: int = task.private.x.shape[1]
-    width: int = getattr(algorithm, "k", d)
+    width: int = getattr(algorithm, "k", None) or d
     shapes, public = task.each(lambda split: shaped(split, (width,))), task.public
     if public is None or shapes.public is None:
         return shapes
@@ -273,10 +273,10 @@ def freezing(algorithm: Algorithm, task: Task) -> float:
     Random features replace both. Their numbers, d and k are made smaller by the same factor: products and
     eigenvectors alike then take less time by its cube.
     """
-    if task.private.x.dim() != 2 or not isinstance(algorithm, Freezes) or not hasattr(algorithm, "k"):
+    if task.private.x.dim() != 2 or not isinstance(algorithm, Freezes) or not getattr(algorithm, "k", None):
         return 0.0
 
-    k: int = algorithm.k
+    k: int = algorithm.k  # type: ignore[attr-defined]
     d, public = task.private.x.shape[1], task.public
     random = public_stream("estimate")
 
