@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple, Self, cast
 
 import numpy as np
 import torch
@@ -241,8 +241,9 @@ def canonical(settings: RunConfig) -> RunConfig:
 def own_training(algorithm: Derives, training: Training) -> Training:
     """The settings of training that an algorithm takes which sets them itself; those that cannot change a result stay
     as they are given."""
-    optional = {f.name: f.default for f in dataclasses.fields(Training) if f.default != MISSING}
-    return dataclasses.replace(training, **(optional | dict(algorithm.training)))
+    values = {f.name: f.default for f in dataclasses.fields(Training) if f.default != MISSING}
+    values |= algorithm.training
+    return dataclasses.replace(training, **cast(dict[str, Any], values))
 
 
 def derived(algorithm: Algorithm, settings: RunConfig, task: Task) -> Algorithm:
@@ -256,7 +257,7 @@ def derived(algorithm: Algorithm, settings: RunConfig, task: Task) -> Algorithm:
     epsilon, several = settings.epsilon, private.y.dim() == 2
     mu = accountant.gaussian_mu(epsilon, settings.privacy.delta) if math.isfinite(epsilon) else math.inf
     m = 0 if public is None else len(public.x)
-    return algorithm.derived(Facts(len(private.x), private.x.shape[1], m, task.classes, several, epsilon, mu))
+    return algorithm.derived(Facts(len(private.x), private.x.shape[1], m, task.classes, several, mu))
 
 
 def canonical_candidates(pair: Pair, epsilon: float | None) -> Pair:

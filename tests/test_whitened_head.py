@@ -13,6 +13,7 @@ from pubsel import algorithms
 from pubsel.algorithms import Facts, View
 from pubsel.algorithms.whitened_head import (
     CLIP,
+    EXPONENT,
     FEWEST,
     LENGTH,
     MOST,
@@ -71,7 +72,7 @@ def test_the_map_is_the_written_out_one(m):
     covariance = (p - mean) * scale
     values, vectors = np.linalg.eigh(covariance.T @ covariance / m)
     values, vectors = values[::-1], vectors[:, ::-1]
-    rows = ((rooted(draw) - mean) * scale) @ vectors[:, :k] / np.sqrt(values[:k] + values.mean())
+    rows = ((rooted(draw) - mean) * scale) @ vectors[:, :k] * (values[:k] + values.mean()) ** EXPONENT
     want = LENGTH * rows / np.linalg.norm(rows, axis=1, keepdims=True)
 
     frozen = whitened(public, k)
@@ -116,13 +117,13 @@ def test_without_public_data_rows_have_one_length_and_nothing_is_read():
 @pytest.mark.parametrize("classes", [2, 10, 200])
 def test_directions_grow_with_the_budget_within_their_bounds(classes):
     def k(**changes):
-        return directions_of(Facts(**({"n": 5000, "d": 1280, "m": 5000, "classes": classes, "epsilon": 0.5} | changes)))
+        return directions_of(Facts(**({"n": 5000, "d": 1280, "m": 5000, "classes": classes, "mu": 0.1} | changes)))
 
     wanted = [k(n=n) for n in (50, 500, 5000, 50_000, 500_000)]
     assert wanted == sorted(wanted)
     assert wanted[0] == FEWEST
-    assert k(n=2 * 10**6, epsilon=8.0) == MOST == k(epsilon=math.inf)
-    assert k(n=10_000, epsilon=0.25) == k()  # examples and epsilon count alike
+    assert k(n=2 * 10**6, mu=2.0) == MOST == k(mu=math.inf)
+    assert k(n=10_000, mu=0.05) == k()  # examples and budget count alike
     assert k(classes=4 * classes) <= k()
     assert k(m=10) == 5
     assert k(m=2) == 1
@@ -145,7 +146,7 @@ def test_the_clip_norm_is_that_of_gradients_at_zero_weights(classes, several):
                          [(300, 0.1, 2, False), (3000, 1.0, 10, False), (900, 0.5, 3, True)])  # fmt: skip
 def test_the_noise_of_a_logit_is_the_same_on_every_task(n, epsilon, classes, several, tmp_path):
     """Through the loop, on rows that are not finite, which count as zero: what is left is noise."""
-    algorithm = build(k=20).derived(Facts(n, 20, 100, classes, several, epsilon, accountant.gaussian_mu(epsilon, 1e-5)))
+    algorithm = build(k=20).derived(Facts(n, 20, 100, classes, several, accountant.gaussian_mu(epsilon, 1e-5)))
     y = torch.zeros(n, classes) if several else torch.zeros(n, dtype=torch.long)
     private = Split(torch.full((n, 20), math.nan), y)
     task = Task(private, None, private, classes, "accuracy", (0.5,), (0.5,), ())
@@ -164,8 +165,8 @@ def test_the_noise_of_a_logit_is_the_same_on_every_task(n, epsilon, classes, sev
     spread = float(model(rows).detach().square().mean().sqrt())
     momentum = training.momentum
     kept = math.sqrt(sum((1 - momentum**t) ** 2 for t in range(1, 31)) / 30)  # the start of the momentum
-    assert spread == pytest.approx(NOISE * CLIP * kept, rel=0.35)  # of 20 to 210 random weights
-    assert spread < 2 * NOISE * CLIP
+    assert spread == pytest.approx(NOISE * kept, rel=0.35)  # of 20 to 210 random weights
+    assert spread < 2 * NOISE
 
 
 def test_without_noise_the_rate_is_what_gradient_descent_bears():
@@ -174,7 +175,7 @@ def test_without_noise_the_rate_is_what_gradient_descent_bears():
     x = LENGTH * torch.nn.functional.normalize(torch.randn(400, 12), dim=1)
     y = (x[:, 0] > 0).long() + (x[:, 1] > 0).long()
     for mu in (0.1, 10.0, math.inf):
-        algorithm = build(k=12).derived(Facts(400, 12, 100, 3, False, 1.0, mu))
+        algorithm = build(k=12).derived(Facts(400, 12, 100, 3, False, mu))
         weight, moving, losses = torch.zeros(3, 13), torch.zeros(3, 13), []
         rows = torch.cat([x, torch.ones(400, 1)], 1)
         for _ in range(30):
@@ -197,7 +198,7 @@ def test_without_noise_the_rate_is_what_gradient_descent_bears():
 def test_one_example_moves_the_sum_by_at_most_one(name, classes, several):
     """From its features to the sum, at zero weights and far from them: examples that are not finite, huge, tiny."""
     torch.manual_seed(0)
-    algorithm = build(name, k=10).derived(Facts(500, 30, 60, classes, several, 1.0, 0.2))
+    algorithm = build(name, k=10).derived(Facts(500, 30, 60, classes, several, 0.2))
     frozen = algorithm.frozen(Split(features(60), torch.zeros(60)), 30, random)
     x = features(40, seed=1)
     attacks = torch.cat([x[:4] * size for size in (1e-30, 1e-3, 1e3, 1e18, 3e38)] + [torch.zeros(1, 30)])
@@ -236,7 +237,7 @@ def test_one_step_without_noise_is_the_linear_discriminant(bias, tmp_path):
     x = LENGTH * torch.nn.functional.normalize(torch.randn(600, 8) + 1.5 * torch.eye(8)[y], dim=1)
     x = x - x.mean(0)  # as a public mean would
     x = x * LENGTH / x.norm(dim=1).max()  # none is clipped
-    algorithm = build("whitened_head_once", k=8).derived(Facts(600, 8, 100, 4, False, math.inf, math.inf))
+    algorithm = build("whitened_head_once", k=8).derived(Facts(600, 8, 100, 4, False, math.inf))
     model = torch.nn.Linear(8, 4, bias=bias)
     for parameter in model.parameters():
         torch.nn.init.zeros_(parameter)
@@ -321,7 +322,7 @@ def test_a_run_needs_no_settings(name, data, folder, capsys):
     assert record["privacy"]["epsilon"] == pytest.approx(2)
     assert record["derived"]["k"] == record["parameters"] // 3 - 1 == 15
     at_zero = math.sqrt(2 / 3) if data == "tiny" else 1 / (2 * math.sqrt(3))
-    assert record["derived"]["clip_norm"] == pytest.approx(CLIP * ROW * at_zero)
+    assert record["derived"]["clip_norm"] == pytest.approx((1 if name.endswith("once") else CLIP) * ROW * at_zero)
     assert record["utility"] > 0.75
 
 

@@ -153,7 +153,6 @@ class Facts(NamedTuple):
     m: int = 0  # public examples; 0: there are no public data
     classes: int = 2  # or labels
     multi_label: bool = False
-    epsilon: float = 1.0
     mu: float = 1.0  # sensitivity over deviation of the Gaussian mechanism that spends epsilon and delta; inf: no noise
 
 

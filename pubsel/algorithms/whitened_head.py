@@ -24,10 +24,11 @@ from pubsel.settings.schema import setting
 
 LENGTH = 1 / 0.3  # of each row of features; that of the bias, which is the constant feature, is 1
 ROW = math.hypot(1, LENGTH)  # with the bias
-PER_DIRECTION = 11.0  # private examples, times epsilon, that a direction takes for each square root of a class
+EXPONENT = -0.4  # of variances; whitening to equal variance would have -1/2
+FACTOR, POWER = 1.6, 0.6  # of the number of directions
 FEWEST, MOST = 5, 400  # directions
-CLIP = 1.0  # of the norm that gradients have at zero weights
-NOISE = 1.2  # noise of a logit after all steps, if the momentum had no start, over CLIP
+CLIP = 0.7  # of the norm that gradients have at zero weights
+NOISE = 1.2  # deviation of a logit's noise after all steps, if the momentum had no start
 STEPS, MOMENTUM = 30, 0.9
 FULL_BATCHES = {
     "epochs": 1.0, "batch_size": 10**9, "learning_rate": 1.0, "weight_decay": 0.0, "milestones": [], "decay": 1.0,
@@ -39,8 +40,8 @@ def whitened(public: Tensor, k: int) -> Frozen:
 
     Of the `roots` of features, which are skewed after a ReLU, the public mean is subtracted, and each is divided by the
     square root of its public deviation. Direction j of the k with the largest variance v_j is scaled by (v_j + mean
-    v)^(-1/2): whitening with a ridge. Last, each row is brought to norm LENGTH. UsageError if the public features do
-    not vary.
+    v)^EXPONENT: not quite whitening, with a ridge. Last, each row is brought to norm LENGTH. UsageError if the public
+    features do not vary.
     """
     x = roots(public.double())
     mean, deviations = x.mean(0), x.std(0, correction=0)
@@ -61,15 +62,15 @@ def whitened(public: Tensor, k: int) -> Frozen:
         vectors = x.T @ vectors / torch.where(vary, m * values, math.inf).sqrt()
 
     ridge = x.square().sum() / (m * d)  # the mean of all d eigenvalues
-    directions = scale[:, None] * vectors * (vary * (values + ridge) ** -0.5)  # [d, k]
+    directions = scale[:, None] * vectors * (vary * (values + ridge) ** EXPONENT)  # [d, k]
     return Frozen(mean.float(), directions.float(), unit=True, root=True, length=LENGTH)
 
 
 def directions_of(facts: Facts) -> int:
-    """Return how many directions n examples of C classes can tell apart: k = n epsilon / (11 sqrt C), at least 5, at
+    """Return how many directions n examples of C classes can tell apart: k = 1.6 (n mu / sqrt C)^0.6, at least 5, at
     most half of the public examples, 400, and the number of features. L labels count as L + 1 classes."""
     classes = facts.classes + facts.multi_label
-    wanted = min(facts.n * facts.epsilon / (PER_DIRECTION * math.sqrt(classes)), MOST)
+    wanted = min(FACTOR * (facts.n * facts.mu / math.sqrt(classes)) ** POWER, MOST)
     return int(max(1, min(max(FEWEST, wanted), facts.m // 2, facts.d)))
 
 
@@ -89,6 +90,7 @@ class WhitenedHead(Clipping):
     )
 
     needs_public = False
+    clip = CLIP
     facts = Facts()  # of no task; `derived` has those of one
 
     @property
@@ -120,18 +122,18 @@ class WhitenedHead(Clipping):
 
     def clip_norm(self, classes: int, multi_label: bool) -> float:
         """Return the clip norm, a share of the norm of an example's gradient at zero weights."""
-        return CLIP * ROW * residual_at_zero(classes, multi_label)
+        return self.clip * ROW * residual_at_zero(classes, multi_label)
 
     def rate(self, n: int, steps: int) -> float:
         """Return the learning rate for the mean gradient of n examples.
 
-        With it, the noise of all T steps adds up to NOISE CLIP in a logit, whatever the task: a step moves weights by
-        the rate times noise of deviation sqrt(T) clip_norm / (mu n), momentum multiplies it by 1 / (1 - momentum), and
-        a row of norm ROW sees sqrt(T) times that. It is at most what gradient descent bears without noise.
+        With it, the noise of all T steps adds up to NOISE in a logit, whatever the task: a step moves weights by the
+        rate times noise of deviation sqrt(T) clip_norm / (mu n), momentum multiplies it by 1 / (1 - momentum), and a
+        row of norm ROW sees sqrt(T) times that. It is at most what gradient descent bears without noise.
         """
         facts = self.facts
-        gradient = ROW * residual_at_zero(facts.classes, facts.multi_label)  # its norm at zero weights
-        by_noise = NOISE * n * facts.mu * (1 - MOMENTUM) / (steps * ROW * gradient)
+        bound = self.clip_norm(facts.classes, facts.multi_label)
+        by_noise = NOISE * n * facts.mu * (1 - MOMENTUM) / (steps * ROW * bound)
 
         # The largest second moment: that of the bias, or of a direction that has four times its share of the length.
         largest = max(1.0, 4 * LENGTH**2 / self.k) if facts.m and self.k else ROW**2
@@ -161,6 +163,7 @@ class WhitenedHeadOnce(WhitenedHead):
     """Settings of the release of class means of whitened features in a single step."""
 
     needs_public = True  # means of features that no public mean was subtracted from would be biased
+    clip = 1.0  # at zero weights all rows have one norm: none is clipped
 
     @property
     def training(self) -> dict[str, Any]:
