@@ -6,7 +6,7 @@ subclass of `Algorithm`, a dataclass whose fields are its settings, and one file
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from typing import Any, NamedTuple, Protocol, Self, runtime_checkable
 
 import numpy as np
@@ -122,6 +122,11 @@ class Frozen(nn.Module):
         self.register_buffer("projection", projection)
         self.unit, self.root, self.length = unit, root, length
 
+    def with_unit(self, unit: bool) -> Self:
+        """Return it with rows of norm `length` if `unit`; otherwise as it is."""
+        self.unit = self.unit or unit
+        return self
+
     @torch.no_grad()
     def forward(self, x: Tensor) -> Tensor:
         if self.root:
@@ -162,6 +167,11 @@ class Algorithm:
     fields are its settings; it overrides what differs."""
 
     name: str = setting("name of the algorithm in records and tables")
+    _: KW_ONLY
+    unit: bool = setting(
+        "features: bring each row to norm 1, after the method's own map of them, before a classifier trains on them",
+        default=False,
+    )
 
     private = True  # False: no noise, no guarantee
     needs_public = True  # False: of a method that reads public data if there are any
@@ -234,6 +244,17 @@ class Freezes(Protocol):
     def frozen(self, public: Split | None, d: int, random: Random) -> Frozen | Release:
         """Return the map, or the release that it is decoded from. public: features [m, d] with labels."""
         ...
+
+
+def map_of(algorithm: Algorithm, public: Split | None, d: int, random: Random) -> Frozen | Release | None:
+    """Return what comes before the linear classifier of `algorithm` on d features, with rows of norm 1 if its `unit`
+    asks for them; None if nothing does."""
+    if not isinstance(algorithm, Freezes):
+        return Frozen(unit=True) if algorithm.unit else None
+    made = algorithm.frozen(public, d, random)
+    if isinstance(made, Frozen):
+        return made.with_unit(algorithm.unit)
+    return made._replace(decode=lambda noisy: made.decode(noisy).with_unit(algorithm.unit))
 
 
 @runtime_checkable
