@@ -104,7 +104,8 @@ def roots(x: Tensor) -> Tensor:
 
 class Frozen(nn.Module):
     """What comes before a linear classifier and is not trained: x [n, d] -> (x - shift) projection [n, k], of `roots`
-    of x if `root`; then, if `unit`, each row is brought to norm `length`. None: left out."""
+    of x if `root`; if `level`, less the mean of each row; then, if `unit`, each row is brought to norm `length`. None:
+    left out."""
 
     shift: Tensor | None
     projection: Tensor | None
@@ -115,12 +116,13 @@ class Frozen(nn.Module):
         projection: Tensor | None = None,
         unit: bool = False,
         root: bool = False,
+        level: bool = False,
         length: float = 1.0,
     ):
         super().__init__()
         self.register_buffer("shift", shift)
         self.register_buffer("projection", projection)
-        self.unit, self.root, self.length = unit, root, length
+        self.unit, self.root, self.level, self.length = unit, root, level, length
 
     def with_unit(self, unit: bool) -> Self:
         """Return it with rows of norm `length` if `unit`; otherwise as it is."""
@@ -135,6 +137,8 @@ class Frozen(nn.Module):
             x = x - self.shift
         if self.projection is not None:
             x = x @ self.projection
+        if self.level:
+            x = x - x.mean(1, keepdim=True)
         return self.length * nn.functional.normalize(x, dim=1) if self.unit else x
 
 

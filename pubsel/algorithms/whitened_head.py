@@ -135,8 +135,9 @@ class WhitenedHead(Clipping):
         bound = self.clip_norm(facts.classes, facts.multi_label)
         by_noise = NOISE * n * facts.mu * (1 - MOMENTUM) / (steps * ROW * bound)
 
-        # The largest second moment: that of the bias, or of a direction that has four times its share of the length.
-        largest = max(1.0, 4 * LENGTH**2 / self.k) if facts.m and self.k else ROW**2
+        # The largest second moment: that of the bias, or of a direction with four times its share of the length. If
+        # nothing is whitened, a direction may have half of the length.
+        largest = max(1.0, 4 * LENGTH**2 / self.k) if facts.m and self.k else ROW**2 / 2
         curvature = largest / (4 * facts.classes if facts.multi_label else 2)
         return min(by_noise, 2 * (1 + MOMENTUM) / curvature)
 
@@ -144,9 +145,10 @@ class WhitenedHead(Clipping):
         return 0
 
     def frozen(self, public: Split | None, d: int, random: Random) -> Frozen:
-        """Return the whitening that public features define; without public data, rows of one length of `roots`."""
+        """Return the whitening that public features define; without public data, `roots` less the mean of their row, in
+        rows of one length."""
         if public is None:
-            return Frozen(unit=True, root=True, length=LENGTH)
+            return Frozen(unit=True, root=True, level=True, length=LENGTH)
         if self.k is None or self.k > d:
             raise UsageError(f"algorithm.k={self.k} is more than the {d} features: lower algorithm.k")
         return whitened(public.x, self.k)
