@@ -179,8 +179,7 @@ def train(cell: Cell) -> dict[str, Any]:
     save(cell.folder / "model.pt", prepared.whole.state_dict())
     before = before._replace(spend=spend)
     record = _figures(cell, prepared) | _described(cell, prepared.task, before, distance)
-    record |= {"derived": follows} if follows else {}
-    return record | {"seconds": round(seconds, 1)}
+    return record | {"derived": follows or None, "seconds": round(seconds, 1)}
 
 
 def _loaded(cell: Cell) -> Task:
