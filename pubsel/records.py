@@ -78,7 +78,7 @@ RECORD = {  # what result.json contains, by dotted key; the reference of the doc
     "seconds": "time of training",
     "device": "cpu or cuda",
     "threads": "CPU threads",
-    "precision": "of float32 products on a GPU; null on a CPU (public passes: algorithm.public_precision)",
+    "precision": "of float32 products of private data on a GPU; null on a CPU (those of public data alone: tf32)",
     "processes": "processes that trained together",
     "streams": "what else the noise depends on: a digest of the code, and how the machine rounds",
     "finished": "when the run ended, in UTC",

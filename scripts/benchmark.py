@@ -130,8 +130,14 @@ def dp_sgd(network: str, n: int, device: str) -> Case:
         "opacus hooks, one batch": Candidate(lambda: peers.opacus_step(model, x, y, n)),
         "opacus hooks, virtual steps": Candidate(partial(peers.opacus_step, model, x, y), _upto(MICRO, n)),
         "opacus ghost clipping": Candidate(partial(peers.ghost_step, model, x, y), _upto((*MICRO, n), n)),
+        "book-keeping as published": Candidate(partial(peers.book_keeping_step, model, x, y), _upto((*MICRO, n), n)),
+        "vmap(grad), chunks": Candidate(partial(peers.vmap_step, model, x, y), _ways(MICRO, n)),
         "plain SGD": Candidate(partial(peers.plain, model, x, y, update=True), _ways((32, 64, n), n)),
     }
+    try:
+        peers.BookKeeping(model)
+    except ValueError:  # as published, it does not train such a network whole
+        del candidates["book-keeping as published"]
     return Case(f"DP-SGD step, {network}, n = {n}", candidates, error)
 
 

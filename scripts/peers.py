@@ -167,6 +167,129 @@ def ghost_step(model: nn.Module, x: Tensor, y: Tensor, micro: int, noise: float 
     return run
 
 
+def vmap_step(model: nn.Module, x: Tensor, y: Tensor, layout: str, chunk: int, noise: float = 1.0) -> Run:
+    """The same by torch.func's vmap(grad), `chunk` examples at a time: rows clipped and added up in float32."""
+    engine = PerExampleGradients(copy.deepcopy(model), chunk)
+    engine.model, engine._by_layers = _copy(model, layout), False
+    optimizer = torch.optim.SGD(engine.model.parameters(), RATE)
+
+    def run() -> Tensor:
+        total = noise * torch.randn(engine.size, device=x.device)
+        for block in engine.blocks(x, y):
+            total += (1 / block.rows.norm(dim=1)).clamp(max=1) @ block.rows
+        for weight, columns in zip(engine.model.parameters(), engine.offsets.values(), strict=True):
+            weight.grad = (total[columns] / len(x)).view_as(weight)
+        optimizer.step()
+        return total / len(x)
+
+    return run
+
+
+class BookKeeping:
+    """A DP-SGD step by mixed book-keeping, written down from the paper (Bu, Wang, Zha, Karypis 2023, BK-MixOpt;
+    fastDP), in float32: activations are kept, one backward pass goes to the outputs of layers, a layer's norms come
+    from products of its positions if 2 T^2 <= a b, else from its gradients, which are then kept for the sum.
+
+    It knows linear layers, convolutions in one group and normalisation; ValueError if another parameter is trained.
+    """
+
+    def __init__(self, model: nn.Module):
+        self.net = _copy(model, "NCHW").requires_grad_(False)
+        self.kept: list[tuple[nn.Module, Tensor, Tensor]] = []
+        known = (nn.Linear, nn.Conv2d, nn.GroupNorm, nn.LayerNorm)
+        layers = [module for module in self.net.modules() if isinstance(module, known)]
+        owned = sum(p.numel() for layer in layers for p in layer.parameters())
+        grouped = any(isinstance(layer, nn.Conv2d) and layer.groups > 1 for layer in layers)
+        if grouped or owned < sum(p.numel() for p in self.net.parameters()):
+            raise ValueError("a parameter belongs to no layer that book-keeping knows")
+        for layer in layers:
+            layer.register_forward_hook(self._keep)
+
+    def _keep(self, layer: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+        if not output.requires_grad:
+            output.requires_grad_()
+        self.kept.append((layer, inputs[0].detach(), output))
+
+    def sums(self, x: Tensor, y: Tensor) -> dict[Tensor, Tensor]:
+        """The sum of gradients clipped to norm 1, by parameter."""
+        self.kept.clear()
+        losses = nn.functional.cross_entropy(self.net(x), y, reduction="sum")
+        errors = torch.autograd.grad(losses, [output for _, _, output in self.kept])
+
+        squares: Tensor = torch.zeros(len(x), device=x.device)
+        parts: list[tuple[Tensor, Callable[[Tensor], Tensor]]] = []  # parameter, factors [n] -> its sum
+        for (layer, inputs, _), e in zip(self.kept, errors, strict=True):
+            for parameter, norms, total in _parts(layer, inputs, e):
+                squares += norms
+                parts.append((parameter, total))
+        factors = squares.rsqrt().clamp(max=1)
+        return {parameter: total(factors) for parameter, total in parts}
+
+
+Part = tuple[Tensor, Tensor, Callable[[Tensor], Tensor]]  # parameter, squared norms [n], factors [n] -> sum
+
+
+def _parts(layer: nn.Module, x: Tensor, e: Tensor) -> Iterator[Part]:
+    """What book-keeping keeps of a layer with inputs x and gradients e of its outputs."""
+
+    def written(parameter: Tensor, g: Tensor) -> Part:  # g [n, *shape]
+        return parameter, g.flatten(1).square().sum(1), lambda factors: torch.tensordot(factors, g, 1)
+
+    if not any(True for _ in layer.parameters()):
+        return
+
+    if not isinstance(layer, nn.Linear | nn.Conv2d):
+        last = isinstance(layer, nn.LayerNorm)
+        normal = (
+            nn.functional.layer_norm(x, layer.normalized_shape, eps=layer.eps)
+            if isinstance(layer, nn.LayerNorm)
+            else nn.functional.group_norm(x, layer.num_groups, eps=layer.eps)  # type: ignore[arg-type]
+        )
+        places = tuple(range(1, e.dim() - 1)) if last else tuple(range(2, e.dim()))
+        yield written(layer.weight, (e * normal).sum(places) if places else e * normal)  # type: ignore[arg-type]
+        yield written(layer.bias, e.sum(places) if places else e)  # type: ignore[arg-type]
+        return
+
+    if isinstance(layer, nn.Conv2d):
+        x = nn.functional.unfold(x, layer.kernel_size, layer.dilation, layer.padding, layer.stride).mT  # type: ignore[arg-type]
+        e = e.flatten(2).mT
+    a, e = x.reshape(len(x), -1, x.shape[-1]), e.reshape(len(e), -1, e.shape[-1])  # [n, T, a], [n, T, b]
+    weight, positions = layer.weight, a.shape[1]
+    if layer.bias is not None:
+        yield written(layer.bias, e.sum(1))
+    if 2 * positions**2 > weight.numel():
+        yield written(weight, (e.mT @ a).view(-1, *weight.shape))
+        return
+    norms = ((a @ a.mT) * (e @ e.mT)).sum((1, 2))
+    yield (
+        weight,
+        norms,
+        lambda factors: ((e * factors[:, None, None]).flatten(0, 1).T @ a.flatten(0, 1)).view_as(weight),
+    )
+
+
+def book_keeping_step(model: nn.Module, x: Tensor, y: Tensor, micro: int, noise: float = 1.0) -> Run:
+    """The same by book-keeping, `micro` examples at a time."""
+    keeper = BookKeeping(model)
+    parameters = list(keeper.net.parameters())
+    optimizer = torch.optim.SGD(parameters, RATE)
+
+    def run() -> list[Tensor | None]:
+        for parameter in parameters:
+            parameter.grad = noise * torch.randn_like(parameter)
+        for xs, ys in _batches(x, y, micro):
+            for trained, total in keeper.sums(xs, ys).items():
+                assert trained.grad is not None
+                trained.grad += total
+        for parameter in parameters:
+            assert parameter.grad is not None
+            parameter.grad /= len(x)
+        optimizer.step()
+        return [parameter.grad for parameter in parameters]
+
+    return run
+
+
 def two_products(model: nn.Module, x: Tensor, order: str) -> Run:
     """The matrix products of a linear classifier's step and nothing else: logits of x, in either order, and R^T x."""
     weight = next(model.parameters()).detach()

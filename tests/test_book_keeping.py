@@ -1,4 +1,4 @@
-"""Wide linear layers that are kept as inputs and errors: the same numbers as gradients that are written out."""
+"""Wide layers that are kept as inputs and errors: the same numbers as gradients that are written out."""
 
 import copy
 
@@ -31,7 +31,15 @@ def mlp() -> nn.Module:
     return nn.Sequential(nn.Flatten(), *layers)
 
 
-NETWORKS = {"mlp": (mlp, (1, 28, 28)), "tokens": (OverTokens, (3, 300))}
+def convolutions() -> nn.Module:
+    """Two wide ones of four positions each after a narrow one."""
+    wide = nn.Conv2d(40, 300, 2, stride=2, padding=1), nn.ReLU(), nn.Conv2d(300, 120, 1, bias=False), nn.ReLU()
+    return nn.Sequential(
+        nn.Conv2d(3, 40, 3), nn.ReLU(), *wide, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(120, 5)
+    )
+
+
+NETWORKS = {"mlp": (mlp, (1, 28, 28)), "tokens": (OverTokens, (3, 300)), "convolutions": (convolutions, (3, 4, 4))}
 
 
 @pytest.fixture(params=NETWORKS)

@@ -56,7 +56,7 @@ PATHS = {
     "gep with GSD": f"{QUICK} seed=5",
     "gep in slices": f"{NO_GSD} algorithm.groups=slices algorithm.redraw=false",
     "gep bfloat16": f"{NO_GSD} algorithm.public_precision=bfloat16",
-    "gep tf32": f"{NO_GSD} algorithm.public_precision=tf32",
+    "gep ieee": f"{NO_GSD} algorithm.public_precision=ieee",
     "biased gep": f"{NO_GSD} algorithm.residual=false",
     "dp_sgd": f"{NO_GSD} algorithm=dp_sgd",
     "dp_sgd, secure noise": f"{NO_GSD} algorithm=dp_sgd privacy.secure_noise=true",
@@ -179,7 +179,7 @@ def test_memory_that_ran_out_is_no_sign_that_layers_are_not_known(monkeypatch: p
     monkeypatch.setattr(per_example, "by_layers", full)
     model = torch.nn.Linear(4, 3)
     with pytest.raises(torch.OutOfMemoryError):
-        per_example.layers_agree(model, torch.zeros(2, 4), torch.zeros(2, dtype=torch.long), ["weight"])
+        per_example.why_vmap(model, torch.zeros(2, 4), torch.zeros(2, dtype=torch.long), ["weight"])
 
 
 def test_rows_of_a_pass_follow_from_the_memory_of_the_gpu() -> None:

@@ -3,16 +3,66 @@
 import copy
 
 import pytest
+import timm
 import torch
 from torch import nn
 
 from pubsel.gradients import per_example
-from pubsel.gradients.matrix import PerExampleGradients
-from pubsel.gradients.per_example import by_layers, by_vmap, known_layers, layers_agree, losses_of
+from pubsel.gradients.matrix import PerExampleGradients, say_once
+from pubsel.gradients.per_example import by_layers, by_vmap, layers_of, losses_of, why_vmap
 
 
 def images(model):
     return nn.Sequential(model, nn.Flatten(), nn.LazyLinear(5))
+
+
+class LayerNorm2d(nn.LayerNorm):
+    """Of the channels of images, as in timm and torchvision."""
+
+    def forward(self, x):
+        return super().forward(x.movedim(1, -1)).movedim(-1, 1)
+
+
+class Embedded(nn.Module):
+    """A table of what each of four grey levels becomes; levels occur several times."""
+
+    def __init__(self):
+        super().__init__()
+        self.table = nn.Embedding(4, 5)
+
+    def forward(self, x):
+        return torch.tanh(self.table((x.abs() * 7).long() % 4).mean((1, 2)))
+
+
+class Tokens(nn.Module):
+    """The parameters of a vision transformer that belong to no layer."""
+
+    def __init__(self):
+        super().__init__()
+        self.token = nn.Parameter(torch.randn(1, 1, 9))
+        self.places = nn.Parameter(torch.randn(1, 31, 9))
+        self.scale = nn.Parameter(torch.randn(9))
+        self.one = nn.Parameter(torch.randn(()))
+        self.mix = nn.Linear(9, 9)
+
+    def forward(self, x):
+        rows = x.flatten(1, 2)  # [n, 30, 9]
+        rows = torch.cat([self.token.expand(len(rows), -1, -1), rows], 1) + self.places
+        rows = rows + self.mix(rows).mul_(self.scale)
+        return self.one * torch.tanh(rows)
+
+
+class Scaled(nn.Module):
+    """A block of a ConvNeXt, in timm's way and in torchvision's."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv, self.norm = nn.Conv2d(3, 6, 3, padding=1, groups=3), LayerNorm2d(6)
+        self.gamma, self.layer_scale = nn.Parameter(torch.randn(6)), nn.Parameter(torch.randn(6, 1, 1))
+
+    def forward(self, x):
+        x = torch.tanh(self.norm(self.conv(x))).mul(self.gamma.reshape(1, -1, 1, 1))
+        return self.layer_scale * torch.tanh(x)
 
 
 KNOWN = {
@@ -30,6 +80,13 @@ KNOWN = {
     "layer norm": nn.Sequential(nn.Linear(9, 7), nn.LayerNorm(7), nn.Tanh(), nn.Linear(7, 4)),
     "ReLU in place": nn.Sequential(nn.Conv2d(3, 9, 3), nn.Tanh(), nn.Conv2d(9, 4, 3), nn.ReLU(inplace=True)),
     "ReLU in place, first layer": nn.Sequential(nn.Conv2d(3, 9, 3), nn.ReLU(inplace=True)),
+    "many positions and channels": nn.Sequential(nn.Conv2d(3, 16, 3, padding=1), nn.Tanh(), nn.Conv2d(16, 16, 3)),
+    "few positions": nn.Sequential(nn.Conv2d(3, 16, 3, 2), nn.Tanh(), nn.Conv2d(16, 32, 3)),
+    "1x1": nn.Sequential(nn.Conv2d(3, 16, 1), nn.Tanh(), nn.Conv2d(16, 16, 1, stride=2)),
+    "RMS norm": nn.Sequential(nn.Linear(9, 7), nn.RMSNorm(7, eps=1e-5), nn.Tanh(), nn.Linear(7, 4)),
+    "embedding": Embedded(),
+    "a token, positions and scales": Tokens(),
+    "scales of channels": Scaled(),
     "linear along the last dimension": nn.Sequential(nn.Linear(9, 7), nn.Tanh(), nn.Linear(7, 4, bias=False)),
 }
 
@@ -65,7 +122,23 @@ class Half(nn.Module):
         return self.layer(x) * self.layer.weight.sum()
 
 
+class Odd(nn.Module):
+    """A parameter that is used as `use` says."""
+
+    def __init__(self, use, *shape):
+        super().__init__()
+        self.use, self.odd, self.layer = use, nn.Parameter(torch.randn(*shape)), nn.Conv2d(3, 3, 3)
+
+    def forward(self, x):
+        return self.layer(self.use(x, self.odd))
+
+
 UNKNOWN = {
+    "a parameter under an exponential": Odd(lambda x, p: x * p.exp(), 1),
+    "a parameter that is divided by": Odd(lambda x, p: x / p, 1),
+    "a parameter in two roles": Odd(lambda x, p: (x * p).add(torch.stack([p, p]).sum()), 1),
+    "a parameter that is not used": Odd(lambda x, p: x, 1),
+    "a parameter for places in a batch": Odd(lambda x, p: x + p[: len(x)], 6, 1, 1, 1),
     "used twice": Twice(),
     "used apart": Apart(),
     "used once more": Half(),
@@ -88,7 +161,7 @@ def written(way, model, x, y, names):
     """Gradients by name, and losses; into rows that are parts of wider ones, as in use."""
     sizes = [model.get_parameter(n).numel() for n in names]
     parts = torch.zeros(len(x), sum(sizes), dtype=next(model.parameters()).dtype).split(sizes, dim=1)
-    out = {n: part.unflatten(1, model.get_parameter(n).shape) for n, part in zip(names, parts, strict=True)}
+    out = {n: part.view(-1, *model.get_parameter(n).shape) for n, part in zip(names, parts, strict=True)}
     losses = way(model, x, y, out)
     return out, losses
 
@@ -108,7 +181,7 @@ def test_layer_outputs_give_the_gradients_of_vmap(name, layout, fits, monkeypatc
     assert set(ours) == set(names)
     for n in names:
         torch.testing.assert_close(ours[n], exact[n], rtol=1e-9, atol=1e-12)
-    assert layers_agree(model, x, y, names)
+    assert why_vmap(model, x, y, names) is None
     assert not any(p.grad is not None for p in model.parameters())
     assert not any(module._forward_hooks for module in model.modules())
 
@@ -117,23 +190,42 @@ def test_layer_outputs_give_the_gradients_of_vmap(name, layout, fits, monkeypatc
 def test_other_layers_fall_back_to_vmap(name):
     model, x, y = ready(UNKNOWN[name])
     names = [n for n, _ in model.named_parameters()]
-    assert not layers_agree(model, x, y, names)
+    assert why_vmap(model, x, y, names) is not None
     assert not any(module._forward_hooks for module in model.modules())
     rows = PerExampleGradients(model, 4).matrix(x, y).rows
     exact, _ = written(by_vmap, model, x, y, names)
     torch.testing.assert_close(rows, torch.cat([exact[n].flatten(1) for n in names], 1), rtol=1e-4, atol=1e-5)
 
 
+def test_it_is_said_once_which_layer_needs_vmap(capsys):
+    model, x, y = ready(nn.Sequential(nn.Conv2d(3, 4, 3), nn.InstanceNorm2d(4, affine=True)))
+    say_once.cache_clear()
+    for _ in range(2):
+        PerExampleGradients(model).matrix(x, y)
+    lines = capsys.readouterr().err.splitlines()
+    assert lines == [
+        "gradients of examples come from torch.func.vmap, which is slower: 0.1.weight is used by instance_norm"
+    ]
+
+
+@pytest.mark.parametrize("architecture", ["vit_tiny_patch16_224", "convnext_atto"])
+def test_whole_transformers_and_their_like_need_no_vmap(architecture):
+    model = timm.create_model(architecture, num_classes=3).eval()
+    names = [n for n, _ in model.named_parameters()]
+    size = model.default_cfg["input_size"][1]
+    assert why_vmap(model, torch.zeros(1, 3, size, size), torch.zeros(1, dtype=torch.long), names) is None
+
+
 def test_a_model_whose_layers_are_never_called_falls_back():
     model, x, y = nn.Sequential(Apart(), nn.Flatten()), torch.randn(2, 3, 4, 4), torch.tensor([0, 1])
-    assert not layers_agree(model, x, y, ["0.layer.weight"])
+    assert why_vmap(model, x, y, ["0.layer.weight"]) == "0.layer is not called"
 
 
 def test_a_head_of_zeros_hides_nothing():
     """All other gradients vanish at such a head; the check moves the weights."""
     model, x, y = ready(Half())
     nn.init.zeros_(model[-1].weight)
-    assert not layers_agree(model, x, y, [n for n, _ in model.named_parameters()])
+    assert why_vmap(model, x, y, [n for n, _ in model.named_parameters()]) is not None
 
 
 def test_only_trained_parameters_and_only_what_lies_above_them():
@@ -142,7 +234,7 @@ def test_only_trained_parameters_and_only_what_lies_above_them():
     model, x, y = ready(body)
     model[0][0].requires_grad_(False)
     names = ["0.2.bias", "2.weight"]
-    assert layers_agree(model, x, y, names)
+    assert why_vmap(model, x, y, names) is None
     ours, _ = written(by_layers, model, x, y, names)
     exact, _ = written(by_vmap, model, x, y, names)
     assert set(ours) == set(names)
@@ -156,8 +248,8 @@ def test_which_way_is_taken_does_not_depend_on_the_data():
     seen = []
     model[0].register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0].detach().clone()))
     names = [n for n, _ in model.named_parameters()]
-    layers_agree(model, x, y, names)
-    layers_agree(model, torch.full_like(x, 7.0), y + 1, names)
+    why_vmap(model, x, y, names)
+    why_vmap(model, torch.full_like(x, 7.0), y + 1, names)
     assert torch.equal(seen[0], seen[len(seen) // 2])
 
 
@@ -171,8 +263,10 @@ def test_losses_are_each_examples_own():
 
 def test_known_layers_are_those_of_the_papers():
     model, _, _ = ready(nn.Conv2d(3, 4, 3))
-    assert set(known_layers(model, ["0.weight", "0.bias", "2.weight"])) == {"0", "2"}
-    assert known_layers(nn.Sequential(nn.RMSNorm(3)), ["0.weight"]) is None
+    layers, loose = layers_of(model, ["0.weight", "0.bias", "2.weight"])
+    assert set(layers) == {"0", "2"}
+    assert not loose
+    assert layers_of(nn.Sequential(nn.InstanceNorm2d(3, affine=True)), ["0.weight"]) == ({}, ["0.weight"])
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])

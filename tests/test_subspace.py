@@ -10,6 +10,7 @@ from pubsel.gradients.subspace import (
     MANY,
     NEARLY,
     allocate,
+    cholesky_qr,
     cosines,
     davidson,
     power_basis,
@@ -189,6 +190,33 @@ def test_groups_are_orthonormal_each():
     basis = power_basis(lambda: [g], [slice(0, 12), slice(12, 30)], [torch.randn(12, 3), torch.randn(18, 4)], 1)
     for block in basis.blocks:
         torch.testing.assert_close(block.T @ block, torch.eye(block.shape[1]), atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize(("p", "k"), [(3000, 60), (64, 64), (16, 16), (1, 1)])
+@pytest.mark.parametrize("condition", [0, 4, 8, 12])
+def test_bases_by_cholesky_factors_are_those_of_householder(p, k, condition):
+    """Orthonormal at any condition number; and no more of B lies outside, up to what float32 rounds off."""
+    scale = torch.logspace(0, -condition, k, dtype=torch.float64)
+    b = (orthonormal(p, k, 1) * scale @ orthonormal(k, k, 2)).float()
+    q = cholesky_qr(b)
+    assert (q.double().T @ q.double() - torch.eye(k)).norm() < 1e-6
+    outside = [(b - basis @ (basis.T @ b)).norm() / b.norm() for basis in (q, torch.linalg.qr(b).Q)]
+    assert outside[0] < outside[1] + 1e-6
+    # the directions in which B is large are found exactly
+    large = int((scale > 1e-2).sum())
+    ours, theirs = (torch.linalg.svd(b.double(), full_matrices=False).U[:, :large].T @ basis for basis in
+                    (q.double(), torch.linalg.qr(b.double()).Q))  # fmt: skip
+    torch.testing.assert_close(ours.norm(dim=1), theirs.norm(dim=1), rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("rank", [0, 1, 5])
+def test_bases_by_cholesky_factors_are_orthonormal_whatever_the_rank(rank):
+    b = torch.randn(500, rank) @ torch.randn(rank, 40)
+    b[:, 3] = 0
+    q = cholesky_qr(b)
+    assert (q.double().T @ q.double() - torch.eye(40)).norm() < 1e-6
+    assert (b - q @ (q.T @ b)).norm() <= 1e-5 * b.norm()
+    assert torch.equal(q, cholesky_qr(b))
 
 
 def test_a_basis_is_made_orthonormal_and_what_is_left_is_that_of_its_worst_group():

@@ -380,7 +380,7 @@ def test_a_gpu_run_repeats_the_cpu_run(tmp_path):
     torch.testing.assert_close(found[0], found[1], rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("precision", ["float32", "tf32"])
+@pytest.mark.parametrize("precision", ["float32", "ieee"])
 def test_lower_precision_on_a_gpu_never_reaches_private_gradients(monkeypatch, precision):
     """What torch is set to while public and while private gradients are taken."""
     gradients = PerExampleGradients(network(torch.float32), 16)
@@ -398,7 +398,7 @@ def test_lower_precision_on_a_gpu_never_reaches_private_gradients(monkeypatch, p
     mechanism = algorithms.build(settings).mechanism(view, 0)
     torch.backends.cudnn.conv.fp32_precision = "tf32"  # torch's own default
     noisy_mean(mechanism, gradients, problem.private, 1.0, stream("test", "noise"), 50)
-    public = "tf32" if precision == "tf32" else "ieee"
+    public = "ieee" if precision == "ieee" else "tf32"
     assert seen == [(20, public, public), (50, "ieee", "ieee")]
     with gpu_precision("tf32"):
         pass

@@ -19,7 +19,7 @@ from pubsel.settings.keys import MOST_EPOCHS, Labels
 from pubsel.settings.schema import setting
 
 Groups = Enum("Groups", ["layers", "slices"])
-Precision = Enum("Precision", ["float32", "tf32", "bfloat16"])
+Precision = Enum("Precision", ["float32", "ieee", "bfloat16"])
 BLOCK = 256  # rows of G that meet a basis at once: a basis is far larger, and read for each block
 NEAR = 1e-2  # of a row's squared norm: the residual that is written out is smaller
 SLACK = 1e-3  # of a row's squared norm, added to its residual's
@@ -101,8 +101,8 @@ class GEP(Algorithm):
     )
     redraw: bool = setting("draw random labels at each step (paper) or once (official code)")
     public_precision: Precision = setting(
-        "precision of computations on public data, which only choose the subspace; tf32: only on GPUs; "
-        "bfloat16: much slower on CPUs without bfloat16 arithmetic"
+        "precision of computations on public data, which only choose the subspace; float32: on GPUs with products in "
+        "TF32; ieee: exact float32 on GPUs too; bfloat16: much slower on CPUs without bfloat16 arithmetic"
     )
 
     def sensitivity(self) -> float:
@@ -175,7 +175,7 @@ class GEP(Algorithm):
         def start(size: int, rank: int) -> Tensor:
             return torch.randn(size, rank, generator=generator, dtype=parameter.dtype, device=parameter.device)
 
-        with gpu_precision("tf32" if self.public_precision == Precision.tf32 else "ieee"):
+        with gpu_precision("ieee" if self.public_precision == Precision.ieee else "tf32"):
             return power_basis(
                 lambda: view.gradients.blocks(public.x, y, BLOCK, precision),
                 slices,

@@ -1,5 +1,5 @@
-"""Per-example gradients that are never written out: wide linear layers are kept as inputs and errors (book-keeping; Bu,
-Wang, Zha, Karypis: Differentially Private Optimization on Large Model at Small Cost, 2023, arXiv:2210.00038)."""
+"""Per-example gradients that are never written out: wide layers are kept as inputs and errors (book-keeping; Bu, Wang,
+Zha, Karypis: Differentially Private Optimization on Large Model at Small Cost, 2023, arXiv:2210.00038)."""
 
 from collections.abc import Iterator
 from typing import NamedTuple
@@ -24,12 +24,12 @@ FACTOR_ENTRIES = 2**18  # of a layer's inputs that are converted to float64 at o
 
 
 class Kept(NamedTuple):
-    """A linear layer whose gradients are not written out: that of example i is sum_t outer(e_it, a_it) [b, a], and
-    sum_t e_it for its bias. weight, bias: their columns of G."""
+    """A layer whose gradients are not written out: that of example i is sum_t outer(e_it, a_it) [b, a], and sum_t e_it
+    for its bias; t goes over tokens, or over the positions of a convolution. weight, bias: their columns of G."""
 
     weight: slice
     bias: slice | None
-    a: Tensor  # [n, t, a], its inputs
+    a: Tensor  # [n, t, a], its inputs, of a convolution their patches
     e: Tensor  # [n, t, b], the gradients of its outputs
 
     def squared_norms(self) -> Tensor:
@@ -74,7 +74,7 @@ class Kept(NamedTuple):
 
 
 class LayeredGradients:
-    """G by layers: wide linear layers are kept as factors, and written out only for what needs all columns at once.
+    """G by layers: wide ones are kept as factors, and written out only for what needs all columns at once.
 
     rows [n, p']: what is written out, and `columns`, where in G. A step of DP-SGD asks for norms and for one weighted
     sum: of a layer [b, a] it then writes n (a + b) numbers in place of n a b (Bu et al. 2023, arXiv:2210.00038).
@@ -147,7 +147,7 @@ class LayeredGradients:
 
 
 class BookKeeping(PerExampleGradients):
-    """Per-example gradients whose wide linear layers are kept as factors, if there are any and by_layers knows the
+    """Per-example gradients whose wide layers are kept as factors, if there are any and by_layers knows the
     network; for trainings, whose steps ask for little more than norms and one weighted sum."""
 
     def __init__(self, model: nn.Module, chunk: int | None = None, names: list[str] | None = None):
@@ -197,7 +197,7 @@ class BookKeeping(PerExampleGradients):
         for start in range(0, len(x), chunk):
             part = slice(start, start + chunk)
             pieces = zip(names, rows[part].split(widths, 1), shapes, strict=True)
-            out = {name: piece.unflatten(1, shape) for name, piece, shape in pieces}
+            out = {name: piece.view(-1, *shape) for name, piece, shape in pieces}
             keep = dict.fromkeys(wide, NOTHING)
             losses[part] = by_layers(model, x[part], y[part], out, keep)
             passes.append(keep)

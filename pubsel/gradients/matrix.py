@@ -7,13 +7,15 @@ clip factor of zero is still NaN.
 import copy
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from typing import NamedTuple, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from pubsel.gradients.per_example import by_layers, by_vmap, layers_agree
+from pubsel.gradients.per_example import by_layers, by_vmap, why_vmap
+from pubsel.messages import say
 
 LARGEST = 1e18  # norm of a row that counts; products with a larger one could overflow float32
 CPU_CHUNK, GPU_CHUNK = 256, 500  # examples per pass, at most
@@ -181,7 +183,8 @@ def random_labels(source: np.random.Generator, n: int, classes: int, multi_label
 def gpu_precision(precision: str) -> Iterator[None]:
     """Matrix products and convolutions of float32 numbers on a GPU as "ieee" or "tf32"; ieee again afterwards.
 
-    A command sets ieee when it chooses its device; the loop asks for it again before it touches private data.
+    A command sets ieee when it chooses its device; the loop asks for it again before it touches private data. What
+    public data alone decides, a basis or what is trained first, is computed in tf32.
     """
     set_precision(precision)
     try:
@@ -224,6 +227,12 @@ class Engine(Protocol):
     def blocks(
         self, x: Tensor, y: Tensor, rows: int = 1, dtype: torch.dtype | None = None
     ) -> Iterator[GradientMatrix]: ...
+
+
+@cache
+def say_once(text: str) -> None:
+    """Say it the first time."""
+    say(text)
 
 
 class PerExampleGradients:
@@ -282,14 +291,17 @@ class PerExampleGradients:
         chunk = self.chunk(x)
         for start in range(0, len(x), chunk):
             part = slice(start, start + chunk)
-            out = {name: rows[part, self.offsets[name]].unflatten(1, shape) for name, shape in shapes.items()}
+            out = {name: rows[part, self.offsets[name]].view(-1, *shape) for name, shape in shapes.items()}
             losses[part] = gradients(model, x[part], y[part], out)
         return DenseGradients(rows, losses)
 
     def from_layers(self, x: Tensor, y: Tensor) -> bool:
         """Whether the gradients come from the outputs of layers: decided once, by data like x [n, ...], y [n, ...]."""
         if self._by_layers is None:
-            self._by_layers = layers_agree(self.model, x, y, list(self.offsets))
+            reason = why_vmap(self.model, x, y, list(self.offsets))
+            if reason is not None:
+                say_once(f"gradients of examples come from torch.func.vmap, which is slower: {reason}")
+            self._by_layers = reason is None
         return self._by_layers
 
     def in_precision(self, dtype: torch.dtype, x: Tensor) -> tuple[nn.Module, Tensor]:

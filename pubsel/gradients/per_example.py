@@ -2,20 +2,25 @@
 
 by_layers: one forward pass; one backward pass to the OUTPUTS of the trained layers, which forms no weight gradient;
 then each layer's weight gradients of all examples at once from its input and the gradient of its output. It knows
-nn.Linear, nn.Conv2d and normalisation that keeps examples apart, each used once, and is taken only after its float64
-result on two random examples has agreed with by_vmap's. Layers below the first trained one run without a graph.
+nn.Linear, nn.Conv2d, nn.Embedding and normalisation that keeps examples apart, each used once. Of a parameter outside
+of such layers, which is added to activations, multiplied with them or joined to them, each example gets a copy of its
+own (`Copies`). It is taken only after its float64 result on two random examples has agreed with backpropagation of
+each. Layers below the first trained one run without a graph.
 
 Both write into `out`, {parameter name: [n, *its shape]}, and return losses [n]: memory that is taken anew for each pass
 costs more than many of the gradients in it.
 """
 
 import copy
+from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.function import FunctionCtx
 from torch.func import functional_call, grad_and_value, vmap
+from torch.overrides import TorchFunctionMode
 
 from pubsel.messages import out_of_memory
 
@@ -23,6 +28,7 @@ PATCHES = 2**20  # entries of unfolded input at once, so that they stay in a cac
 GPU_PATCHES = 2**28  # those that a GPU takes at once: each product is a kernel to start
 WIDE = 2**15  # entries of a weight that is worth the trouble
 PATCHES_OF_ONE = 2**17  # those of one image, for the cache of one core
+FEW_POSITIONS = 32  # of a convolution's output
 
 
 def losses_of(logits: Tensor, y: Tensor) -> Tensor:
@@ -54,39 +60,49 @@ def by_vmap(model: nn.Module, x: Tensor, y: Tensor, out: dict[str, Tensor]) -> T
     return losses
 
 
-# of a linear layer's gradients: its inputs [n, ..., a], and the gradients of its outputs [n, ..., b]
+# of a linear layer's gradients: its inputs [n, ..., a], and the gradients of its outputs [n, ..., b]; of a
+# convolution's: patches of its inputs [n, positions, a], and [n, positions, b]
 Factors = tuple[Tensor, Tensor]
+
+
+class UnknownUse(RuntimeError):
+    """What by_layers does not know: the name of a layer or parameter, and what is done with it."""
 
 
 def by_layers(
     model: nn.Module, x: Tensor, y: Tensor, out: dict[str, Tensor], keep: dict[str, Factors] | None = None
 ) -> Tensor:
-    """The same from layer outputs. RuntimeError where a layer is used twice, or not as a layer.
+    """The same from layer outputs. UnknownUse if a layer is used twice, or not as a layer.
 
-    keep: the linear layers, by name, whose factors are put there and whose gradients are not written out.
+    keep: the layers, by name, whose factors are put there and whose gradients are not written out.
     """
     keep = keep or {}
-    names = [*out, *(f"{owner}.weight" for owner in keep)]
-    layers = known_layers(model, names)
-    if layers is None:
-        raise RuntimeError("a trained parameter belongs to no layer that is known here")
+    layers, loose = layers_of(model, [*out, *(f"{owner}.weight" for owner in keep)])
+    copies = Copies(model, loose, len(x))
     called: set[str] = set()
     start = torch.zeros((), requires_grad=True)
 
     def record(owner: str, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
         if owner in called:
-            raise RuntimeError(f"layer {owner} is used twice")
+            raise UnknownUse(f"{owner} is used twice")
         called.add(owner)
         output = output if output.requires_grad else _Start.apply(output, start)
-        if owner in keep:
-            output.register_hook(partial(hold, owner, inputs[0].detach()))
-            return output
-        write = partial(_write, layers[owner], inputs[0].detach(), out.get(f"{owner}.weight"), out.get(f"{owner}.bias"))
-        output.register_hook(write)  # at once: gradients of outputs need not wait for each other
+        output.register_hook(
+            partial(take, owner, inputs[0].detach())
+        )  # at once: gradients need not wait for each other
         return output
 
-    def hold(owner: str, inputs: Tensor, at_output: Tensor) -> None:
-        keep[owner] = inputs, at_output
+    def take(owner: str, inputs: Tensor, at_output: Tensor) -> None:
+        layer = layers[owner]
+        try:
+            if owner in keep:
+                keep[owner] = _factors(layer, inputs, at_output)
+            else:
+                _write(layer, inputs, out.get(f"{owner}.weight"), out.get(f"{owner}.bias"), at_output)
+        except RuntimeError as error:
+            if out_of_memory(error):
+                raise
+            raise UnknownUse(f"{owner} ({type(layer).__name__}) is used in a way that is not known here") from error
 
     hooks = [
         layer.register_forward_hook(lambda _, inputs, output, owner=owner: record(owner, inputs, output))
@@ -96,17 +112,95 @@ def by_layers(
     try:
         for parameter in trained:
             parameter.requires_grad_(False)  # the gradient of no weight is formed
-        with torch.enable_grad():
+        with torch.enable_grad(), copies:
             losses = losses_of(model(x), y)
-            if len(called) < len(layers):
-                raise RuntimeError("a layer with trained parameters is not called")
-            losses.sum().backward()
+        for owner in sorted(layers.keys() - called):
+            raise UnknownUse(f"{owner} is not called")
+        losses.sum().backward()
     finally:
         for parameter in trained:
             parameter.requires_grad_(True)
         for hook in hooks:
             hook.remove()
+
+    copies.write(out)
     return losses.detach()
+
+
+class Copies(TorchFunctionMode):
+    """While it is entered, each of n examples has its own copy of the parameters `names`: where one of them meets
+    activations [n, ...], its copies [n, *shape] do, each in the row of its example.
+
+    It knows sums and products with activations, to which a parameter is broadcast, and parameters whose first
+    dimension, of size 1, is that of the examples (tokens, positions): UnknownUse if anything else is done with one.
+    """
+
+    def __init__(self, model: nn.Module, names: list[str], n: int):
+        super().__init__()
+        self.n = n
+        self.names = {id(model.get_parameter(name)): name for name in names}
+        self.copies = {
+            name: model.get_parameter(name).detach().expand(n, *model.get_parameter(name).shape).requires_grad_()
+            for name in names
+        }
+
+    def __enter__(self) -> "Copies":
+        if self.names:
+            super().__enter__()  # type: ignore[no-untyped-call]
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        if self.names:
+            super().__exit__(*error)  # type: ignore[no-untyped-call]
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Call func, with copies in place of the parameters."""
+        name, kwargs = func.__name__, kwargs or {}
+        within = [
+            part for given in (*args, *kwargs.values()) for part in (given if isinstance(given, list) else [given])
+        ]
+        used = [self.names[id(part)] for part in within if id(part) in self.names]
+        if name == "__get__" or not used:
+            return func(*args, **kwargs)
+
+        if name in ELEMENTWISE and not kwargs:
+            dimensions = max(argument.dim() for argument in args if isinstance(argument, Tensor))
+            return func(*(self._spread(argument, dimensions) for argument in args))
+
+        # expand(n, -1, ...), reshape(1, -1, ...): what follows broadcasts over the examples, or joins to them
+        first, sizes = args[0], list(args[1] if len(args) == 2 and isinstance(args[1], tuple | list) else args[1:])
+        if name == "expand" and first.shape[:1] == (1,) and sizes[:1] == [self.n]:
+            return self._first(first).expand(*sizes)
+        if name in ("reshape", "view") and sizes[:1] == [1]:
+            return self.copies[used[0]].reshape(self.n, *sizes[1:])
+        raise UnknownUse(f"{used[0]} is used by {name}")
+
+    def _spread(self, argument: Any, dimensions: int) -> Any:
+        """The copies of a parameter, in as many dimensions as the activations have; anything else as it is."""
+        if id(argument) not in self.names:
+            return argument
+        if argument.dim() < dimensions:
+            between = [1] * (dimensions - 1 - argument.dim())
+            return self.copies[self.names[id(argument)]].reshape(self.n, *between, *argument.shape)
+        if argument.shape[:1] == (1,):
+            return self._first(argument)
+        raise UnknownUse(f"{self.names[id(argument)]} is not broadcast over examples")
+
+    def _first(self, parameter: Tensor) -> Tensor:
+        """The copies [n, ...] of a parameter [1, ...]."""
+        return self.copies[self.names[id(parameter)]].squeeze(1)
+
+    def write(self, out: dict[str, Tensor]) -> None:
+        """Write the gradients of the copies into out[name], [n, *shape]."""
+        for name, copies in self.copies.items():
+            if copies.grad is None:
+                raise UnknownUse(f"{name} is not used")
+            out[name].copy_(copies.grad)
+
+
+ELEMENTWISE = {"add", "add_", "__add__", "__radd__", "mul", "mul_", "__mul__", "__rmul__"}
 
 
 class _Start(torch.autograd.Function):
@@ -128,22 +222,41 @@ def _write(layer: nn.Module, x: Tensor, weight: Tensor | None, bias: Tensor | No
         _convolution(layer, x, at_output, weight)
     elif weight is not None and isinstance(layer, nn.Linear):
         _linear(x, at_output, weight)
+    elif weight is not None and isinstance(layer, nn.Embedding):
+        _embedding(x, at_output, weight)
     elif weight is not None:
         _over_positions(layer, at_output * _normalised(layer, x), weight)
     if bias is not None:
         _over_positions(layer, at_output, bias)
 
 
+def _factors(layer: nn.Module, x: Tensor, at_output: Tensor) -> Factors:
+    """What the weight gradients of a layer with input x are made of."""
+    if not isinstance(layer, nn.Conv2d):
+        return x, at_output
+    assert not isinstance(layer.padding, str)  # see layers_of
+    patches = nn.functional.unfold(x, layer.kernel_size, layer.dilation, layer.padding, layer.stride)
+    return patches.mT, at_output.flatten(2).mT
+
+
 def wide_layers(model: nn.Module, x: Tensor, names: list[str]) -> dict[str, int]:
-    """The linear layers whose factors are cheaper to work with than their gradients [b, a], and how many numbers are
-    then kept of an example like x [n, ...]. By counted work: T (a + b) numbers in place of a b, and for the norm
-    T^2 (a + b) products in place of the T a b that write the gradient (mixed ghost clipping; Bu et al. 2022,
-    arXiv:2205.10683)."""
-    layers = {owner: layer for owner, layer in (known_layers(model, names) or {}).items() if type(layer) is nn.Linear}
-    layers = {owner: layer for owner, layer in layers.items() if f"{owner}.weight" in names}
-    inputs: dict[str, Tensor] = {}
+    """The linear and convolutional layers whose factors are cheaper to work with than their gradients [b, a], and how
+    many numbers are then kept of an example like x [n, ...]. By counted work: T (a + b) numbers in place of a b, and
+    for the norm T^2 (a + b) products in place of the T a b that write the gradient (mixed ghost clipping; Bu et al.
+    2022, arXiv:2205.10683)."""
+    layers = {owner: layer for owner, layer in layers_of(model, names)[0].items() if f"{owner}.weight" in names}
+    layers = {
+        owner: layer
+        for owner, layer in layers.items()
+        if type(layer) is nn.Linear or (isinstance(layer, nn.Conv2d) and layer.groups == 1)
+    }
+    positions: dict[str, int] = {}
+
+    def count(owner: str, layer: nn.Module, output: Tensor) -> None:
+        positions[owner] = output[0].numel() // len(layer.get_parameter("weight"))
+
     hooks = [
-        layer.register_forward_pre_hook(lambda _, given, owner=owner: inputs.__setitem__(owner, given[0]))
+        layer.register_forward_hook(lambda layer, _, output, owner=owner: count(owner, layer, output))
         for owner, layer in layers.items()
     ]
     try:
@@ -155,36 +268,37 @@ def wide_layers(model: nn.Module, x: Tensor, names: list[str]) -> dict[str, int]
 
     wide = {}
     for owner, layer in layers.items():
-        b, a = layer.weight.shape
-        tokens = inputs[owner][0].numel() // a
-        if a * b >= WIDE and 4 * tokens**2 * (a + b) <= a * b:
-            wide[owner] = tokens * (a + b)
+        weight, t = layer.get_parameter("weight"), positions[owner]
+        b, a = weight.flatten(1).shape
+        if a * b >= WIDE and 4 * t**2 * (a + b) <= a * b:
+            wide[owner] = t * (a + b)
     return wide
 
 
-def known_layers(model: nn.Module, names: list[str]) -> dict[str, nn.Module] | None:
-    """The layers that own the parameters `names`; None where by_layers does not know one of them."""
+def layers_of(model: nn.Module, names: list[str]) -> tuple[dict[str, nn.Module], list[str]]:
+    """The layers that are known here among the owners of the parameters `names`, by name; and the parameters that none
+    of them owns."""
     layers: dict[str, nn.Module] = {}
+    loose = []
     for name in names:
         owner, _, kind = name.rpartition(".")
         layer = model.get_submodule(owner)
         plain = type(layer) is nn.Linear or (
             type(layer) is nn.Conv2d and layer.padding_mode == "zeros" and not isinstance(layer.padding, str)
         )
+        plain = plain or (type(layer) is nn.Embedding and layer.padding_idx is None and layer.max_norm is None)
         plain = plain or isinstance(layer, nn.GroupNorm | nn.BatchNorm2d)
-        plain = plain or (isinstance(layer, nn.LayerNorm) and len(layer.normalized_shape) == 1)
-        if not plain or kind not in ("weight", "bias"):
-            return None
-        layers[owner] = layer
-    return layers
+        plain = plain or (isinstance(layer, nn.LayerNorm | nn.RMSNorm) and len(layer.normalized_shape) == 1)
+        if plain and kind in ("weight", "bias"):
+            layers[owner] = layer
+        else:
+            loose.append(name)
+    return layers, loose
 
 
-def layers_agree(model: nn.Module, x: Tensor, y: Tensor, names: list[str]) -> bool:
-    """Tell whether by_layers is right for this model: in float64, on two random examples shaped like x [n, ...] and
-    y [n, ...], at weights slightly moved."""
-    if known_layers(model, names) is None:
-        return False
-
+def why_vmap(model: nn.Module, x: Tensor, y: Tensor, names: list[str]) -> str | None:
+    """Return why by_layers is not right for this model; None if it is: in float64, on two random examples shaped like
+    x [n, ...] and y [n, ...], at weights slightly moved."""
     # if a head is all zeros, no gradient comes through it, and a mistake below would not show
     generator = torch.Generator().manual_seed(0)
     moved = copy.deepcopy(model).double()
@@ -196,17 +310,25 @@ def layers_agree(model: nn.Module, x: Tensor, y: Tensor, names: list[str]) -> bo
     examples = torch.randint(256, (2, *x.shape[1:]), generator=generator).to(x.device)
     examples = examples.to(x.dtype) if not x.is_floating_point() else examples.double() / 255
     labels = torch.zeros(2, *y.shape[1:], dtype=y.dtype, device=y.device)
-    shapes = {name: moved.get_parameter(name).shape for name in names}
-    ours, exact = ({name: examples.new_zeros(2, *s, dtype=torch.float64) for name, s in shapes.items()} for _ in "12")
+    ours = {name: examples.new_zeros(2, *moved.get_parameter(name).shape, dtype=torch.float64) for name in names}
     try:
         by_layers(moved, examples, labels, ours)
+    except UnknownUse as error:
+        return str(error)
     except RuntimeError as error:
         if out_of_memory(error):  # vmap would need more
             raise
-        return False
+        return "a parameter is used in a way that is not known here"
 
-    by_vmap(moved, examples, labels, exact)
-    return all(torch.allclose(ours[name], exact[name], 1e-8, 1e-10) for name in names)
+    # each example alone: so examples that are not kept apart are noticed too
+    parameters = [moved.get_parameter(name) for name in names]
+    for i in range(2):
+        with torch.enable_grad():
+            loss = losses_of(moved(examples[i : i + 1]), labels[i : i + 1]).sum()
+        for name, exact in zip(names, torch.autograd.grad(loss, parameters, allow_unused=True), strict=True):
+            if exact is None or not torch.allclose(ours[name][i], exact, 1e-8, 1e-10):
+                return f"{name} is used in a way that is not known here"
+    return None
 
 
 def _state(model: nn.Module) -> dict[str, Tensor]:
@@ -215,18 +337,33 @@ def _state(model: nn.Module) -> dict[str, Tensor]:
 
 def _over_positions(layer: nn.Module, x: Tensor, out: Tensor) -> None:
     """x, in the shape of the layer's output -> out [n, features]: summed over all else."""
-    features = -1 if isinstance(layer, nn.Linear | nn.LayerNorm) else 1
+    features = -1 if isinstance(layer, nn.Linear | nn.LayerNorm | nn.RMSNorm) and not _channels_first(layer) else 1
     out.copy_(x.movedim(features, 1).reshape(*out.shape, -1).sum(2))
 
 
 def _normalised(layer: nn.Module, x: Tensor) -> Tensor:
     """What a normalisation multiplies by its weight: the gradient of the weight is this times that of the output."""
+    if isinstance(layer, nn.LayerNorm) and _channels_first(layer):
+        return nn.functional.layer_norm(x.movedim(1, -1), layer.normalized_shape, eps=layer.eps).movedim(-1, 1)
     if isinstance(layer, nn.LayerNorm):
         return nn.functional.layer_norm(x, layer.normalized_shape, eps=layer.eps)
+    if isinstance(layer, nn.RMSNorm):
+        return nn.functional.rms_norm(x, layer.normalized_shape, eps=layer.eps)
     if isinstance(layer, nn.GroupNorm):
         return nn.functional.group_norm(x, layer.num_groups, eps=layer.eps)
     assert isinstance(layer, nn.BatchNorm2d)  # in eval mode, see PerExampleGradients
     return nn.functional.batch_norm(x, layer.running_mean, layer.running_var, eps=layer.eps)
+
+
+def _channels_first(layer: nn.Module) -> bool:
+    """Whether a LayerNorm is of channels of images: timm and torchvision have a subclass for it, each called so."""
+    return type(layer).__name__ == "LayerNorm2d"
+
+
+def _embedding(x: Tensor, g: Tensor, out: Tensor) -> None:
+    """Indices [n, ...], gradient of the output [n, ..., b] -> out [n, entries, b], summed over where each stands."""
+    indices = x.flatten(1)[:, :, None].expand(-1, -1, g.shape[-1])
+    out.zero_().scatter_add_(1, indices, g.flatten(1, -2))
 
 
 def _linear(x: Tensor, g: Tensor, out: Tensor) -> None:
@@ -241,16 +378,18 @@ def _convolution(layer: nn.Conv2d, x: Tensor, g: Tensor, out: Tensor) -> None:
     """Input [n, c, h, w], gradient of the output [n, o, h', w'] -> out [n, o, c / groups, kernel].
 
     A convolution with n * groups groups has exactly these weight gradients, and on a CPU a fast kernel. A batched
-    product with the unfolded patches of the input is faster where there are few input channels, or where images are
-    channels last and the patches of one fit into a cache; and, it is expected (not measured), on a GPU.
+    product with the unfolded patches of the input is faster if there are few input channels, or not a multiple of 16,
+    or few positions, or if images are channels last and the patches of one fit into a cache; and, it is expected (not
+    measured), on a GPU.
     """
-    assert not isinstance(layer.padding, str)  # see known_layers
+    assert not isinstance(layer.padding, str)  # see layers_of
     n, c = x.shape[:2]
     o, h, w = g.shape[1:]
     (kh, kw), (dh, dw), (th, tw) = layer.kernel_size, layer.dilation, layer.stride
     entries = h * w * kh * kw * c
     last = x.is_contiguous(memory_format=torch.channels_last) and entries <= PATCHES_OF_ONE
-    if layer.groups > 1 or not (c < 8 or last or x.is_cuda):
+    uneven = c < 8 or c % 16 > 0 or o % 16 > 0 or h * w <= FEW_POSITIONS or kh * kw == 1
+    if layer.groups > 1 or not (uneven or last or x.is_cuda):
         weight = torch.empty(1, dtype=x.dtype, device=x.device).expand(n * o, *layer.weight.shape[1:])
         gradient = torch.ops.aten.convolution_backward(
             g.reshape(1, n * o, h, w), x.reshape(1, n * c, *x.shape[2:]), weight, None,

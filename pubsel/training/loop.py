@@ -220,7 +220,8 @@ def fit(
 
     state.average.into(state.parameters, plan.steps)
     if isinstance(algorithm, Finishes):
-        algorithm.finish(view)
+        with gpu_precision("tf32"):
+            algorithm.finish(view)
     return checkpoint.seconds()
 
 
@@ -249,7 +250,8 @@ def _pretrained(view: View, algorithm: Algorithm, state: "_State", checkpoint: "
     """What the algorithm sees of a task whose public data has trained first, if that is its way: every private step
     knows the weights that this led to."""
     if isinstance(algorithm, Pretrains) and not checkpoint.resumed:
-        algorithm.pretrain(view)
+        with gpu_precision("tf32"):
+            algorithm.pretrain(view)
         state.begin.weights = flat(state.parameters)
         if checkpoint.due():
             checkpoint.save(0)
