@@ -115,9 +115,7 @@ def test_k_must_be_at_most_the_number_of_features():
             build(name, k=3).frozen(None, 12, random)
 
 
-@pytest.mark.parametrize(
-    "name", ["pillar", "jl", "dp_pca", "dp_sgd_clip1"]
-)
+@pytest.mark.parametrize("name", ["pillar", "jl", "dp_pca", "dp_sgd_clip1"])
 def test_presets_for_features_make_rows_of_norm_one(name):
     """After the method's own map; without `unit` the rows are what they were, and so is the identity."""
     changes = {"k": 5} if "k" in option("algorithm", name) else {}
