@@ -6,7 +6,7 @@ Rank, audit and attack need the same of their requests as a training does, and i
 import dataclasses
 import hashlib
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, Self, cast
@@ -20,6 +20,7 @@ from torch import nn
 from pubsel import algorithms, data, distances, models, records, selection
 from pubsel.algorithms import Algorithm, Derives, Facts, Solves
 from pubsel.data import Split, Task
+from pubsel.data.convert import Shape
 from pubsel.distances import Releases
 from pubsel.gradients.matrix import set_precision
 from pubsel.messages import UsageError, say
@@ -252,7 +253,7 @@ def derived(algorithm: Algorithm, settings: RunConfig, task: Task) -> Algorithm:
         return algorithm
     private, public = task.private, task.public
     if private.x.dim() != 2:
-        raise UsageError(f"algorithm={algorithm.name} takes features: set model.backbone, such as model=mobilenetv2")
+        raise UsageError(f"algorithm={algorithm.name} takes features: set model.backbone, such as model=scattering")
 
     epsilon, several = settings.epsilon, private.y.dim() == 2
     mu = accountant.gaussian_mu(epsilon, settings.privacy.delta) if math.isfinite(epsilon) else math.inf
@@ -299,16 +300,20 @@ def load_task(settings: RunConfig, device: torch.device) -> Task:
     return data.load(settings.pair, settings.data_root, settings.download, through_backbone(settings, device))
 
 
-def through_backbone(
-    settings: RunConfig | RankConfig, device: torch.device
-) -> Callable[[str, data.Source], data.Source]:
+def through_backbone(settings: RunConfig | RankConfig, device: torch.device) -> data.Through:
     """What makes a named source into the one that is used: with a backbone, its features in place of the images."""
     backbone = settings.model.backbone
     if backbone is None:
-        return lambda _, source: source
+        return data.unchanged
     from pubsel.data import features  # and with it timm: a second
 
-    return lambda name, source: features.of_source(short_name(name), source, backbone, settings.data_root, device, say)
+    convert = settings.convert if isinstance(settings, RankConfig) else settings.pair.convert
+
+    def through(name: str, source: data.Source, like: Shape | None) -> data.Source:
+        root = settings.data_root
+        return features.of_source(short_name(name), source, backbone, root, device, say, like, convert)
+
+    return through
 
 
 def guarantee(

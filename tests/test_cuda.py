@@ -83,6 +83,7 @@ PATHS = {
     "linear dp_sgd": f"{PIXELS} algorithm=dp_sgd",
     "features": f"{OWN} model=mobilenetv2 model.backbone.pretrained=false model.backbone.checkpoint=null "
                 "model.backbone.options={} model.backbone.input_size=32 algorithm=dp_sgd training=adamix",
+    "scattering": f"{OWN} model=scattering algorithm=dp_sgd training=adamix",
     "frozen layers once": f"{OWN} model=timm model.architecture=resnet10t model.norm=freeze "
                           "model.trained=[fc,layer4.0.conv2] algorithm=dp_sgd training=fine_tune model.once=true",
     "a network by vmap": f"{OWN} model=timm model.architecture=convnext_atto model.norm=replace algorithm=dp_sgd "

@@ -103,7 +103,7 @@ def test_with_a_backbone_the_images_are_compared(tmp_path):
     own = npz(tmp_path / "own.npz")
     npz(tmp_path / "other.npz", seed=1, test_images=own["train_images"][:20])
 
-    def through(name, source):
+    def through(name, source, like):
         splits = [Split(torch.randn(len(split.x), 5), split.y) for split in (source.train, source.test)]
         return source._replace(train=splits[0], test=splits[1])
 

@@ -3,13 +3,14 @@
 import copy
 
 import pytest
-import timm
 import torch
 from torch import nn
 
 from pubsel.gradients import per_example
 from pubsel.gradients.matrix import PerExampleGradients, say_once
 from pubsel.gradients.per_example import by_layers, by_vmap, layers_of, losses_of, why_vmap
+from pubsel.models import build
+from pubsel.settings.keys import Model, Norm
 
 
 def images(model):
@@ -59,10 +60,12 @@ class Scaled(nn.Module):
         super().__init__()
         self.conv, self.norm = nn.Conv2d(3, 6, 3, padding=1, groups=3), LayerNorm2d(6)
         self.gamma, self.layer_scale = nn.Parameter(torch.randn(6)), nn.Parameter(torch.randn(6, 1, 1))
+        self.alpha, self.beta = nn.Parameter(torch.randn(1, 6, 1, 1)), nn.Parameter(torch.randn(1, 6, 1, 1))
 
     def forward(self, x):
         x = torch.tanh(self.norm(self.conv(x))).mul(self.gamma.reshape(1, -1, 1, 1))
-        return self.layer_scale * torch.tanh(x)
+        x = torch.addcmul(self.beta, self.alpha, torch.tanh(x))
+        return self.layer_scale.view(6, 1, 1) * (self.layer_scale * torch.tanh(x))
 
 
 KNOWN = {
@@ -208,12 +211,22 @@ def test_it_is_said_once_which_layer_needs_vmap(capsys):
     ]
 
 
-@pytest.mark.parametrize("architecture", ["vit_tiny_patch16_224", "convnext_atto"])
-def test_whole_transformers_and_their_like_need_no_vmap(architecture):
-    model = timm.create_model(architecture, num_classes=3).eval()
+@pytest.mark.parametrize(
+    ("architecture", "size"),
+    [
+        ("resnet18", 32),
+        ("densenet121", 32),
+        ("mobilenetv2_100", 32),
+        ("mobilenetv3_small_050", 32),
+        ("convnext_atto", 32),
+        ("vit_tiny_patch16_224", 224),
+    ],
+)
+def test_kinds_of_networks_that_are_trained_whole_need_no_vmap(architecture, size):
+    given = Model("timm", architecture, False, None, Norm.replace, None)
+    model = build(given, (3, size, size), 3, (0.5,) * 3, (0.5,) * 3, 0)
     names = [n for n, _ in model.named_parameters()]
-    size = model.default_cfg["input_size"][1]
-    assert why_vmap(model, torch.zeros(1, 3, size, size), torch.zeros(1, dtype=torch.long), names) is None
+    assert why_vmap(model, torch.zeros(1, 3, size, size).byte(), torch.zeros(1, dtype=torch.long), names) is None
 
 
 def test_a_model_whose_layers_are_never_called_falls_back():
@@ -269,9 +282,10 @@ def test_known_layers_are_those_of_the_papers():
     assert layers_of(nn.Sequential(nn.InstanceNorm2d(3, affine=True)), ["0.weight"]) == ({}, ["0.weight"])
 
 
+@pytest.mark.parametrize("name", ["pooled", "a token, positions and scales", "scales of channels"])
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
-def test_an_example_that_overflows_harms_no_other(bad):
-    model, x, y = ready(KNOWN["pooled"])
+def test_an_example_that_overflows_harms_no_other(bad, name):
+    model, x, y = ready(KNOWN[name])
     names = [n for n, _ in model.named_parameters()]
     want, _ = written(by_layers, model, x, y, names)
     x[2] = bad

@@ -110,7 +110,7 @@ def candidates_of(settings: RankConfig, device: torch.device, kept: Path) -> tup
     through = through_backbone(settings, device)
     read = data.Reader(settings.data_root, settings.download, through)
     images = data.open_dataset(settings.private, settings.data_root, settings.download)
-    source = through(settings.private, images)
+    source = through(settings.private, images, None)
 
     candidates: dict[str, Split] = {}
     notes = [*source.notes]

@@ -38,7 +38,18 @@ from pubsel.settings.datasets import Dataset, dataset_info, dataset_names, kept_
 from pubsel.settings.identity import is_path
 from pubsel.settings.keys import Convert, Overlap, Pair, Take, public_sets
 
-__all__ = ["Missing", "Reader", "Source", "Split", "Task", "load", "open_dataset", "public_examples", "same_examples"]
+__all__ = [
+    "Missing",
+    "Reader",
+    "Source",
+    "Split",
+    "Task",
+    "Through",
+    "load",
+    "open_dataset",
+    "public_examples",
+    "same_examples",
+]
 
 
 class Task(NamedTuple):
@@ -66,20 +77,30 @@ class Task(NamedTuple):
         )
 
 
+Through = Callable[[str, Source, Shape | None], Source]
+
+
+def unchanged(name: str, source: Source, like: Shape | None) -> Source:
+    """Return the source: what is used of a set is its images."""
+    return source
+
+
 class Reader(NamedTuple):
-    """Where datasets are, whether missing ones are downloaded, and how they are used: through(name, source), such as
-    the source's features. opened: a set that need not be read again."""
+    """Where datasets are, whether missing ones are downloaded, and how they are used: through(name, source, like), such
+    as the source's features. like: the shape of the private images, for other sets. opened: a set that need not be read
+    again."""
 
     data_root: str
     download: bool = False
-    through: Callable[[str, Source], Source] = lambda _, source: source
+    through: Through = unchanged
+    like: Shape | None = None
     opened: Opened | None = None
 
     def __call__(self, name: str) -> Opened:
         if self.opened is not None and self.opened.name == name:
             return self.opened
         source = open_dataset(name, self.data_root, self.download)
-        return Opened(name, source, self.through(name, source))
+        return Opened(name, source, self.through(name, source, self.like))
 
 
 class Beside(NamedTuple):
@@ -94,9 +115,7 @@ class Beside(NamedTuple):
     how: Overlap
 
 
-def load(
-    pair: Pair, data_root: str, download: bool, through: Callable[[str, Source], Source] = lambda _, source: source
-) -> Task:
+def load(pair: Pair, data_root: str, download: bool, through: Through = unchanged) -> Task:
     """Return everything for one run: the private training split, the first `pair.m` public images, and the private test
     split.
 
@@ -104,11 +123,12 @@ def load(
     (`public_examples`), the private set's share of m does. pair.take=train: the public images are a fixed random part
     of the training split instead, and leave the private data if it is the same set. `pair.public` None: no public data.
     UserError if the private data has fewer than two classes or no training or test images; UsageError if an image is on
-    two sides (`pair.overlap`), but for those of a published set's own parts: these are noted. through(name, source):
-    the source as it is used, such as its features.
+    two sides (`pair.overlap`), but for those of a published set's own parts: these are noted. through(name, source,
+    like): the source as it is used, such as its features; like: the shape of the private images, None for these.
     """
     read = Reader(data_root, download, through)
     opened = read(pair.private)
+    read = read._replace(like=_image_shape(opened.images))
     _check_private(pair, opened.used)
     opened, apart = _test_apart(opened, pair.overlap, data_root)
     source, notes = opened.used, opened.used.notes + apart
@@ -300,6 +320,8 @@ def public_examples(
     """
     against = None if apart is None else Opened(str(private), apart, apart)
     beside = Beside(like, convert, private, against, how)
+    if apart is not None:
+        read = read._replace(like=_image_shape(apart))
     examples, _, notes = _combined(public_sets(public), m, "distance.m", beside, read)
     return examples, notes
 
@@ -621,6 +643,12 @@ def _noted(group: str, chosen: Opened, part: int, twice: np.ndarray, others: str
 def _shape(opened: Opened) -> tuple[int, ...]:
     """Return the shape of an image."""
     return tuple(opened.images.train.x.shape[1:])
+
+
+def _image_shape(source: Source) -> Shape | None:
+    """Return the shape of images; None for rows of a table."""
+    x = source.train.x
+    return (x.shape[1], x.shape[2], x.shape[3]) if x.dim() == 4 else None
 
 
 def _both_parts(name: str, source: Source, m: int) -> tuple[str, ...]:

@@ -41,7 +41,7 @@ def _convert(x: Tensor, shape: Shape) -> Tensor:
     channels, height, width = shape
     values = x.float()  # [n, c, h, w]
     if x.shape[1] == 3 and channels == 1:
-        values = (values * torch.tensor(LUMA)[:, None, None]).sum(1, keepdim=True)  # [n, 1, h, w]
+        values = (values * torch.tensor(LUMA, device=x.device)[:, None, None]).sum(1, keepdim=True)  # [n, 1, h, w]
 
     if x.shape[2:] != (height, width):
         scale = max(height / x.shape[2], width / x.shape[3])

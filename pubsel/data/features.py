@@ -1,4 +1,4 @@
-"""Features of images from a frozen timm network, computed once and kept.
+"""Features of images from a frozen timm network, or from wavelet scattering, computed once and kept.
 
 A file <data folder>/features/<network>-<digest>.npy holds float32 [n, d]. Its name depends on all that decides its
 content: the images themselves, the network, its weights, the preprocessing, and the versions of torch and timm; so a
@@ -6,12 +6,16 @@ file is never stale, and splits that share images share it. It is written under 
 name, then renamed, with a digest at its end that is checked when it is read, and only its owner may read it.
 """
 
+import contextlib
+import dataclasses
 import hashlib
 import io
 import logging
 import os
 import time
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Generator
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -24,41 +28,72 @@ from torch import Tensor, nn
 from torchvision.transforms.v2 import functional as images
 
 from pubsel.data import Source, Split
+from pubsel.data.convert import LUMA, Shape, converted, describe, to_shape
 from pubsel.messages import UsageError, UserError, duration, gib
+from pubsel.models import engine, scattering
 from pubsel.models.memory import Held, free
 from pubsel.models.weights import load, tensors_alone, weight_file
 from pubsel.settings.identity import digest_of
-from pubsel.settings.keys import Backbone
+from pubsel.settings.keys import Backbone, Convert, Scattering
 
-CPU_BATCH, GPU_BATCH = 32, 256  # images at a time through the network
+CPU_BATCH, GPU_BATCH = 16, 256  # images at a time through the network, on a CPU for each thread
+ENGINE_FROM = 2000  # images from which the seconds that it takes to compile a network come back
 REPORT_AFTER = 1.0  # seconds of the first batches, from which the time of all is estimated
 DIGEST = 16  # bytes of blake2b at a file's end, of all before MARK
 MARK = b"blake2b-16:"  # numpy reads as much as the header says, and nothing after it
 KEY = "model.backbone.checkpoint"
 
 
-class Extractor(NamedTuple):
-    """A network without its head, in eval mode, and how images reach it."""
+NO_WEIGHTS = "; model=scattering needs no weights"
+LARGEST = 32  # scattering: larger images are resized to this side, in pixels
 
-    net: nn.Module
+
+class Preparation(NamedTuple):
+    """How images reach a network."""
+
     resize: int  # the shorter side, pixels
     size: int  # of the centre that is kept
     mean: tuple[float, ...]
     std: tuple[float, ...]
     interpolation: str
-    key: str  # a digest of all this and of the weights
+
+
+class Extractor(NamedTuple):
+    """What makes features of images, uint8 [n, c, h, w] on `device`. key: a digest of all that decides them."""
+
+    net: Callable[[Tensor], Tensor]
+    prepare: Preparation | None  # None: `net` takes them as they are
+    device: torch.device
+    key: str
 
 
 def of_source(
-    name: str, source: Source, backbone: Backbone, data_root: str, device: torch.device, report: Callable[[str], None]
+    name: str,
+    source: Source,
+    backbone: Backbone,
+    data_root: str,
+    device: torch.device,
+    report: Callable[[str], None],
+    like: Shape | None = None,
+    convert: Convert = Convert.resize,
 ) -> Source:
     """Return the source with features [n, d] in place of images; `backbone.architecture` pixels: the images themselves,
-    flat, in [0, 1]. Features that a source has already stay."""
+    flat, in [0, 1]. Features that a source has already stay.
+
+    like: the shape of the private images. Scattering gives as many features as the shape of an image says, so it takes
+    public images in that shape, brought to it as `convert` says; a network gives as many for any image.
+    """
     if source.train.x.dim() == 2:
         return source
-    asked = (name, repr(backbone), data_root, device)
+    asked = (name, repr(backbone), data_root, device, like, convert)
     if not (_LAST and _LAST[0] is source and _LAST[1] == asked):
-        _LAST[:] = [source, asked, _of_source(name, source, backbone, data_root, device, report)]
+        note: tuple[str, ...] = ()
+        if backbone.architecture != "scattering" or tuple(source.train.x.shape[1:]) == like:
+            like = None
+        if like is not None:  # whether it may be, and what to note: images are brought to it a batch at a time
+            _, note = converted(name, source.train.x[:1], like, convert)
+        given = source._replace(notes=(*source.notes, *note))
+        _LAST[:] = [source, asked, _of_source(name, given, backbone, data_root, device, report, like)]
     return _LAST[2]
 
 
@@ -66,12 +101,18 @@ _LAST: list[Any] = []  # source, what was asked, and its features: for the next 
 
 
 def _of_source(
-    name: str, source: Source, backbone: Backbone, data_root: str, device: torch.device, report: Callable[[str], None]
+    name: str,
+    source: Source,
+    backbone: Backbone,
+    data_root: str,
+    device: torch.device,
+    report: Callable[[str], None],
+    like: Shape | None,
 ) -> Source:
     if backbone.architecture == "pixels":
         flat = [Split(s.x.flatten(1).float() / 255, s.y) for s in (source.train, source.test)]
         return source._replace(train=flat[0], test=flat[1])
-    extractor = load_backbone(backbone, data_root, device)
+    extractor = load_backbone(backbone, data_root, device, like)
     folder = Path(data_root).expanduser() / "features"
 
     def change(part: str, x: Tensor) -> Tensor:
@@ -87,18 +128,23 @@ def _of_source(
     return source._replace(train=train, test=test)
 
 
-def load_backbone(backbone: Backbone, data_root: str, device: torch.device) -> Extractor:
-    """Return the network of `backbone` with its published weights, or those of a file.
+def load_backbone(backbone: Backbone, data_root: str, device: torch.device, like: Shape | None = None) -> Extractor:
+    """Return the network of `backbone` with its published weights, or those of a file; or wavelet scattering, of images
+    that are first brought to the shape `like`.
 
     UsageError for an unknown architecture or an option that it does not take; UserError for a weight file that is
     absent or does not fit, or weights that cannot be fetched.
     """
     name = backbone.architecture
+    if name == "scattering":
+        return _scattering(backbone, device, like)
+    if backbone.scattering is not None:
+        raise UsageError(f"model.backbone.scattering: for architecture=scattering, not for {name}: remove it")
     if not timm.is_model(name):
         near = ", ".join(timm.list_models(f"*{name[:6]}*")[:5]) or "see timm.list_models()"
         raise UsageError(f"model.backbone.architecture={name}: timm has no such model; near it: {near}")
 
-    path = weight_file(KEY, backbone.checkpoint, data_root) if backbone.checkpoint else None
+    path = weight_file(KEY, backbone.checkpoint, data_root, NO_WEIGHTS) if backbone.checkpoint else None
     fetch = backbone.pretrained and path is None
     try:
         logging.disable(logging.WARNING)  # of the hub, about what the message below says
@@ -109,7 +155,7 @@ def load_backbone(backbone: Backbone, data_root: str, device: torch.device) -> E
         if fetch and isinstance(error, OSError | RuntimeError):
             raise UserError(
                 f"model.backbone.architecture={name}: its weights cannot be fetched ({reason}): "
-                "give model.backbone.checkpoint=FILE"
+                f"give model.backbone.checkpoint=FILE{NO_WEIGHTS}"
             ) from None
         raise UsageError(f"model.backbone.architecture={name} with options={backbone.options}: {reason}") from None
     finally:
@@ -124,7 +170,7 @@ def load_backbone(backbone: Backbone, data_root: str, device: torch.device) -> E
     size = backbone.input_size or data["input_size"][-1]
     mean, std = tuple(backbone.mean or data["mean"]), tuple(backbone.std or data["std"])
     resize = round(size / (backbone.crop or data["crop_pct"]))
-    how = [resize, size, mean, std, data["interpolation"]]
+    how = Preparation(resize, size, mean, std, data["interpolation"])
 
     # The key depends on all that decides features, so that a kept file is never stale.
     weights = hashlib.blake2b(digest_size=16)
@@ -132,8 +178,51 @@ def load_backbone(backbone: Backbone, data_root: str, device: torch.device) -> E
         weights.update(key.encode() + value.cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
     versions = [torch.__version__, timm.__version__]
     network = [name, backbone.options, weights.hexdigest()]
-    key = digest_of({"network": network, "how": how, "versions": versions})
-    return Extractor(net.to(device), resize, size, mean, std, data["interpolation"], key)
+    key = digest_of({"network": network, "how": list(how), "versions": versions})
+    return Extractor(net.to(device), how, device, key)
+
+
+def _scattering(backbone: Backbone, device: torch.device, like: Shape | None) -> Extractor:
+    """Return wavelet scattering with the settings of `backbone`; UsageError for one that only a network takes."""
+    settings = backbone.scattering
+    if settings is None:
+        raise UsageError("model.backbone.architecture=scattering: take model=scattering, which has its settings")
+    for unused in ("checkpoint", "prefix", "options", "crop", "mean", "std"):
+        if getattr(backbone, unused):
+            raise UsageError(f"model.backbone.{unused}: architecture=scattering ignores it: remove it")
+
+    how = [dataclasses.asdict(settings), backbone.input_size, LARGEST, like, scattering.VERSION]
+    key = digest_of({"network": "scattering", "how": how, "versions": [torch.__version__]})
+    return Extractor(lambda x: _scattered(x, settings, backbone.input_size, like), None, device, key)
+
+
+def _scattered(x: Tensor, settings: Scattering, size: int | None, like: Shape | None) -> Tensor:
+    """Return scattering features [n, d] of images x, uint8 [n, c, h, w], in the shape `like`, resized to side `size`;
+    if that is None, to LARGEST if they are larger: more features than that drown in noise."""
+    x = x if like is None else to_shape(x, like)
+    shape: Shape = tuple(x.shape[1:])  # type: ignore[assignment]
+    J, groups = settings.J, settings.groups
+    x = x.float() / 255
+    if shape[0] == 3 and not settings.colour:
+        x = (x * torch.tensor(LUMA, device=x.device)[:, None, None]).sum(1, keepdim=True)
+
+    if size is None and max(shape[1:]) > LARGEST:
+        size = LARGEST
+    if size is not None:
+        x = images.center_crop(images.resize(x, [size], antialias=True), [size])
+    if min(x.shape[2:]) <= 2**J:
+        raise UsageError(
+            f"model.backbone.scattering.J={J}: images of {describe(shape)} are too small, their sides must exceed "
+            f"2^J={2**J}: lower J, or set model.backbone.input_size"
+        )
+
+    coefficients = scattering.scattering(x.flatten(0, 1), J, settings.L, settings.order)  # [n c, K, h, w]
+    coefficients = coefficients.unflatten(0, (len(x), -1)).flatten(1, 2)
+    if groups is None:
+        return coefficients.flatten(1)
+    if groups > (K := coefficients.shape[1]):
+        raise UsageError(f"model.backbone.scattering.groups={groups}: there are {K} channels: lower it")
+    return scattering.grouped(coefficients, groups).flatten(1)
 
 
 def features(
@@ -148,6 +237,14 @@ def features(
     content = hashlib.blake2b(np.ascontiguousarray(x.numpy()).data, digest_size=16)
     content.update(f"{tuple(x.shape)}{extractor.key}".encode())
     path = folder / f"{name}-{content.hexdigest()}.npy"
+
+    # Those of an engine may differ in the last digits: they have a name of their own, and torch's are not made again.
+    net, by = extractor.net, engine.available() if extractor.device.type == "cpu" and len(x) >= ENGINE_FROM else None
+    if by and isinstance(net, nn.Module) and not _is_kept(path):
+        other = folder / f"{name}-{by}-{content.hexdigest()}.npy"
+        faster = extractor if _is_kept(other) else _by_engine(net, extractor, report)
+        if faster is not None:
+            path, extractor = other, faster
 
     try:
         if not _is_kept(path):  # what is there needs no lock: the folder may be read-only
@@ -170,6 +267,23 @@ def features(
     if len(rows) != len(x):
         raise UserError(f"{path} has {len(rows)} rows, {len(x)} expected: delete it to have it computed again")
     return rows
+
+
+def _by_engine(net: nn.Module, extractor: Extractor, report: Callable[[str], None]) -> Extractor | None:
+    """Return the extractor with its network compiled, once in a process; None if that is not as torch computes it."""
+    assert extractor.prepare is not None
+    if extractor.key not in _COMPILED:
+        how = extractor.prepare
+        draw = torch.Generator().manual_seed(0)  # no private image decides whether the engine is used
+        x = torch.randn(4, len(how.mean), how.size, how.size, generator=draw)
+        _COMPILED.clear()
+        _COMPILED[extractor.key] = engine.faster(net, x, workers(extractor), report)
+
+    compiled = _COMPILED[extractor.key]
+    return None if compiled is None else extractor._replace(net=compiled)
+
+
+_COMPILED: dict[str, engine.Network | None] = {}  # by the key of the extractor
 
 
 def _is_kept(path: Path) -> bool:
@@ -225,18 +339,16 @@ def _write(path: Path, what: str, x: Tensor, extractor: Extractor, report: Calla
     partial = path.with_suffix(".part")
     partial.unlink(missing_ok=True)  # of a process that was killed: this one has the lock
     refuse(what, x, extractor)
-    batch = batch_of(extractor)
 
     digest = hashlib.blake2b(digest_size=DIGEST)
     first, finite, alike = None, True, True
-    reported = 0  # tenths of all images
+    done, reported = 0, 0  # images, and tenths of all
     began: float | None = None
     try:
-        with os.fdopen(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+        created = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with os.fdopen(created, "wb") as file, contextlib.closing(embedded(x, extractor)) as batches:
             partial.chmod(0o600)  # whatever the umask
-            for start in range(0, len(x), batch):
-                rows = embed(x[start : start + batch], extractor).cpu().numpy().astype(np.float32)
-
+            for rows in batches:
                 # The width of the features is known with the first batch, which is slower than the others.
                 if first is None:
                     first, header = rows[:1], io.BytesIO()
@@ -246,14 +358,14 @@ def _write(path: Path, what: str, x: Tensor, extractor: Extractor, report: Calla
                     file.write(header.getvalue())
                     began = time.monotonic()
                 elif began is not None and (seconds := time.monotonic() - began) > REPORT_AFTER:
-                    report(f"features of {what}: about {duration(seconds / start * len(x))} for {len(x)} images")
+                    report(f"features of {what}: about {duration(seconds / done * len(x))} for {len(x)} images")
                     began = None
 
                 finite = finite and bool(np.isfinite(rows).all())
                 alike = alike and bool((rows == first).all())
                 digest.update(rows.tobytes())
                 file.write(rows.tobytes())
-                done = start + len(rows)
+                done += len(rows)
                 if 10 * done // len(x) > reported:
                     reported = 10 * done // len(x)
                     report(f"features of {what}: {done} of {len(x)}")
@@ -271,18 +383,45 @@ def _write(path: Path, what: str, x: Tensor, extractor: Extractor, report: Calla
         partial.unlink(missing_ok=True)
 
 
-def batch_of(extractor: Extractor) -> int:
-    """Images at a time: a GPU is not filled by as many as a cache holds."""
-    return GPU_BATCH if next(extractor.net.parameters()).is_cuda else CPU_BATCH
+def workers(extractor: Extractor) -> int:
+    """Return how many threads each take a batch: on a CPU all, since a layer is too small to be shared."""
+    return torch.get_num_threads() if extractor.device.type == "cpu" else 1
+
+
+def embedded(x: Tensor, extractor: Extractor) -> Generator[np.ndarray]:
+    """Yield features, float32 [batch, d], of images x, uint8 [n, c, h, w], in their order."""
+    batches = x.split(CPU_BATCH if extractor.device.type == "cpu" else GPU_BATCH)
+    threads = workers(extractor)
+
+    def rows(part: Tensor) -> np.ndarray:
+        return embed(part, extractor).cpu().numpy().astype(np.float32)
+
+    if threads == 1:
+        yield from map(rows, batches)
+        return
+
+    # A few batches ahead at most, or all features would wait in memory for a slow disk.
+    waiting: deque[Future[np.ndarray]] = deque()
+    pool = ThreadPoolExecutor(threads, initializer=torch.set_num_threads, initargs=(1,))
+    try:
+        for part in batches:
+            waiting.append(pool.submit(rows, part))
+            if len(waiting) > 2 * threads:
+                yield waiting.popleft().result()
+        yield from (future.result() for future in waiting)
+    finally:
+        pool.shutdown(cancel_futures=True)
+        torch.set_num_threads(threads)  # threads to come take what was set last
 
 
 def refuse(what: str, x: Tensor, extractor: Extractor) -> None:
-    """Raise UserError if a batch does not fit in memory, by what one image of it takes."""
-    device = next(extractor.net.parameters()).device
+    """Raise UserError if batches do not fit in memory, by what one image of them takes."""
+    device = extractor.device
     with Held(device) as counted:
         embed(torch.zeros_like(x[:1]), extractor)
 
-    size, available = counted.peak * min(batch_of(extractor), len(x)), free(device)
+    batch = CPU_BATCH if device.type == "cpu" else GPU_BATCH
+    size, available = counted.peak * min(batch * workers(extractor), len(x)), free(device)
     if size > available:
         raise UserError(
             f"features of {what} need about {gib(size)} of memory and {gib(available)} are free on {device}: "
@@ -292,15 +431,20 @@ def refuse(what: str, x: Tensor, extractor: Extractor) -> None:
 
 @torch.no_grad()
 def embed(x: Tensor, extractor: Extractor) -> Tensor:
-    """Return features [n, d] of images x, uint8 [n, c, h, w]: grey as RGB, side resized, centre cut out, normalised."""
-    device = next(extractor.net.parameters()).device
-    x = x.to(device)
-    x = x.expand(-1, len(extractor.mean), -1, -1) if x.shape[1] == 1 else x
-
-    mode = images.InterpolationMode(extractor.interpolation)
-    x = images.resize(x.float() / 255, [extractor.resize], mode, antialias=True)
-    x = images.center_crop(x, [extractor.size])
-
-    mean, std = (torch.tensor(v, device=device)[:, None, None] for v in (extractor.mean, extractor.std))
-    x = ((x.clamp(0, 1) - mean) / std).contiguous(memory_format=torch.channels_last)
+    """Return features [n, d] of images x, uint8 [n, c, h, w]."""
+    x = x.to(extractor.device)
+    if extractor.prepare is not None:
+        x = prepared(x, extractor.prepare)
     return extractor.net(x).flatten(1).float()
+
+
+def prepared(x: Tensor, how: Preparation) -> Tensor:
+    """Return images x, uint8 [n, c, h, w], as a network takes them: grey as RGB, side resized, centre cut out,
+    normalised; channels last."""
+    x = x.expand(-1, len(how.mean), -1, -1) if x.shape[1] == 1 else x
+    mode = images.InterpolationMode(how.interpolation)
+    x = images.resize(x.float() / 255, [how.resize], mode, antialias=True)
+    x = images.center_crop(x, [how.size])
+
+    mean, std = (torch.tensor(v, device=x.device)[:, None, None] for v in (how.mean, how.std))
+    return ((x.clamp(0, 1) - mean) / std).contiguous(memory_format=torch.channels_last)

@@ -173,8 +173,8 @@ class Copies(TorchFunctionMode):
         first, sizes = args[0], list(args[1] if len(args) == 2 and isinstance(args[1], tuple | list) else args[1:])
         if name == "expand" and first.shape[:1] == (1,) and sizes[:1] == [self.n]:
             return self._first(first).expand(*sizes)
-        if name in ("reshape", "view") and sizes[:1] == [1]:
-            return self.copies[used[0]].reshape(self.n, *sizes[1:])
+        if name in ("reshape", "view"):
+            return self.copies[used[0]].reshape(self.n, *(sizes[1:] if sizes[:1] == [1] else sizes))
         raise UnknownUse(f"{used[0]} is used by {name}")
 
     def _spread(self, argument: Any, dimensions: int) -> Any:
@@ -200,7 +200,7 @@ class Copies(TorchFunctionMode):
             out[name].copy_(copies.grad)
 
 
-ELEMENTWISE = {"add", "add_", "__add__", "__radd__", "mul", "mul_", "__mul__", "__rmul__"}
+ELEMENTWISE = {"add", "add_", "__add__", "__radd__", "mul", "mul_", "__mul__", "__rmul__", "addcmul"}
 
 
 class _Start(torch.autograd.Function):
@@ -283,7 +283,7 @@ def layers_of(model: nn.Module, names: list[str]) -> tuple[dict[str, nn.Module],
     for name in names:
         owner, _, kind = name.rpartition(".")
         layer = model.get_submodule(owner)
-        plain = type(layer) is nn.Linear or (
+        plain = isinstance(layer, nn.Linear) or (
             type(layer) is nn.Conv2d and layer.padding_mode == "zeros" and not isinstance(layer.padding, str)
         )
         plain = plain or (type(layer) is nn.Embedding and layer.padding_idx is None and layer.max_norm is None)

@@ -12,13 +12,14 @@ from torch import nn
 from pubsel.messages import UserError
 
 
-def weight_file(key: str, checkpoint: str, data_root: str) -> Path:
-    """Return the file `checkpoint`, looked for here and in `data_root`. key: of the setting, for the message."""
+def weight_file(key: str, checkpoint: str, data_root: str, remedy: str = "") -> Path:
+    """Return the file `checkpoint`, looked for here and in `data_root`. key: of the setting, for the message, which
+    `remedy` ends."""
     relative = Path(checkpoint).expanduser()
     for path in (relative, Path(data_root).expanduser() / relative):
         if path.is_file():
             return path
-    raise UserError(f"{key}={checkpoint}: no such file, neither here nor in {data_root}")
+    raise UserError(f"{key}={checkpoint}: no such file, neither here nor in {data_root}{remedy}")
 
 
 @contextlib.contextmanager

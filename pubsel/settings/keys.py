@@ -101,10 +101,24 @@ class Pair:
 
 
 @dataclass
-class Backbone:
-    """A frozen timm network; a linear classifier is trained on its features. null: the value of the checkpoint."""
+class Scattering:
+    """Wavelet scattering (Bruna and Mallat 2013), normalised as by Tramer and Boneh (ICLR 2021); it has no weights."""
 
-    architecture: str = setting("name of a timm model, such as resnet50.tv_in1k")
+    J: int = setting("scales: features are averaged over 2^J pixels", at_least=1, at_most=8)
+    L: int = setting("angles of the wavelets", at_least=1, at_most=64)
+    order: int = setting("1: wavelets of the image; 2: also wavelets of their moduli", at_least=1, at_most=2)
+    colour: bool = setting("take the three channels of a colour image, each alone; false: its grey values")
+    groups: int | None = setting(
+        "groups of channels that get mean 0 and variance 1 in each image; null: none do", at_least=1
+    )
+
+
+@dataclass
+class Backbone:
+    """A frozen timm network or scattering; a linear classifier is trained on its features. null: the value of the
+    checkpoint."""
+
+    architecture: str = setting("name of a timm model, such as resnet50.tv_in1k; scattering; pixels")
     pretrained: bool = setting("load the published weights", default=True)
     checkpoint: str | None = setting(
         "a weight file instead of the published weights; a relative path is searched for in data_root too",
@@ -113,13 +127,15 @@ class Backbone:
     prefix: str | None = setting("checkpoint: prefix of the names of the weights, such as backbone.", default=None)
     options: dict[str, Any] = field(default_factory=dict, metadata={"about": "further arguments of timm.create_model"})
     input_size: int | None = setting(
-        "images are resized to this side, in pixels", at_least=1, at_most=16384, default=None
-    )
+        "images are resized to this side, in pixels; null with scattering: to 32 if they are larger", at_least=1,
+        at_most=16384, default=None,
+    )  # fmt: skip
     crop: float | None = setting(
         "side of the central crop, as a share of the side of the resized image", over=0, at_most=1, default=None
     )
     mean: list[float] | None = setting("mean of each channel, for pixels in [0, 1]", default=None)
     std: list[float] | None = setting("standard deviation of each channel, for pixels in [0, 1]", default=None)
+    scattering: Scattering | None = setting("architecture=scattering: its settings", default=None)
 
 
 @dataclass

@@ -51,7 +51,7 @@ def of_sets(settings: FigureConfig) -> pandas.DataFrame:
     """Return xi_k for the first two classes of each data set, on the features of the model and on pixels; UsageError
     for a model that has no features."""
     if settings.model.backbone is None:
-        raise UsageError(f"model={settings.model.name} has no features: take one that does, such as mobilenetv2")
+        raise UsageError(f"model={settings.model.name} has no features: take one that does, such as scattering")
     device = choose_device(settings.device)
     backbones = {settings.model.name: settings.model.backbone, "pixels": PIXELS}
 

@@ -101,7 +101,7 @@ def freeze(cell: Cell, task: Task, first: accountant.Plan | None, noted: bool = 
     if task.private.x.dim() != 2:
         if not isinstance(algorithm, Freezes):
             return None
-        raise UsageError(f"algorithm={algorithm.name} takes features: set model.backbone, such as model=mobilenetv2")
+        raise UsageError(f"algorithm={algorithm.name} takes features: set model.backbone, such as model=scattering")
     release = map_of(algorithm, task.public, task.private.x.shape[1], public_stream(cell.name))
     if not isinstance(release, Release):
         return release
