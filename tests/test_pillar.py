@@ -509,3 +509,13 @@ def test_a_mistake_is_answered_in_one_line(folder, capsys, words, code, says):
     assert [line for line in lines if line.startswith("pubsel: ")] == lines[-1:]
     assert says in lines[-1]
     assert records() == []
+
+
+def test_components_of_wide_features_are_the_same(monkeypatch):
+    x = torch.randn(60, 90, generator=torch.Generator().manual_seed(0)) * torch.linspace(3, 0.1, 90)
+    want = public_pca(x, 7)
+    monkeypatch.setattr(pubsel.algorithms.pillar, "WIDE", 80)
+    got = public_pca(x, 7)
+    torch.testing.assert_close(got.shift, want.shift)
+    signs = (got.projection * want.projection).sum(0).sign()
+    torch.testing.assert_close(got.projection * signs, want.projection, rtol=1e-4, atol=1e-5)

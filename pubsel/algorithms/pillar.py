@@ -23,6 +23,7 @@ from pubsel.gradients.subspace import from_triangle, triangle
 from pubsel.messages import UsageError
 from pubsel.settings.schema import setting
 
+WIDE = 4096  # features, above which only the top components are computed
 Projection = Enum("Projection", ["pca", "jl", "dp_pca"])
 
 
@@ -35,7 +36,10 @@ def public_pca(x: Tensor, k: int) -> Frozen:
         raise UsageError(f"algorithm.k={k}: {len(x)} public examples with {x.shape[1]} features have no {k} components")
 
     scaler = StandardScaler().fit(x.double().numpy())
-    pca = PCA(k, svd_solver="covariance_eigh").fit(scaler.transform(x.double().numpy()))
+    # the covariance of wide features, such as 15,552 of scattering, takes minutes to decompose
+    wide = x.shape[1] > WIDE and k < min(x.shape)
+    pca = PCA(k, svd_solver="arpack" if wide else "covariance_eigh", random_state=0)
+    pca.fit(scaler.transform(x.double().numpy()))
 
     variances = pca.explained_variance_
     if not variances[-1] > 1e-10 * variances[0]:
