@@ -4,7 +4,7 @@ Public data fix a map of features (`whitened`): square roots, then the top k dir
 scaled to about the same variance, then rows of one length. Full-batch gradient descent from zero weights follows
 (`whitened_head`), or a single release of the class means (`whitened_head_once`). The number of directions, the learning
 rate and the clip norm follow from numbers that are public: how many examples and classes there are, and the budget
-(`Facts`). docs/choose.md says how its constants were chosen, and what was tried in vain.
+(`Facts`). docs/method.md says how its constants were chosen, and what was tried in vain.
 """
 
 import copy
