@@ -84,15 +84,20 @@ def foreseen(piece: Callable[[int], Callable[[], object]], whole: int, power: fl
     returns, and only that is timed.
 
     Sizes least, 2 least, 4 least, ... are timed until the next would take twice ENOUGH_SECONDS, or is the whole; the
-    smallest twice, since a first call also loads.
+    smallest twice, since a first call also loads, and the largest, since other work on the machine may have held it up.
     """
     size = min(least, whole)
     work = piece(size)
     _timed(work)
     seconds = _timed(work)
-    while size < whole and seconds * 2**power < 2 * ENOUGH_SECONDS:
+    while size < whole:
+        if seconds * 2**power >= 2 * ENOUGH_SECONDS:
+            seconds = min(seconds, _timed(work))
+        if seconds * 2**power >= 2 * ENOUGH_SECONDS:
+            break
         size = min(2 * size, whole)
-        seconds = _timed(piece(size))
+        work = piece(size)
+        seconds = _timed(work)
     return seconds * (whole / size) ** power
 
 
