@@ -9,15 +9,16 @@ import math
 from collections.abc import Iterable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple, Self, cast
 
 import numpy as np
 import torch
 from hydra.core.hydra_config import HydraConfig
+from omegaconf import MISSING
 from torch import nn
 
 from pubsel import algorithms, data, distances, models, records, selection
-from pubsel.algorithms import Algorithm, Solves
+from pubsel.algorithms import Algorithm, Derives, Facts, Solves
 from pubsel.data import Split, Task
 from pubsel.data.convert import Shape
 from pubsel.distances import Releases
@@ -36,6 +37,7 @@ from pubsel.settings.keys import (
     RunConfig,
     Select,
     Take,
+    Training,
     public_sets,
 )
 from pubsel.settings.methods import typed
@@ -149,6 +151,10 @@ class Cell(NamedTuple):
         """The data; with a backbone, its features in place of the images."""
         return load_task(self.settings, self.device)
 
+    def derived(self, task: Task) -> Self:
+        """The cell with its algorithm for a task."""
+        return self._replace(algorithm=derived(self.algorithm, self.settings, task))
+
     def network(self, task: Task, seed: int | None = None) -> nn.Module:
         """The network for a task, on the cell's device; with its own seed, or another."""
         seed = self.settings.seed if seed is None else seed
@@ -187,8 +193,12 @@ def canonical(settings: RunConfig) -> RunConfig:
     pair, distance, epsilon = settings.pair, distances.build(settings.distance), settings.epsilon
     typed_algorithm = typed("algorithm", algorithm, settings.algorithm)
 
+    # what the method sets itself is one value, whatever was given
+    if isinstance(algorithm, Derives):
+        settings = dataclasses.replace(settings, training=own_training(algorithm, settings.training))
+
     # without public data, nothing that describes it changes the run
-    if not algorithm.uses_public:
+    if not algorithm.uses_public or (pair.public is None and not algorithm.needs_public):
         pair = dataclasses.replace(
             pair,
             public=None,
@@ -203,7 +213,7 @@ def canonical(settings: RunConfig) -> RunConfig:
         settings = dataclasses.replace(settings, epsilon_select=None)
     elif pair.public is None:
         raise UsageError(f"algorithm={algorithm.name} needs public data: give pair.public=NAME")
-    elif pair.take == Take.test and getattr(algorithm, "k", 0) > pair.m:
+    elif pair.take == Take.test and (getattr(algorithm, "k", 0) or 0) > pair.m:
         k = settings.algorithm["k"]
         raise UsageError(f"algorithm.k={k} is more than the pair.m={pair.m} public examples: lower algorithm.k")
     check_backbone(settings.model)
@@ -227,6 +237,28 @@ def canonical(settings: RunConfig) -> RunConfig:
     return dataclasses.replace(
         settings, pair=pair, distance=typed_distance, epsilon=epsilon, algorithm=typed_algorithm, select=select
     )
+
+
+def own_training(algorithm: Derives, training: Training) -> Training:
+    """The settings of training that an algorithm takes which sets them itself; those that cannot change a result stay
+    as they are given."""
+    values = {f.name: f.default for f in dataclasses.fields(Training) if f.default != MISSING}
+    values |= algorithm.training
+    return dataclasses.replace(training, **cast(dict[str, Any], values))
+
+
+def derived(algorithm: Algorithm, settings: RunConfig, task: Task) -> Algorithm:
+    """The algorithm with what follows from the task, if it has such settings."""
+    if not isinstance(algorithm, Derives):
+        return algorithm
+    private, public = task.private, task.public
+    if private.x.dim() != 2:
+        raise UsageError(f"algorithm={algorithm.name} takes features: set model.backbone, such as model=scattering")
+
+    epsilon, several = settings.epsilon, private.y.dim() == 2
+    mu = accountant.gaussian_mu(epsilon, settings.privacy.delta) if math.isfinite(epsilon) else math.inf
+    m = 0 if public is None else len(public.x)
+    return algorithm.derived(Facts(len(private.x), private.x.shape[1], m, task.classes, several, mu))
 
 
 def canonical_candidates(pair: Pair, epsilon: float | None) -> Pair:

@@ -73,6 +73,7 @@ RECORD = {  # what result.json contains, by dotted key; the reference of the doc
     "privacy.not_covered": "what the guarantee does not cover, in sentences",
     "privacy.composition": "basic, if several releases add up; absent otherwise",
     "privacy.parts": "these releases, each with its own values; absent otherwise",
+    "derived": "what the method set itself, such as its learning rate; null if all of it is in settings",
     "settings": "every setting that can change the result; those with their default value are left out",
     "seconds": "time of training",
     "device": "cpu or cuda",

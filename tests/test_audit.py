@@ -51,7 +51,7 @@ NETWORKS = {"dp_sgd": {}, "gep": {"k": 100}, "b_gep": {"k": 100}, "dp_md": {}, "
 SHORT = {"pretrain_epochs": 2}
 LINEAR = {"pillar": {}, "jl": {}, "dp_pca": {}, "dp_raft": {}, "adadps": {}, "ppgd": {}, "fully_private": {},
           "ngd": SHORT, "adamix": SHORT | {"rank": 45}, "adamix_clipping": SHORT,
-          "adamix_projection": SHORT | {"rank": 45}}  # fmt: skip
+          "adamix_projection": SHORT | {"rank": 45}, "whitened_head": {}, "whitened_head_once": {}}  # fmt: skip
 CLASSES, N, M = 10, 60, 500
 POISSON = {"epsilon": 8.0, "rate": 0.1, "steps": 60}
 
@@ -479,6 +479,8 @@ RIGHT = {
     "dp_md": [],
     "adadps": PIXELS,
     "pillar": PIXELS,
+    "whitened_head": PIXELS,
+    "whitened_head_once": PIXELS,
     "adamix": [*PIXELS, "algorithm.rank=50", "algorithm.pretrain_epochs=5", "training.batch_size=10000"],
     "dp_sgd_clip1": [*PIXELS, "training.batch_size=10000"],
 }

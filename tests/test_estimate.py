@@ -388,7 +388,7 @@ def test_a_loop_of_its_own_is_timed_by_a_few_of_its_steps(monkeypatch):
     task = Task(*(Split(x, torch.arange(500) % 2) for _ in range(3)), 2, "accuracy", (), (), ())
     needs = rehearse(torch.nn.Linear(10, 2), task, algorithm, Schedule(500, 1.0, 0, 500), training(), True, False)
     assert needs.step == pytest.approx(1e-3)
-    assert sum(done) < 2000
+    assert sum(done) < 3000
     assert algorithm.all_steps == 3 * 10**6
     assert needs.held > 3 * 8 * 500 * 10
 

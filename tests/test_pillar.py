@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 import yaml
+from hydra import compose, initialize_config_dir
 from scipy import stats
 from sklearn.decomposition import PCA
 from sklearn.pipeline import make_pipeline
@@ -17,7 +18,7 @@ from sklearn.preprocessing import StandardScaler
 import pubsel.commands.run
 import pubsel.training.once
 from pubsel import algorithms
-from pubsel.algorithms import Frozen, Release
+from pubsel.algorithms import Frozen, Release, map_of
 from pubsel.algorithms.noisy_sgd import NoisySGD
 from pubsel.algorithms.pillar import noisy_covariance, public_pca, random_projection
 from pubsel.cell import Cell, guarantee
@@ -27,7 +28,9 @@ from pubsel.messages import UsageError
 from pubsel.privacy import accountant
 from pubsel.privacy.randomness import stream
 from pubsel.settings import CONF
+from pubsel.settings.identity import as_json
 from pubsel.settings.keys import Accounting, Privacy, Training
+from pubsel.settings.methods import option
 from pubsel.training.loop import noisy_sum
 from pubsel.training.once import freeze
 from tests.synthetic import secret_named
@@ -110,6 +113,30 @@ def test_k_must_be_at_most_the_number_of_features():
     for name in ("pillar", "dp_pca"):
         with pytest.raises(UsageError, match=rf"algorithm={name} needs public data"):
             build(name, k=3).frozen(None, 12, random)
+
+
+@pytest.mark.parametrize("name", ["pillar", "jl", "dp_pca", "dp_sgd_clip1"])
+def test_presets_for_features_make_rows_of_norm_one(name):
+    """After the method's own map; without `unit` the rows are what they were, and so is the identity."""
+    changes = {"k": 5} if "k" in option("algorithm", name) else {}
+    public, x = Split(features(40), torch.zeros(40)), features(9, seed=1)
+
+    def made(**more):
+        frozen = map_of(algorithms.build(option("algorithm", name) | changes | more), public, 12, random)
+        return frozen.decode(frozen.clipped_sum(features(50))) if isinstance(frozen, Release) else frozen
+
+    rows, before = made()(x), made(unit=False)
+    torch.testing.assert_close(rows.norm(dim=1), torch.ones(9))
+    before = x if before is None else before(x)
+    torch.testing.assert_close(rows, before / before.norm(dim=1, keepdim=True))
+    assert "unit" not in as_json(algorithms.build(option("algorithm", name) | {"unit": False}))
+
+
+@pytest.mark.parametrize("path", sorted((CONF / "experiment").glob("pillar_*.yaml")), ids=lambda path: path.stem)
+def test_experiments_of_the_paper_leave_rows_as_they_are(path):
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        values = compose("run", [f"+experiment={path.stem}"])
+    assert values.algorithm.unit is False
 
 
 def settings_of(name, epsilon=2.0, **changes):
@@ -339,6 +366,8 @@ TINY = ["model=pixels", "distance=none", "estimate=false", "download=false", "th
 WAYS = {
     "pillar": ["algorithm.k=5"],
     "jl": ["algorithm.k=5"],
+    "whitened_head": [],
+    "whitened_head_once": ["algorithm.k=5"],
     "dp_pca": ["algorithm.k=5"],
     "adadps": [],
     "gep": ["algorithm.k=20"],
@@ -386,7 +415,7 @@ def test_a_run_on_features(name, folder, capsys):
     assert record["private_examples"] == (170 if uses_public else 200)
     assert record["test_examples"] == 60
     assert 0 <= record["utility"] <= 1
-    classifier = {"pillar": 5, "jl": 5, "dp_pca": 5}.get(name, 36)
+    classifier = {"pillar": 5, "jl": 5, "dp_pca": 5, "whitened_head": 15, "whitened_head_once": 5}.get(name, 36)
     assert record["parameters"] == 3 * (classifier + 1)
     if name == "only_public":
         assert (private["epsilon"], private["delta"], record["epsilon"], private["steps"]) == (0, 0, 0, 0)

@@ -5,9 +5,9 @@ sensitivity is declared by the algorithm and attacked in tests/test_algorithms.p
 subclass of `Algorithm`, a dataclass whose fields are its settings, and one file in conf/algorithm that names it.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from collections.abc import Callable, Mapping
+from dataclasses import KW_ONLY, dataclass
+from typing import Any, NamedTuple, Protocol, Self, runtime_checkable
 
 import numpy as np
 import torch
@@ -97,26 +97,49 @@ def needed(public: Split | None, name: str) -> Split:
     return public
 
 
+def roots(x: Tensor) -> Tensor:
+    """Return the square root of each number, with its sign."""
+    return x.sign() * x.abs().sqrt()
+
+
 class Frozen(nn.Module):
-    """What comes before a linear classifier and is not trained: x [n, d] -> (x - shift) projection [n, k], then, if
-    `unit`, each row divided by its norm. None: left out."""
+    """What comes before a linear classifier and is not trained: x [n, d] -> (x - shift) projection [n, k], of `roots`
+    of x if `root`; if `level`, less the mean of each row; then, if `unit`, each row is brought to norm `length`. None:
+    left out."""
 
     shift: Tensor | None
     projection: Tensor | None
 
-    def __init__(self, shift: Tensor | None = None, projection: Tensor | None = None, unit: bool = False):
+    def __init__(
+        self,
+        shift: Tensor | None = None,
+        projection: Tensor | None = None,
+        unit: bool = False,
+        root: bool = False,
+        level: bool = False,
+        length: float = 1.0,
+    ):
         super().__init__()
         self.register_buffer("shift", shift)
         self.register_buffer("projection", projection)
-        self.unit = unit
+        self.unit, self.root, self.level, self.length = unit, root, level, length
+
+    def with_unit(self, unit: bool) -> Self:
+        """Return it with rows of norm `length` if `unit`; otherwise as it is."""
+        self.unit = self.unit or unit
+        return self
 
     @torch.no_grad()
     def forward(self, x: Tensor) -> Tensor:
+        if self.root:
+            x = roots(x)
         if self.shift is not None:
             x = x - self.shift
         if self.projection is not None:
             x = x @ self.projection
-        return nn.functional.normalize(x, dim=1) if self.unit else x
+        if self.level:
+            x = x - x.mean(1, keepdim=True)
+        return self.length * nn.functional.normalize(x, dim=1) if self.unit else x
 
 
 class Release(NamedTuple):
@@ -131,14 +154,31 @@ class Release(NamedTuple):
     size: int
 
 
+class Facts(NamedTuple):
+    """What is public of a private task before it trains, as far as a method without settings follows it."""
+
+    n: int = 1  # private examples
+    d: int = 1  # features
+    m: int = 0  # public examples; 0: there are no public data
+    classes: int = 2  # or labels
+    multi_label: bool = False
+    mu: float = 1.0  # sensitivity over deviation of the Gaussian mechanism that spends epsilon and delta; inf: no noise
+
+
 @dataclass
 class Algorithm:
     """The settings that every method has, and what the loop asks of it. A method is a subclass, a dataclass whose
     fields are its settings; it overrides what differs."""
 
     name: str = setting("name of the algorithm in records and tables")
+    _: KW_ONLY
+    unit: bool = setting(
+        "features: bring each row to norm 1, after the method's own map of them, before a classifier trains on them",
+        default=False,
+    )
 
     private = True  # False: no noise, no guarantee
+    needs_public = True  # False: of a method that reads public data if there are any
 
     @property
     def uses_public(self) -> bool:
@@ -207,6 +247,35 @@ class Freezes(Protocol):
 
     def frozen(self, public: Split | None, d: int, random: Random) -> Frozen | Release:
         """Return the map, or the release that it is decoded from. public: features [m, d] with labels."""
+        ...
+
+
+def map_of(algorithm: Algorithm, public: Split | None, d: int, random: Random) -> Frozen | Release | None:
+    """Return what comes before the linear classifier of `algorithm` on d features, with rows of norm 1 if its `unit`
+    asks for them; None if nothing does."""
+    if not isinstance(algorithm, Freezes):
+        return Frozen(unit=True) if algorithm.unit else None
+    made = algorithm.frozen(public, d, random)
+    if isinstance(made, Frozen):
+        return made.with_unit(algorithm.unit)
+    return made._replace(decode=lambda noisy: made.decode(noisy).with_unit(algorithm.unit))
+
+
+@runtime_checkable
+class Derives(Protocol):
+    """An algorithm that sets itself what others are given, by the public `Facts` of the task."""
+
+    @property
+    def training(self) -> Mapping[str, Any]:
+        """The settings of training that it takes, whatever is given."""
+        ...
+
+    def derived(self, facts: Facts) -> Self:
+        """Return the algorithm for one task."""
+        ...
+
+    def values(self, steps: int) -> dict[str, Any]:
+        """Return what the settings of a derived algorithm became, for the record; steps: of the training."""
         ...
 
 

@@ -17,10 +17,10 @@ from torch import Tensor, nn
 
 from pubsel import algorithms, data, distances
 from pubsel import records as results
-from pubsel.algorithms import Freezes, Frozen
+from pubsel.algorithms import Frozen, Release, map_of
 from pubsel.attacks import membership
 from pubsel.attacks.membership import DIGITS, figures, member_scores, success, supervised, told_apart
-from pubsel.cell import AUTO, by_label, choose_device, has_paths, load_task, network, weights_digest
+from pubsel.cell import AUTO, by_label, choose_device, derived, has_paths, load_task, network, weights_digest
 from pubsel.data import Split, Task
 from pubsel.distances.gsd import GSD, Labelling
 from pubsel.messages import UsageError, UserError, say
@@ -175,13 +175,13 @@ def settings_of(record: dict[str, Any], here: AttackConfig | PredictConfig) -> R
 def frozen_of(settings: RunConfig, name: str, task: Task, state: dict[str, Tensor]) -> Frozen | None:
     """Return what comes before the linear classifier of a run; if it was released with noise, as its weights have
     it."""
-    algorithm = algorithms.build(settings.algorithm)
-    if not isinstance(algorithm, Freezes):
+    algorithm = derived(algorithms.build(settings.algorithm), settings, task)
+    if task.private.x.dim() != 2:
         return None
-    result = algorithm.frozen(task.public, task.private.x.shape[1], public_stream(name))
-    if isinstance(result, Frozen):
+    result = map_of(algorithm, task.public, task.private.x.shape[1], public_stream(name))
+    if not isinstance(result, Release):
         return result
-    return Frozen(state["frozen.shift"], state["frozen.projection"])
+    return Frozen(state["frozen.shift"], state["frozen.projection"], unit=algorithm.unit)
 
 
 def loss_row(record: dict[str, Any]) -> dict[str, Any]:

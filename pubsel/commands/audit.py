@@ -84,12 +84,13 @@ def audit(settings: AuditConfig) -> dict[str, Any]:
         check_audited(cell)
         task = cell.load_task()
         say(f"{cell.name}: on {cell.device}")
+        audited = cell.derived(task)
         kind = {
             AuditKind.white_box: _white_box, AuditKind.black_box: _black_box, AuditKind.per_instance: _per_instance,
         }[settings.audit.kind]  # fmt: skip
         # what these trainings leave is not kept: nobody may release or resume them
         with tempfile.TemporaryDirectory(prefix=records.SCRATCH, dir=cell.folder) as scratch:
-            measures = kind(Audited(cell._replace(folder=Path(scratch)), settings.audit, task, cell.folder))
+            measures = kind(Audited(audited._replace(folder=Path(scratch)), settings.audit, task, cell.folder))
         return {
             "algorithm": cell.algorithm.name,
             "private": settings.pair.private,

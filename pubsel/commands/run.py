@@ -18,7 +18,7 @@ import torch
 from torch import nn
 
 from pubsel import algorithms, distances, models, records, selection
-from pubsel.algorithms import Freezes, Solves
+from pubsel.algorithms import Derives, Freezes, Solves
 from pubsel.cell import (
     AUTO,
     Cell,
@@ -26,6 +26,7 @@ from pubsel.cell import (
     by_label,
     canonical,
     check_pair,
+    derived,
     guarantee,
     has_paths,
     load_task,
@@ -156,6 +157,7 @@ def train(cell: Cell) -> dict[str, Any]:
         cell, selected = with_chosen(cell)
         parts += [("selection of the public set", selected)] if selected.epsilon else []
     task = _loaded(cell)
+    cell = cell.derived(task)
 
     # what it will cost: in privacy, and in time and memory
     plan, spend, first = guarantee(cell.settings, cell.algorithm, len(task.private.x))
@@ -163,6 +165,10 @@ def train(cell: Cell) -> dict[str, Any]:
     before = Before(plan, spend, first, parts)
     if cell.settings.estimate:
         _estimate(cell, task, plan, spend is not None)
+
+    follows = cell.algorithm.values(plan.steps) if isinstance(cell.algorithm, Derives) else {}
+    if follows:
+        say("  " + ", ".join(f"{key} {value:.4g}" for key, value in follows.items()))
 
     # at the distance's networks, before training: it depends on nothing that is trained
     distance = pair_distance(cell.settings, task, cell.device)
@@ -173,7 +179,7 @@ def train(cell: Cell) -> dict[str, Any]:
     classifier.keep(cell.folder, cell.settings.model, prepared.whole, task)
     before = before._replace(spend=spend)
     record = _figures(cell, prepared) | _described(cell, prepared.task, before, distance)
-    return record | {"seconds": round(seconds, 1)}
+    return record | {"derived": follows or None, "seconds": round(seconds, 1)}
 
 
 def _loaded(cell: Cell) -> Task:
@@ -440,7 +446,7 @@ def _estimate(cell: Cell, task: Task, plan: Schedule, noise: bool) -> None:
     """Print what the run will take; UserError if it does not fit, before anything is computed that takes memory. A
     resumed run is not timed: its progress tells how long it takes."""
     settings, folder, device = cell.settings, cell.folder, cell.device
-    algorithm = algorithms.build(settings.algorithm)  # a second one, so that nothing tried here stays in the first
+    algorithm = derived(algorithms.build(settings.algorithm), settings, task)  # a second one, to be tried
     if isinstance(algorithm, Freezes) and task.private.x.dim() != 2:
         return
 

@@ -263,7 +263,7 @@ def _crossing(epsilon_at: Callable[[float], float], epsilon: float, start: float
     return math.exp(brentq(gap, low, high, xtol=2e-5))
 
 
-def _gaussian_mu(epsilon: float, delta: float) -> float:
+def gaussian_mu(epsilon: float, delta: float) -> float:
     """Return the sensitivity over standard deviation of the Gaussian mechanism that is exactly (epsilon,
     delta)-private."""
 
@@ -284,7 +284,7 @@ def calibrate(epsilon: float, delta: float, rate: float, steps: int) -> float:
     rate < 1: sought from the central limit (Bu et al. 2020, arXiv:1911.11607) on the estimate over a coarse grid, times
     the ratio of the bound over a fine grid to it: a guess, corrected until the bound itself is right.
     """
-    mu = _gaussian_mu(epsilon, delta)
+    mu = gaussian_mu(epsilon, delta)
     if rate == 1:
         sigma = math.sqrt(steps) / mu
         while spent(sigma, rate, steps, delta) > epsilon:
@@ -349,7 +349,7 @@ def pure(epsilon: float, rate: float, steps: int, name: str) -> Plan:
 def most_steps(epsilon: float, delta: float, noise_multiplier: float) -> int:
     """Return how many full-batch steps with this noise are (epsilon, delta)-private: the largest T with sqrt(T) / sigma
     at most the exact Gaussian mu (AdaMix, Proposition 5, with rho = T / (2 sigma^2))."""
-    steps = int((_gaussian_mu(epsilon, delta) * noise_multiplier * (1 - 1e-9)) ** 2)
+    steps = int((gaussian_mu(epsilon, delta) * noise_multiplier * (1 - 1e-9)) ** 2)
     if steps < 1:
         raise UsageError(
             f"privacy.noise_multiplier={noise_multiplier}: one step already costs more than epsilon={epsilon}: raise "

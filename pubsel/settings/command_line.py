@@ -1,16 +1,19 @@
 """From a record back to the command that makes it: `pubsel run ...` or `pubsel rank ...`, with those options of conf/
 that come nearest to its settings, and an override for each setting in which they differ. This file imports no torch."""
 
+import dataclasses
 import json
 import math
 import re
 import shlex
+from enum import Enum
 from functools import cache
 from typing import Any
 
-from omegaconf import OmegaConf
+from omegaconf import MISSING, OmegaConf
 
 from pubsel.settings import CONF
+from pubsel.settings.explain import method_settings
 from pubsel.settings.identity import as_json
 from pubsel.settings.keys import SCHEMAS, Model, Pair, Privacy, Training
 from pubsel.settings.schema import check, defaults
@@ -97,12 +100,13 @@ def _nearest(of: str, group: str, wanted: str) -> str:
 
 def _changes(of: str, group: str, name: str, wanted: dict[str, Any]) -> list[str]:
     """Return the overrides that turn an option into `wanted`. A key that `wanted` lacks has the default of its
-    dataclass: it is deleted."""
+    dataclass: a method's is given, another is deleted."""
     have, known = _leaves_of(of, group, name)
     want = _leaves(wanted)
 
     gone = [key for key in have if key not in want and not any(other.startswith(f"{key}.") for other in want)]
-    words = [f"~{group}.{key}" for key in gone]
+    usual = _method_defaults(str(wanted.get("_target_")))
+    words = [f"{group}.{key}={written(usual[key])}" if key in usual else f"~{group}.{key}" for key in gone]
 
     # The two sets come first, since they say most.
     changed = [key for key, value in want.items() if key not in have or have[key] != value]
@@ -135,8 +139,19 @@ def _option(of: str, group: str, name: str) -> dict[str, Any]:
     schema = GROUPS[group]
     raw = _raw(of, group, name)
     if schema is None:
-        return {key: "inf" if value == math.inf else value for key, value in raw.items()}
+        usual = _method_defaults(str(raw.get("_target_")))
+        kept = {key: value for key, value in raw.items() if key not in usual or value != usual[key]}
+        return {key: "inf" if value == math.inf else value for key, value in kept.items()}
     return as_json(check(schema, raw))
+
+
+@cache
+def _method_defaults(target: str) -> dict[str, Any]:
+    """Return the settings of an algorithm or distance that have a default in its class, with it."""
+    fields = method_settings(target)
+    known = dataclasses.fields(fields) if fields else ()
+    values = {f.name: f.default for f in known if f.default not in (MISSING, dataclasses.MISSING)}
+    return {key: value.name if isinstance(value, Enum) else value for key, value in values.items()}
 
 
 @cache

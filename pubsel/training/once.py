@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from pubsel import models
-from pubsel.algorithms import Freezes, Frozen, Solves
+from pubsel.algorithms import Freezes, Frozen, Release, Solves, map_of
 from pubsel.cell import Cell, Noted, tensors
 from pubsel.data import Split, Task
 from pubsel.messages import UsageError, UserError, gib, say
@@ -98,12 +98,12 @@ def freeze(cell: Cell, task: Task, first: accountant.Plan | None, noted: bool = 
     """The map before the linear classifier. If it is released from private features, it is released once, with noise,
     and kept in the run's folder until the run has finished."""
     algorithm = cell.algorithm
-    if not isinstance(algorithm, Freezes):
-        return None
     if task.private.x.dim() != 2:
+        if not isinstance(algorithm, Freezes):
+            return None
         raise UsageError(f"algorithm={algorithm.name} takes features: set model.backbone, such as model=scattering")
-    release = algorithm.frozen(task.public, task.private.x.shape[1], public_stream(cell.name))
-    if isinstance(release, Frozen):
+    release = map_of(algorithm, task.public, task.private.x.shape[1], public_stream(cell.name))
+    if not isinstance(release, Release):
         return release
     if first is None and cell.settings.epsilon != math.inf:
         raise UsageError(f"algorithm.share: {algorithm.name} releases from private data: give it a share over 0")
@@ -118,7 +118,7 @@ def freeze(cell: Cell, task: Task, first: accountant.Plan | None, noted: bool = 
         frozen = noisy_sum(release, task.private.x, plan["noise_multiplier"], secret("release"))
         return {"shift": frozen.shift, "projection": frozen.projection}
 
-    return Frozen(**released_once(cell.folder / "release.pt", secret, draw))
+    return Frozen(**released_once(cell.folder / "release.pt", secret, draw), unit=algorithm.unit)
 
 
 def solve(cell: Cell, task: Task, secret: Secret) -> tuple[torch.Tensor, accountant.Plan]:

@@ -1,0 +1,232 @@
+"""A linear classifier on whitened features, with nothing to set. pubsel's own method: no paper.
+
+Public data fix a map of features (`whitened`): square roots, then the top k directions of the public covariance, each
+scaled to about the same variance, then rows of one length. Full-batch gradient descent from zero weights follows
+(`whitened_head`), or a single release of the class means (`whitened_head_once`). The number of directions, the learning
+rate and the clip norm follow from numbers that are public: how many examples and classes there are, and the budget
+(`Facts`). docs/method.md says how its constants were chosen, and what was tried in vain.
+"""
+
+import copy
+import math
+from dataclasses import dataclass
+from typing import Any, Self
+
+import torch
+from torch import Tensor
+
+from pubsel.algorithms import Facts, Frozen, Mechanism, Random, View, roots
+from pubsel.algorithms.adamix import weight_of
+from pubsel.algorithms.dp_sgd import Clipping
+from pubsel.data import Split
+from pubsel.messages import UsageError
+from pubsel.settings.schema import setting
+
+LENGTH = 1 / 0.3  # of each row of features; that of the bias, which is the constant feature, is 1
+ROW = math.hypot(1, LENGTH)  # with the bias
+EXPONENT = -0.4  # of variances; whitening to equal variance would have -1/2
+FACTOR, POWER = 1.6, 0.6  # of the number of directions
+FEWEST, MOST = 5, 400  # directions
+CLIP = 0.7  # of the norm that gradients have at zero weights
+NOISE = 1.2  # deviation of a logit's noise after all steps, if the momentum had no start
+STEPS, MOMENTUM = 30, 0.9
+FULL_BATCHES = {
+    "epochs": 1.0, "batch_size": 10**9, "learning_rate": 1.0, "weight_decay": 0.0, "milestones": [], "decay": 1.0,
+}  # fmt: skip
+
+
+def whitened(public: Tensor, k: int) -> Frozen:
+    """Return the map x [n, d] -> [n, k] that public features [m, d] define.
+
+    Of the `roots` of features, which are skewed after a ReLU, the public mean is subtracted, and each is divided by the
+    square root of its public deviation. Direction j of the k with the largest variance v_j is scaled by (v_j + mean
+    v)^EXPONENT: not quite whitening, with a ridge. Last, each row is brought to norm LENGTH. UsageError if the public
+    features do not vary.
+    """
+    x = roots(public.double())
+    mean, deviations = x.mean(0), x.std(0, correction=0)
+    scale = torch.where(deviations > 0, deviations, math.inf) ** -0.5  # [d]; a constant feature says nothing
+    x = (x - mean) * scale
+
+    # Of m examples fewer than features, the Gram matrix is the smaller one of the two with these eigenvalues.
+    m, d = x.shape
+    values, vectors = torch.linalg.eigh((x @ x.T if m < d else x.T @ x) / m)
+    values, vectors = values.flip(0)[:k], vectors.flip(1)[:, :k]
+    if not values[0] > 0:
+        raise UsageError("pair.public: its features are the same for all examples: take other public data")
+
+    # A direction in which public data do not vary stays, as zero: how wide the rows are depends on k alone.
+    vary = values > 1e-10 * values[0]
+    values = values.clamp(min=0)
+    if m < d:
+        vectors = x.T @ vectors / torch.where(vary, m * values, math.inf).sqrt()
+
+    ridge = x.square().sum() / (m * d)  # the mean of all d eigenvalues
+    directions = scale[:, None] * vectors * (vary * (values + ridge) ** EXPONENT)  # [d, k]
+    return Frozen(mean.float(), directions.float(), unit=True, root=True, length=LENGTH)
+
+
+def directions_of(facts: Facts) -> int:
+    """Return how many directions n examples of C classes can tell apart: k = 1.6 (n mu / sqrt C)^0.6, at least 5, at
+    most half of the public examples, 400, and the number of features. L labels count as L + 1 classes."""
+    classes = facts.classes + facts.multi_label
+    wanted = min(FACTOR * (facts.n * facts.mu / math.sqrt(classes)) ** POWER, MOST)
+    return int(max(1, min(max(FEWEST, wanted), facts.m // 2, facts.d)))
+
+
+def residual_at_zero(classes: int, multi_label: bool) -> float:
+    """Return the norm of the residual of an example at zero weights, p - y: sqrt(1 - 1/C) with probabilities 1/C of C
+    classes; with L labels, whose loss is their mean, L numbers of 1 / (2 L)."""
+    return 1 / (2 * math.sqrt(classes)) if multi_label else math.sqrt(1 - 1 / classes)
+
+
+@dataclass
+class WhitenedHead(Clipping):
+    """Settings of gradient descent on whitened features: it chooses its own steps, batches, learning rate and clip
+    norm."""
+
+    k: int | None = setting(
+        "directions that are kept; null: as many as n, epsilon and the number of classes allow", at_least=1
+    )
+
+    needs_public = False
+    clip = CLIP
+    facts = Facts()  # of no task; `derived` has those of one
+
+    @property
+    def training(self) -> dict[str, Any]:
+        """Full batches; the learning rate multiplies the one that follows from the budget."""
+        return FULL_BATCHES | {"steps": STEPS, "momentum": MOMENTUM}
+
+    def sensitivity(self) -> float:
+        """Return 1. A row is the gradient of one example at weights that are released: it is clipped to a bound that
+        depends on the number of classes alone, and divided by it, so that one row more or less adds or removes one
+        vector of norm at most 1. The map of features is of public data; a row that is not finite counts as zero."""
+        return 1.0
+
+    def derived(self, facts: Facts) -> Self:
+        """Return the algorithm for a task: k, and the learning rate."""
+        made = copy.copy(self)
+        made.facts = facts
+        if facts.m == 0 and self.k is not None:
+            raise UsageError(f"algorithm.k={self.k}: directions are of public data: give pair.public=NAME, or k=null")
+        if facts.m > 0 and self.k is None:
+            made.k = directions_of(facts)
+        return made
+
+    def values(self, steps: int) -> dict[str, Any]:
+        """Return what follows from the task, for the record."""
+        facts = self.facts
+        bound = self.clip_norm(facts.classes, facts.multi_label)
+        return {"k": self.k or facts.d, "learning_rate": self.rate(facts.n, steps), "clip_norm": bound}
+
+    def clip_norm(self, classes: int, multi_label: bool) -> float:
+        """Return the clip norm, a share of the norm of an example's gradient at zero weights."""
+        return self.clip * ROW * residual_at_zero(classes, multi_label)
+
+    def rate(self, n: int, steps: int) -> float:
+        """Return the learning rate for the mean gradient of n examples.
+
+        With it, the noise of all T steps adds up to NOISE in a logit, whatever the task: a step moves weights by the
+        rate times noise of deviation sqrt(T) clip_norm / (mu n), momentum multiplies it by 1 / (1 - momentum), and a
+        row of norm ROW sees sqrt(T) times that. It is at most what gradient descent bears without noise.
+        """
+        facts = self.facts
+        bound = self.clip_norm(facts.classes, facts.multi_label)
+        by_noise = NOISE * n * facts.mu * (1 - MOMENTUM) / (steps * ROW * bound)
+
+        # The largest second moment: that of the bias, or of a direction with four times its share of the length. If
+        # nothing is whitened, a direction may have half of the length.
+        largest = max(1.0, 4 * LENGTH**2 / self.k) if facts.m and self.k else ROW**2 / 2
+        curvature = largest / (4 * facts.classes if facts.multi_label else 2)
+        return min(by_noise, 2 * (1 + MOMENTUM) / curvature)
+
+    def numbers(self, view: View) -> int:
+        return 0
+
+    def frozen(self, public: Split | None, d: int, random: Random) -> Frozen:
+        """Return the whitening that public features define; without public data, `roots` less the mean of their row, in
+        rows of one length."""
+        if public is None:
+            return Frozen(unit=True, root=True, level=True, length=LENGTH)
+        if self.k is None or self.k > d:
+            raise UsageError(f"algorithm.k={self.k} is more than the {d} features: lower algorithm.k")
+        return whitened(public.x, self.k)
+
+    def mechanism(self, view: View, step: int) -> Mechanism:
+        """Return DP-SGD's mechanism, whose mean is multiplied by the learning rate."""
+        plain = self.clipped(view, self.clip_norm(view.classes, view.multi_label))
+        rate = self.rate(view.batch_size, view.steps)
+        return plain._replace(decode=lambda mean: rate * plain.decode(mean))
+
+
+@dataclass
+class WhitenedHeadOnce(WhitenedHead):
+    """Settings of the release of class means of whitened features in a single step."""
+
+    needs_public = True  # means of features that no public mean was subtracted from would be biased
+    clip = 1.0  # at zero weights all rows have one norm: none is clipped
+
+    @property
+    def training(self) -> dict[str, Any]:
+        """One step, of which the weights are the result."""
+        return FULL_BATCHES | {"steps": 1, "momentum": 0.0}
+
+    def values(self, steps: int) -> dict[str, Any]:
+        facts = self.facts
+        return {"k": self.k, "clip_norm": self.clip_norm(facts.classes, facts.multi_label)}
+
+    def mechanism(self, view: View, step: int) -> Mechanism:
+        """Return DP-SGD's mechanism at zero weights, decoded to a discriminant.
+
+        There the gradient of an example with class y is (1/C - e_y) x^T: the noisy sum is of all class sums, each less
+        a C-th of the sum of all, and so is that of the bias, of all counts. No row is clipped."""
+        bound = self.clip_norm(view.classes, view.multi_label)
+        plain = self.clipped(view, bound)
+        noise = bound / (self.facts.mu * view.batch_size)  # deviation of the noise on the mean gradient
+        weight = weight_of(view)
+
+        def decode(mean: Tensor) -> Tensor:
+            gradient = plain.decode(mean)
+            c, k = weight.shape
+            means, counts = -gradient[: c * k].view(c, k), -gradient[c * k :]
+            return -torch.cat([part.flatten() for part in discriminant(means, counts, noise, view.multi_label)])
+
+        return plain._replace(decode=decode)
+
+
+def discriminant(sums: Tensor, counts: Tensor, noise: float, multi_label: bool) -> tuple[Tensor, Tensor]:
+    """Return weights [C, k] and biases, [C] or none as `counts`, of the linear discriminant of classes that vary alike
+    in all directions, from noisy sums.
+
+    sums: [C, k], over n, of the rows of each class, less 1/C of the sum over all; or, for L labels, half the sum of the
+    rows with the label less that of the others, over L. counts: [C], the same of ones; or none. noise: deviation of
+    each number. The sum over all rows counts as zero, since the public mean was subtracted from each.
+    """
+    c, k = sums.shape
+    counted = len(counts) > 0
+    if multi_label:
+        sums, counts, noise = c * sums, c * counts if counted else sums.new_zeros(c), c * noise
+        shares = (0.5 + counts).clamp(1e-3, 1 - 1e-3)
+    else:
+        # What is the same for all classes is noise: the sums over classes are zero.
+        sums, noise = sums - sums.mean(0), noise * math.sqrt(1 - 1 / c)
+        counts = counts - counts.mean() if counted else sums.new_zeros(c)
+        shares = (1 / c + counts).clamp(min=0.1 / c)
+        shares = shares / shares.sum()
+
+    # A mean is shrunk by the prior whose variance is that of the sums beyond their noise.
+    signal = max(float(sums.square().mean()) - noise**2, 1e-3 * noise**2, 1e-30)
+    prior = signal / shares.square().mean()
+    means = sums / shares[:, None] * (prior / (prior + (noise / shares).square()))[:, None]
+    squares = means.square().sum(1)
+
+    # The variance in a direction: of a row's squared norm what the means leave.
+    left = max(LENGTH**2 - float((shares * squares).sum()), 0.1 * LENGTH**2)
+    variance = left / k
+    if multi_label:  # the mean of the rows without the label is -shares / (1 - shares) of that with it
+        others = shares / (1 - shares)
+        weights, biases = means / (1 - shares)[:, None], others.log() - squares * (1 - others.square()) / (2 * variance)
+    else:
+        weights, biases = means, shares.log() - squares / (2 * variance)
+    return weights / variance, biases if counted else counts[:0]

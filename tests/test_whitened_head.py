@@ -1,0 +1,403 @@
+"""The whitened head: its map written out, what follows from a task, its noise, and its releases under attack."""
+
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import pubsel.commands.run
+from pubsel import algorithms
+from pubsel.algorithms import Facts, View
+from pubsel.algorithms.whitened_head import (
+    CLIP,
+    EXPONENT,
+    FEWEST,
+    LENGTH,
+    MOST,
+    NOISE,
+    ROW,
+    directions_of,
+    discriminant,
+    whitened,
+)
+from pubsel.cli import main
+from pubsel.data import Split, Task
+from pubsel.gradients.factored import LinearGradients
+from pubsel.messages import UsageError
+from pubsel.privacy import accountant
+from pubsel.privacy.randomness import stream
+from pubsel.privacy.sampling import schedule
+from pubsel.settings.keys import Training
+from pubsel.settings.methods import option
+from pubsel.training.loop import Job, fit
+from tests.synthetic import secret_named
+
+
+def build(name="whitened_head", **changes):
+    return algorithms.build(option("algorithm", name) | changes)
+
+
+def random(purpose, step):
+    return stream("test", f"public {purpose}", step)
+
+
+def features(m, d=30, seed=0):
+    """Features of differing variances, correlated, positive and negative."""
+    draw = np.random.RandomState(seed)
+    mixing = np.random.RandomState(99).standard_normal((d, d)) * np.logspace(0, -1, d)[:, None]
+    return torch.from_numpy(draw.standard_normal((m, d)) @ mixing * np.linspace(0.1, 3, d)).float()
+
+
+def training_of(algorithm):
+    return Training(chunk=None, checkpoint_seconds=1e9, **algorithm.training)
+
+
+# The map
+
+
+@pytest.mark.parametrize("m", [10, 25, 60, 5000])
+def test_the_map_is_the_written_out_one(m):
+    """With fewer public examples than features and with more, each example by itself."""
+    public, k = features(m), min(m // 2, 12)
+    draw = np.random.RandomState(1).standard_normal((7, 30)) * 3
+
+    def rooted(x):
+        return np.sign(x) * np.sqrt(np.abs(x))
+
+    p = rooted(public.double().numpy())
+    mean, scale = p.mean(0), 1 / np.sqrt(p.std(0))
+    covariance = (p - mean) * scale
+    values, vectors = np.linalg.eigh(covariance.T @ covariance / m)
+    values, vectors = values[::-1], vectors[:, ::-1]
+    rows = ((rooted(draw) - mean) * scale) @ vectors[:, :k] * (values[:k] + values.mean()) ** EXPONENT
+    want = LENGTH * rows / np.linalg.norm(rows, axis=1, keepdims=True)
+
+    frozen = whitened(public, k)
+    found = torch.cat([frozen(row) for row in torch.from_numpy(draw).float().split(1)]).numpy()
+    signs = np.sign((found * want).sum(0))
+    np.testing.assert_allclose(found * signs, want, rtol=2e-3, atol=2e-3)
+
+
+def test_a_direction_in_which_public_data_do_not_vary_counts_for_nothing():
+    """Two constant features, and fewer directions than asked for; private data may vary there."""
+    public = features(40)
+    public[:, 3:] = 7
+    frozen = whitened(public, 6)
+    x = features(9, seed=1)
+    other = x.clone()
+    other[:, 3:] += 5
+    assert frozen(x).shape == (9, 6)
+    assert torch.isfinite(frozen(x)).all()
+    torch.testing.assert_close(frozen(x), frozen(other), rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(frozen(x).norm(dim=1), torch.full((9,), LENGTH))
+
+
+@pytest.mark.parametrize("m", [20, 60])
+def test_fewer_directions_than_asked_for_leave_the_others_zero(m):
+    """Public data in three dimensions; along all others private data could vary as they like."""
+    torch.manual_seed(0)
+    inside = torch.randn(m, 3) @ torch.randn(3, 30)  # as the roots will be
+    frozen = whitened(inside.sign() * inside.square(), 6)
+    assert (frozen.projection.norm(dim=0) > 0).tolist() == [True] * 3 + [False] * 3
+
+
+def test_public_features_that_are_all_the_same_are_refused():
+    with pytest.raises(UsageError, match=r"pair\.public: its features are the same for all examples"):
+        whitened(features(1).repeat(20, 1), 5)
+
+
+def test_without_public_data_rows_have_one_length_and_nothing_is_read():
+    frozen = build().derived(Facts(n=100, d=30)).frozen(None, 30, random)
+    x = features(8)
+    want = x.sign() * x.abs().sqrt()
+    want = want - want.mean(1, keepdim=True)
+    torch.testing.assert_close(frozen(x), LENGTH * want / want.norm(dim=1, keepdim=True))
+    with pytest.raises(UsageError, match=r"algorithm\.k=7: directions are of public data"):
+        build(k=7).derived(Facts(n=100, d=30))
+    with pytest.raises(UsageError, match=r"algorithm\.k=31 is more than the 30 features"):
+        build(k=31).derived(Facts(n=100, d=30, m=80)).frozen(Split(features(80), torch.zeros(80)), 30, random)
+
+
+# What follows from the task
+
+
+@pytest.mark.parametrize("classes", [2, 10, 200])
+def test_directions_grow_with_the_budget_within_their_bounds(classes):
+    def k(**changes):
+        return directions_of(Facts(**({"n": 5000, "d": 1280, "m": 5000, "classes": classes, "mu": 0.1} | changes)))
+
+    wanted = [k(n=n) for n in (50, 500, 5000, 50_000, 500_000)]
+    assert wanted == sorted(wanted)
+    assert wanted[0] == FEWEST
+    assert k(n=2 * 10**6, mu=2.0) == MOST == k(mu=math.inf)
+    assert k(n=10_000, mu=0.05) == k()  # examples and budget count alike
+    assert k(classes=4 * classes) <= k()
+    assert k(m=10) == 5
+    assert k(m=2) == 1
+    assert k(d=3) == 3
+
+
+@pytest.mark.parametrize(("classes", "several"), [(2, False), (10, False), (200, False), (1, True), (14, True)])
+def test_the_clip_norm_is_that_of_gradients_at_zero_weights(classes, several):
+    model = torch.nn.Linear(6, classes)
+    torch.nn.init.zeros_(model.weight)
+    torch.nn.init.zeros_(model.bias)
+    x = LENGTH * torch.nn.functional.normalize(torch.randn(9, 6), dim=1)
+    y = torch.randint(2, (9, classes)).float() if several else torch.randint(classes, (9,))
+    norms = LinearGradients(model).matrix(x, y).row_norms()
+    bound = build().clip_norm(classes, several)
+    torch.testing.assert_close(norms, torch.full_like(norms, bound / CLIP), rtol=1e-5, atol=0)
+
+
+@pytest.mark.parametrize(("n", "epsilon", "classes", "several"),
+                         [(300, 0.1, 2, False), (3000, 1.0, 10, False), (900, 0.5, 3, True)])  # fmt: skip
+def test_the_noise_of_a_logit_is_the_same_on_every_task(n, epsilon, classes, several, tmp_path):
+    """Through the loop, on rows that are not finite, which count as zero: what is left is noise."""
+    algorithm = build(k=20).derived(Facts(n, 20, 100, classes, several, accountant.gaussian_mu(epsilon, 1e-5)))
+    y = torch.zeros(n, classes) if several else torch.zeros(n, dtype=torch.long)
+    private = Split(torch.full((n, 20), math.nan), y)
+    task = Task(private, None, private, classes, "accuracy", (0.5,), (0.5,), ())
+    model = torch.nn.Linear(20, classes)
+    torch.nn.init.zeros_(model.weight)
+    torch.nn.init.zeros_(model.bias)
+
+    training = training_of(algorithm)
+    plan = schedule(n, training)
+    spend = accountant.plan(epsilon, 1e-5, plan.rate, plan.steps, algorithm.sensitivity())
+    job = Job(algorithm, plan, spend.noise_multiplier, training, "name", tmp_path / "checkpoint.pt")
+    assert (plan.rate, plan.steps) == (1.0, 30)
+    fit(model, task, job, secret_named())
+
+    rows = LENGTH * torch.nn.functional.normalize(torch.randn(20_000, 20), dim=1)
+    spread = float(model(rows).detach().square().mean().sqrt())
+    momentum = training.momentum
+    kept = math.sqrt(sum((1 - momentum**t) ** 2 for t in range(1, 31)) / 30)  # the start of the momentum
+    assert spread == pytest.approx(NOISE * kept, rel=0.35)  # of 20 to 210 random weights
+    assert spread < 2 * NOISE
+
+
+def test_without_noise_the_rate_is_what_gradient_descent_bears():
+    """Rows of one length that vary alike in all directions: the loss falls, and stays finite, for any budget."""
+    torch.manual_seed(0)
+    x = LENGTH * torch.nn.functional.normalize(torch.randn(400, 12), dim=1)
+    y = (x[:, 0] > 0).long() + (x[:, 1] > 0).long()
+    for mu in (0.1, 10.0, math.inf):
+        algorithm = build(k=12).derived(Facts(400, 12, 100, 3, False, mu))
+        weight, moving, losses = torch.zeros(3, 13), torch.zeros(3, 13), []
+        rows = torch.cat([x, torch.ones(400, 1)], 1)
+        for _ in range(30):
+            logits = rows @ weight.T
+            losses.append(float(torch.nn.functional.cross_entropy(logits, y)))
+            gradient = (logits.softmax(1) - torch.nn.functional.one_hot(y, 3)).T @ rows / 400
+            moving = 0.9 * moving + algorithm.rate(400, 30) * gradient
+            weight = weight - moving
+        assert losses[-1] < (0.98 if mu < 1 else 0.5) * losses[0]
+        assert max(losses) < 1.1 * losses[0]
+    assert math.isfinite(algorithm.rate(400, 30))
+
+
+# Attacks
+
+
+@pytest.mark.attack
+@pytest.mark.parametrize("name", ["whitened_head", "whitened_head_once"])
+@pytest.mark.parametrize(("classes", "several"), [(2, False), (200, False), (14, True)])
+def test_one_example_moves_the_sum_by_at_most_one(name, classes, several):
+    """From its features to the sum, at zero weights and far from them: examples that are not finite, huge, tiny."""
+    torch.manual_seed(0)
+    algorithm = build(name, k=10).derived(Facts(500, 30, 60, classes, several, 0.2))
+    frozen = algorithm.frozen(Split(features(60), torch.zeros(60)), 30, random)
+    x = features(40, seed=1)
+    attacks = torch.cat([x[:4] * size for size in (1e-30, 1e-3, 1e3, 1e18, 3e38)] + [torch.zeros(1, 30)])
+    broken = x[:3].clone()
+    broken[0, 4], broken[1, 4], broken[2] = math.nan, math.inf, 3e38
+    attacks = torch.cat([attacks, broken])
+
+    def labels(rows):
+        y = torch.randint(classes, (rows,))
+        return torch.nn.functional.one_hot(y, classes).float() if several else y
+
+    for scale in (0.0, 1.0, 1e3):
+        model = torch.nn.Linear(10, classes)
+        for parameter in model.parameters():
+            torch.nn.init.normal_(parameter, std=scale)
+        gradients = LinearGradients(model)
+        view = View(model, gradients, None, classes, several, random, 500, steps=30)
+        mechanism, y = algorithm.mechanism(view, 0), labels(40)
+        assert mechanism.sensitivity == 1.0
+        without = mechanism.clipped_sum(gradients.matrix(frozen(x), y))
+        for row in attacks.split(1):
+            label = labels(1)
+            moved = mechanism.clipped_sum(gradients.matrix(frozen(torch.cat([x, row])), torch.cat([y, label])))
+            assert torch.isfinite(moved).all()
+            assert float((moved - without).norm()) <= 1 + accountant.ROUNDING
+
+
+# The single release
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_one_step_without_noise_is_the_linear_discriminant(bias, tmp_path):
+    """Of four classes, one of which is absent: the weights of the class means over one variance."""
+    torch.manual_seed(0)
+    y = torch.arange(600) % 3
+    x = LENGTH * torch.nn.functional.normalize(torch.randn(600, 8) + 1.5 * torch.eye(8)[y], dim=1)
+    x = x - x.mean(0)  # as a public mean would
+    x = x * LENGTH / x.norm(dim=1).max()  # none is clipped
+    algorithm = build("whitened_head_once", k=8).derived(Facts(600, 8, 100, 4, False, math.inf))
+    model = torch.nn.Linear(8, 4, bias=bias)
+    for parameter in model.parameters():
+        torch.nn.init.zeros_(parameter)
+    training = training_of(algorithm)
+    private = Split(x, y)
+    task = Task(private, None, private, 4, "accuracy", (0.5,), (0.5,), ())
+    job = Job(algorithm, schedule(600, training), 0.0, training, "name", tmp_path / "checkpoint.pt")
+    fit(model, task, job, secret_named())
+    assert job.schedule.steps == 1
+
+    shares = torch.tensor([1 / 3, 1 / 3, 1 / 3, 0.025]) / 1.025 if bias else torch.full((4,), 0.25)
+    sums = torch.stack([x[y == c].sum(0) for c in range(4)]) / 600
+    means = sums / shares[:, None]
+    variance = (LENGTH**2 - (shares * means.square().sum(1)).sum()) / 8
+    torch.testing.assert_close(model.weight.detach(), means / variance, rtol=1e-3, atol=1e-3)
+    if bias:
+        want = shares.log() - means.square().sum(1) / (2 * variance)
+        torch.testing.assert_close(model.bias.detach(), want, rtol=1e-3, atol=1e-3)
+    assert float((model(x).argmax(1) == y).float().mean()) > 0.75
+
+
+def test_one_step_of_several_labels_ranks_the_examples_of_each():
+    torch.manual_seed(0)
+    y = (torch.rand(800, 3) < torch.tensor([0.5, 0.2, 0.05])).float()
+    x = LENGTH * torch.nn.functional.normalize(torch.randn(800, 9) + 2 * torch.nn.functional.pad(y, (0, 6)), dim=1)
+    x = x - x.mean(0)
+    sums, counts = (y - 0.5).T @ x / 800 / 3, (y - 0.5).mean(0) / 3
+    weights, biases = discriminant(sums, counts, 1e-4, True)
+    scores = x @ weights.T + biases
+    for label in range(3):
+        has = y[:, label] > 0
+        assert float((scores[has, label][:, None] > scores[~has, label]).float().mean()) > 0.75
+    assert biases[2] < biases[1] < biases[0]
+
+
+def test_a_discriminant_of_pure_noise_is_small():
+    """A mean that the noise hides is shrunk away."""
+    torch.manual_seed(0)
+    weights, _ = discriminant(0.1 * torch.randn(5, 40), 0.1 * torch.randn(5), 0.1, False)
+    plain, _ = discriminant(0.1 * torch.randn(5, 40), 0.1 * torch.randn(5), 0.0, False)
+    assert float(weights.norm()) < 0.1 * float(plain.norm())
+
+
+# From the command line to the record
+
+WORDS = ["run", "model=pixels", "distance=none", "download=false", "threads=1", "epsilon=2", "privacy.delta=1e-3",
+         "pair.private=tiny.npz"]  # fmt: skip
+PUBLIC = ["pair.public=tiny.npz", "pair.m=30", "pair.take=train"]
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """A folder with images of three classes, and with images that have each of three labels or not."""
+    monkeypatch.chdir(tmp_path)
+    draw = np.random.RandomState(0)
+    for name, several in (("tiny", False), ("labels", True)):
+        arrays = {}
+        for part, n in (("train", 400), ("test", 60)):
+            chosen = draw.randint(2, size=(n, 3)) if several else np.eye(3, dtype=int)[draw.randint(3, size=n)]
+            images = draw.randint(0, 60, (n, 6, 6))
+            images[:, ::2, :] += 180 * chosen[:, :, None]
+            labels = chosen if several else chosen.argmax(1)
+            arrays |= {f"{part}_images": images.astype(np.uint8), f"{part}_labels": labels}
+        np.savez(f"{name}.npz", **arrays)
+    return tmp_path
+
+
+def only_record():
+    (path,) = Path("results").glob("runs/*/result.json")
+    return json.loads(path.read_text())
+
+
+@pytest.mark.parametrize("name", ["whitened_head", "whitened_head_once"])
+@pytest.mark.parametrize("data", ["tiny", "labels"])
+def test_a_run_needs_no_settings(name, data, folder, capsys):
+    words = [word.replace("tiny", data) for word in (*WORDS, *PUBLIC)]
+    assert main([*words, f"algorithm={name}"]) == 0, capsys.readouterr().err
+    record = only_record()
+    assert record["privacy"]["steps"] == (1 if name.endswith("once") else 30)
+    assert record["privacy"]["sampling"] == "full batch"
+    assert record["privacy"]["accountant"] == "exact Gaussian"
+    assert record["privacy"]["epsilon"] == pytest.approx(2)
+    assert record["derived"]["k"] == record["parameters"] // 3 - 1 == 15
+    at_zero = math.sqrt(2 / 3) if data == "tiny" else 1 / (2 * math.sqrt(3))
+    assert record["derived"]["clip_norm"] == pytest.approx((1 if name.endswith("once") else CLIP) * ROW * at_zero)
+    assert record["utility"] > 0.75
+
+
+def test_settings_of_training_that_are_given_make_no_other_run(folder, capsys):
+    assert main([*WORDS, *PUBLIC, "algorithm=whitened_head"]) == 0, capsys.readouterr().err
+    others = ["training=pillar", "training.learning_rate=3", "training.momentum=0", "training.average=true"]
+    assert main([*WORDS, *PUBLIC, "algorithm=whitened_head", *others]) == 0
+    assert "finished before" in capsys.readouterr().err
+    training = only_record()["settings"]["training"]
+    assert {key: training[key] for key in ("steps", "momentum", "batch_size")} == {
+        "steps": 30, "momentum": 0.9, "batch_size": 10**9,
+    }  # fmt: skip
+
+
+def test_a_run_without_public_data(folder, capsys):
+    assert main([*WORDS, "pair.public=null", "algorithm=whitened_head"]) == 0, capsys.readouterr().err
+    record = only_record()
+    assert record["public"] is None
+    assert record["private_examples"] == 400
+    assert record["derived"]["k"] == 36
+    assert record["utility"] > 0.75
+    assert main([*WORDS, "pair.public=null", "algorithm=whitened_head_once"]) == 2
+    assert "algorithm=whitened_head_once needs public data" in capsys.readouterr().err
+
+
+def test_images_are_refused(folder, capsys):
+    words = [word for word in (*WORDS, *PUBLIC) if not word.startswith("model")]
+    assert main([*words, "model=linear", "algorithm=whitened_head"]) == 2
+    assert "algorithm=whitened_head takes features: set model.backbone" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["whitened_head", "whitened_head_once"])
+def test_without_noise(name, folder, capsys):
+    assert main([*WORDS, *PUBLIC, f"algorithm={name}", "epsilon=inf"]) == 0, capsys.readouterr().err
+    assert only_record()["utility"] > 0.9
+
+
+def test_a_run_that_was_killed_ends_like_another(folder, capsys, monkeypatch):
+    words = [*WORDS, *PUBLIC, "algorithm=whitened_head", "training.checkpoint_seconds=0"]
+    assert main(words) == 0, capsys.readouterr().err
+    whole = only_record()["weights"]
+    report = pubsel.training.loop._report
+
+    def killed(step, *rest):
+        report(step, *rest)
+        if step == 11:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr("pubsel.training.loop._report", killed)
+    assert main([*words, "results=other"]) == 130
+    monkeypatch.setattr("pubsel.training.loop._report", report)
+    assert main([*words, "results=other"]) == 0, capsys.readouterr().err
+    (path,) = Path("other").glob("runs/*/result.json")
+    assert json.loads(path.read_text())["weights"] == whole
+
+
+@pytest.mark.parametrize("name", ["whitened_head", "whitened_head_once"])
+def test_a_finished_run_is_repeated_attacked_and_audited(name, folder, capsys):
+    words = [*WORDS, *PUBLIC, f"algorithm={name}"]
+    assert main(words) == 0, capsys.readouterr().err
+    (path,) = Path("results").glob("runs/*/result.json")
+    assert main(["run", f"replay={path}"]) == 0, capsys.readouterr().err
+    assert main(["attack", "loss", "run=all", "device=cpu"]) == 0, capsys.readouterr().err
+    attack = json.loads(next(Path("results").glob("attacks/*/result.json")).read_text())
+    assert 0.3 < attack["auc"] < 0.7
+    assert main(["audit", *words[1:], "audit.kind=per_instance"]) == 0, capsys.readouterr().err
+    (audit,) = Path("results").glob("audits/*/result.json")
+    assert json.loads(audit.read_text())["failed"] == []
