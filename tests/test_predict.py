@@ -108,6 +108,8 @@ def test_files_of_a_folder_get_the_classes_that_the_record_counted() -> None:
         ("pair.private=two.npz", "pair.public=two.npz", "model=pixels", "algorithm=noisy_sgd", "algorithm.k=5",
          "algorithm.steps=1000"),
         ("model=scattering", "algorithm=dp_sgd", "training.epochs=3"),
+        ("model=pixels", "algorithm=whitened_head"),
+        ("model=pixels", "algorithm=whitened_head", "pair.public=null"),
         (*TINY, "algorithm=dp_sgd", "training.epochs=3"),
         (*TINY, "algorithm=pillar", "algorithm.k=5", "training=pillar", "training.steps=3"),
     ],
