@@ -58,7 +58,9 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
         page.meta["hide"] = ["toc"]
     for name, target in BESIDE.items():
         markdown = markdown.replace(f"](../{name}", f"]({target}")
-    return markdown.replace("](../results/", "](results/") if "/" not in page.file.src_uri else markdown
+    if "/" not in page.file.src_uri:
+        return markdown.replace("](../results/", "](results/")
+    return markdown.replace("](../docs/", "](../")
 
 
 @cache
