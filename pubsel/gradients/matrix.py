@@ -21,6 +21,7 @@ LARGEST = 1e18  # norm of a row that counts; products with a larger one could ov
 CPU_CHUNK, GPU_CHUNK = 256, 500  # examples per pass, at most
 GPU_SHARE = 8  # G of a pass takes at most this part of a GPU's memory
 CPU_ENTRIES, CPU_PIXELS = 2**23, 2**19  # of G and of x per pass, 32 and 2 MiB: 42 images of 64 pixels
+CPU_FEWEST, CPU_MOST_ENTRIES = 16, 2**27  # examples per pass of a large network, if their G has at most 512 MiB
 NORM_BLOCK = 512  # float32 sums over more entries than this read low; blocks are added in float64
 PRODUCT_BLOCK = 2**14
 SUM_BLOCK = 8, 2**15  # rows and columns that are converted to float64 at once, 2 MiB
@@ -211,6 +212,8 @@ def examples_at_once(size: int, x: Tensor, device: torch.device) -> int:
     """Examples of x [n, ...] per pass if each leaves `size` numbers."""
     fits, most = entries_at_once(device) // max(1, size), GPU_CHUNK
     if device.type == "cpu":
+        # gradients of a large network fit in no cache anyway, and its layers are slow on a few examples
+        fits = max(fits, min(CPU_FEWEST, CPU_MOST_ENTRIES // max(1, size)))
         fits, most = min(fits, CPU_PIXELS // max(1, x[:1].numel())), CPU_CHUNK
     return min(most, max(8, fits))
 
