@@ -255,6 +255,23 @@ def test_only_trained_parameters_and_only_what_lies_above_them():
         torch.testing.assert_close(ours[n], exact[n], rtol=1e-4, atol=1e-6)
 
 
+def test_layers_of_a_network_whose_parameters_are_frozen_meanwhile_are_known():
+    model, x, y = ready(KNOWN["group norm"])
+    names = [n for n, _ in model.named_parameters()]
+    assert why_vmap(model.requires_grad_(False), x, y, names) is None
+    assert not any(p.requires_grad for p in model.parameters())
+
+
+def test_gradients_are_there_whatever_is_switched_off_around_them():
+    model, x, y = ready(KNOWN["a token, positions and scales"])
+    names = [n for n, _ in model.named_parameters()]
+    want, _ = written(by_layers, model, x, y, names)
+    with torch.no_grad():
+        assert why_vmap(model, x, y, names) is None
+        got, _ = written(by_layers, model, x, y, names)
+    assert all(torch.equal(got[n], want[n]) for n in names)
+
+
 def test_which_way_is_taken_does_not_depend_on_the_data():
     """The check sees shapes alone: the choice can tell nothing of a private example."""
     model, x, y = ready(KNOWN["3x3"])

@@ -112,11 +112,12 @@ def by_layers(
     try:
         for parameter in trained:
             parameter.requires_grad_(False)  # the gradient of no weight is formed
-        with torch.enable_grad(), copies:
-            losses = losses_of(model(x), y)
-        for owner in sorted(layers.keys() - called):
-            raise UnknownUse(f"{owner} is not called")
-        losses.sum().backward()
+        with torch.enable_grad():
+            with copies:
+                losses = losses_of(model(x), y)
+            for owner in sorted(layers.keys() - called):
+                raise UnknownUse(f"{owner} is not called")
+            losses.sum().backward()
     finally:
         for parameter in trained:
             parameter.requires_grad_(True)
@@ -321,7 +322,7 @@ def why_vmap(model: nn.Module, x: Tensor, y: Tensor, names: list[str]) -> str | 
         return "a parameter is used in a way that is not known here"
 
     # each example alone: so examples that are not kept apart are noticed too
-    parameters = [moved.get_parameter(name) for name in names]
+    parameters = [moved.get_parameter(name).requires_grad_() for name in names]
     for i in range(2):
         with torch.enable_grad():
             loss = losses_of(moved(examples[i : i + 1]), labels[i : i + 1]).sum()
