@@ -56,7 +56,7 @@ bench-scaling: venv
 bench-program: venv
 	$(BIN)/python scripts/program.py $(ARGS)
 
-# what a machine with a GPU is for: its tests and the benchmark, once, and then conf/work/gpu.yaml
+# what a machine with a GPU is for: its tests and the benchmark, once, and then the runs of gpu.yaml in conf/work
 gpu: results/benchmark_gpu.csv
 	$(BIN)/pubsel make gpu $(ARGS)
 

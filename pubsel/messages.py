@@ -88,6 +88,12 @@ def duration(seconds: float) -> str:
 FULL = ("can't allocate", "could not create a primitive", "failed to map segment")  # of torch, oneDNN, an import
 
 
+def raised_by_torch(error: RuntimeError) -> bool:
+    """Whether torch may have raised it. A handler of a signal may raise one anywhere, of a class of its own (submitit's
+    do), which ends the run."""
+    return type(error) in (RuntimeError, NotImplementedError)
+
+
 def out_of_memory(error: BaseException) -> bool:
     """Whether an error says that memory ran out, of the machine or of a GPU."""
     if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":

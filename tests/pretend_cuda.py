@@ -11,6 +11,7 @@ import contextlib
 import os
 import sys
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 from unittest import mock
 
@@ -203,12 +204,16 @@ class Functions(TorchFunctionMode):
             raise RuntimeError(f"{name} of a CUDA tensor ({line()})")
         if name == "tolist" and args[0] in ON_GPU:
             LOG.wait("tolist")
-        if func is Tensor.backward:  # so that hooks see the device as well
-            with self:
-                return torch.autograd.backward(args[0], kwargs.pop("gradient", None), **kwargs)
+        if func is Tensor.register_hook:  # autograd calls it without this mode
+            return func(args[0], partial(self.within, args[1]))
         if func in (Tensor.cpu, Tensor.cuda, Tensor.to):
             return moved(func, *args, **kwargs)
         return self.made(func, name, args, kwargs)
+
+    def within(self, hook: Callable[[Tensor], Tensor | None], gradient: Tensor) -> Tensor | None:
+        """Call a hook of autograd, which sees the device as the program does."""
+        with self:
+            return hook(gradient)
 
     def property_of(self, func: Any, args: Any) -> Any:
         """The answer of the pretended device to a question about a tensor's device; None for all else."""
@@ -286,7 +291,7 @@ class Generator(torch._C.Generator):
         return GPU if self.gpu else CPU
 
 
-# Files: the tags of what is saved are saved beside it
+# Files: the tags of what is saved are saved next to it
 
 _save, _load, _from_numpy = torch.save, torch.load, torch.from_numpy
 _deepcopy, _module_to = Tensor.__deepcopy__, torch.nn.Module.to

@@ -311,3 +311,23 @@ def test_an_example_that_overflows_harms_no_other(bad, name):
     assert not all(torch.isfinite(found[n][2]).all() for n in names)
     for n in names:
         torch.testing.assert_close(found[n][others], want[n][others], rtol=1e-4, atol=1e-6)
+
+
+class Stopped(RuntimeError):
+    """As submitit's, which its handler of a signal raises."""
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda model, x, y: by_layers(model, x, y, {"weight": torch.empty(2, 3, 4)}),
+        lambda model, x, y: why_vmap(model, x, y, ["weight"]),
+    ],
+)
+def test_a_signal_in_the_middle_of_a_layer_ends_the_run(monkeypatch: pytest.MonkeyPatch, call) -> None:
+    def stop(*_: object) -> None:
+        raise Stopped("requeued")
+
+    monkeypatch.setattr(per_example, "_write", stop)
+    with pytest.raises(Stopped):
+        call(nn.Linear(4, 3), torch.rand(2, 4), torch.tensor([0, 1]))

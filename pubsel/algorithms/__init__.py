@@ -255,10 +255,10 @@ def map_of(algorithm: Algorithm, public: Split | None, d: int, random: Random) -
     asks for them; None if nothing does."""
     if not isinstance(algorithm, Freezes):
         return Frozen(unit=True) if algorithm.unit else None
-    made = algorithm.frozen(public, d, random)
-    if isinstance(made, Frozen):
-        return made.with_unit(algorithm.unit)
-    return made._replace(decode=lambda noisy: made.decode(noisy).with_unit(algorithm.unit))
+    frozen = algorithm.frozen(public, d, random)
+    if isinstance(frozen, Frozen):
+        return frozen.with_unit(algorithm.unit)
+    return frozen._replace(decode=lambda noisy: frozen.decode(noisy).with_unit(algorithm.unit))
 
 
 @runtime_checkable

@@ -106,13 +106,13 @@ class WhitenedHead(Clipping):
 
     def derived(self, facts: Facts) -> Self:
         """Return the algorithm for a task: k, and the learning rate."""
-        made = copy.copy(self)
-        made.facts = facts
+        algorithm = copy.copy(self)
+        algorithm.facts = facts
         if facts.m == 0 and self.k is not None:
             raise UsageError(f"algorithm.k={self.k}: directions are of public data: give pair.public=NAME, or k=null")
         if facts.m > 0 and self.k is None:
-            made.k = directions_of(facts)
-        return made
+            algorithm.k = directions_of(facts)
+        return algorithm
 
     def values(self, steps: int) -> dict[str, Any]:
         """Return what follows from the task, for the record."""

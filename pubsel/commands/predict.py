@@ -27,7 +27,7 @@ from pubsel.settings.keys import Model, PredictConfig
 from pubsel.settings.schema import check
 from pubsel.training.classifier import FACTS, WEIGHTS, Classifier, facts_of, read
 
-BATCH, PIXELS = 256, 2**26  # images that are read at a time: at most so many, with so many numbers in all
+BATCH, PIXELS = 256, 2**26  # the most images that are read at a time, and the most numbers that they may have in all
 LEAST = 32  # of them, whatever their size
 READERS = 8  # threads that read images while the model works
 PAUSE = 5.0  # seconds between two lines of progress

@@ -93,32 +93,24 @@ def of_source(
             like = None
         if like is not None:  # whether it may be, and what to note: images are brought to it a batch at a time
             _, note = converted(name, source.train.x[:1], like, convert)
-        given = source._replace(notes=(*source.notes, *note))
-        _LAST[:] = [source, asked, _of_source(name, given, backbone, data_root, device, report, like)]
+
+        noted = source._replace(notes=(*source.notes, *note))
+        if backbone.architecture == "pixels":
+            result = _changed(noted, lambda _, x: x.flatten(1).float() / 255)
+        else:
+            extractor = load_backbone(backbone, data_root, device, like)
+            short, folder = backbone.architecture.split(".")[0], Path(data_root).expanduser() / "features"
+            result = _changed(noted, lambda part, x: features(f"{name} {part}", x, extractor, short, folder, report))
+            result = result._replace(weights=extractor.weights)
+        _LAST[:] = [source, asked, result]
     return _LAST[2]
 
 
 _LAST: list[Any] = []  # source, what was asked, and its features: for the next cell of a sweep
 
 
-def _of_source(
-    name: str,
-    source: Source,
-    backbone: Backbone,
-    data_root: str,
-    device: torch.device,
-    report: Callable[[str], None],
-    like: Shape | None,
-) -> Source:
-    if backbone.architecture == "pixels":
-        flat = [Split(s.x.flatten(1).float() / 255, s.y) for s in (source.train, source.test)]
-        return source._replace(train=flat[0], test=flat[1])
-    extractor = load_backbone(backbone, data_root, device, like)
-    folder = Path(data_root).expanduser() / "features"
-
-    def change(part: str, x: Tensor) -> Tensor:
-        return features(f"{name} {part}", x, extractor, backbone.architecture.split(".")[0], folder, report)
-
+def _changed(source: Source, change: Callable[[str, Tensor], Tensor]) -> Source:
+    """Return the source with change(name of the part, x) in place of the examples x of each part."""
     parts = {part: split for part, split in (("train", source.train), ("test", source.test)) if len(split.x)}
     changed = {part: Split(change(part, split.x), split.y) for part, split in parts.items()}
 
@@ -126,7 +118,7 @@ def _of_source(
     empty = next((split.x[:0] for split in changed.values()), torch.zeros(0, 1))
     train = changed.get("train", Split(empty, source.train.y))
     test = changed.get("test", Split(empty, source.test.y))
-    return source._replace(train=train, test=test, weights=extractor.weights)
+    return source._replace(train=train, test=test)
 
 
 def of_images(

@@ -22,7 +22,7 @@ from torch.autograd.function import FunctionCtx
 from torch.func import functional_call, grad_and_value, vmap
 from torch.overrides import TorchFunctionMode
 
-from pubsel.messages import out_of_memory
+from pubsel.messages import out_of_memory, raised_by_torch
 
 PATCHES = 2**20  # entries of unfolded input at once, so that they stay in a cache
 GPU_PATCHES = 2**28  # those that a GPU takes at once: each product is a kernel to start
@@ -87,9 +87,7 @@ def by_layers(
             raise UnknownUse(f"{owner} is used twice")
         called.add(owner)
         output = output if output.requires_grad else _Start.apply(output, start)
-        output.register_hook(
-            partial(take, owner, inputs[0].detach())
-        )  # at once: gradients need not wait for each other
+        output.register_hook(partial(take, owner, inputs[0].detach()))  # gradients need not wait for each other
         return output
 
     def take(owner: str, inputs: Tensor, at_output: Tensor) -> None:
@@ -100,7 +98,7 @@ def by_layers(
             else:
                 _write(layer, inputs, out.get(f"{owner}.weight"), out.get(f"{owner}.bias"), at_output)
         except RuntimeError as error:
-            if out_of_memory(error):
+            if not raised_by_torch(error) or out_of_memory(error):
                 raise
             raise UnknownUse(f"{owner} ({type(layer).__name__}) is used in a way that is not known here") from error
 
@@ -317,7 +315,7 @@ def why_vmap(model: nn.Module, x: Tensor, y: Tensor, names: list[str]) -> str | 
     except UnknownUse as error:
         return str(error)
     except RuntimeError as error:
-        if out_of_memory(error):  # vmap would need more
+        if not raised_by_torch(error) or out_of_memory(error):  # vmap would need more memory
             raise
         return "a parameter is used in a way that is not known here"
 
@@ -362,7 +360,7 @@ def _channels_first(layer: nn.Module) -> bool:
 
 
 def _embedding(x: Tensor, g: Tensor, out: Tensor) -> None:
-    """Indices [n, ...], gradient of the output [n, ..., b] -> out [n, entries, b], summed over where each stands."""
+    """Indices [n, ...], gradient of the output [n, ..., b] -> out [n, entries, b], summed over equal indices."""
     indices = x.flatten(1)[:, :, None].expand(-1, -1, g.shape[-1])
     out.zero_().scatter_add_(1, indices, g.flatten(1, -2))
 
@@ -411,4 +409,4 @@ def _convolution(layer: nn.Conv2d, x: Tensor, g: Tensor, out: Tensor) -> None:
             into.copy_(product.view(len(ps), o, kh, kw, c).permute(0, 1, 4, 2, 3))
         else:
             rows = ps.permute(0, 5, 3, 4, 1, 2).reshape(len(ps), -1, h * w)  # [n', c * kernel, h' * w']
-            into.flatten(2).copy_(torch.bmm(gs, rows.mT))
+            torch.bmm(gs, rows.mT, out=into.flatten(2))

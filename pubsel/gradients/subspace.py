@@ -272,7 +272,10 @@ def orthonormal(basis: Basis) -> tuple[Basis, Tensor]:
 
 def _products(block: Tensor) -> Tensor:
     """Return B^T B, float64 [k, k], of B [p, k]: float32 products of a few rows, whose sums err little, added in
-    float64."""
+    float64; on a GPU, where each of them is a kernel to start, one float64 product."""
+    if block.is_cuda:
+        block = block.double()
+        return block.T @ block
     k = block.shape[1]
     total = torch.zeros(k, k, dtype=torch.float64, device=block.device)
     for piece in block.split(PRODUCT_BLOCK):

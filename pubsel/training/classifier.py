@@ -118,11 +118,15 @@ def read(folder: Path, data_root: str, device: torch.device, checkpoint: str | N
         whole.load_state_dict(state)
     except (RuntimeError, KeyError, TypeError, AttributeError, EOFError, pickle.UnpicklingError) as error:
         reason = str(error).partition("\n")[0]
-        raise UserError(f"{file} does not fit {FACTS} beside it ({reason}): bring both back from one run") from None
+        raise UserError(
+            f"{file} does not fit the {FACTS} next to it ({reason}): restore both files from the same run"
+        ) from None
 
     # The same weights in another network, such as that of another version of timm, would give other answers.
     if weights_digest(whole) != facts["weights"]:
-        raise UserError(f"{file} has other weights than {FACTS} beside it says: bring both back from one run")
+        raise UserError(
+            f"{file} does not have the weights that the {FACTS} next to it names: restore both files from the same run"
+        )
     expected, example = np.array(facts["example"]), np.array(_example(whole.eval(), tuple(facts["shape"])))
     if not np.allclose(example, expected, rtol=0, atol=CLOSE * (1 + np.abs(expected).max())):
         raise UserError(
