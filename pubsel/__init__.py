@@ -7,7 +7,7 @@ with a mapping for dotted keys. A Record is what a command leaves in results.
     pubsel.train("+experiment=quickstart", epsilon=4)                   # pubsel run
     pubsel.train("algorithm=dp_sgd", training={"steps": 100})
     pubsel.load("results/runs/NAME")                                    # pubsel runs show
-    pubsel.load("results/runs/NAME").predict("new_images")              # pubsel predict
+    pubsel.load("results/runs/NAME").predict("new_images")              # pubsel predict; also for an exported folder
     pubsel.open_dataset("my_images")                                    # pubsel data check
 """
 
@@ -97,8 +97,14 @@ def rank(
 
 
 def load(name: str | Path, results: str | Path = "results") -> Record:
-    """Read the record of a run, a rank or an audit: by the name of its folder in `results`, its folder, or its file.
-    UserError if there is none, or if it does not read."""
+    """Read the record of a run, a rank or an audit: by the name of its folder in `results`, its folder, or its file; or
+    config.json of a folder that `pubsel export` made. UserError if there is none, or if it does not read."""
+    exported = Path(name).expanduser()
+    if (exported / "config.json").is_file() and not (exported / "result.json").exists():
+        from pubsel.training.classifier import read_facts
+
+        facts = read_facts(exported / "config.json")
+        return Record(facts, exported, str(records.at(facts, "privacy.statement")))
     record, folder = records.find(str(name), Path(results))
     return Record(record, folder, _text(record))
 

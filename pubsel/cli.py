@@ -37,6 +37,7 @@ from pubsel.settings.keys import (
     AttackConfig,
     AuditConfig,
     DataConfig,
+    ExportConfig,
     FigureConfig,
     MakeConfig,
     PredictConfig,
@@ -55,6 +56,7 @@ HELP = f"""pubsel {pubsel.__version__}: private machine learning with public dat
   pubsel run +experiment=gep_cifar10 pair.public=svhn epsilon=4 seed=1 algorithm=dp_sgd device=cpu
   pubsel run -m +experiment=gep_cifar10 pair.public=cifar100,cifar10,svhn seed=0,1,2     a sweep
   pubsel predict NAME ./new_images         classes of new images, by the model of a finished run: answers.csv
+  pubsel export NAME to=./model            the model as a folder that may be given away, with a card and a privacy page
   pubsel rank private=digits public=[digits,photo_patches,noise] model=digits_cnn distance.m=200      which is nearest?
   pubsel rank private=/path/to/images public=[/path/a,/path/b]                           the same, on your own folders
   pubsel attack loss run=NAME              membership inference on a finished run; also gsd_white_box, gsd_black_box
@@ -103,6 +105,17 @@ def _predict(values: DictConfig) -> None:
     from pubsel.commands import predict
 
     print(predict.run(settings))
+
+
+def _export(values: DictConfig) -> None:
+    if OmegaConf.is_missing(values, "run") or OmegaConf.is_missing(values, "to"):
+        raise UsageError(
+            "pubsel export RUN to=FOLDER: name of a finished run (pubsel runs lists them), and a new folder"
+        )
+    settings = check(ExportConfig, values)
+    from pubsel.commands import export
+
+    print(export.run(settings))
 
 
 def _rank(values: DictConfig) -> None:
@@ -186,11 +199,12 @@ def _data(values: DictConfig) -> None:
 
 
 COMMANDS: dict[str, Callable[[DictConfig], None]] = {
-    "run": _run, "predict": _predict, "rank": _rank, "attack": _attack, "audit": _audit, "table": _table,
-    "make": _make, "figure": _figure, "report": _report, "runs": _runs, "data": _data,
+    "run": _run, "predict": _predict, "export": _export, "rank": _rank, "attack": _attack, "audit": _audit,
+    "table": _table, "make": _make, "figure": _figure, "report": _report, "runs": _runs, "data": _data,
 }  # fmt: skip
 POSITIONAL = {
     "predict": ["run"],
+    "export": ["run"],
     "attack": ["attack"],
     "table": ["table"],
     "make": ["name"],
@@ -463,7 +477,7 @@ def _complete(words: list[str], line: str) -> int:
             choices = ["list", "prepare", "check"]
         case ["runs"]:
             choices = ["list", "show", "delete"]
-        case ["runs", "show" | "delete"] | ["predict"]:
+        case ["runs", "show" | "delete"] | ["predict" | "export"]:
             choices = sorted(path.name for path in Path("results/runs").glob("*/"))
         case ["data", "prepare" | "check"]:
             choices = dataset_names()

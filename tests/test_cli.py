@@ -22,6 +22,7 @@ SCRIPT = Path(sys.executable).parent / "pubsel"
 POISSON = ["+experiment=quickstart", "training.epochs=1", "epsilon=2", "distance=none", "download=false"]
 TINY = [*POISSON, "training.batch_size=1297", "training.chunk=256", "estimate=false", "threads=1"]  # one step; a full
 # batch is quick to account for
+COMMANDS = ["run", "predict", "export", "rank", "attack", "audit", "table", "make", "figure", "report", "runs", "data"]
 Cli = Callable[..., tuple[int, str, str]]
 
 
@@ -260,6 +261,7 @@ def test_help_and_cfg_teach_and_run_nothing(cli: Cli) -> None:
     for command, words in (
         ("run", ["+experiment=quickstart", "algorithm=NAME", "b_gep", "algorithm.clip_embedding=10", "result.json"]),
         ("predict", ["pubsel predict NAME ./new_images", "output=answers.csv", "model.json"]),
+        ("export", ["pubsel export NAME to=./model", "anyway=false", "privacy.html"]),
         ("rank", ["pubsel rank private=digits", "distance=NAME", "dp_gsd, frechet", "convert=resize"]),
         ("attack", ["pubsel attack loss run=NAME", "trials=5", "gsd_table8.csv"]),
         ("audit", ["pubsel audit +experiment=quickstart", "audit.canaries=1000"]),
@@ -307,7 +309,7 @@ def test_what_needs_no_torch_does_not_wait_for_it() -> None:
 @pytest.mark.parametrize(
     ("words", "code", "expected"),
     [
-        (["fit"], 2, ["fit", "run, predict, rank, attack, audit, table, make, figure, report, runs, data"]),
+        (["fit"], 2, ["fit", ", ".join(COMMANDS)]),
         (["run", "--epsilon", "4"], 2, ["--epsilon", "key=value"]),
         (["run", "epsilon"], 2, ["'epsilon'", "key=value"]),
         (["run", "pair.public=[a"], 2, ["pair.public=[a", "quote"]),
@@ -586,7 +588,7 @@ def test_bash_completes() -> None:
 @pytest.mark.parametrize(
     ("line", "choices"),
     [
-        ("pubsel ", ["run", "predict", "rank", "attack", "audit", "table", "make", "figure", "report", "runs", "data"]),
+        ("pubsel ", COMMANDS),
         ("pubsel run", ["run", "runs"]),
         ("pubsel nope ", []),
         ("pubsel run pair=digits", ["pair=digits_digits"]),

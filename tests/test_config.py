@@ -319,7 +319,7 @@ def test_a_value_has_one_home(command: str) -> None:
             assert [key for key in given if key in have and given[key] == have[key]] == [], path
 
 
-@pytest.mark.parametrize("command", ["run", "predict", "rank", "attack", "audit"])
+@pytest.mark.parametrize("command", ["run", "predict", "export", "rank", "attack", "audit"])
 def test_every_key_is_shown_and_can_be_given(command: str) -> None:
     """Of the keys that stand below null, such as model.backbone.crop, the one above."""
     shown = compose(command, [])

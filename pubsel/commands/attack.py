@@ -27,7 +27,7 @@ from pubsel.messages import UsageError, UserError, say
 from pubsel.privacy import ledger
 from pubsel.privacy.randomness import stream
 from pubsel.settings.identity import as_json, folder_name, identity_of, short_name
-from pubsel.settings.keys import Attack, AttackConfig, PredictConfig, RunConfig, public_sets
+from pubsel.settings.keys import Attack, AttackConfig, ExportConfig, PredictConfig, RunConfig, public_sets
 from pubsel.settings.methods import typed
 from pubsel.settings.schema import check
 from pubsel.tables import join
@@ -115,7 +115,7 @@ def _same_weights(trained: dict[str, Any], record: dict[str, Any]) -> bool:
 
 
 def reopened(
-    record: dict[str, Any], folder: Path, settings: AttackConfig | PredictConfig, device: torch.device
+    record: dict[str, Any], folder: Path, settings: AttackConfig | PredictConfig | ExportConfig, device: torch.device
 ) -> tuple[nn.Module, Task]:
     """Return the trained network of a finished run, and its task. UserError if weights, data or settings are not those
     of the record any more."""
@@ -156,7 +156,7 @@ def reopened(
     return model.to(device).eval(), task
 
 
-def settings_of(record: dict[str, Any], here: AttackConfig | PredictConfig) -> RunConfig:
+def settings_of(record: dict[str, Any], here: AttackConfig | PredictConfig | ExportConfig) -> RunConfig:
     """Return the settings in a run's record, with what cannot change a result (`neutral` keys) as it is here.
     UserError if they describe another run by now."""
     values = dict(record["settings"])

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 
 from pubsel import records
 from pubsel.cell import choose_device
@@ -23,9 +23,9 @@ from pubsel.commands.attack import reopened
 from pubsel.data.given import Given, as_input, given
 from pubsel.messages import UsageError, UserError, duration, say
 from pubsel.privacy import ledger
-from pubsel.settings.keys import Model, PredictConfig
+from pubsel.settings.keys import ExportConfig, Model, PredictConfig
 from pubsel.settings.schema import check
-from pubsel.training.classifier import FACTS, WEIGHTS, Classifier, facts_of, read
+from pubsel.training.classifier import EXPORTED, FACTS, WEIGHTS, Classifier, facts_of, files_of, read
 
 BATCH, PIXELS = 256, 2**26  # the most images that are read at a time, and the most numbers that they may have in all
 LEAST = 32  # of them, whatever their size
@@ -111,21 +111,29 @@ def predict(settings: PredictConfig, images: Any) -> Predictions:
 
 
 def opened(settings: PredictConfig) -> Classifier:
-    """Return the classifier of `settings.run`: of a run in results by its name, or of a folder with its files.
+    """Return the classifier of `settings.run`: of a run in results by its name, or of a folder with its files, or
+    that `pubsel export` made.
 
     A run from before model.json is opened with the data that it was trained on. UserError says what is missing.
     """
     torch.set_num_threads(settings.threads or torch.get_num_threads())
     device = choose_device(settings.device)
     folder = folder_of(settings.run, Path(settings.results))
-    if (folder / FACTS).exists():
+    if files_of(folder) is not None:
         return read(folder, settings.data_root, device, settings.checkpoint)
+    model, facts = from_its_data(folder, settings, device)
+    return Classifier.of(model, facts, settings.data_root, device)
 
+
+def from_its_data(
+    folder: Path, settings: PredictConfig | ExportConfig, device: torch.device
+) -> tuple[nn.Module, dict[str, Any]]:
+    """Return the whole model of a run from before model.json, and the facts about it, by the data that it was trained
+    on. UserError as in `reopened`."""
     say(f"{folder.name}: made before {FACTS} was kept: reading the data that it was trained on")
     record = records.read_record(folder / "result.json")
     model, task = reopened(record, folder, settings, device)
-    facts = facts_of(check(Model, record["settings"]["model"]), model, task)
-    return Classifier.of(model, facts, settings.data_root, device)
+    return model, facts_of(check(Model, record["settings"]["model"]), model, task)
 
 
 def folder_of(run: str, results: Path) -> Path:
@@ -145,6 +153,11 @@ def folder_of(run: str, results: Path) -> Path:
             f"{run}: its record is kept in {kept} without weights: pubsel runs show {run} tells how to train it"
         )
 
+    if (folder / EXPORTED[1]).exists() and not (folder / FACTS).exists():
+        if not (folder / EXPORTED[0]).exists():
+            raise UserError(f"{folder / EXPORTED[0]}: no such file, the weights of the model: bring it back")
+        return folder
+
     finished = (folder / "result.json").exists()
     if (folder / "settings.json").exists() and not finished:
         raise UserError(f"{run}: not finished, so it has no model yet: give its command again to resume it")
@@ -156,7 +169,7 @@ def folder_of(run: str, results: Path) -> Path:
     return folder
 
 
-_LEFT = (WEIGHTS, FACTS, "result.json", "settings.json")  # what a run leaves, or a copy of its model
+_LEFT = (WEIGHTS, FACTS, "result.json", "settings.json", EXPORTED[1])  # of a run, a copy of its model, or an export
 
 
 def predicted(classifier: Classifier, images: list[Given], skip: bool) -> Iterator[Predictions]:

@@ -169,12 +169,7 @@ def load_backbone(backbone: Backbone, data_root: str, device: torch.device, like
         load(net, path, backbone.prefix, KEY)
     net = net.eval().requires_grad_(False)
 
-    # Images reach the network as they did when its weights were trained.
-    data = resolve_model_data_config(net)  # type: ignore[no-untyped-call]
-    size = backbone.input_size or data["input_size"][-1]
-    mean, std = tuple(backbone.mean or data["mean"]), tuple(backbone.std or data["std"])
-    resize = round(size / (backbone.crop or data["crop_pct"]))
-    how = Preparation(resize, size, mean, std, data["interpolation"])
+    how = _preparation(backbone, net)
 
     # The key depends on all that decides features, so that a kept file is never stale.
     weights = hashlib.blake2b(digest_size=16)
@@ -184,6 +179,40 @@ def load_backbone(backbone: Backbone, data_root: str, device: torch.device, like
     network = [name, backbone.options, weights.hexdigest()]
     key = digest_of({"network": network, "how": list(how), "versions": versions})
     return Extractor(net.to(device), how, device, key, weights.hexdigest())
+
+
+def _preparation(backbone: Backbone, net: nn.Module) -> Preparation:
+    """Return how images reach a network: as they did when its weights were trained, unless the settings differ."""
+    data = resolve_model_data_config(net)  # type: ignore[no-untyped-call]
+    size = backbone.input_size or data["input_size"][-1]
+    mean, std = tuple(backbone.mean or data["mean"]), tuple(backbone.std or data["std"])
+    resize = round(size / (backbone.crop or data["crop_pct"]))
+    return Preparation(resize, size, mean, std, data["interpolation"])
+
+
+def described(backbone: Backbone) -> tuple[dict[str, Any], str]:
+    """Return how images reach a backbone, and where its weights are from. Neither reads weights; UsageError for an
+    architecture that timm does not know."""
+    name = backbone.architecture
+    if name == "pixels":
+        return {"features": "pixels / 255, channels, rows and columns in one row"}, "none: it has no weights"
+    if name == "scattering":
+        settings = {} if backbone.scattering is None else dataclasses.asdict(backbone.scattering)
+        how = {"features": f"scattering, version {scattering.VERSION}", "input_size": backbone.input_size, **settings}
+        return how, "none: it has no weights"
+    if not timm.is_model(name):
+        raise UsageError(f"model.backbone.architecture={name}: timm has no such model: install the version that has it")
+
+    net = timm.create_model(name, pretrained=False, **{"num_classes": 0, **backbone.options})
+    how = {"scale": "pixels / 255, grey as three equal channels", **_preparation(backbone, net)._asdict()}
+    how = {key: list(value) if isinstance(value, tuple) else value for key, value in how.items()}
+    if backbone.checkpoint:
+        return how, f"the file {Path(backbone.checkpoint).name}, which is not published with timm"
+    if not backbone.pretrained:
+        return how, "none: its weights are random"
+    published: dict[str, Any] = net.pretrained_cfg  # type: ignore[assignment]
+    hub = published.get("hf_hub_id")
+    return how, f"https://huggingface.co/{hub}" if hub else published.get("url") or f"timm {name}"
 
 
 def _scattering(backbone: Backbone, device: torch.device, like: Shape | None) -> Extractor:

@@ -51,6 +51,9 @@ Optimizer = Enum("Optimizer", ["sgd", "adam"])
 Tracking = Enum("Tracking", ["none", "tensorboard"])
 
 
+Format = Enum("Format", ["safetensors", "onnx"])
+
+
 Attack = Enum("Attack", ["gsd_white_box", "gsd_black_box", "loss"])
 
 
@@ -410,6 +413,24 @@ class PredictConfig:
 
 
 @dataclass
+class ExportConfig:
+    """`pubsel export`."""
+
+    run: str = setting("name of a finished run or a pattern of it, or its folder")
+    to: str = setting("the folder to make; it may not exist yet, or must be empty", neutral=True)
+    format: Format = setting("safetensors; onnx: the network as model.onnx too, for programs without torch")
+    anyway: bool = setting("export a model that no guarantee covers; the card and the privacy page say so on top")
+    results: str = setting("folder with the runs", neutral=True)
+    data_root: str = setting("folder with the data, and with files of weights", neutral=True)
+    download: bool = setting(
+        "download a missing dataset, which a run is read with that was made before model.json", neutral=True
+    )
+    device: Device = setting("of a run from before model.json: auto, cpu or cuda", neutral=True)
+    threads: int | None = setting("number of CPU threads; null: all cores", at_least=1, neutral=True)
+    debug: bool = setting("show the traceback of an error", neutral=True)
+
+
+@dataclass
 class TableConfig:
     """`pubsel table`."""
 
@@ -533,7 +554,7 @@ def is_weak(delta: float, n: int) -> bool:
 
 
 SCHEMAS: dict[str, type] = {
-    "run": RunConfig, "predict": PredictConfig, "rank": RankConfig, "attack": AttackConfig, "audit": AuditConfig,
-    "table": TableConfig, "make": MakeConfig, "figure": FigureConfig, "report": ReportConfig, "runs": RunsConfig,
-    "data": DataConfig,
+    "run": RunConfig, "predict": PredictConfig, "export": ExportConfig, "rank": RankConfig, "attack": AttackConfig,
+    "audit": AuditConfig, "table": TableConfig, "make": MakeConfig, "figure": FigureConfig, "report": ReportConfig,
+    "runs": RunsConfig, "data": DataConfig,
 }  # fmt: skip

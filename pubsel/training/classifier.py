@@ -1,7 +1,8 @@
 """A trained model on disk: model.pt, its weights, and model.json, what else it takes to use them.
 
 Both together are enough to classify images, without the private data, the public data or the record. All of model.json
-is public (settings, shape, names of the classes) or follows from the weights.
+is public (settings, shape, names of the classes) or follows from the weights. `pubsel export` writes the same two as
+model.safetensors and config.json.
 """
 
 import dataclasses
@@ -16,6 +17,8 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from safetensors import SafetensorError
+from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from pubsel import models, records
@@ -30,6 +33,7 @@ from pubsel.training.evaluation import logits
 from pubsel.training.loop import save
 
 WEIGHTS, FACTS = "model.pt", "model.json"
+EXPORTED = "model.safetensors", "config.json"  # the same in a folder that `pubsel export` made
 KEYS = ("model", "classes", "multi_label", "shape", "mean", "std", "backbone", "frozen", "weights", "example")
 CLOSE = 1e-2  # of the largest logit: how far those of another processor may be off
 
@@ -95,7 +99,7 @@ def facts_of(settings: Model, whole: nn.Module, task: Task) -> dict[str, Any]:
         "backbone": task.weights,
         "frozen": None if frozen is None else _settings_of(frozen),
         "weights": weights_digest(whole),
-        "example": _example(whole, task.shape),
+        "example": logits_of(whole, example_input(whole, {"shape": task.shape})),
     }
 
 
@@ -107,36 +111,53 @@ def keep(folder: Path, settings: Model, whole: nn.Module, task: Task) -> None:
 
 def read(folder: Path, data_root: str, device: torch.device, checkpoint: str | None = None) -> Classifier:
     """Return the classifier whose two files are in a folder. checkpoint: a file of its backbone's weights, in place of
-    the one that its settings name.
+    the one that its settings name. UserError as in `rebuilt` and `Classifier.of`."""
+    whole, facts = rebuilt(folder, data_root)
+    if checkpoint is not None:
+        facts = facts | {"model": _with_checkpoint(facts["model"], checkpoint)}
+    return Classifier.of(whole, facts, data_root, device)
 
-    UserError if a file does not read, if they do not belong together, or as in `Classifier.of`.
-    """
-    file, facts = folder / WEIGHTS, _read_facts(folder / FACTS)
+
+def files_of(folder: Path) -> tuple[Path, Path] | None:
+    """Return the two files of a trained model in a folder, weights and facts, of which the first may be absent; None
+    if the folder lacks the second."""
+    pairs = [(folder / weights, folder / facts) for weights, facts in ((WEIGHTS, FACTS), EXPORTED)]
+    return next((pair for pair in pairs if pair[1].exists()), None)
+
+
+def rebuilt(folder: Path, data_root: str) -> tuple[nn.Module, dict[str, Any]]:
+    """Return the whole model whose two files are in a folder, on the CPU, and the facts about it (`facts_of`).
+    UserError if a file does not read, or if they do not belong together."""
+    file, facts_file = files_of(folder) or (folder / WEIGHTS, folder / FACTS)
+    facts = read_facts(facts_file)
     try:
-        state = torch.load(file, map_location="cpu", weights_only=True)
+        if file.suffix == ".safetensors":
+            state = load_file(file)
+        else:
+            state = torch.load(file, map_location="cpu", weights_only=True)
         whole = _rebuilt(check(Model, facts["model"]), facts, state, data_root)
         whole.load_state_dict(state)
-    except (RuntimeError, KeyError, TypeError, AttributeError, EOFError, pickle.UnpicklingError) as error:
+    except (
+        RuntimeError, KeyError, TypeError, AttributeError, EOFError, pickle.UnpicklingError, SafetensorError,
+    ) as error:  # fmt: skip
         reason = str(error).partition("\n")[0]
         raise UserError(
-            f"{file} does not fit the {FACTS} next to it ({reason}): restore both files from the same run"
+            f"{file} does not fit the {facts_file.name} next to it ({reason}): restore both files from the same run"
         ) from None
 
     # The same weights in another network, such as that of another version of timm, would give other answers.
     if weights_digest(whole) != facts["weights"]:
         raise UserError(
-            f"{file} does not have the weights that the {FACTS} next to it names: restore both files from the same run"
+            f"{file} does not have the weights that the {facts_file.name} next to it names: restore both files from "
+            "the same run"
         )
-    expected, example = np.array(facts["example"]), np.array(_example(whole.eval(), tuple(facts["shape"])))
+    expected, example = np.array(facts["example"]), np.array(logits_of(whole, example_input(whole.eval(), facts)))
     if not np.allclose(example, expected, rtol=0, atol=CLOSE * (1 + np.abs(expected).max())):
         raise UserError(
             f"{file}: its network is another one here than where it was trained: install the versions of torch, timm "
             "and torchvision that were used there"
         )
-
-    if checkpoint is not None:
-        facts = facts | {"model": _with_checkpoint(facts["model"], checkpoint)}
-    return Classifier.of(whole, facts, data_root, device)
+    return whole, facts
 
 
 def _with_checkpoint(model: dict[str, Any], checkpoint: str) -> dict[str, Any]:
@@ -146,7 +167,8 @@ def _with_checkpoint(model: dict[str, Any], checkpoint: str) -> dict[str, Any]:
     return model | {"backbone": model["backbone"] | {"checkpoint": checkpoint}}
 
 
-def _read_facts(file: Path) -> dict[str, Any]:
+def read_facts(file: Path) -> dict[str, Any]:
+    """Return what model.json or config.json says of a model; UserError if it does not read."""
     try:
         facts = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
@@ -183,16 +205,21 @@ def _settings_of(frozen: Frozen) -> dict[str, Any]:
     return {name: value for name, value in values.items() if isinstance(value, bool | int | float)}
 
 
-@torch.no_grad()
-def _example(whole: nn.Module, shape: tuple[int, ...]) -> list[float]:
-    """Return the logits for one made-up input, the same on every machine: an image of noise, or features."""
-    draw, device = np.random.RandomState(0), next(whole.parameters()).device
+def example_input(whole: nn.Module, facts: Mapping[str, Any]) -> Tensor:
+    """Return one made-up input, the same on every machine: an image of noise, uint8 [1, c, h, w], or features,
+    float32 [1, d]."""
+    draw = np.random.RandomState(0)
     if isinstance(whole, models.Network):
-        x = torch.from_numpy(draw.randint(0, 256, (1, *shape), dtype=np.uint8))
-    else:
-        first = getattr(getattr(whole, "frozen", None), "projection", None)
-        shift = getattr(getattr(whole, "frozen", None), "shift", None)
-        last = next(module for module in whole.modules() if isinstance(module, nn.Linear))
-        width = len(first) if first is not None else len(shift) if shift is not None else last.in_features
-        x = torch.from_numpy(draw.random_sample((1, width)).astype(np.float32))
-    return [float(value) for value in whole(x.to(device))[0].cpu()]
+        return torch.from_numpy(draw.randint(0, 256, (1, *facts["shape"]), dtype=np.uint8))
+
+    first = getattr(getattr(whole, "frozen", None), "projection", None)
+    shift = getattr(getattr(whole, "frozen", None), "shift", None)
+    last = next(module for module in whole.modules() if isinstance(module, nn.Linear))
+    width = len(first) if first is not None else len(shift) if shift is not None else last.in_features
+    return torch.from_numpy(draw.random_sample((1, width)).astype(np.float32))
+
+
+@torch.no_grad()
+def logits_of(whole: nn.Module, x: Tensor) -> list[float]:
+    """Return the logits of a whole model for one input, [classes]."""
+    return [float(value) for value in whole(x.to(next(whole.parameters()).device))[0].cpu()]

@@ -1,0 +1,151 @@
+"""`pubsel export RUN to=FOLDER`: a finished run as a folder that may be given away.
+
+All that is written is a function of the weights, of the facts about the model and of what `report.card.told` takes from
+the record: what was released, and what is public. Nothing here reads the private data, unless the run is older than
+model.json.
+"""
+
+import hashlib
+import json
+import os
+import secrets
+import shutil
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save
+from torch import nn
+
+from pubsel import models, records
+from pubsel.cell import choose_device
+from pubsel.commands.predict import folder_of, from_its_data
+from pubsel.messages import UsageError, UserError
+from pubsel.privacy import ledger
+from pubsel.report import card
+from pubsel.settings.keys import ExportConfig, Format, Model
+from pubsel.settings.schema import check
+from pubsel.training.classifier import EXPORTED, files_of, rebuilt
+
+WEIGHTS, CONFIG = EXPORTED
+
+
+def run(settings: ExportConfig) -> str:
+    """Make the folder, whole or not at all, and return a line about it. UserError says why a run may not be given away,
+    or cannot be."""
+    target = Path(settings.to).expanduser()
+    if target.exists() and not (target.is_dir() and not any(target.iterdir())):
+        raise UsageError(f"to={settings.to}: it is there already: give a new folder, or delete it")
+
+    # The guarantee comes first: what may not be given away need not be read.
+    torch.set_num_threads(settings.threads or torch.get_num_threads())
+    folder = folder_of(settings.run, Path(settings.results))
+    if not (folder / "result.json").exists():
+        raise UserError(f"{folder}: it lacks result.json, which states the guarantee: export the run itself")
+    record = records.read_record(folder / "result.json")
+    if (reasons := card.against(record)) and not settings.anyway:
+        raise UserError(f"{folder.name}: {'; and '.join(reasons)}: {_remedy(record, folder)}")
+
+    whole, facts = _model(folder, settings)
+    if facts["weights"] != record["weights"]:
+        raise UserError(f"{folder}: result.json states the guarantee of other weights: restore both from the same run")
+    told = card.told(record, public_facts(facts, whole))
+
+    files = contents(told, whole)
+    if settings.format == Format.onnx:
+        from pubsel.training.exchange import as_onnx
+
+        files["model.onnx"] = as_onnx(whole, facts)
+    write(target, files, private=bool(told.against))
+    warned = ", which may NOT be given away" if told.against else ""
+    return f"{target}: {', '.join(files)}{warned}. {told.statement}"
+
+
+def _remedy(record: dict[str, Any], folder: Path) -> str:
+    """Return what to do about a run that may not be given away."""
+    again = f"train again with privacy.secure_noise=true{ledger.again(folder)}"
+    if record["privacy"].get("epsilon") is None:
+        again = "train with epsilon=NUMBER and privacy.secure_noise=true, by a private algorithm"
+    elif record["privacy"].get("valid") is not True:
+        again = f"train again with privacy.accounting=prv and privacy.secure_noise=true{ledger.again(folder)}"
+    return f"{again}; or set anyway=true, which the folder then says on top"
+
+
+def _model(folder: Path, settings: ExportConfig) -> tuple[nn.Module, dict[str, Any]]:
+    """Return the whole model of a run, and the facts about it."""
+    if files_of(folder) is not None:
+        return rebuilt(folder, settings.data_root)
+    model, facts = from_its_data(folder, settings, choose_device(settings.device))
+    return model.cpu(), facts
+
+
+def public_facts(facts: dict[str, Any], whole: nn.Module) -> dict[str, Any]:
+    """Return the facts about a model without paths of this machine, with its preprocessing, the source of its backbone
+    (None: there is none) and its head."""
+    settings = check(Model, facts["model"])
+    preprocessing: dict[str, Any] = {"scale": "pixels / 255", "mean": facts["mean"], "std": facts["std"]}
+    preprocessing |= {"input_size": settings.input_size, "interpolation": "bilinear"} if settings.input_size else {}
+    source = None
+    if settings.backbone is not None:
+        from pubsel.data.features import described  # and with it timm: a second
+
+        preprocessing, source = described(settings.backbone)
+
+    return facts | {
+        "model": without_paths(facts["model"]),
+        "preprocessing": preprocessing,
+        "backbone_source": source,
+        "head": head(whole, facts),
+    }
+
+
+def head(whole: nn.Module, facts: dict[str, Any]) -> dict[str, Any]:
+    """Return what gives the logits: the last linear layer, or the network as a whole."""
+    if isinstance(whole, models.Network):
+        return {"kind": "part of the network", "outputs": len(facts["classes"])}
+    linear = next(module for module in whole.modules() if isinstance(module, nn.Linear))
+    return {
+        "kind": "linear", "inputs": linear.in_features, "outputs": linear.out_features,
+        "bias": linear.bias is not None, "after": facts["frozen"],
+    }  # fmt: skip
+
+
+def without_paths(values: Any) -> Any:
+    """Return settings in which every path is only the name of its file."""
+    if isinstance(values, dict):
+        return {key: without_paths(value) for key, value in values.items()}
+    if isinstance(values, list):
+        return [without_paths(value) for value in values]
+    return Path(values).name if isinstance(values, str) and os.sep in values else values
+
+
+def contents(told: card.Told, whole: nn.Module) -> dict[str, bytes]:
+    """Return the files of the folder by name, a function of their arguments alone."""
+    # Layers that share a weight, or keep it in another order of channels, have a copy each.
+    state = {name: tensor.detach().cpu() for name, tensor in whole.state_dict().items()}
+    weights = save({name: tensor.clone(memory_format=torch.contiguous_format) for name, tensor in state.items()})
+    return {
+        WEIGHTS: weights,
+        CONFIG: (json.dumps(card.config(told), indent=1, sort_keys=True) + "\n").encode(),
+        "README.md": card.readme(told).encode(),
+        "privacy.html": card.page(told, hashlib.sha256(weights).hexdigest()).encode(),
+    }
+
+
+def write(target: Path, files: dict[str, bytes], private: bool) -> None:
+    """Make a folder of these files, whole or not at all; `private`: only its owner may read it. UserError if it cannot
+    be written, or if there is something by now."""
+    partial = target.with_name(f".{target.name}.{secrets.token_hex(4)}.part")
+    try:
+        partial.parent.mkdir(parents=True, exist_ok=True)
+        partial.mkdir(mode=records.PRIVATE_FOLDER if private else 0o777)
+        for name, content in files.items():
+            records.write_whole(partial / name, content, records.PRIVATE_FILE if private else 0o666)
+
+        # Takes the place of an empty folder, and of nothing else.
+        os.rename(partial, target)
+        records.sync_folder(target.parent)
+    except OSError as error:
+        raise UserError(f"to={target}: cannot be written: {error.strerror or error}") from None
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)

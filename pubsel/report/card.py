@@ -1,0 +1,219 @@
+"""The card and the privacy page of a model that is given away, from what was released and from public inputs alone.
+
+`told` takes both from a record, key by key: what is not named there (utility, loss, distance, notes, seed, time,
+machine, paths) cannot get into the folder. All else here are pure functions of what `told` returns.
+"""
+
+import math
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pubsel.privacy import adversary
+from pubsel.records import at
+from pubsel.settings.identity import is_path, short_name
+from pubsel.settings.keys import public_sets
+from pubsel.tables.join import guarantee
+
+HERE = Path(__file__).resolve().parent
+OS_NOISE = "operating system"
+SHOWN = 20  # names of classes on the card; config.json has all
+GROUPS = (2, 5, 10)  # images of a person, for whom the page states what remains
+ALARMS = 0.01  # of false alarms, for which the page states how many members are recognised
+WORDS = {
+    "selection of the public set": "choice of the public data",
+    "before training": "first release, before training",
+}
+
+
+@dataclass(frozen=True)
+class Told:
+    """What a card and a privacy page tell of a model.
+
+    facts: config.json (`training.classifier.facts_of`, without paths, and what `commands.export` adds); parts: the
+    releases, each with what, epsilon, delta, rate, steps, noise_multiplier and accountant; epsilon, delta: of all of
+    them, None without a guarantee; examples: how many private ones, which is treated as public; against: why the model
+    should not be given away, empty if nothing is against it.
+    """
+
+    facts: dict[str, Any]
+    statement: str
+    epsilon: float | None
+    delta: float
+    weak: bool
+    parts: tuple[dict[str, Any], ...]
+    examples: int
+    private: str
+    public: str | None
+    candidates: tuple[str, ...]
+    method: str
+    network: str
+    not_covered: tuple[str, ...]
+    against: tuple[str, ...]
+    version: str
+    commit: str | None
+
+
+def told(record: dict[str, Any], facts: dict[str, Any]) -> Told:
+    """Return what may be told of a run, from its record and the facts about its model."""
+    privacy, settings = record["privacy"], record["settings"]
+    candidates = [] if at(settings, "pair.public") != "auto" else at(settings, "pair.candidates") or []
+    public = at(settings, "pair.public")
+    if candidates:
+        public = next(c for c in candidates if "+".join(map(str, public_sets(c))) == record["public"])
+    return Told(
+        facts=facts,
+        statement=str(privacy["statement"]),
+        epsilon=privacy["epsilon"],
+        delta=float(privacy.get("delta") or 0.0),
+        weak=guarantee(record) == "weak",
+        parts=parts_of(privacy),
+        examples=int(record["private_examples"]),
+        private="private images, which their owner does not name" if is_path(record["private"]) else record["private"],
+        public=None if record["public"] is None else _named(public, record["private"]),
+        candidates=tuple(_named(candidate, record["private"]) for candidate in candidates),
+        method=str(record["algorithm"]),
+        network=network_of(facts["model"]),
+        not_covered=not_covered(record),
+        against=against(record),
+        version=str(at(record, "versions.pubsel")),
+        commit=record.get("commit"),
+    )
+
+
+def against(record: dict[str, Any]) -> tuple[str, ...]:
+    """Return why no guarantee allows to give the model of a run away; empty if nothing is against it."""
+    privacy = record["privacy"]
+    if privacy.get("epsilon") is None:
+        return ("its weights were trained without noise, so no guarantee covers them",)
+    reasons = []
+    if privacy.get("valid") is not True:
+        reasons.append("its guarantee is not valid: the published accounting is unsound")
+    if privacy["epsilon"] > 0 and privacy.get("noise_source") != OS_NOISE:
+        reasons.append("its noise follows from a seed, so that whoever knows the seed can subtract it")
+    return tuple(reasons)
+
+
+def parts_of(privacy: dict[str, Any]) -> tuple[dict[str, Any], ...]:
+    """Return the releases that the statement of a record is about, alike whether there was one or several."""
+    keys = ("what", "epsilon", "delta", "rate", "steps", "noise_multiplier", "accountant")
+    if privacy.get("epsilon") is None:
+        return ()
+    whole = privacy | {"what": "training", "rate": privacy.get("sampling_rate")}
+    return tuple({key: part[key] for key in keys} for part in privacy.get("parts") or [whole])
+
+
+def not_covered(record: dict[str, Any]) -> tuple[str, ...]:
+    """Return what the guarantee of a run does not cover, in sentences, of which some depend on its settings."""
+    settings = record["settings"]
+    sentences = [
+        "Settings, data sets and methods, if somebody chose them by looking at the private images or at results on "
+        "them.",
+        "What is treated as public: the number of private images, their shape, the names of the classes (of private "
+        "folders too), and which images were kept for testing.",
+        "Other releases of the same images: their epsilons add up. The owner has a list of them (pubsel runs).",
+        "What the model says about people in general, whether or not an image of theirs was used.",
+        "Images for testing and validation. No figure that was measured on them is in this folder.",
+        "What a computer shows while it trains, such as time and memory.",
+    ]
+    if record["public"] is not None:
+        sentences.append("The public data: nobody in them is protected.")
+    if at(settings, "pair.take") == "train":
+        sentences.append("A part of the private images that was declared public, and used as public data.")
+    if at(settings, "pair.overlap") == "drop":
+        sentences.append("Which public images were left out because they are also private.")
+    if _published(settings["model"]):
+        sentences.append("The images that the published weights were trained on, which others chose.")
+    if record["privacy"].get("noise_source") == "seeded" and record["privacy"].get("epsilon"):
+        sentences.append("Adversaries who know or guess the seed of the noise, which is a small number.")
+    return tuple(sentences)
+
+
+def _published(model: dict[str, Any]) -> bool:
+    """Return whether weights of others are in a model, or before it."""
+    backbone = model.get("backbone")
+    if backbone:
+        return backbone["architecture"] not in ("scattering", "pixels")
+    return bool(model.get("pretrained") or model.get("checkpoint"))
+
+
+def _named(public: Any, private: str) -> str:
+    """Return the name of public data, joined by + if there are several; of a path its last part. What has the name of
+    the private data is a part of them, and their path is not told."""
+    sets = public if isinstance(public, list) else [public]
+    own = short_name(private) if is_path(private) else None
+    return " + ".join(
+        "a part of the private data" if own is not None and short_name(str(name)) == own else short_name(str(name))
+        for name in sets
+    )
+
+
+def network_of(model: dict[str, Any]) -> str:
+    """Return a network in words, by its settings."""
+    if backbone := model.get("backbone"):
+        kind = {"pixels": "pixels", "scattering": "wavelet scattering"}.get(backbone["architecture"])
+        return f"a linear classifier on {kind or 'features of ' + backbone['architecture']}"
+    name = model.get("architecture") or model["name"]
+    trained = model.get("trained") or [key for key in ("lora", "adapters") if model.get(key)]
+    return f"the network {name}" + (f", of which {', '.join(trained)} is trained" if trained else "")
+
+
+def config(told: Told) -> dict[str, Any]:
+    """Return config.json: the facts, and the guarantee for programs."""
+    privacy = {
+        "statement": told.statement, "epsilon": told.epsilon, "delta": told.delta, "unit": "one training image",
+        "against": list(told.against),
+    }  # fmt: skip
+    return told.facts | {"made_by": f"pubsel {told.version}", "privacy": privacy}
+
+
+def readme(told: Told) -> str:
+    """Return README.md, a model card in the layout of Hugging Face."""
+    return _rendered("card.md", told, escape=False)
+
+
+def page(told: Told, digest: str) -> str:
+    """Return privacy.html. digest: the SHA-256 of model.safetensors, by which both belong together."""
+    return _rendered("privacy.html", told, escape=True, digest=digest, meaning=meaning(told))
+
+
+def meaning(told: Told) -> dict[str, Any]:
+    """Return what the guarantee means for the best adversary, in percent, rounded up: how often it is right, how many
+    members it recognises at ALARMS, and how often it is right about a person with several images."""
+    if told.epsilon is None:
+        return {}
+    epsilon, delta = told.epsilon, told.delta
+    variation = adversary.variation_of(told.parts, epsilon, delta)
+    groups = [(size, *adversary.of_group(epsilon, delta, size)) for size in GROUPS]
+    return {
+        "right": percent(adversary.success(epsilon, delta, variation)),
+        "recognised": percent(adversary.recognised(epsilon, delta, variation, ALARMS)),
+        "factor": f"{math.exp(min(epsilon, 700.0)):.4g}",
+        "groups": [(k, e, d, percent(adversary.success(e, d, k * variation))) for k, e, d in groups],
+    }
+
+
+def percent(share: float) -> str:
+    """Return a share in percent, rounded up to a tenth: a bound may not be rounded down."""
+    return f"{min(100.0, math.ceil(1000 * share - 1e-6) / 10):g} %"
+
+
+def plain(text: str) -> str:
+    """Return a text so that Markdown shows it as it is."""
+    return re.sub(r"([\\`*_{}\[\]<>()#+!|~&-])", r"\\\1", " ".join(text.split()))
+
+
+def _rendered(name: str, told: Told, *, escape: bool, **values: Any) -> str:
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+    environment = Environment(
+        loader=FileSystemLoader(HERE),
+        autoescape=escape,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        undefined=StrictUndefined,
+    )
+    environment.filters |= {"plain": plain, "short": lambda value: f"{value:.4g}"}
+    environment.globals |= {"SHOWN": SHOWN, "WORDS": WORDS, "GAUSSIAN": adversary.GAUSSIAN}
+    return environment.get_template(name).render(told=told, **values).strip() + "\n"

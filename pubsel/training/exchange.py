@@ -1,0 +1,72 @@
+"""A trained model as ONNX, for programs without torch. Needs the extra `onnx`."""
+
+import contextlib
+import io
+import logging
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from pubsel.messages import UserError
+from pubsel.training.classifier import example_input, logits_of
+
+NEAR = 1e-3  # of the largest logit: how far those of ONNX may be off, with sums in another order
+REMEDY = "pip install pubsel[onnx], or leave format=onnx out"
+
+
+def as_onnx(whole: nn.Module, facts: dict[str, Any]) -> bytes:
+    """Return a whole model as ONNX: "images", uint8 [n, c, h, w], or "features", float32 [n, d] -> "logits",
+    [n, classes], for any n. It has no text about the machine that made it.
+
+    UserError if a package is absent, if the network cannot be written as ONNX, or if it gives other logits there.
+    """
+    try:
+        import onnx  # noqa: F401
+        import onnxruntime
+        import onnxscript  # noqa: F401  torch writes ONNX with it
+    except ImportError as error:
+        raise UserError(f"format=onnx needs {error.name}: {REMEDY}") from None
+
+    x = example_input(whole.eval(), facts)
+    name = "images" if x.dtype == torch.uint8 else "features"
+    try:
+        with _quiet():
+            program = torch.onnx.export(
+                whole, (torch.cat([x, x]),), input_names=[name], output_names=["logits"], dynamo=True,
+                dynamic_shapes=({0: torch.export.Dim("n")},), verbose=False,
+            )  # fmt: skip
+            assert program is not None
+            model = program.model_proto
+    except Exception as error:
+        reason = " ".join(str(error).split())[:100] or type(error).__name__
+        raise UserError(f"format=onnx: torch cannot write this network as ONNX ({reason}): leave it out") from None
+
+    # torch notes for each operation in which file of this machine it was called.
+    for part in (model, model.graph, *model.graph.node, *model.graph.value_info, *model.graph.initializer,
+                 *model.functions, *(node for function in model.functions for node in function.node)):  # fmt: skip
+        part.doc_string = ""
+        del part.metadata_props[:]
+    written: bytes = model.SerializeToString(deterministic=True)
+
+    session = onnxruntime.InferenceSession(written, providers=["CPUExecutionProvider"])
+    expected = np.array(logits_of(whole, x))
+    several = session.run(None, {name: x.repeat(3, *[1] * (x.dim() - 1)).numpy()})[0]
+    if several.shape != (3, len(expected)) or np.abs(several - expected).max() > NEAR * (1 + np.abs(expected).max()):
+        raise UserError("format=onnx: the network gives other answers as ONNX: leave it out")
+    return written
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep what torch says of its own steps off the screen."""
+    logging.disable(logging.WARNING)
+    try:
+        with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(logging.NOTSET)

@@ -1,0 +1,682 @@
+"""A run as a folder that may be given away: it answers as the run does, and has nothing in it that was not released."""
+
+import getpass
+import json
+import math
+import os
+import re
+import shutil
+import socket
+import stat
+import subprocess
+import sys
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+import timm
+import torch
+import yaml
+from PIL import Image
+from safetensors.torch import load_file, save_file
+from scipy.stats import norm
+
+import pubsel
+from pubsel import records
+from pubsel.cli import main
+from pubsel.commands import export
+from pubsel.messages import UserError
+from pubsel.privacy import accountant, adversary
+from pubsel.report import card
+from tests.test_report import CONTRAST, Page, browser, complaints, opened
+
+__all__ = ["browser"]  # a fixture
+
+NETWORK = "test_efficientnet"
+NAMES = ("a|b *c*", "bee", "<b>cow & co")  # as folders may be called
+COUNTS = (47, 41, 37)  # private images of a class, apart from those for testing
+SEED = 918273645
+FILES = {"model.safetensors", "config.json", "README.md", "privacy.html"}
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Private images as a folder and as npz files, weights of a tiny network, and the runs of all tests."""
+    home = tmp_path_factory.mktemp("clinic_of_dr_faustus")
+    draw, i = np.random.default_rng(0), 0
+    for label, (name, n) in enumerate(zip(NAMES, COUNTS, strict=True)):
+        for part, many in (("train", n), ("test", 8)):
+            for _ in range(many):
+                path = home / "patients_of_1975" / part / name / f"margarete_{i:03}.png"
+                path.parent.mkdir(parents=True, exist_ok=True)
+                Image.fromarray(draw.normal(60 + 50 * label, 40, (8, 8)).clip(0, 255).astype(np.uint8)).save(path)
+                i += 1
+
+    images = draw.integers(256, size=(90, 8, 8), dtype=np.uint8)
+    labels = np.arange(90) % 3
+    both = np.stack([labels % 2, labels // 2], 1)
+    for name, y in (("three", labels), ("noise_8", labels), ("several", both)):
+        parts = {"train_images": images[:60], "train_labels": y[:60], "test_images": images[60:], "test_labels": y[60:]}
+        np.savez(home / f"{name}.npz", **parts)
+    torch.manual_seed(0)
+    (home / "weights").mkdir()
+    save_file(timm.create_model(NETWORK, num_classes=10).state_dict(), str(home / "weights" / "tiny.safetensors"))
+    return home
+
+
+@pytest.fixture(autouse=True)
+def here(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(home)
+    monkeypatch.delenv("PUBSEL_DATA", raising=False)
+
+
+FOLDER = ("pair.private=./patients_of_1975", "algorithm=dp_sgd", "training.epochs=3", "model=linear",
+          "training.batch_size=125")  # fmt: skip
+SECURE = "privacy.secure_noise=true"
+NPZ = ("pair.private=three.npz", "pair.public=three.npz", SECURE)
+TINY = (
+    "model=mobilenetv2", f"model.backbone.architecture={NETWORK}", "model.backbone.input_size=32",
+    "model.backbone.checkpoint=weights/tiny.safetensors",
+)  # fmt: skip
+CHOICE = ("pair.private=./patients_of_1975", "pair.public=auto", "pair.candidates=[digits,[./three.npz,noise_8.npz]]",
+          "epsilon_select=0.5", "pair.take=test", "pair.m=30", "distance=gsd_m200", "distance.k=4", "distance.m=30",
+          "distance.initialisations=1", "model=pixels", "algorithm=dp_pca", "algorithm.k=5", "training=pillar",
+          "training.steps=3", "training.batch_size=125", SECURE)  # fmt: skip
+
+
+def trained(*words: str) -> pubsel.Record:
+    """The record of a short run, made once for all tests that ask for it."""
+    always = ("estimate=false", "threads=1", "device=cpu", "epsilon=4", "training.batch_size=60", f"seed={SEED}")
+    few = () if "pair.take=test" in words else ("pair.take=train", "pair.m=12", "distance=none")
+    given = {word.partition("=")[0] for word in words}
+    return pubsel.train(*(word for word in (*few, *always) if word.partition("=")[0] not in given), *words)
+
+
+def exported(record: pubsel.Record, target: Path, *words: str) -> Path:
+    assert main(["export", str(record.folder), f"to={target}", "threads=1", *words]) == 0
+    return target
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+# It answers as the run does
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        (*FOLDER, SECURE),
+        (*NPZ, "model=digits_cnn", "algorithm=dp_sgd", "training=digits", "training.epochs=2"),
+        (*NPZ, "model=timm", f"model.architecture={NETWORK}", "model.checkpoint=weights/tiny.safetensors",
+         "model.norm=freeze", "model.input_size=32", "model.trained=[head]", "algorithm=dp_sgd", "training.epochs=2"),
+        (*NPZ, "model=scattering", "algorithm=dp_sgd", "training.epochs=3"),
+        (*NPZ, "model=pixels", "algorithm=whitened_head"),
+        (*NPZ, *TINY, "algorithm=pillar", "algorithm.k=5", "training=pillar", "training.steps=3"),
+        (*NPZ, "pair.private=several.npz", "pair.public=several.npz", "model=linear", "algorithm=dp_sgd",
+         "training.epochs=3"),
+        CHOICE,
+    ],
+    ids=["folder", "network", "timm", "scattering", "whitened", "backbone", "labels", "choice"],
+)  # fmt: skip
+def test_the_folder_answers_as_the_run_does(words: tuple[str, ...], tmp_path: Path) -> None:
+    record = trained(*words)
+    folder = exported(record, tmp_path / "model")
+    assert {path.name for path in folder.iterdir()} == FILES
+    state = torch.load(record.folder / "model.pt", weights_only=True)
+    given = load_file(folder / "model.safetensors")
+    assert given.keys() == state.keys()
+    assert all(torch.equal(given[name], state[name]) for name in state)
+
+    data_root = "weights"  # where the file of the backbone's weights is looked for: its path is in no file
+    images = "patients_of_1975" if "patients" in record["private"] else record["private"]
+    expected = record.predict(images)
+    loaded = pubsel.load(folder)
+    told = loaded.predict(images, data_root=data_root)
+    np.testing.assert_allclose(told.probabilities, expected.probabilities, atol=1e-6)  # sums in another order
+    assert (told.classes, told.multi_label) == (expected.classes, expected.multi_label)
+    assert str(loaded) == record["privacy"]["statement"]
+    output = tmp_path / "answers.csv"
+    assert main(["predict", str(folder), images, f"output={output}", f"data_root={data_root}"]) == 0
+    assert len(output.read_text().splitlines()) == len(expected) + 1
+
+
+def test_config_json_says_what_it_takes_to_use_the_model(tmp_path: Path) -> None:
+    record = trained(*NPZ, *TINY, "algorithm=pillar", "algorithm.k=5", "training=pillar", "training.steps=3")
+    config = json.loads((exported(record, tmp_path / "model") / "config.json").read_text())
+    facts = json.loads((record.folder / "model.json").read_text())
+    assert config["backbone"] == facts["backbone"]
+    assert config["backbone_source"] == "the file tiny.safetensors, which is not published with timm"
+    assert config["model"]["backbone"]["checkpoint"] == "tiny.safetensors"
+    assert (config["classes"], config["shape"], config["multi_label"]) == (["0", "1", "2"], [1, 8, 8], False)
+    assert config["head"]["kind"] == "linear"
+    assert config["head"]["inputs"] == 5
+    assert config["preprocessing"]["size"] == 32
+    assert config["privacy"]["epsilon"] == record["privacy"]["epsilon"]
+    assert config["privacy"]["against"] == []
+
+    published = trained(*NPZ, "model=scattering", "algorithm=dp_sgd", "training.epochs=3")
+    config = json.loads((exported(published, tmp_path / "other") / "config.json").read_text())
+    assert config["backbone_source"] == "none: it has no weights"
+    assert config["preprocessing"]["J"] == config["model"]["backbone"]["scattering"]["J"]
+
+
+def test_the_source_of_published_weights_is_their_page() -> None:
+    from pubsel.data.features import described
+    from pubsel.settings.keys import Backbone
+
+    how, source = described(Backbone("resnet18.a1_in1k"))
+    assert source == "https://huggingface.co/timm/resnet18.a1_in1k"
+    assert (how["size"], how["resize"], how["interpolation"]) == (224, 236, "bicubic")
+
+
+def test_another_backbone_or_damaged_files_are_refused(tmp_path: Path) -> None:
+    record = trained(*NPZ, *TINY, "algorithm=pillar", "algorithm.k=5", "training=pillar", "training.steps=3")
+    folder = exported(record, tmp_path / "model")
+    torch.manual_seed(1)
+    other = tmp_path / "other.safetensors"
+    save_file(timm.create_model(NETWORK, num_classes=10).state_dict(), str(other))
+    with pytest.raises(UserError, match="its weights here are not those that the model was trained with"):
+        pubsel.load(folder).predict("three.npz", checkpoint=other)
+    with pytest.raises(UserError, match=r"tiny\.safetensors: no such file"):
+        pubsel.load(folder).predict("three.npz", data_root="nowhere")
+
+    loaded = pubsel.load(folder)
+    state = load_file(folder / "model.safetensors")
+    save_file({name: tensor + 1 for name, tensor in state.items()}, str(folder / "model.safetensors"))
+    with pytest.raises(UserError, match=r"does not have the weights that the config\.json next to it names"):
+        loaded.predict("three.npz")
+    (folder / "model.safetensors").write_bytes(b"{")
+    with pytest.raises(UserError, match=r"model\.safetensors does not fit the config\.json next to it"):
+        loaded.predict("three.npz")
+    (folder / "model.safetensors").unlink()
+    with pytest.raises(UserError, match=r"model\.safetensors: no such file, the weights"):
+        loaded.predict("three.npz")
+    (folder / "config.json").write_text("{}")
+    with pytest.raises(UserError, match=r"config\.json: it lacks model: bring it back"):
+        pubsel.load(folder)
+
+
+# Nothing in it that was not released
+
+
+def elsewhere(record: pubsel.Record, folder: Path) -> Path:
+    """A copy of a run with only what the folder may depend on: weights, model.json and, of the record, what is covered
+    or public. All else in the record is another value, and nothing else is there: no data, no log."""
+    run = folder / "runs" / "another_name"
+    run.mkdir(parents=True)
+    torch.save(torch.load(record.folder / "model.pt", weights_only=True), run / "model.pt")
+    shutil.copy(record.folder / "model.json", run)
+
+    kept = {"privacy", "weights", "algorithm", "private_examples", "settings", "public", "commit"}
+    other = {
+        "utility": 0.123,
+        "test_examples": 7,
+        "epsilon": 4.5,
+        "seconds": 1.5,
+        "seed": 1,
+        "private": "/other/data",
+    }
+    values = {key: record[key] if key in kept else other.get(key, f"other {key}") for key in record}
+    settings = json.loads(json.dumps(values["settings"]))
+    used = {"take", "overlap", "candidates", "public", "private"}
+    pair = {key: value if key in used else "other" for key, value in settings["pair"].items()}
+    if pair["public"] == pair["private"]:  # that it is a part of the private data is told, and not of which
+        pair["public"] = values["public"] = "/other/data"
+    settings["pair"] = pair | {"private": "/other/data"}
+    values["settings"] = {
+        key: value if key in ("pair", "model") else f"other {key}" for key, value in settings.items()
+    }  # fmt: skip
+    values["versions"] = {"pubsel": record["versions"]["pubsel"], "python": "9"}
+    privacy_of_training = ("claimed_epsilon", "adjacency", "not_covered", "sampling", "sensitivity", "composition")
+    values["privacy"] = record["privacy"] | dict.fromkeys(privacy_of_training, "other")
+    (run / "result.json").write_text(json.dumps(values))
+    return run
+
+
+@pytest.mark.attack
+@pytest.mark.parametrize(
+    "words",
+    [
+        (*FOLDER, SECURE),
+        (*NPZ, *TINY, "algorithm=pillar", "algorithm.k=5", "training=pillar", "training.steps=3"),
+        CHOICE,
+    ],
+    ids=["network", "backbone", "choice"],
+)
+def test_every_byte_is_a_function_of_what_was_released(words: tuple[str, ...], tmp_path: Path, home: Path) -> None:
+    """Built again in another process, in another place, from the releases alone, while the data are out of reach."""
+    record = trained(*words)
+    expected = contents(exported(record, tmp_path / "model"))
+    run = elsewhere(record, tmp_path / "copy")
+    hidden = home.with_name("hidden")
+    environment = {**os.environ, "PYTHONPATH": str(Path(pubsel.__file__).parents[1]), "HOME": str(tmp_path)}
+    home.rename(hidden)
+    try:
+        command = [
+            sys.executable,
+            "-m",
+            "pubsel",
+            "export",
+            str(run),
+            "to=again",
+            "data_root=nowhere",
+            "download=false",
+        ]
+        done = subprocess.run(
+            command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300, check=False
+        )
+    finally:
+        hidden.rename(home)
+    assert done.returncode == 0, done.stderr
+    assert contents(tmp_path / "again") == expected
+
+
+@pytest.mark.attack
+@pytest.mark.parametrize("words", [(*FOLDER, SECURE), FOLDER, CHOICE], ids=["network", "seeded", "choice"])
+def test_planted_secrets_are_in_no_byte(words: tuple[str, ...], tmp_path: Path, home: Path) -> None:
+    record = trained(*words)
+    folder = exported(record, tmp_path / "given", "anyway=true")
+    figures = [record["utility"], *record["utility_interval"], record["selection"]["test"]]
+    secrets = [
+        "margarete", "patients", "1975", "faustus", str(SEED), socket.gethostname(), str(home), str(tmp_path),
+        record["identity"], record["streams"]["code"], record["finished"][:10], record["hardware"], sys.prefix, "given",
+        *map(str, figures), *(f"{100 * value:.2f}" for value in figures),
+    ]  # fmt: skip
+    for name, content in contents(folder).items():
+        lower = content.lower()
+        for secret in secrets:
+            if re.search(r"[a-z_]", secret) or len(secret) > 6:
+                assert secret.lower().encode() not in lower, (name, secret)
+        if name != "model.safetensors":
+            numbers = re.findall(r"(?<![\w.-])\d[\d.,]*", content.decode())
+            assert not {str(n) for n in (*COUNTS, record["test_examples"])} & set(numbers), name
+    assert getpass.getuser() == "root" or getpass.getuser().encode() not in b"".join(contents(folder).values())
+
+
+def test_a_path_in_the_settings_of_a_network_is_cut_to_the_name_of_its_file() -> None:
+    model = {"checkpoint": "/home/faust/a.pth", "options": {"files": ["~/b/c.pth"], "depth": 3}, "name": "timm"}
+    cut = {"checkpoint": "a.pth", "options": {"files": ["c.pth"], "depth": 3}, "name": "timm"}
+    assert export.without_paths(model) == cut
+
+
+def test_public_data_are_named_without_their_path_and_private_ones_not_at_all() -> None:
+    assert card._named(["/home/faust/flowers", "mnist"], "/home/faust/patients") == "flowers + mnist"
+    assert card._named("../patients", "/home/faust/patients") == "a part of the private data"
+    assert card._named("digits", "digits") == "digits"
+
+
+# What may not be given away
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        (FOLDER, "its noise follows from a seed.*: train again with privacy.secure_noise=true; that spends epsilon 4"),
+        ((*FOLDER, "algorithm=non_private", "training=digits"), "its weights were trained without noise"),
+        ((*FOLDER, SECURE, "epsilon=inf"), "its weights were trained without noise.*: train with epsilon=NUMBER"),
+        ((*NPZ, "model=linear", "algorithm=gep", "algorithm.k=5", "privacy.accounting=paper", "training.epochs=2"),
+         "its guarantee is not valid.*: train again with privacy.accounting=prv"),
+    ],
+    ids=["seeded", "non_private", "no noise", "paper"],
+)  # fmt: skip
+def test_what_is_not_covered_is_refused_unless_anyway(
+    words: tuple[str, ...], why: str, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    words = tuple(word for word in words if word != "algorithm=dp_sgd" or "algorithm=non_private" not in words)
+    record = trained(*words)
+    capsys.readouterr()
+    assert main(["export", str(record.folder), f"to={tmp_path / 'model'}"]) == 1
+    told = capsys.readouterr().err.splitlines()
+    assert len(told) == 1
+    assert re.search(f"{why}.*; or set anyway=true, which the folder then says on top$", told[0]), told[0]
+    assert list(tmp_path.iterdir()) == []
+
+    folder = exported(record, tmp_path / "model", "anyway=true")
+    assert "which may NOT be given away" in capsys.readouterr().out
+    reason = why.partition(".*")[0]
+    _, front, text = (folder / "README.md").read_text().split("---\n", 2)
+    assert "differential-privacy" not in front
+    assert text.strip().startswith(
+        f"> **Do not give this model away.** It was exported with `anyway=true`, although {reason}"
+    )
+    page = (folder / "privacy.html").read_text()
+    before = re.sub("<[^>]*>", "", page[page.index("<main>") : page.index("<h1>")])
+    assert before.strip().startswith("Do not give this model away. It was exported with anyway=true, although")
+    assert reason in before
+    assert json.loads((folder / "config.json").read_text())["privacy"]["against"] != []
+    assert {stat.S_IMODE(path.stat().st_mode) for path in folder.iterdir()} == {0o600}
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+
+
+def test_what_was_trained_on_public_data_alone_needs_no_noise(tmp_path: Path) -> None:
+    record = trained(*NPZ[:2], "model=pixels", "algorithm=only_public", "training=adamix", "training.steps=3")
+    page = (exported(record, tmp_path / "model") / "privacy.html").read_text()
+    assert "at most 50 %" in page
+    assert "Do not give" not in page
+
+
+def test_a_weak_guarantee_is_called_weak_on_top(tmp_path: Path) -> None:
+    record = trained(*FOLDER, SECURE, "privacy.delta=0.02", "privacy.weak=true")
+    folder = exported(record, tmp_path / "model")
+    for name, head in (("README.md", "# A classifier"), ("privacy.html", "<h1>")):
+        assert "delta is above 1/125" in (folder / name).read_text().partition(head)[0]
+
+
+def test_a_guarantee_of_other_weights_is_refused_even_so(tmp_path: Path) -> None:
+    record = trained(*FOLDER, SECURE)
+    run = tmp_path / "run"
+    shutil.copytree(record.folder, run)
+    (run / "result.json").write_text(json.dumps(record | {"weights": "0"}))
+    with pytest.raises(UserError, match=r"result\.json states the guarantee of other weights"):
+        export.run(settings(run, tmp_path / "model", anyway=True))
+    (run / "result.json").unlink()
+    (run / "settings.json").unlink()
+    with pytest.raises(UserError, match=r"it lacks result\.json, which states the guarantee"):
+        export.run(settings(run, tmp_path / "model"))
+    assert not (tmp_path / "model").exists()
+
+
+def settings(run: Path, to: Path, **more: object) -> export.ExportConfig:
+    values = {
+        "run": str(run),
+        "to": str(to),
+        "format": export.Format.safetensors,
+        "anyway": False,
+        "results": "results",
+    }
+    values |= {"data_root": ".", "download": False, "device": None, "threads": 1, "debug": False}
+    return export.ExportConfig(**values | more)
+
+
+def test_a_run_from_before_model_json_is_read_with_its_data(tmp_path: Path) -> None:
+    record = trained(*FOLDER, SECURE)
+    expected = contents(exported(record, tmp_path / "model"))
+    facts = record.folder / "model.json"
+    facts.rename("elsewhere.json")
+    try:
+        assert contents(exported(record, tmp_path / "again", "device=cpu")) == expected
+    finally:
+        Path("elsewhere.json").rename(facts)
+
+
+# The whole folder or nothing
+
+
+def test_the_folder_is_whole_or_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    record = trained(*FOLDER, SECURE)
+    write, n = records.write_whole, 0
+
+    def fails(path: Path, *rest: object) -> None:
+        nonlocal n
+        n += 1
+        if n == 3:
+            raise KeyboardInterrupt
+        write(path, *rest)
+
+    monkeypatch.setattr(records, "write_whole", fails)
+    with pytest.raises(KeyboardInterrupt):
+        export.run(settings(record.folder, tmp_path / "model"))
+    assert n == 3
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_only_an_empty_folder_is_replaced(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    record = trained(*FOLDER, SECURE)
+    (tmp_path / "empty").mkdir()
+    assert {path.name for path in exported(record, tmp_path / "empty").iterdir()} == FILES
+    before = contents(tmp_path / "empty")
+    (tmp_path / "file").write_text("mine")
+    capsys.readouterr()
+    for name in ("empty", "file"):
+        assert main(["export", str(record.folder), f"to={tmp_path / name}"]) == 2
+        assert capsys.readouterr().err.endswith("it is there already: give a new folder, or delete it\n")
+    assert contents(tmp_path / "empty") == before
+    assert (tmp_path / "file").read_text() == "mine"
+
+    with pytest.raises(UserError, match="cannot be written: Directory not empty"):  # it came in the meantime
+        export.write(tmp_path / "empty", {"a": b""}, False)
+    assert contents(tmp_path / "empty") == before
+    assert main(["export", str(record.folder), f"to={tmp_path / 'file' / 'model'}"]) == 1
+    assert "cannot be written: File exists" in capsys.readouterr().err
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["empty", "file"]
+
+
+def test_the_command_says_what_it_needs(capsys: pytest.CaptureFixture) -> None:
+    for words in (["export"], ["export", "NAME"], ["export", "to=model"]):
+        assert main(words) == 2
+        assert "pubsel export RUN to=FOLDER: name of a finished run" in capsys.readouterr().err
+
+
+# The card and the page
+
+
+@pytest.fixture(scope="module")
+def folders(home: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """One run with three releases, and one with names of classes that are hard to write."""
+    place = tmp_path_factory.mktemp("folders")
+    before = Path.cwd()
+    os.chdir(home)
+    try:
+        runs = {"choice": trained(*CHOICE), "plain": trained(*FOLDER, SECURE)}
+        return {name: exported(record, place / name) for name, record in runs.items()}
+    finally:
+        os.chdir(before)
+
+
+def test_the_card_has_the_layout_of_hugging_face(folders: dict[str, Path]) -> None:
+    text = (folders["plain"] / "README.md").read_text()
+    assert text.startswith("---\n")
+    front = yaml.safe_load(text.split("---\n")[1])
+    assert front["pipeline_tag"] == "image-classification"
+    assert front["library_name"] == "pubsel"
+    assert "differential-privacy" in front["tags"]
+    assert re.findall(r"^## (.*)", text, re.MULTILINE) == [
+        "Use", "Classes", "Intended use", "How it was made", "Figures", "Limits", "Files",
+    ]  # fmt: skip
+    assert r"\<b\>cow \& co, a\|b \*c\*, bee." in text
+    assert "The names are public" in text
+    assert "\n\n\n" not in text
+    rows = re.findall(r"^\|.*", text, re.MULTILINE)
+    assert {len(re.findall(r"(?<!\\)\|", row)) for row in rows} == {3}
+    assert "private images, which their owner does not name" in text
+    assert "This card states no accuracy" in text
+
+
+def test_the_page_names_every_release_with_its_share(folders: dict[str, Path], home: Path) -> None:
+    text = (folders["choice"] / "privacy.html").read_text()
+    rows = [re.findall(r"<td[^>]*>(.*?)</td>", row) for row in re.findall(r"<tr><td>.*?</tr>", text)]
+    released = {row[0]: row for row in rows if len(row) == 5}
+    expected = {"choice of the public data": 0.5, "first release, before training": None, "training": None}
+    assert set(released) == {*expected, "<strong>together</strong>"}
+    assert released["choice of the public data"][1:3] == ["0.5", "11 %"]
+    shares = [int(row[2].split()[0]) for row in released.values()]
+    assert sum(shares[:-1]) == pytest.approx(shares[-1], abs=1)
+    assert float(released["<strong>together</strong>"][1]) == pytest.approx(4.5, abs=0.01)
+    card_text = (folders["choice"] / "README.md").read_text()
+    assert re.search(r"\| public data \| .*, chosen privately from three.npz \\\+ noise\\_8.npz, digits \|", card_text)
+
+
+def test_the_line_that_checks_epsilon_gives_it(folders: dict[str, Path]) -> None:
+    for name, n in (("plain", 1), ("choice", 2)):
+        text = (folders[name] / "privacy.html").read_text()
+        lines = re.findall(r'python -c "(.*?)"</code>', text.replace("&#34;", '"'))
+        assert len(lines) == n
+        config = json.loads((folders[name] / "config.json").read_text())
+        total = config["privacy"]["epsilon"] - (0.5 if name == "choice" else 0)
+        spent = [eval(line.partition("; print(")[2][:-1], {"spent": accountant.spent}) for line in lines]
+        assert sum(spent) == pytest.approx(total, rel=1e-3)
+
+
+def test_the_page_belongs_to_the_weights(folders: dict[str, Path]) -> None:
+    import hashlib
+
+    for folder in folders.values():
+        digest = hashlib.sha256((folder / "model.safetensors").read_bytes()).hexdigest()
+        assert digest in (folder / "privacy.html").read_text()
+
+
+def test_what_is_not_covered_depends_on_the_settings() -> None:
+    pair = {"pair": {"take": "train", "overlap": "drop"}, "model": {"backbone": {"architecture": "resnet18"}}}
+    privacy = {"epsilon": 1.0, "noise_source": "seeded"}
+    whole = " ".join(card.not_covered({"settings": pair, "privacy": privacy, "public": "digits"}))
+    less = " ".join(
+        card.not_covered(
+            {"settings": {"model": {"name": "linear"}}, "privacy": {"noise_source": "operating system"}, "public": None}
+        )
+    )
+    for words in ("declared public", "left out because", "published weights", "guess the seed", "public data: nobody"):
+        assert words in whole
+        assert words not in less
+
+
+def test_the_page_is_well_formed_and_needs_no_network(folders: dict[str, Path]) -> None:
+    for folder in folders.values():
+        text = (folder / "privacy.html").read_text()
+        page = Page(text)
+        assert page.open == []
+        assert not re.search(r"https?://|@import|src=|<script|url\(", text)
+        policy = next(a["content"] for _, a in page.elements if a.get("http-equiv") == "Content-Security-Policy")
+        assert policy == "default-src 'none'; style-src 'unsafe-inline'"
+
+
+@pytest.mark.parametrize(("width", "scheme"), [(390, "dark"), (1280, "light"), (390, "light"), (1280, "dark")])
+def test_the_page_can_be_read_in_a_browser(browser, folders, width, scheme) -> None:
+    for folder in folders.values():
+        opened(browser, (folder / "privacy.html").as_uri(), width, scheme)
+        assert browser.execute_script("return document.documentElement.scrollWidth <= innerWidth")
+        contrasts = browser.execute_script(CONTRAST)
+        assert contrasts["least"] >= 4.5, contrasts
+        assert (contrasts["page"] < 0.1) == (scheme == "dark")
+        assert complaints(browser) == []
+
+
+def test_the_page_prints_on_one_sheet(browser, folders) -> None:
+    import base64
+
+    for folder in folders.values():
+        opened(browser, (folder / "privacy.html").as_uri(), 1280, "dark")
+        paper = {"preferCSSPageSize": True, "printBackground": True}
+        printed = base64.b64decode(browser.execute_cdp_cmd("Page.printToPDF", paper)["data"])
+        assert len(re.findall(rb"/Type\s*/Page\b", printed)) == 1, folder
+
+
+# What the numbers mean
+
+
+def test_a_program_that_attains_epsilon_and_delta_attains_the_bounds() -> None:
+    """With chance delta it tells the truth; else it answers at random, with odds e^epsilon for the truth."""
+    for epsilon, delta in ((0.1, 0.0), (1.0, 1e-3), (3.0, 0.1)):
+        right = delta + (1 - delta) * math.exp(epsilon) / (1 + math.exp(epsilon))
+        assert adversary.success(epsilon, delta, 1.0) == pytest.approx(right)
+        alarms = (1 - delta) / (1 + math.exp(epsilon))  # of the same program
+        assert adversary.recognised(epsilon, delta, 1.0, alarms) == pytest.approx(right)
+    assert adversary.success(1e6, 0.0, 1.0) == 1.0
+    assert adversary.recognised(1e6, 0.0, 1.0, 0.01) == 1.0
+
+
+def test_bounds_for_gaussian_noise_are_those_of_the_best_test() -> None:
+    """The likelihood ratio of N(0, 1) and N(mu, 1), at every threshold and every (epsilon, delta) of its curve."""
+    for mu in (0.3, 1.0, 2.5):
+        part = {"accountant": "exact Gaussian", "noise_multiplier": 1 / mu, "rate": 1, "steps": 1}
+        for delta in (1e-5, 1e-2):
+            part |= {"epsilon": accountant.gaussian_epsilon(mu, delta), "delta": delta}
+            variation = adversary.variation_of([part], part["epsilon"], delta)
+            assert variation == pytest.approx(2 * norm.cdf(mu / 2) - 1)
+            assert adversary.success(part["epsilon"], delta, variation) == pytest.approx(norm.cdf(mu / 2))
+            for alarms in (1e-3, 0.01, 0.2, 0.6):
+                best = norm.sf(norm.isf(alarms) - mu)
+                assert best <= adversary.recognised(part["epsilon"], delta, variation, alarms) + 1e-9
+
+            # somebody with k examples moves the mean by k mu
+            for size in (2, 5):
+                epsilon, more = adversary.of_group(part["epsilon"], delta, size)
+                assert accountant.gaussian_delta(epsilon, size * mu) <= more + 1e-12
+                assert norm.cdf(size * mu / 2) <= adversary.success(epsilon, more, size * variation) + 1e-12
+
+
+def test_several_releases_add_up() -> None:
+    one = {
+        "accountant": "exact Gaussian",
+        "noise_multiplier": 2.0,
+        "rate": 1,
+        "steps": 1,
+        "epsilon": 2.0,
+        "delta": 1e-5,
+    }
+    pure = {
+        "accountant": "permute-and-flip",
+        "noise_multiplier": 1.0,
+        "rate": 1,
+        "steps": 1,
+        "epsilon": 0.5,
+        "delta": 0.0,
+    }
+    alone = [adversary.variation_of([part], part["epsilon"], part["delta"]) for part in (one, pure)]
+    assert alone[1] == pytest.approx(math.tanh(0.25))
+    assert adversary.variation_of([one, pure], 2.5, 1e-5) == pytest.approx(sum(alone))
+    assert adversary.variation_of([one, pure], 0.1, 0.0) == pytest.approx(math.tanh(0.05))
+
+
+def test_percentages_are_never_rounded_down() -> None:
+    assert [card.percent(share) for share in (0.5, 0.50001, 0.7314, 0.9999, 1.0)] == [
+        "50 %", "50.1 %", "73.2 %", "100 %", "100 %",
+    ]  # fmt: skip
+    values = [float(card.percent(share / 1000).split()[0]) for share in range(1001)]
+    assert all(a <= b for a, b in pairwise(values))
+    assert all(value >= share / 10 - 1e-9 for share, value in enumerate(values))
+
+
+# ONNX
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        (*FOLDER, SECURE),
+        (*NPZ, "model=digits_cnn", "algorithm=dp_sgd", "training=digits", "training.epochs=2"),
+        (*NPZ, "model=pixels", "algorithm=whitened_head"),
+    ],
+    ids=["linear", "network", "features"],
+)
+def test_onnx_gives_the_same_answers(words: tuple[str, ...], tmp_path: Path) -> None:
+    pytest.importorskip("onnx", reason="needs the extra onnx")
+    pytest.importorskip("onnxscript", reason="needs the extra onnx")
+    runtime = pytest.importorskip("onnxruntime", reason="needs the extra onnx")
+    record = trained(*words)
+    folder = exported(record, tmp_path / "model", "format=onnx")
+    assert {path.name for path in folder.iterdir()} == FILES | {"model.onnx"}
+    content = (folder / "model.onnx").read_bytes()
+    for secret in (sys.prefix, str(Path(pubsel.__file__).parent), ".py", "faustus"):
+        assert secret.encode() not in content
+
+    session = runtime.InferenceSession(content, providers=["CPUExecutionProvider"])
+    (given,) = session.get_inputs()
+    x = np.load("three.npz")["test_images"][:7, None]
+    logits = session.run(
+        None, {given.name: x if given.name == "images" else x.reshape(7, -1).astype(np.float32) / 255}
+    )[0]
+    shares = np.exp(logits) / np.exp(logits).sum(1, keepdims=True)
+    np.testing.assert_allclose(shares, record.predict(x[:, 0]).probabilities, atol=1e-4)
+
+
+def test_onnx_that_gives_other_answers_is_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("onnxruntime", reason="needs the extra onnx")
+    pytest.importorskip("onnxscript", reason="needs the extra onnx")
+    from pubsel.training import exchange
+
+    record = trained(*FOLDER, SECURE)
+    monkeypatch.setattr(exchange, "logits_of", lambda whole, x: [0.0, 9.0, 0.0])
+    with pytest.raises(UserError, match="the network gives other answers as ONNX: leave it out"):
+        export.run(settings(record.folder, tmp_path / "model", format=export.Format.onnx))
+    assert not (tmp_path / "model").exists()
+
+
+def test_without_the_packages_of_onnx_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    record = trained(*FOLDER, SECURE)
+    monkeypatch.setitem(sys.modules, "onnx", None)
+    with pytest.raises(UserError, match=r"format=onnx needs .*: pip install pubsel\[onnx\]"):
+        export.run(settings(record.folder, tmp_path / "model", format=export.Format.onnx))
+    assert not (tmp_path / "model").exists()
