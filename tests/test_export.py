@@ -53,10 +53,10 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
                 Image.fromarray(draw.normal(60 + 50 * label, 40, (8, 8)).clip(0, 255).astype(np.uint8)).save(path)
                 i += 1
 
-    images = draw.integers(256, size=(90, 8, 8), dtype=np.uint8)
     labels = np.arange(90) % 3
     both = np.stack([labels % 2, labels // 2], 1)
     for name, y in (("three", labels), ("noise_8", labels), ("several", both)):
+        images = draw.integers(256, size=(90, 8, 8), dtype=np.uint8)
         parts = {"train_images": images[:60], "train_labels": y[:60], "test_images": images[60:], "test_labels": y[60:]}
         np.savez(home / f"{name}.npz", **parts)
     torch.manual_seed(0)

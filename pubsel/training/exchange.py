@@ -34,7 +34,7 @@ def as_onnx(whole: nn.Module, facts: dict[str, Any]) -> bytes:
     x = example_input(whole.eval(), facts)
     name = "images" if x.dtype == torch.uint8 else "features"
     try:
-        with _quiet():
+        with _quiet(), _one_precision():
             program = torch.onnx.export(
                 whole, (torch.cat([x, x]),), input_names=[name], output_names=["logits"], dynamo=True,
                 dynamic_shapes=({0: torch.export.Dim("n")},), verbose=False,
@@ -70,3 +70,16 @@ def _quiet() -> Iterator[None]:
             yield
     finally:
         logging.disable(logging.NOTSET)
+
+
+@contextlib.contextmanager
+def _one_precision() -> Iterator[None]:
+    """Give all layers of cuDNN one precision, without which torch follows no network: a training in this process may
+    have set that of convolutions alone. Nothing is computed on a GPU meanwhile."""
+    convolutions: Any = torch.backends.cudnn.conv  # type: ignore[attr-defined]
+    before = convolutions.fp32_precision
+    torch.backends.cudnn.allow_tf32 = True
+    try:
+        yield
+    finally:
+        convolutions.fp32_precision = before
