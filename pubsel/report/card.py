@@ -108,19 +108,19 @@ def not_covered(record: dict[str, Any]) -> tuple[str, ...]:
     """Return what the guarantee of a run does not cover, in sentences, of which some depend on its settings."""
     settings = record["settings"]
     sentences = [
-        "Settings, data sets and methods, if somebody chose them by looking at the private images or at results on "
+        "Settings, data sets and methods, if somebody chose them by looking at the private examples or at results on "
         "them.",
-        "What is treated as public: the number of private images, their shape, the names of the classes (of private "
-        "folders too), and which images were kept for testing.",
-        "Other releases of the same images: their epsilons add up. The owner has a list of them (pubsel runs).",
-        "What the model says about people in general, whether or not an image of theirs was used.",
-        "Images for testing and validation. No figure that was measured on them is in this folder.",
+        "What is treated as public: the number of private examples, their shape, the names of the classes (of private "
+        "folders too), and which examples were kept for testing.",
+        "Other releases of the same examples: their epsilons add up. The owner has a list of them (pubsel runs).",
+        "What the model says about people in general, whether or not anything of theirs was used.",
+        "Examples for testing and validation. No figure that was measured on them is in this folder.",
         "What a computer shows while it trains, such as time and memory.",
     ]
     if record["public"] is not None:
         sentences.append("The public data: nobody in them is protected.")
     if at(settings, "pair.take") == "train":
-        sentences.append("A part of the private images that was declared public, and used as public data.")
+        sentences.append("A part of the private examples that was declared public, and used as public data.")
     if at(settings, "pair.overlap") == "drop":
         sentences.append("Which public images were left out because they are also private.")
     if _published(settings["model"]):
@@ -162,7 +162,7 @@ def network_of(model: dict[str, Any]) -> str:
 def config(told: Told) -> dict[str, Any]:
     """Return config.json: the facts, and the guarantee for programs."""
     privacy = {
-        "statement": told.statement, "epsilon": told.epsilon, "delta": told.delta, "unit": "one training image",
+        "statement": told.statement, "epsilon": told.epsilon, "delta": told.delta, "unit": "one training example",
         "against": list(told.against),
     }  # fmt: skip
     return told.facts | {"made_by": f"pubsel {told.version}", "privacy": privacy}
