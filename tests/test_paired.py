@@ -76,14 +76,11 @@ def test_without_a_common_seed_there_is_no_difference_and_with_one_no_interval()
     assert sorted(texts["difference"]) == sorted([typeset.MISSING, "−4.00"])
 
 
-def test_rows_are_compared_with_the_reference_of_their_own_data_model_and_epsilon(monkeypatch):
+def test_rows_are_compared_with_the_reference_of_their_own_data_model_and_epsilon():
     places = [{"epsilon": 0.1}, {"private": "mnist"}, {"model": "scattering"}, {}]
     records = []
     for number, place in enumerate(places):
         records += runs(HEAD, {0: 50 + number, 1: 50 + number}, **place) + runs("pillar", {0: 60, 1: 60}, **place)
-    about = join.spec("recipes")
-    about.records["model"].append("scattering")
-    monkeypatch.setattr(join, "spec", lambda _: about)
     rows = paired.compared(table(*records))
     by_place = {(row["private"], row["model"], row["epsilon"]): row["difference"] for row in rows.to_dict("records")}
     assert by_place == {
@@ -226,6 +223,18 @@ def test_time_is_the_median_over_seeds_and_nothing_counts_as_a_twentieth_of_a_se
     assert list(rows.loc["pillar", ["utility", "std", "seeds", "chosen"]]) == [60, 0, 3, False]
     assert rows.loc["pillar, tuned", "chosen"]
     assert rows.loc[HEAD, "utility"] == pytest.approx(81)
+
+
+def test_a_method_has_one_name_in_all_groups():
+    """Two trainings of PILLAR on one set are told apart on the other set too, which has only one of them."""
+    short, long = run("pillar"), run("pillar", utility=0.7)
+    long["settings"]["training"]["steps"] = 7
+    elsewhere = run("pillar", private="mnist")
+    elsewhere["settings"]["training"]["steps"] = 7
+    frame = paired.timed(table(run(), run(private="mnist"), short, long, elsewhere), 1.0)
+    names = {private: list(rows["method"]) for private, rows in frame.groupby("private")}
+    assert names["mnist"] == [HEAD, "pillar\ntraining.steps=7"]
+    assert set(names["flowers5"]) == {HEAD, "pillar", "pillar\ntraining.steps=7"}
 
 
 def test_each_panel_has_a_point_for_each_method(tmp_path):

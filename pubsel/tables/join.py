@@ -196,12 +196,19 @@ def differences(group: list[Cell], shown: tuple[str, ...] = ()) -> list[str]:
 
     Keys in `shown` have a column of their own and are left out.
     """
+    keys = differing(group, shown)
+    return [settings_text(cell, keys) for cell in group]
+
+
+def differing(group: list[Cell], shown: tuple[str, ...] = ()) -> list[str]:
+    """Return the settings, apart from those in `shown`, that are not the same in the whole group."""
     keys = sorted({key for cell in group for key in cell.settings} - set(shown))
-    differing = [key for key in keys if len({cell.settings.get(key) for cell in group}) > 1]
-    return [
-        " ".join(f"{key}={cell.settings[key].strip(chr(34))}" for key in differing if key in cell.settings)
-        for cell in group
-    ]
+    return [key for key in keys if len({cell.settings.get(key) for cell in group}) > 1]
+
+
+def settings_text(cell: Cell, keys: list[str]) -> str:
+    """Return those of these settings that a cell has, as "algorithm.k=250 training.epochs=20"."""
+    return " ".join(f"{key}={cell.settings[key].strip(chr(34))}" for key in keys if key in cell.settings)
 
 
 def names() -> list[str]:

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import pandas
 from scipy import stats
 
-from pubsel.tables.join import Cell, Spec, Table, as_frame, differences, value_of
+from pubsel.tables.join import Cell, Spec, Table, as_frame, differing, settings_text, value_of
 
 OWN = "own"  # as public data of the reference: those of the private set itself
 SHORTEST = 0.05  # seconds; records are rounded to 0.1
@@ -183,14 +183,17 @@ def _rows(table: Table) -> list[Row]:
     names = [_name(cell, kinds[cell["algorithm"]], table.spec) for cell, _ in pairs]
 
     # rows with one name in one group need their settings to be told apart
-    alike: dict[tuple[Any, ...], list[int]] = {}
-    for i, (cell, _) in enumerate(pairs):
-        alike.setdefault((cell["private"], cell["model"], epsilon_of(cell), names[i]), []).append(i)
-    for places in alike.values():
-        for i, apart in zip(places, differences([pairs[i][0] for i in places], ("pair.public",)), strict=True):
-            names[i] += f"\n{apart}" if apart else ""
+    alike: dict[tuple[Any, ...], list[Cell]] = {}
+    for (cell, _), name in zip(pairs, names, strict=True):
+        alike.setdefault((cell["private"], cell["model"], epsilon_of(cell), name), []).append(cell)
+    telling: dict[str, set[str]] = {}
+    for (*_, name), together in alike.items():
+        telling.setdefault(name, set()).update(differing(together, ("pair.public",)))
 
-    return [Row(cell, text, name) for (cell, text), name in zip(pairs, names, strict=True)]
+    # in the other groups too, so that a method has one name in all of them
+    apart = [settings_text(cell, sorted(telling[name])) for (cell, _), name in zip(pairs, names, strict=True)]
+    full = [f"{name}\n{text}" if text else name for name, text in zip(names, apart, strict=True)]
+    return [Row(cell, text, name) for (cell, text), name in zip(pairs, full, strict=True)]
 
 
 def _kind(cell: Cell) -> str:
