@@ -9,7 +9,7 @@ import yaml
 from scipy import stats
 
 from pubsel import algorithms
-from pubsel.algorithms.dp_sgd import NOISE, DPSGD
+from pubsel.algorithms.dp_sgd import DPSGD, NOISE
 from pubsel.algorithms.non_private import NonPrivate
 from pubsel.data import Split, Task
 from pubsel.gradients.matrix import PerExampleGradients, gpu_precision
