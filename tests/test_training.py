@@ -101,7 +101,7 @@ def test_without_noise_a_rate_that_follows_is_what_gradient_descent_bears(tmp_pa
     model = torch.nn.Linear(4, 2)
     torch.nn.init.constant_(model.weight, 3.0)
     torch.nn.init.constant_(model.weight[0], -3.0)
-    settings = training(steps=50, batch_size=64, momentum=momentum, learning_rate=None, milestones=[])
+    settings = training(steps=300, batch_size=64, momentum=momentum, learning_rate=None, milestones=[])
     job = Job(DPSGD("dp_sgd", 100.0, unit=True), schedule(64, settings), 0.0, settings, "name", tmp_path / "c.pt")
     fit(model, problem, job, secret_named())
     assert torch.nn.functional.cross_entropy(model(x), problem.private.y) < 0.7  # log 2 is 0.69
