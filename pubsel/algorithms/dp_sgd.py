@@ -32,9 +32,9 @@ def rate_by_noise(
     """Return the learning rate of a linear classifier for the mean gradient of a batch, clipped to `bound`.
 
     With it, the noise of all T steps adds up to NOISE in a logit, whatever the task: a step moves weights by the rate
-    times noise of deviation noise_multiplier bound / batch_size, momentum multiplies it by 1 / (1 - momentum), and a row
-    of norm `row`, the bias's constant feature included, sees sqrt(T) times that. It is at most what gradient descent
-    bears without noise at a loss of this curvature.
+    times noise of deviation noise_multiplier bound / batch_size, momentum multiplies it by 1 / (1 - momentum), and a
+    row of norm `row`, the bias's constant feature included, sees sqrt(T) times that. It is at most what gradient
+    descent bears without noise at a loss of this curvature.
     """
     stable = 2 * (1 + momentum) / curvature
     noise = noise_multiplier * bound * row * math.sqrt(steps) / ((1 - momentum) * batch_size)
@@ -71,8 +71,9 @@ class FixedClipping(Clipping):
 
     def learning_rate(self, noise_multiplier: float, steps: int, batch_size: int, momentum: float) -> float:
         """Return the learning rate that follows from the noise for a linear classifier on rows of norm 1
-        (`rate_by_noise`): with the bias they have norm sqrt(2), so cross-entropy has a curvature of at most 1."""
-        return rate_by_noise(math.sqrt(2), self.clip_norm, noise_multiplier, steps, batch_size, momentum, 1)
+        (`rate_by_noise`): with the bias they have norm sqrt(2), so cross-entropy has a curvature of at most 1, at which
+        gradient descent would oscillate."""
+        return rate_by_noise(math.sqrt(2), self.clip_norm, noise_multiplier, steps, batch_size, momentum, 1.1)
 
 
 @dataclass

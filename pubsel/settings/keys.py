@@ -465,6 +465,9 @@ class FigureConfig(RunConfig):
     k: list[int] | None = setting(
         "during training: dimensions of the public subspace; null: those of the figure", at_least=1
     )
+    at_epsilon: float = setting(
+        "a table's utility against time: epsilon of the runs that are drawn", over=0, infinite=True
+    )
     points: int | None = setting(
         "during training: number of steps that are measured; null: that of the figure", at_least=1
     )
