@@ -32,7 +32,8 @@ class Record(records.Record):
     """The result of a command: the keys of its result.json, as a dictionary. It prints as the command does; in a
     notebook it also shows its keys.
 
-    folder: the folder that contains it, with the model of a run in model.pt and model.json.
+    folder: the folder that contains it, with the model of a run in model.pt and model.json. Of a folder that `pubsel
+    export` made, it has the keys of config.json.
     """
 
     def predict(self, images: Any, *words: str, **settings: Any) -> Predictions:

@@ -598,26 +598,13 @@ def test_bounds_for_gaussian_noise_are_those_of_the_best_test() -> None:
 
 
 def test_several_releases_add_up() -> None:
-    one = {
-        "accountant": "exact Gaussian",
-        "noise_multiplier": 2.0,
-        "rate": 1,
-        "steps": 1,
-        "epsilon": 2.0,
-        "delta": 1e-5,
-    }
-    pure = {
-        "accountant": "permute-and-flip",
-        "noise_multiplier": 1.0,
-        "rate": 1,
-        "steps": 1,
-        "epsilon": 0.5,
-        "delta": 0.0,
-    }
-    alone = [adversary.variation_of([part], part["epsilon"], part["delta"]) for part in (one, pure)]
+    noise = {"noise_multiplier": 2.0, "rate": 1, "steps": 1}
+    gaussian = noise | {"accountant": "exact Gaussian", "epsilon": 2.0, "delta": 1e-5}
+    pure = noise | {"accountant": "permute-and-flip", "epsilon": 0.5, "delta": 0.0}
+    alone = [adversary.variation_of([part], part["epsilon"], part["delta"]) for part in (gaussian, pure)]
     assert alone[1] == pytest.approx(math.tanh(0.25))
-    assert adversary.variation_of([one, pure], 2.5, 1e-5) == pytest.approx(sum(alone))
-    assert adversary.variation_of([one, pure], 0.1, 0.0) == pytest.approx(math.tanh(0.05))
+    assert adversary.variation_of([gaussian, pure], 2.5, 1e-5) == pytest.approx(sum(alone))
+    assert adversary.variation_of([gaussian, pure], 0.1, 0.0) == pytest.approx(math.tanh(0.05))
 
 
 def test_percentages_are_never_rounded_down() -> None:

@@ -142,11 +142,9 @@ def _named(public: Any, private: str) -> str:
     """Return the name of public data, joined by + if there are several; of a path its last part. What has the name of
     the private data is a part of them, and their path is not told."""
     sets = public if isinstance(public, list) else [public]
-    own = short_name(private) if is_path(private) else None
-    return " + ".join(
-        "a part of the private data" if own is not None and short_name(str(name)) == own else short_name(str(name))
-        for name in sets
-    )
+    hidden = short_name(private) if is_path(private) else None
+    names = [short_name(str(name)) for name in sets]
+    return " + ".join("a part of the private data" if name == hidden else name for name in names)
 
 
 def network_of(model: dict[str, Any]) -> str:
