@@ -81,6 +81,14 @@ def test_the_map_is_the_written_out_one(m):
     np.testing.assert_allclose(found * signs, want, rtol=2e-3, atol=2e-3)
 
 
+def test_few_public_examples_give_as_many_directions_as_they_span():
+    """Of the largest k that the rule takes with m public examples, none is zero; one more would be."""
+    facts = Facts(n=10**5, d=30, m=12, classes=2, mu=1.0)
+    assert directions_of(facts) == 11
+    kept = [whitened(features(12), k).projection.norm(dim=0) > 0 for k in (11, 12)]
+    assert [int(part.sum()) for part in kept] == [11, 11]
+
+
 def test_a_direction_in_which_public_data_do_not_vary_counts_for_nothing():
     """Two constant features, and fewer directions than asked for; private data may vary there."""
     public = features(40)
@@ -135,8 +143,8 @@ def test_directions_grow_with_the_budget_within_their_bounds(classes):
     assert k(n=2 * 10**6, mu=2.0) == MOST == k(mu=math.inf)
     assert k(n=10_000, mu=0.05) == k()  # examples and budget count alike
     assert k(classes=4 * classes) <= k()
-    assert k(m=10) == 5
-    assert k(m=2) == 1
+    assert k(m=10) == 9
+    assert k(m=2) == k(m=1) == 1
     assert k(d=3) == 3
 
 
@@ -330,7 +338,7 @@ def test_a_run_needs_no_settings(name, data, folder, capsys):
     assert record["privacy"]["sampling"] == "full batch"
     assert record["privacy"]["accountant"] == "exact Gaussian"
     assert record["privacy"]["epsilon"] == pytest.approx(2)
-    assert record["derived"]["k"] == record["parameters"] // 3 - 1 == 15
+    assert record["derived"]["k"] == record["parameters"] // 3 - 1 == 29
     at_zero = math.sqrt(2 / 3) if data == "tiny" else 1 / (2 * math.sqrt(3))
     assert record["derived"]["clip_norm"] == pytest.approx((1 if name.endswith("once") else CLIP) * ROW * at_zero)
     assert record["utility"] > 0.75

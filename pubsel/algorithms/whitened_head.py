@@ -68,10 +68,11 @@ def whitened(public: Tensor, k: int) -> Frozen:
 
 def directions_of(facts: Facts) -> int:
     """Return how many directions n examples of C classes can tell apart: k = 1.6 (n mu / sqrt C)^0.6, at least 5, at
-    most half of the public examples, 400, and the number of features. L labels count as L + 1 classes."""
+    most 400, the number of features, and m - 1: m public examples less their mean span no more. L labels count as L + 1
+    classes."""
     classes = facts.classes + facts.multi_label
     wanted = min(FACTOR * (facts.n * facts.mu / math.sqrt(classes)) ** POWER, MOST)
-    return int(max(1, min(max(FEWEST, wanted), facts.m // 2, facts.d)))
+    return int(max(1, min(max(FEWEST, wanted), facts.m - 1, facts.d)))
 
 
 def residual_at_zero(classes: int, multi_label: bool) -> float:
