@@ -19,6 +19,7 @@ from torch import nn
 
 from pubsel import algorithms, data, distances, models, records, selection
 from pubsel.algorithms import Algorithm, Derives, Facts, Solves
+from pubsel.algorithms.dp_sgd import FixedClipping
 from pubsel.data import Split, Task
 from pubsel.data.convert import Shape
 from pubsel.distances import Releases
@@ -217,6 +218,12 @@ def canonical(settings: RunConfig) -> RunConfig:
         k = settings.algorithm["k"]
         raise UsageError(f"algorithm.k={k} is more than the pair.m={pair.m} public examples: lower algorithm.k")
     check_backbone(settings.model)
+
+    if settings.training.learning_rate is None and not (isinstance(algorithm, FixedClipping) and algorithm.unit):
+        raise UsageError(
+            "training.learning_rate=null: what the noise allows follows for rows of norm 1 that are clipped to one "
+            "norm: set algorithm.unit=true with dp_sgd or pillar, or give a number"
+        )
 
     # the record of a run has one guarantee: what a distance would spend is not in it
     if isinstance(distance, Releases):

@@ -648,7 +648,7 @@ def _label(peer: str, timing: Timing) -> str:
 def main() -> None:
     """Measure, print as it goes, write."""
     arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    arguments.add_argument("--short", action="store_true", help="smaller sizes, a few minutes")
+    arguments.add_argument("--short", action="store_true", help="smaller sizes, four to five minutes")
     arguments.add_argument("--only", default="", metavar="NAME", help=f"names that start so: {', '.join(WORK)}")
     arguments.add_argument("--threads", type=int, default=torch.get_num_threads())
     arguments.add_argument("--device", default="cpu")

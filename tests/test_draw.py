@@ -7,6 +7,7 @@ import pandas
 import pytest
 from hydra import compose, initialize_config_dir
 from test_figures import swept, three
+from test_paired import run as raced
 
 from pubsel import records
 from pubsel.cli import main
@@ -30,6 +31,23 @@ def test_all_draws_each_figure_that_the_records_allow(tmp_path: Path) -> None:
     assert paths == [str(tmp_path / "figures" / f"{name}.{kind}") for name in names for kind in ("png", "svg", "pdf")]
     assert sorted(path.name for path in (tmp_path / "figures").glob("*.csv")) == sorted(f"{name}.csv" for name in names)
     assert draw.run(asked("pillar_k", tmp_path)).splitlines() == paths[:3]
+
+
+def test_a_table_with_a_reference_is_drawn_against_time_at_one_epsilon(tmp_path: Path) -> None:
+    runs = [raced(algorithm, epsilon=epsilon) for algorithm in ("whitened_head", "pillar") for epsilon in (0.1, 1.0)]
+    save(tmp_path, *runs, raced("dp_sgd", public=None, utility=0.3))
+    paths = draw.run(asked("recipes", tmp_path)).splitlines()
+    stem = tmp_path / "figures" / "recipes_time-mobilenetv2-eps1"
+    assert paths == [f"{stem}.{kind}" for kind in ("png", "svg", "pdf")]
+    frame = pandas.read_csv(f"{stem}.csv", comment="#")
+    assert list(frame["method"]) == ["whitened_head", "dp_sgd", "pillar"]
+    assert "0 or none counts as 0.05" in Path(f"{stem}.csv").read_text()
+
+    draw.run(asked("recipes", tmp_path, "at_epsilon=0.1"))
+    low = pandas.read_csv(tmp_path / "figures" / "recipes_time-mobilenetv2-eps0.1.csv", comment="#")
+    assert list(low["method"]) == ["whitened_head", "pillar"]
+    with pytest.raises(UserError, match="figure=recipes: no record for it"):
+        draw.run(asked("recipes", tmp_path, "at_epsilon=3"))
 
 
 def test_the_attack_is_drawn_against_the_error_of_the_runs_that_were_attacked(tmp_path: Path) -> None:

@@ -123,7 +123,8 @@ def test_provenance_names_versions_and_hardware_but_no_host_user_or_path(monkeyp
     monkeypatch.setattr(records, "processor", processor)  # that of this machine
     found = records.provenance()
     assert set(found) == {"versions", "commit", "hardware"}
-    assert set(found["versions"]) == {"python", "pubsel", "torch", "numpy", "opacus", "prv-accountant"}
+    always = {"python", "pubsel", "torch", "numpy", "opacus", "prv-accountant"}
+    assert set(found["versions"]) - {"openvino"} == always  # and of an extra that is installed
     assert found["versions"]["numpy"]
     assert found["hardware"].endswith("cores")
     text = json.dumps(found)

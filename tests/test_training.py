@@ -9,7 +9,7 @@ import yaml
 from scipy import stats
 
 from pubsel import algorithms
-from pubsel.algorithms.dp_sgd import DPSGD
+from pubsel.algorithms.dp_sgd import DPSGD, NOISE
 from pubsel.algorithms.non_private import NonPrivate
 from pubsel.data import Split, Task
 from pubsel.gradients.matrix import PerExampleGradients, gpu_precision
@@ -70,6 +70,43 @@ def train(tmp_path, algorithm=None, noise=0.0, secure=False, key="key", report=l
         Watch(report),
     )
     return torch.cat([p.detach().flatten() for p in model.parameters()])
+
+
+@pytest.mark.parametrize(("batch", "momentum"), [(400, 0.9), (400, 0.0), (40, 0.9)])
+@pytest.mark.parametrize("noise", [30.0, 80.0])
+def test_a_rate_that_follows_from_the_noise_leaves_the_same_noise_in_a_logit(tmp_path, batch, momentum, noise):
+    """No row counts, since none is finite: all that moves the weights is noise."""
+    private = Split(torch.full((400, 30), torch.nan), torch.zeros(400, dtype=torch.long))
+    problem = Task(private, None, private, 10, "accuracy", (0.5,), (0.5,), ())
+    model = torch.nn.Linear(30, 10)
+    for parameter in model.parameters():
+        torch.nn.init.zeros_(parameter)
+    settings = training(steps=60, batch_size=batch, momentum=momentum, learning_rate=None, milestones=[])
+    algorithm = DPSGD("dp_sgd", 1.0, unit=True)
+    job = Job(algorithm, schedule(400, settings), noise, settings, "name", tmp_path / "checkpoint.pt")
+    fit(model, problem, job, secret_named())
+
+    rows = torch.nn.functional.normalize(torch.randn(5000, 30, generator=torch.Generator().manual_seed(0)), dim=1)
+    spread = float(model(rows).detach().square().mean().sqrt())
+    kept = np.sqrt(np.mean([(1 - momentum**t) ** 2 for t in range(1, 61)]))  # the start of the momentum
+    assert spread == pytest.approx(NOISE * kept, rel=0.3)  # of 310 random weights
+
+
+@pytest.mark.parametrize(("alike", "momentum"), [(1.0, 0.0), (0.8, 0.9), (0.0, 0.9)])
+def test_without_noise_a_rate_that_follows_is_what_gradient_descent_bears(tmp_path, alike, momentum):
+    """Rows that all lie in one direction have the largest curvature, and their labels cannot be told apart."""
+    torch.manual_seed(0)
+    x = torch.nn.functional.normalize(torch.randn(64, 8), dim=1) * (1 - alike)
+    x[:, 0] += alike
+    x = torch.nn.functional.normalize(x, dim=1)
+    y = torch.arange(64) % 2 if alike == 1 else (x[:, 1] > 0).long()
+    model = torch.nn.Linear(8, 2)
+    torch.nn.init.constant_(model.weight, 3.0)
+    torch.nn.init.constant_(model.weight[0], -3.0)
+    settings = training(steps=300, batch_size=64, momentum=momentum, learning_rate=None, milestones=[])
+    job = Job(DPSGD("dp_sgd", 100.0, unit=True), schedule(64, settings), 0.0, settings, "name", tmp_path / "c.pt")
+    fit(model, Task(Split(x, y), None, Split(x, y), 2, "accuracy", (), (), ()), job, secret_named())
+    assert torch.nn.functional.cross_entropy(model(x), y) < (0.7 if alike == 1 else 0.4)  # log 2 is 0.69
 
 
 def test_schedule():

@@ -12,13 +12,13 @@ import torch
 import pubsel.commands.run
 from pubsel import algorithms
 from pubsel.algorithms import Facts, View
+from pubsel.algorithms.dp_sgd import NOISE
 from pubsel.algorithms.whitened_head import (
     CLIP,
     EXPONENT,
     FEWEST,
     LENGTH,
     MOST,
-    NOISE,
     ROW,
     class_weights,
     directions_of,

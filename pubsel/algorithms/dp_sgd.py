@@ -1,6 +1,7 @@
 """DP-SGD. Abadi, Chu, Goodfellow, McMahan, Mironov, Talwar, Zhang: Deep Learning with Differential Privacy,
 CCS 2016, arXiv:1607.00133, Algorithm 1. GEP's tables call it GP."""
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -9,6 +10,8 @@ from torch import Tensor
 from pubsel.algorithms import Algorithm, Mechanism, View, weighted_sum
 from pubsel.gradients.matrix import GradientMatrix, clip_factors
 from pubsel.settings.schema import setting
+
+NOISE = 1.2  # deviation of a logit's noise after all steps, if the momentum had no start
 
 
 def clip_weights(gradients: GradientMatrix, bound: float, columns: Tensor | None = None) -> Tensor:
@@ -21,6 +24,21 @@ def clip_weights(gradients: GradientMatrix, bound: float, columns: Tensor | None
 def clipped_sum(gradients: GradientMatrix, bound: float, columns: Tensor | None = None) -> Tensor:
     """Sum the rows of G [n, p], each clipped to L2 norm `bound` and divided by it -> float64 [p]."""
     return weighted_sum(gradients, clip_weights(gradients, bound, columns), columns)
+
+
+def rate_by_noise(
+    row: float, bound: float, noise_multiplier: float, steps: int, batch_size: int, momentum: float, curvature: float
+) -> float:
+    """Return the learning rate of a linear classifier for the mean gradient of a batch, clipped to `bound`.
+
+    With it, the noise of all T steps adds up to NOISE in a logit, whatever the task: a step moves weights by the rate
+    times noise of deviation noise_multiplier bound / batch_size, momentum multiplies it by 1 / (1 - momentum), and a
+    row of norm `row`, the bias's constant feature included, sees sqrt(T) times that. It is at most what gradient
+    descent bears without noise at a loss of this curvature.
+    """
+    stable = 2 * (1 + momentum) / curvature
+    noise = noise_multiplier * bound * row * math.sqrt(steps) / ((1 - momentum) * batch_size)
+    return min(NOISE / noise, stable) if noise > 0 else stable
 
 
 @dataclass
@@ -46,10 +64,21 @@ class Clipping(Algorithm):
 
 
 @dataclass
-class DPSGD(Clipping):
-    """Settings of DP-SGD."""
+class FixedClipping(Clipping):
+    """What DP-SGD has in common with methods that change nothing but the features: one clip norm for all steps."""
 
     clip_norm: float = setting("bound C on the L2 norm of an example's gradient", at_least=1e-12)
+
+    def learning_rate(self, noise_multiplier: float, steps: int, batch_size: int, momentum: float) -> float:
+        """Return the learning rate that follows from the noise for a linear classifier on rows of norm 1
+        (`rate_by_noise`): with the bias they have norm sqrt(2), so cross-entropy has a curvature of at most 1, at which
+        gradient descent would oscillate."""
+        return rate_by_noise(math.sqrt(2), self.clip_norm, noise_multiplier, steps, batch_size, momentum, 1.1)
+
+
+@dataclass
+class DPSGD(FixedClipping):
+    """Settings of DP-SGD."""
 
     uses_public = False
 

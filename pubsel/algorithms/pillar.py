@@ -16,7 +16,7 @@ from sklearn.random_projection import GaussianRandomProjection
 from torch import Tensor
 
 from pubsel.algorithms import Frozen, Mechanism, Random, Release, View, needed
-from pubsel.algorithms.dp_sgd import Clipping
+from pubsel.algorithms.dp_sgd import FixedClipping
 from pubsel.data import Split
 from pubsel.gradients.matrix import clip_factors, row_norms
 from pubsel.gradients.subspace import from_triangle, triangle
@@ -94,14 +94,13 @@ def noisy_covariance(public: Tensor, k: int) -> Release:
 
 
 @dataclass
-class Pillar(Clipping):
+class Pillar(FixedClipping):
     """Settings of PILLAR, of DP-SGD after a random projection (jl), and after a private PCA (dp_pca)."""
 
     projection: Projection = setting(
         "pca: PCA of the public features (PILLAR); jl: random; dp_pca: private PCA of the private features"
     )
     k: int = setting("dimensions after the projection", at_least=1)
-    clip_norm: float = setting("bound C on the L2 norm of an example's gradient", at_least=1e-12)
     share: float = setting("dp_pca: share of epsilon and delta that the PCA spends", at_least=0, below=1)
 
     @property

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from pubsel.algorithms import Facts, Frozen, Mechanism, Random, View, roots
 from pubsel.algorithms.adamix import weight_of
-from pubsel.algorithms.dp_sgd import Clipping
+from pubsel.algorithms.dp_sgd import Clipping, rate_by_noise
 from pubsel.data import Split
 from pubsel.messages import UsageError
 from pubsel.settings.schema import setting
@@ -30,7 +30,6 @@ FACTOR, POWER = 1.6, 0.6  # of the number of directions
 FEWEST, MOST = 5, 400  # directions
 BALANCE = -0.5  # exponent of how often a class is, in the weight of its public examples; -1: all classes weigh the same
 CLIP = 0.7  # of the norm that gradients have at zero weights
-NOISE = 1.2  # deviation of a logit's noise after all steps, if the momentum had no start
 STEPS, MOMENTUM = 30, 0.9
 FULL_BATCHES = {
     "epochs": 1.0, "batch_size": 10**9, "learning_rate": 1.0, "weight_decay": 0.0, "milestones": [], "decay": 1.0,
@@ -138,21 +137,15 @@ class WhitenedHead(Clipping):
         return self.clip * ROW * residual_at_zero(classes, multi_label)
 
     def rate(self, n: int, steps: int) -> float:
-        """Return the learning rate for the mean gradient of n examples.
-
-        With it, the noise of all T steps adds up to NOISE in a logit, whatever the task: a step moves weights by the
-        rate times noise of deviation sqrt(T) clip_norm / (mu n), momentum multiplies it by 1 / (1 - momentum), and a
-        row of norm ROW sees sqrt(T) times that. It is at most what gradient descent bears without noise.
-        """
+        """Return the learning rate for the mean gradient of n examples (`rate_by_noise`)."""
         facts = self.facts
         bound = self.clip_norm(facts.classes, facts.multi_label)
-        by_noise = NOISE * n * facts.mu * (1 - MOMENTUM) / (steps * ROW * bound)
 
         # The largest second moment: that of the bias, or of a direction with four times its share of the length. If
         # nothing is whitened, a direction may have half of the length.
         largest = max(1.0, 4 * LENGTH**2 / self.k) if facts.m and self.k else ROW**2 / 2
         curvature = largest / (4 * facts.classes if facts.multi_label else 2)
-        return min(by_noise, 2 * (1 + MOMENTUM) / curvature)
+        return rate_by_noise(ROW, bound, math.sqrt(steps) / facts.mu, steps, n, MOMENTUM, curvature)
 
     def numbers(self, view: View) -> int:
         return 0

@@ -1,7 +1,8 @@
 """`pubsel figure NAME`: NAME.csv, NAME.png, NAME.svg and NAME.pdf in results/figures. This file imports no torch.
 
 From records: a name of figures.CURVES (utility against epsilon, k, noise, public examples; with adamix the performance
-boost); a name of a table, its utility against distance (NAME_distance); all, each of these that the records allow;
+boost); a name of a table, its utility against distance (NAME_distance), and if it has a reference, against time at one
+epsilon, for each model (NAME_time-MODEL-epsEPSILON); all, each of these that the records allow;
 adamix_attack, the area under the ROC curve of the loss attack against test error (AdaMix, Figure 1, right);
 per_instance, next to each audits/*/per_instance.csv its figure.
 
@@ -17,7 +18,7 @@ import pandas
 from pubsel import records as results
 from pubsel.messages import UsageError, UserError
 from pubsel.settings.keys import FigureConfig
-from pubsel.tables import figures, join
+from pubsel.tables import figures, join, paired
 from pubsel.tables.figures import Drawn
 
 if TYPE_CHECKING:
@@ -53,7 +54,8 @@ def run(settings: FigureConfig) -> str:
     else:
         records = results.read_records(folder)
         each = [*figures.CURVES, *join.names()] if name == "all" else [name]
-        paths, missing = [path for part in each for path in draw_records(part, records, folder)], "no record for it"
+        drawn_now = [of for part in each for of in of_records(part, records, settings.at_epsilon)]
+        paths, missing = [path for of in drawn_now for path in write(of, folder)], "no record for it"
     if not paths:
         raise UserError(f"figure={name}: {missing}, in {folder}")
     return "\n".join(map(str, paths))
@@ -77,17 +79,31 @@ def write(drawn: Drawn, folder: Path) -> list[Path]:
     return figures.save(drawn.figure, path)
 
 
-def draw_records(name: str, records: list[dict[str, Any]], folder: Path) -> list[Path]:
-    """Draw a curve, or the distances of a table; no file if there are no records for it."""
+def of_records(name: str, records: list[dict[str, Any]], at_epsilon: float) -> list[Drawn]:
+    """Return a curve, or the figures of a table: utility against distance, and against time at an epsilon; none if
+    there are no records for it."""
     if name in figures.CURVES:
         curve = figures.CURVES[name]
         frame, _ = figures.points(curve, records)
         if frame.empty:
             return []
         frame = figures.boosted(frame) if name.startswith("adamix") else frame
-        return write(Drawn(name, frame, figures.curves(frame, curve.x, curve.line)), folder)
-    frame = figures.distances(join.make(name, records))
-    return [] if frame.empty else write(Drawn(f"{name}_distance", frame, figures.scatter(frame)), folder)
+        return [Drawn(name, frame, figures.curves(frame, curve.x, curve.line))]
+
+    table = join.make(name, records)
+    frame = figures.distances(table)
+    drawn = [] if frame.empty else [Drawn(f"{name}_distance", frame, figures.scatter(frame))]
+    timed = paired.timed(table, at_epsilon)
+    if timed.empty:
+        return drawn
+
+    # a figure for each model: features of two models in one panel are too many markers
+    about = f"seconds: of training alone, the median over seeds; 0 or none counts as {paired.SHORTEST:g}\n"
+    about += f"on: {paired.machines(table)}"
+    for model, rows in timed.groupby("model", sort=False):
+        title = f"{name}_time-{model}-eps{at_epsilon:g}"
+        drawn.append(Drawn(title, rows, figures.against_time(rows), about))
+    return drawn
 
 
 # AdaMix, Figure 1 (right)

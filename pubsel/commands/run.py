@@ -19,6 +19,7 @@ from torch import nn
 
 from pubsel import algorithms, distances, models, records, selection
 from pubsel.algorithms import Derives, Freezes, Solves
+from pubsel.algorithms.dp_sgd import FixedClipping
 from pubsel.cell import (
     AUTO,
     Cell,
@@ -166,7 +167,7 @@ def train(cell: Cell) -> dict[str, Any]:
     if cell.settings.estimate:
         _estimate(cell, task, plan, spend is not None)
 
-    follows = cell.algorithm.values(plan.steps) if isinstance(cell.algorithm, Derives) else {}
+    follows = _following(cell, plan, spend)
     if follows:
         say("  " + ", ".join(f"{key} {value:.4g}" for key, value in follows.items()))
 
@@ -180,6 +181,18 @@ def train(cell: Cell) -> dict[str, Any]:
     before = before._replace(spend=spend)
     record = _figures(cell, prepared) | _described(cell, prepared.task, before, distance)
     return record | {"derived": follows or None, "seconds": round(seconds, 1)}
+
+
+def _following(cell: Cell, plan: Schedule, spend: accountant.Plan | None) -> dict[str, Any]:
+    """Return the settings that follow from the task and the budget, for the record."""
+    training = cell.settings.training
+    if isinstance(cell.algorithm, Derives):
+        return cell.algorithm.values(plan.steps)
+    if training.learning_rate is None and isinstance(cell.algorithm, FixedClipping):
+        noise = spend.noise_multiplier if spend else 0.0
+        rate = cell.algorithm.learning_rate(noise, plan.steps, plan.batch_size, training.momentum)
+        return {"learning_rate": rate}
+    return {}
 
 
 def _loaded(cell: Cell) -> Task:

@@ -222,7 +222,10 @@ class Training:
     batch_size: int = setting(
         "expected size of a Poisson batch, and the fixed denominator; n or more: full batches", at_least=1
     )
-    learning_rate: float = setting("learning rate, for the mean gradient", over=0)
+    learning_rate: float | None = setting(
+        "learning rate, for the mean gradient; null: what the noise allows, for algorithms that clip rows of norm 1",
+        over=0,
+    )
     momentum: float = setting("momentum of SGD", at_least=0, below=1)
     weight_decay: float = setting("L2 penalty, added after the noise", at_least=0)
     milestones: list[float] = setting(
@@ -440,6 +443,9 @@ class FigureConfig(RunConfig):
     sets: list[Any] | None = setting("the data sets to compare: names or paths; null: those of pair.public")
     k: list[int] | None = setting(
         "during training: dimensions of the public subspace; null: those of the figure", at_least=1
+    )
+    at_epsilon: float = setting(
+        "a table's utility against time: epsilon of the runs that are drawn", over=0, infinite=True
     )
     points: int | None = setting(
         "during training: number of steps that are measured; null: that of the figure", at_least=1

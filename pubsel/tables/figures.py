@@ -21,6 +21,7 @@ import pandas
 from pubsel.records import at, write_whole
 from pubsel.settings.identity import default_of
 from pubsel.tables.join import SELECTION, WITHOUT_PUBLIC, Cell, Table, cells, differences, selected
+from pubsel.tables.paired import SHORTEST
 from pubsel.tables.typeset import short_keys
 
 if TYPE_CHECKING:
@@ -33,6 +34,7 @@ DASHES: tuple[Any, ...] = ("-", "--", "-.", ":", (0, (6, 1.5)), (0, (4, 1, 1, 1,
 INK = "#010203"  # of text and axes; nothing else has it, so that a page can replace it with its text colour
 FORMATS = ("png", "svg", "pdf")
 WIDTH, HEIGHT = 4.2, 3.4  # of a panel, inches
+NAME = 2.6  # inches of a method's name in a legend
 LONGEST = 24  # letters of a name in a drawing
 GAP = 0.1  # between the names of two public sets, as a share of the axis
 
@@ -267,6 +269,62 @@ def scatter(frame: pandas.DataFrame) -> "Figure":
     return figure
 
 
+def against_time(frame: pandas.DataFrame) -> "Figure":
+    """Draw utility against seconds of training, of `paired.timed` and one model: a panel for each private set, a marker
+    for each method in the colour of its algorithm, error bars are standard deviations over seeds."""
+    panels = list(frame.groupby("private", sort=False))
+    styles = method_styles(dict(zip(frame["method"], frame["algorithm"], strict=True)))
+    fastest, slowest = frame["seconds"].min(), frame["seconds"].max()
+
+    with style():
+        figure, axes = _panels(len(panels))
+        for axis, (private, rows) in zip(axes, panels, strict=True):
+            for method, part in rows.groupby("method", sort=False):
+                axis.errorbar(part["seconds"], part["utility"], part["std"].fillna(0), **styles[method])
+
+            # all panels have one time axis, with a label at each 1, 2 and 5 if they fit
+            decades = range(-2, 7)
+            steps = (1, 2, 5) if slowest / fastest < 300 else (1,)
+            _log_axis(axis, [step * 10.0**power for power in decades for step in steps])
+            axis.set_xlim(fastest / 1.5, slowest * 1.5)
+            axis.set(title=short(private), ylabel=_metric(rows))
+            axis.set_xlabel(f"seconds of training (0 counts as {SHORTEST:g})")
+
+        tuned = "; the time of choosing settings is not counted" if frame["chosen"].any() else ""
+        epsilon = line_name("epsilon", frame["epsilon"].iloc[0])
+        title = f"{short(frame['model'].iloc[0])}, {epsilon}{tuned}"
+        figure.suptitle("\n".join(textwrap.wrap(title, int(11 * figure.get_figwidth()))), fontsize=10)
+
+        # room for the legend, so that the panels keep theirs
+        named = {"\n".join(_wrapped(name)): how for name, how in styles.items()}
+        lines = sum(1 + name.count("\n") for name in named) / max(1, int(figure.get_figwidth() / NAME))
+        figure.set_figheight(figure.get_figheight() + 0.17 * math.ceil(lines))
+        _legend(figure, named, column=NAME)
+    return figure
+
+
+def method_styles(algorithms: dict[str, str]) -> dict[str, dict[str, Any]]:
+    """Return for each method, of this algorithm, what `errorbar` takes: the colour of its algorithm, and a marker that
+    no other method has in this colour; up to eight markers differ whatever their colour."""
+    spread = (COLOURS[0], *COLOURS[:0:-1])  # the two blues far from each other
+    colours = {name: spread[i % len(spread)] for i, name in enumerate(dict.fromkeys(algorithms.values()))}
+
+    styles: dict[str, dict[str, Any]] = {}
+    for place, (method, algorithm) in enumerate(algorithms.items()):
+        colour = colours[algorithm]
+        taken = {how["marker"] for how in styles.values() if how["color"] == colour}
+        turned = [MARKERS[(place + i) % len(MARKERS)] for i in range(len(MARKERS))]
+        marker = next((marker for marker in turned if marker not in taken), turned[0])
+        styles[method] = {"color": colour, "marker": marker, "ls": "none"}
+    return styles
+
+
+def _wrapped(method: str) -> list[str]:
+    """Return the lines of a method's name, its settings below it, for a legend."""
+    name, _, apart = method.partition("\n")
+    return [name, *textwrap.wrap(short_keys(apart), 34, break_on_hyphens=False)]
+
+
 def _series(row: Any) -> str:
     setting = row.get("setting")
     below = "" if pandas.isna(setting) or not setting else short_keys(setting)
@@ -311,12 +369,12 @@ def _panels(count: int, taller: float = 1.0) -> "tuple[Figure, list[Axes]]":
     return figure, list(axes[:count])
 
 
-def _legend(figure: "Figure", styles: dict[str, Any], where: Any = "outside lower center") -> None:
-    """Draw one legend for all panels."""
+def _legend(figure: "Figure", styles: dict[str, Any], where: Any = "outside lower center", column: float = 1.7) -> None:
+    """Draw one legend for all panels; column: the inches of a name and its line."""
     from matplotlib.lines import Line2D
 
     handles = [Line2D([], [], label=name, **how) for name, how in styles.items()]
-    columns = min(len(handles), max(1, int(figure.get_figwidth() / 1.7)))
+    columns = min(len(handles), max(1, int(figure.get_figwidth() / column)))
     figure.legend(handles=handles, loc=where, ncols=columns)
 
 

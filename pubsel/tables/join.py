@@ -33,8 +33,9 @@ W = TypeVar("W", bound="Work")
 CELL = ("private", "public", "model", "algorithm", "epsilon", "label")
 WITHOUT_PUBLIC = ("dp_sgd", "non_private", "pate")
 SELECTION = {"validation": "held-out private", "public": "public labels", "test": "test (oracle)"}
-COLUMNS_OURS = ("setting", "utility", "utility_std", "utility_low", "utility_high", "seeds", "distance", "distance_std")
-COLUMNS_IF_ANY = ("utility_low", "utility_high")  # left out of a table whose records are older than they are
+COLUMNS_OURS = ("setting", "utility", "utility_std", "utility_low", "utility_high", "seeds", "seconds", "distance",
+                "distance_std")  # fmt: skip
+COLUMNS_IF_ANY = ("utility_low", "utility_high", "seconds")  # left out of a table that has none of them
 COLUMNS_PAPER = ("paper_public", "paper_utility", "paper_utility_std", "paper_distance", "difference")
 COLUMNS_CODE = ("valid", "commits")
 
@@ -68,6 +69,8 @@ class Spec(Work):
     select: dict[str, Any] = field(default_factory=dict)  # by: SELECTION; over: dotted keys of the settings to choose
     names: dict[str, str] = field(default_factory=dict)  # our data set: the paper's name of the same
     ranks: bool = False  # whether distances of `pubsel rank` belong too
+    reference: dict[str, Any] = field(default_factory=dict)  # keys as of `records`: the row that others compare with
+    chosen: list[str] = field(default_factory=list)  # labels of rows whose settings were chosen at a cost not counted
 
 
 @dataclass(frozen=True)
@@ -87,6 +90,11 @@ class Cell:
     def trained(self) -> bool:
         """Return whether there is a utility: not for a distance of `pubsel rank` alone."""
         return self.records[0]["utility"] is not None
+
+    def seconds(self) -> float | None:
+        """Return the median over seeds of the seconds of training; None if no record has them."""
+        known = [record["seconds"] for record in self.records if record.get("seconds") is not None]
+        return statistics.median(known) if known else None
 
     def interval(self) -> tuple[float | None, float | None]:
         """Return the 95 % interval of a single seed's utility over test examples, in percent; None for several seeds,
@@ -188,12 +196,19 @@ def differences(group: list[Cell], shown: tuple[str, ...] = ()) -> list[str]:
 
     Keys in `shown` have a column of their own and are left out.
     """
+    keys = differing(group, shown)
+    return [settings_text(cell, keys) for cell in group]
+
+
+def differing(group: list[Cell], shown: tuple[str, ...] = ()) -> list[str]:
+    """Return the settings, apart from those in `shown`, that are not the same in the whole group."""
     keys = sorted({key for cell in group for key in cell.settings} - set(shown))
-    differing = [key for key in keys if len({cell.settings.get(key) for cell in group}) > 1]
-    return [
-        " ".join(f"{key}={cell.settings[key].strip(chr(34))}" for key in differing if key in cell.settings)
-        for cell in group
-    ]
+    return [key for key in keys if len({cell.settings.get(key) for cell in group}) > 1]
+
+
+def settings_text(cell: Cell, keys: list[str]) -> str:
+    """Return those of these settings that a cell has, as "algorithm.k=250 training.epochs=20"."""
+    return " ".join(f"{key}={cell.settings[key].strip(chr(34))}" for key in keys if key in cell.settings)
 
 
 def names() -> list[str]:
@@ -209,6 +224,8 @@ def spec(name: str) -> Spec:
     about: Spec = read_work(Spec, path, "gsd_table2.yaml")
     if about.select and (set(about.select) != {"by", "over"} or about.select["by"] not in SELECTION):
         raise UserError(f"{path}: select takes by ({', '.join(SELECTION)}) and over")
+    if not (isinstance(about.reference, dict) and isinstance(about.chosen, list)):
+        raise UserError(f"{path}: reference takes keys with a value each, and chosen a list of labels")
     return about
 
 
@@ -251,12 +268,14 @@ def belonging(spec: Spec, records: list[dict[str, Any]]) -> list[dict[str, Any]]
         records = [record | {key: named(record[key]) for key in ("private", "public")} for record in records]
 
     def belongs(record: dict[str, Any]) -> bool:
-        return all(
-            (record[key] if key in record else at(record["settings"], key)) in values
-            for key, values in spec.records.items()
-        )
+        return all(value_of(record, key) in values for key, values in spec.records.items())
 
     return [record for record in records if belongs(record)]
+
+
+def value_of(record: dict[str, Any], key: str) -> Any:
+    """Return the value of a key of the record, or of a dotted key of its settings; None if it has none."""
+    return record[key] if key in record else at(record["settings"], key)
 
 
 def _scope(spec: Spec, records: list[dict[str, Any]], ranks: list[dict[str, Any]]) -> list[Cell]:
@@ -356,7 +375,7 @@ def _joined(name: str, spec: Spec, shown: list[Cell]) -> tuple[pandas.DataFrame,
     columns = [*CELL, *spec.match, *selection, *COLUMNS_OURS, *COLUMNS_PAPER, *COLUMNS_CODE]
     absent = {name for name in COLUMNS_IF_ANY if all(row.get(name) is None for row in rows)}
     present = [name for name in columns if name not in absent]
-    return _frame(rows, present), [cell for _, _, cell in sortable]
+    return as_frame(rows, present), [cell for _, _, cell in sortable]
 
 
 Ranked = tuple[tuple[Any, ...], list[Cell]]  # a row of the correlations, and the cells that it is computed from
@@ -380,7 +399,7 @@ def _ranked(spec: Spec, shown: list[Cell]) -> tuple[pandas.DataFrame, list[list[
     heads = ["private", "model", "algorithm", "epsilon", "label", "setting"]
     columns = [*heads, *ranks, *interval, *(f"paper_{r}" for r in ranks)]
     named = [dict(zip(columns, row, strict=True)) for row, _ in rows]
-    return _frame(named, columns), [group for _, group in rows]
+    return as_frame(named, columns), [group for _, group in rows]
 
 
 def _paper_points(spec: Spec) -> dict[tuple[Any, ...], list[tuple[float, float]]]:
@@ -445,6 +464,7 @@ def _row(cell: Cell, setting: str, paper: dict[str, Any] | None, spec: Spec) -> 
     row |= {"utility": utility, "utility_std": utility_std}
     row |= {"distance": distance, "distance_std": distance_std}
     row["utility_low"], row["utility_high"] = cell.interval()
+    row["seconds"] = cell.seconds() if spec.reference else None
     row["commits"] = len({record.get("commit") for record in cell.records})
 
     if paper is not None:
@@ -489,7 +509,7 @@ def _order(row: dict[str, Any], place: int | None, privates: list[str], spec: Sp
     return (_index(privates, row["private"]), row["private"], last, _index(labels, row["label"]), rest)
 
 
-def _frame(rows: list[dict[str, Any]], columns: list[str]) -> pandas.DataFrame:
+def as_frame(rows: list[dict[str, Any]], columns: list[str]) -> pandas.DataFrame:
     """Return rows as a frame, rounded (percent to 2 digits, distances and correlations to 4), with whole numbers and
     truth values as such."""
     frame = pandas.DataFrame([[row.get(column) for column in columns] for row in rows], columns=columns)
@@ -497,7 +517,7 @@ def _frame(rows: list[dict[str, Any]], columns: list[str]) -> pandas.DataFrame:
         if re.search("utility|difference|distance|spearman|kendall|epsilon", column):
             digits = 2 if re.search("utility|difference", column) else 4
             frame[column] = frame[column].astype("Float64").astype("float64").round(digits) + 0.0
-        elif column in ("seeds", "commits", "m", "pairs", "paper_pairs"):
+        elif column in ("seeds", "common_seeds", "commits", "m", "pairs", "paper_pairs"):
             frame[column] = frame[column].astype("Int64")
         elif column == "valid" and not (frame[column] == "weak").any():
             frame[column] = frame[column].astype("boolean")

@@ -15,6 +15,7 @@ import pandas
 
 from pubsel.records import read_choices, read_ranks, read_records, write_whole
 from pubsel.settings.keys import TableConfig
+from pubsel.tables import paired
 from pubsel.tables.join import Table, as_csv, belonging, make, names
 
 MISSING = "—"
@@ -22,14 +23,24 @@ NOTHING = {"public": "none", "epsilon": "∞", "setting": "", "paper_public": ""
 HEADS = {
     "private": "Private data", "public": "Public data", "algorithm": "Algorithm", "epsilon": "ε", "label": "Label",
     "model": "Model", "setting": "Setting", "selected": "Selected by", "utility": "Ours", "paper_utility": "Paper",
-    "difference": "Difference", "seeds": "Seeds", "distance": "Distance", "paper_distance": "Paper's distance",
+    "difference": "Difference", "seeds": "Seeds", "common_seeds": "Common seeds", "seconds": "Seconds",
+    "distance": "Distance", "paper_distance": "Paper's distance",
     "paper_public": "Paper's public data", "valid": "Guarantee", "pairs": "Public sets",
     "paper_pairs": "Paper's public sets", "spearman": "Spearman's ρ", "paper_spearman": "Paper's ρ",
     "kendall": "Kendall's τ", "paper_kendall": "Paper's τ",
 }  # fmt: skip
-MEASURED = ("utility", "paper_utility", "difference", "distance", "paper_distance", "spearman", "paper_spearman")
+MEASURED = (
+    "utility", "paper_utility", "difference", "seconds", "distance", "paper_distance", "spearman", "paper_spearman",
+)  # fmt: skip
 NOT_SHOWN = ("commits",)  # in the notes
 RANKS = "Rank correlation of distance and utility (near −1: the nearer the public data, the better)"
+TIME = "Seconds: of training alone, the median over seeds, by the machine and code of the time."
+AHEAD = "Where the first row is more than one standard deviation of the reference above it"
+DIFFERENCES = (
+    "Difference: the row minus the reference, in points, so above 0 if the row is better: the mean over the seeds that "
+    "both have, and its 95 % t interval. A single common seed gives no interval, none gives nothing.",
+    "An interval covers what the seed changes, and none of the other rows: of many intervals, some miss.",
+)
 LATEX = {
     "\\": r"\textbackslash{}", "&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#", "_": r"\_", "{": r"\{", "}": r"\}",
     "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "<": r"\textless{}", ">": r"\textgreater{}",
@@ -125,6 +136,8 @@ def notes(table: Table) -> list[str]:
     if missing:
         lines.append(f"{MISSING}: no record. {missing} of {len(frame)} rows have none of ours.")
     lines += _versions(table)
+    lines += [TIME] if "seconds" in frame else []
+    lines += paired.summary(table)
 
     invalid = sum(cell is not None and cell.trained() and not cell.valid() for cell in table.cells)
     if invalid:
@@ -230,17 +243,46 @@ def _latex(value: str) -> str:
     return f"{{{text}}}" if text.startswith("[") else text  # \\ would take it for its argument
 
 
+def paired_title(table: Table) -> str:
+    """Return the title of the differences to the reference."""
+    return f"{table.name}: differences to the reference ({paired.reference_name(table.spec)})"
+
+
+def paired_markdown(table: Table) -> str:
+    """Return the differences to the reference, their notes, and where another row is well ahead."""
+    lines = [*DIFFERENCES, *paired.summary(table)]
+    parts = [f"## {_markdown(paired_title(table))}", *_markdown_table(paired.compared(table))]
+    parts.append("\n".join(f"- {_markdown(line)}" for line in lines))
+    if ahead := paired.exceptions(table):
+        parts += [f"### {AHEAD}", "\n".join(f"- {_markdown(line)}" for line in ahead)]
+    return "\n\n".join([*parts, f"Made by `pubsel table {table.name}`."]) + "\n"
+
+
+def paired_latex(table: Table) -> str:
+    """Return the differences to the reference as `latex` returns the table."""
+    below = [*DIFFERENCES, *paired.summary(table)]
+    head = f"% pubsel table {table.name}; needs \\usepackage{{booktabs,graphicx}}\n"
+    return head + _latex_table(paired.compared(table), paired_title(table), below, f"tab:{table.name}_paired")
+
+
 WRITERS: dict[str, Callable[[Table], str]] = {
     ".csv": lambda table: as_csv(table.frame),
     "_correlation.csv": lambda table: as_csv(table.ranks),
     ".md": markdown,
     ".tex": latex,
 }
+PAIRED: dict[str, Callable[[Table], str]] = {
+    "_paired.csv": lambda table: as_csv(paired.compared(table)),
+    "_paired.md": paired_markdown,
+    "_paired.tex": paired_latex,
+}
 
 
 def write(table: Table, folder: Path) -> list[Path]:
-    """Write NAME.csv, NAME_correlation.csv, NAME.md and NAME.tex in `folder`; each whole or not at all."""
-    contents = {folder / f"{table.name}{suffix}": writer(table) for suffix, writer in WRITERS.items()}
+    """Write NAME.csv, NAME_correlation.csv, NAME.md and NAME.tex in `folder`, and NAME_paired.csv, .md and .tex if the
+    table has a reference; each whole or not at all."""
+    writers = WRITERS | (PAIRED if table.spec.reference else {})
+    contents = {folder / f"{table.name}{suffix}": writer(table) for suffix, writer in writers.items()}
     for path, content in contents.items():
         write_whole(path, content)
     return list(contents)
@@ -259,7 +301,7 @@ def _entry(key: str, value: Any, spread: Any, low: Any, high: Any) -> tuple[str,
     if key == "epsilon":
         return "∞" if value == float("inf") else f"{value:g}", ""
 
-    digits = 2 if re.search("utility|difference", key) else 3
+    digits = 2 if re.search("utility|difference", key) else 1 if key == "seconds" else 3
     if not pandas.isna(spread):
         return _signed(key, value, digits), f"± {spread:.{digits}f}"
     interval = "" if pandas.isna(low) else f"[{low:.{digits}f}, {high:.{digits}f}]".replace("-", "−")

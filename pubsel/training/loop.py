@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from pubsel import records
 from pubsel.algorithms import Algorithm, Finishes, Frozen, Mechanism, Pretrains, Release, View
+from pubsel.algorithms.dp_sgd import FixedClipping
 from pubsel.data import Split, Task
 from pubsel.gradients.book_keeping import BookKeeping
 from pubsel.gradients.factored import LinearGradients
@@ -157,6 +158,17 @@ class Job(NamedTuple):
     name: str
     checkpoint: Path
 
+    @property
+    def learning_rate(self) -> float:
+        """Return training.learning_rate; if it is null, what the noise allows."""
+        training, schedule = self.training, self.schedule
+        if training.learning_rate is not None:
+            return training.learning_rate
+        assert isinstance(self.algorithm, FixedClipping)  # see cell.canonical
+        return self.algorithm.learning_rate(
+            self.noise_multiplier, schedule.steps, schedule.batch_size, training.momentum
+        )
+
 
 class Watch(NamedTuple):
     """Who is told of the progress. report: at the end of each epoch. keep: the reports of steps that a checkpoint on
@@ -264,7 +276,7 @@ class _State:
     def __init__(self, model: nn.Module, gradients: Engine, job: Job):
         self.model, self.columns, self.job = model, list(gradients.offsets.values()), job
         self.parameters = [dict(model.named_parameters())[name] for name in gradients.offsets]
-        self.optimizer, self.decay = optimizer_of(self.parameters, job.training, job.schedule.steps)
+        self.optimizer, self.decay = optimizer_of(self.parameters, job)
         self.average, self.begin = _Average(self.parameters, job.training.average), _Begin(self.parameters)
         self.points = _Points()
         self.epoch_steps = max(1, round(1 / job.schedule.rate))
@@ -307,22 +319,23 @@ class _State:
         if not self.finite():
             raise UserError(
                 f"training diverged: weights are not finite at step {step}; "
-                f"lower training.learning_rate={self.job.training.learning_rate:g}"
+                f"lower training.learning_rate={self.job.learning_rate:g}"
             )
 
 
 def optimizer_of(
-    parameters: list[nn.Parameter], training: Training, steps: int
+    parameters: list[nn.Parameter], job: Job
 ) -> tuple[torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler]:
-    """The optimiser of a training, and how its learning rate falls over `steps`."""
-    rate, decayed = training.learning_rate, training.weight_decay
+    """The optimiser of a training, and how its learning rate falls over its steps."""
+    training, steps, rate = job.training, job.schedule.steps, job.learning_rate
+    decayed = training.weight_decay
     optimizer: torch.optim.Optimizer = torch.optim.SGD(parameters, rate, training.momentum, weight_decay=decayed)
     if training.optimizer == Optimizer.adam:
         optimizer = torch.optim.Adam(parameters, rate, weight_decay=decayed)
     if training.inverse_decay is None:
         milestones = [round(f * steps) for f in training.milestones]
         return optimizer, torch.optim.lr_scheduler.MultiStepLR(optimizer, milestones, training.decay)
-    scale = 2 / (training.inverse_decay * training.learning_rate)
+    scale = 2 / (training.inverse_decay * rate)
     # the t-th step, from 1, has 2 / (inverse_decay (t + 1))
     return optimizer, torch.optim.lr_scheduler.LambdaLR(optimizer, lambda t: scale / (t + 2))
 

@@ -1,0 +1,235 @@
+"""The rows of a table next to its reference row (`reference` in conf/tables): differences paired by seed, in how many
+cells the reference is first, and the time of training. Rows are compared within a group: the same private data, model
+(features) and epsilon. This file imports no torch."""
+
+import math
+import statistics
+from typing import Any, NamedTuple
+
+import pandas
+from scipy import stats
+
+from pubsel.tables.join import Cell, Spec, Table, as_frame, differing, settings_text, value_of
+
+OWN = "own"  # as public data of the reference: those of the private set itself
+SHORTEST = 0.05  # seconds; records are rounded to 0.1
+LEVEL = 0.95
+COLUMNS = ("private", "model", "epsilon", "algorithm", "public", "label", "setting",
+           "difference", "difference_low", "difference_high", "common_seeds")  # fmt: skip
+
+
+class Row(NamedTuple):
+    """A row of a table that has records."""
+
+    cell: Cell
+    setting: str | None  # what tells it apart from rows of the same algorithm and label
+    method: str  # what it is called next to others
+
+
+class Group(NamedTuple):
+    """The rows of one private set, model and epsilon."""
+
+    private: str
+    model: str
+    epsilon: float
+    references: list[Row]  # more than one if `reference` says too little
+    others: list[Row]
+
+
+class Standing(NamedTuple):
+    """Where the reference stands among rows."""
+
+    group: Group
+    best: Row  # of the others
+    behind: float  # points that the reference is below it, on average over the seeds of each; negative: above
+    std: float | None  # of the reference, over seeds; None for a single one
+
+    def first(self) -> bool:
+        """Return whether no other row has a higher mean."""
+        return self.behind <= 0
+
+    def near(self) -> bool:
+        """Return whether the reference is first, or no more than its standard deviation below."""
+        return self.behind <= max(0.0, self.std or 0.0)
+
+
+def groups_of(table: Table) -> list[Group]:
+    """Return the rows that have a utility, by private set, model and epsilon; none if the table has no reference."""
+    rows_of: dict[tuple[str, str, float], list[Row]] = {}
+    for row in _rows(table) if table.spec.reference else []:
+        rows_of.setdefault((row.cell["private"], row.cell["model"], epsilon_of(row.cell)), []).append(row)
+
+    groups = []
+    for (private, model, epsilon), rows in sorted(rows_of.items(), key=lambda item: item[0]):
+        fitting = [row for row in rows if is_reference(row.cell, table.spec)]
+        others = [row for row in rows if not is_reference(row.cell, table.spec)]
+        groups.append(Group(private, model, epsilon, fitting, others))
+    return groups
+
+
+def epsilon_of(cell: Cell) -> float:
+    """Return the epsilon of a cell: infinite if there is no guarantee."""
+    return math.inf if cell["epsilon"] is None else float(cell["epsilon"])
+
+
+def is_reference(cell: Cell, spec: Spec) -> bool:
+    """Return whether a cell has the values of `reference`; public data `own` are those of the private set."""
+    wanted = dict(spec.reference)
+    if wanted.get("public") == OWN:
+        wanted["public"] = cell["private"]
+    return all(value_of(cell.records[0], key) == value for key, value in wanted.items())
+
+
+def paired_difference(row: Cell, reference: Cell) -> tuple[int, float | None, float | None, float | None]:
+    """Return the number of seeds that both have, the mean over them of the difference of utility (row minus reference,
+    points), and its 95 % t interval: None without a common seed, and no interval with a single one."""
+    ours, theirs = ({record["seed"]: 100 * record["utility"] for record in cell.records} for cell in (row, reference))
+    points = [ours[seed] - theirs[seed] for seed in sorted(ours.keys() & theirs.keys())]
+    if not points:
+        return 0, None, None, None
+
+    mean = statistics.fmean(points)
+    if len(points) == 1:
+        return 1, mean, None, None
+    margin = float(stats.t.ppf((1 + LEVEL) / 2, len(points) - 1) * stats.sem(points))
+    return len(points), mean, mean - margin, mean + margin
+
+
+def compared(table: Table) -> pandas.DataFrame:
+    """Return a row for each row of the table whose group has a reference: `paired_difference`, in points."""
+    rows = []
+    for group in groups_of(table):
+        if len(group.references) != 1:
+            continue
+
+        for other in group.others:
+            cell = other.cell
+            row: dict[str, Any] = {key: cell[key] for key in ("private", "model", "algorithm", "public", "label")}
+            common, mean, low, high = paired_difference(cell, group.references[0].cell)
+            row |= {"epsilon": group.epsilon, "setting": other.setting, "common_seeds": common}
+            rows.append(row | {"difference": mean, "difference_low": low, "difference_high": high})
+    return as_frame(rows, list(COLUMNS))
+
+
+def standings(table: Table, without_choice: bool) -> list[Standing]:
+    """Return where the reference stands in each group that has one and other rows. without_choice: only among
+    rows whose settings nobody chose: their label is not among `chosen`."""
+    places = []
+    for group in groups_of(table):
+        others = [row for row in group.others if not (without_choice and row.cell["label"] in table.spec.chosen)]
+        if len(group.references) == 1 and others:
+            best = max(others, key=lambda row: row.cell.utility()[0])
+            mean, std = group.references[0].cell.utility()
+            places.append(Standing(group, best, best.cell.utility()[0] - mean, std))
+    return places
+
+
+def summary(table: Table) -> list[str]:
+    """Return in how many groups the reference is first or nearly so, for readers; nothing without a reference or
+    without rows."""
+    every = groups_of(table)
+    if not every:
+        return []
+
+    lines = []
+    for without_choice, among in ((True, "rows whose settings nobody chose"), (False, "all rows")):
+        places = standings(table, without_choice)
+        first, near = sum(standing.first() for standing in places), sum(standing.near() for standing in places)
+        lines.append(
+            f"The reference ({reference_name(table.spec)}) among {among}: first in {first} of {len(places)} cells of "
+            f"private data, model and epsilon; first or within one standard deviation, its over seeds, in {near}."
+        )
+
+    without = [group for group in every if len(group.references) != 1]
+    if without:
+        lines.append(f"Not counted, since none or several rows fit the reference: {'; '.join(map(_place, without))}.")
+    return lines
+
+
+def exceptions(table: Table) -> list[str]:
+    """Return a line for each group in which the reference is more than its standard deviation below the first."""
+    return [
+        f"{_place(standing.group)}: {_in_line(standing.best.method)} is {standing.behind:.2f} points above."
+        for standing in standings(table, without_choice=False)
+        if not standing.near()
+    ]
+
+
+def _in_line(method: str) -> str:
+    name, _, apart = method.partition("\n")
+    return f"{name} ({apart})" if apart else name
+
+
+def _place(group: Group) -> str:
+    return f"{group.private}, {group.model}, ε {'∞' if group.epsilon == math.inf else f'{group.epsilon:g}'}"
+
+
+def reference_name(spec: Spec) -> str:
+    """Return what the reference is, for readers: "algorithm gep, public own"."""
+    return ", ".join(f"{key} {'none' if value is None else value}" for key, value in spec.reference.items())
+
+
+# What rows are called
+
+
+def _rows(table: Table) -> list[Row]:
+    """Return the rows that have a utility, with names that differ within each group."""
+    settings = [None if pandas.isna(setting) else str(setting) for setting in table.frame["setting"]]
+    pairs = [(cell, text) for cell, text in zip(table.cells, settings, strict=True) if cell and cell.trained()]
+
+    kinds: dict[str, set[str]] = {}
+    for cell, _ in pairs:
+        kinds.setdefault(cell["algorithm"], set()).add(_kind(cell))
+    names = [_name(cell, kinds[cell["algorithm"]], table.spec) for cell, _ in pairs]
+
+    # rows with one name in one group need their settings to be told apart
+    alike: dict[tuple[Any, ...], list[Cell]] = {}
+    for (cell, _), name in zip(pairs, names, strict=True):
+        alike.setdefault((cell["private"], cell["model"], epsilon_of(cell), name), []).append(cell)
+    telling: dict[str, set[str]] = {}
+    for (*_, name), together in alike.items():
+        telling.setdefault(name, set()).update(differing(together, ("pair.public",)))
+
+    # in the other groups too, so that a method has one name in all of them
+    apart = [settings_text(cell, sorted(telling[name])) for (cell, _), name in zip(pairs, names, strict=True)]
+    full = [f"{name}\n{text}" if text else name for name, text in zip(names, apart, strict=True)]
+    return [Row(cell, text, name) for (cell, text), name in zip(pairs, full, strict=True)]
+
+
+def _kind(cell: Cell) -> str:
+    public = cell["public"]
+    return "no public data" if public is None else OWN if public == cell["private"] else str(public)
+
+
+def _name(cell: Cell, kinds: set[str], spec: Spec) -> str:
+    """Return the algorithm; its public data, if it has rows with other ones; and its label, if the reference has
+    another."""
+    kind, label = _kind(cell), cell["label"]
+    parts = [cell["algorithm"], kind if len(kinds) > 1 and kind != OWN else ""]
+    return ", ".join(filter(None, [*parts, label if label != spec.reference.get("label") else ""]))
+
+
+# Time
+
+
+def timed(table: Table, epsilon: float) -> pandas.DataFrame:
+    """Return a row for each row of the table at this epsilon: its utility in percent, and its seconds of training, the
+    median over seeds. Records with no or 0 seconds count as SHORTEST."""
+    rows = []
+    for group in groups_of(table):
+        for row in [*group.references, *group.others] if group.epsilon == epsilon else []:
+            mean, std = row.cell.utility()
+            seconds = [record.get("seconds") or SHORTEST for record in row.cell.records]
+            about = {"private": group.private, "model": group.model, "epsilon": epsilon, "method": row.method}
+            about |= {"algorithm": row.cell["algorithm"]}
+            about |= {"seconds": statistics.median(seconds), "utility": mean, "std": std, "seeds": len(seconds)}
+            about["chosen"] = row.cell["label"] in table.spec.chosen
+            rows.append(about | {"metric": row.cell.records[0].get("metric")})
+    return pandas.DataFrame(rows)
+
+
+def machines(table: Table) -> str:
+    """Return on what the table's records took their time."""
+    records = table.records()
+    on = {f"{record.get('hardware')}; {record.get('device')}, threads: {record.get('threads')}" for record in records}
+    return " | ".join(sorted(on))

@@ -1,0 +1,282 @@
+"""Rows of a table next to its reference: differences by seed, who is first, and accuracy against time."""
+
+import math
+
+import pandas
+import pytest
+from test_figures import drawn
+
+from pubsel import records as results
+from pubsel.messages import UserError
+from pubsel.settings import CONF
+from pubsel.settings.keys import TableConfig
+from pubsel.tables import figures, join, paired, typeset
+from tests.synthetic import record, save
+
+HEAD = "whitened_head"
+
+
+def run(algorithm=HEAD, seed=0, utility=0.8, public="own", **more):
+    """A synthetic record of the table `recipes`; more: keys of the record, and rate, that of learning."""
+    about = {"private": "flowers5", "model": "mobilenetv2", "epsilon": 1.0, "label": "untuned", "seconds": 1.0} | more
+    public = about["private"] if public == "own" else public
+    rate = about.pop("rate", 1.0)
+    shown = record(seed, utility, None, public, algorithm, about["label"]) | about
+    shown["settings"] |= {"training": {"learning_rate": rate}, "model": {"name": about["model"]}}
+    shown["identity"] += f"-{about['private']}-{about['model']}-{about['epsilon']}-{rate}"
+    return shown
+
+
+def runs(algorithm, utilities, **more):
+    """A record for each seed, in percent."""
+    return [run(algorithm, seed, utility / 100, **more) for seed, utility in utilities.items()]
+
+
+def table(*records):
+    return join.make("recipes", list(records))
+
+
+REFERENCE = runs(HEAD, {0: 80, 1: 82, 2: 84})
+
+
+# Differences
+
+
+def test_differences_and_their_interval_by_hand():
+    """Differences of -1, -2 and +1 points: mean -2/3, standard deviation sqrt(7/3), t of 2 degrees of freedom 4.302653;
+    a seed that only one of the two has does not count."""
+    frame = paired.compared(table(*REFERENCE, *runs("pillar", {0: 79, 1: 80, 2: 85, 7: 10})))
+    (row,) = frame.to_dict("records")
+    margin = 4.302653 * math.sqrt(7 / 3 / 3)
+    assert (row["algorithm"], row["public"], row["label"], row["epsilon"]) == ("pillar", "flowers5", "untuned", 1)
+    assert row["common_seeds"] == 3
+    assert row["difference"] == pytest.approx(-2 / 3, abs=0.005)
+    assert row["difference_low"] == pytest.approx(-2 / 3 - margin, abs=0.005)
+    assert row["difference_high"] == pytest.approx(-2 / 3 + margin, abs=0.005)
+
+
+def test_pairs_are_of_one_seed_whatever_the_order_of_the_records():
+    """A spread of seeds that both rows share is no spread of their difference."""
+    far = runs(HEAD, {0: 50, 1: 70, 2: 90})
+    near = runs("pillar", {2: 91, 0: 51, 1: 71})
+    (row,) = paired.compared(table(*reversed(far), *near)).to_dict("records")
+    assert [row[key] for key in ("difference", "difference_low", "difference_high")] == [1, 1, 1]
+
+
+def test_without_a_common_seed_there_is_no_difference_and_with_one_no_interval():
+    rows = paired.compared(table(*REFERENCE, *runs("pillar", {3: 79, 4: 80}), *runs("dp_raft", {2: 80, 5: 1})))
+    by_name = {row["algorithm"]: row for row in rows.to_dict("records")}
+    assert by_name["pillar"]["common_seeds"] == 0
+    assert all(math.isnan(by_name["pillar"][key]) for key in ("difference", "difference_low", "difference_high"))
+    assert (by_name["dp_raft"]["common_seeds"], by_name["dp_raft"]["difference"]) == (1, -4)
+    assert math.isnan(by_name["dp_raft"]["difference_low"])
+
+    shown, _ = typeset.columns(rows)
+    texts = {column.key: column.texts() for column in shown}
+    assert sorted(texts["difference"]) == sorted([typeset.MISSING, "−4.00"])
+
+
+def test_rows_are_compared_with_the_reference_of_their_own_data_model_and_epsilon():
+    places = [{"epsilon": 0.1}, {"private": "mnist"}, {"model": "scattering"}, {}]
+    records = []
+    for number, place in enumerate(places):
+        records += runs(HEAD, {0: 50 + number, 1: 50 + number}, **place) + runs("pillar", {0: 60, 1: 60}, **place)
+    rows = paired.compared(table(*records))
+    by_place = {(row["private"], row["model"], row["epsilon"]): row["difference"] for row in rows.to_dict("records")}
+    assert by_place == {
+        ("flowers5", "mobilenetv2", 0.1): 10, ("mnist", "mobilenetv2", 1): 9, ("flowers5", "scattering", 1): 8,
+        ("flowers5", "mobilenetv2", 1): 7,
+    }  # fmt: skip
+    assert "model" in [column.key for column in typeset.columns(rows)[0]]
+
+
+def test_of_a_tuned_row_the_seeds_of_the_selected_settings_are_paired():
+    worse = runs("pillar", {0: 70, 1: 72, 2: 74}, label="tuned", rate=10.0)
+    better = runs("pillar", {0: 81, 1: 83, 2: 85}, label="tuned", rate=0.1)
+    for row in worse + better:
+        row["selection"] = {"validation": 0.9 if row in better else 0.1}
+    (row,) = paired.compared(table(*REFERENCE, *worse, *better)).to_dict("records")
+    assert (row["label"], row["difference"], row["common_seeds"]) == ("tuned", 1, 3)
+
+
+def test_the_reference_is_the_row_with_public_data_of_its_own():
+    alone = runs(HEAD, {0: 79, 1: 81, 2: 83}, public=None)
+    foreign = runs(HEAD, {0: 78, 1: 80, 2: 82}, public="cifar10")
+    rows = paired.compared(table(*alone, *REFERENCE, *foreign))
+    assert dict(zip(rows["public"].fillna("none"), rows["difference"], strict=True)) == {"none": -1, "cifar10": -2}
+
+
+def test_rows_that_the_reference_does_not_tell_apart_are_not_compared_but_named():
+    second = runs(HEAD, {0: 90, 1: 90}, rate=3.0)
+    for row in second:
+        row["settings"]["pair"]["m"] = 77
+    other = runs("pillar", {0: 79, 1: 80})
+    alone = runs("pillar", {0: 79, 1: 80}, private="mnist")
+    shown = table(*REFERENCE, *second, *other, *alone)
+    assert paired.compared(shown).empty
+    assert "none or several rows fit the reference: flowers5, mobilenetv2, ε 1; mnist, mobilenetv2, ε 1." in "\n".join(
+        paired.summary(shown)
+    )
+
+
+def test_a_table_without_a_reference_compares_nothing(tmp_path):
+    shown = join.make("gsd_table2", [record()])
+    assert paired.compared(shown).empty
+    assert paired.summary(shown) == []
+    assert paired.timed(shown, 2.0).empty
+    assert "seconds" not in shown.frame
+    assert not [path for path in typeset.write(shown, tmp_path) if "paired" in path.name]
+
+
+def test_a_reference_that_is_no_mapping_is_refused(tmp_path, monkeypatch):
+    path = tmp_path / "race.yaml"
+    path.write_text("title: a\nrecords: {}\nreference: whitened_head\n")
+    monkeypatch.setattr(join, "named", lambda _: {"race": path})
+    with pytest.raises(UserError, match=r"race\.yaml: reference takes keys with a value each"):
+        join.spec("race")
+
+
+# Who is first
+
+
+def test_how_often_the_reference_is_first_or_nearly_so():
+    """First at 0.1; one point below, half its standard deviation, at 0.3; far below at 1, but to a tuned row alone; and
+    below by its standard deviation and a little at 2."""
+    records = []
+    others = (0.1, 79, "untuned"), (0.3, 83, "untuned"), (1.0, 95, "tuned"), (2.0, 84.1, "untuned")
+    for epsilon, best, label in others:
+        records += runs(HEAD, {0: 80, 1: 82, 2: 84}, epsilon=epsilon)
+        records += runs("pillar", {0: best, 1: best}, epsilon=epsilon, label=label)
+        records += runs("dp_sgd", {0: 20, 1: 20}, epsilon=epsilon, public=None)
+    shown = table(*records)
+    untuned, every = (paired.standings(shown, without_choice) for without_choice in (True, False))
+    assert [row.first() for row in untuned] == [True, False, True, False]
+    assert [row.near() for row in untuned] == [True, True, True, False]
+    assert [row.near() for row in every] == [True, True, False, False]
+    assert [round(row.behind, 6) for row in every] == [-3, 1, 13, 2.1]
+
+    first, second = paired.summary(shown)
+    assert "rows whose settings nobody chose: first in 2 of 4 cells" in first
+    assert "all rows: first in 1 of 4 cells" in second
+    assert first.endswith("its over seeds, in 3.")
+    assert second.endswith("its over seeds, in 2.")
+    assert paired.exceptions(shown) == [
+        "flowers5, mobilenetv2, ε 1: pillar, tuned is 13.00 points above.",
+        "flowers5, mobilenetv2, ε 2: pillar is 2.10 points above.",
+    ]
+
+
+def test_a_reference_of_one_seed_has_no_deviation_to_be_within():
+    shown = table(*runs(HEAD, {0: 80}), *runs("pillar", {0: 80.5}))
+    assert [row.near() for row in paired.standings(shown, without_choice=True)] == [False]
+
+
+# Files
+
+
+def test_the_command_of_the_table_writes_the_differences_too(tmp_path):
+    save(tmp_path, *REFERENCE, *runs("pillar", {0: 79, 1: 80, 2: 85}))
+    text = typeset.run(TableConfig(table="recipes", results=str(tmp_path), debug=False))
+    folder = tmp_path / "tables"
+    assert "recipes_paired.csv" in text
+    assert "first in 1 of 1 cells" in text
+    frame = pandas.read_csv(folder / "recipes_paired.csv")
+    assert list(frame.columns) == list(paired.COLUMNS)
+    assert list(frame["difference"]) == [-0.67]
+    page = (folder / "recipes_paired.md").read_text()
+    assert "−0.67 \\[−4.46, 3.13\\]" in page
+    assert "95 % t interval" in page
+    assert r"\bottomrule" in (folder / "recipes_paired.tex").read_text()
+    assert list(pandas.read_csv(folder / "recipes.csv")["seconds"]) == [1, 1]
+
+
+def test_the_kept_differences_are_those_of_the_kept_records():
+    kept = CONF.parent / "results"
+    shown = join.make("recipes", results.read_records(kept))
+    written = (kept / "tables" / "recipes_paired.csv").read_text()
+    assert written == typeset.PAIRED["_paired.csv"](shown), "records have changed: run pubsel table all"
+
+
+# Time
+
+
+def methods():
+    """Five methods on two sets; settings tell two of PILLAR apart."""
+    records = []
+    for private in ("flowers5", "mnist"):
+        records += [run(HEAD, 0, 0.8, private=private, seconds=0.0), run(HEAD, 1, 0.82, private=private, seconds=None)]
+        records += [run(HEAD, 0, 0.7, None, private=private, seconds=2.0)]
+        records += [run("pillar", seed, 0.6, private=private, seconds=3.0 + seed) for seed in (0, 1, 5)]
+        records += [run("pillar", 0, 0.65, private=private, seconds=9.0)]
+        records[-1]["settings"]["training"]["steps"] = 7
+        records += [run("pillar", 0, 0.5, private=private, seconds=20.0, label="tuned")]
+    return table(*records, run("dp_raft", epsilon=2.0))
+
+
+def test_time_is_the_median_over_seeds_and_nothing_counts_as_a_twentieth_of_a_second():
+    frame = paired.timed(methods(), 1.0)
+    assert len(frame) == 10
+    rows = frame[frame["private"] == "mnist"].set_index("method")
+    assert dict(rows["seconds"]) == {
+        HEAD: 0.05, f"{HEAD}, no public data": 2, "pillar": 4, "pillar\ntraining.steps=7": 9, "pillar, tuned": 20,
+    }  # fmt: skip
+    assert list(rows.loc["pillar", ["utility", "std", "seeds", "chosen"]]) == [60, 0, 3, False]
+    assert rows.loc["pillar, tuned", "chosen"]
+    assert rows.loc[HEAD, "utility"] == pytest.approx(81)
+
+
+def test_a_method_has_one_name_in_all_groups():
+    """Two trainings of PILLAR on one set are told apart on the other set too, which has only one of them."""
+    short, long = run("pillar"), run("pillar", utility=0.7)
+    long["settings"]["training"]["steps"] = 7
+    elsewhere = run("pillar", private="mnist")
+    elsewhere["settings"]["training"]["steps"] = 7
+    frame = paired.timed(table(run(), run(private="mnist"), short, long, elsewhere), 1.0)
+    names = {private: list(rows["method"]) for private, rows in frame.groupby("private")}
+    assert names["mnist"] == [HEAD, "pillar\ntraining.steps=7"]
+    assert set(names["flowers5"]) == {HEAD, "pillar", "pillar\ntraining.steps=7"}
+
+
+def test_each_panel_has_a_point_for_each_method(tmp_path):
+    frame = paired.timed(methods(), 1.0)
+    figure = figures.against_time(frame)
+    assert [axis.get_title() for axis in figure.axes] == ["flowers5", "mnist"]
+    for axis in figure.axes:
+        points = {tuple(container.lines[0].get_xydata()[0].round(3)) for container in axis.containers}
+        assert points == {(0.05, 81), (2, 70), (4, 60), (9, 65), (20, 50)}
+        assert axis.get_xscale() == "log"
+        left, right = axis.get_xlim()
+        assert left < 0.05
+        assert right > 20
+        looks = [(c.lines[0].get_color(), c.lines[0].get_marker()) for c in axis.containers]
+        assert len(set(looks)) == 5
+        assert len({colour for colour, _ in looks}) == 2  # that of the algorithm
+    text = drawn(figure, tmp_path)
+    for part in (f"{HEAD}, no public data", "pillar, tuned", "steps=7", "ε = 1", "accuracy, percent"):
+        assert part in text
+    assert "0 counts as 0.05" in text
+    assert "time of choosing settings is not counted" in text
+
+
+@pytest.mark.parametrize("sets", [1, 2, 3, 7])
+def test_nothing_of_a_figure_against_time_is_cut_off(sets):
+    """Every text of it lies within the page, also if all methods have long names."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+
+    frame = paired.timed(methods(), 1.0).head(5)
+    long = [f"{method}\nalgorithm.a_setting_with_a_name={i}" for i in range(3) for method in frame["method"]]
+    frame = pandas.concat([frame] * 3).assign(method=long)
+    figure = figures.against_time(pandas.concat([frame.assign(private=f"set {i}") for i in range(sets)]))
+    canvas = FigureCanvasAgg(figure)
+    canvas.draw()
+    inside = figure.get_tightbbox(canvas.get_renderer()).transformed(figure.dpi_scale_trans)  # pixels
+    assert min(inside.x0, inside.y0) >= -1
+    assert inside.x1 <= figure.bbox.x1 + 1
+    assert inside.y1 <= figure.bbox.y1 + 1
+
+
+def test_methods_of_one_algorithm_differ_in_their_marker():
+    algorithms = {f"method {i}": f"algorithm {i % 9}" for i in range(30)}
+    looks = [(how["color"], how["marker"]) for how in figures.method_styles(algorithms).values()]
+    assert len(set(looks)) == 30
+    assert len({marker for _, marker in looks[:8]}) == 8
