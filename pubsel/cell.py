@@ -265,7 +265,8 @@ def derived(algorithm: Algorithm, settings: RunConfig, task: Task) -> Algorithm:
     epsilon, several = settings.epsilon, private.y.dim() == 2
     mu = accountant.gaussian_mu(epsilon, settings.privacy.delta) if math.isfinite(epsilon) else math.inf
     m = 0 if public is None else len(public.x)
-    return algorithm.derived(Facts(len(private.x), private.x.shape[1], m, task.classes, several, mu))
+    labelled = task.same_task and not several
+    return algorithm.derived(Facts(len(private.x), private.x.shape[1], m, task.classes, several, mu, labelled))
 
 
 def canonical_candidates(pair: Pair, epsilon: float | None) -> Pair:

@@ -3,6 +3,7 @@
 import json
 import math
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -19,10 +20,12 @@ from pubsel.algorithms.whitened_head import (
     LENGTH,
     MOST,
     ROW,
+    class_weights,
     directions_of,
     discriminant,
     whitened,
 )
+from pubsel.cell import derived
 from pubsel.cli import main
 from pubsel.data import Split, Task
 from pubsel.gradients.factored import LinearGradients
@@ -81,6 +84,52 @@ def test_the_map_is_the_written_out_one(m):
     np.testing.assert_allclose(found * signs, want, rtol=2e-3, atol=2e-3)
 
 
+def test_few_public_examples_give_as_many_directions_as_they_span():
+    """Of the largest k that the rule takes with m public examples, none is zero; one more would be."""
+    facts = Facts(n=10**5, d=30, m=12, classes=2, mu=1.0)
+    assert directions_of(facts) == 11
+    kept = [whitened(features(12), k).projection.norm(dim=0) > 0 for k in (11, 12)]
+    assert [int(part.sum()) for part in kept] == [11, 11]
+
+
+@pytest.mark.parametrize("m", [20, 60])
+def test_an_example_of_twice_the_weight_is_two_examples(m):
+    public, twice = features(m), torch.arange(m) % 3 == 0
+    copied = torch.cat([public, public[twice]])
+    weights = (1.0 + twice.double()) / len(copied)
+    x = features(9, seed=1)
+    want, got = whitened(copied, 8)(x), whitened(public, 8, weights)(x)
+    signs = (want * got).sum(0).sign()
+    torch.testing.assert_close(got * signs, want, rtol=1e-4, atol=1e-4)
+    assert not torch.allclose((whitened(public, 8)(x)).abs(), want.abs(), atol=0.1)
+
+
+def test_examples_of_a_rare_class_weigh_more_each_and_less_together():
+    """Nine examples of class 0, one of class 3; classes 1 and 2 are absent."""
+    weights = class_weights(torch.tensor([0] * 9 + [3]))
+    torch.testing.assert_close(weights, torch.tensor([1 / 12] * 9 + [3 / 12], dtype=torch.float64))
+    torch.testing.assert_close(class_weights(torch.arange(6) % 2), torch.full((6,), 1 / 6, dtype=torch.float64))
+
+
+def test_only_labels_of_the_private_task_count():
+    """Those of other public data mean other classes."""
+    public, rare, even = features(40), (torch.arange(40) < 4).long(), torch.arange(40) % 2
+
+    def projection(y, **changes):
+        algorithm = build(k=5).derived(Facts(n=100, d=30, m=40, **changes))
+        return algorithm.frozen(Split(public, y), 30, random).projection
+
+    assert torch.equal(projection(rare), projection(even))
+    assert torch.equal(projection(even, labelled=True), projection(even))
+    assert not torch.allclose(projection(rare, labelled=True), projection(even), rtol=1e-2)
+
+    settings = SimpleNamespace(epsilon=1.0, privacy=SimpleNamespace(delta=1e-5))
+    for same, y in ((True, rare), (False, rare), (True, torch.stack([rare, even], 1).float())):
+        split = Split(public, y)
+        task = Task(split, split, split, 2, "accuracy", (0.5,), (0.5,), (), same_task=same)
+        assert derived(build(), settings, task).facts.labelled == (same and y.dim() == 1)
+
+
 def test_a_direction_in_which_public_data_do_not_vary_counts_for_nothing():
     """Two constant features, and fewer directions than asked for; private data may vary there."""
     public = features(40)
@@ -135,8 +184,8 @@ def test_directions_grow_with_the_budget_within_their_bounds(classes):
     assert k(n=2 * 10**6, mu=2.0) == MOST == k(mu=math.inf)
     assert k(n=10_000, mu=0.05) == k()  # examples and budget count alike
     assert k(classes=4 * classes) <= k()
-    assert k(m=10) == 5
-    assert k(m=2) == 1
+    assert k(m=10) == 9
+    assert k(m=2) == k(m=1) == 1
     assert k(d=3) == 3
 
 
@@ -330,7 +379,7 @@ def test_a_run_needs_no_settings(name, data, folder, capsys):
     assert record["privacy"]["sampling"] == "full batch"
     assert record["privacy"]["accountant"] == "exact Gaussian"
     assert record["privacy"]["epsilon"] == pytest.approx(2)
-    assert record["derived"]["k"] == record["parameters"] // 3 - 1 == 15
+    assert record["derived"]["k"] == record["parameters"] // 3 - 1 == 29
     at_zero = math.sqrt(2 / 3) if data == "tiny" else 1 / (2 * math.sqrt(3))
     assert record["derived"]["clip_norm"] == pytest.approx((1 if name.endswith("once") else CLIP) * ROW * at_zero)
     assert record["utility"] > 0.75

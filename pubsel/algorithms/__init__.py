@@ -163,6 +163,7 @@ class Facts(NamedTuple):
     classes: int = 2  # or labels
     multi_label: bool = False
     mu: float = 1.0  # sensitivity over deviation of the Gaussian mechanism that spends epsilon and delta; inf: no noise
+    labelled: bool = False  # public examples have labels of the private task, one each
 
 
 @dataclass

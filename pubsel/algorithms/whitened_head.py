@@ -1,7 +1,8 @@
 """A linear classifier on whitened features, with nothing to set. pubsel's own method: no paper.
 
 Public data fix a map of features (`whitened`): square roots, then the top k directions of the public covariance, each
-scaled to about the same variance, then rows of one length. Full-batch gradient descent from zero weights follows
+scaled to about the same variance, then rows of one length. Public labels of the same task weigh the examples, so that
+rare classes count (`class_weights`). Full-batch gradient descent from zero weights follows
 (`whitened_head`), or a single release of the class means (`whitened_head_once`). The number of directions, the learning
 rate and the clip norm follow from numbers that are public: how many examples and classes there are, and the budget
 (`Facts`). docs/method.md says how its constants were chosen, and what was tried in vain.
@@ -27,6 +28,7 @@ ROW = math.hypot(1, LENGTH)  # with the bias
 EXPONENT = -0.4  # of variances; whitening to equal variance would have -1/2
 FACTOR, POWER = 1.6, 0.6  # of the number of directions
 FEWEST, MOST = 5, 400  # directions
+BALANCE = -0.5  # exponent of how often a class is, in the weight of its public examples; -1: all classes weigh the same
 CLIP = 0.7  # of the norm that gradients have at zero weights
 STEPS, MOMENTUM = 30, 0.9
 FULL_BATCHES = {
@@ -34,22 +36,32 @@ FULL_BATCHES = {
 }  # fmt: skip
 
 
-def whitened(public: Tensor, k: int) -> Frozen:
+def class_weights(y: Tensor) -> Tensor:
+    """Return weights [m], with sum 1, of public examples with classes y [m]: in proportion to the number of examples of
+    the class to the power BALANCE. A rare class then shapes mean and directions more than its share says."""
+    weights = y.bincount()[y].double() ** BALANCE
+    return weights / weights.sum()
+
+
+def whitened(public: Tensor, k: int, weights: Tensor | None = None) -> Frozen:
     """Return the map x [n, d] -> [n, k] that public features [m, d] define.
 
     Of the `roots` of features, which are skewed after a ReLU, the public mean is subtracted, and each is divided by the
     square root of its public deviation. Direction j of the k with the largest variance v_j is scaled by (v_j + mean
-    v)^EXPONENT: not quite whitening, with a ridge. Last, each row is brought to norm LENGTH. UsageError if the public
-    features do not vary.
+    v)^EXPONENT: not quite whitening, with a ridge. Last, each row is brought to norm LENGTH. weights: of the examples,
+    [m], with sum 1; None: all weigh the same. UsageError if the public features do not vary.
     """
     x = roots(public.double())
-    mean, deviations = x.mean(0), x.std(0, correction=0)
-    scale = torch.where(deviations > 0, deviations, math.inf) ** -0.5  # [d]; a constant feature says nothing
-    x = (x - mean) * scale
+    m, d = x.shape
+    weights = x.new_full((m,), 1 / m) if weights is None else weights
+    mean = weights @ x
+    deviations = (weights @ (x - mean).square()).sqrt()
+    constant = (x == x[:1]).all(0)  # a constant feature says nothing, though its mean is rounded
+    scale = torch.where(constant, math.inf, deviations) ** -0.5  # [d]
+    x = (x - mean) * scale * weights.sqrt()[:, None]
 
     # Of m examples fewer than features, the Gram matrix is the smaller one of the two with these eigenvalues.
-    m, d = x.shape
-    values, vectors = torch.linalg.eigh((x @ x.T if m < d else x.T @ x) / m)
+    values, vectors = torch.linalg.eigh(x @ x.T if m < d else x.T @ x)
     values, vectors = values.flip(0)[:k], vectors.flip(1)[:, :k]
     if not values[0] > 0:
         raise UsageError("pair.public: its features are the same for all examples: take other public data")
@@ -58,19 +70,20 @@ def whitened(public: Tensor, k: int) -> Frozen:
     vary = values > 1e-10 * values[0]
     values = values.clamp(min=0)
     if m < d:
-        vectors = x.T @ vectors / torch.where(vary, m * values, math.inf).sqrt()
+        vectors = x.T @ vectors / torch.where(vary, values, math.inf).sqrt()
 
-    ridge = x.square().sum() / (m * d)  # the mean of all d eigenvalues
+    ridge = x.square().sum() / d  # the mean of all d eigenvalues
     directions = scale[:, None] * vectors * (vary * (values + ridge) ** EXPONENT)  # [d, k]
     return Frozen(mean.float(), directions.float(), unit=True, root=True, length=LENGTH)
 
 
 def directions_of(facts: Facts) -> int:
     """Return how many directions n examples of C classes can tell apart: k = 1.6 (n mu / sqrt C)^0.6, at least 5, at
-    most half of the public examples, 400, and the number of features. L labels count as L + 1 classes."""
+    most 400, the number of features, and m - 1: m public examples less their mean span no more. L labels count as L + 1
+    classes."""
     classes = facts.classes + facts.multi_label
     wanted = min(FACTOR * (facts.n * facts.mu / math.sqrt(classes)) ** POWER, MOST)
-    return int(max(1, min(max(FEWEST, wanted), facts.m // 2, facts.d)))
+    return int(max(1, min(max(FEWEST, wanted), facts.m - 1, facts.d)))
 
 
 def residual_at_zero(classes: int, multi_label: bool) -> float:
@@ -144,7 +157,8 @@ class WhitenedHead(Clipping):
             return Frozen(unit=True, root=True, level=True, length=LENGTH)
         if self.k is None or self.k > d:
             raise UsageError(f"algorithm.k={self.k} is more than the {d} features: lower algorithm.k")
-        return whitened(public.x, self.k)
+        weights = class_weights(public.y) if self.facts.labelled else None
+        return whitened(public.x, self.k, weights)
 
     def mechanism(self, view: View, step: int) -> Mechanism:
         """Return DP-SGD's mechanism, whose mean is multiplied by the learning rate."""
@@ -194,7 +208,8 @@ def discriminant(sums: Tensor, counts: Tensor, noise: float, multi_label: bool) 
 
     sums: [C, k], over n, of the rows of each class, less 1/C of the sum over all; or, for L labels, half the sum of the
     rows with the label less that of the others, over L. counts: [C], the same of ones; or none. noise: deviation of
-    each number. The sum over all rows counts as zero, since the public mean was subtracted from each.
+    each number. The sum over all rows counts as zero, since the public mean was subtracted from each; that the public
+    mean weighs classes leaves little of it.
     """
     c, k = sums.shape
     counted = len(counts) > 0
