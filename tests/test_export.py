@@ -508,6 +508,16 @@ def test_the_line_that_checks_epsilon_gives_it(folders: dict[str, Path]) -> None
         assert sum(spent) == pytest.approx(total, rel=1e-3)
 
 
+def test_the_line_that_checks_epsilon_gives_no_more_than_is_stated(tmp_path: Path) -> None:
+    """With batches, the numerical accountant is run, whose bound depends on its grid."""
+    record = trained(*FOLDER, SECURE, "training.batch_size=20")
+    text = (exported(record, tmp_path / "model") / "privacy.html").read_text()
+    (line,) = re.findall(r'python -c "(.*?)"</code>', text)
+    printed = subprocess.run([sys.executable, "-c", line], capture_output=True, text=True, timeout=300, check=True)
+    (row,) = re.findall(r'<tr><td>training</td><td class="number">(.*?)</td>', text)
+    assert 0.99 * float(row) < float(printed.stdout) <= float(row)
+
+
 def test_the_page_belongs_to_the_weights(folders: dict[str, Path]) -> None:
     import hashlib
 
@@ -612,6 +622,12 @@ def test_percentages_are_never_rounded_down() -> None:
     values = [float(card.percent(share / 1000).split()[0]) for share in range(1001)]
     assert all(a <= b for a, b in pairwise(values))
     assert all(value >= share / 10 - 1e-9 for share, value in enumerate(values))
+
+
+def test_bounds_are_never_printed_smaller_than_they_are() -> None:
+    assert [card.above(value) for value in (0.0, 4.0, 3.9971, 1e-5, 0.02, 8.00001, 12345.6, math.exp(700))] == [
+        "0", "4", "3.998", "1e-05", "0.02", "8.001", "1.235e+04", "1.015e+304",
+    ]  # fmt: skip
 
 
 # ONNX

@@ -7,6 +7,7 @@ machine, paths) cannot get into the folder. All else here are pure functions of 
 import math
 import re
 from dataclasses import dataclass
+from decimal import ROUND_CEILING, Context, Decimal
 from pathlib import Path
 from typing import Any
 
@@ -187,7 +188,7 @@ def meaning(told: Told) -> dict[str, Any]:
     return {
         "right": percent(adversary.success(epsilon, delta, variation)),
         "recognised": percent(adversary.recognised(epsilon, delta, variation, ALARMS)),
-        "factor": f"{math.exp(min(epsilon, 700.0)):.4g}",
+        "factor": above(math.exp(min(epsilon, 700.0))),
         "groups": [(k, e, d, percent(adversary.success(e, d, k * variation))) for k, e, d in groups],
     }
 
@@ -195,6 +196,12 @@ def meaning(told: Told) -> dict[str, Any]:
 def percent(share: float) -> str:
     """Return a share in percent, rounded up to a tenth: a bound may not be rounded down."""
     return f"{min(100.0, math.ceil(1000 * share - 1e-6) / 10):g} %"
+
+
+def above(value: float) -> str:
+    """Return a bound with four digits, rounded up: printed, it may not be less than it is."""
+    up = Context(prec=4, rounding=ROUND_CEILING)
+    return f"{float(up.plus(Decimal(repr(float(value))))):.4g}"
 
 
 def plain(text: str) -> str:
@@ -212,6 +219,6 @@ def _rendered(name: str, told: Told, *, escape: bool, **values: Any) -> str:
         lstrip_blocks=True,
         undefined=StrictUndefined,
     )
-    environment.filters |= {"plain": plain, "short": lambda value: f"{value:.4g}"}
+    environment.filters |= {"plain": plain, "above": above, "short": lambda value: f"{value:.4g}"}
     environment.globals |= {"SHOWN": SHOWN, "WORDS": WORDS, "GAUSSIAN": adversary.GAUSSIAN}
     return environment.get_template(name).render(told=told, **values).strip() + "\n"
