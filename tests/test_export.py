@@ -209,7 +209,7 @@ def elsewhere(record: pubsel.Record, folder: Path) -> Path:
     torch.save(torch.load(record.folder / "model.pt", weights_only=True), run / "model.pt")
     shutil.copy(record.folder / "model.json", run)
 
-    kept = {"privacy", "weights", "algorithm", "private_examples", "settings", "public", "commit"}
+    kept = {"privacy", "weights", "algorithm", "private_examples", "settings", "public", "public_labels", "commit"}
     other = {
         "utility": 0.123,
         "test_examples": 7,
@@ -302,7 +302,11 @@ def test_a_path_in_the_settings_of_a_network_is_cut_to_the_name_of_its_file() ->
 
 def test_public_data_are_named_without_their_path_and_private_ones_not_at_all() -> None:
     assert card._named(["/home/faust/flowers", "mnist"], "/home/faust/patients") == "flowers + mnist"
-    assert card._named("../patients", "/home/faust/patients") == "a part of the private data"
+    assert card._named("/home/faust/../faust/patients", "/home/faust/patients") == "a part of the private data"
+    for other in ("/home/margarete/patients", "patients"):  # the same name, but other data
+        assert card._named([other, "mnist"], "/home/faust/patients") == (
+            "public images, which their owner does not name + mnist"
+        )
     assert card._named("digits", "digits") == "digits"
 
 
@@ -528,16 +532,52 @@ def test_the_page_belongs_to_the_weights(folders: dict[str, Path]) -> None:
 
 def test_what_is_not_covered_depends_on_the_settings() -> None:
     pair = {"pair": {"take": "train", "overlap": "drop"}, "model": {"backbone": {"architecture": "resnet18"}}}
+    pair["pair"]["public"] = "digits"
     privacy = {"epsilon": 1.0, "noise_source": "seeded"}
-    whole = " ".join(card.not_covered({"settings": pair, "privacy": privacy, "public": "digits"}))
+    record = {"settings": pair, "privacy": privacy, "public": "digits", "public_labels": "of the private set"}
+    whole = " ".join(card.not_covered(record))
     less = " ".join(
         card.not_covered(
             {"settings": {"model": {"name": "linear"}}, "privacy": {"noise_source": "operating system"}, "public": None}
         )
     )
-    for words in ("declared public", "left out because", "published weights", "guess the seed", "public data: nobody"):
+    for words in ("declared public", "left out because", "initial weights", "guess the seed", "public data: nobody"):
         assert words in whole
         assert words not in less
+
+
+@pytest.mark.parametrize(
+    ("take", "public", "labels", "expected"),
+    [
+        ("train", "./own.npz", "of the private set", ["Training"]),
+        ("test", "./own.npz", "of the private set", ["Test"]),
+        ("test", ["digits", "./own.npz"], "of another set", ["Test"]),
+        ("train", "digits", "of another set", []),
+        ("test", "/other/own.npz", "of another set", []),
+        ("train", "./own.npz", None, []),
+    ],
+)
+def test_public_examples_of_the_private_set_are_not_covered(
+    take: str, public: str | list[str], labels: str | None, expected: list[str]
+) -> None:
+    settings = {"pair": {"take": take, "public": public}, "model": {"name": "linear"}}
+    together = "+".join([public] if isinstance(public, str) else public)
+    record = {"settings": settings, "privacy": {}, "public": together if labels else None, "public_labels": labels}
+    sentences = card.not_covered(record | {"private": "own.npz"})
+    assert [s.split()[0] for s in sentences if "examples of the private set that were declared public" in s] == expected
+
+
+def test_random_weights_are_nobodys() -> None:
+    network = {"architecture": "resnet18"}
+    for backbone, published in (
+        (network, True),
+        (network | {"pretrained": False}, False),
+        (network | {"pretrained": False, "checkpoint": "a.pth"}, True),
+        ({"architecture": "pixels"}, False),
+    ):
+        assert card._published({"backbone": backbone}) == published
+    assert card._published({"name": "timm", "pretrained": True})
+    assert not card._published({"name": "timm", "pretrained": False})
 
 
 def test_the_page_is_well_formed_and_needs_no_network(folders: dict[str, Path]) -> None:

@@ -60,9 +60,6 @@ def told(record: dict[str, Any], facts: dict[str, Any]) -> Told:
     """Return what may be told of a run, from its record and the facts about its model."""
     privacy, settings = record["privacy"], record["settings"]
     candidates = [] if at(settings, "pair.public") != "auto" else at(settings, "pair.candidates") or []
-    public = at(settings, "pair.public")
-    if candidates:
-        public = next(c for c in candidates if "+".join(map(str, public_sets(c))) == record["public"])
     return Told(
         facts=facts,
         statement=str(privacy["statement"]),
@@ -72,7 +69,7 @@ def told(record: dict[str, Any], facts: dict[str, Any]) -> Told:
         parts=parts_of(privacy),
         examples=int(record["private_examples"]),
         private="private images, which their owner does not name" if is_path(record["private"]) else record["private"],
-        public=None if record["public"] is None else _named(public, record["private"]),
+        public=None if record["public"] is None else _named(_public(record), record["private"]),
         candidates=tuple(_named(candidate, record["private"]) for candidate in candidates),
         method=str(record["algorithm"]),
         network=network_of(facts["model"]),
@@ -120,32 +117,63 @@ def not_covered(record: dict[str, Any]) -> tuple[str, ...]:
     ]
     if record["public"] is not None:
         sentences.append("The public data: nobody in them is protected.")
-    if at(settings, "pair.take") == "train":
-        sentences.append("A part of the private examples that was declared public, and used as public data.")
+    if record["public"] is not None and _takes_from_private(record):
+        part = "Training" if at(settings, "pair.take") == "train" else "Test"
+        sentences.append(f"{part} examples of the private set that were declared public, and used as public data.")
     if at(settings, "pair.overlap") == "drop":
         sentences.append("Which public images were left out because they are also private.")
     if _published(settings["model"]):
-        sentences.append("The images that the published weights were trained on, which others chose.")
+        sentences.append(
+            "What the initial weights were trained on: pubsel treats weights that it is given as public."
+        )
     if record["privacy"].get("noise_source") == "seeded" and record["privacy"].get("epsilon"):
         sentences.append("Adversaries who know or guess the seed of the noise, which is a small number.")
     return tuple(sentences)
 
 
+def _public(record: dict[str, Any]) -> Any:
+    """Return the public data of a run, given or chosen."""
+    public = at(record["settings"], "pair.public")
+    if public != "auto":
+        return public
+    candidates = at(record["settings"], "pair.candidates")
+    return next(c for c in candidates if "+".join(map(str, public_sets(c))) == record["public"])
+
+
+def _takes_from_private(record: dict[str, Any]) -> bool:
+    """Return whether public data are of the private set: all of them, or one of several that were combined."""
+    sets = public_sets(_public(record))
+    return record["public_labels"] == "of the private set" or any(_same(str(name), record["private"]) for name in sets)
+
+
+def _same(name: str, private: str) -> bool:
+    """Return whether two data sets have one name, or are one file or folder."""
+    if not (is_path(name) and is_path(private)):
+        return name == private
+    return Path(name).expanduser().resolve() == Path(private).expanduser().resolve()
+
+
 def _published(model: dict[str, Any]) -> bool:
-    """Return whether weights of others are in a model, or before it."""
+    """Return whether weights that were given are in a model, or before it. Random weights are nobody's."""
     backbone = model.get("backbone")
-    if backbone:
-        return backbone["architecture"] not in ("scattering", "pixels")
-    return bool(model.get("pretrained") or model.get("checkpoint"))
+    if not backbone:
+        return bool(model.get("pretrained") or model.get("checkpoint"))
+
+    # The record leaves out what has its default.
+    has_weights = backbone["architecture"] not in ("scattering", "pixels")
+    return has_weights and bool(backbone.get("pretrained", True) or backbone.get("checkpoint"))
 
 
 def _named(public: Any, private: str) -> str:
-    """Return the name of public data, joined by + if there are several; of a path its last part. What has the name of
-    the private data is a part of them, and their path is not told."""
-    sets = public if isinstance(public, list) else [public]
-    hidden = short_name(private) if is_path(private) else None
-    names = [short_name(str(name)) for name in sets]
-    return " + ".join("a part of the private data" if name == hidden else name for name in names)
+    """Return the name of public data, joined by + if there are several; of a path its last part, unless that is the
+    name of private data that were given by a path, which is not told."""
+    return " + ".join(_name_of(str(name), private) for name in public_sets(public))
+
+
+def _name_of(name: str, private: str) -> str:
+    if not is_path(private) or short_name(name) != short_name(private):
+        return short_name(name)
+    return "a part of the private data" if _same(name, private) else "public images, which their owner does not name"
 
 
 def network_of(model: dict[str, Any]) -> str:
