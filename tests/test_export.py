@@ -25,7 +25,7 @@ import pubsel
 from pubsel import records
 from pubsel.cli import main
 from pubsel.commands import export
-from pubsel.messages import UserError
+from pubsel.messages import UsageError, UserError
 from pubsel.privacy import accountant, adversary
 from pubsel.report import card
 from tests.test_report import CONTRAST, Page, browser, complaints, opened
@@ -339,14 +339,18 @@ def test_what_is_not_covered_is_refused_unless_anyway(
     folder = exported(record, tmp_path / "model", "anyway=true")
     assert "which may NOT be given away" in capsys.readouterr().out
     reason = why.partition(".*")[0]
+    without_noise = record["privacy"]["epsilon"] is None
+    card_text = (folder / "README.md").read_text()
+    for line in ("One image is protected", "Noise makes a model less accurate"):
+        assert (line in card_text) != without_noise
     _, front, text = (folder / "README.md").read_text().split("---\n", 2)
     assert "differential-privacy" not in front
     assert text.strip().startswith(
-        f"> **Do not give this model away.** It was exported with `anyway=true`, although {reason}"
+        f"> **Do not give this model away.** It was exported with `anyway=true`. Reason: {reason}"
     )
     page = (folder / "privacy.html").read_text()
     before = re.sub("<[^>]*>", "", page[page.index("<main>") : page.index("<h1>")])
-    assert before.strip().startswith("Do not give this model away. It was exported with anyway=true, although")
+    assert before.strip().startswith("Do not give this model away. It was exported with anyway=true. Reason: ")
     assert reason in before
     assert json.loads((folder / "config.json").read_text())["privacy"]["against"] != []
     assert {stat.S_IMODE(path.stat().st_mode) for path in folder.iterdir()} == {0o600}
@@ -446,6 +450,21 @@ def test_only_an_empty_folder_is_replaced(tmp_path: Path, capsys: pytest.Capture
     assert sorted(path.name for path in tmp_path.iterdir()) == ["empty", "file"]
 
 
+def test_the_working_directory_and_links_are_refused_before_any_work(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "link").symlink_to("empty")
+    (tmp_path / "nowhere").symlink_to("absent")
+    monkeypatch.chdir(tmp_path / "empty")
+    for to in (".", "../empty", "../link", "../nowhere", "absent/.."):
+        assert main(["export", "a_run_that_is_not_looked_for", f"to={to}"]) == 2
+        assert capsys.readouterr().err.endswith(
+            f"to={to}: a link, or the folder that you are in: give a new folder\n"
+        )
+    assert list((tmp_path / "empty").iterdir()) == []
+
+
 def test_the_command_says_what_it_needs(capsys: pytest.CaptureFixture) -> None:
     for words in (["export"], ["export", "NAME"], ["export", "to=model"]):
         assert main(words) == 2
@@ -487,11 +506,32 @@ def test_the_card_has_the_layout_of_hugging_face(folders: dict[str, Path]) -> No
     assert "This card states no accuracy" in text
 
 
+def test_the_folder_names_the_version_that_wrote_it_and_the_code_that_trained(tmp_path: Path) -> None:
+    record = trained(*FOLDER, SECURE)
+    for commit, place, words in (
+        ("abc123", "clean", "The code is open: pubsel 0.0.7, commit abc123, method"),
+        ("abc123-dirty", "changed", "The model was trained with pubsel 0.0.7, commit abc123 with changes, method"),
+        (None, "unknown", "The code is open: pubsel 0.0.7, method"),
+    ):
+        run = tmp_path / f"run_{place}"
+        shutil.copytree(record.folder, run)
+        values = record | {"versions": record["versions"] | {"pubsel": "0.0.7"}, "commit": commit}
+        (run / "result.json").write_text(json.dumps(values))
+        folder = tmp_path / place
+        export.run(settings(run, folder))
+        text = (folder / "README.md").read_text()
+        assert f"With pubsel {pubsel.__version__} or later" in text
+        assert "| made with | pubsel 0.0.7" in text
+        assert json.loads((folder / "config.json").read_text())["made_by"] == f"pubsel {pubsel.__version__}"
+        assert words in (folder / "privacy.html").read_text()
+        assert "dirty" not in text + (folder / "privacy.html").read_text()
+
+
 def test_the_page_names_every_release_with_its_share(folders: dict[str, Path], home: Path) -> None:
     text = (folders["choice"] / "privacy.html").read_text()
     rows = [re.findall(r"<td[^>]*>(.*?)</td>", row) for row in re.findall(r"<tr><td>.*?</tr>", text)]
     released = {row[0]: row for row in rows if len(row) == 5}
-    expected = {"choice of the public data": 0.5, "first release, before training": None, "training": None}
+    expected = {"choice of the public data": 0.5, "first release before training": None, "training": None}
     assert set(released) == {*expected, "<strong>together</strong>"}
     assert released["choice of the public data"][1:3] == ["0.5", "11 %"]
     shares = [int(row[2].split()[0]) for row in released.values()]
@@ -643,6 +683,23 @@ def test_bounds_for_gaussian_noise_are_those_of_the_best_test() -> None:
                 epsilon, more = adversary.of_group(part["epsilon"], delta, size)
                 assert accountant.gaussian_delta(epsilon, size * mu) <= more + 1e-12
                 assert norm.cdf(size * mu / 2) <= adversary.success(epsilon, more, size * variation) + 1e-12
+
+
+def test_with_too_little_noise_for_the_accountant_epsilon_and_delta_bound_the_adversary() -> None:
+    part = {"accountant": "PRV upper bound", "noise_multiplier": 0.232, "rate": 0.1, "steps": 1000}
+    with pytest.raises(UsageError, match="too little to be accounted for"):
+        accountant.advantage(0.232, 0.1, 1000)  # that of epsilon 1000
+    for epsilon in (1.0, 1000.0):
+        part |= {"epsilon": epsilon, "delta": 1e-5}
+        assert adversary.variation_of([part], epsilon, 1e-5) == adversary.total_variation(epsilon, 1e-5)
+
+
+def test_a_grid_that_is_too_fine_gives_way_to_a_coarser_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    fine = accountant.advantage(1.0, 0.1, 90)
+    accountant._prv.cache_clear()
+    monkeypatch.setattr(accountant, "MAX_GRID", 20_000)
+    coarse = accountant.advantage(1.0, 0.1, 90)
+    assert fine < coarse < 1
 
 
 def test_several_releases_add_up() -> None:

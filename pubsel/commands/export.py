@@ -31,9 +31,12 @@ WEIGHTS, CONFIG = EXPORTED
 
 
 def run(settings: ExportConfig) -> str:
-    """Make the folder, whole or not at all, and return a line about it. UserError says why a run may not be given away,
-    or cannot be."""
+    """Make the folder, whole or not at all, and return a line about it. UserError says why a run may not or cannot be
+    given away."""
     target = Path(settings.to).expanduser()
+    if target.is_symlink() or target.resolve() == Path.cwd():
+        raise UsageError(f"to={settings.to}: a link, or the folder that you are in: give a new folder")
+    target = target.resolve()
     if target.exists() and not (target.is_dir() and not any(target.iterdir())):
         raise UsageError(f"to={settings.to}: it is there already: give a new folder, or delete it")
 
@@ -58,7 +61,7 @@ def run(settings: ExportConfig) -> str:
         files["model.onnx"] = as_onnx(whole, facts)
     write(target, files, private=bool(told.against))
     warned = ", which may NOT be given away" if told.against else ""
-    return f"{target}: {', '.join(files)}{warned}. {told.statement}"
+    return f"{settings.to}: {', '.join(files)}{warned}. {told.statement}"
 
 
 def _remedy(record: dict[str, Any], folder: Path) -> str:

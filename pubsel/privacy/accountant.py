@@ -205,7 +205,7 @@ def deltas(noise_multiplier: float, rate: float, steps: int, epsilons: Sequence[
         return [gaussian_delta(epsilon, math.sqrt(steps) / noise_multiplier) for epsilon in epsilons]
 
     for error in (0.02, 0.1, 0.5):  # of epsilon, half of it in delta; with little noise the accountant needs more
-        with warnings.catch_warnings(), contextlib.suppress(ValueError, RuntimeError, OverflowError):
+        with warnings.catch_warnings(), contextlib.suppress(UsageError, ValueError, RuntimeError, OverflowError):
             warnings.simplefilter("ignore")
             accountant = _prv(noise_multiplier, rate, steps, error, 1e-8)
             bounds = [accountant.compute_delta(epsilon, [steps])[2] for epsilon in epsilons]

@@ -9,6 +9,7 @@ import math
 from collections.abc import Iterable
 from typing import Any
 
+from pubsel.messages import UsageError
 from pubsel.privacy import accountant
 
 GAUSSIAN = ("exact Gaussian", "PRV upper bound")  # accountants of a sum with Gaussian noise, whose curve is known
@@ -35,7 +36,10 @@ def _of_part(part: dict[str, Any]) -> float:
     bound = total_variation(part["epsilon"], part["delta"])
     if part["accountant"] not in GAUSSIAN or not part["steps"]:
         return bound
-    return min(bound, accountant.advantage(part["noise_multiplier"], part["rate"], part["steps"]))
+    try:
+        return min(bound, accountant.advantage(part["noise_multiplier"], part["rate"], part["steps"]))
+    except UsageError:  # with so little noise, what epsilon and delta allow for is all that is known
+        return bound
 
 
 def success(epsilon: float, delta: float, variation: float) -> float:
@@ -45,8 +49,8 @@ def success(epsilon: float, delta: float, variation: float) -> float:
 
 
 def recognised(epsilon: float, delta: float, variation: float, alarms: float) -> float:
-    """Return the largest share of examples in the data that are recognised, 1 - b, by an adversary who takes a share
-    `alarms` of the others for such, a. variation: as in `success`; it bounds 1 - b - a."""
+    """Return the largest share of examples in the data that are recognised, 1 - b, by an adversary who accuses a
+    share `alarms` of the examples that are not in the data, a. variation: as in `success`; it bounds 1 - b - a."""
     least_misses = max(1 - delta - math.exp(min(epsilon, 700)) * alarms, (1 - delta - alarms) * math.exp(-epsilon))
     return min(1.0, 1 - max(0.0, least_misses), alarms + variation)
 

@@ -11,6 +11,7 @@ from decimal import ROUND_CEILING, Context, Decimal
 from pathlib import Path
 from typing import Any
 
+from pubsel import __version__
 from pubsel.privacy import adversary
 from pubsel.records import at
 from pubsel.settings.identity import is_path, short_name
@@ -24,7 +25,7 @@ GROUPS = (2, 5, 10)  # images of a person, for whom the page states what remains
 ALARMS = 0.01  # of false alarms, for which the page states how many members are recognised
 WORDS = {
     "selection of the public set": "choice of the public data",
-    "before training": "first release, before training",
+    "before training": "first release before training",
 }
 
 
@@ -111,8 +112,9 @@ def not_covered(record: dict[str, Any]) -> tuple[str, ...]:
         "What is treated as public: the number of private examples, their shape, the names of the classes (of private "
         "folders too), and which examples were kept for testing.",
         "Other releases of the same examples: their epsilons add up. The owner has a list of them (pubsel runs).",
-        "What the model says about people in general, whether or not anything of theirs was used.",
-        "Examples for testing and validation. No figure that was measured on them is in this folder.",
+        "What the model says about people in general, whether or not their data were used.",
+        "Examples for testing and validation: they are not protected, but no figure that was measured on them is in "
+        "this folder.",
         "What a computer shows while it trains, such as time and memory.",
     ]
     if record["public"] is not None:
@@ -176,6 +178,14 @@ def _name_of(name: str, private: str) -> str:
     return "a part of the private data" if _same(name, private) else "public images, which their owner does not name"
 
 
+def code_of(told: Told) -> str:
+    """Return what a model was trained with: the version and the commit, and whether the code differed from it."""
+    if not told.commit:
+        return f"pubsel {told.version}"
+    changed = " with changes" if told.commit.endswith("-dirty") else ""
+    return f"pubsel {told.version}, commit {told.commit.removesuffix('-dirty')}{changed}"
+
+
 def network_of(model: dict[str, Any]) -> str:
     """Return a network in words, by its settings."""
     if backbone := model.get("backbone"):
@@ -192,7 +202,7 @@ def config(told: Told) -> dict[str, Any]:
         "statement": told.statement, "epsilon": told.epsilon, "delta": told.delta, "unit": "one training example",
         "against": list(told.against),
     }  # fmt: skip
-    return told.facts | {"made_by": f"pubsel {told.version}", "privacy": privacy}
+    return told.facts | {"made_by": f"pubsel {__version__}", "privacy": privacy}
 
 
 def readme(told: Told) -> str:
@@ -248,5 +258,5 @@ def _rendered(name: str, told: Told, *, escape: bool, **values: Any) -> str:
         undefined=StrictUndefined,
     )
     environment.filters |= {"plain": plain, "above": above, "short": lambda value: f"{value:.4g}"}
-    environment.globals |= {"SHOWN": SHOWN, "WORDS": WORDS, "GAUSSIAN": adversary.GAUSSIAN}
-    return environment.get_template(name).render(told=told, **values).strip() + "\n"
+    environment.globals |= {"SHOWN": SHOWN, "WORDS": WORDS, "GAUSSIAN": adversary.GAUSSIAN, "VERSION": __version__}
+    return environment.get_template(name).render(told=told, code=code_of(told), **values).strip() + "\n"
