@@ -459,9 +459,7 @@ def test_the_working_directory_and_links_are_refused_before_any_work(
     monkeypatch.chdir(tmp_path / "empty")
     for to in (".", "../empty", "../link", "../nowhere", "absent/.."):
         assert main(["export", "a_run_that_is_not_looked_for", f"to={to}"]) == 2
-        assert capsys.readouterr().err.endswith(
-            f"to={to}: a link, or the folder that you are in: give a new folder\n"
-        )
+        assert capsys.readouterr().err.endswith(f"to={to}: a link, or the folder that you are in: give a new folder\n")
     assert list((tmp_path / "empty").iterdir()) == []
 
 
@@ -766,8 +764,33 @@ def test_onnx_that_gives_other_answers_is_not_kept(tmp_path: Path, monkeypatch: 
     from pubsel.training import exchange
 
     record = trained(*FOLDER, SECURE)
-    monkeypatch.setattr(exchange, "logits_of", lambda whole, x: [0.0, 9.0, 0.0])
-    with pytest.raises(UserError, match="the network gives other answers as ONNX: leave it out"):
+    for other in ([0.0, 9.0, 0.0], [0.0, math.nan, 0.0]):
+        monkeypatch.setattr(exchange, "logits_of", lambda whole, x, other=other: other)
+        with pytest.raises(UserError, match="the network gives other answers as ONNX: leave it out"):
+            export.run(settings(record.folder, tmp_path / "model", format=export.Format.onnx))
+    assert not (tmp_path / "model").exists()
+
+
+def test_logits_that_are_no_numbers_or_of_another_shape_are_not_near() -> None:
+    from pubsel.training.exchange import _near
+
+    expected = np.array([[1.0, 2.0], [3.0, 4.0], [0.0, 0.0]])
+    assert _near(expected + 1e-4, expected)
+    for answers in (expected + 0.1, expected * math.nan, expected[:1], expected[[0, 0, 0]]):
+        assert not _near(answers, expected)
+    assert not _near(expected, expected * math.nan)
+
+
+def test_a_network_that_onnxruntime_cannot_run_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    runtime = pytest.importorskip("onnxruntime", reason="needs the extra onnx")
+    pytest.importorskip("onnxscript", reason="needs the extra onnx")
+    record = trained(*FOLDER, SECURE)
+
+    def fails(*_: object, **__: object) -> None:
+        raise RuntimeError("no kernel\nfor this")
+
+    monkeypatch.setattr(runtime, "InferenceSession", fails)
+    with pytest.raises(UserError, match=r"onnxruntime cannot run this network \(no kernel for this\): leave it out"):
         export.run(settings(record.folder, tmp_path / "model", format=export.Format.onnx))
     assert not (tmp_path / "model").exists()
 

@@ -125,9 +125,7 @@ def not_covered(record: dict[str, Any]) -> tuple[str, ...]:
     if at(settings, "pair.overlap") == "drop":
         sentences.append("Which public images were left out because they are also private.")
     if _published(settings["model"]):
-        sentences.append(
-            "What the initial weights were trained on: pubsel treats weights that it is given as public."
-        )
+        sentences.append("What the initial weights were trained on: pubsel treats weights that it is given as public.")
     if record["privacy"].get("noise_source") == "seeded" and record["privacy"].get("epsilon"):
         sentences.append("Adversaries who know or guess the seed of the noise, which is a small number.")
     return tuple(sentences)

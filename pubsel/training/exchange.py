@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import nn
 
 from pubsel.messages import UserError
@@ -22,7 +23,8 @@ def as_onnx(whole: nn.Module, facts: dict[str, Any]) -> bytes:
     """Return a whole model as ONNX: "images", uint8 [n, c, h, w], or "features", float32 [n, d] -> "logits",
     [n, classes], for any n. It has no text about the machine that made it.
 
-    UserError if a package is absent, if the network cannot be written as ONNX, or if it gives other logits there.
+    UserError if a package is absent, if the network cannot be written or run as ONNX, or if it gives other logits
+    there.
     """
     try:
         import onnx  # noqa: F401
@@ -42,22 +44,41 @@ def as_onnx(whole: nn.Module, facts: dict[str, Any]) -> bytes:
             assert program is not None
             model = program.model_proto
     except Exception as error:
-        reason = " ".join(str(error).split())[:100] or type(error).__name__
-        raise UserError(f"format=onnx: torch cannot write this network as ONNX ({reason}): leave it out") from None
+        raise UserError(
+            f"format=onnx: torch cannot write this network as ONNX ({_reason(error)}): leave it out"
+        ) from None
 
     # torch notes for each operation in which file of this machine it was called.
-    for part in (model, model.graph, *model.graph.node, *model.graph.value_info, *model.graph.initializer,
-                 *model.functions, *(node for function in model.functions for node in function.node)):  # fmt: skip
+    graph, functions = model.graph, model.functions
+    nodes = [*graph.node, *(node for function in functions for node in function.node)]
+    for part in (model, graph, *graph.input, *graph.output, *graph.value_info, *graph.initializer, *functions, *nodes):
         part.doc_string = ""
         del part.metadata_props[:]
     written: bytes = model.SerializeToString(deterministic=True)
 
-    session = onnxruntime.InferenceSession(written, providers=["CPUExecutionProvider"])
-    expected = np.array(logits_of(whole, x))
-    several = session.run(None, {name: x.repeat(3, *[1] * (x.dim() - 1)).numpy()})[0]
-    if several.shape != (3, len(expected)) or np.abs(several - expected).max() > NEAR * (1 + np.abs(expected).max()):
+    # Three different inputs: a graph that computes with the first one alone, or a constant, is not kept.
+    several = torch.cat([x, x.flip(-1), x // 2 if x.dtype == torch.uint8 else -x])
+    expected = np.array([logits_of(whole, example[None]) for example in several])
+    try:
+        session = onnxruntime.InferenceSession(written, providers=["CPUExecutionProvider"])
+        answers = session.run(None, {name: several.numpy()})[0]
+    except Exception as error:
+        raise UserError(f"format=onnx: onnxruntime cannot run this network ({_reason(error)}): leave it out") from None
+    if not _near(answers, expected):
         raise UserError("format=onnx: the network gives other answers as ONNX: leave it out")
     return written
+
+
+def _near(answers: NDArray[np.floating], expected: NDArray[np.floating]) -> bool:
+    """Return whether logits are those that are expected, [n, classes]; what is not a number is not."""
+    if answers.shape != expected.shape:
+        return False
+    return bool(np.abs(answers - expected).max() <= NEAR * (1 + np.abs(expected).max()))
+
+
+def _reason(error: Exception) -> str:
+    """Return the beginning of what an error says, on one line."""
+    return " ".join(str(error).split())[:100] or type(error).__name__
 
 
 @contextlib.contextmanager
