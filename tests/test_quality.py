@@ -168,6 +168,17 @@ def test_intervals_of_a_confusion_matrix_contain_the_truth_in_95_percent(name, e
     assert 0.93 <= covered <= (0.97 if clear else 1), covered
 
 
+def test_the_balanced_accuracy_of_many_small_classes_has_no_bias():
+    """Each noisy row is a denominator. With 100 classes, each ratio a little too large, intervals missed every second
+    time."""
+    classes, n, sigma = 50, 10_000, sigma_of(1.0)
+    probabilities = np.full((classes, classes), 0.1 / classes / (classes - 1))
+    np.fill_diagonal(probabilities, 0.9 / classes)
+    figure = quality.balanced_accuracy(drawn(probabilities, n, sigma, np.random.default_rng(4)))
+    assert figure.estimate.mean() == pytest.approx(0.9, abs=0.005)
+    assert 0.93 <= coverage(figure, 0.9) <= 0.98
+
+
 def scores_of(share):
     """Probabilities [1, 2, BINS] of scores, `share` of them positive, and the area under their curve."""
     x = np.linspace(0, 1, BINS)
