@@ -33,6 +33,7 @@ from pubsel.settings.keys import (
     Convert,
     Device,
     Model,
+    Optimizer,
     Pair,
     RankConfig,
     RunConfig,
@@ -219,11 +220,7 @@ def canonical(settings: RunConfig) -> RunConfig:
         raise UsageError(f"algorithm.k={k} is more than the pair.m={pair.m} public examples: lower algorithm.k")
     check_backbone(settings.model)
 
-    if settings.training.learning_rate is None and not (isinstance(algorithm, FixedClipping) and algorithm.unit):
-        raise UsageError(
-            "training.learning_rate=null: what the noise allows follows for rows of norm 1 that are clipped to one "
-            "norm: set algorithm.unit=true with dp_sgd or pillar, or give a number"
-        )
+    check_rate(settings.training, algorithm, settings.model)
 
     # the record of a run has one guarantee: what a distance would spend is not in it
     if isinstance(distance, Releases):
@@ -244,6 +241,19 @@ def canonical(settings: RunConfig) -> RunConfig:
     return dataclasses.replace(
         settings, pair=pair, distance=typed_distance, epsilon=epsilon, algorithm=typed_algorithm, select=select
     )
+
+
+def check_rate(training: Training, algorithm: Algorithm, model: Model) -> None:
+    """UsageError if the learning rate is to follow from the noise where nothing is known of it."""
+    if training.learning_rate is not None:
+        return
+    linear = model.backbone is not None or model.name == "logistic"
+    plain = training.optimizer == Optimizer.sgd and training.inverse_decay is None
+    if not (linear and plain and isinstance(algorithm, FixedClipping) and algorithm.unit):
+        raise UsageError(
+            "training.learning_rate=null is for a linear classifier on rows of norm 1, by plain SGD: take "
+            "algorithm=dp_sgd_clip1, pillar, jl or dp_pca on features, or give a number"
+        )
 
 
 def own_training(algorithm: Derives, training: Training) -> Training:

@@ -1,16 +1,21 @@
 """The loop: what is sampled, what is added, and that a killed run ends like an uninterrupted one."""
 
+import json
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 import yaml
+from hydra import compose, initialize_config_dir
 from scipy import stats
 
 from pubsel import algorithms
 from pubsel.algorithms.dp_sgd import DPSGD, NOISE
 from pubsel.algorithms.non_private import NonPrivate
+from pubsel.cell import Cell, canonical
+from pubsel.cli import main
+from pubsel.commands.audit import Audited, _planned
 from pubsel.data import Split, Task
 from pubsel.gradients.matrix import PerExampleGradients, gpu_precision
 from pubsel.messages import UsageError, UserError
@@ -18,7 +23,8 @@ from pubsel.models import small
 from pubsel.privacy.randomness import Secret, SystemEntropy, stream
 from pubsel.privacy.sampling import poisson_sample, schedule
 from pubsel.settings import CONF
-from pubsel.settings.keys import Training
+from pubsel.settings.keys import AuditConfig, Training
+from pubsel.settings.schema import check
 from pubsel.training.loop import Job, Watch, fit, noisy_mean
 from tests.forked import Command
 from tests.synthetic import secret_named
@@ -107,6 +113,54 @@ def test_without_noise_a_rate_that_follows_is_what_gradient_descent_bears(tmp_pa
     job = Job(DPSGD("dp_sgd", 100.0, unit=True), schedule(64, settings), 0.0, settings, "name", tmp_path / "c.pt")
     fit(model, Task(Split(x, y), None, Split(x, y), 2, "accuracy", (), (), ()), job, secret_named())
     assert torch.nn.functional.cross_entropy(model(x), y) < (0.7 if alike == 1 else 0.4)  # log 2 is 0.69
+
+
+HEAD = [
+    "run",
+    "pair=digits_digits",
+    "training=head",
+    "training.steps=5",
+    "distance=none",
+    "estimate=false",
+    "threads=1",
+]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["model=pixels", "algorithm=dp_sgd"],  # rows of any norm
+        ["model=digits_cnn", "algorithm=dp_sgd_clip1"],
+        ["model=pixels", "algorithm=gep_digits"],
+        ["model=pixels", "algorithm=dp_sgd_clip1", "training.optimizer=adam"],
+        ["model=pixels", "algorithm=dp_sgd_clip1", "training.inverse_decay=0.1"],
+    ],
+)
+def test_a_rate_that_cannot_follow_from_the_noise_is_refused(words, tmp_path, capsys):
+    assert main([*HEAD, *words, f"results={tmp_path}"]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("pubsel: training.learning_rate=null is for a linear classifier on rows of norm 1")
+
+
+def test_the_record_says_which_rate_followed(tmp_path):
+    for words in (["algorithm=dp_sgd_clip1"], ["algorithm=pillar", "algorithm.k=5"]):
+        assert main([*HEAD, "model=pixels", *words, f"results={tmp_path}", "epsilon=2"]) == 0
+    for path in (tmp_path / "runs").glob("*/result.json"):
+        record = json.loads(path.read_text())
+        assert record["settings"]["training"]["learning_rate"] is None
+        noise = record["privacy"]["noise_multiplier"] * np.sqrt(2 * 5) * 10 / record["private_examples"]
+        assert record["derived"] == {"learning_rate": pytest.approx(min(NOISE / noise, 2 * 1.9 / 1.1))}
+
+
+def test_the_control_of_an_audit_has_the_rate_of_the_run(tmp_path):
+    """A third of its noise, and not three times its rate too."""
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        composed = compose("audit", [*HEAD[1:], "model=pixels", "algorithm=dp_sgd_clip1", "epsilon=2"])
+    settings = check(AuditConfig, composed)
+    audited = Audited(Cell.of(canonical(settings)), settings.audit, task(), tmp_path)
+    planned = _planned(audited, "run", audited.task.private)
+    assert planned.weaker().training == planned.training
+    assert planned.training.learning_rate > 0
 
 
 def test_schedule():

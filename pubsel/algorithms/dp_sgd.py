@@ -33,8 +33,8 @@ def rate_by_noise(
 
     With it, the noise of all T steps adds up to NOISE in a logit, whatever the task: a step moves weights by the rate
     times noise of deviation noise_multiplier bound / batch_size, momentum multiplies it by 1 / (1 - momentum), and a
-    row of norm `row`, the bias's constant feature included, sees sqrt(T) times that. It is at most what gradient
-    descent bears without noise at a loss of this curvature.
+    row of norm `row`, the bias's constant feature included, sees sqrt(T) times that. It is at most the
+    largest rate at which gradient descent is stable without noise, at this curvature.
     """
     stable = 2 * (1 + momentum) / curvature
     noise = noise_multiplier * bound * row * math.sqrt(steps) / ((1 - momentum) * batch_size)

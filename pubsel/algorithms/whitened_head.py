@@ -39,6 +39,7 @@ FULL_BATCHES = {
 def class_weights(y: Tensor) -> Tensor:
     """Return weights [m], with sum 1, of public examples with classes y [m]: in proportion to the number of examples of
     the class to the power BALANCE. A rare class then shapes mean and directions more than its share says."""
+    y = y.long()
     weights = y.bincount()[y].double() ** BALANCE
     return weights / weights.sum()
 

@@ -45,10 +45,10 @@ from pubsel.privacy.accountant import Plan
 from pubsel.privacy.randomness import Secret, content, stream
 from pubsel.privacy.sampling import Schedule
 from pubsel.settings.identity import as_json, identity_of
-from pubsel.settings.keys import Audit, AuditConfig, AuditKind, RunConfig
+from pubsel.settings.keys import Audit, AuditConfig, AuditKind, RunConfig, Training
 from pubsel.tables import join
 from pubsel.training.evaluation import logits
-from pubsel.training.loop import Job, Progress, Watch, engine, fit, on_device
+from pubsel.training.loop import Job, Progress, Watch, engine, fit, on_device, rate_of
 from pubsel.training.once import Prepared, prepare, solve, training_secret
 
 NOT_FOR_RELEASE = (
@@ -141,6 +141,7 @@ class Planned(NamedTuple):
 
     cell: Cell
     what: str
+    training: Training  # with the learning rate of the run, which the positive control has too
     schedule: Schedule
     plan: Plan | None
     first: Plan | None
@@ -166,7 +167,7 @@ class Planned(NamedTuple):
         assert self.plan is not None
         cell, checkpoint = self.cell, self.cell.folder / "checkpoint.pt"
         noise_multiplier = self.plan.noise_multiplier
-        job = Job(algorithm, self.schedule, noise_multiplier, cell.settings.training, cell.name, checkpoint)
+        job = Job(algorithm, self.schedule, noise_multiplier, self.training, cell.name, checkpoint)
         fit(prepared.trains, prepared.task, job, self.secret(prepared), Watch(_report), gradients)
 
 
@@ -174,7 +175,11 @@ def _planned(audited: Audited, what: str, private: Split) -> Planned:
     """The plan of the run itself, for training on `private`."""
     cell = audited.cell
     schedule, plan, first = guarantee(cell.settings, cell.algorithm, len(audited.task.private.x))
-    return Planned(cell, what, schedule._replace(n=len(private.x)), plan, first)
+    training = cell.settings.training
+    if training.learning_rate is None:
+        rate = rate_of(training, cell.algorithm, schedule, plan.noise_multiplier if plan else 0.0)
+        training = dataclasses.replace(training, learning_rate=rate)
+    return Planned(cell, what, training, schedule._replace(n=len(private.x)), plan, first)
 
 
 def _white_box(audited: Audited) -> dict[str, Any]:

@@ -19,7 +19,6 @@ from torch import nn
 
 from pubsel import algorithms, distances, models, records, selection
 from pubsel.algorithms import Derives, Freezes, Solves
-from pubsel.algorithms.dp_sgd import FixedClipping
 from pubsel.cell import (
     AUTO,
     Cell,
@@ -52,7 +51,7 @@ from pubsel.settings.identity import as_json, folder_name, short_name
 from pubsel.settings.keys import RunConfig, public_sets
 from pubsel.training import classifier, duration, estimate, parallel, torchrun, tracking
 from pubsel.training.evaluation import check_classes, evaluate, interval, logits, utility
-from pubsel.training.loop import Job, Progress, Watch, engine, fit, on_device, view_of
+from pubsel.training.loop import Job, Progress, Watch, engine, fit, on_device, rate_of, view_of
 from pubsel.training.once import IMAGES, Prepared, prepare, released_once, solve, training_secret
 from pubsel.training.rehearsal import behind_frozen, freezing, random_like, rehearse, shaped
 
@@ -185,14 +184,12 @@ def train(cell: Cell) -> dict[str, Any]:
 
 def _following(cell: Cell, plan: Schedule, spend: accountant.Plan | None) -> dict[str, Any]:
     """Return the settings that follow from the task and the budget, for the record."""
-    training = cell.settings.training
     if isinstance(cell.algorithm, Derives):
         return cell.algorithm.values(plan.steps)
-    if training.learning_rate is None and isinstance(cell.algorithm, FixedClipping):
-        noise = spend.noise_multiplier if spend else 0.0
-        rate = cell.algorithm.learning_rate(noise, plan.steps, plan.batch_size, training.momentum)
-        return {"learning_rate": rate}
-    return {}
+    training, noise_multiplier = cell.settings.training, spend.noise_multiplier if spend else 0.0
+    if training.learning_rate is not None or isinstance(cell.algorithm, Solves):
+        return {}
+    return {"learning_rate": rate_of(training, cell.algorithm, plan, noise_multiplier)}
 
 
 def _loaded(cell: Cell) -> Task:

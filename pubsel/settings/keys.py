@@ -226,7 +226,7 @@ class Training:
         "expected size of a Poisson batch, and the fixed denominator; n or more: full batches", at_least=1
     )
     learning_rate: float | None = setting(
-        "learning rate, for the mean gradient; null: what the noise allows, for algorithms that clip rows of norm 1",
+        "learning rate, for the mean gradient; null: what the noise allows, for a linear classifier on rows of norm 1",
         over=0,
     )
     momentum: float = setting("momentum of SGD", at_least=0, below=1)

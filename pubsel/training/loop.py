@@ -161,13 +161,15 @@ class Job(NamedTuple):
     @property
     def learning_rate(self) -> float:
         """Return training.learning_rate; if it is null, what the noise allows."""
-        training, schedule = self.training, self.schedule
-        if training.learning_rate is not None:
-            return training.learning_rate
-        assert isinstance(self.algorithm, FixedClipping)  # see cell.canonical
-        return self.algorithm.learning_rate(
-            self.noise_multiplier, schedule.steps, schedule.batch_size, training.momentum
-        )
+        return rate_of(self.training, self.algorithm, self.schedule, self.noise_multiplier)
+
+
+def rate_of(training: Training, algorithm: Algorithm, schedule: Schedule, noise_multiplier: float) -> float:
+    """Return training.learning_rate; if it is null, what the noise of this schedule allows."""
+    if training.learning_rate is not None:
+        return training.learning_rate
+    assert isinstance(algorithm, FixedClipping)  # see cell.canonical
+    return algorithm.learning_rate(noise_multiplier, schedule.steps, schedule.batch_size, training.momentum)
 
 
 class Watch(NamedTuple):

@@ -237,7 +237,8 @@ def _taken(run: Rehearsal, examples: Split, rows: int, enough: Callable[[list[fl
     task = run.task._replace(private=Split(examples.x[:n], examples.y[:n]))
     plan = Schedule(n, rows / n, 10**9, rows)
     steps = _Steps(run.algorithm, next(run.model.parameters()).device, enough)
-    training = dataclasses.replace(run.training, checkpoint_seconds=math.inf, learning_rate=1.0)  # of no matter here
+    # any learning rate takes as long
+    training = dataclasses.replace(run.training, checkpoint_seconds=math.inf, learning_rate=1.0)
     # nothing private is released, so the same streams serve each time
     streams = secret(
         "estimate",

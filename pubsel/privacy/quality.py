@@ -1,0 +1,332 @@
+"""Quality of a model on private held-out examples, as it may be published: a noisy table of counts, and what follows
+from it alone.
+
+Neighbours differ by one held-out example, which is there or not; the number n of them is public, how many are of a
+class is not. What is released is ONE table with Gaussian noise, a plan of one step at rate 1 (`accountant.plan`):
+
+- `confusion`, of which one example moves one count by one: sensitivity 1;
+- or `histograms` of the scores of L labels. One example has one entry in the histogram of each label, so it moves L
+  counts by one: sensitivity sqrt(L). Two classes are one label, "the second class": sensitivity 1.
+
+Counts are whole numbers in float64, so sums are exact, in whatever order; whatever an example holds (NaN, labels out of
+range) it moves no more than that. All figures and intervals are computed from the noisy table, n and the deviation of
+the noise, and cost nothing more.
+
+**Intervals.** Each figure is a ratio p = E[T] / E[R] of two sums over the table, so T - p R has mean 0 at the true p,
+and at p a variance, by sampling and by noise, that is known up to counts (Fieller 1954; for the accuracy without noise
+this is Wilson's interval, 1927). The interval has every p at which (T - p R) / deviation is one of the 95 % likeliest
+values, in the order of Feldman and Cousins (1998, arXiv:physics/9711021), likelihood over the largest that any p in
+[0, 1] has. So noise that carries T below 0 or above R leaves no interval empty, and none narrow by accident. The
+intervals are for other examples of the same kind and other noise; they do not cover the training.
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from scipy.special import ndtr, ndtri
+from torch import Tensor
+
+from pubsel.privacy.accountant import Plan, deviation
+from pubsel.privacy.randomness import Sources
+
+BINS = 32  # of the scores, of equal width on [0, 1]
+LEVEL = 0.95  # of the intervals
+DEVIATIONS = float(ndtri((1 + LEVEL) / 2))  # of a normal number, on either side
+HALVINGS = 24  # of [0, 1], in searching the end of an interval
+FAR = 8.0  # from the estimate: an interval that is wider is without end
+
+Array = NDArray[np.float64]
+
+
+class Released(NamedTuple):
+    """A noisy table of counts, which may be published.
+
+    counts: [..., C, C] of a confusion matrix, or [..., L, 2, BINS] of histograms. deviation: of the noise on each
+    count. n: the number of held-out examples, public.
+    """
+
+    counts: Array
+    deviation: float
+    n: int
+
+
+class Figure(NamedTuple):
+    """An estimate in [0, 1] and its 95 % interval, arrays of one shape."""
+
+    estimate: Array
+    low: Array
+    high: Array
+
+
+class Moment(NamedTuple):
+    """T - p R at some p: its value, the parts of its variance, and R, by how much it falls with p."""
+
+    value: Array
+    sampling: Array
+    noise: Array
+    slope: Array
+
+
+class Ratio(NamedTuple):
+    """T / R, which need not be in [0, 1], and T - p R at each p."""
+
+    estimate: Array
+    moment: Callable[[Array], Moment]
+
+
+# Counts and their release
+
+
+def confusion(y: Tensor, predicted: Tensor, classes: int) -> Array:
+    """Return how many examples of class i were taken for class j, [classes, classes], from y [n] and predicted [n]. NOT
+    private.
+
+    Each example adds 1 to one count, or nothing if its label or prediction is not in 0, ..., classes - 1: with one
+    example more or less the table moves by at most 1 in L2.
+    """
+    valid = (y >= 0) & (y < classes) & (predicted >= 0) & (predicted < classes)
+    places = y[valid].long() * classes + predicted[valid].long()
+    return torch.bincount(places, minlength=classes**2).reshape(classes, classes).double().cpu().numpy()
+
+
+def histograms(y: Tensor, scores: Tensor) -> Array:
+    """Return how many examples without and with each label have a score in each bin, [L, 2, BINS], from 0/1 y [n, L]
+    and scores [n, L] in [0, 1]. NOT private. Two classes: y[:, None], and the probability of the second class.
+
+    An example adds 1 to one count of each label: with one example more or less the tables move by sqrt(L) in L2. A
+    score that is NaN goes into the lowest bin, scores beyond [0, 1] into the first and the last; each y but 1 is
+    "without".
+    """
+    bins = (scores.double().nan_to_num(0.0, 1.0, 0.0).clamp(0, 1) * BINS).long().clamp(max=BINS - 1)
+    places = (y == 1).long() * BINS + bins
+    tables = [torch.bincount(column, minlength=2 * BINS).reshape(2, BINS) for column in places.unbind(1)]
+    return torch.stack(tables).double().cpu().numpy()
+
+
+def sensitivity(counts: Array) -> float:
+    """Return by how much one example moves a table in L2: 1 for a confusion matrix [C, C], sqrt(L) for histograms [L,
+    2, BINS]."""
+    return float(np.sqrt(counts.shape[0])) if counts.ndim == 3 else 1.0
+
+
+def release(counts: Array, n: int, plan: Plan, source: Sources) -> Released:
+    """Return counts with the noise of a plan of one step at rate 1. source: the `randomness.secret` of this release,
+    which follows from all that decides it. ValueError for another plan."""
+    if (plan.rate, plan.steps) != (1, 1):
+        raise ValueError("the quality is one release of all held-out examples: a plan of one step at rate 1")
+
+    sigma = deviation(plan.noise_multiplier, sensitivity(counts))
+    noise = source(f"noise of the quality {counts.shape}", 0).standard_normal(counts.size).reshape(counts.shape)
+    return Released(counts + sigma * noise, sigma, n)
+
+
+# Figures of a noisy confusion matrix
+
+
+def accuracy(matrix: Released) -> Figure:
+    """Return the accuracy, shapes [...].
+
+    T: the diagonal, plus 1/C of what the noisy counts lack of n, so that its noise has the variance (C - 1) sigma^2
+    instead of C sigma^2: sigma^2 times the squared length of the diagonal's indicator off the constant table. R = n.
+    Sampling: n p (1 - p).
+    """
+    counts, sigma, n = matrix
+    classes = counts.shape[-1]
+    right = np.trace(counts, axis1=-2, axis2=-1) + (n - counts.sum((-2, -1))) / classes
+
+    def moment(p: Array) -> Moment:
+        noise = np.full_like(p, (classes - 1) * sigma**2)
+        return Moment(right - p * n, n * p * (1 - p), noise, np.full_like(p, n))
+
+    return _figure(Ratio(right / n, moment))
+
+
+def recalls(matrix: Released) -> Figure:
+    """Return the recall of each class, shapes [..., C].
+
+    T: the count on the diagonal; R: the sum of its row. T - p R gives the weight 1 - p to the former and -p to C - 1
+    others: noise sigma^2 ((1 - p)^2 + (C - 1) p^2), independent between classes. Sampling: E[R] p (1 - p). A class that
+    drowns in the noise has an interval of about [0, 1].
+    """
+    return _figure(_recalls(matrix))
+
+
+def balanced_accuracy(matrix: Released) -> Figure:
+    """Return the mean of the recalls, shapes [...]; their errors are independent (`_mean`)."""
+    return _mean(_recalls(matrix), together=False)
+
+
+def _recalls(matrix: Released) -> Ratio:
+    """Return the moments of `recalls`."""
+    counts, sigma, _ = matrix
+    classes = counts.shape[-1]
+    right, rows = np.diagonal(counts, axis1=-2, axis2=-1), counts.sum(-1)
+    positive = rows.clip(0)
+
+    def moment(p: Array) -> Moment:
+        noise = sigma**2 * ((1 - p) ** 2 + (classes - 1) * p**2)
+        return Moment(right - p * rows, positive * (p * (1 - p)).clip(0), noise, positive)
+
+    return Ratio(_quotient(right, rows), moment)
+
+
+# Figures of noisy histograms
+
+
+def aucs(table: Released) -> Figure:
+    """Return the area under the ROC curve of each label, shapes [..., L], of scores as they are binned: two in one bin
+    are a tie, which counts half.
+
+    With a, b the counts of negatives and positives, K_ij = 1 for i < j, 1/2 for i = j and 0 otherwise, it is the p at
+    which a^T (K - p) b = 0. With g = (K - p) b, h = (K - p)^T a and F = |K - p|^2, the sum of squares:
+
+    - sampling: each negative in bin i adds g_i, each positive in bin j h_j, of mean 0 at the true p: to first order sum
+      a_i g_i^2 + sum b_j h_j^2;
+    - noise of a and b: sigma^2 (|g|^2 + |h|^2) + sigma^4 F.
+
+    Both are for counts without noise. With it |g|^2 and |h|^2 are sigma^2 F too large on average, and g_i^2 by sigma^2
+    times the squares in row i, which is subtracted.
+    """
+    return _figure(_aucs(table))
+
+
+def auc(table: Released) -> Figure:
+    """Return the mean of the labels' AUC, shapes [...]. One example has all labels, so that their sampling errors may
+    go together (`_mean`)."""
+    ratio = _aucs(table)
+    if ratio.estimate.shape[-1] == 1:
+        return Figure(*(part[..., 0] for part in _figure(ratio)))
+    return _mean(ratio, together=True)
+
+
+def _aucs(table: Released) -> Ratio:
+    """Return the moments of `aucs`."""
+    counts, sigma, _ = table
+    negatives, positives = counts[..., 0, :], counts[..., 1, :]
+    bins = counts.shape[-1]
+    kernel = np.triu(np.ones((bins, bins)), 1) + np.eye(bins) / 2
+    below, above = positives @ kernel.T, negatives @ kernel  # [..., bins]: K b and K^T a
+    pairs = negatives.sum(-1) * positives.sum(-1)
+    ordered = (negatives * below).sum(-1)
+    slope = negatives.sum(-1).clip(0) * positives.sum(-1).clip(0)
+
+    def moment(p: Array) -> Moment:
+        q = p[..., None]
+        g, h = below - q * positives.sum(-1)[..., None], above - q * negatives.sum(-1)[..., None]
+        by_row, by_column = (  # [..., bins], the squares of K - p
+            (kernel**2).sum(axis) - 2 * q * kernel.sum(axis) + bins * q**2 for axis in (1, 0)
+        )
+        excess = sigma**4 * by_row.sum(-1)
+
+        sampling = (negatives * (g**2 - sigma**2 * by_row) + positives * (h**2 - sigma**2 * by_column)).sum(-1)
+        noise = sigma**2 * ((g**2).sum(-1) + (h**2).sum(-1)) - excess
+        return Moment(ordered - p * pairs, sampling.clip(0), np.maximum(noise, excess), slope)
+
+    # The product of two negative sums is no number of pairs.
+    return Ratio(_quotient(ordered, np.where(slope > 0, pairs, 0)), moment)
+
+
+# Intervals
+
+
+def _quotient(top: Array, bottom: Array) -> Array:
+    """Return top / bottom, or 1/2 if bottom is not positive: nothing is known then."""
+    return np.divide(top, bottom, out=np.full_like(top, 0.5), where=bottom > 0)
+
+
+def _figure(ratio: Ratio) -> Figure:
+    """Return the ratio, kept in [0, 1], and on each of its sides the p at which T - p R leaves what is likely at p."""
+    estimate = np.asarray(ratio.estimate, np.float64).clip(0, 1)
+
+    def likely(p: Array) -> NDArray[np.bool_]:
+        return _likely(ratio.moment(p), p)
+
+    return Figure(estimate, *(_end(estimate, np.full_like(estimate, edge), likely) for edge in (0.0, 1.0)))
+
+
+def _end(inside: Array, farthest: Array, likely: Callable[[Array], NDArray[np.bool_]]) -> Array:
+    """Return the first point from `inside` to `farthest` that is not likely; farthest, if that is."""
+    whole, outside = likely(farthest), farthest
+    for _ in range(HALVINGS):
+        middle = (inside + outside) / 2
+        within = likely(middle)
+        inside, outside = np.where(within, middle, inside), np.where(within, outside, middle)
+    return np.where(whole, farthest, outside)
+
+
+def _likely(moment: Moment, p: Array) -> NDArray[np.bool_]:
+    """Return whether the values are among the LEVEL likeliest at p.
+
+    In deviations, the value d is N(x, 1) with x = 0 at p itself, and from -l = -p R to u = (1 - p) R at other p. Its
+    -2 log of the likelihood ratio is d^2 - (d - x)^2 at the nearest such x: d^2 inside, 2 u d - u^2 above u, 2 l |d| -
+    l^2 below -l. It is at most c for d from -lower(c) to upper(c), and c is such that these contain LEVEL.
+    """
+    scale = np.sqrt(moment.sampling + moment.noise)
+    below, above = p * moment.slope / scale, (1 - p) * moment.slope / scale
+
+    def limit(c: Array, edge: Array) -> Array:
+        with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+            beyond = np.where(edge > 0, (c + edge**2) / (2 * edge), np.inf)
+        return np.where(c <= edge**2, np.sqrt(c), beyond)
+
+    low, high = np.zeros_like(scale), np.full_like(scale, 3.85)  # chi^2 of a single free value: 3.84 always suffices
+    for _ in range(HALVINGS):
+        middle = (low + high) / 2
+        enough = ndtr(limit(middle, above)) - ndtr(-limit(middle, below)) >= LEVEL
+        low, high = np.where(enough, low, middle), np.where(enough, middle, high)
+
+    d = moment.value / scale
+    likely: NDArray[np.bool_] = (-limit(high, below) <= d) & (d <= limit(high, above))
+    return likely
+
+
+def _mean(ratio: Ratio, together: bool) -> Figure:
+    """Return the mean of ratios [..., k] over the last axis.
+
+    Each end is as far from it as independent errors of the parts' sizes on that side add up: by the root of the sum of
+    squares (Zou and Donner 2008, Statistics in Medicine 27, "MOVER"). The parts' intervals are those with T - p R
+    within 1.96 deviations, beyond [0, 1] too: cut off, errors would no longer add up to 0. A part without an end, R
+    being lost in the noise, may be all of [0, 1], which is added in full: the interval of a mean with such parts, or
+    with parts that hardly stand out, contains the truth in more than 95 %.
+
+    together: sampling errors of any dependence. The deviation of a sum is at most the sum of deviations, so the
+    interval is wide enough for each, and too wide for most.
+    """
+
+    def likely(p: Array) -> NDArray[np.bool_]:
+        at = ratio.moment(p)
+        return np.abs(at.value) <= DEVIATIONS * np.sqrt(at.sampling + at.noise)
+
+    ends = [_end(ratio.estimate, ratio.estimate + far, likely) for far in (-FAR, FAR)]
+    bounded = (ends[0] > ratio.estimate - FAR) & (ends[1] < ratio.estimate + FAR)
+    estimates = np.where(bounded, ratio.estimate - _bias(ratio), ratio.estimate.clip(0, 1))
+
+    at = ratio.moment(estimates.clip(0, 1))
+    sampled = np.sqrt(at.sampling / (at.sampling + at.noise))  # the share of sampling in the deviation
+
+    def distance(sides: Array) -> Array:
+        known, lost = np.where(bounded, np.abs(sides), 0), np.where(bounded, 0, sides)
+        sampling, noise = known * sampled, known * np.sqrt(1 - sampled**2)
+        dependent = sampling.sum(-1) ** 2 if together else (sampling**2).sum(-1)
+        total: Array = (np.sqrt((noise**2).sum(-1) + dependent) + lost.sum(-1)) / sides.shape[-1]
+        return total
+
+    low = distance(np.where(bounded, ratio.estimate - ends[0], estimates))
+    high = distance(np.where(bounded, ends[1] - ratio.estimate, 1 - estimates))
+    estimate = estimates.mean(-1).clip(0, 1)
+    return Figure(estimate, (estimate - low).clip(0), (estimate + high).clip(None, 1))
+
+
+def _bias(ratio: Ratio) -> Array:
+    """Return by how much the noise of R shifts T / R, to second order; a mean of many ratios would keep it.
+
+    It is (p Var(R) - Cov(T, R)) / R^2 (Cochran 1977, Sampling Techniques, Section 6.8), and the numerator is half the
+    derivative by p of Var(T - p R).
+    """
+    step = 1e-3
+    after, before = ratio.moment(ratio.estimate + step), ratio.moment(ratio.estimate - step)
+    bias: Array = (after.noise - before.noise) / (4 * step * np.maximum(after.slope, 1e-99) ** 2)
+    return bias

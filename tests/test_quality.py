@@ -1,0 +1,209 @@
+"""Quality that may be published: what one example moves, the noise, and how often the intervals contain the truth."""
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+import torch
+from scipy.stats import binomtest
+from sklearn.metrics import balanced_accuracy_score, roc_auc_score
+
+from pubsel.privacy import accountant, quality
+from pubsel.privacy.quality import BINS, Released
+
+DRAWS = 2000
+STANDS_OUT = 4  # deviations of its noise by which the smallest class is above 0
+NUMBERS = (math.nan, math.inf, -math.inf, -5.0, -1e-300, 0.0, 1e-300, 0.5, 1.0, 2.0, 3.0, 255.0, 1e300)
+MATRICES = {
+    "balanced": [[0.45, 0.05], [0.1, 0.4]],
+    "unbalanced": [[0.85, 0.05], [0.02, 0.08]],
+    "three classes": [[0.3, 0.02, 0.02], [0.03, 0.25, 0.05], [0.03, 0.03, 0.27]],
+}
+CASES = [(epsilon, n) for epsilon in (0.05, 1.0) for n in (200, 2000)]
+
+
+def sigma_of(epsilon, sensitivity=1.0):
+    return accountant.deviation(accountant.plan(epsilon, 1e-5, 1.0, 1, sensitivity).noise_multiplier, sensitivity)
+
+
+def drawn(probabilities, n, sigma, random):
+    """Noisy tables [DRAWS, ...] of n examples each."""
+    counts = random.multinomial(n, probabilities.ravel(), DRAWS).reshape(DRAWS, *probabilities.shape)
+    return Released(counts + sigma * random.standard_normal(counts.shape), sigma, n)
+
+
+def coverage(figure, truth):
+    return ((figure.low <= truth) & (truth <= figure.high)).mean(0)
+
+
+# What one example moves
+
+
+@pytest.mark.attack
+@pytest.mark.parametrize("classes", [2, 10])
+def test_an_example_of_any_kind_moves_a_confusion_matrix_by_at_most_one(classes):
+    random = torch.Generator().manual_seed(0)
+    y, predicted = torch.randint(-2, classes + 2, (2, 500), generator=random).double()
+    base = quality.confusion(y, predicted, classes)
+    for pair in itertools.product(NUMBERS, NUMBERS):
+        label, answer = torch.tensor(pair, dtype=torch.float64)[:, None]
+        more = quality.confusion(torch.cat([y, label]), torch.cat([predicted, answer]), classes)
+        assert np.linalg.norm(more - base) <= 1
+        assert (more >= base).all()
+
+
+@pytest.mark.attack
+@pytest.mark.parametrize("labels", [1, 5])
+def test_an_example_of_any_kind_moves_histograms_by_at_most_the_root_of_the_labels(labels):
+    random = torch.Generator().manual_seed(0)
+    y = torch.randint(0, 2, (500, labels), generator=random).double()
+    scores = torch.rand(500, labels, generator=random).double()
+    base = quality.histograms(y, scores)
+    assert base.shape == (labels, 2, BINS)
+    most = quality.sensitivity(base)
+    assert most == math.sqrt(labels)
+    for label, score in itertools.product(NUMBERS, NUMBERS):
+        row, of_row = (torch.full((1, labels), value, dtype=torch.float64) for value in (label, score))
+        more = quality.histograms(torch.cat([row, y]), torch.cat([of_row, scores]))
+        assert np.linalg.norm(more - base) <= most * (1 + accountant.ROUNDING)
+        assert more.sum() == 501 * labels
+
+
+def test_scores_that_are_no_probability_have_a_bin():
+    scores = torch.tensor([math.nan, -math.inf, -1, 0, 1, 2, math.inf, 0.5])[:, None]
+    (table,) = quality.histograms(torch.ones(8, 1), scores)
+    assert {place: count for place, count in enumerate(table[1]) if count} == {0: 4, BINS // 2: 1, BINS - 1: 3}
+    assert not table[0].any()
+
+
+# The noise
+
+
+@pytest.mark.parametrize(("shape", "sensitivity"), [((100, 100), 1.0), ((9, 2, 600), 3.0)])
+def test_the_noise_is_that_of_the_plan_and_the_sensitivity(shape, sensitivity):
+    plan = accountant.plan(0.5, 1e-5, 1.0, 1, sensitivity)
+    asked = []
+
+    def source(purpose, step):
+        asked.append((purpose, step))
+        return np.random.default_rng(0)
+
+    noisy = quality.release(np.full(shape, 7.0), 1000, plan, source)
+    assert noisy.deviation == accountant.deviation(plan.noise_multiplier, sensitivity)
+    assert (noisy.counts - 7).std() == pytest.approx(plan.noise_multiplier * sensitivity, rel=0.03)
+    assert asked == [(f"noise of the quality {shape}", 0)]  # tables of other kinds share no noise
+    assert plan.epsilon <= 0.5
+
+
+@pytest.mark.parametrize(("rate", "steps"), [(0.5, 1), (1.0, 2)])
+def test_a_plan_of_another_mechanism_is_refused(rate, steps):
+    plan = accountant.plan(1.0, 1e-5, rate, steps, 1.0)
+    with pytest.raises(ValueError, match="one step at rate 1"):
+        quality.release(np.zeros((2, 2)), 10, plan, lambda purpose, step: np.random.default_rng(0))
+
+
+# The figures
+
+
+def test_figures_are_those_of_the_examples_if_there_is_no_noise():
+    random = np.random.default_rng(0)
+    y, predicted = random.integers(0, 3, 300), random.integers(0, 3, 300)
+    predicted = np.where(random.random(300) < 0.6, y, predicted)
+    matrix = Released(quality.confusion(torch.tensor(y), torch.tensor(predicted), 3), 1e-9, 300)
+    right = int((y == predicted).sum())
+    exact = quality.accuracy(matrix)
+    wilson = binomtest(right, 300).proportion_ci(method="wilson")
+    assert exact.estimate == pytest.approx(right / 300)
+    assert (exact.low, exact.high) == (pytest.approx(wilson.low, abs=1e-4), pytest.approx(wilson.high, abs=1e-4))
+    assert quality.recalls(matrix).estimate == pytest.approx([(predicted[y == c] == c).mean() for c in range(3)])
+    assert quality.balanced_accuracy(matrix).estimate == pytest.approx(balanced_accuracy_score(y, predicted))
+
+
+def test_the_auc_is_that_of_binned_scores_if_there_is_no_noise():
+    random = np.random.default_rng(0)
+    y = random.integers(0, 2, (400, 3))
+    scores = (y + random.normal(0, 1, y.shape)).clip(-1, 2) / 3 + 1 / 3
+    table = Released(quality.histograms(torch.tensor(y), torch.tensor(scores)), 1e-9, 400)
+    binned = np.minimum(np.floor(scores * BINS), BINS - 1)
+    truth = [roc_auc_score(y[:, label], binned[:, label]) for label in range(3)]
+    assert quality.aucs(table).estimate == pytest.approx(truth)
+    assert quality.auc(table).estimate == pytest.approx(np.mean(truth))
+    assert truth == pytest.approx([roc_auc_score(y[:, label], scores[:, label]) for label in range(3)], abs=0.01)
+
+
+def test_intervals_of_any_table_contain_the_estimate_and_are_within_zero_and_one():
+    random = np.random.default_rng(0)
+    for scale in (0.1, 10, 1000):
+        for figure in (
+            *(f(Released(random.normal(0, scale, (500, 4, 4)), 5.0, 50)) for f in (quality.accuracy, quality.recalls)),
+            quality.balanced_accuracy(Released(random.normal(0, scale, (500, 4, 4)), 5.0, 50)),
+            quality.auc(Released(random.normal(0, scale, (500, 1, 2, BINS)), 5.0, 50)),
+            quality.auc(Released(random.normal(0, scale, (500, 3, 2, BINS)), 5.0, 50)),
+        ):
+            assert (figure.low >= 0).all()
+            assert (figure.low <= figure.estimate).all()
+            assert (figure.estimate <= figure.high).all()
+            assert (figure.high <= 1).all()
+
+
+# How often intervals contain the value of the population
+
+
+@pytest.mark.parametrize(("epsilon", "n"), CASES)
+@pytest.mark.parametrize("name", MATRICES)
+def test_intervals_of_a_confusion_matrix_contain_the_truth_in_95_percent(name, epsilon, n):
+    probabilities, sigma = np.array(MATRICES[name]), sigma_of(epsilon)
+    matrix = drawn(probabilities, n, sigma, np.random.default_rng(1))
+    recall = np.diag(probabilities) / probabilities.sum(1)
+    for figure, truth in (
+        (quality.accuracy(matrix), np.trace(probabilities)),
+        (quality.recalls(matrix), recall),
+    ):
+        assert (np.abs(coverage(figure, truth) - 0.95) <= 0.02).all(), coverage(figure, truth)
+
+    # The mean of recalls: a class that is lost in the noise is taken as anything, so more than 95 % is right.
+    covered = coverage(quality.balanced_accuracy(matrix), recall.mean())
+    clear = n * probabilities.sum(1).min() >= STANDS_OUT * sigma * math.sqrt(len(probabilities))
+    assert 0.93 <= covered <= (0.97 if clear else 1), covered
+
+
+def test_the_balanced_accuracy_of_many_small_classes_has_no_bias():
+    """Each noisy row is a denominator. With 100 classes, each ratio a little too large, intervals missed every second
+    time."""
+    classes, n, sigma = 50, 10_000, sigma_of(1.0)
+    probabilities = np.full((classes, classes), 0.1 / classes / (classes - 1))
+    np.fill_diagonal(probabilities, 0.9 / classes)
+    figure = quality.balanced_accuracy(drawn(probabilities, n, sigma, np.random.default_rng(4)))
+    assert figure.estimate.mean() == pytest.approx(0.9, abs=0.005)
+    assert 0.93 <= coverage(figure, 0.9) <= 0.98
+
+
+def scores_of(share):
+    """Probabilities [1, 2, BINS] of scores, `share` of them positive, and the area under their curve."""
+    x = np.linspace(0, 1, BINS)
+    negative, positive = np.exp(-3 * x), np.exp(2 * x)
+    negative, positive = negative / negative.sum(), positive / positive.sum()
+    above = np.cumsum(positive[::-1])[::-1] - positive / 2
+    return np.stack([(1 - share) * negative, share * positive])[None], float(negative @ above)
+
+
+@pytest.mark.parametrize(("epsilon", "n"), CASES)
+@pytest.mark.parametrize("share", [0.5, 0.1])
+def test_intervals_of_the_auc_contain_the_truth_in_95_percent(share, epsilon, n):
+    probabilities, truth = scores_of(share)
+    sigma = sigma_of(epsilon)
+    covered = coverage(quality.auc(drawn(probabilities, n, sigma, np.random.default_rng(2))), truth)
+    clear = n * share >= STANDS_OUT * sigma * math.sqrt(BINS)
+    assert 0.93 <= covered <= (0.97 if clear else 1), covered
+
+
+@pytest.mark.parametrize(("alike", "most"), [(True, 0.97), (False, 1.0)])
+def test_intervals_of_the_mean_auc_hold_for_labels_that_go_together_and_others(alike, most):
+    """Labels that are copies of one another are the worst case: there the interval is as wide as it must be."""
+    probabilities, truth = scores_of(0.3)
+    random, sigma = np.random.default_rng(3), sigma_of(8.0, math.sqrt(4))
+    tables = random.multinomial(2000, probabilities.ravel(), (DRAWS, 1 if alike else 4))
+    counts = tables.repeat(4 if alike else 1, axis=1).reshape(DRAWS, 4, 2, BINS)
+    noisy = Released(counts + sigma * random.standard_normal(counts.shape), sigma, 2000)
+    assert 0.93 <= coverage(quality.auc(noisy), truth) <= most
