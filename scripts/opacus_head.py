@@ -1,10 +1,10 @@
 """What a short script without pubsel reaches: a linear classifier on rows of norm 1, by Opacus, in forty lines.
 
-    python scripts/opacus_head.py results/opacus_head.csv pair.private=flowers5 pair.private=kagchest -- seed=0 seed=1
+    python scripts/opacus_head.py results/opacus_head.csv pair.private=flowers5 pair.private=kagchest model=mobilenetv2
 
-Each word before `--` is a data set, each after it a seed, both as pubsel's settings; other settings hold for all, such
-as model=mobilenetv2 or data_root=FOLDER. All training images are private. Every learning rate is a row: whoever takes
-the best of them has looked at the test set (oracle). A row is written as soon as it is there, and is not run again.
+The words are pubsel's settings. pair.private and seed may be given several times; the others, such as data_root=FOLDER,
+hold for all. All training images are private. Every learning rate is a row: taking the best of them is a choice by the
+test set (oracle). A row is written as soon as it is there, and is not run again.
 """
 
 import argparse

@@ -187,7 +187,7 @@ def _following(cell: Cell, plan: Schedule, spend: accountant.Plan | None) -> dic
     if isinstance(cell.algorithm, Derives):
         return cell.algorithm.values(plan.steps)
     training, noise_multiplier = cell.settings.training, spend.noise_multiplier if spend else 0.0
-    if training.learning_rate is not None or isinstance(cell.algorithm, Solves):
+    if training.learning_rate is not None:
         return {}
     return {"learning_rate": rate_of(training, cell.algorithm, plan, noise_multiplier)}
 

@@ -290,7 +290,7 @@ def _mean(ratio: Ratio, together: bool) -> Figure:
     squares (Zou and Donner 2008, Statistics in Medicine 27, "MOVER"). The parts' intervals are those with T - p R
     within 1.96 deviations, beyond [0, 1] too: cut off, errors would no longer add up to 0. A part without an end, R
     being lost in the noise, may be all of [0, 1], which is added in full: the interval of a mean with such parts, or
-    with parts that hardly stand out, contains the truth in more than 95 %.
+    with parts that hardly stand out, covers the true value more than 95 % of the time.
 
     together: sampling errors of any dependence. The deviation of a sum is at most the sum of deviations, so the
     interval is wide enough for each, and too wide for most.

@@ -90,7 +90,7 @@ def against(record: dict[str, Any]) -> tuple[str, ...]:
     if privacy.get("valid") is not True:
         reasons.append("its guarantee is not valid: the published accounting is unsound")
     if privacy["epsilon"] > 0 and privacy.get("noise_source") != OS_NOISE:
-        reasons.append("its noise follows from a seed, so that whoever knows the seed can subtract it")
+        reasons.append("its noise follows from a seed, so that anyone who knows the seed can subtract it")
     return tuple(reasons)
 
 
@@ -165,8 +165,8 @@ def _published(model: dict[str, Any]) -> bool:
 
 
 def _named(public: Any, private: str) -> str:
-    """Return the name of public data, joined by + if there are several; of a path its last part, unless that is the
-    name of private data that were given by a path, which is not told."""
+    """Return the name of public data, joined by + if there are several; of a path, only its last part. The name of
+    private data that are given by a path is never told."""
     return " + ".join(_name_of(str(name), private) for name in public_sets(public))
 
 

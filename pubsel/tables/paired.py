@@ -11,7 +11,7 @@ from scipy import stats
 
 from pubsel.tables.join import Cell, Spec, Table, as_frame, differing, settings_text, value_of
 
-OWN = "own"  # as public data of the reference: those of the private set itself
+OWN = "own"  # in `reference`: public data that are a part of the private set
 SHORTEST = 0.05  # seconds; records are rounded to 0.1
 LEVEL = 0.95
 COLUMNS = ("private", "model", "epsilon", "algorithm", "public", "label", "setting",
