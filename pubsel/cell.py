@@ -23,6 +23,7 @@ from pubsel.algorithms.dp_sgd import FixedClipping
 from pubsel.data import Split, Task
 from pubsel.data.convert import Shape
 from pubsel.distances import Releases
+from pubsel.gradients.factored import OffsetLinear
 from pubsel.gradients.matrix import set_precision
 from pubsel.messages import UsageError, say
 from pubsel.privacy import accountant, ledger
@@ -275,8 +276,8 @@ def derived(algorithm: Algorithm, settings: RunConfig, task: Task) -> Algorithm:
     epsilon, several = settings.epsilon, private.y.dim() == 2
     mu = accountant.gaussian_mu(epsilon, settings.privacy.delta) if math.isfinite(epsilon) else math.inf
     m = 0 if public is None else len(public.x)
-    labelled = task.same_task and not several
-    return algorithm.derived(Facts(len(private.x), private.x.shape[1], m, task.classes, several, mu, labelled))
+    n, d = private.x.shape
+    return algorithm.derived(Facts(n, d, m, task.classes, several, mu, task.same_task, task.same_classes))
 
 
 def canonical_candidates(pair: Pair, epsilon: float | None) -> Pair:
@@ -399,7 +400,8 @@ def weights_digest(model: nn.Module) -> str:
 def network(model: Model, task: Task, seed: int, data_root: str = ".") -> nn.Module:
     """The model for a task's images and classes; for features a linear classifier that starts at zero."""
     if task.private.x.dim() == 2:
-        linear = nn.Linear(task.private.x.shape[1], task.classes, bias=model.bias)
+        kind = OffsetLinear if task.offsets else nn.Linear
+        linear = kind(task.private.x.shape[1] - task.offsets, task.classes, bias=model.bias)
         for parameter in linear.parameters():
             nn.init.zeros_(parameter)
         return linear

@@ -15,20 +15,23 @@ from pubsel.algorithms import Facts, View
 from pubsel.algorithms.dp_sgd import NOISE
 from pubsel.algorithms.whitened_head import (
     CLIP,
+    CORRECTION,
     EXPONENT,
     FEWEST,
     LENGTH,
     MOST,
+    PRIOR,
     ROW,
     class_weights,
     directions_of,
     discriminant,
+    public_classifier,
     whitened,
 )
 from pubsel.cell import derived
 from pubsel.cli import main
 from pubsel.data import Split, Task
-from pubsel.gradients.factored import LinearGradients
+from pubsel.gradients.factored import LinearGradients, OffsetLinear
 from pubsel.messages import UsageError
 from pubsel.privacy import accountant
 from pubsel.privacy.randomness import stream
@@ -120,14 +123,97 @@ def test_only_labels_of_the_private_task_count():
         return algorithm.frozen(Split(public, y), 30, random).projection
 
     assert torch.equal(projection(rare), projection(even))
-    assert torch.equal(projection(even, labelled=True), projection(even))
-    assert not torch.allclose(projection(rare, labelled=True), projection(even), rtol=1e-2)
+    assert torch.equal(projection(even, same_task=True), projection(even))
+    assert not torch.allclose(projection(rare, same_task=True), projection(even), rtol=1e-2)
 
     settings = SimpleNamespace(epsilon=1.0, privacy=SimpleNamespace(delta=1e-5))
-    for same, y in ((True, rare), (False, rare), (True, torch.stack([rare, even], 1).float())):
-        split = Split(public, y)
+    for choice, same in (("auto", True), ("auto", False), ("given", False), ("none", True)):
+        split = Split(public, rare)
         task = Task(split, split, split, 2, "accuracy", (0.5,), (0.5,), (), same_task=same)
-        assert derived(build(), settings, task).facts.labelled == (same and y.dim() == 1)
+        algorithm = derived(build(public_labels=choice), settings, task)
+        assert algorithm.labelled == (same if choice == "auto" else choice == "given")
+        assert (
+            algorithm.offsets == 2 * algorithm.labelled == algorithm.frozen(public=split, d=30, random=random).offsets
+        )
+
+
+@pytest.mark.parametrize("y", [torch.full((40,), 2), torch.zeros(40, 2)])
+def test_labels_of_another_task_are_refused(y):
+    algorithm = build(k=5, public_labels="given").derived(Facts(n=100, d=30, m=40))
+    with pytest.raises(UsageError, match=r"algorithm\.public_labels=given needs public labels of the private task"):
+        algorithm.frozen(Split(features(40), y), 30, random)
+
+
+# What it starts from
+
+
+@pytest.mark.parametrize(("classes", "several"), [(2, False), (5, False), (3, True)])
+def test_the_public_classifier_is_the_most_likely_one(classes, several):
+    """The loss, with the made-up rows and the prior, has no gradient there; the last class, or label, is absent."""
+    torch.manual_seed(0)
+    x = torch.randn(60, 8)
+    y = torch.randint(2, (60, 3)) * torch.tensor([1, 1, 0]) if several else torch.randint(classes - 1, (60,))
+    weight, bias = (part.double().requires_grad_() for part in public_classifier(x, y, classes))
+    assert (weight.shape, bias.shape) == ((classes, 8), (classes,))
+
+    x = x.double()
+    if several:
+        rows, labels = torch.cat([x, torch.zeros(2, 8)]), torch.cat([y, torch.tensor([[0] * 3, [1] * 3])]).double()
+        loss = torch.nn.functional.binary_cross_entropy_with_logits(rows @ weight.T + bias, labels, reduction="sum")
+    else:
+        rows, labels = torch.cat([x, torch.zeros(classes, 8)]), torch.cat([y, torch.arange(classes)])
+        loss = torch.nn.functional.cross_entropy(rows @ weight.T + bias, labels, reduction="sum")
+    prior = weight.square().sum() * (2 if classes == 2 else 1)  # of two classes, one set of weights, their difference
+    (loss + prior / (2 * PRIOR)).backward()
+    assert float(weight.grad.abs().max()) < 0.05
+    assert float(bias.grad.abs().max()) < 0.05
+    assert bool((torch.isfinite(bias) & (bias.abs() < 6)).all())
+
+
+def test_a_map_with_public_labels_has_the_logits_of_the_public_classifier():
+    """Each example by itself; of features less their mean, in rows of one length, without whitening."""
+    public, y = features(40), torch.arange(40) % 3
+    frozen = (
+        build(k=6).derived(Facts(n=100, d=30, m=40, classes=3, same_task=True)).frozen(Split(public, y), 30, random)
+    )
+    plain = whitened(public, 6, class_weights(y))
+
+    def rows(x):
+        centred = x.sign() * x.abs().sqrt() - plain.shift
+        return LENGTH * centred / centred.norm(dim=1, keepdim=True)
+
+    weight, bias = public_classifier(rows(public), y, 3)
+    x = features(7, seed=1)
+    want = torch.cat([plain(x), rows(x) @ weight.T + bias], 1)
+    torch.testing.assert_close(torch.cat([frozen(row) for row in x.split(1)]), want, rtol=1e-3, atol=1e-3)
+    assert float((frozen(public)[:, 6:].argmax(1) == y).float().mean()) > 0.6
+
+
+@pytest.mark.parametrize("several", [False, True])
+def test_gradients_of_a_correction_are_those_of_its_own_weights(several):
+    """Against autograd, example by example; the logits that it corrects are given."""
+    torch.manual_seed(0)
+    model, x = OffsetLinear(6, 4), torch.randn(5, 10)
+    y = torch.randint(2, (5, 4)).float() if several else torch.randint(4, (5,))
+    rows = LinearGradients(model).matrix(x, y).written_out()
+    for i in range(5):
+        logits = x[i, :6] @ model.weight.T + model.bias + x[i, 6:]
+        loss = torch.nn.functional.binary_cross_entropy_with_logits if several else torch.nn.functional.cross_entropy
+        parts = torch.autograd.grad(loss(logits, y[i]), [model.weight, model.bias])
+        torch.testing.assert_close(rows[i], torch.cat([part.flatten() for part in parts]), rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(model(x[i : i + 1])[0], logits)
+
+
+def test_a_correction_is_allowed_the_less_noise_the_more_public_examples_there_are():
+    def deviation(**changes):
+        facts = {"n": 5000, "d": 1280, "m": 500, "classes": 10, "mu": 0.1, "same_task": True} | changes
+        return build(k=50).derived(Facts(**facts)).deviation
+
+    assert deviation(same_task=False) == NOISE
+    assert deviation(mu=math.inf) == CORRECTION
+    assert deviation(m=50) > deviation() > deviation(m=5000) > 0
+    assert deviation(mu=0.01) < deviation() < deviation(n=50_000) < CORRECTION
+    assert deviation() == pytest.approx(CORRECTION * math.sqrt(500**2 / (500**2 + 500 * 50 * 10)))
 
 
 def test_a_direction_in_which_public_data_do_not_vary_counts_for_nothing():
@@ -252,13 +338,17 @@ def test_without_noise_the_rate_is_what_gradient_descent_bears():
 
 
 @pytest.mark.attack
-@pytest.mark.parametrize("name", ["whitened_head", "whitened_head_once"])
+@pytest.mark.parametrize(("name", "labelled"), [("whitened_head", False), ("whitened_head", True),
+                                                ("whitened_head_once", True)])  # fmt: skip
 @pytest.mark.parametrize(("classes", "several"), [(2, False), (200, False), (14, True)])
-def test_one_example_moves_the_sum_by_at_most_one(name, classes, several):
-    """From its features to the sum, at zero weights and far from them: examples that are not finite, huge, tiny."""
+def test_one_example_moves_the_sum_by_at_most_one(name, labelled, classes, several):
+    """From its features to the sum, at zero weights and far from them, whether or not they correct a public
+    classifier: examples that are not finite, huge, tiny."""
     torch.manual_seed(0)
-    algorithm = build(name, k=10).derived(Facts(500, 30, 60, classes, several, 0.2))
-    frozen = algorithm.frozen(Split(features(60), torch.zeros(60)), 30, random)
+    algorithm = build(name, k=10).derived(Facts(500, 30, 60, classes, several, 0.2, labelled))
+    public_y = torch.randint(2, (60, classes)) if several else torch.randint(classes, (60,))
+    frozen = algorithm.frozen(Split(features(60), public_y), 30, random)
+    assert (frozen.offsets > 0) == (labelled and name == "whitened_head")
     x = features(40, seed=1)
     attacks = torch.cat([x[:4] * size for size in (1e-30, 1e-3, 1e3, 1e18, 3e38)] + [torch.zeros(1, 30)])
     broken = x[:3].clone()
@@ -270,7 +360,7 @@ def test_one_example_moves_the_sum_by_at_most_one(name, classes, several):
         return torch.nn.functional.one_hot(y, classes).float() if several else y
 
     for scale in (0.0, 1.0, 1e3):
-        model = torch.nn.Linear(10, classes)
+        model = (OffsetLinear if frozen.offsets else torch.nn.Linear)(10, classes)
         for parameter in model.parameters():
             torch.nn.init.normal_(parameter, std=scale)
         gradients = LinearGradients(model)

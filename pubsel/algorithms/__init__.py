@@ -77,17 +77,21 @@ class View(NamedTuple):
         """Return the public data, for an algorithm `name` that needs its labels; UsageError if they are not of the
         task."""
         public = needed(self.public, name)
-        y = public.y
-        classes = y.shape[1] if y.dim() == 2 else int(y.max()) + 1
-
-        # A sample may lack a class; a table of 0/1 labels lacks none.
-        other = not self.same_classes or (y.dim() == 2) != self.multi_label
-        if other or classes > self.classes or (self.multi_label and classes < self.classes):
-            raise UsageError(
-                f"algorithm={name} needs public labels of the private task; those of pair.public are of another: "
-                "set pair.take=train with the private data as pair.public, or take another algorithm"
-            )
+        check_labels(public.y, self.classes, self.multi_label, self.same_classes, f"algorithm={name}")
         return public
+
+
+def check_labels(y: Tensor, classes: int, multi_label: bool, same_classes: bool, what: str) -> None:
+    """UsageError, which says `what` needs them, if public labels y, [m] or [m, labels], are not of the private task."""
+    columns = y.shape[1] if y.dim() == 2 else int(y.max()) + 1
+
+    # A sample may lack a class; a table of 0/1 labels lacks none.
+    other = not same_classes or (y.dim() == 2) != multi_label
+    if other or columns > classes or (multi_label and columns < classes):
+        raise UsageError(
+            f"{what} needs public labels of the private task; those of pair.public are of another: "
+            "set pair.take=train with the private data as pair.public, or take another algorithm"
+        )
 
 
 def needed(public: Split | None, name: str) -> Split:
@@ -105,10 +109,15 @@ def roots(x: Tensor) -> Tensor:
 class Frozen(nn.Module):
     """What comes before a linear classifier and is not trained: x [n, d] -> (x - shift) projection [n, k], of `roots`
     of x if `root`; if `level`, less the mean of each row; then, if `unit`, each row is brought to norm `length`. None:
-    left out."""
+    left out.
+
+    classifier: weights [C, d] and biases [C] of a classifier of x - shift, in rows of the same norm. Its C logits then
+    follow the k columns, and an `OffsetLinear` corrects them."""
 
     shift: Tensor | None
     projection: Tensor | None
+    weight: Tensor | None
+    bias: Tensor | None
 
     def __init__(
         self,
@@ -118,10 +127,12 @@ class Frozen(nn.Module):
         root: bool = False,
         level: bool = False,
         length: float = 1.0,
+        classifier: tuple[Tensor, Tensor] | None = None,
     ):
         super().__init__()
-        self.register_buffer("shift", shift)
-        self.register_buffer("projection", projection)
+        weight, bias = classifier or (None, None)
+        for name, tensor in {"shift": shift, "projection": projection, "weight": weight, "bias": bias}.items():
+            self.register_buffer(name, tensor)
         self.unit, self.root, self.level, self.length = unit, root, level, length
 
     def with_unit(self, unit: bool) -> Self:
@@ -129,16 +140,25 @@ class Frozen(nn.Module):
         self.unit = self.unit or unit
         return self
 
+    @property
+    def offsets(self) -> int:
+        """How many of the columns that it returns are logits."""
+        return 0 if self.weight is None else len(self.weight)
+
     @torch.no_grad()
     def forward(self, x: Tensor) -> Tensor:
         if self.root:
             x = roots(x)
         if self.shift is not None:
             x = x - self.shift
-        if self.projection is not None:
-            x = x @ self.projection
+        z = x if self.projection is None else x @ self.projection
         if self.level:
-            x = x - x.mean(1, keepdim=True)
+            z = z - z.mean(1, keepdim=True)
+        if self.weight is None:
+            return self._scaled(z)
+        return torch.cat([self._scaled(z), nn.functional.linear(self._scaled(x), self.weight, self.bias)], dim=1)
+
+    def _scaled(self, x: Tensor) -> Tensor:
         return self.length * nn.functional.normalize(x, dim=1) if self.unit else x
 
 
@@ -163,7 +183,8 @@ class Facts(NamedTuple):
     classes: int = 2  # or labels
     multi_label: bool = False
     mu: float = 1.0  # sensitivity over deviation of the Gaussian mechanism that spends epsilon and delta; inf: no noise
-    labelled: bool = False  # public examples have labels of the private task, one each
+    same_task: bool = False  # labels of the public data are those of the private task: both are of one data set
+    same_classes: bool = True  # no public set is known to have other classes
 
 
 @dataclass

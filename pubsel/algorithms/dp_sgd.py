@@ -11,7 +11,7 @@ from pubsel.algorithms import Algorithm, Mechanism, View, weighted_sum
 from pubsel.gradients.matrix import GradientMatrix, clip_factors
 from pubsel.settings.schema import setting
 
-NOISE = 1.2  # deviation of a logit's noise after all steps, if the momentum had no start
+NOISE = 1.2  # deviation of a logit's noise after all steps, if momentum needed no steps to build up
 
 
 def clip_weights(gradients: GradientMatrix, bound: float, columns: Tensor | None = None) -> Tensor:
@@ -27,18 +27,25 @@ def clipped_sum(gradients: GradientMatrix, bound: float, columns: Tensor | None 
 
 
 def rate_by_noise(
-    row: float, bound: float, noise_multiplier: float, steps: int, batch_size: int, momentum: float, curvature: float
+    row: float,
+    bound: float,
+    noise_multiplier: float,
+    steps: int,
+    batch_size: int,
+    momentum: float,
+    curvature: float,
+    deviation: float = NOISE,
 ) -> float:
     """Return the learning rate of a linear classifier for the mean gradient of a batch, clipped to `bound`.
 
-    With it, the noise of all T steps adds up to NOISE in a logit, whatever the task: a step moves weights by the rate
-    times noise of deviation noise_multiplier bound / batch_size, momentum multiplies it by 1 / (1 - momentum), and a
-    row of norm `row`, the bias's constant feature included, sees sqrt(T) times that. It is at most the
-    largest rate at which gradient descent is stable without noise, at this curvature.
+    With it, the noise of all T steps adds up to `deviation` in a logit, whatever the task: a step moves weights by the
+    rate times noise of deviation noise_multiplier bound / batch_size, momentum multiplies it by 1 / (1 - momentum), and
+    a row of norm `row`, the bias's constant feature included, sees sqrt(T) times that. It is at most the largest rate
+    at which gradient descent is stable without noise, at this curvature.
     """
     stable = 2 * (1 + momentum) / curvature
     noise = noise_multiplier * bound * row * math.sqrt(steps) / ((1 - momentum) * batch_size)
-    return min(NOISE / noise, stable) if noise > 0 else stable
+    return min(deviation / noise, stable) if noise > 0 else stable
 
 
 @dataclass

@@ -1,27 +1,37 @@
 """A linear classifier on whitened features, with nothing to set. pubsel's own method: no paper.
 
 Public data fix a map of features (`whitened`): square roots, then the top k directions of the public covariance, each
-scaled to about the same variance, then rows of one length. Public labels of the same task weigh the examples, so that
-rare classes count (`class_weights`). Full-batch gradient descent from zero weights follows
-(`whitened_head`), or a single release of the class means (`whitened_head_once`). The number of directions, the learning
-rate and the clip norm follow from numbers that are public: how many examples and classes there are, and the budget
-(`Facts`). docs/method.md says how its constants were chosen, and what was tried in vain.
+scaled to about the same variance, then rows of one length. Full-batch gradient descent from zero weights follows
+(`whitened_head`), or a single release of the class means (`whitened_head_once`).
+
+Public labels of the same task weigh the examples of the map, so that rare classes count (`class_weights`); and
+`whitened_head` then corrects a classifier that was trained on the public examples (`public_classifier`), in place of
+starting from nothing. That one sees all features, without whitening, which pays only where there is noise; the
+correction has as many directions as the budget allows.
+
+The number of directions, the learning rate and the clip norm follow from numbers that are public: how many examples and
+classes there are, and the budget (`Facts`). docs/method.md says how the constants were chosen, and what was tried in
+vain.
 """
 
 import copy
 import math
+import warnings
 from dataclasses import dataclass
+from enum import Enum
 from typing import Any, Self
 
 import torch
 from torch import Tensor
 
-from pubsel.algorithms import Facts, Frozen, Mechanism, Random, View, roots
+from pubsel.algorithms import Facts, Frozen, Mechanism, Random, View, check_labels, roots
 from pubsel.algorithms.adamix import weight_of
-from pubsel.algorithms.dp_sgd import Clipping, rate_by_noise
+from pubsel.algorithms.dp_sgd import NOISE, Clipping, rate_by_noise
 from pubsel.data import Split
 from pubsel.messages import UsageError
 from pubsel.settings.schema import setting
+
+PublicLabels = Enum("PublicLabels", ["auto", "given", "none"])
 
 LENGTH = 1 / 0.3  # of each row of features; that of the bias, which is the constant feature, is 1
 ROW = math.hypot(1, LENGTH)  # with the bias
@@ -29,6 +39,8 @@ EXPONENT = -0.4  # of variances; whitening to equal variance would have -1/2
 FACTOR, POWER = 1.6, 0.6  # of the number of directions
 FEWEST, MOST = 5, 400  # directions
 BALANCE = -0.5  # exponent of how often a class is, in the weight of its public examples; -1: all classes weigh the same
+PRIOR = 0.5  # variance of the public classifier's weights before it sees an example
+CORRECTION = 0.6  # deviation of a logit's noise, if the public classifier is corrected with a large budget
 CLIP = 0.7  # of the norm that gradients have at zero weights
 STEPS, MOMENTUM = 30, 0.9
 FULL_BATCHES = {
@@ -78,6 +90,40 @@ def whitened(public: Tensor, k: int, weights: Tensor | None = None) -> Frozen:
     return Frozen(mean.float(), directions.float(), unit=True, root=True, length=LENGTH)
 
 
+def public_classifier(x: Tensor, y: Tensor, classes: int) -> tuple[Tensor, Tensor]:
+    """Return weights [C, d] and biases [C] of a logistic regression on public rows x [m, d] with classes y [m], or 0/1
+    labels y [m, C], each of which is a regression of its own.
+
+    It is the most likely one if each weight has variance PRIOR. One row of zeros, which is the public mean, is added
+    for each class: so a class that the sample lacks is unlikely, not impossible.
+    """
+    from sklearn.linear_model import LogisticRegression  # half a second, only if it is used
+
+    def fitted(y: Tensor, values: int) -> list[Tensor]:
+        rows = torch.cat([x, x.new_zeros(values, x.shape[1])]).double().cpu()
+        labels = torch.cat([y.long().cpu(), torch.arange(values)])
+        model = LogisticRegression(C=PRIOR, max_iter=1000)
+        with warnings.catch_warnings():  # that there are many classes, or that it could be fitted better
+            warnings.simplefilter("ignore", UserWarning)
+            model.fit(rows.numpy(), labels.numpy())
+        return [torch.from_numpy(part).float() for part in (model.coef_, model.intercept_)]
+
+    if y.dim() == 2:
+        weights, biases = zip(*(fitted(labels, 2) for labels in y.T), strict=True)
+        return torch.cat(weights), torch.cat(biases)
+    weight, bias = fitted(y, classes)
+    if classes == 2:  # the logit of the second class over the first
+        return torch.cat([-weight / 2, weight / 2]), torch.cat([-bias / 2, bias / 2])
+    return weight, bias
+
+
+def starting(frozen: Frozen, public: Split, classes: int) -> Frozen:
+    """Return the same map, whose rows also have the logits of a `public_classifier` of the features less their mean."""
+    whole = Frozen(frozen.shift, unit=True, root=True, length=LENGTH)
+    classifier = public_classifier(whole(public.x), public.y, classes)
+    return Frozen(frozen.shift, frozen.projection, unit=True, root=True, length=LENGTH, classifier=classifier)
+
+
 def directions_of(facts: Facts) -> int:
     """Return how many directions n examples of C classes can tell apart: k = 1.6 (n mu / sqrt C)^0.6, at least 5, at
     most 400, the number of features, and m - 1: m public examples less their mean span no more. L labels count as L + 1
@@ -101,9 +147,14 @@ class WhitenedHead(Clipping):
     k: int | None = setting(
         "directions that are kept; null: as many as n, epsilon and the number of classes allow", at_least=1
     )
+    public_labels: PublicLabels = setting(
+        "public labels that are used: auto, if both are of one data set; given, of another set with the same classes "
+        "in the same order; none"
+    )
 
     needs_public = False
     clip = CLIP
+    corrects = True  # a public classifier, if there are public labels
     facts = Facts()  # of no task; `derived` has those of one
 
     @property
@@ -116,6 +167,17 @@ class WhitenedHead(Clipping):
         depends on the number of classes alone, and divided by it, so that one row more or less adds or removes one
         vector of norm at most 1. The map of features is of public data; a row that is not finite counts as zero."""
         return 1.0
+
+    @property
+    def labelled(self) -> bool:
+        """Whether public labels are used."""
+        same = self.public_labels == PublicLabels.auto and self.facts.same_task
+        return self.facts.m > 0 and (same or self.public_labels == PublicLabels.given)
+
+    @property
+    def offsets(self) -> int:
+        """How many logits of a public classifier the features contain."""
+        return self.facts.classes if self.labelled and self.corrects else 0
 
     def derived(self, facts: Facts) -> Self:
         """Return the algorithm for a task: k, and the learning rate."""
@@ -131,7 +193,8 @@ class WhitenedHead(Clipping):
         """Return what follows from the task, for the record."""
         facts = self.facts
         bound = self.clip_norm(facts.classes, facts.multi_label)
-        return {"k": self.k or facts.d, "learning_rate": self.rate(facts.n, steps), "clip_norm": bound}
+        rate = self.rate(facts.n, steps)
+        return {"k": self.k or facts.d, "learning_rate": rate, "clip_norm": bound, "public_labels": self.labelled}
 
     def clip_norm(self, classes: int, multi_label: bool) -> float:
         """Return the clip norm, a share of the norm of an example's gradient at zero weights."""
@@ -146,7 +209,22 @@ class WhitenedHead(Clipping):
         # nothing is whitened, a direction may have half of the length.
         largest = max(1.0, 4 * LENGTH**2 / self.k) if facts.m and self.k else ROW**2 / 2
         curvature = largest / (4 * facts.classes if facts.multi_label else 2)
-        return rate_by_noise(ROW, bound, math.sqrt(steps) / facts.mu, steps, n, MOMENTUM, curvature)
+        noise_multiplier = math.sqrt(steps) / facts.mu
+        return rate_by_noise(ROW, bound, noise_multiplier, steps, n, MOMENTUM, curvature, self.deviation)
+
+    @property
+    def deviation(self) -> float:
+        """The deviation of the noise in a logit after all steps.
+
+        What corrects a public classifier is worth the less, the more that knows. The mean of a class in one direction
+        is known from its m / C public examples, with variance 1 / k each, up to C / (m k); and from a release of the
+        sum of the private ones up to (C / (n mu))^2. The noise is CORRECTION times the root of the share that the
+        second has of the precision of both."""
+        if not self.offsets:
+            return NOISE
+        n, _, m, classes = self.facts[:4]
+        public_over_private = m * (self.k or 1) * classes / (n * self.facts.mu) ** 2  # of the precisions
+        return CORRECTION / math.sqrt(1 + public_over_private)
 
     def numbers(self, view: View) -> int:
         return 0
@@ -158,8 +236,14 @@ class WhitenedHead(Clipping):
             return Frozen(unit=True, root=True, level=True, length=LENGTH)
         if self.k is None or self.k > d:
             raise UsageError(f"algorithm.k={self.k} is more than the {d} features: lower algorithm.k")
-        weights = class_weights(public.y) if self.facts.labelled else None
-        return whitened(public.x, self.k, weights)
+        if not self.labelled:
+            return whitened(public.x, self.k)
+
+        facts, several = self.facts, self.facts.multi_label
+        check_labels(public.y, facts.classes, several, facts.same_classes, "algorithm.public_labels=given")
+        weights = None if several else class_weights(public.y)
+        frozen = whitened(public.x, self.k, weights)
+        return starting(frozen, public, facts.classes) if self.corrects else frozen
 
     def mechanism(self, view: View, step: int) -> Mechanism:
         """Return DP-SGD's mechanism, whose mean is multiplied by the learning rate."""
@@ -173,6 +257,7 @@ class WhitenedHeadOnce(WhitenedHead):
     """Settings of the release of class means of whitened features in a single step."""
 
     needs_public = True  # means of features that no public mean was subtracted from would be biased
+    corrects = False
     clip = 1.0  # at zero weights all rows have one norm: none is clipped
 
     @property
@@ -182,7 +267,8 @@ class WhitenedHeadOnce(WhitenedHead):
 
     def values(self, steps: int) -> dict[str, Any]:
         facts = self.facts
-        return {"k": self.k, "clip_norm": self.clip_norm(facts.classes, facts.multi_label)}
+        bound = self.clip_norm(facts.classes, facts.multi_label)
+        return {"k": self.k, "clip_norm": bound, "public_labels": self.labelled}
 
     def mechanism(self, view: View, step: int) -> Mechanism:
         """Return DP-SGD's mechanism at zero weights, decoded to a discriminant.

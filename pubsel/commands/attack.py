@@ -144,7 +144,8 @@ def reopened(
         if frozen is None:
             model = network(again.model, task, again.seed, again.data_root)
         else:
-            few = task._replace(private=Split(frozen(task.private.x[:1]), task.private.y[:1]))
+            features = Split(frozen(task.private.x[:1]), task.private.y[:1])
+            few = task._replace(private=features, offsets=frozen.offsets)
             model = nn.Sequential(OrderedDict(frozen=frozen, linear=network(again.model, few, again.seed)))
         model.load_state_dict(state)
     except (RuntimeError, KeyError, EOFError, pickle.UnpicklingError) as error:

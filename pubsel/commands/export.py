@@ -20,6 +20,7 @@ from torch import nn
 from pubsel import models, records
 from pubsel.cell import choose_device
 from pubsel.commands.predict import folder_of, from_its_data
+from pubsel.gradients.factored import OffsetLinear
 from pubsel.messages import UsageError, UserError
 from pubsel.privacy import ledger
 from pubsel.report import card
@@ -107,8 +108,11 @@ def head(whole: nn.Module, facts: dict[str, Any]) -> dict[str, Any]:
     if isinstance(whole, models.Network):
         return {"kind": "part of the network", "outputs": len(facts["classes"])}
     linear = next(module for module in whole.modules() if isinstance(module, nn.Linear))
+    kind = "linear"
+    if isinstance(linear, OffsetLinear):
+        kind = "linear, added to the logits of a classifier of public examples"
     return {
-        "kind": "linear", "inputs": linear.in_features, "outputs": linear.out_features,
+        "kind": kind, "inputs": linear.in_features, "outputs": linear.out_features,
         "bias": linear.bias is not None, "after": facts["frozen"],
     }  # fmt: skip
 

@@ -69,6 +69,7 @@ class Task(NamedTuple):
     shape: tuple[int, ...] = ()  # of a private image: channels, height, width; of a row of a table: its length
     names: tuple[str, ...] = ()  # of the classes in order; empty: they have none
     weights: str | None = None  # digest of the weights of the backbone whose features x has
+    offsets: int = 0  # of the columns of features, how many come last and are logits (`OffsetLinear`)
 
     def each(self, change: Callable[[Split], Split]) -> "Task":
         """Return the task with change(split) for each of its splits."""

@@ -110,9 +110,17 @@ class FactoredGradients:
         return self.r[:, c : c + 1] * self.x[:, piece.start - c * d : piece.stop - c * d]
 
 
+class OffsetLinear(nn.Linear):
+    """A linear classifier of the first d columns of x [n, d + C], whose other C columns are added to its logits: those
+    of a classifier that does not train."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x[:, : self.in_features]) + x[:, self.in_features :]
+
+
 class LinearGradients:
-    """Makes G for nn.Linear on features x [n, d]: classes y [n] by cross-entropy, or 0/1 rows y [n, labels] by binary
-    cross-entropy, mean over the labels; one label is a binary task."""
+    """Makes G for nn.Linear on features x [n, d], or OffsetLinear on [n, d + C]: classes y [n] by cross-entropy, or 0/1
+    rows y [n, labels] by binary cross-entropy, mean over the labels; one label is a binary task."""
 
     def __init__(self, model: nn.Linear):
         self.model = model
@@ -138,10 +146,13 @@ class LinearGradients:
     def matrix(self, x: Tensor, y: Tensor, dtype: torch.dtype | None = None) -> FactoredGradients:
         """G for x [n, d], y [n] or [n, labels], in the precision of the model, or `dtype`."""
         dtype = dtype or self.model.weight.dtype
-        x, bias = x.to(dtype), self.model.bias
+        d, bias = self.model.in_features, self.model.bias
+        x, offset = x.to(dtype).split([d, x.shape[1] - d], dim=1)
         weight = self.model.weight.to(dtype)
         # [C, n], whose products with x take half the time of those of [n, C] where classes are few
         logits = weight @ x.T if bias is None else torch.addmm(bias.to(dtype)[:, None], weight, x.T)
+        if offset.shape[1]:
+            logits += offset.T
         if y.dim() == 2:
             y = y.to(dtype).T
             losses = nn.functional.binary_cross_entropy_with_logits(logits, y, reduction="none").mean(0)

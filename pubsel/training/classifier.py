@@ -25,6 +25,7 @@ from pubsel import models, records
 from pubsel.algorithms import Frozen
 from pubsel.cell import weights_digest
 from pubsel.data import Task
+from pubsel.gradients.factored import OffsetLinear
 from pubsel.messages import UserError
 from pubsel.settings.identity import as_json
 from pubsel.settings.keys import Model
@@ -192,16 +193,19 @@ def _rebuilt(model: Model, facts: Mapping[str, Any], state: Mapping[str, Tensor]
         return models.build(model, (len(mean), height, width), classes, mean, std, 0, data_root)
 
     prefix = "" if facts["frozen"] is None else "linear."
-    linear = nn.Linear(state[f"{prefix}weight"].shape[1], classes, bias=f"{prefix}bias" in state)
+    classifier = (state["frozen.weight"], state["frozen.bias"]) if "frozen.weight" in state else None
+    kind = nn.Linear if classifier is None else OffsetLinear
+    linear = kind(state[f"{prefix}weight"].shape[1], classes, bias=f"{prefix}bias" in state)
     if facts["frozen"] is None:
         return linear
-    frozen = Frozen(state.get("frozen.shift"), state.get("frozen.projection"), **facts["frozen"])
+    tensors = state.get("frozen.shift"), state.get("frozen.projection")
+    frozen = Frozen(*tensors, **facts["frozen"], classifier=classifier)
     return nn.Sequential(OrderedDict(frozen=frozen, linear=linear))
 
 
 def _settings_of(frozen: Frozen) -> dict[str, Any]:
     """Return the arguments of a map that are no tensors; these are in its state."""
-    values = {name: getattr(frozen, name) for name in inspect.signature(Frozen).parameters}
+    values = {name: getattr(frozen, name, None) for name in inspect.signature(Frozen).parameters}
     return {name: value for name, value in values.items() if isinstance(value, bool | int | float)}
 
 

@@ -45,7 +45,7 @@ class Progress(NamedTuple):
 def engine(model: nn.Module, chunk: int | None) -> Engine:
     """What makes per-example gradients of `model`: factored for a linear classifier, else written out, but for wide
     layers."""
-    return LinearGradients(model) if type(model) is nn.Linear else BookKeeping(model, chunk)
+    return LinearGradients(model) if isinstance(model, nn.Linear) else BookKeeping(model, chunk)
 
 
 def clipped_sum(mechanism: Mechanism, gradients: Engine, batch: Split) -> tuple[Tensor, Tensor]:

@@ -50,6 +50,7 @@ def prepare(cell: Cell, task: Task, first: accountant.Plan | None, noted: bool =
     frozen = freeze(cell, task, first, noted)
     if frozen is not None:
         task = task.each(lambda split: Split(torch.cat([frozen(x) for x in split.x.split(FEATURES)]), split.y))
+        task = task._replace(offsets=frozen.offsets)
     model = cell.network(task)
     if not (cell.settings.model.once and isinstance(model, models.Network)):
         return Prepared(model, frozen, model, task)

@@ -135,8 +135,9 @@ def behind_frozen(algorithm: Algorithm, task: Task) -> Task:
     if not isinstance(algorithm, Freezes) or task.private.x.dim() != 2:
         return task
     d: int = task.private.x.shape[1]
-    width: int = getattr(algorithm, "k", None) or d
-    shapes, public = task.each(lambda split: shaped(split, (width,))), task.public
+    offsets: int = getattr(algorithm, "offsets", 0)
+    width: int = (getattr(algorithm, "k", None) or d) + offsets
+    shapes, public = task._replace(offsets=offsets).each(lambda split: shaped(split, (width,))), task.public
     if public is None or shapes.public is None:
         return shapes
 
