@@ -49,13 +49,13 @@ from pubsel.privacy.sampling import Schedule
 from pubsel.selection import Comparison
 from pubsel.settings.identity import as_json, folder_name, short_name
 from pubsel.settings.keys import RunConfig, public_sets
-from pubsel.training import classifier, duration, estimate, parallel, torchrun, tracking
+from pubsel.training import classifier, duration, estimate, measurement, parallel, torchrun, tracking
 from pubsel.training.evaluation import check_classes, evaluate, interval, logits, utility
 from pubsel.training.loop import Job, Progress, Watch, engine, fit, on_device, rate_of, view_of
 from pubsel.training.once import IMAGES, Prepared, prepare, released_once, solve, training_secret
 from pubsel.training.rehearsal import behind_frozen, freezing, random_like, rehearse, shaped
 
-UNFINISHED = ("checkpoint.pt", "selection.pt", "release.pt", "solution.pt")
+UNFINISHED = ("checkpoint.pt", "selection.pt", "release.pt", "solution.pt", "measurement.pt")
 REPORT_SECONDS = 1  # between two lines of progress, at least: the epsilon in them takes a tenth of a second
 
 
@@ -67,6 +67,7 @@ def run(settings: RunConfig, repeated: Mapping[str, str] | None = None) -> dict[
     """
     check_pair(settings)
     cell = Cell.of(canonical(settings), processes=torchrun.place()[1], repeated=repeated)
+    measurement.check(cell.settings)
     path = cell.folder / "log.txt"
 
     def make() -> dict[str, Any]:
@@ -101,7 +102,8 @@ def show_run(record: dict[str, Any]) -> str:
     interval = f" [{100 * bounds[0]:.2f}, {100 * bounds[1]:.2f}]" if bounds else ""
     return (
         f"{record['identity']}: {record['metric']} {100 * record['utility']:.2f} %{interval} "
-        f"on {record['test_examples']} test examples. {record['privacy']['statement']}"
+        f"on {record['test_examples']} test examples.{measurement.told(record.get('quality'))} "
+        f"{record['privacy']['statement']}"
     )
 
 
@@ -179,6 +181,8 @@ def train(cell: Cell) -> dict[str, Any]:
     classifier.keep(cell.folder, cell.settings.model, prepared.whole, task)
     before = before._replace(spend=spend)
     record = _figures(cell, prepared) | _described(cell, prepared.task, before, distance)
+    if cell.settings.privacy.measure and task.validation is not None:
+        record["quality"] = measurement.measured(cell, prepared, task.validation)
     return record | {"derived": follows or None, "seconds": round(seconds, 1)}
 
 

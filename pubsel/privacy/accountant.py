@@ -442,9 +442,11 @@ def _not_covered(secure: bool, distance_used: bool, selected: bool) -> list[str]
     return not_covered
 
 
-def measured(what: str, plan: Plan, secure: bool, examples: int) -> dict[str, Any]:
-    """Return what a record says of a private measurement without training; what: what is released, as in "The choice
-    is". examples: how many private ones there are."""
+def measured(
+    what: str, plan: Plan, secure: bool, examples: int, sensitivity: float = 1.0, kind: str = "training"
+) -> dict[str, Any]:
+    """Return what a record says of a private measurement; what: what is released, as in "The choice is". examples: how
+    many private ones there are, of this kind."""
     not_covered = [
         "the choice of settings, candidates and seeds",
         "what is treated as public: the number of private examples, their shape and classes, which of them are "
@@ -463,9 +465,9 @@ def measured(what: str, plan: Plan, secure: bool, examples: int) -> dict[str, An
         "valid": True,
         **weak,
         **plan._asdict(),
-        "adjacency": "add or remove one training example; the sampling rate stays",
+        "adjacency": f"add or remove one {kind} example; the sampling rate stays",
         "sampling": "all examples" if plan.rate == 1 else "Poisson",
-        "sensitivity": 1.0,
+        "sensitivity": sensitivity,
         "noise_source": "operating system" if secure else "seeded",
         "statement": sentence,
         "not_covered": not_covered,

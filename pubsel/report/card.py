@@ -24,6 +24,7 @@ SHOWN = 20  # names of classes on the card; config.json has all
 GROUPS = (2, 5, 10)  # images of a person, for whom the page states what remains
 ALARMS = 0.01  # of false alarms, for which the page states how many members are recognised
 WORDS = {
+    "measurement": "measurement on held-out examples",
     "selection of the public set": "choice of the public data",
     "before training": "first release before training",
 }
@@ -36,7 +37,8 @@ class Told:
     facts: config.json (`training.classifier.facts_of`, without paths, and what `commands.export` adds); parts: the
     releases, each with what, epsilon, delta, rate, steps, noise_multiplier and accountant; epsilon, delta: of all of
     them, None without a guarantee; examples: how many private ones, which is treated as public; against: why the model
-    should not be given away, empty if nothing is against it.
+    should not be given away, empty if nothing is against it; quality: what was measured with noise on held-out examples
+    (`quality_of`), None if nothing was.
     """
 
     facts: dict[str, Any]
@@ -55,6 +57,7 @@ class Told:
     against: tuple[str, ...]
     version: str
     commit: str | None
+    quality: dict[str, Any] | None = None
 
 
 def told(record: dict[str, Any], facts: dict[str, Any]) -> Told:
@@ -78,7 +81,18 @@ def told(record: dict[str, Any], facts: dict[str, Any]) -> Told:
         against=against(record),
         version=str(at(record, "versions.pubsel")),
         commit=record.get("commit"),
+        quality=quality_of(record),
     )
+
+
+def quality_of(record: dict[str, Any]) -> dict[str, Any] | None:
+    """Return what was released of the quality on held-out examples: the noisy table and its figures, and its share of
+    the guarantee."""
+    quality = record.get("quality")
+    if quality is None:
+        return None
+    keys = ("table", "counts", "deviation", "examples", "figures")
+    return {key: quality[key] for key in keys} | {"part": parts_of(quality["privacy"])[0] | {"what": "measurement"}}
 
 
 def against(record: dict[str, Any]) -> tuple[str, ...]:
@@ -99,7 +113,7 @@ def parts_of(privacy: dict[str, Any]) -> tuple[dict[str, Any], ...]:
     keys = ("what", "epsilon", "delta", "rate", "steps", "noise_multiplier", "accountant")
     if privacy.get("epsilon") is None:
         return ()
-    whole = privacy | {"what": "training", "rate": privacy.get("sampling_rate")}
+    whole = privacy | {"what": "training", "rate": privacy.get("sampling_rate", privacy.get("rate"))}
     return tuple({key: part[key] for key in keys} for part in privacy.get("parts") or [whole])
 
 
@@ -113,8 +127,8 @@ def not_covered(record: dict[str, Any]) -> tuple[str, ...]:
         "folders too), and which examples were kept for testing.",
         "Other releases of the same examples: their epsilons add up. The owner has a list of them (pubsel runs).",
         "What the model says about people in general, whether or not their data were used.",
-        "Examples for testing and validation: they are not protected, but no figure that was measured on them is in "
-        "this folder.",
+        "Examples for testing and validation: they are not protected, but no figure that was measured on them "
+        f"{'without noise ' if record.get('quality') else ''}is in this folder.",
         "What a computer shows while it trains, such as time and memory.",
     ]
     if record["public"] is not None:
@@ -194,13 +208,29 @@ def network_of(model: dict[str, Any]) -> str:
     return f"the network {name}" + (f", of which {', '.join(trained)} is trained" if trained else "")
 
 
+def figures(told: Told) -> list[tuple[str, tuple[str, str, str]]]:
+    """Return the figures of the measurement by name, each with estimate and ends of its interval in percent: those of
+    the whole, then those of each class or label, at most SHOWN of them."""
+    if told.quality is None:
+        return []
+    rows, classes = [], told.facts["classes"]
+    for name, (estimate, low, high) in told.quality["figures"].items():
+        if isinstance(estimate, list):
+            each = zip(classes, estimate, low, high, strict=len(estimate) == len(classes))
+            rows += [(f"{name.partition(' of each ')[0]} of {label}", values) for label, *values in each][:SHOWN]
+        else:
+            rows.append((name.replace("_", " "), [estimate, low, high]))
+    return [(name, tuple(f"{100 * value:.1f}" for value in values)) for name, values in rows]  # type: ignore[misc]
+
+
 def config(told: Told) -> dict[str, Any]:
     """Return config.json: the facts, and the guarantee for programs."""
     privacy = {
         "statement": told.statement, "epsilon": told.epsilon, "delta": told.delta, "unit": "one training example",
         "against": list(told.against),
     }  # fmt: skip
-    return told.facts | {"made_by": f"pubsel {__version__}", "privacy": privacy}
+    measured = {"quality": told.quality} if told.quality else {}
+    return told.facts | {"made_by": f"pubsel {__version__}", "privacy": privacy} | measured
 
 
 def readme(told: Told) -> str:
@@ -220,6 +250,8 @@ def meaning(told: Told) -> dict[str, Any]:
         return {}
     epsilon, delta = told.epsilon, told.delta
     variation = adversary.variation_of(told.parts, epsilon, delta)
+    if told.quality is not None:  # an example is in training or held out: the larger of two bounds holds for each
+        variation = max(variation, adversary.variation_of([told.quality["part"]], epsilon, delta))
     groups = [(size, *adversary.of_group(epsilon, delta, size)) for size in GROUPS]
     return {
         "right": percent(adversary.success(epsilon, delta, variation)),
@@ -256,5 +288,7 @@ def _rendered(name: str, told: Told, *, escape: bool, **values: Any) -> str:
         undefined=StrictUndefined,
     )
     environment.filters |= {"plain": plain, "above": above, "short": lambda value: f"{value:.4g}"}
-    environment.globals |= {"SHOWN": SHOWN, "WORDS": WORDS, "GAUSSIAN": adversary.GAUSSIAN, "VERSION": __version__}
+    environment.globals |= {
+        "SHOWN": SHOWN, "WORDS": WORDS, "GAUSSIAN": adversary.GAUSSIAN, "VERSION": __version__, "figures": figures,
+    }  # fmt: skip
     return environment.get_template(name).render(told=told, code=code_of(told), **values).strip() + "\n"

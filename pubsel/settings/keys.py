@@ -214,6 +214,10 @@ class Privacy:
         "training need", over=0, default=None,
     )  # fmt: skip
     weak: bool = setting("allow a delta above 1/n; the guarantee is then called weak", default=False)
+    measure: bool = setting(
+        "release the quality on held-out private examples (pair.validation) with noise, at the same epsilon and delta",
+        default=False,
+    )
 
 
 @dataclass

@@ -1,0 +1,95 @@
+"""The quality of a trained model on held-out private examples, released with noise: `privacy.measure=true`.
+
+One table of counts is released (`privacy.quality`), of the examples of pair.validation, which were not trained on. An
+example is in training or held out, never both, and which of them is treated as public. So the weights cover each
+training example with the whole epsilon and delta, and the table each held-out one: one more private example changes
+only one of the two, and what follows from the other (McSherry 2009, Privacy Integrated Queries, Theorem 4: parallel
+composition). Nothing is taken from the budget of training.
+"""
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pubsel.cell import Cell, Noted, tensors
+from pubsel.data import Split
+from pubsel.messages import UsageError
+from pubsel.privacy import accountant, quality
+from pubsel.privacy.quality import Array, Figure, Released
+from pubsel.settings.keys import RunConfig
+from pubsel.training.evaluation import logits
+from pubsel.training.once import Prepared, released_once
+
+
+def check(settings: RunConfig) -> None:
+    """UsageError if privacy.measure is asked for where there is nothing to measure on, or no budget for it; settings
+    are canonical."""
+    if not settings.privacy.measure:
+        return
+    if settings.pair.validation == 0:
+        raise UsageError("privacy.measure=true: measures on held-out private examples: give pair.validation=0.1")
+    if not 0 < settings.epsilon < math.inf:
+        raise UsageError("privacy.measure=true: needs a private algorithm and epsilon=NUMBER, for the noise")
+
+
+def table_of(outputs: Tensor, y: Tensor, metric: str) -> Array:
+    """Return the counts to release, from logits [n, C] and labels y [n] or [n, L]: histograms of scores where an AUC of
+    two classes or of labels is the metric, otherwise the confusion matrix. NOT private."""
+    if y.dim() == 2:
+        return quality.histograms(y, outputs.sigmoid())
+    if metric == "auc" and outputs.shape[1] == 2:
+        return quality.histograms(y[:, None], outputs.softmax(1)[:, 1:])
+    return quality.confusion(y, outputs.argmax(1), outputs.shape[1])
+
+
+def figures_of(released: Released) -> dict[str, Figure]:
+    """Return what follows from a noisy table, by name."""
+    if released.counts.ndim == 3:
+        return {"auc": quality.auc(released), "auc of each label": quality.aucs(released)}
+    return {
+        "accuracy": quality.accuracy(released),
+        "balanced_accuracy": quality.balanced_accuracy(released),
+        "recall of each class": quality.recalls(released),
+    }
+
+
+def told(quality: dict[str, Any] | None) -> str:
+    """Return the first figure of a record's measurement, in words; empty if there is none."""
+    if quality is None:
+        return ""
+    name, (estimate, low, high) = next(iter(quality["figures"].items()))
+    return f" Measured privately: {name} {100 * estimate:.1f} % [{100 * low:.1f}, {100 * high:.1f}]."
+
+
+def measured(cell: Cell, prepared: Prepared, given: Split) -> dict[str, Any]:
+    """Return what the record says of the measurement: the noisy table, its figures with 95 % intervals, and the
+    guarantee. It is drawn once. given: the held-out examples as they were loaded, by which the ledger knows them."""
+    settings, validation = cell.settings, prepared.task.validation
+    assert validation is not None
+    n, secure = len(validation.y), settings.privacy.secure_noise
+    counts = table_of(logits(prepared.trains, validation.x), validation.y, prepared.task.metric)
+
+    # The noise follows from what decides the counts: the examples and the trained weights.
+    accountant.check_delta(settings.privacy.delta, n, settings.privacy.weak)
+    sensitivity = quality.sensitivity(counts)
+    plan = accountant.plan(settings.epsilon, settings.privacy.delta, 1.0, 1, sensitivity)
+    noted = Noted(given, plan.epsilon, plan.delta)
+    secret = cell.streams.secret("measurement", validation, [], tensors(prepared.whole), plan._asdict(), noted)
+
+    def draw() -> dict[str, Any]:
+        return {"counts": torch.from_numpy(quality.release(counts, n, plan, secret).counts)}
+
+    noisy = released_once(cell.folder / "measurement.pt", secret, draw)["counts"].numpy()
+    released = Released(noisy, accountant.deviation(plan.noise_multiplier, sensitivity), n)
+
+    what = "The measured quality is, for the held-out examples,"
+    return {
+        "table": "histograms" if counts.ndim == 3 else "confusion",
+        "counts": noisy.tolist(),
+        "deviation": released.deviation,
+        "examples": n,
+        "figures": {name: [part.tolist() for part in figure] for name, figure in figures_of(released).items()},
+        "privacy": accountant.measured(what, plan, secure, n, sensitivity, "held-out"),
+    }

@@ -1,0 +1,157 @@
+"""The quality that is released with noise: what it is, what it costs, and that it is drawn once."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import pubsel.commands.run
+from pubsel.cli import main
+from pubsel.privacy import accountant
+from pubsel.report import card
+from pubsel.training import measurement
+
+SEVERAL, TWO, THREE = "several.npz", "two.npz", "three.npz"
+WORDS = ("model=pixels", "algorithm=whitened_head", "distance=none", "download=false", "threads=1", "epsilon=2",
+         "privacy.delta=1e-3", "pair.public=null", "pair.validation=0.25", "privacy.measure=true")  # fmt: skip
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """A folder with images of two and of three classes, and of three labels each."""
+    monkeypatch.chdir(tmp_path)
+    draw = np.random.RandomState(0)
+    for name, kinds in ((TWO, 2), (THREE, 3), (SEVERAL, 3)):
+        arrays = {}
+        for part, n in (("train", 800), ("test", 90)):
+            chosen = np.eye(kinds, dtype=int)[draw.randint(kinds, size=n)]
+            if name == SEVERAL:
+                chosen = draw.randint(2, size=(n, kinds))
+            images = draw.randint(0, 200, (n, 6, 6))
+            images[:, :kinds] += 55 * chosen[:, :, None]
+            labels = chosen if name == SEVERAL else chosen.argmax(1)
+            arrays |= {f"{part}_images": images.astype(np.uint8), f"{part}_labels": labels}
+        np.savez(name, **arrays)
+    return tmp_path
+
+
+def record_of(results="results"):
+    (path,) = Path(results).glob("runs/*/result.json")
+    return json.loads(path.read_text())
+
+
+@pytest.mark.parametrize(("data", "names"), [
+    (THREE, ["accuracy", "balanced_accuracy", "recall of each class"]),
+    (SEVERAL, ["auc", "auc of each label"]),
+])  # fmt: skip
+def test_a_run_measures_what_it_reaches(data, names, folder, capsys):
+    """The figures without noise, which the record has too, lie in the intervals; the guarantee is of the budget."""
+    assert main(["run", f"pair.private={data}", *WORDS]) == 0, capsys.readouterr().err
+    assert f"Measured privately: {names[0]}" in capsys.readouterr().out
+    record = record_of()
+    quality = record["quality"]
+    assert list(quality["figures"]) == names
+    assert (quality["examples"], record["private_examples"]) == (200, 600)
+
+    estimate, low, high = quality["figures"][names[0]]
+    assert low <= record["selection"]["validation"] <= high
+    assert low <= estimate <= high
+    if data == THREE:
+        assert abs(np.sum(quality["counts"]) - 200) < 5 * 3 * quality["deviation"]
+    privacy = quality["privacy"]
+    sensitivity = 1.0 if data == THREE else 3**0.5
+    assert privacy["sensitivity"] == pytest.approx(sensitivity)
+    assert privacy["epsilon"] == pytest.approx(2, abs=1e-3)
+    assert record["privacy"]["epsilon"] == pytest.approx(2, abs=1e-3)
+    mu = sensitivity / quality["deviation"]
+    assert accountant.gaussian_epsilon(mu, 1e-3) <= 2 + 1e-9
+
+
+def test_scores_of_two_classes_are_released_if_the_metric_is_an_auc():
+    outputs, y = torch.tensor([[0.0, 2.0], [1.0, -1.0], [0.0, 0.5]]), torch.tensor([1, 0, 1])
+    assert measurement.table_of(outputs, y, "auc").shape == (1, 2, 32)
+    assert measurement.table_of(outputs, y, "accuracy").tolist() == [[1, 0], [0, 2]]
+
+
+def test_held_out_examples_change_the_table_alone(folder, capsys):
+    """The weights are the same whatever is held out: the two guarantees are of different examples."""
+    assert main(["run", f"pair.private={THREE}", *WORDS]) == 0, capsys.readouterr().err
+    first = record_of()
+    seen = pubsel.commands.run.measurement.logits
+
+    def other(model, x):
+        return seen(model, x).roll(1, 1)  # as other examples would
+
+    pubsel.commands.run.measurement.logits = other
+    try:
+        assert main(["run", f"pair.private={THREE}", *WORDS, "results=other"]) == 0, capsys.readouterr().err
+    finally:
+        pubsel.commands.run.measurement.logits = seen
+    second = record_of("other")
+    assert first["weights"] == second["weights"]
+    noise = [np.array(r["quality"]["counts"]) for r in (first, second)]
+    assert np.abs(noise[0] - noise[1]).max() > 20
+
+    # one line for the training, one for the measurement, each of its own examples
+    lines = [json.loads(line) for path in Path("results/ledger").glob("*.jsonl") for line in path.open()]
+    assert sorted(line["what"] for line in lines) == ["measurement", "training"]
+    assert len(list(Path("results/ledger").glob("*.jsonl"))) == 2
+
+
+@pytest.mark.parametrize("secure", ["false", "true"])
+def test_a_measurement_is_drawn_once(secure, folder, capsys, monkeypatch):
+    """A run that ends just after the draw has the same table when it goes on, whatever its noise is."""
+    words = ["run", f"pair.private={THREE}", *WORDS, f"privacy.secure_noise={secure}"]
+    figures = measurement.figures_of
+    drawn = []
+
+    def interrupted(released):
+        drawn.append(released.counts)
+        if len(drawn) == 1:
+            raise KeyboardInterrupt
+        return figures(released)
+
+    monkeypatch.setattr(measurement, "figures_of", interrupted)
+    assert main(words) == 130
+    assert main(words) == 0, capsys.readouterr().err
+    np.testing.assert_array_equal(drawn[0], drawn[1])
+    assert not list(Path("results/runs").glob("*/measurement.pt"))
+
+
+def test_a_measured_run_is_repeated_and_exported(folder, capsys):
+    assert main(["run", f"pair.private={THREE}", *WORDS, "privacy.secure_noise=true"]) == 0, capsys.readouterr().err
+    record = record_of()
+    assert main(["export", record["identity"], "to=model"]) == 0, capsys.readouterr().err
+    quality = json.loads(Path("model/config.json").read_text())["quality"]
+    assert quality["counts"] == record["quality"]["counts"]
+    readme, page = Path("model/README.md").read_text(), Path("model/privacy.html").read_text()
+    estimate, low, high = (f"{100 * value:.1f}" for value in record["quality"]["figures"]["accuracy"])
+    assert f"| accuracy | {estimate} | {low} to {high} |" in readme
+    assert "measurement on held-out examples" in page
+    assert f"{100 * record['utility']:.1f}" not in readme.partition("## Figures")[2].partition("| recall")[0]
+
+    assert main(["run", f"pair.private={THREE}", *WORDS, "results=seeded"]) == 0, capsys.readouterr().err
+    (path,) = Path("seeded").glob("runs/*/result.json")
+    assert main(["run", f"replay={path}", "results=again"]) == 0, capsys.readouterr().err
+
+
+def test_the_best_adversary_may_ask_about_a_held_out_example(folder, capsys):
+    """A measurement with less noise than the training raises the bound on the page."""
+    assert main(["run", f"pair.private={THREE}", *WORDS, "privacy.secure_noise=true"]) == 0, capsys.readouterr().err
+    told = card.told(record_of(), json.loads(next(Path("results").glob("runs/*/model.json")).read_text()))
+    assert told.quality is not None
+    loud = told.quality | {"part": told.quality["part"] | {"noise_multiplier": 0.5}}
+    changed = card.Told(**(told.__dict__ | {"quality": loud}))
+    assert float(card.meaning(changed)["right"].split()[0]) > float(card.meaning(told)["right"].split()[0])
+
+
+@pytest.mark.parametrize(("words", "message"), [
+    (["pair.validation=0"], "privacy.measure=true: measures on held-out private examples: give pair.validation=0.1"),
+    (["epsilon=inf"], "privacy.measure=true: needs a private algorithm and epsilon=NUMBER"),
+    (["algorithm=non_private"], "privacy.measure=true: needs a private algorithm and epsilon=NUMBER"),
+])  # fmt: skip
+def test_without_held_out_examples_or_noise_nothing_is_measured(words, message, folder, capsys):
+    assert main(["run", f"pair.private={THREE}", *WORDS, *words]) == 2
+    assert message in capsys.readouterr().err
