@@ -36,7 +36,7 @@ from pubsel.data.splits import (
 from pubsel.messages import UsageError, UserError, say
 from pubsel.settings.datasets import Dataset, dataset_info, dataset_names, kept_folder
 from pubsel.settings.identity import is_path
-from pubsel.settings.keys import Convert, Overlap, Pair, Take, public_sets
+from pubsel.settings.keys import Convert, Metric, Overlap, Pair, Take, public_sets
 
 __all__ = [
     "Missing",
@@ -135,7 +135,7 @@ def load(pair: Pair, data_root: str, download: bool, through: Through = unchange
     read = read._replace(like=_image_shape(opened.images))
     _check_private(pair, opened.used)
     opened, apart = _test_apart(opened, pair.overlap, data_root)
-    source, notes = opened.used, opened.used.notes + apart
+    source, notes = opened.used._replace(metric=_metric(pair, opened.used)), opened.used.notes + apart
 
     # Public examples come first, since they may leave the private training or test split.
     sets = public_sets(pair.public)
@@ -176,6 +176,17 @@ def _check_private(pair: Pair, source: Source) -> None:
             raise UserError(f"pair.private={pair.private}: no {part} images: it can serve as public data only")
     if (pair.shots is not None or pair.public_share is not None) and pair.take != Take.train:
         raise UsageError("pair.shots and pair.public_share are drawn from a training split: set pair.take=train")
+
+
+def _metric(pair: Pair, source: Source) -> str:
+    """Return how a model of the private set is measured. UsageError if it cannot be measured so."""
+    if pair.metric is None:
+        return source.metric
+    if source.train.y.dim() == 2 and pair.metric != Metric.auc:
+        raise UsageError(
+            f"pair.metric={pair.metric.name}: an image of {pair.private} has several labels: set pair.metric=auc"
+        )
+    return pair.metric.name
 
 
 def _test_apart(opened: Opened, how: Overlap, data_root: str) -> tuple[Opened, tuple[str, ...]]:

@@ -27,7 +27,7 @@ class Dataset:
     shares_images_with: list[str] = field(
         default_factory=list, metadata={"about": "sets that have some of its images, at other sizes"}
     )
-    metric: Metric = setting("accuracy, or auc where classes are unbalanced or many at once")
+    metric: Metric = setting("accuracy; balanced_accuracy or auc for unbalanced classes; auc for several labels")
     shape: list[int] = setting("channels, height, width; of the prepared images")
     mean: list[float] = setting("per channel in [0, 1], a published constant, never computed from private data")
     std: list[float] = setting("per channel in [0, 1], likewise")

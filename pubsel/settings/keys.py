@@ -36,7 +36,7 @@ Accounting = Enum("Accounting", ["prv", "paper"])
 Norm = Enum("Norm", ["replace", "freeze"])
 
 
-Metric = Enum("Metric", ["accuracy", "auc"])
+Metric = Enum("Metric", ["accuracy", "balanced_accuracy", "auc"])
 
 
 Take = Enum("Take", ["test", "train"])
@@ -95,6 +95,12 @@ class Pair:
         "refuse: fail if an image is both private and public, or both a training and a test image; drop: remove such "
         "images from the public or test side (epsilon does not cover which images were removed)",
         default=Overlap.refuse,
+    )  # fmt: skip
+    metric: Metric | None = setting(
+        "how the model is measured: accuracy; balanced_accuracy, the mean over classes of the share of their test "
+        "images that is classified correctly; auc, the mean over classes or labels of the area under the ROC curve. "
+        "The last two leave out classes without test images. Several labels an image: auc only. null: what "
+        "conf/dataset says; of your own data accuracy, or auc if an image has several labels", default=None,
     )  # fmt: skip
 
     def __post_init__(self) -> None:
