@@ -26,6 +26,7 @@ from pubsel.settings.methods import check_method, method_keys, methods
 from pubsel.settings.schema import LEAST, MOST, check, defaults, keys_of, nearest
 
 NEUTRAL = {
+    "keep",
     *("device", "threads", "data_root", "results", "download", "debug", "estimate", "profile", "training.chunk"),
     *("replay", "tracking", "training.checkpoint_seconds"),
 }

@@ -395,7 +395,7 @@ def test_a_data_folder_that_takes_nothing(tmp_path, small, monkeypatch):
     folder, names = chestxray14(tmp_path)
     (folder / "images_001/images" / names[0]).write_bytes(b"no image")
 
-    def refused(*_):
+    def refused(*_, **__):
         raise PermissionError(13, "Permission denied")
 
     with monkeypatch.context() as patch:
@@ -411,7 +411,7 @@ def test_a_data_folder_that_takes_nothing(tmp_path, small, monkeypatch):
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr(stored, "_header", full)
+        patch.setattr(stored, "header", full)
         with pytest.raises(UserError, match=r"cannot write the images of chestxray14 .*No space left .*make room"):
             open_dataset("chestxray14", str(tmp_path), download=False)
     assert kept(tmp_path) == []

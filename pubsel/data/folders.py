@@ -18,7 +18,7 @@ from torch import Tensor
 
 from pubsel.data.convert import Shape, describe, to_shape
 from pubsel.data.overlap import digest
-from pubsel.data.splits import SEED, Files, Listing, Parts, Split, Unread, Unreadable, group_of, held_out, missing
+from pubsel.data.splits import SEED, Images, Listed, Listing, Unread, Unreadable, group_of, held_out, missing, stamp
 from pubsel.messages import UserError
 from pubsel.settings.datasets import Dataset
 
@@ -115,13 +115,13 @@ def layout(folder: Path) -> Layout:
     return Layout(train, test, class_folders(train), empty, notes)
 
 
-def read_folder(folder: Path) -> tuple[Parts, int]:
-    """Return a user's image folder and its number of classes: folder/train/<class>/* and folder/test/<class>/*, or
+def list_folder(folder: Path) -> Listed:
+    """Return what is in a user's image folder: folder/train/<class>/* and folder/test/<class>/*, or
     folder/<class>/*, or a flat folder of images (one class: public data, or ranking, only).
 
     Without a test part, the validation part (val, valid, validation) is the test set; without either, a fixed fifth is
     held out. A note counts the images that are not read. All images get the most common size, and colour if one has
-    colour. UserError for a folder that is absent or empty, or an image that does not read.
+    colour. UserError for a folder that is absent or empty.
     """
     places = layout(folder)
     top, classes = places.train, places.classes
@@ -147,10 +147,9 @@ def read_folder(folder: Path) -> tuple[Parts, int]:
 
     paths += test_paths
     notes += _unread(folder, paths, [part for part in (places.train, places.test) if part])
-    x, digests, size_notes = read_alike(folder, paths)
     names = [path.relative_to(folder).as_posix() for path in paths]
-    parts = _parts(x, labels, test, names, digests, notes + size_notes)
-    return parts._replace(names=tuple(classes)), max(1, len(classes))
+    listed = _listed(folder, paths, names, labels, test)
+    return listed._replace(classes=max(1, len(classes)), class_names=tuple(classes), notes=notes, shuffle=True)
 
 
 def _unread(folder: Path, paths: Sequence[Path], parts: Sequence[Path]) -> tuple[str, ...]:
@@ -216,10 +215,10 @@ def findings(path: Path) -> tuple[list[str], list[str], list[str]]:
     return wrong, doubtful, names
 
 
-def read_csv(table: Path) -> tuple[Parts, int]:
-    """Return a user's CSV, with commas, semicolons or tabs between its columns path, label and perhaps split (train or
-    test), and its number of classes. Paths are relative to the CSV; labels are numbers or words, numbered in sorted
-    order. Sizes, colour and a missing split as in `read_folder`."""
+def list_csv(table: Path) -> Listed:
+    """Return what is in a user's CSV, with commas, semicolons or tabs between its columns path, label and perhaps split
+    (train or test). Paths are relative to the CSV; labels are numbers or words, numbered in sorted order. Sizes, colour
+    and a missing split as in `list_folder`."""
     rows = _rows(table)
     words = _words(rows)
     labels = np.asarray([words.index(row["label"]) for row in rows])
@@ -237,9 +236,8 @@ def read_csv(table: Path) -> tuple[Parts, int]:
     if words != [str(i) for i in range(len(words))]:
         notes += (f"{table.name}: labels {', '.join(words[:10])} numbered from 0 in this order",)
 
-    x, digests, size_notes = read_alike(table, paths)
-    parts = _parts(x, labels, test, [row["path"] for row in rows], digests, notes + size_notes)
-    return parts._replace(names=tuple(words)), len(words)
+    listed = _listed(table, paths, [row["path"] for row in rows], labels, test)
+    return listed._replace(classes=len(words), class_names=tuple(words), notes=notes)
 
 
 def _words(rows: Sequence[dict[str, str]]) -> list[str]:
@@ -282,24 +280,24 @@ def labelled(folder: Path, classes: Sequence[str]) -> tuple[list[Path], np.ndarr
     return paths, np.repeat(np.arange(len(groups)), [len(group) for group in groups])
 
 
-def read_alike(source: Path, paths: Sequence[Path]) -> tuple[Tensor, Tensor, tuple[str, ...]]:
-    """Return images [n, c, h, w] at the most common size among them (of several, the first met), in colour if any of
-    them has colour; digests [n] of each at its own size; and a note if some were changed."""
+def alike(source: Path, paths: Sequence[Path]) -> Images:
+    """Return images at the most common size among them (of several, the first met), in colour if any of them has
+    colour; with a note if some are changed for that."""
     heads = [head(path) for path in paths]
     (height, width), same = Counter(size for _, size in heads).most_common(1)[0]
     grey = all(mode in GREY for mode, _ in heads)
     shape = (1 if grey else 3, height, width)
 
     # Each image is hashed as it was decoded: the same image may be there at another size.
-    x = torch.empty((len(paths), *shape), dtype=torch.uint8)
-    digests: list[int] = []
-    for i, path in enumerate(paths):
-        x[i] = _read_image(path, shape, seen=lambda image: digests.append(digest(image)))
+    def image(i: int) -> tuple[Tensor, int | None]:
+        before: list[int] = []
+        x = _read_image(paths[i], shape, seen=lambda decoded: before.append(digest(decoded)))
+        return x, before[0] if before else None
 
     notes: tuple[str, ...] = ()
     if same < len(paths):
         notes = (f"{source.name}: {len(paths) - same} of {len(paths)} images brought to {describe(shape)}",)
-    return x, torch.tensor(digests, dtype=torch.int64), notes
+    return Images(shape, image, notes)
 
 
 def read_images(paths: Iterable[Path | zipfile.Path], shape: Shape) -> Tensor:
@@ -368,11 +366,13 @@ def check_bits(mode: str, what: object) -> None:
 
 
 def _read_image(path: Path | zipfile.Path, shape: Shape, seen: Callable[[np.ndarray], object] | None = None) -> Tensor:
-    """Return an image file as uint8 `shape`. seen: called with the image as it was decoded, [1 or 3, height, width]."""
+    """Return an image file as uint8 `shape`. seen: called with the image as it was decoded, [1 or 3, height, width], if
+    it was another one."""
     try:
         with path.open("rb") as file, _open(file) as image:
-            if seen is not None:
-                pixels = np.array(image.convert("L" if image.mode in GREY else "RGB"))  # [h, w] or [h, w, 3]
+            channels = 1 if image.mode in GREY else 3
+            if seen is not None and (channels, image.height, image.width) != shape:
+                pixels = np.array(image.convert("L" if channels == 1 else "RGB"))  # [h, w] or [h, w, 3]
                 seen(pixels.reshape(*pixels.shape[:2], -1).transpose(2, 0, 1))
             return fitted(image, shape)
     except (FileNotFoundError, KeyError):
@@ -444,11 +444,7 @@ def _fifth(source: Path, names: Sequence[str]) -> tuple[np.ndarray, tuple[str, .
     return test, (f"{source.name}: {int(test.sum())} of {len(names)} images held out as the test set, by file name",)
 
 
-def _parts(
-    x: Tensor, labels: np.ndarray, test: np.ndarray, names: Sequence[str], digests: Tensor, notes: tuple[str, ...]
-) -> Parts:
-    """Return train and test from images [n, c, h, w], labels [n], a mask [n] of the test examples, and their files."""
-    y, mask = torch.from_numpy(labels.astype(np.int64)), torch.from_numpy(test)
-    train, held = Split(x[~mask], y[~mask]), Split(x[mask], y[mask])
-    files = (Files(tuple(np.asarray(names)[part.numpy()].tolist()), digests[part]) for part in (~mask, mask))
-    return Parts(train, held, notes, (next(files), next(files)))
+def _listed(source: Path, paths: Sequence[Path], names: Sequence[str], labels: np.ndarray, test: np.ndarray) -> Listed:
+    """Return image files, with their names, labels [n] and a mask [n] of the test examples."""
+    y, files = torch.from_numpy(labels.astype(np.int64)), tuple(map(stamp, paths))
+    return Listed(y, test, 1, files, lambda: alike(source, paths), tuple(names))

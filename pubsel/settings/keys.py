@@ -263,6 +263,11 @@ class Common:
     device: Device = setting("auto: cuda if available, else cpu", neutral=True)
     threads: int | None = setting("number of CPU threads; null: all cores", at_least=1, neutral=True)
     data_root: str = setting("folder with the data", neutral=True)
+    keep: bool = setting(
+        "keep your own images (64 MiB or more of pixels) decoded, in DATA_ROOT/decoded, so that they are read at once the "
+        "next time; `pubsel data forget PATH` deletes them. false: nothing of them stays on disk, except for features",
+        neutral=True, default=True,
+    )  # fmt: skip
     results: str = setting("folder for the records", neutral=True)
     download: bool = setting("download a missing dataset", neutral=True)
     debug: bool = setting("show the traceback of an error", neutral=True)
@@ -506,9 +511,10 @@ class RunsConfig:
 class DataConfig:
     """`pubsel data`."""
 
-    action: str = setting("list, prepare or check")
-    name: str | None = setting("prepare: the dataset; check: the dataset, or a path")
+    action: str = setting("list, prepare, check or forget")
+    name: str | None = setting("prepare: the dataset; check: the dataset, or a path; forget: a path")
     data_root: str = setting("folder with the data", neutral=True)
+    keep: bool = setting("check: keep your own images decoded, as a run does", neutral=True)
     debug: bool = setting("show the traceback of an error", neutral=True)
 
 
