@@ -353,7 +353,7 @@ def open_dataset(name: str, data_root: str, download: bool, keep: bool = True) -
     <data_root>/prepared and mapped from there; the original files are not opened again, only listed: if they are not
     those that were kept, they are kept anew. Missing (a UserError) names the dataset and the remedies. A split sorted
     by class, and every user's folder, is brought into a fixed random order, because its first m images would be one
-    class. keep: whether a user's own images are kept once they are decoded, under <data_root>/decoded (`decoded.opened`).
+    class. keep: whether a user's own images are kept once they are decoded (`decoded.opened`).
     """
     if is_path(name):
         return _open_path(name, data_root, keep)

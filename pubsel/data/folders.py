@@ -2,12 +2,13 @@
 
 import csv
 import hashlib
+import os
 import struct
 import warnings
 import zipfile
 import zlib
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import IO, NamedTuple
 
@@ -98,19 +99,19 @@ def layout(folder: Path) -> Layout:
     within = {path.name.lower(): path for path in sorted(folder.iterdir()) if path.is_dir()}
 
     def named(names: Sequence[str]) -> Path | None:
-        return next((within[name] for name in names if name in within and all_images(within[name])), None)
+        return next((within[name] for name in names if name in within and any(_images_below(within[name]))), None)
 
     # A class may be called train: then it has images, and so have folders next to it.
     train, test, validation = (named(names) for names in (TRAIN, TEST, VALIDATION))
     others = [path for name, path in within.items() if name not in TRAIN + TEST + VALIDATION]
-    if train is None or (not class_folders(train) and any(images_in(path) for path in others)):
+    if train is None or (not class_folders(train) and any(map(_has_images, others))):
         train, test, validation = folder, None, None
 
     notes: tuple[str, ...] = ()
     if train != folder and test is None and validation is not None:
         test, notes = validation, (f"{folder.name}: {validation.name} is used as the test set",)
 
-    without_images = sorted(path.name for path in train.iterdir() if path.is_dir() and not all_images(path))
+    without_images = sorted(path.name for path in train.iterdir() if path.is_dir() and not any(_images_below(path)))
     empty = [name for name in without_images if not name.startswith(".")]
     return Layout(train, test, class_folders(train), empty, notes)
 
@@ -156,7 +157,7 @@ def _unread(folder: Path, paths: Sequence[Path], parts: Sequence[Path]) -> tuple
     """Return the note on images of a folder that are not among `paths`: they lie next to its parts, or deeper than its
     classes."""
     read = set(paths)
-    left = [path for path in all_images(folder) if path not in read]
+    left = sorted(path for path in _images_below(folder) if path not in read)
     if not left:
         return ()
 
@@ -173,8 +174,26 @@ def _unread(folder: Path, paths: Sequence[Path], parts: Sequence[Path]) -> tuple
 
 def all_images(folder: Path) -> list[Path]:
     """Return the image files of a folder and of all folders in it, sorted; hidden ones are left out."""
-    images = (path for path in folder.rglob("*") if path.suffix.lower() in SUFFIXES and path.is_file())
-    return sorted(path for path in images if not any(part.startswith(".") for part in path.relative_to(folder).parts))
+    return sorted(_images_below(folder))
+
+
+def _images_below(folder: Path) -> Iterator[Path]:
+    """Yield what `all_images` returns, in any order."""
+    for top, inner, files in os.walk(folder):
+        inner[:] = [name for name in inner if not name.startswith(".")]
+        here = Path(top)
+        yield from (path for name in files if _is_image(name) and (path := here / name).is_file())
+
+
+def _is_image(name: str) -> bool:
+    """Return whether a file has the name of an image; hidden files have not."""
+    return not name.startswith(".") and os.path.splitext(name)[1].lower() in SUFFIXES
+
+
+def _has_images(folder: Path) -> bool:
+    """Return whether images lie in a folder itself."""
+    with os.scandir(folder) as entries:
+        return any(_is_image(entry.name) for entry in entries)
 
 
 def findings(path: Path) -> tuple[list[str], list[str], list[str]]:
@@ -247,7 +266,7 @@ def _words(rows: Sequence[dict[str, str]]) -> list[str]:
 
 def class_folders(folder: Path) -> list[str]:
     """Return the names of the sub-folders with images, sorted."""
-    return sorted(path.name for path in folder.iterdir() if path.is_dir() and images_in(path))
+    return sorted(path.name for path in folder.iterdir() if path.is_dir() and _has_images(path))
 
 
 def expected_classes(folder: Path, info: Dataset) -> list[str]:
@@ -260,8 +279,7 @@ def expected_classes(folder: Path, info: Dataset) -> list[str]:
 
 def images_in(folder: Path) -> list[Path]:
     """Return the image files of a folder, sorted by name; hidden files are no images."""
-    files = (path for path in folder.iterdir() if path.suffix.lower() in SUFFIXES and not path.name.startswith("."))
-    return sorted(files)
+    return [folder / name for name in sorted(filter(_is_image, os.listdir(folder)))]
 
 
 def labelled(folder: Path, classes: Sequence[str]) -> tuple[list[Path], np.ndarray]:

@@ -264,8 +264,8 @@ class Common:
     threads: int | None = setting("number of CPU threads; null: all cores", at_least=1, neutral=True)
     data_root: str = setting("folder with the data", neutral=True)
     keep: bool = setting(
-        "keep your own images (64 MiB or more of pixels) decoded, in DATA_ROOT/decoded, so that they are read at once the "
-        "next time; `pubsel data forget PATH` deletes them. false: nothing of them stays on disk, except for features",
+        "keep your own images decoded in DATA_ROOT/decoded, if they have 64 MiB of pixels or more, so that the next "
+        "command reads them at once; `pubsel data forget PATH` deletes them. false: no image stays on disk",
         neutral=True, default=True,
     )  # fmt: skip
     results: str = setting("folder for the records", neutral=True)
