@@ -18,8 +18,9 @@ from sklearn.metrics import balanced_accuracy_score
 import pubsel
 from pubsel import data
 from pubsel.cli import main
-from pubsel.data import Source, decoded, features, folders, overlap, stored
+from pubsel.data import Source, decoded, features, folders, overlap
 from pubsel.data.opened import Opened
+from pubsel.gradients import mapped
 from pubsel.messages import UsageError, UserError
 from pubsel.settings.identity import as_json
 from pubsel.settings.keys import Backbone, Convert, Metric, Pair
@@ -227,7 +228,7 @@ def test_nothing_stays_if_it_is_not_to_be_kept(tmp_path: Path, any_size: None, k
     unkept = data.open_dataset(path, str(root), False, keep=False)
     assert not [file for file in root.rglob("*") if file.is_file()]
     assert unkept.kept is None
-    assert unkept.train.x in stored._MAPS  # and it is not in memory
+    assert mapped.is_mapped(unkept.train.x)  # and it is not in memory
     again()
     same(unkept, data.open_dataset(path, str(root), False))
 
@@ -397,7 +398,7 @@ def test_features_are_read_without_the_images(tmp_path: Path, any_size: None, mo
     assert len(names) == 2
     again()
     with monkeypatch.context() as patch:
-        patch.setattr(stored, "in_parts", undecodable)
+        patch.setattr(features, "in_parts", undecodable)
         assert torch.equal(with_features().train.x, first.train.x)
 
     # images that are not kept have the same features, in the same files
@@ -466,15 +467,15 @@ def resident(what: str) -> int:
 
 
 def test_a_pass_over_all_images_holds_few_of_them_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stored, "AT_ONCE", 2**21)
+    monkeypatch.setattr(mapped, "AT_ONCE", 2**21)
     np.save(tmp_path / "x.npy", np.random.default_rng(0).integers(0, 256, (2**8, 2**18), dtype=np.uint8))  # 64 MiB
-    x = stored.mapped(np.load(tmp_path / "x.npy", mmap_mode="c"))
+    x = mapped.mapped(np.load(tmp_path / "x.npy", mmap_mode="c"))
     before, most, total = resident("RssFile"), 0, 0
-    for part in stored.in_parts(x, 2):
+    for part in mapped.in_parts(x, 2):
         total += int(part.sum())
         most = max(most, resident("RssFile"))
     assert most - before < 2**24
     assert total == int(np.load(tmp_path / "x.npy").sum(dtype=np.int64))
     in_memory = torch.arange(1000, dtype=torch.uint8)
-    assert torch.equal(torch.cat([part.clone() for part in stored.in_parts(in_memory, 7)]), in_memory)
+    assert torch.equal(torch.cat([part.clone() for part in mapped.in_parts(in_memory, 7)]), in_memory)
     assert torch.equal(in_memory, torch.arange(1000, dtype=torch.uint8))

@@ -27,6 +27,7 @@ from torch import Tensor
 from pubsel.data import overlap, stored
 from pubsel.data.overlap import Digest, digest
 from pubsel.data.splits import Files, Images, Listed, Parts, Split, in_order
+from pubsel.gradients.mapped import mapped
 from pubsel.messages import UserError, duration, gib, say
 
 PARTS = ("train", "test")
@@ -209,7 +210,7 @@ def _unnamed(this: Reading, images: Images, folder: Path) -> Decoded:
         try:
             starts, digests = _write_images(files, this, images)
             x = [
-                stored.mapped(np.memmap(file, np.uint8, "c", start, (len(rows), *images.shape)))
+                mapped(np.memmap(file, np.uint8, "c", start, (len(rows), *images.shape)))
                 for file, start, rows in zip(files, starts, this.order.rows, strict=True)
             ]
         except OSError as error:

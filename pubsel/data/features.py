@@ -28,8 +28,9 @@ from timm.data import resolve_model_data_config  # type: ignore[attr-defined]
 from torch import Tensor, nn
 from torchvision.transforms.v2 import functional as images
 
-from pubsel.data import Source, Split, overlap, stored
+from pubsel.data import Source, Split, overlap
 from pubsel.data.convert import LUMA, Shape, converted, describe, to_shape
+from pubsel.gradients.mapped import in_parts
 from pubsel.messages import UsageError, UserError, duration, gib
 from pubsel.models import engine, scattering
 from pubsel.models.memory import Held, free
@@ -326,7 +327,7 @@ def content_of(x: Tensor, key: str, known: Path | None) -> str:
             return kept[key]
 
     content = hashlib.blake2b(digest_size=16)
-    for part in stored.in_parts(x, CPU_BATCH):
+    for part in in_parts(x, CPU_BATCH):
         content.update(np.ascontiguousarray(part.numpy()).data)
     content.update(f"{tuple(x.shape)}{key}".encode())
 
@@ -458,7 +459,7 @@ def workers(extractor: Extractor) -> int:
 
 def embedded(x: Tensor, extractor: Extractor) -> Generator[np.ndarray]:
     """Yield features, float32 [batch, d], of images x, uint8 [n, c, h, w], in their order."""
-    batches = stored.in_parts(x, CPU_BATCH if extractor.device.type == "cpu" else GPU_BATCH)
+    batches = in_parts(x, CPU_BATCH if extractor.device.type == "cpu" else GPU_BATCH)
     threads = workers(extractor)
 
     def rows(part: Tensor) -> np.ndarray:

@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from pubsel.data import stored
 from pubsel.data.convert import CHUNK, Shape, to_shape
+from pubsel.gradients.mapped import in_parts
 
 Digest = NDArray[np.int64]  # [n]: 64 bits of blake2b for each image; chance makes two of a million equal once in 10^7
 
@@ -46,7 +46,7 @@ def digests(x: Tensor, shape: Shape | None = None, kept: Path | None = None) -> 
     # Only digests at the images' own shape are kept: another shape depends on the private set.
     values = _read(kept) if kept is not None and shape is None else None
     if values is None:
-        parts = (part if shape is None else to_shape(part, shape) for part in stored.in_parts(x, CHUNK))
+        parts = (part if shape is None else to_shape(part, shape) for part in in_parts(x, CHUNK))
         values = np.array([digest(image) for part in parts for image in part.numpy()], dtype=np.int64)
         if kept is not None and shape is None:
             keep(kept, values)

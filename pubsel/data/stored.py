@@ -8,7 +8,6 @@ reading takes the memory of all images."""
 import contextlib
 import hashlib
 import json
-import mmap
 import os
 import shutil
 import time
@@ -19,15 +18,13 @@ from typing import IO
 import numpy as np
 import torch
 from filelock import FileLock, Timeout
-from numpy.typing import NDArray
 from torch import Tensor
-from torch.utils.weak import WeakTensorKeyDictionary
 
 from pubsel.data.convert import Shape
 from pubsel.data.splits import Listing, Parts, Split, Unread, Unreadable
+from pubsel.gradients.mapped import mapped
 from pubsel.messages import UserError, say
 
-AT_ONCE = 2**27  # bytes of a mapped array that a pass over all of it holds in memory
 PAUSE = 10.0  # seconds between two lines about the progress
 NAMED = 3  # corrupt images that a note names
 
@@ -154,29 +151,6 @@ def read(folder: Path) -> Parts:
     if len(train.x) != len(train.y) or len(test.x) != len(test.y):
         raise UserError(f"{folder}: not as many labels as images: delete it to have it prepared again")
     return Parts(train, test, notes)
-
-
-def mapped(array: NDArray[np.uint8]) -> Tensor:
-    """Return an array that is mapped from a file as a tensor, of which `in_parts` knows that it is."""
-    x = torch.from_numpy(array)
-    if isinstance(array, np.memmap):
-        _MAPS[x] = array._mmap  # type: ignore[attr-defined]
-    return x
-
-
-_MAPS = WeakTensorKeyDictionary()  # the map of a tensor, while it is there
-
-
-def in_parts(x: Tensor, rows: int) -> Iterator[Tensor]:
-    """Yield x [n, ...] in parts of some rows, as x.split does. If x is mapped from a file, what was read goes from
-    memory every AT_ONCE, as the system would decide itself if memory were short."""
-    size = 0
-    for part in x.split(rows):
-        yield part
-        size += part.nbytes
-        if size >= AT_ONCE and x in _MAPS:
-            _MAPS[x].madvise(mmap.MADV_DONTNEED)  # what nobody has changed is read from the file again
-            size = 0
 
 
 def in_memory(name: str, listing: Listing, shape: Shape, skip: bool) -> Parts:

@@ -7,6 +7,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from pubsel.data import Split
+from pubsel.gradients.mapped import in_parts
 from pubsel.gradients.matrix import CPU_PIXELS
 from pubsel.messages import UserError
 
@@ -18,7 +19,7 @@ BLOCK = 100  # resamples at once, so that their counts stay in the cache
 def logits(model: nn.Module, x: Tensor) -> Tensor:
     """Return the model's outputs for x [n, ...] -> [n, classes], on its device, computed up to 1,000 at a time."""
     device = next(model.parameters()).device
-    return torch.cat([model(part.to(device)) for part in x.split(at_once(x, device))])
+    return torch.cat([model(part.to(device)) for part in in_parts(x, at_once(x, device))])
 
 
 def at_once(x: Tensor, device: torch.device) -> int:
