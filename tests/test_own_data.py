@@ -479,3 +479,22 @@ def test_a_pass_over_all_images_holds_few_of_them_in_memory(tmp_path: Path, monk
     in_memory = torch.arange(1000, dtype=torch.uint8)
     assert torch.equal(torch.cat([part.clone() for part in mapped.in_parts(in_memory, 7)]), in_memory)
     assert torch.equal(in_memory, torch.arange(1000, dtype=torch.uint8))
+
+
+@pytest.mark.parametrize("command", ["run", "rank", "data check"])
+def test_every_command_keeps_images_unless_told_otherwise(
+    tmp_path: Path, any_size: None, monkeypatch: pytest.MonkeyPatch, command: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    archive(tmp_path / "mine.npz")
+    folder(tmp_path / "theirs")
+    words = {
+        "run": ["run", "pair.private=mine.npz", *RUN],
+        "rank": ["rank", "private=mine.npz", "public=[./theirs]", "distance.m=10", "model=probe", "distance.k=2"],
+        "data check": ["data", "check", "mine.npz"],
+    }
+    for keep, count in (("false", 0), ("true", 2 if command == "rank" else 1)):
+        again()
+        assert main([*words[command], "data_root=root", f"keep={keep}"]) == 0
+        assert len(list(Path("root/decoded").glob("*/train_images.npy"))) == count
+        shutil.rmtree("results", ignore_errors=True)
