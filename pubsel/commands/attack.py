@@ -281,7 +281,7 @@ def gsd_rows(settings: AttackConfig, name: str, device: torch.device) -> list[di
 
 def _attacked_data(settings: AttackConfig, m: int) -> tuple[Task, dict[str, Split]]:
     """Return the task whose private examples are members and others, and m examples of each public set."""
-    source = data.open_dataset(settings.private, settings.data_root, settings.download, settings.keep)
+    source = data.open_dataset(settings.private, settings.data_root, settings.download, keep=settings.keep)
     if 2 * m > len(source.train.x):
         raise UsageError(
             f"distance.m={m}: the attack needs as many other images, {settings.private} has {len(source.train.x)} "
