@@ -125,10 +125,10 @@ def _text(record: dict[str, Any]) -> str:
     return show_run(record)
 
 
-def open_dataset(name: str | Path, data_root: str | Path = "data", download: bool = False) -> Source:
+def open_dataset(name: str | Path, data_root: str | Path = "data", download: bool = False, keep: bool = True) -> Source:
     """Open a named dataset or a path (a folder of images, a CSV file, an npz file) as a run would: its training and
     test split with images [n, c, h, w] in bytes, and what there is to say of them. UserError says what is missing, or
-    which file does not read."""
+    which file does not read. keep: whether many images of your own are kept decoded in data_root, for the next time."""
     from pubsel import data
 
-    return data.open_dataset(str(name), str(data_root), download)
+    return data.open_dataset(str(name), str(data_root), download, keep=keep)

@@ -316,7 +316,8 @@ def check_backbone(model: Model) -> None:
 
 def load_task(settings: RunConfig, device: torch.device) -> Task:
     """The data of a run; with a backbone, its features in place of the images."""
-    return data.load(settings.pair, settings.data_root, settings.download, through_backbone(settings, device))
+    through = through_backbone(settings, device)
+    return data.load(settings.pair, settings.data_root, settings.download, through, settings.keep)
 
 
 def through_backbone(settings: RunConfig | RankConfig, device: torch.device) -> data.Through:

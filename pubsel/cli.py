@@ -184,7 +184,7 @@ def _runs(values: DictConfig) -> None:
 def _data(values: DictConfig) -> None:
     from pubsel.commands import data
 
-    usage = "pubsel data takes `list`, `prepare NAME`, or `check NAME`"
+    usage = "pubsel data takes `list`, `prepare NAME`, `check NAME`, or `forget PATH`"
     if OmegaConf.is_missing(values, "action"):
         raise UsageError(usage)
     settings = check(DataConfig, values)
@@ -193,7 +193,9 @@ def _data(values: DictConfig) -> None:
     elif settings.action == "prepare":
         print(data.prepare(settings.name, settings.data_root))
     elif settings.action == "check":
-        print(data.check(settings.name, settings.data_root))
+        print(data.check(settings.name, settings.data_root, settings.keep))
+    elif settings.action == "forget":
+        print(data.forget(settings.name, settings.data_root))
     else:
         raise UsageError(f"action={settings.action}: {usage}")
 
@@ -320,8 +322,8 @@ def _help(command: str, words: list[str]) -> str:
 
 
 def _positional(command: str, words: list[str]) -> list[str]:
-    """Return `table NAME`, `data list|prepare NAME|check NAME`, `runs KEY=VALUE`, `make NAME KEY=VALUE` and `predict
-    NAME IMAGES` as overrides."""
+    """Return `table NAME`, `data list|prepare NAME|check NAME|forget PATH`, `runs KEY=VALUE`, `make NAME KEY=VALUE` and
+    `predict NAME IMAGES` as overrides."""
     words, options = _apart(words)
     for i, key in enumerate(POSITIONAL.get(command, [])[: len(words)]):
         if _is_setting(words[i]):
@@ -474,7 +476,7 @@ def _complete(words: list[str], line: str) -> int:
 
             choices = draw.names()
         case ["data"]:
-            choices = ["list", "prepare", "check"]
+            choices = ["list", "prepare", "check", "forget"]
         case ["runs"]:
             choices = ["list", "show", "delete"]
         case ["runs", "show" | "delete"] | ["predict" | "export"]:

@@ -44,7 +44,7 @@ RECORD = {  # what result.json contains, by dotted key; the reference of the doc
     "model": "name of the network",
     "algorithm": "name of the method",
     "epsilon": "the requested epsilon, for training and private choice together; null without a guarantee",
-    "metric": "how utility is measured: accuracy or auc",
+    "metric": "how utility is measured: accuracy, balanced_accuracy or auc",
     "utility": "utility on the test set, a fraction in [0, 1]",
     "utility_interval": "95 % interval of the utility by bootstrap over test examples: low, high",
     "test_examples": "number of test examples",

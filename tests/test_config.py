@@ -26,6 +26,7 @@ from pubsel.settings.methods import check_method, method_keys, methods
 from pubsel.settings.schema import LEAST, MOST, check, defaults, keys_of, nearest
 
 NEUTRAL = {
+    "keep",
     *("device", "threads", "data_root", "results", "download", "debug", "estimate", "profile", "training.chunk"),
     *("replay", "tracking", "training.checkpoint_seconds"),
 }
@@ -122,7 +123,7 @@ def test_an_unknown_key_is_refused_with_those_that_there_are() -> None:
         check(RunConfig, with_value("epsilonn", 1))
     assert refusal.value.exit_code == 2
     with pytest.raises(
-        UsageError, match=r"^unknown key pair.typo; here: candidates, convert, m, overlap, private, private_share, pub"
+        UsageError, match=r"^unknown key pair.typo; here: candidates, convert, m, metric, overlap, private, private_sh"
     ):
         check(RunConfig, with_value("pair.typo", 1))
 

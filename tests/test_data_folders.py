@@ -239,13 +239,24 @@ def test_an_archive_that_claims_more_than_it_has_is_one_line(tmp_path, shape):
 
 @pytest.mark.attack
 def test_an_archive_that_takes_more_than_memory_is_not_unpacked(tmp_path, monkeypatch):
-    """32 MiB of zeros in 64 KiB, and a machine with 16 MiB left."""
-    claims(tmp_path / "own.npz", (8, 2048, 2048), bytes(2**25), compress=True)
+    """28 MiB of zeros in 64 KiB, and a machine with 16 MiB left."""
+    claims(tmp_path / "own.npz", (7, 2048, 2048), bytes(7 * 2**22), compress=True)
     assert (tmp_path / "own.npz").stat().st_size < 2**17
     left = psutil.virtual_memory()._replace(available=2**24)
     monkeypatch.setattr(psutil, "virtual_memory", lambda: left)
     with pytest.raises(UserError, match=r"own.npz: train_images takes 0.0 GiB, and 0.0 GiB of memory are free"):
         open_dataset(str(tmp_path / "own.npz"), "", False)
+
+
+@pytest.mark.attack
+def test_an_archive_that_takes_more_than_the_disk_is_not_unpacked(tmp_path, monkeypatch):
+    """64 MiB of zeros, and a disk with 16 MiB left."""
+    claims(tmp_path / "own.npz", (8, 2048, 2048), bytes(2**25), compress=True)
+    left = shutil.disk_usage(tmp_path)._replace(free=2**24)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: left)
+    with pytest.raises(UserError, match=r"own.npz: its images take 64 MiB and 16 MiB are free in .*: make room"):
+        open_dataset(str(tmp_path / "own.npz"), str(tmp_path / "root"), False)
+    assert not list((tmp_path / "root").rglob("*.npy"))
 
 
 @pytest.mark.attack

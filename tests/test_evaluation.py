@@ -1,4 +1,4 @@
-"""Accuracy and AUC against values computed by hand; their intervals against scikit-learn and scipy."""
+"""Accuracy, balanced accuracy and AUC against values computed by hand; their intervals against scikit-learn, scipy."""
 
 import warnings
 
@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from scipy.stats import binom, bootstrap, norm
-from sklearn.metrics import roc_auc_score
+from sklearn.metrics import balanced_accuracy_score, roc_auc_score
 
 from pubsel.data import Split
 from pubsel.messages import UserError
@@ -63,13 +63,36 @@ def test_one_class_has_no_auc():
         auc(torch.zeros(3, 2), torch.zeros(3, dtype=torch.long))
 
 
-def test_only_auc_needs_two_classes():
+def test_balanced_accuracy_is_the_mean_of_the_recalls_of_the_classes_that_are_there():
+    outputs = torch.eye(4)[[0, 0, 1, 3, 2, 2]]
+    y = torch.tensor([0, 0, 0, 0, 2, 3])  # no example of class 1; recalls 1/2, 1, 0
+    assert utility(outputs, y, "balanced_accuracy") == pytest.approx(0.5)
+    assert utility(outputs, y, "accuracy") == 0.5
+    y[1] = 3  # recalls 1/3, 1, 0
+    assert utility(outputs, y, "balanced_accuracy") == pytest.approx(4 / 9)
+
+
+def test_balanced_accuracy_is_that_of_scikit_learn():
+    outputs, y = outputs_and_labels("unbalanced")
+    expected = balanced_accuracy_score(y, outputs.argmax(1))
+    assert utility(outputs, y, "balanced_accuracy") == pytest.approx(expected, rel=1e-12)
+    assert abs(expected - utility(outputs, y, "accuracy")) > 0.04  # another figure
+
+
+def test_one_class_has_no_balanced_accuracy():
+    with pytest.raises(UserError, match="balanced accuracy needs examples of at least two classes, the test set has"):
+        utility(torch.zeros(3, 2), torch.zeros(3, dtype=torch.long), "balanced_accuracy")
+
+
+def test_only_accuracy_needs_no_two_classes():
     check_classes(torch.ones(3, dtype=torch.long), "accuracy", "the test set")
     check_classes(torch.tensor([0, 2]), "auc", "the test set")
     check_classes(torch.tensor([[0.0, 1], [1, 1]]), "auc", "the test set")
     for y in (torch.ones(3, dtype=torch.long), torch.tensor([[0.0, 1], [0, 1]])):
         with pytest.raises(UserError, match=r"at least two classes, the test set has one"):
             check_classes(y, "auc", "the test set")
+    with pytest.raises(UserError, match=r"balanced accuracy needs .* two classes, the test set has one"):
+        check_classes(torch.ones(3, dtype=torch.long), "balanced_accuracy", "the test set")
 
 
 # Intervals
@@ -95,8 +118,12 @@ def test_weighted_auc_of_one_class_is_unknown():
 
 
 def outputs_and_labels(kind, n=400):
-    """Outputs of a middling model, and labels: classes [n], or 0/1 [n, labels], the last label rare."""
+    """Outputs of a middling model, and labels: classes [n], unbalanced ones, or 0/1 [n, labels], the last label
+    rare."""
     random = np.random.default_rng(1)
+    if kind == "unbalanced":
+        y = random.choice(4, size=n, p=[0.7, 0.2, 0.1 - 3 / n, 3 / n])
+        return torch.from_numpy(random.normal(size=(n, 4)) + 2 * np.eye(4)[y] * [1, 0.5, 0.2, 1]), torch.from_numpy(y)
     if kind == "labels":
         y = random.random((n, 3)) < [0.5, 0.2, 3 / n]
         return torch.from_numpy(random.normal(size=(n, 3)) + y), torch.from_numpy(y).float()
@@ -104,7 +131,13 @@ def outputs_and_labels(kind, n=400):
     return torch.from_numpy(random.normal(size=(n, 4)) + np.eye(4)[y]), torch.from_numpy(y)
 
 
-@pytest.mark.parametrize(("kind", "metric"), [("classes", "accuracy"), ("classes", "auc"), ("labels", "auc")])
+@pytest.mark.parametrize(
+    ("kind", "metric"),
+    [
+        ("classes", "accuracy"), ("classes", "auc"), ("labels", "auc"), ("classes", "balanced_accuracy"),
+        ("unbalanced", "balanced_accuracy"),
+    ],
+)  # fmt: skip
 def test_intervals_are_those_of_a_plain_bootstrap(kind, metric):
     outputs, y = outputs_and_labels(kind)
 
@@ -179,7 +212,7 @@ def test_large_images_are_evaluated_a_few_at_a_time(side, most):
     assert sum(seen) == 1100
 
 
-@pytest.mark.parametrize("metric", ["accuracy", "auc"])
+@pytest.mark.parametrize("metric", ["accuracy", "balanced_accuracy", "auc"])
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
 def test_outputs_that_are_no_numbers_have_no_utility(metric, bad):
     outputs = torch.tensor([[0.0, 1.0], [bad, 0.0], [1.0, 0.0]])

@@ -395,7 +395,7 @@ def test_a_data_folder_that_takes_nothing(tmp_path, small, monkeypatch):
     folder, names = chestxray14(tmp_path)
     (folder / "images_001/images" / names[0]).write_bytes(b"no image")
 
-    def refused(*_):
+    def refused(*_, **__):
         raise PermissionError(13, "Permission denied")
 
     with monkeypatch.context() as patch:
@@ -411,7 +411,7 @@ def test_a_data_folder_that_takes_nothing(tmp_path, small, monkeypatch):
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr(stored, "_header", full)
+        patch.setattr(stored, "header", full)
         with pytest.raises(UserError, match=r"cannot write the images of chestxray14 .*No space left .*make room"):
             open_dataset("chestxray14", str(tmp_path), download=False)
     assert kept(tmp_path) == []
@@ -685,7 +685,7 @@ def test_medmnist_is_fetched_with_its_checksum(tmp_path, monkeypatch):
 def test_private_images_are_never_public_under_another_name(private, public, take, monkeypatch):
     """Their splits differ: test images of the one are training images of the other."""
 
-    def opened(name, *_):
+    def opened(name, *_, **__):
         draw = np.random.RandomState(sum(name.encode()))
         x, y = torch.from_numpy(draw.randint(256, size=(40, 1, 4, 4)).astype(np.uint8)), torch.arange(20) % 2
         return Source(Split(x[:20], y), Split(x[20:], y), 2, "accuracy", (0.5,), (0.5,), ())

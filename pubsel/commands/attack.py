@@ -164,6 +164,7 @@ def settings_of(record: dict[str, Any], here: AttackConfig | PredictConfig | Exp
     values["training"] = values["training"] | {"chunk": None, "checkpoint_seconds": 0.0}
     values |= {"estimate": False, "profile": False, "replay": None, "tracking": "none"}
     values |= {key: getattr(here, key) for key in ("device", "threads", "data_root", "results", "download", "debug")}
+    values |= {"keep": getattr(here, "keep", True)}
 
     # epsilon may be 0 in a record, which the check of a user's settings rejects
     settings = check(RunConfig, values | {"epsilon": 1.0})
@@ -280,7 +281,7 @@ def gsd_rows(settings: AttackConfig, name: str, device: torch.device) -> list[di
 
 def _attacked_data(settings: AttackConfig, m: int) -> tuple[Task, dict[str, Split]]:
     """Return the task whose private examples are members and others, and m examples of each public set."""
-    source = data.open_dataset(settings.private, settings.data_root, settings.download)
+    source = data.open_dataset(settings.private, settings.data_root, settings.download, keep=settings.keep)
     if 2 * m > len(source.train.x):
         raise UsageError(
             f"distance.m={m}: the attack needs as many other images, {settings.private} has {len(source.train.x)} "
@@ -288,7 +289,7 @@ def _attacked_data(settings: AttackConfig, m: int) -> tuple[Task, dict[str, Spli
         )
     task = Task(source.train, None, source.test, *source[2:6], source.notes)
 
-    candidates, read = {}, data.Reader(settings.data_root, settings.download)
+    candidates, read = {}, data.Reader(settings.data_root, settings.download, keep=settings.keep)
     for public in settings.public if settings.attack == Attack.gsd_white_box else []:
         candidates["+".join(public_sets(public))], _ = data.public_examples(
             public, m, source.train, read, settings.convert, settings.private

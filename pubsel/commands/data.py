@@ -1,4 +1,5 @@
-"""`pubsel data list`, `prepare` and `check`: which datasets there are and are present, how to get one, how it is read.
+"""`pubsel data list`, `prepare`, `check` and `forget`: which datasets there are and are present, how to get one, how it
+is read, and what is kept of a user's own.
 
 `listing` imports no torch, so it answers at once."""
 
@@ -6,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pubsel.messages import UsageError, UserError
-from pubsel.settings.datasets import dataset_info, dataset_names, is_there, kept_folder
+from pubsel.settings.datasets import dataset_info, dataset_names, decoded_folder, is_there, kept_folder
 from pubsel.settings.identity import is_path
 
 if TYPE_CHECKING:
@@ -68,7 +69,7 @@ def prepare(name: str | None, data_root: str) -> str:
     return "\n".join([f"{name} is ready in {root} ({present(name, root)}): {counts}", *source.notes])
 
 
-def check(name: str | None, data_root: str) -> str:
+def check(name: str | None, data_root: str, keep: bool = True) -> str:
     """Return what a run reads of a dataset or of a user's path, what is done to it first, and what may be wrong with
     it. UserError names a file that cannot be read, or what no run can use; what was read is printed before."""
     if not name:
@@ -76,7 +77,7 @@ def check(name: str | None, data_root: str) -> str:
 
     from pubsel.data import open_dataset  # imports torch
 
-    source = open_dataset(name, data_root, download=False)
+    source = open_dataset(name, data_root, False, keep=keep)
     lines = f"{name}: {source!r}".splitlines()
     if not is_path(name):
         return "\n".join(lines)
@@ -87,6 +88,23 @@ def check(name: str | None, data_root: str) -> str:
         print(*lines, sep="\n")
         raise UserError(f"{name}: {'; '.join(wrong)}")
     return "\n".join(lines)
+
+
+def forget(name: str | None, data_root: str) -> str:
+    """Delete what is kept of a user's own images, and their features; return what was done. The user's files stay. The
+    path need not be there any more."""
+    if not name:
+        raise UsageError("name has no value: give name=..., the path of your images")
+    if not is_path(name):
+        raise UsageError(f"name={name}: is no path: give that of your images, such as ./{name}")
+    folder = decoded_folder(Path(name), Path(data_root))
+    if not folder.exists():
+        return f"nothing is kept of {name} in {folder.parent}"
+
+    from pubsel.data import decoded  # imports torch
+
+    decoded.forget(folder)
+    return f"deleted what was kept of {name} in {folder.parent}"
 
 
 def _doubts(name: str, source: "Source") -> tuple[list[str], list[str]]:

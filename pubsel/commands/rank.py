@@ -108,8 +108,8 @@ def candidates_of(settings: RankConfig, device: torch.device, kept: Path) -> tup
     """Return the private data, and the candidates by name. kept: a folder for the candidates' examples, so that memory
     does not grow with their number."""
     through = through_backbone(settings, device)
-    read = data.Reader(settings.data_root, settings.download, through)
-    images = data.open_dataset(settings.private, settings.data_root, settings.download)
+    read = data.Reader(settings.data_root, settings.download, through, keep=settings.keep)
+    images = data.open_dataset(settings.private, settings.data_root, settings.download, keep=settings.keep)
     source = through(settings.private, images, None)
 
     candidates: dict[str, Split] = {}

@@ -18,9 +18,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pubsel.data import folders, overlap, prepared, stored
+from pubsel.data import decoded, folders, overlap, prepared, stored
 from pubsel.data.convert import Shape, converted
-from pubsel.data.opened import Opened, Source, files_at
+from pubsel.data.opened import Opened, Source
 from pubsel.data.overlap import Digests, among, rows
 from pubsel.data.splits import (
     NO_CLASS,
@@ -34,9 +34,9 @@ from pubsel.data.splits import (
     listing_in_order,
 )  # fmt: skip
 from pubsel.messages import UsageError, UserError, say
-from pubsel.settings.datasets import Dataset, dataset_info, dataset_names, kept_folder
+from pubsel.settings.datasets import Dataset, dataset_info, dataset_names, decoded_folder, kept_folder
 from pubsel.settings.identity import is_path
-from pubsel.settings.keys import Convert, Overlap, Pair, Take, public_sets
+from pubsel.settings.keys import Convert, Metric, Overlap, Pair, Take, public_sets
 
 __all__ = [
     "Missing",
@@ -99,11 +99,12 @@ class Reader(NamedTuple):
     through: Through = unchanged
     like: Shape | None = None
     opened: Opened | None = None
+    keep: bool = True  # a user's own images
 
     def __call__(self, name: str) -> Opened:
         if self.opened is not None and self.opened.name == name:
             return self.opened
-        source = open_dataset(name, self.data_root, self.download)
+        source = open_dataset(name, self.data_root, self.download, keep=self.keep)
         return Opened(name, source, self.through(name, source, self.like))
 
 
@@ -119,7 +120,7 @@ class Beside(NamedTuple):
     how: Overlap
 
 
-def load(pair: Pair, data_root: str, download: bool, through: Through = unchanged) -> Task:
+def load(pair: Pair, data_root: str, download: bool, through: Through = unchanged, keep: bool = True) -> Task:
     """Return everything for one run: the private training split, the first `pair.m` public images, and the private test
     split.
 
@@ -129,13 +130,14 @@ def load(pair: Pair, data_root: str, download: bool, through: Through = unchange
     UserError if the private data has fewer than two classes or no training or test images; UsageError if an image is on
     two sides (`pair.overlap`), but for those of a published set's own parts: these are noted. through(name, source,
     like): the source as it is used, such as its features; like: the shape of the private images, None for these.
+    keep: as in `open_dataset`.
     """
-    read = Reader(data_root, download, through)
+    read = Reader(data_root, download, through, keep=keep)
     opened = read(pair.private)
     read = read._replace(like=_image_shape(opened.images))
     _check_private(pair, opened.used)
     opened, apart = _test_apart(opened, pair.overlap, data_root)
-    source, notes = opened.used, opened.used.notes + apart
+    source, notes = opened.used._replace(metric=_metric(pair, opened.used)), opened.used.notes + apart
 
     # Public examples come first, since they may leave the private training or test split.
     sets = public_sets(pair.public)
@@ -176,6 +178,17 @@ def _check_private(pair: Pair, source: Source) -> None:
             raise UserError(f"pair.private={pair.private}: no {part} images: it can serve as public data only")
     if (pair.shots is not None or pair.public_share is not None) and pair.take != Take.train:
         raise UsageError("pair.shots and pair.public_share are drawn from a training split: set pair.take=train")
+
+
+def _metric(pair: Pair, source: Source) -> str:
+    """Return how a model of the private set is measured. UsageError if it cannot be measured so."""
+    if pair.metric is None:
+        return source.metric
+    if source.train.y.dim() == 2 and pair.metric != Metric.auc:
+        raise UsageError(
+            f"pair.metric={pair.metric.name}: an image of {pair.private} has several labels: set pair.metric=auc"
+        )
+    return pair.metric.name
 
 
 def _test_apart(opened: Opened, how: Overlap, data_root: str) -> tuple[Opened, tuple[str, ...]]:
@@ -332,7 +345,7 @@ def public_examples(
     return examples, notes
 
 
-def open_dataset(name: str, data_root: str, download: bool) -> Source:
+def open_dataset(name: str, data_root: str, download: bool, keep: bool = True) -> Source:
     """Return a dataset by name (conf/dataset) or path (image folder, CSV, npz).
 
     A named set is read from <data_root>/<name>.npz; else from the original files under data_root; else, if `download`,
@@ -340,10 +353,10 @@ def open_dataset(name: str, data_root: str, download: bool) -> Source:
     <data_root>/prepared and mapped from there; the original files are not opened again, only listed: if they are not
     those that were kept, they are kept anew. Missing (a UserError) names the dataset and the remedies. A split sorted
     by class, and every user's folder, is brought into a fixed random order, because its first m images would be one
-    class.
+    class. keep: whether a user's own images are kept once they are decoded (`decoded.opened`).
     """
     if is_path(name):
-        return _open_path(name)
+        return _open_path(name, data_root, keep)
 
     info = dataset_info(name)
     root = Path(data_root).expanduser()
@@ -389,7 +402,7 @@ def _as_listed(name: str, root: Path, folder: Path, stamp: tuple[int, ...]) -> b
 
 
 def _reader(name: str, info: Dataset) -> ModuleType:
-    """Return the module whose `read` reads a set: of pubsel.data, or else the user's own."""
+    """Return the module whose `read` reads a set: of pubsel.data, or else the user's decoded."""
     inside = f"pubsel.data.{info.source}"
     try:
         return import_module(inside if find_spec(inside) else info.source)
@@ -490,29 +503,34 @@ def _named(name: str, data_root: str) -> str | None:
     return path.stem if in_root and path.stem in dataset_names() else None
 
 
-def _open_path(name: str) -> Source:
+def _open_path(name: str, data_root: str, keep: bool) -> Source:
     """Return a user's data: metric accuracy, or auc for several labels at once; normalised with 0.5."""
     path = Path(name).expanduser()
     if not path.exists():
         raise UserError(f"{name}: no such file or folder")
 
-    if path.suffix == ".csv":
-        parts, classes = folders.read_csv(path)
-    elif path.is_dir():
-        parts, classes = folders.read_folder(path)
+    # An archive that fits in memory many times is read there.
+    if path.is_dir():
+        listed = folders.list_folder(path)
+    elif path.suffix == ".csv":
+        listed = folders.list_csv(path)
+    elif prepared.size(path) >= decoded.SMALL:
+        listed = prepared.listed(path)
     else:
         parts = prepared.read(path)
-        labels = torch.cat([parts.train.y, parts.test.y])
-        classes = 0
-        if labels.ndim == 2:
-            classes = labels.shape[1]
-        elif len(labels):
-            classes = int(labels.max()) + 1
+        classes = prepared.classes_of(torch.cat([parts.train.y, parts.test.y]))
+        return _source(name, parts, classes, *_of_own(parts))
 
-    # Constants, since mean and deviation of private images would be a release of them.
-    metric = "auc" if parts.train.y.ndim == 2 else "accuracy"
+    parts, kept = decoded.opened(name, listed, decoded_folder(path, Path(data_root)), keep)
+    known = listed.classes, *_of_own(parts)
+    return Source(parts.train, parts.test, *known, parts.notes, parts.files, kept, parts.names)
+
+
+def _of_own(parts: Parts) -> tuple[str, tuple[float, ...], tuple[float, ...]]:
+    """Return metric, mean and std of a user's data: constants, since mean and deviation of private images would be a
+    release of them."""
     half = (0.5,) * parts.train.x.shape[1]
-    return _source(name, parts, classes, metric, half, half, shuffle=path.is_dir())
+    return "auc" if parts.train.y.ndim == 2 else "accuracy", half, half
 
 
 def _source(
@@ -522,21 +540,11 @@ def _source(
     metric: str,
     mean: tuple[float, ...],
     std: tuple[float, ...],
-    shuffle: bool = False,
 ) -> Source:
-    """Return the source with both splits in the order that is used: shuffled if `shuffle` says so, or if sorted by
-    class."""
-    train, train_notes = in_order(f"{name}: train", parts.train, shuffle)
-    test, test_notes = in_order(f"{name}: test", parts.test, shuffle)
-    notes = parts.notes + train_notes + test_notes
-
-    # The names of files take the same order as their images.
-    files = None
-    if parts.files is not None:
-        orders = [in_order("", Split(torch.arange(len(y)), y), shuffle)[0].x for _, y in (parts.train, parts.test)]
-        files = files_at(parts.files[0], orders[0]), files_at(parts.files[1], orders[1])
-
-    return Source(train, test, classes, metric, mean, std, notes, files, names=parts.names)
+    """Return the source with both splits in the order that is used: shuffled if sorted by class."""
+    train, train_notes = in_order(f"{name}: train", parts.train, False)
+    test, test_notes = in_order(f"{name}: test", parts.test, False)
+    return Source(train, test, classes, metric, mean, std, parts.notes + train_notes + test_notes, names=parts.names)
 
 
 def _combined(names: list[str], m: int, key: str, beside: Beside, read: Reader) -> tuple[Split, int, tuple[str, ...]]:

@@ -10,6 +10,7 @@ import contextlib
 import dataclasses
 import hashlib
 import io
+import json
 import logging
 import os
 import time
@@ -27,12 +28,14 @@ from timm.data import resolve_model_data_config  # type: ignore[attr-defined]
 from torch import Tensor, nn
 from torchvision.transforms.v2 import functional as images
 
-from pubsel.data import Source, Split
+from pubsel.data import Source, Split, overlap
 from pubsel.data.convert import LUMA, Shape, converted, describe, to_shape
+from pubsel.gradients.mapped import in_parts
 from pubsel.messages import UsageError, UserError, duration, gib
 from pubsel.models import engine, scattering
 from pubsel.models.memory import Held, free
 from pubsel.models.weights import load, tensors_alone, weight_file
+from pubsel.records import PRIVATE_FILE, write_whole
 from pubsel.settings.identity import digest_of
 from pubsel.settings.keys import Backbone, Convert, Scattering
 
@@ -100,7 +103,12 @@ def of_source(
         else:
             extractor = load_backbone(backbone, data_root, device, like)
             short, folder = backbone.architecture.split(".")[0], Path(data_root).expanduser() / "features"
-            result = _changed(noted, lambda part, x: features(f"{name} {part}", x, extractor, short, folder, report))
+
+            def of_part(part: str, x: Tensor) -> Tensor:
+                known = source.kept / f"{part}_features.json" if source.kept else None
+                return features(f"{name} {part}", x, extractor, short, folder, report, known)
+
+            result = _changed(noted, of_part)
             result = result._replace(weights=extractor.weights)
         _LAST[:] = [source, asked, result]
     return _LAST[2]
@@ -260,22 +268,22 @@ def _scattered(x: Tensor, settings: Scattering, size: int | None, like: Shape | 
 
 
 def features(
-    what: str, x: Tensor, extractor: Extractor, name: str, folder: Path, report: Callable[[str], None]
-) -> Tensor:
+    what: str, x: Tensor, extractor: Extractor, name: str, folder: Path, report: Callable[[str], None],
+    known: Path | None = None,
+) -> Tensor:  # fmt: skip
     """Return features, float32 [n, d], of images x, uint8 [n, c, h, w], mapped from a file that is written if it is not
     there.
 
-    what: names the images in messages. name: of the network, in the file's name. UserError if a file is cut short, or
-    features are not finite or all equal: then nothing is kept.
+    what: names the images in messages. name: of the network, in the file's name. known: as for `content_of`. UserError
+    if a file is cut short, or features are not finite or all equal: then nothing is kept.
     """
-    content = hashlib.blake2b(np.ascontiguousarray(x.numpy()).data, digest_size=16)
-    content.update(f"{tuple(x.shape)}{extractor.key}".encode())
-    path = folder / f"{name}-{content.hexdigest()}.npy"
+    content = content_of(x, extractor.key, known)
+    path = folder / f"{name}-{content}.npy"
 
     # Those of an engine may differ in the last digits: they have a name of their own, and torch's are not made again.
     net, by = extractor.net, engine.available() if extractor.device.type == "cpu" and len(x) >= ENGINE_FROM else None
     if by and isinstance(net, nn.Module) and not _is_kept(path):
-        other = folder / f"{name}-{by}-{content.hexdigest()}.npy"
+        other = folder / f"{name}-{by}-{content}.npy"
         faster = extractor if _is_kept(other) else _by_engine(net, extractor, report)
         if faster is not None:
             path, extractor = other, faster
@@ -301,6 +309,33 @@ def features(
     if len(rows) != len(x):
         raise UserError(f"{path} has {len(rows)} rows, {len(x)} expected: delete it to have it computed again")
     return rows
+
+
+def content_of(x: Tensor, key: str, known: Path | None) -> str:
+    """Return a digest of images x, uint8 [n, c, h, w], and of the key of an extractor.
+
+    known: a file next to that of the images, train_features.json for train_images.npy, in which such digests are kept,
+    as long as that file is the same: to compute one is to read all images.
+    """
+    kept = dict[str, str]()
+    if known is not None:
+        stamp = overlap.stamp(known.with_name(known.name.replace("features.json", "images.npy")))
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):  # whatever is wrong, hash again
+            before = json.loads(known.read_text(encoding="utf-8"))
+            kept = before["digests"] if before["stamp"] == stamp else {}
+        if key in kept:
+            return kept[key]
+
+    content = hashlib.blake2b(digest_size=16)
+    for part in in_parts(x, CPU_BATCH):
+        content.update(np.ascontiguousarray(part.numpy()).data)
+    content.update(f"{tuple(x.shape)}{key}".encode())
+
+    if known is not None:
+        text = json.dumps({"stamp": stamp, "digests": {**kept, key: content.hexdigest()}})
+        with contextlib.suppress(UserError):  # a folder that cannot be written to, or a full disk
+            write_whole(known, text, PRIVATE_FILE)
+    return content.hexdigest()
 
 
 def _by_engine(net: nn.Module, extractor: Extractor, report: Callable[[str], None]) -> Extractor | None:
@@ -424,7 +459,7 @@ def workers(extractor: Extractor) -> int:
 
 def embedded(x: Tensor, extractor: Extractor) -> Generator[np.ndarray]:
     """Yield features, float32 [batch, d], of images x, uint8 [n, c, h, w], in their order."""
-    batches = x.split(CPU_BATCH if extractor.device.type == "cpu" else GPU_BATCH)
+    batches = in_parts(x, CPU_BATCH if extractor.device.type == "cpu" else GPU_BATCH)
     threads = workers(extractor)
 
     def rows(part: Tensor) -> np.ndarray:

@@ -2,12 +2,13 @@
 
 import csv
 import hashlib
+import os
 import struct
 import warnings
 import zipfile
 import zlib
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import IO, NamedTuple
 
@@ -18,13 +19,14 @@ from torch import Tensor
 
 from pubsel.data.convert import Shape, describe, to_shape
 from pubsel.data.overlap import digest
-from pubsel.data.splits import SEED, Files, Listing, Parts, Split, Unread, Unreadable, group_of, held_out, missing
+from pubsel.data.splits import SEED, Images, Listed, Listing, Unread, Unreadable, group_of, held_out, missing, stamp
 from pubsel.messages import UserError
 from pubsel.settings.datasets import Dataset
 
 SUFFIXES = {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".pgm", ".ppm"}
 MOST_PIXELS = Image.MAX_IMAGE_PIXELS or 0  # Pillow refuses twice as many
-GREY = {"1", "L", "LA"}
+SIXTEEN = {"I;16", "I;16L", "I;16B", "I;16N"}  # grey, 16 bits
+GREY = {"1", "L", "LA", *SIXTEEN}
 TRAIN, TEST, VALIDATION = ("train", "training"), ("test", "testing"), ("val", "valid", "validation")
 NAMED = 3  # folders that a message names
 TEST_FRACTION = 0.2  # held out where the user gives no test part
@@ -98,30 +100,30 @@ def layout(folder: Path) -> Layout:
     within = {path.name.lower(): path for path in sorted(folder.iterdir()) if path.is_dir()}
 
     def named(names: Sequence[str]) -> Path | None:
-        return next((within[name] for name in names if name in within and all_images(within[name])), None)
+        return next((within[name] for name in names if name in within and any(_images_below(within[name]))), None)
 
     # A class may be called train: then it has images, and so have folders next to it.
     train, test, validation = (named(names) for names in (TRAIN, TEST, VALIDATION))
     others = [path for name, path in within.items() if name not in TRAIN + TEST + VALIDATION]
-    if train is None or (not class_folders(train) and any(images_in(path) for path in others)):
+    if train is None or (not class_folders(train) and any(map(_has_images, others))):
         train, test, validation = folder, None, None
 
     notes: tuple[str, ...] = ()
     if train != folder and test is None and validation is not None:
         test, notes = validation, (f"{folder.name}: {validation.name} is used as the test set",)
 
-    without_images = sorted(path.name for path in train.iterdir() if path.is_dir() and not all_images(path))
+    without_images = sorted(path.name for path in train.iterdir() if path.is_dir() and not any(_images_below(path)))
     empty = [name for name in without_images if not name.startswith(".")]
     return Layout(train, test, class_folders(train), empty, notes)
 
 
-def read_folder(folder: Path) -> tuple[Parts, int]:
-    """Return a user's image folder and its number of classes: folder/train/<class>/* and folder/test/<class>/*, or
+def list_folder(folder: Path) -> Listed:
+    """Return what is in a user's image folder: folder/train/<class>/* and folder/test/<class>/*, or
     folder/<class>/*, or a flat folder of images (one class: public data, or ranking, only).
 
     Without a test part, the validation part (val, valid, validation) is the test set; without either, a fixed fifth is
     held out. A note counts the images that are not read. All images get the most common size, and colour if one has
-    colour. UserError for a folder that is absent or empty, or an image that does not read.
+    colour. UserError for a folder that is absent or empty.
     """
     places = layout(folder)
     top, classes = places.train, places.classes
@@ -147,17 +149,16 @@ def read_folder(folder: Path) -> tuple[Parts, int]:
 
     paths += test_paths
     notes += _unread(folder, paths, [part for part in (places.train, places.test) if part])
-    x, digests, size_notes = read_alike(folder, paths)
     names = [path.relative_to(folder).as_posix() for path in paths]
-    parts = _parts(x, labels, test, names, digests, notes + size_notes)
-    return parts._replace(names=tuple(classes)), max(1, len(classes))
+    listed = _listed(folder, paths, names, labels, test)
+    return listed._replace(classes=max(1, len(classes)), class_names=tuple(classes), notes=notes, shuffle=True)
 
 
 def _unread(folder: Path, paths: Sequence[Path], parts: Sequence[Path]) -> tuple[str, ...]:
     """Return the note on images of a folder that are not among `paths`: they lie next to its parts, or deeper than its
     classes."""
     read = set(paths)
-    left = [path for path in all_images(folder) if path not in read]
+    left = sorted(path for path in _images_below(folder) if path not in read)
     if not left:
         return ()
 
@@ -174,8 +175,26 @@ def _unread(folder: Path, paths: Sequence[Path], parts: Sequence[Path]) -> tuple
 
 def all_images(folder: Path) -> list[Path]:
     """Return the image files of a folder and of all folders in it, sorted; hidden ones are left out."""
-    images = (path for path in folder.rglob("*") if path.suffix.lower() in SUFFIXES and path.is_file())
-    return sorted(path for path in images if not any(part.startswith(".") for part in path.relative_to(folder).parts))
+    return sorted(_images_below(folder))
+
+
+def _images_below(folder: Path) -> Iterator[Path]:
+    """Yield what `all_images` returns, in any order."""
+    for top, inner, files in os.walk(folder):
+        inner[:] = [name for name in inner if not name.startswith(".")]
+        here = Path(top)
+        yield from (path for name in files if _is_image(name) and (path := here / name).is_file())
+
+
+def _is_image(name: str) -> bool:
+    """Return whether a file has the name of an image; hidden files have not."""
+    return not name.startswith(".") and os.path.splitext(name)[1].lower() in SUFFIXES
+
+
+def _has_images(folder: Path) -> bool:
+    """Return whether images lie in a folder itself."""
+    with os.scandir(folder) as entries:
+        return any(_is_image(entry.name) for entry in entries)
 
 
 def findings(path: Path) -> tuple[list[str], list[str], list[str]]:
@@ -216,10 +235,10 @@ def findings(path: Path) -> tuple[list[str], list[str], list[str]]:
     return wrong, doubtful, names
 
 
-def read_csv(table: Path) -> tuple[Parts, int]:
-    """Return a user's CSV, with commas, semicolons or tabs between its columns path, label and perhaps split (train or
-    test), and its number of classes. Paths are relative to the CSV; labels are numbers or words, numbered in sorted
-    order. Sizes, colour and a missing split as in `read_folder`."""
+def list_csv(table: Path) -> Listed:
+    """Return what is in a user's CSV, with commas, semicolons or tabs between its columns path, label and perhaps split
+    (train or test). Paths are relative to the CSV; labels are numbers or words, numbered in sorted order. Sizes, colour
+    and a missing split as in `list_folder`."""
     rows = _rows(table)
     words = _words(rows)
     labels = np.asarray([words.index(row["label"]) for row in rows])
@@ -237,9 +256,8 @@ def read_csv(table: Path) -> tuple[Parts, int]:
     if words != [str(i) for i in range(len(words))]:
         notes += (f"{table.name}: labels {', '.join(words[:10])} numbered from 0 in this order",)
 
-    x, digests, size_notes = read_alike(table, paths)
-    parts = _parts(x, labels, test, [row["path"] for row in rows], digests, notes + size_notes)
-    return parts._replace(names=tuple(words)), len(words)
+    listed = _listed(table, paths, [row["path"] for row in rows], labels, test)
+    return listed._replace(classes=len(words), class_names=tuple(words), notes=notes)
 
 
 def _words(rows: Sequence[dict[str, str]]) -> list[str]:
@@ -249,7 +267,7 @@ def _words(rows: Sequence[dict[str, str]]) -> list[str]:
 
 def class_folders(folder: Path) -> list[str]:
     """Return the names of the sub-folders with images, sorted."""
-    return sorted(path.name for path in folder.iterdir() if path.is_dir() and images_in(path))
+    return sorted(path.name for path in folder.iterdir() if path.is_dir() and _has_images(path))
 
 
 def expected_classes(folder: Path, info: Dataset) -> list[str]:
@@ -262,8 +280,7 @@ def expected_classes(folder: Path, info: Dataset) -> list[str]:
 
 def images_in(folder: Path) -> list[Path]:
     """Return the image files of a folder, sorted by name; hidden files are no images."""
-    files = (path for path in folder.iterdir() if path.suffix.lower() in SUFFIXES and not path.name.startswith("."))
-    return sorted(files)
+    return [folder / name for name in sorted(filter(_is_image, os.listdir(folder)))]
 
 
 def labelled(folder: Path, classes: Sequence[str]) -> tuple[list[Path], np.ndarray]:
@@ -282,24 +299,24 @@ def labelled(folder: Path, classes: Sequence[str]) -> tuple[list[Path], np.ndarr
     return paths, np.repeat(np.arange(len(groups)), [len(group) for group in groups])
 
 
-def read_alike(source: Path, paths: Sequence[Path]) -> tuple[Tensor, Tensor, tuple[str, ...]]:
-    """Return images [n, c, h, w] at the most common size among them (of several, the first met), in colour if any of
-    them has colour; digests [n] of each at its own size; and a note if some were changed."""
+def alike(source: Path, paths: Sequence[Path]) -> Images:
+    """Return images at the most common size among them (of several, the first met), in colour if any of them has
+    colour; with a note if some are changed for that."""
     heads = [head(path) for path in paths]
     (height, width), same = Counter(size for _, size in heads).most_common(1)[0]
     grey = all(mode in GREY for mode, _ in heads)
     shape = (1 if grey else 3, height, width)
 
     # Each image is hashed as it was decoded: the same image may be there at another size.
-    x = torch.empty((len(paths), *shape), dtype=torch.uint8)
-    digests: list[int] = []
-    for i, path in enumerate(paths):
-        x[i] = _read_image(path, shape, seen=lambda image: digests.append(digest(image)))
+    def image(i: int) -> tuple[Tensor, int | None]:
+        before: list[int] = []
+        x = _read_image(paths[i], shape, seen=lambda decoded: before.append(digest(decoded)))
+        return x, before[0] if before else None
 
     notes: tuple[str, ...] = ()
     if same < len(paths):
         notes = (f"{source.name}: {len(paths) - same} of {len(paths)} images brought to {describe(shape)}",)
-    return x, torch.tensor(digests, dtype=torch.int64), notes
+    return Images(shape, image, notes)
 
 
 def read_images(paths: Iterable[Path | zipfile.Path], shape: Shape) -> Tensor:
@@ -339,8 +356,17 @@ def same_images(table: Path, rows: Collection[str], folder: Path, files: Collect
         )
 
 
+def eight_bits(image: Image.Image) -> Image.Image:
+    """Return an image with 8 bits per channel: of 16, the full range 0 to 65535 becomes 0 to 255, rounded."""
+    if image.mode not in SIXTEEN:
+        return image
+    values = np.asarray(image).astype(np.uint32)
+    return Image.fromarray(((values + 128) // 257).astype(np.uint8))  # 257 is odd: no value lies between two
+
+
 def fitted(image: Image.Image, shape: Shape) -> Tensor:
     """Return one image as uint8 `shape`: Pillow's conversion to grey is the ITU-R 601 luma."""
+    image = eight_bits(image)
     pixels = np.array(image.convert("L" if shape[0] == 1 else "RGB"))  # [h, w] or [h, w, 3]
     x = torch.from_numpy(pixels).reshape(*pixels.shape[:2], shape[0]).permute(2, 0, 1)
     return to_shape(x[None], shape)[0]
@@ -348,7 +374,7 @@ def fitted(image: Image.Image, shape: Shape) -> Tensor:
 
 def head(path: Path) -> tuple[str, tuple[int, int]]:
     """Return Pillow's mode and (height, width) of an image file, without decoding it. UserError as in `read_images`,
-    and for more than 8 bits per channel."""
+    and for more than 16 bits per channel."""
     try:
         with _open(path) as image:
             mode, size = image.mode, image.size
@@ -362,17 +388,19 @@ def head(path: Path) -> tuple[str, tuple[int, int]]:
 
 
 def check_bits(mode: str, what: object) -> None:
-    """Raise UserError, naming `what`, for Pillow's modes of more than 8 bits per channel."""
-    if mode.startswith(("I", "F")):
-        raise UserError(f"{what}: more than 8 bits per channel: convert it to 8 bits first")
+    """Raise UserError, naming `what`, for Pillow's modes of more than 16 bits per channel."""
+    if mode.startswith(("I", "F")) and mode not in SIXTEEN:
+        raise UserError(f"{what}: more than 16 bits per channel: convert it to 8 or 16 bits first")
 
 
 def _read_image(path: Path | zipfile.Path, shape: Shape, seen: Callable[[np.ndarray], object] | None = None) -> Tensor:
-    """Return an image file as uint8 `shape`. seen: called with the image as it was decoded, [1 or 3, height, width]."""
+    """Return an image file as uint8 `shape`. seen: called with the image as it was decoded, [1 or 3, height, width], if
+    it was another one."""
     try:
         with path.open("rb") as file, _open(file) as image:
-            if seen is not None:
-                pixels = np.array(image.convert("L" if image.mode in GREY else "RGB"))  # [h, w] or [h, w, 3]
+            channels = 1 if image.mode in GREY else 3
+            if seen is not None and (channels, image.height, image.width) != shape:
+                pixels = np.array(eight_bits(image).convert("L" if channels == 1 else "RGB"))  # [h, w] or [h, w, 3]
                 seen(pixels.reshape(*pixels.shape[:2], -1).transpose(2, 0, 1))
             return fitted(image, shape)
     except (FileNotFoundError, KeyError):
@@ -444,11 +472,7 @@ def _fifth(source: Path, names: Sequence[str]) -> tuple[np.ndarray, tuple[str, .
     return test, (f"{source.name}: {int(test.sum())} of {len(names)} images held out as the test set, by file name",)
 
 
-def _parts(
-    x: Tensor, labels: np.ndarray, test: np.ndarray, names: Sequence[str], digests: Tensor, notes: tuple[str, ...]
-) -> Parts:
-    """Return train and test from images [n, c, h, w], labels [n], a mask [n] of the test examples, and their files."""
-    y, mask = torch.from_numpy(labels.astype(np.int64)), torch.from_numpy(test)
-    train, held = Split(x[~mask], y[~mask]), Split(x[mask], y[mask])
-    files = (Files(tuple(np.asarray(names)[part.numpy()].tolist()), digests[part]) for part in (~mask, mask))
-    return Parts(train, held, notes, (next(files), next(files)))
+def _listed(source: Path, paths: Sequence[Path], names: Sequence[str], labels: np.ndarray, test: np.ndarray) -> Listed:
+    """Return image files, with their names, labels [n] and a mask [n] of the test examples."""
+    y, files = torch.from_numpy(labels.astype(np.int64)), tuple(map(stamp, paths))
+    return Listed(y, test, 1, files, lambda: alike(source, paths), tuple(names))

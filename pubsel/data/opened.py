@@ -18,7 +18,7 @@ class Source(NamedTuple):
     train: Split
     test: Split
     classes: int
-    metric: str  # accuracy, or auc
+    metric: str  # accuracy, balanced_accuracy or auc
     mean: tuple[float, ...]  # per channel in [0, 1]
     std: tuple[float, ...]
     notes: tuple[str, ...]

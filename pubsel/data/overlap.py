@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from pubsel.data.convert import CHUNK, Shape, to_shape
+from pubsel.gradients.mapped import in_parts
 
 Digest = NDArray[np.int64]  # [n]: 64 bits of blake2b for each image; chance makes two of a million equal once in 10^7
 
@@ -45,13 +46,18 @@ def digests(x: Tensor, shape: Shape | None = None, kept: Path | None = None) -> 
     # Only digests at the images' own shape are kept: another shape depends on the private set.
     values = _read(kept) if kept is not None and shape is None else None
     if values is None:
-        parts = (part if shape is None else to_shape(part, shape) for part in x.split(CHUNK))
+        parts = (part if shape is None else to_shape(part, shape) for part in in_parts(x, CHUNK))
         values = np.array([digest(image) for part in parts for image in part.numpy()], dtype=np.int64)
         if kept is not None and shape is None:
-            _keep(kept, values)
+            keep(kept, values)
 
     by_shape[shape] = values
     return values
+
+
+def remember(x: Tensor, values: Digest) -> None:
+    """Know the digests of images [n, ...] as they are, which `digests` then does not compute."""
+    _KNOWN.setdefault(x, {})[None] = values
 
 
 _KNOWN = WeakTensorKeyDictionary()  # for the next cell of a sweep
@@ -79,26 +85,32 @@ def rows(these: Digests, which: NDArray[np.bool_] | slice) -> Digests:
     return Digests(these.own[which], these.shaped[which])
 
 
-def _stamp(kept: Path) -> list[int]:
-    """Return the stamp of the file with the images, train_images.npy for train_digests.npz."""
-    stat = kept.with_name(kept.name.replace("digests.npz", "images.npy")).stat()
+def _images(kept: Path) -> Path:
+    """Return the file with the images, train_images.npy for train_digests.npz."""
+    return kept.with_name(kept.name.replace("digests.npz", "images.npy"))
+
+
+def stamp(images: Path) -> list[int]:
+    """Return what tells a file of images from another one, or an earlier state of it."""
+    stat = images.stat()
     return [stat.st_mtime_ns, stat.st_size, stat.st_ino]
 
 
 def _read(kept: Path) -> Digest | None:
     with contextlib.suppress(Exception), np.load(kept, allow_pickle=False) as file:  # whatever is wrong, hash again
-        if file["stamp"].tolist() == _stamp(kept):
+        if file["stamp"].tolist() == stamp(_images(kept)):
             values: Digest = file["digests"]
             return values
     return None
 
 
-def _keep(kept: Path, values: Digest) -> None:
+def keep(kept: Path, values: Digest) -> None:
+    """Keep digests next to the images' own file, for `digests`, if that is possible."""
     partial = kept.with_name(f".{kept.name}.{os.getpid()}.part")
     with contextlib.suppress(OSError):  # a folder that cannot be written to, or a full disk: hashed again next time
         try:
             with partial.open("wb") as file:
-                np.savez(file, stamp=np.array(_stamp(kept)), digests=values)
+                np.savez(file, stamp=np.array(stamp(_images(kept))), digests=values)
             os.replace(partial, kept)
         finally:
             partial.unlink(missing_ok=True)

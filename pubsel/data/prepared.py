@@ -12,10 +12,11 @@ from typing import IO, NamedTuple
 
 import numpy as np
 import psutil
+import torch
 from torch import Tensor
 
 from pubsel.data.convert import Shape, describe
-from pubsel.data.splits import Listing, Parts, Split, Unread, from_arrays, labels_from, to_arrays
+from pubsel.data.splits import Images, Listed, Listing, Parts, Split, Unread, from_arrays, labels_from, stamp, to_arrays
 from pubsel.messages import UserError
 
 CORRUPT = (OSError, ValueError, EOFError, AttributeError, zipfile.BadZipFile, zlib.error, pickle.UnpicklingError)
@@ -33,7 +34,36 @@ def read(path: Path, classes: int | None = None, shape: Shape | None = None) -> 
     return Parts(train, test)
 
 
-def listing(path: Path, classes: int, shape: Shape) -> Listing:
+def listed(path: Path) -> Listed:
+    """Return a user's npz, checked as in `read`, with no image read yet."""
+    both = listing(path)
+    y = torch.cat([both.train.y, both.test.y])
+    streams = [stream(path, f"{part}_images") for part in ("train", "test")]
+    n = len(both.train.y)
+
+    def images() -> Images:
+        return Images(streams[0].shape, lambda i: (streams[i >= n].image(i - n * (i >= n)), None), any_order=False)
+
+    return Listed(y, np.arange(len(y)) >= n, classes_of(y), (stamp(path),), images)
+
+
+def classes_of(y: Tensor) -> int:
+    """Return how many classes labels [n] are of, or labels [n, labels] there are."""
+    if y.dim() == 2:
+        return y.shape[1]
+    return int(y.max()) + 1 if len(y) else 0
+
+
+def size(path: Path) -> int:
+    """Return how many bytes the images of a npz take; 0 if it is none that `read` reads."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            return sum(_claimed(path, archive, f"{part}_images") for part in ("train", "test"))
+    except (*CORRUPT, KeyError):
+        return 0
+
+
+def listing(path: Path, classes: int | None = None, shape: Shape | None = None) -> Listing:
     """Return both parts, checked as in `read`, with no image read yet: for a file whose arrays are larger than
     memory."""
     labels = arrays_of(path, ("train_labels", "test_labels"))
@@ -149,8 +179,15 @@ def arrays_of(path: Path, names: Collection[str]) -> dict[str, np.ndarray]:
 
 
 def _check_size(path: Path, archive: zipfile.ZipFile, name: str) -> None:
-    """Raise UserError if the header of an array claims a size that the archive does not have, or more than there is
-    memory for: it may be made to fill memory. Nothing of the array is read."""
+    """Raise UserError as `_claimed`, and if an array takes more than there is memory for: it may be made to fill it."""
+    takes = _claimed(path, archive, name)
+    if takes > (free := psutil.virtual_memory().available):
+        raise UserError(f"{path}: {name} takes {takes / 2**30:.1f} GiB, and {free / 2**30:.1f} GiB of memory are free")
+
+
+def _claimed(path: Path, archive: zipfile.ZipFile, name: str) -> int:
+    """Return how many bytes the header of an array claims. UserError if the archive does not have them. Nothing of the
+    array is read."""
     with archive.open(f"{name}.npy") as member:
         shape, _, dtype = _header(member)
         has = archive.getinfo(f"{name}.npy").file_size - member.tell()
@@ -161,8 +198,7 @@ def _check_size(path: Path, archive: zipfile.ZipFile, name: str) -> None:
             f"{path}: {name} claims {takes:.3g} bytes and has {has:.3g}: corrupt, truncated or not a plain npz: delete "
             "it and prepare it again"
         )
-    if takes > (free := psutil.virtual_memory().available):
-        raise UserError(f"{path}: {name} takes {takes / 2**30:.1f} GiB, and {free / 2**30:.1f} GiB of memory are free")
+    return takes
 
 
 def _header(member: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype]:

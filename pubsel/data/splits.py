@@ -1,6 +1,7 @@
 """What a part of a dataset is, and how examples are put in order or held out. All by fixed seeds, so that every
 machine has the same examples in the same places."""
 
+import os
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -10,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from pubsel.data.convert import Shape
 from pubsel.messages import UsageError, UserError
 
 SEED = 0  # of every fixed order and split; numpy's RandomState stream is frozen across versions
@@ -57,6 +59,30 @@ class Listing(NamedTuple):
     notes: tuple[str, ...] = ()
 
 
+class Images(NamedTuple):
+    """The images of a user's data, each read when it is asked for."""
+
+    shape: Shape
+    image: Callable[[int], tuple[Tensor, int | None]]  # image i, uint8 [*shape], and its digest as it was decoded
+    # (overlap.digest; None: that of the image as it is). UserError names a file that does not read.
+    notes: tuple[str, ...] = ()
+    any_order: bool = True  # whether they can be read in any order, several at a time
+
+
+class Listed(NamedTuple):
+    """What a reader of a user's data returns: n examples of both parts, with no image read yet."""
+
+    y: Tensor  # as in Split
+    test: np.ndarray  # bool [n], the examples of the test part
+    classes: int
+    files: tuple[str, ...]  # a stamp of each file: another one if it changes
+    images: Callable[[], Images]
+    names: tuple[str, ...] = ()  # of the n files, as the user knows them; empty: images are no files of their own
+    notes: tuple[str, ...] = ()
+    class_names: tuple[str, ...] = ()
+    shuffle: bool = False  # whether both parts are shuffled, or only one that is sorted by class
+
+
 Examples = TypeVar("Examples", Split, Unread)
 
 
@@ -79,6 +105,18 @@ def missing(name: str, root: Path, why: str = "") -> Missing:
         f"dataset {name} is not in {root}{reason}: run `pubsel data prepare {name}`, "
         f"or set data_root= or PUBSEL_DATA to the folder that has it"
     )
+
+
+def stamp(path: Path) -> str:
+    """Return what tells a file from another one, or from an earlier state of it: name, size and time. UserError if it
+    is absent."""
+    try:
+        stat = os.stat(path)
+    except FileNotFoundError:
+        raise UserError(f"{path}: no such image") from None
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read: {error.strerror}") from None
+    return f"{path}\0{stat.st_size}\0{stat.st_mtime_ns}"
 
 
 def from_arrays(images: np.ndarray, labels: np.ndarray) -> Split:

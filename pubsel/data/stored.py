@@ -5,14 +5,15 @@ width], train_labels.npy and test_labels.npy, notes.json, and listed.txt, what t
 written image by image under another name, then renamed: it is there whole or not at all, and neither writing nor
 reading takes the memory of all images."""
 
+import contextlib
 import hashlib
 import json
 import os
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import BinaryIO
+from typing import IO
 
 import numpy as np
 import torch
@@ -21,6 +22,7 @@ from torch import Tensor
 
 from pubsel.data.convert import Shape
 from pubsel.data.splits import Listing, Parts, Split, Unread, Unreadable
+from pubsel.gradients.mapped import mapped
 from pubsel.messages import UserError, say
 
 PAUSE = 10.0  # seconds between two lines about the progress
@@ -54,56 +56,78 @@ def keep(folder: Path, name: str, listing: Listing, shape: Shape, skip: bool, fi
     skip: leave out corrupt images, with a note and a line on stderr; Unreadable names the first one otherwise.
     PermissionError, or another OSError, if the folder cannot be made; UserError if the disk is full.
     """
+
+    def write(partial: Path) -> None:
+        train = _write_part(partial, name, "train", listing.train, shape, skip)
+        test = _write_part(partial, name, "test", listing.test, shape, skip)
+        (partial / "notes.json").write_text(json.dumps(listing.notes + train + test), encoding="utf-8")
+
+    keep_as(folder, name, write, files)
+
+
+def keep_as(folder: Path, name: str, write: Callable[[Path], object], files: str, private: bool = False) -> None:
+    """Make `folder` by write(a folder to write to), as `keep` does. private: only its owner may read it."""
     folder.parent.mkdir(parents=True, exist_ok=True)
-    lock = FileLock(folder.with_suffix(".lock"))
+    with locked(folder, name, private):
+        if not folder.exists() or listed(folder) != files:
+            _whole(folder, name, write, files, private)
+
+
+@contextlib.contextmanager
+def locked(folder: Path, name: str, private: bool = False) -> Iterator[None]:
+    """Hold the lock of a folder; a second process waits, and says so if `name` is given."""
+    lock = FileLock(folder.with_suffix(".lock"), mode=0o600 if private else -1)  # -1: as the umask says
     try:
         lock.acquire(timeout=0)
     except Timeout:
-        say(f"{name}: another process prepares it; waiting")
+        if name:
+            say(f"{name}: another process prepares it; waiting")
         lock.acquire()
-
     try:
-        if not folder.exists() or listed(folder) != files:
-            _write(folder, name, listing, shape, skip, files)
+        yield
     finally:
         lock.release()
 
 
-def _write(folder: Path, name: str, listing: Listing, shape: Shape, skip: bool, files: str) -> None:
+def _whole(folder: Path, name: str, write: Callable[[Path], object], files: str, private: bool) -> None:
     partial = folder.with_suffix(".part")
     shutil.rmtree(partial, ignore_errors=True)  # of a process that was killed: this one has the lock
-    partial.mkdir()
+    partial.mkdir(mode=0o700 if private else 0o777)
 
     try:
-        train = _write_part(partial, name, "train", listing.train, shape, skip)
-        test = _write_part(partial, name, "test", listing.test, shape, skip)
-        (partial / "notes.json").write_text(json.dumps(listing.notes + train + test), encoding="utf-8")
+        write(partial)
         (partial / "listed.txt").write_text(files, encoding="utf-8")
+        for file in partial.iterdir() if private else ():
+            file.chmod(0o600)
 
         # A folder of other files goes; processes that have mapped its images keep them.
         shutil.rmtree(folder, ignore_errors=True)
         os.replace(partial, folder)
     except OSError as error:
-        raise UserError(
-            f"cannot write the images of {name} to {folder.parent}: {error.strerror or error}; "
-            "make room, or set data_root=FOLDER"
-        ) from None
+        raise full(name, folder.parent, error) from None
     finally:
         shutil.rmtree(partial, ignore_errors=True)
+
+
+def full(name: str, folder: Path, error: OSError) -> UserError:
+    """Return the error of images that cannot be written to a folder."""
+    return UserError(
+        f"cannot write the images of {name} to {folder}: {error.strerror or error}; make room, or set data_root=FOLDER"
+    )
 
 
 def _write_part(folder: Path, name: str, part: str, unread: Unread, shape: Shape, skip: bool) -> tuple[str, ...]:
     """Write both files of a part; return the notes on it."""
     with (folder / f"{part}_images.npy").open("wb") as file:
-        _header(file, len(unread.y), shape)
+        header(file, len(unread.y), shape)
         y, notes = _each(f"{name} {part}", unread, skip, lambda _, image: file.write(image.numpy().tobytes()))
         file.seek(0)  # numpy pads a header so that it is as long for fewer images
-        _header(file, len(y), shape)
+        header(file, len(y), shape)
     np.save(folder / f"{part}_labels.npy", y.numpy())
     return notes
 
 
-def _header(file: BinaryIO, n: int, shape: Shape) -> None:
+def header(file: IO[bytes], n: int, shape: Shape) -> None:
     """Write the start of a npy file of uint8 [n, *shape]."""
     header = {"descr": "|u1", "fortran_order": False, "shape": (n, *shape)}
     np.lib.format.write_array_header_1_0(file, header)
@@ -115,7 +139,7 @@ def read(folder: Path) -> Parts:
     try:
         train, test = (
             Split(
-                torch.from_numpy(np.load(folder / f"{part}_images.npy", mmap_mode="c")),
+                mapped(np.load(folder / f"{part}_images.npy", mmap_mode="c")),
                 torch.from_numpy(np.load(folder / f"{part}_labels.npy")),
             )
             for part in ("train", "test")

@@ -18,7 +18,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from pubsel.gradients.mapped import in_parts
 from pubsel.messages import UserError
+
+HASHED = 2**20  # bytes of a tensor at a time
 
 
 def stream(key: str, purpose: str, step: int = 0) -> np.random.Generator:
@@ -117,7 +120,9 @@ def content(*tensors: Tensor) -> str:
     digest = hashlib.blake2b(digest_size=16)
     for tensor in tensors:
         digest.update(f"{tuple(tensor.shape)} {tensor.dtype}\0".encode())
-        digest.update(tensor.detach().cpu().contiguous().numpy().reshape(-1).view(np.uint8).data)
+        rows = max(1, HASHED * len(tensor) // max(1, tensor.nbytes)) if tensor.dim() else 1
+        for part in in_parts(tensor, rows) if tensor.dim() else [tensor]:
+            digest.update(part.detach().cpu().contiguous().numpy().reshape(-1).view(np.uint8).data)
     return digest.hexdigest()
 
 

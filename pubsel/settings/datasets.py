@@ -1,5 +1,6 @@
 """What conf/dataset says of a named set, before it is there."""
 
+import hashlib
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -27,7 +28,7 @@ class Dataset:
     shares_images_with: list[str] = field(
         default_factory=list, metadata={"about": "sets that have some of its images, at other sizes"}
     )
-    metric: Metric = setting("accuracy, or auc where classes are unbalanced or many at once")
+    metric: Metric = setting("accuracy; balanced_accuracy or auc for unbalanced classes; auc for several labels")
     shape: list[int] = setting("channels, height, width; of the prepared images")
     mean: list[float] = setting("per channel in [0, 1], a published constant, never computed from private data")
     std: list[float] = setting("per channel in [0, 1], likewise")
@@ -63,6 +64,12 @@ def kept_folder(name: str, info: Dataset, root: Path) -> Path:
     and shape, so that another rule never meets the images of an earlier one."""
     rules = {"reader": info.source, "options": info.options, "shape": info.shape}
     return root / "prepared" / f"{name}-{digest_of(rules)}"
+
+
+def decoded_folder(path: Path, root: Path) -> Path:
+    """Return where a user's own images are kept once they are decoded. Its name does not tell the path."""
+    whole = str(path.expanduser().resolve())
+    return root.expanduser() / "decoded" / hashlib.blake2b(whole.encode(), digest_size=10).hexdigest()
 
 
 def is_there(path: Path) -> bool:

@@ -36,7 +36,7 @@ Accounting = Enum("Accounting", ["prv", "paper"])
 Norm = Enum("Norm", ["replace", "freeze"])
 
 
-Metric = Enum("Metric", ["accuracy", "auc"])
+Metric = Enum("Metric", ["accuracy", "balanced_accuracy", "auc"])
 
 
 Take = Enum("Take", ["test", "train"])
@@ -95,6 +95,12 @@ class Pair:
         "refuse: fail if an image is both private and public, or both a training and a test image; drop: remove such "
         "images from the public or test side (epsilon does not cover which images were removed)",
         default=Overlap.refuse,
+    )  # fmt: skip
+    metric: Metric | None = setting(
+        "how the model is measured: accuracy; balanced_accuracy, the mean over classes of the share of their test "
+        "images that is classified correctly; auc, the mean over classes or labels of the area under the ROC curve. "
+        "The last two leave out classes without test images. Several labels an image: auc only. null: what "
+        "conf/dataset says; of your own data accuracy, or auc if an image has several labels", default=None,
     )  # fmt: skip
 
     def __post_init__(self) -> None:
@@ -261,6 +267,11 @@ class Common:
     device: Device = setting("auto: cuda if available, else cpu", neutral=True)
     threads: int | None = setting("number of CPU threads; null: all cores", at_least=1, neutral=True)
     data_root: str = setting("folder with the data", neutral=True)
+    keep: bool = setting(
+        "keep your own images decoded in DATA_ROOT/decoded, if they have 64 MiB of pixels or more, so that the next "
+        "command reads them at once; `pubsel data forget PATH` deletes them. false: no image stays on disk",
+        neutral=True, default=True,
+    )  # fmt: skip
     results: str = setting("folder for the records", neutral=True)
     download: bool = setting("download a missing dataset", neutral=True)
     debug: bool = setting("show the traceback of an error", neutral=True)
@@ -504,9 +515,10 @@ class RunsConfig:
 class DataConfig:
     """`pubsel data`."""
 
-    action: str = setting("list, prepare or check")
-    name: str | None = setting("prepare: the dataset; check: the dataset, or a path")
+    action: str = setting("list, prepare, check or forget")
+    name: str | None = setting("prepare: the dataset; check: the dataset, or a path; forget: a path")
     data_root: str = setting("folder with the data", neutral=True)
+    keep: bool = setting("check: keep your own images decoded, as a run does", neutral=True)
     debug: bool = setting("show the traceback of an error", neutral=True)
 
 

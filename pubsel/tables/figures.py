@@ -404,7 +404,7 @@ def axis_name(key: str) -> str:
 
 
 def _metric(rows: pandas.DataFrame) -> str:
-    names = {"auc": "AUC", "accuracy": "accuracy"}
+    names = {"auc": "AUC", "balanced_accuracy": "balanced accuracy"}
     metrics = dict.fromkeys(names.get(m, str(m)) for m in rows["metric"].dropna())
     return " or ".join(metrics) + ", percent"
 

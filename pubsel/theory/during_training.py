@@ -357,7 +357,7 @@ def refuse(settings: RunConfig, algorithm: Algorithm, sets: list[str], ks: list[
 def public_set(name: str, settings: RunConfig, private: Split, device: torch.device) -> Split:
     """Return its first pair.m images, in the shape of the private ones."""
     pair = settings.pair
-    read = data.Reader(settings.data_root, settings.download)
+    read = data.Reader(settings.data_root, settings.download, keep=settings.keep)
     split, notes = data.public_examples(name, pair.m, private, read, pair.convert, pair.private)
     for note in notes:
         say(f"  {note}")

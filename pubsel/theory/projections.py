@@ -58,7 +58,7 @@ def of_sets(settings: FigureConfig) -> pandas.DataFrame:
     rows = []
     names = settings.sets or [settings.pair.private]
     for name, (model, backbone) in itertools.product(names, backbones.items()):
-        source = data.open_dataset(name, settings.data_root, download=False)
+        source = data.open_dataset(name, settings.data_root, False, keep=settings.keep)
         sets = features.of_source(short_name(name), source, backbone, settings.data_root, device, say)
         pair = sets.train.y < 2
         x, y = sets.train.x[pair][:MOST].double().numpy(), sets.train.y[pair][:MOST].numpy()

@@ -1,5 +1,5 @@
-"""Utility of a trained model on the test set: accuracy or area under the ROC curve, as fractions in [0, 1], and how far
-chance in the choice of the test examples can move it."""
+"""Utility of a trained model on the test set: accuracy, balanced accuracy or area under the ROC curve, as fractions in
+[0, 1], and how far chance in the choice of the test examples can move it."""
 
 import numpy as np
 import torch
@@ -7,6 +7,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from pubsel.data import Split
+from pubsel.gradients.mapped import in_parts
 from pubsel.gradients.matrix import CPU_PIXELS
 from pubsel.messages import UserError
 
@@ -18,7 +19,7 @@ BLOCK = 100  # resamples at once, so that their counts stay in the cache
 def logits(model: nn.Module, x: Tensor) -> Tensor:
     """Return the model's outputs for x [n, ...] -> [n, classes], on its device, computed up to 1,000 at a time."""
     device = next(model.parameters()).device
-    return torch.cat([model(part.to(device)) for part in x.split(at_once(x, device))])
+    return torch.cat([model(part.to(device)) for part in in_parts(x, at_once(x, device))])
 
 
 def at_once(x: Tensor, device: torch.device) -> int:
@@ -34,13 +35,16 @@ def evaluate(model: nn.Module, test: Split, metric: str) -> float:
 
 
 def utility(outputs: Tensor, y: Tensor, metric: str) -> float:
-    """Return the accuracy, or AUC, of outputs [n, classes] for y [n] or 0/1 [n, labels]. AUC: macro mean of each class
-    against the rest; for several labels at once, the mean over those that have both values. Raise UserError if the test
-    set has no class to tell apart, or an output is not finite: its largest would be chosen all the same."""
+    """Return the accuracy, balanced accuracy or AUC of outputs [n, classes] for y [n] or, AUC only, 0/1 [n, labels].
+    AUC: macro mean of each class against the rest; for several labels at once, the mean over those that have both
+    values. Raise UserError if the test set has no class to tell apart, or an output is not finite: its largest would be
+    chosen all the same."""
     if not outputs.isfinite().all():
         raise UserError("outputs of the trained network are not finite: lower training.learning_rate, or a clip norm")
     outputs, y = outputs.double().cpu(), y.cpu()
-    return float(_correct(outputs, y).mean()) if metric == "accuracy" else auc(outputs, y)
+    if metric == "accuracy":
+        return float(_correct(outputs, y).mean())
+    return balanced_accuracy(outputs, y) if metric == "balanced_accuracy" else auc(outputs, y)
 
 
 def interval(outputs: Tensor, y: Tensor, metric: str, random: np.random.Generator) -> tuple[float, float]:
@@ -50,13 +54,19 @@ def interval(outputs: Tensor, y: Tensor, metric: str, random: np.random.Generato
     It covers the sampling of the test examples: other examples of the same kind, the same trained model. It does NOT
     cover training (weights, batches, noise: for these train several seeds), the choice of settings, or other data than
     those of the test set. Like the utility itself it is computed on test examples without noise: if these are private,
-    no guarantee covers it. A resample in which a label has a single value leaves that label out, as `utility` does; a
-    resample in which all do is left out itself.
+    no guarantee covers it. A resample in which a label has a single value, or a class no example, leaves that label or
+    class out, as `utility` does; a resample in which all labels do is left out itself.
     """
     outputs, y = outputs.double().cpu(), y.cpu()
     n = len(y)
     if metric == "accuracy":  # the number of correct ones in a resample is binomial
         values = random.binomial(n, float(_correct(outputs, y).mean()), RESAMPLES) / n
+    elif metric == "balanced_accuracy":  # the counts of classes, right and wrong, in a resample are multinomial
+        right, examples = _per_class(outputs, y)
+        shares = np.concatenate([right, examples - right]) / n  # [2 classes]
+        drawn_right, drawn_wrong = np.hsplit(random.multinomial(n, shares, RESAMPLES), 2)  # [resamples, classes]
+        with np.errstate(invalid="ignore"):
+            values = np.nanmean(drawn_right / (drawn_right + drawn_wrong), axis=1)
     else:
         values = _resampled_auc(one_against_rest(outputs, y), random)
     return _middle(values)
@@ -86,6 +96,21 @@ def _resampled_auc(
 def _middle(values: NDArray[np.float64]) -> tuple[float, float]:
     low, high = np.nanpercentile(values, [2.5, 97.5])
     return float(low), float(high)
+
+
+def balanced_accuracy(outputs: Tensor, y: Tensor) -> float:
+    """Return the mean of the recalls of the classes that y [n] has, for outputs [n, classes]: scikit-learn's
+    balanced_accuracy_score. UserError if y has a single class."""
+    check_classes(y, "balanced_accuracy", "the test set")
+    right, examples = _per_class(outputs, y)
+    return float(np.mean(right / examples))
+
+
+def _per_class(outputs: Tensor, y: Tensor) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Return, for each class that y [n] has, how many of its examples outputs [n, classes] classify correctly, and how
+    many examples it has."""
+    right, examples = np.bincount(y, weights=_correct(outputs, y)), np.bincount(y).astype(np.float64)
+    return right[examples > 0].astype(np.float64), examples[examples > 0]
 
 
 def auc(outputs: Tensor, y: Tensor) -> float:
@@ -127,9 +152,12 @@ def one_against_rest(outputs: Tensor, y: Tensor) -> list[tuple[NDArray[np.bool_]
 
 
 def check_classes(y: Tensor, metric: str, what: str) -> None:
-    """Raise UserError, naming `what`, if y [n] or 0/1 [n, labels] has no two classes for AUC to tell apart."""
-    if metric == "auc" and not bool((y != y[:1]).any()):
-        raise UserError(f"AUC needs examples of at least two classes, {what} has one: check its labels and their split")
+    """Raise UserError, naming `what`, if y [n] or 0/1 [n, labels] has no two classes for the metric to tell apart."""
+    if metric != "accuracy" and not bool((y != y[:1]).any()):
+        name = "AUC" if metric == "auc" else "balanced accuracy"
+        raise UserError(
+            f"{name} needs examples of at least two classes, {what} has one: check its labels and their split"
+        )
 
 
 def _correct(outputs: Tensor, y: Tensor) -> Tensor:

@@ -21,6 +21,7 @@ from pubsel.algorithms.dp_sgd import FixedClipping
 from pubsel.data import Split, Task
 from pubsel.gradients.book_keeping import BookKeeping
 from pubsel.gradients.factored import LinearGradients
+from pubsel.gradients.mapped import give_back
 from pubsel.gradients.matrix import Engine, gpu_precision
 from pubsel.messages import UserError
 from pubsel.privacy import ledger
@@ -229,7 +230,7 @@ def fit(
 
         # what follows computes from released numbers only; but for the losses, which are shown, and not released
         state.descend(step, mechanism.decode(mean), losses)
-
+        give_back(task.private.x)
         _report(step, state, checkpoint, watch)
 
     state.average.into(state.parameters, plan.steps)

@@ -1,0 +1,298 @@
+"""A user's own data: decoded once, by all cores, and then mapped from where that is kept.
+
+<data folder>/decoded/<digest of the path>/ contains what pubsel.data.stored describes, and in train_decoded.npy and
+test_decoded.npy int64 [n], the digest of each image as it was decoded. Only its owner may read it, and no name in it is
+one of the user's. listed.txt is a fingerprint of the files, so that one that changes is noticed. Images that take less
+than SMALL are read anew each time: that takes about a second, and leaves no second copy of them.
+"""
+
+import contextlib
+import hashlib
+import json
+import math
+import os
+import shutil
+import tempfile
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import IO, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pubsel.data import overlap, stored
+from pubsel.data.overlap import Digest, digest
+from pubsel.data.splits import Files, Images, Listed, Parts, Split, in_order
+from pubsel.gradients.mapped import mapped
+from pubsel.messages import UserError, duration, gib, say
+
+PARTS = ("train", "test")
+SMALL = 2**26  # bytes
+MOST = 2  # sets that a process holds for its next cell
+CHUNK = 16  # images that a thread reads at a time
+RULES = "1"  # changes with the rules by which images are read, so that those of other rules are read again
+Put = Callable[[int, int, Tensor], object]  # part (0: train, 1: test), place in it, and image
+
+
+class Decoded(NamedTuple):
+    """A user's data in the order that is used."""
+
+    parts: Parts
+    kept: Path | None  # the folder that the images are mapped from
+
+
+class Order(NamedTuple):
+    """Where the examples of a listing are in both parts: as listed, by their places."""
+
+    rows: tuple[Tensor, Tensor]  # int64 [n], which example is at each place of train and test
+    y: tuple[Tensor, Tensor]
+    notes: tuple[str, ...]
+
+
+class Reading(NamedTuple):
+    """What is read, and to which places."""
+
+    name: str
+    listed: Listed
+    order: Order
+
+
+def opened(name: str, listed: Listed, folder: Path, keep: bool) -> Decoded:
+    """Return a user's data, from `folder` if they are kept there and their files are the same. They are kept if
+    `keep` is set and their images take SMALL or more; without `keep`, such images are mapped from a file without a
+    name, which the system deletes when the process ends.
+
+    UserError names an image that does not read; nothing is kept then, nor if the disk is full.
+    """
+    order = _order(name, listed)
+    files = _fingerprint(listed, order)
+    last = _LAST.pop((folder, keep), None)
+    if last is None or last[0] != files:
+        last = files, _opened(Reading(name, listed, order), folder, files if keep else None)
+    _LAST[folder, keep] = last
+    while len(_LAST) > MOST:
+        del _LAST[next(iter(_LAST))]
+    return last[1]
+
+
+_LAST: dict[tuple[Path, bool], tuple[str, Decoded]] = {}  # for the next cell of a sweep, with its fingerprint
+
+
+def _opened(this: Reading, folder: Path, files: str | None) -> Decoded:
+    """Return the data as `opened` does. files: their fingerprint; None: they are not to be kept."""
+    if files is not None and folder.exists():
+        if stored.listed(folder) == files:
+            return _read(this, folder)
+        say(f"{this.name}: its files are not those that were kept: reading them again")
+        with contextlib.suppress(OSError):  # a folder that may only be read
+            forget(folder, files)
+
+    images = this.listed.images()
+    n, size = len(this.listed.y), len(this.listed.y) * math.prod(images.shape)
+    if size < SMALL:
+        return _in_memory(this, images)
+
+    try:
+        _private(folder.parent)
+        _check_space(this.name, size, folder.parent)
+        if files is None:
+            return _unnamed(this, images, folder.parent)
+        say(f"{this.name}: keeps {n:,} decoded images ({gib(size)}); `pubsel data forget {this.name}` deletes them")
+        stored.keep_as(folder, this.name, lambda partial: _write(partial, this, images), files, private=True)
+    except OSError as error:
+        say(f"{this.name}: {folder.parent}: {error.strerror or error}, so all images are read into memory")
+        return _in_memory(this, images)
+    return _read(this, folder)
+
+
+def forget(folder: Path, but: str | None = None) -> None:
+    """Delete what is kept in a folder, and the features of it, unless it is of files with the fingerprint `but`."""
+    with stored.locked(folder, "", private=True):
+        if stored.listed(folder) == but:
+            return
+
+        # The names of files of features end in a digest of the images (pubsel.data.features).
+        for known in folder.glob("*_features.json"):
+            with contextlib.suppress(ValueError, KeyError):  # damaged
+                for content in json.loads(known.read_text(encoding="utf-8"))["digests"].values():
+                    for file in (folder.parents[1] / "features").glob(f"*-{content}.*"):
+                        file.unlink(missing_ok=True)
+        shutil.rmtree(folder, ignore_errors=not folder.exists())
+
+
+def _order(name: str, listed: Listed) -> Order:
+    """Return the order that is used: shuffled if the listing asks for it, or if a part is sorted by class."""
+    test = torch.from_numpy(listed.test)
+    parts = [(part, torch.arange(len(test))[mask]) for part, mask in (("train", ~test), ("test", test))]
+    (train, train_notes), (held, held_notes) = (
+        in_order(f"{name}: {part}", Split(rows, listed.y[rows]), listed.shuffle) for part, rows in parts
+    )
+    return Order((train.x, held.x), (train.y, held.y), train_notes + held_notes)
+
+
+def _fingerprint(listed: Listed, order: Order) -> str:
+    """Return a fingerprint of all that decides what is kept: the files, the labels and the order."""
+    content = hashlib.blake2b("\0".join((RULES, *listed.files)).encode(), digest_size=16)
+    for part in (*order.rows, *order.y):
+        content.update(f"{tuple(part.shape)}".encode() + part.contiguous().numpy().tobytes())
+    return content.hexdigest()
+
+
+# Reading
+
+
+def _decode(this: Reading, images: Images, put: Put) -> tuple[tuple[Digest, Digest], ...]:
+    """Put every image at its place; return for train and test the digests of each as it was decoded, and as it was put.
+    The images are taken in the order of the listing, since an archive reads in no other one."""
+    order, n = this.order, len(this.listed.y)
+    part, at = np.zeros(n, dtype=np.int64), np.zeros(n, dtype=np.int64)
+    for number, rows in enumerate(order.rows):
+        part[rows.numpy()], at[rows.numpy()] = number, np.arange(len(rows))
+    decoded, shaped = np.zeros(n, dtype=np.int64), np.zeros(n, dtype=np.int64)
+
+    def read(chunk: range) -> int:
+        for i in chunk:
+            x, before = images.image(i)
+            shaped[i] = digest(x.numpy())
+            decoded[i] = shaped[i] if before is None else before
+            put(int(part[i]), int(at[i]), x)
+        return len(chunk)
+
+    began = reported = time.monotonic()
+    done = 0
+    chunks = (range(first, min(n, first + CHUNK)) for first in range(0, n, CHUNK))
+    for count in _side_by_side(read, chunks) if images.any_order else map(read, chunks):
+        done, now = done + count, time.monotonic()
+        if done < n and now - reported >= stored.PAUSE:
+            reported = now
+            say(f"{this.name}: {done:,} of {n:,} images, about {duration((now - began) / done * (n - done))} left")
+
+    return tuple((decoded[rows.numpy()], shaped[rows.numpy()]) for rows in order.rows)
+
+
+def _side_by_side(read: Callable[[range], int], chunks: Iterator[range]) -> Iterator[int]:
+    """Yield read(chunk) of each, in order, by as many threads as torch may use; Pillow decodes without holding
+    Python's lock."""
+    threads = torch.get_num_threads()
+    if threads == 1:
+        yield from map(read, chunks)
+        return
+
+    waiting: deque[Future[int]] = deque()
+    pool = ThreadPoolExecutor(threads, initializer=torch.set_num_threads, initargs=(1,))
+    try:
+        for chunk in chunks:
+            waiting.append(pool.submit(read, chunk))
+            if len(waiting) > 2 * threads:
+                yield waiting.popleft().result()
+        yield from (future.result() for future in waiting)
+    finally:
+        pool.shutdown(cancel_futures=True)
+        torch.set_num_threads(threads)  # threads to come take what was set last
+
+
+def _in_memory(this: Reading, images: Images) -> Decoded:
+    x = [torch.empty((len(rows), *images.shape), dtype=torch.uint8) for rows in this.order.rows]
+    digests = _decode(this, images, lambda part, at, image: x[part].__setitem__(at, image))
+    train, test = (Split(*split) for split in zip(x, this.order.y, strict=True))
+    return Decoded(_parts(this, Parts(train, test, images.notes), digests), None)
+
+
+def _unnamed(this: Reading, images: Images, folder: Path) -> Decoded:
+    """Return images mapped from files in `folder` that have no name: the system frees their room when the process ends,
+    however it ends."""
+    with contextlib.ExitStack() as stack:
+        files = [stack.enter_context(tempfile.TemporaryFile(dir=folder)) for _ in this.order.rows]
+        try:
+            starts, digests = _write_images(files, this, images)
+            x = [
+                mapped(np.memmap(file, np.uint8, "c", start, (len(rows), *images.shape)))
+                for file, start, rows in zip(files, starts, this.order.rows, strict=True)
+            ]
+        except OSError as error:
+            raise stored.full(this.name, folder, error) from None
+
+    train, test = (Split(*split) for split in zip(x, this.order.y, strict=True))
+    return Decoded(_parts(this, Parts(train, test, images.notes), digests), None)
+
+
+def _write(partial: Path, this: Reading, images: Images) -> None:
+    """Write what stored.read reads, and the digests of each image as it was decoded and as it is kept."""
+    with contextlib.ExitStack() as stack:
+        files = [stack.enter_context((partial / f"{part}_images.npy").open("wb")) for part in PARTS]
+        _, digests = _write_images(files, this, images)
+        for file in files:
+            os.fsync(file.fileno())  # or the folder could be there after a power failure, and what it has could not
+
+    for part, y, (decoded, shaped) in zip(PARTS, this.order.y, digests, strict=True):
+        np.save(partial / f"{part}_labels.npy", y.numpy())
+        np.save(partial / f"{part}_decoded.npy", decoded)
+        overlap.keep(partial / f"{part}_digests.npz", shaped)
+    (partial / "notes.json").write_text(json.dumps(images.notes), encoding="utf-8")
+
+
+def _write_images(
+    files: Sequence[IO[bytes]], this: Reading, images: Images
+) -> tuple[list[int], tuple[tuple[Digest, Digest], ...]]:
+    """Write the images of train and test to a npy file each; return where the images begin, and what `_decode` does."""
+    for file, rows in zip(files, this.order.rows, strict=True):
+        stored.header(file, len(rows), images.shape)
+        file.flush()
+    starts, size = [file.tell() for file in files], math.prod(images.shape)
+
+    def put(part: int, at: int, image: Tensor) -> None:
+        left, offset = memoryview(image.contiguous().numpy().data).cast("B"), starts[part] + at * size
+        while left:
+            count = os.pwrite(files[part].fileno(), left, offset)
+            left, offset = left[count:], offset + count
+
+    return starts, _decode(this, images, put)
+
+
+def _read(this: Reading, folder: Path) -> Decoded:
+    parts = stored.read(folder)
+    shaped = [overlap.digests(split.x, kept=folder / f"{part}_digests.npz")
+              for part, split in zip(PARTS, parts[:2], strict=True)]  # fmt: skip
+    try:
+        decoded = [np.load(folder / f"{part}_decoded.npy") for part in PARTS]
+    except (OSError, ValueError, EOFError) as error:
+        raise UserError(f"{folder} cannot be read ({error}): delete it to have it prepared again") from None
+    return Decoded(_parts(this, parts, tuple(zip(decoded, shaped, strict=True))), folder)
+
+
+def _parts(this: Reading, parts: Parts, digests: tuple[tuple[Digest, Digest], ...]) -> Parts:
+    """Return the parts with all that the listing tells, and what overlap.digests would otherwise compute."""
+    for split, (_, shaped) in zip((parts.train, parts.test), digests, strict=True):
+        overlap.remember(split.x, shaped)
+
+    files = None
+    if this.listed.names:
+        files = tuple(
+            Files(tuple(this.listed.names[i] for i in rows.tolist()), torch.from_numpy(decoded))
+            for rows, (decoded, _) in zip(this.order.rows, digests, strict=True)
+        )
+    notes = this.listed.notes + parts.notes + this.order.notes
+    return Parts(parts.train, parts.test, notes, files, this.listed.class_names)  # type: ignore[arg-type]
+
+
+# The folder
+
+
+def _private(folder: Path) -> None:
+    """Make a folder that only its owner may read."""
+    if not folder.is_dir():
+        folder.mkdir(parents=True)
+        folder.chmod(0o700)  # mkdir's own mode is cut by the umask
+
+
+def _check_space(name: str, size: int, folder: Path) -> None:
+    """Raise UserError if a disk has no room for images of that size: an archive may be made to fill it."""
+    if size > (left := shutil.disk_usage(folder).free):
+        raise UserError(
+            f"{name}: its images take {gib(size)} and {gib(left)} are free in {folder}: make room, or set "
+            "data_root=FOLDER"
+        )

@@ -1,0 +1,539 @@
+"""A user's own data: how a model of them is measured, how their images are kept and read."""
+
+import json
+import multiprocessing
+import os
+import shutil
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from sklearn.metrics import balanced_accuracy_score
+
+import pubsel
+from pubsel import data
+from pubsel.cli import main
+from pubsel.data import Source, decoded, features, folders, given, overlap
+from pubsel.data.opened import Opened
+from pubsel.gradients import mapped
+from pubsel.messages import UsageError, UserError
+from pubsel.settings.identity import as_json
+from pubsel.settings.keys import Backbone, Convert, Metric, Pair
+from pubsel.tables import join
+
+RUN = ["model=linear", "algorithm=non_private", "pair.public=null", "distance=none", "training.epochs=20",
+       "training.batch_size=20", "estimate=false", "threads=1"]  # fmt: skip
+METRICS = ("null", "balanced_accuracy", "auc")
+
+
+def npz(path: Path, **changes: np.ndarray) -> Path:
+    """Three classes, of which the last has few examples; each tends to a grey of its decoded."""
+    draw = np.random.default_rng(0)
+    arrays = {}
+    for part, counts in (("train", (60, 40, 8)), ("test", (30, 20, 3))):
+        y = draw.permutation(np.repeat([0, 1, 2], counts))
+        x = (draw.normal(60 + 40 * y, 40)[:, None, None] + draw.normal(0, 20, (len(y), 6, 6))).clip(0, 255)
+        arrays |= {f"{part}_images": x.astype(np.uint8), f"{part}_labels": y}
+    np.savez(path, **arrays | changes)
+    return path
+
+
+def pair(private: Path, metric: Metric | None = None) -> Pair:
+    return Pair(private=str(private), public=None, m=5, convert=Convert.resize, metric=metric)
+
+
+# How a model is measured
+
+
+def test_a_run_is_measured_as_its_owner_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    npz(tmp_path / "mine.npz")
+    plain = pubsel.train("pair.private=mine.npz", *RUN)
+    balanced = pubsel.train("pair.private=mine.npz", "pair.metric=balanced_accuracy", "pair.validation=0", *RUN)
+    told = balanced.predict("mine.npz")
+    test = [i for i, file in enumerate(told.files) if "/test_images/" in file]
+    expected = balanced_accuracy_score(np.load("mine.npz")["test_labels"], told.probabilities[test].argmax(1))
+    assert plain["metric"] == "accuracy"
+    assert balanced["metric"] == "balanced_accuracy"
+    assert balanced["utility"] == pytest.approx(expected, rel=1e-12)
+    assert balanced["utility"] != plain["utility"]
+    assert balanced["utility_interval"][0] <= balanced["utility"] <= balanced["utility_interval"][1]
+    assert plain["identity"] != balanced["identity"]
+    assert "metric" not in plain["settings"]["pair"]
+    assert balanced["settings"]["pair"]["metric"] == "balanced_accuracy"
+    assert pubsel.train("pair.private=mine.npz", "pair.metric=auc", *RUN)["metric"] == "auc"
+
+
+def test_a_table_has_a_row_for_each_metric(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    npz(tmp_path / "mine.npz")
+    records = [pubsel.train("pair.private=mine.npz", f"pair.metric={metric}", *RUN) for metric in METRICS]
+    frame = join.others([dict(record) for record in records]).frame
+    assert dict(zip(frame["setting"].fillna(""), frame["utility"], strict=True)) == {
+        setting: round(100 * record["utility"], 2)
+        for setting, record in zip(("", "pair.metric=balanced_accuracy", "pair.metric=auc"), records, strict=True)
+    }
+
+
+def test_a_metric_changes_no_identity_until_it_is_given(tmp_path: Path) -> None:
+    default = as_json(pair(tmp_path))
+    assert "metric" not in default
+    assert as_json(pair(tmp_path, Metric.auc)) == {**default, "metric": "auc"}
+
+
+@pytest.mark.parametrize("metric", [Metric.accuracy, Metric.balanced_accuracy])
+def test_several_labels_an_image_are_measured_by_auc_alone(tmp_path: Path, metric: Metric) -> None:
+    several = {part: np.eye(2)[np.arange(n) % 2] for part, n in (("train_labels", 108), ("test_labels", 53))}
+    path = npz(tmp_path / "several.npz", **several)
+    assert data.load(pair(path), "", False).metric == "auc"
+    assert data.load(pair(path, Metric.auc), "", False).metric == "auc"
+    with pytest.raises(UsageError, match=rf"^pair.metric={metric.name}: an image of .* has several labels") as error:
+        data.load(pair(path, metric), "", False)
+    assert "\n" not in str(error.value)
+
+
+def test_a_test_set_of_one_class_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    npz(tmp_path / "one.npz", test_labels=np.ones(53, dtype=int))
+    assert main(["run", "pair.private=one.npz", "pair.metric=balanced_accuracy", *RUN]) == 1
+    (line,) = [line for line in capsys.readouterr().err.splitlines() if "balanced accuracy" in line]
+    assert "balanced accuracy needs examples of at least two classes, the test set has one" in line
+
+
+def test_a_class_without_test_images_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    y = np.load(npz(tmp_path / "mine.npz"))["test_labels"]
+    npz(tmp_path / "mine.npz", test_labels=np.where(y == 2, 1, y))
+    record = pubsel.train("pair.private=mine.npz", "pair.metric=balanced_accuracy", *RUN)
+    told = record.predict("mine.npz")
+    answers = told.probabilities[[i for i, file in enumerate(told.files) if "/test_images/" in file]].argmax(1)
+    y = np.load("mine.npz")["test_labels"]
+    assert record["utility"] == pytest.approx(np.mean([(answers == c)[y == c].mean() for c in (0, 1)]), rel=1e-12)
+
+
+# How images are kept
+
+
+@pytest.fixture
+def any_size(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Images of any size are kept, and no set is remembered from an earlier test."""
+    monkeypatch.setattr(decoded, "SMALL", 1)
+    decoded._LAST.clear()
+    yield
+    decoded._LAST.clear()
+
+
+def again() -> None:
+    """What follows is as in another process."""
+    decoded._LAST.clear()
+    overlap._KNOWN.clear()
+    features._LAST.clear()
+
+
+def folder(path: Path, n: int = 12) -> Path:
+    """Two classes of photographs, of which some are grey and some of another size."""
+    draw = np.random.default_rng(7)
+    for name in ("cat", "dog"):
+        (path / name).mkdir(parents=True)
+        for i in range(n):
+            side = 14 if i % 5 == 0 else 10
+            image = Image.fromarray(draw.integers(0, 256, (10, side, 3), dtype=np.uint8))
+            image.convert("L" if i % 4 == 1 else "RGB").save(path / name / f"secret{i:02d}.png")
+    return path
+
+
+def table(path: Path) -> Path:
+    folder(path)
+    rows = [
+        f"{name}/secret{i:02d}.png,{name},{'train' if i % 3 else 'test'}" for i in range(12) for name in ("cat", "dog")
+    ]
+    (path / "table.csv").write_text("\n".join(["path,label,split", *rows]))
+    return path / "table.csv"
+
+
+def archive(path: Path) -> Path:
+    """Sorted by class, in colour, compressed."""
+    draw = np.random.default_rng(3)
+    x = {
+        f"{part}_images": draw.integers(0, 256, (n, 9, 8, 3), dtype=np.uint8)
+        for part, n in (("train", 40), ("test", 11))
+    }
+    np.savez_compressed(path, train_labels=np.arange(40) // 14, test_labels=np.arange(11) // 4, **x)
+    return path
+
+
+MAKES = {
+    "folder": lambda at: folder(at / "mine"),
+    "table": lambda at: table(at / "mine"),
+    "archive": lambda at: archive(at / "mine.npz"),
+}
+
+
+def digests(source: Source) -> list[list[int]]:
+    both = Opened("mine", source, source).digests(tuple(source.train.x.shape[1:]))
+    return [values.tolist() for part in both for values in part]
+
+
+def same(a: Source, b: Source, known: list[list[int]] | None = None) -> None:
+    """known: the digests of b."""
+    for first, second in zip((*a.train, *a.test), (*b.train, *b.test), strict=True):
+        assert torch.equal(first, second)
+    assert (a.classes, a.metric, a.mean, a.notes, a.names) == (b.classes, b.metric, b.mean, b.notes, b.names)
+    assert [f.names for f in a.files or ()] == [f.names for f in b.files or ()]
+    assert digests(a) == (known or digests(b))
+
+
+def undecodable(*_: object, **__: object) -> None:
+    raise AssertionError("an image was decoded")
+
+
+@pytest.mark.parametrize("kind", MAKES)
+@pytest.mark.parametrize("threads", [1, 2])
+def test_what_is_kept_is_what_is_read(
+    tmp_path: Path, any_size: None, monkeypatch: pytest.MonkeyPatch, kind: str, threads: int
+) -> None:
+    path, root = str(MAKES[kind](tmp_path)), str(tmp_path / "root")
+    with monkeypatch.context() as patch:
+        patch.setattr(decoded, "SMALL", 2**40)
+        expected = data.open_dataset(path, root, False)
+        assert expected.kept is None
+        assert not Path(root).exists()
+        known = digests(expected)
+
+    again()
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
+    same(data.open_dataset(path, root, False), expected)
+
+    again()
+    monkeypatch.setattr(folders, "_read_image", undecodable)
+    monkeypatch.setattr(folders, "head", undecodable)
+    monkeypatch.setattr(overlap, "digest", undecodable)
+    kept = data.open_dataset(path, root, False)
+    same(kept, expected, known)
+    assert kept.kept is not None
+    assert kept.kept.parent == tmp_path / "root" / "decoded"
+    assert not list(Path(root).rglob("*.part"))
+
+
+@pytest.mark.parametrize("kind", MAKES)
+def test_nothing_stays_if_it_is_not_to_be_kept(tmp_path: Path, any_size: None, kind: str) -> None:
+    path, root = str(MAKES[kind](tmp_path)), tmp_path / "root"
+    unkept = data.open_dataset(path, str(root), False, keep=False)
+    assert not [file for file in root.rglob("*") if file.is_file()]
+    assert unkept.kept is None
+    assert mapped.is_mapped(unkept.train.x)  # and it is not in memory
+    again()
+    same(unkept, data.open_dataset(path, str(root), False))
+
+
+def test_only_the_owner_may_read_what_is_kept_and_no_name_tells_of_it(tmp_path: Path, any_size: None) -> None:
+    before = os.umask(0)
+    try:
+        data.open_dataset(str(folder(tmp_path / "mine")), str(tmp_path / "root"), False)
+    finally:
+        os.umask(before)
+    kept = [tmp_path / "root" / "decoded", *(tmp_path / "root" / "decoded").rglob("*")]
+    assert len(kept) > 8
+    assert {oct(path.stat().st_mode & 0o777) for path in kept} == {"0o700", "0o600"}
+    names = " ".join(str(path.relative_to(tmp_path)) for path in kept)
+    assert not any(word in names for word in ("mine", "cat", "secret", "tmp"))
+
+
+def change(path: Path, how: str) -> None:
+    file = path / "cat" / "secret03.png"
+    if how == "another":
+        shutil.copy(file, path / "cat" / "secret99.png")
+    elif how == "absent":
+        file.unlink()
+    elif how == "renamed":
+        file.rename(path / "cat" / "secret98.png")
+    else:
+        stat = file.stat()
+        Image.fromarray(np.zeros((10, 10, 3), dtype=np.uint8)).save(file)
+        with file.open("ab") as content:
+            content.truncate(stat.st_size)
+        os.utime(file, ns=(stat.st_atime_ns, stat.st_mtime_ns + 1000))  # of the same size, a microsecond later
+
+
+@pytest.mark.parametrize("how", ["another", "absent", "renamed", "edited"])
+def test_a_file_that_changes_is_noticed(
+    tmp_path: Path, any_size: None, capsys: pytest.CaptureFixture[str], how: str
+) -> None:
+    path, root = folder(tmp_path / "mine"), str(tmp_path / "root")
+    first = data.open_dataset(str(path), root, False)
+    change(path, how)
+    for process in ("this", "another"):
+        capsys.readouterr()
+        if process == "another":
+            again()
+        now = data.open_dataset(str(path), root, False)
+        assert ("reading them again" in capsys.readouterr().err) == (process == "this")
+    again()
+    same(now, data.open_dataset(str(path), str(tmp_path / "other"), False))
+    assert digests(now) != digests(first) or how == "renamed"
+    assert len(list((tmp_path / "root" / "decoded").glob("*/"))) == 1  # nothing is left of the earlier ones
+
+
+def test_labels_and_splits_that_change_are_noticed(tmp_path: Path, any_size: None) -> None:
+    path, root = table(tmp_path / "mine"), str(tmp_path / "root")
+    first = data.open_dataset(str(path), root, False)
+    path.write_text(path.read_text().replace("secret01.png,cat,train", "secret01.png,dog,train"))
+    second = data.open_dataset(str(path), root, False)
+    assert int(second.train.y.sum()) == int(first.train.y.sum()) + 1
+    path.write_text(path.read_text().replace("secret02.png,cat,train", "secret02.png,cat,test"))
+    assert len(data.open_dataset(str(path), root, False).test.x) == len(first.test.x) + 1
+
+
+def test_a_damaged_image_is_named_and_nothing_is_kept(tmp_path: Path, any_size: None) -> None:
+    path, root = folder(tmp_path / "mine"), tmp_path / "root"
+    file = path / "dog" / "secret06.png"
+    file.write_bytes(file.read_bytes()[:150])
+    for keep in (True, False):
+        with pytest.raises(UserError, match=r"mine/dog/secret06.png: not a readable image: remove it") as error:
+            data.open_dataset(str(path), str(root), False, keep=keep)
+        assert "\n" not in str(error.value)
+        assert not [file for file in root.rglob("*") if file.is_file() and file.suffix != ".lock"]
+
+
+@pytest.mark.parametrize("keep", [True, False])
+def test_a_full_disk_is_one_line_and_leaves_nothing(
+    tmp_path: Path, any_size: None, monkeypatch: pytest.MonkeyPatch, keep: bool
+) -> None:
+    path, root = folder(tmp_path / "mine"), tmp_path / "root"
+    written, whole = list[object](), os.pwrite
+
+    def full(*given: Any) -> int:
+        written.append(given)
+        if len(written) > 5:
+            raise OSError(28, "No space left on device")
+        return whole(*given)
+
+    monkeypatch.setattr(os, "pwrite", full)
+    with pytest.raises(
+        UserError, match=r"cannot write the images of .*mine to .*decoded: No space left .*; make room"
+    ) as error:
+        data.open_dataset(str(path), str(root), False, keep=keep)
+    assert "\n" not in str(error.value)
+    assert not [file for file in root.rglob("*") if file.is_file() and file.suffix != ".lock"]
+
+
+def test_a_data_folder_that_cannot_be_written_to_is_no_obstacle(
+    tmp_path: Path, any_size: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path, root = folder(tmp_path / "mine"), tmp_path / "root"
+    root.write_text("no folder")
+    read = data.open_dataset(str(path), str(root), False)
+    assert "so all images are read into memory" in capsys.readouterr().err
+    again()
+    same(read, data.open_dataset(str(path), str(tmp_path / "other"), False))
+
+
+def test_few_images_are_not_kept(tmp_path: Path) -> None:
+    decoded._LAST.clear()
+    assert data.open_dataset(str(folder(tmp_path / "mine")), str(tmp_path / "root"), False).kept is None
+    assert not (tmp_path / "root").exists()
+
+
+def opens(path: Path, root: Path, queue: "multiprocessing.Queue[str]") -> None:
+    """One process: it says which images it decodes, and takes its time."""
+    whole = folders._read_image
+
+    def slow(file: Path, *given: object, **how: object) -> torch.Tensor:
+        queue.put(file.name)
+        time.sleep(0.02)
+        return whole(file, *given, **how)
+
+    folders._read_image = slow
+    queue.put(str(int(data.open_dataset(str(path), str(root), False).train.x.sum())))
+
+
+def test_two_processes_decode_once_and_a_killed_one_leaves_nothing_that_is_read(tmp_path: Path, any_size: None) -> None:
+    path, root = folder(tmp_path / "mine"), tmp_path / "root"
+    context = multiprocessing.get_context("fork")
+    queue = context.Queue()
+    killed = context.Process(target=opens, args=(path, root, queue))
+    killed.start()
+    queue.get(timeout=60)
+    killed.kill()
+    killed.join()
+    assert [file.suffix for file in sorted((root / "decoded").iterdir())] == [".lock", ".part"]
+
+    queue = context.Queue()
+    processes = [context.Process(target=opens, args=(path, root, queue)) for _ in range(2)]
+    for process in processes:
+        process.start()
+    words = [queue.get(timeout=60) for _ in range(24 + 2)]
+    for process in processes:
+        process.join()
+    sums = [word for word in words if word.isdecimal()]
+    assert len(sums) == 2
+    assert len(set(sums)) == 1
+    assert len(set(words)) == 12 + 1
+    assert [file.suffix for file in sorted((root / "decoded").iterdir())] == ["", ".lock"]
+
+
+# What is made of them
+
+
+BACKBONE = Backbone(architecture="scattering", scattering=None)
+
+
+def test_features_are_read_without_the_images(tmp_path: Path, any_size: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, root = folder(tmp_path / "mine"), str(tmp_path / "root")
+    extractor = features.Extractor(lambda x: x.flatten(1).float(), None, torch.device("cpu"), "key", "weights")
+    monkeypatch.setattr(features, "load_backbone", lambda *_: extractor)
+
+    def with_features() -> Source:
+        source = data.open_dataset(str(path), root, False)
+        return features.of_source("mine", source, BACKBONE, root, torch.device("cpu"), lambda line: None)
+
+    first, names = with_features(), sorted((tmp_path / "root" / "features").glob("*.npy"))
+    assert len(names) == 2
+    again()
+    with monkeypatch.context() as patch:
+        patch.setattr(features, "in_parts", undecodable)
+        assert torch.equal(with_features().train.x, first.train.x)
+
+    # images that are not kept have the same features, in the same files
+    again()
+    source = data.open_dataset(str(path), root, False, keep=False)
+    features.of_source("mine", source, BACKBONE, root, torch.device("cpu"), lambda line: None)
+    assert sorted((tmp_path / "root" / "features").glob("*.npy")) == names
+
+    # what is damaged is computed again
+    again()
+    (kept,) = (tmp_path / "root" / "decoded").glob("*/train_features.json")
+    for damage in ("no json", '{"stamp": [], "digests": {"key": "0"}}', "[]"):
+        kept.write_text(damage)
+        again()
+        assert torch.equal(with_features().train.x, first.train.x)
+        assert json.loads(kept.read_text())["digests"]["key"] in names[0].name + names[1].name
+
+
+def test_forget_deletes_images_and_features(
+    tmp_path: Path, any_size: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    folder(tmp_path / "mine")
+    folder(tmp_path / "theirs", n=9)
+    extractor = features.Extractor(lambda x: x.flatten(1).float(), None, torch.device("cpu"), "key", "weights")
+    monkeypatch.setattr(features, "load_backbone", lambda *_: extractor)
+    for name in ("./mine", "./theirs"):
+        source = data.open_dataset(name, "root", False)
+        features.of_source(name, source, BACKBONE, "root", torch.device("cpu"), lambda line: None)
+    rest = set(Path("root").rglob("*.npy"))
+
+    assert main(["data", "forget", "./mine", "data_root=root"]) == 0
+    assert "deleted what was kept of ./mine in root/decoded" in capsys.readouterr().out
+    left = set(Path("root").rglob("*.npy"))
+    assert len(left) == len(rest) / 2
+    assert len(list(Path("root/features").glob("*.npy"))) == 2
+    assert len(list(Path("mine").rglob("*.png"))) == 24  # of the user's files none
+
+    shutil.rmtree("theirs")  # a path that is no longer there is forgotten all the same, however it is written
+    assert main(["data", "forget", str(tmp_path / "theirs") + "/", "data_root=root"]) == 0
+    assert not list(Path("root").rglob("*.npy"))
+    assert main(["data", "forget", "./mine", "data_root=root"]) == 0
+    assert "nothing is kept of ./mine in root/decoded" in capsys.readouterr().out
+    assert main(["data", "forget", "cifar10", "data_root=root"]) == 2
+    assert "name=cifar10: is no path" in capsys.readouterr().err
+
+
+def test_features_of_files_that_changed_are_deleted(
+    tmp_path: Path, any_size: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A person who is taken out of the data must not stay in what is made of them."""
+    path, root = folder(tmp_path / "mine"), str(tmp_path / "root")
+    extractor = features.Extractor(lambda x: x.flatten(1).float(), None, torch.device("cpu"), "key", "weights")
+    monkeypatch.setattr(features, "load_backbone", lambda *_: extractor)
+    for _ in range(2):
+        source = data.open_dataset(str(path), root, False)
+        features.of_source("mine", source, BACKBONE, root, torch.device("cpu"), lambda line: None)
+        (path / "cat" / "secret02.png").unlink(missing_ok=True)
+    assert len(list((tmp_path / "root" / "features").glob("*.npy"))) == 2
+
+
+def resident(what: str) -> int:
+    """Return how many bytes of memory this process has of RssFile or RssAnon."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith(what)) * 1024
+
+
+def test_a_pass_over_all_images_holds_few_of_them_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mapped, "AT_ONCE", 2**21)
+    np.save(tmp_path / "x.npy", np.random.default_rng(0).integers(0, 256, (2**8, 2**18), dtype=np.uint8))  # 64 MiB
+    x = mapped.mapped(np.load(tmp_path / "x.npy", mmap_mode="c"))
+    before, most, total = resident("RssFile"), 0, 0
+    for part in mapped.in_parts(x, 2):
+        total += int(part.sum())
+        most = max(most, resident("RssFile"))
+    assert most - before < 2**24
+    assert total == int(np.load(tmp_path / "x.npy").sum(dtype=np.int64))
+    in_memory = torch.arange(1000, dtype=torch.uint8)
+    assert torch.equal(torch.cat([part.clone() for part in mapped.in_parts(in_memory, 7)]), in_memory)
+    assert torch.equal(in_memory, torch.arange(1000, dtype=torch.uint8))
+
+
+@pytest.mark.parametrize("command", ["run", "rank", "data check"])
+def test_every_command_keeps_images_unless_told_otherwise(
+    tmp_path: Path, any_size: None, monkeypatch: pytest.MonkeyPatch, command: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    archive(tmp_path / "mine.npz")
+    folder(tmp_path / "theirs")
+    words = {
+        "run": ["run", "pair.private=mine.npz", *RUN],
+        "rank": ["rank", "private=mine.npz", "public=[./theirs]", "distance.m=10", "model=probe", "distance.k=2"],
+        "data check": ["data", "check", "mine.npz"],
+    }
+    for keep, count in (("false", 0), ("true", 2 if command == "rank" else 1)):
+        again()
+        assert main([*words[command], "data_root=root", f"keep={keep}"]) == 0
+        assert len(list(Path("root/decoded").glob("*/train_images.npy"))) == count
+        shutil.rmtree("results", ignore_errors=True)
+
+
+# 16 bits
+
+
+@pytest.mark.parametrize("suffix", ["png", "tif"])
+@pytest.mark.parametrize("order", ["<u2", ">u2"])
+def test_the_range_of_16_bits_becomes_that_of_8(tmp_path: Path, suffix: str, order: str) -> None:
+    """By hand: 65535 / 255 = 257."""
+    values = np.array([[0, 128, 129, 257], [385, 386, 32768, 65535]])
+    expected = torch.tensor([[0, 0, 1, 1], [1, 2, 128, 255]], dtype=torch.uint8)
+    for name in "ab":
+        (tmp_path / name).mkdir()
+        for i in range(4):
+            Image.fromarray(values.astype(np.uint16).astype(order)).save(tmp_path / name / f"{i}.{suffix}")
+    source = data.open_dataset(str(tmp_path), "", False)
+    assert source.train.x.shape[1:] == (1, 2, 4)
+    assert all(torch.equal(image[0], expected) for image in source.train.x)
+
+    file = tmp_path / "a" / f"0.{suffix}"
+    assert torch.equal(given.as_input(file, (1, 2, 4))[0], expected)  # as `pubsel predict` reads it
+    with Image.open(file) as image:
+        assert torch.equal(given.as_input(image, (1, 2, 4))[0], expected)
+    assert torch.equal(given.as_input(file, (3, 2, 4)), expected.expand(3, 2, 4))
+
+
+def test_an_image_of_16_bits_is_the_same_one_at_another_size(tmp_path: Path) -> None:
+    """Its digest is that of what it becomes, at its own size."""
+    values = np.random.default_rng(0).integers(0, 2**16, (10, 6, 6)).astype(np.uint16)
+    for name, part in (("mine", values), ("theirs", values[:1])):
+        for i, image in enumerate(part):
+            (tmp_path / name / "ab"[i % 2]).mkdir(parents=True, exist_ok=True)
+            eight = Image.fromarray(np.round(image / 257).astype(np.uint8))
+            (Image.fromarray(image) if name == "mine" else eight).save(tmp_path / name / "ab"[i % 2] / f"{i}.png")
+    for i in range(3):
+        Image.fromarray(np.full((9, 9), i, np.uint8)).save(tmp_path / "theirs" / "a" / f"other{i}.png")  # another size
+    mine, theirs = (data.open_dataset(str(tmp_path / name), "", False) for name in ("mine", "theirs"))
+    every = [set(torch.cat([f.digests for f in source.files or ()]).tolist()) for source in (mine, theirs)]
+    assert len(every[0] & every[1]) == 1
