@@ -15,7 +15,7 @@ import psutil
 from torch import Tensor
 
 from pubsel.data.convert import Shape, describe
-from pubsel.data.splits import Listing, Parts, Split, Unread, from_arrays, labels_from, to_arrays
+from pubsel.data.splits import Groups, Listing, Parts, Split, Unread, from_arrays, labels_from, numbered, to_arrays
 from pubsel.messages import UserError
 
 CORRUPT = (OSError, ValueError, EOFError, AttributeError, zipfile.BadZipFile, zlib.error, pickle.UnpicklingError)
@@ -23,14 +23,31 @@ BROKEN = "corrupt, truncated or not a plain npz: delete it and prepare it again"
 ARRAYS = ("train_images", "train_labels", "test_images", "test_labels")
 
 
-def read(path: Path, classes: int | None = None, shape: Shape | None = None) -> Parts:
+def read(path: Path, classes: int | None = None, shape: Shape | None = None, unit: str | None = None) -> Parts:
     """Return both parts of a prepared npz. Labels must be below `classes` and images of `shape`, if these are given.
-    UserError names the file and what is wrong with it."""
+    unit: the arrays train_UNIT and test_UNIT, or UNIT_train and UNIT_test, name the person of each example. UserError
+    names the file and what is wrong with it."""
     arrays = arrays_of(path, ARRAYS)
     train = _split(path, "train", arrays["train_images"], arrays["train_labels"])
     test = _split(path, "test", arrays["test_images"], arrays["test_labels"])
     _check_both(path, (train.x.shape[1:], test.x.shape[1:]), (train.y, test.y), classes, shape)
-    return Parts(train, test)
+    return Parts(train, test, groups=_groups(path, unit, (len(train.y), len(test.y))) if unit else None)
+
+
+def _groups(path: Path, unit: str, counts: tuple[int, int]) -> Groups:
+    """Return who the training and the test examples are of, by the arrays that `unit` names; counts: of examples."""
+    with zipfile.ZipFile(path) as archive:
+        has = {name.removesuffix(".npy") for name in archive.namelist()}
+    names = [f"train_{unit}", f"test_{unit}"]
+    if not has.issuperset(names) and has.issuperset(other := [f"{unit}_train", f"{unit}_test"]):
+        names = other
+
+    arrays = arrays_of(path, names)
+    for name, n in zip(names, counts, strict=True):
+        if arrays[name].shape != (n,) or arrays[name].dtype.kind not in "iuUS":
+            raise UserError(f"{path}: {name} does not name the person of each image: store {n} integers or texts in it")
+    train, test = (arrays[name].astype(str).tolist() for name in names)
+    return numbered(train, test)
 
 
 def listing(path: Path, classes: int, shape: Shape) -> Listing:
