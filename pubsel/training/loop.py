@@ -222,9 +222,7 @@ def fit(
     """
     algorithm, plan = job.algorithm, job.schedule
     if task.people is not None and plan.n != len(task.people):
-        raise ValueError(
-            f"a schedule for {plan.n}, and {len(task.people)} people: what is sampled is not accounted for"
-        )
+        raise ValueError(f"a schedule for {plan.n} of {len(task.people)} people: what is sampled is not accounted for")
     everyone, share = task.private, processes.own(task.private)
     device = next(model.parameters()).device
     task = on_device(task._replace(private=share), device)
