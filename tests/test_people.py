@@ -629,7 +629,7 @@ def test_a_run_protects_people_and_says_so(private, words, algorithm, estimate, 
     assert record["privacy"]["valid"] is True
     assert record["privacy"]["unit"] == "patient"
     assert record["privacy"]["adjacency"].startswith("add or remove one person with all their training examples")
-    assert "for a person with all their examples (all with one patient)" in record["privacy"]["statement"]
+    assert "for a person with all their examples (those with one patient)" in record["privacy"]["statement"]
     if algorithm != "whitened_head":
         assert record["privacy"]["sampling_rate"] == 20 / units
 
@@ -670,6 +670,29 @@ def test_what_reads_examples_one_by_one_is_refused(private, name, words, why, ca
     (line,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("pubsel:")]
     assert line.startswith("pubsel: pair.unit=patient: ")
     assert why in line
+
+
+def test_what_is_given_away_says_that_a_person_is_protected(private):
+    run = command(private, "algorithm=dp_sgd_clip1", "epsilon=3", "privacy.secure_noise=true")
+    assert main(run) == 0
+    record = the_record(private)
+    assert main(["export", f"{private / 'results' / 'runs' / record['identity']}", f"to={private / 'release'}"]) == 0
+    texts = {name: (private / "release" / name).read_text() for name in ("README.md", "privacy.html", "config.json")}
+    unit = json.loads(texts["config.json"])["privacy"]["unit"]
+    assert unit == "one person with all their training examples"
+
+    images, card, page = f"{record['private_examples']:,}", texts["README.md"], texts["privacy.html"]
+    assert f"| private examples | {images} of 80 people |" in card
+    assert "for adding or removing one person with all their training images." in card
+    assert "- One person with all their images is protected. Those with one patient count as one person's." in card
+    assert "<dt>people</dt><dd>80</dd>" in page
+    assert "Each of the 80 people by themselves, <strong>with all their training images</strong>" in page
+    assert "is, with one person more or less, at most" in page
+    assert "asks whether the images of a certain person were used" in page
+    for text in (card, page):
+        assert "A person whose examples have several values of patient" in text
+        for wrong in ("not one person", "one training image", "one image", "a certain image", "pubsel audit"):
+            assert wrong not in text, wrong
 
 
 def test_several_processes_and_the_loss_attack_are_refused(private, monkeypatch, capsys):

@@ -393,7 +393,7 @@ def statement(
 
     released = "The choice of the public set and the trained weights" if selected else "The trained weights"
     secret = "" if secure else " against whoever does not know the seed"
-    whose = f", for a person with all their examples (all with one {unit})" if unit else ""
+    whose = f" for a person with all their examples (those with one {unit})" if unit else ""
     if total.valid:
         sound = f"{released} are ({total.epsilon:.4g}, {total.delta:g})-differentially private{whose}{secret}."
     else:
@@ -427,7 +427,7 @@ def neighbours(unit: str | None) -> str:
     """Return which two private data sets are neighbours."""
     if unit is None:
         return "add or remove one training example"
-    return f"add or remove one person with all their training examples, which are all with one {unit}"
+    return f"add or remove one person with all their training examples (those with one {unit})"
 
 
 def _not_covered(secure: bool, distance_used: bool, selected: bool, unit: str | None) -> list[str]:
