@@ -289,15 +289,14 @@ def _from_training(
         pool, notes = pool[~twice], notes + _dropped(name, int(twice.sum()), "the private data")
     m = pair.m if pair.public_share is None else round(pair.public_share * len(y))
     drawn = np.zeros(len(y), dtype=bool)
-    groups = other.used.groups[0] if same and other.used.groups is not None else None
-    places = torch.from_numpy(pool)
-    drawn[pool[draw(name, y[places], m, pair.shots, None if groups is None else groups[places]).numpy()]] = True
+    drawn[pool[draw(name, y[torch.from_numpy(pool)], m, pair.shots).numpy()]] = True
 
-    # Of the same set, what was drawn is no longer private, and nobody is on both sides.
+    # Of the same set, what was drawn is no longer private. The same examples are drawn whatever the unit is; whoever
+    # has one of them leaves the private data.
     chosen = other.without(~drawn, np.ones(len(other.used.test.y), dtype=bool))
     left = ~drawn if same else np.ones(len(source.train.y), dtype=bool)
-    if groups is not None:
-        people = groups.numpy()
+    if same and other.used.groups is not None:
+        people = other.used.groups[0].numpy()
         left = ~np.isin(people, people[drawn])
         notes += (f"{int((~left & ~drawn).sum())} other examples of people with public ones left the private data",)
     if not left.any():

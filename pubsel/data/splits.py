@@ -169,16 +169,12 @@ def in_a_row(groups: Tensor) -> tuple[Tensor, Tensor]:
     return groups.argsort(stable=True), sizes
 
 
-def draw(name: str, y: Tensor, m: int, shots: int | None, groups: Tensor | None = None) -> Tensor:
+def draw(name: str, y: Tensor, m: int, shots: int | None) -> Tensor:
     """Return indices [m], ascending, of a fixed random draw: `shots` of each class of y [n], or m of all if it is None.
-    groups: [n], of people, who are drawn one after another with all that they have.
 
     UsageError if there are fewer.
     """
     order = torch.from_numpy(np.random.RandomState(SEED).permutation(len(y)))
-    if groups is not None:
-        names, members = groups.unique(return_inverse=True)
-        order = torch.from_numpy(np.random.RandomState(SEED).permutation(len(names)))[members].argsort(stable=True)
     if shots is None:
         if m > len(y):
             raise UsageError(
@@ -189,11 +185,11 @@ def draw(name: str, y: Tensor, m: int, shots: int | None, groups: Tensor | None 
         raise UsageError(f"pair.shots={shots}: {name} has several labels an example: give pair.m instead")
 
     # The first of each class in the order, so that fewer shots are a part of more.
-    classes = [order[y[order] == label] for label in y.unique()]
-    for label, members in zip(y.unique().tolist(), classes, strict=True):
+    groups = [order[y[order] == label] for label in y.unique()]
+    for label, members in zip(y.unique().tolist(), groups, strict=True):
         if len(members) < shots:
             raise UsageError(f"pair.shots={shots}: class {label} of {name} has only {len(members)} examples: lower it")
-    return torch.cat([members[:shots] for members in classes]).sort().values
+    return torch.cat([members[:shots] for members in groups]).sort().values
 
 
 def held_out(groups: Sequence[str], fraction: float) -> np.ndarray:
