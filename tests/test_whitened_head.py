@@ -89,8 +89,7 @@ def test_the_map_is_the_written_out_one(m):
 
 def test_few_public_examples_give_as_many_directions_as_they_span():
     """Of the largest k that the rule takes with m public examples, none is zero; one more would be."""
-    facts = Facts(n=10**5, d=30, m=12, classes=2, mu=1.0)
-    assert directions_of(facts) == 11
+    assert build().derived(Facts(n=10**5, d=30, m=12, classes=2, mu=1.0)).k == 11
     kept = [whitened(features(12), k).projection.norm(dim=0) > 0 for k in (11, 12)]
     assert [int(part.sum()) for part in kept] == [11, 11]
 
@@ -270,9 +269,25 @@ def test_directions_grow_with_the_budget_within_their_bounds(classes):
     assert k(n=2 * 10**6, mu=2.0) == MOST == k(mu=math.inf)
     assert k(n=10_000, mu=0.05) == k()  # examples and budget count alike
     assert k(classes=4 * classes) <= k()
-    assert k(m=10) == 9
-    assert k(m=2) == k(m=1) == 1
     assert k(d=3) == 3
+
+
+def test_all_features_have_the_share_of_directions_that_public_examples_do_not_span():
+    """None if they span all that are wanted; the rows keep their length."""
+    facts = Facts(n=10**5, d=30, classes=2, mu=1.0)
+    for m, rest in ((31, 0.0), (25, 6 / 30), (2, 29 / 30)):
+        algorithm = build().derived(facts._replace(m=m))
+        assert algorithm.rest == pytest.approx(rest)
+        assert algorithm.k == min(30, m - 1)
+        x, public = features(9, seed=1), Split(features(m), torch.zeros(m))
+        rows = algorithm.frozen(public, 30, random)(x)
+        assert rows.shape == (9, algorithm.width(30))
+        torch.testing.assert_close(rows.norm(dim=1), torch.full((9,), LENGTH))
+        plain = whitened(public.x, algorithm.k)
+        centred = x.sign() * x.abs().sqrt() - plain.shift
+        want = [math.sqrt(1 - rest) * plain(x), math.sqrt(rest) * LENGTH * centred / centred.norm(dim=1, keepdim=True)]
+        torch.testing.assert_close(rows, torch.cat(want[: 1 + (rest > 0)], 1))
+    assert build("whitened_head_once").derived(facts._replace(m=2)).rest == 0
 
 
 @pytest.mark.parametrize(("classes", "several"), [(2, False), (10, False), (200, False), (1, True), (14, True)])
@@ -469,7 +484,8 @@ def test_a_run_needs_no_settings(name, data, folder, capsys):
     assert record["privacy"]["sampling"] == "full batch"
     assert record["privacy"]["accountant"] == "exact Gaussian"
     assert record["privacy"]["epsilon"] == pytest.approx(2)
-    assert record["derived"]["k"] == record["parameters"] // 3 - 1 == 29
+    all_features = 36 if record["derived"].get("rest") else 0
+    assert record["derived"]["k"] == record["parameters"] // 3 - 1 - all_features == 29
     at_zero = math.sqrt(2 / 3) if data == "tiny" else 1 / (2 * math.sqrt(3))
     assert record["derived"]["clip_norm"] == pytest.approx((1 if name.endswith("once") else CLIP) * ROW * at_zero)
     assert record["utility"] > 0.75

@@ -5,6 +5,7 @@ sensitivity is declared by the algorithm and attacked in tests/test_algorithms.p
 subclass of `Algorithm`, a dataclass whose fields are its settings, and one file in conf/algorithm that names it.
 """
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import KW_ONLY, dataclass
 from typing import Any, NamedTuple, Protocol, Self, runtime_checkable
@@ -111,8 +112,9 @@ class Frozen(nn.Module):
     of x if `root`; if `level`, less the mean of each row; then, if `unit`, each row is brought to norm `length`. None:
     left out.
 
-    classifier: weights [C, d] and biases [C] of a classifier of x - shift, in rows of the same norm. Its C logits then
-    follow the k columns, and an `OffsetLinear` corrects them."""
+    rest: this share of the squared norm has x - shift as it is, d more columns.
+    classifier: weights [C, d] and biases [C] of a classifier of x - shift, in rows of the same norm. Its C logits are
+    then the last columns, and an `OffsetLinear` corrects them."""
 
     shift: Tensor | None
     projection: Tensor | None
@@ -127,13 +129,14 @@ class Frozen(nn.Module):
         root: bool = False,
         level: bool = False,
         length: float = 1.0,
+        rest: float = 0.0,
         classifier: tuple[Tensor, Tensor] | None = None,
     ):
         super().__init__()
         weight, bias = classifier or (None, None)
         for name, tensor in {"shift": shift, "projection": projection, "weight": weight, "bias": bias}.items():
             self.register_buffer(name, tensor)
-        self.unit, self.root, self.level, self.length = unit, root, level, length
+        self.unit, self.root, self.level, self.length, self.rest = unit, root, level, length, rest
 
     def with_unit(self, unit: bool) -> Self:
         """Return it with rows of norm `length` if `unit`; otherwise as it is."""
@@ -154,9 +157,13 @@ class Frozen(nn.Module):
         z = x if self.projection is None else x @ self.projection
         if self.level:
             z = z - z.mean(1, keepdim=True)
-        if self.weight is None:
-            return self._scaled(z)
-        return torch.cat([self._scaled(z), nn.functional.linear(self._scaled(x), self.weight, self.bias)], dim=1)
+        parts = [self._scaled(z)]
+
+        if self.rest > 0:
+            parts = [math.sqrt(1 - self.rest) * parts[0], math.sqrt(self.rest) * self._scaled(x)]
+        if self.weight is not None:
+            parts.append(nn.functional.linear(self._scaled(x), self.weight, self.bias))
+        return torch.cat(parts, dim=1)
 
     def _scaled(self, x: Tensor) -> Tensor:
         return self.length * nn.functional.normalize(x, dim=1) if self.unit else x
@@ -221,6 +228,10 @@ class Algorithm:
         """Return how many numbers a step holds in addition to the rows of one pass, to estimate memory: by default, a
         gradient of public data and what is made of it."""
         return 2 * view.gradients.size if self.uses_public else 0
+
+    def width(self, d: int) -> int:
+        """Return how many of d features are left after what is frozen."""
+        return getattr(self, "k", None) or d
 
     def row_weighted(
         self,

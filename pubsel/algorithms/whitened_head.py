@@ -9,6 +9,9 @@ Public labels of the same task weigh the examples of the map, so that rare class
 starting from nothing. That one sees all features, without whitening, which pays only where there is noise; the
 correction has as many directions as the budget allows.
 
+Where public examples are too few to span as many directions as the budget allows, all features have a share of each row
+(`WhitenedHead.derived`): what is known of their covariance then counts for as much as it is worth.
+
 The number of directions, the learning rate and the clip norm follow from numbers that are public: how many examples and
 classes there are, and the budget (`Facts`). docs/method.md says how the constants were chosen, and what was tried in
 vain.
@@ -117,20 +120,12 @@ def public_classifier(x: Tensor, y: Tensor, classes: int) -> tuple[Tensor, Tenso
     return weight, bias
 
 
-def starting(frozen: Frozen, public: Split, classes: int) -> Frozen:
-    """Return the same map, whose rows also have the logits of a `public_classifier` of the features less their mean."""
-    whole = Frozen(frozen.shift, unit=True, root=True, length=LENGTH)
-    classifier = public_classifier(whole(public.x), public.y, classes)
-    return Frozen(frozen.shift, frozen.projection, unit=True, root=True, length=LENGTH, classifier=classifier)
-
-
 def directions_of(facts: Facts) -> int:
     """Return how many directions n examples of C classes can tell apart: k = 1.6 (n mu / sqrt C)^0.6, at least 5, at
-    most 400, the number of features, and m - 1: m public examples less their mean span no more. L labels count as L + 1
-    classes."""
+    most 400 and the number of features. L labels count as L + 1 classes."""
     classes = facts.classes + facts.multi_label
     wanted = min(FACTOR * (facts.n * facts.mu / math.sqrt(classes)) ** POWER, MOST)
-    return int(max(1, min(max(FEWEST, wanted), facts.m - 1, facts.d)))
+    return int(min(max(FEWEST, wanted), facts.d))
 
 
 def residual_at_zero(classes: int, multi_label: bool) -> float:
@@ -155,6 +150,8 @@ class WhitenedHead(Clipping):
     needs_public = False
     clip = CLIP
     corrects = True  # a public classifier, if there are public labels
+    spreads = True  # over all features, if public examples are too few
+    rest = 0.0  # the share of a row's squared length that all features have; `derived` sets it
     facts = Facts()  # of no task; `derived` has those of one
 
     @property
@@ -180,13 +177,17 @@ class WhitenedHead(Clipping):
         return self.facts.classes if self.labelled and self.corrects else 0
 
     def derived(self, facts: Facts) -> Self:
-        """Return the algorithm for a task: k, and the learning rate."""
+        """Return the algorithm for a task: k directions, at most the m - 1 that m public examples less their mean span.
+        If more are wanted, k over that number is the share of a row's squared length that they have, and all features,
+        less their public mean, have the rest."""
         algorithm = copy.copy(self)
         algorithm.facts = facts
         if facts.m == 0 and self.k is not None:
             raise UsageError(f"algorithm.k={self.k}: directions are of public data: give pair.public=NAME, or k=null")
-        if facts.m > 0 and self.k is None:
-            algorithm.k = directions_of(facts)
+        if facts.m > 0:
+            wanted, spanned = self.k or directions_of(facts), max(1, facts.m - 1)
+            algorithm.k = self.k or min(wanted, spanned)
+            algorithm.rest = max(0.0, 1 - spanned / wanted) if self.spreads else 0.0
         return algorithm
 
     def values(self, steps: int) -> dict[str, Any]:
@@ -194,7 +195,8 @@ class WhitenedHead(Clipping):
         facts = self.facts
         bound = self.clip_norm(facts.classes, facts.multi_label)
         rate = self.rate(facts.n, steps)
-        return {"k": self.k or facts.d, "learning_rate": rate, "clip_norm": bound, "public_labels": self.labelled}
+        values = {"k": self.k or facts.d, "learning_rate": rate, "clip_norm": bound, "public_labels": self.labelled}
+        return values | ({"rest": self.rest} if self.rest else {})
 
     def clip_norm(self, classes: int, multi_label: bool) -> float:
         """Return the clip norm, a share of the norm of an example's gradient at zero weights."""
@@ -206,8 +208,10 @@ class WhitenedHead(Clipping):
         bound = self.clip_norm(facts.classes, facts.multi_label)
 
         # The largest second moment: that of the bias, or of a direction with four times its share of the length. If
-        # nothing is whitened, a direction may have half of the length.
-        largest = max(1.0, 4 * LENGTH**2 / self.k) if facts.m and self.k else ROW**2 / 2
+        # not all is whitened, a direction may have half of the length.
+        largest = ROW**2 / 2
+        if facts.m > 0 and self.k and not self.rest:
+            largest = max(1.0, 4 * LENGTH**2 / self.k)
         curvature = largest / (4 * facts.classes if facts.multi_label else 2)
         noise_multiplier = math.sqrt(steps) / facts.mu
         return rate_by_noise(ROW, bound, noise_multiplier, steps, n, MOMENTUM, curvature, self.deviation)
@@ -236,14 +240,21 @@ class WhitenedHead(Clipping):
             return Frozen(unit=True, root=True, level=True, length=LENGTH)
         if self.k is None or self.k > d:
             raise UsageError(f"algorithm.k={self.k} is more than the {d} features: lower algorithm.k")
-        if not self.labelled:
-            return whitened(public.x, self.k)
-
-        facts, several = self.facts, self.facts.multi_label
-        check_labels(public.y, facts.classes, several, facts.same_classes, "algorithm.public_labels=given")
-        weights = None if several else class_weights(public.y)
+        facts, weights = self.facts, None
+        if self.labelled:
+            what = f"algorithm.public_labels={self.public_labels.name}"
+            check_labels(public.y, facts.classes, facts.multi_label, facts.same_classes, what)
+            weights = None if facts.multi_label else class_weights(public.y)
         frozen = whitened(public.x, self.k, weights)
-        return starting(frozen, public, facts.classes) if self.corrects else frozen
+
+        frozen.rest = self.rest
+        if self.offsets:
+            whole = Frozen(frozen.shift, unit=True, root=True, length=LENGTH)
+            frozen.weight, frozen.bias = public_classifier(whole(public.x), public.y, facts.classes)
+        return frozen
+
+    def width(self, d: int) -> int:
+        return super().width(d) + (d if self.rest else 0) + self.offsets
 
     def mechanism(self, view: View, step: int) -> Mechanism:
         """Return DP-SGD's mechanism, whose mean is multiplied by the learning rate."""
@@ -257,7 +268,7 @@ class WhitenedHeadOnce(WhitenedHead):
     """Settings of the release of class means of whitened features in a single step."""
 
     needs_public = True  # means of features that no public mean was subtracted from would be biased
-    corrects = False
+    corrects, spreads = False, False
     clip = 1.0  # at zero weights all rows have one norm: none is clipped
 
     @property

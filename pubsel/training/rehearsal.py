@@ -141,7 +141,7 @@ def behind_frozen(algorithm: Algorithm, task: Task) -> Task:
         return task
     d: int = task.private.x.shape[1]
     offsets: int = getattr(algorithm, "offsets", 0)
-    width: int = (getattr(algorithm, "k", None) or d) + offsets
+    width: int = algorithm.width(d)
     shapes, public = task._replace(offsets=offsets).each(lambda split: shaped(split, (width,))), task.public
     if public is None or shapes.public is None:
         return shapes
