@@ -122,6 +122,8 @@ class Streams(NamedTuple):
     def _note(self, what: str, noted: Noted, key: str) -> None:
         settings = self.settings
         given = settings.private if isinstance(settings, RankConfig) else settings.pair.private
+        if isinstance(settings, RunConfig) and settings.pair.unit is not None:
+            what += f", for a person ({settings.pair.unit})"
         release = ledger.Release(self.name, given, what, noted.epsilon, noted.delta, None if self.secure else key)
         ledger.note(settings.results, content(*noted.private), release)
 

@@ -478,13 +478,13 @@ class Float(torch.nn.Module):
         return x.float() / 60
 
 
-def train(tmp_path, problem, noise=0.5, report=lambda p: None, n=None, **changes):
-    model = linear() if problem.private.x.dim() == 2 else torch.nn.Sequential(Float(), conv()).eval()
+def train(tmp_path, problem, noise=0.5, report=lambda p: None, n=None, device="cpu", **changes):
+    model = (linear() if problem.private.x.dim() == 2 else torch.nn.Sequential(Float(), conv()).eval()).to(device)
     settings = training(**changes)
     plan = schedule(n or problem.units, settings)
     job = Job(DPSGD("dp_sgd", 1.0), plan, noise, settings, "name", tmp_path / "checkpoint.pt")
     fit(model, problem, job, secret_named(), Watch(report))
-    return torch.cat([p.detach().flatten() for p in model.parameters()])
+    return torch.cat([p.detach().flatten().cpu() for p in model.parameters()])
 
 
 @pytest.mark.parametrize("features", [False, True])
@@ -515,6 +515,17 @@ def test_a_schedule_for_examples_in_place_of_people_is_an_error(tmp_path):
     problem = task()
     with pytest.raises(ValueError, match="people"):
         train(tmp_path, problem, n=len(problem.private.x))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("features", [False, True])
+@pytest.mark.parametrize("batch_size", [12, 1000])
+def test_a_gpu_trains_on_people_as_a_cpu_does(tmp_path, features, batch_size):
+    weights = []
+    for device in ("cpu", "cuda"):
+        (tmp_path / device).mkdir()
+        weights.append(train(tmp_path / device, task(features=features), device=device, batch_size=batch_size))
+    torch.testing.assert_close(*weights, rtol=1e-4, atol=1e-5)
 
 
 def test_a_person_with_one_example_is_an_example(tmp_path):
@@ -628,6 +639,12 @@ def test_a_run_protects_people_and_says_so(private, words, algorithm, estimate, 
         facts = algorithms.Facts(units, 64, 40, 3, False, accountant.gaussian_mu(3, 0.001), True, True)
         method = algorithms.build(option("algorithm", algorithm)).derived(facts)
         assert record["derived"] == method.values(record["privacy"]["steps"])
+
+    # of dp_pca the first release, too
+    (ledger,) = (private / "results" / "ledger").glob("*.jsonl")
+    noted = [json.loads(line)["what"] for line in ledger.read_text().splitlines()]
+    assert len(noted) == 1 + (algorithm == "dp_pca")
+    assert all(what.endswith(", for a person (patient)") for what in noted)
 
     weights = record["weights"]
     assert main(["run", f"replay={record['identity']}", f"results={private / 'results'}"]) == 0

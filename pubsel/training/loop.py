@@ -216,7 +216,8 @@ def fit(
     secret: where sample and noise come from. A run that is killed at any moment resumes from its checkpoint, and ends,
     bit for bit on a CPU, like an uninterrupted one; with noise of the operating system, steps after the last
     checkpoint, whose result nobody saw, are drawn anew. gradients: by default engine(model, training.chunk); an audit
-    brings its own. processes: those that share the work.
+    brings its own. processes: those that share the work. If the task has people, these are sampled, each with all
+    their examples, and each is one row of G (`PeopleGradients`).
 
     Raises UserError if the weights stop being finite, or the checkpoint is of another release.
     """
