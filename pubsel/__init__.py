@@ -131,4 +131,4 @@ def open_dataset(name: str | Path, data_root: str | Path = "data", download: boo
     which file does not read. keep: whether many images of your own are kept decoded in data_root, for the next time."""
     from pubsel import data
 
-    return data.open_dataset(str(name), str(data_root), download, keep)
+    return data.open_dataset(str(name), str(data_root), download, keep=keep)

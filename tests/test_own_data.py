@@ -297,7 +297,7 @@ def test_a_damaged_image_is_named_and_nothing_is_kept(tmp_path: Path, any_size: 
     file.write_bytes(file.read_bytes()[:150])
     for keep in (True, False):
         with pytest.raises(UserError, match=r"mine/dog/secret06.png: not a readable image: remove it") as error:
-            data.open_dataset(str(path), str(root), False, keep)
+            data.open_dataset(str(path), str(root), False, keep=keep)
         assert "\n" not in str(error.value)
         assert not [file for file in root.rglob("*") if file.is_file() and file.suffix != ".lock"]
 
@@ -319,7 +319,7 @@ def test_a_full_disk_is_one_line_and_leaves_nothing(
     with pytest.raises(
         UserError, match=r"cannot write the images of .*mine to .*decoded: No space left .*; make room"
     ) as error:
-        data.open_dataset(str(path), str(root), False, keep)
+        data.open_dataset(str(path), str(root), False, keep=keep)
     assert "\n" not in str(error.value)
     assert not [file for file in root.rglob("*") if file.is_file() and file.suffix != ".lock"]
 

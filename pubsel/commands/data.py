@@ -77,7 +77,7 @@ def check(name: str | None, data_root: str, keep: bool = True) -> str:
 
     from pubsel.data import open_dataset  # imports torch
 
-    source = open_dataset(name, data_root, False, keep)
+    source = open_dataset(name, data_root, False, keep=keep)
     lines = f"{name}: {source!r}".splitlines()
     if not is_path(name):
         return "\n".join(lines)

@@ -109,7 +109,7 @@ def candidates_of(settings: RankConfig, device: torch.device, kept: Path) -> tup
     does not grow with their number."""
     through = through_backbone(settings, device)
     read = data.Reader(settings.data_root, settings.download, through, keep=settings.keep)
-    images = data.open_dataset(settings.private, settings.data_root, settings.download, settings.keep)
+    images = data.open_dataset(settings.private, settings.data_root, settings.download, keep=settings.keep)
     source = through(settings.private, images, None)
 
     candidates: dict[str, Split] = {}
