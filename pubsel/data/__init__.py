@@ -112,7 +112,7 @@ class Reader(NamedTuple):
     def __call__(self, name: str) -> Opened:
         if self.opened is not None and self.opened.name == name:
             return self.opened
-        source = open_dataset(name, self.data_root, self.download, self.unit, self.keep)
+        source = open_dataset(name, self.data_root, self.download, self.unit, keep=self.keep)
         return Opened(name, source, self.through(name, source, self.like))
 
 

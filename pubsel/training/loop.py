@@ -256,7 +256,6 @@ def fit(
         # what follows computes from released numbers only; but for the losses, which are shown, and not released
         state.descend(step, mechanism.decode(mean), losses)
         give_back(task.private.x)
-
         _report(step, state, checkpoint, watch)
 
     state.average.into(state.parameters, plan.steps)
