@@ -720,8 +720,8 @@ def test_folder_errors(tmp_path):
     with pytest.raises(UserError, match=r"02.png: not a readable image"):
         open_dataset(str(tmp_path / "cut"), ".", False)
     images(tmp_path / "deep", 1)
-    Image.fromarray(np.zeros((4, 4), np.uint16)).save(tmp_path / "deep" / "16.png")
-    with pytest.raises(UserError, match=r"16.png: more than 8 bits"):
+    Image.fromarray(np.zeros((4, 4), np.int32)).save(tmp_path / "deep" / "32.tif")
+    with pytest.raises(UserError, match=r"32.tif: more than 16 bits"):
         open_dataset(str(tmp_path / "deep"), ".", False)
 
 
@@ -829,7 +829,7 @@ def test_whose_classes_public_labels_are(monkeypatch, tmp_path):
     """Known of named sets; a user's own labels are what the user says."""
     half = (0.5,)
 
-    def opened(name, *_):
+    def opened(name, *_, **__):
         train, test = torch.from_numpy(pixels(40, 1, 4, 4, seed=sum(name.encode()))).split(20)
         y = torch.arange(20) % 2
         return Source(Split(train, y), Split(test, y), 2, "accuracy", half, half, ())

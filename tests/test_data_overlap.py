@@ -262,7 +262,7 @@ def test_candidates_are_compared_with_the_private_set(tmp_path):
      ("stanford_dogs", "cub200", False)],
 )  # fmt: skip
 def test_named_sets_that_contain_each_other_say_so(private, public, share, monkeypatch):
-    def opened(name, *_):
+    def opened(name, *_, **__):
         train, test = torch.from_numpy(pixels(40, 1, 4, 4, seed=zlib.crc32(name.encode()))).split(20)
         y = torch.arange(20) % 2
         return Source(Split(train, y), Split(test, y), 2, "accuracy", (0.5,), (0.5,), ())

@@ -708,7 +708,7 @@ def test_medmnist_is_fetched_with_its_checksum(tmp_path, monkeypatch):
 def test_private_images_are_never_public_under_another_name(private, public, take, monkeypatch):
     """Their splits differ: test images of the one are training images of the other."""
 
-    def opened(name, *_):
+    def opened(name, *_, **__):
         draw = np.random.RandomState(sum(name.encode()))
         x, y = torch.from_numpy(draw.randint(256, size=(40, 1, 4, 4)).astype(np.uint8)), torch.arange(20) % 2
         return Source(Split(x[:20], y), Split(x[20:], y), 2, "accuracy", (0.5,), (0.5,), ())

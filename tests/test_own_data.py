@@ -1,4 +1,4 @@
-"""A user's own data: how a model of them is measured, and how their images are kept."""
+"""A user's own data: how a model of them is measured, how their images are kept and read."""
 
 import json
 import multiprocessing
@@ -18,7 +18,7 @@ from sklearn.metrics import balanced_accuracy_score
 import pubsel
 from pubsel import data
 from pubsel.cli import main
-from pubsel.data import Source, decoded, features, folders, overlap
+from pubsel.data import Source, decoded, features, folders, given, overlap
 from pubsel.data.opened import Opened
 from pubsel.gradients import mapped
 from pubsel.messages import UsageError, UserError
@@ -541,3 +541,42 @@ def test_people_of_an_archive_are_kept_with_it(tmp_path: Path, any_size: None, m
     for part, other in zip(kept.groups or (), read.groups or (), strict=True):
         assert torch.equal(part, other)
     same(kept, read)
+
+
+# 16 bits
+
+
+@pytest.mark.parametrize("suffix", ["png", "tif"])
+@pytest.mark.parametrize("order", ["<u2", ">u2"])
+def test_the_range_of_16_bits_becomes_that_of_8(tmp_path: Path, suffix: str, order: str) -> None:
+    """By hand: 65535 / 255 = 257."""
+    values = np.array([[0, 128, 129, 257], [385, 386, 32768, 65535]])
+    expected = torch.tensor([[0, 0, 1, 1], [1, 2, 128, 255]], dtype=torch.uint8)
+    for name in "ab":
+        (tmp_path / name).mkdir()
+        for i in range(4):
+            Image.fromarray(values.astype(np.uint16).astype(order)).save(tmp_path / name / f"{i}.{suffix}")
+    source = data.open_dataset(str(tmp_path), "", False)
+    assert source.train.x.shape[1:] == (1, 2, 4)
+    assert all(torch.equal(image[0], expected) for image in source.train.x)
+
+    file = tmp_path / "a" / f"0.{suffix}"
+    assert torch.equal(given.as_input(file, (1, 2, 4))[0], expected)  # as `pubsel predict` reads it
+    with Image.open(file) as image:
+        assert torch.equal(given.as_input(image, (1, 2, 4))[0], expected)
+    assert torch.equal(given.as_input(file, (3, 2, 4)), expected.expand(3, 2, 4))
+
+
+def test_an_image_of_16_bits_is_the_same_one_at_another_size(tmp_path: Path) -> None:
+    """Its digest is that of what it becomes, at its own size."""
+    values = np.random.default_rng(0).integers(0, 2**16, (10, 6, 6)).astype(np.uint16)
+    for name, part in (("mine", values), ("theirs", values[:1])):
+        for i, image in enumerate(part):
+            (tmp_path / name / "ab"[i % 2]).mkdir(parents=True, exist_ok=True)
+            eight = Image.fromarray(np.round(image / 257).astype(np.uint8))
+            (Image.fromarray(image) if name == "mine" else eight).save(tmp_path / name / "ab"[i % 2] / f"{i}.png")
+    for i in range(3):
+        Image.fromarray(np.full((9, 9), i, np.uint8)).save(tmp_path / "theirs" / "a" / f"other{i}.png")  # another size
+    mine, theirs = (data.open_dataset(str(tmp_path / name), "", False) for name in ("mine", "theirs"))
+    every = [set(torch.cat([f.digests for f in source.files or ()]).tolist()) for source in (mine, theirs)]
+    assert len(every[0] & every[1]) == 1

@@ -313,11 +313,11 @@ def test_what_cannot_be_read_is_named_or_left_out(tmp_path: Path, capsys: pytest
     capsys.readouterr()
     (tmp_path / "a.png").write_text("no image")
     Image.new("L", (8, 8)).save(tmp_path / "b.png")
-    Image.fromarray(np.zeros((8, 8), np.uint16)).save(tmp_path / "c.png")
+    Image.fromarray(np.zeros((8, 8), np.float32)).save(tmp_path / "c.tif")
     with pytest.raises(UserError, match=r"a\.png: not a readable image: remove it or replace it, or set skip=true"):
         record.predict(tmp_path)
-    with pytest.raises(UserError, match=r"c\.png: more than 8 bits per channel"):
-        record.predict(tmp_path / "c.png")
+    with pytest.raises(UserError, match=r"c\.tif: more than 16 bits per channel"):
+        record.predict(tmp_path / "c.tif")
     assert record.predict(tmp_path, skip=True).files == [str(tmp_path / "b.png")]
     assert [line.split(":")[0] for line in capsys.readouterr().err.splitlines()] == ["left out"] * 2
     with pytest.raises(UserError, match="no image could be read"):

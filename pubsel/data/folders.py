@@ -36,7 +36,8 @@ from pubsel.settings.datasets import Dataset
 
 SUFFIXES = {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".pgm", ".ppm"}
 MOST_PIXELS = Image.MAX_IMAGE_PIXELS or 0  # Pillow refuses twice as many
-GREY = {"1", "L", "LA"}
+SIXTEEN = {"I;16", "I;16L", "I;16B", "I;16N"}  # grey, 16 bits
+GREY = {"1", "L", "LA", *SIXTEEN}
 TRAIN, TEST, VALIDATION = ("train", "training"), ("test", "testing"), ("val", "valid", "validation")
 NAMED = 3  # folders that a message names
 TEST_FRACTION = 0.2  # held out where the user gives no test part
@@ -405,8 +406,17 @@ def same_images(table: Path, rows: Collection[str], folder: Path, files: Collect
         )
 
 
+def eight_bits(image: Image.Image) -> Image.Image:
+    """Return an image with 8 bits per channel: of 16, the full range 0 to 65535 becomes 0 to 255, rounded."""
+    if image.mode not in SIXTEEN:
+        return image
+    values = np.asarray(image).astype(np.uint32)
+    return Image.fromarray(((values + 128) // 257).astype(np.uint8))  # 257 is odd: no value lies between two
+
+
 def fitted(image: Image.Image, shape: Shape) -> Tensor:
     """Return one image as uint8 `shape`: Pillow's conversion to grey is the ITU-R 601 luma."""
+    image = eight_bits(image)
     pixels = np.array(image.convert("L" if shape[0] == 1 else "RGB"))  # [h, w] or [h, w, 3]
     x = torch.from_numpy(pixels).reshape(*pixels.shape[:2], shape[0]).permute(2, 0, 1)
     return to_shape(x[None], shape)[0]
@@ -414,7 +424,7 @@ def fitted(image: Image.Image, shape: Shape) -> Tensor:
 
 def head(path: Path) -> tuple[str, tuple[int, int]]:
     """Return Pillow's mode and (height, width) of an image file, without decoding it. UserError as in `read_images`,
-    and for more than 8 bits per channel."""
+    and for more than 16 bits per channel."""
     try:
         with _open(path) as image:
             mode, size = image.mode, image.size
@@ -428,9 +438,9 @@ def head(path: Path) -> tuple[str, tuple[int, int]]:
 
 
 def check_bits(mode: str, what: object) -> None:
-    """Raise UserError, naming `what`, for Pillow's modes of more than 8 bits per channel."""
-    if mode.startswith(("I", "F")):
-        raise UserError(f"{what}: more than 8 bits per channel: convert it to 8 bits first")
+    """Raise UserError, naming `what`, for Pillow's modes of more than 16 bits per channel."""
+    if mode.startswith(("I", "F")) and mode not in SIXTEEN:
+        raise UserError(f"{what}: more than 16 bits per channel: convert it to 8 or 16 bits first")
 
 
 def _read_image(path: Path | zipfile.Path, shape: Shape, seen: Callable[[np.ndarray], object] | None = None) -> Tensor:
@@ -440,7 +450,7 @@ def _read_image(path: Path | zipfile.Path, shape: Shape, seen: Callable[[np.ndar
         with path.open("rb") as file, _open(file) as image:
             channels = 1 if image.mode in GREY else 3
             if seen is not None and (channels, image.height, image.width) != shape:
-                pixels = np.array(image.convert("L" if channels == 1 else "RGB"))  # [h, w] or [h, w, 3]
+                pixels = np.array(eight_bits(image).convert("L" if channels == 1 else "RGB"))  # [h, w] or [h, w, 3]
                 seen(pixels.reshape(*pixels.shape[:2], -1).transpose(2, 0, 1))
             return fitted(image, shape)
     except (FileNotFoundError, KeyError):

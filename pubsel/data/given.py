@@ -104,7 +104,7 @@ def as_input(raw: Raw, shape: tuple[int, ...]) -> Tensor:
     size: Shape = (shape[0], shape[1], shape[2])
 
     if isinstance(raw, Path):
-        folders.head(raw)  # refuses what has more than 8 bits
+        folders.head(raw)  # refuses what has more than 16 bits
         return folders.read_images([raw], size)[0]
     if isinstance(raw, Image.Image):
         folders.check_bits(raw.mode, "a PIL image")
