@@ -95,13 +95,14 @@ class Streams(NamedTuple):
     def secret(
         self,
         what: str,
-        private: Split,
+        private: Iterable[torch.Tensor],
         public: Iterable[Split],
         weights: Mapping[str, torch.Tensor],
         plan: Mapping[str, Any],
         noted: Noted | None = None,
     ) -> Secret:
-        """Return the secret streams of one release of the request (`randomness.secret`). private, public: as used.
+        """Return the secret streams of one release of the request (`randomness.secret`). private, public: as used;
+        private also has how many examples each person has, if the unit is a person.
         noted: written into the ledger just before the first noise is drawn; None if nothing is released."""
         streams = secret(
             what,
@@ -121,6 +122,8 @@ class Streams(NamedTuple):
     def _note(self, what: str, noted: Noted, key: str) -> None:
         settings = self.settings
         given = settings.private if isinstance(settings, RankConfig) else settings.pair.private
+        if isinstance(settings, RunConfig) and settings.pair.unit is not None:
+            what += f", for a person ({settings.pair.unit})"
         release = ledger.Release(self.name, given, what, noted.epsilon, noted.delta, None if self.secure else key)
         ledger.note(settings.results, content(*noted.private), release)
 
@@ -222,6 +225,7 @@ def canonical(settings: RunConfig) -> RunConfig:
     check_backbone(settings.model)
 
     check_rate(settings.training, algorithm, settings.model)
+    check_unit(pair, algorithm)
 
     # the record of a run has one guarantee: what a distance would spend is not in it
     if isinstance(distance, Releases):
@@ -242,6 +246,27 @@ def canonical(settings: RunConfig) -> RunConfig:
     return dataclasses.replace(
         settings, pair=pair, distance=typed_distance, epsilon=epsilon, algorithm=typed_algorithm, select=select
     )
+
+
+def check_unit(pair: Pair, algorithm: Algorithm) -> None:
+    """UsageError if the private unit is a person, and something reads private examples one by one."""
+    if pair.unit is None:
+        return
+    if isinstance(algorithm, Solves):
+        raise UsageError(
+            f"pair.unit={pair.unit}: algorithm={algorithm.name} has a loop of its own, for single examples: take "
+            "another one, such as whitened_head"
+        )
+    if pair.public == AUTO:
+        raise UsageError(
+            f"pair.unit={pair.unit}: pair.public=auto chooses under a guarantee for one example: give the public set"
+        )
+
+
+def refuse_unit(pair: Pair, what: str) -> None:
+    """UsageError if the private unit is a person, for `what` is of single examples."""
+    if pair.unit is not None:
+        raise UsageError(f"pair.unit={pair.unit}: {what} of single examples, and not of people: leave pair.unit out")
 
 
 def check_rate(training: Training, algorithm: Algorithm, model: Model) -> None:
@@ -276,7 +301,7 @@ def derived(algorithm: Algorithm, settings: RunConfig, task: Task) -> Algorithm:
     epsilon, several = settings.epsilon, private.y.dim() == 2
     mu = accountant.gaussian_mu(epsilon, settings.privacy.delta) if math.isfinite(epsilon) else math.inf
     m = 0 if public is None else len(public.x)
-    n, d = private.x.shape
+    n, d = task.units, private.x.shape[1]
     return algorithm.derived(Facts(n, d, m, task.classes, several, mu, task.same_task, task.same_classes))
 
 
@@ -339,8 +364,8 @@ def through_backbone(settings: RunConfig | RankConfig, device: torch.device) -> 
 def guarantee(
     settings: RunConfig, algorithm: algorithms.Algorithm, n: int
 ) -> tuple[Schedule, accountant.Plan | None, accountant.Plan | None]:
-    """Plan steps and noise for n private examples: the schedule, what training spends, and what a release before it
-    spends."""
+    """Plan steps and noise for n private units, examples or people: the schedule, what training spends, and what a
+    release before it spends."""
     plan = schedule(n, settings.training)
     if algorithm.private and settings.epsilon != math.inf and algorithm.sensitivity() > 0:
         accountant.check_delta(settings.privacy.delta, n, settings.privacy.weak)
@@ -359,7 +384,8 @@ def guarantee(
         say("  no private example is read: epsilon 0")
         return plan._replace(steps=0), accountant.NOTHING, None
     if n > accountant.MOST_EXAMPLES:
-        raise UsageError(f"pair.private: {n} examples: the rounding of sums is bounded for {accountant.MOST_EXAMPLES}")
+        what = "examples" if settings.pair.unit is None else "people"
+        raise UsageError(f"pair.private: {n} {what}: the rounding of sums is bounded for {accountant.MOST_EXAMPLES}")
 
     # a release before training takes its share, and training the rest
     share = getattr(algorithm, "first_share", 0.0)

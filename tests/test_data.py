@@ -410,6 +410,9 @@ def test_kagchest_keeps_patients_together(tmp_path):
     assert source.test.x.shape == (2, 1, 64, 64)
     assert len(source.train.x) == 14
     assert source.test.x[0, 0, 0, 0] == source.test.x[1, 0, 0, 0]
+    groups = open_dataset("kagchest", str(tmp_path), False, "patient").groups[0]
+    shows = source.train.x[:, 0, 0, 0]
+    assert torch.equal(groups[:, None] == groups, shows[:, None] == shows)
 
 
 # --- built-in sets

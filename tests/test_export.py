@@ -209,7 +209,8 @@ def elsewhere(record: pubsel.Record, folder: Path) -> Path:
     torch.save(torch.load(record.folder / "model.pt", weights_only=True), run / "model.pt")
     shutil.copy(record.folder / "model.json", run)
 
-    kept = {"privacy", "weights", "algorithm", "private_examples", "settings", "public", "public_labels", "commit"}
+    kept = {"privacy", "weights", "algorithm", "settings", "public", "public_labels", "commit"}
+    kept |= {"private_examples", "private_units"}
     other = {
         "utility": 0.123,
         "test_examples": 7,

@@ -149,6 +149,7 @@ def test_the_best_adversary_may_ask_about_a_held_out_example(folder, capsys):
 
 @pytest.mark.parametrize(("words", "message"), [
     (["pair.validation=0"], "privacy.measure=true: measures on held-out private examples: give pair.validation=0.1"),
+    (["pair.unit=person"], "privacy.measure=true: a person may have several held-out images, each with a count"),
     (["epsilon=inf"], "privacy.measure=true: needs a private algorithm and epsilon=NUMBER"),
     (["algorithm=non_private"], "privacy.measure=true: needs a private algorithm and epsilon=NUMBER"),
 ])  # fmt: skip

@@ -124,6 +124,19 @@ def test_chestxray14_has_the_official_lists_and_fourteen_labels(tmp_path, capsys
     assert values(task.test) == [30]
 
 
+def test_chestxray14_tells_the_patient_of_each_image_also_if_some_are_corrupt(tmp_path):
+    folder, names = chestxray14(tmp_path)
+    (folder / "images_001/images" / names[0]).write_bytes(b"no image")
+    source = open_dataset("chestxray14", str(tmp_path), False, "patient")
+    train, test = source.groups
+    assert values(source.train) == [40, 50, 10]  # of the third patient, the third, the first
+    assert (train[:, None] == train).tolist() == [[True, True, False], [True, True, False], [False, False, True]]
+    assert (len(test), len(test.unique())) == (2, 1)
+    assert not set(train.tolist()) & set(test.tolist())
+    with pytest.raises(UserError, match=r"pair.unit=lesion: .* does not tell the lesion"):
+        open_dataset("chestxray14", str(tmp_path), False, "lesion")
+
+
 def test_chestxray14_in_one_folder_with_the_first_table_and_other_lists(tmp_path, small, changed):
     folder, names = chestxray14(tmp_path, "Data_Entry_2017.csv")
     for path in folder.rglob("*.png"):
@@ -457,6 +470,16 @@ def chexpert(root):
             written.append({**row, "AP/PA": "AP", **{key: given.get(key, rest) for key in OBSERVATIONS}})
         table(folder / f"{part}.csv", written)
     return folder
+
+
+def test_chexpert_tells_the_patient_of_each_image(tmp_path, changed):
+    chexpert(tmp_path)
+    changed({"views": "all"})
+    source = open_dataset("chexpert", str(tmp_path), False, "patient")
+    first, second, lateral, *others = source.groups[0].tolist()
+    assert values(source.train) == [10, 20, 30, 40, 50]
+    assert second == lateral
+    assert len({first, second, *others, *source.groups[1].tolist()}) == 6
 
 
 def observed(split):

@@ -500,6 +500,49 @@ def test_every_command_keeps_images_unless_told_otherwise(
         shutil.rmtree("results", ignore_errors=True)
 
 
+def test_people_are_told_apart_in_what_is_kept(tmp_path: Path, any_size: None) -> None:
+    """By a column, by another one with the same split, and not at all."""
+    path, root = table(tmp_path / "mine"), str(tmp_path / "root")
+    head, *rows = path.read_text().splitlines()
+    more = [f"{row},p{i // 3},q{i // 2}" for i, row in enumerate(rows)]
+    path.write_text("\n".join([f"{head},patient,lesion", *more]))
+    expected = {}
+    for unit in ("patient", "lesion"):
+        again()
+        expected[unit] = data.open_dataset(str(path), str(tmp_path / unit), False, unit, keep=False).groups
+    again()
+    for unit in ("patient", "lesion", "patient"):
+        groups = data.open_dataset(str(path), root, False, unit).groups
+        for part, other in zip(groups or (), expected[unit] or (), strict=True):
+            assert torch.equal(part, other)
+    assert data.open_dataset(str(path), root, False).groups is None
+    names = data.open_dataset(str(path), root, False, "patient").files
+    assert names is not None
+    number = {row.split(",")[0]: i // 3 for i, row in enumerate(rows)}
+    both = expected["patient"] or ()
+    people = {
+        (int(group), number[name])
+        for part, files in zip(both, names, strict=True)
+        for group, name in zip(part, files.names, strict=True)
+    }
+    assert len(people) == len({person for _, person in people}) == len({group for group, _ in people})
+
+
+def test_people_of_an_archive_are_kept_with_it(tmp_path: Path, any_size: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    arrays = dict(np.load(archive(tmp_path / "mine.npz")))
+    people = {"train_groups": np.arange(40) % 7, "test_groups": 10 + np.arange(11) % 3}
+    np.savez(tmp_path / "mine.npz", **arrays, **people)
+    path = str(tmp_path / "mine.npz")
+    kept = data.open_dataset(path, str(tmp_path / "root"), False, "groups")
+    assert kept.kept is not None
+    again()
+    monkeypatch.setattr(decoded, "SMALL", 2**40)
+    read = data.open_dataset(path, str(tmp_path / "root"), False, "groups")
+    for part, other in zip(kept.groups or (), read.groups or (), strict=True):
+        assert torch.equal(part, other)
+    same(kept, read)
+
+
 # 16 bits
 
 

@@ -345,7 +345,7 @@ def test_a_private_pca_without_a_share_is_refused(tmp_path):
 def test_the_noise_that_is_accounted_for_is_added(tmp_path, monkeypatch):
     asked = []
     monkeypatch.setattr(
-        pubsel.training.once, "noisy_sum", lambda made, x, noise, source: asked.append(noise) or Frozen()
+        pubsel.training.once, "noisy_sum", lambda made, x, noise, source, **_: asked.append(noise) or Frozen()
     )
     settings, algorithm = settings_of("dp_pca"), build("dp_pca", k=2)
     _, _, first = guarantee(settings, algorithm, 60)

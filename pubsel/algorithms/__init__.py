@@ -184,7 +184,7 @@ class Release(NamedTuple):
 class Facts(NamedTuple):
     """What is public of a private task before it trains, as far as a method without settings follows it."""
 
-    n: int = 1  # private examples
+    n: int = 1  # private examples, or people if the unit is a person
     d: int = 1  # features
     m: int = 0  # public examples; 0: there are no public data
     classes: int = 2  # or labels

@@ -20,7 +20,17 @@ from pubsel import records as results
 from pubsel.algorithms import Frozen, Release, map_of
 from pubsel.attacks import membership
 from pubsel.attacks.membership import DIGITS, figures, member_scores, success, supervised, told_apart
-from pubsel.cell import AUTO, by_label, choose_device, derived, has_paths, load_task, network, weights_digest
+from pubsel.cell import (
+    AUTO,
+    by_label,
+    choose_device,
+    derived,
+    has_paths,
+    load_task,
+    network,
+    refuse_unit,
+    weights_digest,
+)
 from pubsel.data import Split, Task
 from pubsel.distances.gsd import GSD, Labelling
 from pubsel.messages import UsageError, UserError, say
@@ -92,6 +102,7 @@ def attack_run(settings: AttackConfig, run: Path, folder: Path, device: torch.de
     name = f"loss-{run.name}"
 
     def make() -> dict[str, Any]:
+        refuse_unit(settings_of(trained, settings).pair, "the attack is")
         model, task = reopened(trained, run, settings, device)
         scores = [member_scores(model, split) for split in (task.private, task.test)]
         member = np.repeat([True, False], [len(part) for part in scores])

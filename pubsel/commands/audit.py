@@ -35,7 +35,7 @@ from pubsel.attacks.one_run import (
 )
 from pubsel.attacks.per_instance import Losses
 from pubsel.attacks.witness import SURE, Witness
-from pubsel.cell import AUTO, Cell, Streams, canonical, check_pair, guarantee, weights_digest
+from pubsel.cell import AUTO, Cell, Streams, canonical, check_pair, guarantee, refuse_unit, weights_digest
 from pubsel.data import Split, Task
 from pubsel.gradients.matrix import Engine
 from pubsel.gradients.per_example import losses_of
@@ -114,6 +114,7 @@ def check_audited(cell: Cell) -> None:
         raise UsageError(f"algorithm={cell.algorithm.name}, epsilon={epsilon:g}: no guarantee to audit")
     if cell.settings.pair.public == AUTO:
         raise UsageError("pair.public=auto: the choice is not audited, only training: give the set that it chose")
+    refuse_unit(cell.settings.pair, "an audit is")
 
 
 class Audited(NamedTuple):

@@ -68,6 +68,8 @@ def run(settings: RunConfig, repeated: Mapping[str, str] | None = None) -> dict[
     check_pair(settings)
     cell = Cell.of(canonical(settings), processes=torchrun.place()[1], repeated=repeated)
     measurement.check(cell.settings)
+    if settings.pair.unit is not None and torchrun.place()[1] > 1:
+        raise UsageError(f"pair.unit={settings.pair.unit}: a person stays in one process: run without torchrun")
     path = cell.folder / "log.txt"
 
     def make() -> dict[str, Any]:
@@ -162,7 +164,7 @@ def train(cell: Cell) -> dict[str, Any]:
     cell = cell.derived(task)
 
     # what it will cost: in privacy, and in time and memory
-    plan, spend, first = guarantee(cell.settings, cell.algorithm, len(task.private.x))
+    plan, spend, first = guarantee(cell.settings, cell.algorithm, task.units)
     parts += [("before training", first)] if first else []
     before = Before(plan, spend, first, parts)
     if cell.settings.estimate:
@@ -276,6 +278,7 @@ def _figures(cell: Cell, prepared: Prepared) -> dict[str, Any]:
         "utility_interval": interval(outputs, task.test.y, task.metric, stream(cell.name, "bootstrap")),
         "test_examples": len(task.test.x),
         "private_examples": len(task.private.x),
+        "private_units": task.units,
         "selection": {"test": reached} | other_utilities(prepared.trains, task),
         "weights": weights_digest(prepared.whole),
         "parameters": trained_parameters(prepared.model),
@@ -309,7 +312,8 @@ def _described(cell: Cell, task: Task, before: Before, distance: dict[str, Any] 
             bool(distance),
             before.parts,
             chosen,
-            examples=len(task.private.x),
+            examples=task.units,
+            unit=settings.pair.unit,
         ),
         "settings": as_json(asked),
         "device": str(cell.device),

@@ -29,6 +29,7 @@ from pubsel.data.splits import (
     Parts,
     Split,
     draw,
+    in_a_row,
     in_order,
     in_turn,
     listing_in_order,
@@ -70,6 +71,12 @@ class Task(NamedTuple):
     names: tuple[str, ...] = ()  # of the classes in order; empty: they have none
     weights: str | None = None  # digest of the weights of the backbone whose features x has
     offsets: int = 0  # of the columns of features, how many come last and are logits (`OffsetLinear`)
+    people: Tensor | None = None  # how many private examples each person has, [people], in a row; None: unit is one
+
+    @property
+    def units(self) -> int:
+        """Return how many private units there are: people, or examples."""
+        return len(self.private.x) if self.people is None else len(self.people)
 
     def each(self, change: Callable[[Split], Split]) -> "Task":
         """Return the task with change(split) for each of its splits."""
@@ -92,19 +99,20 @@ def unchanged(name: str, source: Source, like: Shape | None) -> Source:
 class Reader(NamedTuple):
     """Where datasets are, whether missing ones are downloaded, and how they are used: through(name, source, like), such
     as the source's features. like: the shape of the private images, for other sets. opened: a set that need not be read
-    again."""
+    again. unit: by which the people are told apart whose examples they are."""
 
     data_root: str
     download: bool = False
     through: Through = unchanged
     like: Shape | None = None
     opened: Opened | None = None
+    unit: str | None = None
     keep: bool = True  # a user's own images
 
     def __call__(self, name: str) -> Opened:
         if self.opened is not None and self.opened.name == name:
             return self.opened
-        source = open_dataset(name, self.data_root, self.download, keep=self.keep)
+        source = open_dataset(name, self.data_root, self.download, self.unit, keep=self.keep)
         return Opened(name, source, self.through(name, source, self.like))
 
 
@@ -127,17 +135,20 @@ def load(pair: Pair, data_root: str, download: bool, through: Through = unchange
     If public and private are the same dataset, the m public images leave the test set; if several are combined
     (`public_examples`), the private set's share of m does. pair.take=train: the public images are a fixed random part
     of the training split instead, and leave the private data if it is the same set. `pair.public` None: no public data.
+    With `pair.unit`, nobody has examples on two sides: whoever has a public one leaves the private data.
     UserError if the private data has fewer than two classes or no training or test images; UsageError if an image is on
     two sides (`pair.overlap`), but for those of a published set's own parts: these are noted. through(name, source,
     like): the source as it is used, such as its features; like: the shape of the private images, None for these.
     keep: as in `open_dataset`.
     """
     read = Reader(data_root, download, through, keep=keep)
-    opened = read(pair.private)
+    opened = read._replace(unit=pair.unit)(pair.private)
     read = read._replace(like=_image_shape(opened.images))
     _check_private(pair, opened.used)
+    opened, people_apart = _people_apart(opened, pair)
     opened, apart = _test_apart(opened, pair.overlap, data_root)
-    source, notes = opened.used._replace(metric=_metric(pair, opened.used)), opened.used.notes + apart
+    source = opened.used._replace(metric=_metric(pair, opened.used))
+    notes = source.notes + people_apart + apart
 
     # Public examples come first, since they may leave the private training or test split.
     sets = public_sets(pair.public)
@@ -159,6 +170,13 @@ def load(pair: Pair, data_root: str, download: bool, through: Through = unchange
         private = Split(*(part[torch.from_numpy(left)] for part in source.train))
     train, out, part_notes = _part(pair, opened, left, data_root)
     validation = None if out is None else Split(private.x[out], private.y[out])
+
+    # The examples of a person follow each other, so that a sample of people takes them together.
+    people = None
+    if source.groups is not None:
+        train = torch.arange(len(private.x)) if train is None else train
+        places, people = in_a_row(source.groups[0][torch.from_numpy(left)][train])
+        train = train[places]
     if train is not None:
         private = Split(private.x[train], private.y[train])
 
@@ -166,7 +184,7 @@ def load(pair: Pair, data_root: str, download: bool, through: Through = unchange
     same_classes = all(_same_classes(name, pair.private, data_root) for name in sets)
     task = Task(private, public, test, *source[2:6], notes + part_notes, validation, same_task, same_classes)
     names = source.names or class_names(pair.private, data_root)
-    return task._replace(shape=_shape(opened), names=names, weights=source.weights)
+    return task._replace(shape=_shape(opened), names=names, weights=source.weights, people=people)
 
 
 def _check_private(pair: Pair, source: Source) -> None:
@@ -189,6 +207,24 @@ def _metric(pair: Pair, source: Source) -> str:
             f"pair.metric={pair.metric.name}: an image of {pair.private} has several labels: set pair.metric=auc"
         )
     return pair.metric.name
+
+
+def _people_apart(opened: Opened, pair: Pair) -> tuple[Opened, tuple[str, ...]]:
+    """Return the private set with nobody in both its training and its test set, and a note."""
+    if opened.used.groups is None:
+        return opened, ()
+    train, test = (groups.numpy() for groups in opened.used.groups)
+    both = np.isin(test, train)
+    if not both.any():
+        return opened, ()
+
+    count = f"{int(both.sum())} of {len(test)} test images of {opened.name} are of people with training images"
+    if pair.overlap == Overlap.drop and not both.all():
+        return opened.without(np.zeros(len(train), dtype=bool), both), (f"{count} and were dropped",)
+    raise UsageError(
+        f"pair.unit={pair.unit}: {count}, the first {opened.example(both)}: give another split, or set "
+        "pair.overlap=drop"
+    )
 
 
 def _test_apart(opened: Opened, how: Overlap, data_root: str) -> tuple[Opened, tuple[str, ...]]:
@@ -217,14 +253,19 @@ def _test_apart(opened: Opened, how: Overlap, data_root: str) -> tuple[Opened, t
 
 def _rest_of_test(pair: Pair, opened: Opened, taken: int, data_root: str) -> tuple[Split, tuple[str, ...]]:
     """Return the test set without its first `taken` images, which are public, and notes."""
-    x, y = (part[taken:] for part in opened.used.test)
-    if not len(x):
+    notes: tuple[str, ...] = (f"the first {taken} test images of {pair.private} are public and left the test set",)
+    stay = np.ones(len(opened.used.test.y) - taken, dtype=bool)
+    if opened.used.groups is not None:
+        people = opened.used.groups[1].numpy()
+        stay = ~np.isin(people[taken:], people[:taken])
+        notes += (f"{int((~stay).sum())} other test images are of the same people, and were dropped",)
+    if not stay.any():
         raise UsageError(f"pair.m={pair.m}: no test images of {pair.private} would remain: use a smaller pair.m")
+    x, y = (part[taken:][torch.from_numpy(stay)] if not stay.all() else part[taken:] for part in opened.used.test)
 
     # A test image that is equal to a public one may have been trained on.
     _, test = opened.digests(_shape(opened))
-    twice = among(rows(test, slice(taken, None)), rows(test, slice(taken)))
-    notes: tuple[str, ...] = (f"the first {taken} test images of {pair.private} are public and left the test set",)
+    twice = among(rows(rows(test, slice(taken, None)), stay), rows(test, slice(taken)))
     if not twice.any():
         return Split(x, y), notes
 
@@ -264,9 +305,14 @@ def _from_training(
     drawn = np.zeros(len(y), dtype=bool)
     drawn[pool[draw(name, y[torch.from_numpy(pool)], m, pair.shots).numpy()]] = True
 
-    # Of the same set, what was drawn is no longer private.
+    # Of the same set, what was drawn is no longer private. The same examples are drawn whatever the unit is; whoever
+    # has one of them leaves the private data.
     chosen = other.without(~drawn, np.ones(len(other.used.test.y), dtype=bool))
     left = ~drawn if same else np.ones(len(source.train.y), dtype=bool)
+    if same and other.used.groups is not None:
+        people = other.used.groups[0].numpy()
+        left = ~np.isin(people, people[drawn])
+        notes += (f"{int((~left & ~drawn).sum())} other examples of people with public ones left the private data",)
     if not left.any():
         raise UsageError(f"pair.m={pair.m}: no private examples of {name} would remain: use a smaller pair.m")
 
@@ -289,22 +335,28 @@ def _part(
 
     left: bool [n], the training examples that are private.
     """
+    # Examples are drawn, or people with all that they have.
+    members = np.arange(int(left.sum()))
+    if opened.used.groups is not None:
+        members = np.unique(opened.used.groups[0].numpy()[left], return_inverse=True)[1]
+    what = "examples" if opened.used.groups is None else "people"
+
     # Another seed than that of `shuffled` and `draw`, so that the share is independent of both.
-    order = torch.from_numpy(np.random.RandomState(SEED + 1).permutation(int(left.sum())))
+    order = np.random.RandomState(SEED + 1).permutation(int(members.max()) + 1)
     used = order[: max(1, round(pair.private_share * len(order)))]
     held = round(pair.validation * len(used))
     if pair.validation and not 0 < held < len(used):
-        raise UsageError(f"pair.validation={pair.validation}: {held} of {len(used)} examples: take another share")
+        raise UsageError(f"pair.validation={pair.validation}: {held} of {len(used)} {what}: take another share")
+    train, out = (torch.from_numpy(np.flatnonzero(np.isin(members, part))) for part in (used[held:], used[:held]))
     if not held:
-        return (None if len(used) == len(order) else used.sort().values), None, ()
+        return (None if len(used) == len(order) else train), None, ()
 
-    train, out = used[held:].sort().values, used[:held].sort().values
     digests = rows(opened.digests(_shape(opened))[0], left)
     twice = among(rows(digests, out.numpy()), rows(digests, train.numpy()))
     if not twice.any():
         return train, out, ()
 
-    equal = f"{int(twice.sum())} of {held} examples held out for validation are trained on too"
+    equal = f"{int(twice.sum())} of {len(out)} examples held out for validation are trained on too"
     if pair.overlap == Overlap.drop and not twice.all():
         return train, out[torch.from_numpy(~twice)], (f"{pair.private}: {equal} and were dropped",)
     if _named(pair.private, data_root) is not None and pair.overlap == Overlap.refuse:
@@ -345,7 +397,7 @@ def public_examples(
     return examples, notes
 
 
-def open_dataset(name: str, data_root: str, download: bool, keep: bool = True) -> Source:
+def open_dataset(name: str, data_root: str, download: bool, unit: str | None = None, keep: bool = True) -> Source:
     """Return a dataset by name (conf/dataset) or path (image folder, CSV, npz).
 
     A named set is read from <data_root>/<name>.npz; else from the original files under data_root; else, if `download`,
@@ -353,17 +405,24 @@ def open_dataset(name: str, data_root: str, download: bool, keep: bool = True) -
     <data_root>/prepared and mapped from there; the original files are not opened again, only listed: if they are not
     those that were kept, they are kept anew. Missing (a UserError) names the dataset and the remedies. A split sorted
     by class, and every user's folder, is brought into a fixed random order, because its first m images would be one
-    class. keep: whether a user's own images are kept once they are decoded (`decoded.opened`).
+    class. keep: whether a user's own images are kept once they are decoded (`decoded.opened`). unit: what tells whose
+    examples they are, as `pair.unit` says; UsageError if the set does not tell.
     """
-    if is_path(name):
-        return _open_path(name, data_root, keep)
+    path = is_path(name)
+    source = _open_path(name, data_root, keep, unit) if path else _open_named(name, data_root, download, unit)
+    if unit and source.groups is None:
+        raise UsageError(f"pair.unit={unit}: {name} does not tell whose images they are: leave it out")
+    return source
 
+
+def _open_named(name: str, data_root: str, download: bool, unit: str | None) -> Source:
+    """Return a dataset of conf/dataset, as `open_dataset` says."""
     info = dataset_info(name)
     root = Path(data_root).expanduser()
     npz = root / f"{name}.npz"
     shape: Shape = tuple(info.shape)  # type: ignore[assignment]
     if npz.exists() and npz.name not in info.options.get("files", ()):  # prepared, and not the publisher's own npz
-        return _open_npz(npz, _stamp(npz), name, shape)
+        return _open_npz(npz, _stamp(npz), name, shape, unit)
 
     folder = kept_folder(name, info, root)
     if not folder.exists() or not _as_listed(name, root, folder, _stamp(folder)):
@@ -380,9 +439,10 @@ def open_dataset(name: str, data_root: str, download: bool, keep: bool = True) -
         except OSError as error:
             note = f"{name}: cannot be kept in {folder.parent} ({error.strerror or error}), so all of it is in memory"
             parts = stored.in_memory(name, listing._replace(notes=(*listing.notes, note)), shape, skip)
-            return Source(parts.train, parts.test, *_known(info), parts.notes)
+            groups = parts.groups if unit == listing.unit else None
+            return Source(parts.train, parts.test, *_known(info), parts.notes, groups=groups)
 
-    return _open_stored(folder, _stamp(folder), name)
+    return _open_stored(folder, _stamp(folder), name, unit)
 
 
 @lru_cache(maxsize=64)
@@ -421,17 +481,18 @@ def _known(info: Dataset) -> tuple[int, str, tuple[float, ...], tuple[float, ...
 
 
 @lru_cache(maxsize=2)
-def _open_npz(npz: Path, stamp: tuple[int, ...], name: str, shape: Shape) -> Source:
+def _open_npz(npz: Path, stamp: tuple[int, ...], name: str, shape: Shape, unit: str | None) -> Source:
     """Open a npz, which is kept for the next cell of a sweep as long as the file is the same."""
     info = dataset_info(name)
-    return _source(name, prepared.read(npz, info.classes, shape), *_known(info))
+    return _source(name, prepared.read(npz, info.classes, shape, unit), *_known(info))
 
 
 @lru_cache(maxsize=2)
-def _open_stored(folder: Path, stamp: tuple[int, ...], name: str) -> Source:
+def _open_stored(folder: Path, stamp: tuple[int, ...], name: str, unit: str | None) -> Source:
     """Open a set that was kept, as `_open_npz` does; its order was decided when it was kept."""
-    parts = stored.read(folder)
-    return Source(parts.train, parts.test, *_known(dataset_info(name)), parts.notes, kept=folder)
+    parts = stored.read(folder, unit)
+    known = _known(dataset_info(name))
+    return Source(parts.train, parts.test, *known, parts.notes, kept=folder, groups=parts.groups)
 
 
 def same_examples(first: str, second: str, data_root: str) -> bool:
@@ -503,7 +564,7 @@ def _named(name: str, data_root: str) -> str | None:
     return path.stem if in_root and path.stem in dataset_names() else None
 
 
-def _open_path(name: str, data_root: str, keep: bool) -> Source:
+def _open_path(name: str, data_root: str, keep: bool, unit: str | None) -> Source:
     """Return a user's data: metric accuracy, or auc for several labels at once; normalised with 0.5."""
     path = Path(name).expanduser()
     if not path.exists():
@@ -511,19 +572,19 @@ def _open_path(name: str, data_root: str, keep: bool) -> Source:
 
     # An archive that fits in memory many times is read there.
     if path.is_dir():
-        listed = folders.list_folder(path)
+        listed = folders.list_folder(path, unit)
     elif path.suffix == ".csv":
-        listed = folders.list_csv(path)
+        listed = folders.list_csv(path, unit)
     elif prepared.size(path) >= decoded.SMALL:
-        listed = prepared.listed(path)
+        listed = prepared.listed(path, unit)
     else:
-        parts = prepared.read(path)
+        parts = prepared.read(path, unit=unit)
         classes = prepared.classes_of(torch.cat([parts.train.y, parts.test.y]))
         return _source(name, parts, classes, *_of_own(parts))
 
     parts, kept = decoded.opened(name, listed, decoded_folder(path, Path(data_root)), keep)
     known = listed.classes, *_of_own(parts)
-    return Source(parts.train, parts.test, *known, parts.notes, parts.files, kept, parts.names)
+    return Source(parts.train, parts.test, *known, parts.notes, parts.files, kept, parts.names, groups=parts.groups)
 
 
 def _of_own(parts: Parts) -> tuple[str, tuple[float, ...], tuple[float, ...]]:
@@ -544,7 +605,14 @@ def _source(
     """Return the source with both splits in the order that is used: shuffled if sorted by class."""
     train, train_notes = in_order(f"{name}: train", parts.train, False)
     test, test_notes = in_order(f"{name}: test", parts.test, False)
-    return Source(train, test, classes, metric, mean, std, parts.notes + train_notes + test_notes, names=parts.names)
+    notes = parts.notes + train_notes + test_notes
+
+    # The people take the same order as their images.
+    groups = None
+    if parts.groups is not None:
+        orders = [in_order("", Split(torch.arange(len(y)), y), False)[0].x for _, y in (parts.train, parts.test)]
+        groups = parts.groups[0][orders[0]], parts.groups[1][orders[1]]
+    return Source(train, test, classes, metric, mean, std, notes, names=parts.names, groups=groups)
 
 
 def _combined(names: list[str], m: int, key: str, beside: Beside, read: Reader) -> tuple[Split, int, tuple[str, ...]]:

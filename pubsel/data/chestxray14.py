@@ -49,7 +49,8 @@ def read(name: str, info: Dataset, root: Path, download: bool) -> Listing:
                 f"{file}: {unknown[0]} and {len(unknown) - 1} more are not in {tables[-1].name}: download both again"
             )
         labels = torch.tensor([findings[image] for image in images]).reshape(-1, len(FINDINGS))
-        return unread([files[image] for image in images], labels, shape)
+        patients = [image.partition("_")[0] for image in images]  # 00000001_000.png is of patient 00000001
+        return unread([files[image] for image in images], labels, shape, patients)
 
     # Patients are apart in the published lists; of other lists at least the images have to be.
     train, test = lines(lists[0]), lines(lists[1])
@@ -58,7 +59,7 @@ def read(name: str, info: Dataset, root: Path, download: bool) -> Listing:
 
     left = len(findings) - len(train) - len(test)
     notes = (f"{name}: {left} images are in neither {lists[0].name} nor {lists[1].name} and left out",) if left else ()
-    return Listing(part(lists[0], train), part(lists[1], test), notes)
+    return Listing(part(lists[0], train), part(lists[1], test), notes, "patient")
 
 
 def read_table(table: Path) -> dict[str, list[float]]:

@@ -45,10 +45,11 @@ def read(name: str, info: Dataset, root: Path, download: bool) -> Listing:
     parts, notes = {}, tuple[str, ...]()
     for part, table in tables.items():
         paths, labels, counts = read_table(folder, table, rules)
-        parts[part] = unread(paths, torch.tensor(labels).reshape(-1, len(OBSERVATIONS)), shape)
+        patients = [path.relative_to(folder).parts[1] for path in paths]  # train/patient00001/study1/view1_frontal.jpg
+        parts[part] = unread(paths, torch.tensor(labels).reshape(-1, len(OBSERVATIONS)), shape, patients)
         cases = ", ".join(f"{counts[key]:,} {key}" for key in ("uncertain", "missing", "dropped", "other views"))
         notes += (f"{name} {part}: {cases} (uncertain={rules['uncertain']}, missing={rules['missing']})",)
-    return Listing(parts["train"], parts["valid"], notes)
+    return Listing(parts["train"], parts["valid"], notes, "patient")
 
 
 def read_table(folder: Path, table: Path, rules: dict[str, str]) -> tuple[list[Path], list[list[float]], Counter[str]]:

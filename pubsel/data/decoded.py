@@ -26,7 +26,7 @@ from torch import Tensor
 
 from pubsel.data import overlap, stored
 from pubsel.data.overlap import Digest, digest
-from pubsel.data.splits import Files, Images, Listed, Parts, Split, in_order
+from pubsel.data.splits import Files, Images, Listed, Parts, Split, in_order, numbered
 from pubsel.gradients.mapped import mapped
 from pubsel.messages import UserError, duration, gib, say
 
@@ -76,7 +76,13 @@ def opened(name: str, listed: Listed, folder: Path, keep: bool) -> Decoded:
     _LAST[folder, keep] = last
     while len(_LAST) > MOST:
         del _LAST[next(iter(_LAST))]
-    return last[1]
+
+    # Who they are of is told by the listing alone: the same images may be told apart in another way.
+    parts, kept = last[1]
+    if listed.people:
+        train, test = ([listed.people[i] for i in rows.tolist()] for rows in order.rows)
+        parts = parts._replace(groups=numbered(train, test))
+    return Decoded(parts, kept)
 
 
 _LAST: dict[tuple[Path, bool], tuple[str, Decoded]] = {}  # for the next cell of a sweep, with its fingerprint

@@ -19,8 +19,19 @@ from torch import Tensor
 
 from pubsel.data.convert import Shape, describe, to_shape
 from pubsel.data.overlap import digest
-from pubsel.data.splits import SEED, Images, Listed, Listing, Unread, Unreadable, group_of, held_out, missing, stamp
-from pubsel.messages import UserError
+from pubsel.data.splits import (
+    SEED,
+    Images,
+    Listed,
+    Listing,
+    Unread,
+    Unreadable,
+    group_of,
+    held_out,
+    missing,
+    stamp,
+)
+from pubsel.messages import UsageError, UserError
 from pubsel.settings.datasets import Dataset
 
 SUFFIXES = {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".pgm", ".ppm"}
@@ -59,7 +70,9 @@ def read(name: str, info: Dataset, root: Path, download: bool) -> Listing:
 
     shape: Shape = tuple(info.shape)  # type: ignore[assignment]
     note = f"{name}: {fraction:.3g} of the images held out as the test set, seed {SEED}"
-    return Listing(*listed_parts(paths, torch.from_numpy(labels), test, shape), (note,))
+    people = groups if pattern else ()
+    parts = listed_parts(paths, torch.from_numpy(labels), test, shape, people)
+    return Listing(*parts, (note,), "patient" if pattern else "")
 
 
 def _published(name: str, info: Dataset, root: Path, part: str) -> Unread:
@@ -93,8 +106,9 @@ class Layout(NamedTuple):
     notes: tuple[str, ...]
 
 
-def layout(folder: Path) -> Layout:
-    """Return the parts of a user's folder by their names, in any case. UserError if it is absent."""
+def layout(folder: Path, people: bool = False) -> Layout:
+    """Return the parts of a user's folder by their names, in any case. people: class folders contain a folder for each
+    person. UserError if it is absent."""
     if not folder.is_dir():
         raise UserError(f"{folder}: no such folder")
     within = {path.name.lower(): path for path in sorted(folder.iterdir()) if path.is_dir()}
@@ -105,7 +119,7 @@ def layout(folder: Path) -> Layout:
     # A class may be called train: then it has images, and so have folders next to it.
     train, test, validation = (named(names) for names in (TRAIN, TEST, VALIDATION))
     others = [path for name, path in within.items() if name not in TRAIN + TEST + VALIDATION]
-    if train is None or (not class_folders(train) and any(map(_has_images, others))):
+    if train is None or (not class_folders(train, people) and any(_has_images_of(path, people) for path in others)):
         train, test, validation = folder, None, None
 
     notes: tuple[str, ...] = ()
@@ -114,44 +128,57 @@ def layout(folder: Path) -> Layout:
 
     without_images = sorted(path.name for path in train.iterdir() if path.is_dir() and not any(_images_below(path)))
     empty = [name for name in without_images if not name.startswith(".")]
-    return Layout(train, test, class_folders(train), empty, notes)
+    return Layout(train, test, class_folders(train, people), empty, notes)
 
 
-def list_folder(folder: Path) -> Listed:
+def list_folder(folder: Path, unit: str | None = None) -> Listed:
     """Return what is in a user's image folder: folder/train/<class>/* and folder/test/<class>/*, or
     folder/<class>/*, or a flat folder of images (one class: public data, or ranking, only).
 
     Without a test part, the validation part (val, valid, validation) is the test set; without either, a fixed fifth is
     held out. A note counts the images that are not read. All images get the most common size, and colour if one has
-    colour. UserError for a folder that is absent or empty.
+    colour. unit: "folder" for folder/<class>/<person>/*; a person may be in several classes. UserError for a folder
+    that is absent or empty.
     """
-    places = layout(folder)
+    people = unit is not None
+    if unit not in (None, "folder"):
+        raise UsageError(f"pair.unit={unit}: {folder} is a folder: set pair.unit=folder, for <class>/<person>/*")
+    places = layout(folder, people)
     top, classes = places.train, places.classes
+    if people and not classes:
+        raise UserError(f"{folder}: pair.unit=folder needs <class>/<person>/*, and has no such images: move them")
     if not classes and not images_in(top) and (deeper := all_images(top)):
         first = deeper[0].relative_to(folder).as_posix()
         raise UserError(
             f"{folder}: its {len(deeper)} images lie deeper than <class>/*, such as {first}: give "
-            f"{deeper[0].parent.parent}, or move them up"
+            f"{deeper[0].parent.parent}, or move them up; if each folder is of a person, set pair.unit=folder"
         )
 
     # The user's own test part, with the same classes, or a fifth.
-    paths, labels = labelled(top, classes)
+    paths, labels = labelled(top, classes, people)
     test_paths: list[Path] = []
     if places.test is not None:
-        unknown = sorted(set(class_folders(places.test)) - set(classes))
+        unknown = sorted(set(class_folders(places.test, people)) - set(classes))
         if unknown:
             raise UserError(f"{places.test}: class {unknown[0]} is not in {top}: give both the same classes")
-        test_paths, test_labels = labelled(places.test, classes)
+        test_paths, test_labels = labelled(places.test, classes, people)
         labels = np.concatenate([labels, test_labels])
         test, notes = np.arange(len(labels)) >= len(paths), places.notes
     else:
-        test, notes = _fifth(folder, [path.relative_to(folder).as_posix() for path in paths])
+        test, notes = _fifth(folder, [_owner(folder, path, people) for path in paths], people)
 
     paths += test_paths
     notes += _unread(folder, paths, [part for part in (places.train, places.test) if part])
     names = [path.relative_to(folder).as_posix() for path in paths]
     listed = _listed(folder, paths, names, labels, test)
+    if people:
+        listed = listed._replace(people=tuple(path.parent.name for path in paths))
     return listed._replace(classes=max(1, len(classes)), class_names=tuple(classes), notes=notes, shuffle=True)
+
+
+def _owner(folder: Path, path: Path, people: bool) -> str:
+    """Return what decides whether an image is held out: its person, the same in all classes, or its own name."""
+    return path.parent.name if people else path.relative_to(folder).as_posix()
 
 
 def _unread(folder: Path, paths: Sequence[Path], parts: Sequence[Path]) -> tuple[str, ...]:
@@ -189,6 +216,11 @@ def _images_below(folder: Path) -> Iterator[Path]:
 def _is_image(name: str) -> bool:
     """Return whether a file has the name of an image; hidden files have not."""
     return not name.startswith(".") and os.path.splitext(name)[1].lower() in SUFFIXES
+
+
+def _has_images_of(folder: Path, people: bool) -> bool:
+    """Return whether `images_of` returns any, and raise what it raises."""
+    return bool(images_of(folder, True)) if people else _has_images(folder)
 
 
 def _has_images(folder: Path) -> bool:
@@ -235,11 +267,11 @@ def findings(path: Path) -> tuple[list[str], list[str], list[str]]:
     return wrong, doubtful, names
 
 
-def list_csv(table: Path) -> Listed:
+def list_csv(table: Path, unit: str | None = None) -> Listed:
     """Return what is in a user's CSV, with commas, semicolons or tabs between its columns path, label and perhaps split
-    (train or test). Paths are relative to the CSV; labels are numbers or words, numbered in sorted order. Sizes, colour
-    and a missing split as in `list_folder`."""
-    rows = _rows(table)
+    (train or test). Paths are relative to the CSV; labels are numbers or words, numbered in sorted order. unit: the
+    column that names the person of each image. Sizes, colour and a missing split as in `list_folder`."""
+    rows = _rows(table, unit)
     words = _words(rows)
     labels = np.asarray([words.index(row["label"]) for row in rows])
     paths = [table.parent / row["path"] for row in rows]
@@ -250,13 +282,15 @@ def list_csv(table: Path) -> Listed:
         if test.all() or not test.any():
             raise UserError(f"{table}: every row is {rows[0]['split']}: give both parts, or leave the column split out")
     else:
-        test, notes = _fifth(table, [row["path"] for row in rows])
+        test, notes = _fifth(table, [row[unit or "path"] for row in rows], unit is not None)
 
     # Whoever reads predictions has to know which number is which label.
     if words != [str(i) for i in range(len(words))]:
         notes += (f"{table.name}: labels {', '.join(words[:10])} numbered from 0 in this order",)
 
     listed = _listed(table, paths, [row["path"] for row in rows], labels, test)
+    if unit:
+        listed = listed._replace(people=tuple(row[unit] for row in rows))
     return listed._replace(classes=len(words), class_names=tuple(words), notes=notes)
 
 
@@ -265,9 +299,9 @@ def _words(rows: Sequence[dict[str, str]]) -> list[str]:
     return sorted({row["label"] for row in rows}, key=lambda word: (int(word) if word.isdecimal() else -1, word))
 
 
-def class_folders(folder: Path) -> list[str]:
-    """Return the names of the sub-folders with images, sorted."""
-    return sorted(path.name for path in folder.iterdir() if path.is_dir() and _has_images(path))
+def class_folders(folder: Path, people: bool = False) -> list[str]:
+    """Return the names of the sub-folders with images, sorted; people: with folders of people that have images."""
+    return sorted(path.name for path in folder.iterdir() if path.is_dir() and _has_images_of(path, people))
 
 
 def expected_classes(folder: Path, info: Dataset) -> list[str]:
@@ -283,7 +317,19 @@ def images_in(folder: Path) -> list[Path]:
     return [folder / name for name in sorted(filter(_is_image, os.listdir(folder)))]
 
 
-def labelled(folder: Path, classes: Sequence[str]) -> tuple[list[Path], np.ndarray]:
+def images_of(folder: Path, people: bool) -> list[Path]:
+    """Return the image files of a class folder; people: of its folders, one for each person. UserError if then some lie
+    beside these."""
+    if not people:
+        return images_in(folder)
+    persons = sorted(path for path in folder.iterdir() if path.is_dir() and not path.name.startswith("."))
+    images = [image for person in persons for image in images_in(person)]
+    if images and (loose := images_in(folder)):
+        raise UserError(f"{folder}: {loose[0].name} lies beside folders of people: move it into its person's folder")
+    return images
+
+
+def labelled(folder: Path, classes: Sequence[str], people: bool = False) -> tuple[list[Path], np.ndarray]:
     """Return the image files of the class folders in order of class and name, with labels [n]; or, of a flat folder
     without classes, all its images with label 0. UserError if there are none, or if images lie next to class folders.
     """
@@ -292,7 +338,7 @@ def labelled(folder: Path, classes: Sequence[str]) -> tuple[list[Path], np.ndarr
         raise UserError(f"{folder}: {loose[0].name} lies beside class folders: move it into its class")
 
     folders = [folder / name for name in classes]
-    groups = [images_in(path) if path.is_dir() else [] for path in folders] or [loose]
+    groups = [images_of(path, people) if path.is_dir() else [] for path in folders] or [loose]
     paths = [path for group in groups for path in group]
     if not paths:
         raise UserError(f"{folder}: no images in it: expected <class>/*.png (or jpg, ...), or images")
@@ -329,18 +375,22 @@ def read_images(paths: Iterable[Path | zipfile.Path], shape: Shape) -> Tensor:
     return images
 
 
-def unread(paths: Sequence[Path | zipfile.Path], y: Tensor, shape: Shape) -> Unread:
-    """Return image files with their labels, as in `read_images`, each read only when it is asked for."""
+def unread(paths: Sequence[Path | zipfile.Path], y: Tensor, shape: Shape, groups: Sequence[str] = ()) -> Unread:
+    """Return image files with their labels and people, as in `read_images`, each read only when it is asked for."""
     names = tuple("/".join(str(path).split("/")[-2:]) for path in paths)
-    return Unread(lambda i: _read_image(paths[i], shape), y, names)
+    return Unread(lambda i: _read_image(paths[i], shape), y, names, tuple(groups))
 
 
-def listed_parts(paths: Sequence[Path], y: Tensor, test: np.ndarray, shape: Shape) -> tuple[Unread, Unread]:
-    """Return train and test from image files, labels [n] or [n, labels] and a mask [n] of the test examples."""
+def listed_parts(
+    paths: Sequence[Path], y: Tensor, test: np.ndarray, shape: Shape, groups: Sequence[str] = ()
+) -> tuple[Unread, Unread]:
+    """Return train and test from image files, labels [n] or [n, labels], a mask [n] of the test examples, and the
+    people [n] that they are of, if these are known."""
 
     def part(mask: np.ndarray) -> Unread:
-        files = [paths[i] for i in np.flatnonzero(mask).tolist()]
-        return unread(files, y[torch.from_numpy(mask)], shape)
+        places = np.flatnonzero(mask).tolist()
+        people = [groups[i] for i in places] if groups else ()
+        return unread([paths[i] for i in places], y[torch.from_numpy(mask)], shape, people)
 
     return part(~test), part(test)
 
@@ -448,28 +498,34 @@ def rows_of(table: Path, columns: Sequence[str], between: str = ",") -> list[dic
     return rows
 
 
-def _rows(table: Path) -> list[dict[str, str]]:
-    """Return the rows of a user's CSV, checked."""
-    rows = rows_of(table, ("path", "label"), ",;\t")
+def _rows(table: Path, unit: str | None = None) -> list[dict[str, str]]:
+    """Return the rows of a user's CSV, checked; unit: the column of people."""
+    if unit in ("path", "label", "split"):
+        raise UsageError(f"pair.unit={unit}: name the column of {table.name} that says who an image is of")
+    rows = rows_of(table, ("path", "label", *([unit] if unit else [])), ",;\t")
     for i, row in enumerate(rows, start=1):
         if not row["path"] or not row["label"]:
             raise UserError(f"{table}: row {i} has no path or no label")
+        if unit and not row[unit]:
+            raise UserError(f"{table}: row {i} has no {unit}: say who it is of, or leave pair.unit out")
         if "split" in row and row["split"] not in ("train", "test"):
             raise UserError(f"{table}: row {i} has split {row['split']!r}: use train or test")
     return rows
 
 
-def _fifth(source: Path, names: Sequence[str]) -> tuple[np.ndarray, tuple[str, ...]]:
+def _fifth(source: Path, names: Sequence[str], people: bool = False) -> tuple[np.ndarray, tuple[str, ...]]:
     """Return which of the named images are held out as the test set, bool [n]; and the note.
 
-    An example's own file name decides, so that one image more or less moves no other to the other side.
+    An example's own file name decides, so that one image more or less moves no other to the other side; or the name of
+    its person, if there are `people`, so that nobody is on both.
     """
     hashes = [hashlib.blake2b(name.encode(), digest_size=8).digest() for name in names]
     places = np.asarray([int.from_bytes(value) / 2**64 for value in hashes])  # in [0, 1)
     test = places < TEST_FRACTION
     if test.all() or not test.any():  # a handful of images: the lowest one is the test set
         test = places == places.min()
-    return test, (f"{source.name}: {int(test.sum())} of {len(names)} images held out as the test set, by file name",)
+    by = "person" if people else "file name"
+    return test, (f"{source.name}: {int(test.sum())} of {len(names)} images held out as the test set, by {by}",)
 
 
 def _listed(source: Path, paths: Sequence[Path], names: Sequence[str], labels: np.ndarray, test: np.ndarray) -> Listed:

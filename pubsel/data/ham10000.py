@@ -38,7 +38,7 @@ def read(name: str, info: Dataset, root: Path, download: bool) -> Listing:
     shape: Shape = tuple(info.shape)  # type: ignore[assignment]
     note = f"{name}: {int(test.sum())} of {len(test)} images held out as the test set, disjoint by lesion, seed {SEED}"
     paths = [files[image] for image in images]
-    return Listing(*listed_parts(paths, torch.tensor(labels), test, shape), (note,))
+    return Listing(*listed_parts(paths, torch.tensor(labels), test, shape, lesions), (note,), "lesion")
 
 
 def read_metadata(table: Path) -> tuple[list[str], list[str], list[int]]:

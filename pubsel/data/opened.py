@@ -9,7 +9,7 @@ import torch
 
 from pubsel.data import overlap
 from pubsel.data.overlap import Digests
-from pubsel.data.splits import Files, Split, cat
+from pubsel.data.splits import Files, Groups, Split, cat
 
 
 class Source(NamedTuple):
@@ -26,6 +26,7 @@ class Source(NamedTuple):
     kept: Path | None = None  # the folder that the images are mapped from
     names: tuple[str, ...] = ()  # of its classes in order, if its files tell
     weights: str | None = None  # digest of the weights of the backbone whose features it has
+    groups: Groups | None = None  # of the people, if they were asked for
 
     def lines(self) -> list[str]:
         """Return its description, line by line."""
@@ -97,7 +98,8 @@ def _rest(source: Source, train: np.ndarray, test: np.ndarray) -> Source:
     files = None
     if source.files:
         files = files_at(source.files[0], places[0]), files_at(source.files[1], places[1])
-    return source._replace(train=splits[0], test=splits[1], files=files, kept=None)
+    groups = source.groups and (source.groups[0][places[0]], source.groups[1][places[1]])
+    return source._replace(train=splits[0], test=splits[1], files=files, kept=None, groups=groups)
 
 
 def _first(source: Source, m: int) -> Source:
@@ -109,6 +111,7 @@ def _first(source: Source, m: int) -> Source:
         first = cat(first, Split(source.train.x[:rest], source.train.y[:rest]))
 
     # The kept folder has the digests of all examples, not of these, so it is not passed on.
+    source = source._replace(groups=None)
     empty = Split(source.train.x[:0], source.train.y[:0])
     if source.files is None:
         return source._replace(train=empty, test=first, kept=None)

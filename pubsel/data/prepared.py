@@ -16,7 +16,20 @@ import torch
 from torch import Tensor
 
 from pubsel.data.convert import Shape, describe
-from pubsel.data.splits import Images, Listed, Listing, Parts, Split, Unread, from_arrays, labels_from, stamp, to_arrays
+from pubsel.data.splits import (
+    Groups,
+    Images,
+    Listed,
+    Listing,
+    Parts,
+    Split,
+    Unread,
+    from_arrays,
+    labels_from,
+    numbered,
+    stamp,
+    to_arrays,
+)
 from pubsel.messages import UserError
 
 CORRUPT = (OSError, ValueError, EOFError, AttributeError, zipfile.BadZipFile, zlib.error, pickle.UnpicklingError)
@@ -24,17 +37,40 @@ BROKEN = "corrupt, truncated or not a plain npz: delete it and prepare it again"
 ARRAYS = ("train_images", "train_labels", "test_images", "test_labels")
 
 
-def read(path: Path, classes: int | None = None, shape: Shape | None = None) -> Parts:
+def read(path: Path, classes: int | None = None, shape: Shape | None = None, unit: str | None = None) -> Parts:
     """Return both parts of a prepared npz. Labels must be below `classes` and images of `shape`, if these are given.
-    UserError names the file and what is wrong with it."""
+    unit: the arrays train_UNIT and test_UNIT, or UNIT_train and UNIT_test, name the person of each example. UserError
+    names the file and what is wrong with it."""
     arrays = arrays_of(path, ARRAYS)
     train = _split(path, "train", arrays["train_images"], arrays["train_labels"])
     test = _split(path, "test", arrays["test_images"], arrays["test_labels"])
     _check_both(path, (train.x.shape[1:], test.x.shape[1:]), (train.y, test.y), classes, shape)
-    return Parts(train, test)
+    return Parts(train, test, groups=_groups(path, unit, (len(train.y), len(test.y))) if unit else None)
 
 
-def listed(path: Path) -> Listed:
+def _groups(path: Path, unit: str, counts: tuple[int, int]) -> Groups:
+    """Return who the training and the test examples are of, as `_people`."""
+    return numbered(*_people(path, unit, counts))
+
+
+def _people(path: Path, unit: str, counts: tuple[int, int]) -> tuple[list[str], list[str]]:
+    """Return the names of the people that the training and the test examples are of, by the arrays that `unit` names;
+    counts: of examples."""
+    with zipfile.ZipFile(path) as archive:
+        has = {name.removesuffix(".npy") for name in archive.namelist()}
+    names = [f"train_{unit}", f"test_{unit}"]
+    if not has.issuperset(names) and has.issuperset(other := [f"{unit}_train", f"{unit}_test"]):
+        names = other
+
+    arrays = arrays_of(path, names)
+    for name, n in zip(names, counts, strict=True):
+        if arrays[name].shape != (n,) or arrays[name].dtype.kind not in "iuUS":
+            raise UserError(f"{path}: {name} does not name the person of each image: store {n} integers or texts in it")
+    train, test = (arrays[name].astype(str).tolist() for name in names)
+    return train, test
+
+
+def listed(path: Path, unit: str | None = None) -> Listed:
     """Return a user's npz, checked as in `read`, with no image read yet."""
     both = listing(path)
     y = torch.cat([both.train.y, both.test.y])
@@ -44,7 +80,8 @@ def listed(path: Path) -> Listed:
     def images() -> Images:
         return Images(streams[0].shape, lambda i: (streams[i >= n].image(i - n * (i >= n)), None), any_order=False)
 
-    return Listed(y, np.arange(len(y)) >= n, classes_of(y), (stamp(path),), images)
+    train, test = _people(path, unit, (n, len(y) - n)) if unit else ([], [])
+    return Listed(y, np.arange(len(y)) >= n, classes_of(y), (stamp(path),), images, people=(*train, *test))
 
 
 def classes_of(y: Tensor) -> int:

@@ -33,6 +33,9 @@ class Files(NamedTuple):
     digests: Tensor  # int64 [n], of each as it was decoded, at its own size (overlap.digest)
 
 
+Groups = tuple[Tensor, Tensor]  # int64 [n] each: who each training and each test example is of, a number for a person
+
+
 class Parts(NamedTuple):
     """What a reader returns: both parts of a dataset as they are on disk, and what it did to them."""
 
@@ -41,6 +44,7 @@ class Parts(NamedTuple):
     notes: tuple[str, ...] = ()
     files: tuple[Files, Files] | None = None  # of train and test, if each image is a file of the user's
     names: tuple[str, ...] = ()  # of the classes in order, if files tell
+    groups: Groups | None = None  # of the people, if they were asked for
 
 
 class Unread(NamedTuple):
@@ -49,6 +53,7 @@ class Unread(NamedTuple):
     image: Callable[[int], Tensor]  # image i, uint8 [channels, height, width]; Unreadable if it is corrupt
     y: Tensor  # as in Split
     names: tuple[str, ...] = ()  # folder and name of each, if images are files
+    groups: tuple[str, ...] = ()  # who each is of, if the set tells
 
 
 class Listing(NamedTuple):
@@ -57,6 +62,7 @@ class Listing(NamedTuple):
     train: Unread
     test: Unread
     notes: tuple[str, ...] = ()
+    unit: str = ""  # what `groups` are, such as patient
 
 
 class Images(NamedTuple):
@@ -81,6 +87,7 @@ class Listed(NamedTuple):
     notes: tuple[str, ...] = ()
     class_names: tuple[str, ...] = ()
     shuffle: bool = False  # whether both parts are shuffled, or only one that is sorted by class
+    people: tuple[str, ...] = ()  # who each example is of, if that was asked for
 
 
 Examples = TypeVar("Examples", Split, Unread)
@@ -161,7 +168,8 @@ def shuffled(split: Examples) -> Examples:
     order = torch.from_numpy(np.random.RandomState(SEED).permutation(len(split.y)))
     if isinstance(split, Split):
         return Split(split.x[order], split.y[order])
-    return Unread(lambda i: split.image(int(order[i])), split.y[order])
+    groups = tuple(split.groups[i] for i in order.tolist()) if split.groups else ()
+    return Unread(lambda i: split.image(int(order[i])), split.y[order], groups=groups)
 
 
 def in_order(what: str, split: Examples, shuffle: bool) -> tuple[Examples, tuple[str, ...]]:
@@ -182,7 +190,22 @@ def listing_in_order(name: str, parts: Parts | Listing) -> Listing:
     )
     train, train_notes = in_order(f"{name}: train", train, False)
     test, test_notes = in_order(f"{name}: test", test, False)
-    return Listing(train, test, parts.notes + train_notes + test_notes)
+    unit = parts.unit if isinstance(parts, Listing) else ""
+    return Listing(train, test, parts.notes + train_notes + test_notes, unit)
+
+
+def numbered(train: Sequence[str], test: Sequence[str]) -> Groups:
+    """Return the groups of training and test examples by number, the same number for the same name on both sides."""
+    _, numbers = np.unique(np.asarray([*train, *test], dtype=str), return_inverse=True)
+    first, second = torch.from_numpy(numbers.astype(np.int64)).split([len(train), len(test)])
+    return first, second
+
+
+def in_a_row(groups: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the places [n] of examples with these groups [n], those of a person in a row and otherwise in their order;
+    and how many each person has, [people]."""
+    _, sizes = groups.unique(return_counts=True)
+    return groups.argsort(stable=True), sizes
 
 
 def draw(name: str, y: Tensor, m: int, shots: int | None) -> Tensor:

@@ -1,7 +1,8 @@
 """Images of a named set at the size of conf/dataset: read once from its original files, kept on disk, then mapped.
 
 A folder (settings.datasets.kept_folder) contains train_images.npy and test_images.npy, uint8 [n, channels, height,
-width], train_labels.npy and test_labels.npy, notes.json, and listed.txt, what the files were (`fingerprint`). It is
+width], train_labels.npy and test_labels.npy, notes.json, and listed.txt, what the files were (`fingerprint`); of a set
+that tells who its images are of, also train_patient.npy and test_patient.npy, or whatever it calls them. It is
 written image by image under another name, then renamed: it is there whole or not at all, and neither writing nor
 reading takes the memory of all images."""
 
@@ -21,7 +22,7 @@ from filelock import FileLock, Timeout
 from torch import Tensor
 
 from pubsel.data.convert import Shape
-from pubsel.data.splits import Listing, Parts, Split, Unread, Unreadable
+from pubsel.data.splits import Listing, Parts, Split, Unread, Unreadable, numbered
 from pubsel.gradients.mapped import mapped
 from pubsel.messages import UserError, say
 
@@ -58,8 +59,8 @@ def keep(folder: Path, name: str, listing: Listing, shape: Shape, skip: bool, fi
     """
 
     def write(partial: Path) -> None:
-        train = _write_part(partial, name, "train", listing.train, shape, skip)
-        test = _write_part(partial, name, "test", listing.test, shape, skip)
+        train = _write_part(partial, name, "train", listing, shape, skip)
+        test = _write_part(partial, name, "test", listing, shape, skip)
         (partial / "notes.json").write_text(json.dumps(listing.notes + train + test), encoding="utf-8")
 
     keep_as(folder, name, write, files)
@@ -116,14 +117,17 @@ def full(name: str, folder: Path, error: OSError) -> UserError:
     )
 
 
-def _write_part(folder: Path, name: str, part: str, unread: Unread, shape: Shape, skip: bool) -> tuple[str, ...]:
-    """Write both files of a part; return the notes on it."""
+def _write_part(folder: Path, name: str, part: str, listing: Listing, shape: Shape, skip: bool) -> tuple[str, ...]:
+    """Write the files of a part; return the notes on it."""
+    unread: Unread = getattr(listing, part)
     with (folder / f"{part}_images.npy").open("wb") as file:
         header(file, len(unread.y), shape)
-        y, notes = _each(f"{name} {part}", unread, skip, lambda _, image: file.write(image.numpy().tobytes()))
+        kept, notes = _each(f"{name} {part}", unread, skip, lambda _, image: file.write(image.numpy().tobytes()))
         file.seek(0)  # numpy pads a header so that it is as long for fewer images
-        header(file, len(y), shape)
-    np.save(folder / f"{part}_labels.npy", y.numpy())
+        header(file, len(kept), shape)
+    np.save(folder / f"{part}_labels.npy", unread.y[kept].numpy())
+    if unread.groups:
+        np.save(folder / f"{part}_{listing.unit}.npy", np.asarray(unread.groups, dtype=str)[kept])
     return notes
 
 
@@ -133,10 +137,14 @@ def header(file: IO[bytes], n: int, shape: Shape) -> None:
     np.lib.format.write_array_header_1_0(file, header)
 
 
-def read(folder: Path) -> Parts:
+def read(folder: Path, unit: str | None = None) -> Parts:
     """Return what `keep` wrote. The images are mapped: only what is used is read, and nothing that is changed reaches
-    the file. UserError if a file is damaged."""
+    the file. unit: what the set calls the people that its images are of. UserError if a file is damaged, or does not
+    tell who that is."""
+    people: list[list[str]] = []
     try:
+        if unit:
+            people = [np.load(folder / f"{part}_{unit}.npy").tolist() for part in ("train", "test")]
         train, test = (
             Split(
                 mapped(np.load(folder / f"{part}_images.npy", mmap_mode="c")),
@@ -145,31 +153,40 @@ def read(folder: Path) -> Parts:
             for part in ("train", "test")
         )
         notes = tuple(json.loads((folder / "notes.json").read_text(encoding="utf-8")))
+    except FileNotFoundError as error:
+        if unit and str(error.filename).endswith(f"_{unit}.npy"):
+            raise UserError(
+                f"pair.unit={unit}: {folder} does not tell the {unit} of an image: delete it to have it prepared again"
+            ) from None
+        raise UserError(f"{folder} cannot be read ({error}): delete it to have it prepared again") from None
     except (OSError, ValueError, EOFError) as error:
         raise UserError(f"{folder} cannot be read ({error}): delete it to have it prepared again") from None
 
     if len(train.x) != len(train.y) or len(test.x) != len(test.y):
         raise UserError(f"{folder}: not as many labels as images: delete it to have it prepared again")
-    return Parts(train, test, notes)
+    return Parts(train, test, notes, groups=numbered(*people) if people else None)
 
 
 def in_memory(name: str, listing: Listing, shape: Shape, skip: bool) -> Parts:
     """Read all images in memory, for a data folder that cannot be written to."""
+    people: list[list[str]] = []
 
     def loaded(part: str, unread: Unread) -> tuple[Split, tuple[str, ...]]:
         x = torch.empty((len(unread.y), *shape), dtype=torch.uint8)
-        y, notes = _each(f"{name} {part}", unread, skip, x.__setitem__)
-        return Split(x[: len(y)], y), notes
+        kept, notes = _each(f"{name} {part}", unread, skip, x.__setitem__)
+        people.append([unread.groups[i] for i in kept] if unread.groups else [])
+        return Split(x[: len(kept)], unread.y[kept]), notes
 
     train, train_notes = loaded("train", listing.train)
     test, test_notes = loaded("test", listing.test)
-    return Parts(train, test, listing.notes + train_notes + test_notes)
+    groups = numbered(*people) if listing.unit else None
+    return Parts(train, test, listing.notes + train_notes + test_notes, groups=groups)
 
 
 def _each(
     what: str, unread: Unread, skip: bool, put: Callable[[int, Tensor], object]
-) -> tuple[Tensor, tuple[str, ...]]:
-    """Put every image at its row, one after another; return the labels of those that were put, and a note on the
+) -> tuple[list[int], tuple[str, ...]]:
+    """Put every image at its row, one after another; return the places of those that were put, and a note on the
     others."""
     kept: list[int] = []
     corrupt: list[str] = []
@@ -191,11 +208,11 @@ def _each(
 
     # The note goes into the record, since another copy of the set may have these images.
     if not corrupt:
-        return unread.y, ()
+        return kept, ()
     if not kept:
         raise UserError(f"{what}: none of {n} images is readable, the first {corrupt[0]}: unpack the archive again")
 
     names = ", ".join(corrupt[:NAMED]) + (", ..." if len(corrupt) > NAMED else "")
     note = f"{what}: {len(corrupt)} of {n:,} images are corrupt and were skipped: {names}"
     say(note)
-    return unread.y[kept], (note,)
+    return kept, (note,)

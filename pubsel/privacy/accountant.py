@@ -370,16 +370,18 @@ def statement(
     selected: bool = False,
     *,
     examples: int,
+    unit: str | None = None,
 ) -> dict[str, Any]:
     """Return what a record says of privacy: the guarantee in full, and what it does not cover. None: no guarantee.
     before: releases before training, whose epsilon and delta add to those of training. selected: one of them is the
-    choice of the public set. examples: how many private ones there are."""
+    choice of the public set. examples: how many private ones there are; with a `unit`, how many people, each with all
+    examples that have one value of it."""
     if training is None:
         return {"valid": False, "epsilon": None, "statement": "No privacy: trained without noise."}
 
     # Basic composition: what was released before training and training itself add up.
     total = training
-    composition: dict[str, Any] = {}
+    composition: dict[str, Any] = {"unit": unit} if unit else {}
     if before:
         total = training._replace(
             epsilon=sum((p.epsilon for _, p in before), training.epsilon),
@@ -387,12 +389,13 @@ def statement(
             claimed_epsilon=sum((p.claimed_epsilon for _, p in before), training.claimed_epsilon),
         )
         parts = [{"what": what, **p._asdict()} for what, p in (*before, ("training", training))]
-        composition = {"composition": "basic", "parts": parts}
+        composition |= {"composition": "basic", "parts": parts}
 
     released = "The choice of the public set and the trained weights" if selected else "The trained weights"
     secret = "" if secure else " against whoever does not know the seed"
+    whose = f" for a person with all their examples (those with one {unit})" if unit else ""
     if total.valid:
-        sound = f"{released} are ({total.epsilon:.4g}, {total.delta:g})-differentially private{secret}."
+        sound = f"{released} are ({total.epsilon:.4g}, {total.delta:g})-differentially private{whose}{secret}."
     else:
         sound = (
             f"NOT a valid guarantee for epsilon {total.claimed_epsilon:g}: the published accounting is unsound; "
@@ -406,7 +409,7 @@ def statement(
         "epsilon": total.epsilon,
         "claimed_epsilon": total.claimed_epsilon,
         "delta": total.delta,
-        "adjacency": "add or remove one training example; sampling rate, steps and batch size stay",
+        "adjacency": f"{neighbours(unit)}; sampling rate, steps and batch size stay",
         "sampling": "full batch" if total.rate == 1 else "Poisson",
         "sampling_rate": total.rate,
         "steps": total.steps,
@@ -415,25 +418,35 @@ def statement(
         "accountant": total.accountant,
         "noise_source": "operating system" if secure else "seeded",
         "statement": sound,
-        "not_covered": _not_covered(secure, distance_used, selected),
+        "not_covered": _not_covered(secure, distance_used, selected, unit),
         **composition,
     }
 
 
-def _not_covered(secure: bool, distance_used: bool, selected: bool) -> list[str]:
+def neighbours(unit: str | None) -> str:
+    """Return which two private data sets are neighbours."""
+    if unit is None:
+        return "add or remove one training example"
+    return f"add or remove one person with all their training examples (those with one {unit})"
+
+
+def _not_covered(secure: bool, distance_used: bool, selected: bool, unit: str | None) -> list[str]:
     """Return what the guarantee of a training does not cover."""
     choices = "hyper-parameters, data sets and seeds"
     if selected:
         choices = "hyper-parameters, candidates for public data and seeds"
 
+    whole = "the number of people and of their examples together" if unit else "the number of examples"
     not_covered = [
         f"the choice of {choices}, and the utility on test and validation data, with its interval",
-        "what is read off the private data before training, which is treated as public: the number of examples, their "
+        f"what is read off the private data before training, which is treated as public: {whole}, their "
         "shape and classes, the split into training, public, validation and test data (for shots, by labels), the "
         "notes, and the time that the run took",
         "the training loss on the screen, which is computed on private data: do not publish it",
     ]
 
+    if unit:
+        not_covered.append(f"a person whose examples have several values of {unit}, who counts as several people")
     if distance_used:
         not_covered.append("the distance (GSD) in this record, which is computed on private data without noise")
     if not secure:

@@ -12,7 +12,8 @@ from pubsel.settings.keys import MOST_STEPS, Training
 
 
 class Schedule(NamedTuple):
-    """When and how often private data is sampled: n examples, each in each of `steps` batches with probability rate."""
+    """When and how often private data is sampled: n examples, or people with all of theirs, each in each of `steps`
+    batches with probability rate."""
 
     n: int
     rate: float

@@ -36,8 +36,9 @@ class Told:
 
     facts: config.json (`training.classifier.facts_of`, without paths, and what `commands.export` adds); parts: the
     releases, each with what, epsilon, delta, rate, steps, noise_multiplier and accountant; epsilon, delta: of all of
-    them, None without a guarantee; examples: how many private ones, which is treated as public; against: why the model
-    should not be given away, empty if nothing is against it; quality: what was measured with noise on held-out examples
+    them, None without a guarantee; examples, units: how many private ones, and how many are protected, each by itself,
+    both treated as public; unit: what people are told apart by if these are the units; against: why the model should
+    not be given away, empty if nothing is against it; quality: what was measured with noise on held-out examples
     (`quality_of`), None if nothing was.
     """
 
@@ -48,6 +49,8 @@ class Told:
     weak: bool
     parts: tuple[dict[str, Any], ...]
     examples: int
+    units: int
+    unit: str | None
     private: str
     public: str | None
     candidates: tuple[str, ...]
@@ -72,6 +75,8 @@ def told(record: dict[str, Any], facts: dict[str, Any]) -> Told:
         weak=guarantee(record) == "weak",
         parts=parts_of(privacy),
         examples=int(record["private_examples"]),
+        units=int(record.get("private_units") or record["private_examples"]),
+        unit=privacy.get("unit"),
         private="private images, which their owner does not name" if is_path(record["private"]) else record["private"],
         public=None if record["public"] is None else _named(_public(record), record["private"]),
         candidates=tuple(_named(candidate, record["private"]) for candidate in candidates),
@@ -119,18 +124,21 @@ def parts_of(privacy: dict[str, Any]) -> tuple[dict[str, Any], ...]:
 
 def not_covered(record: dict[str, Any]) -> tuple[str, ...]:
     """Return what the guarantee of a run does not cover, in sentences, of which some depend on its settings."""
-    settings = record["settings"]
+    settings, unit = record["settings"], record["privacy"].get("unit")
+    number = "the number of people, the number of their examples" if unit else "the number of private examples"
     sentences = [
         "Settings, data sets and methods, if somebody chose them by looking at the private examples or at results on "
         "them.",
-        "What is treated as public: the number of private examples, their shape, the names of the classes (of private "
-        "folders too), and which examples were kept for testing.",
+        f"What is treated as public: {number}, their shape, the names of the classes (of private folders too), and "
+        "which examples were kept for testing.",
         "Other releases of the same examples: their epsilons add up. The owner has a list of them (pubsel runs).",
         "What the model says about people in general, whether or not their data were used.",
         "Examples for testing and validation: they are not protected, but no figure that was measured on them "
         f"{'without noise ' if record.get('quality') else ''}is in this folder.",
         "What a computer shows while it trains, such as time and memory.",
     ]
+    if unit:
+        sentences.append(f"A person whose examples have several values of {unit}, and so count as several people.")
     if record["public"] is not None:
         sentences.append("The public data: nobody in them is protected.")
     if record["public"] is not None and _takes_from_private(record):
@@ -226,7 +234,8 @@ def figures(told: Told) -> list[tuple[str, tuple[str, str, str]]]:
 def config(told: Told) -> dict[str, Any]:
     """Return config.json: the facts, and the guarantee for programs."""
     privacy = {
-        "statement": told.statement, "epsilon": told.epsilon, "delta": told.delta, "unit": "one training example",
+        "statement": told.statement, "epsilon": told.epsilon, "delta": told.delta,
+        "unit": "one person with all their training examples" if told.unit else "one training example",
         "against": list(told.against),
     }  # fmt: skip
     measured = {"quality": told.quality} if told.quality else {}

@@ -91,6 +91,11 @@ class Pair:
     candidates: list[Any] | None = setting(
         "public=auto: the public sets to choose from, such as [A,B,[C,D]]", default=None
     )
+    unit: str | None = setting(
+        "who is protected: null, one example; or a person with all their examples, who is named by this column of a "
+        "CSV, by the arrays train_UNIT and test_UNIT of an npz, by folders within the class folders (folder), or by a "
+        "named set (lesion of ham10000, patient of chestxray14 and chexpert)", default=None,
+    )  # fmt: skip
     overlap: Overlap = setting(
         "refuse: fail if an image is both private and public, or both a training and a test image; drop: remove such "
         "images from the public or test side (epsilon does not cover which images were removed)",

@@ -140,7 +140,7 @@ def guarantee(record: dict[str, Any]) -> str:
         return "none"
 
     # records that are older than the word "weak" lack it, so it is derived as well
-    n = record.get("private_examples")
+    n = record.get("private_units") or record.get("private_examples")
     weak = n is not None and is_weak(statement.get("delta") or 0.0, n)
     return "weak" if statement.get("weak") or weak else "valid"
 

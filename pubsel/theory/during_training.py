@@ -344,6 +344,7 @@ def anchor(settings: RunConfig) -> GEP:
 
 def refuse(settings: RunConfig, algorithm: Algorithm, sets: list[str], ks: list[int], figure: Figure) -> None:
     """Raise UsageError for what cannot be followed."""
+    cell.refuse_unit(settings.pair, "this figure is")
     if isinstance(algorithm, Freezes | Solves) or settings.model.backbone is not None:
         raise UsageError("this follows a network: leave out model.backbone, and take algorithm=non_private or another")
     if settings.privacy.secure_noise:

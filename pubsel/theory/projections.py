@@ -19,7 +19,7 @@ from matplotlib.figure import Figure
 from pubsel import algorithms, data
 from pubsel.algorithms import Algorithm, Mechanism, View
 from pubsel.algorithms.adamix import AdaMix, project, public_gradient, subspace_around
-from pubsel.cell import Cell, canonical, choose_device, guarantee, load_task, network
+from pubsel.cell import Cell, canonical, choose_device, guarantee, load_task, network, refuse_unit
 from pubsel.data import Split, features
 from pubsel.gradients.matrix import GradientMatrix
 from pubsel.messages import UsageError, say
@@ -124,6 +124,7 @@ def reconstruction(given: FigureConfig) -> pandas.DataFrame:
     """Return the relative error of the private gradient on the public subspace, and on a random one, at each step of a
     run; UsageError for settings of another algorithm."""
     settings = canonical(of_run(given))
+    refuse_unit(settings.pair, "this figure is")
     algorithm = algorithms.build(settings.algorithm)
     if not isinstance(algorithm, AdaMix) or algorithm.rank is None:
         raise UsageError(

@@ -21,7 +21,7 @@ from pubsel.models.memory import free
 from pubsel.privacy.randomness import stream
 from pubsel.privacy.sampling import Schedule
 from pubsel.settings.keys import SHARED_GPU
-from pubsel.training.loop import noisy_mean
+from pubsel.training.loop import by_unit, noisy_mean
 from pubsel.training.rehearsal import Needs, random_like
 
 MOST = 0.75  # of a GPU that cells share, for one of them
@@ -44,9 +44,10 @@ class Memory(NamedTuple):
 
 def memory(gradients: Engine, algorithm: Algorithm, view: View, task: Task, distance: int = 0) -> Memory:
     """Bytes for a run on `task`, from the sizes of what is held. distance: those of measuring it."""
-    chunk = gradients.chunk(task.private.x)
+    chunk = by_unit(None, task.people, gradients)[1].chunk(task.private.x)
     item = next(view.model.parameters()).element_size()
-    vectors = chunk + 6  # rows; float64 sum and noise, direction, momentum
+    rows = chunk if task.people is None else 2 * chunk  # of examples, and of people
+    vectors = rows + 6  # float64 sum and noise, direction, momentum
     return Memory(
         training=(algorithm.numbers(view) + vectors * gradients.size) * item,
         distance=distance,

@@ -23,6 +23,7 @@ from pubsel.gradients.book_keeping import BookKeeping
 from pubsel.gradients.factored import LinearGradients
 from pubsel.gradients.mapped import give_back
 from pubsel.gradients.matrix import Engine, gpu_precision
+from pubsel.gradients.people import PeopleGradients, members
 from pubsel.messages import UserError
 from pubsel.privacy import ledger
 from pubsel.privacy.accountant import deviation, spent
@@ -109,7 +110,8 @@ def noisy_mean(
     """(clipped sum over the batch + N(0, s^2)) / batch_size -> [size], s of `privacy.deviation`; and the sum and the
     number of the losses, float64 [2].
 
-    batch_size is fixed and public. The noise is drawn once, on the sum over all processes.
+    batch_size is fixed and public, a number of rows that are clipped, which are people if `gradients` makes one for
+    each. The noise is drawn once, on the sum over all processes.
     """
     total, losses = processes.sum(mechanism, gradients, batch)
     if noise_multiplier > 0:
@@ -118,13 +120,32 @@ def noisy_mean(
     return total.div_(batch_size).to(next(gradients.model.parameters()).dtype), losses
 
 
-def noisy_sum(release: Release, x: Tensor, noise_multiplier: float, source: Source, rows: int = 2**14) -> Frozen:
-    """What `release` decodes from its sum over all private features x [n, d], plus noise of the declared scale."""
+def noisy_sum(
+    release: Release,
+    x: Tensor,
+    noise_multiplier: float,
+    source: Source,
+    rows: int = 2**14,
+    people: Tensor | None = None,
+) -> Frozen:
+    """What `release` decodes from its sum over all private features x [n, d], plus noise of the declared scale.
+
+    people: how many of them each person has, in a row. A person then adds the mean of what their examples would add,
+    whose norm is at most the largest of theirs, and so at most the declared sensitivity. The sum over examples is one
+    over people with k examples, for each k, over k."""
     total = torch.zeros(release.size, dtype=torch.float64)
-    for part in x.split(rows):
-        total += release.clipped_sum(part)
+    of_size: dict[int, Any] = {1: slice(None)} if people is None else _by_size(people)
+    for k, places in of_size.items():
+        for part in x[places].split(rows):
+            total += release.clipped_sum(part) / k
     total += deviation(noise_multiplier, release.sensitivity) * normal(source, release.size, total.device)
     return release.decode(total)
+
+
+def _by_size(people: Tensor) -> dict[int, Any]:
+    """The examples of the people who have k of them, bool [n], by k. people: how many each has, in a row."""
+    sizes = people.repeat_interleave(people)  # of each example
+    return {k: sizes == k for k in people.unique().tolist()}
 
 
 def public_stream(name: str) -> Callable[[str, int], np.random.Generator]:
@@ -196,11 +217,14 @@ def fit(
     secret: where sample and noise come from. A run that is killed at any moment resumes from its checkpoint, and ends,
     bit for bit on a CPU, like an uninterrupted one; with noise of the operating system, steps after the last
     checkpoint, whose result nobody saw, are drawn anew. gradients: by default engine(model, training.chunk); an audit
-    brings its own. processes: those that share the work.
+    brings its own. processes: those that share the work. If the task has people, these are sampled, each with all
+    their examples, and each is one row of G (`PeopleGradients`).
 
     Raises UserError if the weights stop being finite, or the checkpoint is of another release.
     """
     algorithm, plan = job.algorithm, job.schedule
+    if task.people is not None and plan.n != len(task.people):
+        raise ValueError(f"a schedule for {plan.n} of {len(task.people)} people: what is sampled is not accounted for")
     everyone, share = task.private, processes.own(task.private)
     device = next(model.parameters()).device
     task = on_device(task._replace(private=share), device)
@@ -223,9 +247,10 @@ def fit(
     for step in range(start, plan.steps):
         # the one place that private data is read: sample, clip and sum, add noise
         chosen = poisson_sample(secret("sample", step), plan.n, plan.rate) if plan.rate < 1 else None
+        chosen, summed = by_unit(chosen, task.people, gradients)
         mechanism, batch = processes.begin(step, task.private, chosen, partial(algorithm.mechanism, view, step))
         mean, losses = noisy_mean(
-            mechanism, gradients, batch, job.noise_multiplier, noise("noise", step), plan.batch_size, processes
+            mechanism, summed, batch, job.noise_multiplier, noise("noise", step), plan.batch_size, processes
         )
 
         # what follows computes from released numbers only; but for the losses, which are shown, and not released
@@ -238,6 +263,15 @@ def fit(
         with gpu_precision("tf32"):
             algorithm.finish(view)
     return checkpoint.seconds()
+
+
+def by_unit(chosen: Tensor | None, people: Tensor | None, gradients: Engine) -> tuple[Tensor | None, Engine]:
+    """The examples of the private units that are `chosen` (None: all), and what makes G with a row for each unit.
+    people: how many examples each has; None: a unit is one example."""
+    if people is None:
+        return chosen, gradients
+    examples, sizes = members(people, chosen)
+    return examples, PeopleGradients(gradients, sizes)
 
 
 def _report(step: int, state: "_State", checkpoint: "_Checkpoint", watch: Watch) -> None:

@@ -28,6 +28,11 @@ def check(settings: RunConfig) -> None:
     are canonical."""
     if not settings.privacy.measure:
         return
+    if settings.pair.unit is not None:
+        raise UsageError(
+            f"privacy.measure=true: a person may have several held-out images, each with a count: leave out one of it "
+            f"and pair.unit={settings.pair.unit}"
+        )
     if settings.pair.validation == 0:
         raise UsageError("privacy.measure=true: measures on held-out private examples: give pair.validation=0.1")
     if not 0 < settings.epsilon < math.inf:

@@ -77,7 +77,13 @@ def training_secret(
     elif given is not None and isinstance(cell.algorithm, Solves):
         noted = Noted(given, settings.epsilon, settings.privacy.delta)
     public = [] if task.public is None else [task.public]
-    return cell.streams.secret(what, task.private, public, tensors(model), plan._asdict() | costs, noted)
+    private = units_of(task)
+    return cell.streams.secret(what, private, public, tensors(model), plan._asdict() | costs, noted)
+
+
+def units_of(task: Task) -> list[torch.Tensor]:
+    """All of the private data that decides a release: examples, and whose they are."""
+    return [*task.private, *([] if task.people is None else [task.people])]
 
 
 def below_once(network: models.Network, task: Task, available: int) -> tuple[Above, Task]:
@@ -109,14 +115,18 @@ def freeze(cell: Cell, task: Task, first: accountant.Plan | None, noted: bool = 
     if first is None and cell.settings.epsilon != math.inf:
         raise UsageError(f"algorithm.share: {algorithm.name} releases from private data: give it a share over 0")
 
+    if len(task.private.x) > accountant.MOST_EXAMPLES:
+        most = accountant.MOST_EXAMPLES
+        raise UsageError(f"pair.private: {len(task.private.x)} examples: the rounding of sums is bounded for {most}")
+
     # the map is of private data: its noise is drawn once, and its cost is in the plan
     plan = first._asdict() if first else {"noise_multiplier": 0.0, "epsilon": math.inf}
     public = [] if task.public is None else [task.public]
     costs = Noted(task.private, first.epsilon, first.delta) if first is not None and noted else None
-    secret = cell.streams.secret("first release", task.private, public, {}, plan, costs)
+    secret = cell.streams.secret("first release", units_of(task), public, {}, plan, costs)
 
     def draw() -> dict[str, Any]:
-        frozen = noisy_sum(release, task.private.x, plan["noise_multiplier"], secret("release"))
+        frozen = noisy_sum(release, task.private.x, plan["noise_multiplier"], secret("release"), people=task.people)
         return {"shift": frozen.shift, "projection": frozen.projection}
 
     return Frozen(**released_once(cell.folder / "release.pt", secret, draw), unit=algorithm.unit)
@@ -126,6 +136,7 @@ def solve(cell: Cell, task: Task, secret: Secret) -> tuple[torch.Tensor, account
     """Weights [C, d] of an algorithm with a loop of its own, drawn once, and what they cost."""
     algorithm, settings = cell.algorithm, cell.settings
     assert isinstance(algorithm, Solves)
+    assert task.people is None  # see cell.check_unit
 
     def release() -> dict[str, Any]:
         weight, spend = algorithm.solve(task.private, settings.epsilon, settings.privacy.delta, secret("solve"))

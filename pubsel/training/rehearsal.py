@@ -124,6 +124,11 @@ def random_like(split: Split, n: int, classes: int) -> Split:
     return Split(x, torch.from_numpy(y).to(split.y.dtype))
 
 
+def people_like(n: int, each: float) -> torch.Tensor:
+    """Return how many examples n made-up people have, `each` on average, as alike as can be: int64 [n]."""
+    return (torch.arange(n + 1) * each + 1e-9).floor().long().diff()
+
+
 def shaped(split: Split, shape: tuple[int, ...]) -> Split:
     """Return as many examples of another shape, zeros that take no memory."""
     return Split(torch.zeros(1).view([1] * (1 + len(shape))).expand(len(split.x), *shape), split.y)
@@ -184,9 +189,10 @@ def _step(run: Rehearsal) -> tuple[int, float]:
 
     gradients, batch = engine(run.model, run.training.chunk), run.plan.batch_size
     device, linear = next(run.model.parameters()).device, isinstance(gradients, LinearGradients)
-    size = max(1, run.task.private.x[:1].numel() * run.task.private.x.element_size())
+    each = len(run.task.private.x) / run.task.units  # examples of a private unit
+    size = max(1, round(each * run.task.private.x[:1].numel() * run.task.private.x.element_size()))
     most = max(2, STAND_IN // size)
-    examples = random_like(run.task.private, min(run.plan.n, most), run.task.classes)
+    examples = random_like(run.task.private, math.ceil(each * min(run.plan.n, most)), run.task.classes)
     rows = min(batch, most, batch if linear else gradients.chunk(run.task.private.x))
 
     # memory is counted in the first step, which loads libraries and decides what later steps reuse
@@ -234,8 +240,11 @@ def _seconds(run: Rehearsal, examples: Split, rows: int) -> float:
 
 def _taken(run: Rehearsal, examples: Split, rows: int, enough: Callable[[list[float]], bool]) -> _Steps:
     """Return the steps of the loop on random examples, with batches of `rows`, until there are enough."""
-    n = rows if run.plan.rate == 1 else len(examples.x)
-    task = run.task._replace(private=Split(examples.x[:n], examples.y[:n]))
+    each = len(run.task.private.x) / run.task.units
+    n = rows if run.plan.rate == 1 else int(len(examples.x) / each)
+    people = None if run.task.people is None else people_like(n, each)
+    used = n if people is None else int(people.sum())
+    task = run.task._replace(private=Split(examples.x[:used], examples.y[:used]), people=people)
     plan = Schedule(n, rows / n, 10**9, rows)
     steps = _Steps(run.algorithm, next(run.model.parameters()).device, enough)
     # any learning rate takes as long

@@ -1,0 +1,717 @@
+"""The private unit is a person: nobody on two sides, one row a person, and what the record says of it."""
+
+import csv
+import dataclasses
+import json
+import shutil
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from pubsel import algorithms, data
+from pubsel.algorithms import View
+from pubsel.algorithms.dp_sgd import DPSGD
+from pubsel.algorithms.pillar import noisy_covariance
+from pubsel.cli import main
+from pubsel.data import Split, Task, load, open_dataset
+from pubsel.gradients.book_keeping import BookKeeping
+from pubsel.gradients.factored import LinearGradients, OffsetLinear
+from pubsel.gradients.matrix import PerExampleGradients
+from pubsel.gradients.people import PeopleGradients, members
+from pubsel.messages import UsageError, UserError
+from pubsel.privacy import accountant
+from pubsel.privacy.randomness import stream
+from pubsel.privacy.sampling import schedule
+from pubsel.settings.keys import Convert, Overlap, Pair, RankConfig, Take, Training
+from pubsel.settings.methods import option
+from pubsel.training import loop
+from pubsel.training.loop import Job, Watch, clipped_sum, fit, noisy_sum
+from pubsel.training.once import units_of
+from pubsel.training.rehearsal import people_like
+from tests.synthetic import secret_named
+
+SIZES = [1, 3, 1, 2, 7, 1, 500, 4]  # examples of each person
+
+
+def pair(private, **changes):
+    given = {"public": None, "m": 1, "convert": Convert.resize, "unit": "patient"}
+    return Pair(private=str(private), **(given | changes))
+
+
+def people_of(count, seed=0):
+    """People with 1 to 5 examples each, in a random order: their names [n]."""
+    random = np.random.RandomState(seed)
+    names = np.repeat([f"p{i:03d}" for i in range(count)], random.randint(1, 6, size=count))
+    return names[random.permutation(len(names))]
+
+
+def npz(path, train=60, test=30, shared=0, unit="patient", side=8):
+    """A prepared npz of 3 classes, whose `shared` first people are on both sides. Returns the names of people."""
+    random = np.random.RandomState(1)
+    parts = {"train": people_of(train), "test": np.char.add("t", people_of(test, 2))}
+    parts["test"][: 2 * shared] = parts["train"][: 2 * shared]
+    arrays = {}
+    for part, people in parts.items():
+        y = random.randint(3, size=len(people))
+        y[:3] = 0, 1, 2
+        x = random.randint(256, size=(len(people), side, side))
+        x[:, : side // 2] = x[:, : side // 2] // 2 + 40 * y[:, None, None]
+        arrays |= {f"{part}_images": x.astype(np.uint8), f"{part}_labels": y, f"{part}_{unit}": people}
+    np.savez(path, **arrays)
+    return parts
+
+
+# --- Data
+
+
+def table(folder, rows, columns="path,label,patient"):
+    """A CSV and its images: image i has the value i."""
+    for i, row in enumerate(rows):
+        Image.fromarray(np.full((4, 4), i, np.uint8)).save(folder / row.partition(",")[0])
+    (folder / "table.csv").write_text("\n".join([columns, *rows]))
+    return folder / "table.csv"
+
+
+def test_a_column_names_the_people_of_a_csv_and_whole_people_are_held_out(tmp_path):
+    rows = [f"{i}.png,{i % 2},patient {i // 4}" for i in range(80)]
+    path = table(tmp_path, rows)
+    source = open_dataset(str(path), "", False, "patient")
+    sides = [set((part.x[:, 0, 0, 0] // 4).tolist()) for part in (source.train, source.test)]
+    assert not sides[0] & sides[1]
+    assert 0 < len(sides[1]) < len(sides[0])
+    assert any("held out as the test set, by person" in note for note in source.notes)
+
+    # numbers follow the examples, whatever their order
+    for part, groups in zip((source.train, source.test), source.groups, strict=True):
+        by_value = {int(value) // 4: int(group) for value, group in zip(part.x[:, 0, 0, 0], groups, strict=True)}
+        assert len(set(by_value.values())) == len(by_value)
+        assert [by_value[int(value) // 4] for value in part.x[:, 0, 0, 0]] == groups.tolist()
+    assert open_dataset(str(path), "", False).groups is None
+
+
+@pytest.mark.parametrize(
+    ("unit", "rows", "why"),
+    [
+        ("name", ["a.png,0,x", "b.png,1,y"], "no column name"),
+        ("patient", ["a.png,0,x", "b.png,1,"], "row 2 has no patient"),
+        ("label", ["a.png,0,x", "b.png,1,y"], "name the column"),
+    ],
+)
+def test_a_csv_that_does_not_tell_is_an_error(tmp_path, unit, rows, why):
+    with pytest.raises(UserError, match=why):
+        open_dataset(str(table(tmp_path, rows)), "", False, unit)
+
+
+def test_folders_within_class_folders_are_people(tmp_path):
+    """A folder of one name in two classes is one person."""
+    for i in range(60):
+        folder = tmp_path / ("cat", "dog")[i % 2] / f"person {i // 5}"
+        folder.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(np.full((4, 4), i, np.uint8)).save(folder / f"{i}.png")
+    source = open_dataset(str(tmp_path), "", False, "folder")
+    assert source.names == ("cat", "dog")
+    assert len(source.train.x) + len(source.test.x) == 60
+    sides = [set((part.x[:, 0, 0, 0] // 5).tolist()) for part in (source.train, source.test)]
+    assert not sides[0] & sides[1]
+    assert len(sides[0]) + len(sides[1]) == 12
+    assert len(set(source.groups[0].tolist()) | set(source.groups[1].tolist())) == 12
+    assert torch.equal(source.train.y, source.train.x[:, 0, 0, 0].long() % 2)
+
+    with pytest.raises(UsageError, match=r"set pair.unit=folder"):
+        open_dataset(str(tmp_path), "", False, "patient")
+    with pytest.raises(UserError, match=r"lie deeper.*set pair.unit=folder"):
+        open_dataset(str(tmp_path), "", False)
+    shutil.copy(tmp_path / "cat" / "person 0" / "0.png", tmp_path / "cat" / "loose.png")
+    with pytest.raises(UserError, match=r"loose.png lies beside folders of people"):
+        open_dataset(str(tmp_path), "", False, "folder")
+
+
+def test_folders_of_images_without_people_are_an_error(tmp_path):
+    for name in ("cat", "dog"):
+        (tmp_path / name).mkdir()
+        Image.fromarray(np.full((4, 4), 1, np.uint8)).save(tmp_path / name / "0.png")
+    with pytest.raises(UserError, match=r"needs <class>/<person>"):
+        open_dataset(str(tmp_path), "", False, "folder")
+
+
+def test_arrays_of_an_npz_name_the_people(tmp_path):
+    path = tmp_path / "a.npz"
+    names = npz(path, unit="groups")
+    for unit, arrays in (("groups", names), ("lesion", None)):
+        if arrays is None:  # the other order of words
+            with np.load(path) as file:
+                values = {key: file[key] for key in file.files}
+            for part in ("train", "test"):
+                values[f"lesion_{part}"] = values.pop(f"{part}_groups")
+            np.savez(path, **values)
+        groups = open_dataset(str(path), "", False, unit).groups
+        for part, numbers in zip(("train", "test"), groups, strict=True):
+            assert torch.equal(numbers[:, None] == numbers, torch.from_numpy(names[part][:, None] == names[part]))
+
+    values["lesion_train"] = values["lesion_train"][:-1]
+    np.savez(path, **values)
+    with pytest.raises(UserError, match="lesion_train does not name the person of each image"):
+        open_dataset(str(path), "", False, "lesion")
+    with pytest.raises(UserError, match="no array train_patient, test_patient"):
+        open_dataset(str(path), "", False, "patient")
+    with pytest.raises(UsageError, match="digits does not tell whose images"):
+        open_dataset("digits", "", False, "patient")
+
+
+def test_a_named_set_tells_the_lesion_that_an_image_shows(tmp_path):
+    folder = tmp_path / "HAM10000"
+    folder.mkdir()
+    with (folder / "HAM10000_metadata.csv").open("w") as file:
+        rows = csv.writer(file)
+        rows.writerow(["lesion_id", "image_id", "dx"])
+        for i in range(40):
+            rows.writerow([f"HAM_{i // 4}", f"ISIC_{i:02d}", ("nv", "mel")[i % 2]])
+            Image.fromarray(np.full((60, 80, 3), 5 * (i // 4), np.uint8)).save(folder / f"ISIC_{i:02d}.jpg")
+    for _ in ("first read", "then mapped"):
+        source = open_dataset("ham10000", str(tmp_path), False, "lesion")
+        for part, groups in zip((source.train, source.test), source.groups, strict=True):
+            shows = part.x[:, 0, 32, 32].long()
+            assert torch.equal(groups[:, None] == groups, shows[:, None] == shows)
+    for file in (tmp_path / "prepared").glob("*/*_lesion.npy"):  # as an earlier version kept it
+        file.unlink()
+    data._open_stored.cache_clear()
+    with pytest.raises(UserError, match="does not tell the lesion of an image: delete it"):
+        open_dataset("ham10000", str(tmp_path), False, "lesion")
+    assert len(open_dataset("ham10000", str(tmp_path), False).train.x) + len(source.test.x) == 40
+
+
+def test_the_examples_of_a_person_lie_in_a_row(tmp_path):
+    names = npz(tmp_path / "a.npz")["train"]
+    task = load(pair(tmp_path / "a.npz"), "", False)
+    source = open_dataset(str(tmp_path / "a.npz"), "", False, "patient")
+    assert task.units == len(task.people) == 60 < len(task.private.x) == len(names)
+    assert task.people.tolist() == np.unique(names, return_counts=True)[1].tolist()
+    order = np.argsort(names, kind="stable")
+    assert torch.equal(task.private.x, source.train.x[order])
+    assert torch.equal(task.private.y, source.train.y[order])
+    assert load(pair(tmp_path / "a.npz", unit=None), "", False).people is None
+
+
+def test_somebody_with_training_and_test_images_is_refused_or_dropped(tmp_path):
+    names = npz(tmp_path / "a.npz", shared=3)
+    both = np.isin(names["test"], names["train"])
+    with pytest.raises(UsageError, match=rf"pair.unit=patient: {both.sum()} of .* test images .*overlap=drop"):
+        load(pair(tmp_path / "a.npz"), "", False)
+    task = load(pair(tmp_path / "a.npz", overlap=Overlap.drop), "", False)
+    assert len(task.test.x) == (~both).sum()
+    assert len(task.private.x) == len(names["train"])
+
+
+def whose(split, images, names):
+    """The names of those whose images are in a split, by the images themselves, which are all different."""
+    return {name for name, image in zip(names, images, strict=True) if (image == split.x).flatten(1).all(1).any()}
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"validation": 0.3},
+        {"private_share": 0.5, "validation": 0.25},
+        {"take": Take.train, "m": 40, "public": "itself"},
+        {"take": Take.train, "shots": 9, "public": "itself"},
+        {"take": Take.train, "public_share": 0.3, "public": "itself", "validation": 0.3},
+    ],
+)
+def test_nobody_is_on_two_sides(tmp_path, changes):
+    path = tmp_path / "a.npz"
+    names = npz(path)
+    if changes.get("public"):
+        changes = changes | {"public": str(path)}
+    task = load(pair(path, **changes), "", False)
+    images = open_dataset(str(path), "", False).train.x
+    splits_of = [split for split in (task.private, task.validation, task.public) if split is not None]
+    sides = [whose(split, images, names["train"]) for split in splits_of]
+    assert len(sides) >= 2
+    assert sum(map(len, sides)) == len(set.union(*sides)) > 0
+    assert len(sides[0]) == len(task.people)
+
+    # people are drawn: of each one here, all their images are here
+    counts = dict(zip(*np.unique(names["train"], return_counts=True), strict=True))
+    assert sum(counts[name] for name in sides[0]) == len(task.private.x) == int(task.people.sum())
+    if task.validation is not None:
+        assert sum(counts[name] for name in sides[1]) == len(task.validation.x)
+    if "private_share" in changes:
+        assert len(set.union(*sides)) == 30
+    if "public" in changes:  # they are those that are drawn for examples too
+        assert torch.equal(task.public.x, load(pair(path, **changes, unit=None), "", False).public.x)
+
+
+def test_whoever_has_a_public_test_image_leaves_the_test_set(tmp_path):
+    names = npz(tmp_path / "a.npz")["test"]
+    task = load(pair(tmp_path / "a.npz", public=str(tmp_path / "a.npz"), m=20), "", False)
+    left = ~np.isin(names[20:], names[:20])
+    assert 0 < len(task.test.x) == left.sum() < len(left)
+    assert len(task.public.x) == 20
+
+
+# --- Gradients
+
+
+def wide():
+    torch.manual_seed(1)
+    return torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 96), torch.nn.ReLU(), torch.nn.Linear(96, 3))
+
+
+def conv():
+    torch.manual_seed(1)
+    return torch.nn.Sequential(
+        torch.nn.Conv2d(1, 4, 3), torch.nn.ReLU(), torch.nn.MaxPool2d(2), torch.nn.Flatten(), torch.nn.Linear(36, 3)
+    )
+
+
+def linear(bias=True):
+    torch.manual_seed(1)
+    return torch.nn.Linear(64, 3, bias=bias)
+
+
+ENGINES = {
+    "conv": lambda: PerExampleGradients(conv().eval(), 16),
+    "a chunk that fits no person": lambda: PerExampleGradients(conv().eval(), 3),
+    "wide": lambda: BookKeeping(wide().eval()),
+    "linear": lambda: LinearGradients(linear()),
+    "linear without bias": lambda: LinearGradients(linear(bias=False)),
+}
+
+
+def examples(name, n, seed=0):
+    torch.manual_seed(seed)
+    x = torch.randn(n, 64) if "linear" in name else torch.randn(n, 1, 8, 8)
+    return Split(x, torch.randint(3, (n,)))
+
+
+def rows_of(gradients, batch, **named):
+    """All rows of G, each with its loss, as a set: in whatever order people come."""
+    blocks = [
+        torch.cat([block.losses[:, None], block.written_out().clone()], 1)
+        for block in gradients.blocks(batch.x, batch.y, **named)
+    ]
+    rows = torch.cat(blocks)
+    return rows[rows[:, 0].argsort()]
+
+
+@pytest.mark.parametrize("name", ENGINES)
+@pytest.mark.parametrize("rows", [1, 5, 1000])
+def test_a_row_is_the_mean_over_the_examples_of_a_person(name, rows):
+    sizes = torch.tensor(SIZES)
+    batch = examples(name, int(sizes.sum()))
+    engine = ENGINES[name]()
+    each = torch.cat(
+        [
+            torch.cat([block.losses[:, None], block.written_out().clone()], 1)
+            for block in engine.blocks(batch.x, batch.y)
+        ]
+    )
+    want = torch.stack([part.double().mean(0) for part in each.split(SIZES)])
+    found = rows_of(PeopleGradients(engine, sizes), batch, rows=rows)
+    torch.testing.assert_close(found.double(), want[want[:, 0].argsort()], atol=2e-6, rtol=1e-4)
+
+
+def test_a_multi_label_task_and_an_offset_have_means_too():
+    torch.manual_seed(0)
+    sizes, x, y = torch.tensor([2, 1, 3, 3]), torch.randn(9, 5), torch.randint(2, (9, 4)).float()
+    for model, features in ((torch.nn.Linear(5, 4), x), (OffsetLinear(5, 4), torch.cat([x, torch.randn(9, 4)], 1))):
+        each = LinearGradients(model).matrix(features, y)
+        want = torch.stack([part.mean(0) for part in each.written_out().split(sizes.tolist())])
+        losses = torch.stack([part.mean() for part in each.losses.split(sizes.tolist())])
+        found = rows_of(PeopleGradients(LinearGradients(model), sizes), Split(features, y))
+        torch.testing.assert_close(found[:, 1:], want[losses.argsort()])
+
+
+@pytest.mark.parametrize("name", ENGINES)
+def test_passes_and_blocks_are_as_large_for_a_person_with_a_thousand_examples(name, monkeypatch):
+    engine, seen = ENGINES[name](), []
+    kind = LinearGradients if "linear" in name else PerExampleGradients
+    monkeypatch.setattr("pubsel.gradients.people.MOST_FACTORS", 64)
+    what = "matrix" if "linear" in name else "chunk"
+    inner = getattr(kind, what)
+    if "linear" in name:
+        monkeypatch.setattr(kind, what, lambda self, x, *rest: seen.append(len(x)) or inner(self, x, *rest))
+    people = PeopleGradients(engine, torch.tensor([1000, 1, 2000]))
+    batch = examples(name, 3001)
+    blocks = list(map(len, people.blocks(batch.x, batch.y)))
+    assert sum(blocks) == 3
+    if seen:
+        assert max(seen) <= 2 * 64
+    else:
+        assert engine._scratch is None or len(engine._scratch) <= people.chunk(batch.x) <= 256
+
+
+def test_examples_that_are_not_those_of_the_people_are_refused():
+    batch = examples("linear", 5)
+    for sizes in ([2, 2], [5, 0], [3, 3]):
+        with pytest.raises(ValueError, match="5 examples are not those of people"):
+            list(PeopleGradients(ENGINES["linear"](), torch.tensor(sizes)).blocks(batch.x, batch.y))
+
+
+def test_members_are_all_examples_of_the_chosen_in_order():
+    sizes = torch.tensor([2, 1, 3, 1])
+    places, chosen = members(sizes, torch.tensor([0, 2]))
+    assert (places.tolist(), chosen.tolist()) == ([0, 1, 3, 4, 5], [2, 3])
+    places, chosen = members(sizes, torch.tensor([], dtype=torch.int64))
+    assert (len(places), len(chosen)) == (0, 0)
+    assert members(sizes, None)[0] is None
+    batch = examples("conv", 0)
+    assert list(PeopleGradients(ENGINES["conv"](), chosen).blocks(batch.x, batch.y)) == []
+
+
+# --- The sensitivity, attacked
+
+
+def attackers(name):
+    """People of 1 to 500 examples made to hurt: huge, not finite, cancelling each other, one bad one among many."""
+    torch.manual_seed(2)
+
+    def some(n, scale=1.0):
+        return examples(name, n, seed=n).x * scale
+
+    alike = some(1).expand(500, *some(1).shape[1:])
+    bad = some(40)
+    bad[3], bad[4], bad[5] = torch.nan, torch.inf, 3e38
+    huge = some(2, 1e15)
+    huge[1] = -huge[0]
+    mixed = some(500)
+    mixed[::7] *= 1e12
+    mixed[::11] = -torch.inf
+    return [
+        some(1), some(2, 100.0), alike, 1e4 * alike, some(500, 1e-6), bad, huge, some(3, 1e17), mixed,
+        torch.full_like(some(1), torch.nan), torch.full_like(some(500), 3e38),
+    ]  # fmt: skip
+
+
+def mechanism_of(name, engine, method):
+    torch.manual_seed(3)
+    public = examples(name, 40, seed=9)
+    smaller = {"k": 10} if "gep" in method else {"rank": 20} if "rank" in option("algorithm", method) else {}
+    algorithm = algorithms.build(option("algorithm", method) | smaller)
+    view = View(engine.model, engine, public, 3, False, lambda purpose, step: stream("test", purpose, step))
+    return algorithm.mechanism(view, 0)
+
+
+def moved(mechanism, engine, others, person, sizes=None):
+    """By how much a person moves the sum over the others: a split and how many examples each of them has. sizes: of the
+    rows that the person becomes."""
+    batch, people = others
+    y = torch.arange(len(person)) % 3
+    joined = Split(torch.cat([batch.x[:3], person, batch.x[3:]]), torch.cat([batch.y[:3], y, batch.y[3:]]))
+    with_person = torch.cat([people[:1], torch.tensor(sizes or [len(person)]), people[1:]])
+    sums = [clipped_sum(mechanism, PeopleGradients(engine, counts), split)[0]
+            for split, counts in ((batch, people), (joined, with_person))]  # fmt: skip
+    assert all(torch.isfinite(total).all() for total in sums)
+    return float((sums[1] - sums[0]).norm())
+
+
+@pytest.mark.parametrize("name", ["conv", "wide", "linear"])
+@pytest.mark.parametrize("method", ["dp_sgd", "gep_digits", "adadps", "fully_private"])
+def test_a_person_of_any_size_moves_the_sum_by_at_most_the_sensitivity(name, method):
+    engine = ENGINES[name]()
+    mechanism = mechanism_of(name, engine, method)
+    others = examples(name, 13), torch.tensor([3, 1, 2, 7])
+    reached = [moved(mechanism, engine, others, person) for person in attackers(name)]
+    assert max(reached) <= mechanism.sensitivity * (1 + accountant.ROUNDING)
+    assert max(reached) > 0.6 * mechanism.sensitivity
+
+
+@pytest.mark.parametrize("name", ["conv", "wide", "linear"])
+def test_the_attack_notices_a_person_who_is_several_rows(name):
+    """The planted faults: a person whose examples are in two blocks, or are clipped one by one."""
+    engine = ENGINES[name]()
+    mechanism = mechanism_of(name, engine, "dp_sgd")
+    others = examples(name, 13), torch.tensor([3, 1, 2, 7])
+    person = 1e4 * examples(name, 1, seed=1).x.expand(500, *examples(name, 1).x.shape[1:])
+    assert moved(mechanism, engine, others, person, [250, 250]) > 1.2 * mechanism.sensitivity
+    assert moved(mechanism, engine, others, person, [1] * 500) > 100 * mechanism.sensitivity
+
+
+def test_a_first_release_moves_by_at_most_its_sensitivity_for_a_person():
+    torch.manual_seed(0)
+    release = noisy_covariance(torch.randn(50, 6), 2)
+    sums = []
+
+    def total(x, sizes):
+        noisy_sum(release._replace(decode=sums.append), x, 0.0, stream("test", "release"), 64, torch.tensor(sizes))
+        return sums.pop()
+
+    others = torch.randn(6, 6)
+    alike = torch.randn(1, 6).expand(500, 6)
+    people = [torch.randn(1, 6) * 1e5, alike, 1e9 * alike, torch.full((3, 6), torch.nan), torch.randn(40, 6) * 100]
+    people.append(torch.cat([torch.full((1, 6), torch.inf), torch.randn(9, 6)]))
+    reached = []
+    for person in people:
+        both = total(torch.cat([others[:4], person, others[4:]]), [4, len(person), 2])
+        reached.append(float((both - total(others, [4, 2])).norm()))
+    assert max(reached) <= release.sensitivity * (1 + accountant.ROUNDING)
+    assert max(reached) > 0.99
+    want = sum(release.clipped_sum(part) / len(part) for part in (others[:4], others[4:]))
+    torch.testing.assert_close(total(others, [4, 2]), want)
+
+
+# --- Training
+
+
+def task(sizes=None, features=False):
+    """A task whose example i has the value of its person in each pixel."""
+    torch.manual_seed(0)
+    people = torch.tensor(sizes or [1, 4, 2, 1, 1, 3, 9, 1, 1, 2] * 6)
+    who = torch.arange(len(people)).repeat_interleave(people)
+    x = who[:, None, None, None].expand(-1, 1, 8, 8).to(torch.uint8).clone()
+    x = x.flatten(1).float() / 30 if features else x
+    y = who % 3
+    private = Split(x, y)
+    return Task(private, None, private, 3, "accuracy", (0.5,), (0.5,), (), people=people)
+
+
+def training(**changes):
+    values = {"epochs": 3, "batch_size": 12, "learning_rate": 0.1, "momentum": 0.9, "weight_decay": 0.0,
+              "milestones": [0.5], "decay": 0.1, "chunk": 4, "checkpoint_seconds": 1e9}  # fmt: skip
+    return Training(**(values | changes))
+
+
+class Float(torch.nn.Module):
+    def forward(self, x):
+        return x.float() / 60
+
+
+def train(tmp_path, problem, noise=0.5, report=lambda p: None, n=None, device="cpu", **changes):
+    model = (linear() if problem.private.x.dim() == 2 else torch.nn.Sequential(Float(), conv()).eval()).to(device)
+    settings = training(**changes)
+    plan = schedule(n or problem.units, settings)
+    job = Job(DPSGD("dp_sgd", 1.0), plan, noise, settings, "name", tmp_path / "checkpoint.pt")
+    fit(model, problem, job, secret_named(), Watch(report))
+    return torch.cat([p.detach().flatten().cpu() for p in model.parameters()])
+
+
+@pytest.mark.parametrize("features", [False, True])
+@pytest.mark.parametrize("batch_size", [12, 1000])
+def test_people_are_sampled_with_all_their_examples(tmp_path, monkeypatch, batch_size, features):
+    """Of each batch: whoever is in it has all their examples in one row, and people are as many as the rate says."""
+    problem, batches, inner = task(features=features), [], loop.noisy_mean
+
+    def spy(mechanism, gradients, batch, *rest):
+        assert isinstance(gradients, PeopleGradients)
+        per_person = batch.x.flatten(1)[:, 0] * (30 if features else 1)
+        values, counts = per_person.round().long().unique_consecutive(return_counts=True)
+        assert counts.tolist() == gradients.sizes.tolist() == problem.people[values].tolist()
+        batches.append(values.tolist())
+        return inner(mechanism, gradients, batch, *rest)
+
+    monkeypatch.setattr(loop, "noisy_mean", spy)
+    train(tmp_path, problem, batch_size=batch_size, epochs=20)
+    assert len(batches) == 20 * (5 if batch_size == 12 else 1)
+    hits = np.bincount(np.concatenate(batches).astype(int), minlength=60) / len(batches)
+    if batch_size == 1000:
+        assert (hits == 1).all()
+    else:
+        assert np.abs(hits - 0.2).max() < 5 * np.sqrt(0.2 * 0.8 / len(batches))  # a person of 9 as often as one of 1
+
+
+def test_a_schedule_for_examples_in_place_of_people_is_an_error(tmp_path):
+    problem = task()
+    with pytest.raises(ValueError, match="people"):
+        train(tmp_path, problem, n=len(problem.private.x))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("features", [False, True])
+@pytest.mark.parametrize("batch_size", [12, 1000])
+def test_a_gpu_trains_on_people_as_a_cpu_does(tmp_path, features, batch_size):
+    weights = []
+    for device in ("cpu", "cuda"):
+        (tmp_path / device).mkdir()
+        weights.append(train(tmp_path / device, task(features=features), device=device, batch_size=batch_size))
+    torch.testing.assert_close(*weights, rtol=1e-4, atol=1e-5)
+
+
+def test_a_person_with_one_example_is_an_example(tmp_path):
+    """With one example each, training is bit for bit what it is without people."""
+    for features in (True, False):
+        alone = task([1] * 40, features)
+        folders = [tmp_path / f"{features}{i}" for i in range(2)]
+        for folder in folders:
+            folder.mkdir()
+        with_people = train(folders[0], alone)
+        torch.testing.assert_close(with_people, train(folders[1], alone._replace(people=None)), atol=1e-7, rtol=1e-5)
+
+
+def test_twice_the_same_images_change_nothing(tmp_path):
+    """The mean of a person's examples is the same if each is there twice: everybody weighs the same."""
+    once, twice = task([1] * 40, True), task([2] * 40, True)
+    folders = [tmp_path / name for name in ("once", "twice")]
+    for folder in folders:
+        folder.mkdir()
+    torch.testing.assert_close(train(folders[0], once), train(folders[1], twice), atol=1e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize("features", [False, True])
+def test_a_killed_run_resumes_bit_for_bit(tmp_path, features):
+    problem = task(features=features)
+    for name in ("whole", "killed"):
+        (tmp_path / name).mkdir()
+    whole = train(tmp_path / "whole", problem)
+
+    def stop(progress):
+        if progress.step >= 10:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        train(tmp_path / "killed", problem, report=stop, checkpoint_seconds=0)
+    assert (tmp_path / "killed" / "checkpoint.pt").exists()
+    assert torch.equal(train(tmp_path / "killed", problem), whole)
+
+
+def test_who_an_example_is_of_decides_the_noise_too():
+    problem = task()
+    other = problem._replace(people=problem.people.flip(0))
+    assert not torch.equal(torch.cat([part.flatten() for part in units_of(problem)]),
+                           torch.cat([part.flatten() for part in units_of(other)]))  # fmt: skip
+    assert len(units_of(problem._replace(people=None))) == 2
+
+
+def test_people_to_be_timed_have_as_many_examples_as_the_others():
+    for n, each in ((10, 1.0), (100, 1.34), (7, 500.0), (1000, 5 / 3)):
+        sizes = people_like(n, each)
+        assert len(sizes) == n
+        assert int(sizes.min()) >= 1
+        assert abs(int(sizes.sum()) - n * each) < 1
+
+
+# --- Commands
+
+HEAD = ["distance=none", "estimate=false", "threads=1", "model=pixels", "training=head", "training.steps=6",
+        "training.batch_size=20", "training.learning_rate=0.1", "privacy.delta=0.001"]  # fmt: skip
+
+
+def command(tmp_path, *words, name="run"):
+    return [name, f"pair.private={tmp_path / 'a.npz'}", *HEAD, f"results={tmp_path / 'results'}", "pair.unit=patient",
+            *words]  # fmt: skip
+
+
+@pytest.fixture
+def private(tmp_path):
+    npz(tmp_path / "a.npz", train=80)
+    return tmp_path
+
+
+def the_record(tmp_path):
+    (path,) = (tmp_path / "results" / "runs").glob("*/result.json")
+    return json.loads(path.read_text())
+
+
+ITSELF = ["pair.take=train", "pair.m=40"]
+
+
+@pytest.mark.parametrize("estimate", ["true", "false"])
+@pytest.mark.parametrize(
+    ("words", "algorithm"),
+    [
+        ([], "dp_sgd_clip1"),
+        (ITSELF, "whitened_head"),
+        (ITSELF, "dp_pca"),
+        ([*ITSELF, "algorithm.k=20"], "gep_digits"),
+    ],
+)
+def test_a_run_protects_people_and_says_so(private, words, algorithm, estimate, capsys):
+    if words:
+        words = [f"pair.public={private / 'a.npz'}", *words]
+    if algorithm == "dp_pca":
+        words = [*words, "algorithm.k=5"]
+    run = command(private, f"algorithm={algorithm}", "epsilon=3", f"estimate={estimate}", *words)
+    assert main(run) == 0, capsys.readouterr().err
+    record = the_record(private)
+    units = record["private_units"]
+    assert 40 < units <= 80
+    assert record["private_examples"] > 2 * units
+    assert record["privacy"]["valid"] is True
+    assert record["privacy"]["unit"] == "patient"
+    assert record["privacy"]["adjacency"].startswith("add or remove one person with all their training examples")
+    assert "for a person with all their examples (those with one patient)" in record["privacy"]["statement"]
+    if algorithm != "whitened_head":
+        assert record["privacy"]["sampling_rate"] == 20 / units
+
+    # what a method derives from the number of examples, it derives from that of people
+    if algorithm == "whitened_head":
+        facts = algorithms.Facts(units, 64, 40, 3, False, accountant.gaussian_mu(3, 0.001), True, True)
+        method = algorithms.build(option("algorithm", algorithm)).derived(facts)
+        assert record["derived"] == method.values(record["privacy"]["steps"])
+
+    # of dp_pca the first release, too
+    (ledger,) = (private / "results" / "ledger").glob("*.jsonl")
+    noted = [json.loads(line)["what"] for line in ledger.read_text().splitlines()]
+    assert len(noted) == 1 + (algorithm == "dp_pca")
+    assert all(what.endswith(", for a person (patient)") for what in noted)
+
+    weights = record["weights"]
+    assert main(["run", f"replay={record['identity']}", f"results={private / 'results'}"]) == 0
+    assert weights in json.dumps(the_record(private))
+
+
+def test_the_guarantee_is_weak_if_delta_is_above_one_over_the_number_of_people(private, capsys):
+    words = command(private, "algorithm=dp_sgd_clip1", "epsilon=3")
+    n = len(load(pair(private / "a.npz"), "", False).private.x)
+    assert 1 / n < 0.01 < 1 / 80
+    assert main([*words, "privacy.delta=0.01"]) == 0
+    assert "weak" not in the_record(private)["privacy"]
+    assert main([*words, "privacy.delta=0.02"]) == 2
+
+
+@pytest.mark.parametrize(
+    ("name", "words", "why"),
+    [
+        ("run", ["algorithm=noisy_sgd", "pair.public=digits"], "algorithm=noisy_sgd has a loop of its own"),
+        ("run", ["algorithm=dp_md", "pair.public=auto", "pair.candidates=[digits,noise]", "epsilon_select=1",
+                 "distance=gsd"], "pair.public=auto chooses"),
+        ("audit", ["algorithm=dp_sgd_clip1"], "an audit is of single examples"),
+        ("audit", ["algorithm=dp_sgd_clip1", "audit.kind=per_instance"], "an audit is of single examples"),
+        ("figure", ["figure=reconstruction", "algorithm=dp_sgd_clip1"], "this figure is of single examples"),
+        ("figure", ["figure=gep_figure2", "algorithm=non_private", "distance=gsd"], "this figure is of"),
+    ],
+)  # fmt: skip
+def test_what_reads_examples_one_by_one_is_refused(private, name, words, why, capsys):
+    assert main(command(private, *words, "epsilon=3", name=name)) == 2
+    (line,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("pubsel:")]
+    assert line.startswith("pubsel: pair.unit=patient: ")
+    assert why in line
+
+
+def test_what_is_given_away_says_that_a_person_is_protected(private):
+    run = command(private, "algorithm=dp_sgd_clip1", "epsilon=3", "privacy.secure_noise=true")
+    assert main(run) == 0
+    record = the_record(private)
+    assert main(["export", f"{private / 'results' / 'runs' / record['identity']}", f"to={private / 'release'}"]) == 0
+    texts = {name: (private / "release" / name).read_text() for name in ("README.md", "privacy.html", "config.json")}
+    unit = json.loads(texts["config.json"])["privacy"]["unit"]
+    assert unit == "one person with all their training examples"
+
+    images, card, page = f"{record['private_examples']:,}", texts["README.md"], texts["privacy.html"]
+    assert f"| private examples | {images} of 80 people |" in card
+    assert "for adding or removing one person with all their training images." in card
+    assert "- One person with all their images is protected. Those with one patient count as one person's." in card
+    assert "<dt>people</dt><dd>80</dd>" in page
+    assert "Each of the 80 people by themselves, <strong>with all their training images</strong>" in page
+    assert "is, with one person more or less, at most" in page
+    assert "asks whether the images of a certain person were used" in page
+    for text in (card, page):
+        assert "A person whose examples have several values of patient" in text
+        for wrong in ("not one person", "one training image", "one image", "a certain image", "pubsel audit"):
+            assert wrong not in text, wrong
+
+
+def test_several_processes_and_the_loss_attack_are_refused(private, monkeypatch, capsys):
+    assert main(command(private, "algorithm=dp_sgd_clip1", "epsilon=3")) == 0
+    assert main(["attack", "attack=loss", "run=all", f"results={private / 'results'}"]) == 2
+    assert "pair.unit=patient: the attack is of single examples" in capsys.readouterr().err
+    monkeypatch.setattr("pubsel.training.torchrun.place", lambda: (0, 2))
+    monkeypatch.setattr("pubsel.training.parallel._start", lambda: None)
+    assert main(command(private, "algorithm=dp_sgd_clip1", "epsilon=2")) == 2
+    assert "a person stays in one process" in capsys.readouterr().err
+
+
+def test_no_key_of_another_command_names_a_unit():
+    """`pubsel rank` has no pair.unit: its guarantees are for one example."""
+    assert not {"pair", "unit"} & {f.name for f in dataclasses.fields(RankConfig)}
