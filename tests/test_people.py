@@ -30,6 +30,7 @@ from pubsel.training import loop
 from pubsel.training.loop import Job, Watch, clipped_sum, fit, noisy_sum
 from pubsel.training.once import units_of
 from pubsel.training.rehearsal import people_like
+from tests.pages import Page
 from tests.synthetic import secret_named
 
 SIZES = [1, 3, 1, 2, 7, 1, 500, 4]  # examples of each person
@@ -700,6 +701,7 @@ def test_what_is_given_away_says_that_a_person_is_protected(private):
     assert "Each of the 80 people by themselves, <strong>with all their training images</strong>" in page
     assert "is, with one person more or less, at most" in page
     assert "asks whether the images of a certain person were used" in page
+    assert Page(page).open == []
     for text in (card, page):
         assert "A person whose examples have several values of patient" in text
         for wrong in ("not one person", "one training image", "one image", "a certain image", "pubsel audit"):
