@@ -30,8 +30,8 @@ from pubsel.training import loop
 from pubsel.training.loop import Job, Watch, clipped_sum, fit, noisy_sum
 from pubsel.training.once import units_of
 from pubsel.training.rehearsal import people_like
-from tests.pages import Page
 from tests.synthetic import secret_named
+from tests.test_report import Page
 
 SIZES = [1, 3, 1, 2, 7, 1, 500, 4]  # examples of each person
 
