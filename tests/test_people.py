@@ -312,8 +312,8 @@ def test_a_row_is_the_mean_over_the_examples_of_a_person(name, rows):
         ]
     )
     want = torch.stack([part.double().mean(0) for part in each.split(SIZES)])
-    found = rows_of(PeopleGradients(engine, sizes), batch, rows=rows)
-    torch.testing.assert_close(found.double(), want[want[:, 0].argsort()], atol=2e-6, rtol=1e-4)
+    rows_there = rows_of(PeopleGradients(engine, sizes), batch, rows=rows)
+    torch.testing.assert_close(rows_there.double(), want[want[:, 0].argsort()], atol=2e-6, rtol=1e-4)
 
 
 def test_a_multi_label_task_and_an_offset_have_means_too():
@@ -323,8 +323,8 @@ def test_a_multi_label_task_and_an_offset_have_means_too():
         each = LinearGradients(model).matrix(features, y)
         want = torch.stack([part.mean(0) for part in each.written_out().split(sizes.tolist())])
         losses = torch.stack([part.mean() for part in each.losses.split(sizes.tolist())])
-        found = rows_of(PeopleGradients(LinearGradients(model), sizes), Split(features, y))
-        torch.testing.assert_close(found[:, 1:], want[losses.argsort()])
+        rows_there = rows_of(PeopleGradients(LinearGradients(model), sizes), Split(features, y))
+        torch.testing.assert_close(rows_there[:, 1:], want[losses.argsort()])
 
 
 @pytest.mark.parametrize("name", ENGINES)
@@ -651,9 +651,9 @@ def test_a_run_protects_people_and_says_so(private, words, algorithm, estimate, 
 
     capsys.readouterr()
     assert main(["run", f"replay={record['identity']}", f"results={private / 'results'}"]) == 0
-    said = capsys.readouterr().out
-    assert "the same, bit for bit" in said
-    assert record["weights"] in said
+    printed = capsys.readouterr().out
+    assert "the same, bit for bit" in printed
+    assert record["weights"] in printed
 
 
 def test_the_guarantee_is_weak_if_delta_is_above_one_over_the_number_of_people(private, capsys):
