@@ -384,8 +384,7 @@ def guarantee(
         say("  no private example is read: epsilon 0")
         return plan._replace(steps=0), accountant.NOTHING, None
     if n > accountant.MOST_EXAMPLES:
-        what = "examples" if settings.pair.unit is None else "people"
-        raise UsageError(f"pair.private: {n} {what}: the rounding of sums is bounded for {accountant.MOST_EXAMPLES}")
+        raise UsageError(f"pair.private: {n} examples: the rounding of sums is bounded for {accountant.MOST_EXAMPLES}")
 
     # a release before training takes its share, and training the rest
     share = getattr(algorithm, "first_share", 0.0)

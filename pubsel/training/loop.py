@@ -134,18 +134,12 @@ def noisy_sum(
     whose norm is at most the largest of theirs, and so at most the declared sensitivity. The sum over examples is one
     over people with k examples, for each k, over k."""
     total = torch.zeros(release.size, dtype=torch.float64)
-    of_size: dict[int, Any] = {1: slice(None)} if people is None else _by_size(people)
-    for k, places in of_size.items():
-        for part in x[places].split(rows):
+    sizes = None if people is None else people.repeat_interleave(people)  # of each example
+    for k in [1] if sizes is None else sizes.unique().tolist():
+        for part in (x if sizes is None else x[sizes == k]).split(rows):
             total += release.clipped_sum(part) / k
     total += deviation(noise_multiplier, release.sensitivity) * normal(source, release.size, total.device)
     return release.decode(total)
-
-
-def _by_size(people: Tensor) -> dict[int, Any]:
-    """The examples of the people who have k of them, bool [n], by k. people: how many each has, in a row."""
-    sizes = people.repeat_interleave(people)  # of each example
-    return {k: sizes == k for k in people.unique().tolist()}
 
 
 def public_stream(name: str) -> Callable[[str, int], np.random.Generator]:
