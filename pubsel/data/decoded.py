@@ -15,10 +15,10 @@ import shutil
 import tempfile
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import IO, NamedTuple
+from typing import IO, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -35,6 +35,8 @@ SMALL = 2**26  # bytes
 MOST = 2  # sets that a process holds for its next cell
 CHUNK = 16  # images that a thread reads at a time
 RULES = "1"  # changes with the rules by which images are read, so that those of other rules are read again
+T = TypeVar("T")
+R = TypeVar("R")
 Put = Callable[[int, int, Tensor], object]  # part (0: train, 1: test), place in it, and image
 
 
@@ -171,7 +173,7 @@ def _decode(this: Reading, images: Images, put: Put) -> tuple[tuple[Digest, Dige
     began = reported = time.monotonic()
     done = 0
     chunks = (range(first, min(n, first + CHUNK)) for first in range(0, n, CHUNK))
-    for count in _side_by_side(read, chunks) if images.any_order else map(read, chunks):
+    for count in side_by_side(read, chunks) if images.any_order else map(read, chunks):
         done, now = done + count, time.monotonic()
         if done < n and now - reported >= stored.PAUSE:
             reported = now
@@ -180,19 +182,19 @@ def _decode(this: Reading, images: Images, put: Put) -> tuple[tuple[Digest, Dige
     return tuple((decoded[rows.numpy()], shaped[rows.numpy()]) for rows in order.rows)
 
 
-def _side_by_side(read: Callable[[range], int], chunks: Iterator[range]) -> Iterator[int]:
-    """Yield read(chunk) of each, in order, by as many threads as torch may use; Pillow decodes without holding
-    Python's lock."""
+def side_by_side(work: Callable[[T], R], parts: Iterable[T]) -> Iterator[R]:
+    """Yield work(part) of each, in order, by as many threads as torch may use, each of which computes alone. A few
+    parts ahead at most, or all results would wait in memory for a slow disk."""
     threads = torch.get_num_threads()
     if threads == 1:
-        yield from map(read, chunks)
+        yield from map(work, parts)
         return
 
-    waiting: deque[Future[int]] = deque()
+    waiting: deque[Future[R]] = deque()
     pool = ThreadPoolExecutor(threads, initializer=torch.set_num_threads, initargs=(1,))
     try:
-        for chunk in chunks:
-            waiting.append(pool.submit(read, chunk))
+        for part in parts:
+            waiting.append(pool.submit(work, part))
             if len(waiting) > 2 * threads:
                 yield waiting.popleft().result()
         yield from (future.result() for future in waiting)

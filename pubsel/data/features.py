@@ -14,9 +14,7 @@ import json
 import logging
 import os
 import time
-from collections import deque
 from collections.abc import Callable, Generator
-from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -30,6 +28,7 @@ from torchvision.transforms.v2 import functional as images
 
 from pubsel.data import Source, Split, overlap
 from pubsel.data.convert import LUMA, Shape, converted, describe, to_shape
+from pubsel.data.decoded import side_by_side
 from pubsel.gradients.mapped import in_parts
 from pubsel.messages import UsageError, UserError, duration, gib
 from pubsel.models import engine, scattering
@@ -460,27 +459,11 @@ def workers(extractor: Extractor) -> int:
 def embedded(x: Tensor, extractor: Extractor) -> Generator[np.ndarray]:
     """Yield features, float32 [batch, d], of images x, uint8 [n, c, h, w], in their order."""
     batches = in_parts(x, CPU_BATCH if extractor.device.type == "cpu" else GPU_BATCH)
-    threads = workers(extractor)
 
     def rows(part: Tensor) -> np.ndarray:
         return embed(part, extractor).cpu().numpy().astype(np.float32)
 
-    if threads == 1:
-        yield from map(rows, batches)
-        return
-
-    # A few batches ahead at most, or all features would wait in memory for a slow disk.
-    waiting: deque[Future[np.ndarray]] = deque()
-    pool = ThreadPoolExecutor(threads, initializer=torch.set_num_threads, initargs=(1,))
-    try:
-        for part in batches:
-            waiting.append(pool.submit(rows, part))
-            if len(waiting) > 2 * threads:
-                yield waiting.popleft().result()
-        yield from (future.result() for future in waiting)
-    finally:
-        pool.shutdown(cancel_futures=True)
-        torch.set_num_threads(threads)  # threads to come take what was set last
+    yield from side_by_side(rows, batches) if workers(extractor) > 1 else map(rows, batches)
 
 
 def refuse(what: str, x: Tensor, extractor: Extractor) -> None:
