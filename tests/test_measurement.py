@@ -147,9 +147,26 @@ def test_the_best_adversary_may_ask_about_a_held_out_example(folder, capsys):
     assert float(card.meaning(changed)["right"].split()[0]) > float(card.meaning(told)["right"].split()[0])
 
 
+def test_the_measurement_spends_what_the_statement_says(folder, capsys):
+    """Training may spend less than epsilon; the card states one epsilon for both."""
+    words = [f"pair.private={THREE}", *WORDS, "algorithm=dp_sgd_clip1", "training=adamix", "privacy.noise_multiplier=5"]
+    assert main(["run", *words]) == 0, capsys.readouterr().err
+    record = record_of()
+    assert record["quality"]["privacy"]["epsilon"] <= record["privacy"]["epsilon"] < 2
+
+
+def test_an_auc_of_two_classes_is_told_once(folder, capsys):
+    words = [f"pair.private={TWO}", *WORDS, "pair.metric=auc", "privacy.secure_noise=true"]
+    assert main(["run", *words]) == 0, capsys.readouterr().err
+    told = card.told(record_of(), json.loads(next(Path("results").glob("runs/*/model.json")).read_text()))
+    assert [name for name, _ in card.figures(told)] == ["auc"]
+
+
 @pytest.mark.parametrize(("words", "message"), [
     (["pair.validation=0"], "privacy.measure=true: measures on held-out private examples: give pair.validation=0.1"),
     (["pair.unit=person"], "privacy.measure=true: a person may have several held-out images, each with a count"),
+    (["pair.overlap=drop"], "privacy.measure=true: which held-out images are dropped would depend on training images"),
+    (["pair.validation=0.9", "privacy.delta=2e-3"], "privacy.delta=0.002 is above 1/n"),
     (["epsilon=inf"], "privacy.measure=true: needs a private algorithm and epsilon=NUMBER"),
     (["algorithm=non_private"], "privacy.measure=true: needs a private algorithm and epsilon=NUMBER"),
 ])  # fmt: skip

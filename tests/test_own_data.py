@@ -22,6 +22,7 @@ from pubsel.data import Source, decoded, features, folders, given, overlap
 from pubsel.data.opened import Opened
 from pubsel.gradients import mapped
 from pubsel.messages import UsageError, UserError
+from pubsel.settings.datasets import decoded_folder
 from pubsel.settings.identity import as_json
 from pubsel.settings.keys import Backbone, Convert, Metric, Pair
 from pubsel.tables import join
@@ -441,7 +442,7 @@ def test_forget_deletes_images_and_features(
     assert main(["data", "forget", str(tmp_path / "theirs") + "/", "data_root=root"]) == 0
     assert not list(Path("root").rglob("*.npy"))
     assert main(["data", "forget", "./mine", "data_root=root"]) == 0
-    assert "nothing is kept of ./mine in root/decoded" in capsys.readouterr().out
+    assert "no image is kept of ./mine in root/decoded" in capsys.readouterr().out
     assert main(["data", "forget", "cifar10", "data_root=root"]) == 2
     assert "name=cifar10: is no path" in capsys.readouterr().err
 
@@ -580,3 +581,12 @@ def test_an_image_of_16_bits_is_the_same_one_at_another_size(tmp_path: Path) -> 
     mine, theirs = (data.open_dataset(str(tmp_path / name), "", False) for name in ("mine", "theirs"))
     every = [set(torch.cat([f.digests for f in source.files or ()]).tolist()) for source in (mine, theirs)]
     assert len(every[0] & every[1]) == 1
+
+
+def test_what_a_killed_process_left_is_forgotten_too(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    left = decoded_folder(Path("mine"), Path("data")).with_suffix(".part")
+    left.mkdir(parents=True)
+    (left / "train_images.npy").write_bytes(b"pixels")
+    assert main(["data", "forget", "./mine", "data_root=data"]) == 0, capsys.readouterr().err
+    assert not left.exists()

@@ -721,3 +721,9 @@ def test_several_processes_and_the_loss_attack_are_refused(private, monkeypatch,
 def test_no_key_of_another_command_names_a_unit():
     """`pubsel rank` has no pair.unit: its guarantees are for one example."""
     assert not {"pair", "unit"} & {f.name for f in dataclasses.fields(RankConfig)}
+
+
+def test_an_empty_unit_is_rejected(capsys):
+    """Hydra reads `pair.unit=` as an empty text, under which nobody would be a person."""
+    assert main(["run", "+experiment=quickstart", "pair.unit="]) == 2
+    assert "pair.unit is empty: give the column that names people" in capsys.readouterr().err

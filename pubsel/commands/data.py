@@ -98,8 +98,8 @@ def forget(name: str | None, data_root: str) -> str:
     if not is_path(name):
         raise UsageError(f"name={name}: is no path: give that of your images, such as ./{name}")
     folder = decoded_folder(Path(name), Path(data_root))
-    if not folder.exists():
-        return f"nothing is kept of {name} in {folder.parent}"
+    if not folder.exists() and not folder.with_suffix(".part").exists():
+        return f"no image is kept of {name} in {folder.parent}; features of small sets stay in {data_root}/features"
 
     from pubsel.data import decoded  # imports torch
 

@@ -166,6 +166,8 @@ def train(cell: Cell) -> dict[str, Any]:
     # what it will cost: in privacy, and in time and memory
     plan, spend, first = guarantee(cell.settings, cell.algorithm, task.units)
     parts += [("before training", first)] if first else []
+    if cell.settings.privacy.measure and task.validation is not None:
+        accountant.check_delta(cell.settings.privacy.delta, len(task.validation.y), cell.settings.privacy.weak)
     before = Before(plan, spend, first, parts)
     if cell.settings.estimate:
         _estimate(cell, task, plan, spend is not None)
@@ -184,7 +186,8 @@ def train(cell: Cell) -> dict[str, Any]:
     before = before._replace(spend=spend)
     record = _figures(cell, prepared) | _described(cell, prepared.task, before, distance)
     if cell.settings.privacy.measure and task.validation is not None:
-        record["quality"] = measurement.measured(cell, prepared, task.validation)
+        epsilon, delta = record["privacy"]["epsilon"], record["privacy"]["delta"]
+        record["quality"] = measurement.measured(cell, prepared, task.validation, epsilon, delta)
     return record | {"derived": follows or None, "seconds": round(seconds, 1)}
 
 

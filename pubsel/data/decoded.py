@@ -92,7 +92,7 @@ _LAST: dict[tuple[Path, bool], tuple[str, Decoded]] = {}  # for the next cell of
 
 def _opened(this: Reading, folder: Path, files: str | None) -> Decoded:
     """Return the data as `opened` does. files: their fingerprint; None: they are not to be kept."""
-    if files is not None and folder.exists():
+    if files is not None and is_kept(folder):
         if stored.listed(folder) == files:
             return _read(this, folder)
         say(f"{this.name}: its files are not those that were kept: reading them again")
@@ -117,10 +117,19 @@ def _opened(this: Reading, folder: Path, files: str | None) -> Decoded:
     return _read(this, folder)
 
 
+def is_kept(folder: Path) -> bool:
+    """Return whether something is kept there that this user may read."""
+    try:
+        return folder.exists()
+    except PermissionError:  # of another user, who has the same data folder
+        return False
+
+
 def forget(folder: Path, but: str | None = None) -> None:
     """Delete what is kept in a folder, and the features of it, unless it is of files with the fingerprint `but`."""
     with stored.locked(folder, "", private=True):
-        if stored.listed(folder) == but:
+        shutil.rmtree(folder.with_suffix(".part"), ignore_errors=True)  # of a process that was killed
+        if not folder.exists() or stored.listed(folder) == but:
             return
 
         # The names of files of features end in a digest of the images (pubsel.data.features).
@@ -129,7 +138,7 @@ def forget(folder: Path, but: str | None = None) -> None:
                 for content in json.loads(known.read_text(encoding="utf-8"))["digests"].values():
                     for file in (folder.parents[1] / "features").glob(f"*-{content}.*"):
                         file.unlink(missing_ok=True)
-        shutil.rmtree(folder, ignore_errors=not folder.exists())
+        shutil.rmtree(folder)
 
 
 def _order(name: str, listed: Listed) -> Order:

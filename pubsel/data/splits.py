@@ -115,15 +115,15 @@ def missing(name: str, root: Path, why: str = "") -> Missing:
 
 
 def stamp(path: Path) -> str:
-    """Return what tells a file from another one, or from an earlier state of it: name, size and time. UserError if it
-    is absent."""
+    """Return what tells a file from another one, or from an earlier state of it: whole path, size and time. UserError
+    if it is absent."""
     try:
         stat = os.stat(path)
     except FileNotFoundError:
         raise UserError(f"{path}: no such image") from None
     except OSError as error:
         raise UserError(f"{path}: cannot be read: {error.strerror}") from None
-    return f"{path}\0{stat.st_size}\0{stat.st_mtime_ns}"
+    return f"{os.path.abspath(path)}\0{stat.st_size}\0{stat.st_mtime_ns}"
 
 
 def from_arrays(images: np.ndarray, labels: np.ndarray) -> Split:

@@ -72,7 +72,7 @@ def told(record: dict[str, Any], facts: dict[str, Any]) -> Told:
         statement=str(privacy["statement"]),
         epsilon=privacy["epsilon"],
         delta=float(privacy.get("delta") or 0.0),
-        weak=guarantee(record) == "weak",
+        weak=guarantee(record) == "weak" or bool(at(record, "quality.privacy.weak")),
         parts=parts_of(privacy),
         examples=int(record["private_examples"]),
         units=int(record.get("private_units") or record["private_examples"]),
@@ -130,11 +130,11 @@ def not_covered(record: dict[str, Any]) -> tuple[str, ...]:
         "Settings, data sets and methods, if somebody chose them by looking at the private examples or at results on "
         "them.",
         f"What is treated as public: {number}, their shape, the names of the classes (of private folders too), and "
-        "which examples were kept for testing.",
+        f"which examples were kept for testing{' or held out of training' if record.get('quality') else ''}.",
         "Other releases of the same examples: their epsilons add up. The owner has a list of them (pubsel runs).",
         "What the model says about people in general, whether or not their data were used.",
-        "Examples for testing and validation: they are not protected, but no figure that was measured on them "
-        f"{'without noise ' if record.get('quality') else ''}is in this folder.",
+        f"Examples for testing{'' if record.get('quality') else ' and validation'}: they are not protected, but no "
+        "figure that was measured on them is in this folder.",
         "What a computer shows while it trains, such as time and memory.",
     ]
     if unit:
@@ -223,8 +223,10 @@ def figures(told: Told) -> list[tuple[str, tuple[str, str, str]]]:
         return []
     rows, classes = [], told.facts["classes"]
     for name, (estimate, low, high) in told.quality["figures"].items():
+        if isinstance(estimate, list) and len(estimate) == 1:  # two classes have one AUC, which is above
+            continue
         if isinstance(estimate, list):
-            each = zip(classes, estimate, low, high, strict=len(estimate) == len(classes))
+            each = zip(classes, estimate, low, high, strict=True)
             rows += [(f"{name.partition(' of each ')[0]} of {label}", values) for label, *values in each][:SHOWN]
         else:
             rows.append((name.replace("_", " "), [estimate, low, high]))

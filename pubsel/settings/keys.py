@@ -110,6 +110,8 @@ class Pair:
 
     def __post_init__(self) -> None:
         self.public = one_or_combined("pair.public", self.public)
+        if self.unit is not None and not str(self.unit).strip():
+            raise UsageError("pair.unit is empty: give the column that names people, or null for one example")
         if self.candidates is not None:
             self.candidates = candidates_of("pair.candidates", self.candidates)
 
@@ -274,7 +276,7 @@ class Common:
     data_root: str = setting("folder with the data", neutral=True)
     keep: bool = setting(
         "keep your own images decoded in DATA_ROOT/decoded, if they have 64 MiB of pixels or more, so that the next "
-        "command reads them at once; `pubsel data forget PATH` deletes them. false: no image stays on disk",
+        "command reads them at once; `pubsel data forget PATH` deletes them. false: this command leaves none on disk",
         neutral=True, default=True,
     )  # fmt: skip
     results: str = setting("folder for the records", neutral=True)

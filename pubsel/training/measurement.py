@@ -18,7 +18,7 @@ from pubsel.data import Split
 from pubsel.messages import UsageError
 from pubsel.privacy import accountant, quality
 from pubsel.privacy.quality import Array, Figure, Released
-from pubsel.settings.keys import RunConfig
+from pubsel.settings.keys import Overlap, RunConfig
 from pubsel.training.evaluation import logits
 from pubsel.training.once import Prepared, released_once
 
@@ -32,6 +32,11 @@ def check(settings: RunConfig) -> None:
         raise UsageError(
             f"privacy.measure=true: a person may have several held-out images, each with a count: leave out one of it "
             f"and pair.unit={settings.pair.unit}"
+        )
+    if settings.pair.overlap == Overlap.drop:
+        raise UsageError(
+            "privacy.measure=true: which held-out images are dropped would depend on training images: remove them "
+            "from your data, and leave out pair.overlap=drop"
         )
     if settings.pair.validation == 0:
         raise UsageError("privacy.measure=true: measures on held-out private examples: give pair.validation=0.1")
@@ -68,18 +73,21 @@ def told(quality: dict[str, Any] | None) -> str:
     return f" Measured privately: {name} {100 * estimate:.1f} % [{100 * low:.1f}, {100 * high:.1f}]."
 
 
-def measured(cell: Cell, prepared: Prepared, given: Split) -> dict[str, Any]:
+def measured(cell: Cell, prepared: Prepared, given: Split, epsilon: float, delta: float) -> dict[str, Any]:
     """Return what the record says of the measurement: the noisy table, its figures with 95 % intervals, and the
-    guarantee. It is drawn once. given: the held-out examples as they were loaded, by which the ledger knows them."""
+    guarantee. It is drawn once.
+
+    given: the held-out examples as they were loaded, by which the ledger knows them. epsilon, delta: what all releases
+    of training examples spent together, so that one statement holds for both.
+    """
     settings, validation = cell.settings, prepared.task.validation
     assert validation is not None
     n, secure = len(validation.y), settings.privacy.secure_noise
     counts = table_of(logits(prepared.trains, validation.x), validation.y, prepared.task.metric)
 
     # The noise follows from what decides the counts: the examples and the trained weights.
-    accountant.check_delta(settings.privacy.delta, n, settings.privacy.weak)
     sensitivity = quality.sensitivity(counts)
-    plan = accountant.plan(settings.epsilon, settings.privacy.delta, 1.0, 1, sensitivity)
+    plan = accountant.plan(epsilon, delta, 1.0, 1, sensitivity)
     noted = Noted(given, plan.epsilon, plan.delta)
     secret = cell.streams.secret("measurement", validation, [], tensors(prepared.whole), plan._asdict(), noted)
 
