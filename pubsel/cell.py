@@ -254,8 +254,8 @@ def check_unit(pair: Pair, algorithm: Algorithm) -> None:
         return
     if isinstance(algorithm, Solves):
         raise UsageError(
-            f"pair.unit={pair.unit}: algorithm={algorithm.name} has a loop of its own, for single examples: take "
-            "another one, such as whitened_head"
+            f"pair.unit={pair.unit}: algorithm={algorithm.name} protects single examples only: take another algorithm, "
+            "such as whitened_head"
         )
     if pair.public == AUTO:
         raise UsageError(

@@ -10,6 +10,7 @@ import torch
 import pubsel.commands.run
 from pubsel.cli import main
 from pubsel.privacy import accountant
+from pubsel.privacy.quality import sensitivity
 from pubsel.report import card
 from pubsel.training import measurement
 
@@ -61,11 +62,11 @@ def test_a_run_measures_what_it_reaches(data, names, folder, capsys):
     if data == THREE:
         assert abs(np.sum(quality["counts"]) - 200) < 5 * 3 * quality["deviation"]
     privacy = quality["privacy"]
-    sensitivity = 1.0 if data == THREE else 3**0.5
-    assert privacy["sensitivity"] == pytest.approx(sensitivity)
+    moved = 1.0 if data == THREE else 3**0.5
+    assert privacy["sensitivity"] == pytest.approx(moved)
     assert privacy["epsilon"] == pytest.approx(2, abs=1e-3)
     assert record["privacy"]["epsilon"] == pytest.approx(2, abs=1e-3)
-    mu = sensitivity / quality["deviation"]
+    mu = moved / quality["deviation"]
     assert accountant.gaussian_epsilon(mu, 1e-3) <= 2 + 1e-9
 
 
@@ -73,6 +74,23 @@ def test_scores_of_two_classes_are_released_if_the_metric_is_an_auc():
     outputs, y = torch.tensor([[0.0, 2.0], [1.0, -1.0], [0.0, 0.5]]), torch.tensor([1, 0, 1])
     assert measurement.table_of(outputs, y, "auc").shape == (1, 2, 32)
     assert measurement.table_of(outputs, y, "accuracy").tolist() == [[1, 0], [0, 2]]
+
+
+@pytest.mark.attack
+@pytest.mark.parametrize(("classes", "several", "metric"), [
+    (2, False, "auc"), (2, False, "accuracy"), (7, False, "auc"), (14, True, "auc"),
+])  # fmt: skip
+def test_one_held_out_example_moves_the_table_by_at_most_its_sensitivity(classes, several, metric):
+    """Whatever its logits are: not finite, huge, tied."""
+    torch.manual_seed(0)
+    outputs = torch.randn(40, classes)
+    y = torch.randint(2, (40, classes)).float() if several else torch.randint(classes, (40,))
+    before = measurement.table_of(outputs, y, metric)
+    for value in (torch.nan, torch.inf, -torch.inf, 0.0, 1e30, -1e30):
+        for label in (y[:1], 1 - y[:1] if several else (y[:1] + 1) % classes):
+            row = torch.full((1, classes), value)
+            after = measurement.table_of(torch.cat([outputs, row]), torch.cat([y, label]), metric)
+            assert np.linalg.norm(after - before) <= sensitivity(before)
 
 
 def test_held_out_examples_change_the_table_alone(folder, capsys):

@@ -127,7 +127,7 @@ def test_folders_within_class_folders_are_people(tmp_path):
     with pytest.raises(UserError, match=r"lie deeper.*set pair.unit=folder"):
         open_dataset(str(tmp_path), "", False)
     shutil.copy(tmp_path / "cat" / "person 0" / "0.png", tmp_path / "cat" / "loose.png")
-    with pytest.raises(UserError, match=r"loose.png lies beside folders of people"):
+    with pytest.raises(UserError, match=r"loose.png is next to the folders of people"):
         open_dataset(str(tmp_path), "", False, "folder")
 
 
@@ -668,7 +668,7 @@ def test_the_guarantee_is_weak_if_delta_is_above_one_over_the_number_of_people(p
 @pytest.mark.parametrize(
     ("name", "words", "why"),
     [
-        ("run", ["algorithm=noisy_sgd", "pair.public=digits"], "algorithm=noisy_sgd has a loop of its own"),
+        ("run", ["algorithm=noisy_sgd", "pair.public=digits"], "algorithm=noisy_sgd protects single examples only"),
         ("run", ["algorithm=dp_md", "pair.public=auto", "pair.candidates=[digits,noise]", "epsilon_select=1",
                  "distance=gsd"], "pair.public=auto chooses"),
         ("audit", ["algorithm=dp_sgd_clip1"], "an audit is of single examples"),

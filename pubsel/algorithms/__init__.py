@@ -112,7 +112,7 @@ class Frozen(nn.Module):
     of x if `root`; if `level`, less the mean of each row; then, if `unit`, each row is brought to norm `length`. None:
     left out.
 
-    rest: this share of the squared norm has x - shift as it is, d more columns.
+    rest: the share of the squared norm that goes to x - shift itself, as d more columns.
     classifier: weights [C, d] and biases [C] of a classifier of x - shift, in rows of the same norm. Its C logits are
     then the last columns, and an `OffsetLinear` corrects them."""
 

@@ -94,11 +94,11 @@ def whitened(public: Tensor, k: int, weights: Tensor | None = None) -> Frozen:
 
 
 def public_classifier(x: Tensor, y: Tensor, classes: int) -> tuple[Tensor, Tensor]:
-    """Return weights [C, d] and biases [C] of a logistic regression on public rows x [m, d] with classes y [m], or 0/1
-    labels y [m, C], each of which is a regression of its own.
+    """Return weights [C, d] and biases [C] of a logistic regression on public rows x [m, d] with classes y [m], or of
+    one regression per label with 0/1 labels y [m, C].
 
-    It is the most likely one if each weight has variance PRIOR. One row of zeros, which is the public mean, is added
-    for each class: so a class that the sample lacks is unlikely, not impossible.
+    The weights are the maximum a posteriori estimate under a Gaussian prior of variance PRIOR. One row of zeros, the
+    public mean, is added for each class, so that a class without public examples is unlikely, not impossible.
     """
     from sklearn.linear_model import LogisticRegression  # half a second, only if it is used
 
@@ -220,10 +220,10 @@ class WhitenedHead(Clipping):
     def deviation(self) -> float:
         """The deviation of the noise in a logit after all steps.
 
-        What corrects a public classifier is worth the less, the more that knows. The mean of a class in one direction
-        is known from its m / C public examples, with variance 1 / k each, up to C / (m k); and from a release of the
-        sum of the private ones up to (C / (n mu))^2. The noise is CORRECTION times the root of the share that the
-        second has of the precision of both."""
+        The more the public classifier knows, the less its correction is worth. In one direction, the m / C public
+        examples of a class, with variance 1 / k each, give its mean with variance C / (m k); a release of the sum of
+        the private ones gives it with variance (C / (n mu))^2. The noise is CORRECTION times the root of the share that
+        the second has of the precision of both."""
         if not self.offsets:
             return NOISE
         n, _, m, classes = self.facts[:4]

@@ -135,7 +135,7 @@ def load(pair: Pair, data_root: str, download: bool, through: Through = unchange
     If public and private are the same dataset, the m public images leave the test set; if several are combined
     (`public_examples`), the private set's share of m does. pair.take=train: the public images are a fixed random part
     of the training split instead, and leave the private data if it is the same set. `pair.public` None: no public data.
-    With `pair.unit`, nobody has examples on two sides: whoever has a public one leaves the private data.
+    With `pair.unit`, nobody has examples on two sides: people with a public example leave the private data.
     UserError if the private data has fewer than two classes or no training or test images; UsageError if an image is on
     two sides (`pair.overlap`), but for those of a published set's own parts: these are noted. through(name, source,
     like): the source as it is used, such as its features; like: the shape of the private images, None for these.
@@ -305,8 +305,8 @@ def _from_training(
     drawn = np.zeros(len(y), dtype=bool)
     drawn[pool[draw(name, y[torch.from_numpy(pool)], m, pair.shots).numpy()]] = True
 
-    # Of the same set, what was drawn is no longer private. The same examples are drawn whatever the unit is; whoever
-    # has one of them leaves the private data.
+    # What is drawn from the same set is no longer private. The unit does not change which examples are drawn, but all
+    # examples of the people who have one of them leave the private data.
     chosen = other.without(~drawn, np.ones(len(other.used.test.y), dtype=bool))
     left = ~drawn if same else np.ones(len(source.train.y), dtype=bool)
     if same and other.used.groups is not None:

@@ -318,14 +318,14 @@ def images_in(folder: Path) -> list[Path]:
 
 
 def images_of(folder: Path, people: bool) -> list[Path]:
-    """Return the image files of a class folder; people: of its folders, one for each person. UserError if then some lie
-    beside these."""
+    """Return the image files of a class folder; people: of its folders, one for each person. UserError if
+    images are next to these folders."""
     if not people:
         return images_in(folder)
     persons = sorted(path for path in folder.iterdir() if path.is_dir() and not path.name.startswith("."))
     images = [image for person in persons for image in images_in(person)]
     if images and (loose := images_in(folder)):
-        raise UserError(f"{folder}: {loose[0].name} lies beside folders of people: move it into its person's folder")
+        raise UserError(f"{folder}: {loose[0].name} is next to the folders of people: move it into its person's folder")
     return images
 
 

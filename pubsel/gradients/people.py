@@ -6,7 +6,7 @@ Learning Differentially Private Recurrent Language Models, ICLR 2018, arXiv:1710
 
 The mean, and not the sum: its norm is that of an example, however many there are, so that clip norms and learning rates
 stay what they are, and everybody weighs the same. A sum of k like gradients has k times the norm: with the same clip
-norm, nearly everybody with several examples would be clipped, and would say no more than by the mean.
+norm, nearly everyone with several examples would be clipped to it, and contribute no more than by the mean.
 """
 
 from collections.abc import Iterator
@@ -44,8 +44,8 @@ class PeopleGradients:
 
     A row is a function of its person's examples alone, and in one block whole. An example whose gradient is not finite,
     or has a norm of LARGEST or more, counts as zero in the mean. The row is held as it is summed up, with the rounding
-    of its own precision, and its norm is that of what is held: whatever cancels in it, it is clipped to what it must
-    be. Memory does not grow with the examples of a person.
+    of its own precision, and its norm is computed from what is held, so that cancellation cannot make a clipped row too
+    long. Memory does not grow with the number of examples of a person.
     """
 
     def __init__(self, inner: Engine, sizes: Tensor):

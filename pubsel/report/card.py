@@ -137,6 +137,11 @@ def not_covered(record: dict[str, Any]) -> tuple[str, ...]:
         "figure that was measured on them is in this folder.",
         "What a computer shows while it trains, such as time and memory.",
     ]
+    if record.get("quality"):
+        sentences.append(
+            "Held-out examples whose class changes if numbers are rounded differently in the last digits, as a "
+            "processor may do next to other examples."
+        )
     if unit:
         sentences.append(f"A person whose examples have several values of {unit}, and so count as several people.")
     if record["public"] is not None:
