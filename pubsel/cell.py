@@ -367,6 +367,8 @@ def guarantee(
     """Plan steps and noise for n private units, examples or people: the schedule, what training spends, and what a
     release before it spends."""
     plan = schedule(n, settings.training)
+    if isinstance(algorithm, Derives):
+        plan = plan._replace(steps=algorithm.steps)
     if algorithm.private and settings.epsilon != math.inf and algorithm.sensitivity() > 0:
         accountant.check_delta(settings.privacy.delta, n, settings.privacy.weak)
 

@@ -302,11 +302,13 @@ def test_the_clip_norm_is_that_of_gradients_at_zero_weights(classes, several):
     torch.testing.assert_close(norms, torch.full_like(norms, bound / CLIP), rtol=1e-5, atol=0)
 
 
-@pytest.mark.parametrize(("n", "epsilon", "classes", "several"),
-                         [(300, 0.1, 2, False), (3000, 1.0, 10, False), (900, 0.5, 3, True)])  # fmt: skip
-def test_the_noise_of_a_logit_is_the_same_on_every_task(n, epsilon, classes, several, tmp_path):
+@pytest.mark.parametrize(("n", "epsilon", "classes", "several", "m", "steps"),
+                         [(300, 0.1, 2, False, 100, 30), (3000, 1.0, 10, False, 100, 30), (900, 0.5, 3, True, 100, 30),
+                          (3000, 8.0, 10, False, 0, 60)])  # fmt: skip
+def test_the_noise_of_a_logit_is_the_same_on_every_task(n, epsilon, classes, several, m, steps, tmp_path):
     """Through the loop, on rows that are not finite, which count as zero: what is left is noise."""
-    algorithm = build(k=20).derived(Facts(n, 20, 100, classes, several, accountant.gaussian_mu(epsilon, 1e-5)))
+    mu = accountant.gaussian_mu(epsilon, 1e-5)
+    algorithm = build(k=20 if m else None).derived(Facts(n, 20, m, classes, several, mu))
     y = torch.zeros(n, classes) if several else torch.zeros(n, dtype=torch.long)
     private = Split(torch.full((n, 20), math.nan), y)
     task = Task(private, None, private, classes, "accuracy", (0.5,), (0.5,), ())
@@ -315,16 +317,16 @@ def test_the_noise_of_a_logit_is_the_same_on_every_task(n, epsilon, classes, sev
     torch.nn.init.zeros_(model.bias)
 
     training = training_of(algorithm)
-    plan = schedule(n, training)
+    plan = schedule(n, training)._replace(steps=algorithm.steps)
     spend = accountant.plan(epsilon, 1e-5, plan.rate, plan.steps, algorithm.sensitivity())
     job = Job(algorithm, plan, spend.noise_multiplier, training, "name", tmp_path / "checkpoint.pt")
-    assert (plan.rate, plan.steps) == (1.0, 30)
+    assert (plan.rate, plan.steps) == (1.0, steps)
     fit(model, task, job, secret_named())
 
     rows = LENGTH * torch.nn.functional.normalize(torch.randn(20_000, 20), dim=1)
     spread = float(model(rows).detach().square().mean().sqrt())
     momentum = training.momentum
-    kept = math.sqrt(sum((1 - momentum**t) ** 2 for t in range(1, 31)) / 30)  # the start of the momentum
+    kept = math.sqrt(sum((1 - momentum**t) ** 2 for t in range(1, steps + 1)) / steps)  # the start of the momentum
     assert spread == pytest.approx(NOISE * kept, rel=0.35)  # of 20 to 210 random weights
     assert spread < 2 * NOISE
 
@@ -347,6 +349,25 @@ def test_without_noise_the_rate_is_what_gradient_descent_bears():
         assert losses[-1] < (0.98 if mu < 1 else 0.5) * losses[0]
         assert max(losses) < 1.1 * losses[0]
     assert math.isfinite(algorithm.rate(400, 30))
+
+
+@pytest.mark.parametrize(
+    ("m", "epsilon", "steps"),
+    [(0, 0.1, 30), (0, 1.0, 144), (0, 2.0, 269), (0, 4.0, 300), (0, math.inf, 300), (5000, 2.0, 45), (20, 2.0, 269)],
+)
+def test_as_many_steps_as_the_noise_and_a_stable_rate_allow(m, epsilon, steps):
+    """The rate times the steps is how far descent goes: up to the most steps, as far as the noise allows."""
+    mu = accountant.gaussian_mu(epsilon, 1e-5) if math.isfinite(epsilon) else math.inf
+    algorithm = build().derived(Facts(45_000, 1280, m, 10, False, mu))
+    assert algorithm.steps == algorithm.values(algorithm.steps)["steps"] == steps
+    rate, stable = algorithm.rate(45_000, steps), 2 * 1.9 / algorithm.curvature
+    assert rate <= stable
+    if steps < 300:
+        noise = rate * steps * ROW * algorithm.clip_norm(10, False) / (0.1 * 45_000 * mu)
+        assert noise == pytest.approx(NOISE)
+    if steps > 30:
+        assert rate > stable * (1 - 1 / steps)
+        assert algorithm.rate(45_000, 30) == stable
 
 
 # Attacks
@@ -525,10 +546,18 @@ def test_without_noise(name, folder, capsys):
     assert only_record()["utility"] > 0.9
 
 
-def test_a_run_that_was_killed_ends_like_another(folder, capsys, monkeypatch):
-    words = [*WORDS, *PUBLIC, "algorithm=whitened_head", "training.checkpoint_seconds=0"]
+@pytest.mark.parametrize("which", [PUBLIC, ["pair.public=null", "epsilon=40"]])
+def test_a_run_that_was_killed_ends_like_another(which, folder, capsys, monkeypatch):
+    words = [*WORDS, *which, "algorithm=whitened_head", "training.checkpoint_seconds=0"]
     assert main(words) == 0, capsys.readouterr().err
-    whole = only_record()["weights"]
+    record = only_record()
+    whole, steps = record["weights"], record["privacy"]["steps"]
+    assert steps == record["derived"]["steps"]
+    assert (steps > 30) == (which != PUBLIC)
+    assert record["privacy"]["epsilon"] == pytest.approx(record["epsilon"])
+    assert record["privacy"]["noise_multiplier"] == pytest.approx(
+        math.sqrt(steps) / accountant.gaussian_mu(record["epsilon"], 1e-3), rel=1e-3
+    )
     report = pubsel.training.loop._report
 
     def killed(step, *rest):

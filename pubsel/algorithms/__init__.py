@@ -307,6 +307,11 @@ class Derives(Protocol):
         """Return the algorithm for one task."""
         ...
 
+    @property
+    def steps(self) -> int:
+        """How many steps a derived algorithm takes."""
+        ...
+
     def values(self, steps: int) -> dict[str, Any]:
         """Return what the settings of a derived algorithm became, for the record; steps: of the training."""
         ...

@@ -26,6 +26,25 @@ def clipped_sum(gradients: GradientMatrix, bound: float, columns: Tensor | None 
     return weighted_sum(gradients, clip_weights(gradients, bound, columns), columns)
 
 
+def stable_rate(momentum: float, curvature: float) -> float:
+    """Return the largest learning rate at which gradient descent is stable without noise."""
+    return 2 * (1 + momentum) / curvature
+
+
+def steps_by_noise(
+    row: float, bound: float, mu: float, batch_size: int, momentum: float, curvature: float, deviation: float = NOISE
+) -> float:
+    """Return the number of full-batch steps from which on the rate of `rate_by_noise` is stable, if mu is the budget of
+    all of them.
+
+    T steps then have a noise multiplier of sqrt(T) / mu each, so that the rate times T is the same whatever T is:
+    deviation (1 - momentum) batch_size mu / (row bound). That is how far the noise lets gradient descent go. If the
+    rate of T steps is not stable, more steps of the largest stable rate go as far, for the same budget and noise.
+    """
+    reach = deviation * (1 - momentum) * batch_size * mu / (row * bound)
+    return reach / stable_rate(momentum, curvature)
+
+
 def rate_by_noise(
     row: float,
     bound: float,
@@ -43,7 +62,7 @@ def rate_by_noise(
     a row of norm `row`, the bias's constant feature included, sees sqrt(T) times that. It is at most the largest rate
     at which gradient descent is stable without noise, at this curvature.
     """
-    stable = 2 * (1 + momentum) / curvature
+    stable = stable_rate(momentum, curvature)
     noise = noise_multiplier * bound * row * math.sqrt(steps) / ((1 - momentum) * batch_size)
     return min(deviation / noise, stable) if noise > 0 else stable
 

@@ -12,9 +12,9 @@ correction has as many directions as the budget allows.
 Where public examples are too few to span as many directions as the budget allows, all features have a share of each row
 (`WhitenedHead.derived`): what is known of their covariance then counts for as much as it is worth.
 
-The number of directions, the learning rate and the clip norm follow from numbers that are public: how many examples and
-classes there are, and the budget (`Facts`). docs/method.md says how the constants were chosen, and what was tried in
-vain.
+The number of directions and steps, the learning rate and the clip norm follow from numbers that are public: how many
+examples and classes there are, and the budget (`Facts`). docs/method.md says how the constants were chosen, and what
+was tried in vain.
 """
 
 import copy
@@ -29,7 +29,7 @@ from torch import Tensor
 
 from pubsel.algorithms import Facts, Frozen, Mechanism, Random, View, check_labels, roots
 from pubsel.algorithms.adamix import weight_of
-from pubsel.algorithms.dp_sgd import NOISE, Clipping, rate_by_noise
+from pubsel.algorithms.dp_sgd import NOISE, Clipping, rate_by_noise, steps_by_noise
 from pubsel.data import Split
 from pubsel.messages import UsageError
 from pubsel.settings.schema import setting
@@ -45,7 +45,8 @@ BALANCE = -0.5  # exponent of how often a class is, in the weight of its public 
 PRIOR = 0.5  # variance of the public classifier's weights before it sees an example
 CORRECTION = 0.6  # deviation of a logit's noise, if the public classifier is corrected with a large budget
 CLIP = 0.7  # of the norm that gradients have at zero weights
-STEPS, MOMENTUM = 30, 0.9
+FEWEST_STEPS, MOST_STEPS = 30, 300  # more than the fewest if the learning rate would not be stable
+MOMENTUM = 0.9
 FULL_BATCHES = {
     "epochs": 1.0, "batch_size": 10**9, "learning_rate": 1.0, "weight_decay": 0.0, "milestones": [], "decay": 1.0,
 }  # fmt: skip
@@ -156,8 +157,9 @@ class WhitenedHead(Clipping):
 
     @property
     def training(self) -> dict[str, Any]:
-        """Full batches; the learning rate multiplies the one that follows from the budget."""
-        return FULL_BATCHES | {"steps": STEPS, "momentum": MOMENTUM}
+        """Full batches; the learning rate multiplies the one that follows from the budget. A task may need more steps
+        (`steps`)."""
+        return FULL_BATCHES | {"steps": FEWEST_STEPS, "momentum": MOMENTUM}
 
     def sensitivity(self) -> float:
         """Return 1. A row is the gradient of one example at weights that are released: it is clipped to a bound that
@@ -195,26 +197,39 @@ class WhitenedHead(Clipping):
         facts = self.facts
         bound = self.clip_norm(facts.classes, facts.multi_label)
         rate = self.rate(facts.n, steps)
-        values = {"k": self.k or facts.d, "learning_rate": rate, "clip_norm": bound, "public_labels": self.labelled}
+        values = {"k": self.k or facts.d, "steps": steps, "learning_rate": rate, "clip_norm": bound}
+        values["public_labels"] = self.labelled
         return values | ({"rest": self.rest} if self.rest else {})
 
     def clip_norm(self, classes: int, multi_label: bool) -> float:
         """Return the clip norm, a share of the norm of an example's gradient at zero weights."""
         return self.clip * ROW * residual_at_zero(classes, multi_label)
 
+    @property
+    def curvature(self) -> float:
+        """The largest curvature of the loss: of the largest second moment of a row, that of the bias, or of a direction
+        with four times its share of the length. If not all is whitened, a direction may have half of the length."""
+        facts = self.facts
+        largest = ROW**2 / 2
+        if facts.m > 0 and self.k and not self.rest:
+            largest = max(1.0, 4 * LENGTH**2 / self.k)
+        return largest / (4 * facts.classes if facts.multi_label else 2)
+
+    @property
+    def steps(self) -> int:
+        """How many steps a task takes: more than the fewest if the learning rate of so few, which the noise would
+        allow, is not stable (`steps_by_noise`)."""
+        facts = self.facts
+        bound = self.clip_norm(facts.classes, facts.multi_label)
+        wanted = steps_by_noise(ROW, bound, facts.mu, facts.n, MOMENTUM, self.curvature, self.deviation)
+        return math.ceil(min(max(FEWEST_STEPS, wanted), MOST_STEPS))
+
     def rate(self, n: int, steps: int) -> float:
         """Return the learning rate for the mean gradient of n examples (`rate_by_noise`)."""
         facts = self.facts
         bound = self.clip_norm(facts.classes, facts.multi_label)
-
-        # The largest second moment: that of the bias, or of a direction with four times its share of the length. If
-        # not all is whitened, a direction may have half of the length.
-        largest = ROW**2 / 2
-        if facts.m > 0 and self.k and not self.rest:
-            largest = max(1.0, 4 * LENGTH**2 / self.k)
-        curvature = largest / (4 * facts.classes if facts.multi_label else 2)
         noise_multiplier = math.sqrt(steps) / facts.mu
-        return rate_by_noise(ROW, bound, noise_multiplier, steps, n, MOMENTUM, curvature, self.deviation)
+        return rate_by_noise(ROW, bound, noise_multiplier, steps, n, MOMENTUM, self.curvature, self.deviation)
 
     @property
     def deviation(self) -> float:
@@ -274,7 +289,11 @@ class WhitenedHeadOnce(WhitenedHead):
     @property
     def training(self) -> dict[str, Any]:
         """One step, of which the weights are the result."""
-        return FULL_BATCHES | {"steps": 1, "momentum": 0.0}
+        return FULL_BATCHES | {"steps": self.steps, "momentum": 0.0}
+
+    @property
+    def steps(self) -> int:
+        return 1
 
     def values(self, steps: int) -> dict[str, Any]:
         facts = self.facts
