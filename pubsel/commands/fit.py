@@ -52,10 +52,10 @@ def run(settings: FitConfig) -> str:
         target = export.new_folder(settings.to, again=True)
         source = _opened(settings)
         publics = _publics(settings)
-        model = settings.model or model_of(source, settings)
+        features = settings.features or features_for(source, settings)
         budget = divided(settings)
 
-        with composed("run", words(settings, model, budget)) as values:
+        with composed("run", words(settings, features, budget)) as values:
             of_run = canonical(check(RunConfig, values))
             name = identity_of(of_run)
             folder = Path(settings.results) / "runs" / name
@@ -91,7 +91,7 @@ def measures(settings: FitConfig) -> bool:
     return settings.held_out > 0 and settings.unit is None and settings.overlap == Overlap.refuse
 
 
-def words(settings: FitConfig, model: str, budget: Budget) -> list[str]:
+def words(settings: FitConfig, features: str, budget: Budget) -> list[str]:
     """Return the words of the `pubsel run` that does the work."""
     several = settings.public is not None and len(settings.public) > 0
     values: dict[str, Any] = {
@@ -108,10 +108,10 @@ def words(settings: FitConfig, model: str, budget: Budget) -> list[str]:
     }  # fmt: skip
     common = ("seed", "device", "threads", "data_root", "keep", "results", "download", "debug")
     values |= {key: getattr(settings, key) for key in common}
-    return [f"model={model}", "algorithm=whitened_head", "distance=none", *words_of(values)]
+    return [f"model={features}", "algorithm=whitened_head", "distance=none", *words_of(values)]
 
 
-def model_of(source: Source, settings: FitConfig) -> str:
+def features_for(source: Source, settings: FitConfig) -> str:
     """Return the name in conf/model for images: scattering is better on grey ones, and needs no weights."""
     if source.train.x.shape[1] == 1:
         return GREY
@@ -125,7 +125,7 @@ def model_of(source: Source, settings: FitConfig) -> str:
     try:
         load_backbone(backbone, settings.data_root, torch.device("cpu"))
     except UserError:
-        say(f"  the weights of {COLOUR} are not at hand: model={GREY}, which needs none; model=NAME takes another")
+        say(f"  the weights of {COLOUR} are not at hand: features={GREY}, which needs none")
         return GREY
     return COLOUR
 
@@ -157,13 +157,15 @@ def plan(
     """Yield the lines of the plan. timed: with the time that features take."""
     n, test = len(source.train.y), len(source.test.y)
     held = round(settings.held_out * n) if measures(settings) else 0
+    if measures(settings) and not held:
+        raise UsageError(f"held_out={settings.held_out:g}: of {n} images none would be measured: take a larger share")
     channels, height, width = source.train.x.shape[1:]
     yield f"plan for {settings.private}"
     yield f"  images: {height}x{width}x{channels}, {source.classes} classes"
     yield f"  {n - held:,} to train on, {held:,} to measure on, {test:,} to test on (what that shows is not released)"
     listed = ", ".join(f"{name} ({m:,} images)" for name, m in publics.items())
     yield f"  public data: {f'{listed}, or none: chosen privately' if publics else 'none'}"
-    yield f"  model: a linear classifier on {of_run.model.name} (algorithm=whitened_head, which has nothing to set)"
+    yield f"  model: a linear classifier on {of_run.model.name} (whitened_head, which has nothing to set)"
 
     parts = [f"{budget.choice:.4g} for the choice"] if budget.choice else []
     parts += [f"{budget.training:.4g} for the weights"]

@@ -88,8 +88,8 @@ def regions(public: Tensor, name: str) -> Regions:
         raise UsageError(f"{name}: its features are the same for all examples: take other public data")
     scale = np.where(deviations > 0, deviations, np.inf) ** -0.5
 
-    # The principal directions, fewer than examples, or nothing of these would be left over.
-    k = min(MOST_DIRECTIONS, m // 4)
+    # The principal directions: by far fewer than examples and features, or nothing would be left over.
+    k = min(MOST_DIRECTIONS, m // 4, max(1, x.shape[1] // 4))
     directions = np.linalg.svd((first - shift) * scale, full_matrices=False)[2][:k]
 
     # The other half tells what is typical of examples that the directions have not seen.

@@ -441,9 +441,9 @@ class FitConfig(Common):
     epsilon: float = setting("epsilon of the whole: choice, model and measurement", over=0)
     delta: float = setting("delta of the whole", over=0, below=1)
     to: str = setting("the folder to make, which may be given away", neutral=True)
-    model: str | None = setting(
-        "the features: a name in conf/model; null: scattering for grey images, otherwise resnet50_sl, or scattering if "
-        "its published weights are not at hand"
+    features: str | None = setting(
+        "features that the model is trained on: a name in conf/model; null: scattering for grey images, otherwise "
+        "resnet50_sl, or scattering if its published weights are not at hand"
     )
     public_labels: PublicLabels = setting(ABOUT_PUBLIC_LABELS)
     choice: float = setting("share of epsilon for choosing the public data", over=0, below=1)
