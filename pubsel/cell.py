@@ -31,6 +31,7 @@ from pubsel.privacy.randomness import Secret, content, secret
 from pubsel.privacy.sampling import Schedule, schedule
 from pubsel.settings.identity import as_json, identity_of, is_path, short_name
 from pubsel.settings.keys import (
+    By,
     Convert,
     Device,
     Model,
@@ -205,27 +206,18 @@ def canonical(settings: RunConfig) -> RunConfig:
 
     # without public data, nothing that describes it changes the run
     if not algorithm.uses_public or (pair.public is None and not algorithm.needs_public):
-        pair = dataclasses.replace(
-            pair,
-            public=None,
-            m=1,
-            convert=Convert.resize,
-            take=Take.test,
-            shots=None,
-            public_share=None,
-            candidates=None,
-        )
+        pair = without_public(pair)
         distance = None
         settings = dataclasses.replace(settings, epsilon_select=None)
     elif pair.public is None:
         raise UsageError(f"algorithm={algorithm.name} needs public data: give pair.public=NAME")
-    elif pair.take == Take.test and (getattr(algorithm, "k", 0) or 0) > pair.m:
+    elif pair.take == Take.test and pair.m is not None and (getattr(algorithm, "k", 0) or 0) > pair.m:
         k = settings.algorithm["k"]
         raise UsageError(f"algorithm.k={k} is more than the pair.m={pair.m} public examples: lower algorithm.k")
     check_backbone(settings.model)
 
     check_rate(settings.training, algorithm, settings.model)
-    check_unit(pair, algorithm)
+    check_unit(pair, algorithm, settings.select.by)
 
     # the record of a run has one guarantee: what a distance would spend is not in it
     if isinstance(distance, Releases):
@@ -233,7 +225,7 @@ def canonical(settings: RunConfig) -> RunConfig:
             f"distance={distance.name}: its epsilon would add to that of training: measure it by pubsel rank"
         )
     if settings.epsilon_select is not None:
-        selection.gsd_of(distance)
+        check_choice(settings, distance)
     pair = canonical_candidates(pair, settings.epsilon_select)
     select = settings.select if pair.candidates else Select()
 
@@ -248,7 +240,22 @@ def canonical(settings: RunConfig) -> RunConfig:
     )
 
 
-def check_unit(pair: Pair, algorithm: Algorithm) -> None:
+def without_public(pair: Pair) -> Pair:
+    """Return the pair with no public data, and one value for all that describes them."""
+    return dataclasses.replace(
+        pair, public=None, m=1, convert=Convert.resize, take=Take.test, shots=None, public_share=None, candidates=None
+    )
+
+
+def check_choice(settings: RunConfig, distance: distances.Distance | None) -> None:
+    """UsageError if what chooses the public set lacks what it compares by."""
+    if settings.select.by == By.gsd:
+        selection.gsd_of(distance)
+    elif settings.model.backbone is None:
+        raise UsageError("select.by=coverage: compares features: set model.backbone, such as model=scattering")
+
+
+def check_unit(pair: Pair, algorithm: Algorithm, by: By) -> None:
     """UsageError if the private unit is a person, and something reads private examples one by one."""
     if pair.unit is None:
         return
@@ -257,9 +264,10 @@ def check_unit(pair: Pair, algorithm: Algorithm) -> None:
             f"pair.unit={pair.unit}: algorithm={algorithm.name} protects single examples only: take another algorithm, "
             "such as whitened_head"
         )
-    if pair.public == AUTO:
+    if pair.public == AUTO and by == By.gsd:
         raise UsageError(
-            f"pair.unit={pair.unit}: pair.public=auto chooses under a guarantee for one example: give the public set"
+            f"pair.unit={pair.unit}: pair.public=auto chooses under a guarantee for one example: give the public set, "
+            "or select.by=coverage"
         )
 
 
@@ -302,7 +310,8 @@ def derived(algorithm: Algorithm, settings: RunConfig, task: Task) -> Algorithm:
     mu = accountant.gaussian_mu(epsilon, settings.privacy.delta) if math.isfinite(epsilon) else math.inf
     m = 0 if public is None else len(public.x)
     n, d = task.units, private.x.shape[1]
-    return algorithm.derived(Facts(n, d, m, task.classes, several, mu, task.same_task, task.same_classes))
+    known = task.same_task, task.same_classes, task.same_names
+    return algorithm.derived(Facts(n, d, m, task.classes, several, mu, *known))
 
 
 def canonical_candidates(pair: Pair, epsilon: float | None) -> Pair:

@@ -39,6 +39,7 @@ from pubsel.settings.keys import (
     DataConfig,
     ExportConfig,
     FigureConfig,
+    FitConfig,
     MakeConfig,
     PredictConfig,
     RankConfig,
@@ -52,6 +53,7 @@ from pubsel.training import torchrun
 
 HELP = f"""pubsel {pubsel.__version__}: private machine learning with public data.
 
+  pubsel fit ./my_images public=[./a,./b] epsilon=1      from private images to a model that may be given away
   pubsel run +experiment=quickstart        train one cell with differential privacy; needs no download
   pubsel run +experiment=gep_cifar10 pair.public=svhn epsilon=4 seed=1 algorithm=dp_sgd device=cpu
   pubsel run -m +experiment=gep_cifar10 pair.public=cifar100,cifar10,svhn seed=0,1,2     a sweep
@@ -96,6 +98,17 @@ def _replay(name: str, values: DictConfig) -> None:
     print(text)
     if not same:
         raise UserError(f"replay={name}: it did not come out the same")
+
+
+def _fit(values: DictConfig) -> None:
+    if OmegaConf.is_missing(values, "private"):
+        raise UsageError("pubsel fit FOLDER public=[A,B] epsilon=1: give the path of your images")
+    if isinstance(values.get("public"), str):
+        values.public = [values.public]
+    settings = check(FitConfig, values)
+    from pubsel.commands import fit
+
+    print(fit.run(settings))
 
 
 def _predict(values: DictConfig) -> None:
@@ -201,10 +214,11 @@ def _data(values: DictConfig) -> None:
 
 
 COMMANDS: dict[str, Callable[[DictConfig], None]] = {
-    "run": _run, "predict": _predict, "export": _export, "rank": _rank, "attack": _attack, "audit": _audit,
+    "run": _run, "fit": _fit, "predict": _predict, "export": _export, "rank": _rank, "attack": _attack, "audit": _audit,
     "table": _table, "make": _make, "figure": _figure, "report": _report, "runs": _runs, "data": _data,
 }  # fmt: skip
 POSITIONAL = {
+    "fit": ["private"],
     "predict": ["run"],
     "export": ["run"],
     "attack": ["attack"],

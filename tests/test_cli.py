@@ -22,7 +22,21 @@ SCRIPT = Path(sys.executable).parent / "pubsel"
 POISSON = ["+experiment=quickstart", "training.epochs=1", "epsilon=2", "distance=none", "download=false"]
 TINY = [*POISSON, "training.batch_size=1297", "training.chunk=256", "estimate=false", "threads=1"]  # one step; a full
 # batch is quick to account for
-COMMANDS = ["run", "predict", "export", "rank", "attack", "audit", "table", "make", "figure", "report", "runs", "data"]
+COMMANDS = [
+    "run",
+    "fit",
+    "predict",
+    "export",
+    "rank",
+    "attack",
+    "audit",
+    "table",
+    "make",
+    "figure",
+    "report",
+    "runs",
+    "data",
+]
 Cli = Callable[..., tuple[int, str, str]]
 
 
@@ -309,7 +323,7 @@ def test_what_needs_no_torch_does_not_wait_for_it() -> None:
 @pytest.mark.parametrize(
     ("words", "code", "expected"),
     [
-        (["fit"], 2, ["fit", ", ".join(COMMANDS)]),
+        (["train"], 2, ["train", ", ".join(COMMANDS)]),
         (["run", "--epsilon", "4"], 2, ["--epsilon", "key=value"]),
         (["run", "epsilon"], 2, ["'epsilon'", "key=value"]),
         (["run", "pair.public=[a"], 2, ["pair.public=[a", "quote"]),

@@ -29,10 +29,15 @@ def total(folder: Path) -> float:
 
 
 def test_epsilons_and_deltas_add_up_and_a_release_counts_once() -> None:
-    made = [{"release": name, "epsilon": 2.0, "delta": 1e-5} for name in "aba"] + [
-        {"release": "c", "epsilon": 0.5, "delta": 0.0}
-    ]
+    training = {"cell": "cell", "what": "training", "epsilon": 2.0, "delta": 1e-5}
+    choice = training | {"release": "c", "what": "choice", "epsilon": 0.5, "delta": 0.0}
+    made = [training | {"release": name} for name in "aba"] + [choice]
     assert spent(made) == Spent(4.5, 2e-5, 3)
+
+    # A measurement is of other examples than the training of its run, and of the same as that of another.
+    measured = training | {"release": "d", "what": "measurement", "epsilon": 4.5, "delta": 3e-5}
+    assert spent([*made, measured]) == Spent(4.5, 3e-5, 4)
+    assert spent([*made, measured | {"cell": "other"}]) == Spent(9.0, 5e-5, 4)
     assert spent([]) == Spent(0.0, 0.0, 0)
 
 

@@ -21,7 +21,6 @@ import copy
 import math
 import warnings
 from dataclasses import dataclass
-from enum import Enum
 from typing import Any, Self
 
 import torch
@@ -32,9 +31,8 @@ from pubsel.algorithms.adamix import weight_of
 from pubsel.algorithms.dp_sgd import NOISE, Clipping, rate_by_noise, steps_by_noise
 from pubsel.data import Split
 from pubsel.messages import UsageError
+from pubsel.settings.keys import ABOUT_PUBLIC_LABELS, PublicLabels
 from pubsel.settings.schema import setting
-
-PublicLabels = Enum("PublicLabels", ["auto", "given", "none"])
 
 LENGTH = 1 / 0.3  # of each row of features; that of the bias, which is the constant feature, is 1
 ROW = math.hypot(1, LENGTH)  # with the bias
@@ -143,10 +141,7 @@ class WhitenedHead(Clipping):
     k: int | None = setting(
         "directions that are kept; null: as many as n, epsilon and the number of classes allow", at_least=1
     )
-    public_labels: PublicLabels = setting(
-        "public labels that are used: auto, if both are of one data set; given, of another set with the same classes "
-        "in the same order; none"
-    )
+    public_labels: PublicLabels = setting(ABOUT_PUBLIC_LABELS)
 
     needs_public = False
     clip = CLIP
@@ -170,7 +165,7 @@ class WhitenedHead(Clipping):
     @property
     def labelled(self) -> bool:
         """Whether public labels are used."""
-        same = self.public_labels == PublicLabels.auto and self.facts.same_task
+        same = self.public_labels == PublicLabels.auto and (self.facts.same_task or self.facts.same_names)
         return self.facts.m > 0 and (same or self.public_labels == PublicLabels.given)
 
     @property

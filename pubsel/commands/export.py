@@ -34,13 +34,28 @@ WEIGHTS, CONFIG = EXPORTED
 def run(settings: ExportConfig) -> str:
     """Make the folder, whole or not at all, and return a line about it. UserError says why a run may not or cannot be
     given away."""
-    target = Path(settings.to).expanduser()
-    if target.is_symlink() or target.resolve() == Path.cwd():
-        raise UsageError(f"to={settings.to}: a link, or the folder that you are in: give a new folder")
-    target = target.resolve()
-    if target.exists() and not (target.is_dir() and not any(target.iterdir())):
-        raise UsageError(f"to={settings.to}: it is there already: give a new folder, or delete it")
+    target = new_folder(settings.to)
+    files, told = made(settings)
+    write(target, files, private=bool(told.against))
+    warned = ", which may NOT be given away" if told.against else ""
+    return f"{settings.to}: {', '.join(files)}{warned}. {told.statement}"
 
+
+def new_folder(to: str, again: bool = False) -> Path:
+    """Return the folder to make. UsageError if it is a link, the folder that this runs in, or there already, unless
+    `again`: it may then be a folder with files."""
+    target = Path(to).expanduser()
+    if target.is_symlink() or target.resolve() == Path.cwd():
+        raise UsageError(f"to={to}: a link, or the folder that you are in: give a new folder")
+    target = target.resolve()
+    if target.exists() and not (target.is_dir() and (again or not any(target.iterdir()))):
+        raise UsageError(f"to={to}: it is there already: give a new folder, or delete it")
+    return target
+
+
+def made(settings: ExportConfig) -> tuple[dict[str, bytes], card.Told]:
+    """Return the files of the folder by name, and what they tell. UserError says why a run may not or cannot be given
+    away."""
     # The guarantee comes first: what may not be given away need not be read.
     torch.set_num_threads(settings.threads or torch.get_num_threads())
     folder = folder_of(settings.run, Path(settings.results))
@@ -60,9 +75,7 @@ def run(settings: ExportConfig) -> str:
         from pubsel.training.exchange import as_onnx
 
         files["model.onnx"] = as_onnx(whole, facts)
-    write(target, files, private=bool(told.against))
-    warned = ", which may NOT be given away" if told.against else ""
-    return f"{settings.to}: {', '.join(files)}{warned}. {told.statement}"
+    return files, told
 
 
 def _remedy(record: dict[str, Any], folder: Path) -> str:
@@ -137,6 +150,16 @@ def contents(told: card.Told, whole: nn.Module) -> dict[str, bytes]:
         "README.md": card.readme(told).encode(),
         "privacy.html": card.page(told, hashlib.sha256(weights).hexdigest()).encode(),
     }
+
+
+def write_again(target: Path, files: dict[str, bytes], to: str) -> None:
+    """Make a folder of these files, or leave one that has just these. UsageError if it has others."""
+    if target.exists() and any(target.iterdir()):
+        there = {path.name: path.read_bytes() if path.is_file() else b"" for path in target.iterdir()}
+        if there != files:
+            raise UsageError(f"to={to}: it is there already, with other files: give a new folder, or delete it")
+        return
+    write(target, files, private=False)
 
 
 def write(target: Path, files: dict[str, bytes], private: bool) -> None:

@@ -35,6 +35,7 @@ from pubsel.cell import (
     sets_of,
     tensors,
     weights_digest,
+    without_public,
 )
 from pubsel.data import Split, Task
 from pubsel.distances.gsd import Subspaces
@@ -46,13 +47,13 @@ from pubsel.models.trained import trained_parameters
 from pubsel.privacy import accountant, ledger
 from pubsel.privacy.randomness import stream
 from pubsel.privacy.sampling import Schedule
-from pubsel.selection import Comparison
+from pubsel.selection import Comparison, coverage
 from pubsel.settings.identity import as_json, folder_name, short_name
-from pubsel.settings.keys import RunConfig, public_sets
+from pubsel.settings.keys import By, RunConfig, public_sets
 from pubsel.training import classifier, duration, estimate, measurement, parallel, torchrun, tracking
 from pubsel.training.evaluation import check_classes, evaluate, interval, logits, utility
 from pubsel.training.loop import Job, Progress, Watch, engine, fit, on_device, rate_of, view_of
-from pubsel.training.once import IMAGES, Prepared, prepare, released_once, solve, training_secret
+from pubsel.training.once import IMAGES, Prepared, prepare, released_once, solve, training_secret, units_of
 from pubsel.training.rehearsal import behind_frozen, freezing, random_like, rehearse, shaped
 
 UNFINISHED = ("checkpoint.pt", "selection.pt", "release.pt", "solution.pt", "measurement.pt")
@@ -339,8 +340,6 @@ def with_chosen(cell: Cell) -> tuple[Cell, accountant.Plan]:
     def of(pair: Any) -> RunConfig:
         return dataclasses.replace(settings, pair=pair, distance=None, epsilon_select=None)
 
-    gsd = selection.gsd_of(distances.build(settings.distance))
-    epsilon = settings.epsilon_select or 0.0
     pairs = by_label(settings.pair)
     # on disk, so that memory does not grow with the number of candidates
     candidates: dict[str, Split] = {}
@@ -350,28 +349,56 @@ def with_chosen(cell: Cell) -> tuple[Cell, accountant.Plan]:
             assert task.public is not None
             candidates[label] = mapped(task.public, Path(kept) / f"{len(candidates)}.npy")
 
-        def build(i: int) -> nn.Module:
-            return cell.network(task, settings.seed + i)
-
-        # the randomness depends on all that the choice depends on, so that no two choices share it
-        plan, noted = {"epsilon": epsilon}, Noted(task.private, epsilon, 0.0)
-        secret = cell.streams.secret("choice", task.private, candidates.values(), tensors(build(0)), plan, noted)
-
-        def release() -> dict[str, Any]:
-            key = f"selection {cell.name}"
-            sets = Comparison(build, task.private, candidates, task.classes, key, secret)
-            chosen, spend = selection.select(gsd, settings.select, epsilon, sets, say)
-            return {"chosen": chosen, "spend": spend._asdict()}
-
-        if settings.estimate and len(candidates) > 1 and not (cell.folder / "selection.pt").exists():
-            sets = Comparison(build, task.private, candidates, task.classes, "estimate", secret)
-            examples = min(len(task.private.x), settings.select.private_m or gsd.m)
-            seconds = duration.of_choice(gsd, settings.select.sketch, sets, examples)
-            say(f"  about {in_words(seconds)} of choosing")
-        choice = released_once(cell.folder / "selection.pt", secret, release)
+        if settings.select.by == By.coverage:
+            pairs |= {} if cell.algorithm.needs_public else {coverage.NONE: without_public(settings.pair)}
+            choice = _by_coverage(cell, task, candidates)
+        else:
+            choice = _by_gsd(cell, task, candidates)
 
     say(f"  public data: {choice['chosen']}, of {', '.join(pairs)}")
     return cell._replace(settings=of(pairs[choice["chosen"]])), accountant.Plan(**choice["spend"])
+
+
+def _by_gsd(cell: Cell, task: Task, candidates: dict[str, Split]) -> dict[str, Any]:
+    """Return what is chosen by gradients, and what it spends."""
+    settings = cell.settings
+    gsd = selection.gsd_of(distances.build(settings.distance))
+    epsilon = settings.epsilon_select or 0.0
+
+    def build(i: int) -> nn.Module:
+        return cell.network(task, settings.seed + i)
+
+    # the randomness depends on all that the choice depends on, so that no two choices share it
+    plan, noted = {"epsilon": epsilon}, Noted(task.private, epsilon, 0.0)
+    secret = cell.streams.secret("choice", task.private, candidates.values(), tensors(build(0)), plan, noted)
+
+    def release() -> dict[str, Any]:
+        key = f"selection {cell.name}"
+        sets = Comparison(build, task.private, candidates, task.classes, key, secret)
+        chosen, spend = selection.select(gsd, settings.select, epsilon, sets, say)
+        return {"chosen": chosen, "spend": spend._asdict()}
+
+    if settings.estimate and len(candidates) > 1 and not (cell.folder / "selection.pt").exists():
+        sets = Comparison(build, task.private, candidates, task.classes, "estimate", secret)
+        examples = min(len(task.private.x), settings.select.private_m or gsd.m)
+        seconds = duration.of_choice(gsd, settings.select.sketch, sets, examples)
+        say(f"  about {in_words(seconds)} of choosing")
+    return released_once(cell.folder / "selection.pt", secret, release)
+
+
+def _by_coverage(cell: Cell, task: Task, candidates: dict[str, Split]) -> dict[str, Any]:
+    """Return what is chosen by features, and what it spends."""
+    epsilon = cell.settings.epsilon_select or 0.0
+    plan, noted = {"epsilon": epsilon}, Noted(task.private, epsilon, 0.0)
+    secret = cell.streams.secret("choice", units_of(task), candidates.values(), {}, plan, noted)
+    features = {name: split.x for name, split in candidates.items()}
+    with_none = not cell.algorithm.needs_public
+
+    def release() -> dict[str, Any]:
+        chosen, spend = coverage.select(epsilon, task.private.x, task.people, features, with_none, secret)
+        return {"chosen": chosen, "spend": spend._asdict()}
+
+    return released_once(cell.folder / "selection.pt", secret, release)
 
 
 def pair_distance(settings: RunConfig, task: Task, device: torch.device) -> dict[str, Any] | None:

@@ -67,6 +67,7 @@ class Task(NamedTuple):
     validation: Split | None = None  # private examples that are not trained on
     same_task: bool = False  # public and private examples are of one data set: their labels mean the same
     same_classes: bool = True  # no known public set has classes of its own; of a user's nothing is known
+    same_names: bool = False  # public and private files name their classes alike, in words
     shape: tuple[int, ...] = ()  # of a private image: channels, height, width; of a row of a table: its length
     names: tuple[str, ...] = ()  # of the classes in order; empty: they have none
     weights: str | None = None  # digest of the weights of the backbone whose features x has
@@ -152,17 +153,18 @@ def load(pair: Pair, data_root: str, download: bool, through: Through = unchange
 
     # Public examples come first, since they may leave the private training or test split.
     sets = public_sets(pair.public)
-    public, test = None, source.test
+    public, test, same_names = None, source.test, False
     left = np.ones(len(source.train.y), dtype=bool)  # training examples that stay private
     if pair.public is not None and pair.take == Take.train:
         public, left, public_notes = _from_training(pair, opened, data_root, read)
         notes += public_notes
     elif pair.public is not None:
         beside = Beside(source.train, pair.convert, pair.private, opened, pair.overlap)
-        public, taken, public_notes = _combined(sets, pair.m, "pair.m", beside, read._replace(opened=opened))
-        notes = tuple(dict.fromkeys(notes + public_notes))
-        if taken:
-            test, test_notes = _rest_of_test(pair, opened, taken, data_root)
+        taken = _combined(sets, pair.m, "pair.m", beside, read._replace(opened=opened))
+        public, same_names = taken.examples, _same_names(taken.names, source.names)
+        notes = tuple(dict.fromkeys(notes + taken.notes))
+        if taken.of_private:
+            test, test_notes = _rest_of_test(pair, opened, taken.of_private, data_root)
             notes += test_notes
 
     private = source.train
@@ -184,7 +186,8 @@ def load(pair: Pair, data_root: str, download: bool, through: Through = unchange
     same_classes = all(_same_classes(name, pair.private, data_root) for name in sets)
     task = Task(private, public, test, *source[2:6], notes + part_notes, validation, same_task, same_classes)
     names = source.names or class_names(pair.private, data_root)
-    return task._replace(shape=_shape(opened), names=names, weights=source.weights, people=people)
+    task = task._replace(shape=_shape(opened), names=names, weights=source.weights, people=people)
+    return task._replace(same_names=same_names)
 
 
 def _check_private(pair: Pair, source: Source) -> None:
@@ -301,7 +304,7 @@ def _from_training(
     if pair.overlap == Overlap.drop:
         twice = overlap.repeated(train) if same else among(other.digests(shape)[0], train, test)
         pool, notes = pool[~twice], notes + _dropped(name, int(twice.sum()), "the private data")
-    m = pair.m if pair.public_share is None else round(pair.public_share * len(y))
+    m = _as_many(pair, len(y))
     drawn = np.zeros(len(y), dtype=bool)
     drawn[pool[draw(name, y[torch.from_numpy(pool)], m, pair.shots).numpy()]] = True
 
@@ -325,6 +328,15 @@ def _from_training(
     note = f"{int(drawn.sum())} public examples were drawn from the training split of {name}{leave}"
     x, changed = _like(name, chosen.used.train.x, source.train, pair.convert)
     return Split(x, chosen.used.train.y), left, (*notes, note, *changed)
+
+
+def _as_many(pair: Pair, n: int) -> int:
+    """Return how many of n training examples become public. UsageError if nothing says how many."""
+    if pair.public_share is not None:
+        return round(pair.public_share * n)
+    if pair.m is None and pair.shots is None:
+        raise UsageError("pair.m=null: of a training split: give a number, or pair.public_share or pair.shots")
+    return pair.m or 0
 
 
 def _part(
@@ -366,7 +378,7 @@ def _part(
 
 def public_examples(
     public: str | list[str],
-    m: int,
+    m: int | None,
     like: Split,
     read: Reader,
     convert: Convert,
@@ -374,7 +386,8 @@ def public_examples(
     apart: Source | None = None,
     how: Overlap = Overlap.refuse,
 ) -> tuple[Split, tuple[str, ...]]:
-    """Return the first m public images of dataset `public` in the shape of `like`, and notes.
+    """Return the first m public images of dataset `public` in the shape of `like`, and notes. m: None: all, at most
+    MOST_PUBLIC.
 
     They are the first m of its TEST split, as in the papers; if that is shorter, its training split follows, unless the
     set is the `private` one (name it whenever there is one, or private examples may be taken). UsageError names
@@ -393,8 +406,8 @@ def public_examples(
     beside = Beside(like, convert, private, against, how)
     if apart is not None:
         read = read._replace(like=_image_shape(apart))
-    examples, _, notes = _combined(public_sets(public), m, "distance.m", beside, read)
-    return examples, notes
+    taken = _combined(public_sets(public), m, "distance.m", beside, read)
+    return taken.examples, taken.notes
 
 
 def open_dataset(name: str, data_root: str, download: bool, unit: str | None = None, keep: bool = True) -> Source:
@@ -615,14 +628,31 @@ def _source(
     return Source(train, test, classes, metric, mean, std, notes, names=parts.names, groups=groups)
 
 
-def _combined(names: list[str], m: int, key: str, beside: Beside, read: Reader) -> tuple[Split, int, tuple[str, ...]]:
-    """Return m public images as `public_examples` says; how many of them are test images of the private set; and notes.
-    key: the setting that m is the value of."""
+def _same_names(public: tuple[str, ...], private: tuple[str, ...]) -> bool:
+    """Return whether two sets name the same classes. Numbers are no names: 3 may mean anything."""
+    return public == private and any(not name.strip().isdecimal() for name in private)
+
+
+class _Public(NamedTuple):
+    """Public examples; how many of them are test images of the private set; notes; and the names of their classes, if
+    all are of one set whose files have them."""
+
+    examples: Split
+    of_private: int
+    notes: tuple[str, ...]
+    names: tuple[str, ...]
+
+
+def _combined(names: list[str], m: int | None, key: str, beside: Beside, read: Reader) -> _Public:
+    """Return m public images as `public_examples` says. m: None: all of the only set, at most MOST_PUBLIC. key: the
+    setting that m is the value of."""
     like, convert, private, against, how = beside
     data_root = read.data_root
     _check_public_sets(names, m, key, data_root)
     parts, classes, taken, notes = {}, set(), 0, tuple[str, ...]()
     group, seen = "pair." if key == "pair.m" else "", list[tuple[str, tuple[Digests, ...]]]()
+    if m is None and len(names) > 1:
+        raise UsageError(f"{key}=null: of several combined sets: give a number")
 
     # What the private set itself gives comes first, since its other test images are the test set.
     from_private = [private is not None and same_examples(name, private, data_root) for name in names]
@@ -632,11 +662,15 @@ def _combined(names: list[str], m: int, key: str, beside: Beside, read: Reader) 
             _check_apart(private, name, data_root)
             notes += () if same else _may_share(name, private, data_root)
 
-        share, opened = len(range(place, m, len(names))), read(name)
+        opened = read(name)
+        share = MOST_PUBLIC if m is None else len(range(place, m, len(names)))
         shape = _shape(against or opened)
         sides = [*_private_side(against, same), *seen]
         opened, last, dropped = _pool(opened, share, sides, shape, same, how)
         available = len(opened.used.test.x) + (0 if same else len(opened.used.train.x))
+        if m is None and same:
+            raise UsageError(f"{key}=null: {name} is the private set, whose test images those would be: give a number")
+        share = min(share, available) if m is None else share
         if share > available:
             each = f", {share} from each set" if len(names) > 1 else ""
             where = "in its test split, and it is the private set" if same else "in all"
@@ -659,23 +693,25 @@ def _combined(names: list[str], m: int, key: str, beside: Beside, read: Reader) 
 
     dealt = [parts[place] for place in range(len(names))]
     if len(dealt) == 1:
-        return dealt[0], taken, notes
+        return _Public(dealt[0], taken, notes, opened.used.names)
     alike = len(classes) == 1 and all(part.y.shape[1:] == like.y.shape[1:] for part in dealt)
     of_task = alike and private is not None and all(_same_classes(name, private, data_root) for name in names)
-    y = in_turn([part.y for part in dealt]) if of_task else torch.full((m,), NO_CLASS)
-    return Split(in_turn([part.x for part in dealt]), y), taken, notes
+    x = in_turn([part.x for part in dealt])
+    y = in_turn([part.y for part in dealt]) if of_task else torch.full((len(x),), NO_CLASS)
+    return _Public(Split(x, y), taken, notes, ())
 
 
-def _check_public_sets(names: list[str], m: int, key: str, data_root: str) -> None:
+def _check_public_sets(names: list[str], m: int | None, key: str, data_root: str) -> None:
     """Raise UsageError if two public sets share examples, or there are more sets than examples."""
     for first, second in combinations(names, 2):
         if same_examples(first, second, data_root):
             raise UsageError(f"the public sets {first} and {second} share examples: take one of them")
-    if m < len(names):
+    if m is not None and m < len(names):
         raise UsageError(f"{key}={m}: too few for {len(names)} public sets: use a larger {key}")
 
 
 OWN = "its own training images"
+MOST_PUBLIC = 2000  # public images that are taken if nobody says how many
 
 
 def _private_side(against: Opened | None, same: bool) -> list[tuple[str, tuple[Digests, ...]]]:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import hydra
+from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.errors import HydraException, OverrideParseException
 from omegaconf import DictConfig, open_dict
@@ -33,13 +34,17 @@ def composed(command: str, words: Sequence[str], config_dir: str | Path | None =
     folders = [] if config_dir is None else [f"file://{Path(config_dir).expanduser().resolve()}"]
     search = f"hydra.searchpath={written(folders)}"
 
-    running = HydraConfig.instance()
-    before = running.cfg
+    # Hydra has one of each at a time, that of the command which runs included.
+    state, running = GlobalHydra.instance(), HydraConfig.instance()
+    hydra_before, before = state.hydra, running.cfg
+    state.clear()
     try:
         with hydra.initialize_config_dir(str(CONF), version_base="1.3"):
             whole = hydra.compose(command, [*words, search], return_hydra_config=True)
     except (HydraException, OmegaConfBaseException) as error:
         raise UsageError(explained(error)) from None
+    finally:
+        state.hydra = hydra_before
 
     # What asks Hydra for the folders of options gets those of this command while it is open.
     running.set_config(whole)

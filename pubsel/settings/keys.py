@@ -51,10 +51,20 @@ Optimizer = Enum("Optimizer", ["sgd", "adam"])
 Tracking = Enum("Tracking", ["none", "tensorboard"])
 
 
+PublicLabels = Enum("PublicLabels", ["auto", "given", "none"])
+ABOUT_PUBLIC_LABELS = (
+    "public labels that are used: auto, if both are of one data set, or their files name the same classes in words; "
+    "given, of another set with the same classes in the same order; none"
+)
+
+
 Format = Enum("Format", ["safetensors", "onnx"])
 
 
 Attack = Enum("Attack", ["gsd_white_box", "gsd_black_box", "loss"])
+
+
+By = Enum("By", ["gsd", "coverage"])
 
 
 AuditKind = Enum("AuditKind", ["white_box", "black_box", "per_instance"])
@@ -71,7 +81,7 @@ class Pair:
         "public data: a name or a path; [A,B]: equal shares of m from each; auto: chosen privately from candidates; "
         "null if the algorithm uses no public data"
     )
-    m: int = setting("number of public examples", at_least=1)
+    m: int | None = setting("number of public examples; null: all of the set, at most 2,000", at_least=1)
     take: Take = setting(
         "which public examples are used: test, the first m of the test split (GSD, GEP); train, a fixed random part "
         "of the training split, which is then not private (PILLAR, AdaMix)", default=Take.test,
@@ -286,8 +296,13 @@ class Common:
 
 @dataclass
 class Select:
-    """Private selection of the public data, with epsilon_select. It compares subspaces as distance=gsd does."""
+    """Private selection of the public data, with epsilon_select."""
 
+    by: By = setting(
+        "gsd: compare subspaces of gradients as distance=gsd does; coverage: count the private examples that are like "
+        "those of a candidate, in features of model.backbone; then no public data is a candidate too, if the algorithm "
+        "can do without. The other keys are of gsd", default=By.gsd,
+    )  # fmt: skip
     cap: float = setting(
         "the shares of an example's gradient in the candidates' subspaces are clipped to a range of this width around "
         "their median", over=0, at_most=1, default=0.2,
@@ -413,6 +428,41 @@ class AttackConfig(Common):
 
     def __post_init__(self) -> None:
         self.public = candidates_of("public", self.public)
+
+
+@dataclass
+class FitConfig(Common):
+    """`pubsel fit`."""
+
+    private: str = setting("your images: a folder, a CSV of paths and labels, an npz, or a name in conf/dataset")
+    public: list[Any] | None = setting(
+        "public data that may help: names or paths; one of them is chosen privately, or none; null: there are none"
+    )
+    epsilon: float = setting("epsilon of the whole: choice, model and measurement", over=0)
+    delta: float = setting("delta of the whole", over=0, below=1)
+    to: str = setting("the folder to make, which may be given away", neutral=True)
+    features: str | None = setting(
+        "features that the model is trained on: a name in conf/model; null: scattering for grey images, otherwise "
+        "resnet50_sl, or scattering if its published weights are not at hand"
+    )
+    public_labels: PublicLabels = setting(ABOUT_PUBLIC_LABELS)
+    choice: float = setting("share of epsilon for choosing the public data", over=0, below=1)
+    held_out: float = setting(
+        "share of the images that is not trained on, to measure the model on; 0: it is not measured", at_least=0,
+        below=1,
+    )  # fmt: skip
+    metric: Metric | None = setting("how the model is measured: pair.metric of pubsel run")
+    unit: str | None = setting("who is protected: pair.unit of pubsel run; people are not measured")
+    overlap: Overlap = setting(
+        "refuse: fail if an image is both private and public, or on two sides of your data; drop: remove such images "
+        "from the public or test side; the guarantee does not cover which, and nothing is measured"
+    )
+    format: Format = setting("safetensors; onnx: the network as model.onnx too, for programs without torch")
+    dry: bool = setting("print the plan only", neutral=True)
+
+    def __post_init__(self) -> None:
+        if self.public is not None:
+            self.public = candidates_of("public", self.public)
 
 
 @dataclass
@@ -583,7 +633,7 @@ def is_weak(delta: float, n: int) -> bool:
 
 
 SCHEMAS: dict[str, type] = {
-    "run": RunConfig, "predict": PredictConfig, "export": ExportConfig, "rank": RankConfig, "attack": AttackConfig,
-    "audit": AuditConfig, "table": TableConfig, "make": MakeConfig, "figure": FigureConfig, "report": ReportConfig,
-    "runs": RunsConfig, "data": DataConfig,
+    "run": RunConfig, "fit": FitConfig, "predict": PredictConfig, "export": ExportConfig, "rank": RankConfig,
+    "attack": AttackConfig, "audit": AuditConfig, "table": TableConfig, "make": MakeConfig, "figure": FigureConfig,
+    "report": ReportConfig, "runs": RunsConfig, "data": DataConfig,
 }  # fmt: skip

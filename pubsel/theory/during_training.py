@@ -351,7 +351,7 @@ def refuse(settings: RunConfig, algorithm: Algorithm, sets: list[str], ks: list[
         raise UsageError("privacy.secure_noise=true: the batch of a step cannot be known then; set it to false")
     if figure.public and not sets:
         raise UsageError("sets=[NAME,NAME]: give at least one public set")
-    if figure.public and max(ks, default=0) > settings.pair.m:
+    if settings.pair.m is not None and figure.public and max(ks, default=0) > settings.pair.m:
         raise UsageError(f"k={max(ks)} is more than the pair.m={settings.pair.m} public images: lower k")
 
 

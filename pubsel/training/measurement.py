@@ -20,7 +20,7 @@ from torch import Tensor
 from pubsel.cell import Cell, Noted, tensors
 from pubsel.data import Split
 from pubsel.messages import UsageError
-from pubsel.privacy import accountant, quality
+from pubsel.privacy import accountant, ledger, quality
 from pubsel.privacy.quality import Array, Figure, Released
 from pubsel.settings.keys import Overlap, RunConfig
 from pubsel.training.evaluation import logits
@@ -98,7 +98,7 @@ def measured(cell: Cell, prepared: Prepared, given: Split, epsilon: float, delta
     sensitivity = quality.sensitivity(counts)
     plan = accountant.plan(epsilon, delta, 1.0, 1, sensitivity)
     noted = Noted(given, plan.epsilon, plan.delta)
-    secret = cell.streams.secret("measurement", validation, [], tensors(prepared.whole), plan._asdict(), noted)
+    secret = cell.streams.secret(ledger.MEASUREMENT, validation, [], tensors(prepared.whole), plan._asdict(), noted)
 
     def draw() -> dict[str, Any]:
         return {"counts": torch.from_numpy(quality.release(counts, n, plan, secret).counts)}

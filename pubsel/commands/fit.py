@@ -1,0 +1,268 @@
+"""`pubsel fit FOLDER public=[A,B] epsilon=E`: from private images to a model that may be given away.
+
+It is one `pubsel run` and one `pubsel export`, with settings that nobody has to choose. One epsilon and delta cover all
+that is released:
+
+- the choice of the public data, or of none, has the share `choice` of epsilon (`pubsel.selection.coverage`);
+- the weights have the rest, and delta (`pubsel.algorithms.whitened_head`);
+- the measured quality has all of epsilon and delta, for it is of examples that are not trained on
+  (`pubsel.training.measurement`).
+"""
+
+import math
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from pubsel.cell import canonical, choose_device
+from pubsel.commands import export
+from pubsel.commands import run as training
+from pubsel.data import MOST_PUBLIC, Source, open_dataset, same_examples
+from pubsel.messages import UsageError, UserError, duration, gib, say
+from pubsel.privacy import accountant, quality
+from pubsel.selection import coverage
+from pubsel.settings.compose import composed, words_of
+from pubsel.settings.identity import identity_of
+from pubsel.settings.keys import ExportConfig, FitConfig, Overlap, RunConfig
+from pubsel.settings.schema import check
+from pubsel.training import measurement
+
+FEW = 50  # training images of a class, below which it is said that they are few
+WIDE = 0.1  # half of an interval of the accuracy, above which it is said that it is wide
+GREY, COLOUR = "scattering", "resnet50_sl"  # names in conf/model
+TIMED = 32  # images whose features are computed to tell how long all take
+
+
+class Budget(NamedTuple):
+    """How epsilon is divided: for the choice (None: there is nothing to choose) and for training. Their sum is not more
+    than epsilon."""
+
+    choice: float | None
+    training: float
+
+
+def run(settings: FitConfig) -> str:
+    """Print the plan, then train, measure and export; return what to print. UserError or UsageError in the words of
+    this command's keys."""
+    with _own_words():
+        target = export.new_folder(settings.to, again=True)
+        source = _opened(settings)
+        publics = _publics(settings)
+        features = settings.features or features_for(source, settings)
+        budget = divided(settings)
+
+        with composed("run", words(settings, features, budget)) as values:
+            of_run = canonical(check(RunConfig, values))
+            name = identity_of(of_run)
+            folder = Path(settings.results) / "runs" / name
+            started = folder.exists()
+            if target.exists() and any(target.iterdir()) and not (folder / "result.json").exists():
+                raise UsageError(f"to={settings.to}: it is there already: give a new folder, or delete it")
+            lines = [*plan(settings, of_run, source, publics, budget, timed=not started)]
+            if settings.dry:
+                return "\n".join([*lines, "dry=true: nothing was trained, and nothing spent"])
+            say("\n".join(lines))
+            record = training.run(check(RunConfig, values))
+
+        files = export.made(ExportConfig(**_of_export(settings, name)))[0]
+        export.write_again(target, files, settings.to)
+    return told(settings, record, files)
+
+
+def divided(settings: FitConfig) -> Budget:
+    """Return how epsilon is divided."""
+    if not settings.public:
+        return Budget(None, settings.epsilon)
+    choice = settings.choice * settings.epsilon
+    rest = settings.epsilon - choice
+
+    # What is stated is the sum as a processor adds it.
+    while choice + rest > settings.epsilon:
+        rest = math.nextafter(rest, 0)
+    return Budget(choice, rest)
+
+
+def measures(settings: FitConfig) -> bool:
+    """Return whether the model is measured."""
+    return settings.held_out > 0 and settings.unit is None and settings.overlap == Overlap.refuse
+
+
+def words(settings: FitConfig, features: str, budget: Budget) -> list[str]:
+    """Return the words of the `pubsel run` that does the work."""
+    several = settings.public is not None and len(settings.public) > 0
+    values: dict[str, Any] = {
+        "label": "fit", "epsilon": budget.training, "epsilon_select": budget.choice,
+        "pair": {
+            "private": settings.private, "public": "auto" if several else None, "m": None, "take": "test",
+            "candidates": settings.public if several else None, "convert": "resize", "metric": settings.metric,
+            "validation": settings.held_out if measures(settings) else 0.0, "unit": settings.unit,
+            "overlap": settings.overlap,
+        },
+        "select": {"by": "coverage"},
+        "privacy": {"delta": settings.delta, "secure_noise": True, "measure": measures(settings)},
+        "algorithm": {"public_labels": settings.public_labels},
+    }  # fmt: skip
+    common = ("seed", "device", "threads", "data_root", "keep", "results", "download", "debug")
+    values |= {key: getattr(settings, key) for key in common}
+    return [f"model={features}", "algorithm=whitened_head", "distance=none", *words_of(values)]
+
+
+def features_for(source: Source, settings: FitConfig) -> str:
+    """Return the name in conf/model for images: scattering is better on grey ones, and needs no weights."""
+    if source.train.x.shape[1] == 1:
+        return GREY
+    if not settings.download:
+        return GREY
+    with composed("run", [f"model={COLOUR}"]) as values:
+        backbone = check(RunConfig, values).model.backbone
+    assert backbone is not None
+    from pubsel.data.features import load_backbone
+
+    try:
+        load_backbone(backbone, settings.data_root, torch.device("cpu"))
+    except UserError:
+        say(f"  the weights of {COLOUR} are not at hand: features={GREY}, which needs none")
+        return GREY
+    return COLOUR
+
+
+def _opened(settings: FitConfig) -> Source:
+    """Return the private images; UsageError if they are rows of a table."""
+    source = open_dataset(settings.private, settings.data_root, settings.download, settings.unit, settings.keep)
+    if source.train.x.dim() != 4:
+        raise UsageError(f"private={settings.private}: rows of a table: pubsel fit takes images; see pubsel run --help")
+    return source
+
+
+def _publics(settings: FitConfig) -> dict[str, int]:
+    """Return how many images of each public set are used, by its name."""
+    many = {}
+    for name in settings.public or []:
+        if not isinstance(name, str):
+            raise UsageError(f"public=[{name}]: give each set by itself")
+        if same_examples(settings.private, name, settings.data_root):
+            raise UsageError(f"public=[{name}]: this is the private data: take another set")
+        source = open_dataset(name, settings.data_root, settings.download, keep=settings.keep)
+        many[name] = min(MOST_PUBLIC, len(source.train.y) + len(source.test.y))
+    return many
+
+
+def plan(
+    settings: FitConfig, of_run: RunConfig, source: Source, publics: dict[str, int], budget: Budget, *, timed: bool
+) -> Iterator[str]:
+    """Yield the lines of the plan. timed: with the time that features take."""
+    n, test = len(source.train.y), len(source.test.y)
+    held = round(settings.held_out * n) if measures(settings) else 0
+    if measures(settings) and not held:
+        raise UsageError(f"held_out={settings.held_out:g}: of {n} images none would be measured: take a larger share")
+    channels, height, width = source.train.x.shape[1:]
+    yield f"plan for {settings.private}"
+    yield f"  images: {height}x{width}x{channels}, {source.classes} classes"
+    yield f"  {n - held:,} to train on, {held:,} to measure on, {test:,} to test on (what that shows is not released)"
+    listed = ", ".join(f"{name} ({m:,} images)" for name, m in publics.items())
+    yield f"  public data: {f'{listed}, or none: chosen privately' if publics else 'none'}"
+    yield f"  model: a linear classifier on {of_run.model.name} (whitened_head, which has nothing to set)"
+
+    parts = [f"{budget.choice:.4g} for the choice"] if budget.choice else []
+    parts += [f"{budget.training:.4g} for the weights"]
+    yield f"  epsilon {settings.epsilon:g}, delta {settings.delta:g}: {', '.join(parts)}"
+    if held:
+        yield f"  the measured quality has epsilon {settings.epsilon:g} too: it is of other images than the weights"
+    yield f"  released, in {settings.to}: the weights{', the name of the public data' if publics else ''}" + (
+        ", a noisy table of counts" if held else ""
+    )
+    yield from _doubts(settings, source, held)
+    if timed:
+        yield _time(settings, of_run, source, sum(publics.values()))
+
+
+def _doubts(settings: FitConfig, source: Source, held: int) -> Iterator[str]:
+    """Yield what a statistician would say before the budget is spent."""
+    y = source.train.y
+    if y.dim() == 1:
+        per_class = y.bincount(minlength=source.classes).tolist()
+        names = source.names or tuple(map(str, range(source.classes)))
+        few = [f"{name} has {many}" for name, many in zip(names, per_class, strict=True) if many < FEW]
+        listed = ", ".join(few[:5] + ["..."] * (len(few) > 5))
+        if few:
+            yield f"  warning: classes with fewer than {FEW} training images may be lost in the noise: {listed}"
+
+    # The accuracy is a sum of one count a class, each with noise, over the images.
+    if held and y.dim() == 1 and source.metric == "accuracy":
+        plan = accountant.plan(settings.epsilon, settings.delta, 1.0, 1, 1.0)
+        noise = accountant.deviation(plan.noise_multiplier, 1.0) * math.sqrt(source.classes)
+        half = quality.DEVIATIONS * math.sqrt(noise**2 + held / 4) / held
+        if half > WIDE:
+            points = 100 * min(half, 1)
+            yield f"  warning: the measured accuracy will be uncertain by up to {points:.0f} points either way"
+    if held == 0 and settings.held_out:
+        why = "unit" if settings.unit else "overlap=drop"
+        yield f"  not measured: with {why}, no measurement is covered by the guarantee"
+
+
+def _time(settings: FitConfig, of_run: RunConfig, source: Source, public: int) -> str:
+    """Return how long the features take, by those of a few images, and their memory."""
+    from pubsel.data.features import of_images
+
+    backbone = of_run.model.backbone
+    assert backbone is not None
+    shape = tuple(source.train.x.shape[1:])
+    embed, _ = of_images(backbone, shape, settings.data_root, choose_device(settings.device))  # type: ignore[arg-type]
+    few = source.train.x[:TIMED]
+    embed(few)
+
+    began = time.monotonic()
+    d = embed(few).shape[1]
+    n = len(source.train.y) + len(source.test.y) + public
+    seconds = (time.monotonic() - began) / len(few) * n
+    return f"  features: {d:,} of each of {n:,} images, {gib(4 * n * d)}, about {duration(seconds)} if none is kept"
+
+
+def _of_export(settings: FitConfig, name: str) -> dict[str, Any]:
+    """Return the settings of the `pubsel export` of this command's run."""
+    common = ("results", "data_root", "download", "device", "threads", "debug")
+    values = {key: getattr(settings, key) for key in common}
+    return values | {"run": name, "to": settings.to, "format": settings.format, "anyway": False}
+
+
+def told(settings: FitConfig, record: dict[str, Any], files: dict[str, bytes]) -> str:
+    """Return the result in words."""
+    chosen, bounds = record["public"], record["utility_interval"]
+    interval = f" [{100 * bounds[0]:.1f}, {100 * bounds[1]:.1f}]" if bounds else ""
+    lines = [f"{settings.to}: {', '.join(files)}"]
+    if settings.public:
+        none = f"none: less than {100 * float(coverage.LEAST):.0f} % of your images are like those of any public set"
+        lines += [f"  public data, chosen privately: {chosen or none}"]
+    if record.get("quality"):
+        lines += [f" {measurement.told(record['quality'])} This is in the folder."]
+    lines += [
+        f"  On {record['test_examples']} test images: {record['metric']} {100 * record['utility']:.1f} %{interval}. "
+        "This is not private, and not in the folder.",
+        f"  {record['privacy']['statement']}",
+        f"  Use it: pubsel predict {settings.to} ./new_images",
+    ]
+    return "\n".join(lines)
+
+
+KEYS = {
+    "privacy.measure=true": "held_out", "pair.validation": "held_out", "pair.private": "private",
+    "pair.public": "public", "pair.overlap": "overlap", "pair.unit": "unit", "pair.metric": "metric",
+    "privacy.delta": "delta", "privacy.secure_noise": "secure_noise",
+}  # fmt: skip
+
+
+@contextmanager
+def _own_words() -> Iterator[None]:
+    """Name the keys in errors as this command has them."""
+    try:
+        yield
+    except UserError as error:
+        text = str(error)
+        for key, own in KEYS.items():
+            text = text.replace(key, own)
+        error.args = (text, *error.args[1:])
+        raise
