@@ -255,3 +255,24 @@ def test_the_side_of_an_image_depends_on_its_pixels_alone(share):
     assert held.mean() == pytest.approx(share, abs=0.03)
     some = np.flatnonzero(random.rand(4000) < 0.1)
     assert (by_content(rows(digests, some), share) == held[some]).all()
+
+
+@pytest.mark.parametrize("place", ["fit", "measurement.measured"])
+def test_a_command_that_is_interrupted_goes_on_and_draws_nothing_twice(place, tmp_path, capsys, monkeypatch):
+    words = (f"results={tmp_path}/r", f"to={tmp_path}/release")
+
+    def interrupted(*_, **__):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(f"pubsel.commands.run.{place}", interrupted)
+        assert main(["fit", "./mine", *WORDS, *words]) == 130
+    assert "the same command resumes" in capsys.readouterr().err
+    assert not (tmp_path / "release").exists()
+
+    fitted(capsys, *words)
+    (lines,) = ledger.ledgers(tmp_path / "r")
+    drawn = [line["what"] for line in lines]
+    assert (drawn.count("choice"), drawn.count("measurement")) == (1, 1)
+    assert drawn.count("training") == 1
+    assert {path.name for path in (tmp_path / "release").iterdir()} == FILES
