@@ -13,6 +13,7 @@ from PIL import Image
 import pubsel
 from pubsel.cli import main
 from pubsel.commands import fit
+from pubsel.data.overlap import Digests, by_content, rows
 from pubsel.privacy import ledger
 from pubsel.settings.compose import composed
 from pubsel.settings.keys import FitConfig
@@ -194,14 +195,10 @@ def test_small_classes_and_wide_intervals_are_told_before_anything_is_spent(caps
     (["to=."], "to=.: a link, or the folder that you are in"),
     (["to=same"], "to=same: it is there already: give a new folder, or delete it"),
     (["held_out=0.001"], "held_out=0.001: of 483 images none would be measured: take a larger share"),
-    (["public=[./copies]"], "public=./copies: 1 of 30 public examples are among the private data ./mine too"),
     (["epsilon=0"], "epsilon=0.0: must be greater than 0"),
     (["choice=1"], "choice=1.0: must be less than 1"),
 ])  # fmt: skip
-def test_errors_name_keys_of_this_command(words, message, capsys, home):
-    if not (home / "copies").exists():
-        draw(home / "copies", 0, 29, first=8000)
-        shutil.copy(next(Path("mine/cat").iterdir()), "copies/cat/copy.png")
+def test_errors_name_keys_of_this_command(words, message, capsys):
     private = [word.partition("=")[2] for word in words if word.startswith("private")] or ["./mine"]
     code = main(["fit", *private, *WORDS, "results=elsewhere", "to=fresh", *[w for w in words if "private" not in w]])
     assert code in (1, 2)
@@ -219,3 +216,63 @@ def test_parts_of_the_budget_are_not_more_than_the_whole(choice):
             budget = fit.divided(check(FitConfig, values))
         assert budget.choice + budget.training <= epsilon
         assert budget.choice + budget.training == pytest.approx(epsilon)
+
+
+# Images that are on several sides
+
+
+def test_images_that_are_there_more_than_once_leave_the_private_data_or_stay_together(tmp_path, capsys):
+    """Of training images: a copy of a public one, of a test image, and ten copies of one that is nowhere else."""
+    draw(tmp_path / "mine" / "train", 0, 300)
+    draw(tmp_path / "mine" / "test", 0, 60, first=9000)
+    some = sorted((tmp_path / "mine" / "train" / "cat").iterdir())
+    shutil.copytree("same", tmp_path / "same")
+    copies = [*sorted((tmp_path / "same" / "cat").iterdir())[:2], *sorted((tmp_path / "mine/test/cat").iterdir())[:3]]
+    for i, path in enumerate([*copies, *[some[0]] * 10]):
+        shutil.copy(path, some[0].parent / f"copy {i}.png")
+    shutil.copy(sorted((tmp_path / "same" / "dog").iterdir())[0], tmp_path / "mine" / "test" / "dog" / "public.png")
+
+    words = ("public=[./same]", f"results={tmp_path}/r", f"to={tmp_path}/release")
+    words = [word.replace("./same", str(tmp_path / "same")) for word in words]
+    fitted(capsys, *words, private=str(tmp_path / "mine"))
+    record = record_of(tmp_path / "r")
+    held = record["quality"]["examples"]
+    assert record["private_examples"] + held == 310  # and one for each of ten copies
+    assert record["test_examples"] == 60
+    assert {note for note in record["notes"] if "left the private data" in note} == {
+        f"{tmp_path}/mine: 3 training images that are test images too left the private data",
+        f"2 training images of {tmp_path}/mine that are public too left the private data",
+    }
+    assert 10 <= held <= 60
+
+
+@pytest.mark.parametrize("share", [0.0, 0.1, 0.5])
+def test_the_side_of_an_image_depends_on_its_pixels_alone(share):
+    random = np.random.RandomState(0)
+    values = random.randint(-(2**62), 2**62, 4000)
+    digests = Digests(values, values)
+    held = by_content(digests, share)
+    assert held.mean() == pytest.approx(share, abs=0.03)
+    some = np.flatnonzero(random.rand(4000) < 0.1)
+    assert (by_content(rows(digests, some), share) == held[some]).all()
+
+
+@pytest.mark.parametrize("place", ["fit", "measurement.measured"])
+def test_a_command_that_is_interrupted_goes_on_and_draws_nothing_twice(place, tmp_path, capsys, monkeypatch):
+    words = (f"results={tmp_path}/r", f"to={tmp_path}/release")
+
+    def interrupted(*_, **__):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(f"pubsel.commands.run.{place}", interrupted)
+        assert main(["fit", "./mine", *WORDS, *words]) == 130
+    assert "the same command resumes" in capsys.readouterr().err
+    assert not (tmp_path / "release").exists()
+
+    fitted(capsys, *words)
+    (lines,) = ledger.ledgers(tmp_path / "r")
+    drawn = [line["what"] for line in lines]
+    assert (drawn.count("choice"), drawn.count("measurement")) == (1, 1)
+    assert drawn.count("training") == 1
+    assert {path.name for path in (tmp_path / "release").iterdir()} == FILES

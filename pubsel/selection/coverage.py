@@ -31,6 +31,7 @@ from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+from threadpoolctl import threadpool_limits
 from torch import Tensor
 
 from pubsel.algorithms import roots
@@ -63,9 +64,10 @@ class Regions(NamedTuple):
 
     def of(self, row: Array) -> int | None:
         """Return the region of one example, the roots of its features [d]; None: it is in none, or not finite."""
-        row = (row - self.shift) * self.scale
-        inside = self.directions @ row
-        squared, whole = float(inside @ inside), float(row @ row)
+        with np.errstate(all="ignore"):  # what is not finite is in no region
+            row = (row - self.shift) * self.scale
+            inside = self.directions @ row
+            squared, whole = float(inside @ inside), float(row @ row)
         if not (squared > 0 and math.isfinite(whole) and 1 - squared / whole <= self.leftover):
             return None
         return int(np.square(self.centres - inside / math.sqrt(squared)).sum(1).argmin())
@@ -114,11 +116,12 @@ def counts(places: Regions, x: Tensor, weights: list[int]) -> list[int]:
     weights: of each example, in the same steps."""
     sums = [0] * len(places.shares)
     row = np.empty(x.shape[1])
-    for example, weight in zip(x, weights, strict=True):
-        row[:] = roots(example.double()).numpy()
-        region = places.of(row)
-        if region is not None:
-            sums[region] += weight
+    with threadpool_limits(1):  # products of one row are too small for several threads
+        for example, weight in zip(x, weights, strict=True):
+            row[:] = roots(example.double()).numpy()
+            region = places.of(row)
+            if region is not None:
+                sums[region] += weight
     return sums
 
 
