@@ -47,6 +47,10 @@ def home(tmp_path_factory):
     draw(home / "new", 0, 40, first=7000)
     draw(home / "people", 0, 600, people=2)
     (home / "release").mkdir()
+    draw(home / "few", 0, 10, first=8000)
+    (home / "flat").mkdir()
+    for path in sorted((home / "same" / "cat").iterdir()):
+        shutil.copy(path, home / "flat")
     return home
 
 
@@ -195,6 +199,9 @@ def test_small_classes_and_wide_intervals_are_told_before_anything_is_spent(caps
     (["to=."], "to=.: a link, or the folder that you are in"),
     (["to=same"], "to=same: it is there already: give a new folder, or delete it"),
     (["held_out=0.001"], "held_out=0.001: of 483 images none would be measured: take a larger share"),
+    (["public=[./few]"], "public=[./few]: 10 images are too few: give 20 or more"),
+    (["private=./flat"], "private=./flat: one class only"),
+    (["delta=0.1"], "delta=0.1 is above 1/n = 0.002"),
     (["epsilon=0"], "epsilon=0.0: must be greater than 0"),
     (["choice=1"], "choice=1.0: must be less than 1"),
 ])  # fmt: skip
