@@ -59,8 +59,8 @@ def page(
 
     # the user's own data come first, and have no place in the tables of the papers
     runs, everything = Runs(), records
-    mine = own.split(records, ranks or [], choices or [], released or [])
-    sections = [own.section(private, i, runs, classes or {}, results) for i, private in enumerate(mine, 1)]
+    privates = own.split(records, ranks or [], choices or [], released or [])
+    sections = [own.section(private, i, runs, classes or {}, results) for i, private in enumerate(privates, 1)]
     records, ranks, choices = own.without(records), own.without(ranks or []), own.without(choices or [])
     alone = bool(sections) and not (records or ranks or choices)
 

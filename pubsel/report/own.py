@@ -145,7 +145,7 @@ def _spent(private: Private) -> dict[str, Any] | None:
     total = ledger.spent(private.lines)
     people = {PERSON in line["what"] for line in private.lines}
     values: dict[str, Any] = {
-        "epsilon": card.above(total.epsilon), "delta": card.above(total.delta), "releases": total.releases,
+        "epsilon": _above(total.epsilon), "delta": _above(total.delta), "releases": total.releases,
         "people": people == {True}, "mixed": len(people) > 1, "tighter": None,
         "seeded": any(line["noise"] != ledger.OS_NOISE for line in private.lines),
     }  # fmt: skip
@@ -153,8 +153,13 @@ def _spent(private: Private) -> dict[str, Any] | None:
     # Guarantees for images and for people are not of the same neighbours, so nothing tighter is known of both.
     if not values["mixed"] and (less := composition.tighter(private.lines, gaussian(private.lines, private.records))):
         same = less.delta == total.delta
-        values["tighter"] = {"epsilon": card.above(less.epsilon), "delta": card.above(less.delta), "same": same}
+        values["tighter"] = {"epsilon": _above(less.epsilon), "delta": _above(less.delta), "same": same}
     return values
+
+
+def _above(value: float) -> str:
+    """Return a bound with four digits, rounded up, but not for what adding in float64 puts behind the last digit."""
+    return card.above(value * (1 - 1e-12))
 
 
 def gaussian(lines: Iterable[Line], records: Iterable[Record]) -> dict[str, float]:
@@ -182,7 +187,7 @@ def _releases(private: Private, name: str, latest: list[Record]) -> list[dict[st
     return [
         {
             "when": str(line["when"])[:16].replace("T", " "), "what": line["what"], "cell": line["cell"],
-            "epsilon": card.above(line["epsilon"]), "delta": card.above(line["delta"]), "noise": line["noise"],
+            "epsilon": _above(line["epsilon"]), "delta": _above(line["delta"]), "noise": line["noise"],
             "deleted": line["state"] == "deleted", "link": places.get(line["cell"]),
         }
         for line in sorted(once, key=lambda line: str(line["when"]), reverse=True)
@@ -204,7 +209,7 @@ def _runs(latest: list[Record], name: str, runs: Runs) -> Shown | None:
             "measured_utility": _figure(measured),
             "test_utility": _figure([record["utility"], *(record.get("utility_interval") or ())]),
             "metric": _text(_metric(record)),
-            "epsilon": (float(privacy["epsilon"]), f"{privacy['epsilon']:.4g}", "") if private else _text("∞"),
+            "epsilon": (float(privacy["epsilon"]), f"{privacy['epsilon']:.4g}", "") if private else (None, "∞", ""),
             "valid": _text(guarantee(record)),
             "noise": _text(privacy.get("noise_source") if privacy.get("epsilon") else None),
             "algorithm": _text(record["algorithm"]), "public": _text(_public(record)), "model": _text(record["model"]),
@@ -340,7 +345,7 @@ def _next(private: Private, latest: list[Record], results: str) -> list[tuple[st
     # The last run is the one that the user works with; what it lacks is made by one run.
     if trained:
         changes, reasons = _lacking(trained, bool(safe))
-        cost = card.above(float(trained[0]["privacy"]["epsilon"]))
+        cost = _above(float(trained[0]["privacy"]["epsilon"]))
         text = f"Train with {', and '.join(reasons)}. It spends epsilon {cost} once more."
         steps += [(text, shlex.join([*shlex.split(_changed(trained[0], changes)), *where]))] if changes else []
 
