@@ -309,11 +309,22 @@ def test_what_is_spent_is_the_ledgers_sum_and_the_composition_of_what_is_known(w
 
     total, less = ledger.spent(private.lines), composition.tighter(private.lines, known)
     assert total.epsilon == pytest.approx(3.5, rel=1e-6)
-    assert less.epsilon < 2.5
+    assert less.epsilon < 2.5 < total.epsilon
     section = " ".join("".join(Page(section_of(text, "own-1")).texts).split())
     assert "(3.5, 3e-05)-differentially private for one image, against" in section
     assert f"({card.above(less.epsilon)}, 3e-05)-differentially private. This holds if nobody looked" in section
     assert sum(len(row) > 0 for row in table_after(section_of(text, "own-1"), "<summary>The 10 releases")) == 11
+
+
+def test_what_the_ledger_lacks_is_named_beside_the_sum(workplace):
+    of_both = records.read_records(workplace / "results"), records.read_choices(workplace / "results")
+    lines = ledger.ledgers(workplace / "results")
+    assert "not in the ledger of this results folder. Add" not in report.page(of_both[0], [], {}, of_both[1], lines)
+    text = " ".join(report.page(of_both[0], [], {}, of_both[1]).split())
+    assert "No release of this data is in the ledger" in text
+    assert "4 runs or choices with a guarantee are not in the ledger of this results folder." in text
+    assert "Add what they spent: epsilon 3.5, delta 3e-05." in text
+    assert "Add what they spent: epsilon 2, delta 1e-05." in text
 
 
 def test_noise_counts_as_gaussian_only_if_the_record_says_so_of_all_that_fits():

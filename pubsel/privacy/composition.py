@@ -38,7 +38,7 @@ from pubsel.privacy.accountant import gaussian_epsilon
 from pubsel.privacy.ledger import MEASUREMENT, Line, Spent, spent
 
 POINTS = 2**15  # of the grid of losses: epsilons are rounded up to 1 / POINTS of their sum
-LESS, MUCH_LESS = 0.99, 0.9  # of the sum of the epsilons: what is not below is not told, at its delta and at twice that
+LESS = 0.9  # of the sum of the epsilons: what is not below that is not worth its condition
 
 Array = NDArray[np.float64]
 Pair = tuple[float, float]  # epsilon and delta
@@ -139,11 +139,11 @@ def parts_of(lines: Iterable[Line], gaussian: Mapping[str, float]) -> Parts:
 
 
 def tighter(lines: Sequence[Line], gaussian: Mapping[str, float]) -> Spent | None:
-    """Return a smaller epsilon than the sum of those of all releases, at the sum of their deltas or, if there is none
-    and it is much smaller, at twice that; None if there is none at either. For gaussian see `parts_of`."""
+    """Return an epsilon that is clearly less than the sum of those of all releases, at the sum of their deltas or, if
+    there is none, at twice that; None if there is none at either. For gaussian see `parts_of`."""
     total, parts = spent(lines), parts_of(lines, gaussian)
-    for delta, share in ((total.delta, LESS), (2 * total.delta, MUCH_LESS)):
+    for delta in (total.delta, 2 * total.delta):
         epsilon = epsilon_of(delta, parts) if 0 < delta < 1 else math.inf
-        if epsilon <= share * total.epsilon:
+        if epsilon <= LESS * total.epsilon:
             return Spent(epsilon, delta, total.releases)
     return None

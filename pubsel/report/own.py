@@ -124,6 +124,7 @@ def section(private: Private, place: int, runs: Runs, classes: dict[str, list[st
         "title": private.title,
         "paths": private.names,
         "spent": _spent(private),
+        "unlisted": _unlisted(private),
         "releases": _releases(private, name, latest),
         "runs": _runs(latest, name, runs),
         "metrics": sorted({_metric(record) for record in latest}),
@@ -147,6 +148,7 @@ def _spent(private: Private) -> dict[str, Any] | None:
     values: dict[str, Any] = {
         "epsilon": _above(total.epsilon), "delta": _above(total.delta), "releases": total.releases,
         "people": people == {True}, "mixed": len(people) > 1, "tighter": None,
+        "measured": any(line["what"] == MEASUREMENT for line in private.lines),
         "seeded": any(line["noise"] != ledger.OS_NOISE for line in private.lines),
     }  # fmt: skip
 
@@ -155,6 +157,21 @@ def _spent(private: Private) -> dict[str, Any] | None:
         same = less.delta == total.delta
         values["tighter"] = {"epsilon": _above(less.epsilon), "delta": _above(less.delta), "same": same}
     return values
+
+
+def _unlisted(private: Private) -> dict[str, Any] | None:
+    """Return what runs and choices spent that the ledger lacks, such as those from before it; None if there are
+    none."""
+    listed = {line["cell"] for line in private.lines}
+    apart = [
+        record["privacy"]
+        for record in [*private.records, *private.choices]
+        if record["identity"] not in listed and at(record, "privacy.epsilon")
+    ]
+    if not apart:
+        return None
+    epsilon, delta = (sum(privacy.get(key) or 0.0 for privacy in apart) for key in ("epsilon", "delta"))
+    return {"many": len(apart), "epsilon": _above(epsilon), "delta": _above(delta)}
 
 
 def _above(value: float) -> str:
