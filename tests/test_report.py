@@ -350,6 +350,7 @@ def test_guarantees_for_people_and_for_images_are_not_composed(tmp_path):
     text = report.page([], released=ledger.ledgers(tmp_path))
     assert "Composed tightly" not in text
     assert "Some releases protect images and others people" in text
+    assert "All releases together are" not in text
     assert "The 201 releases" in text
 
 
