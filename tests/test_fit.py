@@ -47,6 +47,10 @@ def home(tmp_path_factory):
     draw(home / "new", 0, 40, first=7000)
     draw(home / "people", 0, 600, people=2)
     (home / "release").mkdir()
+    draw(home / "few", 0, 10, first=8000)
+    (home / "flat").mkdir()
+    for path in sorted((home / "same" / "cat").iterdir()):
+        shutil.copy(path, home / "flat")
     return home
 
 
@@ -163,7 +167,7 @@ def test_a_dry_run_tells_the_plan_and_reads_no_noise(capsys, tmp_path):
 def test_without_a_public_set_that_is_alike_it_goes_on_and_says_so(capsys, tmp_path):
     words = ("public=./other", f"results={tmp_path}/r", f"to={tmp_path}/release")
     lines, _ = fitted(capsys, *words)
-    assert "  public data, chosen privately: none: less than 60 % of your images" in "\n".join(lines)
+    assert "  public data, chosen privately: none: as far as the noise shows" in "\n".join(lines)
     assert record_of(tmp_path / "r")["public"] is None
     lines, _ = fitted(capsys, "public=null", f"results={tmp_path}/s", f"to={tmp_path}/other")
     assert "public data" not in "\n".join(lines)
@@ -195,6 +199,9 @@ def test_small_classes_and_wide_intervals_are_told_before_anything_is_spent(caps
     (["to=."], "to=.: a link, or the folder that you are in"),
     (["to=same"], "to=same: it is there already: give a new folder, or delete it"),
     (["held_out=0.001"], "held_out=0.001: of 483 images none would be measured: take a larger share"),
+    (["public=[./few]"], "public=[./few]: 10 images are too few: give 20 or more"),
+    (["private=./flat"], "private=./flat: one class only"),
+    (["delta=0.1"], "delta=0.1 is above 1/n = 0.002"),
     (["epsilon=0"], "epsilon=0.0: must be greater than 0"),
     (["choice=1"], "choice=1.0: must be less than 1"),
 ])  # fmt: skip
@@ -276,3 +283,24 @@ def test_a_command_that_is_interrupted_goes_on_and_draws_nothing_twice(place, tm
     assert (drawn.count("choice"), drawn.count("measurement")) == (1, 1)
     assert drawn.count("training") == 1
     assert {path.name for path in (tmp_path / "release").iterdir()} == FILES
+
+
+def test_weights_that_are_at_hand_later_make_no_other_release(tmp_path, capsys, monkeypatch):
+    draw(tmp_path / "mine", 0, 300)
+    for path in (tmp_path / "mine").glob("*/*.png"):
+        Image.open(path).convert("RGB").save(path)
+    words = [
+        "fit",
+        str(tmp_path / "mine"),
+        "public=null",
+        "delta=1e-3",
+        f"results={tmp_path}/r",
+        f"to={tmp_path}/release",
+    ]
+    monkeypatch.setattr(fit, "_at_hand", lambda *_: False)
+    assert main([*words, "threads=1"]) == 0
+    assert "the weights of resnet50_sl are not at hand: features=scattering" in capsys.readouterr().err
+    monkeypatch.setattr(fit, "_at_hand", lambda *_: True)
+    assert main([*words, "threads=1"]) == 0
+    assert "finished before" in capsys.readouterr().err
+    assert record_of(tmp_path / "r")["model"] == "scattering"

@@ -51,13 +51,12 @@ def run(settings: FitConfig) -> str:
         target = export.new_folder(settings.to, again=True)
         source = _opened(settings)
         publics = _publics(settings)
-        features = settings.features or features_for(source, settings)
         budget = divided(settings)
+        features = settings.features or features_for(source, settings, budget)
 
         with composed("run", words(settings, features, budget)) as values:
             of_run = canonical(check(RunConfig, values))
-            name = identity_of(of_run)
-            folder = Path(settings.results) / "runs" / name
+            folder = folder_of(of_run)
             started = folder.exists()
             if target.exists() and any(target.iterdir()) and not (folder / "result.json").exists():
                 raise UsageError(f"to={settings.to}: it is there already: give a new folder, or delete it")
@@ -67,7 +66,7 @@ def run(settings: FitConfig) -> str:
             say("\n".join(lines))
             record = training.run(check(RunConfig, values))
 
-        files = export.made(ExportConfig(**_of_export(settings, name)))[0]
+        files = export.made(ExportConfig(**_of_export(settings, folder.name)))[0]
         export.write_again(target, files, settings.to)
     return told(settings, record, files)
 
@@ -110,10 +109,20 @@ def words(settings: FitConfig, features: str, budget: Budget) -> list[str]:
     return [f"model={features}", "algorithm=whitened_head", "distance=none", *words_of(values)]
 
 
-def features_for(source: Source, settings: FitConfig) -> str:
-    """Return the name in conf/model for images: scattering is better on grey ones, and needs no weights."""
+def folder_of(of_run: RunConfig) -> Path:
+    """Return the folder of a run."""
+    return Path(of_run.results) / "runs" / identity_of(of_run)
+
+
+def features_for(source: Source, settings: FitConfig, budget: Budget) -> str:
+    """Return the name in conf/model for images: scattering is better on grey ones, and needs no weights. If this
+    command was started before, what it took then: other features would be another release."""
     if source.train.x.shape[1] == 1:
         return GREY
+    for features in (COLOUR, GREY):
+        with composed("run", words(settings, features, budget)) as values:
+            if folder_of(canonical(check(RunConfig, values))).exists():
+                return features
     with composed("run", [f"model={COLOUR}"]) as values:
         backbone = check(RunConfig, values).model.backbone
     assert backbone is not None
@@ -142,10 +151,12 @@ def _at_hand(architecture: str, download: bool) -> bool:
 
 
 def _opened(settings: FitConfig) -> Source:
-    """Return the private images; UsageError if they are rows of a table."""
+    """Return the private images. UsageError if they are rows of a table; UserError if there is nothing to classify."""
     source = open_dataset(settings.private, settings.data_root, settings.download, settings.unit, settings.keep)
     if source.train.x.dim() != 4:
         raise UsageError(f"private={settings.private}: rows of a table: pubsel fit takes images; see pubsel run --help")
+    if source.classes < 2:
+        raise UserError(f"private={settings.private}: one class only: give a folder of class folders, or labels")
     return source
 
 
@@ -159,6 +170,8 @@ def _publics(settings: FitConfig) -> dict[str, int]:
             raise UsageError(f"public=[{name}]: this is the private data: take another set")
         source = open_dataset(name, settings.data_root, settings.download, keep=settings.keep)
         many[name] = min(MOST_PUBLIC, len(source.train.y) + len(source.test.y))
+        if many[name] < coverage.FEWEST:
+            raise UsageError(f"public=[{name}]: {many[name]} images are too few: give {coverage.FEWEST} or more")
     return many
 
 
@@ -245,7 +258,7 @@ def told(settings: FitConfig, record: dict[str, Any], files: dict[str, bytes]) -
     interval = f" [{100 * bounds[0]:.1f}, {100 * bounds[1]:.1f}]" if bounds else ""
     lines = [f"{settings.to}: {', '.join(files)}"]
     if settings.public:
-        none = f"none: less than {100 * float(coverage.LEAST):.0f} % of your images are like those of any public set"
+        none = "none: as far as the noise shows, your images are not like those of a public set"
         lines += [f"  public data, chosen privately: {chosen or none}"]
     if record.get("quality"):
         lines += [f" {measurement.told(record['quality'])} This is in the folder."]
@@ -261,7 +274,7 @@ def told(settings: FitConfig, record: dict[str, Any], files: dict[str, bytes]) -
 KEYS = {
     "privacy.measure=true": "held_out", "pair.validation": "held_out", "pair.private": "private",
     "pair.public": "public", "pair.unit": "unit", "pair.metric": "metric",
-    "privacy.delta": "delta", "privacy.secure_noise": "secure_noise",
+    ", or set privacy.weak=true, and the guarantee is called weak": "",
 }  # fmt: skip
 
 
