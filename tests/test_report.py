@@ -1,16 +1,26 @@
+import contextlib
+import copy
 import json
 import re
+import shlex
 import shutil
 from html.parser import HTMLParser
+from pathlib import Path
 
+import numpy as np
 import pytest
+from PIL import Image
 
 from pubsel import records, report
 from pubsel.cli import main
 from pubsel.messages import UserError
+from pubsel.privacy import composition, ledger
+from pubsel.report import card, own
 from pubsel.settings import CONF, command_line
-from pubsel.settings.keys import ReportConfig
-from pubsel.tables import join
+from pubsel.settings.compose import composed
+from pubsel.settings.keys import ReportConfig, RunConfig
+from pubsel.settings.schema import check
+from pubsel.tables import figures, join
 from tests.synthetic import record, save
 
 HOSTILE = "</script><script>window.hurt = 1</script><img src=x onerror='window.hurt = 1'>\"'`&$x^2{{ 7 * 7 }}"
@@ -137,7 +147,7 @@ def test_missing_numbers_and_tables_without_records_are_shown(tmp_path):
 
 
 def test_runs_of_no_table_have_one_of_their_own(tmp_path):
-    mine = record(utility=0.7) | {"private": "./mine", "identity": "mine"}
+    mine = record(utility=0.7) | {"private": "mine", "identity": "mine"}
     page = report.page(records.read_records(save(tmp_path, record(1), mine)))
     assert "Other runs" in page
     assert "pubsel table others" not in page
@@ -181,6 +191,284 @@ def test_the_command_writes_the_file_and_takes_other_drawings_in(tmp_path):
     other = tmp_path / "elsewhere" / "page.html"
     report.run(ReportConfig(results=str(tmp_path), output=str(other), debug=False))
     assert other.read_text() == text
+
+
+# The user's own data
+
+HURTING = "<img src=x onerror=window.hurt=1> & 'q'"  # a folder may have this name
+CLASSES = ["<script>window.hurt=1", "a&b {{ 7 * 7 }}", "z"]
+SMALL = ["threads=1", "download=false"]
+
+
+def images(folder, seed, names=CLASSES, each=60):
+    """Grey images of 16 pixels, a folder a class, which differ in one bright row."""
+    draw = np.random.default_rng(seed)
+    for place, name in enumerate(names):
+        (folder / name).mkdir(parents=True)
+        for i in range(each):
+            pixels = draw.integers(0, 90, (16, 16))
+            pixels[4 * place : 4 * place + 4] += 120
+            Image.fromarray(pixels.astype(np.uint8)).save(folder / name / f"{i}.png")
+
+
+@pytest.fixture(scope="module")
+def workplace(tmp_path_factory):
+    """A folder in which somebody ranked, fitted and trained, on a folder of images and on an npz."""
+    folder = tmp_path_factory.mktemp("workplace")
+    images(folder / HURTING, 0)
+    images(folder / "a", 1, ["p", "q"])
+    images(folder / "b", 2, ["r", "s"])
+    pixels = np.random.default_rng(3).integers(0, 255, (120, 6, 6)).astype(np.uint8)
+    whole = {"images": pixels, "labels": np.arange(120) % 3}
+    arrays = {f"train_{key}": array[:90] for key, array in whole.items()}
+    np.savez(folder / "plain.npz", **arrays, **{f"test_{key}": array[90:] for key, array in whole.items()})
+
+    private = f"private={command_line.written(f'./{HURTING}')}"
+    measure = ["model=scattering", "distance.m=60", "distance.k=4", "distance.initialisations=2", *SMALL]
+    seeded = ["pair.private=./plain.npz", "pair.public=null", "model=linear", "algorithm=dp_sgd", "epsilon=2"]
+    commands = [
+        ["rank", private, "public=[./a,./b]", *measure],
+        ["rank", private, "public=[./a,./b]", "epsilon_select=0.5", *measure],
+        *(["fit", private, "public=[./a,./b]", "epsilon=1", f"seed={i}", f"to=r{i}", *SMALL] for i in range(3)),
+        ["run", *seeded, "distance=none", "training.epochs=1", "training.batch_size=20", "estimate=false", "threads=1"],
+    ]
+    with contextlib.chdir(folder):
+        for words in commands:
+            assert main(words) == 0
+        assert main(["report"]) == 0
+    return folder
+
+
+@pytest.fixture(scope="module")
+def text(workplace):
+    return (workplace / "results" / "report.html").read_text()
+
+
+def sets_of(folder):
+    """The user's private data sets, by title."""
+    results = folder / "results"
+    read = (records.read_records, records.read_ranks, records.read_choices, ledger.ledgers)
+    return {private.title: private for private in own.split(*(kind(results) for kind in read))}
+
+
+def section_of(text, name):
+    return text.split(f'<section id="{name}"')[1].split("</section>")[0]
+
+
+def table_after(text, heading):
+    """The rows of the first table below a heading, as texts."""
+    rows = re.findall(r"<tr.*?</tr>", text.split(heading)[1].split("</table>")[0], re.DOTALL)
+    cells = [re.findall(r"<t[hd].*?</t[hd]>", row, re.DOTALL) for row in rows]
+    return [[" ".join(Page(cell).texts).split() for cell in row] for row in cells]
+
+
+def test_whoever_has_own_data_alone_reads_of_nothing_else(text):
+    page = Page(text)
+    assert page.open == []
+    assert [tag for tag, a in page.elements if a.get("id") in ("own-1", "own-2")] == ["section", "section"]
+    for word in ("Other runs", "Not run yet", 'id="tables"', "paper's", "pubsel table", "gsd_table"):
+        assert word not in text.partition("<style>")[0] + text.partition("</style>")[2].partition("<script")[0]
+    ids, data = page.all("id"), json.loads(page.data)
+    assert len(ids) == len(set(ids))
+    assert all(link[1:] in ids or link[1:] in data["behind"] for link in page.all("href"))
+
+
+def test_own_data_come_before_the_tables_and_are_in_none_of_them(workplace):
+    of_both = [*KEPT, *records.read_records(workplace / "results")]
+    text = report.page(of_both, released=ledger.ledgers(workplace / "results"))
+    places = [text.index(f'id="{name}"') for name in ("own-1", "own-2", "tables", "gsd_table2")]
+    assert places == sorted(places)
+    assert "Not run yet" in text
+    assert Page(text).open == []
+    data = json.loads(Page(text).data)
+    theirs = {i for key, runs in data["behind"].items() if key.startswith("own-") for i in runs}
+    papers = {i for key, runs in data["behind"].items() if not key.startswith(("own-", *figures.CURVES)) for i in runs}
+    assert len(theirs) == 4
+    assert papers
+    assert not theirs & papers
+
+
+def test_without_own_data_nothing_is_added(kept, workplace, tmp_path):
+    ledger.note(tmp_path, "content", ledger.Release("cell", "digits", "training", 2.0, 1e-5, None))
+    assert report.page(KEPT, released=ledger.ledgers(tmp_path), results="elsewhere") == kept
+    assert "own" not in "".join(Page(kept).all("class")).split()
+    for asset in ("own.css", "own.js"):
+        assert (report.HERE / asset).read_text() not in kept
+        assert (report.HERE / asset).read_text() in (workplace / "results" / "report.html").read_text()
+
+
+def test_what_is_spent_is_the_ledgers_sum_and_the_composition_of_what_is_known(workplace, text):
+    private = sets_of(workplace)[HURTING]
+    known = own.gaussian(private.lines, private.records)
+    assert {line["what"] for line in private.lines if line["release"] in known} == {"training", "measurement"}
+    assert {line["what"] for line in private.lines if line["release"] not in known} == {"choice"}
+    for line in private.lines:
+        if line["release"] in known:  # mu gives the epsilon that the ledger has
+            parts = composition.Parts(known[line["release"]], ())
+            assert composition.epsilon_of(line["delta"], parts) == pytest.approx(line["epsilon"], rel=1e-6)
+
+    total, less = ledger.spent(private.lines), composition.tighter(private.lines, known)
+    assert total.epsilon == pytest.approx(3.5, rel=1e-6)
+    assert less.epsilon < 2.5 < total.epsilon
+    section = " ".join("".join(Page(section_of(text, "own-1")).texts).split())
+    assert "(3.5, 3e-05)-differentially private for one image, against" in section
+    assert f"({card.above(less.epsilon)}, 3e-05)-differentially private. This holds if nobody looked" in section
+    assert sum(len(row) > 0 for row in table_after(section_of(text, "own-1"), "<summary>The 10 releases")) == 11
+
+
+def test_what_the_ledger_lacks_is_named_beside_the_sum(workplace):
+    of_both = records.read_records(workplace / "results"), records.read_choices(workplace / "results")
+    lines = ledger.ledgers(workplace / "results")
+    assert "not in the ledger of this results folder. Add" not in report.page(of_both[0], [], {}, of_both[1], lines)
+    text = " ".join(report.page(of_both[0], [], {}, of_both[1]).split())
+    assert "No release of this data is in the ledger" in text
+    assert "4 runs or choices with a guarantee are not in the ledger of this results folder." in text
+    assert "Add what they spent: epsilon 3.5, delta 3e-05." in text
+    assert "Add what they spent: epsilon 2, delta 1e-05." in text
+
+
+def test_noise_counts_as_gaussian_only_if_the_record_says_so_of_all_that_fits():
+    privacy = {"epsilon": 1.0, "delta": 1e-5, "accountant": "exact Gaussian", "sampling_rate": 1.0, "steps": 4}
+    one = {"identity": "cell", "privacy": privacy | {"noise_multiplier": 10.0}}
+    line = {"cell": "cell", "what": "training", "epsilon": 1.0, "delta": 1e-5, "release": "r"}
+    assert own.gaussian([line], [one]) == {"r": pytest.approx(0.2)}
+    for change in ({"epsilon": 1.1}, {"delta": 2e-5}, {"cell": "other"}, {"what": "measurement"}):
+        assert own.gaussian([line | change], [one]) == {}
+    for change in ({"accountant": "PRV upper bound"}, {"sampling_rate": 0.5}, {"epsilon": None}):
+        assert own.gaussian([line], [one | {"privacy": one["privacy"] | change}]) == {}
+    parts = [one["privacy"] | {"what": what, "rate": 1.0} for what in ("before training", "training")]
+    parts[0]["accountant"] = "permute-and-flip"
+    assert own.gaussian([line], [one | {"privacy": one["privacy"] | {"parts": parts}}]) == {}
+
+
+def test_guarantees_for_people_and_for_images_are_not_composed(tmp_path):
+    release = ledger.Release("cell", "./mine", "training", 0.05, 1e-7, None)
+    for i in range(200):
+        ledger.note(tmp_path, "content", release._replace(cell=f"{i}"))
+    assert "Composed tightly" in report.page([], released=ledger.ledgers(tmp_path))
+    ledger.note(tmp_path, "content", release._replace(what="training, for a person (folder)"))
+    text = report.page([], released=ledger.ledgers(tmp_path))
+    assert "Composed tightly" not in text
+    assert "Some releases protect images and others people" in text
+    assert "All releases together are" not in text
+    assert "The 201 releases" in text
+
+
+def test_the_noisy_matrix_is_the_records_with_the_names_of_its_classes(workplace, text):
+    latest = max(sets_of(workplace)[HURTING].records, key=lambda record: record["finished"])
+    parts = [part for part in section_of(text, "own-1").split("<details") if 'class="matrix"' in part]
+    shown = [table_after(part, "<table") for part in parts]
+    assert len(shown) == 3
+    counts = [[[f"{round(count)}".replace("-", "−")] for count in row] for row in latest["quality"]["counts"]]
+    head, *rows = next(table for table in shown if [row[1:4] for row in table[1:]] == counts)
+    assert [" ".join(name) for name in head[1:4]] == CLASSES == [" ".join(row[0]) for row in rows]
+    recall = latest["quality"]["figures"]["recall of each class"]
+    assert float(rows[0][4][0]) == pytest.approx(100 * recall[0][0], abs=0.05)
+    assert f"deviation {latest['quality']['deviation']:.3g}" in text
+
+
+def test_many_classes_and_histograms_have_their_figures_alone(workplace):
+    one = copy.deepcopy(sets_of(workplace)[HURTING].records[0])
+    many = own.MOST_CLASSES + 1
+    one["quality"]["counts"] = np.zeros((many, many)).tolist()
+    text = report.page([one])
+    assert f"The table of {many} classes is too large" in text
+    one["quality"] |= {"table": "histograms", "counts": np.zeros((1, 2, 32)).tolist()}
+    one["quality"]["figures"] = {"auc": [0.9, 0.85, 0.95], "auc of each label": [[0.9], [0.85], [0.95]]}
+    text = report.page([one])
+    assert "auc 90.0 % [85.0, 95.0]" in text
+    assert 'class="matrix"' not in text
+
+
+def test_a_run_stands_with_what_was_measured_and_what_is_not_private(workplace, text):
+    head, *rows = table_after(section_of(text, "own-1"), "<h3>Runs</h3>")
+    heads = [" ".join(words) for words in head]
+    assert heads[:5] == ["Run", "Measured privately", "On test images, not private", "ε", "Public data"]
+    by_identity = {record["identity"]: record for record in sets_of(workplace)[HURTING].records}
+    assert len(rows) == 3
+    for row in rows:
+        of_run = by_identity["".join(row[0])]
+        estimate, low, high = (f"{100 * value:.1f}" for value in of_run["quality"]["figures"]["accuracy"])
+        assert row[1] == [estimate, f"[{low},", f"{high}]"]
+        assert row[2][0] == f"{100 * of_run['utility']:.1f}"
+        assert " ".join(row[4]).endswith(", chosen privately")
+    assert "Keep this page to yourself" in text
+
+
+def test_a_distance_is_called_not_private_unless_it_is_a_release(workplace, text):
+    head, *rows = table_after(section_of(text, "own-1"), "<h3>What was ranked</h3>")
+    assert [" ".join(words) for words in head][:3] == ["Public data", "Distance", "Guarantee"]
+    assert [row[2] for row in rows] == [["not", "private"]] * 2
+    values = {rank["public"]: np.mean(rank["distance"]["values"]) for rank in records.read_ranks(workplace / "results")}
+    assert {row[0][0]: row[1][0] for row in rows} == {name: f"{value:.3f}" for name, value in values.items()}
+    assert float(rows[0][1][0]) <= float(rows[1][1][0])
+
+    ranks = records.read_ranks(workplace / "results")
+    line = {"cell": ranks[0]["identity"].removesuffix(f" {ranks[0]['public']}"), "private": ranks[0]["private"]}
+    line |= {"what": "DP-GSD", "epsilon": 1.0, "delta": 1e-5, "release": "r", "noise": "seeded", "state": "begun"}
+    line["when"] = "2026-01-01"
+    rows = table_after(report.page([], ranks, released=[[line]]), "<h3>What was ranked</h3>")[1:]
+    assert [row[2] for row in rows] == [["a", "private", "release"]] * 2
+
+
+def test_names_of_one_folder_are_one_set_and_named_sets_are_none():
+    def of(private, identity):
+        return {"private": private, "identity": identity}
+
+    given = [of("./x", "1"), of("x/", "2"), of("./y.npz", "3"), of("digits", "4")]
+    lines = [{"private": "./x"}, {"private": "/data/x"}, {"private": "digits"}]
+    sets = own.split(given, [], [of("/data/x", "5")], [lines])
+    assert [[record["identity"] for record in private.records] for private in sets] == [["1", "2"], ["3"]]
+    assert [len(private.choices) for private in sets] == [1, 0]
+    assert [len(private.lines) for private in sets] == [3, 0]
+    assert [record["identity"] for record in own.without(given)] == ["4"]
+
+
+def suggested(text, name="own-1"):
+    commands = re.findall(r'<pre class="try".*?</pre>', section_of(text, name), re.DOTALL)
+    return [shlex.split("".join(Page(part).texts)) for part in commands]
+
+
+def test_what_is_suggested_fits_what_is_there_and_can_be_run(workplace, text, monkeypatch):
+    fits, plain = sets_of(workplace)[HURTING], sets_of(workplace)["plain.npz"]
+    latest = max(fits.records, key=lambda record: record["finished"])
+    assert suggested(text) == [["pubsel", "predict", latest["identity"], "./new_images"]]
+
+    # A ranking and nothing else.
+    alone = report.page([], fits.ranks, choices=fits.choices, results="./else where")
+    (words,) = suggested(alone)
+    private = f"private={command_line.written(f'./{HURTING}')}"
+    assert words == ["pubsel", "fit", private, "public=[./a,./b]", "epsilon=1", "results='./else where'"]
+    monkeypatch.chdir(workplace)
+    assert main([*words[1:], "dry=true", "to=new", *SMALL]) == 0
+
+    # Seeded noise, and nothing measured.
+    (words,) = suggested(text, "own-2")
+    assert words[:2] == ["pubsel", "run"]
+    with composed("run", words[2:]) as values:
+        changed = check(RunConfig, values)
+    assert changed.privacy.secure_noise
+    assert changed.privacy.measure
+    assert changed.pair.validation > 0
+    assert changed.epsilon == 2
+    assert "It spends epsilon 2 once more" in text
+
+    # That run: it may be given away.
+    assert main(words[1:]) == 0
+    both = report.page(records.read_records(workplace / "results"))
+    (words,) = suggested(both, "own-2")
+    assert words[:2] == ["pubsel", "export"]
+    assert words[3:] == ["to=release"]
+    assert main(words[1:]) == 0
+
+    # Nothing is suggested that its settings do not allow, nor a model whose accounting is unsound.
+    person = copy.deepcopy(plain.records[0])
+    person["settings"]["pair"]["unit"] = "folder"
+    person["privacy"]["valid"] = False
+    (words,) = suggested(report.page([person]), "own-1")
+    assert "privacy.measure=true" not in words
+    assert {"privacy.secure_noise=true"} <= set(words)
+    assert "privacy.accounting=paper" not in words
 
 
 # In a browser
@@ -445,3 +733,90 @@ def test_a_private_choice_is_shown_as_one_and_never_to_be_deleted(tmp_path, monk
     path.write_text(path.read_text().replace('"values"', '"worths"'))
     with pytest.raises(UserError, match=r"lacks 'values': delete it to run the cell again$"):
         records.read_ranks(tmp_path / "results")  # a measurement without noise: nothing is spent again
+
+
+# The user's own data in a browser
+
+
+@pytest.fixture(scope="module")
+def own_address(workplace):
+    return (workplace / "results" / "report.html").as_uri()
+
+
+def test_own_names_do_nothing_and_commands_can_be_copied(browser, own_address):
+    from selenium.webdriver import Keys
+
+    opened(browser, own_address)
+    assert browser.execute_script("return window.hurt === undefined")
+    assert browser.find_element("css selector", "#own-1-title").text == HURTING
+    assert CLASSES[0] in browser.find_element("css selector", "#own-1 .matrix").text
+    button = browser.find_element("css selector", "#own-1 .next .copy")
+    browser.execute_script("arguments[0].focus()", button)
+    keys(browser, Keys.ENTER)
+    until(browser, lambda: button.text == "Copied")
+    assert complaints(browser) == []
+
+
+def test_own_numbers_lead_to_their_runs_by_keyboard_and_back(browser, own_address):
+    from selenium.webdriver import Keys
+
+    opened(browser, own_address)
+    keys(browser, Keys.TAB)
+    assert browser.switch_to.active_element.text == "Skip to your data"
+    keys(browser, Keys.ENTER)
+    assert browser.current_url.endswith("#own")
+    links = {".runs td a:not([tabindex])": "whitened_head on", "td a[href*=distance]": "Distance of"}
+    for selector, part in links.items():
+        link = browser.find_element("css selector", f"#own-1 {selector}")
+        browser.execute_script("arguments[0].focus()", link)
+        keys(browser, Keys.ENTER)
+        dialog = browser.find_element("id", "runs")
+        until(browser, dialog.is_displayed)
+        assert part in browser.find_element("id", "runs-title").text
+        assert HURTING in dialog.text
+        keys(browser, Keys.ESCAPE)
+        until(browser, lambda: not dialog.is_displayed())  # noqa: B023
+        assert browser.switch_to.active_element == link
+    assert browser.execute_script("return window.hurt === undefined")
+    assert complaints(browser) == []
+
+
+def test_own_runs_are_sorted_and_what_has_no_number_comes_last(browser, workplace, tmp_path):
+    one, *_ = sets_of(workplace)[HURTING].records
+    none = copy.deepcopy(one) | {"identity": "none", "epsilon": None, "quality": None, "utility": 0.01}
+    none["privacy"] = {"valid": False, "statement": "No privacy.", "epsilon": None}
+    none["settings"]["seed"] = none["seed"] = 7
+    path = tmp_path / "report.html"
+    path.write_text(report.page([*sets_of(workplace)[HURTING].records, none]))
+    opened(browser, path.as_uri())
+    for head in browser.find_elements("css selector", "#own-1 .runs th button"):
+        if head.text.startswith(("ε", "Measured")):
+            for _ in range(2):
+                head.click()
+                rows = browser.find_elements("css selector", "#own-1 .runs tbody tr")
+                assert rows[-1].text.startswith("none")
+                assert "∞" in rows[-1].text
+
+
+@pytest.mark.parametrize("width", [390, 1280])
+@pytest.mark.parametrize("scheme", ["dark", "light"])
+def test_own_data_overflow_nothing_and_can_be_read(browser, own_address, width, scheme):
+    opened(browser, own_address, width, scheme)
+    for details in browser.find_elements("css selector", "main details"):
+        browser.execute_script("arguments[0].open = true", details)
+    assert browser.execute_script("return document.documentElement.scrollWidth <= innerWidth")
+    contrasts = browser.execute_script(CONTRAST)
+    assert contrasts["least"] >= 4.5, contrasts
+    assert (contrasts["page"] < 0.1) == (scheme == "dark")
+    assert complaints(browser) == []
+
+
+@pytest.mark.parametrize(("width", "scheme"), [(390, "dark"), (390, "light"), (1280, "dark"), (1280, "light")])
+def test_axe_finds_nothing_in_own_data(browser, own_address, width, scheme):
+    axe = pytest.importorskip("axe_core_python", reason="no axe-core: pip install axe-core-python")
+    opened(browser, own_address, width, scheme)
+    for details in browser.find_elements("css selector", "main details"):
+        browser.execute_script("arguments[0].open = true", details)
+    browser.execute_script((Path(axe.__file__).parent / "axe.min.js").read_text())
+    script = "const done = arguments[0]; axe.run().then((r) => done(r.violations.map((v) => [v.id, v.nodes[0].html])))"
+    assert browser.execute_async_script(script) == []

@@ -5,17 +5,18 @@ runs are in it as JSON and are shown on demand. Whatever comes from a record is 
 """
 
 import base64
-import json
 import re
 from collections import Counter
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pandas
 
 from pubsel import __version__
+from pubsel.privacy import ledger
 from pubsel.records import read_choices, read_ranks, read_records, write_whole
+from pubsel.report import own
+from pubsel.report.linked import LINKED, Runs, shown_of
 from pubsel.settings.command_line import command
 from pubsel.settings.keys import ReportConfig
 from pubsel.tables import figures, join, typeset
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
     from markupsafe import Markup
 
 HERE = Path(__file__).resolve().parent
-LINKED = ("utility", "difference", "seeds", "distance", "spearman", "kendall", "pairs")  # numbers that come from runs
 OURS = ("utility", "spearman")
 BESIDE = {"setting": "algorithm", "paper_public": "public"}  # columns that are shown below the value of another
 UNDER = {"setting": "", "paper_public": "for the paper's "}
@@ -33,87 +33,45 @@ PAPERS = ("gsd", "gep", "pillar", "adamix", "workshop")
 LARGEST = 2**20  # bytes of a drawing in results/figures that is taken into the page
 
 
-@dataclass
-class Shown:
-    """A table as the template takes it: texts, and for each row the key of the runs that it comes from."""
-
-    columns: list[typeset.Column]
-    values: dict[str, list[Any]]  # key of a column: what it is sorted by
-    widths: dict[str, int]  # of the spread after a value, so that the values of a column are aligned
-    constant: list[str]
-    behind: list[str | None]
-    stops: list[str | None]  # for each row the column whose link the Tab key stops at: all links lead to one place
-
-
-@dataclass
-class Runs:
-    """The runs that the numbers come from, as the page's script takes them: each value once, in `pool`."""
-
-    keys: list[str] = field(default_factory=list)
-    pool: list[Any] = field(default_factory=list)
-    runs: list[list[int]] = field(default_factory=list)  # for each run the places of its values in `pool`
-    behind: dict[str, list[int]] = field(default_factory=dict)  # key of a number: its runs
-    _places: dict[str, int] = field(default_factory=dict)
-    _numbers: dict[str, int] = field(default_factory=dict)
-
-    def add(self, key: str, cells: list[Cell]) -> str:
-        """Record that the number `key` comes from the runs of `cells`."""
-        self.behind[key] = [self._run(record) for cell in cells for record in cell.records]
-        return key
-
-    def _run(self, record: dict[str, Any]) -> int:
-        if record["identity"] not in self._numbers:
-            self._numbers[record["identity"]] = len(self.runs)
-            values = {**record, "command": command(record)}
-            for group in ("settings", "privacy"):  # one value a key, since many runs share most of them
-                inner = values.pop(group, None) or {}
-                values |= {f"{group}.{key}": value for key, value in inner.items()}
-            self.keys += [key for key in values if key not in self.keys]
-            self.runs.append([self._place(values.get(key)) for key in self.keys])
-        return self._numbers[record["identity"]]
-
-    def _place(self, value: Any) -> int:
-        text = json.dumps(value, sort_keys=True)
-        if text not in self._places:
-            self._places[text] = len(self.pool)
-            self.pool.append(value)
-        return self._places[text]
-
-    def json(self) -> str:
-        """Return JSON for a <script>: no text in it can end the script or begin a comment."""
-        values = {"keys": self.keys, "pool": self.pool, "runs": self.runs, "behind": self.behind}
-        text = json.dumps(values, separators=(",", ":"), ensure_ascii=False)
-        return text.replace("<", "\\u003c").replace("\u2028", "\\u2028").replace("\u2029", "\\u2029")
-
-
 def run(settings: ReportConfig) -> str:
     """Write the page; return what to print."""
     results = Path(settings.results)
     output = Path(settings.output) if settings.output else results / "report.html"
     records = read_records(results)
-    text = page(records, read_ranks(results), drawings(results / "figures"), read_choices(results))
+    text = page(
+        records, read_ranks(results), drawings(results / "figures"), read_choices(results), ledger.ledgers(results),
+        own.classes_of(results, records), settings.results,
+    )  # fmt: skip
     write_whole(output, text)
     return f"{output}: {len(records)} records, {len(text.encode()) / 1e6:.1f} MB; open it in a browser"
 
 
 def page(
     records: list[dict[str, Any]], ranks: list[dict[str, Any]] | None = None, others: dict[str, str] | None = None,
-    choices: list[dict[str, Any]] | None = None,
+    choices: list[dict[str, Any]] | None = None, released: list[list[ledger.Line]] | None = None,
+    classes: dict[str, list[str]] | None = None, results: str = "results",
 ) -> str:  # fmt: skip
-    """Return the page of these records, measured distances and private choices; `others`: further drawings, name:
-    SVG."""
+    """Return the page of these records, measured distances and private choices. others: further drawings, name: SVG;
+    released: the ledger of each private data set; classes: their names, by the identity of a run on the user's data;
+    results: the folder, for commands."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
     from markupsafe import Markup
 
-    tables = [join.make(name, records, ranks) for name in sorted(join.names(), key=_place)]
+    # the user's own data come first, and have no place in the tables of the papers
+    runs, everything = Runs(), records
+    privates = own.split(records, ranks or [], choices or [], released or [])
+    sections = [own.section(private, i, runs, classes or {}, results) for i, private in enumerate(privates, 1)]
+    records, ranks, choices = own.without(records), own.without(ranks or []), own.without(choices or [])
+    alone = bool(sections) and not (records or ranks or choices)
+
+    tables = [] if alone else [join.make(name, records, ranks) for name in sorted(join.names(), key=_place)]
     rest = join.others(records)
     tables += [rest] if rest.records() else []
 
     # tables with a run of ours come first, then what is left to run
-    runs = Runs()
     shown = [_table(table, runs) for table in tables if table.records()]
     missing = [_table(table, runs) for table in tables if not table.records()]
-    drawn = [entry for name in figures.CURVES if (entry := _curve(name, records, runs))]
+    drawn = [entry for name in figures.CURVES if (entry := _curve(name, everything, runs))]
 
     environment = Environment(
         loader=FileSystemLoader(HERE), autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=StrictUndefined
@@ -123,11 +81,17 @@ def page(
 
     values = {
         "tables": shown, "missing": missing, "curves": drawn, "others": _as_images(others or {}),
-        "choices": [choice | {"command": command(choice)} for choice in choices or []],
-        "facts": _facts(records, shown), "version": __version__, "data": Markup(runs.json()),
-        "style": Markup((HERE / "page.css").read_text()), "script": Markup((HERE / "page.js").read_text()),
+        "choices": [choice | {"command": command(choice)} for choice in choices],
+        "own": sections, "alone": alone, "facts": _facts(everything, shown),
+        "version": __version__, "data": Markup(runs.json()),
+        "style": Markup(_asset("css", bool(sections))), "script": Markup(_asset("js", bool(sections))),
     }  # fmt: skip
     return environment.get_template("page.html").render(values).strip() + "\n"
+
+
+def _asset(kind: str, private: bool) -> str:
+    """Return the style or the script; private: with that of the sections on the user's own data."""
+    return "".join((HERE / f"{name}.{kind}").read_text() for name in (["page", "own"] if private else ["page"]))
 
 
 def _place(name: str) -> tuple[int, list[str]]:
@@ -154,26 +118,11 @@ def _table(table: Table, runs: Runs) -> dict[str, Any]:
         "oracle": table.spec.select.get("by") == "test",
         "mixed": len({record.get("commit") for record in table.records()}) > 1,
         "filled": sum(cell is not None for cell in table.cells),
-        "table": _shown(table.frame, keys),
-        "ranks": None if table.ranks.empty else _shown(table.ranks, groups),
+        "table": shown_of(table.frame, keys),
+        "ranks": None if table.ranks.empty else shown_of(table.ranks, groups),
         "notes": typeset.notes(table),
         "plots": _scatter(table),
     }
-
-
-def _shown(frame: pandas.DataFrame, behind: list[str | None]) -> Shown:
-    columns, constant = typeset.columns(frame)
-    fields = [column.key for column in columns]
-    values = {key: list(frame[key].astype(object).where(frame[key].notna(), None)) for key in fields}
-    lengths = {column.key: [len(spread) for _, spread in column.entries] for column in columns}
-    widths = {key: max(of_spreads, default=0) for key, of_spreads in lengths.items()}
-
-    # the first number of a row that is there
-    stops = [
-        next((c.key for c in columns if c.key in LINKED and c.entries[row][0] != typeset.MISSING), None)
-        for row in range(len(frame))
-    ]
-    return Shown(columns, values, widths, constant, behind, stops)
 
 
 def _scatter(table: Table) -> "list[Markup]":
@@ -219,7 +168,7 @@ def _curve(name: str, records: list[dict[str, Any]], runs: Runs) -> dict[str, An
     return {
         "name": name, "title": curve.title, "selected": typeset.SELECTED_BY[curve.by], "oracle": curve.by == "test",
         "plots": plots, "legend": Markup(figures.inline(legend, f"{name}-legend-", "Legend")),
-        "table": _shown(numbers, keys),
+        "table": shown_of(numbers, keys),
     }  # fmt: skip
 
 

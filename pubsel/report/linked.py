@@ -1,0 +1,92 @@
+"""Tables as the page's template takes them, whose numbers lead to the runs that they come from."""
+
+import json
+from dataclasses import dataclass, field
+from typing import Any
+
+import pandas
+
+from pubsel.settings.command_line import command
+from pubsel.tables import typeset
+from pubsel.tables.join import Cell
+
+LINKED = (  # numbers that come from runs
+    "utility", "difference", "seeds", "distance", "spearman", "kendall", "pairs", "test_utility", "measured_utility",
+)  # fmt: skip
+
+
+@dataclass
+class Shown:
+    """A table as the template takes it: texts, and for each row the key of the runs that it comes from."""
+
+    columns: list[typeset.Column]
+    values: dict[str, list[Any]]  # key of a column: what it is sorted by
+    widths: dict[str, int]  # of the spread after a value, so that the values of a column are aligned
+    constant: list[str]
+    behind: list[str | None]
+    stops: list[str | None]  # for each row the column whose link the Tab key stops at: all links lead to one place
+
+
+@dataclass
+class Runs:
+    """The runs that the numbers come from, as the page's script takes them: each value once, in `pool`."""
+
+    keys: list[str] = field(default_factory=list)
+    pool: list[Any] = field(default_factory=list)
+    runs: list[list[int]] = field(default_factory=list)  # for each run the places of its values in `pool`
+    behind: dict[str, list[int]] = field(default_factory=dict)  # key of a number: its runs
+    _places: dict[str, int] = field(default_factory=dict)
+    _numbers: dict[str, int] = field(default_factory=dict)
+
+    def add(self, key: str, cells: list[Cell]) -> str:
+        """Record that the number `key` comes from the runs of `cells`."""
+        self.behind[key] = [self._run(record) for cell in cells for record in cell.records]
+        return key
+
+    def _run(self, record: dict[str, Any]) -> int:
+        if record["identity"] not in self._numbers:
+            self._numbers[record["identity"]] = len(self.runs)
+            values = {**record, "command": command(record)}
+            for group in ("settings", "privacy"):  # one value a key, since many runs share most of them
+                inner = values.pop(group, None) or {}
+                values |= {f"{group}.{key}": value for key, value in inner.items()}
+            self.keys += [key for key in values if key not in self.keys]
+            self.runs.append([self._place(values.get(key)) for key in self.keys])
+        return self._numbers[record["identity"]]
+
+    def _place(self, value: Any) -> int:
+        text = json.dumps(value, sort_keys=True)
+        if text not in self._places:
+            self._places[text] = len(self.pool)
+            self.pool.append(value)
+        return self._places[text]
+
+    def json(self) -> str:
+        """Return JSON for a <script>: no text in it can end the script or begin a comment."""
+        values = {"keys": self.keys, "pool": self.pool, "runs": self.runs, "behind": self.behind}
+        text = json.dumps(values, separators=(",", ":"), ensure_ascii=False)
+        return text.replace("<", "\\u003c").replace("\u2028", "\\u2028").replace("\u2029", "\\u2029")
+
+
+def shown_of(frame: pandas.DataFrame, behind: list[str | None]) -> Shown:
+    """Return a frame for the template. behind: for each row the key of its runs."""
+    columns, constant = typeset.columns(frame)
+    fields = [column.key for column in columns]
+    values = {key: list(frame[key].astype(object).where(frame[key].notna(), None)) for key in fields}
+    return shown(columns, values, behind, constant)
+
+
+def shown(
+    columns: list[typeset.Column], values: dict[str, list[Any]], behind: list[str | None], constant: list[str]
+) -> Shown:
+    """Return columns for the template. values: for each the values that it is sorted by; constant: what is the same in
+    each row."""
+    lengths = {column.key: [len(spread) for _, spread in column.entries] for column in columns}
+    widths = {key: max(of_spreads, default=0) for key, of_spreads in lengths.items()}
+
+    # the first number of a row that is there
+    stops = [
+        next((c.key for c in columns if c.key in LINKED and c.entries[row][0] != typeset.MISSING), None)
+        for row in range(len(behind))
+    ]
+    return Shown(columns, values, widths, constant, behind, stops)

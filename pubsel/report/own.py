@@ -1,0 +1,420 @@
+"""What a results folder has of the user's own private data: all data that is given by a path, not by a name.
+
+Each private data set has one section of the page: what its releases spent together, what was ranked and trained with
+it, and what to try next. Names and paths are the user's, and may contain anything: they are text for the template, and
+are quoted in commands.
+"""
+
+import json
+import os
+import re
+import shlex
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from pubsel.privacy import composition, ledger
+from pubsel.privacy.ledger import MEASUREMENT, Line
+from pubsel.records import at
+from pubsel.report import card
+from pubsel.report.linked import Runs, Shown, shown
+from pubsel.settings.command_line import command, written
+from pubsel.settings.identity import is_path
+from pubsel.settings.keys import public_sets
+from pubsel.tables import typeset
+from pubsel.tables.join import Cell, guarantee
+
+Record = dict[str, Any]
+
+MOST_CLASSES = 20  # of a confusion matrix that is shown
+MOST_MATRICES = 3  # of a section, the latest ones
+EXACT = "exact Gaussian"  # the accountant of Gaussian noise on all examples
+PERSON = ", for a person"  # how the words of a release go on, if people are protected
+RUN_HEADS = {
+    "run": "Run", "measured_utility": "Measured privately", "test_utility": "On test images, not private",
+    "epsilon": "ε", "public": "Public data", "algorithm": "Algorithm", "valid": "Guarantee", "noise": "Noise from",
+    "model": "Model", "metric": "Metric",
+}  # fmt: skip
+DISTANCE_HEADS = {
+    "public": "Public data", "distance": "Distance", "protected": "Guarantee", "kind": "Kind", "model": "Model",
+    "times": "Networks",
+}  # fmt: skip
+
+
+@dataclass
+class Private:
+    """One private data set of the user: its names as they were given, and what there is of it. lines: of the ledger;
+    classes: their names, by the identity of a run."""
+
+    names: list[str] = field(default_factory=list)
+    records: list[Record] = field(default_factory=list)
+    ranks: list[Record] = field(default_factory=list)
+    choices: list[Record] = field(default_factory=list)
+    lines: list[Line] = field(default_factory=list)
+
+    @property
+    def title(self) -> str:
+        """Return a short name."""
+        return Path(self.names[0]).name or self.names[0]
+
+
+def is_own(record: Record) -> bool:
+    """Return whether the private data of a record are the user's own."""
+    return is_path(record["private"])
+
+
+def without(records: Iterable[Record]) -> list[Record]:
+    """Return the records that are not of the user's own data."""
+    return [record for record in records if not is_own(record)]
+
+
+def split(
+    records: Iterable[Record], ranks: Iterable[Record], choices: Iterable[Record], ledgers: Iterable[list[Line]]
+) -> list[Private]:
+    """Return the user's private data sets by name, each with what there is of it. Data that share a path, or a ledger
+    in which their paths stand, are one set: too much is added up rather than too little."""
+    groups: list[tuple[set[str], Private]] = []
+
+    def of(names: Iterable[str]) -> Private:
+        keys = {_normal(name) for name in names}
+        joined = Private()
+        for group in [group for group in groups if group[0] & keys]:
+            groups.remove(group)
+            keys |= group[0]
+            for part in ("names", "records", "ranks", "choices", "lines"):
+                getattr(joined, part).extend(getattr(group[1], part))
+        groups.append((keys, joined))
+        joined.names += [name for name in dict.fromkeys(names) if name not in joined.names]
+        return joined
+
+    for lines in ledgers:
+        if paths := [line["private"] for line in lines if is_path(line["private"])]:
+            of(paths).lines.extend(lines)
+    for part, given in (("records", records), ("ranks", ranks), ("choices", choices)):
+        for record in filter(is_own, given):
+            getattr(of([record["private"]]), part).append(record)
+    return sorted((group for _, group in groups), key=lambda group: (group.title, group.names))
+
+
+def _normal(name: str) -> str:
+    return os.path.normpath(os.path.expanduser(name))
+
+
+def classes_of(results: Path, records: Iterable[Record]) -> dict[str, list[str]]:
+    """Return the names of the classes of runs on the user's data, by identity: those in model.json, if it is there."""
+    names = {}
+    for record in filter(is_own, records):
+        try:
+            facts = json.loads((results / "runs" / record["identity"] / "model.json").read_text(encoding="utf-8"))
+            names[record["identity"]] = [str(name) for name in facts["classes"]]
+        except (OSError, ValueError, KeyError, TypeError):
+            continue
+    return names
+
+
+def section(private: Private, place: int, runs: Runs, classes: dict[str, list[str]], results: str) -> dict[str, Any]:
+    """Return what the template takes of one private data set. place: from 1 on, for the names of links; results: the
+    folder, for commands."""
+    name = f"own-{place}"
+    latest = sorted(private.records, key=lambda record: str(record.get("finished")), reverse=True)
+    measured = [record for record in latest if record.get("quality")]
+    return {
+        "name": name,
+        "title": private.title,
+        "paths": private.names,
+        "spent": _spent(private),
+        "unlisted": _unlisted(private),
+        "releases": _releases(private, name, latest),
+        "runs": _runs(latest, name, runs),
+        "metrics": sorted({_metric(record) for record in latest}),
+        "distances": _distances(private, name, runs),
+        "choices": [choice | {"command": command(choice)} for choice in private.choices],
+        "measured": [_measured(record, classes.get(record["identity"])) for record in measured[:MOST_MATRICES]],
+        "more": max(0, len(measured) - MOST_MATRICES),
+        "next": _next(private, latest, results),
+    }
+
+
+# The guarantee
+
+
+def _spent(private: Private) -> dict[str, Any] | None:
+    """Return what all releases spent together, in digits that are rounded up; None if none is known."""
+    if not private.lines:
+        return None
+    total = ledger.spent(private.lines)
+    people = {PERSON in line["what"] for line in private.lines}
+    values: dict[str, Any] = {
+        "epsilon": _above(total.epsilon), "delta": _above(total.delta), "releases": total.releases,
+        "people": people == {True}, "mixed": len(people) > 1, "tighter": None,
+        "measured": any(line["what"] == MEASUREMENT for line in private.lines),
+        "seeded": any(line["noise"] != ledger.OS_NOISE for line in private.lines),
+    }  # fmt: skip
+
+    # Guarantees for images and for people are not of the same neighbours, so nothing tighter is known of both.
+    if not values["mixed"] and (less := composition.tighter(private.lines, gaussian(private.lines, private.records))):
+        same = less.delta == total.delta
+        values["tighter"] = {"epsilon": _above(less.epsilon), "delta": _above(less.delta), "same": same}
+    return values
+
+
+def _unlisted(private: Private) -> dict[str, Any] | None:
+    """Return what runs and choices spent that the ledger lacks, such as those from before it; None if there are
+    none."""
+    listed = {line["cell"] for line in private.lines}
+    apart = [
+        record["privacy"]
+        for record in [*private.records, *private.choices]
+        if record["identity"] not in listed and at(record, "privacy.epsilon")
+    ]
+    if not apart:
+        return None
+    epsilon, delta = (sum(privacy.get(key) or 0.0 for privacy in apart) for key in ("epsilon", "delta"))
+    return {"many": len(apart), "epsilon": _above(epsilon), "delta": _above(delta)}
+
+
+def _above(value: float) -> str:
+    """Return a bound with four digits, rounded up, but not for what adding in float64 puts behind the last digit."""
+    return card.above(value * (1 - 1e-12))
+
+
+def gaussian(lines: Iterable[Line], records: Iterable[Record]) -> dict[str, float]:
+    """Return mu, the root of the steps over the noise multiplier, of each release that is known to be Gaussian noise on
+    all examples, by its name: the record of its run has releases of its epsilon and delta, and all of them are."""
+    stated: dict[tuple[Any, ...], list[Record]] = {}
+    for record in records:
+        measured = [record["quality"]["privacy"]] if record.get("quality") else []
+        for side, parts in ((False, card.parts_of(record["privacy"])), (True, measured)):
+            for part in parts:
+                stated.setdefault((record["identity"], side, part["epsilon"], part["delta"]), []).append(part)
+
+    known = {}
+    for line in lines:
+        parts = stated.get((line["cell"], line["what"] == MEASUREMENT, line["epsilon"], line["delta"]), [])
+        if parts and all(part["accountant"] == EXACT and part["rate"] == 1 for part in parts):
+            known[line["release"]] = max(part["steps"] ** 0.5 / part["noise_multiplier"] for part in parts)
+    return known
+
+
+def _releases(private: Private, name: str, latest: list[Record]) -> list[dict[str, Any]]:
+    """Return the releases, the last first; a run that still has a record is a link."""
+    places = {record["identity"]: f"{name}/{i}" for i, record in enumerate(latest, 1)}
+    once = {line["release"]: line for line in private.lines}.values()
+    return [
+        {
+            "when": str(line["when"])[:16].replace("T", " "), "what": line["what"], "cell": line["cell"],
+            "epsilon": _above(line["epsilon"]), "delta": _above(line["delta"]), "noise": line["noise"],
+            "deleted": line["state"] == "deleted", "link": places.get(line["cell"]),
+        }
+        for line in sorted(once, key=lambda line: str(line["when"]), reverse=True)
+    ]  # fmt: skip
+
+
+# What was computed
+
+
+def _runs(latest: list[Record], name: str, runs: Runs) -> Shown | None:
+    """Return a table of the runs, the last first."""
+    rows, keys = [], []
+    for i, record in enumerate(latest, 1):
+        cell, privacy = Cell((record,), {}), record.get("privacy") or {}
+        measured = (at(record, "quality.figures") or {}).get(record.get("metric"))
+        private = privacy.get("epsilon") is not None
+        rows.append({
+            "run": _text(record["identity"]),
+            "measured_utility": _figure(measured),
+            "test_utility": _figure([record["utility"], *(record.get("utility_interval") or ())]),
+            "metric": _text(_metric(record)),
+            "epsilon": (float(privacy["epsilon"]), f"{privacy['epsilon']:.4g}", "") if private else (None, "∞", ""),
+            "valid": _text(guarantee(record)),
+            "noise": _text(privacy.get("noise_source") if privacy.get("epsilon") else None),
+            "algorithm": _text(record["algorithm"]), "public": _text(_public(record)), "model": _text(record["model"]),
+        })  # fmt: skip
+        keys.append(runs.add(f"{name}/{i}", [cell]))
+    several = len({row["metric"] for row in rows}) > 1  # a single one stands above the table
+    return _table({key: head for key, head in RUN_HEADS.items() if several or key != "metric"}, rows, keys)
+
+
+def _metric(record: Record) -> str:
+    return str(record.get("metric", "accuracy")).replace("_", " ")
+
+
+def _public(record: Record) -> str:
+    """Return the public data of a run, and whether it was chosen privately."""
+    public = str(record["public"] or "none")
+    return f"{public}, chosen privately" if at(record, "settings.pair.public") == "auto" else public
+
+
+def _distances(private: Private, name: str, runs: Runs) -> Shown | None:
+    """Return a table of the distances of `pubsel rank`, and of those that runs were told to measure, the nearest
+    first. A private one (DP-GSD) has a line in the ledger."""
+    released = {line["cell"] for line in private.lines}
+    rows = []
+    for record in [*private.ranks, *(record for record in private.records if record.get("distance"))]:
+        cell = Cell((record,), {})
+        mean, std = cell.distance()
+        assert mean is not None
+        kind = at(record, "settings.distance.name") or at(record, "distance.name")
+        of_rank = record["utility"] is None
+        protected = of_rank and record["identity"].removesuffix(f" {record['public']}") in released
+        row = {
+            "public": _text(record["public"]),
+            "distance": (mean, f"{mean:.3f}", f"± {std:.3f}" if std is not None else ""),
+            "protected": _text("a private release" if protected else "not private"),
+            "kind": _text(kind), "model": _text(record["model"]),
+            "times": (len(cell.distances()), str(len(cell.distances())), ""),
+        }  # fmt: skip
+        rows.append((row, cell))
+
+    rows.sort(key=lambda entry: [entry[0][key][0] or "" for key in ("kind", "model", "distance")])
+    keys = [runs.add(f"{name}/distance/{i}", [cell]) for i, (_, cell) in enumerate(rows, 1)]
+    return _table(DISTANCE_HEADS, [row for row, _ in rows], keys)
+
+
+Entry = tuple[Any, str, str]  # what it is sorted by, and as it is shown: the value and its uncertainty
+
+
+def _text(value: str | None) -> Entry:
+    return value, value or typeset.MISSING, ""
+
+
+def _figure(values: Sequence[float] | None) -> Entry:
+    """Return a fraction in percent, with its interval if there is one."""
+    if not values:
+        return None, typeset.MISSING, ""
+    estimate, *interval = (100 * value for value in values)
+    return estimate, f"{estimate:.1f}", "[{:.1f}, {:.1f}]".format(*interval) if interval else ""
+
+
+def _table(heads: dict[str, str], rows: list[dict[str, Entry]], keys: Sequence[str]) -> Shown | None:
+    """Return rows for the template, without columns that have nothing; None if there is no row."""
+    given = {key: [row[key] for row in rows] for key in heads}
+    given = {key: entries for key, entries in given.items() if any(entry[1] != typeset.MISSING for entry in entries)}
+    columns = [
+        typeset.Column(
+            key, heads[key], [entry[1:] for entry in entries], all(type(entry[0]) is not str for entry in entries)
+        )
+        for key, entries in given.items()
+    ]
+    values = {key: [entry[0] for entry in entries] for key, entries in given.items()}
+    return shown(columns, values, list(keys), []) if rows else None
+
+
+# What was measured
+
+
+def _measured(record: Record, names: list[str] | None) -> dict[str, Any]:
+    """Return the measured figures of a run, and its noisy confusion matrix with a name for each class. names: None if
+    they are not known."""
+    quality = record["quality"]
+    whole = {key: values for key, values in quality["figures"].items() if not isinstance(values[0], list)}
+    figures = [(key.replace("_", " "), _percent(values)) for key, values in whole.items()]
+    values = {
+        "run": record["identity"], "figures": figures, "examples": quality["examples"],
+        "deviation": f"{quality['deviation']:.3g}", "statement": quality["privacy"]["statement"], "rows": [],
+        "names": [], "many": 0,
+    }  # fmt: skip
+    if quality["table"] != "confusion":
+        return values
+
+    # More classes than can be read have their figures alone.
+    counts = quality["counts"]
+    if len(counts) > MOST_CLASSES:
+        return values | {"many": len(counts)}
+    names = names if names is not None and len(names) == len(counts) else [str(i) for i in range(len(counts))]
+    recalls = list(zip(*quality["figures"]["recall of each class"], strict=True))
+    largest = max(1.0, *(abs(count) for row in counts for count in row))
+    rows = [
+        {
+            "name": name,
+            "cells": [(_whole(count), round(100 * max(0.0, count) / largest)) for count in row],
+            "recall": _percent(recall),
+        }
+        for name, row, recall in zip(names, counts, recalls, strict=True)
+    ]
+    return values | {"names": names, "rows": rows}
+
+
+def _whole(count: float) -> str:
+    return f"{round(count)}".replace("-", "−")
+
+
+def _percent(values: Iterable[float]) -> str:
+    """Return an estimate and its interval in percent."""
+    estimate, low, high = (100 * value for value in values)
+    return f"{estimate:.1f} % [{low:.1f}, {high:.1f}]"
+
+
+# What to try next
+
+
+def _next(private: Private, latest: list[Record], results: str) -> list[tuple[str, str]]:
+    """Return what fits what is there: a sentence and a command each, the most useful first."""
+    where = [] if results == "results" else [f"results={written(results)}"]
+    trained = [record for record in latest if at(record, "privacy.epsilon")]
+    safe = [record for record in trained if not card.against(record)]
+    compared = private.ranks or private.choices
+    steps = []
+    if not trained or (compared and not any(record["public"] for record in trained)):
+        steps.append(_fit(private, where))
+
+    # The last run is the one that the user works with; what it lacks is made by one run.
+    if trained:
+        changes, reasons = _lacking(trained, bool(safe))
+        cost = _above(float(trained[0]["privacy"]["epsilon"]))
+        text = f"Train with {', and '.join(reasons)}. It spends epsilon {cost} once more."
+        steps += [(text, shlex.join([*shlex.split(_changed(trained[0], changes)), *where]))] if changes else []
+
+    if safe and safe[0]["label"] == "fit":
+        words = ["predict", safe[0]["identity"], "./new_images"]
+        steps.append(("Use the last model on new images.", shlex.join(["pubsel", *words, *where])))
+    elif safe:
+        words = ["export", safe[0]["identity"], "to=release"]
+        text = "Make a folder of the last model that may be given away, if there is none yet."
+        steps.append((text, shlex.join(["pubsel", *words, *where])))
+    return steps
+
+
+def _lacking(trained: list[Record], safe: bool) -> tuple[dict[str, Any], list[str]]:
+    """Return the settings that the last run needs for a model that may be given away and measured, and why. safe:
+    whether there is a model already that may be given away."""
+    changes: dict[str, Any] = {}
+    reasons = []
+    if not safe:
+        changes["privacy.secure_noise"] = True
+        reasons.append("noise from the operating system, without which no model may be given away")
+        if at(trained[0], "privacy.valid") is not True:
+            changes["privacy.accounting"] = "prv"
+            reasons.append("an accounting that is sound")
+
+    # Measured people and dropped images are not covered by a guarantee.
+    pair = trained[0]["settings"].get("pair") or {}
+    measurable = pair.get("unit") is None and pair.get("overlap") != "drop" and trained[0]["label"] != "fit"
+    if measurable and not any(record.get("quality") for record in trained):
+        changes |= {"privacy.measure": True, "privacy.secure_noise": True}
+        changes["pair.validation"] = pair.get("validation") or 0.1
+        reasons.append("a private measurement, whose figures may be published")
+    return changes, reasons
+
+
+def _fit(private: Private, where: list[str]) -> tuple[str, str]:
+    """Return `pubsel fit` with the public data that was ranked or chosen from."""
+    given = [at(record, "settings.public") or [] for record in [*private.choices, *private.ranks]]
+    publics = sorted({str(name) for candidates in given for candidate in candidates for name in public_sets(candidate)})
+
+    # A path that is not plain has to be quoted for Hydra too.
+    path = private.names[-1]
+    words = [path if re.fullmatch(r"[\w./~+-]+", path) else f"private={written(path)}"]
+    words += [f"public={written(publics)}"] if publics else []
+    text = "Train a model, measure it, and make a folder of it that may be given away: epsilon 1 in all."
+    return text, shlex.join(["pubsel", "fit", *words, "epsilon=1", *where])
+
+
+def _changed(record: Record, changes: dict[str, Any]) -> str:
+    """Return the command of a record with other values of these dotted keys."""
+    settings = dict(record["settings"])
+    for key, value in changes.items():
+        group, _, name = key.partition(".")
+        settings[group] = {**(settings.get(group) or {}), name: value}
+    return command(record | {"settings": settings})
