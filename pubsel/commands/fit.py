@@ -16,8 +16,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import torch
-
 from pubsel.cell import canonical, choose_device
 from pubsel.commands import export
 from pubsel.commands import run as training
@@ -27,13 +25,14 @@ from pubsel.privacy import accountant, quality
 from pubsel.selection import coverage
 from pubsel.settings.compose import composed, words_of
 from pubsel.settings.identity import identity_of
-from pubsel.settings.keys import ExportConfig, FitConfig, Overlap, RunConfig
+from pubsel.settings.keys import ExportConfig, FitConfig, RunConfig
 from pubsel.settings.schema import check
 from pubsel.training import measurement
 
 FEW = 50  # training images of a class, below which it is said that they are few
 WIDE = 0.1  # half of an interval of the accuracy, above which it is said that it is wide
 GREY, COLOUR = "scattering", "resnet50_sl"  # names in conf/model
+WEIGHTS = "model.safetensors"  # of a model that timm publishes
 TIMED = 32  # images whose features are computed to tell how long all take
 
 
@@ -52,10 +51,10 @@ def run(settings: FitConfig) -> str:
         target = export.new_folder(settings.to, again=True)
         source = _opened(settings)
         publics = _publics(settings)
-        model = settings.model or model_of(source, settings)
+        features = settings.features or features_for(source, settings)
         budget = divided(settings)
 
-        with composed("run", words(settings, model, budget)) as values:
+        with composed("run", words(settings, features, budget)) as values:
             of_run = canonical(check(RunConfig, values))
             name = identity_of(of_run)
             folder = Path(settings.results) / "runs" / name
@@ -88,10 +87,10 @@ def divided(settings: FitConfig) -> Budget:
 
 def measures(settings: FitConfig) -> bool:
     """Return whether the model is measured."""
-    return settings.held_out > 0 and settings.unit is None and settings.overlap == Overlap.refuse
+    return settings.held_out > 0 and settings.unit is None
 
 
-def words(settings: FitConfig, model: str, budget: Budget) -> list[str]:
+def words(settings: FitConfig, features: str, budget: Budget) -> list[str]:
     """Return the words of the `pubsel run` that does the work."""
     several = settings.public is not None and len(settings.public) > 0
     values: dict[str, Any] = {
@@ -100,7 +99,7 @@ def words(settings: FitConfig, model: str, budget: Budget) -> list[str]:
             "private": settings.private, "public": "auto" if several else None, "m": None, "take": "test",
             "candidates": settings.public if several else None, "convert": "resize", "metric": settings.metric,
             "validation": settings.held_out if measures(settings) else 0.0, "unit": settings.unit,
-            "overlap": settings.overlap,
+            "overlap": "leave",
         },
         "select": {"by": "coverage"},
         "privacy": {"delta": settings.delta, "secure_noise": True, "measure": measures(settings)},
@@ -108,26 +107,38 @@ def words(settings: FitConfig, model: str, budget: Budget) -> list[str]:
     }  # fmt: skip
     common = ("seed", "device", "threads", "data_root", "keep", "results", "download", "debug")
     values |= {key: getattr(settings, key) for key in common}
-    return [f"model={model}", "algorithm=whitened_head", "distance=none", *words_of(values)]
+    return [f"model={features}", "algorithm=whitened_head", "distance=none", *words_of(values)]
 
 
-def model_of(source: Source, settings: FitConfig) -> str:
+def features_for(source: Source, settings: FitConfig) -> str:
     """Return the name in conf/model for images: scattering is better on grey ones, and needs no weights."""
     if source.train.x.shape[1] == 1:
-        return GREY
-    if not settings.download:
         return GREY
     with composed("run", [f"model={COLOUR}"]) as values:
         backbone = check(RunConfig, values).model.backbone
     assert backbone is not None
-    from pubsel.data.features import load_backbone
+    if _at_hand(backbone.architecture, settings.download):
+        return COLOUR
+    say(f"  the weights of {COLOUR} are not at hand: features={GREY}, which needs none")
+    return GREY
 
+
+def _at_hand(architecture: str, download: bool) -> bool:
+    """Return whether the published weights of a timm model are there, or can be fetched within seconds."""
+    import timm
+    from huggingface_hub import get_hf_file_metadata, hf_hub_url, try_to_load_from_cache
+
+    published = timm.get_pretrained_cfg(architecture)
+    if published is None or not published.hf_hub_id:
+        return False
+    if isinstance(try_to_load_from_cache(published.hf_hub_id, WEIGHTS), str):
+        return True
     try:
-        load_backbone(backbone, settings.data_root, torch.device("cpu"))
-    except UserError:
-        say(f"  the weights of {COLOUR} are not at hand: model={GREY}, which needs none; model=NAME takes another")
-        return GREY
-    return COLOUR
+        if download:
+            get_hf_file_metadata(hf_hub_url(published.hf_hub_id, WEIGHTS), timeout=5)
+        return download
+    except Exception:  # whatever the network says
+        return False
 
 
 def _opened(settings: FitConfig) -> Source:
@@ -157,13 +168,15 @@ def plan(
     """Yield the lines of the plan. timed: with the time that features take."""
     n, test = len(source.train.y), len(source.test.y)
     held = round(settings.held_out * n) if measures(settings) else 0
+    if measures(settings) and not held:
+        raise UsageError(f"held_out={settings.held_out:g}: of {n} images none would be measured: take a larger share")
     channels, height, width = source.train.x.shape[1:]
     yield f"plan for {settings.private}"
     yield f"  images: {height}x{width}x{channels}, {source.classes} classes"
     yield f"  {n - held:,} to train on, {held:,} to measure on, {test:,} to test on (what that shows is not released)"
     listed = ", ".join(f"{name} ({m:,} images)" for name, m in publics.items())
     yield f"  public data: {f'{listed}, or none: chosen privately' if publics else 'none'}"
-    yield f"  model: a linear classifier on {of_run.model.name} (algorithm=whitened_head, which has nothing to set)"
+    yield f"  model: a linear classifier on {of_run.model.name} (whitened_head, which has nothing to set)"
 
     parts = [f"{budget.choice:.4g} for the choice"] if budget.choice else []
     parts += [f"{budget.training:.4g} for the weights"]
@@ -198,8 +211,7 @@ def _doubts(settings: FitConfig, source: Source, held: int) -> Iterator[str]:
             points = 100 * min(half, 1)
             yield f"  warning: the measured accuracy will be uncertain by up to {points:.0f} points either way"
     if held == 0 and settings.held_out:
-        why = "unit" if settings.unit else "overlap=drop"
-        yield f"  not measured: with {why}, no measurement is covered by the guarantee"
+        yield "  not measured: with unit, no measurement is covered by the guarantee"
 
 
 def _time(settings: FitConfig, of_run: RunConfig, source: Source, public: int) -> str:
@@ -248,7 +260,7 @@ def told(settings: FitConfig, record: dict[str, Any], files: dict[str, bytes]) -
 
 KEYS = {
     "privacy.measure=true": "held_out", "pair.validation": "held_out", "pair.private": "private",
-    "pair.public": "public", "pair.overlap": "overlap", "pair.unit": "unit", "pair.metric": "metric",
+    "pair.public": "public", "pair.unit": "unit", "pair.metric": "metric",
     "privacy.delta": "delta", "privacy.secure_noise": "secure_noise",
 }  # fmt: skip
 

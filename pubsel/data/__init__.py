@@ -21,7 +21,7 @@ from torch import Tensor
 from pubsel.data import decoded, folders, overlap, prepared, stored
 from pubsel.data.convert import Shape, converted
 from pubsel.data.opened import Opened, Source
-from pubsel.data.overlap import Digests, among, rows
+from pubsel.data.overlap import Digests, among, by_content, rows
 from pubsel.data.splits import (
     NO_CLASS,
     SEED,
@@ -163,9 +163,13 @@ def load(pair: Pair, data_root: str, download: bool, through: Through = unchange
         taken = _combined(sets, pair.m, "pair.m", beside, read._replace(opened=opened))
         public, same_names = taken.examples, _same_names(taken.names, source.names)
         notes = tuple(dict.fromkeys(notes + taken.notes))
+        left &= ~taken.train
         if taken.of_private:
             test, test_notes = _rest_of_test(pair, opened, taken.of_private, data_root)
             notes += test_notes
+        elif taken.test.any():
+            stay = torch.from_numpy(~taken.test)
+            test = Split(test.x[stay], test.y[stay])
 
     private = source.train
     if not left.all():
@@ -245,6 +249,11 @@ def _test_apart(opened: Opened, how: Overlap, data_root: str) -> tuple[Opened, t
         note = f"{opened.name}: {count} of {n} test images are training images too and were dropped"
         return opened.without(np.zeros(len(train.own), dtype=bool), twice), (note,)
 
+    if how == Overlap.leave:
+        again = among(train, test)
+        note = f"{opened.name}: {int(again.sum())} training images that are test images too left the private data"
+        return opened.without(again, np.zeros(n, dtype=bool)), (note,)
+
     # A published set stays what others report on.
     if _named(opened.name, data_root) is not None:
         return opened, (f"{opened.name}: {count} of {n} test images are training images too, as it was published",)
@@ -273,7 +282,7 @@ def _rest_of_test(pair: Pair, opened: Opened, taken: int, data_root: str) -> tup
         return Split(x, y), notes
 
     equal = f"{int(twice.sum())} of the other test images of {pair.private} are equal to public ones"
-    if pair.overlap == Overlap.drop and not twice.all():
+    if pair.overlap in (Overlap.drop, Overlap.leave) and not twice.all():
         stays = torch.from_numpy(~twice)
         return Split(x[stays], y[stays]), (f"{equal} and were dropped", *notes)
     if _named(pair.private, data_root) is not None and pair.overlap == Overlap.refuse:
@@ -319,6 +328,11 @@ def _from_training(
     if not left.any():
         raise UsageError(f"pair.m={pair.m}: no private examples of {name} would remain: use a smaller pair.m")
 
+    if pair.overlap == Overlap.leave:
+        public = chosen.digests(shape)[0]
+        again = among(train, public) & left
+        notes += (f"{int(again.sum())} training images that are public too left the private data",) * bool(again.any())
+        left &= ~again
     private = [rows(train, left), *(() if same else (test,))]
     published = same and _named(name, data_root) is not None
     twice = among(chosen.digests(shape)[0], *private)
@@ -357,13 +371,16 @@ def _part(
     order = np.random.RandomState(SEED + 1).permutation(int(members.max()) + 1)
     used = order[: max(1, round(pair.private_share * len(order)))]
     held = round(pair.validation * len(used))
+    digests = rows(opened.digests(_shape(opened))[0], left)
+    if pair.overlap == Overlap.leave and opened.used.groups is None:
+        first = by_content(digests, pair.validation)[used]
+        used, held = np.concatenate([used[first], used[~first]]), int(first.sum())
     if pair.validation and not 0 < held < len(used):
         raise UsageError(f"pair.validation={pair.validation}: {held} of {len(used)} {what}: take another share")
     train, out = (torch.from_numpy(np.flatnonzero(np.isin(members, part))) for part in (used[held:], used[:held]))
     if not held:
         return (None if len(used) == len(order) else train), None, ()
 
-    digests = rows(opened.digests(_shape(opened))[0], left)
     twice = among(rows(digests, out.numpy()), rows(digests, train.numpy()))
     if not twice.any():
         return train, out, ()
@@ -402,6 +419,8 @@ def public_examples(
     An image that two of the sets have, or that `apart`, the private set as it was opened, has too, is a UsageError, or
     with how=drop is passed over; a published set's own training images in its test set are noted.
     """
+    if how == Overlap.leave:
+        raise UsageError("overlap=leave: no private data are trained on here: take refuse or drop")
     against = None if apart is None else Opened(str(private), apart, apart)
     beside = Beside(like, convert, private, against, how)
     if apart is not None:
@@ -634,13 +653,14 @@ def _same_names(public: tuple[str, ...], private: tuple[str, ...]) -> bool:
 
 
 class _Public(NamedTuple):
-    """Public examples; how many of them are test images of the private set; notes; and the names of their classes, if
-    all are of one set whose files have them."""
+    """Public examples, as `load` needs them."""
 
     examples: Split
-    of_private: int
+    of_private: int  # of them are test images of the private set
     notes: tuple[str, ...]
-    names: tuple[str, ...]
+    names: tuple[str, ...]  # of their classes, if all are of one set whose files have them
+    train: np.ndarray  # bool [n], training images of the private set that leave it, since they are public too
+    test: np.ndarray  # the same of its test images
 
 
 def _combined(names: list[str], m: int | None, key: str, beside: Beside, read: Reader) -> _Public:
@@ -650,6 +670,7 @@ def _combined(names: list[str], m: int | None, key: str, beside: Beside, read: R
     data_root = read.data_root
     _check_public_sets(names, m, key, data_root)
     parts, classes, taken, notes = {}, set(), 0, tuple[str, ...]()
+    leave = [np.zeros(len(part.y), dtype=bool) for part in (against.used[:2] if against else ())]
     group, seen = "pair." if key == "pair.m" else "", list[tuple[str, tuple[Digests, ...]]]()
     if m is None and len(names) > 1:
         raise UsageError(f"{key}=null: of several combined sets: give a number")
@@ -680,6 +701,10 @@ def _combined(names: list[str], m: int | None, key: str, beside: Beside, read: R
         # No image may be on two sides, unless the set was published so.
         chosen = opened.first(share)
         chosen_digests = chosen.digests(shape)[1]
+        if how == Overlap.leave and against is not None:
+            sides = seen
+            for gone, of_part in zip(leave, against.digests(shape), strict=True):
+                gone |= among(of_part, chosen_digests)
         for what, digests in sides:
             published = what == OWN and _named(name, data_root) is not None
             notes += _noted(group, chosen, 1, among(chosen_digests, *digests), what, published)
@@ -691,14 +716,17 @@ def _combined(names: list[str], m: int | None, key: str, beside: Beside, read: R
         notes += opened.used.notes + dropped + _both_parts(name, opened.used, share) + changed
         taken += last if same else 0
 
+    if leave and (many := int(leave[0].sum())):
+        notes += (f"{many} training images of {private} that are public too left the private data",)
+    leave = leave or [np.zeros(0, dtype=bool)] * 2
     dealt = [parts[place] for place in range(len(names))]
     if len(dealt) == 1:
-        return _Public(dealt[0], taken, notes, opened.used.names)
+        return _Public(dealt[0], taken, notes, opened.used.names, *leave)
     alike = len(classes) == 1 and all(part.y.shape[1:] == like.y.shape[1:] for part in dealt)
     of_task = alike and private is not None and all(_same_classes(name, private, data_root) for name in names)
     x = in_turn([part.x for part in dealt])
     y = in_turn([part.y for part in dealt]) if of_task else torch.full((len(x),), NO_CLASS)
-    return _Public(Split(x, y), taken, notes, ())
+    return _Public(Split(x, y), taken, notes, (), *leave)
 
 
 def _check_public_sets(names: list[str], m: int | None, key: str, data_root: str) -> None:

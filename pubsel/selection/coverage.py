@@ -31,6 +31,7 @@ from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+from threadpoolctl import threadpool_limits
 from torch import Tensor
 
 from pubsel.algorithms import roots
@@ -63,9 +64,10 @@ class Regions(NamedTuple):
 
     def of(self, row: Array) -> int | None:
         """Return the region of one example, the roots of its features [d]; None: it is in none, or not finite."""
-        row = (row - self.shift) * self.scale
-        inside = self.directions @ row
-        squared, whole = float(inside @ inside), float(row @ row)
+        with np.errstate(all="ignore"):  # what is not finite is in no region
+            row = (row - self.shift) * self.scale
+            inside = self.directions @ row
+            squared, whole = float(inside @ inside), float(row @ row)
         if not (squared > 0 and math.isfinite(whole) and 1 - squared / whole <= self.leftover):
             return None
         return int(np.square(self.centres - inside / math.sqrt(squared)).sum(1).argmin())
@@ -88,8 +90,8 @@ def regions(public: Tensor, name: str) -> Regions:
         raise UsageError(f"{name}: its features are the same for all examples: take other public data")
     scale = np.where(deviations > 0, deviations, np.inf) ** -0.5
 
-    # The principal directions, fewer than examples, or nothing of these would be left over.
-    k = min(MOST_DIRECTIONS, m // 4)
+    # The principal directions: by far fewer than examples and features, or nothing would be left over.
+    k = min(MOST_DIRECTIONS, m // 4, max(1, x.shape[1] // 4))
     directions = np.linalg.svd((first - shift) * scale, full_matrices=False)[2][:k]
 
     # The other half tells what is typical of examples that the directions have not seen.
@@ -114,11 +116,12 @@ def counts(places: Regions, x: Tensor, weights: list[int]) -> list[int]:
     weights: of each example, in the same steps."""
     sums = [0] * len(places.shares)
     row = np.empty(x.shape[1])
-    for example, weight in zip(x, weights, strict=True):
-        row[:] = roots(example.double()).numpy()
-        region = places.of(row)
-        if region is not None:
-            sums[region] += weight
+    with threadpool_limits(1):  # products of one row are too small for several threads
+        for example, weight in zip(x, weights, strict=True):
+            row[:] = roots(example.double()).numpy()
+            region = places.of(row)
+            if region is not None:
+                sums[region] += weight
     return sums
 
 

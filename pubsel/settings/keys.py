@@ -42,7 +42,7 @@ Metric = Enum("Metric", ["accuracy", "balanced_accuracy", "auc"])
 Take = Enum("Take", ["test", "train"])
 
 
-Overlap = Enum("Overlap", ["refuse", "drop"])
+Overlap = Enum("Overlap", ["refuse", "drop", "leave"])
 
 
 Optimizer = Enum("Optimizer", ["sgd", "adam"])
@@ -108,7 +108,8 @@ class Pair:
     )  # fmt: skip
     overlap: Overlap = setting(
         "refuse: fail if an image is both private and public, or both a training and a test image; drop: remove such "
-        "images from the public or test side (epsilon does not cover which images were removed)",
+        "images from the public or test side (epsilon does not cover which images were removed); leave: such images "
+        "leave the private training data, and equal images are held out together (epsilon covers this)",
         default=Overlap.refuse,
     )  # fmt: skip
     metric: Metric | None = setting(
@@ -441,9 +442,9 @@ class FitConfig(Common):
     epsilon: float = setting("epsilon of the whole: choice, model and measurement", over=0)
     delta: float = setting("delta of the whole", over=0, below=1)
     to: str = setting("the folder to make, which may be given away", neutral=True)
-    model: str | None = setting(
-        "the features: a name in conf/model; null: scattering for grey images, otherwise resnet50_sl, or scattering if "
-        "its published weights are not at hand"
+    features: str | None = setting(
+        "features that the model is trained on: a name in conf/model; null: scattering for grey images, otherwise "
+        "resnet50_sl, or scattering if its published weights are not at hand"
     )
     public_labels: PublicLabels = setting(ABOUT_PUBLIC_LABELS)
     choice: float = setting("share of epsilon for choosing the public data", over=0, below=1)
@@ -453,10 +454,6 @@ class FitConfig(Common):
     )  # fmt: skip
     metric: Metric | None = setting("how the model is measured: pair.metric of pubsel run")
     unit: str | None = setting("who is protected: pair.unit of pubsel run; people are not measured")
-    overlap: Overlap = setting(
-        "refuse: fail if an image is both private and public, or on two sides of your data; drop: remove such images "
-        "from the public or test side; the guarantee does not cover which, and nothing is measured"
-    )
     format: Format = setting("safetensors; onnx: the network as model.onnx too, for programs without torch")
     dry: bool = setting("print the plan only", neutral=True)
 

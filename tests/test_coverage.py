@@ -1,0 +1,232 @@
+"""The private choice of a public set by coverage: its sensitivity attacked, its probabilities, and training with it."""
+
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from pubsel.algorithms import roots
+from pubsel.cli import main
+from pubsel.messages import UsageError
+from pubsel.privacy import ledger
+from pubsel.privacy.randomness import SystemEntropy, stream
+from pubsel.selection import UNIT, coverage, probabilities
+from pubsel.selection.coverage import NONE, Regions
+
+WORST = (0.0, -1.0, 1e-30, -1e-45, 1e30, 3e38, math.nan, math.inf, -math.inf)
+
+
+def examples(kind, n, d=12):
+    """Features of one of several kinds: each varies in other directions, around another mean."""
+    rows = torch.from_numpy(np.random.RandomState(7 * kind + n).randn(n, d))
+    wide = torch.where(torch.arange(d) % 4 == kind, 5.0, 0.3)
+    return (rows * wide + 2 * torch.roll(torch.arange(d, dtype=torch.double), kind)).float()
+
+
+def secret(purpose, step):
+    return stream("test", purpose, step)
+
+
+def score(places, x, people=None, n=None):
+    weights = coverage.weights_of(people, len(x))
+    return coverage.score(places, coverage.counts(places, x, weights), len(x) if n is None else n)
+
+
+# Sensitivity
+
+
+@pytest.mark.parametrize("m", [20, 37, 200])
+def test_one_example_more_raises_each_score_by_at_most_one(m):
+    places = [coverage.regions(examples(kind, m), "x") for kind in range(3)]
+    x = examples(0, 40)
+    worst = [torch.full((12,), value) for value in WORST]
+    worst += [torch.where(torch.arange(12) == i, value, x[0]) for i in (0, 11) for value in WORST]
+    rises = set()
+    for row in [*worst, *examples(0, 30), *examples(1, 30), *examples(2, 5)]:
+        for each in places:
+            for before in (x[:0], x[:7], x):
+                rise = score(each, torch.cat([before, row[None]]), n=41) - score(each, before, n=41)
+                assert 0 <= rise <= UNIT
+                rises.add(rise)
+    assert rises >= {0, UNIT}  # the bound is reached
+
+
+@pytest.mark.parametrize("many", [1, 2, 3, 7, 500])
+def test_a_person_raises_each_score_by_at_most_one(many):
+    places = coverage.regions(examples(0, 60), "x")
+    others = examples(0, 30)
+    for of_person in (examples(0, many), examples(1, many), examples(0, 1).expand(many, -1)):
+        people = torch.tensor([1] * 30)
+        before = score(places, others, people, 31)
+        after = score(places, torch.cat([others, of_person]), torch.tensor([1] * 30 + [many]), 31)
+        assert 0 <= after - before <= UNIT
+    assert sum(coverage.weights_of(torch.tensor([many]), many)) <= UNIT
+
+
+def test_the_region_of_an_example_depends_on_no_other():
+    """Bit for bit, however the examples lie in memory."""
+    places = coverage.regions(examples(0, 200), "x")
+    x = examples(0, 50)
+    strided = torch.stack([x, x], 2)[..., 0]
+    alone = [coverage.counts(places, row[None], [1]) for row in x]
+    together = [sum(column) for column in zip(*alone, strict=True)]
+    assert coverage.counts(places, x, [1] * 50) == together
+    assert coverage.counts(places, strided, [1] * 50) == together
+    assert coverage.counts(places, x.flip(0), [1] * 50) == together
+
+
+def test_a_tie_between_regions_goes_one_way():
+    places = Regions(np.zeros(2), np.ones(2), np.eye(2), np.array([[1.0, 0], [0, 1.0]]), [1, 1], 1.0)
+    assert {places.of(np.array([scale, scale])) for scale in (1e-12, 0.1, 1, 3e7)} == {0}
+
+
+# Scores and the choice
+
+
+def test_private_examples_of_the_same_kind_are_covered_and_those_in_a_corner_are_not():
+    public = examples(0, 400)
+    places = coverage.regions(public, "x")
+    same, other = examples(0, 300)[::2], examples(1, 300)
+    assert score(places, same) > 0.8 * UNIT * len(same)
+    assert score(places, other) < 0.1 * UNIT * len(other)
+    corner = [row for row in same if places.of(roots(row.double()).numpy()) == 0]
+    assert len(corner) > 3
+    assert score(places, torch.stack(corner)) < 0.5 * UNIT * len(corner)
+
+
+def choose(private, candidates, epsilon=1.0, with_none=True, people=None, source=secret):
+    return coverage.select(epsilon, private, people, candidates, with_none, source)
+
+
+def test_the_set_of_the_same_kind_is_chosen_and_none_if_there_is_no_such_set():
+    private = examples(0, 2000)
+    candidates = {f"kind {kind}": examples(kind, 150) for kind in range(3)}
+    name, plan = choose(private, candidates)
+    assert name == "kind 0"
+    assert (plan.epsilon, plan.delta) == (1.0, 0.0)
+    del candidates["kind 0"]
+    assert choose(private, candidates)[0] == NONE
+    assert choose(private, candidates, with_none=False)[0] in candidates
+    people = torch.tensor([2] * 1000)
+    assert choose(private, candidates, people=people)[0] == NONE
+
+
+def test_a_single_candidate_without_none_reads_nothing():
+    class Unreadable:
+        def __len__(self):
+            raise AssertionError
+
+    name, plan = choose(Unreadable(), {"only": Unreadable()}, with_none=False)
+    assert (name, plan.epsilon) == ("only", 0)
+
+
+def test_names_come_out_as_often_as_the_scores_say():
+    """And neighbours differ by at most e^epsilon."""
+    private, epsilon = examples(0, 30), 0.5
+    candidates = {f"kind {kind}": examples(kind, 40) for kind in range(2)}
+    names = [*sorted(candidates), NONE]
+
+    def scores(x):
+        made = [score(coverage.regions(candidates[name], name), x, n=30) for name in names[:-1]]
+        return [*made, int(coverage.LEAST * 30 * UNIT)]
+
+    expected = probabilities(scores(private), epsilon)
+    drawn = [choose(private, candidates, epsilon, source=lambda *_: SystemEntropy())[0] for _ in range(800)]
+    often = np.array([drawn.count(name) for name in names])
+    assert ((often - 800 * expected) ** 2 / (800 * expected * (1 - expected))).max() < 4.5**2
+    without = probabilities(scores(private[1:]), epsilon)
+    assert np.abs(np.log(expected / without)).max() <= epsilon + 1e-9
+
+
+def test_what_cannot_be_compared_is_named():
+    with pytest.raises(UsageError, match="a: 19 public examples are too few to choose by: give 20 or more"):
+        coverage.regions(examples(0, 19), "a")
+    with pytest.raises(UsageError, match="a: its features are the same for all examples"):
+        coverage.regions(torch.ones(50, 5), "a")
+
+
+# Training with it
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """Private images, two public sets of the same kind and of another, and people with two images each."""
+    monkeypatch.chdir(tmp_path)
+    for name, seed, kind, n in (("private", 0, 0, 400), ("same", 1, 0, 90), ("other", 2, 1, 90)):
+        draw = np.random.RandomState(seed)
+        labels = draw.randint(3, size=n)
+        images = draw.randint(0, 60, (n, 6, 6))
+        images[:, :3] += (150 * (labels[:, None, None] == np.arange(3)[None, :, None])).astype(images.dtype)
+        if kind:
+            images = images.transpose(0, 2, 1)
+        arrays = {"train_images": images[:-60], "train_labels": labels[:-60],
+                  "test_images": images[-60:], "test_labels": labels[-60:]}  # fmt: skip
+        if name == "private":
+            arrays |= {"train_person": np.arange(n - 60) // 2, "test_person": 1000 + np.arange(60) // 2}
+        np.savez(f"{name}.npz", **{k: v.astype(np.uint8) if "images" in k else v for k, v in arrays.items()})
+    return tmp_path
+
+
+CHOOSE = ("pair.private=private.npz", "pair.public=auto", "pair.candidates=[same.npz,other.npz]", "pair.m=null",
+          "epsilon_select=1", "select.by=coverage", "model=pixels", "algorithm=whitened_head", "distance=none",
+          "epsilon=3", "privacy.delta=1e-3", "download=false", "threads=1")  # fmt: skip
+
+
+def trained(capsys, *words):
+    assert main(["run", *CHOOSE, *words]) == 0, capsys.readouterr().err
+    capsys.readouterr()
+    newest = max(Path("results/runs").glob("*/result.json"), key=lambda path: path.stat().st_mtime_ns)
+    return json.loads(newest.read_text())
+
+
+def test_a_run_trains_on_what_is_chosen_and_states_both(folder, capsys):
+    record = trained(capsys)
+    assert record["public"] == "same.npz"
+    assert record["privacy"]["epsilon"] == pytest.approx(4, abs=1e-3)
+    assert [part["what"] for part in record["privacy"]["parts"]] == ["selection of the public set", "training"]
+    assert record["privacy"]["statement"].startswith("The choice of the public set and the trained weights are (")
+    (lines,) = ledger.ledgers("results")
+    assert {line["what"]: round(line["epsilon"], 5) for line in lines} == {"choice": 1, "training": 3}
+
+
+def test_a_run_trains_without_public_data_if_none_is_alike(folder, capsys):
+    record = trained(capsys, "pair.candidates=[other.npz]")
+    assert record["public"] is None
+    assert record["public_labels"] is None
+    assert record["privacy"]["epsilon"] == pytest.approx(4, abs=1e-3)
+
+
+def test_people_choose_too(folder, capsys):
+    record = trained(capsys, "pair.unit=person")
+    assert record["public"] == "same.npz"
+    assert record["private_units"] == 170
+
+
+def test_an_algorithm_that_needs_public_data_does_not_get_none(folder, capsys):
+    words = ("algorithm=pillar", "training=head", "algorithm.k=5", "pair.candidates=[other.npz]")
+    record = trained(capsys, *words)
+    assert record["public"] == "other.npz"
+    assert record["privacy"]["epsilon"] == pytest.approx(3, abs=1e-3)  # it was the only candidate
+
+
+@pytest.mark.parametrize(("words", "message"), [
+    (["model=linear", "algorithm=dp_md"], "select.by=coverage: compares features: set model.backbone"),
+    (["select.by=gsd"], "epsilon_select: choosing privately goes by GSD alone: give distance=gsd, not none"),
+    (["pair.m=19"], "other.npz: 19 public examples are too few to choose by"),
+    (["pair.candidates=[[same.npz,other.npz]]"], "pair.m=null: of several combined sets: give a number"),
+])  # fmt: skip
+def test_what_does_not_fit_together_is_named(words, message, folder, capsys):
+    assert main(["run", *CHOOSE, *words]) == 2
+    assert message in capsys.readouterr().err
+    assert not ledger.ledgers("results")
+
+
+def test_all_of_a_public_set_is_taken_unless_a_number_is_given(folder, capsys):
+    for words, m in (([], 90), (["pair.m=40"], 40)):
+        record = trained(capsys, "pair.public=same.npz", "pair.candidates=null", "epsilon_select=null", *words)
+        assert any(
+            note.startswith(f"same.npz: 60 public images from its test split, {m - 60}") for note in record["notes"]
+        ) == (m > 60)

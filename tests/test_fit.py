@@ -1,0 +1,257 @@
+"""pubsel fit: one command from private images to a folder that may be given away, under one guarantee."""
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+import pubsel
+from pubsel.cli import main
+from pubsel.commands import fit
+from pubsel.data.overlap import Digests, by_content, rows
+from pubsel.privacy import ledger
+from pubsel.settings.compose import composed
+from pubsel.settings.keys import FitConfig
+from pubsel.settings.schema import check
+
+FILES = {"model.safetensors", "config.json", "README.md", "privacy.html"}
+CLASSES = ("cat", "dog", "owl")
+WORDS = ("public=[./same,./other]", "epsilon=4", "delta=1e-3", "features=pixels", "download=false", "threads=1")
+
+
+def draw(folder, kind, n, first=0, people=0):
+    """Image files of three classes, in one of two kinds; people: with so many images each, in folders of theirs."""
+    random = np.random.RandomState(kind + first)
+    for i in range(first, first + n):
+        label = random.randint(3)
+        image = random.randint(0, 60, (8, 8))
+        image[:, 2 * label : 2 * label + 2] += 150
+        image = image.T if kind else image
+        who = Path(f"person {i // people}") if people else Path()
+        path = Path(folder) / CLASSES[label] / who / f"{i:04}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(image.astype(np.uint8)).save(path)
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory):
+    home = tmp_path_factory.mktemp("fit")
+    draw(home / "mine", 0, 600)
+    draw(home / "same", 0, 80, first=5000)
+    draw(home / "other", 1, 80, first=6000)
+    draw(home / "new", 0, 40, first=7000)
+    draw(home / "people", 0, 600, people=2)
+    (home / "release").mkdir()
+    return home
+
+
+@pytest.fixture(autouse=True)
+def here(home, monkeypatch, request):
+    monkeypatch.chdir(home)
+
+
+def fitted(capsys, *words, private="./mine"):
+    """The lines of a command that succeeds."""
+    code = main(["fit", private, *WORDS, *words])
+    out, err = capsys.readouterr()
+    assert code == 0, err
+    return out.splitlines(), err
+
+
+def record_of(results):
+    (path,) = Path(results).glob("runs/*/result.json")
+    return json.loads(path.read_text())
+
+
+def spent(results):
+    return [ledger.spent(lines) for lines in ledger.ledgers(results)]
+
+
+@pytest.fixture(scope="module")
+def release(home):
+    """The folder of one command, and what it printed."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(home)
+        patch.setattr("builtins.print", lambda *parts, **_: printed.append(" ".join(map(str, parts))))
+        printed = list[str]()
+        assert main(["fit", "./mine", *WORDS]) == 0
+    return home / "release", "\n".join(printed)
+
+
+def test_a_folder_becomes_a_model_under_one_guarantee(release):
+    folder, printed = release
+    assert {path.name for path in folder.iterdir()} == FILES
+    assert "  public data, chosen privately: ./same" in printed
+    assert "This is not private, and not in the folder." in printed
+
+    record = record_of("results")
+    privacy = record["privacy"]
+    assert privacy["epsilon"] <= 4
+    assert privacy["epsilon"] == pytest.approx(4, abs=0.01)
+    assert (privacy["delta"], privacy["noise_source"]) == (1e-3, "operating system")
+    assert [part["what"] for part in privacy["parts"]] == ["selection of the public set", "training"]
+    assert privacy["parts"][0]["epsilon"] == pytest.approx(0.2)
+
+    # The measurement has all of the budget, and of one image it is not more than that.
+    assert record["quality"]["privacy"]["epsilon"] == pytest.approx(4, abs=0.01)
+    assert record["quality"]["privacy"]["epsilon"] <= 4
+    ((epsilon, delta, releases),) = spent("results")
+    assert epsilon <= 4
+    assert (delta, releases) == (1e-3, 3)
+    _, low, high = record["quality"]["figures"]["accuracy"]
+    assert low <= record["selection"]["validation"] <= high
+    assert record["utility"] > 0.8
+
+
+def test_labels_of_public_folders_with_the_same_class_names_are_used(release):
+    assert record_of("results")["derived"]["public_labels"] is True
+
+
+def test_the_release_says_what_it_may_and_nothing_else(release):
+    folder, _ = release
+    record = record_of("results")
+    texts = [(folder / name).read_text() for name in FILES - {"model.safetensors"}]
+    for text in texts:
+        assert "mine" not in text.replace("determine", "")
+        assert f"{100 * record['utility']:.2f} %" not in text
+    assert "(4, 0.001)" in texts[0] + texts[1] + texts[2]
+    config = json.loads((folder / "config.json").read_text())
+    assert config["classes"] == list(CLASSES)
+    assert config["quality"]["figures"]["accuracy"]
+
+
+def test_the_release_answers_without_the_rest(release, tmp_path, monkeypatch):
+    folder, _ = release
+    shutil.copytree(folder, tmp_path / "release")
+    shutil.copytree("new", tmp_path / "new")
+    monkeypatch.chdir(tmp_path)
+    answers = pubsel.load("release").predict("new")
+    right = [answer == Path(file).parent.name for answer, file in zip(answers.answers, answers.files, strict=True)]
+    assert np.mean(right) > 0.8
+
+
+def test_the_same_command_again_changes_and_spends_nothing(release, capsys):
+    folder, _ = release
+    before = {path.name: path.read_bytes() for path in folder.iterdir()}
+    _, told = fitted(capsys)
+    assert "finished before" in told
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
+    assert spent("results")[0].releases == 3
+
+    # A folder that was lost, or never made because the command was killed, is made again, without the private images.
+    shutil.rmtree(folder)
+    program = f"import sys; from pubsel.cli import main; sys.exit(main({['fit', './mine', *WORDS]!r}))"
+    assert subprocess.run([sys.executable, "-c", program], check=False, capture_output=True).returncode == 0
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
+    assert spent("results")[0].releases == 3
+
+
+def test_a_dry_run_tells_the_plan_and_reads_no_noise(capsys, tmp_path):
+    lines, _ = fitted(capsys, "dry=true", f"results={tmp_path}/r", f"to={tmp_path}/release")
+    text = "\n".join(lines)
+    for part in ("plan for ./mine", "8x8x1, 3 classes", "./same (80 images)", "or none", "epsilon 4, delta 0.001",
+                 "0.2 for the choice, 3.8 for the weights", "features: 64 of each"):  # fmt: skip
+        assert part in text
+    assert not list(tmp_path.iterdir())
+
+
+def test_without_a_public_set_that_is_alike_it_goes_on_and_says_so(capsys, tmp_path):
+    words = ("public=./other", f"results={tmp_path}/r", f"to={tmp_path}/release")
+    lines, _ = fitted(capsys, *words)
+    assert "  public data, chosen privately: none: less than 60 % of your images" in "\n".join(lines)
+    assert record_of(tmp_path / "r")["public"] is None
+    lines, _ = fitted(capsys, "public=null", f"results={tmp_path}/s", f"to={tmp_path}/other")
+    assert "public data" not in "\n".join(lines)
+    record = record_of(tmp_path / "s")
+    assert record["privacy"]["epsilon"] == pytest.approx(4, abs=0.01)
+
+
+def test_people_are_protected_but_not_measured(capsys, tmp_path):
+    words = ("unit=folder", f"results={tmp_path}/r", f"to={tmp_path}/release")
+    lines, told = fitted(capsys, *words, private="./people")
+    assert "not measured: with unit, no measurement is covered by the guarantee" in told
+    assert "for a person with all their examples" in "\n".join(lines)
+    assert "quality" not in record_of(tmp_path / "r")
+
+
+def test_small_classes_and_wide_intervals_are_told_before_anything_is_spent(capsys, tmp_path):
+    draw(tmp_path / "few", 0, 90)
+    folder = str(tmp_path / "few")
+    lines, _ = fitted(capsys, "dry=true", "epsilon=0.5", f"to={tmp_path}/release", private=folder)
+    text = "\n".join(lines)
+    assert "warning: classes with fewer than 50 training images may be lost in the noise: cat has " in text
+    assert "warning: the measured accuracy will be uncertain by up to " in text
+
+
+@pytest.mark.parametrize(("words", "message"), [
+    (["private=./nowhere"], "nowhere: no such file or folder"),
+    (["public=[./mine]"], "public=[./mine]: this is the private data: take another set"),
+    (["public=[[./same,./other]]"], "give each set by itself"),
+    (["to=."], "to=.: a link, or the folder that you are in"),
+    (["to=same"], "to=same: it is there already: give a new folder, or delete it"),
+    (["held_out=0.001"], "held_out=0.001: of 483 images none would be measured: take a larger share"),
+    (["epsilon=0"], "epsilon=0.0: must be greater than 0"),
+    (["choice=1"], "choice=1.0: must be less than 1"),
+])  # fmt: skip
+def test_errors_name_keys_of_this_command(words, message, capsys):
+    private = [word.partition("=")[2] for word in words if word.startswith("private")] or ["./mine"]
+    code = main(["fit", *private, *WORDS, "results=elsewhere", "to=fresh", *[w for w in words if "private" not in w]])
+    assert code in (1, 2)
+    err = capsys.readouterr().err
+    assert message in err
+    assert "pair." not in err.splitlines()[-1]
+    assert not list(Path("elsewhere").glob("ledger/*.jsonl"))
+    assert not Path("fresh").exists()
+
+
+@pytest.mark.parametrize("choice", [0.01, 0.05, 0.1, 0.3, 0.999])
+def test_parts_of_the_budget_are_not_more_than_the_whole(choice):
+    for epsilon in (1e-3, 0.1, 0.3, 0.7, 1, 1.1, 3, 8, 1e3 / 7):
+        with composed("fit", ["private=./x", "public=[./a]", f"epsilon={epsilon}", f"choice={choice}"]) as values:
+            budget = fit.divided(check(FitConfig, values))
+        assert budget.choice + budget.training <= epsilon
+        assert budget.choice + budget.training == pytest.approx(epsilon)
+
+
+# Images that are on several sides
+
+
+def test_images_that_are_there_more_than_once_leave_the_private_data_or_stay_together(tmp_path, capsys):
+    """Of training images: a copy of a public one, of a test image, and ten copies of one that is nowhere else."""
+    draw(tmp_path / "mine" / "train", 0, 300)
+    draw(tmp_path / "mine" / "test", 0, 60, first=9000)
+    some = sorted((tmp_path / "mine" / "train" / "cat").iterdir())
+    shutil.copytree("same", tmp_path / "same")
+    copies = [*sorted((tmp_path / "same" / "cat").iterdir())[:2], *sorted((tmp_path / "mine/test/cat").iterdir())[:3]]
+    for i, path in enumerate([*copies, *[some[0]] * 10]):
+        shutil.copy(path, some[0].parent / f"copy {i}.png")
+    shutil.copy(sorted((tmp_path / "same" / "dog").iterdir())[0], tmp_path / "mine" / "test" / "dog" / "public.png")
+
+    words = ("public=[./same]", f"results={tmp_path}/r", f"to={tmp_path}/release")
+    words = [word.replace("./same", str(tmp_path / "same")) for word in words]
+    fitted(capsys, *words, private=str(tmp_path / "mine"))
+    record = record_of(tmp_path / "r")
+    held = record["quality"]["examples"]
+    assert record["private_examples"] + held == 310  # and one for each of ten copies
+    assert record["test_examples"] == 60
+    assert {note for note in record["notes"] if "left the private data" in note} == {
+        f"{tmp_path}/mine: 3 training images that are test images too left the private data",
+        f"2 training images of {tmp_path}/mine that are public too left the private data",
+    }
+    assert 10 <= held <= 60
+
+
+@pytest.mark.parametrize("share", [0.0, 0.1, 0.5])
+def test_the_side_of_an_image_depends_on_its_pixels_alone(share):
+    random = np.random.RandomState(0)
+    values = random.randint(-(2**62), 2**62, 4000)
+    digests = Digests(values, values)
+    held = by_content(digests, share)
+    assert held.mean() == pytest.approx(share, abs=0.03)
+    some = np.flatnonzero(random.rand(4000) < 0.1)
+    assert (by_content(rows(digests, some), share) == held[some]).all()
