@@ -162,16 +162,18 @@ def worst_case(n: int, classes: int, images: int = 1, seed: int = 0) -> Data:
     places = coverage.regions(candidates[NEAR].x, NEAR)
     m, near = sum(places.shares), int(coverage.LEAST * n)
     left = [n * share // m for share in places.shares]
-    inside: list[Tensor] = []
+    inside: list[tuple[int, Tensor]] = []
     while len(inside) < near + 1:
         row = kind(0, 1)[0]
         region = places.of(roots(row.double()).numpy())
         if region is not None and left[region] > 0:
             left[region] -= 1
-            inside.append(row)
+            inside.append((region, row))
 
-    others = torch.cat([torch.stack(inside[:-1]), kind(2, n - 1 - near)])
-    target = inside[-1].expand(images, -1)
+    # The target in the region with most room: a program that counted it several times would show it.
+    *rest, (_, row) = sorted(inside, key=lambda place: left[place[0]])
+    others = torch.cat([torch.stack([x for _, x in rest]), kind(2, n - 1 - near)])
+    target = row.expand(images, -1)
     rare = torch.full((images,), classes - 1)
     private = labelled(others)
     people = torch.cat([torch.ones(n - 1), torch.tensor([images])]).long() if images > 1 else None
@@ -202,11 +204,12 @@ class Program(NamedTuple):
     plan: accountant.Plan
 
     @classmethod
-    def of(cls, folder: Path, units: int, epsilon: float, delta: float, choice: float) -> Self:
-        """The program for so many training units, at epsilon and delta, of which the choice has the share `choice`.
-        folder: for what a run keeps to resume."""
-        words = ["private=attacked", f"public=[{NEAR},{FAR}]", f"epsilon={epsilon}", f"delta={delta}"]
-        with composed("fit", [*words, f"choice={choice}", "device=cpu", "threads=1"]) as values:
+    def of(cls, folder: Path, units: int, epsilon: float, delta: float, choice: float | None) -> Self:
+        """The program for so many training units, at epsilon and delta, of which the choice has the share `choice`;
+        None: there are no public data. folder: for what a run keeps to resume."""
+        words = ["private=attacked", f"epsilon={epsilon}", f"delta={delta}", "device=cpu", "threads=1"]
+        words += [f"public=[{NEAR},{FAR}]", f"choice={choice}"] if choice else []
+        with composed("fit", words) as values:
             settings = check(FitConfig, values)
         budget = command.divided(settings)
         with composed("run", command.words(settings, "pixels", budget)) as values:
@@ -219,10 +222,11 @@ class Program(NamedTuple):
         """Return what one run releases: the name of the chosen set, the model, and the noisy table."""
         # As commands.run.with_chosen.
         task = Task(data.private, None, data.held, data.classes, "accuracy", (), (), (), data.held, people=data.people)
-        sets = {name: split.x for name, split in data.candidates.items()}
-        secret = self.cell.streams.secret("choice", units_of(task), data.candidates.values(), {}, {})
-        assert self.budget.choice is not None
-        chosen, spent = coverage.select(self.budget.choice, task.private.x, task.people, sets, True, secret)
+        chosen, spent = coverage.NONE, accountant.NOTHING
+        if self.budget.choice is not None:
+            sets = {name: split.x for name, split in data.candidates.items()}
+            secret = self.cell.streams.secret("choice", units_of(task), data.candidates.values(), {}, {})
+            chosen, spent = coverage.select(self.budget.choice, task.private.x, task.people, sets, True, secret)
 
         # As commands.run.train.
         task = task._replace(public=data.candidates.get(chosen))
