@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from pubsel.attacks import whole
+from pubsel.commands.audit import fitted
 
 CLASSES, UNITS = 10, 60
 PARTS = {
@@ -29,7 +30,7 @@ def audited(epsilon: float, delta: float, choice: float, images: int, runs: int,
     """Return a row for each part; a person with several images has no table, since people are not measured."""
     data, random = whole.worst_case(UNITS, CLASSES, images), np.random.default_rng()
     with tempfile.TemporaryDirectory() as folder:
-        program = whole.Program.of(Path(folder), UNITS, epsilon, delta, choice)
+        program = fitted(Path(folder), UNITS, epsilon, delta, choice)
         seen = list(whole.runs(program, data, runs, random))
 
     rows = []

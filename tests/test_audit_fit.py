@@ -12,8 +12,9 @@ from scipy import stats
 
 from pubsel.algorithms import dp_sgd
 from pubsel.attacks import whole
-from pubsel.attacks.whole import Claim, Program, Scored
+from pubsel.attacks.whole import Claim, Scored
 from pubsel.cli import main
+from pubsel.commands.audit import fitted
 from pubsel.privacy import accountant, quality
 from pubsel.selection import UNIT, coverage
 from pubsel.training import loop
@@ -26,7 +27,7 @@ SURELY = 0.9999  # a right program is accused once in ten thousand audits, a wro
 
 def attacked(folder, images, choice, runs):
     """The program, and what the adversary makes of so many runs; the target has so many images."""
-    program = Program.of(folder, N, EPSILON, DELTA, choice)
+    program = fitted(folder, N, EPSILON, DELTA, choice)
     data = whole.worst_case(N, CLASSES, images)
     return program, whole.scored(list(whole.runs(program, data, runs, np.random.default_rng(0))))
 
@@ -149,13 +150,14 @@ def test_the_audited_program_is_what_the_command_runs(tmp_path, monkeypatch):
     images, labels = torch.randn(400, whole.FEATURES), torch.arange(400) % CLASSES
     split = [whole.Split(images[part], labels[part]) for part in (slice(360), slice(360, None))]
     candidates = {"near": split[1], "far": split[1]}
-    program = Program.of(tmp_path, 360, EPSILON, DELTA, CHOICE)
+    program = fitted(tmp_path, 360, EPSILON, DELTA, CHOICE)
     program.release(whole.Data(*split, candidates, CLASSES, 1, None))
     assert of_command == calls
     assert [name for name, *_ in calls] == ["select", *["noisy_mean"] * 30, "release"]
     claim = program.claims()["all"]
     assert claim.at(1) == pytest.approx(record["privacy"]["epsilon"], abs=1e-6)
-    assert record["privacy"]["epsilon"] <= program.settings.epsilon + 1e-9
+    assert record["privacy"]["epsilon"] <= EPSILON + 1e-9
+    assert coverage.ROUNDED in record["privacy"]["not_covered"]
     assert claim.mu == pytest.approx(math.sqrt(30) / calls[1][4], rel=1e-6)
 
 

@@ -19,7 +19,6 @@ positives and negatives in the second half give, by Clopper and Pearson's limits
 
 import math
 from collections.abc import Callable, Iterator, Mapping
-from pathlib import Path
 from typing import NamedTuple, Self
 
 import numpy as np
@@ -31,15 +30,11 @@ from scipy.special import ndtr
 from torch import Tensor, nn
 
 from pubsel.algorithms import roots
-from pubsel.cell import Cell, canonical, guarantee
-from pubsel.commands import fit as command
+from pubsel.cell import Cell, guarantee
 from pubsel.data import Split, Task
 from pubsel.privacy import accountant, quality
 from pubsel.privacy.sampling import Schedule
 from pubsel.selection import coverage
-from pubsel.settings.compose import composed
-from pubsel.settings.keys import FitConfig, RunConfig
-from pubsel.settings.schema import check
 from pubsel.training import measurement
 from pubsel.training.evaluation import logits
 from pubsel.training.loop import Job, fit
@@ -194,39 +189,31 @@ def without(split: Split, last: int, label: int) -> Split:
 
 
 class Program(NamedTuple):
-    """`pubsel fit` on features. settings, budget: its own; cell: of the `pubsel run` that it starts; schedule, plan: of
-    the training, which follow from the number of units."""
+    """`pubsel fit` on features. cell: of the `pubsel run` that it starts, in whose folder a run keeps what it resumes
+    from; choice: epsilon of choosing the public data, None without them; schedule, plan: of the training of so many
+    units."""
 
-    settings: FitConfig
-    budget: command.Budget
     cell: Cell
+    choice: float | None
     schedule: Schedule
     plan: accountant.Plan
 
     @classmethod
-    def of(cls, folder: Path, units: int, epsilon: float, delta: float, choice: float | None) -> Self:
-        """The program for so many training units, at epsilon and delta, of which the choice has the share `choice`;
-        None: there are no public data. folder: for what a run keeps to resume."""
-        words = ["private=attacked", f"epsilon={epsilon}", f"delta={delta}", "device=cpu", "threads=1"]
-        words += [f"public=[{NEAR},{FAR}]", f"choice={choice}"] if choice else []
-        with composed("fit", words) as values:
-            settings = check(FitConfig, values)
-        budget = command.divided(settings)
-        with composed("run", command.words(settings, "pixels", budget)) as values:
-            cell = Cell.of(canonical(check(RunConfig, values)), "audits")
+    def of(cls, cell: Cell, choice: float | None, units: int) -> Self:
+        """The program for so many training units; their number alone decides the plan."""
         schedule, plan, _ = guarantee(cell.settings, cell.algorithm, units)
         assert plan is not None
-        return cls(settings, budget, cell._replace(folder=folder), schedule, plan)
+        return cls(cell, choice, schedule, plan)
 
     def release(self, data: Data) -> tuple[str, nn.Module, Array]:
         """Return what one run releases: the name of the chosen set, the model, and the noisy table."""
         # As commands.run.with_chosen.
         task = Task(data.private, None, data.held, data.classes, "accuracy", (), (), (), data.held, people=data.people)
         chosen, spent = coverage.NONE, accountant.NOTHING
-        if self.budget.choice is not None:
+        if self.choice is not None:
             sets = {name: split.x for name, split in data.candidates.items()}
             secret = self.cell.streams.secret("choice", units_of(task), data.candidates.values(), {}, {})
-            chosen, spent = coverage.select(self.budget.choice, task.private.x, task.people, sets, True, secret)
+            chosen, spent = coverage.select(self.choice, task.private.x, task.people, sets, True, secret)
 
         # As commands.run.train.
         task = task._replace(public=data.candidates.get(chosen))
@@ -249,9 +236,9 @@ class Program(NamedTuple):
 
     def claims(self) -> dict[str, Claim]:
         """Return what is claimed of each part, and of all that is released of a training example."""
-        choice, delta = self.budget.choice or 0.0, self.settings.delta
+        choice, delta = self.choice or 0.0, self.plan.delta
         weights = math.sqrt(self.plan.steps) / self.plan.noise_multiplier
-        table = accountant.gaussian_mu(self.settings.epsilon, delta)
+        table = accountant.gaussian_mu(choice + self.plan.epsilon, delta)
         return {
             "choice": Claim(choice, 0.0, 0.0),
             "weights": Claim(0.0, weights, delta),
