@@ -47,6 +47,10 @@ def home(tmp_path_factory):
     draw(home / "new", 0, 40, first=7000)
     draw(home / "people", 0, 600, people=2)
     (home / "release").mkdir()
+    draw(home / "few", 0, 10, first=8000)
+    (home / "flat").mkdir()
+    for path in sorted((home / "same" / "cat").iterdir()):
+        shutil.copy(path, home / "flat")
     return home
 
 
@@ -195,6 +199,9 @@ def test_small_classes_and_wide_intervals_are_told_before_anything_is_spent(caps
     (["to=."], "to=.: a link, or the folder that you are in"),
     (["to=same"], "to=same: it is there already: give a new folder, or delete it"),
     (["held_out=0.001"], "held_out=0.001: of 483 images none would be measured: take a larger share"),
+    (["public=[./few]"], "public=[./few]: 10 images are too few: give 20 or more"),
+    (["private=./flat"], "private=./flat: one class only"),
+    (["delta=0.1"], "delta=0.1 is above 1/n = 0.002"),
     (["epsilon=0"], "epsilon=0.0: must be greater than 0"),
     (["choice=1"], "choice=1.0: must be less than 1"),
 ])  # fmt: skip
@@ -255,3 +262,24 @@ def test_the_side_of_an_image_depends_on_its_pixels_alone(share):
     assert held.mean() == pytest.approx(share, abs=0.03)
     some = np.flatnonzero(random.rand(4000) < 0.1)
     assert (by_content(rows(digests, some), share) == held[some]).all()
+
+
+@pytest.mark.parametrize("place", ["fit", "measurement.measured"])
+def test_a_command_that_is_interrupted_goes_on_and_draws_nothing_twice(place, tmp_path, capsys, monkeypatch):
+    words = (f"results={tmp_path}/r", f"to={tmp_path}/release")
+
+    def interrupted(*_, **__):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(f"pubsel.commands.run.{place}", interrupted)
+        assert main(["fit", "./mine", *WORDS, *words]) == 130
+    assert "the same command resumes" in capsys.readouterr().err
+    assert not (tmp_path / "release").exists()
+
+    fitted(capsys, *words)
+    (lines,) = ledger.ledgers(tmp_path / "r")
+    drawn = [line["what"] for line in lines]
+    assert (drawn.count("choice"), drawn.count("measurement")) == (1, 1)
+    assert drawn.count("training") == 1
+    assert {path.name for path in (tmp_path / "release").iterdir()} == FILES

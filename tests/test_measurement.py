@@ -148,7 +148,7 @@ def test_a_measured_run_is_repeated_and_exported(folder, capsys):
     estimate, low, high = (f"{100 * value:.1f}" for value in record["quality"]["figures"]["accuracy"])
     assert f"| accuracy | {estimate} | {low} to {high} |" in readme
     assert "measurement on held-out examples" in page
-    assert f"{100 * record['utility']:.1f}" not in readme.partition("## Figures")[2].partition("| recall")[0]
+    assert f"{100 * record['utility']:.2f}" not in readme.partition("## Figures")[2].partition("| recall")[0]
 
     assert main(["run", f"pair.private={THREE}", *WORDS, "results=seeded"]) == 0, capsys.readouterr().err
     (path,) = Path("seeded").glob("runs/*/result.json")

@@ -142,10 +142,12 @@ def _at_hand(architecture: str, download: bool) -> bool:
 
 
 def _opened(settings: FitConfig) -> Source:
-    """Return the private images; UsageError if they are rows of a table."""
+    """Return the private images. UsageError if they are rows of a table; UserError if there is nothing to classify."""
     source = open_dataset(settings.private, settings.data_root, settings.download, settings.unit, settings.keep)
     if source.train.x.dim() != 4:
         raise UsageError(f"private={settings.private}: rows of a table: pubsel fit takes images; see pubsel run --help")
+    if source.classes < 2:
+        raise UserError(f"private={settings.private}: one class only: give a folder of class folders, or labels")
     return source
 
 
@@ -159,6 +161,8 @@ def _publics(settings: FitConfig) -> dict[str, int]:
             raise UsageError(f"public=[{name}]: this is the private data: take another set")
         source = open_dataset(name, settings.data_root, settings.download, keep=settings.keep)
         many[name] = min(MOST_PUBLIC, len(source.train.y) + len(source.test.y))
+        if many[name] < coverage.FEWEST:
+            raise UsageError(f"public=[{name}]: {many[name]} images are too few: give {coverage.FEWEST} or more")
     return many
 
 
@@ -261,7 +265,7 @@ def told(settings: FitConfig, record: dict[str, Any], files: dict[str, bytes]) -
 KEYS = {
     "privacy.measure=true": "held_out", "pair.validation": "held_out", "pair.private": "private",
     "pair.public": "public", "pair.unit": "unit", "pair.metric": "metric",
-    "privacy.delta": "delta", "privacy.secure_noise": "secure_noise",
+    ", or set privacy.weak=true, and the guarantee is called weak": "",
 }  # fmt: skip
 
 

@@ -167,8 +167,7 @@ def train(cell: Cell) -> dict[str, Any]:
     # what it will cost: in privacy, and in time and memory
     plan, spend, first = guarantee(cell.settings, cell.algorithm, task.units)
     parts += [("before training", first)] if first else []
-    if cell.settings.privacy.measure and task.validation is not None:
-        accountant.check_delta(cell.settings.privacy.delta, len(task.validation.y), cell.settings.privacy.weak)
+    _check_deltas(cell, task)
     before = Before(plan, spend, first, parts)
     if cell.settings.estimate:
         _estimate(cell, task, plan, spend is not None)
@@ -190,6 +189,16 @@ def train(cell: Cell) -> dict[str, Any]:
         epsilon, delta = record["privacy"]["epsilon"], record["privacy"]["delta"]
         record["quality"] = measurement.measured(cell, prepared, task.validation, epsilon, delta)
     return record | {"derived": follows or None, "seconds": round(seconds, 1)}
+
+
+def _check_deltas(cell: Cell, task: Task) -> None:
+    """Raise UsageError if delta is too large for those who are trained on, or for those who are measured."""
+    settings, algorithm = cell.settings, cell.algorithm
+    if not algorithm.private or settings.epsilon == math.inf or algorithm.sensitivity() == 0:
+        return
+    accountant.check_delta(settings.privacy.delta, task.units, settings.privacy.weak)
+    if settings.privacy.measure and task.validation is not None:
+        accountant.check_delta(settings.privacy.delta, len(task.validation.y), settings.privacy.weak)
 
 
 def _following(cell: Cell, plan: Schedule, spend: accountant.Plan | None) -> dict[str, Any]:
@@ -352,6 +361,8 @@ def with_chosen(cell: Cell) -> tuple[Cell, accountant.Plan]:
             assert task.public is not None
             candidates[label] = mapped(task.public, Path(kept) / f"{len(candidates)}.npy")
 
+        # What would stop the training stops it before anything is spent.
+        _check_deltas(cell, task)
         if settings.select.by == By.coverage:
             pairs |= {} if cell.algorithm.needs_public else {coverage.NONE: without_public(settings.pair)}
             choice = _by_coverage(cell, task, candidates)

@@ -167,13 +167,10 @@ def load(pair: Pair, data_root: str, download: bool, through: Through = unchange
         if taken.of_private:
             test, test_notes = _rest_of_test(pair, opened, taken.of_private, data_root)
             notes += test_notes
-        elif taken.test.any():
-            stay = torch.from_numpy(~taken.test)
-            test = Split(test.x[stay], test.y[stay])
+        else:
+            test = _of(test, ~taken.test)
 
-    private = source.train
-    if not left.all():
-        private = Split(*(part[torch.from_numpy(left)] for part in source.train))
+    private = _of(source.train, left)
     train, out, part_notes = _part(pair, opened, left, data_root)
     validation = None if out is None else Split(private.x[out], private.y[out])
 
@@ -192,6 +189,11 @@ def load(pair: Pair, data_root: str, download: bool, through: Through = unchange
     names = source.names or class_names(pair.private, data_root)
     task = task._replace(shape=_shape(opened), names=names, weights=source.weights, people=people)
     return task._replace(same_names=same_names)
+
+
+def _of(split: Split, stays: np.ndarray) -> Split:
+    """Return some examples of a split, or itself if that is all. stays: bool [n]."""
+    return split if stays.all() else Split(*(part[torch.from_numpy(stays)] for part in split))
 
 
 def _check_private(pair: Pair, source: Source) -> None:
@@ -672,10 +674,8 @@ def _combined(names: list[str], m: int | None, key: str, beside: Beside, read: R
     parts, classes, taken, notes = {}, set(), 0, tuple[str, ...]()
     leave = [np.zeros(len(part.y), dtype=bool) for part in (against.used[:2] if against else ())]
     group, seen = "pair." if key == "pair.m" else "", list[tuple[str, tuple[Digests, ...]]]()
-    if m is None and len(names) > 1:
-        raise UsageError(f"{key}=null: of several combined sets: give a number")
 
-    # What the private set itself gives comes first, since its other test images are the test set.
+    # The private set's own come first, since its other test images are the test set.
     from_private = [private is not None and same_examples(name, private, data_root) for name in names]
     for place in sorted(range(len(names)), key=lambda place: not from_private[place]):
         name, same = names[place], from_private[place]
@@ -689,9 +689,7 @@ def _combined(names: list[str], m: int | None, key: str, beside: Beside, read: R
         sides = [*_private_side(against, same), *seen]
         opened, last, dropped = _pool(opened, share, sides, shape, same, how)
         available = len(opened.used.test.x) + (0 if same else len(opened.used.train.x))
-        if m is None and same:
-            raise UsageError(f"{key}=null: {name} is the private set, whose test images those would be: give a number")
-        share = min(share, available) if m is None else share
+        share = share if m is not None else _all_of(name, same, key, available)
         if share > available:
             each = f", {share} from each set" if len(names) > 1 else ""
             where = "in its test split, and it is the private set" if same else "in all"
@@ -729,8 +727,18 @@ def _combined(names: list[str], m: int | None, key: str, beside: Beside, read: R
     return _Public(Split(x, y), taken, notes, (), *leave)
 
 
+def _all_of(name: str, same: bool, key: str, available: int) -> int:
+    """Return how many images all of a public set are. UsageError if they are of the private set."""
+    if same:
+        raise UsageError(f"{key}=null: {name} is the private set, whose test images those would be: give a number")
+    return min(MOST_PUBLIC, available)
+
+
 def _check_public_sets(names: list[str], m: int | None, key: str, data_root: str) -> None:
-    """Raise UsageError if two public sets share examples, or there are more sets than examples."""
+    """Raise UsageError if two public sets share examples, or there are more sets than examples, or no number of these
+    (m None)."""
+    if m is None and len(names) > 1:
+        raise UsageError(f"{key}=null: of several combined sets: give a number")
     for first, second in combinations(names, 2):
         if same_examples(first, second, data_root):
             raise UsageError(f"the public sets {first} and {second} share examples: take one of them")

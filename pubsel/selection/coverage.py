@@ -86,9 +86,7 @@ def regions(public: Tensor, name: str) -> Regions:
 
     m = len(public)
     if m < FEWEST:
-        raise UsageError(
-            f"{name}: {m} public examples are too few to choose by: give {FEWEST} or more, or choose it by pair.public"
-        )
+        raise UsageError(f"{name}: {m} public examples are too few to choose by: give {FEWEST} or more")
     x = roots(public.double()).numpy()
     first, other = x[: m // 2], x[m // 2 :]
     shift, deviations = first.mean(0), first.std(0)
