@@ -16,7 +16,7 @@ from scipy import stats
 import pubsel.training.loop
 from pubsel import algorithms
 from pubsel.algorithms import dp_sgd, gep
-from pubsel.attacks.canaries import MAGNITUDES, WithCanaries, distinct, draw
+from pubsel.attacks.canaries import COPIES, MAGNITUDES, WithCanaries, distinct, draw
 from pubsel.attacks.one_run import (
     Guesses,
     epsilon_of_any,
@@ -46,6 +46,7 @@ from pubsel.settings.keys import AuditConfig, Training
 from pubsel.settings.schema import check
 from pubsel.training.loop import Job, Watch, fit
 from tests.synthetic import secret_named
+from tests.test_people import npz
 
 NETWORKS = {"dp_sgd": {}, "gep": {"k": 100}, "b_gep": {"k": 100}, "dp_md": {}, "second_phase": {"head": "own"}}
 SHORT = {"pretrain_epochs": 2}
@@ -717,6 +718,38 @@ def test_a_black_box_audit_finds_a_program_without_noise(cli, tmp_path, monkeypa
     assert only(tmp_path)["refuted"]
     assert "THE CLAIM IS REFUTED" in out
     assert "TOO WEAK" not in out
+
+
+PEOPLE = ["audit", "pair.private=people.npz", "pair.public=null", "pair.unit=patient", "model=pixels", "epsilon=1",
+          "algorithm=dp_sgd_clip1", "training=adamix", "privacy.delta=1e-3", "distance=none", "download=false",
+          "threads=1", "estimate=false", "audit.kind=black_box", "audit.canaries=150", "audit.guesses=0.5"]  # fmt: skip
+
+
+@pytest.mark.attack
+@pytest.mark.parametrize("by_person", [True, False])
+def test_canary_people_show_whether_a_person_is_protected(by_person, cli, tmp_path, monkeypatch):
+    """And a program that protects their examples one by one is found."""
+    npz(tmp_path / "people.npz", train=12, test=12, side=40)
+    if not by_person:
+        monkeypatch.setattr(pubsel.training.loop, "by_unit", lambda chosen, people, gradients: (chosen, gradients))
+    code, out, err = cli(*PEOPLE)
+    assert code == 0, err
+    record = only(tmp_path)
+    assert "dp_sgd on people.npz, black_box, people: claimed epsilon 1.00" in out
+    assert record["refuted"] is not by_person
+    assert ("THE CLAIM IS REFUTED" in out) is not by_person
+
+
+def test_a_canary_person_has_copies_of_one_example():
+    _, task = problem("dp_sgd")
+    people = torch.tensor([1, 9] * (N // 10))
+    canaries, included, changed = distinct(task._replace(people=people), 40, np.random.default_rng(0))
+    coins = torch.from_numpy(included)
+    assert len(canaries.x) == 40
+    assert changed.people.tolist() == people.tolist() + [COPIES] * int(coins.sum())
+    assert torch.equal(changed.private.x[:N], task.private.x)
+    assert torch.equal(changed.private.x[N:], canaries.x[coins].repeat_interleave(COPIES, 0))
+    assert torch.equal(changed.private.y[N:], canaries.y[coins].repeat_interleave(COPIES))
 
 
 @pytest.mark.parametrize(

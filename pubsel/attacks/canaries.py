@@ -22,6 +22,7 @@ from pubsel.gradients.matrix import DenseGradients, Engine, GradientMatrix, entr
 
 # Norms of gradients in units of the norm at which clipping begins. Most are huge: those give themselves away.
 MAGNITUDES = (1e4, 1e4, 1e2, 1e3, 1e4, 1e0, 1e2, 1e4, 1e1, 1e3, 1e4, 1e-3)
+COPIES = 10  # of its example, that a canary has which is a person
 HUGE = 1e2  # from here on a canary is clipped for certain, so that it adds as much as any example can
 
 
@@ -196,7 +197,8 @@ def rebuilt(like: GradientMatrix, parts: Sequence[Tensor], losses: Tensor | None
 
 def distinct(task: Task, m: int, random: np.random.Generator) -> tuple[Split, NDArray[np.bool_], Task]:
     """Black-box canaries: m examples of noise, each with a random label; which are in, with probability 1/2 each; and
-    the task with those behind its private examples.
+    the task with those behind its private examples. If it has people, a canary is a person with COPIES of the example:
+    a program that protects each example would let it through so many times.
 
     A network remembers them far better than wrong labels of real images, which its other examples speak against. Of
     images each value is the least or the largest there is; of features it is normal, with their deviation.
@@ -210,6 +212,10 @@ def distinct(task: Task, m: int, random: np.random.Generator) -> tuple[Split, ND
     classes = task.classes if y.dim() == 1 else 2
     labels = torch.from_numpy(random.integers(0, classes, (m, *y.shape[1:]))).to(y.dtype)
     included = random.random(m) < 0.5
-    coins = torch.from_numpy(included)
-    private = Split(torch.cat([x, noise[coins]]), torch.cat([y, labels[coins]]))
-    return Split(noise, labels), included, task._replace(private=private)
+    coins, people = torch.from_numpy(included), task.people
+    rows = coins.nonzero().flatten()
+    if people is not None:
+        people = torch.cat([people, torch.full_like(rows, COPIES)])
+        rows = rows.repeat_interleave(COPIES)
+    private = Split(torch.cat([x, noise[rows]]), torch.cat([y, labels[rows]]))
+    return Split(noise, labels), included, task._replace(private=private, people=people)

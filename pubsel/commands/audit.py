@@ -34,9 +34,11 @@ from pubsel.attacks.one_run import (
     trade_off,
 )
 from pubsel.attacks.per_instance import Losses
+from pubsel.attacks.whole import FAR, NEAR, Program
 from pubsel.attacks.witness import SURE, Witness
-from pubsel.cell import AUTO, Cell, Streams, canonical, check_pair, guarantee, refuse_unit, weights_digest
-from pubsel.data import Split, Task
+from pubsel.cell import AUTO, Cell, Streams, canonical, check_pair, guarantee, weights_digest
+from pubsel.commands import fit as fit_command
+from pubsel.data import Task
 from pubsel.gradients.matrix import Engine
 from pubsel.gradients.per_example import losses_of
 from pubsel.messages import UsageError, say
@@ -44,8 +46,10 @@ from pubsel.privacy import ledger
 from pubsel.privacy.accountant import Plan
 from pubsel.privacy.randomness import Secret, content, stream
 from pubsel.privacy.sampling import Schedule
+from pubsel.settings.compose import composed
 from pubsel.settings.identity import as_json, identity_of
-from pubsel.settings.keys import Audit, AuditConfig, AuditKind, RunConfig, Training
+from pubsel.settings.keys import Audit, AuditConfig, AuditKind, FitConfig, RunConfig, Training
+from pubsel.settings.schema import check
 from pubsel.tables import join
 from pubsel.training.evaluation import logits
 from pubsel.training.loop import Job, Progress, Watch, engine, fit, on_device, rate_of
@@ -63,8 +67,9 @@ SECRET = (
 
 TOO_WEAK = (
     "  THIS AUDIT IS TOO WEAK TO SAY ANYTHING: it would not have found a third of the noise; take more canaries "
-    "(audit.canaries), more steps (training.steps), a larger epsilon, or audit.kind=white_box"
+    "(audit.canaries), more steps (training.steps) or a larger epsilon"
 )
+STRONGER = ", or audit.kind=white_box"  # which is of examples alone
 GUESSED = {
     "planned_kind": "of Poisson samples and Gaussian noise",
     "planned_curve": "of any program with the plan's trade-off curve",
@@ -95,6 +100,7 @@ def audit(settings: AuditConfig) -> dict[str, Any]:
             "algorithm": cell.algorithm.name,
             "private": settings.pair.private,
             "kind": settings.audit.kind.name,
+            "unit": settings.pair.unit,
             **measures,
             "settings": as_json(cell.settings),
             "seconds": round(time.monotonic() - began, 1),
@@ -114,7 +120,13 @@ def check_audited(cell: Cell) -> None:
         raise UsageError(f"algorithm={cell.algorithm.name}, epsilon={epsilon:g}: no guarantee to audit")
     if cell.settings.pair.public == AUTO:
         raise UsageError("pair.public=auto: the choice is not audited, only training: give the set that it chose")
-    refuse_unit(cell.settings.pair, "an audit is")
+    assert isinstance(cell.settings, AuditConfig)
+    unit, kind = cell.settings.pair.unit, cell.settings.audit.kind
+    if unit is not None and kind != AuditKind.black_box:
+        raise UsageError(
+            f"pair.unit={unit}: audit.kind={kind.name} is of single examples, and not of people: take "
+            "audit.kind=black_box, or leave pair.unit out"
+        )
 
 
 class Audited(NamedTuple):
@@ -172,15 +184,15 @@ class Planned(NamedTuple):
         fit(prepared.trains, prepared.task, job, self.secret(prepared), Watch(_report), gradients)
 
 
-def _planned(audited: Audited, what: str, private: Split) -> Planned:
-    """The plan of the run itself, for training on `private`."""
+def _planned(audited: Audited, what: str, task: Task) -> Planned:
+    """The plan of the run itself, for training on the private units of `task`."""
     cell = audited.cell
-    schedule, plan, first = guarantee(cell.settings, cell.algorithm, len(audited.task.private.x))
+    schedule, plan, first = guarantee(cell.settings, cell.algorithm, audited.task.units)
     training = cell.settings.training
     if training.learning_rate is None:
         rate = rate_of(training, cell.algorithm, schedule, plan.noise_multiplier if plan else 0.0)
         training = dataclasses.replace(training, learning_rate=rate)
-    return Planned(cell, what, training, schedule._replace(n=len(private.x)), plan, first)
+    return Planned(cell, what, training, schedule._replace(n=task.units), plan, first)
 
 
 def _white_box(audited: Audited) -> dict[str, Any]:
@@ -208,7 +220,7 @@ def watch(audited: Audited, random: np.random.Generator, weaker: bool = False) -
     """The witness of one training with canaries from `random`, and the plans of it and of what is released before.
     weaker: with a third of the noise, for all that the witness knows as planned."""
     task, algorithm, chunk = audited.task, audited.cell.algorithm, audited.cell.settings.training.chunk
-    planned = _planned(audited, "audit", task.private)
+    planned = _planned(audited, "audit", task)
     claimed, first = planned.plan, planned.first
     assert claimed is not None
     if weaker:
@@ -241,7 +253,7 @@ def _scored(audited: Audited, random: np.random.Generator, weaker: bool) -> dict
     """Train once with canaries behind the examples, and return what the losses of the final model say of the plan."""
     cell = audited.cell
     canaries, included, task = distinct(audited.task, audited.audit.canaries, random)
-    planned = _planned(audited, "audit", task.private)  # its coins are in the data
+    planned = _planned(audited, "audit", task)  # its coins are in the data
     claimed, first = planned.plan, planned.first
     if weaker:
         planned = planned.weaker()
@@ -258,9 +270,12 @@ def _scored(audited: Audited, random: np.random.Generator, weaker: bool) -> dict
     else:
         planned.train(cell.algorithm, prepared)
 
-    # a canary that was in has a smaller loss
+    # a canary that was in has a smaller loss than others of its class
     assert claimed is not None
     scores = -losses_of(logits(prepared.whole, canaries.x).cpu(), canaries.y).double().numpy()
+    if canaries.y.dim() == 1:
+        labels = canaries.y.numpy()
+        scores -= (np.bincount(labels, scores) / np.maximum(np.bincount(labels), 1))[labels]
     return measured(scores, included, claimed, first, audited.audit) | {"failed": []}
 
 
@@ -335,7 +350,7 @@ def _per_instance(audited: Audited) -> dict[str, Any]:
 def _lost(audited: Audited, weaker: bool) -> dict[str, Any]:
     """What the training of the run loses of each example; of the one with less noise, nothing is kept."""
     labels, every = audited.task.private.y, audited.audit.every
-    planned = _planned(audited, "training", audited.task.private)
+    planned = _planned(audited, "training", audited.task)
     plan, first = planned.plan, planned.first
     assert plan is not None
     if weaker:
@@ -382,9 +397,25 @@ def _report(now: Progress) -> None:
     say(f"  step {now.step} of {now.steps}, {now.seconds:.0f} s")
 
 
+def fitted(folder: Path, units: int, epsilon: float, delta: float, choice: float | None) -> Program:
+    """Return `pubsel fit` as it is attacked as a whole, for so many training units. choice: the share of epsilon for
+    choosing the public data; None: there are none. folder: for what a run keeps to resume."""
+    words = ["private=attacked", f"epsilon={epsilon}", f"delta={delta}", "device=cpu", "threads=1"]
+    words += [f"public=[{NEAR},{FAR}]", f"choice={choice}"] if choice else []
+    with composed("fit", words) as values:
+        settings = check(FitConfig, values)
+
+    budget = fit_command.divided(settings)
+    with composed("run", fit_command.words(settings, "pixels", budget)) as values:
+        cell = Cell.of(canonical(check(RunConfig, values)), "audits")
+    return Program.of(cell._replace(folder=folder), budget.choice, units)
+
+
 def show_audit(record: dict[str, Any]) -> str:
     """The record in a few lines."""
-    head = f"{record['algorithm']} on {record['private']}, {record['kind']}: claimed epsilon {record['claimed']:.2f}"
+    people = ", people" if record.get("unit") else ""
+    what = f"{record['algorithm']} on {record['private']}, {record['kind']}{people}"
+    head = f"{what}: claimed epsilon {record['claimed']:.2f}"
     if record["kind"] == "per_instance":
         spread = ", ".join(f"{name.replace('_', ' ')} {_loss(value)}" for name, value in record["losses"].items())
         lines = [f"{head}; losses of single examples: {spread}"]
@@ -416,7 +447,7 @@ def _verdict(record: dict[str, Any]) -> list[str]:
     if failed:
         lines.append(f"  THE TRAINING IS NOT WHAT IS ACCOUNTED FOR: {', '.join(failed)}")
     if record.get("too_weak"):
-        lines.append(TOO_WEAK)
+        lines.append(TOO_WEAK + (STRONGER if record.get("unit") is None else ""))
     elif not refuted and record["kind"] != "per_instance" and record["measured"] > record["claimed"]:
         lines.append(
             f"  the bound is above the claim, as in {1 - record['confidence']:.0%} of audits of right programs: "

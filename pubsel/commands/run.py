@@ -307,6 +307,18 @@ def _described(cell: Cell, task: Task, before: Before, distance: dict[str, Any] 
     chosen = asked.pair.public == AUTO
     selected = sum(part.epsilon for what, part in before.parts if what == "selection of the public set")
     public_labels = "of the private set" if task.same_task else "of another set"
+    privacy = accountant.statement(
+        spend,
+        cell.algorithm.sensitivity(),
+        settings.privacy.secure_noise,
+        bool(distance),
+        before.parts,
+        chosen,
+        examples=task.units,
+        unit=settings.pair.unit,
+    )
+    if chosen and asked.select.by == By.coverage and "not_covered" in privacy:
+        privacy["not_covered"].append(coverage.ROUNDED)
 
     return {
         "label": settings.label,
@@ -318,16 +330,7 @@ def _described(cell: Cell, task: Task, before: Before, distance: dict[str, Any] 
         "epsilon": settings.epsilon + selected if spend else None,
         "public_labels": None if task.public is None else public_labels,
         "distance": distance,
-        "privacy": accountant.statement(
-            spend,
-            cell.algorithm.sensitivity(),
-            settings.privacy.secure_noise,
-            bool(distance),
-            before.parts,
-            chosen,
-            examples=task.units,
-            unit=settings.pair.unit,
-        ),
+        "privacy": privacy,
         "settings": as_json(asked),
         "device": str(cell.device),
         "threads": torch.get_num_threads(),

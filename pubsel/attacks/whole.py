@@ -1,0 +1,376 @@
+"""`pubsel fit` attacked as one program: its releases, with one private example or person and without, run after run.
+
+The adversary made all other data for the attack (`worst_case`), and sees what the command releases: the name of the
+chosen public set, the weights, and the noisy table. `Program.release` calls what the command calls, in its order, with
+features in place of images. Each of many runs tosses two coins: whether the target is in the training data, and whether
+another one is in the held-out data. A target that is out is there as numbers that are not finite, which every sum
+counts as zero: so n stays, which the guarantee treats as public.
+
+From each run comes one number for each part (`scored`), the adversary's log likelihood ratio of in against out. What it
+has to know for that, it learns from the first half of the runs; there it chooses its threshold, too. Its false
+positives and negatives in the second half give, by Clopper and Pearson's limits, two lower bounds of epsilon:
+
+- of any (epsilon, delta)-private program (Kairouz, Oh, Viswanath: The Composition Theorem for Differential Privacy,
+  ICML 2015, arXiv:1311.0776, Theorem 2.1);
+- of a program with the trade-off curve of what is claimed, at whatever scale of noise (Nasr et al. 2023,
+  arXiv:2302.07956): that of randomised response for the choice, which no other pure mechanism is below, and of
+  Gaussian noise (Dong, Roth, Su 2019, arXiv:1905.02383, Theorem 3.2).
+"""
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from typing import NamedTuple, Self
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from scipy import stats
+from scipy.optimize import brentq
+from scipy.special import ndtr
+from torch import Tensor, nn
+
+from pubsel.algorithms import roots
+from pubsel.cell import Cell, guarantee
+from pubsel.data import Split, Task
+from pubsel.privacy import accountant, quality
+from pubsel.privacy.sampling import Schedule
+from pubsel.selection import coverage
+from pubsel.training import measurement
+from pubsel.training.evaluation import logits
+from pubsel.training.loop import Job, fit
+from pubsel.training.once import prepare, training_secret, units_of
+
+Array = NDArray[np.float64]
+
+NEAR, FAR = "near", "far"  # the candidates
+WIDTH = 8  # features in which one kind of examples differs
+FEATURES, PUBLIC, HELD_OUT = 3 * WIDTH, 60, 10
+LARGEST = 10.0  # times less noise than claimed is not distinguished from still less
+THRESHOLDS = 60  # that are tried
+FEWEST = 5  # runs with and without, from which a mean is learned
+
+
+class Data(NamedTuple):
+    """What the adversary made. private: the training examples, with the target's last; held: the held-out ones, with
+    the other target last. images: how many examples the target has; people: of each person, or None. Examples are
+    features, [n, FEATURES]; candidates: those of the public sets."""
+
+    private: Split
+    held: Split
+    candidates: Mapping[str, Split]
+    classes: int
+    images: int
+    people: Tensor | None
+
+
+class Claim(NamedTuple):
+    """What is claimed of a release: it is a pure mechanism at epsilon `pure` followed by a Gaussian one with
+    sensitivity over deviation mu; either may be 0."""
+
+    pure: float
+    mu: float
+    delta: float
+
+    def at(self, scale: float) -> float:
+        """Return epsilon at delta if there were `scale` times less noise, by basic composition."""
+        return scale * self.pure + (accountant.gaussian_epsilon(scale * self.mu, self.delta) if self.mu else 0.0)
+
+    def least(self, false_positives: float, scale: float) -> float:
+        """Return the least rate of false negatives at this one of false positives, with `scale` times less noise."""
+        return trade_off(scale * self.pure, scale * self.mu, false_positives)
+
+
+class Seen(NamedTuple):
+    """What the adversary has of one run. trained, held: the coins, which it does not see. margin: by how much the
+    weights prefer the target's class; counted: what is in the place of the table in which the held-out target counts,
+    less what all others add."""
+
+    trained: bool
+    held: bool
+    chosen: str
+    margin: float
+    counted: float
+
+
+class Scored(NamedTuple):
+    """The adversary's score of each of n runs, and whether the target was in: [n] each. learned: from how many, the
+    first ones, it learned."""
+
+    scores: Array
+    included: NDArray[np.bool_]
+    learned: int
+
+    def parts(self) -> tuple["Scored", "Scored"]:
+        """Return the runs that it learned from, and those that it is judged by."""
+        scores, included, k = self
+        return Scored(scores[:k], included[:k], k), Scored(scores[k:], included[k:], 0)
+
+    def errors(self, threshold: float) -> tuple[int, int, int, int]:
+        """Return false positives and of how many, false negatives and of how many, if in is said from there on."""
+        positive, outside = self.scores >= threshold, int((~self.included).sum())
+        wrong = int((positive & ~self.included).sum()), int((~positive & self.included).sum())
+        return wrong[0], outside, wrong[1], len(self.scores) - outside
+
+
+class Found(NamedTuple):
+    """Of one part: the claimed epsilon, and lower bounds from so many runs of the second half, of which `positives` of
+    those without the target were taken for ones with it, and `negatives` of those with it for ones without."""
+
+    claimed: float
+    any_program: float
+    planned_curve: float
+    runs: int
+    positives: int
+    negatives: int
+
+    @property
+    def measured(self) -> float:
+        """Return the larger of the bounds."""
+        return max(self.any_program, self.planned_curve)
+
+
+# Data
+
+
+def worst_case(n: int, classes: int, images: int = 1, seed: int = 0) -> Data:
+    """Return data in which one training unit counts for as much as any can: n units, a multiple of 5; the target with
+    so many `images`.
+
+    Without the target the nearer public set has the score of no public data to the last step, and it lies in a region
+    that is not full, so that it moves the one score by 1 and leaves the other. It is the only one of the last class, so
+    that nobody else's gradient goes where its own does, and is clipped at its largest. Whoever is not in the regions
+    lies far from all sets. The held-out target is the only one of its class, too.
+    """
+    random = np.random.default_rng(seed)
+
+    def kind(i: int, m: int) -> Tensor:
+        x = 0.02 * random.standard_normal((m, FEATURES))
+        x[:, i * WIDTH : (i + 1) * WIDTH] += 3 * random.standard_normal((m, WIDTH))
+        return torch.from_numpy(x).float()
+
+    def labelled(x: Tensor) -> Split:
+        return Split(x, torch.from_numpy(random.integers(0, classes - 1, len(x))))
+
+    candidates = {NEAR: labelled(kind(0, PUBLIC)), FAR: labelled(kind(1, PUBLIC))}
+
+    # As many of the near kind as make a tie with no public data, in none of whose regions more than its share.
+    places = coverage.regions(candidates[NEAR].x, NEAR)
+    m, near = sum(places.shares), int(coverage.LEAST * n)
+    left = [n * share // m for share in places.shares]
+    inside: list[tuple[int, Tensor]] = []
+    while len(inside) < near + 1:
+        row = kind(0, 1)[0]
+        region = places.of(roots(row.double()).numpy())
+        if region is not None and left[region] > 0:
+            left[region] -= 1
+            inside.append((region, row))
+
+    # The target in the region with most room: a program that counted it several times would show it.
+    *rest, (_, row) = sorted(inside, key=lambda place: left[place[0]])
+    others = torch.cat([torch.stack([x for _, x in rest]), kind(2, n - 1 - near)])
+    target = row.expand(images, -1)
+    rare = torch.full((images,), classes - 1)
+    private = labelled(others)
+    people = torch.cat([torch.ones(n - 1), torch.tensor([images])]).long() if images > 1 else None
+    held = labelled(kind(0, HELD_OUT))
+    held.y[-1] = classes - 1
+    private = Split(torch.cat([private.x, target]), torch.cat([private.y, rare]))
+    return Data(private, held, candidates, classes, images, people)
+
+
+def without(split: Split, last: int, label: int) -> Split:
+    """Return the examples with the `last` ones as none: they are not finite, and have this label."""
+    x, y = split.x.clone(), split.y.clone()
+    x[-last:], y[-last:] = math.nan, label
+    return Split(x, y)
+
+
+# The program
+
+
+class Program(NamedTuple):
+    """`pubsel fit` on features. cell: of the `pubsel run` that it starts, in whose folder a run keeps what it resumes
+    from; choice: epsilon of choosing the public data, None without them; schedule, plan: of the training of so many
+    units."""
+
+    cell: Cell
+    choice: float | None
+    schedule: Schedule
+    plan: accountant.Plan
+
+    @classmethod
+    def of(cls, cell: Cell, choice: float | None, units: int) -> Self:
+        """The program for so many training units; their number alone decides the plan."""
+        schedule, plan, _ = guarantee(cell.settings, cell.algorithm, units)
+        assert plan is not None
+        return cls(cell, choice, schedule, plan)
+
+    def release(self, data: Data) -> tuple[str, nn.Module, Array]:
+        """Return what one run releases: the name of the chosen set, the model, and the noisy table."""
+        # As commands.run.with_chosen.
+        task = Task(data.private, None, data.held, data.classes, "accuracy", (), (), (), data.held, people=data.people)
+        chosen, spent = coverage.NONE, accountant.NOTHING
+        if self.choice is not None:
+            sets = {name: split.x for name, split in data.candidates.items()}
+            secret = self.cell.streams.secret("choice", units_of(task), data.candidates.values(), {}, {})
+            chosen, spent = coverage.select(self.choice, task.private.x, task.people, sets, True, secret)
+
+        # As commands.run.train.
+        task = task._replace(public=data.candidates.get(chosen))
+        cell, sigma = self.cell.derived(task), self.plan.noise_multiplier
+        prepared = prepare(cell, task, None, noted=False)
+        secret = training_secret(cell, prepared.task, prepared.whole, self.schedule, self.plan)
+        checkpoint = cell.folder / "checkpoint.pt"
+        job = Job(cell.algorithm, self.schedule, sigma, cell.settings.training, cell.name, checkpoint)
+        fit(prepared.trains, prepared.task, job, secret)
+        checkpoint.unlink()
+
+        # As training.measurement.measured.
+        held = prepared.task.validation
+        assert held is not None
+        counts = measurement.table_of(logits(prepared.trains, held.x), held.y, task.metric)
+        epsilon = spent.epsilon + self.plan.epsilon
+        plan = accountant.plan(epsilon, self.plan.delta, 1.0, 1, quality.sensitivity(counts))
+        secret = cell.streams.secret("measurement", held, [], {}, plan._asdict())
+        return chosen, prepared.whole, quality.release(counts, len(held.y), plan, secret).counts
+
+    def claims(self) -> dict[str, Claim]:
+        """Return what is claimed of each part, and of all that is released of a training example."""
+        choice, delta = self.choice or 0.0, self.plan.delta
+        weights = math.sqrt(self.plan.steps) / self.plan.noise_multiplier
+        table = accountant.gaussian_mu(choice + self.plan.epsilon, delta)
+        return {
+            "choice": Claim(choice, 0.0, 0.0),
+            "weights": Claim(0.0, weights, delta),
+            "table": Claim(0.0, table, delta),
+            "all": Claim(choice, weights, delta),
+        }
+
+
+def runs(program: Program, data: Data, count: int, random: np.random.Generator) -> Iterator[Seen]:
+    """Yield what the adversary sees of `count` runs. random: for the coins."""
+    target = data.private.x[-data.images :]
+    for trained, held in (random.random((count, 2)) < 0.5).tolist():
+        private = data.private if trained else without(data.private, data.images, 0)
+        measured = data.held if held else without(data.held, 1, -1)
+        chosen, model, table = program.release(data._replace(private=private, held=measured))
+
+        # The mean margin of the target's examples, which all have the last class.
+        outputs = logits(model, target).double()
+        margin = float((outputs[:, -1] - outputs[:, :-1].mean(1)).mean())
+
+        # The place of the held-out target in the table follows from the weights, and so does what others add to it.
+        predictions = logits(model, data.held.x).argmax(1).tolist()
+        *others, own = zip(data.held.y.tolist(), predictions, strict=True)
+        yield Seen(trained, held, chosen, margin, float(table[own]) - others.count(own))
+
+
+# What the adversary makes of it
+
+
+def scored(seen: list[Seen]) -> dict[str, Scored]:
+    """Return the adversary's scores for each part. "weights" are those runs alone that chose what most did: a training
+    is private for each choice."""
+    half = len(seen) // 2
+    trained, held = (np.array([getattr(run, name) for run in seen]) for name in ("trained", "held"))
+    chosen = np.array([run.chosen for run in seen])
+    margins, counted = (np.array([getattr(run, name) for run in seen]) for name in ("margin", "counted"))
+
+    by_choice, by_margin = np.zeros(len(seen)), np.zeros(len(seen))
+    for name in sorted(set(chosen)):
+        here = chosen == name
+        learned = here[:half]
+        times = [int((learned & (trained[:half] == coin)).sum()) + 0.5 for coin in (True, False)]
+        by_choice[here] = math.log(times[0] / times[1])
+        if min(times) > FEWEST:
+            by_margin[here] = gaussian_ratio(margins[here], trained[here], int(learned.sum()))
+
+    most = chosen == max(sorted(set(chosen)), key=lambda name: int((chosen[:half] == name).sum()))
+    return {
+        "choice": Scored(by_choice, trained, half),
+        "weights": Scored(by_margin[most], trained[most], int(most[:half].sum())),
+        "table": Scored(counted, held, half),
+        "all": Scored(by_choice + by_margin, trained, half),
+    }
+
+
+def gaussian_ratio(values: Array, included: NDArray[np.bool_], learned: int) -> Array:
+    """Return the log likelihood ratio [n] of values [n], normal with two means and one deviation, learned from the
+    first ones."""
+    known, coins = values[:learned], included[:learned]
+    within, outside = known[coins], known[~coins]
+    variance = (within.var() + outside.var()) / 2
+    difference = within.mean() - outside.mean()
+    ratio: Array = difference / max(variance, 1e-30) * (values - (within.mean() + outside.mean()) / 2)
+    return ratio
+
+
+def found(of: Scored, claim: Claim, confidence: float) -> Found:
+    """Return the lower bounds, each with this confidence; the thresholds are chosen where the scores are learned."""
+    learned, judged = of.parts()
+    level = (1 - confidence) / 2  # each of two rates is below its limit
+    thresholds = np.unique(np.quantile(learned.scores, np.linspace(0, 1, THRESHOLDS), method="nearest")).tolist()
+    limits = [upper_limits(*learned.errors(t), level) for t in thresholds]
+
+    def bounded(bound: Callable[[float, float, Claim], float]) -> tuple[float, tuple[int, int, int, int]]:
+        best = max(range(len(limits)), key=lambda i: bound(*limits[i], claim))
+        wrong = judged.errors(thresholds[best])
+        return bound(*upper_limits(*wrong, level), claim), wrong
+
+    any_program, _ = bounded(epsilon_of_rates)
+    planned_curve, wrong = bounded(epsilon_of_curve)
+    return Found(claim.at(1.0), any_program, planned_curve, len(judged.scores), wrong[0], wrong[2])
+
+
+def upper_limits(positives: int, outside: int, negatives: int, inside: int, level: float) -> tuple[float, float]:
+    """Return Clopper and Pearson's upper limits of both rates, each at this level."""
+
+    def limit(wrong: int, of: int) -> float:
+        return 1.0 if wrong >= of else float(stats.beta.isf(level, wrong + 1, of - wrong))
+
+    return limit(positives, outside), limit(negatives, inside)
+
+
+def epsilon_of_rates(positives: float, negatives: float, claim: Claim) -> float:
+    """Return the least epsilon at which a test of an (epsilon, claim.delta)-private program may have these rates of
+    errors."""
+
+    def ratio(one: float, other: float) -> float:
+        right = 1 - claim.delta - other
+        return math.log(right / one) if right > 0 else 0.0
+
+    return max(0.0, ratio(positives, negatives), ratio(negatives, positives))
+
+
+def epsilon_of_curve(positives: float, negatives: float, claim: Claim) -> float:
+    """Return epsilon at the least scale at which the claimed curve allows these rates of errors."""
+    if negatives < claim.least(positives, LARGEST):
+        return claim.at(LARGEST)
+    low, high = 0.0, LARGEST
+    while high - low > 1e-4:
+        middle = (low + high) / 2
+        low, high = (middle, high) if negatives < claim.least(positives, middle) else (low, middle)
+    return claim.at(low)
+
+
+def trade_off(pure: float, mu: float, positives: float) -> float:
+    """Return the least rate of false negatives at this one of false positives, of randomised response at epsilon `pure`
+    and a normal number that is shifted by mu deviations, together.
+
+    A test says in from some log likelihood ratio t on. That of the response is +- pure, with chances 1 / (1 + e^-pure)
+    and the rest; that of the normal number has the mean +- mu^2 / 2 and the deviation mu."""
+    if positives >= 1:
+        return 0.0
+    if mu == 0:
+        return max(0.0, 1 - math.exp(pure) * positives, math.exp(-pure) * (1 - positives))
+    right = 1 / (1 + math.exp(-pure))
+
+    def above(t: float, mean: float, chance: float) -> float:
+        up, down = (ndtr((mean + step - t) / mu) for step in (pure, -pure))
+        return float(chance * up + (1 - chance) * down)
+
+    def gap(t: float) -> float:
+        return above(t, -(mu**2) / 2, 1 - right) - positives
+
+    far = pure + mu**2 + 40 * mu  # no test says in, or each does
+    return 1 - above(brentq(gap, -far, far), mu**2 / 2, right)

@@ -1,0 +1,229 @@
+"""`pubsel fit` audited as one program: the bounds against what is known, and every fault planted in it."""
+
+import json
+import math
+from fractions import Fraction
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+
+from pubsel.algorithms import dp_sgd
+from pubsel.attacks import whole
+from pubsel.attacks.whole import Claim, Scored
+from pubsel.cli import main
+from pubsel.commands.audit import fitted
+from pubsel.privacy import accountant, quality
+from pubsel.selection import UNIT, coverage
+from pubsel.training import loop
+
+N, CLASSES = 60, 10
+EPSILON, DELTA, CHOICE = 4.0, 1e-3, 0.5
+REHEARSED = 1.0  # noise multiplier of the steps on random numbers by which the command tells the time
+SURELY = 0.9999  # a right program is accused once in ten thousand audits, a wrong one found less often than not
+
+
+def attacked(folder, images, choice, runs):
+    """The program, and what the adversary makes of so many runs; the target has so many images."""
+    program = fitted(folder, N, EPSILON, DELTA, choice)
+    data = whole.worst_case(N, CLASSES, images)
+    return program, whole.scored(list(whole.runs(program, data, runs, np.random.default_rng(0))))
+
+
+def bounds(program, scored, confidence):
+    """What an audit says of each part."""
+    return {part: whole.found(scored[part], claim, confidence) for part, claim in program.claims().items()}
+
+
+# The bounds
+
+
+@pytest.mark.parametrize("positives", [1e-4, 0.02, 0.3, 0.9, 1.0])
+def test_the_curve_of_one_mechanism_alone_is_the_known_one(positives):
+    normal = stats.norm.cdf(stats.norm.isf(positives) - 1.3)
+    assert whole.trade_off(0.0, 1.3, positives) == pytest.approx(normal, abs=1e-9)
+    response = max(0, 1 - math.exp(0.7) * positives, math.exp(-0.7) * (1 - positives))
+    assert whole.trade_off(0.7, 0.0, positives) == pytest.approx(response)
+    assert whole.trade_off(0.7, 1e-5, positives) == pytest.approx(response, abs=1e-3)
+    assert whole.trade_off(0.0, 0.0, positives) == pytest.approx(1 - positives)
+
+
+def test_the_curve_of_both_is_that_of_a_likelihood_ratio_test():
+    """Drawn: the response, the normal number, and the test at a rate of false positives."""
+    random, count, pure, mu = np.random.default_rng(0), 200_000, 0.8, 0.6
+    ratios = []
+    for sign in (-1, 1):
+        right = random.random(count) < 1 / (1 + math.exp(-pure))
+        response = sign * pure * np.where(right, 1, -1)
+        ratios.append(response + mu * random.standard_normal(count) + sign * mu**2 / 2)
+    for positives in (0.05, 0.3, 0.7):
+        threshold = np.quantile(ratios[0], 1 - positives)
+        assert whole.trade_off(pure, mu, positives) == pytest.approx((ratios[1] < threshold).mean(), abs=0.006)
+
+
+def test_the_bounds_hold_as_often_as_they_say_and_are_near_the_truth():
+    """Of 100 audits at 95 % of simulated releases; with a third of the noise, each finds it."""
+    random, mu = np.random.default_rng(0), accountant.gaussian_mu(1.0, DELTA)
+    claim = Claim(1.0, mu, DELTA)
+
+    def simulated(scale, runs=1000):
+        included = random.random(runs) < 0.5
+        right = random.random(runs) < 1 / (1 + math.exp(-scale * claim.pure))
+        response = np.where(right == included, 1, -1) * scale * claim.pure
+        shifted = random.standard_normal(runs) + scale * mu * included
+        return whole.found(Scored(response + scale * mu * shifted, included, runs // 2), claim, 0.95)
+
+    honest = [simulated(1) for _ in range(100)]
+    assert sum(one.measured > one.claimed for one in honest) <= 12  # two bounds
+    assert np.median([one.planned_curve for one in honest]) > 0.6 * claim.at(1)
+    assert all(simulated(3).measured > claim.at(1) for _ in range(10))
+
+
+def test_rates_of_no_error_say_as_much_as_so_many_runs_can():
+    scores = np.repeat([0.0, 1.0], 500)
+    included = scores > 0
+    mixed = np.random.default_rng(0).permutation(1000)
+    result = whole.found(Scored(scores[mixed], included[mixed], 500), Claim(1.0, 0.0, 0.0), 0.95)
+    assert (result.positives, result.negatives, result.runs) == (0, 0, 500)
+    zero = 1 - 0.025 ** (1 / 250)  # the upper limit of a rate that 250 trials never showed
+    assert result.any_program == pytest.approx(math.log((1 - zero) / zero), rel=0.02)
+
+    coins = np.random.default_rng(1).random(1000) < 0.5
+    assert whole.found(Scored(scores, coins, 500), Claim(1.0, 0.5, DELTA), 0.999).measured == 0
+
+
+# What is attacked
+
+
+@pytest.mark.parametrize("images", [1, 3])
+def test_the_target_breaks_a_tie(images):
+    """Without it the near set has the score of none; with it one more, which is the sensitivity."""
+    data = whole.worst_case(N, CLASSES, images)
+    places = coverage.regions(data.candidates["near"].x, "near")
+
+    def score(private):
+        weights = coverage.weights_of(data.people, len(private.x))
+        return coverage.score(places, coverage.counts(places, private.x, weights), N)
+
+    before, after = score(whole.without(data.private, images, 0)), score(data.private)
+    assert before == int(coverage.LEAST * N * UNIT)
+    assert after - before == images * (UNIT // images)
+    other = coverage.regions(data.candidates["far"].x, "far")
+    assert not any(coverage.counts(other, data.private.x, [1] * len(data.private.x)))
+    assert (data.private.y == CLASSES - 1).sum() == images
+
+
+def test_the_audited_program_is_what_the_command_runs(tmp_path, monkeypatch):
+    """The same choice, training and measurement, by their budgets, on data of the same size; one after another."""
+    monkeypatch.chdir(tmp_path)
+    draw = np.random.RandomState(0)
+    for name, n in (("private", 400), ("a", 60), ("b", 60)):
+        images = {part: draw.randint(0, 256, (n, 8, 8), dtype=np.uint8) for part in ("train_images", "test_images")}
+        labels = {part: np.arange(n) % CLASSES for part in ("train_labels", "test_labels")}
+        np.savez(f"{name}.npz", **images, **labels)
+
+    calls = []
+
+    def noted(module, name, of):
+        whole_function = getattr(module, name)
+
+        def spied(*arguments, **named):
+            calls.append((name, *of(*arguments)))
+            return whole_function(*arguments, **named)
+
+        monkeypatch.setattr(module, name, spied)
+
+    noted(coverage, "select", lambda epsilon, private, people, sets, with_none, secret: (
+        epsilon, len(private), people, len(sets), with_none, secret.secure))  # fmt: skip
+    noted(loop, "noisy_mean", lambda mechanism, gradients, batch, sigma, source, size, *_: (
+        type(gradients).__name__, mechanism.sensitivity, len(batch.x), sigma, size, type(source).__name__))  # fmt: skip
+    noted(quality, "release", lambda counts, n, plan, source: (counts.shape, n, plan, source.secure))
+
+    words = ["private=private.npz", "public=[a.npz,b.npz]", f"epsilon={EPSILON}", f"delta={DELTA}", f"choice={CHOICE}"]
+    assert main(["fit", *words, "threads=1", "download=false"]) == 0
+    of_command, calls[:] = [call for call in calls if (call[0], call[4]) != ("noisy_mean", REHEARSED)], []
+    record = json.loads(next(Path("results").glob("runs/*/result.json")).read_text())
+
+    # The audit's own data has as many examples, all of which are held out but the first 360.
+    images, labels = torch.randn(400, whole.FEATURES), torch.arange(400) % CLASSES
+    split = [whole.Split(images[part], labels[part]) for part in (slice(360), slice(360, None))]
+    candidates = {"near": split[1], "far": split[1]}
+    program = fitted(tmp_path, 360, EPSILON, DELTA, CHOICE)
+    program.release(whole.Data(*split, candidates, CLASSES, 1, None))
+    assert of_command == calls
+    assert [name for name, *_ in calls] == ["select", *["noisy_mean"] * 30, "release"]
+    claim = program.claims()["all"]
+    assert claim.at(1) == pytest.approx(record["privacy"]["epsilon"], abs=1e-6)
+    assert record["privacy"]["epsilon"] <= EPSILON + 1e-9
+    assert coverage.ROUNDED in record["privacy"]["not_covered"]
+    assert claim.mu == pytest.approx(math.sqrt(30) / calls[1][4], rel=1e-6)
+
+
+# The audit
+
+
+@pytest.mark.attack
+def test_training_without_noise_is_found_in_few_runs(tmp_path, monkeypatch):
+    monkeypatch.setattr(loop, "deviation", lambda noise_multiplier, sensitivity: 1e-6)
+    results = bounds(*attacked(tmp_path, 1, CHOICE, 120), 0.99)
+    assert results["weights"].measured > results["weights"].claimed
+    assert not any(results[part].measured > results[part].claimed for part in ("choice", "table"))
+
+
+@pytest.mark.attack
+@pytest.mark.slow
+@pytest.mark.parametrize(("images", "choice"), [(1, CHOICE), (3, CHOICE), (1, None)])
+def test_the_right_program_is_not_accused(images, choice, tmp_path):
+    """And something is seen of it."""
+    program, scored = attacked(tmp_path, images, choice, 800)
+    surely = bounds(program, scored, SURELY)
+    assert all(result.measured <= result.claimed for result in surely.values()), surely
+    assert bounds(program, scored, 0.9)["all"].measured > 1
+
+
+def coins_at_twice_epsilon(monkeypatch):
+    flip = coverage.permute_and_flip
+    twice = Fraction(2)
+    monkeypatch.setattr(coverage, "permute_and_flip", lambda scores, e, source: flip(scores, twice * e, source))
+
+
+def each_image_of_a_person_counts(monkeypatch):
+    monkeypatch.setattr(coverage, "weights_of", lambda people, examples: [UNIT] * examples)
+
+
+def a_third_of_the_noise_in_training(monkeypatch):
+    deviation = loop.deviation
+    monkeypatch.setattr(loop, "deviation", lambda *arguments: deviation(*arguments) / 3)
+
+
+def clipped_at_three_times(monkeypatch):
+    factors = dp_sgd.clip_factors
+    monkeypatch.setattr(dp_sgd, "clip_factors", lambda norms, bound: factors(norms, 3 * bound))
+
+
+def a_third_of_the_noise_on_the_table(monkeypatch):
+    deviation = quality.deviation
+    monkeypatch.setattr(quality, "deviation", lambda *arguments: deviation(*arguments) / 3)
+
+
+# fault -> the part that it is found in; images of the target, the share of the choice, runs
+FAULTS = {
+    coins_at_twice_epsilon: ("choice", 1, CHOICE, 1000),
+    each_image_of_a_person_counts: ("choice", 3, CHOICE, 500),
+    a_third_of_the_noise_in_training: ("weights", 1, CHOICE, 400),
+    clipped_at_three_times: ("weights", 1, None, 1600),
+    a_third_of_the_noise_on_the_table: ("table", 1, CHOICE, 300),
+}
+
+
+@pytest.mark.attack
+@pytest.mark.slow
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.__name__)
+def test_a_fault_is_found(fault, tmp_path, monkeypatch):
+    """By a lower bound above the claim."""
+    part, images, choice, runs = FAULTS[fault]
+    fault(monkeypatch)
+    results = bounds(*attacked(tmp_path, images, choice, runs), 0.95)
+    assert results[part].measured > results[part].claimed, results
