@@ -158,7 +158,7 @@ def test_the_control_of_an_audit_has_the_rate_of_the_run(tmp_path):
         composed = compose("audit", [*HEAD[1:], "model=pixels", "algorithm=dp_sgd_clip1", "epsilon=2"])
     settings = check(AuditConfig, composed)
     audited = Audited(Cell.of(canonical(settings)), settings.audit, task(), tmp_path)
-    planned = _planned(audited, "run", audited.task.private)
+    planned = _planned(audited, "run", audited.task)
     assert planned.weaker().training == planned.training
     assert planned.training.learning_rate > 0
 
