@@ -25,6 +25,7 @@ from pubsel.privacy.sampling import poisson_sample, schedule
 from pubsel.settings import CONF
 from pubsel.settings.keys import AuditConfig, Training
 from pubsel.settings.schema import check
+from pubsel.training import loop
 from pubsel.training.loop import Job, Watch, fit, noisy_mean
 from tests.forked import Command
 from tests.synthetic import secret_named
@@ -413,6 +414,23 @@ def test_a_checkpoint_runs_no_code(tmp_path):
 def test_a_checkpoint_that_cannot_be_written_is_named(tmp_path):
     with pytest.raises(UserError, match="cannot write"):
         train(tmp_path / "absent")
+
+
+class TimeLimit(RuntimeError):
+    """What the handler of a signal raises in the middle of whatever runs, as submitit's does."""
+
+
+def test_a_time_limit_while_a_file_is_written_is_not_taken_for_a_full_disk(tmp_path, monkeypatch):
+    def interrupted(content, path):
+        Path(path).write_bytes(b"half")
+        raise TimeLimit
+
+    loop.save(tmp_path / "model.pt", {"w": torch.zeros(2)})
+    monkeypatch.setattr(torch, "save", interrupted)
+    with pytest.raises(TimeLimit):
+        loop.save(tmp_path / "model.pt", {"w": torch.ones(2)})
+    assert [path.name for path in tmp_path.iterdir()] == ["model.pt"]
+    assert not torch.load(tmp_path / "model.pt")["w"].any()
 
 
 def test_two_processes_train_one_cell_once(tmp_path):

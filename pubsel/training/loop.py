@@ -24,7 +24,7 @@ from pubsel.gradients.factored import LinearGradients
 from pubsel.gradients.mapped import give_back
 from pubsel.gradients.matrix import Engine, gpu_precision
 from pubsel.gradients.people import PeopleGradients, members
-from pubsel.messages import UserError
+from pubsel.messages import UserError, raised_by_torch
 from pubsel.privacy import ledger
 from pubsel.privacy.accountant import deviation, spent
 from pubsel.privacy.randomness import Ahead, Normals, Secret, Source, normal, stream
@@ -511,9 +511,11 @@ def save(path: Path, content: Any) -> None:
             os.close(handle)
         os.replace(partial, path)
         records.sync_folder(path.parent)
-    except (OSError, RuntimeError) as error:
+    except BaseException as error:
         partial.unlink(missing_ok=True)
-        raise UserError(f"cannot write {path}: {error}; free space or set results=FOLDER") from None
+        if isinstance(error, OSError) or (isinstance(error, RuntimeError) and raised_by_torch(error)):
+            raise UserError(f"cannot write {path}: {error}; free space or set results=FOLDER") from None
+        raise
 
 
 def _spent(plan: Mapping[str, Any], done: int) -> str:
