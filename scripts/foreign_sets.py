@@ -19,8 +19,9 @@ from pathlib import Path
 import torch
 
 from pubsel.cell import canonical, load_task
+from pubsel.privacy.people import UNIT
 from pubsel.records import read_records
-from pubsel.selection import UNIT, coverage
+from pubsel.selection import coverage
 from pubsel.settings.compose import composed
 from pubsel.settings.keys import RunConfig
 from pubsel.settings.schema import check

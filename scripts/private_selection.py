@@ -37,6 +37,7 @@ from pubsel.distances import dp_gsd
 from pubsel.distances.gsd import GSD
 from pubsel.gradients.subspace import projection_metric
 from pubsel.privacy import accountant
+from pubsel.privacy.people import UNIT
 from pubsel.privacy.randomness import stream
 from pubsel.settings import CONF
 from pubsel.settings.identity import as_json, digest_of, short_name
@@ -49,7 +50,7 @@ SIZES = (500, 2000)  # of smaller private sets, subsets of the pool
 CAPS = (0.05, 0.1, 0.2, 0.3, 0.5, 1.0)
 DELTA = 1e-5
 SAMPLES, DRAWS = 200, 20  # of the private data for each row; the same for DP-GSD, whose every draw takes a while
-UNIT, SKETCH = selection.UNIT, option("distance", "dp_gsd")["sketch"]
+SKETCH = option("distance", "dp_gsd")["sketch"]
 
 
 def measured(settings: RankConfig) -> dict[str, Any]:

@@ -17,8 +17,9 @@ from pubsel.attacks.whole import Claim, Scored
 from pubsel.cli import main
 from pubsel.commands.audit import fitted
 from pubsel.privacy import accountant, quality
-from pubsel.selection import UNIT, coverage
-from pubsel.training import loop
+from pubsel.privacy.people import UNIT, weights_of
+from pubsel.selection import coverage
+from pubsel.training import loop, measurement
 
 N, CLASSES = 60, 10
 EPSILON, DELTA, CHOICE = 4.0, 1e-3, 0.5
@@ -111,7 +112,7 @@ def test_the_target_breaks_a_tie(images):
     places = coverage.regions(data.candidates["near"].x, "near")
 
     def score(private):
-        weights = coverage.weights_of(data.people, len(private.x))
+        weights = weights_of(data.people, len(private.x))
         return coverage.score(places, coverage.counts(places, private.x, weights), N)
 
     before, after = score(whole.without(data.private, images, 0)), score(data.private)
@@ -158,7 +159,7 @@ def test_the_audited_program_is_what_the_command_runs(tmp_path, monkeypatch):
     split = [whole.Split(images[part], labels[part]) for part in (slice(360), slice(360, None))]
     candidates = {"near": split[1], "far": split[1]}
     program = fitted(tmp_path, 360, EPSILON, DELTA, CHOICE)
-    program.release(whole.Data(*split, candidates, CLASSES, 1, None))
+    program.release(whole.Data(*split, candidates, CLASSES, 1, None, None))
     assert of_command == calls
     assert [name for name, *_ in calls] == ["select", *["noisy_mean"] * 30, "release"]
     claim = program.claims()["all"]
@@ -210,6 +211,10 @@ def clipped_at_three_times(monkeypatch):
     monkeypatch.setattr(dp_sgd, "clip_factors", lambda norms, bound: factors(norms, 3 * bound))
 
 
+def each_image_of_a_person_is_measured(monkeypatch):
+    monkeypatch.setattr(measurement, "weights_of", lambda people, examples: [UNIT] * examples)
+
+
 def a_third_of_the_noise_on_the_table(monkeypatch):
     deviation = quality.deviation
     monkeypatch.setattr(quality, "deviation", lambda *arguments: deviation(*arguments) / 3)
@@ -222,6 +227,7 @@ FAULTS = {
     a_third_of_the_noise_in_training: ("weights", 1, CHOICE, 400),
     clipped_at_three_times: ("weights", 1, None, 1600),
     a_third_of_the_noise_on_the_table: ("table", 1, CHOICE, 300),
+    each_image_of_a_person_is_measured: ("table", 3, None, 300),
 }
 
 

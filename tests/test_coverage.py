@@ -12,8 +12,9 @@ from pubsel.algorithms import roots
 from pubsel.cli import main
 from pubsel.messages import UsageError
 from pubsel.privacy import ledger
+from pubsel.privacy.people import UNIT, weights_of
 from pubsel.privacy.randomness import SystemEntropy, stream
-from pubsel.selection import UNIT, coverage, probabilities
+from pubsel.selection import coverage, probabilities
 from pubsel.selection.coverage import NONE, Regions
 
 WORST = (0.0, -1.0, 1e-30, -1e-45, 1e30, 3e38, math.nan, math.inf, -math.inf)
@@ -31,7 +32,7 @@ def secret(purpose, step):
 
 
 def score(places, x, people=None, n=None):
-    weights = coverage.weights_of(people, len(x))
+    weights = weights_of(people, len(x))
     return coverage.score(places, coverage.counts(places, x, weights), len(x) if n is None else n)
 
 
@@ -63,7 +64,7 @@ def test_a_person_raises_each_score_by_at_most_one(many):
         before = score(places, others, people, 31)
         after = score(places, torch.cat([others, of_person]), torch.tensor([1] * 30 + [many]), 31)
         assert 0 <= after - before <= UNIT
-    assert sum(coverage.weights_of(torch.tensor([many]), many)) <= UNIT
+    assert sum(weights_of(torch.tensor([many]), many)) <= UNIT
 
 
 def test_the_region_of_an_example_depends_on_no_other():

@@ -175,12 +175,17 @@ def test_without_a_public_set_that_is_alike_it_goes_on_and_says_so(capsys, tmp_p
     assert record["privacy"]["epsilon"] == pytest.approx(4, abs=0.01)
 
 
-def test_people_are_protected_but_not_measured(capsys, tmp_path):
+def test_people_are_protected_and_measured(capsys, tmp_path):
     words = ("unit=folder", f"results={tmp_path}/r", f"to={tmp_path}/release")
     lines, told = fitted(capsys, *words, private="./people")
-    assert "not measured: with unit, no measurement is covered by the guarantee" in told
-    assert "for a person with all their examples" in "\n".join(lines)
-    assert "quality" not in record_of(tmp_path / "r")
+    text, record = "\n".join(lines), record_of(tmp_path / "r")
+    people = record["private_units"] + record["quality"]["units"]
+    images = record["private_examples"] + record["quality"]["examples"]
+    assert f"  of the {people} people with {images} images {record['private_units']} to train on" in told
+    assert "it is of other people than the weights" in told
+    assert "for a person with all their examples" in text
+    assert "Measured privately: accuracy" in text
+    assert f"private images of {record['quality']['units']} people" in (tmp_path / "release" / "README.md").read_text()
 
 
 def test_small_classes_and_wide_intervals_are_told_before_anything_is_spent(capsys, tmp_path):

@@ -1,5 +1,6 @@
 """The quality that is released with noise: what it is, what it costs, and that it is drawn once."""
 
+import itertools
 import json
 from pathlib import Path
 
@@ -9,9 +10,11 @@ import torch
 
 import pubsel.commands.run
 from pubsel.cli import main
+from pubsel.data import load
 from pubsel.privacy import accountant
 from pubsel.privacy.quality import sensitivity
 from pubsel.report import card
+from pubsel.settings.keys import Pair
 from pubsel.training import measurement
 
 SEVERAL, TWO, THREE = "several.npz", "two.npz", "three.npz"
@@ -91,6 +94,72 @@ def test_one_held_out_example_moves_the_table_by_at_most_its_sensitivity(classes
             row = torch.full((1, classes), value)
             after = measurement.table_of(torch.cat([outputs, row]), torch.cat([y, label]), metric)
             assert np.linalg.norm(after - before) <= sensitivity(before)
+
+
+@pytest.mark.attack
+@pytest.mark.parametrize("many", [1, 2, 7, 500])
+@pytest.mark.parametrize(("classes", "several", "metric"), [(2, False, "auc"), (7, False, "auc"), (14, True, "auc")])
+def test_one_held_out_person_moves_the_table_by_at_most_its_sensitivity(classes, several, metric, many):
+    """Whoever is before and after them, and whatever their images are."""
+    torch.manual_seed(0)
+    others = torch.tensor([2, 1, 4])
+
+    def some(n):
+        y = torch.randint(2, (n, classes)).float() if several else torch.randint(classes, (n,))
+        return torch.randn(n, classes), y
+
+    outputs, y = some(7)
+    before = measurement.table_of(outputs, y, metric, others)
+    for place in (0, 3):  # before all others, and after them
+        split = 0 if place == 0 else 7
+        people = torch.cat([others[:place], torch.tensor([many]), others[place:]])
+        for mine in (some(many), (torch.full((many, classes), torch.nan), y[:1].expand(many, *y.shape[1:]))):
+            both = [torch.cat([a[:split], b, a[split:]]) for a, b in zip((outputs, y), mine, strict=True)]
+            after = measurement.table_of(*both, metric, people)
+            assert 0 < np.linalg.norm(after - before) <= sensitivity(before)
+
+
+def test_people_are_measured(folder, capsys, monkeypatch):
+    """Each of them counts as much as another, with whatever many images; those of one are counted as theirs."""
+    arrays = dict(np.load(THREE))
+    sizes = np.random.RandomState(3).randint(1, 6, 300)
+    arrays["train_patient"] = np.repeat(np.arange(300), sizes)[:800]
+    arrays["test_patient"] = np.arange(1000, 1090)
+    np.savez("patients.npz", **arrays)
+    seen = []
+    table_of = measurement.table_of
+    monkeypatch.setattr(measurement, "table_of", lambda *given: (seen.append(given), table_of(*given))[1])
+    words = ["pair.private=patients.npz", "pair.unit=patient", *WORDS, "epsilon=8", "privacy.secure_noise=true"]
+    assert main(["run", *words]) == 0, capsys.readouterr().err
+
+    # whose each held-out image is, by the images themselves
+    pair = Pair(private="patients.npz", public=None, m=1, unit="patient", validation=0.25)
+    held = load(pair, "", False)
+    by_image = {
+        image.tobytes(): who for image, who in zip(arrays["train_images"], arrays["train_patient"], strict=True)
+    }
+    whose = np.array([by_image[image.numpy().tobytes()] for image in held.validation.x])
+    ((outputs, y, metric, people),) = seen
+    assert metric == "accuracy"
+    assert people.tolist() == [len(list(of)) for _, of in itertools.groupby(whose)]
+    right = (outputs.argmax(1) == y).numpy()
+    accuracy = np.mean([right[whose == who].mean() for who in set(whose)])
+
+    record = record_of()
+    quality = record["quality"]
+    assert (quality["units"], quality["examples"]) == (len(people), len(y))
+    estimate, low, high = quality["figures"]["accuracy"]
+    assert low <= accuracy <= high
+    assert abs(estimate - accuracy) < 5 * np.sqrt(3) * quality["deviation"] / len(people)
+    assert "for a held-out person with all their examples (those with one patient)" in quality["privacy"]["statement"]
+    assert "one person with all their held-out examples" in quality["privacy"]["adjacency"]
+    assert quality["privacy"]["sensitivity"] == 1
+
+    assert main(["export", record["identity"], "to=model"]) == 0, capsys.readouterr().err
+    readme, page = Path("model/README.md").read_text(), Path("model/privacy.html").read_text()
+    assert f"On {len(y)} private images of {len(people)} people that were not trained on" in readme
+    assert "Each person counts as much as another" in readme
+    assert f"protect each of the {len(people)} held-out people" in page
 
 
 def test_held_out_examples_change_the_table_alone(folder, capsys):
@@ -182,7 +251,6 @@ def test_an_auc_of_two_classes_is_told_once(folder, capsys):
 
 @pytest.mark.parametrize(("words", "message"), [
     (["pair.validation=0"], "privacy.measure=true: measures on held-out private examples: give pair.validation=0.1"),
-    (["pair.unit=person"], "privacy.measure=true: a person may have several held-out images, each with a count"),
     (["pair.overlap=drop"], "privacy.measure=true: which held-out images are dropped would depend on training images"),
     (["pair.validation=0.9", "privacy.delta=2e-3"], "privacy.delta=0.002 is above 1/n"),
     (["epsilon=inf"], "privacy.measure=true: needs a private algorithm and epsilon=NUMBER"),

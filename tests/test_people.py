@@ -2,6 +2,7 @@
 
 import csv
 import dataclasses
+import itertools
 import json
 import shutil
 
@@ -206,6 +207,11 @@ def test_somebody_with_training_and_test_images_is_refused_or_dropped(tmp_path):
     assert len(task.test.x) == (~both).sum()
     assert len(task.private.x) == len(names["train"])
 
+    # or all that they have leaves the private data
+    task = load(pair(tmp_path / "a.npz", overlap=Overlap.leave), "", False)
+    assert len(task.test.x) == len(names["test"])
+    assert len(task.private.x) == (~np.isin(names["train"], names["test"])).sum() < len(names["train"])
+
 
 def whose(split, images, names):
     """The names of those whose images are in a split, by the images themselves, which are all different."""
@@ -240,6 +246,11 @@ def test_nobody_is_on_two_sides(tmp_path, changes):
     assert sum(counts[name] for name in sides[0]) == len(task.private.x) == int(task.people.sum())
     if task.validation is not None:
         assert sum(counts[name] for name in sides[1]) == len(task.validation.x)
+        each = list(zip(images, names["train"], strict=True))
+        order = [next(name for image, name in each if (image == one).all()) for one in task.validation.x]
+        in_turn = [(name, len(list(of))) for name, of in itertools.groupby(order)]
+        assert [many for _, many in in_turn] == task.held_out_people.tolist()
+        assert len(dict(in_turn)) == len(in_turn) == task.held_out_units
     if "private_share" in changes:
         assert len(set.union(*sides)) == 30
     if "public" in changes:  # they are those that are drawn for examples too

@@ -10,6 +10,7 @@ from scipy.stats import binomtest
 from sklearn.metrics import balanced_accuracy_score, roc_auc_score
 
 from pubsel.privacy import accountant, quality
+from pubsel.privacy.people import weights_of
 from pubsel.privacy.quality import BINS, Released
 
 DRAWS = 2000
@@ -33,6 +34,11 @@ def drawn(probabilities, n, sigma, random):
     return Released(counts + sigma * random.standard_normal(counts.shape), sigma, n)
 
 
+def ones(n):
+    """The weights of n examples, each of which is a unit."""
+    return torch.tensor(weights_of(None, n))
+
+
 def coverage(figure, truth):
     return ((figure.low <= truth) & (truth <= figure.high)).mean(0)
 
@@ -45,10 +51,10 @@ def coverage(figure, truth):
 def test_an_example_of_any_kind_moves_a_confusion_matrix_by_at_most_one(classes):
     random = torch.Generator().manual_seed(0)
     y, predicted = torch.randint(-2, classes + 2, (2, 500), generator=random).double()
-    base = quality.confusion(y, predicted, classes)
+    base = quality.confusion(y, predicted, classes, ones(500))
     for pair in itertools.product(NUMBERS, NUMBERS):
         label, answer = torch.tensor(pair, dtype=torch.float64)[:, None]
-        more = quality.confusion(torch.cat([y, label]), torch.cat([predicted, answer]), classes)
+        more = quality.confusion(torch.cat([y, label]), torch.cat([predicted, answer]), classes, ones(501))
         assert np.linalg.norm(more - base) <= 1
         assert (more >= base).all()
 
@@ -59,20 +65,20 @@ def test_an_example_of_any_kind_moves_histograms_by_at_most_the_root_of_the_labe
     random = torch.Generator().manual_seed(0)
     y = torch.randint(0, 2, (500, labels), generator=random).double()
     scores = torch.rand(500, labels, generator=random).double()
-    base = quality.histograms(y, scores)
+    base = quality.histograms(y, scores, ones(500))
     assert base.shape == (labels, 2, BINS)
     most = quality.sensitivity(base)
     assert most == math.sqrt(labels)
     for label, score in itertools.product(NUMBERS, NUMBERS):
         row, of_row = (torch.full((1, labels), value, dtype=torch.float64) for value in (label, score))
-        more = quality.histograms(torch.cat([row, y]), torch.cat([of_row, scores]))
+        more = quality.histograms(torch.cat([row, y]), torch.cat([of_row, scores]), ones(501))
         assert np.linalg.norm(more - base) <= most * (1 + accountant.ROUNDING)
         assert more.sum() == 501 * labels
 
 
 def test_scores_that_are_no_probability_have_a_bin():
     scores = torch.tensor([math.nan, -math.inf, -1, 0, 1, 2, math.inf, 0.5])[:, None]
-    (table,) = quality.histograms(torch.ones(8, 1), scores)
+    (table,) = quality.histograms(torch.ones(8, 1), scores, ones(8))
     assert {place: count for place, count in enumerate(table[1]) if count} == {0: 4, BINS // 2: 1, BINS - 1: 3}
     assert not table[0].any()
 
@@ -110,7 +116,7 @@ def test_figures_are_those_of_the_examples_if_there_is_no_noise():
     random = np.random.default_rng(0)
     y, predicted = random.integers(0, 3, 300), random.integers(0, 3, 300)
     predicted = np.where(random.random(300) < 0.6, y, predicted)
-    matrix = Released(quality.confusion(torch.tensor(y), torch.tensor(predicted), 3), 1e-9, 300)
+    matrix = Released(quality.confusion(torch.tensor(y), torch.tensor(predicted), 3, ones(300)), 1e-9, 300)
     right = int((y == predicted).sum())
     exact = quality.accuracy(matrix)
     wilson = binomtest(right, 300).proportion_ci(method="wilson")
@@ -124,7 +130,7 @@ def test_the_auc_is_that_of_binned_scores_if_there_is_no_noise():
     random = np.random.default_rng(0)
     y = random.integers(0, 2, (400, 3))
     scores = (y + random.normal(0, 1, y.shape)).clip(-1, 2) / 3 + 1 / 3
-    table = Released(quality.histograms(torch.tensor(y), torch.tensor(scores)), 1e-9, 400)
+    table = Released(quality.histograms(torch.tensor(y), torch.tensor(scores), ones(400)), 1e-9, 400)
     binned = np.minimum(np.floor(scores * BINS), BINS - 1)
     truth = [roc_auc_score(y[:, label], binned[:, label]) for label in range(3)]
     assert quality.aucs(table).estimate == pytest.approx(truth)
@@ -207,3 +213,70 @@ def test_intervals_of_the_mean_auc_hold_for_labels_that_go_together_and_others(a
     counts = tables.repeat(4 if alike else 1, axis=1).reshape(DRAWS, 4, 2, BINS)
     noisy = Released(counts + sigma * random.standard_normal(counts.shape), sigma, 2000)
     assert 0.93 <= coverage(quality.auc(noisy), truth) <= most
+
+
+# People
+
+
+@pytest.mark.attack
+@pytest.mark.parametrize("many", [1, 2, 3, 7, 500])
+def test_a_person_of_any_kind_moves_tables_by_at_most_their_sensitivity(many):
+    """Exactly: the weights are whole numbers, however many images there are."""
+    random = torch.Generator().manual_seed(0)
+    people = torch.tensor([1] * 40 + [3] * 20)
+    weights = torch.tensor(weights_of(people, 100))
+    own = torch.tensor(weights_of(torch.tensor([many]), many))
+    y, predicted = torch.randint(0, 4, (2, 100), generator=random)
+    scores, labels = torch.rand(100, 5, generator=random), torch.randint(0, 2, (100, 5), generator=random)
+    for alike in (True, False):
+        answers = torch.zeros(2, many).long() if alike else torch.randint(0, 4, (2, many), generator=random)
+        before = quality.confusion(y, predicted, 4, weights)
+        more = torch.cat([torch.stack([y, predicted]), answers], 1)
+        after = quality.confusion(*more, 4, torch.cat([weights, own]))
+        assert 0 < np.linalg.norm(after - before) <= 1
+        assert (after >= before).all()
+
+        row = torch.full((many, 5), torch.nan) if alike else torch.rand(many, 5, generator=random)
+        one = labels[:1].expand(many, -1) if alike else torch.randint(0, 2, (many, 5), generator=random)
+        before = quality.histograms(labels, scores, weights)
+        after = quality.histograms(torch.cat([labels, one]), torch.cat([scores, row]), torch.cat([weights, own]))
+        assert 0 < np.linalg.norm(after - before) <= math.sqrt(5)
+
+
+def of_people(random, draws, n, alike):
+    """Tables [draws, 3, 3] of n people with 1 to 6 images. A person's images are of one class or of any, and for some
+    people the model is right more often; and the accuracy, and the recalls [3], of images of which each person's weigh
+    as much as another's."""
+    shape = (draws, n, 6)
+    many = random.integers(1, 7, (draws, n, 1))
+    weights = (np.arange(6) < many) / many
+    skill = random.choice([0.3, 0.95], (draws, n, 1), p=[0.3, 0.7])  # 0.755 on average
+    labels = random.choice(3, (draws, n, 1) if alike else shape, p=[0.6, 0.3, 0.1])
+    labels = np.broadcast_to(labels, shape)
+    right = random.random((draws, n, 1) if alike else shape) < skill
+    predicted = np.where(right, labels, (labels + 1) % 3)
+    counts = np.zeros((draws, 3, 3))
+    np.add.at(counts, (np.arange(draws)[:, None, None], labels, predicted), weights)
+    return counts, 0.755, np.full(3, 0.755)
+
+
+@pytest.mark.parametrize("alike", [True, False])
+@pytest.mark.parametrize(("epsilon", "n"), [(1.0, 300), (8.0, 2000)])
+def test_intervals_of_people_contain_the_truth_in_95_percent_or_more(alike, epsilon, n):
+    """If images of a person are alike, they are as good as one, and the intervals no wider than they must be."""
+    random, sigma = np.random.default_rng(5), sigma_of(epsilon)
+    counts, accuracy, recalls = of_people(random, 1000, n, alike)
+    matrix = Released(counts + sigma * random.standard_normal(counts.shape), sigma, n)
+    covered = coverage(quality.accuracy(matrix), accuracy)
+    assert 0.93 <= covered <= (0.97 if alike else 1), covered
+    assert (coverage(quality.recalls(matrix), recalls) >= 0.93).all()
+    assert coverage(quality.balanced_accuracy(matrix), accuracy) >= 0.93
+
+
+def test_people_who_have_all_classes_are_no_more_certain_than_their_number():
+    """Each person has one image of each class, all of which are right or none is: the errors of all recalls are one."""
+    random, n, classes = np.random.default_rng(6), 400, 8
+    right = random.binomial(n, 0.7, 2000)[:, None, None] / classes
+    counts = right * np.eye(classes) + (n / classes - right) * np.roll(np.eye(classes), 1, 1)
+    figure = quality.balanced_accuracy(Released(counts, 1e-6, n))
+    assert 0.93 <= coverage(figure, 0.7) <= 0.97

@@ -52,8 +52,8 @@ FEWEST = 5  # runs with and without, from which a mean is learned
 
 class Data(NamedTuple):
     """What the adversary made. private: the training examples, with the target's last; held: the held-out ones, with
-    the other target last. images: how many examples the target has; people: of each person, or None. Examples are
-    features, [n, FEATURES]; candidates: those of the public sets."""
+    the other target's last. images: how many examples a target has; people, held_people: of each person, or None.
+    Examples are features, [n, FEATURES]; candidates: those of the public sets."""
 
     private: Split
     held: Split
@@ -61,6 +61,7 @@ class Data(NamedTuple):
     classes: int
     images: int
     people: Tensor | None
+    held_people: Tensor | None
 
 
 class Claim(NamedTuple):
@@ -171,11 +172,16 @@ def worst_case(n: int, classes: int, images: int = 1, seed: int = 0) -> Data:
     target = row.expand(images, -1)
     rare = torch.full((images,), classes - 1)
     private = labelled(others)
-    people = torch.cat([torch.ones(n - 1), torch.tensor([images])]).long() if images > 1 else None
-    held = labelled(kind(0, HELD_OUT))
-    held.y[-1] = classes - 1
     private = Split(torch.cat([private.x, target]), torch.cat([private.y, rare]))
-    return Data(private, held, candidates, classes, images, people)
+
+    # The held-out target's examples are all alike, and counted in one place.
+    held = labelled(kind(0, HELD_OUT))
+    held = Split(torch.cat([held.x[:-1], held.x[-1:].expand(images, -1)]), torch.cat([held.y[:-1], rare]))
+
+    def people(units: int) -> Tensor | None:
+        return torch.cat([torch.ones(units - 1), torch.tensor([images])]).long() if images > 1 else None
+
+    return Data(private, held, candidates, classes, images, people(n), people(HELD_OUT))
 
 
 def without(split: Split, last: int, label: int) -> Split:
@@ -208,7 +214,8 @@ class Program(NamedTuple):
     def release(self, data: Data) -> tuple[str, nn.Module, Array]:
         """Return what one run releases: the name of the chosen set, the model, and the noisy table."""
         # As commands.run.with_chosen.
-        task = Task(data.private, None, data.held, data.classes, "accuracy", (), (), (), data.held, people=data.people)
+        task = Task(data.private, None, data.held, data.classes, "accuracy", (), (), (), data.held)
+        task = task._replace(people=data.people, held_out_people=data.held_people)
         chosen, spent = coverage.NONE, accountant.NOTHING
         if self.choice is not None:
             sets = {name: split.x for name, split in data.candidates.items()}
@@ -228,11 +235,12 @@ class Program(NamedTuple):
         # As training.measurement.measured.
         held = prepared.task.validation
         assert held is not None
-        counts = measurement.table_of(logits(prepared.trains, held.x), held.y, task.metric)
+        people = task.held_out_people
+        counts = measurement.table_of(logits(prepared.trains, held.x), held.y, task.metric, people)
         epsilon = spent.epsilon + self.plan.epsilon
         plan = accountant.plan(epsilon, self.plan.delta, 1.0, 1, quality.sensitivity(counts))
         secret = cell.streams.secret("measurement", held, [], {}, plan._asdict())
-        return chosen, prepared.whole, quality.release(counts, len(held.y), plan, secret).counts
+        return chosen, prepared.whole, quality.release(counts, task.held_out_units, plan, secret).counts
 
     def claims(self) -> dict[str, Claim]:
         """Return what is claimed of each part, and of all that is released of a training example."""
@@ -252,7 +260,7 @@ def runs(program: Program, data: Data, count: int, random: np.random.Generator) 
     target = data.private.x[-data.images :]
     for trained, held in (random.random((count, 2)) < 0.5).tolist():
         private = data.private if trained else without(data.private, data.images, 0)
-        measured = data.held if held else without(data.held, 1, -1)
+        measured = data.held if held else without(data.held, data.images, -1)
         chosen, model, table = program.release(data._replace(private=private, held=measured))
 
         # The mean margin of the target's examples, which all have the last class.
@@ -261,7 +269,8 @@ def runs(program: Program, data: Data, count: int, random: np.random.Generator) 
 
         # The place of the held-out target in the table follows from the weights, and so does what others add to it.
         predictions = logits(model, data.held.x).argmax(1).tolist()
-        *others, own = zip(data.held.y.tolist(), predictions, strict=True)
+        places = list(zip(data.held.y.tolist(), predictions, strict=True))
+        own, others = places[-1], places[: -data.images]
         yield Seen(trained, held, chosen, margin, float(table[own]) - others.count(own))
 
 

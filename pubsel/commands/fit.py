@@ -86,7 +86,7 @@ def divided(settings: FitConfig) -> Budget:
 
 def measures(settings: FitConfig) -> bool:
     """Return whether the model is measured."""
-    return settings.held_out > 0 and settings.unit is None
+    return settings.held_out > 0
 
 
 def words(settings: FitConfig, features: str, budget: Budget) -> list[str]:
@@ -97,7 +97,7 @@ def words(settings: FitConfig, features: str, budget: Budget) -> list[str]:
         "pair": {
             "private": settings.private, "public": "auto" if several else None, "m": None, "take": "test",
             "candidates": settings.public if several else None, "convert": "resize", "metric": settings.metric,
-            "validation": settings.held_out if measures(settings) else 0.0, "unit": settings.unit,
+            "validation": settings.held_out, "unit": settings.unit,
             "overlap": "leave",
         },
         "select": {"by": "coverage"},
@@ -179,14 +179,18 @@ def plan(
     settings: FitConfig, of_run: RunConfig, source: Source, publics: dict[str, int], budget: Budget, *, timed: bool
 ) -> Iterator[str]:
     """Yield the lines of the plan. timed: with the time that features take."""
-    n, test = len(source.train.y), len(source.test.y)
-    held = round(settings.held_out * n) if measures(settings) else 0
+    n, test, units = len(source.train.y), len(source.test.y), "images"
+    if source.groups is not None:
+        n, units = len(source.groups[0].unique()), "people"
+    held = round(settings.held_out * n)
     if measures(settings) and not held:
-        raise UsageError(f"held_out={settings.held_out:g}: of {n} images none would be measured: take a larger share")
+        raise UsageError(f"held_out={settings.held_out:g}: of {n} {units} none would be measured: take a larger share")
     channels, height, width = source.train.x.shape[1:]
     yield f"plan for {settings.private}"
     yield f"  images: {height}x{width}x{channels}, {source.classes} classes"
-    yield f"  {n - held:,} to train on, {held:,} to measure on, {test:,} to test on (what that shows is not released)"
+    whose = "" if source.groups is None else f"of the {n:,} people with {len(source.train.y):,} images "
+    tested = f"{test:,}{' images' * bool(whose)} to test on (what that shows is not released)"
+    yield f"  {whose}{n - held:,} to train on, {held:,} to measure on, {tested}"
     listed = ", ".join(f"{name} ({m:,} images)" for name, m in publics.items())
     yield f"  public data: {f'{listed}, or none: chosen privately' if publics else 'none'}"
     yield f"  model: a linear classifier on {of_run.model.name} (whitened_head, which has nothing to set)"
@@ -195,7 +199,7 @@ def plan(
     parts += [f"{budget.training:.4g} for the weights"]
     yield f"  epsilon {settings.epsilon:g}, delta {settings.delta:g}: {', '.join(parts)}"
     if held:
-        yield f"  the measured quality has epsilon {settings.epsilon:g} too: it is of other images than the weights"
+        yield f"  the measured quality has epsilon {settings.epsilon:g} too: it is of other {units} than the weights"
     yield f"  released, in {settings.to}: the weights{', the name of the public data' if publics else ''}" + (
         ", a noisy table of counts" if held else ""
     )
@@ -223,8 +227,6 @@ def _doubts(settings: FitConfig, source: Source, held: int) -> Iterator[str]:
         if half > WIDE:
             points = 100 * min(half, 1)
             yield f"  warning: the measured accuracy will be uncertain by up to {points:.0f} points either way"
-    if held == 0 and settings.held_out:
-        yield "  not measured: with unit, no measurement is covered by the guarantee"
 
 
 def _time(settings: FitConfig, of_run: RunConfig, source: Source, public: int) -> str:

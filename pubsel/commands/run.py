@@ -187,7 +187,7 @@ def train(cell: Cell) -> dict[str, Any]:
     record = _figures(cell, prepared) | _described(cell, prepared.task, before, distance)
     if cell.settings.privacy.measure and task.validation is not None:
         epsilon, delta = record["privacy"]["epsilon"], record["privacy"]["delta"]
-        record["quality"] = measurement.measured(cell, prepared, task.validation, epsilon, delta)
+        record["quality"] = measurement.measured(cell, prepared, task, epsilon, delta)
     return record | {"derived": follows or None, "seconds": round(seconds, 1)}
 
 
@@ -198,7 +198,7 @@ def _check_deltas(cell: Cell, task: Task) -> None:
         return
     accountant.check_delta(settings.privacy.delta, task.units, settings.privacy.weak)
     if settings.privacy.measure and task.validation is not None:
-        accountant.check_delta(settings.privacy.delta, len(task.validation.y), settings.privacy.weak)
+        accountant.check_delta(settings.privacy.delta, task.held_out_units, settings.privacy.weak)
 
 
 def _following(cell: Cell, plan: Schedule, spend: accountant.Plan | None) -> dict[str, Any]:

@@ -73,11 +73,19 @@ class Task(NamedTuple):
     weights: str | None = None  # digest of the weights of the backbone whose features x has
     offsets: int = 0  # of the columns of features, how many come last and are logits (`OffsetLinear`)
     people: Tensor | None = None  # how many private examples each person has, [people], in a row; None: unit is one
+    held_out_people: Tensor | None = None  # as people, of validation
 
     @property
     def units(self) -> int:
         """Return how many private units there are: people, or examples."""
         return len(self.private.x) if self.people is None else len(self.people)
+
+    @property
+    def held_out_units(self) -> int:
+        """Return how many units of `validation` there are: people, or examples."""
+        if self.validation is None:
+            return 0
+        return len(self.validation.x) if self.held_out_people is None else len(self.held_out_people)
 
     def each(self, change: Callable[[Split], Split]) -> "Task":
         """Return the task with change(split) for each of its splits."""
@@ -172,14 +180,14 @@ def load(pair: Pair, data_root: str, download: bool, through: Through = unchange
 
     private = _of(source.train, left)
     train, out, part_notes = _part(pair, opened, left, data_root)
-    validation = None if out is None else Split(private.x[out], private.y[out])
 
     # The examples of a person follow each other, so that a sample of people takes them together.
-    people = None
+    people = held_out_people = None
     if source.groups is not None:
-        train = torch.arange(len(private.x)) if train is None else train
-        places, people = in_a_row(source.groups[0][torch.from_numpy(left)][train])
-        train = train[places]
+        whose = source.groups[0][torch.from_numpy(left)]
+        train, people = in_a_row(whose, train)
+        out, held_out_people = (None, None) if out is None else in_a_row(whose, out)
+    validation = None if out is None else Split(private.x[out], private.y[out])
     if train is not None:
         private = Split(private.x[train], private.y[train])
 
@@ -187,8 +195,8 @@ def load(pair: Pair, data_root: str, download: bool, through: Through = unchange
     same_classes = all(_same_classes(name, pair.private, data_root) for name in sets)
     task = Task(private, public, test, *source[2:6], notes + part_notes, validation, same_task, same_classes)
     names = source.names or class_names(pair.private, data_root)
-    task = task._replace(shape=_shape(opened), names=names, weights=source.weights, people=people)
-    return task._replace(same_names=same_names)
+    task = task._replace(shape=_shape(opened), names=names, weights=source.weights, same_names=same_names)
+    return task._replace(people=people, held_out_people=held_out_people)
 
 
 def _of(split: Split, stays: np.ndarray) -> Split:
@@ -230,6 +238,10 @@ def _people_apart(opened: Opened, pair: Pair) -> tuple[Opened, tuple[str, ...]]:
     count = f"{int(both.sum())} of {len(test)} test images of {opened.name} are of people with training images"
     if pair.overlap == Overlap.drop and not both.all():
         return opened.without(np.zeros(len(train), dtype=bool), both), (f"{count} and were dropped",)
+    again = np.isin(train, test)
+    if pair.overlap == Overlap.leave and not again.all():
+        note = f"{opened.name}: {int(again.sum())} training images of people with test images left the private data"
+        return opened.without(again, np.zeros(len(test), dtype=bool)), (note,)
     raise UsageError(
         f"pair.unit={pair.unit}: {count}, the first {opened.example(both)}: give another split, or set "
         "pair.overlap=drop"
@@ -390,6 +402,8 @@ def _part(
     equal = f"{int(twice.sum())} of {len(out)} examples held out for validation are trained on too"
     if pair.overlap == Overlap.drop and not twice.all():
         return train, out[torch.from_numpy(~twice)], (f"{pair.private}: {equal} and were dropped",)
+    if pair.overlap == Overlap.leave:  # of other people: what one has may not decide what is measured of another
+        return train, out, (f"{pair.private}: {equal}, as images of other people",)
     if _named(pair.private, data_root) is not None and pair.overlap == Overlap.refuse:
         return train, out, (f"{pair.private}: {equal}, as it was published",)
     raise UsageError(f"pair.validation={pair.validation}: {equal}: remove them, or set pair.overlap=drop")

@@ -201,11 +201,12 @@ def numbered(train: Sequence[str], test: Sequence[str]) -> Groups:
     return first, second
 
 
-def in_a_row(groups: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the places [n] of examples with these groups [n], those of a person in a row and otherwise in their order;
-    and how many each person has, [people]."""
-    _, sizes = groups.unique(return_counts=True)
-    return groups.argsort(stable=True), sizes
+def in_a_row(groups: Tensor, chosen: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Return the chosen places [m] of examples with these groups [n], those of a person in a row and otherwise in their
+    order; and how many of them each person has, [people]. chosen None: all."""
+    chosen = torch.arange(len(groups)) if chosen is None else chosen
+    _, sizes = groups[chosen].unique(return_counts=True)
+    return chosen[groups[chosen].argsort(stable=True)], sizes
 
 
 def draw(name: str, y: Tensor, m: int, shots: int | None) -> Tensor:

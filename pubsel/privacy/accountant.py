@@ -358,6 +358,7 @@ def most_steps(epsilon: float, delta: float, noise_multiplier: float) -> int:
     return steps
 
 
+SEVERAL_VALUES = "a person whose examples have several values of {unit}, who counts as several people"
 KNOWN_SEED = "an adversary who knows the seed, which is in this record: publish {what} only from a run with {key}=true"
 
 
@@ -423,11 +424,11 @@ def statement(
     }
 
 
-def neighbours(unit: str | None) -> str:
-    """Return which two private data sets are neighbours."""
+def neighbours(unit: str | None, kind: str = "training") -> str:
+    """Return which two private data sets are neighbours; kind: of the examples that a release is of."""
     if unit is None:
-        return "add or remove one training example"
-    return f"add or remove one person with all their training examples (those with one {unit})"
+        return f"add or remove one {kind} example"
+    return f"add or remove one person with all their {kind} examples (those with one {unit})"
 
 
 def _not_covered(secure: bool, distance_used: bool, selected: bool, unit: str | None) -> list[str]:
@@ -446,7 +447,7 @@ def _not_covered(secure: bool, distance_used: bool, selected: bool, unit: str | 
     ]
 
     if unit:
-        not_covered.append(f"a person whose examples have several values of {unit}, who counts as several people")
+        not_covered.append(SEVERAL_VALUES.format(unit=unit))
     if distance_used:
         not_covered.append("the distance (GSD) in this record, which is computed on private data without noise")
     if not secure:
@@ -456,10 +457,16 @@ def _not_covered(secure: bool, distance_used: bool, selected: bool, unit: str | 
 
 
 def measured(
-    what: str, plan: Plan, secure: bool, examples: int, sensitivity: float = 1.0, kind: str = "training"
+    what: str,
+    plan: Plan,
+    secure: bool,
+    examples: int,
+    sensitivity: float = 1.0,
+    kind: str = "training",
+    unit: str | None = None,
 ) -> dict[str, Any]:
     """Return what a record says of a private measurement; what: what is released, as in "The choice is". examples: how
-    many private ones there are, of this kind."""
+    many private ones there are, of this kind; with a `unit`, how many people."""
     not_covered = [
         "the choice of settings, candidates and seeds",
         "what is treated as public: the number of private examples, their shape and classes, which of them are "
@@ -467,6 +474,8 @@ def measured(
         "another measurement: with another seed, other candidates or other settings it is one more release, and their "
         "epsilons add up",
     ]
+    if unit:
+        not_covered.append(SEVERAL_VALUES.format(unit=unit))
     if not secure:
         not_covered.append(KNOWN_SEED.format(what="it", key="secure_noise"))
 
@@ -478,10 +487,11 @@ def measured(
         "valid": True,
         **weak,
         **plan._asdict(),
-        "adjacency": f"add or remove one {kind} example; the sampling rate stays",
+        "adjacency": f"{neighbours(unit, kind)}; the sampling rate stays",
         "sampling": "all examples" if plan.rate == 1 else "Poisson",
         "sensitivity": sensitivity,
         "noise_source": "operating system" if secure else "seeded",
         "statement": sentence,
         "not_covered": not_covered,
+        **({"unit": unit} if unit else {}),
     }

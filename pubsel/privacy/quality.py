@@ -1,16 +1,18 @@
 """Quality of a model on private held-out examples, as it may be published: a noisy table of counts, and what follows
 from it alone.
 
-Neighbours differ by one held-out example, which is there or not; the number n of them is public, how many are of a
-class is not. What is released is ONE table with Gaussian noise, a plan of one step at rate 1 (`accountant.plan`):
+Neighbours differ by one held-out unit, which is there or not: an example, or a person with several, each of which then
+counts as one over their number (`privacy.people`). The number n of units is public, how many are of a class is not.
+What is released is ONE table with Gaussian noise, a plan of one step at rate 1 (`accountant.plan`):
 
-- `confusion`, of which one example moves one count by one: sensitivity 1;
-- or `histograms` of the scores of L labels. One example has one entry in the histogram of each label, so it moves L
-  counts by one: sensitivity sqrt(L). Two classes are one label, "the second class": sensitivity 1.
+- `confusion`, of which one unit moves counts by one in all, so by at most 1 in L2: sensitivity 1;
+- or `histograms` of the scores of L labels. One unit has one entry in the histogram of each label, or parts of one, so
+  it moves the histograms of L labels by at most 1 each: sensitivity sqrt(L). Two classes are one label, "the second
+  class": sensitivity 1.
 
-Counts are whole numbers in float64, so sums are exact, in whatever order; whatever an example holds (NaN, labels out of
-range) it moves no more than that. All figures and intervals are computed from the noisy table, n and the deviation of
-the noise, and cost nothing more.
+Counts are whole numbers of steps of 1 / UNIT, so sums are exact, in whatever order, of up to 8 million units; whatever
+an example holds (NaN, labels out of range) its unit moves no more than that. All figures and intervals are computed
+from the noisy table, n and the deviation of the noise, and cost nothing more.
 
 **Intervals.** Each figure is a ratio p = E[T] / E[R] of two sums over the table, so T - p R has mean 0 at the true p,
 and at p a variance, by sampling and by noise, that is known up to counts (Fieller 1954; for the accuracy without noise
@@ -18,6 +20,11 @@ this is Wilson's interval, 1927). The interval has every p at which (T - p R) / 
 values, in the order of Feldman and Cousins (1998, arXiv:physics/9711021), likelihood over the largest that any p in
 [0, 1] has. So noise that carries T below 0 or above R leaves no interval empty, and none narrow by accident. The
 intervals are for other examples of the same kind and other noise; they do not cover the training.
+
+Of people, a figure is for images of which each person's weigh as much as another's, and intervals contain the true
+value in 95 % of cases or more: the variance by sampling is at most that of examples, which is assumed. With weights w_i
+that add up to 1 and errors e_i of a person's images, (sum w_i e_i)^2 <= sum w_i e_i^2, which is what they would add as
+examples with these weights; likewise over the classes of a mean of recalls, if one person has images of several.
 """
 
 from collections.abc import Callable
@@ -30,6 +37,7 @@ from scipy.special import ndtr, ndtri
 from torch import Tensor
 
 from pubsel.privacy.accountant import Plan, deviation
+from pubsel.privacy.people import UNIT
 from pubsel.privacy.randomness import Sources
 
 BINS = 32  # of the scores, of equal width on [0, 1]
@@ -45,7 +53,7 @@ class Released(NamedTuple):
     """A noisy table of counts, which may be published.
 
     counts: [..., C, C] of a confusion matrix, or [..., L, 2, BINS] of histograms. deviation: of the noise on each
-    count. n: the number of held-out examples, public.
+    count. n: the number of held-out units, public.
     """
 
     counts: Array
@@ -80,41 +88,47 @@ class Ratio(NamedTuple):
 # Counts and their release
 
 
-def confusion(y: Tensor, predicted: Tensor, classes: int) -> Array:
+def confusion(y: Tensor, predicted: Tensor, classes: int, weights: Tensor) -> Array:
     """Return how many examples of class i were taken for class j, [classes, classes], from y [n] and predicted [n]. NOT
-    private.
+    private. weights: int64 [n] of `people.weights_of`.
 
-    Each example adds 1 to one count, or nothing if its label or prediction is not in 0, ..., classes - 1: with one
-    example more or less the table moves by at most 1 in L2.
+    Each example adds its weight to one count, or nothing if its label or prediction is not in 0, ..., classes - 1: with
+    one unit more or less the table moves by at most 1 in L2.
     """
     valid = (y >= 0) & (y < classes) & (predicted >= 0) & (predicted < classes)
     places = y[valid].long() * classes + predicted[valid].long()
-    return torch.bincount(places, minlength=classes**2).reshape(classes, classes).double().cpu().numpy()
+    return _sums(places, weights[valid], classes**2).reshape(classes, classes)
 
 
-def histograms(y: Tensor, scores: Tensor) -> Array:
+def histograms(y: Tensor, scores: Tensor, weights: Tensor) -> Array:
     """Return how many examples without and with each label have a score in each bin, [L, 2, BINS], from 0/1 y [n, L]
-    and scores [n, L] in [0, 1]. NOT private. Two classes: y[:, None], and the probability of the second class.
+    and scores [n, L] in [0, 1]. NOT private. Two classes: y[:, None], and the probability of the second class. weights:
+    as in `confusion`.
 
-    An example adds 1 to one count of each label: with one example more or less the tables move by sqrt(L) in L2. A
-    score that is NaN goes into the lowest bin, scores beyond [0, 1] into the first and the last; each y but 1 is
-    "without".
+    An example adds its weight to one count of each label: with one unit more or less the tables move by at most sqrt(L)
+    in L2. A score that is NaN goes into the lowest bin, scores beyond [0, 1] into the first and the last; each y but 1
+    is "without".
     """
     bins = (scores.double().nan_to_num(0.0, 1.0, 0.0).clamp(0, 1) * BINS).long().clamp(max=BINS - 1)
     places = (y == 1).long() * BINS + bins
-    tables = [torch.bincount(column, minlength=2 * BINS).reshape(2, BINS) for column in places.unbind(1)]
-    return torch.stack(tables).double().cpu().numpy()
+    return np.stack([_sums(column, weights, 2 * BINS).reshape(2, BINS) for column in places.unbind(1)])
+
+
+def _sums(places: Tensor, weights: Tensor, size: int) -> Array:
+    """Return the sum of the weights [n] in each of the places [n], in ones, [size]."""
+    sums = torch.zeros(size, dtype=torch.int64, device=places.device).index_add_(0, places, weights)
+    return sums.double().cpu().numpy() / UNIT
 
 
 def sensitivity(counts: Array) -> float:
-    """Return by how much one example moves a table in L2: 1 for a confusion matrix [C, C], sqrt(L) for histograms [L,
-    2, BINS]."""
+    """Return by how much one unit moves a table in L2 at most: 1 for a confusion matrix [C, C], sqrt(L) for histograms
+    [L, 2, BINS]."""
     return float(np.sqrt(counts.shape[0])) if counts.ndim == 3 else 1.0
 
 
 def release(counts: Array, n: int, plan: Plan, source: Sources) -> Released:
-    """Return counts with the noise of a plan of one step at rate 1. source: the `randomness.secret` of this release,
-    which follows from all that decides it. ValueError for another plan."""
+    """Return counts of n units with the noise of a plan of one step at rate 1. source: the `randomness.secret` of this
+    release, which follows from all that decides it. ValueError for another plan."""
     if (plan.rate, plan.steps) != (1, 1):
         raise ValueError("the quality is one release of all held-out examples: a plan of one step at rate 1")
 

@@ -97,7 +97,11 @@ def quality_of(record: dict[str, Any]) -> dict[str, Any] | None:
     if quality is None:
         return None
     keys = ("table", "counts", "deviation", "examples", "figures")
-    return {key: quality[key] for key in keys} | {"part": parts_of(quality["privacy"])[0] | {"what": "measurement"}}
+    units = quality.get("units", quality["examples"])
+    return {key: quality[key] for key in keys} | {
+        "units": units,
+        "part": parts_of(quality["privacy"])[0] | {"what": "measurement"},
+    }
 
 
 def against(record: dict[str, Any]) -> tuple[str, ...]:

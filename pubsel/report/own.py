@@ -312,6 +312,7 @@ def _measured(record: Record, names: list[str] | None) -> dict[str, Any]:
     figures = [(key.replace("_", " "), _percent(values)) for key, values in whole.items()]
     values = {
         "run": record["identity"], "figures": figures, "examples": quality["examples"],
+        "people": quality["units"] if quality["privacy"].get("unit") else None,
         "deviation": f"{quality['deviation']:.3g}", "statement": quality["privacy"]["statement"], "rows": [],
         "names": [], "many": 0,
     }  # fmt: skip
@@ -388,9 +389,9 @@ def _lacking(trained: list[Record], safe: bool) -> tuple[dict[str, Any], list[st
             changes["privacy.accounting"] = "prv"
             reasons.append("an accounting that is sound")
 
-    # Measured people and dropped images are not covered by a guarantee.
+    # Dropped images are not covered by a guarantee.
     pair = trained[0]["settings"].get("pair") or {}
-    measurable = pair.get("unit") is None and pair.get("overlap") != "drop" and trained[0]["label"] != "fit"
+    measurable = pair.get("overlap") != "drop" and trained[0]["label"] != "fit"
     if measurable and not any(record.get("quality") for record in trained):
         changes |= {"privacy.measure": True, "privacy.secure_noise": True}
         changes["pair.validation"] = pair.get("validation") or 0.1

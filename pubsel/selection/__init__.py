@@ -45,11 +45,11 @@ from pubsel.distances.dp_gsd import Side, sampling_rate
 from pubsel.distances.gsd import GSD
 from pubsel.messages import UsageError
 from pubsel.privacy import accountant
+from pubsel.privacy.people import UNIT
 from pubsel.privacy.randomness import Source, Sources, below, content
 from pubsel.privacy.sampling import poisson_sample
 from pubsel.settings.keys import Select
 
-UNIT = 2**30  # steps in which contributions are counted
 SURE = 0.95  # probability of the margin that is told
 
 

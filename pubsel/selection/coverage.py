@@ -39,8 +39,9 @@ from torch import Tensor
 from pubsel.algorithms import roots
 from pubsel.messages import UsageError
 from pubsel.privacy import accountant
+from pubsel.privacy.people import UNIT, weights_of
 from pubsel.privacy.randomness import Sources
-from pubsel.selection import UNIT, permute_and_flip
+from pubsel.selection import permute_and_flip
 
 NONE = "none"  # the candidate that is no public set
 LEAST = Fraction(3, 5)  # of the private examples that a candidate must cover to be ahead of none
@@ -134,15 +135,6 @@ def score(places: Regions, sums: list[int], n: int) -> int:
     and of its share of n."""
     m = sum(places.shares)
     return sum(min(inside, n * UNIT * share // m) for inside, share in zip(sums, places.shares, strict=True))
-
-
-def weights_of(people: Tensor | None, examples: int) -> list[int]:
-    """Return what each private example weighs, in steps of 1 / UNIT: those of a person at most one together.
-
-    people: how many examples each person has, in a row; None: each example is a unit."""
-    if people is None:
-        return [UNIT] * examples
-    return [UNIT // many for many in people.tolist() for _ in range(many)]
 
 
 def select(

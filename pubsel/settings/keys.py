@@ -449,11 +449,11 @@ class FitConfig(Common):
     public_labels: PublicLabels = setting(ABOUT_PUBLIC_LABELS)
     choice: float = setting("share of epsilon for choosing the public data", over=0, below=1)
     held_out: float = setting(
-        "share of the images that is not trained on, to measure the model on; 0: it is not measured", at_least=0,
-        below=1,
+        "share of the images, or people, that is not trained on, to measure the model on; 0: it is not measured",
+        at_least=0, below=1,
     )  # fmt: skip
     metric: Metric | None = setting("how the model is measured: pair.metric of pubsel run")
-    unit: str | None = setting("who is protected: pair.unit of pubsel run; people are not measured")
+    unit: str | None = setting("who is protected: pair.unit of pubsel run")
     format: Format = setting("safetensors; onnx: the network as model.onnx too, for programs without torch")
     dry: bool = setting("print the plan only", neutral=True)
 

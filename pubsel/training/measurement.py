@@ -1,10 +1,10 @@
 """The quality of a trained model on held-out private examples, released with noise: `privacy.measure=true`.
 
 One table of counts is released (`privacy.quality`), of the examples of pair.validation, which were not trained on. An
-example is in training or held out, never both, and which of them is treated as public. So the weights cover each
-training example with the whole epsilon and delta, and the table each held-out one: one more private example changes
-only one of the two, and what follows from the other (McSherry 2009, Privacy Integrated Queries, Theorem 4: parallel
-composition). Nothing is taken from the budget of training.
+example is in training or held out, never both, and so is a person with all examples (`pair.unit`); which of them is
+treated as public. So the weights cover each training unit with the whole epsilon and delta, and the table each held-out
+one: one more private example or person changes only one of the two, and what follows from the other (McSherry 2009,
+Privacy Integrated Queries, Theorem 4: parallel composition). Nothing is taken from the budget of training.
 
 In floating point, the logits of an example may differ in the last digits if other examples are computed next to it. If
 its two largest logits, or a score and the edge of a bin, agree to such digits, another example can move it to another
@@ -18,9 +18,10 @@ import torch
 from torch import Tensor
 
 from pubsel.cell import Cell, Noted, tensors
-from pubsel.data import Split
+from pubsel.data import Task
 from pubsel.messages import UsageError
 from pubsel.privacy import accountant, ledger, quality
+from pubsel.privacy.people import weights_of
 from pubsel.privacy.quality import Array, Figure, Released
 from pubsel.settings.keys import Overlap, RunConfig
 from pubsel.training.evaluation import logits
@@ -37,11 +38,6 @@ def check(settings: RunConfig) -> None:
     are canonical."""
     if not settings.privacy.measure:
         return
-    if settings.pair.unit is not None:
-        raise UsageError(
-            "privacy.measure=true: a person may have several held-out images, each with a count: remove this key, or "
-            f"pair.unit={settings.pair.unit}"
-        )
     if settings.pair.overlap == Overlap.drop:
         raise UsageError(
             "privacy.measure=true: which held-out images are dropped would depend on training images: remove them "
@@ -53,14 +49,17 @@ def check(settings: RunConfig) -> None:
         raise UsageError("privacy.measure=true: needs a private algorithm and epsilon=NUMBER, for the noise")
 
 
-def table_of(outputs: Tensor, y: Tensor, metric: str) -> Array:
+def table_of(outputs: Tensor, y: Tensor, metric: str, people: Tensor | None = None) -> Array:
     """Return the counts to release, from logits [n, C] and labels y [n] or [n, L]: histograms of scores where an AUC of
-    two classes or of labels is the metric, otherwise the confusion matrix. NOT private."""
+    two classes or of labels is the metric, otherwise the confusion matrix. NOT private.
+
+    people: how many examples each person has, in a row; None: each example is a unit."""
+    weights = torch.tensor(weights_of(people, len(y)), device=y.device)
     if y.dim() == 2:
-        return quality.histograms(y, outputs.sigmoid())
+        return quality.histograms(y, outputs.sigmoid(), weights)
     if metric == "auc" and outputs.shape[1] == 2:
-        return quality.histograms(y[:, None], outputs.softmax(1)[:, 1:])
-    return quality.confusion(y, outputs.argmax(1), outputs.shape[1])
+        return quality.histograms(y[:, None], outputs.softmax(1)[:, 1:], weights)
+    return quality.confusion(y, outputs.argmax(1), outputs.shape[1], weights)
 
 
 def figures_of(released: Released) -> dict[str, Figure]:
@@ -82,23 +81,26 @@ def told(quality: dict[str, Any] | None) -> str:
     return f" Measured privately: {name} {100 * estimate:.1f} % [{100 * low:.1f}, {100 * high:.1f}]."
 
 
-def measured(cell: Cell, prepared: Prepared, given: Split, epsilon: float, delta: float) -> dict[str, Any]:
+def measured(cell: Cell, prepared: Prepared, task: Task, epsilon: float, delta: float) -> dict[str, Any]:
     """Return what the record says of the measurement: the noisy table, its figures with 95 % intervals, and the
     guarantee. It is drawn once.
 
-    given: the held-out examples as they were loaded, by which the ledger knows them. epsilon, delta: what all releases
+    task: as it was loaded: the ledger knows held-out examples by what they were then. epsilon, delta: what all releases
     of training examples spent together, so that one statement holds for both.
     """
-    settings, validation = cell.settings, prepared.task.validation
-    assert validation is not None
-    n, secure = len(validation.y), settings.privacy.secure_noise
-    counts = table_of(logits(prepared.trains, validation.x), validation.y, prepared.task.metric)
+    settings, held = cell.settings, prepared.task.validation
+    images, people = task.validation, task.held_out_people
+    assert held is not None
+    assert images is not None
+    n, secure = task.held_out_units, settings.privacy.secure_noise
+    counts = table_of(logits(prepared.trains, held.x), held.y, task.metric, people)
 
-    # The noise follows from what decides the counts: the examples and the trained weights.
+    # The noise follows from what decides the counts: the examples, whose they are, and the trained weights.
     sensitivity = quality.sensitivity(counts)
     plan = accountant.plan(epsilon, delta, 1.0, 1, sensitivity)
-    noted = Noted(given, plan.epsilon, plan.delta)
-    secret = cell.streams.secret(ledger.MEASUREMENT, validation, [], tensors(prepared.whole), plan._asdict(), noted)
+    noted = Noted(images, plan.epsilon, plan.delta)
+    decides = [*held, *([] if people is None else [people])]
+    secret = cell.streams.secret(ledger.MEASUREMENT, decides, [], tensors(prepared.whole), plan._asdict(), noted)
 
     def draw() -> dict[str, Any]:
         return {"counts": torch.from_numpy(quality.release(counts, n, plan, secret).counts)}
@@ -107,12 +109,16 @@ def measured(cell: Cell, prepared: Prepared, given: Split, epsilon: float, delta
     released = Released(noisy, accountant.deviation(plan.noise_multiplier, sensitivity), n)
 
     what = "The measured quality is, for the held-out examples,"
-    privacy = accountant.measured(what, plan, secure, n, sensitivity, "held-out")
+    unit = settings.pair.unit
+    if unit:
+        what = f"The measured quality is, for a held-out person with all their examples (those with one {unit}),"
+    privacy = accountant.measured(what, plan, secure, n, sensitivity, "held-out", unit)
     return {
         "table": "histograms" if counts.ndim == 3 else "confusion",
         "counts": noisy.tolist(),
         "deviation": released.deviation,
-        "examples": n,
+        "examples": len(held.y),
+        "units": n,
         "figures": {name: [part.tolist() for part in figure] for name, figure in figures_of(released).items()},
         "privacy": privacy | {"not_covered": [*privacy["not_covered"], ROUNDED]},
     }
