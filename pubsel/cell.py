@@ -24,6 +24,7 @@ from pubsel.data import Split, Task
 from pubsel.data.convert import Shape
 from pubsel.distances import Releases
 from pubsel.gradients.factored import OffsetLinear
+from pubsel.gradients.mapped import npy_map
 from pubsel.gradients.matrix import set_precision
 from pubsel.messages import UsageError, say
 from pubsel.privacy import accountant, ledger
@@ -460,4 +461,4 @@ def has_paths(names: list[str]) -> bool:
 def mapped(split: Split, path: Path) -> Split:
     """The split with its examples in a file, from which what is used is read."""
     np.save(path, split.x.numpy())
-    return Split(torch.from_numpy(np.load(path, mmap_mode="c")), split.y)
+    return Split(torch.from_numpy(npy_map(path)), split.y)

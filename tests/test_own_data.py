@@ -470,7 +470,7 @@ def resident(what: str) -> int:
 def test_a_pass_over_all_images_holds_few_of_them_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mapped, "AT_ONCE", 2**21)
     np.save(tmp_path / "x.npy", np.random.default_rng(0).integers(0, 256, (2**8, 2**18), dtype=np.uint8))  # 64 MiB
-    x = mapped.mapped(np.load(tmp_path / "x.npy", mmap_mode="c"))
+    x = mapped.mapped(mapped.npy_map(tmp_path / "x.npy"))
     before, most, total = resident("RssFile"), 0, 0
     for part in mapped.in_parts(x, 2):
         total += int(part.sum())
@@ -480,6 +480,30 @@ def test_a_pass_over_all_images_holds_few_of_them_in_memory(tmp_path: Path, monk
     in_memory = torch.arange(1000, dtype=torch.uint8)
     assert torch.equal(torch.cat([part.clone() for part in mapped.in_parts(in_memory, 7)]), in_memory)
     assert torch.equal(in_memory, torch.arange(1000, dtype=torch.uint8))
+
+
+def test_images_may_take_more_than_the_machine_has_memory(tmp_path: Path) -> None:
+    """A private map of them would otherwise be refused: all of it might be written to."""
+    path, rows = tmp_path / "x.npy", 2**20
+    columns = 4 * os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // rows
+    with path.open("wb") as file:
+        np.lib.format.write_array_header_1_0(file, {"descr": "|u1", "fortran_order": False, "shape": (rows, columns)})
+        file.truncate(file.tell() + rows * columns)  # nothing is written, so it takes no room
+    x = mapped.mapped(mapped.npy_map(path))
+    assert x.shape == (rows, columns)
+    x[-1] += 1
+    assert int(x[-1].sum()) == columns
+    mapped.give_back(x)
+    assert int(x[-1].sum()) == int(x[0].sum()) == 0
+
+
+def test_an_array_that_is_cut_short_or_empty_is_told(tmp_path: Path) -> None:
+    np.save(tmp_path / "x.npy", np.arange(5000))
+    os.truncate(tmp_path / "x.npy", 30_000)
+    with pytest.raises(ValueError, match="length|size"):
+        mapped.npy_map(tmp_path / "x.npy")
+    np.save(tmp_path / "x.npy", np.zeros((0, 3), np.uint8))
+    assert mapped.npy_map(tmp_path / "x.npy").shape == (0, 3)
 
 
 @pytest.mark.parametrize("command", ["run", "rank", "data check"])

@@ -27,7 +27,7 @@ from torch import Tensor
 from pubsel.data import overlap, stored
 from pubsel.data.overlap import Digest, digest
 from pubsel.data.splits import Files, Images, Listed, Parts, Split, in_order, numbered
-from pubsel.gradients.mapped import mapped
+from pubsel.gradients.mapped import file_map, mapped
 from pubsel.messages import UserError, duration, gib, say
 
 PARTS = ("train", "test")
@@ -227,7 +227,7 @@ def _unnamed(this: Reading, images: Images, folder: Path) -> Decoded:
         try:
             starts, digests = _write_images(files, this, images)
             x = [
-                mapped(np.memmap(file, np.uint8, "c", start, (len(rows), *images.shape)))
+                mapped(file_map(file, start, (len(rows), *images.shape), np.uint8))
                 for file, start, rows in zip(files, starts, this.order.rows, strict=True)
             ]
         except OSError as error:

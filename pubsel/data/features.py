@@ -29,7 +29,7 @@ from torchvision.transforms.v2 import functional as images
 from pubsel.data import Source, Split, overlap
 from pubsel.data.convert import LUMA, Shape, converted, describe, to_shape
 from pubsel.data.decoded import side_by_side
-from pubsel.gradients.mapped import in_parts
+from pubsel.gradients.mapped import in_parts, npy_map
 from pubsel.messages import UsageError, UserError, duration, gib
 from pubsel.models import engine, scattering
 from pubsel.models.memory import Held, free
@@ -302,7 +302,7 @@ def features(
 
     _check_digest(path)
     try:
-        rows = torch.from_numpy(np.load(path, mmap_mode="c"))  # private pages: nobody writes to the file
+        rows = torch.from_numpy(npy_map(path))
     except (ValueError, OSError, EOFError) as error:
         raise UserError(f"{path} cannot be read ({error}): delete it to have it computed again") from None
     if len(rows) != len(x):

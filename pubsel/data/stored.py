@@ -23,7 +23,7 @@ from torch import Tensor
 
 from pubsel.data.convert import Shape
 from pubsel.data.splits import Listing, Parts, Split, Unread, Unreadable, numbered
-from pubsel.gradients.mapped import mapped
+from pubsel.gradients.mapped import mapped, npy_map
 from pubsel.messages import UserError, say
 
 PAUSE = 10.0  # seconds between two lines about the progress
@@ -147,7 +147,7 @@ def read(folder: Path, unit: str | None = None) -> Parts:
             people = [np.load(folder / f"{part}_{unit}.npy").tolist() for part in ("train", "test")]
         train, test = (
             Split(
-                mapped(np.load(folder / f"{part}_images.npy", mmap_mode="c")),
+                mapped(npy_map(folder / f"{part}_images.npy")),
                 torch.from_numpy(np.load(folder / f"{part}_labels.npy")),
             )
             for part in ("train", "test")

@@ -5,8 +5,11 @@ its images, so what was read is given back here before.
 """
 
 import mmap
+import sys
 from collections.abc import Iterator
-from typing import Any
+from math import prod
+from pathlib import Path
+from typing import IO, Any
 
 import numpy as np
 import torch
@@ -14,14 +17,37 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
+# A private map may be written to, so the system would promise memory for all of it, and refuse more than it has.
+UNPROMISED = getattr(mmap, "MAP_NORESERVE", 0x4000 if sys.platform == "linux" else 0)
 AT_ONCE = 2**27  # bytes of a mapped tensor that a pass over all of it holds in memory
 
 
+def file_map(file: IO[bytes], start: int, shape: tuple[int, ...], dtype: Any) -> NDArray[Any]:
+    """Return an array that is mapped from a file, from byte `start` on. It may be larger than memory. What is changed in
+    it does not reach the file. OSError or ValueError if the file is too short."""
+    size = prod(shape) * np.dtype(dtype).itemsize
+    if not size:
+        return np.empty(shape, dtype)
+    rest = start % mmap.ALLOCATIONGRANULARITY
+    flags, access = mmap.MAP_PRIVATE | UNPROMISED, mmap.PROT_READ | mmap.PROT_WRITE
+    whole = mmap.mmap(file.fileno(), rest + size, flags=flags, prot=access, offset=start - rest)
+    return np.ndarray(shape, dtype, whole, rest)
+
+
+def npy_map(path: Path) -> NDArray[Any]:
+    """Return the array of a npy file, mapped as `file_map` does. OSError, ValueError or EOFError if it is damaged."""
+    shown = np.load(path, mmap_mode="r")  # reads its header
+    if not shown.flags.c_contiguous:
+        raise ValueError("its rows are not in a row")
+    with path.open("rb") as file:
+        return file_map(file, shown.offset, shown.shape, shown.dtype)
+
+
 def mapped(array: NDArray[Any]) -> Tensor:
-    """Return an array that is mapped from a file (np.memmap, mode c) as a tensor that the functions below know."""
+    """Return an array of `file_map` as a tensor that the functions below know."""
     x = torch.from_numpy(array)
-    if isinstance(array, np.memmap):
-        _MAPS[x] = array._mmap  # type: ignore[attr-defined]
+    if isinstance(array.base, mmap.mmap):
+        _MAPS[x] = array.base
     return x
 
 
