@@ -500,7 +500,7 @@ def test_images_may_take_more_than_the_machine_has_memory(tmp_path: Path) -> Non
 def test_an_array_that_is_cut_short_or_empty_is_told(tmp_path: Path) -> None:
     np.save(tmp_path / "x.npy", np.arange(5000))
     os.truncate(tmp_path / "x.npy", 30_000)
-    with pytest.raises(ValueError, match="length|size"):
+    with pytest.raises(ValueError, match=r"length|size"):
         mapped.npy_map(tmp_path / "x.npy")
     np.save(tmp_path / "x.npy", np.zeros((0, 3), np.uint8))
     assert mapped.npy_map(tmp_path / "x.npy").shape == (0, 3)

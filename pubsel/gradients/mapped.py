@@ -23,8 +23,8 @@ AT_ONCE = 2**27  # bytes of a mapped tensor that a pass over all of it holds in 
 
 
 def file_map(file: IO[bytes], start: int, shape: tuple[int, ...], dtype: Any) -> NDArray[Any]:
-    """Return an array that is mapped from a file, from byte `start` on. It may be larger than memory. What is changed in
-    it does not reach the file. OSError or ValueError if the file is too short."""
+    """Return an array that is mapped from a file, from byte `start` on. It may be larger than memory. What is changed
+    in it does not reach the file. OSError or ValueError if the file is too short."""
     size = prod(shape) * np.dtype(dtype).itemsize
     if not size:
         return np.empty(shape, dtype)
