@@ -28,6 +28,16 @@ KEPT = records.read_records(CONF.parent / "results")
 EMPTY = {"meta", "wbr", "link", "img", "input", "br", "path", "use", "rect", "circle", "image"}
 
 
+def runs_of(data):
+    """The runs in a page's data as its script takes them: of each, the data have what differs from the one before."""
+    places, runs = {}, []
+    for changes in data["runs"]:
+        places = places | {int(i): place for i, place in changes.items()}
+        run = {data["keys"][i]: data["pool"][place] for i, place in sorted(places.items())}
+        runs.append(run | {"command": " ".join(data["pool"][word] for word in run["command"])})
+    return runs
+
+
 class Page(HTMLParser):
     """What a browser would find: elements with their attributes, ids, and the data."""
 
@@ -100,10 +110,7 @@ def test_with_all_records_it_stays_small(kept):
 
 def test_behind_each_number_stand_its_runs_with_the_command(kept):
     data = json.loads(Page(kept).data)
-
-    def run(number):
-        return {key: data["pool"][place] for key, place in zip(data["keys"], data["runs"][number], strict=False)}
-
+    runs = runs_of(data)
     by_identity = {one["identity"]: one for one in KEPT}
     for name in ("gsd_table2", "medical_ours"):
         made = join.make(name, KEPT)
@@ -111,7 +118,7 @@ def test_behind_each_number_stand_its_runs_with_the_command(kept):
             if cell is None:
                 assert f"{name}/{i + 1}" not in data["behind"]
                 continue
-            found = [run(number) for number in data["behind"][f"{name}/{i + 1}"]]
+            found = [runs[number] for number in data["behind"][f"{name}/{i + 1}"]]
             assert [one["identity"] for one in found] == [one["identity"] for one in cell.records]
             for one in found:
                 whole = by_identity[one["identity"]]
@@ -119,7 +126,7 @@ def test_behind_each_number_stand_its_runs_with_the_command(kept):
                     inner = {key.partition(".")[2]: one[key] for key in one if key.startswith(f"{group}.")}
                     for key in inner.keys() | whole[group].keys():  # a key that other runs have is null
                         assert inner.get(key) == whole[group].get(key)
-                assert one["command"].startswith("pubsel run ")
+                assert one["command"] == command_line.command(whole)
                 assert one["utility"] == whole["utility"]
         assert any(key.startswith(f"{name}/rank/") for key in data["behind"])
 
@@ -127,11 +134,11 @@ def test_behind_each_number_stand_its_runs_with_the_command(kept):
 def test_the_number_in_the_cell_is_the_mean_of_the_runs_that_it_links_to(tmp_path):
     text = report.page(records.read_records(save(tmp_path, *three())))
     data = json.loads(Page(text).data)
-    places = data["keys"].index("utility")
+    runs = runs_of(data)
     links = re.findall(r'class="number ours"[^>]*><a href="#(gsd_table2/\d+)">([\d.]+)</a>', text)
     assert len(links) == 3
     for key, number in links:
-        values = [data["pool"][data["runs"][run][places]] for run in data["behind"][key]]
+        values = [runs[number]["utility"] for number in data["behind"][key]]
         assert float(number) == pytest.approx(100 * sum(values) / len(values))
 
 
@@ -153,7 +160,7 @@ def test_runs_of_no_table_have_one_of_their_own(tmp_path):
     assert "pubsel table others" not in page
     data = json.loads(Page(page).data)
     (run,) = data["behind"]["others/1"]
-    assert data["pool"][data["runs"][run][data["keys"].index("identity")]] == "mine"
+    assert runs_of(data)[run]["identity"] == "mine"
     assert "Other runs" not in report.page(records.read_records(save(tmp_path / "known", record(1))))
 
 

@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
 import pandas
@@ -29,7 +30,10 @@ class Shown:
 
 @dataclass
 class Runs:
-    """The runs that the numbers come from, as the page's script takes them: each value once, in `pool`."""
+    """The runs that the numbers come from, as the page's script takes them.
+
+    `pool` has each value once, and each word of a command once, since commands are long and alike.
+    """
 
     keys: list[str] = field(default_factory=list)
     pool: list[Any] = field(default_factory=list)
@@ -46,7 +50,7 @@ class Runs:
     def _run(self, record: dict[str, Any]) -> int:
         if record["identity"] not in self._numbers:
             self._numbers[record["identity"]] = len(self.runs)
-            values = {**record, "command": command(record)}
+            values = {**record, "command": [self._place(word) for word in command(record).split(" ")]}
             for group in ("settings", "privacy"):  # one value a key, since many runs share most of them
                 inner = values.pop(group, None) or {}
                 values |= {f"{group}.{key}": value for key, value in inner.items()}
@@ -62,8 +66,13 @@ class Runs:
         return self._places[text]
 
     def json(self) -> str:
-        """Return JSON for a <script>: no text in it can end the script or begin a comment."""
-        values = {"keys": self.keys, "pool": self.pool, "runs": self.runs, "behind": self.behind}
+        """Return JSON for a <script>: no text in it can end the script or begin a comment. Of each run it has only the
+        places that differ from those of the run before it."""
+        changes = [
+            {i: place for i, place in enumerate(run) if i >= len(before) or place != before[i]}
+            for before, run in pairwise([[], *self.runs])
+        ]
+        values = {"keys": self.keys, "pool": self.pool, "runs": changes, "behind": self.behind}
         text = json.dumps(values, separators=(",", ":"), ensure_ascii=False)
         return text.replace("<", "\\u003c").replace("\u2028", "\\u2028").replace("\u2029", "\\u2029")
 

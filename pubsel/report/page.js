@@ -63,9 +63,14 @@ for (const table of document.querySelectorAll("table")) {
 
 // Runs
 
-/** A run as an object, of its places in the pool. */
+/** The places in the pool of each run's values; data.runs has what differs from the run before. */
+const runs = [];
+for (const changes of data.runs) runs.push(Object.assign([...(runs.at(-1) || [])], changes));
+
+/** A run as an object. */
 function run(number) {
-  return Object.fromEntries(data.runs[number].map((place, i) => [data.keys[i], data.pool[place]]));
+  const found = Object.fromEntries(runs[number].map((place, i) => [data.keys[i], data.pool[place]]));
+  return { ...found, command: found.command.map((place) => data.pool[place]).join(" ") };
 }
 
 /** What a run gave: its utility, or of `pubsel rank` the distances. */
@@ -187,7 +192,7 @@ function heading(found) {
 function behind(key) {
   if (key.startsWith("run/")) {
     const place = data.keys.indexOf("identity");
-    const number = data.runs.findIndex((values) => data.pool[values[place]] === key.slice("run/".length));
+    const number = runs.findIndex((values) => data.pool[values[place]] === key.slice("run/".length));
     return number < 0 ? null : [run(number)];
   }
   return Object.hasOwn(data.behind, key) ? data.behind[key].map(run) : null;
