@@ -20,6 +20,7 @@ from torch import Tensor
 
 from pubsel.data import decoded, folders, overlap, prepared, stored
 from pubsel.data.convert import Shape, converted
+from pubsel.data.embeddings import is_embeddings
 from pubsel.data.opened import Opened, Source
 from pubsel.data.overlap import Digests, among, by_content, rows
 from pubsel.data.splits import (
@@ -37,7 +38,7 @@ from pubsel.data.splits import (
 from pubsel.messages import UsageError, UserError, say
 from pubsel.settings.datasets import Dataset, dataset_info, dataset_names, decoded_folder, kept_folder
 from pubsel.settings.identity import is_path
-from pubsel.settings.keys import Convert, Metric, Overlap, Pair, Take, public_sets
+from pubsel.settings.keys import POOL, Convert, Metric, Overlap, Pair, Take, public_sets
 
 __all__ = [
     "Missing",
@@ -72,6 +73,7 @@ class Task(NamedTuple):
     names: tuple[str, ...] = ()  # of the classes in order; empty: they have none
     weights: str | None = None  # digest of the weights of the backbone whose features x has
     offsets: int = 0  # of the columns of features, how many come last and are logits (`OffsetLinear`)
+    pool: tuple[int, ...] = ()  # pair.public=pool: how many public examples are of each set, in a row
     people: Tensor | None = None  # how many private examples each person has, [people], in a row; None: unit is one
     held_out_people: Tensor | None = None  # as people, of validation
 
@@ -160,16 +162,18 @@ def load(pair: Pair, data_root: str, download: bool, through: Through = unchange
     notes = source.notes + people_apart + apart
 
     # Public examples come first, since they may leave the private training or test split.
-    sets = public_sets(pair.public)
-    public, test, same_names = None, source.test, False
+    sets = sets_of(pair)
+    public, test, same_names, pool = None, source.test, False, tuple[int, ...]()
     left = np.ones(len(source.train.y), dtype=bool)  # training examples that stay private
     if pair.public is not None and pair.take == Take.train:
         public, left, public_notes = _from_training(pair, opened, data_root, read)
         notes += public_notes
-    elif pair.public is not None:
+    elif sets:
         beside = Beside(source.train, pair.convert, pair.private, opened, pair.overlap)
-        taken = _combined(sets, pair.m, "pair.m", beside, read._replace(opened=opened))
+        m, key = (pair.pool_m, POOL_M) if pair.public == POOL else (pair.m, "pair.m")
+        taken = _combined(sets, m, key, beside, read._replace(opened=opened))
         public, same_names = taken.examples, _same_names(taken.names, source.names)
+        pool = taken.each if pair.public == POOL else ()
         notes = tuple(dict.fromkeys(notes + taken.notes))
         left &= ~taken.train
         if taken.of_private:
@@ -196,7 +200,14 @@ def load(pair: Pair, data_root: str, download: bool, through: Through = unchange
     task = Task(private, public, test, *source[2:6], notes + part_notes, validation, same_task, same_classes)
     names = source.names or class_names(pair.private, data_root)
     task = task._replace(shape=_shape(opened), names=names, weights=source.weights, same_names=same_names)
-    return task._replace(people=people, held_out_people=held_out_people)
+    return task._replace(people=people, held_out_people=held_out_people, pool=pool)
+
+
+def sets_of(pair: Pair) -> list[str]:
+    """Return the public sets of a pair that are read as such: of a pool, those that are not embeddings on disk."""
+    if pair.public == POOL:
+        return [name for name in pair.pool or [] if not is_embeddings(name)]
+    return public_sets(pair.public)
 
 
 def _of(split: Split, stays: np.ndarray) -> Split:
@@ -675,19 +686,20 @@ class _Public(NamedTuple):
     of_private: int  # of them are test images of the private set
     notes: tuple[str, ...]
     names: tuple[str, ...]  # of their classes, if all are of one set whose files have them
+    each: tuple[int, ...]  # how many are of each set
     train: np.ndarray  # bool [n], training images of the private set that leave it, since they are public too
     test: np.ndarray  # the same of its test images
 
 
 def _combined(names: list[str], m: int | None, key: str, beside: Beside, read: Reader) -> _Public:
     """Return m public images as `public_examples` says. m: None: all of the only set, at most MOST_PUBLIC. key: the
-    setting that m is the value of."""
+    setting that m is the value of; POOL_M: of each set m, or all, one set after another."""
     like, convert, private, against, how = beside
-    data_root = read.data_root
+    data_root, pool = read.data_root, key == POOL_M
     _check_public_sets(names, m, key, data_root)
     parts, classes, taken, notes = {}, set(), 0, tuple[str, ...]()
     leave = [np.zeros(len(part.y), dtype=bool) for part in (against.used[:2] if against else ())]
-    group, seen = "pair." if key == "pair.m" else "", list[tuple[str, tuple[Digests, ...]]]()
+    group, seen = "pair." if key in ("pair.m", POOL_M) else "", list[tuple[str, tuple[Digests, ...]]]()
 
     # The private set's own come first, since its other test images are the test set.
     from_private = [private is not None and same_examples(name, private, data_root) for name in names]
@@ -698,12 +710,13 @@ def _combined(names: list[str], m: int | None, key: str, beside: Beside, read: R
             notes += () if same else _may_share(name, private, data_root)
 
         opened = read(name)
-        share = MOST_PUBLIC if m is None else len(range(place, m, len(names)))
+        share = MOST_PUBLIC if m is None else m if pool else len(range(place, m, len(names)))
         shape = _shape(against or opened)
         sides = [*_private_side(against, same), *seen]
         opened, last, dropped = _pool(opened, share, sides, shape, same, how)
         available = len(opened.used.test.x) + (0 if same else len(opened.used.train.x))
-        share = share if m is not None else _all_of(name, same, key, available)
+        share = share if m is not None else _all_of(name, same, key, available, None if pool else MOST_PUBLIC)
+        share = min(share, available) if pool else share
         if share > available:
             each = f", {share} from each set" if len(names) > 1 else ""
             where = "in its test split, and it is the private set" if same else "in all"
@@ -732,35 +745,38 @@ def _combined(names: list[str], m: int | None, key: str, beside: Beside, read: R
         notes += (f"{many} training images of {private} that are public too left the private data",)
     leave = leave or [np.zeros(0, dtype=bool)] * 2
     dealt = [parts[place] for place in range(len(names))]
+    each = tuple(len(part.y) for part in dealt)
     if len(dealt) == 1:
-        return _Public(dealt[0], taken, notes, opened.used.names, *leave)
+        return _Public(dealt[0], taken, notes, opened.used.names, each, *leave)
     alike = len(classes) == 1 and all(part.y.shape[1:] == like.y.shape[1:] for part in dealt)
     of_task = alike and private is not None and all(_same_classes(name, private, data_root) for name in names)
-    x = in_turn([part.x for part in dealt])
-    y = in_turn([part.y for part in dealt]) if of_task else torch.full((len(x),), NO_CLASS)
-    return _Public(Split(x, y), taken, notes, (), *leave)
+    together = torch.cat if pool else in_turn
+    x = together([part.x for part in dealt])
+    y = together([part.y for part in dealt]) if of_task else torch.full((len(x),), NO_CLASS)
+    return _Public(Split(x, y), taken, notes, (), each, *leave)
 
 
-def _all_of(name: str, same: bool, key: str, available: int) -> int:
-    """Return how many images all of a public set are. UsageError if they are of the private set."""
+def _all_of(name: str, same: bool, key: str, available: int, most: int | None) -> int:
+    """Return how many images all of a public set are, or `most`. UsageError if they are of the private set."""
     if same:
         raise UsageError(f"{key}=null: {name} is the private set, whose test images those would be: give a number")
-    return min(MOST_PUBLIC, available)
+    return available if most is None else min(most, available)
 
 
 def _check_public_sets(names: list[str], m: int | None, key: str, data_root: str) -> None:
     """Raise UsageError if two public sets share examples, or there are more sets than examples, or no number of these
     (m None)."""
-    if m is None and len(names) > 1:
+    if m is None and len(names) > 1 and key != POOL_M:
         raise UsageError(f"{key}=null: of several combined sets: give a number")
     for first, second in combinations(names, 2):
         if same_examples(first, second, data_root):
             raise UsageError(f"the public sets {first} and {second} share examples: take one of them")
-    if m is not None and m < len(names):
+    if m is not None and m < len(names) and key != POOL_M:
         raise UsageError(f"{key}={m}: too few for {len(names)} public sets: use a larger {key}")
 
 
 OWN = "its own training images"
+POOL_M = "pair.pool_m"
 MOST_PUBLIC = 2000  # public images that are taken if nobody says how many
 
 

@@ -78,14 +78,14 @@ def permute_and_flip(scores: list[int], epsilon: Fraction, source: Source) -> in
         order[i], order[j] = order[j], order[i]
 
     best = max(scores)
-    return next(j for j in order if _coin(epsilon * (best - scores[j]) / UNIT, source))
+    return next(j for j in order if coin(epsilon * (best - scores[j]) / UNIT, source))
 
 
-def _coin(gamma: Fraction, source: Source) -> bool:
+def coin(gamma: Fraction, source: Source) -> bool:
     """Return True with probability exp(-gamma), exactly (Canonne, Kamath, Steinke 2020, arXiv:2004.00010,
     Algorithm 1)."""
     while gamma > 1:
-        if not _coin(Fraction(1), source):
+        if not coin(Fraction(1), source):
             return False
         gamma -= 1
 

@@ -64,6 +64,7 @@ Format = Enum("Format", ["safetensors", "onnx"])
 Attack = Enum("Attack", ["gsd_white_box", "gsd_black_box", "loss"])
 
 
+POOL = "pool"  # pair.public: examples of pair.pool
 By = Enum("By", ["gsd", "coverage"])
 
 
@@ -78,8 +79,8 @@ class Pair:
         "private data: name of a dataset in conf/dataset, or a path: image folder, CSV of paths and labels, npz"
     )
     public: Any = setting(
-        "public data: a name or a path; [A,B]: equal shares of m from each; auto: chosen privately from candidates; "
-        "null if the algorithm uses no public data"
+        "public data: a name or a path; [A,B]: equal shares of m from each; auto: a set chosen privately from "
+        "candidates; pool: examples chosen privately from pool; null if the algorithm uses no public data"
     )
     m: int | None = setting("number of public examples; null: all of the set, at most 2,000", at_least=1)
     take: Take = setting(
@@ -101,6 +102,14 @@ class Pair:
     candidates: list[Any] | None = setting(
         "public=auto: the public sets to choose from, such as [A,B,[C,D]]", default=None
     )
+    pool: list[str] | None = setting(
+        "public=pool: the sets whose examples are chosen from: names or paths, folders of embeddings among them",
+        default=None,
+    )  # fmt: skip
+    pool_m: int | None = setting(
+        "public=pool: examples of each set, its test images first, or all if it has fewer; null: all", at_least=1,
+        default=None,
+    )  # fmt: skip
     unit: str | None = setting(
         "who is protected: null, one example; or a person with all their examples, who is named by this column of a "
         "CSV, by the arrays train_UNIT and test_UNIT of an npz, by folders within the class folders (folder), or by a "
@@ -125,6 +134,8 @@ class Pair:
             raise UsageError("pair.unit is empty: give the column that names people, or null for one example")
         if self.candidates is not None:
             self.candidates = candidates_of("pair.candidates", self.candidates)
+        if self.pool is not None:
+            self.pool = sorted(public_sets(one_or_combined("pair.pool", self.pool)))
 
 
 @dataclass
@@ -346,7 +357,8 @@ class RunConfig(Common):
     privacy: Privacy = field(default_factory=Privacy)
     training: Training = field(default_factory=Training)
     epsilon_select: float | None = setting(
-        "pair.public=auto: epsilon of the private choice of the public set", over=0, default=None
+        "pair.public=auto or pool: epsilon of the private choice of the public set, or of its examples", over=0,
+        default=None,
     )
     select: Select = field(default_factory=Select)
 

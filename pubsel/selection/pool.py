@@ -1,0 +1,217 @@
+"""Public examples from a pool of many kinds: those that are like the private ones. pubsel's own: no paper.
+
+A user may have no public set of the private kind, but a large mixed collection. Neighbours differ by one private
+example, or one person with all their examples, that is there or not. One noisy histogram is released:
+
+1. `clusters`, of the pool's features alone: their principal directions, and k-means of the directions of examples in
+   these.
+2. A private example is in the cluster whose centre is nearest, unless it is farther from that than nearly all of the
+   pool's examples in the cluster are: then it is in none.
+3. `release`: how many private examples are in each cluster, with discrete Laplace noise.
+4. `shares`: clusters whose noisy count is more than noise alone would be expected to reach in any. If these hold less
+   than 60 % of the private examples, the pool has too little of their kind: no public data is used, since whitening by
+   another kind costs accuracy (as in `pubsel.selection.coverage`).
+5. `draw`: of each of these clusters as many of the pool's examples as its share of the private ones, at random.
+
+**Sensitivity.** One example more raises one count by one, and changes no other: clusters are of public data, and an
+example's cluster is computed from this example alone. A person's examples weigh one together, so the counts move by at
+most one in L1. With noise of P(z) proportional to exp(-epsilon |z|), independent for each cluster, the histogram is
+epsilon-private for any number of clusters (Dwork, McSherry, Nissim and Smith 2006). What is computed of the noisy
+histogram, the pool, public random numbers and n, which is public, spends nothing more: so the drawn examples may be
+shown, and how many are of each set.
+
+**In floating point.** Counts are whole numbers of steps of 1 / UNIT, and the noise is drawn exactly, by integers
+(`discrete_laplace`). Features are rounded as `coverage` says: the record has its caution.
+"""
+
+import math
+from collections.abc import Iterator, Sequence
+from fractions import Fraction
+from typing import NamedTuple, Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from pubsel.algorithms import roots
+from pubsel.messages import UsageError
+from pubsel.privacy import accountant
+from pubsel.privacy.people import UNIT, weights_of
+from pubsel.privacy.randomness import Source, Sources, below
+from pubsel.selection import coin
+from pubsel.selection.coverage import LEAST, counts
+
+SAMPLE = 50_000  # examples of the pool of which clusters are made
+MOST_CLUSTERS, EACH = 200, 20  # clusters; examples of the sample that each should have on average
+DIRECTIONS = 64
+TYPICAL, MARGIN = 0.95, 1.1  # an example is in a cluster up to so many times the squared distance of 95 % of the pool's
+BLOCK = 2**14  # examples of the pool at a time
+
+Array = NDArray[np.float64]
+
+
+class Part(Protocol):
+    """One set of a pool: its public features, which need not fit in memory."""
+
+    @property
+    def n(self) -> int:
+        """Return how many examples there are."""
+        ...
+
+    def blocks(self) -> Iterator[Tensor]:
+        """Return all features in order, at most BLOCK rows at a time, [b, d]."""
+        ...
+
+    def rows(self, places: NDArray[np.int64]) -> Tensor:
+        """Return the features of some examples, float32 [len(places), d]."""
+        ...
+
+
+class Held(NamedTuple):
+    """A set whose features are in memory, or mapped, [n, d]."""
+
+    x: Tensor
+
+    @property
+    def n(self) -> int:
+        """Return how many examples there are."""
+        return len(self.x)
+
+    def blocks(self) -> Iterator[Tensor]:
+        """Return all features in order, BLOCK rows at a time."""
+        return iter(self.x.split(BLOCK))
+
+    def rows(self, places: NDArray[np.int64]) -> Tensor:
+        """Return the features of some examples."""
+        return self.x[torch.from_numpy(places)]
+
+
+def rows_of(parts: Sequence[Part], places: NDArray[np.int64]) -> Tensor:
+    """Return features of examples of several sets in a row, float32 [len(places), d]."""
+    ends = np.cumsum([part.n for part in parts])
+    of = np.searchsorted(ends, places, side="right")
+    rows: list[Tensor] = []
+    for i, part in enumerate(parts):
+        rows.append(part.rows(places[of == i] - (ends[i] - part.n)).float())
+    together = torch.empty_like(torch.cat(rows))
+    together[torch.from_numpy(np.argsort(of, kind="stable"))] = torch.cat(rows)
+    return together
+
+
+def sample_of(parts: Sequence[Part], random: np.random.Generator) -> Tensor:
+    """Return features of at most SAMPLE examples of a pool, at random, [s, d]."""
+    many = sum(part.n for part in parts)
+    return rows_of(parts, np.sort(random.choice(many, min(SAMPLE, many), replace=False)))
+
+
+class Clusters(NamedTuple):
+    """Where a pool has its examples. shift: [d]; directions: [k, d], orthonormal; centres: [K, k]; shares: how many
+    examples of the sample are in each of the K; limits: [K], the largest squared distance of an example from its
+    centre."""
+
+    shift: Array
+    directions: Array
+    centres: Array
+    shares: list[int]
+    limits: Array
+
+    def of(self, row: Array) -> int | None:
+        """Return the cluster of one example, the roots of its features [d]; None: it is in none, or not finite."""
+        with np.errstate(all="ignore"):  # what is not finite is in no cluster
+            inside = self.directions @ (row - self.shift)
+            length = math.sqrt(float(inside @ inside))
+            if not 0 < length < math.inf:
+                return None
+            squared = np.square(self.centres - inside / length).sum(1)
+        nearest = int(squared.argmin())
+        return nearest if squared[nearest] <= MARGIN * self.limits[nearest] else None
+
+    def nearest(self, x: Tensor) -> NDArray[np.int64]:
+        """Return the nearest centre of each of many public examples, features [m, d]."""
+        rows = directed(self, x)
+        squared = np.square(self.centres).sum(1) - 2 * rows @ self.centres.T
+        return squared.argmin(1)
+
+
+def directed(clusters: Clusters, x: Tensor) -> Array:
+    """Return the directions of examples within those of the clusters: rows of norm 1 (or 0), [m, k], of features
+    [m, d]."""
+    inside = (roots(x.double()).numpy() - clusters.shift) @ clusters.directions.T
+    return np.asarray(inside / np.sqrt(np.maximum(np.square(inside).sum(1), 1e-300))[:, None])
+
+
+def clusters_of(sample: Tensor) -> Clusters:
+    """Return the clusters of features [s, d] of a pool. UsageError if there are too few, or all are the same.
+
+    The sample should be drawn at random from the pool, at most SAMPLE of it."""
+    from sklearn.cluster import MiniBatchKMeans  # half a second, only if it is used
+
+    s, d = sample.shape
+    if s < 2 * EACH:
+        raise UsageError(f"pair.pool: {s} examples are too few for a pool: give {2 * EACH} or more")
+    x = roots(sample.double()).numpy()
+    shift = x.mean(0)
+    x = x - shift
+    _, directions = np.linalg.eigh(x.T @ x)
+    if not x.any():
+        raise UsageError("pair.pool: the features of all its examples are the same: give other public data")
+    directions = np.ascontiguousarray(directions[:, ::-1][:, : min(DIRECTIONS, d)].T)
+
+    several = max(2, min(MOST_CLUSTERS, s // EACH))
+    places = Clusters(shift, directions, np.zeros((0, len(directions))), [], np.zeros(0))
+    rows = directed(places, sample)
+    kmeans = MiniBatchKMeans(several, random_state=0, n_init=1, batch_size=2048).fit(rows)
+    places = places._replace(centres=kmeans.cluster_centers_.astype(np.float64))
+
+    # What is typical of a cluster; one that has none of the sample takes no private example.
+    nearest = places.nearest(sample)
+    squared = np.square(rows - places.centres[nearest]).sum(1)
+    limits = [np.quantile(squared[nearest == c], TYPICAL) if (nearest == c).any() else -1.0 for c in range(several)]
+    return places._replace(shares=np.bincount(nearest, minlength=several).tolist(), limits=np.array(limits))
+
+
+def discrete_laplace(epsilon: Fraction, source: Source) -> int:
+    """Return a whole number z with probability proportional to exp(-epsilon |z|), exactly (Canonne, Kamath, Steinke
+    2020, arXiv:2004.00010, Algorithm 2)."""
+    s, t = epsilon.numerator, epsilon.denominator
+    while True:
+        first = below(t, source)
+        if not coin(Fraction(first, t), source):
+            continue
+        more = 0
+        while coin(Fraction(1), source):
+            more += 1
+        size = (first + t * more) // s
+        negative = below(2, source) == 1
+        if size or not negative:  # zero once, not twice
+            return -size if negative else size
+
+
+def release(sums: list[int], plan: accountant.Plan, source: Source) -> list[int]:
+    """Return counts, in steps of 1 / UNIT, with the noise of a plan of `accountant.pure`."""
+    epsilon = Fraction(1 / plan.noise_multiplier) / UNIT
+    return [inside + discrete_laplace(epsilon, source) for inside in sums]
+
+
+def shares(noisy: list[int], n: int, plan: accountant.Plan) -> Array | None:
+    """Return the share of the private examples that each cluster has [K], which sum to one; None if the pool has too
+    few of their kind. n: the number of private units."""
+    inside = np.array(noisy) / UNIT
+    # Noise exceeds this in a cluster with probability 1 / 2K: in half a cluster in all.
+    least = math.log(len(noisy)) * plan.noise_multiplier
+    inside = np.where(inside > least, inside, 0.0)
+    return inside / inside.sum() if inside.sum() >= LEAST * n else None
+
+
+def draw(wanted: Array, nearest: NDArray[np.integer], m: int, random: np.random.Generator) -> NDArray[np.int64]:
+    """Return the places of at most m of the pool's examples, in random order: of each cluster as many as its share of
+    m, or all that there are.
+
+    wanted: `shares` [K]; nearest: the cluster of each of the pool's examples."""
+    chosen = []
+    for cluster in np.flatnonzero(wanted):
+        members = np.flatnonzero(nearest == cluster)
+        many = min(len(members), round(m * wanted[cluster]))
+        chosen.append(random.choice(members, many, replace=False))
+    return random.permutation(np.concatenate(chosen))
