@@ -1,6 +1,7 @@
 """Folders of embeddings: features of public images that were computed before, in shards."""
 
 from pathlib import Path
+from typing import Any
 
 from pubsel.settings.identity import is_path
 
@@ -13,3 +14,8 @@ def is_embeddings(name: str) -> bool:
         return False
     folder = Path(name).expanduser()
     return folder.is_dir() and any(next(folder.rglob(pattern), None) is not None for pattern in SHARDS)
+
+
+def open_embeddings(name: str) -> Any:
+    """Open a folder of embeddings."""
+    raise NotImplementedError

@@ -188,20 +188,35 @@ def discrete_laplace(epsilon: Fraction, source: Source) -> int:
             return -size if negative else size
 
 
-def release(sums: list[int], plan: accountant.Plan, source: Source) -> list[int]:
-    """Return counts, in steps of 1 / UNIT, with the noise of a plan of `accountant.pure`."""
+def release(sums: list[int], plan: accountant.Plan, source: Source) -> list[float]:
+    """Return counts with the noise of a plan of `accountant.pure`, to a tenth, from sums in steps of 1 / UNIT."""
     epsilon = Fraction(1 / plan.noise_multiplier) / UNIT
-    return [inside + discrete_laplace(epsilon, source) for inside in sums]
+    return [round((inside + discrete_laplace(epsilon, source)) / UNIT, 1) for inside in sums]
 
 
-def shares(noisy: list[int], n: int, plan: accountant.Plan) -> Array | None:
+def select(
+    epsilon: float, private: Tensor, people: Tensor | None, clusters: Clusters, secret: Sources
+) -> tuple[list[float], accountant.Plan]:
+    """Return the noisy histogram [K] of the private examples over the clusters, and what it spends; nothing else that
+    is computed here may be shown.
+
+    private: features [n, d]; people: as in `weights_of`."""
+    plan = accountant.pure(epsilon, 1.0, 1, "discrete Laplace")
+    sums = counts(clusters, private, weights_of(people, len(private)))
+    return release(sums, plan, secret("selection", 0)), plan
+
+
+def shares(noisy: list[float], n: int, plan: accountant.Plan, with_none: bool = True) -> Array | None:
     """Return the share of the private examples that each cluster has [K], which sum to one; None if the pool has too
-    few of their kind. n: the number of private units."""
-    inside = np.array(noisy) / UNIT
-    # Noise exceeds this in a cluster with probability 1 / 2K: in half a cluster in all.
-    least = math.log(len(noisy)) * plan.noise_multiplier
+    few of their kind, unless `with_none` is False. n: the number of private units."""
+    # Noise exceeds `least` in a cluster with probability 1 / 2K: in half a cluster in all.
+    inside, least = np.array(noisy), math.log(len(noisy)) * plan.noise_multiplier
     inside = np.where(inside > least, inside, 0.0)
-    return inside / inside.sum() if inside.sum() >= LEAST * n else None
+    if with_none:
+        return inside / inside.sum() if inside.sum() >= LEAST * n else None
+
+    # Without public data the algorithm cannot run: if all is noise, all clusters are as good.
+    return inside / inside.sum() if inside.any() else np.full(len(noisy), 1 / len(noisy))
 
 
 def draw(wanted: Array, nearest: NDArray[np.integer], m: int, random: np.random.Generator) -> NDArray[np.int64]:
