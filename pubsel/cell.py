@@ -226,9 +226,10 @@ def canonical(settings: RunConfig) -> RunConfig:
         raise UsageError(
             f"distance={distance.name}: its epsilon would add to that of training: measure it by pubsel rank"
         )
+    pair = canonical_pool(pair, settings.epsilon_select)
     if settings.epsilon_select is not None:
         check_choice(settings, distance)
-    pair = canonical_pool(canonical_candidates(pair, settings.epsilon_select), settings)
+    pair = canonical_candidates(pair, settings.epsilon_select)
     select = settings.select if pair.candidates else Select()
 
     if not algorithm.private:
@@ -339,11 +340,11 @@ def canonical_candidates(pair: Pair, epsilon: float | None) -> Pair:
     return dataclasses.replace(pair, candidates=[pairs[name].public for name in sorted(pairs)])
 
 
-def canonical_pool(pair: Pair, settings: RunConfig) -> Pair:
+def canonical_pool(pair: Pair, epsilon: float | None) -> Pair:
     """The same pair with what describes a pool. UsageError where pair.public=pool, pair.pool and epsilon_select do not
     all stand together, or not at all."""
     from_pool = pair.public == POOL
-    if from_pool != bool(pair.pool) or (from_pool and settings.epsilon_select is None):
+    if from_pool != bool(pair.pool) or (from_pool and epsilon is None):
         raise UsageError("pair.public=pool, pair.pool=[A,B,...] and epsilon_select=... belong together: give all")
     if not from_pool:
         return dataclasses.replace(pair, pool_m=None)

@@ -733,7 +733,8 @@ def _combined(names: list[str], m: int | None, key: str, beside: Beside, read: R
         for what, digests in sides:
             published = what == OWN and _named(name, data_root) is not None
             notes += _noted(group, chosen, 1, among(chosen_digests, *digests), what, published)
-        seen.append((f"the public set {name}", (chosen_digests,)))
+        if not pool:  # an image that two sets of a pool have is in it twice
+            seen.append((f"the public set {name}", (chosen_digests,)))
 
         x, changed = _like(name, chosen.used.test.x, like, convert)
         parts[place] = Split(x, chosen.used.test.y)
