@@ -26,8 +26,6 @@ from torch import Tensor
 from pubsel.cell import Cell, canonical, guarantee
 from pubsel.data import Split, Task, open_dataset
 from pubsel.data.features import of_source
-from pubsel.privacy import accountant
-from pubsel.privacy.people import UNIT
 from pubsel.privacy.randomness import stream
 from pubsel.selection import coverage, pool
 from pubsel.settings.compose import composed
@@ -43,8 +41,16 @@ MEMBERS = {"cifar10": 6000, "tiny_imagenet": 4000, "mnist": 4000, "fashion_mnist
            "kagchest": 500, "chestxray_pneumonia.npz": 500}  # fmt: skip
 RIGHT, EPSILONS, SHARE = (200, 20, 0), (0.1, 0.3, 1.0), 0.05
 PRIVATE, HELD, DRAWN = 6000, 1500, 1000
+SPENT = {"examples": None, "examples, 0.05": 0.05}  # on the choice; None: SHARE of epsilon
 WORDS = ("model=mobilenetv2", "algorithm=whitened_head", "algorithm.public_labels=none", "distance=none",
          "pair.private=x", "pair.m=10", "device=cpu", "threads=1", "privacy.delta=1e-5", "download=false")  # fmt: skip
+
+
+def spent(method: str, epsilon: float) -> float:
+    """Return what a method spends on its choice."""
+    if method == "a set":
+        return SHARE * epsilon
+    return (SPENT[method] or SHARE * epsilon) if method in SPENT else 0.0
 
 
 def settings(*words: str) -> RunConfig:
@@ -100,9 +106,9 @@ class Study:
                 self.sets[name] = x[torch.from_numpy(random.permutation(len(x))[:many])]
         if right:
             self.sets["right"] = train.x[order[held : held + own]][:right]
-        self.seed, self.right, self.random = seed, right, random
+        self.seed, self.right = seed, right
+        self.clusters: pool.Clusters | None = None
         self.pool = torch.cat(list(self.sets.values()))
-        self.of_right = np.arange(len(self.pool)) >= len(self.pool) - right
 
     def public(self, method: str, epsilon: float) -> Tensor | None:
         """Return the public examples of a method; None: none."""
@@ -113,36 +119,34 @@ class Study:
             return torch.cat([x[:each] for x in self.sets.values()])
         if method == "a set":
             sets = {name: x[:DRAWN] for name, x in self.sets.items()}
-            chosen, _ = coverage.select(SHARE * epsilon, self.task.private.x, None, sets, True, self._secret)
+            chosen, _ = coverage.select(spent(method, epsilon), self.task.private.x, None, sets, True, self._secret)
             return None if chosen == coverage.NONE else sets[chosen]
-        if method == "examples":
-            places = self._examples(SHARE * epsilon)
-            return None if places is None else self.pool[torch.from_numpy(places)]
+        if method in SPENT:
+            return self._examples(spent(method, epsilon))
         return self.sets[method][:DRAWN]  # an oracle's
 
     def _secret(self, purpose: str, step: int) -> np.random.Generator:
         return stream(f"{self.seed} {self.right}", purpose, step)
 
-    def _examples(self, epsilon: float) -> np.ndarray | None:
-        clusters, nearest, sums = self._counted()
-        plan = accountant.pure(epsilon, 1.0, 1, "discrete Laplace")
-        noisy = pool.release(sums, plan, self._secret("selection", 0))
-        wanted = pool.shares(noisy, len(self.task.private.x), plan)
-        return None if wanted is None else pool.draw(wanted, nearest, DRAWN, stream(str(self.seed), "draw"))
+    def _examples(self, epsilon: float) -> Tensor | None:
+        if self.clusters is None:
+            self.clusters = pool.clusters_of(pool.sample_of([pool.Held(self.pool)], stream("pool", "sample")))
+        clusters = self.clusters
+        nearest = clusters.nearest(self.pool)
 
-    @cache  # noqa: B019  (a study is as long-lived as its clusters)
-    def _counted(self) -> tuple[pool.Clusters, np.ndarray, list[int]]:
-        clusters = pool.clusters_of(pool.sample_of([pool.Held(self.pool)], stream("pool", "sample")))
-        x = self.task.private.x
-        return clusters, clusters.nearest(self.pool), coverage.counts(clusters, x, [UNIT] * len(x))
+        def drawn(noisy: list[float]) -> Tensor:
+            wanted = pool.shares(noisy, pool.plan_of(epsilon, True))
+            return self.pool[torch.from_numpy(pool.draw(wanted, nearest, DRAWN, stream(str(self.seed), "draw")))]
+
+        chosen, _ = pool.select(epsilon, self.task.private.x, None, clusters, drawn, True, self._secret)
+        return drawn(chosen.noisy) if chosen.used else None
 
     def row(self, method: str, epsilon: float) -> dict[str, object]:
         """Return one row of the file."""
         began = time.monotonic()
         x = self.public(method, epsilon)
-        chooses = method in ("a set", "examples")
         public = None if x is None else Split(x.clone(), torch.zeros(len(x), dtype=torch.int64))
-        reached = head(self.task._replace(public=public), epsilon * (1 - SHARE * chooses), self.seed)
+        reached = head(self.task._replace(public=public), epsilon - spent(method, epsilon), self.seed)
         rights = 0
         if x is not None and self.right:
             rights = int((torch.cdist(x, self.sets["right"]).min(1).values < 1e-6).sum())
@@ -162,7 +166,7 @@ def run(privates: list[str], seeds: range, root: str) -> None:
             for private in privates:
                 for right in RIGHT:
                     oracles = [name for name in MEMBERS if name != private] if not right else ["right"]
-                    methods = ["equal shares", "a set", "examples", *oracles, *(["none"] if not right else [])]
+                    methods = ["equal shares", "a set", *SPENT, *oracles, *(["none"] if not right else [])]
                     missing = [(method, epsilon) for method in methods for epsilon in EPSILONS
                                if (private, right, method, epsilon, seed) not in done]  # fmt: skip
                     if not missing:
@@ -181,17 +185,17 @@ def table() -> None:
         reached[row["private"], int(row["right"]), row["method"], float(row["epsilon"])].append(float(row["utility"]))
     mean = {key: statistics.mean(values) for key, values in reached.items()}
 
-    print("| private | in the pool | epsilon | examples | a set | equal shares | none | best set (oracle) |")
-    print("|---" * 8 + "|")
+    methods = [*SPENT, "a set", "equal shares"]
+    print("| private | in the pool | epsilon |", " | ".join(methods), "| none | best set (oracle) |")
+    print("|---" * (len(methods) + 5) + "|")
     for private in dict.fromkeys(key[0] for key in mean):
         for right in RIGHT:
             for epsilon in EPSILONS:
                 oracle = max(
                     (value, name) for (p, r, name, e), value in mean.items()
-                    if (p, e) == (private, epsilon) and r in (right, 0) and name not in ("examples", "a set", "none",
-                                                                                         "equal shares")
+                    if (p, e) == (private, epsilon) and r in (right, 0) and name not in [*methods, "none"]
                 )  # fmt: skip
-                cells = [mean[private, right, method, epsilon] for method in ("examples", "a set", "equal shares")]
+                cells = [mean[private, right, method, epsilon] for method in methods]
                 cells += [mean[private, 0, "none", epsilon], oracle[0]]
                 print(f"| {private} | {right} | {epsilon:g} |", " | ".join(f"{cell:.1f}" for cell in cells),
                       f"({oracle[1]}) |")  # fmt: skip

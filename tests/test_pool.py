@@ -173,21 +173,37 @@ def test_features_of_any_width_make_clusters(d):
 # What follows from the release
 
 
-def plan_of(epsilon):
-    return accountant.pure(epsilon, 1.0, 1, "discrete Laplace")
-
-
 def test_only_clusters_above_the_noise_have_a_share():
     noisy = [600.0, 300.0, 5.0, -8.0]
-    assert pool.shares(noisy, 1000, plan_of(0.1)) == pytest.approx([2 / 3, 1 / 3, 0, 0])
-    assert np.count_nonzero(pool.shares(noisy, 1000, plan_of(1.0))) == 3
+    assert pool.shares(noisy, pool.plan_of(0.1, False)) == pytest.approx([2 / 3, 1 / 3, 0, 0])
+    assert np.count_nonzero(pool.shares(noisy, pool.plan_of(1.0, False))) == 3
+    assert pool.shares([1.0, -5.0], pool.plan_of(0.1, False)) == pytest.approx([0.5, 0.5])  # all may be noise
 
 
-def test_a_pool_of_other_kinds_gives_nothing_unless_something_must_be_given():
-    noisy = [300.0, 200.0, 5.0, -8.0]  # half of the private examples
-    assert pool.shares(noisy, 1000, plan_of(0.1)) is None
-    assert pool.shares(noisy, 1000, plan_of(0.1), with_none=False) == pytest.approx([0.6, 0.4, 0, 0])
-    assert pool.shares([1.0, -5.0], 1000, plan_of(0.1), with_none=False) == pytest.approx([0.5, 0.5])
+@pytest.mark.parametrize(("many", "used"), [((300, 300), True), ((0, 300, 300), False), ((4, 600), False)])
+def test_what_is_drawn_is_used_if_it_is_of_the_private_kind(many, used):
+    x, _ = mixed(*many)
+    clusters = pool.clusters_of(x)
+    nearest = clusters.nearest(x)
+    given = []
+
+    def drawn(noisy):
+        given.append(noisy)
+        wanted = pool.shares(noisy, pool.plan_of(1.0, True))
+        return x[torch.from_numpy(pool.draw(wanted, nearest, 100, stream("test", "draw")))]
+
+    chosen, spend = pool.select(1.0, examples(0, 500, seed=7), None, clusters, drawn, True, secret)
+    assert chosen.used == used
+    assert chosen.noisy == given[0]  # the draw sees what is released, and nothing else
+    assert spend.epsilon == 1
+    assert spend.noise_multiplier == pytest.approx(2)  # half of epsilon each
+
+
+def test_all_of_epsilon_is_the_histograms_if_public_data_must_be_used():
+    clusters = pool.clusters_of(mixed(0, 300)[0])
+    chosen, spend = pool.select(1.0, examples(0, 500, seed=7), None, clusters, None, False, secret)
+    assert chosen.used
+    assert spend.noise_multiplier == pytest.approx(1)
 
 
 def test_a_draw_has_the_shares_and_no_example_twice():
@@ -336,4 +352,4 @@ def test_what_does_not_fit_together_is_named(words, message, folder, capsys):
 def test_images_of_the_private_set_may_be_in_the_pool_and_leave_the_test_set(folder, capsys):
     record = trained(capsys, "pair.pool=[private.npz,other.npz]", "pair.pool_m=40")
     assert record["test_examples"] == 20
-    assert record["pool"]["examples"]["private.npz"] > 30
+    assert record["pool"]["examples"].keys() == {"private.npz", "other.npz"}

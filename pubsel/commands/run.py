@@ -165,8 +165,7 @@ def train(cell: Cell) -> dict[str, Any]:
     task = _loaded(cell)
     pool = None
     if cell.settings.pair.public == POOL:
-        chosen, selected = from_pool(cell, task)
-        cell, task, pool = cell._replace(settings=chosen.settings), chosen.task, chosen.told
+        cell, task, pool, selected = from_pool(cell, task)
         parts += [("selection of the public examples", selected)]
     cell = cell.derived(task)
 

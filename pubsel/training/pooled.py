@@ -1,10 +1,11 @@
-"""The public examples of a run whose public data is a pool: clusters, a private histogram, a draw."""
+"""The public examples of a run whose public data is a pool: clusters, a private choice, a draw."""
 
 import dataclasses
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from pubsel import algorithms
 from pubsel.cell import Cell, Noted, without_public
@@ -22,85 +23,87 @@ from pubsel.training.once import released_once, units_of
 MOST = 1000  # public examples that are drawn if nobody says how many
 
 
-class Chosen(NamedTuple):
-    """What a run has of a pool. settings: those of the training that follows; told: for the record, of released values
-    alone."""
+class Pool(NamedTuple):
+    """A pool for one run. sets: by name; needs_public: the algorithm cannot do without public data; m: how many
+    examples are drawn at most; name: of the run, which names the random stream of the draw."""
 
-    settings: RunConfig
-    task: Task
-    told: dict[str, Any]
+    sets: dict[str, pool.Part]
+    clusters: Clusters
+    nearest: NDArray[np.integer]  # the cluster of each example
+    needs_public: bool
+    epsilon: float
+    m: int
+    name: str
+
+    @classmethod
+    def of(cls, settings: RunConfig, task: Task, name: str) -> "Pool":
+        """Return the pool of a run. task: with all examples of the sets that were read."""
+        sets = parts_of(settings, task)
+        clusters = pool.clusters_of(pool.sample_of(list(sets.values()), stream("pool", "sample")))
+        nearest = np.concatenate([clusters.nearest(block) for part in sets.values() for block in part.blocks()])
+        needs_public = algorithms.build(settings.algorithm).needs_public
+        m = settings.pair.m or MOST
+        return cls(sets, clusters, nearest, needs_public, settings.epsilon_select or 0.0, m, name)
+
+    def places(self, noisy: list[float]) -> NDArray[np.int64]:
+        """Return which examples are drawn by a noisy histogram."""
+        wanted = pool.shares(noisy, pool.plan_of(self.epsilon, not self.needs_public))
+        return pool.draw(wanted, self.nearest, self.m, stream(self.name, "draw from the pool"))
+
+    def features(self, noisy: list[float]) -> torch.Tensor:
+        """Return the features of the examples that are drawn by a noisy histogram, [m, d]."""
+        return pool.rows_of(list(self.sets.values()), self.places(noisy))
+
+    def many(self, noisy: list[float]) -> dict[str, int]:
+        """Return how many examples of each set are drawn by a noisy histogram."""
+        ends = np.cumsum([part.n for part in self.sets.values()])
+        of = np.searchsorted(ends, self.places(noisy), side="right")
+        return dict(zip(self.sets, np.bincount(of, minlength=len(ends)).tolist(), strict=True))
 
 
-def from_pool(cell: Cell, task: Task) -> tuple[Chosen, accountant.Plan]:
-    """Return a cell's task with public examples that are chosen privately from pair.pool, or without, and what the
-    choice spends.
+def from_pool(cell: Cell, task: Task) -> tuple[Cell, Task, dict[str, Any], accountant.Plan]:
+    """Return a cell and its task with public examples that are chosen privately from pair.pool, or without; what is
+    told of the choice, which is of released values and public data; and what it spends.
 
-    The noisy histogram is drawn once, of the examples that will be trained on, and kept in the run's folder."""
-    sets = parts_of(cell.settings, task)
-    clusters = clusters_of(sets)
-    epsilon = cell.settings.epsilon_select or 0.0
+    What is released is drawn once, of the examples that will be trained on, and kept in the run's folder."""
+    settings = cell.settings
+    of = Pool.of(settings, task, cell.name)
 
-    # What decides the release: the private examples and the clusters.
-    public = [Split(torch.from_numpy(each), torch.zeros(0)) for each in clusters if isinstance(each, np.ndarray)]
-    noted = Noted(task.private, epsilon, 0.0)
-    secret = cell.streams.secret("choice", units_of(task), public, {}, {"epsilon": epsilon}, noted)
+    # What decides the release: the private examples, the clusters, and the pool itself, which has these.
+    public = [Split(torch.from_numpy(each), torch.zeros(0)) for each in of.clusters if isinstance(each, np.ndarray)]
+    noted = Noted(task.private, of.epsilon, 0.0)
+    secret = cell.streams.secret("choice", units_of(task), public, {}, {"epsilon": of.epsilon}, noted)
 
     def release() -> dict[str, Any]:
-        noisy, spend = pool.select(epsilon, task.private.x, task.people, clusters, secret)
-        return {"noisy": noisy, "spend": spend._asdict()}
+        private, with_none = task.private.x, not of.needs_public
+        chosen, spend = pool.select(of.epsilon, private, task.people, of.clusters, of.features, with_none, secret)
+        return {**chosen._asdict(), "spend": spend._asdict()}
 
     drawn = released_once(cell.folder / "selection.pt", secret, release)
-    spend = accountant.Plan(**drawn["spend"])
-    chosen = with_examples(cell.settings, task, sets, clusters, (drawn["noisy"], spend), cell.name)
-    many = [f"{count} of {name}" for name, count in chosen.told["examples"].items() if count]
-    none = f"none: the pool has too few examples like those of {cell.settings.pair.private}"
-    say(f"  public data: {', '.join(many) or none}")
-    return chosen, spend
+    noisy, used = drawn["noisy"], drawn["used"]
+    many = of.many(noisy) if used else dict.fromkeys(of.sets, 0)
+    told = {"histogram": noisy, "examples": many}
+    named = ", ".join(f"{count} of {name}" for name, count in many.items() if count)
+    say(f"  public data: {named or f'none: the pool has too few examples like those of {settings.pair.private}'}")
 
-
-def with_examples(
-    settings: RunConfig,
-    task: Task,
-    sets: dict[str, pool.Part],
-    clusters: Clusters,
-    released: tuple[list[float], accountant.Plan],
-    name: str,
-) -> Chosen:
-    """Return what a run has of a pool, from the noisy histogram and its plan, public data, and public random numbers.
-    name: of the run."""
-    noisy, spend = released
-    pair, needs_public = settings.pair, algorithms.build(settings.algorithm).needs_public
-    told: dict[str, Any] = {"histogram": noisy, "clusters": 0, "examples": dict.fromkeys(sets, 0)}
     settings = dataclasses.replace(settings, distance=None, epsilon_select=None)
-    wanted = pool.shares(noisy, task.units, spend, not needs_public)
-    if wanted is None:
-        settings = dataclasses.replace(settings, pair=without_public(pair))
-        return Chosen(settings, task._replace(public=None, pool=()), told)
-
-    nearest = np.concatenate([clusters.nearest(block) for part in sets.values() for block in part.blocks()])
-    places = pool.draw(wanted, nearest, pair.m or MOST, stream(name, "draw from the pool"))
-    ends = np.cumsum([part.n for part in sets.values()])
-    many = np.bincount(np.searchsorted(ends, places, side="right"), minlength=len(sets)).tolist()
-    told |= {"clusters": int(np.count_nonzero(wanted)), "examples": dict(zip(sets, many, strict=True))}
-
-    # Their labels mean nothing: the sets are of many kinds.
-    rows = pool.rows_of(list(sets.values()), places)
-    public = Split(rows, torch.full((len(rows),), NO_CLASS))
-    task = task._replace(public=public, pool=(), same_task=False, same_classes=False, same_names=False)
-    return Chosen(settings, task, told)
+    if used:
+        task = with_examples(task, of.features(noisy))
+    else:
+        settings = dataclasses.replace(settings, pair=without_public(settings.pair))
+        task = task._replace(public=None, pool=())
+    return cell._replace(settings=settings), task, told, accountant.Plan(**drawn["spend"])
 
 
 def as_recorded(settings: RunConfig, task: Task, record: dict[str, Any]) -> Task:
     """Return the task of a finished run with the public examples that it drew from its pool."""
-    sets = parts_of(settings, task)
-    plan = accountant.pure(settings.epsilon_select or 0.0, 1.0, 1, "discrete Laplace")
-    released = record["pool"]["histogram"], plan
-    return with_examples(settings, task, sets, clusters_of(sets), released, record["identity"]).task
+    return with_examples(task, Pool.of(settings, task, record["identity"]).features(record["pool"]["histogram"]))
 
 
-def clusters_of(sets: dict[str, pool.Part]) -> Clusters:
-    """Return the clusters of a pool, the same for all runs."""
-    return pool.clusters_of(pool.sample_of(list(sets.values()), stream("pool", "sample")))
+def with_examples(task: Task, x: torch.Tensor) -> Task:
+    """Return a task with public examples of a pool, whose labels mean nothing: the sets are of many kinds."""
+    public = Split(x, torch.full((len(x),), NO_CLASS))
+    return task._replace(public=public, pool=(), same_task=False, same_classes=False, same_names=False)
 
 
 def parts_of(settings: RunConfig, task: Task) -> dict[str, pool.Part]:
