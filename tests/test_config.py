@@ -123,7 +123,8 @@ def test_an_unknown_key_is_refused_with_those_that_there_are() -> None:
         check(RunConfig, with_value("epsilonn", 1))
     assert refusal.value.exit_code == 2
     with pytest.raises(
-        UsageError, match=r"^unknown key pair.typo; here: candidates, convert, m, metric, overlap, private, private_sh"
+        UsageError,
+        match=r"^unknown key pair.typo; here: candidates, convert, m, metric, overlap, pool, pool_m, private, private_sh",
     ):
         check(RunConfig, with_value("pair.typo", 1))
 

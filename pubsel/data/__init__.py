@@ -73,7 +73,7 @@ class Task(NamedTuple):
     names: tuple[str, ...] = ()  # of the classes in order; empty: they have none
     weights: str | None = None  # digest of the weights of the backbone whose features x has
     offsets: int = 0  # of the columns of features, how many come last and are logits (`OffsetLinear`)
-    pool: tuple[int, ...] = ()  # pair.public=pool: how many public examples are of each set, in a row
+    pool: tuple[int, ...] = ()  # how many public examples are of each set; of a pool they are in a row
     people: Tensor | None = None  # how many private examples each person has, [people], in a row; None: unit is one
     held_out_people: Tensor | None = None  # as people, of validation
 
@@ -172,8 +172,7 @@ def load(pair: Pair, data_root: str, download: bool, through: Through = unchange
         beside = Beside(source.train, pair.convert, pair.private, opened, pair.overlap)
         m, key = (pair.pool_m, POOL_M) if pair.public == POOL else (pair.m, "pair.m")
         taken = _combined(sets, m, key, beside, read._replace(opened=opened))
-        public, same_names = taken.examples, _same_names(taken.names, source.names)
-        pool = taken.each if pair.public == POOL else ()
+        public, same_names, pool = taken.examples, _same_names(taken.names, source.names), taken.each
         notes = tuple(dict.fromkeys(notes + taken.notes))
         left &= ~taken.train
         if taken.of_private:
@@ -199,8 +198,8 @@ def load(pair: Pair, data_root: str, download: bool, through: Through = unchange
     same_classes = all(_same_classes(name, pair.private, data_root) for name in sets)
     task = Task(private, public, test, *source[2:6], notes + part_notes, validation, same_task, same_classes)
     names = source.names or class_names(pair.private, data_root)
-    task = task._replace(shape=_shape(opened), names=names, weights=source.weights, same_names=same_names)
-    return task._replace(people=people, held_out_people=held_out_people, pool=pool)
+    task = task._replace(shape=_shape(opened), names=names, weights=source.weights, same_names=same_names, pool=pool)
+    return task._replace(people=people, held_out_people=held_out_people)
 
 
 def _sets(pair: Pair) -> list[str]:
@@ -718,10 +717,10 @@ def _combined(names: list[str], m: int | None, key: str, beside: Beside, read: R
         share = share if m is not None else _all_of(name, same, key, available, None if pool else MOST_PUBLIC)
         share = min(share, available) if pool else share
         if share > available:
-            each = f", {share} from each set" if len(names) > 1 else ""
+            several = f", {share} from each set" if len(names) > 1 else ""
             where = "in its test split, and it is the private set" if same else "in all"
             where += ", those of others dropped" if dropped else ""
-            raise UsageError(f"{key}={m}{each}: {name} has only {available} images {where}: use a smaller {key}")
+            raise UsageError(f"{key}={m}{several}: {name} has only {available} images {where}: use a smaller {key}")
 
         # No image may be on two sides, unless the set was published so.
         chosen = opened.first(share)
@@ -746,15 +745,20 @@ def _combined(names: list[str], m: int | None, key: str, beside: Beside, read: R
         notes += (f"{many} training images of {private} that are public too left the private data",)
     leave = leave or [np.zeros(0, dtype=bool)] * 2
     dealt = [parts[place] for place in range(len(names))]
-    many_of = tuple(len(part.y) for part in dealt)
+    each = tuple(len(part.y) for part in dealt)
     if len(dealt) == 1:
-        return _Public(dealt[0], taken, notes, opened.used.names, many_of, *leave)
+        return _Public(dealt[0], taken, notes, opened.used.names, each, *leave)
     alike = len(classes) == 1 and all(part.y.shape[1:] == like.y.shape[1:] for part in dealt)
     of_task = alike and private is not None and all(_same_classes(name, private, data_root) for name in names)
-    together = torch.cat if pool else in_turn
-    x = together([part.x for part in dealt])
-    y = together([part.y for part in dealt]) if of_task else torch.full((len(x),), NO_CLASS)
-    return _Public(Split(x, y), taken, notes, (), many_of, *leave)
+    return _Public(_together(dealt, of_task, pool), taken, notes, (), each, *leave)
+
+
+def _together(parts: list[Split], of_task: bool, pool: bool) -> Split:
+    """Return several sets as one: those of a pool one after another, others in turn. of_task: their labels mean the
+    same."""
+    join = torch.cat if pool else in_turn
+    x = join([part.x for part in parts])
+    return Split(x, join([part.y for part in parts]) if of_task else torch.full((len(x),), NO_CLASS))
 
 
 def _all_of(name: str, same: bool, key: str, available: int, most: int | None) -> int:

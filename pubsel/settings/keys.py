@@ -454,8 +454,8 @@ class FitConfig(Common):
     )
     pool: list[Any] | None = setting(
         "public data of many kinds: names or paths, folders of embeddings among them; examples of them are chosen "
-        "privately, or none", default=None,
-    )  # fmt: skip
+        "privately, or none"
+    )
     epsilon: float = setting("epsilon of the whole: choice, model and measurement", over=0)
     delta: float = setting("delta of the whole", over=0, below=1)
     to: str = setting("the folder to make, which may be given away", neutral=True)
