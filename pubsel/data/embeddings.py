@@ -29,7 +29,7 @@ NPY, PARQUET = ".npy", ".parquet"
 IMAGES, BESIDE = "img_emb", ("text_emb", "metadata")  # folders of clip-retrieval
 COLUMNS = ("embedding", "image_embedding")
 BLOCK = 2**14  # rows of a block
-AT_RANDOM = 2**10  # rows that are read at random places before their pages are given back
+AT_RANDOM = 2**8  # rows at random places before memory is given back: of each the system maps many pages
 
 Places = NDArray[np.int64]
 
