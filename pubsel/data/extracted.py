@@ -83,6 +83,8 @@ def extract(part: Part, images: Listed, extractor: Extractor, say: Say) -> bool:
     """
     if extractor.prepare is None:
         raise UsageError("model: shards are features of a network: take one such as model=mobilenetv2")
+    if part.shards > images.n:
+        raise UsageError(f"shards={part.shards}: {part.name} has {images.n} images: set a smaller number of shards")
     about = {"images": part.name, "shards": part.shards, "network": extractor.key, "weights": extractor.weights}
     part.to.mkdir(parents=True, exist_ok=True)
     _check_others(part, about)
@@ -120,9 +122,6 @@ def _written(part: Part, images: Listed, extractor: Extractor, say: Say) -> tupl
     """Write the features of a shard, whole or not at all; return how many images it has, and how many of them are not
     readable."""
     places = part.places(images.n)
-    if not places:
-        raise UsageError(f"shards={part.shards}: {part.name} has {images.n} images: set a smaller number of shards")
-
     partial = part.file.with_name(f".{part.file.stem}.part")  # one process has the lock
     try:
         with partial.open("wb") as file:
@@ -186,7 +185,8 @@ def _features(chunk: list[Raw], extractor: Extractor) -> Rows:
     blank = torch.zeros(len(how.mean), how.size, how.size, dtype=torch.uint8)
     inputs = [prepared((blank if x is None else x)[None].to(extractor.device), how) for x in images]
     x = extractor.net(torch.cat(inputs).contiguous(memory_format=torch.channels_last)).flatten(1).float()
-    rows = x.cpu().numpy().astype(np.float16)
+    with np.errstate(over="ignore"):  # `_stream` looks at it
+        rows = x.cpu().numpy().astype(np.float16)
     rows[[i for i, x in enumerate(images) if x is None]] = np.nan
     return rows
 
