@@ -21,13 +21,15 @@ from torch import Tensor
 
 from pubsel.data import folders, open_dataset
 from pubsel.data.decoded import side_by_side
-from pubsel.data.features import CPU_BATCH, GPU_BATCH, Extractor, prepared, workers
+from pubsel.data.features import CPU_BATCH, Extractor, prepared
 from pubsel.data.given import Raw, given
 from pubsel.data.splits import Unreadable
 from pubsel.data.stored import PAUSE, locked
 from pubsel.messages import UsageError, UserError, duration
 from pubsel.records import write_whole
 from pubsel.settings.identity import is_path
+
+GPU_BATCH = 64  # images at a time; two batches for each thread wait in memory
 
 Say = Callable[[str], None]
 Rows = NDArray[np.float16]
@@ -165,29 +167,36 @@ def _stream(file: IO[bytes], part: Part, batches: Iterator[Rows], n: int, say: S
 
 
 def _batches(each: Iterator[Raw], extractor: Extractor) -> Iterator[Rows]:
-    """Yield features of images, float16 [b, d], in their order; on a CPU each thread takes a batch."""
-    size = CPU_BATCH if extractor.device.type == "cpu" else GPU_BATCH
+    """Yield features of images, float16 [b, d], in their order. On a CPU each thread takes a batch; for a GPU all of
+    them read."""
+    on_cpu = extractor.device.type == "cpu"
+    size = CPU_BATCH if on_cpu else GPU_BATCH
     chunks = iter(lambda: list(islice(each, size)), list[Raw]())
-
-    def rows(chunk: list[Raw]) -> Rows:
-        return _features(chunk, extractor)
-
-    return side_by_side(rows, chunks) if workers(extractor) > 1 else map(rows, chunks)
+    if on_cpu:
+        return side_by_side(lambda chunk: _features(_read(chunk, extractor), extractor), chunks)
+    return (_features(batch, extractor) for batch in side_by_side(lambda chunk: _read(chunk, extractor), chunks))
 
 
-@torch.no_grad()
-def _features(chunk: list[Raw], extractor: Extractor) -> Rows:
-    """Return features of images, float16 [b, d]; an image that is not readable has a row that is not a number. Each is
-    brought to the size of the network by itself, since they are of many sizes."""
+def _read(chunk: list[Raw], extractor: Extractor) -> tuple[Tensor, list[int]]:
+    """Return images as a network takes them, [b, c, h, w], each brought to its size by itself, since they are of many
+    sizes; and the places of those that are not readable, which are black."""
     how = extractor.prepare
     assert how is not None
     images = [_image(raw) for raw in chunk]
-    blank = torch.zeros(len(how.mean), how.size, how.size, dtype=torch.uint8)
-    inputs = [prepared((blank if x is None else x)[None].to(extractor.device), how) for x in images]
-    x = extractor.net(torch.cat(inputs).contiguous(memory_format=torch.channels_last)).flatten(1).float()
+    black = torch.zeros(len(how.mean), how.size, how.size, dtype=torch.uint8)
+    inputs = [prepared((black if x is None else x)[None], how) for x in images]
+    x = torch.cat(inputs).contiguous(memory_format=torch.channels_last)
+    return x, [i for i, image in enumerate(images) if image is None]
+
+
+@torch.no_grad()
+def _features(batch: tuple[Tensor, list[int]], extractor: Extractor) -> Rows:
+    """Return features of a batch of `_read`, float16 [b, d]; not numbers for an image that is not readable."""
+    x, unreadable = batch
+    rows = extractor.net(x.to(extractor.device)).flatten(1).float().cpu().numpy()
     with np.errstate(over="ignore"):  # `_stream` looks at it
-        rows = x.cpu().numpy().astype(np.float16)
-    rows[[i for i, x in enumerate(images) if x is None]] = np.nan
+        rows = rows.astype(np.float16)
+    rows[unreadable] = np.nan
     return rows
 
 
