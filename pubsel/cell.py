@@ -32,6 +32,7 @@ from pubsel.privacy.randomness import Secret, content, secret
 from pubsel.privacy.sampling import Schedule, schedule
 from pubsel.settings.identity import as_json, identity_of, is_path, short_name
 from pubsel.settings.keys import (
+    POOL,
     By,
     Convert,
     Device,
@@ -225,6 +226,7 @@ def canonical(settings: RunConfig) -> RunConfig:
         raise UsageError(
             f"distance={distance.name}: its epsilon would add to that of training: measure it by pubsel rank"
         )
+    pair = canonical_pool(pair, settings.epsilon_select)
     if settings.epsilon_select is not None:
         check_choice(settings, distance)
     pair = canonical_candidates(pair, settings.epsilon_select)
@@ -244,13 +246,17 @@ def canonical(settings: RunConfig) -> RunConfig:
 def without_public(pair: Pair) -> Pair:
     """Return the pair with no public data, and one value for all that describes them."""
     return dataclasses.replace(
-        pair, public=None, m=1, convert=Convert.resize, take=Take.test, shots=None, public_share=None, candidates=None
-    )
+        pair, public=None, m=1, convert=Convert.resize, take=Take.test, shots=None, public_share=None, candidates=None,
+        pool=None, pool_m=None,
+    )  # fmt: skip
 
 
 def check_choice(settings: RunConfig, distance: distances.Distance | None) -> None:
-    """UsageError if what chooses the public set lacks what it compares by."""
-    if settings.select.by == By.gsd:
+    """UsageError if what chooses the public set, or of a pool, lacks what it compares by."""
+    if settings.pair.public == POOL:
+        if settings.model.backbone is None:
+            raise UsageError("pair.public=pool: compares features: set model.backbone, such as model=scattering")
+    elif settings.select.by == By.gsd:
         selection.gsd_of(distance)
     elif settings.model.backbone is None:
         raise UsageError("select.by=coverage: compares features: set model.backbone, such as model=scattering")
@@ -319,7 +325,8 @@ def canonical_candidates(pair: Pair, epsilon: float | None) -> Pair:
     """The same pair with its candidates in one order. UsageError where pair.public=auto, pair.candidates and
     epsilon_select do not all stand together, or not at all."""
     auto = pair.public == AUTO
-    if (auto, bool(pair.candidates), epsilon is not None) not in ((True,) * 3, (False,) * 3):
+    chooses = epsilon is not None and pair.public != POOL
+    if (auto, bool(pair.candidates), chooses) not in ((True,) * 3, (False,) * 3):
         raise UsageError(
             "pair.public=auto, pair.candidates=[A,B,...] and epsilon_select=... belong together: give all or none"
         )
@@ -333,12 +340,32 @@ def canonical_candidates(pair: Pair, epsilon: float | None) -> Pair:
     return dataclasses.replace(pair, candidates=[pairs[name].public for name in sorted(pairs)])
 
 
+def canonical_pool(pair: Pair, epsilon: float | None) -> Pair:
+    """The same pair with what describes a pool. UsageError where pair.public=pool, pair.pool and epsilon_select do not
+    all stand together, or not at all."""
+    from_pool = pair.public == POOL
+    if from_pool != bool(pair.pool) or (from_pool and epsilon is None):
+        raise UsageError("pair.public=pool, pair.pool=[A,B,...] and epsilon_select=... belong together: give all")
+    if not from_pool:
+        return dataclasses.replace(pair, pool_m=None)
+    if pair.take != Take.test:
+        raise UsageError("pair.public=pool: its examples are of other sets or test images: set pair.take=test")
+    return pair
+
+
 def by_label(pair: Pair) -> dict[str, Pair]:
     """The candidates of pair.public=auto by the name that a record has of the chosen one, each as a pair with it."""
     return {
         "+".join(public_sets(public)): dataclasses.replace(pair, public=public, candidates=None)
         for public in pair.candidates or []
     }
+
+
+def as_chosen(pair: Pair, public: str | None) -> Pair:
+    """The pair of a finished run with the public set that was chosen; public: what its record says of it."""
+    if public is None:
+        return without_public(pair)
+    return by_label(pair)[public] if pair.public == AUTO else pair
 
 
 def check_backbone(model: Model) -> None:
@@ -449,6 +476,8 @@ def network(model: Model, task: Task, seed: int, data_root: str = ".") -> nn.Mod
 
 def sets_of(pair: Pair) -> list[str]:
     """The public datasets that a pair names."""
+    if pair.public == POOL:
+        return pair.pool or []
     publics = [pair.public] if pair.public != AUTO else pair.candidates or []
     return [name for public in publics for name in public_sets(public)]
 

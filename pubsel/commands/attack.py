@@ -21,8 +21,7 @@ from pubsel.algorithms import Frozen, Release, map_of
 from pubsel.attacks import membership
 from pubsel.attacks.membership import DIGITS, figures, member_scores, success, supervised, told_apart
 from pubsel.cell import (
-    AUTO,
-    by_label,
+    as_chosen,
     choose_device,
     derived,
     has_paths,
@@ -37,11 +36,12 @@ from pubsel.messages import UsageError, UserError, say
 from pubsel.privacy import ledger
 from pubsel.privacy.randomness import stream
 from pubsel.settings.identity import as_json, folder_name, identity_of, short_name
-from pubsel.settings.keys import Attack, AttackConfig, ExportConfig, PredictConfig, RunConfig, public_sets
+from pubsel.settings.keys import POOL, Attack, AttackConfig, ExportConfig, PredictConfig, RunConfig, public_sets
 from pubsel.settings.methods import typed
 from pubsel.settings.schema import check
 from pubsel.tables import join
 from pubsel.training.loop import public_stream
+from pubsel.training.pooled import as_recorded
 
 NOT_PRIVATE = "An attack reads private data without noise: this record is not differentially private."
 TABLES = {Attack.gsd_white_box: "gsd_table8", Attack.gsd_black_box: "gsd_table9", Attack.loss: "loss_attack"}
@@ -139,9 +139,10 @@ def reopened(
 
     # the data: as the run read it
     again = settings_of(record, settings)
-    if again.pair.public == AUTO:
-        again = dataclasses.replace(again, pair=by_label(again.pair)[record["public"]])
+    again = dataclasses.replace(again, pair=as_chosen(again.pair, record["public"]))
     task = load_task(again, device)
+    if again.pair.public == POOL:
+        task = as_recorded(again, task, record)
     if len(task.private.x) != record["private_examples"]:
         raise UserError(
             f"{folder.name}: trained on {record['private_examples']} private examples, {again.pair.private} has "

@@ -48,7 +48,7 @@ from pubsel.privacy.randomness import Secret, content, stream
 from pubsel.privacy.sampling import Schedule
 from pubsel.settings.compose import composed
 from pubsel.settings.identity import as_json, identity_of
-from pubsel.settings.keys import Audit, AuditConfig, AuditKind, FitConfig, RunConfig, Training
+from pubsel.settings.keys import POOL, Audit, AuditConfig, AuditKind, FitConfig, RunConfig, Training
 from pubsel.settings.schema import check
 from pubsel.tables import join
 from pubsel.training.evaluation import logits
@@ -118,8 +118,9 @@ def check_audited(cell: Cell) -> None:
     epsilon = cell.settings.epsilon
     if not cell.algorithm.private or epsilon in (0.0, math.inf):
         raise UsageError(f"algorithm={cell.algorithm.name}, epsilon={epsilon:g}: no guarantee to audit")
-    if cell.settings.pair.public == AUTO:
-        raise UsageError("pair.public=auto: the choice is not audited, only training: give the set that it chose")
+    public = cell.settings.pair.public
+    if public in (AUTO, POOL):
+        raise UsageError(f"pair.public={public}: the choice is not audited, only training: give the set that it chose")
     assert isinstance(cell.settings, AuditConfig)
     unit, kind = cell.settings.pair.unit, cell.settings.audit.kind
     if unit is not None and kind != AuditKind.black_box:

@@ -49,11 +49,12 @@ from pubsel.privacy.randomness import stream
 from pubsel.privacy.sampling import Schedule
 from pubsel.selection import Comparison, coverage
 from pubsel.settings.identity import as_json, folder_name, short_name
-from pubsel.settings.keys import By, RunConfig, public_sets
+from pubsel.settings.keys import POOL, By, RunConfig, public_sets
 from pubsel.training import classifier, duration, estimate, measurement, parallel, torchrun, tracking
 from pubsel.training.evaluation import check_classes, evaluate, interval, logits, utility
 from pubsel.training.loop import Job, Progress, Watch, engine, fit, on_device, rate_of, view_of
 from pubsel.training.once import IMAGES, Prepared, prepare, released_once, solve, training_secret, units_of
+from pubsel.training.pooled import from_pool
 from pubsel.training.rehearsal import behind_frozen, freezing, random_like, rehearse, shaped
 
 UNFINISHED = ("checkpoint.pt", "selection.pt", "release.pt", "solution.pt", "measurement.pt")
@@ -162,6 +163,10 @@ def train(cell: Cell) -> dict[str, Any]:
         cell, selected = with_chosen(cell)
         parts += [("selection of the public set", selected)] if selected.epsilon else []
     task = _loaded(cell)
+    pool = None
+    if cell.settings.pair.public == POOL:
+        cell, task, pool, selected = from_pool(cell, task)
+        parts += [("selection of the public examples", selected)]
     cell = cell.derived(task)
 
     # what it will cost: in privacy, and in time and memory
@@ -188,6 +193,7 @@ def train(cell: Cell) -> dict[str, Any]:
     if cell.settings.privacy.measure and task.validation is not None:
         epsilon, delta = record["privacy"]["epsilon"], record["privacy"]["delta"]
         record["quality"] = measurement.measured(cell, prepared, task, epsilon, delta)
+    record |= {"pool": pool} if pool else {}
     return record | {"derived": follows or None, "seconds": round(seconds, 1)}
 
 
@@ -304,8 +310,8 @@ def _described(cell: Cell, task: Task, before: Before, distance: dict[str, Any] 
     assert isinstance(asked, RunConfig)
 
     # the statement covers the choice of the public data too
-    chosen = asked.pair.public == AUTO
-    selected = sum(part.epsilon for what, part in before.parts if what == "selection of the public set")
+    chosen = {AUTO: "the public set", POOL: "the public examples"}.get(str(asked.pair.public))
+    selected = sum(part.epsilon for what, part in before.parts if what == f"selection of {chosen}")
     public_labels = "of the private set" if task.same_task else "of another set"
     privacy = accountant.statement(
         spend,
@@ -317,7 +323,8 @@ def _described(cell: Cell, task: Task, before: Before, distance: dict[str, Any] 
         examples=task.units,
         unit=settings.pair.unit,
     )
-    if chosen and asked.select.by == By.coverage and "not_covered" in privacy:
+    by_features = asked.pair.public == POOL or (chosen and asked.select.by == By.coverage)
+    if by_features and "not_covered" in privacy:
         privacy["not_covered"].append(coverage.ROUNDED)
 
     return {

@@ -162,7 +162,7 @@ def load(pair: Pair, data_root: str, download: bool, through: Through = unchange
     notes = source.notes + people_apart + apart
 
     # Public examples come first, since they may leave the private training or test split.
-    sets = sets_of(pair)
+    sets = _sets(pair)
     public, test, same_names, pool = None, source.test, False, tuple[int, ...]()
     left = np.ones(len(source.train.y), dtype=bool)  # training examples that stay private
     if pair.public is not None and pair.take == Take.train:
@@ -203,7 +203,7 @@ def load(pair: Pair, data_root: str, download: bool, through: Through = unchange
     return task._replace(people=people, held_out_people=held_out_people, pool=pool)
 
 
-def sets_of(pair: Pair) -> list[str]:
+def _sets(pair: Pair) -> list[str]:
     """Return the public sets of a pair that are read as such: of a pool, those that are not embeddings on disk."""
     if pair.public == POOL:
         return [name for name in pair.pool or [] if not is_embeddings(name)]
@@ -733,7 +733,8 @@ def _combined(names: list[str], m: int | None, key: str, beside: Beside, read: R
         for what, digests in sides:
             published = what == OWN and _named(name, data_root) is not None
             notes += _noted(group, chosen, 1, among(chosen_digests, *digests), what, published)
-        seen.append((f"the public set {name}", (chosen_digests,)))
+        if not pool:  # an image that two sets of a pool have is in it twice
+            seen.append((f"the public set {name}", (chosen_digests,)))
 
         x, changed = _like(name, chosen.used.test.x, like, convert)
         parts[place] = Split(x, chosen.used.test.y)
@@ -745,15 +746,15 @@ def _combined(names: list[str], m: int | None, key: str, beside: Beside, read: R
         notes += (f"{many} training images of {private} that are public too left the private data",)
     leave = leave or [np.zeros(0, dtype=bool)] * 2
     dealt = [parts[place] for place in range(len(names))]
-    each = tuple(len(part.y) for part in dealt)
+    many_of = tuple(len(part.y) for part in dealt)
     if len(dealt) == 1:
-        return _Public(dealt[0], taken, notes, opened.used.names, each, *leave)
+        return _Public(dealt[0], taken, notes, opened.used.names, many_of, *leave)
     alike = len(classes) == 1 and all(part.y.shape[1:] == like.y.shape[1:] for part in dealt)
     of_task = alike and private is not None and all(_same_classes(name, private, data_root) for name in names)
     together = torch.cat if pool else in_turn
     x = together([part.x for part in dealt])
     y = together([part.y for part in dealt]) if of_task else torch.full((len(x),), NO_CLASS)
-    return _Public(Split(x, y), taken, notes, (), each, *leave)
+    return _Public(Split(x, y), taken, notes, (), many_of, *leave)
 
 
 def _all_of(name: str, same: bool, key: str, available: int, most: int | None) -> int:

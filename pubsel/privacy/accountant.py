@@ -368,15 +368,15 @@ def statement(
     secure: bool,
     distance_used: bool,
     before: Sequence[tuple[str, Plan]] = (),
-    selected: bool = False,
+    selected: str | None = None,
     *,
     examples: int,
     unit: str | None = None,
 ) -> dict[str, Any]:
     """Return what a record says of privacy: the guarantee in full, and what it does not cover. None: no guarantee.
-    before: releases before training, whose epsilon and delta add to those of training. selected: one of them is the
-    choice of the public set. examples: how many private ones there are; with a `unit`, how many people, each with all
-    examples that have one value of it."""
+    before: releases before training, whose epsilon and delta add to those of training. selected: what one of them
+    chooses, such as the public set. examples: how many private ones there are; with a `unit`, how many people, each
+    with all examples that have one value of it."""
     if training is None:
         return {"valid": False, "epsilon": None, "statement": "No privacy: trained without noise."}
 
@@ -392,7 +392,7 @@ def statement(
         parts = [{"what": what, **p._asdict()} for what, p in (*before, ("training", training))]
         composition |= {"composition": "basic", "parts": parts}
 
-    released = "The choice of the public set and the trained weights" if selected else "The trained weights"
+    released = f"The choice of {selected} and the trained weights" if selected else "The trained weights"
     secret = "" if secure else " against whoever does not know the seed"
     whose = f" for a person with all their examples (those with one {unit})" if unit else ""
     if total.valid:
@@ -431,7 +431,7 @@ def neighbours(unit: str | None, kind: str = "training") -> str:
     return f"add or remove one person with all their {kind} examples (those with one {unit})"
 
 
-def _not_covered(secure: bool, distance_used: bool, selected: bool, unit: str | None) -> list[str]:
+def _not_covered(secure: bool, distance_used: bool, selected: str | None, unit: str | None) -> list[str]:
     """Return what the guarantee of a training does not cover."""
     choices = "hyper-parameters, data sets and seeds"
     if selected:

@@ -66,7 +66,8 @@ class Told:
 def told(record: dict[str, Any], facts: dict[str, Any]) -> Told:
     """Return what may be told of a run, from its record and the facts about its model."""
     privacy, settings = record["privacy"], record["settings"]
-    candidates = [] if at(settings, "pair.public") != "auto" else at(settings, "pair.candidates") or []
+    chosen_from = {"auto": "pair.candidates", "pool": "pair.pool"}.get(str(at(settings, "pair.public")))
+    candidates = at(settings, chosen_from) if chosen_from else []
     return Told(
         facts=facts,
         statement=str(privacy["statement"]),
@@ -165,6 +166,8 @@ def not_covered(record: dict[str, Any]) -> tuple[str, ...]:
 def _public(record: dict[str, Any]) -> Any:
     """Return the public data of a run, given or chosen."""
     public = at(record["settings"], "pair.public")
+    if public == "pool":  # the sets that it has examples of
+        return [name for name, count in record["pool"]["examples"].items() if count]
     if public != "auto":
         return public
     candidates = at(record["settings"], "pair.candidates")

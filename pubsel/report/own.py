@@ -243,7 +243,7 @@ def _metric(record: Record) -> str:
 def _public(record: Record) -> str:
     """Return the public data of a run, and whether it was chosen privately."""
     public = str(record["public"] or "none")
-    return f"{public}, chosen privately" if at(record, "settings.pair.public") == "auto" else public
+    return f"{public}, chosen privately" if at(record, "settings.pair.public") in ("auto", "pool") else public
 
 
 def _distances(private: Private, name: str, runs: Runs) -> Shown | None:

@@ -29,7 +29,7 @@ that; the record says so (ROUNDED).
 import math
 from collections.abc import Mapping
 from fractions import Fraction
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -115,8 +115,21 @@ def regions(public: Tensor, name: str) -> Regions:
     )  # fmt: skip
 
 
-def counts(places: Regions, x: Tensor, weights: list[int]) -> list[int]:
-    """Return the weights of the private examples x [n, d] in each region, in steps of 1 / UNIT. NOT private.
+class Places(Protocol):
+    """Where an example is: in one of several places, or in none."""
+
+    @property
+    def shares(self) -> list[int]:
+        """Return how many public examples are in each place."""
+        ...
+
+    def of(self, row: Array) -> int | None:
+        """Return the place of one example, the roots of its features [d]; None: it is in none, or not finite."""
+        ...
+
+
+def counts(places: Places, x: Tensor, weights: list[int]) -> list[int]:
+    """Return the weights of the private examples x [n, d] in each place, in steps of 1 / UNIT. NOT private.
 
     weights: of each example, in the same steps."""
     sums = [0] * len(places.shares)

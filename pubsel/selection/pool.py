@@ -7,25 +7,27 @@ example, or one person with all their examples, that is there or not. One noisy 
    these.
 2. A private example is in the cluster whose centre is nearest, unless it is farther from that than nearly all of the
    pool's examples in the cluster are: then it is in none.
-3. `release`: how many private examples are in each cluster, with discrete Laplace noise.
-4. `shares`: clusters whose noisy count is more than noise alone would be expected to reach in any. If these hold less
-   than 60 % of the private examples, the pool has too little of their kind: no public data is used, since whitening by
-   another kind costs accuracy (as in `pubsel.selection.coverage`).
-5. `draw`: of each of these clusters as many of the pool's examples as its share of the private ones, at random.
+3. `release`: how many private examples are in each cluster, with discrete Laplace noise. It has half of epsilon.
+4. `shares` and `draw`: of each cluster whose noisy count is more than noise alone would be expected to reach in any, as
+   many of the pool's examples as its share of the private ones, at random.
+5. Whitening by public data of another kind costs accuracy, and the nearest clusters of a pool may be of another kind.
+   The other half of epsilon says whether the drawn examples, as a set, cover 60 % of the private ones, as
+   `pubsel.selection.coverage` counts; otherwise no public data is used.
 
 **Sensitivity.** One example more raises one count by one, and changes no other: clusters are of public data, and an
 example's cluster is computed from this example alone. A person's examples weigh one together, so the counts move by at
 most one in L1. With noise of P(z) proportional to exp(-epsilon |z|), independent for each cluster, the histogram is
-epsilon-private for any number of clusters (Dwork, McSherry, Nissim and Smith 2006). What is computed of the noisy
-histogram, the pool, public random numbers and n, which is public, spends nothing more: so the drawn examples may be
-shown, and how many are of each set.
+epsilon-private for any number of clusters (Dwork, McSherry, Nissim and Smith 2006). The draw is computed of the noisy
+histogram, the pool, public random numbers and n, which is public, and spends nothing more; so step 5 is a choice
+between a public set and none, whose scores one example raises by at most one. Epsilons of the two add up. How many
+examples are of each set may be shown, since all of it follows from what is released.
 
 **In floating point.** Counts are whole numbers of steps of 1 / UNIT, and the noise is drawn exactly, by integers
 (`discrete_laplace`). Features are rounded as `coverage` says: the record has its caution.
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from fractions import Fraction
 from typing import NamedTuple, Protocol
 
@@ -39,14 +41,15 @@ from pubsel.messages import UsageError
 from pubsel.privacy import accountant
 from pubsel.privacy.people import UNIT, weights_of
 from pubsel.privacy.randomness import Source, Sources, below
-from pubsel.selection import coin
-from pubsel.selection.coverage import LEAST, counts
+from pubsel.selection import coin, permute_and_flip
+from pubsel.selection.coverage import FEWEST, LEAST, counts, regions, score
 
 SAMPLE = 50_000  # examples of the pool of which clusters are made
 MOST_CLUSTERS, EACH = 200, 20  # clusters; examples of the sample that each should have on average
 DIRECTIONS = 64
 TYPICAL, MARGIN = 0.95, 1.1  # an example is in a cluster up to so many times the squared distance of 95 % of the pool's
 BLOCK = 2**14  # examples of the pool at a time
+NAME = "discrete Laplace, permute-and-flip"
 
 Array = NDArray[np.float64]
 
@@ -188,20 +191,64 @@ def discrete_laplace(epsilon: Fraction, source: Source) -> int:
             return -size if negative else size
 
 
-def release(sums: list[int], plan: accountant.Plan, source: Source) -> list[int]:
-    """Return counts, in steps of 1 / UNIT, with the noise of a plan of `accountant.pure`."""
+def release(sums: list[int], plan: accountant.Plan, source: Source) -> list[float]:
+    """Return counts with the noise of a plan of `accountant.pure`, to a tenth, from sums in steps of 1 / UNIT."""
     epsilon = Fraction(1 / plan.noise_multiplier) / UNIT
-    return [inside + discrete_laplace(epsilon, source) for inside in sums]
+    return [round((inside + discrete_laplace(epsilon, source)) / UNIT, 1) for inside in sums]
 
 
-def shares(noisy: list[int], n: int, plan: accountant.Plan) -> Array | None:
-    """Return the share of the private examples that each cluster has [K], which sum to one; None if the pool has too
-    few of their kind. n: the number of private units."""
-    inside = np.array(noisy) / UNIT
-    # Noise exceeds this in a cluster with probability 1 / 2K: in half a cluster in all.
-    least = math.log(len(noisy)) * plan.noise_multiplier
+class Chosen(NamedTuple):
+    """What is released: noisy, the histogram [K]; used: whether the examples that are drawn by it are used."""
+
+    noisy: list[float]
+    used: bool
+
+
+def select(
+    epsilon: float,
+    private: Tensor,
+    people: Tensor | None,
+    clusters: Clusters,
+    drawn: Callable[[list[float]], Tensor],
+    with_none: bool,
+    secret: Sources,
+) -> tuple[Chosen, accountant.Plan]:
+    """Return what is released of the private examples, and what it spends; nothing else that is computed here may be
+    shown.
+
+    private: features [n, d]; people: as in `weights_of`; drawn(noisy): the features [m, d] of the examples that are
+    drawn by a histogram, a function of it and of public things. with_none: no public data may be chosen; if not, the
+    histogram has all of epsilon."""
+    n, weights = len(private) if people is None else len(people), weights_of(people, len(private))
+    plan = plan_of(epsilon, with_none)
+    noisy = release(counts(clusters, private, weights), plan, secret("selection", 0))
+    spend = accountant.pure(epsilon, 1.0, 1, NAME)
+    if not with_none:
+        return Chosen(noisy, True), spend._replace(noise_multiplier=plan.noise_multiplier)
+
+    # Is what was drawn of the private kind? Too few examples have no regions, and are not used.
+    x = drawn(noisy)
+    if len(x) >= FEWEST:
+        places = regions(x, "the examples that were drawn from pair.pool")
+        scores = [score(places, counts(places, private, weights), n), int(LEAST * n * UNIT)]
+        used = permute_and_flip(scores, Fraction(1 / plan.noise_multiplier), secret("selection", 1)) == 0
+    else:
+        used = False
+    return Chosen(noisy, used), spend._replace(noise_multiplier=plan.noise_multiplier)
+
+
+def plan_of(epsilon: float, with_none: bool) -> accountant.Plan:
+    """Return the plan of the histogram: half of epsilon, or all of it."""
+    return accountant.pure(epsilon / 2 if with_none else epsilon, 1.0, 1, NAME)
+
+
+def shares(noisy: list[float], plan: accountant.Plan) -> Array:
+    """Return the share of the private examples that each cluster has [K], which sum to one; the same for all if all may
+    be noise."""
+    # Noise exceeds `least` in a cluster with probability 1 / 2K: in half a cluster in all.
+    inside, least = np.array(noisy), math.log(len(noisy)) * plan.noise_multiplier
     inside = np.where(inside > least, inside, 0.0)
-    return inside / inside.sum() if inside.sum() >= LEAST * n else None
+    return inside / inside.sum() if inside.any() else np.full(len(noisy), 1 / len(noisy))
 
 
 def draw(wanted: Array, nearest: NDArray[np.integer], m: int, random: np.random.Generator) -> NDArray[np.int64]:

@@ -357,7 +357,8 @@ class RunConfig(Common):
     privacy: Privacy = field(default_factory=Privacy)
     training: Training = field(default_factory=Training)
     epsilon_select: float | None = setting(
-        "pair.public=auto or pool: epsilon of the private choice of the public set, or of its examples", over=0,
+        "pair.public=auto or pool: epsilon of the private choice of the public set, or of its examples",
+        over=0,
         default=None,
     )
     select: Select = field(default_factory=Select)

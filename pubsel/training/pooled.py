@@ -1,0 +1,127 @@
+"""The public examples of a run whose public data is a pool: clusters, a private choice, a draw."""
+
+import dataclasses
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from pubsel import algorithms
+from pubsel.cell import Cell, Noted, without_public
+from pubsel.data import Split, Task
+from pubsel.data.embeddings import is_embeddings, open_embeddings
+from pubsel.data.splits import NO_CLASS
+from pubsel.messages import UsageError, say
+from pubsel.privacy import accountant
+from pubsel.privacy.randomness import stream
+from pubsel.selection import pool
+from pubsel.selection.pool import Clusters
+from pubsel.settings.keys import RunConfig
+from pubsel.training.once import released_once, units_of
+
+MOST = 1000  # public examples that are drawn if nobody says how many
+
+
+class Pool(NamedTuple):
+    """A pool for one run. sets: by name; needs_public: the algorithm cannot do without public data; m: how many
+    examples are drawn at most; name: of the run, which names the random stream of the draw."""
+
+    sets: dict[str, pool.Part]
+    clusters: Clusters
+    nearest: NDArray[np.integer]  # the cluster of each example
+    needs_public: bool
+    epsilon: float
+    m: int
+    name: str
+
+    @classmethod
+    def of(cls, settings: RunConfig, task: Task, name: str) -> "Pool":
+        """Return the pool of a run. task: with all examples of the sets that were read."""
+        sets = parts_of(settings, task)
+        clusters = pool.clusters_of(pool.sample_of(list(sets.values()), stream("pool", "sample")))
+        nearest = np.concatenate([clusters.nearest(block) for part in sets.values() for block in part.blocks()])
+        needs_public = algorithms.build(settings.algorithm).needs_public
+        m = settings.pair.m or MOST
+        return cls(sets, clusters, nearest, needs_public, settings.epsilon_select or 0.0, m, name)
+
+    def places(self, noisy: list[float]) -> NDArray[np.int64]:
+        """Return which examples are drawn by a noisy histogram."""
+        wanted = pool.shares(noisy, pool.plan_of(self.epsilon, not self.needs_public))
+        return pool.draw(wanted, self.nearest, self.m, stream(self.name, "draw from the pool"))
+
+    def features(self, noisy: list[float]) -> torch.Tensor:
+        """Return the features of the examples that are drawn by a noisy histogram, [m, d]."""
+        return pool.rows_of(list(self.sets.values()), self.places(noisy))
+
+    def many(self, noisy: list[float]) -> dict[str, int]:
+        """Return how many examples of each set are drawn by a noisy histogram."""
+        ends = np.cumsum([part.n for part in self.sets.values()])
+        of = np.searchsorted(ends, self.places(noisy), side="right")
+        return dict(zip(self.sets, np.bincount(of, minlength=len(ends)).tolist(), strict=True))
+
+
+def from_pool(cell: Cell, task: Task) -> tuple[Cell, Task, dict[str, Any], accountant.Plan]:
+    """Return a cell and its task with public examples that are chosen privately from pair.pool, or without; what is
+    told of the choice, which is of released values and public data; and what it spends.
+
+    What is released is drawn once, of the examples that will be trained on, and kept in the run's folder."""
+    settings = cell.settings
+    of = Pool.of(settings, task, cell.name)
+
+    # What decides the release: the private examples, the clusters, and the pool itself, which has these.
+    public = [Split(torch.from_numpy(each), torch.zeros(0)) for each in of.clusters if isinstance(each, np.ndarray)]
+    noted = Noted(task.private, of.epsilon, 0.0)
+    secret = cell.streams.secret("choice", units_of(task), public, {}, {"epsilon": of.epsilon}, noted)
+
+    def release() -> dict[str, Any]:
+        private, with_none = task.private.x, not of.needs_public
+        chosen, spend = pool.select(of.epsilon, private, task.people, of.clusters, of.features, with_none, secret)
+        return {**chosen._asdict(), "spend": spend._asdict()}
+
+    drawn = released_once(cell.folder / "selection.pt", secret, release)
+    noisy, used = drawn["noisy"], drawn["used"]
+    many = of.many(noisy) if used else dict.fromkeys(of.sets, 0)
+    told = {"histogram": noisy, "examples": many}
+    named = ", ".join(f"{count} of {name}" for name, count in many.items() if count)
+    say(f"  public data: {named or f'none: the pool has too few examples like those of {settings.pair.private}'}")
+
+    settings = dataclasses.replace(settings, distance=None, epsilon_select=None)
+    if used:
+        task = with_examples(task, of.features(noisy))
+    else:
+        settings = dataclasses.replace(settings, pair=without_public(settings.pair))
+        task = task._replace(public=None, pool=())
+    return cell._replace(settings=settings), task, told, accountant.Plan(**drawn["spend"])
+
+
+def as_recorded(settings: RunConfig, task: Task, record: dict[str, Any]) -> Task:
+    """Return the task of a finished run with the public examples that it drew from its pool."""
+    return with_examples(task, Pool.of(settings, task, record["identity"]).features(record["pool"]["histogram"]))
+
+
+def with_examples(task: Task, x: torch.Tensor) -> Task:
+    """Return a task with public examples of a pool, whose labels mean nothing: the sets are of many kinds."""
+    public = Split(x, torch.full((len(x),), NO_CLASS))
+    return task._replace(public=public, pool=(), same_task=False, same_classes=False, same_names=False)
+
+
+def parts_of(settings: RunConfig, task: Task) -> dict[str, pool.Part]:
+    """Return the sets of a pool by name: those that were read with the task, and embeddings on disk. UsageError if
+    these have another width than the private features."""
+    names = settings.pair.pool or []
+    read = [name for name in names if not is_embeddings(name)]
+    held = () if task.public is None else task.public.x.split(list(task.pool))
+    sets: dict[str, pool.Part] = {name: pool.Held(x) for name, x in zip(read, held, strict=True)}
+
+    d = task.private.x.shape[1]
+    for name in names:
+        if is_embeddings(name):
+            embeddings = open_embeddings(name)
+            if embeddings.d != d:
+                raise UsageError(
+                    f"pair.pool=[{name}]: its embeddings have {embeddings.d} numbers, the private features {d}: take "
+                    "embeddings of model.backbone"
+                )
+            sets[name] = embeddings
+    return sets

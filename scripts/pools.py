@@ -1,0 +1,220 @@
+"""Examples chosen privately from a pool, against whole sets and none: results/pools.csv and the table of docs/pool.md.
+
+    PUBSEL_DATA=... python scripts/pools.py ham10000,flowers5 --seeds 10
+    python scripts/pools.py --table
+
+Each private set has a pool of seven other sets, with 200 or 20 images of its own kind, or none: about 1 %, 0.1 % and
+0 %. `whitened_head` without public labels trains on MobileNetV2 features, at most 6,000 private images, and is measured
+on other private images, not on the test set. What is chosen costs 5 % of epsilon, and training has the rest. Rows that
+are in the file are not run again. Nothing of it is private.
+"""
+
+import argparse
+import csv
+import logging
+import statistics
+import tempfile
+import time
+from collections import defaultdict
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pubsel.cell import Cell, canonical, guarantee
+from pubsel.data import Split, Task, open_dataset
+from pubsel.data.features import of_source
+from pubsel.privacy.randomness import stream
+from pubsel.selection import coverage, pool
+from pubsel.settings.compose import composed
+from pubsel.settings.keys import RunConfig
+from pubsel.settings.schema import check
+from pubsel.training.evaluation import logits, utility
+from pubsel.training.loop import Job, fit
+from pubsel.training.once import prepare, training_secret
+
+FILE = Path("results/pools.csv")
+COLUMNS = ("private", "right", "method", "epsilon", "seed", "utility", "public", "of_right", "seconds")
+MEMBERS = {"cifar10": 6000, "tiny_imagenet": 4000, "mnist": 4000, "fashion_mnist": 4000, "ham10000": 1500,
+           "kagchest": 500, "chestxray_pneumonia.npz": 500}  # fmt: skip
+RIGHT, EPSILONS, SHARE = (200, 20, 0), (0.1, 0.3, 1.0), 0.05
+PRIVATE, HELD, DRAWN = 6000, 1500, 1000
+SPENT = {"examples": None, "examples, 0.05": 0.05}  # on the choice; None: SHARE of epsilon
+WORDS = ("model=mobilenetv2", "algorithm=whitened_head", "algorithm.public_labels=none", "distance=none",
+         "pair.private=x", "pair.m=10", "device=cpu", "threads=1", "privacy.delta=1e-5", "download=false")  # fmt: skip
+
+
+def spent(method: str, epsilon: float) -> float:
+    """Return what a method spends on its choice."""
+    if method == "a set":
+        return SHARE * epsilon
+    return (SPENT[method] or SHARE * epsilon) if method in SPENT else 0.0
+
+
+def settings(*words: str) -> RunConfig:
+    """Return the settings of a run."""
+    with composed("run", [*WORDS, *words]) as values:
+        return canonical(check(RunConfig, values))
+
+
+@cache
+def features(name: str, root: str) -> tuple[Split, Split, int, str]:
+    """Return the features of the training and test images of a set, its classes and its metric."""
+    path = f"{root}/{name}" if name.endswith(".npz") else name
+    source, backbone = open_dataset(path, root, False), settings("pair.public=y").model.backbone
+    assert backbone is not None
+    used = of_source(name, source, backbone, root, torch.device("cpu"), print)
+    return Split(*used.train), Split(*used.test), used.classes, used.metric
+
+
+def head(task: Task, epsilon: float, seed: int) -> float:
+    """Return the utility in percent of `whitened_head` on the held-out images of a task."""
+    public = "null" if task.public is None else "y"
+    cell = Cell.of(settings(f"pair.public={public}", f"epsilon={epsilon}", f"seed={seed}"), "studies")
+    with tempfile.TemporaryDirectory() as folder:
+        cell = cell._replace(folder=Path(folder))
+        plan, spend, _ = guarantee(cell.settings, cell.algorithm, task.units)
+        cell = cell.derived(task)
+        prepared = prepare(cell, task, None, noted=False)
+        secret = training_secret(cell, prepared.task, prepared.whole, plan, spend)
+        assert spend is not None
+        job = Job(cell.algorithm, plan, spend.noise_multiplier, cell.settings.training, cell.name, cell.folder / "c.pt")
+        fit(prepared.trains, prepared.task, job, secret)
+    return 100 * utility(logits(prepared.trains, prepared.task.test.x), task.test.y, task.metric)
+
+
+class Study:
+    """One private set, its pool with so many examples of its own kind, and one seed of split, draw and noise."""
+
+    def __init__(self, private: str, right: int, seed: int, root: str):
+        train, _, classes, metric = features(private, root)
+        random = stream(f"{private} {seed}", "split")
+        order = torch.from_numpy(random.permutation(len(train.y)))
+        held, own = min(HELD, len(order) // 5), min(200, len(order) // 5)
+        used = order[held + own :][:PRIVATE]
+        private_split, out = (Split(train.x[rows], train.y[rows]) for rows in (used, order[:held]))
+        self.task = Task(private_split, None, out, classes, metric, (), (), ())
+
+        # The others' test images, so that none of them is private elsewhere.
+        self.sets: dict[str, Tensor] = {}
+        for name, many in MEMBERS.items():
+            if name != private:
+                splits = features(name, root)[:2]
+                x = torch.cat([split.x for split in reversed(splits)])
+                self.sets[name] = x[torch.from_numpy(random.permutation(len(x))[:many])]
+        if right:
+            self.sets["right"] = train.x[order[held : held + own]][:right]
+        self.seed, self.right = seed, right
+        self.clusters: pool.Clusters | None = None
+        self.pool = torch.cat(list(self.sets.values()))
+
+    def public(self, method: str, epsilon: float) -> Tensor | None:
+        """Return the public examples of a method; None: none."""
+        if method == "none":
+            return None
+        if method == "equal shares":
+            each = DRAWN // len(self.sets)
+            return torch.cat([x[:each] for x in self.sets.values()])
+        if method == "a set":
+            sets = {name: x[:DRAWN] for name, x in self.sets.items()}
+            chosen, _ = coverage.select(spent(method, epsilon), self.task.private.x, None, sets, True, self._secret)
+            return None if chosen == coverage.NONE else sets[chosen]
+        if method in SPENT:
+            return self._examples(spent(method, epsilon))
+        return self.sets[method][:DRAWN]  # an oracle's
+
+    def _secret(self, purpose: str, step: int) -> np.random.Generator:
+        return stream(f"{self.seed} {self.right}", purpose, step)
+
+    def _examples(self, epsilon: float) -> Tensor | None:
+        if self.clusters is None:
+            self.clusters = pool.clusters_of(pool.sample_of([pool.Held(self.pool)], stream("pool", "sample")))
+        clusters = self.clusters
+        nearest = clusters.nearest(self.pool)
+
+        def drawn(noisy: list[float]) -> Tensor:
+            wanted = pool.shares(noisy, pool.plan_of(epsilon, True))
+            return self.pool[torch.from_numpy(pool.draw(wanted, nearest, DRAWN, stream(str(self.seed), "draw")))]
+
+        chosen, _ = pool.select(epsilon, self.task.private.x, None, clusters, drawn, True, self._secret)
+        return drawn(chosen.noisy) if chosen.used else None
+
+    def row(self, method: str, epsilon: float) -> dict[str, object]:
+        """Return one row of the file."""
+        began = time.monotonic()
+        x = self.public(method, epsilon)
+        public = None if x is None else Split(x.clone(), torch.zeros(len(x), dtype=torch.int64))
+        reached = head(self.task._replace(public=public), epsilon - spent(method, epsilon), self.seed)
+        rights = 0
+        if x is not None and self.right:
+            rights = int((torch.cdist(x, self.sets["right"]).min(1).values < 1e-6).sum())
+        return {"utility": round(reached, 2), "public": 0 if x is None else len(x), "of_right": rights,
+                "seconds": round(time.monotonic() - began, 1)}  # fmt: skip
+
+
+def run(privates: list[str], seeds: range, root: str) -> None:
+    """Add the rows that are missing."""
+    rows = list(csv.DictReader(FILE.open())) if FILE.exists() else []
+    done = {(row["private"], int(row["right"]), row["method"], float(row["epsilon"]), int(row["seed"])) for row in rows}
+    with FILE.open("a", newline="") as file:
+        writer = csv.DictWriter(file, COLUMNS)
+        if not rows:
+            writer.writeheader()
+        for seed in seeds:
+            for private in privates:
+                for right in RIGHT:
+                    oracles = [name for name in MEMBERS if name != private] if not right else ["right"]
+                    methods = ["equal shares", "a set", *SPENT, *oracles, *(["none"] if not right else [])]
+                    missing = [(method, epsilon) for method in methods for epsilon in EPSILONS
+                               if (private, right, method, epsilon, seed) not in done]  # fmt: skip
+                    if not missing:
+                        continue
+                    study = Study(private, right, seed, root)
+                    for method, epsilon in missing:
+                        key = {"private": private, "right": right, "method": method, "epsilon": epsilon, "seed": seed}
+                        writer.writerow(key | study.row(method, epsilon))
+                        file.flush()
+
+
+def table() -> None:
+    """Print the table in Markdown: means over seeds, by private set, share of its kind in the pool, and epsilon."""
+    reached = defaultdict(list)
+    for row in csv.DictReader(FILE.open()):
+        reached[row["private"], int(row["right"]), row["method"], float(row["epsilon"])].append(float(row["utility"]))
+    mean = {key: statistics.mean(values) for key, values in reached.items()}
+
+    methods = [*SPENT, "a set", "equal shares"]
+    print("| private | in the pool | epsilon |", " | ".join(methods), "| none | best set (oracle) |")
+    print("|---" * (len(methods) + 5) + "|")
+    for private in dict.fromkeys(key[0] for key in mean):
+        for right in RIGHT:
+            for epsilon in EPSILONS:
+                oracle = max(
+                    (value, name) for (p, r, name, e), value in mean.items()
+                    if (p, e) == (private, epsilon) and r in (right, 0) and name not in [*methods, "none"]
+                )  # fmt: skip
+                cells = [mean[private, right, method, epsilon] for method in methods]
+                cells += [mean[private, 0, "none", epsilon], oracle[0]]
+                print(f"| {private} | {right} | {epsilon:g} |", " | ".join(f"{cell:.1f}" for cell in cells),
+                      f"({oracle[1]}) |")  # fmt: skip
+
+
+def main() -> None:
+    """Run the study, or print its table."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("privates", nargs="?", default="")
+    parser.add_argument("--seeds", type=int, default=10)
+    parser.add_argument("--root", default="data")
+    parser.add_argument("--table", action="store_true")
+    given = parser.parse_args()
+    torch.set_num_threads(1)
+    logging.disable()
+    if given.table:
+        return table()
+    run(given.privates.split(","), range(given.seeds), given.root)
+
+
+if __name__ == "__main__":
+    main()
