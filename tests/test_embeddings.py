@@ -344,16 +344,24 @@ def test_a_changed_shard_is_noticed(folder, tmp_path):
     os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns + 1))
     assert path.stat().st_size == stat.st_size
     assert kept_folder([open_embeddings(str(folder))], tmp_path) != before
-    held = [[pool.Held(x)] for x in (torch.zeros(3, 2), torch.zeros(3, 2), torch.ones(3, 2), torch.zeros(2, 3))]
-    keys = [kept_folder(parts, tmp_path) for parts in held]
+    held = [pool.Held(x) for x in (torch.zeros(3, 2), torch.zeros(3, 2), torch.ones(3, 2), torch.zeros(2, 3))]
+    keys = [kept_folder([*parts, part], tmp_path) for part in held]
     assert keys[0] == keys[1]
-    assert len(set(keys)) == 3
+    assert len({*keys, before}) == 4
+    assert kept_folder(held, tmp_path) is None
 
 
 def test_sets_of_different_networks_are_no_pool(folder):
     parts = [open_embeddings(str(folder)), pool.Held(torch.zeros(50, 3))]
     with pytest.raises(UserError, match=r"pair.pool: its sets have 3 and 12 features: take those of one network"):
         clusters_kept(parts, None)
+
+
+def test_a_data_folder_that_cannot_be_written_to_is_named(folder, tmp_path):
+    parts = [open_embeddings(str(folder))]
+    (tmp_path / "data").touch()
+    with pytest.raises(UserError, match=r"cannot write to .*pools: Not a directory; set data_root=FOLDER"):
+        clusters_kept(parts, kept_folder(parts, tmp_path / "data"))
 
 
 def test_damaged_clusters_are_named(folder, tmp_path):

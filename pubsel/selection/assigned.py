@@ -22,12 +22,12 @@ from numpy.typing import NDArray
 from pubsel.data.embeddings import Embeddings, Shard
 from pubsel.data.stored import PAUSE, locked
 from pubsel.messages import UserError, duration
+from pubsel.privacy.randomness import stream
 from pubsel.records import write_whole
 from pubsel.selection import pool
 from pubsel.selection.pool import Clusters, Part
 from pubsel.settings.identity import digest_of
 
-SEED = 0  # of the sample
 RULES = "1"  # changes with the rules of clustering
 NONE = -1  # the cluster of an example whose features are not finite
 
@@ -56,8 +56,11 @@ def shards_of(parts: Sequence[Part]) -> list[Part]:
     return [shard for part in parts for shard in (part.shards if isinstance(part, Embeddings) else (part,))]
 
 
-def kept_folder(parts: Sequence[Part], data_root: str | Path) -> Path:
-    """Return where the clusters and assignments of a pool are kept."""
+def kept_folder(parts: Sequence[Part], data_root: str | Path) -> Path | None:
+    """Return where the clusters and assignments of a pool are kept; None without embeddings on disk: what is in memory
+    is assigned at once."""
+    if not any(isinstance(part, Embeddings) for part in parts):
+        return None
     stamps = [_stamp(shard) for shard in shards_of(parts)]
     rules = [RULES, pool.SAMPLE, pool.MOST_CLUSTERS, pool.EACH, pool.DIRECTIONS, pool.TYPICAL]
     return Path(data_root).expanduser() / "pools" / digest_of({"shards": stamps, "rules": rules})
@@ -85,7 +88,10 @@ def clusters_kept(parts: Sequence[Part], kept: Path | None) -> Clusters:
         return _clusters(parts)
     file = kept / "clusters.npz"
     if not file.exists():
-        kept.mkdir(parents=True, exist_ok=True)
+        try:
+            kept.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise UserError(f"cannot write to {kept.parent}: {error.strerror}; set data_root=FOLDER") from None
         with locked(kept / "clusters", "pool"):
             if not file.exists():
                 content = io.BytesIO()
@@ -100,7 +106,7 @@ def clusters_kept(parts: Sequence[Part], kept: Path | None) -> Clusters:
 
 
 def _clusters(parts: Sequence[Part]) -> Clusters:
-    sample = pool.sample_of(parts, np.random.default_rng(SEED))
+    sample = pool.sample_of(parts, stream("pool", "sample"))
     finite = sample.isfinite().all(1)
     return pool.clusters_of(sample if finite.all() else sample[finite])
 
