@@ -171,7 +171,7 @@ def test_images_of_a_folder_keep_their_order_and_their_size(network, folder, pho
     seconds = record.pop("seconds")
     assert seconds >= 0
     assert record == {
-        "images": "./crawl", "shards": 3, "shard": 0, "n": 13, "unreadable": 1, "network": network.key,
+        "images": "./crawl", "shards": 3, "shard": 0, "n": 13, "unreadable": 1, "of": 40, "network": network.key,
         "weights": network.weights,
     }  # fmt: skip
 
@@ -226,6 +226,8 @@ def test_a_shard_of_something_else_is_refused(network, folder):
             UserError, match=rf"img_emb_0000.json is of another extraction \({key}\): set to= to another"
         ):
             extract(other, images, extractor, lines)
+    with pytest.raises(UserError, match=r"img_emb_0000.json is of another extraction \(of\)"):  # an image was added
+        extract(part._replace(shard=1), images._replace(n=images.n + 1), network, lines)
     with pytest.raises(UserError, match=r"1 of 2 shards are there: `pubsel pool images=... to=.* shards=2` computes"):
         open_embeddings(str(folder / "out"))
 
@@ -252,7 +254,7 @@ def test_images_of_which_none_can_be_read_are_refused(network, folder):
 
 def test_features_that_float16_cannot_hold_are_refused(network, folder):
     huge = network._replace(net=lambda x: network.net(x) * 1e9)
-    with pytest.raises(UserError, match=r"the features of digits are not finite in float16: check model.backbone"):
+    with pytest.raises(UserError, match=r"features are not finite in float16: check model.backbone and its checkpoint"):
         extract(Part("digits", folder / "out", 0, 50), listed("digits", ".", False), huge, lines)
 
 

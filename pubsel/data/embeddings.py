@@ -171,6 +171,7 @@ def _counted(path: Path) -> list[tuple[int, str]]:
 def _weights(folder: Path, shards: tuple[Shard, ...]) -> str | None:
     """Return the digest of the weights in the records of shards; None without records. UserError if not all are of one
     network, or shards are absent that a record counts."""
+    # Embeddings of other programs have no records.
     records: dict[str, dict[str, Any]] = {}
     for shard in shards:
         path = shard.path.with_suffix(".json")
@@ -185,6 +186,7 @@ def _weights(folder: Path, shards: tuple[Shard, ...]) -> str | None:
     if not records:
         return None
 
+    # The records must fit together, and all be there.
     name, first = next(iter(records.items()))
     for other, record in records.items():
         if (record["weights"], record["shards"]) != (first["weights"], first["shards"]):
@@ -244,6 +246,7 @@ def _parquet(path: Path) -> Shard:
 
     columns = [field for field in file.schema_arrow if types.is_list(field.type) or types.is_fixed_size_list(field.type)
                or types.is_large_list(field.type)]  # fmt: skip
+    # One name, or one choice: captions and tags may be lists too.
     columns = [field for field in columns if types.is_floating(field.type.value_type)]
     chosen = [field for field in columns if field.name in COLUMNS] or columns
     if len(chosen) != 1:
@@ -251,6 +254,7 @@ def _parquet(path: Path) -> Shard:
         which = "several columns" if chosen else "no column"
         raise UserError(f"{path}: {which} of lists of floating-point numbers ({names}): name one of them {COLUMNS[0]}")
 
+    # How wide its rows are: the type says it, or else the first row that is not null.
     (field,) = chosen
     if types.is_fixed_size_list(field.type):
         return Shard(path, file.metadata.num_rows, field.type.list_size, field.name)
@@ -286,6 +290,7 @@ def _picked(shard: Shard, places: Places, x: Tensor) -> Tensor:
         end, at = end + metadata.row_group(group).num_rows, end
         if not ((places >= at) & (places < end)).any():
             continue
+
         for block in _blocks(shard, [group]):
             here = (places >= at) & (places < at + len(block))
             x[torch.from_numpy(here)] = block[torch.from_numpy(places[here] - at)]

@@ -80,14 +80,18 @@ def listed(name: str, data_root: str, download: bool) -> Listed:
 def extract(part: Part, images: Listed, extractor: Extractor, say: Say) -> bool:
     """Compute a shard, and return whether it was: a shard that has its record is left as it is.
 
-    UserError if that is of other images, of another network or another number of shards; or if no image is readable.
+    UserError if another shard is of other images, of another network or another number of shards; if no image is
+    readable; or if features are not finite in float16.
     An image that is not readable has a row that is not a number, so that the others keep their places.
     """
     if extractor.prepare is None:
         raise UsageError("model: shards are features of a network: take one such as model=mobilenetv2")
     if part.shards > images.n:
         raise UsageError(f"shards={part.shards}: {part.name} has {images.n} images: set a smaller number of shards")
-    about = {"images": part.name, "shards": part.shards, "network": extractor.key, "weights": extractor.weights}
+
+    # Otherwise shards of two networks, or of two ways to divide the images, would be one pool.
+    about = {"images": part.name, "of": images.n, "shards": part.shards}
+    about |= {"network": extractor.key, "weights": extractor.weights}
     part.to.mkdir(parents=True, exist_ok=True)
     _check_others(part, about)
     if _is_there(part):
@@ -96,6 +100,7 @@ def extract(part: Part, images: Listed, extractor: Extractor, say: Say) -> bool:
     with locked(part.file.with_suffix(""), part.file.name):
         if _is_there(part):
             return False
+
         began = time.monotonic()
         n, unreadable = _written(part, images, extractor, say)
         seconds = round(time.monotonic() - began, 1)
@@ -143,16 +148,15 @@ def _stream(file: IO[bytes], part: Part, batches: Iterator[Rows], n: int, say: S
     are not readable."""
     began = reported = time.monotonic()
     done = unreadable = 0
+
     for rows in batches:
-        absent = np.isnan(rows[:, 0])
-        if not np.isfinite(rows[~absent]).all():
-            raise UserError(f"the features of {part.name} are not finite in float16: check model.backbone")
+        # The width of the features is known with the first batch.
         if not done:
             header = {"descr": "<f2", "fortran_order": False, "shape": (n, rows.shape[1])}
             np.lib.format.write_array_header_1_0(file, header)
         file.write(rows.tobytes())
 
-        done, unreadable, now = done + len(rows), unreadable + int(absent.sum()), time.monotonic()
+        done, unreadable, now = done + len(rows), unreadable + int(np.isnan(rows[:, 0]).sum()), time.monotonic()
         if done < n and now - reported >= PAUSE:
             reported = now
             say(f"{part.file.name}: {done:,} of {n:,} images, about {duration((now - began) / done * (n - done))} left")
@@ -194,8 +198,10 @@ def _features(batch: tuple[Tensor, list[int]], extractor: Extractor) -> Rows:
     """Return features of a batch of `_read`, float16 [b, d]; not numbers for an image that is not readable."""
     x, unreadable = batch
     rows = extractor.net(x.to(extractor.device)).flatten(1).float().cpu().numpy()
-    with np.errstate(over="ignore"):  # `_stream` looks at it
+    with np.errstate(over="ignore"):
         rows = rows.astype(np.float16)
+    if not np.isfinite(rows).all():
+        raise UserError("features are not finite in float16: check model.backbone and its checkpoint")
     rows[unreadable] = np.nan
     return rows
 

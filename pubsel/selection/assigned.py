@@ -86,6 +86,8 @@ def clusters_kept(parts: Sequence[Part], kept: Path | None) -> Clusters:
         )
     if kept is None:
         return _clusters(parts)
+
+    # What is there is read without the lock: the folder may be read-only.
     file = kept / "clusters.npz"
     if not file.exists():
         try:
@@ -97,6 +99,7 @@ def clusters_kept(parts: Sequence[Part], kept: Path | None) -> Clusters:
                 content = io.BytesIO()
                 np.savez(content, **_clusters(parts)._asdict())
                 write_whole(file, content.getvalue())
+
     try:
         with np.load(file) as values:
             clusters = Clusters(*(values[name] for name in Clusters._fields))
@@ -124,6 +127,7 @@ def nearest_in(shard: Part, clusters: Clusters, kept: Path | None, progress: Pro
     """Return the cluster of each example of one shard, as `nearest_of` does, and whether it was computed now."""
     if kept is None:
         return _nearest(shard, clusters, progress), True
+
     file, key = _file(shard, kept), _digest(clusters)
     if (before := _read(file, shard, key)) is not None:
         progress.add(shard.n, at_once=True)
@@ -133,6 +137,8 @@ def nearest_in(shard: Part, clusters: Clusters, kept: Path | None, progress: Pro
         if (before := _read(file, shard, key)) is not None:  # another process computed it meanwhile
             progress.add(shard.n, at_once=True)
             return before, False
+
+        # The array first, then the record, which says that it is whole and of which clusters.
         began = time.monotonic()
         nearest = _nearest(shard, clusters, progress)
         content = io.BytesIO()
