@@ -45,8 +45,9 @@ from pubsel.selection import coin, permute_and_flip
 from pubsel.selection.coverage import FEWEST, LEAST, counts, regions, score
 
 SAMPLE = 50_000  # examples of the pool of which clusters are made
-MOST_CLUSTERS, EACH = 200, 20  # clusters; examples of the sample that each should have on average
+MOST_CLUSTERS, EACH = 400, 20  # clusters; examples of the sample that each should have on average
 DIRECTIONS = 64
+FEWEST_OF_POOL = 40
 TYPICAL, MARGIN = 0.95, 1.1  # an example is in a cluster up to so many times the squared distance of 95 % of the pool's
 BLOCK = 2**14  # examples of the pool at a time
 NAME = "discrete Laplace, permute-and-flip"
@@ -151,8 +152,8 @@ def clusters_of(sample: Tensor) -> Clusters:
     from sklearn.cluster import MiniBatchKMeans  # half a second, only if it is used
 
     s, d = sample.shape
-    if s < 2 * EACH:
-        raise UsageError(f"pair.pool: {s} examples are too few for a pool: give {2 * EACH} or more")
+    if s < FEWEST_OF_POOL:
+        raise UsageError(f"pair.pool: {s} examples are too few for a pool: give {FEWEST_OF_POOL} or more")
     x = roots(sample.double()).numpy()
     shift = x.mean(0)
     x = x - shift
