@@ -603,7 +603,9 @@ class PoolConfig:
     shards: int = setting("images: number of shards of the folder", at_least=1)
     shard: int | None = setting("only the shard of this number, from 0; null: all", at_least=0)
     model: Model = field(default_factory=Model)
-    data_root: str = setting("folder with the data; what is computed of a pool is kept in its folder pools", neutral=True)
+    data_root: str = setting(
+        "folder with the data; what is computed of a pool is kept in its folder pools", neutral=True
+    )
     results: str = setting("folder for the logs of a sweep over shards", neutral=True)
     download: bool = setting("download a missing dataset", neutral=True)
     device: Device = setting("auto: cuda if available, else cpu", neutral=True)
