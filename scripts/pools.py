@@ -16,6 +16,7 @@ import statistics
 import tempfile
 import time
 from collections import defaultdict
+from fractions import Fraction
 from functools import cache
 from pathlib import Path
 
@@ -26,8 +27,10 @@ from torch import Tensor
 from pubsel.cell import Cell, canonical, guarantee
 from pubsel.data import Split, Task, open_dataset
 from pubsel.data.features import of_source
+from pubsel.privacy import accountant
+from pubsel.privacy.people import UNIT
 from pubsel.privacy.randomness import stream
-from pubsel.selection import coverage, pool
+from pubsel.selection import coverage, permute_and_flip, pool
 from pubsel.settings.compose import composed
 from pubsel.settings.keys import RunConfig
 from pubsel.settings.schema import check
@@ -39,6 +42,7 @@ FILE = Path("results/pools.csv")
 COLUMNS = ("private", "right", "method", "epsilon", "seed", "utility", "public", "of_right", "seconds")
 MEMBERS = {"cifar10": 6000, "tiny_imagenet": 4000, "mnist": 4000, "fashion_mnist": 4000, "ham10000": 1500,
            "kagchest": 500, "chestxray_pneumonia.npz": 500}  # fmt: skip
+ORACLES = 2  # seeds for which each of the other sets is tried
 RIGHT, EPSILONS, SHARE = (200, 20, 0), (0.1, 0.3, 1.0), 0.05
 PRIVATE, HELD, DRAWN = 6000, 1500, 1000
 SPENT = {"examples": None, "examples, 0.05": 0.05}  # on the choice; None: SHARE of epsilon
@@ -107,7 +111,8 @@ class Study:
         if right:
             self.sets["right"] = train.x[order[held : held + own]][:right]
         self.seed, self.right = seed, right
-        self.clusters: pool.Clusters | None = None
+        self.scores: list[int] | None = None
+        self.counted: tuple[np.ndarray, list[int]] | None = None
         self.pool = torch.cat(list(self.sets.values()))
 
     def public(self, method: str, epsilon: float) -> Tensor | None:
@@ -118,9 +123,7 @@ class Study:
             each = DRAWN // len(self.sets)
             return torch.cat([x[:each] for x in self.sets.values()])
         if method == "a set":
-            sets = {name: x[:DRAWN] for name, x in self.sets.items()}
-            chosen, _ = coverage.select(spent(method, epsilon), self.task.private.x, None, sets, True, self._secret)
-            return None if chosen == coverage.NONE else sets[chosen]
+            return self._set(spent(method, epsilon))
         if method in SPENT:
             return self._examples(spent(method, epsilon))
         return self.sets[method][:DRAWN]  # an oracle's
@@ -128,18 +131,35 @@ class Study:
     def _secret(self, purpose: str, step: int) -> np.random.Generator:
         return stream(f"{self.seed} {self.right}", purpose, step)
 
+    def _set(self, epsilon: float) -> Tensor | None:
+        """Return what `coverage.select` chooses; its scores are computed once."""
+        x, sets = self.task.private.x, {name: x[:DRAWN] for name, x in self.sets.items()}
+        if self.scores is None:
+            places = [coverage.regions(public, name) for name, public in sets.items()]
+            self.scores = [self._score(place) for place in places] + [int(coverage.LEAST * len(x) * UNIT)]
+        plan = accountant.pure(epsilon, 1.0, 1, "permute-and-flip")
+        chosen = permute_and_flip(self.scores, Fraction(1 / plan.noise_multiplier), self._secret("selection", 0))
+        return [*sets.values(), None][chosen]
+
     def _examples(self, epsilon: float) -> Tensor | None:
-        if self.clusters is None:
-            self.clusters = pool.clusters_of(pool.sample_of([pool.Held(self.pool)], stream("pool", "sample")))
-        clusters = self.clusters
-        nearest = clusters.nearest(self.pool)
+        """Return what `pool.select` chooses; clusters and counts are computed once."""
+        x = self.task.private.x
+        if self.counted is None:
+            clusters = pool.clusters_of(pool.sample_of([pool.Held(self.pool)], stream("pool", "sample")))
+            self.counted = clusters.nearest(self.pool), coverage.counts(clusters, x, [UNIT] * len(x))
+        nearest, sums = self.counted
+        plan = pool.plan_of(epsilon, True)
+        wanted = pool.shares(pool.release(sums, plan, self._secret("selection", 0)), plan)
+        drawn = self.pool[torch.from_numpy(pool.draw(wanted, nearest, DRAWN, stream(str(self.seed), "draw")))]
+        if len(drawn) < coverage.FEWEST:
+            return None
+        scores = [self._score(coverage.regions(drawn, "drawn")), int(coverage.LEAST * len(x) * UNIT)]
+        used = permute_and_flip(scores, Fraction(1 / plan.noise_multiplier), self._secret("selection", 1)) == 0
+        return drawn if used else None
 
-        def drawn(noisy: list[float]) -> Tensor:
-            wanted = pool.shares(noisy, pool.plan_of(epsilon, True))
-            return self.pool[torch.from_numpy(pool.draw(wanted, nearest, DRAWN, stream(str(self.seed), "draw")))]
-
-        chosen, _ = pool.select(epsilon, self.task.private.x, None, clusters, drawn, True, self._secret)
-        return drawn(chosen.noisy) if chosen.used else None
+    def _score(self, places: coverage.Regions) -> int:
+        x = self.task.private.x
+        return coverage.score(places, coverage.counts(places, x, [UNIT] * len(x)), len(x))
 
     def row(self, method: str, epsilon: float) -> dict[str, object]:
         """Return one row of the file."""
@@ -165,7 +185,8 @@ def run(privates: list[str], seeds: range, root: str) -> None:
         for seed in seeds:
             for private in privates:
                 for right in RIGHT:
-                    oracles = [name for name in MEMBERS if name != private] if not right else ["right"]
+                    others = [name for name in MEMBERS if name != private] if seed < ORACLES else []
+                    oracles = ["right"] if right else others
                     methods = ["equal shares", "a set", *SPENT, *oracles, *(["none"] if not right else [])]
                     missing = [(method, epsilon) for method in methods for epsilon in EPSILONS
                                if (private, right, method, epsilon, seed) not in done]  # fmt: skip

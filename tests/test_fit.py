@@ -116,6 +116,21 @@ def test_labels_of_public_folders_with_the_same_class_names_are_used(release):
     assert record_of("results")["derived"]["public_labels"] is True
 
 
+def test_examples_of_a_pool_are_chosen_under_the_same_guarantee(home, capsys):
+    words = ("public=null", "pool=[./same,./other]", "choice=0.5", "to=pooled", "results=pooled_results")
+    lines, err = fitted(capsys, *words)
+    assert "same (80 images), ./other (80 images): examples of them, or none, chosen privately" in err
+    record = record_of("pooled_results")
+    drawn = record["pool"]["examples"]
+    assert drawn["./same"] > 20
+    (line,) = (line for line in lines if "public examples, chosen privately: " in line)
+    assert f"{drawn['./same']} of ./same" in line
+    assert record["privacy"]["epsilon"] <= 4
+    ((epsilon, delta, releases),) = spent("pooled_results")
+    assert (round(epsilon, 2), delta, releases) == (4, 1e-3, 3)
+    assert "chosen privately from" in (home / "pooled" / "README.md").read_text()
+
+
 def test_the_release_says_what_it_may_and_nothing_else(release):
     folder, _ = release
     record = record_of("results")
@@ -201,6 +216,8 @@ def test_small_classes_and_wide_intervals_are_told_before_anything_is_spent(caps
     (["private=./nowhere"], "nowhere: no such file or folder"),
     (["public=[./mine]"], "public=[./mine]: this is the private data: take another set"),
     (["public=[[./same,./other]]"], "give each set by itself"),
+    (["pool=[./same]"], "public=[...] and pool=[...]: give one: a whole set is chosen, or examples"),
+    (["public=null", "pool=[./mine]"], "pool=[./mine]: this is the private data: take another set"),
     (["to=."], "to=.: a link, or the folder that you are in"),
     (["to=same"], "to=same: it is there already: give a new folder, or delete it"),
     (["held_out=0.001"], "held_out=0.001: of 483 images none would be measured: take a larger share"),

@@ -20,6 +20,7 @@ from pubsel.cell import canonical, choose_device
 from pubsel.commands import export
 from pubsel.commands import run as training
 from pubsel.data import MOST_PUBLIC, Source, open_dataset, same_examples
+from pubsel.data.embeddings import is_embeddings, open_embeddings
 from pubsel.messages import UsageError, UserError, duration, gib, say
 from pubsel.privacy import accountant, quality
 from pubsel.selection import coverage
@@ -73,7 +74,7 @@ def run(settings: FitConfig) -> str:
 
 def divided(settings: FitConfig) -> Budget:
     """Return how epsilon is divided."""
-    if not settings.public:
+    if not (settings.public or settings.pool):
         return Budget(None, settings.epsilon)
     choice = settings.choice * settings.epsilon
     rest = settings.epsilon - choice
@@ -91,14 +92,14 @@ def measures(settings: FitConfig) -> bool:
 
 def words(settings: FitConfig, features: str, budget: Budget) -> list[str]:
     """Return the words of the `pubsel run` that does the work."""
-    several = settings.public is not None and len(settings.public) > 0
+    public = "auto" if settings.public else "pool" if settings.pool else None
     values: dict[str, Any] = {
         "label": "fit", "epsilon": budget.training, "epsilon_select": budget.choice,
         "pair": {
-            "private": settings.private, "public": "auto" if several else None, "m": None, "take": "test",
-            "candidates": settings.public if several else None, "convert": "resize", "metric": settings.metric,
+            "private": settings.private, "public": public, "m": None, "take": "test",
+            "candidates": settings.public or None, "convert": "resize", "metric": settings.metric,
             "validation": settings.held_out, "unit": settings.unit,
-            "overlap": "leave",
+            "overlap": "leave", **({"pool": settings.pool} if settings.pool else {}),
         },
         "select": {"by": "coverage"},
         "privacy": {"delta": settings.delta, "secure_noise": True, "measure": measures(settings)},
@@ -161,17 +162,24 @@ def _opened(settings: FitConfig) -> Source:
 
 
 def _publics(settings: FitConfig) -> dict[str, int]:
-    """Return how many images of each public set are used, by its name."""
-    many = {}
-    for name in settings.public or []:
+    """Return how many images of each public set are used, or chosen from, by its name."""
+    many, key = {}, "pool" if settings.pool else "public"
+    for name in settings.public or settings.pool or []:
         if not isinstance(name, str):
             raise UsageError(f"public=[{name}]: give each set by itself")
+        if is_embeddings(name):
+            if key == "public":
+                raise UsageError(f"public=[{name}]: a folder of embeddings: give it as pool=[{name}]")
+            many[name] = open_embeddings(name).n
+            continue
         if same_examples(settings.private, name, settings.data_root):
-            raise UsageError(f"public=[{name}]: this is the private data: take another set")
+            raise UsageError(f"{key}=[{name}]: this is the private data: take another set")
         source = open_dataset(name, settings.data_root, settings.download, keep=settings.keep)
-        many[name] = min(MOST_PUBLIC, len(source.train.y) + len(source.test.y))
-        if many[name] < coverage.FEWEST:
-            raise UsageError(f"public=[{name}]: {many[name]} images are too few: give {coverage.FEWEST} or more")
+        many[name] = len(source.train.y) + len(source.test.y)
+        if key == "public":
+            many[name] = min(MOST_PUBLIC, many[name])
+            if many[name] < coverage.FEWEST:
+                raise UsageError(f"public=[{name}]: {many[name]} images are too few: give {coverage.FEWEST} or more")
     return many
 
 
@@ -192,7 +200,8 @@ def plan(
     tested = f"{test:,}{' images' * bool(whose)} to test on (what that shows is not released)"
     yield f"  {whose}{n - held:,} to train on, {held:,} to measure on, {tested}"
     listed = ", ".join(f"{name} ({m:,} images)" for name, m in publics.items())
-    yield f"  public data: {f'{listed}, or none: chosen privately' if publics else 'none'}"
+    chosen = ": examples of them, or none, chosen privately" if settings.pool else ", or none: chosen privately"
+    yield f"  public data: {listed + chosen if publics else 'none'}"
     yield f"  model: a linear classifier on {of_run.model.name} (whitened_head, which has nothing to set)"
 
     parts = [f"{budget.choice:.4g} for the choice"] if budget.choice else []
@@ -200,12 +209,13 @@ def plan(
     yield f"  epsilon {settings.epsilon:g}, delta {settings.delta:g}: {', '.join(parts)}"
     if held:
         yield f"  the measured quality has epsilon {settings.epsilon:g} too: it is of other {units} than the weights"
-    yield f"  released, in {settings.to}: the weights{', the name of the public data' if publics else ''}" + (
+    what = "how many examples of each set were chosen" if settings.pool else "the name of the public data"
+    yield f"  released, in {settings.to}: the weights{f', {what}' if publics else ''}" + (
         ", a noisy table of counts" if held else ""
     )
     yield from _doubts(settings, source, held)
     if timed:
-        yield _time(settings, of_run, source, sum(publics.values()))
+        yield _time(settings, of_run, source, sum(many for name, many in publics.items() if not is_embeddings(name)))
 
 
 def _doubts(settings: FitConfig, source: Source, held: int) -> Iterator[str]:
@@ -259,6 +269,10 @@ def told(settings: FitConfig, record: dict[str, Any], files: dict[str, bytes]) -
     chosen, bounds = record["public"], record["utility_interval"]
     interval = f" [{100 * bounds[0]:.1f}, {100 * bounds[1]:.1f}]" if bounds else ""
     lines = [f"{settings.to}: {', '.join(files)}"]
+    if settings.pool:
+        drawn = ", ".join(f"{count:,} of {name}" for name, count in record["pool"]["examples"].items() if count)
+        none = "none: as far as the noise shows, the pool has too few images like yours"
+        lines += [f"  public examples, chosen privately: {drawn or none}"]
     if settings.public:
         none = "none: as far as the noise shows, your images are not like those of a public set"
         lines += [f"  public data, chosen privately: {chosen or none}"]
@@ -275,7 +289,7 @@ def told(settings: FitConfig, record: dict[str, Any], files: dict[str, bytes]) -
 
 KEYS = {
     "privacy.measure=true": "held_out", "pair.validation": "held_out", "pair.private": "private",
-    "pair.public": "public", "pair.unit": "unit", "pair.metric": "metric",
+    "pair.public": "public", "pair.pool": "pool", "pair.unit": "unit", "pair.metric": "metric",
     ", or set privacy.weak=true, and the guarantee is called weak": "",
 }  # fmt: skip
 

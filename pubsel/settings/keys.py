@@ -452,6 +452,10 @@ class FitConfig(Common):
     public: list[Any] | None = setting(
         "public data that may help: names or paths; one of them is chosen privately, or none; null: there are none"
     )
+    pool: list[Any] | None = setting(
+        "public data of many kinds: names or paths, folders of embeddings among them; examples of them are chosen "
+        "privately, or none", default=None,
+    )  # fmt: skip
     epsilon: float = setting("epsilon of the whole: choice, model and measurement", over=0)
     delta: float = setting("delta of the whole", over=0, below=1)
     to: str = setting("the folder to make, which may be given away", neutral=True)
@@ -473,6 +477,10 @@ class FitConfig(Common):
     def __post_init__(self) -> None:
         if self.public is not None:
             self.public = candidates_of("public", self.public)
+        if self.pool is not None:
+            self.pool = public_sets(one_or_combined("pool", self.pool))
+        if self.public and self.pool:
+            raise UsageError("public=[...] and pool=[...]: give one: a whole set is chosen, or examples")
 
 
 @dataclass
