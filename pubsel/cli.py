@@ -41,6 +41,7 @@ from pubsel.settings.keys import (
     FigureConfig,
     FitConfig,
     MakeConfig,
+    PoolConfig,
     PredictConfig,
     RankConfig,
     ReportConfig,
@@ -72,6 +73,7 @@ HELP = f"""pubsel {pubsel.__version__}: private machine learning with public dat
   pubsel data list                         every named dataset: where it comes from, and whether it is present
   pubsel data prepare NAME                 download or convert one
   pubsel data check /path/to/images        what is read of your data: how many images, which size, how many classes
+  pubsel pool pool=[./embeddings]          clusters of a large pool of public embeddings, shard by shard
 
 Every setting can be given as key=value; `pubsel run --help` lists them, `--cfg job` shows what a command would use.
 Tab completion for bash: eval "$(pubsel -sc install=bash)"
@@ -213,9 +215,19 @@ def _data(values: DictConfig) -> None:
         raise UsageError(f"action={settings.action}: {usage}")
 
 
+def _pool(values: DictConfig) -> None:
+    if isinstance(values.get("pool"), str):
+        values.pool = [values.pool]
+    settings = check(PoolConfig, values)
+    from pubsel.commands import pool
+
+    print(pool.run(settings))
+
+
 COMMANDS: dict[str, Callable[[DictConfig], None]] = {
     "run": _run, "fit": _fit, "predict": _predict, "export": _export, "rank": _rank, "attack": _attack, "audit": _audit,
     "table": _table, "make": _make, "figure": _figure, "report": _report, "runs": _runs, "data": _data,
+    "pool": _pool,
 }  # fmt: skip
 POSITIONAL = {
     "fit": ["private"],

@@ -36,6 +36,7 @@ COMMANDS = [
     "report",
     "runs",
     "data",
+    "pool",
 ]
 Cli = Callable[..., tuple[int, str, str]]
 
@@ -285,6 +286,7 @@ def test_help_and_cfg_teach_and_run_nothing(cli: Cli) -> None:
         ("report", ["pubsel report results=", "output=null"]),
         ("runs", ["pubsel runs show NAME", "action=list"]),
         ("data", ["pubsel data prepare", "PUBSEL_DATA"]),
+        ("pool", ["pubsel pool pool=[./embeddings]", "shards=1", "img_emb/*.npy"]),
     ):
         code, out, _ = cli(command, "--help")
         assert code == 0

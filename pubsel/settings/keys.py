@@ -597,6 +597,34 @@ class DataConfig:
     debug: bool = setting("show the traceback of an error", neutral=True)
 
 
+@dataclass
+class PoolConfig:
+    """`pubsel pool`."""
+
+    pool: list[str] | None = setting(
+        "folders of embeddings, as in pair.pool of pubsel run: computes the clusters, and the cluster of each embedding"
+    )
+    images: str | None = setting(
+        "public images whose features are computed instead: a folder, a CSV of paths, an npz, or a name in conf/dataset"
+    )
+    to: str | None = setting("images: the folder of embeddings to make, or to add shards to", neutral=True)
+    shards: int = setting("images: number of shards of the folder", at_least=1)
+    shard: int | None = setting("only the shard of this number, from 0; null: all", at_least=0)
+    model: Model = field(default_factory=Model)
+    data_root: str = setting(
+        "folder with the data; what is computed of a pool is kept in its folder pools", neutral=True
+    )
+    results: str = setting("folder for the logs of a sweep over shards", neutral=True)
+    download: bool = setting("download a missing dataset", neutral=True)
+    device: Device = setting("auto: cuda if available, else cpu", neutral=True)
+    threads: int | None = setting("number of CPU threads; null: all cores", at_least=1, neutral=True)
+    debug: bool = setting("show the traceback of an error", neutral=True)
+
+    def __post_init__(self) -> None:
+        if self.pool is not None:
+            self.pool = sorted(public_sets(one_or_combined("pool", self.pool)))
+
+
 def one_or_combined(key: str, public: Any) -> str | list[str] | None:
     """Check public data given by `key`: one name or path, several that are combined, or None. A list of length one
     becomes its element. (OmegaConf has no type `str | list[str] | None`.) UsageError if a list is empty, nested or
@@ -653,5 +681,5 @@ def is_weak(delta: float, n: int) -> bool:
 SCHEMAS: dict[str, type] = {
     "run": RunConfig, "fit": FitConfig, "predict": PredictConfig, "export": ExportConfig, "rank": RankConfig,
     "attack": AttackConfig, "audit": AuditConfig, "table": TableConfig, "make": MakeConfig, "figure": FigureConfig,
-    "report": ReportConfig, "runs": RunsConfig, "data": DataConfig,
+    "report": ReportConfig, "runs": RunsConfig, "data": DataConfig, "pool": PoolConfig,
 }  # fmt: skip

@@ -1,0 +1,389 @@
+"""Folders of embeddings: both layouts, what is none of them, and how little memory they take; clusters of a pool and
+assignments, which are kept shard by shard."""
+
+import json
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+
+from pubsel.data.embeddings import BLOCK, Shard, check_backbone, is_embeddings, open_embeddings
+from pubsel.messages import UserError
+from pubsel.selection import assigned, pool
+from pubsel.selection.assigned import clusters_kept, kept_folder, nearest_of
+
+D = 12
+
+
+def rows(n, seed=0, d=D, dtype=np.float16):
+    """Embeddings of five kinds."""
+    draw = np.random.default_rng(seed)
+    kinds = np.random.default_rng(99).normal(size=(5, d))
+    return (kinds[draw.integers(0, 5, n)] + 0.3 * draw.normal(size=(n, d))).astype(dtype)
+
+
+def saved(folder, shards, name="img_emb_{}"):
+    """A folder of shards with those numbers, and all their rows."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for number, x in shards.items():
+        np.save(folder / f"{name.format(number)}.npy", x)
+    return np.concatenate([shards[number] for number in sorted(shards)])
+
+
+def clip_retrieval(folder, shards=None):
+    """What clip-retrieval writes."""
+    x = saved(folder / "img_emb", shards or {i: rows(n, i) for i, n in ((0, 70), (2, 80), (10, 90))})
+    saved(folder / "text_emb", {0: rows(240)[:, ::-1]}, "text_emb_{}")
+    (folder / "metadata").mkdir()
+    (folder / "metadata" / "metadata_0.parquet").write_bytes(b"PAR1")
+    return x
+
+
+def parquet(path, column, values, size=1000, **others):
+    pa = pytest.importorskip("pyarrow", reason="needs the extra parquet")
+    from pyarrow import parquet as file
+
+    path.parent.mkdir(parents=True, exist_ok=True)
+    file.write_table(pa.table({column: values, **others}), path, row_group_size=size)
+
+
+def whole(embeddings):
+    return torch.cat([block.float() for block in embeddings.blocks()]).numpy()
+
+
+# Layouts
+
+
+def test_shards_of_clip_retrieval_are_read_in_the_order_of_their_numbers(tmp_path):
+    x = clip_retrieval(tmp_path / "laion")
+    assert is_embeddings(str(tmp_path / "laion"))
+    embeddings = open_embeddings(str(tmp_path / "laion"))
+    assert [shard.path.name for shard in embeddings.shards] == ["img_emb_0.npy", "img_emb_2.npy", "img_emb_10.npy"]
+    assert (embeddings.n, embeddings.d, embeddings.weights) == (240, D, None)
+    np.testing.assert_array_equal(whole(embeddings), x.astype(np.float32))
+    places = np.array([239, 0, 70, 69, 150, 0])
+    picked = embeddings.rows(places)
+    assert picked.dtype == torch.float32
+    np.testing.assert_array_equal(picked.numpy(), x[places].astype(np.float32))
+
+
+def test_a_plain_folder_of_arrays(tmp_path):
+    x = saved(tmp_path, {0: rows(BLOCK + 5, dtype=np.float32), 1: rows(3, 1, dtype=np.float32)}, "part-{}")
+    embeddings = open_embeddings(str(tmp_path))
+    assert [len(block) for block in embeddings.blocks()] == [BLOCK, 5, 3]
+    np.testing.assert_array_equal(whole(embeddings), x)
+
+
+@pytest.mark.parametrize("column", ["embedding", "image_embedding", "vectors"])
+@pytest.mark.parametrize("fixed", [True, False])
+def test_parquet_by_row_groups(tmp_path, column, fixed):
+    pa = pytest.importorskip("pyarrow", reason="needs the extra parquet")
+    kind = pa.list_(pa.float16(), D) if fixed else pa.list_(pa.float32())
+    x = rows(100)
+    x[[3, 99]] = np.nan
+    values = [None if i in (3, 99) else list(row) for i, row in enumerate(x.astype(np.float32))]
+    if fixed:
+        values = [None if row is None else [np.float16(v) for v in row] for row in values]
+    tags = pa.array([["a"]] * 60)
+    parquet(tmp_path / "b_10.parquet", column, pa.array(values[60:], kind), 7)
+    parquet(tmp_path / "b_9.parquet", column, pa.array(values[:60], kind), 25, url=["x"] * 60, tags=tags)
+    assert is_embeddings(str(tmp_path))
+    embeddings = open_embeddings(str(tmp_path))
+    assert (embeddings.n, embeddings.d) == (100, D)
+    np.testing.assert_array_equal(whole(embeddings), x.astype(np.float32))
+    places = np.array([80, 3, 59, 60, 99, 0, 80])
+    np.testing.assert_array_equal(embeddings.rows(places).numpy(), x[places].astype(np.float32))
+
+
+def test_of_several_columns_of_lists_the_one_called_embedding_is_read(tmp_path):
+    pa = pytest.importorskip("pyarrow", reason="needs the extra parquet")
+    x = rows(4, dtype=np.float32)
+    parquet(tmp_path / "a.parquet", "embedding", pa.array(list(x)), text=pa.array(list(-x)))
+    np.testing.assert_array_equal(whole(open_embeddings(str(tmp_path))), x)
+
+
+@pytest.mark.parametrize(
+    "files",
+    [
+        ["cats/1.jpg", "dogs/1.jpg", "features.npy"],  # classes
+        ["1.jpg", "2.jpg", "features.npy"],
+        ["00000/000000001.jpg", "00000.parquet"],  # img2dataset
+        ["train/cats/1.jpg", "labels.parquet"],
+        ["img_emb/1.jpg"],
+        ["notes.txt", ".hidden.npy"],
+        [],
+    ],
+)
+def test_a_folder_of_images_is_none(tmp_path, files):
+    for file in files:
+        (tmp_path / "own" / file).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "own" / file).touch()
+    assert not is_embeddings(str(tmp_path / "own"))
+
+
+def test_names_and_files_are_none():
+    assert not is_embeddings("cifar10")
+    assert not is_embeddings("./images.npz")
+    assert not is_embeddings("./nowhere")
+
+
+# What goes wrong
+
+
+def cut(path):
+    path.write_bytes(path.read_bytes()[:-10])
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda path: np.save(path, rows(5, d=D + 1)), r"img_emb_2.npy: 13 numbers a row, and img_emb_0.npy has 12"),
+        (lambda path: np.save(path, rows(5)[None]), r"img_emb_2.npy: float16 \[1, 5, 12\]: embeddings are float16 or"),
+        (lambda path: np.save(path, rows(5).astype(int)), r"img_emb_2.npy: int64 \[5, 12\]: embeddings are float16"),
+        (lambda path: np.save(path, np.asfortranarray(rows(5))), r"img_emb_2.npy cannot be read \(its rows are not"),
+        (lambda path: np.save(path, np.array([{}])), r"img_emb_2.npy cannot be read .*: download or compute it again"),
+        (cut, r"img_emb_2.npy cannot be read .*: download or compute it again"),
+        (lambda path: path.write_bytes(b""), r"img_emb_2.npy cannot be read .*: download or compute it again"),
+    ],
+)
+def test_a_shard_that_is_none_is_named(tmp_path, change, message):
+    clip_retrieval(tmp_path)
+    change(tmp_path / "img_emb" / "img_emb_2.npy")
+    with pytest.raises(UserError, match=message) as raised:
+        open_embeddings(str(tmp_path))
+    assert "\n" not in str(raised.value)
+
+
+def test_a_parquet_file_that_is_none_is_named(tmp_path, monkeypatch):
+    pa = pytest.importorskip("pyarrow", reason="needs the extra parquet")
+    path = tmp_path / "a.parquet"
+    for values, message in (
+        ({"column": "url", "values": ["x", "y"]}, r"a.parquet: no column of lists of floating-point numbers \(url\)"),
+        ({"column": "embedding", "values": [[1, 2], [3, 4]]}, r"no column of lists of .* \(embedding\)"),
+        (
+            {"column": "a", "values": [[1.0]], "b": [[1.0]]},
+            r"several columns of lists .* \(a, b\): name one of them emb",
+        ),
+        ({"column": "a", "values": pa.array([None], pa.list_(pa.float32()))}, r"column a is empty"),
+    ):
+        parquet(path, **values)
+        with pytest.raises(UserError, match=message):
+            open_embeddings(str(tmp_path))
+    parquet(path, "a", [[1.0, 2.0], [1.0, 2.0, 3.0]])
+    with pytest.raises(UserError, match=r"a.parquet: a row of 3 numbers, and the first one has 2"):
+        list(open_embeddings(str(tmp_path)).blocks())
+    cut(path)
+    with pytest.raises(UserError, match=r"a.parquet cannot be read .*: download or compute it again"):
+        open_embeddings(str(tmp_path))
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    with pytest.raises(UserError, match=r"a.parquet: parquet files need pyarrow: pip install pubsel\[parquet\]"):
+        open_embeddings(str(tmp_path))
+
+
+def test_a_folder_without_shards_is_named(tmp_path):
+    with pytest.raises(UserError, match=r"no embeddings in it: it needs files \*.npy"):
+        open_embeddings(str(tmp_path))
+    with pytest.raises(UserError, match="no such folder"):
+        open_embeddings(str(tmp_path / "absent"))
+
+
+def test_embeddings_of_another_network_are_refused(tmp_path):
+    clip_retrieval(tmp_path)
+    embeddings = open_embeddings(str(tmp_path))
+    check_backbone(embeddings, D, "abc")
+    check_backbone(embeddings._replace(weights="abc"), D, "abc")
+    check_backbone(embeddings._replace(weights="abc"), D, None)
+    with pytest.raises(UserError, match=r"12 numbers a row, and model.backbone gives 1280: take the model"):
+        check_backbone(embeddings, 1280, None)
+    with pytest.raises(UserError, match=r"made with other weights than those of model.backbone"):
+        check_backbone(embeddings._replace(weights="abc"), D, "abd")
+
+
+# Memory
+
+
+LARGE = """
+import sys
+from pathlib import Path
+import numpy as np
+import torch
+from pubsel.data.embeddings import open_embeddings
+
+def status(key):
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return int(next(line.split()[1] for line in lines if line.startswith(key + ":"))) / 2**10
+
+embeddings = open_embeddings(sys.argv[1])
+sum(float(block[0, 0]) for block in embeddings.blocks())
+Path("/proc/self/clear_refs").write_text("5")
+before = status("VmRSS")
+print(sum(float(block.max()) for block in embeddings.blocks()))
+places = np.random.default_rng(0).integers(0, embeddings.n, 5000)
+embeddings.rows(places)
+print(status("VmHWM") - before)
+"""
+
+
+def test_a_folder_is_mapped_and_never_in_memory_as_a_whole(tmp_path):
+    """1 GiB of zeros, which take no room on disk, but would in memory."""
+    for i in range(2):
+        array = np.lib.format.open_memmap(tmp_path / f"{i}.npy", "w+", np.float16, (2**18, 1024))
+        array[-1, -1] = 7
+        del array
+    done = subprocess.run([sys.executable, "-c", LARGE, tmp_path], capture_output=True, text=True, check=True)
+    total, mib = map(float, done.stdout.split())
+    assert total == 14
+    assert mib < 300
+
+
+# Clusters and assignments
+
+
+@pytest.fixture
+def folder(tmp_path):
+    clip_retrieval(tmp_path / "laion")
+    return tmp_path / "laion"
+
+
+def quiet(text):
+    raise AssertionError(text)
+
+
+def read_shards(monkeypatch):
+    """The names of the shards that are read from now on."""
+    names, blocks = [], Shard.blocks
+
+    def counted(self):
+        names.append(self.path.name)
+        return blocks(self)
+
+    monkeypatch.setattr(Shard, "blocks", counted)
+    return names
+
+
+def test_each_embedding_gets_the_nearest_centre(folder, tmp_path):
+    parts = [open_embeddings(str(folder)), pool.Held(torch.from_numpy(rows(31, 7, dtype=np.float32)))]
+    kept = kept_folder(parts, tmp_path)
+    clusters = clusters_kept(parts, kept)
+    x = torch.cat([torch.from_numpy(whole(parts[0])), parts[1].x])
+    expected = clusters.nearest(x)
+    assert len(set(expected)) > 3
+    for place in (kept, kept, None):
+        nearest = nearest_of(parts, clusters, place, quiet)
+        assert nearest.dtype == np.int16
+        np.testing.assert_array_equal(nearest, expected)
+
+
+def test_clusters_are_the_same_whether_kept_or_not(folder, tmp_path):
+    parts = [open_embeddings(str(folder))]
+    kept = kept_folder(parts, tmp_path)
+    first, second, unkept = clusters_kept(parts, kept), clusters_kept(parts, kept), clusters_kept(parts, None)
+    assert first.shares == second.shares == unkept.shares
+    for a, b, c in zip(first, second, unkept, strict=True):
+        np.testing.assert_array_equal(a, b)
+        np.testing.assert_array_equal(a, c)
+    assert first.of(pool.roots(torch.zeros(D).double()).numpy()) == second.of(np.zeros(D))
+
+
+def test_what_is_not_finite_is_in_no_cluster(tmp_path):
+    x = rows(200)
+    x[3, 0], x[5, 2], x[9] = np.nan, np.inf, -np.inf
+    saved(tmp_path / "own", {0: x})
+    parts = [open_embeddings(str(tmp_path / "own"))]
+    clusters = clusters_kept(parts, None)
+    assert all(np.isfinite(value).all() for value in clusters)
+    nearest = nearest_of(parts, clusters, None, quiet)
+    assert np.flatnonzero(nearest == assigned.NONE).tolist() == [3, 5, 9]
+    assert not {3, 5, 9} & set(pool.draw(np.full(len(clusters.centres), 0.1), nearest, 200, np.random.default_rng(0)))
+
+
+def test_what_was_interrupted_goes_on_with_the_next_shard(folder, tmp_path, monkeypatch):
+    parts = [open_embeddings(str(folder))]
+    kept = kept_folder(parts, tmp_path)
+    clusters = clusters_kept(parts, kept)
+    expected = nearest_of(parts, clusters, None, quiet)
+
+    real = pool.Clusters.nearest
+    monkeypatch.setattr(pool.Clusters, "nearest", lambda self, x: real(self, x) if len(x) == 70 else 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        nearest_of(parts, clusters, kept, quiet)
+    assert [path.name[:17] for path in kept.glob("nearest_*.npy")] == ["nearest_img_emb_0"]
+
+    monkeypatch.setattr(pool.Clusters, "nearest", real)
+    names = read_shards(monkeypatch)
+    np.testing.assert_array_equal(nearest_of(parts, clusters, kept, quiet), expected)
+    assert names == ["img_emb_2.npy", "img_emb_10.npy"]
+    nearest_of(parts, clusters, kept, quiet)
+    assert len(names) == 2
+
+
+def test_a_shard_without_its_record_or_with_a_damaged_array_is_assigned_again(folder, tmp_path, monkeypatch):
+    parts = [open_embeddings(str(folder))]
+    kept = kept_folder(parts, tmp_path)
+    clusters = clusters_kept(parts, kept)
+    expected = nearest_of(parts, clusters, kept, quiet)
+    first, second, third = (next(kept.glob(f"nearest_img_emb_{i}_*.json")) for i in (0, 2, 10))
+    first.unlink()
+    cut(second.with_suffix(".npy"))
+    third.write_text(json.dumps(json.loads(third.read_text()) | {"clusters": "of others"}))
+    names = read_shards(monkeypatch)
+    np.testing.assert_array_equal(nearest_of(parts, clusters, kept, quiet), expected)
+    assert names == ["img_emb_0.npy", "img_emb_2.npy", "img_emb_10.npy"]
+
+
+def test_a_changed_shard_is_noticed(folder, tmp_path):
+    parts = [open_embeddings(str(folder))]
+    before = kept_folder(parts, tmp_path)
+    assert kept_folder([open_embeddings(str(folder))], tmp_path) == before
+    path = folder / "img_emb" / "img_emb_2.npy"
+    stat = path.stat()
+    np.save(path, -np.load(path))
+    os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns + 1))
+    assert path.stat().st_size == stat.st_size
+    assert kept_folder([open_embeddings(str(folder))], tmp_path) != before
+    held = [pool.Held(x) for x in (torch.zeros(3, 2), torch.zeros(3, 2), torch.ones(3, 2), torch.zeros(2, 3))]
+    keys = [kept_folder([*parts, part], tmp_path) for part in held]
+    assert keys[0] == keys[1]
+    assert len({*keys, before}) == 4
+    assert kept_folder(held, tmp_path) is None
+
+
+def test_sets_of_different_networks_are_no_pool(folder):
+    parts = [open_embeddings(str(folder)), pool.Held(torch.zeros(50, 3))]
+    with pytest.raises(UserError, match=r"pair.pool: its sets have 3 and 12 features: take those of one network"):
+        clusters_kept(parts, None)
+
+
+def test_a_data_folder_that_cannot_be_written_to_is_named(folder, tmp_path):
+    parts = [open_embeddings(str(folder))]
+    (tmp_path / "data").touch()
+    with pytest.raises(UserError, match=r"cannot write to .*pools: Not a directory; set data_root=FOLDER"):
+        clusters_kept(parts, kept_folder(parts, tmp_path / "data"))
+
+
+def test_damaged_clusters_are_named(folder, tmp_path):
+    parts = [open_embeddings(str(folder))]
+    kept = kept_folder(parts, tmp_path)
+    clusters_kept(parts, kept)
+    cut(kept / "clusters.npz")
+    with pytest.raises(UserError, match=r"clusters.npz cannot be read .*: delete it to have it computed again"):
+        clusters_kept(parts, kept)
+
+
+def test_progress_tells_the_time_that_is_left(monkeypatch):
+    now, lines = [0.0], []
+    monkeypatch.setattr(assigned.time, "monotonic", lambda: now[0])
+    progress = assigned.Progress(5000, lines.append)
+    progress.add(1000, at_once=True)
+    now[0] = 5.0
+    progress.add(500)
+    assert lines == []
+    now[0] = 20.0
+    progress.add(500)
+    assert lines == ["pool: 2,000 of 5,000 examples, about 60 s left"]  # 1,000 in 20 s, without those of before
+    now[0] = 90.0
+    progress.add(3000)
+    assert len(lines) == 1
