@@ -124,7 +124,7 @@ def test_an_unknown_key_is_refused_with_those_that_there_are() -> None:
     assert refusal.value.exit_code == 2
     with pytest.raises(
         UsageError,
-        match=r"^unknown key pair.typo; here: candidates, convert, m, metric, overlap, pool, pool_m, private, private_sh",
+        match=r"^unknown key pair.typo; here: candidates, convert, m, metric, overlap, pool, pool_m, private, priv",
     ):
         check(RunConfig, with_value("pair.typo", 1))
 

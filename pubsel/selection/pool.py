@@ -36,7 +36,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from pubsel.algorithms import roots
 from pubsel.messages import UsageError
 from pubsel.privacy import accountant
 from pubsel.privacy.people import UNIT, weights_of
@@ -141,8 +140,14 @@ class Clusters(NamedTuple):
 def directed(clusters: Clusters, x: Tensor) -> Array:
     """Return the directions of examples within those of the clusters: rows of norm 1 (or 0), [m, k], of features
     [m, d]."""
-    inside = (roots(x.double()).numpy() - clusters.shift) @ clusters.directions.T
+    inside = (_roots(x).numpy() - clusters.shift) @ clusters.directions.T
     return np.asarray(inside / np.sqrt(np.maximum(np.square(inside).sum(1), 1e-300))[:, None])
+
+
+def _roots(x: Tensor) -> Tensor:
+    """Return the roots of features, as `algorithms.roots`, in float64 and in half the memory."""
+    x = x.to(torch.float64, copy=True)
+    return x.abs().sqrt_().copysign_(x)
 
 
 def clusters_of(sample: Tensor) -> Clusters:
@@ -154,9 +159,9 @@ def clusters_of(sample: Tensor) -> Clusters:
     s, d = sample.shape
     if s < FEWEST_OF_POOL:
         raise UsageError(f"pair.pool: {s} examples are too few for a pool: give {FEWEST_OF_POOL} or more")
-    x = roots(sample.double()).numpy()
+    x = _roots(sample).numpy()
     shift = x.mean(0)
-    x = x - shift
+    x -= shift
     _, directions = np.linalg.eigh(x.T @ x)
     if not x.any():
         raise UsageError("pair.pool: the features of all its examples are the same: give other public data")

@@ -10,12 +10,12 @@ from numpy.typing import NDArray
 from pubsel import algorithms
 from pubsel.cell import Cell, Noted, without_public
 from pubsel.data import Split, Task
-from pubsel.data.embeddings import is_embeddings, open_embeddings
+from pubsel.data.embeddings import check_backbone, is_embeddings, open_embeddings
 from pubsel.data.splits import NO_CLASS
-from pubsel.messages import UsageError, say
+from pubsel.messages import say
 from pubsel.privacy import accountant
 from pubsel.privacy.randomness import stream
-from pubsel.selection import pool
+from pubsel.selection import assigned, pool
 from pubsel.selection.pool import Clusters
 from pubsel.settings.keys import RunConfig
 from pubsel.training.once import released_once, units_of
@@ -39,8 +39,10 @@ class Pool(NamedTuple):
     def of(cls, settings: RunConfig, task: Task, name: str) -> "Pool":
         """Return the pool of a run. task: with all examples of the sets that were read."""
         sets = parts_of(settings, task)
-        clusters = pool.clusters_of(pool.sample_of(list(sets.values()), stream("pool", "sample")))
-        nearest = np.concatenate([clusters.nearest(block) for part in sets.values() for block in part.blocks()])
+        parts = list(sets.values())
+        kept = assigned.kept_folder(parts, settings.data_root)
+        clusters = assigned.clusters_kept(parts, kept)
+        nearest = assigned.nearest_of(parts, clusters, kept, say)
         needs_public = algorithms.build(settings.algorithm).needs_public
         m = settings.pair.m or MOST
         return cls(sets, clusters, nearest, needs_public, settings.epsilon_select or 0.0, m, name)
@@ -108,20 +110,15 @@ def with_examples(task: Task, x: torch.Tensor) -> Task:
 
 def parts_of(settings: RunConfig, task: Task) -> dict[str, pool.Part]:
     """Return the sets of a pool by name: those that were read with the task, and embeddings on disk. UsageError if
-    these have another width than the private features."""
+    these are not of the network of the private features."""
     names = settings.pair.pool or []
     read = [name for name in names if not is_embeddings(name)]
     held = () if task.public is None else task.public.x.split(list(task.pool))
     sets: dict[str, pool.Part] = {name: pool.Held(x) for name, x in zip(read, held, strict=True)}
 
-    d = task.private.x.shape[1]
     for name in names:
         if is_embeddings(name):
             embeddings = open_embeddings(name)
-            if embeddings.d != d:
-                raise UsageError(
-                    f"pair.pool=[{name}]: its embeddings have {embeddings.d} numbers, the private features {d}: take "
-                    "embeddings of model.backbone"
-                )
+            check_backbone(embeddings, task.private.x.shape[1], task.weights)
             sets[name] = embeddings
     return sets
