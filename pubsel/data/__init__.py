@@ -183,7 +183,6 @@ def load(pair: Pair, data_root: str, download: bool, through: Through = unchange
 
     private = _of(source.train, left)
     train, out, part_notes = _part(pair, opened, left, data_root)
-
     # The examples of a person follow each other, so that a sample of people takes them together.
     people = held_out_people = None
     if source.groups is not None:
@@ -197,9 +196,9 @@ def load(pair: Pair, data_root: str, download: bool, through: Through = unchange
     same_task = len(sets) > 0 and all(same_examples(pair.private, name, data_root) for name in sets)
     same_classes = all(_same_classes(name, pair.private, data_root) for name in sets)
     task = Task(private, public, test, *source[2:6], notes + part_notes, validation, same_task, same_classes)
+    task = task._replace(people=people, held_out_people=held_out_people, weights=source.weights, pool=pool)
     names = source.names or class_names(pair.private, data_root)
-    task = task._replace(shape=_shape(opened), names=names, weights=source.weights, same_names=same_names, pool=pool)
-    return task._replace(people=people, held_out_people=held_out_people)
+    return task._replace(shape=_shape(opened), names=names, same_names=same_names)
 
 
 def _sets(pair: Pair) -> list[str]:
@@ -743,8 +742,7 @@ def _combined(names: list[str], m: int | None, key: str, beside: Beside, read: R
 
     if leave and (many := int(leave[0].sum())):
         notes += (f"{many} training images of {private} that are public too left the private data",)
-    leave = leave or [np.zeros(0, dtype=bool)] * 2
-    dealt = [parts[place] for place in range(len(names))]
+    leave, dealt = leave or [np.zeros(0, dtype=bool)] * 2, [parts[place] for place in range(len(names))]
     each = tuple(len(part.y) for part in dealt)
     if len(dealt) == 1:
         return _Public(dealt[0], taken, notes, opened.used.names, each, *leave)
