@@ -200,26 +200,31 @@ def run(privates: list[str], seeds: range, root: str) -> None:
 
 
 def table() -> None:
-    """Print the table in Markdown: means over seeds, by private set, share of its kind in the pool, and epsilon."""
-    reached = defaultdict(list)
+    """Print the table in Markdown: means over the seeds that all methods have, at the three budgets."""
+    reached: dict[tuple[str, int, str, float], dict[int, float]] = defaultdict(dict)
     for row in csv.DictReader(FILE.open()):
-        reached[row["private"], int(row["right"]), row["method"], float(row["epsilon"])].append(float(row["utility"]))
-    mean = {key: statistics.mean(values) for key, values in reached.items()}
+        key = row["private"], int(row["right"]), row["method"], float(row["epsilon"])
+        reached[key][int(row["seed"])] = float(row["utility"])
+    methods = {"examples": "examples", "examples, 0.05": "examples, 0.05", "a set": "a set, privately",
+               "equal shares": "equal shares", "none": "none"}  # fmt: skip
 
-    methods = [*SPENT, "a set", "equal shares"]
-    print("| private | in the pool | epsilon |", " | ".join(methods), "| none | best set (oracle) |")
-    print("|---" * (len(methods) + 5) + "|")
-    for private in dict.fromkeys(key[0] for key in mean):
+    print("| private | of its kind |", " | ".join(methods.values()), "| best set (oracle) | seeds |")
+    print("|---" * (len(methods) + 4) + "|")
+    for private in dict.fromkeys(key[0] for key in reached):
         for right in RIGHT:
-            for epsilon in EPSILONS:
-                oracle = max(
-                    (value, name) for (p, r, name, e), value in mean.items()
-                    if (p, e) == (private, epsilon) and r in (right, 0) and name not in [*methods, "none"]
-                )  # fmt: skip
-                cells = [mean[private, right, method, epsilon] for method in methods]
-                cells += [mean[private, 0, "none", epsilon], oracle[0]]
-                print(f"| {private} | {right} | {epsilon:g} |", " | ".join(f"{cell:.1f}" for cell in cells),
-                      f"({oracle[1]}) |")  # fmt: skip
+            of = {method: 0 if method == "none" else right for method in methods}
+            rows = [reached[private, of[method], method, epsilon] for method in methods for epsilon in EPSILONS]
+            seeds = set.intersection(*map(set, rows))
+            sets = [(name, 0) for name in MEMBERS if name != private] + [("right", right)] * bool(right)
+
+            def mean(method: str, kind: int, epsilon: float, of: str = private, used: set[int] = seeds) -> float:
+                values = reached[of, kind, method, epsilon]
+                return statistics.mean(values[seed] for seed in sorted(used & values.keys()))
+
+            cells = [[mean(method, of[method], epsilon) for epsilon in EPSILONS] for method in methods]
+            cells.append([max(mean(name, kind, epsilon) for name, kind in sets) for epsilon in EPSILONS])
+            shown = " | ".join(" / ".join(f"{value:.1f}" for value in cell) for cell in cells)
+            print(f"| {private} | {right} | {shown} | {len(seeds)} |")
 
 
 def main() -> None:
