@@ -253,7 +253,8 @@ def check_choice(settings: RunConfig, distance: distances.Distance | None) -> No
     if settings.select.by == By.gsd:
         selection.gsd_of(distance)
     elif settings.model.backbone is None:
-        raise UsageError("select.by=coverage: compares features: set model.backbone, such as model=scattering")
+        by = settings.select.by.name
+        raise UsageError(f"select.by={by}: compares features: set model.backbone, such as model=scattering")
 
 
 def check_unit(pair: Pair, algorithm: Algorithm, by: By) -> None:
@@ -268,7 +269,7 @@ def check_unit(pair: Pair, algorithm: Algorithm, by: By) -> None:
     if pair.public == AUTO and by == By.gsd:
         raise UsageError(
             f"pair.unit={pair.unit}: pair.public=auto chooses under a guarantee for one example: give the public set, "
-            "or select.by=coverage"
+            "or select.by=coverage or votes, with model.backbone"
         )
 
 

@@ -47,7 +47,7 @@ from pubsel.models.trained import trained_parameters
 from pubsel.privacy import accountant, ledger
 from pubsel.privacy.randomness import stream
 from pubsel.privacy.sampling import Schedule
-from pubsel.selection import Comparison, coverage
+from pubsel.selection import Comparison, coverage, votes
 from pubsel.settings.identity import as_json, folder_name, short_name
 from pubsel.settings.keys import By, RunConfig, public_sets
 from pubsel.training import classifier, duration, estimate, measurement, parallel, torchrun, tracking
@@ -317,7 +317,7 @@ def _described(cell: Cell, task: Task, before: Before, distance: dict[str, Any] 
         examples=task.units,
         unit=settings.pair.unit,
     )
-    if chosen and asked.select.by == By.coverage and "not_covered" in privacy:
+    if chosen and asked.select.by != By.gsd and "not_covered" in privacy:
         privacy["not_covered"].append(coverage.ROUNDED)
 
     return {
@@ -363,11 +363,11 @@ def with_chosen(cell: Cell) -> tuple[Cell, accountant.Plan]:
 
         # What would stop the training stops it before anything is spent.
         _check_deltas(cell, task)
-        if settings.select.by == By.coverage:
-            pairs |= {} if cell.algorithm.needs_public else {coverage.NONE: without_public(settings.pair)}
-            choice = _by_coverage(cell, task, candidates)
-        else:
+        if settings.select.by == By.gsd:
             choice = _by_gsd(cell, task, candidates)
+        else:
+            pairs |= {} if cell.algorithm.needs_public else {coverage.NONE: without_public(settings.pair)}
+            choice = _by_features(cell, task, candidates)
 
     say(f"  public data: {choice['chosen']}, of {', '.join(pairs)}")
     return cell._replace(settings=of(pairs[choice["chosen"]])), accountant.Plan(**choice["spend"])
@@ -400,16 +400,17 @@ def _by_gsd(cell: Cell, task: Task, candidates: dict[str, Split]) -> dict[str, A
     return released_once(cell.folder / "selection.pt", secret, release)
 
 
-def _by_coverage(cell: Cell, task: Task, candidates: dict[str, Split]) -> dict[str, Any]:
+def _by_features(cell: Cell, task: Task, candidates: dict[str, Split]) -> dict[str, Any]:
     """Return what is chosen by features, and what it spends."""
     epsilon = cell.settings.epsilon_select or 0.0
     plan, noted = {"epsilon": epsilon}, Noted(task.private, epsilon, 0.0)
     secret = cell.streams.secret("choice", units_of(task), candidates.values(), {}, plan, noted)
     features = {name: split.x for name, split in candidates.items()}
     with_none = not cell.algorithm.needs_public
+    scored = votes.scores if cell.settings.select.by == By.votes else coverage.scores
 
     def release() -> dict[str, Any]:
-        chosen, spend = coverage.select(epsilon, task.private.x, task.people, features, with_none, secret)
+        chosen, spend = coverage.select(epsilon, task.private.x, task.people, features, with_none, secret, scored)
         return {"chosen": chosen, "spend": spend._asdict()}
 
     return released_once(cell.folder / "selection.pt", secret, release)

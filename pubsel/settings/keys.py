@@ -64,7 +64,7 @@ Format = Enum("Format", ["safetensors", "onnx"])
 Attack = Enum("Attack", ["gsd_white_box", "gsd_black_box", "loss"])
 
 
-By = Enum("By", ["gsd", "coverage"])
+By = Enum("By", ["gsd", "coverage", "votes"])
 
 
 AuditKind = Enum("AuditKind", ["white_box", "black_box", "per_instance"])
