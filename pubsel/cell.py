@@ -218,7 +218,8 @@ def canonical(settings: RunConfig) -> RunConfig:
     check_backbone(settings.model)
 
     check_rate(settings.training, algorithm, settings.model)
-    check_unit(pair, algorithm, settings.select.by)
+    select = compared(settings.select, settings.model)
+    check_unit(pair, algorithm, select.by)
 
     # the record of a run has one guarantee: what a distance would spend is not in it
     if isinstance(distance, Releases):
@@ -226,9 +227,9 @@ def canonical(settings: RunConfig) -> RunConfig:
             f"distance={distance.name}: its epsilon would add to that of training: measure it by pubsel rank"
         )
     if settings.epsilon_select is not None:
-        check_choice(settings, distance)
+        check_choice(select, settings.model, distance)
     pair = canonical_candidates(pair, settings.epsilon_select)
-    select = settings.select if pair.candidates else Select()
+    select = select if pair.candidates else Select()
 
     if not algorithm.private:
         epsilon = float("inf")
@@ -248,16 +249,22 @@ def without_public(pair: Pair) -> Pair:
     )
 
 
-def check_choice(settings: RunConfig, distance: distances.Distance | None) -> None:
+def compared(select: Select, model: Model) -> Select:
+    """Return the settings of a private choice with what it compares by: if nothing is given, votes for features,
+    which have the least regret (results/private_choice.csv), and otherwise gsd."""
+    by = By.gsd if model.backbone is None else By.votes
+    return select if select.by is not None else dataclasses.replace(select, by=by)
+
+
+def check_choice(select: Select, model: Model, distance: distances.Distance | None) -> None:
     """UsageError if what chooses the public set lacks what it compares by."""
-    if settings.select.by == By.gsd:
+    if select.by is None or select.by == By.gsd:
         selection.gsd_of(distance)
-    elif settings.model.backbone is None:
-        by = settings.select.by.name
-        raise UsageError(f"select.by={by}: compares features: set model.backbone, such as model=scattering")
+    elif model.backbone is None:
+        raise UsageError(f"select.by={select.by.name}: compares features: set model.backbone, such as model=scattering")
 
 
-def check_unit(pair: Pair, algorithm: Algorithm, by: By) -> None:
+def check_unit(pair: Pair, algorithm: Algorithm, by: By | None) -> None:
     """UsageError if the private unit is a person, and something reads private examples one by one."""
     if pair.unit is None:
         return

@@ -28,7 +28,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -65,7 +65,7 @@ POOL = 5_000  # private examples that n are drawn from
 SIZES, EPSILONS, DELTA = (500, 5_000, 50_000), (0.005, 0.01, 0.05, 0.1), 1e-5
 TRIALS, DRAWS = 30, 30  # draws of the private examples; of the noise of DP-GSD
 NONE = coverage.NONE
-SEEDS, EPSILON, MOST = range(8), 0.3, 5000  # of the trainings; MOST private examples
+SEEDS, EPSILON, MOST = range(5), 0.3, 5000  # of the trainings; MOST private examples
 WORDS = (
     "model=mobilenetv2", "algorithm=whitened_head", "algorithm.public_labels=none", "distance=none", "device=cpu",
     f"epsilon={EPSILON}", "pair.private=x", "pair.m=10", "privacy.delta=1e-5", "threads=1",
@@ -178,7 +178,8 @@ def utilities(private: str, setting: Setting, path: Path) -> dict[str, float]:
 class Measured(NamedTuple):
     """What a choice among J candidates, without none, follows from, for N private examples. inside: regions [N, J], -1
     for none; sizes: of the public examples in each region; energies: [N, J]; second: mean second moments [s, s] of
-    sketched gradients; subspaces: of the candidates, each [s, k]; likely: log likelihoods [N, J]."""
+    sketched gradients; subspaces: of the candidates, each [s, k]; likely: log likelihoods [N, J], -inf below what
+    explains an example."""
 
     inside: NDArray[np.int64]
     sizes: list[list[int]]
@@ -187,7 +188,7 @@ class Measured(NamedTuple):
     subspaces: list[Tensor]
     likely: Array
 
-    def of(self, places: list[int], likely: Array) -> Self:
+    def of(self, places: list[int], likely: Array) -> "Measured":
         """Return the same for some of the candidates, with likelihoods among them."""
         sizes, subspaces = [self.sizes[j] for j in places], [self.subspaces[j] for j in places]
         return Measured(self.inside[:, places], sizes, self.energies[:, places], self.second, subspaces, likely)
@@ -220,15 +221,16 @@ def measured(x: Tensor, classes: int, candidates: dict[str, Tensor]) -> Measured
     energies = selection.energies(gsd, Select().sketch, sets, every)
 
     side = dp_gsd.Side(gsd, linear(0), classes, False, option("distance", "dp_gsd")["sketch"], "private choice", 0)
-    second = sum(rows.T @ rows for rows in side.private(labelled(x), every, source("labels", 0)))
+    rows = torch.cat([*side.private(labelled(x), every, source("labels", 0))])
     subspaces = [side.public(name, split) for name, split in splits.items()]
-    return Measured(inside, [p.shares for p in places], energies, second / len(x), subspaces, np.zeros(0))
+    return Measured(inside, [p.shares for p in places], energies, rows.T @ rows / len(x), subspaces, np.zeros(0))
 
 
 def likelihoods(x: Tensor, candidates: dict[str, Tensor]) -> Array:
-    """Return the log likelihoods [N, J] of private features x [N, d]."""
+    """Return the log likelihoods [N, J] of private features x [N, d]; -inf if the candidate does not explain them."""
     gaussians = votes.gaussians(candidates)
-    return np.array([gaussians.of(row) for row in coverage.one_by_one(x)])
+    likely = np.array([gaussians.of(row) for row in coverage.one_by_one(x)])
+    return np.where(likely >= gaussians.least, likely, -np.inf)
 
 
 def scores(what: Measured, many: Array) -> dict[str, Array]:
@@ -236,7 +238,8 @@ def scores(what: Measured, many: Array) -> dict[str, Array]:
     n = many.sum()
     inside, some = what.inside >= 0, votes.OTHERS[0] / votes.OTHERS[1]
     likely = np.where(inside, what.likely, -np.inf)
-    best = inside & (likely == likely.max(1, keepdims=True))
+    explained = np.isfinite(likely)
+    best = explained & (likely == likely.max(1, keepdims=True))
 
     def counted(weights: Array) -> Array:  # [N, J]
         every = []
@@ -247,8 +250,8 @@ def scores(what: Measured, many: Array) -> dict[str, Array]:
 
     return {
         "coverage": counted(inside.astype(float)),
-        "votes": counted(np.where(best, 1.0, some * inside)),
-        "single": np.append(many @ best, many @ ~inside.any(1)),
+        "votes": counted(np.where(best, 1.0, some * explained)),
+        "single": np.append(many @ best, many @ ~explained.any(1)),
         "gsd": many @ selection.contributions(what.energies, Select().cap).double().numpy() / UNIT,
     }
 

@@ -8,14 +8,15 @@ it best. Neighbours differ by one private example, or one person with all their 
 1. `gaussians`, of the public features alone: the directions in which all candidates together vary most, and the mean
    and the covariance (Ledoit and Wolf 2004) of each candidate's examples in these directions, and in what they leave
    over.
-2. A candidate explains a private example that lies in one of its regions (`coverage.regions`). The example has a whole
-   vote for the candidate under whose Gaussian it is most likely, of those that explain it, and OTHERS of a vote for
-   each other one that explains it. If no candidate explains it, it has none.
+2. A candidate explains a private example that lies in one of its regions (`coverage.regions`) and is not less likely
+   under its Gaussian than 95 % of its own examples are. The example has a whole vote for the candidate under which it
+   is most likely, of those that explain it, and OTHERS of a vote for each other one that explains it. If no candidate
+   explains it, it has none.
 3. The score of a candidate counts the votes in its regions, in each region at most its share of all n, as in coverage.
    "None" has the score 0.6 n, whatever the private data are.
 
-With whole votes for the others, this would be coverage. With no votes for them, parts of one set would share the votes
-of the examples that are like it, and "none" would be ahead of each.
+With whole votes for the others, this would be much like coverage. With no votes for them, parts of one set would share
+the votes of the examples that are like it, and "none" would be ahead of each.
 
 **Sensitivity.** n is public, and so are regions and Gaussians. One example more adds from 0 to 1 to the count of one
 region of each candidate, and nothing to the others: what it adds depends on this example alone. The smaller of a count
@@ -33,20 +34,21 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 from torch import Tensor
 
 from pubsel.privacy.people import UNIT
-from pubsel.selection.coverage import LEAST, NONE, Array, Private, halves, one_by_one, regions, scale_of, score
+from pubsel.selection.coverage import LEAST, NONE, TYPICAL, Array, Private, halves, one_by_one, regions, scale_of, score
 
 OTHERS = (3, 4)  # of a vote, for a candidate that explains an example, though another one explains it better
-DIRECTIONS = 20  # that the candidates have in common
+DIRECTIONS = 10  # that the candidates have in common
 EACH = 200  # examples of a candidate that these follow from, at most: with many candidates, all would fill the memory
 
 
 class Gaussians(NamedTuple):
     """How the examples of J candidates are distributed. shift, scale: [d]; directions: [k, d], orthonormal; means: [J,
     k + 1]; whiten: [J, k + 1, k + 1], by which deviations from a mean are brought to variance 1; logs: [J], of the
-    volumes of the covariances."""
+    volumes of the covariances; least: [J], what a likelihood must reach if the candidate is to explain an example."""
 
     shift: Array
     scale: Array
@@ -54,6 +56,7 @@ class Gaussians(NamedTuple):
     means: Array
     whiten: Array
     logs: Array
+    least: Array
 
     def place(self, rows: Array) -> Array:
         """Return the coordinates [..., k + 1] of the roots of features [..., d]: along the directions, and how far from
@@ -67,9 +70,15 @@ class Gaussians(NamedTuple):
         """Return the logarithms [J] of the likelihoods of one example, the roots of its features [d], less a constant;
         NaN if it is not finite."""
         with np.errstate(all="ignore"):
-            z = self.whiten @ (self.place(row) - self.means)[..., None]  # [J, k + 1, 1]
-            likely: Array = -np.square(z[..., 0]).sum(-1) / 2 - self.logs
-        return likely
+            return log_likelihood(self.place(row), self.means, self.whiten, self.logs)
+
+
+def log_likelihood(place: Array, mean: Array, whiten: Array, log: Array) -> Array:
+    """Return log likelihoods [...], less a constant, of a place [..., c] under Gaussians [...]: mean [..., c], whiten
+    [..., c, c], log [...]."""
+    z = whiten @ (place - mean)[..., None]  # [..., c, 1]
+    likely: Array = -np.square(z[..., 0]).sum(-1) / 2 - log
+    return likely
 
 
 def gaussians(candidates: Mapping[str, Tensor]) -> Gaussians:
@@ -85,29 +94,27 @@ def gaussians(candidates: Mapping[str, Tensor]) -> Gaussians:
     k = max(1, min(DIRECTIONS, len(x) // 2, x.shape[1] // 2))
     directions = randomized_svd((x - shift) * scale * weights[:, None], k, random_state=0)[2]
 
-    # Of each candidate the half that its regions' directions follow from.
-    places = Gaussians(shift, scale, np.ascontiguousarray(directions), *[np.zeros(0)] * 3)
-    means, whiten, logs = [], [], []
+    # The first half of each candidate's examples makes its Gaussian, the other tells how likely its own are.
+    common = Gaussians(shift, scale, np.ascontiguousarray(directions), *[np.zeros(0)] * 4)
+    each = []
     for name, public in candidates.items():
-        q = places.place(halves(public, name)[0])
-        values, vectors = np.linalg.eigh(ledoit_wolf(q)[0])
+        first, other = (common.place(rows) for rows in halves(public, name))
+        values, vectors = np.linalg.eigh(ledoit_wolf(first)[0])
         values = np.maximum(values, 1e-12 * values[-1])
-        means.append(q.mean(0))
-        whiten.append(vectors.T / np.sqrt(values)[:, None])
-        logs.append(np.log(values).sum() / 2)
-    return places._replace(means=np.array(means), whiten=np.array(whiten), logs=np.array(logs))
+        mean, whiten, log = first.mean(0), vectors.T / np.sqrt(values)[:, None], np.log(values).sum() / 2
+        least = np.quantile(log_likelihood(other, mean, whiten, log), 1 - TYPICAL)
+        each.append((mean, whiten, log, least))
+    means, whitens, logs, leasts = map(np.array, zip(*each, strict=True))
+    return common._replace(means=means, whiten=whitens, logs=logs, least=leasts)
 
 
-def ballot(likely: Array, regions: list[int | None], weight: int) -> list[int]:
+def ballot(likely: Array, explained: NDArray[np.bool_], weight: int) -> list[int]:
     """Return what one example adds to each of J candidates, from 0 to its weight, in steps of 1 / UNIT.
 
-    likely: [J]; regions: of the example, None where it is in none; weight: of the example, in the same steps."""
-    best = max((value for value, region in zip(likely, regions, strict=True) if region is not None), default=0.0)
+    likely: [J]; explained: bool [J], by which candidates; weight: of the example, in the same steps."""
+    best = explained & (likely == likely.max(initial=-np.inf, where=explained))
     some = weight * OTHERS[0] // OTHERS[1]
-    return [
-        0 if region is None else weight if value == best else some
-        for value, region in zip(likely, regions, strict=True)
-    ]
+    return [weight if first else some if other else 0 for first, other in zip(best, explained, strict=True)]
 
 
 def scores(private: Private, candidates: Mapping[str, Tensor], with_none: bool) -> dict[str, int]:
@@ -115,16 +122,17 @@ def scores(private: Private, candidates: Mapping[str, Tensor], with_none: bool) 
 
     candidates: the public features [m, d] of each. UsageError if one has too few examples."""
     places = [regions(public, name) for name, public in candidates.items()]
-    likelihoods = gaussians(candidates)
+    gaussian = gaussians(candidates)
 
     # From here on private examples are read.
     sums = [[0] * len(place.shares) for place in places]
     for row, weight in zip(one_by_one(private.x), private.weights, strict=True):
         inside = [place.of(row) for place in places]
-        if any(region is not None for region in inside):
-            for each, region, vote in zip(sums, inside, ballot(likelihoods.of(row), inside, weight), strict=True):
-                if region is not None:
-                    each[region] += vote
+        likely = gaussian.of(row)
+        explained = np.array([region is not None for region in inside]) & (likely >= gaussian.least)
+        for each, region, vote in zip(sums, inside, ballot(likely, explained, weight), strict=True):
+            if region is not None:
+                each[region] += vote
 
     counted = zip(candidates, places, sums, strict=True)
     each_score = {name: score(place, each, private.units) for name, place, each in counted}
