@@ -2,10 +2,10 @@
 
 DATA: the folder with the data sets and the weights of MobileNetV2. FOLDER/private_choice_utilities.csv gets a row for
 each private set, candidate and seed that it does not contain yet: what the whitened head reaches on the test set,
-without public labels, at epsilon 0.3, on at most 5,000 private examples (AUC for HAM10000, otherwise accuracy). Then
-FOLDER/private_choice.csv is written anew: for each private set, list of candidates, number n of private examples,
-epsilon and way to choose (`by`), the probability of choosing the best candidate, and the regret: by how many points, on
-average, the chosen one is worse than the best.
+without public labels, at epsilon 0.3, on at most 5,000 private examples (AUC for HAM10000, otherwise accuracy).
+FOLDER/private_choice.csv gets the rows of each private set that it does not contain: for each list of candidates,
+number n of private examples, epsilon and way to choose (`by`), the probability of choosing the best candidate, and the
+regret: by how many points, on average, the chosen one is worse than the best.
 
 Lists of ten candidates, 500 public images each, one of them "none":
   apart    images of the private set itself, six other sets, patches of photographs, noise
@@ -288,33 +288,38 @@ def simulated(what: Measured, utility_of: Array) -> Iterator[dict[str, Any]]:
                 yield {"n": n, "epsilon": epsilon, "by": by, "probability": f"{right:.3f}", "regret": f"{regret:.3f}"}
 
 
+def choices(private: str, setting: Setting, utility_of: dict[str, float]) -> Iterator[dict[str, Any]]:
+    """Yield the rows of a private set."""
+    x, every = setting.private.x[:POOL], [*setting.candidates]
+    by_size = [
+        (names, measured(x, setting.classes, {name: setting.candidates[name] for name in names}))
+        for names in (every[:-PARTS], every[-PARTS:])
+    ]
+    for title, names in lists(private).items():
+        candidates = {name: setting.candidates[name] for name in names if name != NONE}
+        known, what = by_size[title == "parts"]
+        what = what.of([known.index(name) for name in candidates], likelihoods(x, candidates))
+        values = np.array([utility_of[name] for name in names])
+        for row in simulated(what, values):
+            yield {"private": private, "candidates": title, "best": names[values.argmax()]} | row
+
+
 def main(data_root: str, folder: Path) -> None:
-    """Measure what is missing, and write the table."""
+    """Measure what is missing."""
     torch.set_num_threads(1)
-    rows: list[dict[str, Any]] = []
+    path = folder / "private_choice.csv"
+    present = {row["private"] for row in csv.DictReader(path.open())} if path.exists() else set()
     for private in PRIVATE:
         setting = setting_of(private, data_root)
-        reached_by = utilities(private, setting, folder / "private_choice_utilities.csv")
-        x, every = setting.private.x[:POOL], [*setting.candidates]
-        larger, parts = every[:-PARTS], every[-PARTS:]
-        by_size = [
-            (names, measured(x, setting.classes, {name: setting.candidates[name] for name in names}))
-            for names in (larger, parts)
-        ]
-
-        for title, names in lists(private).items():
-            candidates = {name: setting.candidates[name] for name in names if name != NONE}
-            known, what = by_size[title == "parts"]
-            what = what.of([known.index(name) for name in candidates], likelihoods(x, candidates))
-            values = np.array([reached_by[name] for name in names])
-            seen = {"private": private, "candidates": title, "best": names[values.argmax()]}
-            rows += [seen | row for row in simulated(what, values)]
-            print(private, title, flush=True)
-
-    with (folder / "private_choice.csv").open("w", newline="") as file:
-        writer = csv.DictWriter(file, rows[0])
-        writer.writeheader()
-        writer.writerows(rows)
+        utility_of = utilities(private, setting, folder / "private_choice_utilities.csv")
+        if private not in present:
+            rows = [*choices(private, setting, utility_of)]
+            with path.open("a", newline="") as file:
+                writer = csv.DictWriter(file, [*rows[0]])
+                if not file.tell():
+                    writer.writeheader()
+                writer.writerows(rows)
+            print(private, flush=True)
 
 
 if __name__ == "__main__":
