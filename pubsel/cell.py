@@ -219,7 +219,7 @@ def canonical(settings: RunConfig) -> RunConfig:
 
     check_rate(settings.training, algorithm, settings.model)
     select = compared(settings.select, settings.model)
-    check_unit(pair, algorithm, select.by)
+    check_unit(pair, algorithm, select)
 
     # the record of a run has one guarantee: what a distance would spend is not in it
     if isinstance(distance, Releases):
@@ -250,21 +250,28 @@ def without_public(pair: Pair) -> Pair:
 
 
 def compared(select: Select, model: Model) -> Select:
-    """Return the settings of a private choice with what it compares by: if nothing is given, votes for features,
-    which have the least regret (results/private_choice.csv), and otherwise gsd."""
-    by = By.gsd if model.backbone is None else By.votes
-    return select if select.by is not None else dataclasses.replace(select, by=by)
+    """Return the settings of a private choice with what it compares by. If nothing is given, that is votes where there
+    are features (results/private_choice.csv: the least regret). Otherwise it is gsd, which is then the same as null."""
+    if model.backbone is None:
+        return dataclasses.replace(select, by=None) if select.by == By.gsd else select
+    return select if select.by is not None else dataclasses.replace(select, by=By.votes)
+
+
+def by_features(select: Select) -> bool:
+    """Return whether a private choice, as `compared` returns its settings, is by features, and not by gradients."""
+    return select.by in (By.coverage, By.votes)
 
 
 def check_choice(select: Select, model: Model, distance: distances.Distance | None) -> None:
     """UsageError if what chooses the public set lacks what it compares by."""
-    if select.by is None or select.by == By.gsd:
+    if not by_features(select):
         selection.gsd_of(distance)
     elif model.backbone is None:
-        raise UsageError(f"select.by={select.by.name}: compares features: set model.backbone, such as model=scattering")
+        by = select.by.name if select.by else None
+        raise UsageError(f"select.by={by}: compares features: set model.backbone, such as model=scattering")
 
 
-def check_unit(pair: Pair, algorithm: Algorithm, by: By | None) -> None:
+def check_unit(pair: Pair, algorithm: Algorithm, select: Select) -> None:
     """UsageError if the private unit is a person, and something reads private examples one by one."""
     if pair.unit is None:
         return
@@ -273,7 +280,7 @@ def check_unit(pair: Pair, algorithm: Algorithm, by: By | None) -> None:
             f"pair.unit={pair.unit}: algorithm={algorithm.name} protects single examples only: take another algorithm, "
             "such as whitened_head"
         )
-    if pair.public == AUTO and by == By.gsd:
+    if pair.public == AUTO and not by_features(select):
         raise UsageError(
             f"pair.unit={pair.unit}: pair.public=auto chooses under a guarantee for one example: give the public set, "
             "or select.by=coverage or votes, with model.backbone"

@@ -15,6 +15,7 @@ from pubsel import data, distances, records, selection
 from pubsel.cell import (
     Noted,
     Streams,
+    by_features,
     check_backbone,
     check_choice,
     choose_device,
@@ -134,7 +135,7 @@ def _select(
     settings: RankConfig, task: Task, candidates: dict[str, Split], device: torch.device, streams: Streams
 ) -> dict[str, Any]:
     """Return the choice alone: no score and no distance, which would not be private."""
-    if settings.select.by != By.gsd:
+    if by_features(settings.select):
         return _select_by_features(settings, task, candidates, streams)
     distance = selection.gsd_of(distance_of(settings))
     select, epsilon = settings.select, settings.epsilon_select

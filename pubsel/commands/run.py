@@ -23,6 +23,7 @@ from pubsel.cell import (
     AUTO,
     Cell,
     Noted,
+    by_features,
     by_label,
     canonical,
     check_pair,
@@ -317,7 +318,7 @@ def _described(cell: Cell, task: Task, before: Before, distance: dict[str, Any] 
         examples=task.units,
         unit=settings.pair.unit,
     )
-    if chosen and asked.select.by != By.gsd and "not_covered" in privacy:
+    if chosen and by_features(asked.select) and "not_covered" in privacy:
         privacy["not_covered"].append(coverage.ROUNDED)
 
     return {
@@ -363,11 +364,11 @@ def with_chosen(cell: Cell) -> tuple[Cell, accountant.Plan]:
 
         # What would stop the training stops it before anything is spent.
         _check_deltas(cell, task)
-        if settings.select.by == By.gsd:
-            choice = _by_gsd(cell, task, candidates)
-        else:
+        if by_features(settings.select):
             pairs |= {} if cell.algorithm.needs_public else {coverage.NONE: without_public(settings.pair)}
             choice = _by_features(cell, task, candidates)
+        else:
+            choice = _by_gsd(cell, task, candidates)
 
     say(f"  public data: {choice['chosen']}, of {', '.join(pairs)}")
     return cell._replace(settings=of(pairs[choice["chosen"]])), accountant.Plan(**choice["spend"])

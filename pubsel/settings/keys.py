@@ -304,7 +304,7 @@ class Select:
         "those of a candidate, in features of model.backbone; votes: an example that is like several candidates counts "
         "in full only for the one that explains it best; with these two, no public data is a candidate too, if the "
         "algorithm can do without; null: votes with model.backbone, otherwise gsd. The other keys are of gsd",
-        default=By.gsd,
+        default=None,
     )  # fmt: skip
     cap: float = setting(
         "the shares of an example's gradient in the candidates' subspaces are clipped to a range of this width around "
