@@ -1,5 +1,6 @@
 """The private choice of a public set by coverage: its sensitivity attacked, its probabilities, and training with it."""
 
+import dataclasses
 import json
 import math
 from pathlib import Path
@@ -9,6 +10,7 @@ import pytest
 import torch
 
 from pubsel.algorithms import roots
+from pubsel.cell import compared
 from pubsel.cli import main
 from pubsel.messages import UsageError
 from pubsel.privacy import ledger
@@ -16,6 +18,8 @@ from pubsel.privacy.people import UNIT, weights_of
 from pubsel.privacy.randomness import SystemEntropy, stream
 from pubsel.selection import coverage, probabilities
 from pubsel.selection.coverage import NONE, Regions
+from pubsel.settings.identity import as_json
+from pubsel.settings.keys import Backbone, By, Model, Norm, Select
 
 WORST = (0.0, -1.0, 1e-30, -1e-45, 1e30, 3e38, math.nan, math.inf, -math.inf)
 
@@ -202,6 +206,20 @@ def test_a_run_trains_without_public_data_if_none_is_alike(by, folder, capsys):
     assert record["public"] is None
     assert record["public_labels"] is None
     assert record["privacy"]["epsilon"] == pytest.approx(4, abs=1e-3)
+
+
+def test_what_a_choice_compares_by_follows_from_the_model_unless_it_is_given():
+    """Without features, gsd is the value that old records have: nothing."""
+    plain = Model("linear", None, False, None, Norm.replace, None)
+    features = dataclasses.replace(plain, backbone=Backbone("scattering"))
+    for given, without, with_features in (
+        (None, None, By.votes), (By.gsd, None, By.gsd), (By.coverage, By.coverage, By.coverage),
+        (By.votes, By.votes, By.votes),
+    ):  # fmt: skip
+        for model, by in ((plain, without), (features, with_features)):
+            once = compared(Select(by=given), model)
+            assert once == compared(once, model) == Select(by=by)
+    assert as_json(Select(by=None)) == {}
 
 
 @pytest.mark.parametrize("by", ["coverage", "votes"])
