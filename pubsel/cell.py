@@ -219,18 +219,19 @@ def canonical(settings: RunConfig) -> RunConfig:
     check_backbone(settings.model)
 
     check_rate(settings.training, algorithm, settings.model)
-    check_unit(pair, algorithm, settings.select.by)
+    select = compared(settings.select, settings.model)
+    check_unit(pair, algorithm, select)
 
     # the record of a run has one guarantee: what a distance would spend is not in it
     if isinstance(distance, Releases):
         raise UsageError(
             f"distance={distance.name}: its epsilon would add to that of training: measure it by pubsel rank"
         )
-    pair = canonical_pool(pair, settings.epsilon_select)
-    if settings.epsilon_select is not None:
-        check_choice(settings, distance)
+    pair = canonical_pool(pair, settings.epsilon_select, settings.model)
+    if settings.epsilon_select is not None and pair.public != POOL:
+        check_choice(select, settings.model, distance)
     pair = canonical_candidates(pair, settings.epsilon_select)
-    select = settings.select if pair.candidates else Select()
+    select = select if pair.candidates else Select()
 
     if not algorithm.private:
         epsilon = float("inf")
@@ -251,18 +252,29 @@ def without_public(pair: Pair) -> Pair:
     )  # fmt: skip
 
 
-def check_choice(settings: RunConfig, distance: distances.Distance | None) -> None:
-    """UsageError if what chooses the public set, or of a pool, lacks what it compares by."""
-    if settings.pair.public == POOL:
-        if settings.model.backbone is None:
-            raise UsageError("pair.public=pool: compares features: set model.backbone, such as model=scattering")
-    elif settings.select.by == By.gsd:
+def compared(select: Select, model: Model) -> Select:
+    """Return the settings of a private choice with what it compares by. If nothing is given, that is votes where there
+    are features (results/private_choice.csv: the least regret). Otherwise it is gsd, which is then the same as null."""
+    if model.backbone is None:
+        return dataclasses.replace(select, by=None) if select.by == By.gsd else select
+    return select if select.by is not None else dataclasses.replace(select, by=By.votes)
+
+
+def by_features(select: Select) -> bool:
+    """Return whether a private choice, as `compared` returns its settings, is by features, and not by gradients."""
+    return select.by in (By.coverage, By.votes)
+
+
+def check_choice(select: Select, model: Model, distance: distances.Distance | None) -> None:
+    """UsageError if what chooses the public set lacks what it compares by."""
+    if not by_features(select):
         selection.gsd_of(distance)
-    elif settings.model.backbone is None:
-        raise UsageError("select.by=coverage: compares features: set model.backbone, such as model=scattering")
+    elif model.backbone is None:
+        by = select.by.name if select.by else None
+        raise UsageError(f"select.by={by}: compares features: set model.backbone, such as model=scattering")
 
 
-def check_unit(pair: Pair, algorithm: Algorithm, by: By) -> None:
+def check_unit(pair: Pair, algorithm: Algorithm, select: Select) -> None:
     """UsageError if the private unit is a person, and something reads private examples one by one."""
     if pair.unit is None:
         return
@@ -271,10 +283,10 @@ def check_unit(pair: Pair, algorithm: Algorithm, by: By) -> None:
             f"pair.unit={pair.unit}: algorithm={algorithm.name} protects single examples only: take another algorithm, "
             "such as whitened_head"
         )
-    if pair.public == AUTO and by == By.gsd:
+    if pair.public == AUTO and not by_features(select):
         raise UsageError(
             f"pair.unit={pair.unit}: pair.public=auto chooses under a guarantee for one example: give the public set, "
-            "or select.by=coverage"
+            "or select.by=coverage or votes, with model.backbone"
         )
 
 
@@ -340,9 +352,9 @@ def canonical_candidates(pair: Pair, epsilon: float | None) -> Pair:
     return dataclasses.replace(pair, candidates=[pairs[name].public for name in sorted(pairs)])
 
 
-def canonical_pool(pair: Pair, epsilon: float | None) -> Pair:
+def canonical_pool(pair: Pair, epsilon: float | None, model: Model) -> Pair:
     """The same pair with what describes a pool. UsageError where pair.public=pool, pair.pool and epsilon_select do not
-    all stand together, or not at all."""
+    all stand together, or not at all, or there are no features to compare."""
     from_pool = pair.public == POOL
     if from_pool != bool(pair.pool) or (from_pool and epsilon is None):
         raise UsageError("pair.public=pool, pair.pool=[A,B,...] and epsilon_select=... belong together: give all")
@@ -350,6 +362,8 @@ def canonical_pool(pair: Pair, epsilon: float | None) -> Pair:
         return dataclasses.replace(pair, pool_m=None)
     if pair.take != Take.test:
         raise UsageError("pair.public=pool: its examples are of other sets or test images: set pair.take=test")
+    if model.backbone is None:
+        raise UsageError("pair.public=pool: compares features: set model.backbone, such as model=scattering")
     return pair
 
 

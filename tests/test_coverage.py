@@ -1,5 +1,6 @@
 """The private choice of a public set by coverage: its sensitivity attacked, its probabilities, and training with it."""
 
+import dataclasses
 import json
 import math
 from pathlib import Path
@@ -9,6 +10,7 @@ import pytest
 import torch
 
 from pubsel.algorithms import roots
+from pubsel.cell import compared
 from pubsel.cli import main
 from pubsel.messages import UsageError
 from pubsel.privacy import ledger
@@ -16,6 +18,8 @@ from pubsel.privacy.people import UNIT, weights_of
 from pubsel.privacy.randomness import SystemEntropy, stream
 from pubsel.selection import coverage, probabilities
 from pubsel.selection.coverage import NONE, Regions
+from pubsel.settings.identity import as_json
+from pubsel.settings.keys import Backbone, By, Model, Norm, Select
 
 WORST = (0.0, -1.0, 1e-30, -1e-45, 1e30, 3e38, math.nan, math.inf, -math.inf)
 
@@ -183,8 +187,11 @@ def trained(capsys, *words):
     return json.loads(newest.read_text())
 
 
-def test_a_run_trains_on_what_is_chosen_and_states_both(folder, capsys):
-    record = trained(capsys)
+@pytest.mark.parametrize(("given", "by"), [("coverage", "coverage"), ("votes", "votes"), ("null", "votes")])
+def test_a_run_trains_on_what_is_chosen_and_states_both(given, by, folder, capsys):
+    record = trained(capsys, f"select.by={given}")
+    assert record["settings"]["select"] == {"by": by}
+    assert coverage.ROUNDED in record["privacy"]["not_covered"]
     assert record["public"] == "same.npz"
     assert record["privacy"]["epsilon"] == pytest.approx(4, abs=1e-3)
     assert [part["what"] for part in record["privacy"]["parts"]] == ["selection of the public set", "training"]
@@ -193,15 +200,31 @@ def test_a_run_trains_on_what_is_chosen_and_states_both(folder, capsys):
     assert {line["what"]: round(line["epsilon"], 5) for line in lines} == {"choice": 1, "training": 3}
 
 
-def test_a_run_trains_without_public_data_if_none_is_alike(folder, capsys):
-    record = trained(capsys, "pair.candidates=[other.npz]")
+@pytest.mark.parametrize("by", ["coverage", "votes"])
+def test_a_run_trains_without_public_data_if_none_is_alike(by, folder, capsys):
+    record = trained(capsys, "pair.candidates=[other.npz]", f"select.by={by}")
     assert record["public"] is None
     assert record["public_labels"] is None
     assert record["privacy"]["epsilon"] == pytest.approx(4, abs=1e-3)
 
 
-def test_people_choose_too(folder, capsys):
-    record = trained(capsys, "pair.unit=person")
+def test_what_a_choice_compares_by_follows_from_the_model_unless_it_is_given():
+    """Without features, gsd is the value that old records have: nothing."""
+    plain = Model("linear", None, False, None, Norm.replace, None)
+    features = dataclasses.replace(plain, backbone=Backbone("scattering"))
+    for given, without, with_features in (
+        (None, None, By.votes), (By.gsd, None, By.gsd), (By.coverage, By.coverage, By.coverage),
+        (By.votes, By.votes, By.votes),
+    ):  # fmt: skip
+        for model, by in ((plain, without), (features, with_features)):
+            once = compared(Select(by=given), model)
+            assert once == compared(once, model) == Select(by=by)
+    assert as_json(Select(by=None)) == {}
+
+
+@pytest.mark.parametrize("by", ["coverage", "votes"])
+def test_people_choose_too(by, folder, capsys):
+    record = trained(capsys, "pair.unit=person", f"select.by={by}")
     assert record["public"] == "same.npz"
     assert record["private_units"] == 170
 
@@ -215,6 +238,9 @@ def test_an_algorithm_that_needs_public_data_does_not_get_none(folder, capsys):
 
 @pytest.mark.parametrize(("words", "message"), [
     (["model=linear", "algorithm=dp_md"], "select.by=coverage: compares features: set model.backbone"),
+    (["model=linear", "algorithm=dp_md", "select.by=votes"], "select.by=votes: compares features: set model.backbone"),
+    (["model=linear", "algorithm=dp_md", "select.by=null"], "choosing privately goes by GSD alone: give distance=gsd"),
+    (["pair.unit=person", "select.by=gsd"], "pair.public=auto chooses under a guarantee for one example"),
     (["select.by=gsd"], "epsilon_select: choosing privately goes by GSD alone: give distance=gsd, not none"),
     (["pair.m=19"], "other.npz: 19 public examples are too few to choose by"),
     (["pair.candidates=[[same.npz,other.npz]]"], "pair.m=null: of several combined sets: give a number"),
@@ -223,6 +249,22 @@ def test_what_does_not_fit_together_is_named(words, message, folder, capsys):
     assert main(["run", *CHOOSE, *words]) == 2
     assert message in capsys.readouterr().err
     assert not ledger.ledgers("results")
+
+
+@pytest.mark.parametrize(("given", "by"), [("coverage", "coverage"), ("votes", "votes"), ("null", "votes")])
+def test_rank_chooses_by_features_too(given, by, folder, capsys):
+    words = ["rank", "private=private.npz", "model=pixels", "distance.m=60", "epsilon_select=1", "download=false"]
+    for candidates, chosen in (("same.npz,other.npz", "same.npz"), ("other.npz", NONE)):
+        assert main([*words, f"public=[{candidates}]", f"select.by={given}"]) == 0, capsys.readouterr().err
+        assert f"{chosen} is chosen for private.npz, of" in capsys.readouterr().out
+        newest = max(Path("results/ranks").glob("*/result.json"), key=lambda path: path.stat().st_mtime_ns)
+        record = json.loads(newest.read_text())
+        assert record["chosen"] == chosen
+        assert record["settings"]["select"] == {"by": by}
+        assert record["candidates"] == [*sorted(candidates.split(",")), NONE]
+        assert record["privacy"]["epsilon"] == 1
+        assert coverage.ROUNDED in record["privacy"]["not_covered"]
+        assert not {"values", "order", "scores"} & set(record)
 
 
 def test_all_of_a_public_set_is_taken_unless_a_number_is_given(folder, capsys):

@@ -681,7 +681,7 @@ def test_the_guarantee_is_weak_if_delta_is_above_one_over_the_number_of_people(p
     [
         ("run", ["algorithm=noisy_sgd", "pair.public=digits"], "algorithm=noisy_sgd protects single examples only"),
         ("run", ["algorithm=dp_md", "pair.public=auto", "pair.candidates=[digits,noise]", "epsilon_select=1",
-                 "distance=gsd"], "pair.public=auto chooses"),
+                 "distance=gsd", "select.by=gsd"], "pair.public=auto chooses"),
         ("audit", ["algorithm=dp_sgd_clip1"], "audit.kind=white_box is of single examples"),
         ("audit", ["algorithm=dp_sgd_clip1", "audit.kind=per_instance"], "audit.kind=per_instance is of single"),
         ("figure", ["figure=reconstruction", "algorithm=dp_sgd_clip1"], "this figure is of single examples"),

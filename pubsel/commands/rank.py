@@ -15,8 +15,11 @@ from pubsel import data, distances, records, selection
 from pubsel.cell import (
     Noted,
     Streams,
+    by_features,
     check_backbone,
+    check_choice,
     choose_device,
+    compared,
     has_paths,
     mapped,
     network,
@@ -28,9 +31,9 @@ from pubsel.distances import Distance, Releases
 from pubsel.distances.gsd import Subspaces
 from pubsel.messages import UsageError, say
 from pubsel.privacy import accountant, ledger
-from pubsel.selection import Comparison
+from pubsel.selection import Comparison, coverage, votes
 from pubsel.settings.identity import as_json, folder_name, short_name
-from pubsel.settings.keys import RankConfig, Select, public_sets
+from pubsel.settings.keys import By, RankConfig, Select, public_sets
 from pubsel.settings.methods import typed
 
 
@@ -82,7 +85,8 @@ def canonical(settings: RankConfig) -> RankConfig:
     selects = settings.epsilon_select is not None
     distance, public, select = distance_of(settings), settings.public, settings.select
     if selects:  # the order of the candidates must not matter
-        selection.gsd_of(distance)
+        select = compared(select, settings.model)
+        check_choice(select, settings.model, distance)
         public = sorted(public, key=lambda candidate: "+".join(public_sets(candidate)))
     else:
         select = Select()
@@ -131,6 +135,8 @@ def _select(
     settings: RankConfig, task: Task, candidates: dict[str, Split], device: torch.device, streams: Streams
 ) -> dict[str, Any]:
     """Return the choice alone: no score and no distance, which would not be private."""
+    if by_features(settings.select):
+        return _select_by_features(settings, task, candidates, streams)
     distance = selection.gsd_of(distance_of(settings))
     select, epsilon = settings.select, settings.epsilon_select
     assert epsilon is not None
@@ -158,6 +164,30 @@ def _select(
         "margin": margin,
         "reads": distance.statement()["reads"] if spend.epsilon else "nothing",
         "privacy": accountant.measured("The name of the chosen set is", spend, settings.secure_noise, n),
+    }
+
+
+def _select_by_features(
+    settings: RankConfig, task: Task, candidates: dict[str, Split], streams: Streams
+) -> dict[str, Any]:
+    """Return the choice among the candidates and none, by their features."""
+    epsilon, n = settings.epsilon_select, len(task.private.x)
+    assert epsilon is not None
+    noted = Noted(task.private, epsilon, 0.0)
+    secret = streams.secret("choice", task.private, candidates.values(), {}, {"epsilon": epsilon}, noted)
+    features = {name: split.x for name, split in candidates.items()}
+    scored = votes.scores if settings.select.by == By.votes else coverage.scores
+    chosen, spend = coverage.select(epsilon, task.private.x, None, features, True, secret, scored)
+
+    privacy = accountant.measured("The name of the chosen set is", spend, settings.secure_noise, n)
+    privacy["not_covered"].append(coverage.ROUNDED)
+    return {
+        "chosen": chosen,
+        "candidates": [*sorted(candidates), coverage.NONE],
+        "private_examples": n,
+        "margin": None,
+        "reads": "images, as features",
+        "privacy": privacy,
     }
 
 
@@ -264,7 +294,6 @@ def show_rank(record: dict[str, Any]) -> str:
 
 
 def _show_choice(record: dict[str, Any]) -> str:
-
     lines = [f"{record['chosen']} is chosen for {record['private']}, of {', '.join(record['candidates'])}.", ""]
     if record["margin"] is not None:
         lines += [

@@ -23,6 +23,7 @@ from pubsel.cell import (
     AUTO,
     Cell,
     Noted,
+    by_features,
     by_label,
     canonical,
     check_pair,
@@ -47,7 +48,7 @@ from pubsel.models.trained import trained_parameters
 from pubsel.privacy import accountant, ledger
 from pubsel.privacy.randomness import stream
 from pubsel.privacy.sampling import Schedule
-from pubsel.selection import Comparison, coverage
+from pubsel.selection import Comparison, coverage, votes
 from pubsel.settings.identity import as_json, folder_name, short_name
 from pubsel.settings.keys import POOL, By, RunConfig, public_sets
 from pubsel.training import classifier, duration, estimate, measurement, parallel, torchrun, tracking
@@ -323,8 +324,8 @@ def _described(cell: Cell, task: Task, before: Before, distance: dict[str, Any] 
         examples=task.units,
         unit=settings.pair.unit,
     )
-    by_features = asked.pair.public == POOL or (chosen and asked.select.by == By.coverage)
-    if by_features and "not_covered" in privacy:
+    of_features = asked.pair.public == POOL or (chosen and by_features(asked.select))
+    if of_features and "not_covered" in privacy:
         privacy["not_covered"].append(coverage.ROUNDED)
 
     return {
@@ -370,9 +371,9 @@ def with_chosen(cell: Cell) -> tuple[Cell, accountant.Plan]:
 
         # What would stop the training stops it before anything is spent.
         _check_deltas(cell, task)
-        if settings.select.by == By.coverage:
+        if by_features(settings.select):
             pairs |= {} if cell.algorithm.needs_public else {coverage.NONE: without_public(settings.pair)}
-            choice = _by_coverage(cell, task, candidates)
+            choice = _by_features(cell, task, candidates)
         else:
             choice = _by_gsd(cell, task, candidates)
 
@@ -407,16 +408,17 @@ def _by_gsd(cell: Cell, task: Task, candidates: dict[str, Split]) -> dict[str, A
     return released_once(cell.folder / "selection.pt", secret, release)
 
 
-def _by_coverage(cell: Cell, task: Task, candidates: dict[str, Split]) -> dict[str, Any]:
+def _by_features(cell: Cell, task: Task, candidates: dict[str, Split]) -> dict[str, Any]:
     """Return what is chosen by features, and what it spends."""
     epsilon = cell.settings.epsilon_select or 0.0
     plan, noted = {"epsilon": epsilon}, Noted(task.private, epsilon, 0.0)
     secret = cell.streams.secret("choice", units_of(task), candidates.values(), {}, plan, noted)
     features = {name: split.x for name, split in candidates.items()}
     with_none = not cell.algorithm.needs_public
+    scored = votes.scores if cell.settings.select.by == By.votes else coverage.scores
 
     def release() -> dict[str, Any]:
-        chosen, spend = coverage.select(epsilon, task.private.x, task.people, features, with_none, secret)
+        chosen, spend = coverage.select(epsilon, task.private.x, task.people, features, with_none, secret, scored)
         return {"chosen": chosen, "spend": spend._asdict()}
 
     return released_once(cell.folder / "selection.pt", secret, release)

@@ -27,7 +27,7 @@ that; the record says so (ROUNDED).
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from fractions import Fraction
 from typing import NamedTuple, Protocol
 
@@ -80,26 +80,39 @@ class Regions(NamedTuple):
         return int(np.square(self.centres - inside / math.sqrt(squared)).sum(1).argmin())
 
 
+def halves(public: Tensor, name: str) -> tuple[Array, Array]:
+    """Return the roots of public features [m, d], in two halves: that which a description follows from, and that which
+    tells what is typical of examples that the description has not seen. UsageError names the set if it has too few
+    examples, or all are the same."""
+    m = len(public)
+    if m < FEWEST:
+        raise UsageError(f"{name}: {m} public examples are too few to choose by: give {FEWEST} or more")
+    x = roots(public.double()).numpy()
+    if not x[: m // 2].std(0).any():
+        raise UsageError(f"{name}: its features are the same for all examples: take other public data")
+    return x[: m // 2], x[m // 2 :]
+
+
+def scale_of(x: Array) -> Array:
+    """Return what each feature of x [m, d] is multiplied by: one over the square root of its deviation; 0 if it is
+    constant."""
+    deviations: Array = x.std(0)
+    return np.where(deviations > 0, deviations, np.inf) ** -0.5
+
+
 def regions(public: Tensor, name: str) -> Regions:
     """Return the regions of public features [m, d]. UsageError names the set if it has too few examples, or all are the
     same."""
     from sklearn.cluster import KMeans  # half a second, only if it is used
 
     m = len(public)
-    if m < FEWEST:
-        raise UsageError(f"{name}: {m} public examples are too few to choose by: give {FEWEST} or more")
-    x = roots(public.double()).numpy()
-    first, other = x[: m // 2], x[m // 2 :]
-    shift, deviations = first.mean(0), first.std(0)
-    if not deviations.any():
-        raise UsageError(f"{name}: its features are the same for all examples: take other public data")
-    scale = np.where(deviations > 0, deviations, np.inf) ** -0.5
+    first, other = halves(public, name)
+    shift, scale = first.mean(0), scale_of(first)
 
     # The principal directions: by far fewer than examples and features, or nothing would be left over.
-    k = min(MOST_DIRECTIONS, m // 4, max(1, x.shape[1] // 4))
+    k = min(MOST_DIRECTIONS, m // 4, max(1, first.shape[1] // 4))
     directions = np.linalg.svd((first - shift) * scale, full_matrices=False)[2][:k]
 
-    # The other half tells what is typical of examples that the directions have not seen.
     rows = (other - shift) * scale
     inside = rows @ directions.T
     squared = np.square(inside).sum(1)
@@ -128,18 +141,25 @@ class Places(Protocol):
         ...
 
 
+def one_by_one(x: Tensor) -> Iterator[Array]:
+    """Yield the roots of each example's features [d], computed from this example alone, in a buffer of its own: what
+    follows from a row is the same whatever the others are. x: [n, d]."""
+    row = np.empty(x.shape[1])
+    with threadpool_limits(1):  # products of one row are too small for several threads
+        for example in x:
+            row[:] = roots(example.double()).numpy()
+            yield row
+
+
 def counts(places: Places, x: Tensor, weights: list[int]) -> list[int]:
     """Return the weights of the private examples x [n, d] in each place, in steps of 1 / UNIT. NOT private.
 
     weights: of each example, in the same steps."""
     sums = [0] * len(places.shares)
-    row = np.empty(x.shape[1])
-    with threadpool_limits(1):  # products of one row are too small for several threads
-        for example, weight in zip(x, weights, strict=True):
-            row[:] = roots(example.double()).numpy()
-            region = places.of(row)
-            if region is not None:
-                sums[region] += weight
+    for row, weight in zip(one_by_one(x), weights, strict=True):
+        region = places.of(row)
+        if region is not None:
+            sums[region] += weight
     return sums
 
 
@@ -150,6 +170,31 @@ def score(places: Regions, sums: list[int], n: int) -> int:
     return sum(min(inside, n * UNIT * share // m) for inside, share in zip(sums, places.shares, strict=True))
 
 
+class Private(NamedTuple):
+    """What is scored by. x: features [n, d]; weights: of each example, in steps of 1 / UNIT; units: how many examples
+    or people there are."""
+
+    x: Tensor
+    weights: list[int]
+    units: int
+
+
+Scores = Callable[[Private, Mapping[str, Tensor], bool], dict[str, int]]
+
+
+def scores(private: Private, candidates: Mapping[str, Tensor], with_none: bool) -> dict[str, int]:
+    """Return the score of each candidate, and of NONE if it is one, in steps of 1 / UNIT. NOT private.
+
+    candidates: the public features [m, d] of each. UsageError if one has too few examples."""
+    places = {name: regions(public, name) for name, public in candidates.items()}
+
+    # From here on private examples are read.
+    each = {
+        name: score(place, counts(place, private.x, private.weights), private.units) for name, place in places.items()
+    }
+    return each | ({NONE: int(LEAST * private.units * UNIT)} if with_none else {})
+
+
 def select(
     epsilon: float,
     private: Tensor,
@@ -157,25 +202,24 @@ def select(
     candidates: Mapping[str, Tensor],
     with_none: bool,
     secret: Sources,
+    scored: Scores = scores,
 ) -> tuple[str, accountant.Plan]:
     """Return the name of one candidate, or NONE, and what the choice spends; nothing else that is computed here may be
     shown.
 
     private: features [n, d]; people: as in `weights_of`; candidates: the public features [m, d] of each. with_none:
-    NONE is a candidate. A single candidate is chosen without reading any private example. UsageError if a candidate has
-    too few examples.
+    NONE is a candidate. scored: scores of which one example or person more lowers none, and raises none by more than
+    one. A single candidate is chosen without reading any private example. UsageError if a candidate has too few
+    examples.
     """
     names = sorted(candidates)
     if len(names) + with_none == 1:
         return names[0], accountant.NOTHING
-    places = {name: regions(candidates[name], name) for name in names}
 
-    # From here on private examples are read, and one name comes out.
-    n, weights = len(private) if people is None else len(people), weights_of(people, len(private))
-    scores = [score(places[name], counts(places[name], private, weights), n) for name in names]
-    if with_none:
-        names, scores = [*names, NONE], [*scores, int(LEAST * n * UNIT)]
+    units = len(private) if people is None else len(people)
+    every = Private(private, weights_of(people, len(private)), units)
+    each = scored(every, {name: candidates[name] for name in names}, with_none)
 
     plan = accountant.pure(epsilon, 1.0, 1, "permute-and-flip")
-    place = permute_and_flip(scores, Fraction(1 / plan.noise_multiplier), secret("selection", 0))
-    return names[place], plan
+    place = permute_and_flip([*each.values()], Fraction(1 / plan.noise_multiplier), secret("selection", 0))
+    return [*each][place], plan
