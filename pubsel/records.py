@@ -278,6 +278,16 @@ def read_choices(results: Path) -> list[dict[str, Any]]:
     return [rank for rank in _ranks(results) if "chosen" in rank]
 
 
+def read_measured(results: Path) -> list[dict[str, Any]]:
+    """Return every record of `pubsel rank` that measured distances, sorted by identity: results/ranks/*/result.json,
+    and of results/records/ranks (kept with the code) the others."""
+    kept = sorted((Path(results) / "records" / "ranks").glob("*.json"))
+    paths = [*kept, *sorted((Path(results) / "ranks").glob("*/result.json"))]  # the later takes the place of the first
+    every = [read_record(path, ("identity", "private", "model", "settings")) for path in paths]
+    measured = {record["identity"]: record for record in every if "values" in record and "seconds_private" in record}
+    return [measured[name] for name in sorted(measured)]
+
+
 def _ranks(results: Path) -> Iterator[dict[str, Any]]:
     needed = ("identity", "private", "model", "settings")
     for path in sorted((Path(results) / "ranks").glob("*/result.json")):

@@ -1,32 +1,33 @@
 """What the whitened head (`algorithms.whitened_head`) would leave unexplained of the private labels, with a candidate
 as its public data, or with none. pubsel's own measure: no paper.
 
-The head maps features to rows z [r] of norm ROW, the bias's constant feature included, by a whitening that the candidate
-defines; then it descends from zero weights, as far as the noise allows. Let residual r_i [C] be the label of example i
-less what zero weights say: e_y - 1/C of C classes, (y - 1/2) / L of L labels. To second order in weights W [C, r], the
-mean loss falls below that of zero weights by
+The head maps features to rows z [r] of norm ROW, among them the constant feature of the bias, by a whitening that the
+candidate defines. From zero weights it then descends as far as the noise allows. Let the residual r_i [C] be the label
+of example i less what zero weights say: e_y - 1/C of C classes, (y - 1/2) / L of L labels. To second order in weights W
+[C, r], the mean loss falls below that of zero weights by
 
     gain(W) = tr(W G^T) - h/2 tr(W M W^T),    G = 1/n sum_i r_i z_i^T,    M = 1/n sum_i z_i z_i^T,
 
-with h = 1/C, or 1 / (4 L): the head's first and second moments of the private rows, and nothing else. Small steps with
-sum tau lead to
+with h = 1/C, or 1 / (4 L): it depends on first and second moments of the private rows, and on nothing else. Small steps
+whose learning rates add up to tau lead to
 
     W = G U diag((1 - e^(-h tau lambda_j)) / (h lambda_j)) U^T,    M = U diag(lambda) U^T:
 
-direction j is learned if its second moment lambda_j is large against 1 / (h tau). Noise sets tau. With learning rate
-eta, momentum beta and T steps, tau = CLIP T eta / (1 - beta), since each gradient at zero weights is clipped to that
-share of its norm; and the noise of a logit, which has the deviation s = T eta bound ROW / ((1 - beta) n mu), costs
-gain h/2 (C - 1) s^2, or h/2 L s^2. The head takes the eta for which s is what it stands (NOISE), so tau grows with n mu:
-rows in which private examples are alike have a single large lambda_j, that of their mean, and no tau for the others.
+direction j is learned if its second moment lambda_j is large against 1 / (h tau). The noise sets tau. With learning
+rate eta, momentum beta and T steps, tau = CLIP T eta / (1 - beta), since each gradient at zero weights is clipped to
+that share of its norm. The noise of a logit has the deviation s = T eta bound ROW / ((1 - beta) n mu), and costs h/2 (C
+- 1) s^2 of the gain, or h/2 L s^2. The head takes the eta that makes s a constant (NOISE), so tau grows with n mu. If
+the candidate's whitening makes private rows alike, one lambda_j, that of their mean, is large, and the others are too
+small to be learned.
 
-W is of one half of the private examples, and its gain of the moments of the other half, and the other way round:
-weights that fit chance alone gain nothing. The distance is 1 - gain / (|r|^2 / (2 h)), of which the divisor is the gain
-of weights that explain each label: 0 if all is explained, 1 if nothing is learned, more if the noise costs more than
-is learned.
+W is computed from one half of the private examples and its gain from the moments of the other half, and the other way
+round, so that weights which fit chance alone gain nothing. The distance is 1 - gain / (|r|^2 / (2 h)). The divisor is
+the gain of weights that explain each label. So 0 means that all is explained, 1 that nothing is learned; it is more
+than 1 if the noise costs more than is learned.
 
-What it leaves out: that the loss is no parabola far from zero weights, that fewer gradients are clipped there, and that
-momentum needs steps to build up. It reads private images and labels, through sums. It is NOT differentially private: it
-is computed without noise.
+What this leaves out: far from zero weights the loss is no parabola, and fewer gradients are clipped; momentum needs
+steps to build up. It reads private images and labels, through sums. It is NOT differentially private: it is computed
+without noise.
 """
 
 import math
@@ -35,13 +36,14 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from pubsel.algorithms import Facts
 from pubsel.algorithms.whitened_head import MOMENTUM, ROW, WhitenedHead, residual_at_zero
 from pubsel.data import Split
 from pubsel.distances import Between, Distance, Draw
 from pubsel.distances.inputs import penultimate
+from pubsel.messages import UsageError
 from pubsel.privacy.accountant import gaussian_mu
 from pubsel.privacy.randomness import stream
 from pubsel.settings.keys import PublicLabels
@@ -83,7 +85,7 @@ def residuals_of(y: Tensor, classes: int) -> Tensor:
     """Return what zero weights leave of labels y, classes [n] or 0/1 [n, L]: float64 [n, C]."""
     if y.dim() == 2:
         return (y.double() - 0.5) / classes
-    return torch.nn.functional.one_hot(y.long(), classes).double() - 1 / classes
+    return nn.functional.one_hot(y.long(), classes).double() - 1 / classes
 
 
 def descent_of(head: WhitenedHead) -> Descent:
@@ -103,7 +105,7 @@ class Whitening(Distance):
     n: int | None = setting("private examples that will be trained on; null: all", at_least=1)
     private_m: float = setting("private examples that are looked at, at most; inf: all", at_least=2, infinite=True)
 
-    title = "What the whitened head leaves unexplained"
+    title = "Whitening distance"
     reads = "images, as features, and labels, through sums"
     without = True
 
@@ -127,8 +129,12 @@ class Whitening(Distance):
             features = penultimate(model, public.x) if len(public.x) else x[:0]
             facts = Facts(self.n or draw.n, x.shape[1], len(features), draw.classes, several, mu)
             head = WhitenedHead("whitened_head", k=None, public_labels=PublicLabels.none).derived(facts)
-            frozen = head.frozen(Split(features, public.y) if len(features) else None, x.shape[1], random)
-            z = torch.nn.functional.pad(frozen(x), (0, 1), value=1.0)  # with the bias's feature
+            try:
+                frozen = head.frozen(Split(features, public.y) if len(features) else None, x.shape[1], random)
+            except UsageError:
+                same = f"distance=whitening: the features of {name} are the same for all examples: leave it out"
+                raise UsageError(same) from None
+            z = nn.functional.pad(frozen(x.float()).double(), (0, 1), value=1.0)  # with the feature of the bias
             return unexplained(z, residuals, halves, descent_of(head), several)
 
         return between
