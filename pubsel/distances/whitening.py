@@ -14,9 +14,9 @@ with h = 1/C, or 1 / (4 L): it depends on first and second moments of the privat
 lead to W u_j = (1 - e^(-h tau lambda_j)) / (h lambda_j) G u_j: a direction is learned if lambda_j is large against 1 /
 (h tau).
 
-**Noise.** The noise of all steps gives each weight the variance v if nothing corrects it. Descent does: along u_j, later
-steps undo the noise of earlier ones, and v psi(2 h tau lambda_j) is left, with psi(x) = (1 - e^-x) / x. So the noise
-costs h/2 (C - 1) v sum_j lambda_j psi(2 h tau lambda_j) of the gain, with L in place of C - 1 for labels.
+**Noise.** The noise of all steps gives each weight the variance v if nothing corrects it. Descent does: along u_j,
+later steps undo the noise of earlier ones, and v psi(2 h tau lambda_j) is left, with psi(x) = (1 - e^-x) / x. So the
+noise costs h/2 (C - 1) v sum_j lambda_j psi(2 h tau lambda_j) of the gain, with L in place of C - 1 for labels.
 
 **Budget.** With learning rate eta, momentum beta and T steps, tau = CLIP T eta / (1 - beta), since each gradient at
 zero weights is clipped to that share of its norm, and sqrt(v) = T eta bound / ((1 - beta) n mu). The head takes the eta
