@@ -147,7 +147,13 @@ def test_records_kept_with_the_code_are_read_unless_measured_again(tmp_path):
     for one in (
         again,
         third,
-        {"identity": "x", "chosen": "a", **{key: third[key] for key in ("private", "model", "settings")}},
+        {
+            "identity": "x",
+            "chosen": "a",
+            "candidates": [],
+            "privacy": {},
+            **{key: third[key] for key in ("private", "model", "settings")},
+        },
     ):
         records.write_record(tmp_path / "ranks" / one["identity"] / "result.json", one)
     assert records.read_measured(tmp_path) == [again, second, third]
