@@ -156,4 +156,4 @@ def test_records_kept_with_the_code_are_read_unless_measured_again(tmp_path):
         },
     ):
         records.write_record(tmp_path / "ranks" / one["identity"] / "result.json", one)
-    assert records.read_measured(tmp_path) == [again, second, third]
+    assert records.read_measured(tmp_path) == [again, third, second]

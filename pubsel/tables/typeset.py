@@ -21,13 +21,14 @@ from pubsel.tables.join import Table, as_csv, belonging, make, names
 MISSING = "—"
 NOTHING = {"public": "none", "epsilon": "∞", "setting": "", "paper_public": ""}  # where an empty field is no gap
 HEADS = {
-    "private": "Private data", "public": "Public data", "algorithm": "Algorithm", "epsilon": "ε", "label": "Label",
+    "measure": "Measure", "private": "Private data", "public": "Public data", "algorithm": "Algorithm", "epsilon": "ε",
+    "label": "Label",
     "model": "Model", "setting": "Setting", "selected": "Selected by", "utility": "Ours", "paper_utility": "Paper",
     "difference": "Difference", "seeds": "Seeds", "common_seeds": "Common seeds", "seconds": "Seconds",
     "distance": "Distance", "paper_distance": "Paper's distance",
     "paper_public": "Paper's public data", "valid": "Guarantee", "pairs": "Public sets",
     "paper_pairs": "Paper's public sets", "spearman": "Spearman's ρ", "paper_spearman": "Paper's ρ",
-    "kendall": "Kendall's τ", "paper_kendall": "Paper's τ", "measure": "Measure", "sets": "Private sets",
+    "kendall": "Kendall's τ", "paper_kendall": "Paper's τ", "sets": "Private sets",
     "nearest": "Nearest", "best": "Best", "regret": "Points lost", "nearest_other": "Nearest other",
     "best_other": "Best other", "regret_other": "Points lost, others", "regret_most": "Most lost, others",
 }  # fmt: skip
