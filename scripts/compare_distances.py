@@ -47,7 +47,8 @@ def compare(folder: Path) -> tuple[pandas.DataFrame, pandas.DataFrame]:
     """A row for each private set and distance; and one for each public set, with utility and mean distances."""
     rows: list[dict[str, Any]] = []
     points: list[dict[str, Any]] = []
-    ranks = records.read_measured(folder)
+    models = join.spec(TABLE).records["model"]
+    ranks = [rank for rank in records.read_measured(folder) if rank["model"] in models]
     for private, sets in sorted(utilities(folder).items()):
         best = sorted(sets, key=lambda name: -statistics.fmean(sets[name]))
         means: dict[str, dict[str, Any]] = {}

@@ -62,6 +62,8 @@ def test_what_each_distance_loses(table):
     assert list(frame["regret"]) == [0, 30, 0, 15]
     assert list(frame["nearest_other"]) == ["a", "c", "none", "none"]
     assert list(frame["regret_other"]) == [0, 20, 5, 5]
+    assert list(frame["regret_sets"][:3]) == [0, 20, 0]
+    assert frame["regret_sets"].isna().tolist() == [False, False, False, True]
     assert set(frame["best"]) == {"mnist"}
     assert set(frame["best_other"]) == {"a"}
     assert list(frame["seconds"][:3]) == [3, 3, 3.5]

@@ -17,9 +17,10 @@ RESAMPLES = 1000
 COLUMNS = (
     "private", "epsilon", "measure", "pairs", "spearman", "spearman_low", "spearman_high", "kendall", "kendall_low",
     "kendall_high", "nearest", "best", "regret", "regret_low", "regret_high", "nearest_other", "best_other",
-    "regret_other", "regret_other_low", "regret_other_high", "seconds",
+    "regret_other", "regret_other_low", "regret_other_high", "nearest_sets", "best_sets", "regret_sets",
+    "regret_sets_low", "regret_sets_high", "seconds",
 )  # fmt: skip
-MEANS = ("spearman", "kendall", "regret", "regret_other")
+MEANS = ("spearman", "kendall", "regret", "regret_other", "regret_sets")
 
 Array = NDArray[np.float64]
 Values = dict[str, list[float]]  # of each set: utilities in percent of its seeds, or distances of its initialisations
@@ -57,8 +58,9 @@ def judged(table: Table, ranks: list[dict[str, Any]]) -> pandas.DataFrame:
     examples. A distance with an epsilon of its own is of the group with this one.
 
     spearman, kendall: of distance and utility over the sets. regret: points that the nearest set loses against the
-    best, no public data included; regret_other: if the private set's own images are no candidate. Intervals: 95 % of
-    resamples of the seeds and of the initialisations, not of the sets. seconds: of one initialisation, all candidates.
+    best, no public data included; regret_other: if the private set's own images are no candidate; regret_sets: if
+    no public data is none either. Intervals: 95 % of resamples of the seeds and of the initialisations, not of the
+    sets. seconds: of one initialisation, all candidates.
     """
     rows: list[dict[str, Any]] = []
     for group in groups_of(table):
@@ -91,10 +93,12 @@ def _compared(group: Group, distances: Values) -> dict[str, Any]:
         for what, statistic in (("spearman", _spearman), ("kendall", _kendall)):
             row[f"{what}_low"], row[f"{what}_high"] = np.nanpercentile(statistic(*draws), [2.5, 97.5])
 
-    # what is lost by taking the nearest; then the same if there are no images of the private set's own kind
-    for suffix, left_out in (("", None), ("_other", group.private)):
-        candidates = [name for name in utilities if name != left_out]
+    # what is lost by taking the nearest; if there are no images of the private set itself; if one of the others must be
+    for suffix, left_out in (("", ()), ("_other", (group.private,)), ("_sets", (group.private, NONE))):
+        candidates = [name for name in utilities if name not in left_out]
         choices = [name for name in distances if name in candidates]
+        if not choices:
+            continue
         means = {name: statistics.fmean(utilities[name]) for name in candidates}
         nearest = min(choices, key=lambda name: statistics.fmean(distances[name]))
         best = max(candidates, key=means.__getitem__)

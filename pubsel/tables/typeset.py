@@ -30,7 +30,8 @@ HEADS = {
     "paper_pairs": "Paper's public sets", "spearman": "Spearman's ρ", "paper_spearman": "Paper's ρ",
     "kendall": "Kendall's τ", "paper_kendall": "Paper's τ", "sets": "Private sets",
     "nearest": "Nearest", "best": "Best", "regret": "Points lost", "nearest_other": "Nearest other",
-    "best_other": "Best other", "regret_other": "Points lost, others", "regret_most": "Most lost, others",
+    "best_other": "Best other", "regret_other": "Points lost, others", "nearest_sets": "Nearest set",
+    "best_sets": "Best set", "regret_sets": "Points lost, sets", "regret_most": "Most lost, others",
 }  # fmt: skip
 MEASURED = (
     "utility", "paper_utility", "difference", "seconds", "distance", "paper_distance", "spearman", "paper_spearman",
@@ -41,7 +42,8 @@ JUDGED = "Does the order of distances predict that of utilities?"
 ABOUT_JUDGED = (
     "ρ and τ: rank correlation of distance and utility over the public sets; near −1 if the nearer a set, the better.",
     "Points lost: what the nearest candidate loses against the best one, in points of utility, where no public data is "
-    "one of the candidates; others: without images of the private set itself among the candidates.",
+    "one of the candidates. Others: images of the private set itself are no candidate. Sets: no public data is none "
+    "either.",
     f"{judged.ALWAYS_NONE}: what is lost by taking none in any case.",
     "[low, high]: 95 % of resamples of the seeds and of the initialisations, not of the sets. Seconds: of one "
     "initialisation, all candidates together, their features computed before.",
@@ -308,6 +310,7 @@ def judged_files(table: Table, ranks: list[dict[str, Any]]) -> dict[str, str]:
     """Return the files on distances of a table that judges them: by what follows its name, the content. ranks: the
     records of `pubsel rank` (`read_measured`)."""
     frame = judged.judged(table, ranks) if table.spec.judged else pandas.DataFrame()
+    ranks = [record for record in ranks if record["model"] in {cell["model"] for cell in table.cells if cell}]
     if frame.empty:
         return {}
     head = f"% pubsel table {table.name}; needs \\usepackage{{booktabs,graphicx}}\n"
