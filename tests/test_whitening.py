@@ -195,6 +195,8 @@ def test_errors_name_what_is_wrong():
         measured(private, {"flat": same})
     with pytest.raises(UsageError, match=r"distance\.m=400: own has 300"):
         measured(examples(500, 0, 0), {"own": private}, m=400)
+    with pytest.raises(UsageError, match="distance=whitening needs labels, and the private data has none"):
+        measured(Split(private.x, private.y * 0), {"own": private})
     with pytest.raises(UsageError, match=r"distance\.epsilon"):
         distance("whitening", epsilon=0.0)
     with pytest.raises(UsageError, match=r"distance\.private_m"):

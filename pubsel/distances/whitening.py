@@ -45,7 +45,7 @@ from pubsel.algorithms import Facts
 from pubsel.algorithms.whitened_head import MOMENTUM, WhitenedHead, residual_at_zero
 from pubsel.data import Split
 from pubsel.distances import Between, Distance, Draw
-from pubsel.distances.inputs import penultimate
+from pubsel.distances.inputs import class_numbers, penultimate
 from pubsel.messages import UsageError
 from pubsel.privacy.accountant import gaussian_mu
 from pubsel.privacy.randomness import stream
@@ -140,6 +140,7 @@ class Whitening(Distance):
     def to_private(self, draw: Draw) -> Between:
         model = draw.model()
         x = penultimate(model, draw.private.x)
+        class_numbers("the private data", draw.private.y, self.name)  # labels of two classes, or an error
         residuals = residuals_of(draw.private.y, draw.classes)
         halves = torch.from_numpy(draw.random.permutation(len(x))).chunk(2)
 
