@@ -257,8 +257,9 @@ def read_records(results: Path) -> list[dict[str, Any]]:
 
 
 def read_ranks(results: Path) -> list[dict[str, Any]]:
-    """Read every results/ranks/*/result.json as records that train nothing: one for each candidate, with its distance,
-    and without algorithm, epsilon and utility. Private choices measure nothing that may be shown: `read_choices`."""
+    """Read every record of `pubsel rank` that measured distances as records that train nothing: one for each candidate,
+    with its distance, and without algorithm, epsilon and utility. Private choices measure nothing that may be shown:
+    `read_choices`."""
     records = []
     for rank in _ranks(results):
         if "chosen" in rank:
@@ -274,16 +275,27 @@ def read_ranks(results: Path) -> list[dict[str, Any]]:
 
 
 def read_choices(results: Path) -> list[dict[str, Any]]:
-    """Return the records of private choices: results/ranks/*/result.json that have `chosen`, of `candidates`."""
+    """Return the records of private choices, by `pubsel rank`: those that have `chosen`, of `candidates`."""
     return [rank for rank in _ranks(results) if "chosen" in rank]
 
 
+def read_measured(results: Path) -> list[dict[str, Any]]:
+    """Return every record of `pubsel rank` that measured distances, and how long it took."""
+    return [rank for rank in _ranks(results) if "values" in rank and "seconds_private" in rank]
+
+
 def _ranks(results: Path) -> Iterator[dict[str, Any]]:
+    """Yield results/ranks/*/result.json, and of results/records/ranks (kept with the code) the others."""
     needed = ("identity", "private", "model", "settings")
-    for path in sorted((Path(results) / "ranks").glob("*/result.json")):
+    paths = sorted((Path(results) / "ranks").glob("*/result.json"))
+    paths += sorted((Path(results) / "records" / "ranks").glob("*.json"))
+    names = set[str]()
+    for path in paths:
         rank = read_record(path, needed)
         rest = ("candidates", "privacy") if "chosen" in rank else ("values",)
-        yield read_record(path, (*needed, *rest))
+        if rank["identity"] not in names:
+            yield read_record(path, (*needed, *rest))
+        names.add(rank["identity"])
 
 
 def _read_lines(path: Path) -> list[dict[str, Any]]:

@@ -20,14 +20,6 @@ from pubsel.messages import UserError
 from pubsel.tables import join, typeset
 
 TABLE = "distances_ours"
-NEEDED = ("private", "values", "model", "m", "settings", "distance", "seconds_candidate", "seconds_private")
-
-
-def kept_ranks(folder: Path) -> list[dict[str, Any]]:
-    """Every record of `pubsel rank` that measured a distance, each once."""
-    paths = [*(folder / "ranks").glob("*/result.json"), *(folder / "records" / "ranks").glob("*.json")]
-    found = [records.read_record(path, ("identity",)) for path in sorted(paths)]
-    return list({r["identity"]: r for r in found if all(key in r for key in NEEDED)}.values())
 
 
 def utilities(folder: Path) -> dict[str, dict[str, list[float]]]:
@@ -55,7 +47,8 @@ def compare(folder: Path) -> tuple[pandas.DataFrame, pandas.DataFrame]:
     """A row for each private set and distance; and one for each public set, with utility and mean distances."""
     rows: list[dict[str, Any]] = []
     points: list[dict[str, Any]] = []
-    ranks = kept_ranks(folder)
+    models = join.spec(TABLE).records["model"]
+    ranks = [rank for rank in records.read_measured(folder) if rank["model"] in models]
     for private, sets in sorted(utilities(folder).items()):
         best = sorted(sets, key=lambda name: -statistics.fmean(sets[name]))
         means: dict[str, dict[str, Any]] = {}

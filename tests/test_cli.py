@@ -174,6 +174,7 @@ def test_rank_takes_other_distances_and_says_what_they_cost_and_read(cli: Cli) -
         ("otdd_exact", "OTDD to digits", "and labels"),
         ("frechet", "Fréchet distance to digits", "images, as features"),
         ("mmd", "MMD^2 to digits", "images, as features"),
+        ("whitening", "Whitening distance to digits", "images, as features, and labels, through sums"),
     ):
         code, out, err = cli("rank", *words, f"distance={distance}", "distance.initialisations=2")
         assert code == 0, err
@@ -182,7 +183,8 @@ def test_rank_takes_other_distances_and_says_what_they_cost_and_read(cli: Cli) -
         assert "not differentially private" in out
         assert out.index("\ndigits") < out.index("\nnoise"), out
     found = [json.loads(path.read_text()) for path in Path("results").rglob("ranks/*/result.json")]
-    assert len(found) == 6
+    assert len(found) == 7
+    assert [row["public"] for row in next(r for r in found if r["distance"] == "whitening")["order"]].count("none") == 1
     for record in found:
         assert record["seconds_candidate"] > 0 < record["seconds_private"]
         assert ("k" in record) == ("raw" in record) == (record["distance"] == "gsd")

@@ -298,6 +298,24 @@ def tiny_imagenet(root):
     return folder
 
 
+def test_tiny_imagenet_comes_in_two_parts(tmp_path):
+    """Animals have the smaller WordNet ids; labels count the classes of each part from 0."""
+    folder = tiny_imagenet(tmp_path)
+    images(folder / "train" / "n03" / "images", 2, size=(64, 64), suffix=".JPEG", seed=5)
+    with (folder / "val" / "val_annotations.txt").open("a") as file:
+        file.write("03.JPEG\tn03\t0\t0\t9\t9\n")
+    images(folder / "val" / "images", 4, size=(64, 64), mode="L", suffix=".JPEG", seed=3)
+
+    whole, animals, things = (
+        open_dataset(f"tiny_imagenet{part}", str(tmp_path), False) for part in ("", "_animals", "_things")
+    )
+    assert [len(part.train.x) for part in (whole, animals, things)] == [8, 6, 2]
+    assert animals.test.y.tolist() == [0, 1, 0]
+    assert things.test.y.tolist() == [0]
+    assert torch.equal(things.test.x, whole.test.x[3:])
+    assert (animals.classes, things.classes) == (59, 141)
+
+
 def test_tiny_imagenet_folder_and_zip(tmp_path):
     folder = tiny_imagenet(tmp_path / "a")
     source = open_dataset("tiny_imagenet", str(tmp_path / "a"), download=False)

@@ -328,7 +328,7 @@ def test_the_time_of_a_distance_is_told_from_a_piece_of_it(name, monkeypatch):
     assert duration.seconds(measurement(name, initialisations=6)) == pytest.approx(6 * sum(sides), rel=0.05)
 
 
-@pytest.mark.parametrize("name", ["gsd", "frechet", "mmd"])
+@pytest.mark.parametrize("name", ["gsd", "frechet", "mmd", "whitening"])
 def test_the_memory_of_a_distance_is_what_it_holds(name):
     """Of tensors: what LAPACK holds for itself is told, and not counted."""
     this = measurement(name, m=1000, d=32 if name == "gsd" else 400)

@@ -34,8 +34,14 @@ def runs_of(data):
     for changes in data["runs"]:
         places = places | {int(i): place for i, place in changes.items()}
         run = {data["keys"][i]: data["pool"][place] for i, place in sorted(places.items())}
-        runs.append(run | {"command": " ".join(data["pool"][word] for word in run["command"])})
+        runs.append(run | {"command": joined(run, "command", " "), "identity": joined(run, "identity", "-")})
     return runs
+
+
+def joined(run, group, between):
+    """The words of a list that the page has word by word."""
+    words = {int(key.partition(".")[2]): word for key, word in run.items() if key.startswith(f"{group}.")}
+    return between.join(words[i] for i in sorted(words) if words[i] is not None)
 
 
 class Page(HTMLParser):

@@ -55,7 +55,7 @@ def test_distances_are_compared_by_the_order_of_utility(tmp_path):
             records.write_record(tmp_path / "runs" / made["identity"] / "result.json", made)
     for name, near_first in (("gsd", "abcd"), ("mmd", "dcba")):
         values = {public: [place + i / 10 for i in range(3)] for place, public in enumerate(near_first)}
-        rank = {"identity": name, "distance": name, "private": "fashion_mnist", "model": "probe", "m": 300}
+        rank = {"identity": name, "distance": name, "private": "fashion_mnist", "model": "fmnist_cnn", "m": 300}
         rank |= {"values": values, "settings": {"distance": {}}, "seconds_candidate": 1.5, "seconds_private": 0.5}
         records.write_record(tmp_path / "ranks" / name / "result.json", rank)
     rows, points = compare(tmp_path)
@@ -63,7 +63,7 @@ def test_distances_are_compared_by_the_order_of_utility(tmp_path):
     assert list(rows["nearest"]) == ["a", "d"]
     assert list(rows["lost"]) == pytest.approx([0, 30])
     assert list(points["public"]) == list("abcd")
-    assert list(points["mmd (probe)"]) == pytest.approx([3.1, 2.1, 1.1, 0.1])
+    assert list(points["mmd (fmnist_cnn)"]) == pytest.approx([3.1, 2.1, 1.1, 0.1])
 
 
 @pytest.mark.slow

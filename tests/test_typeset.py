@@ -159,6 +159,7 @@ def test_the_index_of_tables_has_what_was_run_and_invents_nothing(tmp_path):
     assert rows["[pillar_ours](pillar_ours.md)"][3:7] == ["1 of 1", "2", "5.0", "0.00"]
     assert rows["gep_table1"][3:] == ["0 of 36", "not run", "", "", ""]
     kept = results.read_records(CONF.parent / "results")
-    made = typeset.index([join.make(name, kept) for name in join.names()], kept)
+    ranks = results.read_ranks(CONF.parent / "results")
+    made = typeset.index([join.make(name, kept, ranks) for name in join.names()], kept)
     now = (CONF.parent / "results" / "tables" / "README.md").read_text()
     assert now == made, "records have changed: run pubsel table all"

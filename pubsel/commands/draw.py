@@ -1,8 +1,9 @@
 """`pubsel figure NAME`: NAME.csv, NAME.png, NAME.svg and NAME.pdf in results/figures. This file imports no torch.
 
 From records: a name of figures.CURVES (utility against epsilon, k, noise, public examples; with adamix the performance
-boost); a name of a table, its utility against distance (NAME_distance), and if it has a reference, against time at one
-epsilon, for each model (NAME_time-MODEL-epsEPSILON); all, each of these that the records allow;
+boost); a name of a table, its utility against distance (NAME_distance), if it has a reference, against time at one
+epsilon, for each model (NAME_time-MODEL-epsEPSILON), and if it judges distances, what each loses (NAME_lost); all, each
+of these that the records allow;
 adamix_attack, the area under the ROC curve of the loss attack against test error (AdaMix, Figure 1, right);
 per_instance, next to each audits/*/per_instance.csv its figure.
 
@@ -18,7 +19,7 @@ import pandas
 from pubsel import records as results
 from pubsel.messages import UsageError, UserError
 from pubsel.settings.keys import FigureConfig
-from pubsel.tables import figures, join, paired
+from pubsel.tables import figures, join, judged, paired, typeset
 from pubsel.tables.figures import Drawn
 
 if TYPE_CHECKING:
@@ -55,6 +56,7 @@ def run(settings: FigureConfig) -> str:
         records = results.read_records(folder)
         each = [*figures.CURVES, *join.names()] if name == "all" else [name]
         drawn_now = [of for part in each for of in of_records(part, records, settings.at_epsilon)]
+        drawn_now += [of for part in each for of in of_ranks(part, records, folder)]
         paths, missing = [path for of in drawn_now for path in write(of, folder)], "no record for it"
     if not paths:
         raise UserError(f"figure={name}: {missing}, in {folder}")
@@ -104,6 +106,14 @@ def of_records(name: str, records: list[dict[str, Any]], at_epsilon: float) -> l
         title = f"{name}_time-{model}-eps{at_epsilon:g}"
         drawn.append(Drawn(title, rows, figures.against_time(rows), about))
     return drawn
+
+
+def of_ranks(name: str, records: list[dict[str, Any]], folder: Path) -> list[Drawn]:
+    """Return the figure of a table that judges distances; none if it does not, or there are no records for it."""
+    if name in figures.CURVES or not join.spec(name).judged:
+        return []
+    frame = judged.judged(join.make(name, records), results.read_measured(folder))
+    return [] if frame.empty else [Drawn(f"{name}_lost", frame, figures.lost(frame), "\n".join(typeset.ABOUT_JUDGED))]
 
 
 # AdaMix, Figure 1 (right)

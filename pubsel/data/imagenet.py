@@ -22,7 +22,8 @@ Labelled = list[tuple[Folder, str]]  # image file, WordNet id
 def read(name: str, info: Dataset, root: Path, download: bool) -> Listing:
     """Return both parts from <root>/<options.folder>, or from the zip of that name, which is fetched if `options.md5`
     is given and `download` allows it. Missing if nothing is there. With `options.train` false the training part stays
-    empty and the set serves as public data only."""
+    empty and the set serves as public data only. `options.first` and `options.before` are WordNet ids: classes from the
+    one on, and those before the other, are the set."""
     folder: Path = root / info.options["folder"]
     archive = root / f"{info.options['folder']}.zip"
     if folder.is_dir():
@@ -47,6 +48,8 @@ def _parts(name: str, info: Dataset, folder: Folder) -> Listing:
     train = in_class_folders(folder / "train") if info.options["train"] else []
     val = folder / "val"
     test = annotated(val) if (val / "val_annotations.txt").is_file() else in_class_folders(val)
+    first, before = info.options.get("first", ""), info.options.get("before", "o")  # ids begin with n
+    train, test = ([image for image in part if first <= image[1] < before] for part in (train, test))
     if not test or (info.options["train"] and not train):
         part = "val" if not test else "train"
         raise UserError(f"{folder}: no images in {part}/<wnid>: see `pubsel data prepare {name}` for the layout")

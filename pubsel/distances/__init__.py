@@ -27,6 +27,8 @@ Report = Callable[[int, str, float, float], None]  # initialisation, candidate, 
 Build = Callable[[int], nn.Module]  # the network of an initialisation, in eval mode, on its device
 Between = Callable[[str, Split], float]  # the distance of a named candidate to the private side
 
+NONE = "none"  # the candidate that is no public data: it has no examples
+
 
 def silent(i: int, name: str, value: float, seconds: float) -> None:
     """Return a Report that says nothing."""
@@ -38,6 +40,7 @@ class Draw(NamedTuple):
     i: int
     build: Build
     private: Split  # m private examples
+    n: int  # of which they were drawn
     classes: int  # of the private task
     key: str  # names the random streams
     random: np.random.Generator  # continues after the draw of the examples
@@ -60,6 +63,11 @@ class Distance:
 
     title: ClassVar[str]  # for tables and figures
     reads: ClassVar[str]  # what it reads of the private data
+    without: ClassVar[bool] = False  # whether no public data at all, under the name NONE, has a distance too
+
+    def private_examples(self, n: int) -> int:
+        """Return how many of n private examples are drawn."""
+        return self.m
 
     def to_private(self, draw: Draw) -> Between:
         """Return what gives the distance of a candidate, by its name and its first m examples, to `draw.private`. The
@@ -77,20 +85,23 @@ class Distance:
     ) -> dict[str, list[float]]:
         """Return the distance of each candidate to `private`, one value for each initialisation. NOT private.
 
-        Values of one initialisation are paired: the same network, the same m private examples (whatever the distance:
-        the stream keeps the name of the first one), whatever the other candidates are. Of a candidate its first m
-        examples. key: names the random streams. UsageError if a side has fewer than m examples.
+        Values of one initialisation are paired: the same network, the same private examples (whatever the distance, if
+        it draws as many: the stream keeps the name of the first one), whatever the other candidates are. Of a candidate
+        its first m examples. key: names the random streams. UsageError if a side has fewer than m examples.
         """
         for name, split in {"the private data": private, **candidates}.items():
             if len(split.x) < self.m:
                 raise UsageError(f"distance.m={self.m}: {name} has {len(split.x)} examples; lower distance.m")
 
+        if self.without:
+            candidates = {**candidates, NONE: Split(private.x[:0], private.y[:0])}
         values: dict[str, list[float]] = {name: [] for name in candidates}
         for i in range(self.initialisations):
             random = stream(key, "gsd", i)
-            chosen = torch.from_numpy(np.sort(random.choice(len(private.x), self.m, replace=False)))
+            n = len(private.x)
+            chosen = torch.from_numpy(np.sort(random.choice(n, self.private_examples(n), replace=False)))
             sample = Split(private.x[chosen], private.y[chosen])
-            between = self.to_private(Draw(i, build, sample, classes, key, random))
+            between = self.to_private(Draw(i, build, sample, n, classes, key, random))
 
             # One candidate at a time, so that memory does not grow with their number.
             for name, split in candidates.items():

@@ -15,6 +15,8 @@ LINKED = (  # numbers that come from runs
     "utility", "difference", "seeds", "distance", "spearman", "kendall", "pairs", "test_utility", "measured_utility",
 )  # fmt: skip
 
+GROUPS = ("settings", "privacy", "selection", "command", "identity")
+
 
 @dataclass
 class Shown:
@@ -32,7 +34,9 @@ class Shown:
 class Runs:
     """The runs that the numbers come from, as the page's script takes them.
 
-    `pool` has each value once, and each word of a command once, since commands are long and alike.
+    `pool` has each value once. Settings, the privacy statement and what settings are selected by have a key for each of
+    their values, a command one for each of its words and an identity one for each part between hyphens, since many runs
+    share most of them: GROUP.KEY, or GROUP.NUMBER of a list.
     """
 
     keys: list[str] = field(default_factory=list)
@@ -50,8 +54,9 @@ class Runs:
     def _run(self, record: dict[str, Any]) -> int:
         if record["identity"] not in self._numbers:
             self._numbers[record["identity"]] = len(self.runs)
-            values = {**record, "command": [self._place(word) for word in command(record).split(" ")]}
-            for group in ("settings", "privacy"):  # one value a key, since many runs share most of them
+            parts = {"command": command(record).split(" "), "identity": record["identity"].split("-")}
+            values = {**record, **{group: dict(enumerate(words)) for group, words in parts.items()}}
+            for group in GROUPS:
                 inner = values.pop(group, None) or {}
                 values |= {f"{group}.{key}": value for key, value in inner.items()}
             self.keys += [key for key in values if key not in self.keys]

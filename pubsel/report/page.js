@@ -67,10 +67,25 @@ for (const table of document.querySelectorAll("table")) {
 const runs = [];
 for (const changes of data.runs) runs.push(Object.assign([...(runs.at(-1) || [])], changes));
 
+/** The parts of a value that the page has part by part, such as the words of a command, in their order. */
+function parts(values, group) {
+  return data.keys.map((key, i) => [key, data.pool[values[i]] ?? null])
+    .filter(([key, value]) => key.startsWith(`${group}.`) && value !== null)
+    .map(([key, value]) => [key.slice(group.length + 1), value]);
+}
+
+/** The words of a list that the page has word by word. */
+function joined(values, group, between) {
+  return parts(values, group).sort(([a], [b]) => a - b).map(([, word]) => word).join(between);
+}
+
 /** A run as an object. */
 function run(number) {
-  const found = Object.fromEntries(runs[number].map((place, i) => [data.keys[i], data.pool[place]]));
-  return { ...found, command: found.command.map((place) => data.pool[place]).join(" ") };
+  const values = runs[number];
+  const found = Object.fromEntries(values.map((place, i) => [data.keys[i], data.pool[place]]));
+  const selection = parts(values, "selection");
+  return { ...found, command: joined(values, "command", " "), identity: joined(values, "identity", "-"),
+    selection: selection.length ? Object.fromEntries(selection) : null };
 }
 
 /** What a run gave: its utility, or of `pubsel rank` the distances. */
@@ -191,8 +206,7 @@ function heading(found) {
 /** What stands behind a key such as gsd_table2/3, or run/IDENTITY; null where nothing does. */
 function behind(key) {
   if (key.startsWith("run/")) {
-    const place = data.keys.indexOf("identity");
-    const number = runs.findIndex((values) => data.pool[values[place]] === key.slice("run/".length));
+    const number = runs.findIndex((values) => joined(values, "identity", "-") === key.slice("run/".length));
     return number < 0 ? null : [run(number)];
   }
   return Object.hasOwn(data.behind, key) ? data.behind[key].map(run) : null;

@@ -303,6 +303,34 @@ def against_time(frame: pandas.DataFrame) -> "Figure":
     return figure
 
 
+def lost(frame: pandas.DataFrame) -> "Figure":
+    """Draw the points that each distance loses, of `judged.judged`, without the private set's own images among the
+    candidates: a panel for each epsilon, a row for each distance, a marker for each private set, a bar at their mean;
+    error bars are its intervals."""
+    panels = list(frame.groupby("epsilon"))
+    measures = list(dict.fromkeys(frame["measure"]))[::-1]
+    styles = line_styles(dict.fromkeys(frame["private"]))
+    apart = np.linspace(0.3, -0.3, len(styles))  # of the markers in a row
+
+    with style():
+        figure, axes = _panels(len(panels), 1.2)
+        for axis, (epsilon, rows) in zip(axes, panels, strict=True):
+            for (private, how), shift in zip(styles.items(), apart, strict=True):
+                part = rows[rows["private"] == private]
+                places = [measures.index(measure) + shift for measure in part["measure"]]
+                middle = part["regret_other"]
+                low, high = (middle - part["regret_other_low"]).clip(0), (part["regret_other_high"] - middle).clip(0)
+                axis.errorbar(middle, places, xerr=[low, high], **(how | {"ls": "none", "elinewidth": 0.8}))
+
+            means = rows.groupby("measure")["regret_other"].mean()
+            at = [measures.index(measure) for measure in means.index]
+            axis.barh(at, means, height=0.8, color="#808080", alpha=0.3, zorder=0)
+            axis.set_yticks(range(len(measures)), measures)
+            axis.set(title=line_name("epsilon", epsilon), xlabel="points lost", xlim=(0, None))
+        _legend(figure, {short(private): how for private, how in styles.items()})
+    return figure
+
+
 def method_styles(algorithms: dict[str, str]) -> dict[str, dict[str, Any]]:
     """Return for each method, of this algorithm, what `errorbar` takes: the colour of its algorithm, and a marker that
     no other method has in this colour; up to eight markers differ whatever their colour."""

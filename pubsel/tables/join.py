@@ -70,6 +70,9 @@ class Spec(Work):
     names: dict[str, str] = field(default_factory=dict)  # our data set: the paper's name of the same
     ranks: bool = False  # whether distances of `pubsel rank` belong too
     reference: dict[str, Any] = field(default_factory=dict)  # keys as of `records`: the row that others compare with
+    judged: list[str] = field(
+        default_factory=list
+    )  # distances whose order is compared with that of utility (judged.py)
     chosen: list[str] = field(default_factory=list)  # labels of rows whose settings were chosen at a cost not counted
 
 
@@ -510,14 +513,14 @@ def _order(row: dict[str, Any], place: int | None, privates: list[str], spec: Sp
 
 
 def as_frame(rows: list[dict[str, Any]], columns: list[str]) -> pandas.DataFrame:
-    """Return rows as a frame, rounded (percent to 2 digits, distances and correlations to 4), with whole numbers and
-    truth values as such."""
+    """Return rows as a frame, rounded (percent and points to 2 digits, distances and correlations to 4), with
+    whole numbers and truth values as such."""
     frame = pandas.DataFrame([[row.get(column) for column in columns] for row in rows], columns=columns)
     for column in columns:
-        if re.search("utility|difference|distance|spearman|kendall|epsilon", column):
-            digits = 2 if re.search("utility|difference", column) else 4
+        if re.search("utility|difference|regret|distance|spearman|kendall|epsilon", column):
+            digits = 2 if re.search("utility|difference|regret", column) else 4
             frame[column] = frame[column].astype("Float64").astype("float64").round(digits) + 0.0
-        elif column in ("seeds", "common_seeds", "commits", "m", "pairs", "paper_pairs"):
+        elif column in ("seeds", "common_seeds", "commits", "m", "pairs", "paper_pairs", "sets"):
             frame[column] = frame[column].astype("Int64")
         elif column == "valid" and not (frame[column] == "weak").any():
             frame[column] = frame[column].astype("boolean")

@@ -13,27 +13,41 @@ from typing import Any
 
 import pandas
 
-from pubsel.records import read_choices, read_ranks, read_records, write_whole
+from pubsel.records import read_choices, read_measured, read_ranks, read_records, write_whole
 from pubsel.settings.keys import TableConfig
-from pubsel.tables import paired
+from pubsel.tables import judged, paired
 from pubsel.tables.join import Table, as_csv, belonging, make, names
 
 MISSING = "—"
 NOTHING = {"public": "none", "epsilon": "∞", "setting": "", "paper_public": ""}  # where an empty field is no gap
 HEADS = {
-    "private": "Private data", "public": "Public data", "algorithm": "Algorithm", "epsilon": "ε", "label": "Label",
+    "measure": "Measure", "private": "Private data", "public": "Public data", "algorithm": "Algorithm", "epsilon": "ε",
+    "label": "Label",
     "model": "Model", "setting": "Setting", "selected": "Selected by", "utility": "Ours", "paper_utility": "Paper",
     "difference": "Difference", "seeds": "Seeds", "common_seeds": "Common seeds", "seconds": "Seconds",
     "distance": "Distance", "paper_distance": "Paper's distance",
     "paper_public": "Paper's public data", "valid": "Guarantee", "pairs": "Public sets",
     "paper_pairs": "Paper's public sets", "spearman": "Spearman's ρ", "paper_spearman": "Paper's ρ",
-    "kendall": "Kendall's τ", "paper_kendall": "Paper's τ",
+    "kendall": "Kendall's τ", "paper_kendall": "Paper's τ", "sets": "Private sets",
+    "nearest": "Nearest", "best": "Best", "regret": "Points lost", "nearest_other": "Nearest other",
+    "best_other": "Best other", "regret_other": "Points lost, others", "nearest_sets": "Nearest set",
+    "best_sets": "Best set", "regret_sets": "Points lost, sets", "regret_most": "Most lost, others",
 }  # fmt: skip
 MEASURED = (
     "utility", "paper_utility", "difference", "seconds", "distance", "paper_distance", "spearman", "paper_spearman",
 )  # fmt: skip
 NOT_SHOWN = ("commits",)  # in the notes
 RANKS = "Rank correlation of distance and utility (near −1: the nearer the public data, the better)"
+JUDGED = "Does the order of distances predict that of utilities?"
+ABOUT_JUDGED = (
+    "ρ and τ: rank correlation of distance and utility over the public sets; near −1 if the nearer a set, the better.",
+    "Points lost: what the nearest candidate loses against the best one, in points of utility, where no public data is "
+    "one of the candidates. Others: images of the private set itself are no candidate. Sets: no public data is none "
+    "either.",
+    f"{judged.ALWAYS_NONE}: what is lost by taking none in any case.",
+    "[low, high]: 95 % of resamples of the seeds and of the initialisations, not of the sets. Seconds: of one "
+    "initialisation, all candidates together, their features computed before.",
+)
 TIME = "Seconds: of training alone, the median over seeds, by the machine and code of the time."
 AHEAD = "Where the first row is more than one standard deviation of the reference above it"
 DIFFERENCES = (
@@ -278,11 +292,41 @@ PAIRED: dict[str, Callable[[Table], str]] = {
 }
 
 
-def write(table: Table, folder: Path) -> list[Path]:
-    """Write NAME.csv, NAME_correlation.csv, NAME.md and NAME.tex in `folder`, and NAME_paired.csv, .md and .tex if the
-    table has a reference; each whole or not at all."""
+def judged_markdown(name: str, frame: pandas.DataFrame, ranks: list[dict[str, Any]]) -> str:
+    """Return how well distances predict utility: the means, what each distance reads, and every private set."""
+    reads = {record["distance"]: record["reads"] for record in ranks}
+    read = [
+        f"{measure} reads of the private data: {reads[measure]}."
+        for measure in frame["measure"].unique()
+        if measure in reads
+    ]
+    parts = [f"## {name}: {JUDGED}", "### Means over the private sets", *_markdown_table(judged.summary(frame))]
+    parts += ["\n".join(f"- {_markdown(line)}" for line in [*ABOUT_JUDGED, *read])]
+    parts += ["### Each private set", *_markdown_table(frame), f"Made by `pubsel table {name}`."]
+    return "\n\n".join(parts) + "\n"
+
+
+def judged_files(table: Table, ranks: list[dict[str, Any]]) -> dict[str, str]:
+    """Return the files on distances of a table that judges them: by what follows its name, the content. ranks: the
+    records of `pubsel rank` (`read_measured`)."""
+    frame = judged.judged(table, ranks) if table.spec.judged else pandas.DataFrame()
+    ranks = [record for record in ranks if record["model"] in {cell["model"] for cell in table.cells if cell}]
+    if frame.empty:
+        return {}
+    head = f"% pubsel table {table.name}; needs \\usepackage{{booktabs,graphicx}}\n"
+    means = _latex_table(judged.summary(frame), f"{JUDGED} Means", list(ABOUT_JUDGED), f"tab:{table.name}_judged")
+    return {
+        "_judged.csv": as_csv(frame), "_judged_means.csv": as_csv(judged.summary(frame)),
+        "_judged.md": judged_markdown(table.name, frame, ranks), "_judged.tex": head + means,
+    }  # fmt: skip
+
+
+def write(table: Table, folder: Path, ranks: list[dict[str, Any]] | None = None) -> list[Path]:
+    """Write NAME.csv, NAME_correlation.csv, NAME.md and NAME.tex in `folder`; NAME_paired.csv, .md and .tex if the
+    table has a reference, and `judged_files` if it judges distances; each whole or not at all."""
     writers = WRITERS | (PAIRED if table.spec.reference else {})
     contents = {folder / f"{table.name}{suffix}": writer(table) for suffix, writer in writers.items()}
+    contents |= {folder / f"{table.name}{suffix}": text for suffix, text in judged_files(table, ranks or []).items()}
     for path, content in contents.items():
         write_whole(path, content)
     return list(contents)
@@ -301,7 +345,7 @@ def _entry(key: str, value: Any, spread: Any, low: Any, high: Any) -> tuple[str,
     if key == "epsilon":
         return "∞" if value == float("inf") else f"{value:g}", ""
 
-    digits = 2 if re.search("utility|difference", key) else 1 if key == "seconds" else 3
+    digits = 2 if re.search("utility|difference|regret", key) else 1 if key == "seconds" else 3
     if not pandas.isna(spread):
         return _signed(key, value, digits), f"± {spread:.{digits}f}"
     interval = "" if pandas.isna(low) else f"[{low:.{digits}f}, {high:.{digits}f}]".replace("-", "−")
@@ -328,18 +372,20 @@ def _stands_in(frame: pandas.DataFrame) -> bool:
 def run(settings: TableConfig) -> str:
     """Write the files of one table, or of all that have a record (`pubsel table`); return what to show."""
     results = Path(settings.results)
-    records, ranks = read_records(results), read_ranks(results)
+    records, ranks, measured = read_records(results), read_ranks(results), read_measured(results)
 
     if settings.table == "all":
         tables = [make(name, records, ranks) for name in names()]
         write_whole(results / "tables" / "README.md", index(tables, records))
-        return "\n".join([_run_all(results, tables), *choices(read_choices(results))])
+        return "\n".join([_run_all(results, tables, measured), *choices(read_choices(results))])
 
     table = make(settings.table, records, ranks)
-    paths = write(table, results / "tables")
+    paths = write(table, results / "tables", measured)
     parts = [text(table.frame, table.spec.title), "\n".join(notes(table))]
     if not table.ranks.empty:
         parts.append(text(table.ranks, RANKS))
+    if table.spec.judged and not (frame := judged.judged(table, measured)).empty:
+        parts.append(text(judged.summary(frame), f"{JUDGED} Means over the private sets"))
     if table.spec.ranks:
         chosen = [record | {"public": record["chosen"]} for record in read_choices(results)]
         parts.append("\n".join(choices(belonging(table.spec, chosen))))
@@ -390,11 +436,11 @@ def index(tables: list[Table], records: list[dict[str, Any]]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _run_all(results: Path, tables: list[Table]) -> str:
+def _run_all(results: Path, tables: list[Table], ranks: list[dict[str, Any]]) -> str:
     lines = []
     for table in tables:
         if table.records():
-            paths = write(table, results / "tables")
+            paths = write(table, results / "tables", ranks)
             filled = sum(cell is not None for cell in table.cells)
             lines.append(f"{paths[0]}: {filled} of {len(table.cells)} rows, {len(table.records())} runs")
     without = ", ".join(table.name for table in tables if not table.records())

@@ -19,6 +19,7 @@ from pubsel.distances.dp_gsd import Side
 from pubsel.distances.gsd import GSD, Labelling, engine_of, gradients_of
 from pubsel.distances.inputs import class_numbers, penultimate
 from pubsel.distances.task2vec import Task2Vec, fisher, fit_head
+from pubsel.distances.whitening import Whitening
 from pubsel.gradients.matrix import DenseGradients, PerExampleGradients, random_labels
 from pubsel.gradients.subspace import BUCKETS, MANY, davidson, is_large, top_eigenpairs
 from pubsel.messages import UsageError
@@ -60,8 +61,8 @@ class Measurement(NamedTuple):
 
 def seconds(this: Measurement, candidates: int = 1) -> float:
     """Return the seconds of measuring the distance of so many candidates, all initialisations together; 0 for a
-    distance that cannot use the examples, which the measurement itself will report, and for a distance that is not in
-    this package."""
+    distance that cannot use the examples, which the measurement itself will report, for `whitening`, which takes
+    seconds, and for a distance that is not in this package."""
     sides_of = SIDES.get(type(this.distance))
     if sides_of is None:
         return 0.0
@@ -239,6 +240,9 @@ def held(this: Measurement) -> int:
 
     # distances of features [m, d]
     d = penultimate(this.model, this.images(1)).shape[1]
+    if isinstance(distance, Whitening):  # private rows with their map and parts, float64; their moments
+        rows = distance.private_examples(len(this.private.x))
+        return 32 * rows * (d + 1) + 16 * min(rows, d + 1) ** 2 + 16 * m * d + around
     if isinstance(distance, frechet.Frechet):
         return 40 * m * d + 16 * min(m, d) ** 2 + around
     if isinstance(distance, Task2Vec):

@@ -1,0 +1,148 @@
+"""How well distances predict utility (`judged` in conf/tables): the order in which a distance of `pubsel rank` puts
+public sets, next to what training reaches with them. This file imports no torch."""
+
+import statistics
+from typing import Any, NamedTuple
+
+import numpy as np
+import pandas
+from numpy.typing import NDArray
+from scipy import stats
+
+from pubsel.tables.join import Cell, Table, as_frame, rank_correlation
+
+NONE = "none"  # no public data: what a distance, or a row of the table, may have besides sets
+ALWAYS_NONE = "(no public data)"  # the row of who never takes any
+RESAMPLES = 1000
+COLUMNS = (
+    "private", "epsilon", "measure", "pairs", "spearman", "spearman_low", "spearman_high", "kendall", "kendall_low",
+    "kendall_high", "nearest", "best", "regret", "regret_low", "regret_high", "nearest_other", "best_other",
+    "regret_other", "regret_other_low", "regret_other_high", "nearest_sets", "best_sets", "regret_sets",
+    "regret_sets_low", "regret_sets_high", "seconds",
+)  # fmt: skip
+MEANS = ("spearman", "kendall", "regret", "regret_other", "regret_sets")
+
+Array = NDArray[np.float64]
+Values = dict[str, list[float]]  # of each set: utilities in percent of its seeds, or distances of its initialisations
+
+
+class Group(NamedTuple):
+    """What training reaches on one private set at one epsilon, with m examples of each public set."""
+
+    private: str
+    model: str
+    epsilon: float
+    m: int
+    utilities: Values
+
+
+def groups_of(table: Table) -> list[Group]:
+    """Return the rows of a table by private set, model and epsilon: those with as many public examples as most have,
+    and that without any."""
+    together: dict[tuple[str, str, float], list[Cell]] = {}
+    for cell in table.cells:
+        if cell is not None and cell.trained() and cell["epsilon"] is not None:
+            together.setdefault((cell["private"], cell["model"], float(cell["epsilon"])), []).append(cell)
+
+    groups = []
+    for key, cells in sorted(together.items()):
+        m = statistics.mode([int(cell.settings["pair.m"]) for cell in cells if cell["public"] is not None] or [0])
+        of_size = [cell for cell in cells if cell["public"] is None or int(cell.settings["pair.m"]) == m]
+        utilities = {cell["public"] or NONE: [100 * record["utility"] for record in cell.records] for cell in of_size}
+        groups.append(Group(*key, m, utilities))
+    return groups
+
+
+def judged(table: Table, ranks: list[dict[str, Any]]) -> pandas.DataFrame:
+    """Return a row for each group and each distance of `pubsel rank` that measured its candidates with as many
+    examples. A distance with an epsilon of its own is of the group with this one.
+
+    spearman, kendall: of distance and utility over the sets. regret: points that the nearest set loses against the
+    best, no public data included; regret_other: if the private set's own images are no candidate; regret_sets: if
+    no public data is none either. Intervals: 95 % of resamples of the seeds and of the initialisations, not of the
+    sets. seconds: of one initialisation, all candidates.
+    """
+    rows: list[dict[str, Any]] = []
+    for group in groups_of(table):
+        about = {"private": group.private, "epsilon": group.epsilon}
+        for name in table.spec.judged:
+            for record in ranks:
+                if _fits(record, name, group):
+                    seconds = record["seconds_private"] + record["seconds_candidate"] * len(record["values"])
+                    rows.append({**about, "measure": name, **_compared(group, record["values"]), "seconds": seconds})
+        if NONE in group.utilities and any(row["private"] == group.private for row in rows):
+            rows.append({**about, "measure": ALWAYS_NONE, **_compared(group, {NONE: [0.0]})})
+    return as_frame(rows, list(COLUMNS))
+
+
+def _fits(record: dict[str, Any], name: str, group: Group) -> bool:
+    """Return whether a record of `pubsel rank` is of a distance and a group."""
+    same = (record["distance"], record["private"], record["model"], record["m"])
+    planned = record["settings"]["distance"].get("epsilon", group.epsilon)
+    return same == (name, group.private, group.model, group.m) and planned == group.epsilon
+
+
+def _compared(group: Group, distances: Values) -> dict[str, Any]:
+    utilities, row = group.utilities, dict[str, Any]()
+    shared = [name for name in distances if name in utilities and name != NONE]
+    points = [(statistics.fmean(distances[name]), statistics.fmean(utilities[name])) for name in shared]
+    row["pairs"], row["spearman"], row["kendall"] = rank_correlation(points)
+
+    if row["spearman"] is not None:
+        draws = _resampled(distances, shared, 0), _resampled(utilities, shared, 1)
+        for what, statistic in (("spearman", _spearman), ("kendall", _kendall)):
+            row[f"{what}_low"], row[f"{what}_high"] = np.nanpercentile(statistic(*draws), [2.5, 97.5])
+
+    # what is lost by taking the nearest; if there are no images of the private set itself; if one of the others must be
+    for suffix, left_out in (("", ()), ("_other", (group.private,)), ("_sets", (group.private, NONE))):
+        candidates = [name for name in utilities if name not in left_out]
+        choices = [name for name in distances if name in candidates]
+        if not choices:
+            continue
+        means = {name: statistics.fmean(utilities[name]) for name in candidates}
+        nearest = min(choices, key=lambda name: statistics.fmean(distances[name]))
+        best = max(candidates, key=means.__getitem__)
+        row |= {f"nearest{suffix}": nearest, f"best{suffix}": best, f"regret{suffix}": means[best] - means[nearest]}
+
+        of_distance, of_utility = _resampled(distances, choices, 0), _resampled(utilities, candidates, 1)
+        places = np.array([candidates.index(name) for name in choices])[of_distance.argmin(1)]
+        lost = of_utility.max(1) - of_utility[np.arange(RESAMPLES), places]
+        row[f"regret{suffix}_low"], row[f"regret{suffix}_high"] = np.percentile(lost, [2.5, 97.5])
+    return row
+
+
+def _resampled(values: Values, names: list[str], seed: int) -> Array:
+    """Return means [RESAMPLES, names], each of as many values as there are, drawn with replacement."""
+    draw = np.random.RandomState(seed)
+    drawn = [draw.choice(values[name], (RESAMPLES, len(values[name]))).mean(1) for name in names]
+    return np.stack(drawn, axis=1)
+
+
+def _spearman(x: Array, y: Array) -> Array:
+    ranks = [stats.rankdata(side, axis=1) - (side.shape[1] + 1) / 2 for side in (x, y)]
+    spread = np.sqrt((ranks[0] ** 2).sum(1) * (ranks[1] ** 2).sum(1))
+    with np.errstate(invalid="ignore"):  # a resample without any spread has no correlation
+        result: Array = (ranks[0] * ranks[1]).sum(1) / spread
+    return result
+
+
+def _kendall(x: Array, y: Array) -> Array:
+    """Return tau-b of each row of x and y."""
+    first, second = np.triu_indices(x.shape[1], 1)
+    a, b = (np.sign(side[:, first] - side[:, second]) for side in (x, y))
+    with np.errstate(invalid="ignore"):
+        result: Array = (a * b).sum(1) / np.sqrt((a**2).sum(1) * (b**2).sum(1))
+    return result
+
+
+def summary(frame: pandas.DataFrame) -> pandas.DataFrame:
+    """Return a row for each distance and epsilon: means over the private sets, how many these are, and the largest
+    regret_other."""
+    order = list(dict.fromkeys(frame["measure"]))
+    rows = []
+    for (measure, epsilon), part in frame.groupby(["measure", "epsilon"], sort=False):
+        row = {"measure": measure, "epsilon": epsilon, "sets": len(part)}
+        row |= {key: part[key].mean() for key in MEANS}
+        rows.append(row | {"regret_most": part["regret_other"].max(), "seconds": part["seconds"].mean()})
+    rows.sort(key=lambda row: (row["epsilon"], order.index(row["measure"])))
+    return as_frame(rows, ["measure", "epsilon", "sets", *MEANS, "regret_most", "seconds"])
