@@ -149,7 +149,9 @@ class Study:
             self.counted = clusters.nearest(self.pool), coverage.counts(clusters, x, [UNIT] * len(x))
         nearest, sums = self.counted
         plan = pool.plan_of(epsilon, True)
-        wanted = pool.shares(pool.release(sums, plan, self._secret("selection", 0)), plan)
+        wanted = pool.shares(pool.release(sums, plan, self._secret("selection", 0)), len(x), plan, True)
+        if wanted is None:
+            return None
         drawn = self.pool[torch.from_numpy(pool.draw(wanted, nearest, DRAWN, stream(str(self.seed), "draw")))]
         if len(drawn) < coverage.FEWEST:
             return None

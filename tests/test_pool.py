@@ -174,10 +174,17 @@ def test_features_of_any_width_make_clusters(d):
 
 
 def test_only_clusters_above_the_noise_have_a_share():
-    noisy = [600.0, 300.0, 5.0, -8.0]
-    assert pool.shares(noisy, pool.plan_of(0.1, False)) == pytest.approx([2 / 3, 1 / 3, 0, 0])
-    assert np.count_nonzero(pool.shares(noisy, pool.plan_of(1.0, False))) == 3
-    assert pool.shares([1.0, -5.0], pool.plan_of(0.1, False)) == pytest.approx([0.5, 0.5])  # all may be noise
+    noisy, plan = [600.0, 300.0, 5.0, -8.0], pool.plan_of(0.1, False)
+    assert pool.shares(noisy, 1000, plan, False) == pytest.approx([2 / 3, 1 / 3, 0, 0])
+    assert np.count_nonzero(pool.shares(noisy, 1000, pool.plan_of(1.0, False), False)) == 3
+    assert pool.shares([1.0, -5.0], 1000, plan, False) == pytest.approx([0.5, 0.5])  # all may be noise
+
+
+def test_clusters_of_a_part_of_the_private_examples_are_not_used_unless_something_must_be():
+    noisy, plan = [300.0, 200.0, 5.0, -8.0], pool.plan_of(0.1, True)
+    assert pool.shares(noisy, 1000, plan, True) is None
+    assert pool.shares(noisy, 1000, plan, False) == pytest.approx([0.6, 0.4, 0, 0])
+    assert pool.shares(noisy, 800, plan, True) == pytest.approx([0.6, 0.4, 0, 0])
 
 
 @pytest.mark.parametrize(("many", "used"), [((300, 300), True), ((0, 300, 300), False), ((4, 600), False)])
@@ -189,8 +196,8 @@ def test_what_is_drawn_is_used_if_it_is_of_the_private_kind(many, used):
 
     def drawn(noisy):
         given.append(noisy)
-        wanted = pool.shares(noisy, pool.plan_of(1.0, True))
-        return x[torch.from_numpy(pool.draw(wanted, nearest, 100, stream("test", "draw")))]
+        wanted = pool.shares(noisy, 500, pool.plan_of(1.0, True), True)
+        return None if wanted is None else x[torch.from_numpy(pool.draw(wanted, nearest, 100, stream("test", "draw")))]
 
     chosen, spend = pool.select(1.0, examples(0, 500, seed=7), None, clusters, drawn, True, secret)
     assert chosen.used == used

@@ -9,7 +9,8 @@ example, or one person with all their examples, that is there or not. One noisy 
    pool's examples in the cluster are: then it is in none.
 3. `release`: how many private examples are in each cluster, with discrete Laplace noise. It has half of epsilon.
 4. `shares` and `draw`: of each cluster whose noisy count is more than noise alone would be expected to reach in any, as
-   many of the pool's examples as its share of the private ones, at random.
+   many of the pool's examples as its share of the private ones, at random. If these clusters have less than 60 % of
+   the private examples, no public data is used.
 5. Whitening by public data of another kind costs accuracy, and the nearest clusters of a pool may be of another kind.
    The other half of epsilon says whether the drawn examples, as a set, cover 60 % of the private ones, as
    `pubsel.selection.coverage` counts; otherwise no public data is used.
@@ -215,7 +216,7 @@ def select(
     private: Tensor,
     people: Tensor | None,
     clusters: Clusters,
-    drawn: Callable[[list[float]], Tensor],
+    drawn: Callable[[list[float]], Tensor | None],
     with_none: bool,
     secret: Sources,
 ) -> tuple[Chosen, accountant.Plan]:
@@ -223,8 +224,8 @@ def select(
     shown.
 
     private: features [n, d]; people: as in `weights_of`; drawn(noisy): the features [m, d] of the examples that are
-    drawn by a histogram, a function of it and of public things. with_none: no public data may be chosen; if not, the
-    histogram has all of epsilon."""
+    drawn by a histogram, a function of it and of public things; None if it shows too few. with_none: no public data may
+    be chosen; if not, the histogram has all of epsilon."""
     n, weights = len(private) if people is None else len(people), weights_of(people, len(private))
     plan = plan_of(epsilon, with_none)
     noisy = release(counts(clusters, private, weights), plan, secret("selection", 0))
@@ -234,7 +235,7 @@ def select(
 
     # Is what was drawn of the private kind? Too few examples have no regions, and are not used.
     x = drawn(noisy)
-    if len(x) >= FEWEST:
+    if x is not None and len(x) >= FEWEST:
         places = regions(x, "the examples that were drawn from pair.pool")
         scores = [score(places, counts(places, private, weights), n), int(LEAST * n * UNIT)]
         used = permute_and_flip(scores, Fraction(1 / plan.noise_multiplier), secret("selection", 1)) == 0
@@ -248,12 +249,15 @@ def plan_of(epsilon: float, with_none: bool) -> accountant.Plan:
     return accountant.pure(epsilon / 2 if with_none else epsilon, 1.0, 1, NAME)
 
 
-def shares(noisy: list[float], plan: accountant.Plan) -> Array:
-    """Return the share of the private examples that each cluster has [K], which sum to one; the same for all if all may
-    be noise."""
+def shares(noisy: list[float], n: int, plan: accountant.Plan, with_none: bool) -> Array | None:
+    """Return the share of the private examples that each cluster has [K], which sum to one. None if the clusters above
+    the noise have less than 60 % of the n private units, and none may be chosen: what they are like would be a part of
+    the private data. Otherwise the same for all clusters if all may be noise."""
     # Noise exceeds `least` in a cluster with probability 1 / 2K: in half a cluster in all.
     inside, least = np.array(noisy), math.log(len(noisy)) * plan.noise_multiplier
     inside = np.where(inside > least, inside, 0.0)
+    if with_none and inside.sum() < LEAST * n:
+        return None
     return inside / inside.sum() if inside.any() else np.full(len(noisy), 1 / len(noisy))
 
 

@@ -31,6 +31,7 @@ class Pool(NamedTuple):
     clusters: Clusters
     nearest: NDArray[np.integer]  # the cluster of each example
     needs_public: bool
+    units: int  # of the private data: examples, or people
     epsilon: float
     m: int
     name: str
@@ -45,21 +46,24 @@ class Pool(NamedTuple):
         nearest = assigned.nearest_of(parts, clusters, kept, say)
         needs_public = algorithms.build(settings.algorithm).needs_public
         m = settings.pair.m or MOST
-        return cls(sets, clusters, nearest, needs_public, settings.epsilon_select or 0.0, m, name)
+        return cls(sets, clusters, nearest, needs_public, task.units, settings.epsilon_select or 0.0, m, name)
 
-    def places(self, noisy: list[float]) -> NDArray[np.int64]:
-        """Return which examples are drawn by a noisy histogram."""
-        wanted = pool.shares(noisy, pool.plan_of(self.epsilon, not self.needs_public))
-        return pool.draw(wanted, self.nearest, self.m, stream(self.name, "draw from the pool"))
+    def places(self, noisy: list[float]) -> NDArray[np.int64] | None:
+        """Return which examples are drawn by a noisy histogram; None if it shows too few private ones."""
+        with_none = not self.needs_public
+        wanted = pool.shares(noisy, self.units, pool.plan_of(self.epsilon, with_none), with_none)
+        return None if wanted is None else pool.draw(wanted, self.nearest, self.m, stream(self.name, "draw"))
 
-    def features(self, noisy: list[float]) -> torch.Tensor:
-        """Return the features of the examples that are drawn by a noisy histogram, [m, d]."""
-        return pool.rows_of(list(self.sets.values()), self.places(noisy))
+    def features(self, noisy: list[float]) -> torch.Tensor | None:
+        """Return the features of the examples that are drawn by a noisy histogram, [m, d]; None as for `places`."""
+        places = self.places(noisy)
+        return None if places is None else pool.rows_of(list(self.sets.values()), places)
 
     def many(self, noisy: list[float]) -> dict[str, int]:
         """Return how many examples of each set are drawn by a noisy histogram."""
+        places = self.places(noisy)
         ends = np.cumsum([part.n for part in self.sets.values()])
-        of = np.searchsorted(ends, self.places(noisy), side="right")
+        of = np.zeros(0, dtype=np.int64) if places is None else np.searchsorted(ends, places, side="right")
         return dict(zip(self.sets, np.bincount(of, minlength=len(ends)).tolist(), strict=True))
 
 
@@ -89,8 +93,9 @@ def from_pool(cell: Cell, task: Task) -> tuple[Cell, Task, dict[str, Any], accou
     say(f"  public data: {named or f'none: the pool has too few examples like those of {settings.pair.private}'}")
 
     settings = dataclasses.replace(settings, distance=None, epsilon_select=None)
-    if used:
-        task = with_examples(task, of.features(noisy))
+    x = of.features(noisy) if used else None
+    if x is not None:
+        task = with_examples(task, x)
     else:
         settings = dataclasses.replace(settings, pair=without_public(settings.pair))
         task = task._replace(public=None, pool=())
@@ -99,7 +104,8 @@ def from_pool(cell: Cell, task: Task) -> tuple[Cell, Task, dict[str, Any], accou
 
 def as_recorded(settings: RunConfig, task: Task, record: dict[str, Any]) -> Task:
     """Return the task of a finished run with the public examples that it drew from its pool."""
-    return with_examples(task, Pool.of(settings, task, record["identity"]).features(record["pool"]["histogram"]))
+    x = Pool.of(settings, task, record["identity"]).features(record["pool"]["histogram"])
+    return task if x is None else with_examples(task, x)
 
 
 def with_examples(task: Task, x: torch.Tensor) -> Task:
