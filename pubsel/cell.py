@@ -30,6 +30,7 @@ from pubsel.messages import UsageError, say
 from pubsel.privacy import accountant, ledger
 from pubsel.privacy.randomness import Secret, content, secret
 from pubsel.privacy.sampling import Schedule, schedule
+from pubsel.selection.coverage import FEWEST
 from pubsel.settings.identity import as_json, identity_of, is_path, short_name
 from pubsel.settings.keys import (
     POOL,
@@ -38,6 +39,7 @@ from pubsel.settings.keys import (
     Device,
     Model,
     Optimizer,
+    Overlap,
     Pair,
     RankConfig,
     RunConfig,
@@ -362,6 +364,10 @@ def canonical_pool(pair: Pair, epsilon: float | None, model: Model) -> Pair:
         return dataclasses.replace(pair, pool_m=None)
     if pair.take != Take.test:
         raise UsageError("pair.public=pool: its examples are of other sets or test images: set pair.take=test")
+    if pair.overlap == Overlap.drop:
+        raise UsageError("pair.overlap=drop: what is in the pool would depend on private images: take leave")
+    if pair.m is not None and pair.m < FEWEST:
+        raise UsageError(f"pair.m={pair.m}: too few to see whether they are of the private kind: give {FEWEST} or more")
     if model.backbone is None:
         raise UsageError("pair.public=pool: compares features: set model.backbone, such as model=scattering")
     return pair

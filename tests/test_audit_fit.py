@@ -143,7 +143,7 @@ def test_the_audited_program_is_what_the_command_runs(tmp_path, monkeypatch):
 
         monkeypatch.setattr(module, name, spied)
 
-    noted(coverage, "select", lambda epsilon, private, people, sets, with_none, secret: (
+    noted(coverage, "select", lambda epsilon, private, people, sets, with_none, secret, *_: (
         epsilon, len(private), people, len(sets), with_none, secret.secure))  # fmt: skip
     noted(loop, "noisy_mean", lambda mechanism, gradients, batch, sigma, source, size, *_: (
         type(gradients).__name__, mechanism.sensitivity, len(batch.x), sigma, size, type(source).__name__))  # fmt: skip

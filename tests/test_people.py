@@ -738,3 +738,24 @@ def test_an_empty_unit_is_rejected(capsys):
     """Hydra reads `pair.unit=` as an empty text, under which nobody would be a person."""
     assert main(["run", "+experiment=quickstart", "pair.unit="]) == 2
     assert "pair.unit is empty: give the column that names people" in capsys.readouterr().err
+
+
+def test_who_is_held_out_is_the_same_for_each_public_set_that_takes_some_away(tmp_path):
+    """A choice reads the private data next to one candidate, and training next to another: nobody who was chosen by may
+    be measured."""
+    names = npz(tmp_path / "a.npz")["train"]
+    images = torch.from_numpy(np.load(tmp_path / "a.npz")["train_images"]).reshape(len(names), 1, 8, 8)
+    sides = []
+    for i, taken in enumerate(["p000", "p031", "p059", None]):
+        theirs = images[names == taken].numpy() if taken else np.zeros((0, 1, 8, 8), np.uint8)
+        other = np.random.RandomState(50 + i).randint(0, 256, (40, 1, 8, 8), dtype=np.uint8)
+        x = np.concatenate([theirs, other]).reshape(-1, 8, 8)
+        labels = np.arange(len(x)) % 3
+        np.savez(tmp_path / f"{i}.npz", train_images=x, train_labels=labels, test_images=x[-5:], test_labels=labels[-5:])
+        changes = {"public": str(tmp_path / f"{i}.npz"), "m": len(x) - 5, "overlap": Overlap.leave, "validation": 0.3}
+        task = load(pair(tmp_path / "a.npz", **changes), "", False)
+        sides.append([whose(split, images, names) for split in (task.private, task.validation)])
+        assert taken not in set.union(*sides[-1])
+    for trained, _ in sides:
+        for _, held in sides:
+            assert not trained & held

@@ -221,6 +221,22 @@ def test_a_draw_has_the_shares_and_no_example_twice():
     assert (np.diff(places) < 0).any()  # in random order
 
 
+@pytest.mark.parametrize(("clusters", "m"), [(400, 20), (400, 150), (400, 250), (62, 100), (3, 100)])
+def test_a_draw_has_as_many_as_asked_for_whatever_the_number_of_clusters(clusters, m):
+    nearest = np.repeat(np.arange(clusters), 200)
+    places = pool.draw(np.full(clusters, 1 / clusters), nearest, m, stream("test", "draw"))
+    assert len(places) == m
+    many = np.bincount(nearest[places], minlength=clusters)
+    assert many.max() - many.min() <= 1
+
+
+def test_equal_examples_that_were_drawn_are_not_used():
+    clusters = pool.clusters_of(mixed(300, 300)[0])
+    x = examples(0, 500, seed=7)
+    chosen, _ = pool.select(1.0, x, None, clusters, lambda noisy: x[:1].repeat(50, 1), True, secret)
+    assert not chosen.used
+
+
 def test_rows_of_several_sets_come_in_the_order_asked_for():
     x = torch.arange(24.0).reshape(12, 2)
     parts = [pool.Held(x[:5]), pool.Held(x[5:6]), pool.Held(x[6:])]
@@ -273,7 +289,9 @@ def test_a_run_draws_what_is_like_the_private_images_and_states_both(folder, cap
     assert record["public_labels"] == "of another set"
     assert record["privacy"]["epsilon"] == pytest.approx(4, abs=1e-3)
     assert [part["what"] for part in record["privacy"]["parts"]] == ["selection of the public examples", "training"]
-    assert record["privacy"]["statement"].startswith("The choice of the public examples and the trained weights are (")
+    assert record["privacy"]["statement"].startswith(
+        "The choice of the public examples (by a noisy histogram) and the trained weights are ("
+    )
     assert any("rounded differently" in text for text in record["privacy"]["not_covered"])
     (lines,) = ledger.ledgers("results")
     assert {line["what"]: round(line["epsilon"], 5) for line in lines} == {"choice": 1, "training": 3}
@@ -348,6 +366,9 @@ def test_the_card_of_a_run_names_what_was_drawn_from(folder, capsys):
     (["pair.take=train", "pair.m=30"], "pair.public=pool: its examples are of other sets or test images"),
     (["pair.pool=[private.npz]"], "pair.pool_m=null: private.npz is the private set"),
     (["pair.pool=[mixed.npz]", "pair.pool_m=20"], "pair.pool: 20 examples are too few for a pool"),
+    (["pair.overlap=drop"], "pair.overlap=drop: what is in the pool would depend on private images: take leave"),
+    (["pair.m=19"], "pair.m=19: too few to see whether they are of the private kind: give 20 or more"),
+    (["privacy.delta=0.5"], "privacy.delta=0.5 is above 1/n"),
     (["pair.pool=[nothing.npz]"], "nothing.npz: no such file"),
 ])  # fmt: skip
 def test_what_does_not_fit_together_is_named(words, message, folder, capsys):

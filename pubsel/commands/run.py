@@ -124,7 +124,7 @@ def _failures_noted(folder: Path) -> Iterator[None]:
     try:
         yield
     except UsageError:
-        if not (folder / "checkpoint.pt").exists():
+        if not any((folder / name).exists() for name in UNFINISHED):
             (folder / "settings.json").unlink(missing_ok=True)
             (folder / "log.txt").unlink(missing_ok=True)
         raise
@@ -166,6 +166,7 @@ def train(cell: Cell) -> dict[str, Any]:
     task = _loaded(cell)
     pool = None
     if cell.settings.pair.public == POOL:
+        _check_deltas(cell, task)  # what would stop the training stops it before anything is spent
         cell, task, pool, selected = from_pool(cell, task)
         parts += [("selection of the public examples", selected)]
     cell = cell.derived(task)
@@ -312,6 +313,7 @@ def _described(cell: Cell, task: Task, before: Before, distance: dict[str, Any] 
 
     # the statement covers the choice of the public data too
     chosen = {AUTO: "the public set", POOL: "the public examples"}.get(str(asked.pair.public))
+    by_histogram = " (by a noisy histogram)" if asked.pair.public == POOL else ""
     selected = sum(part.epsilon for what, part in before.parts if what == f"selection of {chosen}")
     public_labels = "of the private set" if task.same_task else "of another set"
     privacy = accountant.statement(
@@ -320,7 +322,7 @@ def _described(cell: Cell, task: Task, before: Before, distance: dict[str, Any] 
         settings.privacy.secure_noise,
         bool(distance),
         before.parts,
-        chosen,
+        chosen and chosen + by_histogram,
         examples=task.units,
         unit=settings.pair.unit,
     )

@@ -385,13 +385,18 @@ def _part(
     left: bool [n], the training examples that are private.
     """
     # Examples are drawn, or people with all that they have.
-    members = np.arange(int(left.sum()))
+    members, several = np.arange(int(left.sum())), int(left.sum())
     if opened.used.groups is not None:
         members = np.unique(opened.used.groups[0].numpy()[left], return_inverse=True)[1]
+        several = int(members.max()) + 1
+    if opened.used.groups is not None and pair.overlap == Overlap.leave:
+        # Numbered with those who left: who leaves for one public set may not change the side of another for all.
+        everyone = np.unique(opened.used.groups[0].numpy(), return_inverse=True)[1]
+        members, several = everyone[left], int(everyone.max()) + 1
     what = "examples" if opened.used.groups is None else "people"
 
     # Another seed than that of `shuffled` and `draw`, so that the share is independent of both.
-    order = np.random.RandomState(SEED + 1).permutation(int(members.max()) + 1)
+    order = np.random.RandomState(SEED + 1).permutation(several)
     used = order[: max(1, round(pair.private_share * len(order)))]
     held = round(pair.validation * len(used))
     digests = rows(opened.digests(_shape(opened))[0], left)
@@ -401,6 +406,8 @@ def _part(
     if pair.validation and not 0 < held < len(used):
         raise UsageError(f"pair.validation={pair.validation}: {held} of {len(used)} {what}: take another share")
     train, out = (torch.from_numpy(np.flatnonzero(np.isin(members, part))) for part in (used[held:], used[:held]))
+    if not len(train) or (held and not len(out)):
+        raise UsageError(f"pair.validation={pair.validation}: on one side are no {what}: take another share")
     if not held:
         return (None if len(used) == len(order) else train), None, ()
 

@@ -26,6 +26,7 @@ ALARMS = 0.01  # of false alarms, for which the page states how many members are
 WORDS = {
     "measurement": "measurement on held-out examples",
     "selection of the public set": "choice of the public data",
+    "selection of the public examples": "choice of the public examples, by a noisy histogram",
     "before training": "first release before training",
 }
 

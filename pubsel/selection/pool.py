@@ -27,6 +27,7 @@ examples are of each set may be shown, since all of it follows from what is rele
 (`discrete_laplace`). Features are rounded as `coverage` says: the record has its caution.
 """
 
+import contextlib
 import math
 from collections.abc import Callable, Iterator, Sequence
 from fractions import Fraction
@@ -235,12 +236,12 @@ def select(
 
     # Is what was drawn of the private kind? Too few examples have no regions, and are not used.
     x = drawn(noisy)
+    used = False
     if x is not None and len(x) >= FEWEST:
-        places = regions(x, "the examples that were drawn from pair.pool")
-        scores = [score(places, counts(places, private, weights), n), int(LEAST * n * UNIT)]
-        used = permute_and_flip(scores, Fraction(1 / plan.noise_multiplier), secret("selection", 1)) == 0
-    else:
-        used = False
+        with contextlib.suppress(UsageError):  # all the same: they have no regions
+            places = regions(x, "the examples that were drawn from pair.pool")
+            scores = [score(places, counts(places, private, weights), n), int(LEAST * n * UNIT)]
+            used = permute_and_flip(scores, Fraction(1 / plan.noise_multiplier), secret("selection", 1)) == 0
     return Chosen(noisy, used), spend._replace(noise_multiplier=plan.noise_multiplier)
 
 
@@ -266,9 +267,12 @@ def draw(wanted: Array, nearest: NDArray[np.integer], m: int, random: np.random.
     m, or all that there are.
 
     wanted: `shares` [K]; nearest: the cluster of each of the pool's examples."""
+    many = np.floor(m * wanted).astype(int)
+    rest = min(m, round(m * float(wanted.sum()))) - many.sum()
+    many[np.argsort(many - m * wanted, kind="stable")[:rest]] += 1  # to those that lost most by rounding down
+
     chosen = []
-    for cluster in np.flatnonzero(wanted):
+    for cluster in np.flatnonzero(many):
         members = np.flatnonzero(nearest == cluster)
-        many = min(len(members), round(m * wanted[cluster]))
-        chosen.append(random.choice(members, many, replace=False))
+        chosen.append(random.choice(members, min(len(members), many[cluster]), replace=False))
     return random.permutation(np.concatenate(chosen))

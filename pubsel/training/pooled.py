@@ -75,8 +75,9 @@ def from_pool(cell: Cell, task: Task) -> tuple[Cell, Task, dict[str, Any], accou
     settings = cell.settings
     of = Pool.of(settings, task, cell.name)
 
-    # What decides the release: the private examples, the clusters, and the pool itself, which has these.
+    # What decides the release: the private examples, the clusters, and the pool, of which a sample has these.
     public = [Split(torch.from_numpy(each), torch.zeros(0)) for each in of.clusters if isinstance(each, np.ndarray)]
+    public += [Split(torch.from_numpy(of.nearest), torch.zeros(0))]
     noted = Noted(task.private, of.epsilon, 0.0)
     secret = cell.streams.secret("choice", units_of(task), public, {}, {"epsilon": of.epsilon}, noted)
 
