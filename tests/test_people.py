@@ -751,7 +751,9 @@ def test_who_is_held_out_is_the_same_for_each_public_set_that_takes_some_away(tm
         other = np.random.RandomState(50 + i).randint(0, 256, (40, 1, 8, 8), dtype=np.uint8)
         x = np.concatenate([theirs, other]).reshape(-1, 8, 8)
         labels = np.arange(len(x)) % 3
-        np.savez(tmp_path / f"{i}.npz", train_images=x, train_labels=labels, test_images=x[-5:], test_labels=labels[-5:])
+        np.savez(
+            tmp_path / f"{i}.npz", train_images=x, train_labels=labels, test_images=x[-5:], test_labels=labels[-5:]
+        )
         changes = {"public": str(tmp_path / f"{i}.npz"), "m": len(x) - 5, "overlap": Overlap.leave, "validation": 0.3}
         task = load(pair(tmp_path / "a.npz", **changes), "", False)
         sides.append([whose(split, images, names) for split in (task.private, task.validation)])
