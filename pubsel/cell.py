@@ -355,8 +355,8 @@ def canonical_candidates(pair: Pair, epsilon: float | None) -> Pair:
 
 
 def canonical_pool(pair: Pair, epsilon: float | None, model: Model) -> Pair:
-    """The same pair with what describes a pool. UsageError where pair.public=pool, pair.pool and epsilon_select do not
-    all stand together, or not at all, or there are no features to compare."""
+    """The same pair with what describes a pool. UsageError if one of pair.public=pool, pair.pool and epsilon_select is
+    given without the others, or if a pool cannot be chosen from with these settings."""
     from_pool = pair.public == POOL
     if from_pool != bool(pair.pool) or (from_pool and epsilon is None):
         raise UsageError("pair.public=pool, pair.pool=[A,B,...] and epsilon_select=... belong together: give all")

@@ -135,14 +135,13 @@ class Study:
         """Return what `coverage.select` chooses; its scores are computed once."""
         x, sets = self.task.private.x, {name: x[:DRAWN] for name, x in self.sets.items()}
         if self.scores is None:
-            places = [coverage.regions(public, name) for name, public in sets.items()]
-            self.scores = [self._score(place) for place in places] + [int(coverage.LEAST * len(x) * UNIT)]
+            self.scores = [*coverage.scores(coverage.Private.of(x, None), sets, True).values()]
         plan = accountant.pure(epsilon, 1.0, 1, "permute-and-flip")
         chosen = permute_and_flip(self.scores, Fraction(1 / plan.noise_multiplier), self._secret("selection", 0))
         return [*sets.values(), None][chosen]
 
     def _examples(self, epsilon: float) -> Tensor | None:
-        """Return what `pool.select` chooses; clusters and counts are computed once."""
+        """Return the examples that are drawn and used; clusters and counts are computed once."""
         x = self.task.private.x
         if self.counted is None:
             clusters = pool.clusters_of(pool.sample_of([pool.Held(self.pool)], stream("pool", "sample")))
@@ -153,15 +152,7 @@ class Study:
         if wanted is None:
             return None
         drawn = self.pool[torch.from_numpy(pool.draw(wanted, nearest, DRAWN, stream(str(self.seed), "draw")))]
-        if len(drawn) < coverage.FEWEST:
-            return None
-        scores = [self._score(coverage.regions(drawn, "drawn")), int(coverage.LEAST * len(x) * UNIT)]
-        used = permute_and_flip(scores, Fraction(1 / plan.noise_multiplier), self._secret("selection", 1)) == 0
-        return drawn if used else None
-
-    def _score(self, places: coverage.Regions) -> int:
-        x = self.task.private.x
-        return coverage.score(places, coverage.counts(places, x, [UNIT] * len(x)), len(x))
+        return drawn if pool.covered(epsilon, drawn, coverage.Private.of(x, None), self._secret) else None
 
     def row(self, method: str, epsilon: float) -> dict[str, object]:
         """Return one row of the file."""

@@ -83,6 +83,8 @@ def release(home):
         patch.chdir(home)
         patch.setattr("builtins.print", lambda *parts, **_: printed.append(" ".join(map(str, parts))))
         printed = list[str]()
+        # The noise is the same each time: one interval in twenty does not contain the truth.
+        patch.setattr("os.urandom", np.random.default_rng(0).bytes)
         assert main(["fit", "./mine", *WORDS]) == 0
     return home / "release", "\n".join(printed)
 

@@ -16,7 +16,7 @@ from pubsel.privacy import accountant, ledger
 from pubsel.privacy.people import UNIT, weights_of
 from pubsel.privacy.randomness import SystemEntropy, stream
 from pubsel.selection import pool
-from pubsel.selection.coverage import counts
+from pubsel.selection.coverage import Private, counts
 
 WORST = (0.0, -1.0, 1e-30, -1e-45, 1e30, 3e38, math.nan, math.inf, -math.inf)
 
@@ -192,25 +192,28 @@ def test_what_is_drawn_is_used_if_it_is_of_the_private_kind(many, used):
     x, _ = mixed(*many)
     clusters = pool.clusters_of(x)
     nearest = clusters.nearest(x)
-    given = []
+    private = Private.of(examples(0, 500, seed=7), None)
+    noisy = pool.histogram(1.0, private, clusters, True, secret)
+    wanted = pool.shares(noisy, 500, pool.plan_of(1.0, True), True)
+    drawn = None if wanted is None else x[torch.from_numpy(pool.draw(wanted, nearest, 100, stream("test", "draw")))]
+    assert pool.covered(1.0, drawn, private, secret) == used
 
-    def drawn(noisy):
-        given.append(noisy)
-        wanted = pool.shares(noisy, 500, pool.plan_of(1.0, True), True)
-        return None if wanted is None else x[torch.from_numpy(pool.draw(wanted, nearest, 100, stream("test", "draw")))]
-
-    chosen, spend = pool.select(1.0, examples(0, 500, seed=7), None, clusters, drawn, True, secret)
-    assert chosen.used == used
-    assert chosen.noisy == given[0]  # the draw sees what is released, and nothing else
-    assert spend.epsilon == 1
+    spend = pool.spent(1.0, True)
+    assert spend.epsilon == spend.claimed_epsilon == 1
     assert spend.noise_multiplier == pytest.approx(2)  # half of epsilon each
 
 
 def test_all_of_epsilon_is_the_histograms_if_public_data_must_be_used():
-    clusters = pool.clusters_of(mixed(0, 300)[0])
-    chosen, spend = pool.select(1.0, examples(0, 500, seed=7), None, clusters, None, False, secret)
-    assert chosen.used
+    spend = pool.spent(1.0, False)
+    assert spend.epsilon == spend.claimed_epsilon == 1
     assert spend.noise_multiplier == pytest.approx(1)
+    private = Private.of(examples(0, 500, seed=7), None)
+    clusters = pool.clusters_of(mixed(0, 300)[0])
+    half, whole = (
+        [pool.histogram(1.0, private, clusters, with_none, lambda *_: SystemEntropy()) for _ in range(30)]
+        for with_none in (True, False)
+    )
+    assert np.std(half, axis=0).mean() > 1.5 * np.std(whole, axis=0).mean()
 
 
 def test_a_draw_has_the_shares_and_no_example_twice():
@@ -231,10 +234,11 @@ def test_a_draw_has_as_many_as_asked_for_whatever_the_number_of_clusters(cluster
 
 
 def test_equal_examples_that_were_drawn_are_not_used():
-    clusters = pool.clusters_of(mixed(300, 300)[0])
     x = examples(0, 500, seed=7)
-    chosen, _ = pool.select(1.0, x, None, clusters, lambda noisy: x[:1].repeat(50, 1), True, secret)
-    assert not chosen.used
+    assert not pool.covered(1.0, x[:1].repeat(50, 1), Private.of(x, None), secret)
+    assert not pool.covered(1.0, None, Private.of(x, None), secret)
+    assert not pool.covered(1.0, x[:19], Private.of(x, None), secret)
+    assert pool.covered(1.0, examples(0, 300, seed=8), Private.of(x, None), secret)
 
 
 def test_rows_of_several_sets_come_in_the_order_asked_for():
@@ -332,13 +336,31 @@ def test_a_run_that_was_stopped_draws_no_second_histogram(folder, capsys, monkey
     secure = ("privacy.secure_noise=true",)
     monkeypatch.setattr(command, "prepare", stop)
     main(["run", *CHOOSE, *secure])
-    (kept,) = Path("results/runs").glob("*/selection.pt")
+    (kept,) = Path("results/runs").glob("*/histogram.pt")
     first = torch.load(kept)["drawn"]["noisy"]
     monkeypatch.undo()
     monkeypatch.chdir(folder)
     record = trained(capsys, *secure)
     assert record["pool"]["histogram"] == first
     assert not kept.exists()
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, UsageError("of what follows")])
+def test_a_run_that_was_stopped_between_histogram_and_choice_draws_no_second_one(folder, capsys, monkeypatch, error):
+    def stop(*_):
+        raise error
+
+    secure = ("privacy.secure_noise=true",)
+    monkeypatch.setattr(pool, "covered", stop)
+    main(["run", *CHOOSE, *secure])
+    (kept,) = Path("results/runs").glob("*/histogram.pt")
+    first = torch.load(kept)["drawn"]["noisy"]
+    assert (kept.parent / "log.txt").exists()  # something was spent
+    monkeypatch.undo()
+    monkeypatch.chdir(folder)
+    assert trained(capsys, *secure)["pool"]["histogram"] == first
+    (lines,) = ledger.ledgers("results")
+    assert [line["what"] for line in lines].count("choice") == 1
 
 
 def test_a_finished_run_is_found_again_with_the_examples_that_it_drew(folder, capsys):

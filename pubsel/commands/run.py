@@ -58,7 +58,7 @@ from pubsel.training.once import IMAGES, Prepared, prepare, released_once, solve
 from pubsel.training.pooled import from_pool
 from pubsel.training.rehearsal import behind_frozen, freezing, random_like, rehearse, shaped
 
-UNFINISHED = ("checkpoint.pt", "selection.pt", "release.pt", "solution.pt", "measurement.pt")
+UNFINISHED = ("checkpoint.pt", "histogram.pt", "selection.pt", "release.pt", "solution.pt", "measurement.pt")
 REPORT_SECONDS = 1  # between two lines of progress, at least: the epsilon in them takes a tenth of a second
 
 
@@ -355,8 +355,9 @@ def _described(cell: Cell, task: Task, before: Before, distance: dict[str, Any] 
 def with_chosen(cell: Cell) -> tuple[Cell, accountant.Plan]:
     """Return the cell with the candidate that is chosen privately for pair.public, and what the choice spends.
 
-    The choice is drawn once, on the examples that will be trained on, and kept in the run's folder. No distance is
-    measured: it would be without noise."""
+    The choice is drawn once and kept in the run's folder. With pair.overlap=leave, it is on the private examples that
+    the last candidate leaves, which may be some more or fewer than are trained on. No distance is measured: it would be
+    without noise."""
     settings = cell.settings
 
     def of(pair: Any) -> RunConfig:

@@ -385,14 +385,13 @@ def _part(
     left: bool [n], the training examples that are private.
     """
     # Examples are drawn, or people with all that they have.
-    members, several = np.arange(int(left.sum())), int(left.sum())
+    several = int(left.sum())
+    members = np.arange(several)
     if opened.used.groups is not None:
-        members = np.unique(opened.used.groups[0].numpy()[left], return_inverse=True)[1]
-        several = int(members.max()) + 1
-    if opened.used.groups is not None and pair.overlap == Overlap.leave:
         # Numbered with those who left: who leaves for one public set may not change the side of another for all.
-        everyone = np.unique(opened.used.groups[0].numpy(), return_inverse=True)[1]
-        members, several = everyone[left], int(everyone.max()) + 1
+        people, whole = opened.used.groups[0].numpy(), pair.overlap == Overlap.leave
+        everyone, members = np.unique(people if whole else people[left], return_inverse=True)
+        members, several = members[left] if whole else members, len(everyone)
     what = "examples" if opened.used.groups is None else "people"
 
     # Another seed than that of `shuffled` and `draw`, so that the share is independent of both.

@@ -26,7 +26,7 @@ from pubsel.messages import UserError
 from pubsel.settings.identity import is_path
 
 NPY, PARQUET = ".npy", ".parquet"
-IMAGES, BESIDE = "img_emb", ("text_emb", "metadata")  # folders of clip-retrieval
+IMAGES, IGNORED = "img_emb", ("text_emb", "metadata")  # folders of clip-retrieval
 COLUMNS = ("embedding", "image_embedding")
 BLOCK = 2**14  # rows of a block
 AT_RANDOM = 2**8  # rows at random places before memory is given back: of each the system maps many pages
@@ -110,7 +110,7 @@ def _has_shards(folder: Path) -> bool:
                 suffix = os.path.splitext(entry.name)[1].lower()
                 if entry.name.startswith("."):
                     continue
-                if suffix in folders.SUFFIXES or (entry.is_dir() and entry.name not in (IMAGES, *BESIDE)):
+                if suffix in folders.SUFFIXES or (entry.is_dir() and entry.name not in (IMAGES, *IGNORED)):
                     return False
                 has = has or suffix in (NPY, PARQUET)
     except OSError:  # absent, or of another user

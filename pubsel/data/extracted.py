@@ -3,7 +3,7 @@
 Shard i of s has the features of every image whose place is between i n / s and (i + 1) n / s, in the order of the
 files: OUT/img_emb_0003.npy, float16 [n, d]. Next to it is its record, img_emb_0003.json, which is written last: a shard
 that has one is not computed again. So shards can be computed by any number of processes and machines, in any order, and
-what was interrupted goes on with the same command.
+the same command resumes what was interrupted.
 """
 
 import json

@@ -94,14 +94,14 @@ def _mean_decay(x: Tensor) -> Tensor:
     return -torch.expm1(-x) / x
 
 
-def net_gain(found: Learned, z: Tensor, residuals: Tensor, descent: Descent, noisy: int) -> float:
+def net_gain(head: Learned, z: Tensor, residuals: Tensor, descent: Descent, noisy: int) -> float:
     """Return by how much what is learned lowers the mean loss of examples with rows z [n, r] and residuals [n, C], less
     what its noise costs. noisy: how many of the logits' noises change the loss."""
-    along = z @ found.directions  # [n, q]
-    logits = along @ found.weights.T
+    along = z @ head.directions  # [n, q]
+    logits = along @ head.weights.T
     gain = (residuals * logits).sum(1).mean() - descent.h / 2 * logits.square().sum(1).mean()
 
-    corrected = along.square().mean(0) @ (1 - found.left)
+    corrected = along.square().mean(0) @ (1 - head.left)
     variance = descent.noise**2 * (z.square().sum(1).mean() - corrected)  # of a logit
     return float(gain - descent.h / 2 * noisy * variance)
 
@@ -172,8 +172,8 @@ def unexplained(z: Tensor, residuals: Tensor, halves: tuple[Tensor, ...], descen
     noisy = classes if multi_label else classes - 1  # what all classes have in common changes nothing
     gains = []
     for here, there in (halves, halves[::-1]):
-        found = learned(z[here], residuals[here], descent)
-        gains.append(net_gain(found, z[there], residuals[there], descent, noisy))
+        weights = learned(z[here], residuals[here], descent)
+        gains.append(net_gain(weights, z[there], residuals[there], descent, noisy))
 
     most = residual_at_zero(classes, multi_label) ** 2 / (2 * descent.h)
     return 1 - sum(gains) / len(gains) / most

@@ -82,9 +82,9 @@ function joined(values, group, between) {
 /** A run as an object. */
 function run(number) {
   const values = runs[number];
-  const found = Object.fromEntries(values.map((place, i) => [data.keys[i], data.pool[place]]));
+  const fields = Object.fromEntries(values.map((place, i) => [data.keys[i], data.pool[place]]));
   const selection = parts(values, "selection");
-  return { ...found, command: joined(values, "command", " "), identity: joined(values, "identity", "-"),
+  return { ...fields, command: joined(values, "command", " "), identity: joined(values, "identity", "-"),
     selection: selection.length ? Object.fromEntries(selection) : null };
 }
 

@@ -178,6 +178,11 @@ class Private(NamedTuple):
     weights: list[int]
     units: int
 
+    @classmethod
+    def of(cls, x: Tensor, people: Tensor | None) -> "Private":
+        """Return private examples x [n, d], each a unit or one of a person's (`weights_of`)."""
+        return cls(x, weights_of(people, len(x)), len(x) if people is None else len(people))
+
 
 Scores = Callable[[Private, Mapping[str, Tensor], bool], dict[str, int]]
 
@@ -216,9 +221,7 @@ def select(
     if len(names) + with_none == 1:
         return names[0], accountant.NOTHING
 
-    units = len(private) if people is None else len(people)
-    every = Private(private, weights_of(people, len(private)), units)
-    each = scored(every, {name: candidates[name] for name in names}, with_none)
+    each = scored(Private.of(private, people), {name: candidates[name] for name in names}, with_none)
 
     plan = accountant.pure(epsilon, 1.0, 1, "permute-and-flip")
     place = permute_and_flip([*each.values()], Fraction(1 / plan.noise_multiplier), secret("selection", 0))

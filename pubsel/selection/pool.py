@@ -3,22 +3,22 @@
 A user may have no public set of the private kind, but a large mixed collection. Neighbours differ by one private
 example, or one person with all their examples, that is there or not. One noisy histogram is released:
 
-1. `clusters`, of the pool's features alone: their principal directions, and k-means of the directions of examples in
+1. `clusters_of`, of the pool's features alone: their principal directions, and k-means of the directions of examples in
    these.
 2. A private example is in the cluster whose centre is nearest, unless it is farther from that than nearly all of the
    pool's examples in the cluster are: then it is in none.
-3. `release`: how many private examples are in each cluster, with discrete Laplace noise. It has half of epsilon.
+3. `histogram`: how many private examples are in each cluster, with discrete Laplace noise. It has half of epsilon.
 4. `shares` and `draw`: of each cluster whose noisy count is more than noise alone would be expected to reach in any, as
    many of the pool's examples as its share of the private ones, at random. If these clusters have less than 60 % of
    the private examples, no public data is used.
 5. Whitening by public data of another kind costs accuracy, and the nearest clusters of a pool may be of another kind.
-   The other half of epsilon says whether the drawn examples, as a set, cover 60 % of the private ones, as
+   `covered`, with the other half of epsilon: whether the drawn examples, as a set, cover 60 % of the private ones, as
    `pubsel.selection.coverage` counts; otherwise no public data is used.
 
 **Sensitivity.** One example more raises one count by one, and changes no other: clusters are of public data, and an
 example's cluster is computed from this example alone. A person's examples weigh one together, so the counts move by at
 most one in L1. With noise of P(z) proportional to exp(-epsilon |z|), independent for each cluster, the histogram is
-epsilon-private for any number of clusters (Dwork, McSherry, Nissim and Smith 2006). The draw is computed of the noisy
+epsilon-private for any number of clusters (Dwork, McSherry, Nissim and Smith 2006). The draw follows from the noisy
 histogram, the pool, public random numbers and n, which is public, and spends nothing more; so step 5 is a choice
 between a public set and none, whose scores one example raises by at most one. Epsilons of the two add up. How many
 examples are of each set may be shown, since all of it follows from what is released.
@@ -27,9 +27,8 @@ examples are of each set may be shown, since all of it follows from what is rele
 (`discrete_laplace`). Features are rounded as `coverage` says: the record has its caution.
 """
 
-import contextlib
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from fractions import Fraction
 from typing import NamedTuple, Protocol
 
@@ -40,18 +39,18 @@ from torch import Tensor
 
 from pubsel.messages import UsageError
 from pubsel.privacy import accountant
-from pubsel.privacy.people import UNIT, weights_of
+from pubsel.privacy.people import UNIT
 from pubsel.privacy.randomness import Source, Sources, below
 from pubsel.selection import coin, permute_and_flip
-from pubsel.selection.coverage import FEWEST, LEAST, counts, regions, score
+from pubsel.selection.coverage import FEWEST, LEAST, Private, counts, regions, score
 
-SAMPLE = 50_000  # examples of the pool of which clusters are made
+SAMPLE = 50_000  # examples of the pool that clusters are made from
 MOST_CLUSTERS, EACH = 400, 20  # clusters; examples of the sample that each should have on average
 DIRECTIONS = 64
 FEWEST_OF_POOL = 40
 TYPICAL, MARGIN = 0.95, 1.1  # an example is in a cluster up to so many times the squared distance of 95 % of the pool's
 BLOCK = 2**14  # examples of the pool at a time
-NAME = "discrete Laplace, permute-and-flip"
+NAME, NAME_ALONE = "discrete Laplace, permute-and-flip", "discrete Laplace"
 
 Array = NDArray[np.float64]
 
@@ -99,8 +98,9 @@ def rows_of(parts: Sequence[Part], places: NDArray[np.int64]) -> Tensor:
     rows: list[Tensor] = []
     for i, part in enumerate(parts):
         rows.append(part.rows(places[of == i] - (ends[i] - part.n)).float())
-    together = torch.empty_like(torch.cat(rows))
-    together[torch.from_numpy(np.argsort(of, kind="stable"))] = torch.cat(rows)
+    part_after_part = torch.cat(rows)
+    together = torch.empty_like(part_after_part)
+    together[torch.from_numpy(np.argsort(of, kind="stable"))] = part_after_part
     return together
 
 
@@ -205,49 +205,37 @@ def release(sums: list[int], plan: accountant.Plan, source: Source) -> list[floa
     return [round((inside + discrete_laplace(epsilon, source)) / UNIT, 1) for inside in sums]
 
 
-class Chosen(NamedTuple):
-    """What is released: noisy, the histogram [K]; used: whether the examples that are drawn by it are used."""
+def histogram(epsilon: float, private: Private, clusters: Clusters, with_none: bool, secret: Sources) -> list[float]:
+    """Return the noisy histogram [K] of the private examples over the clusters. It has half of epsilon if none may be
+    chosen (`with_none`), otherwise all of it. Nothing else that is computed here may be shown."""
+    sums = counts(clusters, private.x, private.weights)
+    return release(sums, plan_of(epsilon, with_none), secret("selection", 0))
 
-    noisy: list[float]
-    used: bool
 
+def covered(epsilon: float, x: Tensor | None, private: Private, secret: Sources) -> bool:
+    """Return whether the features x [m, d] of examples that were drawn by a histogram, or none, are of the private
+    kind: a choice with the other half of epsilon. Nothing else that is computed here may be shown.
 
-def select(
-    epsilon: float,
-    private: Tensor,
-    people: Tensor | None,
-    clusters: Clusters,
-    drawn: Callable[[list[float]], Tensor | None],
-    with_none: bool,
-    secret: Sources,
-) -> tuple[Chosen, accountant.Plan]:
-    """Return what is released of the private examples, and what it spends; nothing else that is computed here may be
-    shown.
-
-    private: features [n, d]; people: as in `weights_of`; drawn(noisy): the features [m, d] of the examples that are
-    drawn by a histogram, a function of it and of public things; None if it shows too few. with_none: no public data may
-    be chosen; if not, the histogram has all of epsilon."""
-    n, weights = len(private) if people is None else len(people), weights_of(people, len(private))
-    plan = plan_of(epsilon, with_none)
-    noisy = release(counts(clusters, private, weights), plan, secret("selection", 0))
-    spend = accountant.pure(epsilon, 1.0, 1, NAME)
-    if not with_none:
-        return Chosen(noisy, True), spend._replace(noise_multiplier=plan.noise_multiplier)
-
-    # Is what was drawn of the private kind? Too few examples have no regions, and are not used.
-    x = drawn(noisy)
-    used = False
-    if x is not None and len(x) >= FEWEST:
-        with contextlib.suppress(UsageError):  # all the same: they have no regions
-            places = regions(x, "the examples that were drawn from pair.pool")
-            scores = [score(places, counts(places, private, weights), n), int(LEAST * n * UNIT)]
-            used = permute_and_flip(scores, Fraction(1 / plan.noise_multiplier), secret("selection", 1)) == 0
-    return Chosen(noisy, used), spend._replace(noise_multiplier=plan.noise_multiplier)
+    Fewer than FEWEST examples, and examples that are all the same, are not: they have no regions."""
+    if x is None or len(x) < FEWEST:
+        return False
+    try:
+        places = regions(x, "the examples that were drawn from pair.pool")
+    except UsageError:
+        return False
+    inside = score(places, counts(places, private.x, private.weights), private.units)
+    exponent = Fraction(1 / plan_of(epsilon, True).noise_multiplier)
+    return permute_and_flip([inside, int(LEAST * private.units * UNIT)], exponent, secret("selection", 1)) == 0
 
 
 def plan_of(epsilon: float, with_none: bool) -> accountant.Plan:
     """Return the plan of the histogram: half of epsilon, or all of it."""
-    return accountant.pure(epsilon / 2 if with_none else epsilon, 1.0, 1, NAME)
+    return accountant.pure(epsilon / 2 if with_none else epsilon, 1.0, 1, NAME if with_none else NAME_ALONE)
+
+
+def spent(epsilon: float, with_none: bool) -> accountant.Plan:
+    """Return what both releases cost together, with the noise of the histogram."""
+    return plan_of(epsilon, with_none)._replace(epsilon=epsilon, claimed_epsilon=epsilon)
 
 
 def shares(noisy: list[float], n: int, plan: accountant.Plan, with_none: bool) -> Array | None:

@@ -16,6 +16,7 @@ from pubsel.messages import say
 from pubsel.privacy import accountant
 from pubsel.privacy.randomness import stream
 from pubsel.selection import assigned, pool
+from pubsel.selection.coverage import Private
 from pubsel.selection.pool import Clusters
 from pubsel.settings.keys import RunConfig
 from pubsel.training.once import released_once, units_of
@@ -71,7 +72,8 @@ def from_pool(cell: Cell, task: Task) -> tuple[Cell, Task, dict[str, Any], accou
     """Return a cell and its task with public examples that are chosen privately from pair.pool, or without; what is
     told of the choice, which is of released values and public data; and what it spends.
 
-    What is released is drawn once, of the examples that will be trained on, and kept in the run's folder."""
+    What is released is drawn once, of the examples that will be trained on, and kept in the run's folder until the run
+    has finished."""
     settings = cell.settings
     of = Pool.of(settings, task, cell.name)
 
@@ -81,13 +83,18 @@ def from_pool(cell: Cell, task: Task) -> tuple[Cell, Task, dict[str, Any], accou
     noted = Noted(task.private, of.epsilon, 0.0)
     secret = cell.streams.secret("choice", units_of(task), public, {}, {"epsilon": of.epsilon}, noted)
 
-    def release() -> dict[str, Any]:
-        private, with_none = task.private.x, not of.needs_public
-        chosen, spend = pool.select(of.epsilon, private, task.people, of.clusters, of.features, with_none, secret)
-        return {**chosen._asdict(), "spend": spend._asdict()}
+    private, with_none = Private.of(task.private.x, task.people), not of.needs_public
 
-    drawn = released_once(cell.folder / "selection.pt", secret, release)
-    noisy, used = drawn["noisy"], drawn["used"]
+    def of_histogram() -> dict[str, Any]:
+        return {"noisy": pool.histogram(of.epsilon, private, of.clusters, with_none, secret)}
+
+    def of_choice() -> dict[str, Any]:
+        return {"used": pool.covered(of.epsilon, of.features(noisy), private, secret)}
+
+    # Each is kept before anything follows from it, so that no error in between draws the histogram again.
+    noisy = released_once(cell.folder / "histogram.pt", secret, of_histogram)["noisy"]
+    secret.begin = None  # the ledger was told of both
+    used = not with_none or released_once(cell.folder / "selection.pt", secret, of_choice)["used"]
     many = of.many(noisy) if used else dict.fromkeys(of.sets, 0)
     told = {"histogram": noisy, "examples": many}
     named = ", ".join(f"{count} of {name}" for name, count in many.items() if count)
@@ -100,7 +107,7 @@ def from_pool(cell: Cell, task: Task) -> tuple[Cell, Task, dict[str, Any], accou
     else:
         settings = dataclasses.replace(settings, pair=without_public(settings.pair))
         task = task._replace(public=None, pool=())
-    return cell._replace(settings=settings), task, told, accountant.Plan(**drawn["spend"])
+    return cell._replace(settings=settings), task, told, pool.spent(of.epsilon, with_none)
 
 
 def as_recorded(settings: RunConfig, task: Task, record: dict[str, Any]) -> Task:
