@@ -64,7 +64,7 @@ def pair(private, public, m=4, convert=resize):
 
 def test_every_dataset_file_is_whole():
     names = "cifar10 cifar100 svhn svhn_extra mnist fashion_mnist flowers102 mnist_m digits photo_patches noise"
-    names += " tiny_imagenet imagenet flowers5 kagchest ham10000"
+    names += " bsds_patches tiny_imagenet imagenet flowers5 kagchest ham10000"
     assert set(names.split()) <= set(dataset_names())
     for name in dataset_names():
         info = dataset_info(name)
@@ -385,6 +385,24 @@ def test_mnist_m_is_photograph_minus_digit(tmp_path):
     shutil.rmtree(tmp_path / "prepared")
     with pytest.raises(UserError, match=r"bsds500.npz: photographs must be uint8 RGB of at least 32x32"):
         open_dataset("mnist_m", str(tmp_path), False)
+
+
+def test_bsds_patches_are_parts_of_their_photographs(tmp_path):
+    with pytest.raises(Missing, match=r"dataset bsds_patches is not in .*no photographs"):
+        open_dataset("bsds_patches", str(tmp_path), False)
+    photographs = np.stack([np.full((40, 36, 3), 10 * i, np.uint8) for i in range(3)])
+    photographs[2, :, :, 1] = np.arange(40)[:, None]
+    np.savez(tmp_path / "bsds500.npz", train_images=photographs)
+
+    first, second = (open_dataset("bsds_patches", str(tmp_path), False) for _ in range(2))
+    assert first.train.x.shape == first.test.x.shape == (2000, 3, 32, 32)
+    assert (first.test.x == second.test.x).all()
+    assert set(first.train.y.tolist()) == {0, 1, 2}
+    assert (first.train.x[:, 0, 0, 0] == 10 * first.train.y).all()
+
+    rows = first.train.x[first.train.y == 2][:, 1, :, 0].int()  # a patch is connected, and begins at any of 9 rows
+    assert (rows.diff(dim=1) == 1).all()
+    assert set(rows[:, 0].tolist()) == set(range(9))
 
 
 def test_ham10000_is_split_by_lesion(tmp_path):

@@ -44,13 +44,14 @@ def photo_patches() -> Parts:
     random = np.random.RandomState(SEED)
     labels = random.randint(0, len(photographs), 2 * COUNT)
 
-    patches = np.empty((2 * COUNT, SIDE, SIDE, 3), dtype=np.uint8)
-    for i, label in enumerate(labels):
-        height, width = photographs[label].shape[:2]
-        top, left = random.randint(0, height - SIDE + 1), random.randint(0, width - SIDE + 1)
-        patches[i] = photographs[label][top : top + SIDE, left : left + SIDE]
-
+    patches = np.stack([patch_of(photographs[label], random) for label in labels])
     return Parts(from_arrays(patches[:COUNT], labels[:COUNT]), from_arrays(patches[COUNT:], labels[COUNT:]))
+
+
+def patch_of(photograph: np.ndarray, random: np.random.RandomState) -> np.ndarray:
+    """Return a patch [SIDE, SIDE, 3] at a random place of a photograph [h, w, 3]."""
+    top, left = (random.randint(length - SIDE + 1) for length in photograph.shape[:2])
+    return photograph[top : top + SIDE, left : left + SIDE]
 
 
 def noise() -> Parts:
