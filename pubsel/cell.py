@@ -208,7 +208,7 @@ def canonical(settings: RunConfig) -> RunConfig:
     if isinstance(algorithm, Derives):
         settings = dataclasses.replace(settings, training=own_training(algorithm, settings.training))
 
-    # without public data, nothing that describes it changes the run
+    # without public data, nothing that describes it changes the run; nor does a seed of which nothing is drawn
     if not algorithm.uses_public or (pair.public is None and not algorithm.needs_public):
         pair = without_public(pair)
         distance = None
@@ -218,6 +218,8 @@ def canonical(settings: RunConfig) -> RunConfig:
     elif pair.take == Take.test and pair.m is not None and (getattr(algorithm, "k", 0) or 0) > pair.m:
         k = settings.algorithm["k"]
         raise UsageError(f"algorithm.k={k} is more than the pair.m={pair.m} public examples: lower algorithm.k")
+    if not (pair.take == Take.train or pair.validation or pair.private_share < 1):
+        pair = dataclasses.replace(pair, seed=0)
     check_backbone(settings.model)
 
     check_rate(settings.training, algorithm, settings.model)
@@ -399,7 +401,14 @@ def check_backbone(model: Model) -> None:
 def load_task(settings: RunConfig, device: torch.device) -> Task:
     """The data of a run; with a backbone, its features in place of the images."""
     through = through_backbone(settings, device)
-    return data.load(settings.pair, settings.data_root, settings.download, through, settings.keep)
+    return data.load(with_seed(settings).pair, settings.data_root, settings.download, through, settings.keep)
+
+
+def with_seed(settings: RunConfig) -> RunConfig:
+    """The settings with the seed of the run as that of what is drawn, if pair.seed is null."""
+    if settings.pair.seed is not None:
+        return settings
+    return dataclasses.replace(settings, pair=dataclasses.replace(settings.pair, seed=settings.seed))
 
 
 def through_backbone(settings: RunConfig | RankConfig, device: torch.device) -> data.Through:

@@ -10,6 +10,7 @@ are in the file are not run again. Nothing of it is private.
 """
 
 import argparse
+import copy
 import csv
 import logging
 import statistics
@@ -24,6 +25,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from pubsel.algorithms import Frozen, Random
+from pubsel.algorithms.whitened_head import WhitenedHead, whitened
 from pubsel.cell import Cell, canonical, guarantee
 from pubsel.data import Split, Task, open_dataset
 from pubsel.data.features import of_source
@@ -45,7 +48,7 @@ MEMBERS = {"cifar10": 6000, "tiny_imagenet": 4000, "mnist": 4000, "fashion_mnist
 ORACLES = 2  # seeds for which each of the other sets is tried
 RIGHT, EPSILONS, SHARE = (200, 20, 0), (0.1, 0.3, 1.0), 0.05
 PRIVATE, HELD, DRAWN = 6000, 1500, 1000
-SPENT = {"examples": None, "examples, 0.05": 0.05}  # on the choice; None: SHARE of epsilon
+SPENT = {"examples": None, "examples, 0.05": 0.05, "weights": None}  # on the choice; None: SHARE of epsilon
 WORDS = ("model=mobilenetv2", "algorithm=whitened_head", "algorithm.public_labels=none", "distance=none",
          "pair.private=x", "pair.m=10", "device=cpu", "threads=1", "privacy.delta=1e-5", "download=false")  # fmt: skip
 
@@ -73,10 +76,30 @@ def features(name: str, root: str) -> tuple[Split, Split, int, str]:
     return Split(*used.train), Split(*used.test), used.classes, used.metric
 
 
-def head(task: Task, epsilon: float, seed: int) -> float:
-    """Return the utility in percent of `whitened_head` on the held-out images of a task."""
+class Weighted(WhitenedHead):
+    """The whitened head, whose public examples have weights [m] with sum 1."""
+
+    weights: Tensor
+
+    def frozen(self, public: Split | None, d: int, random: Random) -> Frozen:
+        """Return the whitening by weighted moments."""
+        assert public is not None
+        assert self.k is not None
+        frozen = whitened(public.x, self.k, self.weights)
+        frozen.rest = self.rest
+        return frozen
+
+
+def head(task: Task, epsilon: float, seed: int, weights: Tensor | None = None) -> float:
+    """Return the utility in percent of `whitened_head` on the held-out images of a task. weights: of the public
+    examples, [m]; None: all weigh the same."""
     public = "null" if task.public is None else "y"
     cell = Cell.of(settings(f"pair.public={public}", f"epsilon={epsilon}", f"seed={seed}"), "studies")
+    if weights is not None:
+        algorithm = copy.copy(cell.algorithm)
+        algorithm.__class__ = Weighted
+        vars(algorithm)["weights"] = weights
+        cell = cell._replace(algorithm=algorithm)
     with tempfile.TemporaryDirectory() as folder:
         cell = cell._replace(folder=Path(folder))
         plan, spend, _ = guarantee(cell.settings, cell.algorithm, task.units)
@@ -115,18 +138,18 @@ class Study:
         self.counted: tuple[np.ndarray, list[int]] | None = None
         self.pool = torch.cat(list(self.sets.values()))
 
-    def public(self, method: str, epsilon: float) -> Tensor | None:
-        """Return the public examples of a method; None: none."""
+    def public(self, method: str, epsilon: float) -> tuple[Tensor | None, Tensor | None]:
+        """Return the public examples of a method, None if none, and their weights, None if all weigh the same."""
         if method == "none":
-            return None
+            return None, None
         if method == "equal shares":
             each = DRAWN // len(self.sets)
-            return torch.cat([x[:each] for x in self.sets.values()])
+            return torch.cat([x[:each] for x in self.sets.values()]), None
         if method == "a set":
-            return self._set(spent(method, epsilon))
+            return self._set(spent(method, epsilon)), None
         if method in SPENT:
-            return self._examples(spent(method, epsilon))
-        return self.sets[method][:DRAWN]  # an oracle's
+            return self._examples(spent(method, epsilon), method == "weights")
+        return self.sets[method][:DRAWN], None  # an oracle's
 
     def _secret(self, purpose: str, step: int) -> np.random.Generator:
         return stream(f"{self.seed} {self.right}", purpose, step)
@@ -140,8 +163,9 @@ class Study:
         chosen = permute_and_flip(self.scores, Fraction(1 / plan.noise_multiplier), self._secret("selection", 0))
         return [*sets.values(), None][chosen]
 
-    def _examples(self, epsilon: float) -> Tensor | None:
-        """Return the examples that are drawn and used; clusters and counts are computed once."""
+    def _examples(self, epsilon: float, weighted: bool) -> tuple[Tensor | None, Tensor | None]:
+        """Return the examples that are drawn and used. If weighted, all of the clusters that are drawn from, and
+        weights by which a cluster has the share of the private examples. Clusters and counts are computed once."""
         x = self.task.private.x
         if self.counted is None:
             clusters = pool.clusters_of(pool.sample_of([pool.Held(self.pool)], stream("pool", "sample")))
@@ -150,16 +174,22 @@ class Study:
         plan = pool.plan_of(epsilon, True)
         wanted = pool.shares(pool.release(sums, plan, self._secret("selection", 0)), len(x), plan, True)
         if wanted is None:
-            return None
+            return None, None
         drawn = self.pool[torch.from_numpy(pool.draw(wanted, nearest, DRAWN, stream(str(self.seed), "draw")))]
-        return drawn if pool.covered(epsilon, drawn, coverage.Private.of(x, None), self._secret) else None
+        if not pool.covered(epsilon, drawn, coverage.Private.of(x, None), self._secret):
+            return None, None
+        if not weighted:
+            return drawn, None
+        each = (wanted / np.bincount(nearest, minlength=len(wanted)).clip(1))[nearest]  # [pool]
+        used = torch.from_numpy(np.flatnonzero(each))
+        return self.pool[used], torch.from_numpy(each)[used] / each.sum()
 
     def row(self, method: str, epsilon: float) -> dict[str, object]:
         """Return one row of the file."""
         began = time.monotonic()
-        x = self.public(method, epsilon)
+        x, weights = self.public(method, epsilon)
         public = None if x is None else Split(x.clone(), torch.zeros(len(x), dtype=torch.int64))
-        reached = head(self.task._replace(public=public), epsilon - spent(method, epsilon), self.seed)
+        reached = head(self.task._replace(public=public), epsilon - spent(method, epsilon), self.seed, weights)
         rights = 0
         if x is not None and self.right:
             rights = int((torch.cdist(x, self.sets["right"]).min(1).values < 1e-6).sum())

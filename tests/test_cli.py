@@ -334,7 +334,11 @@ def test_what_needs_no_torch_does_not_wait_for_it() -> None:
         (["run", "epsilonn=1"], 2, ["epsilonn", "--help"]),
         (["run", "+epsilonn=1"], 2, ["epsilonn", "epsilon, epsilon_select, estimate, keep, label"]),
         (["run", "pair.typo=1"], 2, ["pair.typo", "--help"]),
-        (["run", "+pair.typo=1"], 2, ["pair.typo", "metric, overlap, pool, pool_m, private, private_share, public"]),
+        (
+            ["run", "+pair.typo=1"],
+            2,
+            ["pair.typo", "overlap, pool, pool_m, private, private_share, public, seed"],
+        ),
         (["run", "+algorithm.typo=1"], 2, ["algorithm.typo", "clip_embedding"]),
         (["run", "seed=0,1"], 2, ["seed=0,1", "--multirun"]),
         (["run", "epsilon=four"], 2, ["epsilon", "four"]),

@@ -24,7 +24,7 @@ from pubsel.data.splits import NO_CLASS, held_out, shuffled, sorted_by_class
 from pubsel.messages import UsageError, UserError
 from pubsel.settings import CONF
 from pubsel.settings.datasets import dataset_info, dataset_names
-from pubsel.settings.keys import Convert, Pair, Take
+from pubsel.settings.keys import Convert, Overlap, Pair, Take
 
 resize, exact = Convert.resize, Convert.exact
 
@@ -403,6 +403,43 @@ def test_bsds_patches_are_parts_of_their_photographs(tmp_path):
     rows = first.train.x[first.train.y == 2][:, 1, :, 0].int()  # a patch is connected, and begins at any of 9 rows
     assert (rows.diff(dim=1) == 1).all()
     assert set(rows[:, 0].tolist()) == set(range(9))
+
+
+DRAWN = {"take": Take.train, "m": 40, "validation": 0.2, "private_share": 0.5}
+
+
+def drawn(tmp_path, **changes):
+    """The first pixels of public, private and held-out images, each of which is of one image alone."""
+    if not (tmp_path / "a.npz").exists():
+        images = np.arange(200, dtype=np.uint8).reshape(200, 1, 1).repeat(4, 1).repeat(4, 2)
+        labels = np.arange(200) % 4
+        test = images[:9] + 1 - np.eye(4, dtype=np.uint8)
+        np.savez(tmp_path / "a.npz", train_images=images, train_labels=labels, test_images=test, test_labels=labels[:9])
+    name = str(tmp_path / "a.npz")
+    task = load(
+        Pair(private=name, public=name, convert=Convert.resize, overlap=Overlap.drop, **DRAWN | changes), ".", False
+    )
+    return [set(split.x[:, 0, 0, 0].tolist()) for split in (task.public, task.private, task.validation)]
+
+
+def test_what_is_drawn_follows_from_the_seed_of_the_pair(tmp_path):
+    first, same, other = drawn(tmp_path), drawn(tmp_path, seed=0), drawn(tmp_path, seed=1)
+    assert first == same
+    for a, b, size in zip(first, other, (40, 64, 16), strict=True):
+        assert len(a) == len(b) == size
+        assert a != b
+    for public, private, held in (first, other):
+        assert not public & private
+        assert not public & held
+        assert not private & held
+    with pytest.raises(UsageError, match=r"pair.seed=null: there is no run whose seed it could be"):
+        drawn(tmp_path, seed=None)
+
+
+def test_fewer_shots_of_one_seed_are_a_part_of_more(tmp_path):
+    one, three = (drawn(tmp_path, m=None, shots=shots, seed=5)[0] for shots in (1, 3))
+    assert one < three
+    assert drawn(tmp_path, m=None, shots=3, seed=6)[0] != three
 
 
 def test_ham10000_is_split_by_lesion(tmp_path):

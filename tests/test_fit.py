@@ -282,10 +282,12 @@ def test_the_side_of_an_image_depends_on_its_pixels_alone(share):
     random = np.random.RandomState(0)
     values = random.randint(-(2**62), 2**62, 4000)
     digests = Digests(values, values)
-    held = by_content(digests, share)
+    held = by_content(digests, share, 0)
     assert held.mean() == pytest.approx(share, abs=0.03)
     some = np.flatnonzero(random.rand(4000) < 0.1)
-    assert (by_content(rows(digests, some), share) == held[some]).all()
+    assert (by_content(rows(digests, some), share, 0) == held[some]).all()
+    other = by_content(digests, share, 1)  # another seed, another share, independent of the first
+    assert (other & held).mean() == pytest.approx(share**2, abs=0.03)
 
 
 @pytest.mark.parametrize("place", ["fit", "measurement.measured"])

@@ -80,9 +80,10 @@ def repeated(these: Digests) -> NDArray[np.bool_]:
     return twice
 
 
-def by_content(these: Digests, share: float) -> NDArray[np.bool_]:
-    """Return about a share of n images, bool [n]: each is in or out by its own pixels, so equal ones are together."""
-    salt = b"held out"
+def by_content(these: Digests, share: float, seed: int) -> NDArray[np.bool_]:
+    """Return about a share of n images, bool [n]: each is in or out by its own pixels and a seed, so equal ones are
+    together."""
+    salt = b"held out" + (seed.to_bytes(8, "big") if seed else b"")
     values = (hashlib.blake2b(int(value).to_bytes(8, signed=True), digest_size=8, salt=salt) for value in these.shaped)
     return np.array([int.from_bytes(value.digest()) < share * 2**64 for value in values], dtype=bool)
 

@@ -14,6 +14,7 @@ from torch import Tensor
 from pubsel.data.convert import Shape
 from pubsel.messages import UsageError, UserError
 
+SEEDS = 2**32  # that numpy's RandomState takes
 SEED = 0  # of every fixed order and split; numpy's RandomState stream is frozen across versions
 
 NO_CLASS = 2**31 - 1  # for an example whose label belongs to another task: no task has this class
@@ -209,12 +210,13 @@ def in_a_row(groups: Tensor, chosen: Tensor | None) -> tuple[Tensor, Tensor]:
     return chosen[groups[chosen].argsort(stable=True)], sizes
 
 
-def draw(name: str, y: Tensor, m: int, shots: int | None) -> Tensor:
-    """Return indices [m], ascending, of a fixed random draw: `shots` of each class of y [n], or m of all if it is None.
+def draw(name: str, y: Tensor, m: int, shots: int | None, seed: int) -> Tensor:
+    """Return indices [m], ascending, of a random draw that follows from a seed: `shots` of each class of y [n], or m of
+    all if it is None.
 
     UsageError if there are fewer.
     """
-    order = torch.from_numpy(np.random.RandomState(SEED).permutation(len(y)))
+    order = torch.from_numpy(np.random.RandomState((SEED + 2 * seed) % SEEDS).permutation(len(y)))
     if shots is None:
         if m > len(y):
             raise UsageError(

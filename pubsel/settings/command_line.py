@@ -21,7 +21,12 @@ from pubsel.settings.schema import check, defaults
 GROUPS: dict[str, type | None] = {
     "pair": Pair, "model": Model, "algorithm": None, "distance": None, "privacy": Privacy, "training": Training,
 }  # fmt: skip
-USED_WITHOUT_PUBLIC = ("private", "private_share", "validation")  # `canonical` in run.py sets the rest of a pair
+USED_WITHOUT_PUBLIC = (
+    "private",
+    "private_share",
+    "validation",
+    "seed",
+)  # `canonical` in run.py sets the rest of a pair
 PLAIN = re.compile(r"[A-Za-z_./][\w./+@-]*")  # a text that Hydra's grammar reads as itself
 NOT_TEXT = ("null", "true", "false", "inf", "nan", "yes", "no", "on", "off")
 
