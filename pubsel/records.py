@@ -30,6 +30,7 @@ _HERE = Path(__file__).resolve().parent
 NEEDED = ("identity", "label", "seed", "private", "public", "model", "algorithm", "epsilon", "utility", "settings")
 PRIVATE_FILE, PRIVATE_FOLDER = 0o600, 0o700  # modes of what is made from private data, whatever the umask
 LEFT_BEHIND = 24 * 3600  # seconds, after which nobody is writing to a temporary file any more
+NUMBERS = 1  # version of what decides the numbers of a record; tests/golden/cells.json says when it has to be raised
 KINDS = ("runs", "ranks", "audits")  # folders of results whose folders have a record each
 SCRATCH = "candidates-"  # how the name of a temporary folder begins, below that of a run
 FAILED = "failed: "  # how the last line of a failed run's log begins, after the time
@@ -85,6 +86,7 @@ RECORD = {  # what result.json contains, by dotted key; the reference of the doc
     "streams": "what else the noise depends on: a digest of the code, and how the machine rounds",
     "finished": "when the run ended, in UTC",
     "notes": "what was done to the data before training",
+    "numbers": "version of what decides the numbers (random streams, estimators, rules); before 1 it is absent",
     "versions": "versions of Python, pubsel and the numerical libraries",
     "commit": "commit of the code; null outside of a checkout",
     "hardware": "processor and number of cores",
@@ -326,8 +328,8 @@ def write_lines(path: Path, records: list[dict[str, Any]]) -> None:
 
 
 def provenance() -> dict[str, Any]:
-    """Return where a number comes from: `versions` (None: not installed), `commit` (None outside a checkout) and
-    `hardware`.
+    """Return where a number comes from: `numbers` (NUMBERS), `versions` (None: not installed), `commit` (None outside a
+    checkout) and `hardware`.
 
     No host name, no user name and no path.
     """
@@ -343,7 +345,20 @@ def provenance() -> dict[str, Any]:
         versions["openvino"] = importlib.metadata.version("openvino")
 
     hardware = f"{processor()}, {os.cpu_count()} cores"
-    return {"versions": versions, "commit": _commit(_HERE.parent), "hardware": hardware}
+    return {"numbers": NUMBERS, "versions": versions, "commit": _commit(_HERE.parent), "hardware": hardware}
+
+
+def outdated(record: Mapping[str, Any]) -> str:
+    """Return why a record's numbers cannot be had from this program, and the remedy; "" if they can."""
+    version = record.get("numbers", 0)
+    if version == NUMBERS:
+        return ""
+    of = [f"pubsel {(record.get('versions') or {}).get('pubsel') or 'of unknown version'}"]
+    of += [f"commit {record['commit'][:10]}"] if record.get("commit") else []
+    return (
+        f"made by version {version} of what decides numbers, this is version {NUMBERS}: install {', '.join(of)}, or "
+        "run it anew"
+    )
 
 
 def code(*used: type) -> str:

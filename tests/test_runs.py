@@ -82,6 +82,15 @@ def test_a_run_is_listed_shown_repeated_and_deleted(cli: Cli) -> None:
     assert code == 0
     assert out.startswith(f"{name}: the same, bit for bit\n  weights: {record['weights']}\n")
 
+    # sentences may have changed, and numbers on other hardware a little
+    sentences = record | {"notes": ["other"], "privacy": record["privacy"] | {"statement": "other", "not_covered": []}}
+    path.write_text(json.dumps(sentences))
+    assert cli("run", f"replay={path}")[1].startswith(f"{name}: the same, bit for bit\n")
+    elsewhere = record | {"weights": "0" * 16, "utility": record["utility"] + 0.004}
+    elsewhere["streams"] = record["streams"] | {"place": "another"}  # and with it the noise
+    path.write_text(json.dumps(elsewhere))
+    assert "other" not in cli("run", f"replay={path}")[1].splitlines()[1]
+
     record["weights"], record["commit"] = "0" * 16, "1" * 40
     path.write_text(json.dumps(record))
     code, out, err = cli("run", f"replay={name}", "threads=1")
@@ -91,9 +100,18 @@ def test_a_run_is_listed_shown_repeated_and_deleted(cli: Cli) -> None:
     assert f'commit: "{"1" * 40}"' in out
     assert len(err.splitlines()) > 1
     assert err.splitlines()[-1] == f"pubsel: replay={name}: it did not come out the same"
+    assert names(cli("runs", "state=stale")[1]) == []
+
+    del record["numbers"]
+    path.write_text(json.dumps(record))
     code, out, _ = cli("runs", "state=stale")
     assert (code, names(out)) == (0, [name])
-    assert "made by commit 1111111111" in cli("runs", "show", name)[1]
+    why = "made by version 0 of what decides numbers, this is version 1: install pubsel "
+    assert why in cli("runs", "show", name)[1]
+    code, out, err = cli("run", f"replay={name}")
+    assert (code, out) == (2, "")
+    assert err.startswith(f"pubsel: replay={name}: {why}")
+    assert err.endswith(", commit 1111111111, or run it anew\n")
     path.with_name("model.pt").unlink()
     assert "model.pt is gone" in cli("runs", "show", name)[1]
 
@@ -179,16 +197,35 @@ def test_a_failure_is_explained_from_its_log(cli: Cli) -> None:
 def test_a_clock_that_goes_back_makes_no_age_negative(cli: Cli) -> None:
     folder = made("a-run", "failed")
     os.utime(folder / "log.txt", (time.time() + 1e6,) * 2)
-    assert list_runs.look(folder, None).age == 0
+    assert list_runs.look(folder).age == 0
 
 
 def test_what_differs_is_told_apart_from_why_it_may() -> None:
     one = {"weights": "a", "utility": 0.5, "commit": "x", "versions": {"torch": "1"}, "seconds": 1, "distance": None}
-    assert replay.differences(one, one | {"seconds": 2}) == ([], [])
+    assert replay.differences(one, one | {"seconds": 2}, True) == ([], [])
     two = one | {"utility": 0.6, "versions": {"torch": "2"}, "distance": {"mean": 1}, "new": 1}
-    figures, around = replay.differences(one, two)
+    figures, around = replay.differences(one, two, True)
     assert figures == ["utility: 0.5 -> 0.6", 'distance: null -> {"mean": 1}']
     assert around == ['versions.torch: "1" -> "2"']
+
+
+def test_which_differences_count() -> None:
+    """Sentences never do; a number does beyond rounding, and weights where sums are rounded alike."""
+    privacy = {"statement": "a sentence", "not_covered": ["x"], "valid": True, "epsilon": 2.0, "steps": 90}
+    one = {"weights": "a", "utility": 0.5, "distance": {"values": [0.25, 0.75], "mean": 0.5}, "privacy": privacy}
+    sentences = privacy | {"statement": "another", "not_covered": ["y"]}
+    rounded = {"values": [0.25, 0.75 + 1e-10], "mean": 0.5 + 1e-10}
+    assert replay.differences(one, one | {"privacy": sentences, "distance": rounded}, True)[0] == []
+
+    other = {"weights": "b", "utility": 0.504}
+    assert len(replay.differences(one, one | other, True)[0]) == 2
+    assert replay.differences(one, one | other, False)[0] == []
+    changed = {"valid": False, "epsilon": 2.1, "steps": 91}
+    for exact in (True, False):
+        for key, value in changed.items():
+            assert replay.differences(one, one | {"privacy": privacy | {key: value}}, exact)[0]
+        assert replay.differences(one, one | {"distance": {"values": [0.25], "mean": 0.5}}, exact)[0]
+        assert replay.differences(one, one | {"utility": 0.52}, exact)[0]
 
 
 @pytest.mark.attack

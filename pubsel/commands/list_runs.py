@@ -27,7 +27,7 @@ from pubsel.settings.schema import keys_of, nearest
 
 STATES = {
     "finished": "it has a record",
-    "stale": "finished, but by another version of the code, or its weights or data files are gone",
+    "stale": "finished, but its numbers are of another version, or its weights or data files are gone",
     "running": "a process holds its lock",
     "failed": "it ended with an error",
     "unfinished": "it was stopped; the same command resumes it",
@@ -70,9 +70,9 @@ class Run:
 
 def run(settings: RunsConfig) -> str:
     """Do `pubsel runs [list|show NAME|delete NAME] [key=value ...]`; return what to print."""
-    folder, now = Path(settings.results) / "runs", records.provenance()["commit"]
+    folder = Path(settings.results) / "runs"
     folders = [path for path in sorted(folder.glob("*/")) if path.name != "." and not empty(path)]
-    entries = [look(path, now) for path in folders]
+    entries = [look(path) for path in folders]
     if settings.name is not None:
         part = settings.name.rstrip("/").split("/")[-1]
         entries = [entry for entry in entries if part in entry.name]
@@ -113,8 +113,8 @@ def held(folder: Path) -> bool:
     return False
 
 
-def look(folder: Path, now: str | None) -> Run:
-    """Return what a run's folder says of it. now: the commit of the code as it is."""
+def look(folder: Path) -> Run:
+    """Return what a run's folder says of it."""
     try:
         asked = records.read_record(folder / "settings.json", ("settings",))
     except UserError:
@@ -126,7 +126,7 @@ def look(folder: Path, now: str | None) -> Run:
             record = records.read_record(folder / "result.json")
         except UserError as error:
             return Run(folder, "corrupt", str(error), asked, age)
-        why = stale(folder, record, now)
+        why = stale(folder, record)
         return Run(folder, "stale" if why else "finished", why, record, age)
 
     # no record yet: the lock and the end of the log tell why
@@ -139,16 +139,15 @@ def look(folder: Path, now: str | None) -> Run:
     return Run(folder, "unfinished", why, asked, age)
 
 
-def stale(folder: Path, record: dict[str, Any], now: str | None) -> str:
+def stale(folder: Path, record: dict[str, Any]) -> str:
     """Return why a record is not what the command would give today; empty if it is."""
     pair = record["settings"].get("pair", {})
     data = [name for name in (pair.get("private"), *public_sets(pair.get("public"))) if name]
     gone = [name for name in data if is_path(name) and not Path(name).expanduser().exists()]
     if not (folder / "model.pt").exists():
         gone.append("model.pt")
-    commit = record.get("commit")
-    other = [f"made by commit {commit[:10]}, now {now[:10]}"] if commit and now and commit != now else []
-    return "; ".join(other + [f"{name} is gone" for name in gone])
+    other = records.outdated(record)
+    return "; ".join([other] * bool(other) + [f"{name} is gone" for name in gone])
 
 
 def last_line(folder: Path) -> str:

@@ -1,15 +1,22 @@
-"""`pubsel run replay=PATH`: repeat a record in a temporary folder, and report whether it came out the same."""
+"""`pubsel run replay=PATH`: repeat a record in a temporary folder, and report whether its numbers came out the same.
+
+Where sums are rounded as when the record was made, the weights have to be the same bit for bit, and numbers to
+`ROUNDED`. On other hardware the weights are not compared, and numbers to `ELSEWHERE`. Sentences, such as notes and what
+a guarantee does not cover, are never compared.
+"""
 
 import dataclasses
 import json
+import re
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
 from pubsel import records
-from pubsel.cell import canonical
+from pubsel.cell import Streams, canonical, choose_device
 from pubsel.commands import run
 from pubsel.messages import UsageError
 from pubsel.settings.identity import identity_of
@@ -17,9 +24,12 @@ from pubsel.settings.keys import RunConfig
 from pubsel.settings.methods import GROUPS
 from pubsel.settings.schema import check
 
-# why figures may differ
+# why numbers may differ
 CIRCUMSTANCES = ("commit", "versions", "hardware", "device", "threads", "precision", "processes", "streams")
-NO_FIGURES = (*CIRCUMSTANCES, "seconds", "finished", "identity", "settings", "notes")
+NO_FIGURES = (*CIRCUMSTANCES, "numbers", "seconds", "finished", "identity", "settings", "notes")
+BITS = "weights"  # a digest, the only text that is compared
+ROUNDED = 1e-6  # how far numbers may be apart, relative to those above 1
+ELSEWHERE = 0.01  # the same, if sums are rounded otherwise
 
 
 def settings_of(record: dict[str, Any], base: DictConfig) -> RunConfig:
@@ -48,6 +58,8 @@ def repeat(name: str, base: DictConfig) -> tuple[bool, str]:
     """Train a record's run again, on as many threads unless `base` sets another number. Return whether it came out the
     same, and the text that names what differs."""
     record, _ = records.find(name, Path(base.results), ("runs",))
+    if why := records.outdated(record):
+        raise UsageError(f"replay={name}: {why}")
     settings = settings_of(record, base)
     if settings.privacy.secure_noise and record.get("epsilon"):
         raise UsageError(
@@ -56,6 +68,9 @@ def repeat(name: str, base: DictConfig) -> tuple[bool, str]:
         )
 
     threads = settings.threads or record.get("threads")
+    place = (record.get("streams") or {}).get("place", "")
+    if chunk := re.search(r"chunk (\d+)$", place):  # it changes how sums are rounded, and is in no settings
+        settings = dataclasses.replace(settings, training=dataclasses.replace(settings.training, chunk=int(chunk[1])))
 
     with tempfile.TemporaryDirectory() as folder:
         ledger = Path(base.results, "ledger").absolute()  # with other code or data it is another release
@@ -66,8 +81,12 @@ def repeat(name: str, base: DictConfig) -> tuple[bool, str]:
     again = json.loads(json.dumps(result))  # a tuple is a list there
 
     # figures decide; circumstances may explain them
-    figures, around = differences(record, again)
-    lines = [f"{record['identity']}: {'not the same' if figures else 'the same, bit for bit'}"]
+    here = Streams.of(asked, "", choose_device(asked.device), again["processes"]).place
+    figures, around = differences(record, again, place == here)
+    came_out = "the same, bit for bit"
+    if again["weights"] != record["weights"]:
+        came_out = f"the same to {ELSEWHERE:g}, where sums are rounded otherwise"
+    lines = [f"{record['identity']}: {'not the same' if figures else came_out}"]
     same = [f"weights: {again['weights']}", f"utility: {again['utility']}"]
     lines += [f"  {line}" for line in figures or same]
     if figures and record["settings"].get("privacy", {}).get("secure_noise"):
@@ -79,21 +98,37 @@ def repeat(name: str, base: DictConfig) -> tuple[bool, str]:
     return not figures, "\n".join(lines)
 
 
-def differences(old: dict[str, Any], new: dict[str, Any]) -> tuple[list[str], list[str]]:
+def differences(old: dict[str, Any], new: dict[str, Any], exact: bool) -> tuple[list[str], list[str]]:
     """Return what differs between two records of a run, as "key: this -> that": figures, and circumstances. A figure
-    that an older record lacks is no difference."""
+    that an older record lacks is no difference. exact: whether sums are rounded as they were."""
     figures = [key for key in old if key not in NO_FIGURES]
     circumstances = [key for key in CIRCUMSTANCES if key in old]
-    return _different(old, new, figures), _different(old, new, circumstances)
+    numbers = _different(old, new, figures, lambda key, a, b: _same_number(key, a, b, exact))
+    return numbers, _different(old, new, circumstances, lambda _, a, b: bool(a == b))
 
 
-def _different(old: dict[str, Any], new: dict[str, Any], keys: list[str]) -> list[str]:
+def _different(
+    old: dict[str, Any], new: dict[str, Any], keys: list[str], same: Callable[[str, Any, Any], bool]
+) -> list[str]:
     lines = []
     for key in keys:
         a, b = old[key], new.get(key)
         if isinstance(a, dict) and isinstance(b, dict):
             inner = [name for name in a if name not in NO_FIGURES]
-            lines += [f"{key}.{line}" for line in _different(a, b, inner)]
-        elif a != b:
+            lines += [f"{key}.{line}" for line in _different(a, b, inner, same)]
+        elif not same(key, a, b):
             lines.append(f"{key}: {json.dumps(a)} -> {json.dumps(b)}")
     return lines
+
+
+def _same_number(key: str, a: Any, b: Any, exact: bool) -> bool:
+    """Return whether two values are the same as numbers, in lists too. Of texts only digests of weights count."""
+    if isinstance(a, str) and isinstance(b, str):
+        return key != BITS or not exact or a == b
+    if isinstance(a, list) and isinstance(b, list):
+        if any(isinstance(value, str) for value in a + b):
+            return True
+        return len(a) == len(b) and all(_same_number(key, *pair, exact) for pair in zip(a, b, strict=True))
+    if isinstance(a, bool) or not (isinstance(a, int | float) and isinstance(b, int | float)):
+        return bool(a == b)
+    return a == b or abs(a - b) <= (ROUNDED if exact else ELSEWHERE) * max(1.0, abs(a))
