@@ -1,7 +1,7 @@
 """What decides the numbers of a record, held by tiny cells of all algorithms and distances (golden/numbers.json).
 
-Where sums are rounded as they were when the file was made, weights have to be equal bit for bit; elsewhere, numbers to a
-thousandth. If a change is meant to change numbers: raise `records.NUMBERS`, and make the file again:
+Where sums are rounded as they were when the file was made, weights have to be equal bit for bit; elsewhere, numbers to
+a thousandth. If a change is meant to change numbers: raise `records.NUMBERS`, and make the file again:
 
     python -m tests.test_numbers
 """
