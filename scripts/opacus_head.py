@@ -1,6 +1,6 @@
 """What a short script without pubsel reaches: a linear classifier on rows of norm 1, by Opacus, in forty lines.
 
-    python scripts/opacus_head.py results/opacus_head.csv pair.private=flowers5 pair.private=kagchest model=mobilenetv2
+    python scripts/opacus_head.py results/opacus_head.csv pair.private=flowers5 model=mobilenetv2_coral
 
 The words are pubsel's settings. pair.private and seed may be given several times; the others, such as data_root=FOLDER,
 hold for all. All training images are private. Every learning rate is a row: taking the best of them is a choice by the

@@ -49,7 +49,7 @@ ORACLES = 2  # seeds for which each of the other sets is tried
 RIGHT, EPSILONS, SHARE = (200, 20, 0), (0.1, 0.3, 1.0), 0.05
 PRIVATE, HELD, DRAWN = 6000, 1500, 1000
 SPENT = {"examples": None, "examples, 0.05": 0.05, "weights": None}  # on the choice; None: SHARE of epsilon
-WORDS = ("model=mobilenetv2", "algorithm=whitened_head", "algorithm.public_labels=none", "distance=none",
+WORDS = ("model=mobilenetv2_coral", "algorithm=whitened_head", "algorithm.public_labels=none", "distance=none",
          "pair.private=x", "pair.m=10", "device=cpu", "threads=1", "privacy.delta=1e-5", "download=false")  # fmt: skip
 
 

@@ -67,7 +67,7 @@ TRIALS, DRAWS = 30, 30  # draws of the private examples; of the noise of DP-GSD
 NONE = coverage.NONE
 SEEDS, EPSILON, MOST = range(5), 0.3, 5000  # of the trainings; MOST private examples
 WORDS = (
-    "model=mobilenetv2", "algorithm=whitened_head", "algorithm.public_labels=none", "distance=none", "device=cpu",
+    "model=mobilenetv2_coral", "algorithm=whitened_head", "algorithm.public_labels=none", "distance=none", "device=cpu",
     f"epsilon={EPSILON}", "pair.private=x", "pair.m=10", "privacy.delta=1e-5", "threads=1",
 )  # fmt: skip
 

@@ -81,7 +81,7 @@ PATHS = {
     "ppgd": f"{PIXELS} algorithm=ppgd",
     "linear gep": f"{PIXELS} algorithm=gep_k100",
     "linear dp_sgd": f"{PIXELS} algorithm=dp_sgd",
-    "features": f"{OWN} model=mobilenetv2 model.backbone.pretrained=false model.backbone.checkpoint=null "
+    "features": f"{OWN} model=mobilenetv2_coral model.backbone.pretrained=false model.backbone.checkpoint=null "
                 "model.backbone.options={} model.backbone.input_size=32 algorithm=dp_sgd training=adamix",
     "scattering": f"{OWN} model=scattering algorithm=dp_sgd training=adamix",
     "frozen layers once": f"{OWN} model=timm model.architecture=resnet10t model.norm=freeze "

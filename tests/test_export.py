@@ -75,7 +75,7 @@ FOLDER = ("pair.private=./patients_of_1975", "algorithm=dp_sgd", "training.epoch
 SECURE = "privacy.secure_noise=true"
 NPZ = ("pair.private=three.npz", "pair.public=three.npz", SECURE)
 TINY = (
-    "model=mobilenetv2", f"model.backbone.architecture={NETWORK}", "model.backbone.input_size=32",
+    "model=mobilenetv2_coral", f"model.backbone.architecture={NETWORK}", "model.backbone.input_size=32",
     "model.backbone.checkpoint=weights/tiny.safetensors",
 )  # fmt: skip
 CHOICE = ("pair.private=./patients_of_1975", "pair.public=auto", "pair.candidates=[digits,[./three.npz,noise_8.npz]]",

@@ -76,7 +76,7 @@ def photographs(tmp_path):
 
 def model_words(weights):
     return [
-        "model=mobilenetv2", f"model.backbone.architecture={NETWORK}", f"model.backbone.checkpoint={weights}",
+        "model=mobilenetv2_coral", f"model.backbone.architecture={NETWORK}", f"model.backbone.checkpoint={weights}",
         f"model.backbone.input_size={SIDE}", "+model.backbone.crop=1.0", "device=cpu", "threads=1",
     ]  # fmt: skip
 

@@ -75,7 +75,7 @@ def trained(*words: str) -> pubsel.Record:
 FOLDER = ("pair.private=./animals", "algorithm=dp_sgd", "training.epochs=3", "model=linear")
 NPZ = ("pair.private=animals.npz", "pair.public=animals.npz")
 TINY = (
-    "model=mobilenetv2", f"model.backbone.architecture={NETWORK}", "model.backbone.checkpoint=tiny.safetensors",
+    "model=mobilenetv2_coral", f"model.backbone.architecture={NETWORK}", "model.backbone.checkpoint=tiny.safetensors",
     "model.backbone.input_size=32", "+model.backbone.crop=1.0", "data_root=.",
 )  # fmt: skip
 

@@ -1,12 +1,17 @@
 import copy
 import json
+import os
+import random
 import shlex
+from datetime import date
+from pathlib import Path
 
 import pytest
 from hydra import compose, initialize_config_dir
 
 from pubsel import records
 from pubsel.cell import canonical
+from pubsel.commands import replay
 from pubsel.settings import CONF, command_line
 from pubsel.settings.identity import as_json, identity_of
 from pubsel.settings.keys import RankConfig, RunConfig
@@ -63,7 +68,7 @@ def test_the_command_of_each_experiment_makes_the_same_run(name):
          "++model.options={a:{b:1}}"],
         ["model=timm", "model.architecture=x.y_z", "model.adapters={layers:[attn,mlp],size:64}",
          "model.trained=[head]"],
-        ["model=mobilenetv2", "algorithm=pillar", "~model.backbone.options", "model.backbone.mean=null",
+        ["model=mobilenetv2_coral", "algorithm=pillar", "~model.backbone.options", "model.backbone.mean=null",
          "pair.take=train"],
         ["model=linear", "++model.backbone={architecture:resnet18,crop:0.5}", "algorithm=adamix", "training=adamix"],
         ["algorithm=adamix_clip", "training=dp_raft", "privacy=adamix", "algorithm.text_scale=3"],
@@ -103,3 +108,29 @@ def test_a_measured_distance_has_the_command_that_measures_it(more):
     assert (program, command, rest.pop()) == ("pubsel", "rank", "device=cpu")
     assert settings(rest) == settings(more)
     assert len(rest) <= len(more) + 3
+
+
+def shipped() -> list[dict]:
+    """Six records of this program's numbers that take seconds, others each day, in an order by their features."""
+    weights = Path(os.environ.get("PUBSEL_DATA", "")) / "mobilenetv2_100.safetensors"
+    at_hand = ("scattering", "mobilenetv2") if weights.is_file() else ("scattering",)
+    cheap = [
+        record
+        for record in RECORDS
+        if not records.outdated(record) and record["private"] == "flowers5" and record["public"] in (None, "flowers5")
+        and record["model"] in at_hand and record["seconds"] < 2
+    ]  # fmt: skip
+    return sorted(random.Random(date.today().toordinal()).sample(cheap, 6), key=lambda record: record["model"])
+
+
+@pytest.mark.data
+@pytest.mark.slow
+def test_shipped_records_are_repeated(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    chosen = shipped()
+    records.write_lines(Path("results/records/some.jsonl.gz"), chosen)
+    for record in chosen:
+        with initialize_config_dir(str(CONF), version_base="1.3"):
+            base = compose("run", [f"data_root={os.environ['PUBSEL_DATA']}", "download=false", "device=cpu"])
+        same, text = replay.repeat(record["identity"], base)
+        assert same, text

@@ -122,7 +122,7 @@ def test_records_are_sorted_and_only_finished_runs_count(tmp_path):
 def test_provenance_names_versions_and_hardware_but_no_host_user_or_path(monkeypatch):
     monkeypatch.setattr(records, "processor", processor)  # that of this machine
     found = records.provenance()
-    assert set(found) == {"versions", "commit", "hardware"}
+    assert set(found) == {"numbers", "versions", "commit", "hardware"}
     always = {"python", "pubsel", "torch", "numpy", "opacus", "prv-accountant"}
     assert set(found["versions"]) - {"openvino"} == always  # and of an extra that is installed
     assert found["versions"]["numpy"]

@@ -66,7 +66,7 @@ def rank(settings: RankConfig) -> dict[str, Any]:
         described = {
             "settings": what, "private": settings.private, "model": settings.model.name, "m": distance_of(settings).m,
             "notes": list(task.notes),
-        }  # fmt: skip
+        } | ({"backbone": task.weights} if task.weights else {})  # fmt: skip
         return described | measured | {"seconds": round(time.monotonic() - began, 1)}
 
     # a folder's content may have changed, but a release is drawn once
@@ -127,7 +127,7 @@ def candidates_of(settings: RankConfig, device: torch.device, kept: Path) -> tup
         notes += remarks
 
     kinds = (source.classes, source.metric, source.mean, source.std)
-    task = Task(source.train, None, source.test, *kinds, tuple(dict.fromkeys(notes)))
+    task = Task(source.train, None, source.test, *kinds, tuple(dict.fromkeys(notes)), weights=source.weights)
     return task, candidates
 
 

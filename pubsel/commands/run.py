@@ -350,7 +350,7 @@ def _described(cell: Cell, task: Task, before: Before, distance: dict[str, Any] 
         "processes": torchrun.place()[1],
         "finished": datetime.now(UTC).isoformat(timespec="seconds"),
         "notes": list(task.notes),
-    }
+    } | ({"backbone": task.weights} if task.weights else {})
 
 
 def with_chosen(cell: Cell) -> tuple[Cell, accountant.Plan]:

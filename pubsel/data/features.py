@@ -47,6 +47,7 @@ KEY = "model.backbone.checkpoint"
 
 
 NO_WEIGHTS = "; model=scattering needs no weights"
+PUBLISHED = "; model=mobilenetv2 fetches published weights"
 LARGEST = 32  # scattering: larger images are resized to this side, in pixels
 
 
@@ -155,7 +156,7 @@ def load_backbone(backbone: Backbone, data_root: str, device: torch.device, like
         near = ", ".join(timm.list_models(f"*{name[:6]}*")[:5]) or "see timm.list_models()"
         raise UsageError(f"model.backbone.architecture={name}: timm has no such model; near it: {near}")
 
-    path = weight_file(KEY, backbone.checkpoint, data_root, NO_WEIGHTS) if backbone.checkpoint else None
+    path = weight_file(KEY, backbone.checkpoint, data_root, PUBLISHED + NO_WEIGHTS) if backbone.checkpoint else None
     fetch = backbone.pretrained and path is None
     try:
         logging.disable(logging.WARNING)  # of the hub, about what the message below says

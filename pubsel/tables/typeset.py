@@ -13,7 +13,7 @@ from typing import Any
 
 import pandas
 
-from pubsel.records import read_choices, read_measured, read_ranks, read_records, write_whole
+from pubsel.records import NUMBERS, at, read_choices, read_measured, read_ranks, read_records, write_whole
 from pubsel.settings.keys import TableConfig
 from pubsel.tables import judged, paired
 from pubsel.tables.join import Table, as_csv, belonging, make, names
@@ -36,6 +36,7 @@ HEADS = {
 MEASURED = (
     "utility", "paper_utility", "difference", "seconds", "distance", "paper_distance", "spearman", "paper_spearman",
 )  # fmt: skip
+WITHOUT_WEIGHTS = ("scattering", "pixels")
 NOT_SHOWN = ("commits",)  # in the notes
 RANKS = "Rank correlation of distance and utility (near −1: the nearer the public data, the better)"
 JUDGED = "Does the order of distances predict that of utilities?"
@@ -149,7 +150,7 @@ def notes(table: Table) -> list[str]:
     missing = sum(cell is None for cell in table.cells)
     if missing:
         lines.append(f"{MISSING}: no record. {missing} of {len(frame)} rows have none of ours.")
-    lines += _versions(table)
+    lines += _features(table) + _versions(table)
     lines += [TIME] if "seconds" in frame else []
     lines += paired.summary(table)
 
@@ -163,8 +164,33 @@ def notes(table: Table) -> list[str]:
     return lines
 
 
+def _features(table: Table) -> list[str]:
+    """Return a line on the published weights that networks began with, or a file with others, if there are any."""
+    weights = set()
+    models = (at(run, "settings.model") or {} for run in table.records())
+    for model in {str(model): model for model in models}.values():
+        for network, published in ((model, False), (model.get("backbone") or {}, True)):  # by default
+            name, file = network.get("architecture"), network.get("checkpoint")
+            if file:
+                weights.add(f"{name} with the file {file}")
+            elif name and name not in WITHOUT_WEIGHTS and network.get("pretrained", published):
+                weights.add(f"{name} as it is published")
+    return [f"Weights: {', '.join(sorted(weights))}."] if weights else []
+
+
 def _versions(table: Table) -> list[str]:
-    """Return a line on the versions of the code that made the numbers, if there are several."""
+    """Return lines on the versions of the code that made the numbers, if there are several or earlier ones."""
+    lines, runs = [], table.records()
+    if earlier := sum(record.get("numbers", 0) != NUMBERS for record in runs):
+        lines.append(
+            f"Of {len(runs)} runs, {earlier} are of an earlier version of what decides numbers: this program does not "
+            "repeat them bit for bit."
+        )
+    return lines + _commits(table)
+
+
+def _commits(table: Table) -> list[str]:
+    """Return a line on the commits of the code, if there are several."""
     commits = Counter(_short(record.get("commit")) for record in table.records())
     if len(commits) < 2:
         return []
