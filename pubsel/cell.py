@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import MISSING
+from threadpoolctl import threadpool_limits
 from torch import nn
 
 from pubsel import algorithms, data, distances, models, records, selection
@@ -152,7 +153,7 @@ class Cell(NamedTuple):
         cls, settings: RunConfig, kind: str = "runs", processes: int = 1, repeated: Mapping[str, str] | None = None
     ) -> Self:
         """The cell of canonical settings, its folder below RESULTS/`kind`. UsageError if there is no such device."""
-        torch.set_num_threads(settings.threads or torch.get_num_threads())
+        use_threads(settings.threads)
         device, name = choose_device(settings.device), identity_of(settings)
         streams = Streams.of(settings, name, device, processes, repeated)
         folder = Path(settings.results) / kind / name
@@ -396,6 +397,15 @@ def check_backbone(model: Model) -> None:
     unused = [key for key in keys if getattr(model, key)]
     if model.backbone is not None and unused:
         raise UsageError(f"model.{unused[0]}: with model.backbone a linear classifier on features trains")
+
+
+def use_threads(threads: int | None) -> None:
+    """Compute on so many threads of the CPU; None: on as many as torch does. Sums are rounded otherwise on others, so
+    this holds for the products of numpy and scipy too."""
+    import scipy.linalg  # noqa: F401  # it has a library of its own, which is limited only if it is loaded
+
+    torch.set_num_threads(threads or torch.get_num_threads())
+    threadpool_limits(torch.get_num_threads())
 
 
 def load_task(settings: RunConfig, device: torch.device) -> Task:

@@ -16,6 +16,7 @@ from pubsel.settings import CONF, command_line
 from pubsel.settings.identity import as_json, identity_of
 from pubsel.settings.keys import RankConfig, RunConfig
 from pubsel.settings.schema import check
+from tests.test_numbers import alike
 
 RECORDS = records.read_records(CONF.parent / "results")
 
@@ -111,22 +112,20 @@ def test_a_measured_distance_has_the_command_that_measures_it(more):
 
 
 def shipped() -> list[dict]:
-    """Six records of this program's numbers that take seconds, others each day, in an order by their features."""
-    weights = Path(os.environ.get("PUBSEL_DATA", "")) / "mobilenetv2_100.safetensors"
-    at_hand = ("scattering", "mobilenetv2") if weights.is_file() else ("scattering",)
-    cheap = [
-        record
-        for record in RECORDS
-        if not records.outdated(record) and record["private"] == "flowers5" and record["public"] in (None, "flowers5")
-        and record["model"] in at_hand and record["seconds"] < 2
-    ]  # fmt: skip
-    return sorted(random.Random(date.today().toordinal()).sample(cheap, 6), key=lambda record: record["model"])
+    """Six records of this program's numbers that take seconds, others each day."""
+    # products of numpy in the older records of PILLAR have an unknown number of threads
+    kind = {"private": "flowers5", "model": "scattering"}
+    current = [record for record in RECORDS if not records.outdated(record) and kind.items() <= record.items()]
+    cheap = [record for record in current if record["algorithm"] != "pillar" and record["seconds"] < 2]
+    return random.Random(date.today().toordinal()).sample(cheap, 6)
 
 
 @pytest.mark.data
 @pytest.mark.slow
 def test_shipped_records_are_repeated(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
+    if not alike():
+        pytest.skip("sums are rounded otherwise on this processor, and with the features that depend on them the noise")
     chosen = shipped()
     records.write_lines(Path("results/records/some.jsonl.gz"), chosen)
     for record in chosen:

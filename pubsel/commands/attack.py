@@ -28,6 +28,7 @@ from pubsel.cell import (
     load_task,
     network,
     refuse_unit,
+    use_threads,
     weights_digest,
 )
 from pubsel.data import Split, Task
@@ -51,7 +52,7 @@ KEYS = ("attack", "gsd_values", "features", "known_members")  # of a row of the 
 
 def attack(settings: AttackConfig) -> pandas.DataFrame:
     """Attack, write the records RESULTS/attacks/NAME/result.json and the table RESULTS/tables/*.csv, and return it."""
-    torch.set_num_threads(settings.threads or torch.get_num_threads())
+    use_threads(settings.threads)
     device = choose_device(settings.device)
     folder = Path(settings.results)
     if settings.attack == Attack.loss:

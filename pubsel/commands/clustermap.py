@@ -18,7 +18,7 @@ from matplotlib.figure import Figure
 from scipy.cluster.hierarchy import dendrogram, linkage
 from scipy.spatial.distance import squareform
 
-from pubsel.cell import choose_device, network
+from pubsel.cell import choose_device, network, use_threads
 from pubsel.commands.rank import candidates_of, canonical, distance_of
 from pubsel.data import Split
 from pubsel.distances import Releases
@@ -102,7 +102,7 @@ def settings_of(settings: FigureConfig) -> RankConfig:
 def drawn(settings: FigureConfig) -> figures.Drawn:
     """Return the figure clustermap_DISTANCE_PRIVATE."""
     asked = settings_of(settings)
-    torch.set_num_threads(asked.threads or torch.get_num_threads())
+    use_threads(asked.threads)
     frame = matrix(asked)
     distance = distance_of(asked)
     return figures.Drawn(

@@ -18,7 +18,7 @@ from safetensors.torch import save
 from torch import nn
 
 from pubsel import models, records
-from pubsel.cell import choose_device
+from pubsel.cell import choose_device, use_threads
 from pubsel.commands.predict import folder_of, from_its_data
 from pubsel.gradients.factored import OffsetLinear
 from pubsel.messages import UsageError, UserError
@@ -57,7 +57,7 @@ def made(settings: ExportConfig) -> tuple[dict[str, bytes], card.Told]:
     """Return the files of the folder by name, and what they tell. UserError says why a run may not or cannot be given
     away."""
     # The guarantee comes first: what may not be given away need not be read.
-    torch.set_num_threads(settings.threads or torch.get_num_threads())
+    use_threads(settings.threads)
     folder = folder_of(settings.run, Path(settings.results))
     if not (folder / "result.json").exists():
         raise UserError(f"{folder}: it lacks result.json, which states the guarantee: export the run itself")

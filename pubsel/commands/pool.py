@@ -3,9 +3,7 @@
 import time
 from pathlib import Path
 
-import torch
-
-from pubsel.cell import choose_device
+from pubsel.cell import choose_device, use_threads
 from pubsel.data import extracted
 from pubsel.data.embeddings import open_embeddings
 from pubsel.data.features import load_backbone
@@ -17,7 +15,7 @@ from pubsel.settings.keys import PoolConfig
 def run(settings: PoolConfig) -> str:
     """Do what `settings` ask for, unless it was done before, and return a line about it. UsageError if they ask for
     both kinds of work, or neither."""
-    torch.set_num_threads(settings.threads or torch.get_num_threads())
+    use_threads(settings.threads)
     if settings.pool and settings.images is None:
         return assign(settings)
     if settings.images is None or settings.pool:

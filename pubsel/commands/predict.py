@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from pubsel import records
-from pubsel.cell import choose_device
+from pubsel.cell import choose_device, use_threads
 from pubsel.commands.attack import reopened
 from pubsel.data.given import Given, as_input, given
 from pubsel.messages import UsageError, UserError, duration, say
@@ -116,7 +116,7 @@ def opened(settings: PredictConfig) -> Classifier:
 
     A run from before model.json is opened with the data that it was trained on. UserError says what is missing.
     """
-    torch.set_num_threads(settings.threads or torch.get_num_threads())
+    use_threads(settings.threads)
     device = choose_device(settings.device)
     folder = folder_of(settings.run, Path(settings.results))
     if files_of(folder) is not None:

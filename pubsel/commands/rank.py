@@ -25,6 +25,7 @@ from pubsel.cell import (
     network,
     tensors,
     through_backbone,
+    use_threads,
 )  # fmt: skip
 from pubsel.data import Split, Task
 from pubsel.distances import Distance, Releases
@@ -41,7 +42,7 @@ def rank(settings: RankConfig) -> dict[str, Any]:
     """Order public candidates by their distance to the private data, with how often each is nearer than the next; if
     epsilon_select is given, choose one of them privately instead. A private release is drawn once: the same command
     returns its record."""
-    torch.set_num_threads(settings.threads or torch.get_num_threads())
+    use_threads(settings.threads)
     device = choose_device(settings.device)
 
     sets = [name for candidate in settings.public for name in public_sets(candidate)]

@@ -276,7 +276,7 @@ def follow(name: str, settings: RunConfig, sets: list[str], ks: list[int], point
     trained = cell.canonical(settings)
     algorithm, distance, gep = _methods(settings, trained, sets, ks, FIGURES[name])
 
-    torch.set_num_threads(settings.threads or torch.get_num_threads())
+    cell.use_threads(settings.threads)
     device = cell.choose_device(settings.device)
     task = cell.load_task(trained, device)
     public = {key: public_set(key, settings, task.private, device) for key in sets}
