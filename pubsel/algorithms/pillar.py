@@ -28,7 +28,8 @@ Projection = Enum("Projection", ["pca", "jl", "dp_pca"])
 
 
 def public_pca(x: Tensor, k: int) -> Frozen:
-    """Standardise, then project on the top k principal components, both of public features x [m, d] (Algorithm 1).
+    """Project on the top k principal components of public features x [m, d] (Algorithm 1), which are standardised
+    before, as in the authors' code; the paper does not say so.
 
     UsageError if x, standardised, has rank less than k.
     """

@@ -1,5 +1,6 @@
 """Gradient Subspace Distance. Choosing Public Datasets for Private Machine Learning via Gradient Subspace Distance,
-Algorithm 1 (and its workshop version, Private Data Selection by Gradient Subspace Distance).
+Algorithm 1 (and its workshop version, of the same title). Rows of unit length are a step of the authors' code, which
+the algorithm does not have (`normalise_rows`).
 
 GSD is NOT differentially private: it is computed from private gradients without noise.
 """

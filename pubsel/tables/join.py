@@ -24,6 +24,7 @@ from scipy import stats
 from pubsel.messages import UsageError, UserError
 from pubsel.records import at, read_ranks, read_records, write_whole
 from pubsel.settings import named, own_folders
+from pubsel.settings.identity import default_of
 from pubsel.settings.keys import is_weak
 
 _HERE = Path(__file__).resolve().parents[1]
@@ -277,8 +278,13 @@ def belonging(spec: Spec, records: list[dict[str, Any]]) -> list[dict[str, Any]]
 
 
 def value_of(record: dict[str, Any], key: str) -> Any:
-    """Return the value of a key of the record, or of a dotted key of its settings; None if it has none."""
-    return record[key] if key in record else at(record["settings"], key)
+    """Return the value of a key of the record, or of a dotted key of its settings, its default if it is left out; None
+    if it has none."""
+    if key in record:
+        return record[key]
+    group, _, last = key.rpartition(".")
+    values = at(record["settings"], group) if group else record["settings"]
+    return values[last] if isinstance(values, dict) and last in values else default_of(key)
 
 
 def _scope(spec: Spec, records: list[dict[str, Any]], ranks: list[dict[str, Any]]) -> list[Cell]:
