@@ -33,6 +33,8 @@ MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
 DASHES: tuple[Any, ...] = ("-", "--", "-.", ":", (0, (6, 1.5)), (0, (4, 1, 1, 1, 1, 1)), (0, (2, 1)), (0, (8, 2, 2, 2)))
 INK = "#010203"  # of text and axes; nothing else has it, so that a page can replace it with its text colour
 FORMATS = ("png", "svg", "pdf")
+PLACES = re.compile(r' (?:d|x|y|points|transform)="[^"]*"')  # attributes of an SVG with coordinates,
+DIGITS = re.compile(r"\d+\.\d{3,}")  # which are rounded to a hundredth of a point on a page
 WIDTH, HEIGHT = 4.2, 3.4  # of a panel, inches
 NAME = 2.6  # inches of a method's name in a legend
 LONGEST = 24  # letters of a name in a drawing
@@ -488,6 +490,7 @@ def inline(figure: "Figure", prefix: str, about: str) -> str:
     # metadata and style would clash with those of other figures on the page
     svg = svg[svg.index("<svg") :]
     svg = re.sub(r"<metadata>.*?</metadata>|<style.*?</style>", "", svg, flags=re.DOTALL)
+    svg = PLACES.sub(lambda places: DIGITS.sub(lambda x: f"{float(x[0]):.2f}", places[0]), svg)
     used = set(re.findall(r"(?:url\(|href=\")#([^\")]+)", svg))
 
     def renamed(match: re.Match[str]) -> str:
