@@ -337,7 +337,7 @@ def test_what_needs_no_torch_does_not_wait_for_it() -> None:
         (
             ["run", "+pair.typo=1"],
             2,
-            ["pair.typo", "overlap, pool, pool_m, private, private_share, public, seed"],
+            ["pair.typo", "private_share, public, public_share, seed, shots, take"],
         ),
         (["run", "+algorithm.typo=1"], 2, ["algorithm.typo", "clip_embedding"]),
         (["run", "seed=0,1"], 2, ["seed=0,1", "--multirun"]),

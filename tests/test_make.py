@@ -323,9 +323,9 @@ def test_a_file_that_is_wrong_is_named(cli: Cli, about: dict, message: str) -> N
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["nothing"], "cannot make 'nothing': use one of adamix_figure1_right"),
+        (["nothing"], "cannot make 'nothing': use one of adamix_draws, adamix_figure1_right"),
         (["gsd_table2_mnist"], "cannot make 'gsd_table2_mnist'"),
-        ([], "pubsel make NAME: one of adamix_figure1_right"),
+        ([], "pubsel make NAME: one of adamix_draws, adamix_figure1_right"),
         (["mine", "-m"], "pubsel make sweeps by itself: leave -m out"),
         (["mine", "--config-dir", "own", "nonsense=1"], "unknown key nonsense"),
     ],
