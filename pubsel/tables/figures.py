@@ -43,6 +43,7 @@ GAP = 0.1  # between the names of two public sets, as a share of the axis
 RATES = ("training.learning_rate", "algorithm.pretrain_rate", "algorithm.finish_rate", "algorithm.reuse")
 GRID = (*RATES, "training.epochs", "algorithm.k", "algorithm.share", "algorithm.damping")
 PILLAR = ("pillar", "dp_raft_pillar", "dp_raft", "adadps", "gep", "jl", "dp_pca", "dp_sgd")
+OTHERS = ("choosing",)  # labels of runs that ask another question, with a line for each public set
 ADAMIX = ("adamix", "ngd", "adamix_projection", "adamix_clipping", "ppgd", "fully_private", "only_public", "paragon")
 
 
@@ -106,7 +107,7 @@ def points(curve: Curve, records: list[dict[str, Any]]) -> tuple[pandas.DataFram
     A line joins cells that differ in nothing but x (and what was selected): if others do, their lines are named
     apart. Empty if no line has two values of x.
     """
-    belong = [record for record in records if record["algorithm"] in curve.algorithms]
+    belong = [record for record in records if record["algorithm"] in curve.algorithms and record["label"] not in OTHERS]
     belong = [record for record in belong if _on_features(record) == curve.features]
     lines: dict[tuple[Any, ...], list[Cell]] = {}
     for cell in selected(cells(belong), curve.by, list(curve.over)):
