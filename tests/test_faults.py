@@ -279,7 +279,7 @@ def test_a_record_that_is_cut_short_is_never_read(tmp_path: Path, whole: list[di
         path.write_bytes(text[:length])
         with pytest.raises(UserError, match="delete it to run the cell again"):
             results.read_records(tmp_path / "results")
-        assert list_runs.look(path.parent, None).state == "corrupt"
+        assert list_runs.look(path.parent).state == "corrupt"
 
 
 def test_a_checkpoint_that_does_not_fit_is_named_and_starts_nothing(tmp_path: Path, whole: list[dict]) -> None:

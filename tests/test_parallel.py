@@ -299,7 +299,7 @@ def test_a_run_goes_on_whichever_process_failed(tmp_path: Path, whole: dict) -> 
     ):
         assert together(command, tmp_path, fault) == codes
         (folder,) = tmp_path.glob("results/runs/*/")
-        found = list_runs.look(folder, None)
+        found = list_runs.look(folder)
         assert (found.state, found.record.get("utility")) == (state, None)
         assert said in found.why + found.state
         assert said in (tmp_path / "said0").read_text()
