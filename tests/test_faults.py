@@ -143,7 +143,7 @@ def run_folder(folder: Path) -> Path:
 
 
 def state(folder: Path) -> str:
-    return list_runs.look(run_folder(folder), None).state
+    return list_runs.look(run_folder(folder)).state
 
 
 @pytest.fixture(scope="module")
