@@ -400,9 +400,9 @@ def check_backbone(model: Model) -> None:
 
 
 def use_threads(threads: int | None) -> None:
-    """Compute on so many threads of the CPU; None: on as many as torch does. Sums are rounded otherwise on others, so
-    this holds for the products of numpy and scipy too."""
-    import scipy.linalg  # noqa: F401  # it has a library of its own, which is limited only if it is loaded
+    """Set how many CPU threads torch, numpy and scipy use; None: as many as torch uses already. The number decides how
+    sums are rounded, so it has to be the same in all three."""
+    import scipy.linalg  # noqa: F401  # scipy's BLAS is not numpy's, and can be limited only after it is loaded
 
     torch.set_num_threads(threads or torch.get_num_threads())
     threadpool_limits(torch.get_num_threads())

@@ -3,10 +3,11 @@
     PUBSEL_DATA=... python scripts/pools.py ham10000,flowers5 --seeds 10
     python scripts/pools.py --table
 
-Each private set has a pool of seven other sets, with 200 or 20 images of its own kind, or none: about 1 %, 0.1 % and
-0 %. `whitened_head` without public labels trains on MobileNetV2 features, at most 6,000 private images, and is measured
-on other private images, not on the test set. What is chosen costs 5 % of epsilon, and training has the rest. Rows that
-are in the file are not run again. Nothing of it is private.
+Each private set has a pool of seven other sets, with 200 or 20 images of its own kind, or none: about 1 %, 0.1 % and 0
+%. `whitened_head` without public labels trains on MobileNetV2 features, at most 6,000 private images, and is measured
+on other private images, not on the test set. What is chosen costs 5 % of epsilon, and training has the rest. The method
+`weights` takes all examples of the clusters that `examples` draws from, with weights in the moments of the whitening.
+Rows that are in the file are not run again. Nothing of it is private.
 """
 
 import argparse

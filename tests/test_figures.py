@@ -196,3 +196,13 @@ def test_the_boost_is_above_one_where_private_data_helps():
     boost = figures.boosted(frame)["boost"]
     assert boost.isna().tolist() == [True, True, False]
     assert boost[2] == pytest.approx(40 / 10)
+
+
+def test_a_curve_has_no_runs_of_studies_with_figures_apart():
+    runs = [swept(epsilon=epsilon, utility=epsilon / 4) for epsilon in (1.0, 2.0)]
+    curve = figures.CURVES["pillar_epsilon"]
+    alone, _ = figures.points(curve, runs)
+    others = [one | {"label": label, "identity": label} for one in runs for label in figures.OTHERS]
+    together, _ = figures.points(curve, [*runs, *others])
+    assert len(alone) == 2
+    assert together.equals(alone)

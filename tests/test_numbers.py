@@ -1,7 +1,8 @@
 """What decides the numbers of a record, held by tiny cells of all algorithms and distances (golden/numbers.json).
 
-Where sums are rounded as they were when the file was made, weights have to be equal bit for bit; elsewhere, numbers to
-a thousandth. If a change is meant to change numbers: raise `records.NUMBERS`, and make the file again:
+Where sums are rounded as they were when the file was made, weights have to be equal bit for bit. Elsewhere the noise is
+another, because it depends on every bit of what is trained on; there, only cells without noise are compared, to a
+thousandth. If a change is meant to change numbers: raise `records.NUMBERS`, and make the file again:
 
     python -m tests.test_numbers
 """
@@ -56,6 +57,7 @@ CELLS = {
     "whitened_head_once": f"{FEATURES} algorithm=whitened_head_once",
 }
 RANKS = f"{HERE} private=digits public=[noise] model=digits_cnn distance.m=40 distance.initialisations=1"
+WITHOUT_NOISE = ("non_private", "only_public")
 DISTANCES = {
     "gsd": f"{RANKS} distance=gsd distance.k=5",
     "task2vec": f"{RANKS} distance=task2vec",
@@ -120,8 +122,10 @@ def _tensors(values: Any) -> list[torch.Tensor]:
 def test_numbers_change_with_their_version_alone(name: str, tmp_path: Path) -> None:
     kept = json.loads(FILE.read_text())
     assert kept["numbers"] == records.NUMBERS, "make tests/golden/numbers.json again"
-    old, new = kept["cells"][name], numbers(name, tmp_path)
     exact = alike()
+    if not exact and name not in (*WITHOUT_NOISE, *DISTANCES):
+        pytest.skip("sums are rounded otherwise on this processor, so the noise is another")
+    old, new = kept["cells"][name], numbers(name, tmp_path)
     assert old.keys() == new.keys()
     for key in old:
         if key == "weights":

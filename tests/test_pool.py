@@ -327,38 +327,31 @@ def test_an_algorithm_that_needs_public_data_gets_some(folder, capsys):
     assert record["privacy"]["epsilon"] == pytest.approx(4, abs=1e-3)
 
 
-def test_a_run_that_was_stopped_draws_no_second_histogram(folder, capsys, monkeypatch):
-    from pubsel.commands import run as command
+@pytest.mark.parametrize(
+    ("at", "error"),
+    [
+        ("pubsel.commands.run.prepare", KeyboardInterrupt),
+        ("pubsel.selection.pool.covered", KeyboardInterrupt),
+        ("pubsel.selection.pool.covered", UsageError("of what follows")),
+    ],
+)
+def test_a_run_that_was_stopped_draws_no_second_histogram(folder, capsys, monkeypatch, at, error):
+    """After the choice, or between histogram and choice."""
 
-    def stop(*_):
-        raise KeyboardInterrupt
-
-    secure = ("privacy.secure_noise=true",)
-    monkeypatch.setattr(command, "prepare", stop)
-    main(["run", *CHOOSE, *secure])
-    (kept,) = Path("results/runs").glob("*/histogram.pt")
-    first = torch.load(kept)["drawn"]["noisy"]
-    monkeypatch.undo()
-    monkeypatch.chdir(folder)
-    record = trained(capsys, *secure)
-    assert record["pool"]["histogram"] == first
-    assert not kept.exists()
-
-
-@pytest.mark.parametrize("error", [KeyboardInterrupt, UsageError("of what follows")])
-def test_a_run_that_was_stopped_between_histogram_and_choice_draws_no_second_one(folder, capsys, monkeypatch, error):
     def stop(*_):
         raise error
 
     secure = ("privacy.secure_noise=true",)
-    monkeypatch.setattr(pool, "covered", stop)
+    monkeypatch.setattr(at, stop)
     main(["run", *CHOOSE, *secure])
     (kept,) = Path("results/runs").glob("*/histogram.pt")
     first = torch.load(kept)["drawn"]["noisy"]
     assert (kept.parent / "log.txt").exists()  # something was spent
     monkeypatch.undo()
     monkeypatch.chdir(folder)
+
     assert trained(capsys, *secure)["pool"]["histogram"] == first
+    assert not kept.exists()
     (lines,) = ledger.ledgers("results")
     assert [line["what"] for line in lines].count("choice") == 1
 

@@ -15,7 +15,6 @@ LINKED = (  # numbers that come from runs
     "utility", "difference", "seeds", "distance", "spearman", "kendall", "pairs", "test_utility", "measured_utility",
 )  # fmt: skip
 
-MEASURED = ("utility", "utility_interval", "selection")  # which are rounded, to save space
 GROUPS = ("settings", "privacy", "selection", "command", "identity")
 
 
@@ -56,8 +55,7 @@ class Runs:
         if record["identity"] not in self._numbers:
             self._numbers[record["identity"]] = len(self.runs)
             parts = {"command": command(record).split(" "), "identity": record["identity"].split("-")}
-            measured = {key: rounded(record[key]) for key in MEASURED if record.get(key) is not None}
-            values = {**record, **measured, **{group: dict(enumerate(words)) for group, words in parts.items()}}
+            values = {**record, **{group: dict(enumerate(words)) for group, words in parts.items()}}
             for group in GROUPS:
                 inner = values.pop(group, None) or {}
                 values |= {f"{group}.{key}": value for key, value in inner.items()}
@@ -82,15 +80,6 @@ class Runs:
         values = {"keys": self.keys, "pool": self.pool, "runs": changes, "behind": self.behind}
         text = json.dumps(values, separators=(",", ":"), ensure_ascii=False)
         return text.replace("<", "\\u003c").replace("\u2028", "\\u2028").replace("\u2029", "\\u2029")
-
-
-def rounded(value: Any) -> Any:
-    """Return numbers to five digits after the point, in lists and mappings too."""
-    if isinstance(value, dict):
-        return {key: rounded(inner) for key, inner in value.items()}
-    if isinstance(value, list):
-        return [rounded(inner) for inner in value]
-    return round(value, 5) if isinstance(value, float) else value
 
 
 def shown_of(frame: pandas.DataFrame, behind: list[str | None]) -> Shown:

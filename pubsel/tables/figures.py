@@ -33,8 +33,6 @@ MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
 DASHES: tuple[Any, ...] = ("-", "--", "-.", ":", (0, (6, 1.5)), (0, (4, 1, 1, 1, 1, 1)), (0, (2, 1)), (0, (8, 2, 2, 2)))
 INK = "#010203"  # of text and axes; nothing else has it, so that a page can replace it with its text colour
 FORMATS = ("png", "svg", "pdf")
-PLACES = re.compile(r' (?:d|x|y|points|transform)="[^"]*"')  # attributes of an SVG with coordinates,
-DIGITS = re.compile(r"\d+\.\d{3,}")  # which are rounded to a hundredth of a point on a page
 WIDTH, HEIGHT = 4.2, 3.4  # of a panel, inches
 NAME = 2.6  # inches of a method's name in a legend
 LONGEST = 24  # letters of a name in a drawing
@@ -43,7 +41,7 @@ GAP = 0.1  # between the names of two public sets, as a share of the axis
 RATES = ("training.learning_rate", "algorithm.pretrain_rate", "algorithm.finish_rate", "algorithm.reuse")
 GRID = (*RATES, "training.epochs", "algorithm.k", "algorithm.share", "algorithm.damping")
 PILLAR = ("pillar", "dp_raft_pillar", "dp_raft", "adadps", "gep", "jl", "dp_pca", "dp_sgd")
-OTHERS = ("choosing",)  # labels of runs that ask another question, with a line for each public set
+OTHERS = ("choosing", "untuned", "unlabelled", "tuned", "goal")  # labels of studies that have tables and figures apart
 ADAMIX = ("adamix", "ngd", "adamix_projection", "adamix_clipping", "ppgd", "fully_private", "only_public", "paragon")
 
 
@@ -105,7 +103,7 @@ def points(curve: Curve, records: list[dict[str, Any]]) -> tuple[pandas.DataFram
     """Return a row for each point, utility in percent, settings chosen as the curve says; and the cell behind each.
 
     A line joins cells that differ in nothing but x (and what was selected): if others do, their lines are named
-    apart. Empty if no line has two values of x.
+    apart. Runs of other studies (OTHERS) are left out. Empty if no line has two values of x.
     """
     belong = [record for record in records if record["algorithm"] in curve.algorithms and record["label"] not in OTHERS]
     belong = [record for record in belong if _on_features(record) == curve.features]
@@ -491,7 +489,6 @@ def inline(figure: "Figure", prefix: str, about: str) -> str:
     # metadata and style would clash with those of other figures on the page
     svg = svg[svg.index("<svg") :]
     svg = re.sub(r"<metadata>.*?</metadata>|<style.*?</style>", "", svg, flags=re.DOTALL)
-    svg = PLACES.sub(lambda places: DIGITS.sub(lambda x: f"{float(x[0]):.2f}", places[0]), svg)
     used = set(re.findall(r"(?:url\(|href=\")#([^\")]+)", svg))
 
     def renamed(match: re.Match[str]) -> str:

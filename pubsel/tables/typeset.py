@@ -150,7 +150,7 @@ def notes(table: Table) -> list[str]:
     missing = sum(cell is None for cell in table.cells)
     if missing:
         lines.append(f"{MISSING}: no record. {missing} of {len(frame)} rows have none of ours.")
-    lines += _features(table) + _versions(table)
+    lines += _weights(table) + _versions(table)
     lines += [TIME] if "seconds" in frame else []
     lines += paired.summary(table)
 
@@ -164,7 +164,7 @@ def notes(table: Table) -> list[str]:
     return lines
 
 
-def _features(table: Table) -> list[str]:
+def _weights(table: Table) -> list[str]:
     """Return a line on the published weights that networks began with, or a file with others, if there are any."""
     weights = set()
     models = (at(run, "settings.model") or {} for run in table.records())
