@@ -411,14 +411,7 @@ def use_threads(threads: int | None) -> None:
 def load_task(settings: RunConfig, device: torch.device) -> Task:
     """The data of a run; with a backbone, its features in place of the images."""
     through = through_backbone(settings, device)
-    return data.load(with_seed(settings).pair, settings.data_root, settings.download, through, settings.keep)
-
-
-def with_seed(settings: RunConfig) -> RunConfig:
-    """The settings with the seed of the run as that of what is drawn, if pair.seed is null."""
-    if settings.pair.seed is not None:
-        return settings
-    return dataclasses.replace(settings, pair=dataclasses.replace(settings.pair, seed=settings.seed))
+    return data.load(settings.pair, settings.data_root, settings.download, through, settings.keep)
 
 
 def through_backbone(settings: RunConfig | RankConfig, device: torch.device) -> data.Through:

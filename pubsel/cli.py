@@ -494,7 +494,9 @@ def _complete(words: list[str], line: str) -> int:
         case ["attack"]:
             choices = [attack.name for attack in Attack]
         case ["table"]:
-            choices = ["all", *named("tables")]
+            from pubsel.tables import attacked
+
+            choices = ["all", *named("tables"), *attacked.TABLES]
         case ["make"]:
             choices = sorted({*named("tables"), *named("work")})
         case ["figure"]:

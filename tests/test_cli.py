@@ -634,6 +634,7 @@ def test_bash_completes() -> None:
                 "gsd_table13a",
                 "gsd_table13b",
                 "gsd_table14",
+                "gsd_table15",
                 "gsd_table16",
             ],
         ),

@@ -15,7 +15,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import DictConfig, OmegaConf
 
 from pubsel import algorithms, records
-from pubsel.cell import canonical, with_seed
+from pubsel.cell import canonical
 from pubsel.messages import UsageError
 from pubsel.models.small import NETWORKS
 from pubsel.settings import CONF
@@ -399,7 +399,7 @@ def test_the_identity_changes_with_every_setting_that_can_change_the_result_and_
 
 
 def test_the_seed_of_the_pair() -> None:
-    """It is that of the run, if it is null; where nothing is drawn, all seeds are one run."""
+    """It is that of the run, if it is ${seed}; where nothing is drawn, all seeds are one run."""
 
     def settings(*words: str) -> RunConfig:
         return canonical(check(RunConfig, quickstart("algorithm=dp_sgd", *words)))
@@ -407,14 +407,14 @@ def test_the_seed_of_the_pair() -> None:
     gep = ["algorithm=gep", "algorithm.k=50"]
     drawn = [*gep, "pair.public=digits", "++pair.take=train"]
     for words in (drawn, ["++pair.validation=0.1"], ["++pair.private_share=0.5"]):
-        names = [identity_of(settings(*words, f"++pair.seed={seed}")) for seed in (0, 1, "null")]
-        assert len(set(names)) == 3
-        assert names[0] == identity_of(settings(*words))
-        assert with_seed(settings(*words, "++pair.seed=null", "seed=7")).pair.seed == 7
-        assert with_seed(settings(*words, "++pair.seed=3", "seed=7")).pair.seed == 3
+        names = [identity_of(settings(*words, f"++pair.seed={seed}")) for seed in (0, 1, "${seed}")]
+        assert len(set(names)) == 2
+        assert names[0] == names[2] == identity_of(settings(*words))
+        assert settings(*words, "++pair.seed=${seed}", "seed=7").pair.seed == 7
+        assert settings(*words, "++pair.seed=3", "seed=7").pair.seed == 3
 
     for words in ([], gep):
-        assert identity_of(settings(*words, "++pair.seed=null")) == identity_of(settings(*words))
+        assert identity_of(settings(*words, "++pair.seed=5")) == identity_of(settings(*words))
 
 
 def test_the_identity_is_readable_and_depends_on_no_order_of_keys() -> None:

@@ -7,7 +7,7 @@ import pandas
 import pytest
 from scipy import stats
 
-from pubsel import records
+from pubsel import records, report
 from pubsel.commands import draw
 from pubsel.settings.keys import FigureConfig, TableConfig
 from pubsel.tables import join, judged, typeset
@@ -159,3 +159,12 @@ def test_records_kept_with_the_code_are_read_unless_measured_again(tmp_path):
     ):
         records.write_record(tmp_path / "ranks" / one["identity"] / "result.json", one)
     assert records.read_measured(tmp_path) == [again, third, second]
+
+
+def test_the_report_has_the_means_of_a_table_that_judges(monkeypatch):
+    monkeypatch.setattr(join, "names", lambda: ["study"])
+    monkeypatch.setattr(join, "spec", lambda name: SPEC)
+    text = report.page(runs(), measured=ranks())
+    assert typeset.JUDGED in text
+    assert text.count(f'data-by="{judged.ALWAYS_NONE}"') == 1  # one private set, one epsilon
+    assert typeset.JUDGED not in report.page(runs())

@@ -95,6 +95,7 @@ def test_every_step_of_conf_composes(composers: dict[str, make.Composer], name: 
     for step in steps:
         if step.command == "more_seeds":
             assert re.fullmatch(r"\d+(,\d+)*", step.words[0])
+            assert all(word == "pair.seed=${seed}" for word in step.words[1:])
         elif make.swept_by(step):
             composer = composers[step.command]
             assert composer.cell(composer.cells(step.words)[0]).name
@@ -107,7 +108,7 @@ def test_every_step_of_conf_composes(composers: dict[str, make.Composer], name: 
     ("name", "count"),
     [
         ("gsd_table2_fmnist", 30), ("gep_table1_svhn", 9), ("gsd_table16", 27), ("medical_ours_kagchest_head", 33),
-        ("adamix_ours_flowers5", 132), ("pillar_table2", 19278),
+        ("adamix_ours_flowers5", 48), ("pillar_table2", 19278),
     ],
 )  # fmt: skip
 def test_how_many_cells_a_table_has(composers: dict[str, make.Composer], name: str, count: int) -> None:
@@ -281,12 +282,29 @@ def recorded(cell: make.Cell, **more: object) -> dict:
 @pytest.mark.parametrize("words", SEEDED.values(), ids=SEEDED)
 def test_another_seed_of_a_record_is_the_run_of_the_command_line(words: list[str], composers, monkeypatch) -> None:
     composer = composers["run"]
-    results.write_record(Path("results/runs/a/result.json"), recorded(composer.cell([*words, "seed=3"])))
+    record = recorded(composer.cell([*words, "seed=3"]))
+    results.write_record(Path("results/runs/a/result.json"), record)
     monkeypatch.setattr(join, "spec", lambda name: join.Spec(title="", records={}))
-    have, more = make.seeded("any", [3, 5], Path("results"), composer, ["threads=1"])
-    assert have.words == []
+    drawn = ["pair.seed=${seed}"] if "seed" in record["settings"]["pair"] else []
+    have, more = make.seeded("any", [3, 5], Path("results"), composer, ["threads=1"], drawn)
+    assert have.name == record["identity"]
+    assert drawn or have.words == []
     assert more.name == composer.cell([*words, "seed=5"]).name
     assert composer.composed(more.words).threads == 1
+
+
+def test_more_seeds_of_what_is_drawn_too(composers: dict[str, make.Composer], monkeypatch) -> None:
+    composer, words = composers["run"], [*SEEDED["pillar"], "++pair.validation=0.1"]
+    results.write_record(Path("results/runs/a/result.json"), recorded(composer.cell([*words, "seed=0"])))
+    monkeypatch.setattr(join, "spec", lambda name: join.Spec(title="", records={}))
+    (more,) = make.seeded("any", [5], Path("results"), composer, [], ["pair.seed=${seed}"])
+    assert (more.settings["seed"], more.settings["pair"]["seed"]) == (5, 5)
+    assert more.name == composer.cell([*words, "seed=5", "++pair.seed=5"]).name
+
+    # both are of one cell of the table, with two seeds
+    results.write_record(Path("results/runs/b/result.json"), recorded(more))
+    (cell,) = join.table_cells("any", Path("results"))
+    assert [record["seed"] for record in cell.records] == [0, 5]
 
 
 def test_a_record_that_today_would_be_another_run_gets_no_more_seeds(composers, monkeypatch) -> None:
@@ -323,9 +341,9 @@ def test_a_file_that_is_wrong_is_named(cli: Cli, about: dict, message: str) -> N
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["nothing"], "cannot make 'nothing': use one of adamix_draws, adamix_figure1_right"),
+        (["nothing"], "cannot make 'nothing': use one of adamix_figure1_right, adamix_figure2_left"),
         (["gsd_table2_mnist"], "cannot make 'gsd_table2_mnist'"),
-        ([], "pubsel make NAME: one of adamix_draws, adamix_figure1_right"),
+        ([], "pubsel make NAME: one of adamix_figure1_right, adamix_figure2_left"),
         (["mine", "-m"], "pubsel make sweeps by itself: leave -m out"),
         (["mine", "--config-dir", "own", "nonsense=1"], "unknown key nonsense"),
     ],

@@ -28,7 +28,7 @@ from pubsel.attacks.membership import (
 )
 from pubsel.cell import weights_digest
 from pubsel.cli import main
-from pubsel.commands.attack import beside_paper, reopened
+from pubsel.commands.attack import reopened
 from pubsel.data import Split, open_dataset
 from pubsel.distances import gsd
 from pubsel.gradients.matrix import PerExampleGradients, random_labels
@@ -38,6 +38,7 @@ from pubsel.settings import CONF
 from pubsel.settings.keys import AttackConfig, Model, Norm
 from pubsel.settings.schema import check
 from pubsel.tables import join
+from pubsel.tables.attacked import beside_paper
 from pubsel.training.evaluation import evaluate
 from tests.synthetic import distance
 
@@ -418,6 +419,53 @@ def test_attacks_on_gsd_from_the_command_line(folder, capsys):
     assert "attacked before" in again.err
     assert main(["attack", "gsd_black_box", *words]) == 0
     assert list(pandas.read_csv("results/tables/gsd_table9.csv")["features"]) == ["images", "outputs"]
+
+
+TABLE = ["gsd_table9.csv", "gsd_table9.md", "gsd_table9.tex"]
+
+
+def test_a_table_of_attacks_is_written_from_records_as_the_attack_wrote_it(folder, capsys):
+    assert main(["attack", "gsd_black_box", *GSD]) == 0
+    tables, kept = Path("results/tables"), Path("results/records/attacks")
+    wrote = {path.name: path.read_bytes() for path in tables.iterdir()}
+    assert sorted(wrote) == TABLE
+    (attacked,) = Path("results/attacks").glob("*/result.json")
+
+    def again(words) -> str:
+        for path in tables.iterdir():
+            path.unlink()
+        capsys.readouterr()
+        assert main(["table", words]) == 0
+        return capsys.readouterr().out
+
+    for table in ("gsd_table9", "all"):
+        said = again(table)
+        assert ("gsd_table8" in said) == (table == "all")  # which has no record
+        assert {name: (tables / name).read_bytes() for name in TABLE} == wrote
+
+    # a record that is kept with the code, until there is one of this machine
+    record = json.loads(attacked.read_text())
+    kept.mkdir(parents=True)
+    for row in record["rows"]:
+        row["success"] = 0.125
+    (kept / f"{record['identity']}.json").write_text(json.dumps(record))
+    again("gsd_table9")
+    assert {name: (tables / name).read_bytes() for name in TABLE} == wrote
+    attacked.unlink()
+    again("gsd_table9")
+    assert list(pandas.read_csv(tables / "gsd_table9.csv")["success_rate"]) == [12.5, 12.5]
+    assert "| 12.50 " in (tables / "gsd_table9.md").read_text()
+
+
+def test_a_table_of_attacks_without_a_record_says_so(folder, capsys):
+    assert main(["table", "gsd_table9"]) == 0
+    (line,) = (line for line in capsys.readouterr().out.splitlines() if "No record" in line)
+    assert line == "No record of this table in results/attacks yet: the figures are the paper's alone."
+    assert list(pandas.read_csv("results/tables/gsd_table9.csv")["paper_success_rate"]) == [51.65, 52.19]
+    assert main(["table", "all"]) == 0
+    assert capsys.readouterr().out.splitlines()[-1].endswith(", gsd_table8, gsd_table9")
+    assert main(["table", "gsd_table99"]) == 2
+    assert "gsd_table8, gsd_table9" in capsys.readouterr().err
 
 
 @pytest.mark.data

@@ -200,6 +200,37 @@ def test_distances_of_rank_stand_beside_the_papers_where_nothing_trains(tmp_path
     assert join.table("gsd_table2", tmp_path)["distance"].isna().all()  # ranks belong where conf/tables says so
 
 
+def test_a_table_shows_further_distances_of_rank_next_to_the_papers(tmp_path):
+    """Table 4: Task2Vec in a column of its own, by the network of the row."""
+    one = ranked("chestxray14", "resnet152", chestxray14=[0.1, 0.2], kagchest=[0.3, 0.5])
+    one["settings"]["distance"] = {"name": "task2vec"}
+    otdd = ranked("chestxray14", "resnet152", seed=1, kagchest=[9.0, 9.0])
+    otdd["settings"]["distance"] = {"name": "otdd"}
+    other = ranked("chestxray14", "probe", seed=2, kagchest=[7.0])
+    other["settings"]["distance"] = {"name": "task2vec"}
+    for rank in (one, otdd, other):
+        records.write_record(tmp_path / "ranks" / rank["identity"] / "result.json", rank)
+    trained = record(public="kagchest", utility=0.66, values=(0.4,))
+    trained["settings"]["model"] = {"trained": ["fc"]}
+    save(tmp_path, trained | {"private": "chestxray14", "model": "resnet152"})
+
+    frame = join.table("gsd_table4", tmp_path).set_index("public")
+    assert len(frame) == 4
+    row = frame.loc["kagchest"]
+    assert list(row[["utility", "distance", "distance_task2vec"]]) == [66, 0.4, 0.4]
+    assert row["distance_task2vec_std"] == pytest.approx(0.1414, abs=1e-4)
+    assert (row["paper_distance"], row["paper_distance_task2vec"]) == (0.36, 0.16)
+    assert frame.loc["chestxray14", "paper_distance_task2vec"] == 0.052
+    assert "Paper's distance, task2vec" in typeset.run(
+        TableConfig(table="gsd_table4", results=str(tmp_path), debug=False)
+    )
+
+    # two records of one distance: none is taken silently
+    records.write_record(tmp_path / "ranks" / "again" / "result.json", one | {"identity": "again"})
+    with pytest.raises(UserError, match="both are task2vec: say which under further"):
+        join.table("gsd_table4", tmp_path)
+
+
 def test_a_broken_record_of_rank_is_named(tmp_path):
     records.write_record(tmp_path / "ranks" / "x" / "result.json", {"identity": "x"})
     with pytest.raises(UserError, match=r"ranks/x/result.json is no record, it lacks 'private'"):

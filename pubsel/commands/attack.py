@@ -1,7 +1,6 @@
 """Membership inference, from settings to records and a table: on GSD, and on the networks of finished runs."""
 
 import dataclasses
-import math
 import pickle
 import time
 from collections import OrderedDict
@@ -40,26 +39,29 @@ from pubsel.settings.identity import as_json, folder_name, identity_of, short_na
 from pubsel.settings.keys import POOL, Attack, AttackConfig, ExportConfig, PredictConfig, RunConfig, public_sets
 from pubsel.settings.methods import typed
 from pubsel.settings.schema import check
-from pubsel.tables import join
+from pubsel.tables import join, typeset
+from pubsel.tables.attacked import TABLES, beside_paper, from_records
 from pubsel.training.loop import public_stream
 from pubsel.training.pooled import as_recorded
 
 NOT_PRIVATE = "An attack reads private data without noise: this record is not differentially private."
-TABLES = {Attack.gsd_white_box: "gsd_table8", Attack.gsd_black_box: "gsd_table9", Attack.loss: "loss_attack"}
 OF_RUN = ("private", "public", "model", "algorithm", "epsilon", "label", "seed", "metric", "utility", "weights")
-KEYS = ("attack", "gsd_values", "features", "known_members")  # of a row of the paper's tables
 
 
 def attack(settings: AttackConfig) -> pandas.DataFrame:
-    """Attack, write the records RESULTS/attacks/NAME/result.json and the table RESULTS/tables/*.csv, and return it."""
+    """Attack, write the records RESULTS/attacks/NAME/result.json, and return them as rows of a table. It is written to
+    RESULTS/tables; that of an attack on GSD as `pubsel table` writes it, from all records of this attack."""
     use_threads(settings.threads)
     device = choose_device(settings.device)
     folder = Path(settings.results)
     if settings.attack == Attack.loss:
         frame = pandas.DataFrame([loss_row(record) for record in attack_runs(settings, folder, device)])
-    else:
-        frame = beside_paper(attack_gsd(settings, folder, device), f"{TABLES[settings.attack]}.csv")
-    join.write_table(frame, folder / "tables" / f"{TABLES[settings.attack]}.csv")
+        join.write_table(frame, folder / "tables" / "loss_attack.csv")
+        return frame
+
+    name = next(name for name, attack in TABLES.items() if attack == settings.attack)
+    frame = beside_paper(attack_gsd(settings, folder, device), f"{name}.csv")
+    typeset.write_attacked(from_records(name, folder), folder / "tables")
     return frame
 
 
@@ -333,17 +335,3 @@ def _known_but_one(pairs: NDArray[np.float64], m: int) -> list[dict[str, Any]]:
         row |= {"gsd_values": "with", "known_members": m - 1}
         rows.append(row | {"success": told_apart(pairs, digits), "members": len(pairs)})
     return rows
-
-
-def beside_paper(rows: list[dict[str, Any]], file: str) -> pandas.DataFrame:
-    """Return rows in percent, next to the paper's figure for the same attack, which is for CIFAR-10 and ResNet20."""
-    paper = {tuple(row.get(key) for key in KEYS): row["success_rate"] for row in join.paper_rows(file)}
-    lines = []
-    for row in rows:
-        low, high = row.get("success_interval") or (math.nan, math.nan)
-        line = {key: row[key] for key in ("private", "model", *KEYS[:3], "private_examples", "known_members", "trials")}
-        line |= {"asked": row["members"] + row.get("others", 0), "success_rate": 100 * row["success"]}
-        line |= {"success_rate_low": 100 * low, "success_rate_high": 100 * high}
-        line |= {"auc": row.get("auc"), "paper_success_rate": paper.get(tuple(row[key] for key in KEYS))}
-        lines.append(line)
-    return pandas.DataFrame(lines).dropna(axis=1, how="all")

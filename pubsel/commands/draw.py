@@ -1,13 +1,14 @@
 """`pubsel figure NAME`: NAME.csv, NAME.png, NAME.svg and NAME.pdf in results/figures. This file imports no torch.
 
 From records: a name of figures.CURVES (utility against epsilon, k, noise, public examples; with adamix the performance
-boost); a name of a table, its utility against distance (NAME_distance), if it has a reference, against time at one
-epsilon, for each model (NAME_time-MODEL-epsEPSILON), and if it judges distances, what each loses (NAME_lost); all, each
-of these that the records allow;
+boost), or of read_off.FIGURES (what the papers read off such cells); a name of a table, its utility against distance
+(NAME_distance), if it has a reference, against time at one epsilon, for each model (NAME_time-MODEL-epsEPSILON), and if
+it judges distances, what each loses (NAME_lost); all, each of these that the records allow;
 adamix_attack, the area under the ROC curve of the loss attack against test error (AdaMix, Figure 1, right);
 per_instance, next to each audits/*/per_instance.csv its figure.
 
-Measured, with settings of `pubsel run`: those of during_training.py, clustermap.py and projections.py.
+Measured, with settings of `pubsel run`: those of during_training.py, initialisation.py, clustermap.py
+and projections.py.
 """
 
 from pathlib import Path
@@ -19,15 +20,15 @@ import pandas
 from pubsel import records as results
 from pubsel.messages import UsageError, UserError
 from pubsel.settings.keys import FigureConfig
-from pubsel.tables import figures, join, judged, paired, typeset
+from pubsel.tables import figures, join, judged, paired, read_off, typeset
 from pubsel.tables.figures import Drawn
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 FOLLOWED = ("gsd_figure1", "gsd_figure3", "gsd_lemma41", "gep_figure2", "gep_figure4", "gep_figure5", "gep_figure7")
-MEASURED = (*FOLLOWED, "clustermap", "separability", "reconstruction")
-OF_RECORDS = ("all", *figures.CURVES, "adamix_attack", "per_instance")  # and the tables
+MEASURED = (*FOLLOWED, "gep_figure1", "clustermap", "separability", "reconstruction")
+OF_RECORDS = ("all", *figures.CURVES, *read_off.FIGURES, "adamix_attack", "per_instance")  # and the tables
 
 
 def names() -> list[str]:
@@ -54,7 +55,7 @@ def run(settings: FigureConfig) -> str:
         paths, missing = draw_attacked(results.read_records(folder), folder), "no attacked run: pubsel attack loss"
     else:
         records = results.read_records(folder)
-        each = [*figures.CURVES, *join.names()] if name == "all" else [name]
+        each = [*figures.CURVES, *read_off.FIGURES, *join.names()] if name == "all" else [name]
         drawn_now = [of for part in each for of in of_records(part, records, settings.at_epsilon)]
         drawn_now += [of for part in each for of in of_ranks(part, records, folder)]
         paths, missing = [path for of in drawn_now for path in write(of, folder)], "no record for it"
@@ -67,6 +68,8 @@ def measured(settings: FigureConfig) -> Drawn:
     """Return a figure that looks at data, not at records. These import torch."""
     if settings.figure == "clustermap":
         from pubsel.commands.clustermap import drawn
+    elif settings.figure == "gep_figure1":
+        from pubsel.theory.initialisation import drawn
     elif settings.figure in ("separability", "reconstruction"):
         from pubsel.theory.projections import drawn
     else:
@@ -82,8 +85,8 @@ def write(drawn: Drawn, folder: Path) -> list[Path]:
 
 
 def of_records(name: str, records: list[dict[str, Any]], at_epsilon: float) -> list[Drawn]:
-    """Return a curve, or the figures of a table: utility against distance, and against time at an epsilon; none if
-    there are no records for it."""
+    """Return a curve, what is read off one, or the figures of a table: utility against distance, and against time at
+    an epsilon; none if there are no records for it."""
     if name in figures.CURVES:
         curve = figures.CURVES[name]
         frame, _ = figures.points(curve, records)
@@ -91,6 +94,9 @@ def of_records(name: str, records: list[dict[str, Any]], at_epsilon: float) -> l
             return []
         frame = figures.boosted(frame) if name.startswith("adamix") else frame
         return [Drawn(name, frame, figures.curves(frame, curve.x, curve.line))]
+
+    if name in read_off.FIGURES:
+        return read_off.drawn(name, records)
 
     table = join.make(name, records)
     frame = figures.distances(table)
@@ -110,7 +116,7 @@ def of_records(name: str, records: list[dict[str, Any]], at_epsilon: float) -> l
 
 def of_ranks(name: str, records: list[dict[str, Any]], folder: Path) -> list[Drawn]:
     """Return the figure of a table that judges distances; none if it does not, or there are no records for it."""
-    if name in figures.CURVES or not join.spec(name).judged:
+    if name in figures.CURVES or name in read_off.FIGURES or not join.spec(name).judged:
         return []
     frame = judged.judged(join.make(name, records), results.read_measured(folder))
     return [] if frame.empty else [Drawn(f"{name}_lost", frame, figures.lost(frame), "\n".join(typeset.ABOUT_JUDGED))]

@@ -8,7 +8,8 @@ The file of a table (conf/tables), or of other work (conf/work), lists under `ru
     attack WORDS, figure WORDS each reads its record if there is one
     table NAME                 the last step of a table's file, added by itself
     make NAME                  the steps of another file
-    more_seeds 1,2             the cells that this table selects from the records so far, with these seeds too
+    more_seeds 1,2 WORDS       the cells that this table selects from the records so far, with these seeds, and WORDS
+                               such as pair.seed=${seed}, too
 
 A command with a key in braces is one command for each of the file's `parts`: {part} is the name of the part, the other
 keys are what the file gives it. NAME_PART makes one part. `common` is put before the words of each run.
@@ -109,8 +110,9 @@ def steps_of(name: str, within: tuple[str, ...] = ()) -> list[Step]:
             raise UserError(f"runs of {stem}: {command!r} is no command here: use {', '.join(KINDS)}")
         words = f"{work.common} {words}" if command == "run" else words
 
-        for part in parts if "{" in words and parts else [""]:
-            written = _written(stem, words, {"part": part, **(work.parts.get(part) or {})})
+        each = "{" in words and command != "more_seeds"  # whose cells are those of all parts
+        for part in parts if each and parts else [""]:
+            written = _written(stem, words, {"part": part, **(work.parts.get(part) or {})}) if each else words
             if command == "make":
                 steps += steps_of(written.strip(), (*within, stem))
             else:
@@ -194,22 +196,25 @@ def _is_single(word: Override) -> bool:
     return word.is_sweep_override() and not any(value.startswith("[") for value in word.sweep_string_iterator())
 
 
-def seeded(table: str, seeds: list[int], folder: Path, composer: Composer, free: list[str]) -> list[Cell]:
-    """Return the cells that a table selects from the records in `folder`, with each of `seeds`. free: words that change
-    no result. UserError for a record that the settings of today would not give."""
+def seeded(
+    table: str, seeds: list[int], folder: Path, composer: Composer, free: list[str], words: Sequence[str] = ()
+) -> list[Cell]:
+    """Return the cells that a table selects from the records in `folder`, with each of `seeds` and with `words`. free:
+    words that change no result. UserError for a record that the settings of today would not give."""
     cells = []
     for cell in join.table_cells(table, folder):
         have = {record["seed"]: record for record in cell.records}
         for seed in seeds:
-            if seed in have:
+            if seed in have and not words:
                 cells.append(Cell([], have[seed]["identity"], have[seed]["settings"]))
                 continue
 
             asked = cell["settings"] | {"seed": seed}
-            again = composer.cell([*command_line.overrides(asked), *free])
+            given = command_line.overrides(asked)
+            again = composer.cell([*given, *free])
             if again.settings != asked:
                 raise UserError(f"{cell['identity']}: other settings now, which give {again.name}: run its sweep again")
-            cells.append(again)
+            cells.append(composer.cell([*given, *words, *free]) if words else again)
 
     return cells
 
@@ -343,7 +348,8 @@ class Plan:
             composer = self.composers[swept_by(step)]
             if step.command == "more_seeds":
                 seeds = [int(seed) for seed in step.words[0].split(",")]
-                cells: Iterator[Cell] = iter(seeded(step.of, seeds, self.folder, composer, self.free))
+                more = seeded(step.of, seeds, self.folder, composer, self.free, step.words[1:])
+                cells: Iterator[Cell] = iter(more)
             else:
                 words = [*step.words, *self.settings.words, self.results]
                 cells = map(composer.cell, composer.cells(words, self.settings.public))

@@ -36,7 +36,6 @@ from pubsel.cell import (
     sets_of,
     tensors,
     weights_digest,
-    with_seed,
     without_public,
 )
 from pubsel.data import Split, Task
@@ -472,7 +471,7 @@ def pair_distance(settings: RunConfig, task: Task, device: torch.device) -> dict
 
 def distance_folder(settings: RunConfig) -> tuple[Path, dict[str, Any]]:
     """Return the folder of the distance of a run's pair, and the settings that it depends on."""
-    what = {"distance": settings.distance, "pair": as_json(with_seed(settings).pair), "model": as_json(settings.model)}
+    what = {"distance": settings.distance, "pair": as_json(settings.pair), "model": as_json(settings.model)}
     public, private = short_name(settings.pair.public), short_name(settings.pair.private)
     name = folder_name(f"{private}-{public}-{settings.model.name}", what)
     return Path(settings.results) / "distances" / name, what

@@ -339,7 +339,7 @@ def _from_training(
         pool, notes = pool[~twice], notes + _dropped(name, int(twice.sum()), "the private data")
     m = _as_many(pair, len(y))
     drawn = np.zeros(len(y), dtype=bool)
-    drawn[pool[draw(name, y[torch.from_numpy(pool)], m, pair.shots, _seed(pair)).numpy()]] = True
+    drawn[pool[draw(name, y[torch.from_numpy(pool)], m, pair.shots, pair.seed).numpy()]] = True
 
     # What is drawn from the same set is no longer private. The unit does not change which examples are drawn, but all
     # examples of the people who have one of them leave the private data.
@@ -366,13 +366,6 @@ def _from_training(
     note = f"{int(drawn.sum())} public examples were drawn from the training split of {name}{leave}"
     x, changed = _like(name, chosen.used.train.x, source.train, pair.convert)
     return Split(x, chosen.used.train.y), left, (*notes, note, *changed)
-
-
-def _seed(pair: Pair) -> int:
-    """Return the seed of what is drawn; UsageError if it is null, that of a run, and there is no run."""
-    if pair.seed is None:
-        raise UsageError("pair.seed=null: there is no run whose seed it could be: give a number")
-    return pair.seed
 
 
 def _as_many(pair: Pair, n: int) -> int:
@@ -403,12 +396,12 @@ def _part(
     what = "examples" if opened.used.groups is None else "people"
 
     # Another seed than any of `shuffled` and `draw`, so that the share is independent of both.
-    order = np.random.RandomState((SEED + 2 * _seed(pair) + 1) % SEEDS).permutation(several)
+    order = np.random.RandomState((SEED + 2 * pair.seed + 1) % SEEDS).permutation(several)
     used = order[: max(1, round(pair.private_share * len(order)))]
     held = round(pair.validation * len(used))
     digests = rows(opened.digests(_shape(opened))[0], left)
     if pair.overlap == Overlap.leave and opened.used.groups is None:
-        first = by_content(digests, pair.validation, _seed(pair))[used]
+        first = by_content(digests, pair.validation, pair.seed)[used]
         used, held = np.concatenate([used[first], used[~first]]), int(first.sum())
     if pair.validation and not 0 < held < len(used):
         raise UsageError(f"pair.validation={pair.validation}: {held} of {len(used)} {what}: take another share")

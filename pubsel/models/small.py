@@ -87,14 +87,15 @@ class ResNet20(nn.Module):
     """He et al. 2016 (arXiv:1512.03385), Section 4.2, with GroupNorm as in GEP: 268,346 parameters at 3 channels and
     10 classes."""
 
-    def __init__(self, channels: int, height: int, width: int, classes: int):
+    def __init__(self, channels: int, height: int, width: int, classes: int, filters: int = 16):
         super().__init__()
-        self.conv1 = nn.Conv2d(channels, 16, 3, padding=1, bias=False)
-        self.norm1 = _norm(16)
-        self.stage1 = nn.Sequential(Block(16, 16, 1), Block(16, 16, 1), Block(16, 16, 1))
-        self.stage2 = nn.Sequential(Block(16, 32, 2), Block(32, 32, 1), Block(32, 32, 1))
-        self.stage3 = nn.Sequential(Block(32, 64, 2), Block(64, 64, 1), Block(64, 64, 1))
-        self.fc = nn.Linear(64, classes)
+        a, b, c = filters, 2 * filters, 4 * filters
+        self.conv1 = nn.Conv2d(channels, a, 3, padding=1, bias=False)
+        self.norm1 = _norm(a)
+        self.stage1 = nn.Sequential(Block(a, a, 1), Block(a, a, 1), Block(a, a, 1))
+        self.stage2 = nn.Sequential(Block(a, b, 2), Block(b, b, 1), Block(b, b, 1))
+        self.stage3 = nn.Sequential(Block(b, c, 2), Block(c, c, 1), Block(c, c, 1))
+        self.fc = nn.Linear(c, classes)
         for module in self.modules():
             if isinstance(module, nn.Conv2d | nn.Linear):
                 nn.init.kaiming_normal_(module.weight)

@@ -14,12 +14,12 @@ import pandas
 
 from pubsel import __version__
 from pubsel.privacy import ledger
-from pubsel.records import read_choices, read_ranks, read_records, write_whole
+from pubsel.records import read_choices, read_measured, read_ranks, read_records, write_whole
 from pubsel.report import own
 from pubsel.report.linked import LINKED, Runs, shown_of
 from pubsel.settings.command_line import command
 from pubsel.settings.keys import ReportConfig
-from pubsel.tables import figures, join, typeset
+from pubsel.tables import figures, join, judged, typeset
 from pubsel.tables.join import Cell, Table
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ def run(settings: ReportConfig) -> str:
     records = read_records(results)
     text = page(
         records, read_ranks(results), drawings(results / "figures"), read_choices(results), ledger.ledgers(results),
-        own.classes_of(results, records), settings.results,
+        own.classes_of(results, records), settings.results, read_measured(results),
     )  # fmt: skip
     write_whole(output, text)
     return f"{output}: {len(records)} records, {len(text.encode()) / 1e6:.1f} MB; open it in a browser"
@@ -50,10 +50,11 @@ def page(
     records: list[dict[str, Any]], ranks: list[dict[str, Any]] | None = None, others: dict[str, str] | None = None,
     choices: list[dict[str, Any]] | None = None, released: list[list[ledger.Line]] | None = None,
     classes: dict[str, list[str]] | None = None, results: str = "results",
+    measured: list[dict[str, Any]] | None = None,
 ) -> str:  # fmt: skip
     """Return the page of these records, measured distances and private choices. others: further drawings, name: SVG;
     released: the ledger of each private data set; classes: their names, by the identity of a run on the user's data;
-    results: the folder, for commands."""
+    results: the folder, for commands; measured: records of distances, for the tables that judge them."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
     from markupsafe import Markup
 
@@ -69,13 +70,14 @@ def page(
     tables += [rest] if rest.records() else []
 
     # tables with a run of ours come first, then what is left to run
-    shown = [_table(table, runs) for table in tables if table.records()]
-    missing = [_table(table, runs) for table in tables if not table.records()]
+    shown = [_table(table, runs, measured or []) for table in tables if table.records()]
+    missing = [_table(table, runs, []) for table in tables if not table.records()]
     drawn = [entry for name in figures.CURVES if (entry := _curve(name, everything, runs))]
 
     environment = Environment(
         loader=FileSystemLoader(HERE), autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=StrictUndefined
     )
+    environment.globals |= {"JUDGED": typeset.JUDGED, "ABOUT_JUDGED": typeset.ABOUT_JUDGED}
     environment.globals |= {"LINKED": LINKED, "BESIDE": BESIDE, "UNDER": UNDER, "OURS": OURS}
     environment.globals |= {"MISSING": typeset.MISSING, "BREAK": Markup("_<wbr>")}
 
@@ -101,13 +103,16 @@ def _place(name: str) -> tuple[int, list[str]]:
     return ours + paper, [part.zfill(4) for part in re.findall(r"\d+|\D+", name)]
 
 
-def _table(table: Table, runs: Runs) -> dict[str, Any]:
+def _table(table: Table, runs: Runs, measured: list[dict[str, Any]]) -> dict[str, Any]:
     def key(name: str, cells: list[Cell]) -> str | None:
         return runs.add(name, cells) if cells else None
 
     # rows without a record of ours have no runs to link to
     keys = [key(f"{table.name}/{i}", [cell] if cell else []) for i, cell in enumerate(table.cells, 1)]
     groups = [key(f"{table.name}/rank/{i}", group) for i, group in enumerate(table.groups, 1)]
+
+    # how well distances predict utility: the means, not each private set
+    means = judged.summary(judged.judged(table, measured)) if table.spec.judged and measured else pandas.DataFrame()
 
     head, _, rest = table.spec.title.partition(". ")
     return {
@@ -120,6 +125,7 @@ def _table(table: Table, runs: Runs) -> dict[str, Any]:
         "filled": sum(cell is not None for cell in table.cells),
         "table": shown_of(table.frame, keys),
         "ranks": None if table.ranks.empty else shown_of(table.ranks, groups),
+        "judged": None if means.empty else shown_of(means, [None] * len(means)),
         "notes": typeset.notes(table),
         "plots": _scatter(table),
     }

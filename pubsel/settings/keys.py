@@ -98,9 +98,9 @@ class Pair:
         "share of the private examples that is held out for selecting settings; the guarantee does not cover the "
         "selection", at_least=0, below=1, default=0.0,
     )  # fmt: skip
-    seed: int | None = setting(
-        "seed of what is drawn here: public examples of the training split, private_share and validation; null: that "
-        "of the run", at_least=0, default=0,
+    seed: int = setting(
+        "seed of what is drawn here: public examples of the training split, private_share and validation; "
+        "${seed}: that of the run", at_least=0, default=0,
     )  # fmt: skip
     convert: Convert = setting(ABOUT_CONVERT)
     candidates: list[Any] | None = setting(

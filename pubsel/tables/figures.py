@@ -56,6 +56,7 @@ class Curve:
     by: str  # what selects, of SELECTION
     over: tuple[str, ...] = RATES  # the settings that are selected
     features: bool = True  # whether a linear classifier on features is meant
+    several: str = ""  # key of the record that has two values or more on each private set that is drawn
 
 
 CURVES = {
@@ -80,8 +81,16 @@ CURVES = {
         "AdaMix against public examples a class (its Figure 2)", ("adamix", "only_public", "fully_private"),
         "pair.shots", "algorithm", "test",
     ),
+    "adamix_domains": Curve(
+        "AdaMix with public data of another domain (its Figure 3, right)", ("adamix", "only_public", "paragon"),
+        "epsilon", "algorithm", "test", several="public",
+    ),
     "gep_m": Curve(
         "GEP against the number of public examples (its Table 6)", ("gep",), "pair.m", "public", "test", features=False
+    ),
+    "gep_k": Curve(
+        "GEP and B-GEP against the dimension k (GEP, Figure 6)", ("gep", "b_gep"), "algorithm.k", "algorithm", "test",
+        features=False,
     ),
 }  # fmt: skip
 
@@ -105,10 +114,30 @@ def points(curve: Curve, records: list[dict[str, Any]]) -> tuple[pandas.DataFram
     A line joins cells that differ in nothing but x (and what was selected): if others do, their lines are named
     apart. Runs of other studies (OTHERS) are left out. Empty if no line has two values of x.
     """
+    frame, shown = rows_of(curve, records)
+    if frame.empty or _most_values(frame) < 2:
+        return pandas.DataFrame(), []
+    return frame, shown
+
+
+def best(curve: Curve, records: list[dict[str, Any]]) -> list[Cell]:
+    """Return the cells that a curve selects, without those of other studies (OTHERS)."""
     belong = [record for record in records if record["algorithm"] in curve.algorithms and record["label"] not in OTHERS]
     belong = [record for record in belong if _on_features(record) == curve.features]
+    chosen = selected(cells(belong), curve.by, list(curve.over))
+    if not curve.several:
+        return chosen
+
+    values: dict[str, set[Any]] = {}
+    for cell in chosen:
+        values.setdefault(cell["private"], set()).add(cell[curve.several])
+    return [cell for cell in chosen if len(values[cell["private"]] - {None}) > 1]
+
+
+def rows_of(curve: Curve, records: list[dict[str, Any]]) -> tuple[pandas.DataFrame, list[Cell]]:
+    """Return what `points` does, even if no line has two values of x."""
     lines: dict[tuple[Any, ...], list[Cell]] = {}
-    for cell in selected(cells(belong), curve.by, list(curve.over)):
+    for cell in best(curve, records):
         if value(cell, curve.x) is not None and value(cell, curve.line) is not None:
             lines.setdefault((cell["private"], cell["model"], value(cell, curve.line)), []).append(cell)
 
@@ -131,8 +160,6 @@ def points(curve: Curve, records: list[dict[str, Any]]) -> tuple[pandas.DataFram
     entries.sort(key=lambda entry: entry[0])
 
     frame = pandas.DataFrame([row for _, row, _ in entries])
-    if frame.empty or _most_values(frame) < 2:
-        return pandas.DataFrame(), []
     return frame.assign(selected=SELECTION[curve.by]), [cell for _, _, cell in entries]
 
 
@@ -206,7 +233,7 @@ def curves(frame: pandas.DataFrame, x: str, line: str, styles: dict[Any, Any] | 
     styles = line_styles(dict.fromkeys(frame["line"])) if styles is None else styles
 
     with style():
-        figure, axes = _panels(len(panels))
+        figure, axes = panel_grid(len(panels))
         for axis, ((private, model), rows) in zip(axes, panels, strict=True):
             for name, how in styles.items():
                 part = rows[rows["line"] == name]
@@ -220,11 +247,11 @@ def curves(frame: pandas.DataFrame, x: str, line: str, styles: dict[Any, Any] | 
                     level = {"color": how["color"], "ls": how["ls"], "lw": 1.2}
                     axis.axhline(part["utility"].max(), label=label, **level)
 
-            _log_axis(axis, sorted({v for v in rows["x"] if _finite(v)}))
-            axis.set(title=f"{short(private)}, {short(model)}", xlabel=axis_name(x), ylabel=_metric(rows))
+            log_axis(axis, sorted({v for v in rows["x"] if _finite(v)}))
+            axis.set(title=f"{short(private)}, {short(model)}", xlabel=axis_name(x), ylabel=metric_name(rows))
 
         if alone:
-            _legend(figure, {line_name(line, name): how for name, how in styles.items()})
+            legend_below(figure, {line_name(line, name): how for name, how in styles.items()})
     return figure
 
 
@@ -235,7 +262,7 @@ def legend(styles: dict[str, Any]) -> "Figure":
     with style():
         high = sum(1 + name.count("\n") for name in styles) / 2
         figure = Figure(figsize=(WIDTH, 0.22 * math.ceil(high) + 0.1))
-        _legend(figure, styles, "upper left")
+        legend_below(figure, styles, "upper left")
     return figure
 
 
@@ -247,7 +274,7 @@ def scatter(frame: pandas.DataFrame) -> "Figure":
     styles = line_styles(dict.fromkeys(_series(row) for _, row in levels_last.iterrows()))
 
     with style():
-        figure, axes = _panels(len(panels), 1.5)
+        figure, axes = panel_grid(len(panels), 1.5)
         for axis, ((private, _, label), rows) in zip(axes, panels, strict=True):
             for name, part in rows.groupby([_series(row) for _, row in rows.iterrows()], sort=False):
                 how = dict(styles[str(name)])
@@ -265,7 +292,7 @@ def scatter(frame: pandas.DataFrame) -> "Figure":
             _name_points(axis, rows[~rows["level"]])
 
             axis.set_title(f"{short(private)}, {short(label)}", pad=60, loc="left")
-            axis.set(xlabel="distance", ylabel=_metric(rows))
+            axis.set(xlabel="distance", ylabel=metric_name(rows))
             axis.legend(loc="upper left", bbox_to_anchor=(0, -0.16))
     return figure
 
@@ -278,7 +305,7 @@ def against_time(frame: pandas.DataFrame) -> "Figure":
     fastest, slowest = frame["seconds"].min(), frame["seconds"].max()
 
     with style():
-        figure, axes = _panels(len(panels))
+        figure, axes = panel_grid(len(panels))
         for axis, (private, rows) in zip(axes, panels, strict=True):
             for method, part in rows.groupby("method", sort=False):
                 axis.errorbar(part["seconds"], part["utility"], part["std"].fillna(0), **styles[method])
@@ -286,9 +313,9 @@ def against_time(frame: pandas.DataFrame) -> "Figure":
             # all panels have one time axis, with a label at each 1, 2 and 5 if they fit
             decades = range(-2, 7)
             steps = (1, 2, 5) if slowest / fastest < 300 else (1,)
-            _log_axis(axis, [step * 10.0**power for power in decades for step in steps])
+            log_axis(axis, [step * 10.0**power for power in decades for step in steps])
             axis.set_xlim(fastest / 1.5, slowest * 1.5)
-            axis.set(title=short(private), ylabel=_metric(rows))
+            axis.set(title=short(private), ylabel=metric_name(rows))
             axis.set_xlabel(f"seconds of training (0 counts as {SHORTEST:g})")
 
         tuned = "; the time of choosing settings is not counted" if frame["chosen"].any() else ""
@@ -300,7 +327,7 @@ def against_time(frame: pandas.DataFrame) -> "Figure":
         named = {"\n".join(_wrapped(name)): how for name, how in styles.items()}
         lines = sum(1 + name.count("\n") for name in named) / max(1, int(figure.get_figwidth() / NAME))
         figure.set_figheight(figure.get_figheight() + 0.17 * math.ceil(lines))
-        _legend(figure, named, column=NAME)
+        legend_below(figure, named, column=NAME)
     return figure
 
 
@@ -314,7 +341,7 @@ def lost(frame: pandas.DataFrame) -> "Figure":
     apart = np.linspace(0.3, -0.3, len(styles))  # of the markers in a row
 
     with style():
-        figure, axes = _panels(len(panels), 1.2)
+        figure, axes = panel_grid(len(panels), 1.2)
         for axis, (epsilon, rows) in zip(axes, panels, strict=True):
             for (private, how), shift in zip(styles.items(), apart, strict=True):
                 part = rows[rows["private"] == private]
@@ -328,7 +355,7 @@ def lost(frame: pandas.DataFrame) -> "Figure":
             axis.barh(at, means, height=0.8, color="#808080", alpha=0.3, zorder=0)
             axis.set_yticks(range(len(measures)), measures)
             axis.set(title=line_name("epsilon", epsilon), xlabel="points lost", xlim=(0, None))
-        _legend(figure, {short(private): how for private, how in styles.items()})
+        legend_below(figure, {short(private): how for private, how in styles.items()})
     return figure
 
 
@@ -386,7 +413,8 @@ def _name_points(axis: "Axes", rows: pandas.DataFrame) -> None:
         )  # fmt: skip
 
 
-def _panels(count: int, taller: float = 1.0) -> "tuple[Figure, list[Axes]]":
+def panel_grid(count: int, taller: float = 1.0) -> "tuple[Figure, list[Axes]]":
+    """Return a figure with so many panels, up to three next to each other."""
     from matplotlib.figure import Figure
 
     wide = 2 if count == 4 else min(count, 3)
@@ -398,7 +426,9 @@ def _panels(count: int, taller: float = 1.0) -> "tuple[Figure, list[Axes]]":
     return figure, list(axes[:count])
 
 
-def _legend(figure: "Figure", styles: dict[str, Any], where: Any = "outside lower center", column: float = 1.7) -> None:
+def legend_below(
+    figure: "Figure", styles: dict[str, Any], where: Any = "outside lower center", column: float = 1.7
+) -> None:
     """Draw one legend for all panels; column: the inches of a name and its line."""
     from matplotlib.lines import Line2D
 
@@ -407,7 +437,8 @@ def _legend(figure: "Figure", styles: dict[str, Any], where: Any = "outside lowe
     figure.legend(handles=handles, loc=where, ncols=columns)
 
 
-def _log_axis(axis: "Axes", ticks: list[float]) -> None:
+def log_axis(axis: "Axes", ticks: list[float]) -> None:
+    """Make the horizontal axis logarithmic, with these ticks alone."""
     axis.set_xscale("log")
     axis.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
     axis.minorticks_off()
@@ -432,7 +463,8 @@ def axis_name(key: str) -> str:
     return "ε" if key == "epsilon" else key.rpartition(".")[2]
 
 
-def _metric(rows: pandas.DataFrame) -> str:
+def metric_name(rows: pandas.DataFrame) -> str:
+    """Return the label of an axis of utility, of these rows."""
     names = {"auc": "AUC", "balanced_accuracy": "balanced accuracy"}
     metrics = dict.fromkeys(names.get(m, str(m)) for m in rows["metric"].dropna())
     return " or ".join(metrics) + ", percent"

@@ -31,6 +31,7 @@ _HERE = Path(__file__).resolve().parents[1]
 PAPER = next((path for path in (_HERE.parent / "results" / "paper", _HERE / "paper") if path.is_dir()), _HERE / "paper")
 W = TypeVar("W", bound="Work")
 
+Seeds = tuple[int, int]  # of a run, and of what is drawn of its data
 CELL = ("private", "public", "model", "algorithm", "epsilon", "label")
 WITHOUT_PUBLIC = ("dp_sgd", "non_private", "pate")
 SELECTION = {"validation": "held-out private", "public": "public labels", "test": "test (oracle)"}
@@ -70,6 +71,9 @@ class Spec(Work):
     select: dict[str, Any] = field(default_factory=dict)  # by: SELECTION; over: dotted keys of the settings to choose
     names: dict[str, str] = field(default_factory=dict)  # our data set: the paper's name of the same
     ranks: bool = False  # whether distances of `pubsel rank` belong too
+    further: dict[str, dict[str, Any]] = field(
+        default_factory=dict
+    )  # column, of the paper's CSV too: the other distance of `pubsel rank` that it shows, by keys of its settings
     reference: dict[str, Any] = field(default_factory=dict)  # keys as of `records`: the row that others compare with
     judged: list[str] = field(
         default_factory=list
@@ -79,10 +83,10 @@ class Spec(Work):
 
 @dataclass(frozen=True)
 class Cell:
-    """Records that differ in nothing but the seed; what a table says of them (percent, points)."""
+    """Records that differ in nothing but seeds; what a table says of them (percent, points)."""
 
     records: tuple[dict[str, Any], ...]
-    settings: dict[str, str]  # dotted key: JSON value; without the seed
+    settings: dict[str, str]  # dotted key: JSON value; without `seed` and `pair.seed`
 
     def __getitem__(self, key: str) -> Any:
         return self.records[0][key]
@@ -125,9 +129,9 @@ class Cell:
         lists = [distance.get("values") or [distance["mean"]] for distance in measured.values()]
         return [value for values in lists for value in values]
 
-    def selection(self, by: str, seeds: set[int]) -> float:
+    def selection(self, by: str, seeds: set[Seeds]) -> float:
         """Return the mean over these seeds of the utility that settings are selected by; -inf if a record has none."""
-        records = [record for record in self.records if record["seed"] in seeds]
+        records = [record for record in self.records if seeds_of(record) in seeds]
         values = [record.get("selection", {}).get(by) for record in records]
         return statistics.fmean(values) if values and None not in values else -math.inf
 
@@ -150,27 +154,35 @@ def guarantee(record: dict[str, Any]) -> str:
 
 
 def cells(records: list[dict[str, Any]]) -> list[Cell]:
-    """Return groups of equal private, public, model, algorithm, epsilon, label and settings (apart from the seed).
+    """Return groups of equal private, public, model, algorithm, epsilon, label and settings, apart from both seeds: of
+    the run, and of what is drawn of its data.
 
-    Raise UserError if two records of a cell have one seed: they are copies of one run, and no spread over seeds.
+    Raise UserError if two records of a cell have the same seeds: they are copies of one run, and no spread over seeds.
     """
     groups: dict[str, list[dict[str, Any]]] = {}
     for record in records:
-        values = {key: value for key, value in record["settings"].items() if key != "seed"}
-        same = json.dumps([[record[key] for key in CELL], values], sort_keys=True)
+        same = json.dumps([[record[key] for key in CELL], _without_seeds(record)], sort_keys=True)
         groups.setdefault(same, []).append(record)
 
     result = []
     for group in groups.values():
-        group.sort(key=lambda record: record["seed"])
+        group.sort(key=seeds_of)
         for first, second in pairwise(group):
-            if first["seed"] == second["seed"]:
+            if seeds_of(first) == seeds_of(second):
                 identities = f"{first['identity']} and {second['identity']}"
                 raise UserError(f"two records of one run, {identities} (seed {first['seed']}): delete one")
-        settings = flat({key: value for key, value in group[0]["settings"].items() if key != "seed"})
-        result.append(Cell(tuple(group), settings))
+        result.append(Cell(tuple(group), _without_seeds(group[0])))
 
     return result
+
+
+def seeds_of(record: dict[str, Any]) -> Seeds:
+    """Return the seed of a record's run, and that of what is drawn of its data."""
+    return record["seed"], record["settings"].get("pair", {}).get("seed", 0)
+
+
+def _without_seeds(record: dict[str, Any]) -> dict[str, str]:
+    return {key: value for key, value in flat(record["settings"]).items() if key not in ("seed", "pair.seed")}
 
 
 def selected(candidates: list[Cell], by: str, over: list[str]) -> list[Cell]:
@@ -185,9 +197,9 @@ def selected(candidates: list[Cell], by: str, over: list[str]) -> list[Cell]:
     best = []
     for group in groups.values():
         # cells are compared on equal terms: on the seeds that all of them have
-        seeds = set.intersection(*({record["seed"] for record in cell.records} for cell in group))
+        seeds = set.intersection(*({seeds_of(record) for record in cell.records} for cell in group))
 
-        def rank(cell: Cell, seeds: set[int] = seeds) -> tuple[float, int, str]:
+        def rank(cell: Cell, seeds: set[Seeds] = seeds) -> tuple[float, int, str]:
             return cell.selection(by, seeds), len(cell.records), str(cell.settings)
 
         best.append(max(group, key=rank))
@@ -317,7 +329,7 @@ def make(name: str, records: list[dict[str, Any]], ranks: list[dict[str, Any]] |
     `read_records`, and from `read_ranks` if the table takes them."""
     about = spec(name)
     shown = _scope(about, records, ranks or [])
-    return Table(name, about, *_joined(name, about, shown), *_ranked(about, shown))
+    return Table(name, about, *_joined(name, about, shown, ranks or []), *_ranked(about, shown))
 
 
 def others(records: list[dict[str, Any]]) -> Table:
@@ -325,7 +337,7 @@ def others(records: list[dict[str, Any]]) -> Table:
     known = {record["identity"] for name in names() for record in belonging(spec(name), records)}
     about = Spec(title="Other runs. Those that no table of conf/tables takes; utility in percent", records={})
     shown = cells([record for record in records if record["identity"] not in known])
-    return Table("others", about, *_joined("others", about, shown), *_ranked(about, shown))
+    return Table("others", about, *_joined("others", about, shown, []), *_ranked(about, shown))
 
 
 def table(name: str, results: Path) -> pandas.DataFrame:
@@ -351,7 +363,9 @@ def correlations(name: str, results: Path) -> pandas.DataFrame:
     return make(name, read_records(results), read_ranks(results)).ranks
 
 
-def _joined(name: str, spec: Spec, shown: list[Cell]) -> tuple[pandas.DataFrame, list[Cell | None]]:
+def _joined(
+    name: str, spec: Spec, shown: list[Cell], ranks: list[dict[str, Any]]
+) -> tuple[pandas.DataFrame, list[Cell | None]]:
     """Return frame and cells of a `Table`; see `table`."""
     paper = paper_rows(spec.paper)
     privates = list(dict.fromkeys(row["private"] for row in paper))
@@ -367,6 +381,7 @@ def _joined(name: str, spec: Spec, shown: list[Cell]) -> tuple[pandas.DataFrame,
         place = places.get(_cell_key(cell, spec))
         filled.add((place, cell["label"]))
         row = _row(cell, setting, paper[place] if place is not None else None, spec)
+        row |= _further(cell, spec, ranks)
         sortable.append((_order(row, place, privates, spec), row, cell))
 
     # the paper's rows that no record fills
@@ -374,14 +389,16 @@ def _joined(name: str, spec: Spec, shown: list[Cell]) -> tuple[pandas.DataFrame,
         for label in ["paper", *spec.labels.get(row["algorithm"], [])]:
             if (place, label) not in filled:
                 keys = [*(key for key in CELL if key != "label"), *spec.match]
-                empty = {key: row[key] for key in keys} | {"label": label} | _beside(row)
+                empty = {key: row[key] for key in keys} | {"label": label} | _beside(row, spec)
                 sortable.append((_order(empty, place, privates, spec), empty, None))
 
     sortable.sort(key=lambda entry: entry[0])
     rows = [row for _, row, _ in sortable]
 
     selection = ["selected"] if spec.select else []
-    columns = [*CELL, *spec.match, *selection, *COLUMNS_OURS, *COLUMNS_PAPER, *COLUMNS_CODE]
+    further = [name for column in spec.further for name in (f"distance_{column}", f"distance_{column}_std")]
+    theirs = [f"paper_distance_{column}" for column in spec.further]
+    columns = [*CELL, *spec.match, *selection, *COLUMNS_OURS, *further, *COLUMNS_PAPER, *theirs, *COLUMNS_CODE]
     absent = {name for name in COLUMNS_IF_ANY if all(row.get(name) is None for row in rows)}
     present = [name for name in columns if name not in absent]
     return as_frame(rows, present), [cell for _, _, cell in sortable]
@@ -477,14 +494,29 @@ def _row(cell: Cell, setting: str, paper: dict[str, Any] | None, spec: Spec) -> 
     row["commits"] = len({record.get("commit") for record in cell.records})
 
     if paper is not None:
-        row |= _beside(paper)
+        row |= _beside(paper, spec)
         if paper["public"] == cell["public"] and paper["utility"] is not None and utility is not None:
             row["difference"] = utility - paper["utility"]
     return row
 
 
-def _beside(paper: dict[str, Any]) -> dict[str, Any]:
-    return {f"paper_{key}": paper[key] for key in ("public", "utility", "utility_std", "distance")}
+def _beside(paper: dict[str, Any], spec: Spec) -> dict[str, Any]:
+    beside = {f"paper_{key}": paper[key] for key in ("public", "utility", "utility_std", "distance")}
+    return beside | {f"paper_distance_{column}": paper.get(column) for column in spec.further}
+
+
+def _further(cell: Cell, spec: Spec, ranks: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return the further distances of a table between a cell's sets, by its network: means over initialisations, and
+    standard deviations. UserError if two records are of one of them."""
+    row: dict[str, Any] = {}
+    between = [record for record in ranks if all(record[key] == cell[key] for key in ("private", "public", "model"))]
+    for column, wanted in spec.further.items():
+        of = [record for record in between if all(value_of(record, key) == value for key, value in wanted.items())]
+        if len(of) > 1:
+            raise UserError(f"{of[0]['identity']} and {of[1]['identity']}: both are {column}: say which under further")
+        if of:
+            row[f"distance_{column}"], row[f"distance_{column}_std"] = _mean_std(of[0]["distance"]["values"])
+    return row
 
 
 def _paper_key(row: dict[str, Any], spec: Spec) -> tuple[Any, ...]:

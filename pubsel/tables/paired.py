@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import pandas
 from scipy import stats
 
-from pubsel.tables.join import Cell, Spec, Table, as_frame, differing, settings_text, value_of
+from pubsel.tables.join import Cell, Spec, Table, as_frame, differing, seeds_of, settings_text, value_of
 
 OWN = "own"  # in `reference`: public data that are a part of the private set
 SHORTEST = 0.05  # seconds; records are rounded to 0.1
@@ -83,7 +83,7 @@ def is_reference(cell: Cell, spec: Spec) -> bool:
 def paired_difference(row: Cell, reference: Cell) -> tuple[int, float | None, float | None, float | None]:
     """Return the number of seeds that both have, the mean over them of the difference of utility (row minus reference,
     points), and its 95 % t interval: None without a common seed, and no interval with a single one."""
-    ours, theirs = ({record["seed"]: 100 * record["utility"] for record in cell.records} for cell in (row, reference))
+    ours, theirs = ({seeds_of(record): 100 * record["utility"] for record in cell.records} for cell in (row, reference))
     points = [ours[seed] - theirs[seed] for seed in sorted(ours.keys() & theirs.keys())]
     if not points:
         return 0, None, None, None

@@ -13,9 +13,11 @@ from typing import Any
 
 import pandas
 
+from pubsel.messages import UsageError
 from pubsel.records import NUMBERS, at, read_choices, read_measured, read_ranks, read_records, write_whole
 from pubsel.settings.keys import TableConfig
-from pubsel.tables import judged, paired
+from pubsel.tables import attacked, judged, paired
+from pubsel.tables.attacked import Attacked
 from pubsel.tables.join import Table, as_csv, belonging, make, names
 
 MISSING = "—"
@@ -32,9 +34,13 @@ HEADS = {
     "nearest": "Nearest", "best": "Best", "regret": "Points lost", "nearest_other": "Nearest other",
     "best_other": "Best other", "regret_other": "Points lost, others", "nearest_sets": "Nearest set",
     "best_sets": "Best set", "regret_sets": "Points lost, sets", "regret_most": "Most lost, others",
+    "attack": "Attack", "gsd_values": "With GSD", "features": "Features", "private_examples": "Private examples",
+    "known_members": "Members known", "trials": "Trials", "asked": "Asked", "success_rate": "Success, %", "auc": "AUC",
+    "paper_success_rate": "Paper, %",
 }  # fmt: skip
 MEASURED = (
     "utility", "paper_utility", "difference", "seconds", "distance", "paper_distance", "spearman", "paper_spearman",
+    "success_rate", "auc", "paper_success_rate",
 )  # fmt: skip
 WITHOUT_WEIGHTS = ("scattering", "pixels")
 NOT_SHOWN = ("commits",)  # in the notes
@@ -117,7 +123,7 @@ def columns(frame: pandas.DataFrame) -> tuple[list[Column], list[str]]:
 
         is_bool = pandas.api.types.is_bool_dtype(frame[key])
         numeric = pandas.api.types.is_numeric_dtype(frame[key]) and not is_bool
-        column = Column(key, HEADS.get(key, key), entries, numeric)
+        column = Column(key, _head(key), entries, numeric)
 
         if key not in MEASURED and len(frame) > 1 and len(set(entries)) == 1:
             constant.append(f"{column.head} {entries[0][0]}")
@@ -125,6 +131,12 @@ def columns(frame: pandas.DataFrame) -> tuple[list[Column], list[str]]:
             shown.append(column)
 
     return shown, constant
+
+
+def _head(key: str) -> str:
+    """Return the head of a column: of a further distance with its name."""
+    plain = next((head for head in ("paper_distance", "distance") if key.startswith(f"{head}_")), "")
+    return f"{HEADS[plain]}, {key.removeprefix(plain + '_')}" if plain else HEADS.get(key, key)
 
 
 def notes(table: Table) -> list[str]:
@@ -358,6 +370,22 @@ def write(table: Table, folder: Path, ranks: list[dict[str, Any]] | None = None)
     return list(contents)
 
 
+def write_attacked(table: Attacked, folder: Path) -> list[Path]:
+    """Write NAME.csv, NAME.md and NAME.tex of a table of attacks in `folder`; each whole or not at all."""
+    made_by = f"Made by `pubsel table {table.name}`."
+    parts = [f"## {_markdown(table.title)}", *_markdown_table(table.frame)]
+    parts += ["\n".join(f"- {_markdown(note)}" for note in table.notes), made_by]
+    head = f"% pubsel table {table.name}; needs \\usepackage{{booktabs,graphicx}}\n"
+    contents = {
+        ".csv": as_csv(table.frame),
+        ".md": "\n\n".join(parts) + "\n",
+        ".tex": head + _latex_table(table.frame, table.title, table.notes, f"tab:{table.name}"),
+    }
+    for suffix, content in contents.items():
+        write_whole(folder / f"{table.name}{suffix}", content)
+    return [folder / f"{table.name}{suffix}" for suffix in contents]
+
+
 def _entry(key: str, value: Any, spread: Any, low: Any, high: Any) -> tuple[str, str]:
     if pandas.isna(value):
         return NOTHING.get(key, MISSING), ""
@@ -371,7 +399,7 @@ def _entry(key: str, value: Any, spread: Any, low: Any, high: Any) -> tuple[str,
     if key == "epsilon":
         return "∞" if value == float("inf") else f"{value:g}", ""
 
-    digits = 2 if re.search("utility|difference|regret", key) else 1 if key == "seconds" else 3
+    digits = 2 if re.search("utility|difference|regret|success", key) else 1 if key == "seconds" else 3
     if not pandas.isna(spread):
         return _signed(key, value, digits), f"± {spread:.{digits}f}"
     interval = "" if pandas.isna(low) else f"[{low:.{digits}f}, {high:.{digits}f}]".replace("-", "−")
@@ -398,6 +426,11 @@ def _stands_in(frame: pandas.DataFrame) -> bool:
 def run(settings: TableConfig) -> str:
     """Write the files of one table, or of all that have a record (`pubsel table`); return what to show."""
     results = Path(settings.results)
+    if settings.table in attacked.TABLES:
+        return _run_attacked(settings.table, results)
+    if settings.table not in ["all", *(known := sorted([*names(), *attacked.TABLES]))]:
+        raise UsageError(f"unknown table {settings.table!r}: use all, or one of {', '.join(known)}")
+
     records, ranks, measured = read_records(results), read_ranks(results), read_measured(results)
 
     if settings.table == "all":
@@ -420,6 +453,15 @@ def run(settings: TableConfig) -> str:
         parts.append(f"No record of this table in {results / 'runs'} yet: the figures are the paper's alone.")
     parts.append(f"Written: {paths[0]} and {', '.join(path.name for path in paths[1:])}")
     return "\n\n".join(part for part in parts if part)
+
+
+def _run_attacked(name: str, results: Path) -> str:
+    table = attacked.from_records(name, results)
+    paths = write_attacked(table, results / "tables")
+    parts = [text(table.frame, table.title), "\n".join(table.notes)]
+    if not table.records:
+        parts.append(f"No record of this table in {results / 'attacks'} yet: the figures are the paper's alone.")
+    return "\n\n".join([*parts, f"Written: {paths[0]} and {', '.join(path.name for path in paths[1:])}"])
 
 
 def choices(records: list[dict[str, Any]]) -> list[str]:
@@ -469,5 +511,12 @@ def _run_all(results: Path, tables: list[Table], ranks: list[dict[str, Any]]) ->
             paths = write(table, results / "tables", ranks)
             filled = sum(cell is not None for cell in table.cells)
             lines.append(f"{paths[0]}: {filled} of {len(table.cells)} rows, {len(table.records())} runs")
-    without = ", ".join(table.name for table in tables if not table.records())
-    return "\n".join([*lines, f"No record yet: {without}"] if without else lines)
+    without = [table.name for table in tables if not table.records()]
+
+    for of_attacks in (attacked.from_records(name, results) for name in attacked.TABLES):
+        if not of_attacks.records:
+            without.append(of_attacks.name)
+            continue
+        paths = write_attacked(of_attacks, results / "tables")
+        lines.append(f"{paths[0]}: {len(of_attacks.frame)} rows, {len(of_attacks.records)} attacks")
+    return "\n".join([*lines, f"No record yet: {', '.join(without)}"] if without else lines)

@@ -1,0 +1,297 @@
+"""Figures of the papers that are read off the cells behind their curves: pure functions from records to a figure.
+
+pillar_best_k           the best k against epsilon (PILLAR, Figure 9)
+pillar_drop             the share of its accuracy that a classifier loses to privacy (PILLAR, Figures 6 and 11)
+adamix_samples          accuracy against training examples a class, public or private (AdaMix, Figure 2, left)
+adamix_initialisation   CLIP from several starts, next to AdaMix with other models (AdaMix, Figure 4)
+"""
+
+import dataclasses
+import json
+import math
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import pandas
+
+from pubsel.settings import named
+from pubsel.settings.methods import option
+from pubsel.tables import figures
+from pubsel.tables.figures import CURVES, GRID, RATES, Curve, Drawn
+from pubsel.tables.join import Cell, cells, differences, seeds_of
+from pubsel.tables.typeset import short_keys
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+BEST_K = dataclasses.replace(CURVES["pillar_k"], x="epsilon", line="algorithm", over=GRID)  # the best k as well
+SAMPLES = Curve("Public or private", ("only_public", "fully_private"), "pair.shots", "algorithm", "test")
+STARTS = Curve("AdaMix from several starts", ("adamix_clip", "adamix"), "epsilon", "algorithm", "test")
+# settings in which AdaMix with CLIP differs from AdaMix next to it
+OF_START = (
+    "_target_", "name", "class_names", "text_model", "text_weights", "text_scale", "pretrain_epochs",
+    "one_pass", "rank",
+)  # fmt: skip
+LEVELS = ("zero", "language", "public", "language, then public")  # what AdaMix starts from
+X = "training examples a class"
+HATCHES = ("", "///", "...", "\\\\\\", "xxx", "---", "++", "ooo")  # bars can be told apart in grey by these
+
+
+# PILLAR, Figure 9
+
+
+def best_k(records: list[dict[str, Any]]) -> pandas.DataFrame:
+    """Return a row for each private set, model and epsilon at which several k were tried: the k that was selected."""
+    frame, shown = figures.points(BEST_K, records)
+    if frame.empty:
+        return frame
+    tried: dict[tuple[Any, ...], set[Any]] = {}
+    for cell in cells([record for record in records if record["algorithm"] in BEST_K.algorithms]):
+        tried.setdefault(_place(cell), set()).add(figures.value(cell, "algorithm.k"))
+    frame["k"] = [figures.value(cell, "algorithm.k") for cell in shown]
+    frame["tried"] = [len(tried[_place(cell)]) for cell in shown]
+    return frame[frame["tried"] > 1].reset_index(drop=True)
+
+
+def _place(cell: Cell) -> tuple[Any, ...]:
+    return cell["private"], cell["model"], cell["label"], cell["epsilon"]
+
+
+def draw_best_k(frame: pandas.DataFrame) -> "Figure":
+    """Draw a line for each private set and model; no guarantee is the last epsilon."""
+    epsilons, ks = sorted(set(frame["x"])), sorted(set(frame["k"]))
+    lines = list(frame.groupby(["private", "model", "line"], sort=False))
+    names = [
+        _with_apart(f"{figures.short(private)}, {figures.short(model)}", line) for (private, model, line), _ in lines
+    ]
+    aside = np.linspace(-0.12, 0.12, len(lines)) if len(lines) > 1 else [0.0]  # or equal k would hide each other
+
+    with figures.style():
+        figure, (axis,) = figures.panel_grid(1)
+        styles = figures.line_styles(names)
+        for (_, rows), how, shift in zip(lines, styles.values(), aside, strict=True):
+            axis.plot([epsilons.index(x) + shift for x in rows["x"]], rows["k"], **how)
+
+        axis.set_yscale("log")
+        axis.set_yticks(ks, [f"{k:g}" for k in ks])
+        axis.minorticks_off()
+        axis.set_xticks(range(len(epsilons)), ["∞" if epsilon == math.inf else f"{epsilon:g}" for epsilon in epsilons])
+        axis.set(xlabel="ε", ylabel="best k")
+        figures.legend_below(figure, styles)
+    return figure
+
+
+def _with_apart(name: str, line: str) -> str:
+    """Return a name, and below it the settings that tell a line of `figures.rows_of` apart from others."""
+    return "\n".join([name, *line.split("\n")[1:]])
+
+
+# PILLAR, Figures 6 and 11
+
+
+def drop(records: list[dict[str, Any]]) -> pandas.DataFrame:
+    """Return a row for each private set, model and epsilon: the percentage of its accuracy without a guarantee that the
+    best cell loses, mean and standard deviation over the seeds that both have."""
+    frame, shown = figures.rows_of(BEST_K, records)
+    lines = {
+        (row["private"], row["model"], row["line"]): cell
+        for row, cell in zip(frame.to_dict("records"), shown, strict=True)
+        if row["x"] == math.inf
+    }
+
+    rows = []
+    for row, cell in zip(frame.to_dict("records"), shown, strict=True):
+        free = lines.get((row["private"], row["model"], row["line"]))
+        if row["x"] == math.inf or free is None:
+            continue
+        most = {seeds_of(record): record["utility"] for record in free.records}
+        private = {seeds_of(record): record["utility"] for record in cell.records}
+        lost = [100 * (most[seeds] - private[seeds]) / most[seeds] for seeds in sorted(most.keys() & private.keys())]
+        if lost:
+            kept = {"private": row["private"], "model": row["model"], "line": row["line"], "epsilon": row["x"]}
+            kept |= {"utility": row["utility"], "without_guarantee": free.utility()[0], "metric": row["metric"]}
+            rows.append(kept | {"drop": np.mean(lost), "std": _spread(lost), "seeds": len(lost)})
+    return pandas.DataFrame(rows)
+
+
+def _spread(values: list[float]) -> float:
+    return float(np.std(values, ddof=1)) if len(values) > 1 else math.nan
+
+
+def draw_drop(frame: pandas.DataFrame) -> "Figure":
+    """Draw a panel for each epsilon, in it a bar for each private set and model."""
+    frame = frame.sort_values("epsilon", kind="stable")
+    bar = [_with_apart(figures.short(row["model"]), row["line"]) for row in frame.to_dict("records")]
+    panel = [figures.line_name("epsilon", epsilon) for epsilon in frame["epsilon"]]
+    return bars(
+        frame.assign(panel=panel, group=frame["private"], bar=bar, height=frame["drop"]), "lost to privacy, percent"
+    )
+
+
+# AdaMix, Figure 2 (left)
+
+
+def samples(records: list[dict[str, Any]]) -> pandas.DataFrame:
+    """Return a row for each number of training examples a class: all public, or all private with an epsilon. Only
+    private sets that have two numbers of both, and whose classes conf/dataset counts."""
+    lines: dict[tuple[str, str, str], list[tuple[float, Cell]]] = {}
+    counts: dict[tuple[str, str, bool], set[float]] = {}
+    for cell in figures.best(SAMPLES, records):
+        public, count = cell["algorithm"] == "only_public", per_class(cell)
+        if count is not None:
+            name = "public" if public else f"private, {figures.line_name('epsilon', figures.value(cell, 'epsilon'))}"
+            lines.setdefault((cell["private"], cell["model"], name), []).append((count, cell))
+            counts.setdefault((cell["private"], cell["model"], public), set()).add(count)
+
+    rows: list[dict[str, Any]] = []
+    shown = ("pair.shots", "pair.private_share", "epsilon", *RATES)
+    for (private, model, name), group in lines.items():
+        if min(len(counts.get((private, model, public), ())) for public in (True, False)) < 2:
+            continue
+        for (count, cell), apart in zip(group, differences([cell for _, cell in group], shown), strict=True):
+            mean, std = cell.utility()
+            line = f"{name}\n{short_keys(apart)}" if apart else name
+            row = {"private": private, "model": model, "line": line, "x": count, "utility": mean, "std": std}
+            rows.append(row | {"seeds": len(cell.records), "metric": cell.records[0].get("metric")})
+    rows.sort(
+        key=lambda row: (row["private"], row["model"], not row["line"].startswith("public"), row["line"], row["x"])
+    )
+    return pandas.DataFrame(rows)
+
+
+def per_class(cell: Cell) -> float | None:
+    """Return the number of training examples a class: public ones of training on public data only, else private ones;
+    None if conf/dataset does not say how many classes there are."""
+    if cell["algorithm"] == "only_public":
+        shots: float | None = figures.value(cell, "pair.shots")
+        return shots
+    path = named("dataset").get(cell["private"])
+    classes = option("dataset", path.stem, path.parent.parent).get("classes") if path else None
+    return cell["private_examples"] / classes if classes else None
+
+
+def draw_samples(frame: pandas.DataFrame) -> "Figure":
+    """Draw a panel for each private set and model: a line of public examples, and one of private ones for each
+    epsilon."""
+    figure = figures.curves(frame, X, "line")
+    low, high = frame["x"].min(), frame["x"].max()
+    ticks = [
+        float(step * 10**power) for power in range(7) for step in (1, 2, 5)
+    ]  # shares of a set are no round numbers
+    for axis in figure.axes:
+        figures.log_axis(axis, [tick for tick in ticks if low <= tick <= high])
+    return figure
+
+
+# AdaMix, Figure 4
+
+
+def initialisation(records: list[dict[str, Any]]) -> pandas.DataFrame:
+    """Return a row for each model, start and epsilon of the private sets that have AdaMix with CLIP; AdaMix with other
+    models only if its data and training are the same."""
+    chosen = figures.best(STARTS, records)
+    clip = {_training(cell) for cell in chosen if cell["algorithm"] == "adamix_clip"}
+    groups: dict[tuple[str, str, str], list[Cell]] = {}
+    for cell in chosen:
+        if _training(cell) in clip:
+            groups.setdefault((cell["private"], cell["model"], start(cell)), []).append(cell)
+
+    rows = []
+    for (private, model, how), group in groups.items():
+        for cell, apart in zip(group, differences(group, ("epsilon", *RATES)), strict=True):
+            mean, std = cell.utility()
+            row: dict[str, Any] = {"private": private, "model": model, "start": how, "setting": short_keys(apart)}
+            row |= {"epsilon": figures.value(cell, "epsilon"), "utility": mean, "std": std, "seeds": len(cell.records)}
+            rows.append(row | {"metric": cell.records[0].get("metric")})
+    rows.sort(key=lambda row: (row["private"], row["epsilon"], row["model"], LEVELS.index(row["start"])))
+    return pandas.DataFrame(rows)
+
+
+def start(cell: Cell) -> str:
+    """Return what the weights of a run of AdaMix start from, one of LEVELS."""
+    language = bool(figures.value(cell, "algorithm.class_names"))
+    public = figures.value(cell, "algorithm.pretrain_epochs") or figures.value(cell, "algorithm.one_pass")
+    return LEVELS[2 * bool(public) + language]
+
+
+def _training(cell: Cell) -> str:
+    """Return the private set and what else AdaMix with CLIP and with another model have in common."""
+    left_out = {*RATES, *(f"algorithm.{key}" for key in OF_START)}
+    rest = {key: value for key, value in cell.settings.items() if key not in left_out and not key.startswith("model.")}
+    return json.dumps([cell["private"], cell["public"], rest], sort_keys=True)
+
+
+def draw_initialisation(frame: pandas.DataFrame) -> "Figure":
+    """Draw a panel for each private set, in it a bar for each epsilon, model and start."""
+    rows = frame.to_dict("records")
+    named_bars = [f"{figures.short(row['model'])}, {row['start']}\n{row['setting']}".strip() for row in rows]
+    group = [figures.line_name("epsilon", epsilon) for epsilon in frame["epsilon"]]
+    shown = frame.assign(panel=frame["private"], group=group, bar=named_bars, height=frame["utility"])
+    return bars(shown, figures.metric_name(frame))
+
+
+# Bars
+
+
+def bars(frame: pandas.DataFrame, label: str) -> "Figure":
+    """Draw a panel for each value of the column `panel`, and in it the bars of each `group` next to each other. `bar`
+    is the name of one, `height` its height, `std` its error bar; label: of the heights."""
+    parts = list(frame.groupby("panel", sort=False))
+    styles = figures.line_styles(dict.fromkeys(frame["bar"]))
+    names = list(styles)
+    wide = 0.8 / len(names)
+
+    with figures.style():
+        figure, axes = figures.panel_grid(len(parts))
+        for axis in axes[1:]:
+            axis.sharey(axes[0])
+        for axis, (panel, rows) in zip(axes, parts, strict=True):
+            groups = list(dict.fromkeys(rows["group"]))
+            for i, (name, how) in enumerate(styles.items()):
+                part = rows[rows["bar"] == name]
+                places = [groups.index(group) + wide * (i - (len(names) - 1) / 2) for group in part["group"]]
+                error = {"yerr": part["std"].fillna(0), "error_kw": {"elinewidth": 0.8, "ecolor": figures.INK}}
+                axis.bar(places, part["height"], 0.9 * wide, color=how["color"], hatch=HATCHES[i % len(HATCHES)],
+                         edgecolor="white", linewidth=0, **error)  # fmt: skip
+
+            shown = [figures.short(group) for group in groups]
+            axis.set_xticks(range(len(groups)), shown)
+            if len(groups) > 3:
+                axis.tick_params(axis="x", rotation=30)
+            axis.grid(visible=False, axis="x")
+            axis.set(title=figures.short(panel), ylabel=label)
+        _legend(figure, {name: how["color"] for name, how in styles.items()})
+    return figure
+
+
+def _legend(figure: "Figure", colours: dict[str, str]) -> None:
+    from matplotlib.patches import Patch
+
+    handles = [
+        Patch(facecolor=colour, hatch=HATCHES[i % len(HATCHES)], edgecolor="white", linewidth=0, label=name)
+        for i, (name, colour) in enumerate(colours.items())
+    ]
+    columns = min(len(handles), max(1, int(figure.get_figwidth() / 2)))
+    figure.legend(handles=handles, loc="outside lower center", ncols=columns)
+
+
+class _Kind(NamedTuple):
+    rows: Callable[[list[dict[str, Any]]], pandas.DataFrame]
+    draw: Callable[[pandas.DataFrame], "Figure"]
+    about: str
+
+
+FIGURES = {
+    "pillar_best_k": _Kind(best_k, draw_best_k, "the k that the selection takes"),
+    "pillar_drop": _Kind(drop, draw_drop, "drop: percent of the utility without a guarantee; the best cells of both"),
+    "adamix_samples": _Kind(samples, draw_samples, f"x: {X}"),
+    "adamix_initialisation": _Kind(initialisation, draw_initialisation, "start: of the weights"),
+}
+
+
+def drawn(name: str, records: list[dict[str, Any]]) -> list[Drawn]:
+    """Return the figure, in a list; none if the records have nothing for it."""
+    kind = FIGURES[name]
+    frame = kind.rows(records)
+    return [] if frame.empty else [Drawn(name, frame, kind.draw(frame), kind.about)]

@@ -1,0 +1,159 @@
+"""Figures that are read off the cells of curves: which k, which drop, which start, as many examples of which kind."""
+
+from pathlib import Path
+
+import pytest
+from test_draw import asked
+from test_figures import drawn, swept
+
+from pubsel.commands import draw
+from pubsel.messages import UserError
+from pubsel.tables import figures, read_off
+from tests.synthetic import save
+
+
+def of_test(*words, public=None, pair=None, **more):
+    """A run of `swept` that a curve selects by test utility, with a public set and a pair."""
+    made = swept(*words, **more)
+    made["settings"]["pair"] = {"public": public} | (pair or {})
+    made["selection"]["test"] = made["utility"]
+    return made | {"public": public}
+
+
+def by_k(epsilon, best, **more):
+    """Runs of PILLAR with three k, of which `best` has the best utility."""
+    return [swept("pillar", epsilon, utility=0.8 if k == best else 0.5, k=k, **more) for k in (10, 40, 160)]
+
+
+def test_the_best_k_is_that_of_the_selection():
+    records = [*by_k(0.1, 10), *by_k(0.7, 40), *by_k(None, 160), *by_k(0.1, 40, private="kagchest")]
+    records += by_k(0.7, 40, private="kagchest")
+    records += [swept("pillar", epsilon, private="mnist", k=10) for epsilon in (0.1, 0.7)]  # nothing was chosen
+    frame = read_off.best_k(records)
+    assert list(zip(frame["private"], frame["k"], strict=True)) == [
+        ("flowers5", 10), ("flowers5", 40), ("flowers5", 160), ("kagchest", 40), ("kagchest", 40),
+    ]  # fmt: skip
+
+
+def test_the_best_k_has_a_line_for_each_private_set(tmp_path):
+    records = [
+        run for private in ("flowers5", "kagchest") for e in (0.1, None, 0.7) for run in by_k(e, 40, private=private)
+    ]
+    frame = read_off.best_k(records)
+    text = drawn(read_off.draw_best_k(frame), tmp_path)
+    for part in ("best k", "∞", "40", "kagchest, fmnist_cnn"):
+        assert part in text
+
+
+def test_the_drop_is_the_share_of_the_accuracy_without_a_guarantee_seed_by_seed():
+    records = [swept("pillar", None, seed, utility=u, k=5) for seed, u in enumerate((0.8, 0.5, 0.9))]
+    records += [swept("pillar", 0.1, seed, utility=u, k=5) for seed, u in enumerate((0.4, 0.4))]
+    records += [swept("pillar", 0.1, utility=0.5, private="kagchest", k=5)]  # nothing to compare with
+    frame = read_off.drop(records)
+    assert frame[["private", "epsilon", "seeds"]].to_numpy().tolist() == [["flowers5", 0.1, 2]]
+    assert frame["drop"][0] == pytest.approx((50 + 20) / 2)
+    assert frame["std"][0] == pytest.approx(30 / 2**0.5)
+
+
+def test_the_drop_has_a_bar_for_each_model(tmp_path):
+    records = []
+    for private, model, utility in (("a", "m", 0.4), ("a", "n", 0.6), ("b", "m", 0.3), ("b", "n", 0.7)):
+        runs = [
+            swept("pillar", None, private=private, utility=0.8),
+            swept("pillar", 0.1, private=private, utility=utility),
+        ]
+        records += [run | {"model": model} for run in runs]
+    figure = read_off.draw_drop(read_off.drop(records))
+    (axis,) = figure.axes
+    assert sorted(bar.get_height() for bar in axis.patches) == pytest.approx([12.5, 25, 50, 62.5])
+    assert "lost to privacy, percent" in drawn(figure, tmp_path)
+
+
+def test_examples_a_class_are_public_shots_or_the_share_of_private_ones(tmp_path):
+    public = [
+        of_test("only_public", None, pair={"shots": n}, public="mnist", private="mnist", utility=n / 50)
+        for n in (5, 20)
+    ]
+    runs = [(epsilon, n) for epsilon in (1.0, 3.0) for n in (500, 1000)]
+    private = [
+        of_test("fully_private", epsilon, pair={"private_share": n / 60000}, private="mnist") | {"private_examples": n}
+        for epsilon, n in runs
+    ]
+    frame = read_off.samples([*public, *private])
+    assert list(zip(frame["line"], frame["x"], strict=True)) == [
+        ("public", 5), ("public", 20), ("private, ε = 1", 50), ("private, ε = 1", 100), ("private, ε = 3", 50),
+        ("private, ε = 3", 100),
+    ]  # fmt: skip
+    text = drawn(read_off.draw_samples(frame), tmp_path)
+    assert "training examples a class" in text
+    assert read_off.samples([*public, *private[:1]]).empty
+    assert read_off.samples(public).empty
+
+
+def started(algorithm="adamix_clip", model="clip_rn50", utility=0.5, rate=0.1, shots=5, **more):
+    pretrained = {"pretrain_epochs": 200} | more
+    made = of_test(
+        algorithm, 3.0, utility=utility, rate=rate, pair={"shots": shots}, public="mit67", private="mit67", **pretrained
+    )
+    return made | {"model": model, "identity": f"{made['identity']}-{model}-{pretrained}-{rate}-{shots}"}
+
+
+def test_clip_is_named_by_what_it_starts_from_next_to_adamix_on_the_same_data(tmp_path):
+    records = [
+        started("adamix", "resnet50_sl", 0.6), started("adamix", "resnet50_sl", 0.5, rate=0.2),
+        started("adamix", "resnet50_sl", 0.9, shots=40),  # other data
+        started(utility=0.8), started(utility=0.3, pretrain_epochs=0),
+        started(utility=0.7, pretrain_epochs=0, class_names=["bar", "gym"]),
+    ]  # fmt: skip
+    frame = read_off.initialisation(records)
+    bars = zip(frame["model"], frame["start"], frame["utility"].round(6), strict=True)
+    assert list(bars) == [
+        ("clip_rn50", "zero", 30), ("clip_rn50", "language", 70), ("clip_rn50", "public", 80),
+        ("resnet50_sl", "public", 60),
+    ]  # fmt: skip
+    assert not frame["setting"].any()
+    text = drawn(read_off.draw_initialisation(frame), tmp_path)
+    for part in ("clip_rn50, language", "resnet50_sl, public", "mit67", "ε = 3"):
+        assert part in text
+    assert read_off.initialisation(records[:3]).empty
+
+
+def test_another_domain_is_a_line_of_its_own_where_two_public_sets_were_used(tmp_path):
+    domains = ("domainnet_painting", "domainnet_real")
+    runs = [of_test("adamix", e, public=p, private=domains[0], utility=e / 10) for p in domains for e in (1.0, 3.0)]
+    runs += [of_test("only_public", None, public=p, private=domains[0], utility=0.1) for p in domains]
+    runs += [of_test("adamix", e, public="mit67", private="mit67") for e in (1.0, 3.0)]
+    for i, run in enumerate(runs):
+        run["identity"] = str(i)
+    curve = figures.CURVES["adamix_domains"]
+    frame, _ = figures.points(curve, runs)
+    assert set(frame["private"]) == {"domainnet_painting"}
+    named = [f"{algorithm}\npublic={public}" for algorithm in ("adamix", "only_public") for public in domains]
+    assert list(dict.fromkeys(frame["line"])) == named
+    assert "public=domainnet_real" in drawn(figures.curves(frame, curve.x, curve.line), tmp_path)
+
+
+def test_gep_and_b_gep_are_lines_against_k(tmp_path):
+    runs = [
+        of_test(a, 8.0, public="imagenet", private="cifar10", k=k, utility=0.6)
+        for a in ("b_gep", "gep")
+        for k in (500, 1000)
+    ]
+    for run in runs:
+        run["settings"]["model"] = {}
+    curve = figures.CURVES["gep_k"]
+    frame, _ = figures.points(curve, runs)
+    assert list(zip(frame["line"], frame["x"], strict=True)) == [
+        ("gep", 500), ("gep", 1000), ("b_gep", 500), ("b_gep", 1000),
+    ]  # fmt: skip
+    drawn(figures.curves(frame, curve.x, curve.line), tmp_path)
+
+
+def test_they_are_figures_of_the_command(tmp_path: Path) -> None:
+    save(tmp_path, *by_k(0.1, 10), *by_k(0.7, 40), *by_k(None, 160))
+    for name in ("pillar_best_k", "pillar_drop"):
+        paths = draw.run(asked(name, tmp_path)).splitlines()
+        assert paths == [str(tmp_path / "figures" / f"{name}.{kind}") for kind in ("png", "svg", "pdf")]
+        assert (tmp_path / "figures" / f"{name}.csv").is_file()
+    with pytest.raises(UserError, match="figure=adamix_samples: no record for it"):
+        draw.run(asked("adamix_samples", tmp_path))
