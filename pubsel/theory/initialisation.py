@@ -22,7 +22,7 @@ from pubsel.models.small import ResNet20
 from pubsel.settings.identity import short_name
 from pubsel.settings.keys import FigureConfig, of_run
 from pubsel.tables import figures
-from pubsel.theory.during_training import NOT_PRIVATE, Plain
+from pubsel.theory.during_training import NOT_PRIVATE
 
 FILTERS = (4, 8, 16, 32, 64)  # of the first stage; ResNet20 has 16
 
@@ -78,10 +78,11 @@ def draw(frame: pandas.DataFrame, title: str) -> Figure:
         ):
             axis.plot(frame["p"], frame[column], label=label, **how)
         axis.set(xscale="log", yscale="log", xlabel="parameters", ylabel="norm")
-        for scaled in (axis.xaxis, axis.yaxis):
-            scaled.set_major_formatter(Plain())
-            scaled.set_minor_formatter(Plain())
         axis.set_xticks(frame["p"], [f"{p:,}" for p in frame["p"]], rotation=30)
+        low, high = axis.get_ylim()
+        steps = [step * 10.0**power for power in range(-9, 10) for step in (1, 2, 5)]
+        ticks = [tick for tick in steps if low <= tick <= high]
+        axis.set_yticks(ticks, [f"{tick:g}" for tick in ticks])
         axis.minorticks_off()
         axis.set_title(f"{title}\n{NOT_PRIVATE}", fontsize=7)
         axis.legend()
