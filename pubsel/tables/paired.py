@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import pandas
 from scipy import stats
 
-from pubsel.tables.join import Cell, Spec, Table, as_frame, differing, seeds_of, settings_text, value_of
+from pubsel.tables.join import Cell, Spec, Table, as_frame, differing, settings_text, value_of
 
 OWN = "own"  # in `reference`: public data that are a part of the private set
 SHORTEST = 0.05  # seconds; records are rounded to 0.1
@@ -82,8 +82,9 @@ def is_reference(cell: Cell, spec: Spec) -> bool:
 
 def paired_difference(row: Cell, reference: Cell) -> tuple[int, float | None, float | None, float | None]:
     """Return the number of seeds that both have, the mean over them of the difference of utility (row minus reference,
-    points), and its 95 % t interval: None without a common seed, and no interval with a single one."""
-    ours, theirs = ({seeds_of(record): 100 * record["utility"] for record in cell.records} for cell in (row, reference))
+    points), and its 95 % t interval: None without a common seed, and no interval with a single one. Of a row of which
+    nothing is drawn, `pair.seed` is 0 in all records, so that only the seeds of runs are compared."""
+    ours, theirs = (_by_seed(cell) for cell in (row, reference))
     points = [ours[seed] - theirs[seed] for seed in sorted(ours.keys() & theirs.keys())]
     if not points:
         return 0, None, None, None
@@ -93,6 +94,14 @@ def paired_difference(row: Cell, reference: Cell) -> tuple[int, float | None, fl
         return 1, mean, None, None
     margin = float(stats.t.ppf((1 + LEVEL) / 2, len(points) - 1) * stats.sem(points))
     return len(points), mean, mean - margin, mean + margin
+
+
+def _by_seed(cell: Cell) -> dict[int, float]:
+    """Return for each seed of a run the utility in percent, its mean over draws of the data."""
+    draws: dict[int, list[float]] = {}
+    for record in cell.records:
+        draws.setdefault(record["seed"], []).append(100 * record["utility"])
+    return {seed: statistics.fmean(values) for seed, values in draws.items()}
 
 
 def compared(table: Table) -> pandas.DataFrame:
