@@ -104,7 +104,7 @@ def needed(public: Split | None, name: str) -> Split:
 
 def roots(x: Tensor) -> Tensor:
     """Return the square root of each number, with its sign."""
-    return x.sign() * x.abs().sqrt()
+    return x.abs().sqrt_().mul_(x.sign())  # features can be wide: as few copies of them as can be
 
 
 class Frozen(nn.Module):
