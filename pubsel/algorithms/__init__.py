@@ -277,7 +277,8 @@ def weighted_rows(gradients: GradientMatrix, weights: Tensor, columns: Tensor | 
 @runtime_checkable
 class Freezes(Protocol):
     """An algorithm that trains a linear classifier on features, after a map that it fixes first. One that returns a
-    `Release` also has `first_share`, its share of the budget."""
+    `Release` also has `first_share`, its share of the budget; one that computes the map of many features in another way
+    than that of few has `wide`, the fewest that are many."""
 
     def frozen(self, public: Split | None, d: int, random: Random) -> Frozen | Release:
         """Return the map, or the release that it is decoded from. public: features [m, d] with labels."""

@@ -25,7 +25,7 @@ from scipy.special import expit, softmax
 from torch import Tensor
 
 from pubsel.algorithms import Algorithm, Frozen, Random, View, needed
-from pubsel.algorithms.pillar import public_pca
+from pubsel.algorithms.pillar import WIDE, public_pca
 from pubsel.data import Split
 from pubsel.messages import UsageError
 from pubsel.privacy.accountant import Plan, deviation, plan, rdp_epsilon
@@ -221,6 +221,8 @@ class NoisySGD(Algorithm):
     margin: float = setting("hinge: margin of the loss", over=0, at_most=1)
     beta: float = setting("probability that no run is good; there are ceil(log(1 / beta)) runs", over=0, below=1)
     steps: int = setting("steps of each run; training.* is not used", at_least=1)
+
+    wide = WIDE
 
     def sensitivity(self) -> float:
         """Return the sensitivity of a step's sum; the noise multiplier is in units of it."""

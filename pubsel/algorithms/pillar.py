@@ -23,7 +23,7 @@ from pubsel.gradients.subspace import from_triangle, triangle
 from pubsel.messages import UsageError
 from pubsel.settings.schema import setting
 
-WIDE = 4096  # features, above which only the top components are computed
+WIDE = 4097  # features, from which on only the top components are computed
 Projection = Enum("Projection", ["pca", "jl", "dp_pca"])
 
 
@@ -38,7 +38,7 @@ def public_pca(x: Tensor, k: int) -> Frozen:
 
     scaler = StandardScaler().fit(x.double().numpy())
     # the covariance of wide features, such as 15,552 of scattering, takes minutes to decompose
-    wide = x.shape[1] > WIDE and k < min(x.shape)
+    wide = x.shape[1] >= WIDE and k < min(x.shape)
     pca = PCA(k, svd_solver="arpack" if wide else "covariance_eigh", random_state=0)
     pca.fit(scaler.transform(x.double().numpy()))
 
@@ -113,6 +113,11 @@ class Pillar(FixedClipping):
     def first_share(self) -> float:
         """The share of epsilon and delta for what is released before training."""
         return self.share if self.projection == Projection.dp_pca else 0.0
+
+    @property
+    def wide(self) -> int | None:
+        """How many features are computed in another way than fewer; None if there is one way."""
+        return WIDE if self.projection == Projection.pca else None
 
     def numbers(self, view: View) -> int:
         return 0

@@ -287,7 +287,7 @@ def freezing(algorithm: Algorithm, task: Task) -> float:
     features through it. task: private features [n, d], read for their shape alone, and public ones [m, d].
 
     Random features replace both. Their numbers, d and k are made smaller by the same factor: products and
-    eigenvectors alike then take less time by its cube.
+    eigenvectors alike then take less time by its cube. Features that are `wide` stay so.
     """
     if task.private.x.dim() != 2 or not isinstance(algorithm, Freezes) or not getattr(algorithm, "k", None):
         return 0.0
@@ -315,8 +315,9 @@ def freezing(algorithm: Algorithm, task: Task) -> float:
 
         return work
 
+    wide: int | None = getattr(algorithm, "wide", None)
     try:
-        return foreseen(piece, d, power=3, least=FEATURES)
+        return foreseen(piece, d, power=3, least=FEATURES if wide is None or d < wide else wide)
     except UserError:  # the run itself will report it
         return 0.0
 
