@@ -65,7 +65,7 @@ POOL = 5_000  # private examples that n are drawn from
 SIZES, EPSILONS, DELTA = (500, 5_000, 50_000), (0.005, 0.01, 0.05, 0.1), 1e-5
 TRIALS, DRAWS = 30, 30  # draws of the private examples; of the noise of DP-GSD
 NONE = coverage.NONE
-SEEDS, EPSILON, MOST = range(5), 0.3, 5000  # of the trainings; MOST private examples
+SEEDS, EPSILON, MOST = range(10), 0.3, 5000  # of the trainings; MOST private examples
 WORDS = (
     "model=mobilenetv2_coral", "algorithm=whitened_head", "algorithm.public_labels=none", "distance=none", "device=cpu",
     f"epsilon={EPSILON}", "pair.private=x", "pair.m=10", "privacy.delta=1e-5", "threads=1",
