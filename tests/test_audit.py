@@ -50,7 +50,8 @@ from tests.test_people import npz
 
 NETWORKS = {"dp_sgd": {}, "gep": {"k": 100}, "b_gep": {"k": 100}, "dp_md": {}, "second_phase": {"head": "own"}}
 SHORT = {"pretrain_epochs": 2}
-LINEAR = {"pillar": {}, "jl": {}, "dp_pca": {}, "dp_raft": {}, "adadps": {}, "ppgd": {}, "fully_private": {},
+LINEAR = {"pillar": {}, "jl": {}, "dp_pca": {}, "dp_sgd_standardised": {}, "dp_raft": {}, "adadps": {}, "ppgd": {},
+          "fully_private": {},
           "ngd": SHORT, "adamix": SHORT | {"rank": 45}, "adamix_clipping": SHORT,
           "adamix_projection": SHORT | {"rank": 45}, "whitened_head": {}, "whitened_head_once": {}}  # fmt: skip
 CLASSES, N, M = 10, 60, 500

@@ -70,6 +70,7 @@ PATHS = {
     "adadps": f"{PIXELS} algorithm=adadps",
     "pillar": f"{PIXELS} algorithm=pillar algorithm.k=10",
     "jl": f"{PIXELS} algorithm=jl algorithm.k=10",
+    "dp_sgd_standardised": f"{PIXELS} algorithm=dp_sgd_standardised",
     "whitened_head": f"{PIXELS} algorithm=whitened_head",
     "whitened_head, no public data": f"{PIXELS} algorithm=whitened_head pair.public=null pair.take=test",
     "whitened_head_once": f"{PIXELS} algorithm=whitened_head_once",

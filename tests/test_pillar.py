@@ -115,7 +115,19 @@ def test_k_must_be_at_most_the_number_of_features():
             build(name, k=3).frozen(None, 12, random)
 
 
-@pytest.mark.parametrize("name", ["pillar", "jl", "dp_pca", "dp_sgd_clip1"])
+def test_public_features_standardise_private_ones_and_project_nothing():
+    """Against the formula; a feature that is constant in the public data is only shifted. k is of no effect."""
+    public, x = features(40), features(9, seed=1)
+    public[:, 3] = 2.0
+    frozen = build("dp_sgd_standardised", k=500).frozen(Split(public, torch.zeros(40)), 12, random)
+    deviation = public.std(0, correction=0)
+    deviation[3] = 1.0
+    assert torch.allclose(frozen(x), (x - public.mean(0)) / deviation, atol=1e-5)
+    with pytest.raises(UsageError, match="algorithm=dp_sgd_standardised needs public data"):
+        build("dp_sgd_standardised").frozen(None, 12, random)
+
+
+@pytest.mark.parametrize("name", ["pillar", "jl", "dp_pca", "dp_sgd_standardised", "dp_sgd_clip1"])
 def test_presets_for_features_make_rows_of_norm_one(name):
     """After the method's own map; without `unit` the rows are what they were, and so is the identity."""
     changes = {"k": 5} if "k" in option("algorithm", name) else {}
@@ -369,6 +381,7 @@ WAYS = {
     "whitened_head": [],
     "whitened_head_once": ["algorithm.k=5"],
     "dp_pca": ["algorithm.k=5"],
+    "dp_sgd_standardised": [],
     "adadps": [],
     "gep": ["algorithm.k=20"],
     "dp_sgd": ["algorithm.clip_norm=1"],

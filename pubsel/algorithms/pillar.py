@@ -24,7 +24,7 @@ from pubsel.messages import UsageError
 from pubsel.settings.schema import setting
 
 WIDE = 4097  # features, from which on only the top components are computed
-Projection = Enum("Projection", ["pca", "jl", "dp_pca"])
+Projection = Enum("Projection", ["pca", "jl", "dp_pca", "scale"])
 
 
 def public_pca(x: Tensor, k: int) -> Frozen:
@@ -50,6 +50,13 @@ def public_pca(x: Tensor, k: int) -> Frozen:
     # One matrix for both steps: the scaling goes into the directions.
     directions = pca.components_.T / scaler.scale_[:, None]  # [d, k]; PCA's mean is 0
     return Frozen(torch.from_numpy(scaler.mean_).float(), torch.from_numpy(directions).float())
+
+
+def public_scale(x: Tensor) -> Frozen:
+    """Standardise with the mean and deviation of each of the public features x [m, d], and project nothing: PILLAR
+    without its PCA. PILLAR's authors' code does so for the methods that it compares with."""
+    scaler = StandardScaler().fit(x.double().numpy())
+    return Frozen(torch.from_numpy(scaler.mean_).float(), torch.from_numpy(1 / scaler.scale_).float().diag())
 
 
 def random_projection(d: int, k: int, seed: int) -> Frozen:
@@ -96,12 +103,14 @@ def noisy_covariance(public: Tensor, k: int) -> Release:
 
 @dataclass
 class Pillar(FixedClipping):
-    """Settings of PILLAR, of DP-SGD after a random projection (jl), and after a private PCA (dp_pca)."""
+    """Settings of PILLAR, and of DP-SGD after a random projection (jl), after a private PCA (dp_pca), and on features
+    that public ones standardise (dp_sgd_standardised)."""
 
     projection: Projection = setting(
-        "pca: PCA of the public features (PILLAR); jl: random; dp_pca: private PCA of the private features"
+        "pca: PCA of the public features (PILLAR); jl: random; dp_pca: private PCA of the private features; scale: "
+        "none, public features standardise all"
     )
-    k: int = setting("dimensions after the projection", at_least=1)
+    k: int = setting("dimensions after the projection; of no effect with scale", at_least=1)
     share: float = setting("dp_pca: share of epsilon and delta that the PCA spends", at_least=0, below=1)
 
     @property
@@ -123,6 +132,8 @@ class Pillar(FixedClipping):
         return 0
 
     def frozen(self, public: Split | None, d: int, random: Random) -> Frozen | Release:
+        if self.projection == Projection.scale:
+            return public_scale(needed(public, self.name).x)
         if self.k > d:
             raise UsageError(f"algorithm.k={self.k} is more than the {d} features: lower algorithm.k")
 
@@ -133,5 +144,5 @@ class Pillar(FixedClipping):
 
     def mechanism(self, view: View, step: int) -> Mechanism:
         """Return the mechanism of DP-SGD on features that are projected already: by public data, at random, or by a
-        release of its own."""
+        release before it."""
         return self.clipped(view, self.clip_norm)
