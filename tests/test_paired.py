@@ -166,6 +166,12 @@ def test_how_often_the_reference_is_first_or_nearly_so():
     ]
 
 
+def test_rows_that_nobody_chose_are_summed_up_only_if_there_are_any():
+    shown = table(*runs(HEAD, {0: 80, 1: 82}), *runs("pillar", {0: 70, 1: 70}, label="tuned"))
+    (line,) = paired.summary(shown)
+    assert "among all rows: first in 1 of 1 cells" in line
+
+
 def test_a_reference_of_one_seed_has_no_deviation_to_be_within():
     shown = table(*runs(HEAD, {0: 80}), *runs("pillar", {0: 80.5}))
     assert [row.near() for row in paired.standings(shown, without_choice=True)] == [False]

@@ -135,7 +135,7 @@ def standings(table: Table, without_choice: bool) -> list[Standing]:
 
 def summary(table: Table) -> list[str]:
     """Return in how many groups the reference is first or nearly so, for readers; nothing without a reference or
-    without rows."""
+    without rows, and among rows without a choice only if there are any."""
     every = groups_of(table)
     if not every:
         return []
@@ -143,6 +143,8 @@ def summary(table: Table) -> list[str]:
     lines = []
     for without_choice, among in ((True, "rows whose settings nobody chose"), (False, "all rows")):
         places = standings(table, without_choice)
+        if without_choice and not places:
+            continue
         first, near = sum(standing.first() for standing in places), sum(standing.near() for standing in places)
         lines.append(
             f"The reference ({reference_name(table.spec)}) among {among}: first in {first} of {len(places)} cells of "
