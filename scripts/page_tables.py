@@ -1,0 +1,114 @@
+"""Fills the tables of pages from the tables of results: python scripts/page_tables.py
+
+A comment right before a table of a page (results/README.md, docs/*.md) names the CSV file below results, which of its
+rows to take, which columns the first cells of a line stand for, and which one the head of the other cells does:
+
+    <!-- table: tables/recipes.csv model=mobilenetv2: private, algorithm; epsilon -->
+
+Empty first cells are those of the line above. A cell such as `pillar`, tuned has conditions after its comma (MEANT).
+The other cells become the mean and the standard deviation of the utility. Each line, except what is in bold, has to
+have a row of the CSV, and each row that the comment takes a line; lines stay in their order, and none is added.
+"""
+
+import csv
+import re
+from pathlib import Path
+
+from pubsel.messages import UserError
+from pubsel.records import write_whole
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGES = [ROOT / "results" / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+TABLE = re.compile(r"<!-- table: (\S+\.csv)([^:]*): ([^;]+); (\S+) -->\n(\|.*\n)\|[-|]+\n((?:\|.*\n)+)")
+MEANT = {
+    "no public data": {"public": ""},
+    "tuned": {"label": "tuned"},
+    "unlabelled": {"label": "unlabelled"},
+    "epsilon 0": {"epsilon": "0"},
+}
+WITHOUT = {"inf": ""}  # an epsilon that the CSV leaves empty
+
+Row = dict[str, str]
+
+
+def cells(line: str) -> list[str]:
+    """The cells of a line of a Markdown table, without spaces around them."""
+    return [cell.strip() for cell in line.strip().strip("|").split("|")]
+
+
+def wanted(names: list[str], values: list[str]) -> Row:
+    """What the first cells of a line ask of a row of the CSV: column and value."""
+    asked: Row = {}
+    for name, value in zip(names, values, strict=True):
+        value, *conditions = value.replace("`", "").split(", ")
+        asked[name] = value
+        for condition in conditions:
+            if condition not in MEANT:
+                raise UserError(f"'{condition}' after a comma means nothing: name it in MEANT of {Path(__file__).name}")
+            asked |= MEANT[condition]
+    return asked
+
+
+def chosen(rows: list[Row], asked: Row) -> Row | None:
+    """The one row that has what is asked for, or None. Of several, that with the private set's own public images, and
+    untuned; UserError if that leaves several."""
+    fitting = [row for row in rows if all(row[name] == value for name, value in asked.items())]
+    if len(fitting) > 1 and "public" not in asked:
+        fitting = [row for row in fitting if row["public"] == row["private"]] or fitting
+    if len(fitting) > 1 and "label" not in asked:
+        fitting = [row for row in fitting if row["label"] == "untuned"] or fitting
+    if len(fitting) > 1:
+        raise UserError(f"{len(fitting)} rows of the CSV are {asked}: name more of their columns in the comment")
+    return fitting[0] if fitting else None
+
+
+def shown(row: Row | None) -> str:
+    """The utility as a page has it: 63.9 ± 1.1, without a deviation if there is one seed."""
+    if row is None:
+        return ""
+    return f"{float(row['utility']):.1f}" + (f" ± {float(row['utility_std']):.1f}" if row["utility_std"] else "")
+
+
+def filled(text: str) -> str:
+    """The text of a page with the marked tables as their CSV files have them. UserError if a line of a table has no
+    row in its file, or a row no line."""
+    return TABLE.sub(table, text)
+
+
+def table(match: re.Match[str]) -> str:
+    """One marked table, comment and all."""
+    file, where, first, column, head, body = match.groups()
+    names, fixed = first.split(", "), dict(word.split("=") for word in where.split())
+    with (ROOT / "results" / file).open() as source:
+        rows = [row for row in csv.DictReader(source) if all(row[name] == value for name, value in fixed.items())]
+
+    lines, above, missing = [], [""] * len(names), rows
+    for line in body.splitlines():
+        given = cells(line)
+        if "**" in line:
+            lines.append(line)
+            continue
+        above = [now or before for now, before in zip(given, above, strict=False)]
+        asked = wanted(names, above)
+        found = [chosen(rows, {column: WITHOUT.get(value, value)} | asked) for value in cells(head)[len(names) :]]
+        if not any(found):
+            raise UserError(f"{file}: no row is {asked}: mend the line '{line}' or make the table anew")
+        missing = [row for row in missing if not any(row is one for one in found)]
+        lines.append("| " + " | ".join([*given[: len(names)], *map(shown, found)]) + " |")
+    if missing:
+        raise UserError(f"{file}: no line is for {', '.join(missing[0][name] for name in names)}: add one")
+    end = match.group(0).index(body)
+    return match.group(0)[:end] + "\n".join(lines) + "\n"
+
+
+def main() -> None:
+    """Fill the tables of all pages, and name the pages that changed."""
+    for page in PAGES:
+        text = page.read_text()
+        if filled(text) != text:
+            write_whole(page, filled(text))
+            print(f"{page.relative_to(ROOT)}: filled")
+
+
+if __name__ == "__main__":
+    main()
