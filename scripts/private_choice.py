@@ -14,9 +14,15 @@ Lists of ten candidates, 500 public images each, one of them "none":
   foreign  as apart, with the animals in place of images of the private set itself
 
 Ways: `gsd`, `coverage` and `votes` as select.by, with exact probabilities; `single`, votes without any for a second
-candidate, where "none" has a vote of each example that no candidate explains; `dp_gsd`, the candidate of the least
-distance of DP-GSD (one initialisation, delta 1e-5), by simulation. gsd and dp_gsd cannot choose none. n examples are
-drawn with replacement from at most 5,000 of the private set; for dp_gsd, the second moments of these are scaled to n.
+candidate, where "none" has a vote of each example that no candidate explains; `signal`, the head's own criterion;
+`dp_gsd`, the candidate of the least distance of DP-GSD (one initialisation, delta 1e-5), by simulation. gsd and dp_gsd
+cannot choose none. n examples are drawn with replacement from at most 5,000 of the private set; for dp_gsd, the second
+moments of these are scaled to n.
+
+`signal`: small steps of the head from zero weights lower the loss by tau |G|^2, with G the mean of r_i z_i^T: z_i is
+the row that the candidate's whitening makes of example i, of one norm, and r_i the residual of its label
+(`pubsel.distances.whitening`). The score is n |G| over the norm of one r_i z_i^T, the same for all: one example more or
+less moves it by at most 1. It may rise or fall, so permute-and-flip has half of epsilon.
 """
 
 import csv
@@ -36,16 +42,19 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from pubsel import distances, selection
+from pubsel.algorithms import Facts
+from pubsel.algorithms.whitened_head import LENGTH, WhitenedHead, residual_at_zero
 from pubsel.cell import Cell, canonical, guarantee, through_backbone
 from pubsel.data import Source, Split, Task, open_dataset
 from pubsel.distances import dp_gsd
+from pubsel.distances.whitening import residuals_of
 from pubsel.gradients.subspace import projection_metric
 from pubsel.privacy import accountant
 from pubsel.privacy.people import UNIT
 from pubsel.privacy.randomness import stream
 from pubsel.selection import coverage, votes
 from pubsel.settings.compose import composed
-from pubsel.settings.keys import RunConfig, Select
+from pubsel.settings.keys import PublicLabels, RunConfig, Select
 from pubsel.settings.methods import option
 from pubsel.settings.schema import check
 from pubsel.training.evaluation import logits, utility
@@ -179,7 +188,8 @@ class Measured(NamedTuple):
     """What a choice among J candidates, without none, follows from, for N private examples. inside: regions [N, J], -1
     for none; sizes: of the public examples in each region; energies: [N, J]; second: mean second moments [s, s] of
     sketched gradients; subspaces: of the candidates, each [s, k]; likely: log likelihoods [N, J], -inf below what
-    explains an example."""
+    explains an example. rows: [N, k] for each candidate, as its whitening makes them, and for none, last; residuals:
+    [N, C], of the labels; both over their norm."""
 
     inside: NDArray[np.int64]
     sizes: list[list[int]]
@@ -187,16 +197,38 @@ class Measured(NamedTuple):
     second: Tensor
     subspaces: list[Tensor]
     likely: Array
+    rows: list[Tensor]
+    residuals: Tensor
 
     def of(self, places: list[int], likely: Array) -> "Measured":
         """Return the same for some of the candidates, with likelihoods among them."""
         sizes, subspaces = [self.sizes[j] for j in places], [self.subspaces[j] for j in places]
-        return Measured(self.inside[:, places], sizes, self.energies[:, places], self.second, subspaces, likely)
+        return self._replace(
+            inside=self.inside[:, places], sizes=sizes, energies=self.energies[:, places], subspaces=subspaces,
+            likely=likely, rows=[*(self.rows[j] for j in places), self.rows[-1]],
+        )  # fmt: skip
 
 
-def measured(x: Tensor, classes: int, candidates: dict[str, Tensor]) -> Measured:
-    """Measure private features x [N, d] against the candidates, by the functions that a choice uses; without
+def whitened_rows(x: Tensor, classes: int, candidates: dict[str, Tensor]) -> list[Tensor]:
+    """Return the rows [N, k] of norm 1, float64, that each candidate's whitening makes of private features x [N, d],
+    and none's, last; k for a training on at most MOST examples."""
+    mu = accountant.gaussian_mu(EPSILON, DELTA)
+    every = []
+    for public in [*candidates.values(), x[:0]]:
+        facts = Facts(min(len(x), MOST), x.shape[1], len(public), classes, False, mu)
+        head = WhitenedHead("whitened_head", k=None, public_labels=PublicLabels.none).derived(facts)
+        labelled = Split(public, torch.zeros(len(public), dtype=torch.int64))
+        frozen = head.frozen(
+            labelled if len(public) else None, x.shape[1], lambda purpose, step: stream(purpose, str(step))
+        )
+        every.append(frozen(x.float()).double() / LENGTH)
+    return every
+
+
+def measured(private: Split, classes: int, candidates: dict[str, Tensor]) -> Measured:
+    """Measure private features [N, d] against the candidates, by the functions that a choice uses; without
     likelihoods, which depend on the list that a candidate is in."""
+    x = private.x
     places = [coverage.regions(public, name) for name, public in candidates.items()]
     regions = [[place.of(row) for place in places] for row in coverage.one_by_one(x)]
     inside = np.array([[-1 if region is None else region for region in row] for row in regions])
@@ -223,7 +255,11 @@ def measured(x: Tensor, classes: int, candidates: dict[str, Tensor]) -> Measured
     side = dp_gsd.Side(gsd, linear(0), classes, False, option("distance", "dp_gsd")["sketch"], "private choice", 0)
     rows = torch.cat([*side.private(labelled(x), every, source("labels", 0))])
     subspaces = [side.public(name, split) for name, split in splits.items()]
-    return Measured(inside, [p.shares for p in places], energies, rows.T @ rows / len(x), subspaces, np.zeros(0))
+    residuals = residuals_of(private.y, classes) / residual_at_zero(classes, False)
+    return Measured(
+        inside, [p.shares for p in places], energies, rows.T @ rows / len(x), subspaces, np.zeros(0),
+        whitened_rows(x, classes, candidates), residuals,
+    )  # fmt: skip
 
 
 def likelihoods(x: Tensor, candidates: dict[str, Tensor]) -> Array:
@@ -248,7 +284,9 @@ def scores(what: Measured, many: Array) -> dict[str, Array]:
             every.append(np.minimum(sums, n * np.array(sizes) / sum(sizes)).sum())
         return np.array([*every, float(coverage.LEAST) * n])
 
+    sums = torch.from_numpy(many)[:, None] * what.residuals
     return {
+        "signal": np.array([float((sums.T @ rows).norm()) / 2 for rows in what.rows]),  # half: scores rise and fall
         "coverage": counted(inside.astype(float)),
         "votes": counted(np.where(best, 1.0, some * explained)),
         "single": np.append(many @ best, many @ ~explained.any(1)),
@@ -290,9 +328,10 @@ def simulated(what: Measured, utility_of: Array) -> Iterator[dict[str, Any]]:
 
 def choices(private: str, setting: Setting, utility_of: dict[str, float]) -> Iterator[dict[str, Any]]:
     """Yield the rows of a private set."""
-    x, every = setting.private.x[:POOL], [*setting.candidates]
+    pool = Split(setting.private.x[:POOL], setting.private.y[:POOL])
+    x, every = pool.x, [*setting.candidates]
     by_size = [
-        (names, measured(x, setting.classes, {name: setting.candidates[name] for name in names}))
+        (names, measured(pool, setting.classes, {name: setting.candidates[name] for name in names}))
         for names in (every[:-PARTS], every[-PARTS:])
     ]
     for title, names in lists(private).items():
