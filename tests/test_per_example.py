@@ -90,6 +90,9 @@ KNOWN = {
     "embedding": Embedded(),
     "a token, positions and scales": Tokens(),
     "scales of channels": Scaled(),
+    "a linear layer overwritten": nn.Sequential(  # whose output is a view in some versions of torch
+        nn.Linear(9, 7), nn.ReLU(inplace=True), nn.Linear(7, 7), nn.ReLU(inplace=True), nn.Linear(7, 4)
+    ),
     "linear along the last dimension": nn.Sequential(nn.Linear(9, 7), nn.Tanh(), nn.Linear(7, 4, bias=False)),
 }
 

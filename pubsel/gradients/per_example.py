@@ -86,7 +86,8 @@ def by_layers(
         if owner in called:
             raise UnknownUse(f"{owner} is used twice")
         called.add(owner)
-        output = output if output.requires_grad else _Start.apply(output, start)
+        if not output.requires_grad or output._is_view():  # a hook of a view is lost once the view is overwritten
+            output = _Start.apply(output, start)
         output.register_hook(partial(take, owner, inputs[0].detach()))  # gradients need not wait for each other
         return output
 
@@ -203,16 +204,15 @@ ELEMENTWISE = {"add", "add_", "__add__", "__radd__", "mul", "mul_", "__mul__", "
 
 
 class _Start(torch.autograd.Function):
-    """x itself, with a gradient from here on. No leaf of the graph, so that a ReLU may overwrite it."""
+    """x itself, with a gradient from here on. Neither a leaf nor a view, so that a ReLU may overwrite it."""
 
     @staticmethod
     def forward(ctx: FunctionCtx, x: Tensor, start: Tensor) -> Tensor:  # start: any number that takes a gradient
-        ctx.mark_dirty(x)
-        return x
+        return x.detach()
 
     @staticmethod
-    def backward(ctx: FunctionCtx, _: Tensor) -> tuple[None, None]:
-        return None, None
+    def backward(ctx: FunctionCtx, at_output: Tensor) -> tuple[Tensor, None]:
+        return at_output, None
 
 
 def _write(layer: nn.Module, x: Tensor, weight: Tensor | None, bias: Tensor | None, at_output: Tensor) -> None:
