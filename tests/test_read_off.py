@@ -79,7 +79,10 @@ def test_examples_a_class_are_public_shots_or_the_share_of_private_ones(tmp_path
         of_test("fully_private", epsilon, pair={"private_share": n / 60000}, private="mnist") | {"private_examples": n}
         for epsilon, n in runs
     ]
-    frame = read_off.samples([*public, *private])
+    others = [*public, *private]  # of the table, not of the study
+    public, private = ([run | {"label": "shots"} for run in runs] for runs in (public, private))
+    assert read_off.samples(others).empty
+    frame = read_off.samples([*public, *private, *others])
     assert list(zip(frame["line"], frame["x"], strict=True)) == [
         ("public", 5), ("public", 20), ("private, ε = 1", 50), ("private, ε = 1", 100), ("private, ε = 3", 50),
         ("private, ε = 3", 100),
@@ -88,6 +91,38 @@ def test_examples_a_class_are_public_shots_or_the_share_of_private_ones(tmp_path
     assert "training examples a class" in text
     assert read_off.samples([*public, *private[:1]]).empty
     assert read_off.samples(public).empty
+
+
+def boosted(utility, algorithm="adamix", epsilon=3.0, shots=5, seed=0, **more):
+    of = of_test(algorithm, epsilon, public="mit67", private="mit67", pair={"shots": shots}, utility=utility, **more)
+    return of | {"label": "shots", "seed": seed, "identity": f"{algorithm}-{epsilon}-{shots}-{seed}-{more}"}
+
+
+def test_the_boost_is_the_share_of_what_private_data_could_add(tmp_path):
+    ends = [boosted(u, name, None, n, seed) for name, n, pair in
+            (("only_public", 5, (0.3, 0.5)), ("paragon", 5, (0.8, 0.8)), ("only_public", 20, (0.7, 0.7)),
+             ("paragon", 20, (0.8, 0.8))) for seed, u in enumerate(pair)]  # fmt: skip
+    mixed = [
+        boosted(u, shots=n, seed=seed) for n, pair in ((5, (0.6, 0.7)), (20, (0.7, 0.7))) for seed, u in enumerate(pair)
+    ]
+    alone = [boosted(0.9, "ppgd"), boosted(0.9, shots=40)]  # one number of public examples; no run on public data alone
+    third = [boosted(0.1, shots=5, seed=2)]  # a seed that nothing else has
+    frame = read_off.boost([*ends, *mixed, *alone, *third])
+    assert frame[["line", "x", "seeds"]].to_numpy().tolist() == [["adamix, ε = 3", 5, 2], ["adamix, ε = 3", 20, 2]]
+    assert list(frame["boost"]) == pytest.approx([0.4 / 0.15, 1])
+    # without the one seed 0.3 / 0.1, without the other 0.5 / 0.2
+    assert frame["std"][0] == pytest.approx(abs(3 - 2.5) / 2)
+    assert read_off.boost(mixed).empty
+    text = drawn(read_off.draw_boost(frame), tmp_path)
+    assert "performance boost" in text
+    assert "adamix, ε = 3" in text
+
+
+def test_a_boost_is_infinite_where_a_private_method_learns_as_much_as_without_privacy(tmp_path):
+    ends = [boosted(u, name, None, n) for name, u in (("only_public", 0.3), ("paragon", 0.8)) for n in (5, 20)]
+    frame = read_off.boost([*ends, boosted(0.8), boosted(0.7, shots=20)])
+    assert list(frame["boost"]) == pytest.approx([float("inf"), 5])
+    drawn(read_off.draw_boost(frame), tmp_path)
 
 
 def started(algorithm="adamix_clip", model="clip_rn50", utility=0.5, rate=0.1, shots=5, **more):

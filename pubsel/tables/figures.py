@@ -41,7 +41,8 @@ GAP = 0.1  # between the names of two public sets, as a share of the axis
 RATES = ("training.learning_rate", "algorithm.pretrain_rate", "algorithm.finish_rate", "algorithm.reuse")
 GRID = (*RATES, "training.epochs", "algorithm.k", "algorithm.share", "algorithm.damping")
 PILLAR = ("pillar", "dp_raft_pillar", "dp_raft", "adadps", "gep", "jl", "dp_pca", "dp_sgd")
-OTHERS = ("choosing", "untuned", "unlabelled", "tuned", "goal")  # labels of studies that have tables and figures apart
+SHOTS = "shots"  # label of AdaMix's study of how many public examples
+OTHERS = ("choosing", "untuned", "unlabelled", "tuned", "goal", SHOTS)  # of studies with tables and figures apart
 ADAMIX = ("adamix", "ngd", "adamix_projection", "adamix_clipping", "ppgd", "fully_private", "only_public", "paragon")
 
 
@@ -57,6 +58,7 @@ class Curve:
     over: tuple[str, ...] = RATES  # the settings that are selected
     features: bool = True  # whether a linear classifier on features is meant
     several: str = ""  # key of the record that has two values or more on each private set that is drawn
+    study: str = ""  # the label of OTHERS whose runs alone are drawn; "": those of no such label
 
 
 CURVES = {
@@ -79,7 +81,7 @@ CURVES = {
     ),
     "adamix_shots": Curve(
         "AdaMix against public examples a class (its Figure 2)", ("adamix", "only_public", "fully_private"),
-        "pair.shots", "algorithm", "test",
+        "pair.shots", "algorithm", "test", study=SHOTS,
     ),
     "adamix_domains": Curve(
         "AdaMix with public data of another domain (its Figure 3, right)", ("adamix", "only_public", "paragon"),
@@ -112,7 +114,7 @@ def points(curve: Curve, records: list[dict[str, Any]]) -> tuple[pandas.DataFram
     """Return a row for each point, utility in percent, settings chosen as the curve says; and the cell behind each.
 
     A line joins cells that differ in nothing but x (and what was selected): if others do, their lines are named
-    apart. Runs of other studies (OTHERS) are left out. Empty if no line has two values of x.
+    apart. Runs of other studies (OTHERS) than the curve's are left out. Empty if no line has two values of x.
     """
     frame, shown = rows_of(curve, records)
     if frame.empty or _most_values(frame) < 2:
@@ -121,8 +123,12 @@ def points(curve: Curve, records: list[dict[str, Any]]) -> tuple[pandas.DataFram
 
 
 def best(curve: Curve, records: list[dict[str, Any]]) -> list[Cell]:
-    """Return the cells that a curve selects, without those of other studies (OTHERS)."""
-    belong = [record for record in records if record["algorithm"] in curve.algorithms and record["label"] not in OTHERS]
+    """Return the cells that a curve selects, of its study alone; of a curve of none, without those of OTHERS."""
+    belong = [record for record in records if record["algorithm"] in curve.algorithms]
+    if curve.study:
+        belong = [record for record in belong if record["label"] == curve.study]
+    else:
+        belong = [record for record in belong if record["label"] not in OTHERS]
     belong = [record for record in belong if _on_features(record) == curve.features]
     chosen = selected(cells(belong), curve.by, list(curve.over))
     if not curve.several:

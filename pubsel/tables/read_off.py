@@ -3,6 +3,7 @@
 pillar_best_k           the best k against epsilon (PILLAR, Figure 9)
 pillar_drop             the share of its accuracy that a classifier loses to privacy (PILLAR, Figures 6 and 11)
 adamix_samples          accuracy against training examples a class, public or private (AdaMix, Figure 2, left)
+adamix_boost            how much a private method learns from the private data (AdaMix, Figure 2, right)
 adamix_initialisation   CLIP from several starts, next to AdaMix with other models (AdaMix, Figure 4)
 """
 
@@ -18,7 +19,7 @@ import pandas
 from pubsel.settings import named
 from pubsel.settings.methods import option
 from pubsel.tables import figures
-from pubsel.tables.figures import CURVES, GRID, RATES, Curve, Drawn
+from pubsel.tables.figures import CURVES, GRID, RATES, SHOTS, Curve, Drawn
 from pubsel.tables.join import Cell, cells, differences, seeds_of
 from pubsel.tables.typeset import short_keys
 
@@ -26,7 +27,9 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 BEST_K = dataclasses.replace(CURVES["pillar_k"], x="epsilon", line="algorithm", over=GRID)  # the best k as well
-SAMPLES = Curve("Public or private", ("only_public", "fully_private"), "pair.shots", "algorithm", "test")
+SAMPLES = Curve("Public or private", ("only_public", "fully_private"), "pair.shots", "algorithm", "test", study=SHOTS)
+MIXED = ("adamix", "adamix_projection", "adamix_clipping", "ngd", "ppgd")  # train on public and private data
+BOOST = dataclasses.replace(SAMPLES, algorithms=("only_public", "paragon", *MIXED))
 STARTS = Curve("AdaMix from several starts", ("adamix_clip", "adamix"), "epsilon", "algorithm", "test")
 # settings in which AdaMix with CLIP differs from AdaMix next to it
 OF_START = (
@@ -184,6 +187,76 @@ def draw_samples(frame: pandas.DataFrame) -> "Figure":
     return figure
 
 
+# AdaMix, Figure 2 (right)
+
+
+def boost(records: list[dict[str, Any]]) -> pandas.DataFrame:
+    """Return a row for each method that trains on public and private data, its epsilon and the public examples a class.
+
+    `boost` is AdaMix's performance boost, (e_public - e_paragon) / (e_method - e_paragon), e the mean error over the
+    seeds that all three have: 1 if the private data do not help, infinite if the method learns from them all that can
+    be learned without privacy. `std` is its standard error (jackknife over the seeds), nan for one seed.
+    """
+    chosen = figures.best(BOOST, records)
+    ends = {(_data(cell), cell["algorithm"]): cell for cell in chosen if cell["algorithm"] not in MIXED}
+    lines: dict[tuple[str, str, str], list[tuple[Cell, dict[str, Any]]]] = {}
+    for cell in chosen:
+        public, paragon = (ends.get((_data(cell), name)) for name in ("only_public", "paragon"))
+        if cell["algorithm"] not in MIXED or not public or not paragon:
+            continue
+
+        # the mean over the seeds that all three have
+        by_seed = [{seeds_of(record): 1 - record["utility"] for record in of.records} for of in (public, paragon, cell)]
+        common = sorted(set.intersection(*map(set, by_seed)))
+        if common:
+            value, std = _boost(np.array([[errors[seeds] for seeds in common] for errors in by_seed]))
+            row = {"x": figures.value(cell, "pair.shots"), "boost": value, "std": std, "seeds": len(common)}
+            name = f"{cell['algorithm']}, {figures.line_name('epsilon', figures.value(cell, 'epsilon'))}"
+            lines.setdefault((cell["private"], cell["model"], name), []).append((cell, row))
+
+    rows: list[dict[str, Any]] = []
+    for (private, model, name), group in lines.items():
+        # a line needs two points
+        if len({row["x"] for _, row in group}) < 2:
+            continue
+        found = differences([cell for cell, _ in group], ("pair.shots", "epsilon", *RATES))
+        for (_, row), apart in zip(group, found, strict=True):
+            line = f"{name}\n{short_keys(apart)}" if apart else name
+            rows.append({"private": private, "model": model, "line": line} | row)
+    rows.sort(key=lambda row: (row["private"], row["model"], row["line"], row["x"]))
+    return pandas.DataFrame(rows)
+
+
+def _data(cell: Cell) -> str:
+    """Return the data and the model of a cell."""
+    pair = {key: value for key, value in cell.settings.items() if key.startswith("pair.")}
+    return json.dumps([cell["private"], cell["public"], cell["model"], pair], sort_keys=True)
+
+
+def _boost(errors: "np.ndarray[Any, Any]") -> tuple[float, float]:
+    """Return the boost and its standard error; `errors`: [public, paragon, method; seeds]."""
+    seeds = errors.shape[1]
+    without = [_ratio(np.delete(errors, i, axis=1)) for i in range(seeds)] if seeds > 1 else []
+    spread = math.sqrt(seeds - 1) * float(np.std(without)) if without and math.inf not in without else math.nan
+    return _ratio(errors), spread
+
+
+def _ratio(errors: "np.ndarray[Any, Any]") -> float:
+    public, paragon, method = errors.mean(1)
+    return float((public - paragon) / (method - paragon)) if method > paragon else math.inf
+
+
+def draw_boost(frame: pandas.DataFrame) -> "Figure":
+    """Draw a panel for each private set and model, a line for each method and epsilon; at 1 the private data do not
+    help."""
+    shown = frame[np.isfinite(frame["boost"])].assign(utility=frame["boost"], metric=None)
+    figure = figures.curves(shown, "pair.shots", "line")
+    for axis in figure.axes:
+        axis.axhline(1, color=figures.INK, lw=0.8)
+        axis.set_ylabel("performance boost")
+    return figure
+
+
 # AdaMix, Figure 4
 
 
@@ -286,6 +359,7 @@ FIGURES = {
     "pillar_best_k": _Kind(best_k, draw_best_k, "the k that the selection takes"),
     "pillar_drop": _Kind(drop, draw_drop, "drop: percent of the utility without a guarantee; the best cells of both"),
     "adamix_samples": _Kind(samples, draw_samples, f"x: {X}"),
+    "adamix_boost": _Kind(boost, draw_boost, "x: public examples a class; std: of the boost, jackknife over seeds"),
     "adamix_initialisation": _Kind(initialisation, draw_initialisation, "start: of the weights"),
 }
 
