@@ -26,6 +26,8 @@ def utilities(folder: Path) -> dict[str, dict[str, list[float]]]:
     """{private set: {public set: utility of each seed, in percent}}; UserError where settings are not the same."""
     found: dict[str, dict[str, list[float]]] = {}
     for cell in join.table_cells(TABLE, folder):
+        if cell["public"] is None:  # DP-SGD, next to which GEP stands
+            continue
         sets = found.setdefault(cell["private"], {})
         if cell["public"] in sets:
             raise UserError(f"{TABLE}: several settings of {cell['private']} with {cell['public']}: keep one")

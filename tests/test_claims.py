@@ -31,7 +31,7 @@ def claims() -> list[tuple[str, str, str, str, str]]:
 
 def rows_of(file: str, where: str) -> list[dict[str, str]]:
     """Return the rows of a CSV that have one of the values key=value|value; NONE: none."""
-    wanted = {key: values.split("|") for key, values in (word.split("=") for word in where.split())}
+    wanted = {key: values.split("|") for key, values in (word.split("=", 1) for word in where.split())}
     with (ROOT / "results" / file).open() as lines:
         rows = list(csv.DictReader(line for line in lines if not line.startswith("#")))
     chosen = [row for row in rows if all((row[key] or "NONE") in values for key, values in wanted.items())]
