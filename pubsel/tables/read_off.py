@@ -198,20 +198,25 @@ def boost(records: list[dict[str, Any]]) -> pandas.DataFrame:
     be learned without privacy. `std` is its standard error (jackknife over the seeds), nan for one seed.
     """
     chosen = figures.best(BOOST, records)
-    ends = {(_data(cell), cell["algorithm"]): cell for cell in chosen if cell["algorithm"] not in MIXED}
+    paragons = {_private_data(cell): cell for cell in chosen if cell["algorithm"] == "paragon"}
+    publics = {_data(cell): cell for cell in chosen if cell["algorithm"] == "only_public"}
     lines: dict[tuple[str, str, str], list[tuple[Cell, dict[str, Any]]]] = {}
     for cell in chosen:
-        public, paragon = (ends.get((_data(cell), name)) for name in ("only_public", "paragon"))
-        if cell["algorithm"] not in MIXED or not public or not paragon:
+        paragon, public = paragons.get(_private_data(cell)), publics.get(_data(cell))
+        if cell["algorithm"] not in MIXED or not paragon or not public:
             continue
 
-        # the mean over the seeds that all three have
-        by_seed = [{seeds_of(record): 1 - record["utility"] for record in of.records} for of in (public, paragon, cell)]
-        common = sorted(set.intersection(*map(set, by_seed)))
+        # the mean over the seeds that all three have; the paragon trains on all data, and so has no draw of public ones
+        best = {record["seed"]: record["utility"] for record in paragon.records}
+        without, mixed = ({seeds_of(record): record["utility"] for record in of.records} for of in (public, cell))
+        common = sorted(seeds for seeds in without.keys() & mixed.keys() if seeds[0] in best)
         if common:
-            value, std = _boost(np.array([[errors[seeds] for seeds in common] for errors in by_seed]))
-            row = {"x": figures.value(cell, "pair.shots"), "boost": value, "std": std, "seeds": len(common)}
-            name = f"{cell['algorithm']}, {figures.line_name('epsilon', figures.value(cell, 'epsilon'))}"
+            errors = [[1 - utility for utility in (without[seeds], best[seeds[0]], mixed[seeds])] for seeds in common]
+            value, std = _boost(np.array(errors).T)
+            epsilon = figures.value(cell, "epsilon")
+            row = {"algorithm": cell["algorithm"], "epsilon": epsilon, "x": figures.value(cell, "pair.shots")}
+            row |= {"boost": value, "std": std, "seeds": len(common)}
+            name = f"{cell['algorithm']}, {figures.line_name('epsilon', epsilon)}"
             lines.setdefault((cell["private"], cell["model"], name), []).append((cell, row))
 
     rows: list[dict[str, Any]] = []
@@ -227,10 +232,15 @@ def boost(records: list[dict[str, Any]]) -> pandas.DataFrame:
     return pandas.DataFrame(rows)
 
 
+def _private_data(cell: Cell) -> tuple[Any, ...]:
+    """Return the private data and the model of a cell."""
+    return cell["private"], figures.value(cell, "pair.private_share"), cell["model"]
+
+
 def _data(cell: Cell) -> str:
-    """Return the data and the model of a cell."""
+    """Return the data, public ones too, and the model of a cell."""
     pair = {key: value for key, value in cell.settings.items() if key.startswith("pair.")}
-    return json.dumps([cell["private"], cell["public"], cell["model"], pair], sort_keys=True)
+    return json.dumps([cell["public"], cell["model"], pair], sort_keys=True)
 
 
 def _boost(errors: "np.ndarray[Any, Any]") -> tuple[float, float]:
@@ -253,7 +263,7 @@ def draw_boost(frame: pandas.DataFrame) -> "Figure":
     figure = figures.curves(shown, "pair.shots", "line")
     for axis in figure.axes:
         axis.axhline(1, color=figures.INK, lw=0.8)
-        axis.set_ylabel("performance boost")
+        axis.set(xlabel="public examples a class", ylabel="performance boost")
     return figure
 
 
