@@ -24,7 +24,7 @@ def claims() -> list[tuple[str, str, str, str, str]]:
     for page in PAGES:
         text = page.read_text()
         for match in CLAIM.finditer(text):
-            near = text[max(0, match.start() - NEAR) : match.start()]
+            near = CLAIM.sub("", text[: match.start()])[-NEAR:]  # a number in another claim is no sentence
             found.append((page.name, *match.groups(), re.sub(r"\s+", " ", near).replace("−", "-")))
     return found
 
