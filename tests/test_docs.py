@@ -28,6 +28,7 @@ ROW = {  # method, setting and public data in the README: algorithm, label, publ
     ("GEP", "paper's", "flowers5, for Flowers-102"): ("gep", "paper", "flowers5", ""),
     ("GEP", "paper's", "MNIST"): ("gep", "paper", "mnist", ""),
     ("GEP", "its authors' code", "Fashion-MNIST"): ("gep", "official", "fashion_mnist", ""),
+    ("DP-SGD", "GEP authors' code", "none"): ("dp_sgd", "official", "", ""),
     ("DP-SGD", "paper's", "none"): ("dp_sgd", "paper", "", ""),
     ("DP-SGD", "tuned on test data (oracle)", "none"): ("dp_sgd", "tuned", "", "=1.0 training.learning_rate=0.3"),
 }
