@@ -19,8 +19,10 @@ from safetensors.torch import save_file
 from pubsel.data import Source, Split, features, load, open_dataset
 from pubsel.data.features import embed, load_backbone, of_source
 from pubsel.messages import UsageError, UserError
+from pubsel.models import build
+from pubsel.settings.compose import composed
 from pubsel.settings.datasets import dataset_info
-from pubsel.settings.keys import Backbone, Convert, Pair, Take
+from pubsel.settings.keys import Backbone, Convert, Pair, RunConfig, Take
 from pubsel.settings.schema import check
 
 NETWORK = "test_efficientnet"
@@ -549,6 +551,23 @@ def test_weights_that_cannot_be_fetched_are_one_line(monkeypatch):
     says = r"weights cannot be fetched \(We couldn't connect\): give .*checkpoint=FILE; model=scattering needs"
     with pytest.raises(UserError, match=says):
         load_backbone(check(Backbone, {"architecture": NETWORK}), "", CPU)
+    with pytest.raises(UserError, match="FILE, or take model=mobilenetv2_coral, which reads a file; model=scattering"):
+        load_backbone(check(Backbone, {"architecture": "mobilenetv2_100"}), "", CPU)
+
+
+def test_a_network_whose_weights_are_not_at_hand_names_the_other_source(monkeypatch, tmp_path):
+    def offline(*_, **__):
+        raise OSError("We couldn't connect")
+
+    for name, says in (
+        ("layers_coral", "; model=mobilenetv2_layers fetches"),
+        ("layers", "model=mobilenetv2_layers_coral"),
+    ):
+        with composed("run", [f"model=mobilenetv2_{name}"]) as values:
+            model = check(RunConfig, values).model
+        monkeypatch.setattr(timm, "create_model", offline)
+        with pytest.raises(UserError, match=says):
+            build(model, (3, 64, 64), 10, (0.5,) * 3, (0.2,) * 3, 0, str(tmp_path))
 
 
 def test_a_weight_file_may_lie_in_the_data_folder_and_under_a_prefix(weights, tmp_path):

@@ -48,6 +48,7 @@ KEY = "model.backbone.checkpoint"
 
 NO_WEIGHTS = "; model=scattering needs no weights"
 PUBLISHED = "; model=mobilenetv2 fetches published weights"
+CORAL = ", or take model=mobilenetv2_coral, which reads a file"
 LARGEST = 32  # scattering: larger images are resized to this side, in pixels
 
 
@@ -167,7 +168,7 @@ def load_backbone(backbone: Backbone, data_root: str, device: torch.device, like
         if fetch and isinstance(error, OSError | RuntimeError):
             raise UserError(
                 f"model.backbone.architecture={name}: its weights cannot be fetched ({reason}): "
-                f"give model.backbone.checkpoint=FILE{NO_WEIGHTS}"
+                f"give model.backbone.checkpoint=FILE{CORAL if name.startswith('mobilenetv2_100') else ''}{NO_WEIGHTS}"
             ) from None
         raise UsageError(f"model.backbone.architecture={name} with options={backbone.options}: {reason}") from None
     finally:

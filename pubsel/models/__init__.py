@@ -122,7 +122,9 @@ def _timm(model: Model, name: str, channels: int, classes: int, data_root: str) 
         near = ", ".join(timm.list_models(f"*{name[:6]}*")[:5]) or "see timm.list_models()"
         raise UsageError(f"model.architecture={name}: timm has no such model; near it: {near}")
 
-    path = weight_file(KEY, model.checkpoint, data_root) if model.checkpoint else None
+    ours = name.startswith("mobilenetv2_100")  # with weights of two sources in conf/model
+    published = "; model=mobilenetv2_layers fetches published weights" if ours else ""
+    path = weight_file(KEY, model.checkpoint, data_root, published) if model.checkpoint else None
     fetch = model.pretrained and path is None
     with_weights = fetch or path is not None
     try:
@@ -141,6 +143,7 @@ def _timm(model: Model, name: str, channels: int, classes: int, data_root: str) 
         reason = str(error).partition("\n")[0][:100]
         raise UserError(
             f"model.architecture={name}: its weights cannot be fetched ({reason}): give {KEY}=FILE"
+            + (", or take model=mobilenetv2_layers_coral, which reads a file" if ours else "")
         ) from None
 
     # Published weights for another number of classes have no head for this task.

@@ -144,8 +144,8 @@ def gsd_figure3(moment: Moment) -> Iterator[Row]:
 
 def gsd_lemma41(moment: Moment) -> Iterator[Row]:
     """Yield error and bounds in units of s_1. reported: the stated bound with the distance as the paper's tables have
-    it, GSD / sqrt(k); algorithm1: with the GSD that Algorithm 1 measures on these weights, of random labels and rows of
-    unit length."""
+    it, GSD / sqrt(k); algorithm1: with the GSD that the authors' code measures on these weights, of random labels and
+    rows of unit length (Algorithm 1 leaves the rows as they are)."""
     private = DenseGradients(moment.exact(moment.batch))
     gram = private.gram()
     widest = max(moment.ks)

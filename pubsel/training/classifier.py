@@ -59,12 +59,12 @@ class Classifier(NamedTuple):
         settings, shape = check(Model, facts["model"]), tuple(facts["shape"])
         features = None
         if settings.backbone is not None and len(shape) == 3:
-            from pubsel.data.features import NO_WEIGHTS, PUBLISHED, of_images  # and with it timm: a second
+            from pubsel.data.features import CORAL, NO_WEIGHTS, PUBLISHED, of_images  # and with it timm: a second
 
             try:
                 features, weights = of_images(settings.backbone, (shape[0], shape[1], shape[2]), data_root, device)
             except UserError as error:
-                reason = str(error).removesuffix(NO_WEIGHTS).removesuffix(PUBLISHED)
+                reason = str(error).removesuffix(NO_WEIGHTS).removesuffix(PUBLISHED).removesuffix(CORAL)
                 raise UserError(f"{reason}; pubsel predict takes the file of its weights as checkpoint=FILE") from None
             if facts["backbone"] not in (None, weights):
                 raise UserError(
