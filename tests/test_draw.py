@@ -87,6 +87,18 @@ def test_separability_of_pixels(tmp_path: Path) -> None:
     assert both[0] == both[1] == sorted(both[0], reverse=True)
 
 
+def test_reconstruction_on_the_public_and_a_random_subspace(tmp_path: Path) -> None:
+    words = "pair=own_part pair.private=digits pair.m=60 model=scattering algorithm=adamix training=adamix threads=1 " \
+        "privacy=adamix distance=none epsilon=2 training.epochs=3 algorithm.rank=200 device=cpu"  # fmt: skip
+    draw.run(asked("reconstruction", tmp_path, *words.split(), f"data_root={tmp_path}"))
+    frame = pandas.read_csv(tmp_path / "figures" / "reconstruction.csv")
+    assert list(frame["step"]) == list(range(len(frame)))
+    assert len(frame) > 1
+    assert frame[["public", "random"]].gt(0).all(axis=None)
+    assert frame[["public", "random"]].lt(1).all(axis=None)
+    assert frame["public"][0] < frame["random"][0]  # the first gradients are alike
+
+
 @pytest.mark.parametrize(
     ("name", "words", "message"),
     [

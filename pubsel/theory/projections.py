@@ -111,7 +111,7 @@ class Watched:
 
         def sums(gradients: GradientMatrix) -> torch.Tensor:
             total = inner.clipped_sum(gradients)
-            rows = total[: weight.numel()].view_as(weight)
+            rows = total[: weight.numel()].view_as(weight).to(weight)  # sums of private rows are in float64
             lost = {name: rows - project(rows, *basis) for name, basis in bases.items()}
             errors = {name: float(left.norm() / rows.norm()) for name, left in lost.items()}
             self.errors.append({"step": step, **errors})
