@@ -113,7 +113,7 @@ def test_a_measured_distance_has_the_command_that_measures_it(more):
 
 
 def shipped() -> list[dict]:
-    """Six records of this program's numbers that take seconds, others each day."""
+    """Return up to six records of this program's numbers and version of torch that take seconds, others each day."""
     # products of numpy in the older records of PILLAR have an unknown number of threads
     kind = {"private": "flowers5", "model": "scattering"}
     torch = version("torch").partition("+")[0]  # another version rounds otherwise, so its noise is another
