@@ -240,6 +240,7 @@ POSITIONAL = {
     "runs": ["action", "name"],
     "data": ["action", "name"],
 }  # keys that are given without their name
+ENDED_BY_PIPE = 141  # the exit code of a program that SIGPIPE ends
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -288,6 +289,8 @@ def _command(command: str, rest: list[str]) -> int:
         print("interrupted; the same command resumes from the last checkpoint", file=sys.stderr)
         return 130
     except Exception as error:
+        if isinstance(error, BrokenPipeError) and _nobody_reads():
+            return ENDED_BY_PIPE
         if debug:
             traceback.print_exc()
         return _fail(error)
@@ -520,6 +523,19 @@ def _complete(words: list[str], line: str) -> int:
     return 0
 
 
+def _nobody_reads() -> bool:
+    """Say whether whoever read what is printed has stopped, as `| head` does; what is left is then thrown away."""
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes once more when it ends
+        return True
+    return False
+
+
 def entry() -> Any:
     """Run the console script."""
-    sys.exit(main())
+    code = 1
+    with contextlib.suppress(BrokenPipeError):
+        code = main()
+    sys.exit(ENDED_BY_PIPE if _nobody_reads() else code)

@@ -16,7 +16,7 @@ import torch
 
 import pubsel
 import pubsel.commands.run
-from pubsel.cli import main
+from pubsel.cli import ENDED_BY_PIPE, main
 
 SCRIPT = Path(sys.executable).parent / "pubsel"
 POISSON = ["+experiment=quickstart", "training.epochs=1", "epsilon=2", "distance=none", "download=false"]
@@ -307,7 +307,7 @@ def test_help_and_cfg_teach_and_run_nothing(cli: Cli) -> None:
 def test_what_needs_no_torch_does_not_wait_for_it() -> None:
     code = (
         "import sys\n"
-        "from pubsel.cli import main\n"
+        "from pubsel.cli import ENDED_BY_PIPE, main\n"
         "assert 'torch' not in sys.modules\n"
         "commands = ('--help', 'data list', 'table gsd_table2', 'runs', 'make --help', 'figure nothing',\n"
         "            'run --help', 'run --cfg job', 'run epsilon=0')\n"
@@ -562,6 +562,15 @@ def test_an_interrupted_run_says_how_to_go_on(cli: Cli, monkeypatch: pytest.Monk
     assert (code, out) == (130, "")
     assert "resumes from the last checkpoint" in err
     assert "Traceback" not in err
+
+
+def test_a_reader_that_stops_ends_a_command_without_a_word() -> None:
+    command = [sys.executable, "-m", "pubsel", "--help"]
+    for words in (command, [*command[:-1], "figure", "--help"]):
+        with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+            process.stdout.close()
+            assert process.stderr.read() == ""
+        assert process.returncode == ENDED_BY_PIPE
 
 
 def test_commands_in_the_help_of_rank_run(cli):
