@@ -10,6 +10,7 @@ import io
 import logging
 import os
 import re
+import select
 import sys
 import traceback
 from collections.abc import Callable
@@ -524,18 +525,19 @@ def _complete(words: list[str], line: str) -> int:
 
 
 def _nobody_reads() -> bool:
-    """Say whether whoever read what is printed has stopped, as `| head` does; what is left is then thrown away."""
-    try:
-        sys.stdout.flush()
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes once more when it ends
-        return True
-    return False
+    """Say whether whoever read what is printed has stopped, as `| head` does."""
+    watched = select.poll()
+    watched.register(sys.stdout.fileno(), 0)
+    return any(event & select.POLLERR for _, event in watched.poll(0))
 
 
 def entry() -> Any:
-    """Run the console script."""
-    code = 1
-    with contextlib.suppress(BrokenPipeError):
+    """Run the console script. If whoever reads what it prints stops, as `| head` does, it ends without a word."""
+    try:
         code = main()
-    sys.exit(ENDED_BY_PIPE if _nobody_reads() else code)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        code = ENDED_BY_PIPE
+    if code == ENDED_BY_PIPE:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes once more when it ends
+    sys.exit(code)
