@@ -155,13 +155,13 @@ def test_clip_is_named_by_what_it_starts_from_next_to_adamix_on_the_same_data(tm
     assert read_off.initialisation(records[:3]).empty
 
 
-def test_another_domain_is_a_line_of_its_own_where_two_public_sets_were_used(tmp_path):
+def test_another_domain_is_a_line_of_its_own_of_its_study(tmp_path):
     domains = ("domainnet_painting", "domainnet_real")
     runs = [of_test("adamix", e, public=p, private=domains[0], utility=e / 10) for p in domains for e in (1.0, 3.0)]
     runs += [of_test("only_public", None, public=p, private=domains[0], utility=0.1) for p in domains]
     runs += [of_test("adamix", e, public="mit67", private="mit67") for e in (1.0, 3.0)]
     for i, run in enumerate(runs):
-        run["identity"] = str(i)
+        run |= {"identity": str(i), "label": "domains" if run["private"] == domains[0] else "paper"}
     curve = figures.CURVES["adamix_domains"]
     frame, _ = figures.points(curve, runs)
     assert set(frame["private"]) == {"domainnet_painting"}

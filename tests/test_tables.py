@@ -23,7 +23,7 @@ GOLDEN = Path(__file__).parent / "golden"
 PAPER_ROWS = {
     "gsd_table1": 7, "gsd_table2": 12, "gsd_table3": 5, "gsd_table4": 4, "gsd_table8": 8, "gsd_table9": 2,
     "gsd_table10": 6, "gsd_table11a": 4, "gsd_table11b": 4, "gsd_table12": 4, "gsd_table13a": 5, "gsd_table13b": 5,
-    "gsd_table14": 31, "gsd_table15": 7, "gsd_table16": 9, "gep_table1": 36, "gep_table3": 16, "gep_table5": 4,
+    "gsd_table14": 31, "gsd_table15": 7, "gsd_table16": 9, "gep_table1": 36, "gep_table3": 13, "gep_table5": 4,
     "gep_table6": 6, "workshop_table2": 4, "pillar_table2": 126, "pillar_table3": 8, "pillar_table4": 12,
     "pillar_table6": 12, "pillar_table7": 16, "pillar_table8": 16, "pillar_table9": 12, "adamix_table1": 48,
 }  # fmt: skip

@@ -42,7 +42,16 @@ RATES = ("training.learning_rate", "algorithm.pretrain_rate", "algorithm.finish_
 GRID = (*RATES, "training.epochs", "algorithm.k", "algorithm.share", "algorithm.damping")
 PILLAR = ("pillar", "dp_raft_pillar", "dp_raft", "adadps", "gep", "jl", "dp_pca", "dp_sgd")
 SHOTS = "shots"  # label of AdaMix's study of how many public examples
-OTHERS = ("choosing", "untuned", "unlabelled", "tuned", "goal", SHOTS)  # of studies with tables and figures apart
+DOMAINS = "domains"  # of that of public examples of another domain
+OTHERS = (
+    "choosing",
+    "untuned",
+    "unlabelled",
+    "tuned",
+    "goal",
+    SHOTS,
+    DOMAINS,
+)  # of studies with tables and figures apart
 ADAMIX = ("adamix", "ngd", "adamix_projection", "adamix_clipping", "ppgd", "fully_private", "only_public", "paragon")
 
 
@@ -57,7 +66,6 @@ class Curve:
     by: str  # what selects, of SELECTION
     over: tuple[str, ...] = RATES  # the settings that are selected
     features: bool = True  # whether a linear classifier on features is meant
-    several: str = ""  # key of the record that has two values or more on each private set that is drawn
     study: str = ""  # the label of OTHERS whose runs alone are drawn; "": those of no such label
 
 
@@ -85,7 +93,7 @@ CURVES = {
     ),
     "adamix_domains": Curve(
         "AdaMix with public data of another domain (its Figure 3, right)", ("adamix", "only_public", "paragon"),
-        "epsilon", "algorithm", "test", several="public",
+        "epsilon", "algorithm", "test", study=DOMAINS,
     ),
     "gep_m": Curve(
         "GEP against the number of public examples (its Table 6)", ("gep",), "pair.m", "public", "test", features=False
@@ -130,14 +138,7 @@ def best(curve: Curve, records: list[dict[str, Any]]) -> list[Cell]:
     else:
         belong = [record for record in belong if record["label"] not in OTHERS]
     belong = [record for record in belong if _on_features(record) == curve.features]
-    chosen = selected(cells(belong), curve.by, list(curve.over))
-    if not curve.several:
-        return chosen
-
-    values: dict[str, set[Any]] = {}
-    for cell in chosen:
-        values.setdefault(cell["private"], set()).add(cell[curve.several])
-    return [cell for cell in chosen if len(values[cell["private"]] - {None}) > 1]
+    return selected(cells(belong), curve.by, list(curve.over))
 
 
 def rows_of(curve: Curve, records: list[dict[str, Any]]) -> tuple[pandas.DataFrame, list[Cell]]:
