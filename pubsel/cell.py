@@ -506,6 +506,15 @@ def network(model: Model, task: Task, seed: int, data_root: str = ".") -> nn.Mod
     return models.build(model, (channels, height, width), task.classes, task.mean, task.std, seed, data_root)
 
 
+def given_weights(settings: RunConfig | RankConfig, task: Task) -> str | None:
+    """The digest of the weights that features come from, or that training starts from; None if all are drawn."""
+    model = settings.model
+    if task.weights or not (model.pretrained or model.checkpoint):
+        return task.weights
+    start = network(model, task, settings.seed, settings.data_root).start
+    return start if isinstance(start, str) else None
+
+
 def sets_of(pair: Pair) -> list[str]:
     """The public datasets that a pair names."""
     if pair.public == POOL:

@@ -53,7 +53,7 @@ RECORD = {  # what result.json contains, by dotted key; the reference of the doc
     "private_units": "how many are protected, each by itself: people if pair.unit is set, otherwise the examples",
     "selection": "the utility on the sets that select settings: test, validation (held-out private examples) or public",
     "weights": "digest of the released weights",
-    "backbone": "digest of the weights of the frozen network that features come from; absent without one",
+    "backbone": "digest of the weights that features come from, or that training starts from; absent if all were drawn",
     "parameters": "number of trained parameters",
     "public_labels": "whether the public labels are those of the private set or of another; null without public data",
     "distance": "the distance of the pair, not private: its name, the value for each initialisation, mean, std, m, "

@@ -177,6 +177,21 @@ def test_weights_that_it_was_given_need_not_be_there_again(monkeypatch: pytest.M
         Path("elsewhere.safetensors").rename("tiny.safetensors")
 
 
+def test_a_record_names_the_weights_that_its_network_was_given() -> None:
+    """One digest of one file: of features, of a network that is trained further, and of networks for a distance."""
+    net = ("model=timm", f"model.architecture={NETWORK}", "model.checkpoint=tiny.safetensors", "model.norm=freeze",
+           "model.input_size=32", "model.trained=[head]", "data_root=.")  # fmt: skip
+    digest = trained(*NPZ, *TINY, "algorithm=dp_sgd", "training.epochs=3")["backbone"]
+    assert trained(*NPZ, *net, "algorithm=dp_sgd", "training.epochs=2")["backbone"] == digest
+    for words in (net, TINY):
+        distance = ("distance=gsd", "distance.k=4") if words == net else ("distance=whitening",)
+        ranked = pubsel.rank("animals.npz", "animals.npz", *distance, "distance.m=12",
+                             "distance.initialisations=1", *words)  # fmt: skip
+        assert ranked["backbone"] == digest
+
+    assert "backbone" not in trained(*FOLDER)
+
+
 def test_a_run_from_before_model_json_is_read_with_its_data(capsys: pytest.CaptureFixture) -> None:
     for words in (FOLDER, (*NPZ, "model=pixels", "algorithm=dp_pca", "algorithm.k=5", "training=pillar",
                            "training.steps=3")):  # fmt: skip

@@ -20,6 +20,7 @@ from pubsel.cell import (
     check_choice,
     choose_device,
     compared,
+    given_weights,
     has_paths,
     mapped,
     network,
@@ -63,11 +64,12 @@ def rank(settings: RankConfig) -> dict[str, Any]:
                 say(f"  {note}")
             measure = _rank if settings.epsilon_select is None else _select
             measured = measure(settings, task, candidates, device, Streams.of(settings, name, device))
+            start = given_weights(settings, task)
 
         described = {
             "settings": what, "private": settings.private, "model": settings.model.name, "m": distance_of(settings).m,
             "notes": list(task.notes),
-        } | ({"backbone": task.weights} if task.weights else {})  # fmt: skip
+        } | ({"backbone": start} if start else {})  # fmt: skip
         return described | measured | {"seconds": round(time.monotonic() - began, 1)}
 
     # a folder's content may have changed, but a release is drawn once

@@ -28,6 +28,7 @@ from pubsel.cell import (
     canonical,
     check_pair,
     derived,
+    given_weights,
     guarantee,
     has_paths,
     load_task,
@@ -184,14 +185,14 @@ def train(cell: Cell) -> dict[str, Any]:
         say("  " + ", ".join(f"{key} {value:.4g}" for key, value in follows.items()))
 
     # at the distance's networks, before training: it depends on nothing that is trained
-    distance = pair_distance(cell.settings, task, cell.device)
+    distance, start = pair_distance(cell.settings, task, cell.device), given_weights(cell.settings, task)
 
     prepared = prepare(cell, task, first)
     spend, seconds = _fitted(cell, prepared, before, task.private, track)
 
     classifier.keep(cell.folder, cell.settings.model, prepared.whole, task)
     before = before._replace(spend=spend)
-    record = _figures(cell, prepared) | _described(cell, prepared.task, before, distance)
+    record = _figures(cell, prepared) | _described(cell, prepared.task, before, distance, start)
     if cell.settings.privacy.measure and task.validation is not None:
         epsilon, delta = record["privacy"]["epsilon"], record["privacy"]["delta"]
         record["quality"] = measurement.measured(cell, prepared, task, epsilon, delta)
@@ -306,8 +307,11 @@ def _figures(cell: Cell, prepared: Prepared) -> dict[str, Any]:
     }
 
 
-def _described(cell: Cell, task: Task, before: Before, distance: dict[str, Any] | None) -> dict[str, Any]:
-    """Return what a trained cell was, for the record. Its settings are those that were given, whatever was chosen."""
+def _described(
+    cell: Cell, task: Task, before: Before, distance: dict[str, Any] | None, start: str | None
+) -> dict[str, Any]:
+    """Return what a trained cell was, for the record. Its settings are those that were given, whatever was chosen.
+    start: `given_weights`."""
     settings, asked, spend = cell.settings, cell.streams.settings, before.spend
     assert isinstance(asked, RunConfig)
 
@@ -349,7 +353,7 @@ def _described(cell: Cell, task: Task, before: Before, distance: dict[str, Any] 
         "processes": torchrun.place()[1],
         "finished": datetime.now(UTC).isoformat(timespec="seconds"),
         "notes": list(task.notes),
-    } | ({"backbone": task.weights} if task.weights else {})
+    } | ({"backbone": start} if start else {})
 
 
 def with_chosen(cell: Cell) -> tuple[Cell, accountant.Plan]:

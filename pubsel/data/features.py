@@ -33,7 +33,7 @@ from pubsel.gradients.mapped import in_parts, npy_map
 from pubsel.messages import UsageError, UserError, duration, gib
 from pubsel.models import engine, scattering
 from pubsel.models.memory import Held, free
-from pubsel.models.weights import load, tensors_alone, weight_file
+from pubsel.models.weights import digest_of_weights, load, tensors_alone, weight_file
 from pubsel.records import PRIVATE_FILE, write_whole
 from pubsel.settings.identity import digest_of
 from pubsel.settings.keys import Backbone, Convert, Scattering
@@ -181,13 +181,11 @@ def load_backbone(backbone: Backbone, data_root: str, device: torch.device, like
     how = _preparation(backbone, net)
 
     # The key depends on all that decides features, so that a kept file is never stale.
-    weights = hashlib.blake2b(digest_size=16)
-    for key, value in net.state_dict().items():
-        weights.update(key.encode() + value.cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
+    weights = digest_of_weights(net)
     versions = [torch.__version__, timm.__version__]
-    network = [name, backbone.options, weights.hexdigest()]
+    network = [name, backbone.options, weights]
     key = digest_of({"network": network, "how": list(how), "versions": versions})
-    return Extractor(net.to(device), how, device, key, weights.hexdigest())
+    return Extractor(net.to(device), how, device, key, weights)
 
 
 def _preparation(backbone: Backbone, net: nn.Module) -> Preparation:

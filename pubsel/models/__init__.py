@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from pubsel.messages import UsageError, UserError
 from pubsel.models import small
 from pubsel.models.trained import choose, heads
-from pubsel.models.weights import load, tensors_alone, weight_file
+from pubsel.models.weights import digest_of_weights, load, tensors_alone, weight_file
 from pubsel.settings.keys import Model, Norm
 
 KEY = "model.checkpoint"
@@ -22,10 +22,19 @@ class Network(nn.Module):
     mean: Tensor
     std: Tensor
 
-    def __init__(self, net: nn.Module, mean: tuple[float, ...], std: tuple[float, ...], input_size: int | None):
+    def __init__(
+        self,
+        net: nn.Module,
+        mean: tuple[float, ...],
+        std: tuple[float, ...],
+        input_size: int | None,
+        start: str | None = None,
+    ):
+        """start: the digest of the weights that it was given, without a head; None if all were drawn."""
         super().__init__()
         self.net = net
         self.input_size = input_size
+        self.start = start
         self.register_buffer("mean", torch.tensor(mean)[:, None, None], persistent=False)
         self.register_buffer("std", torch.tensor(std)[:, None, None], persistent=False)
 
@@ -85,9 +94,12 @@ def build(
                 else:
                     _refuse(model, "mean", "std")
 
+            given = model.pretrained or model.checkpoint
+            start = digest_of_weights(net, heads(net)) if given else None
+
             # An image of zeros shows at once whether the network takes this shape.
             choose(net, model)
-            network = Network(net, mean, std, model.input_size).eval()
+            network = Network(net, mean, std, model.input_size, start).eval()
             with torch.no_grad():
                 network(torch.zeros(1, *shape, dtype=torch.uint8))
         except (RuntimeError, AssertionError) as error:

@@ -3,10 +3,12 @@
 A .pth file is a pickle, which can contain any program: nothing but tensors is taken from it."""
 
 import contextlib
+import hashlib
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+import torch
 from torch import nn
 
 from pubsel.messages import UserError
@@ -34,6 +36,15 @@ def tensors_alone() -> Iterator[None]:
     finally:
         del os.environ[keys[0]]
         os.environ.update({key: value for key, value in before.items() if value is not None})
+
+
+def digest_of_weights(net: nn.Module, heads: Sequence[str] = ()) -> str:
+    """Return a digest of the names and weights of a network, without those of the layers `heads`."""
+    digest = hashlib.blake2b(digest_size=16)
+    for name, value in net.state_dict().items():
+        if not any(name.startswith(f"{head}.") for head in heads):
+            digest.update(name.encode() + value.cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()
 
 
 def load(net: nn.Module, path: Path, prefix: str | None, key: str, heads: Sequence[str] = ()) -> bool:
