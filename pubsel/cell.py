@@ -507,7 +507,7 @@ def network(model: Model, task: Task, seed: int, data_root: str = ".") -> nn.Mod
 
 
 def given_weights(settings: RunConfig | RankConfig, task: Task) -> str | None:
-    """The digest of the weights that features come from, or that training starts from; None if all are drawn."""
+    """Return the digest of the weights that features come from, or that training starts from; None if all are drawn."""
     model = settings.model
     if task.weights or not (model.pretrained or model.checkpoint):
         return task.weights

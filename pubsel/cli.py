@@ -290,7 +290,7 @@ def _command(command: str, rest: list[str]) -> int:
         print("interrupted; the same command resumes from the last checkpoint", file=sys.stderr)
         return 130
     except Exception as error:
-        if isinstance(error, BrokenPipeError) and _nobody_reads():
+        if isinstance(error, BrokenPipeError) and _pipe_is_closed():
             return ENDED_BY_PIPE
         if debug:
             traceback.print_exc()
@@ -524,15 +524,15 @@ def _complete(words: list[str], line: str) -> int:
     return 0
 
 
-def _nobody_reads() -> bool:
-    """Say whether whoever read what is printed has stopped, as `| head` does."""
+def _pipe_is_closed() -> bool:
+    """Return whether the pipe that standard output goes to is closed, as by `| head`."""
     watched = select.poll()
     watched.register(sys.stdout.fileno(), 0)
     return any(event & select.POLLERR for _, event in watched.poll(0))
 
 
 def entry() -> Any:
-    """Run the console script. If whoever reads what it prints stops, as `| head` does, it ends without a word."""
+    """Run the console script; a closed pipe, as in `| head`, ends it silently."""
     try:
         code = main()
         sys.stdout.flush()

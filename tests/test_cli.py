@@ -307,7 +307,7 @@ def test_help_and_cfg_teach_and_run_nothing(cli: Cli) -> None:
 def test_what_needs_no_torch_does_not_wait_for_it() -> None:
     code = (
         "import sys\n"
-        "from pubsel.cli import ENDED_BY_PIPE, main\n"
+        "from pubsel.cli import main\n"
         "assert 'torch' not in sys.modules\n"
         "commands = ('--help', 'data list', 'table gsd_table2', 'runs', 'make --help', 'figure nothing',\n"
         "            'run --help', 'run --cfg job', 'run epsilon=0')\n"
@@ -564,7 +564,7 @@ def test_an_interrupted_run_says_how_to_go_on(cli: Cli, monkeypatch: pytest.Monk
     assert "Traceback" not in err
 
 
-def test_a_reader_that_stops_ends_a_command_without_a_word() -> None:
+def test_a_closed_pipe_ends_a_command_silently() -> None:
     command = [sys.executable, "-m", "pubsel", "--help"]
     for words in (command, [*command[:-1], "figure", "--help"]):
         with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
