@@ -3,7 +3,7 @@
 A comment right before a table of a page (results/README.md, docs/*.md) names the CSV file below results, which of its
 rows to take, which columns the first cells of a line stand for, and which one the head of the other cells does:
 
-    <!-- table: tables/recipes.csv model=mobilenetv2: private, algorithm; epsilon -->
+    <!-- table: tables/recipes.csv model=mobilenetv2 label=untuned|tuned: private, algorithm; epsilon -->
 
 Empty first cells are those of the line above. A cell such as `pillar`, tuned has conditions after its comma (MEANT).
 The other cells become the mean and the standard deviation of the utility. Each line, except what is in bold, has to
@@ -78,9 +78,10 @@ def filled(text: str) -> str:
 def table(match: re.Match[str]) -> str:
     """One marked table, comment and all."""
     file, where, first, column, head, body = match.groups()
-    names, fixed = first.split(", "), dict(word.split("=") for word in where.split())
+    names = first.split(", ")
+    taken = [word.split("=") for word in where.split()]
     with (ROOT / "results" / file).open() as source:
-        rows = [row for row in csv.DictReader(source) if all(row[name] == value for name, value in fixed.items())]
+        rows = [row for row in csv.DictReader(source) if all(row[name] in values.split("|") for name, values in taken)]
 
     lines, above, missing = [], [""] * len(names), rows
     for line in body.splitlines():

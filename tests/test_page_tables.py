@@ -59,6 +59,14 @@ def test_old_numbers_are_replaced_and_the_rest_stays() -> None:
     assert page_tables.filled(page(old)) == page(LINES) == page_tables.filled(page(LINES))
 
 
+def test_rows_of_either_value_are_taken() -> None:
+    comment = COMMENT.replace("model=features", "label=untuned|tuned model=features")
+    text = page(LINES).replace(COMMENT, comment)
+    assert page_tables.filled(text) == text
+    with pytest.raises(UserError, match=r"no row is .*tuned"):
+        page_tables.filled(text.replace("untuned|tuned", "untuned|unlabelled"))
+
+
 def test_a_line_in_bold_stays() -> None:
     lines = [*LINES, "| **difference** |  | 1.0 | 2.0 |"]
     assert page_tables.filled(page(lines)) == page(lines)
