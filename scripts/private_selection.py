@@ -200,7 +200,7 @@ def main(path: Path, words: list[str]) -> None:
     rows = [kept for kept in old if any(kept[key] != rows[0][key] for key in pair)] + rows
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("w", newline="") as file:
-        writer = csv.DictWriter(file, [*rows[-1]], restval="", extrasaction="ignore")
+        writer = csv.DictWriter(file, [*rows[-1]], restval="", extrasaction="ignore", lineterminator="\n")
         writer.writeheader()
         writer.writerows(rows)
     print(path.read_text(), end="")
