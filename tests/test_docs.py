@@ -27,6 +27,7 @@ ROW = {  # method, setting and public data in the README: algorithm, label, publ
     ("GEP", "paper's", "flowers5, for Flowers-102"): ("gep", "paper", "flowers5", ""),
     ("GEP", "paper's", "MNIST"): ("gep", "paper", "mnist", ""),
     ("GEP", "its authors' code", "Fashion-MNIST"): ("gep", "official", "fashion_mnist", ""),
+    ("GEP", "its authors' code", "flowers5, for Flowers-102"): ("gep", "official", "flowers5", ""),
     ("GEP", "its authors' code", "MNIST"): ("gep", "official", "mnist", ""),
     ("DP-SGD", "GEP authors' code", "none"): ("dp_sgd", "official", "", ""),
     ("DP-SGD", "paper's", "none"): ("dp_sgd", "paper", "", ""),
