@@ -22,6 +22,14 @@ from tests.test_training import network, task, training
 pytest.importorskip("tensorboard")
 
 
+@pytest.fixture(autouse=True)
+def counted_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Files of one second are read in the order of a process's counter as text: 10 before 9."""
+    from tensorboard.summary.writer import event_file_writer
+
+    monkeypatch.setattr(event_file_writer, "_global_uid", event_file_writer.AtomicCounter(0))
+
+
 def read(folder: Path):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
