@@ -525,3 +525,14 @@ def test_each_table_of_conf_covers_its_papers_rows(name, tmp_path):
         if row["algorithm"] != "pate":  # a record of every other paper row would belong
             for key in ("private", "public", "model", "algorithm", "epsilon"):
                 assert row[key] in spec.records.get(key, [row[key]]), (key, row)
+
+
+def test_a_sixth_of_epsilon_protects_six_images_as_the_table_of_people_says() -> None:
+    """Six steps between neighbours: six times epsilon, and delta times 1 + e^epsilon + ... + e^(5 epsilon)."""
+    allowed = {0.05: 0.3, 0.1666: 1.0, 0.3333: 2.0}
+    runs = [line.split() for line in join.spec("people").runs if "label=sixth" in line]
+    given = [{key: float(value) for key, _, value in (word.partition("=") for word in words[2:])} for words in runs]
+    assert {one["epsilon"] for one in given} == set(allowed)
+    for one in given:
+        assert 6 * one["epsilon"] <= allowed[one["epsilon"]] + 1e-12
+        assert one["privacy.delta"] * sum(math.exp(i * one["epsilon"]) for i in range(6)) <= 1e-5
