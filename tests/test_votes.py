@@ -11,7 +11,7 @@ from pubsel.privacy.people import UNIT, weights_of
 from pubsel.privacy.randomness import SystemEntropy
 from pubsel.selection import coverage, probabilities, votes
 from pubsel.selection.coverage import NONE, Private
-from tests.test_coverage import WORST, examples, secret
+from tests.test_coverage import WORST, assert_as_often, examples, secret
 
 NAMES = ("a", "b", "c")
 
@@ -131,8 +131,7 @@ def test_names_come_out_as_often_as_the_scores_say(candidates):
     expected = probabilities([*each.values()], epsilon)
     draw = (epsilon, private, None, candidates, True, lambda *_: SystemEntropy(), lambda *_: each)
     drawn = [coverage.select(*draw)[0] for _ in range(300)]
-    often = np.array([drawn.count(name) for name in each])
-    assert ((often - 300 * expected) ** 2 / (300 * expected * (1 - expected))).max() < 4.5**2
+    assert_as_often(drawn, [*each], expected)
     without = probabilities([*scored(candidates, private[1:], n=30).values()], epsilon)
     assert np.abs(np.log(expected / without)).max() <= epsilon + 1e-9
 
