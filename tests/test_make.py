@@ -104,6 +104,20 @@ def test_every_step_of_conf_composes(composers: dict[str, make.Composer], name: 
             assert check(schemas[step.command], values)  # type: ignore[type-var]
 
 
+@pytest.mark.parametrize("name", sorted(join.names()))
+def test_a_table_shows_the_cells_that_it_makes(composers: dict[str, make.Composer], name: str) -> None:
+    """Five or a few more of each sweep, from its first to its last."""
+    about, composer = join.spec(name), composers["run"]
+    for step in make.steps_of(name):
+        cells = composer.cells(step.words) if (step.of, step.command) == (name, "run") else []
+        for words in cells[:: max(1, (len(cells) - 1) // 4)]:
+            settings = composer.cell(words).settings
+            pair, top = settings["pair"], {key: settings[key] for key in ("epsilon", "label", "seed")}
+            of = {"private": pair["private"], "public": pair["public"], "settings": settings, **top}
+            record = of | {key: settings[key]["name"] for key in ("model", "algorithm")}
+            assert join.belonging(about, [record]), " ".join(words)
+
+
 @pytest.mark.parametrize(
     ("name", "count"),
     [
