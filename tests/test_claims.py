@@ -4,6 +4,7 @@
 
 The row has to be one, each number has to be the column's, rounded to its digits, and has to be in the text before the
 comment. Before a column, `-` stands for the first of two rows, named as key=one|other, minus the second.
+A value's blanks and line ends are commas here.
 """
 
 import csv
@@ -34,9 +35,13 @@ def rows_of(file: str, where: str) -> list[dict[str, str]]:
     wanted = {key: values.split("|") for key, values in (word.split("=", 1) for word in where.split())}
     with (ROOT / "results" / file).open() as lines:
         rows = list(csv.DictReader(line for line in lines if not line.startswith("#")))
-    chosen = [row for row in rows if all((row[key] or "NONE") in values for key, values in wanted.items())]
+    chosen = [row for row in rows if all(_word(row[key]) in values for key, values in wanted.items())]
     first = next(iter(key for key, values in wanted.items() if len(values) > 1), None)
-    return sorted(chosen, key=lambda row: wanted[first].index(row[first] or "NONE")) if first else chosen
+    return sorted(chosen, key=lambda row: wanted[first].index(_word(row[first]))) if first else chosen
+
+
+def _word(value: str) -> str:
+    return re.sub(r"\s+", ",", value) or "NONE"
 
 
 @pytest.mark.parametrize(("page", "file", "where", "says", "text"), claims())
