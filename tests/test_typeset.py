@@ -140,7 +140,6 @@ def test_all_tables_that_have_a_record_are_written(tmp_path):
     # its runs of label paper are in the table of the settings too
     assert [name for name in written if not name.startswith("gsd_settings")] == [
         "README.md", "gsd_table2.csv", "gsd_table2.md", "gsd_table2.tex", "gsd_table2_correlation.csv",
-        "gsd_table2_paired.csv", "gsd_table2_paired.md", "gsd_table2_paired.tex",
     ]  # fmt: skip
     assert "gsd_table2.csv: 1 of 15 rows, 1 runs" in said
     assert "No record yet: adamix_ours, adamix_table1" in said

@@ -134,8 +134,8 @@ def standings(table: Table, without_choice: bool) -> list[Standing]:
 
 
 def summary(table: Table) -> list[str]:
-    """Return in how many groups the reference is first or nearly so, for readers; nothing without a reference or
-    without rows, and among rows without a choice only if there are any."""
+    """Return in how many groups the reference is first or nearly so, for readers; nothing without a reference,
+    and only if there are rows to compare with it."""
     every = groups_of(table)
     if not every:
         return []
@@ -143,7 +143,7 @@ def summary(table: Table) -> list[str]:
     lines = []
     for without_choice, among in ((True, "rows whose settings nobody chose"), (False, "all rows")):
         places = standings(table, without_choice)
-        if without_choice and not places:
+        if not places:
             continue
         first, near = sum(standing.first() for standing in places), sum(standing.near() for standing in places)
         lines.append(

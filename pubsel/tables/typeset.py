@@ -360,9 +360,9 @@ def judged_files(table: Table, ranks: list[dict[str, Any]]) -> dict[str, str]:
 
 
 def write(table: Table, folder: Path, ranks: list[dict[str, Any]] | None = None) -> list[Path]:
-    """Write NAME.csv, NAME_correlation.csv, NAME.md and NAME.tex in `folder`; NAME_paired.csv, .md and .tex if the
-    table has a reference, and `judged_files` if it judges distances; each whole or not at all."""
-    writers = WRITERS | (PAIRED if table.spec.reference else {})
+    """Write NAME.csv, NAME_correlation.csv, NAME.md and NAME.tex in `folder`; NAME_paired.csv, .md and .tex if there
+    are rows to compare with the reference, and `judged_files` if it judges distances; each whole or not at all."""
+    writers = WRITERS | ({} if paired.compared(table).empty else PAIRED)
     contents = {folder / f"{table.name}{suffix}": writer(table) for suffix, writer in writers.items()}
     contents |= {folder / f"{table.name}{suffix}": text for suffix, text in judged_files(table, ranks or []).items()}
     for path, content in contents.items():
