@@ -4,7 +4,7 @@
 
 The row has to be one, each number has to be the column's, rounded to its digits, and has to be in the text before the
 comment. Before a column, `-` stands for the first of two rows, named as key=one|other, minus the second.
-A value's blanks and line ends are commas here.
+Write the blanks and line ends of a value as commas.
 """
 
 import csv
