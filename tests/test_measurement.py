@@ -12,6 +12,7 @@ import pubsel.commands.run
 from pubsel.cli import main
 from pubsel.data import load
 from pubsel.privacy import accountant
+from pubsel.privacy.people import UNIT
 from pubsel.privacy.quality import sensitivity
 from pubsel.report import card
 from pubsel.settings.keys import Pair
@@ -65,7 +66,7 @@ def test_a_run_measures_what_it_reaches(data, names, folder, capsys):
     if data == THREE:
         assert abs(np.sum(quality["counts"]) - 200) < 5 * 3 * quality["deviation"]
     privacy = quality["privacy"]
-    moved = 1.0 if data == THREE else 3**0.5
+    moved = 2**0.5 if data == THREE else 3**0.5
     assert privacy["sensitivity"] == pytest.approx(moved)
     assert privacy["epsilon"] == pytest.approx(2, abs=1e-3)
     assert record["privacy"]["epsilon"] == pytest.approx(2, abs=1e-3)
@@ -76,7 +77,7 @@ def test_a_run_measures_what_it_reaches(data, names, folder, capsys):
 def test_scores_of_two_classes_are_released_if_the_metric_is_an_auc():
     outputs, y = torch.tensor([[0.0, 2.0], [1.0, -1.0], [0.0, 0.5]]), torch.tensor([1, 0, 1])
     assert measurement.table_of(outputs, y, "auc").shape == (1, 2, 32)
-    assert measurement.table_of(outputs, y, "accuracy").tolist() == [[1, 0], [0, 2]]
+    assert measurement.table_of(outputs, y, "accuracy").tolist() == [[UNIT, 0], [0, 2 * UNIT]]
 
 
 @pytest.mark.attack
@@ -93,7 +94,7 @@ def test_one_held_out_example_moves_the_table_by_at_most_its_sensitivity(classes
         for label in (y[:1], 1 - y[:1] if several else (y[:1] + 1) % classes):
             row = torch.full((1, classes), value)
             after = measurement.table_of(torch.cat([outputs, row]), torch.cat([y, label]), metric)
-            assert np.linalg.norm(after - before) <= sensitivity(before)
+            assert np.linalg.norm((after - before) / UNIT) <= sensitivity(before)
 
 
 @pytest.mark.attack
@@ -116,7 +117,7 @@ def test_one_held_out_person_moves_the_table_by_at_most_its_sensitivity(classes,
         for mine in (some(many), (torch.full((many, classes), torch.nan), y[:1].expand(many, *y.shape[1:]))):
             both = [torch.cat([a[:split], b, a[split:]]) for a, b in zip((outputs, y), mine, strict=True)]
             after = measurement.table_of(*both, metric, people)
-            assert 0 < np.linalg.norm(after - before) <= sensitivity(before)
+            assert 0 < np.linalg.norm((after - before) / UNIT) <= sensitivity(before)
 
 
 def test_people_are_measured(folder, capsys, monkeypatch):
@@ -155,7 +156,7 @@ def test_people_are_measured(folder, capsys, monkeypatch):
     assert abs(estimate - accuracy) < 5 * np.sqrt(3) * quality["deviation"] / len(people)
     assert "for a held-out person with all their examples (those with one patient)" in quality["privacy"]["statement"]
     assert "one person with all their held-out examples" in quality["privacy"]["adjacency"]
-    assert quality["privacy"]["sensitivity"] == 1
+    assert quality["privacy"]["sensitivity"] == pytest.approx(2**0.5)
 
     assert main(["export", record["identity"], "to=model"]) == 0, capsys.readouterr().err
     readme, page = Path("model/README.md").read_text(), Path("model/privacy.html").read_text()

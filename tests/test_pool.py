@@ -2,7 +2,6 @@
 
 import json
 import math
-from fractions import Fraction
 from pathlib import Path
 
 import numpy as np
@@ -85,17 +84,6 @@ def test_the_cluster_of_an_example_does_not_depend_on_others():
 
 
 # The noise
-
-
-@pytest.mark.parametrize("epsilon", [Fraction(1, 3), Fraction(1), Fraction(5, 2)])
-def test_the_noise_has_the_discrete_laplace_distribution(epsilon):
-    source, n = stream("test", "noise"), 6000
-    drawn = np.array([pool.discrete_laplace(epsilon, source) for _ in range(n)])
-    p = math.exp(-epsilon)
-    for z in range(-3, 4):
-        expected = (1 - p) / (1 + p) * p ** abs(z)
-        seen = np.mean(drawn == z)
-        assert abs(seen - expected) < 5 * math.sqrt(expected / n), z
 
 
 def lower_bound(release, before, after, draws):

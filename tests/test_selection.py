@@ -145,15 +145,6 @@ def test_whole_numbers_below_any_bound_are_uniform():
         assert stats.kstest(large, "uniform").pvalue > 1e-9
 
 
-@pytest.mark.parametrize("gamma", [Fraction(0), Fraction(1, 7), Fraction(1), Fraction(27, 10), Fraction(0.1)])
-def test_coins_show_heads_as_often_as_they_should(gamma):
-    source = stream("test", "coin")
-    heads = sum(selection.coin(gamma, source) for _ in range(4000))
-    p = math.exp(-gamma)
-    assert stats.binomtest(heads, 4000, min(p, 1.0)).pvalue > 1e-4
-    assert stats.binomtest(heads, 4000, p * 0.85).pvalue < 1e-4 or p < 0.3
-
-
 def noisy_max(q, epsilon, j):
     """Probability that q_j plus exponential noise of mean 1 / epsilon is the largest, by integration."""
     others = np.delete(q, j)

@@ -29,6 +29,7 @@ from pubsel.algorithms.pillar import WIDE, public_pca
 from pubsel.data import Split
 from pubsel.messages import UsageError
 from pubsel.privacy.accountant import Plan, deviation, plan, rdp_epsilon
+from pubsel.privacy.lattice import noised
 from pubsel.privacy.randomness import SystemEntropy
 from pubsel.settings.schema import setting
 
@@ -121,10 +122,9 @@ def base_run(signed: Array, loss: Loss, deviation: float, steps: int, source: So
     size = 2 / math.sqrt(2 * loss.lipschitz**2 + d * deviation**2)
     for t, rows in enumerate(poisson_samples(n, steps, source), 1):
         # An empty sample gets its noise too, or the step would show that it was empty.
-        gradient = deviation * source.standard_normal(d)
-        if rows.size:
-            sample = signed[rows]
-            gradient += loss.slope(np.clip(sample @ w, -1, 1)) @ sample
+        sample = signed[rows]
+        total = torch.from_numpy(loss.slope(np.clip(sample @ w, -1, 1)) @ sample)
+        gradient = noised(total, deviation, loss.lipschitz, source).numpy()
 
         w -= size / math.sqrt(t) * gradient
         w /= max(1.0, float(np.linalg.norm(w)))

@@ -229,10 +229,10 @@ def _doubts(settings: FitConfig, source: Source, held: int) -> Iterator[str]:
         if few:
             yield f"  warning: classes with fewer than {FEW} training images may be lost in the noise: {listed}"
 
-    # The accuracy is a sum of one count a class, each with noise, over the images.
+    # The variance of the noise is that of `quality.accuracy`.
     if held and y.dim() == 1 and source.metric == "accuracy":
-        plan = accountant.plan(settings.epsilon, settings.delta, 1.0, 1, 1.0)
-        noise = accountant.deviation(plan.noise_multiplier, 1.0) * math.sqrt(source.classes)
+        plan = accountant.plan(settings.epsilon, settings.delta, 1.0, 1, math.sqrt(2))
+        noise = accountant.deviation(plan.noise_multiplier, math.sqrt(2)) * math.sqrt(1 - 1 / source.classes)
         half = quality.DEVIATIONS * math.sqrt(noise**2 + held / 4) / held
         if half > WIDE:
             points = 100 * min(half, 1)

@@ -51,7 +51,8 @@ from pubsel.gradients.subspace import from_triangle, projection_metric, top_eige
 from pubsel.messages import UsageError
 from pubsel.privacy import accountant
 from pubsel.privacy.accountant import Plan
-from pubsel.privacy.randomness import Source, Sources, normal, stream
+from pubsel.privacy.lattice import noised
+from pubsel.privacy.randomness import Source, Sources, stream
 from pubsel.privacy.sampling import poisson_sample
 from pubsel.settings.schema import setting
 
@@ -113,9 +114,8 @@ def noisy(second: Tensor, noise_multiplier: float, source: Source) -> Tensor:
     Sensitivity: one row more or less moves triangle(A) by |g g^T|_F = |g|^2 <= 1, so the noise on it has the
     `privacy.deviation` of that: this much on the diagonal of A, 1 / sqrt(2) of it off the diagonal.
     """
-    numbers = triangle(second)
-    noise = accountant.deviation(noise_multiplier, 1.0) * normal(source, len(numbers), numbers.device)
-    return from_triangle(numbers + noise, len(second))
+    scale = accountant.deviation(noise_multiplier, 1.0)
+    return from_triangle(noised(triangle(second), scale, 1.0, source), len(second))
 
 
 def exponential_subspace(second: Tensor, k: int, epsilon: float, source: Source) -> Tensor:

@@ -1,18 +1,22 @@
-"""Quality of a model on private held-out examples, as it may be published: a noisy table of counts, and what follows
-from it alone.
+"""Quality of a model on private held-out examples, as it may be published: noisy counts, and what follows from them
+alone.
 
-Neighbours differ by one held-out unit, which is there or not: an example, or a person with several, each of which then
-counts as one over their number (`privacy.people`). The number n of units is public, how many are of a class is not.
-What is released is ONE table with Gaussian noise, a plan of one step at rate 1 (`accountant.plan`):
+Neighbours differ by one held-out unit, which is there or counts as nothing: an example, or a person with several, each
+of which then counts as one over their number (`privacy.people`). The number n of units is public, how many are of a
+class is not. What is released is one vector with Gaussian noise, a plan of one step at rate 1 (`accountant.plan`):
 
-- `confusion`, of which one unit moves counts by one in all, so by at most 1 in L2: sensitivity 1;
+- `confusion` [C, C], of which one unit moves counts by one together, so by at most 1 in L2; and beside it sums over the
+  same counts, of which a unit also moves one by at most 1: how many answers are `right`, or the `sizes` of the classes.
+  Sensitivity sqrt(2). A sum of its own has the noise of one count, where a sum over noisy counts has that of all.
 - or `histograms` of the scores of L labels. One unit has one entry in the histogram of each label, or parts of one, so
   it moves the histograms of L labels by at most 1 each: sensitivity sqrt(L). Two classes are one label, "the second
   class": sensitivity 1.
 
 Counts are whole numbers of steps of 1 / UNIT, so sums are exact, in whatever order, of up to 8 million units; whatever
-an example holds (NaN, labels out of range) its unit moves no more than that. All figures and intervals are computed
-from the noisy table, n and the deviation of the noise, and cost nothing more.
+an example contains (NaN, labels out of range) its unit moves no more than that. The noise consists of whole numbers of
+steps too, drawn exactly (`lattice.discrete_gaussian`), and the result is rounded to a tenth: no digit of it tells which
+counts were behind it. All figures and intervals are computed from the noisy counts, n and the deviation of the noise,
+and cost nothing more.
 
 **Intervals.** Each figure is a ratio p = E[T] / E[R] of two sums over the table, so T - p R has mean 0 at the true p,
 and at p a variance, by sampling and by noise, that is known up to counts (Fieller 1954; for the accuracy without noise
@@ -27,6 +31,7 @@ that add up to 1 and errors e_i of a person's images, (sum w_i e_i)^2 <= sum w_i
 examples with these weights; likewise over the classes of a mean of recalls, if one person has images of several.
 """
 
+import math
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -37,6 +42,7 @@ from scipy.special import ndtr, ndtri
 from torch import Tensor
 
 from pubsel.privacy.accountant import Plan, deviation
+from pubsel.privacy.lattice import discrete_gaussian
 from pubsel.privacy.people import UNIT
 from pubsel.privacy.randomness import Sources
 
@@ -47,18 +53,22 @@ HALVINGS = 24  # of [0, 1], in searching the end of an interval
 FAR = 8.0  # from the estimate: an interval that is wider is without end
 
 Array = NDArray[np.float64]
+Steps = NDArray[np.int64]
 
 
 class Released(NamedTuple):
-    """A noisy table of counts, which may be published.
+    """Noisy counts, which may be published.
 
     counts: [..., C, C] of a confusion matrix, or [..., L, 2, BINS] of histograms. deviation: of the noise on each
-    count. n: the number of held-out units, public.
+    number. n: the number of held-out units, public. right: [...], the number of right answers, as a sum with noise of
+    its own; sizes: [..., C], the number of units of each class. None: not released.
     """
 
     counts: Array
     deviation: float
     n: int
+    right: Array | None = None
+    sizes: Array | None = None
 
 
 class Figure(NamedTuple):
@@ -88,9 +98,9 @@ class Ratio(NamedTuple):
 # Counts and their release
 
 
-def confusion(y: Tensor, predicted: Tensor, classes: int, weights: Tensor) -> Array:
-    """Return how many examples of class i were taken for class j, [classes, classes], from y [n] and predicted [n]. NOT
-    private. weights: int64 [n] of `people.weights_of`.
+def confusion(y: Tensor, predicted: Tensor, classes: int, weights: Tensor) -> Steps:
+    """Return how many examples of class i were taken for class j, in steps of 1 / UNIT, int64 [classes, classes], from
+    y [n] and predicted [n]. NOT private. weights: int64 [n] of `people.weights_of`.
 
     Each example adds its weight to one count, or nothing if its label or prediction is not in 0, ..., classes - 1: with
     one unit more or less the table moves by at most 1 in L2.
@@ -100,10 +110,10 @@ def confusion(y: Tensor, predicted: Tensor, classes: int, weights: Tensor) -> Ar
     return _sums(places, weights[valid], classes**2).reshape(classes, classes)
 
 
-def histograms(y: Tensor, scores: Tensor, weights: Tensor) -> Array:
-    """Return how many examples without and with each label have a score in each bin, [L, 2, BINS], from 0/1 y [n, L]
-    and scores [n, L] in [0, 1]. NOT private. Two classes: y[:, None], and the probability of the second class. weights:
-    as in `confusion`.
+def histograms(y: Tensor, scores: Tensor, weights: Tensor) -> Steps:
+    """Return how many examples without and with each label have a score in each bin, in steps of 1 / UNIT, int64
+    [L, 2, BINS], from 0/1 y [n, L] and scores [n, L] in [0, 1]. NOT private. Two classes: y[:, None], and the
+    probability of the second class. weights: as in `confusion`.
 
     An example adds its weight to one count of each label: with one unit more or less the tables move by at most sqrt(L)
     in L2. A score that is NaN goes into the lowest bin, scores beyond [0, 1] into the first and the last; each y but 1
@@ -114,27 +124,43 @@ def histograms(y: Tensor, scores: Tensor, weights: Tensor) -> Array:
     return np.stack([_sums(column, weights, 2 * BINS).reshape(2, BINS) for column in places.unbind(1)])
 
 
-def _sums(places: Tensor, weights: Tensor, size: int) -> Array:
-    """Return the sum of the weights [n] in each of the places [n], in ones, [size]."""
-    sums = torch.zeros(size, dtype=torch.int64, device=places.device).index_add_(0, places, weights)
-    return sums.double().cpu().numpy() / UNIT
+def _sums(places: Tensor, weights: Tensor, size: int) -> Steps:
+    """Return the sum of the weights [n] in each of the places [n], [size]."""
+    sums = torch.zeros(size, dtype=torch.int64, device=places.device)
+    return sums.index_add_(0, places, weights).cpu().numpy()
 
 
-def sensitivity(counts: Array) -> float:
-    """Return by how much one unit moves a table in L2 at most: 1 for a confusion matrix [C, C], sqrt(L) for histograms
-    [L, 2, BINS]."""
-    return float(np.sqrt(counts.shape[0])) if counts.ndim == 3 else 1.0
+def sensitivity(counts: Steps) -> float:
+    """Return by how much one unit moves what `release` adds noise to, in L2 and in ones, at most: sqrt(2) for a
+    confusion matrix [C, C] and its sums, sqrt(L) for histograms [L, 2, BINS]."""
+    return math.sqrt(counts.shape[0] if counts.ndim == 3 else 2)
 
 
-def release(counts: Array, n: int, plan: Plan, source: Sources) -> Released:
-    """Return counts of n units with the noise of a plan of one step at rate 1. source: the `randomness.secret` of this
-    release, which follows from all that decides it. ValueError for another plan."""
+def release(counts: Steps, n: int, plan: Plan, source: Sources, balanced: bool = False) -> Released:
+    """Return counts of n units with the noise of a plan of one step at rate 1; of a confusion matrix with the number of
+    right answers, or with the sizes of the classes, if the metric is the `balanced` accuracy.
+
+    source: the `randomness.secret` of this release, which follows from all that decides it. ValueError for another
+    plan.
+    """
     if (plan.rate, plan.steps) != (1, 1):
         raise ValueError("the quality is one release of all held-out examples: a plan of one step at rate 1")
 
-    sigma = deviation(plan.noise_multiplier, sensitivity(counts))
-    noise = source(f"noise of the quality {counts.shape}", 0).standard_normal(counts.size).reshape(counts.shape)
-    return Released(counts + sigma * noise, sigma, n)
+    sums = np.zeros(0, np.int64)
+    if counts.ndim == 2:
+        sums = counts.sum(1) if balanced else np.trace(counts)[None]
+    exact = [*counts.ravel().tolist(), *sums.tolist()]
+
+    # Counts, noise and its deviation are whole numbers of steps.
+    sigma = math.ceil(deviation(plan.noise_multiplier, sensitivity(counts)) * UNIT)
+    draw = source(f"noise of the quality {counts.shape}", 0)
+    noisy = np.array([round((steps + discrete_gaussian(sigma, draw)) / UNIT, 1) for steps in exact])
+
+    released = Released(noisy[: counts.size].reshape(counts.shape), sigma / UNIT, n)
+    if counts.ndim == 3:
+        return released
+    beside = noisy[counts.size :]
+    return released._replace(sizes=beside) if balanced else released._replace(right=beside[0])
 
 
 # Figures of a noisy confusion matrix
@@ -143,17 +169,21 @@ def release(counts: Array, n: int, plan: Plan, source: Sources) -> Released:
 def accuracy(matrix: Released) -> Figure:
     """Return the accuracy, shapes [...].
 
-    T: the diagonal, plus 1/C of what the noisy counts lack of n, so that its noise has the variance (C - 1) sigma^2
-    instead of C sigma^2: sigma^2 times the squared length of the diagonal's indicator off the constant table. R = n.
-    Sampling: n p (1 - p).
+    T from the table: the diagonal, plus 1/C of what the noisy counts lack of n, so that its noise has the variance
+    (C - 1) sigma^2 instead of C sigma^2: sigma^2 times the squared length of the diagonal's indicator off the constant
+    table. With `right`, whose noise is independent, T is the mean of both by their variances, which has the variance
+    (1 - 1/C) sigma^2. R = n. Sampling: n p (1 - p).
     """
-    counts, sigma, n = matrix
+    counts, sigma, n = matrix[:3]
     classes = counts.shape[-1]
     right = np.trace(counts, axis1=-2, axis2=-1) + (n - counts.sum((-2, -1))) / classes
+    variance = (classes - 1) * sigma**2
+    if matrix.right is not None:
+        right = matrix.right + (right - matrix.right) / classes
+        variance /= classes
 
     def moment(p: Array) -> Moment:
-        noise = np.full_like(p, (classes - 1) * sigma**2)
-        return Moment(right - p * n, n * p * (1 - p), noise, np.full_like(p, n))
+        return Moment(right - p * n, n * p * (1 - p), np.full_like(p, variance), np.full_like(p, n))
 
     return _figure(Ratio(right / n, moment))
 
@@ -161,9 +191,10 @@ def accuracy(matrix: Released) -> Figure:
 def recalls(matrix: Released) -> Figure:
     """Return the recall of each class, shapes [..., C].
 
-    T: the count on the diagonal; R: the sum of its row. T - p R gives the weight 1 - p to the former and -p to C - 1
-    others: noise sigma^2 ((1 - p)^2 + (C - 1) p^2), independent between classes. Sampling: E[R] p (1 - p). A class that
-    drowns in the noise has an interval of about [0, 1].
+    T: the count on the diagonal; R = T + O, with O the rest of its row. Noise of T and O: sigma^2 and (C - 1) sigma^2,
+    independent; with `sizes`, which measure T + O once more, T and O are those of least squares, and their covariance
+    is the inverse of the sum of both measurements' information. T - p R = (1 - p) T - p O. Errors are independent
+    between classes. Sampling: E[R] p (1 - p). A class that drowns in the noise has an interval of about [0, 1].
     """
     return _figure(_recalls(matrix))
 
@@ -175,13 +206,22 @@ def balanced_accuracy(matrix: Released) -> Figure:
 
 def _recalls(matrix: Released) -> Ratio:
     """Return the moments of `recalls`."""
-    counts, sigma, _ = matrix
-    classes = counts.shape[-1]
-    right, rows = np.diagonal(counts, axis1=-2, axis2=-1), counts.sum(-1)
+    counts, sigma = matrix[:2]
+    diagonal = np.diagonal(counts, axis1=-2, axis2=-1)
+    information = np.diag([1.0, 1 / max(1, counts.shape[-1] - 1)])  # of T and O, in units of 1 / sigma^2
+    measured = np.stack([diagonal, counts.sum(-1) - diagonal], -1) @ information
+    if matrix.sizes is not None:
+        information += 1
+        measured += matrix.sizes[..., None]
+
+    covariance = np.linalg.inv(information)
+    right, wrong = np.moveaxis(measured @ covariance, -1, 0)
+    rows = right + wrong
     positive = rows.clip(0)
 
     def moment(p: Array) -> Moment:
-        noise = sigma**2 * ((1 - p) ** 2 + (classes - 1) * p**2)
+        part = np.stack([1 - p, -p], -1)
+        noise = sigma**2 * ((part @ covariance) * part).sum(-1)
         return Moment(right - p * rows, positive * (p * (1 - p)).clip(0), noise, positive)
 
     return Ratio(_quotient(right, rows), moment)
@@ -218,7 +258,7 @@ def auc(table: Released) -> Figure:
 
 def _aucs(table: Released) -> Ratio:
     """Return the moments of `aucs`."""
-    counts, sigma, _ = table
+    counts, sigma = table[:2]
     negatives, positives = counts[..., 0, :], counts[..., 1, :]
     bins = counts.shape[-1]
     kernel = np.triu(np.ones((bins, bins)), 1) + np.eye(bins) / 2

@@ -77,6 +77,7 @@ class Ahead:
 
     def __init__(self, secret: Sources, steps: int):
         self._secret, self._steps = secret, steps
+        self.of_system = isinstance(secret, Secret) and secret.secure
         self._thread = ThreadPoolExecutor(1)
         self._next: tuple[int, int, Future[NDArray[np.float64]]] | None = None  # step, how many numbers
 
@@ -104,6 +105,11 @@ class _Drawn(NamedTuple):
 
     def standard_normal(self, n: int, /) -> NDArray[np.float64]:
         return self.ahead.numbers(self.purpose, self.step, n)
+
+
+def of_system(source: Normals) -> bool:
+    """Return whether numbers come from the operating system, so that nobody can draw them again."""
+    return isinstance(source, SystemEntropy) or (isinstance(source, _Drawn) and source.ahead.of_system)
 
 
 def below(n: int, source: Source) -> int:

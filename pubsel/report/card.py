@@ -98,9 +98,9 @@ def quality_of(record: dict[str, Any]) -> dict[str, Any] | None:
     quality = record.get("quality")
     if quality is None:
         return None
-    keys = ("table", "counts", "deviation", "examples", "figures")
+    keys = ("table", "counts", "right", "sizes", "deviation", "examples", "figures")
     units = quality.get("units", quality["examples"])
-    return {key: quality[key] for key in keys} | {
+    return {key: quality[key] for key in keys if key in quality} | {
         "units": units,
         "part": parts_of(quality["privacy"])[0] | {"what": "measurement"},
     }

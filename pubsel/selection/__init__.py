@@ -45,6 +45,7 @@ from pubsel.distances.dp_gsd import Side, sampling_rate
 from pubsel.distances.gsd import GSD
 from pubsel.messages import UsageError
 from pubsel.privacy import accountant
+from pubsel.privacy.lattice import coin
 from pubsel.privacy.people import UNIT
 from pubsel.privacy.randomness import Source, Sources, below, content
 from pubsel.privacy.sampling import poisson_sample
@@ -79,20 +80,6 @@ def permute_and_flip(scores: list[int], epsilon: Fraction, source: Source) -> in
 
     best = max(scores)
     return next(j for j in order if coin(epsilon * (best - scores[j]) / UNIT, source))
-
-
-def coin(gamma: Fraction, source: Source) -> bool:
-    """Return True with probability exp(-gamma), exactly (Canonne, Kamath, Steinke 2020, arXiv:2004.00010,
-    Algorithm 1)."""
-    while gamma > 1:
-        if not coin(Fraction(1), source):
-            return False
-        gamma -= 1
-
-    k = 1
-    while below(gamma.denominator * k, source) < gamma.numerator:
-        k += 1
-    return k % 2 == 1
 
 
 def exponent(plan: accountant.Plan, n: int) -> Fraction:

@@ -39,9 +39,10 @@ from torch import Tensor
 
 from pubsel.messages import UsageError
 from pubsel.privacy import accountant
+from pubsel.privacy.lattice import discrete_laplace
 from pubsel.privacy.people import UNIT
-from pubsel.privacy.randomness import Source, Sources, below
-from pubsel.selection import coin, permute_and_flip
+from pubsel.privacy.randomness import Source, Sources
+from pubsel.selection import permute_and_flip
 from pubsel.selection.coverage import FEWEST, LEAST, Private, counts, regions, score
 
 SAMPLE = 50_000  # examples of the pool that clusters are made from
@@ -180,23 +181,6 @@ def clusters_of(sample: Tensor) -> Clusters:
     squared = np.square(rows - places.centres[nearest]).sum(1)
     limits = [np.quantile(squared[nearest == c], TYPICAL) if (nearest == c).any() else -1.0 for c in range(several)]
     return places._replace(shares=np.bincount(nearest, minlength=several).tolist(), limits=np.array(limits))
-
-
-def discrete_laplace(epsilon: Fraction, source: Source) -> int:
-    """Return a whole number z with probability proportional to exp(-epsilon |z|), exactly (Canonne, Kamath, Steinke
-    2020, arXiv:2004.00010, Algorithm 2)."""
-    s, t = epsilon.numerator, epsilon.denominator
-    while True:
-        first = below(t, source)
-        if not coin(Fraction(first, t), source):
-            continue
-        more = 0
-        while coin(Fraction(1), source):
-            more += 1
-        size = (first + t * more) // s
-        negative = below(2, source) == 1
-        if size or not negative:  # zero once, not twice
-            return -size if negative else size
 
 
 def release(sums: list[int], plan: accountant.Plan, source: Source) -> list[float]:

@@ -27,7 +27,8 @@ from pubsel.gradients.people import PeopleGradients, members
 from pubsel.messages import UserError, raised_by_torch
 from pubsel.privacy import ledger
 from pubsel.privacy.accountant import deviation, spent
-from pubsel.privacy.randomness import Ahead, Normals, Secret, Source, normal, stream
+from pubsel.privacy.lattice import noised
+from pubsel.privacy.randomness import Ahead, Normals, Secret, Source, stream
 from pubsel.privacy.sampling import Schedule, poisson_sample
 from pubsel.settings.keys import Optimizer, Training
 
@@ -107,7 +108,7 @@ def noisy_mean(
     batch_size: int,
     processes: OneProcess = ONE_PROCESS,
 ) -> tuple[Tensor, Tensor]:
-    """(clipped sum over the batch + N(0, s^2)) / batch_size -> [size], s of `privacy.deviation`; and the sum and the
+    """(clipped sum over the batch + N(0, s^2)) / batch_size -> [size], s of `accountant.deviation`; and the sum and the
     number of the losses, float64 [2].
 
     batch_size is fixed and public, a number of rows that are clipped, which are people if `gradients` makes one for
@@ -116,7 +117,7 @@ def noisy_mean(
     total, losses = processes.sum(mechanism, gradients, batch)
     if noise_multiplier > 0:
         scale = deviation(noise_multiplier, mechanism.sensitivity)
-        total.add_(normal(source, mechanism.size, total.device), alpha=scale)
+        total = noised(total, scale, mechanism.sensitivity, source)
     return total.div_(batch_size).to(next(gradients.model.parameters()).dtype), losses
 
 
@@ -138,8 +139,8 @@ def noisy_sum(
     for k in [1] if sizes is None else sizes.unique().tolist():
         for part in (x if sizes is None else x[sizes == k]).split(rows):
             total += release.clipped_sum(part) / k
-    total += deviation(noise_multiplier, release.sensitivity) * normal(source, release.size, total.device)
-    return release.decode(total)
+    scale = deviation(noise_multiplier, release.sensitivity)
+    return release.decode(noised(total, scale, release.sensitivity, source))
 
 
 def public_stream(name: str) -> Callable[[str, int], np.random.Generator]:

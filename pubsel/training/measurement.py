@@ -1,10 +1,10 @@
 """The quality of a trained model on held-out private examples, released with noise: `privacy.measure=true`.
 
-One table of counts is released (`privacy.quality`), of the examples of pair.validation, which were not trained on. An
-example is in training or held out, never both, and so is a person with all examples (`pair.unit`); which of them is
-treated as public. So the weights cover each training unit with the whole epsilon and delta, and the table each held-out
-one: one more private example or person changes only one of the two, and what follows from the other (McSherry 2009,
-Privacy Integrated Queries, Theorem 4: parallel composition). Nothing is taken from the budget of training.
+Noisy counts are released (`privacy.quality`), of the examples of pair.validation, which were not trained on. An example
+is in training or held out, never both, and so is a person with all examples (`pair.unit`); which of them is treated as
+public. So the weights cover each training unit with the whole epsilon and delta, and the counts each held-out one: a
+private example or person changes only one of the two, and what follows from the other (McSherry 2009, Privacy
+Integrated Queries, Theorem 4: parallel composition). Nothing is taken from the budget of training.
 
 In floating point, the logits of an example may differ in the last digits if other examples are computed next to it. If
 its two largest logits, or a score and the edge of a bin, agree to such digits, another example can move it to another
@@ -22,7 +22,7 @@ from pubsel.data import Task
 from pubsel.messages import UsageError
 from pubsel.privacy import accountant, ledger, quality
 from pubsel.privacy.people import weights_of
-from pubsel.privacy.quality import Array, Figure, Released
+from pubsel.privacy.quality import Figure, Released, Steps
 from pubsel.settings.keys import Overlap, RunConfig
 from pubsel.training.evaluation import logits
 from pubsel.training.once import Prepared, released_once
@@ -49,9 +49,10 @@ def check(settings: RunConfig) -> None:
         raise UsageError("privacy.measure=true: needs a private algorithm and epsilon=NUMBER, for the noise")
 
 
-def table_of(outputs: Tensor, y: Tensor, metric: str, people: Tensor | None = None) -> Array:
-    """Return the counts to release, from logits [n, C] and labels y [n] or [n, L]: histograms of scores where an AUC of
-    two classes or of labels is the metric, otherwise the confusion matrix. NOT private.
+def table_of(outputs: Tensor, y: Tensor, metric: str, people: Tensor | None = None) -> Steps:
+    """Return the counts to release, in steps of 1 / people.UNIT, from logits [n, C] and labels y [n] or [n, L]:
+    histograms of scores where an AUC of two classes or of labels is the metric, otherwise the confusion matrix. NOT
+    private.
 
     people: how many examples each person has, in a row; None: each example is a unit."""
     weights = torch.tensor(weights_of(people, len(y)), device=y.device)
@@ -66,11 +67,10 @@ def figures_of(released: Released) -> dict[str, Figure]:
     """Return what follows from a noisy table, by name."""
     if released.counts.ndim == 3:
         return {"auc": quality.auc(released), "auc of each label": quality.aucs(released)}
-    return {
-        "accuracy": quality.accuracy(released),
-        "balanced_accuracy": quality.balanced_accuracy(released),
-        "recall of each class": quality.recalls(released),
-    }
+    figures = {"accuracy": quality.accuracy(released), "balanced_accuracy": quality.balanced_accuracy(released)}
+    if released.sizes is not None:  # the metric comes first
+        figures = dict(reversed(figures.items()))
+    return figures | {"recall of each class": quality.recalls(released)}
 
 
 def told(quality: dict[str, Any] | None) -> str:
@@ -103,10 +103,11 @@ def measured(cell: Cell, prepared: Prepared, task: Task, epsilon: float, delta: 
     secret = cell.streams.secret(ledger.MEASUREMENT, decides, [], tensors(prepared.whole), plan._asdict(), noted)
 
     def draw() -> dict[str, Any]:
-        return {"counts": torch.from_numpy(quality.release(counts, n, plan, secret).counts)}
+        drawn = quality.release(counts, n, plan, secret, balanced=task.metric == "balanced_accuracy")
+        return {name: torch.tensor(value) for name, value in drawn._asdict().items() if value is not None}
 
-    noisy = released_once(cell.folder / "measurement.pt", secret, draw)["counts"].numpy()
-    released = Released(noisy, accountant.deviation(plan.noise_multiplier, sensitivity), n)
+    kept = released_once(cell.folder / "measurement.pt", secret, draw)
+    released = Released(**{name: value.numpy() for name, value in kept.items()})
 
     what = "The measured quality is, for the held-out examples,"
     unit = settings.pair.unit
@@ -115,8 +116,7 @@ def measured(cell: Cell, prepared: Prepared, task: Task, epsilon: float, delta: 
     privacy = accountant.measured(what, plan, secure, n, sensitivity, "held-out", unit)
     return {
         "table": "histograms" if counts.ndim == 3 else "confusion",
-        "counts": noisy.tolist(),
-        "deviation": released.deviation,
+        **{name: value.tolist() for name, value in kept.items() if name != "n"},
         "examples": len(held.y),
         "units": n,
         "figures": {name: [part.tolist() for part in figure] for name, figure in figures_of(released).items()},
