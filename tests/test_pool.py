@@ -277,7 +277,7 @@ def test_a_run_draws_what_is_like_the_private_images_and_states_both(folder, cap
     drawn = record["pool"]["examples"]
     assert record["public"] == "pool"
     assert drawn["mixed.npz"] >= 40  # of 60 that are alike
-    assert drawn["other.npz"] <= 10
+    assert drawn["other.npz"] <= 30  # of 240
     assert record["public_labels"] == "of another set"
     assert record["privacy"]["epsilon"] == pytest.approx(4, abs=1e-3)
     assert [part["what"] for part in record["privacy"]["parts"]] == ["selection of the public examples", "training"]
