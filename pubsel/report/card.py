@@ -24,6 +24,7 @@ OS_NOISE = "operating system"
 SHOWN = 20  # names of classes on the card; config.json has all
 GROUPS = (2, 5, 10)  # images of a person, for whom the page states what remains
 ALARMS = 0.01  # of false alarms, for which the page states how many members are recognised
+DRAWN = ", by a draw that one {} more or fewer on the list of all would change for others"
 WORDS = {
     "measurement": "measurement on held-out examples",
     "selection of the public set": "choice of the public data",
@@ -138,7 +139,8 @@ def not_covered(record: dict[str, Any]) -> tuple[str, ...]:
         "them.",
         f"What is treated as public, and not hidden: {number}, their shape, the number and the names of the classes "
         f"(of private folders too), and which {'people' if unit else 'examples'} were used for training"
-        f"{', held out of it' if record.get('quality') else ''} or kept for testing.",
+        f"{', held out of it' if record.get('quality') else ''} or kept for testing"
+        f"{DRAWN.format('person' if unit else 'example') if _drawn(record, unit) else ''}.",
         "Other releases of the same examples: their epsilons add up. The owner has a list of them (pubsel runs).",
         "What the model says about people in general, whether or not their data were used.",
         f"Examples for testing{'' if record.get('quality') else ' and validation'}: they are not protected, but no "
@@ -149,11 +151,6 @@ def not_covered(record: dict[str, Any]) -> tuple[str, ...]:
         sentences.append(
             "Held-out examples whose class changes if numbers are rounded differently in the last digits, as a "
             "processor may do next to other examples."
-        )
-    if _drawn(record, unit):
-        sentences.append(
-            "The order of the list that these sides are drawn from, which is treated as public too: with one "
-            f"{'person' if unit else 'example'} more or fewer on it, others would be on another side."
         )
     if unit:
         sentences.append(f"A person whose examples have several values of {unit}, and so count as several people.")
@@ -196,7 +193,7 @@ def _same(name: str, private: str) -> bool:
 
 
 def _drawn(record: dict[str, Any], unit: str | None) -> bool:
-    """Return whether the sides of private examples are drawn from a list of them all, not decided for each by itself."""
+    """Return whether the sides of examples are drawn from a list of them all, not decided for each by itself."""
     pair = record["settings"].get("pair") or {}
     if pair.get("private_share", 1) < 1:
         return True
