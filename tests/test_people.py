@@ -643,7 +643,7 @@ def test_a_run_protects_people_and_says_so(private, words, algorithm, estimate, 
     assert record["private_examples"] > 2 * units
     assert record["privacy"]["valid"] is True
     assert record["privacy"]["unit"] == "patient"
-    assert record["privacy"]["adjacency"].startswith("add or remove one person with all their training examples")
+    assert record["privacy"]["adjacency"].startswith("one person with all their training examples (those")
     assert "for a person with all their examples (those with one patient)" in record["privacy"]["statement"]
     if algorithm != "whitened_head":
         assert record["privacy"]["sampling_rate"] == 20 / units
@@ -706,12 +706,12 @@ def test_what_is_given_away_says_that_a_person_is_protected(private):
 
     images, card, page = f"{record['private_examples']:,}", texts["README.md"], texts["privacy.html"]
     assert f"| private examples | {images} of 80 people |" in card
-    assert "for adding or removing one person with all their training images." in card
+    assert "for one person whose training images are there, or count as nothing." in card
     assert "- One person with all their images is protected. Those with one patient count as one person's." in card
     assert "<dt>people</dt><dd>80</dd>" in page
     assert "Each of the 80 people by themselves, <strong>with all their training images</strong>" in page
-    assert "is, with one person more or less, at most" in page
-    assert "asks whether the images of a certain person were used" in page
+    assert "All other people, how many people and images there are, and all else that is" in page
+    assert "asks whether the images of a certain person were used, or nothing in their place" in page
     assert Page(page).open == []
     for text in (card, page):
         assert "A person whose examples have several values of patient" in text

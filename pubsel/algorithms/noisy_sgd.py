@@ -3,7 +3,8 @@ arXiv:2306.03962, Algorithm 2 and Table I, after Bassily, Smith, Thakurta: Priva
 2014 (BST14), Algorithm 1.
 
 Several runs of projected SGD on the unit ball, of which the exponential mechanism chooses one by its loss. Adjacency:
-add or remove one example; the number of examples n is public, and the sampling rate 1/n stays. What differs:
+one example is there, or counts as nothing; the number of examples n is public, and the sampling rate 1/n stays. What
+differs:
 
 - As printed, the runs spend epsilon and the choice spends epsilon again: (2 epsilon, delta). Here each has half.
 - As printed, each run is given (epsilon / runs, delta / runs). Here all their steps are one composition, which needs
@@ -155,8 +156,8 @@ def noisy_sgd(
     source: Source,
     noise: Literal["accounted", "paper"] = "accounted",
 ) -> Halfspace:
-    """Return a halfspace through 0, (epsilon, delta)-private for adding or removing a row (Algorithm 2). budget: both
-    of them.
+    """Return a halfspace through 0, (epsilon, delta)-private for a row that is there or counts as nothing (Algorithm
+    2). budget: both of them.
 
     x: [n, d], rows of norm at most 1 (longer ones are scaled to it). y: [n], -1 or +1. beta: the probability that no
     run is good; there are ceil(log(1 / beta)) runs. steps: of each run; the paper takes n^2 - 1. noise="accounted":

@@ -1,8 +1,9 @@
 """Lower bounds on epsilon from one run.
 
 Each of m canaries is in the data with probability 1/2, independently. Whoever sees the output guesses of each whether
-it was in, or abstains. The more guesses are right, the less private the program. To flip one coin is to add or remove
-one example, which is the adjacency of pubsel's guarantees. There are three bounds; they rest on different things:
+it was in, or abstains. The more guesses are right, the less private the program. To flip one coin is to let
+one example be there, or count as nothing: rate, steps and batch size stay, as between the neighbours of pubsel's
+guarantees. There are three bounds; they rest on different things:
 
 - `epsilon_of_any`, of any program. Steinke, Nasr, Jagielski: Privacy Auditing with One (1) Training Run, NeurIPS 2023,
   arXiv:2305.08846, Theorem 5.2 and Corollary 5.4. Nothing is assumed, so it lies far below the truth where noise is

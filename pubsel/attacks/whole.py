@@ -1,10 +1,12 @@
-"""`pubsel fit` attacked as one program: its releases, with one private example or person and without, run after run.
+"""`pubsel fit` attacked as one program: its releases, with one private example or person that is there, or counts as
+nothing, run after run.
 
 The adversary made all other data for the attack (`worst_case`), and sees what the command releases: the name of the
 chosen public set, the weights, and the noisy table. `Program.release` calls what the command calls, in its order, with
 features in place of images. Each of many runs tosses two coins: whether the target is in the training data, and whether
 another one is in the held-out data. A target that is out is there as numbers that are not finite, which every sum
-counts as zero: so n stays, which the guarantee treats as public.
+counts as zero. So n stays, as between the neighbours of the guarantee, and the adversary knows n, all classes, and who
+is on which side.
 
 From each run comes one number for each part (`scored`), the adversary's log likelihood ratio of in against out. What it
 has to know for that, it learns from the first half of the runs; there it chooses its threshold, too. Its false

@@ -2,8 +2,8 @@
 
 It sees every noisy sum (the mechanism hands it to `decode`), knows all real examples and which were sampled, and
 weighs for each canary how likely the sums are with it against without it, all others known. Differential privacy allows
-for one who knows so much: it hides one example from whoever knows all others, and, as each is sampled independently,
-their samples too.
+for one who knows so much: it hides one example from whoever knows all others, how many there are, and, as each is
+sampled independently, their samples too.
 
 The witness also knows what no adversary does: the exact sums, hence the noise. So it tests what the accounting assumes,
 one thing at a time (`Witness.checks`):

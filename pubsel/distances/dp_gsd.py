@@ -1,7 +1,8 @@
 """Differentially private GSD (DP-GSD). Choosing Public Datasets for Private Machine Learning via Gradient Subspace
 Distance, Appendix C, Algorithms 3 and 4, in a form that holds for networks of any size.
 
-Neighbours differ by one private example, which is there or not. Each initialisation of the network is one release:
+Neighbours differ by one private example, which is there or counts as nothing; their number stays. Each initialisation
+of the network is one release:
 
 1. A Poisson sample of the private examples, with random labels, both from the secret source of the noise. Sample and
    labels are independent from example to example, so that one example more or less changes nothing about the others.

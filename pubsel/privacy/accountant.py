@@ -1,10 +1,15 @@
 """How much noise a guarantee needs, and what a run has spent. The only file that knows an accountant.
 
-The mechanism accounted for: `steps` times, a Poisson sample at `rate` of the private data, a sum whose L2 sensitivity
-to adding or removing one example is Delta, plus Gaussian noise of standard deviation noise_multiplier * Delta.
+Neighbours: one unit, an example or a person with all their examples, is there, or counts as nothing, while the number
+of units stays and is known (the zero-out adjacency of Kairouz et al. 2021, arXiv:2103.00039). Rate, steps and batch
+size follow from that number. A unit that is exchanged for another is first taken out, then put in: twice the
+sensitivity (`adversary.exchanged`).
 
-- rate < 1: the PRV accountant (Gopi et al. 2021, arXiv:2106.02848), its upper bound, never its estimate. It models the
-  removal of an example; that this direction dominates addition was checked numerically against a second accountant.
+The mechanism accounted for: `steps` times, a Poisson sample at `rate` of the private data, a sum that one unit moves by
+at most Delta in L2, plus Gaussian noise of standard deviation noise_multiplier * Delta.
+
+- rate < 1: the PRV accountant (Gopi et al. 2021, arXiv:2106.02848), its upper bound, never its estimate. It models a
+  unit that drops out; that this direction dominates the other was checked numerically against a second accountant.
 - rate = 1: the exact curve of the composed Gaussian mechanism (Dong et al. 2019, arXiv:1905.02383, Corollary 2.13).
 
 A step that releases several sums from ONE sample (GEP: embedding and residual) is one release of their concatenation,
@@ -410,7 +415,7 @@ def statement(
         "epsilon": total.epsilon,
         "claimed_epsilon": total.claimed_epsilon,
         "delta": total.delta,
-        "adjacency": f"{neighbours(unit)}; sampling rate, steps and batch size stay",
+        "adjacency": neighbours(unit),
         "sampling": "full batch" if total.rate == 1 else "Poisson",
         "sampling_rate": total.rate,
         "steps": total.steps,
@@ -427,8 +432,11 @@ def statement(
 def neighbours(unit: str | None, kind: str = "training") -> str:
     """Return which two private data sets are neighbours; kind: of the examples that a release is of."""
     if unit is None:
-        return f"add or remove one {kind} example"
-    return f"add or remove one person with all their {kind} examples (those with one {unit})"
+        return f"one {kind} example is there, or counts as nothing; the number of {kind} examples is known"
+    return (
+        f"one person with all their {kind} examples (those with one {unit}) is there, or counts as nothing; the "
+        f"number of people and that of all {kind} examples are known"
+    )
 
 
 def _not_covered(secure: bool, distance_used: bool, selected: str | None, unit: str | None) -> list[str]:
@@ -441,8 +449,8 @@ def _not_covered(secure: bool, distance_used: bool, selected: str | None, unit: 
     not_covered = [
         f"the choice of {choices}, and the utility on test and validation data, with its interval",
         f"what is read off the private data before training, which is treated as public: {whole}, their "
-        "shape and classes, the split into training, public, validation and test data (for shots, by labels), the "
-        "notes, and the time that the run took",
+        "shape, the number and names of their classes, on which side each of them is (training, public, validation, "
+        "test), the notes, and the time that the run took",
         "the training loss on the screen, which is computed on private data: do not publish it",
     ]
 
@@ -469,8 +477,8 @@ def measured(
     many private ones there are, of this kind; with a `unit`, how many people."""
     not_covered = [
         "the choice of settings, candidates and seeds",
-        "what is treated as public: the number of private examples, their shape and classes, which of them are "
-        "training examples, the notes, and the time that it took",
+        "what is treated as public: the number of private examples, their shape, the number and names of their "
+        "classes, which of them are training examples, the notes, and the time that it took",
         "another measurement: with another seed, other candidates or other settings it is one more release, and their "
         "epsilons add up",
     ]
@@ -487,7 +495,7 @@ def measured(
         "valid": True,
         **weak,
         **plan._asdict(),
-        "adjacency": f"{neighbours(unit, kind)}; the sampling rate stays",
+        "adjacency": neighbours(unit, kind),
         "sampling": "all examples" if plan.rate == 1 else "Poisson",
         "sensitivity": sensitivity,
         "noise_source": "operating system" if secure else "seeded",

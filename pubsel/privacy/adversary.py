@@ -1,18 +1,26 @@
-"""What a guarantee means: how often the best adversary is right who knows every other example.
+"""What a guarantee means: how often the best adversary is right who knows every other unit, and how many there are.
 
-The adversary sees what was released and decides whether one example was in the private data or not. With false alarms
+The adversary sees what was released and decides whether one unit was there, or counted as nothing. With false alarms
 at rate a and misses at rate b, (epsilon, delta)-differential privacy is a + e^epsilon b >= 1 - delta and
 e^epsilon a + b >= 1 - delta (Wasserman and Zhou 2010, Theorem 2.4; Kairouz et al. 2015, arXiv:1311.0776, Theorem 2.1).
 """
 
 import math
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, NamedTuple
 
 from pubsel.messages import UsageError
 from pubsel.privacy import accountant
 
 GAUSSIAN = ("exact Gaussian", "PRV upper bound")  # accountants of a sum with Gaussian noise, whose curve is known
+
+
+class Bounds(NamedTuple):
+    """The bounds of releases together: epsilon and delta, and the total variation that is known apart from them."""
+
+    epsilon: float
+    delta: float
+    variation: float
 
 
 def total_variation(epsilon: float, delta: float) -> float:
@@ -43,14 +51,14 @@ def _of_part(part: dict[str, Any]) -> float:
 
 
 def success(epsilon: float, delta: float, variation: float) -> float:
-    """Return how often the best adversary is right at most, in [1/2, 1], if the example was in the data in half of all
-    cases: (1 + total variation) / 2. variation: a bound that is known apart from epsilon and delta."""
+    """Return how often the best adversary is right at most, in [1/2, 1], if the unit was there in half of all cases:
+    (1 + total variation) / 2. variation: a bound that is known apart from epsilon and delta."""
     return (1 + min(total_variation(epsilon, delta), variation)) / 2
 
 
 def recognised(epsilon: float, delta: float, variation: float, alarms: float) -> float:
-    """Return the largest share of examples in the data that are recognised, 1 - b, by an adversary who accuses a
-    share `alarms` of the examples that are not in the data, a. variation: as in `success`; it bounds 1 - b - a."""
+    """Return the largest share of units that are recognised where they were there, 1 - b, by an adversary who accuses
+    a share `alarms` of those that counted as nothing, a. variation: as in `success`; it bounds 1 - b - a."""
     least_misses = max(1 - delta - math.exp(min(epsilon, 700)) * alarms, (1 - delta - alarms) * math.exp(-epsilon))
     return min(1.0, 1 - max(0.0, least_misses), alarms + variation)
 
@@ -60,3 +68,22 @@ def of_group(epsilon: float, delta: float, size: int) -> tuple[float, float]:
     e^(i epsilon) for i < size (Vadhan 2017, The Complexity of Differential Privacy, Lemma 2.2)."""
     exponents = [min(i * epsilon, 700.0) for i in range(size)]
     return size * epsilon, min(1.0, delta * sum(math.exp(exponent) for exponent in exponents))
+
+
+def exchanged(parts: Iterable[dict[str, Any]]) -> Bounds:
+    """Return the bounds if one unit is exchanged for another, in the same place. parts: as in `variation_of`.
+
+    The unit is taken out, and the other put in. This moves a sum by twice the sensitivity, so Gaussian noise on all
+    examples has twice the mu; for any other release it is a group of two.
+    """
+    together = Bounds(0.0, 0.0, 0.0)
+    for part in parts:
+        if part["accountant"] == GAUSSIAN[0] and part["steps"]:
+            mu = 2 * math.sqrt(part["steps"]) / part["noise_multiplier"]
+            epsilon, delta = accountant.gaussian_epsilon(mu, part["delta"]), part["delta"]
+            variation = accountant.gaussian_delta(0.0, mu)
+        else:
+            epsilon, delta = of_group(part["epsilon"], part["delta"], 2)
+            variation = min(total_variation(epsilon, delta), 2 * _of_part(part))
+        together = Bounds(*map(sum, zip(together, (epsilon, delta, variation), strict=True)))
+    return together

@@ -2,7 +2,7 @@
 
 Of each release it is known either that it is Gaussian noise on all examples (full batches, whose steps compose), or
 only its epsilon and delta. Each is dominated by a pair of distributions, which are what the best adversary sees at most
-for two neighbours:
+for two neighbours (one unit is there, or counts as nothing; see `accountant`):
 
 - Gaussian noise by N(mu, 1) and N(0, 1), where mu is the sensitivity over the standard deviation. Several of these are
   one with the root of the sum of mu^2 (Dong, Roth, Su 2019, arXiv:1905.02383, Corollary 3.3).

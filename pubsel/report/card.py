@@ -13,6 +13,7 @@ from typing import Any
 
 from pubsel import __version__
 from pubsel.privacy import adversary
+from pubsel.privacy.accountant import neighbours
 from pubsel.records import at
 from pubsel.settings.identity import is_path, short_name
 from pubsel.settings.keys import public_sets
@@ -23,6 +24,7 @@ OS_NOISE = "operating system"
 SHOWN = 20  # names of classes on the card; config.json has all
 GROUPS = (2, 5, 10)  # images of a person, for whom the page states what remains
 ALARMS = 0.01  # of false alarms, for which the page states how many members are recognised
+DRAWN = ", by a draw that one {} more or fewer on the list of all would change for others"
 WORDS = {
     "measurement": "measurement on held-out examples",
     "selection of the public set": "choice of the public data",
@@ -135,8 +137,10 @@ def not_covered(record: dict[str, Any]) -> tuple[str, ...]:
     sentences = [
         "Settings, data sets and methods, if somebody chose them by looking at the private examples or at results on "
         "them.",
-        f"What is treated as public: {number}, their shape, the names of the classes (of private folders too), and "
-        f"which examples were kept for testing{' or held out of training' if record.get('quality') else ''}.",
+        f"What is treated as public, and not hidden: {number}, their shape, the number and the names of the classes "
+        f"(of private folders too), and which {'people' if unit else 'examples'} were used for training"
+        f"{', held out of it' if record.get('quality') else ''} or kept for testing"
+        f"{DRAWN.format('person' if unit else 'example') if _drawn(record, unit) else ''}.",
         "Other releases of the same examples: their epsilons add up. The owner has a list of them (pubsel runs).",
         "What the model says about people in general, whether or not their data were used.",
         f"Examples for testing{'' if record.get('quality') else ' and validation'}: they are not protected, but no "
@@ -186,6 +190,16 @@ def _same(name: str, private: str) -> bool:
     if not (is_path(name) and is_path(private)):
         return name == private
     return Path(name).expanduser().resolve() == Path(private).expanduser().resolve()
+
+
+def _drawn(record: dict[str, Any], unit: str | None) -> bool:
+    """Return whether the sides of examples are drawn from a list of them all, not decided for each by itself."""
+    pair = record["settings"].get("pair") or {}
+    if pair.get("private_share", 1) < 1:
+        return True
+    if pair.get("take") == "train" and record["public"] is not None and _takes_from_private(record):
+        return True
+    return bool(pair.get("validation")) and (bool(unit) or pair.get("overlap") != "leave")
 
 
 def _published(model: dict[str, Any]) -> bool:
@@ -251,6 +265,7 @@ def config(told: Told) -> dict[str, Any]:
     privacy = {
         "statement": told.statement, "epsilon": told.epsilon, "delta": told.delta,
         "unit": "one person with all their training examples" if told.unit else "one training example",
+        "adjacency": neighbours(told.unit),
         "against": list(told.against),
     }  # fmt: skip
     measured = {"quality": told.quality} if told.quality else {}
@@ -269,18 +284,22 @@ def page(told: Told, digest: str) -> str:
 
 def meaning(told: Told) -> dict[str, Any]:
     """Return what the guarantee means for the best adversary, in percent, rounded up: how often it is right, how many
-    members it recognises at ALARMS, and how often it is right about a person with several images."""
+    members it recognises at ALARMS, and how often it is right about a person with several images, and about one unit
+    that may be another."""
     if told.epsilon is None:
         return {}
     epsilon, delta = told.epsilon, told.delta
     variation = adversary.variation_of(told.parts, epsilon, delta)
+    swapped = adversary.exchanged(told.parts)
     if told.quality is not None:  # an example is in training or held out: the larger of two bounds holds for each
         variation = max(variation, adversary.variation_of([told.quality["part"]], epsilon, delta))
+        swapped = adversary.Bounds(*map(max, swapped, adversary.exchanged([told.quality["part"]])))
     groups = [(size, *adversary.of_group(epsilon, delta, size)) for size in GROUPS]
     return {
         "right": percent(adversary.success(epsilon, delta, variation)),
         "recognised": percent(adversary.recognised(epsilon, delta, variation, ALARMS)),
         "factor": above(math.exp(min(epsilon, 700.0))),
+        "swapped": (swapped.epsilon, swapped.delta, percent(adversary.success(*swapped))),
         "groups": [(k, e, d, percent(adversary.success(e, d, k * variation))) for k, e, d in groups],
     }
 

@@ -1,7 +1,8 @@
 """Private selection: which of several public sets is nearest to the private data, with differential privacy.
 
-Neighbours differ by one private example, which is there or not. What is released is one name, by permute-and-flip
-(McKenna and Sheldon: Permute-and-Flip, NeurIPS 2020) on scores that one example hardly moves:
+Neighbours differ by one private example, which is there or counts as nothing; their number n stays. What is released
+is one name, by permute-and-flip (McKenna and Sheldon: Permute-and-Flip, NeurIPS 2020) on scores that one example hardly
+moves:
 
 1. Of a Poisson sample of the private examples, with random labels, the gradient g_i at each of T random networks
    (DP-GSD, steps 1 and 2: `dp_gsd.Side`). V_j: the top-k subspace of candidate j's gradients at the same network,

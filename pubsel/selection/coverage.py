@@ -2,8 +2,8 @@
 pubsel's own: no paper.
 
 Whitening by public data of another kind costs accuracy, so a choice must be able to say "none". Neighbours differ by
-one private example, or one person with all their examples, that is there or not. What is released is one name, by
-permute-and-flip (`pubsel.selection`) on counts:
+one private example, or one person with all their examples, that is there or counts as nothing; their number n stays.
+What is released is one name, by permute-and-flip (`pubsel.selection`) on counts:
 
 1. `regions`, of a candidate's public features alone: the principal directions of half of its examples, and how much of
    each example of the other half these leave over. The clusters of that other half are the regions.
@@ -14,10 +14,11 @@ permute-and-flip (`pubsel.selection`) on counts:
    distributions over regions, sum_c min(p_c, q_c).
 4. "None" has the score 0.6 n, whatever the private data are.
 
-**Sensitivity.** n is public. One example more raises one count of each candidate by one, and the smaller of this count
-and a constant by at most one: no score falls, and none rises by more than one. A person's examples weigh one together.
-The score of "none" does not change. As `pubsel.selection` shows, permute-and-flip on such scores is epsilon-private
-without the factor 2 of scores that may move in opposite directions, however many candidates there are.
+**Sensitivity.** n is public and stays, and so do the shares of n and the score of "none". One example that counts
+raises one count of each candidate by one, and the smaller of this count and its share by at most one: no score falls,
+and none rises by more than one. A person's examples weigh one together. As `pubsel.selection` shows, permute-and-flip
+on such scores is epsilon-private without the factor 2 of scores that may move in opposite directions, however many
+candidates there are. Were n to grow with the example, all shares would grow too, and a score could rise by almost two.
 
 **In floating point.** The region of an example is computed from this example alone, one after another, in a buffer of
 its own: the same numbers give the same region, whatever the others are. Scores, thresholds and coins are exact

@@ -1,7 +1,8 @@
 """Public examples from a pool of many kinds: those that are like the private ones. pubsel's own: no paper.
 
 A user may have no public set of the private kind, but a large mixed collection. Neighbours differ by one private
-example, or one person with all their examples, that is there or not. One noisy histogram is released:
+example, or one person with all their examples, that is there or counts as nothing; their number n stays. One noisy
+histogram is released:
 
 1. `clusters_of`, of the pool's features alone: their principal directions, and k-means of the directions of examples in
    these.

@@ -3,7 +3,8 @@ pubsel's own: no paper.
 
 `pubsel.selection.coverage` counts for each candidate the private examples that are like its own; many are like several
 candidates, which then have almost the same score. Here an example counts in full only for the candidate that explains
-it best. Neighbours differ by one private example, or one person with all their examples, that is there or not:
+it best. Neighbours differ by one private example, or one person with all their examples, that is there or counts as
+nothing; their number n stays:
 
 1. `gaussians`, of the public features alone: the directions in which all candidates together vary most, and the mean
    and the covariance (Ledoit and Wolf 2004) of each candidate's examples in these directions, and in what they leave
