@@ -67,7 +67,8 @@ def second_moments(x, people):
 def confusion(x, people):
     y = torch.where(x.isfinite().all(1), torch.arange(len(x)) % 3, -1)
     weights = torch.tensor(weights_of(people, len(x)))
-    return torch.from_numpy(quality.confusion(y, torch.arange(len(x)) % 2, 3, weights))
+    table = torch.from_numpy(quality.confusion(y, torch.arange(len(x)) % 2, 3, weights)) / UNIT
+    return torch.cat([table.flatten(), table.trace()[None]])
 
 
 SUMS = {  # by how much one unit may move it, and whether units may be people
@@ -77,7 +78,7 @@ SUMS = {  # by how much one unit may move it, and whether units may be people
     "sum of clipped gradients": (mean_rows, 2, 1.0, True),
     "first release of dp_pca": (lambda x, people: noisy_covariance(NEAR, 2).clipped_sum(x), 2, 1.0, False),
     "second moments of dp_gsd": (second_moments, 2, 1.0, False),
-    "table of held-out units": (confusion, 2, 1.0, True),
+    "counts of held-out units": (confusion, 2, math.sqrt(2), True),
 }
 
 

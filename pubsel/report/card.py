@@ -22,6 +22,7 @@ from pubsel.tables.join import guarantee
 HERE = Path(__file__).resolve().parent
 OS_NOISE = "operating system"
 SHOWN = 20  # names of classes on the card; config.json has all
+WIDEST = 0.5  # interval of a figure on the card
 GROUPS = (2, 5, 10)  # images of a person, for whom the page states what remains
 ALARMS = 0.01  # of false alarms, for which the page states how many members are recognised
 DRAWN = ", by a draw that one {} more or fewer on the list of all would change for others"
@@ -245,19 +246,25 @@ def network_of(model: dict[str, Any]) -> str:
 
 def figures(told: Told) -> list[tuple[str, tuple[str, str, str]]]:
     """Return the figures of the measurement by name, each with estimate and ends of its interval in percent: those of
-    the whole, then those of each class or label, at most SHOWN of them."""
-    if told.quality is None:
-        return []
-    rows, classes = [], told.facts["classes"]
-    for name, (estimate, low, high) in told.quality["figures"].items():
-        if isinstance(estimate, list) and len(estimate) == 1:  # two classes have one AUC, which is above
-            continue
-        if isinstance(estimate, list):
-            each = zip(classes, estimate, low, high, strict=True)
-            rows += [(f"{name.partition(' of each ')[0]} of {label}", values) for label, *values in each][:SHOWN]
-        else:
-            rows.append((name.replace("_", " "), [estimate, low, high]))
+    the whole, then those of each class or label, at most SHOWN of them. Without those that are wider than WIDEST."""
+    rows = [(name, values) for name, values in _measured(told) if values[2] - values[1] <= WIDEST]
     return [(name, tuple(f"{100 * value:.1f}" for value in values)) for name, values in rows]  # type: ignore[misc]
+
+
+def too_wide(told: Told) -> int:
+    """Return how many figures are left out, since their interval says next to nothing."""
+    return sum(values[2] - values[1] > WIDEST for _, values in _measured(told))
+
+
+def _measured(told: Told) -> list[tuple[str, list[float]]]:
+    rows: list[tuple[str, list[float]]] = []
+    for name, (estimate, low, high) in (told.quality or {"figures": {}})["figures"].items():
+        if not isinstance(estimate, list):
+            rows.append((name.replace("_", " "), [estimate, low, high]))
+        elif len(estimate) > 1:  # two classes have one AUC, which is above
+            each = zip(told.facts["classes"], estimate, low, high, strict=True)
+            rows += [(f"{name.partition(' of each ')[0]} of {label}", values) for label, *values in each][:SHOWN]
+    return rows
 
 
 def config(told: Told) -> dict[str, Any]:
@@ -333,5 +340,6 @@ def _rendered(name: str, told: Told, *, escape: bool, **values: Any) -> str:
     environment.filters |= {"plain": plain, "above": above, "short": lambda value: f"{value:.4g}"}
     environment.globals |= {
         "SHOWN": SHOWN, "WORDS": WORDS, "GAUSSIAN": adversary.GAUSSIAN, "VERSION": __version__, "figures": figures,
+        "too_wide": too_wide,
     }  # fmt: skip
     return environment.get_template(name).render(told=told, code=code_of(told), **values).strip() + "\n"
