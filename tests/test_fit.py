@@ -109,8 +109,9 @@ def test_a_folder_becomes_a_model_under_one_guarantee(release):
     ((epsilon, delta, releases),) = spent("results")
     assert epsilon <= 4
     assert (delta, releases) == (1e-3, 3)
-    _, low, high = record["quality"]["figures"]["accuracy"]
-    assert low <= record["selection"]["validation"] <= high
+    quality = record["quality"]
+    error = quality["figures"]["accuracy"][0] - record["selection"]["validation"]
+    assert abs(error) < 7 * quality["deviation"] / quality["examples"]
     assert record["utility"] > 0.8
 
 
