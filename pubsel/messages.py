@@ -2,6 +2,7 @@
 stderr."""
 
 import contextlib
+import errno
 import os
 import sys
 import time
@@ -37,6 +38,37 @@ def say(text: str) -> None:
     """Print a line at once."""
     print(text, file=sys.stderr, flush=True)
     log(text)
+
+
+ROOM = "make room, or take a folder on another disk (results=, data_root=, to=)"
+LIMITS = {  # of the system, with what helps: nothing is wrong with the file that was opened or written then
+    errno.ENOSPC: ROOM,
+    errno.EDQUOT: ROOM,
+    errno.EROFS: "take a folder that can be written to (results=, data_root=, to=)",
+    errno.EFBIG: "raise the limit of the size of a file: ulimit -f unlimited",
+    errno.ENFILE: "close other programs of this machine, or raise fs.file-max",  # its words begin like those below
+    errno.EMFILE: "raise the limit of open files of a process: ulimit -n 4096",
+    errno.EAGAIN: "raise the limit of processes and threads: ulimit -u unlimited, or set threads=1",
+    errno.ENOMEM: "close other programs, or lower training.chunk, algorithm.k or pair.m",
+}
+
+
+def limit(error: BaseException) -> str:
+    """Return which limit of the system an error says was met, and what helps; empty if none was."""
+    if "can't start new thread" in str(error):
+        return f"can't start new thread: {LIMITS[errno.EAGAIN]}"
+
+    # Libraries put the words of the system into errors without its number.
+    number = getattr(error, "errno", None)
+    met = [code for code in LIMITS if number == code or (number is None and os.strerror(code) in str(error))]
+    return f"{os.strerror(met[0])}: {LIMITS[met[0]]}" if met else ""
+
+
+def cannot_write(what: object, error: BaseException) -> UserError:
+    """Return the error of a file or folder that cannot be written."""
+    reason = getattr(error, "strerror", None) or str(error)
+    remedy = "fix permissions, or take another folder (results=, data_root=, to=)"
+    return UserError(f"cannot write {what}: {limit(error) or f'{reason}; {remedy}'}")
 
 
 def log(text: str) -> None:

@@ -8,8 +8,6 @@ model.json.
 import hashlib
 import json
 import os
-import secrets
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +18,9 @@ from torch import nn
 from pubsel import models, records
 from pubsel.cell import choose_device, use_threads
 from pubsel.commands.predict import folder_of, from_its_data
+from pubsel.files import whole
 from pubsel.gradients.factored import OffsetLinear
-from pubsel.messages import UsageError, UserError
+from pubsel.messages import UsageError, UserError, cannot_write
 from pubsel.privacy import ledger
 from pubsel.report import card
 from pubsel.settings.keys import ExportConfig, Format, Model
@@ -165,17 +164,10 @@ def write_again(target: Path, files: dict[str, bytes], to: str) -> None:
 def write(target: Path, files: dict[str, bytes], private: bool) -> None:
     """Make a folder of these files, whole or not at all; `private`: only its owner may read it. UserError if it cannot
     be written, or if there is something by now."""
-    partial = target.with_name(f".{target.name}.{secrets.token_hex(4)}.part")
     try:
-        partial.parent.mkdir(parents=True, exist_ok=True)
-        partial.mkdir(mode=records.PRIVATE_FOLDER if private else 0o777)
-        for name, content in files.items():
-            records.write_whole(partial / name, content, records.PRIVATE_FILE if private else 0o666)
-
-        # Takes the place of an empty folder, and of nothing else.
-        os.rename(partial, target)
-        records.sync_folder(target.parent)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with whole(target, private, folder=True) as partial:  # takes the place of an empty folder, and of nothing else
+            for name, content in files.items():
+                (partial / name).write_bytes(content)
     except OSError as error:
-        raise UserError(f"to={target}: cannot be written: {error.strerror or error}") from None
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
+        raise cannot_write(f"to={target}", error) from None

@@ -25,17 +25,17 @@ from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 from typing import Any
 
-from filelock import FileLock, Timeout
 from hydra.core.hydra_config import HydraConfig
 
+from pubsel.files import PRIVATE_FILE, hold
 from pubsel.messages import UserError, traced
-from pubsel.records import PRIVATE_FILE, write_record
+from pubsel.records import write_record
 from pubsel.settings.keys import SHARED_GPU
 
 POLL_SECONDS = 0.5
 SHOWN = 16  # running cells in the view
 
-_place: list[FileLock] = []  # of this worker, held as long as it lives
+_place: list[object] = []  # of this worker, held as long as it lives
 
 
 def telling(cells: Sequence[Sequence[str]]) -> list[str]:
@@ -157,12 +157,11 @@ def join(folder: Path, parent: int, gpus: Sequence[str], shared: bool) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     place = 0
     while not _place:
-        lock = FileLock(folder / f"worker{place}.lock", mode=PRIVATE_FILE)
-        try:
-            lock.acquire(timeout=0)
-            _place.append(lock)
-        except Timeout:
+        lock = hold(folder / f"worker{place}.lock")
+        if lock is None:
             place += 1
+        else:
+            _place.append(lock)
     if gpus:
         os.environ["CUDA_VISIBLE_DEVICES"] = gpus[place % len(gpus)]
         if shared:

@@ -2,7 +2,6 @@
 test_labels (integers [n], or 0/1 [n, labels] for multi-label sets). Other arrays in the file are ignored."""
 
 import math
-import os
 import pickle
 import zipfile
 import zlib
@@ -30,6 +29,7 @@ from pubsel.data.splits import (
     stamp,
     to_arrays,
 )
+from pubsel.files import whole
 from pubsel.messages import UserError
 
 CORRUPT = (OSError, ValueError, EOFError, AttributeError, zipfile.BadZipFile, zlib.error, pickle.UnpicklingError)
@@ -249,15 +249,9 @@ def _header(member: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype]:
 def write(path: Path, train: Split, test: Split) -> None:
     """Write the npz of both parts, whole or not at all."""
     values = (*to_arrays(train), *to_arrays(test))
-
     path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(f".{path.name}.{os.getpid()}.part")
-    try:
-        with part.open("wb") as file:
-            np.savez(file, allow_pickle=False, **dict(zip(ARRAYS, values, strict=True)))
-        os.replace(part, path)
-    finally:
-        part.unlink(missing_ok=True)
+    with whole(path) as partial, partial.open("wb") as file:
+        np.savez(file, allow_pickle=False, **dict(zip(ARRAYS, values, strict=True)))
 
 
 def _split(path: Path, part: str, images: np.ndarray, labels: np.ndarray) -> Split:
