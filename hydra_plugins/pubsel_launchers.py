@@ -205,7 +205,7 @@ class Joblib(_Many):
         )  # fmt: skip
         about = (self.hydra_context, self.config, plugin.task_function, Singleton.get_state())
         calls = [(execute_job, initial_job_idx + i, list(words), *about) for i, words in enumerate(job_overrides)]
-        with sweep.stopped_by_sigterm(), sweep.View(folder, cells, initial_job_idx, workers) as view:
+        with sweep.View(folder, cells, initial_job_idx, workers) as view:
             returns = sweep.side_by_side(calls, workers, start, lambda i, why: view.lose(initial_job_idx + i, why))
         if view.failed():
             raise CellsFailed(view.failed())

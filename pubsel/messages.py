@@ -4,11 +4,14 @@ stderr."""
 import contextlib
 import errno
 import os
+import signal
 import sys
+import threading
 import time
 import traceback
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 
 class UserError(Exception):
@@ -29,6 +32,28 @@ class CellsFailed(UserError):
     def __init__(self, cells: list[str]):
         super().__init__(f"{len(cells)} cells failed")
         self.cells = cells
+
+
+@contextlib.contextmanager
+def stopped_by_signals() -> Iterator[None]:
+    """Have SIGTERM and SIGHUP end what runs inside as Ctrl-C does, by a KeyboardInterrupt that has their number, so
+    that it cleans up. A signal that is ignored, as under nohup, or that another library handles stays so."""
+    before: dict[int, Any] = {}
+
+    def stop(number: int, _: object) -> None:
+        for each in before:
+            signal.signal(each, signal.SIG_IGN)  # no second one stops the cleaning
+        raise KeyboardInterrupt(number)
+
+    if threading.current_thread() is threading.main_thread():
+        for number in (signal.SIGTERM, signal.SIGHUP):
+            if signal.getsignal(number) == signal.SIG_DFL:
+                before[number] = signal.signal(number, stop)
+    try:
+        yield
+    finally:
+        for each, handler in before.items():
+            signal.signal(each, handler)
 
 
 _logs: list[Path] = []  # files that `say` writes to as well; only the last one counts
