@@ -92,7 +92,7 @@ def limit(error: BaseException) -> str:
 def cannot_write(what: object, error: BaseException) -> UserError:
     """Return the error of a file or folder that cannot be written."""
     reason = getattr(error, "strerror", None) or str(error)
-    remedy = "fix permissions, or take another folder (results=, data_root=, to=)"
+    remedy = "make room, fix permissions, or take another folder (results=, data_root=, to=)"
     return UserError(f"cannot write {what}: {limit(error) or f'{reason}; {remedy}'}")
 
 

@@ -210,7 +210,7 @@ def locked(folder: Path) -> Iterator[None]:
             folder.mkdir(mode=PRIVATE_FOLDER, parents=True, exist_ok=True)
             stack.enter_context(files.locked(folder / "lock", folder.name))
         except OSError as error:
-            raise cannot_write(folder, error) from None
+            raise cannot_write(f"to {folder}", error) from None
 
         clean(folder)
         guard(folder)  # an older version left files readable by everyone

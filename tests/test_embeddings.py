@@ -361,7 +361,7 @@ def test_sets_of_different_networks_are_no_pool(folder):
 def test_a_data_folder_that_cannot_be_written_to_is_named(folder, tmp_path):
     parts = [open_embeddings(str(folder))]
     (tmp_path / "data").touch()
-    with pytest.raises(UserError, match=r"cannot write .*pools: Not a directory; fix permissions"):
+    with pytest.raises(UserError, match=r"cannot write .*pools: Not a directory; make room, fix permissions"):
         clusters_kept(parts, kept_folder(parts, tmp_path / "data"))
 
 

@@ -129,7 +129,7 @@ def test_where_no_line_can_be_written_nothing_is_drawn(tmp_path: Path) -> None:
     (tmp_path / "ledger").write_text("a file")
     source = secret_named(secure=True)
     source.begin = lambda key: note(tmp_path, "content", SECURE)
-    with pytest.raises(UserError, match=r"cannot write .*: File exists; fix .*; nothing is drawn without it"):
+    with pytest.raises(UserError, match=r"cannot write .*: File exists; make room, .*; nothing is drawn without"):
         source("noise", 0)
 
 

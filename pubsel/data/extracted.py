@@ -23,7 +23,7 @@ from pubsel.data.decoded import side_by_side
 from pubsel.data.features import CPU_BATCH, Extractor, prepared
 from pubsel.data.given import Raw, given
 from pubsel.data.splits import Unreadable
-from pubsel.files import Progress, locked, whole, write_whole
+from pubsel.files import Progress, locked, plain, unreadable, whole, write_whole
 from pubsel.messages import UsageError, UserError, cannot_write
 from pubsel.settings.identity import is_path
 
@@ -115,9 +115,11 @@ def _check_others(part: Part, about: dict[str, Any]) -> None:
     """Raise UserError if the folder has a shard of something else."""
     for path in sorted(part.to.glob("img_emb_*.json")):
         try:
-            record = json.loads(path.read_text(encoding="utf-8"))
+            record = json.loads(plain(path).read_text(encoding="utf-8"))
             differs = [key for key, value in about.items() if record[key] != value]
-        except (OSError, ValueError, KeyError, TypeError):
+        except OSError as error:
+            raise unreadable(path, error, "fix its permissions") from None
+        except (ValueError, KeyError, TypeError):
             raise UserError(f"{path} is no record of a shard: delete it and {path.stem}.npy") from None
         if differs:
             raise UserError(f"{path} is of another extraction ({', '.join(differs)}): set to= to another folder")
@@ -129,10 +131,10 @@ def _written(part: Part, images: Listed, extractor: Extractor, say: Say) -> tupl
     places = part.places(images.n)
     try:
         with whole(part.file) as partial, partial.open("wb") as file:
-            unreadable = _stream(file, part, _batches(images.at(places), extractor), len(places), say)
+            absent = _stream(file, part, _batches(images.at(places), extractor), len(places), say)
     except OSError as error:
         raise cannot_write(part.file, error) from None
-    return len(places), unreadable
+    return len(places), absent
 
 
 def _stream(file: IO[bytes], part: Part, batches: Iterator[Rows], n: int, say: Say) -> int:

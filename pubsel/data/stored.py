@@ -19,9 +19,9 @@ from torch import Tensor
 
 from pubsel.data.convert import Shape
 from pubsel.data.splits import Listing, Parts, Split, Unread, Unreadable, numbered
-from pubsel.files import Progress, locked, whole
+from pubsel.files import Progress, locked, unreadable, whole
 from pubsel.gradients.mapped import mapped, npy_map
-from pubsel.messages import UserError, cannot_write, say
+from pubsel.messages import UserError, cannot_write, limit, say
 
 NAMED = 3  # corrupt images that a note names
 
@@ -120,14 +120,12 @@ def read(folder: Path, unit: str | None = None) -> Parts:
             for part in ("train", "test")
         )
         notes = tuple(json.loads((folder / "notes.json").read_text(encoding="utf-8")))
-    except FileNotFoundError as error:
-        if unit and str(error.filename).endswith(f"_{unit}.npy"):
+    except (OSError, ValueError, EOFError) as error:
+        if unit and str(getattr(error, "filename", "")).endswith(f"_{unit}.npy") and not limit(error):
             raise UserError(
                 f"pair.unit={unit}: {folder} does not tell the {unit} of an image: delete it to have it prepared again"
             ) from None
-        raise UserError(f"{folder} cannot be read ({error}): delete it to have it prepared again") from None
-    except (OSError, ValueError, EOFError) as error:
-        raise UserError(f"{folder} cannot be read ({error}): delete it to have it prepared again") from None
+        raise unreadable(folder, error, "delete it to have it prepared again") from None
 
     if len(train.x) != len(train.y) or len(test.x) != len(test.y):
         raise UserError(f"{folder}: not as many labels as images: delete it to have it prepared again")

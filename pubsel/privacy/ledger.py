@@ -22,7 +22,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from pubsel.files import append, guard, locked, write_whole
+from pubsel.files import append, guard, locked, plain, unreadable, write_whole
 from pubsel.messages import UserError, cannot_write
 from pubsel.records import at
 
@@ -117,14 +117,14 @@ def read(path: Path) -> list[Line]:
     another does not read."""
     needed = {*Release._fields, "release", "noise", "state", "when"} - {"key"}
     try:
-        text = path.read_text(encoding="utf-8") if path.exists() else ""
+        text = plain(path).read_text(encoding="utf-8") if path.exists() else ""
         whole, _, _ = text.rpartition("\n")
         lines = [json.loads(line) for line in whole.splitlines()]
         if any(not needed <= line.keys() for line in lines):
             raise KeyError
         return [line | {"epsilon": float(line["epsilon"]), "delta": float(line["delta"])} for line in lines]
     except OSError as error:
-        raise UserError(f"cannot read {path}: {error.strerror}; check permissions") from None
+        raise unreadable(path, error, "check permissions") from None
     except (ValueError, TypeError, KeyError, AttributeError):
         raise UserError(f"{path} does not read, so what was spent is unknown: restore it, or move it away") from None
 
@@ -209,14 +209,15 @@ def _held(folder: Path) -> Iterator[None]:
         with locked(folder / "lock", "ledger"):
             yield
     except OSError as error:
-        raise UserError(f"{cannot_write(folder, error)}; nothing is drawn without it") from None
+        why = cannot_write(f"to {folder}", error)
+        raise UserError(f"{why}; nothing is drawn without it") from None
 
 
 def _key(folder: Path) -> bytes:
     path = folder / "key"
     if not path.exists():
         write_whole(path, secrets.token_bytes(KEY_BYTES), private=True)
-    key = path.read_bytes()
+    key = plain(path).read_bytes()
     if len(key) != KEY_BYTES:
         raise UserError(f"{path} is damaged: restore it, or delete it and count the files next to it as other data")
     return key

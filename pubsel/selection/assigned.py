@@ -76,7 +76,7 @@ def clusters_kept(parts: Sequence[Part], kept: Path | None) -> Clusters:
         try:
             kept.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise cannot_write(kept.parent, error) from None
+            raise cannot_write(f"to {kept.parent}", error) from None
         with locked(kept / "clusters.lock", "pool", private=False):
             if not file.exists():
                 content = io.BytesIO()

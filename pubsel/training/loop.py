@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from pubsel.algorithms import Algorithm, Finishes, Frozen, Mechanism, Pretrains, Release, View
 from pubsel.algorithms.dp_sgd import FixedClipping
 from pubsel.data import Split, Task
-from pubsel.files import whole
+from pubsel.files import plain, unreadable, whole
 from pubsel.gradients.book_keeping import BookKeeping
 from pubsel.gradients.factored import LinearGradients
 from pubsel.gradients.mapped import give_back
@@ -395,7 +395,7 @@ class _Checkpoint:
         if not self.path.exists():
             return 0, self.secret
         try:
-            saved = torch.load(self.path, map_location="cpu", weights_only=True)
+            saved = torch.load(plain(self.path), map_location="cpu", weights_only=True)
             release, step, seconds, states = (saved[key] for key in ("release", "step", "seconds", "parts"))
         except Exception as error:
             raise self._unreadable(error) from None
@@ -416,9 +416,7 @@ class _Checkpoint:
         save(self.path, {"step": step, "seconds": seconds, "release": self.secret.state_dict(), "parts": states})
 
     def _unreadable(self, error: Exception) -> UserError:
-        reason = str(error).partition("\n")[0] or type(error).__name__
-        again = ledger.again(self.path.parent)
-        return UserError(f"{self.path} cannot be read ({reason}): delete it to start this run again{again}")
+        return unreadable(self.path, error, f"delete it to start this run again{ledger.again(self.path.parent)}")
 
 
 def flat(parameters: list[nn.Parameter]) -> Tensor:
