@@ -22,6 +22,7 @@ from hydra.core.utils import JobReturn, filter_overrides
 from hydra.plugins.launcher import Launcher
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
+from pubsel.files import plain
 from pubsel.messages import CellsFailed, UsageError, UserError
 
 THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS")  # of a worker
@@ -126,7 +127,7 @@ class Sweeper(BasicSweeper):
         if self.cells is None:
             return BasicSweeper.split_arguments(overrides, max_batch_size)
         try:
-            lines = Path(self.cells).read_text(encoding="utf-8").splitlines()
+            lines = plain(Path(self.cells)).read_text(encoding="utf-8").splitlines()
         except OSError as error:
             raise UsageError(f"hydra.sweeper.cells={self.cells}: {error.strerror}") from None
 
@@ -205,7 +206,7 @@ class Joblib(_Many):
         )  # fmt: skip
         about = (self.hydra_context, self.config, plugin.task_function, Singleton.get_state())
         calls = [(execute_job, initial_job_idx + i, list(words), *about) for i, words in enumerate(job_overrides)]
-        with sweep.stopped_by_sigterm(), sweep.View(folder, cells, initial_job_idx, workers) as view:
+        with sweep.View(folder, cells, initial_job_idx, workers) as view:
             returns = sweep.side_by_side(calls, workers, start, lambda i, why: view.lose(initial_job_idx + i, why))
         if view.failed():
             raise CellsFailed(view.failed())

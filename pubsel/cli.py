@@ -11,11 +11,12 @@ import logging
 import os
 import re
 import select
+import signal
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, TextIO, cast
 
 import hydra
 from hydra._internal.utils import get_args_parser
@@ -27,7 +28,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 import pubsel
-from pubsel.messages import CellsFailed, UsageError, UserError, out_of_memory
+from pubsel.messages import CellsFailed, UsageError, UserError, limit, out_of_memory, stopped_by_signals
 from pubsel.privacy import ledger
 from pubsel.records import BrokenRecord
 from pubsel.settings import CONF, compose, explain, named
@@ -241,6 +242,9 @@ POSITIONAL = {
     "runs": ["action", "name"],
     "data": ["action", "name"],
 }  # keys that are given without their name
+RESUMES = dict.fromkeys(("run", "fit", "make"), "; the same command resumes from the last checkpoint") | {
+    "pool": "; the same command resumes after the last whole shard"
+}
 ENDED_BY_PIPE = 141  # the exit code of a program that SIGPIPE ends
 
 
@@ -262,10 +266,17 @@ def main(argv: list[str] | None = None) -> int:
     if command not in COMMANDS:
         return _fail(UsageError(f"unknown command {command!r}: use {', '.join(COMMANDS)}; pubsel --help shows them"))
 
-    # of several processes of torchrun the first runs the command, the others help it
+    with stopped_by_signals():
+        return _placed(command, rest)
+
+
+def _placed(command: str, rest: list[str]) -> int:
+    """Return the exit code of a command in this process, which may be one of several of torchrun."""
     rank, size = torchrun.place()
     if size == 1:
         return _command(command, rest)
+
+    # The first runs the command, the others help it.
     if command != "run":
         return 2 if rank else _fail(UsageError(f"torchrun is for pubsel run alone: give pubsel {command} without it"))
     from pubsel.training import parallel
@@ -286,9 +297,9 @@ def _command(command: str, rest: list[str]) -> int:
             print(_help(command, rest))
             return 0
         return _dispatch(command, words)
-    except KeyboardInterrupt:
-        print("interrupted; the same command resumes from the last checkpoint", file=sys.stderr)
-        return 130
+    except KeyboardInterrupt as stop:
+        print(f"interrupted{RESUMES.get(command, '')}", file=sys.stderr)
+        return 128 + (stop.args[0] if stop.args else signal.SIGINT)
     except Exception as error:
         if isinstance(error, BrokenPipeError) and _pipe_is_closed():
             return ENDED_BY_PIPE
@@ -401,7 +412,8 @@ def _dispatch(command: str, words: list[str]) -> int:
 
     def task(values: DictConfig) -> str | None:
         try:
-            COMMANDS[command](values)
+            with contextlib.nullcontext() if values.get("download", True) else offline():
+                COMMANDS[command](values)
         except Exception as error:
             if HydraConfig.get().mode != RunMode.MULTIRUN:
                 raised.append(error)  # raised again outside Hydra, which would print more than one line
@@ -440,6 +452,41 @@ def _dispatch(command: str, words: list[str]) -> int:
     return 1 if failures else 0
 
 
+@contextlib.contextmanager
+def offline() -> Iterator[None]:
+    """Have no library ask the network for weights or data inside; what was fetched before is found where it is kept.
+    An OSError takes the place of each question."""
+
+    def hub() -> Any:
+        return sys.modules.get("huggingface_hub.constants")
+
+    kept = os.environ.get("HF_HUB_OFFLINE"), hub() and hub().HF_HUB_OFFLINE
+    os.environ["HF_HUB_OFFLINE"] = "1"
+    if hub():
+        hub().HF_HUB_OFFLINE = True
+    if not _offline:
+        sys.addaudithook(_refuse)  # which nothing takes away again
+    _offline.append(True)
+    try:
+        yield
+    finally:
+        _offline.append(False)
+        del os.environ["HF_HUB_OFFLINE"]
+        if kept[0] is not None:
+            os.environ["HF_HUB_OFFLINE"] = kept[0]
+        if hub():
+            hub().HF_HUB_OFFLINE = bool(kept[1])
+
+
+_offline: list[bool] = []  # the last one counts
+
+
+def _refuse(event: str, arguments: tuple[Any, ...]) -> None:
+    """Raise OSError if urllib is about to fetch something while nothing is to be fetched."""
+    if event == "urllib.Request" and _offline[-1] and not str(arguments[0]).startswith("file:"):
+        raise OSError("download=false")
+
+
 def _within(command: str, words: list[str]) -> int:
     """Return the exit code of a command that another one starts: Hydra has one of each at a time."""
     state, settings = GlobalHydra.instance(), HydraConfig.instance()
@@ -471,8 +518,11 @@ def _message(error: Exception) -> tuple[str, int]:
 
     if type(error).__name__ == "UncompletedJobError":  # of submitit, at a time limit
         return f"{str(error).rstrip('.')}: raise hydra.launcher.max_num_timeout or timeout_min", 1
+    file = getattr(error, "filename", None) or "a file or standard output"
+    if met := limit(error):
+        return f"{file}: {met}", 1
     if isinstance(error, OSError) and error.strerror:
-        return f"{error.filename or 'file'}: {error.strerror}; check space and permissions", 1
+        return f"{file}: {error.strerror}; check permissions", 1
 
     first = str(error).splitlines()[0] if str(error) else ""
     return f"{type(error).__name__}: {first}; debug=true shows where", 1
@@ -533,11 +583,53 @@ def _pipe_is_closed() -> bool:
 
 def entry() -> Any:
     """Run the console script; a closed pipe, as in `| head`, ends it silently."""
+    _open_streams()
     try:
         code = main()
         sys.stdout.flush()
     except BrokenPipeError:
         code = ENDED_BY_PIPE
-    if code == ENDED_BY_PIPE:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes once more when it ends
+    except OSError as error:  # of standard output, such as a full disk
+        code = _fail(error)
+
+    # Python flushes once more when it ends.
+    try:
+        sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     sys.exit(code)
+
+
+def _open_streams() -> None:
+    """Open the standard streams that the caller has closed: a file of ours would get their number, and what a library
+    prints. A standard error that takes nothing stops no work."""
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # the lowest number that is free
+        if getattr(sys, name) is None:
+            setattr(sys, name, os.fdopen(number, "r" if name == "stdin" else "w", closefd=False))
+    sys.stderr = cast(TextIO, Patient(sys.stderr))
+
+
+class Patient:
+    """A stream that drops what cannot be written to it, since its disk is full or nobody reads it."""
+
+    def __init__(self, stream: TextIO):
+        self.stream = stream
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.stream, name)
+
+    def write(self, text: str) -> int:
+        """Write text, and return its length, whether or not it could be written."""
+        with contextlib.suppress(OSError):
+            self.stream.write(text)
+            self.stream.flush()
+        return len(text)
+
+    def flush(self) -> None:
+        """Write what waits, if that is possible."""
+        with contextlib.suppress(OSError):
+            self.stream.flush()

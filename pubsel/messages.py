@@ -2,12 +2,16 @@
 stderr."""
 
 import contextlib
+import errno
 import os
+import signal
 import sys
+import threading
 import time
 import traceback
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 
 class UserError(Exception):
@@ -30,6 +34,28 @@ class CellsFailed(UserError):
         self.cells = cells
 
 
+@contextlib.contextmanager
+def stopped_by_signals() -> Iterator[None]:
+    """Have SIGTERM and SIGHUP end what runs inside as Ctrl-C does, by a KeyboardInterrupt that has their number, so
+    that it cleans up. A signal that is ignored, as under nohup, or that another library handles stays so."""
+    before: dict[int, Any] = {}
+
+    def stop(number: int, _: object) -> None:
+        for each in before:
+            signal.signal(each, signal.SIG_IGN)  # no second one stops the cleaning
+        raise KeyboardInterrupt(number)
+
+    if threading.current_thread() is threading.main_thread():
+        for number in (signal.SIGTERM, signal.SIGHUP):
+            if signal.getsignal(number) == signal.SIG_DFL:
+                before[number] = signal.signal(number, stop)
+    try:
+        yield
+    finally:
+        for each, handler in before.items():
+            signal.signal(each, handler)
+
+
 _logs: list[Path] = []  # files that `say` writes to as well; only the last one counts
 
 
@@ -37,6 +63,37 @@ def say(text: str) -> None:
     """Print a line at once."""
     print(text, file=sys.stderr, flush=True)
     log(text)
+
+
+ROOM = "make room, or take a folder on another disk (results=, data_root=, to=)"
+LIMITS = {  # of the system, with what helps: nothing is wrong with the file that was opened or written then
+    errno.ENOSPC: ROOM,
+    errno.EDQUOT: ROOM,
+    errno.EROFS: "take a folder that can be written to (results=, data_root=, to=)",
+    errno.EFBIG: "raise the limit of the size of a file: ulimit -f unlimited",
+    errno.ENFILE: "close other programs of this machine, or raise fs.file-max",  # its words begin like those below
+    errno.EMFILE: "raise the limit of open files of a process: ulimit -n 4096",
+    errno.EAGAIN: "raise the limit of processes and threads: ulimit -u unlimited, or set threads=1",
+    errno.ENOMEM: "close other programs, or lower training.chunk, algorithm.k or pair.m",
+}
+
+
+def limit(error: BaseException) -> str:
+    """Return which limit of the system an error says was met, and what helps; empty if none was."""
+    if "can't start new thread" in str(error):
+        return f"can't start new thread: {LIMITS[errno.EAGAIN]}"
+
+    # Libraries put the words of the system into errors without its number.
+    number = getattr(error, "errno", None)
+    met = [code for code in LIMITS if number == code or (number is None and os.strerror(code) in str(error))]
+    return f"{os.strerror(met[0])}: {LIMITS[met[0]]}" if met else ""
+
+
+def cannot_write(what: object, error: BaseException) -> UserError:
+    """Return the error of a file or folder that cannot be written."""
+    reason = getattr(error, "strerror", None) or str(error)
+    remedy = "make room, fix permissions, or take another folder (results=, data_root=, to=)"
+    return UserError(f"cannot write {what}: {limit(error) or f'{reason}; {remedy}'}")
 
 
 def log(text: str) -> None:

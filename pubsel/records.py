@@ -1,7 +1,6 @@
 """One record per run, written whole or not at all, and where its number comes from. This file imports no torch."""
 
 import contextlib
-import glob
 import gzip
 import hashlib
 import importlib.metadata
@@ -13,23 +12,19 @@ import secrets
 import shutil
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
 from html import escape
 from pathlib import Path
 from typing import Any
 
-from filelock import FileLock, Timeout
-
-from pubsel import __version__
-from pubsel.messages import UserError, say
+from pubsel import __version__, files
+from pubsel.files import PRIVATE_FOLDER, guard, plain, unreadable, write_whole
+from pubsel.messages import UserError, cannot_write
 
 _HERE = Path(__file__).resolve().parent
 
 NEEDED = ("identity", "label", "seed", "private", "public", "model", "algorithm", "epsilon", "utility", "settings")
-PRIVATE_FILE, PRIVATE_FOLDER = 0o600, 0o700  # modes of what is made from private data, whatever the umask
-LEFT_BEHIND = 24 * 3600  # seconds, after which nobody is writing to a temporary file any more
 NUMBERS = 1  # version of what decides the numbers of a record; tests/golden/cells.json says when it has to be raised
 KINDS = ("runs", "ranks", "audits")  # folders of results whose folders have a record each
 SCRATCH = "candidates-"  # how the name of a temporary folder begins, below that of a run
@@ -108,15 +103,15 @@ def write_record(path: Path, record: dict[str, Any]) -> None:
     UserError names the folder if it cannot be written to; nothing half-written is left there. Only its owner may read
     the file.
     """
-    write_whole(path, json.dumps(record, indent=1, sort_keys=True) + "\n", PRIVATE_FILE)
+    write_whole(path, json.dumps(record, indent=1, sort_keys=True) + "\n", private=True)
 
 
 def read_record(path: Path, needed: tuple[str, ...] = NEEDED) -> dict[str, Any]:
     """Return the record at `path`; UserError names the file if it is corrupt, truncated or lacks a key of `needed`."""
     try:
-        record: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        record: dict[str, Any] = json.loads(plain(path).read_text(encoding="utf-8"))
     except OSError as error:
-        raise UserError(f"cannot read {path}: {error.strerror}") from None
+        raise unreadable(path, error, "bring it back, or fix its permissions") from None
     except ValueError:  # no JSON, or no UTF-8
         raise BrokenRecord(path, "is no complete record") from None
 
@@ -206,37 +201,29 @@ def recorded(
     return record, True
 
 
-class locked:
-    """Holds a folder for one process: a second process says so and waits until the first has finished or died. Only
-    their owner may read the files that are made in it, whatever the umask."""
-
-    def __init__(self, folder: Path):
-        self.folder = folder
-        self.lock = FileLock(folder / "lock", mode=PRIVATE_FILE)
-
-    def __enter__(self) -> None:
+@contextlib.contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Hold a folder for one process: a second one says so and waits until the first has finished or died. Only their
+    owner may read the files that are made in it, whatever the umask."""
+    with contextlib.ExitStack() as stack:
         try:
-            self.folder.mkdir(mode=PRIVATE_FOLDER, parents=True, exist_ok=True)
-            try:
-                self.lock.acquire(timeout=0)
-            except Timeout:
-                say(f"{self.folder.name}: another process works on it; waiting")
-                self.lock.acquire()
+            folder.mkdir(mode=PRIVATE_FOLDER, parents=True, exist_ok=True)
+            stack.enter_context(files.locked(folder / "lock", folder.name))
         except OSError as error:
-            raise UserError(f"cannot write to {self.folder}: {error.strerror}; set results=FOLDER") from None
+            raise cannot_write(f"to {folder}", error) from None
 
-        clean(self.folder)
-        guard(self.folder)  # an older version left files readable by everyone
-
-    def __exit__(self, *_: object) -> None:
-        guard(self.folder)
-        self.lock.release()
+        clean(folder)
+        guard(folder)  # an older version left files readable by everyone
+        try:
+            yield
+        finally:
+            guard(folder)
 
 
 def clean(folder: Path) -> None:
     """Remove what killed processes have left half-written, and their temporary folders. Only for the process that has
     the lock."""
-    for path in [*folder.glob("*.part"), *folder.glob(".*.tmp")]:
+    for path in files.left_in(folder):
         path.unlink(missing_ok=True)
     for path in folder.glob(f"{SCRATCH}*"):
         shutil.rmtree(path, ignore_errors=True)
@@ -302,11 +289,8 @@ def _ranks(results: Path) -> Iterator[dict[str, Any]]:
 
 
 def _read_lines(path: Path) -> list[dict[str, Any]]:
-    try:
-        with gzip.open(path, "rt", encoding="utf-8") as lines:
-            records = [json.loads(line) for line in lines]
-    except (OSError, ValueError, EOFError) as error:
-        raise UserError(f"{path} does not read ({error}): restore it") from None
+    with files.reading(path, "restore it"), gzip.open(path, "rt", encoding="utf-8") as lines:
+        records = [json.loads(line) for line in lines]
 
     for record in records:
         if not isinstance(record, dict) or any(key not in record for key in NEEDED):
@@ -442,71 +426,3 @@ def processor() -> str:
     except OSError:
         name = None
     return name[1].strip() if name else platform.processor() or platform.machine()
-
-
-def write_whole(path: Path, content: str | bytes, mode: int = 0o666) -> None:
-    """Write a file: `path` has either its old content or all of the new. mode: permissions, less what the umask
-    removes. UserError names a folder that cannot be written to."""
-    path = Path(path)
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-
-        # A process that was killed while it wrote has left its temporary file.
-        for left in path.parent.glob(f".{glob.escape(path.name)}.*.tmp"):
-            if time.time() - left.stat().st_mtime > LEFT_BEHIND:
-                left.unlink(missing_ok=True)
-
-        # The content has to be on the disk before the name points to it.
-        with open(temporary, "xb", opener=lambda name, flags: os.open(name, flags, mode)) as file:
-            file.write(content.encode() if isinstance(content, str) else content)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except OSError as error:
-        _remove(temporary)
-        why = error.strerror or str(error)
-        raise UserError(
-            f"cannot write {path.name} in folder {path.parent}: {why}; "
-            "free space or fix permissions, or set results=FOLDER"
-        ) from None
-    except BaseException:
-        _remove(temporary)
-        raise
-
-    sync_folder(path.parent)
-
-
-def guard(folder: Path) -> None:
-    """Make a folder and everything in it readable and writable only by its owner; what belongs to another stays as it
-    is."""
-    for path in (folder, *folder.rglob("*")):
-        if not path.is_symlink():
-            with contextlib.suppress(OSError):
-                path.chmod(PRIVATE_FOLDER if path.is_dir() else PRIVATE_FILE)
-
-
-@contextlib.contextmanager
-def guarded() -> Iterator[None]:
-    """Let only their owner read the files that other libraries make inside. Only for moments: all threads share the
-    umask."""
-    before = os.umask(0o077)
-    try:
-        yield
-    finally:
-        os.umask(before)
-
-
-def _remove(path: Path) -> None:
-    with contextlib.suppress(OSError):
-        path.unlink()
-
-
-def sync_folder(folder: Path) -> None:
-    """Make the rename last through a power cut, if the file system can."""
-    with contextlib.suppress(OSError):
-        handle = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)

@@ -15,8 +15,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from pubsel.files import write_whole
 from pubsel.messages import UserError
-from pubsel.records import write_lines, write_record, write_whole
+from pubsel.records import write_lines, write_record
 from pubsel.settings.identity import digest_of
 
 CLASSES = {

@@ -14,8 +14,8 @@ import csv
 import re
 from pathlib import Path
 
+from pubsel.files import write_whole
 from pubsel.messages import UserError
-from pubsel.records import write_whole
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = [ROOT / "results" / "README.md", *sorted((ROOT / "docs").glob("*.md"))]

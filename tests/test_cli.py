@@ -4,9 +4,14 @@ import errno
 import json
 import os
 import re
+import shlex
 import shutil
+import signal
+import socket
 import subprocess
 import sys
+import time
+import urllib.request
 from collections.abc import Callable
 from pathlib import Path
 
@@ -17,6 +22,7 @@ import torch
 import pubsel
 import pubsel.commands.run
 from pubsel.cli import ENDED_BY_PIPE, main
+from pubsel.files import whole
 
 SCRIPT = Path(sys.executable).parent / "pubsel"
 POISSON = ["+experiment=quickstart", "training.epochs=1", "epsilon=2", "distance=none", "download=false"]
@@ -562,6 +568,78 @@ def test_an_interrupted_run_says_how_to_go_on(cli: Cli, monkeypatch: pytest.Monk
     assert (code, out) == (130, "")
     assert "resumes from the last checkpoint" in err
     assert "Traceback" not in err
+
+
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP], ids=lambda how: how.name)
+@pytest.mark.parametrize("words", ["rank", "fit a", "pool", "export a to=b"])
+def test_a_signal_to_stop_cleans_up(
+    cli: Cli, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, words: str, how: signal.Signals
+) -> None:
+    command = words.split()[0]
+
+    def stopped(_: object) -> None:
+        with whole(tmp_path / "b", folder=True):
+            os.kill(os.getpid(), how)
+            time.sleep(10)
+
+    monkeypatch.setitem(pubsel.cli.COMMANDS, command, stopped)
+    before = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)]
+    code, _, err = cli(*words.split())
+    assert (code, list(tmp_path.glob(".b*"))) == (128 + how, [])
+    assert ("resumes" in err) == (command in ("fit", "pool"))
+    assert [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)] == before
+
+
+@pytest.mark.parametrize(
+    ("words", "streams", "code"),
+    [
+        ("--version", ">/dev/full", 1), ("nope", "2>/dev/full", 2), ("--version", ">/dev/full 2>/dev/full", 1),
+        ("--version", "<&- >&- 2>&-", 0), ("nope", "<&- >&- 2>&-", 2), ("--version", "2>&-", 0),
+    ],
+)  # fmt: skip
+def test_streams_that_are_closed_or_full_change_no_exit_code(words: str, streams: str, code: int) -> None:
+    command = f"{sys.executable} -m pubsel {words} {streams}"
+    done = subprocess.run(command, shell=True, capture_output=True, text=True)
+    assert (done.returncode, "Traceback" in done.stderr) == (code, False)
+    full = "pubsel: a file or standard output: No space left on device: make room"
+    assert done.stderr.startswith(full) == (streams == ">/dev/full")
+
+
+def test_nothing_is_printed_into_a_file_that_has_the_number_of_a_closed_stream(tmp_path: Path) -> None:
+    code = (
+        "import os, sys; from pubsel import cli; cli.main = lambda: os.dup2(os.open('a', 65), 3) and "
+        "(os.write(2, b'of a library'), print('x'), 0)[2]; cli.entry()"
+    )
+    command = [sys.executable, "-c", code]
+    subprocess.run(f'exec {shlex.join(command)} <&- >&- 2>&-', shell=True, check=True, cwd=tmp_path)
+    assert (tmp_path / "a").read_bytes() == b""
+
+
+def test_without_download_the_network_is_not_asked(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    import huggingface_hub
+    import open_clip
+    import timm
+
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: pytest.fail("asked"))
+    monkeypatch.setattr(socket.socket, "connect", lambda *_: pytest.fail("asked"))
+    failed: list[str] = []
+
+    def ask(_: object) -> None:
+        for question in (
+            lambda: urllib.request.urlopen("http://127.0.0.1:9/a"),
+            lambda: torch.hub.load_state_dict_from_url("http://127.0.0.1:9/b", "weights"),
+            lambda: timm.create_model("resnet10t", pretrained=True),
+            lambda: open_clip.create_model("RN50", pretrained="openai", cache_dir="weights"),
+            lambda: huggingface_hub.hf_hub_download("a/b", "c", cache_dir="weights"),
+        ):
+            with pytest.raises((OSError, RuntimeError)):
+                question()
+            failed.append("")
+
+    monkeypatch.setitem(pubsel.cli.COMMANDS, "pool", ask)
+    assert cli("pool", "download=false")[0] == 0
+    assert len(failed) == 5
+    assert not huggingface_hub.constants.HF_HUB_OFFLINE
 
 
 def test_a_closed_pipe_ends_a_command_silently() -> None:

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from pubsel.data.embeddings import BLOCK, Shard, check_backbone, is_embeddings, open_embeddings
+from pubsel.files import Progress
 from pubsel.messages import UserError
 from pubsel.selection import assigned, pool
 from pubsel.selection.assigned import clusters_kept, kept_folder, nearest_of
@@ -360,7 +361,7 @@ def test_sets_of_different_networks_are_no_pool(folder):
 def test_a_data_folder_that_cannot_be_written_to_is_named(folder, tmp_path):
     parts = [open_embeddings(str(folder))]
     (tmp_path / "data").touch()
-    with pytest.raises(UserError, match=r"cannot write to .*pools: Not a directory; set data_root=FOLDER"):
+    with pytest.raises(UserError, match=r"cannot write .*pools: Not a directory; make room, fix permissions"):
         clusters_kept(parts, kept_folder(parts, tmp_path / "data"))
 
 
@@ -375,8 +376,8 @@ def test_damaged_clusters_are_named(folder, tmp_path):
 
 def test_progress_tells_the_time_that_is_left(monkeypatch):
     now, lines = [0.0], []
-    monkeypatch.setattr(assigned.time, "monotonic", lambda: now[0])
-    progress = assigned.Progress(5000, lines.append)
+    monkeypatch.setattr("time.monotonic", lambda: now[0])
+    progress = Progress("pool", 5000, lines.append, "examples")
     progress.add(1000, at_once=True)
     now[0] = 5.0
     progress.add(500)

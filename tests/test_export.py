@@ -22,7 +22,7 @@ from safetensors.torch import load_file, save_file
 from scipy.stats import norm
 
 import pubsel
-from pubsel import records
+from pubsel import files
 from pubsel.cli import main
 from pubsel.commands import export
 from pubsel.messages import UsageError, UserError
@@ -414,40 +414,47 @@ def test_a_run_from_before_model_json_is_read_with_its_data(tmp_path: Path) -> N
 
 def test_the_folder_is_whole_or_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     record = trained(*FOLDER, SECURE)
-    write, n = records.write_whole, 0
+    write, n = Path.write_bytes, 0
 
-    def fails(path: Path, *rest: object) -> None:
+    def fails(path: Path, content: bytes) -> int:
         nonlocal n
         n += 1
         if n == 3:
             raise KeyboardInterrupt
-        write(path, *rest)
+        return write(path, content)
 
-    monkeypatch.setattr(records, "write_whole", fails)
+    monkeypatch.setattr(Path, "write_bytes", fails)
     with pytest.raises(KeyboardInterrupt):
         export.run(settings(record.folder, tmp_path / "model"))
     assert n == 3
     assert list(tmp_path.iterdir()) == []
 
 
-def test_only_an_empty_folder_is_replaced(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+def test_only_an_empty_folder_is_replaced(
+    tmp_path: Path, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
     record = trained(*FOLDER, SECURE)
     (tmp_path / "empty").mkdir()
     assert {path.name for path in exported(record, tmp_path / "empty").iterdir()} == FILES
     before = contents(tmp_path / "empty")
     (tmp_path / "file").write_text("mine")
     capsys.readouterr()
-    for name in ("empty", "file"):
-        assert main(["export", str(record.folder), f"to={tmp_path / name}"]) == 2
-        assert capsys.readouterr().err.endswith("it is there already: give a new folder, or delete it\n")
+    assert main(["export", str(record.folder), f"to={tmp_path / 'empty'}"]) == 0  # the same once more
+    assert main(["export", str(record.folder), f"to={tmp_path / 'file'}"]) == 2
+    assert capsys.readouterr().err.endswith("it is there already: give a new folder, or delete it\n")
     assert contents(tmp_path / "empty") == before
     assert (tmp_path / "file").read_text() == "mine"
 
-    with pytest.raises(UserError, match="cannot be written: Directory not empty"):  # it came in the meantime
-        export.write(tmp_path / "empty", {"a": b""}, False)
+    with pytest.raises(UsageError, match="to=a: it is there already, with other files"):
+        export.write(tmp_path / "empty", {"a": b""}, "a", False)
+    with monkeypatch.context() as patch:  # another process has made it meanwhile
+        patch.setattr(Path, "iterdir", lambda path, listed=Path.iterdir: listed(path) if entered else iter(()))
+        entered, entry = list[Path](), files.remove_left
+        patch.setattr(files, "remove_left", lambda path: (entered.append(path), entry(path)))
+        export.write(tmp_path / "empty", before, "a", False)
     assert contents(tmp_path / "empty") == before
     assert main(["export", str(record.folder), f"to={tmp_path / 'file' / 'model'}"]) == 1
-    assert "cannot be written: File exists" in capsys.readouterr().err
+    assert ": File exists; " in capsys.readouterr().err
     assert sorted(path.name for path in tmp_path.iterdir()) == ["empty", "file"]
 
 

@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import time
+from errno import EFBIG
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +19,7 @@ from safetensors.torch import save_file
 
 from pubsel.data import Source, Split, features, load, open_dataset
 from pubsel.data.features import embed, load_backbone, of_source
-from pubsel.messages import UsageError, UserError
+from pubsel.messages import LIMITS, ROOM, UsageError, UserError
 from pubsel.models import build
 from pubsel.settings.compose import composed
 from pubsel.settings.datasets import dataset_info
@@ -123,12 +124,11 @@ def test_pixels_are_the_images_themselves(tmp_path):
 
 
 def test_both_parts_of_a_source(weights, tmp_path):
-    given, said = source(pictures(6), pictures(3, seed=1)), []
-    found = of_source("some", given, backbone(weights), str(tmp_path), CPU, said.append)
+    given = source(pictures(6), pictures(3, seed=1))
+    found = of_source("some", given, backbone(weights), str(tmp_path), CPU, print)
     assert [found.train.x.shape, found.test.x.shape] == [(6, 256), (3, 256)]
     assert torch.equal(found.train.y, given.train.y)
     assert len(files(tmp_path / "features")) == 2
-    assert {line.split(":")[0] for line in said} == {"features of some train", "features of some test"}
 
 
 @pytest.mark.parametrize("empty", ["train", "test"])
@@ -166,9 +166,9 @@ def test_what_is_there_needs_no_right_to_write(weights, tmp_path, monkeypatch):
     def refused(*_, **__):
         raise OSError(30, "Read-only file system")
 
-    monkeypatch.setattr(features, "FileLock", refused)
+    monkeypatch.setattr(features, "locked", refused)
     assert compute(pictures(), weights, tmp_path)[1] == 0
-    with pytest.raises(UserError, match=r"cannot write features to .*Read-only.*data_root=FOLDER"):
+    with pytest.raises(UserError, match=r"cannot write features to .*Read-only file system: take a folder"):
         compute(pictures(seed=1), weights, tmp_path)
 
 
@@ -223,7 +223,7 @@ def test_two_processes_compute_once_and_a_killed_one_leaves_nothing_that_is_read
     assert [said.get(timeout=60), said.get(timeout=60)] == ["passed", "passed"]
     killed.kill()
     killed.join()
-    assert [path.suffix for path in sorted(tmp_path.iterdir())] == [".lock", ".part"]
+    assert sorted(path.suffix for path in tmp_path.iterdir()) == [".lock", ".part"]
 
     said = context.Queue()  # whoever is killed may leave a queue locked
     processes = [context.Process(target=work, args=(weights, tmp_path, 0.1, said)) for _ in range(2)]
@@ -342,20 +342,21 @@ def test_openvino_gives_what_torch_gives(weights):
 # What it will take
 
 
-def test_how_long_all_images_take_is_told_once_by_the_first(weights, tmp_path, monkeypatch):
-    """A batch of 16 takes 0.3 s, the first one 60 s more: 64 images after it 1.2 s."""
+def test_how_long_all_images_take_is_told_while_they_are_computed(weights, tmp_path, monkeypatch):
+    """A batch of 16 takes 3 s: a line each 4 batches."""
     now, passed = [0.0], features.embed
 
     def slow(x, extractor):
-        now[0] += 0.3 + 60 * (now[0] == 0)
+        now[0] += 3
         return passed(x, extractor)
 
     monkeypatch.setattr(features, "embed", slow)
-    monkeypatch.setattr(features.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(features, "workers", lambda extractor: 1)
+    monkeypatch.setattr("time.monotonic", lambda: now[0])
     extractor, lines = load_backbone(backbone(weights), str(tmp_path), CPU), []
     features.features("pictures", pictures(3200), extractor, NETWORK, tmp_path, lines.append)
-    assert lines[0] == "features of pictures: about 60 s for 3200 images"
-    assert all("about" not in line for line in lines[1:])
+    assert lines[0] == "features of pictures: 64 of 3,200 images, about 10 minutes left"
+    assert len(lines) == 49
     features.features("pictures", pictures(3200), extractor, NETWORK, tmp_path, lambda line: pytest.fail(line))
 
 
@@ -470,7 +471,7 @@ def test_a_full_disk_is_one_line_and_no_signal(weights, tmp_path):
     try:
         code, said = filled(weights, small)
         assert (code, said.count("\n")) == (0, 0)
-        assert said == f"cannot write features to {small}: No space left on device; make room, or set data_root=FOLDER"
+        assert said == f"cannot write features to {small}: No space left on device: {ROOM}"
         assert [path.suffix for path in small.iterdir()] == [".lock"]
         subprocess.run(["mount", "-o", "remount,size=8m", str(small)], check=True)
         assert filled(weights, small) == (0, "written")
@@ -486,7 +487,7 @@ def test_a_file_that_may_not_grow_is_one_line(weights, tmp_path):
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert code == 0
-    assert said == f"cannot write features to {tmp_path}: File too large; make room, or set data_root=FOLDER"
+    assert said == f"cannot write features to {tmp_path}: File too large: {LIMITS[EFBIG]}"
     assert [path.suffix for path in tmp_path.iterdir()] == [".lock"]
     assert filled(weights, tmp_path) == (0, "written")
 

@@ -16,7 +16,7 @@ from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 from PIL import Image
 
-from pubsel import data
+from pubsel import data, files
 from pubsel.commands import data as catalogue
 from pubsel.data import Missing, Source, Split, folders, load, open_dataset, same_examples, stored
 from pubsel.data.chestxray14 import FINDINGS
@@ -343,8 +343,9 @@ def test_a_preparation_that_ends_early_leaves_nothing(tmp_path, small, monkeypat
     assert kept(tmp_path) == []
     monkeypatch.setattr(folders, "fitted", fitted)
     folder = data.kept_folder("chestxray14", data.dataset_info("chestxray14"), tmp_path)
-    folder.with_suffix(".part").mkdir()  # as a killed process leaves it
-    (folder.with_suffix(".part") / "train_images.npy").write_bytes(b"half")
+    left = folder.with_name(f".{folder.name}.0.part")  # as a killed process leaves it
+    left.mkdir()
+    (left / "train_images.npy").write_bytes(b"half")
     assert values(open_dataset("chestxray14", str(tmp_path), download=False).train) == [40, 0, 50, 10]
     assert kept(tmp_path) == [folder.name]
     (folder / "test_images.npy").write_bytes(b"half")
@@ -370,7 +371,8 @@ def test_two_at_once_read_each_image_once(tmp_path, small, monkeypatch, capsys):
     ]
     threads[0].start()
     assert first.wait(20)
-    monkeypatch.setattr(stored, "say", lambda text: go.set())  # the second one says that it waits
+    monkeypatch.setattr(files, "PATIENCE", 0)
+    monkeypatch.setattr(files, "say", lambda text: go.set())  # the second one says that it waits
     threads[1].start()
     for thread in threads:
         thread.join(30)
@@ -397,11 +399,11 @@ def test_images_are_in_memory_one_at_a_time(tmp_path):
 
 def test_progress_is_said_now_and_then(tmp_path, small, monkeypatch, capsys):
     chestxray14(tmp_path)
-    monkeypatch.setattr(stored, "PAUSE", 0)
+    monkeypatch.setattr(files, "PAUSE", 0)
     open_dataset("chestxray14", str(tmp_path), download=False)
     lines = capsys.readouterr().err.splitlines()
-    assert lines[:2] == ["chestxray14 train: 1 of 4 images", "chestxray14 train: 2 of 4 images"]
-    assert lines[-1] == "chestxray14 test: 2 of 2 images"
+    told = ["train: 1 of 4", "train: 2 of 4", "train: 3 of 4", "test: 1 of 2"]
+    assert [line.split(",")[0] for line in lines] == [f"chestxray14 {text} images" for text in told]
 
 
 def test_a_data_folder_that_takes_nothing(tmp_path, small, monkeypatch):
@@ -412,7 +414,7 @@ def test_a_data_folder_that_takes_nothing(tmp_path, small, monkeypatch):
         raise PermissionError(13, "Permission denied")
 
     with monkeypatch.context() as patch:
-        patch.setattr(stored, "FileLock", refused)
+        patch.setattr(stored, "locked", refused)
         source = open_dataset("chestxray14", str(tmp_path), download=False)
     assert values(source.train) == [40, 50, 10]
     assert re.fullmatch(

@@ -14,6 +14,7 @@ from safetensors.torch import save_file
 from sklearn.metrics import roc_auc_score
 
 import pubsel
+from pubsel import files
 from pubsel.cli import main
 from pubsel.commands import predict
 from pubsel.commands.predict import BATCH, READERS
@@ -314,10 +315,10 @@ def test_memory_does_not_grow_with_the_number_of_images(monkeypatch: pytest.Monk
 
 def test_progress_is_told(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture) -> None:
     record = trained(*FOLDER)
-    monkeypatch.setattr(predict, "PAUSE", 0.0)
+    monkeypatch.setattr(files, "PAUSE", 0.0)
     record.predict(np.zeros((2 * BATCH + 1, 8, 8), np.uint8))
     lines = [line for line in capsys.readouterr().err.splitlines() if "images" in line]
-    assert [line.split(",")[0] for line in lines] == [f"  {k * BATCH} of {2 * BATCH + 1} images" for k in (1, 2)]
+    assert [line.split(",")[0] for line in lines] == [f"predict: {k * BATCH} of {2 * BATCH + 1} images" for k in (1, 2)]
 
 
 # What goes wrong
@@ -428,7 +429,7 @@ def test_the_command_says_what_it_needs(capsys: pytest.CaptureFixture) -> None:
     assert main(["predict", "*", "animals", "results=nowhere"]) == 2
     assert "run=*: 0 runs in nowhere/runs fit it: give the name of one" in capsys.readouterr().err
     assert main(["predict", str(trained(*FOLDER).folder), "animals", "output=nowhere/a.csv"]) == 1
-    assert "output=nowhere/a.csv: cannot be written: No such file or directory" in capsys.readouterr().err
+    assert "cannot write output=nowhere/a.csv: No such file or directory" in capsys.readouterr().err
     with pytest.raises(UsageError, match="unknown key alll"):
         trained(*FOLDER).predict("animals", alll=True)
 

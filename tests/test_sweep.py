@@ -23,6 +23,7 @@ from hydra.core.hydra_config import HydraConfig
 from hydra_plugins import pubsel_launchers
 from pubsel.cli import main
 from pubsel.commands import sweep
+from pubsel.messages import stopped_by_signals
 from tests.forked import PROCESSES, Command, forked
 
 CELL = ["+experiment=quickstart", "training.epochs=1", "epsilon=2", "distance=none", "download=false", "estimate=false",
@@ -135,7 +136,10 @@ def test_a_sweep_that_is_stopped_leaves_no_process(tmp_path: Path, how: signal.S
     code = process.code(60)
     wait_for(lambda: not alive(family), 30)
     if how != signal.SIGKILL:
-        assert code == 130
+        assert code == 128 + how
+        assert len(list(tmp_path.glob("results/runs/*/log.txt"))) == 2
+        for log in tmp_path.glob("results/runs/*/log.txt"):
+            assert log.read_text().endswith("interrupted\n")
         assert "resumes from the last checkpoint" in process.err
         assert "Traceback" not in process.err
 
@@ -203,7 +207,7 @@ def hold(folder: Path) -> None:
         time.sleep(300)
 
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    with sweep.stopped_by_sigterm():
+    with stopped_by_signals():
         sweep._forked(work, folder / "log", "a cell")
 
 

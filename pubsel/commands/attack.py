@@ -32,6 +32,7 @@ from pubsel.cell import (
 )
 from pubsel.data import Split, Task
 from pubsel.distances.gsd import GSD, Labelling
+from pubsel.files import plain
 from pubsel.messages import UsageError, UserError, say
 from pubsel.privacy import ledger
 from pubsel.privacy.randomness import stream
@@ -154,7 +155,7 @@ def reopened(
 
     # the network: a release before training is part of its weights
     try:
-        state = torch.load(file, map_location="cpu", weights_only=True)
+        state = torch.load(plain(file), map_location="cpu", weights_only=True)
         frozen = frozen_of(again, record["identity"], task, state)
         if frozen is None:
             model = network(again.model, task, again.seed, again.data_root)

@@ -6,6 +6,7 @@ is read, and what is kept of a user's own.
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from pubsel.files import left_of
 from pubsel.messages import UsageError, UserError
 from pubsel.settings.datasets import dataset_info, dataset_names, decoded_folder, is_there, kept_folder
 from pubsel.settings.identity import is_path
@@ -98,7 +99,7 @@ def forget(name: str | None, data_root: str) -> str:
     if not is_path(name):
         raise UsageError(f"name={name}: is no path: give that of your images, such as ./{name}")
     folder = decoded_folder(Path(name), Path(data_root))
-    if not folder.exists() and not folder.with_suffix(".part").exists():
+    if not folder.exists() and not left_of(folder):
         return f"no image is kept of {name} in {folder.parent}; features of small sets stay in {data_root}/features"
 
     from pubsel.data import decoded  # imports torch

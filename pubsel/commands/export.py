@@ -5,11 +5,10 @@ the record: what was released, and what is public. Nothing here reads the privat
 model.json.
 """
 
+import errno
 import hashlib
 import json
 import os
-import secrets
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +19,9 @@ from torch import nn
 from pubsel import models, records
 from pubsel.cell import choose_device, use_threads
 from pubsel.commands.predict import folder_of, from_its_data
+from pubsel.files import whole
 from pubsel.gradients.factored import OffsetLinear
-from pubsel.messages import UsageError, UserError
+from pubsel.messages import UsageError, UserError, cannot_write
 from pubsel.privacy import ledger
 from pubsel.report import card
 from pubsel.settings.keys import ExportConfig, Format, Model
@@ -36,19 +36,19 @@ def run(settings: ExportConfig) -> str:
     given away."""
     target = new_folder(settings.to)
     files, told = made(settings)
-    write(target, files, private=bool(told.against))
+    write(target, files, settings.to, private=bool(told.against))
     warned = ", which may NOT be given away" if told.against else ""
     return f"{settings.to}: {', '.join(files)}{warned}. {told.statement}"
 
 
-def new_folder(to: str, again: bool = False) -> Path:
-    """Return the folder to make. UsageError if it is a link, the folder that this runs in, or there already, unless
-    `again`: it may then be a folder with files."""
+def new_folder(to: str) -> Path:
+    """Return the folder to make, or that is there. UsageError if it is a link, the folder that this runs in, or no
+    folder."""
     target = Path(to).expanduser()
     if target.is_symlink() or target.resolve() == Path.cwd():
         raise UsageError(f"to={to}: a link, or the folder that you are in: give a new folder")
     target = target.resolve()
-    if target.exists() and not (target.is_dir() and (again or not any(target.iterdir()))):
+    if target.exists() and not target.is_dir():
         raise UsageError(f"to={to}: it is there already: give a new folder, or delete it")
     return target
 
@@ -152,30 +152,20 @@ def contents(told: card.Told, whole: nn.Module) -> dict[str, bytes]:
     }
 
 
-def write_again(target: Path, files: dict[str, bytes], to: str) -> None:
-    """Make a folder of these files, or leave one that has just these. UsageError if it has others."""
-    if target.exists() and any(target.iterdir()):
-        there = {path.name: path.read_bytes() if path.is_file() else b"" for path in target.iterdir()}
-        if there != files:
-            raise UsageError(f"to={to}: it is there already, with other files: give a new folder, or delete it")
-        return
-    write(target, files, private=False)
-
-
-def write(target: Path, files: dict[str, bytes], private: bool) -> None:
-    """Make a folder of these files, whole or not at all; `private`: only its owner may read it. UserError if it cannot
-    be written, or if there is something by now."""
-    partial = target.with_name(f".{target.name}.{secrets.token_hex(4)}.part")
+def write(target: Path, files: dict[str, bytes], to: str, private: bool) -> None:
+    """Make a folder of these files, whole or not at all; one that has just these is left as it is, also if another
+    process makes it meanwhile. private: only its owner may read it. UsageError if it has others; UserError if it cannot
+    be written."""
     try:
-        partial.parent.mkdir(parents=True, exist_ok=True)
-        partial.mkdir(mode=records.PRIVATE_FOLDER if private else 0o777)
-        for name, content in files.items():
-            records.write_whole(partial / name, content, records.PRIVATE_FILE if private else 0o666)
-
-        # Takes the place of an empty folder, and of nothing else.
-        os.rename(partial, target)
-        records.sync_folder(target.parent)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        if not target.exists() or not any(target.iterdir()):
+            with whole(target, private, folder=True) as partial:
+                for name, content in files.items():
+                    (partial / name).write_bytes(content)
     except OSError as error:
-        raise UserError(f"to={target}: cannot be written: {error.strerror or error}") from None
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
+        if error.errno not in (errno.ENOTEMPTY, errno.EEXIST) or not target.is_dir():
+            raise cannot_write(f"to={target}", error) from None
+
+    there = {path.name: path.read_bytes() if path.is_file() else b"" for path in target.iterdir()}
+    if there != files:
+        raise UsageError(f"to={to}: it is there already, with other files: give a new folder, or delete it")

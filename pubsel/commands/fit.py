@@ -49,7 +49,7 @@ def run(settings: FitConfig) -> str:
     """Print the plan, then train, measure and export; return what to print. UserError or UsageError in the words of
     this command's keys."""
     with _own_words():
-        target = export.new_folder(settings.to, again=True)
+        target = export.new_folder(settings.to)
         source = _opened(settings)
         publics = _publics(settings)
         budget = divided(settings)
@@ -68,7 +68,7 @@ def run(settings: FitConfig) -> str:
             record = training.run(check(RunConfig, values))
 
         files = export.made(ExportConfig(**_of_export(settings, folder.name)))[0]
-        export.write_again(target, files, settings.to)
+        export.write(target, files, settings.to, private=False)
     return told(settings, record, files)
 
 

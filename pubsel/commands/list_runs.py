@@ -13,9 +13,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from filelock import FileLock, Timeout
-
 from pubsel import records
+from pubsel.files import hold
 from pubsel.messages import UsageError, UserError
 from pubsel.privacy import ledger
 from pubsel.records import at
@@ -102,15 +101,13 @@ def held(folder: Path) -> bool:
     on."""
     if not (folder / "lock").exists():
         return False
-    lock = FileLock(folder / "lock", mode=records.PRIVATE_FILE)
     try:
-        lock.acquire(timeout=0)
-    except Timeout:
-        return True
+        lock = hold(folder / "lock")
     except OSError:  # read-only: nobody can hold it
         return False
-    lock.release()
-    return False
+    if lock is not None:
+        lock.release()
+    return lock is None
 
 
 def look(folder: Path) -> Run:
@@ -315,13 +312,12 @@ def deleted(folder: Path) -> bool:
     """Delete all that a run has written, the record first, so that no part is taken for the whole. Return False if
     another process holds its lock. The lock stays: a process that waits for it must not hold another file than the
     next. UserError if the folder cannot be deleted."""
-    lock = FileLock(folder / "lock", mode=records.PRIVATE_FILE)
     try:
-        lock.acquire(timeout=0)
-    except Timeout:
-        return False
+        lock = hold(folder / "lock")
     except OSError as error:
         raise UserError(f"cannot delete {folder}: {error.strerror}; check permissions") from None
+    if lock is None:
+        return False
 
     try:
         (folder / "result.json").unlink(missing_ok=True)

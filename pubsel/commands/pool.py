@@ -7,6 +7,7 @@ from pubsel.cell import choose_device, use_threads
 from pubsel.data import extracted
 from pubsel.data.embeddings import open_embeddings
 from pubsel.data.features import load_backbone
+from pubsel.files import Progress
 from pubsel.messages import UsageError, duration, say
 from pubsel.selection import assigned
 from pubsel.settings.keys import PoolConfig
@@ -36,7 +37,7 @@ def assign(settings: PoolConfig) -> str:
     kept = assigned.kept_folder(parts, settings.data_root)
     clusters = assigned.clusters_kept(parts, kept)
     asked = shards if settings.shard is None else [shards[settings.shard]]
-    progress = assigned.Progress(sum(shard.n for shard in asked), say)
+    progress = Progress("pool", sum(shard.n for shard in asked), say, "examples")
     new = sum(assigned.nearest_in(shard, clusters, kept, progress)[1] for shard in asked)
 
     n, which = progress.n, "all" if settings.shard is None else f"shard {settings.shard} of"

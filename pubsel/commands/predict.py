@@ -1,9 +1,6 @@
 """`pubsel predict RUN IMAGES`: what a trained model says of new images, as a table or as `Predictions`."""
 
-import contextlib
 import csv
-import os
-import time
 from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -21,7 +18,8 @@ from pubsel import records
 from pubsel.cell import choose_device, use_threads
 from pubsel.commands.attack import reopened
 from pubsel.data.given import Given, as_input, given
-from pubsel.messages import UsageError, UserError, duration, say
+from pubsel.files import Progress, whole
+from pubsel.messages import UsageError, UserError, cannot_write, say
 from pubsel.privacy import ledger
 from pubsel.settings.keys import ExportConfig, Model, PredictConfig
 from pubsel.settings.schema import check
@@ -30,7 +28,6 @@ from pubsel.training.classifier import EXPORTED, FACTS, WEIGHTS, Classifier, fac
 BATCH, PIXELS = 256, 2**26  # the most images that are read at a time, and the most numbers that they may have in all
 LEAST = 32  # of them, whatever their size
 READERS = 8  # threads that read images while the model works
-PAUSE = 5.0  # seconds between two lines of progress
 THRESHOLD = 0.5  # of the probability from which an image has a label
 
 
@@ -79,22 +76,17 @@ def run(settings: PredictConfig) -> str:
     classifier = opened(settings)
 
     output = Path(settings.output).expanduser()
-    partial = output.with_name(f".{output.name}.{os.getpid()}.part")
     n = 0
     try:
-        with os.fdopen(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, records.PRIVATE_FILE), "w") as file:
+        with whole(output, private=True) as partial, partial.open("w") as file:
             table = csv.writer(file, lineterminator="\n")
             for part in predicted(classifier, images, settings.skip):
                 if not n:
                     table.writerow(part.header(settings.all))
                 table.writerows(part.rows(settings.all))
                 n += len(part)
-        os.replace(partial, output)
     except OSError as error:
-        raise UserError(f"output={output}: cannot be written: {error.strerror or error}") from None
-    finally:
-        with contextlib.suppress(OSError):
-            partial.unlink(missing_ok=True)
+        raise cannot_write(f"output={output}", error) from None
     what = "labels" if classifier.multi_label else "classes"
     return f"{output}: {n:,} images, {len(classifier.classes)} {what}"
 
@@ -176,17 +168,10 @@ def predicted(classifier: Classifier, images: list[Given], skip: bool) -> Iterat
     """Yield what a classifier says of images, in their order, a batch at a time; memory does not grow with their
     number. skip: leave out those that are not readable, with a line for each; UserError names the first one otherwise,
     or says that none is readable."""
-    n, done, began = sum(part.n for part in images), 0, time.monotonic()
-    reported = began
-
+    progress = Progress("predict", sum(part.n for part in images))
     for files, x, seen in batches(images, classifier.shape, skip):
         yield Predictions(files, classifier.classes, classifier.probabilities(x), classifier.multi_label)
-
-        done, now = done + seen, time.monotonic()
-        if done < n and now - reported >= PAUSE:
-            reported = now
-            rate = done / (now - began)
-            say(f"  {done:,} of {n:,} images, {rate:.3g} a second, about {duration((n - done) / rate)} left")
+        progress.add(seen)
 
 
 def batches(images: list[Given], shape: tuple[int, ...], skip: bool) -> Iterator[tuple[list[str], Tensor, int]]:

@@ -20,22 +20,23 @@ import threading
 import time
 import warnings
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 from typing import Any
 
-from filelock import FileLock, Timeout
 from hydra.core.hydra_config import HydraConfig
 
-from pubsel.messages import UserError, traced
-from pubsel.records import PRIVATE_FILE, write_record
+from pubsel.files import PRIVATE_FILE, hold
+from pubsel.messages import UserError, stopped_by_signals, traced
+from pubsel.records import write_record
 from pubsel.settings.keys import SHARED_GPU
 
 POLL_SECONDS = 0.5
+GRACE = 10.0  # seconds that a cell has to clean up when it is stopped
 SHOWN = 16  # running cells in the view
 
-_place: list[FileLock] = []  # of this worker, held as long as it lives
+_place: list[object] = []  # of this worker, held as long as it lives
 
 
 def telling(cells: Sequence[Sequence[str]]) -> list[str]:
@@ -117,29 +118,47 @@ def _forked(work: Callable[[], object], log: Path, title: str) -> int:
         code = 1
         try:
             die_with_parent()
-            signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent is asked, and ends its children
-            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            leave_to_parent()
             sink = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, PRIVATE_FILE)
             os.dup2(sink, 1)
             os.dup2(sink, 2)
             sys.stdout, sys.stderr = os.fdopen(1, "w", buffering=1), os.fdopen(2, "w", buffering=1)
             print(title)
-            work()
+            with stopped_by_signals():
+                work()
             code = 0
         except BaseException as error:
-            print(traced(error), file=sys.stderr)
+            stopped = isinstance(error, KeyboardInterrupt)
+            code = -signal.SIGTERM if stopped else 1
+            print("interrupted" if stopped else traced(error), file=sys.stderr)
         finally:
             with contextlib.suppress(Exception):
                 sys.stdout.flush()
                 sys.stderr.flush()
+            if code < 0:
+                os.kill(os.getpid(), -code)
             os._exit(code)
 
     try:
         return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
     except BaseException:
-        os.kill(child, signal.SIGKILL)
-        os.waitpid(child, 0)
+        # It cleans up, for which it has as long as its parent has.
+        os.kill(child, signal.SIGTERM)
+        until = time.monotonic() + GRACE
+        while time.monotonic() < until and os.waitpid(child, os.WNOHANG) == (0, 0):
+            time.sleep(0.05)
+        with contextlib.suppress(ProcessLookupError, ChildProcessError):
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
         raise
+
+
+def leave_to_parent() -> None:
+    """Ignore what a terminal sends to all of its processes: the parent gets it too, and ends its children by
+    SIGTERM."""
+    for number in (signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 def die_with_parent(parent: int | None = None) -> None:
@@ -154,15 +173,15 @@ def join(folder: Path, parent: int, gpus: Sequence[str], shared: bool) -> None:
     """Make this process a worker: it dies with its parent, and takes the first free place and the GPU of that place,
     before torch is imported. shared: several workers have one GPU, and wait for its memory (estimate.claim)."""
     die_with_parent(parent)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    leave_to_parent()
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C does
     place = 0
     while not _place:
-        lock = FileLock(folder / f"worker{place}.lock", mode=PRIVATE_FILE)
-        try:
-            lock.acquire(timeout=0)
-            _place.append(lock)
-        except Timeout:
+        lock = hold(folder / f"worker{place}.lock")
+        if lock is None:
             place += 1
+        else:
+            _place.append(lock)
     if gpus:
         os.environ["CUDA_VISIBLE_DEVICES"] = gpus[place % len(gpus)]
         if shared:
@@ -231,6 +250,8 @@ def side_by_side(
                 try:
                     pool, result = begin(pool, call)
                     results[place] = result.result()
+                except KeyboardInterrupt:
+                    return  # of a worker that was stopped
                 except BrokenProcessPool:
                     lost(place, "its worker was killed, perhaps since memory ran out")
                 except Exception as error:
@@ -245,28 +266,19 @@ def side_by_side(
         for thread in threads:
             thread.join()
     except BaseException:
+        # Each worker ends its cell as Ctrl-C would; what has not ended after a while is killed.
         over.set()
+        for pool in list(pools):
+            for worker in list(pool._processes or ()):
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(worker, signal.SIGTERM)
+        until = time.monotonic() + GRACE
+        for thread in threads:
+            thread.join(max(0, until - time.monotonic()))
         for pool in list(pools):
             pool.shutdown(wait=False, kill_workers=True)
         raise
     return results
-
-
-@contextlib.contextmanager
-def stopped_by_sigterm() -> Iterator[None]:
-    """SIGTERM inside is like Ctrl-C, so that workers are stopped too."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-
-    def stop(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGTERM, stop)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 class View:

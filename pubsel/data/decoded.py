@@ -13,7 +13,6 @@ import math
 import os
 import shutil
 import tempfile
-import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -27,8 +26,9 @@ from torch import Tensor
 from pubsel.data import overlap, stored
 from pubsel.data.overlap import Digest, digest
 from pubsel.data.splits import Files, Images, Listed, Parts, Split, in_order, numbered
+from pubsel.files import Progress, locked, private_folder, reading, remove_left
 from pubsel.gradients.mapped import file_map, mapped
-from pubsel.messages import UserError, duration, gib, say
+from pubsel.messages import UserError, gib, say
 
 PARTS = ("train", "test")
 SMALL = 2**26  # bytes
@@ -105,7 +105,7 @@ def _opened(this: Reading, folder: Path, files: str | None) -> Decoded:
         return _in_memory(this, images)
 
     try:
-        _private(folder.parent)
+        private_folder(folder.parent)
         _check_space(this.name, size, folder.parent)
         if files is None:
             return _unnamed(this, images, folder.parent)
@@ -127,8 +127,8 @@ def is_kept(folder: Path) -> bool:
 
 def forget(folder: Path, but: str | None = None) -> None:
     """Delete what is kept in a folder, and the features of it, unless it is of files with the fingerprint `but`."""
-    with stored.locked(folder, "", private=True):
-        shutil.rmtree(folder.with_suffix(".part"), ignore_errors=True)  # of a process that was killed
+    with locked(folder.with_suffix(".lock"), str(folder)):
+        remove_left(folder)
         if not folder.exists() or stored.listed(folder) == but:
             return
 
@@ -179,14 +179,10 @@ def _decode(this: Reading, images: Images, put: Put) -> tuple[tuple[Digest, Dige
             put(int(part[i]), int(at[i]), x)
         return len(chunk)
 
-    began = reported = time.monotonic()
-    done = 0
+    progress = Progress(this.name, n)
     chunks = (range(first, min(n, first + CHUNK)) for first in range(0, n, CHUNK))
     for count in side_by_side(read, chunks) if images.any_order else map(read, chunks):
-        done, now = done + count, time.monotonic()
-        if done < n and now - reported >= stored.PAUSE:
-            reported = now
-            say(f"{this.name}: {done:,} of {n:,} images, about {duration((now - began) / done * (n - done))} left")
+        progress.add(count)
 
     return tuple((decoded[rows.numpy()], shaped[rows.numpy()]) for rows in order.rows)
 
@@ -242,8 +238,6 @@ def _write(partial: Path, this: Reading, images: Images) -> None:
     with contextlib.ExitStack() as stack:
         files = [stack.enter_context((partial / f"{part}_images.npy").open("wb")) for part in PARTS]
         _, digests = _write_images(files, this, images)
-        for file in files:
-            os.fsync(file.fileno())  # or the folder could be there after a power failure, and what it has could not
 
     for part, y, (decoded, shaped) in zip(PARTS, this.order.y, digests, strict=True):
         np.save(partial / f"{part}_labels.npy", y.numpy())
@@ -274,10 +268,8 @@ def _read(this: Reading, folder: Path) -> Decoded:
     parts = stored.read(folder)
     shaped = [overlap.digests(split.x, kept=folder / f"{part}_digests.npz")
               for part, split in zip(PARTS, parts[:2], strict=True)]  # fmt: skip
-    try:
+    with reading(folder, "delete it to have it prepared again"):
         decoded = [np.load(folder / f"{part}_decoded.npy") for part in PARTS]
-    except (OSError, ValueError, EOFError) as error:
-        raise UserError(f"{folder} cannot be read ({error}): delete it to have it prepared again") from None
     return Decoded(_parts(this, parts, tuple(zip(decoded, shaped, strict=True))), folder)
 
 
@@ -297,13 +289,6 @@ def _parts(this: Reading, parts: Parts, digests: tuple[tuple[Digest, Digest], ..
 
 
 # The folder
-
-
-def _private(folder: Path) -> None:
-    """Make a folder that only its owner may read."""
-    if not folder.is_dir():
-        folder.mkdir(parents=True)
-        folder.chmod(0o700)  # mkdir's own mode is cut by the umask
 
 
 def _check_space(name: str, size: int, folder: Path) -> None:

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from pubsel.data import folders
+from pubsel.files import plain, reading, unreadable
 from pubsel.gradients.mapped import give_back, in_parts, mapped, npy_map
 from pubsel.messages import UserError
 from pubsel.settings.identity import is_path
@@ -28,6 +29,7 @@ from pubsel.settings.identity import is_path
 NPY, PARQUET = ".npy", ".parquet"
 IMAGES, IGNORED = "img_emb", ("text_emb", "metadata")  # folders of clip-retrieval
 COLUMNS = ("embedding", "image_embedding")
+AGAIN = "download or compute it again"
 BLOCK = 2**14  # rows of a block
 AT_RANDOM = 2**8  # rows at random places before memory is given back: of each the system maps many pages
 
@@ -177,9 +179,11 @@ def _weights(folder: Path, shards: tuple[Shard, ...]) -> str | None:
         path = shard.path.with_suffix(".json")
         if path.exists():
             try:
-                records[shard.path.name] = read = json.loads(path.read_text(encoding="utf-8"))
+                records[shard.path.name] = read = json.loads(plain(path).read_text(encoding="utf-8"))
                 complete = read["n"] == shard.n and bool(read["weights"] and read["shards"])
-            except (OSError, ValueError, KeyError, TypeError):
+            except OSError as error:
+                raise unreadable(path, error, "fix its permissions") from None
+            except (ValueError, KeyError, TypeError):
                 complete = False
             if not complete:
                 raise UserError(f"{path} is not the record of {shard.path.name}: delete both, and compute them again")
@@ -204,17 +208,13 @@ def _weights(folder: Path, shards: tuple[Shard, ...]) -> str | None:
 
 def _mapped(path: Path) -> Tensor:
     """Return the rows of a npy file, mapped."""
-    try:
+    with reading(path, AGAIN):
         return mapped(npy_map(path))
-    except (OSError, ValueError, EOFError) as error:
-        raise UserError(f"{path} cannot be read ({error}): download or compute it again") from None
 
 
 def _npy(path: Path) -> Shard:
-    try:
+    with reading(path, AGAIN):
         array = npy_map(path)
-    except (OSError, ValueError, EOFError) as error:
-        raise UserError(f"{path} cannot be read ({error}): download or compute it again") from None
     if array.ndim != 2 or array.dtype not in (np.float16, np.float32):
         raise UserError(
             f"{path}: {array.dtype} {list(array.shape)}: embeddings are float16 or float32 [n, d]: save them so, or "
@@ -232,11 +232,8 @@ def _file(path: Path) -> Any:
         from pyarrow import ArrowException, parquet
     except ImportError:
         raise UserError(f"{path}: parquet files need pyarrow: pip install pubsel[parquet]") from None
-    try:
+    with reading(path, AGAIN, (OSError, ArrowException)):
         return parquet.ParquetFile(path, memory_map=True)
-    except (OSError, ArrowException) as error:
-        reason = str(error).partition("\n")[0]
-        raise UserError(f"{path} cannot be read ({reason}): download or compute it again") from None
 
 
 def _parquet(path: Path) -> Shard:

@@ -7,7 +7,6 @@ the same command resumes what was interrupted.
 """
 
 import json
-import os
 import time
 from collections.abc import Callable, Iterator
 from itertools import islice
@@ -24,9 +23,8 @@ from pubsel.data.decoded import side_by_side
 from pubsel.data.features import CPU_BATCH, Extractor, prepared
 from pubsel.data.given import Raw, given
 from pubsel.data.splits import Unreadable
-from pubsel.data.stored import PAUSE, locked
-from pubsel.messages import UsageError, UserError, duration
-from pubsel.records import write_whole
+from pubsel.files import Progress, locked, plain, unreadable, whole, write_whole
+from pubsel.messages import UsageError, UserError, cannot_write
 from pubsel.settings.identity import is_path
 
 GPU_BATCH = 64  # images at a time; two batches for each thread wait in memory
@@ -97,7 +95,7 @@ def extract(part: Part, images: Listed, extractor: Extractor, say: Say) -> bool:
     if _is_there(part):
         return False
 
-    with locked(part.file.with_suffix(""), part.file.name):
+    with locked(part.file.with_suffix(".lock"), part.file.name, private=False):
         if _is_there(part):
             return False
 
@@ -117,9 +115,11 @@ def _check_others(part: Part, about: dict[str, Any]) -> None:
     """Raise UserError if the folder has a shard of something else."""
     for path in sorted(part.to.glob("img_emb_*.json")):
         try:
-            record = json.loads(path.read_text(encoding="utf-8"))
+            record = json.loads(plain(path).read_text(encoding="utf-8"))
             differs = [key for key, value in about.items() if record[key] != value]
-        except (OSError, ValueError, KeyError, TypeError):
+        except OSError as error:
+            raise unreadable(path, error, "fix its permissions") from None
+        except (ValueError, KeyError, TypeError):
             raise UserError(f"{path} is no record of a shard: delete it and {path.stem}.npy") from None
         if differs:
             raise UserError(f"{path} is of another extraction ({', '.join(differs)}): set to= to another folder")
@@ -129,37 +129,28 @@ def _written(part: Part, images: Listed, extractor: Extractor, say: Say) -> tupl
     """Write the features of a shard, whole or not at all; return how many images it has, and how many of them are not
     readable."""
     places = part.places(images.n)
-    partial = part.file.with_name(f".{part.file.stem}.part")  # one process has the lock
     try:
-        with partial.open("wb") as file:
-            unreadable = _stream(file, part, _batches(images.at(places), extractor), len(places), say)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(partial, part.file)
+        with whole(part.file) as partial, partial.open("wb") as file:
+            absent = _stream(file, part, _batches(images.at(places), extractor), len(places), say)
     except OSError as error:
-        raise UserError(f"cannot write {part.file}: {error.strerror or error}; make room, or set to=FOLDER") from None
-    finally:
-        partial.unlink(missing_ok=True)
-    return len(places), unreadable
+        raise cannot_write(part.file, error) from None
+    return len(places), absent
 
 
 def _stream(file: IO[bytes], part: Part, batches: Iterator[Rows], n: int, say: Say) -> int:
     """Write n rows as a npy file, a batch at a time, with lines about the progress; return how many are of images that
     are not readable."""
-    began = reported = time.monotonic()
-    done = unreadable = 0
+    progress, unreadable = Progress(part.file.name, n, say), 0
 
     for rows in batches:
         # The width of the features is known with the first batch.
-        if not done:
+        if not progress.done:
             header = {"descr": "<f2", "fortran_order": False, "shape": (n, rows.shape[1])}
             np.lib.format.write_array_header_1_0(file, header)
         file.write(rows.tobytes())
 
-        done, unreadable, now = done + len(rows), unreadable + int(np.isnan(rows[:, 0]).sum()), time.monotonic()
-        if done < n and now - reported >= PAUSE:
-            reported = now
-            say(f"{part.file.name}: {done:,} of {n:,} images, about {duration((now - began) / done * (n - done))} left")
+        unreadable += int(np.isnan(rows[:, 0]).sum())
+        progress.add(len(rows))
 
     if unreadable == n:
         raise UserError(

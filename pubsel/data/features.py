@@ -12,8 +12,6 @@ import hashlib
 import io
 import json
 import logging
-import os
-import time
 from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,7 +19,6 @@ from typing import Any, NamedTuple
 import numpy as np
 import timm
 import torch
-from filelock import FileLock
 from timm.data import resolve_model_data_config  # type: ignore[attr-defined]
 from torch import Tensor, nn
 from torchvision.transforms.v2 import functional as images
@@ -29,21 +26,21 @@ from torchvision.transforms.v2 import functional as images
 from pubsel.data import Source, Split, overlap
 from pubsel.data.convert import LUMA, Shape, converted, describe, to_shape
 from pubsel.data.decoded import side_by_side
+from pubsel.files import Progress, locked, private_folder, reading, whole, write_whole
 from pubsel.gradients.mapped import in_parts, npy_map
-from pubsel.messages import UsageError, UserError, duration, gib
+from pubsel.messages import UsageError, UserError, cannot_write, gib
 from pubsel.models import engine, scattering
 from pubsel.models.memory import Held, free
 from pubsel.models.weights import digest_of_weights, load, tensors_alone, weight_file
-from pubsel.records import PRIVATE_FILE, write_whole
 from pubsel.settings.identity import digest_of
 from pubsel.settings.keys import Backbone, Convert, Scattering
 
 CPU_BATCH, GPU_BATCH = 16, 256  # images at a time through the network, on a CPU for each thread
 ENGINE_FROM = 2000  # images from which the seconds that it takes to compile a network come back
-REPORT_AFTER = 1.0  # seconds of the first batches, from which the time of all is estimated
 DIGEST = 16  # bytes of blake2b at a file's end, of all before MARK
 MARK = b"blake2b-16:"  # numpy reads as much as the header says, and nothing after it
 KEY = "model.backbone.checkpoint"
+AGAIN = "delete it to have it computed again"
 
 
 NO_WEIGHTS = "; model=scattering needs no weights"
@@ -289,24 +286,18 @@ def features(
 
     try:
         if not _is_kept(path):  # what is there needs no lock: the folder may be read-only
-            if not folder.is_dir():
-                folder.mkdir(parents=True)
-                folder.chmod(0o700)  # mkdir's own mode is cut by the umask
-            with FileLock(path.with_suffix(".lock"), mode=0o600):
+            private_folder(folder)
+            with locked(path.with_suffix(".lock"), f"features of {what}"):
                 if not _is_kept(path):
                     _write(path, what, x, extractor, report)
     except OSError as error:
-        raise UserError(
-            f"cannot write features to {folder}: {error.strerror or error}; make room, or set data_root=FOLDER"
-        ) from None
+        raise cannot_write(f"features to {folder}", error) from None
 
     _check_digest(path)
-    try:
+    with reading(path, AGAIN):
         rows = torch.from_numpy(npy_map(path))
-    except (ValueError, OSError, EOFError) as error:
-        raise UserError(f"{path} cannot be read ({error}): delete it to have it computed again") from None
     if len(rows) != len(x):
-        raise UserError(f"{path} has {len(rows)} rows, {len(x)} expected: delete it to have it computed again")
+        raise UserError(f"{path} has {len(rows)} rows, {len(x)} expected: {AGAIN}")
     return rows
 
 
@@ -333,7 +324,7 @@ def content_of(x: Tensor, key: str, known: Path | None) -> str:
     if known is not None:
         text = json.dumps({"stamp": stamp, "digests": {**kept, key: content.hexdigest()}})
         with contextlib.suppress(UserError):  # a folder that cannot be written to, or a full disk
-            write_whole(known, text, PRIVATE_FILE)
+            write_whole(known, text, private=True)
     return content.hexdigest()
 
 
@@ -383,18 +374,15 @@ def _check_digest(path: Path) -> None:
 
     digest = hashlib.blake2b(digest_size=DIGEST)
     left = stat.st_size - len(MARK) - DIGEST
-    try:
-        with path.open("rb") as file:
-            while left > 0 and (part := file.read(min(left, 2**20))):
-                digest.update(part)
-                left -= len(part)
-            end = file.read()
-    except OSError as error:
-        raise UserError(f"{path} cannot be read ({error.strerror}): delete it to have it computed again") from None
+    with reading(path, AGAIN), path.open("rb") as file:
+        while left > 0 and (part := file.read(min(left, 2**20))):
+            digest.update(part)
+            left -= len(part)
+        end = file.read()
 
     # Features of a damaged file would train a network, only a worse one.
     if end != MARK + digest.digest():
-        raise UserError(f"{path} cannot be read (it is not what was written): delete it to have it computed again")
+        raise UserError(f"{path} cannot be read (it is not what was written): {AGAIN}")
     _CHECKED.add(stamp)
 
 
@@ -404,51 +392,34 @@ _CHECKED = set[tuple[str, int, int, int]]()
 def _write(path: Path, what: str, x: Tensor, extractor: Extractor, report: Callable[[str], None]) -> None:
     """Write the file row after row, and not through a memory map, in which a full disk ends the process. Nobody else
     may read it, since the images may be private."""
-    partial = path.with_suffix(".part")
-    partial.unlink(missing_ok=True)  # of a process that was killed: this one has the lock
     refuse(what, x, extractor)
-
     digest = hashlib.blake2b(digest_size=DIGEST)
     first, finite, alike = None, True, True
-    done, reported = 0, 0  # images, and tenths of all
-    began: float | None = None
-    try:
-        created = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        with os.fdopen(created, "wb") as file, contextlib.closing(embedded(x, extractor)) as batches:
-            partial.chmod(0o600)  # whatever the umask
+    progress = Progress(f"features of {what}", len(x), report)
+
+    with whole(path, private=True) as partial:
+        with partial.open("wb") as file, contextlib.closing(embedded(x, extractor)) as batches:
             for rows in batches:
-                # The width of the features is known with the first batch, which is slower than the others.
+                # The width of the features is known with the first batch.
                 if first is None:
                     first, header = rows[:1], io.BytesIO()
                     shape = {"descr": "<f4", "fortran_order": False, "shape": (len(x), rows.shape[1])}
                     np.lib.format.write_array_header_1_0(header, shape)
                     digest.update(header.getvalue())
                     file.write(header.getvalue())
-                    began = time.monotonic()
-                elif began is not None and (seconds := time.monotonic() - began) > REPORT_AFTER:
-                    report(f"features of {what}: about {duration(seconds / done * len(x))} for {len(x)} images")
-                    began = None
 
                 finite = finite and bool(np.isfinite(rows).all())
                 alike = alike and bool((rows == first).all())
                 digest.update(rows.tobytes())
                 file.write(rows.tobytes())
-                done += len(rows)
-                if 10 * done // len(x) > reported:
-                    reported = 10 * done // len(x)
-                    report(f"features of {what}: {done} of {len(x)}")
+                progress.add(len(rows))
             file.write(MARK + digest.digest())
-            file.flush()
-            os.fsync(file.fileno())
 
         # Such features come from unsuitable weights, so they are not kept.
         if not finite:
             raise UserError(f"the features of {what} are not finite: check model.backbone and its checkpoint")
         if len(x) > 1 and alike:
             raise UserError(f"the features of {what} are all equal: check model.backbone and its checkpoint")
-        os.replace(partial, path)
-    finally:
-        partial.unlink(missing_ok=True)
 
 
 def workers(extractor: Extractor) -> int:

@@ -31,7 +31,8 @@ from pubsel.data.splits import (
     missing,
     stamp,
 )
-from pubsel.messages import UsageError, UserError
+from pubsel.files import plain, unreadable
+from pubsel.messages import UsageError, UserError, limit
 from pubsel.settings.datasets import Dataset
 
 SUFFIXES = {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".pgm", ".ppm"}
@@ -426,7 +427,7 @@ def head(path: Path) -> tuple[str, tuple[int, int]]:
     """Return Pillow's mode and (height, width) of an image file, without decoding it. UserError as in `read_images`,
     and for more than 16 bits per channel."""
     try:
-        with _open(path) as image:
+        with _open(plain(path)) as image:
             mode, size = image.mode, image.size
     except FileNotFoundError:
         raise UserError(f"{path}: no such image") from None
@@ -446,6 +447,8 @@ def check_bits(mode: str, what: object) -> None:
 def _read_image(path: Path | zipfile.Path, shape: Shape, seen: Callable[[np.ndarray], object] | None = None) -> Tensor:
     """Return an image file as uint8 `shape`. seen: called with the image as it was decoded, [1 or 3, height, width], if
     it was another one."""
+    if isinstance(path, Path):
+        plain(path)
     try:
         with path.open("rb") as file, _open(file) as image:
             channels = 1 if image.mode in GREY else 3
@@ -473,7 +476,7 @@ def _unreadable(path: Path | zipfile.Path, error: Exception) -> UserError:
             path, path.name, f"more than {2 * MOST_PIXELS / 1e6:.0f} million pixels, maybe made to fill memory"
         )
     if isinstance(error, OSError) and error.errno is not None:
-        return UserError(f"{path}: cannot be read: {error.strerror}")
+        return UserError(f"{path}: cannot be read: {limit(error) or error.strerror}")
     return Unreadable(path, path.name)
 
 
@@ -481,7 +484,7 @@ def rows_of(table: Path, columns: Sequence[str], between: str = ",") -> list[dic
     """Return the rows of a CSV. between: the characters of which its first line shows which one separates its columns.
     UserError if it is absent, empty or no CSV, or lacks one of the columns."""
     try:
-        with table.open(newline="", encoding="utf-8-sig") as file:
+        with plain(table).open(newline="", encoding="utf-8-sig") as file:
             delimiter = max(between, key=file.readline().count)
             file.seek(0)
             reader = csv.DictReader(file, restval="", skipinitialspace=True, delimiter=delimiter)
@@ -489,7 +492,7 @@ def rows_of(table: Path, columns: Sequence[str], between: str = ",") -> list[dic
     except FileNotFoundError:
         raise UserError(f"{table}: no such file") from None
     except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise UserError(f"{table}: not a readable CSV ({error})") from None
+        raise unreadable(table, error, "not a readable CSV") from None
 
     if absent := [column for column in columns if column not in have]:
         raise UserError(f"{table}: no column {absent[0]}: it needs {','.join(columns)}")

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from pubsel.data import folders, prepared
 from pubsel.data.convert import Shape, to_shape
+from pubsel.files import plain
 from pubsel.messages import UserError
 
 Raw = Path | Image.Image | Tensor  # a file, an image, or a tensor: uint8 [c, h, w], or float32 [d], a row of a table
@@ -72,6 +73,7 @@ def at_path(name: str | Path) -> Given:
     path = Path(name).expanduser()
     if not path.exists():
         raise UserError(f"{name}: no such file or folder")
+    plain(path)
     if path.is_dir():
         files = folders.all_images(path)
         if not files:

@@ -12,6 +12,7 @@ from torchvision.datasets.utils import download_url
 from pubsel.data.convert import Shape
 from pubsel.data.folders import unread
 from pubsel.data.splits import Listing, Unread, missing
+from pubsel.files import reading
 from pubsel.messages import UserError
 from pubsel.settings.datasets import Dataset
 
@@ -37,10 +38,8 @@ def read(name: str, info: Dataset, root: Path, download: bool) -> Listing:
         except (OSError, RuntimeError) as error:
             raise missing(name, root, f"download failed: {error}") from None
 
-    try:
+    with reading(archive, f"delete it and run `pubsel data prepare {name}`", (OSError, zipfile.BadZipFile)):
         return _parts(name, info, zipfile.Path(archive) / info.options["folder"])  # stays open for its images
-    except zipfile.BadZipFile:
-        raise UserError(f"{archive}: corrupt or truncated: delete it and run `pubsel data prepare {name}`") from None
 
 
 def _parts(name: str, info: Dataset, folder: Folder) -> Listing:

@@ -11,6 +11,7 @@ from scipy.io.matlab import MatReadError
 from pubsel.data.convert import Shape
 from pubsel.data.folders import unread
 from pubsel.data.splits import Listing, Unread, missing
+from pubsel.files import reading
 from pubsel.messages import UserError
 from pubsel.settings.datasets import Dataset
 
@@ -81,14 +82,17 @@ def listed(file: Path, line: re.Pattern[str]) -> Listed:
     return images
 
 
+DAMAGED = (
+    OSError, ValueError, KeyError, TypeError, AttributeError, NotImplementedError, MatReadError, zlib.error,
+)  # fmt: skip
+
+
 def lines(file: Path) -> list[str]:
     """Return the lines of a text file that are not empty, or the entries of file_list in a .mat file."""
-    try:
+    with reading(file, "no list: download it again", DAMAGED):
         if file.suffix == ".mat":
             return [str(entry.item()) for entry in loadmat(file)["file_list"].ravel()]
         return [text.strip() for text in file.read_text(encoding="utf-8").splitlines() if text.strip()]
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, NotImplementedError, MatReadError, zlib.error):
-        raise UserError(f"{file}: not a readable list: download it again") from None
 
 
 def _split(images: Path, part: Listed, numbers: dict[str, int], shape: Shape) -> Unread:

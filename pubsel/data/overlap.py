@@ -6,7 +6,6 @@ that is to be expected of named sets, conf/dataset says `shares_images_with`."""
 
 import contextlib
 import hashlib
-import os
 from pathlib import Path
 from typing import NamedTuple
 
@@ -16,6 +15,7 @@ from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from pubsel.data.convert import CHUNK, Shape, to_shape
+from pubsel.files import whole
 from pubsel.gradients.mapped import in_parts
 
 Digest = NDArray[np.int64]  # [n]: 64 bits of blake2b for each image; chance makes two of a million equal once in 10^7
@@ -114,11 +114,6 @@ def _read(kept: Path) -> Digest | None:
 
 def keep(kept: Path, values: Digest) -> None:
     """Keep digests next to the images' own file, for `digests`, if that is possible."""
-    partial = kept.with_name(f".{kept.name}.{os.getpid()}.part")
-    with contextlib.suppress(OSError):  # a folder that cannot be written to, or a full disk: hashed again next time
-        try:
-            with partial.open("wb") as file:
-                np.savez(file, stamp=np.array(stamp(_images(kept))), digests=values)
-            os.replace(partial, kept)
-        finally:
-            partial.unlink(missing_ok=True)
+    # A folder that cannot be written to, or a full disk: hashed again next time.
+    with contextlib.suppress(OSError), whole(kept) as partial, partial.open("wb") as file:
+        np.savez(file, stamp=np.array(stamp(_images(kept))), digests=values)

@@ -9,6 +9,7 @@ import torch
 import torchvision.datasets as sets
 from torch import Tensor
 
+from pubsel import files
 from pubsel.data.splits import Listing, Unread
 from pubsel.data.torchvision_sets import reading
 from pubsel.messages import UserError
@@ -34,6 +35,9 @@ def read(name: str, info: Dataset, root: Path, download: bool) -> Listing:
     return Listing(both, test)
 
 
+AGAIN = "delete it and run `pubsel data prepare pcam`"
+
+
 def _part(folder: Path, part: str, shape: list[int]) -> Unread:
     """Return a part from its images [n, 96, 96, 3] and labels [n, 1, 1, 1]; the file of the images stays open."""
     import h5py
@@ -41,10 +45,8 @@ def _part(folder: Path, part: str, shape: list[int]) -> Unread:
     paths = [folder / f"camelyonpatch_level_2_split_{part}_{key}.h5" for key in ("x", "y")]
     arrays = []
     for path, key in zip(paths, ("x", "y"), strict=True):
-        try:
+        with files.reading(path, AGAIN, (OSError, KeyError)):
             arrays.append(h5py.File(path, "r")[key])
-        except (OSError, KeyError):
-            raise UserError(f"{path}: corrupt or truncated: delete it and run `pubsel data prepare pcam`") from None
 
     images, labels = arrays
     channels, height, width = shape
@@ -52,9 +54,7 @@ def _part(folder: Path, part: str, shape: list[int]) -> Unread:
         raise UserError(f"{paths[0]}: images {images.shape} for {len(labels)} labels: delete both and prepare again")
 
     def image(i: int) -> Tensor:
-        try:
+        with files.reading(paths[0], AGAIN):
             return torch.from_numpy(images[i]).permute(2, 0, 1)
-        except OSError:
-            raise UserError(f"{paths[0]}: corrupt at image {i}: delete it and run `pubsel data prepare pcam`") from None
 
     return Unread(image, torch.from_numpy(np.asarray(labels).reshape(-1).astype(np.int64)))

@@ -2,7 +2,6 @@
 test_labels (integers [n], or 0/1 [n, labels] for multi-label sets). Other arrays in the file are ignored."""
 
 import math
-import os
 import pickle
 import zipfile
 import zlib
@@ -30,6 +29,7 @@ from pubsel.data.splits import (
     stamp,
     to_arrays,
 )
+from pubsel.files import plain, reading, unreadable, whole
 from pubsel.messages import UserError
 
 CORRUPT = (OSError, ValueError, EOFError, AttributeError, zipfile.BadZipFile, zlib.error, pickle.UnpicklingError)
@@ -94,7 +94,7 @@ def classes_of(y: Tensor) -> int:
 def size(path: Path) -> int:
     """Return how many bytes the images of a npz take; 0 if it is none that `read` reads."""
     try:
-        with zipfile.ZipFile(path) as archive:
+        with zipfile.ZipFile(plain(path)) as archive:
             return sum(_claimed(path, archive, f"{part}_images") for part in ("train", "test"))
     except (*CORRUPT, KeyError):
         return 0
@@ -123,11 +123,8 @@ class Stream(NamedTuple):
 
 def image_arrays(path: Path) -> list[str]:
     """Return the names of a npz's arrays that end in images, sorted; UserError if it has none."""
-    try:
-        with zipfile.ZipFile(path) as archive:
-            names = sorted(name.removesuffix(".npy") for name in archive.namelist() if name.endswith("images.npy"))
-    except CORRUPT:
-        raise UserError(f"{path}: {BROKEN}") from None
+    with reading(path, BROKEN, CORRUPT), zipfile.ZipFile(path) as archive:
+        names = sorted(name.removesuffix(".npy") for name in archive.namelist() if name.endswith("images.npy"))
     if not names:
         raise UserError(f"{path}: no array of images in it: its name must end in images, such as test_images")
     return names
@@ -137,15 +134,15 @@ def stream(path: Path, array: str) -> Stream:
     """Return the images of an array, which are taken from their compressed member of the npz one after another."""
     broken = f"{path}: {BROKEN}"
     try:
-        archive = zipfile.ZipFile(path)
+        archive = zipfile.ZipFile(plain(path))
         member = archive.open(f"{array}.npy")  # open as long as images are read
         shape, fortran, dtype = _header(member)
         first = member.tell()
         has = archive.getinfo(member.name).file_size - first
     except KeyError:
         raise UserError(f"{path}: no array {array} in it: it needs {', '.join(ARRAYS)}") from None
-    except CORRUPT:
-        raise UserError(broken) from None
+    except CORRUPT as error:
+        raise unreadable(path, error, BROKEN) from None
 
     # A header may claim any shape; the archive knows how many bytes there are.
     _check_images(path, array, shape, dtype)
@@ -156,11 +153,9 @@ def stream(path: Path, array: str) -> Stream:
     size = math.prod(shape[1:])
 
     def image(i: int) -> Tensor:
-        try:
+        with reading(path, BROKEN, CORRUPT):
             member.seek(first + i * size)
             data = member.read(size)
-        except CORRUPT:
-            raise UserError(broken) from None
         if len(data) < size:
             raise UserError(broken)
         return from_arrays(np.frombuffer(data, np.uint8).reshape(1, *shape[1:]).copy(), np.zeros(1)).x[0]
@@ -197,7 +192,7 @@ def _check_both(
 def arrays_of(path: Path, names: Collection[str]) -> dict[str, np.ndarray]:
     """Return the named arrays of an npz. UserError if the file is absent, corrupt or lacks one of them."""
     try:
-        with np.load(path, allow_pickle=False) as file:
+        with np.load(plain(path), allow_pickle=False) as file:
             absent = [name for name in names if name not in file.files]
             if absent:
                 raise UserError(f"{path}: no array {', '.join(absent)} in it: it needs {', '.join(names)}")
@@ -211,8 +206,8 @@ def arrays_of(path: Path, names: Collection[str]) -> dict[str, np.ndarray]:
         raise UserError(f"{path}: is a folder, not an npz file") from None
     except PermissionError:
         raise UserError(f"{path}: may not be read: change its permissions") from None
-    except CORRUPT:
-        raise UserError(f"{path}: corrupt, truncated or not a plain npz: delete it and prepare it again") from None
+    except CORRUPT as error:
+        raise unreadable(path, error, BROKEN) from None
 
 
 def _check_size(path: Path, archive: zipfile.ZipFile, name: str) -> None:
@@ -249,15 +244,9 @@ def _header(member: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype]:
 def write(path: Path, train: Split, test: Split) -> None:
     """Write the npz of both parts, whole or not at all."""
     values = (*to_arrays(train), *to_arrays(test))
-
     path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(f".{path.name}.{os.getpid()}.part")
-    try:
-        with part.open("wb") as file:
-            np.savez(file, allow_pickle=False, **dict(zip(ARRAYS, values, strict=True)))
-        os.replace(part, path)
-    finally:
-        part.unlink(missing_ok=True)
+    with whole(path) as partial, partial.open("wb") as file:
+        np.savez(file, allow_pickle=False, **dict(zip(ARRAYS, values, strict=True)))
 
 
 def _split(path: Path, part: str, images: np.ndarray, labels: np.ndarray) -> Split:

@@ -6,27 +6,23 @@ that tells who its images are of, also train_patient.npy and test_patient.npy, o
 written image by image under another name, then renamed: it is there whole or not at all, and neither writing nor
 reading takes the memory of all images."""
 
-import contextlib
 import hashlib
 import json
-import os
 import shutil
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import IO
 
 import numpy as np
 import torch
-from filelock import FileLock, Timeout
 from torch import Tensor
 
 from pubsel.data.convert import Shape
 from pubsel.data.splits import Listing, Parts, Split, Unread, Unreadable, numbered
+from pubsel.files import Progress, locked, unreadable, whole
 from pubsel.gradients.mapped import mapped, npy_map
-from pubsel.messages import UserError, say
+from pubsel.messages import UserError, cannot_write, limit, say
 
-PAUSE = 10.0  # seconds between two lines about the progress
 NAMED = 3  # corrupt images that a note names
 
 
@@ -69,52 +65,23 @@ def keep(folder: Path, name: str, listing: Listing, shape: Shape, skip: bool, fi
 def keep_as(folder: Path, name: str, write: Callable[[Path], object], files: str, private: bool = False) -> None:
     """Make `folder` by write(a folder to write to), as `keep` does. private: only its owner may read it."""
     folder.parent.mkdir(parents=True, exist_ok=True)
-    with locked(folder, name, private):
-        if not folder.exists() or listed(folder) != files:
-            _whole(folder, name, write, files, private)
+    with locked(folder.with_suffix(".lock"), name, private):
+        if folder.exists() and listed(folder) == files:
+            return
+        try:
+            with whole(folder, private, folder=True) as partial:
+                write(partial)
+                (partial / "listed.txt").write_text(files, encoding="utf-8")
 
-
-@contextlib.contextmanager
-def locked(folder: Path, name: str, private: bool = False) -> Iterator[None]:
-    """Hold the lock of a folder; a second process waits, and says so if `name` is given."""
-    lock = FileLock(folder.with_suffix(".lock"), mode=0o600 if private else -1)  # -1: as the umask says
-    try:
-        lock.acquire(timeout=0)
-    except Timeout:
-        if name:
-            say(f"{name}: another process prepares it; waiting")
-        lock.acquire()
-    try:
-        yield
-    finally:
-        lock.release()
-
-
-def _whole(folder: Path, name: str, write: Callable[[Path], object], files: str, private: bool) -> None:
-    partial = folder.with_suffix(".part")
-    shutil.rmtree(partial, ignore_errors=True)  # of a process that was killed: this one has the lock
-    partial.mkdir(mode=0o700 if private else 0o777)
-
-    try:
-        write(partial)
-        (partial / "listed.txt").write_text(files, encoding="utf-8")
-        for file in partial.iterdir() if private else ():
-            file.chmod(0o600)
-
-        # A folder of other files goes; processes that have mapped its images keep them.
-        shutil.rmtree(folder, ignore_errors=True)
-        os.replace(partial, folder)
-    except OSError as error:
-        raise full(name, folder.parent, error) from None
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
+                # A folder of other files goes; processes that have mapped its images keep them.
+                shutil.rmtree(folder, ignore_errors=True)
+        except OSError as error:
+            raise full(name, folder.parent, error) from None
 
 
 def full(name: str, folder: Path, error: OSError) -> UserError:
     """Return the error of images that cannot be written to a folder."""
-    return UserError(
-        f"cannot write the images of {name} to {folder}: {error.strerror or error}; make room, or set data_root=FOLDER"
-    )
+    return cannot_write(f"the images of {name} to {folder}", error)
 
 
 def _write_part(folder: Path, name: str, part: str, listing: Listing, shape: Shape, skip: bool) -> tuple[str, ...]:
@@ -153,14 +120,12 @@ def read(folder: Path, unit: str | None = None) -> Parts:
             for part in ("train", "test")
         )
         notes = tuple(json.loads((folder / "notes.json").read_text(encoding="utf-8")))
-    except FileNotFoundError as error:
-        if unit and str(error.filename).endswith(f"_{unit}.npy"):
+    except (OSError, ValueError, EOFError) as error:
+        if unit and str(getattr(error, "filename", "")).endswith(f"_{unit}.npy") and not limit(error):
             raise UserError(
                 f"pair.unit={unit}: {folder} does not tell the {unit} of an image: delete it to have it prepared again"
             ) from None
-        raise UserError(f"{folder} cannot be read ({error}): delete it to have it prepared again") from None
-    except (OSError, ValueError, EOFError) as error:
-        raise UserError(f"{folder} cannot be read ({error}): delete it to have it prepared again") from None
+        raise unreadable(folder, error, "delete it to have it prepared again") from None
 
     if len(train.x) != len(train.y) or len(test.x) != len(test.y):
         raise UserError(f"{folder}: not as many labels as images: delete it to have it prepared again")
@@ -191,7 +156,7 @@ def _each(
     kept: list[int] = []
     corrupt: list[str] = []
     n = len(unread.y)
-    reported = time.monotonic()
+    progress = Progress(what, n)
 
     for i in range(n):
         try:
@@ -201,10 +166,7 @@ def _each(
             if not skip:
                 raise
             corrupt.append(error.name)
-
-        if time.monotonic() - reported >= PAUSE:
-            reported = time.monotonic()
-            say(f"{what}: {i + 1:,} of {n:,} images")
+        progress.add(1)
 
     # The note goes into the record, since another copy of the set may have these images.
     if not corrupt:

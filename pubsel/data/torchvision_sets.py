@@ -13,7 +13,7 @@ import torchvision.datasets as sets
 from pubsel.data import folders
 from pubsel.data.convert import Shape
 from pubsel.data.splits import Listing, Parts, Split, cat, from_arrays, missing
-from pubsel.messages import UserError
+from pubsel.messages import UserError, limit
 from pubsel.settings.datasets import Dataset, is_there
 
 PHOTOGRAPHS = {
@@ -46,6 +46,8 @@ def reading(name: str, info: Dataset, root: Path, download: bool) -> Iterator[No
         yield
     except (RuntimeError, OSError, ValueError, AssertionError, EOFError, KeyError, pickle.UnpicklingError) as error:
         reason = " ".join(str(error).split())[:200] or type(error).__name__
+        if met := limit(error):
+            raise UserError(f"dataset {name} cannot be read now: {met}") from None
         if there:
             files = ", ".join(str(root / file) for file in info.options["files"])
             raise UserError(

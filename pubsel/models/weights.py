@@ -11,7 +11,8 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from pubsel.messages import UserError
+from pubsel.files import plain
+from pubsel.messages import UserError, limit
 
 
 def weight_file(key: str, checkpoint: str, data_root: str, remedy: str = "") -> Path:
@@ -19,7 +20,7 @@ def weight_file(key: str, checkpoint: str, data_root: str, remedy: str = "") -> 
     `remedy` ends."""
     relative = Path(checkpoint).expanduser()
     for path in (relative, Path(data_root).expanduser() / relative):
-        if path.is_file():
+        if plain(path).is_file():
             return path
     raise UserError(f"{key}={checkpoint}: no such file, neither here nor in {data_root}{remedy}")
 
@@ -57,7 +58,8 @@ def load(net: nn.Module, path: Path, prefix: str | None, key: str, heads: Sequen
         with tensors_alone():
             state = load_state_dict(str(path), use_ema=False, weights_only=True)
     except Exception as error:
-        raise UserError(f"{key}={path}: not a readable weight file ({str(error).splitlines()[0][:100]})") from None
+        reason = str(error).partition("\n")[0][:100]
+        raise UserError(f"{key}={path}: {limit(error) or f'not a readable weight file ({reason})'}") from None
     if prefix:
         state = {name.removeprefix(prefix): value for name, value in state.items() if name.startswith(prefix)}
 

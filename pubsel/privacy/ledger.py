@@ -15,7 +15,6 @@ file imports no torch.
 import hashlib
 import json
 import math
-import os
 import secrets
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
@@ -23,10 +22,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from filelock import FileLock
-
-from pubsel.messages import UserError
-from pubsel.records import PRIVATE_FILE, at, guard, write_whole
+from pubsel.files import append, guard, locked, plain, unreadable, write_whole
+from pubsel.messages import UserError, cannot_write
+from pubsel.records import at
 
 KEY_BYTES = 32
 OS_NOISE = "operating system"
@@ -119,14 +117,14 @@ def read(path: Path) -> list[Line]:
     another does not read."""
     needed = {*Release._fields, "release", "noise", "state", "when"} - {"key"}
     try:
-        text = path.read_text(encoding="utf-8") if path.exists() else ""
+        text = plain(path).read_text(encoding="utf-8") if path.exists() else ""
         whole, _, _ = text.rpartition("\n")
         lines = [json.loads(line) for line in whole.splitlines()]
         if any(not needed <= line.keys() for line in lines):
             raise KeyError
         return [line | {"epsilon": float(line["epsilon"]), "delta": float(line["delta"])} for line in lines]
     except OSError as error:
-        raise UserError(f"cannot read {path}: {error.strerror}; check permissions") from None
+        raise unreadable(path, error, "check permissions") from None
     except (ValueError, TypeError, KeyError, AttributeError):
         raise UserError(f"{path} does not read, so what was spent is unknown: restore it, or move it away") from None
 
@@ -208,18 +206,18 @@ def _held(folder: Path) -> Iterator[None]:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         guard(folder)
-        with FileLock(folder / "lock", mode=PRIVATE_FILE):
+        with locked(folder / "lock", "ledger"):
             yield
     except OSError as error:
-        why = error.strerror or error
-        raise UserError(f"cannot write to {folder}: {why}; nothing is drawn without it: set results=FOLDER") from None
+        why = cannot_write(f"to {folder}", error)
+        raise UserError(f"{why}; nothing is drawn without it") from None
 
 
 def _key(folder: Path) -> bytes:
     path = folder / "key"
     if not path.exists():
-        write_whole(path, secrets.token_bytes(KEY_BYTES), PRIVATE_FILE)
-    key = path.read_bytes()
+        write_whole(path, secrets.token_bytes(KEY_BYTES), private=True)
+    key = plain(path).read_bytes()
     if len(key) != KEY_BYTES:
         raise UserError(f"{path} is damaged: restore it, or delete it and count the files next to it as other data")
     return key
@@ -232,17 +230,4 @@ def _digest(key: bytes, text: str) -> str:
 def _append(path: Path, line: Line) -> None:
     """Write after everything else in the file, to last before this returns."""
     line = line | {"when": datetime.now(UTC).isoformat(timespec="seconds")}
-    data = json.dumps(line, sort_keys=True).encode() + b"\n"
-
-    handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, PRIVATE_FILE)
-    try:
-        # A process that was killed, or had no space, may have left a part of a line.
-        there = os.pread(handle, os.fstat(handle).st_size, 0)
-        if not there.endswith(b"\n"):
-            os.ftruncate(handle, there.rfind(b"\n") + 1)
-
-        if os.write(handle, data) != len(data):
-            raise OSError(28, "no space left")
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+    append(path, json.dumps(line, sort_keys=True).encode() + b"\n")

@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any
 import pandas
 
 from pubsel import __version__
+from pubsel.files import write_whole
 from pubsel.privacy import ledger
-from pubsel.records import read_choices, read_measured, read_ranks, read_records, write_whole
+from pubsel.records import read_choices, read_measured, read_ranks, read_records
 from pubsel.report import own
 from pubsel.report.linked import LINKED, Runs, shown_of
 from pubsel.settings.command_line import command

@@ -20,10 +20,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pubsel.data.embeddings import Embeddings, Shard
-from pubsel.data.stored import PAUSE, locked
-from pubsel.messages import UserError, duration
+from pubsel.files import DAMAGE, Progress, locked, reading, write_whole
+from pubsel.messages import UserError, cannot_write
 from pubsel.privacy.randomness import stream
-from pubsel.records import write_whole
 from pubsel.selection import pool
 from pubsel.selection.pool import Clusters, Part
 from pubsel.settings.identity import digest_of
@@ -33,22 +32,6 @@ NONE = -1  # the cluster of an example whose features are not finite
 
 Say = Callable[[str], None]
 Nearest = NDArray[np.int16]
-
-
-class Progress:
-    """Lines about how many of n examples are assigned, and how long the others will take."""
-
-    def __init__(self, n: int, say: Say):
-        self.n, self.say, self.done, self.read = n, say, 0, 0
-        self.began = self.reported = time.monotonic()
-
-    def add(self, count: int, at_once: bool = False) -> None:
-        """Count some more examples; at_once: they took no time, since they were assigned before."""
-        self.done, self.read, now = self.done + count, self.read + (0 if at_once else count), time.monotonic()
-        if self.read and self.done < self.n and now - self.reported >= PAUSE:
-            self.reported = now
-            left = (now - self.began) / self.read * (self.n - self.done)
-            self.say(f"pool: {self.done:,} of {self.n:,} examples, about {duration(left)} left")
 
 
 def shards_of(parts: Sequence[Part]) -> list[Part]:
@@ -93,18 +76,16 @@ def clusters_kept(parts: Sequence[Part], kept: Path | None) -> Clusters:
         try:
             kept.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise UserError(f"cannot write to {kept.parent}: {error.strerror}; set data_root=FOLDER") from None
-        with locked(kept / "clusters", "pool"):
+            raise cannot_write(f"to {kept.parent}", error) from None
+        with locked(kept / "clusters.lock", "pool", private=False):
             if not file.exists():
                 content = io.BytesIO()
                 np.savez(content, **_clusters(parts)._asdict())
                 write_whole(file, content.getvalue())
 
-    try:
-        with np.load(file) as values:
-            clusters = Clusters(*(values[name] for name in Clusters._fields))
-    except (OSError, ValueError, EOFError, KeyError, zipfile.BadZipFile) as error:
-        raise UserError(f"{file} cannot be read ({error}): delete it to have it computed again") from None
+    damage = (*DAMAGE, KeyError, zipfile.BadZipFile)
+    with reading(file, "delete it to have it computed again", damage), np.load(file) as values:
+        clusters = Clusters(*(values[name] for name in Clusters._fields))
     return clusters._replace(shares=[int(share) for share in clusters.shares])
 
 
@@ -119,7 +100,7 @@ def nearest_of(parts: Sequence[Part], clusters: Clusters, kept: Path | None, say
     computed, and kept unless `kept` is None. NONE: of none.
 
     The order of examples is that of the parts and their shards. It takes 2 bytes an example, and memory for a block."""
-    progress = Progress(sum(part.n for part in parts), say)
+    progress = Progress("pool", sum(part.n for part in parts), say, "examples")
     return np.concatenate([nearest_in(shard, clusters, kept, progress)[0] for shard in shards_of(parts)])
 
 
@@ -133,7 +114,7 @@ def nearest_in(shard: Part, clusters: Clusters, kept: Path | None, progress: Pro
         progress.add(shard.n, at_once=True)
         return before, False
 
-    with locked(file.with_suffix(""), "pool"):
+    with locked(file.with_suffix(".lock"), "pool", private=False):
         if (before := _read(file, shard, key)) is not None:  # another process computed it meanwhile
             progress.add(shard.n, at_once=True)
             return before, False

@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import pandas
 
-from pubsel.records import at, write_whole
+from pubsel.files import write_whole
+from pubsel.records import at
 from pubsel.settings.identity import default_of
 from pubsel.tables.join import SELECTION, WITHOUT_PUBLIC, Cell, Table, cells, differences, selected
 from pubsel.tables.paired import SHORTEST

@@ -21,8 +21,9 @@ import pandas
 import yaml
 from scipy import stats
 
+from pubsel.files import write_whole
 from pubsel.messages import UsageError, UserError
-from pubsel.records import at, read_ranks, read_records, write_whole
+from pubsel.records import at, read_ranks, read_records
 from pubsel.settings import named, own_folders
 from pubsel.settings.identity import default_of
 from pubsel.settings.keys import is_weak

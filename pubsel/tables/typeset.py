@@ -13,8 +13,9 @@ from typing import Any
 
 import pandas
 
+from pubsel.files import write_whole
 from pubsel.messages import UsageError
-from pubsel.records import NUMBERS, at, read_choices, read_measured, read_ranks, read_records, write_whole
+from pubsel.records import NUMBERS, at, read_choices, read_measured, read_ranks, read_records
 from pubsel.settings.keys import TableConfig
 from pubsel.tables import attacked, judged, paired
 from pubsel.tables.attacked import Attacked

@@ -25,8 +25,9 @@ from pubsel import models, records
 from pubsel.algorithms import Frozen
 from pubsel.cell import weights_digest
 from pubsel.data import Task
+from pubsel.files import plain, reading, unreadable
 from pubsel.gradients.factored import OffsetLinear
-from pubsel.messages import UserError
+from pubsel.messages import UserError, limit
 from pubsel.settings.identity import as_json
 from pubsel.settings.keys import Model
 from pubsel.settings.schema import check
@@ -133,15 +134,17 @@ def rebuilt(folder: Path, data_root: str) -> tuple[nn.Module, dict[str, Any]]:
     facts = read_facts(facts_file)
     try:
         if file.suffix == ".safetensors":
-            state = load_file(file)
+            state = load_file(plain(file))
         else:
-            state = torch.load(file, map_location="cpu", weights_only=True)
+            state = torch.load(plain(file), map_location="cpu", weights_only=True)
         whole = _rebuilt(check(Model, facts["model"]), facts, state, data_root)
         whole.load_state_dict(state)
     except (
-        RuntimeError, KeyError, TypeError, AttributeError, EOFError, pickle.UnpicklingError, SafetensorError,
+        OSError, RuntimeError, KeyError, TypeError, AttributeError, EOFError, pickle.UnpicklingError, SafetensorError,
     ) as error:  # fmt: skip
         reason = str(error).partition("\n")[0]
+        if isinstance(error, OSError) or limit(error):
+            raise unreadable(file, error, "bring it back") from None
         raise UserError(
             f"{file} does not fit the {facts_file.name} next to it ({reason}): restore both files from the same run"
         ) from None
@@ -170,10 +173,8 @@ def _with_checkpoint(model: dict[str, Any], checkpoint: str) -> dict[str, Any]:
 
 def read_facts(file: Path) -> dict[str, Any]:
     """Return what model.json or config.json says of a model; UserError if it does not read."""
-    try:
+    with reading(file, "bring it back"):
         facts = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise UserError(f"{file} cannot be read ({str(error).partition(chr(10))[0]}): bring it back") from None
     absent = [key for key in KEYS if not isinstance(facts, dict) or key not in facts]
     if absent:
         raise UserError(f"{file}: it lacks {absent[0]}: bring it back")

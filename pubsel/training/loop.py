@@ -4,7 +4,6 @@ Every private number leaves this file through `noisy_mean`, whose noise is what 
 loss on the screen, which the privacy statement excepts. parallel.py shares the loop's work among processes.
 """
 
-import os
 import time
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -15,16 +14,16 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from pubsel import records
 from pubsel.algorithms import Algorithm, Finishes, Frozen, Mechanism, Pretrains, Release, View
 from pubsel.algorithms.dp_sgd import FixedClipping
 from pubsel.data import Split, Task
+from pubsel.files import plain, unreadable, whole
 from pubsel.gradients.book_keeping import BookKeeping
 from pubsel.gradients.factored import LinearGradients
 from pubsel.gradients.mapped import give_back
 from pubsel.gradients.matrix import Engine, gpu_precision
 from pubsel.gradients.people import PeopleGradients, members
-from pubsel.messages import UserError, raised_by_torch
+from pubsel.messages import UserError, cannot_write, raised_by_torch
 from pubsel.privacy import ledger
 from pubsel.privacy.accountant import deviation, spent
 from pubsel.privacy.lattice import noised
@@ -397,7 +396,7 @@ class _Checkpoint:
         if not self.path.exists():
             return 0, self.secret
         try:
-            saved = torch.load(self.path, map_location="cpu", weights_only=True)
+            saved = torch.load(plain(self.path), map_location="cpu", weights_only=True)
             release, step, seconds, states = (saved[key] for key in ("release", "step", "seconds", "parts"))
         except Exception as error:
             raise self._unreadable(error) from None
@@ -418,9 +417,7 @@ class _Checkpoint:
         save(self.path, {"step": step, "seconds": seconds, "release": self.secret.state_dict(), "parts": states})
 
     def _unreadable(self, error: Exception) -> UserError:
-        reason = str(error).partition("\n")[0] or type(error).__name__
-        again = ledger.again(self.path.parent)
-        return UserError(f"{self.path} cannot be read ({reason}): delete it to start this run again{again}")
+        return unreadable(self.path, error, f"delete it to start this run again{ledger.again(self.path.parent)}")
 
 
 def flat(parameters: list[nn.Parameter]) -> Tensor:
@@ -501,22 +498,13 @@ def on_device(task: Task, device: torch.device) -> Task:
 def save(path: Path, content: Any) -> None:
     """torch.save, whole or not at all, lasting through a power cut, for its owner alone; UserError names the file where
     it cannot be written."""
-    partial = path.with_suffix(f".{os.getpid()}.part")
     try:
-        partial.unlink(missing_ok=True)
-        handle = os.open(partial, os.O_RDWR | os.O_CREAT | os.O_EXCL, records.PRIVATE_FILE)
-        try:
+        with whole(path, private=True) as partial:
             torch.save(content, partial)
-            os.fsync(handle)
-        finally:
-            os.close(handle)
-        os.replace(partial, path)
-        records.sync_folder(path.parent)
-    except BaseException as error:
-        partial.unlink(missing_ok=True)
-        if isinstance(error, OSError) or (isinstance(error, RuntimeError) and raised_by_torch(error)):
-            raise UserError(f"cannot write {path}: {error}; free space or set results=FOLDER") from None
-        raise
+    except (OSError, RuntimeError) as error:
+        if isinstance(error, RuntimeError) and not raised_by_torch(error):
+            raise
+        raise cannot_write(path, error) from None
 
 
 def _spent(plan: Mapping[str, Any], done: int) -> str:

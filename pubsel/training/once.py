@@ -14,6 +14,7 @@ from pubsel import models
 from pubsel.algorithms import Freezes, Frozen, Release, Solves, map_of
 from pubsel.cell import Cell, Noted, tensors
 from pubsel.data import Split, Task
+from pubsel.files import plain, unreadable
 from pubsel.messages import UsageError, UserError, gib, say
 from pubsel.models.layers import Above, split
 from pubsel.models.memory import free
@@ -152,12 +153,10 @@ def released_once(path: Path, secret: Secret, release: Callable[[], dict[str, An
     if not path.exists():
         save(path, {"release": secret.state_dict(), "drawn": release()})
     try:
-        kept = torch.load(path, weights_only=True)
+        kept = torch.load(plain(path), weights_only=True)
         belongs, drawn = kept["release"], dict(kept["drawn"])
     except Exception as error:
-        reason = str(error).partition("\n")[0]
-        raise UserError(
-            f"{path} cannot be read ({reason}): delete {path.parent} to start this run again{ledger.again(path.parent)}"
-        ) from None
+        again = ledger.again(path.parent)
+        raise unreadable(path, error, f"delete {path.parent} to start this run again{again}") from None
     secret.resumed(belongs, 0, path, lambda plan: f"epsilon {plan['epsilon']:.3g}")
     return drawn

@@ -14,6 +14,7 @@ rounding (`Mechanism.shared`) is then replaced by the leader's.
 """
 
 import copy
+import signal
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -109,11 +110,14 @@ class Assignment(NamedTuple):
     private: list[tuple[torch.Size, torch.dtype]]  # x and y of all private examples
 
 
+STOPPED = tuple(128 + number for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP))  # exit codes
+
+
 def lead(work: Callable[[], int]) -> int:
     """Run `work`, a whole command, on the first process, then end the others; return its exit code."""
     _start()
     code = work()
-    if dist.is_initialized() and code != 130:  # 130: Ctrl-C, which reached all processes
+    if dist.is_initialized() and code not in STOPPED:  # by a signal, which reached all processes
         with _talking():
             _send(None)
         dist.destroy_process_group()

@@ -7,8 +7,8 @@ a resumed run draws the steps after it anew, and the norm of a discarded step wo
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+from pubsel.files import guarded
 from pubsel.messages import UsageError
-from pubsel.records import guarded
 from pubsel.settings.keys import Tracking
 from pubsel.training.loop import Progress
 

@@ -1,0 +1,257 @@
+"""Files and folders: written whole or not at all, by one process at a time, and read only if they are plain ones. This
+file imports no torch."""
+
+import contextlib
+import fcntl
+import glob
+import os
+import secrets
+import shutil
+import stat
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from filelock import FileLock, Timeout
+
+from pubsel.messages import UserError, cannot_write, duration, limit, say
+
+PRIVATE_FILE, PRIVATE_FOLDER = 0o600, 0o700  # modes of what is made from private data, whatever the umask
+PATIENCE = 1.0  # seconds that another process is waited for in silence
+PAUSE = 10.0  # seconds between two lines about the progress
+DAMAGE = (OSError, ValueError, EOFError)
+
+
+# Locks
+
+
+def hold(lock: Path, private: bool = True, seconds: float = 0.0) -> FileLock | None:
+    """Return the lock that a file stands for, held; None if another process holds it, for `seconds` at least. private:
+    only its owner may open the file. OSError if it cannot be made."""
+    held = FileLock(lock, mode=PRIVATE_FILE if private else -1)  # -1: as the umask says
+    try:
+        held.acquire(timeout=seconds)
+    except Timeout:
+        return None
+    return held
+
+
+@contextlib.contextmanager
+def locked(lock: Path, what: str, private: bool = True) -> Iterator[None]:
+    """Hold a lock inside, as `hold` does; if another process holds it, wait, and print a line that names `what` and the
+    file of the lock."""
+    held = hold(lock, private, PATIENCE)
+    if held is None:
+        say(f"{what}: another process works on it; waiting until it releases {lock}")
+        held = hold(lock, private, -1)
+    assert held is not None
+    try:
+        yield
+    finally:
+        held.release()
+
+
+# Writing
+
+
+@contextlib.contextmanager
+def whole(path: Path, private: bool = False, folder: bool = False) -> Iterator[Path]:
+    """Yield a new, empty file, or folder, that takes the place of `path` when the block ends well, and then lasts
+    through a power cut; if it does not end well, nothing is left of it. OSError if that is not possible.
+
+    private: only its owner may read it. What a process that was killed has left of the same path is removed.
+    """
+    remove_left(path)
+    partial, handle = _begun(path, private, folder)
+    try:
+        yield partial
+
+        # The content has to be on the disk before the name points to it.
+        for file in (file for file in (partial.rglob("*") if folder else ()) if file.is_file()):
+            _sync(file)
+            if private:
+                file.chmod(PRIVATE_FILE)
+        _sync(partial)
+        os.replace(partial, path)
+    finally:
+        os.close(handle)
+        _remove(partial)
+    sync_folder(path.parent)
+
+
+def _begun(path: Path, private: bool, folder: bool) -> tuple[Path, int]:
+    """Return a new file, or folder, next to `path`, and a handle with a lock, by which others see that its process
+    lives. Its name has no number of a process: in each container that may be 1."""
+    while True:
+        partial = path.with_name(f".{path.name}.{secrets.token_hex(4)}.part")
+        if folder:
+            partial.mkdir(PRIVATE_FOLDER if private else 0o777)
+        flags = os.O_RDONLY if folder else os.O_RDWR | os.O_CREAT | os.O_EXCL
+        handle = os.open(partial, flags, PRIVATE_FILE if private else 0o666)
+        if _lock(handle) is not False and partial.exists():
+            if private:
+                os.fchmod(handle, PRIVATE_FOLDER if folder else PRIVATE_FILE)  # whatever the umask
+            return partial, handle
+        os.close(handle)  # another process took it for one that was left
+
+
+def left_of(path: Path) -> list[Path]:
+    """Return what processes that write a path, or were killed while they did, have of it."""
+    return list(path.parent.glob(f".{glob.escape(path.name)}.*.part"))
+
+
+def left_in(folder: Path) -> list[Path]:
+    """Return what processes, of earlier versions too, that write into a folder have of any path in it."""
+    return [path for pattern in ("*.part", ".*.part", ".*.tmp") for path in folder.glob(pattern)]
+
+
+def remove_left(path: Path) -> None:
+    """Remove what killed processes have left of a path: what no living one holds."""
+    for left in left_of(path):
+        with contextlib.suppress(OSError):
+            handle = os.open(left, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+            try:
+                if _lock(handle):
+                    _remove(left)
+            finally:
+                os.close(handle)
+
+
+def _lock(handle: int) -> bool | None:
+    """Return whether a file could be locked; None if its file system has no locks."""
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:
+        return None
+    return True
+
+
+def _remove(path: Path) -> None:
+    with contextlib.suppress(OSError):
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+
+
+def write_whole(path: Path, content: str | bytes, private: bool = False) -> None:
+    """Write a file: `path` has either its old content or all of the new. UserError names a folder that cannot be
+    written to."""
+    path = Path(path)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with whole(path, private) as partial:
+            partial.write_bytes(content.encode() if isinstance(content, str) else content)
+    except OSError as error:
+        raise cannot_write(f"{path.name} in folder {path.parent}", error) from None
+
+
+def append(path: Path, line: bytes) -> None:
+    """Write a line after everything else in a file that only its owner may read, to last before this returns. OSError
+    if not all of it is written."""
+    handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, PRIVATE_FILE)
+    try:
+        # A process that was killed, or had no space, may have left a part of a line.
+        there = os.pread(handle, os.fstat(handle).st_size, 0)
+        if not there.endswith(b"\n"):
+            os.ftruncate(handle, there.rfind(b"\n") + 1)
+
+        if os.write(handle, line) != len(line):
+            raise OSError(28, "No space left on device")
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def sync_folder(folder: Path) -> None:
+    """Make what was renamed in a folder last through a power cut, if the file system can."""
+    with contextlib.suppress(OSError):
+        _sync(folder)
+
+
+def _sync(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def private_folder(folder: Path) -> None:
+    """Make a folder that only its owner may read, unless it is there."""
+    if not folder.is_dir():
+        folder.mkdir(parents=True, exist_ok=True)
+        folder.chmod(PRIVATE_FOLDER)  # mkdir's own mode is cut by the umask
+
+
+def guard(folder: Path) -> None:
+    """Make a folder and everything in it readable and writable only by its owner; what belongs to another stays as it
+    is."""
+    for path in (folder, *folder.rglob("*")):
+        if not path.is_symlink():
+            with contextlib.suppress(OSError):
+                path.chmod(PRIVATE_FOLDER if path.is_dir() else PRIVATE_FILE)
+
+
+@contextlib.contextmanager
+def guarded() -> Iterator[None]:
+    """Let only their owner read the files that other libraries make inside. Only for moments: all threads share the
+    umask."""
+    before = os.umask(0o077)
+    try:
+        yield
+    finally:
+        os.umask(before)
+
+
+# Reading
+
+
+def plain(path: Path) -> Path:
+    """Return a path that may be opened. UserError for a pipe, a socket or a device: to open one may wait forever, and
+    to read it may never end."""
+    try:
+        mode = os.stat(path).st_mode
+    except (OSError, ValueError):  # the one who opens it tells why
+        return path
+    if stat.S_ISREG(mode) or stat.S_ISDIR(mode):
+        return path
+    raise UserError(f"{path}: no plain file but a pipe, a socket or a device: copy its content to a file, give that")
+
+
+@contextlib.contextmanager
+def reading(path: Path, remedy: str, damage: tuple[type[Exception], ...] = DAMAGE) -> Iterator[None]:
+    """Read a file inside. UserError for one of the errors `damage` names the limit of the system that was met; or if
+    there is none, the file and the remedy for a damaged one."""
+    plain(path)
+    try:
+        yield
+    except damage as error:
+        raise unreadable(path, error, remedy) from None
+
+
+def unreadable(path: Path, error: Exception, remedy: str) -> UserError:
+    """Return the error of a file that cannot be read, as `reading` raises it."""
+    if met := limit(error):
+        return UserError(f"{path} cannot be read now: {met}")
+    reason = str(error).partition("\n")[0] or type(error).__name__
+    return UserError(f"{path} cannot be read ({reason}): {remedy}")
+
+
+class Progress:
+    """A line now and then: how many of n are done, and how long the others will take.
+
+    what: who says it, at its beginning; of: what is counted.
+    """
+
+    def __init__(self, what: str, n: int, say: Callable[[str], None] = say, of: str = "images"):
+        self.what, self.n, self.say, self.of = what, n, say, of
+        self.done = self.read = 0
+        self.began = self.reported = time.monotonic()
+
+    def add(self, count: int, at_once: bool = False) -> None:
+        """Count some more; at_once: they took no time, since they were done before."""
+        self.done, self.read, now = self.done + count, self.read + (0 if at_once else count), time.monotonic()
+        if self.read and self.done < self.n and now - self.reported >= PAUSE:
+            self.reported = now
+            left = duration((now - self.began) / self.read * (self.n - self.done))
+            self.say(f"{self.what}: {self.done:,} of {self.n:,} {self.of}, about {left} left")
