@@ -120,7 +120,7 @@ def _predict(values: DictConfig) -> None:
     settings = check(PredictConfig, values)
     from pubsel.commands import predict
 
-    print(predict.run(settings))
+    _print(predict.run(settings))
 
 
 def _export(values: DictConfig) -> None:
@@ -188,7 +188,13 @@ def _figure(values: DictConfig) -> None:
 def _report(values: DictConfig) -> None:
     from pubsel import report
 
-    print(report.run(check(ReportConfig, values)))
+    _print(report.run(check(ReportConfig, values)))
+
+
+def _print(line: str) -> None:
+    """Print a line, if there is one."""
+    if line:
+        print(line)
 
 
 def _runs(values: DictConfig) -> None:
@@ -354,7 +360,7 @@ def _help(command: str, words: list[str]) -> str:
 def _positional(command: str, words: list[str]) -> list[str]:
     """Return `table NAME`, `data list|prepare NAME|check NAME|forget PATH`, `runs KEY=VALUE`, `make NAME KEY=VALUE` and
     `predict NAME IMAGES` as overrides."""
-    words, options = _apart(words)
+    words, options = _apart(compose.renamed(command, words))
     for i, key in enumerate(POSITIONAL.get(command, [])[: len(words)]):
         if _is_setting(words[i]):
             break

@@ -18,17 +18,18 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
 from html import escape
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from filelock import FileLock, Timeout
 
 from pubsel import __version__
-from pubsel.messages import UserError, say
+from pubsel.messages import UsageError, UserError, say
 
 _HERE = Path(__file__).resolve().parent
 
 NEEDED = ("identity", "label", "seed", "private", "public", "model", "algorithm", "epsilon", "utility", "settings")
 PRIVATE_FILE, PRIVATE_FOLDER = 0o600, 0o700  # modes of what is made from private data, whatever the umask
+LONGEST_STEM = 200  # bytes of a name that the name of its temporary file has
 LEFT_BEHIND = 24 * 3600  # seconds, after which nobody is writing to a temporary file any more
 NUMBERS = 1  # version of what decides the numbers of a record; tests/golden/cells.json says when it has to be raised
 KINDS = ("runs", "ranks", "audits")  # folders of results whose folders have a record each
@@ -159,11 +160,18 @@ def _leaves(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, 
             yield f"{prefix}{key}", value if isinstance(value, str) else json.dumps(value)
 
 
+def is_name(text: str) -> bool:
+    """Return whether a text may be the name of a record: it is no path, and does not mean this folder or another."""
+    return os.sep not in text and bool(text.strip(". "))
+
+
 def find(name: str, results: Path, kinds: Sequence[str] = KINDS) -> tuple[dict[str, Any], Path]:
     """Return the record that is meant, and its folder: a file, a folder with one, or a name in `results`, where it may
     also be one of the records that are kept with the code. UserError if there is none."""
+    if not name.strip():
+        raise UsageError("the name of a run is empty; pubsel runs lists them")
     path = Path(name).expanduser()
-    in_results = [results / kind / name / "result.json" for kind in kinds]
+    in_results = [results / kind / name / "result.json" for kind in kinds if is_name(name)]
     for file in (path, path / "result.json", *in_results):
         if file.is_file():
             needed = NEEDED if file.parent.parent.name == "runs" else ("identity",)
@@ -448,33 +456,47 @@ def write_whole(path: Path, content: str | bytes, mode: int = 0o666) -> None:
     """Write a file: `path` has either its old content or all of the new. mode: permissions, less what the umask
     removes. UserError names a folder that cannot be written to."""
     path = Path(path)
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-
-        # A process that was killed while it wrote has left its temporary file.
-        for left in path.parent.glob(f".{glob.escape(path.name)}.*.tmp"):
-            if time.time() - left.stat().st_mtime > LEFT_BEHIND:
-                left.unlink(missing_ok=True)
-
-        # The content has to be on the disk before the name points to it.
-        with open(temporary, "xb", opener=lambda name, flags: os.open(name, flags, mode)) as file:
+        with whole(path, mode) as file:
             file.write(content.encode() if isinstance(content, str) else content)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
     except OSError as error:
-        _remove(temporary)
         why = error.strerror or str(error)
         raise UserError(
             f"cannot write {path.name} in folder {path.parent}: {why}; "
             "free space or fix permissions, or set results=FOLDER"
         ) from None
-    except BaseException:
-        _remove(temporary)
-        raise
 
+
+@contextlib.contextmanager
+def whole(path: Path, mode: int = 0o666) -> Iterator[IO[bytes]]:
+    """Yield a file that takes the place of `path` at the end; after an error `path` is as it was. mode: permissions,
+    less what the umask removes. OSError if it cannot be written."""
+    temporary = beside(path, "tmp")
+    path.parent.mkdir(parents=True, exist_ok=True)
+
+    # A process that was killed while it wrote has left its temporary file.
+    for left in path.parent.glob(f"{glob.escape(temporary.name[:-12])}*.tmp"):
+        with contextlib.suppress(OSError):
+            if time.time() - left.stat().st_mtime > LEFT_BEHIND:
+                left.unlink()
+
+    # The content has to be on the disk before the name points to it.
+    try:
+        with open(temporary, "xb", opener=lambda name, flags: os.open(name, flags, mode)) as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    finally:
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)
     sync_folder(path.parent)
+
+
+def beside(path: Path, suffix: str) -> Path:
+    """Return a temporary name next to a file or folder, that no other process has."""
+    begin = os.fsdecode(os.fsencode(path.name)[:LONGEST_STEM])
+    return path.with_name(f".{begin}.{secrets.token_hex(4)}.{suffix}")
 
 
 def guard(folder: Path) -> None:
@@ -495,11 +517,6 @@ def guarded() -> Iterator[None]:
         yield
     finally:
         os.umask(before)
-
-
-def _remove(path: Path) -> None:
-    with contextlib.suppress(OSError):
-        path.unlink()
 
 
 def sync_folder(folder: Path) -> None:

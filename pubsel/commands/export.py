@@ -8,7 +8,6 @@ model.json.
 import hashlib
 import json
 import os
-import secrets
 import shutil
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,7 @@ import torch
 from safetensors.torch import save
 from torch import nn
 
-from pubsel import models, records
+from pubsel import models, outputs, records
 from pubsel.cell import choose_device, use_threads
 from pubsel.commands.predict import folder_of, from_its_data
 from pubsel.gradients.factored import OffsetLinear
@@ -27,6 +26,7 @@ from pubsel.report import card
 from pubsel.settings.keys import ExportConfig, Format, Model
 from pubsel.settings.schema import check
 from pubsel.training.classifier import EXPORTED, files_of, rebuilt
+from pubsel.training.exchange import as_onnx, check_installed
 
 WEIGHTS, CONFIG = EXPORTED
 
@@ -34,28 +34,19 @@ WEIGHTS, CONFIG = EXPORTED
 def run(settings: ExportConfig) -> str:
     """Make the folder, whole or not at all, and return a line about it. UserError says why a run may not or cannot be
     given away."""
-    target = new_folder(settings.to)
+    target = outputs.folder(settings.to, settings.results)
     files, told = made(settings)
     write(target, files, private=bool(told.against))
     warned = ", which may NOT be given away" if told.against else ""
     return f"{settings.to}: {', '.join(files)}{warned}. {told.statement}"
 
 
-def new_folder(to: str, again: bool = False) -> Path:
-    """Return the folder to make. UsageError if it is a link, the folder that this runs in, or there already, unless
-    `again`: it may then be a folder with files."""
-    target = Path(to).expanduser()
-    if target.is_symlink() or target.resolve() == Path.cwd():
-        raise UsageError(f"to={to}: a link, or the folder that you are in: give a new folder")
-    target = target.resolve()
-    if target.exists() and not (target.is_dir() and (again or not any(target.iterdir()))):
-        raise UsageError(f"to={to}: it is there already: give a new folder, or delete it")
-    return target
-
-
 def made(settings: ExportConfig) -> tuple[dict[str, bytes], card.Told]:
     """Return the files of the folder by name, and what they tell. UserError says why a run may not or cannot be given
     away."""
+    if settings.format == Format.onnx:
+        check_installed()
+
     # The guarantee comes first: what may not be given away need not be read.
     use_threads(settings.threads)
     folder = folder_of(settings.run, Path(settings.results))
@@ -72,8 +63,6 @@ def made(settings: ExportConfig) -> tuple[dict[str, bytes], card.Told]:
 
     files = contents(told, whole)
     if settings.format == Format.onnx:
-        from pubsel.training.exchange import as_onnx
-
         files["model.onnx"] = as_onnx(whole, facts)
     return files, told
 
@@ -165,7 +154,7 @@ def write_again(target: Path, files: dict[str, bytes], to: str) -> None:
 def write(target: Path, files: dict[str, bytes], private: bool) -> None:
     """Make a folder of these files, whole or not at all; `private`: only its owner may read it. UserError if it cannot
     be written, or if there is something by now."""
-    partial = target.with_name(f".{target.name}.{secrets.token_hex(4)}.part")
+    partial = records.beside(target, "part")
     try:
         partial.parent.mkdir(parents=True, exist_ok=True)
         partial.mkdir(mode=records.PRIVATE_FOLDER if private else 0o777)

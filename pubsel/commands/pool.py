@@ -3,6 +3,7 @@
 import time
 from pathlib import Path
 
+from pubsel import outputs
 from pubsel.cell import choose_device, use_threads
 from pubsel.data import extracted
 from pubsel.data.embeddings import open_embeddings
@@ -51,6 +52,7 @@ def extract(settings: PoolConfig) -> str:
     name, backbone = str(settings.images), settings.model.backbone
     if settings.to is None:
         raise UsageError(f"images={name}: set to=FOLDER, the folder of embeddings to make")
+    outputs.check_folder(settings.to, settings.results, [name])
     if backbone is None or backbone.architecture in ("scattering", "pixels"):
         raise UsageError(f"images={name}: needs a network: set model, such as model=mobilenetv2")
     if settings.shard is not None and settings.shard >= settings.shards:
