@@ -50,6 +50,7 @@ from pubsel.settings.keys import (
     RunsConfig,
     TableConfig,
 )
+from pubsel.settings.methods import GROUPS
 from pubsel.settings.schema import check
 from pubsel.training import torchrun
 
@@ -351,10 +352,21 @@ def _help(command: str, words: list[str]) -> str:
         values = OmegaConf.to_container(hydra.compose(command, overrides_too), resolve=True)
 
     sections = explain.sections(SCHEMAS[command], cast(dict[str, Any], values), folders)
+    sections = [section._replace(settings=_added(section, cast(dict[str, Any], values))) for section in sections]
     groups = {section.name for section in sections if section.options}
     plain = [word.lstrip("+") for word in overrides]
     chosen = dict(word.split("=", 1) for word in plain if word.partition("=")[0] in groups)
     return explain.help_text(command, sections, chosen, folders)
+
+
+def _added(section: explain.Section, values: dict[str, Any]) -> list[explain.Setting]:
+    """Return the settings of a section, with a + before those of a method that its option leaves to the default of its
+    class: Hydra takes them only so."""
+    given = values.get(section.name) if section.name in GROUPS else None
+    if given is None:
+        return section.settings
+    names = {setting: setting.key.partition(".")[2] for setting in section.settings}
+    return [s if name in given else s._replace(key=f"+{s.key}") for s, name in names.items()]
 
 
 def _positional(command: str, words: list[str]) -> list[str]:

@@ -1,7 +1,6 @@
 """One record per run, written whole or not at all, and where its number comes from. This file imports no torch."""
 
 import contextlib
-import glob
 import gzip
 import hashlib
 import importlib.metadata
@@ -13,24 +12,22 @@ import secrets
 import shutil
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
 from html import escape
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from filelock import FileLock, Timeout
 
 from pubsel import __version__
 from pubsel.messages import UsageError, UserError, say
+from pubsel.settings.outputs import whole
 
 _HERE = Path(__file__).resolve().parent
 
 NEEDED = ("identity", "label", "seed", "private", "public", "model", "algorithm", "epsilon", "utility", "settings")
 PRIVATE_FILE, PRIVATE_FOLDER = 0o600, 0o700  # modes of what is made from private data, whatever the umask
-LONGEST_STEM = 200  # bytes of a name that the name of its temporary file has
-LEFT_BEHIND = 24 * 3600  # seconds, after which nobody is writing to a temporary file any more
 NUMBERS = 1  # version of what decides the numbers of a record; tests/golden/cells.json says when it has to be raised
 KINDS = ("runs", "ranks", "audits")  # folders of results whose folders have a record each
 SCRATCH = "candidates-"  # how the name of a temporary folder begins, below that of a run
@@ -467,38 +464,6 @@ def write_whole(path: Path, content: str | bytes, mode: int = 0o666) -> None:
         ) from None
 
 
-@contextlib.contextmanager
-def whole(path: Path, mode: int = 0o666) -> Iterator[IO[bytes]]:
-    """Yield a file that takes the place of `path` at the end; after an error `path` is as it was. mode: permissions,
-    less what the umask removes. OSError if it cannot be written."""
-    temporary = beside(path, "tmp")
-    path.parent.mkdir(parents=True, exist_ok=True)
-
-    # A process that was killed while it wrote has left its temporary file.
-    for left in path.parent.glob(f"{glob.escape(temporary.name[:-12])}*.tmp"):
-        with contextlib.suppress(OSError):
-            if time.time() - left.stat().st_mtime > LEFT_BEHIND:
-                left.unlink()
-
-    # The content has to be on the disk before the name points to it.
-    try:
-        with open(temporary, "xb", opener=lambda name, flags: os.open(name, flags, mode)) as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    finally:
-        with contextlib.suppress(OSError):
-            temporary.unlink(missing_ok=True)
-    sync_folder(path.parent)
-
-
-def beside(path: Path, suffix: str) -> Path:
-    """Return a temporary name next to a file or folder, that no other process has."""
-    begin = os.fsdecode(os.fsencode(path.name)[:LONGEST_STEM])
-    return path.with_name(f".{begin}.{secrets.token_hex(4)}.{suffix}")
-
-
 def guard(folder: Path) -> None:
     """Make a folder and everything in it readable and writable only by its owner; what belongs to another stays as it
     is."""
@@ -517,13 +482,3 @@ def guarded() -> Iterator[None]:
         yield
     finally:
         os.umask(before)
-
-
-def sync_folder(folder: Path) -> None:
-    """Make the rename last through a power cut, if the file system can."""
-    with contextlib.suppress(OSError):
-        handle = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)

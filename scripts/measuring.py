@@ -18,7 +18,7 @@ import torch
 from pubsel import records
 from pubsel.cli import keep_memory
 from pubsel.messages import UserError
-from pubsel.outputs import Output, output
+from pubsel.settings.outputs import Output, output
 
 Run = Callable[[], object]
 

@@ -24,6 +24,7 @@ from pubsel import records as results
 from pubsel.cli import main
 from pubsel.commands import list_runs, sweep
 from pubsel.messages import UserError
+from pubsel.settings import outputs
 from tests.forked import forked
 
 WORDS = ["+experiment=quickstart", "training.epochs=5", "training.batch_size=1297", "training.chunk=256", "pair.m=100",
@@ -234,7 +235,7 @@ def test_what_a_killed_process_left_beside_a_table_goes_in_a_day(tmp_path: Path)
     old, new, other = (tmp_path / name for name in (".a.csv.1.tmp", ".a.csv.2.tmp", ".b.csv.1.tmp"))
     for path in (old, new, other):
         path.touch()
-    os.utime(old, (time.time() - 2 * results.LEFT_BEHIND,) * 2)
+    os.utime(old, (time.time() - 2 * outputs.LEFT_BEHIND,) * 2)
     results.write_whole(tmp_path / "a.csv", "1")
     assert sorted(os.listdir(tmp_path)) == [".a.csv.2.tmp", ".b.csv.1.tmp", "a.csv"]
 

@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from pubsel.cli import main
+from pubsel.cli import _help, main
 from pubsel.commands import predict
 from pubsel.messages import UsageError, UserError
-from pubsel.outputs import OWNED, check_folder, folder, output
 from pubsel.records import find
 from pubsel.settings.compose import composed
 from pubsel.settings.keys import SCHEMAS
+from pubsel.settings.outputs import OWNED, check_folder, folder, output
 
 
 @pytest.fixture(autouse=True)
@@ -165,3 +165,12 @@ def test_an_empty_or_dotted_name_is_no_record(name, capsys):
             call()
     for words in (["runs", "show", name], ["runs", "list", name], ["attack", "loss", f"run='{name}'"]):
         assert main(words) == 2, words
+
+
+@pytest.mark.parametrize("command", SCHEMAS)
+def test_every_key_that_help_lists_is_accepted(command):
+    listed = re.findall(r"^  (\+?[\w.]+)=(.*)$", _help(command, []), re.MULTILINE)
+    keys = [key for key, value in listed if not re.match(r"NAME|\{", value)]
+    assert len(keys) > 2
+    with composed(command, [f"{key}=null" for key in keys if key not in ("pair", "model", "distance")]):
+        pass

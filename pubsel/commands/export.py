@@ -16,13 +16,14 @@ import torch
 from safetensors.torch import save
 from torch import nn
 
-from pubsel import models, outputs, records
+from pubsel import models, records
 from pubsel.cell import choose_device, use_threads
 from pubsel.commands.predict import folder_of, from_its_data
 from pubsel.gradients.factored import OffsetLinear
 from pubsel.messages import UsageError, UserError
 from pubsel.privacy import ledger
 from pubsel.report import card
+from pubsel.settings import outputs
 from pubsel.settings.keys import ExportConfig, Format, Model
 from pubsel.settings.schema import check
 from pubsel.training.classifier import EXPORTED, files_of, rebuilt
@@ -154,7 +155,7 @@ def write_again(target: Path, files: dict[str, bytes], to: str) -> None:
 def write(target: Path, files: dict[str, bytes], private: bool) -> None:
     """Make a folder of these files, whole or not at all; `private`: only its owner may read it. UserError if it cannot
     be written, or if there is something by now."""
-    partial = records.beside(target, "part")
+    partial = outputs.beside(target, "part")
     try:
         partial.parent.mkdir(parents=True, exist_ok=True)
         partial.mkdir(mode=records.PRIVATE_FOLDER if private else 0o777)
@@ -163,7 +164,7 @@ def write(target: Path, files: dict[str, bytes], private: bool) -> None:
 
         # Takes the place of an empty folder, and of nothing else.
         os.rename(partial, target)
-        records.sync_folder(target.parent)
+        outputs.sync_folder(target.parent)
     except OSError as error:
         raise UserError(f"to={target}: cannot be written: {error.strerror or error}") from None
     finally:

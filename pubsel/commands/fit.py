@@ -16,7 +16,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from pubsel import outputs
 from pubsel.cell import canonical, choose_device
 from pubsel.commands import export
 from pubsel.commands import run as training
@@ -25,6 +24,7 @@ from pubsel.data.embeddings import is_embeddings, open_embeddings
 from pubsel.messages import UsageError, UserError, duration, gib, say
 from pubsel.privacy import accountant, quality
 from pubsel.selection import coverage
+from pubsel.settings import outputs
 from pubsel.settings.command_line import with_backbone
 from pubsel.settings.compose import composed, words_of
 from pubsel.settings.identity import identity_of

@@ -3,13 +3,13 @@
 import time
 from pathlib import Path
 
-from pubsel import outputs
 from pubsel.cell import choose_device, use_threads
 from pubsel.data import extracted
 from pubsel.data.embeddings import open_embeddings
 from pubsel.data.features import load_backbone
 from pubsel.messages import UsageError, duration, say
 from pubsel.selection import assigned
+from pubsel.settings import outputs
 from pubsel.settings.keys import PoolConfig
 
 

@@ -16,12 +16,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from pubsel import outputs, records
+from pubsel import records
 from pubsel.cell import choose_device, use_threads
 from pubsel.commands.attack import reopened
 from pubsel.data.given import Given, as_input, given
 from pubsel.messages import UsageError, UserError, duration, say
 from pubsel.privacy import ledger
+from pubsel.settings import outputs
 from pubsel.settings.keys import ExportConfig, Model, PredictConfig
 from pubsel.settings.schema import check
 from pubsel.training.classifier import EXPORTED, FACTS, WEIGHTS, Classifier, facts_of, files_of, read, read_facts

@@ -21,7 +21,7 @@ from pubsel.messages import UsageError
 from pubsel.settings import CONF
 from pubsel.settings.command_line import written
 from pubsel.settings.keys import SCHEMAS
-from pubsel.settings.methods import GROUPS, defaulted, method_keys
+from pubsel.settings.methods import GROUPS, method_keys
 from pubsel.settings.schema import keys_of, nearest
 
 
@@ -64,9 +64,7 @@ def renamed(command: str, words: Sequence[str]) -> list[str]:
     to = [word for word in words if re.match(r"\+*to=", word)]
     if len(to) > 1:
         raise UsageError(f"{' '.join(to)}: give to=... once")
-
-    of_method = any(word.partition(".")[0] in {*GROUPS}.intersection(keys) for word in words)
-    optional = {key for key in keys if key.count(".") > 1} | (defaulted() if of_method else frozenset())
+    optional = {key for key in keys if key.count(".") > 1}
     return [f"++{word}" if word.partition("=")[0] in optional else word for word in words]
 
 

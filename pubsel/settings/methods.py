@@ -2,17 +2,14 @@
 names by `_target_`; and the names that options give to methods."""
 
 import contextlib
-import dataclasses
 from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
 
 import yaml
-from omegaconf import MISSING
 
 from pubsel.messages import UsageError
 from pubsel.settings import CONF, own_folders
-from pubsel.settings.explain import method_settings
 from pubsel.settings.identity import as_json
 from pubsel.settings.schema import check, check_name
 
@@ -63,18 +60,6 @@ def method_keys() -> frozenset[str]:
     """Return the dotted keys of all algorithms and distances of conf/."""
     names = [(group, path.stem) for group in GROUPS for path in (CONF / group).glob("*.yaml")]
     return frozenset(f"{group}.{key}" for group, name in names for key in option(group, name))
-
-
-@cache
-def defaulted() -> frozenset[str]:
-    """Return the dotted keys of methods that have a default in their class, which conf/ need not name."""
-    keys = set[str]()
-    for group in GROUPS:
-        for path in (CONF / group).glob("*.yaml"):
-            fields = method_settings(option(group, path.stem).get("_target_", ""))
-            known = dataclasses.fields(fields) if fields else ()
-            keys |= {f"{group}.{f.name}" for f in known if f.default not in (MISSING, dataclasses.MISSING)}
-    return frozenset(keys)
 
 
 def check_method(group: str, values: dict[str, Any], folders: list[Path]) -> None:

@@ -30,6 +30,7 @@ from pubsel.privacy.accountant import deviation, spent
 from pubsel.privacy.randomness import Ahead, Normals, Secret, Source, normal, stream
 from pubsel.privacy.sampling import Schedule, poisson_sample
 from pubsel.settings.keys import Optimizer, Training
+from pubsel.settings.outputs import sync_folder
 
 
 class Progress(NamedTuple):
@@ -510,7 +511,7 @@ def save(path: Path, content: Any) -> None:
         finally:
             os.close(handle)
         os.replace(partial, path)
-        records.sync_folder(path.parent)
+        sync_folder(path.parent)
     except BaseException as error:
         partial.unlink(missing_ok=True)
         if isinstance(error, OSError) or (isinstance(error, RuntimeError) and raised_by_torch(error)):

@@ -6,20 +6,24 @@ points to is replaced.
 
 import errno
 import fcntl
+import glob
 import os
+import secrets
 import stat
 import sys
 import tempfile
+import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import NamedTuple, TextIO
+from typing import IO, NamedTuple, TextIO
 
 from pubsel.messages import UsageError, UserError, say
-from pubsel.records import whole
 from pubsel.settings.identity import is_path
 
 STDOUT = "-"
+LONGEST_STEM = 200  # bytes of a name that the name of its temporary file has
+LEFT_BEHIND = 24 * 3600  # seconds, after which nobody is writing to a temporary file any more
 # folders of results
 OWNED = (
     "attacks", "audits", "distances", "figures", "ledger", "ranks", "records", "runs", "sweeps", "tables",
@@ -140,6 +144,48 @@ def check_folder(to: str, results: str, inputs: Iterable[str] = ()) -> None:
         _probe(target)
     except OSError as error:
         raise _unwritable(to, error) from None
+
+
+@contextmanager
+def whole(path: Path, mode: int = 0o666) -> Iterator[IO[bytes]]:
+    """Yield a file that takes the place of `path` at the end; after an error `path` is as it was. mode: permissions,
+    less what the umask removes. OSError if it cannot be written."""
+    temporary = beside(path, "tmp")
+    path.parent.mkdir(parents=True, exist_ok=True)
+
+    # A process that was killed while it wrote has left its temporary file.
+    for left in path.parent.glob(f"{glob.escape(temporary.name[:-12])}*.tmp"):
+        with suppress(OSError):
+            if time.time() - left.stat().st_mtime > LEFT_BEHIND:
+                left.unlink()
+
+    # The content has to be on the disk before the name points to it.
+    try:
+        with open(temporary, "xb", opener=lambda name, flags: os.open(name, flags, mode)) as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    finally:
+        with suppress(OSError):
+            temporary.unlink(missing_ok=True)
+    sync_folder(path.parent)
+
+
+def beside(path: Path, suffix: str) -> Path:
+    """Return a temporary name next to a file or folder, that no other process has."""
+    begin = os.fsdecode(os.fsencode(path.name)[:LONGEST_STEM])
+    return path.with_name(f".{begin}.{secrets.token_hex(4)}.{suffix}")
+
+
+def sync_folder(folder: Path) -> None:
+    """Make the rename last through a power cut, if the file system can."""
+    with suppress(OSError):
+        handle = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
 
 
 def _check_inputs(to: str, there: os.stat_result, inputs: Iterable[Path]) -> None:
