@@ -62,7 +62,7 @@ gpu: results/benchmark_gpu.csv
 
 results/benchmark_gpu.csv: | venv
 	$(BIN)/python -m pytest -m gpu
-	$(BIN)/python scripts/benchmark.py --short --device cuda --output $@
+	$(BIN)/python scripts/benchmark.py --short --device cuda --to $@
 
 # whatever the records allow: tables (CSV, Markdown, LaTeX), figures (PNG, SVG, PDF), and one page with both
 tables figures: venv

@@ -6,7 +6,7 @@ Rank, audit and attack need the same of their requests as a training does, and i
 import dataclasses
 import hashlib
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, Self, cast
@@ -431,10 +431,10 @@ def through_backbone(settings: RunConfig | RankConfig, device: torch.device) -> 
 
 
 def guarantee(
-    settings: RunConfig, algorithm: algorithms.Algorithm, n: int
+    settings: RunConfig, algorithm: algorithms.Algorithm, n: int, report: Callable[[str], None] = say
 ) -> tuple[Schedule, accountant.Plan | None, accountant.Plan | None]:
     """Plan steps and noise for n private units, examples or people: the schedule, what training spends, and what a
-    release before it spends."""
+    release before it spends. report: takes lines about it."""
     plan = schedule(n, settings.training)
     if isinstance(algorithm, Derives):
         plan = plan._replace(steps=algorithm.steps)
@@ -445,14 +445,14 @@ def guarantee(
     if isinstance(algorithm, Solves):
         if math.isfinite(settings.epsilon):
             noise_multiplier = algorithm.account(n, settings.epsilon, settings.privacy.delta).noise_multiplier
-            say(f"  {algorithm.all_steps} steps, sampling rate {1 / n:.4g}, noise multiplier {noise_multiplier:.4g}")
+            report(f"  {algorithm.all_steps} steps, sampling rate {1 / n:.4g}, noise multiplier {noise_multiplier:.4g}")
         return plan._replace(steps=0), None, None
     if not algorithm.private or settings.epsilon == math.inf:
         return plan, None, None
 
     epsilon, delta, sigma = settings.epsilon, settings.privacy.delta, settings.privacy.noise_multiplier
     if algorithm.sensitivity() == 0:
-        say("  no private example is read: epsilon 0")
+        report("  no private example is read: epsilon 0")
         return plan._replace(steps=0), accountant.NOTHING, None
     if n > accountant.MOST_EXAMPLES:
         raise UsageError(f"pair.private: {n} examples: the rounding of sums is bounded for {accountant.MOST_EXAMPLES}")
@@ -461,7 +461,7 @@ def guarantee(
     share = getattr(algorithm, "first_share", 0.0)
     first = accountant.plan(share * epsilon, share * delta, 1.0, 1, 1.0) if share else None
     if first is not None:
-        say(f"  first release: noise multiplier {first.noise_multiplier:.4g}, epsilon {first.epsilon:.4g}")
+        report(f"  first release: noise multiplier {first.noise_multiplier:.4g}, epsilon {first.epsilon:.4g}")
         epsilon, delta = (1 - share) * epsilon, (1 - share) * delta
 
     # if the noise is given, the steps follow from it
@@ -474,7 +474,7 @@ def guarantee(
     if sigma is not None:
         spend = spend._replace(noise_multiplier=sigma, epsilon=accountant.spent(sigma, plan.rate, plan.steps, delta))
 
-    say(
+    report(
         f"  {plan.steps} steps, sampling rate {plan.rate:.4g}, noise multiplier {spend.noise_multiplier:.4g}, "
         f"sensitivity {algorithm.sensitivity():.4g}: epsilon {spend.epsilon:.4g} at delta {delta:g}"
     )

@@ -51,6 +51,7 @@ from pubsel.settings.keys import (
     RunsConfig,
     TableConfig,
 )
+from pubsel.settings.methods import GROUPS
 from pubsel.settings.schema import check
 from pubsel.training import torchrun
 
@@ -121,7 +122,7 @@ def _predict(values: DictConfig) -> None:
     settings = check(PredictConfig, values)
     from pubsel.commands import predict
 
-    print(predict.run(settings))
+    _print(predict.run(settings))
 
 
 def _export(values: DictConfig) -> None:
@@ -189,7 +190,13 @@ def _figure(values: DictConfig) -> None:
 def _report(values: DictConfig) -> None:
     from pubsel import report
 
-    print(report.run(check(ReportConfig, values)))
+    _print(report.run(check(ReportConfig, values)))
+
+
+def _print(line: str) -> None:
+    """Print a line, if there is one."""
+    if line:
+        print(line)
 
 
 def _runs(values: DictConfig) -> None:
@@ -356,16 +363,27 @@ def _help(command: str, words: list[str]) -> str:
         values = OmegaConf.to_container(hydra.compose(command, overrides_too), resolve=True)
 
     sections = explain.sections(SCHEMAS[command], cast(dict[str, Any], values), folders)
+    sections = [section._replace(settings=_added(section, cast(dict[str, Any], values))) for section in sections]
     groups = {section.name for section in sections if section.options}
     plain = [word.lstrip("+") for word in overrides]
     chosen = dict(word.split("=", 1) for word in plain if word.partition("=")[0] in groups)
     return explain.help_text(command, sections, chosen, folders)
 
 
+def _added(section: explain.Section, values: dict[str, Any]) -> list[explain.Setting]:
+    """Return the settings of a section, with a + before those of a method that its option leaves to the default of its
+    class: Hydra takes them only so."""
+    given = values.get(section.name) if section.name in GROUPS else None
+    if given is None:
+        return section.settings
+    names = {setting: setting.key.partition(".")[2] for setting in section.settings}
+    return [s if name in given else s._replace(key=f"+{s.key}") for s, name in names.items()]
+
+
 def _positional(command: str, words: list[str]) -> list[str]:
     """Return `table NAME`, `data list|prepare NAME|check NAME|forget PATH`, `runs KEY=VALUE`, `make NAME KEY=VALUE` and
     `predict NAME IMAGES` as overrides."""
-    words, options = _apart(words)
+    words, options = _apart(compose.renamed(command, words))
     for i, key in enumerate(POSITIONAL.get(command, [])[: len(words)]):
         if _is_setting(words[i]):
             break

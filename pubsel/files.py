@@ -17,6 +17,7 @@ from filelock import FileLock, Timeout
 from pubsel.messages import UserError, cannot_write, duration, limit, say
 
 PRIVATE_FILE, PRIVATE_FOLDER = 0o600, 0o700  # modes of what is made from private data, whatever the umask
+LONGEST_STEM = 200  # bytes of a name that the names of its temporary files have
 PATIENCE = 1.0  # seconds that another process is waited for in silence
 PAUSE = 10.0  # seconds between two lines about the progress
 DAMAGE = (OSError, ValueError, EOFError)
@@ -83,7 +84,7 @@ def _begun(path: Path, private: bool, folder: bool) -> tuple[Path, int]:
     """Return a new file, or folder, next to `path`, and a handle with a lock, by which others see that its process
     lives. Its name has no number of a process: in each container that may be 1."""
     while True:
-        partial = path.with_name(f".{path.name}.{secrets.token_hex(4)}.part")
+        partial = path.with_name(f"{_stem(path)}.{secrets.token_hex(4)}.part")
         if folder:
             partial.mkdir(PRIVATE_FOLDER if private else 0o777)
         flags = os.O_RDONLY if folder else os.O_RDWR | os.O_CREAT | os.O_EXCL
@@ -97,7 +98,12 @@ def _begun(path: Path, private: bool, folder: bool) -> tuple[Path, int]:
 
 def left_of(path: Path) -> list[Path]:
     """Return what processes that write a path, or were killed while they did, have of it."""
-    return list(path.parent.glob(f".{glob.escape(path.name)}.*.part"))
+    return list(path.parent.glob(f"{glob.escape(_stem(path))}.*.part"))
+
+
+def _stem(path: Path) -> str:
+    """Return how the names of temporary files for a path begin, which are no longer than a name may be."""
+    return "." + os.fsdecode(os.fsencode(path.name)[:LONGEST_STEM])
 
 
 def left_in(folder: Path) -> list[Path]:

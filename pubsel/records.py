@@ -20,7 +20,7 @@ from typing import Any
 
 from pubsel import __version__, files
 from pubsel.files import PRIVATE_FOLDER, guard, plain, unreadable, write_whole
-from pubsel.messages import UserError, cannot_write
+from pubsel.messages import UsageError, UserError, cannot_write
 
 _HERE = Path(__file__).resolve().parent
 
@@ -154,11 +154,18 @@ def _leaves(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, 
             yield f"{prefix}{key}", value if isinstance(value, str) else json.dumps(value)
 
 
+def is_name(text: str) -> bool:
+    """Return whether a text may be the name of a record: it is no path, and does not mean this folder or another."""
+    return os.sep not in text and bool(text.strip(". "))
+
+
 def find(name: str, results: Path, kinds: Sequence[str] = KINDS) -> tuple[dict[str, Any], Path]:
     """Return the record that is meant, and its folder: a file, a folder with one, or a name in `results`, where it may
     also be one of the records that are kept with the code. UserError if there is none."""
+    if not name.strip():
+        raise UsageError("the name of a run is empty; pubsel runs lists them")
     path = Path(name).expanduser()
-    in_results = [results / kind / name / "result.json" for kind in kinds]
+    in_results = [results / kind / name / "result.json" for kind in kinds if is_name(name)]
     for file in (path, path / "result.json", *in_results):
         if file.is_file():
             needed = NEEDED if file.parent.parent.name == "runs" else ("identity",)

@@ -1,6 +1,6 @@
 """`pubsel fit` audited as one program: what it claims, and what an adversary measures who made all other examples.
 
-    python scripts/audit_fit.py --epsilon 1 4 --choice 0.05 0.5 --runs 4000 --csv audit_fit.csv
+    python scripts/audit_fit.py --epsilon 1 4 --choice 0.05 0.5 --runs 4000 --to audit_fit.csv
 
 A run is a choice, a training and a measurement on 60 examples with 24 features, 40 ms of one core
 (`pubsel.attacks.whole`). A row is one part at one setting: the lower bounds come from the second half of the runs.
@@ -12,6 +12,7 @@ import itertools
 import tempfile
 from pathlib import Path
 
+import measuring
 import numpy as np
 
 from pubsel.attacks import whole
@@ -55,7 +56,9 @@ def main() -> None:
     parser.add_argument("--images", type=int, default=1, help="of the target; if several, a person is protected")
     parser.add_argument("--runs", type=int, default=4000)
     parser.add_argument("--confidence", type=float, default=0.95, help="of each bound")
-    parser.add_argument("--csv", type=Path, help="file to write; without it, only what is on the screen")
+    parser.add_argument(
+        "--to", "--csv", type=measuring.target, help="file to write; without it, only what is on the screen"
+    )
     given = parser.parse_args()
 
     head = ["epsilon", "choice", "images", "part", "claimed", "measured", "any_program", "planned_curve", "runs",
@@ -63,8 +66,8 @@ def main() -> None:
     rows = [head]
     for epsilon, choice in itertools.product(given.epsilon, given.choice):
         rows += audited(epsilon, given.delta, choice, given.images, given.runs, given.confidence)
-    if given.csv is not None:
-        with given.csv.open("w", newline="") as file:
+    if given.to is not None:
+        with given.to.open() as file:
             csv.writer(file).writerows(rows)
 
 

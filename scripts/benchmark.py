@@ -16,7 +16,6 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from functools import partial
 from itertools import pairwise
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import measuring
@@ -652,7 +651,9 @@ def main() -> None:
     arguments.add_argument("--only", default="", metavar="NAME", help=f"names that start so: {', '.join(WORK)}")
     arguments.add_argument("--threads", type=int, default=torch.get_num_threads())
     arguments.add_argument("--device", default="cpu")
-    arguments.add_argument("--output", type=Path, help="a CSV; with --only none is written unless this is given")
+    arguments.add_argument(
+        "--to", "--output", type=measuring.target, help="a CSV; with --only none is written unless this is given"
+    )
     given = arguments.parse_args()
     where = measuring.origin(given.device, given.threads)
     chosen = {name: w for name, w in WORK.items() if name.startswith(given.only) and (w.short or not given.short)}
@@ -666,7 +667,7 @@ def main() -> None:
                 "({peer_s} / {ours_s} s, {peer_mib} / {ours_mib} MiB, error {error})".format(**row), flush=True
             )  # fmt: skip
             rows.append(row)
-        path = given.output or (None if given.only else Path("results/benchmark.csv"))
+        path = given.to or (None if given.only else measuring.target("results/benchmark.csv"))
         if path is not None:
             measuring.write(path, rows, where)
 

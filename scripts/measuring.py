@@ -1,5 +1,6 @@
 """Seconds and memory of some work, in processes that have computed nothing before; and the CSV that they go into."""
 
+import argparse
 import csv
 import ctypes
 import gc
@@ -16,6 +17,8 @@ import torch
 
 from pubsel import records
 from pubsel.cli import keep_memory
+from pubsel.messages import UserError
+from pubsel.settings.outputs import Output, output
 
 Run = Callable[[], object]
 
@@ -81,10 +84,17 @@ def origin(device: str, threads: int) -> dict[str, Any]:
     return {"device": device, "threads": threads, "hardware": hardware} | versions | {"commit": here["commit"]}
 
 
-def write(path: Path, rows: list[dict[str, Any]], where: dict[str, Any]) -> None:
+def target(to: str) -> Output:
+    """The file of an option --to, for argparse; an error of the command line if it cannot be written."""
+    try:
+        return output(to)
+    except UserError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def write(to: Output, rows: list[dict[str, Any]], where: dict[str, Any]) -> None:
     """Rows, each with where it was measured, as a CSV."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("w", newline="") as file:
+    with to.open() as file:
         writer = csv.DictWriter(file, [*rows[0], *where])
         writer.writeheader()
         writer.writerows(row | where for row in rows)

@@ -12,8 +12,8 @@ import csv
 import itertools
 import time
 import warnings
-from pathlib import Path
 
+import measuring
 import torch
 from hydra import compose, initialize_config_dir
 from opacus import PrivacyEngine
@@ -60,7 +60,7 @@ def task_of(words: list[str]) -> Task:
 def main() -> None:
     """Run what is not in the CSV yet."""
     arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    arguments.add_argument("output", type=Path)
+    arguments.add_argument("to", type=measuring.target)
     arguments.add_argument("words", nargs="+", metavar="pair.private=NAME")
     given = arguments.parse_args()
     warnings.simplefilter("ignore")
@@ -68,9 +68,9 @@ def main() -> None:
     sets = [word for word in given.words if word.startswith("pair.private=")]
     seeds = [int(word.partition("=")[2]) for word in given.words if word.startswith("seed=")] or [0]
     others = [word for word in given.words if word not in sets and not word.startswith("seed=")]
-    rows = list(csv.DictReader(given.output.open())) if given.output.exists() else []
+    rows = list(csv.DictReader(given.to.path.open())) if given.to.path.is_file() else []
     done = {tuple(row[c] for c in COLUMNS[:5]) for row in rows}
-    with given.output.open("a", newline="") as file:
+    with given.to.path.open("a", newline="") as file:
         table = csv.DictWriter(file, COLUMNS, lineterminator="\n")
         if not rows:
             table.writeheader()

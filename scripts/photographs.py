@@ -1,6 +1,6 @@
 """How long a folder of photographs takes to open, and how much memory: the first time, and once they are kept.
 
-    python scripts/photographs.py --images 200000 --side 224 --folder /tmp/photographs --csv results/photographs.csv
+    python scripts/photographs.py --images 200000 --side 224 --folder /tmp/photographs --to results/photographs.csv
 
 Makes JPEG files, blurred noise, in folders of ten classes, a tenth of them for testing, and opens them in new processes
 as every command does. Seconds and memory are beyond those of importing torch and pubsel. Needs free space for the files
@@ -18,6 +18,7 @@ from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import measuring
 import numpy as np
 from PIL import Image
 
@@ -69,7 +70,9 @@ def main() -> None:
     parser.add_argument("--images", type=int, default=200_000)
     parser.add_argument("--side", type=int, default=224, help="pixels")
     parser.add_argument("--folder", type=Path, help="where there is room; without it, the system's temporary folder")
-    parser.add_argument("--csv", type=Path, help="file to write; without it, only what is on the screen")
+    parser.add_argument(
+        "--to", "--csv", type=measuring.target, help="file to write; without it, only what is on the screen"
+    )
     given = parser.parse_args()
 
     if given.folder is not None:
@@ -86,8 +89,8 @@ def main() -> None:
     finally:
         shutil.rmtree(here)
 
-    if given.csv is not None:
-        with given.csv.open("w", newline="") as file:
+    if given.to is not None:
+        with given.to.open() as file:
             csv.writer(file).writerows(rows)
 
 

@@ -1,6 +1,6 @@
 """How long a pool of embeddings takes to cluster and to assign, and how much memory: results/pool_scale.csv.
 
-    python scripts/pool_scale.py --folder /tmp --csv results/pool_scale.csv
+    python scripts/pool_scale.py --folder /tmp --to results/pool_scale.csv
 
 Makes embeddings of 500 kinds, float16, in shards of 100,000, and works on them as `pubsel pool` does, in a process of
 its own for each number of embeddings. The files are not in the system's memory before. Memory is beyond that of
@@ -82,7 +82,9 @@ def main() -> None:
     parser.add_argument("--width", type=int, default=1280)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--folder", type=Path, help="where there is room; without it, the system's temporary folder")
-    parser.add_argument("--csv", type=Path, help="file to write; without it, only what is on the screen")
+    parser.add_argument(
+        "--to", "--csv", type=measuring.target, help="file to write; without it, only what is on the screen"
+    )
     given = parser.parse_args()
 
     rows: list[dict[str, Any]] = []
@@ -99,8 +101,8 @@ def main() -> None:
     if len(rows) > 1:
         rows.append(extrapolated(rows))
         print(rows[-1])
-    if given.csv is not None:
-        measuring.write(given.csv, rows, measuring.origin("cpu", given.threads))
+    if given.to is not None:
+        measuring.write(given.to, rows, measuring.origin("cpu", given.threads))
 
 
 if __name__ == "__main__":

@@ -126,7 +126,7 @@ def main() -> None:
     row(f"pubsel table, {RECORDS} records", repeated(table), "5 s")
     whole, ideal = sweep(given.cells)
     row(f"sweep of {given.cells} cells, {WORKERS} workers", [whole], f"1.3 x {ideal:.0f} s = {1.3 * ideal:.0f} s")
-    measuring.write(Path("results/program.csv"), rows, measuring.origin("cpu", WORKERS))
+    measuring.write(measuring.target("results/program.csv"), rows, measuring.origin("cpu", WORKERS))
 
 
 if __name__ == "__main__":

@@ -166,12 +166,13 @@ def main() -> None:
     arguments.add_argument("--short", action="store_true", help="three sizes instead of four")
     arguments.add_argument("--threads", type=int, default=torch.get_num_threads())
     arguments.add_argument("--device", default="cpu")
-    arguments.add_argument("--output", type=Path, default=Path("results/scaling.csv"))
+    arguments.add_argument("--to", "--output", type=measuring.target, default="results/scaling.csv")
     given = arguments.parse_args()
     where = measuring.origin(given.device, given.threads)
     rows = scaling(given.short, given.device, given.threads)
-    measuring.write(given.output, rows, where)
-    plot(rows, given.output.with_suffix(".png"))
+    measuring.write(given.to, rows, where)
+    if given.to.descriptor is None and not given.to.special:
+        plot(rows, given.to.path.with_suffix(".png"))
 
 
 if __name__ == "__main__":

@@ -283,7 +283,7 @@ def test_data_check_says_what_is_read(cli: Cli) -> None:
 def test_help_and_cfg_teach_and_run_nothing(cli: Cli) -> None:
     for command, words in (
         ("run", ["+experiment=quickstart", "algorithm=NAME", "b_gep", "algorithm.clip_embedding=10", "result.json"]),
-        ("predict", ["pubsel predict NAME ./new_images", "output=answers.csv", "model.json"]),
+        ("predict", ["pubsel predict NAME ./new_images", "to=answers.csv", "model.json"]),
         ("export", ["pubsel export NAME to=./model", "anyway=false", "privacy.html"]),
         ("rank", ["pubsel rank private=digits", "distance=NAME", "dp_gsd, frechet", "convert=resize"]),
         ("attack", ["pubsel attack loss run=NAME", "trials=5", "gsd_table8.csv"]),
@@ -291,7 +291,7 @@ def test_help_and_cfg_teach_and_run_nothing(cli: Cli) -> None:
         ("table", ["pubsel table gsd_table2", "results=results"]),
         ("make", ["pubsel make pillar_ours hydra/launcher=joblib", "dry=false"]),
         ("figure", ["pubsel figure pillar_k", "points=null"]),
-        ("report", ["pubsel report results=", "output=null"]),
+        ("report", ["pubsel report results=", "to=null"]),
         ("runs", ["pubsel runs show NAME", "action=list"]),
         ("data", ["pubsel data prepare", "PUBSEL_DATA"]),
         ("pool", ["pubsel pool pool=[./embeddings]", "shards=1", "img_emb/*.npy"]),

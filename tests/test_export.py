@@ -138,7 +138,7 @@ def test_the_folder_answers_as_the_run_does(words: tuple[str, ...], tmp_path: Pa
     assert (told.classes, told.multi_label) == (expected.classes, expected.multi_label)
     assert str(loaded) == record["privacy"]["statement"]
     output = tmp_path / "answers.csv"
-    assert main(["predict", str(folder), images, f"output={output}", f"data_root={data_root}"]) == 0
+    assert main(["predict", str(folder), images, f"to={output}", f"data_root={data_root}"]) == 0
     assert len(output.read_text().splitlines()) == len(expected) + 1
 
 
@@ -454,7 +454,7 @@ def test_only_an_empty_folder_is_replaced(
         export.write(tmp_path / "empty", before, "a", False)
     assert contents(tmp_path / "empty") == before
     assert main(["export", str(record.folder), f"to={tmp_path / 'file' / 'model'}"]) == 1
-    assert ": File exists; " in capsys.readouterr().err
+    assert ": Not a directory; " in capsys.readouterr().err
     assert sorted(path.name for path in tmp_path.iterdir()) == ["empty", "file"]
 
 

@@ -347,7 +347,7 @@ def test_a_run_that_was_stopped_draws_no_second_histogram(folder, capsys, monkey
 def test_a_finished_run_is_found_again_with_the_examples_that_it_drew(folder, capsys):
     record = trained(capsys)
     assert main(["attack", "attack=loss", f"run={record['identity']}", "threads=1"]) == 0, capsys.readouterr().err
-    assert main(["predict", f"results/runs/{record['identity']}", "private.npz", "output=a.csv"]) == 0
+    assert main(["predict", f"results/runs/{record['identity']}", "private.npz", "to=a.csv"]) == 0
     capsys.readouterr()
     assert Path("a.csv").read_text().count("\n") > 60
 

@@ -140,7 +140,7 @@ def test_labels_of_which_an_image_has_several(words: tuple[str, ...]) -> None:
     assert told.answers == [[str(c) for c in np.flatnonzero(row >= 0.5)] for row in told.probabilities]
 
     path = Path("results/runs", record["identity"])
-    assert main(["predict", str(path), "several.npz", "output=labels.csv", "data_root=."]) == 0
+    assert main(["predict", str(path), "several.npz", "to=labels.csv", "data_root=."]) == 0
     rows = list(csv.DictReader(Path("labels.csv").read_text().splitlines()))
     assert list(rows[0]) == ["file", "0", "1"]
     assert rows[0]["file"] == "several.npz/test_images/0"
@@ -272,7 +272,7 @@ def test_a_table_names_its_files(tmp_path: Path) -> None:
 def test_the_table_has_a_row_for_each_image(capsys: pytest.CaptureFixture) -> None:
     record = trained(*FOLDER)
     file = next(Path("animals/ant").iterdir())
-    assert main(["predict", record["identity"], "animals/bee", str(file), "output=some.csv"]) == 0
+    assert main(["predict", record["identity"], "animals/bee", str(file), "to=some.csv"]) == 0
     rows = list(csv.reader(Path("some.csv").read_text().splitlines()))
     told = record.predict(["animals/bee", file])
     assert capsys.readouterr().out == f"some.csv: {len(told)} images, 3 classes\n"
@@ -283,7 +283,7 @@ def test_the_table_has_a_row_for_each_image(capsys: pytest.CaptureFixture) -> No
     assert Path("some.csv").stat().st_mode & 0o777 == 0o600
 
     pattern = record["identity"][:-5] + "*"
-    assert main(["predict", pattern, "animals/bee", "output=some.csv", "all=true"]) == 0
+    assert main(["predict", pattern, "animals/bee", "to=some.csv", "all=true"]) == 0
     rows = list(csv.reader(Path("some.csv").read_text().splitlines()))
     assert rows[0] == ["file", "class", "probability", *NAMES]
     assert len(rows) == len(list(Path("animals/bee").iterdir())) + 1
@@ -295,7 +295,7 @@ def test_names_with_any_character(tmp_path: Path) -> None:
     for name in ("a b.png", "c=d.png", "it's, [1].png", "${x}.png"):
         Image.new("L", (8, 8)).save(tmp_path / name)
     words = [str(path) for path in sorted(tmp_path.glob("*.png"))]
-    assert main(["predict", str(record.folder), *words, f"output={tmp_path / 'out.csv'}"]) == 0
+    assert main(["predict", str(record.folder), *words, f"to={tmp_path / 'out.csv'}"]) == 0
     assert [row["file"] for row in csv.DictReader((tmp_path / "out.csv").read_text().splitlines())] == words
 
 
@@ -340,7 +340,7 @@ def test_what_cannot_be_read_is_named_or_left_out(tmp_path: Path, capsys: pytest
         record.predict([tmp_path / "a.png"], skip=True)
 
     out = tmp_path / "out.csv"
-    assert main(["predict", record["identity"], str(tmp_path), f"output={out}"]) == 1
+    assert main(["predict", record["identity"], str(tmp_path), f"to={out}"]) == 1
     assert not out.exists()
     assert list(tmp_path.glob(".*")) == []
 
@@ -388,7 +388,7 @@ def test_what_a_run_lacks_is_said_in_one_line(tmp_path: Path, capsys: pytest.Cap
     shutil.copytree(folder, run)
     harm(run)
     capsys.readouterr()
-    assert main(["predict", run.name, "animals", f"results={tmp_path}", f"output={tmp_path / 'a.csv'}"]) == 1
+    assert main(["predict", run.name, "animals", f"results={tmp_path}", f"to={tmp_path / 'a.csv'}"]) == 1
     told = capsys.readouterr().err.splitlines()
     assert len(told) == 1
     with pytest.raises(UserError, match=words):
@@ -428,8 +428,8 @@ def test_the_command_says_what_it_needs(capsys: pytest.CaptureFixture) -> None:
     assert "give folders, image files, CSV or npz files after the run" in capsys.readouterr().err
     assert main(["predict", "*", "animals", "results=nowhere"]) == 2
     assert "run=*: 0 runs in nowhere/runs fit it: give the name of one" in capsys.readouterr().err
-    assert main(["predict", str(trained(*FOLDER).folder), "animals", "output=nowhere/a.csv"]) == 1
-    assert "cannot write output=nowhere/a.csv: No such file or directory" in capsys.readouterr().err
+    assert main(["predict", str(trained(*FOLDER).folder), "animals", "to=/proc/a.csv"]) == 1
+    assert "cannot write to=/proc/a.csv: No such file or directory" in capsys.readouterr().err
     with pytest.raises(UsageError, match="unknown key alll"):
         trained(*FOLDER).predict("animals", alll=True)
 

@@ -195,13 +195,13 @@ def test_the_command_writes_the_file_and_takes_other_drawings_in(tmp_path):
     (tmp_path / "figures").mkdir()
     (tmp_path / "figures" / "cluster_map.svg").write_text('<svg xmlns="http://www.w3.org/2000/svg"/>')
     (tmp_path / "figures" / "pillar_k.svg").write_text("drawn by the page itself")
-    said = report.run(ReportConfig(results=str(tmp_path), output=None, debug=False))
+    said = report.run(ReportConfig(results=str(tmp_path), to=None, debug=False))
     assert "6 records" in said
     text = (tmp_path / "report.html").read_text()
     assert 'id="figure-cluster_map"' in text
     assert "figure-pillar_k" not in text
     other = tmp_path / "elsewhere" / "page.html"
-    report.run(ReportConfig(results=str(tmp_path), output=str(other), debug=False))
+    report.run(ReportConfig(results=str(tmp_path), to=str(other), debug=False))
     assert other.read_text() == text
 
 

@@ -143,7 +143,7 @@ def test_a_run_that_somebody_works_on_is_never_deleted(cli: Cli) -> None:
     folder, other = made("a-run", "unfinished"), made("b-run", "failed")
     with FileLock(folder / "lock"):
         assert names(cli("runs", "state=running")[1]) == ["a-run"]
-        code, out, _ = cli("runs", "delete", "run", "yes=true")
+        code, out, _ = cli("runs", "delete", "all=true", "yes=true")
     assert (code, out) == (0, "1 runs deleted; kept, since a process works on them: a-run\n")
     assert (folder / "checkpoint.pt").exists()
     assert os.listdir(other) == ["lock"]

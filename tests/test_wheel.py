@@ -39,7 +39,7 @@ COMMANDS = {
     "run --cfg job +experiment=quickstart": "private: digits",
     "data list": "svhn_extra",
     "table gsd_table2": "58.63",
-    "report output=page.html": "0 records",
+    "report to=page.html": "0 records",
 }
 
 

@@ -76,7 +76,7 @@ def attack_runs(settings: AttackConfig, folder: Path, device: torch.device) -> l
         raise UsageError("attack=loss needs run=NAME, a finished run below RESULTS/runs; or a pattern, or all")
 
     pattern = "*" if settings.run == "all" else settings.run
-    if not pattern or "/" in pattern:
+    if not results.is_name(pattern):
         raise UsageError(f"run={settings.run}: give the name of a folder below {folder / 'runs'}, without a path")
     paths = sorted(path.parent for path in (folder / "runs").glob(f"{pattern}/result.json"))
     if not paths:

@@ -24,9 +24,11 @@ from pubsel.gradients.factored import OffsetLinear
 from pubsel.messages import UsageError, UserError, cannot_write
 from pubsel.privacy import ledger
 from pubsel.report import card
+from pubsel.settings import outputs
 from pubsel.settings.keys import ExportConfig, Format, Model
 from pubsel.settings.schema import check
 from pubsel.training.classifier import EXPORTED, files_of, rebuilt
+from pubsel.training.exchange import as_onnx, check_installed
 
 WEIGHTS, CONFIG = EXPORTED
 
@@ -34,28 +36,19 @@ WEIGHTS, CONFIG = EXPORTED
 def run(settings: ExportConfig) -> str:
     """Make the folder, whole or not at all, and return a line about it. UserError says why a run may not or cannot be
     given away."""
-    target = new_folder(settings.to)
+    target = outputs.folder(settings.to, settings.results)
     files, told = made(settings)
     write(target, files, settings.to, private=bool(told.against))
     warned = ", which may NOT be given away" if told.against else ""
     return f"{settings.to}: {', '.join(files)}{warned}. {told.statement}"
 
 
-def new_folder(to: str) -> Path:
-    """Return the folder to make, or that is there. UsageError if it is a link, the folder that this runs in, or no
-    folder."""
-    target = Path(to).expanduser()
-    if target.is_symlink() or target.resolve() == Path.cwd():
-        raise UsageError(f"to={to}: a link, or the folder that you are in: give a new folder")
-    target = target.resolve()
-    if target.exists() and not target.is_dir():
-        raise UsageError(f"to={to}: it is there already: give a new folder, or delete it")
-    return target
-
-
 def made(settings: ExportConfig) -> tuple[dict[str, bytes], card.Told]:
     """Return the files of the folder by name, and what they tell. UserError says why a run may not or cannot be given
     away."""
+    if settings.format == Format.onnx:
+        check_installed()
+
     # The guarantee comes first: what may not be given away need not be read.
     use_threads(settings.threads)
     folder = folder_of(settings.run, Path(settings.results))
@@ -72,8 +65,6 @@ def made(settings: ExportConfig) -> tuple[dict[str, bytes], card.Told]:
 
     files = contents(told, whole)
     if settings.format == Format.onnx:
-        from pubsel.training.exchange import as_onnx
-
         files["model.onnx"] = as_onnx(whole, facts)
     return files, told
 

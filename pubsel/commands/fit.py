@@ -24,11 +24,13 @@ from pubsel.data.embeddings import is_embeddings, open_embeddings
 from pubsel.messages import UsageError, UserError, duration, gib, say
 from pubsel.privacy import accountant, quality
 from pubsel.selection import coverage
+from pubsel.settings import outputs
+from pubsel.settings.command_line import with_backbone
 from pubsel.settings.compose import composed, words_of
 from pubsel.settings.identity import identity_of
-from pubsel.settings.keys import ExportConfig, FitConfig, RunConfig
+from pubsel.settings.keys import ExportConfig, FitConfig, Format, RunConfig
 from pubsel.settings.schema import check
-from pubsel.training import measurement
+from pubsel.training import exchange, measurement
 
 FEW = 50  # training images of a class, below which it is said that they are few
 WIDE = 0.1  # half of an interval of the accuracy, above which it is said that it is wide
@@ -49,7 +51,14 @@ def run(settings: FitConfig) -> str:
     """Print the plan, then train, measure and export; return what to print. UserError or UsageError in the words of
     this command's keys."""
     with _own_words():
-        target = export.new_folder(settings.to)
+        # What can be known now is not to fail once the budget is spent.
+        sets = [settings.private, *map(str, settings.public or settings.pool or [])]
+        target = outputs.folder(settings.to, settings.results, sets)
+        if settings.features is not None and settings.features not in with_backbone():
+            raise UsageError(f"features={settings.features}: take one of {', '.join(with_backbone())}")
+        if settings.format == Format.onnx:
+            exchange.check_installed()
+
         source = _opened(settings)
         publics = _publics(settings)
         budget = divided(settings)

@@ -73,8 +73,8 @@ def run(settings: RunsConfig) -> str:
     folders = [path for path in sorted(folder.glob("*/")) if path.name != "." and not empty(path)]
     entries = [look(path) for path in folders]
     if settings.name is not None:
-        part = settings.name.rstrip("/").split("/")[-1]
-        entries = [entry for entry in entries if part in entry.name]
+        part, whole = meant(settings), settings.action == "delete"
+        entries = [entry for entry in entries if (part == entry.name if whole else part in entry.name)]
     check_keys(settings.where, entries)
     entries = [entry for entry in entries if all(matches(entry, word) for word in settings.where)]
 
@@ -85,10 +85,19 @@ def run(settings: RunsConfig) -> str:
         case "show":
             return show(only(entries, settings, folder))
         case "delete":
-            if settings.name is None and not settings.where:
-                raise UsageError("pubsel runs delete: name a run, or say which: state=failed")
+            if (settings.name is None and not settings.where) != settings.all:
+                raise UsageError("pubsel runs delete: name a run, or say which: state=failed; or give all=true alone")
             return delete(entries, settings.yes)
     raise UsageError(f"action={settings.action}: pubsel runs takes list, show NAME or delete NAME, and key=value")
+
+
+def meant(settings: RunsConfig) -> str:
+    """Return the name of a run that is given, or if nothing is deleted, a part of it. UsageError if it is neither."""
+    given = settings.name or ""
+    part = given if settings.action == "delete" else given.rstrip("/").split("/")[-1]
+    if not records.is_name(part):
+        raise UsageError(f"name={given}: no name of a run; pubsel runs lists them")
+    return part
 
 
 def empty(folder: Path) -> bool:

@@ -10,6 +10,7 @@ from pubsel.data.features import load_backbone
 from pubsel.files import Progress
 from pubsel.messages import UsageError, duration, say
 from pubsel.selection import assigned
+from pubsel.settings import outputs
 from pubsel.settings.keys import PoolConfig
 
 
@@ -52,6 +53,7 @@ def extract(settings: PoolConfig) -> str:
     name, backbone = str(settings.images), settings.model.backbone
     if settings.to is None:
         raise UsageError(f"images={name}: set to=FOLDER, the folder of embeddings to make")
+    outputs.check_folder(settings.to, settings.results, [name])
     if backbone is None or backbone.architecture in ("scattering", "pixels"):
         raise UsageError(f"images={name}: needs a network: set model, such as model=mobilenetv2")
     if settings.shard is not None and settings.shard >= settings.shards:

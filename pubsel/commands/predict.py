@@ -1,6 +1,7 @@
 """`pubsel predict RUN IMAGES`: what a trained model says of new images, as a table or as `Predictions`."""
 
 import csv
+import os
 from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -18,12 +19,13 @@ from pubsel import records
 from pubsel.cell import choose_device, use_threads
 from pubsel.commands.attack import reopened
 from pubsel.data.given import Given, as_input, given
-from pubsel.files import Progress, whole
-from pubsel.messages import UsageError, UserError, cannot_write, say
+from pubsel.files import Progress
+from pubsel.messages import UsageError, UserError, say
 from pubsel.privacy import ledger
+from pubsel.settings import outputs
 from pubsel.settings.keys import ExportConfig, Model, PredictConfig
 from pubsel.settings.schema import check
-from pubsel.training.classifier import EXPORTED, FACTS, WEIGHTS, Classifier, facts_of, files_of, read
+from pubsel.training.classifier import EXPORTED, FACTS, WEIGHTS, Classifier, facts_of, files_of, read, read_facts
 
 BATCH, PIXELS = 256, 2**26  # the most images that are read at a time, and the most numbers that they may have in all
 LEAST = 32  # of them, whatever their size
@@ -73,22 +75,31 @@ def run(settings: PredictConfig) -> str:
     if not settings.images:
         raise UsageError("pubsel predict RUN IMAGES: give folders, image files, CSV or npz files after the run")
     images = given(settings.images)
+    output = outputs.output(settings.to, inputs(settings, images))
     classifier = opened(settings)
 
-    output = Path(settings.output).expanduser()
     n = 0
-    try:
-        with whole(output, private=True) as partial, partial.open("w") as file:
-            table = csv.writer(file, lineterminator="\n")
-            for part in predicted(classifier, images, settings.skip):
-                if not n:
-                    table.writerow(part.header(settings.all))
-                table.writerows(part.rows(settings.all))
-                n += len(part)
-    except OSError as error:
-        raise cannot_write(f"output={output}", error) from None
+    with output.open(private=True) as file:
+        table = csv.writer(file, lineterminator="\n")
+        for part in predicted(classifier, images, settings.skip):
+            if not n:
+                table.writerow(part.header(settings.all))
+            table.writerows(part.rows(settings.all))
+            n += len(part)
     what = "labels" if classifier.multi_label else "classes"
-    return f"{output}: {n:,} images, {len(classifier.classes)} {what}"
+    return output.report(f"{settings.to}: {n:,} images, {len(classifier.classes)} {what}")
+
+
+def inputs(settings: PredictConfig, images: list[Given]) -> Iterator[Path]:
+    """Yield the files that the command reads: images, those of the run, and the weights of its backbone."""
+    folder = folder_of(settings.run, Path(settings.results))
+    yield from (folder / name for name in _LEFT)
+    files = files_of(folder)
+    kept = records.at(read_facts(files[1]), "model.backbone.checkpoint") if files else None
+    for checkpoint in filter(None, (settings.checkpoint, kept)):
+        yield from (Path(checkpoint).expanduser(), Path(settings.data_root).expanduser() / checkpoint)
+    for part in images:
+        yield from part.files()
 
 
 def predict(settings: PredictConfig, images: Any) -> Predictions:
@@ -132,12 +143,13 @@ def folder_of(run: str, results: Path) -> Path:
     """Return the folder with the model that is meant: a folder, a file in it, or a name in results, or a pattern that
     one of these names fits. UserError says why there is none."""
     path = Path(run).expanduser()
-    if "*" in run and not path.exists():
+    if "*" in run and os.sep not in run and not path.exists():
         names = sorted(place.name for place in (results / "runs").glob(run))
         if len(names) != 1:
             raise UsageError(f"run={run}: {len(names)} runs in {results / 'runs'} fit it: give the name of one")
         run, path = names[0], results / "runs" / names[0]
-    places = [path.parent if path.is_file() else path, results / "runs" / run]
+    places = [path.parent if path.is_file() else path] if run.strip() else []
+    places += [results / "runs" / run] if records.is_name(run) else []
     folder = next((place for place in places if any((place / name).exists() for name in _LEFT)), None)
     if folder is None:
         _, kept = records.find(run, results, ("runs",))

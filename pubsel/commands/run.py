@@ -167,7 +167,7 @@ def train(cell: Cell) -> dict[str, Any]:
     task = _loaded(cell)
     pool = None
     if cell.settings.pair.public == POOL:
-        _check_deltas(cell, task)  # what would stop the training stops it before anything is spent
+        _check_budget(cell, task)
         cell, task, pool, selected = from_pool(cell, task)
         parts += [("selection of the public examples", selected)]
     cell = cell.derived(task)
@@ -200,14 +200,23 @@ def train(cell: Cell) -> dict[str, Any]:
     return record | {"derived": follows or None, "seconds": round(seconds, 1)}
 
 
+def _check_budget(cell: Cell, task: Task) -> None:
+    """Raise UsageError for what would stop the training once the choice of its public data is spent."""
+    likely = task if task.public is not None else task._replace(public=task.private)
+    guarantee(cell.settings, cell.derived(likely).algorithm, task.units, report=lambda _: None)
+    _check_deltas(cell, task)
+
+
 def _check_deltas(cell: Cell, task: Task) -> None:
-    """Raise UsageError if delta is too large for those who are trained on, or for those who are measured."""
+    """Raise UsageError if delta is too large for those who are trained on, or for those who are measured, or if there
+    is no noise to measure these with."""
     settings, algorithm = cell.settings, cell.algorithm
     if not algorithm.private or settings.epsilon == math.inf or algorithm.sensitivity() == 0:
         return
     accountant.check_delta(settings.privacy.delta, task.units, settings.privacy.weak)
     if settings.privacy.measure and task.validation is not None:
         accountant.check_delta(settings.privacy.delta, task.held_out_units, settings.privacy.weak)
+        accountant.plan(settings.epsilon, settings.privacy.delta, 1.0, 1, 1.0)
 
 
 def _following(cell: Cell, plan: Schedule, spend: accountant.Plan | None) -> dict[str, Any]:
@@ -376,8 +385,7 @@ def with_chosen(cell: Cell) -> tuple[Cell, accountant.Plan]:
             assert task.public is not None
             candidates[label] = mapped(task.public, Path(kept) / f"{len(candidates)}.npy")
 
-        # What would stop the training stops it before anything is spent.
-        _check_deltas(cell, task)
+        _check_budget(cell, task)
         if by_features(settings.select):
             pairs |= {} if cell.algorithm.needs_public else {coverage.NONE: without_public(settings.pair)}
             choice = _by_features(cell, task, candidates)

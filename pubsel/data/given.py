@@ -1,7 +1,7 @@
 """Images that a trained model is asked about: folders, image files, CSV and npz files, and what a program has in
 memory. They are listed first, and read one after another."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,10 +20,11 @@ KINDS = "give paths, PIL images, or uint8 arrays or tensors"
 
 
 class Given(NamedTuple):
-    """Some of the images: how many, and each with its name (empty: it has none) in turn."""
+    """Some of the images: how many, and each with its name (empty: it has none) in turn. files: that they are in."""
 
     n: int
     each: Callable[[], Iterator[tuple[str, Raw]]]
+    files: Callable[[], Iterable[Path]] = tuple
 
 
 def given(images: Any) -> list[Given]:
@@ -78,12 +79,13 @@ def at_path(name: str | Path) -> Given:
         files = folders.all_images(path)
         if not files:
             raise UserError(f"{name}: no images in this folder: expected png, jpg, ... files")
-        return Given(len(files), lambda: ((str(file), file) for file in files))
+        return Given(len(files), lambda: ((str(file), file) for file in files), lambda: files)
     if path.suffix == ".csv":
         rows = folders.rows_of(path, ("path",), ",;\t")
-        return Given(len(rows), lambda: ((row["path"], path.parent / row["path"]) for row in rows))
+        listed = [(row["path"], path.parent / row["path"]) for row in rows]
+        return Given(len(rows), lambda: iter(listed), lambda: (path, *(file for _, file in listed)))
     if path.suffix != ".npz":
-        return Given(1, lambda: iter([(str(name), path)]))
+        return Given(1, lambda: iter([(str(name), path)]), lambda: (path,))
 
     arrays = prepared.image_arrays(path)
     n = sum(prepared.stream(path, array).n for array in arrays)
@@ -93,7 +95,7 @@ def at_path(name: str | Path) -> Given:
             images = prepared.stream(path, array)
             yield from ((f"{name}/{array}/{i}", images.image(i)) for i in range(images.n))
 
-    return Given(n, each)
+    return Given(n, each, lambda: (path,))
 
 
 def as_input(raw: Raw, shape: tuple[int, ...]) -> Tensor:

@@ -7,17 +7,18 @@ runs are in it as JSON and are shown on demand. Whatever comes from a record is 
 import base64
 import re
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pandas
 
 from pubsel import __version__
-from pubsel.files import write_whole
 from pubsel.privacy import ledger
 from pubsel.records import read_choices, read_measured, read_ranks, read_records
 from pubsel.report import own
 from pubsel.report.linked import LINKED, Runs, shown_of
+from pubsel.settings import outputs
 from pubsel.settings.command_line import command
 from pubsel.settings.keys import ReportConfig
 from pubsel.tables import figures, join, judged, typeset
@@ -34,17 +35,25 @@ PAPERS = ("gsd", "gep", "pillar", "adamix", "workshop")
 LARGEST = 2**20  # bytes of a drawing in results/figures that is taken into the page
 
 
+def read_from(results: Path) -> Iterator[Path]:
+    """Yield the files that a page is made from, and others that no page may replace."""
+    files = (path for name in outputs.OWNED for path in (results / name).rglob("*"))
+    yield from (path for path in files if path.suffix != ".html")
+
+
 def run(settings: ReportConfig) -> str:
     """Write the page; return what to print."""
     results = Path(settings.results)
-    output = Path(settings.output) if settings.output else results / "report.html"
+    to = settings.to or str(results / "report.html")
+    output = outputs.output(to, read_from(results))
     records = read_records(results)
     text = page(
         records, read_ranks(results), drawings(results / "figures"), read_choices(results), ledger.ledgers(results),
         own.classes_of(results, records), settings.results, read_measured(results),
     )  # fmt: skip
-    write_whole(output, text)
-    return f"{output}: {len(records)} records, {len(text.encode()) / 1e6:.1f} MB; open it in a browser"
+    with output.open() as file:
+        file.write(text)
+    return output.report(f"{to}: {len(records)} records, {len(text.encode()) / 1e6:.1f} MB; open it in a browser")
 
 
 def page(

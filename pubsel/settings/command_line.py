@@ -169,6 +169,13 @@ def _raw(of: str, group: str, name: str) -> dict[str, Any]:
     return {str(key): value for key, value in values.items()}
 
 
+@cache
+def with_backbone() -> list[str]:
+    """Return the options of conf/model that train a linear classifier on features."""
+    names = sorted(path.stem for path in (CONF / "model").glob("*.yaml"))
+    return [name for name in names if _with_defaults("model", name).get("backbone")]
+
+
 def _with_defaults(group: str, name: str) -> Any:
     option = _file(f"{group}/{name}").copy()
     bases = [_with_defaults(group, base) for base in option.pop("defaults", [])]

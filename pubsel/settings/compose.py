@@ -40,7 +40,7 @@ def composed(command: str, words: Sequence[str], config_dir: str | Path | None =
     state.clear()
     try:
         with hydra.initialize_config_dir(str(CONF), version_base="1.3"):
-            whole = hydra.compose(command, [*words, search], return_hydra_config=True)
+            whole = hydra.compose(command, [*renamed(command, words), search], return_hydra_config=True)
     except (HydraException, OmegaConfBaseException) as error:
         raise UsageError(explained(error)) from None
     finally:
@@ -54,6 +54,18 @@ def composed(command: str, words: Sequence[str], config_dir: str | Path | None =
         yield whole
     finally:
         running.cfg = before
+
+
+def renamed(command: str, words: Sequence[str]) -> list[str]:
+    """Return the words of a command as conf/ names their keys: output=... is another word for to=..., and a key that
+    only some options of its group have is added to the others. UsageError if to=... is given twice."""
+    keys = keys_of(SCHEMAS[command])
+    words = [re.sub(r"^\+*output=", "to=", word) if "to" in keys else word for word in words]
+    to = [word for word in words if re.match(r"\+*to=", word)]
+    if len(to) > 1:
+        raise UsageError(f"{' '.join(to)}: give to=... once")
+    optional = {key for key in keys if key.count(".") > 1}
+    return [f"++{word}" if word.partition("=")[0] in optional else word for word in words]
 
 
 def words_of(settings: Mapping[str, Any], prefix: str = "") -> list[str]:

@@ -495,7 +495,7 @@ class PredictConfig:
 
     run: str = setting("name of a finished run or a pattern of it, or a folder with model.pt and model.json")
     images: list[str] = setting("folders, image files, CSV files with a column path, npz files with arrays of images")
-    output: str = setting("the CSV file to write", neutral=True)
+    to: str = setting("the CSV file to write; -: standard output", neutral=True)
     all: bool = setting("write the probability of each class, not only of the most probable one", neutral=True)
     skip: bool = setting("leave out images that cannot be read, with a line for each", neutral=True)
     checkpoint: str | None = setting(
@@ -574,7 +574,7 @@ class ReportConfig:
     """`pubsel report`."""
 
     results: str = setting("folder with the records", neutral=True)
-    output: str | None = setting("the file to write; null: report.html in results", neutral=True)
+    to: str | None = setting("the file to write; -: standard output; null: report.html in results", neutral=True)
     debug: bool = setting("show the traceback of an error", neutral=True)
 
 
@@ -583,11 +583,12 @@ class RunsConfig:
     """`pubsel runs`."""
 
     action: str = setting("list, show or delete")
-    name: str | None = setting("name of a run, or a part of it")
+    name: str | None = setting("name of a run; list and show: or a part of it")
     where: list[str] = setting(
         "only runs with these values: key=value,value of a record or its settings; state=finished,stale,..."
     )
     results: str = setting("folder with the runs", neutral=True)
+    all: bool = setting("delete: every run", neutral=True)
     yes: bool = setting("delete without asking", neutral=True)
     debug: bool = setting("show the traceback of an error", neutral=True)
 

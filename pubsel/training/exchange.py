@@ -19,6 +19,16 @@ NEAR = 1e-3  # of the largest logit: how far those of ONNX may be off, with sums
 REMEDY = "pip install pubsel[onnx], or leave format=onnx out"
 
 
+def check_installed() -> None:
+    """Raise UserError if a package is absent without which nothing can be written as ONNX."""
+    try:
+        import onnx  # noqa: F401
+        import onnxruntime  # noqa: F401
+        import onnxscript  # noqa: F401  torch writes ONNX with it
+    except ImportError as error:
+        raise UserError(f"format=onnx needs {error.name}: {REMEDY}") from None
+
+
 def as_onnx(whole: nn.Module, facts: dict[str, Any]) -> bytes:
     """Return a whole model as ONNX: "images", uint8 [n, c, h, w], or "features", float32 [n, d] -> "logits",
     [n, classes], for any n. It has no text about the machine that made it.
@@ -26,12 +36,8 @@ def as_onnx(whole: nn.Module, facts: dict[str, Any]) -> bytes:
     UserError if a package is absent, if the network cannot be written or run as ONNX, or if it gives other logits
     there.
     """
-    try:
-        import onnx  # noqa: F401
-        import onnxruntime
-        import onnxscript  # noqa: F401  torch writes ONNX with it
-    except ImportError as error:
-        raise UserError(f"format=onnx needs {error.name}: {REMEDY}") from None
+    check_installed()
+    import onnxruntime
 
     x = example_input(whole.eval(), facts)
     name = "images" if x.dtype == torch.uint8 else "features"
