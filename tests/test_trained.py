@@ -165,7 +165,7 @@ def test_a_file_that_does_not_fit_or_is_absent_is_named(tmp_path):
         ({"trained": []}, r"model\.trained=\[\]"),
         ({"lora": Lora(["q_proj"], 8, 8.0)}, r"model\.lora\.layers=\['q_proj'\].*it has none"),
         ({"lora": Lora(["fc"], 8, 8.0)}, r"model\.lora\.layers=\['fc'\].*below its head"),
-        ({"options": {"foo": 1}}, r"model\.options=\{'foo': 1\}.*resnet18"),
+        ({"options": {"depth": 1}}, r"model\.options=\{'depth': 1\}.*resnet18"),
         ({"mean": [0.5]}, r"model\.mean"),
         ({"adapters": Adapters(["nothing"], 8)}, r"model\.adapters\.layers"),
         ({"adapters": Adapters(["layer1"], 8)}, "width"),
@@ -262,7 +262,7 @@ def test_batch_normalisation_that_cannot_be_replaced_or_was_trained_is_refused(t
 
 
 def test_settings_that_a_small_network_would_ignore_are_refused():
-    for change in ({"pretrained": True}, {"checkpoint": "no.pt"}, {"options": {"a": 1}}, {"std": [1.0]}):
+    for change in ({"pretrained": True}, {"checkpoint": "no.pt"}, {"options": {"depth": 1}}, {"std": [1.0]}):
         given = dataclasses.replace(Model("linear", None, False, None, Norm.replace, None), **change)
         with pytest.raises(UsageError, match=rf"model\.{next(iter(change))}"):
             network(given)

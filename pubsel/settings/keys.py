@@ -7,6 +7,7 @@ from enum import Enum
 from typing import Any
 
 from pubsel.messages import UsageError
+from pubsel.settings.networks import check_network
 from pubsel.settings.schema import setting
 
 MOST_EPOCHS = 10**6  # and iterations of a loop
@@ -155,6 +156,9 @@ class Scattering:
     )
 
 
+ABOUT_OPTIONS = "shape and sizes that differ from those of the architecture, such as img_size, as timm names them"
+
+
 @dataclass
 class Backbone:
     """A frozen timm network or scattering; a linear classifier is trained on its features. null: the value of the
@@ -167,17 +171,20 @@ class Backbone:
         default=None,
     )
     prefix: str | None = setting("checkpoint: prefix of the names of the weights, such as backbone.", default=None)
-    options: dict[str, Any] = field(default_factory=dict, metadata={"about": "further arguments of timm.create_model"})
+    options: dict[str, Any] = field(default_factory=dict, metadata={"about": ABOUT_OPTIONS})
     input_size: int | None = setting(
         "images are resized to this side, in pixels; null with scattering: to 32 if they are larger", at_least=1,
         at_most=16384, default=None,
     )  # fmt: skip
     crop: float | None = setting(
-        "side of the central crop, as a share of the side of the resized image", over=0, at_most=1, default=None
+        "side of the central crop, as a share of the side of the resized image", at_least=0.1, at_most=1, default=None
     )
     mean: list[float] | None = setting("mean of each channel, for pixels in [0, 1]", default=None)
     std: list[float] | None = setting("standard deviation of each channel, for pixels in [0, 1]", default=None)
     scattering: Scattering | None = setting("architecture=scattering: its settings", default=None)
+
+    def __post_init__(self) -> None:
+        check_network("model.backbone", self.architecture, self.options)
 
 
 @dataclass
@@ -225,7 +232,7 @@ class Model:
     )  # fmt: skip
     lora: Lora | None = setting("timm: low-rank layers", default=None)
     adapters: Adapters | None = setting("timm: adapters", default=None)
-    options: dict[str, Any] | None = setting("timm: further arguments of timm.create_model", default=None)
+    options: dict[str, Any] | None = setting(f"timm: {ABOUT_OPTIONS}", default=None)
     mean: list[float] | None = setting(
         "timm, with weights: mean of each channel, for pixels in [0, 1]; null: the mean that the weights were trained "
         "with", default=None,
@@ -237,6 +244,9 @@ class Model:
         "compute the outputs of the layers below the first trained one only once and keep them in memory, instead of "
         "in each pass", default=False,
     )  # fmt: skip
+
+    def __post_init__(self) -> None:
+        check_network("model", self.architecture, self.options)
 
 
 @dataclass
