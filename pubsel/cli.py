@@ -30,7 +30,7 @@ import pubsel
 from pubsel.messages import CellsFailed, UsageError, UserError, out_of_memory
 from pubsel.privacy import ledger
 from pubsel.records import BrokenRecord
-from pubsel.settings import CONF, compose, explain, named
+from pubsel.settings import CONF, compose, explain, fetching, named
 from pubsel.settings.datasets import dataset_names
 from pubsel.settings.keys import (
     SCHEMAS,
@@ -401,7 +401,8 @@ def _dispatch(command: str, words: list[str]) -> int:
 
     def task(values: DictConfig) -> str | None:
         try:
-            COMMANDS[command](values)
+            with fetching(bool(values.get("download", True))):
+                COMMANDS[command](values)
         except Exception as error:
             if HydraConfig.get().mode != RunMode.MULTIRUN:
                 raised.append(error)  # raised again outside Hydra, which would print more than one line

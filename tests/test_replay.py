@@ -67,7 +67,7 @@ def test_the_command_of_each_experiment_makes_the_same_run(name):
         ["pair.private='C:\\\\x\\\\'", "pair.public=./true.npz", "label='null'"],
         ["label='1e5'", "epsilon=1e-3", "privacy.delta=1e-7", "seed=9223372036854775807", "training.milestones=[]"],
         ["model=timm", "model.architecture=vit_tiny", "model.lora={layers:[qkv],r:4,alpha:8}",
-         "++model.options={img_size:[32,64],class_token:false}"],
+         "++model.options={a:{b:1}}"],
         ["model=timm", "model.architecture=x.y_z", "model.adapters={layers:[attn,mlp],size:64}",
          "model.trained=[head]"],
         ["model=mobilenetv2_coral", "algorithm=pillar", "~model.backbone.options", "model.backbone.mean=null",

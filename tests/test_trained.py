@@ -262,7 +262,7 @@ def test_batch_normalisation_that_cannot_be_replaced_or_was_trained_is_refused(t
 
 
 def test_settings_that_a_small_network_would_ignore_are_refused():
-    for change in ({"pretrained": True}, {"checkpoint": "no.pt"}, {"options": {"depth": 1}}, {"std": [1.0]}):
+    for change in ({"pretrained": True}, {"checkpoint": "no.pt"}, {"options": {"a": 1}}, {"std": [1.0]}):
         given = dataclasses.replace(Model("linear", None, False, None, Norm.replace, None), **change)
         with pytest.raises(UsageError, match=rf"model\.{next(iter(change))}"):
             network(given)

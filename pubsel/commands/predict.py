@@ -86,8 +86,8 @@ def run(settings: PredictConfig) -> str:
             table = csv.writer(file, lineterminator="\n")
             for part in predicted(classifier, images, settings.skip):
                 if not n:
-                    table.writerow(part.header(settings.all))
-                table.writerows(part.rows(settings.all))
+                    table.writerow(map(records.as_cell, part.header(settings.all)))
+                table.writerows(map(records.as_cell, row) for row in part.rows(settings.all))
                 n += len(part)
         os.replace(partial, output)
     except OSError as error:

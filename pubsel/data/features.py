@@ -154,7 +154,7 @@ def load_backbone(backbone: Backbone, data_root: str, device: torch.device, like
         return _scattering(backbone, device, like)
     if backbone.scattering is not None:
         raise UsageError(f"model.backbone.scattering: for architecture=scattering, not for {name}: remove it")
-    check_timm("model.backbone", name)
+    check_timm("model.backbone", name, backbone.options)
     path = weight_file(KEY, backbone.checkpoint, data_root, PUBLISHED + NO_WEIGHTS) if backbone.checkpoint else None
     fetch = backbone.pretrained and path is None
     try:
@@ -213,7 +213,7 @@ def described(backbone: Backbone) -> tuple[dict[str, Any], str]:
         settings = {} if backbone.scattering is None else dataclasses.asdict(backbone.scattering)
         how = {"features": f"scattering, version {scattering.VERSION}", "input_size": backbone.input_size, **settings}
         return how, "none: it has no weights"
-    check_timm("model.backbone", name)
+    check_timm("model.backbone", name, backbone.options)
     check_size(f"model.backbone.architecture={name}", lambda: _network(backbone, False))
     net = _network(backbone, False)
     how = {"scale": "pixels / 255, grey as three equal channels", **_preparation(backbone, net)._asdict()}

@@ -153,7 +153,7 @@ def _refuse(model: Model, *keys: str) -> None:
 
 def _timm(model: Model, name: str, channels: int, classes: int, data_root: str | None) -> nn.Module:
     """Return a timm network with `classes` outputs: random, with its published weights, or those of a file."""
-    check_timm("model", name)
+    check_timm("model", name, model.options or {})
     ours = name.startswith("mobilenetv2_100")  # with weights of two sources in conf/model
     published = "; model=mobilenetv2_layers fetches published weights" if ours else ""
     read = data_root is not None

@@ -14,6 +14,7 @@ from torch import nn
 
 from pubsel.messages import UsageError, UserError
 from pubsel.settings import FETCHES
+from pubsel.settings.networks import check_network
 
 NOT_HERE = "its published weights are not on this machine: give download=true to fetch them"
 
@@ -42,10 +43,12 @@ def tensors_alone() -> Iterator[None]:
         os.environ.update({key: value for key, value in before.items() if value is not None})
 
 
-def check_timm(key: str, name: str) -> None:
-    """Raise UsageError, with the names that are near, for an architecture that timm does not have."""
+def check_timm(key: str, name: str, options: Mapping[str, Any]) -> None:
+    """Raise UsageError for an option that may not be set, or, with the names that are near, for an architecture that
+    timm does not have."""
     import timm
 
+    check_network(key, name, options)
     if not timm.is_model(name):
         near = ", ".join(timm.list_models(f"*{name[:6]}*")[:5]) or "see timm.list_models()"
         raise UsageError(f"{key}.architecture={name}: timm has no such model; near it: {near}")

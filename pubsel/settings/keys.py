@@ -7,7 +7,6 @@ from enum import Enum
 from typing import Any
 
 from pubsel.messages import UsageError
-from pubsel.settings.networks import check_network
 from pubsel.settings.schema import setting
 
 MOST_EPOCHS = 10**6  # and iterations of a loop
@@ -183,9 +182,6 @@ class Backbone:
     std: list[float] | None = setting("standard deviation of each channel, for pixels in [0, 1]", default=None)
     scattering: Scattering | None = setting("architecture=scattering: its settings", default=None)
 
-    def __post_init__(self) -> None:
-        check_network("model.backbone", self.architecture, self.options)
-
 
 @dataclass
 class Lora:
@@ -244,9 +240,6 @@ class Model:
         "compute the outputs of the layers below the first trained one only once and keep them in memory, instead of "
         "in each pass", default=False,
     )  # fmt: skip
-
-    def __post_init__(self) -> None:
-        check_network("model", self.architecture, self.options)
 
 
 @dataclass
@@ -316,7 +309,7 @@ class Common:
         neutral=True, default=True,
     )  # fmt: skip
     results: str = setting("folder for the records", neutral=True)
-    download: bool = setting("download a missing dataset", neutral=True)
+    download: bool = setting("download a missing dataset, and published weights", neutral=True)
     debug: bool = setting("show the traceback of an error", neutral=True)
 
 
@@ -514,7 +507,7 @@ class PredictConfig:
     results: str = setting("folder with the runs", neutral=True)
     data_root: str = setting("folder with the data, and with files of weights", neutral=True)
     download: bool = setting(
-        "download a missing dataset, which a run is read with that was made before model.json", neutral=True
+        "fetch published weights, or a missing dataset that a run is read with from before model.json", neutral=True
     )
     device: Device = setting("auto: cuda if available, else cpu", neutral=True)
     threads: int | None = setting("number of CPU threads; null: all cores", at_least=1, neutral=True)
@@ -532,7 +525,7 @@ class ExportConfig:
     results: str = setting("folder with the runs", neutral=True)
     data_root: str = setting("folder with the data, and with files of weights", neutral=True)
     download: bool = setting(
-        "download a missing dataset, which a run is read with that was made before model.json", neutral=True
+        "fetch published weights, or a missing dataset that a run is read with from before model.json", neutral=True
     )
     device: Device = setting("of a run from before model.json: auto, cpu or cuda", neutral=True)
     threads: int | None = setting("number of CPU threads; null: all cores", at_least=1, neutral=True)
@@ -631,7 +624,7 @@ class PoolConfig:
         "folder with the data; what is computed of a pool is kept in its folder pools", neutral=True
     )
     results: str = setting("folder for the logs of a sweep over shards", neutral=True)
-    download: bool = setting("download a missing dataset", neutral=True)
+    download: bool = setting("download a missing dataset, and published weights", neutral=True)
     device: Device = setting("auto: cuda if available, else cpu", neutral=True)
     threads: int | None = setting("number of CPU threads; null: all cores", at_least=1, neutral=True)
     debug: bool = setting("show the traceback of an error", neutral=True)

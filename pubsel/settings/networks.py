@@ -8,11 +8,9 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from omegaconf import MISSING
-
 from pubsel.messages import UsageError
 
-NAME = re.compile(r"\w[\w.]*")  # of a network in timm or torchvision; hf-hub:... and local-dir:... are none
+NAME = re.compile(r"\w[\w.]*")  # of a network in timm; hf-hub:... and local-dir:... are none
 WORD = re.compile(r"\w{0,30}")
 FEW = 8  # stages of a network with a number for each
 SIZES = {  # options that are whole numbers, or a list of them, with the largest
@@ -33,13 +31,13 @@ SWITCHES = (
 OPTIONS = (*SIZES, *SHARES, *WORDS, *SWITCHES)
 
 
-def check_network(key: str, architecture: str | None, options: Mapping[str, Any] | None) -> None:
+def check_network(key: str, architecture: str, options: Mapping[str, Any]) -> None:
     """Raise UsageError for a name that is none of a network, or an option that is none of OPTIONS or out of its range.
     key: of the settings, such as model.backbone."""
-    if architecture not in (None, MISSING) and not NAME.fullmatch(str(architecture)):
-        raise UsageError(f"{key}.architecture={str(architecture)[:100]}: a name of timm or torchvision has letters, digits, _ and .")
+    if not NAME.fullmatch(architecture):
+        raise UsageError(f"{key}.architecture={architecture[:100]}: a name of timm has letters, digits, _ and . only")
     shown = f"{key}.options={str(options)[:100]}"
-    for name, value in (options or {}).items():
+    for name, value in options.items():
         if name not in OPTIONS:
             raise UsageError(f"{shown}: none of what may be set is {name[:30]}: {', '.join(sorted(OPTIONS))}")
         if not _fits(name, value):
