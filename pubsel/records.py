@@ -152,8 +152,11 @@ class Record(dict[str, Any]):
 
 def as_cell(value: Any) -> Any:
     """Return a value as a cell of a CSV file that no spreadsheet runs: an apostrophe stands before a text that begins
-    like a formula (OWASP, CSV injection); numbers stay."""
-    return f"'{value}" if isinstance(value, str) and _FORMULA.match(value) and not _NUMBER.fullmatch(value) else value
+    like a formula (OWASP, CSV injection); numbers stay. A carriage return, which csv does not quote, is a line feed."""
+    if not isinstance(value, str):
+        return value
+    runs = _FORMULA.match(value) and not _NUMBER.fullmatch(value)
+    return ("'" * bool(runs) + value).replace("\r", "\n")
 
 
 _FORMULA = re.compile(r"\s*[=+@\uff1d\uff0b\uff0d\uff20-]|[\t\r\n]")

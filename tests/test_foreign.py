@@ -287,7 +287,7 @@ def test_a_file_of_weights_takes_no_more_memory_than_it_is_large(kind, tmp_path)
             for part in old.infolist():
                 new.writestr(part.filename, old.read(part))
         os.replace(tmp_path / "new", path)
-    with pytest.raises(ValueError, match="compressed|repeat"):
+    with pytest.raises(ValueError, match=r"compressed|repeat"):
         classifier._state(path)
 
 
@@ -300,11 +300,12 @@ FORMULAS = ["=1+1", "+cmd|' /C calc'!A0", "-2+3", "@SUM(A1)", "\t=1", "\r=1", " 
 @pytest.mark.attack
 @pytest.mark.parametrize("name", FORMULAS)
 def test_no_spreadsheet_runs_the_name_of_a_class(name):
+    cell = f"'{name}".replace("\r", "\n")
     folder({"architecture": "pixels", "pretrained": False}, classes=[name, "-1.5e3"], shape=[1, 2, 2])
     assert main(["predict", "given", "a.png", "all=true", "threads=1"]) == 0
     with Path("answers.csv").open(newline="") as file:
         head, row = csv.reader(file)
-    assert head[3:] == [f"'{name}", "-1.5e3"]
+    assert head[3:] == [cell, "-1.5e3"]
     assert row[1] in head[3:]
     table = as_csv(pandas.DataFrame({"private": [name], "public": ["-1.5"]}))
-    assert [*csv.reader(io.StringIO(table, newline=""))] == [["private", "public"], [f"'{name}", "-1.5"]]
+    assert [*csv.reader(io.StringIO(table, newline=""))] == [["private", "public"], [cell, "-1.5"]]

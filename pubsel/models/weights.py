@@ -89,9 +89,10 @@ def kept(name: str) -> Path | None:
     return path if path is not None and path.is_file() else None
 
 
-def of_hub(url: str) -> Path:
-    """Return where torch keeps what it has fetched from an address."""
-    return Path(torch.hub.get_dir(), "checkpoints", url.rpartition("/")[2])
+def of_hub(url: str | tuple[str, str]) -> Path:
+    """Return where torch keeps what it has fetched from an address, which may come with another name for the file."""
+    name = url.rpartition("/")[2] if isinstance(url, str) else url[1]
+    return Path(torch.hub.get_dir(), "checkpoints", name)
 
 
 def digest_of_weights(net: nn.Module, heads: Sequence[str] = ()) -> str:
