@@ -13,6 +13,13 @@ with a mapping for dotted keys. A Record is what a command leaves in results.
 
 from __future__ import annotations
 
+import os
+import sys
+
+# With `python -m pubsel`, Python looks for every module in the current folder first, which may be one from others.
+if sys.argv[:1] == ["-m"] and sys.path[0] == os.getcwd() != os.path.dirname(os.path.dirname(os.path.abspath(__file__))):
+    del sys.path[0]
+
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any

@@ -31,7 +31,7 @@ import pubsel
 from pubsel.messages import CellsFailed, UsageError, UserError, limit, out_of_memory, stopped_by_signals
 from pubsel.privacy import ledger
 from pubsel.records import BrokenRecord
-from pubsel.settings import CONF, compose, explain, named
+from pubsel.settings import CONF, compose, explain, fetching, named
 from pubsel.settings.datasets import dataset_names
 from pubsel.settings.keys import (
     SCHEMAS,
@@ -430,7 +430,8 @@ def _dispatch(command: str, words: list[str]) -> int:
 
     def task(values: DictConfig) -> str | None:
         try:
-            with contextlib.nullcontext() if values.get("download", True) else offline():
+            allowed = bool(values.get("download", True))
+            with fetching(allowed), contextlib.nullcontext() if allowed else offline():
                 COMMANDS[command](values)
         except Exception as error:
             if HydraConfig.get().mode != RunMode.MULTIRUN:

@@ -145,6 +145,19 @@ class Record(dict[str, Any]):
         return f"<pre>{escape(self.text)}</pre><details>{title}<table>{rows}</table></details>"
 
 
+def as_cell(value: Any) -> Any:
+    """Return a value as a cell of a CSV file that no spreadsheet runs: an apostrophe stands before a text that begins
+    like a formula (OWASP, CSV injection); numbers stay. A carriage return, which csv does not quote, is a line feed."""
+    if not isinstance(value, str):
+        return value
+    runs = _FORMULA.match(value) and not _NUMBER.fullmatch(value)
+    return ("'" * bool(runs) + value).replace("\r", "\n")
+
+
+_FORMULA = re.compile(r"\s*[=+@\uff1d\uff0b\uff0d\uff20-]|[\t\r\n]")
+_NUMBER = re.compile(r"[+-]?\d+(\.\d+)?([eE][+-]?\d+)?")
+
+
 def _leaves(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
     """Return the dotted keys of a record, with their values as JSON."""
     for key, value in values.items():

@@ -139,7 +139,7 @@ def test_a_setting_of_an_algorithm_is_checked_like_any_other() -> None:
         ("algorithm.power_iterations=1000000000", "must be at most 1000000"),
         ("algorithm.groups=rows", "layers, slices"),
         ("algorithm._target_=pubsel.algorithms.gep.NoSuch", "algorithm._target_=pubsel.algorithms.gep.NoSuch"),
-        ("algorithm._target_=pathlib.Path", "algorithm._target_=pathlib.Path: give a subclass of pubsel.algorithms"),
+        ("algorithm._target_=pathlib.Path", "algorithm._target_=pathlib.Path: no file of conf/"),
         ("~algorithm", "algorithm has no value"),
         ("algorithm.k=201", "lower algorithm.k"),
         ("pair.public=null", "give pair.public=NAME"),

@@ -165,7 +165,7 @@ def test_a_file_that_does_not_fit_or_is_absent_is_named(tmp_path):
         ({"trained": []}, r"model\.trained=\[\]"),
         ({"lora": Lora(["q_proj"], 8, 8.0)}, r"model\.lora\.layers=\['q_proj'\].*it has none"),
         ({"lora": Lora(["fc"], 8, 8.0)}, r"model\.lora\.layers=\['fc'\].*below its head"),
-        ({"options": {"foo": 1}}, r"model\.options=\{'foo': 1\}.*resnet18"),
+        ({"options": {"depth": 1}}, r"model\.options=\{'depth': 1\}.*resnet18"),
         ({"mean": [0.5]}, r"model\.mean"),
         ({"adapters": Adapters(["nothing"], 8)}, r"model\.adapters\.layers"),
         ({"adapters": Adapters(["layer1"], 8)}, "width"),

@@ -39,7 +39,7 @@ from pubsel.privacy.randomness import stream
 from pubsel.settings.identity import as_json, folder_name, identity_of, short_name
 from pubsel.settings.keys import POOL, Attack, AttackConfig, ExportConfig, PredictConfig, RunConfig, public_sets
 from pubsel.settings.methods import typed
-from pubsel.settings.schema import check
+from pubsel.settings.schema import check, literal
 from pubsel.tables import join, typeset
 from pubsel.tables.attacked import TABLES, beside_paper, from_records
 from pubsel.training.loop import public_stream
@@ -176,7 +176,7 @@ def reopened(
 def settings_of(record: dict[str, Any], here: AttackConfig | PredictConfig | ExportConfig) -> RunConfig:
     """Return the settings in a run's record, with what cannot change a result (`neutral` keys) as it is here.
     UserError if they describe another run by now."""
-    values = dict(record["settings"])
+    values = dict(literal(record["settings"], record["identity"]))
     values["training"] = values["training"] | {"chunk": None, "checkpoint_seconds": 0.0}
     values |= {"estimate": False, "profile": False, "replay": None, "tracking": "none"}
     values |= {key: getattr(here, key) for key in ("device", "threads", "data_root", "results", "download", "debug")}

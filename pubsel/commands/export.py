@@ -26,7 +26,7 @@ from pubsel.privacy import ledger
 from pubsel.report import card
 from pubsel.settings import outputs
 from pubsel.settings.keys import ExportConfig, Format, Model
-from pubsel.settings.schema import check
+from pubsel.settings.schema import check, literal
 from pubsel.training.classifier import EXPORTED, files_of, rebuilt
 from pubsel.training.exchange import as_onnx, check_installed
 
@@ -82,7 +82,7 @@ def _remedy(record: dict[str, Any], folder: Path) -> str:
 def _model(folder: Path, settings: ExportConfig) -> tuple[nn.Module, dict[str, Any]]:
     """Return the whole model of a run, and the facts about it."""
     if files_of(folder) is not None:
-        return rebuilt(folder, settings.data_root)
+        return rebuilt(folder)
     model, facts = from_its_data(folder, settings, choose_device(settings.device))
     return model.cpu(), facts
 
@@ -90,7 +90,7 @@ def _model(folder: Path, settings: ExportConfig) -> tuple[nn.Module, dict[str, A
 def public_facts(facts: dict[str, Any], whole: nn.Module) -> dict[str, Any]:
     """Return the facts about a model without paths of this machine, with its preprocessing, the source of its backbone
     (None: there is none) and its head."""
-    settings = check(Model, facts["model"])
+    settings = check(Model, literal(facts["model"], CONFIG))
     preprocessing: dict[str, Any] = {"scale": "pixels / 255", "mean": facts["mean"], "std": facts["std"]}
     preprocessing |= {"input_size": settings.input_size, "interpolation": "bilinear"} if settings.input_size else {}
     source = None

@@ -83,8 +83,8 @@ def run(settings: PredictConfig) -> str:
         table = csv.writer(file, lineterminator="\n")
         for part in predicted(classifier, images, settings.skip):
             if not n:
-                table.writerow(part.header(settings.all))
-            table.writerows(part.rows(settings.all))
+                table.writerow(map(records.as_cell, part.header(settings.all)))
+            table.writerows(map(records.as_cell, row) for row in part.rows(settings.all))
             n += len(part)
     what = "labels" if classifier.multi_label else "classes"
     return output.report(f"{settings.to}: {n:,} images, {len(classifier.classes)} {what}")

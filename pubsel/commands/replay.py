@@ -22,7 +22,7 @@ from pubsel.messages import UsageError
 from pubsel.settings.identity import identity_of
 from pubsel.settings.keys import RunConfig
 from pubsel.settings.methods import GROUPS
-from pubsel.settings.schema import check
+from pubsel.settings.schema import check, literal
 
 # why numbers may differ
 CIRCUMSTANCES = (
@@ -42,7 +42,7 @@ def settings_of(record: dict[str, Any], base: DictConfig) -> RunConfig:
     values = OmegaConf.to_container(base)
 
     assert isinstance(values, dict)
-    for key, value in record["settings"].items():
+    for key, value in literal(record["settings"], record["identity"]).items():
         if key == "epsilon" and value == 0:  # no private example is read, whatever epsilon is given
             continue
         whole = key in GROUPS or not isinstance(value, dict)

@@ -30,8 +30,8 @@ from pubsel.files import Progress, locked, private_folder, reading, whole, write
 from pubsel.gradients.mapped import in_parts, npy_map
 from pubsel.messages import UsageError, UserError, cannot_write, gib
 from pubsel.models import engine, scattering
-from pubsel.models.memory import Held, free
-from pubsel.models.weights import digest_of_weights, load, tensors_alone, weight_file
+from pubsel.models.memory import Held, check_room, check_size, free
+from pubsel.models.weights import check_timm, digest_of_weights, load, of_timm, weight_file
 from pubsel.settings.identity import digest_of
 from pubsel.settings.keys import Backbone, Convert, Scattering
 
@@ -46,6 +46,7 @@ AGAIN = "delete it to have it computed again"
 NO_WEIGHTS = "; model=scattering needs no weights"
 PUBLISHED = "; model=mobilenetv2 fetches published weights"
 CORAL = ", or take model=mobilenetv2_coral, which reads a file"
+FLOATS = 4  # bytes of a float32
 LARGEST = 32  # scattering: larger images are resized to this side, in pixels
 
 
@@ -150,16 +151,15 @@ def load_backbone(backbone: Backbone, data_root: str, device: torch.device, like
         return _scattering(backbone, device, like)
     if backbone.scattering is not None:
         raise UsageError(f"model.backbone.scattering: for architecture=scattering, not for {name}: remove it")
-    if not timm.is_model(name):
-        near = ", ".join(timm.list_models(f"*{name[:6]}*")[:5]) or "see timm.list_models()"
-        raise UsageError(f"model.backbone.architecture={name}: timm has no such model; near it: {near}")
-
+    check_timm("model.backbone", name, backbone.options)
     path = weight_file(KEY, backbone.checkpoint, data_root, PUBLISHED + NO_WEIGHTS) if backbone.checkpoint else None
     fetch = backbone.pretrained and path is None
     try:
         logging.disable(logging.WARNING)  # of the hub, about what the message below says
-        with tensors_alone():
-            net = timm.create_model(name, pretrained=fetch, **{"num_classes": 0, **backbone.options})
+        check_size(f"model.backbone.architecture={name}", lambda: _network(backbone, False))
+        net = _network(backbone, fetch)
+    except UserError:
+        raise
     except Exception as error:
         reason = str(error).partition("\n")[0][:100] or type(error).__name__
         if fetch and isinstance(error, OSError | RuntimeError):
@@ -185,12 +185,18 @@ def load_backbone(backbone: Backbone, data_root: str, device: torch.device, like
     return Extractor(net.to(device), how, device, key, weights)
 
 
+def _network(backbone: Backbone, pretrained: bool) -> nn.Module:
+    """Return the timm network of `backbone`, without a head, unless its options have one."""
+    return of_timm(backbone.architecture, pretrained, {"num_classes": 0}, **backbone.options)
+
+
 def _preparation(backbone: Backbone, net: nn.Module) -> Preparation:
     """Return how images reach a network: as they did when its weights were trained, unless the settings differ."""
     data = resolve_model_data_config(net)  # type: ignore[no-untyped-call]
     size = backbone.input_size or data["input_size"][-1]
     mean, std = tuple(backbone.mean or data["mean"]), tuple(backbone.std or data["std"])
     resize = round(size / (backbone.crop or data["crop_pct"]))
+    check_room(f"model.backbone.input_size={size}", CPU_BATCH * FLOATS * 3 * resize**2)
     return Preparation(resize, size, mean, std, data["interpolation"])
 
 
@@ -204,10 +210,9 @@ def described(backbone: Backbone) -> tuple[dict[str, Any], str]:
         settings = {} if backbone.scattering is None else dataclasses.asdict(backbone.scattering)
         how = {"features": f"scattering, version {scattering.VERSION}", "input_size": backbone.input_size, **settings}
         return how, "none: it has no weights"
-    if not timm.is_model(name):
-        raise UsageError(f"model.backbone.architecture={name}: timm has no such model: install the version that has it")
-
-    net = timm.create_model(name, pretrained=False, **{"num_classes": 0, **backbone.options})
+    check_timm("model.backbone", name, backbone.options)
+    check_size(f"model.backbone.architecture={name}", lambda: _network(backbone, False))
+    net = _network(backbone, False)
     how = {"scale": "pixels / 255, grey as three equal channels", **_preparation(backbone, net)._asdict()}
     how = {key: list(value) if isinstance(value, tuple) else value for key, value in how.items()}
     if backbone.checkpoint:
@@ -227,6 +232,11 @@ def _scattering(backbone: Backbone, device: torch.device, like: Shape | None) ->
     for unused in ("checkpoint", "prefix", "options", "crop", "mean", "std"):
         if getattr(backbone, unused):
             raise UsageError(f"model.backbone.{unused}: architecture=scattering ignores it: remove it")
+
+    # Complex numbers of one image by pairs of angles, and the pixels of a batch.
+    side = backbone.input_size or LARGEST
+    needed = 3 * side**2 * (2 * FLOATS * settings.L**settings.order + CPU_BATCH * FLOATS)
+    check_room(f"model.backbone.input_size={side} with L={settings.L}", needed)
 
     how = [dataclasses.asdict(settings), backbone.input_size, LARGEST, like, scattering.VERSION]
     key = digest_of({"network": "scattering", "how": how, "versions": [torch.__version__]})

@@ -1,6 +1,5 @@
 """build(...) -> a network that takes uint8 images [n, channels, height, width] and gives logits [n, classes]."""
 
-from pickle import UnpicklingError
 from typing import Any
 
 import torch
@@ -8,8 +7,19 @@ from torch import Tensor, nn
 
 from pubsel.messages import UsageError, UserError
 from pubsel.models import small
+from pubsel.models.memory import check_size
 from pubsel.models.trained import choose, heads
-from pubsel.models.weights import digest_of_weights, load, tensors_alone, weight_file
+from pubsel.models.weights import (
+    NOT_HERE,
+    check_timm,
+    digest_of_weights,
+    load,
+    of_hub,
+    of_timm,
+    tensors_alone,
+    weight_file,
+)
+from pubsel.settings import FETCHES
 from pubsel.settings.keys import Model, Norm
 
 KEY = "model.checkpoint"
@@ -60,48 +70,23 @@ def build(
     mean: tuple[float, ...],
     std: tuple[float, ...],
     seed: int,
-    data_root: str = ".",
+    data_root: str | None = ".",
 ) -> Network:
     """Return a network in eval mode, its random weights drawn from `seed`, in which what `model` names is trained.
     shape: channels, height, width of the images. mean, std: theirs, which a network with weights replaces by its own.
+    data_root: where a file of weights may be; None: no weights are read or fetched, since others will be loaded.
 
     Raises UsageError for an unknown model, or one that does not fit the images; UserError for a weight file that is
-    absent or does not fit.
+    absent or does not fit, and for a network that memory does not hold.
     """
     channels, height, width = shape
-    if model.input_size is not None:
-        height = width = model.input_size
 
     # The seed decides the random weights, and leaves the caller's random numbers as they were.
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
         try:
-            if model.name in small.NETWORKS:
-                _refuse(model, "pretrained", "checkpoint", "architecture", "options", "mean", "std")
-                net = small.NETWORKS[model.name](channels, height, width, classes)
-            elif model.architecture is None:
-                raise UsageError(_without_architecture(model.name))
-            elif model.name == "torchvision":
-                _refuse(model, "checkpoint", "options", "mean", "std")
-                net = _torchvision(model, model.architecture, channels, classes)
-                if model.pretrained:
-                    mean, std = _torchvision_scale(model.architecture)
-            else:
-                net = _timm(model, model.architecture, channels, classes, data_root)
-                if model.pretrained or model.checkpoint:
-                    published: dict[str, Any] = net.pretrained_cfg  # type: ignore[assignment]
-                    mean, std = tuple(model.mean or published["mean"]), tuple(model.std or published["std"])
-                else:
-                    _refuse(model, "mean", "std")
-
-            given = model.pretrained or model.checkpoint
-            start = digest_of_weights(net, heads(net)) if given else None
-
-            # An image of zeros shows at once whether the network takes this shape.
-            choose(net, model)
-            network = Network(net, mean, std, model.input_size, start).eval()
-            with torch.no_grad():
-                network(torch.zeros(1, *shape, dtype=torch.uint8))
+            check_size(f"model={model.name}", lambda: _made(model, shape, classes, mean, std, None))
+            torch.manual_seed(seed)
+            return _made(model, shape, classes, mean, std, data_root)
         except (RuntimeError, AssertionError) as error:
             reason = str(error).splitlines()[0] if str(error) else type(error).__name__
             raise UsageError(
@@ -109,6 +94,46 @@ def build(
                 "take another model or set model.input_size"
             ) from None
 
+
+def _made(
+    model: Model,
+    shape: tuple[int, int, int],
+    classes: int,
+    mean: tuple[float, ...],
+    std: tuple[float, ...],
+    data_root: str | None,
+) -> Network:
+    """Return the network of `build`, with what random numbers torch gives."""
+    channels, height, width = shape
+    if model.input_size is not None:
+        height = width = model.input_size
+    given = bool(model.pretrained or model.checkpoint)
+    read = given and data_root is not None
+
+    if model.name in small.NETWORKS:
+        _refuse(model, "pretrained", "checkpoint", "architecture", "options", "mean", "std")
+        net = small.NETWORKS[model.name](channels, height, width, classes)
+    elif model.architecture is None:
+        raise UsageError(_without_architecture(model.name))
+    elif model.name == "torchvision":
+        _refuse(model, "checkpoint", "options", "mean", "std")
+        net = _torchvision(model, model.architecture, channels, classes, read)
+        if read:
+            mean, std = _torchvision_scale(model.architecture)
+    else:
+        net = _timm(model, model.architecture, channels, classes, data_root)
+        if read:
+            published: dict[str, Any] = net.pretrained_cfg  # type: ignore[assignment]
+            mean, std = tuple(model.mean or published["mean"]), tuple(model.std or published["std"])
+        elif not given:
+            _refuse(model, "mean", "std")
+    start = digest_of_weights(net, heads(net)) if read else None
+
+    # An image of zeros shows at once whether the network takes this shape.
+    choose(net, model)
+    network = Network(net, mean, std, model.input_size, start).eval()
+    with torch.no_grad():
+        network(torch.zeros(1, *shape, dtype=torch.uint8))
     return network
 
 
@@ -126,31 +151,21 @@ def _refuse(model: Model, *keys: str) -> None:
             raise UsageError(f"model.{key}: model={model.name} without weights of timm ignores it: remove it")
 
 
-def _timm(model: Model, name: str, channels: int, classes: int, data_root: str) -> nn.Module:
+def _timm(model: Model, name: str, channels: int, classes: int, data_root: str | None) -> nn.Module:
     """Return a timm network with `classes` outputs: random, with its published weights, or those of a file."""
-    import timm
-
-    if not timm.is_model(name):
-        near = ", ".join(timm.list_models(f"*{name[:6]}*")[:5]) or "see timm.list_models()"
-        raise UsageError(f"model.architecture={name}: timm has no such model; near it: {near}")
-
+    check_timm("model", name, model.options or {})
     ours = name.startswith("mobilenetv2_100")  # with weights of two sources in conf/model
     published = "; model=mobilenetv2_layers fetches published weights" if ours else ""
-    path = weight_file(KEY, model.checkpoint, data_root, published) if model.checkpoint else None
-    fetch = model.pretrained and path is None
+    read = data_root is not None
+    path = weight_file(KEY, model.checkpoint, data_root, published) if model.checkpoint and data_root else None
+    fetch = model.pretrained and path is None and read
     with_weights = fetch or path is not None
+    sizes = {"num_classes": classes, "in_chans": 3 if with_weights else channels}
     try:
-        with tensors_alone():
-            net: nn.Module = timm.create_model(
-                name, pretrained=fetch, num_classes=classes, in_chans=3 if with_weights else channels,
-                **model.options or {},
-            )  # fmt: skip
+        net = of_timm(name, fetch, sizes, **model.options or {})
     except TypeError as error:
         reason = str(error).partition("\n")[0][:100]
         raise UsageError(f"model.options={model.options}: not for model.architecture={name} ({reason})") from None
-    except UnpicklingError as error:  # of a file that an option names
-        reason = str(error).partition("\n")[0][:100]
-        raise UserError(f"model.options={model.options}: not a readable weight file ({reason})") from None
     except OSError as error:
         reason = str(error).partition("\n")[0][:100]
         raise UserError(
@@ -167,18 +182,28 @@ def _timm(model: Model, name: str, channels: int, classes: int, data_root: str) 
     return _apart(net, model.norm, with_weights)
 
 
-def _torchvision(model: Model, name: str, channels: int, classes: int) -> nn.Module:
+def _torchvision(model: Model, name: str, channels: int, classes: int, read: bool) -> nn.Module:
+    """Return a network of torchvision with `classes` outputs. read: with its published weights, if it has any."""
     import torchvision
 
-    if name not in torchvision.models.list_models():
-        raise UsageError(f"model.architecture={name}: torchvision has no such model")
+    # Others than those that classify fetch a backbone by themselves.
+    if name not in torchvision.models.list_models(module=torchvision.models):
+        raise UsageError(f"model.architecture={name}: torchvision has no such model that classifies images")
     if channels != 3:
         raise UsageError(f"model=torchvision takes images with 3 channels, these have {channels}: use model=timm")
 
-    # Published weights come with a head for other classes, which is replaced.
+    # Published weights come with a head for other classes, which is replaced. They decide what some networks are.
     if model.pretrained:
+        weights = torchvision.models.get_model_weights(name).DEFAULT
+        form: dict[str, Any] = {"weights": weights}
+        if not read:
+            form = {"image_size": weights.meta["min_size"][0]} if name.startswith("vit_") else {}
+            if name in ("googlenet", "inception_v3"):
+                form = {"transform_input": True, "aux_logits": False, "init_weights": False}
+        elif not FETCHES.get() and not of_hub(weights.url).is_file():
+            raise UserError(f"model.architecture={name}: {NOT_HERE}")
         with tensors_alone():
-            net = torchvision.models.get_model(name, weights="DEFAULT")
+            net = torchvision.models.get_model(name, **form)
         net = _new_heads(net, classes)
     else:
         net = torchvision.models.get_model(name, num_classes=classes)

@@ -1,12 +1,14 @@
 """Zero-shot weights from the names of classes (AdaMix, Section 3.3). Needs the extra `clip`."""
 
+from pathlib import Path
 from pickle import UnpicklingError
 
 import torch
 from torch import Tensor
 
 from pubsel.messages import UsageError, UserError
-from pubsel.models.weights import tensors_alone
+from pubsel.models.weights import NOT_HERE, tensors_alone
+from pubsel.settings import FETCHES
 
 
 @torch.no_grad()
@@ -24,6 +26,8 @@ def text_weights(class_names: list[str], model: str, pretrained: str | None, sca
     if model not in open_clip.list_models():
         near = ", ".join(open_clip.list_models()[:5])
         raise UsageError(f"algorithm.text_model={model}: open_clip has no such model; it has {near}, ...")
+    if not FETCHES.get() and not (pretrained is None or Path(pretrained).is_file()):
+        raise UserError(f"algorithm.text_weights={pretrained}: {NOT_HERE}, or name a file")
 
     try:
         with tensors_alone():

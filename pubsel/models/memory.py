@@ -1,6 +1,7 @@
 """Memory of a device: what is free, and what tensors take."""
 
 import weakref
+from collections.abc import Callable
 from typing import Any
 
 import psutil
@@ -9,10 +10,27 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from pubsel.messages import UserError, gib
+
 
 def free(device: torch.device) -> int:
     """Return the bytes that are free on a device."""
     return torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else psutil.virtual_memory().available
+
+
+def check_room(what: str, needed: int) -> None:
+    """Raise UserError if this machine has not as many bytes free as `what` takes, which is known before it takes any:
+    sizes may be from the file of somebody else."""
+    if needed > (there := free(torch.device("cpu"))):
+        raise UserError(f"{what}: takes {gib(needed)}, of which {gib(there)} are free: check its sizes")
+
+
+def check_size(what: str, make: Callable[[], Any]) -> None:
+    """Raise UserError, as `check_room` does, if all that `make` makes has no room; it is made without its numbers."""
+    nowhere = torch.device("meta")
+    with torch.random.fork_rng(devices=[]), nowhere, Held(nowhere) as held:
+        make()
+    check_room(what, held.peak)
 
 
 class Held(TorchDispatchMode):

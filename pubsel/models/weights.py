@@ -5,14 +5,19 @@ A .pth file is a pickle, which can contain any program: nothing but tensors is t
 import contextlib
 import hashlib
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
 
 from pubsel.files import plain
-from pubsel.messages import UserError, limit
+from pubsel.messages import UsageError, UserError, limit
+from pubsel.settings import FETCHES
+from pubsel.settings.networks import check_network
+
+NOT_HERE = "its published weights are not on this machine: give download=true to fetch them"
 
 
 def weight_file(key: str, checkpoint: str, data_root: str, remedy: str = "") -> Path:
@@ -37,6 +42,58 @@ def tensors_alone() -> Iterator[None]:
     finally:
         del os.environ[keys[0]]
         os.environ.update({key: value for key, value in before.items() if value is not None})
+
+
+def check_timm(key: str, name: str, options: Mapping[str, Any]) -> None:
+    """Raise UsageError for an option that may not be set, or, with the names that are near, for an architecture that
+    timm does not have."""
+    import timm
+
+    check_network(key, name, options)
+    if not timm.is_model(name):
+        near = ", ".join(timm.list_models(f"*{name[:6]}*")[:5]) or "see timm.list_models()"
+        raise UsageError(f"{key}.architecture={name}: timm has no such model; near it: {near}")
+
+
+def of_timm(name: str, pretrained: bool, sizes: Mapping[str, Any], **options: Any) -> nn.Module:
+    """Return a network of timm, `pretrained` with what timm itself publishes for this name; OSError if these weights
+    are not at hand and cannot be fetched, or may not (FETCHES). options: `networks.OPTIONS`; they replace `sizes`."""
+    import timm
+
+    # A file that was fetched before is read as it is: the hub would ask whether there is another one by now.
+    overlay = None
+    if pretrained and not FETCHES.get():
+        path = kept(name)
+        if path is None:
+            raise OSError(NOT_HERE)
+        overlay = {"file": str(path), "custom_load": path.suffix == ".npz"}
+    with tensors_alone():
+        net: nn.Module = timm.create_model(name, pretrained, None, overlay, **{**sizes, **options})
+    return net
+
+
+def kept(name: str) -> Path | None:
+    """Return the file of the weights that timm publishes for a name, if an earlier download has left it here."""
+    import timm
+    from huggingface_hub import try_to_load_from_cache
+
+    published = timm.get_pretrained_cfg(name)
+    if published is not None and published.hf_hub_id:
+        repository, _, revision = published.hf_hub_id.partition("@")
+        file = published.hf_hub_filename or "pytorch_model.bin"
+        safe = file.replace("pytorch_model.bin", "model.safetensors"), file.replace(".bin", ".safetensors")
+        for name in (*safe, file):
+            cached = try_to_load_from_cache(repository, name, revision=revision or None)
+            if isinstance(cached, str):
+                return Path(cached)
+    path = of_hub(published.url) if published is not None and published.url else None
+    return path if path is not None and path.is_file() else None
+
+
+def of_hub(url: str | tuple[str, str]) -> Path:
+    """Return where torch keeps what it has fetched from an address, which may come with another name for the file."""
+    name = url.rpartition("/")[2] if isinstance(url, str) else url[1]
+    return Path(torch.hub.get_dir(), "checkpoints", name)
 
 
 def digest_of_weights(net: nn.Module, heads: Sequence[str] = ()) -> str:

@@ -1,5 +1,8 @@
 """Every key of every sub-command: its type, range and meaning, and the identity of a run. Imports no torch."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from pathlib import Path
 
 _HERE = Path(__file__).resolve().parents[1]
@@ -8,6 +11,19 @@ _HERE = Path(__file__).resolve().parents[1]
 CONF = next(
     path for path in (_HERE.parent / "conf", _HERE / "conf") if (path / "run.yaml").exists()
 )  # checkout, or wheel
+
+
+FETCHES = ContextVar("FETCHES", default=True)  # whether published weights that are not here may be fetched
+
+
+@contextmanager
+def fetching(allowed: bool) -> Iterator[None]:
+    """Set FETCHES while a command runs: its key `download`."""
+    before = FETCHES.set(allowed)
+    try:
+        yield
+    finally:
+        FETCHES.reset(before)
 
 
 def own_folders() -> list[Path]:

@@ -18,7 +18,7 @@ from omegaconf import DictConfig, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
 from pubsel.messages import UsageError
-from pubsel.settings import CONF
+from pubsel.settings import CONF, fetching
 from pubsel.settings.command_line import written
 from pubsel.settings.keys import SCHEMAS
 from pubsel.settings.methods import GROUPS, method_keys
@@ -51,7 +51,8 @@ def composed(command: str, words: Sequence[str], config_dir: str | Path | None =
     try:
         with open_dict(whole):
             del whole["hydra"]
-        yield whole
+        with fetching(bool(whole.get("download", True))):
+            yield whole
     finally:
         running.cfg = before
 

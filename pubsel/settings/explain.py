@@ -16,7 +16,8 @@ from typing import Any, NamedTuple, Union, get_args, get_origin
 import yaml
 from omegaconf import MISSING
 
-from pubsel.settings import CONF
+from pubsel.settings import CONF, own_folders
+from pubsel.settings.methods import targets
 
 NO_TORCH = ("pubsel.settings", "pubsel.messages")  # what the settings of a method may import
 TYPES = {int: "whole number", float: "number", str: "text", bool: "true or false"}
@@ -64,7 +65,7 @@ def _sections(schema: Any, values: Mapping[str, Any], folders: tuple[Path, ...],
 
         # An algorithm or distance is a free mapping in the schema; its class says which settings it has.
         if group is None and isinstance(value, Mapping) and "_target_" in value:
-            group = method_settings(value["_target_"])
+            group = method_settings(value["_target_"], folders)
 
         if group is not None:
             given = value if isinstance(value, Mapping) else {}
@@ -162,9 +163,12 @@ def heading(path: Path) -> str:
 # Settings of methods, whose modules import torch
 
 
-def method_settings(target: str) -> type | None:
+def method_settings(target: str, folders: tuple[Path, ...] = ()) -> type | None:
     """Return the dataclass that a `_target_` names, with only its fields, made from its source: importing it would
-    import torch. None if there is no such class, or if it is not a dataclass that can be read this way."""
+    import torch. None if there is no such class, if it is not a dataclass that can be read this way, or if no file of
+    the `folders` (none: of conf/ and --config-dir) names it: a part of the source is run."""
+    if target not in targets(folders or (CONF, *own_folders())):
+        return None
     module, _, name = target.rpartition(".")
     try:
         fields = _fields_of(module, name)

@@ -155,6 +155,9 @@ class Scattering:
     )
 
 
+ABOUT_OPTIONS = "shape and sizes that differ from those of the architecture, such as img_size, as timm names them"
+
+
 @dataclass
 class Backbone:
     """A frozen timm network or scattering; a linear classifier is trained on its features. null: the value of the
@@ -167,13 +170,13 @@ class Backbone:
         default=None,
     )
     prefix: str | None = setting("checkpoint: prefix of the names of the weights, such as backbone.", default=None)
-    options: dict[str, Any] = field(default_factory=dict, metadata={"about": "further arguments of timm.create_model"})
+    options: dict[str, Any] = field(default_factory=dict, metadata={"about": ABOUT_OPTIONS})
     input_size: int | None = setting(
         "images are resized to this side, in pixels; null with scattering: to 32 if they are larger", at_least=1,
         at_most=16384, default=None,
     )  # fmt: skip
     crop: float | None = setting(
-        "side of the central crop, as a share of the side of the resized image", over=0, at_most=1, default=None
+        "side of the central crop, as a share of the side of the resized image", at_least=0.1, at_most=1, default=None
     )
     mean: list[float] | None = setting("mean of each channel, for pixels in [0, 1]", default=None)
     std: list[float] | None = setting("standard deviation of each channel, for pixels in [0, 1]", default=None)
@@ -225,7 +228,7 @@ class Model:
     )  # fmt: skip
     lora: Lora | None = setting("timm: low-rank layers", default=None)
     adapters: Adapters | None = setting("timm: adapters", default=None)
-    options: dict[str, Any] | None = setting("timm: further arguments of timm.create_model", default=None)
+    options: dict[str, Any] | None = setting(f"timm: {ABOUT_OPTIONS}", default=None)
     mean: list[float] | None = setting(
         "timm, with weights: mean of each channel, for pixels in [0, 1]; null: the mean that the weights were trained "
         "with", default=None,
@@ -306,7 +309,7 @@ class Common:
         neutral=True, default=True,
     )  # fmt: skip
     results: str = setting("folder for the records", neutral=True)
-    download: bool = setting("download a missing dataset", neutral=True)
+    download: bool = setting("download a missing dataset, and published weights", neutral=True)
     debug: bool = setting("show the traceback of an error", neutral=True)
 
 
@@ -504,7 +507,7 @@ class PredictConfig:
     results: str = setting("folder with the runs", neutral=True)
     data_root: str = setting("folder with the data, and with files of weights", neutral=True)
     download: bool = setting(
-        "download a missing dataset, which a run is read with that was made before model.json", neutral=True
+        "fetch published weights, or a missing dataset that a run is read with from before model.json", neutral=True
     )
     device: Device = setting("auto: cuda if available, else cpu", neutral=True)
     threads: int | None = setting("number of CPU threads; null: all cores", at_least=1, neutral=True)
@@ -522,7 +525,7 @@ class ExportConfig:
     results: str = setting("folder with the runs", neutral=True)
     data_root: str = setting("folder with the data, and with files of weights", neutral=True)
     download: bool = setting(
-        "download a missing dataset, which a run is read with that was made before model.json", neutral=True
+        "fetch published weights, or a missing dataset that a run is read with from before model.json", neutral=True
     )
     device: Device = setting("of a run from before model.json: auto, cpu or cuda", neutral=True)
     threads: int | None = setting("number of CPU threads; null: all cores", at_least=1, neutral=True)
@@ -622,7 +625,7 @@ class PoolConfig:
         "folder with the data; what is computed of a pool is kept in its folder pools", neutral=True
     )
     results: str = setting("folder for the logs of a sweep over shards", neutral=True)
-    download: bool = setting("download a missing dataset", neutral=True)
+    download: bool = setting("download a missing dataset, and published weights", neutral=True)
     device: Device = setting("auto: cuda if available, else cpu", neutral=True)
     threads: int | None = setting("number of CPU threads; null: all cores", at_least=1, neutral=True)
     debug: bool = setting("show the traceback of an error", neutral=True)

@@ -2,6 +2,7 @@
 names by `_target_`; and the names that options give to methods."""
 
 import contextlib
+from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
@@ -20,12 +21,20 @@ GROUPS = ("algorithm", "distance")
 
 def instance(group: str, base: type[T], values: dict[str, Any]) -> T:
     """Return an instance of the class that `_target_` names, made from the other values, checked; UsageError names the
-    key at fault, below `group`. base: the class must be a subclass of it."""
+    key at fault, below `group`. base: the class must be a subclass of it.
+
+    Values may be those of somebody else's record, so a class that no file of conf/ or --config-dir names is not
+    imported."""
     from hydra.utils import get_class
 
     target = values.get("_target_")
+    if target not in targets((CONF, *own_folders())):
+        raise UsageError(
+            f"{group}._target_={target}: no file of conf/ has it, so it is not imported: give --config-dir=FOLDER with "
+            "a file that names it, if it is a class of yours"
+        )
     try:
-        cls = get_class(target)  # type: ignore[arg-type]
+        cls = get_class(target)
     except Exception as error:
         raise UsageError(f"{group}._target_={target}: {str(error).splitlines()[0]}") from None
 
@@ -81,6 +90,12 @@ def check_method(group: str, values: dict[str, Any], folders: list[Path]) -> Non
     may = f"it may be {', '.join(sorted(names))}" if names else f"{name} is another method"
     hint = f"; to name a setting, give label={name}" if group == "algorithm" else ""
     raise UsageError(f"{group}.name={name}: {target} does not have this name, {may}{hint}")
+
+
+def targets(folders: Iterable[Path]) -> set[str]:
+    """Return the classes that files of the `folders` name as algorithms and distances."""
+    every = [methods(folder, group) for folder in folders for group in GROUPS]
+    return {target for classes in every for several in classes.values() for target in several}
 
 
 @cache

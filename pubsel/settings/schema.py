@@ -2,6 +2,7 @@
 
 import dataclasses
 import difflib
+import json
 import math
 import operator
 import re
@@ -88,6 +89,14 @@ def check(schema: type[T], values: DictConfig | dict[str, Any], where: str = "")
 
     _check_ranges(result, prefix)
     return result  # type: ignore[return-value]
+
+
+def literal(values: dict[str, Any], file: Any) -> dict[str, Any]:
+    """Return values of a file, which may be from others. UsageError if one refers to the environment or to another
+    value, as ${oc.env:HOME} does."""
+    if "${" in json.dumps(values):
+        raise UsageError(f"{file}: it has ${{...}} in place of a value: bring it back")
+    return values
 
 
 def _fault(schema: Any, error: OmegaConfBaseException, prefix: str) -> str:

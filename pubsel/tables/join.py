@@ -23,7 +23,7 @@ from scipy import stats
 
 from pubsel.files import write_whole
 from pubsel.messages import UsageError, UserError
-from pubsel.records import at, read_ranks, read_records
+from pubsel.records import as_cell, at, read_ranks, read_records
 from pubsel.settings import named, own_folders
 from pubsel.settings.identity import default_of
 from pubsel.settings.keys import is_weak
@@ -472,6 +472,7 @@ def as_csv(frame: pandas.DataFrame, about: str = "") -> str:
     """Return CSV: floats with at most six digits, so that equal tables are equal bytes. about: lines of comment before
     the head, each after "# "."""
     comment = "".join(f"# {line}\n" for line in about.splitlines())
+    frame = frame.rename(columns=as_cell).map(as_cell)
     return comment + frame.to_csv(index=False, float_format="%.6g", lineterminator="\n")
 
 

@@ -5,10 +5,12 @@ is public (settings, shape, names of the classes) or follows from the weights. `
 model.safetensors and config.json.
 """
 
-import dataclasses
 import inspect
 import json
+import math
 import pickle
+import warnings
+import zipfile
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -25,18 +27,19 @@ from pubsel import models, records
 from pubsel.algorithms import Frozen
 from pubsel.cell import weights_digest
 from pubsel.data import Task
-from pubsel.files import plain, reading, unreadable
+from pubsel.files import DAMAGE, plain, reading, unreadable
 from pubsel.gradients.factored import OffsetLinear
 from pubsel.messages import UserError, limit
 from pubsel.settings.identity import as_json
 from pubsel.settings.keys import Model
-from pubsel.settings.schema import check
+from pubsel.settings.schema import check, literal
 from pubsel.training.evaluation import logits
 from pubsel.training.loop import save
 
 WEIGHTS, FACTS = "model.pt", "model.json"
 EXPORTED = "model.safetensors", "config.json"  # the same in a folder that `pubsel export` made
 KEYS = ("model", "classes", "multi_label", "shape", "mean", "std", "backbone", "frozen", "weights", "example")
+MOST_BYTES, MOST_PIXELS = 2**26, 2**26  # of the file of facts, and of an image
 CLOSE = 1e-2  # of the largest logit: how far those of another processor may be off
 
 
@@ -57,7 +60,7 @@ class Classifier(NamedTuple):
     def of(cls, model: nn.Module, facts: Mapping[str, Any], data_root: str, device: torch.device) -> Self:
         """Return the classifier of a whole model and the facts about it (`facts_of`). UserError if the weights of its
         backbone are not at hand, or not those that it was trained with."""
-        settings, shape = check(Model, facts["model"]), tuple(facts["shape"])
+        settings, shape = check(Model, literal(facts["model"], FACTS)), tuple(facts["shape"])
         features = None
         if settings.backbone is not None and len(shape) == 3:
             from pubsel.data.features import CORAL, NO_WEIGHTS, PUBLISHED, of_images  # and with it timm: a second
@@ -114,7 +117,7 @@ def keep(folder: Path, settings: Model, whole: nn.Module, task: Task) -> None:
 def read(folder: Path, data_root: str, device: torch.device, checkpoint: str | None = None) -> Classifier:
     """Return the classifier whose two files are in a folder. checkpoint: a file of its backbone's weights, in place of
     the one that its settings name. UserError as in `rebuilt` and `Classifier.of`."""
-    whole, facts = rebuilt(folder, data_root)
+    whole, facts = rebuilt(folder)
     if checkpoint is not None:
         facts = facts | {"model": _with_checkpoint(facts["model"], checkpoint)}
     return Classifier.of(whole, facts, data_root, device)
@@ -127,20 +130,24 @@ def files_of(folder: Path) -> tuple[Path, Path] | None:
     return next((pair for pair in pairs if pair[1].exists()), None)
 
 
-def rebuilt(folder: Path, data_root: str) -> tuple[nn.Module, dict[str, Any]]:
+def rebuilt(folder: Path) -> tuple[nn.Module, dict[str, Any]]:
     """Return the whole model whose two files are in a folder, on the CPU, and the facts about it (`facts_of`).
     UserError if a file does not read, or if they do not belong together."""
     file, facts_file = files_of(folder) or (folder / WEIGHTS, folder / FACTS)
     facts = read_facts(facts_file)
+    settings = check(Model, literal(facts["model"], facts_file))
     try:
-        if file.suffix == ".safetensors":
-            state = load_file(plain(file))
-        else:
-            state = torch.load(plain(file), map_location="cpu", weights_only=True)
-        whole = _rebuilt(check(Model, facts["model"]), facts, state, data_root)
+        state = _state(plain(file))
+
+        # Without its numbers first: sizes that are not those of the weights take no memory.
+        with torch.device("meta"), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # that nothing is copied
+            _rebuilt(settings, facts, {name: value.to("meta") for name, value in state.items()}).load_state_dict(state)
+        whole = _rebuilt(settings, facts, state)
         whole.load_state_dict(state)
     except (
-        OSError, RuntimeError, KeyError, TypeError, AttributeError, EOFError, pickle.UnpicklingError, SafetensorError,
+        OSError, RuntimeError, KeyError, IndexError, TypeError, ValueError, AttributeError, EOFError,
+        pickle.UnpicklingError, zipfile.BadZipFile, SafetensorError,
     ) as error:  # fmt: skip
         reason = str(error).partition("\n")[0]
         if isinstance(error, OSError) or limit(error):
@@ -164,6 +171,21 @@ def rebuilt(folder: Path, data_root: str) -> tuple[nn.Module, dict[str, Any]]:
     return whole, facts
 
 
+def _state(file: Path) -> dict[str, Tensor]:
+    """Return the tensors of a file by name. ValueError if they would take more memory than the file is large: a zip may
+    be compressed, and a tensor repeat one number."""
+    size = file.stat().st_size
+    if file.suffix == ".safetensors":
+        return load_file(file)
+    with zipfile.ZipFile(file) as packed:
+        if sum(part.file_size for part in packed.infolist()) > size:
+            raise ValueError("it is compressed")
+    state: dict[str, Tensor] = torch.load(file, map_location="cpu", weights_only=True)
+    if sum(value.nbytes for value in state.values()) > 2 * size:  # layers may share weights
+        raise ValueError("its tensors repeat a part of it")
+    return state
+
+
 def _with_checkpoint(model: dict[str, Any], checkpoint: str) -> dict[str, Any]:
     """Return the settings of a model with another file of its backbone's weights."""
     if not model.get("backbone"):
@@ -173,25 +195,47 @@ def _with_checkpoint(model: dict[str, Any], checkpoint: str) -> dict[str, Any]:
 
 def read_facts(file: Path) -> dict[str, Any]:
     """Return what model.json or config.json says of a model; UserError if it does not read."""
-    with reading(file, "bring it back"):
+    with reading(file, "bring it back", (*DAMAGE, RecursionError)):
+        if file.stat().st_size > MOST_BYTES:
+            raise ValueError("it is too large")
         facts = json.loads(file.read_text(encoding="utf-8"))
     absent = [key for key in KEYS if not isinstance(facts, dict) or key not in facts]
     if absent:
         raise UserError(f"{file}: it lacks {absent[0]}: bring it back")
+
+    # Each is of the kind, and of a size, that `facts_of` writes.
+    mean, std, shape, frozen = (facts[key] for key in ("mean", "std", "shape", "frozen"))
+    fits = {
+        "model": isinstance(facts["model"], dict),
+        "classes": bool(facts["classes"]) and _are(facts["classes"], str),
+        "multi_label": isinstance(facts["multi_label"], bool),
+        "shape": _are(shape, int) and len(shape) in (1, 3) and min(shape) > 0 and math.prod(shape) <= MOST_PIXELS,
+        "mean": _are(mean, float | int) and len(mean) in (0, 1, 3),
+        "std": _are(std, float | int) and len(std) == len(mean),
+        "frozen": frozen is None or (isinstance(frozen, dict) and _are([*frozen.values()], bool | int | float)),
+        "backbone": isinstance(facts["backbone"], str | None),
+        "weights": isinstance(facts["weights"], str),
+        "example": _are(facts["example"], float | int) and len(facts["example"]) == len(facts["classes"]),
+    }
+    if wrong := next((key for key, fit in fits.items() if not fit), None):
+        raise UserError(f"{file}: {wrong} has a value that no model has: bring it back")
     return dict(facts)
 
 
-def _rebuilt(model: Model, facts: Mapping[str, Any], state: Mapping[str, Tensor], data_root: str) -> nn.Module:
+def _are(values: Any, kind: Any) -> bool:
+    """Return whether this is a list with values of one kind."""
+    return isinstance(values, list) and all(isinstance(value, kind) for value in values)
+
+
+def _rebuilt(model: Model, facts: Mapping[str, Any], state: Mapping[str, Tensor]) -> nn.Module:
     """Return the whole model that a state belongs to, with other weights."""
     classes, mean, std = len(facts["classes"]), tuple(facts["mean"]), tuple(facts["std"])
 
-    # A network on images has all its weights in the state, so none are fetched. (Those of torchvision decide what some
-    # of its networks are.) One that was given weights takes three channels, whatever the images have.
+    # A network on images has all its weights in the state, so none are read. One that was given weights takes three
+    # channels, whatever the images have.
     if mean:
         _, height, width = facts["shape"]
-        if model.name != "torchvision":
-            model = dataclasses.replace(model, pretrained=False, checkpoint=None, mean=None, std=None)
-        return models.build(model, (len(mean), height, width), classes, mean, std, 0, data_root)
+        return models.build(model, (len(mean), height, width), classes, mean, std, 0, None)
 
     prefix = "" if facts["frozen"] is None else "linear."
     classifier = (state["frozen.weight"], state["frozen.bias"]) if "frozen.weight" in state else None

@@ -1,0 +1,67 @@
+"""What a setting may say of a network: its name and its options.
+
+Settings of a network come from the files of others too, such as config.json. None of these may name a file, an address
+or a function to timm.create_model: whatever is not listed here is rejected, wherever it comes from.
+"""
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from pubsel.messages import UsageError
+
+NAME = re.compile(r"\w[\w.]*")  # of a network in timm; hf-hub:... and local-dir:... are none
+WORD = re.compile(r"\w{0,30}")
+FEW = 8  # stages of a network with a number for each
+SIZES = {  # options that are whole numbers, or a list of them, with the largest
+    "img_size": 4096, "patch_size": 256, "window_size": 64, "output_stride": 64, "depth": 128, "depths": 128,
+    "layers": 128, "dims": 8192, "embed_dim": 8192, "channels": 8192, "num_features": 8192, "head_hidden_size": 8192,
+    "num_heads": 128, "num_classes": 1_000_000, "reg_tokens": 64, "base_width": 1024, "cardinality": 128,
+    "stem_width": 1024, "block_reduce_first": 16,
+}  # fmt: skip
+SHARES = {  # options that are numbers, with the largest
+    "drop_rate": 1, "drop_path_rate": 1, "attn_drop_rate": 1, "proj_drop_rate": 1, "pos_drop_rate": 1,
+    "patch_drop_rate": 1, "init_values": 10, "ls_init_value": 10, "mlp_ratio": 16,
+}  # fmt: skip
+WORDS = ("global_pool", "pad_type", "act_layer", "norm_layer", "aa_layer", "stem_type", "weight_init")
+SWITCHES = (
+    "class_token", "no_embed_class", "qkv_bias", "qk_norm", "dynamic_img_size", "fc_norm", "avg_down", "antialias",
+    "replace_stem_pool", "fix_group_fanout", "pre_norm", "final_norm",
+)  # fmt: skip
+OPTIONS = (*SIZES, *SHARES, *WORDS, *SWITCHES)
+
+
+def check_network(key: str, architecture: str, options: Mapping[str, Any]) -> None:
+    """Raise UsageError for a name that is none of a network, or an option that is none of OPTIONS or out of its range.
+    key: of the settings, such as model.backbone."""
+    if not NAME.fullmatch(architecture):
+        raise UsageError(f"{key}.architecture={architecture[:100]}: a name of timm has letters, digits, _ and . only")
+    shown = f"{key}.options={str(options)[:100]}"
+    for name, value in options.items():
+        if name not in OPTIONS:
+            raise UsageError(f"{shown}: none of what may be set is {name[:30]}: {', '.join(sorted(OPTIONS))}")
+        if not _fits(name, value):
+            raise UsageError(f"{shown}: {name} must be {_range(name)}")
+
+
+def _fits(name: str, value: Any) -> bool:
+    if name in SWITCHES:
+        return isinstance(value, bool)
+    if name in WORDS:
+        return value is None or (isinstance(value, str) and WORD.fullmatch(value) is not None)
+    if name in SHARES:
+        return _is_number(value, int | float) and 0 <= value <= SHARES[name]
+    several = value if isinstance(value, list | tuple) else [value]
+    return 0 < len(several) <= FEW and all(_is_number(each, int) and 0 <= each <= SIZES[name] for each in several)
+
+
+def _is_number(value: Any, kind: Any) -> bool:
+    return isinstance(value, kind) and not isinstance(value, bool)
+
+
+def _range(name: str) -> str:
+    if name in SIZES:
+        return f"a whole number, or up to {FEW} of them, from 0 to {SIZES[name]:,}"
+    if name in SHARES:
+        return f"a number from 0 to {SHARES[name]}"
+    return "true or false" if name in SWITCHES else "a word"
