@@ -67,7 +67,6 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(autouse=True)
 def here(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(home)
-    monkeypatch.delenv("PUBSEL_DATA", raising=False)
 
 
 FOLDER = ("pair.private=./patients_of_1975", "algorithm=dp_sgd", "training.epochs=3", "model=linear",
