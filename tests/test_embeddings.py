@@ -300,6 +300,18 @@ def test_what_is_not_finite_is_in_no_cluster(tmp_path):
     assert not {3, 5, 9} & set(pool.draw(np.full(len(clusters.centres), 0.1), nearest, 200, np.random.default_rng(0)))
 
 
+def test_what_is_not_finite_changes_no_row_of_its_block_or_of_another(monkeypatch):
+    monkeypatch.setattr(pool, "BLOCK", 50)
+    x = torch.from_numpy(rows(200, dtype=np.float32))
+    clusters = clusters_kept([pool.Held(x)], None)
+    expected = nearest_of([pool.Held(x)], clusters, None, quiet)
+    for row in (7, 50, 99, 160):
+        broken = x.clone()
+        broken[row, 0] = np.nan
+        nearest = nearest_of([pool.Held(broken)], clusters, None, quiet)
+        assert np.flatnonzero(nearest != expected).tolist() == [row]
+
+
 def test_what_was_interrupted_goes_on_with_the_next_shard(folder, tmp_path, monkeypatch):
     parts = [open_embeddings(str(folder))]
     kept = kept_folder(parts, tmp_path)

@@ -15,6 +15,7 @@ from pubsel.cli import main
 from pubsel.commands import fit
 from pubsel.data.overlap import Digests, by_content, rows
 from pubsel.privacy import ledger
+from pubsel.privacy.randomness import Secret, Source, SystemEntropy
 from pubsel.settings.compose import composed
 from pubsel.settings.keys import FitConfig
 from pubsel.settings.schema import check
@@ -48,6 +49,7 @@ def home(tmp_path_factory):
     draw(home / "people", 0, 600, people=2)
     (home / "release").mkdir()
     draw(home / "few", 0, 10, first=8000)
+    (home / "link").symlink_to("mine")
     (home / "flat").mkdir()
     for path in sorted((home / "same" / "cat").iterdir()):
         shutil.copy(path, home / "flat")
@@ -84,8 +86,16 @@ def release(home):
         patch.setattr("builtins.print", lambda *parts, **_: printed.append(" ".join(map(str, parts))))
         printed = list[str]()
         # The noise is the same each time: one interval in twenty does not contain the truth.
-        patch.setattr("os.urandom", np.random.default_rng(0).bytes)
+        fresh, taken, secret = np.random.default_rng(0).bytes, list[int](), Secret.__call__
+        patch.setattr("os.urandom", lambda n: taken.append(n) or fresh(n))
+        patch.setattr(Secret, "__call__", lambda self, *of: sources.append(secret(self, *of)) or sources[-1])
+        sources = list[Source]()
         assert main(["fit", "./mine", *WORDS]) == 0
+
+    # Each secret number is the operating system's: as many as the weights have in each step, of 64 bytes.
+    assert {type(source) for source in sources} == {SystemEntropy}
+    record = record_of(home / "results")
+    assert sum(taken) > 64 * record["privacy"]["parts"][1]["steps"] * record["parameters"]
     return home / "release", "\n".join(printed)
 
 
@@ -109,6 +119,10 @@ def test_a_folder_becomes_a_model_under_one_guarantee(release):
     ((epsilon, delta, releases),) = spent("results")
     assert epsilon <= 4
     assert (delta, releases) == (1e-3, 3)
+    stated = [*privacy["parts"], record["quality"]["privacy"]]
+    assert [(line["epsilon"], line["delta"]) for line in ledger.of_cell("results", record["identity"])] == [
+        (part["epsilon"], part["delta"]) for part in stated
+    ]
     _, low, high = record["quality"]["figures"]["accuracy"]
     assert low <= record["selection"]["validation"] <= high
     assert record["utility"] > 0.8
@@ -214,12 +228,15 @@ def test_small_classes_and_wide_intervals_are_told_before_anything_is_spent(caps
     assert "warning: the measured accuracy will be uncertain by up to " in text
 
 
+SPELLED = ("./mine", "./mine/", "mine/../mine/.", "./link", "~/mine", "~/link/cat/..")
+
+
 @pytest.mark.parametrize(("words", "message"), [
     (["private=./nowhere"], "nowhere: no such file or folder"),
-    (["public=[./mine]"], "public=[./mine]: this is the private data: take another set"),
     (["public=[[./same,./other]]"], "give each set by itself"),
     (["pool=[./same]"], "public=[...] and pool=[...]: give one: a whole set is chosen, or examples"),
-    (["public=null", "pool=[./mine]"], "pool=[./mine]: this is the private data: take another set"),
+    *(([f"public=['{name}']"], f"public=[{name}]: this is the private data: take another set") for name in SPELLED),
+    (["public=null", f"pool=[{SPELLED[0]}]"], f"pool=[{SPELLED[0]}]: this is the private data: take another set"),
     (["to=."], "to=.: a link, or the folder that you are in"),
     (["to=same"], "to=same: it is there already: give a new folder, or delete it"),
     (["held_out=0.001"], "held_out=0.001: of 483 images none would be measured: take a larger share"),
@@ -229,7 +246,8 @@ def test_small_classes_and_wide_intervals_are_told_before_anything_is_spent(caps
     (["epsilon=0"], "epsilon=0.0: must be greater than 0"),
     (["choice=1"], "choice=1.0: must be less than 1"),
 ])  # fmt: skip
-def test_errors_name_keys_of_this_command(words, message, capsys):
+def test_errors_name_keys_of_this_command(words, message, capsys, home, monkeypatch):
+    monkeypatch.setenv("HOME", str(home))
     private = [word.partition("=")[2] for word in words if word.startswith("private")] or ["./mine"]
     code = main(["fit", *private, *WORDS, "results=elsewhere", "to=fresh", *[w for w in words if "private" not in w]])
     assert code in (1, 2)

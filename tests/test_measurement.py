@@ -185,7 +185,14 @@ def test_held_out_examples_change_the_table_alone(folder, capsys):
 
     # one line for the training, one for the measurement, each of its own examples
     lines = [json.loads(line) for path in Path("results/ledger").glob("*.jsonl") for line in path.open()]
-    assert sorted(line["what"] for line in lines) == ["measurement", "training"]
+    spent = {line["what"]: (line["epsilon"], line["delta"]) for line in lines}
+    parts = {"measurement": first["quality"]["privacy"], "training": first["privacy"]}
+    assert spent == {what: (part["epsilon"], part["delta"]) for what, part in parts.items()}
+    assert len(list(Path("results/ledger").glob("*.jsonl"))) == 2
+
+    # Examples are known as they were loaded: another method maps the same ones otherwise.
+    words = [*WORDS, "algorithm=dp_sgd_clip1", "training=adamix", "privacy.noise_multiplier=5"]
+    assert main(["run", f"pair.private={THREE}", *words]) == 0, capsys.readouterr().err
     assert len(list(Path("results/ledger").glob("*.jsonl"))) == 2
 
 

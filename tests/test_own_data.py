@@ -18,7 +18,7 @@ from sklearn.metrics import balanced_accuracy_score
 import pubsel
 from pubsel import data
 from pubsel.cli import main
-from pubsel.data import Source, decoded, features, folders, given, overlap
+from pubsel.data import Source, decoded, features, folders, given, overlap, stored
 from pubsel.data.opened import Opened
 from pubsel.gradients import mapped
 from pubsel.messages import UsageError, UserError
@@ -46,6 +46,15 @@ def npz(path: Path, **changes: np.ndarray) -> Path:
 
 def pair(private: Path, metric: Metric | None = None) -> Pair:
     return Pair(private=str(private), public=None, m=5, convert=Convert.resize, metric=metric)
+
+
+@pytest.mark.parametrize("private", [False, True])
+def test_nothing_is_taken_over_from_a_process_that_was_killed(private: bool, tmp_path: Path) -> None:
+    (tmp_path / "set.part").mkdir()
+    (tmp_path / "set.part" / "train_patient.npy").write_text("of other images")
+    stored.keep_as(tmp_path / "set", "set", lambda folder: (folder / "a.npy").touch(), "files", private)
+    assert sorted(path.name for path in (tmp_path / "set").iterdir()) == ["a.npy", "listed.txt"]
+    assert not (tmp_path / "set.part").exists()
 
 
 # How a model is measured

@@ -327,6 +327,15 @@ def test_a_row_is_the_mean_over_the_examples_of_a_person(name, rows):
     torch.testing.assert_close(rows_there.double(), want[want[:, 0].argsort()], atol=2e-6, rtol=1e-4)
 
 
+@pytest.mark.parametrize("name", ["conv", "linear"])
+def test_all_examples_of_a_person_with_thousands_count(name):
+    """Half of the mean is of the last ones."""
+    batch, engine = examples(name, 2600), ENGINES[name]()
+    each = torch.cat([block.written_out().clone() for block in engine.blocks(batch.x, batch.y)])
+    row = rows_of(PeopleGradients(engine, torch.tensor([2600])), batch)[0, 1:]
+    torch.testing.assert_close(row, each.mean(0), atol=1e-5, rtol=1e-4)
+
+
 def test_a_multi_label_task_and_an_offset_have_means_too():
     torch.manual_seed(0)
     sizes, x, y = torch.tensor([2, 1, 3, 3]), torch.randn(9, 5), torch.randint(2, (9, 4)).float()

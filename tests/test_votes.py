@@ -117,6 +117,12 @@ def test_of_two_sets_that_cover_alike_the_purer_one_is_ahead_by_more_than_in_cov
     assert (name, plan.epsilon, plan.delta) == ("a", 1.0, 0.0)
 
 
+def test_how_likely_a_set_is_under_its_gaussian_is_told_by_the_half_that_did_not_make_it():
+    first = examples(0, 200)
+    least = [votes.gaussians({"a": torch.cat([first, other])}).least[0] for other in (examples(0, 190), 9 * first)]
+    assert least[1] < least[0] - 5
+
+
 def test_none_is_chosen_if_no_set_is_alike_and_parts_of_one_set_do_not_lose_to_it(candidates):
     assert choose(examples(2, 500), candidates)[0] == NONE
     every = examples(0, 900)
