@@ -71,15 +71,20 @@ def test_shards_of_clip_retrieval_are_read_in_the_order_of_their_numbers(tmp_pat
 
 
 def test_a_plain_folder_of_arrays(tmp_path):
+    (tmp_path / "._part-0.npy").write_bytes(b"what a Mac keeps")
     x = saved(tmp_path, {0: rows(BLOCK + 5, dtype=np.float32), 1: rows(3, 1, dtype=np.float32)}, "part-{}")
     embeddings = open_embeddings(str(tmp_path))
     assert [len(block) for block in embeddings.blocks()] == [BLOCK, 5, 3]
     np.testing.assert_array_equal(whole(embeddings), x)
+    places = np.random.default_rng(0).integers(0, len(x), 600)
+    np.testing.assert_array_equal(embeddings.rows(places).numpy(), x[places])
 
 
 @pytest.mark.parametrize("column", ["embedding", "image_embedding", "vectors"])
 @pytest.mark.parametrize("fixed", [True, False])
-def test_parquet_by_row_groups(tmp_path, column, fixed):
+def test_parquet_by_row_groups(tmp_path, column, fixed, monkeypatch):
+    """Of which some are several blocks."""
+    monkeypatch.setattr("pubsel.data.embeddings.BLOCK", 10)
     pa = pytest.importorskip("pyarrow", reason="needs the extra parquet")
     kind = pa.list_(pa.float16(), D) if fixed else pa.list_(pa.float32())
     x = rows(100)

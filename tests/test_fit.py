@@ -1,5 +1,6 @@
 """pubsel fit: one command from private images to a folder that may be given away, under one guarantee."""
 
+import dataclasses
 import json
 import shutil
 import subprocess
@@ -8,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from omegaconf import OmegaConf
 from PIL import Image
 
 import pubsel
@@ -256,6 +258,36 @@ def test_errors_name_keys_of_this_command(words, message, capsys, home, monkeypa
     assert "pair." not in err.splitlines()[-1]
     assert not list(Path("elsewhere").glob("ledger/*.jsonl"))
     assert not Path("fresh").exists()
+
+
+REACH = {  # key -> another value, and what it changes in the settings of the run
+    "seed": (3, "seed"), "threads": (2, "threads"), "download": ("false", "download"),
+    "device": ("cuda", "device"), "debug": ("true", "debug"), "results": ("r", "results"),
+    "data_root": ("d", "data_root"), "epsilon": (2.5, "epsilon epsilon_select"), "delta": (1e-4, "privacy.delta"),
+    "choice": (0.5, "epsilon epsilon_select"), "private": ("./other", "pair.private"),
+    "public": ("[./b]", "pair.candidates"), "held_out": (0.4, "pair.validation"), "metric": ("auc", "pair.metric"),
+    "unit": ("folder", "pair.unit"), "public_labels": ("none", "algorithm.public_labels"),
+}  # fmt: skip
+
+
+def test_each_setting_reaches_the_run_and_changes_nothing_else():
+    def leaves(values, prefix=""):
+        if not isinstance(values, dict):
+            return {(prefix, str(values))}
+        return set().union(*(leaves(value, f"{prefix}.{key}" if prefix else key) for key, value in values.items()))
+
+    def of_run(**changes):
+        given = {"private": "./x", "public": "[./a]", "epsilon": 1.0} | changes
+        with composed("fit", [f"{key}={value}" for key, value in given.items()]) as values:
+            settings = check(FitConfig, values)
+        with composed("run", fit.words(settings, "pixels", fit.divided(settings))) as values:
+            return leaves(OmegaConf.to_container(values))
+
+    others = {"to", "format", "dry", "keep", "features", "pool"}
+    assert REACH.keys() | others == {f.name for f in dataclasses.fields(FitConfig)}
+    before = of_run()
+    changed = {key: {path for path, _ in before ^ of_run(**{key: value})} for key, (value, _) in REACH.items()}
+    assert changed == {key: set(paths.split()) for key, (_, paths) in REACH.items()}
 
 
 @pytest.mark.parametrize("choice", [0.01, 0.05, 0.1, 0.3, 0.999])

@@ -134,7 +134,7 @@ def test_a_line_of_which_a_part_was_written_is_no_line(tmp_path: Path, monkeypat
     write = os.write
     with monkeypatch.context() as patch:
         patch.setattr(os, "write", lambda handle, data: write(handle, data[:20]))
-        with pytest.raises(UserError, match="cannot write to .*ledger"):
+        with pytest.raises(UserError, match=r"cannot write to .*ledger"):
             note(tmp_path, "content", SECURE)
     assert total(tmp_path) == 2
     note(tmp_path, "content", SECURE)

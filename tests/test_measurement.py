@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import pubsel.commands.run
+from pubsel.cell import Streams
 from pubsel.cli import main
 from pubsel.data import load
 from pubsel.privacy import accountant
@@ -65,6 +66,8 @@ def test_a_run_measures_what_it_reaches(data, names, folder, capsys):
     if data == THREE:
         assert abs(np.sum(quality["counts"]) - 200) < 5 * 3 * quality["deviation"]
     privacy = quality["privacy"]
+    assert privacy["noise_source"] == "seeded"
+    assert measurement.ROUNDED in privacy["not_covered"]
     moved = 1.0 if data == THREE else 3**0.5
     assert privacy["sensitivity"] == pytest.approx(moved)
     assert privacy["epsilon"] == pytest.approx(2, abs=1e-3)
@@ -162,6 +165,30 @@ def test_people_are_measured(folder, capsys, monkeypatch):
     assert f"On {len(y)} private images of {len(people)} people that were not trained on" in readme
     assert "Each person counts as much as another" in readme
     assert f"protect each of the {len(people)} held-out people" in page
+
+
+@pytest.mark.attack
+def test_each_thing_that_decides_a_measurement_decides_its_noise(folder, capsys, monkeypatch):
+    """Two tables with the same noise would show, in their difference, what one example changed."""
+    arrays = dict(np.load(THREE)) | {"train_patient": np.arange(800) // 3, "test_patient": np.arange(1000, 1090)}
+    np.savez("patients.npz", **arrays)
+    seen, keys, measured, secret = [], [], measurement.measured, Streams.secret
+    monkeypatch.setattr(measurement, "measured", lambda *given: seen.append(given) or measured(*given))
+    assert main(["run", "pair.private=patients.npz", "pair.unit=patient", *WORDS]) == 0, capsys.readouterr().err
+    ((cell, prepared, task, *budget),) = seen
+
+    monkeypatch.setattr(Streams, "secret", lambda *given: keys.append(secret(*given)) or keys[-1])
+    held, people = prepared.task.validation, task.held_out_people.clone()
+    people[:2] += torch.tensor([1, -1])
+    others = [held, held._replace(x=held.x + 1), held._replace(y=held.y.roll(1))]
+    cases = [(prepared._replace(task=prepared.task._replace(validation=other)), task) for other in others]
+    cases += [(prepared, task._replace(held_out_people=people)), (prepared, task)]
+    for place, case in enumerate(cases):
+        if place == len(cases) - 1:
+            next(prepared.model.parameters()).data.add_(1)
+        (folder / str(place)).mkdir()
+        measured(cell._replace(folder=folder / str(place)), *case, *budget)
+    assert len({key.key for key in keys}) == len(cases)
 
 
 def test_held_out_examples_change_the_table_alone(folder, capsys):

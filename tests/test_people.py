@@ -156,8 +156,10 @@ def test_arrays_of_an_npz_name_the_people(tmp_path):
 
     values["lesion_train"] = values["lesion_train"][:-1]
     np.savez(path, **values)
-    with pytest.raises(UserError, match="lesion_train does not name the person of each image"):
-        open_dataset(str(path), "", False, "lesion")
+    for wrong in (values["lesion_train"], np.linspace(0, 1, len(names["train"]))):
+        np.savez(path, **(values | {"lesion_train": wrong}))
+        with pytest.raises(UserError, match="lesion_train does not name the person of each image"):
+            open_dataset(str(path), "", False, "lesion")
     with pytest.raises(UserError, match="no array train_patient, test_patient"):
         open_dataset(str(path), "", False, "patient")
     with pytest.raises(UsageError, match="digits does not tell whose images"):
