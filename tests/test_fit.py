@@ -216,6 +216,7 @@ def test_people_are_protected_and_measured(capsys, tmp_path):
     images = record["private_examples"] + record["quality"]["examples"]
     assert f"  of the {people} people with {images} images {record['private_units']} to train on" in told
     assert "it is of other people than the weights" in told
+    assert [cost.epsilon <= 4 for cost in spent(tmp_path / "r")] == [True]
     assert "for a person with all their examples" in text
     assert "Measured privately: accuracy" in text
     assert f"private images of {record['quality']['units']} people" in (tmp_path / "release" / "README.md").read_text()

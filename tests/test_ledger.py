@@ -13,6 +13,7 @@ from filelock import FileLock, Timeout
 from pubsel.cli import main
 from pubsel.messages import UserError
 from pubsel.privacy import ledger
+from pubsel.privacy.composition import parts_of
 from pubsel.privacy.ledger import Release, Spent, note, read, spent
 from tests.synthetic import secret_named
 
@@ -38,6 +39,9 @@ def test_epsilons_and_deltas_add_up_and_a_release_counts_once() -> None:
     measured = training | {"release": "d", "what": "measurement", "epsilon": 4.5, "delta": 3e-5}
     assert spent([*made, measured]) == Spent(4.5, 3e-5, 4)
     assert spent([*made, measured | {"cell": "other"}]) == Spent(9.0, 5e-5, 4)
+    of_people = [line | {"what": f"{line['what']}, for a person (patient)"} for line in (*made, measured)]
+    assert spent(of_people) == Spent(4.5, 3e-5, 4)
+    assert parts_of(of_people, {}) == parts_of([*made, measured], {})
     assert spent([]) == Spent(0.0, 0.0, 0)
 
 

@@ -130,6 +130,12 @@ def test_the_operating_systems_entropy_serves():
     assert all(abs(count - 5) < 60 for count in drawn)
 
 
+def test_noise_hides_parts_of_an_example_too():
+    """A person's examples add any part of one, which noise of whole ones would leave to be read off."""
+    drawn = pool.release([UNIT // 3] * 300, accountant.pure(1.0, 1.0, 1, "discrete Laplace"), stream("test", "parts"))
+    assert len({round(count % 1, 1) % 1 for count in drawn}) == 10
+
+
 # Clusters
 
 
