@@ -75,8 +75,9 @@ def test_what_is_read_in_memory_is_what_would_be_kept(tmp_path: Path) -> None:
     for a, b in zip((*read.train, *read.test, *read.groups), (*kept.train, *kept.test, *kept.groups), strict=True):
         assert torch.equal(a, b)
 
-    others = [part._replace(names=(*"abcde", "g")), part._replace(y=part.y + 1)]
-    prints = {stored.fingerprint(listing._replace(test=other)) for other in (listing.test, *others)}
+    test = listing.test
+    others = [test, test._replace(names=(*"abcde", "g")), test._replace(y=test.y + 1)]
+    prints = {stored.fingerprint(listing._replace(test=other)) for other in others}
     assert len(prints) == 3
     np.save(tmp_path / "set" / "test_labels.npy", np.arange(3))
     with pytest.raises(UserError, match="not as many labels as images: delete it"):
