@@ -351,6 +351,14 @@ def test_a_shard_without_its_record_or_with_a_damaged_array_is_assigned_again(fo
     assert names == ["img_emb_0.npy", "img_emb_2.npy", "img_emb_10.npy"]
 
 
+@pytest.mark.parametrize("rule", ["SAMPLE", "MOST_CLUSTERS", "EACH", "DIRECTIONS", "TYPICAL"])
+def test_clusters_by_other_rules_are_kept_elsewhere(rule, folder, tmp_path, monkeypatch):
+    parts = [open_embeddings(str(folder))]
+    before = kept_folder(parts, tmp_path)
+    monkeypatch.setattr(pool, rule, getattr(pool, rule) / 2)
+    assert kept_folder(parts, tmp_path) != before
+
+
 def test_a_changed_shard_is_noticed(folder, tmp_path):
     parts = [open_embeddings(str(folder))]
     before = kept_folder(parts, tmp_path)
