@@ -315,6 +315,8 @@ def test_what_is_not_finite_changes_no_row_of_its_block_or_of_another(monkeypatc
         broken[row, 0] = np.nan
         nearest = nearest_of([pool.Held(broken)], clusters, None, quiet)
         assert np.flatnonzero(nearest != expected).tolist() == [row]
+        without = clusters_kept([pool.Held(torch.cat([x[:row], x[row + 1 :]]))], None)
+        np.testing.assert_array_equal(clusters_kept([pool.Held(broken)], None).centres, without.centres)
 
 
 def test_what_was_interrupted_goes_on_with_the_next_shard(folder, tmp_path, monkeypatch):
@@ -349,6 +351,21 @@ def test_a_shard_without_its_record_or_with_a_damaged_array_is_assigned_again(fo
     names = read_shards(monkeypatch)
     np.testing.assert_array_equal(nearest_of(parts, clusters, kept, quiet), expected)
     assert names == ["img_emb_0.npy", "img_emb_2.npy", "img_emb_10.npy"]
+    for wrong in (expected[:69], expected[:70].astype(np.int64)):
+        np.save(first.with_suffix(".npy"), wrong)
+        nearest, computed = assigned.nearest_in(parts[0].shards[0], clusters, kept, assigned.Progress(70, quiet))
+        assert (nearest.tolist(), nearest.dtype, computed) == (expected[:70].tolist(), np.int16, True)
+
+
+def test_shards_of_one_name_in_two_folders_are_kept_apart(tmp_path):
+    for seed, name in enumerate("ab"):
+        saved(tmp_path / name, {0: rows(100, seed)})
+    parts = [open_embeddings(str(tmp_path / name)) for name in "ab"]
+    kept = kept_folder(parts, tmp_path)
+    clusters = clusters_kept(parts, kept)
+    expected = nearest_of(parts, clusters, None, quiet)
+    for _ in range(2):
+        np.testing.assert_array_equal(nearest_of(parts, clusters, kept, quiet), expected)
 
 
 @pytest.mark.parametrize("rule", ["SAMPLE", "MOST_CLUSTERS", "EACH", "DIRECTIONS", "TYPICAL"])

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from pubsel.algorithms import roots
 from pubsel.messages import UsageError
 from pubsel.privacy.people import UNIT, weights_of
 from pubsel.privacy.randomness import SystemEntropy
@@ -115,6 +116,12 @@ def test_of_two_sets_that_cover_alike_the_purer_one_is_ahead_by_more_than_in_cov
     assert ahead[0] > ahead[1] + 0.03 * 500 * UNIT
     name, plan = choose(private, candidates)
     assert (name, plan.epsilon, plan.delta) == ("a", 1.0, 0.0)
+
+
+def test_each_set_counts_alike_however_many_examples_it_has():
+    few, many = examples(0, 20), examples(1, 400)
+    means = [roots(part.double()).numpy().mean(0) for part in (few[:10], many[:200])]
+    np.testing.assert_allclose(votes.gaussians({"a": few, "b": many}).shift, np.mean(means, axis=0))
 
 
 def test_how_likely_a_set_is_under_its_gaussian_is_told_by_the_half_that_did_not_make_it():
