@@ -3,7 +3,9 @@ import contextlib
 import gc
 import os
 import pickle
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
     os.environ[name] = "1"  # a process of tests for each core: torch and numpy read this when they are imported
@@ -20,6 +22,10 @@ from pretend_cuda import pretended
 
 from pubsel import records
 from pubsel.settings import CONF, datasets
+
+WRITES = ("open", "os.mkdir", "os.rename", "os.remove", "shutil.rmtree")  # events that the interpreter tells of
+CHANGE = os.O_WRONLY | os.O_RDWR | os.O_CREAT
+KEPT = ("__pycache__", ".pytest_cache", ".coverage", ".cache", ".config")  # what Python, pytest and libraries keep
 
 
 def pytest_collection_modifyitems(items):
@@ -61,6 +67,48 @@ def noise_that_no_edit_and_no_machine_changes() -> Iterator[None]:
         patch.setattr(records, "processor", lambda: "a processor")
         patch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "its vectors")
         yield
+
+
+@pytest.fixture(autouse=True, scope="session")
+def real_data() -> Iterator[str | None]:
+    """The folder with real data. Only tests that are marked with it see it: others would keep in it what they make."""
+    folder = os.environ.get("PUBSEL_DATA")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv("PUBSEL_DATA", raising=False)
+        yield folder
+
+
+@pytest.fixture(autouse=True, scope="session")
+def written_elsewhere(real_data: str | None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[set[str]]:
+    """What this process has written, made, renamed or removed in the checkout, with the real data, or at home."""
+    folders = [Path(__file__).parent.parent, Path.home(), *([Path(real_data)] if real_data else [])]
+    watched = tuple(f"{folder.resolve()}{os.sep}" for folder in folders)
+    own = str(tmp_path_factory.getbasetemp().resolve())
+    written, during = set[str](), True
+
+    def watch(event: str, given: tuple) -> None:
+        if during and event in WRITES and isinstance(given[0], str | os.PathLike):
+            path = os.path.abspath(given[0])
+            # A name within a folder that is open: of a folder that is removed, which is an event, too.
+            writes = given[-1] in (-1, None) if event != "open" else (given[2] or 0) & CHANGE
+            if writes and path.startswith(watched) and not path.startswith(own) and not any(map(path.count, KEPT)):
+                written.add(path)
+
+    sys.addaudithook(watch)
+    yield written
+    during = False
+
+
+@pytest.fixture(autouse=True)
+def writes_nothing_elsewhere(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, real_data: str | None, written_elsewhere: set[str]
+) -> Iterator[None]:
+    if real_data and request.node.get_closest_marker("data"):
+        monkeypatch.setenv("PUBSEL_DATA", real_data)
+    yield
+    written = sorted(written_elsewhere)
+    written_elsewhere.clear()
+    assert not written, f"written outside of the test's folder: {', '.join(written)}"
 
 
 @pytest.fixture(autouse=True)

@@ -50,7 +50,6 @@ Cli = Callable[..., tuple[int, str, str]]
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("PUBSEL_DATA", raising=False)
     monkeypatch.setenv("HYDRA_FULL_ERROR", "0")  # main sets it, and sys.argv: both come back after a test
     monkeypatch.setattr(sys, "argv", sys.argv)
     return tmp_path

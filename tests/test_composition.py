@@ -47,7 +47,11 @@ def test_equal_releases_have_the_closed_form_of_kairouz() -> None:
 
 @pytest.mark.parametrize("mu", [0.05, 0.3, 2.0])
 def test_gaussian_noise_alone_has_its_exact_curve(mu: float) -> None:
-    assert epsilon_of(1e-5, Parts(mu, ())) == pytest.approx(accountant.gaussian_epsilon(mu, 1e-5), abs=1e-6)
+    """Rounded up: at no delta is its own less than the delta of what is stated."""
+    for delta in np.geomspace(1e-9, 1e-2, 40).tolist():
+        epsilon = epsilon_of(delta, Parts(mu, ()))
+        assert epsilon == pytest.approx(accountant.gaussian_epsilon(mu, delta), abs=1e-6)
+        assert accountant.gaussian_delta(epsilon, mu) <= delta
 
 
 def test_full_batches_compose_as_one_with_more_steps() -> None:

@@ -103,6 +103,13 @@ def test_private_examples_of_the_same_kind_are_covered_and_those_in_a_corner_are
     assert score(places, torch.stack(corner)) < 0.5 * UNIT * len(corner)
 
 
+def test_regions_are_of_the_half_that_the_directions_do_not_follow_from():
+    first = examples(0, 40)
+    alike, other = (coverage.regions(torch.cat([first, half]), "x") for half in (examples(0, 41), examples(1, 41)))
+    assert sum(alike.shares) == sum(other.shares) == 41
+    assert other.leftover > 2 * alike.leftover
+
+
 def choose(private, candidates, epsilon=1.0, with_none=True, people=None, source=secret):
     return coverage.select(epsilon, private, people, candidates, with_none, source)
 

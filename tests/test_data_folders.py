@@ -16,7 +16,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from PIL import Image
 
 from pubsel.cli import main
-from pubsel.data import open_dataset
+from pubsel.data import open_dataset, prepared
 from pubsel.data.folders import layout
 from pubsel.messages import UserError
 
@@ -235,6 +235,16 @@ def test_an_archive_that_claims_more_than_it_has_is_one_line(tmp_path, shape):
     with pytest.raises(UserError, match=r"own.npz: train_images claims .* bytes and has 100: corrupt") as refused:
         open_dataset(str(tmp_path / "own.npz"), "", False)
     assert "\n" not in str(refused.value)
+
+
+@pytest.mark.attack
+def test_images_that_are_read_one_by_one_are_those_that_are_there(tmp_path):
+    claims(tmp_path / "own.npz", (10, 8, 8), bytes(100))
+    with pytest.raises(UserError, match=r"own.npz: corrupt, truncated or not a plain npz"):
+        prepared.stream(tmp_path / "own.npz", "train_images")
+    np.savez(tmp_path / "own.npz", images=np.zeros((2, 8, 8), np.uint8).T)
+    with pytest.raises(UserError, match=r"own.npz: images is in Fortran order: store it in C order"):
+        prepared.stream(tmp_path / "own.npz", "images")
 
 
 @pytest.mark.attack

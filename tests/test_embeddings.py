@@ -72,15 +72,20 @@ def test_shards_of_clip_retrieval_are_read_in_the_order_of_their_numbers(tmp_pat
 
 
 def test_a_plain_folder_of_arrays(tmp_path):
+    (tmp_path / "._part-0.npy").write_bytes(b"what a Mac keeps")
     x = saved(tmp_path, {0: rows(BLOCK + 5, dtype=np.float32), 1: rows(3, 1, dtype=np.float32)}, "part-{}")
     embeddings = open_embeddings(str(tmp_path))
     assert [len(block) for block in embeddings.blocks()] == [BLOCK, 5, 3]
     np.testing.assert_array_equal(whole(embeddings), x)
+    places = np.random.default_rng(0).integers(0, len(x), 600)
+    np.testing.assert_array_equal(embeddings.rows(places).numpy(), x[places])
 
 
 @pytest.mark.parametrize("column", ["embedding", "image_embedding", "vectors"])
 @pytest.mark.parametrize("fixed", [True, False])
-def test_parquet_by_row_groups(tmp_path, column, fixed):
+def test_parquet_by_row_groups(tmp_path, column, fixed, monkeypatch):
+    """Of which some are several blocks."""
+    monkeypatch.setattr("pubsel.data.embeddings.BLOCK", 10)
     pa = pytest.importorskip("pyarrow", reason="needs the extra parquet")
     kind = pa.list_(pa.float16(), D) if fixed else pa.list_(pa.float32())
     x = rows(100)
@@ -301,6 +306,20 @@ def test_what_is_not_finite_is_in_no_cluster(tmp_path):
     assert not {3, 5, 9} & set(pool.draw(np.full(len(clusters.centres), 0.1), nearest, 200, np.random.default_rng(0)))
 
 
+def test_what_is_not_finite_changes_no_row_of_its_block_or_of_another(monkeypatch):
+    monkeypatch.setattr(pool, "BLOCK", 50)
+    x = torch.from_numpy(rows(200, dtype=np.float32))
+    clusters = clusters_kept([pool.Held(x)], None)
+    expected = nearest_of([pool.Held(x)], clusters, None, quiet)
+    for row in (7, 50, 99, 160):
+        broken = x.clone()
+        broken[row, 0] = np.nan
+        nearest = nearest_of([pool.Held(broken)], clusters, None, quiet)
+        assert np.flatnonzero(nearest != expected).tolist() == [row]
+        without = clusters_kept([pool.Held(torch.cat([x[:row], x[row + 1 :]]))], None)
+        np.testing.assert_array_equal(clusters_kept([pool.Held(broken)], None).centres, without.centres)
+
+
 def test_what_was_interrupted_goes_on_with_the_next_shard(folder, tmp_path, monkeypatch):
     parts = [open_embeddings(str(folder))]
     kept = kept_folder(parts, tmp_path)
@@ -333,6 +352,29 @@ def test_a_shard_without_its_record_or_with_a_damaged_array_is_assigned_again(fo
     names = read_shards(monkeypatch)
     np.testing.assert_array_equal(nearest_of(parts, clusters, kept, quiet), expected)
     assert names == ["img_emb_0.npy", "img_emb_2.npy", "img_emb_10.npy"]
+    for wrong in (expected[:69], expected[:70].astype(np.int64)):
+        np.save(first.with_suffix(".npy"), wrong)
+        nearest, computed = assigned.nearest_in(parts[0].shards[0], clusters, kept, assigned.Progress(70, quiet))
+        assert (nearest.tolist(), nearest.dtype, computed) == (expected[:70].tolist(), np.int16, True)
+
+
+def test_shards_of_one_name_in_two_folders_are_kept_apart(tmp_path):
+    for seed, name in enumerate("ab"):
+        saved(tmp_path / name, {0: rows(100, seed)})
+    parts = [open_embeddings(str(tmp_path / name)) for name in "ab"]
+    kept = kept_folder(parts, tmp_path)
+    clusters = clusters_kept(parts, kept)
+    expected = nearest_of(parts, clusters, None, quiet)
+    for _ in range(2):
+        np.testing.assert_array_equal(nearest_of(parts, clusters, kept, quiet), expected)
+
+
+@pytest.mark.parametrize("rule", ["SAMPLE", "MOST_CLUSTERS", "EACH", "DIRECTIONS", "TYPICAL"])
+def test_clusters_by_other_rules_are_kept_elsewhere(rule, folder, tmp_path, monkeypatch):
+    parts = [open_embeddings(str(folder))]
+    before = kept_folder(parts, tmp_path)
+    monkeypatch.setattr(pool, rule, getattr(pool, rule) / 2)
+    assert kept_folder(parts, tmp_path) != before
 
 
 def test_a_changed_shard_is_noticed(folder, tmp_path):

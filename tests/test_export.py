@@ -25,6 +25,7 @@ import pubsel
 from pubsel import files
 from pubsel.cli import main
 from pubsel.commands import export
+from pubsel.data import same_examples
 from pubsel.messages import UsageError, UserError
 from pubsel.privacy import accountant, adversary
 from pubsel.report import card
@@ -67,7 +68,6 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(autouse=True)
 def here(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(home)
-    monkeypatch.delenv("PUBSEL_DATA", raising=False)
 
 
 FOLDER = ("pair.private=./patients_of_1975", "algorithm=dp_sgd", "training.epochs=3", "model=linear",
@@ -311,6 +311,25 @@ def test_public_data_are_named_without_their_path_and_private_ones_not_at_all() 
     assert card._named("digits", "digits") == "digits"
 
 
+@pytest.mark.parametrize("name", ["patients.npz", "./patients.npz", "~/patients.npz", "x/../patients.npz", "~/a.npz",
+                                  "./b.npz"])  # fmt: skip
+def test_a_file_is_the_same_however_its_path_is_spelled(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise private data would be taken, and named, as public."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for other in ("patients.npz", "other.npz"):
+        Path(other).touch()
+    Path("x").mkdir()
+    Path("a.npz").symlink_to("patients.npz")
+    os.link("patients.npz", "b.npz")
+    private = str(tmp_path / "patients.npz")
+    assert same_examples(private, name, "data")
+    assert not same_examples(str(tmp_path / "other.npz"), name, "data")
+    assert card._named(name, private) == ("a part of the private data" if "patients" in name else Path(name).name)
+
+
 # What may not be given away
 
 
@@ -410,6 +429,20 @@ def test_a_run_from_before_model_json_is_read_with_its_data(tmp_path: Path) -> N
 
 
 # The whole folder or nothing
+
+
+@pytest.mark.parametrize("there", [{"a": b"1", "b": b"3"}, {"a": b"1"}, {"a": b"1", "b": b"2", "c": b""}, {"b": b""}])
+def test_a_folder_that_is_there_is_left_if_each_byte_is_the_same(there: dict[str, bytes], tmp_path: Path) -> None:
+    """Another model has files of the same names; what is called done must be what the card is of."""
+    files, target = {"a": b"1", "b": b"2"}, tmp_path / "model"
+    export.write_again(target, files, "model")
+    export.write_again(target, files, "model")
+    assert contents(target) == files
+    shutil.rmtree(target)
+    export.write(target, there, private=False)
+    with pytest.raises(UsageError, match="to=model: it is there already, with other files"):
+        export.write_again(target, files, "model")
+    assert contents(target) == there
 
 
 def test_the_folder_is_whole_or_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

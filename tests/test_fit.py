@@ -1,5 +1,6 @@
 """pubsel fit: one command from private images to a folder that may be given away, under one guarantee."""
 
+import dataclasses
 import json
 import shutil
 import subprocess
@@ -8,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from omegaconf import OmegaConf
 from PIL import Image
 
 import pubsel
@@ -15,6 +17,7 @@ from pubsel.cli import main
 from pubsel.commands import fit
 from pubsel.data.overlap import Digests, by_content, rows
 from pubsel.privacy import ledger
+from pubsel.privacy.randomness import Secret, Source, SystemEntropy
 from pubsel.settings.compose import composed
 from pubsel.settings.keys import FitConfig
 from pubsel.settings.schema import check
@@ -48,6 +51,7 @@ def home(tmp_path_factory):
     draw(home / "people", 0, 600, people=2)
     (home / "release").mkdir()
     draw(home / "few", 0, 10, first=8000)
+    (home / "link").symlink_to("mine")
     (home / "flat").mkdir()
     for path in sorted((home / "same" / "cat").iterdir()):
         shutil.copy(path, home / "flat")
@@ -84,8 +88,16 @@ def release(home):
         patch.setattr("builtins.print", lambda *parts, **_: printed.append(" ".join(map(str, parts))))
         printed = list[str]()
         # The noise is the same each time: one interval in twenty does not contain the truth.
-        patch.setattr("os.urandom", np.random.default_rng(0).bytes)
+        fresh, taken, secret = np.random.default_rng(0).bytes, list[int](), Secret.__call__
+        patch.setattr("os.urandom", lambda n: taken.append(n) or fresh(n))
+        patch.setattr(Secret, "__call__", lambda self, *of: sources.append(secret(self, *of)) or sources[-1])
+        sources = list[Source]()
         assert main(["fit", "./mine", *WORDS]) == 0
+
+    # Each secret number is the operating system's: as many as the weights have in each step, of 64 bytes.
+    assert {type(source) for source in sources} == {SystemEntropy}
+    record = record_of(home / "results")
+    assert sum(taken) > 64 * record["privacy"]["parts"][1]["steps"] * record["parameters"]
     return home / "release", "\n".join(printed)
 
 
@@ -109,7 +121,10 @@ def test_a_folder_becomes_a_model_under_one_guarantee(release):
     ((epsilon, delta, releases),) = spent("results")
     assert epsilon <= 4
     assert (delta, releases) == (1e-3, 3)
-    quality = record["quality"]
+    quality, stated = record["quality"], [*privacy["parts"], record["quality"]["privacy"]]
+    assert [(line["epsilon"], line["delta"]) for line in ledger.of_cell("results", record["identity"])] == [
+        (part["epsilon"], part["delta"]) for part in stated
+    ]
     error = quality["figures"]["accuracy"][0] - record["selection"]["validation"]
     assert abs(error) < 7 * quality["deviation"] / quality["examples"]
     assert record["utility"] > 0.8
@@ -201,6 +216,7 @@ def test_people_are_protected_and_measured(capsys, tmp_path):
     images = record["private_examples"] + record["quality"]["examples"]
     assert f"  of the {people} people with {images} images {record['private_units']} to train on" in told
     assert "it is of other people than the weights" in told
+    assert [cost.epsilon <= 4 for cost in spent(tmp_path / "r")] == [True]
     assert "for a person with all their examples" in text
     assert "Measured privately: accuracy" in text
     assert f"private images of {record['quality']['units']} people" in (tmp_path / "release" / "README.md").read_text()
@@ -215,12 +231,15 @@ def test_small_classes_and_wide_intervals_are_told_before_anything_is_spent(caps
     assert "warning: the measured accuracy will be uncertain by up to " in text
 
 
+SPELLED = ("./mine", "./mine/", "mine/../mine/.", "./link", "~/mine", "~/link/cat/..")
+
+
 @pytest.mark.parametrize(("words", "message"), [
     (["private=./nowhere"], "nowhere: no such file or folder"),
-    (["public=[./mine]"], "public=[./mine]: this is the private data: take another set"),
     (["public=[[./same,./other]]"], "give each set by itself"),
     (["pool=[./same]"], "public=[...] and pool=[...]: give one: a whole set is chosen, or examples"),
-    (["public=null", "pool=[./mine]"], "pool=[./mine]: this is the private data: take another set"),
+    *(([f"public=['{name}']"], f"public=[{name}]: this is the private data: take another set") for name in SPELLED),
+    (["public=null", f"pool=[{SPELLED[0]}]"], f"pool=[{SPELLED[0]}]: this is the private data: take another set"),
     (["to=."], "to=.: a link, or the folder that you are in"),
     (["to=same"], "to=same: it is there already: give a new folder, or delete it"),
     (["held_out=0.001"], "held_out=0.001: of 483 images none would be measured: take a larger share"),
@@ -230,7 +249,8 @@ def test_small_classes_and_wide_intervals_are_told_before_anything_is_spent(caps
     (["epsilon=0"], "epsilon=0.0: must be greater than 0"),
     (["choice=1"], "choice=1.0: must be less than 1"),
 ])  # fmt: skip
-def test_errors_name_keys_of_this_command(words, message, capsys):
+def test_errors_name_keys_of_this_command(words, message, capsys, home, monkeypatch):
+    monkeypatch.setenv("HOME", str(home))
     private = [word.partition("=")[2] for word in words if word.startswith("private")] or ["./mine"]
     code = main(["fit", *private, *WORDS, "results=elsewhere", "to=fresh", *[w for w in words if "private" not in w]])
     assert code in (1, 2)
@@ -239,6 +259,36 @@ def test_errors_name_keys_of_this_command(words, message, capsys):
     assert "pair." not in err.splitlines()[-1]
     assert not list(Path("elsewhere").glob("ledger/*.jsonl"))
     assert not Path("fresh").exists()
+
+
+REACH = {  # key -> another value, and what it changes in the settings of the run
+    "seed": (3, "seed"), "threads": (2, "threads"), "download": ("false", "download"),
+    "device": ("cuda", "device"), "debug": ("true", "debug"), "results": ("r", "results"),
+    "data_root": ("d", "data_root"), "epsilon": (2.5, "epsilon epsilon_select"), "delta": (1e-4, "privacy.delta"),
+    "choice": (0.5, "epsilon epsilon_select"), "private": ("./other", "pair.private"),
+    "public": ("[./b]", "pair.candidates"), "held_out": (0.4, "pair.validation"), "metric": ("auc", "pair.metric"),
+    "unit": ("folder", "pair.unit"), "public_labels": ("none", "algorithm.public_labels"),
+}  # fmt: skip
+
+
+def test_each_setting_reaches_the_run_and_changes_nothing_else():
+    def leaves(values, prefix=""):
+        if not isinstance(values, dict):
+            return {(prefix, str(values))}
+        return set().union(*(leaves(value, f"{prefix}.{key}" if prefix else key) for key, value in values.items()))
+
+    def of_run(**changes):
+        given = {"private": "./x", "public": "[./a]", "epsilon": 1.0} | changes
+        with composed("fit", [f"{key}={value}" for key, value in given.items()]) as values:
+            settings = check(FitConfig, values)
+        with composed("run", fit.words(settings, "pixels", fit.divided(settings))) as values:
+            return leaves(OmegaConf.to_container(values))
+
+    others = {"to", "format", "dry", "keep", "features", "pool"}
+    assert REACH.keys() | others == {f.name for f in dataclasses.fields(FitConfig)}
+    before = of_run()
+    changed = {key: {path for path, _ in before ^ of_run(**{key: value})} for key, (value, _) in REACH.items()}
+    assert changed == {key: set(paths.split()) for key, (_, paths) in REACH.items()}
 
 
 @pytest.mark.parametrize("choice", [0.01, 0.05, 0.1, 0.3, 0.999])

@@ -216,8 +216,7 @@ def test_contributing_can_be_followed_to_the_letter(tmp_path: Path) -> None:
         if block.kind != "sh":
             put(block, own, clone)
     script = "".join(f"echo; echo '== {i}'\n{block.text}" for i, block in enumerate(page) if block.kind == "sh")
-    environment = {key: value for key, value in os.environ.items() if key != "PUBSEL_DATA"}
-    environment |= {"PUBSEL": str(clone), "PYTHONPATH": str(clone)}
+    environment = os.environ | {"PUBSEL": str(clone), "PYTHONPATH": str(clone)}
     environment["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{environment['PATH']}"
     done = subprocess.run(
         ["bash", "-euo", "pipefail", "-c", script], cwd=own, text=True, capture_output=True, timeout=900,

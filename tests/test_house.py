@@ -70,6 +70,16 @@ def test_no_two_modules_differ_by_a_letter():
     assert near == []
 
 
+def test_what_a_test_writes_outside_of_its_folder_is_seen(written_elsewhere, tmp_path):
+    """By the fixture that then fails it; nothing is changed here."""
+    for path in (Path(__file__), tmp_path / "own"):
+        path.open("a").close()
+    with pytest.raises(FileNotFoundError):
+        (PACKAGE / "absent").unlink()
+    assert written_elsewhere == {__file__, str(PACKAGE / "absent")}
+    written_elsewhere.clear()
+
+
 def test_functions_are_short():
     long = {name: node.end_lineno - node.lineno + 1 for name, node in functions()}
     assert {name: lines for name, lines in long.items() if lines > MOST_LINES} == {}

@@ -13,6 +13,7 @@ from filelock import FileLock, Timeout
 from pubsel.cli import main
 from pubsel.messages import UserError
 from pubsel.privacy import ledger
+from pubsel.privacy.composition import parts_of
 from pubsel.privacy.ledger import Release, Spent, note, read, spent
 from tests.synthetic import secret_named
 
@@ -38,6 +39,9 @@ def test_epsilons_and_deltas_add_up_and_a_release_counts_once() -> None:
     measured = training | {"release": "d", "what": "measurement", "epsilon": 4.5, "delta": 3e-5}
     assert spent([*made, measured]) == Spent(4.5, 3e-5, 4)
     assert spent([*made, measured | {"cell": "other"}]) == Spent(9.0, 5e-5, 4)
+    of_people = [line | {"what": f"{line['what']}, for a person (patient)"} for line in (*made, measured)]
+    assert spent(of_people) == Spent(4.5, 3e-5, 4)
+    assert parts_of(of_people, {}) == parts_of([*made, measured], {})
     assert spent([]) == Spent(0.0, 0.0, 0)
 
 
@@ -111,6 +115,34 @@ def test_a_line_that_was_cut_short_is_written_over(tmp_path: Path) -> None:
     note(tmp_path, "content", SECURE)
     assert total(tmp_path) == 4
     assert path.read_text().count("\n") == 2
+
+
+def test_a_line_is_on_the_disk_before_anything_is_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fsync, synced = os.fsync, list[tuple[int, int]]()
+
+    def noted(handle: int) -> None:
+        fsync(handle)
+        stat = os.fstat(handle)
+        synced.append((stat.st_ino, stat.st_size))
+
+    monkeypatch.setattr(os, "fsync", noted)
+    for _ in range(2):
+        note(tmp_path, "content", SECURE)
+        (path,) = (tmp_path / "ledger").glob("*.jsonl")
+        assert (path.stat().st_ino, path.stat().st_size) in synced
+
+
+def test_a_line_of_which_a_part_was_written_is_no_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a disk that is full by then."""
+    note(tmp_path, "content", SECURE)
+    write = os.write
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "write", lambda handle, data: write(handle, data[:20]))
+        with pytest.raises(UserError, match=r"cannot write to .*ledger"):
+            note(tmp_path, "content", SECURE)
+    assert total(tmp_path) == 2
+    note(tmp_path, "content", SECURE)
+    assert total(tmp_path) == 4
 
 
 @pytest.mark.parametrize("damage", ["{}\n", "nonsense\n", '{"release": 1, "epsilon": "x"}\n', "[1]\n"])
@@ -263,8 +295,9 @@ def test_seeded_noise_that_is_repeated_is_one_release(cli) -> None:
     code, _, err = cli("runs", "delete", "seed1", "yes=true")
     assert code == 0
     assert "once more, unless data, settings and code are what they were" in err
+    assert cli("runs")[1].endswith("2 releases (1 of deleted runs), epsilon 4, delta 2e-05\n")
     assert cli("run", *TINY, "seed=1")[0] == 0
-    assert total(Path("results")) == pytest.approx(4)
+    assert cli("runs")[1].endswith("2 releases, epsilon 4, delta 2e-05\n")
 
 
 def test_a_divergence_that_was_seen_is_spent(cli) -> None:

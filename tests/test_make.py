@@ -44,7 +44,6 @@ Cli = Callable[..., tuple[int, str, str]]
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder of one's own, with a table and a dataset in own/."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("PUBSEL_DATA", raising=False)
     monkeypatch.setenv("HYDRA_FULL_ERROR", "0")
     monkeypatch.setattr(sys, "argv", sys.argv)
     write_table(MINE)

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import pubsel.commands.run
+from pubsel.cell import Streams
 from pubsel.cli import main
 from pubsel.data import load
 from pubsel.privacy import accountant
@@ -66,6 +67,8 @@ def test_a_run_measures_what_it_reaches(data, names, folder, capsys):
     if data == THREE:
         assert abs(np.sum(quality["counts"]) - 200) < 5 * 3 * quality["deviation"]
     privacy = quality["privacy"]
+    assert privacy["noise_source"] == "seeded"
+    assert measurement.ROUNDED in privacy["not_covered"]
     moved = 2**0.5 if data == THREE else 3**0.5
     assert privacy["sensitivity"] == pytest.approx(moved)
     assert privacy["epsilon"] == pytest.approx(2, abs=1e-3)
@@ -165,6 +168,30 @@ def test_people_are_measured(folder, capsys, monkeypatch):
     assert f"protect each of the {len(people)} held-out people" in page
 
 
+@pytest.mark.attack
+def test_each_thing_that_decides_a_measurement_decides_its_noise(folder, capsys, monkeypatch):
+    """Two tables with the same noise would show, in their difference, what one example changed."""
+    arrays = dict(np.load(THREE)) | {"train_patient": np.arange(800) // 3, "test_patient": np.arange(1000, 1090)}
+    np.savez("patients.npz", **arrays)
+    seen, keys, measured, secret = [], [], measurement.measured, Streams.secret
+    monkeypatch.setattr(measurement, "measured", lambda *given: seen.append(given) or measured(*given))
+    assert main(["run", "pair.private=patients.npz", "pair.unit=patient", *WORDS]) == 0, capsys.readouterr().err
+    ((cell, prepared, task, *budget),) = seen
+
+    monkeypatch.setattr(Streams, "secret", lambda *given: keys.append(secret(*given)) or keys[-1])
+    held, people = prepared.task.validation, task.held_out_people.clone()
+    people[:2] += torch.tensor([1, -1])
+    others = [held, held._replace(x=held.x + 1), held._replace(y=held.y.roll(1))]
+    cases = [(prepared._replace(task=prepared.task._replace(validation=other)), task) for other in others]
+    cases += [(prepared, task._replace(held_out_people=people)), (prepared, task)]
+    for place, case in enumerate(cases):
+        if place == len(cases) - 1:
+            next(prepared.model.parameters()).data.add_(1)
+        (folder / str(place)).mkdir()
+        measured(cell._replace(folder=folder / str(place)), *case, *budget)
+    assert len({key.key for key in keys}) == len(cases)
+
+
 def test_held_out_examples_change_the_table_alone(folder, capsys):
     """The weights are the same whatever is held out: the two guarantees are of different examples."""
     assert main(["run", f"pair.private={THREE}", *WORDS]) == 0, capsys.readouterr().err
@@ -186,7 +213,14 @@ def test_held_out_examples_change_the_table_alone(folder, capsys):
 
     # one line for the training, one for the measurement, each of its own examples
     lines = [json.loads(line) for path in Path("results/ledger").glob("*.jsonl") for line in path.open()]
-    assert sorted(line["what"] for line in lines) == ["measurement", "training"]
+    spent = {line["what"]: (line["epsilon"], line["delta"]) for line in lines}
+    parts = {"measurement": first["quality"]["privacy"], "training": first["privacy"]}
+    assert spent == {what: (part["epsilon"], part["delta"]) for what, part in parts.items()}
+    assert len(list(Path("results/ledger").glob("*.jsonl"))) == 2
+
+    # Examples are known as they were loaded: another method maps the same ones otherwise.
+    words = [*WORDS, "algorithm=dp_sgd_clip1", "training=adamix", "privacy.noise_multiplier=5"]
+    assert main(["run", f"pair.private={THREE}", *words]) == 0, capsys.readouterr().err
     assert len(list(Path("results/ledger").glob("*.jsonl"))) == 2
 
 

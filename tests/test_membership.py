@@ -222,7 +222,6 @@ def test_the_paper_s_figures_stand_beside_ours():
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("PUBSEL_DATA", raising=False)
     made("tiny.npz")
     return tmp_path
 

@@ -18,8 +18,9 @@ from sklearn.metrics import balanced_accuracy_score
 import pubsel
 from pubsel import data
 from pubsel.cli import main
-from pubsel.data import Source, decoded, features, folders, given, overlap
+from pubsel.data import Source, decoded, features, folders, given, overlap, stored
 from pubsel.data.opened import Opened
+from pubsel.data.splits import Listing, Unread, Unreadable
 from pubsel.gradients import mapped
 from pubsel.messages import UsageError, UserError
 from pubsel.settings.datasets import decoded_folder
@@ -46,6 +47,41 @@ def npz(path: Path, **changes: np.ndarray) -> Path:
 
 def pair(private: Path, metric: Metric | None = None) -> Pair:
     return Pair(private=str(private), public=None, m=5, convert=Convert.resize, metric=metric)
+
+
+@pytest.mark.parametrize("private", [False, True])
+def test_nothing_is_taken_over_from_a_process_that_was_killed(private: bool, tmp_path: Path) -> None:
+    (tmp_path / "set.part").mkdir()
+    (tmp_path / "set.part" / "train_patient.npy").write_text("of other images")
+    stored.keep_as(tmp_path / "set", "set", lambda folder: (folder / "a.npy").touch(), "files", private)
+    assert sorted(path.name for path in (tmp_path / "set").iterdir()) == ["a.npy", "listed.txt"]
+    assert not (tmp_path / "set.part").exists()
+
+
+def test_what_is_read_in_memory_is_what_would_be_kept(tmp_path: Path) -> None:
+    """Where the data folder is read-only: also of images of which some are corrupt."""
+
+    def image(i: int) -> torch.Tensor:
+        if i in (0, 3):
+            raise Unreadable(f"{i}.png", f"{i}.png")
+        return torch.full((1, 2, 2), i, dtype=torch.uint8)
+
+    part = Unread(image, torch.arange(6), tuple("abcdef"), ("p", "q", "q", "p", "r", "p"))
+    listing = Listing(part, part._replace(y=torch.arange(6).flip(0)), ("a note",), "patient")
+    stored.keep(tmp_path / "set", "set", listing, (1, 2, 2), True, stored.fingerprint(listing))
+    kept, read = stored.read(tmp_path / "set", "patient"), stored.in_memory("set", listing, (1, 2, 2), True)
+    assert read.train.x[:, 0, 0, 0].tolist() == read.train.y.tolist() == [1, 2, 4, 5]
+    assert read.notes == kept.notes
+    for a, b in zip((*read.train, *read.test, *read.groups), (*kept.train, *kept.test, *kept.groups), strict=True):
+        assert torch.equal(a, b)
+
+    test = listing.test
+    others = [test, test._replace(names=(*"abcde", "g")), test._replace(y=test.y + 1)]
+    prints = {stored.fingerprint(listing._replace(test=other)) for other in others}
+    assert len(prints) == 3
+    np.save(tmp_path / "set" / "test_labels.npy", np.arange(3))
+    with pytest.raises(UserError, match="not as many labels as images: delete it"):
+        stored.read(tmp_path / "set")
 
 
 # How a model is measured

@@ -156,8 +156,10 @@ def test_arrays_of_an_npz_name_the_people(tmp_path):
 
     values["lesion_train"] = values["lesion_train"][:-1]
     np.savez(path, **values)
-    with pytest.raises(UserError, match="lesion_train does not name the person of each image"):
-        open_dataset(str(path), "", False, "lesion")
+    for wrong in (values["lesion_train"], np.linspace(0, 1, len(names["train"]))):
+        np.savez(path, **(values | {"lesion_train": wrong}))
+        with pytest.raises(UserError, match="lesion_train does not name the person of each image"):
+            open_dataset(str(path), "", False, "lesion")
     with pytest.raises(UserError, match="no array train_patient, test_patient"):
         open_dataset(str(path), "", False, "patient")
     with pytest.raises(UsageError, match="digits does not tell whose images"):
@@ -325,6 +327,15 @@ def test_a_row_is_the_mean_over_the_examples_of_a_person(name, rows):
     want = torch.stack([part.double().mean(0) for part in each.split(SIZES)])
     rows_there = rows_of(PeopleGradients(engine, sizes), batch, rows=rows)
     torch.testing.assert_close(rows_there.double(), want[want[:, 0].argsort()], atol=2e-6, rtol=1e-4)
+
+
+@pytest.mark.parametrize("name", ["conv", "linear"])
+def test_all_examples_of_a_person_with_thousands_count(name):
+    """Half of the mean is of the last ones."""
+    batch, engine = examples(name, 2600), ENGINES[name]()
+    each = torch.cat([block.written_out().clone() for block in engine.blocks(batch.x, batch.y)])
+    row = rows_of(PeopleGradients(engine, torch.tensor([2600])), batch)[0, 1:]
+    torch.testing.assert_close(row, each.mean(0), atol=1e-5, rtol=1e-4)
 
 
 def test_a_multi_label_task_and_an_offset_have_means_too():

@@ -345,6 +345,16 @@ def test_more_examples_than_the_rounding_of_sums_is_derived_for_are_refused():
         guarantee(settings, build("dp_sgd"), accountant.MOST_EXAMPLES + 1)
 
 
+def test_a_first_release_of_more_examples_than_that_is_refused(tmp_path, monkeypatch):
+    """However few people they are of."""
+    monkeypatch.setattr(accountant, "MOST_EXAMPLES", 30)
+    settings, algorithm = settings_of("dp_pca"), build("dp_pca", k=2)
+    _, _, first = guarantee(settings, algorithm, 20)
+    task = problem(features(31), features(40))._replace(people=torch.tensor([2] * 15 + [1]))
+    with pytest.raises(UsageError, match="31 examples: the rounding of sums is bounded for 30"):
+        freeze(cell_of(settings, algorithm, tmp_path), task, first)
+
+
 def test_a_private_pca_without_a_share_is_refused(tmp_path):
     """It would release private features without noise under a guarantee that leaves them out."""
     settings, algorithm = settings_of("dp_pca"), build("dp_pca", share=0, k=2)

@@ -13,7 +13,7 @@ from pubsel.cli import main
 from pubsel.messages import UsageError
 from pubsel.privacy import accountant, ledger
 from pubsel.privacy.people import UNIT, weights_of
-from pubsel.privacy.randomness import SystemEntropy, stream
+from pubsel.privacy.randomness import Secret, SystemEntropy, stream
 from pubsel.selection import pool
 from pubsel.selection.coverage import Private, counts
 
@@ -118,6 +118,12 @@ def test_the_operating_systems_entropy_serves():
     assert all(abs(count - 5) < 60 for count in drawn)
 
 
+def test_noise_hides_parts_of_an_example_too():
+    """A person's examples add any part of one, which noise of whole ones would leave to be read off."""
+    drawn = pool.release([UNIT // 3] * 300, accountant.pure(1.0, 1.0, 1, "discrete Laplace"), stream("test", "parts"))
+    assert len({round(count % 1, 1) % 1 for count in drawn}) == 10
+
+
 # Clusters
 
 
@@ -219,6 +225,15 @@ def test_a_draw_has_as_many_as_asked_for_whatever_the_number_of_clusters(cluster
     assert len(places) == m
     many = np.bincount(nearest[places], minlength=clusters)
     assert many.max() - many.min() <= 1
+
+
+def test_no_stream_is_drawn_from_twice(folder, capsys, monkeypatch):
+    """Histogram, choice, and each step of the training, of which any two that share their noise would show it."""
+    call, asked = Secret.__call__, list[tuple]()
+    monkeypatch.setattr(Secret, "__call__", lambda self, *of: asked.append((self.key, *of)) or call(self, *of))
+    trained(capsys, "pair.pool=[mixed.npz]", "estimate=false")
+    assert [of for of in set(asked) if asked.count(of) > 1] == []
+    assert len(asked) > 30
 
 
 def test_equal_examples_that_were_drawn_are_not_used():

@@ -2,6 +2,7 @@
 
 import json
 import sys
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -177,8 +178,10 @@ def test_images_of_a_folder_keep_their_order_and_their_size(network, folder, pho
 
 
 def test_several_threads_give_the_same_features(network, folder, photographs, monkeypatch):
-    images = listed("./crawl", ".", False)
-    extract(Part("./crawl", folder / "one", 0, 1), images, network, lambda text: None)
+    monkeypatch.setattr(extracted, "CPU_BATCH", 4)
+    images, told = listed("./crawl", ".", False), list[str]()
+    extract(Part("./crawl", folder / "one", 0, 1), images, network, told.append)
+    assert told == ["img_emb_0000.npy: 1 of 40 images are not readable: their rows are not numbers"]
     threads = torch.get_num_threads()
     torch.set_num_threads(2)
     try:
@@ -211,6 +214,20 @@ def test_a_shard_that_is_there_is_left_and_one_that_was_interrupted_is_computed(
     assert part.file.stat().st_mtime_ns == before
     part.file.with_suffix(".json").unlink()  # killed between both files
     assert extract(part, images, network, lines)
+
+
+def test_a_shard_that_another_process_computed_meanwhile_is_left(network, folder, monkeypatch):
+    images, part, locked = listed("digits", ".", False), Part("digits", folder / "out", 3, 100), extracted.locked
+
+    @contextmanager
+    def waited(*given):
+        monkeypatch.setattr(extracted, "locked", locked)
+        assert extract(part, images, network, lines)
+        with locked(*given):
+            yield
+
+    monkeypatch.setattr(extracted, "locked", waited)
+    assert not extract(part, images, network, lines)
 
 
 def test_a_shard_of_something_else_is_refused(network, folder):

@@ -49,7 +49,6 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(autouse=True)
 def here(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(home)
-    monkeypatch.delenv("PUBSEL_DATA", raising=False)
 
 
 def bright(n: int) -> tuple[np.ndarray, np.ndarray]:

@@ -3,12 +3,16 @@
 The operating system's draws differ each time: what is tested of them fails by chance once in 1e9 runs.
 """
 
+import os
+
 import numpy as np
 import pytest
 import torch
 from scipy import stats
 
+from pubsel.privacy import randomness
 from pubsel.privacy.randomness import Ahead, SystemEntropy, content, normal, secret, stream
+from tests.synthetic import secret_named
 
 
 def test_streams_repeat_and_differ():
@@ -40,6 +44,18 @@ def test_system_entropy_is_uniform_and_never_repeats():
     assert stats.kstest(u, "uniform").pvalue > 1e-9
     assert 0 <= u.min() < u.max() < 1
     assert not np.array_equal(SystemEntropy().random(8), SystemEntropy().random(8))
+
+
+@pytest.mark.parametrize(("method", "each"), [("bytes", 1), ("random", 8), ("standard_normal", 64)])
+def test_all_of_a_secret_stream_is_fresh_entropy_of_the_operating_system(method, each, monkeypatch):
+    """Not a seed of some bytes, of which an attacker would try all."""
+    urandom, taken = os.urandom, list[int]()
+    monkeypatch.setattr(os, "urandom", lambda n: taken.append(n) or urandom(n))
+    source = secret_named(secure=True)("noise", 3)
+    for n in (1000, 1, 1000):
+        taken.clear()
+        getattr(source, method)(n)
+        assert sum(taken) >= each * n
 
 
 DECIDES = {
@@ -75,6 +91,15 @@ def test_a_fingerprint_tells_numbers_shapes_and_types_apart():
     assert len({content(tensor) for tensor in tensors}) == len(tensors)
     assert content(torch.zeros(2), torch.zeros(4)) != content(torch.zeros(4), torch.zeros(2))
     assert content(torch.zeros(6)) == content(torch.zeros(6))
+
+
+def test_a_fingerprint_is_of_all_rows(monkeypatch):
+    monkeypatch.setattr(randomness, "HASHED", 64)
+    x = torch.arange(100.0).reshape(50, 2)
+    for row in (0, 7, 8, 49):
+        other = x.clone()
+        other[row, 1] += 1
+        assert content(other) != content(x)
 
 
 def test_noise_that_is_drawn_ahead_is_the_same_noise():

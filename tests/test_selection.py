@@ -326,7 +326,6 @@ RUN = ["run", "+experiment=quickstart", "training.steps=2", "training.batch_size
 @pytest.fixture
 def cli(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("PUBSEL_DATA", raising=False)
     monkeypatch.setenv("HYDRA_FULL_ERROR", "0")
     monkeypatch.setattr(sys, "argv", sys.argv)
 

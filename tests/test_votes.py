@@ -1,11 +1,14 @@
 """The private choice of a public set by votes: its sensitivity attacked, ties, and what it chooses."""
 
 import math
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
+from scipy import stats
 
+from pubsel.algorithms import roots
 from pubsel.messages import UsageError
 from pubsel.privacy.people import UNIT, weights_of
 from pubsel.privacy.randomness import SystemEntropy
@@ -115,6 +118,41 @@ def test_of_two_sets_that_cover_alike_the_purer_one_is_ahead_by_more_than_in_cov
     assert ahead[0] > ahead[1] + 0.03 * 500 * UNIT
     name, plan = choose(private, candidates)
     assert (name, plan.epsilon, plan.delta) == ("a", 1.0, 0.0)
+
+
+@pytest.mark.parametrize(("inside", "least", "expected"), [
+    ((0, 0, 0), (0, 0, 0), (3, 4, 3)), ((0, None, 0), (0, 0, 0), (3, 0, 4)), ((0, 0, 0), (0, 9, 2.5), (4, 0, 0)),
+    ((None, 0, None), (9, 9, 9), (0, 0, 0)),
+])  # fmt: skip
+def test_a_set_explains_what_lies_in_a_region_and_is_likely_enough(inside, least, expected, candidates, monkeypatch):
+    """The second is the likeliest, then the third; in quarters of a vote."""
+    places = {name: SimpleNamespace(shares=[1], of=lambda row, i=i: i) for name, i in zip(NAMES, inside, strict=True)}
+    likely = SimpleNamespace(of=lambda row: np.array([1.0, 3.0, 2.0]), least=np.array(least))
+    monkeypatch.setattr(votes, "regions", lambda public, name: places[name])
+    monkeypatch.setattr(votes, "gaussians", lambda sets: likely)
+    each = scored(candidates, examples(0, 1))
+    assert [each[name] * 4 // UNIT for name in NAMES] == list(expected)
+
+
+def test_likelihoods_are_those_of_normal_distributions(candidates):
+    gaussian, row = votes.gaussians(candidates), next(coverage.one_by_one(examples(0, 1)))
+    expected = [
+        stats.multivariate_normal(mean, np.linalg.inv(whiten.T @ whiten)).logpdf(gaussian.place(row))
+        for mean, whiten in zip(gaussian.means, gaussian.whiten, strict=True)
+    ]
+    np.testing.assert_allclose(np.diff(gaussian.of(row)), np.diff(expected), rtol=1e-6)
+
+
+def test_each_set_counts_alike_however_many_examples_it_has():
+    few, many = examples(0, 20), examples(1, 400)
+    means = [roots(part.double()).numpy().mean(0) for part in (few[:10], many[:200])]
+    np.testing.assert_allclose(votes.gaussians({"a": few, "b": many}).shift, np.mean(means, axis=0))
+
+
+def test_how_likely_a_set_is_under_its_gaussian_is_told_by_the_half_that_did_not_make_it():
+    first = examples(0, 200)
+    least = [votes.gaussians({"a": torch.cat([first, other])}).least[0] for other in (examples(0, 190), 9 * first)]
+    assert least[1] < least[0] - 5
 
 
 def test_none_is_chosen_if_no_set_is_alike_and_parts_of_one_set_do_not_lose_to_it(candidates):

@@ -134,6 +134,7 @@ def test_only_labels_of_the_private_task_count():
         assert (
             algorithm.offsets == 2 * algorithm.labelled == algorithm.frozen(public=split, d=30, random=random).offsets
         )
+        assert not derived(build(public_labels=choice), settings, task._replace(public=None)).labelled
 
 
 @pytest.mark.parametrize("y", [torch.full((40,), 2), torch.zeros(40, 2)])

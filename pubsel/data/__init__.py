@@ -38,7 +38,7 @@ from pubsel.data.splits import (
 )  # fmt: skip
 from pubsel.messages import UsageError, UserError, say
 from pubsel.settings.datasets import Dataset, dataset_info, dataset_names, decoded_folder, kept_folder
-from pubsel.settings.identity import is_path
+from pubsel.settings.identity import is_path, same_path
 from pubsel.settings.keys import POOL, Convert, Metric, Overlap, Pair, Take, public_sets
 
 __all__ = [
@@ -564,7 +564,7 @@ def same_examples(first: str, second: str, data_root: str) -> bool:
     svhn_extra; mnist and mnist_m, whose digits are the same)."""
     a, b = _named(first, data_root), _named(second, data_root)
     if a is None or b is None:
-        return a is b and Path(first).expanduser().resolve() == Path(second).expanduser().resolve()
+        return a is b and same_path(first, second)
     return dataset_info(a).options.get("same_test_as", a) == dataset_info(b).options.get("same_test_as", b)
 
 

@@ -35,7 +35,7 @@ from scipy.optimize import brentq
 from scipy.special import expit, log_ndtr
 
 from pubsel.privacy.accountant import gaussian_epsilon
-from pubsel.privacy.ledger import MEASUREMENT, Line, Spent, spent
+from pubsel.privacy.ledger import Line, Spent, is_measurement, spent
 
 POINTS = 2**15  # of the grid of losses: epsilons are rounded up to 1 / POINTS of their sum
 LESS = 0.9  # of the sum of the epsilons: what is not below that is not worth its condition
@@ -123,7 +123,7 @@ def parts_of(lines: Iterable[Line], gaussian: Mapping[str, float]) -> Parts:
     """
     sides: dict[str, dict[bool, list[Line]]] = {}
     for line in {line["release"]: line for line in lines}.values():
-        sides.setdefault(line["cell"], {}).setdefault(line["what"] == MEASUREMENT, []).append(line)
+        sides.setdefault(line["cell"], {}).setdefault(is_measurement(line), []).append(line)
 
     squared, pairs = 0.0, []
     for of_cell in sides.values():

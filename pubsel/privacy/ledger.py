@@ -59,12 +59,17 @@ def spent(lines: Iterable[Line]) -> Spent:
     sides: dict[str, dict[bool, list[Line]]] = {}
     once = _latest(lines).values()
     for line in once:
-        sides.setdefault(line["cell"], {}).setdefault(line["what"] == MEASUREMENT, []).append(line)
+        sides.setdefault(line["cell"], {}).setdefault(is_measurement(line), []).append(line)
 
     def total(key: str) -> float:
         return sum((max(sum(line[key] for line in side) for side in of.values()) for of in sides.values()), 0.0)
 
     return Spent(total("epsilon"), total("delta"), len(once))
+
+
+def is_measurement(line: Line) -> bool:
+    """Return whether a release is of held-out examples, of people (`cell.Streams`) or single ones."""
+    return str(line["what"]).partition(",")[0] == MEASUREMENT
 
 
 def _latest(lines: Iterable[Line]) -> dict[str, Line]:

@@ -15,7 +15,7 @@ from pubsel import __version__
 from pubsel.privacy import adversary
 from pubsel.privacy.accountant import neighbours
 from pubsel.records import at
-from pubsel.settings.identity import is_path, short_name
+from pubsel.settings.identity import is_path, same_path, short_name
 from pubsel.settings.keys import public_sets
 from pubsel.tables.join import guarantee
 
@@ -188,9 +188,7 @@ def _takes_from_private(record: dict[str, Any]) -> bool:
 
 def _same(name: str, private: str) -> bool:
     """Return whether two data sets have one name, or are one file or folder."""
-    if not (is_path(name) and is_path(private)):
-        return name == private
-    return Path(name).expanduser().resolve() == Path(private).expanduser().resolve()
+    return same_path(name, private) if is_path(name) and is_path(private) else name == private
 
 
 def _drawn(record: dict[str, Any], unit: str | None) -> bool:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from pubsel.privacy import composition, ledger
-from pubsel.privacy.ledger import MEASUREMENT, Line
+from pubsel.privacy.ledger import Line, is_measurement
 from pubsel.records import at
 from pubsel.report import card
 from pubsel.report.linked import Runs, Shown, shown
@@ -148,7 +148,7 @@ def _spent(private: Private) -> dict[str, Any] | None:
     values: dict[str, Any] = {
         "epsilon": _above(total.epsilon), "delta": _above(total.delta), "releases": total.releases,
         "people": people == {True}, "mixed": len(people) > 1, "tighter": None,
-        "measured": any(line["what"] == MEASUREMENT for line in private.lines),
+        "measured": any(map(is_measurement, private.lines)),
         "seeded": any(line["noise"] != ledger.OS_NOISE for line in private.lines),
     }  # fmt: skip
 
@@ -191,7 +191,7 @@ def gaussian(lines: Iterable[Line], records: Iterable[Record]) -> dict[str, floa
 
     known = {}
     for line in lines:
-        parts = stated.get((line["cell"], line["what"] == MEASUREMENT, line["epsilon"], line["delta"]), [])
+        parts = stated.get((line["cell"], is_measurement(line), line["epsilon"], line["delta"]), [])
         if parts and all(part["accountant"] == EXACT and part["rate"] == 1 for part in parts):
             known[line["release"]] = max(part["steps"] ** 0.5 / part["noise_multiplier"] for part in parts)
     return known

@@ -22,6 +22,12 @@ def is_path(name: str) -> bool:
     return os.sep in name or name.endswith((".npz", ".csv"))
 
 
+def same_path(first: str, second: str) -> bool:
+    """Return whether two paths are of one file or folder, however they are spelled or linked."""
+    a, b = (Path(name).expanduser().resolve() for name in (first, second))
+    return a == b or (a.exists() and b.exists() and a.samefile(b))
+
+
 def as_json(config: Any) -> dict[str, Any]:
     """Return the keys of `config` that can change a result, as plain JSON values."""
     kept: dict[str, Any] = {}
