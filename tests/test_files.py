@@ -151,28 +151,30 @@ def test_no_reader_opens_a_pipe(tmp_path: Path, name: str) -> None:
             read()
 
 
-def test_too_many_open_files_are_no_damage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def read_with_no_file_left(folder: Path) -> None:
+    resource.setrlimit(resource.RLIMIT_NOFILE, (3, 3))
+    for read in (
+        lambda: prepared.arrays_of(folder / "a.npz", ("x",)),
+        lambda: prepared.stream(folder / "a.npz", "x"),
+        lambda: Shard(folder / "a.npy", 3, 2).rows(np.arange(1)),
+        lambda: folders.read_images([folder / "a.png"], (1, 8, 8)),
+        lambda: read_facts(folder / "model.json"),
+        lambda: folders.rows_of(folder / "rows.csv", ["path"]),
+        lambda: load(torch.nn.Linear(1, 1), folder / "model.json", None, "checkpoint"),
+    ):
+        with pytest.raises(UserError, match="Too many open files: raise the limit of open files") as error:
+            read()
+        assert not isinstance(error.value, Unreadable)
+        assert "delete" not in str(error.value)
+
+
+def test_too_many_open_files_are_no_damage(tmp_path: Path) -> None:
     """Whatever is read: with corrupt images that are skipped, each would be left out."""
     np.savez(tmp_path / "a.npz", x=np.zeros(3))
     np.save(tmp_path / "a.npy", np.zeros((3, 2), np.float32))
     Image.new("L", (8, 8)).save(tmp_path / "a.png")
     (tmp_path / "model.json").write_text("{}")
     (tmp_path / "rows.csv").write_text("path\na.png\n")
-    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (3, limits[1]))
-    try:
-        for read in (
-            lambda: prepared.arrays_of(tmp_path / "a.npz", ("x",)),
-            lambda: prepared.stream(tmp_path / "a.npz", "x"),
-            lambda: Shard(tmp_path / "a.npy", 3, 2).rows(np.arange(1)),
-            lambda: folders.read_images([tmp_path / "a.png"], (1, 8, 8)),
-            lambda: read_facts(tmp_path / "model.json"),
-            lambda: folders.rows_of(tmp_path / "rows.csv", ["path"]),
-            lambda: load(torch.nn.Linear(1, 1), tmp_path / "model.json", None, "checkpoint"),
-        ):
-            with pytest.raises(UserError, match="Too many open files: raise the limit of open files") as error:
-                read()
-            assert not isinstance(error.value, Unreadable)
-            assert "delete" not in str(error.value)
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    process = forked(read_with_no_file_left, tmp_path)
+    process.join(60)
+    assert process.exitcode == 0
