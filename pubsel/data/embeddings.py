@@ -20,7 +20,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from pubsel.data import folders
+from pubsel.data import folders, intact
 from pubsel.gradients.mapped import give_back, in_parts, mapped, npy_map
 from pubsel.messages import UserError
 from pubsel.settings.identity import is_path
@@ -179,6 +179,8 @@ def _weights(folder: Path, shards: tuple[Shard, ...]) -> str | None:
             try:
                 records[shard.path.name] = read = json.loads(path.read_text(encoding="utf-8"))
                 complete = read["n"] == shard.n and bool(read["weights"] and read["shards"])
+                if "digest" in read:  # those of an earlier version have none
+                    complete &= intact.digest(shard.path).hex() == read["digest"]
             except (OSError, ValueError, KeyError, TypeError):
                 complete = False
             if not complete:

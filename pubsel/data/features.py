@@ -3,7 +3,8 @@
 A file <data folder>/features/<network>-<digest>.npy holds float32 [n, d]. Its name depends on all that decides its
 content: the images themselves, the network, its weights, the preprocessing, and the versions of torch and timm; so a
 file is never stale, and splits that share images share it. It is written under another
-name, then renamed, with a digest at its end that is checked when it is read, and only its owner may read it.
+name, then renamed, with a digest at its end of its name and content, and only its owner may read it. A file that is not
+what was written is computed again.
 """
 
 import contextlib
@@ -26,11 +27,11 @@ from timm.data import resolve_model_data_config  # type: ignore[attr-defined]
 from torch import Tensor, nn
 from torchvision.transforms.v2 import functional as images
 
-from pubsel.data import Source, Split, overlap
+from pubsel.data import Source, Split, intact, overlap
 from pubsel.data.convert import LUMA, Shape, converted, describe, to_shape
 from pubsel.data.decoded import side_by_side
 from pubsel.gradients.mapped import in_parts, npy_map
-from pubsel.messages import UsageError, UserError, duration, gib
+from pubsel.messages import UsageError, UserError, duration, gib, say
 from pubsel.models import engine, scattering
 from pubsel.models.memory import Held, free
 from pubsel.models.weights import digest_of_weights, load, tensors_alone, weight_file
@@ -41,8 +42,8 @@ from pubsel.settings.keys import Backbone, Convert, Scattering
 CPU_BATCH, GPU_BATCH = 16, 256  # images at a time through the network, on a CPU for each thread
 ENGINE_FROM = 2000  # images from which the seconds that it takes to compile a network come back
 REPORT_AFTER = 1.0  # seconds of the first batches, from which the time of all is estimated
-DIGEST = 16  # bytes of blake2b at a file's end, of all before MARK
-MARK = b"blake2b-16:"  # numpy reads as much as the header says, and nothing after it
+MARK = b"blake2b-16:"  # before the digest at a file's end; numpy reads as much as the header says
+END = len(MARK) + intact.DIGEST
 KEY = "model.backbone.checkpoint"
 
 
@@ -274,7 +275,7 @@ def features(
     there.
 
     what: names the images in messages. name: of the network, in the file's name. known: as for `content_of`. UserError
-    if a file is cut short, or features are not finite or all equal: then nothing is kept.
+    if features are not finite or all equal: then nothing is kept.
     """
     content = content_of(x, extractor.key, known)
     path = folder / f"{name}-{content}.npy"
@@ -294,20 +295,15 @@ def features(
                 folder.chmod(0o700)  # mkdir's own mode is cut by the umask
             with FileLock(path.with_suffix(".lock"), mode=0o600):
                 if not _is_kept(path):
+                    if path.exists():
+                        say(f"{path} is not what was written, or of an earlier version: it is computed again")
                     _write(path, what, x, extractor, report)
     except OSError as error:
         raise UserError(
             f"cannot write features to {folder}: {error.strerror or error}; make room, or set data_root=FOLDER"
         ) from None
 
-    _check_digest(path)
-    try:
-        rows = torch.from_numpy(npy_map(path))
-    except (ValueError, OSError, EOFError) as error:
-        raise UserError(f"{path} cannot be read ({error}): delete it to have it computed again") from None
-    if len(rows) != len(x):
-        raise UserError(f"{path} has {len(rows)} rows, {len(x)} expected: delete it to have it computed again")
-    return rows
+    return torch.from_numpy(npy_map(path))
 
 
 def content_of(x: Tensor, key: str, known: Path | None) -> str:
@@ -355,50 +351,14 @@ _COMPILED: dict[str, engine.Network | None] = {}  # by the key of the extractor
 
 
 def _is_kept(path: Path) -> bool:
-    """Return whether features are there with their digest; those of an earlier version, which have none, are computed
-    again."""
+    """Return whether the features of a file are those that were written. Features of a damaged file would train a
+    network, only a worse one."""
     if not path.exists():
         return False
     with path.open("rb") as file:
-        file.seek(max(0, path.stat().st_size - len(MARK) - DIGEST))
-        return file.read(len(MARK)) == MARK or not _is_whole(path)
-
-
-def _is_whole(path: Path) -> bool:
-    """Return whether a npy file is exactly as long as its header says."""
-    try:
-        rows = np.load(path, mmap_mode="r")
-    except (ValueError, OSError, EOFError):
-        return False
-    return bool(path.stat().st_size == rows.offset + rows.nbytes)
-
-
-def _check_digest(path: Path) -> None:
-    """Raise UserError if the features of a file are not those that were written. A process reads a file once for that,
-    until the file changes."""
-    stat = path.stat()
-    stamp = (str(path), stat.st_ino, stat.st_size, stat.st_mtime_ns)
-    if stamp in _CHECKED:
-        return
-
-    digest = hashlib.blake2b(digest_size=DIGEST)
-    left = stat.st_size - len(MARK) - DIGEST
-    try:
-        with path.open("rb") as file:
-            while left > 0 and (part := file.read(min(left, 2**20))):
-                digest.update(part)
-                left -= len(part)
-            end = file.read()
-    except OSError as error:
-        raise UserError(f"{path} cannot be read ({error.strerror}): delete it to have it computed again") from None
-
-    # Features of a damaged file would train a network, only a worse one.
-    if end != MARK + digest.digest():
-        raise UserError(f"{path} cannot be read (it is not what was written): delete it to have it computed again")
-    _CHECKED.add(stamp)
-
-
-_CHECKED = set[tuple[str, int, int, int]]()
+        file.seek(max(0, path.stat().st_size - END))
+        end = file.read()
+    return end == MARK + intact.digest(path, path.name, END)
 
 
 def _write(path: Path, what: str, x: Tensor, extractor: Extractor, report: Callable[[str], None]) -> None:
@@ -408,7 +368,7 @@ def _write(path: Path, what: str, x: Tensor, extractor: Extractor, report: Calla
     partial.unlink(missing_ok=True)  # of a process that was killed: this one has the lock
     refuse(what, x, extractor)
 
-    digest = hashlib.blake2b(digest_size=DIGEST)
+    digest = hashlib.blake2b(path.name.encode(), digest_size=intact.DIGEST)
     first, finite, alike = None, True, True
     done, reported = 0, 0  # images, and tenths of all
     began: float | None = None

@@ -19,9 +19,10 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from pubsel.data import intact
 from pubsel.data.embeddings import Embeddings, Shard
 from pubsel.data.stored import PAUSE, locked
-from pubsel.messages import UserError, duration
+from pubsel.messages import UserError, duration, say
 from pubsel.privacy.randomness import stream
 from pubsel.records import write_whole
 from pubsel.selection import pool
@@ -97,12 +98,15 @@ def clusters_kept(parts: Sequence[Part], kept: Path | None) -> Clusters:
         with locked(kept / "clusters", "pool"):
             if not file.exists():
                 content = io.BytesIO()
-                np.savez(content, **_clusters(parts)._asdict())
+                clusters = _clusters(parts)
+                np.savez(content, **clusters._asdict(), digest=f"{kept.name} {_digest(clusters)}")
                 write_whole(file, content.getvalue())
 
     try:
         with np.load(file) as values:
             clusters = Clusters(*(values[name] for name in Clusters._fields))
+            if "digest" in values and str(values["digest"]) != f"{kept.name} {_digest(clusters)}":
+                raise ValueError("it is not what was written")
     except (OSError, ValueError, EOFError, KeyError, zipfile.BadZipFile) as error:
         raise UserError(f"{file} cannot be read ({error}): delete it to have it computed again") from None
     return clusters._replace(shares=[int(share) for share in clusters.shares])
@@ -146,6 +150,7 @@ def nearest_in(shard: Part, clusters: Clusters, kept: Path | None, progress: Pro
         write_whole(file, content.getvalue())
         seconds = round(time.monotonic() - began, 1)
         record = {"n": shard.n, "none": int((nearest == NONE).sum()), "clusters": key, "seconds": seconds}
+        record |= {"digest": intact.digest(file, file.name).hex()}
         write_whole(file.with_suffix(".json"), json.dumps(record, indent=1, sort_keys=True) + "\n")
     return nearest, True
 
@@ -174,6 +179,9 @@ def _read(file: Path, shard: Part, key: str) -> Nearest | None:
     try:
         record = json.loads(file.with_suffix(".json").read_text(encoding="utf-8"))
         if (record["clusters"], record["n"]) != (key, shard.n):
+            return None
+        if record["digest"] != intact.digest(file, file.name).hex():
+            say(f"{file} is not what was written: it is computed again")
             return None
         nearest: Nearest = np.load(file, mmap_mode="r")
     except (OSError, ValueError, EOFError, KeyError, TypeError):  # whatever is wrong, compute it again
