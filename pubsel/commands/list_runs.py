@@ -116,7 +116,7 @@ def held(folder: Path) -> bool:
 def look(folder: Path) -> Run:
     """Return what a run's folder says of it."""
     try:
-        asked = records.read_record(folder / "settings.json", ("settings",))
+        asked = records.read_record(folder / "settings.json", records.Asked)
     except UserError:
         asked = {}  # of an older version, or killed before it was written
 
