@@ -28,7 +28,7 @@ from filelock import FileLock, Timeout
 from pubsel import __version__
 from pubsel.messages import UserError, gib, say
 from pubsel.settings.keys import RankConfig, RunConfig
-from pubsel.settings.schema import MOST, misfit
+from pubsel.settings.schema import MOST, fits, misfit
 
 _HERE = Path(__file__).resolve().parent
 
@@ -362,13 +362,27 @@ def parsed(text: str, schema: type = Run) -> dict[str, Any]:
 
     why = misfit(schema, record)
     if not why and schema is Run:
-        why = _unstated(record)
-    elif not why and schema is Rank and not record.get("values"):
-        lacks = [key for key in ("chosen", "candidates", "privacy") if not record.get(key)]
-        why = f"it lacks '{lacks[0]}'" if lacks else ""
+        why = _unnamed(record, "settings.pair.public", "settings.pair.candidates") or _unstated(record)
+    elif not why and schema is Rank:
+        rest = ("values",) if record.get("values") else ("chosen", "candidates", "privacy.epsilon")
+        why = _unnamed(record, "settings.public", "candidates") or _lacks(record, ("settings.seed", *rest))
     if why:
         raise ValueError(f"{NO_RECORD}, {why}")
     return record
+
+
+def _unnamed(record: dict[str, Any], *keys: str) -> str:
+    """Return which of the keys, if there, has no names of sets: a text, or a list in which a list is sets together."""
+    for key in keys:
+        names = at(record, key)
+        if names is not None and not (NAMES(names) or (isinstance(names, list) and all(map(NAMES, names)))):
+            return f"'{key}' may not be {json.dumps(names)[:40]}"
+    return ""
+
+
+def _lacks(record: dict[str, Any], needed: Iterable[str]) -> str:
+    """Return the first of these dotted keys that a record lacks, in words; "" if it has all."""
+    return next((f"it lacks '{key}'" for key in needed if at(record, key) is None), "")
 
 
 def _finite(text: str) -> float:
@@ -377,6 +391,7 @@ def _finite(text: str) -> float:
     return value
 
 
+NAMES = fits(str | list[str])
 _DECODER = json.JSONDecoder(parse_constant=_finite, parse_float=_finite)
 
 
@@ -384,16 +399,13 @@ def _unstated(record: dict[str, Any]) -> str:
     """Return what the record of a run that was trained, and not made up for a test, lacks of its guarantee."""
     if "weights" not in record and os.sep not in record["private"]:
         return ""
-    privacy, quality = record.get("privacy"), record.get("quality")
-    for name, stated in (("privacy", privacy), *([("quality.privacy", quality["privacy"])] if quality else [])):
-        needed = ["statement"]
-        if stated and stated.get("epsilon") is not None:
-            needed += ["delta", *([] if stated.get("parts") else ["steps", "noise_multiplier", "accountant"])]
-        for key in needed:
-            if not stated or stated.get(key) is None:
-                return f"it lacks '{name}.{key}'"
-    missing = [key for key in ("metric", "test_examples", "private_examples") if key not in record]
-    return f"it lacks '{missing[0]}'" if missing else ""
+    needed = ["metric", "test_examples", "private_examples"]
+    for name in ("privacy", *(["quality.privacy"] if record.get("quality") else [])):
+        needed.append(f"{name}.statement")
+        if (stated := at(record, name) or {}).get("epsilon") is not None:
+            keys = ("delta",) if stated.get("parts") else ("delta", "steps", "noise_multiplier", "accountant")
+            needed += [f"{name}.{key}" for key in keys]
+    return _lacks(record, needed)
 
 
 class Record(dict[str, Any]):
