@@ -150,7 +150,7 @@ class Quality:
     deviation: Size
     examples: Count
     units: Count = 0
-    figures: dict[str, tuple[Number | list[Number], Number | list[Number], Number | list[Number]]]
+    figures: dict[str, tuple[Number, Number, Number] | tuple[list[Number], list[Number], list[Number]]]
     privacy: Guarantee
 
 
@@ -361,6 +361,9 @@ def parsed(text: str, schema: type = Run) -> dict[str, Any]:
         raise ValueError(f"{NO_RECORD}, it lacks '{fields(schema)[0].name}'")
 
     why = misfit(schema, record)
+    if not why and schema in (Run, Rank):
+        named = (f"settings.{group}.{key}" for group in ("algorithm", "distance") for key in ("name", "_target_"))
+        why = next((f"'{key}' is no text" for key in named if not isinstance(at(record, key) or "", str)), "")
     if not why and schema is Run:
         why = _unnamed(record, "settings.pair.public", "settings.pair.candidates") or _unstated(record)
     elif not why and schema is Rank:

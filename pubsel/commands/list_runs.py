@@ -4,6 +4,7 @@ A run's folder contains settings.json (its settings), lock (held while a process
 printed), checkpoint.pt while it is not finished, and in the end model.pt and result.json. This file imports no torch.
 """
 
+import contextlib
 import json
 import math
 import shutil
@@ -246,7 +247,8 @@ def spent_on_all(results: Path) -> str:
     lines = ledger.summary(results)
     if not lines:
         return ""
-    head = f"drawn in all from the private data, deleted runs included ({results / 'ledger'}; basic composition):"
+    head = f"drawn in all from the private data, deleted runs included ({results / 'ledger'}; basic composition).\n"
+    head += "A ledger is of one content in one results folder: nearly equal data, and other folders, are not added up:"
     return "\n".join(["", "", head, *(f"  {line}" for line in lines)])
 
 
@@ -316,6 +318,7 @@ def deleted(folder: Path) -> bool:
     another process holds its lock. The lock stays: a process that waits for it must not hold another file than the
     next. UserError if the folder cannot be deleted."""
     lock = FileLock(folder / "lock", mode=records.PRIVATE_FILE)
+    record = None
     try:
         lock.acquire(timeout=0)
     except Timeout:
@@ -324,10 +327,12 @@ def deleted(folder: Path) -> bool:
         raise UserError(f"cannot delete {folder}: {error.strerror}; check permissions") from None
 
     try:
+        with contextlib.suppress(UserError):
+            record = records.read_record(folder / "result.json")
+        ledger.deleted(folder.parent.parent, folder.name, record)  # before what it is known by is gone
         (folder / "result.json").unlink(missing_ok=True)
         for path in (path for path in folder.iterdir() if path.name != "lock"):
             shutil.rmtree(path) if path.is_dir() else path.unlink()
-        ledger.deleted(folder.parent.parent, folder.name)
     except OSError as error:
         raise UserError(f"cannot delete {folder}: {error.strerror}; check permissions") from None
     finally:

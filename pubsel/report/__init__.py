@@ -39,8 +39,9 @@ def run(settings: ReportConfig) -> str:
     output = Path(settings.output) if settings.output else results / "report.html"
     records = read_records(results)
     text = page(
-        records, read_ranks(results), drawings(results / "figures"), read_choices(results), ledger.ledgers(results),
-        own.classes_of(results, records), settings.results, read_measured(results),
+        records, read_ranks(results), drawings(results / "figures"), read_choices(results),
+        ledger.ledgers(results, ledger.stating(results)), own.classes_of(results, records), settings.results,
+        read_measured(results),
     )  # fmt: skip
     write_whole(output, text)
     return f"{output}: {len(records)} records, {len(text.encode()) / 1e6:.1f} MB; open it in a browser"
