@@ -5,6 +5,7 @@ import gzip
 import hashlib
 import importlib.metadata
 import json
+import math
 import os
 import platform
 import re
@@ -12,22 +13,27 @@ import secrets
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import MISSING, dataclass, field, fields
 from functools import cache
 from html import escape
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from pubsel import __version__, files
 from pubsel.files import PRIVATE_FOLDER, guard, plain, unreadable, write_whole
-from pubsel.messages import UsageError, UserError, cannot_write
+from pubsel.messages import UsageError, UserError, cannot_write, gib, say
+from pubsel.settings.keys import RankConfig, RunConfig
+from pubsel.settings.schema import MOST, fits, misfit
 
 _HERE = Path(__file__).resolve().parent
 
-NEEDED = ("identity", "label", "seed", "private", "public", "model", "algorithm", "epsilon", "utility", "settings")
 NUMBERS = 1  # version of what decides the numbers of a record; tests/golden/cells.json says when it has to be raised
 KINDS = ("runs", "ranks", "audits")  # folders of results whose folders have a record each
 SCRATCH = "candidates-"  # how the name of a temporary folder begins, below that of a run
+LARGEST = 2**26  # bytes of a record
+NO_RECORD = "is no record"
 FAILED = "failed: "  # how the last line of a failed run's log begins, after the time
 
 
@@ -89,6 +95,219 @@ RECORD = {  # what result.json contains, by dotted key; the reference of the doc
 }
 
 
+# What a value in it may be. What has no default has to be there; of the values of other keys nothing is used.
+
+Count = Annotated[int, 0, 2**63 - 1]
+Share = Annotated[float, 0, 1]
+Size = Annotated[float, 0, MOST]
+Number = Annotated[float, -MOST, MOST]
+
+
+@dataclass(kw_only=True)
+class Release:
+    """One release of several that a guarantee covers."""
+
+    what: str
+    epsilon: Size
+    delta: Share
+    rate: Share
+    steps: Count
+    noise_multiplier: Size
+    accountant: str
+
+
+@dataclass(kw_only=True)
+class Guarantee:
+    """`privacy` of a record."""
+
+    valid: bool
+    statement: str = ""
+    epsilon: Size | None = None
+    delta: Share | None = None
+    weak: bool = False
+    unit: str | None = None
+    sampling_rate: Share = 0
+    rate: Share = 0
+    steps: Count = 0
+    noise_multiplier: Size = 0
+    accountant: str = ""
+    noise_source: str = ""
+    not_covered: list[str] = field(default_factory=list)
+    parts: list[Release] | None = None
+
+
+@dataclass(kw_only=True)
+class Quality:
+    """`quality` of a record: what was measured with noise."""
+
+    table: str
+    counts: list[list[Any]]
+    deviation: Size
+    examples: Count
+    units: Count = 0
+    figures: dict[str, tuple[Number, Number, Number] | tuple[list[Number], list[Number], list[Number]]]
+    privacy: Guarantee
+
+
+@dataclass(kw_only=True)
+class Distance:
+    """`distance` of a record."""
+
+    mean: Number
+    std: Number | None = None
+    values: list[Number] | None = None
+    name: str = ""
+    identity: str = ""
+    settings: RunConfig | None = None
+
+
+@dataclass(kw_only=True)
+class Pool:
+    """`pool` of a record: how many examples of each set were chosen."""
+
+    examples: dict[str, Count]
+
+
+@dataclass(kw_only=True)
+class Versions:
+    """`versions` of a record."""
+
+    pubsel: str | None = None
+
+
+@dataclass(kw_only=True)
+class Streams:
+    """`streams` of a record."""
+
+    code: str = ""
+    place: str = ""
+
+
+@dataclass(kw_only=True)
+class Run:
+    """The record of a run."""
+
+    identity: str
+    label: str
+    seed: Count
+    private: str
+    public: str | None
+    model: str
+    algorithm: str
+    epsilon: Size | None
+    utility: Share
+    settings: RunConfig
+    metric: str = ""
+    utility_interval: tuple[Share, Share] | None = None
+    test_examples: Count = 0
+    private_examples: Count = 0
+    private_units: Count = 0
+    selection: dict[str, Share] = field(default_factory=dict)
+    weights: str = ""
+    public_labels: str | None = None
+    distance: Distance | None = None
+    privacy: Guarantee | None = None
+    quality: Quality | None = None
+    pool: Pool | None = None
+    derived: dict[str, Any] | None = None
+    seconds: Size | None = None
+    device: str = ""
+    threads: Annotated[int, 1, 2**20] = 1
+    processes: Annotated[int, 1, 2**20] = 1
+    streams: Streams | None = None
+    finished: str | None = None
+    notes: list[str] = field(default_factory=list)
+    numbers: Count = 0
+    versions: Versions | None = None
+    commit: str | None = None
+
+
+@dataclass(kw_only=True)
+class Rank:
+    """The record of `pubsel rank`: measured distances, or a private choice."""
+
+    identity: str
+    private: str
+    model: str
+    settings: RankConfig
+    privacy: str | Guarantee = ""
+    values: dict[str, list[Number]] = field(default_factory=dict)
+    chosen: str | None = None
+    candidates: list[Any] = field(default_factory=list)
+    seconds: Size | None = None
+    seconds_private: Size | None = None
+    seconds_candidate: Size | None = None
+    numbers: Count = 0
+    versions: Versions | None = None
+    commit: str | None = None
+
+
+@dataclass(kw_only=True)
+class LossAttack:
+    """The record of the loss attack on a run."""
+
+    run: str
+    auc: Share
+    weights: str | None = None
+
+
+@dataclass(kw_only=True)
+class AttackedRow:
+    """A row of the record of an attack on GSD."""
+
+    attack: str
+    private: str
+    model: str
+    gsd_values: str
+    features: str
+    private_examples: Count
+    known_members: Count
+    trials: Count
+    members: Count
+    others: Count = 0
+    success: Share
+    success_interval: tuple[Share, Share] | None = None
+    auc: Share | None = None
+
+
+@dataclass(kw_only=True)
+class GsdAttack:
+    """The record of an attack on GSD."""
+
+    identity: str
+    rows: list[AttackedRow]
+    privacy: str
+
+
+@dataclass(kw_only=True)
+class Audit:
+    """The record of an audit."""
+
+    identity: str
+    kind: str = ""
+    claimed: Size
+    delta: Share = 0
+    algorithm: str = ""
+    private: str = ""
+
+
+@dataclass(kw_only=True)
+class Asked:
+    """settings.json of a run that may not be finished."""
+
+    settings: RunConfig
+
+
+@dataclass(kw_only=True)
+class Named:
+    """Any record."""
+
+    identity: str
+
+
+NEEDED = tuple(f.name for f in fields(Run) if f.default is f.default_factory is MISSING)
+
+
 class BrokenRecord(UserError):
     """A record that cannot be read. Whoever prints this adds what it spends to make it again (cli.py)."""
 
@@ -103,23 +322,89 @@ def write_record(path: Path, record: dict[str, Any]) -> None:
     UserError names the folder if it cannot be written to; nothing half-written is left there. Only its owner may read
     the file.
     """
-    write_whole(path, json.dumps(record, indent=1, sort_keys=True) + "\n", private=True)
+    write_whole(path, _text(record), private=True)
 
 
-def read_record(path: Path, needed: tuple[str, ...] = NEEDED) -> dict[str, Any]:
-    """Return the record at `path`; UserError names the file if it is corrupt, truncated or lacks a key of `needed`."""
+def _text(record: dict[str, Any]) -> str:
+    return json.dumps(record, indent=1, sort_keys=True) + "\n"
+
+
+def read_record(path: Path, schema: type = Run) -> dict[str, Any]:
+    """Return the record at `path`; UserError names the file if it is corrupt or truncated, and the key that it lacks or
+    whose value is not as `schema` says."""
     try:
-        record: dict[str, Any] = json.loads(plain(path).read_text(encoding="utf-8"))
+        if plain(path).is_dir():
+            raise BrokenRecord(path, "is no file")
+        if path.stat().st_size > LARGEST:
+            raise BrokenRecord(path, f"is no record, it has more than {gib(LARGEST)}")
+        return parsed(path.read_text(encoding="utf-8"), schema)
+    except UnicodeDecodeError:
+        raise BrokenRecord(path, "is no complete record") from None
     except OSError as error:
         raise unreadable(path, error, "bring it back, or fix its permissions") from None
-    except ValueError:  # no JSON, or no UTF-8
         raise BrokenRecord(path, "is no complete record") from None
+    except ValueError as error:
+        raise BrokenRecord(path, str(error)) from None
 
-    keys = record.keys() if isinstance(record, dict) else ()
-    missing = [key for key in needed if key not in keys]
-    if missing:
-        raise BrokenRecord(path, f"is no record, it lacks {missing[0]!r}")
+
+def parsed(text: str, schema: type = Run) -> dict[str, Any]:
+    """Return a record from its JSON; ValueError says what is wrong with it. Every number is finite."""
+    try:
+        record = _DECODER.decode(text)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(str(error) if str(error).startswith(NO_RECORD) else "is no complete record") from None
+    if not isinstance(record, dict):
+        raise ValueError(f"{NO_RECORD}, it lacks '{fields(schema)[0].name}'")
+
+    why = misfit(schema, record)
+    if not why and schema in (Run, Rank):
+        named = (f"settings.{group}.{key}" for group in ("algorithm", "distance") for key in ("name", "_target_"))
+        why = next((f"'{key}' is no text" for key in named if not isinstance(at(record, key) or "", str)), "")
+    if not why and schema is Run:
+        why = _unnamed(record, "settings.pair.public", "settings.pair.candidates") or _unstated(record)
+    elif not why and schema is Rank:
+        rest = ("values",) if record.get("values") else ("chosen", "candidates", "privacy.epsilon")
+        why = _unnamed(record, "settings.public", "candidates") or _lacks(record, ("settings.seed", *rest))
+    if why:
+        raise ValueError(f"{NO_RECORD}, {why}")
     return record
+
+
+def _unnamed(record: dict[str, Any], *keys: str) -> str:
+    """Return which of the keys, if there, has no names of sets: a text, or a list in which a list is sets together."""
+    for key in keys:
+        names = at(record, key)
+        if names is not None and not (NAMES(names) or (isinstance(names, list) and all(map(NAMES, names)))):
+            return f"'{key}' may not be {json.dumps(names)[:40]}"
+    return ""
+
+
+def _lacks(record: dict[str, Any], needed: Iterable[str]) -> str:
+    """Return the first of these dotted keys that a record lacks, in words; "" if it has all."""
+    return next((f"it lacks '{key}'" for key in needed if at(record, key) is None), "")
+
+
+def _finite(text: str) -> float:
+    if not math.isfinite(value := float(text)):
+        raise ValueError(f"{NO_RECORD}, a number in it is {text[:20]}")
+    return value
+
+
+NAMES = fits(str | list[str])
+_DECODER = json.JSONDecoder(parse_constant=_finite, parse_float=_finite)
+
+
+def _unstated(record: dict[str, Any]) -> str:
+    """Return what the record of a run that was trained, and not made up for a test, lacks of its guarantee."""
+    if "weights" not in record and os.sep not in record["private"]:
+        return ""
+    needed = ["metric", "test_examples", "private_examples"]
+    for name in ("privacy", *(["quality.privacy"] if record.get("quality") else [])):
+        needed.append(f"{name}.statement")
+        if (stated := at(record, name) or {}).get("epsilon") is not None:
+            keys = ("delta",) if stated.get("parts") else ("delta", "steps", "noise_multiplier", "accountant")
+            needed += [f"{name}.{key}" for key in keys]
+    return _lacks(record, needed)
 
 
 class Record(dict[str, Any]):
@@ -181,8 +466,8 @@ def find(name: str, results: Path, kinds: Sequence[str] = KINDS) -> tuple[dict[s
     in_results = [results / kind / name / "result.json" for kind in kinds if is_name(name)]
     for file in (path, path / "result.json", *in_results):
         if file.is_file():
-            needed = NEEDED if file.parent.parent.name == "runs" else ("identity",)
-            return read_record(file, needed), file.parent
+            of_run = kinds == ("runs",) or file.parent.parent.name == "runs"
+            return read_record(file, Run if of_run else Named), file.parent
 
     # The records that are kept with the code come last: reading all of them takes a while.
     for record in read_records(results):
@@ -195,7 +480,7 @@ def find(name: str, results: Path, kinds: Sequence[str] = KINDS) -> tuple[dict[s
 def recorded(
     folder: Path,
     make: Callable[[], dict[str, Any]],
-    needed: tuple[str, ...] = NEEDED,
+    schema: type = Run,
     usable: Callable[[dict[str, Any]], bool] = lambda record: True,
 ) -> tuple[dict[str, Any], bool]:
     """Return the record of a request, and whether it was made now: a record that is in `folder` and `usable` is read;
@@ -203,19 +488,23 @@ def recorded(
 
     One process at a time makes it; the others wait, then read it. The record gets the folder's name as its `identity`,
     and says which code made it, asked before `make` runs. UserError if the folder cannot be written to, or if its
-    record cannot be read or lacks a key of `needed`.
+    record is not as `schema` says, that which was made included.
     """
     # A finished record is read without the lock: the folder may be read-only.
     path = folder / "result.json"
-    if path.exists() and usable(record := read_record(path, needed)):
+    if path.exists() and usable(record := read_record(path, schema)):
         return record, False
 
     with locked(folder):
-        if path.exists() and usable(record := read_record(path, needed)):  # it came while this process waited
+        if path.exists() and usable(record := read_record(path, schema)):  # it came while this process waited
             return record, False
 
         origin = provenance()  # of the code that runs, before anyone edits it
         record = {"identity": folder.name, **make(), **origin}
+        try:
+            parsed(_text(record), schema)
+        except ValueError as error:
+            raise UserError(f"{folder.name}: what came out {error}: check the data and the settings") from None
         write_record(path, record)
 
     return record, True
@@ -251,12 +540,12 @@ def clean(folder: Path) -> None:
 
 def read_records(results: Path) -> list[dict[str, Any]]:
     """Read every results/runs/*/result.json, and of results/records (kept with the code) those of other cells:
-    *.json, and *.jsonl.gz with one record per line. Sorted by identity. The first corrupt one raises UserError."""
+    *.json, and *.jsonl.gz with one record per line. Sorted by identity. One that is none is left out, with a line."""
     runs = Path(results) / "runs"
-    records = [read_record(path) for path in sorted(runs.glob("*/result.json"))]
+    records = [*readable(sorted(runs.glob("*/result.json")))]
 
     with_code = Path(results) / "records"
-    kept = [read_record(path) for path in sorted(with_code.glob("*.json"))]
+    kept = [*readable(sorted(with_code.glob("*.json")))]
     for path in sorted(with_code.glob("*.jsonl.gz")):
         kept += _read_lines(path)
 
@@ -264,6 +553,21 @@ def read_records(results: Path) -> list[dict[str, Any]]:
     names = {record["identity"] for record in records}
     records += [record for record in kept if record["identity"] not in names]
     return sorted(records, key=lambda record: record["identity"])
+
+
+def readable(paths: Iterable[Path], schema: type = Run) -> Iterator[dict[str, Any]]:
+    """Yield the records at some paths; a line names each file that is none, once in a process."""
+    for path in paths:
+        try:
+            yield read_record(path, schema)
+        except UserError as error:
+            leave_out(str(error))
+
+
+@cache
+def leave_out(why: str) -> None:
+    """Print that a file is left out, once in a process."""
+    say(f"left out: {why}")
 
 
 def read_ranks(results: Path) -> list[dict[str, Any]]:
@@ -296,25 +600,27 @@ def read_measured(results: Path) -> list[dict[str, Any]]:
 
 def _ranks(results: Path) -> Iterator[dict[str, Any]]:
     """Yield results/ranks/*/result.json, and of results/records/ranks (kept with the code) the others."""
-    needed = ("identity", "private", "model", "settings")
     paths = sorted((Path(results) / "ranks").glob("*/result.json"))
     paths += sorted((Path(results) / "records" / "ranks").glob("*.json"))
     names = set[str]()
-    for path in paths:
-        rank = read_record(path, needed)
-        rest = ("candidates", "privacy") if "chosen" in rank else ("values",)
+    for rank in readable(paths, Rank):
         if rank["identity"] not in names:
-            yield read_record(path, (*needed, *rest))
+            yield rank
         names.add(rank["identity"])
 
 
 def _read_lines(path: Path) -> list[dict[str, Any]]:
-    with files.reading(path, "restore it"), gzip.open(path, "rt", encoding="utf-8") as lines:
-        records = [json.loads(line) for line in lines]
-
-    for record in records:
-        if not isinstance(record, dict) or any(key not in record for key in NEEDED):
-            raise UserError(f"{path}: a line is no record: restore it")
+    """Return the records of a file of lines; those that are none are left out."""
+    records = []
+    try:
+        with gzip.open(plain(path), "rt", encoding="utf-8") as lines:
+            for number, line in enumerate(lines, 1):
+                try:
+                    records.append(parsed(line))
+                except ValueError as error:
+                    leave_out(f"{path}, line {number}, {error}: restore it")
+    except (OSError, ValueError, EOFError, zlib.error) as error:
+        leave_out(str(unreadable(path, error, "restore it")))
     return records
 
 

@@ -377,6 +377,23 @@ def test_clusters_by_other_rules_are_kept_elsewhere(rule, folder, tmp_path, monk
     assert kept_folder(parts, tmp_path) != before
 
 
+@pytest.mark.attack
+def test_assignments_and_clusters_that_are_others_are_noticed(folder, tmp_path, capsys):
+    parts = [open_embeddings(str(folder))]
+    kept = kept_folder(parts, tmp_path)
+    clusters = clusters_kept(parts, kept)
+    expected = nearest_of(parts, clusters, kept, quiet)
+    (file,) = kept.glob("nearest_img_emb_2_*.npy")
+    np.save(file, np.roll(np.load(file), 1))
+    np.testing.assert_array_equal(nearest_of(parts, clusters, kept, quiet), expected)
+    assert f"{file} is not what was written" in capsys.readouterr().err
+
+    with np.load(kept / "clusters.npz") as values:
+        np.savez(kept / "clusters.npz", **dict(values) | {"centres": values["centres"][::-1]})
+    with pytest.raises(UserError, match=r"clusters.npz cannot be read .*what was written.*: delete it"):
+        clusters_kept(parts, kept)
+
+
 def test_a_changed_shard_is_noticed(folder, tmp_path):
     parts = [open_embeddings(str(folder))]
     before = kept_folder(parts, tmp_path)

@@ -10,12 +10,15 @@ from pathlib import Path
 import pytest
 from filelock import FileLock, Timeout
 
+from pubsel import records
 from pubsel.cli import main
+from pubsel.commands import list_runs
 from pubsel.messages import UserError
 from pubsel.privacy import ledger
 from pubsel.privacy.composition import parts_of
 from pubsel.privacy.ledger import Release, Spent, note, read, spent
-from tests.synthetic import secret_named
+from pubsel.records import leave_out
+from tests.synthetic import record, secret_named
 
 SEEDED = Release("cell", "digits", "training", 2.0, 1e-5, "key")
 SECURE = SEEDED._replace(key=None)
@@ -278,7 +281,7 @@ def test_a_run_that_is_deleted_and_made_again_is_counted_twice_and_told_before(c
     code, _, err = cli("run", f"replay={path}")
     assert code == 2
     assert "spends epsilon 2 once more" in err
-    code, _, err = cli("runs", "delete", "digits", "yes=true")
+    code, _, err = cli("runs", "delete", path.parent.name, "yes=true")
     assert (code, err) == (0, f"{path.parent.name}  finished; to run it again spends epsilon 2 once more\n")
     assert cli("runs")[1].endswith("  digits: 1 release (1 of deleted runs), epsilon 2, delta 1e-05\n")
     assert cli("run", *secure)[0] == 0
@@ -292,7 +295,8 @@ def test_seeded_noise_that_is_repeated_is_one_release(cli) -> None:
     (path,) = Path("elsewhere/runs").glob("*/result.json")
     assert cli("run", f"replay={path}", "results=elsewhere", "threads=1")[0] == 0
     assert total(Path("elsewhere")) == pytest.approx(2)
-    code, _, err = cli("runs", "delete", "seed1", "yes=true")
+    (other,) = Path("results/runs").glob("*-seed1-*")
+    code, _, err = cli("runs", "delete", other.name, "yes=true")
     assert code == 0
     assert "once more, unless data, settings and code are what they were" in err
     assert cli("runs")[1].endswith("2 releases (1 of deleted runs), epsilon 4, delta 2e-05\n")
@@ -347,3 +351,79 @@ def test_a_first_release_is_one_too(cli) -> None:
     assert code == 0, err
     found = [(line["what"], line["epsilon"]) for line in lines(Path("results"))]
     assert found == [("first release", pytest.approx(0.5, rel=1e-3)), ("training", pytest.approx(1.5, rel=1e-3))]
+
+
+# Held against the records
+
+STATED = {"epsilon": 2.0, "delta": 1e-5, "valid": True, "statement": "s", "steps": 1, "noise_multiplier": 1.0,
+          "accountant": "a", "noise_source": "seeded"}  # fmt: skip
+
+
+def finished(folder: Path, cell: str = "cell", **changes: object) -> dict:
+    made = record() | {"identity": cell, "private": "digits", "privacy": STATED} | changes
+    records.write_record(folder / "runs" / cell / "result.json", made)
+    return made
+
+
+CHANGES = {
+    "gone": lambda text: "",
+    "cut": lambda text: text[:-20],
+    "smaller": lambda text: text.replace('"epsilon": 2.0', '"epsilon": 0.1'),
+    **{
+        value: lambda text, value=value: text.replace('"epsilon": 2.0', f'"epsilon": {value}')
+        for value in ("-2.0", "NaN", "Infinity", "1e999", '"2"', "null", "true")
+    },
+    **{
+        f"delta {value}": lambda text, value=value: text.replace('"delta": 1e-05', f'"delta": {value}')
+        for value in ("-1", "NaN", "2")
+    },
+    "broken": lambda text: "{" + text,
+    "lacks": lambda text: text.replace('"cell"', '"sell"'),
+}
+
+
+@pytest.mark.attack
+@pytest.mark.parametrize("change", CHANGES)
+def test_what_a_record_says_is_spent_whatever_the_ledger_says(tmp_path: Path, change: str, capsys) -> None:
+    """It was `1 release, epsilon 0.1` beside a run of epsilon 2."""
+    note(tmp_path, "content", SECURE)
+    finished(tmp_path)
+    (path,) = (tmp_path / "ledger").glob("*.jsonl")
+    assert ledger.summary(tmp_path) == ["digits: 1 release, epsilon 2, delta 1e-05"]
+    path.write_text(CHANGES[change](path.read_text()))
+    leave_out.cache_clear()
+    (line,) = ledger.summary(tmp_path)
+    assert line.endswith("epsilon 2, delta 1e-05")
+    assert "(by their records alone: cell; the ledger lacks them: restore it)" in line
+    assert ledger.again(tmp_path / "runs" / "cell").startswith("; that spends epsilon 2 once more")
+
+    damaged = change not in ("gone", "cut", "smaller")
+    assert (f"{path} does not read" in capsys.readouterr().err) == damaged
+    if damaged:  # what is shown goes on, and what is drawn does not
+        with pytest.raises(UserError, match=f"{path} does not read.*restore it"):
+            note(tmp_path, "content", SECURE)
+
+
+@pytest.mark.parametrize("end", ["\n", "\n\n\n", "  \n", "\r\n"])
+def test_blank_lines_and_other_line_ends_are_no_damage(tmp_path: Path, end: str) -> None:
+    note(tmp_path, "content", SECURE)
+    (path,) = (tmp_path / "ledger").glob("*.jsonl")
+    path.write_bytes(path.read_bytes().replace(b"\n", b"\r\n" if "\r" in end else b"\n") + end.encode())
+    note(tmp_path, "content", SECURE)
+    assert total(tmp_path) == 4
+
+
+def test_what_is_measured_is_held_against_the_record_by_itself(tmp_path: Path) -> None:
+    quality = {"table": "confusion", "counts": [[1.0]], "deviation": 1.0, "examples": 3, "figures": {},
+               "privacy": STATED | {"epsilon": 3.0}}  # fmt: skip
+    note(tmp_path, "content", SECURE)
+    finished(tmp_path, quality=quality)
+    finished(tmp_path, "open", privacy={"valid": False, "epsilon": None})
+    assert ledger.summary(tmp_path)[0].endswith("restore it), epsilon 3, delta 1e-05")
+
+
+@pytest.mark.attack
+def test_a_run_that_no_ledger_knows_stays_spent_once_it_is_deleted(tmp_path: Path) -> None:
+    finished(tmp_path)
+    assert list_runs.deleted(tmp_path / "runs" / "cell")
+    assert ledger.summary(tmp_path) == ["digits: 1 release (1 of deleted runs), epsilon 2, delta 1e-05"]

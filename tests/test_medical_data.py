@@ -277,6 +277,36 @@ def test_kept_images_are_used_without_the_original_files(tmp_path, small, change
         open_dataset("chestxray14", str(tmp_path), download=False)
 
 
+@pytest.mark.attack
+def test_damage_to_kept_images_is_noticed(tmp_path, small, capsys):
+    """They are prepared again from their files; without these the damage is named, but for what an earlier version
+    kept without digests."""
+    chestxray14(tmp_path)
+    before = open_dataset("chestxray14", str(tmp_path), download=False)
+    folder = tmp_path / "prepared" / kept(tmp_path)[0]
+
+    def roll(name="train_labels.npy"):
+        np.save(folder / name, np.roll(np.load(folder / name), 1, axis=0))
+        new_process()
+        capsys.readouterr()
+
+    for name in ("train_labels.npy", "test_images.npy", "train_patient.npy"):
+        roll(name)
+        again = open_dataset("chestxray14", str(tmp_path), download=False)
+        assert (again.train.y == before.train.y).all()
+        assert (again.test.x == before.test.x).all()
+        assert f"{folder / name} is not what was written: preparing it again" in capsys.readouterr().err
+
+    shutil.rmtree(tmp_path / "ChestX-ray14")
+    roll()
+    with pytest.raises(UserError, match=r"train_labels.npy is not what was written: delete .* and prepare chestxray14"):
+        open_dataset("chestxray14", str(tmp_path), download=False)
+    roll()
+    (folder / stored.WRITTEN).unlink()
+    open_dataset("chestxray14", str(tmp_path), download=False)
+    assert "its original files are gone, so it is used as it is" in capsys.readouterr().err
+
+
 def new_process():
     data._open_stored.cache_clear()
     data._as_listed.cache_clear()

@@ -18,7 +18,7 @@ from sklearn.metrics import balanced_accuracy_score
 import pubsel
 from pubsel import data
 from pubsel.cli import main
-from pubsel.data import Source, decoded, features, folders, given, overlap, stored
+from pubsel.data import Source, decoded, features, folders, given, intact, overlap, stored
 from pubsel.data.opened import Opened
 from pubsel.data.splits import Listing, Unread, Unreadable
 from pubsel.gradients import mapped
@@ -259,6 +259,88 @@ def test_what_is_kept_is_what_is_read(
     assert not list(Path(root).rglob("*.part"))
 
 
+def zeroed(path: Path) -> None:
+    """Zeros where the last of a page was, at the same size and time."""
+    whole, stat = path.read_bytes(), path.stat()
+    path.write_bytes(whole[:-20] + bytes(20))
+    os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns))
+
+
+def rolled(path: Path) -> None:
+    np.save(path, np.roll(np.load(path), 1, axis=0))
+
+
+DAMAGE = {
+    "zeroed": ("train_images.npy", zeroed),
+    "test images": ("test_images.npy", rolled),
+    "rolled": ("train_labels.npy", rolled),
+    "test labels": ("test_labels.npy", lambda path: np.save(path, np.load(path) ^ 1)),
+    "decoded": ("train_decoded.npy", rolled),
+    "cut": ("test_images.npy", lambda path: path.write_bytes(path.read_bytes()[:-1])),
+    "gone": ("train_labels.npy", Path.unlink),
+    "notes": ("notes.json", lambda path: path.write_text('["others"]')),
+    "digests": ("written.json", lambda path: path.write_text("{}")),
+    "broken": ("written.json", lambda path: path.write_text("[")),
+    "earlier": ("written.json", Path.unlink),
+}
+
+
+@pytest.mark.attack
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_damage_to_what_is_kept_is_noticed_and_it_is_decoded_anew(
+    tmp_path: Path, any_size: None, damage: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path, root = str(folder(tmp_path / "mine")), str(tmp_path / "root")
+    before = data.open_dataset(path, root, False)
+    known = digests(before)
+    assert before.kept is not None
+    name, change = DAMAGE[damage]
+    change(before.kept / name)
+    again()
+    intact._KNOWN.clear()
+    capsys.readouterr()
+    same(data.open_dataset(path, root, False), data.open_dataset(path, root, False, keep=False), known)
+    err = capsys.readouterr().err
+    assert f"{before.kept / name} is not" in err or damage == "broken"
+    assert "reading all images again" in err
+    again()
+    data.open_dataset(path, root, False)
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.attack
+def test_files_of_two_sets_do_not_take_each_others_place(
+    tmp_path: Path, any_size: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of equal shape, and whole folders too."""
+    paths, root = [str(archive(tmp_path / f"{name}.npz")) for name in ("one", "two")], str(tmp_path / "root")
+    np.savez(paths[1], **{key: value[::-1] for key, value in np.load(paths[1]).items()})
+    kept = [data.open_dataset(path, root, False).kept for path in paths]
+    assert kept[0] is not None
+    assert kept[1] is not None
+    for name in ("train_images.npy", "train_labels.npy"):
+        (kept[0] / name).write_bytes((kept[1] / name).read_bytes())
+    again()
+    first = data.open_dataset(paths[0], root, False)
+    assert f"{kept[0] / 'train_images.npy'} is not what was written" in capsys.readouterr().err
+    same(first, data.open_dataset(paths[0], root, False, keep=False))
+    shutil.rmtree(kept[0])
+    shutil.copytree(kept[1], kept[0])
+    assert "is not what was written" in stored.damaged(kept[0])
+
+
+@pytest.mark.attack
+def test_digests_that_are_others_are_computed_again(tmp_path: Path, any_size: None) -> None:
+    source = data.open_dataset(str(folder(tmp_path / "mine")), str(tmp_path / "root"), False)
+    expected, kept = digests(source), source.kept
+    assert kept is not None
+    with np.load(kept / "train_digests.npz") as file:
+        values = dict(file)
+    np.savez(kept / "train_digests.npz", **values | {"digests": np.roll(values["digests"], 1)})
+    again()
+    assert digests(data.open_dataset(str(tmp_path / "mine"), str(tmp_path / "root"), False)) == expected
+
+
 @pytest.mark.parametrize("kind", MAKES)
 def test_nothing_stays_if_it_is_not_to_be_kept(tmp_path: Path, any_size: None, kind: str) -> None:
     path, root = str(MAKES[kind](tmp_path)), tmp_path / "root"
@@ -311,7 +393,7 @@ def test_a_file_that_changes_is_noticed(
         if process == "another":
             again()
         now = data.open_dataset(str(path), root, False)
-        assert ("reading them again" in capsys.readouterr().err) == (process == "this")
+        assert ("reading all images again" in capsys.readouterr().err) == (process == "this")
     again()
     same(now, data.open_dataset(str(path), str(tmp_path / "other"), False))
     assert digests(now) != digests(first) or how == "renamed"

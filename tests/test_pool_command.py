@@ -170,6 +170,7 @@ def test_images_of_a_folder_keep_their_order_and_their_size(network, folder, pho
         torch.testing.assert_close(found[place], embed(x[None], network)[0], rtol=2e-3, atol=1e-4)
     record = json.loads((folder / "out" / "img_emb_0000.json").read_text())
     seconds = record.pop("seconds")
+    assert record.pop("digest")
     assert seconds >= 0
     assert record == {
         "images": "./crawl", "shards": 3, "shard": 0, "n": 13, "unreadable": 1, "of": 40, "network": network.key,
@@ -256,6 +257,11 @@ def test_a_shard_of_something_else_is_refused(network, folder):
     with pytest.raises(UserError, match=r"img_emb_0000.npy and img_emb_0001.npy are not of one extraction"):
         open_embeddings(str(folder / "out"))
     record.write_text(json.dumps(values | {"n": 3}))
+    with pytest.raises(UserError, match=r"img_emb_0001.json is not the record of img_emb_0001.npy: delete both"):
+        open_embeddings(str(folder / "out"))
+    record.write_text(json.dumps(values))
+    shard = record.with_suffix(".npy")
+    np.save(shard, np.roll(np.load(shard), 1, axis=0))
     with pytest.raises(UserError, match=r"img_emb_0001.json is not the record of img_emb_0001.npy: delete both"):
         open_embeddings(str(folder / "out"))
 

@@ -119,7 +119,7 @@ def attack_run(settings: AttackConfig, run: Path, folder: Path, device: torch.de
         }
 
     of_these = partial(_same_weights, trained)
-    record, is_new = results.recorded(folder / "attacks" / name, make, ("run", "auc"), of_these)
+    record, is_new = results.recorded(folder / "attacks" / name, make, results.LossAttack, of_these)
     if is_new:
         say(f"{run.name}: AUC {record['auc']:.3f}")
     return record
@@ -238,7 +238,7 @@ def attack_gsd(settings: AttackConfig, folder: Path, device: torch.device) -> li
         return {"settings": what, "rows": rows, "privacy": NOT_PRIVATE, "seconds": seconds}
 
     # what is read from a path may have changed since
-    record, is_new = results.recorded(folder / "attacks" / name, make, ("rows",), lambda record: not by_path)
+    record, is_new = results.recorded(folder / "attacks" / name, make, results.GsdAttack, lambda record: not by_path)
     if not is_new:
         say(f"{name}: attacked before")
     return list(record["rows"])

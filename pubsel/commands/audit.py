@@ -107,7 +107,7 @@ def audit(settings: AuditConfig) -> dict[str, Any]:
             "finished": datetime.now(UTC).isoformat(timespec="seconds"),
         }
 
-    record, is_new = records.recorded(cell.folder, make, ("identity", "kind", "claimed"))
+    record, is_new = records.recorded(cell.folder, make, records.Audit)
     if not is_new:
         say(f"{cell.name}: audited before; delete {cell.folder} to audit again{ledger.again(cell.folder)}")
     return record

@@ -129,8 +129,7 @@ def attacked(records: list[dict[str, Any]], folder: Path) -> pandas.DataFrame:
     """Return a row for each method and epsilon of AdaMix's Figure 1, the settings chosen as there: test error in
     percent and AUC of the loss attack, means over those seeds that were attacked. Empty if none was."""
     paths = (folder / "attacks").glob("loss-*/result.json")
-    attacks = [results.read_record(path, ("run", "auc")) for path in paths]
-    auc = {record["run"]: record["auc"] for record in attacks}
+    auc = {record["run"]: record["auc"] for record in results.readable(paths, results.LossAttack)}
     curve = figures.CURVES["adamix"]
     belong = [record for record in records if record["algorithm"] in curve.algorithms]
 
@@ -187,7 +186,9 @@ def draw_losses(folder: Path) -> list[Path]:
 
     paths: list[Path] = []
     for path in sorted((folder / "audits").glob("*/per_instance.csv")):
-        record = results.read_record(path.with_name("result.json"), ("claimed", "delta", "algorithm", "private"))
+        record = next(results.readable([path.with_name("result.json")], results.Audit), None)
+        if record is None:
+            continue
         losses = np.sort(pandas.read_csv(path)["epsilon"])[::-1]
 
         with figures.style():

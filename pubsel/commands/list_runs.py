@@ -4,6 +4,7 @@ A run's folder contains settings.json (its settings), lock (held while a process
 printed), checkpoint.pt while it is not finished, and in the end model.pt and result.json. This file imports no torch.
 """
 
+import contextlib
 import json
 import math
 import shutil
@@ -122,7 +123,7 @@ def held(folder: Path) -> bool:
 def look(folder: Path) -> Run:
     """Return what a run's folder says of it."""
     try:
-        asked = records.read_record(folder / "settings.json", ("settings",))
+        asked = records.read_record(folder / "settings.json", records.Asked)
     except UserError:
         asked = {}  # of an older version, or killed before it was written
 
@@ -252,7 +253,8 @@ def spent_on_all(results: Path) -> str:
     lines = ledger.summary(results)
     if not lines:
         return ""
-    head = f"drawn in all from the private data, deleted runs included ({results / 'ledger'}; basic composition):"
+    head = f"drawn in all from the private data, deleted runs included ({results / 'ledger'}; basic composition).\n"
+    head += "A ledger is of one content in one results folder: nearly equal data, and other folders, are not added up:"
     return "\n".join(["", "", head, *(f"  {line}" for line in lines)])
 
 
@@ -321,6 +323,7 @@ def deleted(folder: Path) -> bool:
     """Delete all that a run has written, the record first, so that no part is taken for the whole. Return False if
     another process holds its lock. The lock stays: a process that waits for it must not hold another file than the
     next. UserError if the folder cannot be deleted."""
+    record = None
     try:
         lock = hold(folder / "lock")
     except OSError as error:
@@ -329,10 +332,12 @@ def deleted(folder: Path) -> bool:
         return False
 
     try:
+        with contextlib.suppress(UserError):
+            record = records.read_record(folder / "result.json")
+        ledger.deleted(folder.parent.parent, folder.name, record)  # before what it is known by is gone
         (folder / "result.json").unlink(missing_ok=True)
         for path in (path for path in folder.iterdir() if path.name != "lock"):
             shutil.rmtree(path) if path.is_dir() else path.unlink()
-        ledger.deleted(folder.parent.parent, folder.name)
     except OSError as error:
         raise UserError(f"cannot delete {folder}: {error.strerror}; check permissions") from None
     finally:

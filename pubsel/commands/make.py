@@ -235,7 +235,7 @@ class Kept:
         ranks = [*(folder / "ranks").glob("*/result.json")]
         ranks += (folder / "records" / "ranks").glob("*.json")
         records = results.read_records(folder)
-        records += [results.read_record(path, ("identity", "settings")) for path in sorted(ranks)]
+        records += results.readable(sorted(ranks), results.Rank)
         kept = cls()
         for record in records:
             kept.names.add(record["identity"])

@@ -75,7 +75,7 @@ def rank(settings: RankConfig) -> dict[str, Any]:
     # a folder's content may have changed, but a release is drawn once
     releases = settings.epsilon_select is not None or isinstance(distance_of(settings), Releases)
     by_path = has_paths([settings.private, *sets])
-    record, is_new = records.recorded(folder, make, ("identity", "privacy"), lambda record: releases or not by_path)
+    record, is_new = records.recorded(folder, make, records.Rank, lambda record: releases or not by_path)
     if not is_new:
         say(f"{name}: measured before")
         if by_path:

@@ -478,7 +478,7 @@ def pair_distance(settings: RunConfig, task: Task, device: torch.device) -> dict
 
     # a user's files may have changed since they were measured
     changeable = has_own_files(settings)
-    return records.recorded(folder, make, ("values", "mean"), lambda record: not changeable)[0]
+    return records.recorded(folder, make, records.Distance, lambda record: not changeable)[0]
 
 
 def distance_folder(settings: RunConfig) -> tuple[Path, dict[str, Any]]:

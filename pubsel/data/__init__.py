@@ -27,6 +27,7 @@ from pubsel.data.splits import (
     NO_CLASS,
     SEED,
     SEEDS,
+    Listing,
     Missing,
     Parts,
     Split,
@@ -489,8 +490,15 @@ def _open_named(name: str, data_root: str, download: bool, unit: str | None) -> 
         return _open_npz(npz, _stamp(npz), name, shape, unit)
 
     folder = kept_folder(name, info, root)
-    if not folder.exists() or not _as_listed(name, root, folder, _stamp(folder)):
+    parts = None
+    if not folder.exists():
         parts = _reader(name, info).read(name, info, root, download)
+    elif why := stored.damaged(folder):
+        parts = _again(name, info, root, why)
+    elif not _as_listed(name, root, folder, _stamp(folder)):
+        parts = _reader(name, info).read(name, info, root, download)
+
+    if parts is not None:
         if not info.options.get("store"):
             return _source(name, parts, *_known(info))
 
@@ -507,6 +515,21 @@ def _open_named(name: str, data_root: str, download: bool, unit: str | None) -> 
             return Source(parts.train, parts.test, *_known(info), parts.notes, groups=groups)
 
     return _open_stored(folder, _stamp(folder), name, unit)
+
+
+def _again(name: str, info: Dataset, root: Path, why: str) -> Parts | Listing | None:
+    """Return the original files of a set whose kept images are damaged, as `why` says; None if those are used as they
+    are, since they are of an earlier version, which kept no digests. UserError if the files are gone."""
+    folder = kept_folder(name, info, root)
+    try:
+        parts: Parts | Listing = _reader(name, info).read(name, info, root, False)
+    except UserError as error:
+        if (folder / stored.WRITTEN).exists():
+            raise UserError(f"{why}: delete {folder} and prepare {name} again: {error}") from None
+        say(f"{name}: {why}: its original files are gone, so it is used as it is")
+        return None
+    say(f"{name}: {why}: preparing it again")
+    return parts
 
 
 @lru_cache(maxsize=64)

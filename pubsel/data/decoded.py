@@ -93,9 +93,10 @@ _LAST: dict[tuple[Path, bool], tuple[str, Decoded]] = {}  # for the next cell of
 def _opened(this: Reading, folder: Path, files: str | None) -> Decoded:
     """Return the data as `opened` does. files: their fingerprint; None: they are not to be kept."""
     if files is not None and is_kept(folder):
-        if stored.listed(folder) == files:
+        why = "its files are not those that were kept" if stored.listed(folder) != files else stored.damaged(folder)
+        if not why:
             return _read(this, folder)
-        say(f"{this.name}: its files are not those that were kept: reading them again")
+        say(f"{this.name}: {why}: reading all images again")
         with contextlib.suppress(OSError):  # a folder that may only be read
             forget(folder, files)
 

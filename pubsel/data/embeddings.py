@@ -20,7 +20,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from pubsel.data import folders
+from pubsel.data import folders, intact
 from pubsel.files import plain, reading, unreadable
 from pubsel.gradients.mapped import give_back, in_parts, mapped, npy_map
 from pubsel.messages import UserError
@@ -181,6 +181,8 @@ def _weights(folder: Path, shards: tuple[Shard, ...]) -> str | None:
             try:
                 records[shard.path.name] = read = json.loads(plain(path).read_text(encoding="utf-8"))
                 complete = read["n"] == shard.n and bool(read["weights"] and read["shards"])
+                if "digest" in read:  # those of an earlier version have none
+                    complete &= intact.digest(shard.path).hex() == read["digest"]
             except OSError as error:
                 raise unreadable(path, error, "fix its permissions") from None
             except (ValueError, KeyError, TypeError):

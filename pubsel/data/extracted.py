@@ -18,7 +18,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from pubsel.data import folders, open_dataset
+from pubsel.data import folders, intact, open_dataset
 from pubsel.data.decoded import side_by_side
 from pubsel.data.features import CPU_BATCH, Extractor, prepared
 from pubsel.data.given import Raw, given
@@ -103,6 +103,7 @@ def extract(part: Part, images: Listed, extractor: Extractor, say: Say) -> bool:
         n, unreadable = _written(part, images, extractor, say)
         seconds = round(time.monotonic() - began, 1)
         record = about | {"shard": part.shard, "n": n, "unreadable": unreadable, "seconds": seconds}
+        record |= {"digest": intact.digest(part.file).hex()}
         write_whole(part.file.with_suffix(".json"), json.dumps(record, indent=1, sort_keys=True) + "\n")
     return True
 

@@ -3,7 +3,8 @@
 A file <data folder>/features/<network>-<digest>.npy holds float32 [n, d]. Its name depends on all that decides its
 content: the images themselves, the network, its weights, the preprocessing, and the versions of torch and timm; so a
 file is never stale, and splits that share images share it. It is written under another
-name, then renamed, with a digest at its end that is checked when it is read, and only its owner may read it.
+name, then renamed, with a digest at its end of its name and content, and only its owner may read it. A file that is not
+what was written is computed again.
 """
 
 import contextlib
@@ -23,12 +24,12 @@ from timm.data import resolve_model_data_config  # type: ignore[attr-defined]
 from torch import Tensor, nn
 from torchvision.transforms.v2 import functional as images
 
-from pubsel.data import Source, Split, overlap
+from pubsel.data import Source, Split, intact, overlap
 from pubsel.data.convert import LUMA, Shape, converted, describe, to_shape
 from pubsel.data.decoded import side_by_side
 from pubsel.files import Progress, locked, private_folder, reading, whole, write_whole
 from pubsel.gradients.mapped import in_parts, npy_map
-from pubsel.messages import UsageError, UserError, cannot_write, gib
+from pubsel.messages import UsageError, UserError, cannot_write, gib, say
 from pubsel.models import engine, scattering
 from pubsel.models.memory import Held, check_room, check_size, free
 from pubsel.models.weights import check_timm, digest_of_weights, load, of_timm, weight_file
@@ -37,8 +38,8 @@ from pubsel.settings.keys import Backbone, Convert, Scattering
 
 CPU_BATCH, GPU_BATCH = 16, 256  # images at a time through the network, on a CPU for each thread
 ENGINE_FROM = 2000  # images from which the seconds that it takes to compile a network come back
-DIGEST = 16  # bytes of blake2b at a file's end, of all before MARK
-MARK = b"blake2b-16:"  # numpy reads as much as the header says, and nothing after it
+MARK = b"blake2b-16:"  # before the digest at a file's end; numpy reads as much as the header says
+END = len(MARK) + intact.DIGEST
 KEY = "model.backbone.checkpoint"
 AGAIN = "delete it to have it computed again"
 
@@ -281,7 +282,7 @@ def features(
     there.
 
     what: names the images in messages. name: of the network, in the file's name. known: as for `content_of`. UserError
-    if a file is cut short, or features are not finite or all equal: then nothing is kept.
+    if features are not finite or all equal: then nothing is kept.
     """
     content = content_of(x, extractor.key, known)
     path = folder / f"{name}-{content}.npy"
@@ -299,16 +300,14 @@ def features(
             private_folder(folder)
             with locked(path.with_suffix(".lock"), f"features of {what}"):
                 if not _is_kept(path):
+                    if path.exists():
+                        say(f"{path} is not what was written, or of an earlier version: it is computed again")
                     _write(path, what, x, extractor, report)
     except OSError as error:
         raise cannot_write(f"features to {folder}", error) from None
 
-    _check_digest(path)
     with reading(path, AGAIN):
-        rows = torch.from_numpy(npy_map(path))
-    if len(rows) != len(x):
-        raise UserError(f"{path} has {len(rows)} rows, {len(x)} expected: {AGAIN}")
-    return rows
+        return torch.from_numpy(npy_map(path))
 
 
 def content_of(x: Tensor, key: str, known: Path | None) -> str:
@@ -356,54 +355,22 @@ _COMPILED: dict[str, engine.Network | None] = {}  # by the key of the extractor
 
 
 def _is_kept(path: Path) -> bool:
-    """Return whether features are there with their digest; those of an earlier version, which have none, are computed
-    again."""
+    """Return whether the features of a file are those that were written. Features of a damaged file would train a
+    network, only a worse one."""
     if not path.exists():
         return False
     with path.open("rb") as file:
-        file.seek(max(0, path.stat().st_size - len(MARK) - DIGEST))
-        return file.read(len(MARK)) == MARK or not _is_whole(path)
-
-
-def _is_whole(path: Path) -> bool:
-    """Return whether a npy file is exactly as long as its header says."""
-    try:
-        rows = np.load(path, mmap_mode="r")
-    except (ValueError, OSError, EOFError):
-        return False
-    return bool(path.stat().st_size == rows.offset + rows.nbytes)
-
-
-def _check_digest(path: Path) -> None:
-    """Raise UserError if the features of a file are not those that were written. A process reads a file once for that,
-    until the file changes."""
-    stat = path.stat()
-    stamp = (str(path), stat.st_ino, stat.st_size, stat.st_mtime_ns)
-    if stamp in _CHECKED:
-        return
-
-    digest = hashlib.blake2b(digest_size=DIGEST)
-    left = stat.st_size - len(MARK) - DIGEST
-    with reading(path, AGAIN), path.open("rb") as file:
-        while left > 0 and (part := file.read(min(left, 2**20))):
-            digest.update(part)
-            left -= len(part)
+        file.seek(max(0, path.stat().st_size - END))
         end = file.read()
-
-    # Features of a damaged file would train a network, only a worse one.
-    if end != MARK + digest.digest():
-        raise UserError(f"{path} cannot be read (it is not what was written): {AGAIN}")
-    _CHECKED.add(stamp)
-
-
-_CHECKED = set[tuple[str, int, int, int]]()
+    return end == MARK + intact.digest(path, path.name, END)
 
 
 def _write(path: Path, what: str, x: Tensor, extractor: Extractor, report: Callable[[str], None]) -> None:
     """Write the file row after row, and not through a memory map, in which a full disk ends the process. Nobody else
     may read it, since the images may be private."""
     refuse(what, x, extractor)
-    digest = hashlib.blake2b(digest_size=DIGEST)
+
+    digest = hashlib.blake2b(path.name.encode(), digest_size=intact.DIGEST)
     first, finite, alike = None, True, True
     progress = Progress(f"features of {what}", len(x), report)
 

@@ -104,10 +104,16 @@ def stamp(images: Path) -> list[int]:
     return [stat.st_mtime_ns, stat.st_size, stat.st_ino]
 
 
+def _mark(kept: Path, values: Digest) -> list[int]:
+    """Return what tells digests, and the images that they are of, from others."""
+    own = hashlib.blake2b(values.tobytes(), digest_size=8)
+    return [*stamp(_images(kept)), int.from_bytes(own.digest(), signed=True)]
+
+
 def _read(kept: Path) -> Digest | None:
     with contextlib.suppress(Exception), np.load(kept, allow_pickle=False) as file:  # whatever is wrong, hash again
-        if file["stamp"].tolist() == stamp(_images(kept)):
-            values: Digest = file["digests"]
+        values: Digest = file["digests"]
+        if file["stamp"].tolist() == _mark(kept, values):
             return values
     return None
 
@@ -116,4 +122,4 @@ def keep(kept: Path, values: Digest) -> None:
     """Keep digests next to the images' own file, for `digests`, if that is possible."""
     # A folder that cannot be written to, or a full disk: hashed again next time.
     with contextlib.suppress(OSError), whole(kept) as partial, partial.open("wb") as file:
-        np.savez(file, stamp=np.array(stamp(_images(kept))), digests=values)
+        np.savez(file, stamp=np.array(_mark(kept, values)), digests=values)

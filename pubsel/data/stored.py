@@ -4,7 +4,7 @@ A folder (settings.datasets.kept_folder) contains train_images.npy and test_imag
 width], train_labels.npy and test_labels.npy, notes.json, and listed.txt, what the files were (`fingerprint`); of a set
 that tells who its images are of, also train_patient.npy and test_patient.npy, or whatever it calls them. It is
 written image by image under another name, then renamed: it is there whole or not at all, and neither writing nor
-reading takes the memory of all images."""
+reading takes the memory of all images. written.json has a digest of each file (`damaged`)."""
 
 import hashlib
 import json
@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from pubsel.data import intact
 from pubsel.data.convert import Shape
 from pubsel.data.splits import Listing, Parts, Split, Unread, Unreadable, numbered
 from pubsel.files import Progress, locked, unreadable, whole
@@ -24,6 +25,8 @@ from pubsel.gradients.mapped import mapped, npy_map
 from pubsel.messages import UserError, cannot_write, limit, say
 
 NAMED = 3  # corrupt images that a note names
+WRITTEN = "written.json"  # the digest of each other file of a folder, by its name
+OWN = "_digests.npz"  # how names of files end that may be written again (pubsel.data.overlap), with their own digest
 
 
 def fingerprint(parts: Parts | Listing) -> str:
@@ -43,7 +46,21 @@ def fingerprint(parts: Parts | Listing) -> str:
 def listed(folder: Path) -> str:
     """Return the fingerprint of what was kept in a folder; empty if there is none."""
     file = folder / "listed.txt"
-    return file.read_text(encoding="utf-8") if file.exists() else ""
+    return file.read_text(encoding="utf-8", errors="replace") if file.exists() else ""
+
+
+def damaged(folder: Path) -> str:
+    """Return why a folder is not what was written, for a message; empty if it is. A process reads it once for that."""
+    try:
+        digests = json.loads((folder / WRITTEN).read_text(encoding="utf-8"))
+        other = [name for name, value in digests.items() if intact.digest(folder / name, folder.name).hex() != value]
+        if not other and {"train_images.npy", "train_labels.npy", "listed.txt"} <= digests.keys():
+            return ""
+        return f"{folder / (other or [WRITTEN])[0]} is not what was written"
+    except FileNotFoundError as error:
+        return f"{error.filename} is not there"
+    except (OSError, ValueError, AttributeError, TypeError) as error:
+        return f"{folder} cannot be read ({error})"
 
 
 def keep(folder: Path, name: str, listing: Listing, shape: Shape, skip: bool, files: str = "") -> None:
@@ -66,12 +83,15 @@ def keep_as(folder: Path, name: str, write: Callable[[Path], object], files: str
     """Make `folder` by write(a folder to write to), as `keep` does. private: only its owner may read it."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     with locked(folder.with_suffix(".lock"), name, private):
-        if folder.exists() and listed(folder) == files:
+        if folder.exists() and listed(folder) == files and not damaged(folder):
             return
         try:
             with whole(folder, private, folder=True) as partial:
                 write(partial)
                 (partial / "listed.txt").write_text(files, encoding="utf-8")
+                written = [file for file in partial.iterdir() if not file.name.endswith(OWN)]
+                digests = {file.name: intact.digest(file, folder.name).hex() for file in written}
+                (partial / WRITTEN).write_text(json.dumps(digests), encoding="utf-8")
 
                 # A folder of other files goes; processes that have mapped its images keep them.
                 shutil.rmtree(folder, ignore_errors=True)

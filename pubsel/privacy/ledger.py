@@ -16,19 +16,22 @@ import hashlib
 import json
 import math
 import secrets
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from pubsel.files import append, guard, locked, plain, unreadable, write_whole
 from pubsel.messages import UserError, cannot_write
-from pubsel.records import at
+from pubsel.records import Rank, Share, Size, at, leave_out, parsed, read_record, readable
 
 KEY_BYTES = 32
 OS_NOISE = "operating system"
 MEASUREMENT = "measurement"  # of held-out examples
+UNLISTED = "in a record alone"  # what was drawn, and the state of its line, if no ledger has it
+ROUNDING = 1e-6  # of a sum of epsilons
 
 Line = dict[str, Any]
 
@@ -103,13 +106,18 @@ def note(results: Path | str, content: str, release: Release) -> None:
             _append(path, line | {"release": name, "noise": noise, "state": "begun"})
 
 
-def deleted(results: Path | str, cell: str) -> None:
-    """Write down that the releases of a run are deleted. They stay spent."""
+def deleted(results: Path | str, cell: str, record: Mapping[str, Any] | None = None) -> None:
+    """Write down that the releases of a run are deleted. They stay spent, and so does what the run has in its `record`
+    alone. UserError if a ledger does not read."""
     folder = Path(results) / "ledger"
-    if not folder.is_dir():
+    known = [line for path in folder.glob("*.jsonl") for line in read(path) if line["cell"] == cell]
+    more = lacking(known, [record] if record else [])
+    if not known and not more:
         return
 
     with _held(folder):
+        for line in more:
+            _append(folder / f"{_digest(_key(folder), line['private'])}.jsonl", line | {"state": "begun"})
         for path in folder.glob("*.jsonl"):
             lines = [line for line in read(path) if line["cell"] == cell]
             for line in _latest(lines).values():
@@ -117,29 +125,87 @@ def deleted(results: Path | str, cell: str) -> None:
                     _append(path, line | {"state": "deleted"})
 
 
-def read(path: Path) -> list[Line]:
-    """Return the lines of a ledger. A last one that was cut short is left out: nothing was drawn after it. UserError if
-    another does not read."""
-    needed = {*Release._fields, "release", "noise", "state", "when"} - {"key"}
+@dataclass(kw_only=True)
+class _Line:
+    """A line of a ledger."""
+
+    cell: str
+    private: str
+    what: str
+    epsilon: Size
+    delta: Share
+    release: str
+    noise: str
+    state: str
+    when: str
+
+
+def read(path: Path, damaged: Callable[[str], object] | None = None) -> list[Line]:
+    """Return the lines of a ledger. A last one that was cut short is left out: nothing was drawn after it. What else
+    does not read raises UserError, or is left out if `damaged` is there to print it."""
+    lines = []
     try:
-        text = plain(path).read_text(encoding="utf-8") if path.exists() else ""
-        whole, _, _ = text.rpartition("\n")
-        lines = [json.loads(line) for line in whole.splitlines()]
-        if any(not needed <= line.keys() for line in lines):
-            raise KeyError
-        return [line | {"epsilon": float(line["epsilon"]), "delta": float(line["delta"])} for line in lines]
+        content = plain(path).read_bytes() if path.exists() else b""
+        for text in content.rpartition(b"\n")[0].split(b"\n"):
+            if text.strip():
+                try:
+                    lines.append(parsed(text.decode(), _Line))
+                except ValueError:
+                    why = f"{path} does not read, so what was spent is unknown: restore it, or move it away"
+                    if damaged is None:
+                        raise UserError(why) from None
+                    damaged(why)
     except OSError as error:
-        raise unreadable(path, error, "check permissions") from None
-    except (ValueError, TypeError, KeyError, AttributeError):
-        raise UserError(f"{path} does not read, so what was spent is unknown: restore it, or move it away") from None
+        if damaged is None:
+            raise unreadable(path, error, "check permissions") from None
+        damaged(str(unreadable(path, error, "check permissions")))
+    return [line | {"epsilon": float(line["epsilon"]), "delta": float(line["delta"])} for line in lines]
 
 
-def ledgers(results: Path | str) -> list[list[Line]]:
-    """Return the lines of all releases by private data set. Ledgers that share a name for their data, such as features
-    and images of one set, or a set and a part of it, count as one: too much is counted rather than too little."""
+def stating(results: Path | str) -> list[dict[str, Any]]:
+    """Return the records in a results folder of what was drawn from private data there."""
+    runs = sorted((Path(results) / "runs").glob("*/result.json"))
+    ranks = sorted((Path(results) / "ranks").glob("*/result.json"))
+    return [*readable(runs), *readable(ranks, Rank)]
+
+
+def lacking(lines: Iterable[Line], records: Iterable[Mapping[str, Any]]) -> list[Line]:
+    """Return what records say was spent beyond the lines of a ledger, as lines of the same kind: of a run from before
+    the ledger, or one whose lines were lost or changed."""
+    known: dict[tuple[str, bool], list[Line]] = {}
+    for line in _latest(lines).values():
+        known.setdefault((line["cell"], is_measurement(line)), []).append(line)
+
+    more = []
+    for record in records:
+        for what, key in ((UNLISTED, "privacy"), (MEASUREMENT, "quality.privacy")):
+            stated = at(record, key)
+            if not isinstance(stated, dict) or not stated.get("epsilon"):
+                continue
+            there = known.get((record["identity"], what == MEASUREMENT), [])
+            spends = {
+                part: max(0.0, stated.get(part) or 0.0) - sum(line[part] for line in there)
+                for part in ("epsilon", "delta")
+            }  # fmt: skip
+            if any(left > ROUNDING * stated[part] for part, left in spends.items() if stated.get(part)):
+                unit = f", for a person ({stated['unit']})" if stated.get("unit") and what != MEASUREMENT else ""
+                more.append({
+                    "cell": record["identity"], "private": record["private"], "what": f"{what}{unit}",
+                    **{part: max(0.0, left) for part, left in spends.items()},
+                    "release": f"{record['identity']} {key}", "noise": str(stated.get("noise_source")),
+                    "state": UNLISTED, "when": str(record.get("finished")),
+                })  # fmt: skip
+    return more
+
+
+def ledgers(results: Path | str, records: Iterable[Mapping[str, Any]] = ()) -> list[list[Line]]:
+    """Return the lines of all releases by private data set, and what `records` spent that they lack. Ledgers that share
+    a name for their data, such as features and images of one set, or a set and a part of it, count as one: too much is
+    counted rather than too little. A line names a ledger that does not read."""
+    files = [read(path, leave_out) for path in sorted((Path(results) / "ledger").glob("*.jsonl"))]
+    more = lacking([line for lines in files for line in lines], records)
     groups: list[tuple[set[str], list[Line]]] = []
-    for path in sorted((Path(results) / "ledger").glob("*.jsonl")):
-        lines = read(path)
+    for lines in [*files, *([line] for line in more)]:
         names = {line["private"] for line in lines}
 
         # A file may join several groups that had nothing in common before.
@@ -160,10 +226,9 @@ def of_cell(results: Path | str, cell: str) -> list[Line]:
 def again(folder: Path, what: str = "that") -> str:
     """Return what it spends to delete the folder of a run and make it again, for the end of a message that suggests it;
     "" if nothing is known to be spent. The last release of each kind counts."""
-    try:
-        releases = of_cell(folder.parent.parent, folder.name)
-    except UserError:
-        releases = []
+    releases = of_cell(folder.parent.parent, folder.name)
+    with suppress(UserError):
+        releases += lacking(releases, [read_record(folder / "result.json")])
     latest = list({line["what"]: line for line in releases}.values())
 
     # Runs from before the ledger have no line in it, but their record names an epsilon.
@@ -192,15 +257,18 @@ def _planned(folder: Path) -> float:
 
 
 def summary(results: Path | str) -> list[str]:
-    """Return a line for each private data set: its name, and what all its releases spend together."""
+    """Return a line for each private data set: its name, and what all its releases spend together, those too that are
+    in no ledger, but in the record of their run."""
     lines = []
-    for of_data in ledgers(results):
+    for of_data in ledgers(results, stating(results)):
         names = dict.fromkeys(line["private"] for line in of_data)
         cost = spent(of_data)
         gone = sum(line["state"] == "deleted" for line in _latest(of_data).values())
 
         many = f"{cost.releases} release{'s' if cost.releases > 1 else ''}"
         many += f" ({gone} of deleted runs)" if gone else ""
+        lost = dict.fromkeys(line["cell"] for line in of_data if line["state"] == UNLISTED)
+        many += f" (by their records alone: {', '.join(lost)}; the ledger lacks them: restore it)" if lost else ""
         lines.append(f"{', '.join(names)}: {many}, epsilon {cost.epsilon:.4g}, delta {cost.delta:.4g}")
     return lines
 

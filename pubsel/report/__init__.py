@@ -48,8 +48,9 @@ def run(settings: ReportConfig) -> str:
     output = outputs.output(to, read_from(results))
     records = read_records(results)
     text = page(
-        records, read_ranks(results), drawings(results / "figures"), read_choices(results), ledger.ledgers(results),
-        own.classes_of(results, records), settings.results, read_measured(results),
+        records, read_ranks(results), drawings(results / "figures"), read_choices(results),
+        ledger.ledgers(results, ledger.stating(results)), own.classes_of(results, records), settings.results,
+        read_measured(results),
     )  # fmt: skip
     with output.open() as file:
         file.write(text)

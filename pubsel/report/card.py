@@ -176,8 +176,8 @@ def _public(record: dict[str, Any]) -> Any:
         return [name for name, count in record["pool"]["examples"].items() if count]
     if public != "auto":
         return public
-    candidates = at(record["settings"], "pair.candidates")
-    return next(c for c in candidates if "+".join(map(str, public_sets(c))) == record["public"])
+    names = {"+".join(map(str, public_sets(c))): c for c in at(record["settings"], "pair.candidates") or []}
+    return names.get(record["public"], record["public"])
 
 
 def _takes_from_private(record: dict[str, Any]) -> bool:

@@ -160,18 +160,12 @@ def _spent(private: Private) -> dict[str, Any] | None:
 
 
 def _unlisted(private: Private) -> dict[str, Any] | None:
-    """Return what runs and choices spent that the ledger lacks, such as those from before it; None if there are
-    none."""
-    listed = {line["cell"] for line in private.lines}
-    apart = [
-        record["privacy"]
-        for record in [*private.records, *private.choices]
-        if record["identity"] not in listed and at(record, "privacy.epsilon")
-    ]
+    """Return what runs and choices spent by their records that the ledger lacks; None if that is nothing."""
+    apart = [line for line in private.lines if line["state"] == ledger.UNLISTED]
     if not apart:
         return None
-    epsilon, delta = (sum(privacy.get(key) or 0.0 for privacy in apart) for key in ("epsilon", "delta"))
-    return {"many": len(apart), "epsilon": _above(epsilon), "delta": _above(delta)}
+    epsilon, delta = ledger.spent(apart)[:2]
+    return {"many": len({line["cell"] for line in apart}), "epsilon": _above(epsilon), "delta": _above(delta)}
 
 
 def _above(value: float) -> str:

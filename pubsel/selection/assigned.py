@@ -19,9 +19,10 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from pubsel.data import intact
 from pubsel.data.embeddings import Embeddings, Shard
 from pubsel.files import DAMAGE, Progress, locked, reading, write_whole
-from pubsel.messages import UserError, cannot_write
+from pubsel.messages import UserError, cannot_write, say
 from pubsel.privacy.randomness import stream
 from pubsel.selection import pool
 from pubsel.selection.pool import Clusters, Part
@@ -80,12 +81,15 @@ def clusters_kept(parts: Sequence[Part], kept: Path | None) -> Clusters:
         with locked(kept / "clusters.lock", "pool", private=False):
             if not file.exists():
                 content = io.BytesIO()
-                np.savez(content, **_clusters(parts)._asdict())
+                clusters = _clusters(parts)
+                np.savez(content, **clusters._asdict(), digest=f"{kept.name} {_digest(clusters)}")
                 write_whole(file, content.getvalue())
 
     damage = (*DAMAGE, KeyError, zipfile.BadZipFile)
     with reading(file, "delete it to have it computed again", damage), np.load(file) as values:
         clusters = Clusters(*(values[name] for name in Clusters._fields))
+        if "digest" in values and str(values["digest"]) != f"{kept.name} {_digest(clusters)}":
+            raise ValueError("it is not what was written")
     return clusters._replace(shares=[int(share) for share in clusters.shares])
 
 
@@ -127,6 +131,7 @@ def nearest_in(shard: Part, clusters: Clusters, kept: Path | None, progress: Pro
         write_whole(file, content.getvalue())
         seconds = round(time.monotonic() - began, 1)
         record = {"n": shard.n, "none": int((nearest == NONE).sum()), "clusters": key, "seconds": seconds}
+        record |= {"digest": intact.digest(file, file.name).hex()}
         write_whole(file.with_suffix(".json"), json.dumps(record, indent=1, sort_keys=True) + "\n")
     return nearest, True
 
@@ -155,6 +160,9 @@ def _read(file: Path, shard: Part, key: str) -> Nearest | None:
     try:
         record = json.loads(file.with_suffix(".json").read_text(encoding="utf-8"))
         if (record["clusters"], record["n"]) != (key, shard.n):
+            return None
+        if record["digest"] != intact.digest(file, file.name).hex():
+            say(f"{file} is not what was written: it is computed again")
             return None
         nearest: Nearest = np.load(file, mmap_mode="r")
     except (OSError, ValueError, EOFError, KeyError, TypeError):  # whatever is wrong, compute it again

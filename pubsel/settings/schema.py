@@ -3,13 +3,16 @@
 import dataclasses
 import difflib
 import json
+import marshal
 import math
 import operator
 import re
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import field
+from dataclasses import field, fields
 from enum import Enum
-from typing import Any, TypedDict, TypeVar, Unpack, get_args
+from functools import cache
+from types import NoneType, UnionType
+from typing import Annotated, Any, TypedDict, TypeVar, Union, Unpack, get_args, get_origin
 
 from omegaconf import MISSING, DictConfig, OmegaConf
 from omegaconf.errors import ConfigKeyError, MissingMandatoryValue, OmegaConfBaseException
@@ -182,6 +185,84 @@ def _check_number(key: str, number: float, metadata: Mapping[str, Any]) -> None:
         limit = metadata.get(name)
         if limit is not None and not holds(number, limit):
             raise UsageError(f"{key}={number}: must be {words} {limit} ({about})")
+
+
+def misfit(schema: Any, values: Mapping[str, Any], where: str = "") -> str:
+    """Return what is wrong with the JSON of a dataclass, in words that name the dotted key: a field without a default
+    that it lacks, or a value that is not of the type of its field; "" if nothing is. Other keys may have any value."""
+    kinds, needed = _kinds(schema)
+    for key in needed:
+        if key not in values:
+            return f"it lacks '{where}{key}'"
+
+    for key, value in values.items():
+        plain, inner, fit = kinds.get(key, ANY)
+        if type(value) in plain:
+            continue
+        if inner is not None and type(value) is dict:
+            known = inner, marshal.dumps(value, 2)  # thousands of records share most of their settings
+            if known not in _FIT:
+                if wrong := misfit(inner, value, f"{where}{key}."):
+                    return wrong
+                _FIT.add(known)
+        elif not fit(value):
+            return f"'{where}{key}' may not be {json.dumps(value)[:40]}"
+    return ""
+
+
+Fits = Callable[[Any], bool]
+UNIONS = (Union, UnionType)
+PLAIN = (str, bool, NoneType)  # types of JSON values that need no other check
+ANY: tuple[tuple[Any, ...], Any, Fits] = ((), None, lambda value: True)
+_FIT = set[tuple[Any, bytes]]()
+
+
+@cache
+def _kinds(schema: Any) -> tuple[dict[str, tuple[tuple[Any, ...], Any, Fits]], tuple[str, ...]]:
+    """Return of each field the plain types that it may have, the dataclass that it may be (None: none), and whether a
+    JSON value may be of its type; and the fields without a default."""
+    kinds = {}
+    for f in fields(schema):
+        parts = get_args(f.type) if get_origin(f.type) in UNIONS else (f.type,)
+        inner = next((part for part in parts if dataclasses.is_dataclass(part)), None)
+        other = [part for part in parts if part not in PLAIN]
+        fit = fits(other[0] if len(other) == 1 else f.type)
+        kinds[f.name] = tuple(part for part in parts if part in PLAIN), inner, fit
+    needed = (f.name for f in fields(schema) if f.default is f.default_factory is dataclasses.MISSING)
+    return kinds, tuple(needed)
+
+
+def fits(kind: Any) -> Fits:
+    """Return whether a JSON value may be of a type: of the types of settings, Annotated[NUMBER, LEAST, MOST], and tuple
+    for a list of that length."""
+    origin, parts = get_origin(kind), get_args(kind)
+    if dataclasses.is_dataclass(kind):
+        return lambda value: isinstance(value, dict) and not misfit(kind, value)
+    if origin is Annotated:
+        number, (least, most) = (int,) if parts[0] is int else (int, float), parts[1:]
+        return lambda value: type(value) in number and least <= value <= most
+
+    each = [fits(part) for part in parts if part is not Ellipsis]
+    if origin in UNIONS:
+        return lambda value: any(fit(value) for fit in each)
+    if origin is list:
+        return lambda value: isinstance(value, list) and all(map(each[0], value))
+    if origin is tuple:
+        return lambda value: isinstance(value, list) and len(value) == len(each) and all(map(_call, each, value))
+    if origin is dict:
+        return lambda value: isinstance(value, dict) and all(map(each[1], value.values()))
+
+    if kind is float:
+        return lambda value: value == "inf" or (type(value) in (int, float) and -MOST <= value <= MOST)
+    if kind is int:
+        return lambda value: type(value) is int and -(2**63) <= value < 2**63
+    if isinstance(kind, type) and issubclass(kind, Enum):
+        return lambda value: isinstance(value, str) and value in kind.__members__
+    return lambda value: kind is Any or isinstance(value, kind)
+
+
+def _call(fit: Fits, value: Any) -> bool:
+    return fit(value)
 
 
 def check_name(key: str, name: Any) -> None:

@@ -7,14 +7,13 @@ from typing import Any, NamedTuple
 
 import pandas
 
-from pubsel.records import read_record
+from pubsel.records import GsdAttack, readable
 from pubsel.settings import named
 from pubsel.settings.keys import Attack
 from pubsel.tables.join import Work, paper_rows, read_work
 
 TABLES = {"gsd_table8": Attack.gsd_white_box, "gsd_table9": Attack.gsd_black_box}
 KEYS = ("attack", "gsd_values", "features", "known_members")  # of a row of the paper's tables
-NEEDED = ("identity", "rows", "privacy")
 SUCCESS = (
     "Success: percent of the examples asked that the attacker gets right, as many members as others, so 50 is "
     "guessing; [low, high]: its 95 % interval (Clopper and Pearson)."
@@ -52,11 +51,11 @@ def from_records(name: str, results: Path) -> Attacked:
 
 def read_attacks(results: Path, attack: Attack) -> list[dict[str, Any]]:
     """Read every results/attacks/*/result.json of an attack on GSD, and of results/records/attacks (kept with the code)
-    the others. Sorted by identity. The first corrupt one raises UserError."""
+    the others. Sorted by identity. A file that is none is left out, with a line."""
     paths = sorted((results / "records" / "attacks").glob(f"{attack.name}-*.json"))
     paths += sorted((results / "attacks").glob(f"{attack.name}-*/result.json"))
     # an attack of this machine takes the place of the record that is kept with the code
-    records = {record["identity"]: record for record in (read_record(path, NEEDED) for path in paths)}
+    records = {record["identity"]: record for record in readable(paths, GsdAttack)}
     return [records[name] for name in sorted(records)]
 
 
