@@ -20,6 +20,7 @@ from pubsel.settings.keys import FitConfig
 from pubsel.settings.schema import check
 
 FILES = {"model.safetensors", "config.json", "README.md", "privacy.html"}
+NOT_FEATURES = ("fmnist_cnn", "resnet20", "linear", "logistic", "timm", "torchvision", "mobilenetv2_layers")
 CLASSES = ("cat", "dog", "owl")
 WORDS = ("public=[./same,./other]", "epsilon=4", "delta=1e-3", "features=pixels", "download=false", "threads=1")
 
@@ -222,6 +223,16 @@ def test_small_classes_and_wide_intervals_are_told_before_anything_is_spent(caps
     (["public=null", "pool=[./mine]"], "pool=[./mine]: this is the private data: take another set"),
     (["to=."], "to=.: a link, or the folder that you are in"),
     (["to=same"], "to=same: it is there already: give a new folder, or delete it"),
+    (["to=mine/new"], "which this command uses: give a folder elsewhere"),
+    (["to=same/new"], "which this command uses: give a folder elsewhere"),
+    (["to=elsewhere/new"], "which this command uses: give a folder elsewhere"),
+    (["to=elsewhere"], "which this command uses: give a folder elsewhere"),
+    (["to=/proc/new"], "to=/proc/new: cannot be written: No such file or directory"),
+    (["to=mine/cat/x/" + 300 * "y"], "which this command uses"),
+    (["to=" + 300 * "y"], "cannot be written: File name too long"),
+    *[([f"features={name}"], f"features={name}: take one of clip_rn50,") for name in NOT_FEATURES],
+    (["features=no_such"], "features=no_such: take one of clip_rn50,"),
+    (["keep=maybe"], "keep: "),
     (["held_out=0.001"], "held_out=0.001: of 483 images none would be measured: take a larger share"),
     (["public=[./few]"], "public=[./few]: 10 images are too few: give 20 or more"),
     (["private=./flat"], "private=./flat: one class only"),
@@ -238,6 +249,14 @@ def test_errors_name_keys_of_this_command(words, message, capsys):
     assert "pair." not in err.splitlines()[-1]
     assert not list(Path("elsewhere").glob("ledger/*.jsonl"))
     assert not Path("fresh").exists()
+
+
+@pytest.mark.parametrize("package", ["onnx", "onnxruntime", "onnxscript"])
+def test_without_the_packages_of_onnx_nothing_is_spent(package, capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, package, None)
+    assert main(["fit", "./mine", *WORDS, "results=elsewhere", "to=fresh", "format=onnx"]) == 1
+    assert f"format=onnx needs {package}: pip install pubsel[onnx]" in capsys.readouterr().err
+    assert not Path("elsewhere").exists()
 
 
 @pytest.mark.parametrize("choice", [0.01, 0.05, 0.1, 0.3, 0.999])

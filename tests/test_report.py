@@ -203,6 +203,9 @@ def test_the_command_writes_the_file_and_takes_other_drawings_in(tmp_path):
     other = tmp_path / "elsewhere" / "page.html"
     report.run(ReportConfig(results=str(tmp_path), to=str(other), debug=False))
     assert other.read_text() == text
+    for read in (next(tmp_path.glob("runs/*/result.json")), tmp_path / "figures" / "cluster_map.svg"):
+        with pytest.raises(UsageError, match="which the command reads"):
+            report.run(ReportConfig(results=str(tmp_path), to=str(read), debug=False))
 
 
 # The user's own data
