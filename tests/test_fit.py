@@ -251,12 +251,11 @@ def test_errors_name_keys_of_this_command(words, message, capsys):
     assert not Path("fresh").exists()
 
 
-@pytest.mark.parametrize("package", ["onnx", "onnxruntime", "onnxscript"])
-def test_without_the_packages_of_onnx_nothing_is_spent(package, capsys, monkeypatch):
-    monkeypatch.setitem(sys.modules, package, None)
-    assert main(["fit", "./mine", *WORDS, "results=elsewhere", "to=fresh", "format=onnx"]) == 1
-    assert f"format=onnx needs {package}: pip install pubsel[onnx]" in capsys.readouterr().err
-    assert not Path("elsewhere").exists()
+def test_without_the_packages_of_onnx_nothing_is_spent(capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, "onnx", None)
+    assert main(["fit", "./mine", *WORDS, "results=never", "to=fresh", "format=onnx"]) == 1
+    assert "format=onnx needs onnx: pip install pubsel[onnx]" in capsys.readouterr().err
+    assert not Path("never").exists()
 
 
 @pytest.mark.parametrize("choice", [0.01, 0.05, 0.1, 0.3, 0.999])

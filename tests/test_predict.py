@@ -301,11 +301,11 @@ def test_the_table_goes_where_it_is_sent_and_replaces_nothing_that_is_read(capfd
     assert len(out.splitlines()) == 2
     assert "-: 1 images, 3 classes\n" in err
 
-    for given, to in (
+    for asked, to in (
         ("animals", image), ("listed.csv", image), ("listed.csv", "listed.csv"), ("animals", folder / "model.pt"),
         ("animals", folder / "result.json"),
     ):  # fmt: skip
-        assert main(["predict", str(folder), given, f"to={to}"]) == 2
+        assert main(["predict", str(folder), asked, f"to={to}"]) == 2
         assert "which the command reads: name another file" in capfd.readouterr().err
     assert {path: path.read_bytes() for path in before} == before
 

@@ -13,7 +13,7 @@ from PIL import Image
 
 from pubsel import records, report
 from pubsel.cli import main
-from pubsel.messages import UserError
+from pubsel.messages import UsageError, UserError
 from pubsel.privacy import composition, ledger
 from pubsel.report import card, own
 from pubsel.settings import CONF, command_line
