@@ -258,6 +258,9 @@ def test_an_algorithm_that_needs_public_data_does_not_get_none(folder, capsys):
     (["pair.unit=person", "select.by=gsd"], "pair.public=auto chooses under a guarantee for one example"),
     (["select.by=gsd"], "epsilon_select: choosing privately goes by GSD alone: give distance=gsd, not none"),
     (["pair.m=19"], "other.npz: 19 public examples are too few to choose by"),
+    (["algorithm=dp_sgd_clip1", "training=head", "privacy.noise_multiplier=1"], "one step already costs more than"),
+    (["algorithm.k=5"], "algorithm.k=5: directions are of public data"),
+    (["epsilon=1e6"], "epsilon=1000000.0: so large that it hardly protects"),
     (["pair.candidates=[[same.npz,other.npz]]"], "pair.m=null: of several combined sets: give a number"),
 ])  # fmt: skip
 def test_what_does_not_fit_together_is_named(words, message, folder, capsys):

@@ -188,7 +188,8 @@ def evil_record(group):
     made = dataclasses.replace(made, **{group: getattr(made, group) | {"_target_": "evil.Evil"}})
     settings, identity = as_json(made), identity_of(made)
     n = len(pubsel.open_dataset("digits").train.y)
-    return synthetic.record() | {"settings": settings, "identity": identity, "private_examples": n, "weights": "0"} | NOW
+    changed = {"settings": settings, "identity": identity, "private_examples": n, "weights": "0"}
+    return synthetic.record() | changed | NOW
 
 
 @pytest.mark.attack

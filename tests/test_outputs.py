@@ -132,7 +132,7 @@ def test_output_is_another_word_for_to(command, capsys):
         with composed(command, words) as values:
             assert values.to == "a"
     assert main([command, "to=a", "output=b"]) == 2
-    assert "to=a to=b: give to=... once" in capsys.readouterr().err
+    assert "to=a output=b: two words for one setting: give to=... alone" in capsys.readouterr().err
 
 
 @pytest.mark.attack

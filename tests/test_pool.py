@@ -388,6 +388,8 @@ def test_the_card_of_a_run_names_what_was_drawn_from(folder, capsys):
     (["pair.m=19"], "pair.m=19: too few to see whether they are of the private kind: give 20 or more"),
     (["privacy.delta=0.5"], "privacy.delta=0.5 is above 1/n"),
     (["pair.pool=[nothing.npz]"], "nothing.npz: no such file"),
+    (["algorithm.k=5"], "algorithm.k=5: directions are of public data"),
+    (["epsilon=1e6"], "epsilon=1000000.0: so large that it hardly protects"),
 ])  # fmt: skip
 def test_what_does_not_fit_together_is_named(words, message, folder, capsys):
     assert main(["run", *CHOOSE, *words]) in (1, 2)

@@ -289,6 +289,27 @@ def test_the_table_has_a_row_for_each_image(capsys: pytest.CaptureFixture) -> No
     np.testing.assert_allclose([float(v) for v in rows[1][3:]], told.probabilities[0], rtol=1e-5)
 
 
+def test_the_table_goes_where_it_is_sent_and_replaces_nothing_that_is_read(capfd: pytest.CaptureFixture) -> None:
+    folder = trained(*FOLDER).folder
+    image = next(Path("animals/bee").iterdir())
+    Path("listed.csv").write_text(f"path\n{image.resolve()}\n")
+    before = {path: path.read_bytes() for path in (image, Path("listed.csv"), folder / "model.pt")}
+    capfd.readouterr()
+    assert main(["predict", str(folder), str(image), "to=-"]) == 0
+    out, err = capfd.readouterr()
+    assert out.splitlines()[0] == "file,class,probability"
+    assert len(out.splitlines()) == 2
+    assert "-: 1 images, 3 classes\n" in err
+
+    for asked, to in (
+        ("animals", image), ("listed.csv", image), ("listed.csv", "listed.csv"), ("animals", folder / "model.pt"),
+        ("animals", folder / "result.json"),
+    ):  # fmt: skip
+        assert main(["predict", str(folder), asked, f"to={to}"]) == 2
+        assert "which the command reads: name another file" in capfd.readouterr().err
+    assert {path: path.read_bytes() for path in before} == before
+
+
 def test_names_with_any_character(tmp_path: Path) -> None:
     record = trained(*FOLDER)
     for name in ("a b.png", "c=d.png", "it's, [1].png", "${x}.png"):

@@ -13,7 +13,7 @@ from PIL import Image
 
 from pubsel import records, report
 from pubsel.cli import main
-from pubsel.messages import UserError
+from pubsel.messages import UsageError, UserError
 from pubsel.privacy import composition, ledger
 from pubsel.report import card, own
 from pubsel.settings import CONF, command_line
@@ -203,6 +203,9 @@ def test_the_command_writes_the_file_and_takes_other_drawings_in(tmp_path):
     other = tmp_path / "elsewhere" / "page.html"
     report.run(ReportConfig(results=str(tmp_path), to=str(other), debug=False))
     assert other.read_text() == text
+    for read in (next(tmp_path.glob("runs/*/result.json")), tmp_path / "figures" / "cluster_map.svg"):
+        with pytest.raises(UsageError, match="which the command reads"):
+            report.run(ReportConfig(results=str(tmp_path), to=str(read), debug=False))
 
 
 # The user's own data

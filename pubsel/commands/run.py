@@ -202,21 +202,21 @@ def train(cell: Cell) -> dict[str, Any]:
 
 def _check_budget(cell: Cell, task: Task) -> None:
     """Raise UsageError for what would stop the training once the choice of its public data is spent."""
-    likely = task if task.public is not None else task._replace(public=task.private)
-    guarantee(cell.settings, cell.derived(likely).algorithm, task.units, report=lambda _: None)
+    some = task if task.public is not None else task._replace(public=task.private)
+    outcomes = [some, *([] if cell.algorithm.needs_public else [task._replace(public=None)])]
+    for outcome in outcomes:
+        guarantee(cell.settings, cell.derived(outcome).algorithm, task.units, report=lambda _: None)
     _check_deltas(cell, task)
 
 
 def _check_deltas(cell: Cell, task: Task) -> None:
-    """Raise UsageError if delta is too large for those who are trained on, or for those who are measured, or if there
-    is no noise to measure these with."""
+    """Raise UsageError if delta is too large for those who are trained on, or for those who are measured."""
     settings, algorithm = cell.settings, cell.algorithm
     if not algorithm.private or settings.epsilon == math.inf or algorithm.sensitivity() == 0:
         return
     accountant.check_delta(settings.privacy.delta, task.units, settings.privacy.weak)
     if settings.privacy.measure and task.validation is not None:
         accountant.check_delta(settings.privacy.delta, task.held_out_units, settings.privacy.weak)
-        accountant.plan(settings.epsilon, settings.privacy.delta, 1.0, 1, 1.0)
 
 
 def _following(cell: Cell, plan: Schedule, spend: accountant.Plan | None) -> dict[str, Any]:

@@ -59,12 +59,12 @@ def composed(command: str, words: Sequence[str], config_dir: str | Path | None =
 
 def renamed(command: str, words: Sequence[str]) -> list[str]:
     """Return the words of a command as conf/ names their keys: output=... is another word for to=..., and a key that
-    only some options of its group have is added to the others. UsageError if to=... is given twice."""
+    only some options of its group have is added to the others. UsageError if to and output are given."""
     keys = keys_of(SCHEMAS[command])
+    given = {name: [word for word in words if re.match(rf"\+*{name}=", word)] for name in ("to", "output")}
+    if "to" in keys and all(given.values()):
+        raise UsageError(f"{given['to'][-1]} {given['output'][-1]}: two words for one setting: give to=... alone")
     words = [re.sub(r"^\+*output=", "to=", word) if "to" in keys else word for word in words]
-    to = [word for word in words if re.match(r"\+*to=", word)]
-    if len(to) > 1:
-        raise UsageError(f"{' '.join(to)}: give to=... once")
     optional = {key for key in keys if key.count(".") > 1}
     return [f"++{word}" if word.partition("=")[0] in optional else word for word in words]
 

@@ -114,7 +114,7 @@ def folder(to: str, results: str, inputs: Iterable[str] = ()) -> Path:
     folder. Otherwise as `check_folder`."""
     target = Path(to).expanduser()
     try:
-        if target.is_symlink() or target.resolve() == Path.cwd():
+        if target.is_symlink() or Path.cwd().is_relative_to(target.resolve()):
             raise UsageError(f"to={to}: a link, or the folder that you are in: give a new folder")
         target = target.resolve()
         if target.exists() and not target.is_dir():
@@ -135,7 +135,7 @@ def check_folder(to: str, results: str, inputs: Iterable[str] = ()) -> None:
     places = [kept] if not Path.cwd().is_relative_to(kept) else [kept / name for name in OWNED]
     places += [Path(name).expanduser().resolve() for name in inputs if is_path(name)]
     for place in places:
-        if place.is_dir() and target.is_relative_to(place):
+        if place in target.parents or target == kept:
             raise UsageError(f"to={to}: inside of {place}, which this command uses: give a folder elsewhere")
     try:
         _probe(target)
