@@ -406,8 +406,9 @@ def _unstated(record: dict[str, Any]) -> str:
     for name in ("privacy", *(["quality.privacy"] if record.get("quality") else [])):
         needed.append(f"{name}.statement")
         if (stated := at(record, name) or {}).get("epsilon") is not None:
-            keys = ("delta",) if stated.get("parts") else ("delta", "steps", "noise_multiplier", "accountant")
-            needed += [f"{name}.{key}" for key in keys]
+            rate = "sampling_rate" if "sampling_rate" in stated and name == "privacy" else "rate"
+            of_one = [] if stated.get("parts") else ["steps", "noise_multiplier", "accountant", rate]
+            needed += [f"{name}.{key}" for key in ("delta", *of_one)]
     return _lacks(record, needed)
 
 
