@@ -317,7 +317,7 @@ class BrokenRecord(UserError):
     """A record that cannot be read. Whoever prints this adds what it spends to make it again (cli.py)."""
 
     def __init__(self, path: Path, why: str):
-        super().__init__(f"{path} {why}: delete it to run the cell again")
+        super().__init__(f"{path} {why}: restore it, or delete it to run the cell again")
         self.folder = path.parent
 
 
@@ -367,7 +367,7 @@ def parsed(text: str, schema: type = Run) -> dict[str, Any]:
     if not why and schema is Run:
         why = _unnamed(record, "settings.pair.public", "settings.pair.candidates") or _unstated(record)
     elif not why and schema is Rank:
-        rest = ("values",) if record.get("values") else ("chosen", "candidates", "privacy.epsilon")
+        rest = ("chosen", "candidates", "privacy.epsilon") if "chosen" in record else ("values",)
         why = _unnamed(record, "settings.public", "candidates") or _lacks(record, ("settings.seed", *rest))
     if why:
         raise ValueError(f"{NO_RECORD}, {why}")

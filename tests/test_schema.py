@@ -21,7 +21,8 @@ from tests.synthetic import record, save
 
 KEPT = CONF.parent / "results" / "records"
 VALUES = (None, ["x"], [], "text", -1, float("nan"), 10**400, {}, True, ...)  # ...: the key is removed
-COMMANDS = (["report"], ["runs"], ["table", "gsd_table2"], ["make", "gsd_table2", "dry=true"], ["runs", "show", "changed"])
+COMMANDS = (["report"], ["runs"], ["table", "gsd_table2"], ["make", "gsd_table2", "dry=true"],
+            ["runs", "show", "changed"])  # fmt: skip
 OF_ONE = (["export", "changed", "to=out"], ["predict", "changed", "image.png"], ["run", "replay=changed"],
           ["attack", "loss", "run=changed"])  # fmt: skip
 
@@ -122,7 +123,7 @@ WRONG = {
 def test_a_value_of_another_type_is_named_with_its_key(others: Path, capsys, key: str) -> None:
     for value in WRONG[key]:
         records.write_record(others, changed(record(2) | {key: 0}, (key,), value))
-        with pytest.raises(UserError, match=rf"{others} is no record, .*: delete it to run") as caught:
+        with pytest.raises(UserError, match=rf"{others} is no record, .*delete it to run") as caught:
             records.read_record(others)
         assert key in str(caught.value) or "a number in it is" in str(caught.value)
         records.leave_out.cache_clear()
