@@ -312,7 +312,7 @@ class BrokenRecord(UserError):
     """A record that cannot be read. Whoever prints this adds what it spends to make it again (cli.py)."""
 
     def __init__(self, path: Path, why: str):
-        super().__init__(f"{path} {why}: delete it to run the cell again")
+        super().__init__(f"{path} {why}: restore it, or delete it to run the cell again")
         self.folder = path.parent
 
 
@@ -363,7 +363,7 @@ def parsed(text: str, schema: type = Run) -> dict[str, Any]:
     if not why and schema is Run:
         why = _unnamed(record, "settings.pair.public", "settings.pair.candidates") or _unstated(record)
     elif not why and schema is Rank:
-        rest = ("values",) if record.get("values") else ("chosen", "candidates", "privacy.epsilon")
+        rest = ("chosen", "candidates", "privacy.epsilon") if "chosen" in record else ("values",)
         why = _unnamed(record, "settings.public", "candidates") or _lacks(record, ("settings.seed", *rest))
     if why:
         raise ValueError(f"{NO_RECORD}, {why}")
@@ -402,8 +402,9 @@ def _unstated(record: dict[str, Any]) -> str:
     for name in ("privacy", *(["quality.privacy"] if record.get("quality") else [])):
         needed.append(f"{name}.statement")
         if (stated := at(record, name) or {}).get("epsilon") is not None:
-            keys = ("delta",) if stated.get("parts") else ("delta", "steps", "noise_multiplier", "accountant")
-            needed += [f"{name}.{key}" for key in keys]
+            rate = "sampling_rate" if "sampling_rate" in stated and name == "privacy" else "rate"
+            of_one = [] if stated.get("parts") else ["steps", "noise_multiplier", "accountant", rate]
+            needed += [f"{name}.{key}" for key in ("delta", *of_one)]
     return _lacks(record, needed)
 
 

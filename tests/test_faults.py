@@ -269,7 +269,8 @@ def test_a_record_that_is_cut_short_is_never_read(tmp_path: Path, whole: list[di
     for length in [*range(0, len(text) - 2, 61), len(text) - 2]:
         path.write_bytes(text[:length])
         with pytest.raises(UserError, match="delete it to run the cell again"):
-            results.read_records(tmp_path / "results")
+            results.read_record(path)
+        assert results.read_records(tmp_path / "results") == []
         assert list_runs.look(path.parent).state == "corrupt"
 
 

@@ -26,6 +26,7 @@ from pubsel.settings import CONF
 from pubsel.settings.keys import AttackConfig, FigureConfig, TableConfig
 from pubsel.settings.schema import check
 from pubsel.tables import join
+from tests import synthetic
 
 CHECKOUT = Path(__file__).resolve().parent.parent
 MINE = {
@@ -174,8 +175,7 @@ def test_dry_lists_what_is_there_and_what_the_rest_takes(cli: Cli) -> None:
     def fake(name: str, epsilon: float, seconds: float, **more: object) -> dict:
         settings = {"pair": {"private": "digits"}, "model": {"name": "mnist_cnn"}, "algorithm": {"name": "gep"}}
         record = {"identity": name, "seconds": seconds, "settings": {**settings, "epsilon": epsilon}}
-        keys = {key: "x" for key in results.NEEDED if key not in record}
-        return {**keys, **record, **more}
+        return {**synthetic.record(), **record, **more}
 
     # a cell's own record, and others from which its time is told: of equal epsilon the median, else the nearest
     first = cells[0].split()[1]
@@ -288,7 +288,8 @@ SEEDED = {
 def recorded(cell: make.Cell, **more: object) -> dict:
     """A record of a cell that nobody ran."""
     fields = {"identity": cell.name, "settings": cell.settings, "seed": cell.settings["seed"], "label": "mine"}
-    values = dict.fromkeys(results.NEEDED, None) | {"private": "a", "utility": 0.5} | fields
+    texts = dict.fromkeys(("private", "model", "algorithm"), "a")
+    values = dict.fromkeys(results.NEEDED, None) | texts | {"utility": 0.5} | fields
     return values | {"selection": {"test": 0.5}} | more
 
 
