@@ -8,9 +8,15 @@ import pytest
 import torch
 from scipy import stats
 
+from pubsel.algorithms import Mechanism, Release
+from pubsel.data import Split
+from pubsel.distances import dp_gsd
+from pubsel.gradients.factored import LinearGradients
+from pubsel.gradients.subspace import triangle
 from pubsel.privacy import accountant
 from pubsel.privacy.lattice import FINEST, coin, discrete_gaussian, discrete_laplace, noised, step_of
 from pubsel.privacy.randomness import Ahead, Secret, SystemEntropy, of_system, stream
+from pubsel.training import loop
 
 
 @pytest.mark.parametrize("gamma", [Fraction(0), Fraction(1, 7), Fraction(1), Fraction(27, 10), Fraction(0.1)])
@@ -123,6 +129,37 @@ def test_no_bit_pattern_of_a_weight_is_impossible_for_a_neighbour():
             # what the noise must have been is a whole number of steps, for either sum
             needed = noisy / step - (other / step).round()
             assert torch.equal(needed, needed.round())
+
+
+def of_a_step(sums, source):
+    model = torch.nn.Linear(2, 2, bias=False).double()
+    empty = Split(torch.zeros(0, 2, dtype=torch.float64), torch.zeros(0, dtype=torch.long))
+    mechanism = Mechanism(lambda g: sums.clone(), lambda mean: mean, 1.0, len(sums))
+    return loop.noisy_mean(mechanism, LinearGradients(model), empty, 2.0, source, 1)[0] - sums
+
+
+def of_a_first_release(sums, source):
+    release = Release(lambda x: sums.clone(), lambda total: total, 1.0, len(sums))
+    return loop.noisy_sum(release, torch.zeros(1, 2), 2.0, source) - sums
+
+
+def of_second_moments(sums, source):
+    return triangle(dp_gsd.noisy(torch.zeros(16, 16, dtype=torch.float64), 2.0, source))
+
+
+RELEASES = {"a step": of_a_step, "a first release": of_a_first_release, "second moments of dp_gsd": of_second_moments}
+
+
+@pytest.mark.attack
+@pytest.mark.parametrize("name", RELEASES)
+def test_every_release_is_on_its_lattice(name):
+    """Wherever noise of the operating system is added to a sum: what remains if the sum is taken away is a whole number
+    of steps, up to what the test's own subtraction rounds."""
+    p = 136
+    sums = (torch.arange(p, dtype=torch.float64) * 1000).floor() * step_of(p, 1.0)
+    steps = RELEASES[name](sums, SystemEntropy()) / step_of(p, 1.0)
+    assert float((steps - steps.round()).abs().max()) < 1e-3
+    assert float(steps.abs().median()) > 1000  # and there is noise
 
 
 def test_what_the_operating_system_draws_is_known_through_the_thread_that_draws_ahead():
