@@ -45,7 +45,6 @@ from pubsel.training import classifier
 PLAIN = {"name": "any", "architecture": None, "pretrained": False, "checkpoint": None, "norm": "freeze",
          "input_size": None}  # fmt: skip
 NETWORK = "test_resnet"
-NOW = {"numbers": records.NUMBERS}
 EVIL = "open('ran', 'w').close()\nfrom pubsel.algorithms.dp_sgd import DPSGD\nclass Evil(DPSGD):\n    x: int = 1\n"
 
 
@@ -188,7 +187,8 @@ def evil_record(group):
     made = dataclasses.replace(made, **{group: getattr(made, group) | {"_target_": "evil.Evil"}})
     settings, identity = as_json(made), identity_of(made)
     n = len(pubsel.open_dataset("digits").train.y)
-    return synthetic.record() | {"settings": settings, "identity": identity, "private_examples": n, "weights": "0"} | NOW
+    about = {"numbers": records.NUMBERS, "identity": identity, "private_examples": n, "weights": "0"}
+    return synthetic.record() | about | {"settings": settings}
 
 
 @pytest.mark.attack
