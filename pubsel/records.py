@@ -120,7 +120,7 @@ class Release:
 class Guarantee:
     """`privacy` of a record."""
 
-    valid: bool
+    valid: bool = False
     statement: str = ""
     epsilon: Size | None = None
     delta: Share | None = None
@@ -258,7 +258,7 @@ class AttackedRow:
     attack: str
     private: str
     model: str
-    gsd_values: str
+    gsd_values: str | None = None
     features: str
     private_examples: Count
     known_members: Count
@@ -285,7 +285,7 @@ class Audit:
 
     identity: str
     kind: str = ""
-    claimed: Size
+    claimed: Size = 0
     delta: Share = 0
     algorithm: str = ""
     private: str = ""

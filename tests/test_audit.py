@@ -13,6 +13,7 @@ import yaml
 from hydra import compose, initialize_config_dir
 from scipy import stats
 
+import pubsel.privacy.lattice
 import pubsel.training.loop
 from pubsel import algorithms
 from pubsel.algorithms import dp_sgd, gep
@@ -265,8 +266,8 @@ def test_no_false_alarm_with_poisson_samples(seed, tmp_path):
 
 
 def half_noise(monkeypatch):
-    whole = pubsel.training.loop.normal
-    monkeypatch.setattr(pubsel.training.loop, "normal", lambda *arguments: whole(*arguments) / 2)
+    whole = pubsel.privacy.lattice.normal
+    monkeypatch.setattr(pubsel.privacy.lattice, "normal", lambda *arguments: whole(*arguments) / 2)
 
 
 def without_clipping(monkeypatch):
@@ -281,8 +282,8 @@ def clipped_a_little_late(monkeypatch):
 
 def a_little_less_noise(monkeypatch):
     """By a twentieth."""
-    whole = pubsel.training.loop.normal
-    monkeypatch.setattr(pubsel.training.loop, "normal", lambda *arguments: whole(*arguments) * 0.95)
+    whole = pubsel.privacy.lattice.normal
+    monkeypatch.setattr(pubsel.privacy.lattice, "normal", lambda *arguments: whole(*arguments) * 0.95)
 
 
 def paid_once(monkeypatch):
@@ -354,17 +355,17 @@ def test_a_planted_fault_is_found(fault, tmp_path, monkeypatch):
 
 
 def less_noise(monkeypatch):
-    whole = pubsel.training.loop.normal
-    monkeypatch.setattr(pubsel.training.loop, "normal", lambda *arguments: 0.7 * whole(*arguments))
+    whole = pubsel.privacy.lattice.normal
+    monkeypatch.setattr(pubsel.privacy.lattice, "normal", lambda *arguments: 0.7 * whole(*arguments))
 
 
 def same_noise(monkeypatch):
-    whole, drawn = pubsel.training.loop.normal, {}
+    whole, drawn = pubsel.privacy.lattice.normal, {}
 
     def once(source, n, device):
         return drawn.setdefault(n, whole(source, n, device)).clone()
 
-    monkeypatch.setattr(pubsel.training.loop, "normal", once)
+    monkeypatch.setattr(pubsel.privacy.lattice, "normal", once)
 
 
 def clip_by_mean_norm(monkeypatch):
@@ -507,13 +508,13 @@ def witness_on_digits(folder, algorithm, seed=0, words=(), steps=20):
 @pytest.mark.attack
 def test_no_audit_shares_noise_with_a_run_or_with_its_own_control(tmp_path, monkeypatch):
     """The noise of the run of the same name, of two audits with other coins, and of their controls: five releases."""
-    whole, drawn = pubsel.training.loop.normal, []
+    whole, drawn = pubsel.privacy.lattice.normal, []
 
     def normal(*arguments):
         drawn.append(whole(*arguments))
         return drawn[-1].clone()
 
-    monkeypatch.setattr(pubsel.training.loop, "normal", normal)
+    monkeypatch.setattr(pubsel.privacy.lattice, "normal", normal)
     words = ["model=pixels", "audit.canaries=20", "estimate=false"]
     audited = cell_on_digits(tmp_path, "dp_sgd_clip1", words=words, steps=1)
     for seed in (0, 1):
@@ -713,7 +714,7 @@ def test_a_black_box_audit_says_that_it_is_too_weak(cli, tmp_path):
 @pytest.mark.attack
 def test_a_black_box_audit_finds_a_program_without_noise(cli, tmp_path, monkeypatch):
     """Of a claim of 1; then nothing is said of the audit's strength."""
-    monkeypatch.setattr(pubsel.training.loop, "normal", lambda source, n, device: torch.zeros(n, dtype=torch.float64))
+    monkeypatch.setattr(pubsel.privacy.lattice, "normal", lambda source, n, device: torch.zeros(n, dtype=torch.float64))
     code, out, err = cli(*AUDIT, *BLACK)
     assert code == 0, err
     assert only(tmp_path)["refuted"]

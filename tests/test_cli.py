@@ -384,7 +384,7 @@ def test_what_needs_no_torch_does_not_wait_for_it() -> None:
             ["the given distance has no such", "--cfg job"],
         ),
         (["run", *TINY, "distance=gsd", "distance.name=cosine"], 2, ["distance.name=cosine", "it may be gsd"]),
-        (["run", *TINY, "results=a_file/x"], 1, ["a_file/x", "results=FOLDER"]),
+        (["run", *TINY, "results=a_file/x"], 1, ["a_file/x", "results="]),
         (["run", "-m", *TINY, "seed=0,1", "results=a_file/x"], 1, ["a_file/x", "permissions"]),
         (["rank"], 2, ["private", "private=..."]),
         (["rank", "private=digits"], 2, ["public", "public=..."]),
@@ -394,7 +394,7 @@ def test_what_needs_no_torch_does_not_wait_for_it() -> None:
         (["rank", "private=digits", "public=[null,noise]"], 2, ["public=[null]", "a name or path"]),
         (["rank", "private=digits", "public=noise", "distance=none"], 2, ["distance=none", "distance=gsd"]),
         (["rank", "private=digits", "public=./empty", "model=digits_cnn"], 1, ["empty", "no images"]),
-        (["rank", "private=digits", "public=noise", "results=a_file/x"], 1, ["a_file/x", "results=FOLDER"]),
+        (["rank", "private=digits", "public=noise", "results=a_file/x"], 1, ["a_file/x", "results="]),
         (["table"], 2, ["table", "table=..."]),
         (["table", "nope"], 2, ["nope", "gsd_table2"]),
         (["data"], 2, ["list", "prepare NAME"]),
@@ -548,7 +548,7 @@ def test_a_corrupt_record_is_named(cli: Cli) -> None:
     path.write_text(path.read_text()[:100])
     code, out, err = cli("run", *TINY)
     assert (code, out) == (1, "")
-    assert f"{path} is no complete record: delete it" in err.splitlines()[-1]
+    assert f"{path} is no complete record: restore it, or delete it" in err.splitlines()[-1]
 
 
 def test_debug_shows_where(cli: Cli) -> None:

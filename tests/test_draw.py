@@ -72,7 +72,7 @@ def test_losses_are_drawn_beside_their_audit(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"per_instance\.csv"):
         draw.run(asked("per_instance", tmp_path))
     audit = tmp_path / "audits" / "a"
-    record = {"claimed": 2.0, "delta": 1e-5, "algorithm": "adamix", "private": "digits"}
+    record = {"identity": "a", "claimed": 2.0, "delta": 1e-5, "algorithm": "adamix", "private": "digits"}
     records.write_record(audit / "result.json", record)
     (audit / "per_instance.csv").write_text("example,epsilon\n0,0.5\n1,1.5\n")
     assert draw.run(asked("per_instance", tmp_path)).splitlines()[0] == str(audit / "per_instance.png")

@@ -213,25 +213,27 @@ def elsewhere(record: pubsel.Record, folder: Path) -> Path:
     kept |= {"private_examples", "private_units"}
     other = {
         "utility": 0.123,
+        "utility_interval": [0.1, 0.2],
         "test_examples": 7,
         "epsilon": 4.5,
         "seconds": 1.5,
         "seed": 1,
         "private": "/other/data",
     }
-    values = {key: record[key] if key in kept else other.get(key, f"other {key}") for key in record}
+    empty = {dict: {}, list: [], str: "another"}  # of the same kind, or a record would not be read
+    values = {
+        key: value if key in kept else other.get(key, empty.get(type(value), value)) for key, value in record.items()
+    }
     settings = json.loads(json.dumps(values["settings"]))
-    used = {"take", "overlap", "candidates", "public", "private"}
-    pair = {key: value if key in used else "other" for key, value in settings["pair"].items()}
+    used = {"take", "overlap", "candidates", "public", "private", "validation", "private_share"}
+    pair = {key: value for key, value in settings["pair"].items() if key in used}
     if pair["public"] == pair["private"]:  # that it is a part of the private data is told, and not of which
         pair["public"] = values["public"] = "/other/data"
     settings["pair"] = pair | {"private": "/other/data"}
-    values["settings"] = {
-        key: value if key in ("pair", "model") else f"other {key}" for key, value in settings.items()
-    }  # fmt: skip
+    values["settings"] = {key: value for key, value in settings.items() if key in ("pair", "model")}
     values["versions"] = {"pubsel": record["versions"]["pubsel"], "python": "9"}
     privacy_of_training = ("claimed_epsilon", "adjacency", "not_covered", "sampling", "sensitivity", "composition")
-    values["privacy"] = record["privacy"] | dict.fromkeys(privacy_of_training, "other")
+    values["privacy"] = record["privacy"] | dict.fromkeys(privacy_of_training, "other") | {"not_covered": []}
     (run / "result.json").write_text(json.dumps(values))
     return run
 
@@ -435,13 +437,13 @@ def test_a_run_from_before_model_json_is_read_with_its_data(tmp_path: Path) -> N
 def test_a_folder_that_is_there_is_left_if_each_byte_is_the_same(there: dict[str, bytes], tmp_path: Path) -> None:
     """Another model has files of the same names; what is called done must be what the card is of."""
     files, target = {"a": b"1", "b": b"2"}, tmp_path / "model"
-    export.write_again(target, files, "model")
-    export.write_again(target, files, "model")
+    export.write(target, files, "model", private=False)
+    export.write(target, files, "model", private=False)
     assert contents(target) == files
     shutil.rmtree(target)
-    export.write(target, there, private=False)
+    export.write(target, there, "model", private=False)
     with pytest.raises(UsageError, match="to=model: it is there already, with other files"):
-        export.write_again(target, files, "model")
+        export.write(target, files, "model", private=False)
     assert contents(target) == there
 
 

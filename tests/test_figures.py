@@ -19,7 +19,7 @@ HOSTILE = r"$\frac{</script><b>& %_^"
 def swept(algorithm="pillar", epsilon=1.0, seed=0, utility=0.5, private="flowers5", rate=0.1, **more):
     """A synthetic record of a linear classifier on features, with a choice by held-out examples."""
     made = record(seed, utility, None, private, algorithm, "mobilenetv2") | {"private": private, "epsilon": epsilon}
-    made["settings"] |= {"model": {"backbone": {"architecture": "a"}}, "epsilon": epsilon}
+    made["settings"] |= {"model": {"backbone": {"architecture": "a"}}, "epsilon": "inf" if epsilon is None else epsilon}
     made["settings"]["algorithm"] = {"name": algorithm} | more
     made["settings"]["training"] = {"learning_rate": rate}
     made["selection"] = {"validation": utility}

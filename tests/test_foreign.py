@@ -188,8 +188,12 @@ def evil_record(group):
     made = dataclasses.replace(made, **{group: getattr(made, group) | {"_target_": "evil.Evil"}})
     settings, identity = as_json(made), identity_of(made)
     n = len(pubsel.open_dataset("digits").train.y)
-    changed = {"settings": settings, "identity": identity, "private_examples": n, "weights": "0"}
-    return synthetic.record() | changed | NOW
+    changed = {"settings": settings, "identity": identity, "private_examples": n, "weights": "0", "test_examples": 9}
+    stated = {
+        "valid": True, "statement": "", "epsilon": 4.0, "delta": 1e-5, "sampling_rate": 1.0, "steps": 1,
+        "noise_multiplier": 1.0, "accountant": "", "noise_source": "seeded",
+    }  # fmt: skip
+    return synthetic.record() | changed | {"privacy": stated, "metric": "accuracy"} | NOW
 
 
 @pytest.mark.attack

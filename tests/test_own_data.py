@@ -51,11 +51,11 @@ def pair(private: Path, metric: Metric | None = None) -> Pair:
 
 @pytest.mark.parametrize("private", [False, True])
 def test_nothing_is_taken_over_from_a_process_that_was_killed(private: bool, tmp_path: Path) -> None:
-    (tmp_path / "set.part").mkdir()
-    (tmp_path / "set.part" / "train_patient.npy").write_text("of other images")
+    (tmp_path / ".set.12345678.part").mkdir()
+    (tmp_path / ".set.12345678.part" / "train_patient.npy").write_text("of other images")
     stored.keep_as(tmp_path / "set", "set", lambda folder: (folder / "a.npy").touch(), "files", private)
-    assert sorted(path.name for path in (tmp_path / "set").iterdir()) == ["a.npy", "listed.txt"]
-    assert not (tmp_path / "set.part").exists()
+    assert sorted(path.name for path in (tmp_path / "set").iterdir()) == ["a.npy", "listed.txt", "written.json"]
+    assert not list(tmp_path.glob("*.part"))
 
 
 def test_what_is_read_in_memory_is_what_would_be_kept(tmp_path: Path) -> None:

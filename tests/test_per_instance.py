@@ -10,7 +10,7 @@ import torch
 from scipy.optimize import brentq
 from test_audit import CLASSES, build, settings, task_of
 
-import pubsel.training.loop
+import pubsel.privacy.lattice
 from pubsel import algorithms
 from pubsel.algorithms import dp_sgd
 from pubsel.algorithms.adamix import project, public_gradient, subspace_around
@@ -166,7 +166,7 @@ def test_norms_may_be_held_for_some_steps(tmp_path):
 @pytest.mark.parametrize("rate", [1.0, 0.2])
 def test_less_noise_is_more_loss(rate, tmp_path, monkeypatch):
     """Half the noise at every step, at one step alone, none at all: never less loss than under the planned noise."""
-    whole, drawn = pubsel.training.loop.normal, []
+    whole, drawn = pubsel.privacy.lattice.normal, []
     algorithm = algorithms.build(settings("dp_sgd") | {"clip_norm": 1.0})
 
     def median(factor):
@@ -177,7 +177,7 @@ def test_less_noise_is_more_loss(rate, tmp_path, monkeypatch):
             drawn.append(0)
             return factor(len(drawn)) * whole(*arguments)
 
-        monkeypatch.setattr(pubsel.training.loop, "normal", normal)
+        monkeypatch.setattr(pubsel.privacy.lattice, "normal", normal)
         losses, plan, _ = followed(tmp_path, algorithm, rate, steps=20)
         found = losses.epsilons()
         assert found[0] == 0  # what is never added is not lost, whatever the noise

@@ -221,10 +221,10 @@ def test_a_shard_that_another_process_computed_meanwhile_is_left(network, folder
     images, part, locked = listed("digits", ".", False), Part("digits", folder / "out", 3, 100), extracted.locked
 
     @contextmanager
-    def waited(*given):
+    def waited(*given, **more):
         monkeypatch.setattr(extracted, "locked", locked)
         assert extract(part, images, network, lines)
-        with locked(*given):
+        with locked(*given, **more):
             yield
 
     monkeypatch.setattr(extracted, "locked", waited)

@@ -56,7 +56,8 @@ def test_distances_are_compared_by_the_order_of_utility(tmp_path):
     for name, near_first in (("gsd", "abcd"), ("mmd", "dcba")):
         values = {public: [place + i / 10 for i in range(3)] for place, public in enumerate(near_first)}
         rank = {"identity": name, "distance": name, "private": "fashion_mnist", "model": "fmnist_cnn", "m": 300}
-        rank |= {"values": values, "settings": {"distance": {}}, "seconds_candidate": 1.5, "seconds_private": 0.5}
+        rank |= {"values": values, "settings": {"distance": {}, "seed": 0}}
+        rank |= {"seconds_candidate": 1.5, "seconds_private": 0.5}
         records.write_record(tmp_path / "ranks" / name / "result.json", rank)
     rows, points = compare(tmp_path)
     assert list(rows["spearman"]) == [-1, 1]

@@ -231,10 +231,10 @@ def test_a_table_shows_further_distances_of_rank_next_to_the_papers(tmp_path):
         join.table("gsd_table4", tmp_path)
 
 
-def test_a_broken_record_of_rank_is_named(tmp_path):
+def test_a_broken_record_of_rank_is_named(tmp_path, capsys):
     records.write_record(tmp_path / "ranks" / "x" / "result.json", {"identity": "x"})
-    with pytest.raises(UserError, match=r"ranks/x/result.json is no record, it lacks 'private'"):
-        join.table("gsd_table14", tmp_path)
+    join.table("gsd_table14", tmp_path)
+    assert "ranks/x/result.json is no record, it lacks 'private'" in capsys.readouterr().err
 
 
 def test_images_at_another_size_are_no_cell_of_the_paper(tmp_path):
@@ -424,7 +424,7 @@ def test_a_failed_table_leaves_the_old_one(tmp_path, monkeypatch):
     path = tmp_path / "table.csv"
     path.write_text("old")
     monkeypatch.setattr(records.os, "replace", lambda *_: (_ for _ in ()).throw(OSError(errno.ENOSPC, "full")))
-    with pytest.raises(UserError, match="full"):
+    with pytest.raises(UserError, match="No space left on device"):
         join.write_table(pandas.DataFrame({"a": [1.0]}), path)
     assert path.read_text() == "old"
     assert os.listdir(tmp_path) == ["table.csv"]

@@ -51,6 +51,8 @@ class SystemEntropy:
     Braghin 2021, arXiv:2107.10138).
     """
 
+    of_system = True
+
     def bytes(self, n: int) -> builtins.bytes:
         """n random bytes."""
         return os.urandom(n)
@@ -103,13 +105,18 @@ class _Drawn(NamedTuple):
     purpose: str
     step: int
 
+    @property
+    def of_system(self) -> bool:
+        """Return whether nobody can draw the numbers again."""
+        return self.ahead.of_system
+
     def standard_normal(self, n: int, /) -> NDArray[np.float64]:
         return self.ahead.numbers(self.purpose, self.step, n)
 
 
 def of_system(source: Normals) -> bool:
     """Return whether numbers come from the operating system, so that nobody can draw them again."""
-    return isinstance(source, SystemEntropy) or (isinstance(source, _Drawn) and source.ahead.of_system)
+    return bool(getattr(source, "of_system", False))
 
 
 def below(n: int, source: Source) -> int:
