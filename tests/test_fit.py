@@ -399,3 +399,15 @@ def test_weights_that_are_at_hand_later_make_no_other_release(tmp_path, capsys, 
     assert main([*words, "threads=1"]) == 0
     assert "finished before" in capsys.readouterr().err
     assert record_of(tmp_path / "r")["model"] == "scattering"
+
+
+@pytest.mark.slow
+def test_of_two_same_commands_the_second_waits_and_is_content(home):
+    """One run, one folder, one epsilon."""
+    words = [sys.executable, "-m", "pubsel", "fit", "./mine", *WORDS, "results=twice", "to=of_two"]
+    two = [subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for _ in range(2)]
+    said = [process.communicate()[1] for process in two]
+    assert [process.returncode for process in two] == [0, 0], said
+    ((epsilon, _, releases),) = spent("twice")
+    assert (round(epsilon, 2), releases) == (4, 3)
+    assert {path.name for path in Path("of_two").iterdir()} == FILES
