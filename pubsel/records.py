@@ -285,7 +285,7 @@ class Audit:
 
     identity: str
     kind: str = ""
-    claimed: Size = 0
+    claimed: Size
     delta: Share = 0
     algorithm: str = ""
     private: str = ""

@@ -1,4 +1,4 @@
-"""What a guarantee means: how often the best adversary is right who knows every other unit, and how many there are.
+"""The meaning of a guarantee: success of the best adversary, who knows every other unit and how many there are.
 
 The adversary sees what was released and decides whether one unit was there, or counted as nothing. With false alarms
 at rate a and misses at rate b, (epsilon, delta)-differential privacy is a + e^epsilon b >= 1 - delta and

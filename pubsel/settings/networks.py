@@ -1,4 +1,4 @@
-"""What a setting may say of a network: its name and its options.
+"""Names and options of networks that settings may contain.
 
 Settings of a network come from the files of others too, such as config.json. None of these may name a file, an address
 or a function to timm.create_model: whatever is not listed here is rejected, wherever it comes from.
