@@ -141,7 +141,7 @@ class Quality:
     """`quality` of a record: what was measured with noise."""
 
     table: str
-    counts: list[list[Any]]
+    counts: list[list[Number]] | list[list[list[Number]]]
     deviation: Size
     examples: Count
     units: Count = 0
