@@ -109,7 +109,7 @@ def load(name: str | Path, results: str | Path = "results") -> Record:
     config.json of a folder that `pubsel export` made. UserError if there is none, or if it does not read."""
     exported = Path(name).expanduser()
     if (exported / "config.json").is_file() and not (exported / "result.json").exists():
-        from pubsel.training.classifier import read_facts
+        from pubsel.release.classifier import read_facts
 
         facts = read_facts(exported / "config.json")
         return Record(facts, exported, str(records.at(facts, "privacy.statement")))

@@ -150,7 +150,7 @@ def _attack(values: DictConfig) -> None:
         values.public = [values.public]
     settings = check(AttackConfig, values)
     from pubsel.commands.attack import NOT_PRIVATE, attack
-    from pubsel.tables.typeset import text
+    from pubsel.papers.typeset import text
 
     print(text(attack(settings)), NOT_PRIVATE, sep="\n\n")
 
@@ -163,7 +163,7 @@ def _audit(values: DictConfig) -> None:
 
 
 def _table(values: DictConfig) -> None:
-    from pubsel.tables import typeset
+    from pubsel.papers import typeset
 
     print(typeset.run(check(TableConfig, values)))
 
@@ -172,7 +172,7 @@ def _make(values: DictConfig) -> None:
     if OmegaConf.is_missing(values, "name"):
         raise UsageError(f"pubsel make NAME: one of {', '.join(sorted({*named('tables'), *named('work')}))}")
     settings = check(MakeConfig, values)
-    from pubsel.commands import make
+    from pubsel.papers import make
 
     print(make.run(settings, _within))
 
@@ -182,13 +182,13 @@ def _figure(values: DictConfig) -> None:
         if values.get(key) is not None and not OmegaConf.is_list(values[key]):
             values[key] = [values[key]]
     settings = check(FigureConfig, values)
-    from pubsel.commands import draw
+    from pubsel.papers import draw
 
     print(draw.run(settings))
 
 
 def _report(values: DictConfig) -> None:
-    from pubsel import report
+    from pubsel.papers import report
 
     _print(report.run(check(ReportConfig, values)))
 
@@ -567,13 +567,13 @@ def _complete(words: list[str], line: str) -> int:
         case ["attack"]:
             choices = [attack.name for attack in Attack]
         case ["table"]:
-            from pubsel.tables import attacked
+            from pubsel.papers import attacked
 
             choices = ["all", *named("tables"), *attacked.TABLES]
         case ["make"]:
             choices = sorted({*named("tables"), *named("work")})
         case ["figure"]:
-            from pubsel.commands import draw
+            from pubsel.papers import draw
 
             choices = draw.names()
         case ["data"]:

@@ -17,7 +17,7 @@ import pandas
 
 from pubsel import records
 from pubsel.messages import UserError
-from pubsel.tables import join, typeset
+from pubsel.papers import join, typeset
 
 TABLE = "distances_ours"
 

@@ -18,9 +18,9 @@ from pubsel.distances.dp_gsd import unit
 from pubsel.gradients.factored import LinearGradients
 from pubsel.gradients.people import PeopleGradients
 from pubsel.gradients.subspace import triangle
-from pubsel.privacy import accountant, adversary, quality
+from pubsel.privacy import accountant
 from pubsel.privacy.people import UNIT, weights_of
-from pubsel.report import card
+from pubsel.release import adversary, card, quality
 from pubsel.selection import contributions, coverage, pool, probabilities, votes
 from pubsel.selection.coverage import Private
 from tests.test_coverage import examples

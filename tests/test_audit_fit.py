@@ -16,10 +16,11 @@ from pubsel.attacks import whole
 from pubsel.attacks.whole import Claim, Scored
 from pubsel.cli import main
 from pubsel.commands.audit import fitted
-from pubsel.privacy import accountant, quality
+from pubsel.privacy import accountant
 from pubsel.privacy.people import UNIT, weights_of
+from pubsel.release import measurement, quality
 from pubsel.selection import coverage
-from pubsel.training import loop, measurement
+from pubsel.training import loop
 
 N, CLASSES = 60, 10
 EPSILON, DELTA, CHOICE = 4.0, 1e-3, 0.5

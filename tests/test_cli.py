@@ -319,7 +319,7 @@ def test_what_needs_no_torch_does_not_wait_for_it() -> None:
         "for words in commands:\n"
         "    assert main(words.split()) == (2 if 'epsilon' in words or 'nothing' in words else 0)\n"
         "    assert 'torch' not in sys.modules, words\n"
-        "import pubsel.settings.command_line, pubsel.tables.join\n"
+        "import pubsel.settings.command_line, pubsel.papers.join\n"
         "assert 'torch' not in sys.modules\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
@@ -610,7 +610,7 @@ def test_nothing_is_printed_into_a_file_that_has_the_number_of_a_closed_stream(t
         "(os.write(2, b'of a library'), print('x'), 0)[2]; cli.entry()"
     )
     command = [sys.executable, "-c", code]
-    subprocess.run(f'exec {shlex.join(command)} <&- >&- 2>&-', shell=True, check=True, cwd=tmp_path)
+    subprocess.run(f"exec {shlex.join(command)} <&- >&- 2>&-", shell=True, check=True, cwd=tmp_path)
     assert (tmp_path / "a").read_bytes() == b""
 
 

@@ -11,8 +11,8 @@ from test_paired import run as raced
 
 from pubsel import records
 from pubsel.cli import main
-from pubsel.commands import draw
 from pubsel.messages import UsageError, UserError
+from pubsel.papers import draw
 from pubsel.settings import CONF
 from pubsel.settings.keys import FigureConfig
 from pubsel.settings.schema import check

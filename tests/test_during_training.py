@@ -8,16 +8,17 @@ from hydra import compose, initialize_config_dir
 from scipy.linalg import subspace_angles
 
 from pubsel import algorithms, cell
-from pubsel.commands import draw, run
+from pubsel.commands import run
 from pubsel.data import Reader, public_examples
 from pubsel.gradients.matrix import random_labels
 from pubsel.messages import UsageError
+from pubsel.papers import draw
+from pubsel.papers.theory import during_training
 from pubsel.privacy.sampling import Schedule, poisson_sample
 from pubsel.settings import CONF
 from pubsel.settings.identity import identity_of
 from pubsel.settings.keys import FigureConfig, RunConfig
 from pubsel.settings.schema import check
-from pubsel.theory import during_training
 from pubsel.training.loop import public_stream
 from pubsel.training.once import training_secret
 

@@ -27,8 +27,8 @@ from pubsel.cli import main
 from pubsel.commands import export
 from pubsel.data import same_examples
 from pubsel.messages import UsageError, UserError
-from pubsel.privacy import accountant, adversary
-from pubsel.report import card
+from pubsel.privacy import accountant
+from pubsel.release import adversary, card
 from tests.test_report import CONTRAST, Page, browser, complaints, opened
 
 __all__ = ["browser"]  # a fixture

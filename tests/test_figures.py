@@ -10,7 +10,7 @@ import pytest
 
 from pubsel import records as results
 from pubsel.messages import UserError
-from pubsel.tables import figures, join
+from pubsel.papers import figures, join
 from tests.synthetic import record, save
 
 HOSTILE = r"$\frac{</script><b>& %_^"

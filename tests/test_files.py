@@ -22,7 +22,7 @@ from pubsel.data.splits import Unreadable
 from pubsel.files import hold, locked, plain, reading, whole, write_whole
 from pubsel.messages import UserError, limit
 from pubsel.models.weights import load, weight_file
-from pubsel.training.classifier import read_facts
+from pubsel.release.classifier import read_facts
 from tests.forked import forked
 
 SYSTEM = [errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE, errno.EROFS, errno.EAGAIN, errno.ENOMEM, errno.EFBIG]

@@ -33,14 +33,14 @@ from pubsel.commands import export
 from pubsel.messages import UserError
 from pubsel.models import build, memory
 from pubsel.models import weights as of_weights
+from pubsel.papers.join import as_csv
+from pubsel.release import classifier
 from pubsel.settings import command_line, fetching
 from pubsel.settings.compose import composed
 from pubsel.settings.explain import method_settings
 from pubsel.settings.identity import as_json, identity_of
 from pubsel.settings.keys import Model, Norm, RunConfig
 from pubsel.settings.schema import check
-from pubsel.tables.join import as_csv
-from pubsel.training import classifier
 
 PLAIN = {"name": "any", "architecture": None, "pretrained": False, "checkpoint": None, "norm": "freeze",
          "input_size": None}  # fmt: skip

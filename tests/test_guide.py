@@ -25,7 +25,7 @@ from hydra_plugins import pubsel_launchers
 from pubsel import algorithms, distances
 from pubsel.cell import canonical
 from pubsel.cli import _positional, main
-from pubsel.commands import draw, make
+from pubsel.papers import draw, make
 from pubsel.settings import CONF
 from pubsel.settings.keys import SCHEMAS, RunConfig
 from pubsel.settings.methods import option

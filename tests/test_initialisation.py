@@ -6,9 +6,9 @@ import pandas
 import pytest
 from test_draw import asked
 
-from pubsel.commands import draw
 from pubsel.messages import UsageError
-from pubsel.theory import initialisation
+from pubsel.papers import draw
+from pubsel.papers.theory import initialisation
 
 WORDS = "+experiment=quickstart algorithm=dp_sgd epsilon=5 training.batch_size=20 threads=1 device=cpu"
 

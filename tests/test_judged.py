@@ -7,10 +7,9 @@ import pandas
 import pytest
 from scipy import stats
 
-from pubsel import records, report
-from pubsel.commands import draw
+from pubsel import records
+from pubsel.papers import draw, join, judged, report, typeset
 from pubsel.settings.keys import FigureConfig, TableConfig
-from pubsel.tables import join, judged, typeset
 from tests.synthetic import record
 
 UTILITIES = {"mnist": 0.9, "a": 0.8, "b": 0.7, "c": 0.6, None: 0.75}

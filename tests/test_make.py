@@ -20,12 +20,11 @@ from hydra import compose, initialize_config_dir
 from hydra_plugins import pubsel_launchers
 from pubsel import records as results
 from pubsel.cli import _positional, main
-from pubsel.commands import make
 from pubsel.messages import UsageError, UserError
+from pubsel.papers import join, make
 from pubsel.settings import CONF
 from pubsel.settings.keys import AttackConfig, FigureConfig, TableConfig
 from pubsel.settings.schema import check
-from pubsel.tables import join
 from tests import synthetic
 
 CHECKOUT = Path(__file__).resolve().parent.parent

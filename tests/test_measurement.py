@@ -14,10 +14,9 @@ from pubsel.cli import main
 from pubsel.data import load
 from pubsel.privacy import accountant
 from pubsel.privacy.people import UNIT
-from pubsel.privacy.quality import sensitivity
-from pubsel.report import card
+from pubsel.release import card, measurement
+from pubsel.release.quality import sensitivity
 from pubsel.settings.keys import Pair
-from pubsel.training import measurement
 
 SEVERAL, TWO, THREE = "several.npz", "two.npz", "three.npz"
 WORDS = ("model=pixels", "algorithm=whitened_head", "distance=none", "download=false", "threads=1", "epsilon=2",

@@ -33,12 +33,12 @@ from pubsel.data import Split, open_dataset
 from pubsel.distances import gsd
 from pubsel.gradients.matrix import PerExampleGradients, random_labels
 from pubsel.models import build
+from pubsel.papers import join
+from pubsel.papers.attacked import beside_paper
 from pubsel.privacy.randomness import stream
 from pubsel.settings import CONF
 from pubsel.settings.keys import AttackConfig, Model, Norm
 from pubsel.settings.schema import check
-from pubsel.tables import join
-from pubsel.tables.attacked import beside_paper
 from pubsel.training.evaluation import evaluate
 from tests.synthetic import distance
 

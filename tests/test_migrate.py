@@ -12,9 +12,9 @@ import pytest
 
 from pubsel import distances, records
 from pubsel.messages import UserError
+from pubsel.papers import join
 from pubsel.settings import CONF
 from pubsel.settings.identity import digest_of
-from pubsel.tables import join
 
 sys.path.insert(0, str(CONF.parent / "scripts"))
 from migrate_records import CLASSES, SUBSPACES, is_old, main, migrate, migrated, renamed

@@ -23,10 +23,10 @@ from pubsel.data.opened import Opened
 from pubsel.data.splits import Listing, Unread, Unreadable
 from pubsel.gradients import mapped
 from pubsel.messages import UsageError, UserError
+from pubsel.papers import join
 from pubsel.settings.datasets import decoded_folder
 from pubsel.settings.identity import as_json
 from pubsel.settings.keys import Backbone, Convert, Metric, Pair
-from pubsel.tables import join
 
 RUN = ["model=linear", "algorithm=non_private", "pair.public=null", "distance=none", "training.epochs=20",
        "training.batch_size=20", "estimate=false", "threads=1"]  # fmt: skip

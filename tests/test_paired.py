@@ -9,9 +9,9 @@ from test_figures import drawn
 
 from pubsel import records as results
 from pubsel.messages import UserError
+from pubsel.papers import figures, join, paired, typeset
 from pubsel.settings import CONF
 from pubsel.settings.keys import TableConfig
-from pubsel.tables import figures, join, paired, typeset
 from tests.synthetic import record, save
 
 HEAD = "whitened_head"

@@ -9,9 +9,10 @@ import torch
 from scipy.stats import binomtest, chi2
 from sklearn.metrics import balanced_accuracy_score, roc_auc_score
 
-from pubsel.privacy import accountant, quality
+from pubsel.privacy import accountant
 from pubsel.privacy.people import UNIT, weights_of
-from pubsel.privacy.quality import BINS, Released
+from pubsel.release import quality
+from pubsel.release.quality import BINS, Released
 
 DRAWS = 2000
 STANDS_OUT = 6  # deviations of its noise by which the smallest class is above 0

@@ -6,9 +6,8 @@ import pytest
 from test_draw import asked
 from test_figures import drawn, swept
 
-from pubsel.commands import draw
 from pubsel.messages import UserError
-from pubsel.tables import figures, read_off
+from pubsel.papers import draw, figures, read_off
 from tests.synthetic import save
 
 

@@ -11,16 +11,17 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from pubsel import records, report
+from pubsel import records
 from pubsel.cli import main
 from pubsel.messages import UsageError
+from pubsel.papers import figures, join, report
+from pubsel.papers.report import own
 from pubsel.privacy import composition, ledger
-from pubsel.report import card, own
+from pubsel.release import card
 from pubsel.settings import CONF, command_line
 from pubsel.settings.compose import composed
 from pubsel.settings.keys import ReportConfig, RunConfig
 from pubsel.settings.schema import check
-from pubsel.tables import figures, join
 from tests.synthetic import record, save
 
 HOSTILE = "</script><script>window.hurt = 1</script><img src=x onerror='window.hurt = 1'>\"'`&$x^2{{ 7 * 7 }}"

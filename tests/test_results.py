@@ -9,8 +9,8 @@ import pytest
 
 from pubsel import records
 from pubsel.messages import UserError
+from pubsel.papers import join
 from pubsel.records import processor
-from pubsel.tables import join
 from tests.synthetic import record, save
 
 # Records

@@ -14,9 +14,9 @@ import pytest
 from pubsel import records
 from pubsel.cli import main
 from pubsel.messages import UserError
+from pubsel.papers.attacked import read_attacks
 from pubsel.settings import CONF
 from pubsel.settings.keys import Attack
-from pubsel.tables.attacked import read_attacks
 from tests.synthetic import record, save
 
 KEPT = CONF.parent / "results" / "records"

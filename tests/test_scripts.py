@@ -13,11 +13,11 @@ import pytest
 from hydra import compose, initialize_config_dir
 
 from pubsel import records
-from pubsel.commands import clustermap, rank
+from pubsel.commands import rank
+from pubsel.papers import clustermap, figures
 from pubsel.settings import CONF
 from pubsel.settings.keys import FigureConfig, RankConfig
 from pubsel.settings.schema import check
-from pubsel.tables import figures
 from tests.synthetic import record as synthetic
 
 CHECKOUT = Path(__file__).resolve().parent.parent

@@ -2,8 +2,8 @@ import numpy as np
 import pytest
 
 from pubsel.messages import UsageError
+from pubsel.papers.theory.separability import separability
 from pubsel.privacy.randomness import stream
-from pubsel.theory.separability import separability
 
 
 def cross(along, across):

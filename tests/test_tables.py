@@ -11,10 +11,10 @@ import pandas
 import pytest
 from scipy import stats
 
-from pubsel import records, report
+from pubsel import records
 from pubsel.messages import UsageError, UserError
+from pubsel.papers import join, report, typeset
 from pubsel.settings.keys import TableConfig
-from pubsel.tables import join, typeset
 from tests.synthetic import record, save
 
 GOLDEN = Path(__file__).parent / "golden"

@@ -6,9 +6,9 @@ import pandas
 import pytest
 
 from pubsel import records as results
+from pubsel.papers import join, typeset
 from pubsel.settings import CONF
 from pubsel.settings.keys import TableConfig
-from pubsel.tables import join, typeset
 from tests.synthetic import record, save
 
 HOSTILE = r"50% of_$x^2 & {a}~\b#<script>|*`[1]"

@@ -17,8 +17,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from scipy.stats import binom
 
+from pubsel.papers import figures, join
 from pubsel.records import read_records
-from pubsel.tables import figures, join
 
 HERE = Path(__file__).resolve().parent
 INK = {"light": "#1f2328", "dark": "#e6edf3"}

@@ -34,10 +34,10 @@ from torch import Tensor, nn
 from pubsel.algorithms import roots
 from pubsel.cell import Cell, guarantee
 from pubsel.data import Split, Task
-from pubsel.privacy import accountant, quality
+from pubsel.privacy import accountant
 from pubsel.privacy.sampling import Schedule
+from pubsel.release import measurement, quality
 from pubsel.selection import coverage
-from pubsel.training import measurement
 from pubsel.training.evaluation import logits
 from pubsel.training.loop import Job, fit
 from pubsel.training.once import prepare, training_secret, units_of

@@ -34,14 +34,14 @@ from pubsel.data import Split, Task
 from pubsel.distances.gsd import GSD, Labelling
 from pubsel.files import plain
 from pubsel.messages import UsageError, UserError, say
+from pubsel.papers import join, typeset
+from pubsel.papers.attacked import TABLES, beside_paper, from_records
 from pubsel.privacy import ledger
 from pubsel.privacy.randomness import stream
 from pubsel.settings.identity import as_json, folder_name, identity_of, short_name
 from pubsel.settings.keys import POOL, Attack, AttackConfig, ExportConfig, PredictConfig, RunConfig, public_sets
 from pubsel.settings.methods import typed
 from pubsel.settings.schema import check, literal
-from pubsel.tables import join, typeset
-from pubsel.tables.attacked import TABLES, beside_paper, from_records
 from pubsel.training.loop import public_stream
 from pubsel.training.pooled import as_recorded
 

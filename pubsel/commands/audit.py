@@ -42,6 +42,7 @@ from pubsel.data import Task
 from pubsel.gradients.matrix import Engine
 from pubsel.gradients.per_example import losses_of
 from pubsel.messages import UsageError, say
+from pubsel.papers import join
 from pubsel.privacy import ledger
 from pubsel.privacy.accountant import Plan
 from pubsel.privacy.randomness import Secret, content, stream
@@ -50,7 +51,6 @@ from pubsel.settings.compose import composed
 from pubsel.settings.identity import as_json, identity_of
 from pubsel.settings.keys import POOL, Audit, AuditConfig, AuditKind, FitConfig, RunConfig, Training
 from pubsel.settings.schema import check
-from pubsel.tables import join
 from pubsel.training.evaluation import logits
 from pubsel.training.loop import Job, Progress, Watch, engine, fit, on_device, rate_of
 from pubsel.training.once import Prepared, prepare, solve, training_secret

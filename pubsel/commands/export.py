@@ -1,7 +1,7 @@
 """`pubsel export RUN to=FOLDER`: a finished run as a folder that may be given away.
 
-All that is written is a function of the weights, of the facts about the model and of what `report.card.told` takes from
-the record: what was released, and what is public. Nothing here reads the private data, unless the run is older than
+All that is written is a function of the weights, the facts about the model and what `release.card.told` takes from the
+record: what was released, and what is public. Nothing here reads the private data, unless the run is older than
 model.json.
 """
 
@@ -23,11 +23,11 @@ from pubsel.files import whole
 from pubsel.gradients.factored import OffsetLinear
 from pubsel.messages import UsageError, UserError, cannot_write
 from pubsel.privacy import ledger
-from pubsel.report import card
+from pubsel.release import card
+from pubsel.release.classifier import EXPORTED, files_of, rebuilt
 from pubsel.settings import outputs
 from pubsel.settings.keys import ExportConfig, Format, Model
 from pubsel.settings.schema import check, literal
-from pubsel.training.classifier import EXPORTED, files_of, rebuilt
 from pubsel.training.exchange import as_onnx, check_installed
 
 WEIGHTS, CONFIG = EXPORTED

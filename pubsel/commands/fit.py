@@ -6,7 +6,7 @@ that is released:
 - the choice of the public data, or of none, has the share `choice` of epsilon (`pubsel.selection.coverage`);
 - the weights have the rest, and delta (`pubsel.algorithms.whitened_head`);
 - the measured quality has all of epsilon and delta, for it is of examples that are not trained on
-  (`pubsel.training.measurement`).
+  (`pubsel.release.measurement`).
 """
 
 import math
@@ -22,7 +22,8 @@ from pubsel.commands import run as training
 from pubsel.data import MOST_PUBLIC, Source, open_dataset, same_examples
 from pubsel.data.embeddings import is_embeddings, open_embeddings
 from pubsel.messages import UsageError, UserError, duration, gib, say
-from pubsel.privacy import accountant, quality
+from pubsel.privacy import accountant
+from pubsel.release import measurement, quality
 from pubsel.selection import coverage
 from pubsel.settings import outputs
 from pubsel.settings.command_line import with_backbone
@@ -30,7 +31,7 @@ from pubsel.settings.compose import composed, words_of
 from pubsel.settings.identity import identity_of
 from pubsel.settings.keys import ExportConfig, FitConfig, Format, RunConfig
 from pubsel.settings.schema import check
-from pubsel.training import exchange, measurement
+from pubsel.training import exchange
 
 FEW = 50  # training images of a class, below which it is said that they are few
 WIDE = 0.1  # half of an interval of the accuracy, above which it is said that it is wide

@@ -22,10 +22,10 @@ from pubsel.data.given import Given, as_input, given
 from pubsel.files import Progress
 from pubsel.messages import UsageError, UserError, say
 from pubsel.privacy import ledger
+from pubsel.release.classifier import EXPORTED, FACTS, WEIGHTS, Classifier, facts_of, files_of, read, read_facts
 from pubsel.settings import outputs
 from pubsel.settings.keys import ExportConfig, Model, PredictConfig
 from pubsel.settings.schema import check
-from pubsel.training.classifier import EXPORTED, FACTS, WEIGHTS, Classifier, facts_of, files_of, read, read_facts
 
 BATCH, PIXELS = 256, 2**26  # the most images that are read at a time, and the most numbers that they may have in all
 LEAST = 32  # of them, whatever their size

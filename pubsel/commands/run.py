@@ -49,10 +49,11 @@ from pubsel.models.trained import trained_parameters
 from pubsel.privacy import accountant, ledger
 from pubsel.privacy.randomness import stream
 from pubsel.privacy.sampling import Schedule
+from pubsel.release import classifier, measurement
 from pubsel.selection import Comparison, coverage, votes
 from pubsel.settings.identity import as_json, folder_name, short_name
 from pubsel.settings.keys import POOL, By, RunConfig, public_sets
-from pubsel.training import classifier, duration, estimate, measurement, parallel, torchrun, tracking
+from pubsel.training import duration, estimate, parallel, torchrun, tracking
 from pubsel.training.evaluation import check_classes, evaluate, interval, logits, utility
 from pubsel.training.loop import Job, Progress, Watch, engine, fit, on_device, rate_of, view_of
 from pubsel.training.once import IMAGES, Prepared, prepare, released_once, solve, training_secret, units_of

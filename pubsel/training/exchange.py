@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from pubsel.messages import UserError
-from pubsel.training.classifier import example_input, logits_of
+from pubsel.release.classifier import example_input, logits_of
 
 NEAR = 1e-3  # of the largest logit: how far those of ONNX may be off, with sums in another order
 REMEDY = "pip install pubsel[onnx], or leave format=onnx out"

@@ -49,11 +49,11 @@ from pubsel.gradients.subspace import (
     top_k,
 )
 from pubsel.messages import UsageError, say
+from pubsel.papers import figures, join
 from pubsel.privacy.sampling import Schedule, poisson_sample
 from pubsel.settings import CONF
 from pubsel.settings.identity import as_json, digest_of, identity_of, short_name
 from pubsel.settings.keys import FigureConfig, Labels, RunConfig, of_run, public_sets
-from pubsel.tables import figures, join
 from pubsel.training.loop import Job, Watch, fit
 from pubsel.training.once import training_secret
 

@@ -9,7 +9,7 @@ import pandas
 from numpy.typing import NDArray
 from scipy import stats
 
-from pubsel.tables.join import Cell, Table, as_frame, rank_correlation
+from pubsel.papers.join import Cell, Table, as_frame, rank_correlation
 
 NONE = "none"  # no public data: what a distance, or a row of the table, may have besides sets
 ALWAYS_NONE = "(no public data)"  # the row of who never takes any

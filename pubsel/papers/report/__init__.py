@@ -14,15 +14,15 @@ from typing import TYPE_CHECKING, Any
 import pandas
 
 from pubsel import __version__
+from pubsel.papers import figures, join, judged, typeset
+from pubsel.papers.join import Cell, Table
+from pubsel.papers.report import own
+from pubsel.papers.report.linked import LINKED, Runs, shown_of
 from pubsel.privacy import ledger
 from pubsel.records import read_choices, read_measured, read_ranks, read_records
-from pubsel.report import own
-from pubsel.report.linked import LINKED, Runs, shown_of
 from pubsel.settings import outputs
 from pubsel.settings.command_line import command
 from pubsel.settings.keys import ReportConfig
-from pubsel.tables import figures, join, judged, typeset
-from pubsel.tables.join import Cell, Table
 
 if TYPE_CHECKING:
     from markupsafe import Markup

@@ -14,16 +14,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from pubsel.papers import typeset
+from pubsel.papers.join import Cell, guarantee
+from pubsel.papers.report.linked import Runs, Shown, shown
 from pubsel.privacy import composition, ledger
 from pubsel.privacy.ledger import Line, is_measurement
 from pubsel.records import at
-from pubsel.report import card
-from pubsel.report.linked import Runs, Shown, shown
+from pubsel.release import card
 from pubsel.settings.command_line import command, written
 from pubsel.settings.identity import is_path
 from pubsel.settings.keys import public_sets
-from pubsel.tables import typeset
-from pubsel.tables.join import Cell, guarantee
 
 Record = dict[str, Any]
 

@@ -19,10 +19,10 @@ from pubsel.cell import canonical, choose_device, guarantee, load_task, network,
 from pubsel.gradients.matrix import PerExampleGradients
 from pubsel.messages import UsageError, say
 from pubsel.models.small import ResNet20
+from pubsel.papers import figures
+from pubsel.papers.theory.during_training import NOT_PRIVATE
 from pubsel.settings.identity import short_name
 from pubsel.settings.keys import FigureConfig, of_run
-from pubsel.tables import figures
-from pubsel.theory.during_training import NOT_PRIVATE
 
 FILTERS = (4, 8, 16, 32, 64)  # of the first stage; ResNet20 has 16
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import pandas
 
+from pubsel.papers import typeset
+from pubsel.papers.join import Cell
 from pubsel.settings.command_line import command
-from pubsel.tables import typeset
-from pubsel.tables.join import Cell
 
 LINKED = (  # numbers that come from runs
     "utility", "difference", "seeds", "distance", "spearman", "kendall", "pairs", "test_utility", "measured_utility",

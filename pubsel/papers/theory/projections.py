@@ -23,10 +23,10 @@ from pubsel.cell import Cell, canonical, choose_device, guarantee, load_task, ne
 from pubsel.data import Split, features
 from pubsel.gradients.matrix import GradientMatrix
 from pubsel.messages import UsageError, say
+from pubsel.papers import figures
+from pubsel.papers.theory.separability import separability
 from pubsel.settings.identity import short_name
 from pubsel.settings.keys import Backbone, FigureConfig, of_run
-from pubsel.tables import figures
-from pubsel.theory.separability import separability
 from pubsel.training.loop import Job, fit
 from pubsel.training.once import training_secret
 

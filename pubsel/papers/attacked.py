@@ -7,10 +7,10 @@ from typing import Any, NamedTuple
 
 import pandas
 
+from pubsel.papers.join import Work, paper_rows, read_work
 from pubsel.records import GsdAttack, readable
 from pubsel.settings import named
 from pubsel.settings.keys import Attack
-from pubsel.tables.join import Work, paper_rows, read_work
 
 TABLES = {"gsd_table8": Attack.gsd_white_box, "gsd_table9": Attack.gsd_black_box}
 KEYS = ("attack", "gsd_values", "features", "known_members")  # of a row of the paper's tables

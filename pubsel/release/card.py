@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import Any
 
 from pubsel import __version__
-from pubsel.privacy import adversary
+from pubsel.papers.join import guarantee
 from pubsel.privacy.accountant import neighbours
 from pubsel.records import at
+from pubsel.release import adversary
 from pubsel.settings.identity import is_path, same_path, short_name
 from pubsel.settings.keys import public_sets
-from pubsel.tables.join import guarantee
 
 HERE = Path(__file__).resolve().parent
 OS_NOISE = "operating system"
@@ -38,7 +38,7 @@ WORDS = {
 class Told:
     """What a card and a privacy page tell of a model.
 
-    facts: config.json (`training.classifier.facts_of`, without paths, and what `commands.export` adds); parts: the
+    facts: config.json (`release.classifier.facts_of`, without paths, and what `commands.export` adds); parts: the
     releases, each with what, epsilon, delta, rate, steps, noise_multiplier and accountant; epsilon, delta: of all of
     them, None without a guarantee; examples, units: how many private ones, and how many are protected, each by itself,
     both treated as public; unit: what people are told apart by if these are the units; against: why the model should

@@ -1,6 +1,6 @@
 """The quality of a trained model on held-out private examples, released with noise: `privacy.measure=true`.
 
-Noisy counts are released (`privacy.quality`), of the examples of pair.validation, which were not trained on. An example
+Noisy counts are released (`release.quality`), of the examples of pair.validation, which were not trained on. An example
 is in training or held out, never both, and so is a person with all examples (`pair.unit`); which of them is treated as
 public. So the weights cover each training unit with the whole epsilon and delta, and the counts each held-out one: a
 private example or person changes only one of the two, and what follows from the other (McSherry 2009, Privacy
@@ -20,9 +20,10 @@ from torch import Tensor
 from pubsel.cell import Cell, Noted, tensors
 from pubsel.data import Task
 from pubsel.messages import UsageError
-from pubsel.privacy import accountant, ledger, quality
+from pubsel.privacy import accountant, ledger
 from pubsel.privacy.people import weights_of
-from pubsel.privacy.quality import Figure, Released, Steps
+from pubsel.release import quality
+from pubsel.release.quality import Figure, Released, Steps
 from pubsel.settings.keys import Overlap, RunConfig
 from pubsel.training.evaluation import logits
 from pubsel.training.once import Prepared, released_once

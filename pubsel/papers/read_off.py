@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import pandas
 
+from pubsel.papers import figures
+from pubsel.papers.figures import CURVES, GRID, RATES, SHOTS, Curve, Drawn
+from pubsel.papers.join import Cell, cells, differences, seeds_of
+from pubsel.papers.typeset import short_keys
 from pubsel.settings import named
 from pubsel.settings.methods import option
-from pubsel.tables import figures
-from pubsel.tables.figures import CURVES, GRID, RATES, SHOTS, Curve, Drawn
-from pubsel.tables.join import Cell, cells, differences, seeds_of
-from pubsel.tables.typeset import short_keys
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

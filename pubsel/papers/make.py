@@ -34,15 +34,14 @@ from hydra.core.override_parser.types import Override
 from omegaconf import DictConfig
 
 from pubsel import records as results
-from pubsel.commands import draw
 from pubsel.commands.sweep import minutes
 from pubsel.messages import UsageError, UserError, say
+from pubsel.papers import draw, join
+from pubsel.papers.join import Spec, Work
 from pubsel.settings import command_line, named
 from pubsel.settings.identity import as_json, identity_of
 from pubsel.settings.keys import MakeConfig, RankConfig, RunConfig, neutral
 from pubsel.settings.schema import check
-from pubsel.tables import join
-from pubsel.tables.join import Spec, Work
 
 SWEPT = ("run", "rank")
 KINDS = (*SWEPT, "attack", "figure", "table", "make", "more_seeds")

@@ -23,8 +23,8 @@ from pubsel.commands.rank import candidates_of, canonical, distance_of
 from pubsel.data import Split
 from pubsel.distances import Releases
 from pubsel.messages import UsageError
+from pubsel.papers import figures
 from pubsel.settings.keys import Common, FigureConfig, RankConfig, public_sets
-from pubsel.tables import figures
 
 
 def matrix(settings: RankConfig) -> pandas.DataFrame:

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import pandas
 from scipy import stats
 
-from pubsel.tables.join import Cell, Spec, Table, as_frame, differing, settings_text, value_of
+from pubsel.papers.join import Cell, Spec, Table, as_frame, differing, settings_text, value_of
 
 OWN = "own"  # in `reference`: public data that are a part of the private set
 SHORTEST = 0.05  # seconds; records are rounded to 0.1

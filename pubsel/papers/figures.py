@@ -19,11 +19,11 @@ import numpy as np
 import pandas
 
 from pubsel.files import write_whole
+from pubsel.papers.join import SELECTION, WITHOUT_PUBLIC, Cell, Table, cells, differences, selected
+from pubsel.papers.paired import SHORTEST
+from pubsel.papers.typeset import short_keys
 from pubsel.records import at
 from pubsel.settings.identity import default_of
-from pubsel.tables.join import SELECTION, WITHOUT_PUBLIC, Cell, Table, cells, differences, selected
-from pubsel.tables.paired import SHORTEST
-from pubsel.tables.typeset import short_keys
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -19,9 +19,9 @@ import pandas
 
 from pubsel import records as results
 from pubsel.messages import UsageError, UserError
+from pubsel.papers import figures, join, judged, paired, read_off, typeset
+from pubsel.papers.figures import Drawn
 from pubsel.settings.keys import FigureConfig
-from pubsel.tables import figures, join, judged, paired, read_off, typeset
-from pubsel.tables.figures import Drawn
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -67,13 +67,13 @@ def run(settings: FigureConfig) -> str:
 def measured(settings: FigureConfig) -> Drawn:
     """Return a figure that looks at data, not at records. These import torch."""
     if settings.figure == "clustermap":
-        from pubsel.commands.clustermap import drawn
+        from pubsel.papers.clustermap import drawn
     elif settings.figure == "gep_figure1":
-        from pubsel.theory.initialisation import drawn
+        from pubsel.papers.theory.initialisation import drawn
     elif settings.figure in ("separability", "reconstruction"):
-        from pubsel.theory.projections import drawn
+        from pubsel.papers.theory.projections import drawn
     else:
-        from pubsel.theory.during_training import drawn
+        from pubsel.papers.theory.during_training import drawn
     return drawn(settings)
 
 

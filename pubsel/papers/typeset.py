@@ -15,11 +15,11 @@ import pandas
 
 from pubsel.files import write_whole
 from pubsel.messages import UsageError
+from pubsel.papers import attacked, judged, paired
+from pubsel.papers.attacked import Attacked
+from pubsel.papers.join import Table, as_csv, belonging, make, names
 from pubsel.records import NUMBERS, at, read_choices, read_measured, read_ranks, read_records
 from pubsel.settings.keys import TableConfig
-from pubsel.tables import attacked, judged, paired
-from pubsel.tables.attacked import Attacked
-from pubsel.tables.join import Table, as_csv, belonging, make, names
 
 MISSING = "—"
 NOTHING = {"public": "none", "epsilon": "∞", "setting": "", "paper_public": ""}  # where an empty field is no gap

@@ -1,0 +1,1 @@
+"""Everything that leaves the house with a model: weights, measured quality, and what is promised of both."""
