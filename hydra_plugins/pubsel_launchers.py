@@ -46,7 +46,6 @@ class JoblibConf:
 
     _target_: str = f"{__name__}.Joblib"
     n_jobs: int | None = None  # cells at a time; null: as many as GPUs, or without one cores, allow
-    per_gpu: int = 1  # cells that share a GPU, as far as its memory allows; others wait
 
 
 @dataclass
@@ -184,8 +183,8 @@ class _Many(Launcher):
 class Joblib(_Many):
     """Cells side by side on one machine: jobs of hydra-joblib-launcher, in processes of joblib's loky."""
 
-    def __init__(self, n_jobs: int | None, per_gpu: int):
-        self.n_jobs, self.per_gpu = n_jobs, per_gpu
+    def __init__(self, n_jobs: int | None):
+        self.n_jobs = n_jobs
 
     def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
         import joblib
@@ -195,13 +194,13 @@ class Joblib(_Many):
         from pubsel.commands import sweep
 
         gpus = [] if str(self.config.get("device")) == "cpu" else sweep.visible_gpus()
-        places = self.per_gpu * len(gpus) or max(1, joblib.cpu_count() // (self.config.get("threads") or 1))
+        places = len(gpus) or max(1, joblib.cpu_count() // (self.config.get("threads") or 1))
         workers = min(self.n_jobs or places, len(job_overrides))
         plugin = JoblibLauncher()
         folder, cells = self.prepared(plugin, job_overrides, apart=True)
         threads = str(max(1, joblib.cpu_count() // workers))
         start = partial(
-            ProcessPoolExecutor, 1, initializer=sweep.join, initargs=(folder, os.getpid(), gpus, workers > len(gpus)),
+            ProcessPoolExecutor, 1, initializer=sweep.join, initargs=(folder, os.getpid(), gpus),
             env={name: os.environ.get(name, threads) for name in THREADS},
         )  # fmt: skip
         about = (self.hydra_context, self.config, plugin.task_function, Singleton.get_state())

@@ -216,8 +216,7 @@ def canonical(settings: RunConfig) -> RunConfig:
         settings = dataclasses.replace(settings, epsilon_select=None)
     elif pair.public is None:
         raise UsageError(f"algorithm={algorithm.name} needs public data: give pair.public=NAME")
-    elif pair.take == Take.test and pair.m is not None and (getattr(algorithm, "k", 0) or 0) > pair.m:
-        k = settings.algorithm["k"]
+    elif pair.take == Take.test and pair.m is not None and (k := algorithm.directions or 0) > pair.m:
         raise UsageError(f"algorithm.k={k} is more than the pair.m={pair.m} public examples: lower algorithm.k")
     if not (pair.take == Take.train or pair.validation or pair.private_share < 1):
         pair = dataclasses.replace(pair, seed=0)
@@ -458,7 +457,7 @@ def guarantee(
         raise UsageError(f"pair.private: {n} examples: the rounding of sums is bounded for {accountant.MOST_EXAMPLES}")
 
     # a release before training takes its share, and training the rest
-    share = getattr(algorithm, "first_share", 0.0)
+    share = algorithm.first_share
     first = accountant.plan(share * epsilon, share * delta, 1.0, 1, 1.0) if share else None
     if first is not None:
         report(f"  first release: noise multiplier {first.noise_multiplier:.4g}, epsilon {first.epsilon:.4g}")

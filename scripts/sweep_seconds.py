@@ -15,7 +15,7 @@ import torch
 from pubsel.data import Split, prepared
 
 CELLS = ["algorithm.k=10,20,40,80,160", "epsilon=0.3,0.7,1,2", "seed=0,1"]
-SETTINGS = "algorithm=pillar training=pillar distance=none pair.take=train pair.m=5000 estimate=false threads=2"
+SETTINGS = "algorithm=pillar training=pillar distance=none pair.take=train pair.m=5000 threads=2"
 
 
 def made_up(n: int) -> Split:

@@ -26,7 +26,7 @@ from pubsel.privacy.randomness import stream
 from pubsel.privacy.sampling import Schedule, schedule
 from pubsel.settings import CONF
 from pubsel.settings.keys import Accounting, Privacy, Training
-from pubsel.training.loop import Job, Watch, fit, noisy_mean
+from pubsel.training.loop import Job, fit, noisy_mean
 from tests.synthetic import secret_named
 
 C, D, M, N = 3, 8, 15, 40
@@ -113,7 +113,7 @@ def train(algorithm, folder, noise=0.0, public=PUBLIC, private=PRIVATE, stop=Non
 
     plan = schedule(len(private.x), training)
     checkpoint = Path(folder) / "checkpoint.pt"
-    fit(model, task, Job(algorithm, plan, noise, training, "name", checkpoint), secret_named(key), Watch(report))
+    fit(model, task, Job(algorithm, plan, noise, training, "name", checkpoint), secret_named(key), report)
     return weights(model)
 
 

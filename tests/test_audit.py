@@ -45,7 +45,7 @@ from pubsel.privacy.sampling import Schedule
 from pubsel.settings import CONF
 from pubsel.settings.keys import AuditConfig, Training
 from pubsel.settings.schema import check
-from pubsel.training.loop import Job, Watch, fit
+from pubsel.training.loop import Job, fit
 from tests.synthetic import secret_named
 from tests.test_people import npz
 
@@ -127,7 +127,7 @@ def audited(folder, name="dp_sgd", epsilon=4.0, rate=1.0, steps=20, seed=0, stop
                     folder / "checkpoint.pt",
                 ),
                 secret_named(f"key {seed}"),
-                Watch(report),
+                report,
                 gradients=engine,
             )
     return witness, plan
@@ -515,7 +515,7 @@ def test_no_audit_shares_noise_with_a_run_or_with_its_own_control(tmp_path, monk
         return drawn[-1].clone()
 
     monkeypatch.setattr(pubsel.privacy.lattice, "normal", normal)
-    words = ["model=pixels", "audit.canaries=20", "estimate=false"]
+    words = ["model=pixels", "audit.canaries=20"]
     audited = cell_on_digits(tmp_path, "dp_sgd_clip1", words=words, steps=1)
     for seed in (0, 1):
         watch(audited.at(f"{seed}"), np.random.default_rng(seed))
@@ -642,7 +642,7 @@ def test_examples_of_noise_stand_behind_the_private_ones(labels):
 # The command
 
 AUDIT = ["audit", "+experiment=quickstart", "algorithm=dp_sgd", "training.steps=10", "audit.canaries=200", "threads=1",
-         "training.batch_size=10000", "estimate=false"]  # fmt: skip
+         "training.batch_size=10000"]  # fmt: skip
 LINEAR_MODEL = "model=pixels"  # with full batches: quick to train and to account for
 
 
@@ -724,7 +724,7 @@ def test_a_black_box_audit_finds_a_program_without_noise(cli, tmp_path, monkeypa
 
 PEOPLE = ["audit", "pair.private=people.npz", "pair.public=null", "pair.unit=patient", "model=pixels", "epsilon=1",
           "algorithm=dp_sgd_clip1", "training=adamix", "privacy.delta=1e-3", "distance=none", "download=false",
-          "threads=1", "estimate=false", "audit.kind=black_box", "audit.canaries=150", "audit.guesses=0.5"]  # fmt: skip
+          "threads=1", "audit.kind=black_box", "audit.canaries=150", "audit.guesses=0.5"]  # fmt: skip
 
 
 @pytest.mark.attack

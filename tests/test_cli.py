@@ -26,7 +26,7 @@ from pubsel.files import whole
 
 SCRIPT = Path(sys.executable).parent / "pubsel"
 POISSON = ["+experiment=quickstart", "training.epochs=1", "epsilon=2", "distance=none", "download=false"]
-TINY = [*POISSON, "training.batch_size=1297", "training.chunk=256", "estimate=false", "threads=1"]  # one step; a full
+TINY = [*POISSON, "training.batch_size=1297", "training.chunk=256", "threads=1"]  # one step; a full
 # batch is quick to account for
 COMMANDS = [
     "run",
@@ -461,21 +461,11 @@ def test_the_interval_of_a_run_is_the_same_whenever_it_is_trained(cli: Cli) -> N
 
 
 def test_a_run_that_cannot_fit_is_refused_before_it_starts(cli: Cli) -> None:
-    code, _, err = cli("run", *TINY, "estimate=true", "training.chunk=1000000000")
+    code, _, err = cli("run", *TINY, "training.chunk=1000000000")
     assert code == 1
     assert re.search(r"pubsel: this run needs about .* GiB of memory and .* free on cpu: lower .*training\.chunk", err)
     assert "epoch" not in err
     assert records() == []
-
-
-def test_a_profile_names_the_costliest_parts(cli: Cli) -> None:
-    code, _, err = cli("run", *TINY, "estimate=true", "profile=true")
-    assert code == 0
-    assert re.search(r"Self CPU %.*aten::.*s a step: ", err, re.DOTALL)
-    (folder,) = run_folders()
-    assert (folder / "trace.json").stat().st_size > 1000
-    page = (Path(__file__).parents[1] / "docs" / "guarantees.md").read_text().partition("## Files")[2]
-    assert {path.name for path in folder.iterdir() if path.name not in page} <= {"lock"}
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")

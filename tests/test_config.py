@@ -27,8 +27,8 @@ from pubsel.settings.schema import LEAST, MOST, check, defaults, keys_of, neares
 
 NEUTRAL = {
     "keep",
-    *("device", "threads", "data_root", "results", "download", "debug", "estimate", "profile", "training.chunk"),
-    *("replay", "tracking", "training.checkpoint_seconds"),
+    *("device", "threads", "data_root", "results", "download", "debug", "training.chunk"),
+    *("replay", "training.checkpoint_seconds"),
 }
 EXPERIMENTS = sorted((CONF / "experiment").glob("*.yaml"))
 OPTIONS = [

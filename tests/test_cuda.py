@@ -41,10 +41,7 @@ PIXELS = (
     "run model=pixels pair.private=digits pair.public=digits pair.take=train pair.m=300 distance=none training=adamix "
     "training.steps=3"
 )
-OWN = (
-    "run pair.private=own.npz pair.public=own.npz pair.m=20 distance=none training.steps=2 training.batch_size=20 "
-    "estimate=false"
-)
+OWN = "run pair.private=own.npz pair.public=own.npz pair.m=20 distance=none training.steps=2 training.batch_size=20"
 RANK = "rank private=digits public=[digits,photo_patches] model=digits_cnn distance.m=60 distance.initialisations=2"
 ATTACK = (
     "private=digits public=[photo_patches] model=digits_cnn distance.m=60 distance.k=4 known=[30] trials=1 "
@@ -289,7 +286,7 @@ def test_private_data_cross_to_the_device_once() -> None:
     crossed = []
     for steps in (3, 6):
         with pretended() as log:
-            run(f"{NO_GSD} algorithm=dp_sgd training.steps={steps} estimate=false")
+            run(f"{NO_GSD} algorithm=dp_sgd training.steps={steps}")
             crossed.append(sum(n for where, n in log.bytes.items() if where.startswith("to the device")))
     with pretended(available=False):
         weights = torch.load(next(Path("results/runs").glob("*/model.pt")), map_location="cpu", weights_only=True)

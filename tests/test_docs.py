@@ -73,7 +73,7 @@ def test_the_reference_of_the_record_has_its_keys(tmp_path: Path, monkeypatch: p
     monkeypatch.setattr(sys, "argv", sys.argv)
     monkeypatch.chdir(tmp_path)
     words = "+experiment=quickstart training.epochs=1 training.batch_size=1297 epsilon=2 distance.initialisations=1"
-    assert main(["run", *words.split(), "estimate=false"]) == 0
+    assert main(["run", *words.split()]) == 0
     (path,) = Path("results/runs").glob("*/result.json")
     record = records.read_record(path)
     told = {key for key in records.RECORD if "." not in key}

@@ -86,7 +86,7 @@ CHOICE = ("pair.private=./patients_of_1975", "pair.public=auto", "pair.candidate
 
 def trained(*words: str) -> pubsel.Record:
     """The record of a short run, made once for all tests that ask for it."""
-    always = ("estimate=false", "threads=1", "device=cpu", "epsilon=4", "training.batch_size=60", f"seed={SEED}")
+    always = ("threads=1", "device=cpu", "epsilon=4", "training.batch_size=60", f"seed={SEED}")
     few = () if "pair.take=test" in words else ("pair.take=train", "pair.m=12", "distance=none")
     given = {word.partition("=")[0] for word in words}
     return pubsel.train(*(word for word in (*few, *always) if word.partition("=")[0] not in given), *words)

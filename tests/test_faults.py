@@ -27,7 +27,7 @@ from pubsel.messages import UserError
 from tests.forked import forked
 
 WORDS = ["+experiment=quickstart", "training.epochs=5", "training.batch_size=1297", "training.chunk=256", "pair.m=100",
-         "distance=none", "estimate=false", "download=false", "threads=1", "training.checkpoint_seconds=0"]  # fmt: skip
+         "distance=none", "download=false", "threads=1", "training.checkpoint_seconds=0"]  # fmt: skip
 Fault = Callable[..., None]
 
 

@@ -253,7 +253,7 @@ def launched(folder: Path, launcher: str, **environment: str) -> Command:
         words for words in commands(GUIDE / "sweeps.md", "pubsel")
         if f"hydra/launcher={launcher}" in words and "seed=0,1" in words and "+experiment=quickstart" in words
     ]  # fmt: skip
-    small = "training.epochs=1 training.batch_size=1297 distance=none estimate=false device=cpu threads=1"
+    small = "training.epochs=1 training.batch_size=1297 distance=none device=cpu threads=1"
     return Command(folder, *words, *small.split(), **environment)
 
 
@@ -323,7 +323,7 @@ def test_the_guarantee_of_every_algorithm_is_the_one_that_its_code_declares() ->
         expected = "(epsilon, delta)" if algorithm.private else "none"
         assert guarantee == ("epsilon 0" if algorithm.sensitivity() == 0 else expected), name
         assert where == f"`{type(algorithm).__module__.replace('.', '/')}.py`", name
-        first = getattr(algorithm, "first_share", 0.0)
+        first = algorithm.first_share
         assert bool(first) == ("algorithm.share" in told[name][2]), name
 
 

@@ -248,7 +248,7 @@ def test_a_run_that_is_older_than_the_ledger(tmp_path: Path) -> None:
 # As runs write it
 
 TINY = ["+experiment=quickstart", "training.epochs=1", "epsilon=2", "distance=none", "download=false", "device=cpu",
-        "training.batch_size=1297", "training.chunk=256", "estimate=false", "threads=1"]  # fmt: skip
+        "training.batch_size=1297", "training.chunk=256", "threads=1"]  # fmt: skip
 
 
 @pytest.fixture

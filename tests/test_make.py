@@ -32,7 +32,7 @@ MINE = {
     "title": "Mine",
     "records": {"label": ["mine"]},
     "parts": {"weak": {"epsilon": 4}, "strong": {"epsilon": 2}},
-    "common": "+experiment=quickstart label=mine epsilon={epsilon} distance=none estimate=false training.epochs=1 "
+    "common": "+experiment=quickstart label=mine epsilon={epsilon} distance=none training.epochs=1 "
     "training.batch_size=1297 training.chunk=256",
     "runs": ["run seed=0,1"],
 }

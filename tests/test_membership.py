@@ -236,7 +236,7 @@ def made(path, n=60):
     np.savez(path, **arrays)
 
 
-RUN = ["run", "pair.private=tiny.npz", "pair.public=tiny.npz", "distance=none", "threads=1", "estimate=false"]
+RUN = ["run", "pair.private=tiny.npz", "pair.public=tiny.npz", "distance=none", "threads=1"]
 LINEAR = [*RUN, "model=linear", "training.batch_size=60", "training.momentum=0.9", "training.learning_rate=0.2"]
 BY_HEART = [*LINEAR, "algorithm=non_private", "training.epochs=300"]
 

@@ -29,7 +29,7 @@ from pubsel.settings.identity import as_json
 from pubsel.settings.keys import Backbone, Convert, Metric, Pair
 
 RUN = ["model=linear", "algorithm=non_private", "pair.public=null", "distance=none", "training.epochs=20",
-       "training.batch_size=20", "estimate=false", "threads=1"]  # fmt: skip
+       "training.batch_size=20", "threads=1"]  # fmt: skip
 METRICS = ("null", "balanced_accuracy", "auc")
 
 

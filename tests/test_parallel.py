@@ -40,13 +40,13 @@ from pubsel.privacy.sampling import schedule
 from pubsel.settings import CONF
 from pubsel.settings.keys import Lora, Training
 from pubsel.training import loop, parallel, torchrun
-from pubsel.training.loop import ONE_PROCESS, Job, Watch, fit
+from pubsel.training.loop import ONE_PROCESS, Job, fit
 from pubsel.training.parallel import places_in_share, share
 from tests.forked import forked
 from tests.synthetic import secret_named
 
 WORDS = ["+experiment=quickstart", "training.epochs=20", "pair.private_share=0.3", "training.batch_size=1000",
-         "training.chunk=64", "pair.m=100", "distance=none", "estimate=false", "download=false", "threads=1",
+         "training.chunk=64", "pair.m=100", "distance=none", "download=false", "threads=1",
          "training.checkpoint_seconds=0", "device=cpu"]  # fmt: skip
 STEPS = 6
 
@@ -120,7 +120,7 @@ def trained(folder: Path, name: str, act: Callable | None = None, secure: bool =
             task,
             Job(watching, plan, 0.5, settings, "name", folder / "checkpoint.pt"),
             secret_named("key", secure),
-            Watch(lambda now: seen.append(now.loss)),
+            lambda now: seen.append(now.loss),
             processes=processes,
         )
     return [torch.cat([p.detach().flatten() for p in model.parameters()]), torch.tensor(seen)]

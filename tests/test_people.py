@@ -28,9 +28,8 @@ from pubsel.privacy.sampling import schedule
 from pubsel.settings.keys import Convert, Overlap, Pair, RankConfig, Take, Training
 from pubsel.settings.methods import option
 from pubsel.training import loop
-from pubsel.training.loop import Job, Watch, clipped_sum, fit, noisy_sum
+from pubsel.training.loop import Job, clipped_sum, fit, noisy_sum
 from pubsel.training.once import units_of
-from pubsel.training.rehearsal import people_like
 from tests.synthetic import secret_named
 from tests.test_report import Page
 
@@ -507,7 +506,7 @@ def train(tmp_path, problem, noise=0.5, report=lambda p: None, n=None, device="c
     settings = training(**changes)
     plan = schedule(n or problem.units, settings)
     job = Job(DPSGD("dp_sgd", 1.0), plan, noise, settings, "name", tmp_path / "checkpoint.pt")
-    fit(model, problem, job, secret_named(), Watch(report))
+    fit(model, problem, job, secret_named(), report)
     return torch.cat([p.detach().flatten().cpu() for p in model.parameters()])
 
 
@@ -597,17 +596,9 @@ def test_who_an_example_is_of_decides_the_noise_too():
     assert len(units_of(problem._replace(people=None))) == 2
 
 
-def test_people_to_be_timed_have_as_many_examples_as_the_others():
-    for n, each in ((10, 1.0), (100, 1.34), (7, 500.0), (1000, 5 / 3)):
-        sizes = people_like(n, each)
-        assert len(sizes) == n
-        assert int(sizes.min()) >= 1
-        assert abs(int(sizes.sum()) - n * each) < 1
-
-
 # --- Commands
 
-HEAD = ["distance=none", "estimate=false", "threads=1", "model=pixels", "training=head", "training.steps=6",
+HEAD = ["distance=none", "threads=1", "model=pixels", "training=head", "training.steps=6",
         "training.batch_size=20", "training.learning_rate=0.1", "privacy.delta=0.001"]  # fmt: skip
 
 
@@ -630,7 +621,6 @@ def the_record(tmp_path):
 ITSELF = ["pair.take=train", "pair.m=40"]
 
 
-@pytest.mark.parametrize("estimate", ["true", "false"])
 @pytest.mark.parametrize(
     ("words", "algorithm"),
     [
@@ -640,12 +630,12 @@ ITSELF = ["pair.take=train", "pair.m=40"]
         ([*ITSELF, "algorithm.k=20"], "gep_digits"),
     ],
 )
-def test_a_run_protects_people_and_says_so(private, words, algorithm, estimate, capsys):
+def test_a_run_protects_people_and_says_so(private, words, algorithm, capsys):
     if words:
         words = [f"pair.public={private / 'a.npz'}", *words]
     if algorithm == "dp_pca":
         words = [*words, "algorithm.k=5"]
-    run = command(private, f"algorithm={algorithm}", "epsilon=3", f"estimate={estimate}", *words)
+    run = command(private, f"algorithm={algorithm}", "epsilon=3", *words)
     assert main(run) == 0, capsys.readouterr().err
     record = the_record(private)
     units = record["private_units"]

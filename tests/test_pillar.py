@@ -382,7 +382,7 @@ def test_noise_of_the_release_is_not_that_of_training():
 
 # From the command line to the record
 
-TINY = ["model=pixels", "distance=none", "estimate=false", "download=false", "threads=1", "epsilon=2", "pair.m=30",
+TINY = ["model=pixels", "distance=none", "download=false", "threads=1", "epsilon=2", "pair.m=30",
         "pair.take=train", "pair.private=tiny.npz", "pair.public=tiny.npz", "training.steps=3",
         "training.batch_size=1000", "training.learning_rate=0.1"]  # fmt: skip
 WAYS = {

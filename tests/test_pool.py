@@ -231,7 +231,7 @@ def test_no_stream_is_drawn_from_twice(folder, capsys, monkeypatch):
     """Histogram, choice, and each step of the training, of which any two that share their noise would show it."""
     call, asked = Secret.__call__, list[tuple]()
     monkeypatch.setattr(Secret, "__call__", lambda self, *of: asked.append((self.key, *of)) or call(self, *of))
-    trained(capsys, "pair.pool=[mixed.npz]", "estimate=false")
+    trained(capsys, "pair.pool=[mixed.npz]")
     assert [of for of in set(asked) if asked.count(of) > 1] == []
     assert len(asked) > 30
 

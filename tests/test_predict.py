@@ -68,7 +68,7 @@ def parts(images: np.ndarray, labels: np.ndarray) -> dict[str, np.ndarray]:
 
 def trained(*words: str) -> pubsel.Record:
     """The record of a short run, made once for all tests that ask for it."""
-    always = ("distance=none", "estimate=false", "threads=1", "device=cpu", "epsilon=4", "training.batch_size=30")
+    always = ("distance=none", "threads=1", "device=cpu", "epsilon=4", "training.batch_size=30")
     return pubsel.train("pair.take=train", "pair.m=12", *always, *words)
 
 

@@ -225,7 +225,7 @@ def test_a_run_records_whose_labels_the_public_ones_are(name, public, tmp_path, 
         np.savez(file, **arrays, **{f"{part}_labels": s.y.numpy() for part, s in parts.items()})
     words = ["model=linear", f"algorithm={name}", "pair.private=own.npz", "pair.m=20", "threads=1"]
     words += [f"pair.public={public}.npz", "training.batch_size=150", "training.epochs=3", "epsilon=2", "distance=none"]
-    assert main(["run", *words, "estimate=false"]) == 0, capsys.readouterr().err
+    assert main(["run", *words]) == 0, capsys.readouterr().err
     (record,) = read_records(Path("results"))
     assert record["public_labels"] == f"of {'the private' if public == 'own' else 'another'} set"
     assert record["privacy"]["valid"]

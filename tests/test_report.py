@@ -246,7 +246,7 @@ def workplace(tmp_path_factory):
         ["rank", private, "public=[./a,./b]", *measure],
         ["rank", private, "public=[./a,./b]", "epsilon_select=0.5", *measure],
         *(["fit", private, "public=[./a,./b]", "epsilon=1", f"seed={i}", f"to=r{i}", *SMALL] for i in range(3)),
-        ["run", *seeded, "distance=none", "training.epochs=1", "training.batch_size=20", "estimate=false", "threads=1"],
+        ["run", *seeded, "distance=none", "training.epochs=1", "training.batch_size=20", "threads=1"],
     ]
     with contextlib.chdir(folder):
         for words in commands:

@@ -16,7 +16,7 @@ from pubsel.cli import main
 from pubsel.commands import list_runs, replay
 
 TINY = ["+experiment=quickstart", "training.epochs=1", "epsilon=2", "distance=none", "download=false",
-        "training.batch_size=1297", "training.chunk=256", "estimate=false", "threads=1"]  # fmt: skip
+        "training.batch_size=1297", "training.chunk=256", "threads=1"]  # fmt: skip
 Cli = Callable[..., tuple[int, str, str]]
 
 

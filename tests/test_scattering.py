@@ -227,7 +227,7 @@ def test_a_missing_weight_file_is_told_what_needs_none(tmp_path):
 
 
 PAIR = ["pair.private=digits", "pair.m=100"]
-WORDS = ["model=scattering", "distance=none", "training=pillar", "training.steps=20", "threads=1", "estimate=true"]
+WORDS = ["model=scattering", "distance=none", "training=pillar", "training.steps=20", "threads=1"]
 
 
 @pytest.mark.parametrize(

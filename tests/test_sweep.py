@@ -26,7 +26,7 @@ from pubsel.commands import sweep
 from pubsel.messages import stopped_by_signals
 from tests.forked import PROCESSES, Command, forked
 
-CELL = ["+experiment=quickstart", "training.epochs=1", "epsilon=2", "distance=none", "download=false", "estimate=false",
+CELL = ["+experiment=quickstart", "training.epochs=1", "epsilon=2", "distance=none", "download=false",
         "training.batch_size=1297", "training.chunk=256", "device=cpu"]  # fmt: skip
 LONG = "training.epochs=100000"
 TWO = ["hydra/launcher=joblib", "hydra.launcher.n_jobs=2"]

@@ -26,12 +26,12 @@ from pubsel.settings import CONF
 from pubsel.settings.keys import AuditConfig, Training
 from pubsel.settings.schema import check
 from pubsel.training import loop
-from pubsel.training.loop import Job, Watch, fit, noisy_mean
+from pubsel.training.loop import Job, fit, noisy_mean
 from tests.forked import Command
 from tests.synthetic import secret_named
 
 COMMAND = ["run", "+experiment=quickstart", "training.epochs=5", "training.batch_size=1297", "distance=none",
-           "estimate=false", "threads=1"]  # fmt: skip
+           "threads=1"]  # fmt: skip
 
 
 def training(**changes):
@@ -74,7 +74,7 @@ def train(tmp_path, algorithm=None, noise=0.0, secure=False, key="key", report=l
             tmp_path / "checkpoint.pt",
         ),
         secret_named(key, secure),
-        Watch(report),
+        report,
     )
     return torch.cat([p.detach().flatten() for p in model.parameters()])
 
@@ -122,7 +122,6 @@ HEAD = [
     "training=head",
     "training.steps=5",
     "distance=none",
-    "estimate=false",
     "threads=1",
 ]
 
@@ -455,7 +454,7 @@ def test_a_run_is_resumed_on_another_kind_of_device(tmp_path, devices):
             task(),
             Job(DPSGD("dp_sgd", 1.0), schedule(50, settings), 1.0, settings, "name", tmp_path / "checkpoint.pt"),
             secret_named(place=device),
-            Watch(report),
+            report,
         )
         return model
 

@@ -211,6 +211,21 @@ class Algorithm:
     needs_public = True  # False: of a method that reads public data if there are any
 
     @property
+    def directions(self) -> int | None:
+        """The number k of directions of gradients or features that are kept; None: all, or what the task allows."""
+        return None
+
+    @property
+    def first_share(self) -> float:
+        """The share of the budget that a `Release` before training spends."""
+        return 0.0
+
+    @property
+    def offsets(self) -> int:
+        """How many of the columns after `frozen` are logits of a public classifier."""
+        return 0
+
+    @property
     def uses_public(self) -> bool:
         """Whether public data is read. A subclass says `uses_public = False` if not: then pair.public is ignored and
         recorded as none."""
@@ -232,7 +247,7 @@ class Algorithm:
 
     def width(self, d: int) -> int:
         """Return how many of d features are left after what is frozen."""
-        return getattr(self, "k", None) or d
+        return self.directions or d
 
     def row_weighted(
         self,
@@ -277,8 +292,12 @@ def weighted_rows(gradients: GradientMatrix, weights: Tensor, columns: Tensor | 
 @runtime_checkable
 class Freezes(Protocol):
     """An algorithm that trains a linear classifier on features, after a map that it fixes first. One that returns a
-    `Release` also has `first_share`, its share of the budget; one that computes the map of many features in another way
-    than that of few has `wide`, the fewest that are many."""
+    `Release` has a `first_share` above 0."""
+
+    @property
+    def offsets(self) -> int: ...
+
+    def width(self, d: int) -> int: ...
 
     def frozen(self, public: Split | None, d: int, random: Random) -> Frozen | Release:
         """Return the map, or the release that it is decoded from. public: features [m, d] with labels."""
@@ -344,14 +363,6 @@ class Solves(Protocol):
     @property
     def all_steps(self) -> int:
         """The number of steps of its loop, in all."""
-        ...
-
-    def rehearse(self, n: int, steps: int, source: np.random.Generator | SystemEntropy) -> None:
-        """Run `steps` steps of its loop on n random examples, to be timed."""
-        ...
-
-    def held(self, n: int) -> int:
-        """Return the bytes that it holds for n private examples."""
         ...
 
     def solve(

@@ -105,6 +105,10 @@ class GEP(Algorithm):
         "TF32; ieee: exact float32 on GPUs too; bfloat16: much slower on CPUs without bfloat16 arithmetic"
     )
 
+    @property
+    def directions(self) -> int:
+        return self.k
+
     def sensitivity(self) -> float:
         """Return sqrt(1 + 1), or 1 without the residual: both are scaled to norm at most 1 and released as ONE
         vector."""

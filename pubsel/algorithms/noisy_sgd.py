@@ -26,7 +26,7 @@ from scipy.special import expit, softmax
 from torch import Tensor
 
 from pubsel.algorithms import Algorithm, Frozen, Random, View, needed
-from pubsel.algorithms.pillar import WIDE, public_pca
+from pubsel.algorithms.pillar import public_pca
 from pubsel.data import Split
 from pubsel.messages import UsageError
 from pubsel.privacy.accountant import Plan, deviation, plan, rdp_epsilon
@@ -223,7 +223,9 @@ class NoisySGD(Algorithm):
     beta: float = setting("probability that no run is good; there are ceil(log(1 / beta)) runs", over=0, below=1)
     steps: int = setting("steps of each run; training.* is not used", at_least=1)
 
-    wide = WIDE
+    @property
+    def directions(self) -> int:
+        return self.k
 
     def sensitivity(self) -> float:
         """Return the sensitivity of a step's sum; the noise multiplier is in units of it."""
@@ -262,13 +264,3 @@ class NoisySGD(Algorithm):
     def all_steps(self) -> int:
         """The number of steps of all runs."""
         return runs_of(self.beta) * self.steps
-
-    def rehearse(self, n: int, steps: int, source: Source) -> None:
-        """Run `steps` steps on n random examples."""
-        signed = np.random.default_rng(0).standard_normal((n, self.k))
-        base_run(signed, self._loss(), 1.0, steps, source)
-
-    def held(self, n: int) -> int:
-        """Return the bytes of the examples in float64, signed, and while they are scaled; and of the numbers that a
-        block of samples is drawn by."""
-        return 3 * 8 * n * self.k + 9 * max(n, DRAWN)

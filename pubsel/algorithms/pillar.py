@@ -114,6 +114,10 @@ class Pillar(FixedClipping):
     share: float = setting("dp_pca: share of epsilon and delta that the PCA spends", at_least=0, below=1)
 
     @property
+    def directions(self) -> int:
+        return self.k
+
+    @property
     def uses_public(self) -> bool:
         """True but for jl; dp_pca takes mean, deviation and clip norm from public features."""
         return self.projection != Projection.jl
@@ -122,11 +126,6 @@ class Pillar(FixedClipping):
     def first_share(self) -> float:
         """The share of epsilon and delta for what is released before training."""
         return self.share if self.projection == Projection.dp_pca else 0.0
-
-    @property
-    def wide(self) -> int | None:
-        """How many features are computed in another way than fewer; None if there is one way."""
-        return WIDE if self.projection == Projection.pca else None
 
     def numbers(self, view: View) -> int:
         return 0

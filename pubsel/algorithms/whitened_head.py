@@ -151,6 +151,10 @@ class WhitenedHead(Clipping):
     facts = Facts()  # of no task; `derived` has those of one
 
     @property
+    def directions(self) -> int | None:
+        return self.k
+
+    @property
     def training(self) -> dict[str, Any]:
         """Full batches; the learning rate multiplies the one that follows from the budget. A task may need more steps
         (`steps`)."""

@@ -178,7 +178,7 @@ def settings_of(record: dict[str, Any], here: AttackConfig | PredictConfig | Exp
     UserError if they describe another run by now."""
     values = dict(literal(record["settings"], record["identity"]))
     values["training"] = values["training"] | {"chunk": None, "checkpoint_seconds": 0.0}
-    values |= {"estimate": False, "profile": False, "replay": None, "tracking": "none"}
+    values["replay"] = None
     values |= {key: getattr(here, key) for key in ("device", "threads", "data_root", "results", "download", "debug")}
     values |= {"keep": getattr(here, "keep", True)}
 

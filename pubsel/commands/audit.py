@@ -52,7 +52,7 @@ from pubsel.settings.identity import as_json, identity_of
 from pubsel.settings.keys import POOL, Audit, AuditConfig, AuditKind, FitConfig, RunConfig, Training
 from pubsel.settings.schema import check
 from pubsel.training.evaluation import logits
-from pubsel.training.loop import Job, Progress, Watch, engine, fit, on_device, rate_of
+from pubsel.training.loop import Job, Progress, engine, fit, on_device, rate_of
 from pubsel.training.once import Prepared, prepare, solve, training_secret
 
 NOT_FOR_RELEASE = (
@@ -182,7 +182,7 @@ class Planned(NamedTuple):
         cell, checkpoint = self.cell, self.cell.folder / "checkpoint.pt"
         noise_multiplier = self.plan.noise_multiplier
         job = Job(algorithm, self.schedule, noise_multiplier, self.training, cell.name, checkpoint)
-        fit(prepared.trains, prepared.task, job, self.secret(prepared), Watch(_report), gradients)
+        fit(prepared.trains, prepared.task, job, self.secret(prepared), _report, gradients)
 
 
 def _planned(audited: Audited, what: str, task: Task) -> Planned:

@@ -17,8 +17,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from pubsel import algorithms, distances, models, records, selection
-from pubsel.algorithms import Derives, Freezes, Solves
+from pubsel import distances, records, selection
+from pubsel.algorithms import Derives, Solves
 from pubsel.cell import (
     AUTO,
     Cell,
@@ -27,7 +27,6 @@ from pubsel.cell import (
     by_label,
     canonical,
     check_pair,
-    derived,
     given_weights,
     guarantee,
     has_paths,
@@ -41,10 +40,7 @@ from pubsel.cell import (
 )
 from pubsel.data import Split, Task
 from pubsel.distances.gsd import Subspaces
-from pubsel.messages import UsageError, UserError, gib, log, logged, say, traced
-from pubsel.messages import duration as in_words
-from pubsel.models.layers import split
-from pubsel.models.memory import Held
+from pubsel.messages import UsageError, UserError, log, logged, say, traced
 from pubsel.models.trained import trained_parameters
 from pubsel.privacy import accountant, ledger
 from pubsel.privacy.randomness import stream
@@ -53,12 +49,11 @@ from pubsel.release import classifier, measurement
 from pubsel.selection import Comparison, coverage, votes
 from pubsel.settings.identity import as_json, folder_name, short_name
 from pubsel.settings.keys import POOL, By, RunConfig, public_sets
-from pubsel.training import duration, estimate, parallel, torchrun, tracking
+from pubsel.training import needs, parallel, torchrun
 from pubsel.training.evaluation import check_classes, evaluate, interval, logits, utility
-from pubsel.training.loop import Job, Progress, Watch, engine, fit, on_device, rate_of, view_of
-from pubsel.training.once import IMAGES, Prepared, prepare, released_once, solve, training_secret, units_of
+from pubsel.training.loop import Job, Progress, fit, rate_of
+from pubsel.training.once import Prepared, prepare, released_once, solve, training_secret, units_of
 from pubsel.training.pooled import from_pool
-from pubsel.training.rehearsal import behind_frozen, freezing, random_like, rehearse, shaped
 
 UNFINISHED = ("checkpoint.pt", "histogram.pt", "selection.pt", "release.pt", "solution.pt", "measurement.pt")
 REPORT_SECONDS = 1  # between two lines of progress, at least: the epsilon in them takes a tenth of a second
@@ -157,7 +152,6 @@ class Before(NamedTuple):
 
 def train(cell: Cell) -> dict[str, Any]:
     """Train a cell, and return its record without provenance."""
-    track = tracking.track(cell.settings.tracking, cell.folder)
     parts: list[tuple[str, accountant.Plan]] = []
 
     # the public data, which may be chosen privately
@@ -173,13 +167,12 @@ def train(cell: Cell) -> dict[str, Any]:
         parts += [("selection of the public examples", selected)]
     cell = cell.derived(task)
 
-    # what it will cost: in privacy, and in time and memory
+    # what it will cost: in privacy, and in memory
     plan, spend, first = guarantee(cell.settings, cell.algorithm, task.units)
     parts += [("before training", first)] if first else []
     _check_deltas(cell, task)
     before = Before(plan, spend, first, parts)
-    if cell.settings.estimate:
-        _estimate(cell, task, plan, spend is not None)
+    needs.check(cell, task, plan, None if is_measured(cell.settings) else distances.build(cell.settings.distance))
 
     follows = _following(cell, plan, spend)
     if follows:
@@ -189,7 +182,7 @@ def train(cell: Cell) -> dict[str, Any]:
     distance, start = pair_distance(cell.settings, task, cell.device), given_weights(cell.settings, task)
 
     prepared = prepare(cell, task, first)
-    spend, seconds = _fitted(cell, prepared, before, task.private, track)
+    spend, seconds = _fitted(cell, prepared, before, task.private)
 
     classifier.keep(cell.folder, cell.settings.model, prepared.whole, task)
     before = before._replace(spend=spend)
@@ -242,13 +235,7 @@ def _loaded(cell: Cell) -> Task:
     return task
 
 
-def _fitted(
-    cell: Cell,
-    prepared: Prepared,
-    before: Before,
-    given: Split,
-    track: Callable[[list[Progress], dict[int, float]], None],
-) -> tuple[accountant.Plan | None, float]:
+def _fitted(cell: Cell, prepared: Prepared, before: Before, given: Split) -> tuple[accountant.Plan | None, float]:
     """Train what is prepared; return what it spent, and in how many seconds. given: the private examples as they were
     loaded, by which the ledger knows them."""
     settings, plan, spend = cell.settings, before.plan, before.spend
@@ -261,18 +248,15 @@ def _fitted(
         prepared.model.load_state_dict({"weight": weight}, strict=False)
         return spend, time.monotonic() - began
 
-    epsilons = dict[int, float]()  # by step
     noise_multiplier = spend.noise_multiplier if spend else 0.0
     checkpoint = cell.folder / "checkpoint.pt"
     job = Job(cell.algorithm, plan, noise_multiplier, settings.training, cell.name, checkpoint)
-    watch = Watch(_shown(before, epsilons), lambda points: track(points, epsilons))
     with parallel.processes() as processes:
-        return spend, fit(prepared.trains, prepared.task, job, secret, watch, processes=processes)
+        return spend, fit(prepared.trains, prepared.task, job, secret, _shown(before), processes=processes)
 
 
-def _shown(before: Before, epsilons: dict[int, float]) -> Callable[[Progress], None]:
-    """Return what prints a line of progress, at most one a second, and fills `epsilons`: spent after a step, by its
-    number."""
+def _shown(before: Before) -> Callable[[Progress], None]:
+    """Return what prints a line of progress, at most one a second."""
     plan, spend, last = before.plan, before.spend, time.monotonic()
 
     def report(now: Progress) -> None:
@@ -290,8 +274,7 @@ def _shown(before: Before, epsilons: dict[int, float]) -> Callable[[Progress], N
                 of_training = accountant.spent(
                     spend.noise_multiplier, plan.rate, plan.steps, spend.delta, now.step, about=spend.epsilon
                 )
-                epsilons[now.step] = min(of_training, spend.epsilon) + before.epsilon
-                used = f"  epsilon {epsilons[now.step]:.3f}"
+                used = f"  epsilon {min(of_training, spend.epsilon) + before.epsilon:.3f}"
 
         say(f"  epoch {now.epoch:6.1f}  loss {now.loss:.4f}{used}  {now.seconds:.0f} s, about {left:.0f} s left")
 
@@ -416,11 +399,6 @@ def _by_gsd(cell: Cell, task: Task, candidates: dict[str, Split]) -> dict[str, A
         chosen, spend = selection.select(gsd, settings.select, epsilon, sets, say)
         return {"chosen": chosen, "spend": spend._asdict()}
 
-    if settings.estimate and len(candidates) > 1 and not (cell.folder / "selection.pt").exists():
-        sets = Comparison(build, task.private, candidates, task.classes, "estimate", secret)
-        examples = min(len(task.private.x), settings.select.private_m or gsd.m)
-        seconds = duration.of_choice(gsd, settings.select.sketch, sets, examples)
-        say(f"  about {in_words(seconds)} of choosing")
     return released_once(cell.folder / "selection.pt", secret, release)
 
 
@@ -500,15 +478,6 @@ def is_measured(settings: RunConfig) -> bool:
     return not has_own_files(settings) and (distance_folder(settings)[0] / "result.json").exists()
 
 
-def unmeasured(settings: RunConfig, task: Task, device: torch.device) -> duration.Measurement | None:
-    """Return what `pair_distance` will measure, if anything."""
-    distance = distances.build(settings.distance)
-    if distance is None or task.public is None or is_measured(settings):
-        return None
-    model = network(settings.model, task, 0, settings.data_root).to(device)
-    return duration.Measurement(distance, model, task.private, task.public, task.classes)
-
-
 def other_utilities(model: nn.Module, task: Task) -> dict[str, float]:
     """Return what settings may be selected by apart from the test set: the utility on held-out private examples, and on
     public ones whose labels belong to the task."""
@@ -527,77 +496,3 @@ def other_utilities(model: nn.Module, task: Task) -> dict[str, float]:
             utilities["public"] = evaluate(model, public, task.metric)
 
     return utilities
-
-
-def _estimate(cell: Cell, task: Task, plan: Schedule, noise: bool) -> None:
-    """Print what the run will take; UserError if it does not fit, before anything is computed that takes memory. A
-    resumed run is not timed: its progress tells how long it takes."""
-    settings, folder, device = cell.settings, cell.folder, cell.device
-    algorithm = derived(algorithms.build(settings.algorithm), settings, task)  # a second one, to be tried
-    if isinstance(algorithm, Freezes) and task.private.x.dim() != 2:
-        return
-
-    with estimate.Grown() as grown:
-        # what it holds, on stand-ins for examples that are computed later
-        model, seen, passes, below = stand_in(settings, algorithm, task, device)
-        gradients = engine(model, settings.training.chunk)
-        view = view_of(model, gradients, on_device(seen, device), "estimate", plan)
-        measurement = unmeasured(settings, task, device)
-        of_distance = duration.held(measurement) if measurement else 0
-        needs = estimate.memory(gradients, algorithm, view, seen, of_distance)
-        if seen is not task:
-            releases = getattr(algorithm, "first_share", 0) > 0
-            needs = estimate.prepared(needs, task, seen.private.x.shape[1], passes, releases)
-        if isinstance(algorithm, Solves):
-            needs = needs._replace(training=algorithm.held(len(task.private.x)))
-
-        # what does not fit is rejected before a step is tried
-        estimate.claim(needs, device)
-        each = plan._replace(batch_size=-(-plan.batch_size // torchrun.place()[1]))  # of a process
-        if settings.profile and plan.steps:
-            estimate.profile_step(gradients, algorithm, view, seen.private, each, folder / "trace.json")
-            say((folder / "costliest.txt").read_text())
-        if (folder / "checkpoint.pt").exists():
-            return say(f"  about {gib(needs.peak)} of memory beside the data")
-
-        secure = settings.privacy.secure_noise
-        before = {
-            "the distance": duration.seconds(measurement) if measurement else 0.0,
-            "PCA": freezing(algorithm, task),
-            "frozen layers": below,
-        }
-        needed = rehearse(model, seen, algorithm, each, settings.training, noise, secure)
-
-    needs = needs._replace(training=max(0, needed.held - needs.passes))
-    estimate.refuse(needs, device)
-    steps = algorithm.all_steps if isinstance(algorithm, Solves) else plan.steps
-    say(estimate.told(max(needs.peak, grown.bytes if device.type == "cpu" else 0), needed, steps, before))
-
-
-def stand_in(
-    settings: RunConfig, algorithm: algorithms.Algorithm, task: Task, device: torch.device
-) -> tuple[nn.Module, Task, int, float]:
-    """Return a network like the one that will train, and the task as that will see it, with shapes in place of examples
-    that are computed later; the bytes that the passes hold which compute them, and the seconds that these take."""
-    frozen = behind_frozen(algorithm, task)
-    model = network(settings.model, frozen, settings.seed, settings.data_root).to(device)
-    if frozen is not task:
-        return model, frozen, 0, 0.0
-    if not (settings.model.once and isinstance(model, models.Network)):
-        return model, task, 0, 0.0
-
-    # frozen layers: their outputs have the shape that the rest trains on, at the cost of a few images scaled up
-    below, above = split(model, task.private.x)
-    few = random_like(task.private, min(IMAGES, len(task.private.x)), task.classes).x.to(device)
-    with Held(device) as counted:
-        below(few)
-
-    began = time.monotonic()
-    d = below(few).shape[1]
-    seconds = (time.monotonic() - began) / len(few) * sum(len(part.x) for part in estimate.splits(task))
-
-    seen = task.each(lambda part: shaped(part, (d,)))
-    if seen.public is not None:
-        features = random_like(seen.public, len(seen.public.x), 1)
-        seen = seen._replace(public=features._replace(y=seen.public.y))
-    return above, seen, counted.peak, seconds

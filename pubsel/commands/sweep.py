@@ -30,7 +30,6 @@ from hydra.core.hydra_config import HydraConfig
 from pubsel.files import PRIVATE_FILE, hold
 from pubsel.messages import UserError, stopped_by_signals, traced
 from pubsel.records import write_record
-from pubsel.settings.keys import SHARED_GPU
 
 POLL_SECONDS = 0.5
 GRACE = 10.0  # seconds that a cell has to clean up when it is stopped
@@ -169,9 +168,9 @@ def die_with_parent(parent: int | None = None) -> None:
         os._exit(1)  # it is dead already
 
 
-def join(folder: Path, parent: int, gpus: Sequence[str], shared: bool) -> None:
+def join(folder: Path, parent: int, gpus: Sequence[str]) -> None:
     """Make this process a worker: it dies with its parent, and takes the first free place and the GPU of that place,
-    before torch is imported. shared: several workers have one GPU, and wait for its memory (estimate.claim)."""
+    before torch is imported."""
     die_with_parent(parent)
     leave_to_parent()
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C does
@@ -184,8 +183,6 @@ def join(folder: Path, parent: int, gpus: Sequence[str], shared: bool) -> None:
             _place.append(lock)
     if gpus:
         os.environ["CUDA_VISIBLE_DEVICES"] = gpus[place % len(gpus)]
-        if shared:
-            os.environ[SHARED_GPU] = "1"
 
 
 def visible_gpus() -> list[str]:

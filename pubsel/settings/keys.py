@@ -15,9 +15,6 @@ MOST_EPOCHS = 10**6  # and iterations of a loop
 MOST_STEPS = 10**7  # with more, the accountant takes minutes before it fails
 
 
-SHARED_GPU = "PUBSEL_SHARED_GPU"  # an environment variable, set for cells that share one GPU
-
-
 Device = Enum("Device", ["auto", "cpu", "cuda"])
 
 
@@ -46,9 +43,6 @@ Overlap = Enum("Overlap", ["refuse", "drop", "leave"])
 
 
 Optimizer = Enum("Optimizer", ["sgd", "adam"])
-
-
-Tracking = Enum("Tracking", ["none", "tensorboard"])
 
 
 PublicLabels = Enum("PublicLabels", ["auto", "given", "none"])
@@ -344,17 +338,8 @@ class RunConfig(Common):
     """`pubsel run`."""
 
     label: str = setting("name of the setting in tables, such as paper or tuned")
-    estimate: bool = setting(
-        "estimate the memory and time of the run before it starts, and stop if it does not fit", neutral=True
-    )
     replay: str | None = setting(
         "file or name of a record: repeat its run and report whether the result is the same", neutral=True
-    )
-    tracking: Tracking = setting(
-        "tensorboard: write curves of loss, norms and epsilon to the run's folder", neutral=True
-    )
-    profile: bool = setting(
-        "profile one step on random images: writes trace.json and costliest.txt to the run's folder", neutral=True
     )
     epsilon: float = setting("epsilon of the guarantee; inf: no noise, no guarantee", over=0, infinite=True)
     pair: Pair = field(default_factory=Pair)

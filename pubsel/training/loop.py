@@ -31,6 +31,8 @@ from pubsel.privacy.randomness import Ahead, Normals, Secret, Source, stream
 from pubsel.privacy.sampling import Schedule, poisson_sample
 from pubsel.settings.keys import Optimizer, Training
 
+FIRST_REPORT = 1.0  # seconds of training
+
 
 class Progress(NamedTuple):
     """Where a run is."""
@@ -40,8 +42,6 @@ class Progress(NamedTuple):
     epoch: float
     loss: float  # mean over the private examples since the last report: not covered by the guarantee
     seconds: float
-    norm: float  # of the last descent direction, noise included: covered
-    learning_rate: float
 
 
 def engine(model: nn.Module, chunk: int | None) -> Engine:
@@ -188,21 +188,12 @@ def rate_of(training: Training, algorithm: Algorithm, schedule: Schedule, noise_
     return algorithm.learning_rate(noise_multiplier, schedule.steps, schedule.batch_size, training.momentum)
 
 
-class Watch(NamedTuple):
-    """Who is told of the progress. report: at the end of each epoch. keep: the reports of steps that a checkpoint on
-    disk holds, which are never drawn anew: only these may be written to a file. A run that was killed after a
-    checkpoint gives its reports once more."""
-
-    report: Callable[[Progress], None] = lambda progress: None
-    keep: Callable[[list[Progress]], None] = lambda points: None
-
-
 def fit(
     model: nn.Module,
     task: Task,
     job: Job,
     secret: Secret,
-    watch: Watch = Watch(),  # noqa: B008 (immutable)
+    report: Callable[[Progress], None] = lambda now: None,
     gradients: Engine | None = None,
     processes: OneProcess = ONE_PROCESS,
 ) -> float:
@@ -229,7 +220,6 @@ def fit(
     # a killed run goes on with the streams that it began with, or not at all
     checkpoint = _Checkpoint(job, state.parts(), secret)
     start, secret = checkpoint.resume()
-    state.points.given_to(watch.keep)
 
     view = _pretrained(view, algorithm, state, checkpoint)
     state.check_finite(start)
@@ -250,7 +240,7 @@ def fit(
         # what follows computes from released numbers only; but for the losses, which are shown, and not released
         state.descend(step, mechanism.decode(mean), losses)
         give_back(task.private.x)
-        _report(step, state, checkpoint, watch)
+        _after(step, state, checkpoint, report)
 
     state.average.into(state.parameters, plan.steps)
     if isinstance(algorithm, Finishes):
@@ -268,25 +258,24 @@ def by_unit(chosen: Tensor | None, people: Tensor | None, gradients: Engine) -> 
     return examples, PeopleGradients(gradients, sizes)
 
 
-def _report(step: int, state: "_State", checkpoint: "_Checkpoint", watch: Watch) -> None:
-    """After a step: write the checkpoint if it is due, and tell who watches.
-
-    A step is reported to files once its checkpoint is on disk: it is then never drawn again. UserError if training
-    diverged."""
-    last, epoch_ends = step + 1 == state.job.schedule.steps, state.epoch_ends(step)
-    if epoch_ends:
-        state.note_progress(step, checkpoint.seconds())
-
-    due = last or checkpoint.due()
+def _after(step: int, state: "_State", checkpoint: "_Checkpoint", report: Callable[[Progress], None]) -> None:
+    """Write the checkpoint after a step, if one is due, and report the progress: at the end of an epoch, and within
+    one that takes long. Raise UserError if training diverged."""
+    plan = state.job.schedule
+    epoch_ends = step + 1 == plan.steps or (step + 1) % max(1, round(1 / plan.rate)) == 0
+    due = step + 1 == plan.steps or checkpoint.due()
     if due or (epoch_ends and not state.finite()):
         checkpoint.save(step + 1)
     if due or epoch_ends:
         state.check_finite(step + 1)
 
-    if epoch_ends:
-        watch.report(state.points.waiting[-1])
-    if due:
-        state.points.given_to(watch.keep)
+    seconds = checkpoint.seconds()
+    here = seconds - checkpoint.earlier
+    if epoch_ends or here >= state.next_report:
+        state.next_report = max(FIRST_REPORT, 2 * here)
+        loss = float(state.losses[0] / state.losses[1])  # of no examples: nan
+        state.losses.zero_()
+        report(Progress(step + 1, plan.steps, (step + 1) * plan.rate, loss, seconds))
 
 
 def _pretrained(view: View, algorithm: Algorithm, state: "_State", checkpoint: "_Checkpoint") -> View:
@@ -309,14 +298,13 @@ class _State:
         self.parameters = [dict(model.named_parameters())[name] for name in gradients.offsets]
         self.optimizer, self.decay = optimizer_of(self.parameters, job)
         self.average, self.begin = _Average(self.parameters, job.training.average), _Begin(self.parameters)
-        self.points = _Points()
-        self.epoch_steps = max(1, round(1 / job.schedule.rate))
+        self.next_report = FIRST_REPORT  # seconds of this process
         # sum and number of the losses since the last report
         self.losses = torch.zeros(2, dtype=torch.float64, device=self.parameters[0].device)
 
     def parts(self) -> tuple[Any, ...]:
         """What a checkpoint holds of it."""
-        return self.model, self.optimizer, self.decay, self.average, self.begin, self.points
+        return self.model, self.optimizer, self.decay, self.average, self.begin
 
     def descend(self, step: int, direction: Tensor, losses: Tensor) -> None:
         """One step of the optimiser with `direction` [p] as the gradient."""
@@ -326,19 +314,6 @@ class _State:
         self.optimizer.step()
         self.decay.step()
         self.losses += losses
-        self.direction = direction
-
-    def epoch_ends(self, step: int) -> bool:
-        """Whether `step` is the last of an epoch, or of all."""
-        return step + 1 == self.job.schedule.steps or (step + 1) % self.epoch_steps == 0
-
-    def note_progress(self, step: int, seconds: float) -> None:
-        """Keep where the training is after `step`, for the next report."""
-        plan, rate = self.job.schedule, float(self.decay.get_last_lr()[0])
-        loss, norm = float(self.losses[0] / self.losses[1]), float(self.direction.norm())  # of no examples: nan
-        now = Progress(step + 1, plan.steps, (step + 1) * plan.rate, loss, seconds, norm, rate)
-        self.points.waiting.append(now)
-        self.losses.zero_()
 
     def finite(self) -> bool:
         """Whether all weights are finite."""
@@ -437,25 +412,6 @@ class _Begin:
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
         self.weights = state["weights"].to(self.weights)
-
-
-class _Points:
-    """The reports since the last checkpoint. They are part of the next one, so that none is lost behind it."""
-
-    def __init__(self) -> None:
-        self.waiting: list[Progress] = []
-
-    def given_to(self, keep: Callable[[list[Progress]], None]) -> None:
-        """For who has a checkpoint with all of them on disk."""
-        if self.waiting:
-            keep(self.waiting)
-        self.waiting = []
-
-    def state_dict(self) -> dict[str, list[list[float]]]:
-        return {"waiting": [list(point) for point in self.waiting]}
-
-    def load_state_dict(self, state: dict[str, list[Any]]) -> None:
-        self.waiting = [Progress(*values) for values in state["waiting"]]
 
 
 class _Average:

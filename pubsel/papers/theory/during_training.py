@@ -54,7 +54,7 @@ from pubsel.privacy.sampling import Schedule, poisson_sample
 from pubsel.settings import CONF
 from pubsel.settings.identity import as_json, digest_of, identity_of, short_name
 from pubsel.settings.keys import FigureConfig, Labels, RunConfig, of_run, public_sets
-from pubsel.training.loop import Job, Watch, fit
+from pubsel.training.loop import Job, fit
 from pubsel.training.once import training_secret
 
 NOT_PRIVATE = "Not differentially private: measured on private gradients without noise."
@@ -316,7 +316,7 @@ def follow(name: str, settings: RunConfig, sets: list[str], ks: list[int], point
             algorithm.mechanism = watched  # type: ignore[method-assign]
             noise = spend.noise_multiplier if spend else 0.0
             job = Job(algorithm, plan, noise, settings.training, identity, checkpoint)
-            fit(model, task, job, secret, Watch(lambda now: None))
+            fit(model, task, job, secret)
             checkpoint.unlink(missing_ok=True)
         return pandas.read_csv(kept, comment="#"), kept.read_text().splitlines()[0].removeprefix("# ")
 
