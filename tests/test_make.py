@@ -25,7 +25,6 @@ from pubsel.papers import join, make
 from pubsel.settings import CONF
 from pubsel.settings.keys import AttackConfig, FigureConfig, TableConfig
 from pubsel.settings.schema import check
-from tests import synthetic
 
 CHECKOUT = Path(__file__).resolve().parent.parent
 MINE = {
@@ -171,28 +170,38 @@ def test_dry_lists_what_is_there_and_what_the_rest_takes(cli: Cli) -> None:
     assert table.startswith("then     pubsel table mine")
     assert summary == "mine: 0 of 4 cells are there; the other 4: hours unknown"
 
-    def fake(name: str, epsilon: float, seconds: float, **more: object) -> dict:
-        settings = {"pair": {"private": "digits"}, "model": {"name": "mnist_cnn"}, "algorithm": {"name": "gep"}}
-        record = {"identity": name, "seconds": seconds, "settings": {**settings, "epsilon": epsilon}}
-        return {**synthetic.record(), **record, **more}
-
-    # a cell's own record, and others from which its time is told: of equal epsilon the median, else the nearest
-    first = cells[0].split()[1]
-    results.write_record(Path("results/runs", first, "result.json"), fake(first, 4.0, 100))
-    results.write_lines(Path("results/records/others.jsonl.gz"), [fake("a", 2.0, 7200), fake("b", 2.0, 14400)])
-    results.write_record(Path("results/records/other.json"), fake("c", 2.0, 9000))
+    # one that ran, by which the time of the others is told
+    assert cli("make", "mine_weak", *HERE, "dry=true", "seed=0")[0] == 0
+    assert cli("run", *MINE["common"].format(epsilon=4).split(), "seed=0", *HERE)[0] == 0  # type: ignore[attr-defined]
+    (path,) = Path("results/runs").glob("*/result.json")
+    record = json.loads(path.read_text()) | {"seconds": 7200.0}
+    path.write_text(json.dumps(record))
     lines = cli("make", "mine", *HERE, "dry=true")[1].splitlines()[2:]
-    assert lines[0] == f"there    {first}"
-    assert [line.split("  ")[-1] for line in lines[1:4]] == ["(2 min)", "(2.5 h)", "(2.5 h)"]
-    assert lines[-1] == "mine: 1 of 4 cells are there; the other 3: about 5.0 h, as long as the nearest records took"
-    assert not Path("results/ledger").exists()
+    assert lines[0] == f"there    {record['identity']}"
+    assert [line.split("  ")[-1] for line in lines[1:4]] == ["(2.0 h)"] * 3
+    assert lines[-1] == "mine: 1 of 4 cells are there; the other 3: about 6.0 h, by the records of the same kind"
 
-    # what belongs to other data, another model or another method says nothing
-    shutil.rmtree("results")
-    strange = fake("d", 2.0, 5)
-    strange["settings"]["algorithm"] = {"name": "dp_sgd"}
-    results.write_record(Path("results/records/other.json"), strange)
-    assert cli("make", "mine", *HERE, "dry=true")[1].splitlines()[-1].endswith("hours unknown")
+
+def test_hours_grow_with_steps_batches_and_k(composers: dict[str, make.Composer]) -> None:
+    """A run of 3 steps told 14 s for one of 50 epochs."""
+    words = ["+experiment=gep_cifar10", "training.epochs=50", "training.batch_size=1000"]
+
+    def cell(*more: str) -> make.Cell:
+        return composers["run"].cell([*words, *more])
+
+    toy = recorded(cell("algorithm.k=100", "training.steps=3"), seconds=14.0, private_examples=50_000)
+    results.write_record(Path("results/runs/toy/result.json"), toy)
+    kept = make.Kept.read(Path("results"))
+    for more, seconds in [
+        (["algorithm.k=100", "training.steps=3", "seed=7", "epsilon=1"], 14),
+        (["algorithm.k=100"], 14 * 2500 / 3),
+        (["algorithm.k=100", "training.batch_size=500"], 14 * 2500 / 3),
+        (["algorithm.k=200", "training.steps=6"], 14 * 4),
+        (["algorithm=dp_sgd"], None),
+        (["algorithm.k=100", "model=fmnist_cnn"], None),
+        (["algorithm.k=100", "pair.private_share=0.5"], None),
+    ]:
+        assert kept.expected(cell(*more).settings) == (seconds and pytest.approx(seconds)), more
 
 
 def test_a_record_that_came_with_the_code_is_not_run_again(cli: Cli) -> None:

@@ -1,7 +1,9 @@
 """The loop: what is sampled, what is added, and that a killed run ends like an uninterrupted one."""
 
 import json
+from itertools import count, pairwise
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -238,15 +240,28 @@ def test_every_batch_is_sampled_and_sample_and_noise_come_from_one_kind_of_sourc
     assert seen == [(purpose, step) for step in range(steps) for purpose in ("sample", "noise")]
 
 
-def test_rates_fall_at_the_nearest_step_and_epochs_end_at_the_nearest(tmp_path):
+def test_rates_fall_at_the_nearest_step_and_epochs_end_at_the_nearest(tmp_path, monkeypatch):
     """Milestones at 0.5 of 15 steps (7.5, to the even 8) and 0.77 (11.55); epochs of 2.94 steps, of 17 in 50."""
-    seen = []
-    train(tmp_path, steps=15, batch_size=50, milestones=[0.5, 0.77], report=seen.append)
-    assert [round(p.learning_rate, 6) for p in seen] == [0.1] * 7 + [0.01] * 4 + [0.001] * 4
-    seen.clear()
-    (tmp_path / "epochs").mkdir()
-    train(tmp_path / "epochs", steps=9, batch_size=17, report=seen.append)
+    settings, seen = training(steps=15, milestones=[0.5, 0.77]), []
+    job = Job(DPSGD("dp_sgd", 1.0), schedule(50, settings), 0.0, settings, "name", tmp_path / "checkpoint.pt")
+    optimizer, decay = loop.optimizer_of([torch.nn.Parameter(torch.zeros(1))], job)
+    rates = [round(decay.get_last_lr()[0], 6) for _ in range(15) if optimizer.step() or decay.step() or True]
+    assert rates == [0.1] * 7 + [0.01] * 4 + [0.001] * 4
+
+    monkeypatch.setattr(loop, "FIRST_REPORT", 1e9)
+    train(tmp_path, steps=9, batch_size=17, report=seen.append)
     assert [p.step for p in seen] == [3, 6, 9]
+
+
+def test_the_first_report_comes_within_two_seconds_however_long_an_epoch_is(tmp_path, monkeypatch):
+    """The next ones after at least twice the time, and one at the end."""
+    clock, seen = count(), []
+    monkeypatch.setattr(loop, "time", SimpleNamespace(monotonic=lambda: next(clock) / 10))
+    train(tmp_path, steps=100, batch_size=1, report=seen.append)
+    seconds = [p.seconds for p in seen if p.step % 50]
+    assert 1 <= seconds[0] <= 2
+    assert all(later >= 2 * earlier for earlier, later in pairwise(seconds))
+    assert [p.step for p in seen if p.step % 50 == 0] == [50, 100]
 
 
 def test_full_batch_takes_every_example():

@@ -15,6 +15,7 @@ A command with a key in braces is one command for each of the file's `parts`: {p
 keys are what the file gives it. NAME_PART makes one part. `common` is put before the words of each run.
 """
 
+import json
 import shlex
 import statistics
 import tempfile
@@ -22,6 +23,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 from hydra import compose
@@ -46,7 +48,6 @@ from pubsel.settings.schema import check
 SWEPT = ("run", "rank")
 KINDS = (*SWEPT, "attack", "figure", "table", "make", "more_seeds")
 Start = Callable[[str, list[str]], int]  # a command and its words; its exit code
-Settings = frozenset[tuple[str, str]]  # dotted keys and JSON values
 
 
 class Step(NamedTuple):
@@ -223,10 +224,11 @@ def seeded(
 
 @dataclass
 class Kept:
-    """The records of runs and ranks in a folder of results: their names, and what they took."""
+    """The records of runs and ranks in a folder of results: their names; and for records of one kind, whose seconds
+    grow alike, the number of private examples and the seconds for a unit of work."""
 
     names: set[str] = field(default_factory=set)
-    seconds: dict[tuple[str, str, str], list[tuple[Settings, float]]] = field(default_factory=dict)
+    rates: dict[str, list[tuple[int, float]]] = field(default_factory=dict)
 
     @classmethod
     def read(cls, folder: Path) -> "Kept":
@@ -238,29 +240,39 @@ class Kept:
         kept = cls()
         for record in records:
             kept.names.add(record["identity"])
+            settings, n = record["settings"], record.get("private_examples") or 1
             if "seconds" in record:
-                about = (_compared(record["settings"]), float(record["seconds"]))
-                kept.seconds.setdefault(_kind(record["settings"]), []).append(about)
+                rate = max(record["seconds"], 0.05) / work_in(settings, n)  # as recorded, rounded to 0.1
+                kept.rates.setdefault(kind_of(settings), []).append((n, rate))
         return kept
 
     def expected(self, settings: dict[str, Any]) -> float | None:
-        """Return the seconds that a cell will take: the median of the records with its private data, model and
-        algorithm (of a rank: distance) that differ from it in the fewest settings; None if there is none."""
-        like, wanted = self.seconds.get(_kind(settings), []), _compared(settings)
-        apart = [len(wanted ^ other) for other, _ in like]
-        nearest = [seconds for far, (_, seconds) in zip(apart, like, strict=True) if far == min(apart)]
-        return statistics.median(nearest) if nearest else None
+        """Return the seconds that a cell will take, in proportion to those of the records of its kind (the median);
+        None if there is none."""
+        rates = self.rates.get(kind_of(settings), [])
+        return statistics.median(rate * work_in(settings, n) for n, rate in rates) if rates else None
 
 
-def _kind(settings: dict[str, Any]) -> tuple[str, str, str]:
+def kind_of(settings: dict[str, Any]) -> str:
+    """Return what cells have in common whose seconds grow with their work alone: the algorithm (of a rank: the
+    distance), the model, and the private data with all that decides how many of them there are."""
+    pair = settings.get("pair") or {"private": settings.get("private")}
     method = settings.get("algorithm") or settings.get("distance") or {}
-    private = results.at(settings, "pair.private") or settings.get("private")
-    return str(private), str(results.at(settings, "model.name")), str(method.get("name"))
+    data = {key: value for key, value in pair.items() if key not in ("public", "seed")}
+    return json.dumps([method.get("name"), results.at(settings, "model.name"), data], sort_keys=True)
 
 
-def _compared(settings: dict[str, Any]) -> Settings:
-    flat = join.flat(settings)
-    return frozenset((key, value) for key, value in flat.items() if key not in ("seed", "label"))
+def work_in(settings: dict[str, Any], n: int) -> float:
+    """Return the examples in all steps on n private examples (of a rank: in all its measurements), times the k of the
+    algorithm or distance, if it has one."""
+    method = settings.get("algorithm") or settings.get("distance") or {}
+    k = float(method.get("k") or 1)
+    if "training" in settings:
+        from pubsel.privacy.sampling import schedule  # and with it torch
+
+        plan = schedule(n, SimpleNamespace(**{"steps": None} | settings["training"]))  # type: ignore[arg-type]
+        return k * plan.steps * plan.batch_size
+    return k * len(settings.get("public") or [0]) * (method.get("m") or 1) * (method.get("initialisations") or 1)
 
 
 def summary(name: str, cells: list[Cell], kept: Kept) -> str:
@@ -270,7 +282,7 @@ def summary(name: str, cells: list[Cell], kept: Kept) -> str:
         return f"{name}: all of {len(cells)} cells are there"
     took = [kept.expected(cell.settings) for cell in missing]
     known = [seconds for seconds in took if seconds is not None]
-    hours = f"about {minutes(sum(known))}, as long as the nearest records took" if known else "hours unknown"
+    hours = f"about {minutes(sum(known))}, by the records of the same kind" if known else "hours unknown"
     hours += f", and {len(took) - len(known)} of unknown length" if 0 < len(known) < len(took) else ""
     present = len(cells) - len(missing)
     return f"{name}: {present} of {len(cells)} cells are there; the other {len(missing)}: {hours}"
