@@ -443,8 +443,9 @@ def guarantee(
     # these have no step of the loop that spends anything
     if isinstance(algorithm, Solves):
         if math.isfinite(settings.epsilon):
-            noise_multiplier = algorithm.account(n, settings.epsilon, settings.privacy.delta).noise_multiplier
-            report(f"  {algorithm.all_steps} steps, sampling rate {1 / n:.4g}, noise multiplier {noise_multiplier:.4g}")
+            cost = algorithm.account(n, settings.epsilon, settings.privacy.delta)
+            noise = f"noise multiplier {cost.noise_multiplier:.4g}"
+            report(f"  {cost.steps} steps, sampling rate {cost.rate:.4g}, {noise}")
         return plan._replace(steps=0), None, None
     if not algorithm.private or settings.epsilon == math.inf:
         return plan, None, None

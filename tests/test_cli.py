@@ -337,7 +337,7 @@ def test_what_needs_no_torch_does_not_wait_for_it() -> None:
         (["run", "epsilon"], 2, ["'epsilon'", "key=value"]),
         (["run", "pair.public=[a"], 2, ["pair.public=[a", "quote"]),
         (["run", "epsilonn=1"], 2, ["epsilonn", "--help"]),
-        (["run", "+epsilonn=1"], 2, ["epsilonn", "epsilon, epsilon_select, estimate, keep, label"]),
+        (["run", "+epsilonn=1"], 2, ["epsilonn", "epsilon, epsilon_select, keep, label"]),
         (["run", "pair.typo=1"], 2, ["pair.typo", "--help"]),
         (
             ["run", "+pair.typo=1"],

@@ -118,7 +118,7 @@ def test_the_ends_of_a_range_are_allowed(key: str, value: Any) -> None:
 
 def test_an_unknown_key_is_refused_with_those_that_there_are() -> None:
     with pytest.raises(
-        UsageError, match=r"^unknown key epsilonn \(did you mean epsilon\?\); here: .*epsilon, epsilon_select, es"
+        UsageError, match=r"^unknown key epsilonn \(did you mean epsilon\?\); here: .*epsilon, epsilon_select, keep"
     ) as refusal:
         check(RunConfig, with_value("epsilonn", 1))
     assert refusal.value.exit_code == 2

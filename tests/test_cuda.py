@@ -158,7 +158,7 @@ def test_a_run_of_a_gpu_is_resumed_and_read_without_one() -> None:
     """Its checkpoint and its weights hold tensors of the GPU."""
     words = f"{NO_GSD} training.checkpoint_seconds=0 training.steps=40 pair.private_share=0.2"
     with pretended(), pytest.MonkeyPatch.context() as patch:
-        patch.setattr(loop._State, "note_progress", interrupted)
+        patch.setattr(loop, "Progress", interrupted)
         assert main([*words.split(), "device=cuda", "threads=1"]) == 130
     with pretended(available=False):
         run(words, "cpu")

@@ -283,8 +283,8 @@ def test_a_checkpoint_that_does_not_fit_is_named_and_starts_nothing(tmp_path: Pa
     good = path.read_bytes()
     saved = torch.load(path)
     assert saved["step"] == 3
-    older = {"step": 3, "parts": saved["parts"], "version": "0.0"}
-    for bad in (good[:0], good[: len(good) // 2], good[:-1], older, saved | {"parts": [{}]}):
+    older = {"step": 3, "state": saved["state"], "version": "0.0"}
+    for bad in (good[:0], good[: len(good) // 2], good[:-1], older, saved | {"state": {}}):
         path.write_bytes(bad) if isinstance(bad, bytes) else torch.save(bad, path)
         code, line = tried(tmp_path)
         assert code == 1

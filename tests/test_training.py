@@ -419,7 +419,7 @@ class Evil:
 @pytest.mark.attack
 def test_a_checkpoint_runs_no_code(tmp_path):
     payload = tmp_path / "payload"
-    torch.save({"step": 0, "seconds": 0.0, "release": {}, "parts": Evil(payload)}, tmp_path / "checkpoint.pt")
+    torch.save({"step": 0, "seconds": 0.0, "release": {}, "state": Evil(payload)}, tmp_path / "checkpoint.pt")
     with pytest.raises(UserError, match=r"checkpoint\.pt cannot be read"):
         train(tmp_path)
     assert not payload.exists()

@@ -360,11 +360,6 @@ class Solves(Protocol):
         """Return what its loop costs on n private examples."""
         ...
 
-    @property
-    def all_steps(self) -> int:
-        """The number of steps of its loop, in all."""
-        ...
-
     def solve(
         self, private: Split, epsilon: float, delta: float, source: np.random.Generator | SystemEntropy
     ) -> tuple[Tensor, Plan]:

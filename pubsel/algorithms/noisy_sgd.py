@@ -8,7 +8,7 @@ differs:
 
 - As printed, the runs spend epsilon and the choice spends epsilon again: (2 epsilon, delta). Here each has half.
 - As printed, each run is given (epsilon / runs, delta / runs). Here all their steps are one composition, which needs
-  less noise. `noise="paper"` has the printed split.
+  less noise.
 - A step draws a Poisson sample at rate 1/n (one example in the mean), not exactly one example: this is what the
   accountant accounts for.
 """
@@ -17,7 +17,7 @@ import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import Enum
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -29,7 +29,7 @@ from pubsel.algorithms import Algorithm, Frozen, Random, View, needed
 from pubsel.algorithms.pillar import public_pca
 from pubsel.data import Split
 from pubsel.messages import UsageError
-from pubsel.privacy.accountant import Plan, deviation, plan, rdp_epsilon
+from pubsel.privacy.accountant import Plan, deviation, plan
 from pubsel.privacy.lattice import noised
 from pubsel.privacy.randomness import SystemEntropy
 from pubsel.settings.schema import setting
@@ -154,17 +154,13 @@ def noisy_sgd(
     beta: float,
     steps: int,
     source: Source,
-    noise: Literal["accounted", "paper"] = "accounted",
 ) -> Halfspace:
     """Return a halfspace through 0, (epsilon, delta)-private for a row that is there or counts as nothing (Algorithm
     2). budget: both of them.
 
     x: [n, d], rows of norm at most 1 (longer ones are scaled to it). y: [n], -1 or +1. beta: the probability that no
-    run is good; there are ceil(log(1 / beta)) runs. steps: of each run; the paper takes n^2 - 1. noise="accounted":
-    what the accountant finds for all steps of all runs together. noise="paper": sigma^2 = 32 L^2 n^2 log(n / delta)
-    log(1 / delta) / epsilon^2 on n times a gradient, at (epsilon / runs, delta / runs). For comparison: it holds for at
-    most n^2 steps, for which it costs a twentieth of epsilon or less (epsilon 1 to 10, by Renyi DP), and is refused if
-    it does not. Its real cost is reported.
+    run is good; there are ceil(log(1 / beta)) runs. steps: of each run; the paper takes n^2 - 1. The noise is what the
+    accountant finds for all steps of all runs together.
     """
     n, (epsilon, delta) = len(x), budget
     if not (0 < beta < 1 and 0 < delta < 1 and epsilon > 0 and steps >= 1 and n >= 1 and y.shape == (n,)):
@@ -172,8 +168,7 @@ def noisy_sgd(
 
     runs = runs_of(beta)
     choice = choice_of(epsilon, beta)
-    planned = _papers_plan if noise == "paper" else _plan
-    base = planned(epsilon - choice, delta, n, steps, runs)
+    base = _plan(epsilon - choice, delta, n, steps, runs)
 
     signed = signed_examples(x, y)
     scale = deviation(base.noise_multiplier, loss.lipschitz)
@@ -197,17 +192,6 @@ def choice_of(epsilon: float, beta: float) -> float:
 
 def _plan(epsilon: float, delta: float, n: int, steps: int, runs: int) -> Plan:
     return plan(epsilon, delta, 1 / n, runs * steps, 1.0)
-
-
-def _papers_plan(epsilon: float, delta: float, n: int, steps: int, runs: int) -> Plan:
-    multiplier = math.sqrt(32 * math.log(n * runs / delta) * math.log(runs / delta)) * runs / epsilon
-    true = rdp_epsilon(multiplier, 1 / n, runs * steps, delta)
-    if steps > n * n or true > epsilon:
-        raise UsageError(
-            f"noise=paper: its variance does not cover epsilon={epsilon:g} over {steps} steps of {n} examples: take at "
-            "most n^2 steps, or noise=accounted"
-        )
-    return Plan(true, delta, 1 / n, runs * steps, multiplier, "BST14's variance, Renyi DP", True, epsilon)
 
 
 LossName = Enum("LossName", ["logistic", "hinge"])
@@ -259,8 +243,3 @@ class NoisySGD(Algorithm):
     def account(self, n: int, epsilon: float, delta: float) -> Plan:
         """Return what all runs on n examples cost; the accountant remembers it."""
         return _plan(epsilon - choice_of(epsilon, self.beta), delta, n, self.steps, runs_of(self.beta))
-
-    @property
-    def all_steps(self) -> int:
-        """The number of steps of all runs."""
-        return runs_of(self.beta) * self.steps

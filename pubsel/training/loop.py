@@ -45,13 +45,13 @@ class Progress(NamedTuple):
 
 
 def engine(model: nn.Module, chunk: int | None) -> Engine:
-    """What makes per-example gradients of `model`: factored for a linear classifier, else written out, but for wide
-    layers."""
+    """Return what makes per-example gradients of `model`: factored for a linear classifier, else written out, but for
+    wide layers."""
     return LinearGradients(model) if isinstance(model, nn.Linear) else BookKeeping(model, chunk)
 
 
 def clipped_sum(mechanism: Mechanism, gradients: Engine, batch: Split) -> tuple[Tensor, Tensor]:
-    """The mechanism's sum over the batch -> [size], and the sum and the number of its losses -> [2]; float64.
+    """Return the mechanism's sum over the batch -> [size], and the sum and the number of its losses -> [2]; float64.
 
     The batch may be empty or larger than memory holds gradients for.
     """
@@ -68,31 +68,31 @@ def clipped_sum(mechanism: Mechanism, gradients: Engine, batch: Split) -> tuple[
 
 
 class OneProcess:
-    """How one process does what several may share (parallel.Leader): it has every private example."""
+    """The work of a single process, which several may share (parallel.Leader): it has every private example."""
 
     def own(self, private: Split) -> Split:
-        """The private examples of this process."""
+        """Return the private examples of this process."""
         return private
 
     def prepare(self, view: View, algorithm: Algorithm, name: str, chunk: int | None, private: Split) -> None:
-        """Before the first step of the run `name`: what other processes need for theirs. private: all examples."""
+        """Send to other processes, before the first step of the run `name`, what they need. private: all examples."""
 
     def begin(
         self, step: int, private: Split, chosen: Tensor | None, make: Callable[[], Mechanism]
     ) -> tuple[Mechanism, Split]:
-        """The mechanism of a step, which `make` makes, and the batch of this process: what lies in `private`, its own
-        examples, of those that are `chosen` (indices among all private examples; None: all)."""
+        """Return the mechanism of a step, which `make` makes, and the batch of this process: those of `private`, its
+        own examples, that are `chosen` (indices among all private examples; None: all)."""
         return make(), part_of(private, chosen)
 
     def sum(self, mechanism: Mechanism, gradients: Engine, batch: Split) -> tuple[Tensor, Tensor]:
-        """`clipped_sum` over the batches of all processes."""
+        """Return `clipped_sum` over the batches of all processes."""
         return clipped_sum(mechanism, gradients, batch)
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        """The training has ended, or failed."""
+        """End the training, or react to its failure."""
 
 
 ONE_PROCESS = OneProcess()
@@ -107,8 +107,8 @@ def noisy_mean(
     batch_size: int,
     processes: OneProcess = ONE_PROCESS,
 ) -> tuple[Tensor, Tensor]:
-    """(clipped sum over the batch + N(0, s^2)) / batch_size -> [size], s of `accountant.deviation`; and the sum and the
-    number of the losses, float64 [2].
+    """Return (clipped sum over the batch + N(0, s^2)) / batch_size -> [size], s of `accountant.deviation`; and the sum
+    and the number of the losses, float64 [2].
 
     batch_size is fixed and public, a number of rows that are clipped, which are people if `gradients` makes one for
     each. The noise is drawn once, on the sum over all processes.
@@ -128,11 +128,11 @@ def noisy_sum(
     rows: int = 2**14,
     people: Tensor | None = None,
 ) -> Frozen:
-    """What `release` decodes from its sum over all private features x [n, d], plus noise of the declared scale.
+    """Return what `release` decodes from its sum over all private features x [n, d], plus noise of the declared scale.
 
-    people: how many of them each person has, in a row. A person then adds the mean of what their examples would add,
-    whose norm is at most the largest of theirs, and so at most the declared sensitivity. The sum over examples is one
-    over people with k examples, for each k, over k."""
+    people: the number of examples of each person, which follow each other. A person then adds
+    the mean of what their examples would add, whose norm is at most the largest of theirs, and so at most the declared
+    sensitivity. The sum over examples is one over people with k examples, for each k, over k."""
     total = torch.zeros(release.size, dtype=torch.float64)
     sizes = None if people is None else people.repeat_interleave(people)  # of each example
     for k in [1] if sizes is None else sizes.unique().tolist():
@@ -143,12 +143,12 @@ def noisy_sum(
 
 
 def public_stream(name: str) -> Callable[[str, int], np.random.Generator]:
-    """What the algorithm of the run `name` may draw from."""
+    """Return the random streams that the algorithm of the run `name` may draw from."""
     return lambda purpose, step: stream(name, f"public {purpose}", step)
 
 
 def view_of(model: nn.Module, gradients: Engine, task: Task, name: str, plan: Schedule) -> View:
-    """What the algorithm of the run `name` may see of a task."""
+    """Return what the algorithm of the run `name` may see of a task."""
     return View(
         model,
         gradients,
@@ -197,13 +197,14 @@ def fit(
     gradients: Engine | None = None,
     processes: OneProcess = ONE_PROCESS,
 ) -> float:
-    """Train `model` in place on task.private; returns the seconds spent, those before a resume included.
+    """Train `model` in place on task.private; return the seconds spent, those before a resume included.
 
     secret: where sample and noise come from. A run that is killed at any moment resumes from its checkpoint, and ends,
     bit for bit on a CPU, like an uninterrupted one; with noise of the operating system, steps after the last
     checkpoint, whose result nobody saw, are drawn anew. gradients: by default engine(model, training.chunk); an audit
-    brings its own. processes: those that share the work. If the task has people, these are sampled, each with all
-    their examples, and each is one row of G (`PeopleGradients`).
+    brings its own. processes: those that share the work. report: is called at the end of each epoch, and within one
+    that takes long; a resumed run reports again what followed its checkpoint. If the task has people, these are
+    sampled, each with all their examples, and each is one row of G (`PeopleGradients`).
 
     Raises UserError if the weights stop being finite, or the checkpoint is of another release.
     """
@@ -218,7 +219,7 @@ def fit(
     state = _State(model, gradients, job)
 
     # a killed run goes on with the streams that it began with, or not at all
-    checkpoint = _Checkpoint(job, state.parts(), secret)
+    checkpoint = _Checkpoint(job, state, secret)
     start, secret = checkpoint.resume()
 
     view = _pretrained(view, algorithm, state, checkpoint)
@@ -242,7 +243,7 @@ def fit(
         give_back(task.private.x)
         _after(step, state, checkpoint, report)
 
-    state.average.into(state.parameters, plan.steps)
+    state.average(plan.steps)
     if isinstance(algorithm, Finishes):
         with gpu_precision("tf32"):
             algorithm.finish(view)
@@ -250,8 +251,8 @@ def fit(
 
 
 def by_unit(chosen: Tensor | None, people: Tensor | None, gradients: Engine) -> tuple[Tensor | None, Engine]:
-    """The examples of the private units that are `chosen` (None: all), and what makes G with a row for each unit.
-    people: how many examples each has; None: a unit is one example."""
+    """Return the examples of the private units that are `chosen` (None: all), and what makes G with a row for each
+    unit. people: how many examples each has; None: a unit is one example."""
     if people is None:
         return chosen, gradients
     examples, sizes = members(people, chosen)
@@ -279,49 +280,74 @@ def _after(step: int, state: "_State", checkpoint: "_Checkpoint", report: Callab
 
 
 def _pretrained(view: View, algorithm: Algorithm, state: "_State", checkpoint: "_Checkpoint") -> View:
-    """What the algorithm sees of a task whose public data has trained first, if that is its way: every private step
-    knows the weights that this led to."""
+    """Return the view after public pre-training, if the algorithm pre-trains; view.start holds the resulting
+    weights."""
     if isinstance(algorithm, Pretrains) and not checkpoint.resumed:
         with gpu_precision("tf32"):
             algorithm.pretrain(view)
-        state.begin.weights = flat(state.parameters)
+        state.start = flat(state.parameters)
         if checkpoint.due():
             checkpoint.save(0)
-    return view._replace(start=state.begin.weights)
+    return view._replace(start=state.start)
 
 
 class _State:
-    """What the steps of a training change: the weights, the optimiser, and what is kept of earlier steps."""
+    """All that the steps of a training change, which is what a checkpoint contains."""
 
     def __init__(self, model: nn.Module, gradients: Engine, job: Job):
         self.model, self.columns, self.job = model, list(gradients.offsets.values()), job
         self.parameters = [dict(model.named_parameters())[name] for name in gradients.offsets]
         self.optimizer, self.decay = optimizer_of(self.parameters, job)
-        self.average, self.begin = _Average(self.parameters, job.training.average), _Begin(self.parameters)
         self.next_report = FIRST_REPORT  # seconds of this process
         # sum and number of the losses since the last report
         self.losses = torch.zeros(2, dtype=torch.float64, device=self.parameters[0].device)
 
-    def parts(self) -> tuple[Any, ...]:
-        """What a checkpoint holds of it."""
-        return self.model, self.optimizer, self.decay, self.average, self.begin
+        # [p], the weights before the first private step; and the sum of those before step t, times t, to be averaged
+        self.start = flat(self.parameters)
+        self.total = torch.zeros_like(self.start, dtype=torch.float64) if job.training.average else None
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what a checkpoint contains."""
+        return {
+            "model": self.model.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "decay": self.decay.state_dict(),
+            "start": self.start,
+            "total": self.total,
+        }
+
+    def load_state_dict(self, saved: Mapping[str, Any]) -> None:
+        """Go back to what `state_dict` returned."""
+        self.model.load_state_dict(saved["model"])
+        self.optimizer.load_state_dict(saved["optimizer"])
+        self.decay.load_state_dict(saved["decay"])
+        self.start = saved["start"].to(self.start)
+        if self.total is not None:
+            self.total = saved["total"].to(self.total)
 
     def descend(self, step: int, direction: Tensor, losses: Tensor) -> None:
-        """One step of the optimiser with `direction` [p] as the gradient."""
-        self.average.add(self.parameters, step + 1)
+        """Take one step of the optimiser with `direction` [p] as the gradient."""
+        if self.total is not None:
+            self.total += (step + 1) * flat(self.parameters)
         for parameter, columns in zip(self.parameters, self.columns, strict=True):
             parameter.grad = direction[columns].view_as(parameter)
         self.optimizer.step()
         self.decay.step()
         self.losses += losses
 
+    def average(self, steps: int) -> None:
+        """Set the weights to 2 / (T (T + 1)) sum_t t w_t, of those before step t = 1, ..., T, if this is wanted."""
+        if self.total is not None and steps:
+            mean = self.total * (2 / (steps * (steps + 1)))
+            nn.utils.vector_to_parameters(mean.to(self.start.dtype), self.parameters)
+
     def finite(self) -> bool:
-        """Whether all weights are finite."""
+        """Return whether all weights are finite."""
         return all(bool(torch.isfinite(p).all()) for p in self.parameters)
 
     def check_finite(self, step: int) -> None:
-        """UserError if training diverged. Its checkpoint stays, so that the same command fails again at once instead
-        of drawing new noise for steps whose failure was seen."""
+        """Raise UserError if training diverged. Its checkpoint stays, so that the same command fails again at once
+        instead of drawing new noise for steps whose failure was seen."""
         if not self.finite():
             raise UserError(
                 f"training diverged: weights are not finite at step {step}; "
@@ -332,7 +358,7 @@ class _State:
 def optimizer_of(
     parameters: list[nn.Parameter], job: Job
 ) -> tuple[torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler]:
-    """The optimiser of a training, and how its learning rate falls over its steps."""
+    """Return the optimiser of a training, and the schedule by which its learning rate falls."""
     training, steps, rate = job.training, job.schedule.steps, job.learning_rate
     decayed = training.weight_decay
     optimizer: torch.optim.Optimizer = torch.optim.SGD(parameters, rate, training.momentum, weight_decay=decayed)
@@ -347,10 +373,10 @@ def optimizer_of(
 
 
 class _Checkpoint:
-    """The file that a killed run resumes from, and the clock that says when it is due. parts: what has a state."""
+    """The file that a killed run resumes from, and the clock by which the next one is due."""
 
-    def __init__(self, job: Job, parts: tuple[Any, ...], secret: Secret):
-        self.path, self.parts, self.secret = job.checkpoint, parts, secret
+    def __init__(self, job: Job, state: _State, secret: Secret):
+        self.path, self.state, self.secret = job.checkpoint, state, secret
         self.every = job.training.checkpoint_seconds  # between two checkpoints
         self.resumed, self.earlier = False, 0.0
         self.restart_clock()
@@ -359,26 +385,25 @@ class _Checkpoint:
         self.began = self.kept = time.monotonic()
 
     def seconds(self) -> float:
-        """Spent on the run's steps, in this process and before."""
+        """Return the seconds spent on the run's steps, in this process and before."""
         return self.earlier + time.monotonic() - self.began
 
     def due(self) -> bool:
         return time.monotonic() - self.kept >= self.every
 
     def resume(self) -> tuple[int, Secret]:
-        """Load the checkpoint into the parts, if there is one: the step to go on at, and the streams to draw from.
-        UserError if it cannot be read, or is of another release."""
+        """Load the checkpoint into the state, if there is one; return the step to resume at, and the streams to draw
+        from. UserError if it cannot be read, or is of another release."""
         if not self.path.exists():
             return 0, self.secret
         try:
             saved = torch.load(plain(self.path), map_location="cpu", weights_only=True)
-            release, step, seconds, states = (saved[key] for key in ("release", "step", "seconds", "parts"))
+            release, step, seconds, state = (saved[key] for key in ("release", "step", "seconds", "state"))
         except Exception as error:
             raise self._unreadable(error) from None
         self.secret = self.secret.resumed(release, step, self.path, partial(_spent, done=step))
         try:
-            for part, state in zip(self.parts, states, strict=True):
-                part.load_state_dict(state)
+            self.state.load_state_dict(state)
         except Exception as error:
             raise self._unreadable(error) from None
         self.resumed, self.earlier = True, seconds
@@ -388,62 +413,25 @@ class _Checkpoint:
         """Write the state after `step` steps."""
         self.kept = time.monotonic()
         seconds = self.seconds() if step else 0.0
-        states = [part.state_dict() for part in self.parts]
-        save(self.path, {"step": step, "seconds": seconds, "release": self.secret.state_dict(), "parts": states})
+        content = {"step": step, "seconds": seconds, "release": self.secret.state_dict()}
+        save(self.path, content | {"state": self.state.state_dict()})
 
     def _unreadable(self, error: Exception) -> UserError:
         return unreadable(self.path, error, f"delete it to start this run again{ledger.again(self.path.parent)}")
 
 
 def flat(parameters: list[nn.Parameter]) -> Tensor:
-    """All weights, [p]."""
+    """Return all weights, [p]."""
     return torch.cat([p.detach().flatten() for p in parameters])
 
 
-class _Begin:
-    """The weights [p] before the first private step, which a run that goes on takes from its checkpoint: what trains on
-    public data before is not done again."""
-
-    def __init__(self, parameters: list[nn.Parameter]):
-        self.weights = flat(parameters)
-
-    def state_dict(self) -> dict[str, Tensor]:
-        return {"weights": self.weights}
-
-    def load_state_dict(self, state: dict[str, Tensor]) -> None:
-        self.weights = state["weights"].to(self.weights)
-
-
-class _Average:
-    """2 / (T (T + 1)) sum_t t w_t, of the weights w_t before step t = 1, ..., T; or nothing."""
-
-    def __init__(self, parameters: list[nn.Parameter], wanted: bool):
-        self.total = torch.zeros_like(flat(parameters), dtype=torch.float64) if wanted else None
-
-    def add(self, parameters: list[nn.Parameter], t: int) -> None:
-        if self.total is not None:
-            self.total += t * flat(parameters)
-
-    def into(self, parameters: list[nn.Parameter], steps: int) -> None:
-        if self.total is not None and steps:
-            mean = self.total * (2 / (steps * (steps + 1)))
-            nn.utils.vector_to_parameters(mean.to(parameters[0].dtype), parameters)
-
-    def state_dict(self) -> dict[str, Tensor | None]:
-        return {"total": self.total}
-
-    def load_state_dict(self, state: dict[str, Tensor | None]) -> None:
-        if self.total is not None and state["total"] is not None:
-            self.total = state["total"].to(self.total)
-
-
 def part_of(split: Split, chosen: Tensor | None) -> Split:
-    """The examples of these indices; all for None."""
+    """Return the examples with these indices; None: all."""
     return split if chosen is None else Split(*(values[chosen.to(values.device)] for values in split))
 
 
 def on_device(task: Task, device: torch.device) -> Task:
-    """Private and public data where the model is."""
+    """Return the task with private and public data on the device of the model."""
 
     def move(split: Split) -> Split:
         return Split(split.x.to(device), split.y.to(device))
@@ -452,8 +440,8 @@ def on_device(task: Task, device: torch.device) -> Task:
 
 
 def save(path: Path, content: Any) -> None:
-    """torch.save, whole or not at all, lasting through a power cut, for its owner alone; UserError names the file where
-    it cannot be written."""
+    """Write `content` by torch.save, whole or not at all, synced, readable by its owner alone; UserError names a file
+    that cannot be written."""
     try:
         with whole(path, private=True) as partial:
             torch.save(content, partial)
@@ -464,7 +452,7 @@ def save(path: Path, content: Any) -> None:
 
 
 def _spent(plan: Mapping[str, Any], done: int) -> str:
-    """What a release had spent after `done` steps of its plan, for people."""
+    """Return in words what a release had spent after `done` steps of its plan."""
     if not plan["noise_multiplier"]:
         return f"{done} of {plan['steps']} steps without noise"
     epsilon = spent(plan["noise_multiplier"], plan["rate"], plan["steps"], plan["delta"], done, about=plan["epsilon"])
