@@ -172,7 +172,7 @@ def train(cell: Cell) -> dict[str, Any]:
     parts += [("before training", first)] if first else []
     _check_deltas(cell, task)
     before = Before(plan, spend, first, parts)
-    needs.check(cell, task, plan, None if is_measured(cell.settings) else distances.build(cell.settings.distance))
+    needs.check(cell, task, plan, unmeasured(cell.settings, task))
 
     follows = _following(cell, plan, spend)
     if follows:
@@ -473,9 +473,13 @@ def has_own_files(settings: RunConfig) -> bool:
     return has_paths([settings.pair.private, *public_sets(settings.pair.public)])
 
 
-def is_measured(settings: RunConfig) -> bool:
-    """Return whether the distance is kept; that of a user's files is measured again."""
-    return not has_own_files(settings) and (distance_folder(settings)[0] / "result.json").exists()
+def unmeasured(settings: RunConfig, task: Task) -> distances.Distance | None:
+    """Return the distance that `pair_distance` will measure, if any; that of a user's files is measured again."""
+    distance = distances.build(settings.distance)
+    if distance is None or task.public is None:
+        return None
+    kept = (distance_folder(settings)[0] / "result.json").exists()
+    return None if kept and not has_own_files(settings) else distance
 
 
 def other_utilities(model: nn.Module, task: Task) -> dict[str, float]:

@@ -51,11 +51,9 @@ def check(cell: Cell, task: Task, plan: Schedule, distance: Distance | None) -> 
     has free. distance: what is measured before training."""
     if task.private.x.dim() != 2 and isinstance(cell.algorithm, Freezes):
         return  # an error, which `once.freeze` reports
-    of_distance = 0
+    needs = of_training(cell, task, plan)
     if distance is not None and task.public is not None:
-        of_distance = held_by(distance, cell.network(task, 0), task.private, task.public)
-
-    needs = of_training(cell, task, plan)._replace(distance=of_distance)
+        needs = needs._replace(distance=held_by(distance, cell.network(task, 0), task.private, task.public))
     refuse(needs, cell.device)
     say(f"  about {gib(needs.peak)} of memory beside the data")
 
