@@ -18,7 +18,7 @@ from omegaconf import MISSING
 from threadpoolctl import threadpool_limits
 from torch import nn
 
-from pubsel import algorithms, data, distances, models, records, selection
+from pubsel import algorithms, data, distances, models, records
 from pubsel.algorithms import Algorithm, Derives, Facts, Solves
 from pubsel.algorithms.dp_sgd import FixedClipping
 from pubsel.data import Split, Task
@@ -31,11 +31,11 @@ from pubsel.messages import UsageError, say
 from pubsel.privacy import accountant, ledger
 from pubsel.privacy.randomness import Secret, content, secret
 from pubsel.privacy.sampling import Schedule, schedule
+from pubsel.selection.choose import Choice, by_features, check_choice, compared
 from pubsel.selection.coverage import FEWEST
 from pubsel.settings.identity import as_json, identity_of, is_path, short_name
 from pubsel.settings.keys import (
     POOL,
-    By,
     Convert,
     Device,
     Model,
@@ -124,6 +124,12 @@ class Streams(NamedTuple):
         if noted is not None:
             streams.begin = partial(self._note, what, noted)
         return streams
+
+    def choice(self, choice: Choice) -> Secret:
+        """Return the secret streams of a private choice, which all that it depends on decides: no two share them."""
+        weights = {} if by_features(choice.select) else tensors(choice.build(0))
+        noted, public = Noted(choice.task.private, choice.epsilon, 0.0), choice.candidates.values()
+        return self.secret("choice", units_of(choice.task), public, weights, {"epsilon": choice.epsilon}, noted)
 
     def _note(self, what: str, noted: Noted, key: str) -> None:
         settings = self.settings
@@ -257,28 +263,6 @@ def without_public(pair: Pair) -> Pair:
     )  # fmt: skip
 
 
-def compared(select: Select, model: Model) -> Select:
-    """Return the settings of a private choice with what it compares by. If nothing is given, that is votes where there
-    are features (results/private_choice.csv: the least regret). Otherwise it is gsd, which is then the same as null."""
-    if model.backbone is None:
-        return dataclasses.replace(select, by=None) if select.by == By.gsd else select
-    return select if select.by is not None else dataclasses.replace(select, by=By.votes)
-
-
-def by_features(select: Select) -> bool:
-    """Return whether a private choice, as `compared` returns its settings, is by features, and not by gradients."""
-    return select.by in (By.coverage, By.votes)
-
-
-def check_choice(select: Select, model: Model, distance: distances.Distance | None) -> None:
-    """UsageError if what chooses the public set lacks what it compares by."""
-    if not by_features(select):
-        selection.gsd_of(distance)
-    elif model.backbone is None:
-        by = select.by.name if select.by else None
-        raise UsageError(f"select.by={by}: compares features: set model.backbone, such as model=scattering")
-
-
 def check_unit(pair: Pair, algorithm: Algorithm, select: Select) -> None:
     """UsageError if the private unit is a person, and something reads private examples one by one."""
     if pair.unit is None:
@@ -291,7 +275,7 @@ def check_unit(pair: Pair, algorithm: Algorithm, select: Select) -> None:
     if pair.public == AUTO and not by_features(select):
         raise UsageError(
             f"pair.unit={pair.unit}: pair.public=auto chooses under a guarantee for one example: give the public set, "
-            "or select.by=coverage or votes, with model.backbone"
+            "or select.by=coverage, with model.backbone"
         )
 
 
@@ -484,6 +468,11 @@ def guarantee(
 def tensors(model: nn.Module) -> dict[str, torch.Tensor]:
     """All numbers of a network by name, those that its file leaves out included."""
     return dict(model.named_parameters()) | dict(model.named_buffers())
+
+
+def units_of(task: Task) -> list[torch.Tensor]:
+    """Return all of the private data that decides a release: examples, and whose they are."""
+    return [*task.private, *([] if task.people is None else [task.people])]
 
 
 def weights_digest(model: nn.Module) -> str:

@@ -34,7 +34,6 @@ from pubsel.attacks.witness import SURE, Witness, repeated_noise, repeated_sampl
 from pubsel.cell import Cell, canonical
 from pubsel.cli import main
 from pubsel.commands.audit import Audited, watch
-from pubsel.commands.run import run
 from pubsel.data import Split, Task
 from pubsel.gradients.factored import LinearGradients
 from pubsel.gradients.matrix import PerExampleGradients
@@ -42,6 +41,7 @@ from pubsel.models import small
 from pubsel.privacy import accountant
 from pubsel.privacy.randomness import Secret
 from pubsel.privacy.sampling import Schedule
+from pubsel.release.run import run
 from pubsel.settings import CONF
 from pubsel.settings.keys import AuditConfig, Training
 from pubsel.settings.schema import check

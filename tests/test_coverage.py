@@ -202,7 +202,7 @@ def trained(capsys, *words):
     return json.loads(newest.read_text())
 
 
-@pytest.mark.parametrize(("given", "by"), [("coverage", "coverage"), ("votes", "votes"), ("null", "votes")])
+@pytest.mark.parametrize(("given", "by"), [("coverage", "coverage"), ("null", "coverage")])
 def test_a_run_trains_on_what_is_chosen_and_states_both(given, by, folder, capsys):
     record = trained(capsys, f"select.by={given}")
     assert record["settings"]["select"] == {"by": by}
@@ -215,9 +215,8 @@ def test_a_run_trains_on_what_is_chosen_and_states_both(given, by, folder, capsy
     assert {line["what"]: round(line["epsilon"], 5) for line in lines} == {"choice": 1, "training": 3}
 
 
-@pytest.mark.parametrize("by", ["coverage", "votes"])
-def test_a_run_trains_without_public_data_if_none_is_alike(by, folder, capsys):
-    record = trained(capsys, "pair.candidates=[other.npz]", f"select.by={by}")
+def test_a_run_trains_without_public_data_if_none_is_alike(folder, capsys):
+    record = trained(capsys, "pair.candidates=[other.npz]")
     assert record["public"] is None
     assert record["public_labels"] is None
     assert record["privacy"]["epsilon"] == pytest.approx(4, abs=1e-3)
@@ -228,8 +227,7 @@ def test_what_a_choice_compares_by_follows_from_the_model_unless_it_is_given():
     plain = Model("linear", None, False, None, Norm.replace, None)
     features = dataclasses.replace(plain, backbone=Backbone("scattering"))
     for given, without, with_features in (
-        (None, None, By.votes), (By.gsd, None, By.gsd), (By.coverage, By.coverage, By.coverage),
-        (By.votes, By.votes, By.votes),
+        (None, None, By.coverage), (By.gsd, None, By.gsd), (By.coverage, By.coverage, By.coverage),
     ):  # fmt: skip
         for model, by in ((plain, without), (features, with_features)):
             once = compared(Select(by=given), model)
@@ -237,9 +235,8 @@ def test_what_a_choice_compares_by_follows_from_the_model_unless_it_is_given():
     assert as_json(Select(by=None)) == {}
 
 
-@pytest.mark.parametrize("by", ["coverage", "votes"])
-def test_people_choose_too(by, folder, capsys):
-    record = trained(capsys, "pair.unit=person", f"select.by={by}")
+def test_people_choose_too(folder, capsys):
+    record = trained(capsys, "pair.unit=person")
     assert record["public"] == "same.npz"
     assert record["private_units"] == 170
 
@@ -253,7 +250,6 @@ def test_an_algorithm_that_needs_public_data_does_not_get_none(folder, capsys):
 
 @pytest.mark.parametrize(("words", "message"), [
     (["model=linear", "algorithm=dp_md"], "select.by=coverage: compares features: set model.backbone"),
-    (["model=linear", "algorithm=dp_md", "select.by=votes"], "select.by=votes: compares features: set model.backbone"),
     (["model=linear", "algorithm=dp_md", "select.by=null"], "choosing privately goes by GSD alone: give distance=gsd"),
     (["pair.unit=person", "select.by=gsd"], "pair.public=auto chooses under a guarantee for one example"),
     (["select.by=gsd"], "epsilon_select: choosing privately goes by GSD alone: give distance=gsd, not none"),
@@ -269,7 +265,7 @@ def test_what_does_not_fit_together_is_named(words, message, folder, capsys):
     assert not ledger.ledgers("results")
 
 
-@pytest.mark.parametrize(("given", "by"), [("coverage", "coverage"), ("votes", "votes"), ("null", "votes")])
+@pytest.mark.parametrize(("given", "by"), [("coverage", "coverage"), ("null", "coverage")])
 def test_rank_chooses_by_features_too(given, by, folder, capsys):
     words = ["rank", "private=private.npz", "model=pixels", "distance.m=60", "epsilon_select=1", "download=false"]
     for candidates, chosen in (("same.npz,other.npz", "same.npz"), ("other.npz", NONE)):

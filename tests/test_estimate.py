@@ -18,7 +18,6 @@ from pubsel import algorithms, distances, selection
 from pubsel.algorithms import build, noisy_sgd, pillar
 from pubsel.algorithms.dp_sgd import DPSGD
 from pubsel.cli import main
-from pubsel.commands import run
 from pubsel.data import Split, Task
 from pubsel.distances.gsd import GSD
 from pubsel.gradients.factored import LinearGradients
@@ -27,6 +26,7 @@ from pubsel.messages import UserError
 from pubsel.models import small
 from pubsel.models.memory import Held
 from pubsel.privacy.sampling import Schedule, schedule
+from pubsel.release import run
 from pubsel.settings import CONF
 from pubsel.settings.keys import SHARED_GPU
 from pubsel.training import duration, estimate, rehearsal
@@ -40,7 +40,7 @@ from tests.test_training import training
 # no estimate, whose rehearsal would leave memory behind.
 MEASURE = """
 import json, re, sys
-import pubsel.commands.run as run
+import pubsel.release.run as run
 from pubsel.cli import main
 
 def status(key):

@@ -367,7 +367,7 @@ def test_a_command_that_is_interrupted_goes_on_and_draws_nothing_twice(place, tm
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(f"pubsel.commands.run.{place}", interrupted)
+        patch.setattr(f"pubsel.release.run.{place}", interrupted)
         assert main(["fit", "./mine", *WORDS, *words]) == 130
     assert "the same command resumes" in capsys.readouterr().err
     assert not (tmp_path / "release").exists()

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-import pubsel.commands.run
+import pubsel.release.run
 from pubsel.cell import Streams
 from pubsel.cli import main
 from pubsel.data import load
@@ -195,16 +195,16 @@ def test_held_out_examples_change_the_table_alone(folder, capsys):
     """The weights are the same whatever is held out: the two guarantees are of different examples."""
     assert main(["run", f"pair.private={THREE}", *WORDS]) == 0, capsys.readouterr().err
     first = record_of()
-    seen = pubsel.commands.run.measurement.logits
+    seen = pubsel.release.run.measurement.logits
 
     def other(model, x):
         return seen(model, x).roll(1, 1)  # as other examples would
 
-    pubsel.commands.run.measurement.logits = other
+    pubsel.release.run.measurement.logits = other
     try:
         assert main(["run", f"pair.private={THREE}", *WORDS, "results=other"]) == 0, capsys.readouterr().err
     finally:
-        pubsel.commands.run.measurement.logits = seen
+        pubsel.release.run.measurement.logits = seen
     second = record_of("other")
     assert first["weights"] == second["weights"]
     noise = [np.array(r["quality"]["counts"]) for r in (first, second)]

@@ -347,6 +347,11 @@ def changed_weight(run):
     torch.save(state, run / "model.pt")
 
 
+def other_record(run):
+    record = json.loads((run / "result.json").read_text())
+    (run / "result.json").write_text(json.dumps(record | {"weights": "0"}))
+
+
 def other_settings(run):
     record = json.loads((run / "result.json").read_text())
     record["settings"]["training"]["momentum"] = 0.5
@@ -361,13 +366,14 @@ def other_settings(run):
         (lambda run: (run / "result.json").write_text("{"), "result.json is no complete record"),
         (lambda run: Path("tiny.npz").unlink(), "tiny.npz: no such file or folder"),
         (lambda run: made("tiny.npz", 50), "trained on 60 private examples, tiny.npz has 50 now"),
-        (damage_weights, "model.pt does not fit its record"),
-        (other_weights, "model.pt does not fit its record"),
-        (changed_weight, "model.pt has other weights than its record says: bring it back, or delete"),
+        (damage_weights, "model.pt does not fit the model.json next to it"),
+        (other_weights, "model.pt does not fit the model.json next to it"),
+        (changed_weight, "model.pt does not have the weights that the model.json next to it names"),
+        (other_record, "result.json states the guarantee of other weights: restore both from the same run"),
         (other_settings, "made by a version of pubsel with other settings"),
     ],
     ids=["no weights", "no record", "half a record", "no data", "other data", "half of the weights", "other weights",
-         "a changed weight", "other settings"],
+         "a changed weight", "other record", "other settings"],
 )  # fmt: skip
 def test_what_a_run_lacks_is_said_in_one_line(folder, capsys, harm, says):
     run, _ = run_of(BY_HEART, capsys)

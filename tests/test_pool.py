@@ -333,7 +333,7 @@ def test_an_algorithm_that_needs_public_data_gets_some(folder, capsys):
 @pytest.mark.parametrize(
     ("at", "error"),
     [
-        ("pubsel.commands.run.prepare", KeyboardInterrupt),
+        ("pubsel.release.run.prepare", KeyboardInterrupt),
         ("pubsel.selection.pool.covered", KeyboardInterrupt),
         ("pubsel.selection.pool.covered", UsageError("of what follows")),
     ],

@@ -34,10 +34,8 @@ from pubsel.attacks.one_run import (
     trade_off,
 )
 from pubsel.attacks.per_instance import Losses
-from pubsel.attacks.whole import FAR, NEAR, Program
 from pubsel.attacks.witness import SURE, Witness
 from pubsel.cell import AUTO, Cell, Streams, canonical, check_pair, guarantee, weights_digest
-from pubsel.commands import fit as fit_command
 from pubsel.data import Task
 from pubsel.gradients.matrix import Engine
 from pubsel.gradients.per_example import losses_of
@@ -47,10 +45,8 @@ from pubsel.privacy import ledger
 from pubsel.privacy.accountant import Plan
 from pubsel.privacy.randomness import Secret, content, stream
 from pubsel.privacy.sampling import Schedule
-from pubsel.settings.compose import composed
 from pubsel.settings.identity import as_json, identity_of
-from pubsel.settings.keys import POOL, Audit, AuditConfig, AuditKind, FitConfig, RunConfig, Training
-from pubsel.settings.schema import check
+from pubsel.settings.keys import POOL, Audit, AuditConfig, AuditKind, RunConfig, Training
 from pubsel.training.evaluation import logits
 from pubsel.training.loop import Job, Progress, Watch, engine, fit, on_device, rate_of
 from pubsel.training.once import Prepared, prepare, solve, training_secret
@@ -396,20 +392,6 @@ def _classes(labels: Tensor) -> Tensor | list[str]:
 
 def _report(now: Progress) -> None:
     say(f"  step {now.step} of {now.steps}, {now.seconds:.0f} s")
-
-
-def fitted(folder: Path, units: int, epsilon: float, delta: float, choice: float | None) -> Program:
-    """Return `pubsel fit` as it is attacked as a whole, for so many training units. choice: the share of epsilon for
-    choosing the public data; None: there are none. folder: for what a run keeps to resume."""
-    words = ["private=attacked", f"epsilon={epsilon}", f"delta={delta}", "device=cpu", "threads=1"]
-    words += [f"public=[{NEAR},{FAR}]", f"choice={choice}"] if choice else []
-    with composed("fit", words) as values:
-        settings = check(FitConfig, values)
-
-    budget = fit_command.divided(settings)
-    with composed("run", fit_command.words(settings, "pixels", budget)) as values:
-        cell = Cell.of(canonical(check(RunConfig, values)), "audits")
-    return Program.of(cell._replace(folder=folder), budget.choice, units)
 
 
 def show_audit(record: dict[str, Any]) -> str:

@@ -17,13 +17,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from pubsel.cell import canonical, choose_device
-from pubsel.commands import export
-from pubsel.commands import run as training
 from pubsel.data import MOST_PUBLIC, Source, open_dataset, same_examples
 from pubsel.data.embeddings import is_embeddings, open_embeddings
 from pubsel.messages import UsageError, UserError, duration, gib, say
 from pubsel.privacy import accountant
-from pubsel.release import measurement, quality
+from pubsel.release import measurement, onnx, quality
+from pubsel.release import run as training
+from pubsel.release.bundle import made, write
 from pubsel.selection import coverage
 from pubsel.settings import outputs
 from pubsel.settings.command_line import with_backbone
@@ -31,7 +31,6 @@ from pubsel.settings.compose import composed, words_of
 from pubsel.settings.identity import identity_of
 from pubsel.settings.keys import ExportConfig, FitConfig, Format, RunConfig
 from pubsel.settings.schema import check
-from pubsel.training import exchange
 
 FEW = 50  # training images of a class, below which it is said that they are few
 WIDE = 0.1  # half of an interval of the accuracy, above which it is said that it is wide
@@ -58,7 +57,7 @@ def run(settings: FitConfig) -> str:
         if settings.features is not None and settings.features not in with_backbone():
             raise UsageError(f"features={settings.features}: take one of {', '.join(with_backbone())}")
         if settings.format == Format.onnx:
-            exchange.check_installed()
+            onnx.check_installed()
 
         source = _opened(settings)
         publics = _publics(settings)
@@ -77,8 +76,8 @@ def run(settings: FitConfig) -> str:
             say("\n".join(lines))
             record = training.run(check(RunConfig, values))
 
-        files = export.made(ExportConfig(**_of_export(settings, folder.name)))[0]
-        export.write(target, files, settings.to, private=False)
+        files = made(ExportConfig(**_of_export(settings, folder.name)))[0]
+        write(target, files, settings.to, private=False)
     return told(settings, record, files)
 
 

@@ -28,7 +28,7 @@ that; the record says so (ROUNDED).
 """
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from fractions import Fraction
 from typing import NamedTuple, Protocol
 
@@ -185,9 +185,6 @@ class Private(NamedTuple):
         return cls(x, weights_of(people, len(x)), len(x) if people is None else len(people))
 
 
-Scores = Callable[[Private, Mapping[str, Tensor], bool], dict[str, int]]
-
-
 def scores(private: Private, candidates: Mapping[str, Tensor], with_none: bool) -> dict[str, int]:
     """Return the score of each candidate, and of NONE if it is one, in steps of 1 / UNIT. NOT private.
 
@@ -208,21 +205,19 @@ def select(
     candidates: Mapping[str, Tensor],
     with_none: bool,
     secret: Sources,
-    scored: Scores = scores,
 ) -> tuple[str, accountant.Plan]:
     """Return the name of one candidate, or NONE, and what the choice spends; nothing else that is computed here may be
     shown.
 
     private: features [n, d]; people: as in `weights_of`; candidates: the public features [m, d] of each. with_none:
-    NONE is a candidate. scored: scores of which one example or person more lowers none, and raises none by more than
-    one. A single candidate is chosen without reading any private example. UsageError if a candidate has too few
-    examples.
+    NONE is a candidate. A single candidate is chosen without reading any private example. UsageError if a candidate has
+    too few examples.
     """
     names = sorted(candidates)
     if len(names) + with_none == 1:
         return names[0], accountant.NOTHING
 
-    each = scored(Private.of(private, people), {name: candidates[name] for name in names}, with_none)
+    each = scores(Private.of(private, people), {name: candidates[name] for name in names}, with_none)
 
     plan = accountant.pure(epsilon, 1.0, 1, "permute-and-flip")
     place = permute_and_flip([*each.values()], Fraction(1 / plan.noise_multiplier), secret("selection", 0))

@@ -12,7 +12,7 @@ from torch import nn
 
 from pubsel import models
 from pubsel.algorithms import Freezes, Frozen, Release, Solves, map_of
-from pubsel.cell import Cell, Noted, tensors
+from pubsel.cell import Cell, Noted, tensors, units_of
 from pubsel.data import Split, Task
 from pubsel.files import plain, unreadable
 from pubsel.messages import UsageError, UserError, gib, say
@@ -80,11 +80,6 @@ def training_secret(
     public = [] if task.public is None else [task.public]
     private = units_of(task)
     return cell.streams.secret(what, private, public, tensors(model), plan._asdict() | costs, noted)
-
-
-def units_of(task: Task) -> list[torch.Tensor]:
-    """All of the private data that decides a release: examples, and whose they are."""
-    return [*task.private, *([] if task.people is None else [task.people])]
 
 
 def below_once(network: models.Network, task: Task, available: int) -> tuple[Above, Task]:

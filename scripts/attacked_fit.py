@@ -21,6 +21,7 @@ positives and negatives in the second half give, by Clopper and Pearson's limits
 
 import math
 from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from typing import NamedTuple, Self
 
 import numpy as np
@@ -32,15 +33,20 @@ from scipy.special import ndtr
 from torch import Tensor, nn
 
 from pubsel.algorithms import roots
-from pubsel.cell import Cell, guarantee
+from pubsel.cell import Cell, canonical, guarantee, units_of
+from pubsel.commands.fit import divided
+from pubsel.commands.fit import words as words_of_run
 from pubsel.data import Split, Task
 from pubsel.privacy import accountant
 from pubsel.privacy.sampling import Schedule
 from pubsel.release import measurement, quality
 from pubsel.selection import coverage
+from pubsel.settings.compose import composed
+from pubsel.settings.keys import FitConfig, RunConfig
+from pubsel.settings.schema import check
 from pubsel.training.evaluation import logits
 from pubsel.training.loop import Job, fit
-from pubsel.training.once import prepare, training_secret, units_of
+from pubsel.training.once import prepare, training_secret
 
 Array = NDArray[np.float64]
 
@@ -385,3 +391,17 @@ def trade_off(pure: float, mu: float, positives: float) -> float:
 
     far = pure + mu**2 + 40 * mu  # no test says in, or each does
     return 1 - above(brentq(gap, -far, far), mu**2 / 2, right)
+
+
+def fitted(folder: Path, units: int, epsilon: float, delta: float, choice: float | None) -> Program:
+    """Return `pubsel fit` as it is attacked as a whole, for `units` training units. choice: the share of epsilon for
+    choosing the public data; None: there are none. folder: for what a run keeps to resume."""
+    words = ["private=attacked", f"epsilon={epsilon}", f"delta={delta}", "device=cpu", "threads=1"]
+    words += [f"public=[{NEAR},{FAR}]", f"choice={choice}"] if choice else []
+    with composed("fit", words) as values:
+        settings = check(FitConfig, values)
+
+    budget = divided(settings)
+    with composed("run", words_of_run(settings, "pixels", budget)) as values:
+        cell = Cell.of(canonical(check(RunConfig, values)), "audits")
+    return Program.of(cell._replace(folder=folder), budget.choice, units)
