@@ -59,7 +59,7 @@ FEWEST = 5  # runs with and without, from which a mean is learned
 
 
 class Data(NamedTuple):
-    """What the adversary made. private: the training examples, with the target's last; held: the held-out ones, with
+    """Data made by the adversary. private: the training examples, with the target's last; held: the held-out ones, with
     the other target's last. images: how many examples a target has; people, held_people: of each person, or None.
     Examples are features, [n, FEATURES]; candidates: those of the public sets."""
 
@@ -73,8 +73,8 @@ class Data(NamedTuple):
 
 
 class Claim(NamedTuple):
-    """What is claimed of a release: it is a pure mechanism at epsilon `pure` followed by a Gaussian one with
-    sensitivity over deviation mu; either may be 0."""
+    """A claim of a release: it is a pure mechanism at epsilon `pure` followed by a Gaussian one with sensitivity over
+    deviation mu; either may be 0."""
 
     pure: float
     mu: float
@@ -90,9 +90,9 @@ class Claim(NamedTuple):
 
 
 class Seen(NamedTuple):
-    """What the adversary has of one run. trained, held: the coins, which it does not see. margin: by how much the
-    weights prefer the target's class; counted: what is in the place of the table in which the held-out target counts,
-    less what all others add."""
+    """View of one run. trained, held: the coins, which it does not see. margin: by how much the weights prefer the
+    target's class; counted: what is in the place of the table in which the held-out target counts, less what all others
+    add."""
 
     trained: bool
     held: bool
@@ -102,7 +102,7 @@ class Seen(NamedTuple):
 
 
 class Scored(NamedTuple):
-    """The adversary's score of each of n runs, and whether the target was in: [n] each. learned: from how many, the
+    """Score by the adversary of each of n runs, and whether the target was in: [n] each. learned: from how many, the
     first ones, it learned."""
 
     scores: Array
@@ -214,7 +214,7 @@ class Program(NamedTuple):
 
     @classmethod
     def of(cls, cell: Cell, choice: float | None, units: int) -> Self:
-        """The program for so many training units; their number alone decides the plan."""
+        """Return the program for a number of training units; their number alone decides the plan."""
         schedule, plan, _ = guarantee(cell.settings, cell.algorithm, units)
         assert plan is not None
         return cls(cell, choice, schedule, plan)

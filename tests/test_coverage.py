@@ -171,6 +171,15 @@ def test_what_cannot_be_compared_is_named():
 # Training with it
 
 
+def saved(name, images, labels):
+    """Save images, of which the last 60 are for testing; private ones are of people with two images each."""
+    arrays = {"train_images": images[:-60].astype(np.uint8), "train_labels": labels[:-60]}
+    arrays |= {"test_images": images[-60:].astype(np.uint8), "test_labels": labels[-60:]}
+    if name == "private":
+        arrays |= {"train_person": np.arange(len(images) - 60) // 2, "test_person": 1000 + np.arange(60) // 2}
+    np.savez(f"{name}.npz", **arrays)
+
+
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
     """Private images, two public sets of the same kind and of another, and people with two images each."""
@@ -182,11 +191,7 @@ def folder(tmp_path, monkeypatch):
         images[:, :3] += (150 * (labels[:, None, None] == np.arange(3)[None, :, None])).astype(images.dtype)
         if kind:
             images = images.transpose(0, 2, 1)
-        arrays = {"train_images": images[:-60], "train_labels": labels[:-60],
-                  "test_images": images[-60:], "test_labels": labels[-60:]}  # fmt: skip
-        if name == "private":
-            arrays |= {"train_person": np.arange(n - 60) // 2, "test_person": 1000 + np.arange(60) // 2}
-        np.savez(f"{name}.npz", **{k: v.astype(np.uint8) if "images" in k else v for k, v in arrays.items()})
+        saved(name, images, labels)
     return tmp_path
 
 
@@ -195,8 +200,8 @@ CHOOSE = ("pair.private=private.npz", "pair.public=auto", "pair.candidates=[same
           "epsilon=3", "privacy.delta=1e-3", "download=false", "threads=1")  # fmt: skip
 
 
-def trained(capsys, *words):
-    assert main(["run", *CHOOSE, *words]) == 0, capsys.readouterr().err
+def trained(capsys, *words, choose=CHOOSE):
+    assert main(["run", *choose, *words]) == 0, capsys.readouterr().err
     capsys.readouterr()
     newest = max(Path("results/runs").glob("*/result.json"), key=lambda path: path.stat().st_mtime_ns)
     return json.loads(newest.read_text())

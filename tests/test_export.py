@@ -173,14 +173,9 @@ def test_the_source_of_published_weights_is_their_page() -> None:
     assert (how["size"], how["resize"], how["interpolation"]) == (224, 236, "bicubic")
 
 
-def test_another_backbone_or_damaged_files_are_refused(tmp_path: Path) -> None:
+def test_damaged_files_are_refused(tmp_path: Path) -> None:
     record = trained(*NPZ, *TINY, "algorithm=pillar", "algorithm.k=5", "training=pillar", "training.steps=3")
     folder = exported(record, tmp_path / "model")
-    torch.manual_seed(1)
-    other = tmp_path / "other.safetensors"
-    save_file(timm.create_model(NETWORK, num_classes=10).state_dict(), str(other))
-    with pytest.raises(UserError, match="its weights here are not those that the model was trained with"):
-        pubsel.load(folder).predict("three.npz", checkpoint=other)
     with pytest.raises(UserError, match=r"tiny\.safetensors: no such file"):
         pubsel.load(folder).predict("three.npz", data_root="nowhere")
 

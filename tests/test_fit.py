@@ -148,6 +148,7 @@ def test_examples_of_a_pool_are_chosen_under_the_same_guarantee(home, capsys):
     ((epsilon, delta, releases),) = spent("pooled_results")
     assert (round(epsilon, 2), delta, releases) == (4, 1e-3, 3)
     assert "chosen privately from" in (home / "pooled" / "README.md").read_text()
+    assert "choice of the public examples" in (home / "pooled" / "privacy.html").read_text()
 
 
 def test_the_release_says_what_it_may_and_nothing_else(release):

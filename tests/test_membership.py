@@ -274,23 +274,15 @@ def test_a_network_that_never_saw_the_examples_is_not_attacked():
 FEATURES = [*RUN, "model=pixels", "pair.take=train", "pair.m=20", "epsilon=2", "training.batch_size=40"]
 
 
+NETWORK = [*RUN, "model=digits_cnn"]
+
+
 @pytest.mark.parametrize(
     "words",
     [
-        [
-            *RUN,
-            "model=digits_cnn",
-            "algorithm=gep_digits",
-            "training=digits",
-            "algorithm.k=20",
-            "pair.m=50",
-            "training.epochs=2",
-        ],
-        [*RUN, "model=digits_cnn", "model.trained=[fc]", "model.once=true", "algorithm=non_private"],
-        [*FEATURES, "algorithm=pillar", "algorithm.k=5", "training=pillar", "training.steps=3"],
+        [*NETWORK, "algorithm=gep_digits", "training=digits", "algorithm.k=20", "pair.m=50", "training.epochs=2"],
+        [*NETWORK, "model.trained=[fc]", "model.once=true", "algorithm=non_private"],
         [*FEATURES, "algorithm=dp_pca", "algorithm.k=5", "training=pillar", "training.steps=3"],
-        [*FEATURES, "algorithm=adamix", "algorithm.rank=10", "training=adamix", "training.steps=3"],
-        [*FEATURES, "algorithm=only_public", "training=adamix"],
         [*FEATURES, "algorithm=paragon", "epsilon=inf", "pair.private_share=0.5", "pair.validation=0.2"],
     ],
     ids=lambda words: next(word for word in words if word.startswith("algorithm=")),

@@ -2,7 +2,6 @@
 
 import dataclasses
 import time
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -112,15 +111,13 @@ def attack_run(settings: AttackConfig, run: Path, folder: Path, device: torch.de
             "privacy": NOT_PRIVATE,
         }
 
-    of_these = partial(_same_weights, trained)
+    def of_these(record: dict[str, Any]) -> bool:
+        return bool(record["weights"] == trained["weights"])
+
     record, is_new = results.recorded(folder / "attacks" / name, make, results.LossAttack, of_these)
     if is_new:
         say(f"{run.name}: AUC {record['auc']:.3f}")
     return record
-
-
-def _same_weights(trained: dict[str, Any], record: dict[str, Any]) -> bool:
-    return bool(record["weights"] == trained["weights"])
 
 
 def reopened(

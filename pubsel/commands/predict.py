@@ -31,7 +31,7 @@ THRESHOLD = 0.5  # of the probability from which an image has a label
 
 @dataclass(frozen=True)
 class Predictions:
-    """What a model says of n images. files: the path of each, or its place among those given; classes: their names;
+    """Answers of a model about n images. files: the path of each, or its place among those given; classes: their names;
     probabilities: of each class, [n, classes], whose rows sum to 1; with `multi_label`, of each label by itself."""
 
     files: list[str]

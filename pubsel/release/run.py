@@ -138,8 +138,8 @@ def _failures_noted(folder: Path) -> Iterator[None]:
 
 
 class Before(NamedTuple):
-    """What is settled before a cell trains: the steps, what they spend (None: no guarantee), the release before them,
-    and all that is spent before."""
+    """Privacy plan of a cell: schedule, cost of training (None without a guarantee), the release before it, and all
+    earlier releases with their costs."""
 
     plan: Schedule
     spend: accountant.Plan | None
