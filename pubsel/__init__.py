@@ -67,7 +67,7 @@ def train(*words: str, config_dir: str | Path | None = None, **settings: Any) ->
     config_dir: a folder with options of your own. UsageError names a setting that is wrong; UserError says why a run
     failed.
     """
-    from pubsel.commands.run import run, show_run
+    from pubsel.release.run import run, show_run
     from pubsel.settings.compose import composed, words_of
     from pubsel.settings.keys import RunConfig
     from pubsel.settings.schema import check
@@ -127,7 +127,7 @@ def _text(record: dict[str, Any]) -> str:
         from pubsel.commands.audit import show_audit
 
         return show_audit(record)
-    from pubsel.commands.run import show_run
+    from pubsel.release.run import show_run
 
     return show_run(record)
 

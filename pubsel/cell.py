@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple, Self, cast
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 import torch
@@ -18,7 +18,7 @@ from omegaconf import MISSING
 from threadpoolctl import threadpool_limits
 from torch import nn
 
-from pubsel import algorithms, data, distances, models, records, selection
+from pubsel import algorithms, data, distances, models, records
 from pubsel.algorithms import Algorithm, Derives, Facts, Solves
 from pubsel.algorithms.dp_sgd import FixedClipping
 from pubsel.data import Split, Task
@@ -31,11 +31,11 @@ from pubsel.messages import UsageError, say
 from pubsel.privacy import accountant, ledger
 from pubsel.privacy.randomness import Secret, content, secret
 from pubsel.privacy.sampling import Schedule, schedule
+from pubsel.selection.choose import Choice, by_features, check_choice, compared
 from pubsel.selection.coverage import FEWEST
 from pubsel.settings.identity import as_json, identity_of, is_path, short_name
 from pubsel.settings.keys import (
     POOL,
-    By,
     Convert,
     Device,
     Model,
@@ -55,7 +55,7 @@ AUTO = "auto"  # pair.public: chosen from pair.candidates
 
 
 class Noted(NamedTuple):
-    """What the ledger is told of a release: the private examples as they were given, and what it spends."""
+    """A ledger entry: the unprocessed private examples, and the epsilon and delta spent."""
 
     private: Split
     epsilon: float
@@ -63,7 +63,7 @@ class Noted(NamedTuple):
 
 
 class Streams(NamedTuple):
-    """Where the secret random numbers of one request come from.
+    """Source of the secret random numbers of one request.
 
     settings: as they were asked for. name: of the request, for the ledger. code: a digest of the program; place: all
     that changes no more than the rounding of a sum (device, processor, threads, processes, chunk)."""
@@ -78,7 +78,8 @@ class Streams(NamedTuple):
         cls, settings: RunConfig | RankConfig, name: str, device: torch.device, processes: int = 1,
         repeated: Mapping[str, str] | None = None,
     ) -> Self:  # fmt: skip
-        """The streams of a request here and now; of a record that is `repeated`, those of its program and machine."""
+        """Return the streams of a request here and now; of a record that is `repeated`, those of its program and
+        machine."""
         if repeated is not None:
             return cls(settings, name, repeated["code"], repeated["place"])
         used: tuple[type, ...] = (type(distances.build(settings.distance)),)
@@ -93,7 +94,7 @@ class Streams(NamedTuple):
 
     @property
     def secure(self) -> bool:
-        """Whether sample and noise come from the operating system."""
+        """Return whether sample and noise come from the operating system."""
         if isinstance(self.settings, RunConfig):
             return self.settings.privacy.secure_noise
         return self.settings.secure_noise
@@ -125,6 +126,12 @@ class Streams(NamedTuple):
             streams.begin = partial(self._note, what, noted)
         return streams
 
+    def choice(self, choice: Choice) -> Secret:
+        """Return the secret streams of a private choice, which all that it depends on decides: no two share them."""
+        weights = {} if by_features(choice.select) else tensors(choice.build(0))
+        noted, public = Noted(choice.task.private, choice.epsilon, 0.0), choice.candidates.values()
+        return self.secret("choice", units_of(choice.task), public, weights, {"epsilon": choice.epsilon}, noted)
+
     def _note(self, what: str, noted: Noted, key: str) -> None:
         settings = self.settings
         given = settings.private if isinstance(settings, RankConfig) else settings.pair.private
@@ -134,7 +141,7 @@ class Streams(NamedTuple):
         ledger.note(settings.results, content(*noted.private), release)
 
     def record(self) -> dict[str, str]:
-        """What of the noise does not follow from settings and data, for records."""
+        """Return what of the noise does not follow from settings and data, for records."""
         return {"code": self.code, "place": self.place}
 
 
@@ -152,7 +159,8 @@ class Cell(NamedTuple):
     def of(
         cls, settings: RunConfig, kind: str = "runs", processes: int = 1, repeated: Mapping[str, str] | None = None
     ) -> Self:
-        """The cell of canonical settings, its folder below RESULTS/`kind`. UsageError if there is no such device."""
+        """Return the cell of canonical settings, its folder below RESULTS/`kind`. UsageError if there is no such
+        device."""
         use_threads(settings.threads)
         device, name = choose_device(settings.device), identity_of(settings)
         streams = Streams.of(settings, name, device, processes, repeated)
@@ -160,21 +168,21 @@ class Cell(NamedTuple):
         return cls(settings, algorithms.build(settings.algorithm), name, folder, device, streams)
 
     def load_task(self) -> Task:
-        """The data; with a backbone, its features in place of the images."""
+        """Return the data; with a backbone, its features in place of the images."""
         return load_task(self.settings, self.device)
 
     def derived(self, task: Task) -> Self:
-        """The cell with its algorithm for a task."""
+        """Return the cell with its algorithm for a task."""
         return self._replace(algorithm=derived(self.algorithm, self.settings, task))
 
     def network(self, task: Task, seed: int | None = None) -> nn.Module:
-        """The network for a task, on the cell's device; with its own seed, or another."""
+        """Return the network for a task, on the cell's device; with its own seed, or another."""
         seed = self.settings.seed if seed is None else seed
         return network(self.settings.model, task, seed, self.settings.data_root).to(self.device)
 
 
 def check_pair(settings: RunConfig) -> None:
-    """UsageError if private data were given alone: the public ones would be those of another pair."""
+    """Raise UsageError if private data were given alone: the public ones would be those of another pair."""
     if not HydraConfig.initialized():
         return
     given = {word.lstrip("+~").partition("=")[0]: word for word in HydraConfig.get().overrides.task}
@@ -188,7 +196,7 @@ def check_pair(settings: RunConfig) -> None:
 
 
 def choose_device(device: Device) -> torch.device:
-    """UsageError where CUDA is asked for and there is none."""
+    """Return the device. Raise UsageError if CUDA is requested and there is none."""
     if device == Device.cuda and not torch.cuda.is_available():
         raise UsageError("device=cuda: no CUDA device is available here; use device=cpu or device=auto")
     use = "cuda" if device != Device.cpu and torch.cuda.is_available() else "cpu"
@@ -207,7 +215,9 @@ def canonical(settings: RunConfig) -> RunConfig:
 
     # what the method sets itself is one value, whatever was given
     if isinstance(algorithm, Derives):
-        settings = dataclasses.replace(settings, training=own_training(algorithm, settings.training))
+        own: dict[str, Any] = {f.name: f.default for f in dataclasses.fields(Training) if f.default != MISSING}
+        training = dataclasses.replace(settings.training, **(own | dict(algorithm.training)))
+        settings = dataclasses.replace(settings, training=training)
 
     # without public data, nothing that describes it changes the run; nor does a seed of which nothing is drawn
     if not algorithm.uses_public or (pair.public is None and not algorithm.needs_public):
@@ -256,30 +266,8 @@ def without_public(pair: Pair) -> Pair:
     )  # fmt: skip
 
 
-def compared(select: Select, model: Model) -> Select:
-    """Return the settings of a private choice with what it compares by. If nothing is given, that is votes where there
-    are features (results/private_choice.csv: the least regret). Otherwise it is gsd, which is then the same as null."""
-    if model.backbone is None:
-        return dataclasses.replace(select, by=None) if select.by == By.gsd else select
-    return select if select.by is not None else dataclasses.replace(select, by=By.votes)
-
-
-def by_features(select: Select) -> bool:
-    """Return whether a private choice, as `compared` returns its settings, is by features, and not by gradients."""
-    return select.by in (By.coverage, By.votes)
-
-
-def check_choice(select: Select, model: Model, distance: distances.Distance | None) -> None:
-    """UsageError if what chooses the public set lacks what it compares by."""
-    if not by_features(select):
-        selection.gsd_of(distance)
-    elif model.backbone is None:
-        by = select.by.name if select.by else None
-        raise UsageError(f"select.by={by}: compares features: set model.backbone, such as model=scattering")
-
-
 def check_unit(pair: Pair, algorithm: Algorithm, select: Select) -> None:
-    """UsageError if the private unit is a person, and something reads private examples one by one."""
+    """Raise UsageError if the private unit is a person, and something reads private examples one by one."""
     if pair.unit is None:
         return
     if isinstance(algorithm, Solves):
@@ -290,18 +278,18 @@ def check_unit(pair: Pair, algorithm: Algorithm, select: Select) -> None:
     if pair.public == AUTO and not by_features(select):
         raise UsageError(
             f"pair.unit={pair.unit}: pair.public=auto chooses under a guarantee for one example: give the public set, "
-            "or select.by=coverage or votes, with model.backbone"
+            "or select.by=coverage, with model.backbone"
         )
 
 
 def refuse_unit(pair: Pair, what: str) -> None:
-    """UsageError if the private unit is a person, for `what` is of single examples."""
+    """Raise UsageError if the private unit is a person, for `what` is of single examples."""
     if pair.unit is not None:
         raise UsageError(f"pair.unit={pair.unit}: {what} of single examples, and not of people: leave pair.unit out")
 
 
 def check_rate(training: Training, algorithm: Algorithm, model: Model) -> None:
-    """UsageError if the learning rate is to follow from the noise where nothing is known of it."""
+    """Raise UsageError if the learning rate is to follow from the noise where nothing is known of it."""
     if training.learning_rate is not None:
         return
     linear = model.backbone is not None or model.name == "logistic"
@@ -313,16 +301,8 @@ def check_rate(training: Training, algorithm: Algorithm, model: Model) -> None:
         )
 
 
-def own_training(algorithm: Derives, training: Training) -> Training:
-    """The settings of training that an algorithm takes which sets them itself; those that cannot change a result stay
-    as they are given."""
-    values = {f.name: f.default for f in dataclasses.fields(Training) if f.default != MISSING}
-    values |= algorithm.training
-    return dataclasses.replace(training, **cast(dict[str, Any], values))
-
-
 def derived(algorithm: Algorithm, settings: RunConfig, task: Task) -> Algorithm:
-    """The algorithm with what follows from the task, if it has such settings."""
+    """Return the algorithm with what follows from the task, if it has such settings."""
     if not isinstance(algorithm, Derives):
         return algorithm
     private, public = task.private, task.public
@@ -338,7 +318,7 @@ def derived(algorithm: Algorithm, settings: RunConfig, task: Task) -> Algorithm:
 
 
 def canonical_candidates(pair: Pair, epsilon: float | None) -> Pair:
-    """The same pair with its candidates in one order. UsageError where pair.public=auto, pair.candidates and
+    """Return the same pair with its candidates in one order. UsageError where pair.public=auto, pair.candidates and
     epsilon_select do not all stand together, or not at all."""
     auto = pair.public == AUTO
     chooses = epsilon is not None and pair.public != POOL
@@ -357,8 +337,8 @@ def canonical_candidates(pair: Pair, epsilon: float | None) -> Pair:
 
 
 def canonical_pool(pair: Pair, epsilon: float | None, model: Model) -> Pair:
-    """The same pair with what describes a pool. UsageError if one of pair.public=pool, pair.pool and epsilon_select is
-    given without the others, or if a pool cannot be chosen from with these settings."""
+    """Return the same pair with what describes a pool. UsageError if one of pair.public=pool, pair.pool and
+    epsilon_select is given without the others, or if a pool cannot be chosen from with these settings."""
     from_pool = pair.public == POOL
     if from_pool != bool(pair.pool) or (from_pool and epsilon is None):
         raise UsageError("pair.public=pool, pair.pool=[A,B,...] and epsilon_select=... belong together: give all")
@@ -376,7 +356,8 @@ def canonical_pool(pair: Pair, epsilon: float | None, model: Model) -> Pair:
 
 
 def by_label(pair: Pair) -> dict[str, Pair]:
-    """The candidates of pair.public=auto by the name that a record has of the chosen one, each as a pair with it."""
+    """Return the candidates of pair.public=auto by the name that a record has of the chosen one, each as a pair with
+    it."""
     return {
         "+".join(public_sets(public)): dataclasses.replace(pair, public=public, candidates=None)
         for public in pair.candidates or []
@@ -384,14 +365,14 @@ def by_label(pair: Pair) -> dict[str, Pair]:
 
 
 def as_chosen(pair: Pair, public: str | None) -> Pair:
-    """The pair of a finished run with the public set that was chosen; public: what its record says of it."""
+    """Return the pair of a finished run with the public set that was chosen; public: what its record says of it."""
     if public is None:
         return without_public(pair)
     return by_label(pair)[public] if pair.public == AUTO else pair
 
 
 def check_backbone(model: Model) -> None:
-    """UsageError for a setting that features of a backbone leave without use."""
+    """Raise UsageError for a setting that features of a backbone leave without use."""
     keys = ("trained", "lora", "adapters", "once", "architecture", "pretrained", "checkpoint", "options", "mean", "std")
     unused = [key for key in keys if getattr(model, key)]
     if model.backbone is not None and unused:
@@ -408,13 +389,14 @@ def use_threads(threads: int | None) -> None:
 
 
 def load_task(settings: RunConfig, device: torch.device) -> Task:
-    """The data of a run; with a backbone, its features in place of the images."""
+    """Return the data of a run; with a backbone, its features in place of the images."""
     through = through_backbone(settings, device)
     return data.load(settings.pair, settings.data_root, settings.download, through, settings.keep)
 
 
 def through_backbone(settings: RunConfig | RankConfig, device: torch.device) -> data.Through:
-    """What makes a named source into the one that is used: with a backbone, its features in place of the images."""
+    """Return what makes a named source into the one that is used: with a backbone, its features in place of the
+    images."""
     backbone = settings.model.backbone
     if backbone is None:
         return data.unchanged
@@ -482,12 +464,17 @@ def guarantee(
 
 
 def tensors(model: nn.Module) -> dict[str, torch.Tensor]:
-    """All numbers of a network by name, those that its file leaves out included."""
+    """Return all numbers of a network by name, those that its file leaves out included."""
     return dict(model.named_parameters()) | dict(model.named_buffers())
 
 
+def units_of(task: Task) -> list[torch.Tensor]:
+    """Return all of the private data that decides a release: examples, and whose they are."""
+    return [*task.private, *([] if task.people is None else [task.people])]
+
+
 def weights_digest(model: nn.Module) -> str:
-    """A fingerprint of all weights, bit for bit: two runs that print the same one ended alike."""
+    """Return a fingerprint of all weights, bit for bit: two runs that print the same one ended alike."""
     digest = hashlib.blake2b(digest_size=8)
     for tensor in model.state_dict().values():
         digest.update(tensor.cpu().contiguous().numpy().tobytes())
@@ -495,7 +482,7 @@ def weights_digest(model: nn.Module) -> str:
 
 
 def network(model: Model, task: Task, seed: int, data_root: str = ".") -> nn.Module:
-    """The model for a task's images and classes; for features a linear classifier that starts at zero."""
+    """Return the model for a task's images and classes; for features a linear classifier that starts at zero."""
     if task.private.x.dim() == 2:
         kind = OffsetLinear if task.offsets else nn.Linear
         linear = kind(task.private.x.shape[1] - task.offsets, task.classes, bias=model.bias)
@@ -516,7 +503,7 @@ def given_weights(settings: RunConfig | RankConfig, task: Task) -> str | None:
 
 
 def sets_of(pair: Pair) -> list[str]:
-    """The public datasets that a pair names."""
+    """Return the public datasets that a pair names."""
     if pair.public == POOL:
         return pair.pool or []
     publics = [pair.public] if pair.public != AUTO else pair.candidates or []
@@ -524,11 +511,11 @@ def sets_of(pair: Pair) -> list[str]:
 
 
 def has_paths(names: list[str]) -> bool:
-    """Whether a dataset is the user's own files, whose content may change under the same name."""
+    """Return whether any dataset is a path, so that its content may change."""
     return any(is_path(name) for name in names)
 
 
 def mapped(split: Split, path: Path) -> Split:
-    """The split with its examples in a file, from which what is used is read."""
+    """Return the split with its examples in a file, from which what is used is read."""
     np.save(path, split.x.numpy())
     return Split(torch.from_numpy(npy_map(path)), split.y)

@@ -87,7 +87,7 @@ def _run(values: DictConfig) -> None:
     settings = check(RunConfig, values)
     if settings.replay is not None:
         return _replay(settings.replay, values)
-    from pubsel.commands.run import run, show_run
+    from pubsel.release.run import run, show_run
 
     print(show_run(run(settings)))
 

@@ -3,7 +3,7 @@
     python scripts/audit_fit.py --epsilon 1 4 --choice 0.05 0.5 --runs 4000 --to audit_fit.csv
 
 A run is a choice, a training and a measurement on 60 examples with 24 features, 40 ms of one core
-(`pubsel.attacks.whole`). A row is one part at one setting: the lower bounds come from the second half of the runs.
+(`scripts/attacked_fit.py`). A row is one part at one setting: the lower bounds come from the second half of the runs.
 """
 
 import argparse
@@ -12,11 +12,10 @@ import itertools
 import tempfile
 from pathlib import Path
 
+import attacked_fit as whole
 import measuring
 import numpy as np
-
-from pubsel.attacks import whole
-from pubsel.commands.audit import fitted
+from attacked_fit import fitted
 
 CLASSES, UNITS = 10, 60
 PARTS = {

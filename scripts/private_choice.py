@@ -13,11 +13,10 @@ Lists of ten candidates, 500 public images each, one of them "none":
   parts    nine times 100 images of the private set itself
   foreign  as apart, with the animals in place of images of the private set itself
 
-Ways: `gsd`, `coverage` and `votes` as select.by, with exact probabilities; `single`, votes without any for a second
-candidate, where "none" has a vote of each example that no candidate explains; `signal`, the head's own criterion;
-`dp_gsd`, the candidate of the least distance of DP-GSD (one initialisation, delta 1e-5), by simulation. gsd and dp_gsd
-cannot choose none. n examples are drawn with replacement from at most 5,000 of the private set; for dp_gsd, the second
-moments of these are scaled to n.
+Ways: `gsd` and `coverage` as select.by, with exact probabilities; `signal`, the head's own criterion; `dp_gsd`,
+the candidate of the least distance of DP-GSD (one initialisation, delta 1e-5), by simulation. gsd and dp_gsd cannot
+choose none. n examples are drawn with replacement from at most 5,000 of the private set; for dp_gsd, the second moments
+of these are scaled to n.
 
 `signal`: small steps of the head from zero weights lower the loss by tau |G|^2, with G the mean of r_i z_i^T: z_i is
 the row that the candidate's whitening makes of example i, of one norm, and r_i the residual of its label
@@ -52,7 +51,7 @@ from pubsel.gradients.subspace import projection_metric
 from pubsel.privacy import accountant
 from pubsel.privacy.people import UNIT
 from pubsel.privacy.randomness import stream
-from pubsel.selection import coverage, votes
+from pubsel.selection import coverage
 from pubsel.settings.compose import composed
 from pubsel.settings.keys import PublicLabels, RunConfig, Select
 from pubsel.settings.methods import option
@@ -187,25 +186,23 @@ def utilities(private: str, setting: Setting, path: Path) -> dict[str, float]:
 class Measured(NamedTuple):
     """What a choice among J candidates, without none, follows from, for N private examples. inside: regions [N, J], -1
     for none; sizes: of the public examples in each region; energies: [N, J]; second: mean second moments [s, s] of
-    sketched gradients; subspaces: of the candidates, each [s, k]; likely: log likelihoods [N, J], -inf below what
-    explains an example. rows: [N, k] for each candidate, as its whitening makes them, and for none, last; residuals:
-    [N, C], of the labels; both over their norm."""
+    sketched gradients; subspaces: of the candidates, each [s, k]. rows: [N, k] for each candidate, as its
+    whitening makes them, and for none, last; residuals: [N, C], of the labels; both over their norm."""
 
     inside: NDArray[np.int64]
     sizes: list[list[int]]
     energies: Tensor
     second: Tensor
     subspaces: list[Tensor]
-    likely: Array
     rows: list[Tensor]
     residuals: Tensor
 
-    def of(self, places: list[int], likely: Array) -> "Measured":
-        """Return the same for some of the candidates, with likelihoods among them."""
+    def of(self, places: list[int]) -> "Measured":
+        """Return the same for some of the candidates."""
         sizes, subspaces = [self.sizes[j] for j in places], [self.subspaces[j] for j in places]
         return self._replace(
             inside=self.inside[:, places], sizes=sizes, energies=self.energies[:, places], subspaces=subspaces,
-            likely=likely, rows=[*(self.rows[j] for j in places), self.rows[-1]],
+            rows=[*(self.rows[j] for j in places), self.rows[-1]],
         )  # fmt: skip
 
 
@@ -226,8 +223,7 @@ def whitened_rows(x: Tensor, classes: int, candidates: dict[str, Tensor]) -> lis
 
 
 def measured(private: Split, classes: int, candidates: dict[str, Tensor]) -> Measured:
-    """Measure private features [N, d] against the candidates, by the functions that a choice uses; without
-    likelihoods, which depend on the list that a candidate is in."""
+    """Measure private features [N, d] against the candidates, by the functions that a choice uses."""
     x = private.x
     places = [coverage.regions(public, name) for name, public in candidates.items()]
     regions = [[place.of(row) for place in places] for row in coverage.one_by_one(x)]
@@ -257,39 +253,23 @@ def measured(private: Split, classes: int, candidates: dict[str, Tensor]) -> Mea
     subspaces = [side.public(name, split) for name, split in splits.items()]
     residuals = residuals_of(private.y, classes) / residual_at_zero(classes, False)
     return Measured(
-        inside, [p.shares for p in places], energies, rows.T @ rows / len(x), subspaces, np.zeros(0),
+        inside, [p.shares for p in places], energies, rows.T @ rows / len(x), subspaces,
         whitened_rows(x, classes, candidates), residuals,
     )  # fmt: skip
-
-
-def likelihoods(x: Tensor, candidates: dict[str, Tensor]) -> Array:
-    """Return the log likelihoods [N, J] of private features x [N, d]; -inf if the candidate does not explain them."""
-    gaussians = votes.gaussians(candidates)
-    likely = np.array([gaussians.of(row) for row in coverage.one_by_one(x)])
-    return np.where(likely >= gaussians.least, likely, -np.inf)
 
 
 def scores(what: Measured, many: Array) -> dict[str, Array]:
     """Return the scores by each way, none last. many: [N], how often each private example is in the data."""
     n = many.sum()
-    inside, some = what.inside >= 0, votes.OTHERS[0] / votes.OTHERS[1]
-    likely = np.where(inside, what.likely, -np.inf)
-    explained = np.isfinite(likely)
-    best = explained & (likely == likely.max(1, keepdims=True))
+    covered = []
+    for region, sizes in zip(what.inside.T, what.sizes, strict=True):
+        sums = np.bincount(region + 1, weights=many, minlength=len(sizes) + 1)[1:]
+        covered.append(np.minimum(sums, n * np.array(sizes) / sum(sizes)).sum())
 
-    def counted(weights: Array) -> Array:  # [N, J]
-        every = []
-        for region, sizes, each in zip(what.inside.T, what.sizes, weights.T, strict=True):
-            sums = np.bincount(region + 1, weights=many * each, minlength=len(sizes) + 1)[1:]
-            every.append(np.minimum(sums, n * np.array(sizes) / sum(sizes)).sum())
-        return np.array([*every, float(coverage.LEAST) * n])
-
-    sums = torch.from_numpy(many)[:, None] * what.residuals
+    weighted = torch.from_numpy(many)[:, None] * what.residuals
     return {
-        "signal": np.array([float((sums.T @ rows).norm()) / 2 for rows in what.rows]),  # half: scores rise and fall
-        "coverage": counted(inside.astype(float)),
-        "votes": counted(np.where(best, 1.0, some * explained)),
-        "single": np.append(many @ best, many @ ~explained.any(1)),
+        "signal": np.array([float((weighted.T @ rows).norm()) / 2 for rows in what.rows]),  # half: scores rise and fall
+        "coverage": np.array([*covered, float(coverage.LEAST) * n]),
         "gsd": many @ selection.contributions(what.energies, Select().cap).double().numpy() / UNIT,
     }
 
@@ -329,15 +309,14 @@ def simulated(what: Measured, utility_of: Array) -> Iterator[dict[str, Any]]:
 def choices(private: str, setting: Setting, utility_of: dict[str, float]) -> Iterator[dict[str, Any]]:
     """Yield the rows of a private set."""
     pool = Split(setting.private.x[:POOL], setting.private.y[:POOL])
-    x, every = pool.x, [*setting.candidates]
+    every = [*setting.candidates]
     by_size = [
         (names, measured(pool, setting.classes, {name: setting.candidates[name] for name in names}))
         for names in (every[:-PARTS], every[-PARTS:])
     ]
     for title, names in lists(private).items():
-        candidates = {name: setting.candidates[name] for name in names if name != NONE}
         known, what = by_size[title == "parts"]
-        what = what.of([known.index(name) for name in candidates], likelihoods(x, candidates))
+        what = what.of([known.index(name) for name in names if name != NONE])
         values = np.array([utility_of[name] for name in names])
         for row in simulated(what, values):
             yield {"private": private, "candidates": title, "best": names[values.argmax()]} | row

@@ -14,7 +14,7 @@ import torch.distributed
 from hydra import compose, initialize_config_dir
 
 import pubsel.cli
-import pubsel.commands.run
+import pubsel.release.run
 from hydra_plugins import pubsel_launchers
 from pubsel.settings import CONF
 

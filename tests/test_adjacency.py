@@ -21,7 +21,7 @@ from pubsel.gradients.subspace import triangle
 from pubsel.privacy import accountant
 from pubsel.privacy.people import UNIT, weights_of
 from pubsel.release import adversary, card, quality
-from pubsel.selection import contributions, coverage, pool, probabilities, votes
+from pubsel.selection import contributions, coverage, pool, probabilities
 from pubsel.selection.coverage import Private
 from tests.test_coverage import examples
 
@@ -73,7 +73,6 @@ def confusion(x, people):
 
 SUMS = {  # by how much one unit may move it, and whether units may be people
     "choice by coverage": (selection_scores(coverage.scores), math.inf, 1.0, True),
-    "choice by votes": (selection_scores(votes.scores), math.inf, 1.0, True),
     "histogram of a pool": (histogram, 1, 1.0, True),
     "sum of clipped gradients": (mean_rows, 2, 1.0, True),
     "first release of dp_pca": (lambda x, people: noisy_covariance(NEAR, 2).clipped_sum(x), 2, 1.0, False),

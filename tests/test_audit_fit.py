@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import sys
 from fractions import Fraction
 from pathlib import Path
 
@@ -12,15 +13,16 @@ import torch
 from scipy import stats
 
 from pubsel.algorithms import dp_sgd
-from pubsel.attacks import whole
-from pubsel.attacks.whole import Claim, Scored
 from pubsel.cli import main
-from pubsel.commands.audit import fitted
 from pubsel.privacy import accountant
 from pubsel.privacy.people import UNIT, weights_of
 from pubsel.release import measurement, quality
 from pubsel.selection import coverage
 from pubsel.training import loop
+
+sys.path.insert(0, str(Path(__file__).parent.parent / "scripts"))
+import attacked_fit as whole
+from attacked_fit import Claim, Scored, fitted
 
 N, CLASSES = 60, 10
 EPSILON, DELTA, CHOICE = 4.0, 1e-3, 0.5

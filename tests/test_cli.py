@@ -20,7 +20,7 @@ import pytest
 import torch
 
 import pubsel
-import pubsel.commands.run
+import pubsel.release.run
 from pubsel.cli import ENDED_BY_PIPE, main
 from pubsel.files import whole
 
@@ -552,7 +552,7 @@ def test_an_interrupted_run_says_how_to_go_on(cli: Cli, monkeypatch: pytest.Monk
     def interrupted(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(pubsel.commands.run, "fit", interrupted)
+    monkeypatch.setattr(pubsel.release.run, "fit", interrupted)
     code, out, err = cli("run", *TINY)
     assert (code, out) == (130, "")
     assert "resumes from the last checkpoint" in err

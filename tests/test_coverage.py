@@ -171,6 +171,15 @@ def test_what_cannot_be_compared_is_named():
 # Training with it
 
 
+def saved(name, images, labels):
+    """Save images, of which the last 60 are for testing; private ones are of people with two images each."""
+    arrays = {"train_images": images[:-60].astype(np.uint8), "train_labels": labels[:-60]}
+    arrays |= {"test_images": images[-60:].astype(np.uint8), "test_labels": labels[-60:]}
+    if name == "private":
+        arrays |= {"train_person": np.arange(len(images) - 60) // 2, "test_person": 1000 + np.arange(60) // 2}
+    np.savez(f"{name}.npz", **arrays)
+
+
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
     """Private images, two public sets of the same kind and of another, and people with two images each."""
@@ -182,11 +191,7 @@ def folder(tmp_path, monkeypatch):
         images[:, :3] += (150 * (labels[:, None, None] == np.arange(3)[None, :, None])).astype(images.dtype)
         if kind:
             images = images.transpose(0, 2, 1)
-        arrays = {"train_images": images[:-60], "train_labels": labels[:-60],
-                  "test_images": images[-60:], "test_labels": labels[-60:]}  # fmt: skip
-        if name == "private":
-            arrays |= {"train_person": np.arange(n - 60) // 2, "test_person": 1000 + np.arange(60) // 2}
-        np.savez(f"{name}.npz", **{k: v.astype(np.uint8) if "images" in k else v for k, v in arrays.items()})
+        saved(name, images, labels)
     return tmp_path
 
 
@@ -195,14 +200,14 @@ CHOOSE = ("pair.private=private.npz", "pair.public=auto", "pair.candidates=[same
           "epsilon=3", "privacy.delta=1e-3", "download=false", "threads=1")  # fmt: skip
 
 
-def trained(capsys, *words):
-    assert main(["run", *CHOOSE, *words]) == 0, capsys.readouterr().err
+def trained(capsys, *words, choose=CHOOSE):
+    assert main(["run", *choose, *words]) == 0, capsys.readouterr().err
     capsys.readouterr()
     newest = max(Path("results/runs").glob("*/result.json"), key=lambda path: path.stat().st_mtime_ns)
     return json.loads(newest.read_text())
 
 
-@pytest.mark.parametrize(("given", "by"), [("coverage", "coverage"), ("votes", "votes"), ("null", "votes")])
+@pytest.mark.parametrize(("given", "by"), [("coverage", "coverage"), ("null", "coverage")])
 def test_a_run_trains_on_what_is_chosen_and_states_both(given, by, folder, capsys):
     record = trained(capsys, f"select.by={given}")
     assert record["settings"]["select"] == {"by": by}
@@ -215,9 +220,8 @@ def test_a_run_trains_on_what_is_chosen_and_states_both(given, by, folder, capsy
     assert {line["what"]: round(line["epsilon"], 5) for line in lines} == {"choice": 1, "training": 3}
 
 
-@pytest.mark.parametrize("by", ["coverage", "votes"])
-def test_a_run_trains_without_public_data_if_none_is_alike(by, folder, capsys):
-    record = trained(capsys, "pair.candidates=[other.npz]", f"select.by={by}")
+def test_a_run_trains_without_public_data_if_none_is_alike(folder, capsys):
+    record = trained(capsys, "pair.candidates=[other.npz]")
     assert record["public"] is None
     assert record["public_labels"] is None
     assert record["privacy"]["epsilon"] == pytest.approx(4, abs=1e-3)
@@ -228,8 +232,7 @@ def test_what_a_choice_compares_by_follows_from_the_model_unless_it_is_given():
     plain = Model("linear", None, False, None, Norm.replace, None)
     features = dataclasses.replace(plain, backbone=Backbone("scattering"))
     for given, without, with_features in (
-        (None, None, By.votes), (By.gsd, None, By.gsd), (By.coverage, By.coverage, By.coverage),
-        (By.votes, By.votes, By.votes),
+        (None, None, By.coverage), (By.gsd, None, By.gsd), (By.coverage, By.coverage, By.coverage),
     ):  # fmt: skip
         for model, by in ((plain, without), (features, with_features)):
             once = compared(Select(by=given), model)
@@ -237,9 +240,8 @@ def test_what_a_choice_compares_by_follows_from_the_model_unless_it_is_given():
     assert as_json(Select(by=None)) == {}
 
 
-@pytest.mark.parametrize("by", ["coverage", "votes"])
-def test_people_choose_too(by, folder, capsys):
-    record = trained(capsys, "pair.unit=person", f"select.by={by}")
+def test_people_choose_too(folder, capsys):
+    record = trained(capsys, "pair.unit=person")
     assert record["public"] == "same.npz"
     assert record["private_units"] == 170
 
@@ -253,7 +255,6 @@ def test_an_algorithm_that_needs_public_data_does_not_get_none(folder, capsys):
 
 @pytest.mark.parametrize(("words", "message"), [
     (["model=linear", "algorithm=dp_md"], "select.by=coverage: compares features: set model.backbone"),
-    (["model=linear", "algorithm=dp_md", "select.by=votes"], "select.by=votes: compares features: set model.backbone"),
     (["model=linear", "algorithm=dp_md", "select.by=null"], "choosing privately goes by GSD alone: give distance=gsd"),
     (["pair.unit=person", "select.by=gsd"], "pair.public=auto chooses under a guarantee for one example"),
     (["select.by=gsd"], "epsilon_select: choosing privately goes by GSD alone: give distance=gsd, not none"),
@@ -269,7 +270,7 @@ def test_what_does_not_fit_together_is_named(words, message, folder, capsys):
     assert not ledger.ledgers("results")
 
 
-@pytest.mark.parametrize(("given", "by"), [("coverage", "coverage"), ("votes", "votes"), ("null", "votes")])
+@pytest.mark.parametrize(("given", "by"), [("coverage", "coverage"), ("null", "coverage")])
 def test_rank_chooses_by_features_too(given, by, folder, capsys):
     words = ["rank", "private=private.npz", "model=pixels", "distance.m=60", "epsilon_select=1", "download=false"]
     for candidates, chosen in (("same.npz,other.npz", "same.npz"), ("other.npz", NONE)):

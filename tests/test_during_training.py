@@ -8,13 +8,13 @@ from hydra import compose, initialize_config_dir
 from scipy.linalg import subspace_angles
 
 from pubsel import algorithms, cell
-from pubsel.commands import run
 from pubsel.data import Reader, public_examples
 from pubsel.gradients.matrix import random_labels
 from pubsel.messages import UsageError
 from pubsel.papers import draw
 from pubsel.papers.theory import during_training
 from pubsel.privacy.sampling import Schedule, poisson_sample
+from pubsel.release import run
 from pubsel.settings import CONF
 from pubsel.settings.identity import identity_of
 from pubsel.settings.keys import FigureConfig, RunConfig

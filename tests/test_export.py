@@ -29,6 +29,8 @@ from pubsel.data import same_examples
 from pubsel.messages import UsageError, UserError
 from pubsel.privacy import accountant
 from pubsel.release import adversary, card
+from pubsel.release.bundle import without_paths, write
+from pubsel.settings.keys import ExportConfig, Format
 from tests.test_report import CONTRAST, Page, browser, complaints, opened
 
 __all__ = ["browser"]  # a fixture
@@ -171,14 +173,9 @@ def test_the_source_of_published_weights_is_their_page() -> None:
     assert (how["size"], how["resize"], how["interpolation"]) == (224, 236, "bicubic")
 
 
-def test_another_backbone_or_damaged_files_are_refused(tmp_path: Path) -> None:
+def test_damaged_files_are_refused(tmp_path: Path) -> None:
     record = trained(*NPZ, *TINY, "algorithm=pillar", "algorithm.k=5", "training=pillar", "training.steps=3")
     folder = exported(record, tmp_path / "model")
-    torch.manual_seed(1)
-    other = tmp_path / "other.safetensors"
-    save_file(timm.create_model(NETWORK, num_classes=10).state_dict(), str(other))
-    with pytest.raises(UserError, match="its weights here are not those that the model was trained with"):
-        pubsel.load(folder).predict("three.npz", checkpoint=other)
     with pytest.raises(UserError, match=r"tiny\.safetensors: no such file"):
         pubsel.load(folder).predict("three.npz", data_root="nowhere")
 
@@ -300,7 +297,7 @@ def test_planted_secrets_are_in_no_byte(words: tuple[str, ...], tmp_path: Path, 
 def test_a_path_in_the_settings_of_a_network_is_cut_to_the_name_of_its_file() -> None:
     model = {"checkpoint": "/home/faust/a.pth", "options": {"files": ["~/b/c.pth"], "depth": 3}, "name": "timm"}
     cut = {"checkpoint": "a.pth", "options": {"files": ["c.pth"], "depth": 3}, "name": "timm"}
-    assert export.without_paths(model) == cut
+    assert without_paths(model) == cut
 
 
 def test_public_data_are_named_without_their_path_and_private_ones_not_at_all() -> None:
@@ -407,27 +404,16 @@ def test_a_guarantee_of_other_weights_is_refused_even_so(tmp_path: Path) -> None
     assert not (tmp_path / "model").exists()
 
 
-def settings(run: Path, to: Path, **more: object) -> export.ExportConfig:
+def settings(run: Path, to: Path, **more: object) -> ExportConfig:
     values = {
         "run": str(run),
         "to": str(to),
-        "format": export.Format.safetensors,
+        "format": Format.safetensors,
         "anyway": False,
         "results": "results",
     }
     values |= {"data_root": ".", "download": False, "device": None, "threads": 1, "debug": False}
-    return export.ExportConfig(**values | more)
-
-
-def test_a_run_from_before_model_json_is_read_with_its_data(tmp_path: Path) -> None:
-    record = trained(*FOLDER, SECURE)
-    expected = contents(exported(record, tmp_path / "model"))
-    facts = record.folder / "model.json"
-    facts.rename("elsewhere.json")
-    try:
-        assert contents(exported(record, tmp_path / "again", "device=cpu")) == expected
-    finally:
-        Path("elsewhere.json").rename(facts)
+    return ExportConfig(**values | more)
 
 
 # The whole folder or nothing
@@ -437,13 +423,13 @@ def test_a_run_from_before_model_json_is_read_with_its_data(tmp_path: Path) -> N
 def test_a_folder_that_is_there_is_left_if_each_byte_is_the_same(there: dict[str, bytes], tmp_path: Path) -> None:
     """Another model has files of the same names; what is called done must be what the card is of."""
     files, target = {"a": b"1", "b": b"2"}, tmp_path / "model"
-    export.write(target, files, "model", private=False)
-    export.write(target, files, "model", private=False)
+    write(target, files, "model", private=False)
+    write(target, files, "model", private=False)
     assert contents(target) == files
     shutil.rmtree(target)
-    export.write(target, there, "model", private=False)
+    write(target, there, "model", private=False)
     with pytest.raises(UsageError, match="to=model: it is there already, with other files"):
-        export.write(target, files, "model", private=False)
+        write(target, files, "model", private=False)
     assert contents(target) == there
 
 
@@ -481,12 +467,12 @@ def test_only_an_empty_folder_is_replaced(
     assert (tmp_path / "file").read_text() == "mine"
 
     with pytest.raises(UsageError, match="to=a: it is there already, with other files"):
-        export.write(tmp_path / "empty", {"a": b""}, "a", False)
+        write(tmp_path / "empty", {"a": b""}, "a", False)
     with monkeypatch.context() as patch:  # another process has made it meanwhile
         patch.setattr(Path, "iterdir", lambda path, listed=Path.iterdir: listed(path) if entered else iter(()))
         entered, entry = list[Path](), files.remove_left
         patch.setattr(files, "remove_left", lambda path: (entered.append(path), entry(path)))
-        export.write(tmp_path / "empty", before, "a", False)
+        write(tmp_path / "empty", before, "a", False)
     assert contents(tmp_path / "empty") == before
     assert main(["export", str(record.folder), f"to={tmp_path / 'file' / 'model'}"]) == 1
     assert ": Not a directory; " in capsys.readouterr().err
@@ -804,18 +790,18 @@ def test_onnx_gives_the_same_answers(words: tuple[str, ...], tmp_path: Path) -> 
 def test_onnx_that_gives_other_answers_is_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("onnxruntime", reason="needs the extra onnx")
     pytest.importorskip("onnxscript", reason="needs the extra onnx")
-    from pubsel.training import exchange
+    from pubsel.release import onnx
 
     record = trained(*FOLDER, SECURE)
     for other in ([0.0, 9.0, 0.0], [0.0, math.nan, 0.0]):
-        monkeypatch.setattr(exchange, "logits_of", lambda whole, x, other=other: other)
+        monkeypatch.setattr(onnx, "logits_of", lambda whole, x, other=other: other)
         with pytest.raises(UserError, match="the network gives other answers as ONNX: leave it out"):
-            export.run(settings(record.folder, tmp_path / "model", format=export.Format.onnx))
+            export.run(settings(record.folder, tmp_path / "model", format=Format.onnx))
     assert not (tmp_path / "model").exists()
 
 
 def test_logits_that_are_no_numbers_or_of_another_shape_are_not_near() -> None:
-    from pubsel.training.exchange import _near
+    from pubsel.release.onnx import _near
 
     expected = np.array([[1.0, 2.0], [3.0, 4.0], [0.0, 0.0]])
     assert _near(expected + 1e-4, expected)
@@ -834,7 +820,7 @@ def test_a_network_that_onnxruntime_cannot_run_is_one_line(tmp_path: Path, monke
 
     monkeypatch.setattr(runtime, "InferenceSession", fails)
     with pytest.raises(UserError, match=r"onnxruntime cannot run this network \(no kernel for this\): leave it out"):
-        export.run(settings(record.folder, tmp_path / "model", format=export.Format.onnx))
+        export.run(settings(record.folder, tmp_path / "model", format=Format.onnx))
     assert not (tmp_path / "model").exists()
 
 
@@ -842,5 +828,5 @@ def test_without_the_packages_of_onnx_the_extra_is_named(tmp_path: Path, monkeyp
     record = trained(*FOLDER, SECURE)
     monkeypatch.setitem(sys.modules, "onnx", None)
     with pytest.raises(UserError, match=r"format=onnx needs .*: pip install pubsel\[onnx\]"):
-        export.run(settings(record.folder, tmp_path / "model", format=export.Format.onnx))
+        export.run(settings(record.folder, tmp_path / "model", format=Format.onnx))
     assert not (tmp_path / "model").exists()

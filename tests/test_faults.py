@@ -170,13 +170,13 @@ KILLS: dict[str, tuple] = {
     "with the lock": (kill_at, "pubsel.records.write_record", 1),
     "writing the settings": (kill_at, "os.replace", 1),
     "loading data": (kill_at, "pubsel.cell.load_task", 1),
-    "in preparation": (kill_at, "pubsel.commands.run.guarantee", 1),
+    "in preparation": (kill_at, "pubsel.release.run.guarantee", 1),
     "in the first epoch": (kill_at, "pubsel.training.loop.noisy_mean", 1),
     "writing the first checkpoint": (kill_while_saving, 1),
     "before the first checkpoint takes its place": (kill_at, "os.replace", 2),
     "in a later epoch": (kill_at, "pubsel.training.loop.noisy_mean", 2),
     "writing a later checkpoint": (kill_while_saving, 1),
-    "in evaluation": (kill_at, "pubsel.commands.run.logits", 1),
+    "in evaluation": (kill_at, "pubsel.release.run.logits", 1),
     "writing the weights": (kill_while_saving, 1),
     "writing the record": (kill_at, "os.fsync", 5),
     "before the record takes its place": (kill_at, "os.replace", 3),
@@ -191,7 +191,7 @@ def test_a_run_that_is_killed_at_every_stage_ends_the_same(tmp_path: Path, whole
         assert records(tmp_path) == [], stage
         if stage != "before the lock":
             assert state(tmp_path) == "unfinished", stage
-    code, _ = tried(tmp_path, kill_at, "pubsel.commands.run.log", 1)  # the record is there, its checkpoint too
+    code, _ = tried(tmp_path, kill_at, "pubsel.release.run.log", 1)  # the record is there, its checkpoint too
     assert code == -signal.SIGKILL
     assert records(tmp_path) == whole
     assert tried(tmp_path)[0] == 0
@@ -205,7 +205,7 @@ def test_a_choice_that_is_killed_leaves_no_candidates(tmp_path: Path) -> None:
     """13 of 18 kills left a folder as large as all candidates."""
     auto = ("pair.public=auto", "pair.candidates=[digits,noise]", "epsilon_select=0.5", "distance=gsd",
             "distance.m=100", "distance.initialisations=1", "distance.k=4")  # fmt: skip
-    assert tried(tmp_path, kill_at, "pubsel.commands.run.mapped", 2, words=auto)[0] == -signal.SIGKILL
+    assert tried(tmp_path, kill_at, "pubsel.release.run.mapped", 2, words=auto)[0] == -signal.SIGKILL
     (left,) = run_folder(tmp_path).glob("candidates-*")
     assert [path.name for path in left.iterdir()] == ["0.npy"]
     (run_folder(tmp_path) / "model.7.part").touch()

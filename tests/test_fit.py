@@ -148,6 +148,7 @@ def test_examples_of_a_pool_are_chosen_under_the_same_guarantee(home, capsys):
     ((epsilon, delta, releases),) = spent("pooled_results")
     assert (round(epsilon, 2), delta, releases) == (4, 1e-3, 3)
     assert "chosen privately from" in (home / "pooled" / "README.md").read_text()
+    assert "choice of the public examples" in (home / "pooled" / "privacy.html").read_text()
 
 
 def test_the_release_says_what_it_may_and_nothing_else(release):
@@ -367,7 +368,7 @@ def test_a_command_that_is_interrupted_goes_on_and_draws_nothing_twice(place, tm
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(f"pubsel.commands.run.{place}", interrupted)
+        patch.setattr(f"pubsel.release.run.{place}", interrupted)
         assert main(["fit", "./mine", *WORDS, *words]) == 130
     assert "the same command resumes" in capsys.readouterr().err
     assert not (tmp_path / "release").exists()

@@ -29,12 +29,12 @@ import pubsel
 from pubsel import records
 from pubsel.cell import canonical, weights_digest
 from pubsel.cli import main
-from pubsel.commands import export
 from pubsel.messages import UserError
 from pubsel.models import build, memory
 from pubsel.models import weights as of_weights
 from pubsel.papers.join import as_csv
 from pubsel.release import classifier
+from pubsel.release.bundle import public_facts
 from pubsel.settings import command_line, fetching
 from pubsel.settings.compose import composed
 from pubsel.settings.explain import method_settings
@@ -123,7 +123,7 @@ def test_no_option_of_a_folder_names_a_file_or_an_address(name, command, downloa
             pubsel.load("given").predict("a.png", threads=1, download=download == "true")
     elif command == "export":
         with pytest.raises(UserError, match="options"):
-            export.public_facts(facts, nn.Linear(4, 2))
+            public_facts(facts, nn.Linear(4, 2))
     else:
         assert "options" in refused(capsys, "predict", "given", "a.png", f"download={download}")
     assert (seen, [*Path("site-packages").iterdir()]) == ([], [])

@@ -93,10 +93,18 @@ def test_functions_take_few_parameters():
     assert {name: parameters(node) for name, node in functions() if parameters(node) > MOST_PARAMETERS} == {}
 
 
-def test_rank_imports_nothing_that_trains():
-    code = "import sys, pubsel.commands.rank; print([m for m in sys.modules if m.startswith('pubsel.training')])"
+def test_no_command_imports_another():
+    """What two commands need is in a room below."""
+    commands = {path.stem: tree for path, tree in sources().items() if path.parts[0] == "commands"}
+    assert [name for name, tree in commands.items() if "commands" in imported(tree)] == []
+
+
+@pytest.mark.parametrize(("commands", "room"), [("rank", "training"), ("fit, export, predict", "attacks")])
+def test_a_command_loads_no_room_that_it_has_no_use_for(commands, room):
+    """Nothing that trains to rank, and no attack to give a model away."""
+    code = f"import sys; from pubsel.commands import {commands}; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "[]"
+    assert [name for name in done.stdout.split() if name.startswith(f"pubsel.{room}")] == []
 
 
 def test_files_alone_writes_whole_locks_and_syncs():

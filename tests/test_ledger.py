@@ -320,7 +320,7 @@ def interrupted(*_: object) -> None:
 def test_what_cannot_be_read_names_what_is_spent_again(cli) -> None:
     words = [*TINY, "training.epochs=3", "privacy.secure_noise=true", "training.checkpoint_seconds=0"]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("pubsel.commands.run.trained_parameters", interrupted)
+        patch.setattr("pubsel.release.run.trained_parameters", interrupted)
         assert cli("run", *words)[0] == 130
     (path,) = Path("results/runs").glob("*/checkpoint.pt")
     path.write_bytes(b"PK\x03\x04 and no more")

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-import pubsel.commands.run
+import pubsel.release.run
 from pubsel.cell import Streams
 from pubsel.cli import main
 from pubsel.data import load
@@ -83,25 +83,10 @@ def test_scores_of_two_classes_are_released_if_the_metric_is_an_auc():
 
 
 @pytest.mark.attack
+@pytest.mark.parametrize("many", [1, 2, 7, 500])
 @pytest.mark.parametrize(("classes", "several", "metric"), [
     (2, False, "auc"), (2, False, "accuracy"), (7, False, "auc"), (14, True, "auc"),
 ])  # fmt: skip
-def test_one_held_out_example_moves_the_table_by_at_most_its_sensitivity(classes, several, metric):
-    """Whatever its logits are: not finite, huge, tied."""
-    torch.manual_seed(0)
-    outputs = torch.randn(40, classes)
-    y = torch.randint(2, (40, classes)).float() if several else torch.randint(classes, (40,))
-    before = measurement.table_of(outputs, y, metric)
-    for value in (torch.nan, torch.inf, -torch.inf, 0.0, 1e30, -1e30):
-        for label in (y[:1], 1 - y[:1] if several else (y[:1] + 1) % classes):
-            row = torch.full((1, classes), value)
-            after = measurement.table_of(torch.cat([outputs, row]), torch.cat([y, label]), metric)
-            assert np.linalg.norm((after - before) / UNIT) <= sensitivity(before)
-
-
-@pytest.mark.attack
-@pytest.mark.parametrize("many", [1, 2, 7, 500])
-@pytest.mark.parametrize(("classes", "several", "metric"), [(2, False, "auc"), (7, False, "auc"), (14, True, "auc")])
 def test_one_held_out_person_moves_the_table_by_at_most_its_sensitivity(classes, several, metric, many):
     """Whoever is before and after them, and whatever their images are."""
     torch.manual_seed(0)
@@ -195,16 +180,16 @@ def test_held_out_examples_change_the_table_alone(folder, capsys):
     """The weights are the same whatever is held out: the two guarantees are of different examples."""
     assert main(["run", f"pair.private={THREE}", *WORDS]) == 0, capsys.readouterr().err
     first = record_of()
-    seen = pubsel.commands.run.measurement.logits
+    seen = pubsel.release.run.measurement.logits
 
     def other(model, x):
         return seen(model, x).roll(1, 1)  # as other examples would
 
-    pubsel.commands.run.measurement.logits = other
+    pubsel.release.run.measurement.logits = other
     try:
         assert main(["run", f"pair.private={THREE}", *WORDS, "results=other"]) == 0, capsys.readouterr().err
     finally:
-        pubsel.commands.run.measurement.logits = seen
+        pubsel.release.run.measurement.logits = seen
     second = record_of("other")
     assert first["weights"] == second["weights"]
     noise = [np.array(r["quality"]["counts"]) for r in (first, second)]

@@ -274,23 +274,15 @@ def test_a_network_that_never_saw_the_examples_is_not_attacked():
 FEATURES = [*RUN, "model=pixels", "pair.take=train", "pair.m=20", "epsilon=2", "training.batch_size=40"]
 
 
+NETWORK = [*RUN, "model=digits_cnn"]
+
+
 @pytest.mark.parametrize(
     "words",
     [
-        [
-            *RUN,
-            "model=digits_cnn",
-            "algorithm=gep_digits",
-            "training=digits",
-            "algorithm.k=20",
-            "pair.m=50",
-            "training.epochs=2",
-        ],
-        [*RUN, "model=digits_cnn", "model.trained=[fc]", "model.once=true", "algorithm=non_private"],
-        [*FEATURES, "algorithm=pillar", "algorithm.k=5", "training=pillar", "training.steps=3"],
+        [*NETWORK, "algorithm=gep_digits", "training=digits", "algorithm.k=20", "pair.m=50", "training.epochs=2"],
+        [*NETWORK, "model.trained=[fc]", "model.once=true", "algorithm=non_private"],
         [*FEATURES, "algorithm=dp_pca", "algorithm.k=5", "training=pillar", "training.steps=3"],
-        [*FEATURES, "algorithm=adamix", "algorithm.rank=10", "training=adamix", "training.steps=3"],
-        [*FEATURES, "algorithm=only_public", "training=adamix"],
         [*FEATURES, "algorithm=paragon", "epsilon=inf", "pair.private_share=0.5", "pair.validation=0.2"],
     ],
     ids=lambda words: next(word for word in words if word.startswith("algorithm=")),
@@ -347,6 +339,11 @@ def changed_weight(run):
     torch.save(state, run / "model.pt")
 
 
+def other_record(run):
+    record = json.loads((run / "result.json").read_text())
+    (run / "result.json").write_text(json.dumps(record | {"weights": "0"}))
+
+
 def other_settings(run):
     record = json.loads((run / "result.json").read_text())
     record["settings"]["training"]["momentum"] = 0.5
@@ -361,13 +358,14 @@ def other_settings(run):
         (lambda run: (run / "result.json").write_text("{"), "result.json is no complete record"),
         (lambda run: Path("tiny.npz").unlink(), "tiny.npz: no such file or folder"),
         (lambda run: made("tiny.npz", 50), "trained on 60 private examples, tiny.npz has 50 now"),
-        (damage_weights, "model.pt does not fit its record"),
-        (other_weights, "model.pt does not fit its record"),
-        (changed_weight, "model.pt has other weights than its record says: bring it back, or delete"),
+        (damage_weights, "model.pt does not fit the model.json next to it"),
+        (other_weights, "model.pt does not fit the model.json next to it"),
+        (changed_weight, "model.pt does not have the weights that the model.json next to it names"),
+        (other_record, "result.json states the guarantee of other weights: restore both from the same run"),
         (other_settings, "made by a version of pubsel with other settings"),
     ],
     ids=["no weights", "no record", "half a record", "no data", "other data", "half of the weights", "other weights",
-         "a changed weight", "other settings"],
+         "a changed weight", "other record", "other settings"],
 )  # fmt: skip
 def test_what_a_run_lacks_is_said_in_one_line(folder, capsys, harm, says):
     run, _ = run_of(BY_HEART, capsys)

@@ -27,7 +27,8 @@ from threadpoolctl import threadpool_info
 
 from pubsel import records
 from pubsel.cell import use_threads
-from pubsel.commands import rank, run
+from pubsel.commands import rank
+from pubsel.release import run
 from pubsel.settings import CONF
 from pubsel.settings.keys import RankConfig, RunConfig
 from pubsel.settings.schema import check

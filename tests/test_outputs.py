@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from pubsel.cli import _help, main
-from pubsel.commands import predict
 from pubsel.messages import UsageError, UserError
 from pubsel.records import find
+from pubsel.release.reopen import folder_of
 from pubsel.settings.compose import composed
 from pubsel.settings.keys import SCHEMAS
 from pubsel.settings.outputs import OWNED, check_folder, folder, output
@@ -160,7 +160,7 @@ def test_an_empty_or_dotted_name_is_no_record(name, capsys):
     for place in ("results", "results/runs"):
         Path(place).mkdir(exist_ok=True)
         Path(place, "result.json").write_text('{"identity": "x"}')
-    for call in (lambda: predict.folder_of(name, Path("results")), lambda: find(name, Path("results"))):
+    for call in (lambda: folder_of(name, Path("results")), lambda: find(name, Path("results"))):
         with pytest.raises(UserError):
             call()
     for words in (["runs", "show", name], ["runs", "list", name], ["attack", "loss", f"run='{name}'"]):

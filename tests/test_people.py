@@ -1,7 +1,6 @@
 """The private unit is a person: nobody on two sides, one row a person, and what the record says of it."""
 
 import csv
-import dataclasses
 import itertools
 import json
 import shutil
@@ -25,7 +24,7 @@ from pubsel.messages import UsageError, UserError
 from pubsel.privacy import accountant
 from pubsel.privacy.randomness import stream
 from pubsel.privacy.sampling import schedule
-from pubsel.settings.keys import Convert, Overlap, Pair, RankConfig, Take, Training
+from pubsel.settings.keys import Convert, Overlap, Pair, Take, Training
 from pubsel.settings.methods import option
 from pubsel.training import loop
 from pubsel.training.loop import Job, clipped_sum, fit, noisy_sum
@@ -727,11 +726,6 @@ def test_several_processes_and_the_loss_attack_are_refused(private, monkeypatch,
     monkeypatch.setattr("pubsel.training.parallel._start", lambda: None)
     assert main(command(private, "algorithm=dp_sgd_clip1", "epsilon=2")) == 2
     assert "a person stays in one process" in capsys.readouterr().err
-
-
-def test_no_key_of_another_command_names_a_unit():
-    """`pubsel rank` has no pair.unit: its guarantees are for one example."""
-    assert not {"pair", "unit"} & {f.name for f in dataclasses.fields(RankConfig)}
 
 
 def test_an_empty_unit_is_rejected(capsys):

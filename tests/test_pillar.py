@@ -15,7 +15,7 @@ from sklearn.decomposition import PCA
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
-import pubsel.commands.run
+import pubsel.release.run
 import pubsel.training.once
 from pubsel import algorithms
 from pubsel.algorithms import Frozen, Release, map_of
@@ -455,16 +455,16 @@ def test_a_run_on_features(name, folder, capsys):
 def test_the_release_is_made_once(folder, capsys, monkeypatch):
     """A run that is killed after it goes on with what it released: noise of the system would be other noise."""
     words = ["run", "algorithm=dp_pca", "training=pillar", *TINY, "algorithm.k=5", "privacy.secure_noise=true"]
-    fit, made = pubsel.commands.run.fit, []
+    fit, made = pubsel.release.run.fit, []
 
     def killed(*_, **__):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(pubsel.commands.run, "fit", killed)
+    monkeypatch.setattr(pubsel.release.run, "fit", killed)
     assert main(words) == 130
     (path,) = Path("results").glob("runs/*/release.pt")
     released = torch.load(path, weights_only=True)["drawn"]["projection"]
-    monkeypatch.setattr(pubsel.commands.run, "fit", fit)
+    monkeypatch.setattr(pubsel.release.run, "fit", fit)
     monkeypatch.setattr(pubsel.training.once, "noisy_sum", lambda *_: made.append(1))
     assert main(words) == 0, capsys.readouterr().err
     assert made == []
@@ -483,7 +483,7 @@ def test_weights_of_a_loop_of_its_own_are_drawn_once(folder, capsys, monkeypatch
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(pubsel.commands.run, "utility", killed)
+        patch.setattr(pubsel.release.run, "utility", killed)
         assert main(words) == 130
     (path,) = Path("results").glob("runs/*/solution.pt")
     drawn = torch.load(path, weights_only=True)["drawn"]
@@ -500,7 +500,7 @@ def test_a_broken_release_is_named(folder, capsys, monkeypatch):
     def killed(*_, **__):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(pubsel.commands.run, "fit", killed)
+    monkeypatch.setattr(pubsel.release.run, "fit", killed)
     assert main(words) == 130
     (path,) = Path("results").glob("runs/*/release.pt")
     path.write_bytes(path.read_bytes()[:50])

@@ -1,12 +1,13 @@
 """Public examples chosen privately from a pool: the release attacked, what follows from it, and training with it."""
 
-import json
 import math
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from test_coverage import WORST, saved, secret, trained
 
 from pubsel.algorithms import roots
 from pubsel.cli import main
@@ -16,8 +17,6 @@ from pubsel.privacy.people import UNIT, weights_of
 from pubsel.privacy.randomness import Secret, SystemEntropy, stream
 from pubsel.selection import pool
 from pubsel.selection.coverage import Private, counts
-
-WORST = (0.0, -1.0, 1e-30, -1e-45, 1e30, 3e38, math.nan, math.inf, -math.inf)
 
 
 def examples(kind, n, d=12, seed=0):
@@ -35,10 +34,6 @@ def mixed(*many):
 
 def sums(clusters, x, people=None):
     return counts(clusters, x, weights_of(people, len(x)))
-
-
-def secret(purpose, step):
-    return stream("test", purpose, step)
 
 
 # Sensitivity
@@ -231,7 +226,7 @@ def test_no_stream_is_drawn_from_twice(folder, capsys, monkeypatch):
     """Histogram, choice, and each step of the training, of which any two that share their noise would show it."""
     call, asked = Secret.__call__, list[tuple]()
     monkeypatch.setattr(Secret, "__call__", lambda self, *of: asked.append((self.key, *of)) or call(self, *of))
-    trained(capsys, "pair.pool=[mixed.npz]")
+    chosen(capsys, "pair.pool=[mixed.npz]")
     assert [of for of in set(asked) if asked.count(of) > 1] == []
     assert len(asked) > 30
 
@@ -266,29 +261,18 @@ def folder(tmp_path, monkeypatch):
         images[:, :3] += (150 * (labels[:, None, None] == np.arange(3)[None, :, None])).astype(images.dtype)
         other = draw.rand(n) >= alike
         images[other] = draw.randint(0, 250, (n, 6, 6))[other] * (draw.rand(n, 1, 6) > 0.5)[other]
-        arrays = {"train_images": images[:-60], "train_labels": labels[:-60],
-                  "test_images": images[-60:], "test_labels": labels[-60:]}  # fmt: skip
-        if name == "private":
-            arrays |= {"train_person": np.arange(n - 60) // 2, "test_person": 1000 + np.arange(60) // 2}
-        np.savez(f"{name}.npz", **{k: v.astype(np.uint8) if "images" in k else v for k, v in arrays.items()})
-        np.save(f"{name}_other.npy", other[np.r_[n - 60 : n, : n - 60]])  # in the order of public examples
+        saved(name, images, labels)
     return tmp_path
 
 
 CHOOSE = ("pair.private=private.npz", "pair.public=pool", "pair.pool=[mixed.npz,other.npz]", "epsilon_select=1",
           "model=pixels", "algorithm=whitened_head", "distance=none", "epsilon=3", "privacy.delta=1e-3",
           "download=false", "threads=1")  # fmt: skip
-
-
-def trained(capsys, *words):
-    assert main(["run", *CHOOSE, *words]) == 0, capsys.readouterr().err
-    capsys.readouterr()
-    newest = max(Path("results/runs").glob("*/result.json"), key=lambda path: path.stat().st_mtime_ns)
-    return json.loads(newest.read_text())
+chosen = partial(trained, choose=CHOOSE)
 
 
 def test_a_run_draws_what_is_like_the_private_images_and_states_both(folder, capsys):
-    record = trained(capsys)
+    record = chosen(capsys)
     drawn = record["pool"]["examples"]
     assert record["public"] == "pool"
     assert drawn["mixed.npz"] >= 40  # of 60 that are alike
@@ -305,7 +289,7 @@ def test_a_run_draws_what_is_like_the_private_images_and_states_both(folder, cap
 
 
 def test_a_run_trains_without_public_data_if_the_pool_has_other_kinds_only(folder, capsys):
-    record = trained(capsys, "pair.pool=[other.npz]")
+    record = chosen(capsys, "pair.pool=[other.npz]")
     assert record["public"] is None
     assert record["public_labels"] is None
     assert record["pool"]["examples"] == {"other.npz": 0}
@@ -313,19 +297,19 @@ def test_a_run_trains_without_public_data_if_the_pool_has_other_kinds_only(folde
 
 
 def test_people_are_counted_once(folder, capsys):
-    record = trained(capsys, "pair.unit=person")
+    record = chosen(capsys, "pair.unit=person")
     assert record["private_units"] == 170
     assert sum(record["pool"]["histogram"]) < 200
     assert record["pool"]["examples"]["mixed.npz"] > 20
 
 
 def test_the_order_of_the_sets_does_not_change_the_run(folder, capsys):
-    assert trained(capsys)["weights"] == trained(capsys, "pair.pool=[other.npz,mixed.npz]")["weights"]
+    assert chosen(capsys)["weights"] == chosen(capsys, "pair.pool=[other.npz,mixed.npz]")["weights"]
     assert len(list(Path("results/runs").glob("*"))) == 1
 
 
 def test_an_algorithm_that_needs_public_data_gets_some(folder, capsys):
-    record = trained(capsys, "algorithm=pillar", "training=head", "algorithm.k=5", "pair.pool=[other.npz]")
+    record = chosen(capsys, "algorithm=pillar", "training=head", "algorithm.k=5", "pair.pool=[other.npz]")
     assert record["pool"]["examples"]["other.npz"] > 0
     assert record["privacy"]["epsilon"] == pytest.approx(4, abs=1e-3)
 
@@ -333,7 +317,7 @@ def test_an_algorithm_that_needs_public_data_gets_some(folder, capsys):
 @pytest.mark.parametrize(
     ("at", "error"),
     [
-        ("pubsel.commands.run.prepare", KeyboardInterrupt),
+        ("pubsel.release.run.prepare", KeyboardInterrupt),
         ("pubsel.selection.pool.covered", KeyboardInterrupt),
         ("pubsel.selection.pool.covered", UsageError("of what follows")),
     ],
@@ -353,26 +337,18 @@ def test_a_run_that_was_stopped_draws_no_second_histogram(folder, capsys, monkey
     monkeypatch.undo()
     monkeypatch.chdir(folder)
 
-    assert trained(capsys, *secure)["pool"]["histogram"] == first
+    assert chosen(capsys, *secure)["pool"]["histogram"] == first
     assert not kept.exists()
     (lines,) = ledger.ledgers("results")
     assert [line["what"] for line in lines].count("choice") == 1
 
 
 def test_a_finished_run_is_found_again_with_the_examples_that_it_drew(folder, capsys):
-    record = trained(capsys)
+    record = chosen(capsys)
     assert main(["attack", "attack=loss", f"run={record['identity']}", "threads=1"]) == 0, capsys.readouterr().err
     assert main(["predict", f"results/runs/{record['identity']}", "private.npz", "to=a.csv"]) == 0
     capsys.readouterr()
     assert Path("a.csv").read_text().count("\n") > 60
-
-
-def test_the_card_of_a_run_names_what_was_drawn_from(folder, capsys):
-    record = trained(capsys, "privacy.secure_noise=true")
-    assert main(["export", record["identity"], "to=given"]) == 0, capsys.readouterr().err
-    card = Path("given/README.md").read_text()
-    assert "chosen privately from" in card
-    assert "choice of the public examples" in Path("given/privacy.html").read_text()
 
 
 @pytest.mark.parametrize(("words", "message"), [
@@ -398,6 +374,6 @@ def test_what_does_not_fit_together_is_named(words, message, folder, capsys):
 
 
 def test_images_of_the_private_set_may_be_in_the_pool_and_leave_the_test_set(folder, capsys):
-    record = trained(capsys, "pair.pool=[private.npz,other.npz]", "pair.pool_m=40")
+    record = chosen(capsys, "pair.pool=[private.npz,other.npz]", "pair.pool_m=40")
     assert record["test_examples"] == 20
     assert record["pool"]["examples"].keys() == {"private.npz", "other.npz"}

@@ -192,21 +192,6 @@ def test_a_record_names_the_weights_that_its_network_was_given() -> None:
     assert "backbone" not in trained(*FOLDER)
 
 
-def test_a_run_from_before_model_json_is_read_with_its_data(capsys: pytest.CaptureFixture) -> None:
-    for words in (FOLDER, (*NPZ, "model=pixels", "algorithm=dp_pca", "algorithm.k=5", "training=pillar",
-                           "training.steps=3")):  # fmt: skip
-        record = trained(*words)
-        expected, facts = record.predict("animals"), record.folder / "model.json"
-        facts.rename("elsewhere.json")
-        try:
-            again = record.predict("animals")
-        finally:
-            Path("elsewhere.json").rename(facts)
-        assert "made before model.json was kept: reading the data that it was trained on" in capsys.readouterr().err
-        assert (again.answers, again.classes) == (expected.answers, expected.classes)
-        np.testing.assert_array_equal(again.probabilities, expected.probabilities)
-
-
 def test_model_json_is_as_secret_as_the_weights_and_says_nothing_more() -> None:
     facts = trained(*FOLDER).folder / "model.json"
     assert facts.stat().st_mode & 0o777 == 0o600
@@ -390,6 +375,7 @@ def test_what_are_no_images_is_refused(images: object, words: str) -> None:
     ("harm", "words"),
     [
         (lambda run: (run / "model.pt").unlink(), "model.pt: no such file, the weights of the model"),
+        (lambda run: (run / "model.json").unlink(), "bring it back, or delete .* and train it again.*pubsel runs show"),
         (lambda run: (run / "result.json").unlink(), "not finished, so it has no model yet: give its command again"),
         (lambda run: (run / "model.json").write_text("{"), r"model.json cannot be read \(.*: bring it back"),
         (lambda run: (run / "model.json").write_text("{}"), "model.json: it lacks model: bring it back"),
@@ -399,8 +385,8 @@ def test_what_are_no_images_is_refused(images: object, words: str) -> None:
         (lambda run: changed(run, classes=["a"]), "model.pt does not fit the model.json next to it"),
         (lambda run: shutil.rmtree(run), "no such file, and no record of this name in"),
     ],
-    ids=["no weights", "no record", "half", "empty", "damaged", "other weights", "other network", "other classes",
-         "nothing"],
+    ids=["no weights", "no facts", "no record", "half", "empty", "damaged", "other weights", "other network",
+         "other classes", "nothing"],
 )  # fmt: skip
 def test_what_a_run_lacks_is_said_in_one_line(tmp_path: Path, capsys: pytest.CaptureFixture, harm, words: str) -> None:
     folder = trained(*FOLDER).folder

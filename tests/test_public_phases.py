@@ -15,7 +15,6 @@ from pubsel.algorithms.dp_md import alpha
 from pubsel.algorithms.dp_sgd import DPSGD
 from pubsel.algorithms.second_phase import SecondPhase
 from pubsel.cli import main
-from pubsel.commands.run import other_utilities
 from pubsel.data import Split, Task
 from pubsel.gradients.matrix import DenseGradients, PerExampleGradients
 from pubsel.messages import UsageError, UserError
@@ -23,6 +22,7 @@ from pubsel.models.trained import head
 from pubsel.privacy.randomness import stream
 from pubsel.privacy.sampling import schedule
 from pubsel.records import read_records
+from pubsel.release.run import other_utilities
 from pubsel.settings import CONF
 from pubsel.settings.keys import Labels, Training
 from pubsel.training.loop import Job, fit

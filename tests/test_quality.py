@@ -291,33 +291,6 @@ def test_intervals_of_the_mean_auc_hold_for_labels_that_go_together_and_others(a
 # People
 
 
-@pytest.mark.attack
-@pytest.mark.parametrize("many", [1, 2, 3, 7, 500])
-def test_a_person_of_any_kind_moves_tables_by_at_most_their_sensitivity(many):
-    """Exactly: the weights are whole numbers, however many images there are."""
-    random = torch.Generator().manual_seed(0)
-    people = torch.tensor([1] * 40 + [3] * 20)
-    weights = torch.tensor(weights_of(people, 100))
-    own = torch.tensor(weights_of(torch.tensor([many]), many))
-    y, predicted = torch.randint(0, 4, (2, 100), generator=random)
-    scores, labels = torch.rand(100, 5, generator=random), torch.randint(0, 2, (100, 5), generator=random)
-    for alike in (True, False):
-        answers = torch.zeros(2, many).long() if alike else torch.randint(0, 4, (2, many), generator=random)
-        before = quality.confusion(y, predicted, 4, weights)
-        more = torch.cat([torch.stack([y, predicted]), answers], 1)
-        after = quality.confusion(*more, 4, torch.cat([weights, own]))
-        moved = (after - before) / UNIT
-        assert 0 < np.linalg.norm([*moved.ravel(), np.trace(moved)]) <= math.sqrt(2)
-        assert 0 < np.linalg.norm([*moved.ravel(), *moved.sum(1)]) <= math.sqrt(2)
-        assert (after >= before).all()
-
-        row = torch.full((many, 5), torch.nan) if alike else torch.rand(many, 5, generator=random)
-        one = labels[:1].expand(many, -1) if alike else torch.randint(0, 2, (many, 5), generator=random)
-        before = quality.histograms(labels, scores, weights)
-        after = quality.histograms(torch.cat([labels, one]), torch.cat([scores, row]), torch.cat([weights, own]))
-        assert 0 < np.linalg.norm((after - before) / UNIT) <= math.sqrt(5)
-
-
 def of_people(random, draws, n, alike):
     """Tables [draws, 3, 3] of n people with 1 to 6 images. A person's images are of one class or of any, and for some
     people the model is right more often; and the accuracy, and the recalls [3], of images of which each person's weigh

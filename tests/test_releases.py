@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import pubsel.commands.rank
-import pubsel.commands.run
+import pubsel.release.run
 from pubsel import records
 from pubsel.cli import main
 from pubsel.privacy import accountant
@@ -79,7 +79,7 @@ def caught(*words: str, command: str = "run") -> Secret:
         raise Caught
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("pubsel.commands.run.fit", catch)
+        patch.setattr("pubsel.release.run.fit", catch)
         patch.setattr("pubsel.selection.select", catch)
         patch.setattr("pubsel.distances.dp_gsd.DPGSD.release", catch)
         assert main([command, *(WORDS if command == "run" else RANK), *words]) == 1
@@ -143,7 +143,7 @@ def test_other_circumstances_draw_other_noise(monkeypatch):
     thing."""
     before = noise()
     for target, made in {
-        "pubsel.commands.run.torchrun": SimpleNamespace(place=lambda: (0, 2)),
+        "pubsel.release.run.torchrun": SimpleNamespace(place=lambda: (0, 2)),
         "torch.backends.cpu.get_cpu_capability": lambda: "another",
         "pubsel.records._package": lambda: "another line",
     }.items():
@@ -202,9 +202,7 @@ def test_the_releases_of_a_run_share_no_noise():
 def test_the_loop_is_given_the_noise_of_the_plan(monkeypatch):
     given, plan = [], accountant.plan
     monkeypatch.setattr(accountant, "plan", lambda *how: plan(*how)._replace(noise_multiplier=7.25))
-    monkeypatch.setattr(
-        pubsel.commands.run, "fit", lambda *how, **_: given.append(how) or (_ for _ in ()).throw(Caught)
-    )
+    monkeypatch.setattr(pubsel.release.run, "fit", lambda *how, **_: given.append(how) or (_ for _ in ()).throw(Caught))
     assert main(["run", *WORDS]) == 1
     (job,) = [one for one in given[0] if isinstance(one, Job)]
     assert job.noise_multiplier == 7.25
@@ -305,7 +303,7 @@ def test_a_run_resumed_elsewhere_draws_anew(monkeypatch):
 
 @pytest.mark.attack
 def test_a_choice_of_other_data_is_refused(monkeypatch, capsys):
-    monkeypatch.setattr("pubsel.commands.run.fit", lambda *_, **__: (_ for _ in ()).throw(KeyboardInterrupt))
+    monkeypatch.setattr("pubsel.release.run.fit", lambda *_, **__: (_ for _ in ()).throw(KeyboardInterrupt))
     assert main(["run", *WORDS, *CHOICE]) == 130
     assert list(Path("results").glob("runs/*/selection.pt"))
     write("other", 9)

@@ -230,7 +230,7 @@ def test_which_differences_count() -> None:
 
 @pytest.mark.attack
 def test_a_utility_that_is_no_number_is_a_failed_run(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pubsel.commands.run.utility", lambda *_: float("nan"))
+    monkeypatch.setattr("pubsel.release.run.utility", lambda *_: float("nan"))
     code, out, err = cli("run", *TINY, "algorithm=dp_sgd")
     assert (code, out) == (1, "")
     assert err.splitlines()[-1].startswith("pubsel: utility nan: not a number")

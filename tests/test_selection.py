@@ -376,10 +376,10 @@ def test_dp_gsd_on_the_command_line(cli):
 
 def test_run_selects_trains_and_reports_one_guarantee(cli, monkeypatch):
     """A run that is killed after its selection goes on with what was chosen."""
-    import pubsel.commands.run
+    import pubsel.release.run
 
     with monkeypatch.context() as patch:
-        patch.setattr(pubsel.commands.run, "fit", lambda *_, **__: (_ for _ in ()).throw(KeyboardInterrupt))
+        patch.setattr(pubsel.release.run, "fit", lambda *_, **__: (_ for _ in ()).throw(KeyboardInterrupt))
         assert cli(*RUN, "privacy.secure_noise=true")[0] == 130
     (kept,) = Path("results").glob("runs/*/selection.pt")
     chosen = torch.load(kept)["drawn"]["chosen"]

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-import pubsel.commands.run
+import pubsel.release.run
 from pubsel import algorithms
 from pubsel.algorithms import Facts, View
 from pubsel.algorithms.dp_sgd import NOISE

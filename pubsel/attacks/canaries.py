@@ -40,8 +40,8 @@ class Canaries(NamedTuple):
     seed: int  # of the dense ones
 
     def join(self, private: Split) -> Split:
-        """Private examples with blank ones at `places`. The labels tell who is who, and are those of the engine alone:
-        -1 - i for row i."""
+        """Return the private examples with blank ones at `places`. The labels tell who is who, and are those of the
+        engine alone: -1 - i for row i."""
         n = len(private.x) + len(self.places)
         x = private.x.new_zeros(n, *private.x.shape[1:])
         x[self.others(n)] = private.x
@@ -49,14 +49,14 @@ class Canaries(NamedTuple):
         return Split(x, y.view(-1, *[1] * (private.y.dim() - 1)).expand(-1, *private.y.shape[1:]))
 
     def others(self, n: int) -> Tensor:
-        """The rows of the n that are no canaries, [n - those that are in]."""
+        """Return the rows of the n that are no canaries, [n - those that are in]."""
         real = torch.ones(n, dtype=torch.bool)
         real[self.places] = False
         return real.nonzero().flatten()
 
 
 def draw(m: int, size: int, n: int, random: np.random.Generator) -> Canaries:
-    """m canaries among `size` parameters, each in with probability 1/2, mixed among n real examples."""
+    """Return m canaries among `size` parameters, each in with probability 1/2, mixed among n real examples."""
     included = random.random(m) < 0.5
     places = np.sort(random.permutation(n + included.sum())[: included.sum()])
     columns = np.resize(random.permutation(size), m)
@@ -93,16 +93,16 @@ class WithCanaries:
         return self.inner.chunk(x)
 
     def next_rows(self, n: int) -> Tensor:
-        """Which rows of the joined data the next n rows of the block made last are, [n]."""
+        """Return the rows of the joined data that the next n rows of the latest block are, [n]."""
         rows, self._latest = self._latest[:n], self._latest[n:]
         return rows
 
     def whose(self, rows: Tensor) -> Tensor:
-        """Which canary each of the `rows` of the joined data is, or -1: [n]."""
+        """Return which canary each of the `rows` of the joined data is, or -1: [n]."""
         return self._whose[rows]
 
     def blocks(self, x: Tensor, y: Tensor, rows: int = 1, dtype: torch.dtype | None = None) -> Iterator[GradientMatrix]:
-        """The blocks that `inner` makes of x [n, ...], y [n, ...], with the canaries written into their rows."""
+        """Yield the blocks that `inner` makes of x [n, ...], y [n, ...], with the canaries written into their rows."""
         labels = y if y.dim() == 1 else y[:, 0]
         if not len(y) or bool((labels >= 0).any()):  # public data
             yield from map(written, self.inner.blocks(x, y, rows, dtype))
@@ -116,7 +116,7 @@ class WithCanaries:
             yield self._written(block, chosen) if bool((chosen >= 0).any()) else block
 
     def _written(self, block: GradientMatrix, chosen: Tensor) -> GradientMatrix:
-        """The block [n, p] with the canary `chosen` [n] in each row that is one, not -1."""
+        """Return the block [n, p] with the canary `chosen` [n] in each row that is one, not -1."""
         here = (chosen >= 0).nonzero().flatten()
         parts = []
         for old, new in zip(parts_of(block), self._parts(chosen[here], block.dtype), strict=True):
@@ -126,7 +126,7 @@ class WithCanaries:
         return rebuilt(block, parts, block.losses)
 
     def rows(self, chosen: Tensor, dtype: torch.dtype | None = None) -> Iterator[tuple[Tensor, GradientMatrix]]:
-        """The canaries `chosen` [n], some at a time: which, and their gradients."""
+        """Yield the canaries `chosen` [n], some at a time: which, and their gradients."""
         dtype = dtype or next(self.model.parameters()).dtype
         for some in chosen.split(max(8, entries_at_once(next(self.model.parameters()).device) // self.size)):
             parts = self._parts(some, dtype)
@@ -166,7 +166,7 @@ class WithCanaries:
         return r * norms, x
 
     def _directions(self, device: torch.device, dtype: torch.dtype, *sizes: int) -> list[Tensor]:
-        """Random unit vectors of these sizes, which dense canaries are, turned round: two of them are nearly
+        """Return random unit vectors of these sizes, which dense canaries are, turned round: two of them are nearly
         orthogonal."""
         if self._dense is None:
             random = np.random.default_rng(self.canaries.seed)
@@ -176,12 +176,12 @@ class WithCanaries:
 
 
 def written(block: GradientMatrix) -> GradientMatrix:
-    """The block with the columns that canaries are written into."""
+    """Return the block with the columns that canaries are written into."""
     return block.dense() if isinstance(block, LayeredGradients) else block
 
 
 def parts_of(block: GradientMatrix) -> tuple[Tensor, ...]:
-    """The arrays that a block of rows is made of: [n, p], or factors [n, C] and [n, d]."""
+    """Return the arrays that a block of rows is made of: [n, p], or factors [n, C] and [n, d]."""
     if isinstance(block, FactoredGradients):
         return block.r, block.x
     assert isinstance(block, DenseGradients)
@@ -189,16 +189,16 @@ def parts_of(block: GradientMatrix) -> tuple[Tensor, ...]:
 
 
 def rebuilt(like: GradientMatrix, parts: Sequence[Tensor], losses: Tensor | None = None) -> GradientMatrix:
-    """A block of the same kind as `like` of other rows."""
+    """Return a block of the same kind as `like`, of other rows."""
     if isinstance(like, FactoredGradients):
         return FactoredGradients(parts[0], parts[1], like.bias, losses)
     return DenseGradients(parts[0], losses)
 
 
 def distinct(task: Task, m: int, random: np.random.Generator) -> tuple[Split, NDArray[np.bool_], Task]:
-    """Black-box canaries: m examples of noise, each with a random label; which are in, with probability 1/2 each; and
-    the task with those behind its private examples. If it has people, a canary is a person with COPIES of the example:
-    a program that protects each example would let it through so many times.
+    """Return black-box canaries: m examples of noise, each with a random label; which are in, with probability 1/2
+    each; and the task with those behind its private examples. If it has people, a canary is a person with COPIES of the
+    example: a program that protects each example would let it through so many times.
 
     A network remembers them far better than wrong labels of real images, which its other examples speak against. Of
     images each value is the least or the largest there is; of features it is normal, with their deviation.

@@ -86,7 +86,7 @@ Features = dict[tuple[str, str | None], NDArray[np.float32]]  # kind, with or wi
 
 
 class Seen(NamedTuple):
-    """What the white-box attacker of one batch of private examples sees; rows: the m members, then the m others."""
+    """View of the white-box attacker of one batch of private examples; rows: the m members, then the m others."""
 
     gradients: Tensor  # [2m, SKETCH + 2] on the first network
     activations: Tensor  # [2m, h + classes + 1] on it

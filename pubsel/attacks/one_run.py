@@ -36,7 +36,7 @@ WIDTH = 1.01  # ratio of the noise multipliers between which a bound lies
 
 
 class Guesses(NamedTuple):
-    """How many canaries there were, how many of them were guessed, and how many of those guesses were right."""
+    """Numbers of canaries, of those that were guessed, and of right guesses."""
 
     canaries: int
     made: int

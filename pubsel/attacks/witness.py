@@ -91,17 +91,20 @@ class Witness:
                 self._probe(inner, gradients, batch[-1], probes)
 
         def judge(noise: Tensor, exact: Tensor) -> None:
-            self._sampled(torch.cat(batch) if batch else torch.zeros(0, dtype=torch.int64))
+            rows = torch.cat([torch.zeros(0, dtype=torch.int64), *batch])
+            self.sizes.append(len(rows))
+            in_batch = np.zeros(self.plan.n, bool)
+            np.add.at(self.counts, rows.numpy(), 1)
+            in_batch[rows.numpy()] = True
+            self._samples.append(in_batch[self._tracked])
+
             self._keep(noise, exact, inner.sensitivity)
-            self._weigh(noise, inner, set(self._in_batch(batch)))
+            whose = self.engine.whose(rows)
+            self._weigh(noise, inner, set(whose[whose >= 0].tolist()))
             change = (inner.decode(test) - before).norm() / before.norm().clamp(min=1e-30)
             self.changed = max(self.changed, float(change))
 
         return followed(inner, view.batch_size, device, judge, look)
-
-    def _in_batch(self, batch: list[Tensor]) -> list[int]:
-        whose = [self.engine.whose(rows) for rows in batch]
-        return [int(i) for rows in whose for i in rows if i >= 0]
 
     def _scale(self, inner: Mechanism) -> None:
         """Set the scales of the canaries to the norms at which clipping begins: tiny rows add up in proportion."""
@@ -185,13 +188,6 @@ class Witness:
                 exponent = torch.logaddexp(out, exponent + math.log(self.plan.rate))
 
             self.ratios[chosen] += exponent.cpu()
-
-    def _sampled(self, rows: Tensor) -> None:
-        self.sizes.append(len(rows))
-        in_batch = np.zeros(self.plan.n, bool)
-        np.add.at(self.counts, rows.numpy(), 1)
-        in_batch[rows.numpy()] = True
-        self._samples.append(in_batch[self._tracked])
 
     def _keep(self, noise: Tensor, exact: Tensor, sensitivity: float) -> None:
         unit = noise / (self.noise_multiplier * sensitivity)

@@ -1,10 +1,7 @@
 """Membership inference, from settings to records and a table: on GSD, and on the networks of finished runs."""
 
 import dataclasses
-import pickle
 import time
-from collections import OrderedDict
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,37 +9,33 @@ import numpy as np
 import pandas
 import torch
 from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import nn
 
-from pubsel import algorithms, data, distances
+from pubsel import data, distances
 from pubsel import records as results
-from pubsel.algorithms import Frozen, Release, map_of
 from pubsel.attacks import membership
 from pubsel.attacks.membership import DIGITS, figures, member_scores, success, supervised, told_apart
 from pubsel.cell import (
     as_chosen,
     choose_device,
-    derived,
     has_paths,
     load_task,
     network,
     refuse_unit,
     use_threads,
-    weights_digest,
 )
 from pubsel.data import Split, Task
 from pubsel.distances.gsd import GSD, Labelling
-from pubsel.files import plain
 from pubsel.messages import UsageError, UserError, say
 from pubsel.papers import join, typeset
 from pubsel.papers.attacked import TABLES, beside_paper, from_records
 from pubsel.privacy import ledger
 from pubsel.privacy.randomness import stream
+from pubsel.release.reopen import check_files, whole_of
 from pubsel.settings.identity import as_json, folder_name, identity_of, short_name
-from pubsel.settings.keys import POOL, Attack, AttackConfig, ExportConfig, PredictConfig, RunConfig, public_sets
+from pubsel.settings.keys import POOL, Attack, AttackConfig, RunConfig, public_sets
 from pubsel.settings.methods import typed
 from pubsel.settings.schema import check, literal
-from pubsel.training.loop import public_stream
 from pubsel.training.pooled import as_recorded
 
 NOT_PRIVATE = "An attack reads private data without noise: this record is not differentially private."
@@ -118,28 +111,22 @@ def attack_run(settings: AttackConfig, run: Path, folder: Path, device: torch.de
             "privacy": NOT_PRIVATE,
         }
 
-    of_these = partial(_same_weights, trained)
+    def of_these(record: dict[str, Any]) -> bool:
+        return bool(record["weights"] == trained["weights"])
+
     record, is_new = results.recorded(folder / "attacks" / name, make, results.LossAttack, of_these)
     if is_new:
         say(f"{run.name}: AUC {record['auc']:.3f}")
     return record
 
 
-def _same_weights(trained: dict[str, Any], record: dict[str, Any]) -> bool:
-    return bool(record["weights"] == trained["weights"])
-
-
 def reopened(
-    record: dict[str, Any], folder: Path, settings: AttackConfig | PredictConfig | ExportConfig, device: torch.device
+    record: dict[str, Any], folder: Path, settings: AttackConfig, device: torch.device
 ) -> tuple[nn.Module, Task]:
     """Return the trained network of a finished run, and its task. UserError if weights, data or settings are not those
     of the record any more."""
-    file = folder / "model.pt"
-    if not file.exists():
-        raise UserError(
-            f"{file}: no such file, the weights of the run: delete {folder} and train it again{ledger.again(folder)}"
-        )
-    mend = f"delete {folder} and train it again{ledger.again(folder)}"
+    check_files(folder)
+    model, _ = whole_of(folder, record)
 
     # the data: as the run read it
     again = settings_of(record, settings)
@@ -150,30 +137,13 @@ def reopened(
     if len(task.private.x) != record["private_examples"]:
         raise UserError(
             f"{folder.name}: trained on {record['private_examples']} private examples, {again.pair.private} has "
-            f"{len(task.private.x)} now: bring back its data, or {mend}"
+            f"{len(task.private.x)} now: bring back its data, or delete {folder} and train it again"
+            f"{ledger.again(folder)}"
         )
-
-    # the network: a release before training is part of its weights
-    try:
-        state = torch.load(plain(file), map_location="cpu", weights_only=True)
-        frozen = frozen_of(again, record["identity"], task, state)
-        if frozen is None:
-            model = network(again.model, task, again.seed, again.data_root)
-        else:
-            features = Split(frozen(task.private.x[:1]), task.private.y[:1])
-            few = task._replace(private=features, offsets=frozen.offsets)
-            model = nn.Sequential(OrderedDict(frozen=frozen, linear=network(again.model, few, again.seed)))
-        model.load_state_dict(state)
-    except (RuntimeError, KeyError, EOFError, pickle.UnpicklingError) as error:
-        reason = str(error).partition("\n")[0]
-        raise UserError(f"{file} does not fit its record ({reason}): {mend}") from None
-
-    if weights_digest(model) != record.get("weights"):
-        raise UserError(f"{file} has other weights than its record says: bring it back, or {mend}")
     return model.to(device).eval(), task
 
 
-def settings_of(record: dict[str, Any], here: AttackConfig | PredictConfig | ExportConfig) -> RunConfig:
+def settings_of(record: dict[str, Any], here: AttackConfig) -> RunConfig:
     """Return the settings in a run's record, with what cannot change a result (`neutral` keys) as it is here.
     UserError if they describe another run by now."""
     values = dict(literal(record["settings"], record["identity"]))
@@ -188,18 +158,6 @@ def settings_of(record: dict[str, Any], here: AttackConfig | PredictConfig | Exp
     if identity_of(settings) != record["identity"]:
         raise UserError(f"{record['identity']}: made by a version of pubsel with other settings: train it again")
     return settings
-
-
-def frozen_of(settings: RunConfig, name: str, task: Task, state: dict[str, Tensor]) -> Frozen | None:
-    """Return what comes before the linear classifier of a run; if it was released with noise, as its weights have
-    it."""
-    algorithm = derived(algorithms.build(settings.algorithm), settings, task)
-    if task.private.x.dim() != 2:
-        return None
-    result = map_of(algorithm, task.public, task.private.x.shape[1], public_stream(name))
-    if not isinstance(result, Release):
-        return result
-    return Frozen(state["frozen.shift"], state["frozen.projection"], unit=algorithm.unit)
 
 
 def loss_row(record: dict[str, Any]) -> dict[str, Any]:

@@ -16,7 +16,6 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas
 from numpy.typing import NDArray
-from torch import Tensor
 
 from pubsel import records
 from pubsel.algorithms import Algorithm, Solves
@@ -34,10 +33,8 @@ from pubsel.attacks.one_run import (
     trade_off,
 )
 from pubsel.attacks.per_instance import Losses
-from pubsel.attacks.whole import FAR, NEAR, Program
 from pubsel.attacks.witness import SURE, Witness
 from pubsel.cell import AUTO, Cell, Streams, canonical, check_pair, guarantee, weights_digest
-from pubsel.commands import fit as fit_command
 from pubsel.data import Task
 from pubsel.gradients.matrix import Engine
 from pubsel.gradients.per_example import losses_of
@@ -47,10 +44,8 @@ from pubsel.privacy import ledger
 from pubsel.privacy.accountant import Plan
 from pubsel.privacy.randomness import Secret, content, stream
 from pubsel.privacy.sampling import Schedule
-from pubsel.settings.compose import composed
 from pubsel.settings.identity import as_json, identity_of
-from pubsel.settings.keys import POOL, Audit, AuditConfig, AuditKind, FitConfig, RunConfig, Training
-from pubsel.settings.schema import check
+from pubsel.settings.keys import POOL, Audit, AuditConfig, AuditKind, RunConfig, Training
 from pubsel.training.evaluation import logits
 from pubsel.training.loop import Job, Progress, engine, fit, on_device, rate_of
 from pubsel.training.once import Prepared, prepare, solve, training_secret
@@ -90,9 +85,7 @@ def audit(settings: AuditConfig) -> dict[str, Any]:
         task = cell.load_task()
         say(f"{cell.name}: on {cell.device}")
         audited = cell.derived(task)
-        kind = {
-            AuditKind.white_box: _white_box, AuditKind.black_box: _black_box, AuditKind.per_instance: _per_instance,
-        }[settings.audit.kind]  # fmt: skip
+        kind = _per_instance if settings.audit.kind == AuditKind.per_instance else _with_canaries
         # what these trainings leave is not kept: nobody may release or resume them
         with tempfile.TemporaryDirectory(prefix=records.SCRATCH, dir=cell.folder) as scratch:
             measures = kind(Audited(audited._replace(folder=Path(scratch)), settings.audit, task, cell.folder))
@@ -114,7 +107,7 @@ def audit(settings: AuditConfig) -> dict[str, Any]:
 
 
 def check_audited(cell: Cell) -> None:
-    """UsageError if a cell has no guarantee, or none that an audit can follow."""
+    """Raise UsageError if a cell has no guarantee, or none that an audit can follow."""
     epsilon = cell.settings.epsilon
     if not cell.algorithm.private or epsilon in (0.0, math.inf):
         raise UsageError(f"algorithm={cell.algorithm.name}, epsilon={epsilon:g}: no guarantee to audit")
@@ -131,7 +124,7 @@ def check_audited(cell: Cell) -> None:
 
 
 class Audited(NamedTuple):
-    """What is audited. The folder of `cell` is gone when the audit ends; `folder` is that of its record."""
+    """A cell to audit. The folder of `cell` is gone when the audit ends; `folder` is that of its record."""
 
     cell: Cell
     audit: Audit
@@ -139,18 +132,18 @@ class Audited(NamedTuple):
     folder: Path
 
     def at(self, part: str) -> "Audited":
-        """The same, with a folder of its own: two trainings share nothing that is drawn once."""
+        """Return the same, with a folder of its own: two trainings share nothing that is drawn once."""
         folder = self.cell.folder / part
         folder.mkdir()
         return self._replace(cell=self.cell._replace(folder=folder))
 
     def random(self) -> np.random.Generator:
-        """Where canaries and their coins come from."""
+        """Return the random numbers of canaries and their coins."""
         return stream(f"{self.cell.name}\0{content(*self.task.private)}", "canaries")
 
 
 class Planned(NamedTuple):
-    """What one training of an audit is. cell: what it trains as; what: a word that no other training has, so that none
+    """Plan of one training of an audit. cell: what it trains as; what: a word that no other training has, so that none
     shares its noise."""
 
     cell: Cell
@@ -161,7 +154,7 @@ class Planned(NamedTuple):
     first: Plan | None
 
     def weaker(self) -> "Planned":
-        """The positive control: the same with a third of the noise, and noise of its own."""
+        """Return the positive control: the same with a third of the noise, and noise of its own."""
 
         def less(plan: Plan | None) -> Plan | None:
             return plan and plan._replace(noise_multiplier=plan.noise_multiplier * CONTROL)
@@ -169,11 +162,12 @@ class Planned(NamedTuple):
         return self._replace(what=f"{self.what} control", plan=less(self.plan), first=less(self.first))
 
     def prepared(self, algorithm: Algorithm, task: Task) -> Prepared:
-        """Ready to train by `algorithm`, which may be one that is watched. Nothing of it is released."""
+        """Return the training ready to run by `algorithm`, which may be one that is watched. Nothing of it is
+        released."""
         return prepare(self.cell._replace(algorithm=algorithm), task, self.first, noted=False)
 
     def secret(self, prepared: Prepared) -> Secret:
-        """Streams of this training alone; of a run's own training the run's, bit for bit."""
+        """Return the streams of this training alone; of a run's own training the run's, bit for bit."""
         return training_secret(self.cell, prepared.task, prepared.whole, self.schedule, self.plan, what=self.what)
 
     def train(self, algorithm: Algorithm, prepared: Prepared, gradients: Engine | None = None) -> None:
@@ -186,7 +180,7 @@ class Planned(NamedTuple):
 
 
 def _planned(audited: Audited, what: str, task: Task) -> Planned:
-    """The plan of the run itself, for training on the private units of `task`."""
+    """Return the plan of the run itself, for training on the private units of `task`."""
     cell = audited.cell
     schedule, plan, first = guarantee(cell.settings, cell.algorithm, audited.task.units)
     training = cell.settings.training
@@ -196,19 +190,18 @@ def _planned(audited: Audited, what: str, task: Task) -> Planned:
     return Planned(cell, what, training, schedule._replace(n=task.units), plan, first)
 
 
-def _white_box(audited: Audited) -> dict[str, Any]:
-    """Canaries among the gradients of the loop itself (attacks/canaries.py, attacks/witness.py)."""
-    algorithm = audited.cell.algorithm
-    if isinstance(algorithm, Solves):
-        raise UsageError(f"algorithm={algorithm.name} has a loop of its own: take audit.kind=black_box")
-    random = audited.random()
-    return with_control(lambda weaker: _witnessed(audited.at(f"{weaker}"), random, weaker)) | {
-        "statement": NOT_FOR_RELEASE
-    }
+def _with_canaries(audited: Audited) -> dict[str, Any]:
+    """Audit by canaries: among the gradients of the loop itself (attacks/canaries.py, attacks/witness.py), or examples
+    of noise among the private ones; the score of these is minus the final model's loss."""
+    white, random = audited.audit.kind == AuditKind.white_box, audited.random()
+    if white and isinstance(audited.cell.algorithm, Solves):
+        raise UsageError(f"algorithm={audited.cell.algorithm.name} has a loop of its own: take audit.kind=black_box")
+    look = _witnessed if white else _scored
+    return with_control(lambda weaker: look(audited.at(f"{weaker}"), random, weaker)) | {"statement": NOT_FOR_RELEASE}
 
 
 def _witnessed(audited: Audited, random: np.random.Generator, weaker: bool) -> dict[str, Any]:
-    """One training with canaries, and what its witness says of the plan."""
+    """Train once with canaries, and return what its witness says of the plan."""
     witness, claimed, first = watch(audited, random, weaker)
     included = witness.engine.canaries.included[witness.weighed].numpy()
     ratios = witness.ratios[witness.weighed].numpy()
@@ -218,8 +211,8 @@ def _witnessed(audited: Audited, random: np.random.Generator, weaker: bool) -> d
 
 
 def watch(audited: Audited, random: np.random.Generator, weaker: bool = False) -> tuple[Witness, Plan, Plan | None]:
-    """The witness of one training with canaries from `random`, and the plans of it and of what is released before.
-    weaker: with a third of the noise, for all that the witness knows as planned."""
+    """Return the witness of one training with canaries from `random`, and the plans of it and of what is released
+    before. weaker: with a third of the noise, for all that the witness knows as planned."""
     task, algorithm, chunk = audited.task, audited.cell.algorithm, audited.cell.settings.training.chunk
     planned = _planned(audited, "audit", task)
     claimed, first = planned.plan, planned.first
@@ -240,14 +233,6 @@ def watch(audited: Audited, random: np.random.Generator, weaker: bool = False) -
     witness = Witness(gradients, schedule, claimed.noise_multiplier)
     planned.train(witness.watching(algorithm), prepared, gradients)
     return witness, claimed, first
-
-
-def _black_box(audited: Audited) -> dict[str, Any]:
-    """Examples of noise among the private ones; the score of each is minus the final model's loss on it."""
-    random = audited.random()
-    return with_control(lambda weaker: _scored(audited.at(f"{weaker}"), random, weaker)) | {
-        "statement": NOT_FOR_RELEASE
-    }
 
 
 def _scored(audited: Audited, random: np.random.Generator, weaker: bool) -> dict[str, Any]:
@@ -337,7 +322,7 @@ def measured(
 
 
 def _per_instance(audited: Audited) -> dict[str, Any]:
-    """The loss of each private example in the training that `pubsel run` would do: same noise, same weights."""
+    """Return the loss of each private example in the training that `pubsel run` would do: same noise, same weights."""
     cell = audited.cell
     if isinstance(cell.algorithm, Solves):
         raise UsageError(f"algorithm={cell.algorithm.name} has a loop of its own: its examples are not followed")
@@ -349,7 +334,7 @@ def _per_instance(audited: Audited) -> dict[str, Any]:
 
 
 def _lost(audited: Audited, weaker: bool) -> dict[str, Any]:
-    """What the training of the run loses of each example; of the one with less noise, nothing is kept."""
+    """Return what the training of the run loses of each example; of the one with less noise, nothing is kept."""
     labels, every = audited.task.private.y, audited.audit.every
     planned = _planned(audited, "training", audited.task)
     plan, first = planned.plan, planned.first
@@ -365,7 +350,9 @@ def _lost(audited: Audited, weaker: bool) -> dict[str, Any]:
 
     epsilons = losses.epsilons()
     if not weaker:
-        frame = pandas.DataFrame({"example": range(len(labels)), "class": _classes(labels), "epsilon": epsilons})
+        # of several labels, the numbers of those that an example has
+        classes = [" ".join(map(str, np.flatnonzero(row))) if labels.dim() == 2 else row for row in labels.numpy()]
+        frame = pandas.DataFrame({"example": range(len(labels)), "class": classes, "epsilon": epsilons})
         join.write_table(frame, audited.folder / "per_instance.csv")
     shares = np.quantile(epsilons, [0, 0.25, 0.5, 0.75, 1], method="higher")
     spread = [share if math.isfinite(share) else None for share in shares.tolist()]
@@ -387,33 +374,12 @@ def _lost(audited: Audited, weaker: bool) -> dict[str, Any]:
     }
 
 
-def _classes(labels: Tensor) -> Tensor | list[str]:
-    """The class of each example; of several labels, the numbers of those that it has."""
-    if labels.dim() == 1:
-        return labels
-    return [" ".join(map(str, row.nonzero().flatten().tolist())) for row in labels]
-
-
 def _report(now: Progress) -> None:
     say(f"  step {now.step} of {now.steps}, {now.seconds:.0f} s")
 
 
-def fitted(folder: Path, units: int, epsilon: float, delta: float, choice: float | None) -> Program:
-    """Return `pubsel fit` as it is attacked as a whole, for so many training units. choice: the share of epsilon for
-    choosing the public data; None: there are none. folder: for what a run keeps to resume."""
-    words = ["private=attacked", f"epsilon={epsilon}", f"delta={delta}", "device=cpu", "threads=1"]
-    words += [f"public=[{NEAR},{FAR}]", f"choice={choice}"] if choice else []
-    with composed("fit", words) as values:
-        settings = check(FitConfig, values)
-
-    budget = fit_command.divided(settings)
-    with composed("run", fit_command.words(settings, "pixels", budget)) as values:
-        cell = Cell.of(canonical(check(RunConfig, values)), "audits")
-    return Program.of(cell._replace(folder=folder), budget.choice, units)
-
-
 def show_audit(record: dict[str, Any]) -> str:
-    """The record in a few lines."""
+    """Return the record in a few lines."""
     people = ", people" if record.get("unit") else ""
     what = f"{record['algorithm']} on {record['private']}, {record['kind']}{people}"
     head = f"{what}: claimed epsilon {record['claimed']:.2f}"
@@ -436,7 +402,7 @@ def show_audit(record: dict[str, Any]) -> str:
 
 
 def _verdict(record: dict[str, Any]) -> list[str]:
-    """What is found, here and in the positive control."""
+    """Return what is found, here and in the positive control."""
     refuted, failed = record.get("refuted", False), record.get("failed", [])
     lines = []
     if "control" in record:

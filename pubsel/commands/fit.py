@@ -17,13 +17,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from pubsel.cell import canonical, choose_device
-from pubsel.commands import export
-from pubsel.commands import run as training
 from pubsel.data import MOST_PUBLIC, Source, open_dataset, same_examples
 from pubsel.data.embeddings import is_embeddings, open_embeddings
 from pubsel.messages import UsageError, UserError, duration, gib, say
 from pubsel.privacy import accountant
-from pubsel.release import measurement, quality
+from pubsel.release import measurement, onnx, quality
+from pubsel.release import run as training
+from pubsel.release.bundle import made, write
 from pubsel.selection import coverage
 from pubsel.settings import outputs
 from pubsel.settings.command_line import with_backbone
@@ -31,18 +31,18 @@ from pubsel.settings.compose import composed, words_of
 from pubsel.settings.identity import identity_of
 from pubsel.settings.keys import ExportConfig, FitConfig, Format, RunConfig
 from pubsel.settings.schema import check
-from pubsel.training import exchange
 
 FEW = 50  # training images of a class, below which it is said that they are few
 WIDE = 0.1  # half of an interval of the accuracy, above which it is said that it is wide
 GREY, COLOUR = "scattering", "resnet50_sl"  # names in conf/model
 WEIGHTS = "model.safetensors"  # of a model that timm publishes
+OF_EXPORT = ("results", "data_root", "download", "device", "threads", "debug", "to", "format")  # keys of both commands
 TIMED = 32  # images whose features are computed to tell how long all take
 
 
 class Budget(NamedTuple):
-    """How epsilon is divided: for the choice (None: there is nothing to choose) and for training. Their sum is not more
-    than epsilon."""
+    """Parts of epsilon: for the choice (None: there is nothing to choose) and for training. Their sum is not more than
+    epsilon."""
 
     choice: float | None
     training: float
@@ -58,7 +58,7 @@ def run(settings: FitConfig) -> str:
         if settings.features is not None and settings.features not in with_backbone():
             raise UsageError(f"features={settings.features}: take one of {', '.join(with_backbone())}")
         if settings.format == Format.onnx:
-            exchange.check_installed()
+            onnx.check_installed()
 
         source = _opened(settings)
         publics = _publics(settings)
@@ -77,8 +77,9 @@ def run(settings: FitConfig) -> str:
             say("\n".join(lines))
             record = training.run(check(RunConfig, values))
 
-        files = export.made(ExportConfig(**_of_export(settings, folder.name)))[0]
-        export.write(target, files, settings.to, private=False)
+        common = {key: getattr(settings, key) for key in OF_EXPORT}
+        files = made(ExportConfig(**common, run=folder.name, anyway=False))[0]
+        write(target, files, settings.to, private=False)
     return told(settings, record, files)
 
 
@@ -95,11 +96,6 @@ def divided(settings: FitConfig) -> Budget:
     return Budget(choice, rest)
 
 
-def measures(settings: FitConfig) -> bool:
-    """Return whether the model is measured."""
-    return settings.held_out > 0
-
-
 def words(settings: FitConfig, features: str, budget: Budget) -> list[str]:
     """Return the words of the `pubsel run` that does the work."""
     public = "auto" if settings.public else "pool" if settings.pool else None
@@ -112,7 +108,7 @@ def words(settings: FitConfig, features: str, budget: Budget) -> list[str]:
             "overlap": "leave", **({"pool": settings.pool} if settings.pool else {}),
         },
         "select": {"by": "coverage"},
-        "privacy": {"delta": settings.delta, "secure_noise": True, "measure": measures(settings)},
+        "privacy": {"delta": settings.delta, "secure_noise": True, "measure": settings.held_out > 0},
         "algorithm": {"public_labels": settings.public_labels},
     }  # fmt: skip
     common = ("seed", "device", "threads", "data_root", "keep", "results", "download", "debug")
@@ -201,7 +197,7 @@ def plan(
     if source.groups is not None:
         n, units = len(source.groups[0].unique()), "people"
     held = round(settings.held_out * n)
-    if measures(settings) and not held:
+    if settings.held_out > 0 and not held:
         raise UsageError(f"held_out={settings.held_out:g}: of {n} {units} none would be measured: take a larger share")
     channels, height, width = source.train.x.shape[1:]
     yield f"plan for {settings.private}"
@@ -265,13 +261,6 @@ def _time(settings: FitConfig, of_run: RunConfig, source: Source, public: int) -
     n = len(source.train.y) + len(source.test.y) + public
     seconds = (time.monotonic() - began) / len(few) * n
     return f"  features: {d:,} of each of {n:,} images, {gib(4 * n * d)}, about {duration(seconds)} if none is kept"
-
-
-def _of_export(settings: FitConfig, name: str) -> dict[str, Any]:
-    """Return the settings of the `pubsel export` of this command's run."""
-    common = ("results", "data_root", "download", "device", "threads", "debug")
-    values = {key: getattr(settings, key) for key in common}
-    return values | {"run": name, "to": settings.to, "format": settings.format, "anyway": False}
 
 
 def told(settings: FitConfig, record: dict[str, Any], files: dict[str, bytes]) -> str:

@@ -1,7 +1,6 @@
 """`pubsel predict RUN IMAGES`: what a trained model says of new images, as a table or as `Predictions`."""
 
 import csv
-import os
 from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -13,19 +12,16 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import Tensor
 
 from pubsel import records
-from pubsel.cell import choose_device, use_threads
-from pubsel.commands.attack import reopened
 from pubsel.data.given import Given, as_input, given
 from pubsel.files import Progress
 from pubsel.messages import UsageError, UserError, say
-from pubsel.privacy import ledger
-from pubsel.release.classifier import EXPORTED, FACTS, WEIGHTS, Classifier, facts_of, files_of, read, read_facts
+from pubsel.release.classifier import Classifier, files_of, read_facts
+from pubsel.release.reopen import LEFT, folder_of, opened
 from pubsel.settings import outputs
-from pubsel.settings.keys import ExportConfig, Model, PredictConfig
-from pubsel.settings.schema import check
+from pubsel.settings.keys import PredictConfig
 
 BATCH, PIXELS = 256, 2**26  # the most images that are read at a time, and the most numbers that they may have in all
 LEAST = 32  # of them, whatever their size
@@ -35,7 +31,7 @@ THRESHOLD = 0.5  # of the probability from which an image has a label
 
 @dataclass(frozen=True)
 class Predictions:
-    """What a model says of n images. files: the path of each, or its place among those given; classes: their names;
+    """Answers of a model about n images. files: the path of each, or its place among those given; classes: their names;
     probabilities: of each class, [n, classes], whose rows sum to 1; with `multi_label`, of each label by itself."""
 
     files: list[str]
@@ -93,7 +89,7 @@ def run(settings: PredictConfig) -> str:
 def inputs(settings: PredictConfig, images: list[Given]) -> Iterator[Path]:
     """Yield the files that the command reads: images, those of the run, and the weights of its backbone."""
     folder = folder_of(settings.run, Path(settings.results))
-    yield from (folder / name for name in _LEFT)
+    yield from (folder / name for name in LEFT)
     files = files_of(folder)
     kept = records.at(read_facts(files[1]), "model.backbone.checkpoint") if files else None
     for checkpoint in filter(None, (settings.checkpoint, kept)):
@@ -111,69 +107,6 @@ def predict(settings: PredictConfig, images: Any) -> Predictions:
     return Predictions(
         files, parts[0].classes, np.concatenate([part.probabilities for part in parts]), parts[0].multi_label
     )
-
-
-def opened(settings: PredictConfig) -> Classifier:
-    """Return the classifier of `settings.run`: of a run in results by its name, or of a folder with its files, or
-    that `pubsel export` made.
-
-    A run from before model.json is opened with the data that it was trained on. UserError says what is missing.
-    """
-    use_threads(settings.threads)
-    device = choose_device(settings.device)
-    folder = folder_of(settings.run, Path(settings.results))
-    if files_of(folder) is not None:
-        return read(folder, settings.data_root, device, settings.checkpoint)
-    model, facts = from_its_data(folder, settings, device)
-    return Classifier.of(model, facts, settings.data_root, device)
-
-
-def from_its_data(
-    folder: Path, settings: PredictConfig | ExportConfig, device: torch.device
-) -> tuple[nn.Module, dict[str, Any]]:
-    """Return the whole model of a run from before model.json, and the facts about it, by the data that it was trained
-    on. UserError as in `reopened`."""
-    say(f"{folder.name}: made before {FACTS} was kept: reading the data that it was trained on")
-    record = records.read_record(folder / "result.json")
-    model, task = reopened(record, folder, settings, device)
-    return model, facts_of(check(Model, record["settings"]["model"]), model, task)
-
-
-def folder_of(run: str, results: Path) -> Path:
-    """Return the folder with the model that is meant: a folder, a file in it, or a name in results, or a pattern that
-    one of these names fits. UserError says why there is none."""
-    path = Path(run).expanduser()
-    if "*" in run and os.sep not in run and not path.exists():
-        names = sorted(place.name for place in (results / "runs").glob(run))
-        if len(names) != 1:
-            raise UsageError(f"run={run}: {len(names)} runs in {results / 'runs'} fit it: give the name of one")
-        run, path = names[0], results / "runs" / names[0]
-    places = [path.parent if path.is_file() else path] if run.strip() else []
-    places += [results / "runs" / run] if records.is_name(run) else []
-    folder = next((place for place in places if any((place / name).exists() for name in _LEFT)), None)
-    if folder is None:
-        _, kept = records.find(run, results, ("runs",))
-        raise UserError(
-            f"{run}: its record is kept in {kept} without weights: pubsel runs show {run} tells how to train it"
-        )
-
-    if (folder / EXPORTED[1]).exists() and not (folder / FACTS).exists():
-        if not (folder / EXPORTED[0]).exists():
-            raise UserError(f"{folder / EXPORTED[0]}: no such file, the weights of the model: bring it back")
-        return folder
-
-    finished = (folder / "result.json").exists()
-    if (folder / "settings.json").exists() and not finished:
-        raise UserError(f"{run}: not finished, so it has no model yet: give its command again to resume it")
-    if not (folder / WEIGHTS).exists():
-        again = f"delete {folder} and train it again{ledger.again(folder)}"
-        raise UserError(f"{folder / WEIGHTS}: no such file, the weights of the model: bring it back, or {again}")
-    if not finished and not (folder / FACTS).exists():
-        raise UserError(f"{folder / FACTS}: no such file, which says what the weights are of: bring it back")
-    return folder
-
-
-_LEFT = (WEIGHTS, FACTS, "result.json", "settings.json", EXPORTED[1])  # of a run, a copy of its model, or an export
 
 
 def predicted(classifier: Classifier, images: list[Given], skip: bool) -> Iterator[Predictions]:

@@ -15,11 +15,8 @@ from pubsel import data, distances, records, selection
 from pubsel.cell import (
     Noted,
     Streams,
-    by_features,
     check_backbone,
-    check_choice,
     choose_device,
-    compared,
     given_weights,
     has_paths,
     mapped,
@@ -33,9 +30,10 @@ from pubsel.distances import Distance, Releases
 from pubsel.distances.gsd import Subspaces
 from pubsel.messages import UsageError, say
 from pubsel.privacy import accountant, ledger
-from pubsel.selection import Comparison, coverage, votes
+from pubsel.selection import coverage
+from pubsel.selection.choose import Choice, by_features, check_choice, compared
 from pubsel.settings.identity import as_json, folder_name, short_name
-from pubsel.settings.keys import By, RankConfig, Select, public_sets
+from pubsel.settings.keys import RankConfig, Select, public_sets
 from pubsel.settings.methods import typed
 
 
@@ -138,60 +136,32 @@ def _select(
     settings: RankConfig, task: Task, candidates: dict[str, Split], device: torch.device, streams: Streams
 ) -> dict[str, Any]:
     """Return the choice alone: no score and no distance, which would not be private."""
-    if by_features(settings.select):
-        return _select_by_features(settings, task, candidates, streams)
-    distance = selection.gsd_of(distance_of(settings))
-    select, epsilon = settings.select, settings.epsilon_select
+    epsilon, n, features = settings.epsilon_select, len(task.private.x), by_features(settings.select)
     assert epsilon is not None
 
     def build(i: int) -> nn.Module:
         return network(settings.model, task, settings.seed + i, settings.data_root).to(device)
 
-    # the randomness depends on all that the choice depends on, so that no two choices share it
-    noted = Noted(task.private, epsilon, 0.0)
-    plan, weights = {"epsilon": epsilon}, tensors(build(0))
-    secret = streams.secret("choice", task.private, candidates.values(), weights, plan, noted)
-    classes, key = max(2, task.classes), f"selection {settings.seed}"
-    sets = Comparison(build, task.private, candidates, classes, key, secret)
-    chosen, spend = selection.select(distance, select, epsilon, sets, say)
+    key, distance = f"selection {settings.seed}", distance_of(settings)
+    choice = Choice(settings.select, distance, epsilon, task, candidates, features, build, key)
+    chosen, spend = choice.draw(streams.choice(choice))
 
-    # how much better a set must be to be chosen almost surely
-    n, margin = len(task.private.x), None
-    if spend.epsilon:
-        margin = selection.margin(len(candidates), select.cap, spend.rate * n, 1 / spend.noise_multiplier)
-    return {
+    shown: dict[str, Any] = {
         "chosen": chosen,
         "candidates": sorted(candidates),
         "private_examples": n,
-        "k": distance.k,
-        "margin": margin,
-        "reads": distance.statement()["reads"] if spend.epsilon else "nothing",
+        "margin": None,
         "privacy": accountant.measured("The name of the chosen set is", spend, settings.secure_noise, n),
     }
+    if features:
+        shown["privacy"]["not_covered"].append(coverage.ROUNDED)
+        return shown | {"candidates": [*shown["candidates"], coverage.NONE], "reads": "images, as features"}
 
-
-def _select_by_features(
-    settings: RankConfig, task: Task, candidates: dict[str, Split], streams: Streams
-) -> dict[str, Any]:
-    """Return the choice among the candidates and none, by their features."""
-    epsilon, n = settings.epsilon_select, len(task.private.x)
-    assert epsilon is not None
-    noted = Noted(task.private, epsilon, 0.0)
-    secret = streams.secret("choice", task.private, candidates.values(), {}, {"epsilon": epsilon}, noted)
-    features = {name: split.x for name, split in candidates.items()}
-    scored = votes.scores if settings.select.by == By.votes else coverage.scores
-    chosen, spend = coverage.select(epsilon, task.private.x, None, features, True, secret, scored)
-
-    privacy = accountant.measured("The name of the chosen set is", spend, settings.secure_noise, n)
-    privacy["not_covered"].append(coverage.ROUNDED)
-    return {
-        "chosen": chosen,
-        "candidates": [*sorted(candidates), coverage.NONE],
-        "private_examples": n,
-        "margin": None,
-        "reads": "images, as features",
-        "privacy": privacy,
-    }
+    # how much better a set must be to be chosen almost surely
+    gsd, cap = selection.gsd_of(distance), settings.select.cap
+    if spend.epsilon:
+        shown["margin"] = selection.margin(len(candidates), cap, spend.rate * n, 1 / spend.noise_multiplier)
+    return shown | {"k": gsd.k, "reads": gsd.statement()["reads"] if spend.epsilon else "nothing"}
 
 
 def _rank(

@@ -17,8 +17,8 @@ from omegaconf import DictConfig, OmegaConf
 
 from pubsel import records
 from pubsel.cell import Streams, canonical, choose_device
-from pubsel.commands import run
 from pubsel.messages import UsageError
+from pubsel.release.run import run
 from pubsel.settings.identity import identity_of
 from pubsel.settings.keys import RunConfig
 from pubsel.settings.methods import GROUPS
@@ -79,7 +79,7 @@ def repeat(name: str, base: DictConfig) -> tuple[bool, str]:
         ledger.mkdir(parents=True, exist_ok=True)
         Path(folder, "ledger").symlink_to(ledger)
         asked = dataclasses.replace(settings, results=folder, threads=threads, replay=None)
-        result = run.run(asked, record.get("streams"))
+        result = run(asked, record.get("streams"))
     again = json.loads(json.dumps(result))  # a tuple is a list there
 
     # figures decide; circumstances may explain them

@@ -73,7 +73,7 @@ class Cell:
             import timm  # noqa: F401
             import torch._dynamo  # noqa: F401 (by the first optimizer, else)
 
-            import pubsel.commands.run  # noqa: F401
+            import pubsel.release.run  # noqa: F401
 
         job = HydraConfig.get()
         state = Path(self.folder) / f"{job.job.num:04}.json"

@@ -14,7 +14,6 @@ file imports no torch.
 
 import hashlib
 import json
-import math
 import secrets
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -231,29 +230,13 @@ def again(folder: Path, what: str = "that") -> str:
         releases += lacking(releases, [read_record(folder / "result.json")])
     latest = list({line["what"]: line for line in releases}.values())
 
-    # Runs from before the ledger have no line in it, but their record names an epsilon.
-    epsilon = spent(latest).epsilon if latest else _planned(folder)
+    epsilon = spent(latest).epsilon
     if not epsilon:
         return ""
 
-    seeded = bool(latest) and all(line["noise"] != OS_NOISE for line in latest)
+    seeded = all(line["noise"] != OS_NOISE for line in latest)
     unless = ", unless data, settings and code are what they were" if seeded else ""
     return f"; {what} spends epsilon {epsilon:.4g} once more{unless}"
-
-
-def _planned(folder: Path) -> float:
-    """Return the epsilon of a run that is older than the ledger; 0 if it is not known, or if nothing was drawn."""
-    if not (folder / "result.json").exists() and not any(folder.glob("*.pt")):
-        return 0.0
-
-    for name in ("result.json", "settings.json"):
-        with suppress(OSError, ValueError):
-            record = json.loads((folder / name).read_text(encoding="utf-8"))
-            for key in ("privacy.epsilon", "claimed", "settings.epsilon"):
-                value = at(record, key)
-                if isinstance(value, int | float) and math.isfinite(value):
-                    return float(value)
-    return 0.0
 
 
 def summary(results: Path | str) -> list[str]:

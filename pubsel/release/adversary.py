@@ -16,7 +16,7 @@ GAUSSIAN = ("exact Gaussian", "PRV upper bound")  # accountants of a sum with Ga
 
 
 class Bounds(NamedTuple):
-    """The bounds of releases together: epsilon and delta, and the total variation that is known apart from them."""
+    """Bounds of releases together: epsilon and delta, and the total variation that is known apart from them."""
 
     epsilon: float
     delta: float

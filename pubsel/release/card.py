@@ -36,7 +36,7 @@ WORDS = {
 
 @dataclass(frozen=True)
 class Told:
-    """What a card and a privacy page tell of a model.
+    """Contents of a card and a privacy page of a model.
 
     facts: config.json (`release.classifier.facts_of`, without paths, and what `commands.export` adds); parts: the
     releases, each with what, epsilon, delta, rate, steps, noise_multiplier and accountant; epsilon, delta: of all of

@@ -94,6 +94,10 @@ def facts_of(settings: Model, whole: nn.Module, task: Task) -> dict[str, Any]:
     """
     frozen = getattr(whole, "frozen", None)
     mean, std = ([float(v) for v in getattr(whole, name, torch.empty(0)).flatten()] for name in ("mean", "std"))
+
+    # the arguments of the map that are no tensors; these are in its state
+    of_map = {name: getattr(frozen, name, None) for name in inspect.signature(Frozen).parameters}
+    of_map = {name: value for name, value in of_map.items() if isinstance(value, bool | int | float)}
     return {
         "model": as_json(settings),
         "classes": list(task.names) or [str(i) for i in range(task.classes)],
@@ -102,7 +106,7 @@ def facts_of(settings: Model, whole: nn.Module, task: Task) -> dict[str, Any]:
         "mean": mean,
         "std": std,
         "backbone": task.weights,
-        "frozen": None if frozen is None else _settings_of(frozen),
+        "frozen": None if frozen is None else of_map,
         "weights": weights_digest(whole),
         "example": logits_of(whole, example_input(whole, {"shape": task.shape})),
     }
@@ -119,7 +123,10 @@ def read(folder: Path, data_root: str, device: torch.device, checkpoint: str | N
     the one that its settings name. UserError as in `rebuilt` and `Classifier.of`."""
     whole, facts = rebuilt(folder)
     if checkpoint is not None:
-        facts = facts | {"model": _with_checkpoint(facts["model"], checkpoint)}
+        model = facts["model"]
+        if not model.get("backbone"):
+            raise UserError(f"checkpoint={checkpoint}: this model has no backbone, all its weights are in {WEIGHTS}")
+        facts = facts | {"model": model | {"backbone": model["backbone"] | {"checkpoint": checkpoint}}}
     return Classifier.of(whole, facts, data_root, device)
 
 
@@ -187,13 +194,6 @@ def _state(file: Path) -> dict[str, Tensor]:
     return state
 
 
-def _with_checkpoint(model: dict[str, Any], checkpoint: str) -> dict[str, Any]:
-    """Return the settings of a model with another file of its backbone's weights."""
-    if not model.get("backbone"):
-        raise UserError(f"checkpoint={checkpoint}: this model has no backbone, all its weights are in {WEIGHTS}")
-    return model | {"backbone": model["backbone"] | {"checkpoint": checkpoint}}
-
-
 def read_facts(file: Path) -> dict[str, Any]:
     """Return what model.json or config.json says of a model; UserError if it does not read."""
     with reading(file, "bring it back", (*DAMAGE, RecursionError)):
@@ -247,12 +247,6 @@ def _rebuilt(model: Model, facts: Mapping[str, Any], state: Mapping[str, Tensor]
     tensors = state.get("frozen.shift"), state.get("frozen.projection")
     frozen = Frozen(*tensors, **facts["frozen"], classifier=classifier)
     return nn.Sequential(OrderedDict(frozen=frozen, linear=linear))
-
-
-def _settings_of(frozen: Frozen) -> dict[str, Any]:
-    """Return the arguments of a map that are no tensors; these are in its state."""
-    values = {name: getattr(frozen, name, None) for name in inspect.signature(Frozen).parameters}
-    return {name: value for name, value in values.items() if isinstance(value, bool | int | float)}
 
 
 def example_input(whole: nn.Module, facts: Mapping[str, Any]) -> Tensor:

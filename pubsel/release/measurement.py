@@ -35,8 +35,8 @@ ROUNDED = (
 
 
 def check(settings: RunConfig) -> None:
-    """UsageError if privacy.measure is asked for where there is nothing to measure on, or no budget for it; settings
-    are canonical."""
+    """Raise UsageError if privacy.measure is requested where there is nothing to measure on, or no budget for it;
+    settings are canonical."""
     if not settings.privacy.measure:
         return
     if settings.pair.overlap == Overlap.drop:

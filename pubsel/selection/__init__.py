@@ -113,7 +113,7 @@ def gsd_of(distance: Distance | None) -> GSD:
 
 
 class Comparison(NamedTuple):
-    """The sets that are compared, and the networks and streams that they are compared with.
+    """Sets to compare, and the networks and streams that they are compared with.
 
     build(i): the network of initialisation i. key: names the public streams. source(purpose, step): sample, labels and
     coins, which nobody may know.

@@ -28,7 +28,7 @@ that; the record says so (ROUNDED).
 """
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from fractions import Fraction
 from typing import NamedTuple, Protocol
 
@@ -59,8 +59,8 @@ Array = NDArray[np.float64]
 
 
 class Regions(NamedTuple):
-    """Where a public set has its examples. shift, scale: [d]; directions: [k, d], orthonormal; centres: [K, k], of rows
-    of norm 1; shares: how many public examples are in each of the K; leftover: the largest share of an example's
+    """Places of a public set's examples. shift, scale: [d]; directions: [k, d], orthonormal; centres: [K, k], of
+    rows of norm 1; shares: how many public examples are in each of the K; leftover: the largest share of an example's
     squared norm that may lie outside of the directions."""
 
     shift: Array
@@ -81,34 +81,22 @@ class Regions(NamedTuple):
         return int(np.square(self.centres - inside / math.sqrt(squared)).sum(1).argmin())
 
 
-def halves(public: Tensor, name: str) -> tuple[Array, Array]:
-    """Return the roots of public features [m, d], in two halves: that which a description follows from, and that which
-    tells what is typical of examples that the description has not seen. UsageError names the set if it has too few
-    examples, or all are the same."""
-    m = len(public)
-    if m < FEWEST:
-        raise UsageError(f"{name}: {m} public examples are too few to choose by: give {FEWEST} or more")
-    x = roots(public.double()).numpy()
-    if not x[: m // 2].std(0).any():
-        raise UsageError(f"{name}: its features are the same for all examples: take other public data")
-    return x[: m // 2], x[m // 2 :]
-
-
-def scale_of(x: Array) -> Array:
-    """Return what each feature of x [m, d] is multiplied by: one over the square root of its deviation; 0 if it is
-    constant."""
-    deviations: Array = x.std(0)
-    return np.where(deviations > 0, deviations, np.inf) ** -0.5
-
-
 def regions(public: Tensor, name: str) -> Regions:
     """Return the regions of public features [m, d]. UsageError names the set if it has too few examples, or all are the
     same."""
     from sklearn.cluster import KMeans  # half a second, only if it is used
 
     m = len(public)
-    first, other = halves(public, name)
-    shift, scale = first.mean(0), scale_of(first)
+    if m < FEWEST:
+        raise UsageError(f"{name}: {m} public examples are too few to choose by: give {FEWEST} or more")
+    x = roots(public.double()).numpy()
+
+    # Directions follow from one half, and the other tells what is typical of examples that they have not seen.
+    first, other = x[: m // 2], x[m // 2 :]
+    deviations = first.std(0)
+    if not deviations.any():
+        raise UsageError(f"{name}: its features are the same for all examples: take other public data")
+    shift, scale = first.mean(0), np.where(deviations > 0, deviations, np.inf) ** -0.5
 
     # The principal directions: by far fewer than examples and features, or nothing would be left over.
     k = min(MOST_DIRECTIONS, m // 4, max(1, first.shape[1] // 4))
@@ -130,7 +118,7 @@ def regions(public: Tensor, name: str) -> Regions:
 
 
 class Places(Protocol):
-    """Where an example is: in one of several places, or in none."""
+    """Several places, in one of which an example may be."""
 
     @property
     def shares(self) -> list[int]:
@@ -172,8 +160,8 @@ def score(places: Regions, sums: list[int], n: int) -> int:
 
 
 class Private(NamedTuple):
-    """What is scored by. x: features [n, d]; weights: of each example, in steps of 1 / UNIT; units: how many examples
-    or people there are."""
+    """Private examples that score candidates. x: features [n, d]; weights: of each example, in steps of 1 / UNIT;
+    units: how many examples or people there are."""
 
     x: Tensor
     weights: list[int]
@@ -183,9 +171,6 @@ class Private(NamedTuple):
     def of(cls, x: Tensor, people: Tensor | None) -> "Private":
         """Return private examples x [n, d], each a unit or one of a person's (`weights_of`)."""
         return cls(x, weights_of(people, len(x)), len(x) if people is None else len(people))
-
-
-Scores = Callable[[Private, Mapping[str, Tensor], bool], dict[str, int]]
 
 
 def scores(private: Private, candidates: Mapping[str, Tensor], with_none: bool) -> dict[str, int]:
@@ -208,21 +193,19 @@ def select(
     candidates: Mapping[str, Tensor],
     with_none: bool,
     secret: Sources,
-    scored: Scores = scores,
 ) -> tuple[str, accountant.Plan]:
     """Return the name of one candidate, or NONE, and what the choice spends; nothing else that is computed here may be
     shown.
 
     private: features [n, d]; people: as in `weights_of`; candidates: the public features [m, d] of each. with_none:
-    NONE is a candidate. scored: scores of which one example or person more lowers none, and raises none by more than
-    one. A single candidate is chosen without reading any private example. UsageError if a candidate has too few
-    examples.
+    NONE is a candidate. A single candidate is chosen without reading any private example. UsageError if a candidate has
+    too few examples.
     """
     names = sorted(candidates)
     if len(names) + with_none == 1:
         return names[0], accountant.NOTHING
 
-    each = scored(Private.of(private, people), {name: candidates[name] for name in names}, with_none)
+    each = scores(Private.of(private, people), {name: candidates[name] for name in names}, with_none)
 
     plan = accountant.pure(epsilon, 1.0, 1, "permute-and-flip")
     place = permute_and_flip([*each.values()], Fraction(1 / plan.noise_multiplier), secret("selection", 0))

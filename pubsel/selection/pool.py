@@ -113,7 +113,7 @@ def sample_of(parts: Sequence[Part], random: np.random.Generator) -> Tensor:
 
 
 class Clusters(NamedTuple):
-    """Where a pool has its examples. shift: [d]; directions: [k, d], orthonormal; centres: [K, k]; shares: how many
+    """Places of a pool's examples. shift: [d]; directions: [k, d], orthonormal; centres: [K, k]; shares: how many
     examples of the sample are in each of the K; limits: [K], the largest squared distance of an example from its
     centre."""
 

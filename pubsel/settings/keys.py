@@ -59,7 +59,7 @@ Attack = Enum("Attack", ["gsd_white_box", "gsd_black_box", "loss"])
 
 
 POOL = "pool"  # pair.public: examples of pair.pool
-By = Enum("By", ["gsd", "coverage", "votes"])
+By = Enum("By", ["gsd", "coverage"])
 
 
 AuditKind = Enum("AuditKind", ["white_box", "black_box", "per_instance"])
@@ -313,9 +313,8 @@ class Select:
 
     by: By | None = setting(
         "gsd: compare subspaces of gradients as distance=gsd does; coverage: count the private examples that are like "
-        "those of a candidate, in features of model.backbone; votes: an example that is like several candidates counts "
-        "in full only for the one that explains it best; with these two, no public data is a candidate too, if the "
-        "algorithm can do without; null: votes with model.backbone, otherwise gsd. The other keys are of gsd",
+        "those of a candidate, in features of model.backbone; no public data is a candidate too, if the algorithm can "
+        "do without; null: coverage with model.backbone, otherwise gsd. The other keys are of gsd",
         default=None,
     )  # fmt: skip
     cap: float = setting(

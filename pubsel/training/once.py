@@ -12,7 +12,7 @@ from torch import nn
 
 from pubsel import models
 from pubsel.algorithms import Freezes, Frozen, Release, Solves, map_of
-from pubsel.cell import Cell, Noted, tensors
+from pubsel.cell import Cell, Noted, tensors, units_of
 from pubsel.data import Split, Task
 from pubsel.files import plain, unreadable
 from pubsel.messages import UsageError, UserError, gib, say
@@ -38,7 +38,7 @@ class Prepared(NamedTuple):
 
     @property
     def whole(self) -> nn.Module:
-        """The model that is released: what is frozen before the linear classifier, and this; or the network."""
+        """Return the model that is released: what is frozen before the linear classifier, and this; or the network."""
         if self.frozen is None:
             return self.model
         frozen = copy.deepcopy(self.frozen).to(next(self.model.parameters()).device)
@@ -46,8 +46,8 @@ class Prepared(NamedTuple):
 
 
 def prepare(cell: Cell, task: Task, first: accountant.Plan | None, noted: bool = True) -> Prepared:
-    """The network of a cell, and all that is computed before it trains. first: the plan of a release from private
-    features; noted: whether the ledger is told of it. UserError if there is not enough memory."""
+    """Return the network of a cell, and all that is computed before it trains. first: the plan of a release from
+    private features; noted: whether the ledger is told of it. UserError if there is not enough memory."""
     frozen = freeze(cell, task, first, noted)
     if frozen is not None:
         task = task.each(lambda split: Split(torch.cat([frozen(x) for x in split.x.split(FEATURES)]), split.y))
@@ -64,7 +64,8 @@ def training_secret(
     cell: Cell, task: Task, model: nn.Module, plan: Schedule, spend: accountant.Plan | None, given: Split | None = None,
     what: str = "training",
 ) -> Secret:  # fmt: skip
-    """The secret streams of the training of `model`, all that is released of it, at its start; `task` as it trains.
+    """Return the secret streams of the training of `model`, all that is released of it, at its start; `task` as it
+    trains.
 
     given: the private examples by which the ledger knows them; None if nothing is released. what: another word for a
     training that is not the run's own."""
@@ -82,14 +83,9 @@ def training_secret(
     return cell.streams.secret(what, private, public, tensors(model), plan._asdict() | costs, noted)
 
 
-def units_of(task: Task) -> list[torch.Tensor]:
-    """All of the private data that decides a release: examples, and whose they are."""
-    return [*task.private, *([] if task.people is None else [task.people])]
-
-
 def below_once(network: models.Network, task: Task, available: int) -> tuple[Above, Task]:
-    """What trains of a network, and the task with the outputs of the frozen layers below it, [n, d], in place of its
-    images. UserError where they would take more than `available` bytes."""
+    """Return what trains of a network, and the task with the outputs of the frozen layers below it, [n, d], in place of
+    its images. UserError where they would take more than `available` bytes."""
     below, above = split(network, task.private.x)
     splits = [part for part in (task.private, task.public, task.test, task.validation) if part is not None]
     n, d = sum(len(part.x) for part in splits), sum(shape.numel() for shape in above.shapes)
@@ -103,8 +99,8 @@ def below_once(network: models.Network, task: Task, available: int) -> tuple[Abo
 
 
 def freeze(cell: Cell, task: Task, first: accountant.Plan | None, noted: bool = True) -> Frozen | None:
-    """The map before the linear classifier. If it is released from private features, it is released once, with noise,
-    and kept in the run's folder until the run has finished."""
+    """Return the map before the linear classifier. If it is released from private features, it is released once, with
+    noise, and kept in the run's folder until the run has finished."""
     algorithm = cell.algorithm
     if task.private.x.dim() != 2:
         if not isinstance(algorithm, Freezes):
@@ -134,7 +130,7 @@ def freeze(cell: Cell, task: Task, first: accountant.Plan | None, noted: bool = 
 
 
 def solve(cell: Cell, task: Task, secret: Secret) -> tuple[torch.Tensor, accountant.Plan]:
-    """Weights [C, d] of an algorithm with a loop of its own, drawn once, and what they cost."""
+    """Return weights [C, d] of an algorithm with a loop of its own, drawn once, and what they cost."""
     algorithm, settings = cell.algorithm, cell.settings
     assert isinstance(algorithm, Solves)
     assert task.people is None  # see cell.check_unit
@@ -148,8 +144,8 @@ def solve(cell: Cell, task: Task, secret: Secret) -> tuple[torch.Tensor, account
 
 
 def released_once(path: Path, secret: Secret, release: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-    """What `release` draws from private data, kept at `path`: a run that is resumed draws no second time, even if the
-    noise is the operating system's. UserError if what is kept was drawn for another release than that of `secret`."""
+    """Run `release` once and store its result at `path`, so that a resumed run never draws twice, even if the noise is
+    the operating system's. UserError if what is kept was drawn for another release than that of `secret`."""
     if not path.exists():
         save(path, {"release": secret.state_dict(), "drawn": release()})
     try:

@@ -8,7 +8,7 @@ import torch
 from numpy.typing import NDArray
 
 from pubsel import algorithms
-from pubsel.cell import Cell, Noted, without_public
+from pubsel.cell import Cell, Noted, units_of, without_public
 from pubsel.data import Split, Task
 from pubsel.data.embeddings import check_backbone, is_embeddings, open_embeddings
 from pubsel.data.splits import NO_CLASS
@@ -19,7 +19,7 @@ from pubsel.selection import assigned, pool
 from pubsel.selection.coverage import Private
 from pubsel.selection.pool import Clusters
 from pubsel.settings.keys import RunConfig
-from pubsel.training.once import released_once, units_of
+from pubsel.training.once import released_once
 
 MOST = 1000  # public examples that are drawn if nobody says how many
 

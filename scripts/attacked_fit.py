@@ -21,6 +21,7 @@ positives and negatives in the second half give, by Clopper and Pearson's limits
 
 import math
 from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from typing import NamedTuple, Self
 
 import numpy as np
@@ -32,15 +33,20 @@ from scipy.special import ndtr
 from torch import Tensor, nn
 
 from pubsel.algorithms import roots
-from pubsel.cell import Cell, guarantee
+from pubsel.cell import Cell, canonical, guarantee, units_of
+from pubsel.commands.fit import divided
+from pubsel.commands.fit import words as words_of_run
 from pubsel.data import Split, Task
 from pubsel.privacy import accountant
 from pubsel.privacy.sampling import Schedule
 from pubsel.release import measurement, quality
 from pubsel.selection import coverage
+from pubsel.settings.compose import composed
+from pubsel.settings.keys import FitConfig, RunConfig
+from pubsel.settings.schema import check
 from pubsel.training.evaluation import logits
 from pubsel.training.loop import Job, fit
-from pubsel.training.once import prepare, training_secret, units_of
+from pubsel.training.once import prepare, training_secret
 
 Array = NDArray[np.float64]
 
@@ -53,7 +59,7 @@ FEWEST = 5  # runs with and without, from which a mean is learned
 
 
 class Data(NamedTuple):
-    """What the adversary made. private: the training examples, with the target's last; held: the held-out ones, with
+    """Data made by the adversary. private: the training examples, with the target's last; held: the held-out ones, with
     the other target's last. images: how many examples a target has; people, held_people: of each person, or None.
     Examples are features, [n, FEATURES]; candidates: those of the public sets."""
 
@@ -67,8 +73,8 @@ class Data(NamedTuple):
 
 
 class Claim(NamedTuple):
-    """What is claimed of a release: it is a pure mechanism at epsilon `pure` followed by a Gaussian one with
-    sensitivity over deviation mu; either may be 0."""
+    """A claim of a release: it is a pure mechanism at epsilon `pure` followed by a Gaussian one with sensitivity over
+    deviation mu; either may be 0."""
 
     pure: float
     mu: float
@@ -84,9 +90,9 @@ class Claim(NamedTuple):
 
 
 class Seen(NamedTuple):
-    """What the adversary has of one run. trained, held: the coins, which it does not see. margin: by how much the
-    weights prefer the target's class; counted: what is in the place of the table in which the held-out target counts,
-    less what all others add."""
+    """View of one run. trained, held: the coins, which it does not see. margin: by how much the weights prefer the
+    target's class; counted: what is in the place of the table in which the held-out target counts, less what all others
+    add."""
 
     trained: bool
     held: bool
@@ -96,7 +102,7 @@ class Seen(NamedTuple):
 
 
 class Scored(NamedTuple):
-    """The adversary's score of each of n runs, and whether the target was in: [n] each. learned: from how many, the
+    """Score by the adversary of each of n runs, and whether the target was in: [n] each. learned: from how many, the
     first ones, it learned."""
 
     scores: Array
@@ -208,7 +214,7 @@ class Program(NamedTuple):
 
     @classmethod
     def of(cls, cell: Cell, choice: float | None, units: int) -> Self:
-        """The program for so many training units; their number alone decides the plan."""
+        """Return the program for a number of training units; their number alone decides the plan."""
         schedule, plan, _ = guarantee(cell.settings, cell.algorithm, units)
         assert plan is not None
         return cls(cell, choice, schedule, plan)
@@ -385,3 +391,17 @@ def trade_off(pure: float, mu: float, positives: float) -> float:
 
     far = pure + mu**2 + 40 * mu  # no test says in, or each does
     return 1 - above(brentq(gap, -far, far), mu**2 / 2, right)
+
+
+def fitted(folder: Path, units: int, epsilon: float, delta: float, choice: float | None) -> Program:
+    """Return `pubsel fit` as it is attacked as a whole, for `units` training units. choice: the share of epsilon for
+    choosing the public data; None: there are none. folder: for what a run keeps to resume."""
+    words = ["private=attacked", f"epsilon={epsilon}", f"delta={delta}", "device=cpu", "threads=1"]
+    words += [f"public=[{NEAR},{FAR}]", f"choice={choice}"] if choice else []
+    with composed("fit", words) as values:
+        settings = check(FitConfig, values)
+
+    budget = divided(settings)
+    with composed("run", words_of_run(settings, "pixels", budget)) as values:
+        cell = Cell.of(canonical(check(RunConfig, values)), "audits")
+    return Program.of(cell._replace(folder=folder), budget.choice, units)

@@ -17,13 +17,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from pubsel import distances, records, selection
+from pubsel import distances, records
 from pubsel.algorithms import Derives, Solves
 from pubsel.cell import (
     AUTO,
     Cell,
-    Noted,
-    by_features,
     by_label,
     canonical,
     check_pair,
@@ -34,7 +32,6 @@ from pubsel.cell import (
     mapped,
     network,
     sets_of,
-    tensors,
     weights_digest,
     without_public,
 )
@@ -46,13 +43,14 @@ from pubsel.privacy import accountant, ledger
 from pubsel.privacy.randomness import stream
 from pubsel.privacy.sampling import Schedule
 from pubsel.release import classifier, measurement
-from pubsel.selection import Comparison, coverage, votes
+from pubsel.selection import coverage
+from pubsel.selection.choose import Choice, by_features
 from pubsel.settings.identity import as_json, folder_name, short_name
-from pubsel.settings.keys import POOL, By, RunConfig, public_sets
+from pubsel.settings.keys import POOL, RunConfig, public_sets
 from pubsel.training import needs, parallel, torchrun
 from pubsel.training.evaluation import check_classes, evaluate, interval, logits, utility
 from pubsel.training.loop import Job, Progress, fit, rate_of
-from pubsel.training.once import Prepared, prepare, released_once, solve, training_secret, units_of
+from pubsel.training.once import Prepared, prepare, released_once, solve, training_secret
 from pubsel.training.pooled import from_pool
 
 UNFINISHED = ("checkpoint.pt", "histogram.pt", "selection.pt", "release.pt", "solution.pt", "measurement.pt")
@@ -136,8 +134,8 @@ def _failures_noted(folder: Path) -> Iterator[None]:
 
 
 class Before(NamedTuple):
-    """What is settled before a cell trains: the steps, what they spend (None: no guarantee), the release before them,
-    and all that is spent before."""
+    """Privacy plan of a cell: schedule, cost of training (None without a guarantee), the release before it, and all
+    earlier releases with their costs."""
 
     plan: Schedule
     spend: accountant.Plan | None
@@ -370,52 +368,28 @@ def with_chosen(cell: Cell) -> tuple[Cell, accountant.Plan]:
             candidates[label] = mapped(task.public, Path(kept) / f"{len(candidates)}.npy")
 
         _check_budget(cell, task)
-        if by_features(settings.select):
-            pairs |= {} if cell.algorithm.needs_public else {coverage.NONE: without_public(settings.pair)}
-            choice = _by_features(cell, task, candidates)
-        else:
-            choice = _by_gsd(cell, task, candidates)
+        with_none = by_features(settings.select) and not cell.algorithm.needs_public
+        pairs |= {coverage.NONE: without_public(settings.pair)} if with_none else {}
+        choice = Choice(
+            select=settings.select,
+            distance=distances.build(settings.distance),
+            epsilon=settings.epsilon_select or 0.0,
+            task=task,
+            candidates=candidates,
+            with_none=with_none,
+            build=lambda i: cell.network(task, settings.seed + i),
+            key=f"selection {cell.name}",
+        )
+        secret = cell.streams.choice(choice)
 
-    say(f"  public data: {choice['chosen']}, of {', '.join(pairs)}")
-    return cell._replace(settings=of(pairs[choice["chosen"]])), accountant.Plan(**choice["spend"])
+        def release() -> dict[str, Any]:
+            name, spend = choice.draw(secret)
+            return {"chosen": name, "spend": spend._asdict()}
 
+        drawn = released_once(cell.folder / "selection.pt", secret, release)
 
-def _by_gsd(cell: Cell, task: Task, candidates: dict[str, Split]) -> dict[str, Any]:
-    """Return what is chosen by gradients, and what it spends."""
-    settings = cell.settings
-    gsd = selection.gsd_of(distances.build(settings.distance))
-    epsilon = settings.epsilon_select or 0.0
-
-    def build(i: int) -> nn.Module:
-        return cell.network(task, settings.seed + i)
-
-    # the randomness depends on all that the choice depends on, so that no two choices share it
-    plan, noted = {"epsilon": epsilon}, Noted(task.private, epsilon, 0.0)
-    secret = cell.streams.secret("choice", task.private, candidates.values(), tensors(build(0)), plan, noted)
-
-    def release() -> dict[str, Any]:
-        key = f"selection {cell.name}"
-        sets = Comparison(build, task.private, candidates, task.classes, key, secret)
-        chosen, spend = selection.select(gsd, settings.select, epsilon, sets, say)
-        return {"chosen": chosen, "spend": spend._asdict()}
-
-    return released_once(cell.folder / "selection.pt", secret, release)
-
-
-def _by_features(cell: Cell, task: Task, candidates: dict[str, Split]) -> dict[str, Any]:
-    """Return what is chosen by features, and what it spends."""
-    epsilon = cell.settings.epsilon_select or 0.0
-    plan, noted = {"epsilon": epsilon}, Noted(task.private, epsilon, 0.0)
-    secret = cell.streams.secret("choice", units_of(task), candidates.values(), {}, plan, noted)
-    features = {name: split.x for name, split in candidates.items()}
-    with_none = not cell.algorithm.needs_public
-    scored = votes.scores if cell.settings.select.by == By.votes else coverage.scores
-
-    def release() -> dict[str, Any]:
-        chosen, spend = coverage.select(epsilon, task.private.x, task.people, features, with_none, secret, scored)
-        return {"chosen": chosen, "spend": spend._asdict()}
-
-    return released_once(cell.folder / "selection.pt", secret, release)
+    say(f"  public data: {drawn['chosen']}, of {', '.join(pairs)}")
+    return cell._replace(settings=of(pairs[drawn["chosen"]])), accountant.Plan(**drawn["spend"])
 
 
 def pair_distance(settings: RunConfig, task: Task, device: torch.device) -> dict[str, Any] | None:
