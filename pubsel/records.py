@@ -2,7 +2,6 @@
 
 import contextlib
 import gzip
-import hashlib
 import importlib.metadata
 import json
 import math
@@ -342,7 +341,6 @@ def read_record(path: Path, schema: type = Run) -> dict[str, Any]:
         raise BrokenRecord(path, "is no complete record") from None
     except OSError as error:
         raise unreadable(path, error, "bring it back, or fix its permissions") from None
-        raise BrokenRecord(path, "is no complete record") from None
     except ValueError as error:
         raise BrokenRecord(path, str(error)) from None
 
@@ -681,7 +679,7 @@ def code(*used: type) -> str:
     Two programs that differ in a line never share noise. A class whose file cannot be read has no digest that would
     repeat.
     """
-    digest = hashlib.blake2b(_package().encode(), digest_size=16)
+    parts: list[str | bytes] = [_package()]
     classes = {base for cls in used for base in cls.__mro__}
 
     for cls in sorted(classes, key=lambda base: base.__qualname__):
@@ -689,43 +687,37 @@ def code(*used: type) -> str:
         if cls is object or top in ("builtins", "typing", _HERE.name):
             continue
         sources = _sources(cls.__module__) or secrets.token_bytes(16)
-        digest.update(cls.__qualname__.encode() + sources)
+        parts += [cls.__qualname__, sources]
 
-    return digest.hexdigest()
+    return files.digest(parts)
 
 
 @cache
 def _package() -> str:
     """Return a digest of the package as it was when this process first asked, before anyone edits it."""
-    digest = hashlib.blake2b(digest_size=16)
-    for path in sorted(_HERE.rglob("*.py")):
-        digest.update(f"{path.relative_to(_HERE)}\0".encode() + path.read_bytes())
+    sources = (f"{path.relative_to(_HERE)}\0".encode() + path.read_bytes() for path in sorted(_HERE.rglob("*.py")))
 
     # What computes and draws numbers decides the noise too.
-    for package in ("torch", "numpy"):
-        digest.update(f"{package} {importlib.metadata.version(package)}".encode())
-    return digest.hexdigest()
+    versions = (f"{package} {importlib.metadata.version(package)}" for package in ("torch", "numpy"))
+    return files.digest((*sources, *versions))
 
 
 def _sources(module: str) -> bytes:
     """Return a digest of a loaded module's file, and of those of the same folder or package; empty if it has no
     file."""
-    files = {name: getattr(loaded, "__file__", None) or "" for name, loaded in list(sys.modules.items())}
-    if not files.get(module):
+    paths = {name: getattr(loaded, "__file__", None) or "" for name, loaded in list(sys.modules.items())}
+    if not paths.get(module):
         return b""
 
     # A user's class may call functions of modules next to its own.
     package = module.partition(".")[0]
-    folder = Path(files[module]).parent
+    folder = Path(paths[module]).parent
     near = {
-        file for name, file in files.items()
+        file for name, file in paths.items()
         if name.partition(".")[0] == package or Path(file).parent == folder
     }  # fmt: skip
 
-    digest = hashlib.blake2b(digest_size=16)
-    for file in sorted(file for file in near if file.endswith(".py")):
-        digest.update(Path(file).read_bytes())
-    return digest.digest()
+    return bytes.fromhex(files.digest(Path(file).read_bytes() for file in sorted(near) if file.endswith(".py")))
 
 
 def _commit(checkout: Path) -> str | None:

@@ -254,10 +254,10 @@ def test_what_is_told():
     needs = rehearsal.Needs(0, 0.5, 30.0, 0.9)
     said = "  about 1.0 GiB of memory beside the data"
     public = ", 30 s of training on public data"
-    assert estimate.told(2**30, needs, 1000, {"PCA": 2.0}) == f"{said}, 0.5 s a step: 8 minutes of training{public}"
+    assert estimate.told(2**30, needs, 1000, {"PCA": 2.0}) == f"{said}, 0.5 s a step: 8 min of training{public}"
     before = {"the distance": 200.0, "PCA": 0.5, "frozen layers": 3.0}
-    assert estimate.told(2**30, needs, 0, before) == f"{said}, 3 minutes of the distance, 3 s of frozen layers{public}"
-    assert estimate.told(2**30, needs, 2000, {}) == f"{said}, 0.5 s a step: 17 minutes of training"
+    assert estimate.told(2**30, needs, 0, before) == f"{said}, 3 min of the distance, 3 s of frozen layers{public}"
+    assert estimate.told(2**30, needs, 2000, {}) == f"{said}, 0.5 s a step: 17 min of training"
 
 
 # Small pieces
