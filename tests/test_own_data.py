@@ -250,7 +250,7 @@ def test_what_is_kept_is_what_is_read(
     again()
     monkeypatch.setattr(folders, "_read_image", undecodable)
     monkeypatch.setattr(folders, "head", undecodable)
-    monkeypatch.setattr(overlap, "digest", undecodable)
+    monkeypatch.setattr(overlap, "of_pixels", undecodable)
     kept = data.open_dataset(path, root, False)
     same(kept, expected, known)
     assert kept.kept is not None
