@@ -193,7 +193,7 @@ class Joblib(_Many):
 
         from pubsel.commands import sweep
 
-        gpus = [] if str(self.config.get("device")) == "cpu" else sweep.visible_gpus()
+        gpus = [] if str(self.config.get("device", "cpu")) == "cpu" else sweep.visible_gpus()
         places = len(gpus) or max(1, joblib.cpu_count() // (self.config.get("threads") or 1))
         workers = min(self.n_jobs or places, len(job_overrides))
         plugin = JoblibLauncher()

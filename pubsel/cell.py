@@ -4,7 +4,6 @@ Rank, audit and attack need the same of their requests as a training does, and i
 """
 
 import dataclasses
-import hashlib
 import math
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
@@ -24,8 +23,8 @@ from pubsel.algorithms.dp_sgd import FixedClipping
 from pubsel.data import Split, Task
 from pubsel.data.convert import Shape
 from pubsel.distances import Releases
+from pubsel.files import digest, npy_map
 from pubsel.gradients.factored import OffsetLinear
-from pubsel.gradients.mapped import npy_map
 from pubsel.gradients.matrix import set_precision
 from pubsel.messages import UsageError, say
 from pubsel.privacy import accountant, ledger
@@ -475,10 +474,7 @@ def units_of(task: Task) -> list[torch.Tensor]:
 
 def weights_digest(model: nn.Module) -> str:
     """Return a fingerprint of all weights, bit for bit: two runs that print the same one ended alike."""
-    digest = hashlib.blake2b(digest_size=8)
-    for tensor in model.state_dict().values():
-        digest.update(tensor.cpu().contiguous().numpy().tobytes())
-    return digest.hexdigest()
+    return digest((tensor.cpu().contiguous().numpy().tobytes() for tensor in model.state_dict().values()), size=8)
 
 
 def network(model: Model, task: Task, seed: int, data_root: str = ".") -> nn.Module:

@@ -1,26 +1,40 @@
-"""Files and folders: written whole or not at all, by one process at a time, and read only if they are plain ones. This
-file imports no torch."""
+"""Files and folders: written whole or not at all, by one process at a time, read only if they are plain ones, and
+mapped. Nothing here imports torch before it is used."""
 
 import contextlib
 import fcntl
 import glob
+import hashlib
+import itertools
+import mmap
 import os
 import secrets
 import shutil
 import stat
+import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from functools import cache
+from math import prod
 from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any
 
 from filelock import FileLock, Timeout
 
 from pubsel.messages import UserError, cannot_write, duration, limit, say
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+    from torch import Tensor
 
 PRIVATE_FILE, PRIVATE_FOLDER = 0o600, 0o700  # modes of what is made from private data, whatever the umask
 LONGEST_STEM = 200  # bytes of a name that the names of its temporary files have
 PATIENCE = 1.0  # seconds that another process is waited for in silence
 PAUSE = 10.0  # seconds between two lines about the progress
 DAMAGE = (OSError, ValueError, EOFError)
+# A private map may be written to, so the system would promise memory for all of it, and refuse more than it has.
+UNPROMISED = getattr(mmap, "MAP_NORESERVE", 0x4000 if sys.platform == "linux" else 0)
+AT_ONCE = 2**27  # bytes of a mapped tensor that a pass over all of it holds in memory
 
 
 # Locks
@@ -241,6 +255,102 @@ def unreadable(path: Path, error: Exception, remedy: str) -> UserError:
         return UserError(f"{path} cannot be read now: {met}")
     reason = str(error).partition("\n")[0] or type(error).__name__
     return UserError(f"{path} cannot be read ({reason}): {remedy}")
+
+
+# Digests
+
+
+def digest(parts: Iterable[Any], size: int = 16) -> str:
+    """Return blake2b of texts, bytes and contiguous arrays, one after another: `size` bytes, in hexadecimal."""
+    content = hashlib.blake2b(digest_size=size)
+    for part in parts:
+        content.update(part.encode() if isinstance(part, str) else part)
+    return content.hexdigest()
+
+
+def file_digest(path: Path, of: str = "", end: int = 0) -> str:
+    """Return the digest of a text and a file without the last `end` bytes: damage to what is kept for later runs is
+    noticed before anything is computed from it. of: the name of what the file is kept for, so that two files cannot
+    take each other's place. A process reads a file once for that, until it changes. OSError if it cannot be read."""
+    stat = path.stat()
+    stamp = (path, of, end, stat.st_ino, stat.st_size, stat.st_mtime_ns)
+    if stamp not in _KNOWN:
+        with path.open("rb") as file:
+            places = range(0, stat.st_size - end, 2**20)
+            _KNOWN[stamp] = digest(itertools.chain([of], (file.read(min(2**20, places.stop - at)) for at in places)))
+    return _KNOWN[stamp]
+
+
+_KNOWN = dict[tuple[Path, str, int, int, int, int], str]()
+
+
+# Memory maps: arrays and tensors of which memory holds little. The system keeps what was read of a mapped file until
+# memory is short. That looks as if a process took as much memory as its images, so what was read is given back before.
+
+
+def file_map(file: IO[bytes], start: int, shape: tuple[int, ...], dtype: Any) -> "NDArray[Any]":
+    """Return an array that is mapped from a file, from byte `start` on. It may be larger than memory. What is changed
+    in it does not reach the file. OSError or ValueError if the file is too short."""
+    import numpy as np
+
+    size = prod(shape) * np.dtype(dtype).itemsize
+    if not size:
+        return np.empty(shape, dtype)
+    rest = start % mmap.ALLOCATIONGRANULARITY
+    flags, access = mmap.MAP_PRIVATE | UNPROMISED, mmap.PROT_READ | mmap.PROT_WRITE
+    content = mmap.mmap(file.fileno(), rest + size, flags=flags, prot=access, offset=start - rest)
+    return np.ndarray(shape, dtype, content, rest)
+
+
+def npy_map(path: Path) -> "NDArray[Any]":
+    """Return the array of a npy file, mapped as `file_map` does. OSError, ValueError or EOFError if it is damaged."""
+    import numpy as np
+
+    shown = np.load(path, mmap_mode="r")  # reads its header
+    if not shown.flags.c_contiguous:
+        raise ValueError("its rows are not in a row")
+    with path.open("rb") as file:
+        return file_map(file, shown.offset, shown.shape, shown.dtype)
+
+
+def mapped(array: "NDArray[Any]") -> "Tensor":
+    """Return an array of `file_map` as a tensor that the functions below know."""
+    import torch
+
+    x = torch.from_numpy(array)
+    if isinstance(array.base, mmap.mmap):
+        _maps()[x] = array.base
+    return x
+
+
+@cache
+def _maps() -> Any:
+    """Return the map of each mapped tensor, while the tensor is there."""
+    from torch.utils.weak import WeakTensorKeyDictionary
+
+    return WeakTensorKeyDictionary()
+
+
+def give_back(x: "Tensor") -> None:
+    """Give back the memory that holds what was read of a mapped tensor; it is read from the file again if it is used.
+    What was changed in the tensor is lost."""
+    if (whole_map := _maps().get(x)) is not None:
+        whole_map.madvise(mmap.MADV_DONTNEED)
+
+
+def in_parts(x: "Tensor", rows: int) -> Iterator["Tensor"]:
+    """Yield x [n, ...] in parts of some rows, as x.split does, with at most about AT_ONCE of a mapped one in memory."""
+    size = 0
+    for part in x.split(rows):
+        yield part
+        size += part.nbytes
+        if size >= AT_ONCE:
+            give_back(x)
+            size = 0
+    give_back(x)
+
+
+# Progress
 
 
 class Progress:

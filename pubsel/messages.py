@@ -139,7 +139,9 @@ def duration(seconds: float) -> str:
     """Return a number of seconds as people read it."""
     if seconds < 120:
         return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} minutes" if seconds < 7200 else f"{seconds / 3600:.1f} hours"
+    if seconds < 7200:
+        return f"{seconds / 60:.0f} min"
+    return f"{seconds / 3600:.1f} h" if seconds < 172800 else f"{seconds / 86400:.0f} d"
 
 
 FULL = ("can't allocate", "could not create a primitive", "failed to map segment")  # of torch, oneDNN, an import

@@ -2,7 +2,6 @@
 
 import contextlib
 import gzip
-import hashlib
 import importlib.metadata
 import json
 import math
@@ -37,70 +36,20 @@ NO_RECORD = "is no record"
 FAILED = "failed: "  # how the last line of a failed run's log begins, after the time
 
 
-RECORD = {  # what result.json contains, by dotted key; the reference of the documentation is generated from it
-    "identity": "the name of the run and of its folder: readable, with a digest of what can change the result",
-    "label": "the name of the setting in tables",
-    "seed": "seed of weights, labels, sample and noise",
-    "private": "the private data, by name or path",
-    "public": "the public data, given or chosen; null if the algorithm uses none; A+B if two sets were combined",
-    "model": "name of the network",
-    "algorithm": "name of the method",
-    "epsilon": "the requested epsilon, for training and private choice together; null without a guarantee",
-    "metric": "how utility is measured: accuracy, balanced_accuracy or auc",
-    "utility": "utility on the test set, a fraction in [0, 1]",
-    "utility_interval": "95 % interval of the utility by bootstrap over test examples: low, high",
-    "test_examples": "number of test examples",
-    "private_examples": "number of private examples",
-    "private_units": "how many are protected, each by itself: people if pair.unit is set, otherwise the examples",
-    "selection": "the utility on the sets that select settings: test, validation (held-out private examples) or public",
-    "weights": "digest of the released weights",
-    "backbone": "digest of the weights that features come from, or that training starts from; absent if all were drawn",
-    "parameters": "number of trained parameters",
-    "public_labels": "whether the public labels are those of the private set or of another; null without public data",
-    "distance": "the distance of the pair, not private: its name, the value for each initialisation, mean, std, m, "
-    "what it read, seconds and settings; null with distance=none",
-    "privacy": "the guarantee in full",
-    "privacy.valid": "whether the guarantee holds; false without noise, and with privacy.accounting=paper",
-    "privacy.weak": "true if delta is above 1/n; absent otherwise",
-    "privacy.statement": "the guarantee in a sentence",
-    "privacy.epsilon": "epsilon of everything that was released",
-    "privacy.claimed_epsilon": "the requested epsilon",
-    "privacy.delta": "delta of everything that was released",
-    "privacy.adjacency": "which two private data sets are neighbours",
-    "privacy.unit": "pair.unit, if it is set: who is protected; absent otherwise",
-    "privacy.sampling": "Poisson or full batch",
-    "privacy.sampling_rate": "probability that an example is in a batch",
-    "privacy.steps": "number of steps",
-    "privacy.noise_multiplier": "standard deviation of the noise, divided by the sensitivity",
-    "privacy.sensitivity": "the largest change of the sum of a step by one additional example, in L2",
-    "privacy.accountant": "how epsilon was computed",
-    "privacy.noise_source": "seeded or operating system",
-    "privacy.not_covered": "what the guarantee does not cover, in sentences",
-    "privacy.composition": "basic, if several releases add up; absent otherwise",
-    "privacy.parts": "these releases, each with its own values; absent otherwise",
-    "derived": "what the method set itself, such as its learning rate; null if all of it is in settings",
-    "settings": "every setting that can change the result; those with their default value are left out",
-    "seconds": "time of training",
-    "device": "cpu or cuda",
-    "threads": "CPU threads",
-    "precision": "of float32 products of private data on a GPU; null on a CPU (those of public data alone: tf32)",
-    "processes": "processes that trained together",
-    "streams": "what else the noise depends on: a digest of the code, and how the machine rounds",
-    "finished": "when the run ended, in UTC",
-    "notes": "what was done to the data before training",
-    "numbers": "version of what decides the numbers (random streams, estimators, rules); before 1 it is absent",
-    "versions": "versions of Python, pubsel and the numerical libraries",
-    "commit": "commit of the code; null outside of a checkout",
-    "hardware": "processor and number of cores",
-}
-
-
-# What a value in it may be. What has no default has to be there; of the values of other keys nothing is used.
+# Each key of a record: what it means, and what its value may be. What has no default has to be there; of the values of
+# keys that are not here nothing is used.
 
 Count = Annotated[int, 0, 2**63 - 1]
 Share = Annotated[float, 0, 1]
 Size = Annotated[float, 0, MOST]
 Number = Annotated[float, -MOST, MOST]
+
+
+def key(about: str, default: Any = MISSING) -> Any:
+    """Return a field of a record with its meaning, for the reference of the documentation. default: a type stands for
+    an empty value of it."""
+    usual = {"default_factory": default} if default in (dict, list) else {"default": default}
+    return field(metadata={"about": about}, **usual)
 
 
 @dataclass(kw_only=True)
@@ -120,20 +69,25 @@ class Release:
 class Guarantee:
     """`privacy` of a record."""
 
-    valid: bool = False
-    statement: str = ""
-    epsilon: Size | None = None
-    delta: Share | None = None
-    weak: bool = False
-    unit: str | None = None
-    sampling_rate: Share = 0
+    valid: bool = key("whether the guarantee holds; false without noise, and with privacy.accounting=paper", False)
+    weak: bool = key("true if delta is above 1/n; absent otherwise", False)
+    statement: str = key("the guarantee in a sentence", "")
+    epsilon: Size | None = key("epsilon of everything that was released", None)
+    claimed_epsilon: Size | None = key("the requested epsilon", None)
+    delta: Share | None = key("delta of everything that was released", None)
+    adjacency: str = key("which two private data sets are neighbours", "")
+    unit: str | None = key("pair.unit, if it is set: who is protected; absent otherwise", None)
+    sampling: str = key("Poisson or full batch", "")
+    sampling_rate: Share = key("probability that an example is in a batch", 0)
+    steps: Count = key("number of steps", 0)
+    noise_multiplier: Size = key("standard deviation of the noise, divided by the sensitivity", 0)
+    sensitivity: Size = key("the largest change of the sum of a step by one additional example, in L2", 0)
+    accountant: str = key("how epsilon was computed", "")
+    noise_source: str = key("seeded or operating system", "")
+    not_covered: list[str] = key("what the guarantee does not cover, in sentences", list)
+    composition: str = key("basic, if several releases add up; absent otherwise", "")
+    parts: list[Release] | None = key("these releases, each with its own values; absent otherwise", None)
     rate: Share = 0
-    steps: Count = 0
-    noise_multiplier: Size = 0
-    accountant: str = ""
-    noise_source: str = ""
-    not_covered: list[str] = field(default_factory=list)
-    parts: list[Release] | None = None
 
 
 @dataclass(kw_only=True)
@@ -185,41 +139,64 @@ class Streams:
 
 @dataclass(kw_only=True)
 class Run:
-    """The record of a run."""
+    """The record of a run: what result.json contains."""
 
-    identity: str
-    label: str
-    seed: Count
-    private: str
-    public: str | None
-    model: str
-    algorithm: str
-    epsilon: Size | None
-    utility: Share
-    settings: RunConfig
-    metric: str = ""
-    utility_interval: tuple[Share, Share] | None = None
-    test_examples: Count = 0
-    private_examples: Count = 0
-    private_units: Count = 0
-    selection: dict[str, Share] = field(default_factory=dict)
-    weights: str = ""
-    public_labels: str | None = None
-    distance: Distance | None = None
-    privacy: Guarantee | None = None
-    quality: Quality | None = None
-    pool: Pool | None = None
-    derived: dict[str, Any] | None = None
-    seconds: Size | None = None
-    device: str = ""
-    threads: Annotated[int, 1, 2**20] = 1
-    processes: Annotated[int, 1, 2**20] = 1
-    streams: Streams | None = None
-    finished: str | None = None
-    notes: list[str] = field(default_factory=list)
-    numbers: Count = 0
-    versions: Versions | None = None
-    commit: str | None = None
+    identity: str = key("the name of the run and of its folder: readable, with a digest of what can change the result")
+    label: str = key("the name of the setting in tables")
+    seed: Count = key("seed of weights, labels, sample and noise")
+    private: str = key("the private data, by name or path")
+    public: str | None = key("the public data, given or chosen; null if there is none; A+B if two sets were combined")
+    model: str = key("name of the network")
+    algorithm: str = key("name of the method")
+    epsilon: Size | None = key("requested for training and private choice together; null without a guarantee")
+    metric: str = key("how utility is measured: accuracy, balanced_accuracy or auc", "")
+    utility: Share = key("utility on the test set, a fraction in [0, 1]")
+    utility_interval: tuple[Share, Share] | None = key("its 95 % interval by bootstrap over test examples", None)
+    test_examples: Count = key("number of test examples", 0)
+    private_examples: Count = key("number of private examples", 0)
+    private_units: Count = key("how many are protected: people if pair.unit is set, otherwise examples", 0)
+    selection: dict[str, Share] = key(
+        "the utility on the sets that select settings: test, validation (held-out private examples) or public", dict
+    )
+    weights: str = key("digest of the released weights", "")
+    backbone: str | None = key("digest of the weights that features come from or training starts from, if any", None)
+    parameters: Count = key("number of trained parameters", 0)
+    public_labels: str | None = key("of the private set, or of another; null without public data", None)
+    distance: Distance | None = key(
+        "the distance of the pair, not private: its name, the value for each initialisation, mean, std, m, "
+        "what it read, seconds and settings; null with distance=none",
+        None,
+    )
+    privacy: Guarantee | None = key("the guarantee in full", None)
+    quality: Quality | None = key("what was measured with noise on held-out private examples, if anything was", None)
+    pool: Pool | None = key("what was chosen of a pool: examples of each set; absent without one", None)
+    derived: dict[str, Any] | None = key("set by the method, as its learning rate; null if all is in settings", None)
+    settings: RunConfig = key("every setting that can change the result; those with their default value are left out")
+    seconds: Size | None = key("time of training", None)
+    device: str = key("cpu or cuda", "")
+    threads: Annotated[int, 1, 2**20] = key("CPU threads", 1)
+    precision: str | None = key("of float32 products of private data on a GPU; null on a CPU (public data: tf32)", None)
+    processes: Annotated[int, 1, 2**20] = key("processes that trained together", 1)
+    streams: Streams | None = key("what else noise depends on: digest of the code, and the rounding", None)
+    finished: str | None = key("when the run ended, in UTC", None)
+    notes: list[str] = key("what was done to the data before training", list)
+    numbers: Count = key("version of what decides the numbers (streams, estimators, rules); absent before 1", 0)
+    versions: Versions | None = key("versions of Python, pubsel and the numerical libraries", None)
+    commit: str | None = key("commit of the code; null outside of a checkout", None)
+    hardware: str = key("processor and number of cores", "")
+
+
+def _abouts(schema: type, prefix: str = "") -> dict[str, str]:
+    """Return the meaning of each dotted key that has one."""
+    abouts = {}
+    for f in fields(schema):
+        if about := f.metadata.get("about"):
+            abouts[f"{prefix}{f.name}"] = about
+            abouts |= _abouts(Guarantee, "privacy.") if f.name == "privacy" else {}
+    return abouts
+
+
+RECORD = _abouts(Run)  # the reference of the documentation is generated from it
 
 
 @dataclass(kw_only=True)
@@ -305,9 +282,6 @@ class Named:
     identity: str
 
 
-NEEDED = tuple(f.name for f in fields(Run) if f.default is f.default_factory is MISSING)
-
-
 class BrokenRecord(UserError):
     """A record that cannot be read. Whoever prints this adds what it spends to make it again (cli.py)."""
 
@@ -342,7 +316,6 @@ def read_record(path: Path, schema: type = Run) -> dict[str, Any]:
         raise BrokenRecord(path, "is no complete record") from None
     except OSError as error:
         raise unreadable(path, error, "bring it back, or fix its permissions") from None
-        raise BrokenRecord(path, "is no complete record") from None
     except ValueError as error:
         raise BrokenRecord(path, str(error)) from None
 
@@ -681,7 +654,7 @@ def code(*used: type) -> str:
     Two programs that differ in a line never share noise. A class whose file cannot be read has no digest that would
     repeat.
     """
-    digest = hashlib.blake2b(_package().encode(), digest_size=16)
+    parts: list[str | bytes] = [_package()]
     classes = {base for cls in used for base in cls.__mro__}
 
     for cls in sorted(classes, key=lambda base: base.__qualname__):
@@ -689,43 +662,37 @@ def code(*used: type) -> str:
         if cls is object or top in ("builtins", "typing", _HERE.name):
             continue
         sources = _sources(cls.__module__) or secrets.token_bytes(16)
-        digest.update(cls.__qualname__.encode() + sources)
+        parts += [cls.__qualname__, sources]
 
-    return digest.hexdigest()
+    return files.digest(parts)
 
 
 @cache
 def _package() -> str:
     """Return a digest of the package as it was when this process first asked, before anyone edits it."""
-    digest = hashlib.blake2b(digest_size=16)
-    for path in sorted(_HERE.rglob("*.py")):
-        digest.update(f"{path.relative_to(_HERE)}\0".encode() + path.read_bytes())
+    sources = (f"{path.relative_to(_HERE)}\0".encode() + path.read_bytes() for path in sorted(_HERE.rglob("*.py")))
 
     # What computes and draws numbers decides the noise too.
-    for package in ("torch", "numpy"):
-        digest.update(f"{package} {importlib.metadata.version(package)}".encode())
-    return digest.hexdigest()
+    versions = (f"{package} {importlib.metadata.version(package)}" for package in ("torch", "numpy"))
+    return files.digest((*sources, *versions))
 
 
 def _sources(module: str) -> bytes:
     """Return a digest of a loaded module's file, and of those of the same folder or package; empty if it has no
     file."""
-    files = {name: getattr(loaded, "__file__", None) or "" for name, loaded in list(sys.modules.items())}
-    if not files.get(module):
+    paths = {name: getattr(loaded, "__file__", None) or "" for name, loaded in list(sys.modules.items())}
+    if not paths.get(module):
         return b""
 
     # A user's class may call functions of modules next to its own.
     package = module.partition(".")[0]
-    folder = Path(files[module]).parent
+    folder = Path(paths[module]).parent
     near = {
-        file for name, file in files.items()
+        file for name, file in paths.items()
         if name.partition(".")[0] == package or Path(file).parent == folder
     }  # fmt: skip
 
-    digest = hashlib.blake2b(digest_size=16)
-    for file in sorted(file for file in near if file.endswith(".py")):
-        digest.update(Path(file).read_bytes())
-    return digest.digest()
+    return bytes.fromhex(files.digest(Path(file).read_bytes() for file in sorted(near) if file.endswith(".py")))
 
 
 def _commit(checkout: Path) -> str | None:

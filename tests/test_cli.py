@@ -293,7 +293,7 @@ def test_help_and_cfg_teach_and_run_nothing(cli: Cli) -> None:
         ("report", ["pubsel report results=", "to=null"]),
         ("runs", ["pubsel runs show NAME", "action=list"]),
         ("data", ["pubsel data prepare", "PUBSEL_DATA"]),
-        ("pool", ["pubsel pool pool=[./embeddings]", "shards=1", "img_emb/*.npy"]),
+        ("pool", ["pubsel pool pool=[./embeddings]", "shard=null", "img_emb/*.npy"]),
     ):
         code, out, _ = cli(command, "--help")
         assert code == 0
@@ -625,8 +625,8 @@ def test_without_download_the_network_is_not_asked(cli: Cli, monkeypatch: pytest
                 question()
             failed.append("")
 
-    monkeypatch.setitem(pubsel.cli.COMMANDS, "pool", ask)
-    assert cli("pool", "download=false")[0] == 0
+    monkeypatch.setitem(pubsel.cli.COMMANDS, "rank", ask)
+    assert cli("rank", "download=false")[0] == 0
     assert len(failed) == 5
     assert not huggingface_hub.constants.HF_HUB_OFFLINE
 

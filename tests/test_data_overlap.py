@@ -281,8 +281,8 @@ def test_images_are_hashed_once(tmp_path, monkeypatch):
     npz(tmp_path / "mnist.npz", size=28)
     npz(tmp_path / "fashion_mnist.npz", size=28, seed=1)
     hashed = []
-    whole = overlap.digest
-    monkeypatch.setattr(overlap, "digest", lambda image: hashed.append(1) or whole(image))
+    whole = overlap.of_pixels
+    monkeypatch.setattr(overlap, "of_pixels", lambda image: hashed.append(1) or whole(image))
     for cell in range(3):  # of a sweep
         load(pair("mnist", "fashion_mnist"), str(tmp_path), False)
         assert len(hashed) == 60 + 6 * (cell + 1)  # the public ones that are used, beside
@@ -299,8 +299,8 @@ def test_images_of_a_prepared_set_are_hashed_by_one_process(tmp_path, monkeypatc
     first = [opened._digests(source, part, (1, 4, 4)).own for part in (0, 1)]
     assert (tmp_path / "set" / "train_digests.npz").is_file()
     hashed = []
-    whole = overlap.digest
-    monkeypatch.setattr(overlap, "digest", lambda image: hashed.append(1) or whole(image))
+    whole = overlap.of_pixels
+    monkeypatch.setattr(overlap, "of_pixels", lambda image: hashed.append(1) or whole(image))
 
     def again():
         overlap._KNOWN.clear()  # another process

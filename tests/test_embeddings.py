@@ -43,14 +43,6 @@ def clip_retrieval(folder, shards=None):
     return x
 
 
-def parquet(path, column, values, size=1000, **others):
-    pa = pytest.importorskip("pyarrow", reason="needs the extra parquet")
-    from pyarrow import parquet as file
-
-    path.parent.mkdir(parents=True, exist_ok=True)
-    file.write_table(pa.table({column: values, **others}), path, row_group_size=size)
-
-
 def whole(embeddings):
     return torch.cat([block.float() for block in embeddings.blocks()]).numpy()
 
@@ -63,7 +55,7 @@ def test_shards_of_clip_retrieval_are_read_in_the_order_of_their_numbers(tmp_pat
     assert is_embeddings(str(tmp_path / "laion"))
     embeddings = open_embeddings(str(tmp_path / "laion"))
     assert [shard.path.name for shard in embeddings.shards] == ["img_emb_0.npy", "img_emb_2.npy", "img_emb_10.npy"]
-    assert (embeddings.n, embeddings.d, embeddings.weights) == (240, D, None)
+    assert (embeddings.n, embeddings.d) == (240, D)
     np.testing.assert_array_equal(whole(embeddings), x.astype(np.float32))
     places = np.array([239, 0, 70, 69, 150, 0])
     picked = embeddings.rows(places)
@@ -81,43 +73,12 @@ def test_a_plain_folder_of_arrays(tmp_path):
     np.testing.assert_array_equal(embeddings.rows(places).numpy(), x[places])
 
 
-@pytest.mark.parametrize("column", ["embedding", "image_embedding", "vectors"])
-@pytest.mark.parametrize("fixed", [True, False])
-def test_parquet_by_row_groups(tmp_path, column, fixed, monkeypatch):
-    """Of which some are several blocks."""
-    monkeypatch.setattr("pubsel.data.embeddings.BLOCK", 10)
-    pa = pytest.importorskip("pyarrow", reason="needs the extra parquet")
-    kind = pa.list_(pa.float16(), D) if fixed else pa.list_(pa.float32())
-    x = rows(100)
-    x[[3, 99]] = np.nan
-    values = [None if i in (3, 99) else list(row) for i, row in enumerate(x.astype(np.float32))]
-    if fixed:
-        values = [None if row is None else [np.float16(v) for v in row] for row in values]
-    tags = pa.array([["a"]] * 60)
-    parquet(tmp_path / "b_10.parquet", column, pa.array(values[60:], kind), 7)
-    parquet(tmp_path / "b_9.parquet", column, pa.array(values[:60], kind), 25, url=["x"] * 60, tags=tags)
-    assert is_embeddings(str(tmp_path))
-    embeddings = open_embeddings(str(tmp_path))
-    assert (embeddings.n, embeddings.d) == (100, D)
-    np.testing.assert_array_equal(whole(embeddings), x.astype(np.float32))
-    places = np.array([80, 3, 59, 60, 99, 0, 80])
-    np.testing.assert_array_equal(embeddings.rows(places).numpy(), x[places].astype(np.float32))
-
-
-def test_of_several_columns_of_lists_the_one_called_embedding_is_read(tmp_path):
-    pa = pytest.importorskip("pyarrow", reason="needs the extra parquet")
-    x = rows(4, dtype=np.float32)
-    parquet(tmp_path / "a.parquet", "embedding", pa.array(list(x)), text=pa.array(list(-x)))
-    np.testing.assert_array_equal(whole(open_embeddings(str(tmp_path))), x)
-
-
 @pytest.mark.parametrize(
     "files",
     [
         ["cats/1.jpg", "dogs/1.jpg", "features.npy"],  # classes
         ["1.jpg", "2.jpg", "features.npy"],
         ["00000/000000001.jpg", "00000.parquet"],  # img2dataset
-        ["train/cats/1.jpg", "labels.parquet"],
         ["img_emb/1.jpg"],
         ["notes.txt", ".hidden.npy"],
         [],
@@ -163,32 +124,6 @@ def test_a_shard_that_is_none_is_named(tmp_path, change, message):
     assert "\n" not in str(raised.value)
 
 
-def test_a_parquet_file_that_is_none_is_named(tmp_path, monkeypatch):
-    pa = pytest.importorskip("pyarrow", reason="needs the extra parquet")
-    path = tmp_path / "a.parquet"
-    for values, message in (
-        ({"column": "url", "values": ["x", "y"]}, r"a.parquet: no column of lists of floating-point numbers \(url\)"),
-        ({"column": "embedding", "values": [[1, 2], [3, 4]]}, r"no column of lists of .* \(embedding\)"),
-        (
-            {"column": "a", "values": [[1.0]], "b": [[1.0]]},
-            r"several columns of lists .* \(a, b\): name one of them emb",
-        ),
-        ({"column": "a", "values": pa.array([None], pa.list_(pa.float32()))}, r"column a is empty"),
-    ):
-        parquet(path, **values)
-        with pytest.raises(UserError, match=message):
-            open_embeddings(str(tmp_path))
-    parquet(path, "a", [[1.0, 2.0], [1.0, 2.0, 3.0]])
-    with pytest.raises(UserError, match=r"a.parquet: a row of 3 numbers, and the first one has 2"):
-        list(open_embeddings(str(tmp_path)).blocks())
-    cut(path)
-    with pytest.raises(UserError, match=r"a.parquet cannot be read .*: download or compute it again"):
-        open_embeddings(str(tmp_path))
-    monkeypatch.setitem(sys.modules, "pyarrow", None)
-    with pytest.raises(UserError, match=r"a.parquet: parquet files need pyarrow: pip install pubsel\[parquet\]"):
-        open_embeddings(str(tmp_path))
-
-
 def test_a_folder_without_shards_is_named(tmp_path):
     with pytest.raises(UserError, match=r"no embeddings in it: it needs files \*.npy"):
         open_embeddings(str(tmp_path))
@@ -199,13 +134,9 @@ def test_a_folder_without_shards_is_named(tmp_path):
 def test_embeddings_of_another_network_are_refused(tmp_path):
     clip_retrieval(tmp_path)
     embeddings = open_embeddings(str(tmp_path))
-    check_backbone(embeddings, D, "abc")
-    check_backbone(embeddings._replace(weights="abc"), D, "abc")
-    check_backbone(embeddings._replace(weights="abc"), D, None)
+    check_backbone(embeddings, D)
     with pytest.raises(UserError, match=r"12 numbers a row, and model.backbone gives 1280: take the model"):
-        check_backbone(embeddings, 1280, None)
-    with pytest.raises(UserError, match=r"made with other weights than those of model.backbone"):
-        check_backbone(embeddings._replace(weights="abc"), D, "abd")
+        check_backbone(embeddings, 1280)
 
 
 # Memory

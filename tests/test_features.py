@@ -17,8 +17,9 @@ import timm
 import torch
 from safetensors.torch import save_file
 
-from pubsel.data import Source, Split, features, intact, load, open_dataset
+from pubsel.data import Source, Split, features, load, open_dataset
 from pubsel.data.features import embed, load_backbone, of_source
+from pubsel.files import _KNOWN
 from pubsel.messages import LIMITS, ROOM, UsageError, UserError
 from pubsel.models import build
 from pubsel.settings.compose import composed
@@ -355,7 +356,7 @@ def test_how_long_all_images_take_is_told_while_they_are_computed(weights, tmp_p
     monkeypatch.setattr("time.monotonic", lambda: now[0])
     extractor, lines = load_backbone(backbone(weights), str(tmp_path), CPU), []
     features.features("pictures", pictures(3200), extractor, NETWORK, tmp_path, lines.append)
-    assert lines[0] == "features of pictures: 64 of 3,200 images, about 10 minutes left"
+    assert lines[0] == "features of pictures: 64 of 3,200 images, about 10 min left"
     assert len(lines) == 49
     features.features("pictures", pictures(3200), extractor, NETWORK, tmp_path, lambda line: pytest.fail(line))
 
@@ -400,7 +401,7 @@ def test_damaged_features_are_named_and_computed_again(weights, tmp_path, damage
         (tmp_path / name).write_bytes((tmp_path / name).read_bytes()[: int(damage.split()[1])])
     else:
         damaged(tmp_path / name, damage)
-    intact._KNOWN.clear()  # another process
+    _KNOWN.clear()  # another process
     found, calls = compute(pictures(16), weights, tmp_path)
     assert torch.equal(found, want)
     assert calls == 1

@@ -297,7 +297,7 @@ def recorded(cell: make.Cell, **more: object) -> dict:
     """A record of a cell that nobody ran."""
     fields = {"identity": cell.name, "settings": cell.settings, "seed": cell.settings["seed"], "label": "mine"}
     texts = dict.fromkeys(("private", "model", "algorithm"), "a")
-    values = dict.fromkeys(results.NEEDED, None) | texts | {"utility": 0.5} | fields
+    values = {"public": None, "epsilon": None, "utility": 0.5} | texts | fields
     return values | {"selection": {"test": 0.5}} | more
 
 

@@ -16,12 +16,11 @@ from PIL import Image
 from sklearn.metrics import balanced_accuracy_score
 
 import pubsel
-from pubsel import data
+from pubsel import data, files
 from pubsel.cli import main
-from pubsel.data import Source, decoded, features, folders, given, intact, overlap, stored
+from pubsel.data import Source, decoded, features, folders, given, overlap, stored
 from pubsel.data.opened import Opened
 from pubsel.data.splits import Listing, Unread, Unreadable
-from pubsel.gradients import mapped
 from pubsel.messages import UsageError, UserError
 from pubsel.papers import join
 from pubsel.settings.datasets import decoded_folder
@@ -251,7 +250,7 @@ def test_what_is_kept_is_what_is_read(
     again()
     monkeypatch.setattr(folders, "_read_image", undecodable)
     monkeypatch.setattr(folders, "head", undecodable)
-    monkeypatch.setattr(overlap, "digest", undecodable)
+    monkeypatch.setattr(overlap, "of_pixels", undecodable)
     kept = data.open_dataset(path, root, False)
     same(kept, expected, known)
     assert kept.kept is not None
@@ -297,7 +296,7 @@ def test_damage_to_what_is_kept_is_noticed_and_it_is_decoded_anew(
     name, change = DAMAGE[damage]
     change(before.kept / name)
     again()
-    intact._KNOWN.clear()
+    files._KNOWN.clear()
     capsys.readouterr()
     same(data.open_dataset(path, root, False), data.open_dataset(path, root, False, keep=False), known)
     err = capsys.readouterr().err
@@ -347,7 +346,7 @@ def test_nothing_stays_if_it_is_not_to_be_kept(tmp_path: Path, any_size: None, k
     unkept = data.open_dataset(path, str(root), False, keep=False)
     assert not [file for file in root.rglob("*") if file.is_file()]
     assert unkept.kept is None
-    assert mapped.is_mapped(unkept.train.x)  # and it is not in memory
+    assert unkept.train.x in files._maps()  # and it is not in memory
     again()
     same(unkept, data.open_dataset(path, str(root), False))
 
@@ -586,17 +585,17 @@ def resident(what: str) -> int:
 
 
 def test_a_pass_over_all_images_holds_few_of_them_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(mapped, "AT_ONCE", 2**21)
+    monkeypatch.setattr(files, "AT_ONCE", 2**21)
     np.save(tmp_path / "x.npy", np.random.default_rng(0).integers(0, 256, (2**8, 2**18), dtype=np.uint8))  # 64 MiB
-    x = mapped.mapped(mapped.npy_map(tmp_path / "x.npy"))
+    x = files.mapped(files.npy_map(tmp_path / "x.npy"))
     before, most, total = resident("RssFile"), 0, 0
-    for part in mapped.in_parts(x, 2):
+    for part in files.in_parts(x, 2):
         total += int(part.sum())
         most = max(most, resident("RssFile"))
     assert most - before < 2**24
     assert total == int(np.load(tmp_path / "x.npy").sum(dtype=np.int64))
     in_memory = torch.arange(1000, dtype=torch.uint8)
-    assert torch.equal(torch.cat([part.clone() for part in mapped.in_parts(in_memory, 7)]), in_memory)
+    assert torch.equal(torch.cat([part.clone() for part in files.in_parts(in_memory, 7)]), in_memory)
     assert torch.equal(in_memory, torch.arange(1000, dtype=torch.uint8))
 
 
@@ -607,11 +606,11 @@ def test_images_may_take_more_than_the_machine_has_memory(tmp_path: Path) -> Non
     with path.open("wb") as file:
         np.lib.format.write_array_header_1_0(file, {"descr": "|u1", "fortran_order": False, "shape": (rows, columns)})
         file.truncate(file.tell() + rows * columns)  # nothing is written, so it takes no room
-    x = mapped.mapped(mapped.npy_map(path))
+    x = files.mapped(files.npy_map(path))
     assert x.shape == (rows, columns)
     x[-1] += 1
     assert int(x[-1].sum()) == columns
-    mapped.give_back(x)
+    files.give_back(x)
     assert int(x[-1].sum()) == int(x[0].sum()) == 0
 
 
@@ -619,9 +618,9 @@ def test_an_array_that_is_cut_short_or_empty_is_told(tmp_path: Path) -> None:
     np.save(tmp_path / "x.npy", np.arange(5000))
     os.truncate(tmp_path / "x.npy", 30_000)
     with pytest.raises(ValueError, match=r"length|size"):
-        mapped.npy_map(tmp_path / "x.npy")
+        files.npy_map(tmp_path / "x.npy")
     np.save(tmp_path / "x.npy", np.zeros((0, 3), np.uint8))
-    assert mapped.npy_map(tmp_path / "x.npy").shape == (0, 3)
+    assert files.npy_map(tmp_path / "x.npy").shape == (0, 3)
 
 
 @pytest.mark.parametrize("command", ["run", "rank", "data check"])

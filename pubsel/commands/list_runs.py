@@ -6,7 +6,6 @@ printed), checkpoint.pt while it is not finished, and in the end model.pt and re
 
 import contextlib
 import json
-import math
 import shutil
 import sys
 import time
@@ -16,7 +15,7 @@ from typing import Any
 
 from pubsel import records
 from pubsel.files import hold
-from pubsel.messages import UsageError, UserError
+from pubsel.messages import UsageError, UserError, duration
 from pubsel.privacy import ledger
 from pubsel.records import at
 from pubsel.settings import command_line
@@ -269,14 +268,6 @@ def _row(entry: Run) -> tuple[str, ...]:
         "-" if utility is None else f"{100 * utility:.2f} %",
         duration(entry.age),
     )
-
-
-def duration(seconds: float) -> str:
-    """Return seconds as 5 s, 3 min, 7 h or 2 d."""
-    for unit, length in (("d", 86400), ("h", 3600), ("min", 60)):
-        if seconds >= length:
-            return f"{math.floor(seconds / length)} {unit}"
-    return f"{math.floor(seconds)} s"
 
 
 def show(entry: Run) -> str:

@@ -7,7 +7,6 @@ than SMALL are read anew each time: that takes about a second, and leaves no sec
 """
 
 import contextlib
-import hashlib
 import json
 import math
 import os
@@ -24,10 +23,9 @@ import torch
 from torch import Tensor
 
 from pubsel.data import overlap, stored
-from pubsel.data.overlap import Digest, digest
+from pubsel.data.overlap import Digest, of_pixels
 from pubsel.data.splits import Files, Images, Listed, Parts, Split, in_order, numbered
-from pubsel.files import Progress, locked, private_folder, reading, remove_left
-from pubsel.gradients.mapped import file_map, mapped
+from pubsel.files import Progress, digest, file_map, locked, mapped, private_folder, reading, remove_left
 from pubsel.messages import UserError, gib, say
 
 PARTS = ("train", "test")
@@ -154,10 +152,8 @@ def _order(name: str, listed: Listed) -> Order:
 
 def _fingerprint(listed: Listed, order: Order) -> str:
     """Return a fingerprint of all that decides what is kept: the files, the labels and the order."""
-    content = hashlib.blake2b("\0".join((RULES, *listed.files)).encode(), digest_size=16)
-    for part in (*order.rows, *order.y):
-        content.update(f"{tuple(part.shape)}".encode() + part.contiguous().numpy().tobytes())
-    return content.hexdigest()
+    parts = (f"{tuple(part.shape)}".encode() + part.contiguous().numpy().tobytes() for part in (*order.rows, *order.y))
+    return digest(("\0".join((RULES, *listed.files)), *parts))
 
 
 # Reading
@@ -175,7 +171,7 @@ def _decode(this: Reading, images: Images, put: Put) -> tuple[tuple[Digest, Dige
     def read(chunk: range) -> int:
         for i in chunk:
             x, before = images.image(i)
-            shaped[i] = digest(x.numpy())
+            shaped[i] = of_pixels(x.numpy())
             decoded[i] = shaped[i] if before is None else before
             put(int(part[i]), int(at[i]), x)
         return len(chunk)

@@ -14,6 +14,7 @@ import io
 import json
 import logging
 from collections.abc import Callable, Generator
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -24,11 +25,21 @@ from timm.data import resolve_model_data_config  # type: ignore[attr-defined]
 from torch import Tensor, nn
 from torchvision.transforms.v2 import functional as images
 
-from pubsel.data import Source, Split, intact, overlap
+from pubsel.data import Source, Split, overlap
 from pubsel.data.convert import LUMA, Shape, converted, describe, to_shape
 from pubsel.data.decoded import side_by_side
-from pubsel.files import Progress, locked, private_folder, reading, whole, write_whole
-from pubsel.gradients.mapped import in_parts, npy_map
+from pubsel.files import (
+    Progress,
+    digest,
+    file_digest,
+    in_parts,
+    locked,
+    npy_map,
+    private_folder,
+    reading,
+    whole,
+    write_whole,
+)
 from pubsel.messages import UsageError, UserError, cannot_write, gib, say
 from pubsel.models import engine, scattering
 from pubsel.models.memory import Held, check_room, check_size, free
@@ -39,7 +50,7 @@ from pubsel.settings.keys import Backbone, Convert, Scattering
 CPU_BATCH, GPU_BATCH = 16, 256  # images at a time through the network, on a CPU for each thread
 ENGINE_FROM = 2000  # images from which the seconds that it takes to compile a network come back
 MARK = b"blake2b-16:"  # before the digest at a file's end; numpy reads as much as the header says
-END = len(MARK) + intact.DIGEST
+END = len(MARK) + 16
 KEY = "model.backbone.checkpoint"
 AGAIN = "delete it to have it computed again"
 
@@ -325,16 +336,14 @@ def content_of(x: Tensor, key: str, known: Path | None) -> str:
         if key in kept:
             return kept[key]
 
-    content = hashlib.blake2b(digest_size=16)
-    for part in in_parts(x, CPU_BATCH):
-        content.update(np.ascontiguousarray(part.numpy()).data)
-    content.update(f"{tuple(x.shape)}{key}".encode())
+    pixels = (np.ascontiguousarray(part.numpy()).data for part in in_parts(x, CPU_BATCH))
+    content = digest(chain(pixels, [f"{tuple(x.shape)}{key}"]))
 
     if known is not None:
-        text = json.dumps({"stamp": stamp, "digests": {**kept, key: content.hexdigest()}})
+        text = json.dumps({"stamp": stamp, "digests": {**kept, key: content}})
         with contextlib.suppress(UserError):  # a folder that cannot be written to, or a full disk
             write_whole(known, text, private=True)
-    return content.hexdigest()
+    return content
 
 
 def _by_engine(net: nn.Module, extractor: Extractor, report: Callable[[str], None]) -> Extractor | None:
@@ -362,7 +371,7 @@ def _is_kept(path: Path) -> bool:
     with path.open("rb") as file:
         file.seek(max(0, path.stat().st_size - END))
         end = file.read()
-    return end == MARK + intact.digest(path, path.name, END)
+    return end == MARK + bytes.fromhex(file_digest(path, path.name, END))
 
 
 def _write(path: Path, what: str, x: Tensor, extractor: Extractor, report: Callable[[str], None]) -> None:
@@ -370,7 +379,7 @@ def _write(path: Path, what: str, x: Tensor, extractor: Extractor, report: Calla
     may read it, since the images may be private."""
     refuse(what, x, extractor)
 
-    digest = hashlib.blake2b(path.name.encode(), digest_size=intact.DIGEST)
+    content = hashlib.blake2b(path.name.encode(), digest_size=16)
     first, finite, alike = None, True, True
     progress = Progress(f"features of {what}", len(x), report)
 
@@ -382,15 +391,15 @@ def _write(path: Path, what: str, x: Tensor, extractor: Extractor, report: Calla
                     first, header = rows[:1], io.BytesIO()
                     shape = {"descr": "<f4", "fortran_order": False, "shape": (len(x), rows.shape[1])}
                     np.lib.format.write_array_header_1_0(header, shape)
-                    digest.update(header.getvalue())
+                    content.update(header.getvalue())
                     file.write(header.getvalue())
 
                 finite = finite and bool(np.isfinite(rows).all())
                 alike = alike and bool((rows == first).all())
-                digest.update(rows.tobytes())
+                content.update(rows.tobytes())
                 file.write(rows.tobytes())
                 progress.add(len(rows))
-            file.write(MARK + digest.digest())
+            file.write(MARK + content.digest())
 
         # Such features come from unsuitable weights, so they are not kept.
         if not finite:

@@ -1,7 +1,6 @@
 """Image files: folders of classes and CSV tables, of the user or of a named set in its original layout."""
 
 import csv
-import hashlib
 import os
 import struct
 import warnings
@@ -18,7 +17,7 @@ from PIL import Image, UnidentifiedImageError
 from torch import Tensor
 
 from pubsel.data.convert import Shape, describe, to_shape
-from pubsel.data.overlap import digest
+from pubsel.data.overlap import of_pixels
 from pubsel.data.splits import (
     SEED,
     Images,
@@ -31,7 +30,7 @@ from pubsel.data.splits import (
     missing,
     stamp,
 )
-from pubsel.files import plain, unreadable
+from pubsel.files import digest, plain, unreadable
 from pubsel.messages import UsageError, UserError, limit
 from pubsel.settings.datasets import Dataset
 
@@ -357,7 +356,7 @@ def alike(source: Path, paths: Sequence[Path]) -> Images:
     # Each image is hashed as it was decoded: the same image may be there at another size.
     def image(i: int) -> tuple[Tensor, int | None]:
         before: list[int] = []
-        x = _read_image(paths[i], shape, seen=lambda decoded: before.append(digest(decoded)))
+        x = _read_image(paths[i], shape, seen=lambda decoded: before.append(of_pixels(decoded)))
         return x, before[0] if before else None
 
     notes: tuple[str, ...] = ()
@@ -522,8 +521,7 @@ def _fifth(source: Path, names: Sequence[str], people: bool = False) -> tuple[np
     An example's own file name decides, so that one image more or less moves no other to the other side; or the name of
     its person, if there are `people`, so that nobody is on both.
     """
-    hashes = [hashlib.blake2b(name.encode(), digest_size=8).digest() for name in names]
-    places = np.asarray([int.from_bytes(value) / 2**64 for value in hashes])  # in [0, 1)
+    places = np.asarray([int(digest([name], size=8), 16) / 2**64 for name in names])  # in [0, 1)
     test = places < TEST_FRACTION
     if test.all() or not test.any():  # a handful of images: the lowest one is the test set
         test = places == places.min()

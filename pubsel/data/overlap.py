@@ -15,8 +15,7 @@ from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from pubsel.data.convert import CHUNK, Shape, to_shape
-from pubsel.files import whole
-from pubsel.gradients.mapped import in_parts
+from pubsel.files import in_parts, whole
 
 Digest = NDArray[np.int64]  # [n]: 64 bits of blake2b for each image; chance makes two of a million equal once in 10^7
 
@@ -28,7 +27,7 @@ class Digests(NamedTuple):
     shaped: Digest  # in the shape of the private images
 
 
-def digest(image: NDArray[np.uint8]) -> int:
+def of_pixels(image: NDArray[np.uint8]) -> int:
     """Return 64 bits, signed, of one image [channels, height, width] and its shape."""
     shape = repr(image.shape).encode()[:16]
     value = hashlib.blake2b(np.ascontiguousarray(image).data, digest_size=8, person=shape)
@@ -47,7 +46,7 @@ def digests(x: Tensor, shape: Shape | None = None, kept: Path | None = None) -> 
     values = _read(kept) if kept is not None and shape is None else None
     if values is None:
         parts = (part if shape is None else to_shape(part, shape) for part in in_parts(x, CHUNK))
-        values = np.array([digest(image) for part in parts for image in part.numpy()], dtype=np.int64)
+        values = np.array([of_pixels(image) for part in parts for image in part.numpy()], dtype=np.int64)
         if kept is not None and shape is None:
             keep(kept, values)
 

@@ -6,7 +6,7 @@ that tells who its images are of, also train_patient.npy and test_patient.npy, o
 written image by image under another name, then renamed: it is there whole or not at all, and neither writing nor
 reading takes the memory of all images. written.json has a digest of each file (`damaged`)."""
 
-import hashlib
+import itertools
 import json
 import shutil
 from collections.abc import Callable
@@ -17,11 +17,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pubsel.data import intact
 from pubsel.data.convert import Shape
 from pubsel.data.splits import Listing, Parts, Split, Unread, Unreadable, numbered
-from pubsel.files import Progress, locked, unreadable, whole
-from pubsel.gradients.mapped import mapped, npy_map
+from pubsel.files import Progress, digest, file_digest, locked, mapped, npy_map, unreadable, whole
 from pubsel.messages import UserError, cannot_write, limit, say
 
 NAMED = 3  # corrupt images that a note names
@@ -36,11 +34,8 @@ def fingerprint(parts: Parts | Listing) -> str:
     if not (isinstance(train, Unread) and isinstance(test, Unread) and (train.names or test.names)):
         return ""
 
-    digest = hashlib.blake2b(digest_size=16)
-    for part in (train, test):
-        digest.update("\0".join((str(len(part.y)), *part.names)).encode())
-        digest.update(part.y.contiguous().numpy().tobytes())
-    return digest.hexdigest()
+    content = (("\0".join((str(len(part.y)), *part.names)), part.y.contiguous().numpy()) for part in (train, test))
+    return digest(itertools.chain.from_iterable(content))
 
 
 def listed(folder: Path) -> str:
@@ -53,7 +48,7 @@ def damaged(folder: Path) -> str:
     """Return why a folder is not what was written, for a message; empty if it is. A process reads it once for that."""
     try:
         digests = json.loads((folder / WRITTEN).read_text(encoding="utf-8"))
-        other = [name for name, value in digests.items() if intact.digest(folder / name, folder.name).hex() != value]
+        other = [name for name, value in digests.items() if file_digest(folder / name, folder.name) != value]
         if not other and {"train_images.npy", "train_labels.npy", "listed.txt"} <= digests.keys():
             return ""
         return f"{folder / (other or [WRITTEN])[0]} is not what was written"
@@ -90,7 +85,7 @@ def keep_as(folder: Path, name: str, write: Callable[[Path], object], files: str
                 write(partial)
                 (partial / "listed.txt").write_text(files, encoding="utf-8")
                 written = [file for file in partial.iterdir() if not file.name.endswith(OWN)]
-                digests = {file.name: intact.digest(file, folder.name).hex() for file in written}
+                digests = {file.name: file_digest(file, folder.name) for file in written}
                 (partial / WRITTEN).write_text(json.dumps(digests), encoding="utf-8")
 
                 # A folder of other files goes; processes that have mapped its images keep them.

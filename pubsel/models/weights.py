@@ -3,7 +3,6 @@
 A .pth file is a pickle, which can contain any program: nothing but tensors is taken from it."""
 
 import contextlib
-import hashlib
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -12,7 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from pubsel.files import plain
+from pubsel.files import digest, plain
 from pubsel.messages import UsageError, UserError, limit
 from pubsel.settings import FETCHES
 from pubsel.settings.networks import check_network
@@ -98,11 +97,11 @@ def of_hub(url: str | tuple[str, str]) -> Path:
 
 def digest_of_weights(net: nn.Module, heads: Sequence[str] = ()) -> str:
     """Return a digest of the names and weights of a network, without those of the layers `heads`."""
-    digest = hashlib.blake2b(digest_size=16)
-    for name, value in net.state_dict().items():
-        if not any(name.startswith(f"{head}.") for head in heads):
-            digest.update(name.encode() + value.cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
-    return digest.hexdigest()
+    return digest(
+        name.encode() + value.cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes()
+        for name, value in net.state_dict().items()
+        if not any(name.startswith(f"{head}.") for head in heads)
+    )
 
 
 def load(net: nn.Module, path: Path, prefix: str | None, key: str, heads: Sequence[str] = ()) -> bool:

@@ -5,10 +5,9 @@ from a `Secret`, which only `secret` makes.
 """
 
 import builtins
-import hashlib
 import json
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -18,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from pubsel.gradients.mapped import in_parts
+from pubsel.files import digest, in_parts
 from pubsel.messages import UserError
 
 HASHED = 2**20  # bytes of a tensor at a time
@@ -30,7 +29,7 @@ def stream(key: str, purpose: str, step: int = 0) -> np.random.Generator:
     Streams of different arguments are independent (SFC64, 128-bit seeds from BLAKE2b).
     """
     text = f"{key}\0{purpose}\0{step}".encode()
-    return np.random.Generator(np.random.SFC64(int.from_bytes(hashlib.blake2b(text, digest_size=16).digest())))
+    return np.random.Generator(np.random.SFC64(int(digest([text]), 16)))
 
 
 class Normals(Protocol):
@@ -130,13 +129,15 @@ def below(n: int, source: Source) -> int:
 
 def content(*tensors: Tensor) -> str:
     """A fingerprint of what tensors hold: their numbers, shapes and types."""
-    digest = hashlib.blake2b(digest_size=16)
-    for tensor in tensors:
-        digest.update(f"{tuple(tensor.shape)} {tensor.dtype}\0".encode())
-        rows = max(1, HASHED * len(tensor) // max(1, tensor.nbytes)) if tensor.dim() else 1
-        for part in in_parts(tensor, rows) if tensor.dim() else [tensor]:
-            digest.update(part.detach().cpu().contiguous().numpy().reshape(-1).view(np.uint8).data)
-    return digest.hexdigest()
+
+    def parts() -> Iterator[str | memoryview]:
+        for tensor in tensors:
+            yield f"{tuple(tensor.shape)} {tensor.dtype}\0"
+            rows = max(1, HASHED * len(tensor) // max(1, tensor.nbytes)) if tensor.dim() else 1
+            for part in in_parts(tensor, rows) if tensor.dim() else [tensor]:
+                yield part.detach().cpu().contiguous().numpy().reshape(-1).view(np.uint8).data
+
+    return digest(parts())
 
 
 def secret(
@@ -223,4 +224,4 @@ class Secret:
 
 def _digest(value: Any) -> str:
     """A fingerprint of numbers, texts, lists and mappings of them."""
-    return hashlib.blake2b(json.dumps(value, sort_keys=True).encode(), digest_size=16).hexdigest()
+    return digest([json.dumps(value, sort_keys=True)])

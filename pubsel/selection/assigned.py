@@ -7,7 +7,6 @@ files never meet what was computed before. All of it is of public data alone, an
 depend on which run, process or machine computes it first.
 """
 
-import hashlib
 import io
 import json
 import re
@@ -19,9 +18,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from pubsel.data import intact
 from pubsel.data.embeddings import Embeddings, Shard
-from pubsel.files import DAMAGE, Progress, locked, reading, write_whole
+from pubsel.files import DAMAGE, Progress, digest, file_digest, locked, reading, write_whole
 from pubsel.messages import UserError, cannot_write, say
 from pubsel.privacy.randomness import stream
 from pubsel.selection import pool
@@ -54,10 +52,7 @@ def _stamp(shard: Part) -> str:
     """Return what tells a shard from another one; of features in memory a digest of them."""
     if isinstance(shard, Shard):
         return shard.stamp
-    content = hashlib.blake2b(digest_size=16)
-    for block in shard.blocks():
-        content.update(f"{tuple(block.shape)}".encode() + block.contiguous().numpy().tobytes())
-    return content.hexdigest()
+    return digest(f"{tuple(block.shape)}".encode() + block.contiguous().numpy().tobytes() for block in shard.blocks())
 
 
 def clusters_kept(parts: Sequence[Part], kept: Path | None) -> Clusters:
@@ -131,7 +126,7 @@ def nearest_in(shard: Part, clusters: Clusters, kept: Path | None, progress: Pro
         write_whole(file, content.getvalue())
         seconds = round(time.monotonic() - began, 1)
         record = {"n": shard.n, "none": int((nearest == NONE).sum()), "clusters": key, "seconds": seconds}
-        record |= {"digest": intact.digest(file, file.name).hex()}
+        record |= {"digest": file_digest(file, file.name)}
         write_whole(file.with_suffix(".json"), json.dumps(record, indent=1, sort_keys=True) + "\n")
     return nearest, True
 
@@ -161,7 +156,7 @@ def _read(file: Path, shard: Part, key: str) -> Nearest | None:
         record = json.loads(file.with_suffix(".json").read_text(encoding="utf-8"))
         if (record["clusters"], record["n"]) != (key, shard.n):
             return None
-        if record["digest"] != intact.digest(file, file.name).hex():
+        if record["digest"] != file_digest(file, file.name):
             say(f"{file} is not what was written: it is computed again")
             return None
         nearest: Nearest = np.load(file, mmap_mode="r")
@@ -171,7 +166,4 @@ def _read(file: Path, shard: Part, key: str) -> Nearest | None:
 
 
 def _digest(clusters: Clusters) -> str:
-    content = hashlib.blake2b(digest_size=16)
-    for value in clusters:
-        content.update(np.ascontiguousarray(value, dtype=np.float64).tobytes())
-    return content.hexdigest()
+    return digest(np.ascontiguousarray(value, dtype=np.float64).tobytes() for value in clusters)

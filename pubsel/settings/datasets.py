@@ -1,12 +1,12 @@
 """What conf/dataset says of a named set, before it is there."""
 
-import hashlib
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import yaml
 
+from pubsel.files import digest
 from pubsel.messages import UsageError, UserError
 from pubsel.settings import named
 from pubsel.settings.identity import digest_of
@@ -69,7 +69,7 @@ def kept_folder(name: str, info: Dataset, root: Path) -> Path:
 def decoded_folder(path: Path, root: Path) -> Path:
     """Return where a user's own images are kept once they are decoded. Its name does not tell the path."""
     whole = str(path.expanduser().resolve())
-    return root.expanduser() / "decoded" / hashlib.blake2b(whole.encode(), digest_size=10).hexdigest()
+    return root.expanduser() / "decoded" / digest([whole], size=10)
 
 
 def is_there(path: Path) -> bool:

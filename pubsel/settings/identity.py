@@ -1,7 +1,6 @@
 """The name of a run: settings that decide its result, and a digest of them."""
 
 import dataclasses
-import hashlib
 import json
 import math
 import os
@@ -12,6 +11,7 @@ from typing import Any
 
 from omegaconf import MISSING
 
+from pubsel.files import digest
 from pubsel.settings.keys import RunConfig
 
 LONGEST = 255  # bytes of a folder's name, on most file systems
@@ -67,7 +67,7 @@ def default_of(key: str) -> Any:
 def digest_of(values: dict[str, Any]) -> str:
     """Return ten hexadecimal digits that depend on every value and on no order of keys."""
     text = json.dumps(values, sort_keys=True, default=str)
-    return hashlib.blake2b(text.encode(), digest_size=5).hexdigest()
+    return digest([text], size=5)
 
 
 def identity_of(config: RunConfig) -> str:

@@ -598,19 +598,11 @@ class PoolConfig:
     pool: list[str] | None = setting(
         "folders of embeddings, as in pair.pool of pubsel run: computes the clusters, and the cluster of each embedding"
     )
-    images: str | None = setting(
-        "public images whose features are computed instead: a folder, a CSV of paths, an npz, or a name in conf/dataset"
-    )
-    to: str | None = setting("images: the folder of embeddings to make, or to add shards to", neutral=True)
-    shards: int = setting("images: number of shards of the folder", at_least=1)
     shard: int | None = setting("only the shard of this number, from 0; null: all", at_least=0)
-    model: Model = field(default_factory=Model)
     data_root: str = setting(
         "folder with the data; what is computed of a pool is kept in its folder pools", neutral=True
     )
     results: str = setting("folder for the logs of a sweep over shards", neutral=True)
-    download: bool = setting("download a missing dataset, and published weights", neutral=True)
-    device: Device = setting("auto: cuda if available, else cpu", neutral=True)
     threads: int | None = setting("number of CPU threads; null: all cores", at_least=1, neutral=True)
     debug: bool = setting("show the traceback of an error", neutral=True)
 

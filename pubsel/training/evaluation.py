@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from pubsel.data import Split
-from pubsel.gradients.mapped import in_parts
+from pubsel.files import in_parts
 from pubsel.gradients.matrix import CPU_PIXELS
 from pubsel.messages import UserError
 

@@ -17,10 +17,9 @@ from torch import Tensor, nn
 from pubsel.algorithms import Algorithm, Finishes, Frozen, Mechanism, Pretrains, Release, View
 from pubsel.algorithms.dp_sgd import FixedClipping
 from pubsel.data import Split, Task
-from pubsel.files import plain, unreadable, whole
+from pubsel.files import give_back, plain, unreadable, whole
 from pubsel.gradients.book_keeping import BookKeeping
 from pubsel.gradients.factored import LinearGradients
-from pubsel.gradients.mapped import give_back
 from pubsel.gradients.matrix import Engine, gpu_precision
 from pubsel.gradients.people import PeopleGradients, members
 from pubsel.messages import UserError, cannot_write, raised_by_torch

@@ -133,6 +133,6 @@ def parts_of(settings: RunConfig, task: Task) -> dict[str, pool.Part]:
     for name in names:
         if is_embeddings(name):
             embeddings = open_embeddings(name)
-            check_backbone(embeddings, task.private.x.shape[1], task.weights)
+            check_backbone(embeddings, task.private.x.shape[1])
             sets[name] = embeddings
     return sets
