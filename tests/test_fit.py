@@ -78,7 +78,7 @@ def record_of(results):
 
 
 def spent(results):
-    return [ledger.spent(lines) for lines in ledger.ledgers(results)]
+    return [ledger.cost_of(lines) for lines in ledger.ledgers(results)]
 
 
 @pytest.fixture(scope="module")

@@ -222,13 +222,13 @@ def test_a_delta_above_one_in_n_needs_permission_and_is_called_weak(n):
         for made in (
             accountant.statement(plan, 1.0, True, False, examples=n),
             accountant.statement(half, 1.0, True, False, [("first release", half)], examples=n),
-            accountant.measured("The name of the chosen set is", plan, True, n),
+            accountant.measurement_statement("The name of the chosen set is", plan, True, n),
         ):
             assert made["valid"]
             assert made.get("weak", False) is weak
             assert ("WEAK" in made["statement"]) is weak
             assert "differentially private" in made["statement"]
-    assert "weak" not in accountant.measured("The name of the chosen set is", accountant.pure(1.0, 1.0, 1, ""), True, 2)
+    assert "weak" not in accountant.measurement_statement("The name of the chosen set is", accountant.pure(1.0, 1.0, 1, ""), True, 2)
 
 
 @pytest.mark.parametrize(

@@ -166,7 +166,7 @@ def _select(
         "k": distance.k,
         "margin": margin,
         "reads": distance.statement()["reads"] if spend.epsilon else "nothing",
-        "privacy": accountant.measured("The name of the chosen set is", spend, settings.secure_noise, n),
+        "privacy": accountant.measurement_statement("The name of the chosen set is", spend, settings.secure_noise, n),
     }
 
 
@@ -182,7 +182,7 @@ def _select_by_features(
     scored = votes.scores if settings.select.by == By.votes else coverage.scores
     chosen, spend = coverage.select(epsilon, task.private.x, None, features, True, secret, scored)
 
-    privacy = accountant.measured("The name of the chosen set is", spend, settings.secure_noise, n)
+    privacy = accountant.measurement_statement("The name of the chosen set is", spend, settings.secure_noise, n)
     privacy["not_covered"].append(coverage.ROUNDED)
     return {
         "chosen": chosen,
@@ -220,7 +220,7 @@ def _rank(
         weights = tensors(build(0))
         secret = streams.secret("DP-GSD", task.private, candidates.values(), weights, plan._asdict(), noted)
         measure = partial(distance.release, source=secret)
-        privacy = accountant.measured("All its distances together are", plan, settings.secure_noise, n)
+        privacy = accountant.measurement_statement("All its distances together are", plan, settings.secure_noise, n)
         statement |= {"privacy": privacy}
 
     measuring = time.perf_counter()
