@@ -227,7 +227,10 @@ def rdp_epsilon(noise_multiplier: float, rate: float, steps: int, delta: float, 
 
 
 def rdp_of_step(noise_multiplier: float, rate: float) -> NDArray[np.float64]:
-    """Return the Renyi DP of one step at FEW_ORDERS."""
+    """Return the Renyi DP of one step at FEW_ORDERS; infinite with so little noise that a sum reveals everything."""
+    if noise_multiplier < 0.05:
+        return np.full(len(FEW_ORDERS), math.inf)
+
     from opacus.accountants.analysis import rdp
 
     return np.asarray(rdp.compute_rdp(q=rate, noise_multiplier=noise_multiplier, steps=1, orders=FEW_ORDERS))
