@@ -22,7 +22,7 @@ from pubsel.attacks.membership import (
     classifier_scores,
     gradients,
     member_scores,
-    recognised,
+    pick_rate,
     success_rate,
     white_box,
 )
@@ -184,9 +184,9 @@ def test_whoever_knows_all_but_one_sees_the_distance_of_a_batch_with_another_in_
 
 def test_told_apart_where_rounded_values_differ():
     values = np.array([[[0.12341, 0.5], [0.12342, 0.5]], [[0.12341, 0.5], [0.12341, 0.6]], [[0.3, 0.4], [0.3, 0.4]]])
-    assert recognised(values, 6) == pytest.approx((1 + 1 + 0.5) / 3)
-    assert recognised(values, 4) == pytest.approx((0.5 + 1 + 0.5) / 3)
-    assert recognised(values, 0) == pytest.approx((0.5 + 1 + 0.5) / 3)  # 0.5 and 0.6 round to 0 and 1
+    assert pick_rate(values, 6) == pytest.approx((1 + 1 + 0.5) / 3)
+    assert pick_rate(values, 4) == pytest.approx((0.5 + 1 + 0.5) / 3)
+    assert pick_rate(values, 0) == pytest.approx((0.5 + 1 + 0.5) / 3)  # 0.5 and 0.6 round to 0 and 1
 
 
 def test_a_network_that_was_never_trained_says_nothing_of_random_images():
@@ -201,7 +201,7 @@ def test_a_network_that_was_never_trained_says_nothing_of_random_images():
         low, high = success_rate(*classifier_scores(rows[:300], rows[300:], 150, 0))["success_interval"]
         assert low < 0.52, kind
         assert high > 0.48, kind
-    assert recognised(seen.replaced, 6) == 1
+    assert pick_rate(seen.replaced, 6) == 1
 
 
 def test_the_paper_s_figures_stand_beside_ours():
@@ -480,6 +480,6 @@ def test_the_distances_of_fashion_mnist_with_all_but_one_example_known():
 
     members, others = (Split(source.train.x[part], source.train.y[part]) for part in (slice(500), slice(500, 1000)))
     seen = white_box(distance("gsd", m=500, initialisations=1), make, members, others, {"mnist": mnist}, 10, 5, "key")
-    assert recognised(seen.replaced, 6) == 1
+    assert pick_rate(seen.replaced, 6) == 1
     rows = seen.features()["gradients", "with"]
     assert success_rate(*classifier_scores(rows[:500], rows[500:], 300, 0))["success"] < 0.6

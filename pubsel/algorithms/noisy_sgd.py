@@ -7,7 +7,7 @@ one example is there, or counts as nothing; the number of examples n is public, 
 differs:
 
 - As printed, the runs spend epsilon and the choice spends epsilon again: (2 epsilon, delta). Here each has half.
-- As printed, each run is given (epsilon / runs, delta / runs). Here all their steps are one composition, which needs
+- As printed, each run has (epsilon / runs, delta / runs). Here all their steps are one composition, which needs
   less noise. `noise="paper"` has the printed split.
 - A step draws a Poisson sample at rate 1/n (one example in the mean), not exactly one example: this is what the
   accountant accounts for.
@@ -80,7 +80,7 @@ class Halfspace(NamedTuple):
     """sign(<w, x>), and what learning it has spent."""
 
     w: Array  # [d], in the unit ball
-    epsilon: float  # of the runs and the choice together; at most what was asked for
+    epsilon: float  # of the runs and the choice together; at most the requested one
     delta: float
     runs: int
     base: Plan  # of all runs: noise_multiplier is in units of the loss's Lipschitz constant
@@ -260,7 +260,7 @@ class NoisySGD(Algorithm):
 
     @property
     def all_steps(self) -> int:
-        """The number of steps of all runs."""
+        """Return the number of steps of all runs."""
         return runs_of(self.beta) * self.steps
 
     def rehearse(self, n: int, steps: int, source: Source) -> None:

@@ -115,17 +115,17 @@ class Pillar(FixedClipping):
 
     @property
     def uses_public(self) -> bool:
-        """True but for jl; dp_pca takes mean, deviation and clip norm from public features."""
+        """Return True except for jl; dp_pca takes mean, deviation and clip norm from public features."""
         return self.projection != Projection.jl
 
     @property
     def first_share(self) -> float:
-        """The share of epsilon and delta for what is released before training."""
+        """Return the share of epsilon and delta for the release before training."""
         return self.share if self.projection == Projection.dp_pca else 0.0
 
     @property
     def wide(self) -> int | None:
-        """How many features are computed in another way than fewer; None if there is one way."""
+        """Return the number of features from which they are computed in another way; None if there is one way."""
         return WIDE if self.projection == Projection.pca else None
 
     def numbers(self, view: View) -> int:

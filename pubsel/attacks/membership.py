@@ -116,13 +116,11 @@ def white_box(
     attacker who has the networks, the public batches and subspaces, and the released values.
 
     The network was never trained: its answer to an example does not depend on its use. The released values are the same
-    for all examples, so each is subtracted from the example's distance, which still teaches a classifier a constant
-    only. It cannot distinguish the remaining members and others: it is right in half of all cases, up to chance (a
-    standard error of 1.1 points with 2,000 examples, 2.5 with 400), as it must be in the paper. `known_but_one` does
-    use the values.
+    for all examples, so each is subtracted from the example's distance, which teaches a classifier a constant only. It
+    is right in half of all cases, up to chance (a standard error of 1.1 points with 2,000 examples, 2.5 with 400), as
+    it must be in the paper. `known_but_one` does use the values.
     """
     both = Split(torch.cat([members.x, others.x]), torch.cat([members.y, others.y]))
-
     values = []
     for i in range(distance.initialisations):
         model = build(i)
@@ -130,10 +128,8 @@ def white_box(
         labels = random_labels(stream(key, "labels", i), len(members.x), classes, members.y.dim() == 2)
 
         # Both sides as in Algorithm 1.
-        bases = []
-        for name, split in candidates.items():
-            first = Split(split.x[: distance.m], split.y[: distance.m])
-            bases.append(gsd.basis_of(name, first, labels, distance, engine, classes))
+        first = {name: Split(split.x[: distance.m], split.y[: distance.m]) for name, split in candidates.items()}
+        bases = [gsd.basis_of(name, split, labels, distance, engine, classes) for name, split in first.items()]
         private = gsd.basis_of("the private data", members, labels, distance, engine, classes)
 
         # A value that is the same for all examples says nothing by itself: each row gets its difference from it.
@@ -230,7 +226,7 @@ def known_but_one(
     return np.stack(pairs)
 
 
-def recognised(values: NDArray[np.float64], digits: int) -> float:
+def pick_rate(values: NDArray[np.float64], digits: int) -> float:
     """Return the success rate of an attacker with values [n, 2, s] of the member and of the other, and the released
     ones rounded to `digits`: 1 if the rounded values differ, 1/2 otherwise."""
     rounded = values.round(digits)

@@ -32,7 +32,7 @@ from pubsel.privacy import accountant
 
 LARGEST = 50.0  # epsilon; larger ones are not distinguished
 FAR = 4.0  # times less noise than planned is not distinguished from still less
-WIDTH = 1.01  # ratio of the noise multipliers between which a bound lies
+WIDTH = 1.01  # largest ratio of the noise multipliers around a bound
 
 
 class Guesses(NamedTuple):

@@ -18,7 +18,7 @@ from pubsel import algorithms, data, distances
 from pubsel import records as results
 from pubsel.algorithms import Frozen, Release, map_of
 from pubsel.attacks import membership
-from pubsel.attacks.membership import DIGITS, attack_figures, classifier_scores, member_scores, recognised, success_rate
+from pubsel.attacks.membership import DIGITS, attack_figures, classifier_scores, member_scores, pick_rate, success_rate
 from pubsel.cell import (
     as_chosen,
     choose_device,
@@ -334,5 +334,5 @@ def _known_but_one(pairs: NDArray[np.float64], m: int) -> list[dict[str, Any]]:
     for digits in DIGITS:
         row: dict[str, Any] = {"attack": "known_but_one", "features": f"{digits} digits"}
         row |= {"gsd_values": "with", "known_members": m - 1}
-        rows.append(row | {"success": recognised(pairs, digits), "members": len(pairs)})
+        rows.append(row | {"success": pick_rate(pairs, digits), "members": len(pairs)})
     return rows

@@ -70,7 +70,15 @@ def composed_epsilon(delta: float, parts: Components) -> float:
     high = float(losses[-1]) + (gaussian_epsilon(parts.mu, left) if parts.mu > 0 else 0.0)
 
     def excess(epsilon: float) -> float:
-        return float(chances @ _gaussian_deltas(epsilon - losses, parts.mu)) - left
+        above = epsilon - losses
+        if parts.mu == 0:
+            return float(chances @ -np.expm1(np.minimum(above, 0.0))) - left
+
+        # delta of N(mu, 1) and N(0, 1) at each epsilon, which may be below 0 here
+        shifts = -above / parts.mu
+        deltas = np.exp(log_ndtr(shifts + parts.mu / 2))
+        deltas -= np.exp(np.minimum(above + log_ndtr(shifts - parts.mu / 2), 0))
+        return float(chances @ np.maximum(deltas, 0.0)) - left
 
     if excess(0.0) <= 0:
         return 0.0
@@ -96,14 +104,6 @@ def _answers(pairs: Sequence[Pair]) -> tuple[Array, Array]:
         chances[unit : reached + unit + 1] += before
         reached += unit
     return step * (2 * np.arange(reached + 1.0) - reached), chances
-
-
-def _gaussian_deltas(epsilon: Array, mu: float) -> Array:
-    """Return delta of N(mu, 1) and N(0, 1) at each epsilon [K], which may be below 0; mu = 0: the two are equal."""
-    if mu == 0:
-        return -np.expm1(np.minimum(epsilon, 0.0))
-    inside = np.exp(log_ndtr(mu / 2 - epsilon / mu)) - np.exp(np.minimum(epsilon + log_ndtr(-mu / 2 - epsilon / mu), 0))
-    return np.maximum(inside, 0.0)
 
 
 def components_of(lines: Iterable[Line], gaussian: Mapping[str, float]) -> Components:
