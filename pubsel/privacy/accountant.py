@@ -379,11 +379,9 @@ def statement(
     unit: str | None = None,
 ) -> dict[str, Any]:
     """Return the `privacy` of a record: the full guarantee, and what it does not cover. training None: no guarantee.
-
     before: releases before training, whose epsilon and delta are added. selected: the thing that one of them chooses,
     such as the public set. examples: the number of private examples; with a `unit`, that of people, each with all
-    examples that share a value of it.
-    """
+    examples that share a value of it."""
     if training is None:
         return {"valid": False, "epsilon": None, "statement": "No privacy: trained without noise."}
 
