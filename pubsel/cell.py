@@ -136,7 +136,7 @@ class Streams(NamedTuple):
         given = settings.private if isinstance(settings, RankConfig) else settings.pair.private
         if isinstance(settings, RunConfig) and settings.pair.unit is not None:
             what += f", for a person ({settings.pair.unit})"
-        release = ledger.Release(self.name, given, what, noted.epsilon, noted.delta, None if self.secure else key)
+        release = ledger.Entry(self.name, given, what, noted.epsilon, noted.delta, None if self.secure else key)
         ledger.note(settings.results, content(*noted.private), release)
 
     def record(self) -> dict[str, str]:

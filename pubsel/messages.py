@@ -1,5 +1,4 @@
-"""What the person at the terminal is told while a command runs, and the log of it. Results go to stdout, this to
-stderr."""
+"""Messages to the terminal (stderr) and to the run's log. Results go to stdout."""
 
 import contextlib
 import errno

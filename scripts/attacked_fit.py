@@ -1,22 +1,22 @@
-"""`pubsel fit` attacked as one program: its releases, with one private example or person that is there, or counts as
-nothing, run after run.
+"""Attack on `pubsel fit` as one program: many runs, with one private example or person that is there, or counts as
+nothing.
 
-The adversary made all other data for the attack (`worst_case`), and sees what the command releases: the name of the
-chosen public set, the weights, and the noisy table. `Program.release` calls what the command calls, in its order, with
-features in place of images. Each of many runs tosses two coins: whether the target is in the training data, and whether
-another one is in the held-out data. A target that is out is there as numbers that are not finite, which every sum
-counts as zero. So n stays, as between the neighbours of the guarantee, and the adversary knows n, all classes, and who
-is on which side.
+The adversary made all other data for the attack (`worst_case`), and sees the releases of the command: the name of the
+chosen public set, the weights, and the noisy table. `Program.release` makes the same calls as the command, in the same
+order, with features in place of images. Each run tosses two coins: whether the target is in the training data, and
+whether another one is in the held-out data. A target that is out is present as non-finite numbers, which every sum
+counts as zero. So n stays the same, as between the neighbours of the guarantee, and the adversary knows n, all classes,
+and the side of each example.
 
-From each run comes one number for each part (`scored`), the adversary's log likelihood ratio of in against out. What it
-has to know for that, it learns from the first half of the runs; there it chooses its threshold, too. Its false
-positives and negatives in the second half give, by Clopper and Pearson's limits, two lower bounds of epsilon:
+Each run yields one number per part (`scored`), the adversary's log likelihood ratio of in against out. It learns the
+parameters, and chooses its threshold, from the first half of the runs. Its false positives and negatives in the second
+half give, by Clopper and Pearson's limits, two lower bounds of epsilon:
 
 - of any (epsilon, delta)-private program (Kairouz, Oh, Viswanath: The Composition Theorem for Differential Privacy,
   ICML 2015, arXiv:1311.0776, Theorem 2.1);
-- of a program with the trade-off curve of what is claimed, at whatever scale of noise (Nasr et al. 2023,
-  arXiv:2302.07956): that of randomised response for the choice, which no other pure mechanism is below, and of
-  Gaussian noise (Dong, Roth, Su 2019, arXiv:1905.02383, Theorem 3.2).
+- of a program with the claimed trade-off curve, at any scale of noise (Nasr et al. 2023, arXiv:2302.07956): that of
+  randomised response for the choice, the lowest of all pure mechanisms, and of Gaussian noise (Dong, Roth, Su 2019,
+  arXiv:1905.02383, Theorem 3.2).
 """
 
 import math
@@ -33,6 +33,7 @@ from scipy.special import ndtr
 from torch import Tensor, nn
 
 from pubsel.algorithms import roots
+from pubsel.attacks.one_run import last_refuted
 from pubsel.cell import Cell, canonical, guarantee, units_of
 from pubsel.commands.fit import divided
 from pubsel.commands.fit import words as words_of_run
@@ -53,15 +54,15 @@ Array = NDArray[np.float64]
 NEAR, FAR = "near", "far"  # the candidates
 WIDTH = 8  # features in which one kind of examples differs
 FEATURES, PUBLIC, HELD_OUT = 3 * WIDTH, 60, 10
-LARGEST = 10.0  # times less noise than claimed is not distinguished from still less
-THRESHOLDS = 60  # that are tried
-FEWEST = 5  # runs with and without, from which a mean is learned
+LARGEST = 10.0  # times less noise than claimed is not distinguished from even less
+THRESHOLDS = 60  # candidates of the adversary
+FEWEST = 5  # runs with and without the target, to learn a mean from
 
 
 class Data(NamedTuple):
-    """Data made by the adversary. private: the training examples, with the target's last; held: the held-out ones, with
-    the other target's last. images: how many examples a target has; people, held_people: of each person, or None.
-    Examples are features, [n, FEATURES]; candidates: those of the public sets."""
+    """The adversary's data. private: training examples, with the target's last; held: held-out ones, with the other
+    target's last; candidates: the public sets; all are features, [n, FEATURES]. images: examples per target; people,
+    held_people: examples of each person, or None."""
 
     private: Split
     held: Split
@@ -73,7 +74,7 @@ class Data(NamedTuple):
 
 
 class Claim(NamedTuple):
-    """A claim of a release: it is a pure mechanism at epsilon `pure` followed by a Gaussian one with sensitivity over
+    """The claim about a release: a pure mechanism at epsilon `pure` followed by a Gaussian one with sensitivity over
     deviation mu; either may be 0."""
 
     pure: float
@@ -81,18 +82,17 @@ class Claim(NamedTuple):
     delta: float
 
     def at(self, scale: float) -> float:
-        """Return epsilon at delta if there were `scale` times less noise, by basic composition."""
+        """Return epsilon at delta with `scale` times less noise, by basic composition."""
         return scale * self.pure + (accountant.gaussian_epsilon(scale * self.mu, self.delta) if self.mu else 0.0)
 
     def least(self, false_positives: float, scale: float) -> float:
         """Return the least rate of false negatives at this one of false positives, with `scale` times less noise."""
-        return trade_off(scale * self.pure, scale * self.mu, false_positives)
+        return least_negatives(scale * self.pure, scale * self.mu, false_positives)
 
 
-class Seen(NamedTuple):
-    """View of one run. trained, held: the coins, which it does not see. margin: by how much the weights prefer the
-    target's class; counted: what is in the place of the table in which the held-out target counts, less what all others
-    add."""
+class Outcome(NamedTuple):
+    """One run for the adversary. trained, held: the coins, which it does not see. margin: the preference of the weights
+    for the target's class; counted: the noisy count of the held-out target's table cell, minus all other examples."""
 
     trained: bool
     held: bool
@@ -102,28 +102,29 @@ class Seen(NamedTuple):
 
 
 class Scored(NamedTuple):
-    """Score by the adversary of each of n runs, and whether the target was in: [n] each. learned: from how many, the
-    first ones, it learned."""
+    """The adversary's score of each of n runs, and whether the target was in: [n] each. learned: the number of first
+    runs from which it learned."""
 
     scores: Array
     included: NDArray[np.bool_]
     learned: int
 
     def parts(self) -> tuple["Scored", "Scored"]:
-        """Return the runs that it learned from, and those that it is judged by."""
+        """Return the runs for learning, and those for judging."""
         scores, included, k = self
         return Scored(scores[:k], included[:k], k), Scored(scores[k:], included[k:], 0)
 
     def errors(self, threshold: float) -> tuple[int, int, int, int]:
-        """Return false positives and of how many, false negatives and of how many, if in is said from there on."""
+        """Return false positives, runs without the target, false negatives, and runs with it, if scores from the
+        threshold on count as in."""
         positive, outside = self.scores >= threshold, int((~self.included).sum())
         wrong = int((positive & ~self.included).sum()), int((~positive & self.included).sum())
         return wrong[0], outside, wrong[1], len(self.scores) - outside
 
 
-class Found(NamedTuple):
-    """Of one part: the claimed epsilon, and lower bounds from so many runs of the second half, of which `positives` of
-    those without the target were taken for ones with it, and `negatives` of those with it for ones without."""
+class LowerBounds(NamedTuple):
+    """The claimed epsilon of one part, and lower bounds from `runs` runs of the second half, with the numbers of false
+    positives and false negatives."""
 
     claimed: float
     any_program: float
@@ -142,13 +143,13 @@ class Found(NamedTuple):
 
 
 def worst_case(n: int, classes: int, images: int = 1, seed: int = 0) -> Data:
-    """Return data in which one training unit counts for as much as any can: n units, a multiple of 5; the target with
-    so many `images`.
+    """Return data in which one training unit counts as much as possible: n units, a multiple of 5; the target has
+    `images` examples.
 
-    Without the target the nearer public set has the score of no public data to the last step, and it lies in a region
-    that is not full, so that it moves the one score by 1 and leaves the other. It is the only one of the last class, so
-    that nobody else's gradient goes where its own does, and is clipped at its largest. Whoever is not in the regions
-    lies far from all sets. The held-out target is the only one of its class, too.
+    Without the target the nearer public set has exactly the score of no public data, and the target is in a region that
+    is not full, so that it moves the one score by 1 and not the other. It is the only unit of the last class, so that
+    no other gradient has its direction, and is clipped at its largest. All units outside the regions are far from all
+    sets. The held-out target is also the only one of its class.
     """
     random = np.random.default_rng(seed)
 
@@ -162,7 +163,7 @@ def worst_case(n: int, classes: int, images: int = 1, seed: int = 0) -> Data:
 
     candidates = {NEAR: labelled(kind(0, PUBLIC)), FAR: labelled(kind(1, PUBLIC))}
 
-    # As many of the near kind as make a tie with no public data, in none of whose regions more than its share.
+    # As many of the near kind as make a tie with no public data, with at most its share in each region.
     places = coverage.regions(candidates[NEAR].x, NEAR)
     m, near = sum(places.shares), int(coverage.LEAST * n)
     left = [n * share // m for share in places.shares]
@@ -174,7 +175,7 @@ def worst_case(n: int, classes: int, images: int = 1, seed: int = 0) -> Data:
             left[region] -= 1
             inside.append((region, row))
 
-    # The target in the region with most room: a program that counted it several times would show it.
+    # The target is in the region with most room, to reveal a program that counts it several times.
     *rest, (_, row) = sorted(inside, key=lambda place: left[place[0]])
     others = torch.cat([torch.stack([x for _, x in rest]), kind(2, n - 1 - near)])
     target = row.expand(images, -1)
@@ -192,8 +193,8 @@ def worst_case(n: int, classes: int, images: int = 1, seed: int = 0) -> Data:
     return Data(private, held, candidates, classes, images, people(n), people(HELD_OUT))
 
 
-def without(split: Split, last: int, label: int) -> Split:
-    """Return the examples with the `last` ones as none: they are not finite, and have this label."""
+def with_nothing(split: Split, last: int, label: int) -> Split:
+    """Return the examples with the `last` ones as nothing: non-finite, with this label."""
     x, y = split.x.clone(), split.y.clone()
     x[-last:], y[-last:] = math.nan, label
     return Split(x, y)
@@ -203,9 +204,8 @@ def without(split: Split, last: int, label: int) -> Split:
 
 
 class Program(NamedTuple):
-    """`pubsel fit` on features. cell: of the `pubsel run` that it starts, in whose folder a run keeps what it resumes
-    from; choice: epsilon of choosing the public data, None without them; schedule, plan: of the training of so many
-    units."""
+    """`pubsel fit` on features. cell: of the `pubsel run` that it starts, whose folder contains the checkpoint; choice:
+    epsilon of the choice of public data, None without them; schedule, plan: of the training."""
 
     cell: Cell
     choice: float | None
@@ -214,13 +214,13 @@ class Program(NamedTuple):
 
     @classmethod
     def of(cls, cell: Cell, choice: float | None, units: int) -> Self:
-        """Return the program for a number of training units; their number alone decides the plan."""
+        """Return the program for that number of training units, which alone determines the plan."""
         schedule, plan, _ = guarantee(cell.settings, cell.algorithm, units)
         assert plan is not None
         return cls(cell, choice, schedule, plan)
 
     def release(self, data: Data) -> tuple[str, nn.Module, Array]:
-        """Return what one run releases: the name of the chosen set, the model, and the noisy table."""
+        """Return the releases of one run: the name of the chosen set, the model, and the noisy table."""
         # As commands.run.with_chosen.
         task = Task(data.private, None, data.held, data.classes, "accuracy", (), (), (), data.held)
         task = task._replace(people=data.people, held_out_people=data.held_people)
@@ -251,7 +251,7 @@ class Program(NamedTuple):
         return chosen, prepared.whole, quality.release(counts, task.held_out_units, plan, secret).counts
 
     def claims(self) -> dict[str, Claim]:
-        """Return what is claimed of each part, and of all that is released of a training example."""
+        """Return the claim of each part, and of all releases of a training example."""
         choice, delta = self.choice or 0.0, self.plan.delta
         weights = math.sqrt(self.plan.steps) / self.plan.noise_multiplier
         table = accountant.gaussian_mu(choice + self.plan.epsilon, delta)
@@ -263,37 +263,35 @@ class Program(NamedTuple):
         }
 
 
-def runs(program: Program, data: Data, count: int, random: np.random.Generator) -> Iterator[Seen]:
-    """Yield what the adversary sees of `count` runs. random: for the coins."""
+def runs(program: Program, data: Data, count: int, random: np.random.Generator) -> Iterator[Outcome]:
+    """Yield the outcomes of `count` runs. random: for the coins."""
     target = data.private.x[-data.images :]
     for trained, held in (random.random((count, 2)) < 0.5).tolist():
-        private = data.private if trained else without(data.private, data.images, 0)
-        measured = data.held if held else without(data.held, data.images, -1)
+        private = data.private if trained else with_nothing(data.private, data.images, 0)
+        measured = data.held if held else with_nothing(data.held, data.images, -1)
         chosen, model, table = program.release(data._replace(private=private, held=measured))
 
         # The mean margin of the target's examples, which all have the last class.
         outputs = logits(model, target).double()
         margin = float((outputs[:, -1] - outputs[:, :-1].mean(1)).mean())
 
-        # The place of the held-out target in the table follows from the weights, and so does what others add to it.
+        # The held-out target's cell of the table follows from the weights, as do all other counts in it.
         predictions = logits(model, data.held.x).argmax(1).tolist()
         places = list(zip(data.held.y.tolist(), predictions, strict=True))
-        own, others = places[-1], places[: -data.images]
-        yield Seen(trained, held, chosen, margin, float(table[own]) - others.count(own))
+        target_place, others = places[-1], places[: -data.images]
+        yield Outcome(trained, held, chosen, margin, float(table[target_place]) - others.count(target_place))
 
 
-# What the adversary makes of it
+# The adversary's evaluation
 
 
-def scored(seen: list[Seen]) -> dict[str, Scored]:
-    """Return the adversary's scores for each part. "weights" are those runs alone that chose what most did: a training
-    is private for each choice."""
-    half = len(seen) // 2
-    trained, held = (np.array([getattr(run, name) for run in seen]) for name in ("trained", "held"))
-    chosen = np.array([run.chosen for run in seen])
-    margins, counted = (np.array([getattr(run, name) for run in seen]) for name in ("margin", "counted"))
+def scored(outcomes: list[Outcome]) -> dict[str, Scored]:
+    """Return the adversary's scores for each part; those for "weights" only of runs with the most frequent choice, as
+    a training is private for each choice."""
+    half = len(outcomes) // 2
+    trained, held, chosen, margins, counted = map(np.array, zip(*outcomes, strict=True))
 
-    by_choice, by_margin = np.zeros(len(seen)), np.zeros(len(seen))
+    by_choice, by_margin = np.zeros(len(outcomes)), np.zeros(len(outcomes))
     for name in sorted(set(chosen)):
         here = chosen == name
         learned = here[:half]
@@ -312,8 +310,8 @@ def scored(seen: list[Seen]) -> dict[str, Scored]:
 
 
 def gaussian_ratio(values: Array, included: NDArray[np.bool_], learned: int) -> Array:
-    """Return the log likelihood ratio [n] of values [n], normal with two means and one deviation, learned from the
-    first ones."""
+    """Return the log likelihood ratio [n] of values [n], normal with two means and one deviation, as estimated from the
+    first `learned` ones."""
     known, coins = values[:learned], included[:learned]
     within, outside = known[coins], known[~coins]
     variance = (within.var() + outside.var()) / 2
@@ -322,8 +320,8 @@ def gaussian_ratio(values: Array, included: NDArray[np.bool_], learned: int) -> 
     return ratio
 
 
-def found(of: Scored, claim: Claim, confidence: float) -> Found:
-    """Return the lower bounds, each with this confidence; the thresholds are chosen where the scores are learned."""
+def lower_bounds(of: Scored, claim: Claim, confidence: float) -> LowerBounds:
+    """Return the lower bounds, each with this confidence; the runs for learning decide the thresholds."""
     learned, judged = of.parts()
     level = (1 - confidence) / 2  # each of two rates is below its limit
     thresholds = np.unique(np.quantile(learned.scores, np.linspace(0, 1, THRESHOLDS), method="nearest")).tolist()
@@ -335,8 +333,8 @@ def found(of: Scored, claim: Claim, confidence: float) -> Found:
         return bound(*upper_limits(*wrong, level), claim), wrong
 
     any_program, _ = bounded(epsilon_of_rates)
-    planned_curve, wrong = bounded(epsilon_of_curve)
-    return Found(claim.at(1.0), any_program, planned_curve, len(judged.scores), wrong[0], wrong[2])
+    planned_curve, wrong = bounded(epsilon_of_claim)
+    return LowerBounds(claim.at(1.0), any_program, planned_curve, len(judged.scores), wrong[0], wrong[2])
 
 
 def upper_limits(positives: int, outside: int, negatives: int, inside: int, level: float) -> tuple[float, float]:
@@ -349,33 +347,32 @@ def upper_limits(positives: int, outside: int, negatives: int, inside: int, leve
 
 
 def epsilon_of_rates(positives: float, negatives: float, claim: Claim) -> float:
-    """Return the least epsilon at which a test of an (epsilon, claim.delta)-private program may have these rates of
-    errors."""
+    """Return the least epsilon at which a test of an (epsilon, claim.delta)-private program may have these error
+    rates."""
 
-    def ratio(one: float, other: float) -> float:
-        right = 1 - claim.delta - other
-        return math.log(right / one) if right > 0 else 0.0
+    def ratio(first: float, second: float) -> float:
+        right = 1 - claim.delta - second
+        return math.log(right / first) if right > 0 else 0.0
 
     return max(0.0, ratio(positives, negatives), ratio(negatives, positives))
 
 
-def epsilon_of_curve(positives: float, negatives: float, claim: Claim) -> float:
-    """Return epsilon at the least scale at which the claimed curve allows these rates of errors."""
-    if negatives < claim.least(positives, LARGEST):
-        return claim.at(LARGEST)
-    low, high = 0.0, LARGEST
-    while high - low > 1e-4:
-        middle = (low + high) / 2
-        low, high = (middle, high) if negatives < claim.least(positives, middle) else (low, middle)
-    return claim.at(low)
+def epsilon_of_claim(positives: float, negatives: float, claim: Claim) -> float:
+    """Return epsilon at the least scale at which the claimed curve allows these error rates."""
+
+    def refuted(scale: float) -> bool:
+        return negatives < claim.least(positives, scale)
+
+    return claim.at(LARGEST if refuted(LARGEST) else last_refuted(refuted, LARGEST, 1e-4))
 
 
-def trade_off(pure: float, mu: float, positives: float) -> float:
+def least_negatives(pure: float, mu: float, positives: float) -> float:
     """Return the least rate of false negatives at this one of false positives, of randomised response at epsilon `pure`
     and a normal number that is shifted by mu deviations, together.
 
-    A test says in from some log likelihood ratio t on. That of the response is +- pure, with chances 1 / (1 + e^-pure)
-    and the rest; that of the normal number has the mean +- mu^2 / 2 and the deviation mu."""
+    A test accepts from some log likelihood ratio t on. That of the response is +- pure, with chances 1 / (1 + e^-pure)
+    and the rest; that of the normal number has the mean +- mu^2 / 2 and the deviation mu.
+    """
     if positives >= 1:
         return 0.0
     if mu == 0:
@@ -389,7 +386,7 @@ def trade_off(pure: float, mu: float, positives: float) -> float:
     def gap(t: float) -> float:
         return above(t, -(mu**2) / 2, 1 - right) - positives
 
-    far = pure + mu**2 + 40 * mu  # no test says in, or each does
+    far = pure + mu**2 + 40 * mu  # every test accepts, or none
     return 1 - above(brentq(gap, -far, far), mu**2 / 2, right)
 
 

@@ -31,18 +31,19 @@ def audited(epsilon: float, delta: float, choice: float, images: int, runs: int,
     data, random = whole.worst_case(UNITS, CLASSES, images), np.random.default_rng()
     with tempfile.TemporaryDirectory() as folder:
         program = fitted(Path(folder), UNITS, epsilon, delta, choice)
-        seen = list(whole.runs(program, data, runs, random))
+        outcomes = list(whole.runs(program, data, runs, random))
 
     rows = []
-    scores = whole.scored(seen)
+    scores = whole.scored(outcomes)
     for part, claim in program.claims().items():
-        found = whole.found(scores[part], claim, confidence)
-        numbers = (found.claimed, found.measured, found.any_program, found.planned_curve)
-        rows.append([f"{epsilon:g}", f"{choice:g}", str(images), part, *(f"{value:.3f}" for value in numbers),
-                     *map(str, (found.runs, found.positives, found.negatives))])  # fmt: skip
-        verdict = "  MORE THAN IS CLAIMED" if found.measured > found.claimed else ""
-        said = f"claimed {found.claimed:.2f}, measured at least {found.measured:.2f}{verdict}"
-        print(f"epsilon {epsilon:g}, share of the choice {choice:g}, {PARTS[part]}: {said}", flush=True)
+        bounds = whole.lower_bounds(scores[part], claim, confidence)
+        numbers = (bounds.claimed, bounds.measured, bounds.any_program, bounds.planned_curve)
+        counts = (bounds.runs, bounds.positives, bounds.negatives)
+        values = [*(f"{value:.3f}" for value in numbers), *map(str, counts)]
+        rows.append([f"{epsilon:g}", f"{choice:g}", str(images), part, *values])
+        verdict = "  MORE THAN IS CLAIMED" if bounds.measured > bounds.claimed else ""
+        result = f"claimed {bounds.claimed:.2f}, measured at least {bounds.measured:.2f}{verdict}"
+        print(f"epsilon {epsilon:g}, share of the choice {choice:g}, {PARTS[part]}: {result}", flush=True)
     return rows
 
 

@@ -188,7 +188,7 @@ def test_an_exchange_at_a_choice_is_bounded_by_twice_epsilon():
 def test_records_say_what_neighbours_are():
     plan = accountant.pure(1.0, 1.0, 1, "permute-and-flip")
     training = accountant.statement(plan, 1.0, True, False, examples=9, unit="patient")
-    held = accountant.measured("It is", plan, True, 9, kind="held-out")
+    held = accountant.measurement_statement("It is", plan, True, 9, kind="held-out")
     assert training["adjacency"] == (
         "one person with all their training examples (those with one patient) is there, or counts as nothing; the "
         "number of people and that of all training examples are known"

@@ -17,7 +17,7 @@ import pubsel.privacy.lattice
 import pubsel.training.loop
 from pubsel import algorithms
 from pubsel.algorithms import dp_sgd, gep
-from pubsel.attacks.canaries import COPIES, MAGNITUDES, WithCanaries, distinct, draw
+from pubsel.attacks.canaries import COPIES, MAGNITUDES, WithCanaries, distinct, draw_canaries
 from pubsel.attacks.one_run import (
     Guesses,
     epsilon_of_any,
@@ -51,10 +51,9 @@ from tests.test_people import npz
 
 NETWORKS = {"dp_sgd": {}, "gep": {"k": 100}, "b_gep": {"k": 100}, "dp_md": {}, "second_phase": {"head": "own"}}
 SHORT = {"pretrain_epochs": 2}
-LINEAR = {"pillar": {}, "jl": {}, "dp_pca": {}, "dp_sgd_standardised": {}, "dp_raft": {}, "adadps": {}, "ppgd": {},
-          "fully_private": {},
-          "ngd": SHORT, "adamix": SHORT | {"rank": 45}, "adamix_clipping": SHORT,
-          "adamix_projection": SHORT | {"rank": 45}, "whitened_head": {}, "whitened_head_once": {}}  # fmt: skip
+PLAIN = "pillar jl dp_pca dp_sgd_standardised dp_raft adadps ppgd fully_private whitened_head whitened_head_once"
+LINEAR = {name: {} for name in PLAIN.split()} | dict.fromkeys(("ngd", "adamix_clipping"), SHORT)
+LINEAR |= dict.fromkeys(("adamix", "adamix_projection"), SHORT | {"rank": 45})
 CLASSES, N, M = 10, 60, 500
 POISSON = {"epsilon": 8.0, "rate": 0.1, "steps": 60}
 
@@ -101,13 +100,14 @@ def audited(folder, name="dp_sgd", epsilon=4.0, rate=1.0, steps=20, seed=0, stop
     algorithm = build(name)
     plan = accountant.plan(epsilon, 1e-5, rate, steps, algorithm.sensitivity())
     inner = LinearGradients(model) if name in LINEAR else PerExampleGradients(model)
-    engine = WithCanaries(inner, draw(M, inner.size, N, np.random.default_rng(seed)), task.private)
+    engine = WithCanaries(inner, draw_canaries(M, inner.size, N, np.random.default_rng(seed)), task.private)
     private = engine.canaries.join(task.private)
     n = len(private.x)
     schedule = Schedule(n, rate, steps, max(1, round(rate * n)))
     witness = Witness(engine, schedule, plan.noise_multiplier)
-    training = Training(epochs=1, batch_size=1, learning_rate=1e-3, momentum=0.0, weight_decay=0.0, milestones=[],
-                        decay=1.0, chunk=None, checkpoint_seconds=0 if stop_at else 1e9)  # fmt: skip
+    training = training_of(1e-3, checkpoint_seconds=0 if stop_at else 1e9)
+    sigma, task = plan.noise_multiplier, task._replace(private=private)
+    job = Job(witness.watching(algorithm), schedule, sigma, training, "name", folder / "checkpoint.pt")
 
     def stop(now):
         if now.step == stop_at:
@@ -115,22 +115,13 @@ def audited(folder, name="dp_sgd", epsilon=4.0, rate=1.0, steps=20, seed=0, stop
 
     for report in [stop, lambda now: None] if stop_at else [stop]:
         with contextlib.suppress(Stop):
-            fit(
-                model,
-                task._replace(private=private),
-                Job(
-                    witness.watching(algorithm),
-                    schedule,
-                    plan.noise_multiplier,
-                    training,
-                    "name",
-                    folder / "checkpoint.pt",
-                ),
-                secret_named(f"key {seed}"),
-                report,
-                gradients=engine,
-            )
+            fit(model, task, job, secret_named(f"key {seed}"), report, gradients=engine)
     return witness, plan
+
+
+def training_of(learning_rate, checkpoint_seconds=1e9):
+    plain = {"epochs": 1, "batch_size": 1, "momentum": 0.0, "weight_decay": 0.0, "milestones": [], "decay": 1.0}
+    return Training(**plain, learning_rate=learning_rate, chunk=None, checkpoint_seconds=checkpoint_seconds)
 
 
 def failing(witness):
@@ -267,8 +258,8 @@ def test_no_false_alarm_with_poisson_samples(seed, tmp_path):
 
 def noise_times(factor):
     def plant(monkeypatch):
-        whole = pubsel.privacy.lattice.normal
-        monkeypatch.setattr(pubsel.privacy.lattice, "normal", lambda *arguments: factor * whole(*arguments))
+        normal = pubsel.privacy.lattice.normal
+        monkeypatch.setattr(pubsel.privacy.lattice, "normal", lambda *arguments: factor * normal(*arguments))
 
     return plant
 
@@ -326,8 +317,8 @@ def noise_again(monkeypatch):
 
 SAMPLES = {"batch sizes", "samples of one example"}
 FAULTS = {
-    "noise at half scale": (noise_times(1 / 2), {}, True, {"noise scale"}),
-    "noise at half scale, sampled": (noise_times(1 / 2), POISSON, True, {"noise scale"}),
+    "noise at half scale": (noise_times(0.5), {}, True, {"noise scale"}),
+    "noise at half scale, sampled": (noise_times(0.5), POISSON, True, {"noise scale"}),
     "a little less noise": (noise_times(0.95), {}, False, {"noise scale"}),
     "clipping a little late": (clipped_a_little_late, {"steps": 5}, False, {"sensitivity"}),
     "no clipping": (without_clipping, {"steps": 5}, True, {"sensitivity"}),
@@ -438,10 +429,8 @@ def fixed_size(monkeypatch):
 
 
 def same_batch(monkeypatch):
-    whole = pubsel.training.loop.poisson_sample
-    monkeypatch.setattr(
-        pubsel.training.loop, "poisson_sample", lambda source, n, rate: whole(np.random.default_rng(0), n, rate)
-    )
+    sample, loop = pubsel.training.loop.poisson_sample, pubsel.training.loop
+    monkeypatch.setattr(loop, "poisson_sample", lambda source, n, rate: sample(np.random.default_rng(0), n, rate))
 
 
 def unclipped_residual(monkeypatch):
@@ -578,7 +567,7 @@ def test_canaries_are_rows_of_the_private_data(labels, bias):
     """Classes and several labels at once: real rows come out as they are, in their order; canaries among them."""
     model = torch.nn.Linear(6, 4, bias=bias)
     private = Split(torch.randn(50, 6), torch.randint(2, (50, *labels)).to(torch.float32 if labels else torch.long))
-    canaries = draw(40, 24 + 4 * bias, 50, np.random.default_rng(0))
+    canaries = draw_canaries(40, 24 + 4 * bias, 50, np.random.default_rng(0))
     engine = WithCanaries(LinearGradients(model), canaries, private)
     engine.scales[:] = torch.tensor([3.0, 2.0])
     joined = canaries.join(private)
@@ -587,7 +576,7 @@ def test_canaries_are_rows_of_the_private_data(labels, bias):
     chosen = torch.arange(5, n)  # a batch
     (block,) = engine.blocks(joined.x[chosen], joined.y[chosen])
     assert torch.equal(torch.cat([engine.next_rows(7), engine.next_rows(n)]), chosen)
-    rows, whose = block.written_out(torch.ones(len(block), dtype=torch.bool)), engine.whose(chosen)
+    rows, whose = block.written_out(torch.ones(len(block), dtype=torch.bool)), engine.whose[chosen]
     real = canaries.others(n)
     want = LinearGradients(model).matrix(*private).written_out(torch.arange(50))
     torch.testing.assert_close(rows[whose < 0], want[real >= 5])
@@ -616,9 +605,8 @@ def test_repeated_samples_are_found():
 @pytest.mark.parametrize("labels", [(), (3,)])
 def test_examples_of_noise_stand_behind_the_private_ones(labels):
     _, task = problem("dp_sgd")
-    task = task._replace(
-        private=task.private._replace(y=torch.randint(2, (N, *labels)).float() if labels else torch.zeros(N).long())
-    )
+    y = torch.randint(2, (N, *labels)).float() if labels else torch.zeros(N).long()
+    task = task._replace(private=task.private._replace(y=y))
     canaries, included, changed = distinct(task, 40, np.random.default_rng(0))
     assert set(canaries.x.unique().tolist()) == {0, 255}
     assert canaries.y.dtype == task.private.y.dtype
@@ -632,8 +620,10 @@ def test_examples_of_noise_stand_behind_the_private_ones(labels):
 
 # The command
 
-AUDIT = ["audit", "+experiment=quickstart", "algorithm=dp_sgd", "training.steps=10", "audit.canaries=200", "threads=1",
-         "training.batch_size=10000"]  # fmt: skip
+AUDIT = """
+audit +experiment=quickstart algorithm=dp_sgd training.steps=10 audit.canaries=200 threads=1
+training.batch_size=10000
+""".split()
 LINEAR_MODEL = "model=pixels"  # with full batches: quick to train and to account for
 
 
@@ -674,15 +664,17 @@ def test_the_command_prints_claimed_beside_measured_and_keeps_a_record(cli, tmp_
 
 
 def test_the_command_says_what_fails(cli, tmp_path, monkeypatch):
-    noise_times(1 / 2)(monkeypatch)
+    noise_times(0.5)(monkeypatch)
     code, out, _ = cli(*AUDIT, LINEAR_MODEL)
     assert code == 0
     assert "THE TRAINING IS NOT WHAT IS ACCOUNTED FOR: noise scale" in out
     assert only(tmp_path)["failed"] == ["noise scale"]
 
 
-BLACK = ["audit.kind=black_box", "audit.canaries=400", "pair.private_share=0.1", "epsilon=1", "training.steps=60",
-         "algorithm.clip_norm=1", "training.milestones=[]"]  # fmt: skip
+BLACK = """
+audit.kind=black_box audit.canaries=400 pair.private_share=0.1 epsilon=1 training.steps=60
+algorithm.clip_norm=1 training.milestones=[]
+""".split()
 
 
 @pytest.mark.attack
@@ -694,8 +686,8 @@ def test_a_black_box_audit_says_that_it_is_too_weak(cli, tmp_path):
     assert "planned_kind" not in record
     assert 0 <= record["measured"] <= 4
     assert "dp_sgd on digits, black_box" in out
-    assert record["control"] == {"noise": 1 / 3, "found": False, "refuted": False, "failed": [],
-                                 "measured": record["control"]["measured"]}  # fmt: skip
+    control = {"noise": 1 / 3, "found": False, "refuted": False, "failed": []}
+    assert record["control"] == control | {"measured": record["control"]["measured"]}
     assert record["too_weak"]
     assert "with a third of the noise: NOT found" in out
     assert "THIS AUDIT IS TOO WEAK TO SAY ANYTHING" in out
@@ -705,7 +697,7 @@ def test_a_black_box_audit_says_that_it_is_too_weak(cli, tmp_path):
 @pytest.mark.attack
 def test_a_black_box_audit_finds_a_program_without_noise(cli, tmp_path, monkeypatch):
     """Of a claim of 1; then nothing is said of the audit's strength."""
-    monkeypatch.setattr(pubsel.privacy.lattice, "normal", lambda source, n, device: torch.zeros(n, dtype=torch.float64))
+    noise_times(0)(monkeypatch)
     code, out, err = cli(*AUDIT, *BLACK)
     assert code == 0, err
     assert only(tmp_path)["refuted"]
@@ -713,9 +705,11 @@ def test_a_black_box_audit_finds_a_program_without_noise(cli, tmp_path, monkeypa
     assert "TOO WEAK" not in out
 
 
-PEOPLE = ["audit", "pair.private=people.npz", "pair.public=null", "pair.unit=patient", "model=pixels", "epsilon=1",
-          "algorithm=dp_sgd_clip1", "training=adamix", "privacy.delta=1e-3", "distance=none", "download=false",
-          "threads=1", "audit.kind=black_box", "audit.canaries=150", "audit.guesses=0.5"]  # fmt: skip
+PEOPLE = """
+audit pair.private=people.npz pair.public=null pair.unit=patient model=pixels epsilon=1
+algorithm=dp_sgd_clip1 training=adamix privacy.delta=1e-3 distance=none download=false
+threads=1 audit.kind=black_box audit.canaries=150 audit.guesses=0.5
+""".split()
 
 
 @pytest.mark.attack
@@ -745,15 +739,21 @@ def test_a_canary_person_has_copies_of_one_example():
     assert torch.equal(changed.private.y[N:], canaries.y[coins].repeat_interleave(COPIES))
 
 
+AUTO = "algorithm=gep_digits pair.public=auto pair.candidates=[noise,digits] epsilon_select=0.1"
+
+
 @pytest.mark.parametrize(
     ("words", "says"),
-    [(["algorithm=non_private"], "no guarantee to audit"), (["epsilon=inf"], "no guarantee to audit"),
-     (["audit.confidence=1"], "audit.confidence=1"),
-     (["algorithm=gep_digits", "pair.public=auto", "pair.candidates=[noise,digits]", "epsilon_select=0.1"],
-      "pair.public=auto: the choice"), (["audit.kind=grey_box"], "audit.kind"),
-     (["audit.canaries=5"], "audit.canaries=5")],
-)  # fmt: skip
+    [
+        ("algorithm=non_private", "no guarantee to audit"),
+        ("epsilon=inf", "no guarantee to audit"),
+        ("audit.confidence=1", "audit.confidence=1"),
+        (AUTO, "pair.public=auto: the choice"),
+        ("audit.kind=grey_box", "audit.kind"),
+        ("audit.canaries=5", "audit.canaries=5"),
+    ],
+)
 def test_what_cannot_be_audited_is_refused(cli, words, says):
-    code, out, err = cli(*AUDIT, *words)
+    code, out, err = cli(*AUDIT, *words.split())
     assert (code, out) == (2, "")
     assert says in err.splitlines()[-1]

@@ -45,7 +45,7 @@ def attacked(folder, images, choice, runs):
 
 def bounds(program, scored, confidence):
     """What an audit says of each part."""
-    return {part: whole.found(scored[part], claim, confidence) for part, claim in program.claims().items()}
+    return {part: whole.lower_bounds(scored[part], claim, confidence) for part, claim in program.claims().items()}
 
 
 # The bounds
@@ -54,11 +54,11 @@ def bounds(program, scored, confidence):
 @pytest.mark.parametrize("positives", [1e-4, 0.02, 0.3, 0.9, 1.0])
 def test_the_curve_of_one_mechanism_alone_is_the_known_one(positives):
     normal = stats.norm.cdf(stats.norm.isf(positives) - 1.3)
-    assert whole.trade_off(0.0, 1.3, positives) == pytest.approx(normal, abs=1e-9)
+    assert whole.least_negatives(0.0, 1.3, positives) == pytest.approx(normal, abs=1e-9)
     response = max(0, 1 - math.exp(0.7) * positives, math.exp(-0.7) * (1 - positives))
-    assert whole.trade_off(0.7, 0.0, positives) == pytest.approx(response)
-    assert whole.trade_off(0.7, 1e-5, positives) == pytest.approx(response, abs=1e-3)
-    assert whole.trade_off(0.0, 0.0, positives) == pytest.approx(1 - positives)
+    assert whole.least_negatives(0.7, 0.0, positives) == pytest.approx(response)
+    assert whole.least_negatives(0.7, 1e-5, positives) == pytest.approx(response, abs=1e-3)
+    assert whole.least_negatives(0.0, 0.0, positives) == pytest.approx(1 - positives)
 
 
 def test_the_curve_of_both_is_that_of_a_likelihood_ratio_test():
@@ -71,7 +71,7 @@ def test_the_curve_of_both_is_that_of_a_likelihood_ratio_test():
         ratios.append(response + mu * random.standard_normal(count) + sign * mu**2 / 2)
     for positives in (0.05, 0.3, 0.7):
         threshold = np.quantile(ratios[0], 1 - positives)
-        assert whole.trade_off(pure, mu, positives) == pytest.approx((ratios[1] < threshold).mean(), abs=0.006)
+        assert whole.least_negatives(pure, mu, positives) == pytest.approx((ratios[1] < threshold).mean(), abs=0.006)
 
 
 def test_the_bounds_hold_as_often_as_they_say_and_are_near_the_truth():
@@ -84,7 +84,7 @@ def test_the_bounds_hold_as_often_as_they_say_and_are_near_the_truth():
         right = random.random(runs) < 1 / (1 + math.exp(-scale * claim.pure))
         response = np.where(right == included, 1, -1) * scale * claim.pure
         shifted = random.standard_normal(runs) + scale * mu * included
-        return whole.found(Scored(response + scale * mu * shifted, included, runs // 2), claim, 0.95)
+        return whole.lower_bounds(Scored(response + scale * mu * shifted, included, runs // 2), claim, 0.95)
 
     honest = [simulated(1) for _ in range(100)]
     assert sum(one.measured > one.claimed for one in honest) <= 12  # two bounds
@@ -96,13 +96,13 @@ def test_rates_of_no_error_say_as_much_as_so_many_runs_can():
     scores = np.repeat([0.0, 1.0], 500)
     included = scores > 0
     mixed = np.random.default_rng(0).permutation(1000)
-    result = whole.found(Scored(scores[mixed], included[mixed], 500), Claim(1.0, 0.0, 0.0), 0.95)
+    result = whole.lower_bounds(Scored(scores[mixed], included[mixed], 500), Claim(1.0, 0.0, 0.0), 0.95)
     assert (result.positives, result.negatives, result.runs) == (0, 0, 500)
     zero = 1 - 0.025 ** (1 / 250)  # the upper limit of a rate that 250 trials never showed
     assert result.any_program == pytest.approx(math.log((1 - zero) / zero), rel=0.02)
 
     coins = np.random.default_rng(1).random(1000) < 0.5
-    assert whole.found(Scored(scores, coins, 500), Claim(1.0, 0.5, DELTA), 0.999).measured == 0
+    assert whole.lower_bounds(Scored(scores, coins, 500), Claim(1.0, 0.5, DELTA), 0.999).measured == 0
 
 
 # What is attacked
@@ -118,7 +118,7 @@ def test_the_target_breaks_a_tie(images):
         weights = weights_of(data.people, len(private.x))
         return coverage.score(places, coverage.counts(places, private.x, weights), N)
 
-    before, after = score(whole.without(data.private, images, 0)), score(data.private)
+    before, after = score(whole.with_nothing(data.private, images, 0)), score(data.private)
     assert before == int(coverage.LEAST * N * UNIT)
     assert after - before == images * (UNIT // images)
     other = coverage.regions(data.candidates["far"].x, "far")

@@ -1,4 +1,4 @@
-"""What releases cost together: against the optimal composition counted out, and curves that are known."""
+"""The cost of several releases: against the optimal composition counted out, and known curves."""
 
 import itertools
 import math
@@ -6,12 +6,11 @@ import math
 import numpy as np
 import pytest
 from scipy.integrate import quad
-from scipy.special import comb
 from scipy.stats import norm
 
 from pubsel.privacy import accountant
-from pubsel.privacy.composition import POINTS, Parts, epsilon_of, parts_of, tighter
-from pubsel.privacy.ledger import Spent, spent
+from pubsel.privacy.composition import POINTS, Components, components_of, composed_epsilon, tighter
+from pubsel.privacy.ledger import Spent, cost_of
 
 UNEQUAL = ((0.3, 1e-6), (1.1, 0.0), (0.05, 2e-6), (0.7, 0.0), (0.7, 1e-7), (0.21, 0.0))
 
@@ -28,45 +27,29 @@ def counted_out(epsilon: float, pairs: tuple[tuple[float, float], ...]) -> float
 
 
 @pytest.mark.parametrize("delta", [1e-5, 1e-3, 0.1])
-def test_unequal_releases_are_composed_optimally(delta: float) -> None:
-    epsilon = epsilon_of(delta, Parts(0.0, UNEQUAL))
-    whole = sum(e for e, _ in UNEQUAL)
-    assert counted_out(epsilon, UNEQUAL) <= delta  # an upper bound, never less
-    assert counted_out(epsilon - len(UNEQUAL) * whole / POINTS - 1e-6, UNEQUAL) > delta  # and hardly more
+@pytest.mark.parametrize("pairs", [UNEQUAL, ((0.1, 1e-7),) * 12], ids=["unequal", "equal"])
+def test_releases_are_composed_optimally(pairs: tuple[tuple[float, float], ...], delta: float) -> None:
+    epsilon = composed_epsilon(delta, Components(0.0, pairs))
+    whole = sum(e for e, _ in pairs)
+    assert counted_out(epsilon, pairs) <= delta  # an upper bound, never less
+    assert counted_out(epsilon - len(pairs) * whole / POINTS - 1e-6, pairs) > delta  # and hardly more
     assert epsilon <= whole * (1 + 1e-3)
-
-
-def test_equal_releases_have_the_closed_form_of_kairouz() -> None:
-    """Theorem 3.3: ((k - 2i) epsilon, 1 - (1 - delta)^k (1 - delta_i))."""
-    k, e, d = 20, 0.1, 1e-7
-    for i in range(1, k // 2):
-        terms = (comb(k, j) * (math.exp((k - j) * e) - math.exp((k - 2 * i + j) * e)) for j in range(i))
-        delta = 1 - (1 - d) ** k * (1 - sum(terms) / (1 + math.exp(e)) ** k)
-        assert epsilon_of(delta, Parts(0.0, ((e, d),) * k)) == pytest.approx((k - 2 * i) * e, abs=k * k * e / POINTS)
 
 
 @pytest.mark.parametrize("mu", [0.05, 0.3, 2.0])
 def test_gaussian_noise_alone_has_its_exact_curve(mu: float) -> None:
     """Rounded up: at no delta is its own less than the delta of what is stated."""
     for delta in np.geomspace(1e-9, 1e-2, 40).tolist():
-        epsilon = epsilon_of(delta, Parts(mu, ()))
+        epsilon = composed_epsilon(delta, Components(mu, ()))
         assert epsilon == pytest.approx(accountant.gaussian_epsilon(mu, delta), abs=1e-6)
         assert accountant.gaussian_delta(epsilon, mu) <= delta
-
-
-def test_full_batches_compose_as_one_with_more_steps() -> None:
-    """Ten trainings of 30 steps are one of 300."""
-    mu = accountant.gaussian_mu(1.0, 1e-5)
-    together = epsilon_of(1e-4, Parts(math.sqrt(10) * mu, ()))
-    assert together == pytest.approx(accountant.spent(math.sqrt(30) / mu, 1.0, 300, 1e-4), rel=1e-6)
-    assert 3 < together < 3.2  # instead of 10
 
 
 @pytest.mark.parametrize("mu", [0.3, 1.5])
 def test_gaussian_noise_and_answers_together_are_integrated(mu: float) -> None:
     pairs = ((0.4, 1e-4), (0.9, 0.0))
     for delta in (2e-3, 0.05):
-        epsilon = epsilon_of(delta, Parts(mu, pairs))
+        epsilon = composed_epsilon(delta, Components(mu, pairs))
 
         def integrated(epsilon: float) -> float:
             total = 0.0
@@ -85,35 +68,35 @@ def test_gaussian_noise_and_answers_together_are_integrated(mu: float) -> None:
 
 
 def test_what_has_no_bound_says_so() -> None:
-    assert epsilon_of(1e-6, Parts(0.0, ((1.0, 1e-5),))) == math.inf
-    assert epsilon_of(1e-5, Parts(0.3, ((1.0, 1e-5),))) == math.inf
-    assert epsilon_of(1e-5, Parts(0.0, ((1.0, 1e-5),))) == pytest.approx(1.0)
-    assert epsilon_of(0.0, Parts(0.0, ((1.0, 0.0), (2.0, 0.0)))) == pytest.approx(3.0, rel=1e-3)
-    assert epsilon_of(1e-5, Parts(0.0, ())) == 0
-    assert epsilon_of(0.9, Parts(0.1, ((0.1, 0.0),))) == 0
-    assert epsilon_of(0.5, Parts(0.0, ((1.0, 1.0),))) == math.inf
+    assert composed_epsilon(1e-6, Components(0.0, ((1.0, 1e-5),))) == math.inf
+    assert composed_epsilon(1e-5, Components(0.3, ((1.0, 1e-5),))) == math.inf
+    assert composed_epsilon(1e-5, Components(0.0, ((1.0, 1e-5),))) == pytest.approx(1.0)
+    assert composed_epsilon(0.0, Components(0.0, ((1.0, 0.0), (2.0, 0.0)))) == pytest.approx(3.0, rel=1e-3)
+    assert composed_epsilon(1e-5, Components(0.0, ())) == 0
+    assert composed_epsilon(0.9, Components(0.1, ((0.1, 0.0),))) == 0
+    assert composed_epsilon(0.5, Components(0.0, ((1.0, 1.0),))) == math.inf
 
 
 def test_many_and_large_releases_stay_finite_and_below_the_sum() -> None:
     for pairs in (((0.02, 1e-9),) * 2000, ((300.0, 0.0),) * 3, ((1e-9, 0.0), (50.0, 0.0))):
         whole = sum(e for e, _ in pairs)
-        assert 0 < epsilon_of(1e-5, Parts(0.0, pairs)) <= whole * (1 + len(pairs) / POINTS + 1e-6)
+        assert 0 < composed_epsilon(1e-5, Components(0.0, pairs)) <= whole * (1 + len(pairs) / POINTS + 1e-6)
 
 
 # Of a ledger
 
 
-def line(cell: str, what: str, epsilon: float, delta: float, **more: str) -> dict:
-    return {"cell": cell, "what": what, "epsilon": epsilon, "delta": delta, "release": f"{cell} {what}"} | more
+def line(cell: str, what: str, epsilon: float, delta: float) -> dict:
+    return {"cell": cell, "what": what, "epsilon": epsilon, "delta": delta, "release": f"{cell} {what}"}
 
 
 def test_a_run_counts_the_larger_of_what_it_trained_on_and_measured() -> None:
     lines = [line("a", "choice", 0.05, 0.0), line("a", "training", 0.95, 1e-5), line("a", "measurement", 1.0, 2e-5)]
-    assert parts_of(lines, {}) == Parts(0.0, ((1.0, 2e-5), (0.05, 0.0)))
-    assert parts_of(lines, {"a training": 0.3, "a measurement": 0.4}) == Parts(0.4, ((0.05, 0.0),))
-    assert parts_of([*lines, *lines], {"a training": 0.5, "a measurement": 0.4}).mu == 0.5  # a release counts once
+    assert components_of(lines, {}) == Components(0.0, ((1.0, 2e-5), (0.05, 0.0)))
+    assert components_of(lines, {"a training": 0.3, "a measurement": 0.4}) == Components(0.4, ((0.05, 0.0),))
+    assert components_of([*lines, *lines], {"a training": 0.5, "a measurement": 0.4}).mu == 0.5  # a release counts once
     other = [line("b", "measurement", 1.0, 1e-5)]
-    assert parts_of(lines + other, {"a training": 0.3, "a measurement": 0.4, "b measurement": 0.3}).mu == 0.5
+    assert components_of(lines + other, {"a training": 0.3, "a measurement": 0.4, "b measurement": 0.3}).mu == 0.5
 
 
 @pytest.mark.attack
@@ -121,25 +104,23 @@ def test_the_bound_holds_for_an_example_on_either_side() -> None:
     """Each example is trained on in some runs and measured in others; whoever sees all releases knows which."""
     rng = np.random.default_rng(0)
     for _ in range(20):
-        lines = [
-            line(cell, what, float(rng.uniform(0.05, 1)), float(rng.choice([0.0, 1e-6])))
-            for cell in "abc" for what in ("choice", "training", "measurement")
-        ]  # fmt: skip
+        names = itertools.product("abc", ("choice", "training", "measurement"))
+        lines = [line(*name, float(rng.uniform(0.05, 1)), float(rng.choice([0.0, 1e-6]))) for name in names]
         lines = [entry for entry in lines if rng.uniform() < 0.8]
-        epsilon = epsilon_of(1e-4, parts_of(lines, {}))
+        epsilon = composed_epsilon(1e-4, components_of(lines, {}))
         for sides in itertools.product((True, False), repeat=3):
             side_of = dict(zip("abc", sides, strict=True))
             on = [entry for entry in lines if (entry["what"] == "measurement") == side_of[entry["cell"]]]
             assert counted_out(epsilon, tuple((entry["epsilon"], entry["delta"]) for entry in on)) <= 1e-4
 
 
-def test_what_is_told_is_less_than_the_sum_at_a_delta_that_is_stated() -> None:
+def test_the_bound_is_less_than_the_sum_at_a_delta_that_is_stated() -> None:
     mu = accountant.gaussian_mu(1.0, 1e-5)
     fits = [line(str(i), what, 1.0, 1e-5) for i in range(4) for what in ("training", "measurement")]
     known = {entry["release"]: mu for entry in fits}
     less = tighter(fits, known)
     assert less == Spent(pytest.approx(accountant.gaussian_epsilon(2 * mu, 4e-5), abs=1e-6), pytest.approx(4e-5), 8)
-    assert less.epsilon < 2.1 < spent(fits).epsilon
+    assert less.epsilon < 2.1 < cost_of(fits).epsilon
 
     # Of four releases whose noise is not known, nothing less than 4 is known; of a hundred small ones it is.
     assert tighter(fits, {}) is None
@@ -148,7 +129,7 @@ def test_what_is_told_is_less_than_the_sum_at_a_delta_that_is_stated() -> None:
     assert 4 < tighter(small, {}).epsilon < 7
     assert tighter(small, {}).delta == pytest.approx(1e-5)
 
-    # One delta leaves nothing of itself for the others, so it is told at twice that.
+    # One delta leaves nothing of itself for the others, so the bound is at twice that.
     choices = [line(str(i), "choice", 0.1, 0.0) for i in range(99)]
     less = tighter([*choices, line("z", "training", 0.1, 1e-5)], {})
     assert less.delta == pytest.approx(2e-5)

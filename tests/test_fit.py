@@ -78,7 +78,7 @@ def record_of(results):
 
 
 def spent(results):
-    return [ledger.spent(lines) for lines in ledger.ledgers(results)]
+    return [ledger.cost_of(lines) for lines in ledger.ledgers(results)]
 
 
 @pytest.fixture(scope="module")
@@ -202,7 +202,7 @@ def test_a_dry_run_tells_the_plan_and_reads_no_noise(capsys, tmp_path):
 def test_without_a_public_set_that_is_alike_it_goes_on_and_says_so(capsys, tmp_path):
     words = ("public=./other", f"results={tmp_path}/r", f"to={tmp_path}/release")
     lines, _ = fitted(capsys, *words)
-    assert "  public data, chosen privately: none: as far as the noise shows" in "\n".join(lines)
+    assert "  public data, chosen privately: none: your images do not resemble" in "\n".join(lines)
     assert record_of(tmp_path / "r")["public"] is None
     lines, _ = fitted(capsys, "public=null", f"results={tmp_path}/s", f"to={tmp_path}/other")
     assert "public data" not in "\n".join(lines)

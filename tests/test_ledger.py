@@ -1,7 +1,5 @@
 """The ledger: every release of private data that was drawn, whatever became of its run."""
 
-import json
-import multiprocessing
 import os
 import stat
 import sys
@@ -15,12 +13,12 @@ from pubsel.cli import main
 from pubsel.commands import list_runs
 from pubsel.messages import UserError
 from pubsel.privacy import ledger
-from pubsel.privacy.composition import parts_of
-from pubsel.privacy.ledger import Release, Spent, note, read, spent
+from pubsel.privacy.composition import components_of
+from pubsel.privacy.ledger import Entry, Spent, cost_of, note, read
 from pubsel.records import leave_out
 from tests.synthetic import record, secret_named
 
-SEEDED = Release("cell", "digits", "training", 2.0, 1e-5, "key")
+SEEDED = Entry("cell", "digits", "training", 2.0, 1e-5, "key")
 SECURE = SEEDED._replace(key=None)
 
 
@@ -29,23 +27,23 @@ def lines(folder: Path) -> list[dict]:
 
 
 def total(folder: Path) -> float:
-    return spent(lines(folder)).epsilon
+    return cost_of(lines(folder)).epsilon
 
 
 def test_epsilons_and_deltas_add_up_and_a_release_counts_once() -> None:
     training = {"cell": "cell", "what": "training", "epsilon": 2.0, "delta": 1e-5}
     choice = training | {"release": "c", "what": "choice", "epsilon": 0.5, "delta": 0.0}
     made = [training | {"release": name} for name in "aba"] + [choice]
-    assert spent(made) == Spent(4.5, 2e-5, 3)
+    assert cost_of(made) == Spent(4.5, 2e-5, 3)
 
     # A measurement is of other examples than the training of its run, and of the same as that of another.
     measured = training | {"release": "d", "what": "measurement", "epsilon": 4.5, "delta": 3e-5}
-    assert spent([*made, measured]) == Spent(4.5, 3e-5, 4)
-    assert spent([*made, measured | {"cell": "other"}]) == Spent(9.0, 5e-5, 4)
+    assert cost_of([*made, measured]) == Spent(4.5, 3e-5, 4)
+    assert cost_of([*made, measured | {"cell": "other"}]) == Spent(9.0, 5e-5, 4)
     of_people = [line | {"what": f"{line['what']}, for a person (patient)"} for line in (*made, measured)]
-    assert spent(of_people) == Spent(4.5, 3e-5, 4)
-    assert parts_of(of_people, {}) == parts_of([*made, measured], {})
-    assert spent([]) == Spent(0.0, 0.0, 0)
+    assert cost_of(of_people) == Spent(4.5, 3e-5, 4)
+    assert components_of(of_people, {}) == components_of([*made, measured], {})
+    assert cost_of([]) == Spent(0.0, 0.0, 0)
 
 
 def test_the_same_seeded_release_is_one_and_anything_else_another(tmp_path: Path) -> None:
@@ -64,11 +62,11 @@ def test_noise_of_the_operating_system_is_new_each_time(tmp_path: Path) -> None:
     note(tmp_path, "content", SECURE)
     note(tmp_path, "content", SECURE)  # killed before anything was kept
     assert total(tmp_path) == 4
-    ledger.deleted(tmp_path, "cell")
+    ledger.mark_deleted(tmp_path, "cell")
     assert total(tmp_path) == 4
     note(tmp_path, "content", SECURE)
     assert total(tmp_path) == 6
-    assert ledger.summary(tmp_path) == ["digits: 3 releases (2 of deleted runs), epsilon 6, delta 3e-05"]
+    assert ledger.overview(tmp_path) == ["digits: 3 releases (2 of deleted runs), epsilon 6, delta 3e-05"]
 
 
 def test_what_reads_nothing_is_left_out(tmp_path: Path) -> None:
@@ -102,7 +100,7 @@ def test_ledgers_of_one_name_are_one_sum(tmp_path: Path) -> None:
     note(tmp_path, "features", SEEDED)
     note(tmp_path, "images", SEEDED._replace(private="data/digits.npz", key="another"))
     note(tmp_path, "another set", SEEDED._replace(private="mnist"))
-    found = ledger.summary(tmp_path)
+    found = ledger.overview(tmp_path)
     assert sorted(line.partition(":")[2] for line in found) == [
         " 1 release, epsilon 2, delta 1e-05",
         " 3 releases, epsilon 6, delta 3e-05",
@@ -189,20 +187,6 @@ def test_a_release_that_is_resumed_does_not_begin_again(tmp_path: Path) -> None:
     source.resumed(source.state_dict(), 3, tmp_path / "checkpoint.pt", str)("noise", 3)
 
 
-def drawn_often(folder: Path) -> None:
-    for _ in range(20):
-        note(folder, "content", SECURE)
-
-
-def test_processes_lose_no_line(tmp_path: Path) -> None:
-    processes = [multiprocessing.get_context("fork").Process(target=drawn_often, args=(tmp_path,)) for _ in range(4)]
-    for process in processes:
-        process.start()
-    for process in processes:
-        process.join(60)
-    assert spent(lines(tmp_path)) == Spent(160.0, pytest.approx(80e-5), 80)
-
-
 def test_the_ledger_is_held_by_one_process_while_it_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two that made its key at once would each write under their own."""
     held = list[str]()
@@ -217,7 +201,7 @@ def test_the_ledger_is_held_by_one_process_while_it_is_written(tmp_path: Path, m
         both = lambda *given, original=original, **keys: write(*given) or original(*given, **keys)  # noqa: E731
         monkeypatch.setattr(ledger, name, both)
     note(tmp_path, "content", SECURE)
-    ledger.deleted(tmp_path, "cell")
+    ledger.mark_deleted(tmp_path, "cell")
     (path,) = (tmp_path / "ledger").glob("*.jsonl")
     assert held == ["key", path.name, path.name]
 
@@ -234,21 +218,12 @@ def test_what_it_spends_to_make_a_run_again(tmp_path: Path) -> None:
     assert ledger.again(tmp_path / "runs" / "other") == unless
 
 
-def test_a_run_that_is_older_than_the_ledger(tmp_path: Path) -> None:
-    folder = tmp_path / "runs" / "old"
-    folder.mkdir(parents=True)
-    (folder / "settings.json").write_text(json.dumps({"settings": {"epsilon": 3.0}}))
-    assert ledger.again(folder) == ""  # nothing was drawn
-    (folder / "checkpoint.pt").touch()
-    assert ledger.again(folder) == "; that spends epsilon 3 once more"
-    (folder / "settings.json").write_text(json.dumps({"settings": {"epsilon": "inf"}}))
-    assert ledger.again(folder) == ""
-
-
 # As runs write it
 
-TINY = ["+experiment=quickstart", "training.epochs=1", "epsilon=2", "distance=none", "download=false", "device=cpu",
-        "training.batch_size=1297", "training.chunk=256", "threads=1"]  # fmt: skip
+TINY = """
++experiment=quickstart training.epochs=1 epsilon=2 distance=none download=false device=cpu
+training.batch_size=1297 training.chunk=256 threads=1
+""".split()
 
 
 @pytest.fixture
@@ -330,8 +305,8 @@ def test_what_cannot_be_read_names_what_is_spent_again(cli) -> None:
 
 
 def test_choices_and_noisy_distances_are_releases_too(cli) -> None:
-    words = ["private=digits", "public=[digits,noise]", "model=digits_cnn", "distance.m=100", "device=cpu", "threads=1",
-             "distance.initialisations=1", "distance.k=4"]  # fmt: skip
+    small = ["distance.m=100", "distance.initialisations=1", "distance.k=4"]
+    words = ["private=digits", "public=[digits,noise]", "model=digits_cnn", "device=cpu", "threads=1", *small]
     assert cli("rank", *words)[0] == 0
     assert lines(Path("results")) == []  # without noise: not a release that is accounted for
     assert cli("rank", *words, "epsilon_select=0.5", "secure_noise=true")[0] == 0
@@ -339,7 +314,7 @@ def test_choices_and_noisy_distances_are_releases_too(cli) -> None:
     found = [(line["what"], line["epsilon"], line["delta"], line["noise"]) for line in lines(Path("results"))]
     assert found == [("choice", 0.5, 0, "operating system"), ("DP-GSD", pytest.approx(1), 1e-6, "seeded")]
     auto = [*TINY, "pair.public=auto", "pair.candidates=[digits,noise]", "epsilon_select=0.25", "distance=gsd_m200"]
-    assert cli("run", *auto, "distance.m=100", "distance.initialisations=1", "distance.k=4")[0] == 0
+    assert cli("run", *auto, *small)[0] == 0
     assert [line["what"] for line in lines(Path("results"))][2:] == ["choice", "training"]
     assert cli("rank", *words, "public=[noise]", "epsilon_select=0.5")[0] == 0  # reads nothing
     assert total(Path("results")) == pytest.approx(3.75)
@@ -355,28 +330,26 @@ def test_a_first_release_is_one_too(cli) -> None:
 
 # Held against the records
 
-STATED = {"epsilon": 2.0, "delta": 1e-5, "valid": True, "statement": "s", "steps": 1, "noise_multiplier": 1.0,
-          "accountant": "a", "noise_source": "seeded"}  # fmt: skip
+STATED = {"epsilon": 2.0, "delta": 1e-5, "valid": True, "statement": "s", "steps": 1, "noise_multiplier": 1.0}
+STATED |= {"accountant": "a", "noise_source": "seeded"}
 
 
-def finished(folder: Path, cell: str = "cell", **changes: object) -> dict:
-    made = record() | {"identity": cell, "private": "digits", "privacy": STATED} | changes
-    records.write_record(folder / "runs" / cell / "result.json", made)
-    return made
+def finished(folder: Path, cell: str = "cell", **changes: object) -> None:
+    changed = record() | {"identity": cell, "private": "digits", "privacy": STATED} | changes
+    records.write_record(folder / "runs" / cell / "result.json", changed)
+
+
+def with_value(key: str, value: str):
+    old = {"epsilon": '"epsilon": 2.0', "delta": '"delta": 1e-05'}[key]
+    return lambda text: text.replace(old, f'"{key}": {value}')
 
 
 CHANGES = {
     "gone": lambda text: "",
     "cut": lambda text: text[:-20],
-    "smaller": lambda text: text.replace('"epsilon": 2.0', '"epsilon": 0.1'),
-    **{
-        value: lambda text, value=value: text.replace('"epsilon": 2.0', f'"epsilon": {value}')
-        for value in ("-2.0", "NaN", "Infinity", "1e999", '"2"', "null", "true")
-    },
-    **{
-        f"delta {value}": lambda text, value=value: text.replace('"delta": 1e-05', f'"delta": {value}')
-        for value in ("-1", "NaN", "2")
-    },
+    "smaller": with_value("epsilon", "0.1"),
+    **{value: with_value("epsilon", value) for value in ("-2.0", "NaN", "Infinity", "1e999", '"2"', "null", "true")},
+    **{f"delta {value}": with_value("delta", value) for value in ("-1", "NaN", "2")},
     "broken": lambda text: "{" + text,
     "lacks": lambda text: text.replace('"cell"', '"sell"'),
 }
@@ -389,10 +362,10 @@ def test_what_a_record_says_is_spent_whatever_the_ledger_says(tmp_path: Path, ch
     note(tmp_path, "content", SECURE)
     finished(tmp_path)
     (path,) = (tmp_path / "ledger").glob("*.jsonl")
-    assert ledger.summary(tmp_path) == ["digits: 1 release, epsilon 2, delta 1e-05"]
+    assert ledger.overview(tmp_path) == ["digits: 1 release, epsilon 2, delta 1e-05"]
     path.write_text(CHANGES[change](path.read_text()))
     leave_out.cache_clear()
-    (line,) = ledger.summary(tmp_path)
+    (line,) = ledger.overview(tmp_path)
     assert line.endswith("epsilon 2, delta 1e-05")
     assert "(by their records alone: cell; the ledger lacks them: restore it)" in line
     assert ledger.again(tmp_path / "runs" / "cell").startswith("; that spends epsilon 2 once more")
@@ -414,16 +387,16 @@ def test_blank_lines_and_other_line_ends_are_no_damage(tmp_path: Path, end: str)
 
 
 def test_what_is_measured_is_held_against_the_record_by_itself(tmp_path: Path) -> None:
-    quality = {"table": "confusion", "counts": [[1.0]], "deviation": 1.0, "examples": 3, "figures": {},
-               "privacy": STATED | {"epsilon": 3.0}}  # fmt: skip
+    quality = {"table": "confusion", "counts": [[1.0]], "deviation": 1.0, "examples": 3, "figures": {}}
+    quality["privacy"] = STATED | {"epsilon": 3.0}
     note(tmp_path, "content", SECURE)
     finished(tmp_path, quality=quality)
     finished(tmp_path, "open", privacy={"valid": False, "epsilon": None})
-    assert ledger.summary(tmp_path)[0].endswith("restore it), epsilon 3, delta 1e-05")
+    assert ledger.overview(tmp_path)[0].endswith("restore it), epsilon 3, delta 1e-05")
 
 
 @pytest.mark.attack
 def test_a_run_that_no_ledger_knows_stays_spent_once_it_is_deleted(tmp_path: Path) -> None:
     finished(tmp_path)
     assert list_runs.deleted(tmp_path / "runs" / "cell")
-    assert ledger.summary(tmp_path) == ["digits: 1 release (1 of deleted runs), epsilon 2, delta 1e-05"]
+    assert ledger.overview(tmp_path) == ["digits: 1 release (1 of deleted runs), epsilon 2, delta 1e-05"]

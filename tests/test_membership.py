@@ -17,13 +17,13 @@ from torch import nn
 from pubsel.attacks.membership import (
     SKETCH,
     activations,
+    attack_figures,
     black_box,
-    figures,
+    classifier_scores,
     gradients,
     member_scores,
-    success,
-    supervised,
-    told_apart,
+    pick_rate,
+    success_rate,
     white_box,
 )
 from pubsel.cell import weights_digest
@@ -64,7 +64,7 @@ def test_figures_of_scores_counted_by_hand():
     """300 others 0 ... 299; of 10 members 4 lie above all, 1 above all but two, 5 below all."""
     scores = np.concatenate([[500.0, 501, 502, 503, 297.5, -1, -2, -3, -4, -5], np.arange(300.0)])
     member = np.arange(310) < 10
-    found = figures(scores, member, np.random.default_rng(0))
+    found = attack_figures(scores, member, np.random.default_rng(0))
     assert found["auc"] == pytest.approx((4 * 300 + 298) / 3000)
     assert found["tpr"] == {"0.001": 0.4, "0.01": 0.5}  # no false positive allowed; three allowed
     assert (found["members"], found["others"]) == (10, 300)
@@ -76,7 +76,9 @@ def test_figures_of_two_gaussians(shift):
     """AUC Phi(d / sqrt 2) and true-positive rate Phi(d - z) in closed form; the bootstrap has the width of theory."""
     n = 4000
     member = np.arange(2 * n) < n
-    found = figures(np.random.default_rng(1).normal(size=2 * n) + shift * member, member, np.random.default_rng(0))
+    found = attack_figures(
+        np.random.default_rng(1).normal(size=2 * n) + shift * member, member, np.random.default_rng(0)
+    )
     auc, (low, high) = norm.cdf(shift / math.sqrt(2)), found["auc_interval"]
     assert low < auc < high
     if shift == 0:
@@ -87,21 +89,21 @@ def test_figures_of_two_gaussians(shift):
 
 
 def test_success_counts_the_right_side():
-    found = success(np.array([0.9, 0.6, 0.4, 0.1]), np.array([True, False, True, False]))
+    found = success_rate(np.array([0.9, 0.6, 0.4, 0.1]), np.array([True, False, True, False]))
     assert found["success"] == 0.5
     assert found["success_interval"][0] == pytest.approx(0.0676, abs=1e-4)  # Clopper and Pearson, 2 of 4
 
 
 def test_a_classifier_on_chance_is_right_half_of_the_time_and_on_a_leak_always():
     noise = RANDOM.normal(size=(800, 5)).astype(np.float32)
-    scores, member = supervised(noise[:400], noise[400:], 200, 0)
-    found = success(scores, member)
+    scores, member = classifier_scores(noise[:400], noise[400:], 200, 0)
+    found = success_rate(scores, member)
     assert len(member) == 400
     assert found["success_interval"][0] < 0.5 < found["success_interval"][1]
     leak = noise + np.repeat([[8], [0]], 400, axis=0).astype(np.float32) * (np.arange(5) == 3)
-    scores, member = supervised(leak[:400], leak[400:], 200, 0)
-    assert success(scores, member)["success"] == 1
-    assert figures(scores, member, np.random.default_rng(0))["auc"] == 1
+    scores, member = classifier_scores(leak[:400], leak[400:], 200, 0)
+    assert success_rate(scores, member)["success"] == 1
+    assert attack_figures(scores, member, np.random.default_rng(0))["auc"] == 1
 
 
 # GSD
@@ -182,9 +184,9 @@ def test_whoever_knows_all_but_one_sees_the_distance_of_a_batch_with_another_in_
 
 def test_told_apart_where_rounded_values_differ():
     values = np.array([[[0.12341, 0.5], [0.12342, 0.5]], [[0.12341, 0.5], [0.12341, 0.6]], [[0.3, 0.4], [0.3, 0.4]]])
-    assert told_apart(values, 6) == pytest.approx((1 + 1 + 0.5) / 3)
-    assert told_apart(values, 4) == pytest.approx((0.5 + 1 + 0.5) / 3)
-    assert told_apart(values, 0) == pytest.approx((0.5 + 1 + 0.5) / 3)  # 0.5 and 0.6 round to 0 and 1
+    assert pick_rate(values, 6) == pytest.approx((1 + 1 + 0.5) / 3)
+    assert pick_rate(values, 4) == pytest.approx((0.5 + 1 + 0.5) / 3)
+    assert pick_rate(values, 0) == pytest.approx((0.5 + 1 + 0.5) / 3)  # 0.5 and 0.6 round to 0 and 1
 
 
 def test_a_network_that_was_never_trained_says_nothing_of_random_images():
@@ -196,10 +198,10 @@ def test_a_network_that_was_never_trained_says_nothing_of_random_images():
     shown = seen.features() | black_box(network(0), members, others)
     assert len(shown) == 6
     for kind, rows in shown.items():
-        low, high = success(*supervised(rows[:300], rows[300:], 150, 0))["success_interval"]
+        low, high = success_rate(*classifier_scores(rows[:300], rows[300:], 150, 0))["success_interval"]
         assert low < 0.52, kind
         assert high > 0.48, kind
-    assert told_apart(seen.replaced, 6) == 1
+    assert pick_rate(seen.replaced, 6) == 1
 
 
 def test_the_paper_s_figures_stand_beside_ours():
@@ -267,7 +269,7 @@ def test_a_network_that_knows_its_examples_by_heart_is_attacked_and_a_private_on
 def test_a_network_that_never_saw_the_examples_is_not_attacked():
     members, others = digits(300, 1), digits(300, 2)
     scores = np.concatenate([member_scores(network(0), split) for split in (members, others)])
-    low, high = figures(scores, np.arange(600) < 300, np.random.default_rng(0))["auc_interval"]
+    low, high = attack_figures(scores, np.arange(600) < 300, np.random.default_rng(0))["auc_interval"]
     assert low < 0.5 < high
 
 
@@ -476,6 +478,6 @@ def test_the_distances_of_fashion_mnist_with_all_but_one_example_known():
 
     members, others = (Split(source.train.x[part], source.train.y[part]) for part in (slice(500), slice(500, 1000)))
     seen = white_box(distance("gsd", m=500, initialisations=1), make, members, others, {"mnist": mnist}, 10, 5, "key")
-    assert told_apart(seen.replaced, 6) == 1
+    assert pick_rate(seen.replaced, 6) == 1
     rows = seen.features()["gradients", "with"]
-    assert success(*supervised(rows[:500], rows[500:], 300, 0))["success"] < 0.6
+    assert success_rate(*classifier_scores(rows[:500], rows[500:], 300, 0))["success"] < 0.6

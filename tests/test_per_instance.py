@@ -8,7 +8,7 @@ import pandas
 import pytest
 import torch
 from scipy.optimize import brentq
-from test_audit import CLASSES, build, settings, task_of
+from test_audit import CLASSES, build, settings, task_of, training_of
 
 import pubsel.privacy.lattice
 from pubsel import algorithms
@@ -21,7 +21,6 @@ from pubsel.gradients.factored import LinearGradients
 from pubsel.privacy import accountant
 from pubsel.privacy.randomness import stream
 from pubsel.privacy.sampling import Schedule
-from pubsel.settings.keys import Training
 from pubsel.training.loop import Job, fit, noisy_sum
 from tests.synthetic import secret_named
 
@@ -52,21 +51,9 @@ def followed(tmp_path, algorithm, rate=1.0, steps=6, epsilon=2.0, every=1, rate_
         return look(view, step)
 
     watched.mechanism = mechanism
-    training = Training(epochs=1, batch_size=1, learning_rate=rate_of_learning, momentum=0.0, weight_decay=0.0,
-                        milestones=[], decay=1.0, chunk=None, checkpoint_seconds=1e9)  # fmt: skip
-    fit(
-        model,
-        task,
-        Job(
-            watched,
-            Schedule(N, rate, steps, max(1, round(rate * N))),
-            plan.noise_multiplier,
-            training,
-            "name",
-            tmp_path / "checkpoint.pt",
-        ),
-        secret_named(),
-    )
+    schedule, training = Schedule(N, rate, steps, max(1, round(rate * N))), training_of(rate_of_learning)
+    job = Job(watched, schedule, plan.noise_multiplier, training, "name", tmp_path / "checkpoint.pt")
+    fit(model, task, job, secret_named())
     return losses, plan, weights
 
 
@@ -137,9 +124,11 @@ def test_sampled_losses_are_renyi_dp_of_the_norms(tmp_path):
     losses.levels[:] = 0
     losses.levels[0, 50], losses.levels[0, 25], losses.levels[1, 100] = 30, 70, 2
     orders = accountant.FEW_ORDERS
-    curves = [rdp.compute_rdp(q=0.2, noise_multiplier=losses.noise_multiplier() / c, steps=t, orders=orders)
-              for c, t in ((0.5, 30), (0.25, 70))]  # fmt: skip
-    want = rdp.get_privacy_spent(orders=orders, rdp=curves[0] + curves[1], delta=1e-5)[0]
+    sigma = losses.noise_multiplier()
+    curves = [
+        rdp.compute_rdp(q=0.2, noise_multiplier=sigma / c, steps=t, orders=orders) for c, t in ((0.5, 30), (0.25, 70))
+    ]
+    want = rdp.get_privacy_spent(orders=orders, rdp=sum(curves), delta=1e-5)[0]
     most = accountant.spent(losses.noise_multiplier(), 0.2, 2, 1e-5)
     assert losses.epsilons()[0] == pytest.approx(min(float(want), most))
 
@@ -243,7 +232,7 @@ def test_the_first_release_counts(rate, tmp_path):
 def test_the_command_follows_the_run_itself(tmp_path, monkeypatch, capsys):
     """The weights that the losses belong to are those of `pubsel run`, bit for bit; the CSV has a row an example."""
     monkeypatch.chdir(tmp_path)
-    words = ["+experiment=quickstart", "algorithm=dp_sgd", "distance=none", "training.steps=8", "threads=1"]
+    words = "+experiment=quickstart algorithm=dp_sgd distance=none training.steps=8 threads=1".split()
     assert main(["run", *words]) == 0
     assert main(["audit", *words, "audit.kind=per_instance"]) == 0
     out = capsys.readouterr().out

@@ -50,17 +50,14 @@ def test_noise_of_gep_is_that_of_one_joint_release(epsilon, rate, steps, delta, 
         (0.8, 0.005, 500, 1e-6),
         (0.5, 0.9, 1, 1e-5),
         (1.0, 0.5, 5, 1e-5),
+        (3.64 / math.sqrt(2), 0.02, 2500, 1e-5),  # GEP's official noise "for epsilon 2": it costs 1.60
+        (0.87 / math.sqrt(2), 1000 / 604_388, 3022, 1e-6),  # the same on SVHN: 3.06
     ],
 )
 def test_the_bound_lies_just_above_a_second_accountant(sigma, rate, steps, delta):
     ours, other = accountant.spent(sigma, rate, steps, delta), second_opinion(sigma, rate, steps, delta)
     assert -1e-2 <= ours - other <= 0.02 * other + 1e-2
     assert ours >= other - 1e-3  # an upper bound
-
-
-def test_prv_fixture():
-    """sigma 1.5, q 0.04, T 2250, delta 1e-5: lower, estimate, upper are 6.758, 6.769, 6.779."""
-    assert 6.769 <= accountant.spent(1.5, 0.04, 2250, 1e-5, about=1.0) <= 6.781
 
 
 @pytest.mark.parametrize(
@@ -136,18 +133,9 @@ def test_no_bound_is_an_error_and_not_epsilon_zero():
         accountant.spent(0.057, 0.9, 100, 1e-5, about=7e5)
 
 
-@pytest.mark.parametrize(("epsilon", "last"), [(1, 28), (3, 206)])
-def test_full_batch_fixture_of_adamix(epsilon, last):
-    """sigma = 20, delta = 1e-5 gives 28 steps at epsilon 1 and 206 at epsilon 3."""
-    assert accountant.spent(20, 1.0, last, 1e-5) <= epsilon < accountant.spent(20, 1.0, last + 1, 1e-5)
-
-
 def test_full_batches_are_accounted_for_step_by_step():
-    assert (
-        accountant.spent(20, 1.0, 206, 1e-5, 28)
-        == accountant.spent(20, 1.0, 28, 1e-5)
-        < accountant.spent(20, 1.0, 206, 1e-5)
-    )
+    some, few, all_of_them = (accountant.spent(20, 1.0, *how) for how in ((206, 1e-5, 28), (28, 1e-5), (206, 1e-5)))
+    assert some == few < all_of_them
 
 
 @pytest.mark.parametrize("delta", [1e-12, 1e-5, 0.1])
@@ -199,8 +187,8 @@ def test_statement_names_what_is_not_covered():
     assert any("seed" in line for line in seeded["not_covered"])
     assert not any("GSD" in line or "knows the seed" in line for line in secure["not_covered"])
     assert seeded["sampling"] == "Poisson"
-    assert [made["noise_source"] for made in (seeded, secure)] == ["seeded", "operating system"]
-    assert ["does not know the seed" in made["statement"] for made in (seeded, secure)] == [True, False]
+    assert [privacy["noise_source"] for privacy in (seeded, secure)] == ["seeded", "operating system"]
+    assert ["does not know the seed" in privacy["statement"] for privacy in (seeded, secure)] == [True, False]
     without = accountant.statement(None, 1.0, False, False, examples=500)
     assert (without["valid"], without["epsilon"]) == (False, None)
 
@@ -209,42 +197,45 @@ def test_statement_names_what_is_not_covered():
 def test_a_delta_above_one_in_n_needs_permission_and_is_called_weak(n):
     for delta, weak in ((1 / n, False), (0.3 / n + 0.7 / n, False), (1.01 / n, True)):
         if weak:
-            with pytest.raises(
-                UsageError, match=rf"privacy\.delta=.*1/n = .* {n} private .* privacy\.weak=true"
-            ) as said:
+            with pytest.raises(UsageError, match=rf"^privacy\.delta=.*1/n = .* {n} private .* privacy\.weak=true.*$"):
                 accountant.check_delta(delta, n, False)
-            assert "\n" not in str(said.value)
         else:
             accountant.check_delta(delta, n, False)
         accountant.check_delta(delta, n, True)
         plan = accountant.Plan(1.0, delta, 1.0, 1, 1.0, "exact Gaussian", True, 1.0)
         half = plan._replace(delta=delta / 2)
-        for made in (
+        for privacy in (
             accountant.statement(plan, 1.0, True, False, examples=n),
             accountant.statement(half, 1.0, True, False, [("first release", half)], examples=n),
-            accountant.measured("The name of the chosen set is", plan, True, n),
+            accountant.measurement_statement("The name of the chosen set is", plan, True, n),
         ):
-            assert made["valid"]
-            assert made.get("weak", False) is weak
-            assert ("WEAK" in made["statement"]) is weak
-            assert "differentially private" in made["statement"]
-    assert "weak" not in accountant.measured("The name of the chosen set is", accountant.pure(1.0, 1.0, 1, ""), True, 2)
+            assert privacy["valid"]
+            assert privacy.get("weak", False) is weak
+            assert ("WEAK" in privacy["statement"]) is weak
+            assert "differentially private" in privacy["statement"]
+    choice = accountant.pure(1.0, 1.0, 1, "")
+    assert "weak" not in accountant.measurement_statement("The name of the chosen set is", choice, True, 2)
+
+
+QUICK = "+experiment=quickstart privacy.delta=0.01"
+DP_GSD = """
+private=digits public=[noise,photo_patches] model=digits_cnn distance=dp_gsd
+distance.m=50 distance.k=2 distance.initialisations=1 distance.delta=0.01
+"""
 
 
 @pytest.mark.parametrize(
-    ("words", "key", "permit"),
+    ("command", "key", "permit"),
     [
-        (["run", "+experiment=quickstart", "privacy.delta=0.01"], "privacy.delta", "privacy.weak"),
-        (["run", "+experiment=quickstart", "privacy.delta=0.01", "algorithm=dp_sgd", "training.batch_size=1297",
-          "training.steps=1"], "privacy.delta", "privacy.weak"),
-        (["audit", "+experiment=quickstart", "privacy.delta=0.01"], "privacy.delta", "privacy.weak"),
-        (["rank", "private=digits", "public=[noise,photo_patches]", "model=digits_cnn", "distance=dp_gsd",
-          "distance.m=50", "distance.k=2", "distance.initialisations=1", "distance.delta=0.01"],
-         "distance.delta", "weak"),
+        (f"run {QUICK}", "privacy.delta", "privacy.weak"),
+        (f"run {QUICK} algorithm=dp_sgd training.batch_size=1297 training.steps=1", "privacy.delta", "privacy.weak"),
+        (f"audit {QUICK}", "privacy.delta", "privacy.weak"),
+        (f"rank {DP_GSD}", "distance.delta", "weak"),
     ],
     ids=["gep", "dp_sgd", "audit", "dp_gsd"],
-)  # fmt: skip
-def test_each_command_refuses_a_delta_above_one_in_n(words, key, permit, tmp_path, monkeypatch, capsys):
+)
+def test_each_command_refuses_a_delta_above_one_in_n(command, key, permit, tmp_path, monkeypatch, capsys):
+    words = command.split()
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HYDRA_FULL_ERROR", "0")
     monkeypatch.setattr(sys, "argv", sys.argv)
@@ -260,32 +251,16 @@ def test_each_command_refuses_a_delta_above_one_in_n(words, key, permit, tmp_pat
         assert json.loads(path.read_text())["privacy"]["weak"] is True
 
 
-def test_absurd_budgets_end_at_once():
-    with pytest.raises(UsageError, match="epsilon"):
-        accountant.calibrate(5e4, 1e-5, 0.02, 1000)
-    with pytest.raises(UsageError, match="epsilon"):
-        accountant.calibrate(1e-9, 1e-5, 0.02, 1000)
-    with pytest.raises(UsageError, match="epsilon"):
-        accountant.calibrate(1e8, 1e-5, 1.0, 10)
-
-
 @pytest.mark.parametrize(
-    ("sigma", "rate", "steps", "delta", "true"),
+    ("epsilon", "delta", "rate", "says"),
     [
-        (3.64, 0.02, 2500, 1e-5, 1.60),
-        (2.24, 0.02, 5000, 1e-5, 4.41),
-        (2.09, 0.02, 10_000, 1e-5, 7.28),
-        (0.87, 1000 / 604_388, 3022, 1e-6, 3.06),
-        (0.65, 1000 / 604_388, 6044, 1e-6, 10.55),
-        (0.60, 1000 / 604_388, 12_088, 1e-6, 18.44),
+        (5e4, 1e-5, 0.02, "epsilon"),
+        (1e-9, 1e-5, 0.02, "epsilon"),
+        (1e8, 1e-5, 1.0, "^epsilon=100000000.0: so large that it hardly protects; lower it or use non_private$"),
+        (1e-29, 1e-20, 0.1, "^epsilon=1e-29: needs more noise than can be calibrated; raise it$"),
+        (1e-29, 1e-20, 1.0, "^epsilon=1e-29: needs more noise than can be calibrated; raise it$"),
     ],
 )
-def test_what_the_official_noise_of_gep_really_costs(sigma, rate, steps, delta, true):
-    """The official code's noise for "epsilon 2, 5, 8", accounted for as the joint release that it is."""
-    assert accountant.spent(sigma / math.sqrt(2), rate, steps, delta) == pytest.approx(true, rel=0.02)
-
-
-@pytest.mark.parametrize("rate", [0.1, 1.0])
-def test_more_noise_than_there_is_is_asked_for_in_one_line(rate):
-    with pytest.raises(UsageError, match=r"^epsilon=1e-29: needs more noise than can be calibrated; raise it$"):
-        accountant.plan(1e-29, 1e-20, rate, 6, 1.0)
+def test_absurd_budgets_end_at_once_in_one_line(epsilon, delta, rate, says):
+    with pytest.raises(UsageError, match=says):
+        accountant.calibrate(epsilon, delta, rate, 1000)

@@ -305,7 +305,7 @@ def test_own_data_come_before_the_tables_and_are_in_none_of_them(workplace):
 
 
 def test_without_own_data_nothing_is_added(kept, workplace, tmp_path):
-    ledger.note(tmp_path, "content", ledger.Release("cell", "digits", "training", 2.0, 1e-5, None))
+    ledger.note(tmp_path, "content", ledger.Entry("cell", "digits", "training", 2.0, 1e-5, None))
     assert report.page(KEPT, released=ledger.ledgers(tmp_path), results="elsewhere") == kept
     assert "own" not in "".join(Page(kept).all("class")).split()
     for asset in ("own.css", "own.js"):
@@ -320,10 +320,10 @@ def test_what_is_spent_is_the_ledgers_sum_and_the_composition_of_what_is_known(w
     assert {line["what"] for line in private.lines if line["release"] not in known} == {"choice"}
     for line in private.lines:
         if line["release"] in known:  # mu gives the epsilon that the ledger has
-            parts = composition.Parts(known[line["release"]], ())
-            assert composition.epsilon_of(line["delta"], parts) == pytest.approx(line["epsilon"], rel=1e-6)
+            parts = composition.Components(known[line["release"]], ())
+            assert composition.composed_epsilon(line["delta"], parts) == pytest.approx(line["epsilon"], rel=1e-6)
 
-    total, less = ledger.spent(private.lines), composition.tighter(private.lines, known)
+    total, less = ledger.cost_of(private.lines), composition.tighter(private.lines, known)
     assert total.epsilon == pytest.approx(3.5, rel=1e-6)
     assert less.epsilon < 2.5 < total.epsilon
     section = " ".join("".join(Page(section_of(text, "own-1")).texts).split())
@@ -359,7 +359,7 @@ def test_noise_counts_as_gaussian_only_if_the_record_says_so_of_all_that_fits():
 
 
 def test_guarantees_for_people_and_for_images_are_not_composed(tmp_path):
-    release = ledger.Release("cell", "./mine", "training", 0.05, 1e-7, None)
+    release = ledger.Entry("cell", "./mine", "training", 0.05, 1e-7, None)
     for i in range(200):
         ledger.note(tmp_path, "content", release._replace(cell=f"{i}"))
     assert "Composed tightly" in report.page([], released=ledger.ledgers(tmp_path))

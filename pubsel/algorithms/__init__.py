@@ -31,8 +31,8 @@ class Mechanism(NamedTuple):
 
     clipped_sum: G [n, p] -> [size]. A sum over rows, so a batch may be cut into blocks; one row, of whatever content,
         moves it by at most `sensitivity` in L2, against a row that counts as nothing.
-    decode: [size] -> [p]: from the noisy mean to the descent direction; it may add what public data says.
-    rows: clipped_sum is fast on blocks of so many rows or more.
+    decode: [size] -> [p]: from the noisy mean to the descent direction; it may add results of public data.
+    rows: clipped_sum is fast on blocks of at least that number of rows.
     contributions: G [n, p] -> [n, size], what each row adds to the sum, as far as `decode` keeps it. For attacks and
         audits alone: training never asks for it.
     shared: the tensors that clipped_sum reads and that public data made: where several processes sum, all have those of
@@ -83,7 +83,7 @@ class View(NamedTuple):
 
 
 def check_labels(y: Tensor, classes: int, multi_label: bool, same_classes: bool, what: str) -> None:
-    """UsageError, which says `what` needs them, if public labels y, [m] or [m, labels], are not of the private task."""
+    """Raise UsageError, which names `what`, if public labels y, [m] or [m, labels], are not of the private task."""
     columns = y.shape[1] if y.dim() == 2 else int(y.max()) + 1
 
     # A sample may lack a class; a table of 0/1 labels lacks none.
@@ -108,9 +108,9 @@ def roots(x: Tensor) -> Tensor:
 
 
 class Frozen(nn.Module):
-    """What comes before a linear classifier and is not trained: x [n, d] -> (x - shift) projection [n, k], of `roots`
-    of x if `root`; if `level`, less the mean of each row; then, if `unit`, each row is brought to norm `length`. None:
-    left out.
+    """Untrained layers before a linear classifier: x [n, d] -> (x - shift) projection [n, k], of `roots` of x if
+    `root`; if `level`, minus the mean of each row; then, if `unit`, each row is scaled to norm `length`. None: left
+    out.
 
     rest: the share of the squared norm that goes to x - shift itself, as d more columns.
     classifier: weights [C, d] and biases [C] of a classifier of x - shift, in rows of the same norm. Its C logits are
@@ -145,7 +145,7 @@ class Frozen(nn.Module):
 
     @property
     def offsets(self) -> int:
-        """How many of the columns that it returns are logits."""
+        """Return the number of logits among the output columns."""
         return 0 if self.weight is None else len(self.weight)
 
     @torch.no_grad()
@@ -182,7 +182,7 @@ class Release(NamedTuple):
 
 
 class Facts(NamedTuple):
-    """What is public of a private task before it trains, as far as a method without settings follows it."""
+    """Public facts of a private task before training, as used by methods without settings."""
 
     n: int = 1  # private examples, or people if the unit is a person
     d: int = 1  # features
@@ -197,8 +197,8 @@ class Facts(NamedTuple):
 
 @dataclass
 class Algorithm:
-    """The settings that every method has, and what the loop asks of it. A method is a subclass, a dataclass whose
-    fields are its settings; it overrides what differs."""
+    """Common settings of all methods, and the interface for the loop. A method is a subclass, a dataclass whose fields
+    are its settings, that overrides the differences."""
 
     name: str = setting("name of the algorithm in records and tables")
     _: KW_ONLY
@@ -227,7 +227,7 @@ class Algorithm:
 
     @property
     def uses_public(self) -> bool:
-        """Whether public data is read. A subclass says `uses_public = False` if not: then pair.public is ignored and
+        """Return whether public data is read. With `uses_public = False` in a subclass pair.public is ignored, and
         recorded as none."""
         return True
 
@@ -317,11 +317,11 @@ def map_of(algorithm: Algorithm, public: Split | None, d: int, random: Random) -
 
 @runtime_checkable
 class Derives(Protocol):
-    """An algorithm that sets itself what others are given, by the public `Facts` of the task."""
+    """An algorithm that derives its settings from the public `Facts` of the task."""
 
     @property
     def training(self) -> Mapping[str, Any]:
-        """The settings of training that it takes, whatever is given."""
+        """Return the settings of training that replace all others."""
         ...
 
     def derived(self, facts: Facts) -> Self:
@@ -330,11 +330,11 @@ class Derives(Protocol):
 
     @property
     def steps(self) -> int:
-        """How many steps a derived algorithm takes."""
+        """Return the number of steps of a derived algorithm."""
         ...
 
     def values(self, steps: int) -> dict[str, Any]:
-        """Return what the settings of a derived algorithm became, for the record; steps: of the training."""
+        """Return the settings of a derived algorithm, for the record; steps: of the training."""
         ...
 
 
@@ -354,7 +354,7 @@ class Finishes(Protocol):
 
 @runtime_checkable
 class Solves(Protocol):
-    """An algorithm that has a loop of its own, in place of mechanism and training.fit."""
+    """An algorithm with a separate loop, in place of mechanism and training.fit."""
 
     def account(self, n: int, epsilon: float, delta: float) -> Plan:
         """Return what its loop costs on n private examples."""

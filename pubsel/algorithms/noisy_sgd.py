@@ -80,7 +80,7 @@ class Halfspace(NamedTuple):
     """sign(<w, x>), and what learning it has spent."""
 
     w: Array  # [d], in the unit ball
-    epsilon: float  # of the runs and the choice together; at most what was asked for
+    epsilon: float  # of the runs and the choice together; at most the requested one
     delta: float
     runs: int
     base: Plan  # of all runs: noise_multiplier is in units of the loss's Lipschitz constant

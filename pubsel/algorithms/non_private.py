@@ -10,7 +10,7 @@ from pubsel.algorithms import Algorithm, Mechanism, View
 
 @dataclass
 class NonPrivate(Algorithm):
-    """It has no settings."""
+    """Training without noise, and without settings."""
 
     uses_public = False
     private = False

@@ -119,12 +119,12 @@ class Pillar(FixedClipping):
 
     @property
     def uses_public(self) -> bool:
-        """True but for jl; dp_pca takes mean, deviation and clip norm from public features."""
+        """Return True except for jl; dp_pca takes mean, deviation and clip norm from public features."""
         return self.projection != Projection.jl
 
     @property
     def first_share(self) -> float:
-        """The share of epsilon and delta for what is released before training."""
+        """Return the share of epsilon and delta for the release before training."""
         return self.share if self.projection == Projection.dp_pca else 0.0
 
     def numbers(self, view: View) -> int:

@@ -156,7 +156,7 @@ class WhitenedHead(Clipping):
 
     @property
     def training(self) -> dict[str, Any]:
-        """Full batches; the learning rate multiplies the one that follows from the budget. A task may need more steps
+        """Return full batches; the learning rate multiplies that of the budget. A task may need more steps
         (`steps`)."""
         return FULL_BATCHES | {"steps": FEWEST_STEPS, "momentum": MOMENTUM}
 
@@ -168,13 +168,13 @@ class WhitenedHead(Clipping):
 
     @property
     def labelled(self) -> bool:
-        """Whether public labels are used."""
+        """Return whether public labels are used."""
         same = self.public_labels == PublicLabels.auto and (self.facts.same_task or self.facts.same_names)
         return self.facts.m > 0 and (same or self.public_labels == PublicLabels.given)
 
     @property
     def offsets(self) -> int:
-        """How many logits of a public classifier the features contain."""
+        """Return the number of logits of a public classifier among the features."""
         return self.facts.classes if self.labelled and self.corrects else 0
 
     def derived(self, facts: Facts) -> Self:
@@ -206,8 +206,9 @@ class WhitenedHead(Clipping):
 
     @property
     def curvature(self) -> float:
-        """The largest curvature of the loss: of the largest second moment of a row, that of the bias, or of a direction
-        with four times its share of the length. If not all is whitened, a direction may have half of the length."""
+        """Return the largest curvature of the loss: of the largest second moment of a row, that of the bias, or of a
+        direction with four times its share of the length. If not all is whitened, a direction may have half of the
+        length."""
         facts = self.facts
         largest = ROW**2 / 2
         if facts.m > 0 and self.k and not self.rest:
@@ -216,7 +217,7 @@ class WhitenedHead(Clipping):
 
     @property
     def steps(self) -> int:
-        """How many steps a task takes: more than the fewest if the learning rate of so few, which the noise would
+        """Return the number of steps of a task: more than the fewest if their learning rate, which the noise would
         allow, is not stable (`steps_by_noise`)."""
         facts = self.facts
         bound = self.clip_norm(facts.classes, facts.multi_label)
@@ -232,7 +233,7 @@ class WhitenedHead(Clipping):
 
     @property
     def deviation(self) -> float:
-        """The deviation of the noise in a logit after all steps.
+        """Return the deviation of the noise in a logit after all steps.
 
         The more the public classifier knows, the less its correction is worth. In one direction, the m / C public
         examples of a class, with variance 1 / k each, give its mean with variance C / (m k); a release of the sum of
@@ -287,7 +288,7 @@ class WhitenedHeadOnce(WhitenedHead):
 
     @property
     def training(self) -> dict[str, Any]:
-        """One step, of which the weights are the result."""
+        """Return one step, whose result is the weights."""
         return FULL_BATCHES | {"steps": self.steps, "momentum": 0.0}
 
     @property

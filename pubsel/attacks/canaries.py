@@ -1,10 +1,10 @@
-"""White-box canaries: gradients that an adversary puts among those of the private examples, in the loop that trains.
+"""White-box canaries: gradients of an adversary among those of the private examples, in the training loop itself.
 
-A canary is a row of private data whose gradient the adversary chooses anew at each step: one entry, or a dense vector,
-of a magnitude from a thousandth of the clip norm to ten thousand times it. `WithCanaries` wraps the engine that
-makes per-example gradients and writes the canaries into its blocks, each at its place among the real rows; from there
-on a canary is an example like any other: training.fit samples it, the algorithm clips it and sums it up, the loop adds
-its noise. attacks/witness.py watches.
+A canary is a row of private data whose gradient the adversary chooses at each step: one entry, or a dense vector, of a
+magnitude from a thousandth of the clip norm to ten thousand times it. `WithCanaries` wraps the engine of per-example
+gradients and writes the canaries into its blocks, each at its place among the real rows. From then on a canary is an
+example like any other: training.fit samples it, the algorithm clips and sums it, the loop adds noise.
+attacks/witness.py observes.
 """
 
 from collections.abc import Iterator, Sequence
@@ -20,17 +20,17 @@ from pubsel.gradients.book_keeping import LayeredGradients
 from pubsel.gradients.factored import FactoredGradients, LinearGradients
 from pubsel.gradients.matrix import DenseGradients, Engine, GradientMatrix, entries_at_once
 
-# Norms of gradients in units of the norm at which clipping begins. Most are huge: those give themselves away.
+# Norms of gradients in units of the norm at which clipping begins. Most are huge: those are easiest to recognise.
 MAGNITUDES = (1e4, 1e4, 1e2, 1e3, 1e4, 1e0, 1e2, 1e4, 1e1, 1e3, 1e4, 1e-3)
-COPIES = 10  # of its example, that a canary has which is a person
-HUGE = 1e2  # from here on a canary is clipped for certain, so that it adds as much as any example can
+COPIES = 10  # of one example, for a canary that is a person
+HUGE = 1e2  # a canary of at least this magnitude is certainly clipped, so that it adds as much as any example can
 
 
 class Canaries(NamedTuple):
     """m canaries; the even ones are dense, the odd ones have one entry.
 
-    columns: [m], of G, where the entry is. magnitudes: [m]. included: [m], the coins. places: [those that are in], rows
-    of the joined data.
+    columns: [m], the column of G with the entry. magnitudes: [m]. included: [m], the coins. places: [included ones],
+    rows of the joined data.
     """
 
     columns: Tensor
@@ -40,8 +40,7 @@ class Canaries(NamedTuple):
     seed: int  # of the dense ones
 
     def join(self, private: Split) -> Split:
-        """Return the private examples with blank ones at `places`. The labels tell who is who, and are those of the
-        engine alone: -1 - i for row i."""
+        """Return private examples with blank ones at `places`, and labels for the engine alone: -1 - i for row i."""
         n = len(private.x) + len(self.places)
         x = private.x.new_zeros(n, *private.x.shape[1:])
         x[self.others(n)] = private.x
@@ -49,14 +48,14 @@ class Canaries(NamedTuple):
         return Split(x, y.view(-1, *[1] * (private.y.dim() - 1)).expand(-1, *private.y.shape[1:]))
 
     def others(self, n: int) -> Tensor:
-        """Return the rows of the n that are no canaries, [n - those that are in]."""
+        """Return the rows of the n that are no canaries, [n - included ones]."""
         real = torch.ones(n, dtype=torch.bool)
         real[self.places] = False
         return real.nonzero().flatten()
 
 
-def draw(m: int, size: int, n: int, random: np.random.Generator) -> Canaries:
-    """Return m canaries among `size` parameters, each in with probability 1/2, mixed among n real examples."""
+def draw_canaries(m: int, size: int, n: int, random: np.random.Generator) -> Canaries:
+    """Draw m canaries among `size` parameters, each included with probability 1/2, mixed among n real examples."""
     included = random.random(m) < 0.5
     places = np.sort(random.permutation(n + included.sum())[: included.sum()])
     columns = np.resize(random.permutation(size), m)
@@ -67,20 +66,20 @@ def draw(m: int, size: int, n: int, random: np.random.Generator) -> Canaries:
 
 
 class WithCanaries:
-    """An engine that makes the gradients of canaries itself, and those of all other examples by `inner`.
+    """An engine that computes the gradients of canaries itself, and those of all other examples by `inner`.
 
-    private: the real examples, whose labels it knows again by their rows. scales: by how much the magnitudes of dense
-    canaries and of those with one entry are multiplied; the witness sets them at each step.
+    private: the real examples, whose labels it finds by their rows. scales: factors on the magnitudes of dense canaries
+    and of those with one entry; the witness sets them at each step. whose: [n], the canary of each row, or -1.
     """
 
     def __init__(self, inner: Engine, canaries: Canaries, private: Split):
         self.inner, self.canaries = inner, canaries
         self.offsets, self.size = inner.offsets, inner.size
-        self._latest = torch.zeros(0, dtype=torch.int64)  # rows of the block made last that nobody has asked for yet
+        self._latest = torch.zeros(0, dtype=torch.int64)  # rows of the latest block that nobody has requested yet
         self.scales = torch.ones(2, dtype=torch.float64)
         self.n = len(private.x) + len(canaries.places)
-        self._whose = torch.full((self.n,), -1)  # [n], which canary a row is, or -1
-        self._whose[canaries.places] = canaries.included.nonzero().flatten()
+        self.whose = torch.full((self.n,), -1)
+        self.whose[canaries.places] = canaries.included.nonzero().flatten()
         self._labels = private.y.new_zeros(self.n, *private.y.shape[1:])
         self._labels[canaries.others(self.n)] = private.y
         self._dense: list[Tensor] | None = None
@@ -97,47 +96,46 @@ class WithCanaries:
         rows, self._latest = self._latest[:n], self._latest[n:]
         return rows
 
-    def whose(self, rows: Tensor) -> Tensor:
-        """Return which canary each of the `rows` of the joined data is, or -1: [n]."""
-        return self._whose[rows]
-
     def blocks(self, x: Tensor, y: Tensor, rows: int = 1, dtype: torch.dtype | None = None) -> Iterator[GradientMatrix]:
-        """Yield the blocks that `inner` makes of x [n, ...], y [n, ...], with the canaries written into their rows."""
+        """Yield the blocks of `inner` for x [n, ...], y [n, ...], with the canaries written into their rows."""
         labels = y if y.dim() == 1 else y[:, 0]
-        if not len(y) or bool((labels >= 0).any()):  # public data
-            yield from map(written, self.inner.blocks(x, y, rows, dtype))
-            return
+        public = not len(y) or bool((labels >= 0).any())
         indices = (-1 - labels).long().cpu()
         start = 0
-        for block in map(written, self.inner.blocks(x, self._labels[indices].to(x.device), rows, dtype)):
-            self._latest = indices[start : start + len(block)]
-            start += len(block)
-            chosen = self.whose(self._latest)
-            yield self._written(block, chosen) if bool((chosen >= 0).any()) else block
+        for block in self.inner.blocks(x, y if public else self._labels[indices].to(x.device), rows, dtype):
+            block = block.dense() if isinstance(block, LayeredGradients) else block
+            if not public:
+                self._latest = indices[start : start + len(block)]
+                start += len(block)
+                block = self._written(block, self.whose[self._latest])
+            yield block
 
     def _written(self, block: GradientMatrix, chosen: Tensor) -> GradientMatrix:
         """Return the block [n, p] with the canary `chosen` [n] in each row that is one, not -1."""
         here = (chosen >= 0).nonzero().flatten()
-        parts = []
-        for old, new in zip(parts_of(block), self._parts(chosen[here], block.dtype), strict=True):
-            part = old if isinstance(block, DenseGradients) else old.clone()  # factors may be the data themselves
-            part[here.to(part.device)] = new
-            parts.append(part)
-        return rebuilt(block, parts, block.losses)
+        if not len(here):
+            return block
+
+        arrays = []
+        for old, new in zip(arrays_in(block), self._arrays(chosen[here], block.dtype), strict=True):
+            array = old if isinstance(block, DenseGradients) else old.clone()  # factors may be the data themselves
+            array[here.to(array.device)] = new
+            arrays.append(array)
+        return with_arrays(block, arrays, block.losses)
 
     def rows(self, chosen: Tensor, dtype: torch.dtype | None = None) -> Iterator[tuple[Tensor, GradientMatrix]]:
-        """Yield the canaries `chosen` [n], some at a time: which, and their gradients."""
+        """Yield the canaries `chosen` [n], some at a time: their indices and their gradients."""
         dtype = dtype or next(self.model.parameters()).dtype
         for some in chosen.split(max(8, entries_at_once(next(self.model.parameters()).device) // self.size)):
-            parts = self._parts(some, dtype)
+            arrays = self._arrays(some, dtype)
             if isinstance(self.inner, LinearGradients):
-                yield some, FactoredGradients(parts[0], parts[1], self.inner.model.bias is not None)
+                yield some, FactoredGradients(arrays[0], arrays[1], self.inner.model.bias is not None)
             else:
-                yield some, DenseGradients(parts[0])
+                yield some, DenseGradients(arrays[0])
 
-    def _parts(self, chosen: Tensor, dtype: torch.dtype) -> tuple[Tensor, ...]:
-        """Return what the gradients of the canaries `chosen` [n] are made of, [n, p], or [n, C] and [n, d]; their norm
-        is the magnitude times the scale; a bias adds to it."""
+    def _arrays(self, chosen: Tensor, dtype: torch.dtype) -> tuple[Tensor, ...]:
+        """Return the arrays of the gradients of the canaries `chosen` [n]: [n, p], or [n, C] and [n, d]. Their norm is
+        the magnitude times the scale; a bias adds to it."""
         device = next(self.model.parameters()).device
         scales = self.scales[torch.arange(len(self.canaries.columns)) % 2]
         norms = (self.canaries.magnitudes * scales)[chosen].to(device, dtype)[:, None]
@@ -166,8 +164,7 @@ class WithCanaries:
         return r * norms, x
 
     def _directions(self, device: torch.device, dtype: torch.dtype, *sizes: int) -> list[Tensor]:
-        """Return random unit vectors of these sizes, which dense canaries are, turned round: two of them are nearly
-        orthogonal."""
+        """Return random unit vectors of these sizes. Dense canaries are rotations of them, nearly orthogonal."""
         if self._dense is None:
             random = np.random.default_rng(self.canaries.seed)
             drawn = [torch.from_numpy(random.standard_normal(size)) for size in sizes]
@@ -175,33 +172,28 @@ class WithCanaries:
         return [values.to(device, dtype) for values in self._dense]
 
 
-def written(block: GradientMatrix) -> GradientMatrix:
-    """Return the block with the columns that canaries are written into."""
-    return block.dense() if isinstance(block, LayeredGradients) else block
-
-
-def parts_of(block: GradientMatrix) -> tuple[Tensor, ...]:
-    """Return the arrays that a block of rows is made of: [n, p], or factors [n, C] and [n, d]."""
+def arrays_in(block: GradientMatrix) -> tuple[Tensor, ...]:
+    """Return the arrays of a block of rows: [n, p], or factors [n, C] and [n, d]."""
     if isinstance(block, FactoredGradients):
         return block.r, block.x
     assert isinstance(block, DenseGradients)
     return (block.rows,)
 
 
-def rebuilt(like: GradientMatrix, parts: Sequence[Tensor], losses: Tensor | None = None) -> GradientMatrix:
+def with_arrays(like: GradientMatrix, arrays: Sequence[Tensor], losses: Tensor | None = None) -> GradientMatrix:
     """Return a block of the same kind as `like`, of other rows."""
     if isinstance(like, FactoredGradients):
-        return FactoredGradients(parts[0], parts[1], like.bias, losses)
-    return DenseGradients(parts[0], losses)
+        return FactoredGradients(arrays[0], arrays[1], like.bias, losses)
+    return DenseGradients(arrays[0], losses)
 
 
 def distinct(task: Task, m: int, random: np.random.Generator) -> tuple[Split, NDArray[np.bool_], Task]:
-    """Return black-box canaries: m examples of noise, each with a random label; which are in, with probability 1/2
-    each; and the task with those behind its private examples. If it has people, a canary is a person with COPIES of the
-    example: a program that protects each example would let it through so many times.
+    """Return black-box canaries, m examples of noise with random labels; their coins; and the task with the included
+    ones after its private examples. If it has people, a canary is a person with COPIES of the example: a program that
+    protects single examples would let it count COPIES times.
 
-    A network remembers them far better than wrong labels of real images, which its other examples speak against. Of
-    images each value is the least or the largest there is; of features it is normal, with their deviation.
+    A network remembers noise far better than wrong labels of real images, which other examples contradict. The values
+    of images are 0 or the largest one; those of features are normal, with their deviation.
     """
     x, y = task.private
     shape = (m, *x.shape[1:])

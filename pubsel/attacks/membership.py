@@ -1,9 +1,9 @@
-"""Membership inference: can an attacker tell the examples that were used from others of the same kind?
+"""Membership inference: can an attacker distinguish private examples from others of the same kind?
 
 On GSD (Gu, Kamath, Wu, Appendix D.1, Tables 8 and 9): the attacker knows n of the m private examples, trains a
-classifier on them and on n others, and is asked about the m - n that are left and as many others. On trained models:
-the loss alone (Sablayrolles et al. 2019, as in AdaMix, Figure 1, right). Carlini et al. 2022 ask for the true-positive
-rate at low false-positive rates: an average hides the few examples that are recognised for certain.
+classifier on them and on n others, and classifies the remaining m - n and as many others. On trained models: the loss
+alone (Sablayrolles et al. 2019, as in AdaMix, Figure 1, right). Carlini et al. 2022 report the true-positive rate at
+low false-positive rates: an average hides the few examples that are certainly recognised.
 """
 
 import math
@@ -33,14 +33,16 @@ from pubsel.privacy.randomness import stream
 from pubsel.training.evaluation import auc_interval, logits
 
 FALSE_POSITIVES = (0.001, 0.01)
-SKETCH = 256  # numbers that a gradient is mapped to for the classifier
+SKETCH = 256  # features of a gradient for the classifier
 DIGITS = (2, 3, 4, 6)  # to which a published distance may be rounded; GSD itself is good to six
 
 
-def figures(scores: NDArray[np.float64], member: NDArray[np.bool_], random: np.random.Generator) -> dict[str, Any]:
-    """Return how well scores [n] tell member [n], higher for members: the AUC, its 95 % bootstrap interval over the
-    examples, and the true-positive rate at each of FALSE_POSITIVES. With fewer others than 1 / rate, a rate allows no
-    false positive at all."""
+def attack_figures(
+    scores: NDArray[np.float64], member: NDArray[np.bool_], random: np.random.Generator
+) -> dict[str, Any]:
+    """Return the quality of scores [n], higher for members, as a test of member [n]: the AUC, its 95 % bootstrap
+    interval over the examples, and the true-positive rate at each of FALSE_POSITIVES. With fewer others than 1 / rate,
+    a rate allows no false positive."""
     false, true, _ = roc_curve(member, scores, drop_intermediate=False)
     return {
         "auc": float(roc_auc_score(member, scores)),
@@ -51,31 +53,29 @@ def figures(scores: NDArray[np.float64], member: NDArray[np.bool_], random: np.r
     }
 
 
-def success(scores: NDArray[np.float64], member: NDArray[np.bool_]) -> dict[str, Any]:
+def success_rate(scores: NDArray[np.float64], member: NDArray[np.bool_]) -> dict[str, Any]:
     """Return the share of examples on the right side of 0.5, with its 95 % interval (Clopper and Pearson)."""
-    correct = int(((scores > 0.5) == member).sum())
-    test = binomtest(correct, len(scores))
+    test = binomtest(int(((scores > 0.5) == member).sum()), len(scores))
     interval = test.proportion_ci(0.95)
-    bounds = float(interval.low), float(interval.high)
-    return {"success": float(test.statistic), "success_interval": bounds}
+    return {"success": float(test.statistic), "success_interval": (float(interval.low), float(interval.high))}
 
 
-def supervised(
+def classifier_scores(
     members: NDArray[np.float32], others: NDArray[np.float32], known: int, seed: int
 ) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
     """Return scores in [0, 1] and truth, [2 (m - known)] each, of the members and others, [m, d] each, after the first
-    `known` of either. A network of one hidden layer (64) is trained on those `known`, with features brought to mean 0
-    and variance 1: 30 epochs of Adam in batches of 32. Its L2 penalty of 1 finds weak and strong leaks alike."""
+    `known` of either. A network with a hidden layer of 64 is trained on those `known`, with standardised features, for
+    30 epochs of Adam in batches of 32. Its L2 penalty of 1 finds weak and strong leaks alike."""
     network = MLPClassifier((64,), alpha=1.0, batch_size=32, max_iter=30, random_state=seed)
     classifier = make_pipeline(StandardScaler(), network)
     with warnings.catch_warnings(action="ignore", category=ConvergenceWarning):  # 30 epochs are meant
         classifier.fit(np.concatenate([members[:known], others[:known]]), np.repeat([True, False], known))
-    asked = np.concatenate([members[known:], others[known:]])
-    return classifier.predict_proba(asked)[:, 1], np.repeat([True, False], [len(asked) // 2] * 2)
+    unknown = np.concatenate([members[known:], others[known:]])
+    return classifier.predict_proba(unknown)[:, 1], np.repeat([True, False], len(unknown) // 2)
 
 
 def member_scores(model: nn.Module, split: Split) -> NDArray[np.float64]:
-    """Return minus the loss of each example [n]: what was trained on is expected to have less."""
+    """Return minus the loss of each example [n]: training examples are expected to have a smaller one."""
     return -losses_of(logits(model, split.x).double().cpu(), split.y).numpy()
 
 
@@ -85,8 +85,8 @@ def member_scores(model: nn.Module, split: Split) -> NDArray[np.float64]:
 Features = dict[tuple[str, str | None], NDArray[np.float32]]  # kind, with or without GSD: [2m, d], members first
 
 
-class Seen(NamedTuple):
-    """View of the white-box attacker of one batch of private examples; rows: the m members, then the m others."""
+class WhiteBoxView(NamedTuple):
+    """All that a white-box attacker of one batch of private examples sees; rows: the m members, then the m others."""
 
     gradients: Tensor  # [2m, SKETCH + 2] on the first network
     activations: Tensor  # [2m, h + classes + 1] on it
@@ -94,7 +94,7 @@ class Seen(NamedTuple):
     replaced: NDArray[np.float64]  # [targets, 2, s'] from `known_but_one`, on the first network
 
     def features(self) -> Features:
-        """Return what a classifier is given in each row of Table 8."""
+        """Return the features of each row of Table 8."""
         tables: Features = {}
         for kind, table in (("gradients", self.gradients), ("hidden_activations", self.activations)):
             tables[kind, "without"] = table.numpy()
@@ -103,34 +103,36 @@ class Seen(NamedTuple):
 
 
 def white_box(
-    distance: GSD, build: Callable[[int], nn.Module], members: Split, others: Split, candidates: dict[str, Split],
-    classes: int, targets: int, key: str,
-) -> Seen:  # fmt: skip
-    """Compute GSD of m members to each candidate on `distance.initialisations` networks, and return what an attacker
-    makes of it who has the networks, the public batches and subspaces, and the released values.
+    distance: GSD,
+    build: Callable[[int], nn.Module],
+    members: Split,
+    others: Split,
+    candidates: dict[str, Split],
+    classes: int,
+    targets: int,
+    key: str,
+) -> WhiteBoxView:
+    """Compute GSD of m members to each candidate on `distance.initialisations` networks, and return the view of an
+    attacker who has the networks, the public batches and subspaces, and the released values.
 
-    The network was never trained: it answers the same for an example whether or not that was used. The released values
-    are the same for all examples, so each is set against the example's distance, from which a classifier still learns
-    nothing but a constant. Members and others that are left look alike to it: it is right in half of all cases but for
-    chance (1.1 points of standard error with 2,000 asked, 2.5 with 400), and the same must hold in the paper.
-    `known_but_one` does use the values.
+    The network was never trained: its answer to an example does not depend on its use. The released values are the same
+    for all examples, so each is subtracted from the example's distance, which teaches a classifier a constant only. It
+    is right in half of all cases, up to chance (a standard error of 1.1 points with 2,000 examples, 2.5 with 400), as
+    it must be in the paper. `known_but_one` does use the values.
     """
     both = Split(torch.cat([members.x, others.x]), torch.cat([members.y, others.y]))
-
     values = []
     for i in range(distance.initialisations):
         model = build(i)
         engine = gsd.engine_of(model, distance)
         labels = random_labels(stream(key, "labels", i), len(members.x), classes, members.y.dim() == 2)
 
-        # both sides as Algorithm 1 computes them
-        bases = []
-        for name, split in candidates.items():
-            first = Split(split.x[: distance.m], split.y[: distance.m])
-            bases.append(gsd.basis_of(name, first, labels, distance, engine, classes))
+        # Both sides as in Algorithm 1.
+        first = {name: Split(split.x[: distance.m], split.y[: distance.m]) for name, split in candidates.items()}
+        bases = [gsd.basis_of(name, split, labels, distance, engine, classes) for name, split in first.items()]
         private = gsd.basis_of("the private data", members, labels, distance, engine, classes)
 
-        # a value that is the same for all examples tells nothing by itself: each row gets its difference to it
+        # A value that is the same for all examples says nothing by itself: each row gets its difference from it.
         metrics = [projection_metric(private, basis) for basis in bases]
         released = torch.tensor(metrics) / math.sqrt(distance.k)
         rows, distances = gradients(engine, both, bases, stream(key, "sketch", i))
@@ -141,13 +143,12 @@ def white_box(
             instead = Split(others.x[:targets], others.y[:targets])
             replaced = known_but_one(distance, engine, members, instead, labels, bases)
 
-    return Seen(*on_first, torch.cat(values, 1), replaced)
+    return WhiteBoxView(*on_first, torch.cat(values, 1), replaced)
 
 
 def black_box(model: nn.Module, members: Split, others: Split) -> Features:
-    """Return the features of Table 9: the images themselves, as in the paper; and what the model answers, which is
-    logits and loss, next to the label that is asked about, [2m, 2 classes + 1], as in the
-    adversarial-robustness-toolbox (Nicolae et al. 2018)."""
+    """Return the features of Table 9: the images themselves, as in the paper; and the logits and loss of the model with
+    the label, [2m, 2 classes + 1], as in the adversarial-robustness-toolbox (Nicolae et al. 2018)."""
     both = Split(torch.cat([members.x, others.x]), torch.cat([members.y, others.y]))
     outputs = logits(model, both.x).cpu()
     several = both.y.dim() == 2
@@ -174,7 +175,7 @@ def gradients(
         projections = [(block.rows @ basis.to(block.dtype)).double() for basis in bases]  # [b, k]
         inside = [projection.square().sum(1, keepdim=True) for projection in projections]
 
-        outside = (1 - torch.cat(inside, 1) / norms.square()).clamp(min=0)  # rounding may leave it below 0
+        outside = (1 - torch.cat(inside, 1) / norms.square()).clamp(min=0)  # rounding may make it negative
         distances.append(outside.sqrt().float().cpu())
         row = torch.cat([block.rows @ sketch, norms.to(block.dtype), block.losses[:, None]], 1)
         rows.append(row.cpu())
@@ -199,11 +200,11 @@ def activations(model: nn.Module, split: Split) -> Tensor:
 def known_but_one(
     distance: GSD, engine: PerExampleGradients, members: Split, others: Split, labels: Tensor, bases: list[Tensor]
 ) -> NDArray[np.float64]:
-    """Return GSD to each public subspace [p, k], as released and if other i takes the place of member i:
-    [others, 2, s]. labels [m] are the random ones that were drawn, which stay with the places.
+    """Return GSD to each public subspace [p, k], as released and with other i in the place of member i: [others, 2, s].
+    labels [m] are random, and stay with the places.
 
     Not in the paper: the attacker of differential privacy, who knows everything but one example. GSD has no noise, so
-    the member gives the released values again, and another example gives others.
+    the member reproduces the released values, and another example does not.
     """
     device = next(engine.model.parameters()).device
     n = len(others.x)
@@ -225,8 +226,8 @@ def known_but_one(
     return np.stack(pairs)
 
 
-def told_apart(values: NDArray[np.float64], digits: int) -> float:
-    """Return how often an attacker picks the member, who sees values [n, 2, s] of the member and of the other, and the
-    released ones rounded to `digits`: always if the rounded values differ, half of the time if they do not."""
+def pick_rate(values: NDArray[np.float64], digits: int) -> float:
+    """Return the success rate of an attacker with values [n, 2, s] of the member and of the other, and the released
+    ones rounded to `digits`: 1 if the rounded values differ, 1/2 otherwise."""
     rounded = values.round(digits)
     return float(np.where((rounded[:, 0] != rounded[:, 1]).any(1), 1.0, 0.5).mean())

@@ -1,4 +1,4 @@
-"""Following a training: the exact sums that a mechanism computes, the noisy ones that it decodes, the noise between."""
+"""Observation of a training: the exact sums of a mechanism, the noisy ones that it decodes, and the noise."""
 
 import copy
 from collections.abc import Callable
@@ -11,7 +11,7 @@ from pubsel.gradients.matrix import GradientMatrix
 
 
 def watched(algorithm: Algorithm, watch: Callable[[Mechanism, View, int], Mechanism]) -> Algorithm:
-    """Return the same algorithm, each of whose mechanisms goes through `watch`."""
+    """Return the same algorithm with each of its mechanisms passed through `watch`."""
     other = copy.copy(algorithm)
     inner = algorithm.mechanism
     other.mechanism = lambda view, step: watch(inner(view, step), view, step)  # type: ignore[method-assign]
@@ -25,8 +25,8 @@ def followed(
     judge: Callable[[Tensor, Tensor], None],
     look: Callable[[GradientMatrix], None] = lambda gradients: None,
 ) -> Mechanism:
-    """Return the same mechanism, observed. `look` is shown each block before it is summed up. Before the noisy mean is
-    decoded, `judge` is given the noise (the noisy sum less the exact one) and the exact sum: float64 [size] each.
+    """Return the same mechanism, observed. `look` receives each block before it is summed. Before the noisy mean is
+    decoded, `judge` receives the noise (the noisy sum minus the exact one) and the exact sum: float64 [size] each.
     batch_size: the declared denominator of the mean."""
     exact = torch.zeros(inner.size, dtype=torch.float64, device=device)
 

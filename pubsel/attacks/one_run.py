@@ -1,18 +1,18 @@
 """Lower bounds on epsilon from one run.
 
-Each of m canaries is in the data with probability 1/2, independently. Whoever sees the output guesses of each whether
-it was in, or abstains. The more guesses are right, the less private the program. To flip one coin is to let
-one example be there, or count as nothing: rate, steps and batch size stay, as between the neighbours of pubsel's
-guarantees. There are three bounds; they rest on different things:
+Each of m canaries is in the data with probability 1/2, independently. An adversary who sees the output guesses for each
+whether it was in, or abstains. The more guesses are right, the less private the program. To flip one coin is to let one
+example be there, or count as nothing, with the same rate, steps and batch size, as between the neighbours of pubsel's
+guarantees. There are three bounds with different assumptions:
 
 - `epsilon_of_any`, of any program. Steinke, Nasr, Jagielski: Privacy Auditing with One (1) Training Run, NeurIPS 2023,
-  arXiv:2305.08846, Theorem 5.2 and Corollary 5.4. Nothing is assumed, so it lies far below the truth where noise is
-  Gaussian: a program that is exactly (2, 1e-5)-private gets a bound of about 0.5 from 1,000 canaries.
-- `epsilon_of_curve`, of any program whose outputs for neighbours are as hard to tell apart as the accountant says, at
-  every delta at once: its trade-off curve, for a noise multiplier to search for. After Mahloujifar, Melis, Chaudhuri:
+  arXiv:2305.08846, Theorem 5.2 and Corollary 5.4. It assumes nothing, so it is far below the truth for Gaussian
+  noise: a program that is exactly (2, 1e-5)-private gets a bound of about 0.5 from 1,000 canaries.
+- `epsilon_of_curve`, of any program whose outputs for neighbours are as hard to distinguish as the accountant states,
+  at every delta at once: its trade-off curve, over noise multipliers. After Mahloujifar, Melis, Chaudhuri:
   Auditing f-Differential Privacy in One Run, ICML 2025, arXiv:2410.22235. About twice the former.
-- `epsilon_of_plan`, of a program that draws Poisson samples at the planned rate and adds Gaussian noise, of whatever
-  scale, if the canaries' contributions do not overlap, so that each is a trial by itself. Close to the truth. After
+- `epsilon_of_plan`, of a program that draws Poisson samples at the planned rate and adds Gaussian noise of any scale,
+  if the canaries' contributions do not overlap, so that each is an independent trial. Close to the truth. After
   Nasr et al.: Tight Auditing of Differentially Private Machine Learning, USENIX Security 2023, arXiv:2302.07956 (the
   trade-off curve of the mechanism in place of epsilon alone), and Andrew et al.: One-shot Empirical Privacy Estimation
   for Federated Learning, ICLR 2024, arXiv:2302.03098 (many canaries in one run).
@@ -32,11 +32,11 @@ from pubsel.privacy import accountant
 
 LARGEST = 50.0  # epsilon; larger ones are not distinguished
 FAR = 4.0  # times less noise than planned is not distinguished from still less
-WIDTH = 1.01  # ratio of the noise multipliers between which a bound lies
+WIDTH = 1.01  # largest ratio of the noise multipliers around a bound
 
 
 class Guesses(NamedTuple):
-    """Numbers of canaries, of those that were guessed, and of right guesses."""
+    """Numbers of canaries, of guesses, and of right guesses."""
 
     canaries: int
     made: int
@@ -52,12 +52,12 @@ def guess_extremes(scores: NDArray[np.float64], included: NDArray[np.bool_], sha
 
 
 def guess_all(ratios: NDArray[np.float64], included: NDArray[np.bool_]) -> Guesses:
-    """Guess that those canaries are in whose log likelihood ratio [m], in against out, is above 0."""
+    """Guess that a canary is in if its log likelihood ratio [m], in against out, is above 0."""
     return Guesses(len(ratios), len(ratios), int(((ratios > 0) == included).sum()))
 
 
 def p_value(guesses: Guesses, epsilon: float, delta: float) -> float:
-    """Return the largest chance that an (epsilon, delta)-DP program allows so many right guesses, or more (Steinke et
+    """Return the largest chance of at least that number of right guesses for an (epsilon, delta)-DP program (Steinke et
     al.).
 
     Without delta each guess is right with chance q = e^epsilon / (1 + e^epsilon) at most, whatever the others are: the
@@ -74,20 +74,20 @@ def p_value(guesses: Guesses, epsilon: float, delta: float) -> float:
 
 def epsilon_of_any(guesses: Guesses, delta: float, confidence: float) -> float:
     """Return the largest epsilon at which (epsilon, delta)-DP is refuted with this confidence, or 0."""
-    if p_value(guesses, 0.0, delta) >= 1 - confidence:
-        return 0.0
-    low, high = 0.0, LARGEST
-    while high - low > 1e-6:
+    return last_refuted(lambda epsilon: p_value(guesses, epsilon, delta) < 1 - confidence, LARGEST, 1e-6)
+
+
+def last_refuted(refuted: Callable[[float], bool], largest: float, width: float) -> float:
+    """Return the largest value from 0 to `largest` that is refuted, by bisection, at most `width` too small."""
+    low, high = 0.0, largest
+    while high - low > width:
         middle = (low + high) / 2
-        if p_value(guesses, middle, delta) < 1 - confidence:
-            low = middle
-        else:
-            high = middle
+        low, high = (middle, high) if refuted(middle) else (low, middle)
     return low
 
 
 def stands(guesses: Guesses, plan: accountant.Plan, confidence: float, noise_multiplier: float | None = None) -> bool:
-    """Return whether so many right guesses are no surprise under `plan`, or under it with another noise multiplier.
+    """Return whether the number of right guesses is likely under `plan`, or under it with another noise multiplier.
 
     The best adversary is right with chance (1 + delta(0)) / 2, delta(0) being that of the steps at epsilon 0; of
     independent canaries the number of right guesses is then below a binomial one.
@@ -98,11 +98,11 @@ def stands(guesses: Guesses, plan: accountant.Plan, confidence: float, noise_mul
 
 
 def may_be_right(guesses: Guesses, chance: float, least: Callable[[float], float]) -> bool:
-    """Return whether a program with a trade-off curve can have so many right guesses, or more, with this chance.
+    """Return whether a program with a trade-off curve can have that number of right guesses, or more, with this chance.
 
     least(y): the least probability of an event under one of two neighbours that has probability y under the other.
 
-    Proof of what is used: let r be the number of guesses, q_k the chance that k are right, f the curve. Fix all coins
+    Proof: let r be the number of guesses, q_k the chance that k are right, f the curve. Fix all coins
     but one, i, and take the outputs that guess i right while k - 1 or more others are right: with coin i turned over
     they guess i wrong, and k - 1 right or more. So P[i right, >= k right] <= 1 - f(P[i wrong, >= k - 1 right]). By
     concavity, averaged over i: sum_{j >= k} j q_j / m <= 1 - f(sum_{j >= k - 1} (r - j) q_j / m). From the top down,
@@ -112,7 +112,7 @@ def may_be_right(guesses: Guesses, chance: float, least: Callable[[float], float
     total = chance
     rights, wrongs = right / m * chance, (guessed - right) / m * chance
 
-    # from the top down: q is the least chance of exactly k right guesses
+    # From the top down: q is the least chance of exactly k right guesses
     for k in range(right - 1, -1, -1):
         q = max(0.0, (least(min(rights, 1.0)) - wrongs) * m / (guessed - k))
         total += q
@@ -129,7 +129,7 @@ def trade_off(plan: accountant.Plan, noise_multiplier: float) -> Callable[[float
         mu = math.sqrt(plan.steps) / noise_multiplier
         return lambda y: float(ndtr(ndtri(y) - mu))
 
-    # the lines whose upper envelope is the curve: one for each (epsilon, delta) pair and its mirror image
+    # The lines whose upper envelope is the curve: one for each (epsilon, delta) pair and its mirror image.
     epsilons = np.linspace(0, 3 * plan.claimed_epsilon + 3, 60)
     delta = np.array(accountant.deltas(noise_multiplier, plan.rate, plan.steps, epsilons.tolist()))
     slopes = np.exp(epsilons)
@@ -149,8 +149,8 @@ def epsilon_of_curve(guesses: Guesses, plan: accountant.Plan, confidence: float)
 
 
 def epsilon_of_plan(guesses: Guesses, plan: accountant.Plan, confidence: float) -> tuple[float, float]:
-    """Return (least epsilon at plan.delta, largest noise multiplier) that the guesses allow; (0, inf) if they rule
-    nothing out.
+    """Return (least epsilon at plan.delta, largest noise multiplier) that the guesses allow; (0, inf) if they exclude
+    nothing.
 
     The plan is refuted if that noise multiplier is plan.noise_multiplier or less.
     """
@@ -162,7 +162,7 @@ def _least(plan: accountant.Plan, allows: Callable[[float], bool]) -> tuple[floa
     all. epsilon is the accountant's, like the claimed one: both are exact to half a percent."""
     low = high = plan.noise_multiplier  # from the loops on, low is allowed and high is refuted
     try:
-        # more noise until the evidence refutes it, then less until it is allowed
+        # More noise until the evidence refutes it, then less until it is allowed.
         while allows(high):
             low, high = high, 1.3 * high
             if high > 100 * plan.noise_multiplier:
@@ -174,11 +174,8 @@ def _least(plan: accountant.Plan, allows: Callable[[float], bool]) -> tuple[floa
 
         while high / low > WIDTH:
             middle = math.sqrt(low * high)
-            if allows(middle):
-                low = middle
-            else:
-                high = middle
-    except UsageError:  # so little noise that it cannot be accounted for: what is refuted already is a bound
+            low, high = (middle, high) if allows(middle) else (low, middle)
+    except UsageError:  # too little noise for the accountant: the last refuted one is a bound
         pass
 
     while True:

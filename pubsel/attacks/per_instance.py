@@ -1,8 +1,8 @@
-"""Per-instance privacy loss: what a training really risked of each private example, along the weights that it took.
+"""Per-instance privacy loss: the actual risk of each private example in a training, along its path of weights.
 
 Wang: Per-instance Differential Privacy, 2019, arXiv:1707.07708; for full batches Golatkar et al.: AdaMix, CVPR 2022,
 Proposition 14 and Figure 3. An example whose clipped contribution at step t has norm c_t, under noise of deviation s,
-loses what a Gaussian mechanism with sensitivity c_t would, not with the worst-case sensitivity Delta:
+has the loss of a Gaussian mechanism with sensitivity c_t, not the worst-case sensitivity Delta:
 
 - full batches: the steps compose to mu_i = sqrt(sum_t c_t^2) / s, whose (epsilon, delta) is exact. Both formulas of
   Proposition 14 are this: the second one with the clipped and projected gradient as c_t and s = sigma tau_t.
@@ -13,17 +13,16 @@ loses what a Gaussian mechanism with sensitivity c_t would, not with the worst-c
 
 - A release before training (dp_pca) is one more Gaussian mechanism; its squares, or its Renyi DP, are added.
 
-s is measured: the noisy sum less the exact one. A training that adds less noise than planned shows a larger
-loss, one that adds none an infinite one. Likewise c_t is what the example does add, also if that is more than the
-declared sensitivity.
+s is measured: the noisy sum minus the exact one. A training with less noise than planned shows a larger loss, one
+without noise an infinite one. Likewise c_t is the actual contribution, even if it exceeds the declared sensitivity.
 
-What is assumed: that the noise is Gaussian, independent from step to step, and as large in one direction as in another;
-that samples are Poisson at the planned rate; that `Mechanism.contributions` is what a row adds to the sum, whatever the
-other rows are. The white-box audit tests these; this does not.
+Assumptions: the noise is Gaussian, independent between steps, and equally large in all directions; samples are Poisson
+at the planned rate; `Mechanism.contributions` is the contribution of a row to the sum, whatever the other rows are. The
+white-box audit tests these; this file does not.
 
-What it is not: c_t depends on the weights, which are random. A guarantee for an example would need a bound of c_t for
-all weights that might have come (the proof of Proposition 14 composes as if the weights were fixed), or a filter that
-drops it when its budget is spent (Feldman and Zrnic). These are the losses of ONE outcome. And they are computed from
+These losses are no guarantee: c_t depends on the weights, which are random. A guarantee for an example would need a
+bound of c_t for all possible weights (the proof of Proposition 14 composes as if the weights were fixed), or a filter
+that drops it when its budget is spent (Feldman and Zrnic). These are the losses of ONE outcome, and computed from
 private data: they must not be published.
 """
 
@@ -45,30 +44,30 @@ from pubsel.messages import UsageError
 from pubsel.privacy import accountant
 from pubsel.privacy.accountant import Plan
 
-# What an example adds over the sensitivity, divided by the noise over the planned one. What lies between two levels
-# counts as the upper one; the last level is for all that is more.
+# Contribution over sensitivity, divided by actual over planned noise. A value between two levels counts as the upper
+# one; the last level is for all larger ones.
 LEVELS = np.array([*np.arange(0, 111) / 100, *1.1 * 1.03 ** np.arange(1, 200), math.inf])
 
 
 class Losses:
-    """Follows one training: the norm of what every private example would add to the sum of each step, and the noise.
+    """Losses in one training: the norm of every private example's contribution to the sum of each step, and the noise.
 
-    private: what the steps see. first: the plan of a release before training.
+    private: the examples of the steps. first: the plan of a release before training.
     """
 
     def __init__(self, labels: Tensor, plan: Plan, every: int, first: Plan | None = None):
         n = len(labels)
         self.plan, self.first, self.every = plan, first, every
-        self.squares = np.zeros(n)  # sum over steps of (c_t / Delta)^2, each over the noise as it should be
+        self.squares = np.zeros(n)  # sum over steps of (c_t / Delta)^2, each over the relative noise
         self.levels = np.zeros((n, len(LEVELS)), np.int32)  # steps at each level of the same, without the square
-        self.noise: list[tuple[float, int]] = []  # of each step: squares over the planned ones, and how many
+        self.noise: list[tuple[float, int]] = []  # of each step: squares over the planned ones, and their number
         self.first_mus = np.zeros(n)  # contributions to the first release over its noise
         self.private: Split | None = None
         self._norms = np.zeros(n)
 
     def watching(self, algorithm: Algorithm) -> Algorithm:
-        """Return the same algorithm, observed: at each of its steps all private examples are looked at (at each
-        `every`-th; its norms then hold until the next), and before them at its first release."""
+        """Return the same algorithm, observed: all private examples at each `every`-th step, whose norms then hold
+        until the next, and before them at its first release."""
         other = watched(algorithm, self._look)
         if isinstance(algorithm, Freezes):
             frozen = algorithm.frozen
@@ -83,14 +82,14 @@ class Losses:
     def _look(self, mechanism: Mechanism, view: View, step: int) -> Mechanism:
         def judge(noise: Tensor, exact: Tensor) -> None:
             assert self.private is not None
-            # in between, the norms of the last look stand
+            # Between two looks the norms of the last one hold.
             if step % self.every == 0:
                 self._norms = contribution_norms(mechanism, view, self.private) / mechanism.sensitivity
 
             planned = self.plan.noise_multiplier * mechanism.sensitivity
             self.noise.append((float(noise.square().sum()) / planned**2, len(noise)))
 
-            # noise that cannot be told from the planned one is measured over all steps together
+            # Noise that cannot be distinguished from the planned one is measured over all steps together.
             apart = differs(*self.noise[-1])
             norms = self._norms.copy()
             norms[norms > 0] *= more(*self.noise[-1]) if apart else 1
@@ -101,7 +100,7 @@ class Losses:
         return followed(mechanism, view.batch_size, next(view.model.parameters()).device, judge)
 
     def _look_at_release(self, release: Release) -> Release:
-        """Return the release, which now records what each row adds to it, and its noise."""
+        """Return the release, which now records the contribution of each row, and its noise."""
         assert self.first is not None
         planned = self.first.noise_multiplier * release.sensitivity
         norms: list[float] = []
@@ -123,14 +122,13 @@ class Losses:
         return release._replace(clipped_sum=clipped_sum, decode=decode)
 
     def noise_multiplier(self) -> float:
-        """Return the planned noise multiplier times the noise over the planned noise, of all steps whose noise is not
-        known to differ."""
+        """Return the noise multiplier, measured over all steps whose noise does not certainly differ from the plan."""
         planned = [step for step in self.noise if not differs(*step)]
         squares, numbers = np.array(planned or [(1, 1)]).T
         return float(self.plan.noise_multiplier * math.sqrt(squares.sum() / numbers.sum()))
 
     def least_noise(self) -> float:
-        """Return the p-value of the noise of all steps, and of the step that has least, if it is the planned one."""
+        """Return the p-value of the noise of all steps, and of the step with least, under the plan."""
         squares, numbers = np.array(self.noise).T
         least = len(squares) * stats.chi2.cdf(squares, numbers).min()
         return float(min(1.0, 2 * min(least, stats.chi2.cdf(squares.sum(), numbers.sum()))))
@@ -140,17 +138,17 @@ class Losses:
         plan, sigma = self.plan, self.noise_multiplier()
         delta = plan.delta + (self.first.delta if self.first else 0)
 
-        # full batches compose exactly
+        # Full batches compose exactly.
         if plan.rate == 1:
             mus = np.sqrt(self.squares / sigma**2 + self.first_mus**2)
             epsilons = [accountant.gaussian_epsilon(mu, delta) if mu < 1e4 else math.inf for mu in mus]
             return np.array(epsilons)
 
-        # samples go through Renyi DP, one curve for each level that occurs
+        # Samples go through Renyi DP, with one curve for each level that occurs.
         used = np.flatnonzero(self.levels.any(0))
         used = used[used > 0]
         orders = np.array(accountant.FEW_ORDERS)
-        curves = np.stack([_rdp(sigma / LEVELS[level], plan.rate) for level in used] or [0 * orders])
+        curves = np.stack([accountant.rdp_of_step(sigma / LEVELS[level], plan.rate) for level in used] or [0 * orders])
         counts = self.levels[:, used] if len(used) else np.zeros((len(self.levels), 1))
 
         with np.errstate(invalid="ignore"):  # none of an infinite loss is none
@@ -165,13 +163,13 @@ class Losses:
         return np.minimum(losses, self._most(sigma, LEVELS[used].max(initial=0.0)))
 
     def _most(self, sigma: float, level: float) -> float:
-        """Return the loss of an example that adds at each step as much as any example adds at any step. Renyi DP would
+        """Return the loss of an example with the largest contribution of any example at every step. Renyi DP would
         overestimate it."""
         plan, most = self.plan, 0.0
         try:
             if level:
                 most = accountant.spent(sigma / level, plan.rate, plan.steps, plan.delta)
-        except (UsageError, ZeroDivisionError):  # so little noise that it cannot be accounted for
+        except (UsageError, ZeroDivisionError):  # too little noise for the accountant
             return math.inf
         if self.first is not None and self.first_mus.any():
             mu = self.first_mus.max()
@@ -180,27 +178,19 @@ class Losses:
 
 
 def differs(squares: float, numbers: int) -> bool:
-    """Return whether `numbers` squares with this sum, over the planned ones, are for certain of other noise."""
+    """Return whether `numbers` squares with this sum, over the planned ones, are certainly of other noise."""
     chi2 = stats.chi2(numbers)
-    too_little = chi2.cdf(squares) < SURE
-    too_much = chi2.sf(squares / 1.005**2) < SURE
-    return bool(too_little or too_much)
+    return bool(chi2.cdf(squares) < SURE or chi2.sf(squares / 1.005**2) < SURE)
 
 
 def more(squares: float, numbers: int) -> float:
-    """Return how many times more an example tells under such noise than under the planned one."""
+    """Return the factor on an example's loss under this noise, compared with the planned one."""
     return math.sqrt(numbers / squares) if squares > 0 else math.inf
-
-
-def _rdp(noise_multiplier: float, rate: float) -> NDArray[np.float64]:
-    if noise_multiplier < 0.05:  # so little that a sum reveals everything
-        return np.full(len(accountant.FEW_ORDERS), math.inf)
-    return accountant.rdp_of_step(noise_multiplier, rate)
 
 
 @torch.no_grad()
 def contribution_norms(mechanism: Mechanism, view: View, examples: Split) -> NDArray[np.float64]:
-    """Return the norm of what each of the n examples would add to the mechanism's sum, up to what is released: [n]."""
+    """Return the norm of the contribution of each of the n examples to the mechanism's sum: [n]."""
     if mechanism.contributions is None:
         raise UsageError("audit.kind=per_instance: this algorithm does not show contributions")
     norms: list[Tensor] = []

@@ -1,19 +1,18 @@
 """The adversary of a white-box audit: it follows every private sum of one training.
 
-It sees every noisy sum (the mechanism hands it to `decode`), knows all real examples and which were sampled, and
-weighs for each canary how likely the sums are with it against without it, all others known. Differential privacy allows
-for one who knows so much: it hides one example from whoever knows all others, how many there are, and, as each is
-sampled independently, their samples too.
+It sees every noisy sum (the mechanism passes it to `decode`), knows all real examples and their samples, and compares
+for each canary the likelihood of the sums with it and without it. Differential privacy allows for so much knowledge: it
+hides one example from an adversary who knows all others, their number and, because samples are independent, theirs.
 
-The witness also knows what no adversary does: the exact sums, hence the noise. So it tests what the accounting assumes,
-one thing at a time (`Witness.checks`):
+The witness also knows the exact sums, hence the noise, unlike any adversary. So it tests each assumption of the
+accounting (`Witness.checks`):
 
-- sensitivity: what a row adds to the sum, in the program as it runs. Rows are taken out of blocks of the batch, real
-  ones and canaries, and canaries put in, and the sum is taken again; also alone. No norm may be above the declared one.
+- sensitivity: the contribution of a row to the sum, in the program as it runs. Real rows and canaries are removed from
+  blocks of the batch, canaries inserted, and the sum recomputed; also of one row. No norm may exceed the declared one.
 - noise scale: no less noise than planned, in all, at any step, in any coordinate. More is no fault.
 - noise drawn anew: no two steps share noise.
-- denominator: what is released is the sum plus noise over a fixed number: the noise contains nothing of the sum, and
-  is no larger or smaller in larger batches.
+- denominator: the release is the sum plus noise over a fixed number: the noise contains nothing of the sum, and its
+  scale does not depend on the batch size.
 - decoding: `decode` returns the same before the private sum and after it, so it reads nothing else of private data.
 - sampling rate, batch sizes, samples of one example, samples drawn anew: of Poisson samples at the planned rate,
   independent between steps.
@@ -28,25 +27,25 @@ from scipy import stats
 from torch import Tensor
 
 from pubsel.algorithms import Algorithm, Mechanism, View
-from pubsel.attacks.canaries import HUGE, WithCanaries, parts_of, rebuilt
+from pubsel.attacks.canaries import HUGE, WithCanaries, arrays_in, with_arrays
 from pubsel.attacks.noise import followed, watched
 from pubsel.gradients.matrix import GradientMatrix
 from pubsel.messages import UsageError
 from pubsel.privacy.sampling import Schedule
 
-KEPT = 2000  # numbers of each step's noise, and examples, that are kept, to compare steps
+KEPT = 2000  # numbers of each step's noise, and examples, to compare steps by
 SURE = 1e-6  # a check fails below this p-value: no false alarm in a million audits
 ALLOWED = 1.001  # of the declared sensitivity: the sums are of float32 numbers
-PROBED = 256  # rows of a block, at most, from which rows are taken out one at a time
-PROBES = 200  # rows that are taken out or put in, about, in one training
+PROBED = 256  # rows of a block, at most, from which single rows are removed
+PROBES = 200  # rows that are removed or inserted, about, in one training
 
 
 class Witness:
-    """Follows the private sums of one training.
+    """An observer of the private sums of one training.
 
-    Results: ratios [m], the log likelihood of what was seen with each canary against without it; counts [n], how often
-    each example was sampled; sizes of the batches; worst, the largest norm of what a row added, over the declared
-    sensitivity. Only canaries whose contribution is as large as any can be are weighed: `weighed` [m].
+    Results: ratios [m], the log likelihood ratio of the sums with each canary against without it; counts [n], the
+    number of samples of each example; sizes of the batches; worst, the largest norm of a row's contribution, over the
+    declared sensitivity. Only canaries with as large a contribution as possible are weighed: `weighed` [m].
     """
 
     def __init__(self, engine: WithCanaries, plan: Schedule, noise_multiplier: float):
@@ -67,7 +66,7 @@ class Witness:
         self._leaning: list[float] = []  # cosine of each step's noise to its sum, times the root of the size
 
     def watching(self, algorithm: Algorithm) -> Algorithm:
-        """Return the same algorithm, whose every mechanism is watched."""
+        """Return the same algorithm with every mechanism observed."""
         return watched(algorithm, self._watch)
 
     def _watch(self, inner: Mechanism, view: View, step: int) -> Mechanism:
@@ -91,26 +90,25 @@ class Witness:
                 self._probe(inner, gradients, batch[-1], probes)
 
         def judge(noise: Tensor, exact: Tensor) -> None:
-            rows = torch.cat([torch.zeros(0, dtype=torch.int64), *batch])
-            self.sizes.append(len(rows))
+            sample = torch.cat([torch.zeros(0, dtype=torch.int64), *batch])
             in_batch = np.zeros(self.plan.n, bool)
-            np.add.at(self.counts, rows.numpy(), 1)
-            in_batch[rows.numpy()] = True
+            in_batch[sample.numpy()] = True
+            np.add.at(self.counts, sample.numpy(), 1)
+            self.sizes.append(len(sample))
             self._samples.append(in_batch[self._tracked])
 
             self._keep(noise, exact, inner.sensitivity)
-            whose = self.engine.whose(rows)
-            self._weigh(noise, inner, set(whose[whose >= 0].tolist()))
+            self._weigh(noise, inner, set(self.engine.whose[sample].tolist()))
             change = (inner.decode(test) - before).norm() / before.norm().clamp(min=1e-30)
             self.changed = max(self.changed, float(change))
 
         return followed(inner, view.batch_size, device, judge, look)
 
     def _scale(self, inner: Mechanism) -> None:
-        """Set the scales of the canaries to the norms at which clipping begins: tiny rows add up in proportion."""
+        """Set the scales of the canaries to the norms at which clipping begins: tiny rows count in proportion."""
         kept = self.engine.scales.clone()
         for kind in (0, 1):
-            # from 1 down, until what is added is surely below the clipping bound
+            # From 1 down, until the contribution is surely below the clipping bound.
             tiny = 1.0
             for _ in range(12):
                 self.engine.scales[kind] = tiny / self.engine.canaries.magnitudes[kind]
@@ -125,35 +123,33 @@ class Witness:
         self.engine.scales = kept.clamp(1e-12, 1e12)
 
     def _probe(self, inner: Mechanism, gradients: GradientMatrix, rows: Tensor, count: int) -> None:
-        """Measure what single rows add to the sum over a block of the `rows` [n]: `count` of its canaries and half as
-        many real rows, taken out, and `count` canaries, put in."""
-        n = len(gradients)
-        first = int(self._random.integers(max(1, n - PROBED + 1)))
-        parts = [part[first : first + PROBED] for part in parts_of(gradients)]
-        whose = self.engine.whose(rows[first : first + PROBED])
-
-        whole = inner.clipped_sum(rebuilt(gradients, [part.clone() for part in parts]))
+        """Measure the contributions of single rows to the sum over a block of the `rows` [n]: `count` of its canaries
+        and half as many real rows, removed, and `count` canaries, inserted."""
+        first = int(self._random.integers(max(1, len(gradients) - PROBED + 1)))
+        arrays = [array[first : first + PROBED] for array in arrays_in(gradients)]
+        whose = self.engine.whose[rows[first : first + PROBED]]
+        whole = inner.clipped_sum(with_arrays(gradients, [array.clone() for array in arrays]))
         n = len(whose)
 
+        # The largest canaries first: a wrong bound lets those through.
         canaries = self._some((whose >= 0).nonzero().flatten(), n)
         real = (whose < 0).nonzero().flatten()
-        # the largest canaries first: they are those that a wrong bound lets through
         magnitudes = self.engine.canaries.magnitudes[whose[canaries]]
         order = torch.argsort(magnitudes, descending=True, stable=True)
         largest, others = canaries[order[: count // 2]], canaries[order[count // 2 :]]
         taken = [largest, self._some(others, count - len(largest)), self._some(real, max(1, count // 2))]
 
         for row in torch.cat(taken).tolist():
-            rest = [torch.cat([part[:row], part[row + 1 :]]) for part in parts]
-            less = inner.clipped_sum(rebuilt(gradients, rest)) if n > 1 else torch.zeros_like(whole)
+            rest = [torch.cat([array[:row], array[row + 1 :]]) for array in arrays]
+            less = inner.clipped_sum(with_arrays(gradients, rest)) if n > 1 else torch.zeros_like(whole)
             self._added(whole - less, inner)
 
         for canary in self._some(torch.arange(len(self.engine.canaries.columns)), count).tolist():
             ((_, new),) = self.engine.rows(torch.tensor([canary]), gradients.dtype)
             row = int(self._random.integers(n + 1))
-            put_in = zip(parts, parts_of(new), strict=True)
-            more = [torch.cat([part[:row], extra, part[row:]]) for part, extra in put_in]
-            self._added(inner.clipped_sum(rebuilt(gradients, more)) - whole, inner)
+            inserted = zip(arrays, arrays_in(new), strict=True)
+            more = [torch.cat([array[:row], extra, array[row:]]) for array, extra in inserted]
+            self._added(inner.clipped_sum(with_arrays(gradients, more)) - whole, inner)
 
     def _some(self, of: Tensor, count: int) -> Tensor:
         return of[torch.from_numpy(self._random.permutation(len(of))[:count])]
@@ -164,8 +160,8 @@ class Witness:
 
     def _weigh(self, noise: Tensor, inner: Mechanism, sampled: set[int]) -> None:
         """Add log(1 - q + q exp(<seen, c> / s^2 - |c|^2 / (2 s^2))) to the ratio of each contribution c, q the sampling
-        rate, s the noise's deviation. seen: the noisy sum less what all others added, so the noise and what the canary
-        itself did add, if it was sampled."""
+        rate, s the noise's deviation. seen: the noisy sum minus all other contributions, so the noise, plus that of
+        the canary if it was sampled."""
         assert inner.contributions is not None
         deviation = max(float(noise.square().mean().sqrt()), 1e-12)
 
@@ -182,7 +178,7 @@ class Witness:
 
             exponent /= deviation**2
 
-            # the sum is a mixture: with probability q the canary was sampled
+            # The sum is a mixture: with probability q the canary was sampled.
             if self.plan.rate < 1:
                 out = torch.full_like(exponent, math.log1p(-self.plan.rate))
                 exponent = torch.logaddexp(out, exponent + math.log(self.plan.rate))
@@ -200,9 +196,9 @@ class Witness:
         self._leaning.append(float(noise @ exact) / max(norms, 1e-30) * math.sqrt(len(noise)))
 
     def checks(self) -> dict[str, float]:
-        """Return p-values of what was done, under the claimed plan; 0 or 1 for what is certain."""
+        """Return the p-value of each check under the claimed plan; 0 or 1 for certain ones."""
 
-        # sums may differ in size from step to step: the coordinates that all have are compared
+        # Sums may differ in size between steps: compare the coordinates that all of them have.
         shared = min(len(noise) for noise in self._noise)
         same = torch.stack([noise[:shared] for noise in self._noise]).numpy()
         return {
@@ -216,7 +212,7 @@ class Witness:
         }
 
     def _least_noise(self) -> float:
-        """Return the p-value of the noise in all, and of the step and the coordinate that have least: three tests."""
+        """Return the p-value of the noise in all, and of the step and the coordinate with least: three tests."""
         squares, numbers = np.array(self._squares).T
         in_all = stats.chi2.cdf(squares.sum(), numbers.sum())
         least_step = len(squares) * stats.chi2.cdf(squares, numbers).min()
@@ -236,20 +232,20 @@ class Witness:
         sizes = sizes - np.average(sizes, weights=numbers)
         spread = float((numbers * sizes**2).sum())
         if spread > 1e-9 and (squares > 0).all():
-            # the logarithm of a root mean square of k normal numbers has a deviation of 1 / sqrt(2 k)
+            # The logarithm of a root mean square of k normal numbers has a deviation of 1 / sqrt(2 k)
             slope = float((numbers * sizes * np.log(squares / numbers) / 2).sum()) / spread
             p_values.append(2 * stats.norm.sf(abs(slope) * math.sqrt(2 * spread)))
         return float(min(1.0, 2 * min(p_values)))
 
 
 def repeated_noise(noise: NDArray[np.float32]) -> float:
-    """Return the p-value of the largest cosine between two rows of `noise` [steps, k], which are to be independent and
-    isotropic, k >= 2."""
+    """Return the p-value of the largest cosine between two rows of `noise` [steps, k], k >= 2, if they are independent
+    and isotropic."""
     steps, k = noise.shape
     if steps < 2:
         return 1.0
     unit = noise / np.linalg.norm(noise, axis=1, keepdims=True).clip(1e-30)
-    # blocks of rows: all pairs at once would not fit into memory
+    # Blocks of rows: all pairs at once would not fit into memory.
     largest = 0.0
     for i in range(0, steps, 500):
         cosines = np.triu(unit[i : i + 500] @ unit.T, i + 1)
@@ -260,7 +256,7 @@ def repeated_noise(noise: NDArray[np.float32]) -> float:
 
 
 def repeated_samples(samples: NDArray[np.bool_], rate: float) -> float:
-    """Return the p-value of the pair of `samples` [steps, k] that has most examples in common, if each of k is in each
+    """Return the p-value of the pair of `samples` [steps, k] with most examples in common, if each of k is in each
     sample independently with probability `rate`."""
     steps = len(samples)
     if rate == 1 or steps < 2:
@@ -269,12 +265,12 @@ def repeated_samples(samples: NDArray[np.bool_], rate: float) -> float:
     rows = samples.astype(np.float32)
     sizes, least = rows.sum(1), 1.0
 
-    # blocks of rows: all pairs at once would not fit into memory
+    # Blocks of rows: all pairs at once would not fit into memory.
     for i in range(0, steps, 500):
         shared = np.triu(rows[i : i + 500] @ rows.T, i + 1)
         drawn = np.broadcast_to(sizes[i : i + 500, None], shared.shape)
 
-        # the pair that differs most, and those near it: the tails of all would take long
+        # Only the pairs that differ most: the tails of all of them would take long.
         gap = (shared - drawn * rate) / np.sqrt(np.maximum(drawn, 1) * rate * (1 - rate))
         most = np.argpartition(gap.ravel(), -min(100, gap.size))[-min(100, gap.size) :]
         tails = stats.binom.sf(shared.ravel()[most] - 1, drawn.ravel()[most], rate)
@@ -284,7 +280,7 @@ def repeated_samples(samples: NDArray[np.bool_], rate: float) -> float:
 
 
 def uneven_samples(sizes: NDArray[np.int64], counts: NDArray[np.int64], n: int, rate: float) -> dict[str, float]:
-    """Return p-values of batch `sizes` [steps] and of how often some of the n examples were sampled, `counts` [m], if
+    """Return p-values of batch `sizes` [steps] and of `counts` [m], the numbers of samples of some of n examples, if
     each was in each batch independently with probability `rate`."""
     steps = len(sizes)
     if rate == 1:

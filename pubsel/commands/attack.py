@@ -14,7 +14,7 @@ from torch import nn
 from pubsel import data, distances
 from pubsel import records as results
 from pubsel.attacks import membership
-from pubsel.attacks.membership import DIGITS, figures, member_scores, success, supervised, told_apart
+from pubsel.attacks.membership import DIGITS, attack_figures, classifier_scores, member_scores, pick_rate, success_rate
 from pubsel.cell import (
     as_chosen,
     choose_device,
@@ -107,7 +107,7 @@ def attack_run(settings: AttackConfig, run: Path, folder: Path, device: torch.de
             "attack": "loss",
             "run": run.name,
             **{key: trained.get(key) for key in OF_RUN},
-            **figures(np.concatenate(scores), member, stream(name, "bootstrap")),
+            **attack_figures(np.concatenate(scores), member, stream(name, "bootstrap")),
             "privacy": NOT_PRIVATE,
         }
 
@@ -242,7 +242,7 @@ def gsd_rows(settings: AttackConfig, name: str, device: torch.device) -> list[di
 
         for (kind, values), rows in features.items():
             for known in settings.known:
-                answer = supervised(rows[:m], rows[m:], known, settings.seed + trial)
+                answer = classifier_scores(rows[:m], rows[m:], known, settings.seed + trial)
                 answers.setdefault((kind, values, known), []).append(answer)
         say(f"  trial {trial + 1} of {settings.trials}")
 
@@ -281,8 +281,8 @@ def _scored(settings: AttackConfig, name: str, answers: Answers) -> list[dict[st
             "features": kind,
             "gsd_values": values,
         }
-        row |= {"known_members": known} | success(scores, member)
-        rows.append(row | figures(scores, member, stream(name, f"{kind} {values} {known}")))
+        row |= {"known_members": known} | success_rate(scores, member)
+        rows.append(row | attack_figures(scores, member, stream(name, f"{kind} {values} {known}")))
     return rows
 
 
@@ -292,5 +292,5 @@ def _known_but_one(pairs: NDArray[np.float64], m: int) -> list[dict[str, Any]]:
     for digits in DIGITS:
         row: dict[str, Any] = {"attack": "known_but_one", "features": f"{digits} digits"}
         row |= {"gsd_values": "with", "known_members": m - 1}
-        rows.append(row | {"success": told_apart(pairs, digits), "members": len(pairs)})
+        rows.append(row | {"success": pick_rate(pairs, digits), "members": len(pairs)})
     return rows

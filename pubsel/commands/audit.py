@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from pubsel import records
 from pubsel.algorithms import Algorithm, Solves
-from pubsel.attacks.canaries import WithCanaries, distinct, draw
+from pubsel.attacks.canaries import WithCanaries, distinct, draw_canaries
 from pubsel.attacks.one_run import (
     Guesses,
     epsilon_of_any,
@@ -223,7 +223,7 @@ def watch(audited: Audited, random: np.random.Generator, weaker: bool = False) -
 
     # canaries join the examples that the network sees
     inner, private = engine(prepared.trains, chunk), prepared.task.private
-    canaries = draw(audited.audit.canaries, inner.size, len(private.x), random)
+    canaries = draw_canaries(audited.audit.canaries, inner.size, len(private.x), random)
     coins = bytes(canaries.included.tolist()).hex()  # of another training than those with other coins: other noise
     gradients = WithCanaries(inner, canaries, private)
     prepared = prepared._replace(task=prepared.task._replace(private=canaries.join(private)))

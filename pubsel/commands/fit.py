@@ -203,8 +203,8 @@ def plan(
     yield f"plan for {settings.private}"
     yield f"  images: {height}x{width}x{channels}, {source.classes} classes"
     whose = "" if source.groups is None else f"of the {n:,} people with {len(source.train.y):,} images "
-    tested = f"{test:,}{' images' * bool(whose)} to test on (what that shows is not released)"
-    yield f"  {whose}{n - held:,} to train on, {held:,} to measure on, {tested}"
+    tested = f"{test:,}{' images' * bool(whose)} for testing (test results are not released)"
+    yield f"  {whose}{n - held:,} for training, {held:,} to measure, {tested}"
     listed = ", ".join(f"{name} ({m:,} images)" for name, m in publics.items())
     chosen = ": examples of them, or none, chosen privately" if settings.pool else ", or none: chosen privately"
     yield f"  public data: {listed + chosen if publics else 'none'}"
@@ -270,10 +270,10 @@ def told(settings: FitConfig, record: dict[str, Any], files: dict[str, bytes]) -
     lines = [f"{settings.to}: {', '.join(files)}"]
     if settings.pool:
         drawn = ", ".join(f"{count:,} of {name}" for name, count in record["pool"]["examples"].items() if count)
-        none = "none: as far as the noise shows, the pool has too few images like yours"
+        none = "none: too few pool images resemble yours to be detected above the noise"
         lines += [f"  public examples, chosen privately: {drawn or none}"]
     if settings.public:
-        none = "none: as far as the noise shows, your images are not like those of a public set"
+        none = "none: your images do not resemble those of a public set detectably above the noise"
         lines += [f"  public data, chosen privately: {chosen or none}"]
     if record.get("quality"):
         lines += [f" {measurement.told(record['quality'])} This is in the folder."]

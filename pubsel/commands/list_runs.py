@@ -249,7 +249,7 @@ def listing(entries: list[Run], folder: Path) -> str:
 
 def spent_on_all(results: Path) -> str:
     """Return what was drawn from each private data set by all runs that there ever were; "" if nothing is known."""
-    lines = ledger.summary(results)
+    lines = ledger.overview(results)
     if not lines:
         return ""
     head = f"drawn in all from the private data, deleted runs included ({results / 'ledger'}; basic composition).\n"
@@ -325,7 +325,7 @@ def deleted(folder: Path) -> bool:
     try:
         with contextlib.suppress(UserError):
             record = records.read_record(folder / "result.json")
-        ledger.deleted(folder.parent.parent, folder.name, record)  # before what it is known by is gone
+        ledger.mark_deleted(folder.parent.parent, folder.name, record)  # before what it is known by is gone
         (folder / "result.json").unlink(missing_ok=True)
         for path in (path for path in folder.iterdir() if path.name != "lock"):
             shutil.rmtree(path) if path.is_dir() else path.unlink()

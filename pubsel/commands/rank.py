@@ -151,7 +151,7 @@ def _select(
         "candidates": sorted(candidates),
         "private_examples": n,
         "margin": None,
-        "privacy": accountant.measured("The name of the chosen set is", spend, settings.secure_noise, n),
+        "privacy": accountant.measurement_statement("The name of the chosen set is", spend, settings.secure_noise, n),
     }
     if features:
         shown["privacy"]["not_covered"].append(coverage.ROUNDED)
@@ -190,7 +190,7 @@ def _rank(
         weights = tensors(build(0))
         secret = streams.secret("DP-GSD", task.private, candidates.values(), weights, plan._asdict(), noted)
         measure = partial(distance.release, source=secret)
-        privacy = accountant.measured("All its distances together are", plan, settings.secure_noise, n)
+        privacy = accountant.measurement_statement("All its distances together are", plan, settings.secure_noise, n)
         statement |= {"privacy": privacy}
 
     measuring = time.perf_counter()

@@ -130,9 +130,9 @@ class Reader(NamedTuple):
 
 
 class Beside(NamedTuple):
-    """What public images are put next to. like: has the shape that they are brought to, as `convert` says; private: the
-    name of the private set; against: the private set as it was opened, with which they may share no image unless `how`
-    allows it."""
+    """The private data that public images are matched against. like: examples of the shape that they get by `convert`;
+    private: the name of the private set; against: the opened private set, with which they may share no image unless
+    `how` allows it."""
 
     like: Split
     convert: Convert
@@ -814,7 +814,8 @@ MOST_PUBLIC = 2000  # public images that are taken if nobody says how many
 
 
 def _private_side(against: Opened | None, same: bool) -> list[tuple[str, tuple[Digests, ...]]]:
-    """Return what public images must not be among, and what it is called. same: they come from the private test set."""
+    """Return the private images that public ones must not duplicate, with their name for messages. same: the public
+    ones come from the private test set."""
     if against is None:
         return []
     train, test = against.digests(_shape(against))

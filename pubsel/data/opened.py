@@ -48,7 +48,7 @@ class Source(NamedTuple):
 
 
 class Opened(NamedTuple):
-    """A dataset as it was asked for, with its images and with what is used of them, such as features."""
+    """A dataset: its images, and the representation that is trained on (images or features)."""
 
     name: str
     images: Source

@@ -120,9 +120,8 @@ def header(file: IO[bytes], n: int, shape: Shape) -> None:
 
 
 def read(folder: Path, unit: str | None = None) -> Parts:
-    """Return what `keep` wrote. The images are mapped: only what is used is read, and nothing that is changed reaches
-    the file. unit: what the set calls the people that its images are of. UserError if a file is damaged, or does not
-    tell who that is."""
+    """Return the parts that `keep` wrote. The images are memory-mapped, copy-on-write. unit: the set's name for people.
+    UserError if a file is damaged, or does not name the people."""
     people: list[list[str]] = []
     try:
         if unit:

@@ -66,7 +66,7 @@ Factors = tuple[Tensor, Tensor]
 
 
 class UnknownUse(RuntimeError):
-    """What by_layers does not know: the name of a layer or parameter, and what is done with it."""
+    """Raised if a layer or parameter is used in a way that by_layers does not support."""
 
 
 def by_layers(

@@ -1,20 +1,20 @@
 """How much noise a guarantee needs, and what a run has spent. The only file that knows an accountant.
 
-Neighbours: one unit, an example or a person with all their examples, is there, or counts as nothing, while the number
-of units stays and is known (the zero-out adjacency of Kairouz et al. 2021, arXiv:2103.00039). Rate, steps and batch
-size follow from that number. A unit that is exchanged for another is first taken out, then put in: twice the
-sensitivity (`adversary.exchanged`).
+Neighbours: one unit, an example or a person with all their examples, is there, or counts as nothing; the number of
+units stays the same and is known (the zero-out adjacency of Kairouz et al. 2021, arXiv:2103.00039). Rate, steps and
+batch size follow from it. Exchanging a unit for another takes one out and puts one in: twice the sensitivity
+(`adversary.exchanged`).
 
-The mechanism accounted for: `steps` times, a Poisson sample at `rate` of the private data, a sum that one unit moves by
-at most Delta in L2, plus Gaussian noise of standard deviation noise_multiplier * Delta.
+The mechanism: `steps` times, a Poisson sample at `rate` of the private data, a sum that one unit moves by at most Delta
+in L2, plus Gaussian noise of standard deviation noise_multiplier * Delta.
 
 - rate < 1: the PRV accountant (Gopi et al. 2021, arXiv:2106.02848), its upper bound, never its estimate. It models a
   unit that drops out; that this direction dominates the other was checked numerically against a second accountant.
 - rate = 1: the exact curve of the composed Gaussian mechanism (Dong et al. 2019, arXiv:1905.02383, Corollary 2.13).
 
-A step that releases several sums from ONE sample (GEP: embedding and residual) is one release of their concatenation,
-with sensitivity sqrt(2) when each is scaled to sensitivity 1: by definition of the joint Gaussian mechanism. Doubling
-the RDP of one release, as GEP's published code does, understates the cost, because the two share the sample.
+A step that releases several sums of ONE sample (GEP: embedding and residual) is one release of their concatenation,
+with sensitivity sqrt(2) if each has sensitivity 1. Doubling the RDP of one release, as GEP's published code does,
+understates the cost, because the two share the sample.
 """
 
 import contextlib
@@ -36,17 +36,17 @@ from scipy.special import log_ndtr
 from pubsel.messages import UsageError
 from pubsel.settings.keys import Accounting, is_weak
 
-ROUNDING = 1e-3  # of a sensitivity: what floating point may add to it (see `deviation`)
+ROUNDING = 1e-3  # of a sensitivity: the most that floating point may add to it (see `deviation`)
 MOST_EXAMPLES = 2**21  # for which ROUNDING is derived
 RELATIVE_ERROR = 0.0045  # of epsilon, in the numerical accountant; part of the upper bound
-SEARCH_ERROR = 0.07  # the same while searching, where only the estimate is used: off by far less than its error
+SEARCH_ERROR = 0.07  # the same while searching, which uses the estimate alone: off by far less than its error
 MAX_GRID = 2**25  # points of its discretisation, at about 130 bytes; above, memory would be unbounded
 FEW_ORDERS = [1.5, *range(2, 33), 40, 48, 64, 96, 128, 256, 512]  # for many curves at once
 ORDERS = [1 + x / 10 for x in range(1, 100)] + list(range(11, 512))
 
 
 class Plan(NamedTuple):
-    """What will be spent. Noise: standard deviation noise_multiplier * sensitivity on each step's sum."""
+    """Privacy cost and noise: standard deviation noise_multiplier * sensitivity on each step's sum."""
 
     epsilon: float
     delta: float
@@ -62,19 +62,17 @@ NOTHING = Plan(0.0, 0.0, 0.0, 0, 0.0, "none: private examples are not read", Tru
 
 
 def deviation(noise_multiplier: float, sensitivity: float) -> float:
-    """Return the standard deviation of the noise on a sum of declared sensitivity, with what floating point may add to
-    that.
+    """Return the standard deviation of the noise on a sum of declared sensitivity, with a margin for rounding.
 
     A sum of n rows a_i, each of norm at most the sensitivity D, is computed in float64, in an order that may depend on
     the data. It is off by at most (n - 1) 2^-53 sum_i |a_i| <= n^2 2^-53 D in L2, to first order (Higham: Accuracy and
     Stability of Numerical Algorithms, 2002, Section 4.2). So the computed sums of two neighbours differ by at most D (1
-    + n^2 2^-52), which is D (1 + ROUNDING) up to MOST_EXAMPLES examples. GEP adds rows of norm up to 10 D, which
-    cancel, but in blocks of a few hundred rows: its errors are smaller than these (gep.residual_sum).
+    + n^2 2^-52), which is at most D (1 + ROUNDING) for up to MOST_EXAMPLES examples. GEP adds rows of norm up to 10 D
+    that cancel, but in blocks of a few hundred rows, with smaller errors (gep.residual_sum).
 
-    The rows themselves are computed in float32, with a margin for the rounding of their norms (gradients.clip_factors).
-    That each row is a function of its own example is exact on paper. Next to other rows, a processor may round it
-    differently, by some 1e-7 of it: with 60,000 examples, sums moved by 1.5e-7 D in the attacks of
-    tests/test_rounding.py.
+    The rows are computed in float32, with a margin for the rounding of their norms (gradients.clip_factors). On paper
+    each is a function of its own example; a processor may round it differently next to other rows, by some 1e-7 of it:
+    with 60,000 examples, sums moved by 1.5e-7 D in the attacks of tests/test_rounding.py.
     """
     return noise_multiplier * sensitivity * (1 + ROUNDING)
 
@@ -82,7 +80,7 @@ def deviation(noise_multiplier: float, sensitivity: float) -> float:
 def check_delta(
     delta: float, n: int, permitted: bool, key: str = "privacy.delta", permit: str = "privacy.weak"
 ) -> None:
-    """Raise UsageError if a guarantee for n private examples would be weak and that was not permitted."""
+    """Raise UsageError if a guarantee for n private examples would be weak, unless that is permitted."""
     if is_weak(delta, n) and not permitted:
         raise UsageError(
             f"{key}={delta:g} is above 1/n = {1 / n:.3g} of {n} private examples: lower it, or set {permit}=true, and "
@@ -91,7 +89,7 @@ def check_delta(
 
 
 def _sentence(guarantee: str, delta: float, n: int) -> tuple[str, dict[str, Any]]:
-    """Return the sentence of a guarantee for n examples, and what else the record says, if it is weak."""
+    """Return the sentence of a guarantee for n examples, and the record's mark of a weak one."""
     if not is_weak(delta, n):
         return guarantee, {}
     return f"WEAK, since delta is above 1/{n}, which publishing a random example has too: {guarantee}", {"weak": True}
@@ -112,10 +110,9 @@ def gaussian_epsilon(mu: float, delta: float) -> float:
 
 
 class _SampledGaussian(PoissonSubsampledGaussianMechanism):  # type: ignore[misc]
-    """prv-accountant's model of one step, whose distribution function is computed only at points at which it is not
-    flat.
+    """prv-accountant's model of one step, with a distribution function that is computed only where it is not flat.
 
-    The values are the same: it is 0 up to log(1 - rate), and 1 once both of the erfc(x) it is made of have x > 27.
+    The values are the same: it is 0 up to log(1 - rate), and 1 once both of its erfc(x) have x > 27.
     """
 
     def __init__(self, noise_multiplier: float, rate: float) -> None:
@@ -133,7 +130,7 @@ class _SampledGaussian(PoissonSubsampledGaussianMechanism):  # type: ignore[misc
 
 @lru_cache(maxsize=64)
 def _half_width(noise_multiplier: float, rate: float, steps: int, delta_error: float) -> float:
-    """Return how far from 0 the privacy loss must be followed, by prv-accountant's rule; it falls with the noise."""
+    """Return the half-width of the domain of privacy losses, by prv-accountant's rule; it falls with the noise."""
     prv = _SampledGaussian(noise_multiplier, rate)
     return float(compute_safe_domain_size([prv], [steps], 0.0, delta_error))
 
@@ -159,8 +156,7 @@ def _prv(noise_multiplier: float, rate: float, steps: int, eps_error: float, del
 def _prv_epsilon(
     noise_multiplier: float, rate: float, steps: int, done: int, delta: float, error: float
 ) -> tuple[float, float]:
-    """Return prv-accountant's estimate and upper bound of epsilon after `done` of `steps` steps, about `error`
-    apart."""
+    """Return the estimate and upper bound of epsilon after `done` of `steps` steps, about `error` apart."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -199,8 +195,8 @@ def spent(
 
 
 def advantage(noise_multiplier: float, rate: float, steps: int) -> float:
-    """Return an upper bound of delta at epsilon 0, which is the total variation between the outputs of neighbours: the
-    best adversary tells which of the two it was with probability (1 + this) / 2. 0 < rate <= 1."""
+    """Return an upper bound of delta at epsilon 0, the total variation between the outputs of neighbours: the best
+    adversary recognises one of the two with probability (1 + this) / 2. 0 < rate <= 1."""
     return deltas(noise_multiplier, rate, steps, (0.0,))[0]
 
 
@@ -209,7 +205,8 @@ def deltas(noise_multiplier: float, rate: float, steps: int, epsilons: Sequence[
     if rate == 1:
         return [gaussian_delta(epsilon, math.sqrt(steps) / noise_multiplier) for epsilon in epsilons]
 
-    for error in (0.02, 0.1, 0.5):  # of epsilon, half of it in delta; with little noise the accountant needs more
+    # With little noise the accountant needs a larger error of epsilon.
+    for error in (0.02, 0.1, 0.5):
         with warnings.catch_warnings(), contextlib.suppress(UsageError, ValueError, RuntimeError, OverflowError):
             warnings.simplefilter("ignore")
             accountant = _prv(noise_multiplier, rate, steps, error, 1e-8)
@@ -219,8 +216,8 @@ def deltas(noise_multiplier: float, rate: float, steps: int, epsilons: Sequence[
 
 
 def rdp_epsilon(noise_multiplier: float, rate: float, steps: int, delta: float, releases: int = 1) -> float:
-    """Return epsilon from Renyi DP; `releases` multiplies the RDP of a step (GEP's published accounting: 2, not
-    sound)."""
+    """Return epsilon by Renyi DP; `releases` multiplies the RDP of a step (2 in GEP's published accounting, which is
+    not sound)."""
     from opacus.accountants.analysis import rdp
 
     with warnings.catch_warnings():
@@ -230,7 +227,10 @@ def rdp_epsilon(noise_multiplier: float, rate: float, steps: int, delta: float, 
 
 
 def rdp_of_step(noise_multiplier: float, rate: float) -> NDArray[np.float64]:
-    """Return the Renyi DP of one step at FEW_ORDERS."""
+    """Return the Renyi DP of one step at FEW_ORDERS; infinite with so little noise that a sum reveals everything."""
+    if noise_multiplier < 0.05:
+        return np.full(len(FEW_ORDERS), math.inf)
+
     from opacus.accountants.analysis import rdp
 
     return np.asarray(rdp.compute_rdp(q=rate, noise_multiplier=noise_multiplier, steps=1, orders=FEW_ORDERS))
@@ -244,7 +244,7 @@ def epsilons_of_rdp(curves: NDArray[np.float64], delta: float) -> NDArray[np.flo
 
 
 def _crossing(epsilon_at: Callable[[float], float], epsilon: float, start: float) -> float:
-    """Return the noise multiplier, to 2e-5 relative, at which the falling `epsilon_at` crosses epsilon; searched from
+    """Return the noise multiplier, to 2e-5 relative, at which the falling `epsilon_at` crosses epsilon; search from
     `start`."""
 
     @cache
@@ -286,8 +286,8 @@ def gaussian_mu(epsilon: float, delta: float) -> float:
 def calibrate(epsilon: float, delta: float, rate: float, steps: int) -> float:
     """Return a noise multiplier whose upper bound of epsilon is at most `epsilon`, and at least 99.9 % of it.
 
-    rate < 1: sought from the central limit (Bu et al. 2020, arXiv:1911.11607) on the estimate over a coarse grid, times
-    the ratio of the bound over a fine grid to it: a guess, corrected until the bound itself is right.
+    rate < 1: the search starts at the central limit (Bu et al. 2020, arXiv:1911.11607) and uses the estimate over a
+    coarse grid, times the ratio of the bound over a fine grid to it; it is repeated until the bound itself is right.
     """
     mu = gaussian_mu(epsilon, delta)
     if rate == 1:
@@ -317,8 +317,8 @@ def plan(
 ) -> Plan:
     """Return the noise for (epsilon, delta) over `steps` steps, and the epsilon that this noise really costs.
 
-    accounting=paper takes the noise scale of GEP's publication (sensitivity^2 times the RDP of one release, though the
-    releases share a sample): such a plan is not valid for the epsilon asked for, and says so.
+    accounting=paper takes the noise scale of GEP's publication (sensitivity^2 times the RDP of one release, although
+    the releases share a sample): such a plan is marked as not valid for the requested epsilon.
     """
     if accounting == Accounting.paper:
         releases = round(sensitivity**2)
@@ -334,12 +334,12 @@ def plan(
 
 
 def pure(epsilon: float, rate: float, steps: int, name: str) -> Plan:
-    """Return `steps` releases, epsilon-private in all (delta 0), each on its own Poisson sample at `rate`.
+    """Return `steps` releases, together epsilon-private (delta 0), each on a separate Poisson sample at `rate`.
 
     On its sample a release may be epsilon'-private, epsilon' = log(1 + (e^(epsilon / steps) - 1) / rate). Proof: with
-    an example more, the release follows (1 - rate) P + rate P', where P' is within e^(+- epsilon') of P. Over P that is
-    between 1 - rate + rate e^(-epsilon') and 1 - rate + rate e^epsilon' = e^(epsilon / steps), and the former times the
-    latter is at least 1. The noise multiplier is 1 / epsilon', the scale of exponential noise.
+    an additional example the release follows (1 - rate) P + rate P', where P' is within e^(+- epsilon') of P. Divided
+    by P that is between 1 - rate + rate e^(-epsilon') and 1 - rate + rate e^epsilon' = e^(epsilon / steps), whose
+    product is at least 1. The noise multiplier is 1 / epsilon', the scale of exponential noise.
     """
     each = epsilon / steps
     if each < 1:
@@ -352,8 +352,8 @@ def pure(epsilon: float, rate: float, steps: int, name: str) -> Plan:
 
 
 def most_steps(epsilon: float, delta: float, noise_multiplier: float) -> int:
-    """Return how many full-batch steps with this noise are (epsilon, delta)-private: the largest T with sqrt(T) / sigma
-    at most the exact Gaussian mu (AdaMix, Proposition 5, with rho = T / (2 sigma^2))."""
+    """Return the number of full-batch steps that are (epsilon, delta)-private with this noise: the largest T with
+    sqrt(T) / sigma at most the exact Gaussian mu (AdaMix, Proposition 5, with rho = T / (2 sigma^2))."""
     steps = int((gaussian_mu(epsilon, delta) * noise_multiplier * (1 - 1e-9)) ** 2)
     if steps < 1:
         raise UsageError(
@@ -378,10 +378,10 @@ def statement(
     examples: int,
     unit: str | None = None,
 ) -> dict[str, Any]:
-    """Return what a record says of privacy: the guarantee in full, and what it does not cover. None: no guarantee.
-    before: releases before training, whose epsilon and delta add to those of training. selected: what one of them
-    chooses, such as the public set. examples: how many private ones there are; with a `unit`, how many people, each
-    with all examples that have one value of it."""
+    """Return the `privacy` of a record: the full guarantee, and what it does not cover. training None: no guarantee.
+    before: releases before training, whose epsilon and delta are added. selected: the thing that one of them chooses,
+    such as the public set. examples: the number of private examples; with a `unit`, that of people, each with all
+    examples that share a value of it."""
     if training is None:
         return {"valid": False, "epsilon": None, "statement": "No privacy: trained without noise."}
 
@@ -430,7 +430,7 @@ def statement(
 
 
 def neighbours(unit: str | None, kind: str = "training") -> str:
-    """Return which two private data sets are neighbours; kind: of the examples that a release is of."""
+    """Return the definition of neighbours for a record; kind: of the released examples, such as training."""
     if unit is None:
         return f"one {kind} example is there, or counts as nothing; the number of {kind} examples is known"
     return (
@@ -440,7 +440,7 @@ def neighbours(unit: str | None, kind: str = "training") -> str:
 
 
 def _not_covered(secure: bool, distance_used: bool, selected: str | None, unit: str | None) -> list[str]:
-    """Return what the guarantee of a training does not cover."""
+    """Return sentences on everything that the guarantee of a training does not cover."""
     choices = "hyper-parameters, data sets and seeds"
     if selected:
         choices = "hyper-parameters, candidates for public data and seeds"
@@ -464,7 +464,7 @@ def _not_covered(secure: bool, distance_used: bool, selected: str | None, unit: 
     return not_covered
 
 
-def measured(
+def measurement_statement(
     what: str,
     plan: Plan,
     secure: bool,
@@ -473,8 +473,8 @@ def measured(
     kind: str = "training",
     unit: str | None = None,
 ) -> dict[str, Any]:
-    """Return what a record says of a private measurement; what: what is released, as in "The choice is". examples: how
-    many private ones there are, of this kind; with a `unit`, how many people."""
+    """Return the `privacy` of a record of a private measurement. what: the subject of its sentence, such as "The choice
+    is". examples: the number of private examples of this kind; with a `unit`, that of people."""
     not_covered = [
         "the choice of settings, candidates and seeds",
         "what is treated as public: the number of private examples, their shape, the number and names of their "

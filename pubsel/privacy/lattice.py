@@ -1,9 +1,9 @@
-"""Noise whose last digits tell nothing: exact draws of whole numbers, and Gaussian noise on a lattice.
+"""Noise whose last digits reveal nothing: exact draws of whole numbers, and Gaussian noise on a lattice.
 
-A sum plus noise in floating point may be a number that no noise could have made of a neighbour's sum, whatever the
+A sum plus noise in floating point may be a number that no noise can produce from a neighbour's sum, whatever the
 deviation (Mironov 2012, On Significance of the Least Significant Bits for Differential Privacy). Here sum and noise are
-whole numbers of steps that are fixed beforehand. Their sum, rounded or not, is a function of a whole number, and every
-whole number can come of every sum.
+whole multiples of a step that is fixed beforehand. Their sum, rounded or not, is a function of a whole number, and
+every whole number is possible for every sum.
 
 - Counts: `discrete_gaussian` and `discrete_laplace`, drawn exactly by integers alone.
 - Sums over private examples: `noised`.
@@ -17,7 +17,7 @@ from torch import Tensor
 
 from pubsel.privacy.randomness import Normals, Source, below, normal, of_system
 
-FINEST = 2.0**-16  # of a sensitivity, by how much rounding to the lattice may move the difference of two sums
+FINEST = 2.0**-16  # of a sensitivity: the most by which rounding to the lattice moves the difference of two sums
 
 
 def coin(gamma: Fraction, source: Source) -> bool:
@@ -79,12 +79,12 @@ def noised(total: Tensor, scale: float, sensitivity: float, source: Normals) -> 
 
     With noise of the operating system, both are rounded to a lattice before they are added. By its step (`step_of`),
     the rounding moves the difference of two sums by FINEST of the sensitivity at most in L2: with n^2 2^-52 of the
-    summation, less than ROUNDING. Both are multiples of the step, a power of two, so what floating point makes of
-    their sum is a function of the exact one. Noise is rounded down: each step then
-    contains as many of the numbers that a draw may be as the next one, which rounding to even would not.
+    summation, less than ROUNDING. Both are multiples of the step, a power of two, so their sum in floating point is a
+    function of the exact one. Noise is rounded down: each step then contains as many possible draws as the next one,
+    unlike with rounding to even.
 
-    Seeded noise is added as it is, and the records that were made with it can be repeated. Its guarantee is against
-    people who cannot compute the noise; the float32 of each weight hides what the last digits of a float64 would tell.
+    Seeded noise is added unchanged, so that its records can be repeated. Its guarantee is against people who cannot
+    compute the noise; the float32 of each weight hides the last digits of a float64.
     """
     noise = normal(source, len(total), total.device)
     if not of_system(source):

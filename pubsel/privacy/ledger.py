@@ -1,14 +1,14 @@
-"""What has been drawn from each private data set: RESULTS/ledger, which outlives the runs.
+"""All releases of each private data set: RESULTS/ledger, which outlives the runs.
 
-One file for each private content, DIGEST.jsonl, and one line in it for each release: a training, a first release, a
-choice of public data, a DP-GSD. The line is written before the first noise of the release is drawn, so that a crash can
-only count too much. A line is never changed, and a deleted run stays in. DIGEST is keyed by 32 random bytes in `key`:
-somebody who sees the name of a file, and not `key`, cannot confirm by it which data it is of.
+There is one file per private content, DIGEST.jsonl, with one line per release: a training, a first release, a choice of
+public data, a DP-GSD. The line is written before the first noise of the release is drawn, so that a crash can only
+count too much. A line is never changed, and a deleted run stays in. DIGEST is keyed by 32 random bytes in `key`: the
+name of a file confirms its data to nobody who lacks `key`.
 
-A release with noise from the operating system is a new one each time that it begins without a checkpoint. Seeded noise
-is named by all that decides it, and the same noise on the same data is the same release: it is listed once.
+A release with noise from the operating system is new each time that it begins without a checkpoint. Seeded noise is
+named by everything that decides it: the same noise on the same data is the same release, and is listed once.
 
-What is computed without noise (training without a guarantee, distances other than DP-GSD, attacks) is not in it. This
+The ledger omits computations without noise (training without a guarantee, distances other than DP-GSD, attacks). This
 file imports no torch.
 """
 
@@ -29,15 +29,15 @@ from pubsel.records import Rank, Share, Size, at, leave_out, parsed, read_record
 KEY_BYTES = 32
 OS_NOISE = "operating system"
 MEASUREMENT = "measurement"  # of held-out examples
-UNLISTED = "in a record alone"  # what was drawn, and the state of its line, if no ledger has it
+UNLISTED = "in a record alone"  # the kind of a release, and the state of its line, if no ledger contains it
 ROUNDING = 1e-6  # of a sum of epsilons
 
 Line = dict[str, Any]
 
 
-class Release(NamedTuple):
-    """One release of private data, as it is planned. cell: the identity of its run; private: the data as it was given;
-    what: a word for people. key: all that decides its seeded noise; None: noise of the operating system."""
+class Entry(NamedTuple):
+    """A planned release of private data. cell: the identity of its run; private: the data as the user names it; what:
+    its kind, in a word. key: a digest of all that decides its seeded noise; None: noise of the operating system."""
 
     cell: str
     private: str
@@ -48,29 +48,34 @@ class Release(NamedTuple):
 
 
 class Spent(NamedTuple):
-    """What releases cost together."""
+    """Total cost of several releases."""
 
     epsilon: float
     delta: float
     releases: int
 
 
-def spent(lines: Iterable[Line]) -> Spent:
-    """Return the sum of the epsilons and of the deltas of all releases (basic composition); lines of one release count
-    once. A run measures other examples than it trains on, so the larger of these two counts for it."""
-    sides: dict[str, dict[bool, list[Line]]] = {}
-    once = _latest(lines).values()
-    for line in once:
-        sides.setdefault(line["cell"], {}).setdefault(is_measurement(line), []).append(line)
+def cost_of(lines: Iterable[Line]) -> Spent:
+    """Return the sum of the epsilons and of the deltas of all releases (basic composition); of each run the larger of
+    its two sides counts."""
+    runs = sides(lines).values()
 
     def total(key: str) -> float:
-        return sum((max(sum(line[key] for line in side) for side in of.values()) for of in sides.values()), 0.0)
+        return sum((max(sum(line[key] for line in side) for side in run) for run in runs), 0.0)
 
-    return Spent(total("epsilon"), total("delta"), len(once))
+    return Spent(total("epsilon"), total("delta"), sum(len(side) for run in runs for side in run))
+
+
+def sides(lines: Iterable[Line]) -> dict[str, tuple[list[Line], list[Line]]]:
+    """Return the last line of each release by run, on two sides: a run measures other examples than it trains on."""
+    runs: dict[str, tuple[list[Line], list[Line]]] = {}
+    for line in _latest(lines).values():
+        runs.setdefault(line["cell"], ([], []))[is_measurement(line)].append(line)
+    return runs
 
 
 def is_measurement(line: Line) -> bool:
-    """Return whether a release is of held-out examples, of people (`cell.Streams`) or single ones."""
+    """Return whether a release is of held-out examples, or of held-out people (`cell.Streams`)."""
     return str(line["what"]).partition(",")[0] == MEASUREMENT
 
 
@@ -79,10 +84,10 @@ def _latest(lines: Iterable[Line]) -> dict[str, Line]:
     return {line["release"]: line for line in lines}
 
 
-def note(results: Path | str, content: str, release: Release) -> None:
-    """Write down a release of the private data whose fingerprint is `content`, before its first noise is drawn.
+def note(results: Path | str, content: str, release: Entry) -> None:
+    """Write a release of the private data with fingerprint `content` to the ledger, before its first noise is drawn.
 
-    What costs epsilon 0 reads nothing, and is left out. UserError if the line cannot be written: then nothing may be
+    A release at epsilon 0 reads nothing, and is left out. UserError if the line cannot be written: then nothing may be
     drawn.
     """
     if not release.epsilon:
@@ -105,9 +110,9 @@ def note(results: Path | str, content: str, release: Release) -> None:
             _append(path, line | {"release": name, "noise": noise, "state": "begun"})
 
 
-def deleted(results: Path | str, cell: str, record: Mapping[str, Any] | None = None) -> None:
-    """Write down that the releases of a run are deleted. They stay spent, and so does what the run has in its `record`
-    alone. UserError if a ledger does not read."""
+def mark_deleted(results: Path | str, cell: str, record: Mapping[str, Any] | None = None) -> None:
+    """Mark the releases of a run as deleted. They stay spent, as do those that only its `record` states. UserError if
+    a ledger cannot be read."""
     folder = Path(results) / "ledger"
     known = [line for path in folder.glob("*.jsonl") for line in read(path) if line["cell"] == cell]
     more = lacking(known, [record] if record else [])
@@ -140,74 +145,73 @@ class _Line:
 
 
 def read(path: Path, damaged: Callable[[str], object] | None = None) -> list[Line]:
-    """Return the lines of a ledger. A last one that was cut short is left out: nothing was drawn after it. What else
-    does not read raises UserError, or is left out if `damaged` is there to print it."""
-    lines = []
+    """Return the lines of a ledger. A last line that was cut short is left out: nothing was drawn after it. Any other
+    damage raises UserError, or is left out and passed to `damaged` as a message."""
+
+    def fail(error: UserError) -> None:
+        if damaged is None:
+            raise error from None
+        damaged(str(error))
+
+    lines, content = [], b""
     try:
         content = plain(path).read_bytes() if path.exists() else b""
-        for text in content.rpartition(b"\n")[0].split(b"\n"):
-            if text.strip():
-                try:
-                    lines.append(parsed(text.decode(), _Line))
-                except ValueError:
-                    why = f"{path} does not read, so what was spent is unknown: restore it, or move it away"
-                    if damaged is None:
-                        raise UserError(why) from None
-                    damaged(why)
     except OSError as error:
-        if damaged is None:
-            raise unreadable(path, error, "check permissions") from None
-        damaged(str(unreadable(path, error, "check permissions")))
-    return [line | {"epsilon": float(line["epsilon"]), "delta": float(line["delta"])} for line in lines]
+        fail(unreadable(path, error, "check permissions"))
+
+    for text in filter(bytes.strip, content.rpartition(b"\n")[0].split(b"\n")):
+        try:
+            line = parsed(text.decode(), _Line)
+            lines.append(line | {"epsilon": float(line["epsilon"]), "delta": float(line["delta"])})
+        except ValueError:
+            fail(UserError(f"{path} does not read, so what was spent is unknown: restore it, or move it away"))
+    return lines
 
 
 def stating(results: Path | str) -> list[dict[str, Any]]:
-    """Return the records in a results folder of what was drawn from private data there."""
+    """Return the records in a results folder that state a release of private data."""
     runs = sorted((Path(results) / "runs").glob("*/result.json"))
     ranks = sorted((Path(results) / "ranks").glob("*/result.json"))
     return [*readable(runs), *readable(ranks, Rank)]
 
 
 def lacking(lines: Iterable[Line], records: Iterable[Mapping[str, Any]]) -> list[Line]:
-    """Return what records say was spent beyond the lines of a ledger, as lines of the same kind: of a run from before
-    the ledger, or one whose lines were lost or changed."""
-    known: dict[tuple[str, bool], list[Line]] = {}
-    for line in _latest(lines).values():
-        known.setdefault((line["cell"], is_measurement(line)), []).append(line)
-
+    """Return the privacy that records state beyond the lines of a ledger, as lines of the same kind: of runs whose
+    lines were lost or changed."""
+    known = sides(lines)
     more = []
     for record in records:
         for what, key in ((UNLISTED, "privacy"), (MEASUREMENT, "quality.privacy")):
             stated = at(record, key)
             if not isinstance(stated, dict) or not stated.get("epsilon"):
                 continue
-            there = known.get((record["identity"], what == MEASUREMENT), [])
-            spends = {
-                part: max(0.0, stated.get(part) or 0.0) - sum(line[part] for line in there)
+
+            name = record["identity"]
+            listed = known.get(name, ([], []))[what == MEASUREMENT]
+            excess = {
+                part: max(0.0, stated.get(part) or 0.0) - sum(line[part] for line in listed)
                 for part in ("epsilon", "delta")
-            }  # fmt: skip
-            if any(left > ROUNDING * stated[part] for part, left in spends.items() if stated.get(part)):
+            }
+            if any(left > ROUNDING * stated[part] for part, left in excess.items() if stated.get(part)):
                 unit = f", for a person ({stated['unit']})" if stated.get("unit") and what != MEASUREMENT else ""
-                more.append({
-                    "cell": record["identity"], "private": record["private"], "what": f"{what}{unit}",
-                    **{part: max(0.0, left) for part, left in spends.items()},
-                    "release": f"{record['identity']} {key}", "noise": str(stated.get("noise_source")),
-                    "state": UNLISTED, "when": str(record.get("finished")),
-                })  # fmt: skip
+                line = {"cell": name, "private": record["private"], "what": f"{what}{unit}"}
+                line |= {part: max(0.0, left) for part, left in excess.items()}
+                line |= {"release": f"{name} {key}", "noise": str(stated.get("noise_source"))}
+                more.append(line | {"state": UNLISTED, "when": str(record.get("finished"))})
     return more
 
 
 def ledgers(results: Path | str, records: Iterable[Mapping[str, Any]] = ()) -> list[list[Line]]:
-    """Return the lines of all releases by private data set, and what `records` spent that they lack. Ledgers that share
-    a name for their data, such as features and images of one set, or a set and a part of it, count as one: too much is
-    counted rather than too little. A line names a ledger that does not read."""
+    """Return the lines of all releases by private data set, with those that only `records` state. Ledgers that share a
+    name for their data, such as features and images of one set, or a set and a part of it, count as one: that may count
+    too much, never too little. A message names each ledger that cannot be read."""
     files = [read(path, leave_out) for path in sorted((Path(results) / "ledger").glob("*.jsonl"))]
     more = lacking([line for lines in files for line in lines], records)
     groups: list[tuple[set[str], list[Line]]] = []
     for lines in [*files, *([line] for line in more)]:
         names = {line["private"] for line in lines}
 
-        # A file may join several groups that had nothing in common before.
+        # One file may connect several groups.
         for group in [group for group in groups if group[0] & names]:
             groups.remove(group)
             names, lines = names | group[0], group[1] + lines
@@ -217,20 +221,19 @@ def ledgers(results: Path | str, records: Iterable[Mapping[str, Any]] = ()) -> l
 
 
 def of_cell(results: Path | str, cell: str) -> list[Line]:
-    """Return the releases of one run, with those from before it was resumed or made again."""
+    """Return the releases of one run by time, including those before it was resumed or repeated."""
     releases = [line for lines in ledgers(results) for line in lines if line["cell"] == cell]
     return sorted(releases, key=lambda line: str(line["when"]))
 
 
 def again(folder: Path, what: str = "that") -> str:
-    """Return what it spends to delete the folder of a run and make it again, for the end of a message that suggests it;
-    "" if nothing is known to be spent. The last release of each kind counts."""
+    """Return the cost of deleting the folder of a run and repeating it, for the end of a message that suggests it; ""
+    if no cost is known. The last release of each kind counts."""
     releases = of_cell(folder.parent.parent, folder.name)
     with suppress(UserError):
         releases += lacking(releases, [read_record(folder / "result.json")])
     latest = list({line["what"]: line for line in releases}.values())
-
-    epsilon = spent(latest).epsilon
+    epsilon = cost_of(latest).epsilon
     if not epsilon:
         return ""
 
@@ -239,13 +242,13 @@ def again(folder: Path, what: str = "that") -> str:
     return f"; {what} spends epsilon {epsilon:.4g} once more{unless}"
 
 
-def summary(results: Path | str) -> list[str]:
-    """Return a line for each private data set: its name, and what all its releases spend together, those too that are
-    in no ledger, but in the record of their run."""
+def overview(results: Path | str) -> list[str]:
+    """Return a line for each private data set: its name, and the total cost of its releases, including those that only
+    the record of their run states."""
     lines = []
     for of_data in ledgers(results, stating(results)):
         names = dict.fromkeys(line["private"] for line in of_data)
-        cost = spent(of_data)
+        cost = cost_of(of_data)
         gone = sum(line["state"] == "deleted" for line in _latest(of_data).values())
 
         many = f"{cost.releases} release{'s' if cost.releases > 1 else ''}"
@@ -284,6 +287,6 @@ def _digest(key: bytes, text: str) -> str:
 
 
 def _append(path: Path, line: Line) -> None:
-    """Write after everything else in the file, to last before this returns."""
+    """Append a line to a ledger, durably."""
     line = line | {"when": datetime.now(UTC).isoformat(timespec="seconds")}
     append(path, json.dumps(line, sort_keys=True).encode() + b"\n")

@@ -1,4 +1,4 @@
-"""What an example weighs in a sum in which nobody counts for more than one: `1 / k` of a person with k examples.
+"""Weights of examples in a sum in which nobody counts for more than one: `1 / k` for a person with k examples.
 
 Weights are whole numbers of steps of 1 / UNIT, rounded down, so that sums of them are exact in any order, and those of
 a person add up to at most UNIT.
@@ -10,9 +10,9 @@ UNIT = 2**30  # steps in one
 
 
 def weights_of(people: Tensor | None, examples: int) -> list[int]:
-    """Return what each of n examples weighs, in steps of 1 / UNIT: those of a person at most one together.
+    """Return the weight of each of n examples, in steps of 1 / UNIT; those of a person add up to at most one.
 
-    people: how many examples each person has, in a row; None: each example is a unit."""
+    people: the number of examples of each person, which are consecutive; None: each example is a unit."""
     if people is None:
         return [UNIT] * examples
     return [UNIT // many for many in people.tolist() for _ in range(many)]

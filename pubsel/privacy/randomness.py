@@ -1,7 +1,7 @@
-"""Where random numbers come from: one independent stream per purpose and step, or the operating system's entropy.
+"""Sources of random numbers: one independent stream per purpose and step, or the operating system's entropy.
 
-`stream` is for what may be known. What must stay secret (samples, noise, coins, labels of private examples) is drawn
-from a `Secret`, which only `secret` makes.
+`stream` is for public draws. Secret ones (samples, noise, coins, labels of private examples) come from a `Secret`,
+which only `secret` makes.
 """
 
 import builtins
@@ -24,7 +24,7 @@ HASHED = 2**20  # bytes of a tensor at a time
 
 
 def stream(key: str, purpose: str, step: int = 0) -> np.random.Generator:
-    """The random stream of one purpose at one step of what `key` names, the same whenever it is asked for.
+    """Return the random stream of one purpose at one step under `key`, the same on every call.
 
     Streams of different arguments are independent (SFC64, 128-bit seeds from BLAKE2b).
     """
@@ -33,13 +33,13 @@ def stream(key: str, purpose: str, step: int = 0) -> np.random.Generator:
 
 
 class Normals(Protocol):
-    """What normal numbers are drawn from."""
+    """A source of normal numbers."""
 
     def standard_normal(self, n: int, /) -> NDArray[np.float64]: ...
 
 
 def normal(source: Normals, n: int, device: torch.device) -> Tensor:
-    """Standard normal numbers, float64 [n], the same on every device: they are drawn on the host."""
+    """Return standard normal numbers, float64 [n], the same on every device: they are drawn on the host."""
     return torch.from_numpy(source.standard_normal(n)).to(device)
 
 
@@ -53,16 +53,16 @@ class SystemEntropy:
     of_system = True
 
     def bytes(self, n: int) -> builtins.bytes:
-        """n random bytes."""
+        """Return n random bytes."""
         return os.urandom(n)
 
     def random(self, n: int) -> NDArray[np.float64]:
-        """Uniform in [0, 1) on a grid of 2^-53, [n]."""
+        """Return uniform numbers in [0, 1) on a grid of 2^-53, [n]."""
         bits = np.frombuffer(os.urandom(8 * n), dtype=np.uint64) >> np.uint64(11)
         return bits.astype(np.float64) * 2.0**-53
 
     def standard_normal(self, n: int) -> NDArray[np.float64]:
-        """Standard normal, [n], by Box and Muller's transform."""
+        """Return standard normal numbers, [n], by Box and Muller's transform."""
         u, v = 1 - self.random(4 * n), self.random(4 * n)
         four: NDArray[np.float64] = np.sqrt(-2 * np.log(u)) * np.cos(2 * np.pi * v)
         return four.reshape(4, n).sum(0) / 2
@@ -73,17 +73,17 @@ Sources = Callable[[str, int], Source]  # of a purpose and a step
 
 
 class Ahead:
-    """The noise of the steps of a training, the same as `secret` gives. A thread of the host draws that of the next
-    step while a GPU computes this one, so that the GPU need not wait for it."""
+    """The noise of the steps of a training, the same numbers as from `secret`. A thread of the host draws those of the
+    next step while a GPU computes this one, so that the GPU need not wait."""
 
     def __init__(self, secret: Sources, steps: int):
         self._secret, self._steps = secret, steps
         self.of_system = isinstance(secret, Secret) and secret.secure
         self._thread = ThreadPoolExecutor(1)
-        self._next: tuple[int, int, Future[NDArray[np.float64]]] | None = None  # step, how many numbers
+        self._next: tuple[int, int, Future[NDArray[np.float64]]] | None = None  # step, number of draws
 
     def __call__(self, purpose: str, step: int) -> Normals:
-        """The noise of a step; steps come in order."""
+        """Return the noise of a step; steps come in order."""
         return _Drawn(self, purpose, step)
 
     def numbers(self, purpose: str, step: int, n: int) -> NDArray[np.float64]:
@@ -106,7 +106,6 @@ class _Drawn(NamedTuple):
 
     @property
     def of_system(self) -> bool:
-        """Return whether nobody can draw the numbers again."""
         return self.ahead.of_system
 
     def standard_normal(self, n: int, /) -> NDArray[np.float64]:
@@ -114,12 +113,12 @@ class _Drawn(NamedTuple):
 
 
 def of_system(source: Normals) -> bool:
-    """Return whether numbers come from the operating system, so that nobody can draw them again."""
+    """Return whether numbers come from the operating system, so that nobody can repeat them."""
     return bool(getattr(source, "of_system", False))
 
 
 def below(n: int, source: Source) -> int:
-    """Uniform in 0, ..., n - 1, exactly, for n of any size."""
+    """Return a uniform number in 0, ..., n - 1, exactly, for n of any size."""
     bits = (n - 1).bit_length()
     while True:
         drawn = int.from_bytes(source.bytes((bits + 7) // 8)) >> (-bits % 8)
@@ -128,7 +127,7 @@ def below(n: int, source: Source) -> int:
 
 
 def content(*tensors: Tensor) -> str:
-    """A fingerprint of what tensors hold: their numbers, shapes and types."""
+    """Return a fingerprint of tensors: of their numbers, shapes and types."""
 
     def parts() -> Iterator[str | memoryview]:
         for tensor in tensors:
@@ -151,16 +150,17 @@ def secret(
     streams: Mapping[str, str],
     secure: bool,
 ) -> "Secret":
-    """The secret streams of one release, which follow from ALL that decides it; or the operating system, with `secure`.
+    """Return the secret streams of one release, which follow from ALL that decides it; with `secure`, the operating
+    system's entropy.
 
-    Two releases that shared noise would cancel it in their difference, and an attacker would read off what one example
-    changed. So whatever changes a bit of a release changes its streams:
+    Two releases with the same noise would cancel it in their difference, which would reveal the contribution of one
+    example. So everything that changes a bit of a release changes its streams:
 
-    what: which release of the run, such as training. settings: all of the run that are not neutral, with its seed.
-    private, public: the examples as they are used. weights: all tensors of the network at the start, and of what is
-    frozen before it. plan: rate, steps, noise multiplier, epsilon and delta. streams: `code`, a digest of the program
-    (`records.code`), and `place`, what only changes rounding, such as the device and the number of threads; a run may
-    be resumed at another place, but all else must be the same.
+    what: the kind of release, such as training. settings: all of the run that are not neutral, with its seed. private,
+    public: the examples as they are used. weights: all tensors of the network at the start, and of frozen layers before
+    it. plan: rate, steps, noise multiplier, epsilon and delta. streams: `code`, a digest of the program
+    (`records.code`), and `place`, which changes rounding only, such as the device and the number of threads; a run may
+    be resumed at another place, with everything else unchanged.
     """
     belongs = {
         "settings": _digest([what, dict(settings)]),
@@ -174,14 +174,13 @@ def secret(
 
 
 class Secret:
-    """The streams of one release that nobody may know.
+    """Secret streams of one release.
 
-    A killed run that repeats a step at the same place draws the same sample and the same noise, so nothing is spent
-    twice. At another place it draws new ones, since the sum may be rounded differently there; nobody saw the step that
-    was lost.
+    A killed run that repeats a step at the same place draws the same sample and noise, so nothing is spent twice. At
+    another place it draws new ones, because the sum may be rounded differently there; nobody saw the lost step.
 
-    belongs: what decides the release, each as a digest. The private one would tell whoever knows all examples but one
-    whether that one is among them: it is stored only in files of unfinished runs, and never shown.
+    belongs: digests of everything that decides the release. With the private one, somebody who knows all examples but
+    one could confirm a guess of that one: it is stored only in files of unfinished runs, and never shown.
     """
 
     def __init__(self, belongs: dict[str, str], plan: dict[str, Any], places: list[str], secure: bool):
@@ -190,23 +189,23 @@ class Secret:
         self.begin: Callable[[str], None] | None = None  # called with the key, once, before anything is drawn
 
     def __call__(self, purpose: str, step: int = 0) -> "Source":
-        """The stream of one purpose at one step."""
+        """Return the stream of one purpose at one step."""
         if self.begin is not None:
             begin, self.begin = self.begin, None
             begin(self.key)
         return SystemEntropy() if self.secure else stream(self.key, purpose, step)
 
     def state_dict(self) -> dict[str, Any]:
-        """What tells later whether a file belongs to this release."""
+        """Return a fingerprint, stored to check later that a file belongs to this release."""
         return {"belongs": self.belongs, "plan": self.plan, "places": self.places}
 
     def resumed(
         self, saved: Mapping[str, Any], step: int, path: Path, spent: Callable[[Mapping[str, Any]], str]
     ) -> "Secret":
-        """The streams from `step` on of a release that began earlier, by what `state_dict` said then. It does not begin
+        """Return the streams from `step` on of a release that began earlier, from its `state_dict`. It does not begin
         again.
 
-        UserError names what has changed since, and by spent(plan) what that release has spent already.
+        UserError names everything that has changed since, and the cost of that release so far, by spent(plan).
         """
         changed = [name for name, value in self.belongs.items() if saved["belongs"].get(name) != value]
         if changed:
@@ -223,5 +222,5 @@ class Secret:
 
 
 def _digest(value: Any) -> str:
-    """A fingerprint of numbers, texts, lists and mappings of them."""
+    """Return a fingerprint of numbers, texts, and lists and mappings of them."""
     return digest([json.dumps(value, sort_keys=True)])

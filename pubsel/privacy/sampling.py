@@ -1,4 +1,4 @@
-"""When private data is sampled, and how: the schedule that the accountant is told is the one that the loop follows."""
+"""Sampling of private data: the accountant and the loop use the same schedule."""
 
 from typing import NamedTuple
 
@@ -12,8 +12,8 @@ from pubsel.settings.keys import MOST_STEPS, Training
 
 
 class Schedule(NamedTuple):
-    """When and how often private data is sampled: n examples, or people with all of theirs, each in each of `steps`
-    batches with probability rate."""
+    """Schedule of the samples of private data: each of n examples, or of people with all of theirs, is in each of
+    `steps` batches with probability rate."""
 
     n: int
     rate: float

@@ -114,7 +114,7 @@ def measured(cell: Cell, prepared: Prepared, task: Task, epsilon: float, delta: 
     unit = settings.pair.unit
     if unit:
         what = f"The measured quality is, for a held-out person with all their examples (those with one {unit}),"
-    privacy = accountant.measured(what, plan, secure, n, sensitivity, "held-out", unit)
+    privacy = accountant.measurement_statement(what, plan, secure, n, sensitivity, "held-out", unit)
     return {
         "table": "histograms" if counts.ndim == 3 else "confusion",
         **{name: value.tolist() for name, value in kept.items() if name != "n"},

@@ -143,7 +143,7 @@ def _spent(private: Private) -> dict[str, Any] | None:
     """Return what all releases spent together, in digits that are rounded up; None if none is known."""
     if not private.lines:
         return None
-    total = ledger.spent(private.lines)
+    total = ledger.cost_of(private.lines)
     people = {PERSON in line["what"] for line in private.lines}
     values: dict[str, Any] = {
         "epsilon": _above(total.epsilon), "delta": _above(total.delta), "releases": total.releases,
@@ -164,7 +164,7 @@ def _unlisted(private: Private) -> dict[str, Any] | None:
     apart = [line for line in private.lines if line["state"] == ledger.UNLISTED]
     if not apart:
         return None
-    epsilon, delta = ledger.spent(apart)[:2]
+    epsilon, delta = ledger.cost_of(apart)[:2]
     return {"many": len({line["cell"] for line in apart}), "epsilon": _above(epsilon), "delta": _above(delta)}
 
 
