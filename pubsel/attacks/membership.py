@@ -44,7 +44,7 @@ def figures(scores: NDArray[np.float64], member: NDArray[np.bool_], random: np.r
     false, true, _ = roc_curve(member, scores, drop_intermediate=False)
     return {
         "auc": float(roc_auc_score(member, scores)),
-        "auc_interval": auc_interval(member, scores, random),
+        "auc_interval": list(auc_interval(member, scores, random)),
         "tpr": {f"{rate:g}": float(true[false <= rate].max()) for rate in FALSE_POSITIVES},
         "members": int(member.sum()),
         "others": int((~member).sum()),
@@ -56,8 +56,7 @@ def success(scores: NDArray[np.float64], member: NDArray[np.bool_]) -> dict[str,
     correct = int(((scores > 0.5) == member).sum())
     test = binomtest(correct, len(scores))
     interval = test.proportion_ci(0.95)
-    bounds = float(interval.low), float(interval.high)
-    return {"success": float(test.statistic), "success_interval": bounds}
+    return {"success": float(test.statistic), "success_interval": [float(interval.low), float(interval.high)]}
 
 
 def supervised(

@@ -80,7 +80,7 @@ def measured(settings: FigureConfig) -> Drawn:
 def write(drawn: Drawn, folder: Path) -> list[Path]:
     """Write the figure in all formats, and its numbers, to RESULTS/figures; return the files."""
     path = folder / "figures" / drawn.name
-    join.write_table(drawn.frame, path.with_name(f"{path.name}.csv"), drawn.about)
+    results.write_table(drawn.frame, path.with_name(f"{path.name}.csv"), drawn.about)
     return figures.save(drawn.figure, path)
 
 

@@ -21,12 +21,10 @@ import pandas
 import yaml
 from scipy import stats
 
-from pubsel.files import write_whole
 from pubsel.messages import UsageError, UserError
-from pubsel.records import as_cell, at, read_ranks, read_records
+from pubsel.records import at, guarantee, read_ranks, read_records
 from pubsel.settings import named, own_folders
 from pubsel.settings.identity import default_of
-from pubsel.settings.keys import is_weak
 
 _HERE = Path(__file__).resolve().parents[1]
 PAPER = next((path for path in (_HERE.parent / "results" / "paper", _HERE / "paper") if path.is_dir()), _HERE / "paper")
@@ -140,18 +138,6 @@ class Cell:
         """Return whether every record has a valid privacy guarantee, or "weak" if one of these is."""
         guarantees = {guarantee(record) for record in self.records}
         return "weak" if "weak" in guarantees and "none" not in guarantees else "none" not in guarantees
-
-
-def guarantee(record: dict[str, Any]) -> str:
-    """Return what a record's guarantee may be called: valid, weak (valid, with a delta above 1/n) or none."""
-    statement = record.get("privacy") or {}
-    if statement.get("valid") is not True:
-        return "none"
-
-    # records that are older than the word "weak" lack it, so it is derived as well
-    n = record.get("private_units") or record.get("private_examples")
-    weak = n is not None and is_weak(statement.get("delta") or 0.0, n)
-    return "weak" if statement.get("weak") or weak else "valid"
 
 
 def cells(records: list[dict[str, Any]]) -> list[Cell]:
@@ -466,19 +452,6 @@ def _our_correlations(shown: list[Cell], paper: dict[tuple[Any, ...], list[tuple
             rows.append(((*head, setting or None, *numbers), ours[key]))
 
     return rows
-
-
-def as_csv(frame: pandas.DataFrame, about: str = "") -> str:
-    """Return CSV: floats with at most six digits, so that equal tables are equal bytes. about: lines of comment before
-    the head, each after "# "."""
-    comment = "".join(f"# {line}\n" for line in about.splitlines())
-    frame = frame.rename(columns=as_cell).map(as_cell)
-    return comment + frame.to_csv(index=False, float_format="%.6g", lineterminator="\n")
-
-
-def write_table(frame: pandas.DataFrame, path: Path, about: str = "") -> None:
-    """Write `as_csv`, whole or not at all."""
-    write_whole(path, as_csv(frame, about))
 
 
 def _row(cell: Cell, setting: str, paper: dict[str, Any] | None, spec: Spec) -> dict[str, Any]:

@@ -17,8 +17,8 @@ from pubsel.files import write_whole
 from pubsel.messages import UsageError
 from pubsel.papers import attacked, judged, paired
 from pubsel.papers.attacked import Attacked
-from pubsel.papers.join import Table, as_csv, belonging, make, names
-from pubsel.records import NUMBERS, at, read_choices, read_measured, read_ranks, read_records
+from pubsel.papers.join import Table, belonging, make, names
+from pubsel.records import NUMBERS, as_csv, at, read_choices, read_measured, read_ranks, read_records
 from pubsel.settings.keys import TableConfig
 
 MISSING = "—"

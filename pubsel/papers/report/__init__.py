@@ -19,7 +19,7 @@ from pubsel.papers.join import Cell, Table
 from pubsel.papers.report import own
 from pubsel.papers.report.linked import LINKED, Runs, shown_of
 from pubsel.privacy import ledger
-from pubsel.records import read_choices, read_measured, read_ranks, read_records
+from pubsel.records import guarantee, read_choices, read_measured, read_ranks, read_records
 from pubsel.settings import outputs
 from pubsel.settings.command_line import command
 from pubsel.settings.keys import ReportConfig
@@ -207,8 +207,8 @@ def _facts(records: list[dict[str, Any]], shown: list[dict[str, Any]]) -> dict[s
     finished = sorted(record["finished"][:10] for record in records if record.get("finished"))
     return {
         "records": len(records),
-        "valid": sum(join.guarantee(record) == "valid" for record in records),
-        "weak": sum(join.guarantee(record) == "weak" for record in records),
+        "valid": sum(guarantee(record) == "valid" for record in records),
+        "weak": sum(guarantee(record) == "weak" for record in records),
         "tables": len(shown),
         "versions": len(Counter(record.get("commit") for record in records)),
         "first": finished[0] if finished else "",

@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import Any
 
 from pubsel.papers import typeset
-from pubsel.papers.join import Cell, guarantee
+from pubsel.papers.join import Cell
 from pubsel.papers.report.linked import Runs, Shown, shown
 from pubsel.privacy import composition, ledger
 from pubsel.privacy.ledger import Line, is_measurement
-from pubsel.records import at
+from pubsel.records import at, guarantee
 from pubsel.release import card
 from pubsel.settings.command_line import command, written
 from pubsel.settings.identity import is_path

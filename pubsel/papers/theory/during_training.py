@@ -49,7 +49,7 @@ from pubsel.gradients.subspace import (
     top_k,
 )
 from pubsel.messages import UsageError, say
-from pubsel.papers import figures, join
+from pubsel.papers import figures
 from pubsel.privacy.sampling import Schedule, poisson_sample
 from pubsel.settings import CONF
 from pubsel.settings.identity import as_json, digest_of, identity_of, short_name
@@ -308,7 +308,7 @@ def follow(name: str, settings: RunConfig, sets: list[str], ks: list[int], point
         def watched(view: View, step: int) -> Mechanism:
             if step in missing:
                 rows.extend(look(view, step))
-                join.write_table(pandas.DataFrame(rows), kept, program)
+                records.write_table(pandas.DataFrame(rows), kept, program)
                 say(f"  {name}: measured before step {step} of {plan.steps}")
             return take(view, step)
 
