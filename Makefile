@@ -64,7 +64,7 @@ results/benchmark_gpu.csv: | venv
 	$(BIN)/python -m pytest -m gpu
 	$(BIN)/python scripts/benchmark.py --short --device cuda --to $@
 
-# whatever the records allow: tables (CSV, Markdown, LaTeX), figures (PNG, SVG, PDF), and one page with both
+# whatever the records allow: tables (CSV, Markdown, LaTeX), figures (SVG, PDF), and one page with both
 tables figures: venv
 	$(BIN)/pubsel $(@:s=) all $(ARGS)
 

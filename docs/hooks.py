@@ -80,9 +80,9 @@ def generated() -> dict[str, str]:
 
 
 def shown_results() -> list[Path]:
-    """The pages and the pictures of results/ that the site shows as they are."""
+    """Return the pages of results/ that the site shows as they are."""
     folder = ROOT / "results"
-    return [*folder.glob("*.md"), *folder.glob("*.png"), *folder.glob("tables/*.md"), *folder.glob("figures/*.png")]
+    return [*folder.glob("*.md"), *folder.glob("tables/*.md")]
 
 
 def beside(file: Path) -> str:

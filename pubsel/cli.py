@@ -150,9 +150,8 @@ def _attack(values: DictConfig) -> None:
         values.public = [values.public]
     settings = check(AttackConfig, values)
     from pubsel.commands.attack import NOT_PRIVATE, attack
-    from pubsel.papers.typeset import text
 
-    print(text(attack(settings)), NOT_PRIVATE, sep="\n\n")
+    print(attack(settings).to_string(index=False), NOT_PRIVATE, sep="\n\n")
 
 
 def _audit(values: DictConfig) -> None:
@@ -567,9 +566,7 @@ def _complete(words: list[str], line: str) -> int:
         case ["attack"]:
             choices = [attack.name for attack in Attack]
         case ["table"]:
-            from pubsel.papers import attacked
-
-            choices = ["all", *named("tables"), *attacked.TABLES]
+            choices = ["all", *named("tables"), *(name for name in named("work") if name.startswith("gsd_table"))]
         case ["make"]:
             choices = sorted({*named("tables"), *named("work")})
         case ["figure"]:

@@ -18,13 +18,16 @@ from dataclasses import MISSING, dataclass, field, fields
 from functools import cache
 from html import escape
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from pubsel import __version__, files
 from pubsel.files import PRIVATE_FOLDER, guard, plain, unreadable, write_whole
 from pubsel.messages import UsageError, UserError, cannot_write, gib, say
-from pubsel.settings.keys import RankConfig, RunConfig
+from pubsel.settings.keys import RankConfig, RunConfig, is_weak
 from pubsel.settings.schema import MOST, fits, misfit
+
+if TYPE_CHECKING:
+    import pandas
 
 _HERE = Path(__file__).resolve().parent
 
@@ -413,6 +416,20 @@ def as_cell(value: Any) -> Any:
     return ("'" * bool(runs) + value).replace("\r", "\n")
 
 
+def as_csv(frame: "pandas.DataFrame", about: str = "") -> str:
+    """Return CSV: floats with at most six digits, so that equal tables are equal bytes. about: lines of comment before
+    the head, each after "# "."""
+    comment = "".join(f"# {line}\n" for line in about.splitlines())
+    frame = frame.rename(columns=as_cell).map(as_cell)
+    text: str = frame.to_csv(index=False, float_format="%.6g", lineterminator="\n")
+    return comment + text
+
+
+def write_table(frame: "pandas.DataFrame", path: Path, about: str = "") -> None:
+    """Write `as_csv`, whole or not at all."""
+    write_whole(path, as_csv(frame, about))
+
+
 _FORMULA = re.compile(r"\s*[=+@\uff1d\uff0b\uff0d\uff20-]|[\t\r\n]")
 _NUMBER = re.compile(r"[+-]?\d+(\.\d+)?([eE][+-]?\d+)?")
 
@@ -631,6 +648,18 @@ def provenance() -> dict[str, Any]:
 
     hardware = f"{processor()}, {os.cpu_count()} cores"
     return {"numbers": NUMBERS, "versions": versions, "commit": _commit(_HERE.parent), "hardware": hardware}
+
+
+def guarantee(record: dict[str, Any]) -> str:
+    """Return what a record's guarantee may be called: valid, weak (valid, with a delta above 1/n) or none."""
+    statement = record.get("privacy") or {}
+    if statement.get("valid") is not True:
+        return "none"
+
+    # records that are older than the word "weak" lack it, so it is derived as well
+    n = record.get("private_units") or record.get("private_examples")
+    weak = n is not None and is_weak(statement.get("delta") or 0.0, n)
+    return "weak" if statement.get("weak") or weak else "valid"
 
 
 def outdated(record: Mapping[str, Any]) -> str:

@@ -88,7 +88,7 @@ def main() -> None:
     try:
         rows, points = compare(folder)
         for frame, name in ((rows, f"{TABLE}_compared.csv"), (points, f"{TABLE}_values.csv")):
-            join.write_table(frame, folder / "tables" / name)
+            records.write_table(frame, folder / "tables" / name)
     except UserError as error:
         raise SystemExit(f"compare_distances: {error}") from None
     for private, part in points.groupby("private", sort=False):

@@ -1,4 +1,4 @@
-"""How time and memory grow: `make bench-scaling`, or with ARGS=--short. Writes results/scaling.csv and scaling.png.
+"""How time and memory grow: `make bench-scaling`, or with ARGS=--short. Writes results/scaling.csv and scaling.svg.
 
 Each variable is doubled in turn, the others such that it matters; exponents are by least squares in log-log, and stand
 beside those that are expected.
@@ -172,7 +172,7 @@ def main() -> None:
     rows = scaling(given.short, given.device, given.threads)
     measuring.write(given.to, rows, where)
     if given.to.descriptor is None and not given.to.special:
-        plot(rows, given.to.path.with_suffix(".png"))
+        plot(rows, given.to.path.with_suffix(".svg"))
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from pubsel import distances
 from pubsel import records as results
+from pubsel.papers import join
 from pubsel.privacy.randomness import Secret
 from pubsel.settings.methods import option
 
@@ -37,3 +38,8 @@ def save(folder, *records):
     for number, one in enumerate(records):
         results.write_record(folder / "runs" / f"{number:03d}" / "result.json", one)
     return folder
+
+
+def table(name, folder):
+    """The frame of a table, of the records in a folder."""
+    return join.make(name, results.read_records(folder), results.read_ranks(folder)).frame

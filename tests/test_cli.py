@@ -285,7 +285,7 @@ def test_help_and_cfg_teach_and_run_nothing(cli: Cli) -> None:
         ("predict", ["pubsel predict NAME ./new_images", "to=answers.csv", "model.json"]),
         ("export", ["pubsel export NAME to=./model", "anyway=false", "privacy.html"]),
         ("rank", ["pubsel rank private=digits", "distance=NAME", "dp_gsd, frechet", "convert=resize"]),
-        ("attack", ["pubsel attack loss run=NAME", "trials=5", "gsd_table8.csv"]),
+        ("attack", ["pubsel attack loss run=NAME", "trials=5", "pubsel table gsd_table8"]),
         ("audit", ["pubsel audit +experiment=quickstart", "audit.canaries=1000"]),
         ("table", ["pubsel table gsd_table2", "results=results"]),
         ("make", ["pubsel make pillar_ours hydra/launcher=joblib", "dry=false"]),

@@ -28,9 +28,9 @@ def test_all_draws_each_figure_that_the_records_allow(tmp_path: Path) -> None:
     save(tmp_path, *three(), *(swept(k=k) for k in (5, 10)))
     paths = draw.run(asked("all", tmp_path)).splitlines()
     names = ("pillar_k", "gsd_settings_distance", "gsd_table2_distance")  # one record is in two tables
-    assert paths == [str(tmp_path / "figures" / f"{name}.{kind}") for name in names for kind in ("png", "svg", "pdf")]
+    assert paths == [str(tmp_path / "figures" / f"{name}.{kind}") for name in names for kind in ("svg", "pdf")]
     assert sorted(path.name for path in (tmp_path / "figures").glob("*.csv")) == sorted(f"{name}.csv" for name in names)
-    assert draw.run(asked("pillar_k", tmp_path)).splitlines() == paths[:3]
+    assert draw.run(asked("pillar_k", tmp_path)).splitlines() == paths[:2]
 
 
 def test_a_table_with_a_reference_is_drawn_against_time_at_one_epsilon(tmp_path: Path) -> None:
@@ -38,7 +38,7 @@ def test_a_table_with_a_reference_is_drawn_against_time_at_one_epsilon(tmp_path:
     save(tmp_path, *runs, raced("dp_sgd", public=None, utility=0.3))
     paths = draw.run(asked("recipes", tmp_path)).splitlines()
     stem = tmp_path / "figures" / "recipes_time-mobilenetv2-eps1"
-    assert paths == [f"{stem}.{kind}" for kind in ("png", "svg", "pdf")]
+    assert paths == [f"{stem}.{kind}" for kind in ("svg", "pdf")]
     frame = pandas.read_csv(f"{stem}.csv", comment="#")
     assert list(frame["method"]) == ["whitened_head", "dp_sgd", "pillar"]
     assert "0 or none counts as 0.05" in Path(f"{stem}.csv").read_text()
@@ -75,7 +75,7 @@ def test_losses_are_drawn_beside_their_audit(tmp_path: Path) -> None:
     record = {"identity": "a", "claimed": 2.0, "delta": 1e-5, "algorithm": "adamix", "private": "digits"}
     records.write_record(audit / "result.json", record)
     (audit / "per_instance.csv").write_text("example,epsilon\n0,0.5\n1,1.5\n")
-    assert draw.run(asked("per_instance", tmp_path)).splitlines()[0] == str(audit / "per_instance.png")
+    assert draw.run(asked("per_instance", tmp_path)).splitlines()[0] == str(audit / "per_instance.svg")
 
 
 def test_separability_of_pixels(tmp_path: Path) -> None:

@@ -119,18 +119,10 @@ def test_lemma_4_1_is_measured_as_it_is_stated(first, tmp_path):
 def test_gsd_is_that_of_algorithm_1_on_batch_and_public_images(first, tmp_path):
     """With given labels, rows as they are, and as many public images as the batch holds, nothing is drawn at random."""
     n = len(first.batch)
-    frame = measured(
-        tmp_path,
-        "gsd_figure1",
-        "sets=[digits]",
-        "k=[3]",
-        "points=1",
-        f"pair.m={n}",
-        "distance.parameters=all",
-    )
-    split, _ = public_examples(
-        "digits", n, first.task.private, Reader("nowhere"), first.settings.pair.convert, "digits"
-    )
+    words = ["sets=[digits]", "k=[3]", "points=1", f"pair.m={n}", "distance.parameters=all"]
+    frame = measured(tmp_path, "gsd_figure1", *words)
+    convert = first.settings.pair.convert
+    split, _ = public_examples("digits", n, first.task.private, Reader("nowhere"), convert, "digits")
     public = first.rows(split.x, split.y)
     bases = [torch.linalg.svd(rows, full_matrices=False).Vh[:3].T.numpy() for rows in (first.batch, public)]
     want = np.sqrt(np.sum(np.sin(subspace_angles(*bases)) ** 2) / 3)
@@ -186,7 +178,7 @@ def test_what_was_stopped_goes_on_and_ends_alike_and_what_is_finished_is_not_tra
     pandas.testing.assert_frame_equal(measured(tmp_path / "stopped", *words), whole)
     assert len(calls) == len(set(whole["step"])) + 1  # the third moment twice, no other
     paths = sorted((tmp_path / "stopped" / "figures").iterdir())
-    assert [path.suffix for path in paths] == [".csv", ".pdf", ".png", ".svg"]
+    assert [path.suffix for path in paths] == [".csv", ".pdf", ".svg"]
     before = [path.read_bytes() for path in paths]
     assert before[0].startswith(b"# Not differentially private")
     monkeypatch.setattr(during_training, "fit", None)

@@ -32,7 +32,6 @@ from pubsel.cli import main
 from pubsel.messages import UserError
 from pubsel.models import build, memory
 from pubsel.models import weights as of_weights
-from pubsel.papers.join import as_csv
 from pubsel.release import classifier
 from pubsel.release.bundle import public_facts
 from pubsel.settings import command_line, fetching
@@ -321,5 +320,5 @@ def test_no_spreadsheet_runs_the_name_of_a_class(name):
         head, row = csv.reader(file)
     assert head[3:] == [cell, "-1.5e3"]
     assert row[1] in head[3:]
-    table = as_csv(pandas.DataFrame({"private": [name], "public": ["-1.5"]}))
+    table = records.as_csv(pandas.DataFrame({"private": [name], "public": ["-1.5"]}))
     assert [*csv.reader(io.StringIO(table, newline=""))] == [["private", "public"], [cell, "-1.5"]]

@@ -128,6 +128,15 @@ def test_what_a_test_writes_outside_of_its_folder_is_seen(written_elsewhere, tmp
     written_elsewhere.clear()
 
 
+def test_only_the_commands_of_the_papers_import_papers():
+    """A handler in cli.py, or tab completion of the command figure."""
+    handlers = ("_table", "_make", "_figure", "_report", "_complete")
+    for path, tree in sources().items():
+        for node in tree.body if path.parts[0] != "papers" else []:
+            name = getattr(node, "name", "")
+            assert "papers" not in imported(node) or (str(path) == "cli.py" and name in handlers), (path, name)
+
+
 def test_functions_are_short():
     long = {name: node.end_lineno - node.lineno + 1 for name, node in functions()}
     assert {name: lines for name, lines in long.items() if lines > MOST_LINES} == {}

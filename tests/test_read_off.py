@@ -1,14 +1,9 @@
 """Figures that are read off the cells of curves: which k, which drop, which start, as many examples of which kind."""
 
-from pathlib import Path
-
 import pytest
-from test_draw import asked
 from test_figures import drawn, swept
 
-from pubsel.messages import UserError
-from pubsel.papers import draw, figures, read_off
-from tests.synthetic import save
+from pubsel.papers import figures, read_off
 
 
 def of_test(*words, public=None, pair=None, **more):
@@ -34,16 +29,6 @@ def test_the_best_k_is_that_of_the_selection():
     ]  # fmt: skip
 
 
-def test_the_best_k_has_a_line_for_each_private_set(tmp_path):
-    records = [
-        run for private in ("flowers5", "kagchest") for e in (0.1, None, 0.7) for run in by_k(e, 40, private=private)
-    ]
-    frame = read_off.best_k(records)
-    text = drawn(read_off.draw_best_k(frame), tmp_path)
-    for part in ("best k", "∞", "40", "kagchest, fmnist_cnn"):
-        assert part in text
-
-
 def test_the_drop_is_the_share_of_the_accuracy_without_a_guarantee_seed_by_seed():
     records = [swept("pillar", None, seed, utility=u, k=5) for seed, u in enumerate((0.8, 0.5, 0.9))]
     records += [swept("pillar", 0.1, seed, utility=u, k=5) for seed, u in enumerate((0.4, 0.4))]
@@ -54,7 +39,7 @@ def test_the_drop_is_the_share_of_the_accuracy_without_a_guarantee_seed_by_seed(
     assert frame["std"][0] == pytest.approx(30 / 2**0.5)
 
 
-def test_the_drop_has_a_bar_for_each_model(tmp_path):
+def test_the_drop_has_a_bar_for_each_model():
     records = []
     for private, model, utility in (("a", "m", 0.4), ("a", "n", 0.6), ("b", "m", 0.3), ("b", "n", 0.7)):
         runs = [
@@ -62,13 +47,11 @@ def test_the_drop_has_a_bar_for_each_model(tmp_path):
             swept("pillar", 0.1, private=private, utility=utility),
         ]
         records += [run | {"model": model} for run in runs]
-    figure = read_off.draw_drop(read_off.drop(records))
-    (axis,) = figure.axes
+    (axis,) = read_off.draw_drop(read_off.drop(records)).axes
     assert sorted(bar.get_height() for bar in axis.patches) == pytest.approx([12.5, 25, 50, 62.5])
-    assert "lost to privacy, percent" in drawn(figure, tmp_path)
 
 
-def test_examples_a_class_are_public_shots_or_the_share_of_private_ones(tmp_path):
+def test_examples_a_class_are_public_shots_or_the_share_of_private_ones():
     public = [
         of_test("only_public", None, pair={"shots": n}, public="mnist", private="mnist", utility=n / 50)
         for n in (5, 20)
@@ -86,8 +69,6 @@ def test_examples_a_class_are_public_shots_or_the_share_of_private_ones(tmp_path
         ("public", 5), ("public", 20), ("private, ε = 1", 50), ("private, ε = 1", 100), ("private, ε = 3", 50),
         ("private, ε = 3", 100),
     ]  # fmt: skip
-    text = drawn(read_off.draw_samples(frame), tmp_path)
-    assert "training examples a class" in text
     assert read_off.samples([*public, *private[:1]]).empty
     assert read_off.samples(public).empty
 
@@ -99,7 +80,7 @@ def boosted(utility, algorithm="adamix", epsilon=3.0, shots=5, seed=0):
     return of | {"label": "shots", "seed": seed, "identity": f"{algorithm}-{epsilon}-{shots}-{seed}"}
 
 
-def test_the_boost_is_what_private_data_add_of_what_they_could(tmp_path):
+def test_the_boost_is_what_private_data_add_of_what_they_could():
     ends = [boosted(u, "only_public", None, n, seed) for n, pair in ((5, (0.3, 0.5)), (20, (0.7, 0.7)))
             for seed, u in enumerate(pair)]  # fmt: skip
     ends += [boosted(0.8, "paragon", None, None, seed) for seed in (0, 1)]
@@ -114,9 +95,6 @@ def test_the_boost_is_what_private_data_add_of_what_they_could(tmp_path):
     # without the one seed 0.3 / 0.1, without the other 0.5 / 0.2
     assert frame["std"][0] == pytest.approx(abs(3 - 2.5) / 2)
     assert read_off.boost(mixed).empty
-    text = drawn(read_off.draw_boost(frame), tmp_path)
-    assert "performance boost" in text
-    assert "adamix, ε = 3" in text
 
 
 def test_a_boost_is_infinite_where_a_private_method_learns_as_much_as_without_privacy(tmp_path):
@@ -134,7 +112,7 @@ def started(algorithm="adamix_clip", model="clip_rn50", utility=0.5, rate=0.1, s
     return made | {"model": model, "identity": f"{made['identity']}-{model}-{pretrained}-{rate}-{shots}"}
 
 
-def test_clip_is_named_by_what_it_starts_from_next_to_adamix_on_the_same_data(tmp_path):
+def test_clip_is_named_by_what_it_starts_from_next_to_adamix_on_the_same_data():
     records = [
         started("adamix", "resnet50_sl", 0.6), started("adamix", "resnet50_sl", 0.5, rate=0.2),
         started("adamix", "resnet50_sl", 0.9, shots=40),  # other data
@@ -148,13 +126,10 @@ def test_clip_is_named_by_what_it_starts_from_next_to_adamix_on_the_same_data(tm
         ("resnet50_sl", "public", 60),
     ]  # fmt: skip
     assert not frame["setting"].any()
-    text = drawn(read_off.draw_initialisation(frame), tmp_path)
-    for part in ("clip_rn50, language", "resnet50_sl, public", "mit67", "ε = 3"):
-        assert part in text
     assert read_off.initialisation(records[:3]).empty
 
 
-def test_another_domain_is_a_line_of_its_own_of_its_study(tmp_path):
+def test_another_domain_is_a_line_of_its_own_of_its_study():
     domains = ("domainnet_painting", "domainnet_real")
     runs = [of_test("adamix", e, public=p, private=domains[0], utility=e / 10) for p in domains for e in (1.0, 3.0)]
     runs += [of_test("only_public", None, public=p, private=domains[0], utility=0.1) for p in domains]
@@ -166,10 +141,9 @@ def test_another_domain_is_a_line_of_its_own_of_its_study(tmp_path):
     assert set(frame["private"]) == {"domainnet_painting"}
     named = [f"{algorithm}\npublic={public}" for algorithm in ("adamix", "only_public") for public in domains]
     assert list(dict.fromkeys(frame["line"])) == named
-    assert "public=domainnet_real" in drawn(figures.curves(frame, curve.x, curve.line), tmp_path)
 
 
-def test_gep_and_b_gep_are_lines_against_k(tmp_path):
+def test_gep_and_b_gep_are_lines_against_k():
     runs = [
         of_test(a, 8.0, public="imagenet", private="cifar10", k=k, utility=0.6)
         for a in ("b_gep", "gep")
@@ -182,14 +156,3 @@ def test_gep_and_b_gep_are_lines_against_k(tmp_path):
     assert list(zip(frame["line"], frame["x"], strict=True)) == [
         ("gep", 500), ("gep", 1000), ("b_gep", 500), ("b_gep", 1000),
     ]  # fmt: skip
-    drawn(figures.curves(frame, curve.x, curve.line), tmp_path)
-
-
-def test_they_are_figures_of_the_command(tmp_path: Path) -> None:
-    save(tmp_path, *by_k(0.1, 10), *by_k(0.7, 40), *by_k(None, 160))
-    for name in ("pillar_best_k", "pillar_drop"):
-        paths = draw.run(asked(name, tmp_path)).splitlines()
-        assert paths == [str(tmp_path / "figures" / f"{name}.{kind}") for kind in ("png", "svg", "pdf")]
-        assert (tmp_path / "figures" / f"{name}.csv").is_file()
-    with pytest.raises(UserError, match="figure=adamix_samples: no record for it"):
-        draw.run(asked("adamix_samples", tmp_path))

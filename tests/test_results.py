@@ -9,9 +9,8 @@ import pytest
 
 from pubsel import records
 from pubsel.messages import UserError
-from pubsel.papers import join
 from pubsel.records import processor
-from tests.synthetic import record, save
+from tests.synthetic import record, save, table
 
 # Records
 
@@ -45,32 +44,6 @@ def test_a_write_that_fails_in_the_middle_leaves_the_folder_as_it_was(tmp_path, 
     assert not old or path.read_text() == old
 
 
-def test_an_interrupt_in_the_middle_leaves_nothing_and_goes_on_up(tmp_path, monkeypatch):
-    def interrupt(*_):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(records.os, "replace", interrupt)
-    with pytest.raises(KeyboardInterrupt):
-        records.write_record(tmp_path / "result.json", record())
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_the_file_is_whole_and_synced_before_it_gets_its_name(tmp_path, monkeypatch):
-    happened = []
-    fsync, replace = os.fsync, os.replace
-
-    def watched_replace(source, target):
-        assert json.loads(Path(source).read_text()) == record()
-        assert Path(source).parent == Path(target).parent
-        happened.append("replace")
-        replace(source, target)
-
-    monkeypatch.setattr(records.os, "fsync", lambda handle: (happened.append("fsync"), fsync(handle)))
-    monkeypatch.setattr(records.os, "replace", watched_replace)
-    records.write_record(tmp_path / "result.json", record())
-    assert happened[:2] == ["fsync", "replace"]
-
-
 def test_a_record_that_is_no_json_touches_no_file(tmp_path):
     with pytest.raises(TypeError):
         records.write_record(tmp_path / "runs" / "result.json", {"utility": object()})
@@ -101,18 +74,8 @@ def test_a_broken_record_is_named_with_the_remedy(tmp_path, broken, capsys):
 
     # the others go on, after a line about it
     assert [one["seed"] for one in records.read_records(tmp_path)] == [0]
-    assert len(join.table("gsd_table2", tmp_path).dropna(subset=["utility"])) == 1
+    assert len(table("gsd_table2", tmp_path).dropna(subset=["utility"])) == 1
     assert capsys.readouterr().err == f"left out: {caught.value}\n"
-
-
-def test_every_truncation_of_a_record_is_noticed(tmp_path):
-    path = tmp_path / "result.json"
-    records.write_record(path, record())
-    whole = path.read_text().rstrip()
-    for length in range(0, len(whole), 37):
-        path.write_text(whole[:length])
-        with pytest.raises(UserError, match="no complete record"):
-            records.read_record(path)
 
 
 def test_records_are_sorted_and_only_finished_runs_count(tmp_path):

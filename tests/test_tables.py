@@ -3,8 +3,6 @@ import errno
 import json
 import math
 import os
-import shutil
-from pathlib import Path
 
 import numpy as np
 import pandas
@@ -15,9 +13,7 @@ from pubsel import records
 from pubsel.messages import UsageError, UserError
 from pubsel.papers import join, report, typeset
 from pubsel.settings.keys import TableConfig
-from tests.synthetic import record, save
-
-GOLDEN = Path(__file__).parent / "golden"
+from tests.synthetic import record, save, table
 
 # Rows of each table as counted in the papers.
 PAPER_ROWS = {
@@ -48,6 +44,10 @@ EXTRA = [
 ]  # fmt: skip
 
 
+def ranks_of(name, folder):
+    return join.make(name, records.read_records(folder)).ranks
+
+
 def fashion(frame, **where):
     """The rows of Fashion-MNIST where the columns have these values (None: empty)."""
     rows = frame[frame["private"] == "fashion_mnist"]
@@ -61,17 +61,11 @@ def fashion(frame, **where):
 
 def test_seeds_of_one_cell_are_averaged_with_the_sample_deviation(tmp_path):
     save(tmp_path, record(0, 0.80, (0.3, 0.4)), record(1, 0.82, (0.5, 0.6)), record(2, 0.87, (0.7, 0.8)))
-    row = fashion(join.table("gsd_table2", tmp_path), public="fashion_mnist").iloc[0]
+    row = fashion(table("gsd_table2", tmp_path), public="fashion_mnist").iloc[0]
     assert (row["seeds"], row["utility"], row["distance"]) == (3, 83.0, 0.55)
     assert row["utility_std"] == pytest.approx(math.sqrt((9 + 1 + 16) / 2), abs=0.005)
     assert row["distance_std"] == pytest.approx(math.sqrt(2 * (0.25**2 + 0.15**2 + 0.05**2) / 5), abs=5e-5)
     assert row["difference"] == pytest.approx(83 - 85.25)
-
-
-def test_a_single_seed_has_no_deviation(tmp_path):
-    row = fashion(join.table("gsd_table2", save(tmp_path, record())), public="fashion_mnist").iloc[0]
-    assert pandas.isna(row["utility_std"])
-    assert row["seeds"] == 1
 
 
 @pytest.mark.parametrize(
@@ -87,7 +81,7 @@ def test_a_single_seed_has_no_deviation(tmp_path):
 )
 def test_records_that_differ_in_more_than_the_seed_are_never_averaged(tmp_path, other):
     save(tmp_path, record(0, 0.6), record(1, 0.8, **other))
-    frame = join.table("gsd_table2", tmp_path)
+    frame = table("gsd_table2", tmp_path)
     ours = fashion(frame).dropna(subset="utility")
     assert sorted(ours["utility"]) == [60, 80]
     assert list(ours["seeds"]) == [1, 1]
@@ -97,23 +91,23 @@ def test_records_that_differ_in_more_than_the_seed_are_never_averaged(tmp_path, 
 
 def test_the_setting_column_names_what_differs_and_nothing_else(tmp_path):
     save(tmp_path, record(0, algorithm__k=250), record(0, algorithm__k=1000), record(0, public="mnist"))
-    frame = join.table("gsd_table2", tmp_path)
+    frame = table("gsd_table2", tmp_path)
     assert sorted(fashion(frame)["setting"].dropna()) == ["algorithm.k=1000", "algorithm.k=1000", "algorithm.k=250"]
-    alone = join.table("gsd_table2", save(tmp_path / "alone", record(0), record(1)))
+    alone = table("gsd_table2", save(tmp_path / "alone", record(0), record(1)))
     assert alone["setting"].isna().all()
 
 
 def test_two_copies_of_one_run_are_refused_and_both_named(tmp_path):
     one, two = record(), copy.deepcopy(record()) | {"identity": "synthetic-copy"}
     with pytest.raises(UserError, match="synthetic-copy") as caught:
-        join.table("gsd_table2", save(tmp_path, one, two))
+        table("gsd_table2", save(tmp_path, one, two))
     assert one["identity"] in str(caught.value)
 
 
 @pytest.mark.parametrize("privacy", [{"valid": False}, {}, None])
 def test_one_record_without_a_guarantee_makes_the_cell_invalid(tmp_path, privacy):
     save(tmp_path, record(0), record(1) | {"privacy": privacy, "commit": "b"})
-    row = fashion(join.table("gsd_table2", tmp_path), public="fashion_mnist").iloc[0]
+    row = fashion(table("gsd_table2", tmp_path), public="fashion_mnist").iloc[0]
     assert row["valid"] == False  # noqa: E712  (pandas.NA would be neither)
     assert row["commits"] == 2
 
@@ -123,16 +117,16 @@ def test_a_delta_above_one_in_n_is_nowhere_called_valid_without_the_word_weak(tm
     weak = record(1) | {"privacy": {"valid": True, **said}, "private_examples": 2000}
     right = record(0) | {"privacy": {"valid": True, "delta": 1e-5}, "private_examples": 2000}
     save(tmp_path, right, weak)
-    row = fashion(join.table("gsd_table2", tmp_path), public="fashion_mnist").iloc[0]
+    row = fashion(table("gsd_table2", tmp_path), public="fashion_mnist").iloc[0]
     assert row["valid"] == "weak"
-    assert [join.guarantee(one) for one in (right, weak, record(2) | {"privacy": None})] == ["valid", "weak", "none"]
-    table = join.make("gsd_table2", records.read_records(tmp_path))
-    shown, constant = typeset.columns(table.frame)
+    assert [records.guarantee(one) for one in (right, weak, record(2) | {"privacy": None})] == ["valid", "weak", "none"]
+    made = join.make("gsd_table2", records.read_records(tmp_path))
+    shown, constant = typeset.columns(made.frame)
     (column,) = (column for column in shown if column.key == "valid")
     assert "weak" in column.texts()
     assert not any("valid" in text for text in constant)
-    assert any("1 rows of ours have a weak privacy guarantee" in note for note in typeset.notes(table))
-    assert ",weak," in join.as_csv(table.frame)
+    assert any("1 rows of ours have a weak privacy guarantee" in note for note in typeset.notes(made))
+    assert ",weak," in records.as_csv(made.frame)
     page = report.page([right, weak])
     assert "weak guarantee, delta above 1/n</dt><dd>1</dd>" in page
 
@@ -149,22 +143,13 @@ def test_records_kept_with_the_code_count_unless_the_cell_was_run_again(tmp_path
 
 
 def test_without_records_a_table_is_the_papers_and_ours_is_empty(tmp_path):
-    frame = join.table("gsd_table2", tmp_path)
+    frame = table("gsd_table2", tmp_path)
     paper = frame[frame["label"] == "paper"]
     assert len(paper) == 12
     assert list(paper["paper_utility"])[:4] == [58.63, 57.64, 56.75, 52.16]
     assert frame[["utility", "utility_std", "seeds", "distance", "difference", "valid", "commits"]].isna().all().all()
     assert len(frame[frame["label"] == "tuned"]) == 3
     assert set(frame[frame["label"] == "tuned"]["algorithm"]) == {"dp_sgd"}
-
-
-def test_dp_sgd_stands_twice_each_beside_the_papers_number(tmp_path):
-    tuned = record(0, 0.85, None, None, "dp_sgd", "tuned")
-    frame = join.table("gsd_table2", save(tmp_path, record(0, 0.75, None, None, "dp_sgd"), tuned))
-    rows = fashion(frame, algorithm="dp_sgd")
-    assert list(rows["label"]) == ["paper", "tuned"]
-    assert list(rows["utility"]) == [75, 85]
-    assert list(rows["paper_utility"]) == [79.77, 79.77]
 
 
 def ranked(private, model="probe", seed=0, **values):
@@ -181,7 +166,7 @@ def test_distances_of_rank_stand_beside_the_papers_where_nothing_trains(tmp_path
         records.write_record(tmp_path / "ranks" / one["identity"] / "result.json", one)
     trained = record(public="kagskin", algorithm="second_phase", utility=0.86, values=(0.7,))
     save(tmp_path, trained | {"private": "ham10000_224", "model": "densenet121"})
-    frame = join.table("gsd_table14", tmp_path)
+    frame = table("gsd_table14", tmp_path)
     assert len(frame) == 31
     ours = frame.dropna(subset="distance").set_index(["private", "public", "model"])
     assert dict(ours["distance"]) == {
@@ -197,7 +182,7 @@ def test_distances_of_rank_stand_beside_the_papers_where_nothing_trains(tmp_path
     text = typeset.run(TableConfig(table="gsd_table14", results=str(tmp_path), debug=False))
     assert "0.450 ± 0.071" in text
     assert [cell["algorithm"] for cell in join.table_cells("gsd_table14", tmp_path)] == ["second_phase"]
-    assert join.table("gsd_table2", tmp_path)["distance"].isna().all()  # ranks belong where conf/tables says so
+    assert table("gsd_table2", tmp_path)["distance"].isna().all()  # ranks belong where conf/tables says so
 
 
 def test_a_table_shows_further_distances_of_rank_next_to_the_papers(tmp_path):
@@ -214,7 +199,7 @@ def test_a_table_shows_further_distances_of_rank_next_to_the_papers(tmp_path):
     trained["settings"]["model"] = {"trained": ["fc"]}
     save(tmp_path, trained | {"private": "chestxray14", "model": "resnet152"})
 
-    frame = join.table("gsd_table4", tmp_path).set_index("public")
+    frame = table("gsd_table4", tmp_path).set_index("public")
     assert len(frame) == 4
     row = frame.loc["kagchest"]
     assert list(row[["utility", "distance", "distance_task2vec"]]) == [66, 0.4, 0.4]
@@ -228,52 +213,7 @@ def test_a_table_shows_further_distances_of_rank_next_to_the_papers(tmp_path):
     # two records of one distance: none is taken silently
     records.write_record(tmp_path / "ranks" / "again" / "result.json", one | {"identity": "again"})
     with pytest.raises(UserError, match="both are task2vec: say which under further"):
-        join.table("gsd_table4", tmp_path)
-
-
-def test_a_broken_record_of_rank_is_named(tmp_path, capsys):
-    records.write_record(tmp_path / "ranks" / "x" / "result.json", {"identity": "x"})
-    join.table("gsd_table14", tmp_path)
-    assert "ranks/x/result.json is no record, it lacks 'private'" in capsys.readouterr().err
-
-
-def test_images_at_another_size_are_no_cell_of_the_paper(tmp_path):
-    lesions = record(public="ham10000", algorithm="second_phase", pair__private="ham10000")
-    save(tmp_path, lesions | {"private": "ham10000", "model": "densenet121"})
-    assert join.table("gsd_table3", tmp_path)["seeds"].isna().all()
-    large = record(public="ham10000_224", algorithm="second_phase", pair__private="ham10000_224")
-    save(tmp_path, large | {"private": "ham10000_224", "model": "densenet121"})
-    row = join.table("gsd_table3", tmp_path).dropna(subset="seeds").iloc[0]
-    assert (row["private"], row["public"], row["paper_utility"]) == ("ham10000", "ham10000", 87.06)
-    assert row["difference"] == pytest.approx(80 - 87.06)
-
-
-def test_a_stand_in_is_shown_as_what_it_is(tmp_path):
-    frame = join.table("gsd_table2", save(tmp_path, record(public="flowers5", values=(0.45,))))
-    assert fashion(frame, public="flowers102").empty
-    row = fashion(frame, public="flowers5").iloc[0]
-    assert (row["paper_public"], row["paper_utility"], row["paper_distance"]) == ("flowers102", 84.54, 0.43)
-    assert row["utility"] == 80
-    assert pandas.isna(row["difference"])
-    both = join.table("gsd_table2", save(tmp_path, record(public="flowers5"), record(public="flowers102")))
-    assert len(fashion(both, paper_public="flowers102")) == 2
-    assert fashion(both, public="flowers102").iloc[0]["difference"] == pytest.approx(80 - 84.54)
-
-
-def test_records_without_a_paper_row_stay_and_others_stay_out(tmp_path):
-    other = record(1) | {"epsilon": 8.0}
-    frame = join.table("gsd_table2", save(tmp_path, record(public="cifar100"), other))
-    row = fashion(frame, public="cifar100").iloc[0]
-    assert row["utility"] == 80
-    assert pandas.isna(row["paper_utility"])
-    assert set(frame["epsilon"]) == {2}
-
-
-def test_rows_keep_the_papers_order_and_the_rest_comes_last_in_its_block(tmp_path):
-    frame = join.table("gsd_table2", save(tmp_path, record(public="cifar100"), record(public="mnist")))
-    assert list(dict.fromkeys(frame["private"])) == ["cifar10", "svhn", "fashion_mnist"]
-    publics = [None if pandas.isna(public) else public for public in fashion(frame)["public"]]
-    assert publics == ["fashion_mnist", "flowers102", "mnist", None, None, "cifar100"]
+        table("gsd_table4", tmp_path)
 
 
 def cifar(**changes):
@@ -290,27 +230,19 @@ def cifar(**changes):
 
 def test_table6_joins_on_m_and_table1_takes_m_2000_alone(tmp_path):
     save(tmp_path, cifar(m=1000), cifar(m=2000), cifar(m=4000, utility=0.70))
-    frame = join.table("gep_table6", tmp_path)
+    frame = table("gep_table6", tmp_path)
     assert len(frame) == 6
     gep = frame[frame["algorithm"] == "gep"]
     assert list(gep["m"]) == [1000, 2000, 4000]
     assert list(gep["difference"]) == pytest.approx([0.4, 0.2, -5.2])
     assert gep["setting"].isna().all()
-    first = join.table("gep_table1", tmp_path)
+    first = table("gep_table1", tmp_path)
     assert len(first) == 36
     assert list(first["utility"].dropna()) == [75]
 
 
-def test_table5_joins_on_the_labels(tmp_path):
-    save(tmp_path, cifar(public="cifar10"), cifar(public="cifar10", labels="given", utility=0.72))
-    frame = join.table("gep_table5", tmp_path)
-    assert len(frame) == 4
-    assert list(frame["labels"]) == ["given", "random", "random", "random"]
-    assert list(frame["difference"].dropna()) == pytest.approx([-0.9, -0.1])
-
-
 def test_pate_is_the_papers_own_number_only(tmp_path):
-    frame = join.table("gep_table1", save(tmp_path, cifar(algorithm="pate")))
+    frame = table("gep_table1", save(tmp_path, cifar(algorithm="pate")))
     pate = frame[frame["algorithm"] == "pate"]
     assert len(pate) == 9
     assert pate["utility"].isna().all()
@@ -320,7 +252,7 @@ def test_pate_is_the_papers_own_number_only(tmp_path):
 def test_an_unknown_table_lists_the_known(tmp_path):
     for name in ("nosuch", "../run", ""):
         with pytest.raises(UsageError, match="gep_table1, gep_table3, gep_table5"):
-            join.table(name, tmp_path)
+            table(name, tmp_path)
 
 
 # Correlations
@@ -329,22 +261,14 @@ def test_an_unknown_table_lists_the_known(tmp_path):
 def test_correlations_by_hand_and_against_scipy(tmp_path):
     points = {"fashion_mnist": (0.1, 0.9), "flowers5": (0.2, 0.7), "mnist": (0.3, 0.8), "cifar100": (0.4, 0.6)}
     save(tmp_path, *(record(0, utility, (distance,), public) for public, (distance, utility) in points.items()))
-    row = fashion(join.correlations("gsd_table2", tmp_path)).iloc[0]
+    assert list(fashion(table("gsd_table2", tmp_path), public="cifar100")["utility"]) == [60]  # the paper has no row
+    row = fashion(ranks_of("gsd_table2", tmp_path)).iloc[0]
     assert (row["pairs"], row["paper_pairs"]) == (4, 3)
     assert row["spearman"] == pytest.approx(1 - 6 * (9 + 0 + 0 + 9) / (4 * 15))  # rank differences 3, 0, 0, 3
     assert row["kendall"] == pytest.approx((1 - 5) / 6, abs=5e-5)
     distances, utilities = zip(*points.values(), strict=True)
     assert row["spearman"] == pytest.approx(stats.spearmanr(distances, utilities).statistic)
     assert (row["paper_spearman"], row["paper_kendall"]) == (-1, -1)
-
-
-def test_fewer_than_three_points_or_no_spread_say_nothing(tmp_path):
-    two = save(tmp_path / "two", record(0, 0.9, (0.1,)), record(0, 0.8, (0.2,), "mnist"))
-    row = fashion(join.correlations("gsd_table2", two)).iloc[0]
-    assert row["pairs"] == 2
-    assert pandas.isna(row["spearman"])
-    flat = save(tmp_path / "flat", *(record(0, 0.9, (i / 10,), p) for i, p in enumerate(["a", "b", "c"])))
-    assert pandas.isna(fashion(join.correlations("gsd_table2", flat)).iloc[0]["spearman"])
 
 
 def test_uncertainty_of_a_rank_correlation(tmp_path):
@@ -357,7 +281,7 @@ def test_uncertainty_of_a_rank_correlation(tmp_path):
             values = tuple(0.1 * place + noise * draw.standard_normal(5))
             for seed in range(3):
                 made.append(record(seed, 0.9 - 0.1 * place + noise * draw.standard_normal(), values, public))
-        row = fashion(join.correlations("gsd_table2", save(tmp_path / name, *made))).iloc[0]
+        row = fashion(ranks_of("gsd_table2", save(tmp_path / name, *made))).iloc[0]
         return row["spearman_low"], row["spearman_high"]
 
     assert interval("certain", 1e-3) == (-1, -1)
@@ -367,49 +291,19 @@ def test_uncertainty_of_a_rank_correlation(tmp_path):
     one_seed = [
         record(0, 0.9 - 0.1 * i, (0.1 * i, 0.2 * i + 0.01), p) for i, p in enumerate(["mnist", "flowers5", "cifar100"])
     ]
-    row = fashion(join.correlations("gsd_table2", save(tmp_path / "alone", *one_seed))).iloc[0]
+    row = fashion(ranks_of("gsd_table2", save(tmp_path / "alone", *one_seed))).iloc[0]
     assert row["spearman"] == pytest.approx(-1)
     assert pandas.isna(row["spearman_low"])
 
 
-def test_correlations_never_mix_settings_algorithms_or_dp_sgd(tmp_path):
-    save(
-        tmp_path,
-        record(0, 0.9, (0.1,)),
-        record(0, 0.8, (0.2,), "mnist"),
-        record(0, 0.1, (0.3,), "flowers5", algorithm__k=250),
-        record(0, 0.1, (0.3,), "fashion_mnist", "dp_sgd"),
-        record(0, 0.1, None, "cifar100"),
-    )
-    rows = fashion(join.correlations("gsd_table2", tmp_path))
-    assert dict(zip(rows["setting"], rows["pairs"], strict=True)) == {"algorithm.k=1000": 2, "algorithm.k=250": 1}
-    assert set(rows["algorithm"]) == {"gep"}
-
-
 # Files and text
-
-
-def test_the_golden_table_byte_for_byte(tmp_path):
-    shutil.copytree(GOLDEN / "runs", tmp_path / "runs")
-    text = typeset.run(TableConfig(table="gsd_table2", results=str(tmp_path), debug=False))
-    for name in ("gsd_table2.csv", "gsd_table2_correlation.csv"):
-        assert (tmp_path / "tables" / name).read_bytes() == (GOLDEN / name).read_bytes(), name
-    assert "81.00 ± 1.41" in text
-    assert "flowers5" in text
-    assert "No record" not in text
-    assert all("SYNTHETIC" in path.read_text() for path in GOLDEN.glob("runs/*/result.json"))
-
-
-def test_the_text_says_when_no_figure_is_ours(tmp_path):
-    text = typeset.run(TableConfig(table="gep_table6", results=str(tmp_path), debug=False))
-    assert "No record of this table" in text
 
 
 def test_a_single_seed_shows_its_interval_and_several_their_deviation(tmp_path):
     one = record(public="mnist", utility=0.8) | {"utility_interval": [0.78, 0.825]}
     two = [record(seed, 0.8) | {"utility_interval": [0.7, 0.9]} for seed in (0, 1)]
     save(tmp_path, one, *two, record(public="flowers5"))  # the last is older
-    frame = join.table("gsd_table2", tmp_path)
+    frame = table("gsd_table2", tmp_path)
     rows = fashion(frame).dropna(subset="seeds").set_index("public")
     assert list(rows.loc["mnist", ["utility", "utility_low", "utility_high"]]) == [80, 78, 82.5]
     assert rows.loc[["fashion_mnist", "flowers5"], ["utility_low", "utility_high"]].isna().all(axis=None)
@@ -425,7 +319,7 @@ def test_a_failed_table_leaves_the_old_one(tmp_path, monkeypatch):
     path.write_text("old")
     monkeypatch.setattr(records.os, "replace", lambda *_: (_ for _ in ()).throw(OSError(errno.ENOSPC, "full")))
     with pytest.raises(UserError, match="No space left on device"):
-        join.write_table(pandas.DataFrame({"a": [1.0]}), path)
+        records.write_table(pandas.DataFrame({"a": [1.0]}), path)
     assert path.read_text() == "old"
     assert os.listdir(tmp_path) == ["table.csv"]
 
@@ -518,7 +412,7 @@ def test_tables_that_repeat_each_other_agree():
 @pytest.mark.parametrize("name", join.names())
 def test_each_table_of_conf_covers_its_papers_rows(name, tmp_path):
     spec = join.spec(name)
-    frame = join.table(name, tmp_path)
+    frame = table(name, tmp_path)
     rows = join.paper_rows(spec.paper)
     assert len(frame[frame["label"] == "paper"]) == len(rows)
     for row in rows:

@@ -8,7 +8,6 @@ import pytest
 from pubsel import records as results
 from pubsel.papers import join, typeset
 from pubsel.settings import CONF
-from pubsel.settings.keys import TableConfig
 from tests.synthetic import record, save
 
 HOSTILE = r"50% of_$x^2 & {a}~\b#<script>|*`[1]"
@@ -30,29 +29,6 @@ def test_text_has_every_row_and_folds_columns_of_one_value():
     lines = typeset.text(frame, "Title").splitlines()
     assert lines[:3] == ["Title", "In every row: ε 2", "Public data  Ours"]
     assert [line.split() for line in lines[3:]] == [["a", "81.00", "±", "1.00"], ["none", "7.50"]]
-
-
-def test_ours_stands_beside_the_papers_and_what_is_missing_is_a_dash(tmp_path):
-    seeds = [record(seed, utility, (0.1, 0.4)) for seed, utility in enumerate((0.80, 0.82))]
-    one = record(public="mnist", utility=0.9, values=None) | {"utility_interval": [0.885, 0.912]}
-    table = made(tmp_path, *seeds, one, record(public="flowers5"))
-    rows = rows_of(typeset.markdown(table))
-    head = rows[0]
-    assert head.index("Paper") == head.index("Ours") + 1
-    by_public = {(row[head.index("Private data")], row[head.index("Public data")]): row for row in rows[2:15]}
-
-    def shown(private, public):
-        row = by_public[private, public]
-        return [row[head.index(key)] for key in ("Ours", "Paper", "Difference", "Seeds", "Distance")]
-
-    own = shown(r"fashion\_mnist", r"fashion\_mnist")
-    assert own == ["81.00 ± 1.41", "85.25", "−4.25", "2", "0.250 ± 0.173"]
-    assert shown(r"fashion\_mnist", "mnist")[0] == r"90.00 \[88.50, 91.20\]"
-    assert shown(r"fashion\_mnist", "mnist")[4] == "—"
-    assert shown("cifar10", "svhn") == ["—", "56.75", "—", "—", "—"]
-    stand_in = by_public[r"fashion\_mnist", "flowers5"]
-    assert stand_in[head.index("Paper's public data")] == "flowers102"
-    assert by_public[r"fashion\_mnist", "mnist"][head.index("Paper's public data")] == ""
 
 
 def test_a_table_without_a_record_shows_ours_as_missing(tmp_path):
@@ -88,18 +64,13 @@ def test_what_selected_the_settings_is_said():
         assert word in "\n".join(typeset.notes(join.make(name, [])))
 
 
-def test_long_settings_lose_what_says_nothing():
-    frame = pandas.DataFrame({"setting": ["algorithm.k=1 a.b.c=[1, 2]", "algorithm.k=1 distance.k=2"], "utility": 1.0})
-    assert typeset.columns(frame)[0][0].texts() == ["k=1 c=[1, 2]", "algorithm.k=1 distance.k=2"]
-
-
 def test_every_letter_of_a_name_survives_markdown_and_latex(tmp_path):
     table = made(tmp_path, record(public=HOSTILE), record(1, public=HOSTILE, label="[x]"))
-    rows = rows_of(typeset.markdown(table).split("###")[0])
+    rows = rows_of(typeset.files_of(table, [])[".md"].split("###")[0])
     assert len({len(row) for row in rows}) == 1
     column = rows[0].index("Public data")
     assert HOSTILE in {re.sub(r"\\(.)", r"\1", row[column]) for row in rows}
-    tex = typeset.latex(table)
+    tex = typeset.files_of(table, [])[".tex"]
     assert "<script>" not in tex
     bare = re.sub(r"\\[\\{}%&_#$]", "", tex)
     assert bare.count("{") == bare.count("}")
@@ -112,8 +83,8 @@ def test_every_letter_of_a_name_survives_markdown_and_latex(tmp_path):
 def test_every_table_has_the_same_cells_in_every_format(name):
     table = join.make(name, [])
     shown, _ = typeset.columns(table.frame)
-    assert len(rows_of(typeset.markdown(table))) >= len(table.frame) + 2
-    tex = typeset.latex(table)
+    assert len(rows_of(typeset.files_of(table, [])[".md"])) >= len(table.frame) + 2
+    tex = typeset.files_of(table, [])[".tex"]
     parts = max(1, -(-len(table.frame) // typeset.LONG))
     bodies = [part.split(r"\bottomrule")[0].strip().splitlines() for part in tex.split(r"\midrule")[1 : parts + 1]]
     assert tex.count(r"\begin{table}") == tex.count(r"\end{table}") == parts + (not table.ranks.empty)
@@ -125,24 +96,13 @@ def test_every_table_has_the_same_cells_in_every_format(name):
 @pytest.mark.skipif(not shutil.which("pdflatex"), reason="no pdflatex")
 def test_latex_compiles(tmp_path):
     """With the packages that its first line names, and no others."""
-    body = typeset.latex(made(tmp_path, record(public=HOSTILE))) + typeset.latex(join.make("pillar_table2", []))
+    tables = made(tmp_path, record(public=HOSTILE)), join.make("pillar_table2", [])
+    body = "".join(typeset.files_of(table, [])[".tex"] for table in tables)
     head = r"\documentclass{article}\usepackage{booktabs,graphicx}"
     (tmp_path / "page.tex").write_text(f"{head}\\begin{{document}}{body}\\end{{document}}")
     done = subprocess.run(["pdflatex", "-halt-on-error", "page.tex"], cwd=tmp_path, capture_output=True, check=False)
     assert done.returncode == 0, done.stdout[-2000:]
     assert b"Overfull" not in done.stdout
-
-
-def test_all_tables_that_have_a_record_are_written(tmp_path):
-    save(tmp_path, record(0))
-    said = typeset.run(TableConfig(table="all", results=str(tmp_path), debug=False))
-    written = sorted(path.name for path in (tmp_path / "tables").iterdir())
-    # its runs of label paper are in the table of the settings too
-    assert [name for name in written if not name.startswith("gsd_settings")] == [
-        "README.md", "gsd_table2.csv", "gsd_table2.md", "gsd_table2.tex", "gsd_table2_correlation.csv",
-    ]  # fmt: skip
-    assert "gsd_table2.csv: 1 of 15 rows, 1 runs" in said
-    assert "No record yet: adamix_ours, adamix_table1" in said
 
 
 def test_the_index_of_tables_has_what_was_run_and_invents_nothing(tmp_path):

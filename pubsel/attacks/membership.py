@@ -46,7 +46,7 @@ def attack_figures(
     false, true, _ = roc_curve(member, scores, drop_intermediate=False)
     return {
         "auc": float(roc_auc_score(member, scores)),
-        "auc_interval": auc_interval(member, scores, random),
+        "auc_interval": list(auc_interval(member, scores, random)),
         "tpr": {f"{rate:g}": float(true[false <= rate].max()) for rate in FALSE_POSITIVES},
         "members": int(member.sum()),
         "others": int((~member).sum()),
@@ -57,7 +57,7 @@ def success_rate(scores: NDArray[np.float64], member: NDArray[np.bool_]) -> dict
     """Return the share of examples on the right side of 0.5, with its 95 % interval (Clopper and Pearson)."""
     test = binomtest(int(((scores > 0.5) == member).sum()), len(scores))
     interval = test.proportion_ci(0.95)
-    return {"success": float(test.statistic), "success_interval": (float(interval.low), float(interval.high))}
+    return {"success": float(test.statistic), "success_interval": [float(interval.low), float(interval.high)]}
 
 
 def classifier_scores(

@@ -27,8 +27,6 @@ from pubsel.cell import (
 from pubsel.data import Split, Task
 from pubsel.distances.gsd import GSD, Labelling
 from pubsel.messages import UsageError, UserError, say
-from pubsel.papers import join, typeset
-from pubsel.papers.attacked import TABLES, beside_paper, from_records
 from pubsel.privacy import ledger
 from pubsel.privacy.randomness import stream
 from pubsel.release.reopen import check_files, whole_of
@@ -40,23 +38,21 @@ from pubsel.training.pooled import as_recorded
 
 NOT_PRIVATE = "An attack reads private data without noise: this record is not differentially private."
 OF_RUN = ("private", "public", "model", "algorithm", "epsilon", "label", "seed", "metric", "utility", "weights")
+OF_ROW = ("attack", "features", "gsd_values", "known_members", "private_examples", "trials", "members", "others",
+          "success", "success_interval", "auc", "auc_interval")  # fmt: skip
 
 
 def attack(settings: AttackConfig) -> pandas.DataFrame:
-    """Attack, write the records RESULTS/attacks/NAME/result.json, and return them as rows of a table. It is written to
-    RESULTS/tables; that of an attack on GSD as `pubsel table` writes it, from all records of this attack."""
+    """Attack, write the records RESULTS/attacks/NAME/result.json, and return them as rows of a table: of the loss
+    attack it is written to RESULTS/tables too; of one on GSD `pubsel table` writes it, from all its records."""
     use_threads(settings.threads)
     device = choose_device(settings.device)
     folder = Path(settings.results)
     if settings.attack == Attack.loss:
         frame = pandas.DataFrame([loss_row(record) for record in attack_runs(settings, folder, device)])
-        join.write_table(frame, folder / "tables" / "loss_attack.csv")
+        results.write_table(frame, folder / "tables" / "loss_attack.csv")
         return frame
-
-    name = next(name for name, attack in TABLES.items() if attack == settings.attack)
-    frame = beside_paper(attack_gsd(settings, folder, device), f"{name}.csv")
-    typeset.write_attacked(from_records(name, folder), folder / "tables")
-    return frame
+    return pandas.DataFrame(attack_gsd(settings, folder, device), columns=list(OF_ROW)).dropna(axis=1, how="all")
 
 
 # Trained models

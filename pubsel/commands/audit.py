@@ -39,7 +39,6 @@ from pubsel.data import Task
 from pubsel.gradients.matrix import Engine
 from pubsel.gradients.per_example import losses_of
 from pubsel.messages import UsageError, say
-from pubsel.papers import join
 from pubsel.privacy import ledger
 from pubsel.privacy.accountant import Plan
 from pubsel.privacy.randomness import Secret, content, stream
@@ -353,7 +352,7 @@ def _lost(audited: Audited, weaker: bool) -> dict[str, Any]:
         # of several labels, the numbers of those that an example has
         classes = [" ".join(map(str, np.flatnonzero(row))) if labels.dim() == 2 else row for row in labels.numpy()]
         frame = pandas.DataFrame({"example": range(len(labels)), "class": classes, "epsilon": epsilons})
-        join.write_table(frame, audited.folder / "per_instance.csv")
+        records.write_table(frame, audited.folder / "per_instance.csv")
     shares = np.quantile(epsilons, [0, 0.25, 0.5, 0.75, 1], method="higher")
     spread = [share if math.isfinite(share) else None for share in shares.tolist()]
     squares, numbers = np.array(losses.noise).sum(0)

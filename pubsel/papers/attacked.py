@@ -40,7 +40,11 @@ def from_records(name: str, results: Path) -> Attacked:
     title = read_work(Work, named("work")[name], "gsd.yaml").title
     file = f"{name}.csv"
     rows = [row for record in records for row in record["rows"]]
-    frame = beside_paper(rows, file) if rows else _paper_alone(file)
+    if rows:
+        frame = beside_paper(rows, file)
+    else:
+        alone = pandas.DataFrame(paper_rows(file)).rename(columns={"success_rate": "paper_success_rate"})
+        frame = alone.astype(dict.fromkeys(("private_examples", "known_members"), int)).dropna(axis=1, how="all")
 
     notes = [SUCCESS] if rows else []
     notes += [KNOWN_BUT_ONE] if (frame["attack"] == "known_but_one").any() else []
@@ -71,9 +75,3 @@ def beside_paper(rows: list[dict[str, Any]], file: str) -> pandas.DataFrame:
         line |= {"auc": row.get("auc"), "paper_success_rate": paper.get(tuple(row[key] for key in KEYS))}
         lines.append(line)
     return pandas.DataFrame(lines).dropna(axis=1, how="all")
-
-
-def _paper_alone(file: str) -> pandas.DataFrame:
-    frame = pandas.DataFrame(paper_rows(file)).rename(columns={"success_rate": "paper_success_rate"})
-    whole = dict.fromkeys(("private_examples", "known_members"), int)
-    return frame.astype(whole).dropna(axis=1, how="all")

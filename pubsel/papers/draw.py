@@ -1,4 +1,4 @@
-"""`pubsel figure NAME`: NAME.csv, NAME.png, NAME.svg and NAME.pdf in results/figures. This file imports no torch.
+"""`pubsel figure NAME`: NAME.csv, NAME.svg and NAME.pdf in results/figures. This file imports no torch.
 
 From records: a name of figures.CURVES (utility against epsilon, k, noise, public examples; with adamix the performance
 boost), or of read_off.FIGURES (what the papers read off such cells); a name of a table, its utility against distance
@@ -11,6 +11,7 @@ Measured, with settings of `pubsel run`: those of during_training.py, initialisa
 and projections.py.
 """
 
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,7 +28,12 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 FOLLOWED = ("gsd_figure1", "gsd_figure3", "gsd_lemma41", "gep_figure2", "gep_figure4", "gep_figure5", "gep_figure7")
-MEASURED = (*FOLLOWED, "gep_figure1", "clustermap", "separability", "reconstruction")
+# what looks at data, not at records, by the module that does (each imports torch)
+MEASURED = dict.fromkeys(FOLLOWED, "theory.during_training") | {
+    "gep_figure1": "theory.initialisation",
+    "clustermap": "clustermap",
+    **dict.fromkeys(("separability", "reconstruction"), "theory.projections"),
+}
 OF_RECORDS = ("all", *figures.CURVES, *read_off.FIGURES, "adamix_attack", "per_instance")  # and the tables
 
 
@@ -45,48 +51,36 @@ def run(settings: FigureConfig) -> str:
 
     # what is measured has figures to print, not only files
     if name in MEASURED:
-        drawn = measured(settings)
-        paths = write(drawn, folder)
-        return "\n".join([*([drawn.text] if drawn.text else []), *map(str, paths)])
+        drawn = import_module(f"pubsel.papers.{MEASURED[name]}").drawn(settings)
+        return "\n".join([*([drawn.text] if drawn.text else []), *map(str, write(drawn, folder))])
 
     if name == "per_instance":
         paths, missing = draw_losses(folder), "no audits/*/per_instance.csv: pubsel audit audit.kind=per_instance"
-    elif name == "adamix_attack":
-        paths, missing = draw_attacked(results.read_records(folder), folder), "no attacked run: pubsel attack loss"
     else:
-        records = results.read_records(folder)
+        records, ranks = results.read_records(folder), results.read_measured(folder)
         each = [*figures.CURVES, *read_off.FIGURES, *join.names()] if name == "all" else [name]
-        drawn_now = [of for part in each for of in of_records(part, records, settings.at_epsilon)]
-        drawn_now += [of for part in each for of in of_ranks(part, records, folder)]
-        paths, missing = [path for of in drawn_now for path in write(of, folder)], "no record for it"
+        if name == "adamix_attack":
+            frame = attacked(records, folder)
+            figures_now = [] if frame.empty else [Drawn(name, frame, against_error(frame))]
+        else:
+            figures_now = [of for part in each for of in of_records(part, records, ranks, settings.at_epsilon)]
+        paths = [path for of in figures_now for path in write(of, folder)]
+        missing = "no attacked run: pubsel attack loss" if name == "adamix_attack" else "no record for it"
     if not paths:
         raise UserError(f"figure={name}: {missing}, in {folder}")
     return "\n".join(map(str, paths))
 
 
-def measured(settings: FigureConfig) -> Drawn:
-    """Return a figure that looks at data, not at records. These import torch."""
-    if settings.figure == "clustermap":
-        from pubsel.papers.clustermap import drawn
-    elif settings.figure == "gep_figure1":
-        from pubsel.papers.theory.initialisation import drawn
-    elif settings.figure in ("separability", "reconstruction"):
-        from pubsel.papers.theory.projections import drawn
-    else:
-        from pubsel.papers.theory.during_training import drawn
-    return drawn(settings)
-
-
 def write(drawn: Drawn, folder: Path) -> list[Path]:
     """Write the figure in all formats, and its numbers, to RESULTS/figures; return the files."""
     path = folder / "figures" / drawn.name
-    join.write_table(drawn.frame, path.with_name(f"{path.name}.csv"), drawn.about)
+    results.write_table(drawn.frame, path.with_name(f"{path.name}.csv"), drawn.about)
     return figures.save(drawn.figure, path)
 
 
-def of_records(name: str, records: list[dict[str, Any]], at_epsilon: float) -> list[Drawn]:
-    """Return a curve, what is read off one, or the figures of a table: utility against distance, and against time at
-    an epsilon; none if there are no records for it."""
+def of_records(name: str, records: list[dict[str, Any]], ranks: list[dict[str, Any]], at_epsilon: float) -> list[Drawn]:
+    """Return a curve, what is read off one, or the figures of a table: utility against distance, against time at an
+    epsilon, and what each distance loses; none if there are no records for it."""
     if name in figures.CURVES:
         curve = figures.CURVES[name]
         frame, _ = figures.points(curve, records)
@@ -99,8 +93,10 @@ def of_records(name: str, records: list[dict[str, Any]], at_epsilon: float) -> l
         return read_off.drawn(name, records)
 
     table = join.make(name, records)
-    frame = figures.distances(table)
+    frame, lost = figures.distances(table), judged.judged(table, ranks)
     drawn = [] if frame.empty else [Drawn(f"{name}_distance", frame, figures.scatter(frame))]
+    if not lost.empty:
+        drawn.append(Drawn(f"{name}_lost", lost, figures.lost(lost), "\n".join(typeset.ABOUT_JUDGED)))
     timed = paired.timed(table, at_epsilon)
     if timed.empty:
         return drawn
@@ -112,14 +108,6 @@ def of_records(name: str, records: list[dict[str, Any]], at_epsilon: float) -> l
         title = f"{name}_time-{model}-eps{at_epsilon:g}"
         drawn.append(Drawn(title, rows, figures.against_time(rows), about))
     return drawn
-
-
-def of_ranks(name: str, records: list[dict[str, Any]], folder: Path) -> list[Drawn]:
-    """Return the figure of a table that judges distances; none if it does not, or there are no records for it."""
-    if name in figures.CURVES or name in read_off.FIGURES or not join.spec(name).judged:
-        return []
-    frame = judged.judged(join.make(name, records), results.read_measured(folder))
-    return [] if frame.empty else [Drawn(f"{name}_lost", frame, figures.lost(frame), "\n".join(typeset.ABOUT_JUDGED))]
 
 
 # AdaMix, Figure 1 (right)
@@ -145,12 +133,6 @@ def attacked(records: list[dict[str, Any]], folder: Path) -> pandas.DataFrame:
 
     frame = pandas.DataFrame(rows)
     return frame.sort_values(["private", "model", "line", "epsilon"]) if rows else frame
-
-
-def draw_attacked(records: list[dict[str, Any]], folder: Path) -> list[Path]:
-    """Draw `attacked`; no file if no run was."""
-    frame = attacked(records, folder)
-    return [] if frame.empty else write(Drawn("adamix_attack", frame, against_error(frame)), folder)
 
 
 def against_error(frame: pandas.DataFrame) -> "Figure":

@@ -1,7 +1,7 @@
 """Figures: pure functions from a table or the cells of records to matplotlib, which is imported by the first of them.
 
 Each line differs in colour, marker and dash, so that lines can be told apart in grey and by colour-blind
-people (colours after Okabe and Ito, darkened to stand out from white). `save` writes PNG, SVG and PDF.
+people (colours after Okabe and Ito, darkened to stand out from white). `save` writes SVG and PDF.
 """
 
 import contextlib
@@ -19,7 +19,7 @@ import numpy as np
 import pandas
 
 from pubsel.files import write_whole
-from pubsel.papers.join import SELECTION, WITHOUT_PUBLIC, Cell, Table, cells, differences, selected
+from pubsel.papers.join import SELECTION, WITHOUT_PUBLIC, Cell, Table, cells, differences, rank_correlation, selected
 from pubsel.papers.paired import SHORTEST
 from pubsel.papers.typeset import short_keys
 from pubsel.records import at
@@ -33,7 +33,7 @@ COLOURS = ("#0072b2", "#c98500", "#882255", "#3a94cf", "#6b6b6b", "#c0609a", "#d
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
 DASHES: tuple[Any, ...] = ("-", "--", "-.", ":", (0, (6, 1.5)), (0, (4, 1, 1, 1, 1, 1)), (0, (2, 1)), (0, (8, 2, 2, 2)))
 INK = "#010203"  # of text and axes; nothing else has it, so that a page can replace it with its text colour
-FORMATS = ("png", "svg", "pdf")
+FORMATS = ("svg", "pdf")
 WIDTH, HEIGHT = 4.2, 3.4  # of a panel, inches
 NAME = 2.6  # inches of a method's name in a legend
 LONGEST = 24  # letters of a name in a drawing
@@ -44,15 +44,7 @@ GRID = (*RATES, "training.epochs", "algorithm.k", "algorithm.share", "algorithm.
 PILLAR = ("pillar", "dp_raft_pillar", "dp_raft", "adadps", "gep", "jl", "dp_pca", "dp_sgd")
 SHOTS = "shots"  # label of AdaMix's study of how many public examples
 DOMAINS = "domains"  # of that of public examples of another domain
-OTHERS = (
-    "choosing",
-    "untuned",
-    "unlabelled",
-    "tuned",
-    "goal",
-    SHOTS,
-    DOMAINS,
-)  # of studies with tables and figures apart
+OTHERS = ("choosing", "untuned", "unlabelled", "tuned", "goal", SHOTS, DOMAINS)  # of studies shown apart
 ADAMIX = ("adamix", "ngd", "adamix_projection", "adamix_clipping", "ppgd", "fully_private", "only_public", "paragon")
 
 
@@ -126,55 +118,64 @@ def points(curve: Curve, records: list[dict[str, Any]]) -> tuple[pandas.DataFram
     apart. Runs of other studies (OTHERS) than the curve's are left out. Empty if no line has two values of x.
     """
     frame, shown = rows_of(curve, records)
-    if frame.empty or _most_values(frame) < 2:
-        return pandas.DataFrame(), []
-    return frame, shown
+    if frame.empty:
+        return frame, []
+    finite = frame[frame["x"].map(_finite)]
+    most = finite.groupby(["private", "model", "line"])["x"].nunique().max()  # nan if no x is finite
+    return (pandas.DataFrame(), []) if most < 2 else (frame, shown)
 
 
 def best(curve: Curve, records: list[dict[str, Any]]) -> list[Cell]:
     """Return the cells that a curve selects, of its study alone; of a curve of none, without those of OTHERS."""
-    belong = [record for record in records if record["algorithm"] in curve.algorithms]
-    if curve.study:
-        belong = [record for record in belong if record["label"] == curve.study]
-    else:
-        belong = [record for record in belong if record["label"] not in OTHERS]
-    belong = [record for record in belong if _on_features(record) == curve.features]
-    return selected(cells(belong), curve.by, list(curve.over))
+
+    def belongs(record: dict[str, Any]) -> bool:
+        of_study = record["label"] == curve.study if curve.study else record["label"] not in OTHERS
+        on_features = at(record["settings"], "model.backbone") is not None
+        return record["algorithm"] in curve.algorithms and of_study and on_features == curve.features
+
+    return selected(cells([record for record in records if belongs(record)]), curve.by, list(curve.over))
 
 
 def rows_of(curve: Curve, records: list[dict[str, Any]]) -> tuple[pandas.DataFrame, list[Cell]]:
     """Return what `points` does, even if no line has two values of x."""
-    lines: dict[tuple[Any, ...], list[Cell]] = {}
-    for cell in best(curve, records):
-        if value(cell, curve.x) is not None and value(cell, curve.line) is not None:
-            lines.setdefault((cell["private"], cell["model"], value(cell, curve.line)), []).append(cell)
+    shown = [cell for cell in best(curve, records) if None not in (value(cell, curve.x), value(cell, curve.line))]
+    entries = [(cell, value(cell, curve.line), {"x": value(cell, curve.x)} | measured(cell)) for cell in shown]
+    # what the axis or the line's name shows already is no difference
+    known = (curve.x, curve.line, "pair.public" if curve.line == "public" else "", *curve.over)
+    frame = frame_of(entries, known).assign(selected=SELECTION[curve.by])
+    if frame.empty:
+        return frame, []
 
-    entries: list[tuple[list[str], dict[str, Any], Cell]] = []
-    for (private, model, line), group in lines.items():
-        place = curve.algorithms.index(line) if line in curve.algorithms else line
-        # what the axis or the line's name shows already is no difference
-        known = (curve.x, curve.line, "pair.public" if curve.line == "public" else "", *curve.over)
-        for cell, apart in zip(group, differences(group, known), strict=True):
-            x, (mean, std) = value(cell, curve.x), cell.utility()
-            row = {
-                "private": private,
-                "model": model,
-                "line": f"{line}\n{short_keys(apart)}" if apart else line,
-                "x": x,
-            }
-            row |= {"utility": mean, "std": std, "seeds": len(cell.records)}
-            row["metric"] = cell.records[0].get("metric")
-            entries.append(([*map(_order, (private, model, place, apart, x))], row, cell))
-    entries.sort(key=lambda entry: entry[0])
+    def place(i: int) -> list[str]:
+        line = entries[i][1]
+        first = curve.algorithms.index(line) if line in curve.algorithms else line
+        apart = str(frame["line"][i]).partition("\n")[2]
+        key = (frame["private"][i], frame["model"][i], first, apart, entries[i][2]["x"])
+        return [f"{part:020.6f}" if isinstance(part, int | float) else str(part) for part in key]
 
-    frame = pandas.DataFrame([row for _, row, _ in entries])
-    return frame.assign(selected=SELECTION[curve.by]), [cell for _, _, cell in entries]
+    order = sorted(frame.index, key=place)
+    return frame.loc[order].reset_index(drop=True), [shown[i] for i in order]
 
 
-def _most_values(frame: pandas.DataFrame) -> float:
-    """Return the most values of x that a line has; nan if no x is finite."""
-    finite = frame[frame["x"].map(_finite)]
-    return float(finite.groupby(["private", "model", "line"])["x"].nunique().max())
+def frame_of(entries: list[tuple[Cell, Any, dict[str, Any]]], known: tuple[str, ...]) -> pandas.DataFrame:
+    """Return a row for each cell, the name of its line and further columns. Cells of one line that differ in more than
+    the settings `known` have lines of their own: these settings are below its name."""
+    groups: dict[tuple[Any, ...], list[int]] = {}
+    for i, (cell, line, _) in enumerate(entries):
+        groups.setdefault((cell["private"], cell["model"], line), []).append(i)
+
+    rows: dict[int, dict[str, Any]] = {}
+    for (private, model, line), group in groups.items():
+        for i, apart in zip(group, differences([entries[i][0] for i in group], known), strict=True):
+            row = {"private": private, "model": model, "line": f"{line}\n{short_keys(apart)}" if apart else line}
+            rows[i] = row | entries[i][2]
+    return pandas.DataFrame([rows[i] for i in sorted(rows)])
+
+
+def measured(cell: Cell) -> dict[str, Any]:
+    """Return the columns of a cell that figures share: its utility in percent, over how many seeds, and its metric."""
+    mean, std = cell.utility()
+    return {"utility": mean, "std": std, "seeds": len(cell.records), "metric": cell.records[0].get("metric")}
 
 
 def value(cell: Cell, key: str) -> Any:
@@ -183,14 +184,6 @@ def value(cell: Cell, key: str) -> Any:
     given = cell[key] if key in cell.records[0] else at(cell["settings"], key)
     given = default_of(key) if given is None else given
     return math.inf if key == "epsilon" and given is None else given
-
-
-def _on_features(record: dict[str, Any]) -> bool:
-    return at(record["settings"], "model.backbone") is not None
-
-
-def _order(key: Any) -> str:
-    return f"{key:020.6f}" if isinstance(key, int | float) else str(key)
 
 
 def _finite(x: Any) -> bool:
@@ -263,6 +256,17 @@ def curves(frame: pandas.DataFrame, x: str, line: str, styles: dict[Any, Any] | 
     return figure
 
 
+def lines(named: dict[str, tuple[pandas.Series, pandas.Series]], **axes: Any) -> "tuple[Figure, Axes]":
+    """Draw lines, x and y by the name of each, in a single panel; axes: what `Axes.set` takes."""
+    with style():
+        figure, (axis,) = panel_grid(1)
+        for (name, (x, y)), how in zip(named.items(), line_styles(named).values(), strict=True):
+            axis.plot(x, y, label=name, markevery=max(1, len(x) // 12), **how)
+        axis.set(**axes)
+        axis.legend()
+    return figure, axis
+
+
 def legend(styles: dict[str, Any]) -> "Figure":
     """Draw the legend alone, for figures that share their styles; `styles`: by the name that is shown."""
     from matplotlib.figure import Figure
@@ -291,10 +295,13 @@ def scatter(frame: pandas.DataFrame) -> "Figure":
                         axis.axhline(level, color=how["color"], ls=how["ls"], lw=1.2, label=str(name))
 
                     continue
-                axis.errorbar(
-                    part["distance"], part["utility"], part["utility_std"].fillna(0), part["distance_std"].fillna(0),
-                    label=f"{name}{_rho(part)}", **(how | {"ls": "none"}),
-                )  # fmt: skip
+
+                # rho only if these points give one; see `join.make` for its uncertainty
+                _, rho, _ = rank_correlation(list(zip(part["distance"], part["utility"], strict=True)))
+                shown = "" if rho is None else f" (ρ = {rho:.2f})".replace("-", "−")
+                spread = part["utility_std"].fillna(0), part["distance_std"].fillna(0)
+                points_style = how | {"ls": "none"}
+                axis.errorbar(part["distance"], part["utility"], *spread, label=f"{name}{shown}", **points_style)
 
             axis.margins(0.1)
             _name_points(axis, rows[~rows["level"]])
@@ -332,7 +339,10 @@ def against_time(frame: pandas.DataFrame) -> "Figure":
         figure.suptitle("\n".join(textwrap.wrap(title, int(11 * figure.get_figwidth()))), fontsize=10)
 
         # room for the legend, so that the panels keep theirs
-        named = {"\n".join(_wrapped(name)): how for name, how in styles.items()}
+        named = {}
+        for method, how in styles.items():
+            name, _, apart = method.partition("\n")
+            named["\n".join([name, *textwrap.wrap(short_keys(apart), 34, break_on_hyphens=False)])] = how
         lines = sum(1 + name.count("\n") for name in named) / max(1, int(figure.get_figwidth() / NAME))
         figure.set_figheight(figure.get_figheight() + 0.17 * math.ceil(lines))
         legend_below(figure, named, column=NAME)
@@ -383,23 +393,10 @@ def method_styles(algorithms: dict[str, str]) -> dict[str, dict[str, Any]]:
     return styles
 
 
-def _wrapped(method: str) -> list[str]:
-    """Return the lines of a method's name, its settings below it, for a legend."""
-    name, _, apart = method.partition("\n")
-    return [name, *textwrap.wrap(short_keys(apart), 34, break_on_hyphens=False)]
-
-
 def _series(row: Any) -> str:
     setting = row.get("setting")
     below = "" if pandas.isna(setting) or not setting else short_keys(setting)
     return "\n".join([short(row["algorithm"]), *textwrap.wrap(below, 46, break_on_hyphens=False)])
-
-
-def _rho(part: pandas.DataFrame) -> str:
-    """Return rho for the legend: only if these points give one; see `tables.correlations` for its uncertainty."""
-    if len(part) < 3 or part["distance"].nunique() < 2 or part["utility"].nunique() < 2:
-        return ""
-    return f" (ρ = {part['distance'].corr(part['utility'], method='spearman'):.2f})".replace("-", "−")
 
 
 def _name_points(axis: "Axes", rows: pandas.DataFrame) -> None:
@@ -492,7 +489,7 @@ def style() -> Iterator[None]:
         "axes.spines.top": False, "axes.spines.right": False, "axes.linewidth": 0.8, "axes.grid": True,
         "grid.color": "#808080", "grid.alpha": 0.25, "grid.linewidth": 0.6, "axes.axisbelow": True,
         "lines.linewidth": 1.6, "lines.markersize": 5, "errorbar.capsize": 2, "legend.frameon": False,
-        "figure.dpi": 100, "savefig.dpi": 200, "text.parse_math": False, "svg.fonttype": "none",
+        "figure.dpi": 100, "text.parse_math": False, "svg.fonttype": "none",
         "svg.hashsalt": "pubsel", "pdf.fonttype": 42, "legend.handlelength": 2.6,
         **dict.fromkeys(ink, INK),
     }  # fmt: skip
@@ -512,7 +509,7 @@ def line_styles(names: Iterable[Any]) -> dict[Any, dict[str, Any]]:
 
 
 def save(figure: "Figure", path: Path) -> list[Path]:
-    """Write PATH.png, PATH.svg and PATH.pdf: each whole or not at all, all drawn before the first is written. Equal
+    """Write PATH.svg and PATH.pdf: each whole or not at all, all drawn before the first is written. Equal
     figures give equal bytes."""
     contents = {path.with_name(f"{path.name}.{kind}"): _drawn(figure, kind) for kind in FORMATS}
     for file, content in contents.items():
@@ -548,11 +545,7 @@ def inline(figure: "Figure", prefix: str, about: str) -> str:
 
 
 def _drawn(figure: "Figure", kind: str, transparent: bool = False) -> bytes:
-    metadata = {
-        "png": {"Software": None},
-        "svg": {"Date": None, "Creator": None},
-        "pdf": {"CreationDate": None, "Creator": None},
-    }[kind]
+    metadata = {"Date" if kind == "svg" else "CreationDate": None, "Creator": None}
     buffer = io.BytesIO()
     with style():
         figure.savefig(buffer, format=kind, metadata=metadata, transparent=transparent)

@@ -6,7 +6,6 @@ AdaMix (Golatkar et al., CVPR 2022). Utilities there are in percent, as printed.
 What belongs to a table is stated in conf/tables. This file imports no torch.
 """
 
-import csv
 import json
 import math
 import re
@@ -19,18 +18,19 @@ from typing import Any, TypeVar
 import numpy as np
 import pandas
 import yaml
+from numpy.typing import NDArray
 from scipy import stats
 
-from pubsel.files import write_whole
 from pubsel.messages import UsageError, UserError
-from pubsel.records import as_cell, at, read_ranks, read_records
+from pubsel.records import at, guarantee, read_records
 from pubsel.settings import named, own_folders
 from pubsel.settings.identity import default_of
-from pubsel.settings.keys import is_weak
 
 _HERE = Path(__file__).resolve().parents[1]
 PAPER = next((path for path in (_HERE.parent / "results" / "paper", _HERE / "paper") if path.is_dir()), _HERE / "paper")
 W = TypeVar("W", bound="Work")
+Array = NDArray[np.float64]
+RESAMPLES = 1000  # of seeds and initialisations
 
 Seeds = tuple[int, int]  # of a run, and of what is drawn of its data
 CELL = ("private", "public", "model", "algorithm", "epsilon", "label")
@@ -142,18 +142,6 @@ class Cell:
         return "weak" if "weak" in guarantees and "none" not in guarantees else "none" not in guarantees
 
 
-def guarantee(record: dict[str, Any]) -> str:
-    """Return what a record's guarantee may be called: valid, weak (valid, with a delta above 1/n) or none."""
-    statement = record.get("privacy") or {}
-    if statement.get("valid") is not True:
-        return "none"
-
-    # records that are older than the word "weak" lack it, so it is derived as well
-    n = record.get("private_units") or record.get("private_examples")
-    weak = n is not None and is_weak(statement.get("delta") or 0.0, n)
-    return "weak" if statement.get("weak") or weak else "valid"
-
-
 def cells(records: list[dict[str, Any]]) -> list[Cell]:
     """Return groups of equal private, public, model, algorithm, epsilon, label and settings, apart from both seeds: of
     the run, and of what is drawn of its data.
@@ -263,11 +251,14 @@ def paper_rows(file: str | None) -> list[dict[str, Any]]:
     folders = [PAPER, *(folder / "tables" for folder in own_folders())]
     path = next((folder / file for folder in folders if (folder / file).is_file()), PAPER / file)
     try:
-        with path.open(encoding="utf-8", newline="") as lines:
-            return [{key: _value(text) for key, text in row.items()} for row in csv.DictReader(lines)]
+        frame = pandas.read_csv(path, keep_default_na=False, na_values=[""])
     except OSError:
         missing = f"no file {file} with the paper's numbers in {PAPER}, nor next to the table: "
         raise UserError(f"{missing}reinstall pubsel, or put it there") from None
+    except ValueError as error:
+        raise UserError(f"{path}: {str(error).strip()}: mend it") from None
+    frame = frame.astype(dict.fromkeys(frame.select_dtypes("number"), float)).astype(object)
+    return frame.where(frame.notna(), None).to_dict("records")
 
 
 def table_cells(name: str, results: Path) -> list[Cell]:
@@ -326,8 +317,18 @@ class Table:
 
 
 def make(name: str, records: list[dict[str, Any]], ranks: list[dict[str, Any]] | None = None) -> Table:
-    """Return the table `name` of conf/tables, and the rank correlations of its distances and utilities; from
-    `read_records`, and from `read_ranks` if the table takes them."""
+    """Return the table `name` of conf/tables, from `read_records`, and from `read_ranks` if it takes these; UsageError
+    for another name.
+
+    frame: utilities in percent, a row for each cell (records that differ in the seed alone) and each row of the paper
+    without a record. `setting` tells cells of one private data set, model, algorithm, epsilon and label apart. If a
+    data set stands in for the paper's, `paper_public` differs from `public` and `difference` is empty.
+
+    ranks: rank correlations of distance and utility over the public sets, ours next to the paper's; near -1 if the
+    nearer a set, the better. A row for each private set, model, algorithm, epsilon and label; cells with other settings
+    than the public data's name and conversion are not put into one. Empty with fewer than 3 points or without spread.
+    spearman_low and _high: 95 % of resamples of the seeds and of the initialisations, not of the public sets.
+    """
     about = spec(name)
     shown = _scope(about, records, ranks or [])
     return Table(name, about, *_joined(name, about, shown, ranks or []), *_ranked(about, shown))
@@ -341,45 +342,24 @@ def others(records: list[dict[str, Any]]) -> Table:
     return Table("others", about, *_joined("others", about, shown, []), *_ranked(about, shown))
 
 
-def table(name: str, results: Path) -> pandas.DataFrame:
-    """Return the table `name` of conf/tables: records in `results` joined with the paper's numbers; utilities in
-    percent.
-
-    One row per cell (records that differ in the seed alone) and per paper row without a record. Records without a
-    paper row stay. `setting` tells cells of one private dataset, model, algorithm, epsilon and label apart. If a
-    dataset stands in for the paper's, `paper_public` differs from `public` and `difference` stays empty. UsageError
-    """
-    return make(name, read_records(results), read_ranks(results)).frame
-
-
-def correlations(name: str, results: Path) -> pandas.DataFrame:
-    """Return the rank correlation of distance and utility over the public datasets, ours next to the paper's, per
-    private dataset.
-
-    A row per private dataset, model, algorithm with public data, epsilon and label; cells with different settings
-    (apart from the public data's name and conversion) are never put into one correlation. Near -1: a smaller
-    distance goes with a higher utility. Empty with fewer than 3 points or without any spread. spearman_low and _high:
-    95 % of resamples of the seeds and of the initialisations (not of the public sets, of which there are few).
-    """
-    return make(name, read_records(results), read_ranks(results)).ranks
-
-
 def _joined(
     name: str, spec: Spec, shown: list[Cell], ranks: list[dict[str, Any]]
 ) -> tuple[pandas.DataFrame, list[Cell | None]]:
-    """Return frame and cells of a `Table`; see `table`."""
+    """Return frame and cells of a `Table`."""
     paper = paper_rows(spec.paper)
     privates = list(dict.fromkeys(row["private"] for row in paper))
-    keyed = [(_paper_key(row, spec), row) for row in paper]
-    places = {key: place for place, (key, _) in enumerate(keyed)}
-    if len(places) < len(keyed):
+    key = [name for name in CELL if name != "label"]
+    places = {tuple(row[name] for name in (*key, *spec.match)): place for place, row in enumerate(paper)}
+    if len(places) < len(paper):
         raise UserError(f"{spec.paper} has two rows for one cell: name their difference under `match` of {name}")
 
     # the records' cells, each next to the paper's row of the same key
     sortable: list[tuple[tuple[Any, ...], dict[str, Any], Cell | None]] = []
     filled = set()
     for cell, setting in _with_setting(shown, spec):
-        place = places.get(_cell_key(cell, spec))
+        # a stand-in counts as what it stands for
+        values = {name: cell[name] for name in key} | {"public": spec.stand_ins.get(cell["public"], cell["public"])}
+        place = places.get((*values.values(), *(at(cell["settings"], name) for name in spec.match.values())))
         filled.add((place, cell["label"]))
         row = _row(cell, setting, paper[place] if place is not None else None, spec)
         row |= _further(cell, spec, ranks)
@@ -389,8 +369,7 @@ def _joined(
     for place, row in enumerate(paper):
         for label in ["paper", *spec.labels.get(row["algorithm"], [])]:
             if (place, label) not in filled:
-                keys = [*(key for key in CELL if key != "label"), *spec.match]
-                empty = {key: row[key] for key in keys} | {"label": label} | _beside(row, spec)
+                empty = {name: row[name] for name in (*key, *spec.match)} | {"label": label} | _beside(row, spec)
                 sortable.append((_order(empty, place, privates, spec), empty, None))
 
     sortable.sort(key=lambda entry: entry[0])
@@ -409,7 +388,7 @@ Ranked = tuple[tuple[Any, ...], list[Cell]]  # a row of the correlations, and th
 
 
 def _ranked(spec: Spec, shown: list[Cell]) -> tuple[pandas.DataFrame, list[list[Cell]]]:
-    """Return ranks and groups of a `Table`; see `correlations`."""
+    """Return ranks and groups of a `Table`."""
     paper = _paper_points(spec)
     rows = _our_correlations(shown, paper)
 
@@ -461,24 +440,12 @@ def _our_correlations(shown: list[Cell], paper: dict[tuple[Any, ...], list[tuple
         texts = differences([ours[key][0] for key in together], public_keys)
         for key, setting in zip(together, texts, strict=True):
             points = [(cell.distance()[0] or 0.0, cell.utility()[0]) for cell in ours[key]]
-            uncertain = rank_interval(*_sides(ours[key]))
+            utilities = [[record["utility"] for record in cell.records] for cell in ours[key]]
+            uncertain = rank_interval([cell.distances() for cell in ours[key]], utilities)
             numbers = (*rank_correlation(points), *uncertain, *rank_correlation(paper.get(key[:4], [])))
             rows.append(((*head, setting or None, *numbers), ours[key]))
 
     return rows
-
-
-def as_csv(frame: pandas.DataFrame, about: str = "") -> str:
-    """Return CSV: floats with at most six digits, so that equal tables are equal bytes. about: lines of comment before
-    the head, each after "# "."""
-    comment = "".join(f"# {line}\n" for line in about.splitlines())
-    frame = frame.rename(columns=as_cell).map(as_cell)
-    return comment + frame.to_csv(index=False, float_format="%.6g", lineterminator="\n")
-
-
-def write_table(frame: pandas.DataFrame, path: Path, about: str = "") -> None:
-    """Write `as_csv`, whole or not at all."""
-    write_whole(path, as_csv(frame, about))
 
 
 def _row(cell: Cell, setting: str, paper: dict[str, Any] | None, spec: Spec) -> dict[str, Any]:
@@ -519,17 +486,6 @@ def _further(cell: Cell, spec: Spec, ranks: list[dict[str, Any]]) -> dict[str, A
         if of:
             row[f"distance_{column}"], row[f"distance_{column}_std"] = _mean_std(of[0]["distance"]["values"])
     return row
-
-
-def _paper_key(row: dict[str, Any], spec: Spec) -> tuple[Any, ...]:
-    return (*(row[key] for key in CELL if key != "label"), *(row[column] for column in spec.match))
-
-
-def _cell_key(cell: Cell, spec: Spec) -> tuple[Any, ...]:
-    """Return the key of the paper row that belongs to the cell: a stand-in counts as what it stands for."""
-    public = spec.stand_ins.get(cell["public"], cell["public"])
-    values = {key: cell[key] for key in CELL if key != "label"} | {"public": public}
-    return (*values.values(), *(at(cell["settings"], key) for key in spec.match.values()))
 
 
 def _with_setting(shown: list[Cell], spec: Spec) -> list[tuple[Cell, str]]:
@@ -579,27 +535,33 @@ def rank_correlation(points: list[tuple[float, float]]) -> tuple[int | None, flo
 def rank_interval(distances: list[list[float]], utilities: list[list[float]]) -> tuple[float | None, float | None]:
     """Return a percentile bootstrap interval of Spearman's rho: of each point, over the initialisations of its
     distance and the seeds of its utility; None if one of them is alone."""
-    points = len(distances)
-    if points < 3 or min(map(len, distances + utilities)) < 2:
+    if len(distances) < 3 or min(map(len, distances + utilities)) < 2:
         return None, None
     draw = np.random.RandomState(0)
-    means = []
-    for side in (distances, utilities):
-        drawn = [draw.choice(values, (1000, len(values))).mean(1) for values in side]
-        means.append(np.stack(drawn, 1))
-    ranks = [stats.rankdata(side, axis=1) - (points + 1) / 2 for side in means]  # [1000, points], centred
-    spread = np.sqrt((ranks[0] ** 2).sum(1) * (ranks[1] ** 2).sum(1))
-
-    # a resample without any spread has no correlation
-    correlations = (ranks[0] * ranks[1]).sum(1)[spread > 0] / spread[spread > 0]
-    low, high = np.percentile(correlations, [2.5, 97.5]) if len(correlations) else (None, None)
+    correlations = correlation_of_rows("spearman", resampled(distances, draw), resampled(utilities, draw))
+    if np.isnan(correlations).all():
+        return None, None
+    low, high = np.nanpercentile(correlations, [2.5, 97.5])
     return low, high
 
 
-def _sides(group: list[Cell]) -> tuple[list[list[float]], list[list[float]]]:
-    """Return the distances of each cell, and its utilities."""
-    utilities = [[record["utility"] for record in cell.records] for cell in group]
-    return [cell.distances() for cell in group], utilities
+def resampled(values: list[list[float]], draw: np.random.RandomState) -> Array:
+    """Return means [RESAMPLES, len(values)], each over as many values as there are, drawn with replacement."""
+    return np.stack([draw.choice(of_point, (RESAMPLES, len(of_point))).mean(1) for of_point in values], axis=1)
+
+
+def correlation_of_rows(kind: str, x: Array, y: Array) -> Array:
+    """Return Spearman's rho or Kendall's tau-b of each row of x and y, [rows, points]; nan for one without spread."""
+    first, second = np.triu_indices(x.shape[1], 1)
+    a, b = (
+        stats.rankdata(side, axis=1) - (side.shape[1] + 1) / 2
+        if kind == "spearman"
+        else np.sign(side[:, first] - side[:, second])
+        for side in (x, y)
+    )
+    with np.errstate(invalid="ignore"):
+        result: Array = (a * b).sum(1) / np.sqrt((a**2).sum(1) * (b**2).sum(1))
+    return result
 
 
 def _mean_std(values: list[float]) -> tuple[float, float | None]:
@@ -615,15 +577,6 @@ def flat(values: dict[str, Any], prefix: str = "") -> dict[str, str]:
         else:
             leaves[f"{prefix}{key}"] = json.dumps(value)
     return leaves
-
-
-def _value(text: str) -> float | str | None:
-    if text == "":
-        return None
-    try:
-        return float(text)
-    except ValueError:
-        return text
 
 
 def _index(names: list[str], name: str) -> int:

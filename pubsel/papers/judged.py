@@ -6,14 +6,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pandas
-from numpy.typing import NDArray
-from scipy import stats
 
-from pubsel.papers.join import Cell, Table, as_frame, rank_correlation
+from pubsel.papers.join import RESAMPLES, Array, Cell, Table, as_frame, correlation_of_rows, rank_correlation, resampled
 
 NONE = "none"  # no public data: what a distance, or a row of the table, may have besides sets
 ALWAYS_NONE = "(no public data)"  # the row of who never takes any
-RESAMPLES = 1000
 COLUMNS = (
     "private", "epsilon", "measure", "pairs", "spearman", "spearman_low", "spearman_high", "kendall", "kendall_low",
     "kendall_high", "nearest", "best", "regret", "regret_low", "regret_high", "nearest_other", "best_other",
@@ -22,7 +19,6 @@ COLUMNS = (
 )  # fmt: skip
 MEANS = ("spearman", "kendall", "regret", "regret_other", "regret_sets")
 
-Array = NDArray[np.float64]
 Values = dict[str, list[float]]  # of each set: utilities in percent of its seeds, or distances of its initialisations
 
 
@@ -63,23 +59,19 @@ def judged(table: Table, ranks: list[dict[str, Any]]) -> pandas.DataFrame:
     sets. seconds: of one initialisation, all candidates.
     """
     rows: list[dict[str, Any]] = []
-    for group in groups_of(table):
+    for group in groups_of(table) if table.spec.judged else []:
         about = {"private": group.private, "epsilon": group.epsilon}
         for name in table.spec.judged:
+            same = (name, group.private, group.model, group.m)
             for record in ranks:
-                if _fits(record, name, group):
+                planned = record["settings"]["distance"].get("epsilon", group.epsilon)
+                measured = (record["distance"], record["private"], record["model"], record["m"])
+                if measured == same and planned == group.epsilon:
                     seconds = record["seconds_private"] + record["seconds_candidate"] * len(record["values"])
                     rows.append({**about, "measure": name, **_compared(group, record["values"]), "seconds": seconds})
         if NONE in group.utilities and any(row["private"] == group.private for row in rows):
             rows.append({**about, "measure": ALWAYS_NONE, **_compared(group, {NONE: [0.0]})})
     return as_frame(rows, list(COLUMNS))
-
-
-def _fits(record: dict[str, Any], name: str, group: Group) -> bool:
-    """Return whether a record of `pubsel rank` is of a distance and a group."""
-    same = (record["distance"], record["private"], record["model"], record["m"])
-    planned = record["settings"]["distance"].get("epsilon", group.epsilon)
-    return same == (name, group.private, group.model, group.m) and planned == group.epsilon
 
 
 def _compared(group: Group, distances: Values) -> dict[str, Any]:
@@ -89,9 +81,9 @@ def _compared(group: Group, distances: Values) -> dict[str, Any]:
     row["pairs"], row["spearman"], row["kendall"] = rank_correlation(points)
 
     if row["spearman"] is not None:
-        draws = _resampled(distances, shared, 0), _resampled(utilities, shared, 1)
-        for what, statistic in (("spearman", _spearman), ("kendall", _kendall)):
-            row[f"{what}_low"], row[f"{what}_high"] = np.nanpercentile(statistic(*draws), [2.5, 97.5])
+        draws = _drawn(distances, shared, 0), _drawn(utilities, shared, 1)
+        for what in ("spearman", "kendall"):
+            row[f"{what}_low"], row[f"{what}_high"] = np.nanpercentile(correlation_of_rows(what, *draws), [2.5, 97.5])
 
     # what is lost by taking the nearest; if there are no images of the private set itself; if one of the others must be
     for suffix, left_out in (("", ()), ("_other", (group.private,)), ("_sets", (group.private, NONE))):
@@ -104,45 +96,23 @@ def _compared(group: Group, distances: Values) -> dict[str, Any]:
         best = max(candidates, key=means.__getitem__)
         row |= {f"nearest{suffix}": nearest, f"best{suffix}": best, f"regret{suffix}": means[best] - means[nearest]}
 
-        of_distance, of_utility = _resampled(distances, choices, 0), _resampled(utilities, candidates, 1)
+        of_distance, of_utility = _drawn(distances, choices, 0), _drawn(utilities, candidates, 1)
         places = np.array([candidates.index(name) for name in choices])[of_distance.argmin(1)]
         lost = of_utility.max(1) - of_utility[np.arange(RESAMPLES), places]
         row[f"regret{suffix}_low"], row[f"regret{suffix}_high"] = np.percentile(lost, [2.5, 97.5])
     return row
 
 
-def _resampled(values: Values, names: list[str], seed: int) -> Array:
-    """Return means [RESAMPLES, names], each of as many values as there are, drawn with replacement."""
-    draw = np.random.RandomState(seed)
-    drawn = [draw.choice(values[name], (RESAMPLES, len(values[name]))).mean(1) for name in names]
-    return np.stack(drawn, axis=1)
-
-
-def _spearman(x: Array, y: Array) -> Array:
-    ranks = [stats.rankdata(side, axis=1) - (side.shape[1] + 1) / 2 for side in (x, y)]
-    spread = np.sqrt((ranks[0] ** 2).sum(1) * (ranks[1] ** 2).sum(1))
-    with np.errstate(invalid="ignore"):  # a resample without any spread has no correlation
-        result: Array = (ranks[0] * ranks[1]).sum(1) / spread
-    return result
-
-
-def _kendall(x: Array, y: Array) -> Array:
-    """Return tau-b of each row of x and y."""
-    first, second = np.triu_indices(x.shape[1], 1)
-    a, b = (np.sign(side[:, first] - side[:, second]) for side in (x, y))
-    with np.errstate(invalid="ignore"):
-        result: Array = (a * b).sum(1) / np.sqrt((a**2).sum(1) * (b**2).sum(1))
-    return result
+def _drawn(values: Values, names: list[str], seed: int) -> Array:
+    return resampled([values[name] for name in names], np.random.RandomState(seed))
 
 
 def summary(frame: pandas.DataFrame) -> pandas.DataFrame:
     """Return a row for each distance and epsilon: means over the private sets, how many these are, and the largest
     regret_other."""
-    order = list(dict.fromkeys(frame["measure"]))
-    rows = []
-    for (measure, epsilon), part in frame.groupby(["measure", "epsilon"], sort=False):
-        row = {"measure": measure, "epsilon": epsilon, "sets": len(part)}
-        row |= {key: part[key].mean() for key in MEANS}
-        rows.append(row | {"regret_most": part["regret_other"].max(), "seconds": part["seconds"].mean()})
-    rows.sort(key=lambda row: (row["epsilon"], order.index(row["measure"])))
-    return as_frame(rows, ["measure", "epsilon", "sets", *MEANS, "regret_most", "seconds"])
+    grouped = frame.groupby(["measure", "epsilon"], sort=False)
+    means = grouped[[*MEANS, "seconds"]].agg(lambda part: part.mean())  # not the mean of groupby, which sums otherwise
+    means = means.assign(sets=grouped.size(), regret_most=grouped["regret_other"].max()).reset_index()
+    places = {measure: place for place, measure in enumerate(dict.fromkeys(frame["measure"]))}
+    means = means.sort_values(["epsilon", "measure"], key=lambda column: column.replace(places))
+    return as_frame(means.to_dict("records"), ["measure", "epsilon", "sets", *MEANS, "regret_most", "seconds"])

@@ -4,6 +4,7 @@ cells the reference is first, and the time of training. Rows are compared within
 
 import math
 import statistics
+from itertools import groupby
 from typing import Any, NamedTuple
 
 import pandas
@@ -42,28 +43,21 @@ class Standing(NamedTuple):
     group: Group
     best: Row  # of the others
     behind: float  # points that the reference is below it, on average over the seeds of each; negative: above
-    std: float | None  # of the reference, over seeds; None for a single one
-
-    def first(self) -> bool:
-        """Return whether no other row has a higher mean."""
-        return self.behind <= 0
-
-    def near(self) -> bool:
-        """Return whether the reference is first, or no more than its standard deviation below."""
-        return self.behind <= max(0.0, self.std or 0.0)
+    first: bool  # whether no other row has a higher mean
+    near: bool  # whether it is first, or no more than its standard deviation over seeds below
 
 
 def groups_of(table: Table) -> list[Group]:
     """Return the rows that have a utility, by private set, model and epsilon; none if the table has no reference."""
-    rows_of: dict[tuple[str, str, float], list[Row]] = {}
-    for row in _rows(table) if table.spec.reference else []:
-        rows_of.setdefault((row.cell["private"], row.cell["model"], epsilon_of(row.cell)), []).append(row)
+
+    def place(row: Row) -> tuple[str, str, float]:
+        return row.cell["private"], row.cell["model"], epsilon_of(row.cell)
 
     groups = []
-    for (private, model, epsilon), rows in sorted(rows_of.items(), key=lambda item: item[0]):
+    for key, together in groupby(sorted(_rows(table), key=place) if table.spec.reference else [], key=place):
+        rows = list(together)
         fitting = [row for row in rows if is_reference(row.cell, table.spec)]
-        others = [row for row in rows if not is_reference(row.cell, table.spec)]
-        groups.append(Group(private, model, epsilon, fitting, others))
+        groups.append(Group(*key, fitting, [row for row in rows if not is_reference(row.cell, table.spec)]))
     return groups
 
 
@@ -83,8 +77,10 @@ def is_reference(cell: Cell, spec: Spec) -> bool:
 def paired_difference(row: Cell, reference: Cell) -> tuple[int, float | None, float | None, float | None]:
     """Return the number of seeds that both have, the mean over them of the difference of utility (row minus reference,
     points), and its 95 % t interval: None without a common seed, and no interval with a single one. Of a row of which
-    nothing is drawn, `pair.seed` is 0 in all records, so that only the seeds of runs are compared."""
-    ours, theirs = (_by_seed(cell) for cell in (row, reference))
+    nothing is drawn, `pair.seed` is 0 in all records, so that only the seeds of runs are compared, each by its mean
+    over draws of the data."""
+    frames = [pandas.DataFrame([(r["seed"], 100 * r["utility"]) for r in cell.records]) for cell in (row, reference)]
+    ours, theirs = (frame.groupby(0)[1].mean().to_dict() for frame in frames)
     points = [ours[seed] - theirs[seed] for seed in sorted(ours.keys() & theirs.keys())]
     if not points:
         return 0, None, None, None
@@ -94,14 +90,6 @@ def paired_difference(row: Cell, reference: Cell) -> tuple[int, float | None, fl
         return 1, mean, None, None
     margin = float(stats.t.ppf((1 + LEVEL) / 2, len(points) - 1) * stats.sem(points))
     return len(points), mean, mean - margin, mean + margin
-
-
-def _by_seed(cell: Cell) -> dict[int, float]:
-    """Return for each seed of a run the utility in percent, its mean over draws of the data."""
-    draws: dict[int, list[float]] = {}
-    for record in cell.records:
-        draws.setdefault(record["seed"], []).append(100 * record["utility"])
-    return {seed: statistics.fmean(values) for seed, values in draws.items()}
 
 
 def compared(table: Table) -> pandas.DataFrame:
@@ -129,7 +117,8 @@ def standings(table: Table, without_choice: bool) -> list[Standing]:
         if len(group.references) == 1 and others:
             best = max(others, key=lambda row: row.cell.utility()[0])
             mean, std = group.references[0].cell.utility()
-            places.append(Standing(group, best, best.cell.utility()[0] - mean, std))
+            behind = best.cell.utility()[0] - mean
+            places.append(Standing(group, best, behind, behind <= 0, behind <= max(0.0, std or 0.0)))
     return places
 
 
@@ -145,7 +134,7 @@ def summary(table: Table) -> list[str]:
         places = standings(table, without_choice)
         if not places:
             continue
-        first, near = sum(standing.first() for standing in places), sum(standing.near() for standing in places)
+        first, near = sum(standing.first for standing in places), sum(standing.near for standing in places)
         lines.append(
             f"The reference ({reference_name(table.spec)}) among {among}: first in {first} of {len(places)} cells of "
             f"private data, model and epsilon; first or within one standard deviation, its over seeds, in {near}."
@@ -159,16 +148,12 @@ def summary(table: Table) -> list[str]:
 
 def exceptions(table: Table) -> list[str]:
     """Return a line for each group in which the reference is more than its standard deviation below the first."""
-    return [
-        f"{_place(standing.group)}: {_in_line(standing.best.method)} is {standing.behind:.2f} points above."
-        for standing in standings(table, without_choice=False)
-        if not standing.near()
-    ]
-
-
-def _in_line(method: str) -> str:
-    name, _, apart = method.partition("\n")
-    return f"{name} ({apart})" if apart else name
+    lines = []
+    for standing in [standing for standing in standings(table, without_choice=False) if not standing.near]:
+        name, _, apart = standing.best.method.partition("\n")
+        shown = f"{name} ({apart})" if apart else name
+        lines.append(f"{_place(standing.group)}: {shown} is {standing.behind:.2f} points above.")
+    return lines
 
 
 def _place(group: Group) -> str:
@@ -191,7 +176,13 @@ def _rows(table: Table) -> list[Row]:
     kinds: dict[str, set[str]] = {}
     for cell, _ in pairs:
         kinds.setdefault(cell["algorithm"], set()).add(_kind(cell))
-    names = [_name(cell, kinds[cell["algorithm"]], table.spec) for cell, _ in pairs]
+
+    # the algorithm; its public data, if it has rows with other ones; its label, if the reference has another
+    names = []
+    for cell, _ in pairs:
+        kind = _kind(cell) if len(kinds[cell["algorithm"]]) > 1 else OWN
+        label = "" if cell["label"] == table.spec.reference.get("label") else cell["label"]
+        names.append(", ".join(filter(None, [cell["algorithm"], "" if kind == OWN else kind, label])))
 
     # rows with one name in one group need their settings to be told apart
     alike: dict[tuple[Any, ...], list[Cell]] = {}
@@ -202,22 +193,16 @@ def _rows(table: Table) -> list[Row]:
         telling.setdefault(name, set()).update(differing(together, ("pair.public",)))
 
     # in the other groups too, so that a method has one name in all of them
-    apart = [settings_text(cell, sorted(telling[name])) for (cell, _), name in zip(pairs, names, strict=True)]
-    full = [f"{name}\n{text}" if text else name for name, text in zip(names, apart, strict=True)]
-    return [Row(cell, text, name) for (cell, text), name in zip(pairs, full, strict=True)]
+    rows = []
+    for (cell, text), name in zip(pairs, names, strict=True):
+        apart = settings_text(cell, sorted(telling[name]))
+        rows.append(Row(cell, text, f"{name}\n{apart}" if apart else name))
+    return rows
 
 
 def _kind(cell: Cell) -> str:
     public = cell["public"]
     return "no public data" if public is None else OWN if public == cell["private"] else str(public)
-
-
-def _name(cell: Cell, kinds: set[str], spec: Spec) -> str:
-    """Return the algorithm; its public data, if it has rows with other ones; and its label, if the reference has
-    another."""
-    kind, label = _kind(cell), cell["label"]
-    parts = [cell["algorithm"], kind if len(kinds) > 1 and kind != OWN else ""]
-    return ", ".join(filter(None, [*parts, label if label != spec.reference.get("label") else ""]))
 
 
 # Time

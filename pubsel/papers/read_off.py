@@ -11,6 +11,7 @@ import dataclasses
 import json
 import math
 from collections.abc import Callable
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -18,8 +19,7 @@ import pandas
 
 from pubsel.papers import figures
 from pubsel.papers.figures import CURVES, GRID, RATES, SHOTS, Curve, Drawn
-from pubsel.papers.join import Cell, cells, differences, seeds_of
-from pubsel.papers.typeset import short_keys
+from pubsel.papers.join import Cell, Seeds, cells, seeds_of
 from pubsel.settings import named
 from pubsel.settings.methods import option
 
@@ -97,29 +97,26 @@ def drop(records: list[dict[str, Any]]) -> pandas.DataFrame:
     """Return a row for each private set, model and epsilon: the percentage of its accuracy without a guarantee that the
     best cell loses, mean and standard deviation over the seeds that both have."""
     frame, shown = figures.rows_of(BEST_K, records)
-    lines = {
-        (row["private"], row["model"], row["line"]): cell
-        for row, cell in zip(frame.to_dict("records"), shown, strict=True)
-        if row["x"] == math.inf
-    }
+    pairs = [(row, by_seed(cell)) for row, cell in zip(frame.to_dict("records"), shown, strict=True)]
+    line = itemgetter("private", "model", "line")
+    free = {line(row): (row, utilities) for row, utilities in pairs if row["x"] == math.inf}
 
     rows = []
-    for row, cell in zip(frame.to_dict("records"), shown, strict=True):
-        free = lines.get((row["private"], row["model"], row["line"]))
-        if row["x"] == math.inf or free is None:
-            continue
-        most = {seeds_of(record): record["utility"] for record in free.records}
-        private = {seeds_of(record): record["utility"] for record in cell.records}
-        lost = [100 * (most[seeds] - private[seeds]) / most[seeds] for seeds in sorted(most.keys() & private.keys())]
+    for row, private in pairs:
+        without, most = free.get(line(row), (row, {}))
+        common = sorted(most.keys() & private.keys()) if row["x"] != math.inf else []
+        lost = [100 * (most[seeds] - private[seeds]) / most[seeds] for seeds in common]
         if lost:
             kept = {"private": row["private"], "model": row["model"], "line": row["line"], "epsilon": row["x"]}
-            kept |= {"utility": row["utility"], "without_guarantee": free.utility()[0], "metric": row["metric"]}
-            rows.append(kept | {"drop": np.mean(lost), "std": _spread(lost), "seeds": len(lost)})
+            kept |= {"utility": row["utility"], "without_guarantee": without["utility"], "metric": row["metric"]}
+            std = np.std(lost, ddof=1) if len(lost) > 1 else math.nan
+            rows.append(kept | {"drop": np.mean(lost), "std": std, "seeds": len(lost)})
     return pandas.DataFrame(rows)
 
 
-def _spread(values: list[float]) -> float:
-    return float(np.std(values, ddof=1)) if len(values) > 1 else math.nan
+def by_seed(cell: Cell) -> dict[Seeds, float]:
+    """Return the utility of each of a cell's seeds."""
+    return {seeds_of(record): record["utility"] for record in cell.records}
 
 
 def draw_drop(frame: pandas.DataFrame) -> "Figure":
@@ -138,29 +135,23 @@ def draw_drop(frame: pandas.DataFrame) -> "Figure":
 def samples(records: list[dict[str, Any]]) -> pandas.DataFrame:
     """Return a row for each number of training examples a class: all public, or all private with an epsilon. Only
     private sets that have two numbers of both, and whose classes conf/dataset counts."""
-    lines: dict[tuple[str, str, str], list[tuple[float, Cell]]] = {}
-    counts: dict[tuple[str, str, bool], set[float]] = {}
+    entries = []
     for cell in figures.best(SAMPLES, records):
         public, count = cell["algorithm"] == "only_public", per_class(cell)
         if count is not None:
             name = "public" if public else f"private, {figures.line_name('epsilon', figures.value(cell, 'epsilon'))}"
-            lines.setdefault((cell["private"], cell["model"], name), []).append((count, cell))
-            counts.setdefault((cell["private"], cell["model"], public), set()).add(count)
+            entries.append((cell, name, {"x": count} | figures.measured(cell)))
 
-    rows: list[dict[str, Any]] = []
-    shown = ("pair.shots", "pair.private_share", "epsilon", *RATES)
-    for (private, model, name), group in lines.items():
-        if min(len(counts.get((private, model, public), ())) for public in (True, False)) < 2:
-            continue
-        for (count, cell), apart in zip(group, differences([cell for _, cell in group], shown), strict=True):
-            mean, std = cell.utility()
-            line = f"{name}\n{short_keys(apart)}" if apart else name
-            row = {"private": private, "model": model, "line": line, "x": count, "utility": mean, "std": std}
-            rows.append(row | {"seeds": len(cell.records), "metric": cell.records[0].get("metric")})
-    rows.sort(
-        key=lambda row: (row["private"], row["model"], not row["line"].startswith("public"), row["line"], row["x"])
-    )
-    return pandas.DataFrame(rows)
+    # two numbers of both kinds, public ones first
+    frame = figures.frame_of(entries, ("pair.shots", "pair.private_share", "epsilon", *RATES))
+    if frame.empty:
+        return frame
+    private = ~frame["line"].str.startswith("public")
+    counts = frame.groupby(["private", "model", private])["x"].nunique().unstack(fill_value=0)
+    enough = (counts.reindex(columns=[False, True], fill_value=0) >= 2).all(axis=1)
+    kept = [enough[key] for key in frame[["private", "model"]].itertuples(index=False, name=None)]
+    order = ["private", "model", "kind", "line", "x"]
+    return frame.assign(kind=private)[kept].sort_values(order, kind="stable", ignore_index=True).drop(columns="kind")
 
 
 def per_class(cell: Cell) -> float | None:
@@ -179,9 +170,8 @@ def draw_samples(frame: pandas.DataFrame) -> "Figure":
     epsilon."""
     figure = figures.curves(frame, X, "line")
     low, high = frame["x"].min(), frame["x"].max()
-    ticks = [
-        float(step * 10**power) for power in range(7) for step in (1, 2, 5)
-    ]  # shares of a set are no round numbers
+    # shares of a set are no round numbers
+    ticks = [float(step * 10**power) for power in range(7) for step in (1, 2, 5)]
     for axis in figure.axes:
         figures.log_axis(axis, [tick for tick in ticks if low <= tick <= high])
     return figure
@@ -200,7 +190,7 @@ def boost(records: list[dict[str, Any]]) -> pandas.DataFrame:
     chosen = figures.best(BOOST, records)
     paragons = {_private_data(cell): cell for cell in chosen if cell["algorithm"] == "paragon"}
     publics = {_data(cell): cell for cell in chosen if cell["algorithm"] == "only_public"}
-    lines: dict[tuple[str, str, str], list[tuple[Cell, dict[str, Any]]]] = {}
+    entries = []
     for cell in chosen:
         paragon, public = paragons.get(_private_data(cell)), publics.get(_data(cell))
         if cell["algorithm"] not in MIXED or not paragon or not public:
@@ -208,7 +198,7 @@ def boost(records: list[dict[str, Any]]) -> pandas.DataFrame:
 
         # the mean over the seeds that all three have; the paragon trains on all data, and so has no draw of public ones
         best = {record["seed"]: record["utility"] for record in paragon.records}
-        without, mixed = ({seeds_of(record): record["utility"] for record in of.records} for of in (public, cell))
+        without, mixed = by_seed(public), by_seed(cell)
         common = sorted(seeds for seeds in without.keys() & mixed.keys() if seeds[0] in best)
         if common:
             errors = [[1 - utility for utility in (without[seeds], best[seeds[0]], mixed[seeds])] for seeds in common]
@@ -216,20 +206,14 @@ def boost(records: list[dict[str, Any]]) -> pandas.DataFrame:
             epsilon = figures.value(cell, "epsilon")
             row = {"algorithm": cell["algorithm"], "epsilon": epsilon, "x": figures.value(cell, "pair.shots")}
             row |= {"boost": value, "std": std, "seeds": len(common)}
-            name = f"{cell['algorithm']}, {figures.line_name('epsilon', epsilon)}"
-            lines.setdefault((cell["private"], cell["model"], name), []).append((cell, row))
+            entries.append((cell, f"{cell['algorithm']}, {figures.line_name('epsilon', epsilon)}", row))
 
-    rows: list[dict[str, Any]] = []
-    for (private, model, name), group in lines.items():
-        # a line needs two points
-        if len({row["x"] for _, row in group}) < 2:
-            continue
-        found = differences([cell for cell, _ in group], ("pair.shots", "epsilon", *RATES))
-        for (_, row), apart in zip(group, found, strict=True):
-            line = f"{name}\n{short_keys(apart)}" if apart else name
-            rows.append({"private": private, "model": model, "line": line} | row)
-    rows.sort(key=lambda row: (row["private"], row["model"], row["line"], row["x"]))
-    return pandas.DataFrame(rows)
+    # a line needs two points
+    frame = figures.frame_of(entries, ("pair.shots", "epsilon", *RATES))
+    if frame.empty:
+        return frame
+    points = frame.groupby(["private", "model", frame["line"].str.partition("\n")[0]])["x"].transform("nunique")
+    return frame[points >= 2].sort_values(["private", "model", "line", "x"], kind="stable", ignore_index=True)
 
 
 def _private_data(cell: Cell) -> tuple[Any, ...]:
@@ -275,20 +259,20 @@ def initialisation(records: list[dict[str, Any]]) -> pandas.DataFrame:
     models only if its data and training are the same."""
     chosen = figures.best(STARTS, records)
     clip = {_training(cell) for cell in chosen if cell["algorithm"] == "adamix_clip"}
-    groups: dict[tuple[str, str, str], list[Cell]] = {}
-    for cell in chosen:
-        if _training(cell) in clip:
-            groups.setdefault((cell["private"], cell["model"], start(cell)), []).append(cell)
-
-    rows = []
-    for (private, model, how), group in groups.items():
-        for cell, apart in zip(group, differences(group, ("epsilon", *RATES)), strict=True):
-            mean, std = cell.utility()
-            row: dict[str, Any] = {"private": private, "model": model, "start": how, "setting": short_keys(apart)}
-            row |= {"epsilon": figures.value(cell, "epsilon"), "utility": mean, "std": std, "seeds": len(cell.records)}
-            rows.append(row | {"metric": cell.records[0].get("metric")})
-    rows.sort(key=lambda row: (row["private"], row["epsilon"], row["model"], LEVELS.index(row["start"])))
-    return pandas.DataFrame(rows)
+    entries = [
+        (cell, start(cell), {"epsilon": figures.value(cell, "epsilon")} | figures.measured(cell))
+        for cell in chosen
+        if _training(cell) in clip
+    ]
+    frame = figures.frame_of(entries, ("epsilon", *RATES))
+    if frame.empty:
+        return frame
+    parts = frame["line"].str.partition("\n")
+    frame.insert(2, "start", parts[0])
+    frame.insert(3, "setting", parts[2])
+    frame["line"] = frame["start"].map(LEVELS.index)
+    order = ["private", "epsilon", "model", "line"]
+    return frame.sort_values(order, kind="stable", ignore_index=True).drop(columns="line")
 
 
 def start(cell: Cell) -> str:
@@ -320,6 +304,8 @@ def draw_initialisation(frame: pandas.DataFrame) -> "Figure":
 def bars(frame: pandas.DataFrame, label: str) -> "Figure":
     """Draw a panel for each value of the column `panel`, and in it the bars of each `group` next to each other. `bar`
     is the name of one, `height` its height, `std` its error bar; label: of the heights."""
+    from matplotlib.patches import Patch
+
     parts = list(frame.groupby("panel", sort=False))
     styles = figures.line_styles(dict.fromkeys(frame["bar"]))
     names = list(styles)
@@ -344,19 +330,14 @@ def bars(frame: pandas.DataFrame, label: str) -> "Figure":
                 axis.tick_params(axis="x", rotation=30)
             axis.grid(visible=False, axis="x")
             axis.set(title=figures.short(panel), ylabel=label)
-        _legend(figure, {name: how["color"] for name, how in styles.items()})
+
+        handles = [
+            Patch(facecolor=how["color"], hatch=HATCHES[i % len(HATCHES)], edgecolor="white", linewidth=0, label=name)
+            for i, (name, how) in enumerate(styles.items())
+        ]
+        columns = min(len(handles), max(1, int(figure.get_figwidth() / 2)))
+        figure.legend(handles=handles, loc="outside lower center", ncols=columns)
     return figure
-
-
-def _legend(figure: "Figure", colours: dict[str, str]) -> None:
-    from matplotlib.patches import Patch
-
-    handles = [
-        Patch(facecolor=colour, hatch=HATCHES[i % len(HATCHES)], edgecolor="white", linewidth=0, label=name)
-        for i, (name, colour) in enumerate(colours.items())
-    ]
-    columns = min(len(handles), max(1, int(figure.get_figwidth() / 2)))
-    figure.legend(handles=handles, loc="outside lower center", ncols=columns)
 
 
 class _Kind(NamedTuple):

@@ -6,7 +6,6 @@ A cell of `Column` is a number and its uncertainty: "85.09" and "± 0.31". What 
 import re
 import statistics
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,8 +16,8 @@ from pubsel.files import write_whole
 from pubsel.messages import UsageError
 from pubsel.papers import attacked, judged, paired
 from pubsel.papers.attacked import Attacked
-from pubsel.papers.join import Table, as_csv, belonging, make, names
-from pubsel.records import NUMBERS, at, read_choices, read_measured, read_ranks, read_records
+from pubsel.papers.join import Table, belonging, make, names
+from pubsel.records import NUMBERS, as_csv, at, read_choices, read_measured, read_ranks, read_records
 from pubsel.settings.keys import TableConfig
 
 MISSING = "—"
@@ -113,18 +112,22 @@ def columns(frame: pandas.DataFrame) -> tuple[list[Column], list[str]]:
             constant.append(f"{HEADS[key]} valid")
             continue
         empty = key != "utility" and frame[key].isna().all()
-        if empty or (key == "paper_public" and not _stands_in(frame)):
+        pairs = frame[["public", "paper_public"]].dropna() if key == "paper_public" else pandas.DataFrame()
+        if empty or (key == "paper_public" and (pairs["public"] == pairs["paper_public"]).all()):
             continue
 
         beside = [frame.get(f"{key}_{what}", [None] * len(frame)) for what in ("std", "low", "high")]
         entries = [_entry(key, *values) for values in zip(frame[key], *beside, strict=True)]
         if key == "paper_public":  # only shown if it is another than ours
-            pairs = zip(entries, frame["public"], strict=True)
-            entries = [("", "") if entry[0] == public else entry for entry, public in pairs]
+            both = zip(entries, frame["public"], strict=True)
+            entries = [("", "") if entry[0] == public else entry for entry, public in both]
 
+        # a further distance has its name in the head
+        plain = next((head for head in ("paper_distance", "distance") if key.startswith(f"{head}_")), "")
+        head = f"{HEADS[plain]}, {key.removeprefix(plain + '_')}" if plain else HEADS.get(key, key)
         is_bool = pandas.api.types.is_bool_dtype(frame[key])
         numeric = pandas.api.types.is_numeric_dtype(frame[key]) and not is_bool
-        column = Column(key, _head(key), entries, numeric)
+        column = Column(key, head, entries, numeric)
 
         if key not in MEASURED and len(frame) > 1 and len(set(entries)) == 1:
             constant.append(f"{column.head} {entries[0][0]}")
@@ -132,12 +135,6 @@ def columns(frame: pandas.DataFrame) -> tuple[list[Column], list[str]]:
             shown.append(column)
 
     return shown, constant
-
-
-def _head(key: str) -> str:
-    """Return the head of a column: of a further distance with its name."""
-    plain = next((head for head in ("paper_distance", "distance") if key.startswith(f"{head}_")), "")
-    return f"{HEADS[plain]}, {key.removeprefix(plain + '_')}" if plain else HEADS.get(key, key)
 
 
 def notes(table: Table) -> list[str]:
@@ -199,26 +196,20 @@ def _versions(table: Table) -> list[str]:
             f"Of {len(runs)} runs, {earlier} are of an earlier version of what decides numbers: this program does not "
             "repeat them bit for bit."
         )
-    return lines + _commits(table)
 
-
-def _commits(table: Table) -> list[str]:
-    """Return a line on the commits of the code, if there are several."""
-    commits = Counter(_short(record.get("commit")) for record in table.records())
+    commits = Counter(
+        "unknown" if commit is None else commit[:7] + ("-dirty" if commit.endswith("-dirty") else "")
+        for commit in (record.get("commit") for record in runs)
+    )
     if len(commits) < 2:
-        return []
-    counts = [f"{commit} ({count} run{'s'[: count != 1]})" for commit, count in commits.most_common()]
-    counted = ", ".join(counts)
+        return lines
+    counted = ", ".join(f"{commit} ({count} run{'s'[: count != 1]})" for commit, count in commits.most_common())
 
     # worst within a row, whose seeds should differ in nothing else
     versions = [{record.get("commit") for record in cell.records} for cell in table.cells if cell]
     within = sum(len(of_cell) > 1 for of_cell in versions)
     inside = f"; within the seeds of {within} row{'s'[: within != 1]}" if within else ""
-    return [f"Mixed versions of the code: {counted}{inside}."]
-
-
-def _short(commit: str | None) -> str:
-    return "unknown" if commit is None else commit[:7] + ("-dirty" if commit.endswith("-dirty") else "")
+    return [*lines, f"Mixed versions of the code: {counted}{inside}."]
 
 
 def text(frame: pandas.DataFrame, title: str = "") -> str:
@@ -234,16 +225,6 @@ def text(frame: pandas.DataFrame, title: str = "") -> str:
     return "\n".join(lines)
 
 
-def markdown(table: Table) -> str:
-    """Return a heading, the table, its notes, and the rank correlations."""
-    parts = [f"## {_markdown(table.spec.title)}", *_markdown_table(table.frame)]
-    lines = notes(table)
-    parts += ["\n".join(f"- {_markdown(note)}" for note in lines)] if lines else []
-    if not table.ranks.empty:
-        parts += [f"### {_markdown(RANKS)}", *_markdown_table(table.ranks)]
-    return "\n\n".join([*parts, f"Made by `pubsel table {table.name}`."]) + "\n"
-
-
 def _markdown_table(frame: pandas.DataFrame) -> list[str]:
     shown, constant = columns(frame)
     rows = [[column.head for column in shown], *zip(*(column.texts() for column in shown), strict=True)]
@@ -256,13 +237,24 @@ def _markdown(value: str) -> str:
     return re.sub(r"([\\`*_\[\]<>|#])", r"\\\1", " ".join(value.split()))
 
 
-def latex(table: Table) -> str:
-    """Return a `table` no wider than the page, or several if it is longer; for a document with booktabs and
-    graphicx."""
-    parts = [_latex_table(table.frame, table.spec.title, notes(table), f"tab:{table.name}")]
-    if not table.ranks.empty:
-        parts.append(_latex_table(table.ranks, RANKS, [], f"tab:{table.name}_correlation"))
-    return f"% pubsel table {table.name}; needs \\usepackage{{booktabs,graphicx}}\n" + "\n".join(parts)
+def markdown(name: str, title: str, *parts: pandas.DataFrame | list[str] | str) -> str:
+    """Return a page of Markdown: below its title tables, lists of notes, and headings."""
+    texts = [f"## {title}"]
+    for part in parts:
+        if isinstance(part, pandas.DataFrame):
+            texts += _markdown_table(part)
+        elif isinstance(part, str):
+            texts.append(f"### {_markdown(part)}")
+        elif part:
+            texts.append("\n".join(f"- {_markdown(note)}" for note in part))
+    return "\n\n".join([*texts, f"Made by `pubsel table {name}`."]) + "\n"
+
+
+def latex(name: str, *tables: tuple[pandas.DataFrame, str, list[str], str]) -> str:
+    """Return each table (its title, its notes, the end of its label) as a `table` no wider than the page, or several if
+    it is longer; for a document with booktabs and graphicx."""
+    head = f"% pubsel table {name}; needs \\usepackage{{booktabs,graphicx}}\n"
+    return head + "\n".join(_latex_table(*about[:3], f"tab:{name}{about[3]}") for about in tables)
 
 
 def _latex_table(frame: pandas.DataFrame, title: str, below: list[str], label: str) -> str:
@@ -277,16 +269,15 @@ def _latex_table(frame: pandas.DataFrame, title: str, below: list[str], label: s
     head = " & ".join(_latex(column.head) for column in shown) + r" \\"
     cells = zip(*(column.texts() for column in shown), strict=True)
     body = [" & ".join(map(_latex, row)) + r" \\" for row in cells]
-    below = [r"\par\smallskip\noindent", r"\begin{minipage}{\linewidth}\footnotesize",
-             *(f"{_latex(n)}\\par" for n in below), r"\end{minipage}"] if below else []  # fmt: skip
+    texts = [f"{_latex(note)}\\par" for note in below]
+    foot = [r"\par\smallskip\noindent", r"\begin{minipage}{\linewidth}\footnotesize", *texts, r"\end{minipage}"]
 
     lines = []
     for start in range(0, max(1, len(body)), LONG):
-        lines += [r"\begin{table}", f"\\centering{NARROW}", captions[start > 0], FITTED,
-                  f"\\begin{{tabular}}{{{align}}}", r"\toprule", head, r"\midrule", *body[start : start + LONG],
-                  r"\bottomrule", r"\end{tabular}}", *(below if start + LONG >= len(body) else []),
-                  r"\end{table}"]  # fmt: skip
-
+        lines += [r"\begin{table}", f"\\centering{NARROW}", captions[start > 0], FITTED]
+        lines += [f"\\begin{{tabular}}{{{align}}}", r"\toprule", head, r"\midrule", *body[start : start + LONG]]
+        lines += [r"\bottomrule", r"\end{tabular}}", *(foot if below and start + LONG >= len(body) else [])]
+        lines += [r"\end{table}"]
     return "\n".join(lines) + "\n"
 
 
@@ -296,95 +287,55 @@ def _latex(value: str) -> str:
     return f"{{{text}}}" if text.startswith("[") else text  # \\ would take it for its argument
 
 
-def paired_title(table: Table) -> str:
-    """Return the title of the differences to the reference."""
-    return f"{table.name}: differences to the reference ({paired.reference_name(table.spec)})"
+def files_of(table: Table, ranks: list[dict[str, Any]]) -> dict[str, str]:
+    """Return the files of a table, by what follows its name the content; _paired with rows to compare with the
+    reference, _judged if the table judges distances. ranks: the records of `pubsel rank` (`read_measured`)."""
+    name, title, known = table.name, table.spec.title, notes(table)
+    further = [] if table.ranks.empty else [RANKS, table.ranks]
+    correlations = [] if table.ranks.empty else [(table.ranks, RANKS, list[str](), "_correlation")]
+    files = {
+        ".csv": as_csv(table.frame),
+        "_correlation.csv": as_csv(table.ranks),
+        ".md": markdown(name, _markdown(title), table.frame, known, *further),
+        ".tex": latex(name, (table.frame, title, known, ""), *correlations),
+    }
+
+    if not (frame := paired.compared(table)).empty:
+        title = f"{name}: differences to the reference ({paired.reference_name(table.spec)})"
+        known, ahead = [*DIFFERENCES, *paired.summary(table)], paired.exceptions(table)
+        page = markdown(name, _markdown(title), frame, known, *([AHEAD, ahead] if ahead else []))
+        files |= {"_paired.csv": as_csv(frame), "_paired.md": page}
+        files |= {"_paired.tex": latex(name, (frame, title, known, "_paired"))}
+
+    if not (frame := judged.judged(table, ranks)).empty:
+        means, about = judged.summary(frame), list(ABOUT_JUDGED)
+        models = {cell["model"] for cell in table.cells if cell}
+        reads = {record["distance"]: record["reads"] for record in ranks if record["model"] in models}
+        shown = [measure for measure in frame["measure"].unique() if measure in reads]
+        about += [f"{measure} reads of the private data: {reads[measure]}." for measure in shown]
+        parts = ["Means over the private sets", means, about, "Each private set", frame]
+        files |= {"_judged.csv": as_csv(frame), "_judged_means.csv": as_csv(means)}
+        files |= {"_judged.md": markdown(name, f"{name}: {JUDGED}", *parts)}
+        files |= {"_judged.tex": latex(name, (means, f"{JUDGED} Means", list(ABOUT_JUDGED), "_judged"))}
+
+    return files
 
 
-def paired_markdown(table: Table) -> str:
-    """Return the differences to the reference, their notes, and where another row is well ahead."""
-    lines = [*DIFFERENCES, *paired.summary(table)]
-    parts = [f"## {_markdown(paired_title(table))}", *_markdown_table(paired.compared(table))]
-    parts.append("\n".join(f"- {_markdown(line)}" for line in lines))
-    if ahead := paired.exceptions(table):
-        parts += [f"### {AHEAD}", "\n".join(f"- {_markdown(line)}" for line in ahead)]
-    return "\n\n".join([*parts, f"Made by `pubsel table {table.name}`."]) + "\n"
-
-
-def paired_latex(table: Table) -> str:
-    """Return the differences to the reference as `latex` returns the table."""
-    below = [*DIFFERENCES, *paired.summary(table)]
-    head = f"% pubsel table {table.name}; needs \\usepackage{{booktabs,graphicx}}\n"
-    return head + _latex_table(paired.compared(table), paired_title(table), below, f"tab:{table.name}_paired")
-
-
-WRITERS: dict[str, Callable[[Table], str]] = {
-    ".csv": lambda table: as_csv(table.frame),
-    "_correlation.csv": lambda table: as_csv(table.ranks),
-    ".md": markdown,
-    ".tex": latex,
-}
-PAIRED: dict[str, Callable[[Table], str]] = {
-    "_paired.csv": lambda table: as_csv(paired.compared(table)),
-    "_paired.md": paired_markdown,
-    "_paired.tex": paired_latex,
-}
-
-
-def judged_markdown(name: str, frame: pandas.DataFrame, ranks: list[dict[str, Any]]) -> str:
-    """Return how well distances predict utility: the means, what each distance reads, and every private set."""
-    reads = {record["distance"]: record["reads"] for record in ranks}
-    read = [
-        f"{measure} reads of the private data: {reads[measure]}."
-        for measure in frame["measure"].unique()
-        if measure in reads
-    ]
-    parts = [f"## {name}: {JUDGED}", "### Means over the private sets", *_markdown_table(judged.summary(frame))]
-    parts += ["\n".join(f"- {_markdown(line)}" for line in [*ABOUT_JUDGED, *read])]
-    parts += ["### Each private set", *_markdown_table(frame), f"Made by `pubsel table {name}`."]
-    return "\n\n".join(parts) + "\n"
-
-
-def judged_files(table: Table, ranks: list[dict[str, Any]]) -> dict[str, str]:
-    """Return the files on distances of a table that judges them: by what follows its name, the content. ranks: the
-    records of `pubsel rank` (`read_measured`)."""
-    frame = judged.judged(table, ranks) if table.spec.judged else pandas.DataFrame()
-    ranks = [record for record in ranks if record["model"] in {cell["model"] for cell in table.cells if cell}]
-    if frame.empty:
-        return {}
-    head = f"% pubsel table {table.name}; needs \\usepackage{{booktabs,graphicx}}\n"
-    means = _latex_table(judged.summary(frame), f"{JUDGED} Means", list(ABOUT_JUDGED), f"tab:{table.name}_judged")
+def files_of_attacks(table: Attacked) -> dict[str, str]:
+    """Return the files of a table of attacks as `files_of` returns those of others."""
     return {
-        "_judged.csv": as_csv(frame), "_judged_means.csv": as_csv(judged.summary(frame)),
-        "_judged.md": judged_markdown(table.name, frame, ranks), "_judged.tex": head + means,
-    }  # fmt: skip
+        ".csv": as_csv(table.frame),
+        ".md": markdown(table.name, _markdown(table.title), table.frame, table.notes),
+        ".tex": latex(table.name, (table.frame, table.title, table.notes, "")),
+    }
 
 
-def write(table: Table, folder: Path, ranks: list[dict[str, Any]] | None = None) -> list[Path]:
-    """Write NAME.csv, NAME_correlation.csv, NAME.md and NAME.tex in `folder`; NAME_paired.csv, .md and .tex if there
-    are rows to compare with the reference, and `judged_files` if it judges distances; each whole or not at all."""
-    writers = WRITERS | ({} if paired.compared(table).empty else PAIRED)
-    contents = {folder / f"{table.name}{suffix}": writer(table) for suffix, writer in writers.items()}
-    contents |= {folder / f"{table.name}{suffix}": text for suffix, text in judged_files(table, ranks or []).items()}
+def write(name: str, files: dict[str, str], results: Path) -> list[Path]:
+    """Write the files of a table to RESULTS/tables, each whole or not at all; return their paths."""
+    contents = {results / "tables" / f"{name}{end}": content for end, content in files.items()}
     for path, content in contents.items():
         write_whole(path, content)
     return list(contents)
-
-
-def write_attacked(table: Attacked, folder: Path) -> list[Path]:
-    """Write NAME.csv, NAME.md and NAME.tex of a table of attacks in `folder`; each whole or not at all."""
-    made_by = f"Made by `pubsel table {table.name}`."
-    parts = [f"## {_markdown(table.title)}", *_markdown_table(table.frame)]
-    parts += ["\n".join(f"- {_markdown(note)}" for note in table.notes), made_by]
-    head = f"% pubsel table {table.name}; needs \\usepackage{{booktabs,graphicx}}\n"
-    contents = {
-        ".csv": as_csv(table.frame),
-        ".md": "\n\n".join(parts) + "\n",
-        ".tex": head + _latex_table(table.frame, table.title, table.notes, f"tab:{table.name}"),
-    }
-    for suffix, content in contents.items():
-        write_whole(folder / f"{table.name}{suffix}", content)
-    return [folder / f"{table.name}{suffix}" for suffix in contents]
 
 
 def _entry(key: str, value: Any, spread: Any, low: Any, high: Any) -> tuple[str, str]:
@@ -419,50 +370,43 @@ def _signed(key: str, value: float, digits: int) -> str:
     return f"{value:{'+' if key == 'difference' else ''}.{digits}f}".replace("-", "−")
 
 
-def _stands_in(frame: pandas.DataFrame) -> bool:
-    both = frame[["public", "paper_public"]].dropna()
-    return bool((both["public"] != both["paper_public"]).any())
-
-
 def run(settings: TableConfig) -> str:
     """Write the files of one table, or of all that have a record (`pubsel table`); return what to show."""
-    results = Path(settings.results)
-    if settings.table in attacked.TABLES:
-        return _run_attacked(settings.table, results)
-    if settings.table not in ["all", *(known := sorted([*names(), *attacked.TABLES]))]:
+    results, known = Path(settings.results), sorted([*names(), *attacked.TABLES])
+    if settings.table not in ["all", *known]:
         raise UsageError(f"unknown table {settings.table!r}: use all, or one of {', '.join(known)}")
+
+    if settings.table in attacked.TABLES:
+        attacks = attacked.from_records(settings.table, results)
+        parts = [text(attacks.frame, attacks.title), "\n".join(attacks.notes)]
+        return _report(parts, write(settings.table, files_of_attacks(attacks), results), attacks.records, "attacks")
 
     records, ranks, measured = read_records(results), read_ranks(results), read_measured(results)
 
     if settings.table == "all":
         tables = [make(name, records, ranks) for name in names()]
         write_whole(results / "tables" / "README.md", index(tables, records))
-        return "\n".join([_run_all(results, tables, measured), *choices(read_choices(results))])
+        return "\n".join([*_run_all(results, tables, measured), *choices(read_choices(results))])
 
     table = make(settings.table, records, ranks)
-    paths = write(table, results / "tables", measured)
+    paths = write(settings.table, files_of(table, measured), results)
     parts = [text(table.frame, table.spec.title), "\n".join(notes(table))]
     if not table.ranks.empty:
         parts.append(text(table.ranks, RANKS))
-    if table.spec.judged and not (frame := judged.judged(table, measured)).empty:
+    if not (frame := judged.judged(table, measured)).empty:
         parts.append(text(judged.summary(frame), f"{JUDGED} Means over the private sets"))
     if table.spec.ranks:
         chosen = [record | {"public": record["chosen"]} for record in read_choices(results)]
         parts.append("\n".join(choices(belonging(table.spec, chosen))))
-
-    if not table.records():
-        parts.append(f"No record of this table in {results / 'runs'} yet: the figures are the paper's alone.")
-    parts.append(f"Written: {paths[0]} and {', '.join(path.name for path in paths[1:])}")
-    return "\n\n".join(part for part in parts if part)
+    return _report(parts, paths, table.records(), "runs")
 
 
-def _run_attacked(name: str, results: Path) -> str:
-    table = attacked.from_records(name, results)
-    paths = write_attacked(table, results / "tables")
-    parts = [text(table.frame, table.title), "\n".join(table.notes)]
-    if not table.records:
-        parts.append(f"No record of this table in {results / 'attacks'} yet: the figures are the paper's alone.")
-    return "\n\n".join([*parts, f"Written: {paths[0]} and {', '.join(path.name for path in paths[1:])}"])
+def _report(parts: list[str], paths: list[Path], records: list[dict[str, Any]], kind: str) -> str:
+    if not records:
+        folder = paths[0].parent.with_name(kind)
+        parts = [*parts, f"No record of this table in {folder} yet: the figures are the paper's alone."]
+    written = f"Written: {paths[0]} and {', '.join(path.name for path in paths[1:])}"
+    return "\n\n".join(part for part in [*parts, written] if part)
 
 
 def choices(records: list[dict[str, Any]]) -> list[str]:
@@ -505,19 +449,20 @@ def index(tables: list[Table], records: list[dict[str, Any]]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _run_all(results: Path, tables: list[Table], ranks: list[dict[str, Any]]) -> str:
-    lines = []
+def _run_all(results: Path, tables: list[Table], ranks: list[dict[str, Any]]) -> list[str]:
+    lines, without = [], []
     for table in tables:
-        if table.records():
-            paths = write(table, results / "tables", ranks)
+        if records := table.records():
+            paths = write(table.name, files_of(table, ranks), results)
             filled = sum(cell is not None for cell in table.cells)
-            lines.append(f"{paths[0]}: {filled} of {len(table.cells)} rows, {len(table.records())} runs")
-    without = [table.name for table in tables if not table.records()]
+            lines.append(f"{paths[0]}: {filled} of {len(table.cells)} rows, {len(records)} runs")
+        else:
+            without.append(table.name)
 
-    for of_attacks in (attacked.from_records(name, results) for name in attacked.TABLES):
-        if not of_attacks.records:
-            without.append(of_attacks.name)
-            continue
-        paths = write_attacked(of_attacks, results / "tables")
-        lines.append(f"{paths[0]}: {len(of_attacks.frame)} rows, {len(of_attacks.records)} attacks")
-    return "\n".join([*lines, f"No record yet: {', '.join(without)}"] if without else lines)
+    for attacks in (attacked.from_records(name, results) for name in attacked.TABLES):
+        if attacks.records:
+            paths = write(attacks.name, files_of_attacks(attacks), results)
+            lines.append(f"{paths[0]}: {len(attacks.frame)} rows, {len(attacks.records)} attacks")
+        else:
+            without.append(attacks.name)
+    return [*lines, f"No record yet: {', '.join(without)}"] if without else lines

@@ -12,9 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from pubsel import __version__
-from pubsel.papers.join import guarantee
 from pubsel.privacy.accountant import neighbours
-from pubsel.records import at
+from pubsel.records import at, guarantee
 from pubsel.release import adversary
 from pubsel.settings.identity import is_path, same_path, short_name
 from pubsel.settings.keys import public_sets

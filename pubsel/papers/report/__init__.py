@@ -7,7 +7,6 @@ runs are in it as JSON and are shown on demand. Whatever comes from a record is 
 import base64
 import re
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,11 +14,11 @@ import pandas
 
 from pubsel import __version__
 from pubsel.papers import figures, join, judged, typeset
-from pubsel.papers.join import Cell, Table
+from pubsel.papers.join import Table
 from pubsel.papers.report import own
 from pubsel.papers.report.linked import LINKED, Runs, shown_of
 from pubsel.privacy import ledger
-from pubsel.records import read_choices, read_measured, read_ranks, read_records
+from pubsel.records import guarantee, read_choices, read_measured, read_ranks, read_records
 from pubsel.settings import outputs
 from pubsel.settings.command_line import command
 from pubsel.settings.keys import ReportConfig
@@ -35,17 +34,13 @@ PAPERS = ("gsd", "gep", "pillar", "adamix", "workshop")
 LARGEST = 2**20  # bytes of a drawing in results/figures that is taken into the page
 
 
-def read_from(results: Path) -> Iterator[Path]:
-    """Yield the files that a page is made from, and others that no page may replace."""
-    files = (path for name in outputs.OWNED for path in (results / name).rglob("*"))
-    yield from (path for path in files if path.suffix != ".html")
-
-
 def run(settings: ReportConfig) -> str:
     """Write the page; return what to print."""
     results = Path(settings.results)
     to = settings.to or str(results / "report.html")
-    output = outputs.output(to, read_from(results))
+    # no page replaces what it is made from
+    files = [path for name in outputs.OWNED for path in (results / name).rglob("*") if path.suffix != ".html"]
+    output = outputs.output(to, files)
     records = read_records(results)
     text = page(
         records, read_ranks(results), drawings(results / "figures"), read_choices(results),
@@ -92,8 +87,11 @@ def page(
     environment.globals |= {"LINKED": LINKED, "BESIDE": BESIDE, "UNDER": UNDER, "OURS": OURS}
     environment.globals |= {"MISSING": typeset.MISSING, "BREAK": Markup("_<wbr>")}
 
+    # an <img> runs no script in a drawing
+    encoded = {name: base64.b64encode(svg.encode()).decode() for name, svg in (others or {}).items()}
+    images = {name: f"data:image/svg+xml;base64,{text}" for name, text in encoded.items()}
     values = {
-        "tables": shown, "missing": missing, "curves": drawn, "others": _as_images(others or {}),
+        "tables": shown, "missing": missing, "curves": drawn, "others": images,
         "choices": [choice | {"command": command(choice)} for choice in choices],
         "own": sections, "alone": alone, "facts": _facts(everything, shown),
         "version": __version__, "data": Markup(runs.json()),
@@ -115,12 +113,9 @@ def _place(name: str) -> tuple[int, list[str]]:
 
 
 def _table(table: Table, runs: Runs, measured: list[dict[str, Any]]) -> dict[str, Any]:
-    def key(name: str, cells: list[Cell]) -> str | None:
-        return runs.add(name, cells) if cells else None
-
     # rows without a record of ours have no runs to link to
-    keys = [key(f"{table.name}/{i}", [cell] if cell else []) for i, cell in enumerate(table.cells, 1)]
-    groups = [key(f"{table.name}/rank/{i}", group) for i, group in enumerate(table.groups, 1)]
+    cells = [runs.add(f"{table.name}/{i}", [cell]) if cell else None for i, cell in enumerate(table.cells, 1)]
+    groups: list[str | None] = [runs.add(f"{table.name}/rank/{i}", group) for i, group in enumerate(table.groups, 1)]
 
     # how well distances predict utility: the means, not each private set
     means = judged.summary(judged.judged(table, measured)) if table.spec.judged and measured else pandas.DataFrame()
@@ -134,7 +129,7 @@ def _table(table: Table, runs: Runs, measured: list[dict[str, Any]]) -> dict[str
         "oracle": table.spec.select.get("by") == "test",
         "mixed": len({record.get("commit") for record in table.records()}) > 1,
         "filled": sum(cell is not None for cell in table.cells),
-        "table": shown_of(table.frame, keys),
+        "table": shown_of(table.frame, cells),
         "ranks": None if table.ranks.empty else shown_of(table.ranks, groups),
         "judged": None if means.empty else shown_of(means, [None] * len(means)),
         "notes": typeset.notes(table),
@@ -190,25 +185,19 @@ def _curve(name: str, records: list[dict[str, Any]], runs: Runs) -> dict[str, An
 
 
 def drawings(folder: Path) -> dict[str, str]:
-    """Return further SVG in results/figures, by other programs: those that the page does not draw itself."""
+    """Return further SVG in results/figures, by name: those that the page does not draw itself."""
     drawn_here = {*figures.CURVES, *(f"{name}_distance" for name in join.names())}
     paths = [path for path in sorted(folder.glob("*.svg")) if path.stem not in drawn_here]
     small = [path for path in paths if path.stat().st_size <= LARGEST]
     return {path.stem: path.read_text(encoding="utf-8") for path in small}
 
 
-def _as_images(others: dict[str, str]) -> dict[str, str]:
-    """Return the drawings as data for an <img>, which runs no script in them."""
-    encoded = {name: base64.b64encode(svg.encode()).decode() for name, svg in others.items()}
-    return {name: f"data:image/svg+xml;base64,{text}" for name, text in encoded.items()}
-
-
 def _facts(records: list[dict[str, Any]], shown: list[dict[str, Any]]) -> dict[str, Any]:
     finished = sorted(record["finished"][:10] for record in records if record.get("finished"))
     return {
         "records": len(records),
-        "valid": sum(join.guarantee(record) == "valid" for record in records),
-        "weak": sum(join.guarantee(record) == "weak" for record in records),
+        "valid": sum(guarantee(record) == "valid" for record in records),
+        "weak": sum(guarantee(record) == "weak" for record in records),
         "tables": len(shown),
         "versions": len(Counter(record.get("commit") for record in records)),
         "first": finished[0] if finished else "",

@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import Any
 
 from pubsel.papers import typeset
-from pubsel.papers.join import Cell, guarantee
+from pubsel.papers.join import Cell
 from pubsel.papers.report.linked import Runs, Shown, shown
 from pubsel.privacy import composition, ledger
 from pubsel.privacy.ledger import Line, is_measurement
-from pubsel.records import at
+from pubsel.records import at, guarantee
 from pubsel.release import card
 from pubsel.settings.command_line import command, written
 from pubsel.settings.identity import is_path
@@ -77,7 +77,7 @@ def split(
     groups: list[tuple[set[str], Private]] = []
 
     def of(names: Iterable[str]) -> Private:
-        keys = {_normal(name) for name in names}
+        keys = {os.path.normpath(os.path.expanduser(name)) for name in names}
         joined = Private()
         for group in [group for group in groups if group[0] & keys]:
             groups.remove(group)
@@ -97,10 +97,6 @@ def split(
     return sorted((group for _, group in groups), key=lambda group: (group.title, group.names))
 
 
-def _normal(name: str) -> str:
-    return os.path.normpath(os.path.expanduser(name))
-
-
 def classes_of(results: Path, records: Iterable[Record]) -> dict[str, list[str]]:
     """Return the names of the classes of runs on the user's data, by identity: those in model.json, if it is there."""
     names = {}
@@ -116,6 +112,10 @@ def classes_of(results: Path, records: Iterable[Record]) -> dict[str, list[str]]
 def section(private: Private, place: int, runs: Runs, classes: dict[str, list[str]], results: str) -> dict[str, Any]:
     """Return what the template takes of one private data set. place: from 1 on, for the names of links; results: the
     folder, for commands."""
+    # what runs and choices spent by their records that the ledger lacks
+    apart = [line for line in private.lines if line["state"] == ledger.UNLISTED]
+    lacked = ledger.cost_of(apart) if apart else None
+
     name = f"own-{place}"
     latest = sorted(private.records, key=lambda record: str(record.get("finished")), reverse=True)
     measured = [record for record in latest if record.get("quality")]
@@ -124,16 +124,19 @@ def section(private: Private, place: int, runs: Runs, classes: dict[str, list[st
         "title": private.title,
         "paths": private.names,
         "spent": _spent(private),
-        "unlisted": _unlisted(private),
+        "unlisted": lacked and {
+            "many": len({line["cell"] for line in apart}),
+            "epsilon": _above(lacked.epsilon), "delta": _above(lacked.delta),
+        },
         "releases": _releases(private, name, latest),
         "runs": _runs(latest, name, runs),
-        "metrics": sorted({_metric(record) for record in latest}),
+        "metrics": sorted({str(record.get("metric", "accuracy")).replace("_", " ") for record in latest}),
         "distances": _distances(private, name, runs),
         "choices": [choice | {"command": command(choice)} for choice in private.choices],
         "measured": [_measured(record, classes.get(record["identity"])) for record in measured[:MOST_MATRICES]],
         "more": max(0, len(measured) - MOST_MATRICES),
         "next": _next(private, latest, results),
-    }
+    }  # fmt: skip
 
 
 # The guarantee
@@ -157,15 +160,6 @@ def _spent(private: Private) -> dict[str, Any] | None:
         same = less.delta == total.delta
         values["tighter"] = {"epsilon": _above(less.epsilon), "delta": _above(less.delta), "same": same}
     return values
-
-
-def _unlisted(private: Private) -> dict[str, Any] | None:
-    """Return what runs and choices spent by their records that the ledger lacks; None if that is nothing."""
-    apart = [line for line in private.lines if line["state"] == ledger.UNLISTED]
-    if not apart:
-        return None
-    epsilon, delta = ledger.cost_of(apart)[:2]
-    return {"many": len({line["cell"] for line in apart}), "epsilon": _above(epsilon), "delta": _above(delta)}
 
 
 def _above(value: float) -> str:
@@ -215,29 +209,21 @@ def _runs(latest: list[Record], name: str, runs: Runs) -> Shown | None:
         cell, privacy = Cell((record,), {}), record.get("privacy") or {}
         measured = (at(record, "quality.figures") or {}).get(record.get("metric"))
         private = privacy.get("epsilon") is not None
+        chosen = ", chosen privately" if at(record, "settings.pair.public") in ("auto", "pool") else ""
         rows.append({
             "run": _text(record["identity"]),
             "measured_utility": _figure(measured),
             "test_utility": _figure([record["utility"], *(record.get("utility_interval") or ())]),
-            "metric": _text(_metric(record)),
+            "metric": _text(str(record.get("metric", "accuracy")).replace("_", " ")),
             "epsilon": (float(privacy["epsilon"]), f"{privacy['epsilon']:.4g}", "") if private else (None, "∞", ""),
             "valid": _text(guarantee(record)),
             "noise": _text(privacy.get("noise_source") if privacy.get("epsilon") else None),
-            "algorithm": _text(record["algorithm"]), "public": _text(_public(record)), "model": _text(record["model"]),
+            "algorithm": _text(record["algorithm"]), "model": _text(record["model"]),
+            "public": _text(f"{record['public'] or 'none'}{chosen}"),
         })  # fmt: skip
         keys.append(runs.add(f"{name}/{i}", [cell]))
     several = len({row["metric"] for row in rows}) > 1  # a single one stands above the table
     return _table({key: head for key, head in RUN_HEADS.items() if several or key != "metric"}, rows, keys)
-
-
-def _metric(record: Record) -> str:
-    return str(record.get("metric", "accuracy")).replace("_", " ")
-
-
-def _public(record: Record) -> str:
-    """Return the public data of a run, and whether it was chosen privately."""
-    public = str(record["public"] or "none")
-    return f"{public}, chosen privately" if at(record, "settings.pair.public") in ("auto", "pool") else public
 
 
 def _distances(private: Private, name: str, runs: Runs) -> Shown | None:
@@ -323,16 +309,12 @@ def _measured(record: Record, names: list[str] | None) -> dict[str, Any]:
     rows = [
         {
             "name": name,
-            "cells": [(_whole(count), round(100 * max(0.0, count) / largest)) for count in row],
+            "cells": [(f"{round(count)}".replace("-", "−"), round(100 * max(0.0, count) / largest)) for count in row],
             "recall": _percent(recall),
         }
         for name, row, recall in zip(names, counts, recalls, strict=True)
     ]
     return values | {"names": names, "rows": rows}
-
-
-def _whole(count: float) -> str:
-    return f"{round(count)}".replace("-", "−")
 
 
 def _percent(values: Iterable[float]) -> str:

@@ -49,7 +49,7 @@ from pubsel.gradients.subspace import (
     top_k,
 )
 from pubsel.messages import UsageError, say
-from pubsel.papers import figures, join
+from pubsel.papers import figures
 from pubsel.privacy.sampling import Schedule, poisson_sample
 from pubsel.settings import CONF
 from pubsel.settings.identity import as_json, digest_of, identity_of, short_name
@@ -274,7 +274,7 @@ def follow(name: str, settings: RunConfig, sets: list[str], ks: list[int], point
     origin = records.provenance()
     program = f"commit {origin['commit']}, torch {origin['versions']['torch']}, {origin['hardware']}"
     trained = cell.canonical(settings)
-    algorithm, distance, gep = _methods(settings, trained, sets, ks, FIGURES[name])
+    algorithm, distance, gep = methods_of(settings, trained, sets, ks, FIGURES[name])
 
     cell.use_threads(settings.threads)
     device = cell.choose_device(settings.device)
@@ -308,7 +308,7 @@ def follow(name: str, settings: RunConfig, sets: list[str], ks: list[int], point
         def watched(view: View, step: int) -> Mechanism:
             if step in missing:
                 rows.extend(look(view, step))
-                join.write_table(pandas.DataFrame(rows), kept, program)
+                records.write_table(pandas.DataFrame(rows), kept, program)
                 say(f"  {name}: measured before step {step} of {plan.steps}")
             return take(view, step)
 
@@ -321,29 +321,19 @@ def follow(name: str, settings: RunConfig, sets: list[str], ks: list[int], point
         return pandas.read_csv(kept, comment="#"), kept.read_text().splitlines()[0].removeprefix("# ")
 
 
-def _methods(
+def methods_of(
     settings: RunConfig, trained: RunConfig, sets: list[str], ks: list[int], figure: Figure
 ) -> tuple[Algorithm, GSD, GEP]:
-    """Return what trains, and the distance and the basis that are measured; UsageError if it cannot be followed."""
-    algorithm, gep = algorithms.build(trained.algorithm), anchor(trained)
+    """Return what trains, the distance, and GEP's basis (of the run if it is GEP, else of conf/algorithm/gep.yaml);
+    UsageError if it cannot be followed."""
+    algorithm, gep = (algorithms.build(trained.algorithm) for _ in range(2))
+    if not isinstance(gep, GEP):
+        gep = algorithms.build(yaml.safe_load((CONF / "algorithm/gep.yaml").read_text()))
     distance = build(settings.distance)
+    assert isinstance(gep, GEP)
     if not isinstance(distance, GSD):
         raise UsageError("what is measured is GSD: give distance=gsd")
-    refuse(settings, algorithm, sets, ks, figure)
-    return algorithm, distance, gep
 
-
-def anchor(settings: RunConfig) -> GEP:
-    """Return the settings of GEP's basis: those of the run if it is GEP, else conf/algorithm/gep.yaml."""
-    algorithm = algorithms.build(settings.algorithm)
-    if not isinstance(algorithm, GEP):
-        algorithm = algorithms.build(yaml.safe_load((CONF / "algorithm/gep.yaml").read_text()))
-    assert isinstance(algorithm, GEP)
-    return algorithm
-
-
-def refuse(settings: RunConfig, algorithm: Algorithm, sets: list[str], ks: list[int], figure: Figure) -> None:
-    """Raise UsageError for what cannot be followed."""
     cell.refuse_unit(settings.pair, "this figure is")
     if isinstance(algorithm, Freezes | Solves) or settings.model.backbone is not None:
         raise UsageError("this follows a network: leave out model.backbone, and take algorithm=non_private or another")
@@ -353,6 +343,7 @@ def refuse(settings: RunConfig, algorithm: Algorithm, sets: list[str], ks: list[
         raise UsageError("sets=[NAME,NAME]: give at least one public set")
     if settings.pair.m is not None and figure.public and max(ks, default=0) > settings.pair.m:
         raise UsageError(f"k={max(ks)} is more than the pair.m={settings.pair.m} public images: lower k")
+    return algorithm, distance, gep
 
 
 def public_set(name: str, settings: RunConfig, private: Split, device: torch.device) -> Split:
@@ -371,19 +362,6 @@ def order_kept(frame: pandas.DataFrame) -> tuple[int, int, int]:
     orders = [tuple(rows.sort_values("gsd")["public"]) for _, rows in frame.groupby(["step", "k"])]
     same, nearest = (sum(order[:n] == orders[0][:n] for order in orders) for n in (len(orders[0]), 1))
     return same, nearest, len(orders)
-
-
-def shown(frame: pandas.DataFrame, figure: Figure) -> pandas.DataFrame:
-    """Return the rows that are drawn: of all parameters, if groups have no panels or lines of their own."""
-    by_group = "group" in {*figure.panel, figure.line}
-    return frame if by_group or "group" not in frame else frame[frame["group"] == "all"]
-
-
-def summary(frame: pandas.DataFrame, figure: Figure) -> str:
-    """Return the least, median and largest value of each line, as text."""
-    by = [column for column in (*figure.panel, figure.line) if column]
-    values = shown(frame, figure).groupby(by, sort=False)[figure.y].agg(["min", "median", "max"])
-    return values.to_string(float_format="%.4g")
 
 
 def panels(frame: pandas.DataFrame, figure: Figure) -> list[tuple[str, str, pandas.DataFrame]]:
@@ -408,8 +386,8 @@ class Plain(LogFormatter):
 
 
 def draw(frame: pandas.DataFrame, figure: Figure, title: str) -> matplotlib.figure.Figure:
-    """Draw a panel for each of `panels`, all with one scale of y."""
-    parts = panels(shown(frame, figure), figure)
+    """Draw a panel for each of `panels`, all with one scale of y; frame: the rows that are drawn."""
+    parts = panels(frame, figure)
     across = frame[figure.panel[-1]].nunique() if figure.panel else len(parts)
     down = -(-len(parts) // across)
 
@@ -471,7 +449,12 @@ def drawn(settings: FigureConfig) -> figures.Drawn:
     title += f", batches of {settings.training.batch_size}"
     title += f", {settings.pair.m} images of each public set" if sets else ""
 
-    text = summary(frame, figure)
+    # all parameters, if groups have no panels or lines of their own; of each line least, median and largest value
+    by = [column for column in (*figure.panel, figure.line) if column]
+    all_alone = "group" in frame and "group" not in by
+    shown = frame[frame["group"] == "all"] if all_alone else frame
+    values = shown.groupby(by, sort=False)[figure.y].agg(["min", "median", "max"])
+    text = values.to_string(float_format="%.4g")
     if name == "gsd_figure1":
         order = "of the first step, the order holds in {}, the nearest set in {} of {} steps"
         text += "\n" + order.format(*order_kept(frame))
@@ -479,7 +462,7 @@ def drawn(settings: FigureConfig) -> figures.Drawn:
     return figures.Drawn(
         "-".join([name, private, settings.model.name, *([] if label == "paper" else [label])]),
         frame,
-        draw(frame, figure, title),
+        draw(shown, figure, title),
         f"{NOT_PRIVATE}\n{title}, seed {settings.seed}\n{origin}",
         f"{text}\n{NOT_PRIVATE}",
     )

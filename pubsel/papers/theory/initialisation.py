@@ -71,13 +71,9 @@ def norms(given: FigureConfig) -> pandas.DataFrame:
 
 def draw(frame: pandas.DataFrame, title: str) -> Figure:
     """Draw both norms against the number of parameters."""
+    norms = {"gradient": (frame["p"], frame["gradient"]), "noise of a step": (frame["p"], frame["noise"])}
+    figure, axis = figures.lines(norms, xscale="log", yscale="log", xlabel="parameters", ylabel="norm")
     with figures.style():
-        figure, (axis,) = figures.panel_grid(1)
-        for (column, how), label in zip(
-            figures.line_styles(["gradient", "noise"]).items(), ("gradient", "noise of a step"), strict=True
-        ):
-            axis.plot(frame["p"], frame[column], label=label, **how)
-        axis.set(xscale="log", yscale="log", xlabel="parameters", ylabel="norm")
         axis.set_xticks(frame["p"], [f"{p:,}" for p in frame["p"]], rotation=30)
         low, high = axis.get_ylim()
         steps = [step * 10.0**power for power in range(-9, 10) for step in (1, 2, 5)]
@@ -85,7 +81,6 @@ def draw(frame: pandas.DataFrame, title: str) -> Figure:
         axis.set_yticks(ticks, [f"{tick:g}" for tick in ticks])
         axis.minorticks_off()
         axis.set_title(f"{title}\n{NOT_PRIVATE}", fontsize=7)
-        axis.legend()
     return figure
 
 

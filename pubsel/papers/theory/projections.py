@@ -74,15 +74,9 @@ def of_sets(settings: FigureConfig) -> pandas.DataFrame:
 
 def draw_separability(frame: pandas.DataFrame) -> Figure:
     """Draw a line for each data set and kind of features."""
-    kinds = list(frame.groupby(["private", "features"], sort=False))
-    with figures.style():
-        figure = Figure(figsize=(5, 3.6), layout="constrained")
-        axis = figure.subplots()
-        for (key, rows), how in zip(kinds, figures.line_styles(key for key, _ in kinds).values(), strict=True):
-            axis.plot(rows["k"], rows["xi"], label=", ".join(key), **how)
-        axis.set(xscale="log", xlabel="k", ylabel="xi_k", ylim=(0, 1))
-        axis.legend()
-    return figure
+    kinds = frame.groupby(["private", "features"], sort=False)
+    lines = {", ".join(key): (rows["k"], rows["xi"]) for key, rows in kinds}
+    return figures.lines(lines, xscale="log", xlabel="k", ylabel="xi_k", ylim=(0, 1))[0]
 
 
 # Reconstruction
@@ -151,16 +145,10 @@ def reconstruction(given: FigureConfig) -> pandas.DataFrame:
 
 def draw_reconstruction(frame: pandas.DataFrame) -> Figure:
     """Draw both errors against the step."""
-    with figures.style():
-        figure = Figure(figsize=(5, 3.6), layout="constrained")
-        axis = figure.subplots()
-        for (column, label), how in zip(
-            {"public": "public gradient's subspace", "random": "random subspace"}.items(),
-            figures.line_styles(["public", "random"]).values(), strict=True,
-        ):  # fmt: skip
-            axis.plot(frame["step"], frame[column], label=label, color=how["color"], ls=how["ls"])
-        axis.set(xlabel="step", ylabel="relative error of the private gradient", ylim=(0, None))
-        about = f"{frame['private'][0]}, {frame['model'][0]}, {frame['rank'][0]} dimensions (not private)"
-        axis.set_title(about, fontsize=9)
-        axis.legend()
+    lines = {"public gradient's subspace": "public", "random subspace": "random"}
+    label = "relative error of the private gradient"
+    of_steps = {name: (frame["step"], frame[column]) for name, column in lines.items()}
+    figure, axis = figures.lines(of_steps, xlabel="step", ylabel=label, ylim=(0, None))
+    about = f"{frame['private'][0]}, {frame['model'][0]}, {frame['rank'][0]} dimensions (not private)"
+    axis.set_title(about, fontsize=9)
     return figure
