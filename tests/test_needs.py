@@ -8,12 +8,12 @@ import torch
 
 from pubsel.algorithms import build
 from pubsel.cli import main
-from pubsel.commands import run
 from pubsel.data import Split, Task
 from pubsel.messages import UserError
 from pubsel.models import small
 from pubsel.models.memory import Held
 from pubsel.privacy.sampling import schedule
+from pubsel.release import run
 from pubsel.training import needs
 from pubsel.training.loop import Job, fit
 from tests import synthetic
