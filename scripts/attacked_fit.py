@@ -221,7 +221,7 @@ class Program(NamedTuple):
 
     def release(self, data: Data) -> tuple[str, nn.Module, Array]:
         """Return what one run releases: the name of the chosen set, the model, and the noisy table."""
-        # As commands.run.with_chosen.
+        # As release.run.with_chosen.
         task = Task(data.private, None, data.held, data.classes, "accuracy", (), (), (), data.held)
         task = task._replace(people=data.people, held_out_people=data.held_people)
         chosen, spent = coverage.NONE, accountant.NOTHING
@@ -230,7 +230,7 @@ class Program(NamedTuple):
             secret = self.cell.streams.secret("choice", units_of(task), data.candidates.values(), {}, {})
             chosen, spent = coverage.select(self.choice, task.private.x, task.people, sets, True, secret)
 
-        # As commands.run.train.
+        # As release.run.train.
         task = task._replace(public=data.candidates.get(chosen))
         cell, sigma = self.cell.derived(task), self.plan.noise_multiplier
         prepared = prepare(cell, task, None, noted=False)

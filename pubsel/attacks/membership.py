@@ -103,9 +103,15 @@ class Seen(NamedTuple):
 
 
 def white_box(
-    distance: GSD, build: Callable[[int], nn.Module], members: Split, others: Split, candidates: dict[str, Split],
-    classes: int, targets: int, key: str,
-) -> Seen:  # fmt: skip
+    distance: GSD,
+    build: Callable[[int], nn.Module],
+    members: Split,
+    others: Split,
+    candidates: dict[str, Split],
+    classes: int,
+    targets: int,
+    key: str,
+) -> Seen:
     """Compute GSD of m members to each candidate on `distance.initialisations` networks, and return what an attacker
     makes of it who has the networks, the public batches and subspaces, and the released values.
 
