@@ -234,17 +234,6 @@ def test_what_it_spends_to_make_a_run_again(tmp_path: Path) -> None:
     assert ledger.again(tmp_path / "runs" / "other") == unless
 
 
-def test_a_run_that_is_older_than_the_ledger(tmp_path: Path) -> None:
-    folder = tmp_path / "runs" / "old"
-    folder.mkdir(parents=True)
-    (folder / "settings.json").write_text(json.dumps({"settings": {"epsilon": 3.0}}))
-    assert ledger.again(folder) == ""  # nothing was drawn
-    (folder / "checkpoint.pt").touch()
-    assert ledger.again(folder) == "; that spends epsilon 3 once more"
-    (folder / "settings.json").write_text(json.dumps({"settings": {"epsilon": "inf"}}))
-    assert ledger.again(folder) == ""
-
-
 # As runs write it
 
 TINY = ["+experiment=quickstart", "training.epochs=1", "epsilon=2", "distance=none", "download=false", "device=cpu",
