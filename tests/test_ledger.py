@@ -1,6 +1,5 @@
 """The ledger: every release of private data that was drawn, whatever became of its run."""
 
-import json
 import multiprocessing
 import os
 import stat
