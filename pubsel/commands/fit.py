@@ -36,7 +36,7 @@ FEW = 50  # training images of a class, below which it is said that they are few
 WIDE = 0.1  # half of an interval of the accuracy, above which it is said that it is wide
 GREY, COLOUR = "scattering", "resnet50_sl"  # names in conf/model
 WEIGHTS = "model.safetensors"  # of a model that timm publishes
-OF_EXPORT = ("results", "data_root", "download", "device", "threads", "debug", "to", "format")  # keys of both commands
+OF_EXPORT = ("results", "data_root", "download", "threads", "debug", "to", "format")  # keys of both commands
 TIMED = 32  # images whose features are computed to tell how long all take
 
 
