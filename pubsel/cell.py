@@ -74,9 +74,13 @@ class Streams(NamedTuple):
 
     @classmethod
     def of(
-        cls, settings: RunConfig | RankConfig, name: str, device: torch.device, processes: int = 1,
+        cls,
+        settings: RunConfig | RankConfig,
+        name: str,
+        device: torch.device,
+        processes: int = 1,
         repeated: Mapping[str, str] | None = None,
-    ) -> Self:  # fmt: skip
+    ) -> Self:
         """Return the streams of a request here and now; of a record that is `repeated`, those of its program and
         machine."""
         if repeated is not None:
@@ -259,10 +263,8 @@ def canonical(settings: RunConfig) -> RunConfig:
 
 def without_public(pair: Pair) -> Pair:
     """Return the pair with no public data, and one value for all that describes them."""
-    return dataclasses.replace(
-        pair, public=None, m=1, convert=Convert.resize, take=Take.test, shots=None, public_share=None, candidates=None,
-        pool=None, pool_m=None,
-    )  # fmt: skip
+    nothing: dict[str, Any] = dict.fromkeys(("public", "shots", "public_share", "candidates", "pool", "pool_m"))
+    return dataclasses.replace(pair, m=1, convert=Convert.resize, take=Take.test, **nothing)
 
 
 def check_unit(pair: Pair, algorithm: Algorithm, select: Select) -> None:

@@ -401,7 +401,7 @@ def settings(run: Path, to: Path, **more: object) -> ExportConfig:
         "anyway": False,
         "results": "results",
     }
-    values |= {"data_root": ".", "download": False, "device": None, "threads": 1, "debug": False}
+    values |= {"data_root": ".", "download": False, "threads": 1, "debug": False}
     return ExportConfig(**values | more)
 
 

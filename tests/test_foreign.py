@@ -213,11 +213,12 @@ def test_no_module_of_a_folder_is_imported(words, group, monkeypatch, tmp_path, 
         Path(place).mkdir(parents=True)
         records.write_record(Path(place, "result.json"), record)
         torch.save({"weight": torch.zeros(1)}, Path(place, "model.pt"))
+    says = "_target_=evil.Evil" if words[0] == "run" else "model.json: no such file"  # before the class is looked at
     if words == ["load"]:
-        with pytest.raises(UserError, match="_target_=evil"):
+        with pytest.raises(UserError, match=says):
             pubsel.Record(record, Path("given"), "").predict("a.png", threads=1)
     else:
-        assert "_target_=evil.Evil" in refused(capsys, *words)
+        assert says in refused(capsys, *words)
     assert not Path("ran").exists()
     assert "evil" not in sys.modules
 

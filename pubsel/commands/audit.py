@@ -282,9 +282,13 @@ def with_control(audited: Callable[[bool], dict[str, Any]]) -> dict[str, Any]:
 
 
 def measured(
-    scores: NDArray[np.float64], included: NDArray[np.bool_], plan: Plan, first: Plan | None, audit: Audit,
+    scores: NDArray[np.float64],
+    included: NDArray[np.bool_],
+    plan: Plan,
+    first: Plan | None,
+    audit: Audit,
     independent: Guesses | None = None,
-) -> dict[str, Any]:  # fmt: skip
+) -> dict[str, Any]:
     """Return what the guesses say, next to what is claimed: of any program by the extreme `scores` [m], also of one
     with the plan's trade-off curve; with guesses of independent canaries, of a program of the planned kind, and how
     much noise it has at most."""

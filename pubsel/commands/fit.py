@@ -36,7 +36,7 @@ FEW = 50  # training images of a class, below which it is said that they are few
 WIDE = 0.1  # half of an interval of the accuracy, above which it is said that it is wide
 GREY, COLOUR = "scattering", "resnet50_sl"  # names in conf/model
 WEIGHTS = "model.safetensors"  # of a model that timm publishes
-OF_EXPORT = ("results", "data_root", "download", "device", "threads", "debug", "to", "format")  # keys of both commands
+OF_EXPORT = ("results", "data_root", "download", "threads", "debug", "to", "format")  # keys of both commands
 TIMED = 32  # images whose features are computed to tell how long all take
 
 
@@ -99,18 +99,14 @@ def divided(settings: FitConfig) -> Budget:
 def words(settings: FitConfig, features: str, budget: Budget) -> list[str]:
     """Return the words of the `pubsel run` that does the work."""
     public = "auto" if settings.public else "pool" if settings.pool else None
-    values: dict[str, Any] = {
-        "label": "fit", "epsilon": budget.training, "epsilon_select": budget.choice,
-        "pair": {
-            "private": settings.private, "public": public, "m": None, "take": "test",
-            "candidates": settings.public or None, "convert": "resize", "metric": settings.metric,
-            "validation": settings.held_out, "unit": settings.unit,
-            "overlap": "leave", **({"pool": settings.pool} if settings.pool else {}),
-        },
-        "select": {"by": "coverage"},
-        "privacy": {"delta": settings.delta, "secure_noise": True, "measure": settings.held_out > 0},
-        "algorithm": {"public_labels": settings.public_labels},
-    }  # fmt: skip
+    pair: dict[str, Any] = {"private": settings.private, "public": public, "m": None, "take": "test"}
+    pair |= {"candidates": settings.public or None, "convert": "resize", "metric": settings.metric}
+    pair |= {"validation": settings.held_out, "unit": settings.unit, "overlap": "leave"}
+    pair |= {"pool": settings.pool} if settings.pool else {}
+    privacy = {"delta": settings.delta, "secure_noise": True, "measure": settings.held_out > 0}
+    values: dict[str, Any] = {"label": "fit", "epsilon": budget.training, "epsilon_select": budget.choice}
+    values |= {"pair": pair, "privacy": privacy, "select": {"by": "coverage"}}
+    values |= {"algorithm": {"public_labels": settings.public_labels}}
     common = ("seed", "device", "threads", "data_root", "keep", "results", "download", "debug")
     values |= {key: getattr(settings, key) for key in common}
     return [f"model={features}", "algorithm=whitened_head", "distance=none", *words_of(values)]
@@ -286,11 +282,9 @@ def told(settings: FitConfig, record: dict[str, Any], files: dict[str, bytes]) -
     return "\n".join(lines)
 
 
-KEYS = {
-    "privacy.measure=true": "held_out", "pair.validation": "held_out", "pair.private": "private",
-    "pair.public": "public", "pair.pool": "pool", "pair.unit": "unit", "pair.metric": "metric",
-    ", or set privacy.weak=true, and the guarantee is called weak": "",
-}  # fmt: skip
+KEYS = {f"pair.{key}": key for key in ("private", "public", "pool", "unit", "metric")}
+KEYS |= {"pair.validation": "held_out", "privacy.measure=true": "held_out"}
+KEYS |= {", or set privacy.weak=true, and the guarantee is called weak": ""}
 
 
 @contextmanager

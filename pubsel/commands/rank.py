@@ -24,7 +24,7 @@ from pubsel.cell import (
     tensors,
     through_backbone,
     use_threads,
-)  # fmt: skip
+)
 from pubsel.data import Split, Task
 from pubsel.distances import Distance, Releases
 from pubsel.distances.gsd import Subspaces
@@ -64,10 +64,9 @@ def rank(settings: RankConfig) -> dict[str, Any]:
             measured = measure(settings, task, candidates, device, Streams.of(settings, name, device))
             start = given_weights(settings, task)
 
-        described = {
-            "settings": what, "private": settings.private, "model": settings.model.name, "m": distance_of(settings).m,
-            "notes": list(task.notes),
-        } | ({"backbone": start} if start else {})  # fmt: skip
+        described: dict[str, Any] = {"settings": what, "private": settings.private, "model": settings.model.name}
+        described |= {"m": distance_of(settings).m, "notes": list(task.notes)}
+        described |= {"backbone": start} if start else {}
         return described | measured | {"seconds": round(time.monotonic() - began, 1)}
 
     # a folder's content may have changed, but a release is drawn once
@@ -121,9 +120,15 @@ def candidates_of(settings: RankConfig, device: torch.device, kept: Path) -> tup
     notes = [*source.notes]
     for place, public in enumerate(settings.public):
         split, remarks = data.public_examples(
-            public, distance_of(settings).m, source.train, read, settings.convert, settings.private, images,
+            public,
+            distance_of(settings).m,
+            source.train,
+            read,
+            settings.convert,
+            settings.private,
+            images,
             settings.overlap,
-        )  # fmt: skip
+        )
         candidates["+".join(public_sets(public))] = mapped(split, kept / f"{place}.npy")
         notes += remarks
 

@@ -25,9 +25,7 @@ from pubsel.settings.methods import GROUPS
 from pubsel.settings.schema import check, literal
 
 # why numbers may differ
-CIRCUMSTANCES = (
-    "commit", "versions", "hardware", "device", "threads", "precision", "processes", "streams", "backbone",
-)  # fmt: skip
+CIRCUMSTANCES = ["commit", "versions", "hardware", "device", "threads", "precision", "processes", "streams", "backbone"]
 NO_FIGURES = (*CIRCUMSTANCES, "numbers", "seconds", "finished", "identity", "settings", "notes")
 BITS = "weights"  # a digest, the only text that is compared
 ROUNDED = 1e-6  # how far numbers may be apart, relative to those above 1

@@ -94,9 +94,12 @@ def head(whole: nn.Module, facts: dict[str, Any]) -> dict[str, Any]:
     if isinstance(linear, OffsetLinear):
         kind = "linear, added to the logits of a classifier of public examples"
     return {
-        "kind": kind, "inputs": linear.in_features, "outputs": linear.out_features,
-        "bias": linear.bias is not None, "after": facts["frozen"],
-    }  # fmt: skip
+        "kind": kind,
+        "inputs": linear.in_features,
+        "outputs": linear.out_features,
+        "bias": linear.bias is not None,
+        "after": facts["frozen"],
+    }
 
 
 def without_paths(values: Any) -> Any:

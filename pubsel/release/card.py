@@ -37,7 +37,7 @@ WORDS = {
 class Told:
     """Contents of a card and a privacy page of a model.
 
-    facts: config.json (`release.classifier.facts_of`, without paths, and what `commands.export` adds); parts: the
+    facts: config.json (`release.classifier.facts_of`, without paths, and what `release.bundle` adds); parts: the
     releases, each with what, epsilon, delta, rate, steps, noise_multiplier and accountant; epsilon, delta: of all of
     them, None without a guarantee; examples, units: how many private ones, and how many are protected, each by itself,
     both treated as public; unit: what people are told apart by if these are the units; against: why the model should
@@ -267,11 +267,13 @@ def _measured(told: Told) -> list[tuple[str, list[float]]]:
 def config(told: Told) -> dict[str, Any]:
     """Return config.json: the facts, and the guarantee for programs."""
     privacy = {
-        "statement": told.statement, "epsilon": told.epsilon, "delta": told.delta,
+        "statement": told.statement,
+        "epsilon": told.epsilon,
+        "delta": told.delta,
         "unit": "one person with all their training examples" if told.unit else "one training example",
         "adjacency": neighbours(told.unit),
         "against": list(told.against),
-    }  # fmt: skip
+    }
     measured = {"quality": told.quality} if told.quality else {}
     return told.facts | {"made_by": f"pubsel {__version__}", "privacy": privacy} | measured
 
@@ -336,7 +338,11 @@ def _rendered(name: str, told: Told, *, escape: bool, **values: Any) -> str:
     )
     environment.filters |= {"plain": plain, "above": above, "short": lambda value: f"{value:.4g}"}
     environment.globals |= {
-        "SHOWN": SHOWN, "WORDS": WORDS, "GAUSSIAN": adversary.GAUSSIAN, "VERSION": __version__, "figures": figures,
+        "SHOWN": SHOWN,
+        "WORDS": WORDS,
+        "GAUSSIAN": adversary.GAUSSIAN,
+        "VERSION": __version__,
+        "figures": figures,
         "too_wide": too_wide,
-    }  # fmt: skip
+    }
     return environment.get_template(name).render(told=told, code=code_of(told), **values).strip() + "\n"

@@ -40,6 +40,7 @@ WEIGHTS, FACTS = "model.pt", "model.json"
 EXPORTED = "model.safetensors", "config.json"  # the same in a folder that `pubsel export` made
 KEYS = ("model", "classes", "multi_label", "shape", "mean", "std", "backbone", "frozen", "weights", "example")
 MOST_BYTES, MOST_PIXELS = 2**26, 2**26  # of the file of facts, and of an image
+UNFIT = (*DAMAGE, RuntimeError, LookupError, TypeError, AttributeError)  # errors from files that do not belong together
 CLOSE = 1e-2  # of the largest logit: how far those of another processor may be off
 
 
@@ -152,10 +153,7 @@ def rebuilt(folder: Path) -> tuple[nn.Module, dict[str, Any]]:
             _rebuilt(settings, facts, {name: value.to("meta") for name, value in state.items()}).load_state_dict(state)
         whole = _rebuilt(settings, facts, state)
         whole.load_state_dict(state)
-    except (
-        OSError, RuntimeError, KeyError, IndexError, TypeError, ValueError, AttributeError, EOFError,
-        pickle.UnpicklingError, zipfile.BadZipFile, SafetensorError,
-    ) as error:  # fmt: skip
+    except (*UNFIT, pickle.UnpicklingError, zipfile.BadZipFile, SafetensorError) as error:
         reason = str(error).partition("\n")[0]
         if isinstance(error, OSError) or limit(error):
             raise unreadable(file, error, "bring it back") from None

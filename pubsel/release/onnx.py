@@ -44,9 +44,14 @@ def as_onnx(whole: nn.Module, facts: dict[str, Any]) -> bytes:
     try:
         with _quiet(), _one_precision():
             program = torch.onnx.export(
-                whole, (torch.cat([x, x]),), input_names=[name], output_names=["logits"], dynamo=True,
-                dynamic_shapes=({0: torch.export.Dim("n")},), verbose=False,
-            )  # fmt: skip
+                whole,
+                (torch.cat([x, x]),),
+                input_names=[name],
+                output_names=["logits"],
+                dynamo=True,
+                dynamic_shapes=({0: torch.export.Dim("n")},),
+                verbose=False,
+            )
             assert program is not None
             model = program.model_proto
     except Exception as error:

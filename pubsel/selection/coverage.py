@@ -112,9 +112,13 @@ def regions(public: Tensor, name: str) -> Regions:
     clusters = KMeans(several, n_init=3, random_state=0).fit(inside)
     shares = np.bincount(clusters.labels_, minlength=several).tolist()
     return Regions(
-        shift, scale, np.ascontiguousarray(directions), clusters.cluster_centers_.astype(np.float64), shares,
+        shift,
+        scale,
+        np.ascontiguousarray(directions),
+        clusters.cluster_centers_.astype(np.float64),
+        shares,
         float(np.quantile(leftover, TYPICAL)),
-    )  # fmt: skip
+    )
 
 
 class Places(Protocol):

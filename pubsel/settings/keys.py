@@ -490,9 +490,7 @@ class PredictConfig:
     )
     results: str = setting("folder with the runs", neutral=True)
     data_root: str = setting("folder with the data, and with files of weights", neutral=True)
-    download: bool = setting(
-        "fetch published weights, or a missing dataset that a run is read with from before model.json", neutral=True
-    )
+    download: bool = setting("fetch published weights", neutral=True)
     device: Device = setting("auto: cuda if available, else cpu", neutral=True)
     threads: int | None = setting("number of CPU threads; null: all cores", at_least=1, neutral=True)
     debug: bool = setting("show the traceback of an error", neutral=True)
@@ -508,10 +506,7 @@ class ExportConfig:
     anyway: bool = setting("export a model that no guarantee covers; the card and the privacy page say so on top")
     results: str = setting("folder with the runs", neutral=True)
     data_root: str = setting("folder with the data, and with files of weights", neutral=True)
-    download: bool = setting(
-        "fetch published weights, or a missing dataset that a run is read with from before model.json", neutral=True
-    )
-    device: Device = setting("of a run from before model.json: auto, cpu or cuda", neutral=True)
+    download: bool = setting("fetch published weights", neutral=True)
     threads: int | None = setting("number of CPU threads; null: all cores", at_least=1, neutral=True)
     debug: bool = setting("show the traceback of an error", neutral=True)
 

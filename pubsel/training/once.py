@@ -61,9 +61,14 @@ def prepare(cell: Cell, task: Task, first: accountant.Plan | None, noted: bool =
 
 
 def training_secret(
-    cell: Cell, task: Task, model: nn.Module, plan: Schedule, spend: accountant.Plan | None, given: Split | None = None,
+    cell: Cell,
+    task: Task,
+    model: nn.Module,
+    plan: Schedule,
+    spend: accountant.Plan | None,
+    given: Split | None = None,
     what: str = "training",
-) -> Secret:  # fmt: skip
+) -> Secret:
     """Return the secret streams of the training of `model`, all that is released of it, at its start; `task` as it
     trains.
 
