@@ -24,7 +24,6 @@ from pubsel.commands import sweep
 from pubsel.data import Split, Task
 from pubsel.gradients import per_example
 from pubsel.gradients.matrix import Basis, DenseGradients, PerExampleGradients
-from pubsel.messages import UsageError
 from pubsel.privacy.accountant import ROUNDING
 from pubsel.privacy.randomness import stream
 from pubsel.privacy.sampling import Schedule
@@ -340,11 +339,3 @@ def test_what_goes_to_another_process_leaves_the_gpu_and_arrives_on_its_own(monk
         everything = (*unpacked.model.parameters(), *unpacked.public, unpacked.start, *private)
         assert all(tensor.is_cuda for tensor in everything)
     assert moves == [torch.device("cuda", 1)]
-
-
-def test_a_process_without_a_gpu_of_its_own_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    job = parallel.Assignment(None, [], None, "key", None, "cuda", 1, [])
-    with pretended():
-        monkeypatch.setattr(parallel.torchrun, "on_this_machine", lambda: 1)
-        with pytest.raises(UsageError, match="process 1 of this machine has no GPU, there are 1"):
-            parallel._unpacked(job, Split(torch.zeros(0), torch.zeros(0)))

@@ -367,7 +367,7 @@ def test_torchrun_is_for_run_alone(monkeypatch: pytest.MonkeyPatch, capsys: pyte
     from hydra_plugins.pubsel_launchers import Joblib
 
     with pytest.raises(UsageError, match="leave hydra/launcher out"):
-        Joblib(None, 1).prepared(None, [[]], True)
+        Joblib(None).prepared(None, [[]], True)
 
 
 def linear(seed: int) -> View:

@@ -10,7 +10,6 @@ import pytest
 import torch
 
 import pubsel.commands.run
-from pubsel import algorithms
 from pubsel.algorithms import Facts, View
 from pubsel.algorithms.dp_sgd import NOISE
 from pubsel.algorithms.whitened_head import (
@@ -37,13 +36,9 @@ from pubsel.privacy import accountant
 from pubsel.privacy.randomness import stream
 from pubsel.privacy.sampling import schedule
 from pubsel.settings.keys import Training
-from pubsel.settings.methods import option
 from pubsel.training.loop import Job, fit
+from tests.synthetic import algorithm as build
 from tests.synthetic import secret_named
-
-
-def build(name="whitened_head", **changes):
-    return algorithms.build(option("algorithm", name) | changes)
 
 
 def random(purpose, step):

@@ -28,8 +28,8 @@ FEATURES = 2**14  # at a time through a frozen map
 
 
 class Prepared(NamedTuple):
-    """A cell that is ready to train. model: the network, or the linear classifier that follows `frozen`; trains: what
-    the loop changes of it; task: as that sees it."""
+    """A cell that is ready to train. model: the network, or the linear classifier that follows `frozen`; trains: the
+    part of it that the loop changes; task: as that part sees it."""
 
     model: nn.Module
     frozen: Frozen | None
@@ -38,7 +38,7 @@ class Prepared(NamedTuple):
 
     @property
     def whole(self) -> nn.Module:
-        """The model that is released: what is frozen before the linear classifier, and this; or the network."""
+        """The model that is released: the frozen map with the linear classifier, or the network."""
         if self.frozen is None:
             return self.model
         frozen = copy.deepcopy(self.frozen).to(next(self.model.parameters()).device)
@@ -46,8 +46,8 @@ class Prepared(NamedTuple):
 
 
 def prepare(cell: Cell, task: Task, first: accountant.Plan | None, noted: bool = True) -> Prepared:
-    """The network of a cell, and all that is computed before it trains. first: the plan of a release from private
-    features; noted: whether the ledger is told of it. UserError if there is not enough memory."""
+    """Return the network of a cell, with all that is computed before it trains. first: the plan of a release from
+    private features; noted: whether it is entered in the ledger. UserError if there is not enough memory."""
     frozen = freeze(cell, task, first, noted)
     if frozen is not None:
         task = task.each(lambda split: Split(torch.cat([frozen(x) for x in split.x.split(FEATURES)]), split.y))
@@ -61,13 +61,18 @@ def prepare(cell: Cell, task: Task, first: accountant.Plan | None, noted: bool =
 
 
 def training_secret(
-    cell: Cell, task: Task, model: nn.Module, plan: Schedule, spend: accountant.Plan | None, given: Split | None = None,
+    cell: Cell,
+    task: Task,
+    model: nn.Module,
+    plan: Schedule,
+    spend: accountant.Plan | None,
+    given: Split | None = None,
     what: str = "training",
-) -> Secret:  # fmt: skip
-    """The secret streams of the training of `model`, all that is released of it, at its start; `task` as it trains.
+) -> Secret:
+    """Return the secret streams of the training of `model`, as it starts, on `task`, as it trains.
 
-    given: the private examples by which the ledger knows them; None if nothing is released. what: another word for a
-    training that is not the run's own."""
+    given: the private examples by which the ledger identifies them; None if nothing is released. what: another word for
+    a training that is not the run's own."""
     settings = cell.settings
     costs = {"noise_multiplier": 0.0, "epsilon": math.inf, "delta": 0.0}
     noted = None
@@ -83,13 +88,13 @@ def training_secret(
 
 
 def units_of(task: Task) -> list[torch.Tensor]:
-    """All of the private data that decides a release: examples, and whose they are."""
+    """Return all of the private data that decides a release: examples, and the people they belong to."""
     return [*task.private, *([] if task.people is None else [task.people])]
 
 
 def below_once(network: models.Network, task: Task, available: int) -> tuple[Above, Task]:
-    """What trains of a network, and the task with the outputs of the frozen layers below it, [n, d], in place of its
-    images. UserError where they would take more than `available` bytes."""
+    """Return the part of a network that trains, and the task with the outputs of the frozen layers below it, [n, d], in
+    place of its images. UserError if they would take more than `available` bytes."""
     below, above = split(network, task.private.x)
     splits = [part for part in (task.private, task.public, task.test, task.validation) if part is not None]
     n, d = sum(len(part.x) for part in splits), sum(shape.numel() for shape in above.shapes)
@@ -103,8 +108,8 @@ def below_once(network: models.Network, task: Task, available: int) -> tuple[Abo
 
 
 def freeze(cell: Cell, task: Task, first: accountant.Plan | None, noted: bool = True) -> Frozen | None:
-    """The map before the linear classifier. If it is released from private features, it is released once, with noise,
-    and kept in the run's folder until the run has finished."""
+    """Return the map before the linear classifier, if any. One that is released from private features is released once,
+    with noise, and kept in the run's folder until the run has finished."""
     algorithm = cell.algorithm
     if task.private.x.dim() != 2:
         if not isinstance(algorithm, Freezes):
@@ -134,7 +139,7 @@ def freeze(cell: Cell, task: Task, first: accountant.Plan | None, noted: bool = 
 
 
 def solve(cell: Cell, task: Task, secret: Secret) -> tuple[torch.Tensor, accountant.Plan]:
-    """Weights [C, d] of an algorithm with a loop of its own, drawn once, and what they cost."""
+    """Return the weights [C, d] of an algorithm that has its own loop, drawn once, and their cost."""
     algorithm, settings = cell.algorithm, cell.settings
     assert isinstance(algorithm, Solves)
     assert task.people is None  # see cell.check_unit
@@ -148,8 +153,8 @@ def solve(cell: Cell, task: Task, secret: Secret) -> tuple[torch.Tensor, account
 
 
 def released_once(path: Path, secret: Secret, release: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-    """What `release` draws from private data, kept at `path`: a run that is resumed draws no second time, even if the
-    noise is the operating system's. UserError if what is kept was drawn for another release than that of `secret`."""
+    """Run `release` once and store its result at `path`, so that a resumed run never draws twice, even with noise of
+    the operating system; return the result. UserError if the stored one belongs to another release than `secret`."""
     if not path.exists():
         save(path, {"release": secret.state_dict(), "drawn": release()})
     try:
