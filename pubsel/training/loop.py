@@ -241,7 +241,7 @@ def fit(
         # what follows computes from released numbers only; but for the losses, which are shown, and not released
         state.descend(step, mechanism.decode(mean), losses)
         give_back(task.private.x)
-        _after(step, state, checkpoint, report)
+        _report(step, state, checkpoint, report)
 
     state.average(plan.steps)
     if isinstance(algorithm, Finishes):
@@ -259,7 +259,7 @@ def by_unit(chosen: Tensor | None, people: Tensor | None, gradients: Engine) -> 
     return examples, PeopleGradients(gradients, sizes)
 
 
-def _after(step: int, state: "_State", checkpoint: "_Checkpoint", report: Callable[[Progress], None]) -> None:
+def _report(step: int, state: "_State", checkpoint: "_Checkpoint", report: Callable[[Progress], None]) -> None:
     """Write the checkpoint after a step, if one is due, and report the progress: at the end of an epoch, and within
     one that takes long. Raise UserError if training diverged."""
     plan = state.job.schedule
