@@ -28,7 +28,7 @@ from typing import Any
 from hydra.core.hydra_config import HydraConfig
 
 from pubsel.files import PRIVATE_FILE, hold
-from pubsel.messages import UserError, stopped_by_signals, traced
+from pubsel.messages import UserError, duration, stopped_by_signals, traced
 from pubsel.records import write_record
 
 POLL_SECONDS = 0.5
@@ -359,19 +359,19 @@ class View:
         text = f"{done} of {len(self.cells)} done, {self.count('running')} running, {failed} failed"
         if done and left:
             each = sum(state["seconds"] for state in self.states.values() if state["state"] == "done") / done
-            text += f", about {minutes(each * left / min(self.workers, left))} left"
+            text += f", about {duration(each * left / min(self.workers, left))} left"
         return text
 
     def table(self) -> Any:
         """Return the live view: the summary, and each running cell with its last line."""
         from rich.table import Table
 
-        table = Table(title=f"{self.summary()}  ({minutes(time.monotonic() - self.start)})", title_justify="left")
+        table = Table(title=f"{self.summary()}  ({duration(time.monotonic() - self.start)})", title_justify="left")
         for column in ("cell", "time", "settings", "last said"):
             table.add_column(column, overflow="ellipsis", no_wrap=True)
         running = [number for number, state in sorted(self.states.items()) if state["state"] == "running"]
         for number in running[:SHOWN]:
-            elapsed = minutes(time.monotonic() - self.began[number])
+            elapsed = duration(time.monotonic() - self.began[number])
             table.add_row(str(number), elapsed, self.cells[number - self.first], self._last_said(number))
         return table
 
@@ -383,10 +383,3 @@ class View:
         except OSError:
             return ""
         return lines[-1].strip() if lines else ""
-
-
-def minutes(seconds: float) -> str:
-    """Return a length of time as 5 s, 3 min or 7.5 h."""
-    if seconds < 100:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"

@@ -36,8 +36,7 @@ from hydra.core.override_parser.types import Override
 from omegaconf import DictConfig
 
 from pubsel import records as results
-from pubsel.commands.sweep import minutes
-from pubsel.messages import UsageError, UserError, say
+from pubsel.messages import UsageError, UserError, duration, say
 from pubsel.papers import draw, join
 from pubsel.papers.join import Spec, Work
 from pubsel.settings import command_line, named
@@ -282,7 +281,7 @@ def summary(name: str, cells: list[Cell], kept: Kept) -> str:
         return f"{name}: all of {len(cells)} cells are there"
     took = [kept.expected(cell.settings) for cell in missing]
     known = [seconds for seconds in took if seconds is not None]
-    hours = f"about {minutes(sum(known))}, by the records of the same kind" if known else "hours unknown"
+    hours = f"about {duration(sum(known))}, by the records of the same kind" if known else "hours unknown"
     hours += f", and {len(took) - len(known)} of unknown length" if 0 < len(known) < len(took) else ""
     present = len(cells) - len(missing)
     return f"{name}: {present} of {len(cells)} cells are there; the other {len(missing)}: {hours}"
@@ -315,7 +314,8 @@ def run(settings: MakeConfig, start: Start) -> str:
                 file = Path(here) / "cells"
                 lines = [f"{shlex.join(cell.words)}\n" for cell in missing]
                 file.write_text("".join(lines), encoding="utf-8")
-                words = ["-m", *plan.of_sweep(), f"hydra.sweeper.cells={command_line.written(str(file))}"]
+                of_cells = f"hydra.sweeper.cells={command_line.written(str(file))}"
+                words = ["-m", *plan.options, *plan.hydra, *plan.free, of_cells]
                 _succeed(settings.name, start(command, words))
 
     return f"{settings.name}: made"
@@ -369,10 +369,6 @@ class Plan:
 
         return list(by_name.values())
 
-    def of_sweep(self) -> list[str]:
-        """Return the words of a sweep that belong to no cell: Hydra's, and `free`."""
-        return [*self.options, *self.hydra, *self.free]
-
     def words(self, step: Step) -> list[str]:
         """Return the words of a step that is no sweep. A table, and a figure of records, needs nothing but the
         folder."""
@@ -399,7 +395,7 @@ class Plan:
                 every[cell.name] = cell
 
                 seconds = kept.expected(cell.settings)
-                took = "unknown" if seconds is None else minutes(seconds)
+                took = "unknown" if seconds is None else duration(seconds)
                 there = cell.name in kept.names
                 lines.append(f"there    {cell.name}" if there else f"missing  {cell.name}  ({took})")
 
