@@ -108,7 +108,7 @@ def roots(x: Tensor) -> Tensor:
 
 
 class Frozen(nn.Module):
-    """What comes before a linear classifier and is not trained: x [n, d] -> (x - shift) projection [n, k], of `roots`
+    """The fixed map before a linear classifier: x [n, d] -> (x - shift) projection [n, k], of `roots`
     of x if `root`; if `level`, less the mean of each row; then, if `unit`, each row is brought to norm `length`. None:
     left out.
 
@@ -145,7 +145,7 @@ class Frozen(nn.Module):
 
     @property
     def offsets(self) -> int:
-        """How many of the columns that it returns are logits."""
+        """The number of columns of the result that are logits."""
         return 0 if self.weight is None else len(self.weight)
 
     @torch.no_grad()
@@ -182,7 +182,7 @@ class Release(NamedTuple):
 
 
 class Facts(NamedTuple):
-    """What is public of a private task before it trains, as far as a method without settings follows it."""
+    """The public facts of a private task before it trains, from which a method sets itself."""
 
     n: int = 1  # private examples, or people if the unit is a person
     d: int = 1  # features
@@ -197,7 +197,7 @@ class Facts(NamedTuple):
 
 @dataclass
 class Algorithm:
-    """The settings that every method has, and what the loop asks of it. A method is a subclass, a dataclass whose
+    """The settings that every method has, and what the loop needs of it. A method is a subclass, a dataclass whose
     fields are its settings; it overrides what differs."""
 
     name: str = setting("name of the algorithm in records and tables")
@@ -222,12 +222,12 @@ class Algorithm:
 
     @property
     def offsets(self) -> int:
-        """How many of the columns after `frozen` are logits of a public classifier."""
+        """The number of columns after `frozen` that are logits of a public classifier."""
         return 0
 
     @property
     def uses_public(self) -> bool:
-        """Whether public data is read. A subclass says `uses_public = False` if not: then pair.public is ignored and
+        """True if public data is read. A subclass has `uses_public = False` if not: then pair.public is ignored and
         recorded as none."""
         return True
 
@@ -330,7 +330,7 @@ class Derives(Protocol):
 
     @property
     def steps(self) -> int:
-        """How many steps a derived algorithm takes."""
+        """The number of steps of a derived algorithm."""
         ...
 
     def values(self, steps: int) -> dict[str, Any]:

@@ -89,7 +89,7 @@ def project(rows: Tensor, basis: Tensor, inside: bool) -> Tensor:
 
 @dataclass
 class OnFeatures(Clipping):
-    """What methods have in common that train a linear classifier on features of norm 1."""
+    """The common part of methods that train a linear classifier on features of norm 1."""
 
     unit: bool = setting("scale features to unit norm")
 

@@ -69,7 +69,7 @@ def rate_by_noise(
 
 @dataclass
 class Clipping(Algorithm):
-    """What methods have in common that sum rows clipped to a bound, of public data or fixed."""
+    """The common part of methods that sum rows clipped to a bound, fixed or from public data."""
 
     def sensitivity(self) -> float:
         """Return 1. Rows are clipped to the bound and divided by it: one row more or less adds or removes one vector of
@@ -91,7 +91,7 @@ class Clipping(Algorithm):
 
 @dataclass
 class FixedClipping(Clipping):
-    """What DP-SGD has in common with methods that change nothing but the features: one clip norm for all steps."""
+    """The common part of DP-SGD and methods that change only the features: one clip norm for all steps."""
 
     clip_norm: float = setting("bound C on the L2 norm of an example's gradient", at_least=1e-12)
 

@@ -168,13 +168,13 @@ class WhitenedHead(Clipping):
 
     @property
     def labelled(self) -> bool:
-        """Whether public labels are used."""
+        """True if public labels are used."""
         same = self.public_labels == PublicLabels.auto and (self.facts.same_task or self.facts.same_names)
         return self.facts.m > 0 and (same or self.public_labels == PublicLabels.given)
 
     @property
     def offsets(self) -> int:
-        """How many logits of a public classifier the features contain."""
+        """The number of logits of a public classifier among the features."""
         return self.facts.classes if self.labelled and self.corrects else 0
 
     def derived(self, facts: Facts) -> Self:
@@ -216,7 +216,7 @@ class WhitenedHead(Clipping):
 
     @property
     def steps(self) -> int:
-        """How many steps a task takes: more than the fewest if the learning rate of so few, which the noise would
+        """The number of steps of a task: more than the fewest if the learning rate of so few, which the noise would
         allow, is not stable (`steps_by_noise`)."""
         facts = self.facts
         bound = self.clip_norm(facts.classes, facts.multi_label)

@@ -132,9 +132,9 @@ def _written(stem: str, words: str, keys: dict[str, Any]) -> str:
 
 @dataclass
 class Composer:
-    """Composes the cells of a command's sweeps as Hydra does, within a command of Hydra. Of cells that differ in values
-    alone, and not in the options of a group, one is composed and the others are changed copies: composing each of
-    thousands of cells takes minutes."""
+    """A composer of the cells of a command's sweeps as Hydra does, within a command of Hydra. Of cells that differ in
+    values alone, and not in the options of a group, one is composed and the others are changed copies: composing each
+    of thousands of cells takes minutes."""
 
     command: str  # of SWEPT
     parser: OverridesParser = field(default_factory=OverridesParser.create)
@@ -332,7 +332,7 @@ def _succeed(name: str, code: int) -> None:
 
 
 class Plan:
-    """What the steps of one `pubsel make` expand to, with the words of its command line."""
+    """The expansion of the steps of one `pubsel make`, with the words of its command line."""
 
     def __init__(self, settings: MakeConfig, folder: Path):
         self.settings, self.folder = settings, folder

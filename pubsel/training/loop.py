@@ -35,7 +35,7 @@ FIRST_REPORT = 1.0  # seconds of training
 
 
 class Progress(NamedTuple):
-    """Where a run is."""
+    """The progress of a run."""
 
     step: int
     steps: int

@@ -1,4 +1,4 @@
-"""What is computed once, before the loop: releases that are drawn once and kept, and layers that do not train."""
+"""Computations done once, before the loop: releases that are drawn once and kept, and layers that do not train."""
 
 import copy
 import math
