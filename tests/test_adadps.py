@@ -93,16 +93,10 @@ def scales(p):
 
 def attack_rows(p):
     torch.manual_seed(1)
-    rows = torch.randn(10, p) * torch.logspace(-35, 17, 10)[:, None]
-    extra = torch.zeros(7, p)
-    extra[0, 0], extra[1, -1], extra[2, 0], extra[3, -1], extra[4], extra[5] = (
-        1e17,
-        1e17,
-        math.nan,
-        math.inf,
-        3e38,
-        1e-38,
-    )
+    rows, extra = torch.randn(10, p) * torch.logspace(-35, 17, 10)[:, None], torch.zeros(7, p)
+    for row, (place, value) in enumerate([(0, 1e17), (-1, 1e17), (0, math.nan), (-1, math.inf)]):
+        extra[row, place] = value
+    extra[4], extra[5] = 3e38, 1e-38
     return torch.cat([rows, extra, torch.ones(1, p)])
 
 

@@ -120,7 +120,7 @@ def trained(folder: Path, name: str, act: Callable | None = None, secure: bool =
             task,
             Job(watching, plan, 0.5, settings, "name", folder / "checkpoint.pt"),
             secret_named("key", secure),
-            lambda now: seen.append(now.loss),
+            lambda now: seen.append(now.loss) if now.step % round(1 / rate) == 0 else None,
             processes=processes,
         )
     return [torch.cat([p.detach().flatten() for p in model.parameters()]), torch.tensor(seen)]

@@ -40,7 +40,7 @@ class Progress(NamedTuple):
     step: int
     steps: int
     epoch: float
-    loss: float  # mean over the private examples since the last report: not covered by the guarantee
+    loss: float  # mean over the private examples of this epoch so far: not covered by the guarantee
     seconds: float
 
 
@@ -275,8 +275,9 @@ def _report(step: int, state: "_State", checkpoint: "_Checkpoint", report: Calla
     if epoch_ends or here >= state.next_report:
         state.next_report = max(FIRST_REPORT, 2 * here)
         loss = float(state.losses[0] / state.losses[1])  # of no examples: nan
-        state.losses.zero_()
         report(Progress(step + 1, plan.steps, (step + 1) * plan.rate, loss, seconds))
+    if epoch_ends:
+        state.losses.zero_()
 
 
 def _pretrained(view: View, algorithm: Algorithm, state: "_State", checkpoint: "_Checkpoint") -> View:
@@ -299,7 +300,7 @@ class _State:
         self.parameters = [dict(model.named_parameters())[name] for name in gradients.offsets]
         self.optimizer, self.decay = optimizer_of(self.parameters, job)
         self.next_report = FIRST_REPORT  # seconds of this process
-        # sum and number of the losses since the last report
+        # sum and number of the losses of this epoch
         self.losses = torch.zeros(2, dtype=torch.float64, device=self.parameters[0].device)
 
         # [p], the weights before the first private step; and the sum of those before step t, times t, to be averaged
