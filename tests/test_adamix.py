@@ -445,24 +445,13 @@ def test_only_public_reads_no_private_example(tmp_path, monkeypatch):
     algorithm.pretrain(view(want))
     for door in ("noisy_mean", "poisson_sample"):
         monkeypatch.setattr(pubsel.training.loop, door, lambda *_: pytest.fail("a private example is read"))
-    plan, spend, first = guarantee(
-        SimpleNamespace(
-            epsilon=0.0,
-            privacy=Privacy(1e-5, Accounting.prv, False),
-            training=Training(3, None, 10, 0.1, 0.0, 0.0, [], 1.0, None, 60),
-        ),
-        algorithm,
-        N,
-    )
-    assert (plan.steps, spend, first) == (0, accountant.NOTHING, None)
     model, training = linear(zero=True), Training(3, None, 10, 0.1, 0.0, 0.0, [], 1.0, None, 60, average=True)
+    asked = SimpleNamespace(epsilon=0.0, privacy=Privacy(1e-5, Accounting.prv, False), training=training)
+    plan, spend, first = guarantee(asked, algorithm, N)
+    assert (plan.steps, spend, first) == (0, accountant.NOTHING, None)
     task = Task(poison, PUBLIC, poison, C, "accuracy", (), (), ())
-    fit(
-        model,
-        task,
-        Job(algorithm, Schedule(N, 0.25, 0, 10), 0.0, training, "name", tmp_path / "checkpoint.pt"),
-        secret_named(),
-    )
+    job = Job(algorithm, Schedule(N, 0.25, 0, 10), 0.0, training, "name", tmp_path / "checkpoint.pt")
+    fit(model, task, job, secret_named())
     assert np.array_equal(weights(model), weights(want))
     said = accountant.statement(spend, algorithm.sensitivity(), False, False, examples=100)
     assert (said["epsilon"], said["delta"], said["valid"], said["sensitivity"]) == (0, 0, True, 0)

@@ -157,12 +157,8 @@ def test_a_run_that_goes_on_does_not_repeat_the_public_phase(tmp_path, monkeypat
     def train(name):
         model = view(None).model
         (tmp_path / name).mkdir(exist_ok=True)
-        fit(
-            model,
-            task,
-            Job(algorithm, schedule(60, training), 1.0, training, "name", tmp_path / name / "checkpoint.pt"),
-            secret_named(),
-        )
+        job = Job(algorithm, schedule(60, training), 1.0, training, "name", tmp_path / name / "checkpoint.pt")
+        fit(model, task, job, secret_named())
         return torch.cat([p.detach().flatten() for p in model.parameters()])
 
     halt = None
