@@ -1,6 +1,7 @@
 """Mechanisms against the algorithms written out in float64; and attacks on every declared sensitivity."""
 
 import math
+import re
 from types import SimpleNamespace
 
 import numpy as np
@@ -343,3 +344,10 @@ def test_given_labels_are_used_and_must_fit():
     assert all(torch.equal(a, b) for a, b in zip(first.blocks, second.blocks, strict=True))
     with pytest.raises(UsageError, match="needs public labels of the private task"):
         algorithm.basis(v._replace(public=Split(v.public.x, v.public.y + 10)), 0)
+
+
+def test_no_attribute_of_an_algorithm_is_read_by_name():
+    """What the program needs of one is in `Algorithm` or a protocol."""
+    texts = [path.read_text() for path in (CONF.parent / "pubsel").rglob("*.py")]
+    assert len(texts) > 100
+    assert not [found for text in texts if (found := re.search(r"(get|has)attr\(\w*\.?algorithm\b.*", text))]
