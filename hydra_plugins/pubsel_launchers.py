@@ -27,7 +27,7 @@ from pubsel.messages import CellsFailed, UsageError, UserError
 
 THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS")  # of a worker
 
-# What the keys hydra.launcher.* are unless they are given
+# The defaults of the keys hydra.launcher.*
 
 
 @dataclass
@@ -86,7 +86,7 @@ class SlurmConf(LocalConf):
 
 
 def register() -> None:
-    """Put these in the place of the plugins' own, under the same names, once Hydra has found those."""
+    """Replace the plugins' own, under the same names, once Hydra has found those."""
     Plugins.instance()
     store = ConfigStore.instance().store
     store("basic", SweeperConf, "hydra/sweeper")
@@ -96,13 +96,13 @@ def register() -> None:
 
 
 def in_a_cell(state: dict[str, Any]) -> dict[str, Any]:
-    """Hydra's state of the sweep for the process of a cell, with the plugins that this one has found: Hydra would look
-    for them again, and what they store would replace ours."""
+    """Return Hydra's state of the sweep for the process of a cell, with the plugins that this one has found: Hydra
+    would search for them again, and what they store would replace ours."""
     return {**state, "instances": {**state["instances"], Plugins: Plugins.instance()}}
 
 
 def execute_job(*arguments: Any) -> JobReturn:
-    """That of hydra-joblib-launcher; the last argument is the state."""
+    """Run a cell by the function of hydra-joblib-launcher; the last argument is the state."""
     from hydra_plugins.hydra_joblib_launcher import _core
 
     *others, state = arguments
@@ -110,9 +110,9 @@ def execute_job(*arguments: Any) -> JobReturn:
 
 
 class Sweeper(BasicSweeper):
-    """Hydra's own, that composes the first cell and each choice of an option before the start, not every cell: of
-    hundreds that takes minutes, in which nothing runs. What is wrong with a value is told by its cell. It also takes
-    cells from a file, as `pubsel make` lists them, which no product of values gives."""
+    """Hydra's own sweeper, except that before the start it composes the first cell and each choice of an option, not
+    every cell, which takes minutes for hundreds; a wrong value is reported by its cell. It also takes cells from a
+    file, as `pubsel make` lists them, which no product of values gives."""
 
     def __init__(
         self, max_batch_size: int | None, params: dict[str, str] | None = None, cells: str | None = None
@@ -166,7 +166,8 @@ class _Many(Launcher):
         self.hydra_context, self.task_function, self.config = hydra_context, task_function, config
 
     def prepared(self, plugin: Any, job_overrides: Sequence[Sequence[str]], apart: bool) -> tuple[Path, list[str]]:
-        """The plugin's launcher, set up to run cells in a new folder; the folder, and what tells the cells apart."""
+        """Set up the plugin's launcher to run cells in a new folder; return the folder, and the words in which the
+        cells differ."""
         from pubsel.commands import sweep
         from pubsel.training import torchrun
 
@@ -199,10 +200,9 @@ class Joblib(_Many):
         plugin = JoblibLauncher()
         folder, cells = self.prepared(plugin, job_overrides, apart=True)
         threads = str(max(1, joblib.cpu_count() // workers))
-        start = partial(
-            ProcessPoolExecutor, 1, initializer=sweep.join, initargs=(folder, os.getpid(), gpus),
-            env={name: os.environ.get(name, threads) for name in THREADS},
-        )  # fmt: skip
+        environment = {name: os.environ.get(name, threads) for name in THREADS}
+        of_worker = {"initializer": sweep.join, "initargs": (folder, os.getpid(), gpus), "env": environment}
+        start = partial(ProcessPoolExecutor, 1, **of_worker)
         about = (self.hydra_context, self.config, plugin.task_function, Singleton.get_state())
         calls = [(execute_job, initial_job_idx + i, list(words), *about) for i, words in enumerate(job_overrides)]
         with sweep.View(folder, cells, initial_job_idx, workers) as view:
@@ -213,9 +213,9 @@ class Joblib(_Many):
 
 
 class Submitit(_Many):
-    """Cells as jobs of submitit. What runs in a job, and what is submitted again after preemption or at the time limit,
-    are __call__ and checkpoint of hydra-submitit-launcher; the run goes on from its own checkpoint. A job that is
-    killed fails its cell, and no other."""
+    """Cells as jobs of submitit. __call__ and checkpoint of hydra-submitit-launcher run in a job, and submit it again
+    after preemption or at the time limit; the run resumes from its own checkpoint. A job that is killed fails its cell
+    alone."""
 
     def __init__(self, cluster: str, max_num_timeout: int, **parameters: Any):
         self.cluster, self.max_num_timeout, self.parameters = cluster, max_num_timeout, parameters
@@ -270,7 +270,7 @@ class Submitit(_Many):
         return [job.result() for job in jobs]
 
     def _left(self, jobs: list[Any]) -> None:
-        """Ctrl-C stops jobs on this machine; those of a cluster go on."""
+        """Stop jobs on this machine, after Ctrl-C; those of a cluster continue."""
         if self.cluster == "local":
             for job in jobs:
                 job.cancel()

@@ -2,8 +2,8 @@
 
 `with pretended() as log:` makes torch believe in one GPU. As on a real one, an operation raises if it meets tensors of
 both devices (numbers without dimensions and indices on the CPU are fine), and so do `.numpy()` of a CUDA tensor and a
-generator of the wrong device. `log` counts what makes a GPU slow: kernels that start, times that the host waits, copies
-between host and device. It cannot see what a kernel refuses, TF32, nondeterminism, or other processes.
+generator of the wrong device. `log` counts what makes a GPU slow: times that the host waits, copies between host and
+device; and operations on it. It cannot see what a kernel refuses, TF32, nondeterminism, or other processes.
 """
 
 import collections
@@ -34,11 +34,6 @@ def names(text: str) -> frozenset[str]:
     return frozenset(text.split())
 
 
-NO_KERNEL = names("""
-    view _unsafe_view expand as_strided split split_with_sizes t transpose permute detach alias slice select unsqueeze
-    squeeze empty empty_like new_empty empty_strided new_empty_strided unbind lift_fresh diagonal _reshape_alias unfold
-    is_same_size resize_ set_ _local_scalar_dense sym_size detach_ movedim view_as_real chunk
-""")
 WAITS = names("""
     _local_scalar_dense nonzero equal _unique2 unique_dim masked_select linalg_eigh _linalg_eigh _linalg_svd linalg_svd
     bincount is_nonzero repeat_interleave allclose
@@ -51,17 +46,17 @@ FACTORIES = names("""
     zeros ones empty full arange randn rand randint randperm tensor as_tensor eye linspace triu_indices tril_indices
     scalar_tensor normal
 """)
-STARTED_BY_FACTORY = ("zeros", "ones", "full", "randn", "randint", "arange", "like", "rand")
 
 
 class Log:
-    """What was counted, by line of the program. kernels: by operation."""
+    """What was counted, by line of the program; and how many operations met a tensor of the device."""
 
     def __init__(self) -> None:
         self.reset()
 
     def reset(self) -> None:
-        self.waits, self.copies, self.bytes, self.kernels = (collections.Counter[str]() for _ in range(4))
+        self.waits, self.copies, self.bytes = (collections.Counter[str]() for _ in range(3))
+        self.operations = 0
 
     def wait(self, why: str) -> None:
         self.waits[f"{line(3)} {why}"] += 1
@@ -148,8 +143,7 @@ class Dispatch(TorchDispatchMode):
                 self.check(name, args, tensors, on_gpu)
                 if name in WAITS:
                     LOG.wait(name)
-                if name not in NO_KERNEL:
-                    LOG.kernels[name] += 1
+                LOG.operations += 1
 
             before = {address(tensor) for tensor in tensors}
             free = all(tensor in FREE for tensor in tensors)
@@ -242,8 +236,6 @@ class Functions(TorchFunctionMode):
         result = func(*args, **kwargs)
         if gpu and name in ("tensor", "as_tensor") and line(3) != "?":
             LOG.copy("to the device", result)
-        if gpu and name.endswith(STARTED_BY_FACTORY):
-            LOG.kernels[name] += 1
         with DisableTorchFunction():
             leaves = [leaf for leaf in tree_leaves(result) if isinstance(leaf, Tensor)]
         for leaf in leaves:

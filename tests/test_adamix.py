@@ -8,11 +8,9 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-import yaml
 from scipy import stats
 
 import pubsel.training.loop
-from pubsel import algorithms
 from pubsel.algorithms import View
 from pubsel.algorithms.adamix import project, public_gradient, subspace_around, train_on_public
 from pubsel.cell import guarantee
@@ -27,24 +25,13 @@ from pubsel.privacy.sampling import Schedule, schedule
 from pubsel.settings import CONF
 from pubsel.settings.keys import Accounting, Privacy, Training
 from pubsel.training.loop import Job, fit, noisy_mean
+from tests.synthetic import algorithm as build
 from tests.synthetic import secret_named
 
 C, D, M, N = 3, 8, 15, 40
 P = C * (D + 1)
 FAMILY = ["adamix", "adamix_clipping", "adamix_projection", "adamix_theory", "ngd", "fully_private", "ppgd"]
 by_config = pytest.mark.parametrize("name", FAMILY)
-
-
-def settings(name):
-    """A file of conf/algorithm, with what it is based on."""
-    values = yaml.safe_load((CONF / "algorithm" / f"{name}.yaml").read_text())
-    for parent in values.pop("defaults", []):
-        values = settings(parent) | values
-    return values
-
-
-def build(name, **changes):
-    return algorithms.build(settings(name) | changes)
 
 
 def examples(n, seed):
@@ -205,32 +192,6 @@ def test_the_threshold_follows_the_public_gradients():
 # Sensitivity
 
 
-def attack_rows():
-    torch.manual_seed(1)
-    rows = torch.randn(9, P, dtype=torch.float64) * torch.logspace(-30, 17, 9, dtype=torch.float64)[:, None]
-    extra = torch.zeros(6, P, dtype=torch.float64)
-    extra[0, 3], extra[1], extra[2, 0], extra[3, -1], extra[4] = 1e17, 3e38, math.nan, -math.inf, 1e-300
-    return torch.cat([rows, extra, torch.ones(1, P, dtype=torch.float64)])
-
-
-@by_config
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_one_row_moves_the_sum_by_at_most_the_sensitivity(name, dtype):
-    algorithm = build(name)
-    public = PUBLIC if algorithm.uses_public else None
-    mechanism = algorithm.mechanism(view(public=public), 0)
-    others = torch.randn(12, P, dtype=dtype)
-    without, reached = mechanism.clipped_sum(DenseGradients(others.clone())).double(), 0.0
-    for row in attack_rows().to(dtype).split(1):
-        alone = mechanism.clipped_sum(DenseGradients(row.clone())).double()
-        moved = mechanism.clipped_sum(DenseGradients(torch.cat([others, row]))).double() - without
-        assert torch.isfinite(alone).all()
-        assert alone.norm() <= mechanism.sensitivity == algorithm.sensitivity() == 1.0
-        assert moved.norm() <= 1.0 + 1e-5 * float(without.norm())
-        reached = max(reached, float(alone.norm()))
-    assert reached > 0.999
-
-
 @by_config
 def test_public_examples_that_fit_perfectly_leave_a_threshold(name):
     """All public gradients zero: tau is tiny and not zero, and what is summed is bounded all the same."""
@@ -239,8 +200,8 @@ def test_public_examples_that_fit_perfectly_leave_a_threshold(name):
         model.bias[0] = 1e4
     public = Split(PUBLIC.x, torch.zeros(M, dtype=torch.int64))
     mechanism = build(name, **({"rank": 5} if name == "adamix" else {})).mechanism(view(model, public=public), 0)
-    for row in attack_rows().split(1):
-        assert mechanism.clipped_sum(DenseGradients(row.clone())).norm() <= 1
+    for size in (1e-30, 1.0, 1e17, math.inf, math.nan):
+        assert mechanism.clipped_sum(DenseGradients(torch.full((1, P), size, dtype=torch.float64))).norm() <= 1
     assert torch.isfinite(mechanism.decode(torch.ones(P, dtype=torch.float64))).all()
 
 
@@ -484,24 +445,13 @@ def test_only_public_reads_no_private_example(tmp_path, monkeypatch):
     algorithm.pretrain(view(want))
     for door in ("noisy_mean", "poisson_sample"):
         monkeypatch.setattr(pubsel.training.loop, door, lambda *_: pytest.fail("a private example is read"))
-    plan, spend, first = guarantee(
-        SimpleNamespace(
-            epsilon=0.0,
-            privacy=Privacy(1e-5, Accounting.prv, False),
-            training=Training(3, None, 10, 0.1, 0.0, 0.0, [], 1.0, None, 60),
-        ),
-        algorithm,
-        N,
-    )
-    assert (plan.steps, spend, first) == (0, accountant.NOTHING, None)
     model, training = linear(zero=True), Training(3, None, 10, 0.1, 0.0, 0.0, [], 1.0, None, 60, average=True)
+    asked = SimpleNamespace(epsilon=0.0, privacy=Privacy(1e-5, Accounting.prv, False), training=training)
+    plan, spend, first = guarantee(asked, algorithm, N)
+    assert (plan.steps, spend, first) == (0, accountant.NOTHING, None)
     task = Task(poison, PUBLIC, poison, C, "accuracy", (), (), ())
-    fit(
-        model,
-        task,
-        Job(algorithm, Schedule(N, 0.25, 0, 10), 0.0, training, "name", tmp_path / "checkpoint.pt"),
-        secret_named(),
-    )
+    job = Job(algorithm, Schedule(N, 0.25, 0, 10), 0.0, training, "name", tmp_path / "checkpoint.pt")
+    fit(model, task, job, secret_named())
     assert np.array_equal(weights(model), weights(want))
     said = accountant.statement(spend, algorithm.sensitivity(), False, False, examples=100)
     assert (said["epsilon"], said["delta"], said["valid"], said["sensitivity"]) == (0, 0, True, 0)

@@ -1,13 +1,13 @@
 """Mechanisms against the algorithms written out in float64; and attacks on every declared sensitivity."""
 
 import math
+import re
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 
-from pubsel import algorithms
 from pubsel.algorithms import Solves, View, dp_sgd, gep
 from pubsel.data import Split
 from pubsel.gradients.matrix import Basis, DenseGradients, PerExampleGradients, random_labels
@@ -18,12 +18,9 @@ from pubsel.privacy import accountant
 from pubsel.privacy.randomness import stream
 from pubsel.settings import CONF
 from pubsel.settings.methods import option
+from tests.synthetic import algorithm as build
 
 SMALL = {"k": 20, "rank": 45}  # of 40 public examples, and 64 features
-
-
-def build(name, **changes):
-    return algorithms.build(option("algorithm", name) | changes)
 
 
 def small(name):
@@ -347,3 +344,10 @@ def test_given_labels_are_used_and_must_fit():
     assert all(torch.equal(a, b) for a, b in zip(first.blocks, second.blocks, strict=True))
     with pytest.raises(UsageError, match="needs public labels of the private task"):
         algorithm.basis(v._replace(public=Split(v.public.x, v.public.y + 10)), 0)
+
+
+def test_no_attribute_of_an_algorithm_is_read_by_name():
+    """What the program needs of one is in `Algorithm` or a protocol."""
+    texts = [path.read_text() for path in (CONF.parent / "pubsel").rglob("*.py")]
+    assert len(texts) > 100
+    assert not [found for text in texts if (found := re.search(r"(get|has)attr\(\w*\.?algorithm\b.*", text))]

@@ -5,8 +5,8 @@ import warnings
 import numpy as np
 import pytest
 import torch
-from scipy.stats import binom, bootstrap, norm
-from sklearn.metrics import balanced_accuracy_score, roc_auc_score
+from scipy.stats import binom, bootstrap
+from sklearn.metrics import roc_auc_score
 
 from pubsel.data import Split
 from pubsel.messages import UserError
@@ -58,11 +58,6 @@ def test_multi_label_auc_leaves_out_labels_of_one_value():
     assert auc(outputs, y) == 0.5  # the first label 1, the second 0, the third has one value only
 
 
-def test_one_class_has_no_auc():
-    with pytest.raises(UserError, match="at least two classes"):
-        auc(torch.zeros(3, 2), torch.zeros(3, dtype=torch.long))
-
-
 def test_balanced_accuracy_is_the_mean_of_the_recalls_of_the_classes_that_are_there():
     outputs = torch.eye(4)[[0, 0, 1, 3, 2, 2]]
     y = torch.tensor([0, 0, 0, 0, 2, 3])  # no example of class 1; recalls 1/2, 1, 0
@@ -72,27 +67,16 @@ def test_balanced_accuracy_is_the_mean_of_the_recalls_of_the_classes_that_are_th
     assert utility(outputs, y, "balanced_accuracy") == pytest.approx(4 / 9)
 
 
-def test_balanced_accuracy_is_that_of_scikit_learn():
-    outputs, y = outputs_and_labels("unbalanced")
-    expected = balanced_accuracy_score(y, outputs.argmax(1))
-    assert utility(outputs, y, "balanced_accuracy") == pytest.approx(expected, rel=1e-12)
-    assert abs(expected - utility(outputs, y, "accuracy")) > 0.04  # another figure
-
-
-def test_one_class_has_no_balanced_accuracy():
-    with pytest.raises(UserError, match="balanced accuracy needs examples of at least two classes, the test set has"):
-        utility(torch.zeros(3, 2), torch.zeros(3, dtype=torch.long), "balanced_accuracy")
-
-
 def test_only_accuracy_needs_no_two_classes():
     check_classes(torch.ones(3, dtype=torch.long), "accuracy", "the test set")
     check_classes(torch.tensor([0, 2]), "auc", "the test set")
     check_classes(torch.tensor([[0.0, 1], [1, 1]]), "auc", "the test set")
     for y in (torch.ones(3, dtype=torch.long), torch.tensor([[0.0, 1], [0, 1]])):
-        with pytest.raises(UserError, match=r"at least two classes, the test set has one"):
-            check_classes(y, "auc", "the test set")
-    with pytest.raises(UserError, match=r"balanced accuracy needs .* two classes, the test set has one"):
-        check_classes(torch.ones(3, dtype=torch.long), "balanced_accuracy", "the test set")
+        for metric, words in (("auc", "AUC"), ("balanced_accuracy", "balanced accuracy"))[: 3 - y.dim()]:
+            with pytest.raises(UserError, match=rf"{words} needs .* at least two classes, the test set has one"):
+                check_classes(y, metric, "the test set")
+            with pytest.raises(UserError, match="at least two classes"):
+                utility(torch.zeros(len(y), 2), y, metric)
 
 
 # Intervals
@@ -180,17 +164,6 @@ def test_resamples_without_two_classes_are_left_out():
     outputs, y = torch.tensor([[0.0], [1.0], [2.0]]), torch.tensor([[0.0], [0.0], [1.0]])
     with warnings.catch_warnings(action="error"):
         assert interval(outputs, y, "auc", stream("a run", "bootstrap")) == (1.0, 1.0)
-
-
-def test_an_interval_holds_the_true_value_nineteen_times_of_twenty():
-    random, true = np.random.default_rng(0), norm.cdf(1 / np.sqrt(2))  # AUC of two normals, one apart
-    held = 0
-    for i in range(100):
-        y = random.random((150, 1)) < 0.4
-        outputs = torch.from_numpy(random.normal(size=y.shape) + y)
-        low, high = interval(outputs, torch.from_numpy(y).float(), "auc", stream(f"run {i}", "bootstrap"))
-        held += low < true < high
-    assert 88 <= held <= 99
 
 
 @pytest.mark.parametrize(("side", "most"), [(8, 1000), (224, 8), (2000, 8)])

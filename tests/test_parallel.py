@@ -113,16 +113,15 @@ def trained(folder: Path, name: str, act: Callable | None = None, secure: bool =
                         weight_decay=0.0, milestones=[], decay=0.1, chunk=4, checkpoint_seconds=0)  # fmt: skip
     plan = schedule(47, settings)._replace(steps=STEPS)
     seen: list[float] = []
+
+    def keep(now: loop.Progress) -> None:
+        if now.step % round(1 / rate) == 0:  # the end of an epoch
+            seen.append(now.loss)
+
     with parallel.processes() as processes:
         watching: Any = Watching(name, folder, act)
-        fit(
-            model,
-            task,
-            Job(watching, plan, 0.5, settings, "name", folder / "checkpoint.pt"),
-            secret_named("key", secure),
-            lambda now: seen.append(now.loss),
-            processes=processes,
-        )
+        job = Job(watching, plan, 0.5, settings, "name", folder / "checkpoint.pt")
+        fit(model, task, job, secret_named("key", secure), keep, processes=processes)
     return [torch.cat([p.detach().flatten() for p in model.parameters()]), torch.tensor(seen)]
 
 
@@ -367,7 +366,7 @@ def test_torchrun_is_for_run_alone(monkeypatch: pytest.MonkeyPatch, capsys: pyte
     from hydra_plugins.pubsel_launchers import Joblib
 
     with pytest.raises(UsageError, match="leave hydra/launcher out"):
-        Joblib(None, 1).prepared(None, [[]], True)
+        Joblib(None).prepared(None, [[]], True)
 
 
 def linear(seed: int) -> View:

@@ -8,7 +8,6 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-import yaml
 from hydra import compose, initialize_config_dir
 from scipy import stats
 from sklearn.decomposition import PCA
@@ -33,16 +32,10 @@ from pubsel.settings.keys import Accounting, Privacy, Training
 from pubsel.settings.methods import option
 from pubsel.training.loop import noisy_sum
 from pubsel.training.once import freeze
+from tests.synthetic import algorithm as build
 from tests.synthetic import secret_named
 
 CLASSES = 3
-
-
-def build(name, **changes):
-    values = yaml.safe_load((CONF / "algorithm" / f"{name}.yaml").read_text())
-    for parent in values.pop("defaults", []):
-        values = yaml.safe_load((CONF / "algorithm" / f"{parent}.yaml").read_text()) | values
-    return algorithms.build(values | changes)
 
 
 def random(purpose, step):
@@ -373,11 +366,6 @@ def test_the_noise_that_is_accounted_for_is_added(tmp_path, monkeypatch):
     _, _, first = guarantee(settings, algorithm, 60)
     freeze(cell_of(settings, algorithm, tmp_path), problem(features(60), features(40)), first, noted=False)
     assert asked == [first.noise_multiplier]
-
-
-def test_noise_of_the_release_is_not_that_of_training():
-    sources = [stream("key", purpose, 0).standard_normal(4).tolist() for purpose in ("release", "noise", "sample")]
-    assert len({tuple(values) for values in sources}) == 3
 
 
 # From the command line to the record

@@ -6,10 +6,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-import yaml
 from torch import nn
 
-from pubsel import algorithms
 from pubsel.algorithms import View
 from pubsel.algorithms.dp_md import alpha
 from pubsel.algorithms.dp_sgd import DPSGD
@@ -23,14 +21,10 @@ from pubsel.privacy.randomness import stream
 from pubsel.privacy.sampling import schedule
 from pubsel.records import read_records
 from pubsel.release.run import other_utilities
-from pubsel.settings import CONF
 from pubsel.settings.keys import Labels, Training
 from pubsel.training.loop import Job, fit
+from tests.synthetic import algorithm as build
 from tests.synthetic import secret_named
-
-
-def build(name, **changes):
-    return algorithms.build(yaml.safe_load((CONF / "algorithm" / f"{name}.yaml").read_text()) | changes)
 
 
 def patterns(n, classes, seed=0):
@@ -163,12 +157,8 @@ def test_a_run_that_goes_on_does_not_repeat_the_public_phase(tmp_path, monkeypat
     def train(name):
         model = view(None).model
         (tmp_path / name).mkdir(exist_ok=True)
-        fit(
-            model,
-            task,
-            Job(algorithm, schedule(60, training), 1.0, training, "name", tmp_path / name / "checkpoint.pt"),
-            secret_named(),
-        )
+        job = Job(algorithm, schedule(60, training), 1.0, training, "name", tmp_path / name / "checkpoint.pt")
+        fit(model, task, job, secret_named())
         return torch.cat([p.detach().flatten() for p in model.parameters()])
 
     halt = None

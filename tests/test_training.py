@@ -62,22 +62,14 @@ class Float(torch.nn.Module):
         return x.to(self.dtype) / 255
 
 
+def job_of(settings, folder, noise, algorithm=DPSGD("dp_sgd", 1.0), n=50):  # noqa: B008 (immutable)
+    return Job(algorithm, schedule(n, settings), noise, settings, "name", folder / "checkpoint.pt")
+
+
 def train(tmp_path, algorithm=None, noise=0.0, secure=False, key="key", report=lambda p: None, **changes):
-    model, problem, settings = network(), task(), training(**changes)
-    fit(
-        model,
-        problem,
-        Job(
-            algorithm or DPSGD("dp_sgd", 1.0),
-            schedule(50, settings),
-            noise,
-            settings,
-            "name",
-            tmp_path / "checkpoint.pt",
-        ),
-        secret_named(key, secure),
-        report,
-    )
+    model, settings = network(), training(**changes)
+    job = job_of(settings, tmp_path, noise, algorithm or DPSGD("dp_sgd", 1.0))
+    fit(model, task(), job, secret_named(key, secure), report)
     return torch.cat([p.detach().flatten() for p in model.parameters()])
 
 
@@ -92,8 +84,7 @@ def test_a_rate_that_follows_from_the_noise_leaves_the_same_noise_in_a_logit(tmp
         torch.nn.init.zeros_(parameter)
     settings = training(steps=60, batch_size=batch, momentum=momentum, learning_rate=None, milestones=[])
     algorithm = DPSGD("dp_sgd", 1.0, unit=True)
-    job = Job(algorithm, schedule(400, settings), noise, settings, "name", tmp_path / "checkpoint.pt")
-    fit(model, problem, job, secret_named())
+    fit(model, problem, job_of(settings, tmp_path, noise, algorithm, 400), secret_named())
 
     rows = torch.nn.functional.normalize(torch.randn(5000, 30, generator=torch.Generator().manual_seed(0)), dim=1)
     spread = float(model(rows).detach().square().mean().sqrt())
@@ -113,19 +104,12 @@ def test_without_noise_a_rate_that_follows_is_what_gradient_descent_bears(tmp_pa
     torch.nn.init.constant_(model.weight, 3.0)
     torch.nn.init.constant_(model.weight[0], -3.0)
     settings = training(steps=300, batch_size=64, momentum=momentum, learning_rate=None, milestones=[])
-    job = Job(DPSGD("dp_sgd", 100.0, unit=True), schedule(64, settings), 0.0, settings, "name", tmp_path / "c.pt")
+    job = job_of(settings, tmp_path, 0.0, DPSGD("dp_sgd", 100.0, unit=True), 64)
     fit(model, Task(Split(x, y), None, Split(x, y), 2, "accuracy", (), (), ()), job, secret_named())
     assert torch.nn.functional.cross_entropy(model(x), y) < (0.7 if alike == 1 else 0.4)  # log 2 is 0.69
 
 
-HEAD = [
-    "run",
-    "pair=digits_digits",
-    "training=head",
-    "training.steps=5",
-    "distance=none",
-    "threads=1",
-]
+HEAD = ["run", "pair=digits_digits", "training=head", "training.steps=5", "distance=none", "threads=1"]
 
 
 @pytest.mark.parametrize(
@@ -243,8 +227,7 @@ def test_every_batch_is_sampled_and_sample_and_noise_come_from_one_kind_of_sourc
 def test_rates_fall_at_the_nearest_step_and_epochs_end_at_the_nearest(tmp_path, monkeypatch):
     """Milestones at 0.5 of 15 steps (7.5, to the even 8) and 0.77 (11.55); epochs of 2.94 steps, of 17 in 50."""
     settings, seen = training(steps=15, milestones=[0.5, 0.77]), []
-    job = Job(DPSGD("dp_sgd", 1.0), schedule(50, settings), 0.0, settings, "name", tmp_path / "checkpoint.pt")
-    optimizer, decay = loop.optimizer_of([torch.nn.Parameter(torch.zeros(1))], job)
+    optimizer, decay = loop.optimizer_of([torch.nn.Parameter(torch.zeros(1))], job_of(settings, tmp_path, 0.0))
     rates = [round(decay.get_last_lr()[0], 6) for _ in range(15) if optimizer.step() or decay.step() or True]
     assert rates == [0.1] * 7 + [0.01] * 4 + [0.001] * 4
 
@@ -464,17 +447,12 @@ def test_a_run_is_resumed_on_another_kind_of_device(tmp_path, devices):
 
     def part(device, report):
         model = network(torch.float32).to(device)
-        fit(
-            model,
-            task(),
-            Job(DPSGD("dp_sgd", 1.0), schedule(50, settings), 1.0, settings, "name", tmp_path / "checkpoint.pt"),
-            secret_named(place=device),
-            report,
-        )
+        fit(model, task(), job_of(settings, tmp_path, 1.0), secret_named(place=device), report)
         return model
 
     def stop(progress):
-        raise KeyboardInterrupt
+        if progress.step == 5:
+            raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
         part(devices[0], stop)
@@ -491,14 +469,7 @@ def test_a_gpu_run_repeats_the_cpu_run(tmp_path):
     for device in ("cpu", "cuda"):
         (tmp_path / device).mkdir()
         model, settings = network(torch.float32).to(device), training()
-        fit(
-            model,
-            task(),
-            Job(
-                DPSGD("dp_sgd", 1.0), schedule(50, settings), 1.0, settings, "name", tmp_path / device / "checkpoint.pt"
-            ),
-            secret_named(),
-        )
+        fit(model, task(), job_of(settings, tmp_path / device, 1.0), secret_named())
         found.append(torch.cat([p.detach().flatten().cpu() for p in model.parameters()]))
     torch.testing.assert_close(found[0], found[1], rtol=1e-4, atol=1e-5)
 

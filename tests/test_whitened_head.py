@@ -10,7 +10,6 @@ import pytest
 import torch
 
 import pubsel.release.run
-from pubsel import algorithms
 from pubsel.algorithms import Facts, View
 from pubsel.algorithms.dp_sgd import NOISE
 from pubsel.algorithms.whitened_head import (
@@ -37,13 +36,9 @@ from pubsel.privacy import accountant
 from pubsel.privacy.randomness import stream
 from pubsel.privacy.sampling import schedule
 from pubsel.settings.keys import Training
-from pubsel.settings.methods import option
 from pubsel.training.loop import Job, fit
+from tests.synthetic import algorithm as build
 from tests.synthetic import secret_named
-
-
-def build(name="whitened_head", **changes):
-    return algorithms.build(option("algorithm", name) | changes)
 
 
 def random(purpose, step):
@@ -89,7 +84,7 @@ def test_the_map_is_the_written_out_one(m):
 
 def test_few_public_examples_give_as_many_directions_as_they_span():
     """Of the largest k that the rule takes with m public examples, none is zero; one more would be."""
-    assert build().derived(Facts(n=10**5, d=30, m=12, classes=2, mu=1.0)).k == 11
+    assert build("whitened_head").derived(Facts(n=10**5, d=30, m=12, classes=2, mu=1.0)).k == 11
     kept = [whitened(features(12), k).projection.norm(dim=0) > 0 for k in (11, 12)]
     assert [int(part.sum()) for part in kept] == [11, 11]
 
@@ -118,7 +113,7 @@ def test_only_labels_of_the_private_task_count():
     public, rare, even = features(40), (torch.arange(40) < 4).long(), torch.arange(40) % 2
 
     def projection(y, **changes):
-        algorithm = build(k=5).derived(Facts(n=100, d=30, m=40, **changes))
+        algorithm = build("whitened_head", k=5).derived(Facts(n=100, d=30, m=40, **changes))
         return algorithm.frozen(Split(public, y), 30, random).projection
 
     assert torch.equal(projection(rare), projection(even))
@@ -129,17 +124,17 @@ def test_only_labels_of_the_private_task_count():
     for choice, same in (("auto", True), ("auto", False), ("given", False), ("none", True)):
         split = Split(public, rare)
         task = Task(split, split, split, 2, "accuracy", (0.5,), (0.5,), (), same_task=same)
-        algorithm = derived(build(public_labels=choice), settings, task)
+        algorithm = derived(build("whitened_head", public_labels=choice), settings, task)
         assert algorithm.labelled == (same if choice == "auto" else choice == "given")
         assert (
             algorithm.offsets == 2 * algorithm.labelled == algorithm.frozen(public=split, d=30, random=random).offsets
         )
-        assert not derived(build(public_labels=choice), settings, task._replace(public=None)).labelled
+        assert not derived(build("whitened_head", public_labels=choice), settings, task._replace(public=None)).labelled
 
 
 @pytest.mark.parametrize("y", [torch.full((40,), 2), torch.zeros(40, 2)])
 def test_labels_of_another_task_are_refused(y):
-    algorithm = build(k=5, public_labels="given").derived(Facts(n=100, d=30, m=40))
+    algorithm = build("whitened_head", k=5, public_labels="given").derived(Facts(n=100, d=30, m=40))
     with pytest.raises(UsageError, match=r"algorithm\.public_labels=given needs public labels of the private task"):
         algorithm.frozen(Split(features(40), y), 30, random)
 
@@ -174,7 +169,9 @@ def test_a_map_with_public_labels_has_the_logits_of_the_public_classifier():
     """Each example by itself; of features less their mean, in rows of one length, without whitening."""
     public, y = features(40), torch.arange(40) % 3
     frozen = (
-        build(k=6).derived(Facts(n=100, d=30, m=40, classes=3, same_task=True)).frozen(Split(public, y), 30, random)
+        build("whitened_head", k=6)
+        .derived(Facts(n=100, d=30, m=40, classes=3, same_task=True))
+        .frozen(Split(public, y), 30, random)
     )
     plain = whitened(public, 6, class_weights(y))
 
@@ -207,7 +204,7 @@ def test_gradients_of_a_correction_are_those_of_its_own_weights(several):
 def test_a_correction_is_allowed_the_less_noise_the_more_public_examples_there_are():
     def deviation(**changes):
         facts = {"n": 5000, "d": 1280, "m": 500, "classes": 10, "mu": 0.1, "same_task": True} | changes
-        return build(k=50).derived(Facts(**facts)).deviation
+        return build("whitened_head", k=50).derived(Facts(**facts)).deviation
 
     assert deviation(same_task=False) == NOISE
     assert deviation(mu=math.inf) == CORRECTION
@@ -245,15 +242,17 @@ def test_public_features_that_are_all_the_same_are_refused():
 
 
 def test_without_public_data_rows_have_one_length_and_nothing_is_read():
-    frozen = build().derived(Facts(n=100, d=30)).frozen(None, 30, random)
+    frozen = build("whitened_head").derived(Facts(n=100, d=30)).frozen(None, 30, random)
     x = features(8)
     want = x.sign() * x.abs().sqrt()
     want = want - want.mean(1, keepdim=True)
     torch.testing.assert_close(frozen(x), LENGTH * want / want.norm(dim=1, keepdim=True))
     with pytest.raises(UsageError, match=r"algorithm\.k=7: directions are of public data"):
-        build(k=7).derived(Facts(n=100, d=30))
+        build("whitened_head", k=7).derived(Facts(n=100, d=30))
     with pytest.raises(UsageError, match=r"algorithm\.k=31 is more than the 30 features"):
-        build(k=31).derived(Facts(n=100, d=30, m=80)).frozen(Split(features(80), torch.zeros(80)), 30, random)
+        build("whitened_head", k=31).derived(Facts(n=100, d=30, m=80)).frozen(
+            Split(features(80), torch.zeros(80)), 30, random
+        )
 
 
 # What follows from the task
@@ -277,7 +276,7 @@ def test_all_features_have_the_share_of_directions_that_public_examples_do_not_s
     """None if they span all that are wanted; the rows keep their length."""
     facts = Facts(n=10**5, d=30, classes=2, mu=1.0)
     for m, rest in ((31, 0.0), (25, 6 / 30), (2, 29 / 30)):
-        algorithm = build().derived(facts._replace(m=m))
+        algorithm = build("whitened_head").derived(facts._replace(m=m))
         assert algorithm.rest == pytest.approx(rest)
         assert algorithm.k == min(30, m - 1)
         x, public = features(9, seed=1), Split(features(m), torch.zeros(m))
@@ -299,7 +298,7 @@ def test_the_clip_norm_is_that_of_gradients_at_zero_weights(classes, several):
     x = LENGTH * torch.nn.functional.normalize(torch.randn(9, 6), dim=1)
     y = torch.randint(2, (9, classes)).float() if several else torch.randint(classes, (9,))
     norms = LinearGradients(model).matrix(x, y).row_norms()
-    bound = build().clip_norm(classes, several)
+    bound = build("whitened_head").clip_norm(classes, several)
     torch.testing.assert_close(norms, torch.full_like(norms, bound / CLIP), rtol=1e-5, atol=0)
 
 
@@ -309,7 +308,7 @@ def test_the_clip_norm_is_that_of_gradients_at_zero_weights(classes, several):
 def test_the_noise_of_a_logit_is_the_same_on_every_task(n, epsilon, classes, several, m, steps, tmp_path):
     """Through the loop, on rows that are not finite, which count as zero: what is left is noise."""
     mu = accountant.gaussian_mu(epsilon, 1e-5)
-    algorithm = build(k=20 if m else None).derived(Facts(n, 20, m, classes, several, mu))
+    algorithm = build("whitened_head", k=20 if m else None).derived(Facts(n, 20, m, classes, several, mu))
     y = torch.zeros(n, classes) if several else torch.zeros(n, dtype=torch.long)
     private = Split(torch.full((n, 20), math.nan), y)
     task = Task(private, None, private, classes, "accuracy", (0.5,), (0.5,), ())
@@ -338,7 +337,7 @@ def test_without_noise_the_rate_is_what_gradient_descent_bears():
     x = LENGTH * torch.nn.functional.normalize(torch.randn(400, 12), dim=1)
     y = (x[:, 0] > 0).long() + (x[:, 1] > 0).long()
     for mu in (0.1, 10.0, math.inf):
-        algorithm = build(k=12).derived(Facts(400, 12, 100, 3, False, mu))
+        algorithm = build("whitened_head", k=12).derived(Facts(400, 12, 100, 3, False, mu))
         weight, moving, losses = torch.zeros(3, 13), torch.zeros(3, 13), []
         rows = torch.cat([x, torch.ones(400, 1)], 1)
         for _ in range(30):
@@ -359,7 +358,7 @@ def test_without_noise_the_rate_is_what_gradient_descent_bears():
 def test_as_many_steps_as_the_noise_and_a_stable_rate_allow(m, epsilon, steps):
     """The rate times the steps is how far descent goes: up to the most steps, as far as the noise allows."""
     mu = accountant.gaussian_mu(epsilon, 1e-5) if math.isfinite(epsilon) else math.inf
-    algorithm = build().derived(Facts(45_000, 1280, m, 10, False, mu))
+    algorithm = build("whitened_head").derived(Facts(45_000, 1280, m, 10, False, mu))
     assert algorithm.steps == algorithm.values(algorithm.steps)["steps"] == steps
     rate, stable = algorithm.rate(45_000, steps), 2 * 1.9 / algorithm.curvature
     assert rate <= stable

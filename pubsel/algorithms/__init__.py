@@ -222,7 +222,7 @@ class Algorithm:
 
     @property
     def offsets(self) -> int:
-        """How many of the columns after `frozen` are logits of a public classifier."""
+        """The number of columns after `frozen` that are logits of a public classifier."""
         return 0
 
     @property

@@ -1,8 +1,8 @@
 """A sweep of many cells at a time: each cell has a log and a state in files, and one view shows them all.
 
-What runs them is a launcher of Hydra (joblib or submitit, in hydra_plugins/pubsel_launchers.py); this file is what they
-lack. RESULTS/sweeps/TIME holds for the cell of number N: N.json, its state, written whole; N.log, all that it said.
-This file imports no torch.
+A launcher of Hydra runs them (joblib or submitit, in hydra_plugins/pubsel_launchers.py); this file has what these lack.
+RESULTS/sweeps/TIME contains for cell number N: N.json, its state, written whole; N.log, all that it printed. This file
+imports no torch.
 """
 
 import contextlib
@@ -39,13 +39,13 @@ _place: list[object] = []  # of this worker, held as long as it lives
 
 
 def telling(cells: Sequence[Sequence[str]]) -> list[str]:
-    """What tells each cell apart: its words that not all of them have."""
+    """Return for each cell the words that not all of them have."""
     common = set(cells[0]).intersection(*cells) if len(cells) > 1 else set()
     return [" ".join(word for word in cell if word not in common) for cell in cells]
 
 
 def new_folder(results: str) -> Path:
-    """A folder for one sweep. Its name has the time, and a part that no other has."""
+    """Make and return a folder for one sweep; its name contains the time, and a unique part."""
     parent = Path(results) / "sweeps"
     try:
         parent.mkdir(parents=True, exist_ok=True)
@@ -58,8 +58,8 @@ def new_folder(results: str) -> Path:
 
 
 class Cell:
-    """The task of a cell, with its state and log in `folder`; where `apart`, in a process of its own, so that nothing
-    that happens to it (memory that runs out, an error of the GPU) happens to the worker and to the cells after it.
+    """The task of a cell, with its state and log in `folder`; if `apart`, in a process of its own, so that nothing that
+    happens to it (memory that runs out, an error of the GPU) happens to the worker and to the cells after it.
 
     task: returns why the cell failed, or None.
     """
@@ -105,7 +105,7 @@ class Cell:
 
 
 def _forked(work: Callable[[], object], log: Path, title: str) -> int:
-    """Do `work` in a child that prints into `log`, and return its exit code: 1 if it raises, -N by signal N."""
+    """Run `work` in a child that prints into `log`, and return its exit code: 1 if it raises, -N by signal N."""
     sys.stdout.flush()
     sys.stderr.flush()
     with warnings.catch_warnings():
@@ -186,29 +186,17 @@ def join(folder: Path, parent: int, gpus: Sequence[str]) -> None:
 
 
 def visible_gpus() -> list[str]:
-    """The GPUs that this process may use, as CUDA_VISIBLE_DEVICES names them: the parts of one that is divided (MIG).
-    They are counted without torch, or, if there is no nvidia-smi, in a process of its own: what has touched CUDA cannot
-    be forked."""
+    """Return the GPUs that this process may use, as CUDA_VISIBLE_DEVICES names them: of one that is divided (MIG), its
+    parts. They are listed without torch: a process that has touched CUDA cannot be forked."""
     given = os.environ.get("CUDA_VISIBLE_DEVICES")
     if given is not None:
         return [name.strip() for name in given.split(",") if name.strip() not in ("", "-1")]
-    if shutil.which("nvidia-smi"):
-        listing = subprocess.run(["nvidia-smi", "--list-gpus"], capture_output=True, text=True, check=False)
-        return listed_gpus(listing.stdout)
-    if not any(path.exists() for path in DRIVERS):
+    if shutil.which("nvidia-smi") is None:
         return []
-    count = "import torch; print(torch.cuda.device_count())"
-    counted = subprocess.run([sys.executable, "-c", count], capture_output=True, text=True, check=False)
-    return [str(i) for i in range(int(counted.stdout or 0))]
 
-
-DRIVERS = [Path("/dev/nvidiactl"), Path("/dev/dxg"), Path("/proc/driver/nvidia")]  # on Linux, and Linux within Windows
-
-
-def listed_gpus(listing: str) -> list[str]:
-    """The devices of `nvidia-smi --list-gpus`: GPU 0, 1, ..., or the parts that stand below one."""
+    listing = subprocess.run(["nvidia-smi", "--list-gpus"], capture_output=True, text=True, check=False)
     devices: list[list[str]] = []
-    for line in listing.splitlines():
+    for line in listing.stdout.splitlines():
         if line.startswith("GPU "):
             devices.append([str(len(devices))])
         elif (part := re.search(r"\bMIG .*\(UUID: (\S+)\)", line)) and devices:
@@ -222,10 +210,10 @@ def listed_gpus(listing: str) -> list[str]:
 def side_by_side(
     calls: Sequence[tuple[Any, ...]], workers: int, start: Callable[[], Any], lost: Callable[[int, str], None]
 ) -> list[Any]:
-    """What each call (a function and its arguments) returns, `workers` at a time; None for one that is lost.
+    """Return the result of each call (a function and its arguments), `workers` at a time; None for one that is lost.
 
-    start: makes a pool of one process. Each worker is in a pool of its own, so that one that is killed takes no other
-    with it: its call is lost(place, why), and a new one takes its place.
+    start: makes a pool of one process. Each worker has its own pool, so that one that is killed takes no other with it:
+    its call is lost(place, why), and a new one takes its place.
     """
     waiting, results = deque(enumerate(calls)), [None] * len(calls)
     pools, over = set[Any](), threading.Event()
@@ -279,8 +267,8 @@ def side_by_side(
 
 
 class View:
-    """Shows a sweep while it runs: on a terminal one live table, else a line for each cell that ends. What a finished
-    cell has to say goes to stdout, the rest to stderr."""
+    """A view of a sweep while it runs: on a terminal one live table, else a line for each cell that ends. The result of
+    a finished cell goes to stdout, the rest to stderr."""
 
     def __init__(self, folder: Path, cells: Sequence[str], first: int, workers: int):
         self.folder, self.cells, self.first, self.workers = folder, cells, first, workers
@@ -314,7 +302,7 @@ class View:
         return sum(state["state"] == kind for state in self.states.values())
 
     def failed(self) -> list[str]:
-        """Each failed cell and why, in order."""
+        """Return each failed cell and why, in order."""
         return [
             f"{self.cells[number - self.first]}: {state['text']}"
             for number, state in sorted(self.states.items())
@@ -322,7 +310,7 @@ class View:
         ]
 
     def lose(self, number: int, why: str) -> None:
-        """A cell that never said how it ended has failed."""
+        """Record as failed a cell that ended without a state."""
         self.look()
         with self.lock:
             if self.states.get(number, {}).get("state") not in ("done", "failed"):
@@ -336,7 +324,7 @@ class View:
             self.look()
 
     def look(self) -> None:
-        """Read the states that may have changed, and say what has ended."""
+        """Read the states that may have changed, and print which cells have ended."""
         with self.lock:
             self._look()
 
@@ -365,7 +353,7 @@ class View:
             print(f"[{self.summary()}] {what}{why}", file=sys.stderr, flush=True)
 
     def summary(self) -> str:
-        """Where the sweep is, in one line."""
+        """Return the progress of the sweep, in one line."""
         done, failed = self.count("done"), self.count("failed")
         left = len(self.cells) - done - failed
         text = f"{done} of {len(self.cells)} done, {self.count('running')} running, {failed} failed"
@@ -375,7 +363,7 @@ class View:
         return text
 
     def table(self) -> Any:
-        """The live view: the summary, and each running cell with what it said last."""
+        """Return the live view: the summary, and each running cell with its last line."""
         from rich.table import Table
 
         table = Table(title=f"{self.summary()}  ({duration(time.monotonic() - self.start)})", title_justify="left")

@@ -132,9 +132,9 @@ def _written(stem: str, words: str, keys: dict[str, Any]) -> str:
 
 @dataclass
 class Composer:
-    """Composes the cells of a command's sweeps as Hydra does, within a command of Hydra. Of cells that differ in values
-    alone, and not in the options of a group, one is composed and the others are changed copies: composing each of
-    thousands of cells takes minutes."""
+    """A composer of the cells of a command's sweeps as Hydra does, within a command of Hydra. Of cells that differ in
+    values alone, and not in the options of a group, one is composed and the others are changed copies: composing each
+    of thousands of cells takes minutes."""
 
     command: str  # of SWEPT
     parser: OverridesParser = field(default_factory=OverridesParser.create)
@@ -314,7 +314,8 @@ def run(settings: MakeConfig, start: Start) -> str:
                 file = Path(here) / "cells"
                 lines = [f"{shlex.join(cell.words)}\n" for cell in missing]
                 file.write_text("".join(lines), encoding="utf-8")
-                words = ["-m", *plan.of_sweep(), f"hydra.sweeper.cells={command_line.written(str(file))}"]
+                of_cells = f"hydra.sweeper.cells={command_line.written(str(file))}"
+                words = ["-m", *plan.options, *plan.hydra, *plan.free, of_cells]
                 _succeed(settings.name, start(command, words))
 
     return f"{settings.name}: made"
@@ -331,7 +332,7 @@ def _succeed(name: str, code: int) -> None:
 
 
 class Plan:
-    """What the steps of one `pubsel make` expand to, with the words of its command line."""
+    """The expansion of the steps of one `pubsel make`, with the words of its command line."""
 
     def __init__(self, settings: MakeConfig, folder: Path):
         self.settings, self.folder = settings, folder
@@ -367,10 +368,6 @@ class Plan:
                 by_name.setdefault(cell.name, cell)
 
         return list(by_name.values())
-
-    def of_sweep(self) -> list[str]:
-        """Return the words of a sweep that belong to no cell: Hydra's, and `free`."""
-        return [*self.options, *self.hydra, *self.free]
 
     def words(self, step: Step) -> list[str]:
         """Return the words of a step that is no sweep. A table, and a figure of records, needs nothing but the

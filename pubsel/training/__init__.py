@@ -1,1 +1,1 @@
-"""The one loop that spends the privacy, on one process or several, and what it will take. Imports nothing itself."""
+"""The one loop that spends the privacy, on one process or several, and the memory it needs. Imports nothing itself."""

@@ -34,12 +34,12 @@ FIRST_REPORT = 1.0  # seconds of training
 
 
 class Progress(NamedTuple):
-    """Where a run is."""
+    """The progress of a run."""
 
     step: int
     steps: int
     epoch: float
-    loss: float  # mean over the private examples since the last report: not covered by the guarantee
+    loss: float  # mean over the private examples of this epoch so far: not covered by the guarantee
     seconds: float
 
 
@@ -240,7 +240,7 @@ def fit(
         # what follows computes from released numbers only; but for the losses, which are shown, and not released
         state.descend(step, mechanism.decode(mean), losses)
         give_back(task.private.x)
-        _after(step, state, checkpoint, report)
+        _report(step, state, checkpoint, report)
 
     state.average(plan.steps)
     if isinstance(algorithm, Finishes):
@@ -258,7 +258,7 @@ def by_unit(chosen: Tensor | None, people: Tensor | None, gradients: Engine) -> 
     return examples, PeopleGradients(gradients, sizes)
 
 
-def _after(step: int, state: "_State", checkpoint: "_Checkpoint", report: Callable[[Progress], None]) -> None:
+def _report(step: int, state: "_State", checkpoint: "_Checkpoint", report: Callable[[Progress], None]) -> None:
     """Write the checkpoint after a step, if one is due, and report the progress: at the end of an epoch, and within
     one that takes long. Raise UserError if training diverged."""
     plan = state.job.schedule
@@ -274,8 +274,9 @@ def _after(step: int, state: "_State", checkpoint: "_Checkpoint", report: Callab
     if epoch_ends or here >= state.next_report:
         state.next_report = max(FIRST_REPORT, 2 * here)
         loss = float(state.losses[0] / state.losses[1])  # of no examples: nan
-        state.losses.zero_()
         report(Progress(step + 1, plan.steps, (step + 1) * plan.rate, loss, seconds))
+    if epoch_ends:
+        state.losses.zero_()
 
 
 def _pretrained(view: View, algorithm: Algorithm, state: "_State", checkpoint: "_Checkpoint") -> View:
@@ -298,7 +299,7 @@ class _State:
         self.parameters = [dict(model.named_parameters())[name] for name in gradients.offsets]
         self.optimizer, self.decay = optimizer_of(self.parameters, job)
         self.next_report = FIRST_REPORT  # seconds of this process
-        # sum and number of the losses since the last report
+        # sum and number of the losses of this epoch
         self.losses = torch.zeros(2, dtype=torch.float64, device=self.parameters[0].device)
 
         # [p], the weights before the first private step; and the sum of those before step t, times t, to be averaged

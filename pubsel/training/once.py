@@ -1,4 +1,4 @@
-"""What is computed once, before the loop: releases that are drawn once and kept, and layers that do not train."""
+"""Computations done once, before the loop: releases that are drawn once and kept, and layers that do not train."""
 
 import copy
 import math
@@ -28,8 +28,8 @@ FEATURES = 2**14  # at a time through a frozen map
 
 
 class Prepared(NamedTuple):
-    """A cell that is ready to train. model: the network, or the linear classifier that follows `frozen`; trains: what
-    the loop changes of it; task: as that sees it."""
+    """A cell that is ready to train. model: the network, or the linear classifier that follows `frozen`; trains: the
+    part of it that the loop changes; task: as that part sees it."""
 
     model: nn.Module
     frozen: Frozen | None
@@ -47,7 +47,7 @@ class Prepared(NamedTuple):
 
 def prepare(cell: Cell, task: Task, first: accountant.Plan | None, noted: bool = True) -> Prepared:
     """Return the network of a cell, and all that is computed before it trains. first: the plan of a release from
-    private features; noted: whether the ledger is told of it. UserError if there is not enough memory."""
+    private features; noted: whether it is entered in the ledger. UserError if there is not enough memory."""
     frozen = freeze(cell, task, first, noted)
     if frozen is not None:
         task = task.each(lambda split: Split(torch.cat([frozen(x) for x in split.x.split(FEATURES)]), split.y))
@@ -72,8 +72,8 @@ def training_secret(
     """Return the secret streams of the training of `model`, all that is released of it, at its start; `task` as it
     trains.
 
-    given: the private examples by which the ledger knows them; None if nothing is released. what: another word for a
-    training that is not the run's own."""
+    given: the private examples by which the ledger identifies them; None if nothing is released. what: another word for
+    a training that is not the run's own."""
     settings = cell.settings
     costs = {"noise_multiplier": 0.0, "epsilon": math.inf, "delta": 0.0}
     noted = None

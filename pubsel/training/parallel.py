@@ -1,7 +1,6 @@
 """One run on several processes, which torchrun starts: the first leads, the others help.
 
 The leader does all that a process alone does, and has all files to itself: data, checkpoint, log, record. In each step
-The leader does all that a process alone does, and has all files to itself: data, checkpoint, log, record. In each step
 it also draws the sample and the noise, once. A helper receives its part of the private examples, and in each step the
 weights and the sample; what it sends is the clipped sum over its part of the sample. The sum over all processes is the
 sum that a single one would compute, up to its order. So a run may begin on some processes and resume on others, and
@@ -34,7 +33,6 @@ from pubsel.training import torchrun
 from pubsel.training.loop import ONE_PROCESS, OneProcess, clipped_sum, engine, flat, part_of, public_stream
 
 PIECE = 2**26  # bytes of examples that are sent at once
-END = -1  # the step after the last
 T = TypeVar("T")
 
 
@@ -82,7 +80,7 @@ class Leader(OneProcess):
     ) -> tuple[Mechanism, Split]:
         self.waiting = False
         with _talking():
-            _announce(step, chosen)
+            _send((step, chosen))
             dist.broadcast(flat([self.parameters[name] for name in self.names]), 0)
         return _begun(private, chosen, 0, self.size, make)
 
@@ -94,11 +92,11 @@ class Leader(OneProcess):
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if self.waiting and (kind is None or issubclass(kind, Exception)):
             with _talking():
-                _announce(END, None)
+                _send(None)
 
 
 class Assignment(NamedTuple):
-    """What a helper needs to know of a training."""
+    """The description of a training that a helper needs."""
 
     view: View  # without engine and random streams, on the CPU
     names: list[str]  # of the trained parameters, in the order of the columns of G
@@ -148,8 +146,8 @@ def _assist(job: Assignment) -> None:
 
     while True:
         with _talking():
-            step, chosen = _announced()
-            if step == END:
+            announced = _received()
+            if announced is None:
                 return
             dist.broadcast(weights, 0)
 
@@ -158,6 +156,7 @@ def _assist(job: Assignment) -> None:
                 parameter = view.model.get_parameter(name)
                 parameter.copy_(weights[columns].view_as(parameter))
 
+        step, chosen = announced
         make = partial(job.algorithm.mechanism, view, step)
         mechanism, batch = _begun(private, chosen, rank, size, make)
         _summed(mechanism, view.gradients, batch)
@@ -268,34 +267,18 @@ def _talking() -> Iterator[None]:
         ) from None
 
 
-def _send(job: Assignment | None) -> None:
-    dist.broadcast_object_list([job], 0)
+def _send(content: Assignment | tuple[int, Tensor | None] | None) -> None:
+    """Send to the helpers a training; a step of it with its sample, indices of private examples or None for all; or
+    None, the end of either."""
+    dist.broadcast_object_list([content], 0)
 
 
-def _received() -> Assignment | None:
-    jobs: list[Assignment | None] = [None]
+def _received() -> Any:
+    """Return what the leader has sent by `_send`."""
+    contents: list[Any] = [None]
     with _talking():
-        dist.broadcast_object_list(jobs, 0)
-    return jobs[0]
-
-
-def _announce(step: int, chosen: Tensor | None) -> None:
-    """Send to the helpers which step comes, and the sample: indices of private examples, None for all."""
-    dist.broadcast(torch.tensor([step, -1 if chosen is None else len(chosen)]), 0)
-    if chosen is not None:
-        dist.broadcast(chosen, 0)
-
-
-def _announced() -> tuple[int, Tensor | None]:
-    """Return what the leader has sent by `_announce`."""
-    header = torch.zeros(2, dtype=torch.int64)
-    dist.broadcast(header, 0)
-    step, count = header.tolist()
-    if count < 0:
-        return step, None
-    chosen = torch.zeros(count, dtype=torch.int64)
-    dist.broadcast(chosen, 0)
-    return step, chosen
+        dist.broadcast_object_list(contents, 0)
+    return contents[0]
 
 
 def _pieces(values: Tensor) -> tuple[Tensor, ...]:

@@ -69,10 +69,10 @@ class Pool(NamedTuple):
 
 
 def from_pool(cell: Cell, task: Task) -> tuple[Cell, Task, dict[str, Any], accountant.Plan]:
-    """Return a cell and its task with public examples that are chosen privately from pair.pool, or without; what is
-    told of the choice, which is of released values and public data; and what it spends.
+    """Return a cell and its task with public examples that are chosen privately from pair.pool, or without; the
+    part of the choice that may be published, from released values and public data; and its cost.
 
-    What is released is drawn once, of the examples that will be trained on, and kept in the run's folder until the run
+    The release is drawn once, from the examples that will be trained on, and kept in the run's folder until the run
     has finished."""
     settings = cell.settings
     of = Pool.of(settings, task, cell.name)

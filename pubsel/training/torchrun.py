@@ -1,4 +1,4 @@
-"""The number of this process among how many, as torchrun's environment says. This file imports no torch."""
+"""The rank of this process and the number of all, from torchrun's environment. This file imports no torch."""
 
 import os
 
