@@ -110,9 +110,9 @@ def unchanged(name: str, source: Source, like: Shape | None) -> Source:
 
 
 class Reader(NamedTuple):
-    """Where datasets are, whether missing ones are downloaded, and how they are used: through(name, source, like), such
-    as the source's features. like: the shape of the private images, for other sets. opened: a set that need not be read
-    again. unit: by which the people are told apart whose examples they are."""
+    """The place of datasets, whether missing ones are downloaded, and how they are used: through(name, source, like),
+    such as the source's features. like: the shape of the private images, for other sets. opened: a set that need not be
+    read again. unit: by which the people are told apart whose examples they are."""
 
     data_root: str
     download: bool = False
@@ -130,9 +130,9 @@ class Reader(NamedTuple):
 
 
 class Beside(NamedTuple):
-    """What public images are put next to. like: has the shape that they are brought to, as `convert` says; private: the
-    name of the private set; against: the private set as it was opened, with which they may share no image unless `how`
-    allows it."""
+    """The private data that public images are matched against. like: has the shape that they are brought to, as
+    `convert` says; private: the name of the private set; against: the private set as it was opened, with which they may
+    share no image unless `how` allows it."""
 
     like: Split
     convert: Convert

@@ -40,7 +40,7 @@ class Network(nn.Module):
         input_size: int | None,
         start: str | None = None,
     ):
-        """start: the digest of the weights that it was given, without a head; None if all were drawn."""
+        """Hold `net`. start: the digest of the weights that it was given, without a head; None if all were drawn."""
         super().__init__()
         self.net = net
         self.input_size = input_size
