@@ -122,8 +122,8 @@ def _stem(path: Path) -> str:
 
 
 def left_in(folder: Path) -> list[Path]:
-    """Return what processes, of earlier versions too, that write into a folder have of any path in it."""
-    return [path for pattern in ("*.part", ".*.part", ".*.tmp") for path in folder.glob(pattern)]
+    """Return what processes that write into a folder, or were killed while they did, have of any path in it."""
+    return list(folder.glob(".*.part"))
 
 
 def remove_left(path: Path) -> None:

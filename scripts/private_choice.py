@@ -185,9 +185,9 @@ def utilities(private: str, setting: Setting, path: Path) -> dict[str, float]:
 
 
 class Measured(NamedTuple):
-    """What a choice among J candidates, without none, follows from, for N private examples. inside: regions [N, J], -1
-    for none; sizes: of the public examples in each region; energies: [N, J]; second: mean second moments [s, s] of
-    sketched gradients; subspaces: of the candidates, each [s, k]; likely: log likelihoods [N, J], -inf below what
+    """The figures that a choice among J candidates, without none, follows from, for N private examples. inside: regions
+    [N, J], -1 for none; sizes: of the public examples in each region; energies: [N, J]; second: mean second moments [s,
+    s] of sketched gradients; subspaces: of the candidates, each [s, k]; likely: log likelihoods [N, J], -inf below what
     explains an example. rows: [N, k] for each candidate, as its whitening makes them, and for none, last; residuals:
     [N, C], of the labels; both over their norm."""
 

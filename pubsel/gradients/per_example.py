@@ -223,7 +223,9 @@ def _write(layer: nn.Module, x: Tensor, weight: Tensor | None, bias: Tensor | No
     elif weight is not None and isinstance(layer, nn.Linear):
         _linear(x, at_output, weight)
     elif weight is not None and isinstance(layer, nn.Embedding):
-        _embedding(x, at_output, weight)
+        # Equal indices add up.
+        indices = x.flatten(1)[:, :, None].expand(-1, -1, at_output.shape[-1])
+        weight.zero_().scatter_add_(1, indices, at_output.flatten(1, -2))
     elif weight is not None:
         _over_positions(layer, at_output * _normalised(layer, x), weight)
     if bias is not None:
@@ -360,13 +362,6 @@ def _channels_first(layer: nn.Module) -> bool:
     """Return whether a LayerNorm is of channels of images: timm and torchvision have a subclass for it, each called
     so."""
     return type(layer).__name__ == "LayerNorm2d"
-
-
-def _embedding(x: Tensor, g: Tensor, out: Tensor) -> None:
-    """Write out [n, entries, b] from indices [n, ...] and the output's gradient [n, ..., b], summed over equal
-    indices."""
-    indices = x.flatten(1)[:, :, None].expand(-1, -1, g.shape[-1])
-    out.zero_().scatter_add_(1, indices, g.flatten(1, -2))
 
 
 def _linear(x: Tensor, g: Tensor, out: Tensor) -> None:
