@@ -91,7 +91,8 @@ def whole(path: Path, private: bool = False, folder: bool = False) -> Iterator[P
     finally:
         os.close(handle)
         _remove(partial)
-    sync_folder(path.parent)
+    with contextlib.suppress(OSError):  # not every file system can do that with a folder
+        _sync(path.parent)
 
 
 def _begun(path: Path, private: bool, folder: bool) -> tuple[Path, int]:
@@ -121,8 +122,8 @@ def _stem(path: Path) -> str:
 
 
 def left_in(folder: Path) -> list[Path]:
-    """Return what processes, of earlier versions too, that write into a folder have of any path in it."""
-    return [path for pattern in ("*.part", ".*.part", ".*.tmp") for path in folder.glob(pattern)]
+    """Return what processes that write into a folder, or were killed while they did, have of any path in it."""
+    return list(folder.glob(".*.part"))
 
 
 def remove_left(path: Path) -> None:
@@ -180,12 +181,6 @@ def append(path: Path, line: bytes) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
-
-
-def sync_folder(folder: Path) -> None:
-    """Make what was renamed in a folder last through a power cut, if the file system can."""
-    with contextlib.suppress(OSError):
-        _sync(folder)
 
 
 def _sync(path: Path) -> None:

@@ -338,6 +338,7 @@ def parsed(text: str, schema: type = Run) -> dict[str, Any]:
         why = next((f"'{key}' is no text" for key in named if not isinstance(at(record, key) or "", str)), "")
     if not why and schema is Run:
         why = _unnamed(record, "settings.pair.public", "settings.pair.candidates") or _unstated(record)
+        why = why or _misshapen(record.get("quality"))
     elif not why and schema is Rank:
         rest = ("chosen", "candidates", "privacy.epsilon") if "chosen" in record else ("values",)
         why = _unnamed(record, "settings.public", "candidates") or _lacks(record, ("settings.seed", *rest))
@@ -375,6 +376,7 @@ def _unstated(record: dict[str, Any]) -> str:
     if "weights" not in record and os.sep not in record["private"]:
         return ""
     needed = ["metric", "test_examples", "private_examples"]
+    needed += [f"settings.{group}" for group in ("pair", "model", "algorithm", "privacy", "training")]
     for name in ("privacy", *(["quality.privacy"] if record.get("quality") else [])):
         needed.append(f"{name}.statement")
         if (stated := at(record, name) or {}).get("epsilon") is not None:
@@ -382,6 +384,18 @@ def _unstated(record: dict[str, Any]) -> str:
             of_one = [] if stated.get("parts") else ["steps", "noise_multiplier", "accountant", rate]
             needed += [f"{name}.{key}" for key in ("delta", *of_one)]
     return _lacks(record, needed)
+
+
+def _misshapen(quality: dict[str, Any] | None) -> str:
+    """Return which part of a noisy confusion matrix is not of every class, in words."""
+    if not quality or quality["table"] != "confusion":
+        return ""
+    counts, recalls = quality["counts"], quality["figures"].get("recall of each class") or ()
+    if not all(len(row) == len(counts) and not any(isinstance(count, list) for count in row) for row in counts):
+        return "'quality.counts' is not square"
+    if len(recalls) != 3 or not all(isinstance(part, list) and len(part) == len(counts) for part in recalls):
+        return "'quality.figures' has no recall of each class"
+    return ""
 
 
 class Record(dict[str, Any]):

@@ -83,7 +83,7 @@ class Case(NamedTuple):
 
 
 def gradients(network: str, n: int, device: str) -> Case:
-    """Per-example gradients, used up block by block."""
+    """Return per-example gradients, used up block by block."""
     model, x, y = _problem(network, n, device)
     engine = PerExampleGradients(model)
 
@@ -99,7 +99,8 @@ def gradients(network: str, n: int, device: str) -> Case:
 
 
 def backbone(name: str, n: int, device: str) -> Case:
-    """Per-example gradients of what trains of a large network (GSD, Table 6), at random weights and 224 pixels."""
+    """Return per-example gradients of what trains of a large network (GSD, Table 6), at random weights and 224
+    pixels."""
     architecture, changes = BACKBONES[name]
     given = Model("timm", architecture, False, None, Norm.freeze, None, **changes)
     model = build(given, (3, 224, 224), 14, (0.5,) * 3, (0.5,) * 3, 0).to(device)
@@ -116,7 +117,7 @@ def backbone(name: str, n: int, device: str) -> Case:
 
 
 def dp_sgd(network: str, n: int, device: str) -> Case:
-    """A step of DP-SGD, noise and update included. The error is that of the noiseless mean."""
+    """Return a step of DP-SGD, noise and update included. The error is that of the noiseless mean."""
     model, x, y = _problem(network, n, device)
     view, algorithm = public_view(model, None), DPSGD("dp_sgd", 1.0)
 
@@ -141,7 +142,7 @@ def dp_sgd(network: str, n: int, device: str) -> Case:
 
 
 def linear(n: int, d: int, classes: int, device: str) -> Case:
-    """A step of DP-SGD for a linear classifier on features, noise and update included. The error is that of the
+    """Return a step of DP-SGD for a linear classifier on features, noise and update included. The error is that of the
     noiseless mean."""
     model, x, y = _linear(n, d, classes, device)
     view, algorithm = public_view(model, None), DPSGD("dp_sgd", 1.0)
@@ -155,9 +156,9 @@ def linear(n: int, d: int, classes: int, device: str) -> Case:
 
 
 def adamix(n: int, d: int, classes: int, device: str) -> Case:
-    """A full-batch step of AdaMix with two public examples of each class, noise and update included; its peers take a
-    step of DP-SGD. The error is that of the noiseless direction; with the projection, it is mostly in a direction that
-    rounding picks, because the public gradient has rank C - 1."""
+    """Return a full-batch step of AdaMix with two public examples of each class, noise and update included; its peers
+    take a step of DP-SGD. The error is that of the noiseless direction; with the projection, it is mostly in a
+    direction that rounding picks, because the public gradient has rank C - 1."""
     model, x, y = _linear(n, d, classes, device)
     public = Split(x[: 2 * classes], torch.arange(2 * classes, device=device) % classes)
     view = public_view(model, public, classes)._replace(batch_size=n)
@@ -175,7 +176,7 @@ def adamix(n: int, d: int, classes: int, device: str) -> Case:
 
 
 def gep(network: str, m: int, n: int, k: int, device: str) -> Case:
-    """A step of GEP with its noise. The error is that of the noiseless direction, for the same basis."""
+    """Return a step of GEP with its noise. The error is that of the noiseless direction, for the same basis."""
     model, x, y = _problem(network, n, device)
     public = Split(*random_images(network, m, device))
     view = public_view(model, public)
@@ -184,7 +185,7 @@ def gep(network: str, m: int, n: int, k: int, device: str) -> Case:
         ways["ours, public gradients in bfloat16"] = gep_settings(k, Precision.bfloat16)
 
     def error(name: str) -> float:
-        """Against residuals and their norms written out; the margin of the clipping is in both."""
+        """Return the error against residuals and their norms written out; the margin of the clipping is in both."""
         basis = ways[name].basis(view, 0)
         blocks = [block.double() for block in basis.blocks]
         total = torch.zeros(view.gradients.size, dtype=torch.float64, device=device)
@@ -211,7 +212,7 @@ def gep(network: str, m: int, n: int, k: int, device: str) -> Case:
 
 
 def gsd(m: int, device: str, network: str = "resnet20", k: int = 16, runs: int = RUNS) -> Case:
-    """The distance once the gradients of both sides are there."""
+    """Return the distance once the gradients of both sides are there."""
     model, *_ = _problem(network, 1, device)
     engine = PerExampleGradients(model)
     a, b = (engine.matrix(*random_images(network, m, device)).rows for _ in range(2))
@@ -232,7 +233,8 @@ def gsd(m: int, device: str, network: str = "resnet20", k: int = 16, runs: int =
 
 
 def otdd_gaussian(m: int, d: int, classes: int, device: str) -> Case:
-    """OTDD of two sets of m examples, with classes as Gaussians. The error is that against the peer, in float64."""
+    """Return OTDD of two sets of m examples, with classes as Gaussians. The error is that against the peer, in
+    float64."""
     torch.manual_seed(0)
     x, z = (torch.rand(m, d, dtype=torch.float64).to(device) for _ in range(2))
     y = torch.arange(m).to(device) % classes
@@ -249,7 +251,7 @@ def otdd_gaussian(m: int, d: int, classes: int, device: str) -> Case:
 
 
 def task2vec_embedding(network: str, m: int, device: str) -> Case:
-    """The embedding of a task. Not the same numbers: the published technique trains the head for ten epochs, and
+    """Return the embedding of a task. Not the same numbers: the published technique trains the head for ten epochs, and
     squares the gradient of the mean loss of 64 examples. The error is that of our Fisher in float32, at given labels.
     """
     model, x, y = _problem(network, m, device)
@@ -266,7 +268,8 @@ def task2vec_embedding(network: str, m: int, device: str) -> Case:
 
 
 def calibration(steps: int, device: str) -> Case:
-    """Noise for epsilon 2, on the CPU. Both to 1e-3; the error is the excess of our noise over PLD at its tightest."""
+    """Return noise for epsilon 2, on the CPU. Both to 1e-3; the error is the excess of our noise over PLD at its
+    tightest."""
     task = (2.0, 1e-5, 0.02, steps)
 
     def ours() -> float:
@@ -350,7 +353,7 @@ WORK = {
 
 
 def random_images(network: str, n: int, device: str) -> tuple[Tensor, Tensor]:
-    """Images and labels of the size that `network` takes."""
+    """Return images and labels of the size that `network` takes."""
     *shape, classes = NETWORKS[network]
     return torch.randn(n, *shape).to(device), torch.randint(classes, (n,)).to(device)
 
@@ -361,7 +364,8 @@ def _problem(network: str, n: int, device: str) -> tuple[nn.Module, Tensor, Tens
 
 
 def network_of(name: str) -> nn.Module:
-    """One of NETWORKS, all of it trained; those that pubsel has not are kinds of networks that people bring along."""
+    """Return one of NETWORKS, all of it trained; those that pubsel has not are kinds of networks that people bring
+    along."""
     channels, *_, classes = NETWORKS[name]
     if name in small.NETWORKS:
         return small.NETWORKS[name](*NETWORKS[name])
@@ -386,7 +390,7 @@ def network_of(name: str) -> nn.Module:
 
 
 def head(width: int, classes: int) -> list[nn.Module]:
-    """A mean over positions, and a classifier."""
+    """Return a mean over positions, and a classifier."""
     return [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(width, classes)]
 
 
@@ -419,7 +423,7 @@ class DenseLayer(nn.Module):
 
 
 def _linear(n: int, d: int, classes: int, device: str) -> tuple[nn.Module, Tensor, Tensor]:
-    """A linear classifier, and features of norm 1 with their labels."""
+    """Return a linear classifier, and features of norm 1 with their labels."""
     torch.manual_seed(0)
     x = nn.functional.normalize(torch.randn(n, d), dim=1)
     return nn.Linear(d, classes).to(device), x.to(device), torch.randint(classes, (n,)).to(device)
@@ -437,7 +441,8 @@ def _linear_peers(model: nn.Module, x: Tensor, y: Tensor) -> dict[str, Candidate
 
 
 def _used_up(engine: PerExampleGradients, x: Tensor, y: Tensor) -> Run:
-    """All blocks, one after the other. The comparison with vmap, in float64 at the first call of all, comes before."""
+    """Return all blocks, one after the other. The comparison with vmap, in float64 at the first call of all, comes
+    before."""
     engine.matrix(x[:1], y[:1])
 
     def run() -> None:
@@ -448,30 +453,30 @@ def _used_up(engine: PerExampleGradients, x: Tensor, y: Tensor) -> Run:
 
 
 def _off(engine: PerExampleGradients, x: Tensor, y: Tensor) -> float:
-    """Relative error of per-example gradients."""
+    """Return relative error of per-example gradients."""
     exact = torch.cat([block.rows.clone() for block in _exact(engine.model, x, y)])
     return _relative(engine.matrix(x, y).rows, exact)
 
 
 def public_view(model: nn.Module, public: Split | None, classes: int = 10) -> View:
-    """What an algorithm sees of `model` and public data."""
+    """Return what an algorithm sees of `model` and public data."""
     return View(model, engine(model, None), public, classes, False, lambda *what: stream("benchmark", *what))
 
 
 def _doubled(view: View) -> View:
-    """The same in float64, with gradients by vmap(grad) in place of ours."""
+    """Return the same in float64, with gradients by vmap(grad) in place of ours."""
     gradients = _exactly(view.model)
     public = Split(view.public.x.double(), view.public.y) if view.public is not None else None
     return view._replace(model=gradients.model, gradients=gradients, public=public)
 
 
 def gep_settings(k: int, precision: Precision = Precision.float32) -> GEP:
-    """GEP as published: three slices, clip norms BOUNDS."""
+    """Return GEP as published: three slices, clip norms BOUNDS."""
     return GEP("gep", k, *BOUNDS, True, Groups.slices, 1, Labels.random, True, precision)
 
 
 def one_step(algorithm: Algorithm, view: View, x: Tensor, y: Tensor, noise: float) -> Tensor:
-    """A descent direction [p], noise included, from x [n, ...], y [n]."""
+    """Return a descent direction [p], noise included, from x [n, ...], y [n]."""
     mechanism = algorithm.mechanism(view, 0)
     source = stream("benchmark", "noise")
     return mechanism.decode(noisy_mean(mechanism, view.gradients, Split(x, y), noise, source, len(x))[0])
@@ -495,14 +500,14 @@ def _updating(algorithm: Algorithm, view: View, x: Tensor, y: Tensor) -> Run:
 
 
 def _exactly(model: nn.Module) -> PerExampleGradients:
-    """Gradients in float64, by vmap(grad)."""
+    """Return gradients in float64, by vmap(grad)."""
     gradients = PerExampleGradients(copy.deepcopy(model).double(), 16)
     gradients._by_layers = False
     return gradients
 
 
 def _exact(model: nn.Module, x: Tensor, y: Tensor) -> Any:
-    """Blocks of G so."""
+    """Return blocks of G so."""
     return _exactly(model).blocks(x.double(), y)
 
 
@@ -515,7 +520,7 @@ def _upto(sizes: tuple[int, ...], n: int) -> tuple[tuple[int], ...]:
 
 
 def _ways(sizes: tuple[int, ...], n: int) -> tuple[tuple[Any, ...], ...]:
-    """Layouts of weights and images, and sizes of batches, that a peer is tried at."""
+    """Return layouts of weights and images, and sizes of batches, that a peer is tried at."""
     return tuple((layout, size) for layout in ("NCHW", "NHWC") for (size,) in _upto(sizes, n))
 
 
@@ -541,7 +546,7 @@ READY: list[Run] = []  # in a candidate's process: what it repeats
 
 
 def survey(make: Callable[..., Case], sizes: dict[str, Any]) -> tuple[str, dict[str, int], list[str]]:
-    """What the work is, how many runs each candidate gets, and the peers whose runs are short."""
+    """Return what the work is, how many runs each candidate gets, and the peers whose runs are short."""
     case = make(**sizes)
     short = [name for name, c in case.candidates.items() if c.trial is None and not name.startswith("ours")]
     return case.work, {name: candidate.runs for name, candidate in case.candidates.items()}, short
@@ -566,7 +571,7 @@ def get_ready(
 
 
 def again() -> float:
-    """Seconds of one more run; where it is short, of each of several one after the other, as in training."""
+    """Return seconds of one more run; where it is short, of each of several one after the other, as in training."""
     first = measuring.seconds(READY[0])
     more = int(REPEAT_S / first)
     return measuring.seconds(lambda: [READY[0]() for _ in range(more)]) / more if more else first
@@ -575,8 +580,8 @@ def again() -> float:
 def race(
     make: Callable[..., Case], sizes: dict[str, Any], threads: int, short: bool
 ) -> tuple[str, dict[Racer, Timing]]:
-    """What the work is; and the times of all candidates, which run in turn, each in a process of its own, so that none
-    works with what another has left in caches of memory."""
+    """Return what the work is; and the times of all candidates, which run in turn, each in a process of its own, so
+    that none works with what another has left in caches of memory."""
     work, runs, quick = measuring.fresh(threads, survey, make, sizes)
     racers = [Racer(name) for name in runs] + [Racer(name, False) for name in quick if not short]
     times: dict[Racer, list[float]] = {racer: [] for racer in racers}
@@ -593,18 +598,18 @@ def race(
 def peak(
     make: Callable[..., Case], sizes: dict[str, Any], tiny: dict[str, Any], name: str, setting: tuple[Any, ...]
 ) -> float:
-    """MiB that one candidate's first run adds to its inputs."""
+    """Return MiB that one candidate's first run adds to its inputs."""
     make(**tiny).candidates[name].build(*setting)()
     return measuring.peak_mib(make(**sizes).candidates[name].build(*setting))
 
 
 def error(make: Callable[..., Case], sizes: dict[str, Any], name: str) -> float:
-    """The error of ours."""
+    """Return the error of ours."""
     return make(**sizes).error(name)
 
 
 def compare(work: Work, short: bool, device: str, threads: int) -> list[dict[str, Any]]:
-    """A row for each peer of each of ours."""
+    """Return a row for each peer of each of ours."""
     sizes = (work.short if short else work.full) or {}
     sizes, tiny = sizes | {"device": device}, work.tiny | {"device": device}
     title, timings = race(work.make, sizes, threads, short)

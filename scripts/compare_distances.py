@@ -23,7 +23,8 @@ TABLE = "distances_ours"
 
 
 def utilities(folder: Path) -> dict[str, dict[str, list[float]]]:
-    """{private set: {public set: utility of each seed, in percent}}; UserError where settings are not the same."""
+    """Return {private set: {public set: utility of each seed, in percent}}; UserError where settings are not the
+    same."""
     found: dict[str, dict[str, list[float]]] = {}
     for cell in join.table_cells(TABLE, folder):
         if cell["public"] is None:  # DP-SGD, next to which GEP stands
@@ -36,7 +37,7 @@ def utilities(folder: Path) -> dict[str, dict[str, list[float]]]:
 
 
 def title(record: dict[str, Any]) -> str:
-    """What tells a distance from the others: its name, and what was asked of it."""
+    """Return what tells a distance from the others: its name, and what was asked of it."""
     given = record["settings"]["distance"]
     asked = [
         "exact" if given.get("exact") else None,
@@ -46,7 +47,7 @@ def title(record: dict[str, Any]) -> str:
 
 
 def compare(folder: Path) -> tuple[pandas.DataFrame, pandas.DataFrame]:
-    """A row for each private set and distance; and one for each public set, with utility and mean distances."""
+    """Return a row for each private set and distance; and one for each public set, with utility and mean distances."""
     rows: list[dict[str, Any]] = []
     points: list[dict[str, Any]] = []
     models = join.spec(TABLE).records["model"]
@@ -81,7 +82,7 @@ def compare(folder: Path) -> tuple[pandas.DataFrame, pandas.DataFrame]:
 
 
 def main() -> None:
-    """The command."""
+    """Run the command."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--results", type=Path, default=Path("results"), help="folder with the records")
     folder = parser.parse_args().results

@@ -27,7 +27,7 @@ PROCESSES.set_forkserver_preload(["opacus", "backpack.extensions", "dp_accountin
 
 
 def seconds(run: Run) -> float:
-    """Wall time of one run."""
+    """Return wall time of one run."""
     synchronise: Callable[[], None] = torch.cuda.synchronize if torch.cuda.is_initialized() else lambda: None
     synchronise()
     start = time.perf_counter()
@@ -37,7 +37,8 @@ def seconds(run: Run) -> float:
 
 
 def peak_mib(run: Run) -> float:
-    """MiB above the level before: of the GPU where it is used, else resident, by the kernel's own high-water mark."""
+    """Return MiB above the level before: of the GPU where it is used, else resident, by the kernel's own high-water
+    mark."""
     gc.collect()
     if torch.cuda.is_initialized():
         torch.cuda.reset_peak_memory_stats()
@@ -64,18 +65,19 @@ def _prepare(threads: int, keep: bool) -> None:
 
 
 def process(threads: int, keep: bool = True) -> ProcessPoolExecutor:
-    """A process that has computed nothing before. keep: with huge pages and kept memory, as pubsel's command has."""
+    """Return a process that has computed nothing before. keep: with huge pages and kept memory, as pubsel's command
+    has."""
     return ProcessPoolExecutor(1, PROCESSES, initializer=_prepare, initargs=(threads, keep))
 
 
 def fresh(threads: int, function: Callable[..., Any], *arguments: Any) -> Any:
-    """function(*arguments) in such a process."""
+    """Return function(*arguments) in such a process."""
     with process(threads) as pool:
         return pool.submit(function, *arguments).result()
 
 
 def origin(device: str, threads: int) -> dict[str, Any]:
-    """Where it was measured: columns for every row."""
+    """Return where it was measured: columns for every row."""
     here = records.provenance()
     cpu = f"{here['hardware']}, {torch.backends.cpu.get_cpu_capability()}"  # its vectors, such as AVX2
     hardware = torch.cuda.get_device_name() if device == "cuda" else cpu
@@ -85,7 +87,7 @@ def origin(device: str, threads: int) -> dict[str, Any]:
 
 
 def target(to: str) -> Output:
-    """The file of an option --to, for argparse; an error of the command line if it cannot be written."""
+    """Return the file of an option --to, for argparse; an error of the command line if it cannot be written."""
     try:
         return output(to)
     except UserError as error:
@@ -93,7 +95,7 @@ def target(to: str) -> Output:
 
 
 def write(to: Output, rows: list[dict[str, Any]], where: dict[str, Any]) -> None:
-    """Rows, each with where it was measured, as a CSV."""
+    """Write rows, each with where it was measured, as a CSV."""
     with to.open() as file:
         writer = csv.DictWriter(file, [*rows[0], *where])
         writer.writeheader()

@@ -41,7 +41,8 @@ LIBRARIES = ("pytest", "torch", "torch._dynamo", "torchvision", "scipy.stats", "
 
 
 class Fault(NamedTuple):
-    """What would be wrong in a file, and who must notice. `old` is in `file` exactly once; `new` takes its place."""
+    """A fault planted in a file, and the tests that must notice it. `old` is in `file` exactly once; `new` takes its
+    place."""
 
     file: str
     wrong: str
@@ -50,14 +51,14 @@ class Fault(NamedTuple):
     tests: tuple[str, ...]  # files or node ids, as pytest takes them
 
     def planted(self, text: str) -> str:
-        """The text of the file with the fault; LookupError if the old text is not there exactly once."""
+        """Return the text of the file with the fault; LookupError if the old text is not there exactly once."""
         if text.count(self.old) != 1:
             raise LookupError(f"does not apply: the old text is there {text.count(self.old)} times")
         return text.replace(self.old, self.new)
 
 
 class Outcome(NamedTuple):
-    """What became of a fault, or of tests without one. by: the test that failed, or the last line that was printed."""
+    """The outcome of a fault, or of tests without one. by: the test that failed, or the last line that was printed."""
 
     fault: Fault | None
     state: str
@@ -66,7 +67,7 @@ class Outcome(NamedTuple):
 
 
 def faults(table: Path = TABLE) -> list[Fault]:
-    """All faults of a table."""
+    """Return all faults of a table."""
     made = []
     for file, rows in tomllib.loads(table.read_text(encoding="utf-8")).items():
         for row in rows:
@@ -98,7 +99,7 @@ class Copy:
         return os.fork() or self._run(tests, limit)
 
     def _run(self, tests: Sequence[str], limit: int) -> int:
-        """What the new process does: as `python -m pytest` in the copy."""
+        """Run the tests in the new process, as `python -m pytest` in the copy."""
         code = 70
         try:
             os.setsid()
@@ -154,7 +155,7 @@ def outcomes(free: list[Copy], todo: Iterable[tuple[Sequence[str], Fault | None]
 
 
 def by_file(tests: Iterable[str]) -> list[list[str]]:
-    """Different tests, those of one file together."""
+    """Return different tests, those of one file together."""
     files: dict[str, list[str]] = {}
     for test in dict.fromkeys(tests):
         files.setdefault(test.partition("::")[0], []).append(test)

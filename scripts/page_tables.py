@@ -32,12 +32,12 @@ Row = dict[str, str]
 
 
 def cells(line: str) -> list[str]:
-    """The cells of a line of a Markdown table, without spaces around them."""
+    """Return the cells of a line of a Markdown table, without spaces around them."""
     return [cell.strip() for cell in line.strip().strip("|").split("|")]
 
 
 def wanted(names: list[str], values: list[str]) -> Row:
-    """What the first cells of a line ask of a row of the CSV: column and value."""
+    """Return what the first cells of a line ask of a row of the CSV: column and value."""
     asked: Row = {}
     for name, value in zip(names, values, strict=True):
         value, *conditions = value.replace("`", "").split(", ")
@@ -50,8 +50,8 @@ def wanted(names: list[str], values: list[str]) -> Row:
 
 
 def chosen(rows: list[Row], asked: Row) -> Row | None:
-    """The one row that has what is asked for, or None. Of several, that with the private set's own public images, and
-    untuned; UserError if that leaves several."""
+    """Return the one row that has what is asked for, or None. Of several, that with the private set's own public
+    images, and untuned; UserError if that leaves several."""
     fitting = [row for row in rows if all(row[name] == value for name, value in asked.items())]
     if len(fitting) > 1 and "public" not in asked:
         fitting = [row for row in fitting if row["public"] == row["private"]] or fitting
@@ -63,20 +63,20 @@ def chosen(rows: list[Row], asked: Row) -> Row | None:
 
 
 def shown(row: Row | None) -> str:
-    """The utility as a page has it: 63.9 ± 1.1, without a deviation if there is one seed."""
+    """Return the utility as a page has it: 63.9 ± 1.1, without a deviation if there is one seed."""
     if row is None:
         return ""
     return f"{float(row['utility']):.1f}" + (f" ± {float(row['utility_std']):.1f}" if row["utility_std"] else "")
 
 
 def filled(text: str) -> str:
-    """The text of a page with the marked tables as their CSV files have them. UserError if a line of a table has no
-    row in its file, or a row no line."""
+    """Return the text of a page with the marked tables as their CSV files have them. UserError if a line of a table has
+    no row in its file, or a row no line."""
     return TABLE.sub(table, text)
 
 
 def table(match: re.Match[str]) -> str:
-    """One marked table, comment and all."""
+    """Return one marked table, comment and all."""
     file, where, first, column, head, body = match.groups()
     names = first.split(", ")
     taken = [word.split("=") for word in where.split()]

@@ -33,7 +33,7 @@ def _batches(x: Tensor, y: Tensor, micro: int) -> Iterator[tuple[Tensor, Tensor]
 
 
 def _copy(model: nn.Module, layout: str) -> nn.Module:
-    """A copy in layout NCHW, torch's own, or NHWC, which suits networks that pool. Opacus unfolds images as if
+    """Return a copy in layout NCHW, torch's own, or NHWC, which suits networks that pool. Opacus unfolds images as if
     they were NCHW: its gradients in NHWC are wrong, by 6 % (DenseNet-121, 1 x 1 convolutions) to 94 % (ResNet20)."""
     memory = torch.channels_last if layout == "NHWC" else torch.contiguous_format
     return copy.deepcopy(model).to(memory_format=memory)
@@ -43,7 +43,7 @@ def _copy(model: nn.Module, layout: str) -> nn.Module:
 
 
 def opacus_gradients(model: nn.Module, x: Tensor, y: Tensor, micro: int) -> Run:
-    """Opacus hooks, `micro` examples at a time."""
+    """Return Opacus hooks, `micro` examples at a time."""
     hooked = GradSampleModule(_copy(model, "NCHW"), loss_reduction="sum").train()
     for layer in hooked.modules():
         if isinstance(layer, nn.BatchNorm2d):
@@ -58,7 +58,7 @@ def opacus_gradients(model: nn.Module, x: Tensor, y: Tensor, micro: int) -> Run:
 
 
 def backpack_batches(model: nn.Module, layout: str, micro: int) -> Callable[[Tensor, Tensor], Iterator[list[Tensor]]]:
-    """(x, y) -> BackPACK's BatchGrad, [n, *shape] of each parameter, `micro` examples at a time.
+    """Yield (x, y) -> BackPACK's BatchGrad, [n, *shape] of each parameter, `micro` examples at a time.
 
     Each layer that has parameters is extended on its own: a whole ResNet20 cannot be (its mean over positions and its
     padding are functions), and the other layers need no extension for first derivatives.
@@ -81,7 +81,7 @@ def backpack_batches(model: nn.Module, layout: str, micro: int) -> Callable[[Ten
 
 
 def backpack_gradients(model: nn.Module, x: Tensor, y: Tensor, layout: str, micro: int) -> Run:
-    """BackPACK's BatchGrad, `micro` examples at a time."""
+    """Return BackPACK's BatchGrad, `micro` examples at a time."""
     batches = backpack_batches(model, layout, micro)
 
     def run() -> None:
@@ -92,7 +92,7 @@ def backpack_gradients(model: nn.Module, x: Tensor, y: Tensor, layout: str, micr
 
 
 def vmap_gradients(model: nn.Module, x: Tensor, y: Tensor, layout: str, chunk: int) -> Run:
-    """torch.func's vmap(grad), `chunk` examples at a time, into memory that is used again, as ours."""
+    """Return torch.func's vmap(grad), `chunk` examples at a time, into memory that is used again, as ours."""
     engine = PerExampleGradients(copy.deepcopy(model), chunk)
     engine.model, engine._by_layers = _copy(model, layout), False
 
@@ -104,7 +104,7 @@ def vmap_gradients(model: nn.Module, x: Tensor, y: Tensor, layout: str, chunk: i
 
 
 def plain(model: nn.Module, x: Tensor, y: Tensor, layout: str, micro: int, update: bool) -> Run:
-    """A forward and a backward pass without any per-example gradient; with `update`, a step of SGD."""
+    """Return a forward and a backward pass without any per-example gradient; with `update`, a step of SGD."""
     net = _copy(model, layout)
     images = x.to(memory_format=torch.channels_last) if layout == "NHWC" else x
     optimizer = torch.optim.SGD(net.parameters(), RATE)
@@ -123,7 +123,8 @@ def plain(model: nn.Module, x: Tensor, y: Tensor, layout: str, micro: int, updat
 
 
 def opacus_step(model: nn.Module, x: Tensor, y: Tensor, micro: int, noise: float = 1.0) -> Run:
-    """A DP-SGD step, clipped to 1, by Opacus hooks; virtual steps of `micro` examples. Returns the noisy mean [p]."""
+    """Return a DP-SGD step, clipped to 1, by Opacus hooks; virtual steps of `micro` examples. Returns the noisy mean
+    [p]."""
     hooked = GradSampleModule(_copy(model, "NCHW")).train()
     optimizer = DPOptimizer(
         torch.optim.SGD(hooked.parameters(), RATE),
@@ -144,7 +145,7 @@ def opacus_step(model: nn.Module, x: Tensor, y: Tensor, micro: int, noise: float
 
 
 def ghost_step(model: nn.Module, x: Tensor, y: Tensor, micro: int, noise: float = 1.0) -> Run:
-    """The same by Opacus ghost clipping, which passes backward twice and forms no per-example gradient."""
+    """Return the same by Opacus ghost clipping, which passes backward twice and forms no per-example gradient."""
     hooked = GradSampleModuleFastGradientClipping(
         _copy(model, "NCHW"), max_grad_norm=1.0, use_ghost_clipping=True, loss_reduction="mean"
     ).train()
@@ -168,7 +169,7 @@ def ghost_step(model: nn.Module, x: Tensor, y: Tensor, micro: int, noise: float 
 
 
 def vmap_step(model: nn.Module, x: Tensor, y: Tensor, layout: str, chunk: int, noise: float = 1.0) -> Run:
-    """The same by torch.func's vmap(grad), `chunk` examples at a time: rows clipped and added up in float32."""
+    """Return the same by torch.func's vmap(grad), `chunk` examples at a time: rows clipped and added up in float32."""
     engine = PerExampleGradients(copy.deepcopy(model), chunk)
     engine.model, engine._by_layers = _copy(model, layout), False
     optimizer = torch.optim.SGD(engine.model.parameters(), RATE)
@@ -211,7 +212,7 @@ class BookKeeping:
         self.kept.append((layer, inputs[0].detach(), output))
 
     def sums(self, x: Tensor, y: Tensor) -> dict[Tensor, Tensor]:
-        """The sum of gradients clipped to norm 1, by parameter."""
+        """Return the sum of gradients clipped to norm 1, by parameter."""
         self.kept.clear()
         losses = nn.functional.cross_entropy(self.net(x), y, reduction="sum")
         errors = torch.autograd.grad(losses, [output for _, _, output in self.kept])
@@ -230,7 +231,7 @@ Part = tuple[Tensor, Tensor, Callable[[Tensor], Tensor]]  # parameter, squared n
 
 
 def _parts(layer: nn.Module, x: Tensor, e: Tensor) -> Iterator[Part]:
-    """What book-keeping keeps of a layer with inputs x and gradients e of its outputs."""
+    """Yield what book-keeping keeps of a layer with inputs x and gradients e of its outputs."""
 
     def written(parameter: Tensor, g: Tensor) -> Part:  # g [n, *shape]
         return parameter, g.flatten(1).square().sum(1), lambda factors: torch.tensordot(factors, g, 1)
@@ -269,7 +270,7 @@ def _parts(layer: nn.Module, x: Tensor, e: Tensor) -> Iterator[Part]:
 
 
 def book_keeping_step(model: nn.Module, x: Tensor, y: Tensor, micro: int, noise: float = 1.0) -> Run:
-    """The same by book-keeping, `micro` examples at a time."""
+    """Return the same by book-keeping, `micro` examples at a time."""
     keeper = BookKeeping(model)
     parameters = list(keeper.net.parameters())
     optimizer = torch.optim.SGD(parameters, RATE)
@@ -291,7 +292,8 @@ def book_keeping_step(model: nn.Module, x: Tensor, y: Tensor, micro: int, noise:
 
 
 def two_products(model: nn.Module, x: Tensor, order: str) -> Run:
-    """The matrix products of a linear classifier's step and nothing else: logits of x, in either order, and R^T x."""
+    """Return the matrix products of a linear classifier's step and nothing else: logits of x, in either order, and R^T
+    x."""
     weight = next(model.parameters()).detach()
     r = torch.randn(len(x), len(weight), device=x.device)
     if order == "x W^T":
@@ -300,7 +302,8 @@ def two_products(model: nn.Module, x: Tensor, order: str) -> Run:
 
 
 def gram_schmidt(rows: Tensor) -> Tensor:
-    """[k, p] -> orthonormal rows, in place, one after the other; each is taken out of all that follow at once."""
+    """Return [k, p] -> orthonormal rows, in place, one after the other; each is taken out of all that follow at
+    once."""
     for i in range(len(rows)):
         rows[i] /= rows[i].norm()
         rest = rows[i + 1 :]
@@ -309,7 +312,7 @@ def gram_schmidt(rows: Tensor) -> Tensor:
 
 
 def gram_schmidt_columns(columns: Tensor) -> Tensor:
-    """[p, k] -> orthonormal columns, in place, as published: by a product of the size of the rest."""
+    """Return [p, k] -> orthonormal columns, in place, as published: by a product of the size of the rest."""
     for i in range(columns.shape[1]):
         column, rest = columns[:, i : i + 1], columns[:, i + 1 :]
         column /= column.norm()
@@ -327,7 +330,7 @@ def published_gep(
     layout: str,
     micro: int,
 ) -> Run:
-    """A GEP step as published: G [m, p] and G [n, p] by BackPACK and held, three slices of columns, one power
+    """Return a GEP step as published: G [m, p] and G [n, p] by BackPACK and held, three slices of columns, one power
     iteration, Gram-Schmidt column by column, the residual [n, p] written out, both clipped, noise on both.
 
     columns: a basis is [p, k], as published, and not [k, p], which is faster. Without the published diagnostic of the
@@ -366,8 +369,8 @@ def published_gep(
 
 
 def svd_distance(a: Tensor, b: Tensor, k: int, side: str) -> Run:
-    """GSD's projection metric between G [m, p] and G [m, p] by a full SVD of each, as it lies or of its transpose,
-    which LAPACK may do several times faster."""
+    """Return GSD's projection metric between G [m, p] and G [m, p] by a full SVD of each, as it lies or of its
+    transpose, which LAPACK may do several times faster."""
 
     def top(rows: Tensor) -> Tensor:
         if side == "of the transpose":
@@ -378,8 +381,8 @@ def svd_distance(a: Tensor, b: Tensor, k: int, side: str) -> Run:
 
 
 def plain_otdd(x: Tensor, p: Tensor, z: Tensor, q: Tensor) -> Callable[[], float]:
-    """OTDD as its authors' "spectral" way has it: a covariance [d, d] and its root for each class, by eigh, and the
-    root of each product of two; then the optimum by POT, where theirs is entropic."""
+    """Return OTDD as its authors' "spectral" way has it: a covariance [d, d] and its root for each class, by eigh, and
+    the root of each product of two; then the optimum by POT, where theirs is entropic."""
 
     def root(s: Tensor) -> Tensor:
         values, vectors = torch.linalg.eigh(s)
@@ -401,9 +404,9 @@ def plain_otdd(x: Tensor, p: Tensor, z: Tensor, q: Tensor) -> Callable[[], float
 
 
 def published_task2vec(model: nn.Module, x: Tensor, y: Tensor) -> Run:
-    """Task2Vec as published, on the same examples: outputs of the body kept; the head by Adam (rate 4e-4, decay 1e-4),
-    10 epochs of 64; then one backward pass for each 64, with drawn labels, its gradients squared. The published sampler
-    of 10,000 examples is left out, which makes it faster."""
+    """Return Task2Vec as published, on the same examples: outputs of the body kept; the head by Adam (rate 4e-4, decay
+    1e-4), 10 epochs of 64; then one backward pass for each 64, with drawn labels, its gradients squared. The published
+    sampler of 10,000 examples is left out, which makes it faster."""
     probe = copy.deepcopy(model)
     last = probe.get_submodule(head(probe))
     assert isinstance(last, nn.Linear)
@@ -438,7 +441,7 @@ def published_task2vec(model: nn.Module, x: Tensor, y: Tensor) -> Run:
 
 
 def pld_sigma(epsilon: float, delta: float, rate: float, steps: int, tolerance: float) -> float:
-    """Noise multiplier by dp_accounting's PLD accountant, to `tolerance`."""
+    """Return noise multiplier by dp_accounting's PLD accountant, to `tolerance`."""
 
     def event(sigma: float) -> dp_accounting.DpEvent:
         sampled = dp_accounting.PoissonSampledDpEvent(rate, dp_accounting.GaussianDpEvent(sigma))

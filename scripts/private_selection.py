@@ -54,8 +54,8 @@ SKETCH = option("distance", "dp_gsd")["sketch"]
 
 
 def measured(settings: RankConfig) -> dict[str, Any]:
-    """Of one pair: names [J]; gsd [J, T]; u [N, J], energies of the pool; x [T, N, s] and v [T, J, s, k], sketched
-    private rows and public subspaces for DP-GSD; n, the private examples there are."""
+    """Return the figures of one pair: names [J]; gsd [J, T]; u [N, J], energies of the pool; x [T, N, s] and v [T, J,
+    s, k], sketched private rows and public subspaces for DP-GSD; n, the private examples there are."""
     folder = Path(settings.results) / "selection"
     path = folder / f"{short_name(settings.private)}-{settings.model.name}-{digest_of(as_json(settings))}.npz"
     if not path.exists():
@@ -95,12 +95,13 @@ def _measure(settings: RankConfig, kept: Path) -> dict[str, Any]:
 
 
 def gsd_of(settings: RankConfig) -> GSD:
-    """The settings of GSD, by which a choice goes."""
+    """Return the settings of GSD, by which a choice goes."""
     return selection.gsd_of(distances.build(settings.distance))
 
 
 def scores(kind: str, u: Tensor, cap: float) -> Tensor:
-    """Contributions [N, J] in steps of 1 / UNIT; a row's differ by at most UNIT, which is all that the proof needs."""
+    """Return contributions [N, J] in steps of 1 / UNIT; a row's differ by at most UNIT, which is all that the proof
+    needs."""
     if kind == "median":
         return selection.contributions(u, cap)
     if kind == "votes":
@@ -110,7 +111,7 @@ def scores(kind: str, u: Tensor, cap: float) -> Tensor:
 
 
 def softmax(total: list[int], epsilon: float) -> NDArray[np.float64]:
-    """Probabilities of the exponential mechanism."""
+    """Return probabilities of the exponential mechanism."""
     q = np.array(total) / UNIT
     p = np.exp(epsilon * (q - q.max()))
     shares: NDArray[np.float64] = p / p.sum()
@@ -118,7 +119,7 @@ def softmax(total: list[int], epsilon: float) -> NDArray[np.float64]:
 
 
 def simulated(settings: RankConfig, found: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """Rows of the table of one pair."""
+    """Yield rows of the table of one pair."""
     u, n, far = torch.from_numpy(found["u"]), int(found["n"]), found["gsd"].mean(1)
     seen = {"private": settings.private, "model": settings.model.name, "candidates": "+".join(found["names"])}
     seen |= {"winner": str(found["names"][far.argmin()]), "best_energy": str(found["names"][int(u.mean(0).argmax())])}
@@ -140,8 +141,8 @@ def simulated(settings: RankConfig, found: dict[str, Any]) -> Iterator[dict[str,
 
 
 def drawn(pool: int, n: int, m: int, source: np.random.Generator) -> Tensor:
-    """Which of the pool's examples take part, bool [pool]: of a private set of n = m examples all, else a Poisson
-    sample of m expected ones."""
+    """Return which of the pool's examples take part, bool [pool]: of a private set of n = m examples all, else a
+    Poisson sample of m expected ones."""
     uniform = torch.from_numpy(source.random(pool))
     return uniform <= uniform.sort().values[m - 1] if m == n else uniform < m / pool
 
@@ -149,8 +150,8 @@ def drawn(pool: int, n: int, m: int, source: np.random.Generator) -> Tensor:
 def row(
     n: int, m: int, kind: str, cap: float | None, epsilon: float, delta: float, p: NDArray[np.float64], far: Any
 ) -> dict[str, Any]:
-    """A row, from the probabilities p [trials, J] of each choice and the GSD `far` [J]: that of the winner, with its
-    standard error; and by how much the chosen set's GSD is larger, on average."""
+    """Return a row, from the probabilities p [trials, J] of each choice and the GSD `far` [J]: that of the winner, with
+    its standard error; and by how much the chosen set's GSD is larger, on average."""
     right = p[:, far.argmin()]
     error = right.std() / math.sqrt(len(right))
     return {
@@ -163,8 +164,8 @@ def row(
 def dp_gsd_choices(
     settings: RankConfig, found: dict[str, Any], n: int, m: int, epsilon: float
 ) -> dict[str, NDArray[np.float64]]:
-    """Of each way by DP-GSD the choices, 0/1 [DRAWS, J]. The exponential mechanism takes longest and finds least: only
-    where most examples are."""
+    """Return the choices of each way by DP-GSD, 0/1 [DRAWS, J]. The exponential mechanism takes longest and finds
+    least: only where most examples are."""
     x, v = torch.from_numpy(found["x"]), torch.from_numpy(found["v"])
     steps, rate, k = len(x), m / n, gsd_of(settings).k
     gauss = accountant.plan(epsilon, DELTA, rate, steps, 1.0).noise_multiplier

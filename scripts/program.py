@@ -31,7 +31,7 @@ RECORDS, WORKERS = 10_000, 2
 
 
 def command(*words: str) -> float:
-    """Seconds of a whole `pubsel` command."""
+    """Return seconds of a whole `pubsel` command."""
     began = time.perf_counter()
     done = subprocess.run([PUBSEL, *words], capture_output=True, text=True, env=os.environ | TAB)
     if done.returncode:
@@ -40,7 +40,8 @@ def command(*words: str) -> float:
 
 
 def to_a_step(folder: Path) -> float:
-    """Seconds from the start of a run, or of one that goes on, to the checkpoint behind its next step. It is killed."""
+    """Return seconds from the start of a run, or of one that goes on, to the checkpoint behind its next step. It is
+    killed."""
     found = list(folder.glob("runs/*/checkpoint.pt"))
     before = found[0].stat().st_mtime_ns if found else 0
     began = time.time()
@@ -62,7 +63,7 @@ def to_a_step(folder: Path) -> float:
 
 
 def start() -> dict[str, float]:
-    """Seconds to the first step, to the next one after a kill, and what of each is torch's."""
+    """Return seconds to the first step, to the next one after a kill, and what of each is torch's."""
     found = subprocess.run([sys.executable, "-c", TORCH], check=True, capture_output=True, text=True).stdout.split()
     of_torch, of_optimizer = map(float, found)
     with tempfile.TemporaryDirectory() as folder:
@@ -78,7 +79,7 @@ def start() -> dict[str, float]:
 
 
 def table() -> float:
-    """Seconds of `pubsel table` on RECORDS records."""
+    """Return seconds of `pubsel table` on RECORDS records."""
     record = json.loads(next(Path("results/records").glob("fashion_mnist*.json")).read_text())
     with tempfile.TemporaryDirectory() as folder:
         for seed in range(RECORDS):
@@ -91,7 +92,7 @@ def table() -> float:
 
 
 def sweep(cells: int) -> tuple[float, float]:
-    """Seconds of a sweep of cells that train for about a second; and those of the cells, over the workers."""
+    """Return seconds of a sweep of cells that train for about a second; and those of the cells, over the workers."""
     settings = ["training.epochs=1", "threads=1", "hydra/launcher=joblib", f"hydra.launcher.n_jobs={WORKERS}"]
     with tempfile.TemporaryDirectory() as folder:
         seeds = ",".join(map(str, range(cells)))

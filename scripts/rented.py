@@ -51,7 +51,7 @@ def install(wheels: Path | None) -> None:
 
 
 def importable(module: str) -> bool:
-    """Whether a module is there; it is not imported."""
+    """Return whether a module is there; it is not imported."""
     importlib.invalidate_caches()  # a folder may be there since
     with contextlib.suppress(ModuleNotFoundError):
         return importlib.util.find_spec(module) is not None
@@ -70,7 +70,7 @@ def unpack(archive: Path | None, folder: Path) -> None:
 
 
 def commands(path: Path) -> list[str]:
-    """The commands of a list; lines that begin with # are remarks."""
+    """Return the commands of a list; lines that begin with # are remarks."""
     lines = [line.strip() for line in path.read_text(encoding="utf-8").splitlines()]
     return [line for line in lines if line and not line.startswith("#")]
 
@@ -103,7 +103,7 @@ def stop(process: subprocess.Popen[bytes]) -> None:
 
 
 def worth_keeping() -> Iterator[Path]:
-    """The files of results that the next call needs, and those that are wanted."""
+    """Yield the files of results that the next call needs, and those that are wanted."""
     for path in sorted(Path("results").rglob("*")):
         finished = path.name == "model.pt" and (path.parent / "result.json").exists()
         if path.is_file() and not finished and path.name != "lock" and path.suffix != ".part":

@@ -39,14 +39,15 @@ class EqualGroups(GEP):
 
 
 def _layers(width: int, device: str) -> nn.Module:
-    """A convolution and two linear layers for 28 x 28 images: 1,363 parameters for each unit of width, and 90."""
+    """Return a convolution and two linear layers for 28 x 28 images: 1,363 parameters for each unit of width, and
+    90."""
     torch.manual_seed(0)
     features = [nn.Conv2d(1, 8, 3, stride=2), nn.ReLU(), nn.Flatten()]
     return nn.Sequential(*features, nn.Linear(1352, width), nn.ReLU(), nn.Linear(width, 10)).eval().to(device)
 
 
 def gep_of_size(n: int, m: int, width: int, k: int, groups: int, device: str) -> tuple[int, Run]:
-    """p, and a GEP step."""
+    """Return p, and a GEP step."""
     public, (x, y) = Split(*random_images("fmnist_cnn", m, device)), random_images("fmnist_cnn", n, device)
     view = public_view(_layers(width, device), public)
     algorithm = EqualGroups(**vars(gep_settings(k)), count=groups)
@@ -54,14 +55,14 @@ def gep_of_size(n: int, m: int, width: int, k: int, groups: int, device: str) ->
 
 
 def gsd_of_size(m: int, width: int, device: str) -> tuple[int, Run]:
-    """p, and GSD of two sets of images; k = 16."""
+    """Return p, and GSD of two sets of images; k = 16."""
     engine = PerExampleGradients(_layers(width, device))
     images = [random_images("fmnist_cnn", m, device) for _ in range(2)]
     return engine.size, lambda: projection_metric(*(top_k(engine.matrix(x, y), 16) for x, y in images))
 
 
 def point(make: Callable[..., tuple[int, Run]], sizes: dict[str, Any], device: str) -> tuple[int, float, float]:
-    """p, median seconds of three runs, and MiB of the first, after one of tiny size."""
+    """Return p, median seconds of three runs, and MiB of the first, after one of tiny size."""
     tiny = {name: min(size, 32) for name, size in sizes.items()}
     make(**tiny, device=device)[1]()
     p, run = make(**sizes, device=device)
@@ -102,7 +103,7 @@ GROWTH = {
 
 
 def scaling(short: bool, device: str, threads: int) -> list[dict[str, Any]]:
-    """Four sizes of each variable (three with `short`), and the exponents by least squares in log-log."""
+    """Return four sizes of each variable (three with `short`), and the exponents by least squares in log-log."""
     rows = []
     for what, growths in GROWTH.items():
         for g in growths:
@@ -133,7 +134,7 @@ def _exponent(sizes: list[int], values: list[float]) -> float:
 
 
 def plot(rows: list[dict[str, Any]], path: Path) -> None:
-    """Log-log lines, time above memory; dashes: the power law that was fitted."""
+    """Draw log-log lines, time above memory; dashes: the power law that was fitted."""
     from matplotlib.figure import Figure
     from matplotlib.ticker import LogLocator, NullFormatter
 

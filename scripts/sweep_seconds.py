@@ -19,7 +19,8 @@ SETTINGS = "algorithm=pillar training=pillar distance=none pair.take=train pair.
 
 
 def made_up(n: int) -> Split:
-    """Images of 32 x 40 grey pixels, which model=pixels takes as features: ten patterns, one a class, in noise."""
+    """Return images of 32 x 40 grey pixels, which model=pixels takes as features: ten patterns, one a class, in
+    noise."""
     torch.manual_seed(0)
     patterns, y = torch.randint(256, (10, 1, 32, 40), dtype=torch.int16), torch.randint(10, (n,))
     noise = torch.randint(2048, (n, 1, 32, 40), dtype=torch.int16)

@@ -208,8 +208,7 @@ def test_a_choice_that_is_killed_leaves_no_candidates(tmp_path: Path) -> None:
     assert tried(tmp_path, kill_at, "pubsel.release.run.mapped", 2, words=auto)[0] == -signal.SIGKILL
     (left,) = run_folder(tmp_path).glob("candidates-*")
     assert [path.name for path in left.iterdir()] == ["0.npy"]
-    (run_folder(tmp_path) / "model.7.part").touch()
-    (run_folder(tmp_path) / ".result.json.0abc.tmp").touch()
+    (run_folder(tmp_path) / ".result.json.0abc.part").touch()
     code, said = tried(tmp_path, words=auto)
     assert code == 0, said
     assert sorted(os.listdir(run_folder(tmp_path))) == [

@@ -81,7 +81,7 @@ def test_a_broken_record_is_named_with_the_remedy(tmp_path, broken, capsys):
 def test_records_are_sorted_and_only_finished_runs_count(tmp_path):
     save(tmp_path, record(seed=5), record(seed=3))
     (tmp_path / "runs" / "unfinished").mkdir()
-    (tmp_path / "runs" / "000" / ".result.json.1234.tmp").write_text("{")
+    (tmp_path / "runs" / "000" / ".result.json.1234.part").write_text("{")
     assert [one["seed"] for one in records.read_records(tmp_path)] == [3, 5]
     assert records.read_records(tmp_path / "nothing") == []
 

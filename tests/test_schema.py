@@ -132,6 +132,25 @@ def test_a_value_of_another_type_is_named_with_its_key(others: Path, capsys, key
 
 
 @pytest.mark.parametrize(
+    ("place", "value", "why"),
+    [
+        (("settings",), {}, "it lacks 'settings.pair'"),
+        (("settings", "privacy"), ..., "it lacks 'settings.privacy'"),
+        (("quality", "counts"), [], "'quality.figures' has no recall of each class"),
+        (("quality", "counts", 0), [3.0], "'quality.counts' is not square"),
+        (("quality", "counts"), [[[1.0], [2.0]], [[1.0], [2.0]]], "'quality.counts' is not square"),
+        (("quality", "figures"), {}, "'quality.figures' has no recall of each class"),
+        (("quality", "figures", "recall of each class", 0), [0.5], "'quality.figures' has no recall of each class"),
+    ],
+)
+def test_a_part_that_does_not_fit_the_others_is_named(place: tuple[Any, ...], value: Any, why: str) -> None:
+    """The report and the command of a run raised KeyError or ValueError."""
+    records.parsed(records._text(real()))
+    with pytest.raises(ValueError, match=f"is no record, {why}"):
+        records.parsed(records._text(changed(real(), place, value)))
+
+
+@pytest.mark.parametrize(
     ("content", "why"),
     [
         ("[" * 100_000, "is no complete record"), ("1" * 5000, "is no complete record"), ("[]", "is no record"),

@@ -110,9 +110,9 @@ def unchanged(name: str, source: Source, like: Shape | None) -> Source:
 
 
 class Reader(NamedTuple):
-    """Where datasets are, whether missing ones are downloaded, and how they are used: through(name, source, like), such
-    as the source's features. like: the shape of the private images, for other sets. opened: a set that need not be read
-    again. unit: by which the people are told apart whose examples they are."""
+    """The place of datasets, whether missing ones are downloaded, and how they are used: through(name, source, like),
+    such as the source's features. like: the shape of the private images, for other sets. opened: a set that need not be
+    read again. unit: by which the people are told apart whose examples they are."""
 
     data_root: str
     download: bool = False

@@ -39,7 +39,10 @@ def read_photographs(name: str, root: Path) -> list[np.ndarray]:
         if not source.is_dir():
             raise missing(name, root, f"no photographs: bsds500.npz, {ARCHIVE}/*.jpg or bsds500/*.jpg")
         folders = [source, *sorted(path for path in source.rglob("*") if path.is_dir())]
-        photographs = [_photograph(path) for folder in folders for path in images_in(folder)]
+        photographs = []
+        for path in (path for folder in folders for path in images_in(folder)):
+            _, (height, width) = head(path)
+            photographs.append(read_images([path], (3, height, width))[0].permute(1, 2, 0).numpy())
 
     # A patch has to fit into each of them.
     if not photographs:
@@ -47,8 +50,3 @@ def read_photographs(name: str, root: Path) -> list[np.ndarray]:
     if any(p.ndim != 3 or p.shape[2] != 3 or min(p.shape[:2]) < SIDE or p.dtype != np.uint8 for p in photographs):
         raise UserError(f"{source}: photographs must be uint8 RGB of at least {SIDE}x{SIDE} pixels")
     return photographs
-
-
-def _photograph(path: Path) -> np.ndarray:
-    _, (height, width) = head(path)
-    return read_images([path], (3, height, width))[0].permute(1, 2, 0).numpy()

@@ -46,7 +46,7 @@ class Decoded(NamedTuple):
 
 
 class Order(NamedTuple):
-    """Where the examples of a listing are in both parts: as listed, by their places."""
+    """The places of the examples of a listing in both parts: as listed, by their places."""
 
     rows: tuple[Tensor, Tensor]  # int64 [n], which example is at each place of train and test
     y: tuple[Tensor, Tensor]
@@ -54,7 +54,7 @@ class Order(NamedTuple):
 
 
 class Reading(NamedTuple):
-    """What is read, and to which places."""
+    """A listing and the places that its images are read to."""
 
     name: str
     listed: Listed
@@ -105,7 +105,12 @@ def _opened(this: Reading, folder: Path, files: str | None) -> Decoded:
 
     try:
         private_folder(folder.parent)
-        _check_space(this.name, size, folder.parent)
+        # An archive may be made to fill the disk.
+        if size > (left := shutil.disk_usage(folder.parent).free):
+            raise UserError(
+                f"{this.name}: its images take {gib(size)} and {gib(left)} are free in {folder.parent}: make room, or "
+                "set data_root=FOLDER"
+            )
         if files is None:
             return _unnamed(this, images, folder.parent)
         say(f"{this.name}: keeps {n:,} decoded images ({gib(size)}); `pubsel data forget {this.name}` deletes them")
@@ -283,15 +288,3 @@ def _parts(this: Reading, parts: Parts, digests: tuple[tuple[Digest, Digest], ..
         )
     notes = this.listed.notes + parts.notes + this.order.notes
     return Parts(parts.train, parts.test, notes, files, this.listed.class_names)  # type: ignore[arg-type]
-
-
-# The folder
-
-
-def _check_space(name: str, size: int, folder: Path) -> None:
-    """Raise UserError if a disk has no room for images of that size: an archive may be made to fill it."""
-    if size > (left := shutil.disk_usage(folder).free):
-        raise UserError(
-            f"{name}: its images take {gib(size)} and {gib(left)} are free in {folder}: make room, or set "
-            "data_root=FOLDER"
-        )

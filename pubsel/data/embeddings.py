@@ -146,12 +146,12 @@ def _shards_in(folder: Path) -> list[Path]:
     if not folder.is_dir():
         return []
     paths = [path for path in folder.iterdir() if not path.name.startswith(".")]
-    return sorted((path for path in paths if path.suffix.lower() == NPY), key=_counted)
 
+    # The numbers in a name are compared as numbers.
+    def counted(path: Path) -> list[tuple[int, str]]:
+        return [(int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"(\d+)", path.name)]
 
-def _counted(path: Path) -> list[tuple[int, str]]:
-    """Return a name as what sorts it, with its numbers as numbers."""
-    return [(int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"(\d+)", path.name)]
+    return sorted((path for path in paths if path.suffix.lower() == NPY), key=counted)
 
 
 def _mapped(path: Path) -> Tensor:

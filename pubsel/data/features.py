@@ -63,7 +63,7 @@ LARGEST = 32  # scattering: larger images are resized to this side, in pixels
 
 
 class Preparation(NamedTuple):
-    """How images reach a network."""
+    """The preparation of images for a network."""
 
     resize: int  # the shorter side, pixels
     size: int  # of the centre that is kept
@@ -73,7 +73,7 @@ class Preparation(NamedTuple):
 
 
 class Extractor(NamedTuple):
-    """What makes features of images, uint8 [n, c, h, w] on `device`. key: a digest of all that decides them."""
+    """A maker of features of images, uint8 [n, c, h, w] on `device`. key: a digest of all that decides them."""
 
     net: Callable[[Tensor], Tensor]
     prepare: Preparation | None  # None: `net` takes them as they are

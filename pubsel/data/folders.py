@@ -97,7 +97,7 @@ def _published(name: str, info: Dataset, root: Path, part: str) -> Unread:
 
 
 class Layout(NamedTuple):
-    """Where the images of a user's folder are."""
+    """The places of the images of a user's folder."""
 
     train: Path  # contains class folders, or images
     test: Path | None
@@ -165,7 +165,9 @@ def list_folder(folder: Path, unit: str | None = None) -> Listed:
         labels = np.concatenate([labels, test_labels])
         test, notes = np.arange(len(labels)) >= len(paths), places.notes
     else:
-        test, notes = _fifth(folder, [_owner(folder, path, people) for path in paths], people)
+        # A person, the same in all classes, is on one side; without people each image is drawn by its name.
+        owners = [path.parent.name if people else path.relative_to(folder).as_posix() for path in paths]
+        test, notes = _fifth(folder, owners, people)
 
     paths += test_paths
     notes += _unread(folder, paths, [part for part in (places.train, places.test) if part])
@@ -174,11 +176,6 @@ def list_folder(folder: Path, unit: str | None = None) -> Listed:
     if people:
         listed = listed._replace(people=tuple(path.parent.name for path in paths))
     return listed._replace(classes=max(1, len(classes)), class_names=tuple(classes), notes=notes, shuffle=True)
-
-
-def _owner(folder: Path, path: Path, people: bool) -> str:
-    """Return what decides whether an image is held out: its person, the same in all classes, or its own name."""
-    return path.parent.name if people else path.relative_to(folder).as_posix()
 
 
 def _unread(folder: Path, paths: Sequence[Path], parts: Sequence[Path]) -> tuple[str, ...]:
@@ -220,11 +217,8 @@ def _is_image(name: str) -> bool:
 
 def _has_images_of(folder: Path, people: bool) -> bool:
     """Return whether `images_of` returns any, and raise what it raises."""
-    return bool(images_of(folder, True)) if people else _has_images(folder)
-
-
-def _has_images(folder: Path) -> bool:
-    """Return whether images lie in a folder itself."""
+    if people:
+        return bool(images_of(folder, True))
     with os.scandir(folder) as entries:
         return any(_is_image(entry.name) for entry in entries)
 

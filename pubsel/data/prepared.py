@@ -30,7 +30,7 @@ from pubsel.data.splits import (
     to_arrays,
 )
 from pubsel.files import plain, reading, unreadable, whole
-from pubsel.messages import UserError
+from pubsel.messages import UserError, gib
 
 CORRUPT = (OSError, ValueError, EOFError, AttributeError, zipfile.BadZipFile, zlib.error, pickle.UnpicklingError)
 BROKEN = "corrupt, truncated or not a plain npz: delete it and prepare it again"
@@ -197,8 +197,11 @@ def arrays_of(path: Path, names: Collection[str]) -> dict[str, np.ndarray]:
             if absent:
                 raise UserError(f"{path}: no array {', '.join(absent)} in it: it needs {', '.join(names)}")
 
+            # An archive may be made to fill the memory.
             for name in names:
-                _check_size(path, file.zip, name)
+                takes, free = _claimed(path, file.zip, name), psutil.virtual_memory().available
+                if takes > free:
+                    raise UserError(f"{path}: {name} takes {gib(takes)}, and {gib(free)} of memory are free")
             return {name: file[name] for name in names}
     except FileNotFoundError:
         raise UserError(f"{path}: no such file") from None
@@ -208,13 +211,6 @@ def arrays_of(path: Path, names: Collection[str]) -> dict[str, np.ndarray]:
         raise UserError(f"{path}: may not be read: change its permissions") from None
     except CORRUPT as error:
         raise unreadable(path, error, BROKEN) from None
-
-
-def _check_size(path: Path, archive: zipfile.ZipFile, name: str) -> None:
-    """Raise UserError as `_claimed`, and if an array takes more than there is memory for: it may be made to fill it."""
-    takes = _claimed(path, archive, name)
-    if takes > (free := psutil.virtual_memory().available):
-        raise UserError(f"{path}: {name} takes {takes / 2**30:.1f} GiB, and {free / 2**30:.1f} GiB of memory are free")
 
 
 def _claimed(path: Path, archive: zipfile.ZipFile, name: str) -> int:

@@ -1,4 +1,4 @@
-"""What a part of a dataset is, and how examples are put in order or held out. All by fixed seeds, so that every
+"""The parts of a dataset, their order, and what is held out. All by fixed seeds, so that every
 machine has the same examples in the same places."""
 
 import os
@@ -38,7 +38,7 @@ Groups = tuple[Tensor, Tensor]  # int64 [n] each: who each training and each tes
 
 
 class Parts(NamedTuple):
-    """What a reader returns: both parts of a dataset as they are on disk, and what it did to them."""
+    """The result of a reader: both parts of a dataset as they are on disk, and what it did to them."""
 
     train: Split
     test: Split
@@ -58,7 +58,7 @@ class Unread(NamedTuple):
 
 
 class Listing(NamedTuple):
-    """What a reader of many images returns: as Parts, with no image read yet."""
+    """The result of a reader of many images: as Parts, with no image read yet."""
 
     train: Unread
     test: Unread
@@ -77,7 +77,7 @@ class Images(NamedTuple):
 
 
 class Listed(NamedTuple):
-    """What a reader of a user's data returns: n examples of both parts, with no image read yet."""
+    """The result of a reader of a user's data: n examples of both parts, with no image read yet."""
 
     y: Tensor  # as in Split
     test: np.ndarray  # bool [n], the examples of the test part

@@ -1,4 +1,4 @@
-"""What distances compute of examples: features, distances between rows, numbers of classes."""
+"""Inputs of distances: features, distances between rows, numbers of classes."""
 
 import torch
 from torch import Tensor, nn

@@ -1,4 +1,4 @@
-"""What the whitened head (`algorithms.whitened_head`) would leave unexplained of the private labels, with a candidate
+"""The private labels that the whitened head (`algorithms.whitened_head`) would leave unexplained, with a candidate
 as its public data, or with none. pubsel's own measure: no paper.
 
 The head maps features to rows z [r] of norm ROW, among them the constant feature of the bias, by a whitening that the
@@ -54,7 +54,7 @@ from pubsel.settings.schema import setting
 
 
 class Descent(NamedTuple):
-    """How far a head gets. h: curvature of the loss in a logit at zero weights; reach: tau, the sum of its learning
+    """The progress of a head. h: curvature of the loss in a logit at zero weights; reach: tau, the sum of its learning
     rates; noise: sqrt(v), the deviation of a weight if nothing corrects it."""
 
     h: float
@@ -63,7 +63,7 @@ class Descent(NamedTuple):
 
 
 class Learned(NamedTuple):
-    """What a descent leads to. directions: u_j [r, q], those in which rows vary; weights: W u_j, [C, q]; left: the
+    """The result of a descent. directions: u_j [r, q], those in which rows vary; weights: W u_j, [C, q]; left: the
     share of its variance that the noise of weights keeps in each direction, [q]; it is 1 in all others."""
 
     directions: Tensor

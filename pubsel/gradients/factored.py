@@ -43,10 +43,12 @@ class FactoredGradients:
     def combine(self, weights: Tensor) -> Tensor:  # [p] or [p, k]
         if weights.dim() == 1:
             return self._sum(weights)
-        return torch.cat([self._columns(c).T @ weights for c in self._pieces(slice(0, self._size))])
+        size = self.r.shape[1] * (self.x.shape[1] + self.bias)
+        return torch.cat([self._columns(c).T @ weights for c in self._pieces(slice(0, size))])
 
     def _sum(self, weights: Tensor) -> Tensor:
-        """G^T weights [p], in float64 as in `gradients.weighted_sum`: R^T diag(weights) X, and the bias's part."""
+        """Return G^T weights [p], in float64 as in `gradients.weighted_sum`: R^T diag(weights) X, and the bias's
+        part."""
         weighted = (self.r.double() * weights.double()[:, None]).T  # [C, n]
         total = weighted.new_zeros(len(weighted), self.x.shape[1])
         rows = len(self) if self.x.is_cuda else max(1, SUM_ENTRIES // max(1, self.x.shape[1]))
@@ -66,7 +68,7 @@ class FactoredGradients:
         return torch.cat([rows, r], dim=1) if self.bias else rows
 
     def scaled_norms(self, scale: Tensor) -> Tensor:  # [n]
-        """|outer(r, x) * S|^2 = (r * r)^T (S * S) (x * x), in float64 for its differing magnitudes."""
+        """Return norms by |outer(r, x) * S|^2 = (r * r)^T (S * S) (x * x), in float64 for its differing magnitudes."""
         c, d = self.r.shape[1], self.x.shape[1]
         r, x, s = self.r.double().square(), self.x.double().square(), scale.double().square()
         squares = ((r @ s[: c * d].view(c, d)) * x).sum(1)
@@ -83,17 +85,13 @@ class FactoredGradients:
             rows = slice(piece.start - columns.start, piece.stop - columns.start)
             total[rows] += self._columns(piece).T @ projected
 
-    @property
-    def _size(self) -> int:
-        return self.r.shape[1] * (self.x.shape[1] + self.bias)
-
     def _product(self, columns: slice, b: Tensor) -> Tensor:
-        """G[:, columns] b for b [p_c, k] -> [n, k]."""
+        """Return G[:, columns] b for b [p_c, k] -> [n, k]."""
         pieces = ((c, b[c.start - columns.start : c.stop - columns.start]) for c in self._pieces(columns))
         return sum((self._columns(c) @ part for c, part in pieces), start=b.new_zeros(len(self.r), b.shape[1]))
 
     def _pieces(self, columns: slice) -> Iterator[slice]:
-        """`columns` of G cut so that each piece belongs to one class, or is of the bias."""
+        """Yield `columns` of G cut so that each piece belongs to one class, or is of the bias."""
         d, weights = self.x.shape[1], self.r.shape[1] * self.x.shape[1]
         start = columns.start
         while start < columns.stop:
@@ -102,7 +100,7 @@ class FactoredGradients:
             start = min(end, columns.stop)
 
     def _columns(self, piece: slice) -> Tensor:
-        """G[:, piece], [n, <= d], for one of `_pieces`."""
+        """Return G[:, piece], [n, <= d], for one of `_pieces`."""
         d, weights = self.x.shape[1], self.r.shape[1] * self.x.shape[1]
         if piece.start >= weights:
             return self.r[:, piece.start - weights : piece.stop - weights]
@@ -131,20 +129,20 @@ class LinearGradients:
         self.size = sum(p.numel() for p in model.parameters())
 
     def chunk(self, x: Tensor) -> int:
-        """No rows of G are held."""
+        """Return 1: no rows of G are held."""
         return 1
 
     def blocks(
         self, x: Tensor, y: Tensor, rows: int = 1, dtype: torch.dtype | None = None
     ) -> Iterator[FactoredGradients]:
-        """G for x [n, d], y [n] or [n, labels], in blocks of any number of rows."""
+        """Yield G for x [n, d], y [n] or [n, labels], in blocks of any number of rows."""
         for xs, ys in zip(x.split(BLOCK), y.split(BLOCK), strict=True):
             if len(xs):
                 yield self.matrix(xs, ys, dtype)
 
     @torch.no_grad()
     def matrix(self, x: Tensor, y: Tensor, dtype: torch.dtype | None = None) -> FactoredGradients:
-        """G for x [n, d], y [n] or [n, labels], in the precision of the model, or `dtype`."""
+        """Return G for x [n, d], y [n] or [n, labels], in the precision of the model, or `dtype`."""
         dtype = dtype or self.model.weight.dtype
         d, bias = self.model.in_features, self.model.bias
         x, offset = x.to(dtype).split([d, x.shape[1] - d], dim=1)

@@ -39,7 +39,7 @@ class Basis(NamedTuple):
         return sum(block.shape[1] for block in self.blocks)
 
     def expand(self, w: Tensor) -> Tensor:
-        """B w: [k] -> [p], in float64 for such w; or each row of [n, k] -> [n, p]."""
+        """Return B w: [k] -> [p], in float64 for such w; or each row of [n, k] -> [n, p]."""
         parts = torch.split(w, [block.shape[1] for block in self.blocks], dim=-1)
         if w.dim() == 1 and w.dtype == torch.float64:
             return torch.cat([weighted_sum(b.T, part) for b, part in zip(self.blocks, parts, strict=True)])
@@ -47,7 +47,7 @@ class Basis(NamedTuple):
 
 
 class GradientMatrix(Protocol):
-    """What algorithms and distances need of G [n, p], whether or not it is ever held."""
+    """G [n, p] as algorithms and distances need it, whether or not it is ever held."""
 
     @property
     def losses(self) -> Tensor | None: ...  # [n]
@@ -103,8 +103,8 @@ class DenseGradients:
         return self.rows.square().sum(0)
 
     def add_power(self, total: Tensor, columns: slice, b: Tensor) -> None:  # [p_c, k]
-        """In the precision of the rows; into a total of more precision by way of a copy. Fastest, by half, into a total
-        whose columns lie each in one piece."""
+        """Add in the precision of the rows; into a total of more precision by way of a copy. Fastest, by half, into a
+        total whose columns lie each in one piece."""
         rows = self.rows[:, columns]
         if total.dtype == b.dtype:
             total.T.addmm_((rows @ b).T, rows)
@@ -116,7 +116,7 @@ class DenseGradients:
 
 
 def weighted_sum(rows: Tensor, weights: Tensor) -> Tensor:
-    """rows^T weights for rows [n, p] and float64 weights [n] -> float64 [p], every product and sum in float64.
+    """Return rows^T weights for rows [n, p] and float64 weights [n] -> float64 [p], every product and sum in float64.
 
     A sum of n rows of norm at most 1 is off by at most n^2 2^-53, in whatever order they are added (Higham: Accuracy
     and Stability of Numerical Algorithms, 2002, Section 4.2). In float32 it would be n^2 2^-24: one row more could then
@@ -132,8 +132,8 @@ def weighted_sum(rows: Tensor, weights: Tensor) -> Tensor:
 
 
 def product(rows: Tensor, b: Tensor) -> Tensor:
-    """rows b [n, k] of rows [n, p] and b [p, k], in their precision, but for sums over more than PRODUCT_BLOCK entries:
-    float32 rounds those of 8 million by up to 2 % of |row| |b|."""
+    """Return rows b [n, k] of rows [n, p] and b [p, k], in their precision, but for sums over more than PRODUCT_BLOCK
+    entries: float32 rounds those of 8 million by up to 2 % of |row| |b|."""
     if len(b) <= PRODUCT_BLOCK:
         return rows @ b
     pieces = zip(rows.split(PRODUCT_BLOCK, 1), b.split(PRODUCT_BLOCK), strict=True)
@@ -144,7 +144,8 @@ def product(rows: Tensor, b: Tensor) -> Tensor:
 
 
 def gram(rows: Tensor) -> Tensor:
-    """rows rows^T [n, n], by blocks on and above the diagonal: 2/3 of the time of the whole product for n >= 500."""
+    """Return rows rows^T [n, n], by blocks on and above the diagonal: 2/3 of the time of the whole product for n >=
+    500."""
     n = len(rows)
     products = rows.new_empty(n, n)
     for i in range(0, n, GRAM_BLOCK):
@@ -155,7 +156,7 @@ def gram(rows: Tensor) -> Tensor:
 
 
 def row_norms(rows: Tensor) -> Tensor:
-    """Euclidean norm of each row [n, p] -> float64 [n], accurate to 1e-6 relative in float32.
+    """Return the Euclidean norm of each row [n, p] -> float64 [n], accurate to 1e-6 relative in float32.
 
     torch.linalg.vector_norm reads rows of 268,000 float32 entries about 5e-6 low, which would clip too little.
     """
@@ -166,7 +167,7 @@ def row_norms(rows: Tensor) -> Tensor:
 
 
 def clip_factors(norms: Tensor, bound: float) -> Tensor:
-    """Factor [n], float64, that brings a row of each norm to at most `bound`: min(1, bound / norm).
+    """Return the factor [n], float64, that brings a row of each norm to at most `bound`: min(1, bound / norm).
 
     The bound is met with a relative margin of 1e-5, wider than the rounding of norms and factors of ONE row, so that
     each row that is summed has norm at most 1. What the rounding of sums adds is `privacy.ROUNDING`.
@@ -175,14 +176,14 @@ def clip_factors(norms: Tensor, bound: float) -> Tensor:
 
 
 def random_labels(source: np.random.Generator, n: int, classes: int, multi_label: bool) -> Tensor:
-    """Random classes [n]; for a multi-label task the one-hot rows, float32 [n, classes], of random classes."""
+    """Return random classes [n]; for a multi-label task the one-hot rows, float32 [n, classes], of random classes."""
     drawn = torch.from_numpy(source.integers(classes, size=n))
     return nn.functional.one_hot(drawn, classes).float() if multi_label else drawn
 
 
 @contextmanager
 def gpu_precision(precision: str) -> Iterator[None]:
-    """Matrix products and convolutions of float32 numbers on a GPU as "ieee" or "tf32"; ieee again afterwards.
+    """Compute matrix products and convolutions of float32 numbers on a GPU as "ieee" or "tf32"; ieee again afterwards.
 
     A command sets ieee when it chooses its device; the loop asks for it again before it touches private data. What
     public data alone decides, a basis or what is trained first, is computed in tf32.
@@ -195,21 +196,21 @@ def gpu_precision(precision: str) -> Iterator[None]:
 
 
 def set_precision(precision: str) -> None:
-    """Of matrix products and convolutions of float32 numbers on a GPU: "ieee" or "tf32"."""
+    """Set the precision of matrix products and convolutions of float32 numbers on a GPU: "ieee" or "tf32"."""
     torch.backends.cuda.matmul.fp32_precision = precision
     torch.backends.cudnn.conv.fp32_precision = precision  # type: ignore[attr-defined]
 
 
 def entries_at_once(device: torch.device) -> int:
-    """Numbers of G per pass: what a cache holds, or a part of a GPU's memory, whatever is free of it: rounding depends
-    on it."""
+    """Return the numbers of G per pass: what a cache holds, or a part of a GPU's memory, whatever is free of it:
+    rounding depends on it."""
     if device.type == "cpu":
         return CPU_ENTRIES
     return int(torch.cuda.mem_get_info(device)[1]) // (4 * GPU_SHARE)
 
 
 def examples_at_once(size: int, x: Tensor, device: torch.device) -> int:
-    """Examples of x [n, ...] per pass if each leaves `size` numbers."""
+    """Return the examples of x [n, ...] per pass if each leaves `size` numbers."""
     fits, most = entries_at_once(device) // max(1, size), GPU_CHUNK
     if device.type == "cpu":
         # gradients of a large network fit in no cache anyway, and its layers are slow on a few examples
@@ -263,13 +264,13 @@ class PerExampleGradients:
         self._scratch: Tensor | None = None
 
     def chunk(self, x: Tensor) -> int:
-        """Examples of x [n, ...] per pass."""
+        """Return the examples of x [n, ...] per pass."""
         if self._given:
             return self._given
         return examples_at_once(self.size, x, next(self.model.parameters()).device)
 
     def blocks(self, x: Tensor, y: Tensor, rows: int = 1, dtype: torch.dtype | None = None) -> Iterator[DenseGradients]:
-        """G for x [n, ...], y [n, ...] in blocks of at least `rows` examples, a whole number of passes.
+        """Yield G for x [n, ...], y [n, ...] in blocks of at least `rows` examples, a whole number of passes.
 
         All blocks lie in the same memory, which does not grow with n and is kept for the next call: a block is gone
         when the next one is asked for. dtype: of passes and G; that of the model by default.
@@ -282,7 +283,7 @@ class PerExampleGradients:
                 yield self._fill(self._memory(len(xs), dtype), xs, ys)
 
     def matrix(self, x: Tensor, y: Tensor) -> DenseGradients:
-        """G [n, p] for x [n, ...], y [n, ...], held whole, in memory of its own."""
+        """Return G [n, p] for x [n, ...], y [n, ...], held whole, in memory of its own."""
         parameter = next(self.model.parameters())
         return self._fill(torch.empty(len(x), self.size, dtype=parameter.dtype, device=parameter.device), x, y)
 
@@ -299,7 +300,8 @@ class PerExampleGradients:
         return DenseGradients(rows, losses)
 
     def from_layers(self, x: Tensor, y: Tensor) -> bool:
-        """Whether the gradients come from the outputs of layers: decided once, by data like x [n, ...], y [n, ...]."""
+        """Return whether the gradients come from the outputs of layers: decided once, by data like x [n, ...], y [n,
+        ...]."""
         if self._by_layers is None:
             reason = why_vmap(self.model, x, y, list(self.offsets))
             if reason is not None:
@@ -308,14 +310,14 @@ class PerExampleGradients:
         return self._by_layers
 
     def in_precision(self, dtype: torch.dtype, x: Tensor) -> tuple[nn.Module, Tensor]:
-        """The model, and x, for passes in `dtype`."""
+        """Return the model, and x, for passes in `dtype`."""
         if dtype == next(self.model.parameters()).dtype:
             return self.model, x
         return copy.deepcopy(self.model).to(dtype), x.to(dtype) if x.is_floating_point() else x
 
     def _memory(self, n: int, dtype: torch.dtype, width: int | None = None) -> Tensor:
-        """[n, width] of the scratch memory, p wide by default; pages that are touched for the first time cost as much
-        as a backward pass."""
+        """Return [n, width] of the scratch memory, p wide by default; pages that are touched for the first time cost as
+        much as a backward pass."""
         device, width = next(self.model.parameters()).device, self.size if width is None else width
         kept = self._scratch
         if kept is None or len(kept) < n or kept.shape[1] != width or kept.dtype != dtype:

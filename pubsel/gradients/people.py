@@ -58,7 +58,7 @@ class PeopleGradients:
 
     @cached_property
     def starts(self) -> Tensor:
-        """The place of each person's first example, [n]."""
+        """Return the place of each person's first example, [n]."""
         return self.sizes.cumsum(0) - self.sizes
 
     def chunk(self, x: Tensor) -> int:

@@ -32,15 +32,15 @@ FEW_POSITIONS = 32  # of a convolution's output
 
 
 def losses_of(logits: Tensor, y: Tensor) -> Tensor:
-    """Loss of each example [n]: cross-entropy for classes y [n]; binary cross-entropy, mean over labels, for 0/1 rows
-    y [n, labels]."""
+    """Return the loss of each example [n]: cross-entropy for classes y [n]; binary cross-entropy, mean over labels, for
+    0/1 rows y [n, labels]."""
     if y.dim() == logits.dim():
         return nn.functional.binary_cross_entropy_with_logits(logits, y.to(logits.dtype), reduction="none").mean(1)
     return nn.functional.cross_entropy(logits, y, reduction="none")
 
 
 def by_vmap(model: nn.Module, x: Tensor, y: Tensor, out: dict[str, Tensor]) -> Tensor:
-    """Gradients of the parameters named in `out` at x [n, ...], y [n, ...], for any model."""
+    """Write the gradients of the parameters named in `out` at x [n, ...], y [n, ...], for any model."""
     state = _state(model)
     trained = {name: state.pop(name) for name in out}
 
@@ -72,7 +72,7 @@ class UnknownUse(RuntimeError):
 def by_layers(
     model: nn.Module, x: Tensor, y: Tensor, out: dict[str, Tensor], keep: dict[str, Factors] | None = None
 ) -> Tensor:
-    """The same from layer outputs. UnknownUse if a layer is used twice, or not as a layer.
+    """Write the same from layer outputs. UnknownUse if a layer is used twice, or not as a layer.
 
     keep: the layers, by name, whose factors are put there and whose gradients are not written out.
     """
@@ -178,7 +178,7 @@ class Copies(TorchFunctionMode):
         raise UnknownUse(f"{used[0]} is used by {name}")
 
     def _spread(self, argument: Any, dimensions: int) -> Any:
-        """The copies of a parameter, in as many dimensions as the activations have; anything else as it is."""
+        """Return the copies of a parameter, in as many dimensions as the activations have; anything else as it is."""
         if id(argument) not in self.names:
             return argument
         if argument.dim() < dimensions:
@@ -189,7 +189,7 @@ class Copies(TorchFunctionMode):
         raise UnknownUse(f"{self.names[id(argument)]} is not broadcast over examples")
 
     def _first(self, parameter: Tensor) -> Tensor:
-        """The copies [n, ...] of a parameter [1, ...]."""
+        """Return the copies [n, ...] of a parameter [1, ...]."""
         return self.copies[self.names[id(parameter)]].squeeze(1)
 
     def write(self, out: dict[str, Tensor]) -> None:
@@ -216,13 +216,16 @@ class _Start(torch.autograd.Function):
 
 
 def _write(layer: nn.Module, x: Tensor, weight: Tensor | None, bias: Tensor | None, at_output: Tensor) -> None:
-    """Per-example gradients of a layer with input x into `weight` and `bias`, [n, *shape], from those of its output."""
+    """Write per-example gradients of a layer with input x into `weight` and `bias`, [n, *shape], from those of its
+    output."""
     if weight is not None and isinstance(layer, nn.Conv2d):
         _convolution(layer, x, at_output, weight)
     elif weight is not None and isinstance(layer, nn.Linear):
         _linear(x, at_output, weight)
     elif weight is not None and isinstance(layer, nn.Embedding):
-        _embedding(x, at_output, weight)
+        # Equal indices add up.
+        indices = x.flatten(1)[:, :, None].expand(-1, -1, at_output.shape[-1])
+        weight.zero_().scatter_add_(1, indices, at_output.flatten(1, -2))
     elif weight is not None:
         _over_positions(layer, at_output * _normalised(layer, x), weight)
     if bias is not None:
@@ -230,7 +233,7 @@ def _write(layer: nn.Module, x: Tensor, weight: Tensor | None, bias: Tensor | No
 
 
 def _factors(layer: nn.Module, x: Tensor, at_output: Tensor) -> Factors:
-    """What the weight gradients of a layer with input x are made of."""
+    """Return the factors of the weight gradients of a layer with input x."""
     if not isinstance(layer, nn.Conv2d):
         return x, at_output
     assert not isinstance(layer.padding, str)  # see layers_of
@@ -239,10 +242,10 @@ def _factors(layer: nn.Module, x: Tensor, at_output: Tensor) -> Factors:
 
 
 def wide_layers(model: nn.Module, x: Tensor, names: list[str]) -> dict[str, int]:
-    """The linear and convolutional layers whose factors are cheaper to work with than their gradients [b, a], and how
-    many numbers are then kept of an example like x [n, ...]. By counted work: T (a + b) numbers in place of a b, and
-    for the norm T^2 (a + b) products in place of the T a b that write the gradient (mixed ghost clipping; Bu et al.
-    2022, arXiv:2205.10683)."""
+    """Return the linear and convolutional layers whose factors are cheaper to work with than their gradients [b, a],
+    and how many numbers are then kept of an example like x [n, ...]. By counted work: T (a + b) numbers in place of a
+    b, and for the norm T^2 (a + b) products in place of the T a b that write the gradient (mixed ghost clipping; Bu et
+    al. 2022, arXiv:2205.10683)."""
     layers = {owner: layer for owner, layer in layers_of(model, names)[0].items() if f"{owner}.weight" in names}
     layers = {
         owner: layer
@@ -275,8 +278,8 @@ def wide_layers(model: nn.Module, x: Tensor, names: list[str]) -> dict[str, int]
 
 
 def layers_of(model: nn.Module, names: list[str]) -> tuple[dict[str, nn.Module], list[str]]:
-    """The layers that are known here among the owners of the parameters `names`, by name; and the parameters that none
-    of them owns."""
+    """Return the layers that are known here among the owners of the parameters `names`, by name; and the parameters
+    that none of them owns."""
     layers: dict[str, nn.Module] = {}
     loose = []
     for name in names:
@@ -335,13 +338,14 @@ def _state(model: nn.Module) -> dict[str, Tensor]:
 
 
 def _over_positions(layer: nn.Module, x: Tensor, out: Tensor) -> None:
-    """x, in the shape of the layer's output -> out [n, features]: summed over all else."""
+    """Write x, in the shape of the layer's output, into out [n, features]: summed over all else."""
     features = -1 if isinstance(layer, nn.Linear | nn.LayerNorm | nn.RMSNorm) and not _channels_first(layer) else 1
     out.copy_(x.movedim(features, 1).reshape(*out.shape, -1).sum(2))
 
 
 def _normalised(layer: nn.Module, x: Tensor) -> Tensor:
-    """What a normalisation multiplies by its weight: the gradient of the weight is this times that of the output."""
+    """Return what a normalisation multiplies by its weight: the gradient of the weight is this times that of the
+    output."""
     if isinstance(layer, nn.LayerNorm) and _channels_first(layer):
         return nn.functional.layer_norm(x.movedim(1, -1), layer.normalized_shape, eps=layer.eps).movedim(-1, 1)
     if isinstance(layer, nn.LayerNorm):
@@ -355,18 +359,13 @@ def _normalised(layer: nn.Module, x: Tensor) -> Tensor:
 
 
 def _channels_first(layer: nn.Module) -> bool:
-    """Whether a LayerNorm is of channels of images: timm and torchvision have a subclass for it, each called so."""
+    """Return whether a LayerNorm is of channels of images: timm and torchvision have a subclass for it, each called
+    so."""
     return type(layer).__name__ == "LayerNorm2d"
 
 
-def _embedding(x: Tensor, g: Tensor, out: Tensor) -> None:
-    """Indices [n, ...], gradient of the output [n, ..., b] -> out [n, entries, b], summed over equal indices."""
-    indices = x.flatten(1)[:, :, None].expand(-1, -1, g.shape[-1])
-    out.zero_().scatter_add_(1, indices, g.flatten(1, -2))
-
-
 def _linear(x: Tensor, g: Tensor, out: Tensor) -> None:
-    """Input [n, ..., a], gradient of the output [n, ..., b] -> out [n, b, a], summed over positions."""
+    """Write out [n, b, a] from the input [n, ..., a] and the output's gradient [n, ..., b], summed over positions."""
     if x.dim() == 2:
         torch.mul(g[:, :, None], x[:, None, :], out=out)
     else:
@@ -374,7 +373,7 @@ def _linear(x: Tensor, g: Tensor, out: Tensor) -> None:
 
 
 def _convolution(layer: nn.Conv2d, x: Tensor, g: Tensor, out: Tensor) -> None:
-    """Input [n, c, h, w], gradient of the output [n, o, h', w'] -> out [n, o, c / groups, kernel].
+    """Write out [n, o, c / groups, kernel] from the input [n, c, h, w] and the output's gradient [n, o, h', w'].
 
     A convolution with n * groups groups has exactly these weight gradients, and on a CPU a fast kernel. A batched
     product with the unfolded patches of the input is faster if there are few input channels, or not a multiple of 16,

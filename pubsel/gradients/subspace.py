@@ -312,7 +312,7 @@ def projection_error(g: Tensor, basis: Basis) -> float:
 
 
 class Reconstruction(NamedTuple):
-    """What projecting G on a public subspace loses, and what bounds the loss (GSD, Lemma 4.1).
+    """The loss of projecting G on a public subspace, and what bounds it (GSD, Lemma 4.1).
 
     R = G - G V V^T, V [p, k] the public basis; V' is that of the top k right singular vectors of G, the private one.
     After the paper's proof: with projections P on V' and Q on V, R = G P (I - Q) + G (I - P) (I - Q). The columns of

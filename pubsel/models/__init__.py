@@ -40,7 +40,7 @@ class Network(nn.Module):
         input_size: int | None,
         start: str | None = None,
     ):
-        """start: the digest of the weights that it was given, without a head; None if all were drawn."""
+        """Hold `net`. start: the digest of the weights that it was given, without a head; None if all were drawn."""
         super().__init__()
         self.net = net
         self.input_size = input_size
@@ -114,7 +114,9 @@ def _made(
         _refuse(model, "pretrained", "checkpoint", "architecture", "options", "mean", "std")
         net = small.NETWORKS[model.name](channels, height, width, classes)
     elif model.architecture is None:
-        raise UsageError(_without_architecture(model.name))
+        if model.name in ("timm", "torchvision"):
+            raise UsageError(f"model={model.name} needs model.architecture=NAME, such as resnet18")
+        raise UsageError(f"model.name={model.name}: unknown, use {', '.join(small.NETWORKS)}, timm or torchvision")
     elif model.name == "torchvision":
         _refuse(model, "checkpoint", "options", "mean", "std")
         net = _torchvision(model, model.architecture, channels, classes, read)
@@ -135,13 +137,6 @@ def _made(
     with torch.no_grad():
         network(torch.zeros(1, *shape, dtype=torch.uint8))
     return network
-
-
-def _without_architecture(name: str) -> str:
-    """Return what to tell a user who gave no architecture to a network that is none of the small ones."""
-    if name in ("timm", "torchvision"):
-        return f"model={name} needs model.architecture=NAME, such as resnet18"
-    return f"model.name={name}: unknown, use {', '.join(small.NETWORKS)}, timm or torchvision"
 
 
 def _refuse(model: Model, *keys: str) -> None:

@@ -1,4 +1,4 @@
-"""Which parameters of a network train: all, some of its layers (GSD, Table 6), its biases, or small new ones next to
+"""The trained parameters of a network: all, some of its layers (GSD, Table 6), its biases, or small new ones next to
 frozen layers.
 
 LoRA and adapters are modules of this file: peft has them too, but brings transformers and accelerate along, and its
