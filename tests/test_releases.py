@@ -23,7 +23,7 @@ from pubsel.training.loop import Job
 N = 120  # private examples
 WORDS = """
 +experiment=quickstart pair.private=./private.npz pair.public=./public.npz pair.m=40 model=digits_cnn
-algorithm=dp_md distance=none device=cpu threads=1
+algorithm=dp_md distance=none device=cpu estimate=false threads=1
 training.batch_size=30 training.epochs=2 training.checkpoint_seconds=0 privacy.delta=1e-3 epsilon=4
 """.split()
 SMALL = "distance.m=20 distance.k=3 distance.initialisations=1".split()
