@@ -152,10 +152,8 @@ def test_an_exchange_is_bounded_by_twice_mu():
     """The best test of N(-mu, 1) and N(mu, 1): what one unit adds, or another one that adds the opposite."""
     for mu, delta in itertools.product((0.2, 1.0), (1e-6, 1e-3)):
         epsilon = accountant.gaussian_epsilon(mu, delta)
-        part = {
-            "accountant": "exact Gaussian", "noise_multiplier": 3 / mu, "rate": 1, "steps": 9, "epsilon": epsilon,
-            "delta": delta,
-        }  # fmt: skip
+        part = {"accountant": "exact Gaussian", "noise_multiplier": 3 / mu, "rate": 1, "steps": 9}
+        part |= {"epsilon": epsilon, "delta": delta}
         bounds = adversary.exchanged([part])
         assert adversary.success(*bounds) == pytest.approx(norm.cdf(mu))
         assert accountant.gaussian_delta(bounds.epsilon, 2 * mu) == pytest.approx(delta)
@@ -215,10 +213,8 @@ def test_records_say_what_neighbours_are():
 )
 def test_a_folder_says_that_sides_are_drawn_where_one_more_would_move_others(unit, pair, drawn):
     taken = "digits" if "take" in pair else None
-    record = {
-        "settings": {"pair": pair | {"public": taken}, "model": {"name": "linear"}}, "privacy": {"unit": unit},
-        "public": taken, "public_labels": "of the private set", "private": "digits",
-    }  # fmt: skip
+    record = {"settings": {"pair": pair | {"public": taken}, "model": {"name": "linear"}}, "privacy": {"unit": unit}}
+    record |= {"public": taken, "public_labels": "of the private set", "private": "digits"}
     (public,) = [line for line in card.not_covered(record) if "treated as public" in line]
     who = "person" if unit else "example"
     assert (f"one {who} more or fewer on the list of all would change for others" in public) is drawn

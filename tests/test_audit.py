@@ -622,7 +622,7 @@ def test_examples_of_noise_stand_behind_the_private_ones(labels):
 
 AUDIT = """
 audit +experiment=quickstart algorithm=dp_sgd training.steps=10 audit.canaries=200 threads=1
-training.batch_size=10000
+training.batch_size=10000 estimate=false
 """.split()
 LINEAR_MODEL = "model=pixels"  # with full batches: quick to train and to account for
 
@@ -708,7 +708,7 @@ def test_a_black_box_audit_finds_a_program_without_noise(cli, tmp_path, monkeypa
 PEOPLE = """
 audit pair.private=people.npz pair.public=null pair.unit=patient model=pixels epsilon=1
 algorithm=dp_sgd_clip1 training=adamix privacy.delta=1e-3 distance=none download=false
-threads=1 audit.kind=black_box audit.canaries=150 audit.guesses=0.5
+threads=1 estimate=false audit.kind=black_box audit.canaries=150 audit.guesses=0.5
 """.split()
 
 

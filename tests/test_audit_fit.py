@@ -146,10 +146,14 @@ def test_the_audited_program_is_what_the_command_runs(tmp_path, monkeypatch):
 
         monkeypatch.setattr(module, name, spied)
 
-    noted(coverage, "select", lambda epsilon, private, people, sets, with_none, secret, *_: (
-        epsilon, len(private), people, len(sets), with_none, secret.secure))  # fmt: skip
-    noted(loop, "noisy_mean", lambda mechanism, gradients, batch, sigma, source, size, *_: (
-        type(gradients).__name__, mechanism.sensitivity, len(batch.x), sigma, size, type(source).__name__))  # fmt: skip
+    def of_choice(epsilon, private, people, sets, with_none, secret, *_):
+        return epsilon, len(private), people, len(sets), with_none, secret.secure
+
+    def of_step(mechanism, gradients, batch, sigma, source, size, *_):
+        return type(gradients).__name__, mechanism.sensitivity, len(batch.x), sigma, size, type(source).__name__
+
+    noted(coverage, "select", of_choice)
+    noted(loop, "noisy_mean", of_step)
     noted(quality, "release", lambda counts, n, plan, source: (counts.shape, n, plan, source.secure))
 
     words = ["private=private.npz", "public=[a.npz,b.npz]", f"epsilon={EPSILON}", f"delta={DELTA}", f"choice={CHOICE}"]

@@ -39,7 +39,7 @@ Composes Filters Follows How It Makes Of Shows That Those What When Where Whethe
 # public names of several modules: of commands, of formats, of methods of one kind
 SHARED_NAMES = "build clipped_sum listing read read_table run select write".split()
 # what does not pass yet
-LATER: dict = {"skipped": 297}
+LATER: dict = {"skipped": 284}
 LATER["docstrings"] = """
 __init__.py cell.py commands/audit.py commands/fit.py commands/predict.py commands/run.py commands/sweep.py
 data/__init__.py data/decoded.py data/features.py data/folders.py data/overlap.py data/splits.py

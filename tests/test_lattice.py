@@ -56,14 +56,11 @@ def test_the_discrete_gaussian_distribution(sigma):
     assert p_value(0.9 * sigma) < 1e-4
     assert p_value(1.1 * sigma) < 1e-4
 
-
-def test_the_discrete_gaussian_of_counts_is_the_continuous_one():
-    """Of a deviation in steps as counts have it."""
-    sigma, source = 3 * 2**30, stream("test", "noise")
-    drawn = np.array([discrete_gaussian(sigma, source) / sigma for _ in range(3000)])
+    # With a deviation in steps as counts have it: the continuous distribution.
+    drawn = np.array([discrete_gaussian(sigma * 2**30, source) / sigma / 2**30 for _ in range(1000)])
     assert stats.kstest(drawn, "norm").pvalue > 1e-4
-    assert stats.kstest(drawn, "norm", (0, 1.2)).pvalue < 1e-3
-    assert len({*drawn}) == 3000
+    assert stats.kstest(drawn, "norm", (0, 1.3)).pvalue < 1e-3
+    assert len({*drawn}) == 1000
 
 
 @pytest.mark.attack
@@ -85,7 +82,7 @@ SYSTEM = Secret({}, {}, ["0 here"], secure=True)
 
 @pytest.mark.parametrize(("p", "scale", "sensitivity"), [(1, 0.5, 1.0), (500, 20.0, 3.0), (10_000, 1e-3, 1e-4)])
 def test_sum_and_noise_are_whole_steps(p, scale, sensitivity):
-    """Whatever the sum is: huge, tiny, between two steps; and so is a difference of two sums with noise."""
+    """Whatever the sum is: huge, tiny, between two steps. So no bit pattern is impossible for a neighbour."""
     step = step_of(p, sensitivity)
     total = torch.from_numpy(np.random.default_rng(0).standard_normal(p)) * sensitivity
     for large in (1e-12, 1.0, 1e9):
@@ -117,25 +114,11 @@ def test_neighbouring_steps_are_alike_probable(monkeypatch):
     assert stats.binomtest(even, 2**18).pvalue > 1e-9
 
 
-@pytest.mark.attack
-def test_no_bit_pattern_of_a_weight_is_impossible_for_a_neighbour():
-    """Whoever knows both sums finds that the noise is a whole number of steps for either of them, whichever it was."""
-    random = np.random.default_rng(0)
-    sums = torch.from_numpy(random.standard_normal(1) * 1e-3), torch.from_numpy(random.standard_normal(1) * 1e-3)
-    step = step_of(20_000, 1.0)
-    for total in sums:
-        noisy = noised(total.repeat(20_000), 0.7, 1.0, SystemEntropy())
-        for other in sums:
-            # what the noise must have been is a whole number of steps, for either sum
-            needed = noisy / step - (other / step).round()
-            assert torch.equal(needed, needed.round())
-
-
 def of_a_step(sums, source):
-    model = torch.nn.Linear(2, 2, bias=False).double()
+    engine = LinearGradients(torch.nn.Linear(2, 2, bias=False).double())
     empty = Split(torch.zeros(0, 2, dtype=torch.float64), torch.zeros(0, dtype=torch.long))
     mechanism = Mechanism(lambda g: sums.clone(), lambda mean: mean, 1.0, len(sums))
-    return loop.noisy_mean(mechanism, LinearGradients(model), empty, 2.0, source, 1)[0] - sums
+    return loop.noisy_mean(mechanism, engine, empty, 2.0, source, 1)[0] - sums
 
 
 def of_a_first_release(sums, source):

@@ -222,7 +222,7 @@ def test_what_it_spends_to_make_a_run_again(tmp_path: Path) -> None:
 
 TINY = """
 +experiment=quickstart training.epochs=1 epsilon=2 distance=none download=false device=cpu
-training.batch_size=1297 training.chunk=256 threads=1
+training.batch_size=1297 training.chunk=256 estimate=false threads=1
 """.split()
 
 

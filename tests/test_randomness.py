@@ -58,31 +58,30 @@ def test_all_of_a_secret_stream_is_fresh_entropy_of_the_operating_system(method,
         assert sum(taken) >= each * n
 
 
-DECIDES = {
-    "what": "training", "settings": {"seed": 0}, "private": [torch.arange(6)], "public": [torch.ones(2)],
-    "weights": {"weight": torch.ones(3)}, "plan": {"steps": 3}, "streams": {"code": "a digest", "place": "cpu"},
-    "secure": False,
-}  # fmt: skip
-OTHERS = {
-    "what": "choice", "settings": {"seed": 1}, "private": [torch.arange(1, 7)], "public": [torch.zeros(2)],
-    "weights": {"weight": torch.zeros(3)}, "plan": {"steps": 4},
-    "code": {"code": "another", "place": "cpu"}, "place": {"code": "a digest", "place": "cuda"},
-}  # fmt: skip
+CHANGES = {  # all that decides a release, and another value of it
+    "what": ("training", "choice"),
+    "settings": ({"seed": 0}, {"seed": 1}),
+    "private": ([torch.arange(6)], [torch.arange(1, 7)]),
+    "public": ([torch.ones(2)], [torch.zeros(2)]),
+    "weights": ({"weight": torch.ones(3)}, {"weight": torch.zeros(3)}),
+    "plan": ({"steps": 3}, {"steps": 4}),
+    "code": ("a digest", "another"),
+    "place": ("cpu", "cuda"),
+}
 
 
 @pytest.mark.attack
-@pytest.mark.parametrize("name", OTHERS)
+@pytest.mark.parametrize("name", CHANGES)
 def test_each_thing_that_decides_a_release_decides_its_noise_alone(name):
     """Two releases that differ in one of them only would otherwise share their noise."""
 
-    def noise(**changed):
-        return secret(**(DECIDES | changed))("noise", 3).standard_normal(20_000)
+    def noise(changed=""):
+        values = {key: pair[key == changed] for key, pair in CHANGES.items()}
+        streams = {key: values.pop(key) for key in ("code", "place")}
+        return secret(**values, streams=streams, secure=False)("noise", 3).standard_normal(20_000)
 
     assert np.array_equal(noise(), noise())
-    assert (
-        abs(np.corrcoef(noise(), noise(**{"streams" if name in ("code", "place") else name: OTHERS[name]}))[0, 1])
-        < 0.05
-    )
+    assert abs(np.corrcoef(noise(), noise(name))[0, 1]) < 0.05
 
 
 def test_a_fingerprint_tells_numbers_shapes_and_types_apart():
@@ -104,17 +103,17 @@ def test_a_fingerprint_is_of_all_rows(monkeypatch):
 
 def test_noise_that_is_drawn_ahead_is_the_same_noise():
     """Also where a step needs more numbers than the thread has drawn for it, and none is drawn beyond the last."""
-    asked = []
+    steps = []
 
     def source(purpose, step):
-        asked.append(step)
+        steps.append(step)
         return stream("key", purpose, step)
 
     ahead = Ahead(source, 4)
     for step, n in enumerate([5, 5, 7, 7]):
         drawn = normal(ahead("noise", step), n, torch.device("cpu"))
         assert torch.equal(drawn, normal(stream("key", "noise", step), n, torch.device("cpu")))
-    assert sorted(set(asked)) == [0, 1, 2, 3]
+    assert sorted(set(steps)) == [0, 1, 2, 3]
 
 
 def test_an_error_of_the_thread_that_draws_is_raised_where_the_noise_is_used():

@@ -21,19 +21,15 @@ from pubsel.settings import methods
 from pubsel.training.loop import Job
 
 N = 120  # private examples
-WORDS = [
-    "+experiment=quickstart", "pair.private=./private.npz", "pair.public=./public.npz", "pair.m=40", "model=digits_cnn",
-    "algorithm=dp_md", "distance=none", "device=cpu", "threads=1",
-    "training.batch_size=30", "training.epochs=2", "training.checkpoint_seconds=0", "privacy.delta=1e-3", "epsilon=4",
-]  # fmt: skip
-RANK = [
-    "private=./private.npz", "public=[./public.npz,./other.npz]", "model=digits_cnn", "distance.m=20", "distance.k=3",
-    "distance.initialisations=1", "device=cpu", "threads=1",
-]  # fmt: skip
-CHOICE = [
-    "pair.public=auto", "pair.candidates=[./public.npz,./other.npz]", "epsilon_select=1", "distance=gsd",
-    "distance.m=20", "distance.k=3", "distance.initialisations=1",
-]  # fmt: skip
+WORDS = """
++experiment=quickstart pair.private=./private.npz pair.public=./public.npz pair.m=40 model=digits_cnn
+algorithm=dp_md distance=none device=cpu threads=1
+training.batch_size=30 training.epochs=2 training.checkpoint_seconds=0 privacy.delta=1e-3 epsilon=4
+""".split()
+SMALL = "distance.m=20 distance.k=3 distance.initialisations=1".split()
+RANK = "private=./private.npz public=[./public.npz,./other.npz] model=digits_cnn device=cpu threads=1".split() + SMALL
+AUTO = "pair.public=auto pair.candidates=[./public.npz,./other.npz] epsilon_select=1 distance=gsd".split()
+CHOICE = [*AUTO, *SMALL]
 OWN = '''
 from dataclasses import dataclass
 from pubsel.algorithms.dp_sgd import DPSGD
@@ -70,12 +66,12 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def caught(*words: str, command: str = "run") -> Secret:
     """The streams of the release that a command makes, in place of making it."""
 
-    found: list[Secret] = []
+    secrets: list[Secret] = []
 
     def catch(*arguments: object, **named: object) -> None:
-        seen = [*arguments, *named.values()]
-        seen += [part for one in seen if isinstance(one, Comparison) for part in one]
-        found.extend(one for one in seen if isinstance(one, Secret))
+        passed = [*arguments, *named.values()]
+        passed += [part for value in passed if isinstance(value, Comparison) for part in value]
+        secrets.extend(value for value in passed if isinstance(value, Secret))
         raise Caught
 
     with pytest.MonkeyPatch.context() as patch:
@@ -83,7 +79,7 @@ def caught(*words: str, command: str = "run") -> Secret:
         patch.setattr("pubsel.selection.select", catch)
         patch.setattr("pubsel.distances.dp_gsd.DPGSD.release", catch)
         assert main([command, *(WORDS if command == "run" else RANK), *words]) == 1
-    return found[0]
+    return secrets[0]
 
 
 def noise(*words: str, command: str = "run") -> np.ndarray:
@@ -132,8 +128,13 @@ def test_other_weights_at_the_start_draw_other_noise(monkeypatch):
     assert alike(before, noise()) < 0.02
 
 
-@pytest.mark.parametrize("word", ["seed=1", "epsilon=3", "training.learning_rate=0.01", "training.chunk=7", "threads=2",
-                                  "algorithm=dp_sgd", "training.batch_size=40", "privacy.delta=2e-3"])  # fmt: skip
+OTHERS = """
+seed=1 epsilon=3 training.learning_rate=0.01 training.chunk=7 threads=2
+algorithm=dp_sgd training.batch_size=40 privacy.delta=2e-3
+"""
+
+
+@pytest.mark.parametrize("word", OTHERS.split())
 def test_other_settings_draw_other_noise(word):
     assert alike(noise(), noise(word)) < 0.02
 
@@ -202,9 +203,14 @@ def test_the_releases_of_a_run_share_no_noise():
 def test_the_loop_is_given_the_noise_of_the_plan(monkeypatch):
     given, plan = [], accountant.plan
     monkeypatch.setattr(accountant, "plan", lambda *how: plan(*how)._replace(noise_multiplier=7.25))
-    monkeypatch.setattr(pubsel.release.run, "fit", lambda *how, **_: given.append(how) or (_ for _ in ()).throw(Caught))
+
+    def catch(*arguments, **_):
+        given.append(arguments)
+        raise Caught
+
+    monkeypatch.setattr(pubsel.release.run, "fit", catch)
     assert main(["run", *WORDS]) == 1
-    (job,) = [one for one in given[0] if isinstance(one, Job)]
+    (job,) = [argument for argument in given[0] if isinstance(argument, Job)]
     assert job.noise_multiplier == 7.25
 
 
@@ -279,8 +285,8 @@ def test_a_checkpoint_of_another_program_is_refused(monkeypatch, capsys):
 def test_a_resumed_run_is_the_run_that_was_not_stopped_and_forgets(monkeypatch):
     path = stopped(monkeypatch)
     assert main(["run", *WORDS]) == 0
-    assert sorted(file.name for file in path.parent.iterdir()) == [
-        "lock", "log.txt", "model.json", "model.pt", "result.json", "settings.json"]  # fmt: skip
+    left = "lock log.txt model.json model.pt result.json settings.json"
+    assert sorted(file.name for file in path.parent.iterdir()) == left.split()
     assert main(["run", *WORDS, "results=again"]) == 0
     one, two = (json.loads(next(Path(top).glob("runs/*/result.json")).read_text()) for top in ("results", "again"))
     assert one["weights"] == two["weights"]

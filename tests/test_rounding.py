@@ -142,11 +142,15 @@ def test_noise_has_the_scale_that_covers_rounding(monkeypatch):
     made = dp_gsd.noisy(torch.zeros(1, 1, dtype=torch.float64), 2.0, stream("test", "noise"))
     torch.testing.assert_close(made[0], 2.002 * drawn[:1])
 
-    asked = []
-    monkeypatch.setattr("pubsel.algorithms.noisy_sgd.base_run", lambda signed, loss, scale, *_: asked.append(scale) or
-                        np.zeros(2))  # fmt: skip
+    scales = []
+
+    def base_run(signed, loss, scale, *_):
+        scales.append(scale)
+        return np.zeros(2)
+
+    monkeypatch.setattr("pubsel.algorithms.noisy_sgd.base_run", base_run)
     learned = noisy_sgd(np.zeros((9, 2)), np.ones(9), LOGISTIC, (1.0, 1e-5), 0.1, 5, stream("test", "noise"))
-    assert asked[0] == pytest.approx(1.001 * learned.base.noise_multiplier * LOGISTIC.lipschitz, rel=1e-12)
+    assert scales[0] == pytest.approx(1.001 * learned.base.noise_multiplier * LOGISTIC.lipschitz, rel=1e-12)
 
 
 @pytest.mark.attack
@@ -168,11 +172,8 @@ def test_a_residual_of_gep_on_large_layers(p):
 
     inside = b.sum(1) / math.sqrt(k)
     half = torch.cat([torch.full((p // 2,), 1e-4), torch.ones(p - p // 2)]) / math.sqrt(p)
-    rows = [
-        torch.ones(p) / math.sqrt(p), torch.linspace(0, 1, p) / math.sqrt(p), half, b[:, 0].clone(),
-        inside + 0.15 * torch.randn(p) / math.sqrt(p), inside + 0.05 * half, torch.randn(p) / math.sqrt(p),
-    ]  # fmt: skip
-    for row in rows:
+    flat = [values / math.sqrt(p) for values in (torch.ones(p), torch.linspace(0, 1, p), torch.randn(p))]
+    for row in [*flat, half, b[:, 0].clone(), inside + 0.15 * flat[2], inside + 0.05 * half]:
         g = DenseGradients(row[None])
         w, embedding = gep.embed_and_clip(g, basis, 1e-3)
         assert float(embedding.norm()) <= 1

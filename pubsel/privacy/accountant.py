@@ -188,6 +188,7 @@ def spent(
     if rate == 1:
         return gaussian_epsilon(math.sqrt(done) / noise_multiplier, delta)
 
+    # The error is relative, so it needs a first guess of epsilon.
     if about is None:
         about = rdp_epsilon(noise_multiplier, rate, steps, delta)
     error = RELATIVE_ERROR * about
@@ -275,6 +276,7 @@ def gaussian_mu(epsilon: float, delta: float) -> float:
     def gap(log_mu: float) -> float:
         return gaussian_delta(epsilon, math.exp(log_mu)) - delta
 
+    # A budget outside of this bracket is refused.
     if gap(math.log(1e3)) < 0:
         raise UsageError(f"epsilon={epsilon}: so large that it hardly protects; lower it or use non_private")
     if gap(math.log(1e-14)) > 0:

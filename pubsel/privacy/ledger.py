@@ -120,6 +120,7 @@ def mark_deleted(results: Path | str, cell: str, record: Mapping[str, Any] | Non
         return
 
     with _held(folder):
+        # Without its record nothing else would show these releases.
         for line in more:
             _append(folder / f"{_digest(_key(folder), line['private'])}.jsonl", line | {"state": "begun"})
         for path in folder.glob("*.jsonl"):

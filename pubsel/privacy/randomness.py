@@ -214,6 +214,8 @@ class Secret:
                 f"{spent(saved['plan'])}: restore what changed, or delete {path.parent} to start again, which spends "
                 "its epsilon as well"
             )
+
+        # Another place may round the sums differently: it continues with other streams.
         here = self.places[0].partition(" ")[2]
         places = list(saved["places"])
         if places[-1].partition(" ")[2] != here:
