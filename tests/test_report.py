@@ -5,7 +5,6 @@ import re
 import shlex
 import shutil
 from html.parser import HTMLParser
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -799,15 +798,3 @@ def test_own_runs_are_sorted_and_what_has_no_number_comes_last(browser, workplac
                 rows = browser.find_elements("css selector", "#own-1 .runs tbody tr")
                 assert rows[-1].text.startswith("none")
                 assert "∞" in rows[-1].text
-
-
-@pytest.mark.parametrize("width", [390, 1280])
-@pytest.mark.parametrize(("width", "scheme"), [(390, "dark"), (1280, "light")])
-def test_axe_finds_nothing_in_own_data(browser, own_address, width, scheme):
-    axe = pytest.importorskip("axe_core_python", reason="no axe-core: pip install axe-core-python")
-    opened(browser, own_address, width, scheme)
-    for details in browser.find_elements("css selector", "main details"):
-        browser.execute_script("arguments[0].open = true", details)
-    browser.execute_script((Path(axe.__file__).parent / "axe.min.js").read_text())
-    script = "const done = arguments[0]; axe.run().then((r) => done(r.violations.map((v) => [v.id, v.nodes[0].html])))"
-    assert browser.execute_async_script(script) == []
