@@ -1,4 +1,4 @@
-"""The part of a gradient or a separator that a subspace keeps, as figures that look at private data without noise:
+"""Part of a gradient or a separator that a subspace keeps, as figures that look at private data without noise:
 
     pubsel figure separability model=mobilenetv2 sets=[cifar10,flowers5]             PILLAR, Figure 3
     pubsel figure reconstruction +experiment=adamix_ours pair.private=flowers5 algorithm.rank=1250   AdaMix, Figure 6
