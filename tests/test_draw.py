@@ -34,15 +34,7 @@ def test_all_draws_each_figure_that_the_records_allow(tmp_path: Path) -> None:
 
 
 def test_a_table_with_a_reference_is_drawn_against_time_at_one_epsilon(tmp_path: Path) -> None:
-    runs = [raced(algorithm, epsilon=epsilon) for algorithm in ("whitened_head", "pillar") for epsilon in (0.1, 1.0)]
-    save(tmp_path, *runs, raced("dp_sgd", public=None, utility=0.3))
-    paths = draw.run(asked("recipes", tmp_path)).splitlines()
-    stem = tmp_path / "figures" / "recipes_time-mobilenetv2-eps1"
-    assert paths == [f"{stem}.{kind}" for kind in ("svg", "pdf")]
-    frame = pandas.read_csv(f"{stem}.csv", comment="#")
-    assert list(frame["method"]) == ["whitened_head", "dp_sgd", "pillar"]
-    assert "0 or none counts as 0.05" in Path(f"{stem}.csv").read_text()
-
+    save(tmp_path, *(raced(name, epsilon=epsilon) for name in ("whitened_head", "pillar") for epsilon in (0.1, 1.0)))
     draw.run(asked("recipes", tmp_path, "at_epsilon=0.1"))
     low = pandas.read_csv(tmp_path / "figures" / "recipes_time-mobilenetv2-eps0.1.csv", comment="#")
     assert list(low["method"]) == ["whitened_head", "pillar"]

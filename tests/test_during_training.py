@@ -1,4 +1,4 @@
-"""What is measured while a network trains: against gradients taken one by one, and what stops and goes on."""
+"""Measurements while a network trains, against gradients taken one by one; and runs that are stopped and resume."""
 
 import numpy as np
 import pandas
@@ -43,7 +43,7 @@ def composed(*words):
 
 
 class First:
-    """The weights before the first step and its batch, and gradients at them taken one by one, float64."""
+    """Weights before the first step and its batch, and gradients at them taken one by one, float64."""
 
     def __init__(self):
         self.settings = cell.canonical(composed())

@@ -60,15 +60,6 @@ def test_a_setting_that_has_its_default_is_a_point_too():
     assert list(figures.points(figures.CURVES["pillar_share"], records)[0]["x"]) == [0.1, 0.5, 1]
 
 
-def test_records_of_other_models_and_a_single_x_make_no_curve():
-    alone = [swept(k=5)]
-    assert figures.points(figures.CURVES["pillar_k"], alone)[0].empty
-    images = [swept(k=k) for k in (5, 10)]
-    for one in images:
-        one["settings"]["model"] = {}
-    assert figures.points(figures.CURVES["pillar_k"], images)[0].empty
-
-
 def test_a_line_joins_only_what_differs_in_x():
     records = [swept(k=k, groups=groups) for k in (5, 10) for groups in ("layers", "slices")]
     frame, _ = figures.points(figures.CURVES["pillar_k"], records)

@@ -1,4 +1,4 @@
-"""How well distances predict utility: by made-up records whose order is known."""
+"""Distances as predictors of utility: by made-up records whose order is known."""
 
 import numpy as np
 import pandas

@@ -75,20 +75,6 @@ def test_without_a_common_seed_there_is_no_difference_and_with_one_no_interval()
     assert sorted(texts["difference"]) == sorted([typeset.MISSING, "−4.00"])
 
 
-def test_rows_are_compared_with_the_reference_of_their_own_data_model_and_epsilon():
-    places = [{"epsilon": 0.1}, {"private": "mnist"}, {"model": "scattering"}, {}]
-    records = []
-    for number, place in enumerate(places):
-        records += runs(HEAD, {0: 50 + number, 1: 50 + number}, **place) + runs("pillar", {0: 60, 1: 60}, **place)
-    rows = paired.compared(table(*records))
-    by_place = {(row["private"], row["model"], row["epsilon"]): row["difference"] for row in rows.to_dict("records")}
-    assert by_place == {
-        ("flowers5", "mobilenetv2", 0.1): 10, ("mnist", "mobilenetv2", 1): 9, ("flowers5", "scattering", 1): 8,
-        ("flowers5", "mobilenetv2", 1): 7,
-    }  # fmt: skip
-    assert "model" in [column.key for column in typeset.columns(rows)[0]]
-
-
 def test_of_a_tuned_row_the_seeds_of_the_selected_settings_are_paired():
     worse = runs("pillar", {0: 70, 1: 72, 2: 74}, label="tuned", rate=10.0)
     better = runs("pillar", {0: 81, 1: 83, 2: 85}, label="tuned", rate=0.1)
@@ -193,18 +179,6 @@ def methods():
         records[-1]["settings"]["training"]["steps"] = 7
         records += [run("pillar", 0, 0.5, private=private, seconds=20.0, label="tuned")]
     return [*records, run("dp_raft", epsilon=2.0)]
-
-
-def test_time_is_the_median_over_seeds_and_nothing_counts_as_a_twentieth_of_a_second():
-    frame = paired.timed(table(*methods()), 1.0)
-    assert len(frame) == 10
-    rows = frame[frame["private"] == "mnist"].set_index("method")
-    assert dict(rows["seconds"]) == {
-        HEAD: 0.05, f"{HEAD}, no public data": 2, "pillar": 4, "pillar\ntraining.steps=7": 9, "pillar, tuned": 20,
-    }  # fmt: skip
-    assert list(rows.loc["pillar", ["utility", "std", "seeds", "chosen"]]) == [60, 0, 3, False]
-    assert rows.loc["pillar, tuned", "chosen"]
-    assert rows.loc[HEAD, "utility"] == pytest.approx(81)
 
 
 def test_a_method_has_one_name_in_all_groups():

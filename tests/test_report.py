@@ -5,7 +5,6 @@ import re
 import shlex
 import shutil
 from html.parser import HTMLParser
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -31,7 +30,7 @@ EMPTY = {"meta", "wbr", "link", "img", "input", "br", "path", "use", "rect", "ci
 
 
 def runs_of(data):
-    """The runs in a page's data as its script takes them: of each, the data have what differs from the one before."""
+    """Return the runs in a page's data as its script takes them: each has what differs from the one before."""
     places, runs = {}, []
     for changes in data["runs"]:
         places = places | {int(i): place for i, place in changes.items()}
@@ -41,13 +40,13 @@ def runs_of(data):
 
 
 def joined(run, group, between):
-    """The words of a list that the page has word by word."""
+    """Return the words of a list that the page has word by word."""
     words = {int(key.partition(".")[2]): word for key, word in run.items() if key.startswith(f"{group}.")}
     return between.join(words[i] for i in sorted(words) if words[i] is not None)
 
 
 class Page(HTMLParser):
-    """What a browser would find: elements with their attributes, ids, and the data."""
+    """A page as a browser finds it: elements with their attributes, ids, and the data."""
 
     def __init__(self, text):
         super().__init__()
@@ -256,7 +255,7 @@ def text(workplace):
 
 
 def sets_of(folder):
-    """The user's private data sets, by title."""
+    """Return the user's private data sets, by title."""
     results = folder / "results"
     read = (records.read_records, records.read_ranks, records.read_choices, ledger.ledgers)
     return {private.title: private for private in own.split(*(kind(results) for kind in read))}
@@ -267,7 +266,7 @@ def section_of(text, name):
 
 
 def table_after(text, heading):
-    """The rows of the first table below a heading, as texts."""
+    """Return the rows of the first table below a heading, as texts."""
     rows = re.findall(r"<tr.*?</tr>", text.split(heading)[1].split("</table>")[0], re.DOTALL)
     cells = [re.findall(r"<t[hd].*?</t[hd]>", row, re.DOTALL) for row in rows]
     return [[" ".join(Page(cell).texts).split() for cell in row] for row in cells]
@@ -548,7 +547,7 @@ def until(browser, condition):
 
 
 def column(browser, table, head):
-    """The texts of a column of a table, without what stands beside its numbers."""
+    """Return the texts of a column of a table, without what stands beside its numbers."""
     return browser.execute_script(
         """const table = document.querySelector(`#${arguments[0]} table`);
         const heads = [...table.tHead.rows[0].cells].map((cell) => cell.innerText.trim());
@@ -723,7 +722,7 @@ def test_hostile_names_do_nothing_in_a_browser(browser, tmp_path):
 
 @pytest.mark.attack
 def test_a_private_choice_is_shown_as_one_and_never_to_be_deleted(tmp_path, monkeypatch, capsys):
-    """The page and every table said that it lacks `values`: delete it, which would delete a private release."""
+    """Reports and tables said that it lacks `values`: delete it, which would delete a private release."""
     monkeypatch.chdir(tmp_path)
     words = ["private=digits", "public=[digits,noise]", "model=digits_cnn", "distance.m=100", "distance.k=4"]
     assert main(["rank", *words, "distance.initialisations=1", "epsilon_select=0.5"]) == 0
@@ -800,15 +799,3 @@ def test_own_runs_are_sorted_and_what_has_no_number_comes_last(browser, workplac
                 rows = browser.find_elements("css selector", "#own-1 .runs tbody tr")
                 assert rows[-1].text.startswith("none")
                 assert "∞" in rows[-1].text
-
-
-@pytest.mark.parametrize("width", [390, 1280])
-@pytest.mark.parametrize(("width", "scheme"), [(390, "dark"), (1280, "light")])
-def test_axe_finds_nothing_in_own_data(browser, own_address, width, scheme):
-    axe = pytest.importorskip("axe_core_python", reason="no axe-core: pip install axe-core-python")
-    opened(browser, own_address, width, scheme)
-    for details in browser.find_elements("css selector", "main details"):
-        browser.execute_script("arguments[0].open = true", details)
-    browser.execute_script((Path(axe.__file__).parent / "axe.min.js").read_text())
-    script = "const done = arguments[0]; axe.run().then((r) => done(r.violations.map((v) => [v.id, v.nodes[0].html])))"
-    assert browser.execute_async_script(script) == []

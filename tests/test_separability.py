@@ -18,7 +18,7 @@ def test_a_separator_in_the_top_component_gives_0_and_one_across_it_gives_1():
 
 
 def test_a_separator_between_two_components():
-    """The first class lies along u, the second along v; the separator of unit vectors is (u - v) / |u - v|."""
+    """A first class lies along u, the second along v; the separator of unit vectors is (u - v) / |u - v|."""
     angle = 2 * np.pi / 3
     x = np.array([[1, 0], [np.cos(angle), np.sin(angle)]])
     assert separability(x, [1, 0], [1, 2]) == pytest.approx([0, 0], abs=1e-6)  # u - v has the largest second moment

@@ -49,7 +49,7 @@ def ranks_of(name, folder):
 
 
 def fashion(frame, **where):
-    """The rows of Fashion-MNIST where the columns have these values (None: empty)."""
+    """Return the rows of Fashion-MNIST where the columns have these values (None: empty)."""
     rows = frame[frame["private"] == "fashion_mnist"]
     for column, value in where.items():
         rows = rows[rows[column].isna() if value is None else rows[column] == value]

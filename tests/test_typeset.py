@@ -2,7 +2,6 @@ import re
 import shutil
 import subprocess
 
-import pandas
 import pytest
 
 from pubsel import records as results
@@ -20,22 +19,6 @@ def made(tmp_path, *records):
 def rows_of(markdown):
     lines = [line for line in markdown.splitlines() if line.startswith("|")]
     return [[cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]] for line in lines]
-
-
-def test_text_has_every_row_and_folds_columns_of_one_value():
-    frame = pandas.DataFrame(
-        {"public": ["a", None], "utility": [81.0, 7.5], "utility_std": [1.0, None], "epsilon": 2.0}
-    )
-    lines = typeset.text(frame, "Title").splitlines()
-    assert lines[:3] == ["Title", "In every row: ε 2", "Public data  Ours"]
-    assert [line.split() for line in lines[3:]] == [["a", "81.00", "±", "1.00"], ["none", "7.50"]]
-
-
-def test_a_table_without_a_record_shows_ours_as_missing(tmp_path):
-    table = made(tmp_path)
-    column = next(column for column in typeset.columns(table.frame)[0] if column.key == "utility")
-    assert column.texts() == ["—"] * len(table.frame)
-    assert any("15 of 15 rows" in note for note in typeset.notes(table))
 
 
 def test_notes_say_what_mixes_and_what_holds(tmp_path):

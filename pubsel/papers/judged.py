@@ -1,4 +1,4 @@
-"""How well distances predict utility (`judged` in conf/tables): the order in which a distance of `pubsel rank` puts
+"""Distances as predictors of utility (`judged` in conf/tables): the order in which a distance of `pubsel rank` puts
 public sets, next to what training reaches with them. This file imports no torch."""
 
 import statistics
@@ -23,7 +23,7 @@ Values = dict[str, list[float]]  # of each set: utilities in percent of its seed
 
 
 class Group(NamedTuple):
-    """What training reaches on one private set at one epsilon, with m examples of each public set."""
+    """Utilities on one private set at one epsilon, with m examples of each public set."""
 
     private: str
     model: str

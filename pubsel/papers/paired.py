@@ -1,4 +1,4 @@
-"""The rows of a table next to its reference row (`reference` in conf/tables): differences paired by seed, in how many
+"""Rows of a table next to its reference row (`reference` in conf/tables): differences paired by seed, in how many
 cells the reference is first, and the time of training. Rows are compared within a group: the same private data, model
 (features) and epsilon. This file imports no torch."""
 
@@ -28,7 +28,7 @@ class Row(NamedTuple):
 
 
 class Group(NamedTuple):
-    """The rows of one private set, model and epsilon."""
+    """Rows of one private set, model and epsilon."""
 
     private: str
     model: str
@@ -38,7 +38,7 @@ class Group(NamedTuple):
 
 
 class Standing(NamedTuple):
-    """Where the reference stands among rows."""
+    """Place of the reference among rows."""
 
     group: Group
     best: Row  # of the others

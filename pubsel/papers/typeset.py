@@ -225,14 +225,6 @@ def text(frame: pandas.DataFrame, title: str = "") -> str:
     return "\n".join(lines)
 
 
-def _markdown_table(frame: pandas.DataFrame) -> list[str]:
-    shown, constant = columns(frame)
-    rows = [[column.head for column in shown], *zip(*(column.texts() for column in shown), strict=True)]
-    lines = ["| " + " | ".join(map(_markdown, row)) + " |" for row in rows]
-    lines.insert(1, "|" + "|".join("---:" if column.numeric else "---" for column in shown) + "|")
-    return ([f"In every row: {_markdown(', '.join(constant))}."] if constant else []) + ["\n".join(lines)]
-
-
 def _markdown(value: str) -> str:
     return re.sub(r"([\\`*_\[\]<>|#])", r"\\\1", " ".join(value.split()))
 
@@ -242,7 +234,12 @@ def markdown(name: str, title: str, *parts: pandas.DataFrame | list[str] | str) 
     texts = [f"## {title}"]
     for part in parts:
         if isinstance(part, pandas.DataFrame):
-            texts += _markdown_table(part)
+            shown, constant = columns(part)
+            rows = [[column.head for column in shown], *zip(*(column.texts() for column in shown), strict=True)]
+            lines = ["| " + " | ".join(map(_markdown, row)) + " |" for row in rows]
+            lines.insert(1, "|" + "|".join("---:" if column.numeric else "---" for column in shown) + "|")
+            texts += [f"In every row: {_markdown(', '.join(constant))}."] if constant else []
+            texts.append("\n".join(lines))
         elif isinstance(part, str):
             texts.append(f"### {_markdown(part)}")
         elif part:

@@ -32,7 +32,7 @@ class Shown:
 
 @dataclass
 class Runs:
-    """The runs that the numbers come from, as the page's script takes them.
+    """Runs that the numbers come from, as the page's script takes them.
 
     `pool` has each value once. Settings, the privacy statement and what settings are selected by have a key for each of
     their values, a command one for each of its words and an identity one for each part between hyphens, since many runs

@@ -1,4 +1,4 @@
-"""What a results folder has of the user's own private data: all data that is given by a path, not by a name.
+"""Results on the user's private data: all data that is given by a path, not by a name.
 
 Each private data set has one section of the page: what its releases spent together, what was ranked and trained with
 it, and what to try next. Names and paths are the user's, and may contain anything: they are text for the template, and

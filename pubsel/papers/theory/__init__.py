@@ -1,1 +1,1 @@
-"""What explains a result, and is no part of a run."""
+"""Explanations of results, which are no part of a run."""

@@ -1,4 +1,4 @@
-"""The quantities of the papers' theory, measured while a network trains:
+"""Quantities of the papers' theory, measured while a network trains:
 
     pubsel figure gsd_figure1 pair.private=cifar10 model=resnet20 algorithm=non_private sets=[cifar10,cifar100,svhn]
 
@@ -228,7 +228,7 @@ def gep_figure7(moment: Moment) -> Iterator[Row]:
 
 
 class Figure(NamedTuple):
-    """How something is measured and drawn: a panel for each value of the columns `panel`, in it a line for each value
+    """A figure and its measurement: a panel for each value of the columns `panel`, in it a line for each value
     of the column `line` and each column of `y`."""
 
     measure: Callable[[Moment], Iterator[Row]]
@@ -379,7 +379,7 @@ def panels(frame: pandas.DataFrame, figure: Figure) -> list[tuple[str, str, pand
 
 
 class Plain(LogFormatter):
-    """The ticks that LogFormatter labels, as 0.4 and 4: not 4e-01, not 4 x 10^0."""
+    """Ticks that LogFormatter labels, as 0.4 and 4: not 4e-01, not 4 x 10^0."""
 
     def __call__(self, x: float, pos: int | None = None) -> str:
         return f"{x:g}" if super().__call__(x, pos) else ""

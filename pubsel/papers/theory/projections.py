@@ -1,4 +1,4 @@
-"""The part of a gradient or a separator that a subspace keeps, as figures that look at private data without noise:
+"""Part of a gradient or a separator that a subspace keeps, as figures that look at private data without noise:
 
     pubsel figure separability model=mobilenetv2 sets=[cifar10,flowers5]             PILLAR, Figure 3
     pubsel figure reconstruction +experiment=adamix_ours pair.private=flowers5 algorithm.rank=1250   AdaMix, Figure 6
@@ -39,7 +39,10 @@ def drawn(settings: FigureConfig) -> figures.Drawn:
     """Return the figure that the settings name, with its numbers."""
     if settings.figure == "separability":
         frame = of_sets(settings)
-        return figures.Drawn("separability", frame, draw_separability(frame))
+        kinds = frame.groupby(["private", "features"], sort=False)
+        lines = {", ".join(key): (rows["k"], rows["xi"]) for key, rows in kinds}
+        drawing, _ = figures.lines(lines, xscale="log", xlabel="k", ylabel="xi_k", ylim=(0, 1))
+        return figures.Drawn("separability", frame, drawing)
     frame = reconstruction(settings)
     return figures.Drawn("reconstruction", frame, draw_reconstruction(frame))
 
@@ -70,13 +73,6 @@ def of_sets(settings: FigureConfig) -> pandas.DataFrame:
         rows += [{**shown, "k": k, "xi": xi} for k, xi in zip(ks, separability(x, y, ks), strict=True)]
 
     return pandas.DataFrame(rows)
-
-
-def draw_separability(frame: pandas.DataFrame) -> Figure:
-    """Draw a line for each data set and kind of features."""
-    kinds = frame.groupby(["private", "features"], sort=False)
-    lines = {", ".join(key): (rows["k"], rows["xi"]) for key, rows in kinds}
-    return figures.lines(lines, xscale="log", xlabel="k", ylabel="xi_k", ylim=(0, 1))[0]
 
 
 # Reconstruction

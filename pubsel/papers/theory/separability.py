@@ -1,4 +1,4 @@
-"""How much of a linear separator lies in the top principal components: PILLAR, Definition 3 and Figure 3
+"""Share of a linear separator in the top principal components: PILLAR, Definition 3 and Figure 3
 (Pinto, Hu, Yang, Sanyal, SaTML 2024, arXiv:2306.03962). No privacy: for public data, or to explain a result."""
 
 from collections.abc import Sequence
