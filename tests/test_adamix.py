@@ -8,11 +8,9 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-import yaml
 from scipy import stats
 
 import pubsel.training.loop
-from pubsel import algorithms
 from pubsel.algorithms import View
 from pubsel.algorithms.adamix import project, public_gradient, subspace_around, train_on_public
 from pubsel.cell import guarantee
@@ -27,24 +25,13 @@ from pubsel.privacy.sampling import Schedule, schedule
 from pubsel.settings import CONF
 from pubsel.settings.keys import Accounting, Privacy, Training
 from pubsel.training.loop import Job, Watch, fit, noisy_mean
+from tests.made import build
 from tests.synthetic import secret_named
 
 C, D, M, N = 3, 8, 15, 40
 P = C * (D + 1)
 FAMILY = ["adamix", "adamix_clipping", "adamix_projection", "adamix_theory", "ngd", "fully_private", "ppgd"]
 by_config = pytest.mark.parametrize("name", FAMILY)
-
-
-def settings(name):
-    """A file of conf/algorithm, with what it is based on."""
-    values = yaml.safe_load((CONF / "algorithm" / f"{name}.yaml").read_text())
-    for parent in values.pop("defaults", []):
-        values = settings(parent) | values
-    return values
-
-
-def build(name, **changes):
-    return algorithms.build(settings(name) | changes)
 
 
 def examples(n, seed):

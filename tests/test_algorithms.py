@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 import torch
 
-from pubsel import algorithms
 from pubsel.algorithms import Solves, View, dp_sgd, gep
 from pubsel.data import Split
 from pubsel.gradients.matrix import Basis, DenseGradients, PerExampleGradients, random_labels
@@ -18,12 +17,9 @@ from pubsel.privacy import accountant
 from pubsel.privacy.randomness import stream
 from pubsel.settings import CONF
 from pubsel.settings.methods import option
+from tests.made import build
 
 SMALL = {"k": 20, "rank": 45}  # of 40 public examples, and 64 features
-
-
-def build(name, **changes):
-    return algorithms.build(option("algorithm", name) | changes)
 
 
 def small(name):

@@ -8,7 +8,6 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-import yaml
 from hydra import compose, initialize_config_dir
 from scipy import stats
 from sklearn.decomposition import PCA
@@ -33,16 +32,10 @@ from pubsel.settings.keys import Accounting, Privacy, Training
 from pubsel.settings.methods import option
 from pubsel.training.loop import noisy_sum
 from pubsel.training.once import freeze
+from tests.made import build
 from tests.synthetic import secret_named
 
 CLASSES = 3
-
-
-def build(name, **changes):
-    values = yaml.safe_load((CONF / "algorithm" / f"{name}.yaml").read_text())
-    for parent in values.pop("defaults", []):
-        values = yaml.safe_load((CONF / "algorithm" / f"{parent}.yaml").read_text()) | values
-    return algorithms.build(values | changes)
 
 
 def random(purpose, step):
@@ -332,7 +325,7 @@ def test_no_share_is_taken_where_nothing_is_released_first():
 
 def test_the_papers_accounting_is_of_the_algorithms_own_sensitivity():
     """sqrt(2) for the two sums of GEP."""
-    settings = settings_of("gep", privacy={"accounting": Accounting.paper}, training={"batch_size": 25})
+    settings = settings_of("gep", privacy={"accounting": Accounting.paper}, training={"batch_size": 100})
     plan, spend, _ = guarantee(settings, build("gep"), 200)
     assert spend == accountant.plan(2.0, 1e-5, plan.rate, plan.steps, math.sqrt(2), Accounting.paper)
 
@@ -477,7 +470,7 @@ def test_weights_of_a_loop_of_its_own_are_drawn_once(folder, capsys, monkeypatch
     """noisy_sgd in a run that is killed between its last draw and its record."""
     two = dict(np.load("tiny.npz"))
     np.savez("tiny.npz", **{key: value % 2 if "labels" in key else value for key, value in two.items()})
-    words = ["run", "algorithm=noisy_sgd", *TINY, "privacy.secure_noise=true"]
+    words = ["run", "algorithm=noisy_sgd", "algorithm.steps=200", *TINY, "privacy.secure_noise=true"]
 
     def killed(*_):
         raise KeyboardInterrupt

@@ -16,6 +16,7 @@ from pubsel.privacy.people import UNIT, weights_of
 from pubsel.privacy.randomness import Secret, SystemEntropy, stream
 from pubsel.selection import pool
 from pubsel.selection.coverage import Private, counts
+from tests.made import secret
 
 WORST = (0.0, -1.0, 1e-30, -1e-45, 1e30, 3e38, math.nan, math.inf, -math.inf)
 
@@ -35,10 +36,6 @@ def mixed(*many):
 
 def sums(clusters, x, people=None):
     return counts(clusters, x, weights_of(people, len(x)))
-
-
-def secret(purpose, step):
-    return stream("test", purpose, step)
 
 
 # Sensitivity

@@ -6,10 +6,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-import yaml
 from torch import nn
 
-from pubsel import algorithms
 from pubsel.algorithms import View
 from pubsel.algorithms.dp_md import alpha
 from pubsel.algorithms.dp_sgd import DPSGD
@@ -23,14 +21,10 @@ from pubsel.models.trained import head
 from pubsel.privacy.randomness import stream
 from pubsel.privacy.sampling import schedule
 from pubsel.records import read_records
-from pubsel.settings import CONF
 from pubsel.settings.keys import Labels, Training
 from pubsel.training.loop import Job, fit
+from tests.made import build
 from tests.synthetic import secret_named
-
-
-def build(name, **changes):
-    return algorithms.build(yaml.safe_load((CONF / "algorithm" / f"{name}.yaml").read_text()) | changes)
 
 
 def patterns(n, classes, seed=0):

@@ -39,6 +39,7 @@ from pubsel.privacy.sampling import schedule
 from pubsel.settings.keys import Training
 from pubsel.settings.methods import option
 from pubsel.training.loop import Job, fit
+from tests.made import only_record
 from tests.synthetic import secret_named
 
 
@@ -489,11 +490,6 @@ def folder(tmp_path, monkeypatch):
             arrays |= {f"{part}_images": images.astype(np.uint8), f"{part}_labels": labels}
         np.savez(f"{name}.npz", **arrays)
     return tmp_path
-
-
-def only_record():
-    (path,) = Path("results").glob("runs/*/result.json")
-    return json.loads(path.read_text())
 
 
 @pytest.mark.parametrize("name", ["whitened_head", "whitened_head_once"])
