@@ -21,7 +21,11 @@ from omegaconf import DictConfig
 from pretend_cuda import pretended
 
 from pubsel import records
+from pubsel.cli import main
+from pubsel.data import Reader, Split, open_dataset, public_examples
 from pubsel.settings import CONF, datasets
+from pubsel.settings.keys import Convert
+from tests.made import Cli
 
 WRITES = ("open", "os.mkdir", "os.rename", "os.remove", "shutil.rmtree")  # events that the interpreter tells of
 CHANGE = os.O_WRONLY | os.O_RDWR | os.O_CREAT
@@ -117,6 +121,34 @@ def alike_in_any_order() -> None:
     torch.set_num_threads(1)
     torch.manual_seed(0)
     np.random.seed(0)
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty working directory."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HYDRA_FULL_ERROR", "0")  # main sets it, and sys.argv: both come back after a test
+    monkeypatch.setattr(sys, "argv", sys.argv)
+    return tmp_path
+
+
+@pytest.fixture
+def cli(folder: Path, capsys: pytest.CaptureFixture[str]) -> Cli:
+    """Runs `pubsel WORDS` in this process and a folder of its own; exit code, stdout, stderr."""
+
+    def run(*words: str) -> tuple[int, str, str]:
+        code = main(list(words))
+        return code, *capsys.readouterr()
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def digits() -> tuple[Split, Split, Split]:
+    """Training and test examples of digits, and images of noise."""
+    source = open_dataset("digits", "nowhere", False)
+    noise, _ = public_examples("noise", 100, source.train, Reader("nowhere"), Convert.resize)
+    return source.train, source.test, noise
 
 
 @pytest.fixture(autouse=True, scope="session")

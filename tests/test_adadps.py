@@ -14,7 +14,7 @@ from pubsel.gradients.matrix import DenseGradients, PerExampleGradients
 from pubsel.messages import UsageError
 from pubsel.privacy.randomness import stream
 from pubsel.training.loop import noisy_mean
-from tests.synthetic import algorithm as build
+from tests.made import build
 
 C, D, M = 4, 9, 30
 P = C * (D + 1)

@@ -25,7 +25,7 @@ from pubsel.privacy.sampling import Schedule, schedule
 from pubsel.settings import CONF
 from pubsel.settings.keys import Accounting, Privacy, Training
 from pubsel.training.loop import Job, fit, noisy_mean
-from tests.synthetic import algorithm as build
+from tests.made import build
 from tests.synthetic import secret_named
 
 C, D, M, N = 3, 8, 15, 40

@@ -18,7 +18,7 @@ from pubsel.privacy import accountant
 from pubsel.privacy.randomness import stream
 from pubsel.settings import CONF
 from pubsel.settings.methods import option
-from tests.synthetic import algorithm as build
+from tests.made import build
 
 SMALL = {"k": 20, "rank": 45}  # of 40 public examples, and 64 features
 

@@ -3,19 +3,16 @@
 import contextlib
 import dataclasses
 import inspect
-import json
 import math
 
 import numpy as np
 import pytest
 import torch
-import yaml
 from hydra import compose, initialize_config_dir
 from scipy import stats
 
 import pubsel.privacy.lattice
 import pubsel.training.loop
-from pubsel import algorithms
 from pubsel.algorithms import dp_sgd, gep
 from pubsel.attacks.canaries import COPIES, MAGNITUDES, WithCanaries, distinct, draw_canaries
 from pubsel.attacks.one_run import (
@@ -32,7 +29,6 @@ from pubsel.attacks.one_run import (
 )
 from pubsel.attacks.witness import SURE, Witness, repeated_noise, repeated_samples, uneven_samples
 from pubsel.cell import Cell, canonical
-from pubsel.cli import main
 from pubsel.commands.audit import Audited, watch
 from pubsel.data import Split, Task
 from pubsel.gradients.factored import LinearGradients
@@ -46,6 +42,7 @@ from pubsel.settings import CONF
 from pubsel.settings.keys import AuditConfig, Training
 from pubsel.settings.schema import check
 from pubsel.training.loop import Job, fit
+from tests.made import build, only_record
 from tests.synthetic import secret_named
 from tests.test_people import npz
 
@@ -56,17 +53,6 @@ LINEAR = {name: {} for name in PLAIN.split()} | dict.fromkeys(("ngd", "adamix_cl
 LINEAR |= dict.fromkeys(("adamix", "adamix_projection"), SHORT | {"rank": 45})
 CLASSES, N, M = 10, 60, 500
 POISSON = {"epsilon": 8.0, "rate": 0.1, "steps": 60}
-
-
-def settings(name):
-    values = yaml.safe_load((CONF / "algorithm" / f"{name}.yaml").read_text())
-    for parent in values.pop("defaults", []):
-        values = settings(parent) | values
-    return values
-
-
-def build(name):
-    return algorithms.build(settings(name) | (NETWORKS | LINEAR)[name])
 
 
 def problem(name):
@@ -97,7 +83,7 @@ class Stop(Exception):
 def audited(folder, name="dp_sgd", epsilon=4.0, rate=1.0, steps=20, seed=0, stop_at=None):
     """The witness of one training with canaries, killed after step `stop_at` and resumed; and what was planned."""
     model, task = problem(name)
-    algorithm = build(name)
+    algorithm = build(name, **(NETWORKS | LINEAR)[name])
     plan = accountant.plan(epsilon, 1e-5, rate, steps, algorithm.sensitivity())
     inner = LinearGradients(model) if name in LINEAR else PerExampleGradients(model)
     engine = WithCanaries(inner, draw_canaries(M, inner.size, N, np.random.default_rng(seed)), task.private)
@@ -622,32 +608,15 @@ def test_examples_of_noise_stand_behind_the_private_ones(labels):
 
 AUDIT = """
 audit +experiment=quickstart algorithm=dp_sgd training.steps=10 audit.canaries=200 threads=1
-training.batch_size=10000 estimate=false
+training.batch_size=10000
 """.split()
 LINEAR_MODEL = "model=pixels"  # with full batches: quick to train and to account for
-
-
-@pytest.fixture
-def cli(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-
-    def run(*words):
-        code = main(list(words))
-        said = capsys.readouterr()
-        return code, said.out, said.err
-
-    return run
-
-
-def only(folder):
-    (path,) = folder.glob("results/audits/*/result.json")
-    return json.loads(path.read_text())
 
 
 def test_the_command_prints_claimed_beside_measured_and_keeps_a_record(cli, tmp_path):
     code, out, err = cli(*AUDIT, LINEAR_MODEL)
     assert code == 0, err
-    record = only(tmp_path)
+    record = only_record(tmp_path / "results", "audits")
     said = f"claimed epsilon 4.00, measured at least {record['measured']:.2f} (95% confidence)"
     assert said in out
     assert 0 <= record["any_program"]["epsilon"] <= 4
@@ -668,7 +637,7 @@ def test_the_command_says_what_fails(cli, tmp_path, monkeypatch):
     code, out, _ = cli(*AUDIT, LINEAR_MODEL)
     assert code == 0
     assert "THE TRAINING IS NOT WHAT IS ACCOUNTED FOR: noise scale" in out
-    assert only(tmp_path)["failed"] == ["noise scale"]
+    assert only_record(tmp_path / "results", "audits")["failed"] == ["noise scale"]
 
 
 BLACK = """
@@ -682,7 +651,7 @@ def test_a_black_box_audit_says_that_it_is_too_weak(cli, tmp_path):
     """It sees the trained model alone, in which a third of the noise hides the canaries as well."""
     code, out, err = cli(*AUDIT, "audit.kind=black_box")
     assert code == 0, err
-    record = only(tmp_path)
+    record = only_record(tmp_path / "results", "audits")
     assert "planned_kind" not in record
     assert 0 <= record["measured"] <= 4
     assert "dp_sgd on digits, black_box" in out
@@ -700,7 +669,7 @@ def test_a_black_box_audit_finds_a_program_without_noise(cli, tmp_path, monkeypa
     noise_times(0)(monkeypatch)
     code, out, err = cli(*AUDIT, *BLACK)
     assert code == 0, err
-    assert only(tmp_path)["refuted"]
+    assert only_record(tmp_path / "results", "audits")["refuted"]
     assert "THE CLAIM IS REFUTED" in out
     assert "TOO WEAK" not in out
 
@@ -708,7 +677,7 @@ def test_a_black_box_audit_finds_a_program_without_noise(cli, tmp_path, monkeypa
 PEOPLE = """
 audit pair.private=people.npz pair.public=null pair.unit=patient model=pixels epsilon=1
 algorithm=dp_sgd_clip1 training=adamix privacy.delta=1e-3 distance=none download=false
-threads=1 estimate=false audit.kind=black_box audit.canaries=150 audit.guesses=0.5
+threads=1 audit.kind=black_box audit.canaries=150 audit.guesses=0.5
 """.split()
 
 
@@ -721,7 +690,7 @@ def test_canary_people_show_whether_a_person_is_protected(by_person, cli, tmp_pa
         monkeypatch.setattr(pubsel.training.loop, "by_unit", lambda chosen, people, gradients: (chosen, gradients))
     code, out, err = cli(*PEOPLE)
     assert code == 0, err
-    record = only(tmp_path)
+    record = only_record(tmp_path / "results", "audits")
     assert "dp_sgd on people.npz, black_box, people: claimed epsilon 1.00" in out
     assert record["refuted"] is not by_person
     assert ("THE CLAIM IS REFUTED" in out) is not by_person

@@ -12,7 +12,6 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -21,9 +20,11 @@ import torch
 
 import pubsel
 import pubsel.release.run
-from pubsel.cli import ENDED_BY_PIPE, main
+from pubsel.cli import ENDED_BY_PIPE
 from pubsel.files import whole
+from tests.made import Cli
 
+pytestmark = pytest.mark.usefixtures("folder")
 SCRIPT = Path(sys.executable).parent / "pubsel"
 POISSON = ["+experiment=quickstart", "training.epochs=1", "epsilon=2", "distance=none", "download=false"]
 TINY = [*POISSON, "training.batch_size=1297", "training.chunk=256", "threads=1"]  # one step; a full
@@ -44,27 +45,6 @@ COMMANDS = [
     "data",
     "pool",
 ]
-Cli = Callable[..., tuple[int, str, str]]
-
-
-@pytest.fixture(autouse=True)
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("HYDRA_FULL_ERROR", "0")  # main sets it, and sys.argv: both come back after a test
-    monkeypatch.setattr(sys, "argv", sys.argv)
-    return tmp_path
-
-
-@pytest.fixture
-def cli(capsys: pytest.CaptureFixture[str]) -> Cli:
-    """Runs `pubsel WORDS` in this process; exit code, stdout, stderr."""
-
-    def run(*words: str) -> tuple[int, str, str]:
-        code = main(list(words))
-        said = capsys.readouterr()
-        return code, said.out, said.err
-
-    return run
 
 
 def typed(*words: str) -> subprocess.CompletedProcess[str]:

@@ -259,7 +259,7 @@ def cells(command: str, overrides: list[str]) -> list[DictConfig]:
         for p in swept
     ]
     chosen = list(itertools.product(*choices))
-    if len(chosen) > 40:
+    if len(chosen) > 12:
         first = chosen[0]
         chosen = [cell for cell in chosen if sum(a != b for a, b in zip(cell, first, strict=True)) <= 1]
 

@@ -16,11 +16,12 @@ from pubsel.cli import main
 from pubsel.messages import UsageError
 from pubsel.privacy import ledger
 from pubsel.privacy.people import UNIT, weights_of
-from pubsel.privacy.randomness import SystemEntropy, stream
+from pubsel.privacy.randomness import SystemEntropy
 from pubsel.selection import coverage, probabilities
 from pubsel.selection.coverage import NONE, Regions
 from pubsel.settings.identity import as_json
 from pubsel.settings.keys import Backbone, By, Model, Norm, Select
+from tests.made import secret
 
 WORST = (0.0, -1.0, 1e-30, -1e-45, 1e30, 3e38, math.nan, math.inf, -math.inf)
 
@@ -30,10 +31,6 @@ def examples(kind, n, d=12):
     rows = torch.from_numpy(np.random.RandomState(7 * kind + n).randn(n, d))
     wide = torch.where(torch.arange(d) % 4 == kind, 5.0, 0.3)
     return (rows * wide + 2 * torch.roll(torch.arange(d, dtype=torch.double), kind)).float()
-
-
-def secret(purpose, step):
-    return stream("test", purpose, step)
 
 
 def score(places, x, people=None, n=None):

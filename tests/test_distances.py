@@ -37,13 +37,6 @@ def network(i):
     return build(Model("mnist_cnn", None, False, None, Norm.replace, 28), (1, 8, 8), 10, (0.3,), (0.4,), seed=i)
 
 
-@pytest.fixture(scope="module")
-def digits():
-    source = open_dataset("digits", "nowhere", False)
-    noise, _ = public_examples("noise", 100, source.train, Reader("nowhere"), Convert.resize)
-    return source.train, source.test, noise
-
-
 def normal(n, mean, spread, seed):
     """Rows whose sample mean and sample covariance are exactly `mean` [d] and diag(spread^2)."""
     generator = torch.Generator().manual_seed(seed)

@@ -9,36 +9,20 @@ import torch
 from scipy import integrate, stats
 from torch import nn
 
-from pubsel.data import Reader, Split, open_dataset, public_examples
+from pubsel.data import Split
 from pubsel.distances import dp_gsd, gsd
 from pubsel.distances.dp_gsd import DPPCA
 from pubsel.gradients.matrix import PerExampleGradients
 from pubsel.gradients.subspace import from_triangle, triangle
 from pubsel.messages import UsageError
-from pubsel.models import build
 from pubsel.privacy import accountant
 from pubsel.privacy.randomness import SystemEntropy, stream
-from pubsel.settings.keys import Convert, Model, Norm
+from tests.made import network, secret
 from tests.synthetic import distance
 
 
 def settings(**changes):
     return distance("dp_gsd", **({"k": 5, "m": 60, "initialisations": 2} | changes))
-
-
-def network(i):
-    return build(Model("linear", None, False, None, Norm.replace, None), (1, 8, 8), 10, (0.3,), (0.4,), seed=i)
-
-
-def secret(purpose, step):
-    return stream("test", purpose, step)
-
-
-@pytest.fixture(scope="module")
-def digits():
-    source = open_dataset("digits", "nowhere", False)
-    noise, _ = public_examples("noise", 100, source.train, Reader("nowhere"), Convert.resize)
-    return source.train, source.test, noise
 
 
 def hurtful(s):

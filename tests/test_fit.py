@@ -21,6 +21,7 @@ from pubsel.privacy.randomness import Secret, Source, SystemEntropy
 from pubsel.settings.compose import composed
 from pubsel.settings.keys import FitConfig
 from pubsel.settings.schema import check
+from tests.made import only_record
 
 FILES = {"model.safetensors", "config.json", "README.md", "privacy.html"}
 NOT_FEATURES = ("fmnist_cnn", "resnet20", "linear", "logistic", "timm", "torchvision", "mobilenetv2_layers")
@@ -72,11 +73,6 @@ def fitted(capsys, *words, private="./mine"):
     return out.splitlines(), err
 
 
-def record_of(results):
-    (path,) = Path(results).glob("runs/*/result.json")
-    return json.loads(path.read_text())
-
-
 def spent(results):
     return [ledger.cost_of(lines) for lines in ledger.ledgers(results)]
 
@@ -97,7 +93,7 @@ def release(home):
 
     # Each secret number is the operating system's: as many as the weights have in each step, of 64 bytes.
     assert {type(source) for source in sources} == {SystemEntropy}
-    record = record_of(home / "results")
+    record = only_record(home / "results")
     assert sum(taken) > 64 * record["privacy"]["parts"][1]["steps"] * record["parameters"]
     return home / "release", "\n".join(printed)
 
@@ -108,7 +104,7 @@ def test_a_folder_becomes_a_model_under_one_guarantee(release):
     assert "  public data, chosen privately: ./same" in printed
     assert "This is not private, and not in the folder." in printed
 
-    record = record_of("results")
+    record = only_record("results")
     privacy = record["privacy"]
     assert privacy["epsilon"] <= 4
     assert privacy["epsilon"] == pytest.approx(4, abs=0.01)
@@ -132,14 +128,14 @@ def test_a_folder_becomes_a_model_under_one_guarantee(release):
 
 
 def test_labels_of_public_folders_with_the_same_class_names_are_used(release):
-    assert record_of("results")["derived"]["public_labels"] is True
+    assert only_record("results")["derived"]["public_labels"] is True
 
 
 def test_examples_of_a_pool_are_chosen_under_the_same_guarantee(home, capsys):
     words = ("public=null", "pool=[./same,./other]", "choice=0.5", "to=pooled", "results=pooled_results")
     lines, err = fitted(capsys, *words)
     assert "same (80 images), ./other (80 images): examples of them, or none, chosen privately" in err
-    record = record_of("pooled_results")
+    record = only_record("pooled_results")
     drawn = record["pool"]["examples"]
     assert drawn["./same"] > 20
     (line,) = (line for line in lines if "public examples, chosen privately: " in line)
@@ -153,7 +149,7 @@ def test_examples_of_a_pool_are_chosen_under_the_same_guarantee(home, capsys):
 
 def test_the_release_says_what_it_may_and_nothing_else(release):
     folder, _ = release
-    record = record_of("results")
+    record = only_record("results")
     texts = [(folder / name).read_text() for name in FILES - {"model.safetensors"}]
     for text in texts:
         assert "mine" not in text.replace("determine", "")
@@ -203,17 +199,17 @@ def test_without_a_public_set_that_is_alike_it_goes_on_and_says_so(capsys, tmp_p
     words = ("public=./other", f"results={tmp_path}/r", f"to={tmp_path}/release")
     lines, _ = fitted(capsys, *words)
     assert "  public data, chosen privately: none: your images do not resemble" in "\n".join(lines)
-    assert record_of(tmp_path / "r")["public"] is None
+    assert only_record(tmp_path / "r")["public"] is None
     lines, _ = fitted(capsys, "public=null", f"results={tmp_path}/s", f"to={tmp_path}/other")
     assert "public data" not in "\n".join(lines)
-    record = record_of(tmp_path / "s")
+    record = only_record(tmp_path / "s")
     assert record["privacy"]["epsilon"] == pytest.approx(4, abs=0.01)
 
 
 def test_people_are_protected_and_measured(capsys, tmp_path):
     words = ("unit=folder", f"results={tmp_path}/r", f"to={tmp_path}/release")
     lines, told = fitted(capsys, *words, private="./people")
-    text, record = "\n".join(lines), record_of(tmp_path / "r")
+    text, record = "\n".join(lines), only_record(tmp_path / "r")
     people = record["private_units"] + record["quality"]["units"]
     images = record["private_examples"] + record["quality"]["examples"]
     assert f"  of the {people} people with {images} images {record['private_units']} to train on" in told
@@ -336,7 +332,7 @@ def test_images_that_are_there_more_than_once_leave_the_private_data_or_stay_tog
     words = ("public=[./same]", f"results={tmp_path}/r", f"to={tmp_path}/release")
     words = [word.replace("./same", str(tmp_path / "same")) for word in words]
     fitted(capsys, *words, private=str(tmp_path / "mine"))
-    record = record_of(tmp_path / "r")
+    record = only_record(tmp_path / "r")
     held = record["quality"]["examples"]
     assert record["private_examples"] + held == 310  # and one for each of ten copies
     assert record["test_examples"] == 60
@@ -399,7 +395,7 @@ def test_weights_that_are_at_hand_later_make_no_other_release(tmp_path, capsys, 
     monkeypatch.setattr(fit, "_at_hand", lambda *_: True)
     assert main([*words, "threads=1"]) == 0
     assert "finished before" in capsys.readouterr().err
-    assert record_of(tmp_path / "r")["model"] == "scattering"
+    assert only_record(tmp_path / "r")["model"] == "scattering"
 
 
 @pytest.mark.slow

@@ -14,22 +14,12 @@ from pubsel.gradients.matrix import DenseGradients
 from pubsel.messages import UsageError
 from pubsel.models import build
 from pubsel.settings.keys import Convert, Model, Norm
+from tests.made import network
 from tests.synthetic import distance
 
 
 def settings(**changes):
     return distance("gsd", **({"k": 5, "m": 60} | changes))
-
-
-def network(i):
-    return build(Model("linear", None, False, None, Norm.replace, None), (1, 8, 8), 10, (0.3,), (0.4,), seed=i)
-
-
-@pytest.fixture(scope="module")
-def digits():
-    source = open_dataset("digits", "nowhere", False)
-    noise, _ = public_examples("noise", 100, source.train, Reader("nowhere"), Convert.resize)
-    return source.train, source.test, noise
 
 
 def test_gsd_is_algorithm_1():

@@ -2,14 +2,12 @@
 
 import os
 import stat
-import sys
 from pathlib import Path
 
 import pytest
 from filelock import FileLock, Timeout
 
 from pubsel import records
-from pubsel.cli import main
 from pubsel.commands import list_runs
 from pubsel.messages import UserError
 from pubsel.privacy import ledger
@@ -222,22 +220,8 @@ def test_what_it_spends_to_make_a_run_again(tmp_path: Path) -> None:
 
 TINY = """
 +experiment=quickstart training.epochs=1 epsilon=2 distance=none download=false device=cpu
-training.batch_size=1297 training.chunk=256 estimate=false threads=1
+training.batch_size=1297 training.chunk=256 threads=1
 """.split()
-
-
-@pytest.fixture
-def cli(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("HYDRA_FULL_ERROR", "0")
-    monkeypatch.setattr(sys, "argv", sys.argv)
-
-    def typed(*words: str) -> tuple[int, str, str]:
-        code = main(list(words))
-        said = capsys.readouterr()
-        return code, said.out, said.err
-
-    return typed
 
 
 @pytest.mark.attack

@@ -17,6 +17,7 @@ from pubsel.privacy.people import UNIT
 from pubsel.release import card, measurement
 from pubsel.release.quality import sensitivity
 from pubsel.settings.keys import Pair
+from tests.made import only_record
 
 SEVERAL, TWO, THREE = "several.npz", "two.npz", "three.npz"
 WORDS = ("model=pixels", "algorithm=whitened_head", "distance=none", "download=false", "threads=1", "epsilon=2",
@@ -42,11 +43,6 @@ def folder(tmp_path, monkeypatch):
     return tmp_path
 
 
-def record_of(results="results"):
-    (path,) = Path(results).glob("runs/*/result.json")
-    return json.loads(path.read_text())
-
-
 @pytest.mark.parametrize(("data", "names"), [
     (THREE, ["accuracy", "balanced_accuracy", "recall of each class"]),
     (SEVERAL, ["auc", "auc of each label"]),
@@ -55,7 +51,7 @@ def test_a_run_measures_what_it_reaches(data, names, folder, capsys):
     """The figures without noise, which the record has too, lie in the intervals; the guarantee is of the budget."""
     assert main(["run", f"pair.private={data}", *WORDS]) == 0, capsys.readouterr().err
     assert f"Measured privately: {names[0]}" in capsys.readouterr().out
-    record = record_of()
+    record = only_record()
     quality = record["quality"]
     assert list(quality["figures"]) == names
     assert (quality["examples"], record["private_examples"]) == (200, 600)
@@ -135,7 +131,7 @@ def test_people_are_measured(folder, capsys, monkeypatch):
     right = (outputs.argmax(1) == y).numpy()
     accuracy = np.mean([right[whose == who].mean() for who in set(whose)])
 
-    record = record_of()
+    record = only_record()
     quality = record["quality"]
     assert (quality["units"], quality["examples"]) == (len(people), len(y))
     estimate, low, high = quality["figures"]["accuracy"]
@@ -179,7 +175,7 @@ def test_each_thing_that_decides_a_measurement_decides_its_noise(folder, capsys,
 def test_held_out_examples_change_the_table_alone(folder, capsys):
     """The weights are the same whatever is held out: the two guarantees are of different examples."""
     assert main(["run", f"pair.private={THREE}", *WORDS]) == 0, capsys.readouterr().err
-    first = record_of()
+    first = only_record()
     seen = pubsel.release.run.measurement.logits
 
     def other(model, x):
@@ -190,7 +186,7 @@ def test_held_out_examples_change_the_table_alone(folder, capsys):
         assert main(["run", f"pair.private={THREE}", *WORDS, "results=other"]) == 0, capsys.readouterr().err
     finally:
         pubsel.release.run.measurement.logits = seen
-    second = record_of("other")
+    second = only_record("other")
     assert first["weights"] == second["weights"]
     noise = [np.array(r["quality"]["counts"]) for r in (first, second)]
     assert np.abs(noise[0] - noise[1]).max() > 20
@@ -230,7 +226,7 @@ def test_a_measurement_is_drawn_once(secure, folder, capsys, monkeypatch):
 
 def test_a_measured_run_is_repeated_and_exported(folder, capsys):
     assert main(["run", f"pair.private={THREE}", *WORDS, "privacy.secure_noise=true"]) == 0, capsys.readouterr().err
-    record = record_of()
+    record = only_record()
     assert main(["export", record["identity"], "to=model"]) == 0, capsys.readouterr().err
     quality = json.loads(Path("model/config.json").read_text())["quality"]
     assert quality["counts"] == record["quality"]["counts"]
@@ -248,7 +244,7 @@ def test_a_measured_run_is_repeated_and_exported(folder, capsys):
 def test_the_best_adversary_may_ask_about_a_held_out_example(folder, capsys):
     """A measurement with less noise than the training raises the bound on the page."""
     assert main(["run", f"pair.private={THREE}", *WORDS, "privacy.secure_noise=true"]) == 0, capsys.readouterr().err
-    told = card.told(record_of(), json.loads(next(Path("results").glob("runs/*/model.json")).read_text()))
+    told = card.told(only_record(), json.loads(next(Path("results").glob("runs/*/model.json")).read_text()))
     assert told.quality is not None
     loud = told.quality | {"part": told.quality["part"] | {"noise_multiplier": 0.5}}
     changed = card.Told(**(told.__dict__ | {"quality": loud}))
@@ -259,14 +255,14 @@ def test_the_measurement_spends_what_the_statement_says(folder, capsys):
     """Training may spend less than epsilon; the card states one epsilon for both."""
     words = [f"pair.private={THREE}", *WORDS, "algorithm=dp_sgd_clip1", "training=adamix", "privacy.noise_multiplier=5"]
     assert main(["run", *words]) == 0, capsys.readouterr().err
-    record = record_of()
+    record = only_record()
     assert record["quality"]["privacy"]["epsilon"] <= record["privacy"]["epsilon"] < 2
 
 
 def test_an_auc_of_two_classes_is_told_once(folder, capsys):
     words = [f"pair.private={TWO}", *WORDS, "pair.metric=auc", "privacy.secure_noise=true"]
     assert main(["run", *words]) == 0, capsys.readouterr().err
-    told = card.told(record_of(), json.loads(next(Path("results").glob("runs/*/model.json")).read_text()))
+    told = card.told(only_record(), json.loads(next(Path("results").glob("runs/*/model.json")).read_text()))
     assert [name for name, _ in card.figures(told)] == ["auc"]
 
 

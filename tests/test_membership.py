@@ -40,6 +40,7 @@ from pubsel.settings import CONF
 from pubsel.settings.keys import AttackConfig, Model, Norm
 from pubsel.settings.schema import check
 from pubsel.training.evaluation import evaluate
+from tests.made import network
 from tests.synthetic import distance
 
 RANDOM = np.random.default_rng(0)
@@ -51,10 +52,6 @@ def digits(n, seed=0, classes=10):
     draw = np.random.default_rng(seed)
     images = torch.from_numpy(draw.integers(256, size=(n, 1, 8, 8), dtype=np.uint8))
     return Split(images, torch.from_numpy(draw.integers(classes, size=n)))
-
-
-def network(seed, name="linear"):
-    return build(Model(name, None, False, None, Norm.replace, None), (1, 8, 8), 10, (0.3,), (0.4,), seed=seed)
 
 
 # Figures

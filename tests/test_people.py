@@ -29,6 +29,7 @@ from pubsel.settings.methods import option
 from pubsel.training import loop
 from pubsel.training.loop import Job, clipped_sum, fit, noisy_sum
 from pubsel.training.once import units_of
+from tests.made import only_record
 from tests.synthetic import secret_named
 from tests.test_report import Page
 
@@ -610,11 +611,6 @@ def private(tmp_path):
     return tmp_path
 
 
-def the_record(tmp_path):
-    (path,) = (tmp_path / "results" / "runs").glob("*/result.json")
-    return json.loads(path.read_text())
-
-
 ITSELF = ["pair.take=train", "pair.m=40"]
 
 
@@ -634,7 +630,7 @@ def test_a_run_protects_people_and_says_so(private, words, algorithm, capsys):
         words = [*words, "algorithm.k=5"]
     run = command(private, f"algorithm={algorithm}", "epsilon=3", *words)
     assert main(run) == 0, capsys.readouterr().err
-    record = the_record(private)
+    record = only_record(private / "results")
     units = record["private_units"]
     assert 40 < units <= 80
     assert record["private_examples"] > 2 * units
@@ -669,7 +665,7 @@ def test_the_guarantee_is_weak_if_delta_is_above_one_over_the_number_of_people(p
     n = len(load(pair(private / "a.npz"), "", False).private.x)
     assert 1 / n < 0.01 < 1 / 80
     assert main([*words, "privacy.delta=0.01"]) == 0
-    assert "weak" not in the_record(private)["privacy"]
+    assert "weak" not in only_record(private / "results")["privacy"]
     assert main([*words, "privacy.delta=0.02"]) == 2
 
 
@@ -695,7 +691,7 @@ def test_what_reads_examples_one_by_one_is_refused(private, name, words, why, ca
 def test_what_is_given_away_says_that_a_person_is_protected(private):
     run = command(private, "algorithm=dp_sgd_clip1", "epsilon=3", "privacy.secure_noise=true")
     assert main(run) == 0
-    record = the_record(private)
+    record = only_record(private / "results")
     assert main(["export", f"{private / 'results' / 'runs' / record['identity']}", f"to={private / 'release'}"]) == 0
     texts = {name: (private / "release" / name).read_text() for name in ("README.md", "privacy.html", "config.json")}
     unit = json.loads(texts["config.json"])["privacy"]["unit"]

@@ -32,7 +32,7 @@ from pubsel.settings.keys import Accounting, Privacy, Training
 from pubsel.settings.methods import option
 from pubsel.training.loop import noisy_sum
 from pubsel.training.once import freeze
-from tests.synthetic import algorithm as build
+from tests.made import build
 from tests.synthetic import secret_named
 
 CLASSES = 3
@@ -325,7 +325,7 @@ def test_no_share_is_taken_where_nothing_is_released_first():
 
 def test_the_papers_accounting_is_of_the_algorithms_own_sensitivity():
     """sqrt(2) for the two sums of GEP."""
-    settings = settings_of("gep", privacy={"accounting": Accounting.paper}, training={"batch_size": 25})
+    settings = settings_of("gep", privacy={"accounting": Accounting.paper}, training={"batch_size": 100})
     plan, spend, _ = guarantee(settings, build("gep"), 200)
     assert spend == accountant.plan(2.0, 1e-5, plan.rate, plan.steps, math.sqrt(2), Accounting.paper)
 
@@ -465,7 +465,7 @@ def test_weights_of_a_loop_of_its_own_are_drawn_once(folder, capsys, monkeypatch
     """noisy_sgd in a run that is killed between its last draw and its record."""
     two = dict(np.load("tiny.npz"))
     np.savez("tiny.npz", **{key: value % 2 if "labels" in key else value for key, value in two.items()})
-    words = ["run", "algorithm=noisy_sgd", *TINY, "privacy.secure_noise=true"]
+    words = ["run", "algorithm=noisy_sgd", "algorithm.steps=200", *TINY, "privacy.secure_noise=true"]
 
     def killed(*_):
         raise KeyboardInterrupt

@@ -17,6 +17,7 @@ from pubsel.privacy.people import UNIT, weights_of
 from pubsel.privacy.randomness import Secret, SystemEntropy, stream
 from pubsel.selection import pool
 from pubsel.selection.coverage import Private, counts
+from tests.made import secret
 
 
 def examples(kind, n, d=12, seed=0):

@@ -23,7 +23,7 @@ from pubsel.records import read_records
 from pubsel.release.run import other_utilities
 from pubsel.settings.keys import Labels, Training
 from pubsel.training.loop import Job, fit
-from tests.synthetic import algorithm as build
+from tests.made import build
 from tests.synthetic import secret_named
 
 

@@ -6,32 +6,16 @@ import re
 import shlex
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from filelock import FileLock
 
-from pubsel.cli import main
 from pubsel.commands import list_runs, replay
+from tests.made import Cli
 
 TINY = ["+experiment=quickstart", "training.epochs=1", "epsilon=2", "distance=none", "download=false",
         "training.batch_size=1297", "training.chunk=256", "threads=1"]  # fmt: skip
-Cli = Callable[..., tuple[int, str, str]]
-
-
-@pytest.fixture
-def cli(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Cli:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("HYDRA_FULL_ERROR", "0")
-    monkeypatch.setattr(sys, "argv", sys.argv)
-
-    def run(*words: str) -> tuple[int, str, str]:
-        code = main(list(words))
-        said = capsys.readouterr()
-        return code, said.out, said.err
-
-    return run
 
 
 def made(name: str, state: str, **settings) -> Path:

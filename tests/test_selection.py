@@ -1,8 +1,6 @@
 """Private selection: its sensitivity and probabilities attacked with neighbouring data; records; training with it."""
 
-import json
 import math
-import sys
 from fractions import Fraction
 from pathlib import Path
 
@@ -13,14 +11,13 @@ from scipy import integrate, stats
 from torch import nn
 
 from pubsel import selection
-from pubsel.cli import main
 from pubsel.data import Reader, Split, open_dataset, public_examples
 from pubsel.messages import UsageError
-from pubsel.models import build
 from pubsel.privacy import accountant
 from pubsel.privacy.randomness import SystemEntropy, below, stream
 from pubsel.selection import Comparison
-from pubsel.settings.keys import Convert, Model, Norm, Select
+from pubsel.settings.keys import Convert, Select
+from tests.made import network, only_record, secret
 from tests.synthetic import distance
 
 UNIT = selection.UNIT
@@ -31,14 +28,6 @@ ALL = Select(private_m=math.inf)  # private examples
 
 def settings(**changes):
     return distance("gsd", **({"k": 5, "m": 60, "initialisations": 2} | changes))
-
-
-def network(i):
-    return build(Model("linear", None, False, None, Norm.replace, None), (1, 8, 8), 10, (0.3,), (0.4,), seed=i)
-
-
-def secret(purpose, step):
-    return stream("test", purpose, step)
 
 
 @pytest.fixture(scope="module")
@@ -323,28 +312,10 @@ RUN = ["run", "+experiment=quickstart", "training.steps=2", "training.batch_size
        "distance.m=100", "distance.initialisations=1"]  # fmt: skip
 
 
-@pytest.fixture
-def cli(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("HYDRA_FULL_ERROR", "0")
-    monkeypatch.setattr(sys, "argv", sys.argv)
-
-    def run(*words):
-        code = main(list(words))
-        return code, *capsys.readouterr()
-
-    return run
-
-
-def only_record(kind):
-    (path,) = Path("results").glob(f"{kind}/*/result.json")
-    return json.loads(path.read_text())
-
-
 def test_rank_releases_the_choice_alone_and_once(cli, monkeypatch):
     code, out, err = cli(*RANK, CANDIDATES, "epsilon_select=0.1", "secure_noise=true")
     assert code == 0, err
-    record = only_record("ranks")
+    record = only_record(kind="ranks")
     assert record["chosen"] in out
     assert not {"values", "order", "raw"} & set(record)
     assert record["candidates"] == ["digits", "noise", "photo_patches"]
@@ -366,7 +337,7 @@ def test_dp_gsd_on_the_command_line(cli):
     words = [*RANK, CANDIDATES, "distance=dp_gsd", "distance.m=100", "distance.initialisations=2", "distance.sketch=64"]
     code, out, err = cli(*words)
     assert code == 0, err
-    record = only_record("ranks")
+    record = only_record(kind="ranks")
     assert out.startswith("DP-GSD to digits")
     assert "(1, 1e-05)-differentially private" in out
     assert record["privacy"]["steps"] == 2
@@ -387,7 +358,7 @@ def test_run_selects_trains_and_reports_one_guarantee(cli, monkeypatch):
         patch.setattr(selection, "select", None)
         code, out, err = cli(*RUN, "privacy.secure_noise=true")
     assert code == 0, err
-    record = only_record("runs")
+    record = only_record()
     said = record["privacy"]
     assert record["public"] == chosen in ("noise", "photo_patches")
     assert record["settings"]["pair"]["public"] == "auto"
@@ -406,7 +377,7 @@ def test_run_with_one_candidate_spends_nothing_on_it(cli):
     code, _, err = cli(*RUN, "pair.candidates=[noise]")
     assert code == 0, err
     assert "only candidate" in err
-    record = only_record("runs")
+    record = only_record()
     assert record["public"] == "noise"
     assert record["epsilon"] == 2
     assert cli("attack", "loss", "run=all")[0] == 0  # on the test images that the choice left

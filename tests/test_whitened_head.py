@@ -37,7 +37,7 @@ from pubsel.privacy.randomness import stream
 from pubsel.privacy.sampling import schedule
 from pubsel.settings.keys import Training
 from pubsel.training.loop import Job, fit
-from tests.synthetic import algorithm as build
+from tests.made import build, only_record
 from tests.synthetic import secret_named
 
 
@@ -488,11 +488,6 @@ def folder(tmp_path, monkeypatch):
             arrays |= {f"{part}_images": images.astype(np.uint8), f"{part}_labels": labels}
         np.savez(f"{name}.npz", **arrays)
     return tmp_path
-
-
-def only_record():
-    (path,) = Path("results").glob("runs/*/result.json")
-    return json.loads(path.read_text())
 
 
 @pytest.mark.parametrize("name", ["whitened_head", "whitened_head_once"])

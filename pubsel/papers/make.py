@@ -139,6 +139,7 @@ class Composer:
     command: str  # of SWEPT
     parser: OverridesParser = field(default_factory=OverridesParser.create)
     whole: dict[tuple[str, ...], DictConfig] = field(default_factory=dict)  # by what is composed
+    sweeps: dict[tuple[str, ...], list[str]] = field(default_factory=dict)  # of the experiment in these words
     groups: dict[str, bool] = field(default_factory=dict)  # keys, and whether they choose options
 
     def cells(self, words: Sequence[str], public: str | None = None) -> list[list[str]]:
@@ -146,10 +147,11 @@ class Composer:
         public sets that the sweep goes through."""
         given = self.parser.parse_overrides(list(words))
         # the words that are the same in all cells choose the experiment, which may have a sweep
-        fixed = [str(word.input_line) for word in given if not word.is_sweep_override()]
-        params = compose(self.command, fixed, return_hydra_config=True).hydra.sweeper.get("params") or {}
-        of_experiment = [f"{key}={value}" for key, value in params.items()]
-        swept = [*self.parser.parse_overrides(of_experiment), *given]
+        _, options = self._apart([word for word in given if not word.is_sweep_override()])
+        if options not in self.sweeps:
+            hydra = compose(self.command, list(options), return_hydra_config=True).hydra
+            self.sweeps[options] = [f"{key}={value}" for key, value in (hydra.sweeper.get("params") or {}).items()]
+        swept = [*self.parser.parse_overrides(self.sweeps[options]), *given]
         last = [word for word in swept if word.key_or_group == "pair.public"][-1:]
         if public is not None and last and _is_single(last[0]):
             swept += self.parser.parse_overrides([f"pair.public={public}"])
@@ -158,17 +160,22 @@ class Composer:
 
     def composed(self, cell: Sequence[str]) -> DictConfig:
         """Return the values of a cell."""
-        values: list[Override] = []
-        options: list[Override] = []
-        for word in self.parser.parse_overrides(list(cell)):
-            plain = not (word.is_add() or word.is_force_add() or word.is_delete())
-            (values if plain and not self.chooses(word.key_or_group) else options).append(word)
-        key = tuple(str(word.input_line) for word in options)
+        values, key = self._apart(self.parser.parse_overrides(list(cell)))
         if key not in self.whole:
             self.whole[key] = compose(self.command, list(key))
         changed = self.whole[key].copy()
         ConfigLoaderImpl._apply_overrides_to_config(values, changed)
         return changed
+
+    def _apart(self, words: Sequence[Override]) -> tuple[list[Override], tuple[str, ...]]:
+        """Return the words that change values alone, and the others, which choose options, add or remove."""
+        values, options = list[Override](), list[str]()
+        for word in words:
+            if word.is_add() or word.is_force_add() or word.is_delete() or self.chooses(word.key_or_group):
+                options.append(str(word.input_line))
+            else:
+                values.append(word)
+        return values, tuple(options)
 
     def chooses(self, key: str) -> bool:
         """Return whether a key chooses an option of conf/."""

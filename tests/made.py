@@ -1,0 +1,36 @@
+"""Factories that several test files share: algorithms, networks, streams, and the record of a run."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from pubsel import algorithms, models
+from pubsel.privacy.randomness import stream
+from pubsel.settings.keys import Model, Norm
+from pubsel.settings.methods import option
+
+Cli = Callable[..., tuple[int, str, str]]
+
+
+def build(name: str, **changes: Any) -> Any:
+    """Return the algorithm of conf/algorithm/NAME.yaml, with other settings."""
+    return algorithms.build(option("algorithm", name) | changes)
+
+
+def network(seed: int, name: str = "linear", size: int | None = None) -> nn.Module:
+    """Return a network for images of 8 x 8 pixels and ten classes."""
+    return models.build(Model(name, None, False, None, Norm.replace, size), (1, 8, 8), 10, (0.3,), (0.4,), seed=seed)
+
+
+def secret(purpose: str, step: int) -> Any:
+    """Return a stream in place of a secret one."""
+    return stream("test", purpose, step)
+
+
+def only_record(results: Path | str = "results", kind: str = "runs") -> dict[str, Any]:
+    """Return the only record of a kind in a results folder."""
+    (path,) = Path(results).glob(f"{kind}/*/result.json")
+    return json.loads(path.read_text())
