@@ -570,7 +570,7 @@ def test_an_interrupted_run_says_how_to_go_on(cli: Cli, monkeypatch: pytest.Monk
 
 
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP], ids=lambda how: how.name)
-@pytest.mark.parametrize("words", ["rank", "fit a", "pool", "export a to=b"])
+@pytest.mark.parametrize("words", ["rank private=a public=b", "fit a", "pool", "export a to=b"])
 def test_a_signal_to_stop_cleans_up(
     cli: Cli, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, words: str, how: signal.Signals
 ) -> None:

@@ -19,6 +19,7 @@ from pubsel.cell import canonical
 from pubsel.messages import UsageError
 from pubsel.models.small import NETWORKS
 from pubsel.settings import CONF
+from pubsel.settings.compose import composed
 from pubsel.settings.datasets import dataset_info, dataset_names
 from pubsel.settings.identity import as_json, default_of, digest_of, identity_of
 from pubsel.settings.keys import SCHEMAS, RankConfig, RunConfig, public_sets
@@ -28,7 +29,7 @@ from pubsel.settings.schema import LEAST, MOST, check, defaults, keys_of, neares
 NEUTRAL = {
     "keep",
     *("device", "threads", "data_root", "results", "download", "debug", "estimate", "profile", "training.chunk"),
-    *("replay", "tracking", "training.checkpoint_seconds"),
+    *("like", "replay", "tracking", "training.checkpoint_seconds"),
 }
 EXPERIMENTS = sorted((CONF / "experiment").glob("*.yaml"))
 OPTIONS = [
@@ -303,7 +304,7 @@ def flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
 def written(file: str) -> dict[str, Any]:
     """The keys that a file of conf/ gives, and their values."""
     values = yaml.safe_load((CONF / f"{file}.yaml").read_text()) or {}
-    return flat({key: value for key, value in values.items() if key not in ("defaults", "hydra")})
+    return flat({key: value for key, value in values.items() if key not in ("defaults", "hydra", "help")})
 
 
 @pytest.mark.parametrize("command", SCHEMAS)
@@ -324,11 +325,13 @@ def test_a_value_has_one_home(command: str) -> None:
 @pytest.mark.parametrize("command", ["run", "predict", "export", "rank", "attack", "audit"])
 def test_every_key_is_shown_and_can_be_given(command: str) -> None:
     """Of the keys that stand below null, such as model.backbone.crop, the one above."""
-    shown = compose(command, [])
-    for key in keys_of(SCHEMAS[command]):
-        group = key.rpartition(".")[0]
-        if OmegaConf.select(shown, group) is not None if group else True:
-            assert key in flat(OmegaConf.to_container(shown)) or OmegaConf.is_dict(OmegaConf.select(shown, key)), key
+    with composed(command, []) as shown:
+        for key in keys_of(SCHEMAS[command]):
+            group = key.rpartition(".")[0]
+            if OmegaConf.select(shown, group) is not None if group else True:
+                assert key in flat(OmegaConf.to_container(shown)) or OmegaConf.is_dict(OmegaConf.select(shown, key)), (
+                    key
+                )
 
 
 @pytest.mark.parametrize("option", OPTIONS)

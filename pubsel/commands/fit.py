@@ -26,10 +26,10 @@ from pubsel.privacy import accountant
 from pubsel.release import measurement, quality
 from pubsel.selection import coverage
 from pubsel.settings import outputs
-from pubsel.settings.command_line import with_backbone
 from pubsel.settings.compose import composed, words_of
 from pubsel.settings.identity import identity_of
 from pubsel.settings.keys import ExportConfig, FitConfig, Format, RunConfig
+from pubsel.settings.methods import with_backbone
 from pubsel.settings.schema import check
 from pubsel.training import exchange
 

@@ -71,6 +71,9 @@ By = Enum("By", ["gsd", "coverage", "votes"])
 AuditKind = Enum("AuditKind", ["white_box", "black_box", "per_instance"])
 
 
+ABOUT_LIKE = "file or name of a record: start from its settings; what else the command line gives replaces them"
+
+
 @dataclass
 class Pair:
     """The private data, the public data, and how public images are converted to the private shape."""
@@ -347,6 +350,7 @@ class RunConfig(Common):
     estimate: bool = setting(
         "estimate the memory and time of the run before it starts, and stop if it does not fit", neutral=True
     )
+    like: str | None = setting(ABOUT_LIKE, neutral=True, default=None)
     replay: str | None = setting(
         "file or name of a record: repeat its run and report whether the result is the same", neutral=True
     )
@@ -402,6 +406,7 @@ class AuditConfig(RunConfig):
 class RankConfig(Common):
     """`pubsel rank`."""
 
+    like: str | None = setting(ABOUT_LIKE, neutral=True, default=None)
     private: str = setting("the private data: a name in conf/dataset, or a path")
     public: list[Any] = setting(
         "the public candidates: names or paths; a list in the list is one candidate of several sets: [A,[B,C]]"
