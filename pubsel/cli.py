@@ -16,9 +16,8 @@ import signal
 import sys
 import traceback
 from collections.abc import Callable
-from dataclasses import fields
 from pathlib import Path
-from typing import Any, NoReturn, TextIO, cast, get_args, get_origin
+from typing import Any, NoReturn, TextIO, cast
 
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
@@ -32,7 +31,7 @@ from pubsel.settings.command_line import written
 from pubsel.settings.datasets import dataset_names
 from pubsel.settings.keys import SCHEMAS, Attack, DataConfig, RunConfig
 from pubsel.settings.methods import GROUPS
-from pubsel.settings.schema import check, keys_of
+from pubsel.settings.schema import check, keys_of, lists
 from pubsel.training import torchrun
 
 HELP = f"""pubsel {pubsel.__version__}: private machine learning with public data.
@@ -53,6 +52,7 @@ HELP = f"""pubsel {pubsel.__version__}: private machine learning with public dat
   pubsel report                            tables, figures and the runs that they come from, as one HTML file
   pubsel runs state=unfinished             which runs there are; runs show NAME: its command, and why it failed
   pubsel run replay=NAME                   repeat a run, and report whether it comes out the same
+  pubsel run like=NAME epsilon=4           the same settings as a run has, but for those that are given
   pubsel data list                         every named dataset: where it comes from, and whether it is present
   pubsel data prepare NAME                 download or convert one
   pubsel data check /path/to/images        what is read of your data: how many images, which size, how many classes
@@ -255,10 +255,9 @@ def _do(command: str, values: DictConfig) -> None:
             raise UsageError(f"pubsel make NAME: one of {', '.join(_work())}")
 
     # One value of several needs no brackets.
-    for f in fields(SCHEMAS[command]):
-        single = values.get(f.name) is not None and not OmegaConf.is_list(values[f.name])
-        if single and list in map(get_origin, (f.type, *get_args(f.type))):
-            values[f.name] = [values[f.name]]
+    for key in lists(SCHEMAS[command]):
+        if values.get(key) is not None and not OmegaConf.is_list(values[key]):
+            values[key] = [values[key]]
     result: Any = check(SCHEMAS[command], values)
 
     work = COMMANDS[command]

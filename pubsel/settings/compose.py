@@ -3,14 +3,13 @@ the commands that have groups of options or sweep; OmegaConf alone reads the oth
 torch."""
 
 import contextlib
-import dataclasses
 import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from enum import Enum
 from functools import cache
 from pathlib import Path
-from typing import Any, get_args, get_origin
+from typing import Any
 
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
@@ -20,7 +19,7 @@ from pubsel.settings import CONF, OWN, fetching
 from pubsel.settings.command_line import unquoted, written
 from pubsel.settings.keys import SCHEMAS, Common
 from pubsel.settings.methods import GROUPS, method_keys
-from pubsel.settings.schema import defaults, keys_of, nearest
+from pubsel.settings.schema import defaults, keys_of, lists, nearest
 
 BY_HYDRA = ("run", "rank", "attack", "audit", "make", "figure", "pool")
 QUOTED = r"""'(?:\\.|[^'\\])*'|"(?:\\.|[^"\\])*\""""
@@ -46,7 +45,6 @@ def _by_omegaconf(command: str, words: Sequence[str], folders: tuple[Path, ...])
     assert isinstance(values, DictConfig)
     del values["help"]
 
-    several = {f.name for f in dataclasses.fields(schema) if list in map(get_origin, (f.type, *get_args(f.type)))}
     for word in words:
         key, equals, text = word.partition("=")
         if not (equals and re.fullmatch(r"[+]{0,2}[\w.]+", key)):
@@ -54,7 +52,7 @@ def _by_omegaconf(command: str, words: Sequence[str], folders: tuple[Path, ...])
         if (key := key.lstrip("+")) not in keys_of(schema):
             raise UsageError(_unknown(key))
         values[key] = value = _value(word, text.strip())
-        if key in several and isinstance(value, str) and "," in text and not re.fullmatch(QUOTED, text):
+        if key in lists(schema) and isinstance(value, str) and "," in text and not re.fullmatch(QUOTED, text):
             raise UsageError(f"cannot read {word!r}: for several, {key}=[A,B]")
 
     token = OWN.set(folders)

@@ -163,7 +163,7 @@ def method_class(target: str, folders: tuple[Path, ...] = ()) -> type | None:
         module, _, name = target.rpartition(".")
         with contextlib.suppress(Exception):  # when the method runs, the message says what is wrong with it
             cls = getattr(importlib.import_module(module), name)
-            return cls if dataclasses.is_dataclass(cls) else None
+            return cls if isinstance(cls, type) and dataclasses.is_dataclass(cls) else None
     return None
 
 

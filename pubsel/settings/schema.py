@@ -145,6 +145,11 @@ def keys_of(schema: Any, prefix: str = "") -> list[str]:
     return keys
 
 
+def lists(schema: Any) -> set[str]:
+    """Return the keys of a dataclass of settings, without those of groups, whose values are lists."""
+    return {f.name for f in fields(schema) if any(get_origin(t) is list for t in (f.type, *get_args(f.type)))}
+
+
 def _siblings(schema: Any, key: str) -> dict[str, str]:
     """Return the names and meanings of the keys next to the dotted `key`; none if a free mapping holds it."""
     fields = dataclasses.fields(schema) if dataclasses.is_dataclass(schema) else ()
