@@ -19,6 +19,7 @@ from pubsel.cell import canonical
 from pubsel.messages import UsageError
 from pubsel.models.small import NETWORKS
 from pubsel.settings import CONF
+from pubsel.settings import command_line as line
 from pubsel.settings.compose import composed
 from pubsel.settings.datasets import dataset_info, dataset_names
 from pubsel.settings.identity import as_json, default_of, digest_of, identity_of
@@ -229,6 +230,36 @@ def test_the_nearest_key_is_named(typed: str, meant: str | None) -> None:
 def test_a_value_that_must_be_given_is_asked_for() -> None:
     with pytest.raises(UsageError, match=r"^private has no value: give private=\.\.\.$"):
         check(RankConfig, compose("rank"))
+
+
+@pytest.mark.parametrize(
+    "text", ["a b", "it's", '"quoted"', "C:\\x\\", "a=b,c", "[x", "null", "true", "#1: *.png", "$x"]
+)
+def test_texts_are_read_alike_with_hydra_and_without(text: str) -> None:
+    several = [text, "b", f"{text} {text}"]
+    for command, key in (("fit", "private"), ("rank", "private"), ("fit", "to")):
+        with composed(
+            command, [f"{key}={line.written(text)}", f"public={line.written([*several, several])}"]
+        ) as values:
+            assert values[key] == text
+            assert values.public == [*several, several]
+    assert line.unquoted(line.written(text)) == text
+
+
+def test_values_without_quotes_are_read_as_hydra_reads_them() -> None:
+    words = [
+        "++public=[ ./a b, ['c,d',\"e\"] , null]",
+        "pool=null",
+        "dry=True",
+        "epsilon=1e-2",
+        "to=a: b",
+        "keep=false",
+    ]
+    with composed("fit", words) as values:
+        assert values.public == ["./a b", ["c,d", "e"], None]
+        assert (values.pool, values.dry, values.epsilon, values.to, values.keep) == (None, True, "1e-2", "a: b", False)
+    with composed("fit", ["private=a", *words[1:]]) as values:
+        assert check(SCHEMAS["fit"], values).epsilon == 0.01
 
 
 # Files of conf

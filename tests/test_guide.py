@@ -105,7 +105,7 @@ def test_every_command_of_a_page_composes(page: Path) -> None:
                 settings: object = check(SCHEMAS[command], values)
             if command == "figure":
                 assert settings.figure in draw.names()
-            elif isinstance(settings, RunConfig) and settings.replay is None:
+            elif isinstance(settings, RunConfig) and settings.replay is None and settings.like is None:
                 canonical(settings)
             if command == "make":
                 assert make.steps_of(settings.name)
