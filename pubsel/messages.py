@@ -1,5 +1,4 @@
-"""What the person at the terminal is told while a command runs, and the log of it. Results go to stdout, this to
-stderr."""
+"""Messages to the terminal while a command runs, on stderr, and to the log of a run. Results go to stdout."""
 
 import contextlib
 import errno
@@ -146,13 +145,13 @@ FULL = ("can't allocate", "could not create a primitive", "failed to map segment
 
 
 def raised_by_torch(error: RuntimeError) -> bool:
-    """Whether torch may have raised it, and not a handler of a signal: these may raise one anywhere, which ends the
+    """Return whether torch may have raised it, and not a handler of a signal: these may raise one anywhere, which ends the
     run, and submitit's raise one of a class of their own."""
     return type(error) in (RuntimeError, NotImplementedError)
 
 
 def out_of_memory(error: BaseException) -> bool:
-    """Whether an error says that memory ran out, of the machine or of a GPU."""
+    """Return whether an error says that memory ran out, of the machine or of a GPU."""
     if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
         return True
     return any(text in str(error) for text in FULL)

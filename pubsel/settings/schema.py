@@ -1,4 +1,4 @@
-"""What a key may be: its meaning and range, and the check of values against them."""
+"""The meaning and range of a key, and the check of values against them."""
 
 import dataclasses
 import difflib
@@ -26,7 +26,7 @@ NAME = re.compile(r"[\w.+-]+")  # what may be part of the name of a folder
 
 
 class Range(TypedDict, total=False):
-    """What a number may be: open or closed ends."""
+    """The range of a number: open or closed ends."""
 
     over: float
     at_least: float
