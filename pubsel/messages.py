@@ -145,8 +145,8 @@ FULL = ("can't allocate", "could not create a primitive", "failed to map segment
 
 
 def raised_by_torch(error: RuntimeError) -> bool:
-    """Return whether torch may have raised it, and not a handler of a signal: these may raise one anywhere, which ends the
-    run, and submitit's raise one of a class of their own."""
+    """Return whether torch may have raised it, and not a handler of a signal: these may raise one anywhere, which
+    ends the run, and submitit's raise one of a class of their own."""
     return type(error) in (RuntimeError, NotImplementedError)
 
 
