@@ -335,7 +335,7 @@ def _sweep(command: str, words: list[str], options: argparse.Namespace, typed: l
 
     failures: list[str] = []
     raised: list[Exception] = []
-    of_record = set(words) - set(typed)
+    of_record = {word.partition("=")[0] for word in words if word not in typed}  # Hydra may change the values
 
     def task(values: DictConfig) -> str | None:
         try:
@@ -347,7 +347,7 @@ def _sweep(command: str, words: list[str], options: argparse.Namespace, typed: l
                 return None
             # a cell of a sweep that fails does not stop the others
             why = _message(error)[0]
-            cell = [word for word in HydraConfig.get().overrides.task if word not in of_record]
+            cell = [word for word in HydraConfig.get().overrides.task if word.partition("=")[0] not in of_record]
             failures.append(f"{' '.join(cell)}: {why}")
             print(f"pubsel: failed: {failures[-1]}", file=sys.stderr)
             if values.get("debug"):
