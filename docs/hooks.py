@@ -5,16 +5,16 @@ import ast
 import re
 from collections.abc import Iterator
 from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import yaml
-from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
 from pubsel.cli import SCHEMAS
 from pubsel.records import RECORD
-from pubsel.settings import CONF, explain
+from pubsel.settings import CONF, compose, explain
 from pubsel.settings.datasets import dataset_info, dataset_names
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -118,7 +118,7 @@ def settings() -> str:
     ]
     seen: dict[str, explain.Setting] = {}
     for command, schema in SCHEMAS.items():
-        made = explain.sections(schema, composed(command))
+        made = explain.sections(schema, composed(command), methods=True)
         lines += [f"## pubsel {command} {{ #{command} }}", ""]
         lines += _again(made, seen)
         for section in made:
@@ -180,8 +180,8 @@ def text(words: str) -> str:
 
 def composed(command: str, *words: str) -> dict[str, Any]:
     """The values that a command has with these words."""
-    with initialize_config_dir(str(CONF), version_base="1.3"):
-        return OmegaConf.to_container(compose(command, list(words)), resolve=False)  # type: ignore[return-value]
+    with compose.composed(command, words) as values:
+        return OmegaConf.to_container(values, resolve=False)  # type: ignore[return-value]
 
 
 # Methods
@@ -211,10 +211,10 @@ def _method(group: str, target: str, options: dict[str, dict[str, Any]]) -> Iter
     module, _, name = target.rpartition(".")
     main = min(options, key=lambda option: (option != module.rpartition(".")[2], len(option)))
     yield f"## {name or f'`{main}`'} {{ #{main} }}\n"
-    if module and explain.source(module):
+    if module and find_spec(module):
         yield f"::: {module}\n    options: {{{UNTITLED}, members: false}}\n"
 
-    schema = explain.method_settings(target) if name else None
+    schema = explain.method_class(target) if name else None
     if schema is not None:
         yield f"{text(explain.about(schema))}. The values are those of `{group}={main}`:\n"
         (section, *_) = explain.sections(schema, options[main])

@@ -72,7 +72,8 @@ def train(*words: str, config_dir: str | Path | None = None, **settings: Any) ->
     from pubsel.settings.keys import RunConfig
     from pubsel.settings.schema import check
 
-    with composed("run", [*words, *words_of(settings)], config_dir) as values:
+    asked = records.expanded("run", [*words, *words_of(settings)])
+    with composed("run", asked, config_dir) as values:
         checked = check(RunConfig, values)
         record = run(checked)
     return Record(record, Path(checked.results) / "runs" / record["identity"], show_run(record))
@@ -97,8 +98,8 @@ def rank(
     from pubsel.settings.schema import check
 
     several = [public] if isinstance(public, str | Path) else list(public)
-    asked = words_of({"private": private, "public": several, **settings})
-    with composed("rank", [*words, *asked], config_dir) as values:
+    named = words_of({"private": private, "public": several, **settings})
+    with composed("rank", records.expanded("rank", [*words, *named]), config_dir) as values:
         checked = check(RankConfig, values)
         record = rank(checked)
     return Record(record, Path(checked.results) / "ranks" / record["identity"], show_rank(record))

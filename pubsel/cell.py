@@ -189,7 +189,7 @@ def check_pair(settings: RunConfig) -> None:
     if not HydraConfig.initialized():
         return
     given = {word.lstrip("+~").partition("=")[0]: word for word in HydraConfig.get().overrides.task}
-    if "pair.private" not in given or given.keys() & {"pair", "pair.public", "experiment"}:
+    if "pair.private" not in given or given.keys() & {"pair", "pair.public", "experiment", "like", "replay"}:
         return
     if settings.algorithm.get("_target_") and algorithms.build(settings.algorithm).uses_public:
         raise UsageError(

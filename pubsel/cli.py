@@ -3,9 +3,10 @@
 Exit code 0: done; 1: a run failed; 2: the command or its settings are wrong.
 """
 
+import argparse
 import contextlib
 import ctypes
-import dataclasses
+import importlib
 import io
 import logging
 import os
@@ -14,45 +15,23 @@ import select
 import signal
 import sys
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TextIO, cast
+from typing import Any, NoReturn, TextIO, cast
 
-import hydra
-from hydra._internal.utils import get_args_parser
-from hydra.core.global_hydra import GlobalHydra
-from hydra.core.hydra_config import HydraConfig
-from hydra.errors import HydraException
-from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 import pubsel
 from pubsel.messages import CellsFailed, UsageError, UserError, limit, out_of_memory, stopped_by_signals
 from pubsel.privacy import ledger
-from pubsel.records import BrokenRecord
+from pubsel.records import BrokenRecord, expanded
 from pubsel.settings import CONF, compose, explain, fetching, named
+from pubsel.settings.command_line import written
 from pubsel.settings.datasets import dataset_names
-from pubsel.settings.keys import (
-    SCHEMAS,
-    Attack,
-    AttackConfig,
-    AuditConfig,
-    DataConfig,
-    ExportConfig,
-    FigureConfig,
-    FitConfig,
-    MakeConfig,
-    PoolConfig,
-    PredictConfig,
-    RankConfig,
-    ReportConfig,
-    RunConfig,
-    RunsConfig,
-    TableConfig,
-)
+from pubsel.settings.keys import SCHEMAS, Attack, DataConfig, RunConfig
 from pubsel.settings.methods import GROUPS
-from pubsel.settings.schema import check
+from pubsel.settings.schema import check, keys_of, lists
 from pubsel.training import torchrun
 
 HELP = f"""pubsel {pubsel.__version__}: private machine learning with public data.
@@ -73,6 +52,7 @@ HELP = f"""pubsel {pubsel.__version__}: private machine learning with public dat
   pubsel report                            tables, figures and the runs that they come from, as one HTML file
   pubsel runs state=unfinished             which runs there are; runs show NAME: its command, and why it failed
   pubsel run replay=NAME                   repeat a run, and report whether it comes out the same
+  pubsel run like=NAME epsilon=4           the same settings as a run has, but for those that are given
   pubsel data list                         every named dataset: where it comes from, and whether it is present
   pubsel data prepare NAME                 download or convert one
   pubsel data check /path/to/images        what is read of your data: how many images, which size, how many classes
@@ -83,160 +63,68 @@ Tab completion for bash: eval "$(pubsel -sc install=bash)"
 """
 
 
-def _run(values: DictConfig) -> None:
-    settings = check(RunConfig, values)
-    if settings.replay is not None:
-        return _replay(settings.replay, values)
-    from pubsel.release.run import run, show_run
+def _run(settings: RunConfig) -> str:
+    if settings.replay is None:
+        from pubsel.release.run import run, show_run
 
-    print(show_run(run(settings)))
-
-
-def _replay(name: str, values: DictConfig) -> None:
-    free = {f.name for f in dataclasses.fields(RunConfig) if f.metadata.get("neutral")}
-    for word in HydraConfig.get().overrides.task:
-        if (key := word.lstrip("+~").partition("=")[0]) not in free:
-            raise UsageError(f"{word}: replay={name} has its own {key}; give no more than {', '.join(sorted(free))}")
+        return show_run(run(settings))
     from pubsel.commands.replay import repeat
 
-    same, text = repeat(name, values)
+    same, text = repeat(settings.replay, settings)
+    if same:
+        return text
     print(text)
-    if not same:
-        raise UserError(f"replay={name}: it did not come out the same")
+    raise UserError(f"replay={settings.replay}: it did not come out the same")
 
 
-def _fit(values: DictConfig) -> None:
-    if OmegaConf.is_missing(values, "private"):
-        raise UsageError("pubsel fit FOLDER public=[A,B] epsilon=1: give the path of your images")
-    if isinstance(values.get("public"), str):
-        values.public = [values.public]
-    settings = check(FitConfig, values)
-    from pubsel.commands import fit
-
-    print(fit.run(settings))
-
-
-def _predict(values: DictConfig) -> None:
-    if OmegaConf.is_missing(values, "run"):
-        raise UsageError("pubsel predict RUN IMAGES: name of a finished run (pubsel runs lists them), or its folder")
-    settings = check(PredictConfig, values)
-    from pubsel.commands import predict
-
-    _print(predict.run(settings))
-
-
-def _export(values: DictConfig) -> None:
-    if OmegaConf.is_missing(values, "run") or OmegaConf.is_missing(values, "to"):
-        raise UsageError(
-            "pubsel export RUN to=FOLDER: name of a finished run (pubsel runs lists them), and a new folder"
-        )
-    settings = check(ExportConfig, values)
-    from pubsel.commands import export
-
-    print(export.run(settings))
-
-
-def _rank(values: DictConfig) -> None:
-    if isinstance(values.get("public"), str):
-        values.public = [values.public]
-    settings = check(RankConfig, values)
-    from pubsel.commands.rank import rank, show_rank
-
-    print(show_rank(rank(settings)))
-
-
-def _attack(values: DictConfig) -> None:
-    if isinstance(values.get("public"), str):
-        values.public = [values.public]
-    settings = check(AttackConfig, values)
+def _attack(settings: Any) -> str:
     from pubsel.commands.attack import NOT_PRIVATE, attack
 
-    print(attack(settings).to_string(index=False), NOT_PRIVATE, sep="\n\n")
+    return f"{attack(settings).to_string(index=False)}\n\n{NOT_PRIVATE}"
 
 
-def _audit(values: DictConfig) -> None:
-    settings = check(AuditConfig, values)
-    from pubsel.commands.audit import audit, show_audit
-
-    print(show_audit(audit(settings)))
+def _work() -> list[str]:
+    return sorted({*named("tables"), *named("work")})
 
 
-def _table(values: DictConfig) -> None:
-    from pubsel.papers import typeset
-
-    print(typeset.run(check(TableConfig, values)))
-
-
-def _make(values: DictConfig) -> None:
-    if OmegaConf.is_missing(values, "name"):
-        raise UsageError(f"pubsel make NAME: one of {', '.join(sorted({*named('tables'), *named('work')}))}")
-    settings = check(MakeConfig, values)
+def _make(settings: Any) -> str:
     from pubsel.papers import make
 
-    print(make.run(settings, _within))
+    return make.run(settings, _within)
 
 
-def _figure(values: DictConfig) -> None:
-    for key in ("sets", "k"):
-        if values.get(key) is not None and not OmegaConf.is_list(values[key]):
-            values[key] = [values[key]]
-    settings = check(FigureConfig, values)
-    from pubsel.papers import draw
-
-    print(draw.run(settings))
-
-
-def _report(values: DictConfig) -> None:
-    from pubsel.papers import report
-
-    _print(report.run(check(ReportConfig, values)))
-
-
-def _print(line: str) -> None:
-    """Print a line, if there is one."""
-    if line:
-        print(line)
-
-
-def _runs(values: DictConfig) -> None:
-    from pubsel.commands import list_runs
-
-    print(list_runs.run(check(RunsConfig, values)))
-
-
-def _data(values: DictConfig) -> None:
+def _data(settings: DataConfig) -> str:
     from pubsel.commands import data
 
-    usage = "pubsel data takes `list`, `prepare NAME`, `check NAME`, or `forget PATH`"
-    if OmegaConf.is_missing(values, "action"):
-        raise UsageError(usage)
-    settings = check(DataConfig, values)
-    if settings.action == "list":
-        print(data.listing(settings.data_root))
-    elif settings.action == "prepare":
-        print(data.prepare(settings.name, settings.data_root))
-    elif settings.action == "check":
-        print(data.check(settings.name, settings.data_root, settings.keep))
-    elif settings.action == "forget":
-        print(data.forget(settings.name, settings.data_root))
-    else:
-        raise UsageError(f"action={settings.action}: {usage}")
+    match settings.action:
+        case "list":
+            return data.listing(settings.data_root)
+        case "prepare":
+            return data.prepare(settings.name, settings.data_root)
+        case "check":
+            return data.check(settings.name, settings.data_root, settings.keep)
+        case "forget":
+            return data.forget(settings.name, settings.data_root)
+    raise UsageError(f"action={settings.action}: {USAGE['data']}")
 
 
-def _pool(values: DictConfig) -> None:
-    if isinstance(values.get("pool"), str):
-        values.pool = [values.pool]
-    settings = check(PoolConfig, values)
-    from pubsel.commands import pool
-
-    print(pool.run(settings))
-
-
-COMMANDS: dict[str, Callable[[DictConfig], None]] = {
-    "run": _run, "fit": _fit, "predict": _predict, "export": _export, "rank": _rank, "attack": _attack, "audit": _audit,
-    "table": _table, "make": _make, "figure": _figure, "report": _report, "runs": _runs, "data": _data,
-    "pool": _pool,
-}  # fmt: skip
+# A function of the settings that returns what to print; or its module, its name, and that of one of its result.
+COMMANDS: dict[str, Callable[[Any], str] | str] = {
+    "run": _run,
+    "fit": "commands.fit run",
+    "predict": "commands.predict run",
+    "export": "commands.export run",
+    "rank": "commands.rank rank show_rank",
+    "attack": _attack,
+    "audit": "commands.audit audit show_audit",
+    "table": "papers.typeset run",
+    "make": _make,
+    "figure": "papers.draw run",
+    "report": "papers.report run",
+    "runs": "commands.list_runs run",
+    "data": _data,
+    "pool": "commands.pool run",
+}
 POSITIONAL = {
     "fit": ["private"],
     "predict": ["run"],
@@ -248,6 +136,12 @@ POSITIONAL = {
     "runs": ["action", "name"],
     "data": ["action", "name"],
 }  # keys that are given without their name
+USAGE = {
+    "fit": "pubsel fit FOLDER public=[A,B] epsilon=1: give the path of your images",
+    "predict": "pubsel predict RUN IMAGES: name of a finished run (pubsel runs lists them), or its folder",
+    "export": "pubsel export RUN to=FOLDER: name of a finished run (pubsel runs lists them), and a new folder",
+    "data": "pubsel data takes `list`, `prepare NAME`, `check NAME`, or `forget PATH`",
+}  # the message if a key that these commands cannot do without is missing
 RESUMES = dict.fromkeys(("run", "fit", "make"), "; the same command resumes from the last checkpoint") | {
     "pool": "; the same command resumes after the last whole shard"
 }
@@ -297,12 +191,7 @@ def _command(command: str, rest: list[str]) -> int:
     """Return the exit code of a command whose words are `rest`."""
     debug = any(word in ("debug=true", "debug=True", "debug=1") for word in rest)
     try:
-        words = _positional(command, list(rest))
-        _check_options(words)
-        if {"-h", "--help"} & set(rest):
-            print(_help(command, rest))
-            return 0
-        return _dispatch(command, words)
+        return _started(command, rest)
     except KeyboardInterrupt as stop:
         print(f"interrupted{RESUMES.get(command, '')}", file=sys.stderr)
         return 128 + (stop.args[0] if stop.args else signal.SIGINT)
@@ -312,6 +201,73 @@ def _command(command: str, rest: list[str]) -> int:
         if debug:
             traceback.print_exc()
         return _fail(error)
+
+
+def _started(command: str, rest: list[str]) -> int:
+    """Return the exit code of a command; raise its error."""
+    options = _parser().parse_intermixed_args(rest)
+    if options.multirun and command == "make":
+        raise UsageError("pubsel make sweeps by itself: leave -m out")
+    if options.multirun and command not in compose.BY_HYDRA:
+        raise UsageError(f"pubsel {command} has nothing to sweep over: leave -m out")
+
+    typed = compose.renamed(command, _positional(command, options.words))
+    words = expanded(command, typed)
+    if options.help:
+        print(_help(command, words, options.config_dir, typed))
+        return 0
+    if not options.cfg and (options.multirun or command == "make"):
+        return _sweep(command, words, options, typed)
+
+    with compose.composed(command, words, options.config_dir) as values:
+        if options.cfg:
+            print(OmegaConf.to_yaml(values).rstrip())
+        else:
+            _do(command, values)
+    return 0
+
+
+class _Parser(argparse.ArgumentParser):
+    """A parser whose errors are one line."""
+
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(f"{message}; a setting is written key=value, without --")
+
+
+def _parser() -> _Parser:
+    """Return the parser of what is no setting. Words and options may come in any order."""
+    parser = _Parser(add_help=False, allow_abbrev=False)
+    parser.add_argument("words", nargs="*")
+    parser.add_argument("-h", "--help", action="store_true")
+    parser.add_argument("-c", "--cfg", choices=["job"])
+    parser.add_argument("-m", "--multirun", action="store_true")
+    parser.add_argument("-cd", "--config-dir")
+    return parser
+
+
+def _do(command: str, values: DictConfig) -> None:
+    """Check the settings of a command, do its work, and print what it returns."""
+    if any(OmegaConf.is_missing(values, key) for key in values):
+        if command in USAGE:
+            raise UsageError(USAGE[command])
+        if command == "make":
+            raise UsageError(f"pubsel make NAME: one of {', '.join(_work())}")
+
+    # One value of several needs no brackets.
+    for key in lists(SCHEMAS[command]):
+        if values.get(key) is not None and not OmegaConf.is_list(values[key]):
+            values[key] = [values[key]]
+    result: Any = check(SCHEMAS[command], values)
+
+    work = COMMANDS[command]
+    if isinstance(work, str):
+        place, *names = work.split()
+        for name in names:
+            result = getattr(importlib.import_module(f"pubsel.{place}"), name)(result)
+    else:
+        result = work(result)
+    if result:
+        print(result)
 
 
 def keep_memory() -> None:
@@ -324,92 +280,46 @@ def keep_memory() -> None:
         mallopt(-1, 2**30)  # M_TRIM_THRESHOLD: so much may be kept
 
 
-def _apart(words: list[str]) -> tuple[list[str], list[str]]:
-    """Return settings, and options of Hydra such as --config-dir DIR. Its parser accepts no settings on both sides of
-    an option."""
-    actions = get_args_parser()._actions
-    with_value = {name for action in actions if action.nargs is None for name in action.option_strings}
-    settings: list[str] = []
-    options: list[str] = []
-    for before, word in zip(["", *words], words, strict=False):
-        (options if word.startswith("-") or before in with_value else settings).append(word)
-    return settings, options
+def _help(command: str, words: list[str], config_dir: str | None = None, typed: list[str] | None = None) -> str:
+    """Return every setting of a command with the value that `words` give it; or of the options that those of them which
+    were `typed` name."""
+    folders = (*([Path(config_dir).resolve()] if config_dir else []), CONF)
+    with compose.composed(command, words, config_dir) as composed:
+        values = cast(dict[str, Any], OmegaConf.to_container(composed, resolve=True))
 
-
-def _check_options(words: list[str]) -> None:
-    """Raise UsageError for a word like --epsilon, about which Hydra's parser would print a page."""
-    printed = io.StringIO()
-    try:
-        with contextlib.redirect_stderr(printed):
-            get_args_parser().parse_args(words)
-    except SystemExit:
-        reason = printed.getvalue().strip().splitlines()[-1].partition("error: ")[2]
-        raise UsageError(f"{reason}; a setting is written key=value, without --") from None
-
-
-def _help(command: str, words: list[str]) -> str:
-    """Return every setting of a command with the value that `words` give it; or of the options that they name."""
-    without_help = [word for word in words if word not in ("-h", "--help")]
-    given = get_args_parser().parse_args(_positional(command, without_help))
-    user_folders = [Path(given.config_dir).resolve()] if given.config_dir else []
-    folders = (*user_folders, CONF)
-
-    # Hydra resolves the values, from the user's folder too
-    overrides = [word for word in given.overrides if not word.lstrip("+~").startswith("hydra")]
-    with hydra.initialize_config_dir(str(CONF), version_base="1.3"):
-        search = [f"hydra.searchpath=[{','.join(f'file://{folder}' for folder in user_folders)}]"]
-        overrides_too = [*overrides, *(search if user_folders else [])]
-        values = OmegaConf.to_container(hydra.compose(command, overrides_too), resolve=True)
-
-    sections = explain.sections(SCHEMAS[command], cast(dict[str, Any], values), folders)
-    sections = [section._replace(settings=_added(section, cast(dict[str, Any], values))) for section in sections]
-    groups = {section.name for section in sections if section.options}
-    plain = [word.lstrip("+") for word in overrides]
-    chosen = dict(word.split("=", 1) for word in plain if word.partition("=")[0] in groups)
+    plain = [word.lstrip("+").partition("=") for word in typed or words]
+    chosen = {key: name for key, _, name in plain if (CONF / key).is_dir() and key in values}
+    sections = explain.sections(SCHEMAS[command], values, folders, methods=not chosen.keys().isdisjoint(GROUPS))
     return explain.help_text(command, sections, chosen, folders)
-
-
-def _added(section: explain.Section, values: dict[str, Any]) -> list[explain.Setting]:
-    """Return the settings of a section, with a + before those of a method that its option leaves to the default of its
-    class: Hydra takes them only so."""
-    given = values.get(section.name) if section.name in GROUPS else None
-    if given is None:
-        return section.settings
-    names = {setting: setting.key.partition(".")[2] for setting in section.settings}
-    return [s if name in given else s._replace(key=f"+{s.key}") for s, name in names.items()]
 
 
 def _positional(command: str, words: list[str]) -> list[str]:
     """Return `table NAME`, `data list|prepare NAME|check NAME|forget PATH`, `runs KEY=VALUE`, `make NAME KEY=VALUE` and
     `predict NAME IMAGES` as overrides."""
-    words, options = _apart(compose.renamed(command, words))
+    words = list(words)
     for i, key in enumerate(POSITIONAL.get(command, [])[: len(words)]):
         if _is_setting(words[i]):
             break
-        needs_no_quotes = re.fullmatch(r"[\w./~+*-]*", words[i])
-        words[i] = f"{key}={words[i]}" if needs_no_quotes else compose.quoted(key, words[i])
-
-    if command == "runs":  # other keys belong to records, and Hydra does not know them
-        runs_keys = tuple(f"{f.name}=" for f in dataclasses.fields(RunsConfig))
-        keyed = [word for word in words if "=" in word]
-        asked = [word for word in keyed if not word.startswith((*runs_keys, "hydra", "+", "~"))]
-        words = [word for word in words if word not in asked] + _listed("where", asked)
+        words[i] = _override(key, words[i])
 
     if command == "predict":  # every word that is no setting is an image, or a folder of them
-        asked = [word for word in words if not _is_setting(word)]
-        quoted = ["'" + word.replace("${", "\\${").replace("'", "\\'") + "'" for word in asked]
-        words = [word for word in words if _is_setting(word)]
-        words += [f"images=[{','.join(quoted)}]"] if quoted else []
+        images = [word for word in words if not _is_setting(word)]
+        words = [word for word in words if word not in images] + ([_override("images", images)] if images else [])
 
-    if command == "make":  # other keys belong to its steps
-        if {"-m", "--multirun"} & set(options):
-            raise UsageError("pubsel make sweeps by itself: leave -m out")
-        make_keys = tuple(f"{f.name}=" for f in dataclasses.fields(MakeConfig))
-        asked = [word for word in words if not word.startswith((*make_keys, "hydra"))]
-        words = [word if not word.startswith("public=") else compose.quoted(*word.split("=", 1)) for word in words]
-        words = [word for word in words if word not in asked] + _listed("words", asked)
+    # Other keys belong to records, or to the steps of `make`.
+    if command in ("runs", "make"):
+        key, keys = ("where", ("+", "~")) if command == "runs" else ("words", ())
+        known = (*(f"{name}=" for name in keys_of(SCHEMAS[command])), "hydra", *keys)
+        others = [word for word in words if not word.startswith(known) and ("=" in word or command == "make")]
+        words = [word for word in words if word not in others] + ([_override(key, others)] if others else [])
+    if command == "make":
+        words = [_override(*word.split("=", 1)) if word.startswith("public=") else word for word in words]
+    return words
 
-    return options + words
+
+def _override(key: str, value: str | list[str]) -> str:
+    """Return the override of a key by texts that are taken literally, whatever characters they have."""
+    return f"{key}={written(value)}".replace("${", "\\${")
 
 
 def _is_setting(word: str) -> bool:
@@ -417,45 +327,36 @@ def _is_setting(word: str) -> bool:
     return re.match(r"[\w.+~/@]*=", word.partition(os.sep)[0]) is not None
 
 
-def _listed(key: str, words: list[str]) -> list[str]:
-    """Return the override key=[...] of words that Hydra is to read as they are; nothing for no words."""
-    quoted = ["'" + word.replace("\\", "\\\\").replace("'", "\\'") + "'" for word in words]
-    return [f"{key}=[{','.join(quoted)}]"] if quoted else []
+def _sweep(command: str, words: list[str], options: argparse.Namespace, typed: list[str]) -> int:
+    """Return the exit code of a sweep, or of `make`, which Hydra starts. typed: those of the words that were typed."""
+    from hydra.core.hydra_config import HydraConfig
+    from hydra.errors import HydraException
 
-
-def _dispatch(command: str, words: list[str]) -> int:
     failures: list[str] = []
     raised: list[Exception] = []
+    of_record = {word.partition("=")[0] for word in words if word not in typed}  # Hydra may change the values
 
     def task(values: DictConfig) -> str | None:
         try:
-            allowed = bool(values.get("download", True))
-            with fetching(allowed), contextlib.nullcontext() if allowed else offline():
-                COMMANDS[command](values)
+            with fetching(bool(values.get("download", True))):
+                _do(command, values)
         except Exception as error:
-            if HydraConfig.get().mode != RunMode.MULTIRUN:
+            if not options.multirun:
                 raised.append(error)  # raised again outside Hydra, which would print more than one line
                 return None
             # a cell of a sweep that fails does not stop the others
             why = _message(error)[0]
-            failures.append(f"{' '.join(HydraConfig.get().overrides.task)}: {why}")
+            cell = [word for word in HydraConfig.get().overrides.task if word.partition("=")[0] not in of_record]
+            failures.append(f"{' '.join(cell)}: {why}")
             print(f"pubsel: failed: {failures[-1]}", file=sys.stderr)
             if values.get("debug"):
                 traceback.print_exc()
             return why
         return None
 
-    # errors are raised here instead of being printed by Hydra
-    os.environ["HYDRA_FULL_ERROR"] = "1"
-    logging.getLogger("hydra").addHandler(logging.NullHandler())
-    sys.argv = ["pubsel", *words]
-    from hydra_plugins import pubsel_launchers
-
-    pubsel_launchers.register()
+    folder = [f"--config-dir={options.config_dir}"] if options.config_dir else []
     try:
-        hydra.main(config_path=str(CONF), config_name=command, version_base="1.3")(task)()
-    except SystemExit as done:  # after --help or --cfg
-        return int(done.code or 0)
+        _hydra(command, [*folder, *(["--multirun"] if options.multirun else []), *words], task)
     except CellsFailed as several:
         failures = several.cells
     except (HydraException, OmegaConfBaseException, OSError, UserError):
@@ -470,48 +371,29 @@ def _dispatch(command: str, words: list[str]) -> int:
     return 1 if failures else 0
 
 
-@contextlib.contextmanager
-def offline() -> Iterator[None]:
-    """Have no library ask the network for weights or data inside; what was fetched before is found where it is kept.
-    An OSError takes the place of each question."""
+def _hydra(command: str, words: list[str], task: Callable[[DictConfig], Any]) -> None:
+    """Have Hydra read a command line and call `task`. Its errors are raised, and not printed."""
+    import hydra
 
-    def hub() -> Any:
-        return sys.modules.get("huggingface_hub.constants")
+    from hydra_plugins import pubsel_launchers
 
-    kept = os.environ.get("HF_HUB_OFFLINE"), hub() and hub().HF_HUB_OFFLINE
-    os.environ["HF_HUB_OFFLINE"] = "1"
-    if hub():
-        hub().HF_HUB_OFFLINE = True
-    if not _offline:
-        sys.addaudithook(_refuse)  # which nothing takes away again
-    _offline.append(True)
-    try:
-        yield
-    finally:
-        _offline.append(False)
-        del os.environ["HF_HUB_OFFLINE"]
-        if kept[0] is not None:
-            os.environ["HF_HUB_OFFLINE"] = kept[0]
-        if hub():
-            hub().HF_HUB_OFFLINE = bool(kept[1])
-
-
-_offline: list[bool] = []  # the last one counts
-
-
-def _refuse(event: str, arguments: tuple[Any, ...]) -> None:
-    """Raise OSError if urllib is about to fetch something while nothing is to be fetched."""
-    if event == "urllib.Request" and _offline[-1] and not str(arguments[0]).startswith("file:"):
-        raise OSError("download=false")
+    os.environ["HYDRA_FULL_ERROR"] = "1"
+    logging.getLogger("hydra").addHandler(logging.NullHandler())
+    sys.argv = ["pubsel", *words]
+    pubsel_launchers.register()
+    hydra.main(config_path=str(CONF), config_name=command, version_base="1.3")(task)()
 
 
 def _within(command: str, words: list[str]) -> int:
     """Return the exit code of a command that another one starts: Hydra has one of each at a time."""
+    from hydra.core.global_hydra import GlobalHydra
+    from hydra.core.hydra_config import HydraConfig
+
     state, settings = GlobalHydra.instance(), HydraConfig.instance()
     hydra_before, settings_before = state.hydra, settings.cfg
     state.clear()
     try:
-        return _dispatch(command, _positional(command, words))
+        return _started(command, words)
     finally:
         state.hydra, settings.cfg = hydra_before, settings_before
 
@@ -528,7 +410,7 @@ def _message(error: Exception) -> tuple[str, int]:
         return f"{error}{ledger.again(error.folder)}", error.exit_code
     if isinstance(error, UserError):
         return str(error), error.exit_code
-    if isinstance(error, HydraException | OmegaConfBaseException):
+    if isinstance(error, OmegaConfBaseException) or type(error).__module__.startswith("hydra."):
         return compose.explained(error), 2
 
     if out_of_memory(error):
@@ -552,7 +434,8 @@ def _complete(words: list[str], line: str) -> int:
     line: the command line so far. `-sc install=SHELL` prints the script for the shell, `-sc query=SHELL` the choices.
     """
     if len(words) < 2 or not words[1].startswith("query="):
-        return _dispatch("run", words)
+        _hydra("run", words, print)
+        return 0
 
     # the word at the cursor is not complete
     before, begun = line.split()[1:], ""
@@ -568,7 +451,7 @@ def _complete(words: list[str], line: str) -> int:
         case ["table"]:
             choices = ["all", *named("tables"), *(name for name in named("work") if name.startswith("gsd_table"))]
         case ["make"]:
-            choices = sorted({*named("tables"), *named("work")})
+            choices = _work()
         case ["figure"]:
             from pubsel.papers import draw
 
@@ -581,10 +464,12 @@ def _complete(words: list[str], line: str) -> int:
             choices = sorted(path.name for path in Path("results/runs").glob("*/"))
         case ["data", "prepare" | "check"]:
             choices = dataset_names()
+        case [command, *_] if command in COMMANDS and command not in compose.BY_HYDRA:
+            choices = [f"{key}=" for key in keys_of(SCHEMAS[command])]
         case [command, *given] if command in COMMANDS:
             os.environ["COMP_LINE"] = " ".join(["pubsel", *_positional(command, given), begun])
             with contextlib.suppress(Exception, SystemExit), contextlib.redirect_stderr(io.StringIO()):
-                _dispatch(command, words)
+                _hydra(command, words, print)
 
     print(*(choice for choice in choices if choice.startswith(begun)))
     return 0

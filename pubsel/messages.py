@@ -147,13 +147,13 @@ FULL = ("can't allocate", "could not create a primitive", "failed to map segment
 
 
 def raised_by_torch(error: RuntimeError) -> bool:
-    """Whether torch may have raised it, and not a handler of a signal: these may raise one anywhere, which ends the
-    run, and submitit's raise one of a class of their own."""
+    """Return whether torch may have raised it, and not a handler of a signal: these may raise one anywhere, which
+    ends the run, and submitit's raise one of a class of their own."""
     return type(error) in (RuntimeError, NotImplementedError)
 
 
 def out_of_memory(error: BaseException) -> bool:
-    """Whether an error says that memory ran out, of the machine or of a GPU."""
+    """Return whether an error says that memory ran out, of the machine or of a GPU."""
     if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
         return True
     return any(text in str(error) for text in FULL)

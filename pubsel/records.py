@@ -23,8 +23,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 from pubsel import __version__, files
 from pubsel.files import PRIVATE_FOLDER, guard, plain, unreadable, write_whole
 from pubsel.messages import UsageError, UserError, cannot_write, gib, say
-from pubsel.settings.keys import RankConfig, RunConfig, is_weak
-from pubsel.settings.schema import MOST, fits, misfit
+from pubsel.settings.command_line import overrides, unquoted
+from pubsel.settings.keys import SCHEMAS, RankConfig, RunConfig, is_weak, neutral
+from pubsel.settings.schema import MOST, fits, literal, misfit
 
 if TYPE_CHECKING:
     import pandas
@@ -480,6 +481,41 @@ def find(name: str, results: Path, kinds: Sequence[str] = KINDS) -> tuple[dict[s
             return record, results / "records"
 
     raise UserError(f"{name}: no such file, and no record of this name in {results}; pubsel runs lists them")
+
+
+def expanded(command: str, words: Sequence[str]) -> list[str]:
+    """Return the words of a command, and before them those of a record's settings if like=NAME or replay=NAME is among
+    them. The record may be that of a run which has not finished. UserError if there is none; UsageError if it is of
+    another command, or for a word that the settings of the record leave no room for."""
+    given = {(parts := word.lstrip("+~").partition("="))[0]: parts[2] for word in words}
+    kind = next((key for key in ("replay", "like") if unquoted(given.get(key, "null")) != "null"), None)
+    if kind is None or not issubclass(SCHEMAS[command], RunConfig | RankConfig):
+        return list(words)
+
+    name, results = unquoted(given[kind]), Path(unquoted(given.get("results", "results"))).expanduser()
+    free = neutral(SCHEMAS[command])
+    for key, value in given.items():
+        if kind == "replay" and (key not in free or key == "like"):
+            raise UsageError(f"{key}={value}: replay={name} has its own {key}; give no more than {', '.join(free)}")
+        if key == "experiment":
+            raise UsageError(f"+experiment={value}: like={name} has settings of its own: give one of the two")
+
+    folder = results / "runs" / name
+    if (
+        command != "rank"
+        and is_name(name)
+        and (folder / "settings.json").is_file()
+        and not (folder / "result.json").exists()
+    ):
+        record = read_record(folder / "settings.json", Asked)
+    else:
+        record, _ = find(name, results)
+    settings = record.get("settings")
+    if not isinstance(settings, dict) or ("pair" in settings) == (command == "rank"):
+        raise UsageError(f"{kind}={name}: it is no record of pubsel {command}: name another one")
+    known = {f.name for f in fields(SCHEMAS[command])}
+    settings = {key: value for key, value in literal(settings, name).items() if key in known}
+    return [*overrides(settings, tuple(given)), *words]
 
 
 def recorded(

@@ -376,6 +376,14 @@ def test_what_needs_no_torch_does_not_wait_for_it() -> None:
         (["rank", "private=digits", "public=./empty", "model=digits_cnn"], 1, ["empty", "no images"]),
         (["rank", "private=digits", "public=noise", "results=a_file/x"], 1, ["a_file/x", "results="]),
         (["table"], 2, ["table", "table=..."]),
+        (["runs", "-m"], 2, ["nothing to sweep over"]),
+        (["runs", "show", "x", "++action"], 2, ["'++action'", "key=value"]),
+        (["table", "gsd_table2", "epsilon=1"], 2, ["epsilon: no setting of this command"]),
+        (["table", "gsd_table2", "result=a"], 2, ["unknown key result (did you mean results?)"]),
+        (["fit", "a", "public=b,c"], 2, ["'public=b,c': for several, public=[A,B]"]),
+        (["fit", "a", "public=[b,[c]"], 2, ["cannot read", "both kinds of quotes"]),
+        (["fit", "a", "epsilon=four"], 2, ["epsilon: Value 'four'"]),
+        (["run", "like=absent"], 1, ["absent: no such file"]),
         (["table", "nope"], 2, ["nope", "gsd_table2"]),
         (["data"], 2, ["list", "prepare NAME"]),
         (["data", "fetch"], 2, ["fetch", "prepare NAME"]),
@@ -540,7 +548,7 @@ def test_an_interrupted_run_says_how_to_go_on(cli: Cli, monkeypatch: pytest.Monk
 
 
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP], ids=lambda how: how.name)
-@pytest.mark.parametrize("words", ["rank", "fit a", "pool", "export a to=b"])
+@pytest.mark.parametrize("words", ["rank private=a public=b", "fit a", "pool", "export a to=b"])
 def test_a_signal_to_stop_cleans_up(
     cli: Cli, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, words: str, how: signal.Signals
 ) -> None:

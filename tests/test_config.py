@@ -19,6 +19,8 @@ from pubsel.cell import canonical
 from pubsel.messages import UsageError
 from pubsel.models.small import NETWORKS
 from pubsel.settings import CONF
+from pubsel.settings import command_line as line
+from pubsel.settings.compose import composed
 from pubsel.settings.datasets import dataset_info, dataset_names
 from pubsel.settings.identity import as_json, default_of, digest_of, identity_of
 from pubsel.settings.keys import SCHEMAS, RankConfig, RunConfig, public_sets
@@ -28,7 +30,7 @@ from pubsel.settings.schema import LEAST, MOST, check, defaults, keys_of, neares
 NEUTRAL = {
     "keep",
     *("device", "threads", "data_root", "results", "download", "debug", "training.chunk"),
-    *("replay", "training.checkpoint_seconds"),
+    *("like", "replay", "training.checkpoint_seconds"),
 }
 EXPERIMENTS = sorted((CONF / "experiment").glob("*.yaml"))
 OPTIONS = [
@@ -230,6 +232,36 @@ def test_a_value_that_must_be_given_is_asked_for() -> None:
         check(RankConfig, compose("rank"))
 
 
+@pytest.mark.parametrize(
+    "text", ["a b", "it's", '"quoted"', "C:\\x\\", "a=b,c", "[x", "null", "true", "#1: *.png", "$x"]
+)
+def test_texts_are_read_alike_with_hydra_and_without(text: str) -> None:
+    several = [text, "b", f"{text} {text}"]
+    for command, key in (("fit", "private"), ("rank", "private"), ("fit", "to")):
+        with composed(
+            command, [f"{key}={line.written(text)}", f"public={line.written([*several, several])}"]
+        ) as values:
+            assert values[key] == text
+            assert values.public == [*several, several]
+    assert line.unquoted(line.written(text)) == text
+
+
+def test_values_without_quotes_are_read_as_hydra_reads_them() -> None:
+    words = [
+        "++public=[ ./a b, ['c,d',\"e\"] , null]",
+        "pool=null",
+        "dry=True",
+        "epsilon=1e-2",
+        "to=a: b",
+        "keep=false",
+    ]
+    with composed("fit", words) as values:
+        assert values.public == ["./a b", ["c,d", "e"], None]
+        assert (values.pool, values.dry, values.epsilon, values.to, values.keep) == (None, True, "1e-2", "a: b", False)
+    with composed("fit", ["private=a", *words[1:]]) as values:
+        assert check(SCHEMAS["fit"], values).epsilon == 0.01
+
+
 # Files of conf
 
 
@@ -303,7 +335,7 @@ def flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
 def written(file: str) -> dict[str, Any]:
     """The keys that a file of conf/ gives, and their values."""
     values = yaml.safe_load((CONF / f"{file}.yaml").read_text()) or {}
-    return flat({key: value for key, value in values.items() if key not in ("defaults", "hydra")})
+    return flat({key: value for key, value in values.items() if key not in ("defaults", "hydra", "help")})
 
 
 @pytest.mark.parametrize("command", SCHEMAS)
@@ -324,11 +356,13 @@ def test_a_value_has_one_home(command: str) -> None:
 @pytest.mark.parametrize("command", ["run", "predict", "export", "rank", "attack", "audit"])
 def test_every_key_is_shown_and_can_be_given(command: str) -> None:
     """Of the keys that stand below null, such as model.backbone.crop, the one above."""
-    shown = compose(command, [])
-    for key in keys_of(SCHEMAS[command]):
-        group = key.rpartition(".")[0]
-        if OmegaConf.select(shown, group) is not None if group else True:
-            assert key in flat(OmegaConf.to_container(shown)) or OmegaConf.is_dict(OmegaConf.select(shown, key)), key
+    with composed(command, []) as shown:
+        for key in keys_of(SCHEMAS[command]):
+            group = key.rpartition(".")[0]
+            if OmegaConf.select(shown, group) is not None if group else True:
+                assert key in flat(OmegaConf.to_container(shown)) or OmegaConf.is_dict(OmegaConf.select(shown, key)), (
+                    key
+                )
 
 
 @pytest.mark.parametrize("option", OPTIONS)

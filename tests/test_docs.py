@@ -113,13 +113,32 @@ class Resources(HTMLParser):
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The site, built with strict links as `make docs` does."""
-    if not (find_spec("material") and find_spec("mkdocstrings")):
-        pytest.skip("mkdocs-material and mkdocstrings are not installed: pip install .[docs]")
     folder = tmp_path_factory.mktemp("site")
-    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(folder)]
-    done = subprocess.run(command, cwd=CHECKOUT, capture_output=True, text=True, timeout=300)
+    done = built(CHECKOUT, folder)
     assert done.returncode == 0, done.stderr
     return folder
+
+
+def built(checkout: Path, to: Path) -> subprocess.CompletedProcess[str]:
+    """The site of a checkout. Not with --quiet, which silences the counter of warnings that --strict reads."""
+    if not (find_spec("material") and find_spec("mkdocstrings")):
+        pytest.skip("mkdocs-material and mkdocstrings are not installed: pip install .[docs]")
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(to)]
+    return subprocess.run(command, cwd=checkout, capture_output=True, text=True, timeout=300)
+
+
+@pytest.mark.slow
+def test_a_link_to_nowhere_fails_the_build(tmp_path: Path) -> None:
+    """Of a site with one page, and the settings of mkdocs.yml for links."""
+    settings = (CHECKOUT / "mkdocs.yml").read_text()
+    kept = ("site_name", "validation", "theme", "markdown_extensions")
+    values = {key: value for key, value in yaml.load(settings, yaml.BaseLoader).items() if key in kept}
+    (tmp_path / "docs").mkdir()
+    (tmp_path / "mkdocs.yml").write_text(yaml.safe_dump(values))
+    for anchor, code in (("here", 0), ("nowhere", 1)):
+        (tmp_path / "docs" / "index.md").write_text(f"# Here\n\n[a link](#{anchor})\n")
+        done = built(tmp_path, tmp_path / "site")
+        assert (done.returncode, "#nowhere" in done.stderr) == (code, code == 1), done.stderr
 
 
 @pytest.mark.slow

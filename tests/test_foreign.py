@@ -34,9 +34,9 @@ from pubsel.models import build, memory
 from pubsel.models import weights as of_weights
 from pubsel.release import classifier
 from pubsel.release.bundle import public_facts
-from pubsel.settings import command_line, fetching
+from pubsel.settings import fetching
 from pubsel.settings.compose import composed
-from pubsel.settings.explain import method_settings
+from pubsel.settings.explain import method_class
 from pubsel.settings.identity import as_json, identity_of
 from pubsel.settings.keys import Model, Norm, RunConfig
 from pubsel.settings.schema import check
@@ -228,8 +228,7 @@ def test_the_settings_of_a_class_are_not_read_from_a_module_of_a_folder(monkeypa
     monkeypatch.syspath_prepend(str(tmp_path))
     run = "from os import mkdir\nfrom dataclasses import dataclass\n@dataclass\nclass Evil:\n    x: int = mkdir('ran')"
     Path("evil.py").write_text(run)
-    assert method_settings("evil.Evil") is None
-    command_line.overrides({"pair": {"public": "a"}, "algorithm": {"_target_": "evil.Evil"}})
+    assert method_class("evil.Evil") is None
     assert not Path("ran").exists()
 
 

@@ -27,6 +27,7 @@ from pubsel.cell import canonical
 from pubsel.cli import _positional, main
 from pubsel.papers import draw, make
 from pubsel.settings import CONF
+from pubsel.settings.compose import composed
 from pubsel.settings.keys import SCHEMAS, RunConfig
 from pubsel.settings.methods import option
 from pubsel.settings.schema import check
@@ -100,10 +101,11 @@ def test_every_command_of_a_page_composes(page: Path) -> None:
         assert not {"-m", "--cfg"} <= set(words), words  # Hydra takes one of them
         command, *rest = (word for word in words if word not in ("-m", "--cfg", "job", "..."))
         for overrides in choices(_positional(command, rest)):
-            settings: object = check(SCHEMAS[command], compose(command, overrides))
+            with composed(command, overrides) as values:
+                settings: object = check(SCHEMAS[command], values)
             if command == "figure":
                 assert settings.figure in draw.names()
-            elif isinstance(settings, RunConfig) and settings.replay is None:
+            elif isinstance(settings, RunConfig) and settings.replay is None and settings.like is None:
                 canonical(settings)
             if command == "make":
                 assert make.steps_of(settings.name)

@@ -23,6 +23,7 @@ from pubsel.cli import _positional
 from pubsel.messages import UsageError, UserError
 from pubsel.papers import join, make
 from pubsel.settings import CONF
+from pubsel.settings.compose import composed
 from pubsel.settings.keys import AttackConfig, FigureConfig, TableConfig
 from pubsel.settings.schema import check
 from tests.made import Cli
@@ -83,8 +84,8 @@ def test_every_step_of_conf_composes(composers: dict[str, make.Composer], name: 
             composer = composers[step.command]
             assert composer.cell(composer.cells(step.words)[0]).name
         else:
-            values = compose(step.command, _positional(step.command, step.words))
-            assert check(schemas[step.command], values)  # type: ignore[type-var]
+            with composed(step.command, _positional(step.command, step.words)) as values:
+                assert check(schemas[step.command], values)  # type: ignore[type-var]
 
 
 @pytest.mark.parametrize("name", sorted(join.names()))

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from test_coverage import WORST, saved, secret, trained
+from test_coverage import WORST, saved, trained
 
 from pubsel.algorithms import roots
 from pubsel.cli import main

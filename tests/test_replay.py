@@ -1,4 +1,3 @@
-import copy
 import json
 import os
 import random
@@ -13,6 +12,7 @@ from hydra import compose, initialize_config_dir
 from pubsel import records
 from pubsel.cell import canonical
 from pubsel.commands import replay
+from pubsel.messages import UsageError, UserError
 from pubsel.settings import CONF, command_line
 from pubsel.settings.identity import as_json, identity_of
 from pubsel.settings.keys import RankConfig, RunConfig
@@ -27,12 +27,6 @@ def identity(words: list[str]) -> str:
         return identity_of(canonical(check(RunConfig, compose("run", words))))
 
 
-def words(record: dict) -> list[str]:
-    program, command, *rest = shlex.split(command_line.command(record))
-    assert (program, command) == ("pubsel", "run")
-    return rest
-
-
 def kind(record: dict) -> tuple:
     return record["model"], record["algorithm"], record["settings"]["pair"]["private"] == "flowers5"
 
@@ -41,56 +35,30 @@ EXPERIMENTS = [path.stem for path in (CONF / "experiment").glob("*.yaml") if "\n
 
 
 @pytest.mark.parametrize("record", {kind(r): r for r in RECORDS}.values(), ids=lambda record: record["identity"])
-def test_the_command_of_each_kind_of_record_makes_the_same_run(record):
-    assert identity(words(record)) == record["identity"]
+def test_the_settings_of_each_kind_of_record_make_the_same_run(record):
+    assert identity(command_line.overrides(record["settings"])) == record["identity"]
 
 
-def test_every_record_has_a_short_command():
-    commands = {command_line.command(record) for record in RECORDS}
-    assert len(commands) == len(RECORDS)
-    assert max(map(len, commands)) < 700
-    assert not any("~" in command for command in commands)
+UNUSUAL = [
+    ["pair.private='/data/my images, \\'mine\\' (1)/a=b'", "pair.public=[./a,'b c/d',\"7\"]"],
+    ["pair.private='C:\\\\x\\\\'", "pair.public=./true.npz", "label='null'"],
+    ["label='1e5'", "epsilon=1e-3", "privacy.delta=1e-7", "seed=9223372036854775807", "training.milestones=[]"],
+    ["model=timm", "model.architecture=vit_tiny", "model.lora={layers:[qkv],r:4,alpha:8}", "++model.options={a:{b:1}}"],
+    ["model=timm", "model.architecture=x.y_z", "model.adapters={layers:[attn,mlp],size:64}", "model.trained=[head]"],
+    ["model=mobilenetv2_coral", "algorithm=pillar", "~model.backbone.options", "model.backbone.mean=null"],
+    ["model=linear", "++model.backbone={architecture:resnet18,crop:0.5}", "algorithm=adamix", "training=adamix"],
+    ["algorithm=adamix_clip", "training=dp_raft", "privacy=adamix", "algorithm.text_scale=3"],
+    ["algorithm=non_private", "distance=none", "training.optimizer=adam", "training.steps=7"],
+    ["algorithm=only_public", "training.average=true", "pair.shots=3", "pair.take=train", "pair.validation=0.5"],
+    ["algorithm=dp_sgd", "pair.private_share=0.5", "pair.m=77", "distance=gsd_300"],
+]
 
 
-@pytest.mark.parametrize("name", sorted(EXPERIMENTS)[::4])
-def test_the_command_of_each_experiment_makes_the_same_run(name):
+@pytest.mark.parametrize("words", [*([f"+experiment={name}"] for name in sorted(EXPERIMENTS)[::4]), *UNUSUAL])
+def test_settings_as_a_record_has_them_make_the_same_run(words):
     with initialize_config_dir(str(CONF), version_base="1.3"):
-        made = canonical(check(RunConfig, compose("run", [f"+experiment={name}"])))
-    record = {"settings": json.loads(json.dumps(as_json(made)))}
-    assert identity(words(record)) == identity_of(made)
-
-
-@pytest.mark.parametrize(
-    "more",
-    [
-        ["pair.private='/data/my images, \\'mine\\' (1)/a=b'", "pair.public=[./a,'b c/d',\"7\"]"],
-        ["pair.private='C:\\\\x\\\\'", "pair.public=./true.npz", "label='null'"],
-        ["label='1e5'", "epsilon=1e-3", "privacy.delta=1e-7", "seed=9223372036854775807", "training.milestones=[]"],
-        ["model=timm", "model.architecture=vit_tiny", "model.lora={layers:[qkv],r:4,alpha:8}",
-         "++model.options={a:{b:1}}"],
-        ["model=timm", "model.architecture=x.y_z", "model.adapters={layers:[attn,mlp],size:64}",
-         "model.trained=[head]"],
-        ["model=mobilenetv2_coral", "algorithm=pillar", "~model.backbone.options", "model.backbone.mean=null",
-         "pair.take=train"],
-        ["model=linear", "++model.backbone={architecture:resnet18,crop:0.5}", "algorithm=adamix", "training=adamix"],
-        ["algorithm=adamix_clip", "training=dp_raft", "privacy=adamix", "algorithm.text_scale=3"],
-        ["algorithm=non_private", "distance=none", "training.optimizer=adam", "training.steps=7"],
-        ["algorithm=only_public", "training.average=true", "pair.shots=3", "pair.take=train", "pair.validation=0.5"],
-        ["algorithm=dp_sgd", "pair.private_share=0.5", "pair.m=77", "distance=gsd_300"],
-    ],
-)  # fmt: skip
-def test_commands_of_unusual_settings(more):
-    with initialize_config_dir(str(CONF), version_base="1.3"):
-        made = canonical(check(RunConfig, compose("run", more)))
-    record = {"settings": json.loads(json.dumps(as_json(made))), "device": "cuda:1"}
-    assert identity(words(record)) == identity_of(made)
-    assert words(record)[-1] == "device=cuda"
-
-
-def test_a_key_that_a_record_lacks_has_its_default():
-    made = copy.deepcopy(next(r for r in RECORDS if r["algorithm"] == "pillar")["settings"])
-    assert made["model"]["backbone"].pop("input_size")
-    assert "~model.backbone.input_size" in command_line.overrides(made)
+        made = canonical(check(RunConfig, compose("run", words)))
+    assert identity(command_line.overrides(json.loads(json.dumps(as_json(made))))) == identity_of(made)
 
 
 @pytest.mark.parametrize(
@@ -101,15 +69,38 @@ def test_a_key_that_a_record_lacks_has_its_default():
         ["private=digits", "public=[digits,noise]", "epsilon_select=0.1", "select.cap=0.3", "secure_noise=true"],
     ],
 )
-def test_a_measured_distance_has_the_command_that_measures_it(more):
+def test_a_measured_distance_is_repeated_from_its_record(more, tmp_path):
     def settings(words):
         with initialize_config_dir(str(CONF), version_base="1.3"):
             return json.loads(json.dumps(as_json(check(RankConfig, compose("rank", words)))))
 
-    program, command, *rest = shlex.split(command_line.command({"settings": settings(more), "device": "cpu"}))
-    assert (program, command, rest.pop()) == ("pubsel", "rank", "device=cpu")
-    assert settings(rest) == settings(more)
-    assert len(rest) <= len(more) + 3
+    record = {"identity": "a-rank", "settings": settings(more), "device": "cpu"}
+    records.write_record(tmp_path / "ranks" / "a-rank" / "result.json", record)
+    program, command, *rest = shlex.split(command_line.command(record, {"seed": 4}))
+    assert (program, command, rest) == ("pubsel", "rank", ["like=a-rank", "seed=4", "device=cpu"])
+    assert settings(records.expanded("rank", [*rest, f"results={tmp_path}"])) == settings(more) | {"seed": 4}
+    with pytest.raises(UserError, match="no such file"):
+        records.expanded("rank", ["like=another", f"results={tmp_path}"])
+    with pytest.raises(UsageError, match=r"^like=a-rank: it is no record of pubsel run: name another one"):
+        records.expanded("run", [*rest, f"results={tmp_path}"])
+
+
+def test_what_the_command_line_gives_replaces_what_a_record_has(tmp_path):
+    """Of a run that has not finished too: it has no record yet."""
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        made = canonical(check(RunConfig, compose("run", [*UNUSUAL[7], "seed=3"])))
+    for name in ("runs/a/settings.json", "audits/b/result.json"):
+        record = {"identity": "b", "settings": json.loads(json.dumps(as_json(made)))}
+        records.write_record(tmp_path / name, record)
+
+    for name, free in (("a", ["algorithm.rank=7", "training=adamix", "epsilon=3"]), ("b", []), ("a", ["distance=gsd"])):
+        words = records.expanded("run", [f"like={name}", f"results='{tmp_path}'", *free])
+        assert identity(words) == identity([*UNUSUAL[7], "seed=3", *free])
+    for word, message in (("+experiment=quickstart", "give one of the two"), ("replay=a", "has its own like")):
+        with pytest.raises(UsageError, match=message):
+            records.expanded("run", ["like=a", word, f"results={tmp_path}"])
+    with pytest.raises(UsageError, match=r"^epsilon=3: replay=a has its own epsilon; give no more than .*threads"):
+        records.expanded("run", ["replay=a", "epsilon=3", f"results={tmp_path}"])
 
 
 def shipped() -> list[dict]:
@@ -139,6 +130,7 @@ def test_shipped_records_are_repeated(tmp_path, monkeypatch):
         Path("data", path.name).symlink_to(path)  # what is made of the data is kept beside them
     for record in chosen:
         with initialize_config_dir(str(CONF), version_base="1.3"):
-            base = compose("run", ["data_root=data", "download=false", "device=cpu"])
-        same, text = replay.repeat(record["identity"], base)
+            words = records.expanded("run", [f"replay={record['identity']}", "download=false", "device=cpu"])
+            asked = check(RunConfig, compose("run", [*words, "data_root=data"]))
+        same, text = replay.repeat(record["identity"], asked)
         assert same, text

@@ -456,7 +456,7 @@ def test_what_is_suggested_fits_what_is_there_and_can_be_run(workplace, text, mo
     # Seeded noise, and nothing measured.
     (words,) = suggested(text, "own-2")
     assert words[:2] == ["pubsel", "run"]
-    with composed("run", words[2:]) as values:
+    with composed("run", records.expanded("run", words[2:])) as values:
         changed = check(RunConfig, values)
     assert changed.privacy.secure_noise
     assert changed.privacy.measure

@@ -26,10 +26,10 @@ from pubsel.release import run as training
 from pubsel.release.bundle import made, write
 from pubsel.selection import coverage
 from pubsel.settings import outputs
-from pubsel.settings.command_line import with_backbone
 from pubsel.settings.compose import composed, words_of
 from pubsel.settings.identity import identity_of
 from pubsel.settings.keys import ExportConfig, FitConfig, Format, RunConfig
+from pubsel.settings.methods import with_backbone
 from pubsel.settings.schema import check
 
 FEW = 50  # training images of a class, below which it is said that they are few

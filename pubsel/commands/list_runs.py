@@ -284,7 +284,10 @@ def show(entry: Run) -> str:
     sizes = [f"{path.name} ({path.stat().st_size:,} bytes)" for path in files]
     lines.append("  files: " + ", ".join(sizes))
     if entry.record.get("settings"):
-        lines += ["  command:", f"    {command_line.command(entry.record)}"]
+        results = str(entry.folder.parent.parent)
+        changes = {} if results == "results" else {"results": results}
+        command = command_line.command({**entry.record, "identity": entry.name}, changes)
+        lines += ["  command:", f"    {command}"]
 
     if recent := log(entry.folder)[-RECENT:]:
         lines += ["  end of its log:", *(f"    {line}" for line in recent)]

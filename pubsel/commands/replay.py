@@ -13,16 +13,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from omegaconf import DictConfig, OmegaConf
-
 from pubsel import records
 from pubsel.cell import Streams, canonical, choose_device
 from pubsel.messages import UsageError
 from pubsel.release.run import run
 from pubsel.settings.identity import identity_of
 from pubsel.settings.keys import RunConfig
-from pubsel.settings.methods import GROUPS
-from pubsel.settings.schema import check, literal
 
 # why numbers may differ
 CIRCUMSTANCES = ["commit", "versions", "hardware", "device", "threads", "precision", "processes", "streams", "backbone"]
@@ -32,35 +28,18 @@ ROUNDED = 1e-6  # how far numbers may be apart, relative to those above 1
 ELSEWHERE = 0.01  # the same, if sums are rounded otherwise
 
 
-def settings_of(record: dict[str, Any], base: DictConfig) -> RunConfig:
-    """Return the settings of a record's run, with what cannot change a result (device, data_root, ...) as in `base`.
-
-    UsageError if those settings would be another run today, since a default has changed.
-    """
-    values = OmegaConf.to_container(base)
-
-    assert isinstance(values, dict)
-    for key, value in literal(record["settings"], record["identity"]).items():
-        if key == "epsilon" and value == 0:  # no private example is read, whatever epsilon is given
-            continue
-        whole = key in GROUPS or not isinstance(value, dict)
-        values[key] = value if whole else values[key] | value
-
-    again = canonical(check(RunConfig, OmegaConf.create(values)))
-    if identity_of(again) != record["identity"]:
-        raise UsageError(
-            f"{record['identity']}: other settings now, which give {identity_of(again)}: run its sweep again"
-        )
-    return again
-
-
-def repeat(name: str, base: DictConfig) -> tuple[bool, str]:
-    """Train a record's run again, on as many threads unless `base` sets another number. Return whether it came out the
-    same, and the text that names what differs."""
-    record, _ = records.find(name, Path(base.results), ("runs",))
+def repeat(name: str, asked: RunConfig) -> tuple[bool, str]:
+    """Train a record's run again, on as many threads unless `asked`, its settings as `records.expanded` composes them,
+    has another number. Return whether it came out the same, and the text that names what differs. UsageError if they
+    would be another run today, since a default has changed."""
+    record, _ = records.find(name, Path(asked.results), ("runs",))
     if why := records.outdated(record):
         raise UsageError(f"replay={name}: {why}")
-    settings = settings_of(record, base)
+    settings = canonical(asked)
+    if identity_of(settings) != record["identity"]:
+        raise UsageError(
+            f"{record['identity']}: other settings now, which give {identity_of(settings)}: run its sweep again"
+        )
     if settings.privacy.secure_noise and record.get("epsilon"):
         raise UsageError(
             f"replay={name}: its noise came from the operating system: no run can repeat it, and one more training "
@@ -73,21 +52,21 @@ def repeat(name: str, base: DictConfig) -> tuple[bool, str]:
         settings = dataclasses.replace(settings, training=dataclasses.replace(settings.training, chunk=int(chunk[1])))
 
     with tempfile.TemporaryDirectory() as folder:
-        ledger = Path(base.results, "ledger").absolute()  # with other code or data it is another release
+        ledger = Path(asked.results, "ledger").absolute()  # with other code or data it is another release
         ledger.mkdir(parents=True, exist_ok=True)
         Path(folder, "ledger").symlink_to(ledger)
-        asked = dataclasses.replace(settings, results=folder, threads=threads, replay=None)
-        result = run(asked, record.get("streams"))
-    again = json.loads(json.dumps(result))  # a tuple is a list there
+        again = dataclasses.replace(settings, results=folder, threads=threads, replay=None)
+        result = run(again, record.get("streams"))
+    new = json.loads(json.dumps(result))  # a tuple is a list there
 
     # figures decide; circumstances may explain them
-    here = Streams.of(asked, "", choose_device(asked.device), again["processes"]).place
-    figures, around = differences(record, again, place == here)
+    here = Streams.of(again, "", choose_device(again.device), new["processes"]).place
+    figures, around = differences(record, new, place == here)
     came_out = "the same, bit for bit"
-    if again["weights"] != record["weights"]:
+    if new["weights"] != record["weights"]:
         came_out = f"the same to {ELSEWHERE:g}, where sums are rounded otherwise"
     lines = [f"{record['identity']}: {'not the same' if figures else came_out}"]
-    same = [f"weights: {again['weights']}", f"utility: {again['utility']}"]
+    same = [f"weights: {new['weights']}", f"utility: {new['utility']}"]
     lines += [f"  {line}" for line in figures or same]
     if figures and record["settings"].get("privacy", {}).get("secure_noise"):
         lines.append("Its noise came from the operating system: no run can repeat it.")

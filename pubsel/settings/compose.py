@@ -1,4 +1,5 @@
-"""From words of Hydra's grammar to the settings of a request, and what is told when they do not compose. Imports no
+"""From the words of a command line to the settings of a request, and the message if they do not compose. Hydra reads
+the commands that have groups of options or sweep; OmegaConf alone reads the others, which start sooner. Imports no
 torch."""
 
 import contextlib
@@ -10,29 +11,90 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import hydra
-from hydra.core.global_hydra import GlobalHydra
-from hydra.core.hydra_config import HydraConfig
-from hydra.errors import HydraException, OverrideParseException
-from omegaconf import DictConfig, open_dict
+from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
 from pubsel.messages import UsageError
-from pubsel.settings import CONF, fetching
-from pubsel.settings.command_line import written
-from pubsel.settings.keys import SCHEMAS
+from pubsel.settings import CONF, OWN, fetching
+from pubsel.settings.command_line import unquoted, written
+from pubsel.settings.keys import SCHEMAS, Common
 from pubsel.settings.methods import GROUPS, method_keys
-from pubsel.settings.schema import keys_of, nearest
+from pubsel.settings.schema import defaults, keys_of, lists, nearest
+
+BY_HYDRA = ("run", "rank", "attack", "audit", "make", "figure", "pool")
+QUOTED = r"""'(?:\\.|[^'\\])*'|"(?:\\.|[^"\\])*\""""
 
 
 @contextlib.contextmanager
 def composed(command: str, words: Sequence[str], config_dir: str | Path | None = None) -> Iterator[DictConfig]:
-    """Yield the settings of `pubsel COMMAND words...`, which Hydra knows as those of its command while this is open.
+    """Yield the settings of `pubsel COMMAND words...`, which are those of the command that runs while this is open.
 
     config_dir: a folder of the user's own options, next to conf/. UsageError names the word that does not compose.
     """
-    folders = [] if config_dir is None else [f"file://{Path(config_dir).expanduser().resolve()}"]
-    search = f"hydra.searchpath={written(folders)}"
+    folders = () if config_dir is None else (Path(config_dir).expanduser().resolve(),)
+    read = _by_hydra if command in BY_HYDRA else _by_omegaconf
+    with read(command, renamed(command, words), folders) as values, fetching(bool(values.get("download", True))):
+        yield values
+
+
+@contextlib.contextmanager
+def _by_omegaconf(command: str, words: Sequence[str], folders: tuple[Path, ...]) -> Iterator[DictConfig]:
+    schema = SCHEMAS[command]
+    files = [*(["common"] if issubclass(schema, Common) else []), command]
+    values = OmegaConf.merge(defaults(schema), *(OmegaConf.load(CONF / f"{name}.yaml") for name in files))
+    assert isinstance(values, DictConfig)
+    del values["help"]
+
+    for word in words:
+        key, equals, text = word.partition("=")
+        if not (equals and re.fullmatch(r"[+]{0,2}[\w.]+", key)):
+            raise UsageError(f"cannot read {word!r}: write key=value")
+        if (key := key.lstrip("+")) not in keys_of(schema):
+            raise UsageError(_unknown(key))
+        values[key] = value = _value(word, text.strip())
+        if key in lists(schema) and isinstance(value, str) and "," in text and not re.fullmatch(QUOTED, text):
+            raise UsageError(f"cannot read {word!r}: for several, {key}=[A,B]")
+
+    token = OWN.set(folders)
+    try:
+        yield values
+    finally:
+        OWN.reset(token)
+
+
+def _value(word: str, text: str) -> Any:
+    """Return a value in Hydra's grammar: null, true, false, [A,B], or a text, which the schema makes a number."""
+    if not text.startswith("["):
+        return {"null": None, "true": True, "false": False}.get(text.lower(), unquoted(text))
+
+    # Each list is open until its bracket closes it.
+    opened: list[list[Any]] = [[]]
+    for part in re.findall(rf"[\[\]]|{QUOTED}|[^\[\],'\"\s][^\[\],]*", text):
+        if part == "[":
+            opened.append([])
+        elif part == "]" and len(opened) > 1:
+            closed = opened.pop()
+            opened[-1].append(closed)
+        else:
+            opened[-1].append(_value(word, part.strip()))
+
+    if len(opened) != 1 or len(opened[0]) != 1 or not isinstance(opened[0][0], list):
+        raise UsageError(f"cannot read {word!r}: write it with both kinds of quotes, {shlex.quote(_quoted(word))}")
+    return opened[0][0]
+
+
+@contextlib.contextmanager
+def _by_hydra(command: str, words: Sequence[str], folders: tuple[Path, ...]) -> Iterator[DictConfig]:
+    import hydra
+    from hydra.core.global_hydra import GlobalHydra
+    from hydra.core.hydra_config import HydraConfig
+    from hydra.errors import HydraException
+
+    search = f"hydra.searchpath={written([f'file://{folder}' for folder in folders])}"
+    if any(word.lstrip("+~").startswith("hydra") for word in words):
+        from hydra_plugins import pubsel_launchers
+
+        pubsel_launchers.register()
 
     # Hydra has one of each at a time, that of the command which runs included.
     state, running = GlobalHydra.instance(), HydraConfig.instance()
@@ -40,9 +102,11 @@ def composed(command: str, words: Sequence[str], config_dir: str | Path | None =
     state.clear()
     try:
         with hydra.initialize_config_dir(str(CONF), version_base="1.3"):
-            whole = hydra.compose(command, [*renamed(command, words), search], return_hydra_config=True)
+            whole = hydra.compose(command, [*words, search], return_hydra_config=True)
     except (HydraException, OmegaConfBaseException) as error:
         raise UsageError(explained(error)) from None
+    except ValueError as error:  # of an override
+        raise UsageError(f"{error}; pubsel {command} --help lists the keys") from None
     finally:
         state.hydra = hydra_before
 
@@ -51,8 +115,7 @@ def composed(command: str, words: Sequence[str], config_dir: str | Path | None =
     try:
         with open_dict(whole):
             del whole["hydra"]
-        with fetching(bool(whole.get("download", True))):
-            yield whole
+        yield whole
     finally:
         running.cfg = before
 
@@ -89,8 +152,9 @@ def _plain(value: Any) -> Any:
     return value
 
 
-def quoted(key: str, value: str) -> str:
+def _quoted(word: str) -> str:
     """Return key=value as Hydra reads it whatever characters the value has."""
+    key, _, value = word.partition("=")
     several = value.startswith("[") and value.endswith("]")
     parts = value[1:-1].split(",") if several else [value]
 
@@ -102,23 +166,16 @@ def quoted(key: str, value: str) -> str:
 def explained(error: Exception) -> str:
     """Return Hydra's message in one line, without its hints about its own internals."""
     ambiguous = re.match(r"Ambiguous value for argument '(.+?)'$", str(error).partition("\n")[0])
-    if isinstance(error, OverrideParseException) or ambiguous:
-        word = ambiguous[1] if ambiguous else str(error.override)  # type: ignore[attr-defined]
-        key, equals, value = word.partition("=")
+    if override := ambiguous[1] if ambiguous else getattr(error, "override", None):
+        word = str(override)
+        key, equals, _ = word.partition("=")
         if not (equals and re.fullmatch(r"[+~]{0,2}[\w./@]+", key)):
             return f"cannot read {word!r}: write key=value"
         several = f"; for several, {key}=[A,B], or --multirun to sweep over them" if ambiguous else ""
-        return f"cannot read {word!r}: write it with both kinds of quotes, {shlex.quote(quoted(key, value))}{several}"
+        return f"cannot read {word!r}: write it with both kinds of quotes, {shlex.quote(_quoted(word))}{several}"
 
-    # A key that exists elsewhere is no typing error.
-    unknown = re.match(r"Could not override '(.+?)'", str(error))
-    if unknown and unknown[1] in known_keys():  # of another algorithm or distance, or of another command
-        group = unknown[1].partition(".")[0]
-        what = f"the given {group} has no such setting" if group in GROUPS else "no setting of this command"
-        return f"{unknown[1]}: {what}; --cfg job shows those that there are"
-    if unknown:
-        near = nearest(unknown[1], known_keys())
-        return f"unknown key {unknown[1]}{near}; pubsel COMMAND --help lists them"
+    if unknown := re.match(r"Could not override '(.+?)'", str(error)):
+        return _unknown(unknown[1])
 
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     noise = ("full_key", "object_type", "Set the environment", "Config search", "provider=", "See https")
@@ -128,6 +185,16 @@ def explained(error: Exception) -> str:
         if line.startswith("Available options"):
             return f"{lines[0]}. {line} {', '.join(lines[i + 1 :])}"
     return f"{' '.join(lines)}; pubsel COMMAND --help lists the keys"
+
+
+def _unknown(key: str) -> str:
+    """Return the message about a key that the settings do not have."""
+    # A key that exists elsewhere, of another method or of another command, is no typing error.
+    if key in known_keys():
+        group = key.partition(".")[0]
+        what = f"the given {group} has no such setting" if group in GROUPS else "no setting of this command"
+        return f"{key}: {what}; --cfg job shows those that there are"
+    return f"unknown key {key}{nearest(key, known_keys())}; pubsel COMMAND --help lists them"
 
 
 @cache

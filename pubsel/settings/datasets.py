@@ -1,4 +1,4 @@
-"""What conf/dataset says of a named set, before it is there."""
+"""The description of a named set in conf/dataset, before its images are there."""
 
 from dataclasses import dataclass, field
 from pathlib import Path

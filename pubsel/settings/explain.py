@@ -1,11 +1,10 @@
-"""Explain settings: what each means, its type, its range and its value. `pubsel COMMAND --help` prints what this module
-returns, and the reference of the documentation is generated from it. It imports no torch."""
+"""Explain settings: the meaning, type, range and value of each. `pubsel COMMAND --help` prints what this module
+returns, and the reference of the documentation is generated from it. It imports no torch, but for a method's class."""
 
-import ast
+import contextlib
 import dataclasses
-import importlib.util
+import importlib
 import shutil
-import sys
 import textwrap
 from collections.abc import Iterator, Mapping
 from enum import Enum
@@ -17,24 +16,25 @@ import yaml
 from omegaconf import MISSING
 
 from pubsel.settings import CONF, own_folders
+from pubsel.settings.command_line import written
 from pubsel.settings.methods import targets
 
-NO_TORCH = ("pubsel.settings", "pubsel.messages")  # what the settings of a method may import
 TYPES = {int: "whole number", float: "number", str: "text", bool: "true or false"}
-PLURALS = {int: "whole numbers", float: "numbers", str: "texts"}
 RANGES = {"over": "greater than", "at_least": "at least", "at_most": "at most", "below": "less than"}
 REQUIRED = "???"  # the value of a setting that has to be given, as Hydra writes it
 WIDEST = 110  # characters of a line of help
 
 
 class Setting(NamedTuple):
-    """One setting. kind: its type and range in words. value: as it would be typed, REQUIRED if it has none."""
+    """One setting. kind: its type and range in words. value: as it would be typed, REQUIRED if it has none. added: no
+    file of conf/ gives it, so that it is typed with a + before it."""
 
     key: str
     about: str
     kind: str
     value: str
     neutral: bool
+    added: bool = False
 
 
 class Section(NamedTuple):
@@ -47,31 +47,44 @@ class Section(NamedTuple):
     settings: list[Setting]
 
 
-def sections(schema: Any, values: Mapping[str, Any], folders: tuple[Path, ...] = (CONF,)) -> list[Section]:
+def sections(
+    schema: Any, values: Mapping[str, Any], folders: tuple[Path, ...] = (CONF,), methods: bool = False
+) -> list[Section]:
     """Return the settings of a dataclass, a section for each of its groups, with `values` in place of its defaults.
 
-    folders: where the options of a group are looked for.
+    folders: where the options of a group are looked for. methods: import the classes of the algorithm and the distance,
+    which say what their settings mean; otherwise only `values` are shown.
     """
-    return list(_sections(schema, values, folders, ""))
+    return list(_sections(schema, values, folders, "", methods))
 
 
-def _sections(schema: Any, values: Mapping[str, Any], folders: tuple[Path, ...], name: str) -> Iterator[Section]:
+def _sections(
+    schema: Any, values: Mapping[str, Any], folders: tuple[Path, ...], name: str, methods: bool
+) -> Iterator[Section]:
     prefix = f"{name}." if name else ""
     settings: list[Setting] = []
     inner: list[Section] = []
     for field in dataclasses.fields(schema):
         value = values.get(field.name, _default(field))
         group = next((t for t in (field.type, *get_args(field.type)) if dataclasses.is_dataclass(t)), None)
+        below = f"{prefix}{field.name}"
+        is_method = isinstance(value, Mapping) and "_target_" in value
 
-        # An algorithm or distance is a free mapping in the schema; its class says which settings it has.
-        if group is None and isinstance(value, Mapping) and "_target_" in value:
-            group = method_settings(value["_target_"], folders)
+        if is_method and (known := method_class(value["_target_"], folders) if methods else None):
+            (section,) = sections(known, value, folders)
+            given = [s._replace(key=f"{below}.{s.key}", added=s.key not in value) for s in section.settings]
+            inner.append(Section(below, section.about, option_names(below, folders), given))
+        elif is_method:
+            shown = [
+                Setting(f"{below}.{key}", "", "", typed(v), False) for key, v in value.items() if key != "_target_"
+            ]
+            inner.append(Section(below, "", option_names(below, folders), shown))
+        elif group is not None:
+            inner += _sections(group, value if isinstance(value, Mapping) else {}, folders, below, methods)
 
-        if group is not None:
-            given = value if isinstance(value, Mapping) else {}
-            inner += _sections(group, given, folders, f"{prefix}{field.name}")
-        if group is None or "about" in field.metadata:
-            settings.append(explained(field, value, prefix))
+        if not (is_method or group) or "about" in field.metadata:
+            words = field.metadata.get("about", ""), kind(field.type, field.metadata), typed(value)
+            settings.append(Setting(below, *words, field.metadata.get("neutral", False)))
 
     yield Section(name, about(schema), option_names(name, folders), settings)
     yield from inner
@@ -82,15 +95,6 @@ def _default(field: dataclasses.Field[Any]) -> Any:
     if field.default_factory is dataclasses.MISSING or dataclasses.is_dataclass(field.type):
         return field.default
     return field.default_factory()
-
-
-def explained(field: dataclasses.Field[Any], value: Any, prefix: str = "") -> Setting:
-    """Return what is known of one field of a dataclass of settings."""
-    metadata = field.metadata
-    return Setting(
-        f"{prefix}{field.name}", metadata.get("about", ""), kind(field.type, metadata), typed(value),
-        metadata.get("neutral", False),
-    )  # fmt: skip
 
 
 def about(schema: Any) -> str:
@@ -106,8 +110,8 @@ def kind(annotation: Any, metadata: Mapping[str, Any]) -> str:
 
     words = [" or ".join(filter(None, map(_type, alternatives)))]
     for key, relation in RANGES.items():
-        if metadata.get(key) is not None:
-            words.append(f"{relation} {_number(metadata[key])}")
+        if (limit := metadata.get(key)) is not None:
+            words.append(f"{relation} {limit:,}" if isinstance(limit, int) else f"{relation} {limit:g}")
     words += ["inf is allowed"] if metadata.get("infinite") else []
     words += ["or null"] if union else []
     return ", ".join(filter(None, words))
@@ -118,31 +122,23 @@ def _type(annotation: Any) -> str:
         *most, last = [member.name for member in annotation]
         return f"{', '.join(most)} or {last}" if most else last
     if get_origin(annotation) is list:
-        return f"list of {PLURALS[item]}" if (item := get_args(annotation)[0]) in PLURALS else "list"
+        item = TYPES.get(get_args(annotation)[0])
+        return f"list of {item}s" if item else "list"
     mapping = get_origin(annotation) is dict or dataclasses.is_dataclass(annotation)
     return "mapping" if mapping else TYPES.get(annotation, "")
 
 
-def _number(limit: float) -> str:
-    return f"{limit:,}" if isinstance(limit, int) else f"{limit:g}"
-
-
 def typed(value: Any) -> str:
     """Return a value as it is typed on the command line."""
-    if value is MISSING or value is dataclasses.MISSING or value == MISSING:
+    if value is dataclasses.MISSING or value == MISSING:
         return REQUIRED
-    if value is None or isinstance(value, bool):
-        return {None: "null", True: "true", False: "false"}[value]
-    if isinstance(value, Enum):
-        return value.name
+    if isinstance(value, str | Enum):
+        return value if isinstance(value, str) else value.name
     if isinstance(value, list | tuple):
         return f"[{','.join(map(typed, value))}]"
     if isinstance(value, Mapping):
         return f"{{{','.join(f'{key}:{typed(inner)}' for key, inner in value.items())}}}"
-    return str(value)
-
-
-# Options
+    return str(value) if isinstance(value, float) else written(value)
 
 
 def option_names(group: str, folders: tuple[Path, ...] = (CONF,)) -> list[str]:
@@ -160,97 +156,18 @@ def heading(path: Path) -> str:
     return " ".join(lines)
 
 
-# Settings of methods, whose modules import torch
-
-
-def method_settings(target: str, folders: tuple[Path, ...] = ()) -> type | None:
-    """Return the dataclass that a `_target_` names, with only its fields, made from its source: importing it would
-    import torch. None if there is no such class, if it is not a dataclass that can be read this way, or if no file of
-    the `folders` (none: of conf/ and --config-dir) names it: a part of the source is run."""
-    if target not in targets(folders or (CONF, *own_folders())):
-        return None
-    module, _, name = target.rpartition(".")
-    try:
-        fields = _fields_of(module, name)
-    except (ImportError, OSError, SyntaxError, NameError, TypeError, ValueError, AttributeError):
-        return None  # whoever runs the method is told what is wrong with it
-    return fields if isinstance(fields, type) and dataclasses.is_dataclass(fields) else None
-
-
-def source(module: str) -> Path | None:
-    """Return the file of a module, found without importing it or the packages that it is in."""
-    top, *rest = module.split(".")
-    spec = importlib.util.find_spec(top) if top else None
-    if spec is None or not spec.origin:
-        return None
-    if not rest:
-        return Path(spec.origin)
-    place = Path(spec.origin).parent.joinpath(*rest)
-    return next((p for p in (place.with_suffix(".py"), place / "__init__.py") if p.is_file()), None)
-
-
-def _fields_of(module: str, name: str) -> Any:
-    """Return the class `name` of a module with its docstring and its annotated fields; everything else is left out."""
-    path = source(module)
-    if path is None:
-        raise ImportError(module)
-
-    tree = ast.parse(path.read_text(encoding="utf-8"))
-    classes = {node.name: node for node in tree.body if isinstance(node, ast.ClassDef)}
-    places = {
-        alias.asname or alias.name: (node.module, alias.name)
-        for node in tree.body if isinstance(node, ast.ImportFrom) and node.module for alias in node.names
-    }  # fmt: skip
-
-    # Constants, enumerations and what imports no torch are run; everything else is left out.
-    kept: list[ast.stmt] = [node for node in tree.body if _is_light(node)]
-    names: dict[str, Any] = {"__name__": module}
-    exec(compile(ast.Module(kept, []), str(path), "exec"), names)
-
-    # A class may inherit fields from another module of the same package, or from one of pubsel.
-    near = (f"{module.partition('.')[0]}.",) if "." in module else ()
-
-    def add(wanted: str) -> bool:
-        """Return whether `wanted` is now among `names`, as a base class may be: of this module, or of another one."""
-        if wanted in classes and wanted not in names:
-            node = classes[wanted]
-            bases = [base for base in node.bases if isinstance(base, ast.Name) and add(base.id)]
-            body = [part for part in node.body if _is_field(part)] or [ast.Pass()]
-            decorators = [d for d in node.decorator_list if "dataclass" in ast.unparse(d)]
-            bare = ast.ClassDef(wanted, bases, [], body, decorators, type_params=[])  # type: ignore[call-arg, arg-type]
-            exec(compile(ast.fix_missing_locations(ast.Module([bare], [])), str(path), "exec"), names)
-        elif wanted in places and wanted not in names and places[wanted][0].startswith((*near, "pubsel.")):
-            names[wanted] = _fields_of(*places[wanted])
-        return wanted in names
-
-    add(name)
-    return names[name]
-
-
-def _is_light(node: ast.stmt) -> bool:
-    """Return whether a statement of a module costs nothing to run, and the settings of its classes may need it."""
-    if isinstance(node, ast.ImportFrom):
-        module = node.module or ""
-        return module.partition(".")[0] in sys.stdlib_module_names or module.startswith(NO_TORCH)
-    if isinstance(node, ast.Import):
-        return all(alias.name.partition(".")[0] in sys.stdlib_module_names for alias in node.names)
-    value = node.value if isinstance(node, ast.Assign) else None
-    enumeration = isinstance(value, ast.Call) and isinstance(value.func, ast.Name) and value.func.id == "Enum"
-    return isinstance(value, ast.Constant) or enumeration
-
-
-def _is_field(node: ast.stmt) -> bool:
-    if isinstance(node, ast.AnnAssign):
-        return "ClassVar" not in ast.unparse(node.annotation)
-    return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)  # the docstring
+def method_class(target: str, folders: tuple[Path, ...] = ()) -> type | None:
+    """Return the dataclass that a `_target_` names; None if it cannot be imported, is no dataclass, or is named by no
+    file of the `folders` (none: of conf/ and --config-dir), so that it may be anybody's."""
+    if target in targets(folders or (CONF, *own_folders())):
+        module, _, name = target.rpartition(".")
+        with contextlib.suppress(Exception):  # when the method runs, the message says what is wrong with it
+            cls = getattr(importlib.import_module(module), name)
+            return cls if isinstance(cls, type) and dataclasses.is_dataclass(cls) else None
+    return None
 
 
 # Help
-
-
-def header(command: str) -> str:
-    """Return what a command does, and examples of it, from its file in conf/."""
-    return str(yaml.safe_load((CONF / f"{command}.yaml").read_text(encoding="utf-8"))["hydra"]["help"]["header"])
 
 
 def help_text(
@@ -265,7 +182,8 @@ def help_text(
         return "\n".join([*parts, *(_section(section, width) for section in shown)])
 
     # Experiments set keys of several groups, so they are listed before all of these.
-    parts = [header(command)]
+    file = yaml.safe_load((CONF / f"{command}.yaml").read_text(encoding="utf-8"))
+    parts = [file.get("help") or file["hydra"]["help"]["header"]]
     groups = [section.name for section in every if section.options]
     if groups and option_names("experiment", folders):
         parts.append(_options("+experiment", option_names("experiment", folders), width))
@@ -299,6 +217,6 @@ def _section(section: Section, width: int) -> str:
     for setting in section.settings:
         needed = "has to be given" if setting.value == REQUIRED else ""
         note = "; ".join(filter(None, [setting.kind, needed]))
-        lines.append(f"  {setting.key}={setting.value}" + (f"  ({note})" if note else ""))
+        lines.append(f"  {'+' * setting.added}{setting.key}={setting.value}" + (f"  ({note})" if note else ""))
         lines += textwrap.wrap(setting.about, width, initial_indent=" " * 6, subsequent_indent=" " * 6)
     return "\n".join([*lines, ""])

@@ -65,6 +65,9 @@ By = Enum("By", ["gsd", "coverage"])
 AuditKind = Enum("AuditKind", ["white_box", "black_box", "per_instance"])
 
 
+ABOUT_LIKE = "file or name of a record: start from its settings; what else the command line gives replaces them"
+
+
 @dataclass
 class Pair:
     """The private data, the public data, and how public images are converted to the private shape."""
@@ -337,6 +340,7 @@ class RunConfig(Common):
     """`pubsel run`."""
 
     label: str = setting("name of the setting in tables, such as paper or tuned")
+    like: str | None = setting(ABOUT_LIKE, neutral=True, default=None)
     replay: str | None = setting(
         "file or name of a record: repeat its run and report whether the result is the same", neutral=True
     )
@@ -386,6 +390,7 @@ class AuditConfig(RunConfig):
 class RankConfig(Common):
     """`pubsel rank`."""
 
+    like: str | None = setting(ABOUT_LIKE, neutral=True, default=None)
     private: str = setting("the private data: a name in conf/dataset, or a path")
     public: list[Any] = setting(
         "the public candidates: names or paths; a list in the list is one candidate of several sets: [A,[B,C]]"

@@ -65,6 +65,13 @@ def option(group: str, name: str, conf: Path = CONF) -> dict[str, Any]:
 
 
 @cache
+def with_backbone() -> list[str]:
+    """Return the options of conf/model that train a linear classifier on features."""
+    names = sorted(path.stem for path in (CONF / "model").glob("*.yaml"))
+    return [name for name in names if option("model", name).get("backbone")]
+
+
+@cache
 def method_keys() -> frozenset[str]:
     """Return the dotted keys of all algorithms and distances of conf/."""
     names = [(group, path.stem) for group in GROUPS for path in (CONF / group).glob("*.yaml")]

@@ -1,4 +1,4 @@
-"""What a key may be: its meaning and range, and the check of values against them."""
+"""The meaning and range of a key, and the check of values against them."""
 
 import dataclasses
 import difflib
@@ -26,7 +26,7 @@ NAME = re.compile(r"[\w.+-]+")  # what may be part of the name of a folder
 
 
 class Range(TypedDict, total=False):
-    """What a number may be: open or closed ends."""
+    """The range of a number: open or closed ends."""
 
     over: float
     at_least: float
@@ -143,6 +143,11 @@ def keys_of(schema: Any, prefix: str = "") -> list[str]:
         inner = next((t for t in (f.type, *get_args(f.type)) if dataclasses.is_dataclass(t)), None)
         keys += keys_of(inner, f"{prefix}{f.name}.") if inner else []
     return keys
+
+
+def lists(schema: Any) -> set[str]:
+    """Return the keys of a dataclass of settings, without those of groups, whose values are lists."""
+    return {f.name for f in fields(schema) if any(get_origin(t) is list for t in (f.type, *get_args(f.type)))}
 
 
 def _siblings(schema: Any, key: str) -> dict[str, str]:

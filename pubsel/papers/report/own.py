@@ -341,7 +341,7 @@ def _next(private: Private, latest: list[Record], results: str) -> list[tuple[st
         changes, reasons = _lacking(trained, bool(safe))
         cost = _above(float(trained[0]["privacy"]["epsilon"]))
         text = f"Train with {', and '.join(reasons)}. It spends epsilon {cost} once more."
-        steps += [(text, shlex.join([*shlex.split(_changed(trained[0], changes)), *where]))] if changes else []
+        steps += [(text, shlex.join([*shlex.split(command(trained[0], changes)), *where]))] if changes else []
 
     if safe and safe[0]["label"] == "fit":
         words = ["predict", safe[0]["identity"], "./new_images"]
@@ -386,12 +386,3 @@ def _fit(private: Private, where: list[str]) -> tuple[str, str]:
     words += [f"public={written(publics)}"] if publics else []
     text = "Train a model, measure it, and make a folder of it that may be given away: epsilon 1 in all."
     return text, shlex.join(["pubsel", "fit", *words, "epsilon=1", *where])
-
-
-def _changed(record: Record, changes: dict[str, Any]) -> str:
-    """Return the command of a record with other values of these dotted keys."""
-    settings = dict(record["settings"])
-    for key, value in changes.items():
-        group, _, name = key.partition(".")
-        settings[group] = {**(settings.get(group) or {}), name: value}
-    return command(record | {"settings": settings})
