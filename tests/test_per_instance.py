@@ -8,10 +8,9 @@ import pandas
 import pytest
 import torch
 from scipy.optimize import brentq
-from test_audit import CLASSES, build, settings, task_of, training_of
+from test_audit import CLASSES, LINEAR, task_of, training_of
 
 import pubsel.privacy.lattice
-from pubsel import algorithms
 from pubsel.algorithms import dp_sgd
 from pubsel.algorithms.adamix import project, public_gradient, subspace_around
 from pubsel.attacks.per_instance import LEVELS, Losses
@@ -22,6 +21,7 @@ from pubsel.privacy import accountant
 from pubsel.privacy.randomness import stream
 from pubsel.privacy.sampling import Schedule
 from pubsel.training.loop import Job, fit, noisy_sum
+from tests.made import build
 from tests.synthetic import secret_named
 
 D, N = 12, 40
@@ -69,7 +69,7 @@ def test_proposition_14(name, tmp_path):
     """mu_i = sqrt(sum_t |U^T g_i(w_t)|^2 / (tau_t sigma)^2), g_i clipped to tau_t, U the subspace: written out."""
     changes = {"rank": 4} if name != "fully_private" else {}
     changes |= {"pretrain_epochs": 2} if name != "fully_private" else {"clip_norm": 0.5}
-    algorithm = algorithms.build(settings(name) | changes | {"unit": False, "pretrain_rate": 1e-6})
+    algorithm = build(name, **(LINEAR[name] | changes | {"unit": False, "pretrain_rate": 1e-6}))
     losses, plan, weights = followed(tmp_path, algorithm)
     public = task_of(examples()).public
     mus = np.zeros(N)
@@ -103,7 +103,7 @@ def test_proposition_14(name, tmp_path):
 def test_between_nothing_and_the_worst_case(rate, tmp_path):
     """A zero gradient loses nothing, one that is always clipped the worst case under the noise that was added, none
     more; longer ones lose more."""
-    algorithm = algorithms.build(settings("dp_sgd") | {"clip_norm": 1.0})
+    algorithm = build("dp_sgd", clip_norm=1.0)
     losses, plan, _ = followed(tmp_path, algorithm, rate, steps=20)
     found = losses.epsilons()
     worst = accountant.spent(losses.noise_multiplier(), rate, 20, 1e-5)
@@ -143,7 +143,7 @@ def test_norms_are_rounded_up(tmp_path):
 
 
 def test_norms_may_be_held_for_some_steps(tmp_path):
-    algorithm = algorithms.build(settings("dp_sgd") | {"clip_norm": 1.0})
+    algorithm = build("dp_sgd", clip_norm=1.0)
     exact, _, _ = followed(tmp_path, algorithm, steps=6, rate_of_learning=1.0)
     (tmp_path / "checkpoint.pt").unlink()
     held, _, _ = followed(tmp_path, algorithm, steps=6, every=3, rate_of_learning=1.0)
@@ -156,7 +156,7 @@ def test_norms_may_be_held_for_some_steps(tmp_path):
 def test_less_noise_is_more_loss(rate, tmp_path, monkeypatch):
     """Half the noise at every step, at one step alone, none at all: never less loss than under the planned noise."""
     whole, drawn = pubsel.privacy.lattice.normal, []
-    algorithm = algorithms.build(settings("dp_sgd") | {"clip_norm": 1.0})
+    algorithm = build("dp_sgd", clip_norm=1.0)
 
     def median(factor):
         drawn.clear()
@@ -195,7 +195,7 @@ def test_a_little_less_noise_at_every_step_is_measured_over_all():
 @pytest.mark.attack
 def test_what_is_not_clipped_loses_more_than_is_claimed(tmp_path, monkeypatch):
     monkeypatch.setattr(dp_sgd, "clip_factors", lambda norms, bound: torch.ones_like(norms))
-    losses, plan, _ = followed(tmp_path, algorithms.build(settings("dp_sgd") | {"clip_norm": 1.0}), 0.2, steps=6)
+    losses, plan, _ = followed(tmp_path, build("dp_sgd", clip_norm=1.0), 0.2, steps=6)
     assert losses.epsilons()[1] > 10 * plan.epsilon
 
 
@@ -206,7 +206,7 @@ def test_the_first_release_counts(rate, tmp_path):
     torch.manual_seed(1)
     x, public = torch.randn(30, 8), torch.randn(50, 8)
     x[0] = 1000
-    algorithm = algorithms.build(settings("dp_pca") | {"k": 4})
+    algorithm = build("dp_pca", k=4)
     first, plan = accountant.plan(1.0, 1e-6, 1.0, 1, 1.0), accountant.plan(1.0, 1e-6, rate, 10, 1.0)
     losses = Losses(torch.zeros(30), plan, 1, first)
     made = losses.watching(algorithm).frozen(Split(public, torch.zeros(50)), 8, lambda purpose, step: None)
