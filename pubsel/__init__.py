@@ -119,7 +119,7 @@ def load(name: str | Path, results: str | Path = "results") -> Record:
 
 
 def _text(record: dict[str, Any]) -> str:
-    """A record as its command shows it."""
+    """Return a record as its command shows it."""
     if "order" in record or "chosen" in record:
         from pubsel.commands.rank import show_rank
 

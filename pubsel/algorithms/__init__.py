@@ -212,17 +212,17 @@ class Algorithm:
 
     @property
     def directions(self) -> int | None:
-        """The number k of directions of gradients or features that are kept; None: all, or what the task allows."""
+        """Return the number k of directions of gradients or features that are kept; None: what the task allows."""
         return None
 
     @property
     def first_share(self) -> float:
-        """The share of the budget that a `Release` before training spends."""
+        """Return the share of the budget that a `Release` before training spends."""
         return 0.0
 
     @property
     def offsets(self) -> int:
-        """The number of columns after `frozen` that are logits of a public classifier."""
+        """Return the number of columns after `frozen` that are logits of a public classifier."""
         return 0
 
     @property

@@ -142,7 +142,7 @@ class Audited(NamedTuple):
 
 
 class Planned(NamedTuple):
-    """Plan of one training of an audit. cell: what it trains as; what: a word that no other training has, so that none
+    """One training of an audit. cell: what it trains as; what: a word that no other training has, so that none
     shares its noise."""
 
     cell: Cell

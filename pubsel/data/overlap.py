@@ -55,7 +55,7 @@ def digests(x: Tensor, shape: Shape | None = None, kept: Path | None = None) -> 
 
 
 def remember(x: Tensor, values: Digest) -> None:
-    """Know the digests of images [n, ...] as they are, which `digests` then does not compute."""
+    """Store the digests of images [n, ...] as they are, which `digests` then does not compute."""
     _KNOWN.setdefault(x, {})[None] = values
 
 

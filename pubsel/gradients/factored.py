@@ -117,8 +117,8 @@ class OffsetLinear(nn.Linear):
 
 
 class LinearGradients:
-    """Makes G for nn.Linear on features x [n, d], or OffsetLinear on [n, d + C]: classes y [n] by cross-entropy, or 0/1
-    rows y [n, labels] by binary cross-entropy, mean over the labels; one label is a binary task."""
+    """Source of G for nn.Linear on features x [n, d], or OffsetLinear on [n, d + C]: classes y [n] by cross-entropy, or
+    0/1 rows y [n, labels] by binary cross-entropy, mean over the labels; one label is a binary task."""
 
     def __init__(self, model: nn.Linear):
         self.model = model

@@ -220,7 +220,7 @@ def examples_at_once(size: int, x: Tensor, device: torch.device) -> int:
 
 
 class Engine(Protocol):
-    """Makes G at the current weights of `model`. offsets: the columns of each trained parameter, `size` in all."""
+    """Source of G at the current weights of `model`. offsets: the columns of each trained parameter, `size` in all."""
 
     offsets: dict[str, slice]
     size: int
@@ -235,7 +235,7 @@ class Engine(Protocol):
 
 @cache
 def say_once(text: str) -> None:
-    """Say it the first time."""
+    """Print a message the first time."""
     say(text)
 
 

@@ -39,7 +39,7 @@ def _places(starts: Tensor, sizes: Tensor) -> Tensor:
 
 
 class PeopleGradients:
-    """Makes G with one row a person from an engine whose rows are examples. sizes: int64 [n], at least 1: x [sum of
+    """Source of G with one row a person from an engine whose rows are examples. sizes: int64 [n], at least 1: x [sum of
     sizes, ...] has the examples of the first person, then those of the second, ...
 
     A row is a function of its person's examples alone, and in one block whole. An example whose gradient is not finite,

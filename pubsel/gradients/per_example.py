@@ -128,7 +128,7 @@ def by_layers(
 
 
 class Copies(TorchFunctionMode):
-    """While it is entered, each of n examples has its own copy of the parameters `names`: where one of them meets
+    """Context in which each of n examples has its own copy of the parameters `names`: where one of them meets
     activations [n, ...], its copies [n, *shape] do, each in the row of its example.
 
     It knows sums and products with activations, to which a parameter is broadcast, and parameters whose first

@@ -34,7 +34,7 @@ def check_size(what: str, make: Callable[[], Any]) -> None:
 
 
 class Held(TorchDispatchMode):
-    """While it is entered: bytes of the tensors on a device that operations make, at most at once. What an operation
+    """Context that counts the most bytes held at once by tensors that operations make on a device. What an operation
     allocates for itself, and arrays of numpy, are not counted."""
 
     def __init__(self, device: torch.device):

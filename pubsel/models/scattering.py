@@ -19,7 +19,7 @@ EPSILON = 1e-5  # added to the variance of a group, as torch's GroupNorm does
 
 
 class Filters(NamedTuple):
-    """Filters for images of one size, padded to sides that are multiples of 2^J.
+    """The filters for images of one size, padded to sides that are multiples of 2^J.
 
     pad: left, right, top, bottom. psi[i, j]: [L, H / 2^i, W / 2^i], the wavelets of scale 2^j in the Fourier domain,
     for signals that are subsampled by 2^i. low[j]: matrices [h, H / 2^j] and [w, W / 2^j], from left and right the

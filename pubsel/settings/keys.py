@@ -241,7 +241,7 @@ class Model:
 
 @dataclass
 class Privacy:
-    """How the guarantee is accounted for."""
+    """Settings of the guarantee and its accountant."""
 
     delta: float = setting("delta of the guarantee", over=0, below=1)
     accounting: Accounting = setting("prv: valid; paper: GEP's published noise scale, NOT a valid guarantee")
@@ -363,7 +363,7 @@ class RunConfig(Common):
 
 @dataclass
 class Audit:
-    """How `pubsel audit` attacks a training."""
+    """Settings of the attack by `pubsel audit` on a training."""
 
     kind: AuditKind = setting(
         "white_box: canaries are gradients, and the attacker sees every noisy sum; black_box: canaries are examples of "

@@ -91,7 +91,7 @@ class OneProcess:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        """End the training, or react to its failure."""
+        """Stop the training, or handle its failure."""
 
 
 ONE_PROCESS = OneProcess()
@@ -317,7 +317,7 @@ class _State:
         }
 
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:
-        """Go back to what `state_dict` returned."""
+        """Restore what `state_dict` returned."""
         self.model.load_state_dict(saved["model"])
         self.optimizer.load_state_dict(saved["optimizer"])
         self.decay.load_state_dict(saved["decay"])

@@ -42,7 +42,7 @@ class Memory(NamedTuple):
 
     @property
     def peak(self) -> int:
-        """The most bytes held at once: distance, preparation and training follow each other."""
+        """Return the most bytes held at once: distance, preparation and training follow each other."""
         return max(self.prepared + max(self.training + self.passes, self.preparing), self.distance)
 
 

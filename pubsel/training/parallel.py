@@ -239,7 +239,7 @@ def _described(error: Exception) -> tuple[str, str]:
 
 
 def _start() -> None:
-    """Meet the other processes. Helpers wait as long as the leader takes to prepare, or to train on public data."""
+    """Wait for the other processes. Helpers wait as long as the leader takes to prepare, or to train on public data."""
     gpus = torch.cuda.device_count() if dist.is_nccl_available() else 0
     if torchrun.on_this_machine() < gpus:
         torch.cuda.set_device(torchrun.on_this_machine())
