@@ -223,7 +223,9 @@ def _method(group: str, target: str, options: dict[str, dict[str, Any]]) -> Iter
 
     for option, values in options.items():
         told = text(explain.heading(CONF / group / f"{option}.yaml"))
-        other = [f"`{key}={explain.typed(value)}`" for key, value in values.items() if value != options[main].get(key)]
+        other = [
+            f"`{key}={explain.type_text(value)}`" for key, value in values.items() if value != options[main].get(key)
+        ]
         yield f"- `{group}={option}`: " + " ".join(filter(None, [told, other and f"Differs in {', '.join(other)}."]))
     yield ""
 

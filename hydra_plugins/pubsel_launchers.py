@@ -176,7 +176,7 @@ class _Many(Launcher):
         folder = sweep.new_folder(str(self.config.results))
         with read_write(self.config), open_dict(self.config):
             self.config.hydra.sweep.dir = str(folder)
-        cell = sweep.Cell(self.task_function, folder, apart)
+        cell = sweep.CellTask(self.task_function, folder, apart)
         plugin.setup(hydra_context=self.hydra_context, task_function=cell, config=self.config)
         return folder, sweep.telling([filter_overrides(overrides) for overrides in job_overrides])
 
@@ -205,8 +205,8 @@ class Joblib(_Many):
         start = partial(ProcessPoolExecutor, 1, **of_worker)
         about = (self.hydra_context, self.config, plugin.task_function, Singleton.get_state())
         calls = [(execute_job, initial_job_idx + i, list(words), *about) for i, words in enumerate(job_overrides)]
-        with sweep.View(folder, cells, initial_job_idx, workers) as view:
-            returns = sweep.side_by_side(calls, workers, start, lambda i, why: view.lose(initial_job_idx + i, why))
+        with sweep.Display(folder, cells, initial_job_idx, workers) as view:
+            returns = sweep.run_parallel(calls, workers, start, lambda i, why: view.lose(initial_job_idx + i, why))
         if view.failed():
             raise CellsFailed(view.failed())
         return [found for found in returns if found is not None]  # one killed behind its record has none
@@ -253,7 +253,7 @@ class Submitit(_Many):
             for w, n in zip(job_overrides, numbers, strict=True)
         ]
         jobs = executor.map_array(job, *zip(*arguments, strict=True))
-        with sweep.View(folder, cells, initial_job_idx, len(cells)) as view:
+        with sweep.Display(folder, cells, initial_job_idx, len(cells)) as view:
             try:
                 while not all(job.done() for job in jobs):
                     time.sleep(sweep.POLL_SECONDS)

@@ -513,7 +513,7 @@ def has_paths(names: list[str]) -> bool:
     return any(is_path(name) for name in names)
 
 
-def mapped(split: Split, path: Path) -> Split:
+def map_split(split: Split, path: Path) -> Split:
     """Return the split with its examples in a file, from which what is used is read."""
     np.save(path, split.x.numpy())
     return Split(torch.from_numpy(npy_map(path)), split.y)

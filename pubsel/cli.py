@@ -100,11 +100,11 @@ def _data(settings: DataConfig) -> str:
         case "list":
             return data.listing(settings.data_root)
         case "prepare":
-            return data.prepare(settings.name, settings.data_root)
+            return data.prepare_data(settings.name, settings.data_root)
         case "check":
-            return data.check(settings.name, settings.data_root, settings.keep)
+            return data.check_data(settings.name, settings.data_root, settings.keep)
         case "forget":
-            return data.forget(settings.name, settings.data_root)
+            return data.forget_data(settings.name, settings.data_root)
     raise UsageError(f"action={settings.action}: {USAGE['data']}")
 
 
@@ -455,7 +455,7 @@ def _complete(words: list[str], line: str) -> int:
         case ["figure"]:
             from pubsel.papers import draw
 
-            choices = draw.names()
+            choices = draw.figure_names()
         case ["data"]:
             choices = ["list", "prepare", "check", "forget"]
         case ["runs"]:

@@ -348,7 +348,7 @@ def in_parts(x: "Tensor", rows: int) -> Iterator["Tensor"]:
 # Progress
 
 
-class Progress:
+class ProgressLine:
     """A line now and then: how many of n are done, and how long the others will take.
 
     what: who says it, at its beginning; of: what is counted.

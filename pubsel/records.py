@@ -57,7 +57,7 @@ def key(about: str, default: Any = MISSING) -> Any:
 
 
 @dataclass(kw_only=True)
-class Release:
+class ReleaseRecord:
     """One release of several that a guarantee covers."""
 
     what: str
@@ -90,7 +90,7 @@ class Guarantee:
     noise_source: str = key("seeded or operating system", "")
     not_covered: list[str] = key("what the guarantee does not cover, in sentences", list)
     composition: str = key("basic, if several releases add up; absent otherwise", "")
-    parts: list[Release] | None = key("these releases, each with its own values; absent otherwise", None)
+    parts: list[ReleaseRecord] | None = key("these releases, each with its own values; absent otherwise", None)
     rate: Share = 0
 
 
@@ -108,7 +108,7 @@ class Quality:
 
 
 @dataclass(kw_only=True)
-class Distance:
+class DistanceRecord:
     """`distance` of a record."""
 
     mean: Number
@@ -120,7 +120,7 @@ class Distance:
 
 
 @dataclass(kw_only=True)
-class Pool:
+class PoolRecord:
     """`pool` of a record: how many examples of each set were chosen."""
 
     examples: dict[str, Count]
@@ -134,7 +134,7 @@ class Versions:
 
 
 @dataclass(kw_only=True)
-class Streams:
+class StreamNames:
     """`streams` of a record."""
 
     code: str = ""
@@ -142,7 +142,7 @@ class Streams:
 
 
 @dataclass(kw_only=True)
-class Run:
+class RunRecord:
     """The record of a run: what result.json contains."""
 
     identity: str = key("the name of the run and of its folder: readable, with a digest of what can change the result")
@@ -166,14 +166,14 @@ class Run:
     backbone: str | None = key("digest of the weights that features come from or training starts from, if any", None)
     parameters: Count = key("number of trained parameters", 0)
     public_labels: str | None = key("of the private set, or of another; null without public data", None)
-    distance: Distance | None = key(
+    distance: DistanceRecord | None = key(
         "the distance of the pair, not private: its name, the value for each initialisation, mean, std, m, "
         "what it read, seconds and settings; null with distance=none",
         None,
     )
     privacy: Guarantee | None = key("the guarantee in full", None)
     quality: Quality | None = key("what was measured with noise on held-out private examples, if anything was", None)
-    pool: Pool | None = key("what was chosen of a pool: examples of each set; absent without one", None)
+    pool: PoolRecord | None = key("what was chosen of a pool: examples of each set; absent without one", None)
     derived: dict[str, Any] | None = key("set by the method, as its learning rate; null if all is in settings", None)
     settings: RunConfig = key("every setting that can change the result; those with their default value are left out")
     seconds: Size | None = key("time of training", None)
@@ -181,7 +181,7 @@ class Run:
     threads: Annotated[int, 1, 2**20] = key("CPU threads", 1)
     precision: str | None = key("of float32 products of private data on a GPU; null on a CPU (public data: tf32)", None)
     processes: Annotated[int, 1, 2**20] = key("processes that trained together", 1)
-    streams: Streams | None = key("what else noise depends on: digest of the code, and the rounding", None)
+    streams: StreamNames | None = key("what else noise depends on: digest of the code, and the rounding", None)
     finished: str | None = key("when the run ended, in UTC", None)
     notes: list[str] = key("what was done to the data before training", list)
     numbers: Count = key("version of what decides the numbers (streams, estimators, rules); absent before 1", 0)
@@ -200,7 +200,7 @@ def _abouts(schema: type, prefix: str = "") -> dict[str, str]:
     return abouts
 
 
-RECORD = _abouts(Run)  # the reference of the documentation is generated from it
+RECORD = _abouts(RunRecord)  # the reference of the documentation is generated from it
 
 
 @dataclass(kw_only=True)
@@ -261,7 +261,7 @@ class GsdAttack:
 
 
 @dataclass(kw_only=True)
-class Audit:
+class AuditRecord:
     """The record of an audit."""
 
     identity: str
@@ -307,7 +307,7 @@ def _text(record: dict[str, Any]) -> str:
     return json.dumps(record, indent=1, sort_keys=True) + "\n"
 
 
-def read_record(path: Path, schema: type = Run) -> dict[str, Any]:
+def read_record(path: Path, schema: type = RunRecord) -> dict[str, Any]:
     """Return the record at `path`; UserError names the file if it is corrupt or truncated, and the key that it lacks or
     whose value is not as `schema` says."""
     try:
@@ -324,7 +324,7 @@ def read_record(path: Path, schema: type = Run) -> dict[str, Any]:
         raise BrokenRecord(path, str(error)) from None
 
 
-def parsed(text: str, schema: type = Run) -> dict[str, Any]:
+def parsed(text: str, schema: type = RunRecord) -> dict[str, Any]:
     """Return a record from its JSON; ValueError says what is wrong with it. Every number is finite."""
     try:
         record = _DECODER.decode(text)
@@ -334,10 +334,10 @@ def parsed(text: str, schema: type = Run) -> dict[str, Any]:
         raise ValueError(f"{NO_RECORD}, it lacks '{fields(schema)[0].name}'")
 
     why = misfit(schema, record)
-    if not why and schema in (Run, Rank):
+    if not why and schema in (RunRecord, Rank):
         named = (f"settings.{group}.{key}" for group in ("algorithm", "distance") for key in ("name", "_target_"))
         why = next((f"'{key}' is no text" for key in named if not isinstance(at(record, key) or "", str)), "")
-    if not why and schema is Run:
+    if not why and schema is RunRecord:
         why = _unnamed(record, "settings.pair.public", "settings.pair.candidates") or _unstated(record)
         why = why or _misshapen(record.get("quality"))
     elif not why and schema is Rank:
@@ -473,7 +473,7 @@ def find(name: str, results: Path, kinds: Sequence[str] = KINDS) -> tuple[dict[s
     for file in (path, path / "result.json", *in_results):
         if file.is_file():
             of_run = kinds == ("runs",) or file.parent.parent.name == "runs"
-            return read_record(file, Run if of_run else Named), file.parent
+            return read_record(file, RunRecord if of_run else Named), file.parent
 
     # The records that are kept with the code come last: reading all of them takes a while.
     for record in read_records(results):
@@ -521,7 +521,7 @@ def expanded(command: str, words: Sequence[str]) -> list[str]:
 def recorded(
     folder: Path,
     make: Callable[[], dict[str, Any]],
-    schema: type = Run,
+    schema: type = RunRecord,
     usable: Callable[[dict[str, Any]], bool] = lambda record: True,
 ) -> tuple[dict[str, Any], bool]:
     """Return the record of a request, and whether it was made now: a record that is in `folder` and `usable` is read;
@@ -536,7 +536,7 @@ def recorded(
     if path.exists() and usable(record := read_record(path, schema)):
         return record, False
 
-    with locked(folder):
+    with lock_folder(folder):
         if path.exists() and usable(record := read_record(path, schema)):  # it came while this process waited
             return record, False
 
@@ -552,7 +552,7 @@ def recorded(
 
 
 @contextlib.contextmanager
-def locked(folder: Path) -> Iterator[None]:
+def lock_folder(folder: Path) -> Iterator[None]:
     """Hold a folder for one process: a second one says so and waits until the first has finished or died. Only their
     owner may read the files that are made in it, whatever the umask."""
     with contextlib.ExitStack() as stack:
@@ -596,7 +596,7 @@ def read_records(results: Path) -> list[dict[str, Any]]:
     return sorted(records, key=lambda record: record["identity"])
 
 
-def readable(paths: Iterable[Path], schema: type = Run) -> Iterator[dict[str, Any]]:
+def readable(paths: Iterable[Path], schema: type = RunRecord) -> Iterator[dict[str, Any]]:
     """Yield the records at some paths; a line names each file that is none, once in a process."""
     for path in paths:
         try:
@@ -700,7 +700,7 @@ def provenance() -> dict[str, Any]:
     return {"numbers": NUMBERS, "versions": versions, "commit": _commit(_HERE.parent), "hardware": hardware}
 
 
-def guarantee(record: dict[str, Any]) -> str:
+def guarantee_kind(record: dict[str, Any]) -> str:
     """Return what a record's guarantee may be called: valid, weak (valid, with a delta above 1/n) or none."""
     statement = record.get("privacy") or {}
     if statement.get("valid") is not True:

@@ -240,7 +240,7 @@ def otdd_gaussian(m: int, d: int, classes: int, device: str) -> Case:
     y = torch.arange(m).to(device) % classes
 
     def ours() -> float:
-        return otdd.otdd(otdd.labelled(x, y), otdd.labelled(z, y))
+        return otdd.otdd(otdd.labelled_examples(x, y), otdd.labelled_examples(z, y))
 
     plain = peers.plain_otdd(x, y, z, y)
     candidates = {

@@ -20,7 +20,7 @@ import measuring
 import numpy as np
 
 from pubsel.data.embeddings import open_embeddings
-from pubsel.selection.assigned import clusters_kept, kept_folder, nearest_of
+from pubsel.selection.assigned import assignment_folder, clusters_kept, nearest_of
 
 KINDS, NOISE, SHARD = 500, 0.5, 100_000
 LARGE = 10**7
@@ -54,7 +54,7 @@ def measured(run: Callable[[], object]) -> tuple[float, float, float]:
 def worked(folder: Path, data_root: Path) -> dict[str, Any]:
     """Return what the clusters and the assignment of a folder took."""
     parts = [open_embeddings(str(folder))]
-    kept = kept_folder(parts, data_root)
+    kept = assignment_folder(parts, data_root)
     clusters = measured(lambda: clusters_kept(parts, kept))
     centres = clusters_kept(parts, kept)
     assigned = measured(lambda: nearest_of(parts, centres, kept, print))

@@ -169,14 +169,16 @@ class Study:
         weights by which a cluster has the share of the private examples. Clusters and counts are computed once."""
         x = self.task.private.x
         if self.counted is None:
-            clusters = pool.clusters_of(pool.sample_of([pool.Held(self.pool)], stream("pool", "sample")))
+            clusters = pool.clusters_of(pool.sample_of([pool.Features(self.pool)], stream("pool", "sample")))
             self.counted = clusters.nearest(self.pool), coverage.counts(clusters, x, [UNIT] * len(x))
         nearest, sums = self.counted
         plan = pool.plan_of(epsilon, True)
-        wanted = pool.shares(pool.release(sums, plan, self._secret("selection", 0)), len(x), plan, True)
+        wanted = pool.shares(pool.noisy_counts(sums, plan, self._secret("selection", 0)), len(x), plan, True)
         if wanted is None:
             return None, None
-        drawn = self.pool[torch.from_numpy(pool.draw(wanted, nearest, DRAWN, stream(str(self.seed), "draw")))]
+        drawn = self.pool[
+            torch.from_numpy(pool.draw_by_cluster(wanted, nearest, DRAWN, stream(str(self.seed), "draw")))
+        ]
         if not pool.covered(epsilon, drawn, coverage.Private.of(x, None), self._secret):
             return None, None
         if not weighted:

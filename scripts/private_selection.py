@@ -69,7 +69,7 @@ def measured(settings: RankConfig) -> dict[str, Any]:
 
 def _measure(settings: RankConfig, kept: Path) -> dict[str, Any]:
     device, distance, select = choose_device(settings.device), gsd_of(settings), settings.select
-    task, candidates = rank.candidates_of(settings, device, kept)
+    task, candidates = rank.open_candidates(settings, device, kept)
     classes, private, key = max(2, task.classes), task.private, f"selection {settings.seed}"
     pool = stream(key, "pool").permutation(len(private.x))[: int(min(len(private.x), select.private_m or distance.m))]
     chosen = torch.from_numpy(np.sort(pool))

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from pubsel.gradients.book_keeping import BookKeeping, Kept, LayeredGradients
+from pubsel.gradients.book_keeping import BookKeeping, KeptInputs, LayeredGradients
 from pubsel.gradients.matrix import Basis, DenseGradients, PerExampleGradients, clip_factors
 from pubsel.gradients.per_example import by_vmap
 from pubsel.privacy.accountant import ROUNDING
@@ -122,7 +122,7 @@ def test_one_row_moves_the_clipped_sum_by_at_most_one(kind: str, tokens: int) ->
         return torch.randn(*shape, generator=generator)
 
     def block(a: torch.Tensor, e: torch.Tensor) -> torch.Tensor:
-        kept = [Kept(slice(3, 3 + 30 * 40), slice(1203, 1233), a, e)]
+        kept = [KeptInputs(slice(3, 3 + 30 * 40), slice(1203, 1233), a, e)]
         g = LayeredGradients(torch.ones(len(a), 3), [slice(0, 3)], kept, 1233)
         return g.combine(clip_factors(g.row_norms(), 1.0))
 
@@ -149,7 +149,7 @@ def test_no_norm_is_read_too_small_where_squares_vanish_in_float32(inputs: float
     generator = torch.Generator().manual_seed(0)
     a, e = (scale * torch.rand(4, tokens, d, generator=generator) for scale, d in ((inputs, 40), (errors, 3000)))
     rows = torch.einsum("ntb,nta->nba", e.double(), a.double()).flatten(1)
-    block = LayeredGradients(torch.zeros(4, 0), [], [Kept(slice(0, 120_000), None, a, e)], 120_000)
+    block = LayeredGradients(torch.zeros(4, 0), [], [KeptInputs(slice(0, 120_000), None, a, e)], 120_000)
     assert (block.row_norms() >= rows.norm(dim=1) * (1 - 1e-6)).all()
     clipped = 1e-6
     for i in range(4):
@@ -161,6 +161,6 @@ def test_a_row_that_cancels_nearly_keeps_its_norm() -> None:
     """What is added for rounding clips no row that is to be released as it is."""
     generator = torch.Generator().manual_seed(0)
     a, e = torch.randn(5, 4, 40, generator=generator), torch.randn(5, 4, 30, generator=generator)
-    kept = Kept(slice(0, 1200), None, a, e)
+    kept = KeptInputs(slice(0, 1200), None, a, e)
     exact = torch.einsum("ntb,nta->nba", e.double(), a.double()).flatten(1).norm(dim=1)
     torch.testing.assert_close(kept.squared_norms().sqrt(), exact, rtol=1e-9, atol=0)

@@ -305,7 +305,7 @@ def test_a_worker_leaves_cuda_to_the_child_that_it_forks(tmp_path: Path, monkeyp
     def task(_: object) -> str | None:
         return None if torch.cuda.is_available() and os.getpid() != parent else "no CUDA in the child"
 
-    assert sweep.Cell(task, tmp_path, apart=True)(whole) is None
+    assert sweep.CellTask(task, tmp_path, apart=True)(whole) is None
     assert json.loads((tmp_path / "0000.json").read_text())["state"] == "done"
 
 

@@ -84,17 +84,17 @@ def test_listing_says_what_is_there(tmp_path):
 
 
 def test_prepare(tmp_path):
-    assert "built in" in catalogue.prepare("digits", str(tmp_path))
-    steps = catalogue.prepare("imagenet", str(tmp_path))
+    assert "built in" in catalogue.prepare_data("digits", str(tmp_path))
+    steps = catalogue.prepare_data("imagenet", str(tmp_path))
     assert "imagenet/val/<wnid>/*.JPEG" in steps
     assert str(tmp_path) in steps
     with pytest.raises(UsageError, match=r"unknown dataset 'imagnet'"):
-        catalogue.prepare("imagnet", str(tmp_path))
+        catalogue.prepare_data("imagnet", str(tmp_path))
     with pytest.raises(UsageError, match=r"name has no value"):
-        catalogue.prepare(None, str(tmp_path))
+        catalogue.prepare_data(None, str(tmp_path))
     for i, flower in enumerate(("daisy", "dandelion", "rose", "sunflower", "tulip")):
         images(tmp_path / "flowers5" / flower, 4, size=(70, 90), suffix=".jpg", seed=i)
-    assert "16 training and 4 test images" in catalogue.prepare("flowers5", str(tmp_path))
+    assert "16 training and 4 test images" in catalogue.prepare_data("flowers5", str(tmp_path))
     assert sorted(path.name for path in tmp_path.iterdir()) == ["flowers5", "prepared"]
 
 

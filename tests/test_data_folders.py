@@ -241,10 +241,10 @@ def test_an_archive_that_claims_more_than_it_has_is_one_line(tmp_path, shape):
 def test_images_that_are_read_one_by_one_are_those_that_are_there(tmp_path):
     claims(tmp_path / "own.npz", (10, 8, 8), bytes(100))
     with pytest.raises(UserError, match=r"own.npz: corrupt, truncated or not a plain npz"):
-        prepared.stream(tmp_path / "own.npz", "train_images")
+        prepared.array_stream(tmp_path / "own.npz", "train_images")
     np.savez(tmp_path / "own.npz", images=np.zeros((2, 8, 8), np.uint8).T)
     with pytest.raises(UserError, match=r"own.npz: images is in Fortran order: store it in C order"):
-        prepared.stream(tmp_path / "own.npz", "images")
+        prepared.array_stream(tmp_path / "own.npz", "images")
 
 
 @pytest.mark.attack

@@ -293,7 +293,7 @@ def test_images_of_a_prepared_set_are_hashed_by_one_process(tmp_path, monkeypatc
 
     x = torch.from_numpy(pixels(30, 1, 4, 4))
     parts = [Unread(part.__getitem__, torch.arange(len(part)) % 2) for part in x.split(20)]
-    stored.keep(tmp_path / "set", "set", Listing(*parts), (1, 4, 4), False)
+    stored.keep_images(tmp_path / "set", "set", Listing(*parts), (1, 4, 4), False)
     found = stored.read(tmp_path / "set")
     source = Source(found.train, found.test, 2, "accuracy", (0.5,), (0.5,), (), kept=tmp_path / "set")
     first = [opened._digests(source, part, (1, 4, 4)).own for part in (0, 1)]

@@ -116,13 +116,13 @@ def test_bandwidth_is_the_median_distance():
 def two_classes(seed, shift=0.0):
     """Two classes of 30 examples each."""
     x = torch.cat([normal(30, [0.0 + shift, 0.0], [1, 2], seed), normal(30, [9.0 + shift, 1.0], [2, 1], seed + 1)])
-    return otdd.labelled(x, torch.arange(60) // 30)
+    return otdd.labelled_examples(x, torch.arange(60) // 30)
 
 
 def test_otdd_of_one_class_sets_is_w2_of_the_examples_and_of_their_gaussians():
     x, y = normal(40, MEANS[0], SPREADS[0], 0), normal(40, MEANS[1], SPREADS[1], 1)
     one = torch.zeros(40, dtype=torch.int64)
-    a, b = otdd.labelled(x, one), otdd.labelled(y, one)
+    a, b = otdd.labelled_examples(x, one), otdd.labelled_examples(y, one)
     examples = ot.emd2([], [], ot.dist(x.numpy(), y.numpy()))
     assert otdd.otdd(a, b) == pytest.approx((examples + BETWEEN) ** 0.5, rel=1e-9)
     assert otdd.otdd(a, b, exact=True) == pytest.approx((2 * examples) ** 0.5, rel=1e-9)
@@ -144,7 +144,7 @@ def test_otdd_is_the_definition_written_out_on_pot(exact):
                     one.mean(0), two.mean(0), np.cov(one.T), np.cov(two.T)
                 ) ** 2  # fmt: skip
     cost = ot.dist(x.numpy(), y.numpy()) + label[p.numpy()][:, q.numpy()]
-    found = otdd.otdd(otdd.labelled(x, p), otdd.labelled(y, q), exact)
+    found = otdd.otdd(otdd.labelled_examples(x, p), otdd.labelled_examples(y, q), exact)
     assert found == pytest.approx(ot.emd2([], [], cost) ** 0.5, rel=1e-6)
 
 
@@ -160,20 +160,20 @@ def test_otdd_of_a_set_and_itself_and_of_a_shifted_one(exact):
 def test_otdd_knows_labels_that_images_alone_do_not_show():
     """The same examples with other labels: Fréchet and MMD are blind to them."""
     a = two_classes(0)
-    mixed = otdd.labelled(a.x, torch.arange(60) % 2)
+    mixed = otdd.labelled_examples(a.x, torch.arange(60) % 2)
     assert otdd.otdd(a, mixed) > 1
 
 
 def test_classes_of_one_example_have_no_spread():
     x = torch.tensor([[0.0, 0.0], [3.0, 4.0]], dtype=torch.float64)
-    a = otdd.labelled(x, torch.tensor([0, 1]))
-    b = otdd.labelled(x + 1, torch.tensor([0, 1]))
+    a = otdd.labelled_examples(x, torch.tensor([0, 1]))
+    b = otdd.labelled_examples(x + 1, torch.tensor([0, 1]))
     assert otdd.otdd(a, b) == pytest.approx((2 + 2) ** 0.5)
 
 
 def test_pixels_count_from_0_to_1():
     x = torch.tensor([0, 255, 51, 102], dtype=torch.uint8).view(2, 1, 1, 2)
-    assert otdd.labelled(x, torch.tensor([0, 1])).x.flatten().tolist() == pytest.approx([0, 1, 0.2, 0.4])
+    assert otdd.labelled_examples(x, torch.tensor([0, 1])).x.flatten().tolist() == pytest.approx([0, 1, 0.2, 0.4])
 
 
 # Task2Vec
@@ -186,7 +186,9 @@ def test_fisher_of_a_linear_softmax_classifier():
     logits = model(x).detach()
     p = logits.double().softmax(1)
     want = (p * (1 - p)).T @ x.double().square() / len(x)
-    found = task2vec.fisher(PerExampleGradients(model), x, task2vec.draw(logits.double(), False, stream("a", "b")))
+    found = task2vec.fisher(
+        PerExampleGradients(model), x, task2vec.sample_labels(logits.double(), False, stream("a", "b"))
+    )
     torch.testing.assert_close(found, want.mean(1), rtol=0.05, atol=0)
 
 
@@ -196,7 +198,9 @@ def test_fisher_of_several_labels_is_that_of_their_sum():
     logits = model(x).detach()
     p = logits.double().sigmoid()
     want = ((p * (1 - p)).T @ x.double().square() / len(x)).mean(1)
-    found = task2vec.fisher(PerExampleGradients(model), x, task2vec.draw(logits.double(), True, stream("a", "b")))
+    found = task2vec.fisher(
+        PerExampleGradients(model), x, task2vec.sample_labels(logits.double(), True, stream("a", "b"))
+    )
     torch.testing.assert_close(found, want, rtol=0.05, atol=0)
 
 
@@ -207,7 +211,7 @@ def test_fisher_of_a_shift_is_that_of_a_layer_before_the_head(multi_label):
     nn.init.eye_(body.weight)
     x = torch.tensor([[1.0, 1, 1, 1], [1, -1, 1, -1], [-1, 1, 1, 1]]).repeat(10_000, 1)
     logits = last(x).double()
-    y = task2vec.draw(logits, multi_label, stream("a", "b"))
+    y = task2vec.sample_labels(logits, multi_label, stream("a", "b"))
     drawn = task2vec.fisher(PerExampleGradients(nn.Sequential(body, last), names=["0.weight"]), x, y)
     exact = task2vec.fisher_of_shift(last.weight.double(), logits, multi_label)
     torch.testing.assert_close(drawn, exact, rtol=0.05, atol=0)
@@ -215,9 +219,9 @@ def test_fisher_of_a_shift_is_that_of_a_layer_before_the_head(multi_label):
 
 def test_labels_are_drawn_from_the_model():
     logits = torch.tensor([[0.0, 1.0, -1.0]]).repeat(20_000, 1).double()
-    drawn = task2vec.draw(logits, False, stream("a", "b"))
+    drawn = task2vec.sample_labels(logits, False, stream("a", "b"))
     torch.testing.assert_close(drawn.bincount() / 20_000, logits[0].softmax(0).float(), atol=0.02, rtol=0)
-    several = task2vec.draw(logits, True, stream("a", "b"))
+    several = task2vec.sample_labels(logits, True, stream("a", "b"))
     torch.testing.assert_close(several.mean(0), logits[0].sigmoid().float(), atol=0.02, rtol=0)
 
 
@@ -472,7 +476,7 @@ def test_order_on_fashion_mnist(name):
 
 def test_the_examples_of_candidates_lie_in_files_not_in_memory(tmp_path):
     """A hundred candidates take no more memory than one: their pages are those of files, which the system can drop."""
-    from pubsel.commands.rank import candidates_of
+    from pubsel.commands.rank import open_candidates
     from pubsel.settings.keys import RankConfig
     from pubsel.settings.schema import check
 
@@ -483,7 +487,7 @@ def test_the_examples_of_candidates_lie_in_files_not_in_memory(tmp_path):
         "distance": option("distance", "mmd") | {"m": 90}, "device": "cpu", "threads": 1, "data_root": "nowhere",
         "results": "nowhere", "download": False, "debug": False,
     }  # fmt: skip
-    task, candidates = candidates_of(check(RankConfig, values), torch.device("cpu"), tmp_path)
+    task, candidates = open_candidates(check(RankConfig, values), torch.device("cpu"), tmp_path)
     digits = open_dataset("digits", "nowhere", False)
     assert torch.equal(candidates["digits"].x, digits.test.x[:90])
     assert torch.equal(task.private.x, digits.train.x)

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 import torch
 
-from pubsel.data.embeddings import BLOCK, Shard, check_backbone, is_embeddings, open_embeddings
-from pubsel.files import Progress
+from pubsel.data.embeddings import BLOCK, Shard, check_widths, is_embeddings, open_embeddings
+from pubsel.files import ProgressLine
 from pubsel.messages import UserError
 from pubsel.selection import assigned, pool
-from pubsel.selection.assigned import clusters_kept, kept_folder, nearest_of
+from pubsel.selection.assigned import assignment_folder, clusters_kept, nearest_of
 
 D = 12
 
@@ -134,9 +134,9 @@ def test_a_folder_without_shards_is_named(tmp_path):
 def test_embeddings_of_another_network_are_refused(tmp_path):
     clip_retrieval(tmp_path)
     embeddings = open_embeddings(str(tmp_path))
-    check_backbone(embeddings, D)
+    check_widths(embeddings, D)
     with pytest.raises(UserError, match=r"12 numbers a row, and model.backbone gives 1280: take the model"):
-        check_backbone(embeddings, 1280)
+        check_widths(embeddings, 1280)
 
 
 # Memory
@@ -202,8 +202,8 @@ def read_shards(monkeypatch):
 
 
 def test_each_embedding_gets_the_nearest_centre(folder, tmp_path):
-    parts = [open_embeddings(str(folder)), pool.Held(torch.from_numpy(rows(31, 7, dtype=np.float32)))]
-    kept = kept_folder(parts, tmp_path)
+    parts = [open_embeddings(str(folder)), pool.Features(torch.from_numpy(rows(31, 7, dtype=np.float32)))]
+    kept = assignment_folder(parts, tmp_path)
     clusters = clusters_kept(parts, kept)
     x = torch.cat([torch.from_numpy(whole(parts[0])), parts[1].x])
     expected = clusters.nearest(x)
@@ -216,7 +216,7 @@ def test_each_embedding_gets_the_nearest_centre(folder, tmp_path):
 
 def test_clusters_are_the_same_whether_kept_or_not(folder, tmp_path):
     parts = [open_embeddings(str(folder))]
-    kept = kept_folder(parts, tmp_path)
+    kept = assignment_folder(parts, tmp_path)
     first, second, unkept = clusters_kept(parts, kept), clusters_kept(parts, kept), clusters_kept(parts, None)
     assert first.shares == second.shares == unkept.shares
     for a, b, c in zip(first, second, unkept, strict=True):
@@ -234,26 +234,28 @@ def test_what_is_not_finite_is_in_no_cluster(tmp_path):
     assert all(np.isfinite(value).all() for value in clusters)
     nearest = nearest_of(parts, clusters, None, quiet)
     assert np.flatnonzero(nearest == assigned.NONE).tolist() == [3, 5, 9]
-    assert not {3, 5, 9} & set(pool.draw(np.full(len(clusters.centres), 0.1), nearest, 200, np.random.default_rng(0)))
+    assert not {3, 5, 9} & set(
+        pool.draw_by_cluster(np.full(len(clusters.centres), 0.1), nearest, 200, np.random.default_rng(0))
+    )
 
 
 def test_what_is_not_finite_changes_no_row_of_its_block_or_of_another(monkeypatch):
     monkeypatch.setattr(pool, "BLOCK", 50)
     x = torch.from_numpy(rows(200, dtype=np.float32))
-    clusters = clusters_kept([pool.Held(x)], None)
-    expected = nearest_of([pool.Held(x)], clusters, None, quiet)
+    clusters = clusters_kept([pool.Features(x)], None)
+    expected = nearest_of([pool.Features(x)], clusters, None, quiet)
     for row in (7, 50, 99, 160):
         broken = x.clone()
         broken[row, 0] = np.nan
-        nearest = nearest_of([pool.Held(broken)], clusters, None, quiet)
+        nearest = nearest_of([pool.Features(broken)], clusters, None, quiet)
         assert np.flatnonzero(nearest != expected).tolist() == [row]
-        without = clusters_kept([pool.Held(torch.cat([x[:row], x[row + 1 :]]))], None)
-        np.testing.assert_array_equal(clusters_kept([pool.Held(broken)], None).centres, without.centres)
+        without = clusters_kept([pool.Features(torch.cat([x[:row], x[row + 1 :]]))], None)
+        np.testing.assert_array_equal(clusters_kept([pool.Features(broken)], None).centres, without.centres)
 
 
 def test_what_was_interrupted_goes_on_with_the_next_shard(folder, tmp_path, monkeypatch):
     parts = [open_embeddings(str(folder))]
-    kept = kept_folder(parts, tmp_path)
+    kept = assignment_folder(parts, tmp_path)
     clusters = clusters_kept(parts, kept)
     expected = nearest_of(parts, clusters, None, quiet)
 
@@ -273,7 +275,7 @@ def test_what_was_interrupted_goes_on_with_the_next_shard(folder, tmp_path, monk
 
 def test_a_shard_without_its_record_or_with_a_damaged_array_is_assigned_again(folder, tmp_path, monkeypatch):
     parts = [open_embeddings(str(folder))]
-    kept = kept_folder(parts, tmp_path)
+    kept = assignment_folder(parts, tmp_path)
     clusters = clusters_kept(parts, kept)
     expected = nearest_of(parts, clusters, kept, quiet)
     first, second, third = (next(kept.glob(f"nearest_img_emb_{i}_*.json")) for i in (0, 2, 10))
@@ -293,7 +295,7 @@ def test_shards_of_one_name_in_two_folders_are_kept_apart(tmp_path):
     for seed, name in enumerate("ab"):
         saved(tmp_path / name, {0: rows(100, seed)})
     parts = [open_embeddings(str(tmp_path / name)) for name in "ab"]
-    kept = kept_folder(parts, tmp_path)
+    kept = assignment_folder(parts, tmp_path)
     clusters = clusters_kept(parts, kept)
     expected = nearest_of(parts, clusters, None, quiet)
     for _ in range(2):
@@ -303,15 +305,15 @@ def test_shards_of_one_name_in_two_folders_are_kept_apart(tmp_path):
 @pytest.mark.parametrize("rule", ["SAMPLE", "MOST_CLUSTERS", "EACH", "DIRECTIONS", "TYPICAL"])
 def test_clusters_by_other_rules_are_kept_elsewhere(rule, folder, tmp_path, monkeypatch):
     parts = [open_embeddings(str(folder))]
-    before = kept_folder(parts, tmp_path)
+    before = assignment_folder(parts, tmp_path)
     monkeypatch.setattr(pool, rule, getattr(pool, rule) / 2)
-    assert kept_folder(parts, tmp_path) != before
+    assert assignment_folder(parts, tmp_path) != before
 
 
 @pytest.mark.attack
 def test_assignments_and_clusters_that_are_others_are_noticed(folder, tmp_path, capsys):
     parts = [open_embeddings(str(folder))]
-    kept = kept_folder(parts, tmp_path)
+    kept = assignment_folder(parts, tmp_path)
     clusters = clusters_kept(parts, kept)
     expected = nearest_of(parts, clusters, kept, quiet)
     (file,) = kept.glob("nearest_img_emb_2_*.npy")
@@ -327,23 +329,23 @@ def test_assignments_and_clusters_that_are_others_are_noticed(folder, tmp_path, 
 
 def test_a_changed_shard_is_noticed(folder, tmp_path):
     parts = [open_embeddings(str(folder))]
-    before = kept_folder(parts, tmp_path)
-    assert kept_folder([open_embeddings(str(folder))], tmp_path) == before
+    before = assignment_folder(parts, tmp_path)
+    assert assignment_folder([open_embeddings(str(folder))], tmp_path) == before
     path = folder / "img_emb" / "img_emb_2.npy"
     stat = path.stat()
     np.save(path, -np.load(path))
     os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns + 1))
     assert path.stat().st_size == stat.st_size
-    assert kept_folder([open_embeddings(str(folder))], tmp_path) != before
-    held = [pool.Held(x) for x in (torch.zeros(3, 2), torch.zeros(3, 2), torch.ones(3, 2), torch.zeros(2, 3))]
-    keys = [kept_folder([*parts, part], tmp_path) for part in held]
+    assert assignment_folder([open_embeddings(str(folder))], tmp_path) != before
+    held = [pool.Features(x) for x in (torch.zeros(3, 2), torch.zeros(3, 2), torch.ones(3, 2), torch.zeros(2, 3))]
+    keys = [assignment_folder([*parts, part], tmp_path) for part in held]
     assert keys[0] == keys[1]
     assert len({*keys, before}) == 4
-    assert kept_folder(held, tmp_path) is None
+    assert assignment_folder(held, tmp_path) is None
 
 
 def test_sets_of_different_networks_are_no_pool(folder):
-    parts = [open_embeddings(str(folder)), pool.Held(torch.zeros(50, 3))]
+    parts = [open_embeddings(str(folder)), pool.Features(torch.zeros(50, 3))]
     with pytest.raises(UserError, match=r"pair.pool: its sets have 3 and 12 features: take those of one network"):
         clusters_kept(parts, None)
 
@@ -352,12 +354,12 @@ def test_a_data_folder_that_cannot_be_written_to_is_named(folder, tmp_path):
     parts = [open_embeddings(str(folder))]
     (tmp_path / "data").touch()
     with pytest.raises(UserError, match=r"cannot write .*pools: Not a directory; make room, fix permissions"):
-        clusters_kept(parts, kept_folder(parts, tmp_path / "data"))
+        clusters_kept(parts, assignment_folder(parts, tmp_path / "data"))
 
 
 def test_damaged_clusters_are_named(folder, tmp_path):
     parts = [open_embeddings(str(folder))]
-    kept = kept_folder(parts, tmp_path)
+    kept = assignment_folder(parts, tmp_path)
     clusters_kept(parts, kept)
     cut(kept / "clusters.npz")
     with pytest.raises(UserError, match=r"clusters.npz cannot be read .*: delete it to have it computed again"):
@@ -367,7 +369,7 @@ def test_damaged_clusters_are_named(folder, tmp_path):
 def test_progress_tells_the_time_that_is_left(monkeypatch):
     now, lines = [0.0], []
     monkeypatch.setattr("time.monotonic", lambda: now[0])
-    progress = Progress("pool", 5000, lines.append, "examples")
+    progress = ProgressLine("pool", 5000, lines.append, "examples")
     progress.add(1000, at_once=True)
     now[0] = 5.0
     progress.add(500)

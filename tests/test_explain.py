@@ -32,7 +32,7 @@ def test_every_setting_has_a_meaning_and_the_value_that_a_command_would_use(comm
         for part in key.split("."):
             value = value.get(part) if isinstance(value, dict) else None
         if value is not None:
-            assert shown.value == explain.typed(value), key
+            assert shown.value == explain.type_text(value), key
 
 
 def test_kinds_and_values_read_as_they_are_typed() -> None:
@@ -54,7 +54,7 @@ def test_kinds_and_values_read_as_they_are_typed() -> None:
         "",
     ]
     values = (None, True, False, 0, 1, 1e-5, "a", ["a", None], {"a": 1}, Device.cpu)
-    assert [explain.typed(value) for value in values] == [
+    assert [explain.type_text(value) for value in values] == [
         "null", "true", "false", "0", "1", "1e-05", "a", "[a,null]", "{a:1}", "cpu"
     ]  # fmt: skip
 

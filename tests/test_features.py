@@ -35,7 +35,7 @@ CPU = torch.device("cpu")
 def whatever_is_free(request, monkeypatch):
     """No image passes through the network to see what it holds, so that passes can be counted, one after the other."""
     if "refused_before" not in request.node.name:
-        monkeypatch.setattr(features, "refuse", lambda *given: None)
+        monkeypatch.setattr(features, "refuse_batches", lambda *given: None)
     monkeypatch.setattr(features, "workers", lambda extractor: 1)
     monkeypatch.setattr(features.engine, "available", lambda: None)
 

@@ -29,7 +29,7 @@ def swept(algorithm="pillar", epsilon=1.0, seed=0, utility=0.5, private="flowers
 
 
 def by_distance(tmp_path, *records):
-    return figures.distances(join.make("gsd_table2", results.read_records(save(tmp_path, *records))))
+    return figures.scatter_rows(join.make("gsd_table2", results.read_records(save(tmp_path, *records))))
 
 
 def three(label="paper", **more):
@@ -87,7 +87,7 @@ def test_distances_are_of_panels_with_two_of_them_and_keep_the_level_without_pub
 
 
 def drawn(figure, tmp_path):
-    svg, pdf = figures.save(figure, tmp_path / "figure")
+    svg, pdf = figures.save_figure(figure, tmp_path / "figure")
     assert pdf.read_bytes()[:5] == b"%PDF-"
     return "".join(ElementTree.fromstring(svg.read_text()).itertext())
 
@@ -98,7 +98,7 @@ def test_hostile_names_are_shown_as_they_are(tmp_path):
     assert text.count(HOSTILE) == 2
 
     # equal figures are equal bytes, and say nothing of when and with what they were drawn
-    paths = [figures.save(figures.scatter(frame), tmp_path / name) for name in ("one", "two")]
+    paths = [figures.save_figure(figures.scatter(frame), tmp_path / name) for name in ("one", "two")]
     for first, second in zip(*paths, strict=True):
         assert first.read_bytes() == second.read_bytes()
         assert not re.search(rb"20\d\d-\d\d-\d\d|CreationDate", first.read_bytes())
@@ -146,11 +146,11 @@ def test_a_figure_that_fails_leaves_the_old_files(tmp_path, monkeypatch, fail):
         whole = figures._drawn
         monkeypatch.setattr(figures, "_drawn", lambda f, kind: broken() if kind == "pdf" else whole(f, kind))
         with pytest.raises(OSError, match="No space"):
-            figures.save(figure, tmp_path / "figure")
+            figures.save_figure(figure, tmp_path / "figure")
     else:
         monkeypatch.setattr(results.os, "replace", broken)
         with pytest.raises(UserError, match="No space"):
-            figures.save(figure, tmp_path / "figure")
+            figures.save_figure(figure, tmp_path / "figure")
     assert {path.name: path.read_text() for path in tmp_path.glob("*.*")} == {
         f"figure.{kind}": "old" for kind in figures.FORMATS
     }

@@ -21,7 +21,7 @@ from pubsel.data.given import given
 from pubsel.data.splits import Unreadable
 from pubsel.files import hold, locked, plain, reading, whole, write_whole
 from pubsel.messages import UserError, limit
-from pubsel.models.weights import load, weight_file
+from pubsel.models.weights import load_weights, weight_file
 from pubsel.release.classifier import read_facts
 from tests.forked import forked
 
@@ -155,12 +155,12 @@ def read_with_no_file_left(folder: Path) -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (3, 3))
     for read in (
         lambda: prepared.arrays_of(folder / "a.npz", ("x",)),
-        lambda: prepared.stream(folder / "a.npz", "x"),
+        lambda: prepared.array_stream(folder / "a.npz", "x"),
         lambda: Shard(folder / "a.npy", 3, 2).rows(np.arange(1)),
         lambda: folders.read_images([folder / "a.png"], (1, 8, 8)),
         lambda: read_facts(folder / "model.json"),
         lambda: folders.rows_of(folder / "rows.csv", ["path"]),
-        lambda: load(torch.nn.Linear(1, 1), folder / "model.json", None, "checkpoint"),
+        lambda: load_weights(torch.nn.Linear(1, 1), folder / "model.json", None, "checkpoint"),
     ):
         with pytest.raises(UserError, match="Too many open files: raise the limit of open files") as error:
             read()

@@ -104,7 +104,7 @@ def test_every_command_of_a_page_composes(page: Path) -> None:
             with composed(command, overrides) as values:
                 settings: object = check(SCHEMAS[command], values)
             if command == "figure":
-                assert settings.figure in draw.names()
+                assert settings.figure in draw.figure_names()
             elif isinstance(settings, RunConfig) and settings.replay is None and settings.like is None:
                 canonical(settings)
             if command == "make":

@@ -53,7 +53,7 @@ def test_what_each_distance_loses():
     assert list(frame["pairs"][:3]) == [4, 4, 4]  # none is no set
 
     other = frame.reset_index().assign(private="digits", regret_other=[10.0, 0, 5, 5])
-    means = judged.summary(pandas.concat([frame.reset_index(), other])).set_index("measure")
+    means = judged.summary_by_distance(pandas.concat([frame.reset_index(), other])).set_index("measure")
     assert list(means.index) == list(frame.index)
     assert list(means["regret_other"]) == [5, 10, 5, 5]
     assert list(means["regret_most"]) == [10, 20, 5, 5]

@@ -88,7 +88,7 @@ def test_every_step_of_conf_composes(composers: dict[str, make.Composer], name: 
                 assert check(schemas[step.command], values)  # type: ignore[type-var]
 
 
-@pytest.mark.parametrize("name", sorted(join.names()))
+@pytest.mark.parametrize("name", sorted(join.table_names()))
 def test_a_table_shows_the_cells_that_it_makes(composers: dict[str, make.Composer], name: str) -> None:
     """The first and the last of each sweep."""
     about, composer = join.spec(name), composers["run"]
@@ -172,12 +172,12 @@ def test_hours_grow_with_steps_batches_and_k(composers: dict[str, make.Composer]
     """A run of 3 steps told 14 s for one of 50 epochs."""
     words = ["+experiment=gep_cifar10", "training.epochs=50", "training.batch_size=1000"]
 
-    def cell(*more: str) -> make.Cell:
+    def cell(*more: str) -> make.SweptCell:
         return composers["run"].cell([*words, *more])
 
     toy = recorded(cell("algorithm.k=100", "training.steps=3"), seconds=14.0, private_examples=50_000)
     results.write_record(Path("results/runs/toy/result.json"), toy)
-    kept = make.Kept.read(Path("results"))
+    kept = make.KnownRuns.read(Path("results"))
     for more, seconds in [
         (["algorithm.k=100", "training.steps=3", "seed=7", "epsilon=1"], 14),
         (["algorithm.k=100"], 14 * 2500 / 3),
@@ -279,7 +279,7 @@ SEEDED = {
 }
 
 
-def recorded(cell: make.Cell, **more: object) -> dict:
+def recorded(cell: make.SweptCell, **more: object) -> dict:
     """A record of a cell that nobody ran."""
     fields = {"identity": cell.name, "settings": cell.settings, "seed": cell.settings["seed"], "label": "mine"}
     texts = dict.fromkeys(("private", "model", "algorithm"), "a")
@@ -443,7 +443,7 @@ def test_the_makefile_is_short_and_holds_no_hyperparameters() -> None:
 
 
 def test_each_table_of_conf_has_a_target() -> None:
-    for name in join.names():
+    for name in join.table_names():
         target = join.spec(name).target(name)
         assert target is not None, name
         assert make.steps_of(target.replace("-", "_"))

@@ -153,8 +153,8 @@ def test_each_thing_that_decides_a_measurement_decides_its_noise(folder, capsys,
     """Two tables with the same noise would show, in their difference, what one example changed."""
     arrays = dict(np.load(THREE)) | {"train_patient": np.arange(800) // 3, "test_patient": np.arange(1000, 1090)}
     np.savez("patients.npz", **arrays)
-    seen, keys, measured, secret = [], [], measurement.measured, Streams.secret
-    monkeypatch.setattr(measurement, "measured", lambda *given: seen.append(given) or measured(*given))
+    seen, keys, measured, secret = [], [], measurement.measure, Streams.secret
+    monkeypatch.setattr(measurement, "measure", lambda *given: seen.append(given) or measured(*given))
     assert main(["run", "pair.private=patients.npz", "pair.unit=patient", *WORDS]) == 0, capsys.readouterr().err
     ((cell, prepared, task, *budget),) = seen
 
@@ -244,10 +244,10 @@ def test_a_measured_run_is_repeated_and_exported(folder, capsys):
 def test_the_best_adversary_may_ask_about_a_held_out_example(folder, capsys):
     """A measurement with less noise than the training raises the bound on the page."""
     assert main(["run", f"pair.private={THREE}", *WORDS, "privacy.secure_noise=true"]) == 0, capsys.readouterr().err
-    told = card.told(only_record(), json.loads(next(Path("results").glob("runs/*/model.json")).read_text()))
+    told = card.statement_of(only_record(), json.loads(next(Path("results").glob("runs/*/model.json")).read_text()))
     assert told.quality is not None
     loud = told.quality | {"part": told.quality["part"] | {"noise_multiplier": 0.5}}
-    changed = card.Told(**(told.__dict__ | {"quality": loud}))
+    changed = card.Statement(**(told.__dict__ | {"quality": loud}))
     assert float(card.meaning(changed)["right"].split()[0]) > float(card.meaning(told)["right"].split()[0])
 
 
@@ -262,7 +262,7 @@ def test_the_measurement_spends_what_the_statement_says(folder, capsys):
 def test_an_auc_of_two_classes_is_told_once(folder, capsys):
     words = [f"pair.private={TWO}", *WORDS, "pair.metric=auc", "privacy.secure_noise=true"]
     assert main(["run", *words]) == 0, capsys.readouterr().err
-    told = card.told(only_record(), json.loads(next(Path("results").glob("runs/*/model.json")).read_text()))
+    told = card.statement_of(only_record(), json.loads(next(Path("results").glob("runs/*/model.json")).read_text()))
     assert [name for name, _ in card.figures(told)] == ["auc"]
 
 

@@ -420,7 +420,7 @@ def test_images_are_in_memory_one_at_a_time(tmp_path):
         return x
 
     part = Unread(image, torch.arange(100))
-    stored.keep(tmp_path / "a-1", "a", Listing(part, Unread(image, torch.zeros(0))), (3, 4, 5), skip=False)
+    stored.keep_images(tmp_path / "a-1", "a", Listing(part, Unread(image, torch.zeros(0))), (3, 4, 5), skip=False)
     assert most[0] <= 2
     parts = stored.read(tmp_path / "a-1")
     assert parts.train.x[:, 1, 2, 3].tolist() == list(range(100))
@@ -464,9 +464,9 @@ def test_a_data_folder_that_takes_nothing(tmp_path, small, monkeypatch):
 
 def test_prepare_says_what_it_kept(tmp_path):
     chestxray14(tmp_path)
-    said = catalogue.prepare("chestxray14", str(tmp_path))
+    said = catalogue.prepare_data("chestxray14", str(tmp_path))
     assert said == f"chestxray14 is ready in {tmp_path} (prepared): 4 training and 2 test images"
-    assert "images_012.tar.gz" in catalogue.prepare("chestxray14", str(tmp_path / "elsewhere"))
+    assert "images_012.tar.gz" in catalogue.prepare_data("chestxray14", str(tmp_path / "elsewhere"))
     assert not (tmp_path / "elsewhere").exists()
 
 

@@ -16,11 +16,11 @@ from torch import nn
 
 from pubsel.attacks.membership import (
     SKETCH,
-    activations,
     attack_figures,
     black_box,
     classifier_scores,
     gradients,
+    last_layers,
     member_scores,
     pick_rate,
     success_rate,
@@ -126,7 +126,7 @@ def test_gradient_features_are_the_sketch_norm_loss_and_distance_of_each_row():
 
 def test_activations_are_what_the_head_takes_its_answers_and_the_loss():
     split, model = digits(7), network(0)
-    seen = activations(model, split)
+    seen = last_layers(model, split)
     inputs = (split.x.float() / 255 - 0.3) / 0.4
     outputs = model(split.x)
     losses = nn.functional.cross_entropy(outputs, split.y, reduction="none")

@@ -67,9 +67,9 @@ def test_frozen_layers_below_hold_nothing():
     """Their outputs are gone when the next layer has its own."""
     model = torch.nn.Sequential(Float(), *(torch.nn.Conv2d(6, 6, 3, padding=1) for _ in range(10))).eval()
     image = 4 * 6 * 32 * 32
-    assert needs.activations(model, images().private) == 11 * image
+    assert needs.bytes_of_outputs(model, images().private) == 11 * image
     model[:10].requires_grad_(False)
-    assert needs.activations(model, images().private) == 3 * image
+    assert needs.bytes_of_outputs(model, images().private) == 3 * image
 
 
 @pytest.mark.parametrize("name", ["gsd", "frechet", "mmd", "whitening"])
@@ -117,5 +117,5 @@ def test_what_does_not_fit_is_refused_before_anything_is_computed(words, remedy,
 )
 def test_a_refusal_names_the_setting_to_change(held, remedy):
     with pytest.raises(UserError, match=rf"1048576\.0 GiB of memory and .* free on cpu: .*{remedy}"):
-        needs.refuse(needs.Memory(*held), CPU)
-    needs.refuse(needs.Memory(0, 0, 0), CPU)
+        needs.refuse_memory(needs.Memory(*held), CPU)
+    needs.refuse_memory(needs.Memory(0, 0, 0), CPU)

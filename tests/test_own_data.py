@@ -67,7 +67,7 @@ def test_what_is_read_in_memory_is_what_would_be_kept(tmp_path: Path) -> None:
 
     part = Unread(image, torch.arange(6), tuple("abcdef"), ("p", "q", "q", "p", "r", "p"))
     listing = Listing(part, part._replace(y=torch.arange(6).flip(0)), ("a note",), "patient")
-    stored.keep(tmp_path / "set", "set", listing, (1, 2, 2), True, stored.fingerprint(listing))
+    stored.keep_images(tmp_path / "set", "set", listing, (1, 2, 2), True, stored.fingerprint(listing))
     kept, read = stored.read(tmp_path / "set", "patient"), stored.in_memory("set", listing, (1, 2, 2), True)
     assert read.train.x[:, 0, 0, 0].tolist() == read.train.y.tolist() == [1, 2, 4, 5]
     assert read.notes == kept.notes
@@ -249,7 +249,7 @@ def test_what_is_kept_is_what_is_read(
 
     again()
     monkeypatch.setattr(folders, "_read_image", undecodable)
-    monkeypatch.setattr(folders, "head", undecodable)
+    monkeypatch.setattr(folders, "mode_and_size", undecodable)
     monkeypatch.setattr(overlap, "of_pixels", undecodable)
     kept = data.open_dataset(path, root, False)
     same(kept, expected, known)

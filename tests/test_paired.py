@@ -44,7 +44,7 @@ REFERENCE = runs(HEAD, {0: 80, 1: 82, 2: 84})
 def test_differences_and_their_interval_by_hand():
     """Differences of -1, -2 and +1 points: mean -2/3, standard deviation sqrt(7/3), t of 2 degrees of freedom 4.302653;
     a seed that only one of the two has does not count."""
-    frame = paired.compared(table(*REFERENCE, *runs("pillar", {0: 79, 1: 80, 2: 85, 7: 10})))
+    frame = paired.paired_differences(table(*REFERENCE, *runs("pillar", {0: 79, 1: 80, 2: 85, 7: 10})))
     (row,) = frame.to_dict("records")
     margin = 4.302653 * math.sqrt(7 / 3 / 3)
     assert (row["algorithm"], row["public"], row["label"], row["epsilon"]) == ("pillar", "flowers5", "untuned", 1)
@@ -58,12 +58,14 @@ def test_pairs_are_of_one_seed_whatever_the_order_of_the_records():
     """A spread of seeds that both rows share is no spread of their difference."""
     far = runs(HEAD, {0: 50, 1: 70, 2: 90})
     near = runs("pillar", {2: 91, 0: 51, 1: 71})
-    (row,) = paired.compared(table(*reversed(far), *near)).to_dict("records")
+    (row,) = paired.paired_differences(table(*reversed(far), *near)).to_dict("records")
     assert [row[key] for key in ("difference", "difference_low", "difference_high")] == [1, 1, 1]
 
 
 def test_without_a_common_seed_there_is_no_difference_and_with_one_no_interval():
-    rows = paired.compared(table(*REFERENCE, *runs("pillar", {3: 79, 4: 80}), *runs("dp_raft", {2: 80, 5: 1})))
+    rows = paired.paired_differences(
+        table(*REFERENCE, *runs("pillar", {3: 79, 4: 80}), *runs("dp_raft", {2: 80, 5: 1}))
+    )
     by_name = {row["algorithm"]: row for row in rows.to_dict("records")}
     assert by_name["pillar"]["common_seeds"] == 0
     assert all(math.isnan(by_name["pillar"][key]) for key in ("difference", "difference_low", "difference_high"))
@@ -80,14 +82,14 @@ def test_of_a_tuned_row_the_seeds_of_the_selected_settings_are_paired():
     better = runs("pillar", {0: 81, 1: 83, 2: 85}, label="tuned", rate=0.1)
     for row in worse + better:
         row["selection"] = {"validation": 0.9 if row in better else 0.1}
-    (row,) = paired.compared(table(*REFERENCE, *worse, *better)).to_dict("records")
+    (row,) = paired.paired_differences(table(*REFERENCE, *worse, *better)).to_dict("records")
     assert (row["label"], row["difference"], row["common_seeds"]) == ("tuned", 1, 3)
 
 
 def test_the_reference_is_the_row_with_public_data_of_its_own():
     alone = runs(HEAD, {0: 79, 1: 81, 2: 83}, public=None)
     foreign = runs(HEAD, {0: 78, 1: 80, 2: 82}, public="cifar10")
-    rows = paired.compared(table(*alone, *REFERENCE, *foreign))
+    rows = paired.paired_differences(table(*alone, *REFERENCE, *foreign))
     assert dict(zip(rows["public"].fillna("none"), rows["difference"], strict=True)) == {"none": -1, "cifar10": -2}
 
 
@@ -98,9 +100,9 @@ def test_rows_that_the_reference_does_not_tell_apart_are_not_compared_but_named(
     other = runs("pillar", {0: 79, 1: 80})
     alone = runs("pillar", {0: 79, 1: 80}, private="mnist")
     shown = table(*REFERENCE, *second, *other, *alone)
-    assert paired.compared(shown).empty
+    assert paired.paired_differences(shown).empty
     assert "none or several rows fit the reference: flowers5, mobilenetv2, ε 1; mnist, mobilenetv2, ε 1." in "\n".join(
-        paired.summary(shown)
+        paired.paired_summary(shown)
     )
 
 
@@ -108,11 +110,11 @@ def test_a_table_without_a_reference_compares_nothing(monkeypatch):
     without = replace(join.spec("gsd_table2"), reference={})
     monkeypatch.setattr(join, "spec", lambda name: without)
     shown = join.make("gsd_table2", [record()])
-    assert paired.compared(shown).empty
-    assert paired.summary(shown) == []
+    assert paired.paired_differences(shown).empty
+    assert paired.paired_summary(shown) == []
     assert paired.timed(shown, 2.0).empty
     assert "seconds" not in shown.frame
-    assert not [name for name in typeset.files_of(shown, []) if "paired" in name]
+    assert not [name for name in typeset.table_files(shown, []) if "paired" in name]
 
 
 def test_a_reference_that_is_no_mapping_is_refused(tmp_path, monkeypatch):
@@ -142,7 +144,7 @@ def test_how_often_the_reference_is_first_or_nearly_so():
     assert [row.near for row in every] == [True, True, False, False]
     assert [round(row.behind, 6) for row in every] == [-3, 1, 13, 2.1]
 
-    first, second = paired.summary(shown)
+    first, second = paired.paired_summary(shown)
     assert "rows whose settings nobody chose: first in 2 of 4 cells" in first
     assert "all rows: first in 1 of 4 cells" in second
     assert first.endswith("its over seeds, in 3.")
@@ -162,7 +164,7 @@ def test_the_kept_differences_are_those_of_the_kept_records():
     kept = CONF.parent / "results"
     shown = join.make("recipes", results.read_records(kept))
     written = (kept / "tables" / "recipes_paired.csv").read_text()
-    assert written == typeset.files_of(shown, [])["_paired.csv"], "records have changed: run pubsel table all"
+    assert written == typeset.table_files(shown, [])["_paired.csv"], "records have changed: run pubsel table all"
 
 
 # Time

@@ -100,23 +100,25 @@ def test_neighbours_are_told_apart_no_better_than_claimed():
     epsilon = 1.0
     plan, source = accountant.pure(epsilon, 1.0, 1, "discrete Laplace"), stream("test", "attack")
     before, after = [3 * UNIT], [4 * UNIT]
-    bound = lower_bound(lambda sums: pool.release(sums, plan, source), before, after, 4000)
+    bound = lower_bound(lambda sums: pool.noisy_counts(sums, plan, source), before, after, 4000)
     assert 0.7 < bound < epsilon  # close to what is claimed, and below
 
     wrong = plan._replace(noise_multiplier=plan.noise_multiplier / 2)
-    assert lower_bound(lambda sums: pool.release(sums, wrong, source), before, after, 4000) > epsilon
+    assert lower_bound(lambda sums: pool.noisy_counts(sums, wrong, source), before, after, 4000) > epsilon
 
 
 def test_the_operating_systems_entropy_serves():
     plan = accountant.pure(1.0, 1.0, 1, "discrete Laplace")
-    drawn = pool.release([5 * UNIT] * 20, plan, SystemEntropy())
+    drawn = pool.noisy_counts([5 * UNIT] * 20, plan, SystemEntropy())
     assert len({*drawn}) > 1
     assert all(abs(count - 5) < 60 for count in drawn)
 
 
 def test_noise_hides_parts_of_an_example_too():
     """A person's examples add any part of one, which noise of whole ones would leave to be read off."""
-    drawn = pool.release([UNIT // 3] * 300, accountant.pure(1.0, 1.0, 1, "discrete Laplace"), stream("test", "parts"))
+    drawn = pool.noisy_counts(
+        [UNIT // 3] * 300, accountant.pure(1.0, 1.0, 1, "discrete Laplace"), stream("test", "parts")
+    )
     assert len({round(count % 1, 1) % 1 for count in drawn}) == 10
 
 
@@ -185,16 +187,20 @@ def test_what_is_drawn_is_used_if_it_is_of_the_private_kind(many, used):
     private = Private.of(examples(0, 500, seed=7), None)
     noisy = pool.histogram(1.0, private, clusters, True, secret)
     wanted = pool.shares(noisy, 500, pool.plan_of(1.0, True), True)
-    drawn = None if wanted is None else x[torch.from_numpy(pool.draw(wanted, nearest, 100, stream("test", "draw")))]
+    drawn = (
+        None
+        if wanted is None
+        else x[torch.from_numpy(pool.draw_by_cluster(wanted, nearest, 100, stream("test", "draw")))]
+    )
     assert pool.covered(1.0, drawn, private, secret) == used
 
-    spend = pool.spent(1.0, True)
+    spend = pool.pool_cost(1.0, True)
     assert spend.epsilon == spend.claimed_epsilon == 1
     assert spend.noise_multiplier == pytest.approx(2)  # half of epsilon each
 
 
 def test_all_of_epsilon_is_the_histograms_if_public_data_must_be_used():
-    spend = pool.spent(1.0, False)
+    spend = pool.pool_cost(1.0, False)
     assert spend.epsilon == spend.claimed_epsilon == 1
     assert spend.noise_multiplier == pytest.approx(1)
     private = Private.of(examples(0, 500, seed=7), None)
@@ -208,7 +214,7 @@ def test_all_of_epsilon_is_the_histograms_if_public_data_must_be_used():
 
 def test_a_draw_has_the_shares_and_no_example_twice():
     nearest = np.repeat([0, 1, 2], [1000, 500, 30])
-    places = pool.draw(np.array([0.5, 0.0, 0.5]), nearest, 200, stream("test", "draw"))
+    places = pool.draw_by_cluster(np.array([0.5, 0.0, 0.5]), nearest, 200, stream("test", "draw"))
     assert len(set(places)) == len(places) == 130
     assert np.bincount(nearest[places], minlength=3).tolist() == [100, 0, 30]
     assert (np.diff(places) < 0).any()  # in random order
@@ -217,7 +223,7 @@ def test_a_draw_has_the_shares_and_no_example_twice():
 @pytest.mark.parametrize(("clusters", "m"), [(400, 20), (400, 150), (400, 250), (62, 100), (3, 100)])
 def test_a_draw_has_as_many_as_asked_for_whatever_the_number_of_clusters(clusters, m):
     nearest = np.repeat(np.arange(clusters), 200)
-    places = pool.draw(np.full(clusters, 1 / clusters), nearest, m, stream("test", "draw"))
+    places = pool.draw_by_cluster(np.full(clusters, 1 / clusters), nearest, m, stream("test", "draw"))
     assert len(places) == m
     many = np.bincount(nearest[places], minlength=clusters)
     assert many.max() - many.min() <= 1
@@ -242,9 +248,9 @@ def test_equal_examples_that_were_drawn_are_not_used():
 
 def test_rows_of_several_sets_come_in_the_order_asked_for():
     x = torch.arange(24.0).reshape(12, 2)
-    parts = [pool.Held(x[:5]), pool.Held(x[5:6]), pool.Held(x[6:])]
+    parts = [pool.Features(x[:5]), pool.Features(x[5:6]), pool.Features(x[6:])]
     places = np.array([11, 0, 5, 4, 6, 3])
-    assert torch.equal(pool.rows_of(parts, places), x[torch.from_numpy(places)])
+    assert torch.equal(pool.feature_rows(parts, places), x[torch.from_numpy(places)])
     assert pool.sample_of(parts, stream("test", "sample")).shape == (12, 2)
 
 

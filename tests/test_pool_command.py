@@ -63,7 +63,7 @@ def test_shards_one_after_another_are_those_of_one_command(cli, folder):
     assert "4 of 4 before" in cli(*words, "data_root=first")[1]
 
     parts = [open_embeddings("./a"), open_embeddings("./b")]
-    kept = assigned.kept_folder(parts, "first")
+    kept = assigned.assignment_folder(parts, "first")
     assert str(kept) in out.replace("second", "first")
     nearest = assigned.nearest_of(parts, assigned.clusters_kept(parts, kept), kept, lines)
     assert len(nearest) == 233

@@ -14,7 +14,7 @@ import torch
 from pubsel import records
 from pubsel.cli import main
 from pubsel.messages import log, logged, traced
-from pubsel.records import locked
+from pubsel.records import lock_folder
 from pubsel.training import loop
 
 TINY = ["+experiment=quickstart", "training.epochs=1", "epsilon=2", "download=false", "device=cpu", "threads=1",
@@ -56,7 +56,7 @@ def test_nobody_else_reads_a_run_a_sweep_or_a_choice(folder: Path, capsys: pytes
 
 def test_each_file_is_made_private_not_only_left_so(folder: Path) -> None:
     """As one sees it who looks while a run works, or behind one that was killed."""
-    with locked(folder / "results/runs/a"):
+    with lock_folder(folder / "results/runs/a"):
         inside = folder / "results/runs/a"
         records.write_record(inside / "result.json", {})
         loop.save(inside / "model.pt", {"w": torch.zeros(2)})
@@ -77,7 +77,7 @@ def test_what_an_older_version_left_open_is_closed(folder: Path) -> None:
     (old / "checkpoint.pt").write_bytes(b"weights")
     (old / "link").symlink_to(folder)
     mode = folder.stat().st_mode
-    with locked(old):
+    with lock_folder(old):
         assert stat.S_IMODE(old.stat().st_mode) == 0o700
         assert stat.S_IMODE((old / "checkpoint.pt").stat().st_mode) == 0o600
         assert folder.stat().st_mode == mode

@@ -175,7 +175,7 @@ def test_figures_are_those_of_the_examples_if_there_is_no_noise():
     assert exact.estimate == pytest.approx(correct / 300)
     assert (exact.low, exact.high) == (pytest.approx(wilson.low, abs=1e-4), pytest.approx(wilson.high, abs=1e-4))
     assert quality.recalls(matrix).estimate == pytest.approx([(predicted[y == c] == c).mean() for c in range(3)])
-    assert quality.balanced_accuracy(matrix).estimate == pytest.approx(balanced_accuracy_score(y, predicted))
+    assert quality.noisy_balanced_accuracy(matrix).estimate == pytest.approx(balanced_accuracy_score(y, predicted))
 
 
 def test_the_auc_is_that_of_binned_scores_if_there_is_no_noise():
@@ -186,7 +186,7 @@ def test_the_auc_is_that_of_binned_scores_if_there_is_no_noise():
     binned = np.minimum(np.floor(scores * BINS), BINS - 1)
     truth = [roc_auc_score(y[:, label], binned[:, label]) for label in range(3)]
     assert quality.aucs(table).estimate == pytest.approx(truth)
-    assert quality.auc(table).estimate == pytest.approx(np.mean(truth))
+    assert quality.noisy_auc(table).estimate == pytest.approx(np.mean(truth))
     assert truth == pytest.approx([roc_auc_score(y[:, label], scores[:, label]) for label in range(3)], abs=0.01)
 
 
@@ -195,9 +195,9 @@ def test_intervals_of_any_table_contain_the_estimate_and_are_within_zero_and_one
     for scale in (0.1, 10, 1000):
         for figure in (
             *(f(Released(random.normal(0, scale, (500, 4, 4)), 5.0, 50)) for f in (quality.accuracy, quality.recalls)),
-            quality.balanced_accuracy(Released(random.normal(0, scale, (500, 4, 4)), 5.0, 50)),
-            quality.auc(Released(random.normal(0, scale, (500, 1, 2, BINS)), 5.0, 50)),
-            quality.auc(Released(random.normal(0, scale, (500, 3, 2, BINS)), 5.0, 50)),
+            quality.noisy_balanced_accuracy(Released(random.normal(0, scale, (500, 4, 4)), 5.0, 50)),
+            quality.noisy_auc(Released(random.normal(0, scale, (500, 1, 2, BINS)), 5.0, 50)),
+            quality.noisy_auc(Released(random.normal(0, scale, (500, 3, 2, BINS)), 5.0, 50)),
         ):
             assert (figure.low >= 0).all()
             assert (figure.low <= figure.estimate).all()
@@ -221,7 +221,7 @@ def test_intervals_of_a_confusion_matrix_contain_the_truth_in_95_percent(name, e
         clear = n * probabilities.sum(1).min() >= STANDS_OUT * sigma * math.sqrt(len(probabilities))
         covered = coverage(quality.recalls(matrix), recall)
         assert 0.93 <= covered.min() <= covered.max() <= (0.97 if clear else 0.98), covered
-        covered = coverage(quality.balanced_accuracy(matrix), recall.mean())
+        covered = coverage(quality.noisy_balanced_accuracy(matrix), recall.mean())
         assert 0.93 <= covered <= (0.97 if clear else 1), covered
 
 
@@ -241,7 +241,9 @@ def test_sums_of_their_own_make_the_figures_more_precise():
     alone, both = errors(quality.accuracy, 1.0), errors(quality.accuracy, math.sqrt(2), right=right)
     assert both[0] < 0.55 * alone[0]
     assert both[1] < 0.65 * alone[1]
-    alone, both = (errors(quality.balanced_accuracy, s, **b) for s, b in ((1.0, {}), (math.sqrt(2), {"sizes": sizes})))
+    alone, both = (
+        errors(quality.noisy_balanced_accuracy, s, **b) for s, b in ((1.0, {}), (math.sqrt(2), {"sizes": sizes}))
+    )
     assert both[0] < 0.9 * alone[0]
 
 
@@ -253,7 +255,7 @@ def test_the_balanced_accuracy_of_many_small_classes_has_no_bias(moved, beside):
     probabilities = np.full((classes, classes), 0.1 / classes / (classes - 1))
     np.fill_diagonal(probabilities, 0.9 / classes)
     matrix = drawn(probabilities, n, sigma, np.random.default_rng(4), **beside)
-    figure = quality.balanced_accuracy(matrix)
+    figure = quality.noisy_balanced_accuracy(matrix)
     assert figure.estimate.mean() == pytest.approx(0.9, abs=0.005)
     assert 0.93 <= coverage(figure, 0.9) <= 0.98
 
@@ -272,7 +274,7 @@ def scores_of(share):
 def test_intervals_of_the_auc_contain_the_truth_in_95_percent(share, epsilon, n):
     probabilities, truth = scores_of(share)
     sigma = sigma_of(epsilon)
-    covered = coverage(quality.auc(drawn(probabilities, n, sigma, np.random.default_rng(2))), truth)
+    covered = coverage(quality.noisy_auc(drawn(probabilities, n, sigma, np.random.default_rng(2))), truth)
     clear = n * share >= STANDS_OUT * sigma * math.sqrt(BINS)
     assert 0.93 <= covered <= (0.97 if clear else 1), covered
 
@@ -285,7 +287,7 @@ def test_intervals_of_the_mean_auc_hold_for_labels_that_go_together_and_others(a
     tables = random.multinomial(2000, probabilities.ravel(), (DRAWS, 1 if alike else 4))
     counts = tables.repeat(4 if alike else 1, axis=1).reshape(DRAWS, 4, 2, BINS)
     noisy = Released(counts + sigma * random.standard_normal(counts.shape), sigma, 2000)
-    assert 0.93 <= coverage(quality.auc(noisy), truth) <= most
+    assert 0.93 <= coverage(quality.noisy_auc(noisy), truth) <= most
 
 
 # People
@@ -318,7 +320,7 @@ def test_intervals_of_people_contain_the_truth_in_95_percent_or_more(alike, epsi
     covered = coverage(quality.accuracy(matrix), accuracy)
     assert 0.93 <= covered <= (0.97 if alike else 1), covered
     assert (coverage(quality.recalls(matrix), recalls) >= 0.93).all()
-    assert coverage(quality.balanced_accuracy(matrix), accuracy) >= 0.93
+    assert coverage(quality.noisy_balanced_accuracy(matrix), accuracy) >= 0.93
 
 
 def test_people_who_have_all_classes_are_no_more_certain_than_their_number():
@@ -326,5 +328,5 @@ def test_people_who_have_all_classes_are_no_more_certain_than_their_number():
     random, n, classes = np.random.default_rng(6), 400, 8
     right = random.binomial(n, 0.7, 2000)[:, None, None] / classes
     counts = right * np.eye(classes) + (n / classes - right) * np.roll(np.eye(classes), 1, 1)
-    figure = quality.balanced_accuracy(Released(counts, 1e-6, n))
+    figure = quality.noisy_balanced_accuracy(Released(counts, 1e-6, n))
     assert 0.93 <= coverage(figure, 0.7) <= 0.97

@@ -258,7 +258,7 @@ def sets_of(folder):
     """Return the user's private data sets, by title."""
     results = folder / "results"
     read = (records.read_records, records.read_ranks, records.read_choices, ledger.ledgers)
-    return {private.title: private for private in own.split(*(kind(results) for kind in read))}
+    return {private.title: private for private in own.split_own(*(kind(results) for kind in read))}
 
 
 def section_of(text, name):
@@ -309,7 +309,7 @@ def test_without_own_data_nothing_is_added(kept, workplace, tmp_path):
 
 def test_what_is_spent_is_the_ledgers_sum_and_the_composition_of_what_is_known(workplace, text):
     private = sets_of(workplace)[HURTING]
-    known = own.gaussian(private.lines, private.records)
+    known = own.gaussian_parts(private.lines, private.records)
     assert {line["what"] for line in private.lines if line["release"] in known} == {"training", "measurement"}
     assert {line["what"] for line in private.lines if line["release"] not in known} == {"choice"}
     for line in private.lines:
@@ -342,14 +342,14 @@ def test_noise_counts_as_gaussian_only_if_the_record_says_so_of_all_that_fits():
     privacy = {"epsilon": 1.0, "delta": 1e-5, "accountant": "exact Gaussian", "sampling_rate": 1.0, "steps": 4}
     one = {"identity": "cell", "privacy": privacy | {"noise_multiplier": 10.0}}
     line = {"cell": "cell", "what": "training", "epsilon": 1.0, "delta": 1e-5, "release": "r"}
-    assert own.gaussian([line], [one]) == {"r": pytest.approx(0.2)}
+    assert own.gaussian_parts([line], [one]) == {"r": pytest.approx(0.2)}
     for change in ({"epsilon": 1.1}, {"delta": 2e-5}, {"cell": "other"}, {"what": "measurement"}):
-        assert own.gaussian([line | change], [one]) == {}
+        assert own.gaussian_parts([line | change], [one]) == {}
     for change in ({"accountant": "PRV upper bound"}, {"sampling_rate": 0.5}, {"epsilon": None}):
-        assert own.gaussian([line], [one | {"privacy": one["privacy"] | change}]) == {}
+        assert own.gaussian_parts([line], [one | {"privacy": one["privacy"] | change}]) == {}
     parts = [one["privacy"] | {"what": what, "rate": 1.0} for what in ("before training", "training")]
     parts[0]["accountant"] = "permute-and-flip"
-    assert own.gaussian([line], [one | {"privacy": one["privacy"] | {"parts": parts}}]) == {}
+    assert own.gaussian_parts([line], [one | {"privacy": one["privacy"] | {"parts": parts}}]) == {}
 
 
 def test_guarantees_for_people_and_for_images_are_not_composed(tmp_path):
@@ -428,7 +428,7 @@ def test_names_of_one_folder_are_one_set_and_named_sets_are_none():
 
     given = [of("./x", "1"), of("x/", "2"), of("./y.npz", "3"), of("digits", "4")]
     lines = [{"private": "./x"}, {"private": "/data/x"}, {"private": "digits"}]
-    sets = own.split(given, [], [of("/data/x", "5")], [lines])
+    sets = own.split_own(given, [], [of("/data/x", "5")], [lines])
     assert [[record["identity"] for record in private.records] for private in sets] == [["1", "2"], ["3"]]
     assert [len(private.choices) for private in sets] == [1, 0]
     assert [len(private.lines) for private in sets] == [3, 0]

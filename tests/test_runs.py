@@ -186,9 +186,9 @@ def test_a_clock_that_goes_back_makes_no_age_negative(cli: Cli) -> None:
 
 def test_what_differs_is_told_apart_from_why_it_may() -> None:
     one = {"weights": "a", "utility": 0.5, "commit": "x", "versions": {"torch": "1"}, "seconds": 1, "distance": None}
-    assert replay.differences(one, one | {"seconds": 2}, True) == ([], [])
+    assert replay.changes(one, one | {"seconds": 2}, True) == ([], [])
     two = one | {"utility": 0.6, "versions": {"torch": "2"}, "distance": {"mean": 1}, "new": 1}
-    figures, around = replay.differences(one, two, True)
+    figures, around = replay.changes(one, two, True)
     assert figures == ["utility: 0.5 -> 0.6", 'distance: null -> {"mean": 1}']
     assert around == ['versions.torch: "1" -> "2"']
 
@@ -199,17 +199,17 @@ def test_which_differences_count() -> None:
     one = {"weights": "a", "utility": 0.5, "distance": {"values": [0.25, 0.75], "mean": 0.5}, "privacy": privacy}
     sentences = privacy | {"statement": "another", "not_covered": ["y"]}
     rounded = {"values": [0.25, 0.75 + 1e-10], "mean": 0.5 + 1e-10}
-    assert replay.differences(one, one | {"privacy": sentences, "distance": rounded}, True)[0] == []
+    assert replay.changes(one, one | {"privacy": sentences, "distance": rounded}, True)[0] == []
 
     other = {"weights": "b", "utility": 0.504}
-    assert len(replay.differences(one, one | other, True)[0]) == 2
-    assert replay.differences(one, one | other, False)[0] == []
+    assert len(replay.changes(one, one | other, True)[0]) == 2
+    assert replay.changes(one, one | other, False)[0] == []
     changed = {"valid": False, "epsilon": 2.1, "steps": 91}
     for exact in (True, False):
         for key, value in changed.items():
-            assert replay.differences(one, one | {"privacy": privacy | {key: value}}, exact)[0]
-        assert replay.differences(one, one | {"distance": {"values": [0.25], "mean": 0.5}}, exact)[0]
-        assert replay.differences(one, one | {"utility": 0.52}, exact)[0]
+            assert replay.changes(one, one | {"privacy": privacy | {key: value}}, exact)[0]
+        assert replay.changes(one, one | {"distance": {"values": [0.25], "mean": 0.5}}, exact)[0]
+        assert replay.changes(one, one | {"utility": 0.52}, exact)[0]
 
 
 @pytest.mark.attack

@@ -31,17 +31,17 @@ def test_a_cluster_map_of_digits(tmp_path):
     words = ["figure=clustermap", "pair.private=digits", "sets=[digits,noise]", "model=digits_cnn", "distance=task2vec",
              "distance.m=100", "distance.initialisations=1", f"results={tmp_path}", "device=cpu"]  # fmt: skip
     with initialize_config_dir(str(CONF), version_base="1.3"):
-        settings = clustermap.settings_of(check(FigureConfig, compose("figure", words)))
+        settings = clustermap.rank_settings(check(FigureConfig, compose("figure", words)))
         same = [word for word in words if not word.startswith(("figure", "pair", "sets"))]
         asked = compose("rank", ["private=digits", "public=[digits,noise]", *same])
-    assert settings == rank.canonical(check(RankConfig, asked))
+    assert settings == rank.canonical_rank(check(RankConfig, asked))
     frame = clustermap.matrix(settings)
     assert list(frame) == list(frame.index) == ["digits (private)", "digits", "noise"]
     values = frame.to_numpy()
     assert (values == values.T).all()
     assert values.diagonal() == pytest.approx([0, 0, 0], abs=1e-9)
     assert 0 < values[0, 1] < values[0, 2]
-    drawn = figures.save(clustermap.draw(frame, "digits"), tmp_path / "map")
+    drawn = figures.save_figure(clustermap.draw(frame, "digits"), tmp_path / "map")
     assert [path.suffix for path in drawn] == [".svg", ".pdf"]
     assert all(f">{value:.3f}</text>" in drawn[1].read_text() for value in values.flat)
 

@@ -166,7 +166,7 @@ def test_calls_run_side_by_side_and_one_whose_worker_is_killed_is_lost_alone(tmp
     calls = [(meet, tmp_path, "a", "b"), (meet, tmp_path, "b", "a"), (killed,), (wrong,), (str, 4)]
     lost: list[tuple[int, str]] = []
     start = partial(ProcessPoolExecutor, 1, mp_context=PROCESSES)
-    assert sweep.side_by_side(calls, 2, start, lambda *what: lost.append(what)) == ["a", "b", None, None, "4"]
+    assert sweep.run_parallel(calls, 2, start, lambda *what: lost.append(what)) == ["a", "b", None, None, "4"]
     assert sorted(lost) == [
         (2, "its worker was killed, perhaps since memory ran out"), (3, "ValueError: no such cell")
     ]  # fmt: skip
@@ -176,7 +176,7 @@ def task_of(monkeypatch: pytest.MonkeyPatch, folder: Path, work) -> str | None:
     """What a cell that does `work` says, in a process of its own."""
     config = SimpleNamespace(job=SimpleNamespace(num=7), overrides=SimpleNamespace(task=["seed=1"]))
     monkeypatch.setattr(HydraConfig, "get", lambda: config)
-    return sweep.Cell(lambda _: work(), folder, apart=True)({})
+    return sweep.CellTask(lambda _: work(), folder, apart=True)({})
 
 
 @pytest.mark.parametrize(
@@ -223,7 +223,7 @@ def test_a_cell_ends_with_the_process_that_started_it(tmp_path: Path, how: signa
 
 
 def test_a_state_that_is_cut_short_is_no_state(tmp_path: Path, capsys) -> None:
-    view = sweep.View(tmp_path, ["a", "b", "c"], 0, 2)
+    view = sweep.Display(tmp_path, ["a", "b", "c"], 0, 2)
     (tmp_path / "0000.json").write_text('{"state": "do')
     view.look()
     assert view.states == {}

@@ -119,7 +119,11 @@ def test_a_delta_above_one_in_n_is_nowhere_called_valid_without_the_word_weak(tm
     save(tmp_path, right, weak)
     row = fashion(table("gsd_table2", tmp_path), public="fashion_mnist").iloc[0]
     assert row["valid"] == "weak"
-    assert [records.guarantee(one) for one in (right, weak, record(2) | {"privacy": None})] == ["valid", "weak", "none"]
+    assert [records.guarantee_kind(one) for one in (right, weak, record(2) | {"privacy": None})] == [
+        "valid",
+        "weak",
+        "none",
+    ]
     made = join.make("gsd_table2", records.read_records(tmp_path))
     shown, constant = typeset.columns(made.frame)
     (column,) = (column for column in shown if column.key == "valid")
@@ -409,7 +413,7 @@ def test_tables_that_repeat_each_other_agree():
         assert common.items() <= everything.items(), name
 
 
-@pytest.mark.parametrize("name", join.names())
+@pytest.mark.parametrize("name", join.table_names())
 def test_each_table_of_conf_covers_its_papers_rows(name, tmp_path):
     spec = join.spec(name)
     frame = table(name, tmp_path)

@@ -49,11 +49,11 @@ def test_what_selected_the_settings_is_said():
 
 def test_every_letter_of_a_name_survives_markdown_and_latex(tmp_path):
     table = made(tmp_path, record(public=HOSTILE), record(1, public=HOSTILE, label="[x]"))
-    rows = rows_of(typeset.files_of(table, [])[".md"].split("###")[0])
+    rows = rows_of(typeset.table_files(table, [])[".md"].split("###")[0])
     assert len({len(row) for row in rows}) == 1
     column = rows[0].index("Public data")
     assert HOSTILE in {re.sub(r"\\(.)", r"\1", row[column]) for row in rows}
-    tex = typeset.files_of(table, [])[".tex"]
+    tex = typeset.table_files(table, [])[".tex"]
     assert "<script>" not in tex
     bare = re.sub(r"\\[\\{}%&_#$]", "", tex)
     assert bare.count("{") == bare.count("}")
@@ -62,12 +62,12 @@ def test_every_letter_of_a_name_survives_markdown_and_latex(tmp_path):
     assert not any("%" in line or "#" in line for line in body)
 
 
-@pytest.mark.parametrize("name", join.names())
+@pytest.mark.parametrize("name", join.table_names())
 def test_every_table_has_the_same_cells_in_every_format(name):
     table = join.make(name, [])
     shown, _ = typeset.columns(table.frame)
-    assert len(rows_of(typeset.files_of(table, [])[".md"])) >= len(table.frame) + 2
-    tex = typeset.files_of(table, [])[".tex"]
+    assert len(rows_of(typeset.table_files(table, [])[".md"])) >= len(table.frame) + 2
+    tex = typeset.table_files(table, [])[".tex"]
     parts = max(1, -(-len(table.frame) // typeset.LONG))
     bodies = [part.split(r"\bottomrule")[0].strip().splitlines() for part in tex.split(r"\midrule")[1 : parts + 1]]
     assert tex.count(r"\begin{table}") == tex.count(r"\end{table}") == parts + (not table.ranks.empty)
@@ -80,7 +80,7 @@ def test_every_table_has_the_same_cells_in_every_format(name):
 def test_latex_compiles(tmp_path):
     """With the packages that its first line names, and no others."""
     tables = made(tmp_path, record(public=HOSTILE)), join.make("pillar_table2", [])
-    body = "".join(typeset.files_of(table, [])[".tex"] for table in tables)
+    body = "".join(typeset.table_files(table, [])[".tex"] for table in tables)
     head = r"\documentclass{article}\usepackage{booktabs,graphicx}"
     (tmp_path / "page.tex").write_text(f"{head}\\begin{{document}}{body}\\end{{document}}")
     done = subprocess.run(["pdflatex", "-halt-on-error", "page.tex"], cwd=tmp_path, capture_output=True, check=False)
@@ -95,9 +95,9 @@ def test_the_index_of_tables_has_what_was_run_and_invents_nothing(tmp_path):
     runs += [record() | {"model": "mobilenetv2", "label": "mobilenetv2", "seconds": 4.0} | on]
     runs += [runs[-1] | {"settings": runs[-1]["settings"] | {"training": {"epochs": 7}}, "seconds": 6.0}]
     records = results.read_records(save(tmp_path, *runs))
-    shown = typeset.index([join.make(name, records) for name in join.names()], records)
+    shown = typeset.index([join.make(name, records) for name in join.table_names()], records)
     rows = {row[0]: row for row in rows_of(shown)}
-    assert len(rows) == 2 + len(join.names())
+    assert len(rows) == 2 + len(join.table_names())
     assert rows["[gsd_table2](gsd_table2.md)"][2:] == [
         "`make gsd-table2`", "1 of 15", "3", "200", "1.00", "A; cpu, threads: 1",
     ]  # fmt: skip
@@ -105,6 +105,6 @@ def test_the_index_of_tables_has_what_was_run_and_invents_nothing(tmp_path):
     assert rows["gep_table1"][3:] == ["0 of 36", "not run", "", "", ""]
     kept = results.read_records(CONF.parent / "results")
     ranks = results.read_ranks(CONF.parent / "results")
-    made = typeset.index([join.make(name, kept, ranks) for name in join.names()], kept)
+    made = typeset.index([join.make(name, kept, ranks) for name in join.table_names()], kept)
     now = (CONF.parent / "results" / "tables" / "README.md").read_text()
     assert now == made, "records have changed: run pubsel table all"

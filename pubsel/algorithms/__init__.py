@@ -265,7 +265,7 @@ class Algorithm:
         decode, shared: as in `Mechanism`; what public data put into `weights` and `columns` is shared.
         """
         return Mechanism(
-            clipped_sum=lambda gradients: weighted_sum(gradients, weights(gradients), columns),
+            clipped_sum=lambda gradients: sum_of_rows(gradients, weights(gradients), columns),
             decode=decode,
             sensitivity=self.sensitivity(),
             size=view.gradients.size,
@@ -274,7 +274,7 @@ class Algorithm:
         )
 
 
-def weighted_sum(gradients: GradientMatrix, weights: Tensor, columns: Tensor | None = None) -> Tensor:
+def sum_of_rows(gradients: GradientMatrix, weights: Tensor, columns: Tensor | None = None) -> Tensor:
     """Return weights [n] times G [n, p], and each column times that of `columns` [p] -> float64 [p]. A sum in float64:
     with rows whose weighted norm is at most 1, one of them moves it by at most 1 + `privacy.ROUNDING`."""
     total = gradients.combine(weights)
@@ -282,7 +282,7 @@ def weighted_sum(gradients: GradientMatrix, weights: Tensor, columns: Tensor | N
 
 
 def weighted_rows(gradients: GradientMatrix, weights: Tensor, columns: Tensor | None = None) -> Tensor:
-    """Return the rows that `weighted_sum` adds up, [n, p]."""
+    """Return the rows that `sum_of_rows` adds up, [n, p]."""
     rows = gradients.written_out(torch.ones_like(weights, dtype=torch.bool))
     if columns is not None:
         rows = rows * columns

@@ -22,7 +22,7 @@ from pubsel.settings.schema import setting
 Centre = Enum("Centre", ["zero", "start"])
 
 
-def flat(model: nn.Module) -> Tensor:
+def flat_weights(model: nn.Module) -> Tensor:
     """Return all weights, [p], in the order of the columns of G."""
     return torch.cat([p.detach().flatten() for p in model.parameters() if p.requires_grad])
 
@@ -40,9 +40,9 @@ def public_gradient(gradients: Engine, public: Split, norms: list[Tensor] | None
 
 def train_on_public(view: View, public: Split, epochs: int, rate: float, weight_decay: float = 0.0) -> None:
     """Run full-batch gradient descent on the summed loss of `public` plus weight_decay / 2 |w - w_0|^2, in place."""
-    start = flat(view.model)
+    start = flat_weights(view.model)
     for _ in range(epochs):
-        w = flat(view.model)
+        w = flat_weights(view.model)
         w -= rate * (public_gradient(view.gradients, public) + weight_decay * (w - start))
         if not w.isfinite().all():
             raise UserError("training on public data diverged: lower algorithm.pretrain_rate or algorithm.finish_rate")
@@ -56,7 +56,7 @@ def one_pass(view: View, public: Split, convexity: float, radius: float) -> None
     for t, i in enumerate(order, start=1):
         example = Split(public.x[i : i + 1], public.y[i : i + 1])
         rate = 2 / (convexity * (t + 1))
-        w = flat(view.model) - rate * public_gradient(view.gradients, example)
+        w = flat_weights(view.model) - rate * public_gradient(view.gradients, example)
         w *= min(1.0, radius / max(float(w.norm()), 1e-30))
         nn.utils.vector_to_parameters(w, view.model.parameters())
 
@@ -140,7 +140,7 @@ class AdaMix(OnFeatures):
 
         The paper projects before it adds noise. An isotropic Gaussian projected is the same as Gaussian noise on the
         projected gradient, so the projection is left to `decode`, and cannot enlarge the release."""
-        w = flat(view.model)
+        w = flat_weights(view.model)
         centred = w - view.start if self.centre == Centre.start and view.start is not None else w
         shift = self.weight_decay * centred
         basis: tuple[Tensor, bool] | None = None

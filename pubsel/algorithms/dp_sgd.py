@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from pubsel.algorithms import Algorithm, Mechanism, View, weighted_sum
+from pubsel.algorithms import Algorithm, Mechanism, View, sum_of_rows
 from pubsel.gradients.matrix import GradientMatrix, clip_factors
 from pubsel.settings.schema import setting
 
@@ -23,7 +23,7 @@ def clip_weights(gradients: GradientMatrix, bound: float, columns: Tensor | None
 
 def clipped_sum(gradients: GradientMatrix, bound: float, columns: Tensor | None = None) -> Tensor:
     """Sum the rows of G [n, p], each clipped to L2 norm `bound` and divided by it -> float64 [p]."""
-    return weighted_sum(gradients, clip_weights(gradients, bound, columns), columns)
+    return sum_of_rows(gradients, clip_weights(gradients, bound, columns), columns)
 
 
 def stable_rate(momentum: float, curvature: float) -> float:

@@ -139,7 +139,7 @@ def white_box(
         values.append(distances - released)
 
         if i == 0:
-            on_first = rows, activations(model, both)
+            on_first = rows, last_layers(model, both)
             instead = Split(others.x[:targets], others.y[:targets])
             replaced = known_but_one(distance, engine, members, instead, labels, bases)
 
@@ -184,7 +184,7 @@ def gradients(
 
 
 @torch.no_grad()
-def activations(model: nn.Module, split: Split) -> Tensor:
+def last_layers(model: nn.Module, split: Split) -> Tensor:
     """Return for each example the inputs [n, h] of the last linear layer, the logits [n, classes], and the loss."""
     inputs_of_last: list[Tensor] = []
     hook = model.get_submodule(head(model)).register_forward_hook(

@@ -172,13 +172,15 @@ def loss_row(record: dict[str, Any]) -> dict[str, Any]:
 def attack_gsd(settings: AttackConfig, folder: Path, device: torch.device) -> list[dict[str, Any]]:
     """Return the rows of Table 8 or 9, measured or read from the record of the same settings."""
     # some members must be left to ask about, and each target needs a member to replace
-    m = attacked(settings).m
+    m = attacked_distance(settings).m
     if any(known >= m for known in settings.known):
         raise UsageError(f"known={settings.known}: must be below distance.m={m}, so that some are left to ask about")
     if settings.targets > m:
         raise UsageError(f"targets={settings.targets} is more than distance.m={m}: lower it")
 
-    settings = dataclasses.replace(settings, distance=typed("distance", attacked(settings), settings.distance or {}))
+    settings = dataclasses.replace(
+        settings, distance=typed("distance", attacked_distance(settings), settings.distance or {})
+    )
     what = {key: value for key, value in as_json(settings).items() if key != "run"}
     kind = settings.attack.name
     name = folder_name(f"{kind}-{short_name(settings.private)}-{settings.model.name}", what)
@@ -198,7 +200,7 @@ def attack_gsd(settings: AttackConfig, folder: Path, device: torch.device) -> li
     return list(record["rows"])
 
 
-def attacked(settings: AttackConfig) -> GSD:
+def attacked_distance(settings: AttackConfig) -> GSD:
     """Return the settings of GSD; UsageError for another distance."""
     distance = distances.build(settings.distance)
     if not isinstance(distance, GSD) or distance.labels != Labelling.random:
@@ -211,7 +213,7 @@ Answers = dict[tuple[str, str | None, int], list[tuple[NDArray[Any], NDArray[Any
 
 def gsd_rows(settings: AttackConfig, name: str, device: torch.device) -> list[dict[str, Any]]:
     """Return a row for each kind of features and number of known members, the trials together."""
-    distance = attacked(settings)
+    distance = attacked_distance(settings)
     m = distance.m
     task, candidates = _attacked_data(settings, m)
 

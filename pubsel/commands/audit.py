@@ -99,7 +99,7 @@ def audit(settings: AuditConfig) -> dict[str, Any]:
             "finished": datetime.now(UTC).isoformat(timespec="seconds"),
         }
 
-    record, is_new = records.recorded(cell.folder, make, records.Audit)
+    record, is_new = records.recorded(cell.folder, make, records.AuditRecord)
     if not is_new:
         say(f"{cell.name}: audited before; delete {cell.folder} to audit again{ledger.again(cell.folder)}")
     return record
@@ -204,7 +204,7 @@ def _witnessed(audited: Audited, random: np.random.Generator, weaker: bool) -> d
     witness, claimed, first = watch(audited, random, weaker)
     included = witness.engine.canaries.included[witness.weighed].numpy()
     ratios = witness.ratios[witness.weighed].numpy()
-    bounds = measured(ratios, included, claimed, first, audited.audit, guess_all(ratios, included))
+    bounds = lower_bounds_of(ratios, included, claimed, first, audited.audit, guess_all(ratios, included))
     checks = witness.checks()
     return bounds | {"checks": checks, "failed": [name for name, p in checks.items() if p < SURE]}
 
@@ -261,7 +261,7 @@ def _scored(audited: Audited, random: np.random.Generator, weaker: bool) -> dict
     if canaries.y.dim() == 1:
         labels = canaries.y.numpy()
         scores -= (np.bincount(labels, scores) / np.maximum(np.bincount(labels), 1))[labels]
-    return measured(scores, included, claimed, first, audited.audit) | {"failed": []}
+    return lower_bounds_of(scores, included, claimed, first, audited.audit) | {"failed": []}
 
 
 def with_control(audited: Callable[[bool], dict[str, Any]]) -> dict[str, Any]:
@@ -281,7 +281,7 @@ def with_control(audited: Callable[[bool], dict[str, Any]]) -> dict[str, Any]:
     }
 
 
-def measured(
+def lower_bounds_of(
     scores: NDArray[np.float64],
     included: NDArray[np.bool_],
     plan: Plan,

@@ -45,7 +45,7 @@ def present(name: str, root: Path) -> str:
     return "files" if any(complete) else "absent"
 
 
-def prepare(name: str | None, data_root: str) -> str:
+def prepare_data(name: str | None, data_root: str) -> str:
     """Fetch a dataset, or turn its original files into images of one size under <data_root>/prepared, and return what
     was done. For data that needs an account or a form, return the steps and the expected layout, until it is present.
 
@@ -70,7 +70,7 @@ def prepare(name: str | None, data_root: str) -> str:
     return "\n".join([f"{name} is ready in {root} ({present(name, root)}): {counts}", *source.notes])
 
 
-def check(name: str | None, data_root: str, keep: bool = True) -> str:
+def check_data(name: str | None, data_root: str, keep: bool = True) -> str:
     """Return what a run reads of a dataset or of a user's path, what is done to it first, and what may be wrong with
     it. UserError names a file that cannot be read, or what no run can use; what was read is printed before."""
     if not name:
@@ -91,7 +91,7 @@ def check(name: str | None, data_root: str, keep: bool = True) -> str:
     return "\n".join(lines)
 
 
-def forget(name: str | None, data_root: str) -> str:
+def forget_data(name: str | None, data_root: str) -> str:
     """Delete what is kept of a user's own images, and their features; return what was done. The user's files stay. The
     path need not be there any more."""
     if not name:
@@ -104,7 +104,7 @@ def forget(name: str | None, data_root: str) -> str:
 
     from pubsel.data import decoded  # imports torch
 
-    decoded.forget(folder)
+    decoded.forget_decoded(folder)
     return f"deleted what was kept of {name} in {folder.parent}"
 
 

@@ -67,11 +67,11 @@ def run(settings: FitConfig) -> str:
 
         with composed("run", words(settings, features, budget)) as values:
             of_run = canonical(check(RunConfig, values))
-            folder = folder_of(of_run)
+            folder = run_folder(of_run)
             started = folder.exists()
             if target.exists() and any(target.iterdir()) and not (folder / "result.json").exists():
                 raise UsageError(f"to={settings.to}: it is there already: give a new folder, or delete it")
-            lines = [*plan(settings, of_run, source, publics, budget, timed=not started)]
+            lines = [*print_plan(settings, of_run, source, publics, budget, timed=not started)]
             if settings.dry:
                 return "\n".join([*lines, "dry=true: nothing was trained, and nothing spent"])
             say("\n".join(lines))
@@ -80,7 +80,7 @@ def run(settings: FitConfig) -> str:
         common = {key: getattr(settings, key) for key in OF_EXPORT}
         files = made(ExportConfig(**common, run=folder.name, anyway=False))[0]
         write(target, files, settings.to, private=False)
-    return told(settings, record, files)
+    return result_text(settings, record, files)
 
 
 def divided(settings: FitConfig) -> Budget:
@@ -112,7 +112,7 @@ def words(settings: FitConfig, features: str, budget: Budget) -> list[str]:
     return [f"model={features}", "algorithm=whitened_head", "distance=none", *words_of(values)]
 
 
-def folder_of(of_run: RunConfig) -> Path:
+def run_folder(of_run: RunConfig) -> Path:
     """Return the folder of a run."""
     return Path(of_run.results) / "runs" / identity_of(of_run)
 
@@ -124,7 +124,7 @@ def features_for(source: Source, settings: FitConfig, budget: Budget) -> str:
         return GREY
     for features in (COLOUR, GREY):
         with composed("run", words(settings, features, budget)) as values:
-            if folder_of(canonical(check(RunConfig, values))).exists():
+            if run_folder(canonical(check(RunConfig, values))).exists():
                 return features
     with composed("run", [f"model={COLOUR}"]) as values:
         backbone = check(RunConfig, values).model.backbone
@@ -185,7 +185,7 @@ def _publics(settings: FitConfig) -> dict[str, int]:
     return many
 
 
-def plan(
+def print_plan(
     settings: FitConfig, of_run: RunConfig, source: Source, publics: dict[str, int], budget: Budget, *, timed: bool
 ) -> Iterator[str]:
     """Yield the lines of the plan. timed: with the time that features take."""
@@ -259,7 +259,7 @@ def _time(settings: FitConfig, of_run: RunConfig, source: Source, public: int) -
     return f"  features: {d:,} of each of {n:,} images, {gib(4 * n * d)}, about {duration(seconds)} if none is kept"
 
 
-def told(settings: FitConfig, record: dict[str, Any], files: dict[str, bytes]) -> str:
+def result_text(settings: FitConfig, record: dict[str, Any], files: dict[str, bytes]) -> str:
     """Return the result in words."""
     chosen, bounds = record["public"], record["utility_interval"]
     interval = f" [{100 * bounds[0]:.1f}, {100 * bounds[1]:.1f}]" if bounds else ""
@@ -272,7 +272,7 @@ def told(settings: FitConfig, record: dict[str, Any], files: dict[str, bytes]) -
         none = "none: your images do not resemble those of a public set detectably above the noise"
         lines += [f"  public data, chosen privately: {chosen or none}"]
     if record.get("quality"):
-        lines += [f" {measurement.told(record['quality'])} This is in the folder."]
+        lines += [f" {measurement.quality_text(record['quality'])} This is in the folder."]
     lines += [
         f"  On {record['test_examples']} test images: {record['metric']} {100 * record['utility']:.1f} %{interval}. "
         "This is not private, and not in the folder.",

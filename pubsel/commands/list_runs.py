@@ -158,11 +158,11 @@ def stale(folder: Path, record: dict[str, Any]) -> str:
 
 def last_line(folder: Path) -> str:
     """Return the last line of a run's log, without its time."""
-    lines = log(folder)
+    lines = log_lines(folder)
     return lines[-1].partition("  ")[2].strip() if lines else ""
 
 
-def log(folder: Path) -> list[str]:
+def log_lines(folder: Path) -> list[str]:
     """Return the lines of a run's log."""
     try:
         return (folder / "log.txt").read_text(encoding="utf-8", errors="replace").splitlines()
@@ -289,7 +289,7 @@ def show(entry: Run) -> str:
         command = command_line.command({**entry.record, "identity": entry.name}, changes)
         lines += ["  command:", f"    {command}"]
 
-    if recent := log(entry.folder)[-RECENT:]:
+    if recent := log_lines(entry.folder)[-RECENT:]:
         lines += ["  end of its log:", *(f"    {line}" for line in recent)]
     return "\n".join(lines)
 

@@ -4,7 +4,7 @@ import time
 
 from pubsel.cell import use_threads
 from pubsel.data.embeddings import open_embeddings
-from pubsel.files import Progress
+from pubsel.files import ProgressLine
 from pubsel.messages import UsageError, duration, say
 from pubsel.selection import assigned
 from pubsel.settings.keys import PoolConfig
@@ -23,10 +23,10 @@ def run(settings: PoolConfig) -> str:
         raise UsageError(f"shard={settings.shard}: the pool has {len(shards)} shards, 0 to {len(shards) - 1}")
 
     began = time.monotonic()
-    kept = assigned.kept_folder(parts, settings.data_root)
+    kept = assigned.assignment_folder(parts, settings.data_root)
     clusters = assigned.clusters_kept(parts, kept)
     asked = shards if settings.shard is None else [shards[settings.shard]]
-    progress = Progress("pool", sum(shard.n for shard in asked), say, "examples")
+    progress = ProgressLine("pool", sum(shard.n for shard in asked), say, "examples")
     new = sum(assigned.nearest_in(shard, clusters, kept, progress)[1] for shard in asked)
 
     n, which = progress.n, "all" if settings.shard is None else f"shard {settings.shard} of"

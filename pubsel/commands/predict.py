@@ -16,7 +16,7 @@ from torch import Tensor
 
 from pubsel import records
 from pubsel.data.given import Given, as_input, given
-from pubsel.files import Progress
+from pubsel.files import ProgressLine
 from pubsel.messages import UsageError, UserError, say
 from pubsel.release.classifier import Classifier, files_of, read_facts
 from pubsel.release.reopen import LEFT, folder_of, opened
@@ -113,7 +113,7 @@ def predicted(classifier: Classifier, images: list[Given], skip: bool) -> Iterat
     """Yield what a classifier says of images, in their order, a batch at a time; memory does not grow with their
     number. skip: leave out those that are not readable, with a line for each; UserError names the first one otherwise,
     or says that none is readable."""
-    progress = Progress("predict", sum(part.n for part in images))
+    progress = ProgressLine("predict", sum(part.n for part in images))
     for files, x, seen in batches(images, classifier.shape, skip):
         yield Predictions(files, classifier.classes, classifier.probabilities(x), classifier.multi_label)
         progress.add(seen)

@@ -19,7 +19,7 @@ from pubsel.cell import (
     choose_device,
     given_weights,
     has_paths,
-    mapped,
+    map_split,
     network,
     tensors,
     through_backbone,
@@ -50,14 +50,14 @@ def rank(settings: RankConfig) -> dict[str, Any]:
         raise UsageError("public=[...]: give each candidate once, and at least one")
 
     check_backbone(settings.model)
-    settings = canonical(settings)
+    settings = canonical_rank(settings)
     what, name = as_json(settings), identity(settings)
     folder = Path(settings.results) / "ranks" / name
 
     def make() -> dict[str, Any]:
         began = time.monotonic()
         with tempfile.TemporaryDirectory(prefix=records.SCRATCH, dir=folder) as kept:
-            task, candidates = candidates_of(settings, device, Path(kept))
+            task, candidates = open_candidates(settings, device, Path(kept))
             for note in task.notes:
                 say(f"  {note}")
             measure = _rank if settings.epsilon_select is None else _select
@@ -80,7 +80,7 @@ def rank(settings: RankConfig) -> dict[str, Any]:
     return record
 
 
-def canonical(settings: RankConfig) -> RankConfig:
+def canonical_rank(settings: RankConfig) -> RankConfig:
     """Return the same settings with those that have no use here set to one value."""
     selects = settings.epsilon_select is not None
     distance, public, select = distance_of(settings), settings.public, settings.select
@@ -104,11 +104,11 @@ def distance_of(settings: RankConfig) -> Distance:
 
 
 def identity(settings: RankConfig) -> str:
-    """Return the name of the folder of a rank whose settings are `canonical`."""
+    """Return the name of the folder of a rank whose settings are `canonical_rank`."""
     return folder_name(f"{short_name(settings.private)}-{settings.model.name}", as_json(settings))
 
 
-def candidates_of(settings: RankConfig, device: torch.device, kept: Path) -> tuple[Task, dict[str, Split]]:
+def open_candidates(settings: RankConfig, device: torch.device, kept: Path) -> tuple[Task, dict[str, Split]]:
     """Return the private data, and the candidates by name. kept: a folder for the candidates' examples, so that memory
     does not grow with their number."""
     through = through_backbone(settings, device)
@@ -129,7 +129,7 @@ def candidates_of(settings: RankConfig, device: torch.device, kept: Path) -> tup
             images,
             settings.overlap,
         )
-        candidates["+".join(public_sets(public))] = mapped(split, kept / f"{place}.npy")
+        candidates["+".join(public_sets(public))] = map_split(split, kept / f"{place}.npy")
         notes += remarks
 
     kinds = (source.classes, source.metric, source.mean, source.std)

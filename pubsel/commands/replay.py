@@ -61,7 +61,7 @@ def repeat(name: str, asked: RunConfig) -> tuple[bool, str]:
 
     # figures decide; circumstances may explain them
     here = Streams.of(again, "", choose_device(again.device), new["processes"]).place
-    figures, around = differences(record, new, place == here)
+    figures, around = changes(record, new, place == here)
     came_out = "the same, bit for bit"
     if new["weights"] != record["weights"]:
         came_out = f"the same to {ELSEWHERE:g}, where sums are rounded otherwise"
@@ -77,7 +77,7 @@ def repeat(name: str, asked: RunConfig) -> tuple[bool, str]:
     return not figures, "\n".join(lines)
 
 
-def differences(old: dict[str, Any], new: dict[str, Any], exact: bool) -> tuple[list[str], list[str]]:
+def changes(old: dict[str, Any], new: dict[str, Any], exact: bool) -> tuple[list[str], list[str]]:
     """Return what differs between two records of a run, as "key: this -> that": figures, and circumstances. A figure
     that an older record lacks is no difference. exact: whether sums are rounded as they were."""
     figures = [key for key in old if key not in NO_FIGURES]

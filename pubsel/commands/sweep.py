@@ -57,7 +57,7 @@ def new_folder(results: str) -> Path:
 # In the process of a cell
 
 
-class Cell:
+class CellTask:
     """The task of a cell, with its state and log in `folder`; if `apart`, in a process of its own, so that nothing that
     happens to it (memory that runs out, an error of the GPU) happens to the worker and to the cells after it.
 
@@ -207,7 +207,7 @@ def visible_gpus() -> list[str]:
 # In the process that leads the sweep
 
 
-def side_by_side(
+def run_parallel(
     calls: Sequence[tuple[Any, ...]], workers: int, start: Callable[[], Any], lost: Callable[[int, str], None]
 ) -> list[Any]:
     """Return the result of each call (a function and its arguments), `workers` at a time; None for one that is lost.
@@ -266,7 +266,7 @@ def side_by_side(
     return results
 
 
-class View:
+class Display:
     """A view of a sweep while it runs: on a terminal one live table, else a line for each cell that ends. The result of
     a finished cell goes to stdout, the rest to stderr."""
 
@@ -279,7 +279,7 @@ class View:
         self.thread = threading.Thread(target=self._watch, daemon=True)
         self.live: Any = None
 
-    def __enter__(self) -> "View":
+    def __enter__(self) -> "Display":
         print(f"sweep of {len(self.cells)} cells, {self.workers} at a time; logs in {self.folder}", file=sys.stderr)
         if sys.stderr.isatty():
             from rich.console import Console

@@ -31,7 +31,7 @@ from pubsel.data.splits import (
     Missing,
     Parts,
     Split,
-    draw,
+    draw_indices,
     in_a_row,
     in_order,
     in_turn,
@@ -340,7 +340,7 @@ def _from_training(
         pool, notes = pool[~twice], notes + _dropped(name, int(twice.sum()), "the private data")
     m = _as_many(pair, len(y))
     drawn = np.zeros(len(y), dtype=bool)
-    drawn[pool[draw(name, y[torch.from_numpy(pool)], m, pair.shots, pair.seed).numpy()]] = True
+    drawn[pool[draw_indices(name, y[torch.from_numpy(pool)], m, pair.shots, pair.seed).numpy()]] = True
 
     # What is drawn from the same set is no longer private. The unit does not change which examples are drawn, but all
     # examples of the people who have one of them leave the private data.
@@ -470,8 +470,8 @@ def open_dataset(name: str, data_root: str, download: bool, unit: str | None = N
     <data_root>/prepared and mapped from there; the original files are not opened again, only listed: if they are not
     those that were kept, they are kept anew. Missing (a UserError) names the dataset and the remedies. A split sorted
     by class, and every user's folder, is brought into a fixed random order, because its first m images would be one
-    class. keep: whether a user's own images are kept once they are decoded (`decoded.opened`). unit: what tells whose
-    examples they are, as `pair.unit` says; UsageError if the set does not tell.
+    class. keep: whether a user's own images are kept once they are decoded (`decoded.open_decoded`). unit: what tells
+    whose examples they are, as `pair.unit` says; UsageError if the set does not tell.
     """
     path = is_path(name)
     source = _open_path(name, data_root, keep, unit) if path else _open_named(name, data_root, download, unit)
@@ -507,7 +507,7 @@ def _open_named(name: str, data_root: str, download: bool, unit: str | None) -> 
         listing = listing_in_order(name, parts)
         skip = info.options.get("corrupt") == "skip"
         try:
-            stored.keep(folder, name, listing, shape, skip, files)
+            stored.keep_images(folder, name, listing, shape, skip, files)
         except OSError as error:
             note = f"{name}: cannot be kept in {folder.parent} ({error.strerror or error}), so all of it is in memory"
             parts = stored.in_memory(name, listing._replace(notes=(*listing.notes, note)), shape, skip)
@@ -543,9 +543,9 @@ def _as_listed(name: str, root: Path, folder: Path, stamp: tuple[int, ...]) -> b
         files = stored.fingerprint(_reader(name, info).read(name, info, root, False))
     except UserError:
         return True
-    if files != stored.listed(folder):
+    if files != stored.kept_listing(folder):
         say(f"{name}: its files are not those that were prepared: preparing them again")
-    return files == stored.listed(folder)
+    return files == stored.kept_listing(folder)
 
 
 def _reader(name: str, info: Dataset) -> ModuleType:
@@ -663,13 +663,13 @@ def _open_path(name: str, data_root: str, keep: bool, unit: str | None) -> Sourc
     elif path.suffix == ".csv":
         listed = folders.list_csv(path, unit)
     elif prepared.size(path) >= decoded.SMALL:
-        listed = prepared.listed(path, unit)
+        listed = prepared.listed_arrays(path, unit)
     else:
         parts = prepared.read(path, unit=unit)
-        classes = prepared.classes_of(torch.cat([parts.train.y, parts.test.y]))
+        classes = prepared.classes_from(torch.cat([parts.train.y, parts.test.y]))
         return _source(name, parts, classes, *_of_own(parts))
 
-    parts, kept = decoded.opened(name, listed, decoded_folder(path, Path(data_root)), keep)
+    parts, kept = decoded.open_decoded(name, listed, decoded_folder(path, Path(data_root)), keep)
     known = listed.classes, *_of_own(parts)
     return Source(parts.train, parts.test, *known, parts.notes, parts.files, kept, parts.names, groups=parts.groups)
 

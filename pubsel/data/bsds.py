@@ -7,7 +7,7 @@ import numpy as np
 
 from pubsel.data import prepared
 from pubsel.data.embedded import COUNT, SIDE, patch_of
-from pubsel.data.folders import head, images_in, read_images
+from pubsel.data.folders import images_in, mode_and_size, read_images
 from pubsel.data.splits import SEED, Parts, from_arrays, missing
 from pubsel.messages import UserError
 from pubsel.settings.datasets import Dataset
@@ -41,7 +41,7 @@ def read_photographs(name: str, root: Path) -> list[np.ndarray]:
         folders = [source, *sorted(path for path in source.rglob("*") if path.is_dir())]
         photographs = []
         for path in (path for folder in folders for path in images_in(folder)):
-            _, (height, width) = head(path)
+            _, (height, width) = mode_and_size(path)
             photographs.append(read_images([path], (3, height, width))[0].permute(1, 2, 0).numpy())
 
     # A patch has to fit into each of them.

@@ -15,7 +15,7 @@ import torch
 
 from pubsel.data.convert import Shape
 from pubsel.data.folders import rows_of, same_images, unread
-from pubsel.data.lists import lines
+from pubsel.data.lists import list_lines
 from pubsel.data.splits import Listing, Unread, missing
 from pubsel.messages import UserError
 from pubsel.settings.datasets import Dataset
@@ -53,7 +53,7 @@ def read(name: str, info: Dataset, root: Path, download: bool) -> Listing:
         return unread([files[image] for image in images], labels, shape, patients)
 
     # Patients are apart in the published lists; of other lists at least the images have to be.
-    train, test = lines(lists[0]), lines(lists[1])
+    train, test = list_lines(lists[0]), list_lines(lists[1])
     if both := set(train) & set(test):
         raise UserError(f"{lists[1]}: {min(both)} and {len(both) - 1} more are in {lists[0].name} too: use other lists")
 

@@ -25,7 +25,7 @@ from torch import Tensor
 from pubsel.data import overlap, stored
 from pubsel.data.overlap import Digest, of_pixels
 from pubsel.data.splits import Files, Images, Listed, Parts, Split, in_order, numbered
-from pubsel.files import Progress, digest, file_map, locked, mapped, private_folder, reading, remove_left
+from pubsel.files import ProgressLine, digest, file_map, locked, mapped, private_folder, reading, remove_left
 from pubsel.messages import UserError, gib, say
 
 PARTS = ("train", "test")
@@ -61,7 +61,7 @@ class Reading(NamedTuple):
     order: Order
 
 
-def opened(name: str, listed: Listed, folder: Path, keep: bool) -> Decoded:
+def open_decoded(name: str, listed: Listed, folder: Path, keep: bool) -> Decoded:
     """Return a user's data, from `folder` if they are kept there and their files are the same. They are kept if
     `keep` is set and their images take SMALL or more; without `keep`, such images are mapped from a file without a
     name, which the system deletes when the process ends.
@@ -89,14 +89,16 @@ _LAST: dict[tuple[Path, bool], tuple[str, Decoded]] = {}  # for the next cell of
 
 
 def _opened(this: Reading, folder: Path, files: str | None) -> Decoded:
-    """Return the data as `opened` does. files: their fingerprint; None: they are not to be kept."""
+    """Return the data as `open_decoded` does. files: their fingerprint; None: they are not to be kept."""
     if files is not None and is_kept(folder):
-        why = "its files are not those that were kept" if stored.listed(folder) != files else stored.damaged(folder)
+        why = (
+            "its files are not those that were kept" if stored.kept_listing(folder) != files else stored.damaged(folder)
+        )
         if not why:
             return _read(this, folder)
         say(f"{this.name}: {why}: reading all images again")
         with contextlib.suppress(OSError):  # a folder that may only be read
-            forget(folder, files)
+            forget_decoded(folder, files)
 
     images = this.listed.images()
     n, size = len(this.listed.y), len(this.listed.y) * math.prod(images.shape)
@@ -129,11 +131,11 @@ def is_kept(folder: Path) -> bool:
         return False
 
 
-def forget(folder: Path, but: str | None = None) -> None:
+def forget_decoded(folder: Path, but: str | None = None) -> None:
     """Delete what is kept in a folder, and the features of it, unless it is of files with the fingerprint `but`."""
     with locked(folder.with_suffix(".lock"), str(folder)):
         remove_left(folder)
-        if not folder.exists() or stored.listed(folder) == but:
+        if not folder.exists() or stored.kept_listing(folder) == but:
             return
 
         # The names of files of features end in a digest of the images (pubsel.data.features).
@@ -181,15 +183,15 @@ def _decode(this: Reading, images: Images, put: Put) -> tuple[tuple[Digest, Dige
             put(int(part[i]), int(at[i]), x)
         return len(chunk)
 
-    progress = Progress(this.name, n)
+    progress = ProgressLine(this.name, n)
     chunks = (range(first, min(n, first + CHUNK)) for first in range(0, n, CHUNK))
-    for count in side_by_side(read, chunks) if images.any_order else map(read, chunks):
+    for count in map_threads(read, chunks) if images.any_order else map(read, chunks):
         progress.add(count)
 
     return tuple((decoded[rows.numpy()], shaped[rows.numpy()]) for rows in order.rows)
 
 
-def side_by_side(work: Callable[[T], R], parts: Iterable[T]) -> Iterator[R]:
+def map_threads(work: Callable[[T], R], parts: Iterable[T]) -> Iterator[R]:
     """Yield work(part) of each, in order, by as many threads as torch may use, each of which computes alone. A few
     parts ahead at most, or all results would wait in memory for a slow disk."""
     threads = torch.get_num_threads()
@@ -244,7 +246,7 @@ def _write(partial: Path, this: Reading, images: Images) -> None:
     for part, y, (decoded, shaped) in zip(PARTS, this.order.y, digests, strict=True):
         np.save(partial / f"{part}_labels.npy", y.numpy())
         np.save(partial / f"{part}_decoded.npy", decoded)
-        overlap.keep(partial / f"{part}_digests.npz", shaped)
+        overlap.keep_digests(partial / f"{part}_digests.npz", shaped)
     (partial / "notes.json").write_text(json.dumps(images.notes), encoding="utf-8")
 
 

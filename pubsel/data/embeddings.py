@@ -132,7 +132,7 @@ def open_embeddings(name: str) -> Embeddings:
     return Embeddings(name, shards, first.d)
 
 
-def check_backbone(embeddings: Embeddings, d: int) -> None:
+def check_widths(embeddings: Embeddings, d: int) -> None:
     """Raise UserError if embeddings are not as wide as the d features of a network."""
     if embeddings.d != d:
         raise UserError(

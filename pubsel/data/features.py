@@ -27,9 +27,9 @@ from torchvision.transforms.v2 import functional as images
 
 from pubsel.data import Source, Split, overlap
 from pubsel.data.convert import LUMA, Shape, converted, describe, to_shape
-from pubsel.data.decoded import side_by_side
+from pubsel.data.decoded import map_threads
 from pubsel.files import (
-    Progress,
+    ProgressLine,
     digest,
     file_digest,
     in_parts,
@@ -43,7 +43,7 @@ from pubsel.files import (
 from pubsel.messages import UsageError, UserError, cannot_write, gib, say
 from pubsel.models import engine, scattering
 from pubsel.models.memory import Held, check_room, check_size, free
-from pubsel.models.weights import check_timm, digest_of_weights, load, of_timm, weight_file
+from pubsel.models.weights import check_timm, digest_of_weights, load_weights, of_timm, weight_file
 from pubsel.settings.identity import digest_of
 from pubsel.settings.keys import Backbone, Convert, Scattering
 
@@ -184,7 +184,7 @@ def load_backbone(backbone: Backbone, data_root: str, device: torch.device, like
         logging.disable(logging.NOTSET)
 
     if path is not None:
-        load(net, path, backbone.prefix, KEY)
+        load_weights(net, path, backbone.prefix, KEY)
     net = net.eval().requires_grad_(False)
 
     how = _preparation(backbone, net)
@@ -329,7 +329,7 @@ def content_of(x: Tensor, key: str, known: Path | None) -> str:
     """
     kept = dict[str, str]()
     if known is not None:
-        stamp = overlap.stamp(known.with_name(known.name.replace("features.json", "images.npy")))
+        stamp = overlap.file_state(known.with_name(known.name.replace("features.json", "images.npy")))
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):  # whatever is wrong, hash again
             before = json.loads(known.read_text(encoding="utf-8"))
             kept = before["digests"] if before["stamp"] == stamp else {}
@@ -377,11 +377,11 @@ def _is_kept(path: Path) -> bool:
 def _write(path: Path, what: str, x: Tensor, extractor: Extractor, report: Callable[[str], None]) -> None:
     """Write the file row after row, and not through a memory map, in which a full disk ends the process. Nobody else
     may read it, since the images may be private."""
-    refuse(what, x, extractor)
+    refuse_batches(what, x, extractor)
 
     content = hashlib.blake2b(path.name.encode(), digest_size=16)
     first, finite, alike = None, True, True
-    progress = Progress(f"features of {what}", len(x), report)
+    progress = ProgressLine(f"features of {what}", len(x), report)
 
     with whole(path, private=True) as partial:
         with partial.open("wb") as file, contextlib.closing(embedded(x, extractor)) as batches:
@@ -420,10 +420,10 @@ def embedded(x: Tensor, extractor: Extractor) -> Generator[np.ndarray]:
     def rows(part: Tensor) -> np.ndarray:
         return embed(part, extractor).cpu().numpy().astype(np.float32)
 
-    yield from side_by_side(rows, batches) if workers(extractor) > 1 else map(rows, batches)
+    yield from map_threads(rows, batches) if workers(extractor) > 1 else map(rows, batches)
 
 
-def refuse(what: str, x: Tensor, extractor: Extractor) -> None:
+def refuse_batches(what: str, x: Tensor, extractor: Extractor) -> None:
     """Raise UserError if batches do not fit in memory, by what one image of them takes."""
     device = extractor.device
     with Held(device) as counted:
@@ -443,11 +443,11 @@ def embed(x: Tensor, extractor: Extractor) -> Tensor:
     """Return features [n, d] of images x, uint8 [n, c, h, w]."""
     x = x.to(extractor.device)
     if extractor.prepare is not None:
-        x = prepared(x, extractor.prepare)
+        x = network_input(x, extractor.prepare)
     return extractor.net(x).flatten(1).float()
 
 
-def prepared(x: Tensor, how: Preparation) -> Tensor:
+def network_input(x: Tensor, how: Preparation) -> Tensor:
     """Return images x, uint8 [n, c, h, w], as a network takes them: grey as RGB, side resized, centre cut out,
     normalised; channels last."""
     x = x.expand(-1, len(how.mean), -1, -1) if x.shape[1] == 1 else x

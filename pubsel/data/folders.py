@@ -248,7 +248,7 @@ def findings(path: Path) -> tuple[list[str], list[str], list[str]]:
         paths, names = [path.parent / row["path"] for row in rows], _words(rows)
 
     # Sizes and colour are in the first bytes of a file.
-    heads = [head(image) for image in paths]
+    heads = [mode_and_size(image) for image in paths]
     sizes = Counter(size for _, size in heads)
     grey = sum(mode in GREY for mode, _ in heads)
     if len(sizes) > 1:
@@ -342,7 +342,7 @@ def labelled(folder: Path, classes: Sequence[str], people: bool = False) -> tupl
 def alike(source: Path, paths: Sequence[Path]) -> Images:
     """Return images at the most common size among them (of several, the first met), in colour if any of them has
     colour; with a note if some are changed for that."""
-    heads = [head(path) for path in paths]
+    heads = [mode_and_size(path) for path in paths]
     (height, width), same = Counter(size for _, size in heads).most_common(1)[0]
     grey = all(mode in GREY for mode, _ in heads)
     shape = (1 if grey else 3, height, width)
@@ -416,7 +416,7 @@ def fitted(image: Image.Image, shape: Shape) -> Tensor:
     return to_shape(x[None], shape)[0]
 
 
-def head(path: Path) -> tuple[str, tuple[int, int]]:
+def mode_and_size(path: Path) -> tuple[str, tuple[int, int]]:
     """Return Pillow's mode and (height, width) of an image file, without decoding it. UserError as in `read_images`,
     and for more than 16 bits per channel."""
     try:

@@ -88,11 +88,11 @@ def at_path(name: str | Path) -> Given:
         return Given(1, lambda: iter([(str(name), path)]), lambda: (path,))
 
     arrays = prepared.image_arrays(path)
-    n = sum(prepared.stream(path, array).n for array in arrays)
+    n = sum(prepared.array_stream(path, array).n for array in arrays)
 
     def each() -> Iterator[tuple[str, Raw]]:
         for array in arrays:
-            images = prepared.stream(path, array)
+            images = prepared.array_stream(path, array)
             yield from ((f"{name}/{array}/{i}", images.image(i)) for i in range(images.n))
 
     return Given(n, each, lambda: (path,))
@@ -108,7 +108,7 @@ def as_input(raw: Raw, shape: tuple[int, ...]) -> Tensor:
     size: Shape = (shape[0], shape[1], shape[2])
 
     if isinstance(raw, Path):
-        folders.head(raw)  # refuses what has more than 16 bits
+        folders.mode_and_size(raw)  # refuses what has more than 16 bits
         return folders.read_images([raw], size)[0]
     if isinstance(raw, Image.Image):
         folders.check_bits(raw.mode, "a PIL image")

@@ -60,7 +60,7 @@ def read(name: str, info: Dataset, root: Path, download: bool) -> Listing:
 def marked(file: Path, marks: Path, line: re.Pattern[str]) -> tuple[Listed, Listed]:
     """Return training and test images of one list, told apart by the lines of `marks`."""
     images = listed(file, line)
-    ends = [text[-1] for text in lines(marks)]
+    ends = [text[-1] for text in list_lines(marks)]
     if len(images) != len(ends):
         raise UserError(f"{marks}: {len(ends)} lines for {len(images)} of {file.name}: unpack the archive again")
 
@@ -72,7 +72,7 @@ def marked(file: Path, marks: Path, line: re.Pattern[str]) -> tuple[Listed, List
 def listed(file: Path, line: re.Pattern[str]) -> Listed:
     """Return the path and class of each line of a list."""
     images = []
-    for text in lines(file):
+    for text in list_lines(file):
         match = line.fullmatch(text)
         if match is None:
             raise UserError(f"{file}: cannot read its line {text[:60]!r}: download it again")
@@ -87,7 +87,7 @@ DAMAGED = (
 )  # fmt: skip
 
 
-def lines(file: Path) -> list[str]:
+def list_lines(file: Path) -> list[str]:
     """Return the lines of a text file that are not empty, or the entries of file_list in a .mat file."""
     with reading(file, "no list: download it again", DAMAGED):
         if file.suffix == ".mat":

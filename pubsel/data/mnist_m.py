@@ -26,7 +26,7 @@ def read(name: str, info: Dataset, root: Path, download: bool) -> Parts:
         digits = prepared.read(npz, 10, (1, 28, 28))
     else:
         info = dataset_info("mnist")
-        with torchvision_sets.reading("mnist", info, root, download):
+        with torchvision_sets.fetching_files("mnist", info, root, download):
             digits = torchvision_sets.arrays(info, root, download)
 
     random = np.random.RandomState(SEED)

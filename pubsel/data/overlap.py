@@ -48,7 +48,7 @@ def digests(x: Tensor, shape: Shape | None = None, kept: Path | None = None) -> 
         parts = (part if shape is None else to_shape(part, shape) for part in in_parts(x, CHUNK))
         values = np.array([of_pixels(image) for part in parts for image in part.numpy()], dtype=np.int64)
         if kept is not None and shape is None:
-            keep(kept, values)
+            keep_digests(kept, values)
 
     by_shape[shape] = values
     return values
@@ -97,7 +97,7 @@ def _images(kept: Path) -> Path:
     return kept.with_name(kept.name.replace("digests.npz", "images.npy"))
 
 
-def stamp(images: Path) -> list[int]:
+def file_state(images: Path) -> list[int]:
     """Return what tells a file of images from another one, or an earlier state of it."""
     stat = images.stat()
     return [stat.st_mtime_ns, stat.st_size, stat.st_ino]
@@ -106,7 +106,7 @@ def stamp(images: Path) -> list[int]:
 def _mark(kept: Path, values: Digest) -> list[int]:
     """Return what tells digests, and the images that they are of, from others."""
     own = hashlib.blake2b(values.tobytes(), digest_size=8)
-    return [*stamp(_images(kept)), int.from_bytes(own.digest(), signed=True)]
+    return [*file_state(_images(kept)), int.from_bytes(own.digest(), signed=True)]
 
 
 def _read(kept: Path) -> Digest | None:
@@ -117,7 +117,7 @@ def _read(kept: Path) -> Digest | None:
     return None
 
 
-def keep(kept: Path, values: Digest) -> None:
+def keep_digests(kept: Path, values: Digest) -> None:
     """Keep digests next to the images' own file, for `digests`, if that is possible."""
     # A folder that cannot be written to, or a full disk: hashed again next time.
     with contextlib.suppress(OSError), whole(kept) as partial, partial.open("wb") as file:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from pubsel import files
 from pubsel.data.splits import Listing, Unread
-from pubsel.data.torchvision_sets import reading
+from pubsel.data.torchvision_sets import fetching_files
 from pubsel.messages import UserError
 from pubsel.settings.datasets import Dataset
 
@@ -21,7 +21,7 @@ PARTS = {"train": "train", "val": "valid", "test": "test"}  # torchvision's name
 def read(name: str, info: Dataset, root: Path, download: bool) -> Listing:
     """Return both parts. Missing if the files are not there; UserError if one does not read or h5py is not
     installed."""
-    with reading(name, info, root, download):
+    with fetching_files(name, info, root, download):
         try:
             import h5py  # noqa: F401
         except ImportError:

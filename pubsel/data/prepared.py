@@ -70,21 +70,21 @@ def _people(path: Path, unit: str, counts: tuple[int, int]) -> tuple[list[str], 
     return train, test
 
 
-def listed(path: Path, unit: str | None = None) -> Listed:
+def listed_arrays(path: Path, unit: str | None = None) -> Listed:
     """Return a user's npz, checked as in `read`, with no image read yet."""
     both = listing(path)
     y = torch.cat([both.train.y, both.test.y])
-    streams = [stream(path, f"{part}_images") for part in ("train", "test")]
+    streams = [array_stream(path, f"{part}_images") for part in ("train", "test")]
     n = len(both.train.y)
 
     def images() -> Images:
         return Images(streams[0].shape, lambda i: (streams[i >= n].image(i - n * (i >= n)), None), any_order=False)
 
     train, test = _people(path, unit, (n, len(y) - n)) if unit else ([], [])
-    return Listed(y, np.arange(len(y)) >= n, classes_of(y), (stamp(path),), images, people=(*train, *test))
+    return Listed(y, np.arange(len(y)) >= n, classes_from(y), (stamp(path),), images, people=(*train, *test))
 
 
-def classes_of(y: Tensor) -> int:
+def classes_from(y: Tensor) -> int:
     """Return how many classes labels [n] are of, or labels [n, labels] there are."""
     if y.dim() == 2:
         return y.shape[1]
@@ -104,7 +104,7 @@ def listing(path: Path, classes: int | None = None, shape: Shape | None = None) 
     """Return both parts, checked as in `read`, with no image read yet: for a file whose arrays are larger than
     memory."""
     labels = arrays_of(path, ("train_labels", "test_labels"))
-    streams = [stream(path, f"{part}_images") for part in ("train", "test")]
+    streams = [array_stream(path, f"{part}_images") for part in ("train", "test")]
     train, test = (
         Unread(images.image, labels_from(_checked_labels(path, part, images.n, labels[f"{part}_labels"])))
         for part, images in zip(("train", "test"), streams, strict=True)
@@ -130,7 +130,7 @@ def image_arrays(path: Path) -> list[str]:
     return names
 
 
-def stream(path: Path, array: str) -> Stream:
+def array_stream(path: Path, array: str) -> Stream:
     """Return the images of an array, which are taken from their compressed member of the npz one after another."""
     broken = f"{path}: {BROKEN}"
     try:

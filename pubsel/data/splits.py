@@ -210,7 +210,7 @@ def in_a_row(groups: Tensor, chosen: Tensor | None) -> tuple[Tensor, Tensor]:
     return chosen[groups[chosen].argsort(stable=True)], sizes
 
 
-def draw(name: str, y: Tensor, m: int, shots: int | None, seed: int) -> Tensor:
+def draw_indices(name: str, y: Tensor, m: int, shots: int | None, seed: int) -> Tensor:
     """Return indices [m], ascending, of a random draw that follows from a seed: `shots` of each class of y [n], or m of
     all if it is None.
 

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from pubsel.data.convert import Shape
 from pubsel.data.splits import Listing, Parts, Split, Unread, Unreadable, numbered
-from pubsel.files import Progress, digest, file_digest, locked, mapped, npy_map, unreadable, whole
+from pubsel.files import ProgressLine, digest, file_digest, locked, mapped, npy_map, unreadable, whole
 from pubsel.messages import UserError, cannot_write, limit, say
 
 NAMED = 3  # corrupt images that a note names
@@ -38,7 +38,7 @@ def fingerprint(parts: Parts | Listing) -> str:
     return digest(itertools.chain.from_iterable(content))
 
 
-def listed(folder: Path) -> str:
+def kept_listing(folder: Path) -> str:
     """Return the fingerprint of what was kept in a folder; empty if there is none."""
     file = folder / "listed.txt"
     return file.read_text(encoding="utf-8", errors="replace") if file.exists() else ""
@@ -58,7 +58,7 @@ def damaged(folder: Path) -> str:
         return f"{folder} cannot be read ({error})"
 
 
-def keep(folder: Path, name: str, listing: Listing, shape: Shape, skip: bool, files: str = "") -> None:
+def keep_images(folder: Path, name: str, listing: Listing, shape: Shape, skip: bool, files: str = "") -> None:
     """Read all images into `folder`, unless another process has done so meanwhile: a second one waits. files: their
     fingerprint; images that were kept of others are replaced.
 
@@ -75,10 +75,10 @@ def keep(folder: Path, name: str, listing: Listing, shape: Shape, skip: bool, fi
 
 
 def keep_as(folder: Path, name: str, write: Callable[[Path], object], files: str, private: bool = False) -> None:
-    """Make `folder` by write(a folder to write to), as `keep` does. private: only its owner may read it."""
+    """Make `folder` by write(a folder to write to), as `keep_images` does. private: only its owner may read it."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     with locked(folder.with_suffix(".lock"), name, private):
-        if folder.exists() and listed(folder) == files and not damaged(folder):
+        if folder.exists() and kept_listing(folder) == files and not damaged(folder):
             return
         try:
             with whole(folder, private, folder=True) as partial:
@@ -120,8 +120,8 @@ def header(file: IO[bytes], n: int, shape: Shape) -> None:
 
 
 def read(folder: Path, unit: str | None = None) -> Parts:
-    """Return the parts that `keep` wrote. The images are memory-mapped, copy-on-write. unit: the set's name for people.
-    UserError if a file is damaged, or does not name the people."""
+    """Return the parts that `keep_images` wrote. The images are memory-mapped, copy-on-write. unit: the set's name for
+    people. UserError if a file is damaged, or does not name the people."""
     people: list[list[str]] = []
     try:
         if unit:
@@ -170,7 +170,7 @@ def _each(
     kept: list[int] = []
     corrupt: list[str] = []
     n = len(unread.y)
-    progress = Progress(what, n)
+    progress = ProgressLine(what, n)
 
     for i in range(n):
         try:

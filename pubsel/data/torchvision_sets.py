@@ -25,8 +25,8 @@ PHOTOGRAPHS = {
 
 def read(name: str, info: Dataset, root: Path, download: bool) -> Parts | Listing:
     """Return the parts of a set of torchvision from its files in `root`, which are fetched if `download` allows it;
-    errors as `reading` says."""
-    with reading(name, info, root, download):
+    errors as `fetching_files` says."""
+    with fetching_files(name, info, root, download):
         if info.options["set"] == "Caltech256":
             sets.Caltech256(str(root), download=download)
             return folders.read(name, info, root, download)
@@ -34,7 +34,7 @@ def read(name: str, info: Dataset, root: Path, download: bool) -> Parts | Listin
 
 
 @contextmanager
-def reading(name: str, info: Dataset, root: Path, download: bool) -> Iterator[None]:
+def fetching_files(name: str, info: Dataset, root: Path, download: bool) -> Iterator[None]:
     """Raise Missing if what is done within fails because `options.files` are not there and cannot be fetched, and
     UserError if they are there but do not read."""
     there = all(is_there(root / file) for file in info.options["files"])

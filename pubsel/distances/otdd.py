@@ -33,7 +33,7 @@ class Labelled(NamedTuple):
     spreads: Tensor  # traces of their sample covariances, [C]; 0 for a class of one example
 
 
-def labelled(x: Tensor, y: Tensor) -> Labelled:
+def labelled_examples(x: Tensor, y: Tensor) -> Labelled:
     """Return examples x: images [n, c, h, w] of 0 to 255, which count as numbers in [0, 1] side by side, or rows
     [n, d]; of classes y [n] = 0, ..., C - 1."""
     x = x.flatten(1).float() / 255 if x.dim() > 2 else x
@@ -108,7 +108,7 @@ class OTDD(Distance):
 
     def to_private(self, draw: Draw) -> Between:
         def side(name: str, split: Split) -> Labelled:
-            return labelled(split.x, class_numbers(name, split.y, "otdd"))
+            return labelled_examples(split.x, class_numbers(name, split.y, "otdd"))
 
         private = side("the private data", draw.private)
         return lambda name, public: otdd(private, side(name, public), self.exact)

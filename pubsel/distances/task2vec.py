@@ -53,7 +53,7 @@ def embedding(model: nn.Module, x: Tensor, y: Tensor, rng: np.random.Generator) 
     fitted.load_state_dict({"weight": weight, "bias": bias})
     model.set_submodule(name, fitted)
     try:
-        return fisher(PerExampleGradients(model, names=names), x, draw(logits, y.dim() == 2, rng))
+        return fisher(PerExampleGradients(model, names=names), x, sample_labels(logits, y.dim() == 2, rng))
     finally:
         model.set_submodule(name, old)
 
@@ -96,7 +96,7 @@ def _logistic(x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return w, b
 
 
-def draw(logits: Tensor, multi_label: bool, rng: np.random.Generator) -> Tensor:
+def sample_labels(logits: Tensor, multi_label: bool, rng: np.random.Generator) -> Tensor:
     """Return labels from the model's own distribution: classes [n], or float32 [n, labels] of 0/1, of logits [n, C]."""
     u = torch.from_numpy(rng.random((len(logits), logits.shape[1] if multi_label else 1)))
     if multi_label:

@@ -71,7 +71,7 @@ class Learned(NamedTuple):
     left: Tensor
 
 
-def directions_of(z: Tensor) -> tuple[Tensor, Tensor]:
+def whitening_directions(z: Tensor) -> tuple[Tensor, Tensor]:
     """Return second moments [q] of rows z [n, r], float64, and their directions [r, q], without those in which all rows
     are zero."""
     n, r = z.shape
@@ -83,7 +83,7 @@ def directions_of(z: Tensor) -> tuple[Tensor, Tensor]:
 
 def learned(z: Tensor, residuals: Tensor, descent: Descent) -> Learned:
     """Return where a descent on rows z [n, r] with residuals [n, C] leads, all float64."""
-    values, directions = directions_of(z)
+    values, directions = whitening_directions(z)
     way = descent.h * descent.reach * values
     gradients = residuals.T @ (z @ directions) / len(z)
     return Learned(directions, gradients * _mean_decay(way) * descent.reach, _mean_decay(2 * way))

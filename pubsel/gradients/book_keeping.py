@@ -23,7 +23,7 @@ SLACK = 2**-40  # far above the rounding of float64 sums, far below what changes
 FACTOR_ENTRIES = 2**18  # of a layer's inputs that are converted to float64 at once, 2 MiB
 
 
-class Kept(NamedTuple):
+class KeptInputs(NamedTuple):
     """A layer whose gradients are not written out: that of example i is sum_t outer(e_it, a_it) [b, a], and sum_t e_it
     for its bias; t goes over tokens, or over the positions of a convolution. weight, bias: their columns of G."""
 
@@ -67,7 +67,7 @@ class Kept(NamedTuple):
         if self.bias is not None:
             torch.sum(self.e, 1, out=rows[:, self.bias])
 
-    def without(self, broken: Tensor) -> "Kept":
+    def without(self, broken: Tensor) -> "KeptInputs":
         """Return it with zero rows for the examples that are broken, bool [n]."""
         a, e = (part.masked_fill(broken[:, None, None], 0) for part in (self.a, self.e))
         return self._replace(a=a, e=e)
@@ -81,7 +81,9 @@ class LayeredGradients:
     Rows that are not finite, or have a norm of LARGEST or more, count as zero rows.
     """
 
-    def __init__(self, rows: Tensor, columns: list[slice], kept: list[Kept], size: int, losses: Tensor | None = None):
+    def __init__(
+        self, rows: Tensor, columns: list[slice], kept: list[KeptInputs], size: int, losses: Tensor | None = None
+    ):
         squares = row_norms(rows).square()
         for layer in kept:
             squares = squares + layer.squared_norms()
@@ -203,11 +205,11 @@ class BookKeeping(PerExampleGradients):
             passes.append(keep)
         return LayeredGradients(rows, columns, [self._kept(owner, passes) for owner in wide], self.size, losses)
 
-    def _kept(self, owner: str, passes: list[dict[str, Factors]]) -> Kept:
+    def _kept(self, owner: str, passes: list[dict[str, Factors]]) -> KeptInputs:
         """Join a layer's factors of all passes."""
         a, e = (torch.cat([factors[owner][i] for factors in passes]) for i in (0, 1))
         a, e = (part.reshape(len(part), -1, part.shape[-1]) for part in (a, e))
-        return Kept(self.offsets[f"{owner}.weight"], self.offsets.get(f"{owner}.bias"), a, e)
+        return KeptInputs(self.offsets[f"{owner}.weight"], self.offsets.get(f"{owner}.bias"), a, e)
 
 
 NOTHING: Factors = (torch.empty(0), torch.empty(0))

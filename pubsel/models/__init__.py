@@ -13,7 +13,7 @@ from pubsel.models.weights import (
     NOT_HERE,
     check_timm,
     digest_of_weights,
-    load,
+    load_weights,
     of_hub,
     of_timm,
     tensors_alone,
@@ -171,7 +171,7 @@ def _timm(model: Model, name: str, channels: int, classes: int, data_root: str |
     # Published weights for another number of classes have no head for this task.
     trained_head = fetch and net.pretrained_cfg["num_classes"] == classes  # type: ignore[index]
     if path is not None:
-        trained_head = load(net, path, None, KEY, heads(net))
+        trained_head = load_weights(net, path, None, KEY, heads(net))
     if with_weights and not trained_head:
         net = _new_heads(net, classes)
     return _apart(net, model.norm, with_weights)

@@ -104,7 +104,7 @@ def digest_of_weights(net: nn.Module, heads: Sequence[str] = ()) -> str:
     )
 
 
-def load(net: nn.Module, path: Path, prefix: str | None, key: str, heads: Sequence[str] = ()) -> bool:
+def load_weights(net: nn.Module, path: Path, prefix: str | None, key: str, heads: Sequence[str] = ()) -> bool:
     """Load the weights of a file into a network, and return whether the layers `heads` are among them: they stay as
     they are if the file has none of their shape. What the network has no place for is left out. UserError if anything
     else is absent or misshapen."""

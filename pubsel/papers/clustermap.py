@@ -19,7 +19,7 @@ from scipy.cluster.hierarchy import dendrogram, linkage
 from scipy.spatial.distance import squareform
 
 from pubsel.cell import choose_device, network, use_threads
-from pubsel.commands.rank import candidates_of, canonical, distance_of
+from pubsel.commands.rank import canonical_rank, distance_of, open_candidates
 from pubsel.data import Split
 from pubsel.distances import Releases
 from pubsel.messages import UsageError
@@ -35,7 +35,7 @@ def matrix(settings: RankConfig) -> pandas.DataFrame:
         raise UsageError(f"distance={distance.name}: each pair would be a release of its own: take another distance")
 
     with tempfile.TemporaryDirectory() as kept:
-        task, public = candidates_of(settings, device, Path(kept))
+        task, public = open_candidates(settings, device, Path(kept))
         m, classes = distance.m, max(2, task.classes)
         sets = {f"{settings.private} (private)": Split(task.private.x[:m], task.private.y[:m]), **public}
 
@@ -87,11 +87,11 @@ def draw(frame: pandas.DataFrame, title: str) -> Figure:
     return figure
 
 
-def settings_of(settings: FigureConfig) -> RankConfig:
+def rank_settings(settings: FigureConfig) -> RankConfig:
     """Return what `pubsel rank` would take to measure the same: `sets` are the candidates."""
     sets = settings.sets or public_sets(settings.pair.public)
     shared = {f.name: getattr(settings, f.name) for f in dataclasses.fields(Common)}
-    return canonical(
+    return canonical_rank(
         RankConfig(
             private=settings.pair.private, public=sets, convert=settings.pair.convert, overlap=settings.pair.overlap,
             model=settings.model, distance=settings.distance, **shared,
@@ -101,7 +101,7 @@ def settings_of(settings: FigureConfig) -> RankConfig:
 
 def drawn(settings: FigureConfig) -> figures.Drawn:
     """Return the figure clustermap_DISTANCE_PRIVATE."""
-    asked = settings_of(settings)
+    asked = rank_settings(settings)
     use_threads(asked.threads)
     frame = matrix(asked)
     distance = distance_of(asked)

@@ -37,17 +37,17 @@ MEASURED = dict.fromkeys(FOLLOWED, "theory.during_training") | {
 OF_RECORDS = ("all", *figures.CURVES, *read_off.FIGURES, "adamix_attack", "per_instance")  # and the tables
 
 
-def names() -> list[str]:
+def figure_names() -> list[str]:
     """Return the names of every figure."""
-    return [*OF_RECORDS, *join.names(), *MEASURED]
+    return [*OF_RECORDS, *join.table_names(), *MEASURED]
 
 
 def run(settings: FigureConfig) -> str:
     """Draw `settings.figure`; return what there is to say of it, and the files. UsageError lists the figures; UserError
     if there is no record for it."""
     name, folder = settings.figure, Path(settings.results)
-    if name not in names():
-        raise UsageError(f"unknown figure {name!r}: use one of {', '.join(names())}")
+    if name not in figure_names():
+        raise UsageError(f"unknown figure {name!r}: use one of {', '.join(figure_names())}")
 
     # what is measured has figures to print, not only files
     if name in MEASURED:
@@ -58,9 +58,9 @@ def run(settings: FigureConfig) -> str:
         paths, missing = draw_losses(folder), "no audits/*/per_instance.csv: pubsel audit audit.kind=per_instance"
     else:
         records, ranks = results.read_records(folder), results.read_measured(folder)
-        each = [*figures.CURVES, *read_off.FIGURES, *join.names()] if name == "all" else [name]
+        each = [*figures.CURVES, *read_off.FIGURES, *join.table_names()] if name == "all" else [name]
         if name == "adamix_attack":
-            frame = attacked(records, folder)
+            frame = attack_figure(records, folder)
             figures_now = [] if frame.empty else [Drawn(name, frame, against_error(frame))]
         else:
             figures_now = [of for part in each for of in of_records(part, records, ranks, settings.at_epsilon)]
@@ -75,7 +75,7 @@ def write(drawn: Drawn, folder: Path) -> list[Path]:
     """Write the figure in all formats, and its numbers, to RESULTS/figures; return the files."""
     path = folder / "figures" / drawn.name
     results.write_table(drawn.frame, path.with_name(f"{path.name}.csv"), drawn.about)
-    return figures.save(drawn.figure, path)
+    return figures.save_figure(drawn.figure, path)
 
 
 def of_records(name: str, records: list[dict[str, Any]], ranks: list[dict[str, Any]], at_epsilon: float) -> list[Drawn]:
@@ -93,7 +93,7 @@ def of_records(name: str, records: list[dict[str, Any]], ranks: list[dict[str, A
         return read_off.drawn(name, records)
 
     table = join.make(name, records)
-    frame, lost = figures.distances(table), judged.judged(table, ranks)
+    frame, lost = figures.scatter_rows(table), judged.judged(table, ranks)
     drawn = [] if frame.empty else [Drawn(f"{name}_distance", frame, figures.scatter(frame))]
     if not lost.empty:
         drawn.append(Drawn(f"{name}_lost", lost, figures.lost(lost), "\n".join(typeset.ABOUT_JUDGED)))
@@ -113,7 +113,7 @@ def of_records(name: str, records: list[dict[str, Any]], ranks: list[dict[str, A
 # AdaMix, Figure 1 (right)
 
 
-def attacked(records: list[dict[str, Any]], folder: Path) -> pandas.DataFrame:
+def attack_figure(records: list[dict[str, Any]], folder: Path) -> pandas.DataFrame:
     """Return a row for each method and epsilon of AdaMix's Figure 1, the settings chosen as there: test error in
     percent and AUC of the loss attack, means over those seeds that were attacked. Empty if none was."""
     paths = (folder / "attacks").glob("loss-*/result.json")
@@ -168,7 +168,7 @@ def draw_losses(folder: Path) -> list[Path]:
 
     paths: list[Path] = []
     for path in sorted((folder / "audits").glob("*/per_instance.csv")):
-        record = next(results.readable([path.with_name("result.json")], results.Audit), None)
+        record = next(results.readable([path.with_name("result.json")], results.AuditRecord), None)
         if record is None:
             continue
         losses = np.sort(pandas.read_csv(path)["epsilon"])[::-1]
@@ -185,5 +185,5 @@ def draw_losses(folder: Path) -> list[Path]:
             right.set(xlabel="epsilon of the example", ylabel="private examples")
             figure.suptitle(f"{record['algorithm']}, {record['private']} (not private: do not publish)", fontsize=9)
 
-        paths += figures.save(figure, path.with_suffix(""))
+        paths += figures.save_figure(figure, path.with_suffix(""))
     return paths

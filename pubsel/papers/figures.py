@@ -1,7 +1,7 @@
 """Figures: pure functions from a table or the cells of records to matplotlib, which is imported by the first of them.
 
 Each line differs in colour, marker and dash, so that lines can be told apart in grey and by colour-blind
-people (colours after Okabe and Ito, darkened to stand out from white). `save` writes SVG and PDF.
+people (colours after Okabe and Ito, darkened to stand out from white). `save_figure` writes SVG and PDF.
 """
 
 import contextlib
@@ -19,7 +19,16 @@ import numpy as np
 import pandas
 
 from pubsel.files import write_whole
-from pubsel.papers.join import SELECTION, WITHOUT_PUBLIC, Cell, Table, cells, differences, rank_correlation, selected
+from pubsel.papers.join import (
+    SELECTION,
+    WITHOUT_PUBLIC,
+    Table,
+    TableCell,
+    cells,
+    rank_correlation,
+    selected,
+    setting_texts,
+)
 from pubsel.papers.paired import SHORTEST
 from pubsel.papers.typeset import short_keys
 from pubsel.records import at
@@ -111,13 +120,13 @@ class Drawn(NamedTuple):
 # What is drawn
 
 
-def points(curve: Curve, records: list[dict[str, Any]]) -> tuple[pandas.DataFrame, list[Cell]]:
+def points(curve: Curve, records: list[dict[str, Any]]) -> tuple[pandas.DataFrame, list[TableCell]]:
     """Return a row for each point, utility in percent, settings chosen as the curve says; and the cell behind each.
 
     A line joins cells that differ in nothing but x (and what was selected): if others do, their lines are named
     apart. Runs of other studies (OTHERS) than the curve's are left out. Empty if no line has two values of x.
     """
-    frame, shown = rows_of(curve, records)
+    frame, shown = curve_rows(curve, records)
     if frame.empty:
         return frame, []
     finite = frame[frame["x"].map(_finite)]
@@ -125,7 +134,7 @@ def points(curve: Curve, records: list[dict[str, Any]]) -> tuple[pandas.DataFram
     return (pandas.DataFrame(), []) if most < 2 else (frame, shown)
 
 
-def best(curve: Curve, records: list[dict[str, Any]]) -> list[Cell]:
+def best(curve: Curve, records: list[dict[str, Any]]) -> list[TableCell]:
     """Return the cells that a curve selects, of its study alone; of a curve of none, without those of OTHERS."""
 
     def belongs(record: dict[str, Any]) -> bool:
@@ -136,10 +145,10 @@ def best(curve: Curve, records: list[dict[str, Any]]) -> list[Cell]:
     return selected(cells([record for record in records if belongs(record)]), curve.by, list(curve.over))
 
 
-def rows_of(curve: Curve, records: list[dict[str, Any]]) -> tuple[pandas.DataFrame, list[Cell]]:
+def curve_rows(curve: Curve, records: list[dict[str, Any]]) -> tuple[pandas.DataFrame, list[TableCell]]:
     """Return what `points` does, even if no line has two values of x."""
     shown = [cell for cell in best(curve, records) if None not in (value(cell, curve.x), value(cell, curve.line))]
-    entries = [(cell, value(cell, curve.line), {"x": value(cell, curve.x)} | measured(cell)) for cell in shown]
+    entries = [(cell, value(cell, curve.line), {"x": value(cell, curve.x)} | utility_columns(cell)) for cell in shown]
     # what the axis or the line's name shows already is no difference
     known = (curve.x, curve.line, "pair.public" if curve.line == "public" else "", *curve.over)
     frame = frame_of(entries, known).assign(selected=SELECTION[curve.by])
@@ -157,7 +166,7 @@ def rows_of(curve: Curve, records: list[dict[str, Any]]) -> tuple[pandas.DataFra
     return frame.loc[order].reset_index(drop=True), [shown[i] for i in order]
 
 
-def frame_of(entries: list[tuple[Cell, Any, dict[str, Any]]], known: tuple[str, ...]) -> pandas.DataFrame:
+def frame_of(entries: list[tuple[TableCell, Any, dict[str, Any]]], known: tuple[str, ...]) -> pandas.DataFrame:
     """Return a row for each cell, the name of its line and further columns. Cells of one line that differ in more than
     the settings `known` have lines of their own: these settings are below its name."""
     groups: dict[tuple[Any, ...], list[int]] = {}
@@ -166,19 +175,19 @@ def frame_of(entries: list[tuple[Cell, Any, dict[str, Any]]], known: tuple[str, 
 
     rows: dict[int, dict[str, Any]] = {}
     for (private, model, line), group in groups.items():
-        for i, apart in zip(group, differences([entries[i][0] for i in group], known), strict=True):
+        for i, apart in zip(group, setting_texts([entries[i][0] for i in group], known), strict=True):
             row = {"private": private, "model": model, "line": f"{line}\n{short_keys(apart)}" if apart else line}
             rows[i] = row | entries[i][2]
     return pandas.DataFrame([rows[i] for i in sorted(rows)])
 
 
-def measured(cell: Cell) -> dict[str, Any]:
+def utility_columns(cell: TableCell) -> dict[str, Any]:
     """Return the columns of a cell that figures share: its utility in percent, over how many seeds, and its metric."""
     mean, std = cell.utility()
     return {"utility": mean, "std": std, "seeds": len(cell.records), "metric": cell.records[0].get("metric")}
 
 
-def value(cell: Cell, key: str) -> Any:
+def value(cell: TableCell, key: str) -> Any:
     """Return the value of a key of the record, or of a dotted key of its settings, which may have its default; an
     epsilon that is not given is infinite."""
     given = cell[key] if key in cell.records[0] else at(cell["settings"], key)
@@ -203,7 +212,7 @@ def boosted(frame: pandas.DataFrame) -> pandas.DataFrame:
     return frame
 
 
-def distances(table: Table) -> pandas.DataFrame:
+def scatter_rows(table: Table) -> pandas.DataFrame:
     """Return the rows of a table for `scatter`: a point for each cell with a distance, and levels without public data.
     What is drawn together (private data, model, label) is one panel. Empty if no panel has two distances."""
     metrics = [cell.records[0].get("metric") if cell else None for cell in table.cells]
@@ -256,7 +265,7 @@ def curves(frame: pandas.DataFrame, x: str, line: str, styles: dict[Any, Any] | 
     return figure
 
 
-def lines(named: dict[str, tuple[pandas.Series, pandas.Series]], **axes: Any) -> "tuple[Figure, Axes]":
+def line_plot(named: dict[str, tuple[pandas.Series, pandas.Series]], **axes: Any) -> "tuple[Figure, Axes]":
     """Draw lines, x and y by the name of each, in a single panel; axes: what `Axes.set` takes."""
     with style():
         figure, (axis,) = panel_grid(1)
@@ -279,7 +288,7 @@ def legend(styles: dict[str, Any]) -> "Figure":
 
 
 def scatter(frame: pandas.DataFrame) -> "Figure":
-    """Draw utility against distance, of `distances`: error bars are standard deviations (over seeds; over
+    """Draw utility against distance, of `scatter_rows`: error bars are standard deviations (over seeds; over
     initialisations), the legend gives Spearman's rho, a level is a method without public data."""
     panels = list(frame.groupby(["private", "model", "label"], sort=False))
     levels_last = frame.sort_values("level", kind="stable")
@@ -508,7 +517,7 @@ def line_styles(names: Iterable[Any]) -> dict[Any, dict[str, Any]]:
     return styles
 
 
-def save(figure: "Figure", path: Path) -> list[Path]:
+def save_figure(figure: "Figure", path: Path) -> list[Path]:
     """Write PATH.svg and PATH.pdf: each whole or not at all, all drawn before the first is written. Equal
     figures give equal bytes."""
     contents = {path.with_name(f"{path.name}.{kind}"): _drawn(figure, kind) for kind in FORMATS}

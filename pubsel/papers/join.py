@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from scipy import stats
 
 from pubsel.messages import UsageError, UserError
-from pubsel.records import at, guarantee, read_records
+from pubsel.records import at, guarantee_kind, read_records
 from pubsel.settings import named, own_folders
 from pubsel.settings.identity import default_of
 
@@ -83,7 +83,7 @@ class Spec(Work):
 
 
 @dataclass(frozen=True)
-class Cell:
+class TableCell:
     """Records that differ in nothing but seeds; what a table says of them (percent, points)."""
 
     records: tuple[dict[str, Any], ...]
@@ -138,11 +138,11 @@ class Cell:
 
     def valid(self) -> bool | str:
         """Return whether every record has a valid privacy guarantee, or "weak" if one of these is."""
-        guarantees = {guarantee(record) for record in self.records}
+        guarantees = {guarantee_kind(record) for record in self.records}
         return "weak" if "weak" in guarantees and "none" not in guarantees else "none" not in guarantees
 
 
-def cells(records: list[dict[str, Any]]) -> list[Cell]:
+def cells(records: list[dict[str, Any]]) -> list[TableCell]:
     """Return groups of equal private, public, model, algorithm, epsilon, label and settings, apart from both seeds: of
     the run, and of what is drawn of its data.
 
@@ -160,7 +160,7 @@ def cells(records: list[dict[str, Any]]) -> list[Cell]:
             if seeds_of(first) == seeds_of(second):
                 identities = f"{first['identity']} and {second['identity']}"
                 raise UserError(f"two records of one run, {identities} (seed {first['seed']}): delete one")
-        result.append(Cell(tuple(group), _without_seeds(group[0])))
+        result.append(TableCell(tuple(group), _without_seeds(group[0])))
 
     return result
 
@@ -171,14 +171,14 @@ def seeds_of(record: dict[str, Any]) -> Seeds:
 
 
 def _without_seeds(record: dict[str, Any]) -> dict[str, str]:
-    return {key: value for key, value in flat(record["settings"]).items() if key not in ("seed", "pair.seed")}
+    return {key: value for key, value in dotted_values(record["settings"]).items() if key not in ("seed", "pair.seed")}
 
 
-def selected(candidates: list[Cell], by: str, over: list[str]) -> list[Cell]:
+def selected(candidates: list[TableCell], by: str, over: list[str]) -> list[TableCell]:
     """Return the best of cells that differ in the settings `over` alone, by `by`, a key of SELECTION: on the seeds that
     all of them have; among equals the one with most seeds, which was chosen before. Cells whose records contain no such
     utility stay only if there is nothing else."""
-    groups: dict[str, list[Cell]] = {}
+    groups: dict[str, list[TableCell]] = {}
     for cell in candidates:
         rest = {key: value for key, value in cell.settings.items() if key not in over}
         same = json.dumps([[cell[key] for key in CELL], rest], sort_keys=True)
@@ -188,14 +188,14 @@ def selected(candidates: list[Cell], by: str, over: list[str]) -> list[Cell]:
         # cells are compared on equal terms: on the seeds that all of them have
         seeds = set.intersection(*({seeds_of(record) for record in cell.records} for cell in group))
 
-        def rank(cell: Cell, seeds: set[Seeds] = seeds) -> tuple[float, int, str]:
+        def rank(cell: TableCell, seeds: set[Seeds] = seeds) -> tuple[float, int, str]:
             return cell.selection(by, seeds), len(cell.records), str(cell.settings)
 
         best.append(max(group, key=rank))
     return best
 
 
-def differences(group: list[Cell], shown: tuple[str, ...] = ()) -> list[str]:
+def setting_texts(group: list[TableCell], shown: tuple[str, ...] = ()) -> list[str]:
     """Return for each cell its settings that are not the same in the whole group, as "algorithm.k=250
     training.epochs=20".
 
@@ -205,18 +205,18 @@ def differences(group: list[Cell], shown: tuple[str, ...] = ()) -> list[str]:
     return [settings_text(cell, keys) for cell in group]
 
 
-def differing(group: list[Cell], shown: tuple[str, ...] = ()) -> list[str]:
+def differing(group: list[TableCell], shown: tuple[str, ...] = ()) -> list[str]:
     """Return the settings, apart from those in `shown`, that are not the same in the whole group."""
     keys = sorted({key for cell in group for key in cell.settings} - set(shown))
     return [key for key in keys if len({cell.settings.get(key) for cell in group}) > 1]
 
 
-def settings_text(cell: Cell, keys: list[str]) -> str:
+def settings_text(cell: TableCell, keys: list[str]) -> str:
     """Return those of these settings that a cell has, as "algorithm.k=250 training.epochs=20"."""
     return " ".join(f"{key}={cell.settings[key].strip(chr(34))}" for key in keys if key in cell.settings)
 
 
-def names() -> list[str]:
+def table_names() -> list[str]:
     """Return the names of the tables in conf/tables and in the user's --config-dir."""
     return sorted(named("tables"))
 
@@ -225,7 +225,7 @@ def spec(name: str) -> Spec:
     """Return what the file of a table says; UsageError lists the known names."""
     path = named("tables").get(name)
     if path is None:
-        raise UsageError(f"unknown table {name!r}: use all, or one of {', '.join(names())}")
+        raise UsageError(f"unknown table {name!r}: use all, or one of {', '.join(table_names())}")
     about: Spec = read_work(Spec, path, "gsd_table2.yaml")
     if about.select and (set(about.select) != {"by", "over"} or about.select["by"] not in SELECTION):
         raise UserError(f"{path}: select takes by ({', '.join(SELECTION)}) and over")
@@ -261,7 +261,7 @@ def paper_rows(file: str | None) -> list[dict[str, Any]]:
     return frame.where(frame.notna(), None).to_dict("records")
 
 
-def table_cells(name: str, results: Path) -> list[Cell]:
+def table_cells(name: str, results: Path) -> list[TableCell]:
     """Return the cells of records in `results` that the table `name` shows, selected as it says."""
     return [cell for cell in _scope(spec(name), read_records(results), []) if cell.trained()]
 
@@ -291,7 +291,7 @@ def value_of(record: dict[str, Any], key: str) -> Any:
     return values[last] if isinstance(values, dict) and last in values else default_of(key)
 
 
-def _scope(spec: Spec, records: list[dict[str, Any]], ranks: list[dict[str, Any]]) -> list[Cell]:
+def _scope(spec: Spec, records: list[dict[str, Any]], ranks: list[dict[str, Any]]) -> list[TableCell]:
     """Return the cells that a table shows."""
     candidates = cells(belonging(spec, [*records, *ranks] if spec.ranks else records))
     return selected(candidates, spec.select["by"], spec.select["over"]) if spec.select else candidates
@@ -307,9 +307,9 @@ class Table:
     name: str
     spec: Spec
     frame: pandas.DataFrame
-    cells: list[Cell | None]  # for each row of `frame`; None: the paper's numbers alone
+    cells: list[TableCell | None]  # for each row of `frame`; None: the paper's numbers alone
     ranks: pandas.DataFrame
-    groups: list[list[Cell]]  # for each row of `ranks`
+    groups: list[list[TableCell]]  # for each row of `ranks`
 
     def records(self) -> list[dict[str, Any]]:
         """Return every record that a number of the table comes from."""
@@ -336,15 +336,15 @@ def make(name: str, records: list[dict[str, Any]], ranks: list[dict[str, Any]] |
 
 def others(records: list[dict[str, Any]]) -> Table:
     """Return the runs that belong to no table of conf/tables, such as those on a user's data, as a table `others`."""
-    known = {record["identity"] for name in names() for record in belonging(spec(name), records)}
+    known = {record["identity"] for name in table_names() for record in belonging(spec(name), records)}
     about = Spec(title="Other runs. Those that no table of conf/tables takes; utility in percent", records={})
     shown = cells([record for record in records if record["identity"] not in known])
     return Table("others", about, *_joined("others", about, shown, []), *_ranked(about, shown))
 
 
 def _joined(
-    name: str, spec: Spec, shown: list[Cell], ranks: list[dict[str, Any]]
-) -> tuple[pandas.DataFrame, list[Cell | None]]:
+    name: str, spec: Spec, shown: list[TableCell], ranks: list[dict[str, Any]]
+) -> tuple[pandas.DataFrame, list[TableCell | None]]:
     """Return frame and cells of a `Table`."""
     paper = paper_rows(spec.paper)
     privates = list(dict.fromkeys(row["private"] for row in paper))
@@ -354,7 +354,7 @@ def _joined(
         raise UserError(f"{spec.paper} has two rows for one cell: name their difference under `match` of {name}")
 
     # the records' cells, each next to the paper's row of the same key
-    sortable: list[tuple[tuple[Any, ...], dict[str, Any], Cell | None]] = []
+    sortable: list[tuple[tuple[Any, ...], dict[str, Any], TableCell | None]] = []
     filled = set()
     for cell, setting in _with_setting(shown, spec):
         # a stand-in counts as what it stands for
@@ -384,10 +384,10 @@ def _joined(
     return as_frame(rows, present), [cell for _, _, cell in sortable]
 
 
-Ranked = tuple[tuple[Any, ...], list[Cell]]  # a row of the correlations, and the cells that it is computed from
+Ranked = tuple[tuple[Any, ...], list[TableCell]]  # a row of the correlations, and the cells that it is computed from
 
 
-def _ranked(spec: Spec, shown: list[Cell]) -> tuple[pandas.DataFrame, list[list[Cell]]]:
+def _ranked(spec: Spec, shown: list[TableCell]) -> tuple[pandas.DataFrame, list[list[TableCell]]]:
     """Return ranks and groups of a `Table`."""
     paper = _paper_points(spec)
     rows = _our_correlations(shown, paper)
@@ -419,11 +419,11 @@ def _paper_points(spec: Spec) -> dict[tuple[Any, ...], list[tuple[float, float]]
     return paper
 
 
-def _our_correlations(shown: list[Cell], paper: dict[tuple[Any, ...], list[tuple[float, float]]]) -> list[Ranked]:
+def _our_correlations(shown: list[TableCell], paper: dict[tuple[Any, ...], list[tuple[float, float]]]) -> list[Ranked]:
     """Return a row for each group of cells that differ in the public data alone, with the paper's correlation if it
     has points for the same key."""
     public_keys = ("pair.public", "pair.convert")
-    ours: dict[tuple[Any, ...], list[Cell]] = {}
+    ours: dict[tuple[Any, ...], list[TableCell]] = {}
     for cell in shown:
         if cell["algorithm"] in WITHOUT_PUBLIC or not cell.trained():
             continue
@@ -437,7 +437,7 @@ def _our_correlations(shown: list[Cell], paper: dict[tuple[Any, ...], list[tuple
     rows: list[Ranked] = []
     for head, keys in groupby(sorted(ours), key=lambda key: key[:5]):
         together = list(keys)
-        texts = differences([ours[key][0] for key in together], public_keys)
+        texts = setting_texts([ours[key][0] for key in together], public_keys)
         for key, setting in zip(together, texts, strict=True):
             points = [(cell.distance()[0] or 0.0, cell.utility()[0]) for cell in ours[key]]
             utilities = [[record["utility"] for record in cell.records] for cell in ours[key]]
@@ -448,7 +448,7 @@ def _our_correlations(shown: list[Cell], paper: dict[tuple[Any, ...], list[tuple
     return rows
 
 
-def _row(cell: Cell, setting: str, paper: dict[str, Any] | None, spec: Spec) -> dict[str, Any]:
+def _row(cell: TableCell, setting: str, paper: dict[str, Any] | None, spec: Spec) -> dict[str, Any]:
     utility, utility_std = cell.utility() if cell.trained() else (None, None)
     distance, distance_std = cell.distance()
 
@@ -474,7 +474,7 @@ def _beside(paper: dict[str, Any], spec: Spec) -> dict[str, Any]:
     return beside | {f"paper_distance_{column}": paper.get(column) for column in spec.further}
 
 
-def _further(cell: Cell, spec: Spec, ranks: list[dict[str, Any]]) -> dict[str, Any]:
+def _further(cell: TableCell, spec: Spec, ranks: list[dict[str, Any]]) -> dict[str, Any]:
     """Return the further distances of a table between a cell's sets, by its network: means over initialisations, and
     standard deviations. UserError if two records are of one of them."""
     row: dict[str, Any] = {}
@@ -488,15 +488,15 @@ def _further(cell: Cell, spec: Spec, ranks: list[dict[str, Any]]) -> dict[str, A
     return row
 
 
-def _with_setting(shown: list[Cell], spec: Spec) -> list[tuple[Cell, str]]:
+def _with_setting(shown: list[TableCell], spec: Spec) -> list[tuple[TableCell, str]]:
     """Return each cell with what tells it apart from others of its private data, model, algorithm, epsilon, label."""
     columns = ("pair.public", *spec.match.values())
-    blocks: dict[tuple[Any, ...], list[Cell]] = {}
+    blocks: dict[tuple[Any, ...], list[TableCell]] = {}
     for cell in shown:
         blocks.setdefault(tuple(cell[key] for key in CELL if key != "public"), []).append(cell)
-    pairs: list[tuple[Cell, str]] = []
+    pairs: list[tuple[TableCell, str]] = []
     for block in blocks.values():
-        pairs += zip(block, differences(block, columns), strict=True)
+        pairs += zip(block, setting_texts(block, columns), strict=True)
     return pairs
 
 
@@ -568,12 +568,12 @@ def _mean_std(values: list[float]) -> tuple[float, float | None]:
     return statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else None
 
 
-def flat(values: dict[str, Any], prefix: str = "") -> dict[str, str]:
+def dotted_values(values: dict[str, Any], prefix: str = "") -> dict[str, str]:
     """Return {"algorithm.k": "250"} for {"algorithm": {"k": 250}}: dotted keys, JSON values."""
     leaves: dict[str, str] = {}
     for key, value in values.items():
         if isinstance(value, dict):
-            leaves |= flat(value, f"{prefix}{key}.")
+            leaves |= dotted_values(value, f"{prefix}{key}.")
         else:
             leaves[f"{prefix}{key}"] = json.dumps(value)
     return leaves

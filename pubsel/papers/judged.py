@@ -7,7 +7,16 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas
 
-from pubsel.papers.join import RESAMPLES, Array, Cell, Table, as_frame, correlation_of_rows, rank_correlation, resampled
+from pubsel.papers.join import (
+    RESAMPLES,
+    Array,
+    Table,
+    TableCell,
+    as_frame,
+    correlation_of_rows,
+    rank_correlation,
+    resampled,
+)
 
 NONE = "none"  # no public data: what a distance, or a row of the table, may have besides sets
 ALWAYS_NONE = "(no public data)"  # the row of who never takes any
@@ -22,7 +31,7 @@ MEANS = ("spearman", "kendall", "regret", "regret_other", "regret_sets")
 Values = dict[str, list[float]]  # of each set: utilities in percent of its seeds, or distances of its initialisations
 
 
-class Group(NamedTuple):
+class JudgedGroup(NamedTuple):
     """Utilities on one private set at one epsilon, with m examples of each public set."""
 
     private: str
@@ -32,10 +41,10 @@ class Group(NamedTuple):
     utilities: Values
 
 
-def groups_of(table: Table) -> list[Group]:
+def judged_groups(table: Table) -> list[JudgedGroup]:
     """Return the rows of a table by private set, model and epsilon: those with as many public examples as most have,
     and that without any."""
-    together: dict[tuple[str, str, float], list[Cell]] = {}
+    together: dict[tuple[str, str, float], list[TableCell]] = {}
     for cell in table.cells:
         if cell is not None and cell.trained() and cell["epsilon"] is not None:
             together.setdefault((cell["private"], cell["model"], float(cell["epsilon"])), []).append(cell)
@@ -45,7 +54,7 @@ def groups_of(table: Table) -> list[Group]:
         m = statistics.mode([int(cell.settings["pair.m"]) for cell in cells if cell["public"] is not None] or [0])
         of_size = [cell for cell in cells if cell["public"] is None or int(cell.settings["pair.m"]) == m]
         utilities = {cell["public"] or NONE: [100 * record["utility"] for record in cell.records] for cell in of_size}
-        groups.append(Group(*key, m, utilities))
+        groups.append(JudgedGroup(*key, m, utilities))
     return groups
 
 
@@ -59,7 +68,7 @@ def judged(table: Table, ranks: list[dict[str, Any]]) -> pandas.DataFrame:
     sets. seconds: of one initialisation, all candidates.
     """
     rows: list[dict[str, Any]] = []
-    for group in groups_of(table) if table.spec.judged else []:
+    for group in judged_groups(table) if table.spec.judged else []:
         about = {"private": group.private, "epsilon": group.epsilon}
         for name in table.spec.judged:
             same = (name, group.private, group.model, group.m)
@@ -74,7 +83,7 @@ def judged(table: Table, ranks: list[dict[str, Any]]) -> pandas.DataFrame:
     return as_frame(rows, list(COLUMNS))
 
 
-def _compared(group: Group, distances: Values) -> dict[str, Any]:
+def _compared(group: JudgedGroup, distances: Values) -> dict[str, Any]:
     utilities, row = group.utilities, dict[str, Any]()
     shared = [name for name in distances if name in utilities and name != NONE]
     points = [(statistics.fmean(distances[name]), statistics.fmean(utilities[name])) for name in shared]
@@ -107,7 +116,7 @@ def _drawn(values: Values, names: list[str], seed: int) -> Array:
     return resampled([values[name] for name in names], np.random.RandomState(seed))
 
 
-def summary(frame: pandas.DataFrame) -> pandas.DataFrame:
+def summary_by_distance(frame: pandas.DataFrame) -> pandas.DataFrame:
     """Return a row for each distance and epsilon: means over the private sets, how many these are, and the largest
     regret_other."""
     grouped = frame.groupby(["measure", "epsilon"], sort=False)

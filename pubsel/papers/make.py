@@ -57,7 +57,7 @@ class Step(NamedTuple):
     words: list[str]
 
 
-class Cell(NamedTuple):
+class SweptCell(NamedTuple):
     """One cell of a sweep: its words, the name of its record, and its settings."""
 
     words: list[str]
@@ -183,17 +183,17 @@ class Composer:
             self.groups[key] = bool(GlobalHydra.instance().config_loader().get_group_options(key))
         return self.groups[key]
 
-    def cell(self, words: list[str]) -> Cell:
+    def cell(self, words: list[str]) -> SweptCell:
         """Return a cell with the name that its record has, or will have."""
         if self.command == "run":
             from pubsel.cell import canonical  # and with it torch
 
             settings: Any = canonical(check(RunConfig, self.composed(words)))
-            return Cell(words, identity_of(settings), as_json(settings))
+            return SweptCell(words, identity_of(settings), as_json(settings))
         from pubsel.commands import rank
 
-        settings = rank.canonical(check(RankConfig, self.composed(words)))
-        return Cell(words, rank.identity(settings), as_json(settings))
+        settings = rank.canonical_rank(check(RankConfig, self.composed(words)))
+        return SweptCell(words, rank.identity(settings), as_json(settings))
 
 
 def _is_single(word: Override) -> bool:
@@ -204,7 +204,7 @@ def _is_single(word: Override) -> bool:
 
 def seeded(
     table: str, seeds: list[int], folder: Path, composer: Composer, free: list[str], words: Sequence[str] = ()
-) -> list[Cell]:
+) -> list[SweptCell]:
     """Return the cells that a table selects from the records in `folder`, with each of `seeds` and with `words`. free:
     words that change no result. UserError for a record that the settings of today would not give."""
     cells = []
@@ -212,7 +212,7 @@ def seeded(
         have = {record["seed"]: record for record in cell.records}
         for seed in seeds:
             if seed in have and not words:
-                cells.append(Cell([], have[seed]["identity"], have[seed]["settings"]))
+                cells.append(SweptCell([], have[seed]["identity"], have[seed]["settings"]))
                 continue
 
             asked = cell["settings"] | {"seed": seed}
@@ -229,7 +229,7 @@ def seeded(
 
 
 @dataclass
-class Kept:
+class KnownRuns:
     """The records of runs and ranks in a folder of results: their names; and for records of one kind, whose seconds
     grow alike, the number of private examples and the seconds for a unit of work."""
 
@@ -237,7 +237,7 @@ class Kept:
     rates: dict[str, list[tuple[int, float]]] = field(default_factory=dict)
 
     @classmethod
-    def read(cls, folder: Path) -> "Kept":
+    def read(cls, folder: Path) -> "KnownRuns":
         """Return what RESULTS/runs and ranks contain, and the records kept with the code in RESULTS/records."""
         ranks = [*(folder / "ranks").glob("*/result.json")]
         ranks += (folder / "records" / "ranks").glob("*.json")
@@ -281,7 +281,7 @@ def work_in(settings: dict[str, Any], n: int) -> float:
     return k * len(settings.get("public") or [0]) * (method.get("m") or 1) * (method.get("initialisations") or 1)
 
 
-def summary(name: str, cells: list[Cell], kept: Kept) -> str:
+def summary_line(name: str, cells: list[SweptCell], kept: KnownRuns) -> str:
     """Return how many cells are there, and what the others will take, one after the other."""
     missing = [cell for cell in cells if cell.name not in kept.names]
     if not missing:
@@ -301,7 +301,7 @@ def run(settings: MakeConfig, start: Start) -> str:
     """Do what is missing of `settings.name`, or with `dry` only list it; return the text for the screen. start: starts
     another command. UserError if one of them fails; the same command resumes there."""
     folder, steps = Path(settings.results), steps_of(settings.name)
-    plan = Plan(settings, folder)
+    plan = Steps(settings, folder)
     if settings.dry:
         return plan.listing(settings.name, steps)
 
@@ -312,8 +312,8 @@ def run(settings: MakeConfig, start: Start) -> str:
                 _succeed(settings.name, start(step.command, plan.words(step)))
             continue
 
-        cells, kept = plan.cells(list(together)), Kept.read(folder)
-        say(summary(f"{settings.name}, {'more seeds' if seeds else command}", cells, kept))
+        cells, kept = plan.cells(list(together)), KnownRuns.read(folder)
+        say(summary_line(f"{settings.name}, {'more seeds' if seeds else command}", cells, kept))
         missing = [cell for cell in cells if cell.name not in kept.names]
 
         if missing:
@@ -338,7 +338,7 @@ def _succeed(name: str, code: int) -> None:
         raise UserError(f"{name}: stopped, since a step failed; pubsel make {name} runs only what is missing")
 
 
-class Plan:
+class Steps:
     """The expansion of the steps of one `pubsel make`, with the words of its command line."""
 
     def __init__(self, settings: MakeConfig, folder: Path):
@@ -359,15 +359,15 @@ class Plan:
         self.options = [f"--config-dir={source.path}" for source in sources]
         self.hydra = [word for word in hydra.overrides.hydra if not word.startswith("hydra.mode=")]
 
-    def cells(self, steps: list[Step]) -> list[Cell]:
+    def cells(self, steps: list[Step]) -> list[SweptCell]:
         """Return the cells of steps that are swept by one command, each once."""
-        by_name: dict[str, Cell] = {}
+        by_name: dict[str, SweptCell] = {}
         for step in steps:
             composer = self.composers[swept_by(step)]
             if step.command == "more_seeds":
                 seeds = [int(seed) for seed in step.words[0].split(",")]
                 more = seeded(step.of, seeds, self.folder, composer, self.free, step.words[1:])
-                cells: Iterator[Cell] = iter(more)
+                cells: Iterator[SweptCell] = iter(more)
             else:
                 words = [*step.words, *self.settings.words, self.results]
                 cells = map(composer.cell, composer.cells(words, self.settings.public))
@@ -389,7 +389,7 @@ class Plan:
 
     def listing(self, name: str, steps: list[Step]) -> str:
         """Return a line for each cell and each other step, and the summary."""
-        kept, every = Kept.read(self.folder), dict[str, Cell]()
+        kept, every = KnownRuns.read(self.folder), dict[str, SweptCell]()
         lines = [work_of(name)[1].title, ""]
         for step in steps:
             if not swept_by(step):
@@ -406,4 +406,4 @@ class Plan:
                 there = cell.name in kept.names
                 lines.append(f"there    {cell.name}" if there else f"missing  {cell.name}  ({took})")
 
-        return "\n".join([*lines, summary(name, list(every.values()), kept)])
+        return "\n".join([*lines, summary_line(name, list(every.values()), kept)])

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import pandas
 from scipy import stats
 
-from pubsel.papers.join import Cell, Spec, Table, as_frame, differing, settings_text, value_of
+from pubsel.papers.join import Spec, Table, TableCell, as_frame, differing, settings_text, value_of
 
 OWN = "own"  # in `reference`: public data that are a part of the private set
 SHORTEST = 0.05  # seconds; records are rounded to 0.1
@@ -22,7 +22,7 @@ COLUMNS = ("private", "model", "epsilon", "algorithm", "public", "label", "setti
 class Row(NamedTuple):
     """A row of a table that has records."""
 
-    cell: Cell
+    cell: TableCell
     setting: str | None  # what tells it apart from rows of the same algorithm and label
     method: str  # what it is called next to others
 
@@ -61,12 +61,12 @@ def groups_of(table: Table) -> list[Group]:
     return groups
 
 
-def epsilon_of(cell: Cell) -> float:
+def epsilon_of(cell: TableCell) -> float:
     """Return the epsilon of a cell: infinite if there is no guarantee."""
     return math.inf if cell["epsilon"] is None else float(cell["epsilon"])
 
 
-def is_reference(cell: Cell, spec: Spec) -> bool:
+def is_reference(cell: TableCell, spec: Spec) -> bool:
     """Return whether a cell has the values of `reference`; public data `own` are those of the private set."""
     wanted = dict(spec.reference)
     if wanted.get("public") == OWN:
@@ -74,7 +74,7 @@ def is_reference(cell: Cell, spec: Spec) -> bool:
     return all(value_of(cell.records[0], key) == value for key, value in wanted.items())
 
 
-def paired_difference(row: Cell, reference: Cell) -> tuple[int, float | None, float | None, float | None]:
+def paired_difference(row: TableCell, reference: TableCell) -> tuple[int, float | None, float | None, float | None]:
     """Return the number of seeds that both have, the mean over them of the difference of utility (row minus reference,
     points), and its 95 % t interval: None without a common seed, and no interval with a single one. Of a row of which
     nothing is drawn, `pair.seed` is 0 in all records, so that only the seeds of runs are compared, each by its mean
@@ -92,7 +92,7 @@ def paired_difference(row: Cell, reference: Cell) -> tuple[int, float | None, fl
     return len(points), mean, mean - margin, mean + margin
 
 
-def compared(table: Table) -> pandas.DataFrame:
+def paired_differences(table: Table) -> pandas.DataFrame:
     """Return a row for each row of the table whose group has a reference: `paired_difference`, in points."""
     rows = []
     for group in groups_of(table):
@@ -122,7 +122,7 @@ def standings(table: Table, without_choice: bool) -> list[Standing]:
     return places
 
 
-def summary(table: Table) -> list[str]:
+def paired_summary(table: Table) -> list[str]:
     """Return in how many groups the reference is first or nearly so, for readers; nothing without a reference,
     and only if there are rows to compare with it."""
     every = groups_of(table)
@@ -185,7 +185,7 @@ def _rows(table: Table) -> list[Row]:
         names.append(", ".join(filter(None, [cell["algorithm"], "" if kind == OWN else kind, label])))
 
     # rows with one name in one group need their settings to be told apart
-    alike: dict[tuple[Any, ...], list[Cell]] = {}
+    alike: dict[tuple[Any, ...], list[TableCell]] = {}
     for (cell, _), name in zip(pairs, names, strict=True):
         alike.setdefault((cell["private"], cell["model"], epsilon_of(cell), name), []).append(cell)
     telling: dict[str, set[str]] = {}
@@ -200,7 +200,7 @@ def _rows(table: Table) -> list[Row]:
     return rows
 
 
-def _kind(cell: Cell) -> str:
+def _kind(cell: TableCell) -> str:
     public = cell["public"]
     return "no public data" if public is None else OWN if public == cell["private"] else str(public)
 

@@ -19,7 +19,7 @@ import pandas
 
 from pubsel.papers import figures
 from pubsel.papers.figures import CURVES, GRID, RATES, SHOTS, Curve, Drawn
-from pubsel.papers.join import Cell, Seeds, cells, seeds_of
+from pubsel.papers.join import Seeds, TableCell, cells, seeds_of
 from pubsel.settings import named
 from pubsel.settings.methods import option
 
@@ -57,7 +57,7 @@ def best_k(records: list[dict[str, Any]]) -> pandas.DataFrame:
     return frame[frame["tried"] > 1].reset_index(drop=True)
 
 
-def _place(cell: Cell) -> tuple[Any, ...]:
+def _place(cell: TableCell) -> tuple[Any, ...]:
     return cell["private"], cell["model"], cell["label"], cell["epsilon"]
 
 
@@ -86,7 +86,7 @@ def draw_best_k(frame: pandas.DataFrame) -> "Figure":
 
 
 def _with_apart(name: str, line: str) -> str:
-    """Return a name, and below it the settings that tell a line of `figures.rows_of` apart from others."""
+    """Return a name, and below it the settings that tell a line of `figures.curve_rows` apart from others."""
     return "\n".join([name, *line.split("\n")[1:]])
 
 
@@ -96,7 +96,7 @@ def _with_apart(name: str, line: str) -> str:
 def drop(records: list[dict[str, Any]]) -> pandas.DataFrame:
     """Return a row for each private set, model and epsilon: the percentage of its accuracy without a guarantee that the
     best cell loses, mean and standard deviation over the seeds that both have."""
-    frame, shown = figures.rows_of(BEST_K, records)
+    frame, shown = figures.curve_rows(BEST_K, records)
     pairs = [(row, by_seed(cell)) for row, cell in zip(frame.to_dict("records"), shown, strict=True)]
     line = itemgetter("private", "model", "line")
     free = {line(row): (row, utilities) for row, utilities in pairs if row["x"] == math.inf}
@@ -114,7 +114,7 @@ def drop(records: list[dict[str, Any]]) -> pandas.DataFrame:
     return pandas.DataFrame(rows)
 
 
-def by_seed(cell: Cell) -> dict[Seeds, float]:
+def by_seed(cell: TableCell) -> dict[Seeds, float]:
     """Return the utility of each of a cell's seeds."""
     return {seeds_of(record): record["utility"] for record in cell.records}
 
@@ -140,7 +140,7 @@ def samples(records: list[dict[str, Any]]) -> pandas.DataFrame:
         public, count = cell["algorithm"] == "only_public", per_class(cell)
         if count is not None:
             name = "public" if public else f"private, {figures.line_name('epsilon', figures.value(cell, 'epsilon'))}"
-            entries.append((cell, name, {"x": count} | figures.measured(cell)))
+            entries.append((cell, name, {"x": count} | figures.utility_columns(cell)))
 
     # two numbers of both kinds, public ones first
     frame = figures.frame_of(entries, ("pair.shots", "pair.private_share", "epsilon", *RATES))
@@ -154,7 +154,7 @@ def samples(records: list[dict[str, Any]]) -> pandas.DataFrame:
     return frame.assign(kind=private)[kept].sort_values(order, kind="stable", ignore_index=True).drop(columns="kind")
 
 
-def per_class(cell: Cell) -> float | None:
+def per_class(cell: TableCell) -> float | None:
     """Return the number of training examples a class: public ones of training on public data only, else private ones;
     None if conf/dataset does not say how many classes there are."""
     if cell["algorithm"] == "only_public":
@@ -216,12 +216,12 @@ def boost(records: list[dict[str, Any]]) -> pandas.DataFrame:
     return frame[points >= 2].sort_values(["private", "model", "line", "x"], kind="stable", ignore_index=True)
 
 
-def _private_data(cell: Cell) -> tuple[Any, ...]:
+def _private_data(cell: TableCell) -> tuple[Any, ...]:
     """Return the private data and the model of a cell."""
     return cell["private"], figures.value(cell, "pair.private_share"), cell["model"]
 
 
-def _data(cell: Cell) -> str:
+def _data(cell: TableCell) -> str:
     """Return the data, public ones too, and the model of a cell."""
     pair = {key: value for key, value in cell.settings.items() if key.startswith("pair.")}
     return json.dumps([cell["public"], cell["model"], pair], sort_keys=True)
@@ -260,7 +260,7 @@ def initialisation(records: list[dict[str, Any]]) -> pandas.DataFrame:
     chosen = figures.best(STARTS, records)
     clip = {_training(cell) for cell in chosen if cell["algorithm"] == "adamix_clip"}
     entries = [
-        (cell, start(cell), {"epsilon": figures.value(cell, "epsilon")} | figures.measured(cell))
+        (cell, start(cell), {"epsilon": figures.value(cell, "epsilon")} | figures.utility_columns(cell))
         for cell in chosen
         if _training(cell) in clip
     ]
@@ -275,14 +275,14 @@ def initialisation(records: list[dict[str, Any]]) -> pandas.DataFrame:
     return frame.sort_values(order, kind="stable", ignore_index=True).drop(columns="line")
 
 
-def start(cell: Cell) -> str:
+def start(cell: TableCell) -> str:
     """Return what the weights of a run of AdaMix start from, one of LEVELS."""
     language = bool(figures.value(cell, "algorithm.class_names"))
     public = figures.value(cell, "algorithm.pretrain_epochs") or figures.value(cell, "algorithm.one_pass")
     return LEVELS[2 * bool(public) + language]
 
 
-def _training(cell: Cell) -> str:
+def _training(cell: TableCell) -> str:
     """Return the private set and what else AdaMix with CLIP and with another model have in common."""
     left_out = {*RATES, *(f"algorithm.{key}" for key in OF_START)}
     rest = {key: value for key, value in cell.settings.items() if key not in left_out and not key.startswith("model.")}

@@ -16,7 +16,7 @@ from pubsel.files import write_whole
 from pubsel.messages import UsageError
 from pubsel.papers import attacked, judged, paired
 from pubsel.papers.attacked import Attacked
-from pubsel.papers.join import Table, belonging, make, names
+from pubsel.papers.join import Table, belonging, make, table_names
 from pubsel.records import NUMBERS, as_csv, at, read_choices, read_measured, read_ranks, read_records
 from pubsel.settings.keys import TableConfig
 
@@ -162,7 +162,7 @@ def notes(table: Table) -> list[str]:
         lines.append(f"{MISSING}: no record. {missing} of {len(frame)} rows have none of ours.")
     lines += _weights(table) + _versions(table)
     lines += [TIME] if "seconds" in frame else []
-    lines += paired.summary(table)
+    lines += paired.paired_summary(table)
 
     invalid = sum(cell is not None and cell.trained() and not cell.valid() for cell in table.cells)
     if invalid:
@@ -284,7 +284,7 @@ def _latex(value: str) -> str:
     return f"{{{text}}}" if text.startswith("[") else text  # \\ would take it for its argument
 
 
-def files_of(table: Table, ranks: list[dict[str, Any]]) -> dict[str, str]:
+def table_files(table: Table, ranks: list[dict[str, Any]]) -> dict[str, str]:
     """Return the files of a table, by what follows its name the content; _paired with rows to compare with the
     reference, _judged if the table judges distances. ranks: the records of `pubsel rank` (`read_measured`)."""
     name, title, known = table.name, table.spec.title, notes(table)
@@ -297,15 +297,15 @@ def files_of(table: Table, ranks: list[dict[str, Any]]) -> dict[str, str]:
         ".tex": latex(name, (table.frame, title, known, ""), *correlations),
     }
 
-    if not (frame := paired.compared(table)).empty:
+    if not (frame := paired.paired_differences(table)).empty:
         title = f"{name}: differences to the reference ({paired.reference_name(table.spec)})"
-        known, ahead = [*DIFFERENCES, *paired.summary(table)], paired.exceptions(table)
+        known, ahead = [*DIFFERENCES, *paired.paired_summary(table)], paired.exceptions(table)
         page = markdown(name, _markdown(title), frame, known, *([AHEAD, ahead] if ahead else []))
         files |= {"_paired.csv": as_csv(frame), "_paired.md": page}
         files |= {"_paired.tex": latex(name, (frame, title, known, "_paired"))}
 
     if not (frame := judged.judged(table, ranks)).empty:
-        means, about = judged.summary(frame), list(ABOUT_JUDGED)
+        means, about = judged.summary_by_distance(frame), list(ABOUT_JUDGED)
         models = {cell["model"] for cell in table.cells if cell}
         reads = {record["distance"]: record["reads"] for record in ranks if record["model"] in models}
         shown = [measure for measure in frame["measure"].unique() if measure in reads]
@@ -319,7 +319,7 @@ def files_of(table: Table, ranks: list[dict[str, Any]]) -> dict[str, str]:
 
 
 def files_of_attacks(table: Attacked) -> dict[str, str]:
-    """Return the files of a table of attacks as `files_of` returns those of others."""
+    """Return the files of a table of attacks as `table_files` returns those of others."""
     return {
         ".csv": as_csv(table.frame),
         ".md": markdown(table.name, _markdown(table.title), table.frame, table.notes),
@@ -369,7 +369,7 @@ def _signed(key: str, value: float, digits: int) -> str:
 
 def run(settings: TableConfig) -> str:
     """Write the files of one table, or of all that have a record (`pubsel table`); return what to show."""
-    results, known = Path(settings.results), sorted([*names(), *attacked.TABLES])
+    results, known = Path(settings.results), sorted([*table_names(), *attacked.TABLES])
     if settings.table not in ["all", *known]:
         raise UsageError(f"unknown table {settings.table!r}: use all, or one of {', '.join(known)}")
 
@@ -381,17 +381,17 @@ def run(settings: TableConfig) -> str:
     records, ranks, measured = read_records(results), read_ranks(results), read_measured(results)
 
     if settings.table == "all":
-        tables = [make(name, records, ranks) for name in names()]
+        tables = [make(name, records, ranks) for name in table_names()]
         write_whole(results / "tables" / "README.md", index(tables, records))
         return "\n".join([*_run_all(results, tables, measured), *choices(read_choices(results))])
 
     table = make(settings.table, records, ranks)
-    paths = write(settings.table, files_of(table, measured), results)
+    paths = write(settings.table, table_files(table, measured), results)
     parts = [text(table.frame, table.spec.title), "\n".join(notes(table))]
     if not table.ranks.empty:
         parts.append(text(table.ranks, RANKS))
     if not (frame := judged.judged(table, measured)).empty:
-        parts.append(text(judged.summary(frame), f"{JUDGED} Means over the private sets"))
+        parts.append(text(judged.summary_by_distance(frame), f"{JUDGED} Means over the private sets"))
     if table.spec.ranks:
         chosen = [record | {"public": record["chosen"]} for record in read_choices(results)]
         parts.append("\n".join(choices(belonging(table.spec, chosen))))
@@ -450,7 +450,7 @@ def _run_all(results: Path, tables: list[Table], ranks: list[dict[str, Any]]) ->
     lines, without = [], []
     for table in tables:
         if records := table.records():
-            paths = write(table.name, files_of(table, ranks), results)
+            paths = write(table.name, table_files(table, ranks), results)
             filled = sum(cell is not None for cell in table.cells)
             lines.append(f"{paths[0]}: {filled} of {len(table.cells)} rows, {len(records)} runs")
         else:

@@ -1,7 +1,7 @@
 """A finished run as a folder that may be given away, whole or not at all.
 
-All that is written is a function of the weights, the facts about the model and what `release.card.told` takes from the
-record: what was released, and what is public. Nothing here reads the private data.
+All that is written is a function of the weights, the facts about the model and what `release.card.statement_of` takes
+from the record: what was released, and what is public. Nothing here reads the private data.
 """
 
 import errno
@@ -31,7 +31,7 @@ from pubsel.settings.schema import check, literal
 WEIGHTS, CONFIG = EXPORTED
 
 
-def made(settings: ExportConfig) -> tuple[dict[str, bytes], card.Told]:
+def made(settings: ExportConfig) -> tuple[dict[str, bytes], card.Statement]:
     """Return the files of the folder by name, and what they tell. UserError says why a run may not or cannot be given
     away."""
     if settings.format == Format.onnx:
@@ -47,7 +47,7 @@ def made(settings: ExportConfig) -> tuple[dict[str, bytes], card.Told]:
         raise UserError(f"{folder.name}: {'; and '.join(reasons)}: {_remedy(record, folder)}")
 
     model, facts = whole_of(folder, record)
-    told = card.told(record, public_facts(facts, model))
+    told = card.statement_of(record, public_facts(facts, model))
 
     files = contents(told, model)
     if settings.format == Format.onnx:
@@ -81,11 +81,11 @@ def public_facts(facts: dict[str, Any], whole: nn.Module) -> dict[str, Any]:
         "model": without_paths(facts["model"]),
         "preprocessing": preprocessing,
         "backbone_source": source,
-        "head": head(whole, facts),
+        "head": head_facts(whole, facts),
     }
 
 
-def head(whole: nn.Module, facts: dict[str, Any]) -> dict[str, Any]:
+def head_facts(whole: nn.Module, facts: dict[str, Any]) -> dict[str, Any]:
     """Return what gives the logits: the last linear layer, or the network as a whole."""
     if isinstance(whole, models.Network):
         return {"kind": "part of the network", "outputs": len(facts["classes"])}
@@ -111,7 +111,7 @@ def without_paths(values: Any) -> Any:
     return Path(values).name if isinstance(values, str) and os.sep in values else values
 
 
-def contents(told: card.Told, whole: nn.Module) -> dict[str, bytes]:
+def contents(told: card.Statement, whole: nn.Module) -> dict[str, bytes]:
     """Return the files of the folder by name, a function of their arguments alone."""
     # Layers that share a weight, or keep it in another order of channels, have a copy each.
     state = {name: tensor.detach().cpu() for name, tensor in whole.state_dict().items()}
@@ -120,7 +120,7 @@ def contents(told: card.Told, whole: nn.Module) -> dict[str, bytes]:
         WEIGHTS: weights,
         CONFIG: (json.dumps(card.config(told), indent=1, sort_keys=True) + "\n").encode(),
         "README.md": card.readme(told).encode(),
-        "privacy.html": card.page(told, hashlib.sha256(weights).hexdigest()).encode(),
+        "privacy.html": card.privacy_page(told, hashlib.sha256(weights).hexdigest()).encode(),
     }
 
 

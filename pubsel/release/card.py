@@ -1,7 +1,7 @@
 """The card and the privacy page of a model that is given away, from what was released and from public inputs alone.
 
-`told` takes both from a record, key by key: what is not named there (utility, loss, distance, notes, seed, time,
-machine, paths) cannot get into the folder. All else here are pure functions of what `told` returns.
+`statement_of` takes both from a record, key by key: what is not named there (utility, loss, distance, notes, seed,
+time, machine, paths) cannot get into the folder. All else here are pure functions of what `statement_of` returns.
 """
 
 import math
@@ -13,7 +13,7 @@ from typing import Any
 
 from pubsel import __version__
 from pubsel.privacy.accountant import neighbours
-from pubsel.records import at, guarantee
+from pubsel.records import at, guarantee_kind
 from pubsel.release import adversary
 from pubsel.settings.identity import is_path, same_path, short_name
 from pubsel.settings.keys import public_sets
@@ -34,7 +34,7 @@ WORDS = {
 
 
 @dataclass(frozen=True)
-class Told:
+class Statement:
     """Contents of a card and a privacy page of a model.
 
     facts: config.json (`release.classifier.facts_of`, without paths, and what `release.bundle` adds); parts: the
@@ -66,18 +66,18 @@ class Told:
     quality: dict[str, Any] | None = None
 
 
-def told(record: dict[str, Any], facts: dict[str, Any]) -> Told:
+def statement_of(record: dict[str, Any], facts: dict[str, Any]) -> Statement:
     """Return what may be told of a run, from its record and the facts about its model."""
     privacy, settings = record["privacy"], record["settings"]
     chosen_from = {"auto": "pair.candidates", "pool": "pair.pool"}.get(str(at(settings, "pair.public")))
     candidates = at(settings, chosen_from) if chosen_from else []
-    return Told(
+    return Statement(
         facts=facts,
         statement=str(privacy["statement"]),
         epsilon=privacy["epsilon"],
         delta=float(privacy.get("delta") or 0.0),
-        weak=guarantee(record) == "weak" or bool(at(record, "quality.privacy.weak")),
-        parts=parts_of(privacy),
+        weak=guarantee_kind(record) == "weak" or bool(at(record, "quality.privacy.weak")),
+        parts=releases_of(privacy),
         examples=int(record["private_examples"]),
         units=int(record.get("private_units") or record["private_examples"]),
         unit=privacy.get("unit"),
@@ -104,7 +104,7 @@ def quality_of(record: dict[str, Any]) -> dict[str, Any] | None:
     units = quality.get("units", quality["examples"])
     return {key: quality[key] for key in keys if key in quality} | {
         "units": units,
-        "part": parts_of(quality["privacy"])[0] | {"what": "measurement"},
+        "part": releases_of(quality["privacy"])[0] | {"what": "measurement"},
     }
 
 
@@ -121,7 +121,7 @@ def against(record: dict[str, Any]) -> tuple[str, ...]:
     return tuple(reasons)
 
 
-def parts_of(privacy: dict[str, Any]) -> tuple[dict[str, Any], ...]:
+def releases_of(privacy: dict[str, Any]) -> tuple[dict[str, Any], ...]:
     """Return the releases that the statement of a record is about, alike whether there was one or several."""
     keys = ("what", "epsilon", "delta", "rate", "steps", "noise_multiplier", "accountant")
     if privacy.get("epsilon") is None:
@@ -223,7 +223,7 @@ def _name_of(name: str, private: str) -> str:
     return "a part of the private data" if _same(name, private) else "public images, which their owner does not name"
 
 
-def code_of(told: Told) -> str:
+def code_of(told: Statement) -> str:
     """Return what a model was trained with: the version and the commit, and whether the code differed from it."""
     if not told.commit:
         return f"pubsel {told.version}"
@@ -241,19 +241,19 @@ def network_of(model: dict[str, Any]) -> str:
     return f"the network {name}" + (f", of which {', '.join(trained)} is trained" if trained else "")
 
 
-def figures(told: Told) -> list[tuple[str, tuple[str, str, str]]]:
+def figures(told: Statement) -> list[tuple[str, tuple[str, str, str]]]:
     """Return the figures of the measurement by name, each with estimate and ends of its interval in percent: those of
     the whole, then those of each class or label, at most SHOWN of them. Without those that are wider than WIDEST."""
     rows = [(name, values) for name, values in _measured(told) if values[2] - values[1] <= WIDEST]
     return [(name, tuple(f"{100 * value:.1f}" for value in values)) for name, values in rows]  # type: ignore[misc]
 
 
-def too_wide(told: Told) -> int:
+def too_wide(told: Statement) -> int:
     """Return how many figures are left out, since their interval says next to nothing."""
     return sum(values[2] - values[1] > WIDEST for _, values in _measured(told))
 
 
-def _measured(told: Told) -> list[tuple[str, list[float]]]:
+def _measured(told: Statement) -> list[tuple[str, list[float]]]:
     rows: list[tuple[str, list[float]]] = []
     for name, (estimate, low, high) in (told.quality or {"figures": {}})["figures"].items():
         if not isinstance(estimate, list):
@@ -264,7 +264,7 @@ def _measured(told: Told) -> list[tuple[str, list[float]]]:
     return rows
 
 
-def config(told: Told) -> dict[str, Any]:
+def config(told: Statement) -> dict[str, Any]:
     """Return config.json: the facts, and the guarantee for programs."""
     privacy = {
         "statement": told.statement,
@@ -278,17 +278,17 @@ def config(told: Told) -> dict[str, Any]:
     return told.facts | {"made_by": f"pubsel {__version__}", "privacy": privacy} | measured
 
 
-def readme(told: Told) -> str:
+def readme(told: Statement) -> str:
     """Return README.md, a model card in the layout of Hugging Face."""
     return _rendered("card.md", told, escape=False)
 
 
-def page(told: Told, digest: str) -> str:
+def privacy_page(told: Statement, digest: str) -> str:
     """Return privacy.html. digest: the SHA-256 of model.safetensors, by which both belong together."""
     return _rendered("privacy.html", told, escape=True, digest=digest, meaning=meaning(told))
 
 
-def meaning(told: Told) -> dict[str, Any]:
+def meaning(told: Statement) -> dict[str, Any]:
     """Return what the guarantee means for the best adversary, in percent, rounded up: how often it is right, how many
     members it recognises at ALARMS, and how often it is right about a person with several images, and about one unit
     that may be another."""
@@ -321,12 +321,12 @@ def above(value: float) -> str:
     return f"{float(up.plus(Decimal(repr(float(value))))):.4g}"
 
 
-def plain(text: str) -> str:
+def plain_text(text: str) -> str:
     """Return a text so that Markdown shows it as it is."""
     return re.sub(r"([\\`*_{}\[\]<>()#+!|~&-])", r"\\\1", " ".join(text.split()))
 
 
-def _rendered(name: str, told: Told, *, escape: bool, **values: Any) -> str:
+def _rendered(name: str, told: Statement, *, escape: bool, **values: Any) -> str:
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
     environment = Environment(
@@ -336,7 +336,7 @@ def _rendered(name: str, told: Told, *, escape: bool, **values: Any) -> str:
         lstrip_blocks=True,
         undefined=StrictUndefined,
     )
-    environment.filters |= {"plain": plain, "above": above, "short": lambda value: f"{value:.4g}"}
+    environment.filters |= {"plain": plain_text, "above": above, "short": lambda value: f"{value:.4g}"}
     environment.globals |= {
         "SHOWN": SHOWN,
         "WORDS": WORDS,

@@ -113,7 +113,7 @@ def facts_of(settings: Model, whole: nn.Module, task: Task) -> dict[str, Any]:
     }
 
 
-def keep(folder: Path, settings: Model, whole: nn.Module, task: Task) -> None:
+def keep_model(folder: Path, settings: Model, whole: nn.Module, task: Task) -> None:
     """Write both files of a trained model; UserError names the one that cannot be written."""
     save(folder / WEIGHTS, whole.state_dict())
     records.write_record(folder / FACTS, facts_of(settings, whole, task))

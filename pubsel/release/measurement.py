@@ -23,7 +23,7 @@ from pubsel.messages import UsageError
 from pubsel.privacy import accountant, ledger
 from pubsel.privacy.people import weights_of
 from pubsel.release import quality
-from pubsel.release.quality import Figure, Released, Steps
+from pubsel.release.quality import Estimate, Released, Steps
 from pubsel.settings.keys import Overlap, RunConfig
 from pubsel.training.evaluation import logits
 from pubsel.training.once import Prepared, released_once
@@ -34,7 +34,7 @@ ROUNDED = (
 )
 
 
-def check(settings: RunConfig) -> None:
+def check_measured(settings: RunConfig) -> None:
     """Raise UsageError if privacy.measure is requested where there is nothing to measure on, or no budget for it;
     settings are canonical."""
     if not settings.privacy.measure:
@@ -64,17 +64,17 @@ def table_of(outputs: Tensor, y: Tensor, metric: str, people: Tensor | None = No
     return quality.confusion(y, outputs.argmax(1), outputs.shape[1], weights)
 
 
-def figures_of(released: Released) -> dict[str, Figure]:
+def figures_of(released: Released) -> dict[str, Estimate]:
     """Return what follows from a noisy table, by name."""
     if released.counts.ndim == 3:
-        return {"auc": quality.auc(released), "auc of each label": quality.aucs(released)}
-    figures = {"accuracy": quality.accuracy(released), "balanced_accuracy": quality.balanced_accuracy(released)}
+        return {"auc": quality.noisy_auc(released), "auc of each label": quality.aucs(released)}
+    figures = {"accuracy": quality.accuracy(released), "balanced_accuracy": quality.noisy_balanced_accuracy(released)}
     if released.sizes is not None:  # the metric comes first
         figures = dict(reversed(figures.items()))
     return figures | {"recall of each class": quality.recalls(released)}
 
 
-def told(quality: dict[str, Any] | None) -> str:
+def quality_text(quality: dict[str, Any] | None) -> str:
     """Return the first figure of a record's measurement, in words; empty if there is none."""
     if quality is None:
         return ""
@@ -82,7 +82,7 @@ def told(quality: dict[str, Any] | None) -> str:
     return f" Measured privately: {name} {100 * estimate:.1f} % [{100 * low:.1f}, {100 * high:.1f}]."
 
 
-def measured(cell: Cell, prepared: Prepared, task: Task, epsilon: float, delta: float) -> dict[str, Any]:
+def measure(cell: Cell, prepared: Prepared, task: Task, epsilon: float, delta: float) -> dict[str, Any]:
     """Return what the record says of the measurement: the noisy table, its figures with 95 % intervals, and the
     guarantee. It is drawn once.
 

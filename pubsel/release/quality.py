@@ -71,7 +71,7 @@ class Released(NamedTuple):
     sizes: Array | None = None
 
 
-class Figure(NamedTuple):
+class Estimate(NamedTuple):
     """An estimate in [0, 1] and its 95 % interval, arrays of one shape."""
 
     estimate: Array
@@ -166,7 +166,7 @@ def release(counts: Steps, n: int, plan: Plan, source: Sources, balanced: bool =
 # Figures of a noisy confusion matrix
 
 
-def accuracy(matrix: Released) -> Figure:
+def accuracy(matrix: Released) -> Estimate:
     """Return the accuracy, shapes [...].
 
     T from the table: the diagonal, plus 1/C of what the noisy counts lack of n, so that its noise has the variance
@@ -188,7 +188,7 @@ def accuracy(matrix: Released) -> Figure:
     return _figure(Ratio(right / n, moment))
 
 
-def recalls(matrix: Released) -> Figure:
+def recalls(matrix: Released) -> Estimate:
     """Return the recall of each class, shapes [..., C].
 
     T: the count on the diagonal; R = T + O, with O the rest of its row. Noise of T and O: sigma^2 and (C - 1) sigma^2,
@@ -199,7 +199,7 @@ def recalls(matrix: Released) -> Figure:
     return _figure(_recalls(matrix))
 
 
-def balanced_accuracy(matrix: Released) -> Figure:
+def noisy_balanced_accuracy(matrix: Released) -> Estimate:
     """Return the mean of the recalls, shapes [...]; their errors are independent (`_mean`)."""
     return _mean(_recalls(matrix), together=False)
 
@@ -230,7 +230,7 @@ def _recalls(matrix: Released) -> Ratio:
 # Figures of noisy histograms
 
 
-def aucs(table: Released) -> Figure:
+def aucs(table: Released) -> Estimate:
     """Return the area under the ROC curve of each label, shapes [..., L], of scores as they are binned: two in one bin
     are a tie, which counts half.
 
@@ -247,12 +247,12 @@ def aucs(table: Released) -> Figure:
     return _figure(_aucs(table))
 
 
-def auc(table: Released) -> Figure:
+def noisy_auc(table: Released) -> Estimate:
     """Return the mean of the labels' AUC, shapes [...]. One example has all labels, so that their sampling errors may
     go together (`_mean`)."""
     ratio = _aucs(table)
     if ratio.estimate.shape[-1] == 1:
-        return Figure(*(part[..., 0] for part in _figure(ratio)))
+        return Estimate(*(part[..., 0] for part in _figure(ratio)))
     return _mean(ratio, together=True)
 
 
@@ -291,14 +291,14 @@ def _quotient(top: Array, bottom: Array) -> Array:
     return np.divide(top, bottom, out=np.full_like(top, 0.5), where=bottom > 0)
 
 
-def _figure(ratio: Ratio) -> Figure:
+def _figure(ratio: Ratio) -> Estimate:
     """Return the ratio, kept in [0, 1], and on each of its sides the p at which T - p R leaves what is likely at p."""
     estimate = np.asarray(ratio.estimate, np.float64).clip(0, 1)
 
     def likely(p: Array) -> NDArray[np.bool_]:
         return _likely(ratio.moment(p), p)
 
-    return Figure(estimate, *(_end(estimate, np.full_like(estimate, edge), likely) for edge in (0.0, 1.0)))
+    return Estimate(estimate, *(_end(estimate, np.full_like(estimate, edge), likely) for edge in (0.0, 1.0)))
 
 
 def _end(inside: Array, farthest: Array, likely: Callable[[Array], NDArray[np.bool_]]) -> Array:
@@ -337,7 +337,7 @@ def _likely(moment: Moment, p: Array) -> NDArray[np.bool_]:
     return likely
 
 
-def _mean(ratio: Ratio, together: bool) -> Figure:
+def _mean(ratio: Ratio, together: bool) -> Estimate:
     """Return the mean of ratios [..., k] over the last axis.
 
     Each end is as far from it as independent errors of the parts' sizes on that side add up: by the root of the sum of
@@ -371,7 +371,7 @@ def _mean(ratio: Ratio, together: bool) -> Figure:
     low = distance(np.where(bounded, ratio.estimate - ends[0], estimates))
     high = distance(np.where(bounded, ends[1] - ratio.estimate, 1 - estimates))
     estimate = estimates.mean(-1).clip(0, 1)
-    return Figure(estimate, (estimate - low).clip(0), (estimate + high).clip(None, 1))
+    return Estimate(estimate, (estimate - low).clip(0), (estimate + high).clip(None, 1))
 
 
 def _bias(ratio: Ratio) -> Array:

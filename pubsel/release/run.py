@@ -29,7 +29,7 @@ from pubsel.cell import (
     guarantee,
     has_paths,
     load_task,
-    mapped,
+    map_split,
     network,
     sets_of,
     weights_digest,
@@ -65,7 +65,7 @@ def run(settings: RunConfig, repeated: Mapping[str, str] | None = None) -> dict[
     """
     check_pair(settings)
     cell = Cell.of(canonical(settings), processes=torchrun.place()[1], repeated=repeated)
-    measurement.check(cell.settings)
+    measurement.check_measured(cell.settings)
     if settings.pair.unit is not None and torchrun.place()[1] > 1:
         raise UsageError(f"pair.unit={settings.pair.unit}: a person stays in one process: run without torchrun")
     path = cell.folder / "log.txt"
@@ -84,11 +84,11 @@ def run(settings: RunConfig, repeated: Mapping[str, str] | None = None) -> dict[
     if trained:
         with logged(path):
             log(f"finished: {record['metric']} {record['utility']:.4f}")
-        forget(cell.folder)
+        remove_unfinished(cell.folder)
         return record
 
     with contextlib.suppress(OSError):
-        forget(cell.folder)  # of a process that was killed after the record
+        remove_unfinished(cell.folder)  # of a process that was killed after the record
     say(f"{cell.name}: finished before")
     if has_paths([cell.settings.pair.private, *sets_of(cell.settings.pair)]):
         again = ledger.again(cell.folder)
@@ -102,12 +102,12 @@ def show_run(record: dict[str, Any]) -> str:
     interval = f" [{100 * bounds[0]:.2f}, {100 * bounds[1]:.2f}]" if bounds else ""
     return (
         f"{record['identity']}: {record['metric']} {100 * record['utility']:.2f} %{interval} "
-        f"on {record['test_examples']} test examples.{measurement.told(record.get('quality'))} "
+        f"on {record['test_examples']} test examples.{measurement.quality_text(record.get('quality'))} "
         f"{record['privacy']['statement']}"
     )
 
 
-def forget(folder: Path) -> None:
+def remove_unfinished(folder: Path) -> None:
     """Remove what is kept only to resume a run: it contains digests of the private data."""
     for name in UNFINISHED:
         (folder / name).unlink(missing_ok=True)
@@ -170,7 +170,7 @@ def train(cell: Cell) -> dict[str, Any]:
     parts += [("before training", first)] if first else []
     _check_deltas(cell, task)
     before = Before(plan, spend, first, parts)
-    needs.check(cell, task, plan, unmeasured(cell.settings, task))
+    needs.check_memory(cell, task, plan, unmeasured(cell.settings, task))
 
     follows = _following(cell, plan, spend)
     if follows:
@@ -182,12 +182,12 @@ def train(cell: Cell) -> dict[str, Any]:
     prepared = prepare(cell, task, first)
     spend, seconds = _fitted(cell, prepared, before, task.private)
 
-    classifier.keep(cell.folder, cell.settings.model, prepared.whole, task)
+    classifier.keep_model(cell.folder, cell.settings.model, prepared.whole, task)
     before = before._replace(spend=spend)
     record = _figures(cell, prepared) | _described(cell, prepared.task, before, distance, start)
     if cell.settings.privacy.measure and task.validation is not None:
         epsilon, delta = record["privacy"]["epsilon"], record["privacy"]["delta"]
-        record["quality"] = measurement.measured(cell, prepared, task, epsilon, delta)
+        record["quality"] = measurement.measure(cell, prepared, task, epsilon, delta)
     record |= {"pool": pool} if pool else {}
     return record | {"derived": follows or None, "seconds": round(seconds, 1)}
 
@@ -365,7 +365,7 @@ def with_chosen(cell: Cell) -> tuple[Cell, accountant.Plan]:
         for label, pair in pairs.items():
             task = load_task(of(pair), cell.device)
             assert task.public is not None
-            candidates[label] = mapped(task.public, Path(kept) / f"{len(candidates)}.npy")
+            candidates[label] = map_split(task.public, Path(kept) / f"{len(candidates)}.npy")
 
         _check_budget(cell, task)
         with_none = by_features(settings.select) and not cell.algorithm.needs_public
@@ -431,7 +431,7 @@ def pair_distance(settings: RunConfig, task: Task, device: torch.device) -> dict
 
     # a user's files may have changed since they were measured
     changeable = has_own_files(settings)
-    return records.recorded(folder, make, records.Distance, lambda record: not changeable)[0]
+    return records.recorded(folder, make, records.DistanceRecord, lambda record: not changeable)[0]
 
 
 def distance_folder(settings: RunConfig) -> tuple[Path, dict[str, Any]]:

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pubsel.data.embeddings import Embeddings, Shard
-from pubsel.files import DAMAGE, Progress, digest, file_digest, locked, reading, write_whole
+from pubsel.files import DAMAGE, ProgressLine, digest, file_digest, locked, reading, write_whole
 from pubsel.messages import UserError, cannot_write, say
 from pubsel.privacy.randomness import stream
 from pubsel.selection import pool
@@ -38,7 +38,7 @@ def shards_of(parts: Sequence[Part]) -> list[Part]:
     return [shard for part in parts for shard in (part.shards if isinstance(part, Embeddings) else (part,))]
 
 
-def kept_folder(parts: Sequence[Part], data_root: str | Path) -> Path | None:
+def assignment_folder(parts: Sequence[Part], data_root: str | Path) -> Path | None:
     """Return where the clusters and assignments of a pool are kept; None without embeddings on disk: what is in memory
     is assigned at once."""
     if not any(isinstance(part, Embeddings) for part in parts):
@@ -99,11 +99,11 @@ def nearest_of(parts: Sequence[Part], clusters: Clusters, kept: Path | None, say
     computed, and kept unless `kept` is None. NONE: of none.
 
     The order of examples is that of the parts and their shards. It takes 2 bytes an example, and memory for a block."""
-    progress = Progress("pool", sum(part.n for part in parts), say, "examples")
+    progress = ProgressLine("pool", sum(part.n for part in parts), say, "examples")
     return np.concatenate([nearest_in(shard, clusters, kept, progress)[0] for shard in shards_of(parts)])
 
 
-def nearest_in(shard: Part, clusters: Clusters, kept: Path | None, progress: Progress) -> tuple[Nearest, bool]:
+def nearest_in(shard: Part, clusters: Clusters, kept: Path | None, progress: ProgressLine) -> tuple[Nearest, bool]:
     """Return the cluster of each example of one shard, as `nearest_of` does, and whether it was computed now."""
     if kept is None:
         return _nearest(shard, clusters, progress), True
@@ -131,7 +131,7 @@ def nearest_in(shard: Part, clusters: Clusters, kept: Path | None, progress: Pro
     return nearest, True
 
 
-def _nearest(shard: Part, clusters: Clusters, progress: Progress) -> Nearest:
+def _nearest(shard: Part, clusters: Clusters, progress: ProgressLine) -> Nearest:
     nearest, at = np.full(shard.n, NONE, dtype=np.int16), 0
     for block in shard.blocks():
         finite = block.isfinite().all(1)

@@ -9,9 +9,9 @@ histogram is released:
 2. A private example is in the cluster whose centre is nearest, unless it is farther from that than nearly all of the
    pool's examples in the cluster are: then it is in none.
 3. `histogram`: how many private examples are in each cluster, with discrete Laplace noise. It has half of epsilon.
-4. `shares` and `draw`: of each cluster whose noisy count is more than noise alone would be expected to reach in any, as
-   many of the pool's examples as its share of the private ones, at random. If these clusters have less than 60 % of
-   the private examples, no public data is used.
+4. `shares` and `draw_by_cluster`: of each cluster whose noisy count is more than noise alone would be expected to
+   reach in any, as many of the pool's examples as its share of the private ones, at random. If these clusters have less
+   than 60 % of the private examples, no public data is used.
 5. Whitening by public data of another kind costs accuracy, and the nearest clusters of a pool may be of another kind.
    `covered`, with the other half of epsilon: whether the drawn examples, as a set, cover 60 % of the private ones, as
    `pubsel.selection.coverage` counts; otherwise no public data is used.
@@ -74,7 +74,7 @@ class Part(Protocol):
         ...
 
 
-class Held(NamedTuple):
+class Features(NamedTuple):
     """A set whose features are in memory, or mapped, [n, d]."""
 
     x: Tensor
@@ -93,7 +93,7 @@ class Held(NamedTuple):
         return self.x[torch.from_numpy(places)]
 
 
-def rows_of(parts: Sequence[Part], places: NDArray[np.int64]) -> Tensor:
+def feature_rows(parts: Sequence[Part], places: NDArray[np.int64]) -> Tensor:
     """Return features of examples of several sets in a row, float32 [len(places), d]."""
     ends = np.cumsum([part.n for part in parts])
     of = np.searchsorted(ends, places, side="right")
@@ -109,7 +109,7 @@ def rows_of(parts: Sequence[Part], places: NDArray[np.int64]) -> Tensor:
 def sample_of(parts: Sequence[Part], random: np.random.Generator) -> Tensor:
     """Return features of at most SAMPLE examples of a pool, at random, [s, d]."""
     many = sum(part.n for part in parts)
-    return rows_of(parts, np.sort(random.choice(many, min(SAMPLE, many), replace=False)))
+    return feature_rows(parts, np.sort(random.choice(many, min(SAMPLE, many), replace=False)))
 
 
 class Clusters(NamedTuple):
@@ -184,7 +184,7 @@ def clusters_of(sample: Tensor) -> Clusters:
     return places._replace(shares=np.bincount(nearest, minlength=several).tolist(), limits=np.array(limits))
 
 
-def release(sums: list[int], plan: accountant.Plan, source: Source) -> list[float]:
+def noisy_counts(sums: list[int], plan: accountant.Plan, source: Source) -> list[float]:
     """Return counts with the noise of a plan of `accountant.pure`, to a tenth, from sums in steps of 1 / UNIT."""
     epsilon = Fraction(1 / plan.noise_multiplier) / UNIT
     return [round((inside + discrete_laplace(epsilon, source)) / UNIT, 1) for inside in sums]
@@ -194,7 +194,7 @@ def histogram(epsilon: float, private: Private, clusters: Clusters, with_none: b
     """Return the noisy histogram [K] of the private examples over the clusters. It has half of epsilon if none may be
     chosen (`with_none`), otherwise all of it. Nothing else that is computed here may be shown."""
     sums = counts(clusters, private.x, private.weights)
-    return release(sums, plan_of(epsilon, with_none), secret("selection", 0))
+    return noisy_counts(sums, plan_of(epsilon, with_none), secret("selection", 0))
 
 
 def covered(epsilon: float, x: Tensor | None, private: Private, secret: Sources) -> bool:
@@ -218,7 +218,7 @@ def plan_of(epsilon: float, with_none: bool) -> accountant.Plan:
     return accountant.pure(epsilon / 2 if with_none else epsilon, 1.0, 1, NAME if with_none else NAME_ALONE)
 
 
-def spent(epsilon: float, with_none: bool) -> accountant.Plan:
+def pool_cost(epsilon: float, with_none: bool) -> accountant.Plan:
     """Return what both releases cost together, with the noise of the histogram."""
     return plan_of(epsilon, with_none)._replace(epsilon=epsilon, claimed_epsilon=epsilon)
 
@@ -235,7 +235,9 @@ def shares(noisy: list[float], n: int, plan: accountant.Plan, with_none: bool) -
     return inside / inside.sum() if inside.any() else np.full(len(noisy), 1 / len(noisy))
 
 
-def draw(wanted: Array, nearest: NDArray[np.integer], m: int, random: np.random.Generator) -> NDArray[np.int64]:
+def draw_by_cluster(
+    wanted: Array, nearest: NDArray[np.integer], m: int, random: np.random.Generator
+) -> NDArray[np.int64]:
     """Return the places of at most m of the pool's examples, in random order: of each cluster as many as its share of
     m, or all that there are.
 

@@ -76,14 +76,14 @@ def _sections(
             inner.append(Section(below, section.about, option_names(below, folders), given))
         elif is_method:
             shown = [
-                Setting(f"{below}.{key}", "", "", typed(v), False) for key, v in value.items() if key != "_target_"
+                Setting(f"{below}.{key}", "", "", type_text(v), False) for key, v in value.items() if key != "_target_"
             ]
             inner.append(Section(below, "", option_names(below, folders), shown))
         elif group is not None:
             inner += _sections(group, value if isinstance(value, Mapping) else {}, folders, below, methods)
 
         if not (is_method or group) or "about" in field.metadata:
-            words = field.metadata.get("about", ""), kind(field.type, field.metadata), typed(value)
+            words = field.metadata.get("about", ""), kind(field.type, field.metadata), type_text(value)
             settings.append(Setting(below, *words, field.metadata.get("neutral", False)))
 
     yield Section(name, about(schema), option_names(name, folders), settings)
@@ -128,16 +128,16 @@ def _type(annotation: Any) -> str:
     return "mapping" if mapping else TYPES.get(annotation, "")
 
 
-def typed(value: Any) -> str:
+def type_text(value: Any) -> str:
     """Return a value as it is typed on the command line."""
     if value is dataclasses.MISSING or value == MISSING:
         return REQUIRED
     if isinstance(value, str | Enum):
         return value if isinstance(value, str) else value.name
     if isinstance(value, list | tuple):
-        return f"[{','.join(map(typed, value))}]"
+        return f"[{','.join(map(type_text, value))}]"
     if isinstance(value, Mapping):
-        return f"{{{','.join(f'{key}:{typed(inner)}' for key, inner in value.items())}}}"
+        return f"{{{','.join(f'{key}:{type_text(inner)}' for key, inner in value.items())}}}"
     return str(value) if isinstance(value, float) else written(value)
 
 

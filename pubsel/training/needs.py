@@ -46,7 +46,7 @@ class Memory(NamedTuple):
         return max(self.prepared + max(self.training + self.passes, self.preparing), self.distance)
 
 
-def check(cell: Cell, task: Task, plan: Schedule, distance: Distance | None) -> None:
+def check_memory(cell: Cell, task: Task, plan: Schedule, distance: Distance | None) -> None:
     """Print the memory that a cell needs; raise UserError, with the setting to change, if it is more than its device
     has free. distance: what is measured before training."""
     if task.private.x.dim() != 2 and isinstance(cell.algorithm, Freezes):
@@ -54,11 +54,11 @@ def check(cell: Cell, task: Task, plan: Schedule, distance: Distance | None) -> 
     needs = of_training(cell, task, plan)
     if distance is not None and task.public is not None:
         needs = needs._replace(distance=held_by(distance, cell.network(task, 0), task.private, task.public))
-    refuse(needs, cell.device)
+    refuse_memory(needs, cell.device)
     say(f"  about {gib(needs.peak)} of memory beside the data")
 
 
-def refuse(needs: Memory, device: torch.device) -> None:
+def refuse_memory(needs: Memory, device: torch.device) -> None:
     """Raise UserError, with the setting to change, if `needs` is more than the device has free."""
     available, held = free(device), needs._asdict()
     if needs.peak > available:
@@ -80,7 +80,7 @@ def of_training(cell: Cell, task: Task, plan: Schedule) -> Memory:
     numbers = cell.algorithm.numbers(view) + vectors * gradients.size
     training = numbers * next(model.parameters()).element_size()
     needs = Memory(training, distance=0, passes=passes(model, seen.private, chunk))
-    return needs if seen is task else prepared(needs, task, seen, cell.algorithm.first_share > 0)
+    return needs if seen is task else with_prepared(needs, task, seen, cell.algorithm.first_share > 0)
 
 
 def stand_in(cell: Cell, task: Task) -> tuple[nn.Module, Task]:
@@ -102,7 +102,7 @@ def shaped(task: Task, width: int) -> Task:
     return task.each(lambda part: Split(torch.zeros(1, 1).expand(len(part.x), width), part.y))
 
 
-def prepared(needs: Memory, task: Task, seen: Task, releases: bool) -> Memory:
+def with_prepared(needs: Memory, task: Task, seen: Task, releases: bool) -> Memory:
     """Return `needs` with float32 rows in place of each example, those of `seen`; the largest split is there twice, in
     parts and put together. For features also what their principal components are computed by, as it was measured: the
     public ones twice in float64 and five matrices [d, d]; or, if a private matrix `releases` them, eight, and 2^14
@@ -147,10 +147,10 @@ def held_by(distance: Distance, model: nn.Module, private: Split, public: Split)
 
 def passes(model: nn.Module, private: Split, chunk: int) -> int:
     """Return the bytes of the outputs of all layers for a chunk of examples, and of the gradients at them."""
-    return 2 * activations(model, private) * chunk
+    return 2 * bytes_of_outputs(model, private) * chunk
 
 
-def activations(model: nn.Module, private: Split) -> int:
+def bytes_of_outputs(model: nn.Module, private: Split) -> int:
     """Return the bytes for one example of all layers' outputs from the first trained layer on, and of the largest two
     below it, from a pass of two examples. private: read for its shape alone."""
     held: list[int] = []

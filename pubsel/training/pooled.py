@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from pubsel import algorithms
 from pubsel.cell import Cell, Noted, units_of, without_public
 from pubsel.data import Split, Task
-from pubsel.data.embeddings import check_backbone, is_embeddings, open_embeddings
+from pubsel.data.embeddings import check_widths, is_embeddings, open_embeddings
 from pubsel.data.splits import NO_CLASS
 from pubsel.messages import say
 from pubsel.privacy import accountant
@@ -40,9 +40,9 @@ class Pool(NamedTuple):
     @classmethod
     def of(cls, settings: RunConfig, task: Task, name: str) -> "Pool":
         """Return the pool of a run. task: with all examples of the sets that were read."""
-        sets = parts_of(settings, task)
+        sets = sets_of_pool(settings, task)
         parts = list(sets.values())
-        kept = assigned.kept_folder(parts, settings.data_root)
+        kept = assigned.assignment_folder(parts, settings.data_root)
         clusters = assigned.clusters_kept(parts, kept)
         nearest = assigned.nearest_of(parts, clusters, kept, say)
         needs_public = algorithms.build(settings.algorithm).needs_public
@@ -53,12 +53,12 @@ class Pool(NamedTuple):
         """Return which examples are drawn by a noisy histogram; None if it shows too few private ones."""
         with_none = not self.needs_public
         wanted = pool.shares(noisy, self.units, pool.plan_of(self.epsilon, with_none), with_none)
-        return None if wanted is None else pool.draw(wanted, self.nearest, self.m, stream(self.name, "draw"))
+        return None if wanted is None else pool.draw_by_cluster(wanted, self.nearest, self.m, stream(self.name, "draw"))
 
     def features(self, noisy: list[float]) -> torch.Tensor | None:
         """Return the features of the examples that are drawn by a noisy histogram, [m, d]; None as for `places`."""
         places = self.places(noisy)
-        return None if places is None else pool.rows_of(list(self.sets.values()), places)
+        return None if places is None else pool.feature_rows(list(self.sets.values()), places)
 
     def many(self, noisy: list[float]) -> dict[str, int]:
         """Return how many examples of each set are drawn by a noisy histogram."""
@@ -107,7 +107,7 @@ def from_pool(cell: Cell, task: Task) -> tuple[Cell, Task, dict[str, Any], accou
     else:
         settings = dataclasses.replace(settings, pair=without_public(settings.pair))
         task = task._replace(public=None, pool=())
-    return cell._replace(settings=settings), task, told, pool.spent(of.epsilon, with_none)
+    return cell._replace(settings=settings), task, told, pool.pool_cost(of.epsilon, with_none)
 
 
 def as_recorded(settings: RunConfig, task: Task, record: dict[str, Any]) -> Task:
@@ -122,17 +122,17 @@ def with_examples(task: Task, x: torch.Tensor) -> Task:
     return task._replace(public=public, pool=(), same_task=False, same_classes=False, same_names=False)
 
 
-def parts_of(settings: RunConfig, task: Task) -> dict[str, pool.Part]:
+def sets_of_pool(settings: RunConfig, task: Task) -> dict[str, pool.Part]:
     """Return the sets of a pool by name: those that were read with the task, and embeddings on disk. UsageError if
     these are not of the network of the private features."""
     names = settings.pair.pool or []
     read = [name for name in names if not is_embeddings(name)]
     held = () if task.public is None else task.public.x.split(list(task.pool))
-    sets: dict[str, pool.Part] = {name: pool.Held(x) for name, x in zip(read, held, strict=True)}
+    sets: dict[str, pool.Part] = {name: pool.Features(x) for name, x in zip(read, held, strict=True)}
 
     for name in names:
         if is_embeddings(name):
             embeddings = open_embeddings(name)
-            check_backbone(embeddings, task.private.x.shape[1])
+            check_widths(embeddings, task.private.x.shape[1])
             sets[name] = embeddings
     return sets

@@ -18,7 +18,7 @@ from pubsel.papers.join import Table
 from pubsel.papers.report import own
 from pubsel.papers.report.linked import LINKED, Runs, shown_of
 from pubsel.privacy import ledger
-from pubsel.records import guarantee, read_choices, read_measured, read_ranks, read_records
+from pubsel.records import guarantee_kind, read_choices, read_measured, read_ranks, read_records
 from pubsel.settings import outputs
 from pubsel.settings.command_line import command
 from pubsel.settings.keys import ReportConfig
@@ -44,7 +44,7 @@ def run(settings: ReportConfig) -> str:
     records = read_records(results)
     text = page(
         records, read_ranks(results), drawings(results / "figures"), read_choices(results),
-        ledger.ledgers(results, ledger.stating(results)), own.classes_of(results, records), settings.results,
+        ledger.ledgers(results, ledger.stating(results)), own.class_names_in(results, records), settings.results,
         read_measured(results),
     )  # fmt: skip
     with output.open() as file:
@@ -66,12 +66,12 @@ def page(
 
     # the user's own data come first, and have no place in the tables of the papers
     runs, everything = Runs(), records
-    privates = own.split(records, ranks or [], choices or [], released or [])
+    privates = own.split_own(records, ranks or [], choices or [], released or [])
     sections = [own.section(private, i, runs, classes or {}, results) for i, private in enumerate(privates, 1)]
     records, ranks, choices = own.without(records), own.without(ranks or []), own.without(choices or [])
     alone = bool(sections) and not (records or ranks or choices)
 
-    tables = [] if alone else [join.make(name, records, ranks) for name in sorted(join.names(), key=_place)]
+    tables = [] if alone else [join.make(name, records, ranks) for name in sorted(join.table_names(), key=_place)]
     rest = join.others(records)
     tables += [rest] if rest.records() else []
 
@@ -118,7 +118,11 @@ def _table(table: Table, runs: Runs, measured: list[dict[str, Any]]) -> dict[str
     groups: list[str | None] = [runs.add(f"{table.name}/rank/{i}", group) for i, group in enumerate(table.groups, 1)]
 
     # how well distances predict utility: the means, not each private set
-    means = judged.summary(judged.judged(table, measured)) if table.spec.judged and measured else pandas.DataFrame()
+    means = (
+        judged.summary_by_distance(judged.judged(table, measured))
+        if table.spec.judged and measured
+        else pandas.DataFrame()
+    )
 
     head, _, rest = table.spec.title.partition(". ")
     return {
@@ -141,7 +145,7 @@ def _scatter(table: Table) -> "list[Markup]":
     """Return a drawing for each panel, so that they can stand next to or below each other."""
     from markupsafe import Markup
 
-    frame = figures.distances(table)
+    frame = figures.scatter_rows(table)
     drawings = []
     for i, ((private, _, label), rows) in enumerate(frame.groupby(["private", "model", "label"], sort=False)):
         about = f"Utility against distance on {private}, {label}: the numbers of the table above"
@@ -186,7 +190,7 @@ def _curve(name: str, records: list[dict[str, Any]], runs: Runs) -> dict[str, An
 
 def drawings(folder: Path) -> dict[str, str]:
     """Return further SVG in results/figures, by name: those that the page does not draw itself."""
-    drawn_here = {*figures.CURVES, *(f"{name}_distance" for name in join.names())}
+    drawn_here = {*figures.CURVES, *(f"{name}_distance" for name in join.table_names())}
     paths = [path for path in sorted(folder.glob("*.svg")) if path.stem not in drawn_here]
     small = [path for path in paths if path.stat().st_size <= LARGEST]
     return {path.stem: path.read_text(encoding="utf-8") for path in small}
@@ -196,8 +200,8 @@ def _facts(records: list[dict[str, Any]], shown: list[dict[str, Any]]) -> dict[s
     finished = sorted(record["finished"][:10] for record in records if record.get("finished"))
     return {
         "records": len(records),
-        "valid": sum(guarantee(record) == "valid" for record in records),
-        "weak": sum(guarantee(record) == "weak" for record in records),
+        "valid": sum(guarantee_kind(record) == "valid" for record in records),
+        "weak": sum(guarantee_kind(record) == "weak" for record in records),
         "tables": len(shown),
         "versions": len(Counter(record.get("commit") for record in records)),
         "first": finished[0] if finished else "",

@@ -8,7 +8,7 @@ from typing import Any
 import pandas
 
 from pubsel.papers import typeset
-from pubsel.papers.join import Cell
+from pubsel.papers.join import TableCell
 from pubsel.settings.command_line import command
 
 LINKED = (  # numbers that come from runs
@@ -46,7 +46,7 @@ class Runs:
     _places: dict[str, int] = field(default_factory=dict)
     _numbers: dict[str, int] = field(default_factory=dict)
 
-    def add(self, key: str, cells: list[Cell]) -> str:
+    def add(self, key: str, cells: list[TableCell]) -> str:
         """Record that the number `key` comes from the runs of `cells`."""
         self.behind[key] = [self._run(record) for cell in cells for record in cell.records]
         return key

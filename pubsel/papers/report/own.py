@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import Any
 
 from pubsel.papers import typeset
-from pubsel.papers.join import Cell
+from pubsel.papers.join import TableCell
 from pubsel.papers.report.linked import Runs, Shown, shown
 from pubsel.privacy import composition, ledger
 from pubsel.privacy.ledger import Line, is_measurement
-from pubsel.records import at, guarantee
+from pubsel.records import at, guarantee_kind
 from pubsel.release import card
 from pubsel.settings.command_line import command, written
 from pubsel.settings.identity import is_path
@@ -43,7 +43,7 @@ DISTANCE_HEADS = {
 
 
 @dataclass
-class Private:
+class OwnData:
     """One private data set of the user: its names as they were given, and what there is of it. lines: of the ledger;
     classes: their names, by the identity of a run."""
 
@@ -69,16 +69,16 @@ def without(records: Iterable[Record]) -> list[Record]:
     return [record for record in records if not is_own(record)]
 
 
-def split(
+def split_own(
     records: Iterable[Record], ranks: Iterable[Record], choices: Iterable[Record], ledgers: Iterable[list[Line]]
-) -> list[Private]:
+) -> list[OwnData]:
     """Return the user's private data sets by name, each with what there is of it. Data that share a path, or a ledger
     in which their paths stand, are one set: too much is added up rather than too little."""
-    groups: list[tuple[set[str], Private]] = []
+    groups: list[tuple[set[str], OwnData]] = []
 
-    def of(names: Iterable[str]) -> Private:
+    def of(names: Iterable[str]) -> OwnData:
         keys = {os.path.normpath(os.path.expanduser(name)) for name in names}
-        joined = Private()
+        joined = OwnData()
         for group in [group for group in groups if group[0] & keys]:
             groups.remove(group)
             keys |= group[0]
@@ -97,7 +97,7 @@ def split(
     return sorted((group for _, group in groups), key=lambda group: (group.title, group.names))
 
 
-def classes_of(results: Path, records: Iterable[Record]) -> dict[str, list[str]]:
+def class_names_in(results: Path, records: Iterable[Record]) -> dict[str, list[str]]:
     """Return the names of the classes of runs on the user's data, by identity: those in model.json, if it is there."""
     names = {}
     for record in filter(is_own, records):
@@ -109,7 +109,7 @@ def classes_of(results: Path, records: Iterable[Record]) -> dict[str, list[str]]
     return names
 
 
-def section(private: Private, place: int, runs: Runs, classes: dict[str, list[str]], results: str) -> dict[str, Any]:
+def section(private: OwnData, place: int, runs: Runs, classes: dict[str, list[str]], results: str) -> dict[str, Any]:
     """Return what the template takes of one private data set. place: from 1 on, for the names of links; results: the
     folder, for commands."""
     # what runs and choices spent by their records that the ledger lacks
@@ -142,7 +142,7 @@ def section(private: Private, place: int, runs: Runs, classes: dict[str, list[st
 # The guarantee
 
 
-def _spent(private: Private) -> dict[str, Any] | None:
+def _spent(private: OwnData) -> dict[str, Any] | None:
     """Return what all releases spent together, in digits that are rounded up; None if none is known."""
     if not private.lines:
         return None
@@ -156,7 +156,9 @@ def _spent(private: Private) -> dict[str, Any] | None:
     }  # fmt: skip
 
     # Guarantees for images and for people are not of the same neighbours, so nothing tighter is known of both.
-    if not values["mixed"] and (less := composition.tighter(private.lines, gaussian(private.lines, private.records))):
+    if not values["mixed"] and (
+        less := composition.tighter(private.lines, gaussian_parts(private.lines, private.records))
+    ):
         same = less.delta == total.delta
         values["tighter"] = {"epsilon": _above(less.epsilon), "delta": _above(less.delta), "same": same}
     return values
@@ -167,13 +169,13 @@ def _above(value: float) -> str:
     return card.above(value * (1 - 1e-12))
 
 
-def gaussian(lines: Iterable[Line], records: Iterable[Record]) -> dict[str, float]:
+def gaussian_parts(lines: Iterable[Line], records: Iterable[Record]) -> dict[str, float]:
     """Return mu, the root of the steps over the noise multiplier, of each release that is known to be Gaussian noise on
     all examples, by its name: the record of its run has releases of its epsilon and delta, and all of them are."""
     stated: dict[tuple[Any, ...], list[Record]] = {}
     for record in records:
         measured = [record["quality"]["privacy"]] if record.get("quality") else []
-        for side, parts in ((False, card.parts_of(record["privacy"])), (True, measured)):
+        for side, parts in ((False, card.releases_of(record["privacy"])), (True, measured)):
             for part in parts:
                 stated.setdefault((record["identity"], side, part["epsilon"], part["delta"]), []).append(part)
 
@@ -185,7 +187,7 @@ def gaussian(lines: Iterable[Line], records: Iterable[Record]) -> dict[str, floa
     return known
 
 
-def _releases(private: Private, name: str, latest: list[Record]) -> list[dict[str, Any]]:
+def _releases(private: OwnData, name: str, latest: list[Record]) -> list[dict[str, Any]]:
     """Return the releases, the last first; a run that still has a record is a link."""
     places = {record["identity"]: f"{name}/{i}" for i, record in enumerate(latest, 1)}
     once = {line["release"]: line for line in private.lines}.values()
@@ -206,7 +208,7 @@ def _runs(latest: list[Record], name: str, runs: Runs) -> Shown | None:
     """Return a table of the runs, the last first."""
     rows, keys = [], []
     for i, record in enumerate(latest, 1):
-        cell, privacy = Cell((record,), {}), record.get("privacy") or {}
+        cell, privacy = TableCell((record,), {}), record.get("privacy") or {}
         measured = (at(record, "quality.figures") or {}).get(record.get("metric"))
         private = privacy.get("epsilon") is not None
         chosen = ", chosen privately" if at(record, "settings.pair.public") in ("auto", "pool") else ""
@@ -216,7 +218,7 @@ def _runs(latest: list[Record], name: str, runs: Runs) -> Shown | None:
             "test_utility": _figure([record["utility"], *(record.get("utility_interval") or ())]),
             "metric": _text(str(record.get("metric", "accuracy")).replace("_", " ")),
             "epsilon": (float(privacy["epsilon"]), f"{privacy['epsilon']:.4g}", "") if private else (None, "∞", ""),
-            "valid": _text(guarantee(record)),
+            "valid": _text(guarantee_kind(record)),
             "noise": _text(privacy.get("noise_source") if privacy.get("epsilon") else None),
             "algorithm": _text(record["algorithm"]), "model": _text(record["model"]),
             "public": _text(f"{record['public'] or 'none'}{chosen}"),
@@ -226,13 +228,13 @@ def _runs(latest: list[Record], name: str, runs: Runs) -> Shown | None:
     return _table({key: head for key, head in RUN_HEADS.items() if several or key != "metric"}, rows, keys)
 
 
-def _distances(private: Private, name: str, runs: Runs) -> Shown | None:
+def _distances(private: OwnData, name: str, runs: Runs) -> Shown | None:
     """Return a table of the distances of `pubsel rank`, and of those that runs were told to measure, the nearest
     first. A private one (DP-GSD) has a line in the ledger."""
     released = {line["cell"] for line in private.lines}
     rows = []
     for record in [*private.ranks, *(record for record in private.records if record.get("distance"))]:
-        cell = Cell((record,), {})
+        cell = TableCell((record,), {})
         mean, std = cell.distance()
         assert mean is not None
         kind = at(record, "settings.distance.name") or at(record, "distance.name")
@@ -326,7 +328,7 @@ def _percent(values: Iterable[float]) -> str:
 # What to try next
 
 
-def _next(private: Private, latest: list[Record], results: str) -> list[tuple[str, str]]:
+def _next(private: OwnData, latest: list[Record], results: str) -> list[tuple[str, str]]:
     """Return what fits what is there: a sentence and a command each, the most useful first."""
     where = [] if results == "results" else [f"results={written(results)}"]
     trained = [record for record in latest if at(record, "privacy.epsilon")]
@@ -375,7 +377,7 @@ def _lacking(trained: list[Record], safe: bool) -> tuple[dict[str, Any], list[st
     return changes, reasons
 
 
-def _fit(private: Private, where: list[str]) -> tuple[str, str]:
+def _fit(private: OwnData, where: list[str]) -> tuple[str, str]:
     """Return `pubsel fit` with the public data that was ranked or chosen from."""
     given = [at(record, "settings.public") or [] for record in [*private.choices, *private.ranks]]
     publics = sorted({str(name) for candidates in given for candidate in candidates for name in public_sets(candidate)})

@@ -70,7 +70,7 @@ TEXT = {
 Row = dict[str, Any]
 
 
-class Moment(NamedTuple):
+class Snapshot(NamedTuple):
     """A step before it is taken, and what is needed to measure it."""
 
     step: int
@@ -113,14 +113,14 @@ class Moment(NamedTuple):
         return gep.basis(self.on(public), self.step)
 
 
-def gsd_figure1(moment: Moment) -> Iterator[Row]:
+def gsd_figure1(moment: Snapshot) -> Iterator[Row]:
     """Yield GSD (Algorithm 1) between the batch and each public set."""
     for k in moment.ks:
-        for public, value in distances(moment, k).items():
+        for public, value in distances_at(moment, k).items():
             yield {"public": public, "k": k, "gsd": value}
 
 
-def distances(moment: Moment, k: int) -> dict[str, float]:
+def distances_at(moment: Snapshot, k: int) -> dict[str, float]:
     """Return GSD at the current weights, of as many examples on each side as both have."""
     m = min(len(split.x) for split in (moment.batch, *moment.public.values()))
     once = dataclasses.replace(moment.distance, k=k, m=m, initialisations=1)
@@ -130,7 +130,7 @@ def distances(moment: Moment, k: int) -> dict[str, float]:
     return {public: of_set[0] for public, of_set in values.items()}
 
 
-def gsd_figure3(moment: Moment) -> Iterator[Row]:
+def gsd_figure3(moment: Snapshot) -> Iterator[Row]:
     """Yield singular values. energy: share of ||G||_F^2 in those up to this one. The batch has its true labels."""
     splits = {f"{moment.private} (private batch)": moment.batch}
     splits |= {public: moment.with_random_labels(public) for public in moment.public}
@@ -142,7 +142,7 @@ def gsd_figure3(moment: Moment) -> Iterator[Row]:
             yield row | {"singular_value": float(values[i]), "energy": float(energy[i])}
 
 
-def gsd_lemma41(moment: Moment) -> Iterator[Row]:
+def gsd_lemma41(moment: Snapshot) -> Iterator[Row]:
     """Yield error and bounds in units of s_1. reported: the stated bound with the distance as the paper's tables have
     it, GSD / sqrt(k); algorithm1: with the GSD that the authors' code measures on these weights, of random labels and
     rows of unit length (Algorithm 1 leaves the rows as they are)."""
@@ -152,7 +152,7 @@ def gsd_lemma41(moment: Moment) -> Iterator[Row]:
     largest = {public: top_k(moment.gradients(moment.with_random_labels(public)), widest) for public in moment.public}
 
     for k in moment.ks:
-        measured = distances(moment, k)
+        measured = distances_at(moment, k)
         for public, v in largest.items():
             w = private.project(Basis([slice(0, len(v))], [v[:, :k]]))
             bound = reconstruction(gram, w)
@@ -167,7 +167,7 @@ def gsd_lemma41(moment: Moment) -> Iterator[Row]:
             }  # fmt: skip
 
 
-def gep_figure2(moment: Moment) -> Iterator[Row]:
+def gep_figure2(moment: Snapshot) -> Iterator[Row]:
     """Yield the stable rank of each group's columns of G, and of all."""
     rows = moment.exact(moment.batch)
     for group, columns in {**moment.groups(), "all": slice(0, rows.shape[1])}.items():
@@ -175,7 +175,7 @@ def gep_figure2(moment: Moment) -> Iterator[Row]:
         yield {"group": group, "p": part.rows.shape[1], "stable_rank": stable_rank(part.gram())}
 
 
-def gep_figure4(moment: Moment) -> Iterator[Row]:
+def gep_figure4(moment: Snapshot) -> Iterator[Row]:
     """Yield ||r / n|| / ||g||: g the mean gradient of the batch, r the sum of the residuals, without clipping."""
     for public, k in itertools.product(moment.public, moment.ks):
         row = {"public": public, "labels": "random labels", "k": k}
@@ -187,7 +187,7 @@ def gep_figure4(moment: Moment) -> Iterator[Row]:
             yield from errors(moment, row | {"labels": "own labels"}, labelled)
 
 
-def errors(moment: Moment, row: Row, basis: Basis) -> Iterator[Row]:
+def errors(moment: Snapshot, row: Row, basis: Basis) -> Iterator[Row]:
     """Yield the projection error on all parameters, and on each group."""
     n = len(moment.batch.x)
     g = moment.gradients(moment.batch).combine(torch.full((n,), 1 / n, device=moment.batch.x.device))
@@ -197,7 +197,7 @@ def errors(moment: Moment, row: Row, basis: Basis) -> Iterator[Row]:
         yield {**row, "group": group, "projection_error": projection_error(g[columns], of_group)}
 
 
-def gep_figure5(moment: Moment) -> Iterator[Row]:
+def gep_figure5(moment: Snapshot) -> Iterator[Row]:
     """Yield for each group the gradients' stable rank, and that of what GEP's basis from each public set leaves."""
     rows = moment.exact(moment.batch)
     for k in moment.ks:
@@ -214,7 +214,7 @@ def gep_figure5(moment: Moment) -> Iterator[Row]:
                 yield {**row, "matrix": f"residuals, {public}", "vectors": b.shape[1], "stable_rank": left}
 
 
-def gep_figure7(moment: Moment) -> Iterator[Row]:
+def gep_figure7(moment: Snapshot) -> Iterator[Row]:
     """Yield the errors on as many Gaussian vectors in each group as GEP's basis would have, made orthonormal."""
     slices = list(moment.groups().values())
     sizes = [s.stop - s.start for s in slices]
@@ -227,11 +227,11 @@ def gep_figure7(moment: Moment) -> Iterator[Row]:
         yield from errors(moment, {"k": k}, basis)
 
 
-class Figure(NamedTuple):
+class Drawing(NamedTuple):
     """A figure and its measurement: a panel for each value of the columns `panel`, in it a line for each value
     of the column `line` and each column of `y`."""
 
-    measure: Callable[[Moment], Iterator[Row]]
+    measure: Callable[[Snapshot], Iterator[Row]]
     label: str
     panel: list[str]
     line: str | None
@@ -247,17 +247,17 @@ class Figure(NamedTuple):
 BOUNDS = ["error", "sharp", "trivial", "reported", "stated"]
 LOST = "relative projection error"
 FIGURES = {
-    "gsd_figure1": Figure(gsd_figure1, "GSD, from 0 to 1", [], "public", ["gsd"], (16,), first_epoch=True),
-    "gsd_figure3": Figure(
+    "gsd_figure1": Drawing(gsd_figure1, "GSD, from 0 to 1", [], "public", ["gsd"], (16,), first_epoch=True),
+    "gsd_figure3": Drawing(
         gsd_figure3, "singular value", ["step"], "examples", ["singular_value"], (), 3, "index", logarithmic=True
     ),
-    "gsd_lemma41": Figure(gsd_lemma41, "in units of s₁", ["k", "public"], None, BOUNDS, (1, 16), logarithmic=True),
-    "gep_figure2": Figure(gep_figure2, "stable rank", [], "group", ["stable_rank"], logarithmic=True, public=False),
-    "gep_figure4": Figure(gep_figure4, LOST, ["public", "labels"], "k", ["projection_error"], (50, 200, 500)),
-    "gep_figure5": Figure(
+    "gsd_lemma41": Drawing(gsd_lemma41, "in units of s₁", ["k", "public"], None, BOUNDS, (1, 16), logarithmic=True),
+    "gep_figure2": Drawing(gep_figure2, "stable rank", [], "group", ["stable_rank"], logarithmic=True, public=False),
+    "gep_figure4": Drawing(gep_figure4, LOST, ["public", "labels"], "k", ["projection_error"], (50, 200, 500)),
+    "gep_figure5": Drawing(
         gep_figure5, "stable rank", ["group", "p"], "matrix", ["stable_rank"], (500,), logarithmic=True
     ),
-    "gep_figure7": Figure(gep_figure7, LOST, [], "k", ["projection_error"], (50, 200, 500), public=False),
+    "gep_figure7": Drawing(gep_figure7, LOST, [], "k", ["projection_error"], (50, 200, 500), public=False),
 }
 
 
@@ -289,7 +289,7 @@ def follow(name: str, settings: RunConfig, sets: list[str], ks: list[int], point
         # the sample that the step itself will draw
         chosen = poisson_sample(secret("sample", step), plan.n, plan.rate)
         batch = Split(task.private.x[chosen].to(device), task.private.y[chosen].to(device))
-        moment = Moment(step, view, batch, public, settings.pair.private, ks, distance, gep)
+        moment = Snapshot(step, view, batch, public, settings.pair.private, ks, distance, gep)
         try:
             with gpu_precision("ieee"):
                 return [{"step": step, "epoch": step * plan.rate, **row} for row in FIGURES[name].measure(moment)]
@@ -300,7 +300,7 @@ def follow(name: str, settings: RunConfig, sets: list[str], ks: list[int], point
     what |= {"pair": as_json(settings.pair), "distance": as_json(distance), "gep": as_json(gep)}
     folder = Path(settings.results) / "during_training" / f"{name}-{digest_of(what)}"
     kept, checkpoint, take = folder / "measured.csv", folder / "checkpoint.pt", algorithm.mechanism
-    with records.locked(folder):
+    with records.lock_folder(folder):
         stays = checkpoint.exists() or not cell.has_paths([settings.pair.private, *sets])  # a folder may have changed
         rows = pandas.read_csv(kept, comment="#").to_dict("records") if kept.exists() and stays else []
         missing = moments(plan, points, FIGURES[name].first_epoch) - {row["step"] for row in rows}
@@ -322,7 +322,7 @@ def follow(name: str, settings: RunConfig, sets: list[str], ks: list[int], point
 
 
 def methods_of(
-    settings: RunConfig, trained: RunConfig, sets: list[str], ks: list[int], figure: Figure
+    settings: RunConfig, trained: RunConfig, sets: list[str], ks: list[int], figure: Drawing
 ) -> tuple[Algorithm, GSD, GEP]:
     """Return what trains, the distance, and GEP's basis (of the run if it is GEP, else of conf/algorithm/gep.yaml);
     UsageError if it cannot be followed."""
@@ -364,7 +364,7 @@ def order_kept(frame: pandas.DataFrame) -> tuple[int, int, int]:
     return same, nearest, len(orders)
 
 
-def panels(frame: pandas.DataFrame, figure: Figure) -> list[tuple[str, str, pandas.DataFrame]]:
+def panels(frame: pandas.DataFrame, figure: Drawing) -> list[tuple[str, str, pandas.DataFrame]]:
     """Return title, x axis and rows of each panel."""
     if figure.first_epoch:
         return [("first epoch", "step", frame[frame["epoch"] < 1]), ("whole run", "epoch", frame)]
@@ -385,7 +385,7 @@ class Plain(LogFormatter):
         return f"{x:g}" if super().__call__(x, pos) else ""
 
 
-def draw(frame: pandas.DataFrame, figure: Figure, title: str) -> matplotlib.figure.Figure:
+def draw(frame: pandas.DataFrame, figure: Drawing, title: str) -> matplotlib.figure.Figure:
     """Draw a panel for each of `panels`, all with one scale of y; frame: the rows that are drawn."""
     parts = panels(frame, figure)
     across = frame[figure.panel[-1]].nunique() if figure.panel else len(parts)
@@ -417,7 +417,7 @@ def draw(frame: pandas.DataFrame, figure: Figure, title: str) -> matplotlib.figu
     return page
 
 
-def _draw_lines(axis: Any, rows: pandas.DataFrame, x: str, figure: Figure) -> None:
+def _draw_lines(axis: Any, rows: pandas.DataFrame, x: str, figure: Drawing) -> None:
     """Draw the lines of a panel: each column of `figure.y`, for each value of the column `figure.line`."""
     lines = [(None, rows)] if figure.line is None else list(rows.groupby(figure.line, sort=False))
     each = list(itertools.product(figure.y, lines))

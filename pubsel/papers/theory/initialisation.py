@@ -72,7 +72,7 @@ def norms(given: FigureConfig) -> pandas.DataFrame:
 def draw(frame: pandas.DataFrame, title: str) -> Figure:
     """Draw both norms against the number of parameters."""
     norms = {"gradient": (frame["p"], frame["gradient"]), "noise of a step": (frame["p"], frame["noise"])}
-    figure, axis = figures.lines(norms, xscale="log", yscale="log", xlabel="parameters", ylabel="norm")
+    figure, axis = figures.line_plot(norms, xscale="log", yscale="log", xlabel="parameters", ylabel="norm")
     with figures.style():
         axis.set_xticks(frame["p"], [f"{p:,}" for p in frame["p"]], rotation=30)
         low, high = axis.get_ylim()

@@ -41,9 +41,9 @@ def drawn(settings: FigureConfig) -> figures.Drawn:
         frame = of_sets(settings)
         kinds = frame.groupby(["private", "features"], sort=False)
         lines = {", ".join(key): (rows["k"], rows["xi"]) for key, rows in kinds}
-        drawing, _ = figures.lines(lines, xscale="log", xlabel="k", ylabel="xi_k", ylim=(0, 1))
+        drawing, _ = figures.line_plot(lines, xscale="log", xlabel="k", ylabel="xi_k", ylim=(0, 1))
         return figures.Drawn("separability", frame, drawing)
-    frame = reconstruction(settings)
+    frame = reconstruction_curve(settings)
     return figures.Drawn("reconstruction", frame, draw_reconstruction(frame))
 
 
@@ -110,7 +110,7 @@ class Watched:
         return inner._replace(clipped_sum=sums)
 
 
-def reconstruction(given: FigureConfig) -> pandas.DataFrame:
+def reconstruction_curve(given: FigureConfig) -> pandas.DataFrame:
     """Return the relative error of the private gradient on the public subspace, and on a random one, at each step of a
     run; UsageError for settings of another algorithm."""
     settings = canonical(of_run(given))
@@ -144,7 +144,7 @@ def draw_reconstruction(frame: pandas.DataFrame) -> Figure:
     lines = {"public gradient's subspace": "public", "random subspace": "random"}
     label = "relative error of the private gradient"
     of_steps = {name: (frame["step"], frame[column]) for name, column in lines.items()}
-    figure, axis = figures.lines(of_steps, xlabel="step", ylabel=label, ylim=(0, None))
+    figure, axis = figures.line_plot(of_steps, xlabel="step", ylabel=label, ylim=(0, None))
     about = f"{frame['private'][0]}, {frame['model'][0]}, {frame['rank'][0]} dimensions (not private)"
     axis.set_title(about, fontsize=9)
     return figure
