@@ -614,7 +614,7 @@ def test_without_download_the_network_is_not_asked(cli: Cli, monkeypatch: pytest
             failed.append("")
 
     monkeypatch.setitem(pubsel.cli.COMMANDS, "rank", ask)
-    assert cli("rank", "download=false")[0] == 0
+    assert cli("rank", "private=digits", "public=[noise]", "download=false")[0] == 0
     assert len(failed) == 5
     assert not huggingface_hub.constants.HF_HUB_OFFLINE
 

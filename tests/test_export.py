@@ -228,10 +228,12 @@ def elsewhere(record: pubsel.Record, folder: Path) -> Path:
     if pair["public"] == pair["private"]:  # that it is a part of the private data is told, and not of which
         pair["public"] = values["public"] = "/other/data"
     settings["pair"] = pair | {"private": "/other/data"}
-    values["settings"] = {key: value for key, value in settings.items() if key in ("pair", "model")}
+    groups = {"algorithm": {}, "privacy": {}, "training": {}}
+    values["settings"] = {key: settings[key] for key in ("pair", "model")} | groups
     values["versions"] = {"pubsel": record["versions"]["pubsel"], "python": "9"}
-    privacy_of_training = ("claimed_epsilon", "adjacency", "not_covered", "sampling", "sensitivity", "composition")
-    values["privacy"] = record["privacy"] | dict.fromkeys(privacy_of_training, "other") | {"not_covered": []}
+    privacy_of_training = ("adjacency", "sampling", "sensitivity", "composition", "claimed_epsilon")
+    changed = {key: 7.5 if isinstance(record["privacy"].get(key), float) else "other" for key in privacy_of_training}
+    values["privacy"] = record["privacy"] | changed | {"not_covered": []}
     (run / "result.json").write_text(json.dumps(values))
     return run
 

@@ -212,7 +212,7 @@ def test_people_are_protected_and_measured(capsys, tmp_path):
     text, record = "\n".join(lines), only_record(tmp_path / "r")
     people = record["private_units"] + record["quality"]["units"]
     images = record["private_examples"] + record["quality"]["examples"]
-    assert f"  of the {people} people with {images} images {record['private_units']} to train on" in told
+    assert f"  of the {people} people with {images} images {record['private_units']} for training" in told
     assert "it is of other people than the weights" in told
     assert [cost.epsilon <= 4 for cost in spent(tmp_path / "r")] == [True]
     assert "for a person with all their examples" in text

@@ -371,7 +371,8 @@ def test_blank_lines_and_other_line_ends_are_no_damage(tmp_path: Path, end: str)
 
 
 def test_what_is_measured_is_held_against_the_record_by_itself(tmp_path: Path) -> None:
-    quality = {"table": "confusion", "counts": [[1.0]], "deviation": 1.0, "examples": 3, "figures": {}}
+    quality = {"table": "confusion", "counts": [[1.0]], "deviation": 1.0, "examples": 3}
+    quality["figures"] = {"recall of each class": [[0.5], [0.4], [0.6]]}
     quality["privacy"] = STATED | {"epsilon": 3.0}
     note(tmp_path, "content", SECURE)
     finished(tmp_path, quality=quality)

@@ -164,8 +164,8 @@ def test_dry_lists_what_is_there_and_what_the_rest_takes(cli: Cli) -> None:
     path.write_text(json.dumps(record))
     lines = cli("make", "mine", *HERE, "dry=true")[1].splitlines()[2:]
     assert lines[0] == f"there    {record['identity']}"
-    assert [line.split("  ")[-1] for line in lines[1:4]] == ["(2.0 hours)"] * 3
-    assert lines[-1] == "mine: 1 of 4 cells are there; the other 3: about 6.0 hours, by the records of the same kind"
+    assert [line.split("  ")[-1] for line in lines[1:4]] == ["(2.0 h)"] * 3
+    assert lines[-1] == "mine: 1 of 4 cells are there; the other 3: about 6.0 h, by the records of the same kind"
 
 
 def test_hours_grow_with_steps_batches_and_k(composers: dict[str, make.Composer]) -> None:

@@ -35,7 +35,8 @@ def runs_of(data):
     for changes in data["runs"]:
         places = places | {int(i): place for i, place in changes.items()}
         run = {data["keys"][i]: data["pool"][place] for i, place in sorted(places.items())}
-        runs.append(run | {"command": joined(run, "command", " "), "identity": joined(run, "identity", "-")})
+        identity = joined(run, "identity", "-")
+        runs.append(run | {"command": joined(run, "command", " ").replace("NAME", identity), "identity": identity})
     return runs
 
 
@@ -740,7 +741,7 @@ def test_a_private_choice_is_shown_as_one_and_never_to_be_deleted(tmp_path, monk
     assert page.open == []
     told = " ".join(page.texts)
     assert choice["privacy"]["statement"] in told
-    assert "epsilon_select=0.5" in told
+    assert f"pubsel rank like={choice['identity']}" in told
 
     path = next(path for path in tmp_path.glob("results/ranks/*/result.json") if "values" in path.read_text())
     path.write_text(path.read_text().replace('"values"', '"worths"'))

@@ -43,7 +43,7 @@ def test_a_cluster_map_of_digits(tmp_path):
     assert 0 < values[0, 1] < values[0, 2]
     drawn = figures.save_figure(clustermap.draw(frame, "digits"), tmp_path / "map")
     assert [path.suffix for path in drawn] == [".svg", ".pdf"]
-    assert all(f">{value:.3f}</text>" in drawn[1].read_text() for value in values.flat)
+    assert all(f">{value:.3f}</text>" in drawn[0].read_text() for value in values.flat)
 
 
 def test_distances_are_compared_by_the_order_of_utility(tmp_path):

@@ -15,6 +15,7 @@ LINKED = (  # numbers that come from runs
     "utility", "difference", "seeds", "distance", "spearman", "kendall", "pairs", "test_utility", "measured_utility",
 )  # fmt: skip
 
+NAME = "NAME"  # in a command, of the run itself
 GROUPS = ("settings", "privacy", "selection", "command", "identity")
 
 
@@ -54,7 +55,9 @@ class Runs:
     def _run(self, record: dict[str, Any]) -> int:
         if record["identity"] not in self._numbers:
             self._numbers[record["identity"]] = len(self.runs)
-            parts = {"command": command(record).split(" "), "identity": record["identity"].split("-")}
+            # the page writes the identity into the command: it is the only word of it that no other run has
+            words = command(record).replace(record["identity"], NAME).split(" ")
+            parts = {"command": words, "identity": record["identity"].split("-")}
             values = {**record, **{group: dict(enumerate(words)) for group, words in parts.items()}}
             for group in GROUPS:
                 inner = values.pop(group, None) or {}

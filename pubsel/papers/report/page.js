@@ -84,7 +84,8 @@ function run(number) {
   const values = runs[number];
   const fields = Object.fromEntries(values.map((place, i) => [data.keys[i], data.pool[place]]));
   const selection = parts(values, "selection");
-  return { ...fields, command: joined(values, "command", " "), identity: joined(values, "identity", "-"),
+  const identity = joined(values, "identity", "-");
+  return { ...fields, command: joined(values, "command", " ").replace("NAME", identity), identity,
     selection: selection.length ? Object.fromEntries(selection) : null };
 }
 
