@@ -80,7 +80,8 @@ def _run(settings: RunConfig) -> str:
 def _attack(settings: Any) -> str:
     from pubsel.commands.attack import NOT_PRIVATE, attack
 
-    return f"{attack(settings).to_string(index=False)}\n\n{NOT_PRIVATE}"
+    rows = attack(settings).to_string(index=False, float_format="%.4g")
+    return f"{rows}\n\n{NOT_PRIVATE}"
 
 
 def _work() -> list[str]:

@@ -137,8 +137,8 @@ class Versions:
 class StreamNames:
     """`streams` of a record."""
 
-    code: str = ""
-    place: str = ""
+    code: str
+    place: str
 
 
 @dataclass(kw_only=True)

@@ -189,7 +189,10 @@ def test_training_without_noise_is_found_in_few_runs(tmp_path, monkeypatch, know
 
 @pytest.mark.attack
 @pytest.mark.slow
-@pytest.mark.parametrize(("images", "choice"), [(1, CHOICE), (3, CHOICE), (1, None)])
+@pytest.mark.parametrize(
+    ("images", "choice"),
+    [(1, CHOICE), *(pytest.param(*how, marks=pytest.mark.long) for how in ((3, CHOICE), (1, None)))],
+)
 def test_the_right_program_is_not_accused(images, choice, tmp_path, known_entropy):
     """And something is seen of it."""
     program, scored = attacked(tmp_path, images, choice, 800)
@@ -238,9 +241,16 @@ FAULTS = {
 }
 
 
+MANY = 1000  # runs: minutes
+
+
 @pytest.mark.attack
 @pytest.mark.slow
-@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.__name__)
+@pytest.mark.parametrize(
+    "fault",
+    [pytest.param(fault, marks=pytest.mark.long if runs >= MANY else ()) for fault, (*_, runs) in FAULTS.items()],
+    ids=lambda fault: fault.__name__,
+)
 def test_a_fault_is_found(fault, tmp_path, monkeypatch, known_entropy):
     """By a lower bound above the claim."""
     part, images, choice, runs = FAULTS[fault]
