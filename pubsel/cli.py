@@ -48,7 +48,7 @@ HELP = f"""pubsel {pubsel.__version__}: private machine learning with public dat
   pubsel audit +experiment=quickstart      claimed epsilon next to what attacks on a training measure
   pubsel table gsd_table2                  records next to the paper's numbers; all: every table that has a record
   pubsel make gsd_table2 dry=true          which cells of a table are there, and hours for the others
-  pubsel figure pillar_k                   one figure as PNG, SVG and PDF; all: each that the records allow
+  pubsel figure pillar_k                   one figure as SVG and PDF; all: each that the records allow
   pubsel report                            tables, figures and the runs that they come from, as one HTML file
   pubsel runs state=unfinished             which runs there are; runs show NAME: its command, and why it failed
   pubsel run replay=NAME                   repeat a run, and report whether it comes out the same
