@@ -202,7 +202,7 @@ def _check_budget(cell: Cell, task: Task) -> None:
 
 
 def _check_deltas(cell: Cell, task: Task) -> None:
-    """Raise UsageError if delta is too large for those who are trained on, or for those who are measured."""
+    """Raise UsageError if delta exceeds 1/n for the training or the held-out units."""
     settings, algorithm = cell.settings, cell.algorithm
     if not algorithm.private or settings.epsilon == math.inf or algorithm.sensitivity() == 0:
         return
