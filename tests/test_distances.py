@@ -402,7 +402,13 @@ def test_the_features_are_what_the_head_takes(digits):
         penultimate(nn.Sequential(nn.Conv2d(1, 2, 3)), train.x[:3])
 
 
-ONE_SIDE = {"gsd": "basis_of", "task2vec": "embedding", "otdd": "labelled", "frechet": "gaussian", "mmd": "penultimate"}
+ONE_SIDE = {
+    "gsd": "basis_of",
+    "task2vec": "embedding",
+    "otdd": "labelled_examples",
+    "frechet": "gaussian",
+    "mmd": "penultimate",
+}
 
 
 @pytest.mark.parametrize("name", ONE_SIDE)

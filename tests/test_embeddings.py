@@ -287,7 +287,9 @@ def test_a_shard_without_its_record_or_with_a_damaged_array_is_assigned_again(fo
     assert names == ["img_emb_0.npy", "img_emb_2.npy", "img_emb_10.npy"]
     for wrong in (expected[:69], expected[:70].astype(np.int64)):
         np.save(first.with_suffix(".npy"), wrong)
-        nearest, computed = assigned.nearest_in(parts[0].shards[0], clusters, kept, assigned.Progress("", 70, quiet))
+        nearest, computed = assigned.nearest_in(
+            parts[0].shards[0], clusters, kept, assigned.ProgressLine("", 70, quiet)
+        )
         assert (nearest.tolist(), nearest.dtype, computed) == (expected[:70].tolist(), np.int16, True)
 
 

@@ -217,6 +217,7 @@ def elsewhere(record: pubsel.Record, folder: Path) -> Path:
         "seconds": 1.5,
         "seed": 1,
         "private": "/other/data",
+        "streams": {"code": "another", "place": "another"},
     }
     empty = {dict: {}, list: [], str: "another"}  # of the same kind, or a record would not be read
     values = {

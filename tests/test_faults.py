@@ -205,7 +205,7 @@ def test_a_choice_that_is_killed_leaves_no_candidates(tmp_path: Path) -> None:
     """13 of 18 kills left a folder as large as all candidates."""
     auto = ("pair.public=auto", "pair.candidates=[digits,noise]", "epsilon_select=0.5", "distance=gsd",
             "distance.m=100", "distance.initialisations=1", "distance.k=4")  # fmt: skip
-    assert tried(tmp_path, kill_at, "pubsel.release.run.mapped", 2, words=auto)[0] == -signal.SIGKILL
+    assert tried(tmp_path, kill_at, "pubsel.release.run.map_split", 2, words=auto)[0] == -signal.SIGKILL
     (left,) = run_folder(tmp_path).glob("candidates-*")
     assert [path.name for path in left.iterdir()] == ["0.npy"]
     (run_folder(tmp_path) / ".result.json.0abc.part").touch()

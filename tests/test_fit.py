@@ -356,7 +356,7 @@ def test_the_side_of_an_image_depends_on_its_pixels_alone(share):
     assert (other & held).mean() == pytest.approx(share**2, abs=0.03)
 
 
-@pytest.mark.parametrize("place", ["fit", "measurement.measured"])
+@pytest.mark.parametrize("place", ["fit", "measurement.measure"])
 def test_a_command_that_is_interrupted_goes_on_and_draws_nothing_twice(place, tmp_path, capsys, monkeypatch):
     words = (f"results={tmp_path}/r", f"to={tmp_path}/release")
 
