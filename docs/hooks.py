@@ -118,12 +118,12 @@ def settings() -> str:
     ]
     seen: dict[str, explain.Setting] = {}
     for command, schema in SCHEMAS.items():
-        made = explain.sections(schema, composed(command), methods=True)
+        sections = explain.sections(schema, composed(command), methods=True)
         lines += [f"## pubsel {command} {{ #{command} }}", ""]
-        lines += _again(made, seen)
-        for section in made:
+        lines += _again(sections, seen)
+        for section in sections:
             lines += _section(section, seen)
-        seen = {setting.key: setting for section in made for setting in section.settings} | seen
+        seen = {setting.key: setting for section in sections for setting in section.settings} | seen
     return "\n".join(lines)
 
 

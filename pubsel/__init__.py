@@ -72,8 +72,8 @@ def train(*words: str, config_dir: str | Path | None = None, **settings: Any) ->
     from pubsel.settings.keys import RunConfig
     from pubsel.settings.schema import check
 
-    asked = records.expanded("run", [*words, *words_of(settings)])
-    with composed("run", asked, config_dir) as values:
+    every_word = records.expanded("run", [*words, *words_of(settings)])
+    with composed("run", every_word, config_dir) as values:
         checked = check(RunConfig, values)
         record = run(checked)
     return Record(record, Path(checked.results) / "runs" / record["identity"], show_run(record))

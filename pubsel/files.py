@@ -207,17 +207,6 @@ def guard(folder: Path) -> None:
                 path.chmod(PRIVATE_FOLDER if path.is_dir() else PRIVATE_FILE)
 
 
-@contextlib.contextmanager
-def guarded() -> Iterator[None]:
-    """Let only their owner read the files that other libraries make inside. Only for moments: all threads share the
-    umask."""
-    before = os.umask(0o077)
-    try:
-        yield
-    finally:
-        os.umask(before)
-
-
 # Reading
 
 

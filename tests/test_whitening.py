@@ -55,7 +55,7 @@ def test_the_weights_are_those_of_gradient_descent_in_small_steps(n, r):
 
 @pytest.mark.parametrize(("n", "r"), [(6, 9), (40, 5)])
 def test_the_noise_that_is_left_is_that_of_noisy_descent(n, r):
-    """4,000 descents, each with noise of its own in each of 200 steps; logits of other rows."""
+    """4,000 descents, each with separate noise in each of 200 steps; logits of other rows."""
     z, other, h, reach, noise, steps = rows(n, r), rows(50, r, seed=1), 1 / C, 7.0, 0.3, 200
     weight = torch.zeros(4000, r, dtype=torch.float64)
     for step in range(steps):

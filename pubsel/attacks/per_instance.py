@@ -14,7 +14,7 @@ has the loss of a Gaussian mechanism with sensitivity c_t, not the worst-case se
 - A release before training (dp_pca) is one more Gaussian mechanism; its squares, or its Renyi DP, are added.
 
 s is measured: the noisy sum minus the exact one. A training with less noise than planned shows a larger loss, one
-without noise an infinite one. Likewise c_t is the actual contribution, even if it exceeds the declared sensitivity.
+without noise an infinite one. c_t is measured too: the actual contribution, even above the declared sensitivity.
 
 Assumptions: the noise is Gaussian, independent between steps, and equally large in all directions; samples are Poisson
 at the planned rate; `Mechanism.contributions` is the contribution of a row to the sum, whatever the other rows are. The

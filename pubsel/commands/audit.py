@@ -131,7 +131,7 @@ class Audited(NamedTuple):
     folder: Path
 
     def at(self, part: str) -> "Audited":
-        """Return the same, with a folder of its own: two trainings share nothing that is drawn once."""
+        """Return the same with a separate folder, so that two trainings share no release that is drawn once."""
         folder = self.cell.folder / part
         folder.mkdir()
         return self._replace(cell=self.cell._replace(folder=folder))
@@ -153,7 +153,7 @@ class Planned(NamedTuple):
     first: Plan | None
 
     def weaker(self) -> "Planned":
-        """Return the positive control: the same with a third of the noise, and noise of its own."""
+        """Return the positive control: the same with a third of the noise, drawn from other streams."""
 
         def less(plan: Plan | None) -> Plan | None:
             return plan and plan._replace(noise_multiplier=plan.noise_multiplier * CONTROL)
@@ -194,7 +194,7 @@ def _with_canaries(audited: Audited) -> dict[str, Any]:
     of noise among the private ones; the score of these is minus the final model's loss."""
     white, random = audited.audit.kind == AuditKind.white_box, audited.random()
     if white and isinstance(audited.cell.algorithm, Solves):
-        raise UsageError(f"algorithm={audited.cell.algorithm.name} has a loop of its own: take audit.kind=black_box")
+        raise UsageError(f"algorithm={audited.cell.algorithm.name} runs its own loop: take audit.kind=black_box")
     look = _witnessed if white else _scored
     return with_control(lambda weaker: look(audited.at(f"{weaker}"), random, weaker)) | {"statement": NOT_FOR_RELEASE}
 
@@ -328,7 +328,7 @@ def _per_instance(audited: Audited) -> dict[str, Any]:
     """Return the loss of each private example in the training that `pubsel run` would do: same noise, same weights."""
     cell = audited.cell
     if isinstance(cell.algorithm, Solves):
-        raise UsageError(f"algorithm={cell.algorithm.name} has a loop of its own: its examples are not followed")
+        raise UsageError(f"algorithm={cell.algorithm.name} runs its own loop: its examples are not followed")
     settings = RunConfig(**{f.name: getattr(cell.settings, f.name) for f in dataclasses.fields(RunConfig)})
     name = identity_of(settings)
     cell = cell._replace(settings=settings, name=name, streams=Streams.of(settings, name, cell.device))

@@ -135,7 +135,7 @@ def freeze(cell: Cell, task: Task, first: accountant.Plan | None, noted: bool = 
 
 
 def solve(cell: Cell, task: Task, secret: Secret) -> tuple[torch.Tensor, accountant.Plan]:
-    """Return weights [C, d] of an algorithm with a loop of its own, drawn once, and what they cost."""
+    """Return the weights [C, d] of an algorithm that runs its own loop, drawn once, and their cost."""
     algorithm, settings = cell.algorithm, cell.settings
     assert isinstance(algorithm, Solves)
     assert task.people is None  # see cell.check_unit
