@@ -387,7 +387,8 @@ def show_audit(record: dict[str, Any]) -> str:
     what = f"{record['algorithm']} on {record['private']}, {record['kind']}{people}"
     head = f"{what}: claimed epsilon {record['claimed']:.2f}"
     if record["kind"] == "per_instance":
-        spread = ", ".join(f"{name.replace('_', ' ')} {_loss(value)}" for name, value in record["losses"].items())
+        losses = {name: "unbounded" if value is None else f"{value:.3f}" for name, value in record["losses"].items()}
+        spread = ", ".join(f"{name.replace('_', ' ')} {loss}" for name, loss in losses.items())
         lines = [f"{head}; losses of single examples: {spread}"]
         if "noise" in record:
             lines.append(f"  noise: {record['noise']:.4g} of the planned one")
@@ -424,7 +425,3 @@ def _verdict(record: dict[str, Any]) -> list[str]:
             "audit again with another seed"
         )
     return lines
-
-
-def _loss(value: float | None) -> str:
-    return "unbounded" if value is None else f"{value:.3f}"

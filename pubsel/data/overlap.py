@@ -92,11 +92,6 @@ def rows(these: Digests, which: NDArray[np.bool_] | slice) -> Digests:
     return Digests(these.own[which], these.shaped[which])
 
 
-def _images(kept: Path) -> Path:
-    """Return the file with the images, train_images.npy for train_digests.npz."""
-    return kept.with_name(kept.name.replace("digests.npz", "images.npy"))
-
-
 def file_state(images: Path) -> list[int]:
     """Return what tells a file of images from another one, or an earlier state of it."""
     stat = images.stat()
@@ -105,8 +100,9 @@ def file_state(images: Path) -> list[int]:
 
 def _mark(kept: Path, values: Digest) -> list[int]:
     """Return what tells digests, and the images that they are of, from others."""
-    own = hashlib.blake2b(values.tobytes(), digest_size=8)
-    return [*file_state(_images(kept)), int.from_bytes(own.digest(), signed=True)]
+    images = kept.with_name(kept.name.replace("digests.npz", "images.npy"))
+    of_values = hashlib.blake2b(values.tobytes(), digest_size=8)
+    return [*file_state(images), int.from_bytes(of_values.digest(), signed=True)]
 
 
 def _read(kept: Path) -> Digest | None:

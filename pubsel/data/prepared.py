@@ -16,7 +16,6 @@ from torch import Tensor
 
 from pubsel.data.convert import Shape, describe
 from pubsel.data.splits import (
-    Groups,
     Images,
     Listed,
     Listing,
@@ -45,12 +44,8 @@ def read(path: Path, classes: int | None = None, shape: Shape | None = None, uni
     train = _split(path, "train", arrays["train_images"], arrays["train_labels"])
     test = _split(path, "test", arrays["test_images"], arrays["test_labels"])
     _check_both(path, (train.x.shape[1:], test.x.shape[1:]), (train.y, test.y), classes, shape)
-    return Parts(train, test, groups=_groups(path, unit, (len(train.y), len(test.y))) if unit else None)
-
-
-def _groups(path: Path, unit: str, counts: tuple[int, int]) -> Groups:
-    """Return who the training and the test examples are of, as `_people`."""
-    return numbered(*_people(path, unit, counts))
+    groups = numbered(*_people(path, unit, (len(train.y), len(test.y)))) if unit else None
+    return Parts(train, test, groups=groups)
 
 
 def _people(path: Path, unit: str, counts: tuple[int, int]) -> tuple[list[str], list[str]]:

@@ -41,7 +41,7 @@ def losses_of(logits: Tensor, y: Tensor) -> Tensor:
 
 def by_vmap(model: nn.Module, x: Tensor, y: Tensor, out: dict[str, Tensor]) -> Tensor:
     """Write the gradients of the parameters named in `out` at x [n, ...], y [n, ...], for any model."""
-    state = _state(model)
+    state = {name: t.detach() for name, t in (*model.named_parameters(), *model.named_buffers())}
     trained = {name: state.pop(name) for name in out}
 
     def loss(trained: dict[str, Tensor], xi: Tensor, yi: Tensor) -> Tensor:
@@ -331,10 +331,6 @@ def why_vmap(model: nn.Module, x: Tensor, y: Tensor, names: list[str]) -> str | 
             if exact is None or not torch.allclose(ours[name][i], exact, 1e-8, 1e-10):
                 return f"{name} is used in a way that is not known here"
     return None
-
-
-def _state(model: nn.Module) -> dict[str, Tensor]:
-    return {name: t.detach() for name, t in (*model.named_parameters(), *model.named_buffers())}
 
 
 def _over_positions(layer: nn.Module, x: Tensor, out: Tensor) -> None:

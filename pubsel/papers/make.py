@@ -153,7 +153,9 @@ class Composer:
             self.sweeps[options] = [f"{key}={value}" for key, value in (hydra.sweeper.get("params") or {}).items()]
         swept = [*self.parser.parse_overrides(self.sweeps[options]), *given]
         last = [word for word in swept if word.key_or_group == "pair.public"][-1:]
-        if public is not None and last and _is_single(last[0]):
+        # combined public sets, such as [a,b], are what a table is about: they stay
+        goes = list(last[0].sweep_string_iterator()) if last and last[0].is_sweep_override() else []
+        if public is not None and goes and not any(value.startswith("[") for value in goes):
             swept += self.parser.parse_overrides([f"pair.public={public}"])
         (cells,) = BasicSweeper.split_arguments(swept, None)
         return [list(cell) for cell in cells]
@@ -194,12 +196,6 @@ class Composer:
 
         settings = rank.canonical_rank(check(RankConfig, self.composed(words)))
         return SweptCell(words, rank.identity(settings), as_json(settings))
-
-
-def _is_single(word: Override) -> bool:
-    """Return whether a word goes through single public sets: combined ones, such as [a,b], are what a table is
-    about."""
-    return word.is_sweep_override() and not any(value.startswith("[") for value in word.sweep_string_iterator())
 
 
 def seeded(
