@@ -7,6 +7,7 @@ import resource
 import signal
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -18,11 +19,16 @@ from pubsel import files, records
 from pubsel.data import folders, open_dataset, prepared
 from pubsel.data.embeddings import Shard, open_embeddings
 from pubsel.data.given import given
+from pubsel.data.ham10000 import read_metadata
+from pubsel.data.imagenet import annotated
+from pubsel.data.openml import read_arff
 from pubsel.data.splits import Unreadable
+from pubsel.data.torchvision_sets import fetching_files
 from pubsel.files import hold, locked, plain, reading, whole, write_whole
 from pubsel.messages import UserError, limit
 from pubsel.models.weights import load_weights, weight_file
 from pubsel.release.classifier import read_facts
+from pubsel.settings.compose import composed
 from tests.forked import forked
 
 SYSTEM = [errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE, errno.EROFS, errno.EAGAIN, errno.ENOMEM, errno.EFBIG]
@@ -130,18 +136,38 @@ def test_other_errors_meet_no_limit() -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["a/x.png", "mine.npz", "mine.csv", "pool/a.npy", "w.pth", "result.json", "config.json"]
+    "name",
+    [
+        "a/x.png",
+        "mine.npz",
+        "mine.csv",
+        "pool/a.npy",
+        "w.pth",
+        "result.json",
+        "config.json",
+        "HAM10000_metadata",
+        "mnist.arff",
+        "val_annotations.txt",
+        "MNIST/raw/t10k-images",
+        "model/mine.yaml",
+    ],
 )
 def test_no_reader_opens_a_pipe(tmp_path: Path, name: str) -> None:
     path = tmp_path / name
-    path.parent.mkdir(exist_ok=True)
+    path.parent.mkdir(exist_ok=True, parents=True)
     os.mkfifo(path)
+    published = SimpleNamespace(options={"files": [name]})
     readers = {
         "a/x.png": lambda: folders.read_images([path], (3, 8, 8)),
         "mine.npz": lambda: open_dataset(str(path), str(tmp_path), False),
         "mine.csv": lambda: folders.rows_of(path, ["path"]),
         "pool/a.npy": lambda: open_embeddings(str(tmp_path / "pool")),
         "w.pth": lambda: weight_file("checkpoint", str(path), ""),
+        "HAM10000_metadata": lambda: read_metadata(path),
+        "mnist.arff": lambda: read_arff(path),
+        "val_annotations.txt": lambda: annotated(tmp_path),
+        "MNIST/raw/t10k-images": lambda: fetching_files("mnist", published, tmp_path, True).__enter__(),
+        "model/mine.yaml": lambda: composed("data", ["action=list"], tmp_path).__enter__(),
         "result.json": lambda: records.read_record(path),
         "config.json": lambda: read_facts(path),
     }

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from pubsel import records
-from pubsel.files import hold
+from pubsel.files import hold, plain
 from pubsel.messages import UsageError, UserError, duration
 from pubsel.privacy import ledger
 from pubsel.records import at
@@ -165,8 +165,8 @@ def last_line(folder: Path) -> str:
 def log_lines(folder: Path) -> list[str]:
     """Return the lines of a run's log."""
     try:
-        return (folder / "log.txt").read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:
+        return plain(folder / "log.txt").read_text(encoding="utf-8", errors="replace").splitlines()
+    except (OSError, UserError):
         return []
 
 

@@ -12,6 +12,7 @@ import torch
 from pubsel.data.convert import Shape
 from pubsel.data.folders import TEST_FRACTION, listed_parts
 from pubsel.data.splits import SEED, Listing, held_out, missing
+from pubsel.files import plain
 from pubsel.messages import UserError
 from pubsel.settings.datasets import Dataset
 
@@ -43,7 +44,7 @@ def read(name: str, info: Dataset, root: Path, download: bool) -> Listing:
 
 def read_metadata(table: Path) -> tuple[list[str], list[str], list[int]]:
     """Return the lesion ids, image ids and labels 0 to 6 of a metadata table, in order of image id."""
-    text = table.read_text(encoding="utf-8-sig")
+    text = plain(table).read_text(encoding="utf-8-sig")
     separator = "\t" if "\t" in text.partition("\n")[0] else ","
     rows = list(csv.DictReader(text.splitlines(), delimiter=separator))
     try:

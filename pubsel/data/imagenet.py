@@ -12,7 +12,7 @@ from torchvision.datasets.utils import download_url
 from pubsel.data.convert import Shape
 from pubsel.data.folders import unread
 from pubsel.data.splits import Listing, Unread, missing
-from pubsel.files import reading
+from pubsel.files import plain, reading
 from pubsel.messages import UserError
 from pubsel.settings.datasets import Dataset
 
@@ -75,6 +75,8 @@ def in_class_folders(folder: Folder) -> Labelled:
 def annotated(folder: Folder) -> Labelled:
     """Return the images of images/ in the order of val_annotations.txt (file name, WordNet id, box; tab separated)."""
     table = folder / "val_annotations.txt"
+    if isinstance(table, Path):
+        plain(table)
     rows = [line.split("\t") for line in table.read_text(encoding="utf-8").splitlines() if line.strip()]
     if any(len(row) < 2 for row in rows):
         raise UserError(f"{table}: a line without file name and WordNet id: unpack the archive again")

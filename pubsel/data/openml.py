@@ -10,6 +10,7 @@ import torch
 
 from pubsel.data.folders import TEST_FRACTION
 from pubsel.data.splits import SEED, Parts, Split, held_out, missing
+from pubsel.files import plain
 from pubsel.messages import UserError
 from pubsel.settings.datasets import Dataset
 
@@ -39,7 +40,7 @@ def read_arff(arff: Path) -> tuple[np.ndarray, np.ndarray]:
     """Return the numbers, float32 [n, d], and the words of the column class [n]."""
     columns: list[str] = []
     try:
-        with arff.open(encoding="utf-8") as file:
+        with plain(arff).open(encoding="utf-8") as file:
             for text in file:
                 words = text.lower().split()
                 if words[:1] == ["@attribute"]:

@@ -13,6 +13,7 @@ import torchvision.datasets as sets
 from pubsel.data import folders
 from pubsel.data.convert import Shape
 from pubsel.data.splits import Listing, Parts, Split, cat, from_arrays, missing
+from pubsel.files import plain
 from pubsel.messages import UserError, limit
 from pubsel.settings.datasets import Dataset, is_there
 
@@ -40,6 +41,8 @@ def fetching_files(name: str, info: Dataset, root: Path, download: bool) -> Iter
     there = all(is_there(root / file) for file in info.options["files"])
     if not there and not download:
         raise missing(name, root)
+    for file in info.options["files"]:
+        plain(root / file)
 
     # The same error means a damaged file, or a download that failed: what was there before tells which.
     try:

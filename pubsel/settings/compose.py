@@ -14,6 +14,7 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
+from pubsel.files import plain
 from pubsel.messages import UsageError
 from pubsel.settings import CONF, OWN, fetching
 from pubsel.settings.command_line import unquoted, written
@@ -32,6 +33,9 @@ def composed(command: str, words: Sequence[str], config_dir: str | Path | None =
     config_dir: a folder of the user's own options, next to conf/. UsageError names the word that does not compose.
     """
     folders = () if config_dir is None else (Path(config_dir).expanduser().resolve(),)
+    for folder in folders:
+        for path in folder.rglob("*.yaml"):
+            plain(path)
     read = _by_hydra if command in BY_HYDRA else _by_omegaconf
     with read(command, renamed(command, words), folders) as values, fetching(bool(values.get("download", True))):
         yield values
