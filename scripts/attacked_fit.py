@@ -34,13 +34,14 @@ from torch import Tensor, nn
 
 from pubsel.algorithms import roots
 from pubsel.attacks.one_run import last_refuted
-from pubsel.cell import Cell, canonical, guarantee, units_of
+from pubsel.cell import Cell, units_of
 from pubsel.commands.fit import divided
 from pubsel.commands.fit import words as words_of_run
 from pubsel.data import Split, Task
 from pubsel.privacy import accountant
 from pubsel.privacy.sampling import Schedule
 from pubsel.release import measurement, quality
+from pubsel.rules import canonical
 from pubsel.selection import coverage
 from pubsel.settings.compose import composed
 from pubsel.settings.keys import FitConfig, RunConfig
@@ -215,7 +216,7 @@ class Program(NamedTuple):
     @classmethod
     def of(cls, cell: Cell, choice: float | None, units: int) -> Self:
         """Return the program for that number of training units, which alone determines the plan."""
-        schedule, plan, _ = guarantee(cell.settings, cell.algorithm, units)
+        schedule, plan, _ = cell.guarantee(units)
         assert plan is not None
         return cls(cell, choice, schedule, plan)
 
@@ -236,7 +237,7 @@ class Program(NamedTuple):
         prepared = prepare(cell, task, None, noted=False)
         secret = training_secret(cell, prepared.task, prepared.whole, self.schedule, self.plan)
         checkpoint = cell.folder / "checkpoint.pt"
-        job = Job(cell.algorithm, self.schedule, sigma, cell.settings.training, cell.name, checkpoint)
+        job = Job(cell.algorithm, self.schedule, sigma, cell.training, cell.name, checkpoint)
         fit(prepared.trains, prepared.task, job, secret)
         checkpoint.unlink()
 

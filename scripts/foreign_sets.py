@@ -18,9 +18,10 @@ from pathlib import Path
 
 import torch
 
-from pubsel.cell import canonical, load_task
+from pubsel.cell import load_task
 from pubsel.privacy.people import UNIT
 from pubsel.records import read_records
+from pubsel.rules import Inputs, canonical
 from pubsel.selection import coverage
 from pubsel.settings.compose import composed
 from pubsel.settings.keys import RunConfig
@@ -34,7 +35,7 @@ WORDS = ("+experiment=recipes", "algorithm=whitened_head", "pair.m=500", "downlo
 def covered(private: str, public: str) -> float:
     """Return the share of the private examples that a public set covers."""
     with composed("run", [*WORDS, f"pair.private={private}", f"pair.public={public}"]) as values:
-        task = load_task(canonical(check(RunConfig, values)), torch.device("cpu"))
+        task = load_task(Inputs.of(canonical(check(RunConfig, values))), torch.device("cpu"))
     assert task.public is not None
     x = task.private.x[:MOST]
     places = coverage.regions(task.public.x, public)

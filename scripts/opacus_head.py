@@ -22,6 +22,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from pubsel.cell import load_task
 from pubsel.data import Task
+from pubsel.rules import Inputs
 from pubsel.settings import CONF
 from pubsel.settings.keys import RunConfig
 from pubsel.settings.schema import check
@@ -54,7 +55,7 @@ def task_of(words: list[str]) -> Task:
     """Return the features of a data set, as pubsel reads them."""
     with initialize_config_dir(str(CONF), version_base="1.3"):
         settings = check(RunConfig, compose("run", [*COMMON.split(), *words]))
-    return load_task(settings, torch.device("cpu"))
+    return load_task(Inputs.of(settings), torch.device("cpu"))
 
 
 def main() -> None:

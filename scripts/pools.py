@@ -28,12 +28,13 @@ from torch import Tensor
 
 from pubsel.algorithms import Frozen, Random
 from pubsel.algorithms.whitened_head import WhitenedHead, whitened
-from pubsel.cell import Cell, canonical, guarantee
+from pubsel.cell import Cell
 from pubsel.data import Split, Task, open_dataset
 from pubsel.data.features import of_source
 from pubsel.privacy import accountant
 from pubsel.privacy.people import UNIT
 from pubsel.privacy.randomness import stream
+from pubsel.rules import canonical
 from pubsel.selection import coverage, permute_and_flip, pool
 from pubsel.settings.compose import composed
 from pubsel.settings.keys import RunConfig
@@ -103,12 +104,12 @@ def head(task: Task, epsilon: float, seed: int, weights: Tensor | None = None) -
         cell = cell._replace(algorithm=algorithm)
     with tempfile.TemporaryDirectory() as folder:
         cell = cell._replace(folder=Path(folder))
-        plan, spend, _ = guarantee(cell.settings, cell.algorithm, task.units)
+        plan, spend, _ = cell.guarantee(task.units)
         cell = cell.derived(task)
         prepared = prepare(cell, task, None, noted=False)
         secret = training_secret(cell, prepared.task, prepared.whole, plan, spend)
         assert spend is not None
-        job = Job(cell.algorithm, plan, spend.noise_multiplier, cell.settings.training, cell.name, cell.folder / "c.pt")
+        job = Job(cell.algorithm, plan, spend.noise_multiplier, cell.training, cell.name, cell.folder / "c.pt")
         fit(prepared.trains, prepared.task, job, secret)
     return 100 * utility(logits(prepared.trains, prepared.task.test.x), task.test.y, task.metric)
 

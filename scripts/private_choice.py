@@ -43,7 +43,7 @@ from torch import Tensor, nn
 from pubsel import distances, selection
 from pubsel.algorithms import Facts
 from pubsel.algorithms.whitened_head import LENGTH, WhitenedHead, residual_at_zero
-from pubsel.cell import Cell, canonical, guarantee, through_backbone
+from pubsel.cell import Cell, through_backbone
 from pubsel.data import Source, Split, Task, open_dataset
 from pubsel.distances import dp_gsd
 from pubsel.distances.whitening import residuals_of
@@ -51,6 +51,7 @@ from pubsel.gradients.subspace import projection_metric
 from pubsel.privacy import accountant
 from pubsel.privacy.people import UNIT
 from pubsel.privacy.randomness import stream
+from pubsel.rules import canonical
 from pubsel.selection import coverage
 from pubsel.settings.compose import composed
 from pubsel.settings.keys import PublicLabels, RunConfig, Select
@@ -99,7 +100,8 @@ def features(name: str, data_root: str) -> Source:
     """Return a data set with features in place of images."""
     with composed("run", [*WORDS, f"data_root={data_root}"]) as values:
         settings = check(RunConfig, values)
-    return through_backbone(settings, torch.device("cpu"))(name, open_dataset(name, data_root, False), None)
+    through = through_backbone(settings.model.backbone, settings.pair.convert, data_root, torch.device("cpu"))
+    return through(name, open_dataset(name, data_root, False), None)
 
 
 def setting_of(private: str, data_root: str) -> Setting:
@@ -150,13 +152,13 @@ def reached(setting: Setting, public: Tensor | None, seed: int) -> float:
     words = [*WORDS, f"seed={seed}", f"pair.public={'null' if public is None else 'y'}"]
     with composed("run", words) as values, tempfile.TemporaryDirectory() as folder:
         cell = Cell.of(canonical(check(RunConfig, values)), "studies")._replace(folder=Path(folder))
-        schedule, plan, _ = guarantee(cell.settings, cell.algorithm, task.units)
+        schedule, plan, _ = cell.guarantee(task.units)
         assert plan is not None
         cell = cell.derived(task)
         prepared = prepare(cell, task, None, noted=False)
         secret = training_secret(cell, prepared.task, prepared.whole, schedule, plan)
         checkpoint = cell.folder / "checkpoint.pt"
-        job = Job(cell.algorithm, schedule, plan.noise_multiplier, cell.settings.training, cell.name, checkpoint)
+        job = Job(cell.algorithm, schedule, plan.noise_multiplier, cell.training, cell.name, checkpoint)
         fit(prepared.trains, prepared.task, job, secret)
     return 100 * utility(logits(prepared.trains, prepared.task.test.x), task.test.y, task.metric)
 

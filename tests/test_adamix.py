@@ -3,7 +3,6 @@
 import json
 import math
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -22,8 +21,9 @@ from pubsel.messages import UsageError
 from pubsel.privacy import accountant
 from pubsel.privacy.randomness import stream
 from pubsel.privacy.sampling import Schedule, schedule
+from pubsel.rules import Budget
 from pubsel.settings import CONF
-from pubsel.settings.keys import Accounting, Privacy, Training
+from pubsel.settings.keys import Training
 from pubsel.training.loop import Job, fit, noisy_mean
 from tests.made import build
 from tests.synthetic import secret_named
@@ -121,14 +121,13 @@ def test_steps_of_the_paper():
 @pytest.mark.parametrize("sigma", [5, 11.3, 20, 100])
 @pytest.mark.parametrize("epsilon", [0.5, 1, 3, 8])
 def test_as_many_steps_as_epsilon_allows_and_no_more(epsilon, sigma):
-    made = Privacy(1e-5, Accounting.prv, False, noise_multiplier=sigma)
+    budget = Budget(epsilon, 1e-5, noise_multiplier=sigma)
     training = Training(1, None, 1000, 0.1, 0.0, 0.0, [], 1.0, None, 60)
-    asked = SimpleNamespace(epsilon=epsilon, privacy=made, training=training)
     if epsilon == 0.5 and sigma == 5:
         with pytest.raises(UsageError, match="one step already costs more"):
-            guarantee(asked, build("adamix"), N)
+            guarantee(budget, training, build("adamix"), N)
         return
-    plan, spend, first = guarantee(asked, build("adamix"), N)
+    plan, spend, first = guarantee(budget, training, build("adamix"), N)
     assert (plan.rate, first, spend.noise_multiplier, spend.steps) == (1, None, sigma, plan.steps)
     assert spend.epsilon <= epsilon < accountant.spent(sigma, 1.0, plan.steps + 1, 1e-5)
     mu = math.sqrt(plan.steps) / sigma
@@ -446,8 +445,7 @@ def test_only_public_reads_no_private_example(tmp_path, monkeypatch):
     for door in ("noisy_mean", "poisson_sample"):
         monkeypatch.setattr(pubsel.training.loop, door, lambda *_: pytest.fail("a private example is read"))
     model, training = linear(zero=True), Training(3, None, 10, 0.1, 0.0, 0.0, [], 1.0, None, 60, average=True)
-    asked = SimpleNamespace(epsilon=0.0, privacy=Privacy(1e-5, Accounting.prv, False), training=training)
-    plan, spend, first = guarantee(asked, algorithm, N)
+    plan, spend, first = guarantee(Budget(0.0, 1e-5), training, algorithm, N)
     assert (plan.steps, spend, first) == (0, accountant.NOTHING, None)
     task = Task(poison, PUBLIC, poison, C, "accuracy", (), (), ())
     job = Job(algorithm, Schedule(N, 0.25, 0, 10), 0.0, training, "name", tmp_path / "checkpoint.pt")

@@ -28,7 +28,7 @@ from pubsel.attacks.one_run import (
     trade_off,
 )
 from pubsel.attacks.witness import SURE, Witness, repeated_noise, repeated_samples, uneven_samples
-from pubsel.cell import Cell, canonical
+from pubsel.cell import Cell
 from pubsel.commands.audit import Audited, watch
 from pubsel.data import Split, Task
 from pubsel.gradients.factored import LinearGradients
@@ -38,6 +38,7 @@ from pubsel.privacy import accountant
 from pubsel.privacy.randomness import Secret
 from pubsel.privacy.sampling import Schedule
 from pubsel.release.run import run
+from pubsel.rules import canonical
 from pubsel.settings import CONF
 from pubsel.settings.keys import AuditConfig, Training
 from pubsel.settings.schema import check
@@ -455,13 +456,17 @@ RIGHT = {
 }
 
 
-def cell_on_digits(folder, algorithm, seed=0, words=(), steps=20):
-    """A short training with 400 canaries."""
+def settings_on_digits(algorithm, seed=0, words=(), steps=20):
+    """Of a short training with 400 canaries."""
     short = ["pair=digits_digits", "distance=none", "model=digits_cnn", "training=digits", f"training.steps={steps}"]
     which = [f"algorithm={algorithm}", f"seed={seed}", "audit.canaries=400", *words]
     with initialize_config_dir(str(CONF), version_base="1.3"):
         values = compose("audit", [*short, *which])
-    chosen = canonical(check(AuditConfig, values))
+    return canonical(check(AuditConfig, values))
+
+
+def cell_on_digits(folder, algorithm, seed=0, words=(), steps=20):
+    chosen = settings_on_digits(algorithm, seed, words, steps)
     cell = Cell.of(chosen)._replace(name=f"cell {seed}", folder=folder)
     return Audited(cell, chosen.audit, cell.load_task(), folder)
 
@@ -486,7 +491,7 @@ def test_no_audit_shares_noise_with_a_run_or_with_its_own_control(tmp_path, monk
     for seed in (0, 1):
         watch(audited.at(f"{seed}"), np.random.default_rng(seed))
         watch(audited.at(f"{seed} weaker"), np.random.default_rng(seed), weaker=True)
-    run(dataclasses.replace(audited.cell.settings, results=str(tmp_path)))
+    run(dataclasses.replace(settings_on_digits("dp_sgd_clip1", words=words, steps=1), results=str(tmp_path)))
     noise = torch.stack(drawn)
     assert noise.shape == (5, 650)
     assert (torch.corrcoef(noise) - torch.eye(5)).abs().max() < 0.25

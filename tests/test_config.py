@@ -15,9 +15,9 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import DictConfig, OmegaConf
 
 from pubsel import algorithms, records
-from pubsel.cell import canonical
 from pubsel.messages import UsageError
 from pubsel.models.small import NETWORKS
+from pubsel.rules import canonical
 from pubsel.settings import CONF
 from pubsel.settings import command_line as line
 from pubsel.settings.compose import composed

@@ -11,13 +11,13 @@ import torch
 from scipy import stats
 
 from pubsel.algorithms import roots
-from pubsel.cell import compared
 from pubsel.cli import main
 from pubsel.messages import UsageError
 from pubsel.privacy import ledger
 from pubsel.privacy.people import UNIT, weights_of
 from pubsel.privacy.randomness import SystemEntropy
 from pubsel.selection import coverage, probabilities
+from pubsel.selection.choose import compared
 from pubsel.selection.coverage import NONE, Regions
 from pubsel.settings.identity import as_json
 from pubsel.settings.keys import Backbone, By, Model, Norm, Select

@@ -7,7 +7,7 @@ import torch
 from hydra import compose, initialize_config_dir
 from scipy.linalg import subspace_angles
 
-from pubsel import algorithms, cell
+from pubsel.cell import Cell, weights_digest
 from pubsel.data import Reader, public_examples
 from pubsel.gradients.matrix import random_labels
 from pubsel.messages import UsageError
@@ -15,6 +15,7 @@ from pubsel.papers import draw
 from pubsel.papers.theory import during_training
 from pubsel.privacy.sampling import Schedule, poisson_sample
 from pubsel.release import run
+from pubsel.rules import canonical
 from pubsel.settings import CONF
 from pubsel.settings.identity import identity_of
 from pubsel.settings.keys import FigureConfig, RunConfig
@@ -46,13 +47,13 @@ class First:
     """Weights before the first step and its batch, and gradients at them taken one by one, float64."""
 
     def __init__(self):
-        self.settings = cell.canonical(composed())
+        self.settings = canonical(composed())
         torch.set_num_threads(self.settings.threads)  # part of the key of the batch
-        self.task = cell.load_task(self.settings, torch.device("cpu"))
-        self.model = cell.network(self.settings.model, self.task, self.settings.seed)
-        algorithm = algorithms.build(self.settings.algorithm)
-        plan, spend, _ = cell.guarantee(self.settings, algorithm, len(self.task.private.x))
-        secret = training_secret(cell.Cell.of(self.settings), self.task, self.model, plan, spend)
+        cell = Cell.of(self.settings)
+        self.task = cell.load_task()
+        self.model = cell.network(self.task)
+        plan, spend, _ = cell.guarantee(len(self.task.private.x))
+        secret = training_secret(cell, self.task, self.model, plan, spend)
         chosen = poisson_sample(secret("sample", 0), plan.n, plan.rate)
         self.model = self.model.double()
         self.batch = self.rows(self.task.private.x[chosen], self.task.private.y[chosen])
@@ -153,11 +154,11 @@ def test_residuals_of_a_far_set_are_the_gradients_nearly(tmp_path):
 
 
 def test_what_trains_is_what_pubsel_run_trains(tmp_path, monkeypatch):
-    built, network = [], cell.network
-    monkeypatch.setattr(cell, "network", lambda *words: built.append(network(*words)) or built[-1])
+    built, network = [], Cell.network
+    monkeypatch.setattr(Cell, "network", lambda *words: built.append(network(*words)) or built[-1])
     measured(tmp_path, "gep_figure2", "points=3")
     record = run.run(composed(f"results={tmp_path}", "distance=none"))
-    assert cell.weights_digest(built[0]) == record["weights"]
+    assert weights_digest(built[0]) == record["weights"]
 
 
 def test_what_was_stopped_goes_on_and_ends_alike_and_what_is_finished_is_not_trained_again(tmp_path, monkeypatch):

@@ -27,13 +27,14 @@ from torch import nn
 
 import pubsel
 from pubsel import records
-from pubsel.cell import canonical, weights_digest
+from pubsel.cell import weights_digest
 from pubsel.cli import main
 from pubsel.messages import UserError
 from pubsel.models import build, memory
 from pubsel.models import weights as of_weights
 from pubsel.release import classifier
 from pubsel.release.bundle import public_facts
+from pubsel.rules import canonical
 from pubsel.settings import fetching
 from pubsel.settings.compose import composed
 from pubsel.settings.explain import method_class

@@ -23,9 +23,9 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from hydra_plugins import pubsel_launchers
 from pubsel import algorithms, distances
-from pubsel.cell import canonical
 from pubsel.cli import _positional, main
 from pubsel.papers import draw, make
+from pubsel.rules import canonical
 from pubsel.settings import CONF
 from pubsel.settings.compose import composed
 from pubsel.settings.keys import SCHEMAS, RunConfig

@@ -1,5 +1,6 @@
 """PILLAR and the projections that it is compared with; every algorithm on features, from command line to record."""
 
+import dataclasses
 import json
 import math
 from pathlib import Path
@@ -20,15 +21,16 @@ from pubsel import algorithms
 from pubsel.algorithms import Frozen, Release, map_of
 from pubsel.algorithms.noisy_sgd import NoisySGD
 from pubsel.algorithms.pillar import noisy_covariance, public_pca, random_projection
-from pubsel.cell import Cell, guarantee
+from pubsel.cell import Cell
 from pubsel.cli import main
 from pubsel.data import Split, Task
 from pubsel.messages import UsageError
 from pubsel.privacy import accountant
 from pubsel.privacy.randomness import stream
+from pubsel.rules import Budget
 from pubsel.settings import CONF
 from pubsel.settings.identity import as_json
-from pubsel.settings.keys import Accounting, Privacy, Training
+from pubsel.settings.keys import Accounting, Training
 from pubsel.settings.methods import option
 from pubsel.training.loop import noisy_sum
 from pubsel.training.once import freeze
@@ -144,22 +146,16 @@ def test_experiments_of_the_paper_leave_rows_as_they_are(path):
     assert values.algorithm.unit is False
 
 
-def settings_of(name, epsilon=2.0, **changes):
-    """What freeze and guarantee read of a RunConfig."""
-    training = {"epochs": 2, "batch_size": 1000, "learning_rate": 0.1, "momentum": 0.0, "weight_decay": 0.0,
-                "milestones": [], "decay": 1.0, "chunk": None, "checkpoint_seconds": 60.0}  # fmt: skip
-    made = {"delta": 1e-5, "accounting": Accounting.prv, "secure_noise": False}
-    return SimpleNamespace(
-        algorithm={"name": name}, epsilon=epsilon, privacy=Privacy(**made | changes.get("privacy", {})),
-        training=Training(**training | changes.get("training", {})),
-    )  # fmt: skip
-
-
+TRAINING = Training(2, None, 1000, 0.1, 0.0, 0.0, [], 1.0, None, 60.0)
+BUDGET = Budget(2.0, 1e-5)
 NAMED = SimpleNamespace(secret=lambda what, *_: secret_named(what))
 
 
-def cell_of(settings, algorithm, folder, streams=NAMED):
-    return Cell(settings, algorithm, "a run", folder, torch.device("cpu"), streams)
+def cell_of(algorithm, folder=None, budget=BUDGET, batch=1000, streams=NAMED):
+    training = dataclasses.replace(TRAINING, batch_size=batch)
+    unread = dict.fromkeys(("inputs", "model", "seed", "select", "epsilon_select", "distance"))
+    parts = {"algorithm": algorithm, "budget": budget, "training": training, "streams": streams}
+    return Cell(name="a run", folder=folder, device=torch.device("cpu"), **parts, **unread)
 
 
 def problem(private, public):
@@ -172,7 +168,7 @@ def test_a_projection_that_costs_nothing_never_reads_private_data(name, tmp_path
     """The private features are poison: what is frozen is the same, and finite."""
     public, found = features(40), []
     for private in (features(60, seed=1), torch.full((60, 12), math.nan)):
-        cell = cell_of(settings_of(name), build(name, k=4), tmp_path, streams=None)
+        cell = cell_of(build(name, k=4), tmp_path, streams=None)
         frozen = freeze(cell, problem(private, public), None)
         found.append(frozen)
     assert torch.equal(found[0].projection, found[1].projection)
@@ -297,8 +293,7 @@ def test_public_features_that_give_no_clip_norm_are_refused(broken):
 @pytest.mark.parametrize(("share", "batch"), [(0.01, 200), (0.25, 200), (0.5, 200), (0.25, 25)])
 def test_the_shares_of_the_budget_add_up(share, batch):
     """Poisson batches and full ones: what is released first, and training, cost what was asked for and no more."""
-    settings = settings_of("dp_pca", training={"batch_size": batch})
-    plan, spend, first = guarantee(settings, build("dp_pca", share=share), 200)
+    plan, spend, first = cell_of(build("dp_pca", share=share), batch=batch).guarantee(200)
     assert first.epsilon <= share * 2.0
     assert spend.epsilon <= (1 - share) * 2.0
     assert first.epsilon + spend.epsilon > 0.998 * 2.0
@@ -316,44 +311,44 @@ def test_the_shares_of_the_budget_add_up(share, batch):
 
 
 def test_no_share_is_taken_where_nothing_is_released_first():
-    whole = guarantee(settings_of("dp_sgd"), build("dp_sgd"), 200)
+    whole = cell_of(build("dp_sgd")).guarantee(200)
     for name in ("pillar", "jl"):
-        assert guarantee(settings_of(name), build(name, share=0.5), 200) == whole
+        assert cell_of(build(name, share=0.5)).guarantee(200) == whole
     assert whole[2] is None
     assert "parts" not in accountant.statement(whole[1], 1.0, False, False, None, examples=100)
 
 
 def test_the_papers_accounting_is_of_the_algorithms_own_sensitivity():
     """sqrt(2) for the two sums of GEP."""
-    settings = settings_of("gep", privacy={"accounting": Accounting.paper}, training={"batch_size": 100})
-    plan, spend, _ = guarantee(settings, build("gep"), 200)
+    budget = BUDGET._replace(accounting=Accounting.paper)
+    plan, spend, _ = cell_of(build("gep"), budget=budget, batch=100).guarantee(200)
     assert spend == accountant.plan(2.0, 1e-5, plan.rate, plan.steps, math.sqrt(2), Accounting.paper)
 
 
 def test_more_examples_than_the_rounding_of_sums_is_derived_for_are_refused():
-    settings = settings_of("dp_sgd", privacy={"delta": 1e-8})
+    cell = cell_of(build("dp_sgd"), budget=BUDGET._replace(delta=1e-8))
     with pytest.raises(
         UsageError, match=rf"{accountant.MOST_EXAMPLES + 1} examples: the rounding of sums is bounded for"
     ):
-        guarantee(settings, build("dp_sgd"), accountant.MOST_EXAMPLES + 1)
+        cell.guarantee(accountant.MOST_EXAMPLES + 1)
 
 
 def test_a_first_release_of_more_examples_than_that_is_refused(tmp_path, monkeypatch):
     """However few people they are of."""
     monkeypatch.setattr(accountant, "MOST_EXAMPLES", 30)
-    settings, algorithm = settings_of("dp_pca"), build("dp_pca", k=2)
-    _, _, first = guarantee(settings, algorithm, 20)
+    cell = cell_of(build("dp_pca", k=2), tmp_path)
+    _, _, first = cell.guarantee(20)
     task = problem(features(31), features(40))._replace(people=torch.tensor([2] * 15 + [1]))
     with pytest.raises(UsageError, match="31 examples: the rounding of sums is bounded for 30"):
-        freeze(cell_of(settings, algorithm, tmp_path), task, first)
+        freeze(cell, task, first)
 
 
 def test_a_private_pca_without_a_share_is_refused(tmp_path):
     """It would release private features without noise under a guarantee that leaves them out."""
-    settings, algorithm = settings_of("dp_pca"), build("dp_pca", share=0, k=2)
-    _, _, first = guarantee(settings, algorithm, 60)
+    cell = cell_of(build("dp_pca", share=0, k=2), tmp_path)
+    _, _, first = cell.guarantee(60)
     with pytest.raises(UsageError, match=r"algorithm\.share"):
-        freeze(cell_of(settings, algorithm, tmp_path), problem(features(60), features(40)), first)
+        freeze(cell, problem(features(60), features(40)), first)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -362,9 +357,9 @@ def test_the_noise_that_is_accounted_for_is_added(tmp_path, monkeypatch):
     monkeypatch.setattr(
         pubsel.training.once, "noisy_sum", lambda made, x, noise, source, **_: asked.append(noise) or Frozen()
     )
-    settings, algorithm = settings_of("dp_pca"), build("dp_pca", k=2)
-    _, _, first = guarantee(settings, algorithm, 60)
-    freeze(cell_of(settings, algorithm, tmp_path), problem(features(60), features(40)), first, noted=False)
+    cell = cell_of(build("dp_pca", k=2), tmp_path)
+    _, _, first = cell.guarantee(60)
+    freeze(cell, problem(features(60), features(40)), first, noted=False)
     assert asked == [first.noise_multiplier]
 
 

@@ -10,9 +10,9 @@ import pytest
 from hydra import compose, initialize_config_dir
 
 from pubsel import records
-from pubsel.cell import canonical
 from pubsel.commands import replay
 from pubsel.messages import UsageError, UserError
+from pubsel.rules import canonical
 from pubsel.settings import CONF, command_line
 from pubsel.settings.identity import as_json, identity_of
 from pubsel.settings.keys import RankConfig, RunConfig

@@ -15,7 +15,7 @@ from scipy import stats
 from pubsel import algorithms
 from pubsel.algorithms.dp_sgd import DPSGD, NOISE
 from pubsel.algorithms.non_private import NonPrivate
-from pubsel.cell import Cell, canonical
+from pubsel.cell import Cell
 from pubsel.cli import main
 from pubsel.commands.audit import Audited, _planned
 from pubsel.data import Split, Task
@@ -24,6 +24,7 @@ from pubsel.messages import UsageError, UserError
 from pubsel.models import small
 from pubsel.privacy.randomness import Secret, SystemEntropy, stream
 from pubsel.privacy.sampling import poisson_sample, schedule
+from pubsel.rules import canonical
 from pubsel.settings import CONF
 from pubsel.settings.keys import AuditConfig, Training
 from pubsel.settings.schema import check

@@ -3,7 +3,6 @@
 import json
 import math
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -35,6 +34,7 @@ from pubsel.messages import UsageError
 from pubsel.privacy import accountant
 from pubsel.privacy.randomness import stream
 from pubsel.privacy.sampling import schedule
+from pubsel.rules import Budget
 from pubsel.settings.keys import Training
 from pubsel.training.loop import Job, fit
 from tests.made import build, only_record
@@ -120,16 +120,16 @@ def test_only_labels_of_the_private_task_count():
     assert torch.equal(projection(even, same_task=True), projection(even))
     assert not torch.allclose(projection(rare, same_task=True), projection(even), rtol=1e-2)
 
-    settings = SimpleNamespace(epsilon=1.0, privacy=SimpleNamespace(delta=1e-5))
+    budget = Budget(1.0, 1e-5)
     for choice, same in (("auto", True), ("auto", False), ("given", False), ("none", True)):
         split = Split(public, rare)
         task = Task(split, split, split, 2, "accuracy", (0.5,), (0.5,), (), same_task=same)
-        algorithm = derived(build("whitened_head", public_labels=choice), settings, task)
+        algorithm = derived(build("whitened_head", public_labels=choice), budget, task)
         assert algorithm.labelled == (same if choice == "auto" else choice == "given")
         assert (
             algorithm.offsets == 2 * algorithm.labelled == algorithm.frozen(public=split, d=30, random=random).offsets
         )
-        assert not derived(build("whitened_head", public_labels=choice), settings, task._replace(public=None)).labelled
+        assert not derived(build("whitened_head", public_labels=choice), budget, task._replace(public=None)).labelled
 
 
 @pytest.mark.parametrize("y", [torch.full((40,), 2), torch.zeros(40, 2)])

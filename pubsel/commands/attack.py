@@ -15,21 +15,14 @@ from pubsel import data, distances
 from pubsel import records as results
 from pubsel.attacks import membership
 from pubsel.attacks.membership import DIGITS, attack_figures, classifier_scores, member_scores, pick_rate, success_rate
-from pubsel.cell import (
-    as_chosen,
-    choose_device,
-    has_paths,
-    load_task,
-    network,
-    refuse_unit,
-    use_threads,
-)
+from pubsel.cell import Cell, choose_device, network, use_threads
 from pubsel.data import Split, Task
 from pubsel.distances.gsd import GSD, Labelling
 from pubsel.messages import UsageError, UserError, say
 from pubsel.privacy import ledger
 from pubsel.privacy.randomness import stream
 from pubsel.release.reopen import check_files, whole_of
+from pubsel.rules import as_chosen, has_paths, refuse_unit
 from pubsel.settings.identity import as_json, folder_name, identity_of, short_name
 from pubsel.settings.keys import POOL, Attack, AttackConfig, RunConfig, public_sets
 from pubsel.settings.methods import typed
@@ -38,8 +31,10 @@ from pubsel.training.pooled import as_recorded
 
 NOT_PRIVATE = "An attack reads private data without noise: this record is not differentially private."
 OF_RUN = ("private", "public", "model", "algorithm", "epsilon", "label", "seed", "metric", "utility", "weights")
-OF_ROW = ("attack", "features", "gsd_values", "known_members", "private_examples", "trials", "members", "others",
-          "success", "success_interval", "auc", "auc_interval")  # fmt: skip
+OF_ROW = """
+attack features gsd_values known_members private_examples trials members others success success_interval auc
+auc_interval
+""".split()
 
 
 def attack(settings: AttackConfig) -> pandas.DataFrame:
@@ -52,7 +47,7 @@ def attack(settings: AttackConfig) -> pandas.DataFrame:
         frame = pandas.DataFrame([loss_row(record) for record in attack_runs(settings, folder, device)])
         results.write_table(frame, folder / "tables" / "loss_attack.csv")
         return frame
-    return pandas.DataFrame(attack_gsd(settings, folder, device), columns=list(OF_ROW)).dropna(axis=1, how="all")
+    return pandas.DataFrame(attack_gsd(settings, folder, device), columns=OF_ROW).dropna(axis=1, how="all")
 
 
 # Trained models
@@ -125,14 +120,15 @@ def reopened(
     model, _ = whole_of(folder, record)
 
     # the data: as the run read it
-    again = settings_of(record, settings)
-    again = dataclasses.replace(again, pair=as_chosen(again.pair, record["public"]))
-    task = load_task(again, device)
-    if again.pair.public == POOL:
-        task = as_recorded(again, task, record)
+    cell = Cell.of(settings_of(record, settings))
+    pair = as_chosen(cell.inputs.pair, record["public"])
+    cell = cell._replace(inputs=cell.inputs._replace(pair=pair), device=device)
+    task = cell.load_task()
+    if pair.public == POOL:
+        task = as_recorded(cell, task, record)
     if len(task.private.x) != record["private_examples"]:
         raise UserError(
-            f"{folder.name}: trained on {record['private_examples']} private examples, {again.pair.private} has "
+            f"{folder.name}: trained on {record['private_examples']} private examples, {pair.private} has "
             f"{len(task.private.x)} now: bring back its data, or delete {folder} and train it again"
             f"{ledger.again(folder)}"
         )

@@ -34,7 +34,7 @@ from pubsel.attacks.one_run import (
 )
 from pubsel.attacks.per_instance import Losses
 from pubsel.attacks.witness import SURE, Witness
-from pubsel.cell import AUTO, Cell, Streams, canonical, check_pair, guarantee, weights_digest
+from pubsel.cell import Cell, weights_digest
 from pubsel.data import Task
 from pubsel.gradients.matrix import Engine
 from pubsel.gradients.per_example import losses_of
@@ -43,8 +43,8 @@ from pubsel.privacy import ledger
 from pubsel.privacy.accountant import Plan
 from pubsel.privacy.randomness import Secret, content, stream
 from pubsel.privacy.sampling import Schedule
-from pubsel.settings.identity import as_json, identity_of
-from pubsel.settings.keys import POOL, Audit, AuditConfig, AuditKind, RunConfig, Training
+from pubsel.rules import AUTO, canonical, check_pair
+from pubsel.settings.keys import POOL, Audit, AuditConfig, AuditKind, Training, of_run
 from pubsel.training.evaluation import logits
 from pubsel.training.loop import Job, Progress, engine, fit, on_device, rate_of
 from pubsel.training.once import Prepared, prepare, solve, training_secret
@@ -76,15 +76,18 @@ SURELY = 1e-3  # white box: chance of the extreme guesses, at most, at which a c
 def audit(settings: AuditConfig) -> dict[str, Any]:
     """Audit one cell and return its record; a finished one is read. UsageError if there is no guarantee to audit."""
     check_pair(settings)
-    cell = Cell.of(canonical(settings), "audits")
+    requested = canonical(settings)
+    cell = Cell.of(requested, "audits")
 
     def make() -> dict[str, Any]:
         began = time.monotonic()
-        check_audited(cell)
+        check_audited(cell, settings.audit.kind)
         task = cell.load_task()
         say(f"{cell.name}: on {cell.device}")
-        audited = cell.derived(task)
-        kind = _per_instance if settings.audit.kind == AuditKind.per_instance else _with_canaries
+        # without canaries, what is followed is the run itself: its name, and so its noise
+        itself = settings.audit.kind == AuditKind.per_instance
+        kind = _per_instance if itself else _with_canaries
+        audited = (Cell.of(of_run(requested)) if itself else cell).derived(task)
         # what these trainings leave is not kept: nobody may release or resume them
         with tempfile.TemporaryDirectory(prefix=records.SCRATCH, dir=cell.folder) as scratch:
             measures = kind(Audited(audited._replace(folder=Path(scratch)), settings.audit, task, cell.folder))
@@ -94,7 +97,7 @@ def audit(settings: AuditConfig) -> dict[str, Any]:
             "kind": settings.audit.kind.name,
             "unit": settings.pair.unit,
             **measures,
-            "settings": as_json(cell.settings),
+            "settings": cell.streams.settings,
             "seconds": round(time.monotonic() - began, 1),
             "finished": datetime.now(UTC).isoformat(timespec="seconds"),
         }
@@ -105,16 +108,14 @@ def audit(settings: AuditConfig) -> dict[str, Any]:
     return record
 
 
-def check_audited(cell: Cell) -> None:
+def check_audited(cell: Cell, kind: AuditKind) -> None:
     """Raise UsageError if a cell has no guarantee, or none that an audit can follow."""
-    epsilon = cell.settings.epsilon
+    epsilon = cell.budget.epsilon
     if not cell.algorithm.private or epsilon in (0.0, math.inf):
         raise UsageError(f"algorithm={cell.algorithm.name}, epsilon={epsilon:g}: no guarantee to audit")
-    public = cell.settings.pair.public
+    public, unit = cell.inputs.pair.public, cell.inputs.pair.unit
     if public in (AUTO, POOL):
         raise UsageError(f"pair.public={public}: the choice is not audited, only training: give the set that it chose")
-    assert isinstance(cell.settings, AuditConfig)
-    unit, kind = cell.settings.pair.unit, cell.settings.audit.kind
     if unit is not None and kind != AuditKind.black_box:
         raise UsageError(
             f"pair.unit={unit}: audit.kind={kind.name} is of single examples, and not of people: take "
@@ -181,8 +182,8 @@ class Planned(NamedTuple):
 def _planned(audited: Audited, what: str, task: Task) -> Planned:
     """Return the plan of the run itself, for training on the private units of `task`."""
     cell = audited.cell
-    schedule, plan, first = guarantee(cell.settings, cell.algorithm, audited.task.units)
-    training = cell.settings.training
+    schedule, plan, first = cell.guarantee(audited.task.units)
+    training = cell.training
     if training.learning_rate is None:
         rate = rate_of(training, cell.algorithm, schedule, plan.noise_multiplier if plan else 0.0)
         training = dataclasses.replace(training, learning_rate=rate)
@@ -212,7 +213,7 @@ def _witnessed(audited: Audited, random: np.random.Generator, weaker: bool) -> d
 def watch(audited: Audited, random: np.random.Generator, weaker: bool = False) -> tuple[Witness, Plan, Plan | None]:
     """Return the witness of one training with canaries from `random`, and the plans of it and of what is released
     before. weaker: with a third of the noise, for all that the witness knows as planned."""
-    task, algorithm, chunk = audited.task, audited.cell.algorithm, audited.cell.settings.training.chunk
+    task, algorithm, chunk = audited.task, audited.cell.algorithm, audited.cell.training.chunk
     planned = _planned(audited, "audit", task)
     claimed, first = planned.plan, planned.first
     assert claimed is not None
@@ -247,11 +248,10 @@ def _scored(audited: Audited, random: np.random.Generator, weaker: bool) -> dict
     if isinstance(cell.algorithm, Solves):
         secret = planned.secret(prepared)
         if weaker:  # it plans its own noise, which is in proportion to 1 / epsilon
-            weak = dataclasses.replace(cell.settings, epsilon=cell.settings.epsilon / CONTROL)
-            cell = cell._replace(settings=weak)
+            cell = cell._replace(budget=cell.budget._replace(epsilon=cell.budget.epsilon / CONTROL))
         weight, claimed = solve(cell, prepared.task, secret)
         prepared.trains.load_state_dict({"weight": weight}, strict=False)
-        claimed = claimed._replace(claimed_epsilon=audited.cell.settings.epsilon)
+        claimed = claimed._replace(claimed_epsilon=audited.cell.budget.epsilon)
     else:
         planned.train(cell.algorithm, prepared)
 
@@ -329,11 +329,8 @@ def _per_instance(audited: Audited) -> dict[str, Any]:
     cell = audited.cell
     if isinstance(cell.algorithm, Solves):
         raise UsageError(f"algorithm={cell.algorithm.name} runs its own loop: its examples are not followed")
-    settings = RunConfig(**{f.name: getattr(cell.settings, f.name) for f in dataclasses.fields(RunConfig)})
-    name = identity_of(settings)
-    cell = cell._replace(settings=settings, name=name, streams=Streams.of(settings, name, cell.device))
-    audited = audited._replace(cell=cell)
-    return {"run": name} | with_control(lambda weaker: _lost(audited.at(f"{weaker}"), weaker)) | {"statement": SECRET}
+    lost = with_control(lambda weaker: _lost(audited.at(f"{weaker}"), weaker))
+    return {"run": cell.name} | lost | {"statement": SECRET}
 
 
 def _lost(audited: Audited, weaker: bool) -> dict[str, Any]:

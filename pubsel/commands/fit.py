@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from pubsel.cell import canonical, choose_device
+from pubsel.cell import choose_device
 from pubsel.data import MOST_PUBLIC, Source, open_dataset, same_examples
 from pubsel.data.embeddings import is_embeddings, open_embeddings
 from pubsel.messages import UsageError, UserError, duration, gib, say
@@ -24,6 +24,7 @@ from pubsel.privacy import accountant
 from pubsel.release import measurement, onnx, quality
 from pubsel.release import run as training
 from pubsel.release.bundle import made, write
+from pubsel.rules import canonical
 from pubsel.selection import coverage
 from pubsel.settings import outputs
 from pubsel.settings.compose import composed, words_of
@@ -40,7 +41,7 @@ OF_EXPORT = ("results", "data_root", "download", "threads", "debug", "to", "form
 TIMED = 32  # images whose features are computed to tell how long all take
 
 
-class Budget(NamedTuple):
+class Shares(NamedTuple):
     """Parts of epsilon: for the choice (None: there is nothing to choose) and for training. Their sum is not more than
     epsilon."""
 
@@ -83,20 +84,20 @@ def run(settings: FitConfig) -> str:
     return result_text(settings, record, files)
 
 
-def divided(settings: FitConfig) -> Budget:
+def divided(settings: FitConfig) -> Shares:
     """Return how epsilon is divided."""
     if not (settings.public or settings.pool):
-        return Budget(None, settings.epsilon)
+        return Shares(None, settings.epsilon)
     choice = settings.choice * settings.epsilon
     rest = settings.epsilon - choice
 
     # What is stated is the sum as a processor adds it.
     while choice + rest > settings.epsilon:
         rest = math.nextafter(rest, 0)
-    return Budget(choice, rest)
+    return Shares(choice, rest)
 
 
-def words(settings: FitConfig, features: str, budget: Budget) -> list[str]:
+def words(settings: FitConfig, features: str, budget: Shares) -> list[str]:
     """Return the words of the `pubsel run` that does the work."""
     public = "auto" if settings.public else "pool" if settings.pool else None
     pair: dict[str, Any] = {"private": settings.private, "public": public, "m": None, "take": "test"}
@@ -117,7 +118,7 @@ def run_folder(of_run: RunConfig) -> Path:
     return Path(of_run.results) / "runs" / identity_of(of_run)
 
 
-def features_for(source: Source, settings: FitConfig, budget: Budget) -> str:
+def features_for(source: Source, settings: FitConfig, budget: Shares) -> str:
     """Return the name in conf/model for images: scattering is better on grey ones, and needs no weights. If this
     command was started before, what it took then: other features would be another release."""
     if source.train.x.shape[1] == 1:
@@ -186,7 +187,7 @@ def _publics(settings: FitConfig) -> dict[str, int]:
 
 
 def print_plan(
-    settings: FitConfig, of_run: RunConfig, source: Source, publics: dict[str, int], budget: Budget, *, timed: bool
+    settings: FitConfig, of_run: RunConfig, source: Source, publics: dict[str, int], budget: Shares, *, timed: bool
 ) -> Iterator[str]:
     """Yield the lines of the plan. timed: with the time that features take."""
     n, test, units = len(source.train.y), len(source.test.y), "images"

@@ -15,10 +15,8 @@ from pubsel import data, distances, records, selection
 from pubsel.cell import (
     Noted,
     Streams,
-    check_backbone,
     choose_device,
     given_weights,
-    has_paths,
     map_split,
     network,
     tensors,
@@ -30,6 +28,7 @@ from pubsel.distances import Distance, Releases
 from pubsel.distances.gsd import Subspaces
 from pubsel.messages import UsageError, say
 from pubsel.privacy import accountant, ledger
+from pubsel.rules import check_backbone, has_paths
 from pubsel.selection import coverage
 from pubsel.selection.choose import Choice, by_features, check_choice, compared
 from pubsel.settings.identity import as_json, folder_name, short_name
@@ -62,7 +61,7 @@ def rank(settings: RankConfig) -> dict[str, Any]:
                 say(f"  {note}")
             measure = _rank if settings.epsilon_select is None else _select
             measured = measure(settings, task, candidates, device, Streams.of(settings, name, device))
-            start = given_weights(settings, task)
+            start = given_weights(settings.model, task, settings.seed, settings.data_root)
 
         described: dict[str, Any] = {"settings": what, "private": settings.private, "model": settings.model.name}
         described |= {"m": distance_of(settings).m, "notes": list(task.notes)}
@@ -111,7 +110,7 @@ def identity(settings: RankConfig) -> str:
 def open_candidates(settings: RankConfig, device: torch.device, kept: Path) -> tuple[Task, dict[str, Split]]:
     """Return the private data, and the candidates by name. kept: a folder for the candidates' examples, so that memory
     does not grow with their number."""
-    through = through_backbone(settings, device)
+    through = through_backbone(settings.model.backbone, settings.convert, settings.data_root, device)
     read = data.Reader(settings.data_root, settings.download, through, keep=settings.keep)
     images = data.open_dataset(settings.private, settings.data_root, settings.download, keep=settings.keep)
     source = through(settings.private, images, None)

@@ -14,9 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from pubsel import records
-from pubsel.cell import Streams, canonical, choose_device
+from pubsel.cell import Streams, choose_device
 from pubsel.messages import UsageError
 from pubsel.release.run import run
+from pubsel.rules import canonical
 from pubsel.settings.identity import identity_of
 from pubsel.settings.keys import RunConfig
 

@@ -188,7 +188,7 @@ class Composer:
     def cell(self, words: list[str]) -> SweptCell:
         """Return a cell with the name that its record has, or will have."""
         if self.command == "run":
-            from pubsel.cell import canonical  # and with it torch
+            from pubsel.rules import canonical  # and with it torch
 
             settings: Any = canonical(check(RunConfig, self.composed(words)))
             return SweptCell(words, identity_of(settings), as_json(settings))

@@ -11,7 +11,6 @@ its two largest logits, or a score and the edge of a bin, agree to such digits, 
 count. The sensitivity does not bound that; the record says so (ROUNDED).
 """
 
-import math
 from typing import Any
 
 import torch
@@ -19,12 +18,10 @@ from torch import Tensor
 
 from pubsel.cell import Cell, Noted, tensors
 from pubsel.data import Task
-from pubsel.messages import UsageError
 from pubsel.privacy import accountant, ledger
 from pubsel.privacy.people import weights_of
 from pubsel.release import quality
 from pubsel.release.quality import Estimate, Released, Steps
-from pubsel.settings.keys import Overlap, RunConfig
 from pubsel.training.evaluation import logits
 from pubsel.training.once import Prepared, released_once
 
@@ -32,22 +29,6 @@ ROUNDED = (
     "held-out examples whose class or score changes if logits are rounded differently (by some 1e-7 of them), as a "
     "processor may do next to other examples"
 )
-
-
-def check_measured(settings: RunConfig) -> None:
-    """Raise UsageError if privacy.measure is requested where there is nothing to measure on, or no budget for it;
-    settings are canonical."""
-    if not settings.privacy.measure:
-        return
-    if settings.pair.overlap == Overlap.drop:
-        raise UsageError(
-            "privacy.measure=true: which held-out images are dropped would depend on training images: remove them "
-            "from your data, and leave out pair.overlap=drop"
-        )
-    if settings.pair.validation == 0:
-        raise UsageError("privacy.measure=true: measures on held-out private examples: give pair.validation=0.1")
-    if not 0 < settings.epsilon < math.inf:
-        raise UsageError("privacy.measure=true: needs a private algorithm and epsilon=NUMBER, for the noise")
 
 
 def table_of(outputs: Tensor, y: Tensor, metric: str, people: Tensor | None = None) -> Steps:
@@ -89,11 +70,11 @@ def measure(cell: Cell, prepared: Prepared, task: Task, epsilon: float, delta: f
     task: as it was loaded: the ledger knows held-out examples by what they were then. epsilon, delta: what all releases
     of training examples spent together, so that one statement holds for both.
     """
-    settings, held = cell.settings, prepared.task.validation
+    held = prepared.task.validation
     images, people = task.validation, task.held_out_people
     assert held is not None
     assert images is not None
-    n, secure = task.held_out_units, settings.privacy.secure_noise
+    n, unit = task.held_out_units, cell.inputs.pair.unit
     counts = table_of(logits(prepared.trains, held.x), held.y, task.metric, people)
 
     # The noise follows from what decides the counts: the examples, whose they are, and the trained weights.
@@ -111,10 +92,9 @@ def measure(cell: Cell, prepared: Prepared, task: Task, epsilon: float, delta: f
     released = Released(**{name: value.numpy() for name, value in kept.items()})
 
     what = "The measured quality is, for the held-out examples,"
-    unit = settings.pair.unit
     if unit:
         what = f"The measured quality is, for a held-out person with all their examples (those with one {unit}),"
-    privacy = accountant.measurement_statement(what, plan, secure, n, sensitivity, "held-out", unit)
+    privacy = accountant.measurement_statement(what, plan, cell.budget.secure_noise, n, sensitivity, "held-out", unit)
     return {
         "table": "histograms" if counts.ndim == 3 else "confusion",
         **{name: value.tolist() for name, value in kept.items() if name != "n"},

@@ -5,7 +5,6 @@ trains, evaluates and describes it.
 """
 
 import contextlib
-import dataclasses
 import math
 import tempfile
 import time
@@ -19,22 +18,7 @@ from torch import nn
 
 from pubsel import distances, records
 from pubsel.algorithms import Derives, Solves
-from pubsel.cell import (
-    AUTO,
-    Cell,
-    by_label,
-    canonical,
-    check_pair,
-    given_weights,
-    guarantee,
-    has_paths,
-    load_task,
-    map_split,
-    network,
-    sets_of,
-    weights_digest,
-    without_public,
-)
+from pubsel.cell import Cell, given_weights, load_task, map_split, weights_digest
 from pubsel.data import Split, Task
 from pubsel.distances.gsd import Subspaces
 from pubsel.messages import UsageError, UserError, log, logged, say, traced
@@ -43,10 +27,20 @@ from pubsel.privacy import accountant, ledger
 from pubsel.privacy.randomness import stream
 from pubsel.privacy.sampling import Schedule
 from pubsel.release import classifier, measurement
+from pubsel.rules import (
+    AUTO,
+    by_label,
+    canonical,
+    check_measured,
+    check_pair,
+    has_paths,
+    sets_of,
+    without_public,
+)
 from pubsel.selection import coverage
 from pubsel.selection.choose import Choice, by_features
 from pubsel.settings.identity import as_json, folder_name, short_name
-from pubsel.settings.keys import POOL, RunConfig, public_sets
+from pubsel.settings.keys import POOL, Pair, RunConfig, public_sets
 from pubsel.training import needs, parallel, torchrun
 from pubsel.training.evaluation import check_classes, evaluate, interval, logits, utility
 from pubsel.training.loop import Job, Progress, fit, rate_of
@@ -64,15 +58,16 @@ def run(settings: RunConfig, repeated: Mapping[str, str] | None = None) -> dict[
     Raise UsageError for settings that do not fit together, UserError for a run that fails.
     """
     check_pair(settings)
-    cell = Cell.of(canonical(settings), processes=torchrun.place()[1], repeated=repeated)
-    measurement.check_measured(cell.settings)
+    settings = canonical(settings)
+    check_measured(settings)
     if settings.pair.unit is not None and torchrun.place()[1] > 1:
         raise UsageError(f"pair.unit={settings.pair.unit}: a person stays in one process: run without torchrun")
+    cell = Cell.of(settings, processes=torchrun.place()[1], repeated=repeated)
     path = cell.folder / "log.txt"
 
     def make() -> dict[str, Any]:
         # before anything that may fail, so that the folder of a failed run tells its command
-        asked = {"identity": cell.name, "settings": as_json(cell.settings), "device": str(cell.device)}
+        asked = {"identity": cell.name, "settings": cell.streams.settings, "device": str(cell.device)}
         records.write_record(cell.folder / "settings.json", asked)
         with logged(path), _failures_noted(cell.folder):
             record = train(cell)
@@ -90,7 +85,7 @@ def run(settings: RunConfig, repeated: Mapping[str, str] | None = None) -> dict[
     with contextlib.suppress(OSError):
         remove_unfinished(cell.folder)  # of a process that was killed after the record
     say(f"{cell.name}: finished before")
-    if has_paths([cell.settings.pair.private, *sets_of(cell.settings.pair)]):
+    if has_paths([settings.pair.private, *sets_of(settings.pair)]):
         again = ledger.again(cell.folder)
         say(f"  if its files have changed since, delete {cell.folder} to train again{again}")
     return record
@@ -153,39 +148,39 @@ def train(cell: Cell) -> dict[str, Any]:
     parts: list[tuple[str, accountant.Plan]] = []
 
     # the public data, which may be chosen privately
-    if cell.settings.pair.public == AUTO:
+    if cell.inputs.pair.public == AUTO:
         say(f"{cell.name}: chooses public data")
         cell, selected = with_chosen(cell)
         parts += [("selection of the public set", selected)] if selected.epsilon else []
     task = _loaded(cell)
     pool = None
-    if cell.settings.pair.public == POOL:
+    if cell.inputs.pair.public == POOL:
         _check_budget(cell, task)
         cell, task, pool, selected = from_pool(cell, task)
         parts += [("selection of the public examples", selected)]
     cell = cell.derived(task)
 
     # what it will cost: in privacy, and in memory
-    plan, spend, first = guarantee(cell.settings, cell.algorithm, task.units)
+    plan, spend, first = cell.guarantee(task.units)
     parts += [("before training", first)] if first else []
     _check_deltas(cell, task)
     before = Before(plan, spend, first, parts)
-    needs.check_memory(cell, task, plan, unmeasured(cell.settings, task))
+    needs.check_memory(cell, task, plan, unmeasured(cell, task))
 
     follows = _following(cell, plan, spend)
     if follows:
         say("  " + ", ".join(f"{key} {value:.4g}" for key, value in follows.items()))
 
     # at the distance's networks, before training: it depends on nothing that is trained
-    distance, start = pair_distance(cell.settings, task, cell.device), given_weights(cell.settings, task)
+    distance, start = pair_distance(cell, task), given_weights(cell.model, task, cell.seed, cell.inputs.data_root)
 
     prepared = prepare(cell, task, first)
     spend, seconds = _fitted(cell, prepared, before, task.private)
 
-    classifier.keep_model(cell.folder, cell.settings.model, prepared.whole, task)
+    classifier.keep_model(cell.folder, cell.model, prepared.whole, task)
     before = before._replace(spend=spend)
     record = _figures(cell, prepared) | _described(cell, prepared.task, before, distance, start)
-    if cell.settings.privacy.measure and task.validation is not None:
+    if cell.budget.measure and task.validation is not None:
         epsilon, delta = record["privacy"]["epsilon"], record["privacy"]["delta"]
         record["quality"] = measurement.measure(cell, prepared, task, epsilon, delta)
     record |= {"pool": pool} if pool else {}
@@ -197,25 +192,25 @@ def _check_budget(cell: Cell, task: Task) -> None:
     some = task if task.public is not None else task._replace(public=task.private)
     outcomes = [some, *([] if cell.algorithm.needs_public else [task._replace(public=None)])]
     for outcome in outcomes:
-        guarantee(cell.settings, cell.derived(outcome).algorithm, task.units, report=lambda _: None)
+        cell.derived(outcome).guarantee(task.units, report=lambda _: None)
     _check_deltas(cell, task)
 
 
 def _check_deltas(cell: Cell, task: Task) -> None:
     """Raise UsageError if delta exceeds 1/n for the training or the held-out units."""
-    settings, algorithm = cell.settings, cell.algorithm
-    if not algorithm.private or settings.epsilon == math.inf or algorithm.sensitivity() == 0:
+    budget, algorithm = cell.budget, cell.algorithm
+    if not algorithm.private or budget.epsilon == math.inf or algorithm.sensitivity() == 0:
         return
-    accountant.check_delta(settings.privacy.delta, task.units, settings.privacy.weak)
-    if settings.privacy.measure and task.validation is not None:
-        accountant.check_delta(settings.privacy.delta, task.held_out_units, settings.privacy.weak)
+    accountant.check_delta(budget.delta, task.units, budget.weak)
+    if budget.measure and task.validation is not None:
+        accountant.check_delta(budget.delta, task.held_out_units, budget.weak)
 
 
 def _following(cell: Cell, plan: Schedule, spend: accountant.Plan | None) -> dict[str, Any]:
     """Return the settings that follow from the task and the budget, for the record."""
     if isinstance(cell.algorithm, Derives):
         return cell.algorithm.values(plan.steps)
-    training, noise_multiplier = cell.settings.training, spend.noise_multiplier if spend else 0.0
+    training, noise_multiplier = cell.training, spend.noise_multiplier if spend else 0.0
     if training.learning_rate is not None:
         return {}
     return {"learning_rate": rate_of(training, cell.algorithm, plan, noise_multiplier)}
@@ -229,14 +224,14 @@ def _loaded(cell: Cell) -> Task:
         say(f"  {note}")
     check_classes(task.test.y, task.metric, "the test set")
     if task.validation is not None:
-        check_classes(task.validation.y, task.metric, f"pair.validation={cell.settings.pair.validation}")
+        check_classes(task.validation.y, task.metric, f"pair.validation={cell.inputs.pair.validation}")
     return task
 
 
 def _fitted(cell: Cell, prepared: Prepared, before: Before, given: Split) -> tuple[accountant.Plan | None, float]:
     """Train what is prepared; return what it spent, and in how many seconds. given: the private examples as they were
     loaded, by which the ledger knows them."""
-    settings, plan, spend = cell.settings, before.plan, before.spend
+    plan, spend = before.plan, before.spend
     secret = training_secret(cell, prepared.task, prepared.whole, plan, spend, given)
 
     # a closed form has no steps
@@ -248,7 +243,7 @@ def _fitted(cell: Cell, prepared: Prepared, before: Before, given: Split) -> tup
 
     noise_multiplier = spend.noise_multiplier if spend else 0.0
     checkpoint = cell.folder / "checkpoint.pt"
-    job = Job(cell.algorithm, plan, noise_multiplier, settings.training, cell.name, checkpoint)
+    job = Job(cell.algorithm, plan, noise_multiplier, cell.training, cell.name, checkpoint)
     with parallel.processes() as processes:
         return spend, fit(prepared.trains, prepared.task, job, secret, _shown(before), processes=processes)
 
@@ -303,40 +298,40 @@ def _described(
 ) -> dict[str, Any]:
     """Return what a trained cell was, for the record. Its settings are those that were given, whatever was chosen.
     start: `given_weights`."""
-    settings, asked, spend = cell.settings, cell.streams.settings, before.spend
-    assert isinstance(asked, RunConfig)
+    requested, pair, spend = cell.streams.settings, cell.inputs.pair, before.spend
 
     # the statement covers the choice of the public data too
-    chosen = {AUTO: "the public set", POOL: "the public examples"}.get(str(asked.pair.public))
-    by_histogram = " (by a noisy histogram)" if asked.pair.public == POOL else ""
+    public = requested["pair"].get("public")
+    chosen = {AUTO: "the public set", POOL: "the public examples"}.get(str(public))
+    by_histogram = " (by a noisy histogram)" if public == POOL else ""
     selected = sum(part.epsilon for what, part in before.parts if what == f"selection of {chosen}")
     public_labels = "of the private set" if task.same_task else "of another set"
     privacy = accountant.statement(
         spend,
         cell.algorithm.sensitivity(),
-        settings.privacy.secure_noise,
+        cell.budget.secure_noise,
         bool(distance),
         before.parts,
         chosen and chosen + by_histogram,
         examples=task.units,
-        unit=settings.pair.unit,
+        unit=pair.unit,
     )
-    of_features = asked.pair.public == POOL or (chosen and by_features(asked.select))
+    of_features = public == POOL or (chosen and by_features(cell.select))
     if of_features and "not_covered" in privacy:
         privacy["not_covered"].append(coverage.ROUNDED)
 
     return {
-        "label": settings.label,
-        "seed": settings.seed,
-        "private": settings.pair.private,
-        "public": "+".join(public_sets(settings.pair.public)) or None,
-        "model": settings.model.name,
+        "label": requested["label"],
+        "seed": cell.seed,
+        "private": pair.private,
+        "public": "+".join(public_sets(pair.public)) or None,
+        "model": cell.model.name,
         "algorithm": cell.algorithm.name,
-        "epsilon": settings.epsilon + selected if spend else None,
+        "epsilon": cell.budget.epsilon + selected if spend else None,
         "public_labels": None if task.public is None else public_labels,
         "distance": distance,
         "privacy": privacy,
-        "settings": as_json(asked),
+        "settings": requested,
         "device": str(cell.device),
         "threads": torch.get_num_threads(),
         "precision": "ieee" if cell.device.type == "cuda" else None,
@@ -353,31 +348,27 @@ def with_chosen(cell: Cell) -> tuple[Cell, accountant.Plan]:
     The choice is drawn once and kept in the run's folder. With pair.overlap=leave, it is on the private examples that
     the last candidate leaves, which may be some more or fewer than are trained on. No distance is measured: it would be
     without noise."""
-    settings = cell.settings
-
-    def of(pair: Any) -> RunConfig:
-        return dataclasses.replace(settings, pair=pair, distance=None, epsilon_select=None)
-
-    pairs = by_label(settings.pair)
+    inputs = cell.inputs
+    pairs = by_label(inputs.pair)
     # on disk, so that memory does not grow with the number of candidates
     candidates: dict[str, Split] = {}
     with tempfile.TemporaryDirectory(prefix=records.SCRATCH, dir=cell.folder) as kept:
         for label, pair in pairs.items():
-            task = load_task(of(pair), cell.device)
+            task = load_task(inputs._replace(pair=pair), cell.device)
             assert task.public is not None
             candidates[label] = map_split(task.public, Path(kept) / f"{len(candidates)}.npy")
 
         _check_budget(cell, task)
-        with_none = by_features(settings.select) and not cell.algorithm.needs_public
-        pairs |= {coverage.NONE: without_public(settings.pair)} if with_none else {}
+        with_none = by_features(cell.select) and not cell.algorithm.needs_public
+        pairs |= {coverage.NONE: without_public(inputs.pair)} if with_none else {}
         choice = Choice(
-            select=settings.select,
-            distance=distances.build(settings.distance),
-            epsilon=settings.epsilon_select or 0.0,
+            select=cell.select,
+            distance=distances.build(cell.distance),
+            epsilon=cell.epsilon_select or 0.0,
             task=task,
             candidates=candidates,
             with_none=with_none,
-            build=lambda i: cell.network(task, settings.seed + i),
+            build=lambda i: cell.network(task, cell.seed + i),
             key=f"selection {cell.name}",
         )
         secret = cell.streams.choice(choice)
@@ -389,25 +380,26 @@ def with_chosen(cell: Cell) -> tuple[Cell, accountant.Plan]:
         drawn = released_once(cell.folder / "selection.pt", secret, release)
 
     say(f"  public data: {drawn['chosen']}, of {', '.join(pairs)}")
-    return cell._replace(settings=of(pairs[drawn["chosen"]])), accountant.Plan(**drawn["spend"])
+    chosen = inputs._replace(pair=pairs[drawn["chosen"]])
+    return cell._replace(inputs=chosen, distance=None), accountant.Plan(**drawn["spend"])
 
 
-def pair_distance(settings: RunConfig, task: Task, device: torch.device) -> dict[str, Any] | None:
+def pair_distance(cell: Cell, task: Task) -> dict[str, Any] | None:
     """Return the distance of a run's pair, measured once and kept under results/distances for all its seeds and
     algorithms."""
-    distance = distances.build(settings.distance)
+    distance = distances.build(cell.distance)
     candidate = task.public
     if distance is None or candidate is None:
         return None
 
-    folder, what = distance_folder(settings)
-    public = short_name(settings.pair.public)
+    folder, what = distance_folder(cell)
+    public, inputs = short_name(cell.inputs.pair.public), cell.inputs
 
     def make() -> dict[str, Any]:
         began = time.monotonic()
 
         values = distance.measure(
-            lambda i: network(settings.model, task, i, settings.data_root).to(device),
+            lambda i: cell.network(task, i),
             task.private,
             {public: candidate},
             task.classes,
@@ -430,30 +422,30 @@ def pair_distance(settings: RunConfig, task: Task, device: torch.device) -> dict
         return record
 
     # a user's files may have changed since they were measured
-    changeable = has_own_files(settings)
+    changeable = has_own_files(inputs.pair)
     return records.recorded(folder, make, records.DistanceRecord, lambda record: not changeable)[0]
 
 
-def distance_folder(settings: RunConfig) -> tuple[Path, dict[str, Any]]:
+def distance_folder(cell: Cell) -> tuple[Path, dict[str, Any]]:
     """Return the folder of the distance of a run's pair, and the settings that it depends on."""
-    what = {"distance": settings.distance, "pair": as_json(settings.pair), "model": as_json(settings.model)}
-    public, private = short_name(settings.pair.public), short_name(settings.pair.private)
-    name = folder_name(f"{private}-{public}-{settings.model.name}", what)
-    return Path(settings.results) / "distances" / name, what
+    pair, model = cell.inputs.pair, cell.model
+    what = {"distance": cell.distance, "pair": as_json(pair), "model": as_json(model)}
+    name = folder_name(f"{short_name(pair.private)}-{short_name(pair.public)}-{model.name}", what)
+    return Path(cell.streams.results) / "distances" / name, what
 
 
-def has_own_files(settings: RunConfig) -> bool:
+def has_own_files(pair: Pair) -> bool:
     """Return whether a set of the pair comes from the user's files, whose content may have changed."""
-    return has_paths([settings.pair.private, *public_sets(settings.pair.public)])
+    return has_paths([pair.private, *public_sets(pair.public)])
 
 
-def unmeasured(settings: RunConfig, task: Task) -> distances.Distance | None:
+def unmeasured(cell: Cell, task: Task) -> distances.Distance | None:
     """Return the distance that `pair_distance` will measure, if any; that of a user's files is measured again."""
-    distance = distances.build(settings.distance)
+    distance = distances.build(cell.distance)
     if distance is None or task.public is None:
         return None
-    kept = (distance_folder(settings)[0] / "result.json").exists()
-    return None if kept and not has_own_files(settings) else distance
+    kept = (distance_folder(cell)[0] / "result.json").exists()
+    return None if kept and not has_own_files(cell.inputs.pair) else distance
 
 
 def other_utilities(model: nn.Module, task: Task) -> dict[str, float]:

@@ -183,7 +183,7 @@ def rate_of(training: Training, algorithm: Algorithm, schedule: Schedule, noise_
     """Return training.learning_rate; if it is null, what the noise of this schedule allows."""
     if training.learning_rate is not None:
         return training.learning_rate
-    assert isinstance(algorithm, FixedClipping)  # see cell.canonical
+    assert isinstance(algorithm, FixedClipping)  # see rules.canonical
     return algorithm.learning_rate(noise_multiplier, schedule.steps, schedule.batch_size, training.momentum)
 
 

@@ -71,7 +71,7 @@ def refuse_memory(needs: Memory, device: torch.device) -> None:
 def of_training(cell: Cell, task: Task, plan: Schedule) -> Memory:
     """Return what training on `task` needs, by the sizes of what is held."""
     model, seen = stand_in(cell, task)
-    gradients = engine(model, cell.settings.training.chunk)
+    gradients = engine(model, cell.training.chunk)
     view = view_of(model, gradients, seen, cell.name, plan)
     chunk = by_unit(None, task.people, gradients)[1].chunk(seen.private.x)
 
@@ -91,7 +91,7 @@ def stand_in(cell: Cell, task: Task) -> tuple[nn.Module, Task]:
         task = shaped(task, cell.algorithm.width(task.private.x.shape[1]))
         return cell.network(task), task
     model = cell.network(task)
-    if not (cell.settings.model.once and isinstance(model, models.Network)):
+    if not (cell.model.once and isinstance(model, models.Network)):
         return model, task
     _, above = split(model, task.private.x)
     return above, shaped(task, sum(shape.numel() for shape in above.shapes))

@@ -53,7 +53,7 @@ def prepare(cell: Cell, task: Task, first: accountant.Plan | None, noted: bool =
         task = task.each(lambda split: Split(torch.cat([frozen(x) for x in split.x.split(FEATURES)]), split.y))
         task = task._replace(offsets=frozen.offsets)
     model = cell.network(task)
-    if not (cell.settings.model.once and isinstance(model, models.Network)):
+    if not (cell.model.once and isinstance(model, models.Network)):
         return Prepared(model, frozen, model, task)
     available = min(free(cell.device), free(torch.device("cpu")))
     trains, task = below_once(model, task, available)
@@ -74,7 +74,6 @@ def training_secret(
 
     given: the private examples by which the ledger identifies them; None if nothing is released. what: another word for
     a training that is not the run's own."""
-    settings = cell.settings
     costs = {"noise_multiplier": 0.0, "epsilon": math.inf, "delta": 0.0}
     noted = None
     if spend is not None:
@@ -82,7 +81,7 @@ def training_secret(
     if given is not None and spend is not None:
         noted = Noted(given, spend.epsilon, spend.delta)
     elif given is not None and isinstance(cell.algorithm, Solves):
-        noted = Noted(given, settings.epsilon, settings.privacy.delta)
+        noted = Noted(given, cell.budget.epsilon, cell.budget.delta)
     public = [] if task.public is None else [task.public]
     private = units_of(task)
     return cell.streams.secret(what, private, public, tensors(model), plan._asdict() | costs, noted)
@@ -114,7 +113,7 @@ def freeze(cell: Cell, task: Task, first: accountant.Plan | None, noted: bool = 
     release = map_of(algorithm, task.public, task.private.x.shape[1], public_stream(cell.name))
     if not isinstance(release, Release):
         return release
-    if first is None and cell.settings.epsilon != math.inf:
+    if first is None and cell.budget.epsilon != math.inf:
         raise UsageError(f"algorithm.share: {algorithm.name} releases from private data: give it a share over 0")
 
     if len(task.private.x) > accountant.MOST_EXAMPLES:
@@ -136,12 +135,12 @@ def freeze(cell: Cell, task: Task, first: accountant.Plan | None, noted: bool = 
 
 def solve(cell: Cell, task: Task, secret: Secret) -> tuple[torch.Tensor, accountant.Plan]:
     """Return the weights [C, d] of an algorithm that runs its own loop, drawn once, and their cost."""
-    algorithm, settings = cell.algorithm, cell.settings
+    algorithm, budget = cell.algorithm, cell.budget
     assert isinstance(algorithm, Solves)
-    assert task.people is None  # see cell.check_unit
+    assert task.people is None  # see rules.check_unit
 
     def release() -> dict[str, Any]:
-        weight, spend = algorithm.solve(task.private, settings.epsilon, settings.privacy.delta, secret("solve"))
+        weight, spend = algorithm.solve(task.private, budget.epsilon, budget.delta, secret("solve"))
         return {"weight": weight, "spend": spend._asdict()}
 
     kept = released_once(cell.folder / "solution.pt", secret, release)

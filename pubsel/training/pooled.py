@@ -1,24 +1,23 @@
 """The public examples of a run whose public data is a pool: clusters, a private choice, a draw."""
 
-import dataclasses
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from pubsel import algorithms
-from pubsel.cell import Cell, Noted, units_of, without_public
+from pubsel.cell import Cell, Noted, units_of
 from pubsel.data import Split, Task
 from pubsel.data.embeddings import check_widths, is_embeddings, open_embeddings
 from pubsel.data.splits import NO_CLASS
 from pubsel.messages import say
 from pubsel.privacy import accountant
 from pubsel.privacy.randomness import stream
+from pubsel.rules import Inputs, without_public
 from pubsel.selection import assigned, pool
 from pubsel.selection.coverage import Private
 from pubsel.selection.pool import Clusters
-from pubsel.settings.keys import RunConfig
+from pubsel.settings.keys import Pair
 from pubsel.training.once import released_once
 
 MOST = 1000  # public examples that are drawn if nobody says how many
@@ -38,16 +37,14 @@ class Pool(NamedTuple):
     name: str
 
     @classmethod
-    def of(cls, settings: RunConfig, task: Task, name: str) -> "Pool":
-        """Return the pool of a run. task: with all examples of the sets that were read."""
-        sets = sets_of_pool(settings, task)
+    def of(cls, inputs: Inputs, task: Task, needs_public: bool, epsilon: float | None, name: str) -> "Pool":
+        """Return the pool of a run. task: with all examples of the sets that were read; epsilon: of the choice."""
+        sets = sets_of_pool(inputs.pair, task)
         parts = list(sets.values())
-        kept = assigned.assignment_folder(parts, settings.data_root)
+        kept = assigned.assignment_folder(parts, inputs.data_root)
         clusters = assigned.clusters_kept(parts, kept)
         nearest = assigned.nearest_of(parts, clusters, kept, say)
-        needs_public = algorithms.build(settings.algorithm).needs_public
-        m = settings.pair.m or MOST
-        return cls(sets, clusters, nearest, needs_public, task.units, settings.epsilon_select or 0.0, m, name)
+        return cls(sets, clusters, nearest, needs_public, task.units, epsilon or 0.0, inputs.pair.m or MOST, name)
 
     def places(self, noisy: list[float]) -> NDArray[np.int64] | None:
         """Return which examples are drawn by a noisy histogram; None if it shows too few private ones."""
@@ -74,8 +71,8 @@ def from_pool(cell: Cell, task: Task) -> tuple[Cell, Task, dict[str, Any], accou
 
     The release is drawn once, from the examples that will be trained on, and kept in the run's folder until the run
     has finished."""
-    settings = cell.settings
-    of = Pool.of(settings, task, cell.name)
+    inputs = cell.inputs
+    of = Pool.of(inputs, task, cell.algorithm.needs_public, cell.epsilon_select, cell.name)
 
     # What decides the release: the private examples, the clusters, and the pool, of which a sample has these.
     public = [Split(torch.from_numpy(each), torch.zeros(0)) for each in of.clusters if isinstance(each, np.ndarray)]
@@ -96,23 +93,23 @@ def from_pool(cell: Cell, task: Task) -> tuple[Cell, Task, dict[str, Any], accou
     secret.begin = None  # the ledger was told of both
     used = not with_none or released_once(cell.folder / "selection.pt", secret, of_choice)["used"]
     many = of.many(noisy) if used else dict.fromkeys(of.sets, 0)
-    told = {"histogram": noisy, "examples": many}
+    shown = {"histogram": noisy, "examples": many}
     named = ", ".join(f"{count} of {name}" for name, count in many.items() if count)
-    say(f"  public data: {named or f'none: the pool has too few examples like those of {settings.pair.private}'}")
+    say(f"  public data: {named or f'none: the pool has too few examples like those of {inputs.pair.private}'}")
 
-    settings = dataclasses.replace(settings, distance=None, epsilon_select=None)
     x = of.features(noisy) if used else None
     if x is not None:
         task = with_examples(task, x)
     else:
-        settings = dataclasses.replace(settings, pair=without_public(settings.pair))
+        inputs = inputs._replace(pair=without_public(inputs.pair))
         task = task._replace(public=None, pool=())
-    return cell._replace(settings=settings), task, told, pool.pool_cost(of.epsilon, with_none)
+    return cell._replace(inputs=inputs, distance=None), task, shown, pool.pool_cost(of.epsilon, with_none)
 
 
-def as_recorded(settings: RunConfig, task: Task, record: dict[str, Any]) -> Task:
+def as_recorded(cell: Cell, task: Task, record: dict[str, Any]) -> Task:
     """Return the task of a finished run with the public examples that it drew from its pool."""
-    x = Pool.of(settings, task, record["identity"]).features(record["pool"]["histogram"])
+    of = Pool.of(cell.inputs, task, cell.algorithm.needs_public, cell.epsilon_select, cell.name)
+    x = of.features(record["pool"]["histogram"])
     return task if x is None else with_examples(task, x)
 
 
@@ -122,10 +119,10 @@ def with_examples(task: Task, x: torch.Tensor) -> Task:
     return task._replace(public=public, pool=(), same_task=False, same_classes=False, same_names=False)
 
 
-def sets_of_pool(settings: RunConfig, task: Task) -> dict[str, pool.Part]:
+def sets_of_pool(pair: Pair, task: Task) -> dict[str, pool.Part]:
     """Return the sets of a pool by name: those that were read with the task, and embeddings on disk. UsageError if
     these are not of the network of the private features."""
-    names = settings.pair.pool or []
+    names = pair.pool or []
     read = [name for name in names if not is_embeddings(name)]
     held = () if task.public is None else task.public.x.split(list(task.pool))
     sets: dict[str, pool.Part] = {name: pool.Features(x) for name, x in zip(read, held, strict=True)}

@@ -17,6 +17,7 @@ Public images have random labels; in gep_figure4 those of the private set appear
 looks at private gradients without noise. The same command resumes what was stopped, and draws again what was measured.
 """
 
+import copy
 import dataclasses
 import itertools
 import math
@@ -28,13 +29,13 @@ import matplotlib.figure
 import numpy as np
 import pandas
 import torch
-import yaml
 from matplotlib.ticker import LogFormatter
 from torch import Tensor
 
-from pubsel import algorithms, cell, data, models, records
+from pubsel import algorithms, data, models, records
 from pubsel.algorithms import Algorithm, Freezes, Mechanism, Solves, View
 from pubsel.algorithms.gep import GEP, Groups
+from pubsel.cell import Cell
 from pubsel.data import Split
 from pubsel.distances import build
 from pubsel.distances.gsd import GSD
@@ -51,9 +52,10 @@ from pubsel.gradients.subspace import (
 from pubsel.messages import UsageError, say
 from pubsel.papers import figures
 from pubsel.privacy.sampling import Schedule, poisson_sample
-from pubsel.settings import CONF
-from pubsel.settings.identity import as_json, digest_of, identity_of, short_name
+from pubsel.rules import canonical, has_paths, refuse_unit
+from pubsel.settings.identity import as_json, digest_of, short_name
 from pubsel.settings.keys import FigureConfig, Labels, RunConfig, of_run, public_sets
+from pubsel.settings.methods import option
 from pubsel.training.loop import Job, fit
 from pubsel.training.once import training_secret
 
@@ -273,17 +275,14 @@ def follow(name: str, settings: RunConfig, sets: list[str], ks: list[int], point
     checkpoint, so that the same call resumes what was stopped."""
     origin = records.provenance()
     program = f"commit {origin['commit']}, torch {origin['versions']['torch']}, {origin['hardware']}"
-    trained = cell.canonical(settings)
-    algorithm, distance, gep = methods_of(settings, trained, sets, ks, FIGURES[name])
+    cell = Cell.of(canonical(settings))
+    algorithm, distance, gep = methods_of(settings, cell.algorithm, sets, ks, FIGURES[name])
 
-    cell.use_threads(settings.threads)
-    device = cell.choose_device(settings.device)
-    task = cell.load_task(trained, device)
+    task, device = cell.load_task(), cell.device
     public = {key: public_set(key, settings, task.private, device) for key in sets}
-    plan, spend, _ = cell.guarantee(trained, algorithm, len(task.private.x))
-    identity = identity_of(trained)
-    model = cell.network(settings.model, task, settings.seed, settings.data_root).to(device)
-    secret = training_secret(cell.Cell.of(trained), task, model, plan, spend)
+    plan, spend, _ = cell.guarantee(len(task.private.x))
+    identity, model = cell.name, cell.network(task)
+    secret = training_secret(cell, task, model, plan, spend)
 
     def look(view: View, step: int) -> list[Row]:
         # the sample that the step itself will draw
@@ -301,7 +300,7 @@ def follow(name: str, settings: RunConfig, sets: list[str], ks: list[int], point
     folder = Path(settings.results) / "during_training" / f"{name}-{digest_of(what)}"
     kept, checkpoint, take = folder / "measured.csv", folder / "checkpoint.pt", algorithm.mechanism
     with records.lock_folder(folder):
-        stays = checkpoint.exists() or not cell.has_paths([settings.pair.private, *sets])  # a folder may have changed
+        stays = checkpoint.exists() or not has_paths([settings.pair.private, *sets])  # a folder may have changed
         rows = pandas.read_csv(kept, comment="#").to_dict("records") if kept.exists() and stays else []
         missing = moments(plan, points, FIGURES[name].first_epoch) - {row["step"] for row in rows}
 
@@ -322,19 +321,17 @@ def follow(name: str, settings: RunConfig, sets: list[str], ks: list[int], point
 
 
 def methods_of(
-    settings: RunConfig, trained: RunConfig, sets: list[str], ks: list[int], figure: Drawing
+    settings: RunConfig, algorithm: Algorithm, sets: list[str], ks: list[int], figure: Drawing
 ) -> tuple[Algorithm, GSD, GEP]:
     """Return what trains, the distance, and GEP's basis (of the run if it is GEP, else of conf/algorithm/gep.yaml);
     UsageError if it cannot be followed."""
-    algorithm, gep = (algorithms.build(trained.algorithm) for _ in range(2))
-    if not isinstance(gep, GEP):
-        gep = algorithms.build(yaml.safe_load((CONF / "algorithm/gep.yaml").read_text()))
+    gep = copy.copy(algorithm) if isinstance(algorithm, GEP) else algorithms.build(option("algorithm", "gep"))
     distance = build(settings.distance)
     assert isinstance(gep, GEP)
     if not isinstance(distance, GSD):
         raise UsageError("what is measured is GSD: give distance=gsd")
 
-    cell.refuse_unit(settings.pair, "this figure is")
+    refuse_unit(settings.pair, "this figure is")
     if isinstance(algorithm, Freezes | Solves) or settings.model.backbone is not None:
         raise UsageError("this follows a network: leave out model.backbone, and take algorithm=non_private or another")
     if settings.privacy.secure_noise:

@@ -13,14 +13,14 @@ import pandas
 import torch
 from matplotlib.figure import Figure
 
-from pubsel import algorithms
 from pubsel.algorithms.dp_sgd import DPSGD, clipped_sum
-from pubsel.cell import canonical, choose_device, guarantee, load_task, network, refuse_unit, use_threads
+from pubsel.cell import Cell
 from pubsel.gradients.matrix import PerExampleGradients
 from pubsel.messages import UsageError, say
 from pubsel.models.small import ResNet20
 from pubsel.papers import figures
 from pubsel.papers.theory.during_training import NOT_PRIVATE
+from pubsel.rules import canonical, refuse_unit
 from pubsel.settings.identity import short_name
 from pubsel.settings.keys import FigureConfig, of_run
 
@@ -32,23 +32,22 @@ def norms(given: FigureConfig) -> pandas.DataFrame:
     UsageError for other models and algorithms, or without a guarantee."""
     settings = canonical(of_run(given))
     refuse_unit(settings.pair, "this figure is")
-    algorithm = algorithms.build(settings.algorithm)
+    cell = Cell.of(settings)
+    algorithm = cell.algorithm
     if not isinstance(algorithm, DPSGD) or settings.model.name != "resnet20" or settings.epsilon == math.inf:
         raise UsageError(
             "figure=gep_figure1 is of DP-SGD: model=resnet20 algorithm=dp_sgd epsilon=5 training.epochs=90"
         )
 
-    use_threads(settings.threads)
-    device = choose_device(settings.device)
-    task = load_task(settings, device)
-    _, spend, _ = guarantee(settings, algorithm, len(task.private.x))
+    task, device = cell.load_task(), cell.device
+    _, spend, _ = cell.guarantee(len(task.private.x))
     assert spend is not None
     size = min(settings.training.batch_size, len(task.private.x))
     x, y = task.private.x[:size].to(device), task.private.y[:size].to(device)
 
     rows = []
     for filters in FILTERS:
-        model = network(settings.model, task, settings.seed, settings.data_root)
+        model = cell.network(task)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(settings.seed)
             channels, height, width = task.private.x.shape[1:]

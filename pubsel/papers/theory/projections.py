@@ -16,15 +16,16 @@ import pandas
 import torch
 from matplotlib.figure import Figure
 
-from pubsel import algorithms, data
+from pubsel import data
 from pubsel.algorithms import Algorithm, Mechanism, View
 from pubsel.algorithms.adamix import AdaMix, project, public_gradient, subspace_around
-from pubsel.cell import Cell, canonical, choose_device, guarantee, load_task, network, refuse_unit
+from pubsel.cell import Cell, choose_device
 from pubsel.data import Split, features
 from pubsel.gradients.matrix import GradientMatrix
 from pubsel.messages import UsageError, say
 from pubsel.papers import figures
 from pubsel.papers.theory.separability import separability
+from pubsel.rules import canonical, refuse_unit
 from pubsel.settings.identity import short_name
 from pubsel.settings.keys import Backbone, FigureConfig, of_run
 from pubsel.training.loop import Job, fit
@@ -115,17 +116,18 @@ def reconstruction_curve(given: FigureConfig) -> pandas.DataFrame:
     run; UsageError for settings of another algorithm."""
     settings = canonical(of_run(given))
     refuse_unit(settings.pair, "this figure is")
-    algorithm = algorithms.build(settings.algorithm)
+    cell = Cell.of(settings)._replace(device=torch.device("cpu"))
+    algorithm = cell.algorithm
     if not isinstance(algorithm, AdaMix) or algorithm.rank is None:
         raise UsageError(
             "figure=reconstruction is of AdaMix with a projection: +experiment=adamix_ours algorithm.rank=1250"
         )
 
-    task = load_task(settings, torch.device("cpu"))
+    task = cell.load_task()
     task = task.each(lambda split: Split(torch.nn.functional.normalize(split.x, dim=1), split.y))
-    plan, spend, _ = guarantee(settings, algorithm, len(task.private.x))
-    model = network(settings.model, task, settings.seed)
-    secret = training_secret(Cell.of(settings), task, model, plan, spend)
+    plan, spend, _ = cell.guarantee(len(task.private.x))
+    model = cell.network(task)
+    secret = training_secret(cell, task, model, plan, spend)
 
     # the secret of the run itself, so that the steps are those that `pubsel run` takes
     watched = Watched(algorithm, algorithm.rank)
