@@ -67,6 +67,7 @@ class Streams(NamedTuple):
     ) -> Self:
         """Return the streams of a request here and now; of a record that is `repeated`, those of its program and
         machine."""
+        # the digest of the program covers the classes that this request uses
         used: tuple[type, ...] = (type(distances.build(settings.distance)),)
         if isinstance(settings, RunConfig):
             pair, chunk, secure = settings.pair, settings.training.chunk, settings.privacy.secure_noise
@@ -209,6 +210,7 @@ def derived(algorithm: Algorithm, budget: Budget, task: Task) -> Algorithm:
     if private.x.dim() != 2:
         raise UsageError(f"algorithm={algorithm.name} takes features: set model.backbone, such as model=scattering")
 
+    # facts that are public: sizes, classes, whose labels fit; of the noise its scale
     epsilon, several = budget.epsilon, private.y.dim() == 2
     mu = accountant.gaussian_mu(epsilon, budget.delta) if math.isfinite(epsilon) else math.inf
     m = 0 if public is None else len(public.x)

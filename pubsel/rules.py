@@ -135,6 +135,7 @@ def canonical(settings: RunConfig) -> RunConfig:
     pair = canonical_candidates(pair, settings.epsilon_select)
     select = select if pair.candidates else Select()
 
+    # an epsilon that nothing spends is one value
     if not algorithm.private:
         epsilon = float("inf")
     elif algorithm.sensitivity() == 0:  # private examples are never read
@@ -178,6 +179,7 @@ def check_rate(training: Training, algorithm: Algorithm, model: Model) -> None:
     """Raise UsageError if the learning rate is to follow from the noise where nothing is known of it."""
     if training.learning_rate is not None:
         return
+    # the rate follows from a bound on the gradient: rows of norm 1, and plain SGD
     linear = model.backbone is not None or model.name == "logistic"
     plain = training.optimizer == Optimizer.sgd and training.inverse_decay is None
     if not (linear and plain and isinstance(algorithm, FixedClipping) and algorithm.unit):
@@ -198,6 +200,7 @@ def canonical_candidates(pair: Pair, epsilon: float | None) -> Pair:
         )
     if not auto or pair.candidates is None:
         return pair
+    # candidates in one order, so that a permutation of the list is the same run
     if pair.take != Take.test:
         raise UsageError("pair.public=auto: candidates are other sets or test images: set pair.take=test")
     pairs = by_label(pair)

@@ -138,6 +138,7 @@ def reopened(
 def settings_of(record: dict[str, Any], here: AttackConfig) -> RunConfig:
     """Return the settings in a run's record, with what cannot change a result (`neutral` keys) as it is here.
     UserError if they describe another run by now."""
+    # keys that cannot change a result are those of this machine
     values = dict(literal(record["settings"], record["identity"]))
     values["training"] = values["training"] | {"chunk": None, "checkpoint_seconds": 0.0}
     values["replay"] = None
@@ -249,6 +250,7 @@ def gsd_rows(settings: AttackConfig, name: str, device: torch.device) -> list[di
 
 def _attacked_data(settings: AttackConfig, m: int) -> tuple[Task, dict[str, Split]]:
     """Return the task whose private examples are members and others, and m examples of each public set."""
+    # as many others as members, drawn from the same images
     source = data.open_dataset(settings.private, settings.data_root, settings.download, keep=settings.keep)
     if 2 * m > len(source.train.x):
         raise UsageError(

@@ -245,6 +245,7 @@ def _scored(audited: Audited, random: np.random.Generator, weaker: bool) -> dict
         planned = planned.weaker()
     prepared = planned.prepared(cell.algorithm, task)
 
+    # the training of the run, or the same with a third of its noise
     if isinstance(cell.algorithm, Solves):
         secret = planned.secret(prepared)
         if weaker:  # it plans its own noise, which is in proportion to 1 / epsilon
@@ -335,6 +336,7 @@ def _per_instance(audited: Audited) -> dict[str, Any]:
 
 def _lost(audited: Audited, weaker: bool) -> dict[str, Any]:
     """Return what the training of the run loses of each example; of the one with less noise, nothing is kept."""
+    # the trained weights must be those of the run: the loss is of that training
     labels, every = audited.task.private.y, audited.audit.every
     planned = _planned(audited, "training", audited.task)
     plan, first = planned.plan, planned.first
@@ -382,6 +384,7 @@ def show_audit(record: dict[str, Any]) -> str:
     """Return the record in a few lines."""
     people = ", people" if record.get("unit") else ""
     what = f"{record['algorithm']} on {record['private']}, {record['kind']}{people}"
+    # what is claimed, next to what was measured
     head = f"{what}: claimed epsilon {record['claimed']:.2f}"
     if record["kind"] == "per_instance":
         losses = {name: "unbounded" if value is None else f"{value:.3f}" for name, value in record["losses"].items()}

@@ -88,6 +88,7 @@ def divided(settings: FitConfig) -> Shares:
     """Return how epsilon is divided."""
     if not (settings.public or settings.pool):
         return Shares(None, settings.epsilon)
+    # the choice and the weights compose: their parts add up to epsilon
     choice = settings.choice * settings.epsilon
     rest = settings.epsilon - choice
 
@@ -121,6 +122,7 @@ def run_folder(of_run: RunConfig) -> Path:
 def features_for(source: Source, settings: FitConfig, budget: Shares) -> str:
     """Return the name in conf/model for images: scattering is better on grey ones, and needs no weights. If this
     command was started before, what it took then: other features would be another release."""
+    # a command that was stopped resumes with the features that it began with
     if source.train.x.shape[1] == 1:
         return GREY
     for features in (COLOUR, GREY):
@@ -141,6 +143,7 @@ def _at_hand(architecture: str, download: bool) -> bool:
     import timm
     from huggingface_hub import get_hf_file_metadata, hf_hub_url, try_to_load_from_cache
 
+    # the cache first: no network is needed then
     published = timm.get_pretrained_cfg(architecture)
     if published is None or not published.hf_hub_id:
         return False
@@ -246,6 +249,7 @@ def _time(settings: FitConfig, of_run: RunConfig, source: Source, public: int) -
     """Return how long the features take, by those of a few images, and their memory."""
     from pubsel.data.features import of_images
 
+    # the first pass warms up, the second is timed
     backbone = of_run.model.backbone
     assert backbone is not None
     shape = tuple(source.train.x.shape[1:])

@@ -43,6 +43,7 @@ def rank(settings: RankConfig) -> dict[str, Any]:
     use_threads(settings.threads)
     device = choose_device(settings.device)
 
+    # a candidate given twice would win or lose against itself
     sets = [name for candidate in settings.public for name in public_sets(candidate)]
     labels = ["+".join(public_sets(candidate)) for candidate in settings.public]
     if len(set(labels)) != len(labels) or not labels:
@@ -83,6 +84,7 @@ def canonical_rank(settings: RankConfig) -> RankConfig:
     """Return the same settings with those that have no use here set to one value."""
     selects = settings.epsilon_select is not None
     distance, public, select = distance_of(settings), settings.public, settings.select
+    # what has no use is one value, so that equal ranks are one rank
     if selects:  # the order of the candidates must not matter
         select = compared(select, settings.model)
         check_choice(select, settings.model, distance)
@@ -131,6 +133,7 @@ def open_candidates(settings: RankConfig, device: torch.device, kept: Path) -> t
         candidates["+".join(public_sets(public))] = map_split(split, kept / f"{place}.npy")
         notes += remarks
 
+    # the task has no public data: candidates are measured one by one
     kinds = (source.classes, source.metric, source.mean, source.std)
     task = Task(source.train, None, source.test, *kinds, tuple(dict.fromkeys(notes)), weights=source.weights)
     return task, candidates
@@ -197,6 +200,7 @@ def _rank(
         privacy = accountant.measurement_statement("All its distances together are", plan, settings.secure_noise, n)
         statement |= {"privacy": privacy}
 
+    # the rest of the time is that of the private side
     measuring = time.perf_counter()
     classes, key = max(2, task.classes), f"rank {settings.seed}"
     values = measure(build, task.private, candidates, classes, key=key, report=report)

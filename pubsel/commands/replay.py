@@ -33,6 +33,7 @@ def repeat(name: str, asked: RunConfig) -> tuple[bool, str]:
     """Train a record's run again, on as many threads unless `asked`, its settings as `records.expanded` composes them,
     has another number. Return whether it came out the same, and the text that names what differs. UsageError if they
     would be another run today, since a default has changed."""
+    # a run whose settings or noise cannot be had again is refused before it trains
     record, _ = records.find(name, Path(asked.results), ("runs",))
     if why := records.outdated(record):
         raise UsageError(f"replay={name}: {why}")
@@ -103,6 +104,7 @@ def _different(
 
 def _same_number(key: str, a: Any, b: Any, exact: bool) -> bool:
     """Return whether two values are the same as numbers, in lists too. Of texts only digests of weights count."""
+    # digests of weights are compared bit for bit, if sums are rounded alike
     if isinstance(a, str) and isinstance(b, str):
         return key != BITS or not exact or a == b
     if isinstance(a, list) and isinstance(b, list):

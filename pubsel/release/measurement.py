@@ -88,6 +88,7 @@ def measure(cell: Cell, prepared: Prepared, task: Task, epsilon: float, delta: f
         drawn = quality.release(counts, n, plan, secret, balanced=task.metric == "balanced_accuracy")
         return {name: torch.tensor(value) for name, value in drawn._asdict().items() if value is not None}
 
+    # drawn once, before anything follows from it
     kept = released_once(cell.folder / "measurement.pt", secret, draw)
     released = Released(**{name: value.numpy() for name, value in kept.items()})
 

@@ -57,6 +57,7 @@ def run(settings: RunConfig, repeated: Mapping[str, str] | None = None) -> dict[
     repeated: the `streams` of a record that is repeated, in place of this program's and this machine's.
     Raise UsageError for settings that do not fit together, UserError for a run that fails.
     """
+    # all that follows from the settings alone is refused before anything is read
     check_pair(settings)
     settings = canonical(settings)
     check_measured(settings)
@@ -75,6 +76,7 @@ def run(settings: RunConfig, repeated: Mapping[str, str] | None = None) -> dict[
                 raise UserError(f"utility {record['utility']}: not a number: check the test set and the labels")
             return record
 
+    # a finished run is read; of several processes that start it, one trains
     record, trained = records.recorded(cell.folder, make)
     if trained:
         with logged(path):
@@ -174,6 +176,7 @@ def train(cell: Cell) -> dict[str, Any]:
     # at the distance's networks, before training: it depends on nothing that is trained
     distance, start = pair_distance(cell, task), given_weights(cell.model, task, cell.seed, cell.inputs.data_root)
 
+    # releases before the loop, and what of the network does not train
     prepared = prepare(cell, task, first)
     spend, seconds = _fitted(cell, prepared, before, task.private)
 
@@ -241,6 +244,7 @@ def _fitted(cell: Cell, prepared: Prepared, before: Before, given: Split) -> tup
         prepared.model.load_state_dict({"weight": weight}, strict=False)
         return spend, time.monotonic() - began
 
+    # the loop, alone or shared by the processes of torchrun
     noise_multiplier = spend.noise_multiplier if spend else 0.0
     checkpoint = cell.folder / "checkpoint.pt"
     job = Job(cell.algorithm, plan, noise_multiplier, cell.training, cell.name, checkpoint)
@@ -276,6 +280,7 @@ def _shown(before: Before) -> Callable[[Progress], None]:
 
 def _figures(cell: Cell, prepared: Prepared) -> dict[str, Any]:
     """Return what the trained model reaches, for the record."""
+    # test examples are read without noise: no guarantee covers these figures
     task = prepared.task
     outputs = logits(prepared.trains, task.test.x)
     reached = utility(outputs, task.test.y, task.metric)
@@ -379,6 +384,7 @@ def with_chosen(cell: Cell) -> tuple[Cell, accountant.Plan]:
 
         drawn = released_once(cell.folder / "selection.pt", secret, release)
 
+    # only the name leaves: no score, and no distance
     say(f"  public data: {drawn['chosen']}, of {', '.join(pairs)}")
     chosen = inputs._replace(pair=pairs[drawn["chosen"]])
     return cell._replace(inputs=chosen, distance=None), accountant.Plan(**drawn["spend"])

@@ -39,6 +39,7 @@ def utility(outputs: Tensor, y: Tensor, metric: str) -> float:
     AUC: macro mean of each class against the rest; for several labels at once, the mean over those that have both
     values. Raise UserError if the test set has no class to tell apart, or an output is not finite: its largest would be
     chosen all the same."""
+    # an argmax of nan is a class, and would look like a result
     if not outputs.isfinite().all():
         raise UserError("outputs of the trained network are not finite: lower training.learning_rate, or a clip norm")
     outputs, y = outputs.double().cpu(), y.cpu()
@@ -68,6 +69,7 @@ def interval(outputs: Tensor, y: Tensor, metric: str, random: np.random.Generato
         with np.errstate(invalid="ignore"):
             values = np.nanmean(drawn_right / (drawn_right + drawn_wrong), axis=1)
     else:
+        # an AUC has no such shortcut: examples are drawn
         values = _resampled_auc(one_against_rest(outputs, y), random)
     return _middle(values)
 
@@ -131,6 +133,7 @@ def weighted_auc(
 
     One sort for all resamples: the negatives below a positive are a cumulative sum of counts.
     """
+    # resamples differ in counts alone, so one order of the scores serves all
     order = np.argsort(scores)
     truth, scores, counts = truth[order], scores[order], counts[:, order]
     ends = [np.searchsorted(scores, scores[truth], side) for side in ("left", "right")]  # of each positive's ties

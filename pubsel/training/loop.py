@@ -261,6 +261,7 @@ def by_unit(chosen: Tensor | None, people: Tensor | None, gradients: Engine) -> 
 def _report(step: int, state: "_State", checkpoint: "_Checkpoint", report: Callable[[Progress], None]) -> None:
     """Write the checkpoint after a step, if one is due, and report the progress: at the end of an epoch, and within
     one that takes long. Raise UserError if training diverged."""
+    # a checkpoint is written before training may fail, so that the next start fails at once
     plan = state.job.schedule
     epoch_ends = step + 1 == plan.steps or (step + 1) % max(1, round(1 / plan.rate)) == 0
     due = step + 1 == plan.steps or checkpoint.due()

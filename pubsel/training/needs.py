@@ -51,6 +51,7 @@ def check_memory(cell: Cell, task: Task, plan: Schedule, distance: Distance | No
     has free. distance: what is measured before training."""
     if task.private.x.dim() != 2 and isinstance(cell.algorithm, Freezes):
         return  # an error, which `once.freeze` reports
+    # the distance is measured before training, and at other networks
     needs = of_training(cell, task, plan)
     if distance is not None and task.public is not None:
         needs = needs._replace(distance=held_by(distance, cell.network(task, 0), task.private, task.public))
@@ -70,6 +71,7 @@ def refuse_memory(needs: Memory, device: torch.device) -> None:
 
 def of_training(cell: Cell, task: Task, plan: Schedule) -> Memory:
     """Return what training on `task` needs, by the sizes of what is held."""
+    # nothing is computed from examples: zeros of their shape stand in
     model, seen = stand_in(cell, task)
     gradients = engine(model, cell.training.chunk)
     view = view_of(model, gradients, seen, cell.name, plan)
@@ -162,6 +164,7 @@ def bytes_of_outputs(model: nn.Module, private: Split) -> int:
             trains = held or any(p.requires_grad for p in module.parameters())
             (held if trains else below).append(output.numel() * output.element_size())
 
+    # one pass tells the size of each layer's output
     hooks = [layer.register_forward_hook(count) for layer in layers]
     try:
         with torch.no_grad():

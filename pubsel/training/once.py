@@ -48,6 +48,7 @@ class Prepared(NamedTuple):
 def prepare(cell: Cell, task: Task, first: accountant.Plan | None, noted: bool = True) -> Prepared:
     """Return the network of a cell, and all that is computed before it trains. first: the plan of a release from
     private features; noted: whether it is entered in the ledger. UserError if there is not enough memory."""
+    # the map before the linear classifier, then the layers below what trains: each is computed once
     frozen = freeze(cell, task, first, noted)
     if frozen is not None:
         task = task.each(lambda split: Split(torch.cat([frozen(x) for x in split.x.split(FEATURES)]), split.y))
@@ -55,6 +56,7 @@ def prepare(cell: Cell, task: Task, first: accountant.Plan | None, noted: bool =
     model = cell.network(task)
     if not (cell.model.once and isinstance(model, models.Network)):
         return Prepared(model, frozen, model, task)
+    # outputs of frozen layers are kept in memory in place of the images
     available = min(free(cell.device), free(torch.device("cpu")))
     trains, task = below_once(model, task, available)
     return Prepared(model, frozen, trains, task)
@@ -74,6 +76,7 @@ def training_secret(
 
     given: the private examples by which the ledger identifies them; None if nothing is released. what: another word for
     a training that is not the run's own."""
+    # the ledger gets an entry only for what is released
     costs = {"noise_multiplier": 0.0, "epsilon": math.inf, "delta": 0.0}
     noted = None
     if spend is not None:
@@ -150,6 +153,7 @@ def solve(cell: Cell, task: Task, secret: Secret) -> tuple[torch.Tensor, account
 def released_once(path: Path, secret: Secret, release: Callable[[], dict[str, Any]]) -> dict[str, Any]:
     """Run `release` once and store its result at `path`, so that a resumed run never draws twice, even if the noise is
     the operating system's. UserError if what is kept was drawn for another release than that of `secret`."""
+    # a draw is on disk before anything follows from it
     if not path.exists():
         save(path, {"release": secret.state_dict(), "drawn": release()})
     try:

@@ -63,6 +63,7 @@ class Leader(OneProcess):
             _packed(view), self.names, algorithm, name, chunk, device.type, torch.get_num_threads(), shapes
         )
 
+        # helpers hold their part of the examples for the whole training: only samples are sent later
         with _talking():
             _send(job)
             for rank in range(1, self.size):
@@ -139,6 +140,7 @@ def assist() -> int:
 
 def _assist(job: Assignment) -> None:
     """Help with one training."""
+    # examples arrive once; what fails here must fail in every process
     rank, size = torchrun.place()
     private = Split(*(_part_received(shape, dtype, rank, size) for shape, dtype in job.private))
     view, private = together(lambda: _unpacked(job, private))
@@ -151,6 +153,7 @@ def _assist(job: Assignment) -> None:
                 return
             dist.broadcast(weights, 0)
 
+        # weights are the leader's in every step, so that they cannot drift apart
         with torch.no_grad():
             for name, columns in view.gradients.offsets.items():
                 parameter = view.model.get_parameter(name)
@@ -181,6 +184,7 @@ def _begun(
     """Return the mechanism of this step, the leader's, and the part of the sample that is in this process."""
     places = None if chosen is None else places_in_share(chosen, rank, size)
     mechanism, batch = together(lambda: (make(), part_of(private, places)))
+    # what GPUs may round differently is replaced by the leader's: all clip to the same basis
     with _talking():
         for values in mechanism.shared:
             sent = values.contiguous()
@@ -321,6 +325,7 @@ def _unpacked(job: Assignment, private: Split) -> tuple[View, Split]:
     gradients = engine(view.model, job.chunk)
     assert list(gradients.offsets) == job.names  # else the columns of the sum would be others than the leader's
 
+    # public data and start as they were sent, on this process's device
     public = None if view.public is None else Split(*(values.to(device) for values in view.public))
     start = None if view.start is None else view.start.to(device)
     view = view._replace(gradients=gradients, public=public, start=start)

@@ -97,6 +97,7 @@ def from_pool(cell: Cell, task: Task) -> tuple[Cell, Task, dict[str, Any], accou
     named = ", ".join(f"{count} of {name}" for name, count in many.items() if count)
     say(f"  public data: {named or f'none: the pool has too few examples like those of {inputs.pair.private}'}")
 
+    # without examples of the private kind the run trains without public data
     x = of.features(noisy) if used else None
     if x is not None:
         task = with_examples(task, x)
@@ -122,6 +123,7 @@ def with_examples(task: Task, x: torch.Tensor) -> Task:
 def sets_of_pool(pair: Pair, task: Task) -> dict[str, pool.Part]:
     """Return the sets of a pool by name: those that were read with the task, and embeddings on disk. UsageError if
     these are not of the network of the private features."""
+    # images were read with the task; embeddings stay on disk
     names = pair.pool or []
     read = [name for name in names if not is_embeddings(name)]
     held = () if task.public is None else task.public.x.split(list(task.pool))
