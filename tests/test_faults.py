@@ -170,7 +170,7 @@ KILLS: dict[str, tuple] = {
     "with the lock": (kill_at, "pubsel.records.write_record", 1),
     "writing the settings": (kill_at, "os.replace", 1),
     "loading data": (kill_at, "pubsel.cell.load_task", 1),
-    "in preparation": (kill_at, "pubsel.release.run.guarantee", 1),
+    "in preparation": (kill_at, "pubsel.cell.guarantee", 1),
     "in the first epoch": (kill_at, "pubsel.training.loop.noisy_mean", 1),
     "writing the first checkpoint": (kill_while_saving, 1),
     "before the first checkpoint takes its place": (kill_at, "os.replace", 2),

@@ -42,7 +42,8 @@ def of_training(name, chunk=None, **changes):
     settings, algorithm = training(batch_size=100, epochs=1, chunk=chunk), build(option("algorithm", name) | changes)
     cell = SimpleNamespace(
         algorithm=algorithm,
-        settings=SimpleNamespace(training=settings, model=SimpleNamespace(once=False)),
+        training=settings,
+        model=SimpleNamespace(once=False),
         name="name",
         network=lambda task: network(),
     )
