@@ -766,10 +766,7 @@ def _sources(module: str) -> bytes:
     # A user's class may call functions of modules next to its own.
     package = module.partition(".")[0]
     folder = Path(paths[module]).parent
-    near = {
-        file for name, file in paths.items()
-        if name.partition(".")[0] == package or Path(file).parent == folder
-    }  # fmt: skip
+    near = {file for name, file in paths.items() if name.partition(".")[0] == package or Path(file).parent == folder}
 
     return bytes.fromhex(files.digest(Path(file).read_bytes() for file in sorted(near) if file.endswith(".py")))
 

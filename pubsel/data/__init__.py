@@ -36,7 +36,7 @@ from pubsel.data.splits import (
     in_order,
     in_turn,
     listing_in_order,
-)  # fmt: skip
+)
 from pubsel.messages import UsageError, UserError, say
 from pubsel.settings.datasets import Dataset, dataset_info, dataset_names, decoded_folder, kept_folder
 from pubsel.settings.identity import is_path, same_path
@@ -823,9 +823,13 @@ def _private_side(against: Opened | None, same: bool) -> list[tuple[str, tuple[D
 
 
 def _pool(
-    opened: Opened, share: int, sides: list[tuple[str, tuple[Digests, ...]]], shape: tuple[int, ...], same: bool,
+    opened: Opened,
+    share: int,
+    sides: list[tuple[str, tuple[Digests, ...]]],
+    shape: tuple[int, ...],
+    same: bool,
     how: Overlap,
-) -> tuple[Opened, int, tuple[str, ...]]:  # fmt: skip
+) -> tuple[Opened, int, tuple[str, ...]]:
     """Return what public examples are taken from, how many of its first images the first `share` of these span, and
     notes. With drop it lacks what one of the sides has, so that as many are taken as the settings say."""
     if how != Overlap.drop or not sides:

@@ -21,9 +21,9 @@ from pubsel.messages import UserError
 from pubsel.settings.datasets import Dataset
 
 FINDINGS = (
-    "Atelectasis", "Cardiomegaly", "Effusion", "Infiltration", "Mass", "Nodule", "Pneumonia", "Pneumothorax",
-    "Consolidation", "Edema", "Emphysema", "Fibrosis", "Pleural_Thickening", "Hernia",
-)  # fmt: skip
+    "Atelectasis Cardiomegaly Effusion Infiltration Mass Nodule Pneumonia Pneumothorax Consolidation Edema Emphysema "
+    "Fibrosis Pleural_Thickening Hernia"
+).split()
 
 
 def read(name: str, info: Dataset, root: Path, download: bool) -> Listing:

@@ -20,9 +20,9 @@ from pubsel.messages import UserError
 from pubsel.settings.datasets import Dataset
 
 OBSERVATIONS = (
-    "No Finding", "Enlarged Cardiomediastinum", "Cardiomegaly", "Lung Opacity", "Lung Lesion", "Edema", "Consolidation",
-    "Pneumonia", "Atelectasis", "Pneumothorax", "Pleural Effusion", "Pleural Other", "Fracture", "Support Devices",
-)  # fmt: skip
+    "No Finding, Enlarged Cardiomediastinum, Cardiomegaly, Lung Opacity, Lung Lesion, Edema, Consolidation, Pneumonia, "
+    "Atelectasis, Pneumothorax, Pleural Effusion, Pleural Other, Fracture, Support Devices"
+).split(", ")
 RULES = {"uncertain": ("zero", "one", "drop"), "missing": ("zero", "drop"), "views": ("frontal", "all")}
 VALUES: dict[str, float | str] = {"1": 1.0, "0": 0.0, "-1": "uncertain", "": "missing"}
 

@@ -270,8 +270,10 @@ def _write_images(
 
 def _read(this: Reading, folder: Path) -> Decoded:
     parts = stored.read(folder)
-    shaped = [overlap.digests(split.x, kept=folder / f"{part}_digests.npz")
-              for part, split in zip(PARTS, parts[:2], strict=True)]  # fmt: skip
+    shaped = [
+        overlap.digests(split.x, kept=folder / f"{part}_digests.npz")
+        for part, split in zip(PARTS, parts[:2], strict=True)
+    ]
     with reading(folder, "delete it to have it prepared again"):
         decoded = [np.load(folder / f"{part}_decoded.npy") for part in PARTS]
     return Decoded(_parts(this, parts, tuple(zip(decoded, shaped, strict=True))), folder)

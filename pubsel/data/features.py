@@ -286,9 +286,14 @@ def _scattered(x: Tensor, settings: Scattering, size: int | None, like: Shape | 
 
 
 def features(
-    what: str, x: Tensor, extractor: Extractor, name: str, folder: Path, report: Callable[[str], None],
+    what: str,
+    x: Tensor,
+    extractor: Extractor,
+    name: str,
+    folder: Path,
+    report: Callable[[str], None],
     known: Path | None = None,
-) -> Tensor:  # fmt: skip
+) -> Tensor:
     """Return features, float32 [n, d], of images x, uint8 [n, c, h, w], mapped from a file that is written if it is not
     there.
 

@@ -10,10 +10,12 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import IO, NamedTuple
+from zipfile import BadZipFile
 
 import numpy as np
 import torch
-from PIL import Image, UnidentifiedImageError
+from PIL import Image
+from PIL.Image import DecompressionBombError
 from torch import Tensor
 
 from pubsel.data.convert import Shape, describe, to_shape
@@ -41,10 +43,7 @@ GREY = {"1", "L", "LA", *SIXTEEN}
 TRAIN, TEST, VALIDATION = ("train", "training"), ("test", "testing"), ("val", "valid", "validation")
 NAMED = 3  # folders that a message names
 TEST_FRACTION = 0.2  # held out where the user gives no test part
-CORRUPT = (
-    UnidentifiedImageError, SyntaxError, ValueError, EOFError, Image.DecompressionBombError,
-    struct.error, zlib.error, zipfile.BadZipFile,
-)  # fmt: skip
+CORRUPT = (OSError, SyntaxError, ValueError, EOFError, DecompressionBombError, struct.error, zlib.error, BadZipFile)
 
 
 def read(name: str, info: Dataset, root: Path, download: bool) -> Listing:
@@ -424,7 +423,7 @@ def mode_and_size(path: Path) -> tuple[str, tuple[int, int]]:
             mode, size = image.mode, image.size
     except FileNotFoundError:
         raise UserError(f"{path}: no such image") from None
-    except (*CORRUPT, OSError) as error:
+    except CORRUPT as error:
         raise _unreadable(path, error) from None
 
     check_bits(mode, path)
@@ -451,7 +450,7 @@ def _read_image(path: Path | zipfile.Path, shape: Shape, seen: Callable[[np.ndar
             return fitted(image, shape)
     except (FileNotFoundError, KeyError):
         raise UserError(f"{path}: no such image") from None
-    except (*CORRUPT, OSError) as error:
+    except CORRUPT as error:
         raise _unreadable(path, error) from None
 
 
@@ -464,7 +463,7 @@ def _open(file: Path | IO[bytes]) -> Image.Image:
 
 def _unreadable(path: Path | zipfile.Path, error: Exception) -> UserError:
     """Return Unreadable; but if the system failed (Pillow's own errors have no number), the image may well be whole."""
-    if isinstance(error, Image.DecompressionBombError):
+    if isinstance(error, DecompressionBombError):
         return Unreadable(
             path, path.name, f"more than {2 * MOST_PIXELS / 1e6:.0f} million pixels, maybe made to fill memory"
         )

@@ -82,9 +82,7 @@ def listed(file: Path, line: re.Pattern[str]) -> Listed:
     return images
 
 
-DAMAGED = (
-    OSError, ValueError, KeyError, TypeError, AttributeError, NotImplementedError, MatReadError, zlib.error,
-)  # fmt: skip
+DAMAGED = (OSError, ValueError, KeyError, TypeError, AttributeError, NotImplementedError, MatReadError, zlib.error)
 
 
 def list_lines(file: Path) -> list[str]:

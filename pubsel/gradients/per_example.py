@@ -385,10 +385,10 @@ def _convolution(layer: nn.Conv2d, x: Tensor, g: Tensor, out: Tensor) -> None:
     uneven = c < 8 or c % 16 > 0 or o % 16 > 0 or h * w <= FEW_POSITIONS or kh * kw == 1
     if layer.groups > 1 or not (uneven or last or x.is_cuda):
         weight = torch.empty(1, dtype=x.dtype, device=x.device).expand(n * o, *layer.weight.shape[1:])
-        gradient = torch.ops.aten.convolution_backward(
-            g.reshape(1, n * o, h, w), x.reshape(1, n * c, *x.shape[2:]), weight, None,
-            layer.stride, layer.padding, layer.dilation, False, (0, 0), n * layer.groups, (False, True, False),
-        )[1]  # fmt: skip
+        shape = layer.stride, layer.padding, layer.dilation, False, (0, 0), n * layer.groups
+        grads, inputs = g.reshape(1, n * o, h, w), x.reshape(1, n * c, *x.shape[2:])
+        only_weight = (False, True, False)
+        _, gradient, _ = torch.ops.aten.convolution_backward(grads, inputs, weight, None, *shape, only_weight)
         out.copy_(gradient.view(out.shape))
         return
 

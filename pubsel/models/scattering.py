@@ -89,8 +89,10 @@ def filters(h: int, w: int, J: int, L: int, device: torch.device) -> Filters:
     pad = ((W - w) // 2, (W - w + 1) // 2, (H - h) // 2, (H - h + 1) // 2)
 
     angles = [(L // 2 - 1 - t) * math.pi / L for t in range(L)]
-    full = [torch.stack([_morlet(H, W, 0.8 * 2**j, angle, 0.75 * math.pi / 2**j, 4 / L) for angle in angles])
-            for j in range(J)]  # fmt: skip
+    full = [
+        torch.stack([_morlet(H, W, 0.8 * 2**j, angle, 0.75 * math.pi / 2**j, 4 / L) for angle in angles])
+        for j in range(J)
+    ]
     psi = {(i, j): _coarser(_coarser(full[j], i, -1), i, -2) for j in range(J) for i in range(j + 1)}
 
     low = [tuple(_smoothing(side, J, j).float().to(device) for side in (H, W)) for j in range(J)]

@@ -21,9 +21,7 @@ from pubsel.settings.identity import is_path
 
 STDOUT = "-"
 # folders of results
-OWNED = (
-    "attacks", "audits", "distances", "figures", "ledger", "ranks", "records", "runs", "sweeps", "tables",
-)  # fmt: skip
+OWNED = ("attacks", "audits", "distances", "figures", "ledger", "ranks", "records", "runs", "sweeps", "tables")
 
 
 class Output(NamedTuple):
