@@ -76,6 +76,7 @@ def whole(path: Path, private: bool = False, folder: bool = False) -> Iterator[P
 
     private: only its owner may read it. What a process that was killed has left of the same path is removed.
     """
+    # a process that was killed leaves files that nobody else would remove
     remove_left(path)
     partial, handle = _begun(path, private, folder)
     try:
@@ -258,6 +259,7 @@ def file_digest(path: Path, of: str = "", end: int = 0) -> str:
     take each other's place. A process reads a file once for that, until it changes. OSError if it cannot be read."""
     stat = path.stat()
     stamp = (path, of, end, stat.st_ino, stat.st_size, stat.st_mtime_ns)
+    # a file of many gigabytes is hashed in parts, and once in a process
     if stamp not in _KNOWN:
         with path.open("rb") as file:
             places = range(0, stat.st_size - end, 2**20)
@@ -280,6 +282,7 @@ def file_map(file: IO[bytes], start: int, shape: tuple[int, ...], dtype: Any) ->
     size = prod(shape) * np.dtype(dtype).itemsize
     if not size:
         return np.empty(shape, dtype)
+    # a map begins at a page: what lies before `start` in it is left out of the array
     rest = start % mmap.ALLOCATIONGRANULARITY
     flags, access = mmap.MAP_PRIVATE | UNPROMISED, mmap.PROT_READ | mmap.PROT_WRITE
     content = mmap.mmap(file.fileno(), rest + size, flags=flags, prot=access, offset=start - rest)
@@ -290,6 +293,7 @@ def npy_map(path: Path) -> "NDArray[Any]":
     """Return the array of a npy file, mapped as `file_map` does. OSError, ValueError or EOFError if it is damaged."""
     import numpy as np
 
+    # numpy maps for reading only, and torch takes no such array
     shown = np.load(path, mmap_mode="r")  # reads its header
     if not shown.flags.c_contiguous:
         raise ValueError("its rows are not in a row")
@@ -351,6 +355,7 @@ class ProgressLine:
     def add(self, count: int, at_once: bool = False) -> None:
         """Count some more; at_once: they took no time, since they were done before."""
         self.done, self.read, now = self.done + count, self.read + (0 if at_once else count), time.monotonic()
+        # what was done before took no time, so it tells nothing about the rest
         if self.read and self.done < self.n and now - self.reported >= PAUSE:
             self.reported = now
             left = duration((now - self.began) / self.read * (self.n - self.done))

@@ -333,6 +333,7 @@ def parsed(text: str, schema: type = RunRecord) -> dict[str, Any]:
     if not isinstance(record, dict):
         raise ValueError(f"{NO_RECORD}, it lacks '{fields(schema)[0].name}'")
 
+    # the schema covers types and required keys; what depends on several keys is checked here
     why = misfit(schema, record)
     if not why and schema in (RunRecord, Rank):
         named = (f"settings.{group}.{key}" for group in ("algorithm", "distance") for key in ("name", "_target_"))
@@ -376,6 +377,7 @@ def _unstated(record: dict[str, Any]) -> str:
     """Return what the record of a run that was trained, and not made up for a test, lacks of its guarantee."""
     if "weights" not in record and os.sep not in record["private"]:
         return ""
+    # a table or a card would show these as if they had been measured
     needed = ["metric", "test_examples", "private_examples"]
     needed += [f"settings.{group}" for group in ("pair", "model", "algorithm", "privacy", "training")]
     for name in ("privacy", *(["quality.privacy"] if record.get("quality") else [])):
@@ -487,19 +489,21 @@ def expanded(command: str, words: Sequence[str]) -> list[str]:
     """Return the words of a command, and before them those of a record's settings if like=NAME or replay=NAME is among
     them. The record may be that of a run which has not finished. UserError if there is none; UsageError if it is of
     another command, or for a word that the settings of the record leave no room for."""
-    given = {(parts := word.lstrip("+~").partition("="))[0]: parts[2] for word in words}
-    kind = next((key for key in ("replay", "like") if unquoted(given.get(key, "null")) != "null"), None)
+    passed = {(parts := word.lstrip("+~").partition("="))[0]: parts[2] for word in words}
+    kind = next((key for key in ("replay", "like") if unquoted(passed.get(key, "null")) != "null"), None)
     if kind is None or not issubclass(SCHEMAS[command], RunConfig | RankConfig):
         return list(words)
 
-    name, results = unquoted(given[kind]), Path(unquoted(given.get("results", "results"))).expanduser()
+    # a replay repeats a run: only keys that cannot change its result may differ
+    name, results = unquoted(passed[kind]), Path(unquoted(passed.get("results", "results"))).expanduser()
     free = neutral(SCHEMAS[command])
-    for key, value in given.items():
+    for key, value in passed.items():
         if kind == "replay" and (key not in free or key == "like"):
             raise UsageError(f"{key}={value}: replay={name} has its own {key}; give no more than {', '.join(free)}")
         if key == "experiment":
             raise UsageError(f"+experiment={value}: like={name} has settings of its own: give one of the two")
 
+    # a run that was stopped has settings and no result yet
     folder = results / "runs" / name
     if (
         command != "rank"
@@ -515,7 +519,7 @@ def expanded(command: str, words: Sequence[str]) -> list[str]:
         raise UsageError(f"{kind}={name}: it is no record of pubsel {command}: name another one")
     known = {f.name for f in fields(SCHEMAS[command])}
     settings = {key: value for key, value in literal(settings, name).items() if key in known}
-    return [*overrides(settings, tuple(given)), *words]
+    return [*overrides(settings, tuple(passed)), *words]
 
 
 def recorded(
@@ -740,6 +744,7 @@ def code(*used: type) -> str:
         top = cls.__module__.partition(".")[0]
         if cls is object or top in ("builtins", "typing", _HERE.name):
             continue
+        # a class without a file, as of a notebook, never has the noise of another one
         sources = _sources(cls.__module__) or secrets.token_bytes(16)
         parts += [cls.__qualname__, sources]
 
@@ -759,6 +764,7 @@ def _package() -> str:
 def _sources(module: str) -> bytes:
     """Return a digest of a loaded module's file, and of those of the same folder or package; empty if it has no
     file."""
+    # a module may be loaded by another thread while this one looks
     paths = {name: getattr(loaded, "__file__", None) or "" for name, loaded in list(sys.modules.items())}
     if not paths.get(module):
         return b""

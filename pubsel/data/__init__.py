@@ -183,6 +183,7 @@ def load(pair: Pair, data_root: str, download: bool, through: Through = unchange
         else:
             test = _of(test, ~taken.test)
 
+    # what is left after the public examples is cut into training and held-out examples
     private = _of(source.train, left)
     train, out, part_notes = _part(pair, opened, left, data_root)
     # The examples of a person follow each other, so that a sample of people takes them together.
@@ -262,6 +263,7 @@ def _people_apart(opened: Opened, pair: Pair) -> tuple[Opened, tuple[str, ...]]:
 def _test_apart(opened: Opened, how: Overlap, data_root: str) -> tuple[Opened, tuple[str, ...]]:
     """Return the private set with no training image in its test set, and a note; a published split stays as it is
     unless `how` is drop."""
+    # an image on both sides would measure memory, not what was learned
     train, test = opened.digests(_shape(opened))
     twice = among(test, train)
     count, n = int(twice.sum()), len(twice)
@@ -482,6 +484,7 @@ def open_dataset(name: str, data_root: str, download: bool, unit: str | None = N
 
 def _open_named(name: str, data_root: str, download: bool, unit: str | None) -> Source:
     """Return a dataset of conf/dataset, as `open_dataset` says."""
+    # a prepared npz of the user comes before the original files
     info = dataset_info(name)
     root = Path(data_root).expanduser()
     npz = root / f"{name}.npz"
@@ -840,6 +843,7 @@ def _pool(
     twice = among(test, *of_sides)
     also = among(train, *of_sides) & (not same)
 
+    # the first `share` images that stay may lie further behind than the first `share` of all
     stays = np.flatnonzero(~twice)
     last = int(stays[share - 1]) + 1 if share <= len(stays) else len(twice)
     others = " or ".join(what for what, _ in sides)

@@ -264,6 +264,7 @@ def list_csv(table: Path, unit: str | None = None) -> Listed:
     """Return what is in a user's CSV, with commas, semicolons or tabs between its columns path, label and perhaps split
     (train or test). Paths are relative to the CSV; labels are numbers or words, numbered in sorted order. unit: the
     column that names the person of each image. Sizes, colour and a missing split as in `list_folder`."""
+    # words are numbered in sorted order, so that the order of the rows decides no class
     rows = _rows(table, unit)
     words = _words(rows)
     labels = np.asarray([words.index(row["label"]) for row in rows])
@@ -326,6 +327,7 @@ def labelled(folder: Path, classes: Sequence[str], people: bool = False) -> tupl
     """Return the image files of the class folders in order of class and name, with labels [n]; or, of a flat folder
     without classes, all its images with label 0. UserError if there are none, or if images lie next to class folders.
     """
+    # an image next to class folders has no label
     loose = images_in(folder)
     if classes and loose:
         raise UserError(f"{folder}: {loose[0].name} lies beside class folders: move it into its class")
@@ -341,6 +343,7 @@ def labelled(folder: Path, classes: Sequence[str], people: bool = False) -> tupl
 def alike(source: Path, paths: Sequence[Path]) -> Images:
     """Return images at the most common size among them (of several, the first met), in colour if any of them has
     colour; with a note if some are changed for that."""
+    # a header tells size and colour, so no image is decoded twice
     heads = [mode_and_size(path) for path in paths]
     (height, width), same = Counter(size for _, size in heads).most_common(1)[0]
     grey = all(mode in GREY for mode, _ in heads)
@@ -498,6 +501,7 @@ def _rows(table: Path, unit: str | None = None) -> list[dict[str, str]]:
     if unit in ("path", "label", "split"):
         raise UsageError(f"pair.unit={unit}: name the column of {table.name} that says who an image is of")
     rows = rows_of(table, ("path", "label", *([unit] if unit else [])), ",;\t")
+    # the first faulty row is named, since a table may have a million
     for i, row in enumerate(rows, start=1):
         if not row["path"] or not row["label"]:
             raise UserError(f"{table}: row {i} has no path or no label")
@@ -514,6 +518,7 @@ def _fifth(source: Path, names: Sequence[str], people: bool = False) -> tuple[np
     An example's own file name decides, so that one image more or less moves no other to the other side; or the name of
     its person, if there are `people`, so that nobody is on both.
     """
+    # a digest of the name is as good as a random number, and does not depend on the other images
     places = np.asarray([int(digest([name], size=8), 16) / 2**64 for name in names])  # in [0, 1)
     test = places < TEST_FRACTION
     if test.all() or not test.any():  # a handful of images: the lowest one is the test set

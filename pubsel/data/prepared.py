@@ -51,6 +51,7 @@ def read(path: Path, classes: int | None = None, shape: Shape | None = None, uni
 def _people(path: Path, unit: str, counts: tuple[int, int]) -> tuple[list[str], list[str]]:
     """Return the names of the people that the training and the test examples are of, by the arrays that `unit` names;
     counts: of examples."""
+    # published files put the name of a part first or last
     with zipfile.ZipFile(path) as archive:
         has = {name.removesuffix(".npy") for name in archive.namelist()}
     names = [f"train_{unit}", f"test_{unit}"]
@@ -67,6 +68,7 @@ def _people(path: Path, unit: str, counts: tuple[int, int]) -> tuple[list[str], 
 
 def listed_arrays(path: Path, unit: str | None = None) -> Listed:
     """Return a user's npz, checked as in `read`, with no image read yet."""
+    # both parts are one listing, as of a folder, and the test part follows the training part
     both = listing(path)
     y = torch.cat([both.train.y, both.test.y])
     streams = [array_stream(path, f"{part}_images") for part in ("train", "test")]
@@ -170,6 +172,7 @@ def _check_both(
     if tuple(shapes[0]) != tuple(shapes[1]) or labels[0].shape[1:] != labels[1].shape[1:]:
         raise UserError(f"{path}: train and test differ in the shape of their images or labels: make both alike")
 
+    # the shape in conf/dataset decides models and kept features
     have: Shape = tuple(shapes[0])  # type: ignore[assignment]
     if shape is not None and have != shape:
         raise UserError(f"{path}: images are {describe(have)}, not {describe(shape)}: prepare it again at that size")
@@ -234,6 +237,7 @@ def _header(member: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype]:
 
 def write(path: Path, train: Split, test: Split) -> None:
     """Write the npz of both parts, whole or not at all."""
+    # a part of a file would pass for a small data set
     values = (*to_arrays(train), *to_arrays(test))
     path.parent.mkdir(parents=True, exist_ok=True)
     with whole(path) as partial, partial.open("wb") as file:

@@ -41,6 +41,7 @@ def losses_of(logits: Tensor, y: Tensor) -> Tensor:
 
 def by_vmap(model: nn.Module, x: Tensor, y: Tensor, out: dict[str, Tensor]) -> Tensor:
     """Write the gradients of the parameters named in `out` at x [n, ...], y [n, ...], for any model."""
+    # what does not train stays constant under vmap
     state = {name: t.detach() for name, t in (*model.named_parameters(), *model.named_buffers())}
     trained = {name: state.pop(name) for name in out}
 
@@ -77,6 +78,8 @@ def by_layers(
     keep: the layers, by name, whose factors are put there and whose gradients are not written out.
     """
     keep = keep or {}
+
+    # each trained layer reports its input on the way forward, and its error on the way back
     layers, loose = layers_of(model, [*out, *(f"{owner}.weight" for owner in keep)])
     copies = Copies(model, loose, len(x))
     called: set[str] = set()
@@ -158,13 +161,13 @@ class Copies(TorchFunctionMode):
     ) -> Any:
         """Call func, with copies in place of the parameters."""
         name, kwargs = func.__name__, kwargs or {}
-        within = [
-            part for given in (*args, *kwargs.values()) for part in (given if isinstance(given, list) else [given])
-        ]
+        passed = (*args, *kwargs.values())
+        within = [part for value in passed for part in (value if isinstance(value, list) else [value])]
         used = [self.names[id(part)] for part in within if id(part) in self.names]
         if name == "__get__" or not used:
             return func(*args, **kwargs)
 
+        # sums and products broadcast a parameter over the examples
         if name in ELEMENTWISE and not kwargs:
             dimensions = max(argument.dim() for argument in args if isinstance(argument, Tensor))
             return func(*(self._spread(argument, dimensions) for argument in args))
@@ -252,6 +255,7 @@ def wide_layers(model: nn.Module, x: Tensor, names: list[str]) -> dict[str, int]
         for owner, layer in layers.items()
         if type(layer) is nn.Linear or (isinstance(layer, nn.Conv2d) and layer.groups == 1)
     }
+    # a convolution is as costly as it has positions, which only a pass shows
     positions: dict[str, int] = {}
 
     def count(owner: str, layer: nn.Module, output: Tensor) -> None:
@@ -268,6 +272,7 @@ def wide_layers(model: nn.Module, x: Tensor, names: list[str]) -> dict[str, int]
         for hook in hooks:
             hook.remove()
 
+    # by counted work, so that every machine takes the same way
     wide = {}
     for owner, layer in layers.items():
         weight, t = layer.get_parameter("weight"), positions[owner]

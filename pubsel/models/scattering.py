@@ -37,6 +37,7 @@ def scattering(x: Tensor, J: int, L: int, order: int) -> Tensor:
     K = 1 + J L, with order 2 also L^2 J (J - 1) / 2: the image, |image * psi_j|, and ||image * psi_i| * psi_j| for
     i < j, all smoothed by the same Gaussian; angles last.
     """
+    # filters depend on the size alone, and are made once for it
     pad, psi, low = filters(x.shape[-2], x.shape[-1], J, L, x.device)
 
     def smooth(u: Tensor, j: int) -> Tensor:

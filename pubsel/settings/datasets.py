@@ -53,6 +53,7 @@ def dataset_info(name: str) -> Dataset:
     except yaml.YAMLError as error:
         raise UserError(f"{path}: {str(error).splitlines()[0]}") from None
 
+    # a name too many would shift the others, and tables would show wrong classes
     info = check(Dataset, values, f"dataset {name}: ")
     if info.names is not None and len(info.names) != info.classes:
         raise UserError(f"{path}: {len(info.names)} names of {info.classes} classes: name each one, or set names=null")

@@ -70,10 +70,11 @@ def _sections(
         below = f"{prefix}{field.name}"
         is_method = isinstance(value, Mapping) and "_target_" in value
 
+        # a class that is not imported shows its values only: to import one runs the code of its module
         if is_method and (known := method_class(value["_target_"], folders) if methods else None):
             (section,) = sections(known, value, folders)
-            given = [s._replace(key=f"{below}.{s.key}", added=s.key not in value) for s in section.settings]
-            inner.append(Section(below, section.about, option_names(below, folders), given))
+            known_keys = [s._replace(key=f"{below}.{s.key}", added=s.key not in value) for s in section.settings]
+            inner.append(Section(below, section.about, option_names(below, folders), known_keys))
         elif is_method:
             shown = [
                 Setting(f"{below}.{key}", "", "", type_text(v), False) for key, v in value.items() if key != "_target_"
@@ -176,6 +177,7 @@ def help_text(
     """Return the help of a command. chosen: the options that the command line gives, by group; then only those groups
     are explained."""
     width = min(WIDEST, shutil.get_terminal_size().columns)
+    # with a chosen option only its group is explained: the help of all keys is hundreds of lines
     shown = [section for section in every if section.name.partition(".")[0] in chosen]
     if shown:
         parts = [_chosen(group, option, folders, width) for group, option in chosen.items()]
