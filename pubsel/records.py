@@ -127,13 +127,6 @@ class PoolRecord:
 
 
 @dataclass(kw_only=True)
-class Versions:
-    """`versions` of a record."""
-
-    pubsel: str | None = None
-
-
-@dataclass(kw_only=True)
 class StreamNames:
     """`streams` of a record."""
 
@@ -185,7 +178,7 @@ class RunRecord:
     finished: str | None = key("when the run ended, in UTC", None)
     notes: list[str] = key("what was done to the data before training", list)
     numbers: Count = key("version of what decides the numbers (streams, estimators, rules); absent before 1", 0)
-    versions: Versions | None = key("versions of Python, pubsel and the numerical libraries", None)
+    versions: dict[str, str | None] | None = key("versions of Python, pubsel and the numerical libraries", None)
     commit: str | None = key("commit of the code; null outside of a checkout", None)
     hardware: str = key("processor and number of cores", "")
 
@@ -219,7 +212,7 @@ class Rank:
     seconds_private: Size | None = None
     seconds_candidate: Size | None = None
     numbers: Count = 0
-    versions: Versions | None = None
+    versions: dict[str, str | None] | None = None
     commit: str | None = None
 
 

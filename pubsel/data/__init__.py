@@ -183,7 +183,6 @@ def load(pair: Pair, data_root: str, download: bool, through: Through = unchange
         else:
             test = _of(test, ~taken.test)
 
-    # what is left after the public examples is cut into training and held-out examples
     private = _of(source.train, left)
     train, out, part_notes = _part(pair, opened, left, data_root)
     # The examples of a person follow each other, so that a sample of people takes them together.
@@ -488,9 +487,8 @@ def _open_named(name: str, data_root: str, download: bool, unit: str | None) -> 
     info = dataset_info(name)
     root = Path(data_root).expanduser()
     npz = root / f"{name}.npz"
-    shape: Shape = tuple(info.shape)  # type: ignore[assignment]
     if npz.exists() and npz.name not in info.options.get("files", ()):  # prepared, and not the publisher's own npz
-        return _open_npz(npz, _stamp(npz), name, shape, unit)
+        return _open_npz(npz, _stamp(npz), name, info.image_shape, unit)
 
     folder = kept_folder(name, info, root)
     parts = None
@@ -510,10 +508,10 @@ def _open_named(name: str, data_root: str, download: bool, unit: str | None) -> 
         listing = listing_in_order(name, parts)
         skip = info.options.get("corrupt") == "skip"
         try:
-            stored.keep_images(folder, name, listing, shape, skip, files)
+            stored.keep_images(folder, name, listing, info.image_shape, skip, files)
         except OSError as error:
             note = f"{name}: cannot be kept in {folder.parent} ({error.strerror or error}), so all of it is in memory"
-            parts = stored.in_memory(name, listing._replace(notes=(*listing.notes, note)), shape, skip)
+            parts = stored.in_memory(name, listing._replace(notes=(*listing.notes, note)), info.image_shape, skip)
             groups = parts.groups if unit == listing.unit else None
             return Source(parts.train, parts.test, *_known(info), parts.notes, groups=groups)
 

@@ -13,7 +13,6 @@ from pathlib import Path
 
 import torch
 
-from pubsel.data.convert import Shape
 from pubsel.data.folders import rows_of, same_images, unread
 from pubsel.data.splits import Listing, missing
 from pubsel.messages import UserError
@@ -41,12 +40,11 @@ def read(name: str, info: Dataset, root: Path, download: bool) -> Listing:
         if not table.is_file():
             raise missing(name, root, f"no {table.relative_to(root)}")
 
-    shape: Shape = tuple(info.shape)  # type: ignore[assignment]
     parts, notes = {}, tuple[str, ...]()
     for part, table in tables.items():
         paths, labels, counts = read_table(folder, table, rules)
         patients = [path.relative_to(folder).parts[1] for path in paths]  # train/patient00001/study1/view1_frontal.jpg
-        parts[part] = unread(paths, torch.tensor(labels).reshape(-1, len(OBSERVATIONS)), shape, patients)
+        parts[part] = unread(paths, torch.tensor(labels).reshape(-1, len(OBSERVATIONS)), info.image_shape, patients)
         cases = ", ".join(f"{counts[key]:,} {key}" for key in ("uncertain", "missing", "dropped", "other views"))
         notes += (f"{name} {part}: {cases} (uncertain={rules['uncertain']}, missing={rules['missing']})",)
     return Listing(parts["train"], parts["valid"], notes, "patient")

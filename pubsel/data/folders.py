@@ -67,10 +67,9 @@ def read(name: str, info: Dataset, root: Path, download: bool) -> Listing:
     groups = [group_of(f"{path.parent.name}/{path.name}", pattern) for path in paths]
     test = held_out(groups, fraction)
 
-    shape: Shape = tuple(info.shape)  # type: ignore[assignment]
     note = f"{name}: {fraction:.3g} of the images held out as the test set, seed {SEED}"
     people = groups if pattern else ()
-    parts = listed_parts(paths, torch.from_numpy(labels), test, shape, people)
+    parts = listed_parts(paths, torch.from_numpy(labels), test, info.image_shape, people)
     return Listing(*parts, (note,), "patient" if pattern else "")
 
 
@@ -91,8 +90,7 @@ def _published(name: str, info: Dataset, root: Path, part: str) -> Unread:
     examples = [labelled(folder, classes) for folder in folders]
     files = [path for paths, _ in examples for path in paths]
     labels = torch.from_numpy(np.concatenate([labels for _, labels in examples]))
-    shape: Shape = tuple(info.shape)  # type: ignore[assignment]
-    return unread(files, labels, shape)
+    return unread(files, labels, info.image_shape)
 
 
 class Layout(NamedTuple):

@@ -37,6 +37,12 @@ class Dataset:
     url: str = setting("where it comes from")
     instructions: str | None = setting("steps for data that cannot be fetched without a person; null: fetched for you")
 
+    @property
+    def image_shape(self) -> tuple[int, int, int]:
+        """Return `shape` as a tuple: channels, height and width."""
+        channels, height, width = self.shape
+        return channels, height, width
+
 
 def dataset_names() -> list[str]:
     """Return the names of the datasets in conf/dataset, and in the user's own --config-dir."""

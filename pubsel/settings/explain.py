@@ -6,7 +6,7 @@ import dataclasses
 import importlib
 import shutil
 import textwrap
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from enum import Enum
 from pathlib import Path
 from types import UnionType
@@ -48,19 +48,17 @@ class Section(NamedTuple):
 
 
 def sections(
-    schema: Any, values: Mapping[str, Any], folders: tuple[Path, ...] = (CONF,), methods: bool = False
+    schema: Any,
+    values: Mapping[str, Any],
+    folders: tuple[Path, ...] = (CONF,),
+    methods: bool = False,
+    name: str = "",
 ) -> list[Section]:
     """Return the settings of a dataclass, a section for each of its groups, with `values` in place of its defaults.
 
     folders: where the options of a group are looked for. methods: import the classes of the algorithm and the distance,
-    which say what their settings mean; otherwise only `values` are shown.
+    which say what their settings mean; otherwise only `values` are shown. name: of the group that the dataclass is.
     """
-    return list(_sections(schema, values, folders, "", methods))
-
-
-def _sections(
-    schema: Any, values: Mapping[str, Any], folders: tuple[Path, ...], name: str, methods: bool
-) -> Iterator[Section]:
     prefix = f"{name}." if name else ""
     settings: list[Setting] = []
     inner: list[Section] = []
@@ -81,14 +79,13 @@ def _sections(
             ]
             inner.append(Section(below, "", option_names(below, folders), shown))
         elif group is not None:
-            inner += _sections(group, value if isinstance(value, Mapping) else {}, folders, below, methods)
+            inner += sections(group, value if isinstance(value, Mapping) else {}, folders, methods, below)
 
         if not (is_method or group) or "about" in field.metadata:
             words = field.metadata.get("about", ""), kind(field.type, field.metadata), type_text(value)
             settings.append(Setting(below, *words, field.metadata.get("neutral", False)))
 
-    yield Section(name, about(schema), option_names(name, folders), settings)
-    yield from inner
+    return [Section(name, about(schema), option_names(name, folders), settings), *inner]
 
 
 def _default(field: dataclasses.Field[Any]) -> Any:

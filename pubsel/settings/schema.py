@@ -256,7 +256,11 @@ def fits(kind: Any) -> Fits:
     if origin is list:
         return lambda value: isinstance(value, list) and all(map(each[0], value))
     if origin is tuple:
-        return lambda value: isinstance(value, list) and len(value) == len(each) and all(map(_call, each, value))
+        return lambda value: (
+            isinstance(value, list)
+            and len(value) == len(each)
+            and all(fit(part) for fit, part in zip(each, value, strict=True))
+        )
     if origin is dict:
         return lambda value: isinstance(value, dict) and all(map(each[1], value.values()))
 
@@ -267,10 +271,6 @@ def fits(kind: Any) -> Fits:
     if isinstance(kind, type) and issubclass(kind, Enum):
         return lambda value: isinstance(value, str) and value in kind.__members__
     return lambda value: kind is Any or isinstance(value, kind)
-
-
-def _call(fit: Fits, value: Any) -> bool:
-    return fit(value)
 
 
 def check_name(key: str, name: Any) -> None:
