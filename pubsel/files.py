@@ -113,7 +113,7 @@ def _begun(path: Path, private: bool, folder: bool) -> tuple[Path, int]:
 
 
 def left_of(path: Path) -> list[Path]:
-    """Return what processes that write a path, or were killed while they did, have of it."""
+    """Return the temporary files of a path, whether their processes still write or were killed."""
     return list(path.parent.glob(f"{glob.escape(_stem(path))}.*.part"))
 
 
@@ -123,12 +123,12 @@ def _stem(path: Path) -> str:
 
 
 def left_in(folder: Path) -> list[Path]:
-    """Return what processes that write into a folder, or were killed while they did, have of any path in it."""
+    """Return the temporary files of all paths in a folder, whether their processes still write or were killed."""
     return list(folder.glob(".*.part"))
 
 
 def remove_left(path: Path) -> None:
-    """Remove what killed processes have left of a path: what no living one holds."""
+    """Remove the temporary files of a path that no living process holds."""
     for left in left_of(path):
         with contextlib.suppress(OSError):
             handle = os.open(left, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
@@ -168,11 +168,10 @@ def write_whole(path: Path, content: str | bytes, private: bool = False) -> None
 
 
 def append(path: Path, line: bytes) -> None:
-    """Write a line after everything else in a file that only its owner may read, to last before this returns. OSError
-    if not all of it is written."""
+    """Append a line durably to a file that only its owner may read. OSError if not all of it is written."""
     handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, PRIVATE_FILE)
     try:
-        # A process that was killed, or had no space, may have left a part of a line.
+        # A process that was killed, or had no space, may have left an incomplete line.
         there = os.pread(handle, os.fstat(handle).st_size, 0)
         if not there.endswith(b"\n"):
             os.ftruncate(handle, there.rfind(b"\n") + 1)
@@ -320,8 +319,8 @@ def _maps() -> Any:
 
 
 def give_back(x: "Tensor") -> None:
-    """Give back the memory that holds what was read of a mapped tensor; it is read from the file again if it is used.
-    What was changed in the tensor is lost."""
+    """Give back the memory of what was read of a mapped tensor; if it is used again, it is read from the file again.
+    Changes to the tensor are lost."""
     if (whole_map := _maps().get(x)) is not None:
         whole_map.madvise(mmap.MADV_DONTNEED)
 

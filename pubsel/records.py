@@ -267,7 +267,7 @@ class AuditRecord:
 
 @dataclass(kw_only=True)
 class Asked:
-    """settings.json of a run that may not be finished."""
+    """The settings.json of a run that may not have finished."""
 
     settings: RunConfig
 
@@ -280,7 +280,7 @@ class Named:
 
 
 class BrokenRecord(UserError):
-    """A record that cannot be read. Whoever prints this adds what it spends to make it again (cli.py)."""
+    """A record that cannot be read. cli.py adds to the message what it would spend to make it again."""
 
     def __init__(self, path: Path, why: str):
         super().__init__(f"{path} {why}: restore it, or delete it to run the cell again")
@@ -352,7 +352,7 @@ def _unnamed(record: dict[str, Any], *keys: str) -> str:
 
 
 def _lacks(record: dict[str, Any], needed: Iterable[str]) -> str:
-    """Return the first of these dotted keys that a record lacks, in words; "" if it has all."""
+    """Return a message about the first of these dotted keys that a record lacks; "" if it has all."""
     return next((f"it lacks '{key}'" for key in needed if at(record, key) is None), "")
 
 
@@ -550,8 +550,8 @@ def recorded(
 
 @contextlib.contextmanager
 def lock_folder(folder: Path) -> Iterator[None]:
-    """Hold a folder for one process: a second one says so and waits until the first has finished or died. Only their
-    owner may read the files that are made in it, whatever the umask."""
+    """Hold a folder for one process: a second one prints a line and waits until the first has finished or died. Only
+    their owner may read the files that are created in it, whatever the umask."""
     with contextlib.ExitStack() as stack:
         try:
             folder.mkdir(mode=PRIVATE_FOLDER, parents=True, exist_ok=True)
@@ -568,8 +568,7 @@ def lock_folder(folder: Path) -> Iterator[None]:
 
 
 def clean(folder: Path) -> None:
-    """Remove what killed processes have left half-written, and their temporary folders. Only for the process that has
-    the lock."""
+    """Remove half-written files and temporary folders of killed processes. Only for the process that has the lock."""
     for path in files.left_in(folder):
         path.unlink(missing_ok=True)
     for path in folder.glob(f"{SCRATCH}*"):
@@ -594,7 +593,7 @@ def read_records(results: Path) -> list[dict[str, Any]]:
 
 
 def readable(paths: Iterable[Path], schema: type = RunRecord) -> Iterator[dict[str, Any]]:
-    """Yield the records at some paths; a line names each file that is none, once in a process."""
+    """Yield the records at some paths; a message names each file that is not a record, once per process."""
     for path in paths:
         try:
             yield read_record(path, schema)
@@ -604,7 +603,7 @@ def readable(paths: Iterable[Path], schema: type = RunRecord) -> Iterator[dict[s
 
 @cache
 def leave_out(why: str) -> None:
-    """Print that a file is left out, once in a process."""
+    """Print that a file is left out, once per process."""
     say(f"left out: {why}")
 
 
@@ -648,7 +647,7 @@ def _ranks(results: Path) -> Iterator[dict[str, Any]]:
 
 
 def _read_lines(path: Path) -> list[dict[str, Any]]:
-    """Return the records of a file of lines; those that are none are left out."""
+    """Return the records of a file with one record per line; lines that are not records are left out."""
     records = []
     try:
         with gzip.open(plain(path), "rt", encoding="utf-8") as lines:

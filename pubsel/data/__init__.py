@@ -22,7 +22,7 @@ from pubsel.data import decoded, folders, overlap, prepared, stored
 from pubsel.data.convert import Shape, converted
 from pubsel.data.embeddings import is_embeddings
 from pubsel.data.opened import Opened, Source
-from pubsel.data.overlap import Digests, among, by_content, rows
+from pubsel.data.overlap import Digests, among, by_content, file_state, rows
 from pubsel.data.splits import (
     NO_CLASS,
     SEED,
@@ -371,7 +371,7 @@ def _from_training(
 
 
 def _as_many(pair: Pair, n: int) -> int:
-    """Return how many of n training examples become public. UsageError if nothing says how many."""
+    """Return how many of n training examples become public. UsageError if no setting says so."""
     if pair.public_share is not None:
         return round(pair.public_share * n)
     if pair.m is None and pair.shots is None:
@@ -488,7 +488,7 @@ def _open_named(name: str, data_root: str, download: bool, unit: str | None) -> 
     root = Path(data_root).expanduser()
     npz = root / f"{name}.npz"
     if npz.exists() and npz.name not in info.options.get("files", ()):  # prepared, and not the publisher's own npz
-        return _open_npz(npz, _stamp(npz), name, info.image_shape, unit)
+        return _open_npz(npz, file_state(npz), name, info.image_shape, unit)
 
     folder = kept_folder(name, info, root)
     parts = None
@@ -496,7 +496,7 @@ def _open_named(name: str, data_root: str, download: bool, unit: str | None) -> 
         parts = _reader(name, info).read(name, info, root, download)
     elif why := stored.damaged(folder):
         parts = _again(name, info, root, why)
-    elif not _as_listed(name, root, folder, _stamp(folder)):
+    elif not _as_listed(name, root, folder, file_state(folder)):
         parts = _reader(name, info).read(name, info, root, download)
 
     if parts is not None:
@@ -515,7 +515,7 @@ def _open_named(name: str, data_root: str, download: bool, unit: str | None) -> 
             groups = parts.groups if unit == listing.unit else None
             return Source(parts.train, parts.test, *_known(info), parts.notes, groups=groups)
 
-    return _open_stored(folder, _stamp(folder), name, unit)
+    return _open_stored(folder, file_state(folder), name, unit)
 
 
 def _again(name: str, info: Dataset, root: Path, why: str) -> Parts | Listing | None:
@@ -550,17 +550,12 @@ def _as_listed(name: str, root: Path, folder: Path, stamp: tuple[int, ...]) -> b
 
 
 def _reader(name: str, info: Dataset) -> ModuleType:
-    """Return the module whose `read` reads a set: of pubsel.data, or else the user's decoded."""
+    """Return the module whose `read` reads a set: one of pubsel.data, or else one of the user."""
     inside = f"pubsel.data.{info.source}"
     try:
         return import_module(inside if find_spec(inside) else info.source)
     except ImportError as error:
         raise UsageError(f"dataset {name}: source={info.source}: {error}; put its folder on PYTHONPATH") from None
-
-
-def _stamp(path: Path) -> tuple[int, ...]:
-    stat = path.stat()
-    return stat.st_mtime_ns, stat.st_size, stat.st_ino
 
 
 def _known(info: Dataset) -> tuple[int, str, tuple[float, ...], tuple[float, ...]]:

@@ -77,7 +77,7 @@ def open_decoded(name: str, listed: Listed, folder: Path, keep: bool) -> Decoded
     while len(_LAST) > MOST:
         del _LAST[next(iter(_LAST))]
 
-    # Who they are of is told by the listing alone: the same images may be told apart in another way.
+    # Only the listing says whose images they are: another pair.unit groups the same images in another way.
     parts, kept = last[1]
     if listed.people:
         train, test = ([listed.people[i] for i in rows.tolist()] for rows in order.rows)
@@ -124,7 +124,7 @@ def _opened(this: Reading, folder: Path, files: str | None) -> Decoded:
 
 
 def is_kept(folder: Path) -> bool:
-    """Return whether something is kept there that this user may read."""
+    """Return whether the folder exists and this user may read it."""
     try:
         return folder.exists()
     except PermissionError:  # of another user, who has the same data folder
@@ -132,7 +132,7 @@ def is_kept(folder: Path) -> bool:
 
 
 def forget_decoded(folder: Path, but: str | None = None) -> None:
-    """Delete what is kept in a folder, and the features of it, unless it is of files with the fingerprint `but`."""
+    """Delete a folder of decoded images and their features, unless its files have the fingerprint `but`."""
     with locked(folder.with_suffix(".lock"), str(folder)):
         remove_left(folder)
         if not folder.exists() or stored.kept_listing(folder) == but:

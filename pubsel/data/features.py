@@ -336,7 +336,7 @@ def content_of(x: Tensor, key: str, known: Path | None) -> str:
     """
     kept = dict[str, str]()
     if known is not None:
-        stamp = overlap.file_state(known.with_name(known.name.replace("features.json", "images.npy")))
+        stamp = list(overlap.file_state(known.with_name(known.name.replace("features.json", "images.npy"))))
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):  # whatever is wrong, hash again
             before = json.loads(known.read_text(encoding="utf-8"))
             kept = before["digests"] if before["stamp"] == stamp else {}

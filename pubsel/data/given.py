@@ -1,4 +1,4 @@
-"""Images that a trained model is asked about: folders, image files, CSV and npz files, and what a program has in
+"""Images for a trained model to classify: folders, image files, CSV and npz files, and what a program has in
 memory. They are listed first, and read one after another."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -102,7 +102,7 @@ def at_path(name: str | Path) -> Given:
 
 
 def as_input(raw: Raw, shape: tuple[int, ...]) -> Tensor:
-    """Return what was given in the shape that a model takes: an image as training reads it, scaled to cover and cut at
+    """Return an input in the shape that a model takes: an image as training reads it, scaled to cover and cut at
     the centre, grey or in colour; a row of a table as it is. UserError names a file that is no image."""
     if len(shape) != 3:
         if isinstance(raw, Tensor) and tuple(raw.shape) == shape:

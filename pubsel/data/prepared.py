@@ -82,14 +82,14 @@ def listed_arrays(path: Path, unit: str | None = None) -> Listed:
 
 
 def classes_from(y: Tensor) -> int:
-    """Return how many classes labels [n] are of, or labels [n, labels] there are."""
+    """Return the number of classes of labels [n], or of labels of labels [n, labels]."""
     if y.dim() == 2:
         return y.shape[1]
     return int(y.max()) + 1 if len(y) else 0
 
 
 def size(path: Path) -> int:
-    """Return how many bytes the images of a npz take; 0 if it is none that `read` reads."""
+    """Return the bytes that the images of an npz take; 0 for a file that `read` cannot read."""
     try:
         with zipfile.ZipFile(plain(path)) as archive:
             return sum(_claimed(path, archive, f"{part}_images") for part in ("train", "test"))
@@ -178,11 +178,7 @@ def _check_both(
         raise UserError(f"{path}: images are {describe(have)}, not {describe(shape)}: prepare it again at that size")
 
     for part, y in zip(("train", "test"), labels, strict=True):
-        count = 0
-        if y.ndim == 2:
-            count = y.shape[1]
-        elif len(y):
-            count = int(y.max()) + 1
+        count = classes_from(y)
         if classes is not None and (count > classes or (y.ndim == 2 and count != classes)):
             raise UserError(f"{path}: {part}_labels out of range: {count} classes or labels, {classes} expected")
 
@@ -237,7 +233,6 @@ def _header(member: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype]:
 
 def write(path: Path, train: Split, test: Split) -> None:
     """Write the npz of both parts, whole or not at all."""
-    # a part of a file would pass for a small data set
     values = (*to_arrays(train), *to_arrays(test))
     path.parent.mkdir(parents=True, exist_ok=True)
     with whole(path) as partial, partial.open("wb") as file:
@@ -250,7 +245,7 @@ def _split(path: Path, part: str, images: np.ndarray, labels: np.ndarray) -> Spl
 
 
 def _check_images(path: Path, array: str, shape: Sequence[int], dtype: np.dtype) -> None:
-    """Raise UserError if an array is none of images."""
+    """Raise UserError if an array does not contain images."""
     if dtype != np.uint8:
         raise UserError(f"{path}: {array} is {dtype}, not uint8: store values 0 to 255 as uint8")
     if len(shape) not in (3, 4) or (len(shape) == 4 and shape[3] != 3) or 0 in shape[1:]:
@@ -258,7 +253,7 @@ def _check_images(path: Path, array: str, shape: Sequence[int], dtype: np.dtype)
 
 
 def _checked_labels(path: Path, part: str, n: int, labels: np.ndarray) -> np.ndarray:
-    """Return the labels, [n] or [n, labels], of n images. UserError if they are not as they have to be."""
+    """Return the labels, [n] or [n, labels], of n images. UserError if they are malformed."""
     if labels.ndim == 2 and labels.shape[1] == 1:
         labels = labels[:, 0]  # as MedMNIST stores classes
     if labels.ndim not in (1, 2) or labels.dtype.kind not in ("iub" if labels.ndim == 1 else "iubf"):

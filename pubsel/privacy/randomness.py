@@ -84,7 +84,7 @@ class Ahead:
         self._next: tuple[int, int, Future[NDArray[np.float64]]] | None = None  # step, number of draws
 
     def __call__(self, purpose: str, step: int) -> Normals:
-        """Return the noise of a step; steps come in order."""
+        """Return the noise of a step; steps have to be requested in order."""
         return _Drawn(self, purpose, step)
 
     def numbers(self, purpose: str, step: int, n: int) -> NDArray[np.float64]:

@@ -127,8 +127,8 @@ def _by_hydra(command: str, words: Sequence[str], folders: tuple[Path, ...]) -> 
 
 
 def renamed(command: str, words: Sequence[str]) -> list[str]:
-    """Return the words of a command as conf/ names their keys: output=... is another word for to=..., and a key that
-    only some options of its group have is added to the others. UsageError if to and output are given."""
+    """Return the words of a command with the keys of conf/: output=... becomes to=..., and a key that only some options
+    of its group have is added to the others. UsageError for both to=... and output=..."""
     # both words in one command may name two files: neither is then taken silently
     keys = keys_of(SCHEMAS[command])
     passed = {name: [word for word in words if re.match(rf"\+*{name}=", word)] for name in ("to", "output")}
@@ -151,7 +151,7 @@ def words_of(settings: Mapping[str, Any], prefix: str = "") -> list[str]:
 
 
 def _plain(value: Any) -> Any:
-    """Return a value as JSON has it."""
+    """Return a value as a JSON type."""
     if isinstance(value, Path | Enum):
         return value.name if isinstance(value, Enum) else str(value)
     if isinstance(value, list | tuple):
@@ -195,7 +195,7 @@ def explained(error: Exception) -> str:
 
 
 def _unknown(key: str) -> str:
-    """Return the message about a key that the settings do not have."""
+    """Return the message about an unknown key."""
     # A key that exists elsewhere, of another method or of another command, is no typing error.
     if key in known_keys():
         group = key.partition(".")[0]

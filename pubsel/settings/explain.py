@@ -18,10 +18,10 @@ from omegaconf import MISSING
 from pubsel.settings import CONF, own_folders
 from pubsel.settings.command_line import written
 from pubsel.settings.methods import targets
+from pubsel.settings.schema import LIMITS
 
 TYPES = {int: "whole number", float: "number", str: "text", bool: "true or false"}
-RANGES = {"over": "greater than", "at_least": "at least", "at_most": "at most", "below": "less than"}
-REQUIRED = "???"  # the value of a setting that has to be given, as Hydra writes it
+REQUIRED = "???"  # the value of a setting that is required, as Hydra writes it
 WIDEST = 110  # characters of a line of help
 
 
@@ -107,7 +107,7 @@ def kind(annotation: Any, metadata: Mapping[str, Any]) -> str:
     alternatives = [t for t in (get_args(annotation) if union else [annotation]) if t is not type(None)]
 
     words = [" or ".join(filter(None, map(_type, alternatives)))]
-    for key, relation in RANGES.items():
+    for key, (_, relation) in LIMITS.items():
         if (limit := metadata.get(key)) is not None:
             words.append(f"{relation} {limit:,}" if isinstance(limit, int) else f"{relation} {limit:g}")
     words += ["inf is allowed"] if metadata.get("infinite") else []

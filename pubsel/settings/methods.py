@@ -80,7 +80,7 @@ def method_keys() -> frozenset[str]:
 
 
 def check_method(group: str, values: dict[str, Any], folders: list[Path]) -> None:
-    """Raise UsageError for a GROUP.name that is no name, or one that its class does not have: a record would be wrong.
+    """Raise UsageError for a malformed GROUP.name, or one that its class does not have: a record would be wrong.
 
     A class has the names that conf/GROUP gives it, and those that a file of the `folders` (--config-dir) gives. A class
     that conf/ does not know, a user's own, may have any that no other class has.

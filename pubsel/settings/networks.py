@@ -33,7 +33,7 @@ OPTIONS = (*SIZES, *SHARES, *WORDS, *SWITCHES)
 
 
 def check_network(key: str, architecture: str, options: Mapping[str, Any]) -> None:
-    """Raise UsageError for a name that is none of a network, or an option that is none of OPTIONS or out of its range.
+    """Raise UsageError for a malformed name of a network, an option that is not in OPTIONS, or a value out of range.
     key: of the settings, such as model.backbone."""
     if not NAME.fullmatch(architecture):
         raise UsageError(f"{key}.architecture={architecture[:100]}: a name of timm has letters, digits, _ and . only")

@@ -25,7 +25,7 @@ OWNED = ("attacks", "audits", "distances", "figures", "ledger", "ranks", "record
 
 
 class Output(NamedTuple):
-    """A file to write. to: as it was given; path: behind all links; descriptor: of an open file of this process that
+    """A file to write. to: as it was typed; path: behind all links; descriptor: of an open file of this process that
     it names, such as 1 for /dev/stdout; special: no plain file."""
 
     to: str
@@ -146,7 +146,7 @@ def check_folder(to: str, results: str, inputs: Iterable[str] = ()) -> None:
 
 
 def _check_inputs(to: str, there: os.stat_result, inputs: Iterable[Path]) -> None:
-    """Raise UsageError if a file is one that is read, under whatever name."""
+    """Raise UsageError if a file is one of the inputs, under whatever name."""
     for path in inputs:
         with suppress(OSError):
             if os.path.samestat(there, os.stat(path)):
@@ -154,7 +154,7 @@ def _check_inputs(to: str, there: os.stat_result, inputs: Iterable[Path]) -> Non
 
 
 def _status(path: Path) -> os.stat_result | None:
-    """Return what a path leads to; None if there is nothing yet."""
+    """Return the status of the file behind a path; None if there is none yet."""
     try:
         return os.stat(path)
     except FileNotFoundError:
