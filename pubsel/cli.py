@@ -260,6 +260,7 @@ def _do(command: str, values: DictConfig) -> None:
             values[key] = [values[key]]
     result: Any = check(SCHEMAS[command], values)
 
+    # only the module of this command is imported
     work = COMMANDS[command]
     if isinstance(work, str):
         place, *names = work.split()
@@ -297,6 +298,7 @@ def _help(command: str, words: list[str], config_dir: str | None = None, typed: 
 def _positional(command: str, words: list[str]) -> list[str]:
     """Return `table NAME`, `data list|prepare NAME|check NAME|forget PATH`, `runs KEY=VALUE`, `make NAME KEY=VALUE` and
     `predict NAME IMAGES` as overrides."""
+    # a command names its first words by their places; a key=value ends them
     words = list(words)
     for i, key in enumerate(POSITIONAL.get(command, [])[: len(words)]):
         if _is_setting(words[i]):
@@ -390,6 +392,7 @@ def _within(command: str, words: list[str]) -> int:
     from hydra.core.global_hydra import GlobalHydra
     from hydra.core.hydra_config import HydraConfig
 
+    # the command that runs gets its own back afterwards
     state, settings = GlobalHydra.instance(), HydraConfig.instance()
     hydra_before, settings_before = state.hydra, settings.cfg
     state.clear()
@@ -407,6 +410,7 @@ def _fail(error: Exception) -> int:
 
 
 def _message(error: Exception) -> tuple[str, int]:
+    # what the user can mend comes first, what Hydra and the system say next, the unexpected last
     if isinstance(error, BrokenRecord):
         return f"{error}{ledger.again(error.folder)}", error.exit_code
     if isinstance(error, UserError):

@@ -76,6 +76,7 @@ def whole(path: Path, private: bool = False, folder: bool = False) -> Iterator[P
 
     private: only its owner may read it. What a process that was killed has left of the same path is removed.
     """
+    # a process that was killed leaves files that nobody else would remove
     remove_left(path)
     partial, handle = _begun(path, private, folder)
     try:
@@ -112,7 +113,7 @@ def _begun(path: Path, private: bool, folder: bool) -> tuple[Path, int]:
 
 
 def left_of(path: Path) -> list[Path]:
-    """Return what processes that write a path, or were killed while they did, have of it."""
+    """Return the temporary files of a path, whether their processes still write or were killed."""
     return list(path.parent.glob(f"{glob.escape(_stem(path))}.*.part"))
 
 
@@ -122,12 +123,12 @@ def _stem(path: Path) -> str:
 
 
 def left_in(folder: Path) -> list[Path]:
-    """Return what processes that write into a folder, or were killed while they did, have of any path in it."""
+    """Return the temporary files of all paths in a folder, whether their processes still write or were killed."""
     return list(folder.glob(".*.part"))
 
 
 def remove_left(path: Path) -> None:
-    """Remove what killed processes have left of a path: what no living one holds."""
+    """Remove the temporary files of a path that no living process holds."""
     for left in left_of(path):
         with contextlib.suppress(OSError):
             handle = os.open(left, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
@@ -167,11 +168,10 @@ def write_whole(path: Path, content: str | bytes, private: bool = False) -> None
 
 
 def append(path: Path, line: bytes) -> None:
-    """Write a line after everything else in a file that only its owner may read, to last before this returns. OSError
-    if not all of it is written."""
+    """Append a line durably to a file that only its owner may read. OSError if not all of it is written."""
     handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, PRIVATE_FILE)
     try:
-        # A process that was killed, or had no space, may have left a part of a line.
+        # A process that was killed, or had no space, may have left an incomplete line.
         there = os.pread(handle, os.fstat(handle).st_size, 0)
         if not there.endswith(b"\n"):
             os.ftruncate(handle, there.rfind(b"\n") + 1)
@@ -258,6 +258,7 @@ def file_digest(path: Path, of: str = "", end: int = 0) -> str:
     take each other's place. A process reads a file once for that, until it changes. OSError if it cannot be read."""
     stat = path.stat()
     stamp = (path, of, end, stat.st_ino, stat.st_size, stat.st_mtime_ns)
+    # a file of many gigabytes is hashed in parts, and once in a process
     if stamp not in _KNOWN:
         with path.open("rb") as file:
             places = range(0, stat.st_size - end, 2**20)
@@ -280,6 +281,7 @@ def file_map(file: IO[bytes], start: int, shape: tuple[int, ...], dtype: Any) ->
     size = prod(shape) * np.dtype(dtype).itemsize
     if not size:
         return np.empty(shape, dtype)
+    # a map begins at a page: what lies before `start` in it is left out of the array
     rest = start % mmap.ALLOCATIONGRANULARITY
     flags, access = mmap.MAP_PRIVATE | UNPROMISED, mmap.PROT_READ | mmap.PROT_WRITE
     content = mmap.mmap(file.fileno(), rest + size, flags=flags, prot=access, offset=start - rest)
@@ -290,6 +292,7 @@ def npy_map(path: Path) -> "NDArray[Any]":
     """Return the array of a npy file, mapped as `file_map` does. OSError, ValueError or EOFError if it is damaged."""
     import numpy as np
 
+    # numpy maps for reading only, and torch takes no such array
     shown = np.load(path, mmap_mode="r")  # reads its header
     if not shown.flags.c_contiguous:
         raise ValueError("its rows are not in a row")
@@ -316,8 +319,8 @@ def _maps() -> Any:
 
 
 def give_back(x: "Tensor") -> None:
-    """Give back the memory that holds what was read of a mapped tensor; it is read from the file again if it is used.
-    What was changed in the tensor is lost."""
+    """Give back the memory of what was read of a mapped tensor; if it is used again, it is read from the file again.
+    Changes to the tensor are lost."""
     if (whole_map := _maps().get(x)) is not None:
         whole_map.madvise(mmap.MADV_DONTNEED)
 
@@ -351,6 +354,7 @@ class ProgressLine:
     def add(self, count: int, at_once: bool = False) -> None:
         """Count some more; at_once: they took no time, since they were done before."""
         self.done, self.read, now = self.done + count, self.read + (0 if at_once else count), time.monotonic()
+        # what was done before took no time, so it tells nothing about the rest
         if self.read and self.done < self.n and now - self.reported >= PAUSE:
             self.reported = now
             left = duration((now - self.began) / self.read * (self.n - self.done))

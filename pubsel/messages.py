@@ -79,6 +79,7 @@ LIMITS = {  # of the system, with what helps: nothing is wrong with the file tha
 
 def limit(error: BaseException) -> str:
     """Return which limit of the system an error says was met, and what helps; empty if none was."""
+    # Python raises this one without a number of the system
     if "can't start new thread" in str(error):
         return f"can't start new thread: {LIMITS[errno.EAGAIN]}"
 

@@ -127,13 +127,6 @@ class PoolRecord:
 
 
 @dataclass(kw_only=True)
-class Versions:
-    """`versions` of a record."""
-
-    pubsel: str | None = None
-
-
-@dataclass(kw_only=True)
 class StreamNames:
     """`streams` of a record."""
 
@@ -185,7 +178,7 @@ class RunRecord:
     finished: str | None = key("when the run ended, in UTC", None)
     notes: list[str] = key("what was done to the data before training", list)
     numbers: Count = key("version of what decides the numbers (streams, estimators, rules); absent before 1", 0)
-    versions: Versions | None = key("versions of Python, pubsel and the numerical libraries", None)
+    versions: dict[str, str | None] | None = key("versions of Python, pubsel and the numerical libraries", None)
     commit: str | None = key("commit of the code; null outside of a checkout", None)
     hardware: str = key("processor and number of cores", "")
 
@@ -219,7 +212,7 @@ class Rank:
     seconds_private: Size | None = None
     seconds_candidate: Size | None = None
     numbers: Count = 0
-    versions: Versions | None = None
+    versions: dict[str, str | None] | None = None
     commit: str | None = None
 
 
@@ -274,7 +267,7 @@ class AuditRecord:
 
 @dataclass(kw_only=True)
 class Asked:
-    """settings.json of a run that may not be finished."""
+    """The settings.json of a run that may not have finished."""
 
     settings: RunConfig
 
@@ -287,7 +280,7 @@ class Named:
 
 
 class BrokenRecord(UserError):
-    """A record that cannot be read. Whoever prints this adds what it spends to make it again (cli.py)."""
+    """A record that cannot be read. cli.py adds to the message what it would spend to make it again."""
 
     def __init__(self, path: Path, why: str):
         super().__init__(f"{path} {why}: restore it, or delete it to run the cell again")
@@ -333,6 +326,7 @@ def parsed(text: str, schema: type = RunRecord) -> dict[str, Any]:
     if not isinstance(record, dict):
         raise ValueError(f"{NO_RECORD}, it lacks '{fields(schema)[0].name}'")
 
+    # the schema covers types and required keys; what depends on several keys is checked here
     why = misfit(schema, record)
     if not why and schema in (RunRecord, Rank):
         named = (f"settings.{group}.{key}" for group in ("algorithm", "distance") for key in ("name", "_target_"))
@@ -358,7 +352,7 @@ def _unnamed(record: dict[str, Any], *keys: str) -> str:
 
 
 def _lacks(record: dict[str, Any], needed: Iterable[str]) -> str:
-    """Return the first of these dotted keys that a record lacks, in words; "" if it has all."""
+    """Return a message about the first of these dotted keys that a record lacks; "" if it has all."""
     return next((f"it lacks '{key}'" for key in needed if at(record, key) is None), "")
 
 
@@ -376,6 +370,7 @@ def _unstated(record: dict[str, Any]) -> str:
     """Return what the record of a run that was trained, and not made up for a test, lacks of its guarantee."""
     if "weights" not in record and os.sep not in record["private"]:
         return ""
+    # a table or a card would show these as if they had been measured
     needed = ["metric", "test_examples", "private_examples"]
     needed += [f"settings.{group}" for group in ("pair", "model", "algorithm", "privacy", "training")]
     for name in ("privacy", *(["quality.privacy"] if record.get("quality") else [])):
@@ -487,19 +482,21 @@ def expanded(command: str, words: Sequence[str]) -> list[str]:
     """Return the words of a command, and before them those of a record's settings if like=NAME or replay=NAME is among
     them. The record may be that of a run which has not finished. UserError if there is none; UsageError if it is of
     another command, or for a word that the settings of the record leave no room for."""
-    given = {(parts := word.lstrip("+~").partition("="))[0]: parts[2] for word in words}
-    kind = next((key for key in ("replay", "like") if unquoted(given.get(key, "null")) != "null"), None)
+    passed = {(parts := word.lstrip("+~").partition("="))[0]: parts[2] for word in words}
+    kind = next((key for key in ("replay", "like") if unquoted(passed.get(key, "null")) != "null"), None)
     if kind is None or not issubclass(SCHEMAS[command], RunConfig | RankConfig):
         return list(words)
 
-    name, results = unquoted(given[kind]), Path(unquoted(given.get("results", "results"))).expanduser()
+    # a replay repeats a run: only keys that cannot change its result may differ
+    name, results = unquoted(passed[kind]), Path(unquoted(passed.get("results", "results"))).expanduser()
     free = neutral(SCHEMAS[command])
-    for key, value in given.items():
+    for key, value in passed.items():
         if kind == "replay" and (key not in free or key == "like"):
             raise UsageError(f"{key}={value}: replay={name} has its own {key}; give no more than {', '.join(free)}")
         if key == "experiment":
             raise UsageError(f"+experiment={value}: like={name} has settings of its own: give one of the two")
 
+    # a run that was stopped has settings and no result yet
     folder = results / "runs" / name
     if (
         command != "rank"
@@ -515,7 +512,7 @@ def expanded(command: str, words: Sequence[str]) -> list[str]:
         raise UsageError(f"{kind}={name}: it is no record of pubsel {command}: name another one")
     known = {f.name for f in fields(SCHEMAS[command])}
     settings = {key: value for key, value in literal(settings, name).items() if key in known}
-    return [*overrides(settings, tuple(given)), *words]
+    return [*overrides(settings, tuple(passed)), *words]
 
 
 def recorded(
@@ -553,8 +550,8 @@ def recorded(
 
 @contextlib.contextmanager
 def lock_folder(folder: Path) -> Iterator[None]:
-    """Hold a folder for one process: a second one says so and waits until the first has finished or died. Only their
-    owner may read the files that are made in it, whatever the umask."""
+    """Hold a folder for one process: a second one prints a line and waits until the first has finished or died. Only
+    their owner may read the files that are created in it, whatever the umask."""
     with contextlib.ExitStack() as stack:
         try:
             folder.mkdir(mode=PRIVATE_FOLDER, parents=True, exist_ok=True)
@@ -571,8 +568,7 @@ def lock_folder(folder: Path) -> Iterator[None]:
 
 
 def clean(folder: Path) -> None:
-    """Remove what killed processes have left half-written, and their temporary folders. Only for the process that has
-    the lock."""
+    """Remove half-written files and temporary folders of killed processes. Only for the process that has the lock."""
     for path in files.left_in(folder):
         path.unlink(missing_ok=True)
     for path in folder.glob(f"{SCRATCH}*"):
@@ -597,7 +593,7 @@ def read_records(results: Path) -> list[dict[str, Any]]:
 
 
 def readable(paths: Iterable[Path], schema: type = RunRecord) -> Iterator[dict[str, Any]]:
-    """Yield the records at some paths; a line names each file that is none, once in a process."""
+    """Yield the records at some paths; a message names each file that is not a record, once per process."""
     for path in paths:
         try:
             yield read_record(path, schema)
@@ -607,7 +603,7 @@ def readable(paths: Iterable[Path], schema: type = RunRecord) -> Iterator[dict[s
 
 @cache
 def leave_out(why: str) -> None:
-    """Print that a file is left out, once in a process."""
+    """Print that a file is left out, once per process."""
     say(f"left out: {why}")
 
 
@@ -651,7 +647,7 @@ def _ranks(results: Path) -> Iterator[dict[str, Any]]:
 
 
 def _read_lines(path: Path) -> list[dict[str, Any]]:
-    """Return the records of a file of lines; those that are none are left out."""
+    """Return the records of a file with one record per line; lines that are not records are left out."""
     records = []
     try:
         with gzip.open(plain(path), "rt", encoding="utf-8") as lines:
@@ -740,6 +736,7 @@ def code(*used: type) -> str:
         top = cls.__module__.partition(".")[0]
         if cls is object or top in ("builtins", "typing", _HERE.name):
             continue
+        # a class without a file, as of a notebook, never has the noise of another one
         sources = _sources(cls.__module__) or secrets.token_bytes(16)
         parts += [cls.__qualname__, sources]
 
@@ -759,6 +756,7 @@ def _package() -> str:
 def _sources(module: str) -> bytes:
     """Return a digest of a loaded module's file, and of those of the same folder or package; empty if it has no
     file."""
+    # a module may be loaded by another thread while this one looks
     paths = {name: getattr(loaded, "__file__", None) or "" for name, loaded in list(sys.modules.items())}
     if not paths.get(module):
         return b""
@@ -766,10 +764,7 @@ def _sources(module: str) -> bytes:
     # A user's class may call functions of modules next to its own.
     package = module.partition(".")[0]
     folder = Path(paths[module]).parent
-    near = {
-        file for name, file in paths.items()
-        if name.partition(".")[0] == package or Path(file).parent == folder
-    }  # fmt: skip
+    near = {file for name, file in paths.items() if name.partition(".")[0] == package or Path(file).parent == folder}
 
     return bytes.fromhex(files.digest(Path(file).read_bytes() for file in sorted(near) if file.endswith(".py")))
 

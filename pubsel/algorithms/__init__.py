@@ -84,6 +84,7 @@ class View(NamedTuple):
 
 def check_labels(y: Tensor, classes: int, multi_label: bool, same_classes: bool, what: str) -> None:
     """Raise UsageError, which names `what`, if public labels y, [m] or [m, labels], are not of the private task."""
+    # the labels say how many classes they have at least
     columns = y.shape[1] if y.dim() == 2 else int(y.max()) + 1
 
     # A sample may lack a class; a table of 0/1 labels lacks none.
@@ -150,6 +151,7 @@ class Frozen(nn.Module):
 
     @torch.no_grad()
     def forward(self, x: Tensor) -> Tensor:
+        # in the order of the docstring: roots, shift, projection, mean, norm
         if self.root:
             x = roots(x)
         if self.shift is not None:
@@ -283,6 +285,7 @@ def sum_of_rows(gradients: GradientMatrix, weights: Tensor, columns: Tensor | No
 
 def weighted_rows(gradients: GradientMatrix, weights: Tensor, columns: Tensor | None = None) -> Tensor:
     """Return the rows that `sum_of_rows` adds up, [n, p]."""
+    # an audit looks at single rows, which training never writes out
     rows = gradients.written_out(torch.ones_like(weights, dtype=torch.bool))
     if columns is not None:
         rows = rows * columns

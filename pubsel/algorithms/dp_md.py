@@ -27,8 +27,9 @@ class DPMD(Clipping):
     clip_norm: float = setting("bound C on the L2 norm of a private example's gradient", at_least=1e-12)
     cycle: float | None = setting(
         "K of the weight of the private gradient, alpha_t = cos(pi t / (K T)), which is never negative for K >= 2; "
-        "null: alpha", at_least=2,
-    )  # fmt: skip
+        "null: alpha",
+        at_least=2,
+    )
     alpha: float = setting("the weight if cycle is null", over=0, at_most=1)
     public_batch: int = setting("public examples a step", at_least=1)
     fresh: bool = setting("draw new public examples at each step; false: always the same ones")

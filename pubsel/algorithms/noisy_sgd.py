@@ -232,6 +232,7 @@ class NoisySGD(Algorithm):
                 f"algorithm={self.name} learns a halfspace: take a task of two classes, and a finite epsilon"
             )
 
+        # the paper's labels are -1 and 1, and its loss has one weight vector
         x = private.x.double().numpy()
         y = 2.0 * private.y.numpy() - 1
         halfspace = noisy_sgd(x, y, self._loss(), (epsilon, delta), self.beta, self.steps, source)

@@ -46,8 +46,13 @@ CLIP = 0.7  # of the norm that gradients have at zero weights
 FEWEST_STEPS, MOST_STEPS = 30, 300  # more than the fewest if the learning rate would not be stable
 MOMENTUM = 0.9
 FULL_BATCHES = {
-    "epochs": 1.0, "batch_size": 10**9, "learning_rate": 1.0, "weight_decay": 0.0, "milestones": [], "decay": 1.0,
-}  # fmt: skip
+    "epochs": 1.0,
+    "batch_size": 10**9,
+    "learning_rate": 1.0,
+    "weight_decay": 0.0,
+    "milestones": [],
+    "decay": 1.0,
+}
 
 
 def class_weights(y: Tensor) -> Tensor:

@@ -22,7 +22,7 @@ from pubsel.data import decoded, folders, overlap, prepared, stored
 from pubsel.data.convert import Shape, converted
 from pubsel.data.embeddings import is_embeddings
 from pubsel.data.opened import Opened, Source
-from pubsel.data.overlap import Digests, among, by_content, rows
+from pubsel.data.overlap import Digests, among, by_content, file_state, rows
 from pubsel.data.splits import (
     NO_CLASS,
     SEED,
@@ -36,7 +36,7 @@ from pubsel.data.splits import (
     in_order,
     in_turn,
     listing_in_order,
-)  # fmt: skip
+)
 from pubsel.messages import UsageError, UserError, say
 from pubsel.settings.datasets import Dataset, dataset_info, dataset_names, decoded_folder, kept_folder
 from pubsel.settings.identity import is_path, same_path
@@ -262,6 +262,7 @@ def _people_apart(opened: Opened, pair: Pair) -> tuple[Opened, tuple[str, ...]]:
 def _test_apart(opened: Opened, how: Overlap, data_root: str) -> tuple[Opened, tuple[str, ...]]:
     """Return the private set with no training image in its test set, and a note; a published split stays as it is
     unless `how` is drop."""
+    # an image on both sides would measure memory, not what was learned
     train, test = opened.digests(_shape(opened))
     twice = among(test, train)
     count, n = int(twice.sum()), len(twice)
@@ -370,7 +371,7 @@ def _from_training(
 
 
 def _as_many(pair: Pair, n: int) -> int:
-    """Return how many of n training examples become public. UsageError if nothing says how many."""
+    """Return how many of n training examples become public. UsageError if no setting says so."""
     if pair.public_share is not None:
         return round(pair.public_share * n)
     if pair.m is None and pair.shots is None:
@@ -482,12 +483,12 @@ def open_dataset(name: str, data_root: str, download: bool, unit: str | None = N
 
 def _open_named(name: str, data_root: str, download: bool, unit: str | None) -> Source:
     """Return a dataset of conf/dataset, as `open_dataset` says."""
+    # a prepared npz of the user comes before the original files
     info = dataset_info(name)
     root = Path(data_root).expanduser()
     npz = root / f"{name}.npz"
-    shape: Shape = tuple(info.shape)  # type: ignore[assignment]
     if npz.exists() and npz.name not in info.options.get("files", ()):  # prepared, and not the publisher's own npz
-        return _open_npz(npz, _stamp(npz), name, shape, unit)
+        return _open_npz(npz, file_state(npz), name, info.image_shape, unit)
 
     folder = kept_folder(name, info, root)
     parts = None
@@ -495,7 +496,7 @@ def _open_named(name: str, data_root: str, download: bool, unit: str | None) -> 
         parts = _reader(name, info).read(name, info, root, download)
     elif why := stored.damaged(folder):
         parts = _again(name, info, root, why)
-    elif not _as_listed(name, root, folder, _stamp(folder)):
+    elif not _as_listed(name, root, folder, file_state(folder)):
         parts = _reader(name, info).read(name, info, root, download)
 
     if parts is not None:
@@ -507,14 +508,14 @@ def _open_named(name: str, data_root: str, download: bool, unit: str | None) -> 
         listing = listing_in_order(name, parts)
         skip = info.options.get("corrupt") == "skip"
         try:
-            stored.keep_images(folder, name, listing, shape, skip, files)
+            stored.keep_images(folder, name, listing, info.image_shape, skip, files)
         except OSError as error:
             note = f"{name}: cannot be kept in {folder.parent} ({error.strerror or error}), so all of it is in memory"
-            parts = stored.in_memory(name, listing._replace(notes=(*listing.notes, note)), shape, skip)
+            parts = stored.in_memory(name, listing._replace(notes=(*listing.notes, note)), info.image_shape, skip)
             groups = parts.groups if unit == listing.unit else None
             return Source(parts.train, parts.test, *_known(info), parts.notes, groups=groups)
 
-    return _open_stored(folder, _stamp(folder), name, unit)
+    return _open_stored(folder, file_state(folder), name, unit)
 
 
 def _again(name: str, info: Dataset, root: Path, why: str) -> Parts | Listing | None:
@@ -549,17 +550,12 @@ def _as_listed(name: str, root: Path, folder: Path, stamp: tuple[int, ...]) -> b
 
 
 def _reader(name: str, info: Dataset) -> ModuleType:
-    """Return the module whose `read` reads a set: of pubsel.data, or else the user's decoded."""
+    """Return the module whose `read` reads a set: one of pubsel.data, or else one of the user."""
     inside = f"pubsel.data.{info.source}"
     try:
         return import_module(inside if find_spec(inside) else info.source)
     except ImportError as error:
         raise UsageError(f"dataset {name}: source={info.source}: {error}; put its folder on PYTHONPATH") from None
-
-
-def _stamp(path: Path) -> tuple[int, ...]:
-    stat = path.stat()
-    return stat.st_mtime_ns, stat.st_size, stat.st_ino
 
 
 def _known(info: Dataset) -> tuple[int, str, tuple[float, ...], tuple[float, ...]]:
@@ -823,9 +819,13 @@ def _private_side(against: Opened | None, same: bool) -> list[tuple[str, tuple[D
 
 
 def _pool(
-    opened: Opened, share: int, sides: list[tuple[str, tuple[Digests, ...]]], shape: tuple[int, ...], same: bool,
+    opened: Opened,
+    share: int,
+    sides: list[tuple[str, tuple[Digests, ...]]],
+    shape: tuple[int, ...],
+    same: bool,
     how: Overlap,
-) -> tuple[Opened, int, tuple[str, ...]]:  # fmt: skip
+) -> tuple[Opened, int, tuple[str, ...]]:
     """Return what public examples are taken from, how many of its first images the first `share` of these span, and
     notes. With drop it lacks what one of the sides has, so that as many are taken as the settings say."""
     if how != Overlap.drop or not sides:
@@ -836,6 +836,7 @@ def _pool(
     twice = among(test, *of_sides)
     also = among(train, *of_sides) & (not same)
 
+    # the first `share` images that stay may lie further behind than the first `share` of all
     stays = np.flatnonzero(~twice)
     last = int(stays[share - 1]) + 1 if share <= len(stays) else len(twice)
     others = " or ".join(what for what, _ in sides)

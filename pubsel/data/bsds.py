@@ -6,9 +6,9 @@ from pathlib import Path
 import numpy as np
 
 from pubsel.data import prepared
-from pubsel.data.embedded import COUNT, SIDE, patch_of
+from pubsel.data.embedded import SIDE, patches_of
 from pubsel.data.folders import images_in, mode_and_size, read_images
-from pubsel.data.splits import SEED, Parts, from_arrays, missing
+from pubsel.data.splits import SEED, Parts, missing
 from pubsel.messages import UserError
 from pubsel.settings.datasets import Dataset
 
@@ -19,12 +19,8 @@ def read(name: str, info: Dataset, root: Path, download: bool) -> Parts:
     """Return 2,000 + 2,000 patches of 32x32 pixels at random places of random photographs; the label is the photograph.
     Patches may overlap, also across train and test: public data, not a benchmark. Missing without photographs."""
     photographs = read_photographs(name, root)[: info.classes]
-    random = np.random.RandomState(SEED)
-    labels = random.randint(0, len(photographs), 2 * COUNT)
-
-    patches = np.stack([patch_of(photographs[label], random) for label in labels])
-    notes = (f"{name}: patches of {len(photographs)} photographs, seed {SEED}",)
-    return Parts(from_arrays(patches[:COUNT], labels[:COUNT]), from_arrays(patches[COUNT:], labels[COUNT:]), notes)
+    note = f"{name}: patches of {len(photographs)} photographs, seed {SEED}"
+    return patches_of(photographs)._replace(notes=(note,))
 
 
 def read_photographs(name: str, root: Path) -> list[np.ndarray]:

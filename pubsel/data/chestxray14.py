@@ -13,7 +13,6 @@ from pathlib import Path
 
 import torch
 
-from pubsel.data.convert import Shape
 from pubsel.data.folders import rows_of, same_images, unread
 from pubsel.data.lists import list_lines
 from pubsel.data.splits import Listing, Unread, missing
@@ -21,9 +20,9 @@ from pubsel.messages import UserError
 from pubsel.settings.datasets import Dataset
 
 FINDINGS = (
-    "Atelectasis", "Cardiomegaly", "Effusion", "Infiltration", "Mass", "Nodule", "Pneumonia", "Pneumothorax",
-    "Consolidation", "Edema", "Emphysema", "Fibrosis", "Pleural_Thickening", "Hernia",
-)  # fmt: skip
+    "Atelectasis Cardiomegaly Effusion Infiltration Mass Nodule Pneumonia Pneumothorax Consolidation Edema Emphysema "
+    "Fibrosis Pleural_Thickening Hernia"
+).split()
 
 
 def read(name: str, info: Dataset, root: Path, download: bool) -> Listing:
@@ -41,7 +40,6 @@ def read(name: str, info: Dataset, root: Path, download: bool) -> Listing:
     findings = read_table(tables[-1])
     files = {path.name: path for path in folder.rglob("*.png")}
     same_images(tables[-1], findings, folder, files)
-    shape: Shape = tuple(info.shape)  # type: ignore[assignment]
 
     def part(file: Path, images: list[str]) -> Unread:
         if unknown := [image for image in images if image not in findings]:
@@ -50,7 +48,7 @@ def read(name: str, info: Dataset, root: Path, download: bool) -> Listing:
             )
         labels = torch.tensor([findings[image] for image in images]).reshape(-1, len(FINDINGS))
         patients = [image.partition("_")[0] for image in images]  # 00000001_000.png is of patient 00000001
-        return unread([files[image] for image in images], labels, shape, patients)
+        return unread([files[image] for image in images], labels, info.image_shape, patients)
 
     # Patients are apart in the published lists; of other lists at least the images have to be.
     train, test = list_lines(lists[0]), list_lines(lists[1])

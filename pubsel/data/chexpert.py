@@ -13,16 +13,15 @@ from pathlib import Path
 
 import torch
 
-from pubsel.data.convert import Shape
 from pubsel.data.folders import rows_of, same_images, unread
 from pubsel.data.splits import Listing, missing
 from pubsel.messages import UserError
 from pubsel.settings.datasets import Dataset
 
 OBSERVATIONS = (
-    "No Finding", "Enlarged Cardiomediastinum", "Cardiomegaly", "Lung Opacity", "Lung Lesion", "Edema", "Consolidation",
-    "Pneumonia", "Atelectasis", "Pneumothorax", "Pleural Effusion", "Pleural Other", "Fracture", "Support Devices",
-)  # fmt: skip
+    "No Finding, Enlarged Cardiomediastinum, Cardiomegaly, Lung Opacity, Lung Lesion, Edema, Consolidation, Pneumonia, "
+    "Atelectasis, Pneumothorax, Pleural Effusion, Pleural Other, Fracture, Support Devices"
+).split(", ")
 RULES = {"uncertain": ("zero", "one", "drop"), "missing": ("zero", "drop"), "views": ("frontal", "all")}
 VALUES: dict[str, float | str] = {"1": 1.0, "0": 0.0, "-1": "uncertain", "": "missing"}
 
@@ -41,12 +40,11 @@ def read(name: str, info: Dataset, root: Path, download: bool) -> Listing:
         if not table.is_file():
             raise missing(name, root, f"no {table.relative_to(root)}")
 
-    shape: Shape = tuple(info.shape)  # type: ignore[assignment]
     parts, notes = {}, tuple[str, ...]()
     for part, table in tables.items():
         paths, labels, counts = read_table(folder, table, rules)
         patients = [path.relative_to(folder).parts[1] for path in paths]  # train/patient00001/study1/view1_frontal.jpg
-        parts[part] = unread(paths, torch.tensor(labels).reshape(-1, len(OBSERVATIONS)), shape, patients)
+        parts[part] = unread(paths, torch.tensor(labels).reshape(-1, len(OBSERVATIONS)), info.image_shape, patients)
         cases = ", ".join(f"{counts[key]:,} {key}" for key in ("uncertain", "missing", "dropped", "other views"))
         notes += (f"{name} {part}: {cases} (uncertain={rules['uncertain']}, missing={rules['missing']})",)
     return Listing(parts["train"], parts["valid"], notes, "patient")

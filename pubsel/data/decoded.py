@@ -77,7 +77,7 @@ def open_decoded(name: str, listed: Listed, folder: Path, keep: bool) -> Decoded
     while len(_LAST) > MOST:
         del _LAST[next(iter(_LAST))]
 
-    # Who they are of is told by the listing alone: the same images may be told apart in another way.
+    # Only the listing says whose images they are: another pair.unit groups the same images in another way.
     parts, kept = last[1]
     if listed.people:
         train, test = ([listed.people[i] for i in rows.tolist()] for rows in order.rows)
@@ -124,7 +124,7 @@ def _opened(this: Reading, folder: Path, files: str | None) -> Decoded:
 
 
 def is_kept(folder: Path) -> bool:
-    """Return whether something is kept there that this user may read."""
+    """Return whether the folder exists and this user may read it."""
     try:
         return folder.exists()
     except PermissionError:  # of another user, who has the same data folder
@@ -132,7 +132,7 @@ def is_kept(folder: Path) -> bool:
 
 
 def forget_decoded(folder: Path, but: str | None = None) -> None:
-    """Delete what is kept in a folder, and the features of it, unless it is of files with the fingerprint `but`."""
+    """Delete a folder of decoded images and their features, unless its files have the fingerprint `but`."""
     with locked(folder.with_suffix(".lock"), str(folder)):
         remove_left(folder)
         if not folder.exists() or stored.kept_listing(folder) == but:
@@ -149,6 +149,7 @@ def forget_decoded(folder: Path, but: str | None = None) -> None:
 
 def _order(name: str, listed: Listed) -> Order:
     """Return the order that is used: shuffled if the listing asks for it, or if a part is sorted by class."""
+    # the rows are put in order in place of the images, which are not read yet
     test = torch.from_numpy(listed.test)
     parts = [(part, torch.arange(len(test))[mask]) for part, mask in (("train", ~test), ("test", test))]
     (train, train_notes), (held, held_notes) = (
@@ -169,6 +170,7 @@ def _fingerprint(listed: Listed, order: Order) -> str:
 def _decode(this: Reading, images: Images, put: Put) -> tuple[tuple[Digest, Digest], ...]:
     """Put every image at its place; return for train and test the digests of each as it was decoded, and as it was put.
     The images are taken in the order of the listing, since an archive reads in no other one."""
+    # where each example goes: which part, and which place in it
     order, n = this.order, len(this.listed.y)
     part, at = np.zeros(n, dtype=np.int64), np.zeros(n, dtype=np.int64)
     for number, rows in enumerate(order.rows):
@@ -254,6 +256,7 @@ def _write_images(
     files: Sequence[IO[bytes]], this: Reading, images: Images
 ) -> tuple[list[int], tuple[tuple[Digest, Digest], ...]]:
     """Write the images of train and test to a npy file each; return where the images begin, and what `_decode` does."""
+    # the headers come first: images are then written in any order, at their places
     for file, rows in zip(files, this.order.rows, strict=True):
         stored.header(file, len(rows), images.shape)
         file.flush()
@@ -269,9 +272,12 @@ def _write_images(
 
 
 def _read(this: Reading, folder: Path) -> Decoded:
+    # the digests were kept with the images: to compute them is to read all images
     parts = stored.read(folder)
-    shaped = [overlap.digests(split.x, kept=folder / f"{part}_digests.npz")
-              for part, split in zip(PARTS, parts[:2], strict=True)]  # fmt: skip
+    shaped = [
+        overlap.digests(split.x, kept=folder / f"{part}_digests.npz")
+        for part, split in zip(PARTS, parts[:2], strict=True)
+    ]
     with reading(folder, "delete it to have it prepared again"):
         decoded = [np.load(folder / f"{part}_decoded.npy") for part in PARTS]
     return Decoded(_parts(this, parts, tuple(zip(decoded, shaped, strict=True))), folder)
@@ -279,6 +285,7 @@ def _read(this: Reading, folder: Path) -> Decoded:
 
 def _parts(this: Reading, parts: Parts, digests: tuple[tuple[Digest, Digest], ...]) -> Parts:
     """Return the parts with all that the listing tells, and what overlap.digests would otherwise compute."""
+    # the images were hashed as they were read: a comparison need not read them again
     for split, (_, shaped) in zip((parts.train, parts.test), digests, strict=True):
         overlap.remember(split.x, shaped)
 

@@ -1,5 +1,6 @@
 """Sets that come with the installation: scikit-learn's digits, patches of its two photographs, and noise."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -40,7 +41,12 @@ def photo_patches() -> Parts:
     """Return 2,000 + 2,000 patches of 32x32 pixels at random places of scikit-learn's two photographs (a temple, a
     flower); the label is the photograph. Patches may overlap, also across train and test: public data, not a benchmark.
     """
-    photographs = load_sample_images().images  # 2 x [427, 640, 3]
+    return patches_of(load_sample_images().images)  # 2 x [427, 640, 3]
+
+
+def patches_of(photographs: Sequence[np.ndarray]) -> Parts:
+    """Return 2,000 + 2,000 patches at random places of random photographs, each [h, w, 3]; the label is the
+    photograph."""
     random = np.random.RandomState(SEED)
     labels = random.randint(0, len(photographs), 2 * COUNT)
 

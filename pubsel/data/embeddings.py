@@ -77,6 +77,7 @@ class Embeddings(NamedTuple):
 
     def rows(self, places: Places) -> Tensor:
         """Return some rows, float32 [len(places), d]."""
+        # each shard is opened once, whatever the order of the places
         ends = np.cumsum([shard.n for shard in self.shards])
         of = np.searchsorted(ends, places, side="right")
         x = torch.empty(len(places), self.d)
@@ -114,6 +115,7 @@ def _has_shards(folder: Path) -> bool:
 def open_embeddings(name: str) -> Embeddings:
     """Open a folder of embeddings; of the shards only what tells their shape is read. UserError names a file that is
     none, is cut short or is of another width."""
+    # clip-retrieval puts other arrays next to those of images
     folder = Path(name).expanduser()
     if not folder.is_dir():
         raise UserError(f"{name}: no such folder")
@@ -121,6 +123,7 @@ def open_embeddings(name: str) -> Embeddings:
     if not paths:
         raise UserError(f"{name}: no embeddings in it: it needs files *.npy, or a folder {IMAGES} of them")
 
+    # only headers are read, but a file that is cut short is refused by its map
     shards = tuple(_npy(path) for path in paths)
     first = shards[0]
     for shard in shards:

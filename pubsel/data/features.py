@@ -100,17 +100,17 @@ def of_source(
     """
     if source.train.x.dim() == 2:
         return source
-    asked = (name, repr(backbone), data_root, device, like, convert)
-    if not (_LAST and _LAST[0] is source and _LAST[1] == asked):
+    request = (name, repr(backbone), data_root, device, like, convert)
+    if not (_LAST and _LAST[0] is source and _LAST[1] == request):
         note: tuple[str, ...] = ()
         if backbone.architecture != "scattering" or tuple(source.train.x.shape[1:]) == like:
             like = None
         if like is not None:  # whether it may be, and what to note: images are brought to it a batch at a time
             _, note = converted(name, source.train.x[:1], like, convert)
 
-        noted = source._replace(notes=(*source.notes, *note))
+        with_note = source._replace(notes=(*source.notes, *note))
         if backbone.architecture == "pixels":
-            result = _changed(noted, lambda _, x: x.flatten(1).float() / 255)
+            result = _changed(with_note, lambda _, x: x.flatten(1).float() / 255)
         else:
             extractor = load_backbone(backbone, data_root, device, like)
             short, folder = backbone.architecture.split(".")[0], Path(data_root).expanduser() / "features"
@@ -119,17 +119,18 @@ def of_source(
                 known = source.kept / f"{part}_features.json" if source.kept else None
                 return features(f"{name} {part}", x, extractor, short, folder, report, known)
 
-            result = _changed(noted, of_part)
+            result = _changed(with_note, of_part)
             result = result._replace(weights=extractor.weights)
-        _LAST[:] = [source, asked, result]
+        _LAST[:] = [source, request, result]
     return _LAST[2]
 
 
-_LAST: list[Any] = []  # source, what was asked, and its features: for the next cell of a sweep
+_LAST: list[Any] = []  # source, request, and its features: for the next cell of a sweep
 
 
 def _changed(source: Source, change: Callable[[str, Tensor], Tensor]) -> Source:
     """Return the source with change(name of the part, x) in place of the examples x of each part."""
+    # a network may refuse a batch of no images
     parts = {part: split for part, split in (("train", source.train), ("test", source.test)) if len(split.x)}
     changed = {part: Split(change(part, split.x), split.y) for part, split in parts.items()}
 
@@ -204,6 +205,7 @@ def _network(backbone: Backbone, pretrained: bool) -> nn.Module:
 
 def _preparation(backbone: Backbone, net: nn.Module) -> Preparation:
     """Return how images reach a network: as they did when its weights were trained, unless the settings differ."""
+    # what the settings leave open is as the weights were trained
     data = resolve_model_data_config(net)  # type: ignore[no-untyped-call]
     size = backbone.input_size or data["input_size"][-1]
     mean, std = tuple(backbone.mean or data["mean"]), tuple(backbone.std or data["std"])
@@ -286,9 +288,14 @@ def _scattered(x: Tensor, settings: Scattering, size: int | None, like: Shape | 
 
 
 def features(
-    what: str, x: Tensor, extractor: Extractor, name: str, folder: Path, report: Callable[[str], None],
+    what: str,
+    x: Tensor,
+    extractor: Extractor,
+    name: str,
+    folder: Path,
+    report: Callable[[str], None],
     known: Path | None = None,
-) -> Tensor:  # fmt: skip
+) -> Tensor:
     """Return features, float32 [n, d], of images x, uint8 [n, c, h, w], mapped from a file that is written if it is not
     there.
 
@@ -329,7 +336,7 @@ def content_of(x: Tensor, key: str, known: Path | None) -> str:
     """
     kept = dict[str, str]()
     if known is not None:
-        stamp = overlap.file_state(known.with_name(known.name.replace("features.json", "images.npy")))
+        stamp = list(overlap.file_state(known.with_name(known.name.replace("features.json", "images.npy"))))
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):  # whatever is wrong, hash again
             before = json.loads(known.read_text(encoding="utf-8"))
             kept = before["digests"] if before["stamp"] == stamp else {}
@@ -415,6 +422,7 @@ def workers(extractor: Extractor) -> int:
 
 def embedded(x: Tensor, extractor: Extractor) -> Generator[np.ndarray]:
     """Yield features, float32 [batch, d], of images x, uint8 [n, c, h, w], in their order."""
+    # a thread for each batch, since the layers of one batch are too small to be shared
     batches = in_parts(x, CPU_BATCH if extractor.device.type == "cpu" else GPU_BATCH)
 
     def rows(part: Tensor) -> np.ndarray:
@@ -425,6 +433,7 @@ def embedded(x: Tensor, extractor: Extractor) -> Generator[np.ndarray]:
 
 def refuse_batches(what: str, x: Tensor, extractor: Extractor) -> None:
     """Raise UserError if batches do not fit in memory, by what one image of them takes."""
+    # one image is measured: a batch that is too large would end the process
     device = extractor.device
     with Held(device) as counted:
         embed(torch.zeros_like(x[:1]), extractor)

@@ -10,10 +10,12 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import IO, NamedTuple
+from zipfile import BadZipFile
 
 import numpy as np
 import torch
-from PIL import Image, UnidentifiedImageError
+from PIL import Image
+from PIL.Image import DecompressionBombError
 from torch import Tensor
 
 from pubsel.data.convert import Shape, describe, to_shape
@@ -41,10 +43,7 @@ GREY = {"1", "L", "LA", *SIXTEEN}
 TRAIN, TEST, VALIDATION = ("train", "training"), ("test", "testing"), ("val", "valid", "validation")
 NAMED = 3  # folders that a message names
 TEST_FRACTION = 0.2  # held out where the user gives no test part
-CORRUPT = (
-    UnidentifiedImageError, SyntaxError, ValueError, EOFError, Image.DecompressionBombError,
-    struct.error, zlib.error, zipfile.BadZipFile,
-)  # fmt: skip
+CORRUPT = (OSError, SyntaxError, ValueError, EOFError, DecompressionBombError, struct.error, zlib.error, BadZipFile)
 
 
 def read(name: str, info: Dataset, root: Path, download: bool) -> Listing:
@@ -68,10 +67,9 @@ def read(name: str, info: Dataset, root: Path, download: bool) -> Listing:
     groups = [group_of(f"{path.parent.name}/{path.name}", pattern) for path in paths]
     test = held_out(groups, fraction)
 
-    shape: Shape = tuple(info.shape)  # type: ignore[assignment]
     note = f"{name}: {fraction:.3g} of the images held out as the test set, seed {SEED}"
     people = groups if pattern else ()
-    parts = listed_parts(paths, torch.from_numpy(labels), test, shape, people)
+    parts = listed_parts(paths, torch.from_numpy(labels), test, info.image_shape, people)
     return Listing(*parts, (note,), "patient" if pattern else "")
 
 
@@ -92,8 +90,7 @@ def _published(name: str, info: Dataset, root: Path, part: str) -> Unread:
     examples = [labelled(folder, classes) for folder in folders]
     files = [path for paths, _ in examples for path in paths]
     labels = torch.from_numpy(np.concatenate([labels for _, labels in examples]))
-    shape: Shape = tuple(info.shape)  # type: ignore[assignment]
-    return unread(files, labels, shape)
+    return unread(files, labels, info.image_shape)
 
 
 class Layout(NamedTuple):
@@ -265,6 +262,7 @@ def list_csv(table: Path, unit: str | None = None) -> Listed:
     """Return what is in a user's CSV, with commas, semicolons or tabs between its columns path, label and perhaps split
     (train or test). Paths are relative to the CSV; labels are numbers or words, numbered in sorted order. unit: the
     column that names the person of each image. Sizes, colour and a missing split as in `list_folder`."""
+    # words are numbered in sorted order, so that the order of the rows decides no class
     rows = _rows(table, unit)
     words = _words(rows)
     labels = np.asarray([words.index(row["label"]) for row in rows])
@@ -327,6 +325,7 @@ def labelled(folder: Path, classes: Sequence[str], people: bool = False) -> tupl
     """Return the image files of the class folders in order of class and name, with labels [n]; or, of a flat folder
     without classes, all its images with label 0. UserError if there are none, or if images lie next to class folders.
     """
+    # an image next to class folders has no label
     loose = images_in(folder)
     if classes and loose:
         raise UserError(f"{folder}: {loose[0].name} lies beside class folders: move it into its class")
@@ -342,6 +341,7 @@ def labelled(folder: Path, classes: Sequence[str], people: bool = False) -> tupl
 def alike(source: Path, paths: Sequence[Path]) -> Images:
     """Return images at the most common size among them (of several, the first met), in colour if any of them has
     colour; with a note if some are changed for that."""
+    # a header tells size and colour, so no image is decoded twice
     heads = [mode_and_size(path) for path in paths]
     (height, width), same = Counter(size for _, size in heads).most_common(1)[0]
     grey = all(mode in GREY for mode, _ in heads)
@@ -424,7 +424,7 @@ def mode_and_size(path: Path) -> tuple[str, tuple[int, int]]:
             mode, size = image.mode, image.size
     except FileNotFoundError:
         raise UserError(f"{path}: no such image") from None
-    except (*CORRUPT, OSError) as error:
+    except CORRUPT as error:
         raise _unreadable(path, error) from None
 
     check_bits(mode, path)
@@ -451,7 +451,7 @@ def _read_image(path: Path | zipfile.Path, shape: Shape, seen: Callable[[np.ndar
             return fitted(image, shape)
     except (FileNotFoundError, KeyError):
         raise UserError(f"{path}: no such image") from None
-    except (*CORRUPT, OSError) as error:
+    except CORRUPT as error:
         raise _unreadable(path, error) from None
 
 
@@ -464,7 +464,7 @@ def _open(file: Path | IO[bytes]) -> Image.Image:
 
 def _unreadable(path: Path | zipfile.Path, error: Exception) -> UserError:
     """Return Unreadable; but if the system failed (Pillow's own errors have no number), the image may well be whole."""
-    if isinstance(error, Image.DecompressionBombError):
+    if isinstance(error, DecompressionBombError):
         return Unreadable(
             path, path.name, f"more than {2 * MOST_PIXELS / 1e6:.0f} million pixels, maybe made to fill memory"
         )
@@ -499,6 +499,7 @@ def _rows(table: Path, unit: str | None = None) -> list[dict[str, str]]:
     if unit in ("path", "label", "split"):
         raise UsageError(f"pair.unit={unit}: name the column of {table.name} that says who an image is of")
     rows = rows_of(table, ("path", "label", *([unit] if unit else [])), ",;\t")
+    # the first faulty row is named, since a table may have a million
     for i, row in enumerate(rows, start=1):
         if not row["path"] or not row["label"]:
             raise UserError(f"{table}: row {i} has no path or no label")
@@ -515,6 +516,7 @@ def _fifth(source: Path, names: Sequence[str], people: bool = False) -> tuple[np
     An example's own file name decides, so that one image more or less moves no other to the other side; or the name of
     its person, if there are `people`, so that nobody is on both.
     """
+    # a digest of the name is as good as a random number, and does not depend on the other images
     places = np.asarray([int(digest([name], size=8), 16) / 2**64 for name in names])  # in [0, 1)
     test = places < TEST_FRACTION
     if test.all() or not test.any():  # a handful of images: the lowest one is the test set

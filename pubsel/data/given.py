@@ -1,4 +1,4 @@
-"""Images that a trained model is asked about: folders, image files, CSV and npz files, and what a program has in
+"""Images for a trained model to classify: folders, image files, CSV and npz files, and what a program has in
 memory. They are listed first, and read one after another."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -34,6 +34,7 @@ def given(images: Any) -> list[Given]:
     [n, c, h, w], all uint8; or of a table's rows, [d] or [n, d], floating point. UserError for anything else, or a path
     that is not there.
     """
+    # a path first: a text is a sequence too
     if isinstance(images, str | Path):
         return [at_path(images)]
     if isinstance(images, Image.Image):
@@ -48,6 +49,7 @@ def given(images: Any) -> list[Given]:
 
 def _rows(x: np.ndarray | Tensor) -> Tensor:
     """Return images of an array or a tensor as [n, c, h, w], rows of a table as float32 [n, d]."""
+    # an array has its channels last and a tensor first, so each says what its dimensions mean
     shape = tuple(x.shape)
     if isinstance(x, np.ndarray):
         colour = x.ndim in (3, 4) and x.shape[-1] == 3
@@ -75,6 +77,7 @@ def at_path(name: str | Path) -> Given:
     if not path.exists():
         raise UserError(f"{name}: no such file or folder")
     plain(path)
+    # images are listed only: they may be more than memory holds
     if path.is_dir():
         files = folders.all_images(path)
         if not files:
@@ -99,7 +102,7 @@ def at_path(name: str | Path) -> Given:
 
 
 def as_input(raw: Raw, shape: tuple[int, ...]) -> Tensor:
-    """Return what was given in the shape that a model takes: an image as training reads it, scaled to cover and cut at
+    """Return an input in the shape that a model takes: an image as training reads it, scaled to cover and cut at
     the centre, grey or in colour; a row of a table as it is. UserError names a file that is no image."""
     if len(shape) != 3:
         if isinstance(raw, Tensor) and tuple(raw.shape) == shape:

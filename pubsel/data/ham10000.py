@@ -9,7 +9,6 @@ from pathlib import Path
 
 import torch
 
-from pubsel.data.convert import Shape
 from pubsel.data.folders import TEST_FRACTION, listed_parts
 from pubsel.data.splits import SEED, Listing, held_out, missing
 from pubsel.files import plain
@@ -36,10 +35,9 @@ def read(name: str, info: Dataset, root: Path, download: bool) -> Listing:
 
     # Several photographs show one lesion, so whole lesions are held out.
     test = held_out(lesions, TEST_FRACTION)
-    shape: Shape = tuple(info.shape)  # type: ignore[assignment]
     note = f"{name}: {int(test.sum())} of {len(test)} images held out as the test set, disjoint by lesion, seed {SEED}"
     paths = [files[image] for image in images]
-    return Listing(*listed_parts(paths, torch.tensor(labels), test, shape, lesions), (note,), "lesion")
+    return Listing(*listed_parts(paths, torch.tensor(labels), test, info.image_shape, lesions), (note,), "lesion")
 
 
 def read_metadata(table: Path) -> tuple[list[str], list[str], list[int]]:

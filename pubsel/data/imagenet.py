@@ -43,7 +43,6 @@ def read(name: str, info: Dataset, root: Path, download: bool) -> Listing:
 
 
 def _parts(name: str, info: Dataset, folder: Folder) -> Listing:
-    shape: Shape = tuple(info.shape)  # type: ignore[assignment]
     train = in_class_folders(folder / "train") if info.options["train"] else []
     val = folder / "val"
     test = annotated(val) if (val / "val_annotations.txt").is_file() else in_class_folders(val)
@@ -58,7 +57,7 @@ def _parts(name: str, info: Dataset, folder: Folder) -> Listing:
     if len(wnids) > info.classes:
         raise UserError(f"{folder}: {len(wnids)} classes, {info.classes} expected: see `pubsel data prepare {name}`")
     note = f"{name}: the validation part is the test set"
-    return Listing(_split(train, wnids, shape), _split(test, wnids, shape), (note,))
+    return Listing(_split(train, wnids, info.image_shape), _split(test, wnids, info.image_shape), (note,))
 
 
 def in_class_folders(folder: Folder) -> Labelled:

@@ -53,8 +53,7 @@ def read(name: str, info: Dataset, root: Path, download: bool) -> Listing:
             f"{images / absent[0]} and {len(absent) - 1} more of the lists are absent: unpack the archive again"
         )
 
-    shape: Shape = tuple(info.shape)  # type: ignore[assignment]
-    return Listing(_split(images, train, numbers, shape), _split(images, test, numbers, shape))
+    return Listing(_split(images, train, numbers, info.image_shape), _split(images, test, numbers, info.image_shape))
 
 
 def marked(file: Path, marks: Path, line: re.Pattern[str]) -> tuple[Listed, Listed]:
@@ -82,9 +81,7 @@ def listed(file: Path, line: re.Pattern[str]) -> Listed:
     return images
 
 
-DAMAGED = (
-    OSError, ValueError, KeyError, TypeError, AttributeError, NotImplementedError, MatReadError, zlib.error,
-)  # fmt: skip
+DAMAGED = (OSError, ValueError, KeyError, TypeError, AttributeError, NotImplementedError, MatReadError, zlib.error)
 
 
 def list_lines(file: Path) -> list[str]:

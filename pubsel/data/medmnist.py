@@ -9,7 +9,6 @@ from pathlib import Path
 from torchvision.datasets.utils import download_url
 
 from pubsel.data import prepared
-from pubsel.data.convert import Shape
 from pubsel.data.splits import Listing, missing
 from pubsel.settings.datasets import Dataset
 
@@ -26,6 +25,5 @@ def read(name: str, info: Dataset, root: Path, download: bool) -> Listing:
         except (OSError, RuntimeError) as error:
             raise missing(name, root, f"download failed: {error}") from None
 
-    shape: Shape = tuple(info.shape)  # type: ignore[assignment]
     note = f"{name}: the validation part of MedMNIST is left out"
-    return prepared.listing(npz, info.classes, shape)._replace(notes=(note,))
+    return prepared.listing(npz, info.classes, info.image_shape)._replace(notes=(note,))

@@ -59,7 +59,7 @@ class Opened(NamedTuple):
         return tuple(_digests(self.images, part, shape) for part in (0, 1))  # type: ignore[return-value]
 
     def without(self, train: np.ndarray, test: np.ndarray) -> "Opened":
-        """Return the rest of it. train, test: bool [n], what leaves each part."""
+        """Return the data set without some examples. train, test: bool [n], those that leave each part."""
         if not (train.any() or test.any()):
             return self
         images = _rest(self.images, ~train, ~test)

@@ -92,14 +92,14 @@ def rows(these: Digests, which: NDArray[np.bool_] | slice) -> Digests:
     return Digests(these.own[which], these.shaped[which])
 
 
-def file_state(images: Path) -> list[int]:
-    """Return what tells a file of images from another one, or an earlier state of it."""
+def file_state(images: Path) -> tuple[int, ...]:
+    """Return time, size and inode of a file: they differ for another file, or another state of it."""
     stat = images.stat()
-    return [stat.st_mtime_ns, stat.st_size, stat.st_ino]
+    return stat.st_mtime_ns, stat.st_size, stat.st_ino
 
 
 def _mark(kept: Path, values: Digest) -> list[int]:
-    """Return what tells digests, and the images that they are of, from others."""
+    """Return a fingerprint of digests and of the file of their images."""
     images = kept.with_name(kept.name.replace("digests.npz", "images.npy"))
     of_values = hashlib.blake2b(values.tobytes(), digest_size=8)
     return [*file_state(images), int.from_bytes(of_values.digest(), signed=True)]

@@ -51,6 +51,7 @@ def read(path: Path, classes: int | None = None, shape: Shape | None = None, uni
 def _people(path: Path, unit: str, counts: tuple[int, int]) -> tuple[list[str], list[str]]:
     """Return the names of the people that the training and the test examples are of, by the arrays that `unit` names;
     counts: of examples."""
+    # published files put the name of a part first or last
     with zipfile.ZipFile(path) as archive:
         has = {name.removesuffix(".npy") for name in archive.namelist()}
     names = [f"train_{unit}", f"test_{unit}"]
@@ -67,6 +68,7 @@ def _people(path: Path, unit: str, counts: tuple[int, int]) -> tuple[list[str], 
 
 def listed_arrays(path: Path, unit: str | None = None) -> Listed:
     """Return a user's npz, checked as in `read`, with no image read yet."""
+    # both parts are one listing, as of a folder, and the test part follows the training part
     both = listing(path)
     y = torch.cat([both.train.y, both.test.y])
     streams = [array_stream(path, f"{part}_images") for part in ("train", "test")]
@@ -80,14 +82,14 @@ def listed_arrays(path: Path, unit: str | None = None) -> Listed:
 
 
 def classes_from(y: Tensor) -> int:
-    """Return how many classes labels [n] are of, or labels [n, labels] there are."""
+    """Return the number of classes of labels [n], or of labels of labels [n, labels]."""
     if y.dim() == 2:
         return y.shape[1]
     return int(y.max()) + 1 if len(y) else 0
 
 
 def size(path: Path) -> int:
-    """Return how many bytes the images of a npz take; 0 if it is none that `read` reads."""
+    """Return the bytes that the images of an npz take; 0 for a file that `read` cannot read."""
     try:
         with zipfile.ZipFile(plain(path)) as archive:
             return sum(_claimed(path, archive, f"{part}_images") for part in ("train", "test"))
@@ -170,16 +172,13 @@ def _check_both(
     if tuple(shapes[0]) != tuple(shapes[1]) or labels[0].shape[1:] != labels[1].shape[1:]:
         raise UserError(f"{path}: train and test differ in the shape of their images or labels: make both alike")
 
+    # the shape in conf/dataset decides models and kept features
     have: Shape = tuple(shapes[0])  # type: ignore[assignment]
     if shape is not None and have != shape:
         raise UserError(f"{path}: images are {describe(have)}, not {describe(shape)}: prepare it again at that size")
 
     for part, y in zip(("train", "test"), labels, strict=True):
-        count = 0
-        if y.ndim == 2:
-            count = y.shape[1]
-        elif len(y):
-            count = int(y.max()) + 1
+        count = classes_from(y)
         if classes is not None and (count > classes or (y.ndim == 2 and count != classes)):
             raise UserError(f"{path}: {part}_labels out of range: {count} classes or labels, {classes} expected")
 
@@ -246,7 +245,7 @@ def _split(path: Path, part: str, images: np.ndarray, labels: np.ndarray) -> Spl
 
 
 def _check_images(path: Path, array: str, shape: Sequence[int], dtype: np.dtype) -> None:
-    """Raise UserError if an array is none of images."""
+    """Raise UserError if an array does not contain images."""
     if dtype != np.uint8:
         raise UserError(f"{path}: {array} is {dtype}, not uint8: store values 0 to 255 as uint8")
     if len(shape) not in (3, 4) or (len(shape) == 4 and shape[3] != 3) or 0 in shape[1:]:
@@ -254,7 +253,7 @@ def _check_images(path: Path, array: str, shape: Sequence[int], dtype: np.dtype)
 
 
 def _checked_labels(path: Path, part: str, n: int, labels: np.ndarray) -> np.ndarray:
-    """Return the labels, [n] or [n, labels], of n images. UserError if they are not as they have to be."""
+    """Return the labels, [n] or [n, labels], of n images. UserError if they are malformed."""
     if labels.ndim == 2 and labels.shape[1] == 1:
         labels = labels[:, 0]  # as MedMNIST stores classes
     if labels.ndim not in (1, 2) or labels.dtype.kind not in ("iub" if labels.ndim == 1 else "iubf"):

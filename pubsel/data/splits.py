@@ -216,6 +216,7 @@ def draw_indices(name: str, y: Tensor, m: int, shots: int | None, seed: int) -> 
 
     UsageError if there are fewer.
     """
+    # even seeds draw public examples, odd ones the held-out share (`_part`): the two draws stay independent
     order = torch.from_numpy(np.random.RandomState((SEED + 2 * seed) % SEEDS).permutation(len(y)))
     if shots is None:
         if m > len(y):

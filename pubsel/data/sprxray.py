@@ -9,7 +9,6 @@ from pathlib import Path
 
 import torch
 
-from pubsel.data.convert import Shape
 from pubsel.data.folders import TEST_FRACTION, listed_parts, rows_of, same_images
 from pubsel.data.splits import SEED, Listing, held_out, missing
 from pubsel.messages import UserError
@@ -29,11 +28,10 @@ def read(name: str, info: Dataset, root: Path, download: bool) -> Listing:
     same_images(table, genders, folder, files)
 
     test = held_out(list(genders), TEST_FRACTION)
-    shape: Shape = tuple(info.shape)  # type: ignore[assignment]
     note = f"{name}: {int(test.sum())} of {len(test)} images held out as the test set, seed {SEED}"
     paths = [files[image] for image in genders]
     labels = torch.tensor(list(genders.values()))
-    return Listing(*listed_parts(paths, labels, test, shape), (note,))
+    return Listing(*listed_parts(paths, labels, test, info.image_shape), (note,))
 
 
 def read_table(table: Path) -> dict[str, int]:

@@ -67,6 +67,7 @@ def keep_images(folder: Path, name: str, listing: Listing, shape: Shape, skip: b
     """
 
     def write(partial: Path) -> None:
+        # notes are written last, since only reading the images shows which are corrupt
         train = _write_part(partial, name, "train", listing, shape, skip)
         test = _write_part(partial, name, "test", listing, shape, skip)
         (partial / "notes.json").write_text(json.dumps(listing.notes + train + test), encoding="utf-8")
@@ -141,6 +142,7 @@ def read(folder: Path, unit: str | None = None) -> Parts:
             ) from None
         raise unreadable(folder, error, "delete it to have it prepared again") from None
 
+    # a map is as long as its header says, so the two files may disagree
     if len(train.x) != len(train.y) or len(test.x) != len(test.y):
         raise UserError(f"{folder}: not as many labels as images: delete it to have it prepared again")
     return Parts(train, test, notes, groups=numbered(*people) if people else None)

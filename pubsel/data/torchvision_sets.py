@@ -63,7 +63,6 @@ def fetching_files(name: str, info: Dataset, root: Path, download: bool) -> Iter
 def arrays(info: Dataset, root: Path, download: bool) -> Parts:
     """Return the parts of a set that fits into memory."""
     kind: str = info.options["set"]
-    shape: Shape = tuple(info.shape)  # type: ignore[assignment]
     if kind in ("CIFAR10", "CIFAR100", "MNIST", "FashionMNIST"):
         train, test = (getattr(sets, kind)(root, train=part, download=download) for part in (True, False))
         train, test = (from_arrays(np.asarray(part.data), np.asarray(part.targets)) for part in (train, test))
@@ -75,7 +74,7 @@ def arrays(info: Dataset, root: Path, download: bool) -> Parts:
             train = cat(train, _svhn(root, "extra", download))
         return Parts(train, test)
 
-    *training, test = (_photographs(kind, root, part, download, shape) for part in PHOTOGRAPHS[kind])
+    *training, test = (_photographs(kind, root, part, download, info.image_shape) for part in PHOTOGRAPHS[kind])
     if kind == "GTSRB":  # an absent folder would shift the numbers of the classes
         folders.expected_classes(root / "gtsrb/GTSRB/Training", info)
     return Parts(functools.reduce(cat, training), test)

@@ -89,6 +89,7 @@ class Distance:
         it draws as many: the stream keeps the name of the first one), whatever the other candidates are. Of a candidate
         its first m examples. key: names the random streams. UsageError if a side has fewer than m examples.
         """
+        # a side with fewer examples would be measured at another m
         for name, split in {"the private data": private, **candidates}.items():
             if len(split.x) < self.m:
                 raise UsageError(f"distance.m={self.m}: {name} has {len(split.x)} examples; lower distance.m")

@@ -68,6 +68,7 @@ class Sketch:
 
     def __init__(self, p: int, s: int, random: np.random.Generator, device: torch.device):
         self.s = min(p, s)
+        # columns are dealt out evenly, so that no sum takes many more than another
         place, sign = np.arange(p), np.ones(p, dtype=np.float32)
         if p > s:
             place = random.permutation(p) % s
@@ -98,6 +99,7 @@ def public_subspace(name: str, rows: Tensor, k: int) -> Tensor:
 
     UsageError names the set if they are all zero, or span fewer dimensions.
     """
+    # [s, s] whatever m is, and its eigenvectors are the right singular vectors
     second = rows.double().T @ rows.double()
     if not second.any():
         raise UsageError(f"{name}: all its gradients are zero: leave it out, or take another model")

@@ -62,6 +62,7 @@ def fit_head(z: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
     """Return the weight [C, d] and bias [C] of logistic regression on features z [n, d], standardised, with classes y
     [n] or 0/1 labels [n, C], each label by itself. A standard normal prior on the weights (scikit-learn's C = 1) keeps
     it finite if classes are separable."""
+    # the prior is on weights, so features of any scale have to be alike to it
     shift, scale = z.mean(0), z.std(0)
     scale = torch.where(scale > 1e-12 * scale.max(), scale, 1)
     x = ((z - shift) / scale).numpy()
@@ -108,6 +109,7 @@ def fisher(engine: PerExampleGradients, x: Tensor, y: Tensor) -> Tensor:
     """Return the mean of the squared per-example gradients of the log-likelihood at x [n, ...], y [n, ...], and of
     these over each filter, the weights that share an output: float64 [filters]."""
     device = next(engine.model.parameters()).device
+    # in float64, since squares of small gradients vanish in float32
     total = torch.zeros(engine.size, dtype=torch.float64, device=device)
     for block in engine.blocks(x.to(device), y.to(device)):
         total += block.squared_sum()

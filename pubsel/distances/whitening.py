@@ -138,6 +138,7 @@ class Whitening(Distance):
         return int(min(n, self.private_m))
 
     def to_private(self, draw: Draw) -> Between:
+        # the private side is the same for all candidates
         model = draw.model()
         x = penultimate(model, draw.private.x)
         class_numbers("the private data", draw.private.y, self.name)  # labels of two classes, or an error

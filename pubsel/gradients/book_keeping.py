@@ -46,6 +46,7 @@ class KeptInputs(NamedTuple):
         terms = (a.square().sum(2) + bias) * e.square().sum(2)  # [n, t]
         if t == 1:
             return terms.squeeze(1)
+        # the squared norm of a sum of outer products needs only products of inputs and of errors
         whole = ((a @ a.mT + bias) * (e @ e.mT)).sum((1, 2)).clamp(min=0)
         return whole + SLACK * terms.sqrt().sum(1).square()
 
@@ -84,6 +85,7 @@ class LayeredGradients:
     def __init__(
         self, rows: Tensor, columns: list[slice], kept: list[KeptInputs], size: int, losses: Tensor | None = None
     ):
+        # one norm for a whole row, over what is written out and what is kept as factors
         squares = row_norms(rows).square()
         for layer in kept:
             squares = squares + layer.squared_norms()
@@ -107,6 +109,7 @@ class LayeredGradients:
         return self._norms
 
     def combine(self, weights: Tensor) -> Tensor:  # [p] or [p, k]
+        # several sums at once are rare, and faster with all columns at hand
         if weights.dim() == 2:
             return self.dense().combine(weights)
         total = torch.zeros(self.size, dtype=torch.float64, device=self.rows.device)
@@ -119,6 +122,7 @@ class LayeredGradients:
 
     def dense(self) -> DenseGradients:
         """Return the same with all columns written out."""
+        # written out once, since a block is asked for several such things
         if self._dense is None:
             rows = self.rows.new_empty(len(self.rows), self.size)
             parts = self.rows.split([part.stop - part.start for part in self.columns], 1)
@@ -167,6 +171,7 @@ class BookKeeping(PerExampleGradients):
         """Return how many examples of x [n, ...] a pass takes."""
         if self._given or not self._wide:
             return super().chunk(x)
+        # factors take far less memory than gradients, so a pass can take more examples
         columns = [part for name, part in self.offsets.items() if name.rpartition(".")[0] not in self._wide]
         size = sum(part.stop - part.start for part in columns) + sum(self._wide.values())
         return examples_at_once(size, x, next(self.model.parameters()).device)
@@ -185,6 +190,7 @@ class BookKeeping(PerExampleGradients):
 
     def _layered(self, x: Tensor, y: Tensor, dtype: torch.dtype) -> LayeredGradients:
         """Return G for x [n, ...], y [n, ...], in passes of chunk(x)."""
+        # narrow layers and single parameters are written out into the columns of one matrix
         wide = self.wide(x, y)
         names = [name for name in self.offsets if name.rpartition(".")[0] not in wide]
         columns = [self.offsets[name] for name in names]
@@ -200,6 +206,7 @@ class BookKeeping(PerExampleGradients):
             part = slice(start, start + chunk)
             pieces = zip(names, rows[part].split(widths, 1), shapes, strict=True)
             out = {name: piece.view(-1, *shape) for name, piece, shape in pieces}
+            # by_layers puts the factors of this pass in the place of NOTHING
             keep = dict.fromkeys(wide, NOTHING)
             losses[part] = by_layers(model, x[part], y[part], out, keep)
             passes.append(keep)

@@ -21,6 +21,7 @@ class FactoredGradients:
     norm of LARGEST or more, or such a factor r_i or x_i, count as zero rows."""
 
     def __init__(self, r: Tensor, x: Tensor, bias: bool, losses: Tensor | None = None):  # [n, C], [n, d], [n]
+        # the norm of an outer product is the product of two norms, so no row is written out
         squares = [r.double().square().sum(1), row_norms(x).square() + TINY * x.shape[1]]  # [n], float64
         norms = (squares[0] * (squares[1] + bias)).sqrt()
         broken = ~(torch.stack([norms, *(s.sqrt() for s in squares)]).amax(0) < LARGEST)
@@ -49,6 +50,7 @@ class FactoredGradients:
     def _sum(self, weights: Tensor) -> Tensor:
         """Return G^T weights [p], in float64 as in `gradients.weighted_sum`: R^T diag(weights) X, and the bias's
         part."""
+        # the weights go into the narrow factor, which has as many columns as there are classes
         weighted = (self.r.double() * weights.double()[:, None]).T  # [C, n]
         total = weighted.new_zeros(len(weighted), self.x.shape[1])
         rows = len(self) if self.x.is_cuda else max(1, SUM_ENTRIES // max(1, self.x.shape[1]))
@@ -92,6 +94,7 @@ class FactoredGradients:
 
     def _pieces(self, columns: slice) -> Iterator[slice]:
         """Yield `columns` of G cut so that each piece belongs to one class, or is of the bias."""
+        # the columns of one class are that class's r times the features
         d, weights = self.x.shape[1], self.r.shape[1] * self.x.shape[1]
         start = columns.start
         while start < columns.stop:

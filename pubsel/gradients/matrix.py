@@ -70,6 +70,7 @@ class DenseGradients:
     def __init__(self, rows: Tensor, losses: Tensor | None = None):  # [n, p], [n]
         self.rows = rows
         self.losses = losses
+        # NaN times a clip factor of zero is NaN, so a broken row is emptied here, before any sum
         norms = row_norms(rows)
         broken = ~(norms < LARGEST)
         if rows.is_cuda or broken.any():  # a GPU would have to be waited for
@@ -160,6 +161,7 @@ def row_norms(rows: Tensor) -> Tensor:
 
     torch.linalg.vector_norm reads rows of 268,000 float32 entries about 5e-6 low, which would clip too little.
     """
+    # float32 within a block, float64 over the blocks: a float64 copy of all rows would be as large again
     whole = rows.shape[1] // NORM_BLOCK * NORM_BLOCK
     blocks = rows[:, :whole].unflatten(1, (-1, NORM_BLOCK)) if whole else rows[:, :0, None]  # [n, p / 512, 512]
     body = torch.linalg.vector_norm(blocks, dim=2).double().square().sum(1)
@@ -277,6 +279,7 @@ class PerExampleGradients:
         """
         dtype = dtype or next(self.model.parameters()).dtype
         chunk = self.chunk(x)
+        # a block is a whole number of passes, so that no pass is cut in two
         rows = -(-rows // chunk) * chunk
         for xs, ys in zip(x.split(rows), y.split(rows), strict=True):
             if len(xs):

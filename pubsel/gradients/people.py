@@ -28,6 +28,7 @@ def members(people: Tensor, chosen: Tensor | None) -> tuple[Tensor | None, Tenso
     """
     if chosen is None:
         return None, people
+    # people lie one after another, so each has its examples up to where the next one begins
     ends = people.cumsum(0)
     return _places(ends[chosen] - people[chosen], people[chosen]), people[chosen]
 
@@ -98,6 +99,7 @@ class PeopleGradients:
                     losses.index_add_(0, whose, block.losses)
                 start += len(block)
 
+        # a person weighs as much as any other, however many examples they have
         counts = sizes.to(device)
         return DenseGradients(total.div_(counts[:, None]), losses / counts)
 
@@ -106,6 +108,7 @@ class PeopleGradients:
     ) -> Iterator[GradientMatrix]:
         """Yield the rows of a linear classifier: those of people with one example as factors; of k examples, the matrix
         product of k factors, for all with the same k at once."""
+        # people with as many examples are one batch of matrix products
         for k in self.sizes.unique().tolist():
             starts = self.starts[self.sizes == k]
             if k == 1:

@@ -41,6 +41,7 @@ def losses_of(logits: Tensor, y: Tensor) -> Tensor:
 
 def by_vmap(model: nn.Module, x: Tensor, y: Tensor, out: dict[str, Tensor]) -> Tensor:
     """Write the gradients of the parameters named in `out` at x [n, ...], y [n, ...], for any model."""
+    # what does not train stays constant under vmap
     state = {name: t.detach() for name, t in (*model.named_parameters(), *model.named_buffers())}
     trained = {name: state.pop(name) for name in out}
 
@@ -77,6 +78,8 @@ def by_layers(
     keep: the layers, by name, whose factors are put there and whose gradients are not written out.
     """
     keep = keep or {}
+
+    # each trained layer reports its input on the way forward, and its error on the way back
     layers, loose = layers_of(model, [*out, *(f"{owner}.weight" for owner in keep)])
     copies = Copies(model, loose, len(x))
     called: set[str] = set()
@@ -158,13 +161,13 @@ class Copies(TorchFunctionMode):
     ) -> Any:
         """Call func, with copies in place of the parameters."""
         name, kwargs = func.__name__, kwargs or {}
-        within = [
-            part for given in (*args, *kwargs.values()) for part in (given if isinstance(given, list) else [given])
-        ]
+        passed = (*args, *kwargs.values())
+        within = [part for value in passed for part in (value if isinstance(value, list) else [value])]
         used = [self.names[id(part)] for part in within if id(part) in self.names]
         if name == "__get__" or not used:
             return func(*args, **kwargs)
 
+        # sums and products broadcast a parameter over the examples
         if name in ELEMENTWISE and not kwargs:
             dimensions = max(argument.dim() for argument in args if isinstance(argument, Tensor))
             return func(*(self._spread(argument, dimensions) for argument in args))
@@ -252,6 +255,7 @@ def wide_layers(model: nn.Module, x: Tensor, names: list[str]) -> dict[str, int]
         for owner, layer in layers.items()
         if type(layer) is nn.Linear or (isinstance(layer, nn.Conv2d) and layer.groups == 1)
     }
+    # a convolution is as costly as it has positions, which only a pass shows
     positions: dict[str, int] = {}
 
     def count(owner: str, layer: nn.Module, output: Tensor) -> None:
@@ -268,6 +272,7 @@ def wide_layers(model: nn.Module, x: Tensor, names: list[str]) -> dict[str, int]
         for hook in hooks:
             hook.remove()
 
+    # by counted work, so that every machine takes the same way
     wide = {}
     for owner, layer in layers.items():
         weight, t = layer.get_parameter("weight"), positions[owner]
@@ -385,10 +390,10 @@ def _convolution(layer: nn.Conv2d, x: Tensor, g: Tensor, out: Tensor) -> None:
     uneven = c < 8 or c % 16 > 0 or o % 16 > 0 or h * w <= FEW_POSITIONS or kh * kw == 1
     if layer.groups > 1 or not (uneven or last or x.is_cuda):
         weight = torch.empty(1, dtype=x.dtype, device=x.device).expand(n * o, *layer.weight.shape[1:])
-        gradient = torch.ops.aten.convolution_backward(
-            g.reshape(1, n * o, h, w), x.reshape(1, n * c, *x.shape[2:]), weight, None,
-            layer.stride, layer.padding, layer.dilation, False, (0, 0), n * layer.groups, (False, True, False),
-        )[1]  # fmt: skip
+        shape = layer.stride, layer.padding, layer.dilation, False, (0, 0), n * layer.groups
+        grads, inputs = g.reshape(1, n * o, h, w), x.reshape(1, n * c, *x.shape[2:])
+        only_weight = (False, True, False)
+        _, gradient, _ = torch.ops.aten.convolution_backward(grads, inputs, weight, None, *shape, only_weight)
         out.copy_(gradient.view(out.shape))
         return
 

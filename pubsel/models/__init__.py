@@ -107,9 +107,10 @@ def _made(
     channels, height, width = shape
     if model.input_size is not None:
         height = width = model.input_size
-    given = bool(model.pretrained or model.checkpoint)
-    read = given and data_root is not None
+    with_weights = bool(model.pretrained or model.checkpoint)
+    read = with_weights and data_root is not None
 
+    # each source of networks takes other settings, and refuses those that it would ignore
     if model.name in small.NETWORKS:
         _refuse(model, "pretrained", "checkpoint", "architecture", "options", "mean", "std")
         net = small.NETWORKS[model.name](channels, height, width, classes)
@@ -127,7 +128,7 @@ def _made(
         if read:
             published: dict[str, Any] = net.pretrained_cfg  # type: ignore[assignment]
             mean, std = tuple(model.mean or published["mean"]), tuple(model.std or published["std"])
-        elif not given:
+        elif not with_weights:
             _refuse(model, "mean", "std")
     start = digest_of_weights(net, heads(net)) if read else None
 
@@ -238,8 +239,8 @@ def _with_separate_activations(net: nn.Module) -> nn.Module:
     joined = {name: module for name, module in net.named_modules() if isinstance(module, BatchNormAct2d)}
     for name, module in joined.items():
         plain = nn.BatchNorm2d(module.num_features, module.eps, affine=module.affine)
-        parent, _, own_name = name.rpartition(".")
-        setattr(net.get_submodule(parent), own_name, nn.Sequential(plain, module.drop, module.act))
+        parent, _, last = name.rpartition(".")
+        setattr(net.get_submodule(parent), last, nn.Sequential(plain, module.drop, module.act))
     return net
 
 

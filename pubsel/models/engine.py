@@ -44,8 +44,10 @@ def compiled(net: nn.Module, x: Tensor, threads: int) -> Network:
             local.request = network.create_infer_request()
         return torch.from_numpy(local.request.infer([x.contiguous().numpy()])[0].copy())
 
-    want, given = net(x).flatten(1), infer(x).flatten(1)
-    difference = float((given - want).abs().max() / want.abs().max()) if given.shape == want.shape else float("inf")
+    want, computed = net(x).flatten(1), infer(x).flatten(1)
+    difference = (
+        float((computed - want).abs().max() / want.abs().max()) if computed.shape == want.shape else float("inf")
+    )
     if not difference <= CLOSE:  # also if it is not a number
         raise ValueError(f"its features differ from torch's by {difference:.1g} of the largest")
     return infer

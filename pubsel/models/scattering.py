@@ -37,6 +37,7 @@ def scattering(x: Tensor, J: int, L: int, order: int) -> Tensor:
     K = 1 + J L, with order 2 also L^2 J (J - 1) / 2: the image, |image * psi_j|, and ||image * psi_i| * psi_j| for
     i < j, all smoothed by the same Gaussian; angles last.
     """
+    # filters depend on the size alone, and are made once for it
     pad, psi, low = filters(x.shape[-2], x.shape[-1], J, L, x.device)
 
     def smooth(u: Tensor, j: int) -> Tensor:
@@ -89,8 +90,10 @@ def filters(h: int, w: int, J: int, L: int, device: torch.device) -> Filters:
     pad = ((W - w) // 2, (W - w + 1) // 2, (H - h) // 2, (H - h + 1) // 2)
 
     angles = [(L // 2 - 1 - t) * math.pi / L for t in range(L)]
-    full = [torch.stack([_morlet(H, W, 0.8 * 2**j, angle, 0.75 * math.pi / 2**j, 4 / L) for angle in angles])
-            for j in range(J)]  # fmt: skip
+    full = [
+        torch.stack([_morlet(H, W, 0.8 * 2**j, angle, 0.75 * math.pi / 2**j, 4 / L) for angle in angles])
+        for j in range(J)
+    ]
     psi = {(i, j): _coarser(_coarser(full[j], i, -1), i, -2) for j in range(J) for i in range(j + 1)}
 
     low = [tuple(_smoothing(side, J, j).float().to(device) for side in (H, W)) for j in range(J)]

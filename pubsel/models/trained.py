@@ -52,6 +52,7 @@ class Bottleneck(nn.Module):
 def choose(net: nn.Module, model: Model) -> None:
     """Put in what `model` adds, and let only what it names require gradients: `model.trained`, else the new layers and
     the head, else all. UsageError, with the names that are near, for one that the network does not have."""
+    # new layers come first, since `trained` may name them
     added = add_low_rank(net, model.lora) if model.lora is not None else []
     added += add_adapters(net, model.adapters) if model.adapters is not None else []
     if model.trained is not None and not model.trained:
@@ -134,6 +135,7 @@ def add_low_rank(net: nn.Module, lora: Lora) -> list[str]:
 def add_adapters(net: nn.Module, adapters: Adapters) -> list[str]:
     """Put a Bottleneck after each layer whose name ends in one of `adapters.layers`; return the names of the new
     parameters."""
+    # the width of a layer is that of its last linear layer
     names = _ending(net, adapters.layers, "model.adapters.layers", nn.Module)
 
     for name in names:
@@ -170,6 +172,7 @@ def replaced_heads(net: nn.Module, classes: int, generator: torch.Generator) -> 
     name. Their weights are uniform in +-1 / sqrt(inputs), as torch's own, from `generator`."""
     replaced: dict[str, nn.Module] = {}
     for name in heads(net):
+        # a head of other classes is of no use; its biases and inputs stay as they were
         old = net.get_submodule(name)
         assert isinstance(old, nn.Linear)
 

@@ -33,6 +33,7 @@ def weight_file(key: str, checkpoint: str, data_root: str, remedy: str = "") -> 
 def tensors_alone() -> Iterator[None]:
     """Have torch.load refuse a file with anything but tensors, whichever library calls it, and whatever that asks."""
     keys = ("TORCH_FORCE_WEIGHTS_ONLY_LOAD", "TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD")
+    # libraries call torch.load themselves, so the switch is in the environment
     before = {key: os.environ.pop(key, None) for key in keys}
 
     os.environ[keys[0]] = "1"
@@ -126,6 +127,7 @@ def load_weights(net: nn.Module, path: Path, prefix: str | None, key: str, heads
     if not with_head:
         state |= {name: wanted[name] for name in of_heads}
 
+    # all that does not fit is counted, and the first is named
     misfits = [name for name in wanted if name in state and state[name].shape != wanted[name].shape]
     absent = [name for name in wanted if name not in state and not name.endswith("num_batches_tracked")]
     if misfits or absent:

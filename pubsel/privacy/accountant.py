@@ -97,6 +97,7 @@ def _sentence(guarantee: str, delta: float, n: int) -> tuple[str, dict[str, Any]
 
 def gaussian_delta(epsilon: float, mu: float) -> float:
     """Return delta(epsilon) of a Gaussian mechanism with sensitivity over standard deviation mu, exact."""
+    # Balle and Wang 2018, Theorem 8, by logarithms so that a large epsilon does not overflow
     a, b = -epsilon / mu + mu / 2, -epsilon / mu - mu / 2
     return math.exp(log_ndtr(a)) - math.exp(min(epsilon + log_ndtr(b), 700))
 

@@ -58,6 +58,7 @@ class Spent(NamedTuple):
 def cost_of(lines: Iterable[Line]) -> Spent:
     """Return the sum of the epsilons and of the deltas of all releases (basic composition); of each run the larger of
     its two sides counts."""
+    # training and measurement read different examples, so only the larger of the two counts
     runs = sides(lines).values()
 
     def total(key: str) -> float:
@@ -93,6 +94,7 @@ def note(results: Path | str, content: str, release: Entry) -> None:
     if not release.epsilon:
         return
 
+    # the line comes before the noise: a crash between the two counts too much, never too little
     folder = Path(results) / "ledger"
     with _held(folder):
         secret = _key(folder)

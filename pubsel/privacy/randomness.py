@@ -58,6 +58,7 @@ class SystemEntropy:
 
     def random(self, n: int) -> NDArray[np.float64]:
         """Return uniform numbers in [0, 1) on a grid of 2^-53, [n]."""
+        # 53 bits: as many as a float64 in [0, 1) holds
         bits = np.frombuffer(os.urandom(8 * n), dtype=np.uint64) >> np.uint64(11)
         return bits.astype(np.float64) * 2.0**-53
 
@@ -83,10 +84,11 @@ class Ahead:
         self._next: tuple[int, int, Future[NDArray[np.float64]]] | None = None  # step, number of draws
 
     def __call__(self, purpose: str, step: int) -> Normals:
-        """Return the noise of a step; steps come in order."""
+        """Return the noise of a step; steps have to be requested in order."""
         return _Drawn(self, purpose, step)
 
     def numbers(self, purpose: str, step: int, n: int) -> NDArray[np.float64]:
+        # a step that was not foreseen, after a resume, is drawn at once
         waiting, self._next = self._next, None
         if waiting is not None and waiting[:2] == (step, n):
             drawn = waiting[2].result()
@@ -119,6 +121,7 @@ def of_system(source: Normals) -> bool:
 
 def below(n: int, source: Source) -> int:
     """Return a uniform number in 0, ..., n - 1, exactly, for n of any size."""
+    # a remainder would favour small numbers, so what is too large is drawn again
     bits = (n - 1).bit_length()
     while True:
         drawn = int.from_bytes(source.bytes((bits + 7) // 8)) >> (-bits % 8)
@@ -207,6 +210,7 @@ class Secret:
 
         UserError names everything that has changed since, and the cost of that release so far, by spent(plan).
         """
+        # the same noise on other data would cancel in a difference
         changed = [name for name, value in self.belongs.items() if saved["belongs"].get(name) != value]
         if changed:
             raise UserError(

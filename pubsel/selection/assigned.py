@@ -43,6 +43,7 @@ def assignment_folder(parts: Sequence[Part], data_root: str | Path) -> Path | No
     is assigned at once."""
     if not any(isinstance(part, Embeddings) for part in parts):
         return None
+    # the key covers all that decides an assignment, so that none is stale
     stamps = [_stamp(shard) for shard in shards_of(parts)]
     rules = [RULES, pool.SAMPLE, pool.MOST_CLUSTERS, pool.EACH, pool.DIRECTIONS, pool.TYPICAL]
     return Path(data_root).expanduser() / "pools" / digest_of({"shards": stamps, "rules": rules})

@@ -97,6 +97,7 @@ def feature_rows(parts: Sequence[Part], places: NDArray[np.int64]) -> Tensor:
     """Return features of examples of several sets in a row, float32 [len(places), d]."""
     ends = np.cumsum([part.n for part in parts])
     of = np.searchsorted(ends, places, side="right")
+    # part after part, since each of them lies on disk in one piece
     rows: list[Tensor] = []
     for i, part in enumerate(parts):
         rows.append(part.rows(places[of == i] - (ends[i] - part.n)).float())
@@ -160,6 +161,7 @@ def clusters_of(sample: Tensor) -> Clusters:
     The sample should be drawn at random from the pool, at most SAMPLE of it."""
     from sklearn.cluster import MiniBatchKMeans  # half a second, only if it is used
 
+    # principal directions: distances in all d dimensions would be those of noise
     s, d = sample.shape
     if s < FEWEST_OF_POOL:
         raise UsageError(f"pair.pool: {s} examples are too few for a pool: give {FEWEST_OF_POOL} or more")
@@ -193,6 +195,7 @@ def noisy_counts(sums: list[int], plan: accountant.Plan, source: Source) -> list
 def histogram(epsilon: float, private: Private, clusters: Clusters, with_none: bool, secret: Sources) -> list[float]:
     """Return the noisy histogram [K] of the private examples over the clusters. It has half of epsilon if none may be
     chosen (`with_none`), otherwise all of it. Nothing else that is computed here may be shown."""
+    # whole numbers, so that the noise can be exact
     sums = counts(clusters, private.x, private.weights)
     return noisy_counts(sums, plan_of(epsilon, with_none), secret("selection", 0))
 
@@ -246,6 +249,7 @@ def draw_by_cluster(
     rest = min(m, round(m * float(wanted.sum()))) - many.sum()
     many[np.argsort(many - m * wanted, kind="stable")[:rest]] += 1  # to those that lost most by rounding down
 
+    # of each cluster at random, so that which examples it is does not depend on their order
     chosen = []
     for cluster in np.flatnonzero(many):
         members = np.flatnonzero(nearest == cluster)

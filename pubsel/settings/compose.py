@@ -43,6 +43,7 @@ def composed(command: str, words: Sequence[str], config_dir: str | Path | None =
 
 @contextlib.contextmanager
 def _by_omegaconf(command: str, words: Sequence[str], folders: tuple[Path, ...]) -> Iterator[DictConfig]:
+    # the defaults of the schema, then the files of conf/, then the command line
     schema = SCHEMAS[command]
     files = [*(["common"] if issubclass(schema, Common) else []), command]
     values = OmegaConf.merge(defaults(schema), *(OmegaConf.load(CONF / f"{name}.yaml") for name in files))
@@ -59,6 +60,7 @@ def _by_omegaconf(command: str, words: Sequence[str], folders: tuple[Path, ...])
         if key in lists(schema) and isinstance(value, str) and "," in text and not re.fullmatch(QUOTED, text):
             raise UsageError(f"cannot read {word!r}: for several, {key}=[A,B]")
 
+    # what asks for options while the command runs sees its own folders
     token = OWN.set(folders)
     try:
         yield values
@@ -125,12 +127,13 @@ def _by_hydra(command: str, words: Sequence[str], folders: tuple[Path, ...]) -> 
 
 
 def renamed(command: str, words: Sequence[str]) -> list[str]:
-    """Return the words of a command as conf/ names their keys: output=... is another word for to=..., and a key that
-    only some options of its group have is added to the others. UsageError if to and output are given."""
+    """Return the words of a command with the keys of conf/: output=... becomes to=..., and a key that only some options
+    of its group have is added to the others. UsageError for both to=... and output=..."""
+    # both words in one command may name two files: neither is then taken silently
     keys = keys_of(SCHEMAS[command])
-    given = {name: [word for word in words if re.match(rf"\+*{name}=", word)] for name in ("to", "output")}
-    if "to" in keys and all(given.values()):
-        raise UsageError(f"{given['to'][-1]} {given['output'][-1]}: two words for one setting: give to=... alone")
+    passed = {name: [word for word in words if re.match(rf"\+*{name}=", word)] for name in ("to", "output")}
+    if "to" in keys and all(passed.values()):
+        raise UsageError(f"{passed['to'][-1]} {passed['output'][-1]}: two words for one setting: give to=... alone")
     words = [re.sub(r"^\+*output=", "to=", word) if "to" in keys else word for word in words]
     optional = {key for key in keys if key.count(".") > 1}
     return [f"++{word}" if word.partition("=")[0] in optional else word for word in words]
@@ -148,7 +151,7 @@ def words_of(settings: Mapping[str, Any], prefix: str = "") -> list[str]:
 
 
 def _plain(value: Any) -> Any:
-    """Return a value as JSON has it."""
+    """Return a value as a JSON type."""
     if isinstance(value, Path | Enum):
         return value.name if isinstance(value, Enum) else str(value)
     if isinstance(value, list | tuple):
@@ -192,7 +195,7 @@ def explained(error: Exception) -> str:
 
 
 def _unknown(key: str) -> str:
-    """Return the message about a key that the settings do not have."""
+    """Return the message about an unknown key."""
     # A key that exists elsewhere, of another method or of another command, is no typing error.
     if key in known_keys():
         group = key.partition(".")[0]

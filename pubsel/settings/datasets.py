@@ -37,6 +37,12 @@ class Dataset:
     url: str = setting("where it comes from")
     instructions: str | None = setting("steps for data that cannot be fetched without a person; null: fetched for you")
 
+    @property
+    def image_shape(self) -> tuple[int, int, int]:
+        """Return `shape` as a tuple: channels, height and width."""
+        channels, height, width = self.shape
+        return channels, height, width
+
 
 def dataset_names() -> list[str]:
     """Return the names of the datasets in conf/dataset, and in the user's own --config-dir."""
@@ -53,6 +59,7 @@ def dataset_info(name: str) -> Dataset:
     except yaml.YAMLError as error:
         raise UserError(f"{path}: {str(error).splitlines()[0]}") from None
 
+    # a name too many would shift the others, and tables would show wrong classes
     info = check(Dataset, values, f"dataset {name}: ")
     if info.names is not None and len(info.names) != info.classes:
         raise UserError(f"{path}: {len(info.names)} names of {info.classes} classes: name each one, or set names=null")

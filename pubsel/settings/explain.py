@@ -6,7 +6,7 @@ import dataclasses
 import importlib
 import shutil
 import textwrap
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from enum import Enum
 from pathlib import Path
 from types import UnionType
@@ -18,10 +18,10 @@ from omegaconf import MISSING
 from pubsel.settings import CONF, own_folders
 from pubsel.settings.command_line import written
 from pubsel.settings.methods import targets
+from pubsel.settings.schema import LIMITS
 
 TYPES = {int: "whole number", float: "number", str: "text", bool: "true or false"}
-RANGES = {"over": "greater than", "at_least": "at least", "at_most": "at most", "below": "less than"}
-REQUIRED = "???"  # the value of a setting that has to be given, as Hydra writes it
+REQUIRED = "???"  # the value of a setting that is required, as Hydra writes it
 WIDEST = 110  # characters of a line of help
 
 
@@ -48,19 +48,17 @@ class Section(NamedTuple):
 
 
 def sections(
-    schema: Any, values: Mapping[str, Any], folders: tuple[Path, ...] = (CONF,), methods: bool = False
+    schema: Any,
+    values: Mapping[str, Any],
+    folders: tuple[Path, ...] = (CONF,),
+    methods: bool = False,
+    name: str = "",
 ) -> list[Section]:
     """Return the settings of a dataclass, a section for each of its groups, with `values` in place of its defaults.
 
     folders: where the options of a group are looked for. methods: import the classes of the algorithm and the distance,
-    which say what their settings mean; otherwise only `values` are shown.
+    which say what their settings mean; otherwise only `values` are shown. name: of the group that the dataclass is.
     """
-    return list(_sections(schema, values, folders, "", methods))
-
-
-def _sections(
-    schema: Any, values: Mapping[str, Any], folders: tuple[Path, ...], name: str, methods: bool
-) -> Iterator[Section]:
     prefix = f"{name}." if name else ""
     settings: list[Setting] = []
     inner: list[Section] = []
@@ -70,24 +68,24 @@ def _sections(
         below = f"{prefix}{field.name}"
         is_method = isinstance(value, Mapping) and "_target_" in value
 
+        # a class that is not imported shows its values only: to import one runs the code of its module
         if is_method and (known := method_class(value["_target_"], folders) if methods else None):
             (section,) = sections(known, value, folders)
-            given = [s._replace(key=f"{below}.{s.key}", added=s.key not in value) for s in section.settings]
-            inner.append(Section(below, section.about, option_names(below, folders), given))
+            known_keys = [s._replace(key=f"{below}.{s.key}", added=s.key not in value) for s in section.settings]
+            inner.append(Section(below, section.about, option_names(below, folders), known_keys))
         elif is_method:
             shown = [
                 Setting(f"{below}.{key}", "", "", type_text(v), False) for key, v in value.items() if key != "_target_"
             ]
             inner.append(Section(below, "", option_names(below, folders), shown))
         elif group is not None:
-            inner += _sections(group, value if isinstance(value, Mapping) else {}, folders, below, methods)
+            inner += sections(group, value if isinstance(value, Mapping) else {}, folders, methods, below)
 
         if not (is_method or group) or "about" in field.metadata:
             words = field.metadata.get("about", ""), kind(field.type, field.metadata), type_text(value)
             settings.append(Setting(below, *words, field.metadata.get("neutral", False)))
 
-    yield Section(name, about(schema), option_names(name, folders), settings)
-    yield from inner
+    return [Section(name, about(schema), option_names(name, folders), settings), *inner]
 
 
 def _default(field: dataclasses.Field[Any]) -> Any:
@@ -109,7 +107,7 @@ def kind(annotation: Any, metadata: Mapping[str, Any]) -> str:
     alternatives = [t for t in (get_args(annotation) if union else [annotation]) if t is not type(None)]
 
     words = [" or ".join(filter(None, map(_type, alternatives)))]
-    for key, relation in RANGES.items():
+    for key, (_, relation) in LIMITS.items():
         if (limit := metadata.get(key)) is not None:
             words.append(f"{relation} {limit:,}" if isinstance(limit, int) else f"{relation} {limit:g}")
     words += ["inf is allowed"] if metadata.get("infinite") else []
@@ -176,6 +174,7 @@ def help_text(
     """Return the help of a command. chosen: the options that the command line gives, by group; then only those groups
     are explained."""
     width = min(WIDEST, shutil.get_terminal_size().columns)
+    # with a chosen option only its group is explained: the help of all keys is hundreds of lines
     shown = [section for section in every if section.name.partition(".")[0] in chosen]
     if shown:
         parts = [_chosen(group, option, folders, width) for group, option in chosen.items()]

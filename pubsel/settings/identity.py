@@ -75,6 +75,7 @@ def identity_of(config: RunConfig) -> str:
     public = short_name(config.pair.public) if config.pair.public else "none"
     algorithm = config.algorithm.get("name", "algorithm")
 
+    # the digest alone would do: the words are for whoever lists the folder
     data = f"{short_name(config.pair.private)}-{public}"
     readable = f"{data}-{config.model.name}-{algorithm}-eps{config.epsilon:g}-seed{config.seed}"
     return folder_name(readable, as_json(config))

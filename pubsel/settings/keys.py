@@ -82,23 +82,29 @@ class Pair:
     m: int | None = setting("number of public examples; null: all of the set, at most 2,000", at_least=1)
     take: Take = setting(
         "which public examples are used: test, the first m of the test split (GSD, GEP); train, a fixed random part "
-        "of the training split, which is then not private (PILLAR, AdaMix)", default=Take.test,
-    )  # fmt: skip
+        "of the training split, which is then not private (PILLAR, AdaMix)",
+        default=Take.test,
+    )
     shots: int | None = setting(
-        "take=train: number of public examples per class, instead of m", at_least=1, default=None,
-    )  # fmt: skip
+        "take=train: number of public examples per class, instead of m", at_least=1, default=None
+    )
     public_share: float | None = setting(
-        "take=train: share of the training split that becomes public, instead of m", over=0, below=1, default=None,
-    )  # fmt: skip
+        "take=train: share of the training split that becomes public, instead of m", over=0, below=1, default=None
+    )
     private_share: float = setting("share of the private examples that is used", over=0, at_most=1, default=1.0)
     validation: float = setting(
         "share of the private examples that is held out for selecting settings; the guarantee does not cover the "
-        "selection", at_least=0, below=1, default=0.0,
-    )  # fmt: skip
+        "selection",
+        at_least=0,
+        below=1,
+        default=0.0,
+    )
     seed: int = setting(
         "seed of what is drawn here: public examples of the training split, private_share and validation; "
-        "${seed}: that of the run", at_least=0, default=0,
-    )  # fmt: skip
+        "${seed}: that of the run",
+        at_least=0,
+        default=0,
+    )
     convert: Convert = setting(ABOUT_CONVERT)
     candidates: list[Any] | None = setting(
         "public=auto: the public sets to choose from, such as [A,B,[C,D]]", default=None
@@ -106,28 +112,31 @@ class Pair:
     pool: list[str] | None = setting(
         "public=pool: the sets whose examples are chosen from: names or paths, folders of embeddings among them",
         default=None,
-    )  # fmt: skip
+    )
     pool_m: int | None = setting(
-        "public=pool: examples of each set, its test images first, or all if it has fewer; null: all", at_least=1,
+        "public=pool: examples of each set, its test images first, or all if it has fewer; null: all",
+        at_least=1,
         default=None,
-    )  # fmt: skip
+    )
     unit: str | None = setting(
         "who is protected: null, one example; or a person with all their examples, who is named by this column of a "
         "CSV, by the arrays train_UNIT and test_UNIT of an npz, by folders within the class folders (folder), or by a "
-        "named set (lesion of ham10000, patient of chestxray14 and chexpert)", default=None,
-    )  # fmt: skip
+        "named set (lesion of ham10000, patient of chestxray14 and chexpert)",
+        default=None,
+    )
     overlap: Overlap = setting(
         "refuse: fail if an image is both private and public, or both a training and a test image; drop: remove such "
         "images from the public or test side (epsilon does not cover which images were removed); leave: such images "
         "leave the private training data, and equal images are held out together (epsilon covers this)",
         default=Overlap.refuse,
-    )  # fmt: skip
+    )
     metric: Metric | None = setting(
         "how the model is measured: accuracy; balanced_accuracy, the mean over classes of the share of their test "
         "images that is classified correctly; auc, the mean over classes or labels of the area under the ROC curve. "
         "The last two leave out classes without test images. Several labels an image: auc only. null: what "
-        "conf/dataset says; of your own data accuracy, or auc if an image has several labels", default=None,
-    )  # fmt: skip
+        "conf/dataset says; of your own data accuracy, or auc if an image has several labels",
+        default=None,
+    )
 
     def __post_init__(self) -> None:
         self.public = one_or_combined("pair.public", self.public)
@@ -169,9 +178,11 @@ class Backbone:
     prefix: str | None = setting("checkpoint: prefix of the names of the weights, such as backbone.", default=None)
     options: dict[str, Any] = field(default_factory=dict, metadata={"about": ABOUT_OPTIONS})
     input_size: int | None = setting(
-        "images are resized to this side, in pixels; null with scattering: to 32 if they are larger", at_least=1,
-        at_most=16384, default=None,
-    )  # fmt: skip
+        "images are resized to this side, in pixels; null with scattering: to 32 if they are larger",
+        at_least=1,
+        at_most=16384,
+        default=None,
+    )
     crop: float | None = setting(
         "side of the central crop, as a share of the side of the resized image", at_least=0.1, at_most=1, default=None
     )
@@ -221,22 +232,25 @@ class Model:
     bias: bool = setting("backbone: whether the linear classifier has a bias", default=True)
     trained: list[str] | None = setting(
         "what is trained: names of layers or parameters, such as [fc, layer3.32.conv1], or all, head, bias, "
-        "first_last; null: all, or if lora or adapters are set, only those and the head", default=None,
-    )  # fmt: skip
+        "first_last; null: all, or if lora or adapters are set, only those and the head",
+        default=None,
+    )
     lora: Lora | None = setting("timm: low-rank layers", default=None)
     adapters: Adapters | None = setting("timm: adapters", default=None)
     options: dict[str, Any] | None = setting(f"timm: {ABOUT_OPTIONS}", default=None)
     mean: list[float] | None = setting(
         "timm, with weights: mean of each channel, for pixels in [0, 1]; null: the mean that the weights were trained "
-        "with", default=None,
-    )  # fmt: skip
+        "with",
+        default=None,
+    )
     std: list[float] | None = setting(
         "timm, with weights: standard deviation of each channel, for pixels in [0, 1]; null: as for mean", default=None
     )
     once: bool = setting(
         "compute the outputs of the layers below the first trained one only once and keep them in memory, instead of "
-        "in each pass", default=False,
-    )  # fmt: skip
+        "in each pass",
+        default=False,
+    )
 
 
 @dataclass
@@ -250,8 +264,10 @@ class Privacy:
     )
     noise_multiplier: float | None = setting(
         "full batches: this noise, for as many steps as epsilon allows (AdaMix); null: the noise that the steps of "
-        "training need", over=0, default=None,
-    )  # fmt: skip
+        "training need",
+        over=0,
+        default=None,
+    )
     weak: bool = setting("allow a delta above 1/n; the guarantee is then called weak", default=False)
     measure: bool = setting(
         "release the quality on held-out private examples (pair.validation) with noise, at the same epsilon and delta",
@@ -303,8 +319,9 @@ class Common:
     keep: bool = setting(
         "keep your own images decoded in DATA_ROOT/decoded, if they have 64 MiB of pixels or more, so that the next "
         "command reads them at once; `pubsel data forget PATH` deletes them. false: this command leaves none on disk",
-        neutral=True, default=True,
-    )  # fmt: skip
+        neutral=True,
+        default=True,
+    )
     results: str = setting("folder for the records", neutral=True)
     download: bool = setting("download a missing dataset, and published weights", neutral=True)
     debug: bool = setting("show the traceback of an error", neutral=True)
@@ -319,19 +336,27 @@ class Select:
         "those of a candidate, in features of model.backbone; no public data is a candidate too, if the algorithm can "
         "do without; null: coverage with model.backbone, otherwise gsd. The other keys are of gsd",
         default=None,
-    )  # fmt: skip
+    )
     cap: float = setting(
         "the shares of an example's gradient in the candidates' subspaces are clipped to a range of this width around "
-        "their median", over=0, at_most=1, default=0.2,
-    )  # fmt: skip
+        "their median",
+        over=0,
+        at_most=1,
+        default=0.2,
+    )
     margin: float | None = setting(
         "fail if a candidate that is better than the others by this much, on average, is chosen with probability below "
-        "95 %; null: no such check", over=0, at_most=1, default=None,
-    )  # fmt: skip
-    private_m: float | None = setting(
-        "expected size of the private sample; inf: all examples; null: distance.m", at_least=1, infinite=True,
+        "95 %; null: no such check",
+        over=0,
+        at_most=1,
         default=None,
-    )  # fmt: skip
+    )
+    private_m: float | None = setting(
+        "expected size of the private sample; inf: all examples; null: distance.m",
+        at_least=1,
+        infinite=True,
+        default=None,
+    )
     sketch: int = setting("gradients are projected to this many dimensions; costs no privacy", at_least=1, default=1024)
 
 
@@ -373,8 +398,9 @@ class Audit:
     canaries: int = setting("number of canaries, each in the data with probability 1/2", at_least=10)
     guesses: float = setting(
         "share of the canaries, those with the most extreme scores, that is guessed for the bound of any program",
-        over=0, at_most=1,
-    )  # fmt: skip
+        over=0,
+        at_most=1,
+    )
     confidence: float = setting("confidence of each lower bound", over=0, below=1)
     every: int = setting("per_instance: steps between two passes over all private examples; 1 is exact", at_least=1)
 
@@ -402,8 +428,10 @@ class RankConfig(Common):
     )
     epsilon_select: float | None = setting(
         "choose one candidate with this epsilon, and show only its name; null: show the distances, which are not "
-        "private", over=0, default=None,
-    )  # fmt: skip
+        "private",
+        over=0,
+        default=None,
+    )
     select: Select = field(default_factory=Select)
     secure_noise: bool = setting(
         "for private releases: take sample and noise from the operating system's entropy; not reproducible",
@@ -412,8 +440,9 @@ class RankConfig(Common):
     weak: bool = setting("allow a distance.delta above 1/n; the guarantee is then called weak", default=False)
     overlap: Overlap = setting(
         "refuse: fail if an image is both private and public, or in two combined sets; drop: remove such images from "
-        "the public side", default=Overlap.refuse,
-    )  # fmt: skip
+        "the public side",
+        default=Overlap.refuse,
+    )
 
     def __post_init__(self) -> None:
         self.public = candidates_of("public", self.public)
@@ -465,8 +494,9 @@ class FitConfig(Common):
     choice: float = setting("share of epsilon for choosing the public data", over=0, below=1)
     held_out: float = setting(
         "share of the images, or people, that is not trained on, to measure the model on; 0: it is not measured",
-        at_least=0, below=1,
-    )  # fmt: skip
+        at_least=0,
+        below=1,
+    )
     metric: Metric | None = setting("how the model is measured: pair.metric of pubsel run")
     unit: str | None = setting("who is protected: pair.unit of pubsel run")
     format: Format = setting("safetensors; onnx: the network as model.onnx too, for programs without torch")
@@ -665,7 +695,18 @@ def is_weak(delta: float, n: int) -> bool:
 
 
 SCHEMAS: dict[str, type] = {
-    "run": RunConfig, "fit": FitConfig, "predict": PredictConfig, "export": ExportConfig, "rank": RankConfig,
-    "attack": AttackConfig, "audit": AuditConfig, "table": TableConfig, "make": MakeConfig, "figure": FigureConfig,
-    "report": ReportConfig, "runs": RunsConfig, "data": DataConfig, "pool": PoolConfig,
-}  # fmt: skip
+    "run": RunConfig,
+    "fit": FitConfig,
+    "predict": PredictConfig,
+    "export": ExportConfig,
+    "rank": RankConfig,
+    "attack": AttackConfig,
+    "audit": AuditConfig,
+    "table": TableConfig,
+    "make": MakeConfig,
+    "figure": FigureConfig,
+    "report": ReportConfig,
+    "runs": RunsConfig,
+    "data": DataConfig,
+    "pool": PoolConfig,
+}

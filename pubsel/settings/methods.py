@@ -56,6 +56,7 @@ def option(group: str, name: str, conf: Path = CONF) -> dict[str, Any]:
     path = conf / group / f"{name}.yaml"
     if not path.exists():
         path = CONF / group / path.name
+    # the later of two defaults counts, and the file itself after all of them
     values: dict[str, Any] = yaml.safe_load(path.read_text()) or {}
 
     bases = [base for base in values.pop("defaults", []) if base != "_self_"]
@@ -79,7 +80,7 @@ def method_keys() -> frozenset[str]:
 
 
 def check_method(group: str, values: dict[str, Any], folders: list[Path]) -> None:
-    """Raise UsageError for a GROUP.name that is no name, or one that its class does not have: a record would be wrong.
+    """Raise UsageError for a malformed GROUP.name, or one that its class does not have: a record would be wrong.
 
     A class has the names that conf/GROUP gives it, and those that a file of the `folders` (--config-dir) gives. A class
     that conf/ does not know, a user's own, may have any that no other class has.
@@ -90,8 +91,8 @@ def check_method(group: str, values: dict[str, Any], folders: list[Path]) -> Non
     # Tables know methods by their names, so a class may not take that of another one.
     known = methods(CONF, group)
     names = [other for other, targets in known.items() if target in targets]
-    given = not names or any(target in methods(folder, group).get(str(name), ()) for folder in folders)
-    if name in names or (given and name not in known):
+    permitted = not names or any(target in methods(folder, group).get(str(name), ()) for folder in folders)
+    if name in names or (permitted and name not in known):
         return
 
     may = f"it may be {', '.join(sorted(names))}" if names else f"{name} is another method"

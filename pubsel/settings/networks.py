@@ -13,26 +13,27 @@ from pubsel.messages import UsageError
 NAME = re.compile(r"\w[\w.]*")  # of a network in timm; hf-hub:... and local-dir:... are none
 WORD = re.compile(r"\w{0,30}")
 FEW = 8  # stages of a network with a number for each
-SIZES = {  # options that are whole numbers, or a list of them, with the largest
-    "img_size": 4096, "patch_size": 256, "window_size": 64, "output_stride": 64, "depth": 128, "depths": 128,
-    "layers": 128, "dims": 8192, "embed_dim": 8192, "channels": 8192, "num_features": 8192, "head_hidden_size": 8192,
-    "num_heads": 128, "num_classes": 1_000_000, "reg_tokens": 64, "base_width": 1024, "cardinality": 128,
-    "stem_width": 1024, "block_reduce_first": 16,
-}  # fmt: skip
-SHARES = {  # options that are numbers, with the largest
-    "drop_rate": 1, "drop_path_rate": 1, "attn_drop_rate": 1, "proj_drop_rate": 1, "pos_drop_rate": 1,
-    "patch_drop_rate": 1, "init_values": 10, "ls_init_value": 10, "mlp_ratio": 16,
-}  # fmt: skip
-WORDS = ("global_pool", "pad_type", "act_layer", "norm_layer", "aa_layer", "stem_type", "weight_init")
+# Options that are whole numbers, or a list of them, and the largest that each may be.
+SIZES = {
+    **dict.fromkeys(("dims", "embed_dim", "channels", "num_features", "head_hidden_size"), 8192),
+    **dict.fromkeys(("base_width", "stem_width"), 1024),
+    **dict.fromkeys(("depth", "depths", "layers", "num_heads", "cardinality"), 128),
+    **dict.fromkeys(("window_size", "output_stride", "reg_tokens"), 64),
+    **{"img_size": 4096, "patch_size": 256, "num_classes": 1_000_000, "block_reduce_first": 16},
+}
+DROPPED = "drop_rate drop_path_rate attn_drop_rate proj_drop_rate pos_drop_rate patch_drop_rate".split()
+# Options that are numbers, and the largest that each may be.
+SHARES = {**dict.fromkeys(DROPPED, 1), "init_values": 10, "ls_init_value": 10, "mlp_ratio": 16}
+WORDS = "global_pool pad_type act_layer norm_layer aa_layer stem_type weight_init".split()
 SWITCHES = (
-    "class_token", "no_embed_class", "qkv_bias", "qk_norm", "dynamic_img_size", "fc_norm", "avg_down", "antialias",
-    "replace_stem_pool", "fix_group_fanout", "pre_norm", "final_norm",
-)  # fmt: skip
+    "class_token no_embed_class qkv_bias qk_norm dynamic_img_size fc_norm avg_down antialias replace_stem_pool "
+    "fix_group_fanout pre_norm final_norm"
+).split()
 OPTIONS = (*SIZES, *SHARES, *WORDS, *SWITCHES)
 
 
 def check_network(key: str, architecture: str, options: Mapping[str, Any]) -> None:
-    """Raise UsageError for a name that is none of a network, or an option that is none of OPTIONS or out of its range.
+    """Raise UsageError for a malformed name of a network, an option that is not in OPTIONS, or a value out of range.
     key: of the settings, such as model.backbone."""
     if not NAME.fullmatch(architecture):
         raise UsageError(f"{key}.architecture={architecture[:100]}: a name of timm has letters, digits, _ and . only")

@@ -21,13 +21,11 @@ from pubsel.settings.identity import is_path
 
 STDOUT = "-"
 # folders of results
-OWNED = (
-    "attacks", "audits", "distances", "figures", "ledger", "ranks", "records", "runs", "sweeps", "tables",
-)  # fmt: skip
+OWNED = ("attacks", "audits", "distances", "figures", "ledger", "ranks", "records", "runs", "sweeps", "tables")
 
 
 class Output(NamedTuple):
-    """A file to write. to: as it was given; path: behind all links; descriptor: of an open file of this process that
+    """A file to write. to: as it was typed; path: behind all links; descriptor: of an open file of this process that
     it names, such as 1 for /dev/stdout; special: no plain file."""
 
     to: str
@@ -45,6 +43,7 @@ class Output(NamedTuple):
         """Yield a text file whose content comes to `to`: at once if that is no plain file, otherwise at the end, whole
         or not at all; private: only its owner may read it. UserError if it cannot be written."""
         try:
+            # what Python still holds of standard output comes before what is written past it
             if self.descriptor is not None:
                 if sys.stdout is not None:
                     sys.stdout.flush()
@@ -88,6 +87,7 @@ def output(to: str, inputs: Iterable[Path] = ()) -> Output:
     try:
         descriptor = 1 if to == STDOUT else _descriptor(named)
         there = _status(named) if descriptor is None else os.fstat(descriptor)
+        # an input is recognised by its file, since a link may have any name
         if there is not None:
             _check_inputs(to, there, inputs)
         if descriptor is not None:
@@ -95,6 +95,7 @@ def output(to: str, inputs: Iterable[Path] = ()) -> Output:
                 raise PermissionError(errno.EACCES, "open for reading only")
             return Output(to, named, descriptor)
 
+        # a link stays, so what it points to is checked
         path, kind = Path(os.path.realpath(named)), stat.S_IFMT(there.st_mode) if there else stat.S_IFREG
         if not to or to.endswith(os.sep) or kind == stat.S_IFDIR:
             raise UsageError(f"to={to}: a folder: name a file")
@@ -132,6 +133,7 @@ def check_folder(to: str, results: str, inputs: Iterable[str] = ()) -> None:
         raise UsageError(f"to={to}: name a folder")
     target = Path(to).expanduser().resolve()
     kept = Path(results).expanduser().resolve()
+    # in the folder that one works in, only the folders that pubsel makes are taken
     places = [kept] if not Path.cwd().is_relative_to(kept) else [kept / name for name in OWNED]
     places += [Path(name).expanduser().resolve() for name in inputs if is_path(name)]
     for place in places:
@@ -144,7 +146,7 @@ def check_folder(to: str, results: str, inputs: Iterable[str] = ()) -> None:
 
 
 def _check_inputs(to: str, there: os.stat_result, inputs: Iterable[Path]) -> None:
-    """Raise UsageError if a file is one that is read, under whatever name."""
+    """Raise UsageError if a file is one of the inputs, under whatever name."""
     for path in inputs:
         with suppress(OSError):
             if os.path.samestat(there, os.stat(path)):
@@ -152,7 +154,7 @@ def _check_inputs(to: str, there: os.stat_result, inputs: Iterable[Path]) -> Non
 
 
 def _status(path: Path) -> os.stat_result | None:
-    """Return what a path leads to; None if there is nothing yet."""
+    """Return the status of the file behind a path; None if there is none yet."""
     try:
         return os.stat(path)
     except FileNotFoundError:
@@ -170,9 +172,9 @@ def _probe(place: Path) -> None:
 def _descriptor(path: Path) -> int | None:
     """Return the number of the open file of this process that a path such as /dev/stdout leads to; None for others.
     Opened once more by that path, a file would be written from its beginning."""
-    own = Path("/proc/self/fd").resolve()
+    descriptors = Path("/proc/self/fd").resolve()
     for _ in range(40):  # links that Linux follows
-        if path.name.isdecimal() and path.parent.resolve() == own and path.exists():
+        if path.name.isdecimal() and path.parent.resolve() == descriptors and path.exists():
             return int(path.name)
         if not path.is_symlink():
             return None

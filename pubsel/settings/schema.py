@@ -85,6 +85,7 @@ def check(schema: type[T], values: DictConfig | dict[str, Any], where: str = "")
     missing, of the wrong type or out of range. `where` is the key of `values` itself, for the message."""
     prefix = f"{where}." if where else ""
     try:
+        # OmegaConf checks keys and types; it knows no ranges
         merged = OmegaConf.merge(OmegaConf.structured(schema), values)
         result = OmegaConf.to_object(merged)
     except OmegaConfBaseException as error:
@@ -152,6 +153,7 @@ def lists(schema: Any) -> set[str]:
 
 def _siblings(schema: Any, key: str) -> dict[str, str]:
     """Return the names and meanings of the keys next to the dotted `key`; none if a free mapping holds it."""
+    # a free mapping has keys of any name, so none is a misspelling
     fields = dataclasses.fields(schema) if dataclasses.is_dataclass(schema) else ()
     first, _, rest = key.partition(".")
     if rest:
@@ -167,6 +169,7 @@ def _check_ranges(node: Any, prefix: str) -> None:
         if f.metadata.get("named"):
             check_name(key, value)
 
+        # true is an int in Python, and no number here
         for number in value if isinstance(value, list) else [value]:
             if isinstance(number, int | float) and not isinstance(number, bool):
                 _check_number(key, number, f.metadata)
@@ -253,7 +256,11 @@ def fits(kind: Any) -> Fits:
     if origin is list:
         return lambda value: isinstance(value, list) and all(map(each[0], value))
     if origin is tuple:
-        return lambda value: isinstance(value, list) and len(value) == len(each) and all(map(_call, each, value))
+        return lambda value: (
+            isinstance(value, list)
+            and len(value) == len(each)
+            and all(fit(part) for fit, part in zip(each, value, strict=True))
+        )
     if origin is dict:
         return lambda value: isinstance(value, dict) and all(map(each[1], value.values()))
 
@@ -264,10 +271,6 @@ def fits(kind: Any) -> Fits:
     if isinstance(kind, type) and issubclass(kind, Enum):
         return lambda value: isinstance(value, str) and value in kind.__members__
     return lambda value: kind is Any or isinstance(value, kind)
-
-
-def _call(fit: Fits, value: Any) -> bool:
-    return fit(value)
 
 
 def check_name(key: str, name: Any) -> None:
