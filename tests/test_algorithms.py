@@ -320,11 +320,15 @@ def test_basis_of_few_public_examples_is_capped():
 
 @pytest.mark.parametrize(
     ("changes", "says"),
-    [({"k": 41}, "algorithm.k=41 is more than the 40 public"), ({"k": 0}, "algorithm.k=0"),
-     ({"typo": 1}, "algorithm.typo"), ({"groups": "rows"}, "algorithm.groups"),
-     ({"clip_residual": -1}, "algorithm.clip_residual"),
-     ({"_target_": "pubsel.nothing.Here"}, "algorithm._target_")],
-)  # fmt: skip
+    [
+        ({"k": 41}, "algorithm.k=41 is more than the 40 public"),
+        ({"k": 0}, "algorithm.k=0"),
+        ({"typo": 1}, "algorithm.typo"),
+        ({"groups": "rows"}, "algorithm.groups"),
+        ({"clip_residual": -1}, "algorithm.clip_residual"),
+        ({"_target_": "pubsel.nothing.Here"}, "algorithm._target_"),
+    ],
+)
 def test_bad_settings_are_named(changes, says):
     with pytest.raises(UsageError, match=says):
         build("gep", **({"k": 20} | changes)).mechanism(view(), 0)

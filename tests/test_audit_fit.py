@@ -75,7 +75,7 @@ def test_the_curve_of_both_is_that_of_a_likelihood_ratio_test():
 
 
 def test_the_bounds_hold_as_often_as_they_say_and_are_near_the_truth():
-    """Of 100 audits at 95 % of simulated releases; with a third of the noise, each finds it."""
+    """Of 50 audits at 95 % of simulated releases; with a third of the noise, each finds it."""
     random, mu = np.random.default_rng(0), accountant.gaussian_mu(1.0, DELTA)
     claim = Claim(1.0, mu, DELTA)
 
@@ -86,10 +86,10 @@ def test_the_bounds_hold_as_often_as_they_say_and_are_near_the_truth():
         shifted = random.standard_normal(runs) + scale * mu * included
         return whole.lower_bounds(Scored(response + scale * mu * shifted, included, runs // 2), claim, 0.95)
 
-    honest = [simulated(1) for _ in range(100)]
-    assert sum(one.measured > one.claimed for one in honest) <= 12  # two bounds
+    honest = [simulated(1) for _ in range(50)]
+    assert sum(one.measured > one.claimed for one in honest) <= 6  # two bounds
     assert np.median([one.planned_curve for one in honest]) > 0.6 * claim.at(1)
-    assert all(simulated(3).measured > claim.at(1) for _ in range(10))
+    assert all(simulated(3).measured > claim.at(1) for _ in range(5))
 
 
 def test_rates_of_no_error_say_as_much_as_so_many_runs_can():

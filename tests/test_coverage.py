@@ -18,12 +18,15 @@ from pubsel.privacy.people import UNIT, weights_of
 from pubsel.privacy.randomness import SystemEntropy
 from pubsel.selection import coverage, probabilities
 from pubsel.selection.choose import compared
-from pubsel.selection.coverage import NONE, Regions
+from pubsel.selection.coverage import NONE, Private, Regions
 from pubsel.settings.identity import as_json
 from pubsel.settings.keys import Backbone, By, Model, Norm, Select
 from tests.made import secret
 
 WORST = (0.0, -1.0, 1e-30, -1e-45, 1e30, 3e38, math.nan, math.inf, -math.inf)
+CHOOSE = """pair.private=private.npz pair.public=auto pair.candidates=[same.npz,other.npz] pair.m=null epsilon_select=1
+    select.by=coverage model=pixels algorithm=whitened_head distance=none epsilon=3 privacy.delta=1e-3 download=false
+    threads=1""".split()
 
 
 def examples(kind, n, d=12):
@@ -31,6 +34,12 @@ def examples(kind, n, d=12):
     rows = torch.from_numpy(np.random.RandomState(7 * kind + n).randn(n, d))
     wide = torch.where(torch.arange(d) % 4 == kind, 5.0, 0.3)
     return (rows * wide + 2 * torch.roll(torch.arange(d, dtype=torch.double), kind)).float()
+
+
+def worst(row):
+    """Return examples that could break a count: extreme numbers everywhere, or in one feature of `row`."""
+    places = [torch.ones(len(row), dtype=torch.bool), *(torch.arange(len(row)) == i for i in (0, len(row) - 1))]
+    return torch.stack([torch.where(place, value, row) for place in places for value in WORST])
 
 
 def score(places, x, people=None, n=None):
@@ -43,18 +52,18 @@ def score(places, x, people=None, n=None):
 
 @pytest.mark.parametrize("m", [20, 37, 200])
 def test_one_example_more_raises_each_score_by_at_most_one(m):
-    places = [coverage.regions(examples(kind, m), "x") for kind in range(3)]
+    """Its count is added to those of the others: test_the_region_of_an_example_depends_on_no_other."""
     x = examples(0, 40)
-    worst = [torch.full((12,), value) for value in WORST]
-    worst += [torch.where(torch.arange(12) == i, value, x[0]) for i in (0, 11) for value in WORST]
+    more = torch.cat([worst(x[0]), examples(0, 30), examples(1, 30), examples(2, 5)])
     rises = set()
-    for row in [*worst, *examples(0, 30), *examples(1, 30), *examples(2, 5)]:
-        for each in places:
-            for before in (x[:0], x[:7], x):
-                rise = score(each, torch.cat([before, row[None]]), n=41) - score(each, before, n=41)
-                assert 0 <= rise <= UNIT
-                rises.add(rise)
-    assert rises >= {0, UNIT}  # the bound is reached
+    for places in (coverage.regions(examples(kind, m), "x") for kind in range(3)):
+        own = [coverage.counts(places, row[None], [UNIT]) for row in more]
+        for before in (coverage.counts(places, x[:many], [UNIT] * many) for many in (0, 7, 40)):
+            after = (np.add(before, one).tolist() for one in own)
+            rises |= {coverage.score(places, sums, 41) - coverage.score(places, before, 41) for sums in after}
+    assert {0, UNIT} <= rises  # the bound is reached
+    assert min(rises) == 0
+    assert max(rises) == UNIT
 
 
 @pytest.mark.parametrize("many", [1, 2, 3, 7, 500])
@@ -72,13 +81,12 @@ def test_a_person_raises_each_score_by_at_most_one(many):
 def test_the_region_of_an_example_depends_on_no_other():
     """Bit for bit, however the examples lie in memory."""
     places = coverage.regions(examples(0, 200), "x")
-    x = examples(0, 50)
+    x = torch.cat([examples(0, 50), worst(examples(0, 1)[0])])
     strided = torch.stack([x, x], 2)[..., 0]
     alone = [coverage.counts(places, row[None], [1]) for row in x]
     together = [sum(column) for column in zip(*alone, strict=True)]
-    assert coverage.counts(places, x, [1] * 50) == together
-    assert coverage.counts(places, strided, [1] * 50) == together
-    assert coverage.counts(places, x.flip(0), [1] * 50) == together
+    for order in (x, strided, x.flip(0)):
+        assert coverage.counts(places, order, [1] * len(x)) == together
 
 
 def test_a_tie_between_regions_goes_one_way():
@@ -141,7 +149,7 @@ def assert_as_often(drawn, names, expected):
     assert min(chances) > 1e-6, dict(zip(names, chances, strict=True))
 
 
-def test_names_come_out_as_often_as_the_scores_say():
+def test_names_come_out_as_often_as_the_scores_say(monkeypatch):
     """And neighbours differ by at most e^epsilon."""
     private, epsilon = examples(0, 30), 0.5
     candidates = {f"kind {kind}": examples(kind, 40) for kind in range(2)}
@@ -152,6 +160,8 @@ def test_names_come_out_as_often_as_the_scores_say():
         return [*made, int(coverage.LEAST * 30 * UNIT)]
 
     expected = probabilities(scores(private), epsilon)
+    scored = coverage.scores(Private.of(private, None), candidates, True)
+    monkeypatch.setattr(coverage, "scores", lambda *_: scored)  # the same each time
     drawn = [choose(private, candidates, epsilon, source=lambda *_: SystemEntropy())[0] for _ in range(800)]
     assert_as_often(drawn, names, expected)
     without = probabilities(scores(private[1:]), epsilon)
@@ -192,11 +202,6 @@ def folder(tmp_path, monkeypatch):
     return tmp_path
 
 
-CHOOSE = ("pair.private=private.npz", "pair.public=auto", "pair.candidates=[same.npz,other.npz]", "pair.m=null",
-          "epsilon_select=1", "select.by=coverage", "model=pixels", "algorithm=whitened_head", "distance=none",
-          "epsilon=3", "privacy.delta=1e-3", "download=false", "threads=1")  # fmt: skip
-
-
 def trained(capsys, *words, choose=CHOOSE):
     assert main(["run", *choose, *words]) == 0, capsys.readouterr().err
     capsys.readouterr()
@@ -228,9 +233,8 @@ def test_what_a_choice_compares_by_follows_from_the_model_unless_it_is_given():
     """Without features, gsd is the value that old records have: nothing."""
     plain = Model("linear", None, False, None, Norm.replace, None)
     features = dataclasses.replace(plain, backbone=Backbone("scattering"))
-    for given, without, with_features in (
-        (None, None, By.coverage), (By.gsd, None, By.gsd), (By.coverage, By.coverage, By.coverage),
-    ):  # fmt: skip
+    follows = ((None, None, By.coverage), (By.gsd, None, By.gsd), (By.coverage, By.coverage, By.coverage))
+    for given, without, with_features in follows:
         for model, by in ((plain, without), (features, with_features)):
             once = compared(Select(by=given), model)
             assert once == compared(once, model) == Select(by=by)
@@ -250,17 +254,23 @@ def test_an_algorithm_that_needs_public_data_does_not_get_none(folder, capsys):
     assert record["privacy"]["epsilon"] == pytest.approx(3, abs=1e-3)  # it was the only candidate
 
 
-@pytest.mark.parametrize(("words", "message"), [
-    (["model=linear", "algorithm=dp_md"], "select.by=coverage: compares features: set model.backbone"),
-    (["model=linear", "algorithm=dp_md", "select.by=null"], "choosing privately goes by GSD alone: give distance=gsd"),
-    (["pair.unit=person", "select.by=gsd"], "pair.public=auto chooses under a guarantee for one example"),
-    (["select.by=gsd"], "epsilon_select: choosing privately goes by GSD alone: give distance=gsd, not none"),
-    (["pair.m=19"], "other.npz: 19 public examples are too few to choose by"),
-    (["algorithm=dp_sgd_clip1", "training=head", "privacy.noise_multiplier=1"], "one step already costs more than"),
-    (["algorithm.k=5"], "algorithm.k=5: directions are of public data"),
-    (["epsilon=1e6"], "epsilon=1000000.0: so large that it hardly protects"),
-    (["pair.candidates=[[same.npz,other.npz]]"], "pair.m=null: of several combined sets: give a number"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["model=linear", "algorithm=dp_md"], "select.by=coverage: compares features: set model.backbone"),
+        (
+            ["model=linear", "algorithm=dp_md", "select.by=null"],
+            "choosing privately goes by GSD alone: give distance=gsd",
+        ),
+        (["pair.unit=person", "select.by=gsd"], "pair.public=auto chooses under a guarantee for one example"),
+        (["select.by=gsd"], "epsilon_select: choosing privately goes by GSD alone: give distance=gsd, not none"),
+        (["pair.m=19"], "other.npz: 19 public examples are too few to choose by"),
+        (["algorithm=dp_sgd_clip1", "training=head", "privacy.noise_multiplier=1"], "one step already costs more than"),
+        (["algorithm.k=5"], "algorithm.k=5: directions are of public data"),
+        (["epsilon=1e6"], "epsilon=1000000.0: so large that it hardly protects"),
+        (["pair.candidates=[[same.npz,other.npz]]"], "pair.m=null: of several combined sets: give a number"),
+    ],
+)
 def test_what_does_not_fit_together_is_named(words, message, folder, capsys):
     assert main(["run", *CHOOSE, *words]) == 2
     assert message in capsys.readouterr().err

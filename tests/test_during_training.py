@@ -23,8 +23,8 @@ from pubsel.settings.schema import check
 from pubsel.training.loop import public_stream
 from pubsel.training.once import training_secret
 
-WORDS = ["+experiment=quickstart", "algorithm=non_private", "training.steps=6", "training.batch_size=60", "pair.m=50",
-         "threads=1"]  # fmt: skip
+WORDS = """+experiment=quickstart algorithm=non_private training.steps=6 training.batch_size=60 pair.m=50
+    threads=1""".split()
 MEASURED = ["distance.labels=given", "distance.normalise_rows=false"]
 SETS = ["sets=[digits,noise]"]
 
@@ -133,8 +133,10 @@ def test_gsd_is_that_of_algorithm_1_on_batch_and_public_images(first, tmp_path):
 def test_projection_error_falls_with_k_and_is_that_of_the_mean_gradient(tmp_path):
     frame = measured(tmp_path, "gep_figure4", *SETS, "k=[5,50]", "points=2")
     assert set(zip(frame["public"], frame["labels"], strict=True)) == {
-        ("digits", "random labels"), ("digits", "own labels"), ("noise", "random labels")
-    }  # fmt: skip
+        ("digits", "random labels"),
+        ("digits", "own labels"),
+        ("noise", "random labels"),
+    }
     whole = frame[frame["group"] == "all"].pivot(
         index=["step", "public", "labels"], columns="k", values="projection_error"
     )

@@ -118,10 +118,13 @@ def outputs_and_labels(kind, n=400):
 @pytest.mark.parametrize(
     ("kind", "metric"),
     [
-        ("classes", "accuracy"), ("classes", "auc"), ("labels", "auc"), ("classes", "balanced_accuracy"),
+        ("classes", "accuracy"),
+        ("classes", "auc"),
+        ("labels", "auc"),
+        ("classes", "balanced_accuracy"),
         ("unbalanced", "balanced_accuracy"),
     ],
-)  # fmt: skip
+)
 def test_intervals_are_those_of_a_plain_bootstrap(kind, metric):
     outputs, y = outputs_and_labels(kind)
 

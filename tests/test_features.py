@@ -184,12 +184,16 @@ def test_whatever_decides_the_content_decides_the_name(weights, tmp_path):
     one_entry["conv_stem.weight"][0, 0, 0, 0] += 1e-3
     save_file(one_entry, str(tmp_path / "one_entry.safetensors"))
     variants = [
-        (x, {}), (changed, {}), (x[:4], {}), (x.flip(0), {}), (x.reshape(5, 3, 20, 80), {}),
+        (x, {}),
+        (changed, {}),
+        (x[:4], {}),
+        (x.flip(0), {}),
+        (x.reshape(5, 3, 20, 80), {}),
         (x, {"checkpoint": str(tmp_path / "other.safetensors")}),
         (x, {"checkpoint": str(tmp_path / "one_entry.safetensors")}),
-        (x, {"input_size": 40}), (x, {"crop": 0.5}), (x, {"mean": [0.1, 0.1, 0.1]}), (x, {"std": [0.1, 0.1, 0.1]}),
-        (x, {"options": {"pad_type": "same"}}),
-    ]  # fmt: skip
+    ]
+    others = {"input_size": 40, "crop": 0.5, "mean": [0.1] * 3, "std": [0.1] * 3, "options": {"pad_type": "same"}}
+    variants += [(x, {name: value}) for name, value in others.items()]
     found = [compute(images, weights, tmp_path, **changes)[0] for images, changes in variants]
     assert len(files(tmp_path)) == len(variants)
     assert all(row.shape[1] == 256 for row in found)
@@ -528,7 +532,7 @@ def test_one_image_is_not_all_equal(weights, tmp_path):
         ({"options": {"checkpoint_path": "nowhere"}}, UsageError, r"options=.*nowhere"),
     ],
     ids=str,
-)  # fmt: skip
+)
 def test_a_backbone_that_cannot_be_had_is_one_line(weights, tmp_path, changes, kind, says):
     with pytest.raises(kind, match=says) as caught:
         load_backbone(backbone(weights, **changes), str(tmp_path), CPU)
@@ -587,8 +591,8 @@ def npz(path, train=40, test=20, classes=4, size=4, **changes):
     ]
     for n, part in zip((0, 100), images, strict=True):
         part[:, 0, 0] = n + np.arange(len(part))
-    arrays = {"train_images": images[0], "train_labels": np.arange(train)[::-1] % classes,
-              "test_images": images[1], "test_labels": np.arange(test)[::-1] % classes}  # fmt: skip
+    arrays = {"train_images": images[0], "train_labels": np.arange(train)[::-1] % classes}
+    arrays |= {"test_images": images[1], "test_labels": np.arange(test)[::-1] % classes}
     np.savez(path, **{**arrays, **changes})
     return str(path)
 
@@ -659,7 +663,7 @@ def test_shots_are_so_many_of_each_class(tmp_path, shots):
         ({"validation": 0.99}, r"pair\.validation=0\.99: 30 of 30"),
     ],
     ids=str,
-)  # fmt: skip
+)
 def test_settings_that_do_not_fit_the_data(tmp_path, changes, says):
     with pytest.raises(UsageError, match=says):
         taken(npz(tmp_path / "set.npz"), **changes)
@@ -713,8 +717,8 @@ def test_features_of_real_images():
     file = "mobilenetv2_100.safetensors"
     if not (Path(root) / file).is_file():
         pytest.skip(f"no {file} in PUBSEL_DATA")
-    values = {"architecture": "mobilenetv2_100", "checkpoint": file, "options": {"pad_type": "same"}, "input_size": 128,
-              "mean": [0.5] * 3, "std": [0.5] * 3}  # fmt: skip
+    values = {"architecture": "mobilenetv2_100", "checkpoint": file, "options": {"pad_type": "same"}}
+    values |= {"input_size": 128, "mean": [0.5] * 3, "std": [0.5] * 3}
     extractor = load_backbone(check(Backbone, values), root, CPU)
     x = open_dataset("flowers5", root, False).train.x[:64]
     assert dataset_info("flowers5").shape == list(x.shape[1:])

@@ -18,8 +18,8 @@ from tests.synthetic import save
 
 GOLDEN = Path(__file__).parent / "golden"
 TABLES = ("gsd_table2", "recipes", "choosing", "gsd_table9")  # plain, with a reference, judged, of attacks
-FIGURES = ("pillar_k", "pillar_epsilon", "pillar_best_k", "pillar_drop", "adamix_samples", "adamix_shots",
-           "adamix_boost", "adamix_initialisation", "gsd_table2", "recipes", "choosing")  # fmt: skip
+FIGURES = """pillar_k pillar_epsilon pillar_best_k pillar_drop adamix_samples adamix_shots adamix_boost
+    adamix_initialisation gsd_table2 recipes choosing""".split()
 
 
 @pytest.fixture(scope="module")
@@ -28,8 +28,12 @@ def folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("golden")
     runs, ranks = of_choosing()
     runs += methods()
-    runs += [run for private in ("flowers5", "kagchest") for epsilon, k in ((0.1, 10), (0.7, 40), (None, 160))
-             for run in by_k(epsilon, k, private=private)]  # fmt: skip
+    runs += [
+        run
+        for private in ("flowers5", "kagchest")
+        for epsilon, k in ((0.1, 10), (0.7, 40), (None, 160))
+        for run in by_k(epsilon, k, private=private)
+    ]
     shots = [(5, 0.6, 0.3), (20, 0.75, 0.7)]
     runs += [boosted(mixed, shots=n, seed=seed) for n, mixed, _ in shots for seed in (0, 1)]
     runs += [boosted(alone, "only_public", None, n, seed) for n, _, alone in shots for seed in (0, 1)]

@@ -135,9 +135,8 @@ def test_activations_are_what_the_head_takes_its_answers_and_the_loss():
 
 def attacked(targets=4):
     members, others, public = digits(60, 1), digits(60, 2), digits(80, 3)
-    return members, others, public, white_box(
-        DISTANCE, network, members, others, {"public": public, "again": digits(60, 4)}, 10, targets, "key"
-    )  # fmt: skip
+    sets = {"public": public, "again": digits(60, 4)}
+    return members, others, public, white_box(DISTANCE, network, members, others, sets, 10, targets, "key")
 
 
 def test_what_the_white_box_attacker_sees():
@@ -158,8 +157,8 @@ def test_what_the_white_box_attacker_sees():
     v_public = gsd.basis_of("", Split(public.x[:60], public.y), labels, DISTANCE, engine, 10)
     rows = gsd.gradients_of(engine, DISTANCE, members.x, labels)
     released = gsd.gsd(rows, gsd.gradients_of(gsd.engine_of(network(1), DISTANCE), DISTANCE, public.x[:60], labels), 4)
-    _, own = gradients(engine, Split(torch.cat([members.x, others.x]), torch.cat([members.y, others.y])), [v_public],
-                       np.random.default_rng(0))  # fmt: skip
+    both = Split(torch.cat([members.x, others.x]), torch.cat([members.y, others.y]))
+    _, own = gradients(engine, both, [v_public], np.random.default_rng(0))
     torch.testing.assert_close(seen.values[:, 2], own[:, 0] - released, rtol=1e-4, atol=1e-5)
 
 
@@ -363,9 +362,19 @@ def other_settings(run):
         (other_record, "result.json states the guarantee of other weights: restore both from the same run"),
         (other_settings, "made by a version of pubsel with other settings"),
     ],
-    ids=["no weights", "no record", "half a record", "no data", "other data", "half of the weights", "other weights",
-         "a changed weight", "other record", "other settings"],
-)  # fmt: skip
+    ids=[
+        "no weights",
+        "no record",
+        "half a record",
+        "no data",
+        "other data",
+        "half of the weights",
+        "other weights",
+        "a changed weight",
+        "other record",
+        "other settings",
+    ],
+)
 def test_what_a_run_lacks_is_said_in_one_line(folder, capsys, harm, says):
     run, _ = run_of(BY_HEART, capsys)
     harm(run)

@@ -51,8 +51,12 @@ def test_groups_of_resnet20_are_the_papers_five():
     net = build(model("resnet20"), (3, 32, 32), 10, (0.5,) * 3, (0.5,) * 3, seed=0)
     groups = parameter_groups(net, PerExampleGradients(net, 1).offsets)
     assert {name: s.stop - s.start for name, s in groups.items()} == {
-        "net.conv1": 432, "net.stage1": 13_824, "net.stage2": 50_688, "net.stage3": 202_752, "net.fc": 650,
-    }  # fmt: skip
+        "net.conv1": 432,
+        "net.stage1": 13_824,
+        "net.stage2": 50_688,
+        "net.stage3": 202_752,
+        "net.fc": 650,
+    }
 
 
 def test_frozen_batchnorm_keeps_examples_apart():

@@ -36,10 +36,14 @@ from pubsel.settings.schema import check
 FILE = Path(__file__).parent / "golden" / "numbers.json"
 STREAMS = {"code": "golden", "place": "golden"}  # in place of the digest of the code, which every change changes
 HERE = "device=cpu threads=1 download=false seed=1"
-NETWORK = f"{HERE} pair=digits_digits pair.m=40 model=digits_cnn distance=none epsilon=2 label=golden " \
-    "training=digits training.steps=4 training.epochs=1 training.batch_size=100"  # fmt: skip
-FEATURES = f"{HERE} pair=own_part pair.private=digits pair.m=60 model=scattering distance=none epsilon=2 " \
-    "label=golden pair.private_share=0.3 pair.validation=0.2"  # fmt: skip
+NETWORK = (
+    f"{HERE} pair=digits_digits pair.m=40 model=digits_cnn distance=none epsilon=2 label=golden "
+    "training=digits training.steps=4 training.epochs=1 training.batch_size=100"
+)
+FEATURES = (
+    f"{HERE} pair=own_part pair.private=digits pair.m=60 model=scattering distance=none epsilon=2 "
+    "label=golden pair.private_share=0.3 pair.validation=0.2"
+)
 CELLS = {
     "dp_sgd": f"{NETWORK} algorithm=dp_sgd pair.public=null",
     "gep": f"{NETWORK} algorithm=gep algorithm.k=20",
@@ -104,8 +108,13 @@ def numbers(name: str, folder: Path) -> dict[str, Any]:
             return {"values": rank.rank(check(RankConfig, composed("rank", DISTANCES[name])))["values"]["noise"]}
         rows, labels = load_digits(n_class=2, return_X_y=True)
         images = (rows.reshape(-1, 8, 8) * 15).astype(np.uint8)
-        np.savez("two.npz", train_images=images[60:], train_labels=labels[60:], test_images=images[:60],
-                 test_labels=labels[:60])  # fmt: skip
+        np.savez(
+            "two.npz",
+            train_images=images[60:],
+            train_labels=labels[60:],
+            test_images=images[:60],
+            test_labels=labels[:60],
+        )
         record = run.run(check(RunConfig, composed("run", CELLS[name])), STREAMS)
 
     weights = torch.load(folder / "results" / "runs" / record["identity"] / "model.pt", weights_only=False)
@@ -140,8 +149,10 @@ def test_numbers_change_with_their_version_alone(name: str, tmp_path: Path) -> N
 
 
 ELSEWHERE = {  # a text encoder is not at hand; noise that no record repeats
-    "_target_: pubsel.algorithms.adamix.AdaMixCLIP", "_target_: pubsel.distances.dp_gsd.DPGSD", "_target_: null",
-}  # fmt: skip
+    "_target_: pubsel.algorithms.adamix.AdaMixCLIP",
+    "_target_: pubsel.distances.dp_gsd.DPGSD",
+    "_target_: null",
+}
 
 
 def test_every_algorithm_and_distance_has_a_cell() -> None:

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -45,9 +46,8 @@ from pubsel.training.parallel import places_in_share, share
 from tests.forked import forked
 from tests.synthetic import secret_named
 
-WORDS = ["+experiment=quickstart", "training.epochs=20", "pair.private_share=0.3", "training.batch_size=1000",
-         "training.chunk=64", "pair.m=100", "distance=none", "download=false", "threads=1",
-         "training.checkpoint_seconds=0", "device=cpu"]  # fmt: skip
+WORDS = """+experiment=quickstart training.epochs=20 pair.private_share=0.3 training.batch_size=1000 training.chunk=64
+    pair.m=100 distance=none download=false threads=1 training.checkpoint_seconds=0 device=cpu""".split()
 STEPS = 6
 
 
@@ -69,8 +69,8 @@ def together(target: Callable[..., None], *arguments: Any, size: int = 2) -> lis
 
 
 def placed(rank: int, size: int, port: int, target: Callable[..., None], arguments: tuple) -> None:
-    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1",
-                   "MASTER_PORT": str(port)}  # fmt: skip
+    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(size)}
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     torch.set_num_threads(1)
     target(*arguments)
 
@@ -109,8 +109,17 @@ def trained(folder: Path, name: str, act: Callable | None = None, secure: bool =
     model = nn.Sequential(Float64(), net(1, 16, 16, 3)).double().eval()  # decides what else the basis spans
     x, y = torch.randint(256, (61, 1, 16, 16), dtype=torch.uint8), torch.randint(3, (61,))
     task = Task(Split(x[:47], y[:47]), Split(x[47:], y[47:]), Split(x, y), 3, "accuracy", (0.5,), (0.5,), ())
-    settings = Training(epochs=STEPS * rate, batch_size=round(rate * 47), learning_rate=0.3, momentum=0.9,
-                        weight_decay=0.0, milestones=[], decay=0.1, chunk=4, checkpoint_seconds=0)  # fmt: skip
+    settings = Training(
+        epochs=STEPS * rate,
+        batch_size=round(rate * 47),
+        learning_rate=0.3,
+        momentum=0.9,
+        weight_decay=0.0,
+        milestones=[],
+        decay=0.1,
+        chunk=4,
+        checkpoint_seconds=0,
+    )
     plan = schedule(47, settings)._replace(steps=STEPS)
     seen: list[float] = []
 
@@ -375,8 +384,8 @@ def linear(seed: int) -> View:
     model = nn.Linear(9, 4)
     torch.manual_seed(seed)
     public = Split(torch.randn(30, 9), torch.arange(30) % 4)
-    return View(model, LinearGradients(model), public, 4, False, lambda what, step: stream(str(seed), what, step),
-                same_task=True)  # fmt: skip
+    source = partial(stream, str(seed))
+    return View(model, LinearGradients(model), public, 4, False, source, same_task=True)
 
 
 @pytest.mark.parametrize("name", sorted(path.stem for path in (CONF / "algorithm").glob("*.yaml")))

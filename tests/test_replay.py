@@ -109,9 +109,10 @@ def shipped() -> list[dict]:
     kind = {"private": "flowers5", "model": "scattering"}
     torch = version("torch").partition("+")[0]  # another version rounds otherwise, so its noise is another
     current = [
-        record for record in RECORDS
+        record
+        for record in RECORDS
         if not records.outdated(record) and kind.items() <= record.items() and record["versions"]["torch"] == torch
-    ]  # fmt: skip
+    ]
     cheap = [record for record in current if record["algorithm"] != "pillar" and record["seconds"] < 2]
     return random.Random(date.today().toordinal()).sample(cheap, min(6, len(cheap)))
 

@@ -307,9 +307,9 @@ def test_a_candidate_whose_gradients_are_zero_is_named():
 
 RANK = ["rank", "private=digits", "model=digits_cnn", "distance.m=100", "distance.initialisations=1", "download=false"]
 CANDIDATES = "public=[digits,photo_patches,noise]"
-RUN = ["run", "+experiment=quickstart", "training.steps=2", "training.batch_size=1297", "download=false",
-       "pair.public=auto", "pair.candidates=[photo_patches,noise]", "epsilon_select=0.5", "epsilon=2",
-       "distance.m=100", "distance.initialisations=1"]  # fmt: skip
+RUN = """run +experiment=quickstart training.steps=2 training.batch_size=1297 download=false
+    pair.public=auto pair.candidates=[photo_patches,noise] epsilon_select=0.5 epsilon=2 distance.m=100
+    distance.initialisations=1""".split()
 
 
 def test_rank_releases_the_choice_alone_and_once(cli, monkeypatch):

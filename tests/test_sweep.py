@@ -26,8 +26,8 @@ from pubsel.commands import sweep
 from pubsel.messages import stopped_by_signals
 from tests.forked import PROCESSES, Command, forked
 
-CELL = ["+experiment=quickstart", "training.epochs=1", "epsilon=2", "distance=none", "download=false",
-        "training.batch_size=1297", "training.chunk=256", "device=cpu"]  # fmt: skip
+CELL = """+experiment=quickstart training.epochs=1 epsilon=2 distance=none download=false
+    training.batch_size=1297 training.chunk=256 device=cpu""".split()
 LONG = "training.epochs=100000"
 TWO = ["hydra/launcher=joblib", "hydra.launcher.n_jobs=2"]
 
@@ -86,8 +86,10 @@ def test_cells_that_fail_or_are_killed_stop_no_other(tmp_path: Path) -> None:
     assert out.count("differentially private") == len(list(tmp_path.glob("results/runs/*/result.json"))) == 1
     summary = err.split("pubsel: 3 cells failed:\n")[1].splitlines()
     assert [re.sub(r"\s+", " ", line.split(": ")[0]) for line in summary] == [
-        " training.epochs=1 pair.m=5000", " training.epochs=100000 pair.m=100", " training.epochs=100000 pair.m=5000",
-    ]  # fmt: skip
+        " training.epochs=1 pair.m=5000",
+        " training.epochs=100000 pair.m=100",
+        " training.epochs=100000 pair.m=5000",
+    ]
     assert "use a smaller pair.m" in summary[0]
     assert summary[1].endswith("killed by SIGKILL, perhaps since memory ran out")
     assert "Traceback" not in err
@@ -167,9 +169,7 @@ def test_calls_run_side_by_side_and_one_whose_worker_is_killed_is_lost_alone(tmp
     lost: list[tuple[int, str]] = []
     start = partial(ProcessPoolExecutor, 1, mp_context=PROCESSES)
     assert sweep.run_parallel(calls, 2, start, lambda *what: lost.append(what)) == ["a", "b", None, None, "4"]
-    assert sorted(lost) == [
-        (2, "its worker was killed, perhaps since memory ran out"), (3, "ValueError: no such cell")
-    ]  # fmt: skip
+    assert sorted(lost) == [(2, "its worker was killed, perhaps since memory ran out"), (3, "ValueError: no such cell")]
 
 
 def task_of(monkeypatch: pytest.MonkeyPatch, folder: Path, work) -> str | None:
@@ -347,12 +347,12 @@ def test_slurm_is_asked_for_what_the_settings_say(
         return [SimpleNamespace(done=lambda: True, exception=lambda: None, result=lambda: ended) for _ in arguments[0]]
 
     monkeypatch.setattr(submitit.AutoExecutor, "map_array", map_array)
-    assert main(["run", "-m", *CELL, "seed=0,1", "hydra/launcher=submitit_slurm", "hydra.launcher.partition=gpu",
-                 "hydra.launcher.gpus_per_node=2", "hydra.launcher.mem_gb=7", "hydra.launcher.timeout_min=90",
-                 "+hydra.launcher.additional_parameters.mail-type=END"]) == 0  # fmt: skip
+    launcher = """hydra/launcher=submitit_slurm hydra.launcher.partition=gpu hydra.launcher.gpus_per_node=2
+        hydra.launcher.mem_gb=7 hydra.launcher.timeout_min=90 +hydra.launcher.additional_parameters.mail-type=END"""
+    assert main(["run", "-m", *CELL, "seed=0,1", *launcher.split()]) == 0
     (script,) = scripts
-    for asked in ("partition=gpu", "gpus-per-node=2", "mem=7GB", "time=90", "mail-type=END", "signal=USR2@120",
-                  "job-name=pubsel", "cpus-per-task=8"):  # fmt: skip
+    for asked in """partition=gpu gpus-per-node=2 mem=7GB time=90 mail-type=END signal=USR2@120
+        job-name=pubsel cpus-per-task=8""".split():
         assert f"#SBATCH --{asked}\n" in script
 
 
@@ -373,8 +373,8 @@ def test_a_run_that_is_preempted_three_times_ends_with_the_same_record(tmp_path:
 
 @pytest.mark.slow
 def test_a_job_that_reaches_its_time_limit_too_often_fails_its_cell_alone(tmp_path: Path, cluster: dict) -> None:
-    process = started(tmp_path, "hydra/launcher=submitit_slurm", "hydra.launcher.timeout_min=1", *STEPS,
-                      "hydra.launcher.max_num_timeout=1", "training.epochs=100000,1", **cluster)  # fmt: skip
+    limits = ("hydra.launcher.timeout_min=1", "hydra.launcher.max_num_timeout=1", "training.epochs=100000,1")
+    process = started(tmp_path, "hydra/launcher=submitit_slurm", *STEPS, *limits, **cluster)
     wait_for(lambda: states(tmp_path).get(1, {}).get("state") == "done")
     job = 0
     for _ in range(2):

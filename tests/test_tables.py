@@ -15,33 +15,29 @@ from pubsel.papers import join, report, typeset
 from pubsel.settings.keys import TableConfig
 from tests.synthetic import record, save, table
 
-# Rows of each table as counted in the papers.
-PAPER_ROWS = {
-    "gsd_table1": 7, "gsd_table2": 12, "gsd_table3": 5, "gsd_table4": 4, "gsd_table8": 8, "gsd_table9": 2,
-    "gsd_table10": 6, "gsd_table11a": 4, "gsd_table11b": 4, "gsd_table12": 4, "gsd_table13a": 5, "gsd_table13b": 5,
-    "gsd_table14": 31, "gsd_table15": 7, "gsd_table16": 9, "gep_table1": 36, "gep_table3": 13, "gep_table5": 4,
-    "gep_table6": 6, "workshop_table2": 4, "pillar_table2": 126, "pillar_table3": 8, "pillar_table4": 12,
-    "pillar_table6": 12, "pillar_table7": 16, "pillar_table8": 16, "pillar_table9": 12, "adamix_table1": 48,
-}  # fmt: skip
-DATASETS = [
-    "cifar10", "cifar100", "svhn", "svhn_extra", "mnist", "fashion_mnist", "flowers102", "mnist_m", "imagenet",
-    "chestxray14", "sprxray", "chexpert", "kagchest", "kneeos", "ham10000", "kagskin", "flower16", "gtsrb", "dermnet",
-    "pcam", "pneumonia", "cifar10_1", "openml_riccardo", "openml_guillermo", "oxford_flowers", "cub200",
-    "stanford_dogs", "mit67", "oxford_pets", "caltech256",
-]  # fmt: skip
-MODELS = ["fmnist_cnn", "resnet20", "resnet152", "resnet152_simclr", "densenet121", "vit", "mnist_cnn", "probe", None,
-          "resnet50_sl", "resnet50_byol", "resnet50_ssl", "resnet50_im32", "convnext_xl", "logistic"]  # fmt: skip
-ALGORITHMS = ["gep", "b_gep", "dp_sgd", "dp_md", "second_phase", "non_private", "pate", None, "dp_pca", "jl",
-              "adadps", "pillar", "dp_raft", "dp_raft_pillar", "de_et_al", "only_public", "fully_private", "ppgd",
-              "adamix", "paragon"]  # fmt: skip
-COMMON = [
-    "private", "public", "model", "algorithm", "epsilon", "delta", "metric", "utility", "utility_std", "distance",
-]  # fmt: skip
-EXTRA = [
-    "m", "labels", "task2vec", "otdd", "improvement", "attack", "gsd_values", "features", "private_examples",
-    "known_members", "success_rate", "k", "public_percent", "public_share", "public_data", "inferred",
-    "test_error_percent", "shots",
-]  # fmt: skip
+ROWS = """
+    gsd_table1=7 gsd_table2=12 gsd_table3=5 gsd_table4=4 gsd_table8=8 gsd_table9=2 gsd_table10=6 gsd_table11a=4
+    gsd_table11b=4 gsd_table12=4 gsd_table13a=5 gsd_table13b=5 gsd_table14=31 gsd_table15=7 gsd_table16=9
+    gep_table1=36 gep_table3=13 gep_table5=4 gep_table6=6 workshop_table2=4 pillar_table2=126 pillar_table3=8
+    pillar_table4=12 pillar_table6=12 pillar_table7=16 pillar_table8=16 pillar_table9=12 adamix_table1=48
+"""  # of each table as counted in the papers
+PAPER_ROWS = {name: int(rows) for name, rows in (table.split("=") for table in ROWS.split())}
+DATASETS = """cifar10 cifar100 svhn svhn_extra mnist fashion_mnist flowers102 mnist_m imagenet chestxray14
+    sprxray chexpert kagchest kneeos ham10000 kagskin flower16 gtsrb dermnet pcam pneumonia cifar10_1
+    openml_riccardo openml_guillermo oxford_flowers cub200 stanford_dogs mit67 oxford_pets caltech256""".split()
+MODELS = [
+    None,
+    *"""fmnist_cnn resnet20 resnet152 resnet152_simclr densenet121 vit mnist_cnn probe
+    resnet50_sl resnet50_byol resnet50_ssl resnet50_im32 convnext_xl logistic""".split(),
+]
+ALGORITHMS = [
+    None,
+    *"""gep b_gep dp_sgd dp_md second_phase non_private pate dp_pca jl adadps pillar dp_raft
+    dp_raft_pillar de_et_al only_public fully_private ppgd adamix paragon""".split(),
+]
+COMMON = "private public model algorithm epsilon delta metric utility utility_std distance".split()
+EXTRA = """m labels task2vec otdd improvement attack gsd_values features private_examples known_members
+    success_rate k public_percent public_share public_data inferred test_error_percent shots""".split()
 
 
 def ranks_of(name, folder):
@@ -159,8 +155,8 @@ def test_without_records_a_table_is_the_papers_and_ours_is_empty(tmp_path):
 def ranked(private, model="probe", seed=0, **values):
     """A synthetic record of `pubsel rank`."""
     settings = {"seed": seed, "private": private, "public": list(values), "distance": {"k": 16}}
-    return {"identity": f"{private}-{seed}", "private": private, "model": model, "values": values,
-            "settings": settings, "order": [], "privacy": "not private"}  # fmt: skip
+    of = {"identity": f"{private}-{seed}", "private": private, "model": model, "values": values}
+    return of | {"settings": settings, "order": [], "privacy": "not private"}
 
 
 def test_distances_of_rank_stand_beside_the_papers_where_nothing_trains(tmp_path):

@@ -23,9 +23,11 @@ def rows_of(markdown):
 
 def test_notes_say_what_mixes_and_what_holds(tmp_path):
     records = [
-        record(0), record(1) | {"commit": "b" * 40}, record(public="mnist") | {"commit": "c" * 40 + "-dirty"},
+        record(0),
+        record(1) | {"commit": "b" * 40},
+        record(public="mnist") | {"commit": "c" * 40 + "-dirty"},
         record(public="flowers5") | {"commit": None, "privacy": {"valid": False}},
-    ]  # fmt: skip
+    ]
     notes = "\n".join(typeset.notes(made(tmp_path, *records)))
     for part in (
         "a (1 run)",
@@ -99,8 +101,13 @@ def test_the_index_of_tables_has_what_was_run_and_invents_nothing(tmp_path):
     rows = {row[0]: row for row in rows_of(shown)}
     assert len(rows) == 2 + len(join.table_names())
     assert rows["[gsd_table2](gsd_table2.md)"][2:] == [
-        "`make gsd-table2`", "1 of 15", "3", "200", "1.00", "A; cpu, threads: 1",
-    ]  # fmt: skip
+        "`make gsd-table2`",
+        "1 of 15",
+        "3",
+        "200",
+        "1.00",
+        "A; cpu, threads: 1",
+    ]
     assert rows["[pillar_ours](pillar_ours.md)"][3:7] == ["1 of 1", "2", "5.0", "0.00"]
     assert rows["gep_table1"][3:] == ["0 of 36", "not run", "", "", ""]
     kept = results.read_records(CONF.parent / "results")
