@@ -29,7 +29,6 @@ def second_opinion(noise_multiplier, rate, steps, delta, interval=1e-3):
     ("epsilon", "rate", "steps", "delta", "per_release"),
     [
         (2, 0.02, 2500, 1e-5, 3.03),  # CIFAR-10, facts of GEP: the sound sigma of each of two releases
-        (5, 0.02, 5000, 1e-5, 2.06),
         (8, 0.02, 10_000, 1e-5, 1.97),
         (2, 1000 / 604_388, 3022, 1e-6, 0.97),  # SVHN with extra
     ],
@@ -45,9 +44,7 @@ def test_noise_of_gep_is_that_of_one_joint_release(epsilon, rate, steps, delta, 
     ("sigma", "rate", "steps", "delta"),
     [
         (1.5, 0.04, 2250, 1e-5),
-        (2.0, 1 / 60, 3000, 1e-5),
         (1.0, 0.1, 130, 1e-3),
-        (0.8, 0.005, 500, 1e-6),
         (0.5, 0.9, 1, 1e-5),
         (1.0, 0.5, 5, 1e-5),
         (3.64 / math.sqrt(2), 0.02, 2500, 1e-5),  # GEP's official noise "for epsilon 2": it costs 1.60
@@ -64,9 +61,7 @@ def test_the_bound_lies_just_above_a_second_accountant(sigma, rate, steps, delta
     ("epsilon", "rate", "steps", "delta"),
     [
         (0.1, 0.0228, 500, 1e-5),  # opacus: sigma 17.5 where 15.76 suffices
-        pytest.param(0.3, 0.02, 3000, 1e-5, marks=pytest.mark.slow),
         pytest.param(1, 0.02, 3000, 1e-5, marks=pytest.mark.slow),
-        pytest.param(2, 1 / 60, 3000, 1e-5, marks=pytest.mark.slow),
         pytest.param(8, 0.02, 3000, 1e-5, marks=pytest.mark.slow),
         (2, 1000 / 604_388, 3022, 1e-6),
         (10, 0.1745, 33, 8e-4),
