@@ -33,8 +33,7 @@ STATES = {
     "corrupt": "its record cannot be read",
 }
 COLUMNS = ("name", "state", "algorithm", "private", "public", "epsilon", "utility", "age")
-KEYS = ("name", "state", "identity", "algorithm", "private", "public", "model", "label", "seed", "epsilon", "utility",
-        "metric", "device", "commit")  # fmt: skip
+KEYS = "name state identity algorithm private public model label seed epsilon utility metric device commit".split()
 RECENT = 8  # lines of the log that are shown
 
 

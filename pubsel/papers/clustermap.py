@@ -91,12 +91,8 @@ def rank_settings(settings: FigureConfig) -> RankConfig:
     """Return what `pubsel rank` would take to measure the same: `sets` are the candidates."""
     sets = settings.sets or public_sets(settings.pair.public)
     shared = {f.name: getattr(settings, f.name) for f in dataclasses.fields(Common)}
-    return canonical_rank(
-        RankConfig(
-            private=settings.pair.private, public=sets, convert=settings.pair.convert, overlap=settings.pair.overlap,
-            model=settings.model, distance=settings.distance, **shared,
-        )
-    )  # fmt: skip
+    pair = {key: getattr(settings.pair, key) for key in ("private", "convert", "overlap")}
+    return canonical_rank(RankConfig(public=sets, model=settings.model, distance=settings.distance, **pair, **shared))
 
 
 def drawn(settings: FigureConfig) -> figures.Drawn:

@@ -36,8 +36,7 @@ Seeds = tuple[int, int]  # of a run, and of what is drawn of its data
 CELL = ("private", "public", "model", "algorithm", "epsilon", "label")
 WITHOUT_PUBLIC = ("dp_sgd", "non_private", "pate")
 SELECTION = {"validation": "held-out private", "public": "public labels", "test": "test (oracle)"}
-COLUMNS_OURS = ("setting", "utility", "utility_std", "utility_low", "utility_high", "seeds", "seconds", "distance",
-                "distance_std")  # fmt: skip
+COLUMNS_OURS = "setting utility utility_std utility_low utility_high seeds seconds distance distance_std".split()
 COLUMNS_IF_ANY = ("utility_low", "utility_high", "seconds")  # left out of a table that has none of them
 COLUMNS_PAPER = ("paper_public", "paper_utility", "paper_utility_std", "paper_distance", "difference")
 COLUMNS_CODE = ("valid", "commits")

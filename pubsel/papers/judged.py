@@ -21,11 +21,10 @@ from pubsel.papers.join import (
 NONE = "none"  # no public data: what a distance, or a row of the table, may have besides sets
 ALWAYS_NONE = "(no public data)"  # the row of who never takes any
 COLUMNS = (
-    "private", "epsilon", "measure", "pairs", "spearman", "spearman_low", "spearman_high", "kendall", "kendall_low",
-    "kendall_high", "nearest", "best", "regret", "regret_low", "regret_high", "nearest_other", "best_other",
-    "regret_other", "regret_other_low", "regret_other_high", "nearest_sets", "best_sets", "regret_sets",
-    "regret_sets_low", "regret_sets_high", "seconds",
-)  # fmt: skip
+    "private epsilon measure pairs spearman spearman_low spearman_high kendall kendall_low kendall_high "
+    "nearest best regret regret_low regret_high nearest_other best_other regret_other regret_other_low "
+    "regret_other_high nearest_sets best_sets regret_sets regret_sets_low regret_sets_high seconds"
+).split()
 MEANS = ("spearman", "kendall", "regret", "regret_other", "regret_sets")
 
 Values = dict[str, list[float]]  # of each set: utilities in percent of its seeds, or distances of its initialisations
@@ -80,7 +79,7 @@ def judged(table: Table, ranks: list[dict[str, Any]]) -> pandas.DataFrame:
                     rows.append({**about, "measure": name, **_compared(group, record["values"]), "seconds": seconds})
         if NONE in group.utilities and any(row["private"] == group.private for row in rows):
             rows.append({**about, "measure": ALWAYS_NONE, **_compared(group, {NONE: [0.0]})})
-    return as_frame(rows, list(COLUMNS))
+    return as_frame(rows, COLUMNS)
 
 
 def _compared(group: JudgedGroup, distances: Values) -> dict[str, Any]:
