@@ -27,9 +27,13 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = {
-    "hydra": "hydra-core", "omegaconf": "omegaconf", "antlr4": "antlr4-python3-runtime", "opacus": "opacus",
-    "prv_accountant": "prv-accountant", "hydra_plugins.hydra_joblib_launcher": "hydra-joblib-launcher",
-}  # fmt: skip
+    "hydra": "hydra-core",
+    "omegaconf": "omegaconf",
+    "antlr4": "antlr4-python3-runtime",
+    "opacus": "opacus",
+    "prv_accountant": "prv-accountant",
+    "hydra_plugins.hydra_joblib_launcher": "hydra-joblib-launcher",
+}
 INSTALLED = ROOT / "build" / "rented"  # packages that the machine lacks
 PRINTED = Path("results") / "rented"  # what each command printed, and whether it ended
 PACK_SECONDS = 20  # kept for packing
