@@ -97,13 +97,13 @@ def rank_settings(settings: FigureConfig) -> RankConfig:
 
 def drawn(settings: FigureConfig) -> figures.Drawn:
     """Return the figure clustermap_DISTANCE_PRIVATE."""
-    asked = rank_settings(settings)
-    use_threads(asked.threads)
-    frame = matrix(asked)
-    distance = distance_of(asked)
+    ranked = rank_settings(settings)
+    use_threads(ranked.threads)
+    frame = matrix(ranked)
+    distance = distance_of(ranked)
     return figures.Drawn(
-        f"clustermap_{distance.name}_{Path(asked.private).stem}",
+        f"clustermap_{distance.name}_{Path(ranked.private).stem}",
         frame.reset_index(names="set"),
-        draw(frame, f"{distance.title}, {asked.model.name}, m = {distance.m} (not private)"),
+        draw(frame, f"{distance.title}, {ranked.model.name}, m = {distance.m} (not private)"),
         text=frame.to_string(float_format="%.4g"),
     )

@@ -205,10 +205,10 @@ def utility_columns(cell: TableCell) -> dict[str, Any]:
 
 def value(cell: TableCell, key: str) -> Any:
     """Return the value of a key of the record, or of a dotted key of its settings, which may have its default; an
-    epsilon that is not given is infinite."""
-    given = cell[key] if key in cell.records[0] else at(cell["settings"], key)
-    given = default_of(key) if given is None else given
-    return math.inf if key == "epsilon" and given is None else given
+    epsilon that is left out is infinite."""
+    result = cell[key] if key in cell.records[0] else at(cell["settings"], key)
+    result = default_of(key) if result is None else result
+    return math.inf if key == "epsilon" and result is None else result
 
 
 def _finite(x: Any) -> bool:

@@ -538,9 +538,12 @@ def rank_interval(distances: list[list[float]], utilities: list[list[float]]) ->
         return None, None
     draw = np.random.RandomState(0)
     correlations = correlation_of_rows("spearman", resampled(distances, draw), resampled(utilities, draw))
-    if np.isnan(correlations).all():
-        return None, None
-    low, high = np.nanpercentile(correlations, [2.5, 97.5])
+    return (None, None) if np.isnan(correlations).all() else middle(correlations)
+
+
+def middle(values: Array) -> tuple[float, float]:
+    """Return the interval of the middle 95 % of resampled values, without those that are nan."""
+    low, high = np.nanpercentile(values, [2.5, 97.5])
     return low, high
 
 

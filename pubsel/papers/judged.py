@@ -14,6 +14,7 @@ from pubsel.papers.join import (
     TableCell,
     as_frame,
     correlation_of_rows,
+    middle,
     rank_correlation,
     resampled,
 )
@@ -91,7 +92,7 @@ def _compared(group: JudgedGroup, distances: Values) -> dict[str, Any]:
     if row["spearman"] is not None:
         draws = _drawn(distances, shared, 0), _drawn(utilities, shared, 1)
         for what in ("spearman", "kendall"):
-            row[f"{what}_low"], row[f"{what}_high"] = np.nanpercentile(correlation_of_rows(what, *draws), [2.5, 97.5])
+            row[f"{what}_low"], row[f"{what}_high"] = middle(correlation_of_rows(what, *draws))
 
     # what is lost by taking the nearest; if there are no images of the private set itself; if one of the others must be
     for suffix, left_out in (("", ()), ("_other", (group.private,)), ("_sets", (group.private, NONE))):
@@ -107,7 +108,7 @@ def _compared(group: JudgedGroup, distances: Values) -> dict[str, Any]:
         of_distance, of_utility = _drawn(distances, choices, 0), _drawn(utilities, candidates, 1)
         places = np.array([candidates.index(name) for name in choices])[of_distance.argmin(1)]
         lost = of_utility.max(1) - of_utility[np.arange(RESAMPLES), places]
-        row[f"regret{suffix}_low"], row[f"regret{suffix}_high"] = np.percentile(lost, [2.5, 97.5])
+        row[f"regret{suffix}_low"], row[f"regret{suffix}_high"] = middle(lost)
     return row
 
 

@@ -409,8 +409,10 @@ def _lacking(trained: list[Record], safe: bool) -> tuple[dict[str, Any], list[st
 
 def _fit(private: OwnData, where: list[str]) -> tuple[str, str]:
     """Return `pubsel fit` with the public data that was ranked or chosen from."""
-    given = [at(record, "settings.public") or [] for record in [*private.choices, *private.ranks]]
-    publics = sorted({str(name) for candidates in given for candidate in candidates for name in public_sets(candidate)})
+    candidates_of = [at(record, "settings.public") or [] for record in [*private.choices, *private.ranks]]
+    publics = sorted(
+        {str(name) for candidates in candidates_of for candidate in candidates for name in public_sets(candidate)}
+    )
 
     # A path that is not plain has to be quoted for Hydra too.
     path = private.names[-1]
