@@ -125,7 +125,7 @@ def head(task: Task, epsilon: float, seed: int, weights: Tensor | None = None) -
 
 
 class Study:
-    """One private set, its pool with so many examples of its own kind, and one seed of split, draw and noise."""
+    """One private set, its pool with `right` examples of the same kind, and one seed of split, draw and noise."""
 
     def __init__(self, private: str, right: int, seed: int, root: str):
         train, _, classes, metric = features(private, root)

@@ -58,7 +58,7 @@ def new_folder(results: str) -> Path:
 
 
 class CellTask:
-    """The task of a cell, with its state and log in `folder`; if `apart`, in a process of its own, so that nothing that
+    """The task of a cell, with its state and log in `folder`; if `apart`, in a separate process, so that nothing that
     happens to it (memory that runs out, an error of the GPU) happens to the worker and to the cells after it.
 
     task: returns why the cell failed, or None.

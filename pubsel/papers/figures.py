@@ -448,7 +448,7 @@ def _name_points(axis: "Axes", rows: pandas.DataFrame) -> None:
 
 
 def panel_grid(count: int, taller: float = 1.0) -> "tuple[Figure, list[Axes]]":
-    """Return a figure with so many panels, up to three next to each other."""
+    """Return a figure with `count` panels, up to three next to each other."""
     from matplotlib.figure import Figure
 
     wide = 2 if count == 4 else min(count, 3)

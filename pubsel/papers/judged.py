@@ -60,7 +60,7 @@ def judged_groups(table: Table) -> list[JudgedGroup]:
 
 def judged(table: Table, ranks: list[dict[str, Any]]) -> pandas.DataFrame:
     """Return a row for each group and each distance of `pubsel rank` that measured its candidates with as many
-    examples. A distance with an epsilon of its own is of the group with this one.
+    examples. A distance that has an epsilon belongs to the group with the same one.
 
     spearman, kendall: of distance and utility over the sets. regret: points that the nearest set loses against the
     best, no public data included; regret_other: if the private set's own images are no candidate; regret_sets: if

@@ -110,7 +110,7 @@ def paired_differences(table: Table) -> pandas.DataFrame:
 
 
 def standings(table: Table, without_choice: bool) -> list[Standing]:
-    """Return where the reference stands in each group that has one and other rows. without_choice: only among
+    """Return the place of the reference in each group that has one and other rows. without_choice: only among
     rows whose settings nobody chose: their label is not among `chosen`."""
     places = []
     for group in groups_of(table):

@@ -253,7 +253,7 @@ def _runs(latest: list[Record], name: str, runs: Runs) -> Shown | None:
 
 
 def _distances(private: OwnData, name: str, runs: Runs) -> Shown | None:
-    """Return a table of the distances of `pubsel rank`, and of those that runs were told to measure, the nearest
+    """Return a table of the distances of `pubsel rank`, and of those that runs measured, the nearest
     first. A private one (DP-GSD) has a line in the ledger."""
     released = {line["cell"] for line in private.lines}
     rows = []

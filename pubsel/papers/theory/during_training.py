@@ -261,7 +261,7 @@ FIGURES = {
 
 
 def moments(plan: Schedule, points: int, first_epoch: bool) -> set[int]:
-    """Return so many steps, evenly from the first to the last; and so many of the first epoch."""
+    """Return `points` steps, evenly from the first to the last; and as many of the first epoch if it is shown."""
     ends = [plan.steps, min(plan.steps, round(1 / plan.rate))] if first_epoch else [plan.steps]
     return {round(step) for end in ends for step in np.linspace(0, end - 1, points)}
 
