@@ -61,8 +61,9 @@ def main() -> None:
     )
     given = parser.parse_args()
 
-    head = ["epsilon", "choice", "images", "part", "claimed", "measured", "any_program", "planned_curve", "runs",
-            "false_positives", "false_negatives"]  # fmt: skip
+    head = (
+        "epsilon choice images part claimed measured any_program planned_curve runs false_positives false_negatives"
+    ).split()
     rows = [head]
     for epsilon, choice in itertools.product(given.epsilon, given.choice):
         rows += audited(epsilon, given.delta, choice, given.images, given.runs, given.confidence)

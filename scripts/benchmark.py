@@ -41,12 +41,23 @@ from pubsel.training.loop import engine, noisy_mean
 RUNS = 5
 REPEAT_S = 0.2  # shorter runs are repeated for so long
 
+LINE = (
+    "{ratio:>6} ({as_it_comes:>6}) x time, {memory_ratio:>6} x memory: {work} vs {peer}  "
+    "({peer_s} / {ours_s} s, {peer_mib} / {ours_mib} MiB, error {error})"
+)
 MICRO = (16, 32, 64, 128)
 NETWORKS = {
-    "resnet20": (3, 32, 32, 10), "fmnist_cnn": (1, 28, 28, 10), "probe": (3, 224, 224, 14),
-    "mlp": (1, 28, 28, 10), "token_mlps": (3, 32, 32, 10), "cnn64": (3, 64, 64, 10), "vit_tiny": (3, 224, 224, 10),
-    "convnext_atto": (3, 64, 64, 10), "mobilenetv2": (3, 64, 64, 10), "dense_block": (3, 32, 32, 10),
-}  # fmt: skip
+    "resnet20": (3, 32, 32, 10),
+    "fmnist_cnn": (1, 28, 28, 10),
+    "probe": (3, 224, 224, 14),
+    "mlp": (1, 28, 28, 10),
+    "token_mlps": (3, 32, 32, 10),
+    "cnn64": (3, 64, 64, 10),
+    "vit_tiny": (3, 224, 224, 10),
+    "convnext_atto": (3, 64, 64, 10),
+    "mobilenetv2": (3, 64, 64, 10),
+    "dense_block": (3, 32, 32, 10),
+}
 TIMM = {"vit_tiny": "vit_tiny_patch16_224", "convnext_atto": "convnext_atto", "mobilenetv2": "mobilenetv2_100"}
 BOUNDS = (10.0, 2.0)  # GEP's, on embedding and residual
 DENSE = "features.denseblock3.denselayer"
@@ -626,7 +637,7 @@ def compare(work: Work, short: bool, device: str, threads: int) -> list[dict[str
         seconds = kept[ours].seconds
         for peer in (name for name in kept if not name.startswith("ours")):
             default = timings.get(Racer(peer, False))
-            rows.append({
+            row = {
                 "work": title + ours.removeprefix("ours"),
                 "peer": _label(peer, kept[peer]),
                 "ours_s": f"{seconds:.4g}",
@@ -637,7 +648,8 @@ def compare(work: Work, short: bool, device: str, threads: int) -> list[dict[str
                 "peer_mib": f"{memory[peer]:.1f}",
                 "memory_ratio": f"{memory[peer] / max(memory[ours], 0.1):.2f}",
                 "error": f"{wrong:.1e}",
-            })  # fmt: skip
+            }
+            rows.append(row)
     return rows
 
 
@@ -667,10 +679,7 @@ def main() -> None:
     rows = []
     for work in chosen.values():
         for row in compare(work, given.short, given.device, given.threads):
-            print(
-                "{ratio:>6} ({as_it_comes:>6}) x time, {memory_ratio:>6} x memory: {work} vs {peer}  "
-                "({peer_s} / {ours_s} s, {peer_mib} / {ours_mib} MiB, error {error})".format(**row), flush=True
-            )  # fmt: skip
+            print(LINE.format(**row), flush=True)
             rows.append(row)
         path = given.to or (None if given.only else measuring.target("results/benchmark.csv"))
         if path is not None:

@@ -66,15 +66,12 @@ def compare(folder: Path) -> tuple[pandas.DataFrame, pandas.DataFrame]:
             number, spearman, kendall = join.rank_correlation(pairs)
             low, high = join.rank_interval([values[name] for name in shared], [sets[name] for name in shared])
             nearest = min(shared, key=lambda name: statistics.fmean(values[name]), default=None)
-            rows.append(
-                {
-                    "private": private, "distance": title(record), "model": record["model"], "m": record["m"],
-                    "initialisations": len(next(iter(values.values()))), "pairs": number, "spearman": spearman,
-                    "spearman_low": low, "spearman_high": high, "kendall": kendall, "nearest": nearest,
-                    "best": best[0], "lost": means[best[0]]["utility"] - means[nearest]["utility"] if nearest else None,
-                    "seconds_private": record["seconds_private"], "seconds_candidate": record["seconds_candidate"],
-                }
-            )  # fmt: skip
+            lost = means[best[0]]["utility"] - means[nearest]["utility"] if nearest else None
+            row = {"private": private, "distance": title(record), "model": record["model"], "m": record["m"]}
+            row |= {"initialisations": len(next(iter(values.values()))), "pairs": number, "spearman": spearman}
+            row |= {"spearman_low": low, "spearman_high": high, "kendall": kendall}
+            row |= {"nearest": nearest, "best": best[0], "lost": lost}
+            rows.append(row | {key: record[key] for key in ("seconds_private", "seconds_candidate")})
             for name in shared:
                 means[name][f"{title(record)} ({record['model']})"] = statistics.fmean(values[name])
         points += means.values()

@@ -36,8 +36,10 @@ FOUND, SURVIVED = "found", "SURVIVED"
 STATES = {0: SURVIVED, 1: FOUND, 5: SURVIVED, -signal.SIGALRM: "takes too long"}  # by the exit code of pytest
 
 # What tests and the package import, without the package: read once, by the process that all others are forked from
-LIBRARIES = ("pytest", "torch", "torch._dynamo", "torchvision", "scipy.stats", "sklearn.datasets", "pandas", "hydra",
-             "prv_accountant", "dp_accounting.pld", "opacus.accountants.analysis", "rich.console")  # fmt: skip
+LIBRARIES = (
+    "pytest torch torch._dynamo torchvision scipy.stats sklearn.datasets pandas hydra prv_accountant "
+    "dp_accounting.pld opacus.accountants.analysis rich.console"
+).split()
 
 
 class Fault(NamedTuple):
@@ -185,8 +187,8 @@ def main(words: Sequence[str] | None = None, root: Path = ROOT, table: Path = TA
     with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
         copies = [Copy(root, Path(folder) / f"{number}") for number in range(chosen.jobs)]
         tests = by_file(test for fault in wanted for test in fault.tests)
-        broken = [end for end in outcomes(copies, ((some, None) for some in tests), 4 * chosen.limit)
-                  if end.state != SURVIVED]  # fmt: skip
+        ends = outcomes(copies, ((some, None) for some in tests), 4 * chosen.limit)
+        broken = [end for end in ends if end.state != SURVIVED]
         for end in broken:
             print(f"without a fault: {end.by}")
         if broken:

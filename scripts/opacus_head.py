@@ -40,9 +40,14 @@ def trained(x: Tensor, y: Tensor, classes: int, epsilon: float, rate: float, see
     optimizer: torch.optim.Optimizer = torch.optim.SGD(model.parameters(), rate)
     batches = DataLoader(TensorDataset(x, y), min(BATCH, len(x)))
     private, optimizer, batches = PrivacyEngine(accountant="prv").make_private_with_epsilon(
-        module=model, optimizer=optimizer, data_loader=batches, target_epsilon=epsilon, target_delta=1e-5,
-        epochs=EPOCHS, max_grad_norm=CLIP,
-    )  # fmt: skip
+        module=model,
+        optimizer=optimizer,
+        data_loader=batches,
+        target_epsilon=epsilon,
+        target_delta=1e-5,
+        epochs=EPOCHS,
+        max_grad_norm=CLIP,
+    )
     for _ in range(EPOCHS):
         for inputs, labels in batches:
             optimizer.zero_grad()

@@ -42,7 +42,7 @@ print(json.dumps({"images": n, "seconds": seconds, "memory": opened - before, "u
 
 
 def make(folder: Path, images: int, side: int) -> None:
-    """Write so many JPEG files into folders of classes."""
+    """Write `images` JPEG files into folders of classes."""
 
     def write(numbers: Iterable[int]) -> None:
         for i in numbers:
@@ -58,7 +58,7 @@ def make(folder: Path, images: int, side: int) -> None:
 
 
 def opened(folder: Path, data_root: Path) -> dict[str, float]:
-    """Return what opening the folder took in a process of its own."""
+    """Return what opening the folder took in a fresh process."""
     done = subprocess.run([sys.executable, "-c", OPENED, folder, data_root], stdout=subprocess.PIPE, check=True)
     found: dict[str, float] = json.loads(done.stdout)
     return found

@@ -28,7 +28,7 @@ SECONDS = ("clusters_seconds", "clusters_cpu", "assigned_seconds", "assigned_cpu
 
 
 def make(folder: Path, n: int, d: int) -> None:
-    """Write so many embeddings, which are not negative, as those of most networks."""
+    """Write n embeddings that are not negative, like those of most networks."""
     kinds = np.abs(np.random.default_rng(0).standard_normal((KINDS, d), dtype=np.float32))
     folder.mkdir(parents=True)
     for i, first in enumerate(range(0, n, SHARD)):

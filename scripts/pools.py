@@ -13,6 +13,7 @@ Rows that are in the file are not run again. Nothing of it is private.
 import argparse
 import copy
 import csv
+import itertools
 import logging
 import statistics
 import tempfile
@@ -45,14 +46,23 @@ from pubsel.training.once import prepare, training_secret
 
 FILE = Path("results/pools.csv")
 COLUMNS = ("private", "right", "method", "epsilon", "seed", "utility", "public", "of_right", "seconds")
-MEMBERS = {"cifar10": 6000, "tiny_imagenet": 4000, "mnist": 4000, "fashion_mnist": 4000, "ham10000": 1500,
-           "kagchest": 500, "chestxray_pneumonia.npz": 500}  # fmt: skip
+MEMBERS = {
+    "cifar10": 6000,
+    "tiny_imagenet": 4000,
+    "mnist": 4000,
+    "fashion_mnist": 4000,
+    "ham10000": 1500,
+    "kagchest": 500,
+    "chestxray_pneumonia.npz": 500,
+}
 ORACLES = 2  # seeds for which each of the other sets is tried
 RIGHT, EPSILONS, SHARE = (200, 20, 0), (0.1, 0.3, 1.0), 0.05
 PRIVATE, HELD, DRAWN = 6000, 1500, 1000
 SPENT = {"examples": None, "examples, 0.05": 0.05, "weights": None}  # on the choice; None: SHARE of epsilon
-WORDS = ("model=mobilenetv2_coral", "algorithm=whitened_head", "algorithm.public_labels=none", "distance=none",
-         "pair.private=x", "pair.m=10", "device=cpu", "threads=1", "privacy.delta=1e-5", "download=false")  # fmt: skip
+WORDS = (
+    "model=mobilenetv2_coral algorithm=whitened_head algorithm.public_labels=none distance=none pair.private=x "
+    "pair.m=10 device=cpu threads=1 privacy.delta=1e-5 download=false"
+).split()
 
 
 def spent(method: str, epsilon: float) -> float:
@@ -115,7 +125,7 @@ def head(task: Task, epsilon: float, seed: int, weights: Tensor | None = None) -
 
 
 class Study:
-    """One private set, its pool with so many examples of its own kind, and one seed of split, draw and noise."""
+    """One private set, its pool with `right` examples of the same kind, and one seed of split, draw and noise."""
 
     def __init__(self, private: str, right: int, seed: int, root: str):
         train, _, classes, metric = features(private, root)
@@ -197,8 +207,8 @@ class Study:
         rights = 0
         if x is not None and self.right:
             rights = int((torch.cdist(x, self.sets["right"]).min(1).values < 1e-6).sum())
-        return {"utility": round(reached, 2), "public": 0 if x is None else len(x), "of_right": rights,
-                "seconds": round(time.monotonic() - began, 1)}  # fmt: skip
+        seconds, used = round(time.monotonic() - began, 1), 0 if x is None else len(x)
+        return {"utility": round(reached, 2), "public": used, "of_right": rights, "seconds": seconds}
 
 
 def run(privates: list[str], seeds: range, root: str) -> None:
@@ -215,8 +225,8 @@ def run(privates: list[str], seeds: range, root: str) -> None:
                     others = [name for name in MEMBERS if name != private] if seed < ORACLES else []
                     oracles = ["right"] if right else others
                     methods = ["equal shares", "a set", *SPENT, *oracles, *(["none"] if not right else [])]
-                    missing = [(method, epsilon) for method in methods for epsilon in EPSILONS
-                               if (private, right, method, epsilon, seed) not in done]  # fmt: skip
+                    cells = itertools.product(methods, EPSILONS)
+                    missing = [cell for cell in cells if (private, right, *cell, seed) not in done]
                     if not missing:
                         continue
                     study = Study(private, right, seed, root)
@@ -232,8 +242,8 @@ def table() -> None:
     for row in csv.DictReader(FILE.open()):
         key = row["private"], int(row["right"]), row["method"], float(row["epsilon"])
         reached[key][int(row["seed"])] = float(row["utility"])
-    methods = {"examples": "examples", "examples, 0.05": "examples, 0.05", "a set": "a set, privately",
-               "equal shares": "equal shares", "none": "none"}  # fmt: skip
+    names = ("examples", "examples, 0.05", "a set", "equal shares", "none")
+    methods = {name: name for name in names} | {"a set": "a set, privately"}
 
     print("| private | of its kind |", " | ".join(methods.values()), "| best set (oracle) | seeds |")
     print("|---" * (len(methods) + 4) + "|")

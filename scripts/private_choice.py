@@ -64,9 +64,13 @@ from pubsel.training.once import prepare, training_secret
 PRIVATE = ("flowers5", "ham10000", "mnist", "cifar10", "kagchest", "fashion_mnist")
 SETS = ("flowers5", "ham10000", "kagchest", "cifar10", "mnist", "fashion_mnist", "tiny_imagenet")
 SECOND = {
-    "flowers5": "cifar10", "ham10000": "cifar10", "mnist": "fashion_mnist", "cifar10": "flowers5",
-    "kagchest": "mnist", "fashion_mnist": "mnist",
-}  # fmt: skip
+    "flowers5": "cifar10",
+    "ham10000": "cifar10",
+    "mnist": "fashion_mnist",
+    "cifar10": "flowers5",
+    "kagchest": "mnist",
+    "fashion_mnist": "mnist",
+}
 PARTS, PART = 9, 100  # parts of the private set itself, and public images of each
 ANIMALS = 59  # the first classes of Tiny-ImageNet
 M = 500  # public images of a candidate
@@ -76,9 +80,17 @@ TRIALS, DRAWS = 30, 30  # draws of the private examples; of the noise of DP-GSD
 NONE = coverage.NONE
 SEEDS, EPSILON, MOST = range(10), 0.3, 5000  # of the trainings; MOST private examples
 WORDS = (
-    "model=mobilenetv2_coral", "algorithm=whitened_head", "algorithm.public_labels=none", "distance=none", "device=cpu",
-    f"epsilon={EPSILON}", "pair.private=x", "pair.m=10", "privacy.delta=1e-5", "threads=1",
-)  # fmt: skip
+    "model=mobilenetv2_coral",
+    "algorithm=whitened_head",
+    "algorithm.public_labels=none",
+    "distance=none",
+    "device=cpu",
+    f"epsilon={EPSILON}",
+    "pair.private=x",
+    "pair.m=10",
+    "privacy.delta=1e-5",
+    "threads=1",
+)
 
 
 Array = NDArray[np.float64]
@@ -202,10 +214,9 @@ class Measured(NamedTuple):
     def of(self, places: list[int]) -> "Measured":
         """Return the same for some of the candidates."""
         sizes, subspaces = [self.sizes[j] for j in places], [self.subspaces[j] for j in places]
-        return self._replace(
-            inside=self.inside[:, places], sizes=sizes, energies=self.energies[:, places], subspaces=subspaces,
-            rows=[*(self.rows[j] for j in places), self.rows[-1]],
-        )  # fmt: skip
+        rows = [*(self.rows[j] for j in places), self.rows[-1]]
+        inside, energies = self.inside[:, places], self.energies[:, places]
+        return self._replace(inside=inside, sizes=sizes, energies=energies, subspaces=subspaces, rows=rows)
 
 
 def whitened_rows(x: Tensor, classes: int, candidates: dict[str, Tensor]) -> list[Tensor]:
@@ -254,10 +265,8 @@ def measured(private: Split, classes: int, candidates: dict[str, Tensor]) -> Mea
     rows = torch.cat([*side.private(labelled(x), every, source("labels", 0))])
     subspaces = [side.public(name, split) for name, split in splits.items()]
     residuals = residuals_of(private.y, classes) / residual_at_zero(classes, False)
-    return Measured(
-        inside, [p.shares for p in places], energies, rows.T @ rows / len(x), subspaces,
-        whitened_rows(x, classes, candidates), residuals,
-    )  # fmt: skip
+    shares, second = [p.shares for p in places], rows.T @ rows / len(x)
+    return Measured(inside, shares, energies, second, subspaces, whitened_rows(x, classes, candidates), residuals)
 
 
 def scores(what: Measured, many: Array) -> dict[str, Array]:

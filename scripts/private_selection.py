@@ -88,10 +88,9 @@ def _measure(settings: RankConfig, kept: Path) -> dict[str, Any]:
         side = dp_gsd.Side(distance, build(i), classes, private.y.dim() == 2, SKETCH, key, i)
         rows.append(torch.cat(list(side.private(private, chosen, source("labels", i)))).float())
         subspaces.append(torch.stack([side.public(name, split) for name, split in candidates.items()]))
-    return {
-        "names": np.array(list(candidates)), "gsd": np.array([values[name] for name in candidates]), "u": u.numpy(),
-        "x": torch.stack(rows).numpy(), "v": torch.stack(subspaces).numpy(), "n": len(private.x),
-    }  # fmt: skip
+    gsd = np.array([values[name] for name in candidates])
+    result = {"names": np.array(list(candidates)), "gsd": gsd, "u": u.numpy()}
+    return result | {"x": torch.stack(rows).numpy(), "v": torch.stack(subspaces).numpy(), "n": len(private.x)}
 
 
 def gsd_of(settings: RankConfig) -> GSD:
@@ -154,11 +153,10 @@ def row(
     its standard error; and by how much the chosen set's GSD is larger, on average."""
     right = p[:, far.argmin()]
     error = right.std() / math.sqrt(len(right))
-    return {
-        "n": n, "m": m, "mechanism": kind, "cap": cap or "", "epsilon": epsilon, "delta": delta,
-        "probability": f"{right.mean():.4f}", "error": f"{error:.4f}", "trials": len(right),
-        "excess": f"{max(0.0, (p @ far).mean() - far.min()):.4f}",
-    }  # fmt: skip
+    excess = max(0.0, (p @ far).mean() - far.min())
+    about = {"n": n, "m": m, "mechanism": kind, "cap": cap or "", "epsilon": epsilon, "delta": delta}
+    figures = {"probability": f"{right.mean():.4f}", "error": f"{error:.4f}", "trials": len(right)}
+    return about | figures | {"excess": f"{excess:.4f}"}
 
 
 def dp_gsd_choices(

@@ -112,8 +112,9 @@ def main() -> None:
     rows: list[dict[str, Any]] = []
 
     def row(what: str, seconds: list[float], goal: str) -> None:
-        rows.append({"what": what, "seconds": f"{statistics.median(seconds):.3g}", "least": f"{min(seconds):.3g}",
-                     "most": f"{max(seconds):.3g}", "runs": len(seconds), "goal": goal})  # fmt: skip
+        figures = {"seconds": statistics.median(seconds), "least": min(seconds), "most": max(seconds)}
+        texts = {key: f"{value:.3g}" for key, value in figures.items()}
+        rows.append({"what": what, **texts, "runs": len(seconds), "goal": goal})
         print("  ".join(map(str, rows[-1].values())), flush=True)
 
     def repeated(what: Callable[[], float]) -> list[float]:

@@ -9,7 +9,7 @@ interrupted resumes from its checkpoints. Needs nothing but this repository, and
 
 OUT has two files: state.tar (records, checkpoints, tables, the ledger and what the commands printed, but no weights of
 finished runs) and summary.txt, which is also printed. Exit code 0: everything on the list has ended; 3: call again; 1:
-a command failed, which summary.txt names; the others were run all the same.
+a command failed, which summary.txt names; the others were run.
 """
 
 import argparse
@@ -27,9 +27,13 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = {
-    "hydra": "hydra-core", "omegaconf": "omegaconf", "antlr4": "antlr4-python3-runtime", "opacus": "opacus",
-    "prv_accountant": "prv-accountant", "hydra_plugins.hydra_joblib_launcher": "hydra-joblib-launcher",
-}  # fmt: skip
+    "hydra": "hydra-core",
+    "omegaconf": "omegaconf",
+    "antlr4": "antlr4-python3-runtime",
+    "opacus": "opacus",
+    "prv_accountant": "prv-accountant",
+    "hydra_plugins.hydra_joblib_launcher": "hydra-joblib-launcher",
+}
 INSTALLED = ROOT / "build" / "rented"  # packages that the machine lacks
 PRINTED = Path("results") / "rented"  # what each command printed, and whether it ended
 PACK_SECONDS = 20  # kept for packing
@@ -76,7 +80,7 @@ def commands(path: Path) -> list[str]:
 
 
 def run(command: str, place: int, end: float) -> str:
-    """Run one command until `end`, a time.monotonic(): how it ended. What it prints is added to a file of its own."""
+    """Run one command until `end`, a time.monotonic(): how it ended. What it prints is added to a separate file."""
     words = shlex.split(command)
     words = [sys.executable, *words[1:]] if words[0] == "python" else words
     path = os.pathsep.join([str(ROOT), str(INSTALLED), os.environ.get("PYTHONPATH", "")])

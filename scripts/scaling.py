@@ -81,25 +81,62 @@ class Growth(NamedTuple):
     expected_memory: str
 
 
+LINE = "{what} in {variable}: time {time_exponent} ({expected_time}), memory {memory_exponent} ({expected_memory})"
 GROWTH = {
     "GEP step": [
-        Growth(gep_of_size, "n", 256, {"m": 64, "width": 96, "k": 48, "groups": 3},
-               "1: passes and products, for each private row", "0: blocks lie in the same memory"),
-        Growth(gep_of_size, "m", 256, {"n": 64, "width": 96, "k": 48, "groups": 3},
-               "1: passes and products, for each public row", "0: public gradients are summed block by block"),
-        Growth(gep_of_size, "width", 48, {"n": 256, "m": 256, "k": 48, "groups": 3},
-               "0 to 1: the convolution 0, all else 1", "1: a block of rows and the basis"),
-        Growth(gep_of_size, "k", 32, {"n": 256, "m": 256, "width": 48, "groups": 3},
-               "0 to 2: passes 0, products 1, QR 2", "0 to 1: a block of rows 0, the basis 1"),
-        Growth(gep_of_size, "groups", 1, {"n": 256, "m": 256, "width": 48, "k": 192},
-               "-2 to 0: passes 0, products -1, QR -2", "-1 to 0: a block of rows 0, the basis p k / groups"),
+        Growth(
+            gep_of_size,
+            "n",
+            256,
+            {"m": 64, "width": 96, "k": 48, "groups": 3},
+            "1: passes and products, for each private row",
+            "0: blocks lie in the same memory",
+        ),
+        Growth(
+            gep_of_size,
+            "m",
+            256,
+            {"n": 64, "width": 96, "k": 48, "groups": 3},
+            "1: passes and products, for each public row",
+            "0: public gradients are summed block by block",
+        ),
+        Growth(
+            gep_of_size,
+            "width",
+            48,
+            {"n": 256, "m": 256, "k": 48, "groups": 3},
+            "0 to 1: the convolution 0, all else 1",
+            "1: a block of rows and the basis",
+        ),
+        Growth(
+            gep_of_size,
+            "k",
+            32,
+            {"n": 256, "m": 256, "width": 48, "groups": 3},
+            "0 to 2: passes 0, products 1, QR 2",
+            "0 to 1: a block of rows 0, the basis 1",
+        ),
+        Growth(
+            gep_of_size,
+            "groups",
+            1,
+            {"n": 256, "m": 256, "width": 48, "k": 192},
+            "-2 to 0: passes 0, products -1, QR -2",
+            "-1 to 0: a block of rows 0, the basis p k / groups",
+        ),
     ],
     "GSD": [
-        Growth(gsd_of_size, "m", 128, {"width": 48},
-               "1 to 3: passes 1, Gram matrix 2, eigenvectors 3", "1: G of one side, m p"),
+        Growth(
+            gsd_of_size,
+            "m",
+            128,
+            {"width": 48},
+            "1 to 3: passes 1, Gram matrix 2, eigenvectors 3",
+            "1: G of one side, m p",
+        ),
         Growth(gsd_of_size, "width", 48, {"m": 256}, "0 to 1: the convolution 0, all else 1", "1: G of one side, m p"),
     ],
-}  # fmt: skip
+}
 
 
 def scaling(short: bool, device: str, threads: int) -> list[dict[str, Any]]:
@@ -113,7 +150,7 @@ def scaling(short: bool, device: str, threads: int) -> list[dict[str, Any]]:
             ]
             sizes = [p for p, *_ in points] if g.variable == "width" else values
             seconds, memory = [s for _, s, _ in points], [mib for *_, mib in points]
-            rows.append({
+            row = {
                 "what": what,
                 "variable": "p" if g.variable == "width" else g.variable,
                 "sizes": " ".join(map(str, sizes)),
@@ -123,9 +160,9 @@ def scaling(short: bool, device: str, threads: int) -> list[dict[str, Any]]:
                 "memory_exponent": f"{_exponent(sizes, memory):.2f}",
                 "expected_time": g.expected_time,
                 "expected_memory": g.expected_memory,
-            })  # fmt: skip
-            print("{what} in {variable}: time {time_exponent} ({expected_time}), "
-                  "memory {memory_exponent} ({expected_memory})".format(**rows[-1]), flush=True)  # fmt: skip
+            }
+            rows.append(row)
+            print(LINE.format(**row), flush=True)
     return rows
 
 

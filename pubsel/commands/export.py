@@ -9,7 +9,7 @@ def run(settings: ExportConfig) -> str:
     """Make the folder, whole or not at all, and return a line about it. UserError says why a run may not or cannot be
     given away."""
     target = outputs.folder(settings.to, settings.results)
-    files, told = made(settings)
-    write(target, files, settings.to, private=bool(told.against))
-    warned = ", which may NOT be given away" if told.against else ""
-    return f"{settings.to}: {', '.join(files)}{warned}. {told.statement}"
+    files, statement = made(settings)
+    write(target, files, settings.to, private=bool(statement.against))
+    warned = ", which may NOT be given away" if statement.against else ""
+    return f"{settings.to}: {', '.join(files)}{warned}. {statement.text}"

@@ -33,8 +33,7 @@ STATES = {
     "corrupt": "its record cannot be read",
 }
 COLUMNS = ("name", "state", "algorithm", "private", "public", "epsilon", "utility", "age")
-KEYS = ("name", "state", "identity", "algorithm", "private", "public", "model", "label", "seed", "epsilon", "utility",
-        "metric", "device", "commit")  # fmt: skip
+KEYS = "name state identity algorithm private public model label seed epsilon utility metric device commit".split()
 RECENT = 8  # lines of the log that are shown
 
 
@@ -92,11 +91,11 @@ def run(settings: RunsConfig) -> str:
 
 
 def meant(settings: RunsConfig) -> str:
-    """Return the name of a run that is given, or if nothing is deleted, a part of it. UsageError if it is neither."""
-    given = settings.name or ""
-    part = given if settings.action == "delete" else given.rstrip("/").split("/")[-1]
+    """Return the name of a run, or if nothing is deleted, a part of it. UsageError if it is neither."""
+    typed = settings.name or ""
+    part = typed if settings.action == "delete" else typed.rstrip("/").split("/")[-1]
     if not records.is_name(part):
-        raise UsageError(f"name={given}: no name of a run; pubsel runs lists them")
+        raise UsageError(f"name={typed}: no name of a run; pubsel runs lists them")
     return part
 
 
@@ -122,27 +121,27 @@ def held(folder: Path) -> bool:
 def look(folder: Path) -> Run:
     """Return what a run's folder says of it."""
     try:
-        asked = records.read_record(folder / "settings.json", records.Asked)
+        settings = records.read_record(folder / "settings.json", records.Asked)
     except UserError:
-        asked = {}  # of an older version, or killed before it was written
+        settings = {}  # of an older version, or killed before it was written
 
     age = max(0.0, time.time() - max(path.stat().st_mtime for path in (folder, *folder.iterdir())))
     if (folder / "result.json").exists():
         try:
             record = records.read_record(folder / "result.json")
         except UserError as error:
-            return Run(folder, "corrupt", str(error), asked, age)
+            return Run(folder, "corrupt", str(error), settings, age)
         why = stale(folder, record)
         return Run(folder, "stale" if why else "finished", why, record, age)
 
     # no record yet: the lock and the end of the log tell why
     if held(folder):
-        return Run(folder, "running", last_line(folder), asked, age)
+        return Run(folder, "running", last_line(folder), settings, age)
     ending = last_line(folder)
     if ending.startswith(records.FAILED):
-        return Run(folder, "failed", ending.removeprefix(records.FAILED), asked, age)
+        return Run(folder, "failed", ending.removeprefix(records.FAILED), settings, age)
     why = "from a checkpoint" if (folder / "checkpoint.pt").exists() else ""
-    return Run(folder, "unfinished", why, asked, age)
+    return Run(folder, "unfinished", why, settings, age)
 
 
 def stale(folder: Path, record: dict[str, Any]) -> str:

@@ -25,12 +25,12 @@ def run(settings: PoolConfig) -> str:
     began = time.monotonic()
     kept = assigned.assignment_folder(parts, settings.data_root)
     clusters = assigned.clusters_kept(parts, kept)
-    asked = shards if settings.shard is None else [shards[settings.shard]]
-    progress = ProgressLine("pool", sum(shard.n for shard in asked), say, "examples")
-    new = sum(assigned.nearest_in(shard, clusters, kept, progress)[1] for shard in asked)
+    requested = shards if settings.shard is None else [shards[settings.shard]]
+    progress = ProgressLine("pool", sum(shard.n for shard in requested), say, "examples")
+    new = sum(assigned.nearest_in(shard, clusters, kept, progress)[1] for shard in requested)
 
     n, which = progress.n, "all" if settings.shard is None else f"shard {settings.shard} of"
     return (
         f"pool: {len(clusters.centres)} clusters; {n:,} embeddings of {which} {len(shards)} shards assigned, "
-        f"{len(asked) - new} of {len(asked)} before, in {duration(time.monotonic() - began)}; kept in {kept}"
+        f"{len(requested) - new} of {len(requested)} before, in {duration(time.monotonic() - began)}; kept in {kept}"
     )

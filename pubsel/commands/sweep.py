@@ -58,7 +58,7 @@ def new_folder(results: str) -> Path:
 
 
 class CellTask:
-    """The task of a cell, with its state and log in `folder`; if `apart`, in a process of its own, so that nothing that
+    """The task of a cell, with its state and log in `folder`; if `apart`, in a separate process, so that nothing that
     happens to it (memory that runs out, an error of the GPU) happens to the worker and to the cells after it.
 
     task: returns why the cell failed, or None.
@@ -188,9 +188,9 @@ def join(folder: Path, parent: int, gpus: Sequence[str]) -> None:
 def visible_gpus() -> list[str]:
     """Return the GPUs that this process may use, as CUDA_VISIBLE_DEVICES names them: of one that is divided (MIG), its
     parts. They are listed without torch: a process that has touched CUDA cannot be forked."""
-    given = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if given is not None:
-        return [name.strip() for name in given.split(",") if name.strip() not in ("", "-1")]
+    listed = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if listed is not None:
+        return [name.strip() for name in listed.split(",") if name.strip() not in ("", "-1")]
     if shutil.which("nvidia-smi") is None:
         return []
 

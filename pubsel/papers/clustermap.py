@@ -91,23 +91,19 @@ def rank_settings(settings: FigureConfig) -> RankConfig:
     """Return what `pubsel rank` would take to measure the same: `sets` are the candidates."""
     sets = settings.sets or public_sets(settings.pair.public)
     shared = {f.name: getattr(settings, f.name) for f in dataclasses.fields(Common)}
-    return canonical_rank(
-        RankConfig(
-            private=settings.pair.private, public=sets, convert=settings.pair.convert, overlap=settings.pair.overlap,
-            model=settings.model, distance=settings.distance, **shared,
-        )
-    )  # fmt: skip
+    pair = {key: getattr(settings.pair, key) for key in ("private", "convert", "overlap")}
+    return canonical_rank(RankConfig(public=sets, model=settings.model, distance=settings.distance, **pair, **shared))
 
 
 def drawn(settings: FigureConfig) -> figures.Drawn:
     """Return the figure clustermap_DISTANCE_PRIVATE."""
-    asked = rank_settings(settings)
-    use_threads(asked.threads)
-    frame = matrix(asked)
-    distance = distance_of(asked)
+    ranked = rank_settings(settings)
+    use_threads(ranked.threads)
+    frame = matrix(ranked)
+    distance = distance_of(ranked)
     return figures.Drawn(
-        f"clustermap_{distance.name}_{Path(asked.private).stem}",
+        f"clustermap_{distance.name}_{Path(ranked.private).stem}",
         frame.reset_index(names="set"),
-        draw(frame, f"{distance.title}, {asked.model.name}, m = {distance.m} (not private)"),
+        draw(frame, f"{distance.title}, {ranked.model.name}, m = {distance.m} (not private)"),
         text=frame.to_string(float_format="%.4g"),
     )

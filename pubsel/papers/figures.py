@@ -79,8 +79,12 @@ CURVES = {
         "PILLAR against the dimension k (its Figures 4, 5)", ("pillar",), "algorithm.k", "epsilon", "validation"
     ),
     "pillar_share": Curve(
-        "PILLAR against the share of private data (its Figure 7)", ("pillar", "dp_sgd"), "pair.private_share",
-        "algorithm", "test", GRID,
+        "PILLAR against the share of private data (its Figure 7)",
+        ("pillar", "dp_sgd"),
+        "pair.private_share",
+        "algorithm",
+        "test",
+        GRID,
     ),
     "adamix": Curve("AdaMix and its baselines against epsilon (its Figure 1)", ADAMIX, "epsilon", "algorithm", "test"),
     "adamix_quantile": Curve(
@@ -90,21 +94,33 @@ CURVES = {
         "AdaMix against the noise (its Figure 8)", ("adamix", "ngd"), "privacy.noise_multiplier", "algorithm", "test"
     ),
     "adamix_shots": Curve(
-        "AdaMix against public examples a class (its Figure 2)", ("adamix", "only_public", "fully_private"),
-        "pair.shots", "algorithm", "test", study=SHOTS,
+        "AdaMix against public examples a class (its Figure 2)",
+        ("adamix", "only_public", "fully_private"),
+        "pair.shots",
+        "algorithm",
+        "test",
+        study=SHOTS,
     ),
     "adamix_domains": Curve(
-        "AdaMix with public data of another domain (its Figure 3, right)", ("adamix", "only_public", "paragon"),
-        "epsilon", "algorithm", "test", study=DOMAINS,
+        "AdaMix with public data of another domain (its Figure 3, right)",
+        ("adamix", "only_public", "paragon"),
+        "epsilon",
+        "algorithm",
+        "test",
+        study=DOMAINS,
     ),
     "gep_m": Curve(
         "GEP against the number of public examples (its Table 6)", ("gep",), "pair.m", "public", "test", features=False
     ),
     "gep_k": Curve(
-        "GEP and B-GEP against the dimension k (GEP, Figure 6)", ("gep", "b_gep"), "algorithm.k", "algorithm", "test",
+        "GEP and B-GEP against the dimension k (GEP, Figure 6)",
+        ("gep", "b_gep"),
+        "algorithm.k",
+        "algorithm",
+        "test",
         features=False,
     ),
-}  # fmt: skip
+}
 
 
 class Drawn(NamedTuple):
@@ -189,10 +205,10 @@ def utility_columns(cell: TableCell) -> dict[str, Any]:
 
 def value(cell: TableCell, key: str) -> Any:
     """Return the value of a key of the record, or of a dotted key of its settings, which may have its default; an
-    epsilon that is not given is infinite."""
-    given = cell[key] if key in cell.records[0] else at(cell["settings"], key)
-    given = default_of(key) if given is None else given
-    return math.inf if key == "epsilon" and given is None else given
+    epsilon that is left out is infinite."""
+    result = cell[key] if key in cell.records[0] else at(cell["settings"], key)
+    result = default_of(key) if result is None else result
+    return math.inf if key == "epsilon" and result is None else result
 
 
 def _finite(x: Any) -> bool:
@@ -420,15 +436,19 @@ def _name_points(axis: "Axes", rows: pandas.DataFrame) -> None:
         spread[i] = max(spread[i], spread[i - 1] + GAP)
 
     for name, x, label in zip(places.index, at, spread, strict=True):
-        how = {"arrowstyle": "-", "color": "#808080", "lw": 0.6, "shrinkA": 0, "shrinkB": 0}
-        axis.annotate(
-            short(name), (x, 1), (label, 1.06), xycoords="axes fraction", textcoords="axes fraction", rotation=30,
-            rotation_mode="anchor", fontsize=8, color=INK, arrowprops=how,
-        )  # fmt: skip
+        line: dict[str, Any] = {"arrowstyle": "-", "color": "#808080", "lw": 0.6, "shrinkA": 0, "shrinkB": 0}
+        how: dict[str, Any] = {
+            "rotation": 30,
+            "rotation_mode": "anchor",
+            "fontsize": 8,
+            "color": INK,
+            "arrowprops": line,
+        }
+        axis.annotate(short(name), (x, 1), (label, 1.06), "axes fraction", "axes fraction", **how)
 
 
 def panel_grid(count: int, taller: float = 1.0) -> "tuple[Figure, list[Axes]]":
-    """Return a figure with so many panels, up to three next to each other."""
+    """Return a figure with `count` panels, up to three next to each other."""
     from matplotlib.figure import Figure
 
     wide = 2 if count == 4 else min(count, 3)
@@ -492,17 +512,11 @@ def style() -> Iterator[None]:
     """Make matplotlib draw, inside `with`, as all figures of the project are drawn."""
     import matplotlib
 
+    values: dict[Any, Any] = matplotlib.rc_params_from_file(
+        Path(__file__).with_suffix(".mplstyle"), use_default_template=False
+    )
     ink = ("text.color", "axes.labelcolor", "axes.edgecolor", "axes.titlecolor", "xtick.color", "ytick.color")
-    values: dict[Any, Any] = {
-        "font.family": "sans-serif", "font.size": 9, "axes.titlesize": 10, "axes.labelsize": 9, "legend.fontsize": 8,
-        "axes.spines.top": False, "axes.spines.right": False, "axes.linewidth": 0.8, "axes.grid": True,
-        "grid.color": "#808080", "grid.alpha": 0.25, "grid.linewidth": 0.6, "axes.axisbelow": True,
-        "lines.linewidth": 1.6, "lines.markersize": 5, "errorbar.capsize": 2, "legend.frameon": False,
-        "figure.dpi": 100, "text.parse_math": False, "svg.fonttype": "none",
-        "svg.hashsalt": "pubsel", "pdf.fonttype": 42, "legend.handlelength": 2.6,
-        **dict.fromkeys(ink, INK),
-    }  # fmt: skip
-    with matplotlib.rc_context(values):
+    with matplotlib.rc_context(values | dict.fromkeys(ink, INK)):
         yield
 
 

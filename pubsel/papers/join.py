@@ -36,8 +36,7 @@ Seeds = tuple[int, int]  # of a run, and of what is drawn of its data
 CELL = ("private", "public", "model", "algorithm", "epsilon", "label")
 WITHOUT_PUBLIC = ("dp_sgd", "non_private", "pate")
 SELECTION = {"validation": "held-out private", "public": "public labels", "test": "test (oracle)"}
-COLUMNS_OURS = ("setting", "utility", "utility_std", "utility_low", "utility_high", "seeds", "seconds", "distance",
-                "distance_std")  # fmt: skip
+COLUMNS_OURS = "setting utility utility_std utility_low utility_high seeds seconds distance distance_std".split()
 COLUMNS_IF_ANY = ("utility_low", "utility_high", "seconds")  # left out of a table that has none of them
 COLUMNS_PAPER = ("paper_public", "paper_utility", "paper_utility_std", "paper_distance", "difference")
 COLUMNS_CODE = ("valid", "commits")
@@ -539,9 +538,12 @@ def rank_interval(distances: list[list[float]], utilities: list[list[float]]) ->
         return None, None
     draw = np.random.RandomState(0)
     correlations = correlation_of_rows("spearman", resampled(distances, draw), resampled(utilities, draw))
-    if np.isnan(correlations).all():
-        return None, None
-    low, high = np.nanpercentile(correlations, [2.5, 97.5])
+    return (None, None) if np.isnan(correlations).all() else middle(correlations)
+
+
+def middle(values: Array) -> tuple[float, float]:
+    """Return the interval of the middle 95 % of resampled values, without those that are nan."""
+    low, high = np.nanpercentile(values, [2.5, 97.5])
     return low, high
 
 

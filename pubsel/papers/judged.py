@@ -14,6 +14,7 @@ from pubsel.papers.join import (
     TableCell,
     as_frame,
     correlation_of_rows,
+    middle,
     rank_correlation,
     resampled,
 )
@@ -21,11 +22,10 @@ from pubsel.papers.join import (
 NONE = "none"  # no public data: what a distance, or a row of the table, may have besides sets
 ALWAYS_NONE = "(no public data)"  # the row of who never takes any
 COLUMNS = (
-    "private", "epsilon", "measure", "pairs", "spearman", "spearman_low", "spearman_high", "kendall", "kendall_low",
-    "kendall_high", "nearest", "best", "regret", "regret_low", "regret_high", "nearest_other", "best_other",
-    "regret_other", "regret_other_low", "regret_other_high", "nearest_sets", "best_sets", "regret_sets",
-    "regret_sets_low", "regret_sets_high", "seconds",
-)  # fmt: skip
+    "private epsilon measure pairs spearman spearman_low spearman_high kendall kendall_low kendall_high "
+    "nearest best regret regret_low regret_high nearest_other best_other regret_other regret_other_low "
+    "regret_other_high nearest_sets best_sets regret_sets regret_sets_low regret_sets_high seconds"
+).split()
 MEANS = ("spearman", "kendall", "regret", "regret_other", "regret_sets")
 
 Values = dict[str, list[float]]  # of each set: utilities in percent of its seeds, or distances of its initialisations
@@ -60,7 +60,7 @@ def judged_groups(table: Table) -> list[JudgedGroup]:
 
 def judged(table: Table, ranks: list[dict[str, Any]]) -> pandas.DataFrame:
     """Return a row for each group and each distance of `pubsel rank` that measured its candidates with as many
-    examples. A distance with an epsilon of its own is of the group with this one.
+    examples. A distance that has an epsilon belongs to the group with the same one.
 
     spearman, kendall: of distance and utility over the sets. regret: points that the nearest set loses against the
     best, no public data included; regret_other: if the private set's own images are no candidate; regret_sets: if
@@ -80,7 +80,7 @@ def judged(table: Table, ranks: list[dict[str, Any]]) -> pandas.DataFrame:
                     rows.append({**about, "measure": name, **_compared(group, record["values"]), "seconds": seconds})
         if NONE in group.utilities and any(row["private"] == group.private for row in rows):
             rows.append({**about, "measure": ALWAYS_NONE, **_compared(group, {NONE: [0.0]})})
-    return as_frame(rows, list(COLUMNS))
+    return as_frame(rows, COLUMNS)
 
 
 def _compared(group: JudgedGroup, distances: Values) -> dict[str, Any]:
@@ -92,7 +92,7 @@ def _compared(group: JudgedGroup, distances: Values) -> dict[str, Any]:
     if row["spearman"] is not None:
         draws = _drawn(distances, shared, 0), _drawn(utilities, shared, 1)
         for what in ("spearman", "kendall"):
-            row[f"{what}_low"], row[f"{what}_high"] = np.nanpercentile(correlation_of_rows(what, *draws), [2.5, 97.5])
+            row[f"{what}_low"], row[f"{what}_high"] = middle(correlation_of_rows(what, *draws))
 
     # what is lost by taking the nearest; if there are no images of the private set itself; if one of the others must be
     for suffix, left_out in (("", ()), ("_other", (group.private,)), ("_sets", (group.private, NONE))):
@@ -108,7 +108,7 @@ def _compared(group: JudgedGroup, distances: Values) -> dict[str, Any]:
         of_distance, of_utility = _drawn(distances, choices, 0), _drawn(utilities, candidates, 1)
         places = np.array([candidates.index(name) for name in choices])[of_distance.argmin(1)]
         lost = of_utility.max(1) - of_utility[np.arange(RESAMPLES), places]
-        row[f"regret{suffix}_low"], row[f"regret{suffix}_high"] = np.percentile(lost, [2.5, 97.5])
+        row[f"regret{suffix}_low"], row[f"regret{suffix}_high"] = middle(lost)
     return row
 
 

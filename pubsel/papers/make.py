@@ -145,13 +145,13 @@ class Composer:
     def cells(self, words: Sequence[str], public: str | None = None) -> list[list[str]]:
         """Return the words of each cell of a sweep, the sweep of an experiment included. public: in place of the single
         public sets that the sweep goes through."""
-        given = self.parser.parse_overrides(list(words))
+        parsed = self.parser.parse_overrides(list(words))
         # the words that are the same in all cells choose the experiment, which may have a sweep
-        _, options = self._apart([word for word in given if not word.is_sweep_override()])
+        _, options = self._apart([word for word in parsed if not word.is_sweep_override()])
         if options not in self.sweeps:
             hydra = compose(self.command, list(options), return_hydra_config=True).hydra
             self.sweeps[options] = [f"{key}={value}" for key, value in (hydra.sweeper.get("params") or {}).items()]
-        swept = [*self.parser.parse_overrides(self.sweeps[options]), *given]
+        swept = [*self.parser.parse_overrides(self.sweeps[options]), *parsed]
         last = [word for word in swept if word.key_or_group == "pair.public"][-1:]
         # combined public sets, such as [a,b], are what a table is about: they stay
         goes = list(last[0].sweep_string_iterator()) if last and last[0].is_sweep_override() else []
@@ -211,12 +211,12 @@ def seeded(
                 cells.append(SweptCell([], have[seed]["identity"], have[seed]["settings"]))
                 continue
 
-            asked = cell["settings"] | {"seed": seed}
-            given = command_line.overrides(asked)
-            again = composer.cell([*given, *free])
-            if again.settings != asked:
+            settings = cell["settings"] | {"seed": seed}
+            overrides = command_line.overrides(settings)
+            again = composer.cell([*overrides, *free])
+            if again.settings != settings:
                 raise UserError(f"{cell['identity']}: other settings now, which give {again.name}: run its sweep again")
-            cells.append(composer.cell([*given, *words, *free]) if words else again)
+            cells.append(composer.cell([*overrides, *words, *free]) if words else again)
 
     return cells
 
@@ -377,11 +377,11 @@ class Steps:
         folder."""
         drawn = step.command == "figure" and step.words[0] not in draw.MEASURED
         of_records = step.command == "table" or drawn
-        given = [self.results] if of_records else [*self.settings.words, self.results]
+        common = [self.results] if of_records else [*self.settings.words, self.results]
         public = self.settings.public
         sets = f"sets=[{public.removeprefix('[').removesuffix(']')}]" if public else ""
         words = [sets if sets and word.startswith("sets=") else word for word in step.words]
-        return [*words, *given, *self.options]
+        return [*words, *common, *self.options]
 
     def listing(self, name: str, steps: list[Step]) -> str:
         """Return a line for each cell and each other step, and the summary."""

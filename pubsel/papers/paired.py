@@ -15,8 +15,9 @@ from pubsel.papers.join import Spec, Table, TableCell, as_frame, differing, sett
 OWN = "own"  # in `reference`: public data that are a part of the private set
 SHORTEST = 0.05  # seconds; records are rounded to 0.1
 LEVEL = 0.95
-COLUMNS = ("private", "model", "epsilon", "algorithm", "public", "label", "setting",
-           "difference", "difference_low", "difference_high", "common_seeds")  # fmt: skip
+COLUMNS = (
+    "private model epsilon algorithm public label setting difference difference_low difference_high common_seeds"
+).split()
 
 
 class Row(NamedTuple):
@@ -105,11 +106,11 @@ def paired_differences(table: Table) -> pandas.DataFrame:
             common, mean, low, high = paired_difference(cell, group.references[0].cell)
             row |= {"epsilon": group.epsilon, "setting": other.setting, "common_seeds": common}
             rows.append(row | {"difference": mean, "difference_low": low, "difference_high": high})
-    return as_frame(rows, list(COLUMNS))
+    return as_frame(rows, COLUMNS)
 
 
 def standings(table: Table, without_choice: bool) -> list[Standing]:
-    """Return where the reference stands in each group that has one and other rows. without_choice: only among
+    """Return the place of the reference in each group that has one and other rows. without_choice: only among
     rows whose settings nobody chose: their label is not among `chosen`."""
     places = []
     for group in groups_of(table):

@@ -8,6 +8,7 @@ adamix_initialisation   CLIP from several starts, next to AdaMix with other mode
 """
 
 import dataclasses
+import itertools
 import json
 import math
 from collections.abc import Callable
@@ -32,10 +33,7 @@ MIXED = ("adamix", "adamix_projection", "adamix_clipping", "ngd", "ppgd")  # tra
 BOOST = dataclasses.replace(SAMPLES, algorithms=("only_public", "paragon", *MIXED))
 STARTS = Curve("AdaMix from several starts", ("adamix_clip", "adamix"), "epsilon", "algorithm", "test")
 # settings in which AdaMix with CLIP differs from AdaMix next to it
-OF_START = (
-    "_target_", "name", "class_names", "text_model", "text_weights", "text_scale", "pretrain_epochs",
-    "one_pass", "rank",
-)  # fmt: skip
+OF_START = "_target_ name class_names text_model text_weights text_scale pretrain_epochs one_pass rank".split()
 LEVELS = ("zero", "language", "public", "language, then public")  # what AdaMix starts from
 X = "training examples a class"
 HATCHES = ("", "///", "...", "\\\\\\", "xxx", "---", "++", "ooo")  # bars can be told apart in grey by these
@@ -309,6 +307,10 @@ def bars(frame: pandas.DataFrame, label: str) -> "Figure":
     parts = list(frame.groupby("panel", sort=False))
     styles = figures.line_styles(dict.fromkeys(frame["bar"]))
     names = list(styles)
+    faces = {
+        name: {"facecolor": how["color"], "hatch": hatch, "edgecolor": "white", "linewidth": 0}
+        for (name, how), hatch in zip(styles.items(), itertools.cycle(HATCHES), strict=False)
+    }
     wide = 0.8 / len(names)
 
     with figures.style():
@@ -317,12 +319,11 @@ def bars(frame: pandas.DataFrame, label: str) -> "Figure":
             axis.sharey(axes[0])
         for axis, (panel, rows) in zip(axes, parts, strict=True):
             groups = list(dict.fromkeys(rows["group"]))
-            for i, (name, how) in enumerate(styles.items()):
+            for i, name in enumerate(names):
                 part = rows[rows["bar"] == name]
                 places = [groups.index(group) + wide * (i - (len(names) - 1) / 2) for group in part["group"]]
                 error = {"yerr": part["std"].fillna(0), "error_kw": {"elinewidth": 0.8, "ecolor": figures.INK}}
-                axis.bar(places, part["height"], 0.9 * wide, color=how["color"], hatch=HATCHES[i % len(HATCHES)],
-                         edgecolor="white", linewidth=0, **error)  # fmt: skip
+                axis.bar(places, part["height"], 0.9 * wide, **faces[name], **error)
 
             shown = [figures.short(group) for group in groups]
             axis.set_xticks(range(len(groups)), shown)
@@ -331,10 +332,7 @@ def bars(frame: pandas.DataFrame, label: str) -> "Figure":
             axis.grid(visible=False, axis="x")
             axis.set(title=figures.short(panel), ylabel=label)
 
-        handles = [
-            Patch(facecolor=how["color"], hatch=HATCHES[i % len(HATCHES)], edgecolor="white", linewidth=0, label=name)
-            for i, (name, how) in enumerate(styles.items())
-        ]
+        handles = [Patch(label=name, **face) for name, face in faces.items()]
         columns = min(len(handles), max(1, int(figure.get_figwidth() / 2)))
         figure.legend(handles=handles, loc="outside lower center", ncols=columns)
     return figure

@@ -22,26 +22,46 @@ from pubsel.settings.keys import TableConfig
 
 MISSING = "—"
 NOTHING = {"public": "none", "epsilon": "∞", "setting": "", "paper_public": ""}  # where an empty field is no gap
-HEADS = {
-    "measure": "Measure", "private": "Private data", "public": "Public data", "algorithm": "Algorithm", "epsilon": "ε",
-    "label": "Label",
-    "model": "Model", "setting": "Setting", "selected": "Selected by", "utility": "Ours", "paper_utility": "Paper",
-    "difference": "Difference", "seeds": "Seeds", "common_seeds": "Common seeds", "seconds": "Seconds",
-    "distance": "Distance", "paper_distance": "Paper's distance",
-    "paper_public": "Paper's public data", "valid": "Guarantee", "pairs": "Public sets",
-    "paper_pairs": "Paper's public sets", "spearman": "Spearman's ρ", "paper_spearman": "Paper's ρ",
-    "kendall": "Kendall's τ", "paper_kendall": "Paper's τ", "sets": "Private sets",
-    "nearest": "Nearest", "best": "Best", "regret": "Points lost", "nearest_other": "Nearest other",
-    "best_other": "Best other", "regret_other": "Points lost, others", "nearest_sets": "Nearest set",
-    "best_sets": "Best set", "regret_sets": "Points lost, sets", "regret_most": "Most lost, others",
-    "attack": "Attack", "gsd_values": "With GSD", "features": "Features", "private_examples": "Private examples",
-    "known_members": "Members known", "trials": "Trials", "asked": "Asked", "success_rate": "Success, %", "auc": "AUC",
+ORDER = (  # of columns
+    "measure private public algorithm epsilon label model setting selected utility paper_utility difference "
+    "seeds common_seeds seconds distance paper_distance paper_public valid pairs paper_pairs spearman "
+    "paper_spearman kendall paper_kendall sets nearest best regret nearest_other best_other regret_other "
+    "nearest_sets best_sets regret_sets regret_most attack gsd_values features private_examples known_members "
+    "trials asked success_rate auc paper_success_rate"
+).split()
+HEADS = {key: key.replace("_", " ").capitalize() for key in ORDER} | {
+    "private": "Private data",
+    "public": "Public data",
+    "epsilon": "ε",
+    "selected": "Selected by",
+    "utility": "Ours",
+    "paper_utility": "Paper",
+    "paper_distance": "Paper's distance",
+    "paper_public": "Paper's public data",
+    "valid": "Guarantee",
+    "pairs": "Public sets",
+    "paper_pairs": "Paper's public sets",
+    "spearman": "Spearman's ρ",
+    "paper_spearman": "Paper's ρ",
+    "kendall": "Kendall's τ",
+    "paper_kendall": "Paper's τ",
+    "sets": "Private sets",
+    "regret": "Points lost",
+    "regret_other": "Points lost, others",
+    "nearest_sets": "Nearest set",
+    "best_sets": "Best set",
+    "regret_sets": "Points lost, sets",
+    "regret_most": "Most lost, others",
+    "gsd_values": "With GSD",
+    "known_members": "Members known",
+    "success_rate": "Success, %",
+    "auc": "AUC",
     "paper_success_rate": "Paper, %",
-}  # fmt: skip
+}
 MEASURED = (
-    "utility", "paper_utility", "difference", "seconds", "distance", "paper_distance", "spearman", "paper_spearman",
-    "success_rate", "auc", "paper_success_rate",
-)  # fmt: skip
+    "utility paper_utility difference seconds distance paper_distance spearman paper_spearman success_rate auc "
+    "paper_success_rate"
+).split()
 WITHOUT_WEIGHTS = ("scattering", "pixels")
 NOT_SHOWN = ("commits",)  # in the notes
 RANKS = "Rank correlation of distance and utility (near −1: the nearer the public data, the better)"
@@ -62,12 +82,25 @@ DIFFERENCES = (
     "both have, and its 95 % t interval. A single common seed gives no interval, none gives nothing.",
     "An interval covers what the seed changes, and none of the other rows: of many intervals, some miss.",
 )
-LATEX = {
-    "\\": r"\textbackslash{}", "&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#", "_": r"\_", "{": r"\{", "}": r"\}",
-    "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "<": r"\textless{}", ">": r"\textgreater{}",
-    '"': "''", "“": "``", "”": "''", "|": r"\textbar{}", "±": r"$\pm$",
-    "ε": r"$\varepsilon$", "ρ": r"$\rho$", "τ": r"$\tau$", "∞": r"$\infty$", "−": r"$-$", MISSING: "---", "→": r"$\to$",
-}  # fmt: skip
+LATEX = {letter: f"\\{letter}" for letter in "&%$#_{}"} | {
+    "\\": r"\textbackslash{}",
+    "~": r"\textasciitilde{}",
+    "^": r"\textasciicircum{}",
+    "<": r"\textless{}",
+    ">": r"\textgreater{}",
+    '"': "''",
+    "“": "``",
+    "”": "''",
+    "|": r"\textbar{}",
+    "±": r"$\pm$",
+    "ε": r"$\varepsilon$",
+    "ρ": r"$\rho$",
+    "τ": r"$\tau$",
+    "∞": r"$\infty$",
+    "−": r"$-$",
+    MISSING: "---",
+    "→": r"$\to$",
+}
 SELECTED_BY = {
     "validation": "held-out private examples",
     "public": "labels of the public examples",
@@ -420,14 +453,16 @@ INDEX = """# Tables: command, time and cost
 
 Written by `pubsel table all` from the records. Rows: those with a run of ours, of all that the table has, the paper's
 among them. Runs: all that belong to it, also those whose settings were not selected. Seconds a run: the median, of
-training alone, by the code of the time; hours: their sum. What has no run has no time."""
+training alone, by the code of the time; hours: their sum. What has no run has no time.
+
+| table | what | command | rows | runs | seconds a run | hours | hardware |
+|---|---|---|---:|---:|---:|---:|---|"""
 
 
 def index(tables: list[Table], records: list[dict[str, Any]]) -> str:
     """Return Markdown: for each table the command that makes its runs, how many there are, what they took, and on what
     hardware."""
-    lines = [INDEX, "", "| table | what | command | rows | runs | seconds a run | hours | hardware |",
-             "|---|---|---|---:|---:|---:|---:|---|"]  # fmt: skip
+    lines = [INDEX]
     for table in tables:
         target, runs = table.spec.target(table.name), belonging(table.spec, records)
         name = f"[{table.name}]({table.name}.md)" if table.records() else table.name

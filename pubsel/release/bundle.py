@@ -32,8 +32,8 @@ WEIGHTS, CONFIG = EXPORTED
 
 
 def made(settings: ExportConfig) -> tuple[dict[str, bytes], card.Statement]:
-    """Return the files of the folder by name, and what they tell. UserError says why a run may not or cannot be given
-    away."""
+    """Return the files of the folder by name, and the statement in them. UserError says why a run may not or cannot be
+    given away."""
     if settings.format == Format.onnx:
         check_installed()
 
@@ -47,12 +47,12 @@ def made(settings: ExportConfig) -> tuple[dict[str, bytes], card.Statement]:
         raise UserError(f"{folder.name}: {'; and '.join(reasons)}: {_remedy(record, folder)}")
 
     model, facts = whole_of(folder, record)
-    told = card.statement_of(record, public_facts(facts, model))
+    statement = card.statement_of(record, public_facts(facts, model))
 
-    files = contents(told, model)
+    files = contents(statement, model)
     if settings.format == Format.onnx:
         files["model.onnx"] = as_onnx(model, facts)
-    return files, told
+    return files, statement
 
 
 def _remedy(record: dict[str, Any], folder: Path) -> str:
@@ -111,16 +111,16 @@ def without_paths(values: Any) -> Any:
     return Path(values).name if isinstance(values, str) and os.sep in values else values
 
 
-def contents(told: card.Statement, whole: nn.Module) -> dict[str, bytes]:
+def contents(statement: card.Statement, whole: nn.Module) -> dict[str, bytes]:
     """Return the files of the folder by name, a function of their arguments alone."""
     # Layers that share a weight, or keep it in another order of channels, have a copy each.
     state = {name: tensor.detach().cpu() for name, tensor in whole.state_dict().items()}
     weights = save({name: tensor.clone(memory_format=torch.contiguous_format) for name, tensor in state.items()})
     return {
         WEIGHTS: weights,
-        CONFIG: (json.dumps(card.config(told), indent=1, sort_keys=True) + "\n").encode(),
-        "README.md": card.readme(told).encode(),
-        "privacy.html": card.privacy_page(told, hashlib.sha256(weights).hexdigest()).encode(),
+        CONFIG: (json.dumps(card.config(statement), indent=1, sort_keys=True) + "\n").encode(),
+        "README.md": card.readme(statement).encode(),
+        "privacy.html": card.privacy_page(statement, hashlib.sha256(weights).hexdigest()).encode(),
     }
 
 

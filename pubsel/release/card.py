@@ -40,13 +40,13 @@ class Statement:
     facts: config.json (`release.classifier.facts_of`, without paths, and what `release.bundle` adds); parts: the
     releases, each with what, epsilon, delta, rate, steps, noise_multiplier and accountant; epsilon, delta: of all of
     them, None without a guarantee; examples, units: how many private ones, and how many are protected, each by itself,
-    both treated as public; unit: what people are told apart by if these are the units; against: why the model should
+    both treated as public; unit: what distinguishes people if these are the units; against: why the model should
     not be given away, empty if nothing is against it; quality: what was measured with noise on held-out examples
     (`quality_of`), None if nothing was.
     """
 
     facts: dict[str, Any]
-    statement: str
+    text: str
     epsilon: float | None
     delta: float
     weak: bool
@@ -67,13 +67,13 @@ class Statement:
 
 
 def statement_of(record: dict[str, Any], facts: dict[str, Any]) -> Statement:
-    """Return what may be told of a run, from its record and the facts about its model."""
+    """Return what may be published of a run, from its record and the facts about its model."""
     privacy, settings = record["privacy"], record["settings"]
     chosen_from = {"auto": "pair.candidates", "pool": "pair.pool"}.get(str(at(settings, "pair.public")))
     candidates = at(settings, chosen_from) if chosen_from else []
     return Statement(
         facts=facts,
-        statement=str(privacy["statement"]),
+        text=str(privacy["statement"]),
         epsilon=privacy["epsilon"],
         delta=float(privacy.get("delta") or 0.0),
         weak=guarantee_kind(record) == "weak" or bool(at(record, "quality.privacy.weak")),
@@ -213,7 +213,7 @@ def _published(model: dict[str, Any]) -> bool:
 
 def _named(public: Any, private: str) -> str:
     """Return the name of public data, joined by + if there are several; of a path, only its last part. The name of
-    private data that are given by a path is never told."""
+    private data that are given by a path never appears."""
     return " + ".join(_name_of(str(name), private) for name in public_sets(public))
 
 
@@ -223,12 +223,12 @@ def _name_of(name: str, private: str) -> str:
     return "a part of the private data" if _same(name, private) else "public images, which their owner does not name"
 
 
-def code_of(told: Statement) -> str:
+def code_of(statement: Statement) -> str:
     """Return what a model was trained with: the version and the commit, and whether the code differed from it."""
-    if not told.commit:
-        return f"pubsel {told.version}"
-    changed = " with changes" if told.commit.endswith("-dirty") else ""
-    return f"pubsel {told.version}, commit {told.commit.removesuffix('-dirty')}{changed}"
+    if not statement.commit:
+        return f"pubsel {statement.version}"
+    changed = " with changes" if statement.commit.endswith("-dirty") else ""
+    return f"pubsel {statement.version}, commit {statement.commit.removesuffix('-dirty')}{changed}"
 
 
 def network_of(model: dict[str, Any]) -> str:
@@ -241,65 +241,65 @@ def network_of(model: dict[str, Any]) -> str:
     return f"the network {name}" + (f", of which {', '.join(trained)} is trained" if trained else "")
 
 
-def figures(told: Statement) -> list[tuple[str, tuple[str, str, str]]]:
+def figures(statement: Statement) -> list[tuple[str, tuple[str, str, str]]]:
     """Return the figures of the measurement by name, each with estimate and ends of its interval in percent: those of
     the whole, then those of each class or label, at most SHOWN of them. Without those that are wider than WIDEST."""
-    rows = [(name, values) for name, values in _measured(told) if values[2] - values[1] <= WIDEST]
+    rows = [(name, values) for name, values in _measured(statement) if values[2] - values[1] <= WIDEST]
     return [(name, tuple(f"{100 * value:.1f}" for value in values)) for name, values in rows]  # type: ignore[misc]
 
 
-def too_wide(told: Statement) -> int:
+def too_wide(statement: Statement) -> int:
     """Return how many figures are left out, since their interval says next to nothing."""
-    return sum(values[2] - values[1] > WIDEST for _, values in _measured(told))
+    return sum(values[2] - values[1] > WIDEST for _, values in _measured(statement))
 
 
-def _measured(told: Statement) -> list[tuple[str, list[float]]]:
+def _measured(statement: Statement) -> list[tuple[str, list[float]]]:
     rows: list[tuple[str, list[float]]] = []
-    for name, (estimate, low, high) in (told.quality or {"figures": {}})["figures"].items():
+    for name, (estimate, low, high) in (statement.quality or {"figures": {}})["figures"].items():
         if not isinstance(estimate, list):
             rows.append((name.replace("_", " "), [estimate, low, high]))
         elif len(estimate) > 1:  # two classes have one AUC, which is above
-            each = zip(told.facts["classes"], estimate, low, high, strict=True)
+            each = zip(statement.facts["classes"], estimate, low, high, strict=True)
             rows += [(f"{name.partition(' of each ')[0]} of {label}", values) for label, *values in each][:SHOWN]
     return rows
 
 
-def config(told: Statement) -> dict[str, Any]:
+def config(statement: Statement) -> dict[str, Any]:
     """Return config.json: the facts, and the guarantee for programs."""
     privacy = {
-        "statement": told.statement,
-        "epsilon": told.epsilon,
-        "delta": told.delta,
-        "unit": "one person with all their training examples" if told.unit else "one training example",
-        "adjacency": neighbours(told.unit),
-        "against": list(told.against),
+        "statement": statement.text,
+        "epsilon": statement.epsilon,
+        "delta": statement.delta,
+        "unit": "one person with all their training examples" if statement.unit else "one training example",
+        "adjacency": neighbours(statement.unit),
+        "against": list(statement.against),
     }
-    measured = {"quality": told.quality} if told.quality else {}
-    return told.facts | {"made_by": f"pubsel {__version__}", "privacy": privacy} | measured
+    measured = {"quality": statement.quality} if statement.quality else {}
+    return statement.facts | {"made_by": f"pubsel {__version__}", "privacy": privacy} | measured
 
 
-def readme(told: Statement) -> str:
+def readme(statement: Statement) -> str:
     """Return README.md, a model card in the layout of Hugging Face."""
-    return _rendered("card.md", told, escape=False)
+    return _rendered("card.md", statement, escape=False)
 
 
-def privacy_page(told: Statement, digest: str) -> str:
+def privacy_page(statement: Statement, digest: str) -> str:
     """Return privacy.html. digest: the SHA-256 of model.safetensors, by which both belong together."""
-    return _rendered("privacy.html", told, escape=True, digest=digest, meaning=meaning(told))
+    return _rendered("privacy.html", statement, escape=True, digest=digest, meaning=meaning(statement))
 
 
-def meaning(told: Statement) -> dict[str, Any]:
+def meaning(statement: Statement) -> dict[str, Any]:
     """Return what the guarantee means for the best adversary, in percent, rounded up: how often it is right, how many
     members it recognises at ALARMS, and how often it is right about a person with several images, and about one unit
     that may be another."""
-    if told.epsilon is None:
+    if statement.epsilon is None:
         return {}
-    epsilon, delta = told.epsilon, told.delta
-    variation = adversary.variation_of(told.parts, epsilon, delta)
-    swapped = adversary.exchanged(told.parts)
-    if told.quality is not None:  # an example is in training or held out: the larger of two bounds holds for each
-        variation = max(variation, adversary.variation_of([told.quality["part"]], epsilon, delta))
-        swapped = adversary.Bounds(*map(max, swapped, adversary.exchanged([told.quality["part"]])))
+    epsilon, delta = statement.epsilon, statement.delta
+    variation = adversary.variation_of(statement.parts, epsilon, delta)
+    swapped = adversary.exchanged(statement.parts)
+    if statement.quality is not None:  # an example is in training or held out: the larger of two bounds holds for each
+        variation = max(variation, adversary.variation_of([statement.quality["part"]], epsilon, delta))
+        swapped = adversary.Bounds(*map(max, swapped, adversary.exchanged([statement.quality["part"]])))
     groups = [(size, *adversary.of_group(epsilon, delta, size)) for size in GROUPS]
     return {
         "right": percent(adversary.success(epsilon, delta, variation)),
@@ -326,7 +326,7 @@ def plain_text(text: str) -> str:
     return re.sub(r"([\\`*_{}\[\]<>()#+!|~&-])", r"\\\1", " ".join(text.split()))
 
 
-def _rendered(name: str, told: Statement, *, escape: bool, **values: Any) -> str:
+def _rendered(name: str, statement: Statement, *, escape: bool, **values: Any) -> str:
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
     environment = Environment(
@@ -345,4 +345,4 @@ def _rendered(name: str, told: Statement, *, escape: bool, **values: Any) -> str
         "figures": figures,
         "too_wide": too_wide,
     }
-    return environment.get_template(name).render(told=told, code=code_of(told), **values).strip() + "\n"
+    return environment.get_template(name).render(statement=statement, code=code_of(statement), **values).strip() + "\n"

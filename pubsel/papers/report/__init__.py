@@ -43,21 +43,30 @@ def run(settings: ReportConfig) -> str:
     output = outputs.output(to, files)
     records = read_records(results)
     text = page(
-        records, read_ranks(results), drawings(results / "figures"), read_choices(results),
-        ledger.ledgers(results, ledger.stating(results)), own.class_names_in(results, records), settings.results,
+        records,
+        read_ranks(results),
+        drawings(results / "figures"),
+        read_choices(results),
+        ledger.ledgers(results, ledger.stating(results)),
+        own.class_names_in(results, records),
+        settings.results,
         read_measured(results),
-    )  # fmt: skip
+    )
     with output.open() as file:
         file.write(text)
     return output.report(f"{to}: {len(records)} records, {len(text.encode()) / 1e6:.1f} MB; open it in a browser")
 
 
 def page(
-    records: list[dict[str, Any]], ranks: list[dict[str, Any]] | None = None, others: dict[str, str] | None = None,
-    choices: list[dict[str, Any]] | None = None, released: list[list[ledger.Line]] | None = None,
-    classes: dict[str, list[str]] | None = None, results: str = "results",
+    records: list[dict[str, Any]],
+    ranks: list[dict[str, Any]] | None = None,
+    others: dict[str, str] | None = None,
+    choices: list[dict[str, Any]] | None = None,
+    released: list[list[ledger.Line]] | None = None,
+    classes: dict[str, list[str]] | None = None,
+    results: str = "results",
     measured: list[dict[str, Any]] | None = None,
-) -> str:  # fmt: skip
+) -> str:
     """Return the page of these records, measured distances and private choices. others: further drawings, name: SVG;
     released: the ledger of each private data set; classes: their names, by the identity of a run on the user's data;
     results: the folder, for commands; measured: records of distances, for the tables that judge them."""
@@ -91,12 +100,19 @@ def page(
     encoded = {name: base64.b64encode(svg.encode()).decode() for name, svg in (others or {}).items()}
     images = {name: f"data:image/svg+xml;base64,{text}" for name, text in encoded.items()}
     values = {
-        "tables": shown, "missing": missing, "curves": drawn, "others": images,
+        "tables": shown,
+        "missing": missing,
+        "curves": drawn,
+        "others": images,
         "choices": [choice | {"command": command(choice)} for choice in choices],
-        "own": sections, "alone": alone, "facts": _facts(everything, shown),
-        "version": __version__, "data": Markup(runs.json()),
-        "style": Markup(_asset("css", bool(sections))), "script": Markup(_asset("js", bool(sections))),
-    }  # fmt: skip
+        "own": sections,
+        "alone": alone,
+        "facts": _facts(everything, shown),
+        "version": __version__,
+        "data": Markup(runs.json()),
+        "style": Markup(_asset("css", bool(sections))),
+        "script": Markup(_asset("js", bool(sections))),
+    }
     return environment.get_template("page.html").render(values).strip() + "\n"
 
 
@@ -171,21 +187,21 @@ def _curve(name: str, records: list[dict[str, Any]], runs: Runs) -> dict[str, An
         plots.append(Markup(figures.inline(drawn, f"{name}-{i}-", about)))
     legend = figures.legend({figures.line_name(curve.line, line): how for line, how in styles.items()})
 
-    numbers = pandas.DataFrame(
-        {
-            "private": frame["private"], "model": frame["model"],
-            figures.axis_name(curve.line): [figures.line_name(curve.line, line) for line in frame["line"]],
-            figures.axis_name(curve.x): frame["x"], "utility": frame["utility"].round(2),
-            "utility_std": frame["std"], "seeds": frame["seeds"],
-        }
-    )  # fmt: skip
+    numbers = frame[["private", "model", "line", "x", "utility", "std", "seeds"]].round({"utility": 2})
+    numbers["line"] = [figures.line_name(curve.line, line) for line in frame["line"]]
+    heads = {"line": figures.axis_name(curve.line), "x": figures.axis_name(curve.x), "std": "utility_std"}
+    numbers = numbers.rename(columns=heads)
 
     keys: list[str | None] = [runs.add(f"{name}/{i + 1}", [cell]) for i, cell in enumerate(cells)]
     return {
-        "name": name, "title": curve.title, "selected": typeset.SELECTED_BY[curve.by], "oracle": curve.by == "test",
-        "plots": plots, "legend": Markup(figures.inline(legend, f"{name}-legend-", "Legend")),
+        "name": name,
+        "title": curve.title,
+        "selected": typeset.SELECTED_BY[curve.by],
+        "oracle": curve.by == "test",
+        "plots": plots,
+        "legend": Markup(figures.inline(legend, f"{name}-legend-", "Legend")),
         "table": shown_of(numbers, keys),
-    }  # fmt: skip
+    }
 
 
 def drawings(folder: Path) -> dict[str, str]:

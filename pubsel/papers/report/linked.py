@@ -11,9 +11,8 @@ from pubsel.papers import typeset
 from pubsel.papers.join import TableCell
 from pubsel.settings.command_line import command
 
-LINKED = (  # numbers that come from runs
-    "utility", "difference", "seeds", "distance", "spearman", "kendall", "pairs", "test_utility", "measured_utility",
-)  # fmt: skip
+# numbers that come from runs
+LINKED = "utility difference seeds distance spearman kendall pairs test_utility measured_utility".split()
 
 NAME = "NAME"  # in a command, of the run itself
 GROUPS = ("settings", "privacy", "selection", "command", "identity")

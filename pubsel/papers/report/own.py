@@ -32,14 +32,25 @@ MOST_MATRICES = 3  # of a section, the latest ones
 EXACT = "exact Gaussian"  # the accountant of Gaussian noise on all examples
 PERSON = ", for a person"  # how the words of a release go on, if people are protected
 RUN_HEADS = {
-    "run": "Run", "measured_utility": "Measured privately", "test_utility": "On test images, not private",
-    "epsilon": "ε", "public": "Public data", "algorithm": "Algorithm", "valid": "Guarantee", "noise": "Noise from",
-    "model": "Model", "metric": "Metric",
-}  # fmt: skip
+    "run": "Run",
+    "measured_utility": "Measured privately",
+    "test_utility": "On test images, not private",
+    "epsilon": "ε",
+    "public": "Public data",
+    "algorithm": "Algorithm",
+    "valid": "Guarantee",
+    "noise": "Noise from",
+    "model": "Model",
+    "metric": "Metric",
+}
 DISTANCE_HEADS = {
-    "public": "Public data", "distance": "Distance", "protected": "Guarantee", "kind": "Kind", "model": "Model",
+    "public": "Public data",
+    "distance": "Distance",
+    "protected": "Guarantee",
+    "kind": "Kind",
+    "model": "Model",
     "times": "Networks",
-}  # fmt: skip
+}
 
 
 @dataclass
@@ -114,7 +125,11 @@ def section(private: OwnData, place: int, runs: Runs, classes: dict[str, list[st
     folder, for commands."""
     # what runs and choices spent by their records that the ledger lacks
     apart = [line for line in private.lines if line["state"] == ledger.UNLISTED]
-    lacked = ledger.cost_of(apart) if apart else None
+    unlisted = None
+    if apart:
+        lacked = ledger.cost_of(apart)
+        many = len({line["cell"] for line in apart})
+        unlisted = {"many": many, "epsilon": _above(lacked.epsilon), "delta": _above(lacked.delta)}
 
     name = f"own-{place}"
     latest = sorted(private.records, key=lambda record: str(record.get("finished")), reverse=True)
@@ -124,10 +139,7 @@ def section(private: OwnData, place: int, runs: Runs, classes: dict[str, list[st
         "title": private.title,
         "paths": private.names,
         "spent": _spent(private),
-        "unlisted": lacked and {
-            "many": len({line["cell"] for line in apart}),
-            "epsilon": _above(lacked.epsilon), "delta": _above(lacked.delta),
-        },
+        "unlisted": unlisted,
         "releases": _releases(private, name, latest),
         "runs": _runs(latest, name, runs),
         "metrics": sorted({str(record.get("metric", "accuracy")).replace("_", " ") for record in latest}),
@@ -136,7 +148,7 @@ def section(private: OwnData, place: int, runs: Runs, classes: dict[str, list[st
         "measured": [_measured(record, classes.get(record["identity"])) for record in measured[:MOST_MATRICES]],
         "more": max(0, len(measured) - MOST_MATRICES),
         "next": _next(private, latest, results),
-    }  # fmt: skip
+    }
 
 
 # The guarantee
@@ -149,11 +161,15 @@ def _spent(private: OwnData) -> dict[str, Any] | None:
     total = ledger.cost_of(private.lines)
     people = {PERSON in line["what"] for line in private.lines}
     values: dict[str, Any] = {
-        "epsilon": _above(total.epsilon), "delta": _above(total.delta), "releases": total.releases,
-        "people": people == {True}, "mixed": len(people) > 1, "tighter": None,
+        "epsilon": _above(total.epsilon),
+        "delta": _above(total.delta),
+        "releases": total.releases,
+        "people": people == {True},
+        "mixed": len(people) > 1,
+        "tighter": None,
         "measured": any(map(is_measurement, private.lines)),
         "seeded": any(line["noise"] != ledger.OS_NOISE for line in private.lines),
-    }  # fmt: skip
+    }
 
     # Guarantees for images and for people are not of the same neighbours, so nothing tighter is known of both.
     if not values["mixed"] and (
@@ -193,12 +209,17 @@ def _releases(private: OwnData, name: str, latest: list[Record]) -> list[dict[st
     once = {line["release"]: line for line in private.lines}.values()
     return [
         {
-            "when": str(line["when"])[:16].replace("T", " "), "what": line["what"], "cell": line["cell"],
-            "epsilon": _above(line["epsilon"]), "delta": _above(line["delta"]), "noise": line["noise"],
-            "deleted": line["state"] == "deleted", "link": places.get(line["cell"]),
+            "when": str(line["when"])[:16].replace("T", " "),
+            "what": line["what"],
+            "cell": line["cell"],
+            "epsilon": _above(line["epsilon"]),
+            "delta": _above(line["delta"]),
+            "noise": line["noise"],
+            "deleted": line["state"] == "deleted",
+            "link": places.get(line["cell"]),
         }
         for line in sorted(once, key=lambda line: str(line["when"]), reverse=True)
-    ]  # fmt: skip
+    ]
 
 
 # What was computed
@@ -212,24 +233,27 @@ def _runs(latest: list[Record], name: str, runs: Runs) -> Shown | None:
         measured = (at(record, "quality.figures") or {}).get(record.get("metric"))
         private = privacy.get("epsilon") is not None
         chosen = ", chosen privately" if at(record, "settings.pair.public") in ("auto", "pool") else ""
-        rows.append({
-            "run": _text(record["identity"]),
-            "measured_utility": _figure(measured),
-            "test_utility": _figure([record["utility"], *(record.get("utility_interval") or ())]),
-            "metric": _text(str(record.get("metric", "accuracy")).replace("_", " ")),
-            "epsilon": (float(privacy["epsilon"]), f"{privacy['epsilon']:.4g}", "") if private else (None, "∞", ""),
-            "valid": _text(guarantee_kind(record)),
-            "noise": _text(privacy.get("noise_source") if privacy.get("epsilon") else None),
-            "algorithm": _text(record["algorithm"]), "model": _text(record["model"]),
-            "public": _text(f"{record['public'] or 'none'}{chosen}"),
-        })  # fmt: skip
+        rows.append(
+            {
+                "run": _text(record["identity"]),
+                "measured_utility": _figure(measured),
+                "test_utility": _figure([record["utility"], *(record.get("utility_interval") or ())]),
+                "metric": _text(str(record.get("metric", "accuracy")).replace("_", " ")),
+                "epsilon": (float(privacy["epsilon"]), f"{privacy['epsilon']:.4g}", "") if private else (None, "∞", ""),
+                "valid": _text(guarantee_kind(record)),
+                "noise": _text(privacy.get("noise_source") if privacy.get("epsilon") else None),
+                "algorithm": _text(record["algorithm"]),
+                "model": _text(record["model"]),
+                "public": _text(f"{record['public'] or 'none'}{chosen}"),
+            }
+        )
         keys.append(runs.add(f"{name}/{i}", [cell]))
     several = len({row["metric"] for row in rows}) > 1  # a single one stands above the table
     return _table({key: head for key, head in RUN_HEADS.items() if several or key != "metric"}, rows, keys)
 
 
 def _distances(private: OwnData, name: str, runs: Runs) -> Shown | None:
-    """Return a table of the distances of `pubsel rank`, and of those that runs were told to measure, the nearest
+    """Return a table of the distances of `pubsel rank`, and of those that runs measured, the nearest
     first. A private one (DP-GSD) has a line in the ledger."""
     released = {line["cell"] for line in private.lines}
     rows = []
@@ -244,9 +268,10 @@ def _distances(private: OwnData, name: str, runs: Runs) -> Shown | None:
             "public": _text(record["public"]),
             "distance": (mean, f"{mean:.3f}", f"± {std:.3f}" if std is not None else ""),
             "protected": _text("a private release" if protected else "not private"),
-            "kind": _text(kind), "model": _text(record["model"]),
+            "kind": _text(kind),
+            "model": _text(record["model"]),
             "times": (len(cell.distances()), str(len(cell.distances())), ""),
-        }  # fmt: skip
+        }
         rows.append((row, cell))
 
     rows.sort(key=lambda entry: [entry[0][key][0] or "" for key in ("kind", "model", "distance")])
@@ -293,11 +318,16 @@ def _measured(record: Record, names: list[str] | None) -> dict[str, Any]:
     whole = {key: values for key, values in quality["figures"].items() if not isinstance(values[0], list)}
     figures = [(key.replace("_", " "), _percent(values)) for key, values in whole.items()]
     values = {
-        "run": record["identity"], "figures": figures, "examples": quality["examples"],
+        "run": record["identity"],
+        "figures": figures,
+        "examples": quality["examples"],
         "people": quality["units"] if quality["privacy"].get("unit") else None,
-        "deviation": f"{quality['deviation']:.3g}", "statement": quality["privacy"]["statement"], "rows": [],
-        "names": [], "many": 0,
-    }  # fmt: skip
+        "deviation": f"{quality['deviation']:.3g}",
+        "statement": quality["privacy"]["statement"],
+        "rows": [],
+        "names": [],
+        "many": 0,
+    }
     if quality["table"] != "confusion":
         return values
 
@@ -379,8 +409,10 @@ def _lacking(trained: list[Record], safe: bool) -> tuple[dict[str, Any], list[st
 
 def _fit(private: OwnData, where: list[str]) -> tuple[str, str]:
     """Return `pubsel fit` with the public data that was ranked or chosen from."""
-    given = [at(record, "settings.public") or [] for record in [*private.choices, *private.ranks]]
-    publics = sorted({str(name) for candidates in given for candidate in candidates for name in public_sets(candidate)})
+    candidates_of = [at(record, "settings.public") or [] for record in [*private.choices, *private.ranks]]
+    publics = sorted(
+        {str(name) for candidates in candidates_of for candidate in candidates for name in public_sets(candidate)}
+    )
 
     # A path that is not plain has to be quoted for Hydra too.
     path = private.names[-1]

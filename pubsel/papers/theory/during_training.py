@@ -160,13 +160,10 @@ def gsd_lemma41(moment: Snapshot) -> Iterator[Row]:
             bound = reconstruction(gram, w)
             left = bound.s_next / bound.s_1
 
-            yield {
-                "public": public, "k": k, "s_1": bound.s_1, "s_next": left, "gsd": bound.gsd, "sine": bound.sine,
-                "largest_row": bound.largest_row / bound.s_1, "error": bound.error / bound.s_1,
-                "sharp": bound.sharp / bound.s_1, "stated": bound.stated / bound.s_1,
-                "reported": math.sqrt(2 / k) * bound.gsd + left,
-                "algorithm1": math.sqrt(2 * k) * measured[public] + left, "trivial": 1.0,
-            }  # fmt: skip
+            row = {"public": public, "k": k, "s_1": bound.s_1, "s_next": left, "gsd": bound.gsd, "sine": bound.sine}
+            row |= {key: getattr(bound, key) / bound.s_1 for key in ("largest_row", "error", "sharp", "stated")}
+            row["reported"] = math.sqrt(2 / k) * bound.gsd + left
+            yield row | {"algorithm1": math.sqrt(2 * k) * measured[public] + left, "trivial": 1.0}
 
 
 def gep_figure2(moment: Snapshot) -> Iterator[Row]:
@@ -264,7 +261,7 @@ FIGURES = {
 
 
 def moments(plan: Schedule, points: int, first_epoch: bool) -> set[int]:
-    """Return so many steps, evenly from the first to the last; and so many of the first epoch."""
+    """Return `points` steps, evenly from the first to the last; and as many of the first epoch if it is shown."""
     ends = [plan.steps, min(plan.steps, round(1 / plan.rate))] if first_epoch else [plan.steps]
     return {round(step) for end in ends for step in np.linspace(0, end - 1, points)}
 
