@@ -19,9 +19,12 @@ from pubsel.settings.datasets import dataset_info, dataset_names
 
 ROOT = Path(__file__).resolve().parent.parent
 BESIDE = {  # files of the repository: pages of the site
-    "CONTRIBUTING.md": "extend.md", "SECURITY.md": "security.md", "CHANGELOG.md": "changelog.md",
-    "CITATION.cff": "cite.md", "LICENSE": "licence.md",
-}  # fmt: skip
+    "CONTRIBUTING.md": "extend.md",
+    "SECURITY.md": "security.md",
+    "CHANGELOG.md": "changelog.md",
+    "CITATION.cff": "cite.md",
+    "LICENSE": "licence.md",
+}
 METHODS = {"algorithm": "run", "distance": "rank"}  # a group whose options are methods: a command that has it
 OPTIONS = ("model", "training", "privacy", "pair", "experiment")  # groups whose files speak for themselves
 
@@ -262,9 +265,14 @@ def named_datasets() -> str:
 
 def options() -> str:
     """The other groups of conf/: what each of their files is for."""
-    lines = ["# Models, schedules, experiments", "", "This page lists the other groups in conf/.",
-             "`pubsel run --help GROUP=NAME` explains the settings of one option. An experiment needs a plus:",
-             "`+experiment=NAME`.", ""]  # fmt: skip
+    lines = [
+        "# Models, schedules, experiments",
+        "",
+        "This page lists the other groups in conf/.",
+        "`pubsel run --help GROUP=NAME` explains the settings of one option. An experiment needs a plus:",
+        "`+experiment=NAME`.",
+        "",
+    ]
     for group in OPTIONS:
         lines += [f"## `{group}`", ""]
         for name in explain.option_names(group):

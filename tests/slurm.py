@@ -46,8 +46,10 @@ def sbatch(folder: Path, script: str) -> None:
         note(folder, job, state="PENDING", options=options)
         subprocess.Popen(
             [sys.executable, __file__, folder, "node", str(copy), job, str("array" in options)],
-            stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True,
-        )  # fmt: skip
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
 
 
 def node(folder: Path, script: str, job: str, array: str) -> None:

@@ -89,8 +89,18 @@ def projector(gradient, rank):
 
 def train(algorithm, folder, noise=0.0, public=PUBLIC, private=PRIVATE, stop=None, key="key", zero=True, **changes):
     """What `fit` ends with from zero weights, in full batches."""
-    values = {"epochs": 1, "steps": 4, "batch_size": 1000, "learning_rate": 0.01, "momentum": 0.0, "weight_decay": 0.0,
-              "milestones": [], "decay": 1.0, "chunk": None, "checkpoint_seconds": 0.0}  # fmt: skip
+    values = {
+        "epochs": 1,
+        "steps": 4,
+        "batch_size": 1000,
+        "learning_rate": 0.01,
+        "momentum": 0.0,
+        "weight_decay": 0.0,
+        "milestones": [],
+        "decay": 1.0,
+        "chunk": None,
+        "checkpoint_seconds": 0.0,
+    }
     training, model = Training(**values | changes), linear(zero)
     task = Task(private, public, private, C, "accuracy", (), (), ())
 
@@ -465,14 +475,21 @@ def images(path, seed, public_seed=0):
     pixels[private] = other.randint(0, 256, (40, 6, 6))
     changed = labels.copy()
     changed[private] = np.where(np.arange(40) < 3, np.arange(40), other.randint(3, size=40))
-    np.savez(path, train_images=pixels.astype(np.uint8), train_labels=changed,
-             test_images=255 - pixels[:9].astype(np.uint8), test_labels=labels[:9])  # fmt: skip
+    np.savez(
+        path,
+        train_images=pixels.astype(np.uint8),
+        train_labels=changed,
+        test_images=255 - pixels[:9].astype(np.uint8),
+        test_labels=labels[:9],
+    )
 
 
 def test_the_weights_of_only_public_are_the_same_whatever_the_private_examples(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    words = ["run", "model=pixels", "distance=none", "threads=1", "download=false", "pair.take=train", "pair.m=20",
-             "pair.private=tiny.npz", "pair.public=tiny.npz", "training=adamix"]  # fmt: skip
+    words = (
+        "run model=pixels distance=none threads=1 download=false pair.take=train pair.m=20 pair.private=tiny.npz "
+        "pair.public=tiny.npz training=adamix"
+    ).split()
     digests = {"only_public": set(), "ngd": set()}
     for seed in (1, 2):
         images("tiny.npz", seed)

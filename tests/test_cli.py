@@ -127,8 +127,14 @@ def test_public_sets_can_be_combined_also_in_a_sweep(cli: Cli) -> None:
 
 
 def test_rank_takes_combinations_as_candidates(cli: Cli) -> None:
-    np.savez("a.npz", **{f"{part}_{what}": np.zeros((90, 8, 8) if what == "images" else 90, np.uint8)
-                         for part in ("train", "test") for what in ("images", "labels")})  # fmt: skip
+    np.savez(
+        "a.npz",
+        **{
+            f"{part}_{what}": np.zeros((90, 8, 8) if what == "images" else 90, np.uint8)
+            for part in ("train", "test")
+            for what in ("images", "labels")
+        },
+    )
     words = ["private=digits", "model=digits_cnn", "distance.m=100", "distance.initialisations=1"]
     code, out, err = cli("rank", *words, "public=[digits,[digits,noise],[noise,./a.npz]]")
     assert code == 0, err
@@ -177,8 +183,11 @@ def test_rank_takes_other_distances_and_says_what_they_cost_and_read(cli: Cli) -
 
 
 def test_rank_of_equal_candidates_shows_a_tie(cli: Cli) -> None:
-    arrays = {f"{part}_{what}": np.random.RandomState(0).randint(0, 5, (90, 8, 8) if what == "images" else 90, np.uint8)
-              for part in ("train", "test") for what in ("images", "labels")}  # fmt: skip
+    arrays = {
+        f"{part}_{what}": np.random.RandomState(0).randint(0, 5, (90, 8, 8) if what == "images" else 90, np.uint8)
+        for part in ("train", "test")
+        for what in ("images", "labels")
+    }
     np.savez("a.npz", **arrays)
     np.savez("b.npz", **arrays)
     words = ["private=digits", "model=digits_cnn", "distance.m=80", "distance.initialisations=2"]
@@ -426,8 +435,14 @@ def test_auc_of_one_class_is_refused_before_training(cli: Cli, part: str, overri
     images = {"train": both[:400], "test": both[400:]}
     labels = {"train": np.tile([[0, 1], [1, 0]], (200, 1)), "test": np.tile([[0, 1], [1, 0]], (200, 1))}
     labels[part][300 if part == "test" else 0 :] = (0, 1)
-    np.savez("labels.npz", **{f"{name}_{what}": array for name, y in labels.items()
-                              for what, array in (("images", images[name]), ("labels", y))})  # fmt: skip
+    np.savez(
+        "labels.npz",
+        **{
+            f"{name}_{what}": array
+            for name, y in labels.items()
+            for what, array in (("images", images[name]), ("labels", y))
+        },
+    )
     code, out, err = cli("run", *TINY, "pair.private=labels.npz", *overrides)
     assert (code, out) == (1, "")
     assert f"pubsel: AUC needs examples of at least two classes, {words}" in err.splitlines()[-1]
@@ -570,10 +585,14 @@ def test_a_signal_to_stop_cleans_up(
 @pytest.mark.parametrize(
     ("words", "streams", "code"),
     [
-        ("--version", ">/dev/full", 1), ("nope", "2>/dev/full", 2), ("--version", ">/dev/full 2>/dev/full", 1),
-        ("--version", "<&- >&- 2>&-", 0), ("nope", "<&- >&- 2>&-", 2), ("--version", "2>&-", 0),
+        ("--version", ">/dev/full", 1),
+        ("nope", "2>/dev/full", 2),
+        ("--version", ">/dev/full 2>/dev/full", 1),
+        ("--version", "<&- >&- 2>&-", 0),
+        ("nope", "<&- >&- 2>&-", 2),
+        ("--version", "2>&-", 0),
     ],
-)  # fmt: skip
+)
 def test_streams_that_are_closed_or_full_change_no_exit_code(words: str, streams: str, code: int) -> None:
     command = f"{sys.executable} -m pubsel {words} {streams}"
     done = subprocess.run(command, shell=True, capture_output=True, text=True)

@@ -64,7 +64,7 @@ PATHS = {
     "second phase, own head": f"{NO_GSD} algorithm=second_phase algorithm.public_epochs=1 algorithm.head=own",
     "non_private": f"{NO_GSD} algorithm=non_private",
     "auto": f"{QUICK} distance=gsd pair.public=auto pair.candidates=[digits,photo_patches] epsilon_select=1 "
-            "distance.m=60 distance.k=4",
+    "distance.m=60 distance.k=4",
     "adadps": f"{PIXELS} algorithm=adadps",
     "pillar": f"{PIXELS} algorithm=pillar algorithm.k=10",
     "jl": f"{PIXELS} algorithm=jl algorithm.k=10",
@@ -81,21 +81,21 @@ PATHS = {
     "linear gep": f"{PIXELS} algorithm=gep_k100",
     "linear dp_sgd": f"{PIXELS} algorithm=dp_sgd",
     "features": f"{OWN} model=mobilenetv2_coral model.backbone.pretrained=false model.backbone.checkpoint=null "
-                "model.backbone.options={} model.backbone.input_size=32 algorithm=dp_sgd training=adamix",
+    "model.backbone.options={} model.backbone.input_size=32 algorithm=dp_sgd training=adamix",
     "scattering": f"{OWN} model=scattering algorithm=dp_sgd training=adamix",
     "frozen layers once": f"{OWN} model=timm model.architecture=resnet10t model.norm=freeze "
-                          "model.trained=[fc,layer4.0.conv2] algorithm=dp_sgd training=fine_tune model.once=true",
+    "model.trained=[fc,layer4.0.conv2] algorithm=dp_sgd training=fine_tune model.once=true",
     "a network by vmap": f"{OWN} model=timm model.architecture=convnext_atto model.norm=replace algorithm=dp_sgd "
-                         "training=fine_tune",
+    "training=fine_tune",
     "vit with lora": f"{OWN} model=timm model.architecture=vit_tiny_patch16_224 model.options={{img_size:32,depth:2}} "
-                     "model.lora={layers:[qkv],r:2,alpha:2} algorithm=dp_sgd training=fine_tune",
+    "model.lora={layers:[qkv],r:2,alpha:2} algorithm=dp_sgd training=fine_tune",
     "noisy_sgd": "run model=pixels pair.private=own.npz pair.public=own.npz pair.m=20 distance=none training=adamix "
-                 "algorithm=noisy_sgd algorithm.k=5 algorithm.steps=10",
+    "algorithm=noisy_sgd algorithm.k=5 algorithm.steps=10",
     "rank gsd": f"{RANK} distance.k=8",
     "rank gsd, given labels": f"{RANK} distance.k=8 distance.labels=given public=[digits]",
     "rank dp_gsd": f"{RANK} distance=dp_gsd distance.k=8 distance.epsilon=1 distance.delta=1e-5",
     "rank dp_gsd by bingham": f"{RANK} distance=dp_gsd distance.k=8 distance.mechanism=bingham distance.epsilon=1 "
-                              "distance.sketch=16",
+    "distance.sketch=16",
     "private choice": f"{RANK} distance.k=8 epsilon_select=1",
     "rank task2vec": f"{RANK} distance=task2vec public=[digits]",
     "rank otdd": f"{RANK} distance=otdd public=[digits]",
@@ -108,13 +108,13 @@ PATHS = {
     "audit, white box, dp_sgd": f"{AUDIT} audit.canaries=20 algorithm=dp_sgd",
     "audit, black box": f"{AUDIT} audit.kind=black_box audit.canaries=20 algorithm=dp_sgd",
     "audit, black box, pillar": PIXELS.replace("run", "audit", 1)
-                                + " audit.kind=black_box audit.canaries=20 algorithm=pillar algorithm.k=10",
+    + " audit.kind=black_box audit.canaries=20 algorithm=pillar algorithm.k=10",
     "audit, black box, dp_pca": PIXELS.replace("run", "audit", 1)
-                                + " audit.kind=black_box audit.canaries=20 algorithm=dp_pca algorithm.k=10",
+    + " audit.kind=black_box audit.canaries=20 algorithm=dp_pca algorithm.k=10",
     "audit by instance": f"{AUDIT} audit.kind=per_instance algorithm=dp_sgd",
     "audit by instance, pillar": PIXELS.replace("run", "audit", 1)
-                                 + " audit.kind=per_instance algorithm=pillar algorithm.k=10",
-}  # fmt: skip
+    + " audit.kind=per_instance algorithm=pillar algorithm.k=10",
+}
 
 
 @pytest.fixture(autouse=True)

@@ -82,8 +82,10 @@ def test_mmd_written_out():
     def kernel(a, b):
         return float(torch.exp(-(a - b).square().sum() / (2 * 1.5**2)))
 
-    own = [sum(kernel(a, b) for i, a in enumerate(s) for j, b in enumerate(s) if i != j) / (len(s) * (len(s) - 1))
-           for s in (x, y)]  # fmt: skip
+    own = [
+        sum(kernel(a, b) for i, a in enumerate(s) for j, b in enumerate(s) if i != j) / (len(s) * (len(s) - 1))
+        for s in (x, y)
+    ]
     want = sum(own) - 2 * np.mean([kernel(a, b) for a in x for b in y])
     assert mmd.mmd(x, y, 1.5) == pytest.approx(want, rel=1e-9)
     assert mmd.mmd(y, x, 1.5) == pytest.approx(want, rel=1e-9)
@@ -140,9 +142,9 @@ def test_otdd_is_the_definition_written_out_on_pot(exact):
             if exact:
                 label[i, j] = ot.emd2([], [], ot.dist(one, two))
             else:
-                label[i, j] = ot.gaussian.bures_wasserstein_distance(
-                    one.mean(0), two.mean(0), np.cov(one.T), np.cov(two.T)
-                ) ** 2  # fmt: skip
+                label[i, j] = (
+                    ot.gaussian.bures_wasserstein_distance(one.mean(0), two.mean(0), np.cov(one.T), np.cov(two.T)) ** 2
+                )
     cost = ot.dist(x.numpy(), y.numpy()) + label[p.numpy()][:, q.numpy()]
     found = otdd.otdd(otdd.labelled_examples(x, p), otdd.labelled_examples(y, q), exact)
     assert found == pytest.approx(ot.emd2([], [], cost) ** 0.5, rel=1e-6)
@@ -486,13 +488,28 @@ def test_the_examples_of_candidates_lie_in_files_not_in_memory(tmp_path):
     from pubsel.settings.keys import RankConfig
     from pubsel.settings.schema import check
 
-    model = {"name": "linear", "architecture": None, "pretrained": False, "checkpoint": None, "norm": "replace",
-             "input_size": None}  # fmt: skip
+    model = {
+        "name": "linear",
+        "architecture": None,
+        "pretrained": False,
+        "checkpoint": None,
+        "norm": "replace",
+        "input_size": None,
+    }
     values = {
-        "private": "digits", "public": ["digits", "noise"], "convert": "resize", "model": model, "seed": 0,
-        "distance": option("distance", "mmd") | {"m": 90}, "device": "cpu", "threads": 1, "data_root": "nowhere",
-        "results": "nowhere", "download": False, "debug": False,
-    }  # fmt: skip
+        "private": "digits",
+        "public": ["digits", "noise"],
+        "convert": "resize",
+        "model": model,
+        "seed": 0,
+        "distance": option("distance", "mmd") | {"m": 90},
+        "device": "cpu",
+        "threads": 1,
+        "data_root": "nowhere",
+        "results": "nowhere",
+        "download": False,
+        "debug": False,
+    }
     task, candidates = open_candidates(check(RankConfig, values), torch.device("cpu"), tmp_path)
     digits = open_dataset("digits", "nowhere", False)
     assert torch.equal(candidates["digits"].x, digits.test.x[:90])

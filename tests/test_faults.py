@@ -26,8 +26,10 @@ from pubsel.commands import list_runs, sweep
 from pubsel.messages import UserError
 from tests.forked import forked
 
-WORDS = ["+experiment=quickstart", "training.epochs=5", "training.batch_size=1297", "training.chunk=256", "pair.m=100",
-         "distance=none", "download=false", "threads=1", "training.checkpoint_seconds=0"]  # fmt: skip
+WORDS = (
+    "+experiment=quickstart training.epochs=5 training.batch_size=1297 training.chunk=256 pair.m=100 distance=none "
+    "download=false threads=1 training.checkpoint_seconds=0"
+).split()
 Fault = Callable[..., None]
 
 
@@ -203,24 +205,30 @@ def test_a_run_that_is_killed_at_every_stage_ends_the_same(tmp_path: Path, whole
 @pytest.mark.attack
 def test_a_choice_that_is_killed_leaves_no_candidates(tmp_path: Path) -> None:
     """13 of 18 kills left a folder as large as all candidates."""
-    auto = ("pair.public=auto", "pair.candidates=[digits,noise]", "epsilon_select=0.5", "distance=gsd",
-            "distance.m=100", "distance.initialisations=1", "distance.k=4")  # fmt: skip
+    auto = tuple(
+        (
+            "pair.public=auto pair.candidates=[digits,noise] epsilon_select=0.5 distance=gsd distance.m=100 "
+            "distance.initialisations=1 distance.k=4"
+        ).split()
+    )
     assert tried(tmp_path, kill_at, "pubsel.release.run.map_split", 2, words=auto)[0] == -signal.SIGKILL
     (left,) = run_folder(tmp_path).glob("candidates-*")
     assert [path.name for path in left.iterdir()] == ["0.npy"]
     (run_folder(tmp_path) / ".result.json.0abc.part").touch()
     code, said = tried(tmp_path, words=auto)
     assert code == 0, said
-    assert sorted(os.listdir(run_folder(tmp_path))) == [
-        "lock", "log.txt", "model.json", "model.pt", "result.json", "settings.json",
-    ]  # fmt: skip
+    assert (
+        sorted(os.listdir(run_folder(tmp_path))) == "lock log.txt model.json model.pt result.json settings.json".split()
+    )
 
 
 @pytest.mark.attack
 def test_a_rank_cleans_what_a_killed_one_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    words = ["rank", "private=digits", "public=[digits,noise]", "model=digits_cnn", "distance.m=100", "distance.k=4",
-             "distance.initialisations=1", "epsilon_select=0.5"]  # fmt: skip
+    words = (
+        "rank private=digits public=[digits,noise] model=digits_cnn distance.m=100 distance.k=4 "
+        "distance.initialisations=1 epsilon_select=0.5"
+    ).split()
     assert main(words) == 0
     (folder,) = Path("results/ranks").glob("*/")
     left = folder / "candidates-abc"

@@ -189,8 +189,15 @@ def test_the_same_command_again_changes_and_spends_nothing(release, capsys):
 def test_a_dry_run_tells_the_plan_and_reads_no_noise(capsys, tmp_path):
     lines, _ = fitted(capsys, "dry=true", f"results={tmp_path}/r", f"to={tmp_path}/release")
     text = "\n".join(lines)
-    for part in ("plan for ./mine", "8x8x1, 3 classes", "./same (80 images)", "or none", "epsilon 4, delta 0.001",
-                 "0.2 for the choice, 3.8 for the weights", "features: 64 of each"):  # fmt: skip
+    for part in (
+        "plan for ./mine",
+        "8x8x1, 3 classes",
+        "./same (80 images)",
+        "or none",
+        "epsilon 4, delta 0.001",
+        "0.2 for the choice, 3.8 for the weights",
+        "features: 64 of each",
+    ):
         assert part in text
     assert not list(tmp_path.iterdir())
 
@@ -232,31 +239,34 @@ def test_small_classes_and_wide_intervals_are_told_before_anything_is_spent(caps
 SPELLED = ("./mine", "./mine/", "mine/../mine/.", "./link", "~/mine", "~/link/cat/..")
 
 
-@pytest.mark.parametrize(("words", "message"), [
-    (["private=./nowhere"], "nowhere: no such file or folder"),
-    (["public=[[./same,./other]]"], "give each set by itself"),
-    (["pool=[./same]"], "public=[...] and pool=[...]: give one: a whole set is chosen, or examples"),
-    *(([f"public=['{name}']"], f"public=[{name}]: this is the private data: take another set") for name in SPELLED),
-    (["public=null", f"pool=[{SPELLED[0]}]"], f"pool=[{SPELLED[0]}]: this is the private data: take another set"),
-    (["to=."], "to=.: a link, or the folder that you are in"),
-    (["to=same"], "to=same: it is there already: give a new folder, or delete it"),
-    (["to=mine/new"], "which this command uses: give a folder elsewhere"),
-    (["to=same/new"], "which this command uses: give a folder elsewhere"),
-    (["to=elsewhere/new"], "which this command uses: give a folder elsewhere"),
-    (["to=elsewhere"], "which this command uses: give a folder elsewhere"),
-    (["to=/proc/new"], "cannot write to=/proc/new: No such file or directory"),
-    (["to=mine/cat/x/" + 300 * "y"], "which this command uses"),
-    (["to=" + 300 * "y"], ": File name too long"),
-    *[([f"features={name}"], f"features={name}: take one of clip_rn50,") for name in NOT_FEATURES],
-    (["features=no_such"], "features=no_such: take one of clip_rn50,"),
-    (["keep=maybe"], "keep: "),
-    (["held_out=0.001"], "held_out=0.001: of 483 images none would be measured: take a larger share"),
-    (["public=[./few]"], "public=[./few]: 10 images are too few: give 20 or more"),
-    (["private=./flat"], "private=./flat: one class only"),
-    (["delta=0.1"], "delta=0.1 is above 1/n = 0.002"),
-    (["epsilon=0"], "epsilon=0.0: must be greater than 0"),
-    (["choice=1"], "choice=1.0: must be less than 1"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["private=./nowhere"], "nowhere: no such file or folder"),
+        (["public=[[./same,./other]]"], "give each set by itself"),
+        (["pool=[./same]"], "public=[...] and pool=[...]: give one: a whole set is chosen, or examples"),
+        *(([f"public=['{name}']"], f"public=[{name}]: this is the private data: take another set") for name in SPELLED),
+        (["public=null", f"pool=[{SPELLED[0]}]"], f"pool=[{SPELLED[0]}]: this is the private data: take another set"),
+        (["to=."], "to=.: a link, or the folder that you are in"),
+        (["to=same"], "to=same: it is there already: give a new folder, or delete it"),
+        (["to=mine/new"], "which this command uses: give a folder elsewhere"),
+        (["to=same/new"], "which this command uses: give a folder elsewhere"),
+        (["to=elsewhere/new"], "which this command uses: give a folder elsewhere"),
+        (["to=elsewhere"], "which this command uses: give a folder elsewhere"),
+        (["to=/proc/new"], "cannot write to=/proc/new: No such file or directory"),
+        (["to=mine/cat/x/" + 300 * "y"], "which this command uses"),
+        (["to=" + 300 * "y"], ": File name too long"),
+        *[([f"features={name}"], f"features={name}: take one of clip_rn50,") for name in NOT_FEATURES],
+        (["features=no_such"], "features=no_such: take one of clip_rn50,"),
+        (["keep=maybe"], "keep: "),
+        (["held_out=0.001"], "held_out=0.001: of 483 images none would be measured: take a larger share"),
+        (["public=[./few]"], "public=[./few]: 10 images are too few: give 20 or more"),
+        (["private=./flat"], "private=./flat: one class only"),
+        (["delta=0.1"], "delta=0.1 is above 1/n = 0.002"),
+        (["epsilon=0"], "epsilon=0.0: must be greater than 0"),
+        (["choice=1"], "choice=1.0: must be less than 1"),
+    ],
+)
 def test_errors_name_keys_of_this_command(words, message, capsys, home, monkeypatch):
     monkeypatch.setenv("HOME", str(home))
     private = [word.partition("=")[2] for word in words if word.startswith("private")] or ["./mine"]
@@ -270,13 +280,23 @@ def test_errors_name_keys_of_this_command(words, message, capsys, home, monkeypa
 
 
 REACH = {  # key -> another value, and what it changes in the settings of the run
-    "seed": (3, "seed"), "threads": (2, "threads"), "download": ("false", "download"),
-    "device": ("cuda", "device"), "debug": ("true", "debug"), "results": ("r", "results"),
-    "data_root": ("d", "data_root"), "epsilon": (2.5, "epsilon epsilon_select"), "delta": (1e-4, "privacy.delta"),
-    "choice": (0.5, "epsilon epsilon_select"), "private": ("./other", "pair.private"),
-    "public": ("[./b]", "pair.candidates"), "held_out": (0.4, "pair.validation"), "metric": ("auc", "pair.metric"),
-    "unit": ("folder", "pair.unit"), "public_labels": ("none", "algorithm.public_labels"),
-}  # fmt: skip
+    "seed": (3, "seed"),
+    "threads": (2, "threads"),
+    "download": ("false", "download"),
+    "device": ("cuda", "device"),
+    "debug": ("true", "debug"),
+    "results": ("r", "results"),
+    "data_root": ("d", "data_root"),
+    "epsilon": (2.5, "epsilon epsilon_select"),
+    "delta": (1e-4, "privacy.delta"),
+    "choice": (0.5, "epsilon epsilon_select"),
+    "private": ("./other", "pair.private"),
+    "public": ("[./b]", "pair.candidates"),
+    "held_out": (0.4, "pair.validation"),
+    "metric": ("auc", "pair.metric"),
+    "unit": ("folder", "pair.unit"),
+    "public_labels": ("none", "algorithm.public_labels"),
+}
 
 
 def test_each_setting_reaches_the_run_and_changes_nothing_else():

@@ -221,9 +221,13 @@ def test_contributing_can_be_followed_to_the_letter(tmp_path: Path) -> None:
     environment = os.environ | {"PUBSEL": str(clone), "PYTHONPATH": str(clone)}
     environment["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{environment['PATH']}"
     done = subprocess.run(
-        ["bash", "-euo", "pipefail", "-c", script], cwd=own, text=True, capture_output=True, timeout=900,
+        ["bash", "-euo", "pipefail", "-c", script],
+        cwd=own,
+        text=True,
+        capture_output=True,
+        timeout=900,
         env=environment,
-    )  # fmt: skip
+    )
     assert done.returncode == 0, done.stdout + done.stderr
 
     told = done.stdout
@@ -252,9 +256,10 @@ def test_what_contributing_shows_is_short() -> None:
 def launched(folder: Path, launcher: str, **environment: str) -> Command:
     """The quickstart's sweep of the page by this launcher, as typed, and each cell cut down to one step."""
     (words,) = [
-        words for words in commands(GUIDE / "sweeps.md", "pubsel")
+        words
+        for words in commands(GUIDE / "sweeps.md", "pubsel")
         if f"hydra/launcher={launcher}" in words and "seed=0,1" in words and "+experiment=quickstart" in words
-    ]  # fmt: skip
+    ]
     small = "training.epochs=1 training.batch_size=1297 distance=none device=cpu threads=1"
     return Command(folder, *words, *small.split(), **environment)
 
@@ -294,8 +299,8 @@ def test_the_table_of_the_launcher_has_all_its_keys() -> None:
     told = table_of(GUIDE / "sweeps.md", "`hydra.launcher.`")
     have = {f.name for f in dataclasses.fields(pubsel_launchers.SlurmConf)} - {"_target_", "cluster"}
     assert set(told) >= have
-    for name in ("timeout_min", "gpus_per_node", "cpus_per_task", "mem_gb", "array_parallelism", "max_num_timeout",
-                 "signal_delay_s"):  # fmt: skip
+    options = "timeout_min gpus_per_node cpus_per_task mem_gb array_parallelism max_num_timeout signal_delay_s"
+    for name in options.split():
         assert told[name][0] == str(getattr(pubsel_launchers.SlurmConf, name))
 
 

@@ -20,8 +20,12 @@ from pubsel.settings.keys import Pair
 from tests.made import only_record
 
 SEVERAL, TWO, THREE = "several.npz", "two.npz", "three.npz"
-WORDS = ("model=pixels", "algorithm=whitened_head", "distance=none", "download=false", "threads=1", "epsilon=2",
-         "privacy.delta=1e-3", "pair.public=null", "pair.validation=0.25", "privacy.measure=true")  # fmt: skip
+WORDS = tuple(
+    (
+        "model=pixels algorithm=whitened_head distance=none download=false threads=1 epsilon=2 privacy.delta=1e-3 "
+        "pair.public=null pair.validation=0.25 privacy.measure=true"
+    ).split()
+)
 
 
 @pytest.fixture
@@ -43,10 +47,13 @@ def folder(tmp_path, monkeypatch):
     return tmp_path
 
 
-@pytest.mark.parametrize(("data", "names"), [
-    (THREE, ["accuracy", "balanced_accuracy", "recall of each class"]),
-    (SEVERAL, ["auc", "auc of each label"]),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("data", "names"),
+    [
+        (THREE, ["accuracy", "balanced_accuracy", "recall of each class"]),
+        (SEVERAL, ["auc", "auc of each label"]),
+    ],
+)
 def test_a_run_measures_what_it_reaches(data, names, folder, capsys):
     """The figures without noise, which the record has too, lie in the intervals; the guarantee is of the budget."""
     assert main(["run", f"pair.private={data}", *WORDS]) == 0, capsys.readouterr().err
@@ -80,9 +87,15 @@ def test_scores_of_two_classes_are_released_if_the_metric_is_an_auc():
 
 @pytest.mark.attack
 @pytest.mark.parametrize("many", [1, 2, 7, 500])
-@pytest.mark.parametrize(("classes", "several", "metric"), [
-    (2, False, "auc"), (2, False, "accuracy"), (7, False, "auc"), (14, True, "auc"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("classes", "several", "metric"),
+    [
+        (2, False, "auc"),
+        (2, False, "accuracy"),
+        (7, False, "auc"),
+        (14, True, "auc"),
+    ],
+)
 def test_one_held_out_person_moves_the_table_by_at_most_its_sensitivity(classes, several, metric, many):
     """Whoever is before and after them, and whatever their images are."""
     torch.manual_seed(0)
@@ -266,13 +279,22 @@ def test_an_auc_of_two_classes_is_told_once(folder, capsys):
     assert [name for name, _ in card.figures(told)] == ["auc"]
 
 
-@pytest.mark.parametrize(("words", "message"), [
-    (["pair.validation=0"], "privacy.measure=true: measures on held-out private examples: give pair.validation=0.1"),
-    (["pair.overlap=drop"], "privacy.measure=true: which held-out images are dropped would depend on training images"),
-    (["pair.validation=0.9", "privacy.delta=2e-3"], "privacy.delta=0.002 is above 1/n"),
-    (["epsilon=inf"], "privacy.measure=true: needs a private algorithm and epsilon=NUMBER"),
-    (["algorithm=non_private"], "privacy.measure=true: needs a private algorithm and epsilon=NUMBER"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (
+            ["pair.validation=0"],
+            "privacy.measure=true: measures on held-out private examples: give pair.validation=0.1",
+        ),
+        (
+            ["pair.overlap=drop"],
+            "privacy.measure=true: which held-out images are dropped would depend on training images",
+        ),
+        (["pair.validation=0.9", "privacy.delta=2e-3"], "privacy.delta=0.002 is above 1/n"),
+        (["epsilon=inf"], "privacy.measure=true: needs a private algorithm and epsilon=NUMBER"),
+        (["algorithm=non_private"], "privacy.measure=true: needs a private algorithm and epsilon=NUMBER"),
+    ],
+)
 def test_without_held_out_examples_or_noise_nothing_is_measured(words, message, folder, capsys):
     assert main(["run", f"pair.private={THREE}", *WORDS, *words]) == 2
     assert message in capsys.readouterr().err

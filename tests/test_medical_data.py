@@ -91,12 +91,21 @@ def chestxray14(root, name="Data_Entry_2017_v2020.csv"):
         xray(folder / f"images_{1 + i // 3:03d}/images/{file}", 10 * i, size=(64, 64), mode="RGBA" if i == 3 else "L")
     rows = [
         {
-            "Image Index": file, "Finding Labels": label, "Follow-up #": i % 2, "Patient ID": 1 + i // 2,
-            "Patient Age": 58, "Patient Gender": "M", "View Position": "PA", "OriginalImage[Width": 2682,
-            "Height]": 2749, "OriginalImagePixelSpacing[x": 0.143, "y]": 0.143, "": "",
+            "Image Index": file,
+            "Finding Labels": label,
+            "Follow-up #": i % 2,
+            "Patient ID": 1 + i // 2,
+            "Patient Age": 58,
+            "Patient Gender": "M",
+            "View Position": "PA",
+            "OriginalImage[Width": 2682,
+            "Height]": 2749,
+            "OriginalImagePixelSpacing[x": 0.143,
+            "y]": 0.143,
+            "": "",
         }
         for i, (file, label) in enumerate(zip(names, LABELS, strict=True))
-    ]  # fmt: skip
+    ]
     table(folder / name, rows)
     (folder / "train_val_list.txt").write_text("".join(f"{names[i]}\n" for i in (4, 0, 5, 1)))
     (folder / "test_list.txt").write_text("\n".join(names[2:4]))
@@ -731,11 +740,19 @@ def test_medmnist_is_fetched_with_its_checksum(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize(
     ("private", "public"),
-    [("ham10000", "dermamnist_64"), ("dermamnist", "ham10000"), ("chestxray14", "chestmnist_224"),
-     ("chestmnist_64", "chestxray14"), ("kagchest", "pneumoniamnist"), ("pneumonia", "kagchest"),
-     ("pneumoniamnist_224", "pneumonia"), ("imagenet", "tiny_imagenet"), ("ham10000_224", "dermamnist"),
-     ("dermamnist_224", "ham10000_224")],
-)  # fmt: skip
+    [
+        ("ham10000", "dermamnist_64"),
+        ("dermamnist", "ham10000"),
+        ("chestxray14", "chestmnist_224"),
+        ("chestmnist_64", "chestxray14"),
+        ("kagchest", "pneumoniamnist"),
+        ("pneumonia", "kagchest"),
+        ("pneumoniamnist_224", "pneumonia"),
+        ("imagenet", "tiny_imagenet"),
+        ("ham10000_224", "dermamnist"),
+        ("dermamnist_224", "ham10000_224"),
+    ],
+)
 @pytest.mark.parametrize("take", [Take.test, Take.train])
 def test_private_images_are_never_public_under_another_name(private, public, take, monkeypatch):
     """Their splits differ: test images of the one are training images of the other."""

@@ -80,8 +80,11 @@ def planted(tmp_path: Path, *made: Fault, words: tuple[str, ...] = ()) -> tuple[
     clean = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST")}
     run = subprocess.run(
         [sys.executable, "-c", code, "--jobs", "1", *words],
-        cwd=tmp_path, env=clean | {"PYTHONPATH": str(ROOT / "scripts")}, capture_output=True, text=True,
-    )  # fmt: skip
+        cwd=tmp_path,
+        env=clean | {"PYTHONPATH": str(ROOT / "scripts")},
+        capture_output=True,
+        text=True,
+    )
     assert not run.stderr, run.stderr
     assert (tmp_path / "sums.py").read_text() == SUMS
     return run.returncode, run.stdout.splitlines()

@@ -25,8 +25,12 @@ def test_the_best_k_is_that_of_the_selection():
     records += [swept("pillar", epsilon, private="mnist", k=10) for epsilon in (0.1, 0.7)]  # nothing was chosen
     frame = read_off.best_k(records)
     assert list(zip(frame["private"], frame["k"], strict=True)) == [
-        ("flowers5", 10), ("flowers5", 40), ("flowers5", 160), ("kagchest", 40), ("kagchest", 40),
-    ]  # fmt: skip
+        ("flowers5", 10),
+        ("flowers5", 40),
+        ("flowers5", 160),
+        ("kagchest", 40),
+        ("kagchest", 40),
+    ]
 
 
 def test_the_drop_is_the_share_of_the_accuracy_without_a_guarantee_seed_by_seed():
@@ -66,9 +70,13 @@ def test_examples_a_class_are_public_shots_or_the_share_of_private_ones():
     assert read_off.samples(others).empty
     frame = read_off.samples([*public, *private, *others])
     assert list(zip(frame["line"], frame["x"], strict=True)) == [
-        ("public", 5), ("public", 20), ("private, ε = 1", 50), ("private, ε = 1", 100), ("private, ε = 3", 50),
+        ("public", 5),
+        ("public", 20),
+        ("private, ε = 1", 50),
+        ("private, ε = 1", 100),
+        ("private, ε = 3", 50),
         ("private, ε = 3", 100),
-    ]  # fmt: skip
+    ]
     assert read_off.samples([*public, *private[:1]]).empty
     assert read_off.samples(public).empty
 
@@ -81,8 +89,11 @@ def boosted(utility, algorithm="adamix", epsilon=3.0, shots=5, seed=0):
 
 
 def test_the_boost_is_what_private_data_add_of_what_they_could():
-    ends = [boosted(u, "only_public", None, n, seed) for n, pair in ((5, (0.3, 0.5)), (20, (0.7, 0.7)))
-            for seed, u in enumerate(pair)]  # fmt: skip
+    ends = [
+        boosted(u, "only_public", None, n, seed)
+        for n, pair in ((5, (0.3, 0.5)), (20, (0.7, 0.7)))
+        for seed, u in enumerate(pair)
+    ]
     ends += [boosted(0.8, "paragon", None, None, seed) for seed in (0, 1)]
     mixed = [
         boosted(u, shots=n, seed=seed) for n, pair in ((5, (0.6, 0.7)), (20, (0.7, 0.7))) for seed, u in enumerate(pair)
@@ -114,17 +125,21 @@ def started(algorithm="adamix_clip", model="clip_rn50", utility=0.5, rate=0.1, s
 
 def test_clip_is_named_by_what_it_starts_from_next_to_adamix_on_the_same_data():
     records = [
-        started("adamix", "resnet50_sl", 0.6), started("adamix", "resnet50_sl", 0.5, rate=0.2),
+        started("adamix", "resnet50_sl", 0.6),
+        started("adamix", "resnet50_sl", 0.5, rate=0.2),
         started("adamix", "resnet50_sl", 0.9, shots=40),  # other data
-        started(utility=0.8), started(utility=0.3, pretrain_epochs=0),
+        started(utility=0.8),
+        started(utility=0.3, pretrain_epochs=0),
         started(utility=0.7, pretrain_epochs=0, class_names=["bar", "gym"]),
-    ]  # fmt: skip
+    ]
     frame = read_off.initialisation(records)
     bars = zip(frame["model"], frame["start"], frame["utility"].round(6), strict=True)
     assert list(bars) == [
-        ("clip_rn50", "zero", 30), ("clip_rn50", "language", 70), ("clip_rn50", "public", 80),
+        ("clip_rn50", "zero", 30),
+        ("clip_rn50", "language", 70),
+        ("clip_rn50", "public", 80),
         ("resnet50_sl", "public", 60),
-    ]  # fmt: skip
+    ]
     assert not frame["setting"].any()
     assert read_off.initialisation(records[:3]).empty
 
@@ -154,5 +169,8 @@ def test_gep_and_b_gep_are_lines_against_k():
     curve = figures.CURVES["gep_k"]
     frame, _ = figures.points(curve, runs)
     assert list(zip(frame["line"], frame["x"], strict=True)) == [
-        ("gep", 500), ("gep", 1000), ("b_gep", 500), ("b_gep", 1000),
-    ]  # fmt: skip
+        ("gep", 500),
+        ("gep", 1000),
+        ("b_gep", 500),
+        ("b_gep", 1000),
+    ]

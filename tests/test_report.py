@@ -524,9 +524,16 @@ def browser(tmp_path_factory):
     options.binary_location = chromium
     profile = tmp_path_factory.mktemp("profile")
     for word in (
-        "headless=new", "no-sandbox", "disable-gpu", "no-first-run", "disable-background-networking",
-        "disable-component-update", "disable-sync", "disable-dev-shm-usage", f"user-data-dir={profile}",
-    ):  # fmt: skip
+        "headless=new",
+        "no-sandbox",
+        "disable-gpu",
+        "no-first-run",
+        "disable-background-networking",
+        "disable-component-update",
+        "disable-sync",
+        "disable-dev-shm-usage",
+        f"user-data-dir={profile}",
+    ):
         options.add_argument(f"--{word}")
     options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
     found = webdriver.Chrome(options=options, service=webdriver.ChromeService(driver))
@@ -583,8 +590,10 @@ def column(browser, table, head):
         return [...table.tBodies[0].rows].map((row) => {
           const cell = row.cells[place];
           return (cell.querySelector("a, span[title]") || cell).textContent.trim();
-        });""", table, head,
-    )  # fmt: skip
+        });""",
+        table,
+        head,
+    )
 
 
 def header(browser, table, head):
@@ -653,11 +662,19 @@ def test_every_row_with_runs_has_one_stop_for_the_keyboard(kept):
 
 def test_a_measured_distance_alone_leads_to_its_command(browser, tmp_path):
     rank = {
-        "identity": "digits-probe-1", "private": "ham10000_224", "model": "probe", "commit": "c", "seed": 0,
+        "identity": "digits-probe-1",
+        "private": "ham10000_224",
+        "model": "probe",
+        "commit": "c",
+        "seed": 0,
         "settings": {"seed": 0, "private": "ham10000_224", "public": ["kagskin"], "model": {"name": "probe"}},
-        "public": "kagskin", "label": "paper", "algorithm": None, "epsilon": None, "utility": None,
+        "public": "kagskin",
+        "label": "paper",
+        "algorithm": None,
+        "epsilon": None,
+        "utility": None,
         "distance": {"values": [0.25, 0.35]},
-    }  # fmt: skip
+    }
     path = tmp_path / "report.html"
     path.write_text(report.page([], [rank]))
     opened(browser, path.as_uri())

@@ -28,8 +28,17 @@ from compare_distances import compare  # noqa: E402
 
 def test_a_cluster_map_of_digits(tmp_path):
     """Symmetric, nothing between a set and itself, and the private digits next to the public ones."""
-    words = ["figure=clustermap", "pair.private=digits", "sets=[digits,noise]", "model=digits_cnn", "distance=task2vec",
-             "distance.m=100", "distance.initialisations=1", f"results={tmp_path}", "device=cpu"]  # fmt: skip
+    words = [
+        "figure=clustermap",
+        "pair.private=digits",
+        "sets=[digits,noise]",
+        "model=digits_cnn",
+        "distance=task2vec",
+        "distance.m=100",
+        "distance.initialisations=1",
+        f"results={tmp_path}",
+        "device=cpu",
+    ]
     with initialize_config_dir(str(CONF), version_base="1.3"):
         settings = clustermap.rank_settings(check(FigureConfig, compose("figure", words)))
         same = [word for word in words if not word.startswith(("figure", "pair", "sets"))]
@@ -85,9 +94,12 @@ def test_a_rented_machine_does_the_next_piece_of_a_list_and_packs_it(tmp_path):
         words = [sys.executable, str(machine / "scripts" / "rented.py"), str(out), "--list", str(listed)]
         offline = ["unshare", "-rn"] if subprocess.run(["unshare", "-rn", "true"], check=False).returncode == 0 else []
         done = subprocess.run(
-            [*offline, *words, f"--minutes={minutes}", *state], capture_output=True, text=True, cwd=tmp_path,
+            [*offline, *words, f"--minutes={minutes}", *state],
+            capture_output=True,
+            text=True,
+            cwd=tmp_path,
             env={**os.environ, "PYTHONPATH": ""},
-        )  # fmt: skip
+        )
         assert done.returncode == 1, done.stderr
         lines = done.stdout.splitlines()
         assert [line.split()[0] for line in lines] == ["ended", "failed", "interrupted"]

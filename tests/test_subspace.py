@@ -204,8 +204,10 @@ def test_bases_by_cholesky_factors_are_those_of_householder(p, k, condition):
     assert outside[0] < outside[1] + 1e-6
     # the directions in which B is large are found exactly
     large = int((scale > 1e-2).sum())
-    ours, theirs = (torch.linalg.svd(b.double(), full_matrices=False).U[:, :large].T @ basis for basis in
-                    (q.double(), torch.linalg.qr(b.double()).Q))  # fmt: skip
+    ours, theirs = (
+        torch.linalg.svd(b.double(), full_matrices=False).U[:, :large].T @ basis
+        for basis in (q.double(), torch.linalg.qr(b.double()).Q)
+    )
     torch.testing.assert_close(ours.norm(dim=1), theirs.norm(dim=1), rtol=0, atol=1e-5)
 
 

@@ -302,9 +302,15 @@ def test_the_clip_norm_is_that_of_gradients_at_zero_weights(classes, several):
     torch.testing.assert_close(norms, torch.full_like(norms, bound / CLIP), rtol=1e-5, atol=0)
 
 
-@pytest.mark.parametrize(("n", "epsilon", "classes", "several", "m", "steps"),
-                         [(300, 0.1, 2, False, 100, 30), (3000, 1.0, 10, False, 100, 30), (900, 0.5, 3, True, 100, 30),
-                          (3000, 8.0, 10, False, 0, 60)])  # fmt: skip
+@pytest.mark.parametrize(
+    ("n", "epsilon", "classes", "several", "m", "steps"),
+    [
+        (300, 0.1, 2, False, 100, 30),
+        (3000, 1.0, 10, False, 100, 30),
+        (900, 0.5, 3, True, 100, 30),
+        (3000, 8.0, 10, False, 0, 60),
+    ],
+)
 def test_the_noise_of_a_logit_is_the_same_on_every_task(n, epsilon, classes, several, m, steps, tmp_path):
     """Through the loop, on rows that are not finite, which count as zero: what is left is noise."""
     mu = accountant.gaussian_mu(epsilon, 1e-5)
@@ -374,8 +380,9 @@ def test_as_many_steps_as_the_noise_and_a_stable_rate_allow(m, epsilon, steps):
 
 
 @pytest.mark.attack
-@pytest.mark.parametrize(("name", "labelled"), [("whitened_head", False), ("whitened_head", True),
-                                                ("whitened_head_once", True)])  # fmt: skip
+@pytest.mark.parametrize(
+    ("name", "labelled"), [("whitened_head", False), ("whitened_head", True), ("whitened_head_once", True)]
+)
 @pytest.mark.parametrize(("classes", "several"), [(2, False), (200, False), (14, True)])
 def test_one_example_moves_the_sum_by_at_most_one(name, labelled, classes, several):
     """From its features to the sum, at zero weights and far from them, whether or not they correct a public
@@ -468,8 +475,9 @@ def test_a_discriminant_of_pure_noise_is_small():
 
 # From the command line to the record
 
-WORDS = ["run", "model=pixels", "distance=none", "download=false", "threads=1", "epsilon=2", "privacy.delta=1e-3",
-         "pair.private=tiny.npz"]  # fmt: skip
+WORDS = (
+    "run model=pixels distance=none download=false threads=1 epsilon=2 privacy.delta=1e-3 pair.private=tiny.npz".split()
+)
 PUBLIC = ["pair.public=tiny.npz", "pair.m=30", "pair.take=train"]
 
 
@@ -514,8 +522,10 @@ def test_settings_of_training_that_are_given_make_no_other_run(folder, capsys):
     assert "finished before" in capsys.readouterr().err
     training = only_record()["settings"]["training"]
     assert {key: training[key] for key in ("steps", "momentum", "batch_size")} == {
-        "steps": 30, "momentum": 0.9, "batch_size": 10**9,
-    }  # fmt: skip
+        "steps": 30,
+        "momentum": 0.9,
+        "batch_size": 10**9,
+    }
 
 
 def test_a_run_without_public_data(folder, capsys):

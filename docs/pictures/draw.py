@@ -32,13 +32,17 @@ PANELS = {  # private data: the table, the label of its rows, and what stands be
 }
 PLACES = {  # where the name of a public set stands beside its point: points to the right, points up, alignment
     ("fashion_mnist", "mnist"): (9, 6, "left"),
-    ("ham10000", "ham10000"): (9, -13, "left"), ("ham10000", "flowers5"): (8, 7, "left"),
+    ("ham10000", "ham10000"): (9, -13, "left"),
+    ("ham10000", "flowers5"): (8, 7, "left"),
     ("ham10000", "tiny_imagenet"): (-8, 2, "right"),
-    ("ham10000", "cifar10"): (-8, -6, "right"), ("ham10000", "fashion_mnist"): (8, -3, "left"),
-    ("ham10000", "kagchest"): (8, -6, "left"), ("kagchest", "ham10000"): (8, 2, "left"),
-    ("kagchest", "cifar10"): (-8, -12, "right"), ("kagchest", "chestxray_pneumonia"): (-9, 0, "right"),
+    ("ham10000", "cifar10"): (-8, -6, "right"),
+    ("ham10000", "fashion_mnist"): (8, -3, "left"),
+    ("ham10000", "kagchest"): (8, -6, "left"),
+    ("kagchest", "ham10000"): (8, 2, "left"),
+    ("kagchest", "cifar10"): (-8, -12, "right"),
+    ("kagchest", "chestxray_pneumonia"): (-9, 0, "right"),
     ("kagchest", "kagchest"): (9, -20, "left"),
-}  # fmt: skip
+}
 NAMES = {"chestxray_pneumonia": "chest X-rays"}
 
 
@@ -87,9 +91,14 @@ def _panel(axis: Axes, rows: pandas.DataFrame, theme: str) -> None:
     for _, row in gep.iterrows():
         x, y, side = PLACES.get((row["private"], row["public"]), (9, 5, "left"))
         axis.annotate(
-            NAMES.get(row["public"], row["public"]), (row["distance"], row["utility"]), (x, y),
-            textcoords="offset points", ha=side, fontsize=10, color=figures.INK,
-        )  # fmt: skip
+            NAMES.get(row["public"], row["public"]),
+            (row["distance"], row["utility"]),
+            (x, y),
+            textcoords="offset points",
+            ha=side,
+            fontsize=10,
+            color=figures.INK,
+        )
 
     # The clip norm of DP-SGD is that of GEP's embedding: 5 on Fashion-MNIST, 3 elsewhere.
     without = rows[(rows["algorithm"] == "dp_sgd") & ~rows["setting"].fillna("").str.contains("clip_norm=0.1")]
@@ -97,9 +106,14 @@ def _panel(axis: Axes, rows: pandas.DataFrame, theme: str) -> None:
     axis.axhline(none["utility"], color=level, ls="--", lw=1.4)
     axis.axhspan(none["utility"] - none["utility_std"], none["utility"] + none["utility_std"], color=level, alpha=0.15)
     axis.annotate(
-        "DP-SGD, no public data", (0.02, none["utility"]), (0, 4), xycoords=("axes fraction", "data"),
-        textcoords="offset points", color=level, fontsize=10,
-    )  # fmt: skip
+        "DP-SGD, no public data",
+        (0.02, none["utility"]),
+        (0, 4),
+        xycoords=("axes fraction", "data"),
+        textcoords="offset points",
+        color=level,
+        fontsize=10,
+    )
     axis.margins(0.12, 0.12)
     left, right = axis.get_xlim()
     axis.set_xlim(left, right + 0.25 * (right - left))  # room for names
@@ -132,17 +146,26 @@ def architecture(theme: str) -> str:
         box(280, 20, 220, 92, "distances, selection", ["which set is near;", "chosen with a guarantee"], plain),
         box(570, 20, 250, 92, "algorithms", ["DP-SGD, GEP, PILLAR, AdaMix:", "they see public data only"], plain),
         box(10, 210, 200, 92, "private data", ["folders, CSV, npz,", "or a named set"], private),
-        box(280, 210, 540, 92, "training",
-            ["sample, clip, sum, add noise, step: the only place", "that trains on private data"], private),
+        box(
+            280,
+            210,
+            540,
+            92,
+            "training",
+            ["sample, clip, sum, add noise, step: the only place", "that trains on private data"],
+            private,
+        ),
         box(280, 352, 220, 92, "privacy", ["accountant, randomness,", "ledger of every release"], plain),
         box(570, 352, 250, 92, "records, tables", ["one record per run, joined", "with the papers' numbers"], plain),
-        arrow((210, 66, 274, 66)), arrow((500, 66, 564, 66)), arrow((210, 256, 274, 256)),
+        arrow((210, 66, 274, 66)),
+        arrow((500, 66, 564, 66)),
+        arrow((210, 256, 274, 256)),
         arrow((170, 210, 330, 118), "no noise unless asked for", (40, 166), dashed=True),
         arrow((640, 112, 640, 204), "mechanism, sensitivity", (472, 163)),
         arrow((710, 210, 710, 118), "weights", (722, 163)),
         arrow((390, 352, 390, 308), "noise", (402, 336)),
         arrow((660, 302, 660, 346), "guarantee, utility", (672, 330)),
-    ]  # fmt: skip
+    ]
     return f"""<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 830 454" role="img"
  aria-label="Public data shapes the step, one loop spends the privacy, one record per run, tables join records.">
 <style>text {{ font: 15px -apple-system, "Segoe UI", Helvetica, Arial, sans-serif; fill: {ink}; }}
