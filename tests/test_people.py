@@ -524,8 +524,8 @@ def test_people_are_sampled_with_all_their_examples(tmp_path, monkeypatch, batch
         return inner(mechanism, gradients, batch, *rest)
 
     monkeypatch.setattr(loop, "noisy_mean", spy)
-    train(tmp_path, problem, batch_size=batch_size, epochs=20)
-    assert len(batches) == 20 * (5 if batch_size == 12 else 1)
+    train(tmp_path, problem, batch_size=batch_size, epochs=10)
+    assert len(batches) == 10 * (5 if batch_size == 12 else 1)
     hits = np.bincount(np.concatenate(batches).astype(int), minlength=60) / len(batches)
     if batch_size == 1000:
         assert (hits == 1).all()

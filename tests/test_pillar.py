@@ -321,7 +321,7 @@ def test_no_share_is_taken_where_nothing_is_released_first():
 def test_the_papers_accounting_is_of_the_algorithms_own_sensitivity():
     """sqrt(2) for the two sums of GEP."""
     budget = BUDGET._replace(accounting=Accounting.paper)
-    plan, spend, _ = cell_of(build("gep"), budget=budget, batch=100).guarantee(200)
+    plan, spend, _ = cell_of(build("gep"), budget=budget).guarantee(200)
     assert spend == accountant.plan(2.0, 1e-5, plan.rate, plan.steps, math.sqrt(2), Accounting.paper)
 
 
