@@ -219,9 +219,15 @@ def test_every_number_in_conf_is_within_the_limits() -> None:
 
 @pytest.mark.parametrize(
     ("typed", "meant"),
-    [("epochs", "training.epochs"), ("training.epoch", "training.epochs"), ("stat", "state"),
-     ("Epsilon", "epsilon"), ("algorithm.clip_embeding", "algorithm.clip_embedding"), ("xyzzy", None)],
-)  # fmt: skip
+    [
+        ("epochs", "training.epochs"),
+        ("training.epoch", "training.epochs"),
+        ("stat", "state"),
+        ("Epsilon", "epsilon"),
+        ("algorithm.clip_embeding", "algorithm.clip_embedding"),
+        ("xyzzy", None),
+    ],
+)
 def test_the_nearest_key_is_named(typed: str, meant: str | None) -> None:
     known = {*keys_of(RunConfig), *method_keys(), "state"}
     assert nearest(typed, known) == (f" (did you mean {meant}?)" if meant else "")
@@ -535,6 +541,6 @@ def test_equal_runs_are_one_run() -> None:
 
 
 def test_the_default_of_a_key_that_a_record_leaves_out():
-    known = {"pair.private_share": 1.0, "pair.take": "test", "pair.m": None, "epsilon": None, "algorithm.k": None,
-             "model.backbone.crop": None, "no.such": None, "pair.no": None}  # fmt: skip
+    known = dict.fromkeys(("pair.m", "epsilon", "algorithm.k", "model.backbone.crop", "no.such", "pair.no"))
+    known |= {"pair.private_share": 1.0, "pair.take": "test"}
     assert {key: default_of(key) for key in known} == known
