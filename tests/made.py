@@ -9,7 +9,7 @@ from torch import nn
 
 from pubsel import algorithms, models
 from pubsel.privacy.randomness import stream
-from pubsel.settings.keys import Model, Norm
+from pubsel.settings.keys import Model, Norm, Training
 from pubsel.settings.methods import option
 
 Cli = Callable[..., tuple[int, str, str]]
@@ -34,3 +34,10 @@ def only_record(results: Path | str = "results", kind: str = "runs") -> dict[str
     """Return the only record of a kind in a results folder."""
     (path,) = Path(results).glob(f"{kind}/*/result.json")
     return json.loads(path.read_text())
+
+
+def training(**changes: Any) -> Training:
+    """Return the settings of a short training, with others."""
+    values = {"epochs": 2, "batch_size": 10, "learning_rate": 0.1, "momentum": 0.9, "weight_decay": 0.0}
+    values |= {"milestones": [0.5], "decay": 0.1, "chunk": 4, "checkpoint_seconds": 1e9}
+    return Training(**(values | changes))

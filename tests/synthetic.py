@@ -27,12 +27,20 @@ def record(seed=0, utility=0.8, values=(0.3, 0.4), public="fashion_mnist", algor
     """A synthetic record; `settings` as dotted keys with __ for the dot."""
     made = {
         "identity": f"synthetic-{public}-{algorithm}-{label}-{settings}-seed{seed}",
-        "label": label, "seed": seed, "private": "fashion_mnist", "public": public, "model": "fmnist_cnn",
-        "algorithm": algorithm, "epsilon": 2.0, "metric": "accuracy", "utility": utility, "commit": "a",
+        "label": label,
+        "seed": seed,
+        "private": "fashion_mnist",
+        "public": public,
+        "model": "fmnist_cnn",
+        "algorithm": algorithm,
+        "epsilon": 2.0,
+        "metric": "accuracy",
+        "utility": utility,
+        "commit": "a",
         "distance": {"name": "gsd", "mean": sum(values) / len(values), "values": list(values)} if values else None,
         "privacy": {"valid": True},
         "settings": {"seed": seed, "pair": {"public": public, "m": 2000}, "algorithm": {"k": 1000, "labels": "random"}},
-    }  # fmt: skip
+    }
     for key, value in settings.items():
         group, name = key.split("__")
         made["settings"][group][name] = value

@@ -234,7 +234,7 @@ def test_no_false_alarm_and_a_bound_near_the_claim(name, tmp_path):
     assert (0.8 if "gep" in name else 1.5) < epsilon_of_plan(guesses, plan, 0.95)[0] <= 4
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(2))
 def test_no_false_alarm_with_poisson_samples(seed, tmp_path):
     witness, plan = audited(tmp_path, **POISSON, seed=seed, stop_at=20)
     guesses = guessed(witness)

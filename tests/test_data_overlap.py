@@ -32,8 +32,12 @@ def folder(path, n=30, sizes=((20, 30),), seed=0):
 
 def npz(path, seed=0, train=40, test=20, size=8, **changes):
     x = pixels(train + test, size, size, seed=seed)
-    arrays = {"train_images": x[:train], "train_labels": np.arange(train)[::-1] % 2,
-              "test_images": x[train:], "test_labels": np.arange(test)[::-1] % 2}  # fmt: skip
+    arrays = {
+        "train_images": x[:train],
+        "train_labels": np.arange(train)[::-1] % 2,
+        "test_images": x[train:],
+        "test_labels": np.arange(test)[::-1] % 2,
+    }
     np.savez(path, **{**arrays, **changes})
     return arrays
 
@@ -257,10 +261,16 @@ def test_candidates_are_compared_with_the_private_set(tmp_path):
 
 @pytest.mark.parametrize(
     ("private", "public", "share"),
-    [("stanford_dogs", "imagenet", True), ("tiny_imagenet", "stanford_dogs", True), ("ham10000_224", "kagskin", True),
-     ("kagskin", "dermamnist", True), ("imagenet", "cub200", True), ("kagskin", "imagenet", False),
-     ("stanford_dogs", "cub200", False)],
-)  # fmt: skip
+    [
+        ("stanford_dogs", "imagenet", True),
+        ("tiny_imagenet", "stanford_dogs", True),
+        ("ham10000_224", "kagskin", True),
+        ("kagskin", "dermamnist", True),
+        ("imagenet", "cub200", True),
+        ("kagskin", "imagenet", False),
+        ("stanford_dogs", "cub200", False),
+    ],
+)
 def test_named_sets_that_contain_each_other_say_so(private, public, share, monkeypatch):
     def opened(name, *_, **__):
         train, test = torch.from_numpy(pixels(40, 1, 4, 4, seed=zlib.crc32(name.encode()))).split(20)

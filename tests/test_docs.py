@@ -20,6 +20,7 @@ from pubsel.privacy import accountant
 from pubsel.settings import CONF, explain
 from pubsel.settings.keys import Privacy
 from pubsel.settings.schema import keys_of
+from tests.made import only_record
 
 CHECKOUT = pages.CHECKOUT
 ROW = {  # method, setting and public data in the README: algorithm, label, public data, words of the setting
@@ -50,9 +51,14 @@ def test_the_reference_has_every_setting_with_its_meaning() -> None:
 
 @pytest.mark.parametrize(
     ("group", "page"),
-    [("algorithm", "algorithms"), ("distance", "distances"), ("dataset", "datasets"), ("tables", "options"),
-     *((group, "options") for group in ("model", "training", "privacy", "pair", "experiment"))],
-)  # fmt: skip
+    [
+        ("algorithm", "algorithms"),
+        ("distance", "distances"),
+        ("dataset", "datasets"),
+        ("tables", "options"),
+        *((group, "options") for group in ("model", "training", "privacy", "pair", "experiment")),
+    ],
+)
 def test_the_reference_has_every_file_of_conf(group: str, page: str) -> None:
     text = pages.hooks().generated()[f"reference/{page}.md"]
     names = explain.option_names(group)
@@ -68,14 +74,10 @@ def test_the_reference_has_every_setting_of_every_algorithm() -> None:
             assert key in ("defaults", "_target_") or f"`algorithm.{key}`" in text, (path.name, key)
 
 
-def test_the_reference_of_the_record_has_its_keys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HYDRA_FULL_ERROR", "0")
-    monkeypatch.setattr(sys, "argv", sys.argv)
-    monkeypatch.chdir(tmp_path)
+def test_the_reference_of_the_record_has_its_keys(folder: Path) -> None:
     words = "+experiment=quickstart training.epochs=1 training.batch_size=1297 epsilon=2 distance.initialisations=1"
     assert main(["run", *words.split()]) == 0
-    (path,) = Path("results/runs").glob("*/result.json")
-    record = records.read_record(path)
+    record = only_record()
     told = {key for key in records.RECORD if "." not in key}
     assert set(record) == told - {"backbone", "quality", "pool"}  # there are none
     plan = accountant.Plan(*[1.0] * len(accountant.Plan._fields))
@@ -185,9 +187,10 @@ def test_the_table_of_the_readme_has_the_numbers_of_the_results() -> None:
         *name, ours, paper = [cell.strip() for cell in line.strip("|").split("|")]
         algorithm, label, public, setting = ROW[tuple(name)]  # type: ignore[index]
         (row,) = [
-            r for r in rows
+            r
+            for r in rows
             if (r["algorithm"], r["label"], r["public"]) == (algorithm, label, public) and setting in r["setting"]
-        ]  # fmt: skip
+        ]
         assert float(paper) == float(row["paper_utility"])
         mean, *bounds = map(float, re.findall(r"[\d.]+", ours))
         assert mean == float(row["utility"])

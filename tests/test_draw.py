@@ -80,8 +80,10 @@ def test_separability_of_pixels(tmp_path: Path) -> None:
 
 
 def test_reconstruction_on_the_public_and_a_random_subspace(tmp_path: Path) -> None:
-    words = "pair=own_part pair.private=digits pair.m=60 model=scattering algorithm=adamix training=adamix threads=1 " \
-        "privacy=adamix distance=none epsilon=2 training.epochs=3 algorithm.rank=200 device=cpu"  # fmt: skip
+    words = (
+        "pair=own_part pair.private=digits pair.m=60 model=scattering algorithm=adamix training=adamix threads=1 "
+        "privacy=adamix distance=none epsilon=2 training.epochs=3 algorithm.rank=200 device=cpu"
+    )
     draw.run(asked("reconstruction", tmp_path, *words.split(), f"data_root={tmp_path}"))
     frame = pandas.read_csv(tmp_path / "figures" / "reconstruction.csv")
     assert list(frame["step"]) == list(range(len(frame)))

@@ -42,8 +42,14 @@ from pubsel.settings.identity import as_json, identity_of
 from pubsel.settings.keys import Model, Norm, RunConfig
 from pubsel.settings.schema import check
 
-PLAIN = {"name": "any", "architecture": None, "pretrained": False, "checkpoint": None, "norm": "freeze",
-         "input_size": None}  # fmt: skip
+PLAIN = {
+    "name": "any",
+    "architecture": None,
+    "pretrained": False,
+    "checkpoint": None,
+    "norm": "freeze",
+    "input_size": None,
+}
 NETWORK = "test_resnet"
 NOW = {"numbers": records.NUMBERS}
 EVIL = "open('ran', 'w').close()\nfrom pubsel.algorithms.dp_sgd import DPSGD\nclass Evil(DPSGD):\n    x: int = 1\n"
@@ -74,7 +80,7 @@ def server():
             pass
 
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Seen) as running:
-        threading.Thread(target=running.serve_forever, daemon=True).start()
+        threading.Thread(target=running.serve_forever, args=(0.01,), daemon=True).start()
         yield f"http://127.0.0.1:{running.server_port}/x.pth", seen
         running.shutdown()
 
@@ -85,10 +91,17 @@ def folder(backbone=None, **changed):
     whole.load_state_dict({"weight": torch.arange(8.0).view(2, 4), "bias": torch.zeros(2)})
     x = classifier.example_input(whole, {"shape": [4]})
     facts = {
-        "model": PLAIN | ({"backbone": backbone} if backbone else {}), "classes": ["a", "b"], "multi_label": False,
-        "shape": [3, 8, 8], "mean": [], "std": [], "backbone": None, "frozen": None,
-        "weights": weights_digest(whole), "example": classifier.logits_of(whole, x),
-    }  # fmt: skip
+        "model": PLAIN | ({"backbone": backbone} if backbone else {}),
+        "classes": ["a", "b"],
+        "multi_label": False,
+        "shape": [3, 8, 8],
+        "mean": [],
+        "std": [],
+        "backbone": None,
+        "frozen": None,
+        "weights": weights_digest(whole),
+        "example": classifier.logits_of(whole, x),
+    }
     Path("given").mkdir(exist_ok=True)
     save_file(whole.state_dict(), "given/model.safetensors")
     Path("given/config.json").write_text(json.dumps(facts | {"privacy": {"statement": "."}} | changed))
@@ -103,8 +116,9 @@ def refused(capsys, *words):
     return err.strip().splitlines()[-1]
 
 
-PLACES = ("cache_dir", "pretrained_cfg", "pretrained_cfg_overlay", "checkpoint_path", "features_only", "norm_layer_url",
-          "pruned", "scriptable")  # fmt: skip
+PLACES = """
+cache_dir pretrained_cfg pretrained_cfg_overlay checkpoint_path features_only norm_layer_url pruned scriptable
+""".split()
 
 
 @pytest.mark.attack
@@ -190,9 +204,16 @@ def evil_record(group):
     n = len(pubsel.open_dataset("digits").train.y)
     changed = {"settings": settings, "identity": identity, "private_examples": n, "weights": "0", "test_examples": 9}
     stated = {
-        "valid": True, "statement": "", "epsilon": 4.0, "delta": 1e-5, "sampling_rate": 1.0, "steps": 1,
-        "noise_multiplier": 1.0, "accountant": "", "noise_source": "seeded",
-    }  # fmt: skip
+        "valid": True,
+        "statement": "",
+        "epsilon": 4.0,
+        "delta": 1e-5,
+        "sampling_rate": 1.0,
+        "steps": 1,
+        "noise_multiplier": 1.0,
+        "accountant": "",
+        "noise_source": "seeded",
+    }
     return synthetic.record() | changed | {"privacy": stated, "metric": "accuracy"} | NOW
 
 
@@ -200,10 +221,15 @@ def evil_record(group):
 @pytest.mark.parametrize("group", ["algorithm", "distance"])
 @pytest.mark.parametrize(
     "words",
-    [["predict", "given", "a.png"], ["export", "given", "to=new", "anyway=true"], ["run", "replay=given"],
-     ["attack", "loss", "run=*"], ["load"]],
+    [
+        ["predict", "given", "a.png"],
+        ["export", "given", "to=new", "anyway=true"],
+        ["run", "replay=given"],
+        ["attack", "loss", "run=*"],
+        ["load"],
+    ],
     ids=" ".join,
-)  # fmt: skip
+)
 def test_no_module_of_a_folder_is_imported(words, group, monkeypatch, tmp_path, capsys):
     if group == "distance" and words[0] != "run":
         pytest.skip("no distance is built")

@@ -27,8 +27,10 @@ from pubsel.settings.datasets import decoded_folder
 from pubsel.settings.identity import as_json
 from pubsel.settings.keys import Backbone, Convert, Metric, Pair
 
-RUN = ["model=linear", "algorithm=non_private", "pair.public=null", "distance=none", "training.epochs=20",
-       "training.batch_size=20", "threads=1"]  # fmt: skip
+RUN = """
+model=linear algorithm=non_private pair.public=null distance=none training.epochs=20
+training.batch_size=20 threads=1
+""".split()
 METRICS = ("null", "balanced_accuracy", "auc")
 
 

@@ -24,12 +24,12 @@ from pubsel.messages import UsageError, UserError
 from pubsel.privacy import accountant
 from pubsel.privacy.randomness import stream
 from pubsel.privacy.sampling import schedule
-from pubsel.settings.keys import Convert, Overlap, Pair, Take, Training
+from pubsel.settings.keys import Convert, Overlap, Pair, Take
 from pubsel.settings.methods import option
 from pubsel.training import loop
 from pubsel.training.loop import Job, clipped_sum, fit, noisy_sum
 from pubsel.training.once import units_of
-from tests.made import only_record
+from tests.made import only_record, training
 from tests.synthetic import secret_named
 from tests.test_report import Page
 
@@ -403,9 +403,18 @@ def attackers(name):
     mixed[::7] *= 1e12
     mixed[::11] = -torch.inf
     return [
-        some(1), some(2, 100.0), alike, 1e4 * alike, some(500, 1e-6), bad, huge, some(3, 1e17), mixed,
-        torch.full_like(some(1), torch.nan), torch.full_like(some(500), 3e38),
-    ]  # fmt: skip
+        some(1),
+        some(2, 100.0),
+        alike,
+        1e4 * alike,
+        some(500, 1e-6),
+        bad,
+        huge,
+        some(3, 1e17),
+        mixed,
+        torch.full_like(some(1), torch.nan),
+        torch.full_like(some(500), 3e38),
+    ]
 
 
 def mechanism_of(name, engine, method):
@@ -424,8 +433,10 @@ def moved(mechanism, engine, others, person, sizes=None):
     y = torch.arange(len(person)) % 3
     joined = Split(torch.cat([batch.x[:3], person, batch.x[3:]]), torch.cat([batch.y[:3], y, batch.y[3:]]))
     with_person = torch.cat([people[:1], torch.tensor(sizes or [len(person)]), people[1:]])
-    sums = [clipped_sum(mechanism, PeopleGradients(engine, counts), split)[0]
-            for split, counts in ((batch, people), (joined, with_person))]  # fmt: skip
+    sums = [
+        clipped_sum(mechanism, PeopleGradients(engine, counts), split)[0]
+        for split, counts in ((batch, people), (joined, with_person))
+    ]
     assert all(torch.isfinite(total).all() for total in sums)
     return float((sums[1] - sums[0]).norm())
 
@@ -490,12 +501,6 @@ def task(sizes=None, features=False):
     return Task(private, None, private, 3, "accuracy", (0.5,), (0.5,), (), people=people)
 
 
-def training(**changes):
-    values = {"epochs": 3, "batch_size": 12, "learning_rate": 0.1, "momentum": 0.9, "weight_decay": 0.0,
-              "milestones": [0.5], "decay": 0.1, "chunk": 4, "checkpoint_seconds": 1e9}  # fmt: skip
-    return Training(**(values | changes))
-
-
 class Float(torch.nn.Module):
     def forward(self, x):
         return x.float() / 60
@@ -503,7 +508,7 @@ class Float(torch.nn.Module):
 
 def train(tmp_path, problem, noise=0.5, report=lambda p: None, n=None, device="cpu", **changes):
     model = (linear() if problem.private.x.dim() == 2 else torch.nn.Sequential(Float(), conv()).eval()).to(device)
-    settings = training(**changes)
+    settings = training(**({"epochs": 3, "batch_size": 12} | changes))
     plan = schedule(n or problem.units, settings)
     job = Job(DPSGD("dp_sgd", 1.0), plan, noise, settings, "name", tmp_path / "checkpoint.pt")
     fit(model, problem, job, secret_named(), report)
@@ -524,8 +529,8 @@ def test_people_are_sampled_with_all_their_examples(tmp_path, monkeypatch, batch
         return inner(mechanism, gradients, batch, *rest)
 
     monkeypatch.setattr(loop, "noisy_mean", spy)
-    train(tmp_path, problem, batch_size=batch_size, epochs=20)
-    assert len(batches) == 20 * (5 if batch_size == 12 else 1)
+    train(tmp_path, problem, batch_size=batch_size, epochs=10)
+    assert len(batches) == 10 * (5 if batch_size == 12 else 1)
     hits = np.bincount(np.concatenate(batches).astype(int), minlength=60) / len(batches)
     if batch_size == 1000:
         assert (hits == 1).all()
@@ -589,20 +594,30 @@ def test_a_killed_run_resumes_bit_for_bit(tmp_path, features):
 def test_who_an_example_is_of_decides_the_noise_too():
     problem = task()
     other = problem._replace(people=problem.people.flip(0))
-    assert not torch.equal(torch.cat([part.flatten() for part in units_of(problem)]),
-                           torch.cat([part.flatten() for part in units_of(other)]))  # fmt: skip
+    assert not torch.equal(
+        torch.cat([part.flatten() for part in units_of(problem)]),
+        torch.cat([part.flatten() for part in units_of(other)]),
+    )
     assert len(units_of(problem._replace(people=None))) == 2
 
 
 # --- Commands
 
-HEAD = ["distance=none", "threads=1", "model=pixels", "training=head", "training.steps=6",
-        "training.batch_size=20", "training.learning_rate=0.1", "privacy.delta=0.001"]  # fmt: skip
+HEAD = """
+distance=none threads=1 model=pixels training=head training.steps=6 training.batch_size=20
+training.learning_rate=0.1 privacy.delta=0.001
+""".split()
 
 
 def command(tmp_path, *words, name="run"):
-    return [name, f"pair.private={tmp_path / 'a.npz'}", *HEAD, f"results={tmp_path / 'results'}", "pair.unit=patient",
-            *words]  # fmt: skip
+    return [
+        name,
+        f"pair.private={tmp_path / 'a.npz'}",
+        *HEAD,
+        f"results={tmp_path / 'results'}",
+        "pair.unit=patient",
+        *words,
+    ]
 
 
 @pytest.fixture
@@ -612,6 +627,7 @@ def private(tmp_path):
 
 
 ITSELF = ["pair.take=train", "pair.m=40"]
+AUTO = ["pair.public=auto", "pair.candidates=[digits,noise]", "epsilon_select=1"]
 
 
 @pytest.mark.parametrize(
@@ -673,14 +689,17 @@ def test_the_guarantee_is_weak_if_delta_is_above_one_over_the_number_of_people(p
     ("name", "words", "why"),
     [
         ("run", ["algorithm=noisy_sgd", "pair.public=digits"], "algorithm=noisy_sgd protects single examples only"),
-        ("run", ["algorithm=dp_md", "pair.public=auto", "pair.candidates=[digits,noise]", "epsilon_select=1",
-                 "distance=gsd", "select.by=gsd"], "pair.public=auto chooses"),
+        (
+            "run",
+            [*AUTO, "algorithm=dp_md", "distance=gsd", "select.by=gsd"],
+            "pair.public=auto chooses",
+        ),
         ("audit", ["algorithm=dp_sgd_clip1"], "audit.kind=white_box is of single examples"),
         ("audit", ["algorithm=dp_sgd_clip1", "audit.kind=per_instance"], "audit.kind=per_instance is of single"),
         ("figure", ["figure=reconstruction", "algorithm=dp_sgd_clip1"], "this figure is of single examples"),
         ("figure", ["figure=gep_figure2", "algorithm=non_private", "distance=gsd"], "this figure is of"),
     ],
-)  # fmt: skip
+)
 def test_what_reads_examples_one_by_one_is_refused(private, name, words, why, capsys):
     assert main(command(private, *words, "epsilon=3", name=name)) == 2
     (line,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("pubsel:")]

@@ -321,7 +321,7 @@ def test_no_share_is_taken_where_nothing_is_released_first():
 def test_the_papers_accounting_is_of_the_algorithms_own_sensitivity():
     """sqrt(2) for the two sums of GEP."""
     budget = BUDGET._replace(accounting=Accounting.paper)
-    plan, spend, _ = cell_of(build("gep"), budget=budget, batch=100).guarantee(200)
+    plan, spend, _ = cell_of(build("gep"), budget=budget).guarantee(200)
     assert spend == accountant.plan(2.0, 1e-5, plan.rate, plan.steps, math.sqrt(2), Accounting.paper)
 
 
@@ -365,9 +365,11 @@ def test_the_noise_that_is_accounted_for_is_added(tmp_path, monkeypatch):
 
 # From the command line to the record
 
-TINY = ["model=pixels", "distance=none", "download=false", "threads=1", "epsilon=2", "pair.m=30",
-        "pair.take=train", "pair.private=tiny.npz", "pair.public=tiny.npz", "training.steps=3",
-        "training.batch_size=1000", "training.learning_rate=0.1"]  # fmt: skip
+TINY = """
+model=pixels distance=none download=false threads=1 epsilon=2 pair.m=30 pair.take=train
+pair.private=tiny.npz pair.public=tiny.npz training.steps=3 training.batch_size=1000
+training.learning_rate=0.1
+""".split()
 WAYS = {
     "pillar": ["algorithm.k=5"],
     "jl": ["algorithm.k=5"],
@@ -508,7 +510,7 @@ def test_a_broken_release_is_named(folder, capsys, monkeypatch):
         (["algorithm=ppgd", "algorithm.finish_rate=1e38"], 1, "algorithm.finish_rate"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
-)  # fmt: skip
+)
 def test_a_mistake_is_answered_in_one_line(folder, capsys, words, code, says):
     assert main(["run", "training=pillar", *TINY, *words]) == code
     lines = capsys.readouterr().err.splitlines()

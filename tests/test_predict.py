@@ -74,10 +74,17 @@ def trained(*words: str) -> pubsel.Record:
 
 FOLDER = ("pair.private=./animals", "algorithm=dp_sgd", "training.epochs=3", "model=linear")
 NPZ = ("pair.private=animals.npz", "pair.public=animals.npz")
-TINY = (
-    "model=mobilenetv2_coral", f"model.backbone.architecture={NETWORK}", "model.backbone.checkpoint=tiny.safetensors",
-    "model.backbone.input_size=32", "+model.backbone.crop=1.0", "data_root=.",
-)  # fmt: skip
+TWO = ("pair.private=two.npz", "pair.public=two.npz")
+TINY = f"""
+model=mobilenetv2_coral model.backbone.architecture={NETWORK} model.backbone.checkpoint=tiny.safetensors
+model.backbone.input_size=32 +model.backbone.crop=1.0 data_root=.
+""".split()
+TIMM = f"""
+model=timm model.architecture={NETWORK} model.checkpoint=tiny.safetensors model.norm=freeze
+model.input_size=32 model.trained=[head] data_root=.
+""".split()
+OF_IMAGES = (*TIMM, "algorithm=dp_sgd", "training.epochs=2")
+OF_FEATURES = (*TINY, "algorithm=dp_sgd", "training.epochs=3")
 
 
 # The same as when it was evaluated
@@ -99,22 +106,20 @@ def test_files_of_a_folder_get_the_classes_that_the_record_counted() -> None:
     [
         ("model=digits_cnn", "algorithm=dp_sgd", "training=digits", "training.epochs=2"),
         ("model=digits_cnn", "model.trained=[fc]", "model.once=true", "algorithm=non_private", "training.epochs=2"),
-        ("model=timm", f"model.architecture={NETWORK}", "model.checkpoint=tiny.safetensors", "model.norm=freeze",
-         "model.input_size=32", "model.trained=[head]", "algorithm=dp_sgd", "training.epochs=2", "data_root=."),
+        OF_IMAGES,
         ("model=pixels", "algorithm=dp_sgd", "training.epochs=3"),
         ("model=pixels", "algorithm=pillar", "algorithm.k=5", "training=pillar", "training.steps=3"),
         ("model=pixels", "algorithm=dp_pca", "algorithm.k=5", "training=pillar", "training.steps=3"),
         ("model=pixels", "algorithm=adamix", "algorithm.rank=10", "training=adamix", "training.steps=3"),
-        ("pair.private=two.npz", "pair.public=two.npz", "model=pixels", "algorithm=noisy_sgd", "algorithm.k=5",
-         "algorithm.steps=1000"),
+        (*TWO, "model=pixels", "algorithm=noisy_sgd", "algorithm.k=5", "algorithm.steps=1000"),
         ("model=scattering", "algorithm=dp_sgd", "training.epochs=3"),
         ("model=pixels", "algorithm=whitened_head"),
         ("model=pixels", "algorithm=whitened_head", "pair.public=null"),
-        (*TINY, "algorithm=dp_sgd", "training.epochs=3"),
+        OF_FEATURES,
         (*TINY, "algorithm=pillar", "algorithm.k=5", "training=pillar", "training.steps=3"),
     ],
     ids=lambda words: "-".join(word.partition("=")[2] for word in words if word.startswith(("model=", "algorithm="))),
-)  # fmt: skip
+)
 def test_every_kind_of_model_says_what_the_record_counted(words: tuple[str, ...]) -> None:
     record = trained(*NPZ, *words)
     told = record.predict(record["private"], data_root=".")
@@ -127,7 +132,7 @@ def test_every_kind_of_model_says_what_the_record_counted(words: tuple[str, ...]
 
 @pytest.mark.parametrize(
     "words",
-    [("model=linear", "algorithm=dp_sgd", "training.epochs=3"), (*TINY, "algorithm=dp_sgd", "training.epochs=3")],
+    [("model=linear", "algorithm=dp_sgd", "training.epochs=3"), OF_FEATURES],
     ids=["network", "features"],
 )
 def test_labels_of_which_an_image_has_several(words: tuple[str, ...]) -> None:
@@ -165,10 +170,7 @@ def test_two_files_are_enough(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
 def test_weights_that_it_was_given_need_not_be_there_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """model.pt of a network on images has all its weights."""
-    words = ("model=timm", f"model.architecture={NETWORK}", "model.checkpoint=tiny.safetensors", "model.norm=freeze",
-             "model.input_size=32", "model.trained=[head]", "algorithm=dp_sgd", "training.epochs=2",
-             "data_root=.")  # fmt: skip
-    record = trained(*NPZ, *words)
+    record = trained(*NPZ, *OF_IMAGES)
     expected = record.predict("animals.npz").answers
     Path("tiny.safetensors").rename("elsewhere.safetensors")
     try:
@@ -179,14 +181,13 @@ def test_weights_that_it_was_given_need_not_be_there_again(monkeypatch: pytest.M
 
 def test_a_record_names_the_weights_that_its_network_was_given() -> None:
     """One digest of one file: of features, of a network that is trained further, and of networks for a distance."""
-    net = ("model=timm", f"model.architecture={NETWORK}", "model.checkpoint=tiny.safetensors", "model.norm=freeze",
-           "model.input_size=32", "model.trained=[head]", "data_root=.")  # fmt: skip
-    digest = trained(*NPZ, *TINY, "algorithm=dp_sgd", "training.epochs=3")["backbone"]
-    assert trained(*NPZ, *net, "algorithm=dp_sgd", "training.epochs=2")["backbone"] == digest
-    for words in (net, TINY):
-        distance = ("distance=gsd", "distance.k=4") if words == net else ("distance=whitening",)
-        ranked = pubsel.rank("animals.npz", "animals.npz", *distance, "distance.m=12",
-                             "distance.initialisations=1", *words)  # fmt: skip
+    digest = trained(*NPZ, *OF_FEATURES)["backbone"]
+    assert trained(*NPZ, *OF_IMAGES)["backbone"] == digest
+    for words in (TIMM, TINY):
+        distance = ("distance=gsd", "distance.k=4") if words == TIMM else ("distance=whitening",)
+        ranked = pubsel.rank(
+            "animals.npz", "animals.npz", *distance, "distance.m=12", "distance.initialisations=1", *words
+        )
         assert ranked["backbone"] == digest
 
     assert "backbone" not in trained(*FOLDER)
@@ -195,9 +196,8 @@ def test_a_record_names_the_weights_that_its_network_was_given() -> None:
 def test_model_json_is_as_secret_as_the_weights_and_says_nothing_more() -> None:
     facts = trained(*FOLDER).folder / "model.json"
     assert facts.stat().st_mode & 0o777 == 0o600
-    assert set(json.loads(facts.read_text())) == {
-        "model", "classes", "multi_label", "shape", "mean", "std", "backbone", "frozen", "weights", "example",
-    }  # fmt: skip
+    keys = "model classes multi_label shape mean std backbone frozen weights example"
+    assert set(json.loads(facts.read_text())) == set(keys.split())
 
 
 def test_classes_of_named_sets_have_names(tmp_path: Path) -> None:
@@ -287,9 +287,12 @@ def test_the_table_goes_where_it_is_sent_and_replaces_nothing_that_is_read(capfd
     assert "-: 1 images, 3 classes\n" in err
 
     for asked, to in (
-        ("animals", image), ("listed.csv", image), ("listed.csv", "listed.csv"), ("animals", folder / "model.pt"),
+        ("animals", image),
+        ("listed.csv", image),
+        ("listed.csv", "listed.csv"),
+        ("animals", folder / "model.pt"),
         ("animals", folder / "result.json"),
-    ):  # fmt: skip
+    ):
         assert main(["predict", str(folder), asked, f"to={to}"]) == 2
         assert "which the command reads: name another file" in capfd.readouterr().err
     assert {path: path.read_bytes() for path in before} == before
@@ -385,9 +388,19 @@ def test_what_are_no_images_is_refused(images: object, words: str) -> None:
         (lambda run: changed(run, classes=["a"]), "model.pt does not fit the model.json next to it"),
         (lambda run: shutil.rmtree(run), "no such file, and no record of this name in"),
     ],
-    ids=["no weights", "no facts", "no record", "half", "empty", "damaged", "other weights", "other network",
-         "other classes", "nothing"],
-)  # fmt: skip
+    ids=[
+        "no weights",
+        "no facts",
+        "no record",
+        "half",
+        "empty",
+        "damaged",
+        "other weights",
+        "other network",
+        "other classes",
+        "nothing",
+    ],
+)
 def test_what_a_run_lacks_is_said_in_one_line(tmp_path: Path, capsys: pytest.CaptureFixture, harm, words: str) -> None:
     folder = trained(*FOLDER).folder
     run = tmp_path / "runs" / folder.name
@@ -408,7 +421,7 @@ def changed(run: Path, **values: object) -> None:
 
 
 def test_another_backbone_is_refused(tmp_path: Path) -> None:
-    record = trained(*NPZ, *TINY, "algorithm=dp_sgd", "training.epochs=3")
+    record = trained(*NPZ, *OF_FEATURES)
     torch.manual_seed(1)
     other = tmp_path / "other.safetensors"
     save_file(timm.create_model(NETWORK, num_classes=10).state_dict(), str(other))

@@ -17,19 +17,18 @@ from pubsel.messages import log, logged, traced
 from pubsel.records import lock_folder
 from pubsel.training import loop
 
-TINY = ["+experiment=quickstart", "training.epochs=1", "epsilon=2", "download=false", "device=cpu", "threads=1",
-        "training.batch_size=1297", "training.chunk=256", "distance=gsd_m200", "distance.initialisations=1",
-        "distance.k=4", "distance.m=100"]  # fmt: skip
+TINY = """
++experiment=quickstart training.epochs=1 epsilon=2 download=false device=cpu threads=1
+training.batch_size=1297 training.chunk=256 distance=gsd_m200 distance.initialisations=1
+distance.k=4 distance.m=100
+""".split()
 SHOWN = ("tables", "figures", "report.html")  # what is made to be shown
 
 
 @pytest.fixture(params=[0, 0o022], ids=["umask 0", "umask 022"])
-def folder(request, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("HYDRA_FULL_ERROR", "0")
-    monkeypatch.setattr(sys, "argv", sys.argv)
+def folder(request, folder: Path) -> Iterator[Path]:
     before = os.umask(request.param)
-    yield tmp_path
+    yield folder
     os.umask(before)
 
 

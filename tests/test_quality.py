@@ -22,7 +22,7 @@ MATRICES = {
     "unbalanced": [[0.85, 0.05], [0.02, 0.08]],
     "three classes": [[0.3, 0.02, 0.02], [0.03, 0.25, 0.05], [0.03, 0.03, 0.27]],
 }
-CASES = [(epsilon, n) for epsilon in (0.05, 1.0) for n in (200, 2000)]
+CASES = [(0.05, 200), (1.0, 2000)]  # hardly more than noise, and hardly any
 
 
 def sigma_of(epsilon, sensitivity=2**0.5):
@@ -134,12 +134,12 @@ def test_the_noise_is_that_of_the_plan_and_the_sensitivity(shape, sensitivity, b
 
 
 @pytest.mark.attack
-@pytest.mark.parametrize("epsilon", [0.1, 1.0, 3.0])
+@pytest.mark.parametrize("epsilon", [0.3, 3.0])
 def test_no_digit_of_a_count_tells_which_count_it_was(epsilon):
     """With noise in float64, a value proved in up to 40 % of draws that a count was 0 and not 1, or the other way: it
     is then no multiple of the deviation plus the other one. Here both give the same values: each that is likely enough
-    to be seen in 20,000 draws of one is seen in those of the other."""
-    plan, n = accountant.plan(epsilon, 1e-5, 1.0, 1, math.sqrt(2)), 20_000
+    to be seen in 6,000 draws of one is seen in those of the other."""
+    plan, n = accountant.plan(epsilon, 1e-5, 1.0, 1, math.sqrt(2)), 6_000
     seen = []
     for count in (0, 1):
         table = np.zeros((2, 1, n // 2), np.int64) + count * UNIT
@@ -156,7 +156,7 @@ def test_no_digit_of_a_count_tells_which_count_it_was(epsilon):
 
 @pytest.mark.parametrize(("rate", "steps"), [(0.5, 1), (1.0, 2)])
 def test_a_plan_of_another_mechanism_is_refused(rate, steps):
-    plan = accountant.plan(1.0, 1e-5, rate, steps, 1.0)
+    plan = accountant.plan(1.0, 1e-5, 1.0, 1, 1.0)._replace(rate=rate, steps=steps)
     with pytest.raises(ValueError, match="one step at rate 1"):
         quality.release(np.zeros((2, 2), np.int64), 10, plan, lambda purpose, step: np.random.default_rng(0))
 

@@ -14,8 +14,10 @@ from filelock import FileLock
 from pubsel.commands import list_runs, replay
 from tests.made import Cli
 
-TINY = ["+experiment=quickstart", "training.epochs=1", "epsilon=2", "distance=none", "download=false",
-        "training.batch_size=1297", "training.chunk=256", "threads=1"]  # fmt: skip
+TINY = """
++experiment=quickstart training.epochs=1 epsilon=2 distance=none download=false
+training.batch_size=1297 training.chunk=256 threads=1
+""".split()
 
 
 def made(name: str, state: str, **settings) -> Path:

@@ -144,11 +144,16 @@ def test_an_example_has_the_same_features_in_any_company():
 @pytest.mark.parametrize(
     ("shape", "d"),
     [
-        ((1, 28, 28), 81 * 49), ((3, 32, 32), 3 * 81 * 64), ((1, 8, 8), 81 * 4), ((3, 512, 512), 3 * 81 * 64),
-        ((1, 20, 31), 81 * 35), ((1, 33, 8), 81 * 64), ((3, 5, 5), 3 * 81),
+        ((1, 28, 28), 81 * 49),
+        ((3, 32, 32), 3 * 81 * 64),
+        ((1, 8, 8), 81 * 4),
+        ((3, 512, 512), 3 * 81 * 64),
+        ((1, 20, 31), 81 * 35),
+        ((1, 33, 8), 81 * 64),
+        ((3, 5, 5), 3 * 81),
     ],
     ids=str,
-)  # fmt: skip
+)
 def test_images_of_any_side_have_so_many_features(shape, d):
     given = features_of(pictures(2, *shape))
     assert given.shape == (2, d)

@@ -26,21 +26,17 @@ from pubsel.privacy.randomness import Secret, SystemEntropy, stream
 from pubsel.privacy.sampling import poisson_sample, schedule
 from pubsel.rules import canonical
 from pubsel.settings import CONF
-from pubsel.settings.keys import AuditConfig, Training
+from pubsel.settings.keys import AuditConfig
 from pubsel.settings.schema import check
 from pubsel.training import loop
 from pubsel.training.loop import Job, fit, noisy_mean
 from tests.forked import Command
+from tests.made import training
 from tests.synthetic import secret_named
 
-COMMAND = ["run", "+experiment=quickstart", "training.epochs=5", "training.batch_size=1297", "distance=none",
-           "threads=1"]  # fmt: skip
-
-
-def training(**changes):
-    values = {"epochs": 2, "batch_size": 10, "learning_rate": 0.1, "momentum": 0.9, "weight_decay": 0.0,
-              "milestones": [0.5], "decay": 0.1, "chunk": 4, "checkpoint_seconds": 1e9}  # fmt: skip
-    return Training(**(values | changes))
+COMMAND = """
+run +experiment=quickstart training.epochs=5 training.batch_size=1297 distance=none threads=1
+""".split()
 
 
 def task(n=50):
