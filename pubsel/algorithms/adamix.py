@@ -140,6 +140,7 @@ class AdaMix(OnFeatures):
 
         The paper projects before it adds noise. An isotropic Gaussian projected is the same as Gaussian noise on the
         projected gradient, so the projection is left to `decode`, and cannot enlarge the release."""
+        # weight decay is of the summed loss, towards the centre
         w = flat_weights(view.model)
         centred = w - view.start if self.centre == Centre.start and view.start is not None else w
         shift = self.weight_decay * centred
@@ -166,6 +167,7 @@ class AdaMix(OnFeatures):
             weights = project(rows[..., : c * d].unflatten(-1, (c, d)), *basis)
             return torch.cat([weights.flatten(-2), rows[..., c * d :]], dim=-1)
 
+        # clipped and summed as by DP-SGD: what public data adds is added after the noise
         plain = self.clipped(view, bound)
         return plain._replace(
             decode=lambda mean: projected(plain.decode(mean * view.batch_size)) + shift,

@@ -41,6 +41,7 @@ class Canaries(NamedTuple):
 
     def join(self, private: Split) -> Split:
         """Return private examples with blank ones at `places`, and labels for the engine alone: -1 - i for row i."""
+        # a blank row holds the place of a canary, so that sampling treats it like any other
         n = len(private.x) + len(self.places)
         x = private.x.new_zeros(n, *private.x.shape[1:])
         x[self.others(n)] = private.x
@@ -98,6 +99,7 @@ class WithCanaries:
 
     def blocks(self, x: Tensor, y: Tensor, rows: int = 1, dtype: torch.dtype | None = None) -> Iterator[GradientMatrix]:
         """Yield the blocks of `inner` for x [n, ...], y [n, ...], with the canaries written into their rows."""
+        # labels of rows are negative: public examples, which have labels of their own, pass as they are
         labels = y if y.dim() == 1 else y[:, 0]
         public = not len(y) or bool((labels >= 0).any())
         indices = (-1 - labels).long().cpu()
@@ -116,6 +118,7 @@ class WithCanaries:
         if not len(here):
             return block
 
+        # the rows of canaries are written over, those of other examples stay
         arrays = []
         for old, new in zip(arrays_in(block), self._arrays(chosen[here], block.dtype), strict=True):
             array = old if isinstance(block, DenseGradients) else old.clone()  # factors may be the data themselves
@@ -195,6 +198,7 @@ def distinct(task: Task, m: int, random: np.random.Generator) -> tuple[Split, ND
     A network remembers noise far better than wrong labels of real images, which other examples contradict. The values
     of images are 0 or the largest one; those of features are normal, with their deviation.
     """
+    # examples that no network expects: their labels can only be remembered
     x, y = task.private
     shape = (m, *x.shape[1:])
     if x.is_floating_point():
@@ -206,6 +210,7 @@ def distinct(task: Task, m: int, random: np.random.Generator) -> tuple[Split, ND
     included = random.random(m) < 0.5
     coins, people = torch.from_numpy(included), task.people
     rows = coins.nonzero().flatten()
+    # a person with several copies would weigh more, if single examples were protected
     if people is not None:
         people = torch.cat([people, torch.full_like(rows, COPIES)])
         rows = rows.repeat_interleave(COPIES)

@@ -43,6 +43,7 @@ def attack_figures(
     """Return the quality of scores [n], higher for members, as a test of member [n]: the AUC, its 95 % bootstrap
     interval over the examples, and the true-positive rate at each of FALSE_POSITIVES. With fewer others than 1 / rate,
     a rate allows no false positive."""
+    # all thresholds are kept: low rates need them
     false, true, _ = roc_curve(member, scores, drop_intermediate=False)
     return {
         "auc": float(roc_auc_score(member, scores)),
@@ -66,6 +67,7 @@ def classifier_scores(
     """Return scores in [0, 1] and truth, [2 (m - known)] each, of the members and others, [m, d] each, after the first
     `known` of either. A network with a hidden layer of 64 is trained on those `known`, with standardised features, for
     30 epochs of Adam in batches of 32. Its L2 penalty of 1 finds weak and strong leaks alike."""
+    # half of what the attacker knows are members, as is half of what it is asked about
     network = MLPClassifier((64,), alpha=1.0, batch_size=32, max_iter=30, random_state=seed)
     classifier = make_pipeline(StandardScaler(), network)
     with warnings.catch_warnings(action="ignore", category=ConvergenceWarning):  # 30 epochs are meant
@@ -164,6 +166,7 @@ def gradients(
     """Return two tensors about each example's gradient g, taken with its true label: a random linear map
     [n, SKETCH] of g with its norm and the loss, and its distance [n, s] to each of s public subspaces V [p, k],
     sqrt(1 - |V^T g|^2 / |g|^2), which is GSD of one example."""
+    # a random map keeps norms and angles, and fits into memory
     device = next(engine.model.parameters()).device
     drawn = random.standard_normal((engine.size, SKETCH), np.float32) / math.sqrt(SKETCH)
     sketch = torch.from_numpy(drawn).to(device)

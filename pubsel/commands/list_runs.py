@@ -57,6 +57,7 @@ class Run:
             return getattr(self, key)
         if key in self.record and key != "settings":
             return self.record[key]
+        # short names are those of the table; a default is left out of a record
         settings = self.record.get("settings", {})
         names = {"private": "pair.private", "public": "pair.public", "algorithm": "algorithm.name"}
         key_of = names.get(key, f"{key}.name" if key == "model" else key)
@@ -68,6 +69,7 @@ class Run:
 
 def run(settings: RunsConfig) -> str:
     """Do `pubsel runs [list|show NAME|delete NAME] [key=value ...]`; return what to print."""
+    # a folder in which nothing was started is no run
     folder = Path(settings.results) / "runs"
     folders = [path for path in sorted(folder.glob("*/")) if path.name != "." and not empty(path)]
     entries = [look(path) for path in folders]
@@ -146,6 +148,7 @@ def look(folder: Path) -> Run:
 
 def stale(folder: Path, record: dict[str, Any]) -> str:
     """Return why a record is not what the command would give today; empty if it is."""
+    # a record is stale if its data, its weights or the program are other ones by now
     pair = record["settings"].get("pair", {})
     data = [name for name in (pair.get("private"), *public_sets(pair.get("public"))) if name]
     gone = [name for name in data if is_path(name) and not Path(name).expanduser().exists()]
@@ -191,6 +194,7 @@ def dotted(settings: dict[str, Any], prefix: str = "") -> list[str]:
 
 def matches(entry: Run, word: str) -> bool:
     """Return whether a run has one of the values in key=value,value. state=finished holds for stale runs too."""
+    # a value may be one of several, and is compared as a number if it is one
     key, equals, values = word.partition("=")
     if not equals:
         raise UsageError(f"{word}: write key=value, such as algorithm=gep")
@@ -230,6 +234,7 @@ def listing(entries: list[Run], folder: Path) -> str:
     """Return a line for each run, and how many there are in each state."""
     if not entries:
         return f"no such run in {folder}"
+    # columns are as wide as their widest text
     rows = [COLUMNS, *(_row(entry) for entry in entries)]
     widths = [max(len(row[i]) for row in rows) for i in range(len(COLUMNS))]
     lines = []
@@ -279,6 +284,7 @@ def show(entry: Run) -> str:
         lines.append(f"  {entry.record.get('metric', 'utility')}: {100 * entry.record['utility']:.2f} %{interval}")
         lines.append(f"  privacy: {at(entry.record, 'privacy.statement')}")
 
+    # what is in the folder, and the command that makes it again
     files = sorted(path for path in entry.folder.iterdir() if path.name != "lock")
     sizes = [f"{path.name} ({path.stat().st_size:,} bytes)" for path in files]
     lines.append("  files: " + ", ".join(sizes))

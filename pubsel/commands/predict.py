@@ -70,6 +70,7 @@ def run(settings: PredictConfig) -> str:
     """Write the table of the answers, whole or not at all, and return a line about it. Only its owner may read it."""
     if not settings.images:
         raise UsageError("pubsel predict RUN IMAGES: give folders, image files, CSV or npz files after the run")
+    # nothing that the command reads may be written over
     images = given(settings.images)
     output = outputs.output(settings.to, inputs(settings, images))
     classifier = opened(settings)
@@ -88,6 +89,7 @@ def run(settings: PredictConfig) -> str:
 
 def inputs(settings: PredictConfig, images: list[Given]) -> Iterator[Path]:
     """Yield the files that the command reads: images, those of the run, and the weights of its backbone."""
+    # the run, the weights before its classifier, and the images themselves
     folder = folder_of(settings.run, Path(settings.results))
     yield from (folder / name for name in LEFT)
     files = files_of(folder)
@@ -100,6 +102,7 @@ def inputs(settings: PredictConfig, images: list[Given]) -> Iterator[Path]:
 
 def predict(settings: PredictConfig, images: Any) -> Predictions:
     """Return what the model of `settings.run` says of images as `data.given.given` takes them."""
+    # an empty list would give an empty answer, and hide a wrong path
     if isinstance(images, Sequence) and not len(images):
         raise UsageError("images: none given: give paths, PIL images, arrays or tensors")
     parts = list(predicted(opened(settings), given(images), settings.skip))
@@ -122,6 +125,7 @@ def predicted(classifier: Classifier, images: list[Given], skip: bool) -> Iterat
 def batches(images: list[Given], shape: tuple[int, ...], skip: bool) -> Iterator[tuple[list[str], Tensor, int]]:
     """Yield names, inputs [n, *shape] and how many images they are of, a batch at a time: threads read the next one
     while this one is used."""
+    # batches of a few megapixels, whatever the size of an image
     size = max(LEAST, min(BATCH, PIXELS // int(np.prod(shape))) // LEAST * LEAST)
     listed = (item for part in images for item in part.each())
     left, kept = enumerate(listed), 0
@@ -138,6 +142,7 @@ def batches(images: list[Given], shape: tuple[int, ...], skip: bool) -> Iterator
                 if part and len(waiting) < 2:
                     continue
 
+                # one batch is computed while the threads read the next
                 reading = waiting.popleft()
                 names, inputs = _read(reading, skip)
                 kept += len(names)

@@ -40,6 +40,7 @@ _place: list[object] = []  # of this worker, held as long as it lives
 
 def telling(cells: Sequence[Sequence[str]]) -> list[str]:
     """Return for each cell the words that not all of them have."""
+    # words that all cells share tell nothing about one of them
     common = set(cells[0]).intersection(*cells) if len(cells) > 1 else set()
     return [" ".join(word for word in cell if word not in common) for cell in cells]
 
@@ -75,6 +76,7 @@ class CellTask:
 
             import pubsel.release.run  # noqa: F401
 
+        # the state of a cell is a file, which the leader reads whatever happens to the process
         job = HydraConfig.get()
         state = Path(self.folder) / f"{job.job.num:04}.json"
         start = time.monotonic()
@@ -92,6 +94,7 @@ class CellTask:
             write("failed" if failure else "done", failure or printed.getvalue().strip())
             return failure
 
+        # how a child ended tells more than an error that it may not have been able to write
         if not self.apart:
             return whole()
         code = _forked(whole, state.with_suffix(".log"), " ".join(job.overrides.task))
@@ -118,6 +121,7 @@ def _forked(work: Callable[[], object], log: Path, title: str) -> int:
         try:
             die_with_parent()
             leave_to_parent()
+            # all that the cell prints goes into its log
             sink = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, PRIVATE_FILE)
             os.dup2(sink, 1)
             os.dup2(sink, 2)
@@ -171,6 +175,7 @@ def die_with_parent(parent: int | None = None) -> None:
 def join(folder: Path, parent: int, gpus: Sequence[str]) -> None:
     """Make this process a worker: it dies with its parent, and takes the first free place and the GPU of that place,
     before torch is imported."""
+    # a worker must not outlive the sweep, nor end before its cell has cleaned up
     die_with_parent(parent)
     leave_to_parent()
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C does
@@ -188,6 +193,7 @@ def join(folder: Path, parent: int, gpus: Sequence[str]) -> None:
 def visible_gpus() -> list[str]:
     """Return the GPUs that this process may use, as CUDA_VISIBLE_DEVICES names them: of one that is divided (MIG), its
     parts. They are listed without torch: a process that has touched CUDA cannot be forked."""
+    # the user's choice of GPUs comes first
     listed = os.environ.get("CUDA_VISIBLE_DEVICES")
     if listed is not None:
         return [name.strip() for name in listed.split(",") if name.strip() not in ("", "-1")]
@@ -215,6 +221,7 @@ def run_parallel(
     start: makes a pool of one process. Each worker has its own pool, so that one that is killed takes no other with it:
     its call is lost(place, why), and a new one takes its place.
     """
+    # a thread for each worker hands out the cells in order
     waiting, results = deque(enumerate(calls)), [None] * len(calls)
     pools, over = set[Any](), threading.Event()
 
@@ -354,6 +361,7 @@ class Display:
 
     def summary(self) -> str:
         """Return the progress of the sweep, in one line."""
+        # the time left follows from the cells that have ended
         done, failed = self.count("done"), self.count("failed")
         left = len(self.cells) - done - failed
         text = f"{done} of {len(self.cells)} done, {self.count('running')} running, {failed} failed"

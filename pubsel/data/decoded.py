@@ -68,6 +68,7 @@ def open_decoded(name: str, listed: Listed, folder: Path, keep: bool) -> Decoded
 
     UserError names an image that does not read; nothing is kept then, nor if the disk is full.
     """
+    # the same files in the same order are read once in a process, and kept on disk if they are many
     order = _order(name, listed)
     files = _fingerprint(listed, order)
     last = _LAST.pop((folder, keep), None)
@@ -100,6 +101,7 @@ def _opened(this: Reading, folder: Path, files: str | None) -> Decoded:
         with contextlib.suppress(OSError):  # a folder that may only be read
             forget_decoded(folder, files)
 
+    # what is small is read anew each time, and leaves no copy
     images = this.listed.images()
     n, size = len(this.listed.y), len(this.listed.y) * math.prod(images.shape)
     if size < SMALL:
@@ -201,6 +203,7 @@ def map_threads(work: Callable[[T], R], parts: Iterable[T]) -> Iterator[R]:
         yield from map(work, parts)
         return
 
+    # results in the order of the parts, whichever thread ends first
     waiting: deque[Future[R]] = deque()
     pool = ThreadPoolExecutor(threads, initializer=torch.set_num_threads, initargs=(1,))
     try:
@@ -224,6 +227,7 @@ def _in_memory(this: Reading, images: Images) -> Decoded:
 def _unnamed(this: Reading, images: Images, folder: Path) -> Decoded:
     """Return images mapped from files in `folder` that have no name: the system frees their room when the process ends,
     however it ends."""
+    # a file without a name is gone with the process, however it ends
     with contextlib.ExitStack() as stack:
         files = [stack.enter_context(tempfile.TemporaryFile(dir=folder)) for _ in this.order.rows]
         try:

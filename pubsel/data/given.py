@@ -104,12 +104,14 @@ def at_path(name: str | Path) -> Given:
 def as_input(raw: Raw, shape: tuple[int, ...]) -> Tensor:
     """Return an input in the shape that a model takes: an image as training reads it, scaled to cover and cut at
     the centre, grey or in colour; a row of a table as it is. UserError names a file that is no image."""
+    # rows of a table have no size to be fitted to
     if len(shape) != 3:
         if isinstance(raw, Tensor) and tuple(raw.shape) == shape:
             return raw
         raise UserError(f"images: this model was trained on rows of {shape[0]} numbers: give them as an array [n, d]")
     size: Shape = (shape[0], shape[1], shape[2])
 
+    # an image is read as training reads it, or its answer would be of another image
     if isinstance(raw, Path):
         folders.mode_and_size(raw)  # refuses what has more than 16 bits
         return folders.read_images([raw], size)[0]

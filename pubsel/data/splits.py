@@ -129,6 +129,7 @@ def stamp(path: Path) -> str:
 
 def from_arrays(images: np.ndarray, labels: np.ndarray) -> Split:
     """Return a split from uint8 images [n, h, w] or [n, h, w, 3] and labels [n] (classes) or [n, labels] (0/1)."""
+    # channels come first here, and last in arrays
     x = torch.from_numpy(images)
     x = x[:, None] if x.ndim == 3 else x.permute(0, 3, 1, 2)  # [n, c, h, w]
     return Split(x.contiguous(), labels_from(labels))
@@ -153,6 +154,7 @@ def cat(first: Split, second: Split) -> Split:
 def in_turn(parts: Sequence[Tensor]) -> Tensor:
     """Return rows of s tensors dealt out in turn: row i is of parts[i mod s]. A part may have one row less than the
     first."""
+    # a prefix of the rows has as many of each part as can be
     dealt = parts[0].new_empty(sum(map(len, parts)), *parts[0].shape[1:])
     for place, part in enumerate(parts):
         dealt[place :: len(parts)] = part
@@ -166,6 +168,7 @@ def sorted_by_class(labels: Tensor) -> bool:
 
 def shuffled(split: Examples) -> Examples:
     """Return the split in a fixed random order, the same for every split of this length."""
+    # a stream that is frozen, so that an order is the same with every version
     order = torch.from_numpy(np.random.RandomState(SEED).permutation(len(split.y)))
     if isinstance(split, Split):
         return Split(split.x[order], split.y[order])

@@ -65,12 +65,14 @@ class FactoredGradients:
         return (self.r @ self.r.T) * (self.x @ self.x.T + self.bias)
 
     def written_out(self, chosen: Tensor | None = None) -> Tensor:  # [n', p]
+        # outer products, one row of p numbers for each example
         r, x = (self.r, self.x) if chosen is None else (self.r[chosen], self.x[chosen])
         rows = (r[:, :, None] * x[:, None, :]).flatten(1)
         return torch.cat([rows, r], dim=1) if self.bias else rows
 
     def scaled_norms(self, scale: Tensor) -> Tensor:  # [n]
         """Return norms by |outer(r, x) * S|^2 = (r * r)^T (S * S) (x * x), in float64 for its differing magnitudes."""
+        # a sum over classes and features of products of squares: no row is written out
         c, d = self.r.shape[1], self.x.shape[1]
         r, x, s = self.r.double().square(), self.x.double().square(), scale.double().square()
         squares = ((r @ s[: c * d].view(c, d)) * x).sum(1)
@@ -105,6 +107,7 @@ class FactoredGradients:
     def _columns(self, piece: slice) -> Tensor:
         """Return G[:, piece], [n, <= d], for one of `_pieces`."""
         d, weights = self.x.shape[1], self.r.shape[1] * self.x.shape[1]
+        # the columns of the bias are r itself, those of a class its r times the features
         if piece.start >= weights:
             return self.r[:, piece.start - weights : piece.stop - weights]
         c = piece.start // d
@@ -154,6 +157,7 @@ class LinearGradients:
         logits = weight @ x.T if bias is None else torch.addmm(bias.to(dtype)[:, None], weight, x.T)
         if offset.shape[1]:
             logits += offset.T
+        # r is the gradient at the logits: of the mean over labels, or of the cross-entropy
         if y.dim() == 2:
             y = y.to(dtype).T
             losses = nn.functional.binary_cross_entropy_with_logits(logits, y, reduction="none").mean(0)

@@ -30,6 +30,7 @@ from pubsel.settings.keys import Common, FigureConfig, RankConfig, public_sets
 def matrix(settings: RankConfig) -> pandas.DataFrame:
     """Return distances [sets, sets], symmetric: between the private set, which has "(private)" after its name, and the
     public ones; also of each set to itself, as it is measured."""
+    # a distance that spends a budget would spend it for each pair
     device, distance = choose_device(settings.device), distance_of(settings)
     if isinstance(distance, Releases):
         raise UsageError(f"distance={distance.name}: each pair would be a release of its own: take another distance")
@@ -45,6 +46,7 @@ def matrix(settings: RankConfig) -> pandas.DataFrame:
         key = f"rank {settings.seed}"
         measured = {name: distance.measure(build, split, sets, classes, key) for name, split in sets.items()}
 
+    # symmetric by the mean of both directions: gradients are taken at the labels of one side
     means = {name: {other: np.mean(v) for other, v in row.items()} for name, row in measured.items()}
     frame = pandas.DataFrame(means)
     return (frame + frame.T) / 2
@@ -52,6 +54,7 @@ def matrix(settings: RankConfig) -> pandas.DataFrame:
 
 def draw(frame: pandas.DataFrame, title: str) -> Figure:
     """Draw the matrix in the order of its trees, which are above and to the left of it."""
+    # a set is at distance 0 from itself in the tree, whatever was measured
     apart = frame.to_numpy(copy=True)
     np.fill_diagonal(apart, 0)
     tree = linkage(squareform(apart, checks=False).clip(min=0), "average", optimal_ordering=True)
@@ -61,6 +64,7 @@ def draw(frame: pandas.DataFrame, title: str) -> Figure:
         figure = Figure(figsize=(side + 1, side), layout="constrained")
         axes = figure.subplots(2, 2, width_ratios=[1, 4], height_ratios=[1, 4])
 
+        # trees above and to the left, in the same order as the matrix
         how = {"color_threshold": 0, "above_threshold_color": figures.INK, "no_labels": True}
         order = dendrogram(tree, ax=axes[0, 1], **how)["leaves"]
         dendrogram(tree, ax=axes[1, 0], orientation="left", **how)
@@ -72,6 +76,7 @@ def draw(frame: pandas.DataFrame, title: str) -> Figure:
         axes[1, 1].imshow(shown, cmap="viridis", aspect="auto")
         axes[1, 1].grid(False)
 
+        # each distance as a number in its field
         largest = shown.to_numpy().max()
         for (i, j), value in np.ndenumerate(shown.to_numpy()):
             text = f"{value:.3f}" if largest < 10 else f"{value:.0f}"

@@ -81,6 +81,7 @@ def write(drawn: Drawn, folder: Path) -> list[Path]:
 def of_records(name: str, records: list[dict[str, Any]], ranks: list[dict[str, Any]], at_epsilon: float) -> list[Drawn]:
     """Return a curve, what is read off one, or the figures of a table: utility against distance, against time at an
     epsilon, and what each distance loses; none if there are no records for it."""
+    # a curve of the records, what is read off one, or a table
     if name in figures.CURVES:
         curve = figures.CURVES[name]
         frame, _ = figures.points(curve, records)
@@ -116,6 +117,7 @@ def of_records(name: str, records: list[dict[str, Any]], ranks: list[dict[str, A
 def attack_figure(records: list[dict[str, Any]], folder: Path) -> pandas.DataFrame:
     """Return a row for each method and epsilon of AdaMix's Figure 1, the settings chosen as there: test error in
     percent and AUC of the loss attack, means over those seeds that were attacked. Empty if none was."""
+    # runs that were attacked, of those that AdaMix's figure is about
     paths = (folder / "attacks").glob("loss-*/result.json")
     auc = {record["run"]: record["auc"] for record in results.readable(paths, results.LossAttack)}
     curve = figures.CURVES["adamix"]
@@ -139,6 +141,7 @@ def against_error(frame: pandas.DataFrame) -> "Figure":
     """Draw a panel for each private set, a line for each method, its points marked with epsilon; 0.5 is chance."""
     from matplotlib.figure import Figure
 
+    # methods in the order and the colours of AdaMix's other figures
     panels = list(frame.groupby(["private", "model"]))
     styles = figures.line_styles(name for name in figures.ADAMIX if name in set(frame["line"]))
 

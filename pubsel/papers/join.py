@@ -147,6 +147,7 @@ def cells(records: list[dict[str, Any]]) -> list[TableCell]:
 
     Raise UserError if two records of a cell have the same seeds: they are copies of one run, and no spread over seeds.
     """
+    # a cell is what its records have in common, as text: settings may be of any type
     groups: dict[str, list[dict[str, Any]]] = {}
     for record in records:
         same = json.dumps([[record[key] for key in CELL], _without_seeds(record)], sort_keys=True)
@@ -177,6 +178,7 @@ def selected(candidates: list[TableCell], by: str, over: list[str]) -> list[Tabl
     """Return the best of cells that differ in the settings `over` alone, by `by`, a key of SELECTION: on the seeds that
     all of them have; among equals the one with most seeds, which was chosen before. Cells whose records contain no such
     utility stay only if there is nothing else."""
+    # only cells that differ in nothing else compete with each other
     groups: dict[str, list[TableCell]] = {}
     for cell in candidates:
         rest = {key: value for key, value in cell.settings.items() if key not in over}
@@ -222,6 +224,7 @@ def table_names() -> list[str]:
 
 def spec(name: str) -> Spec:
     """Return what the file of a table says; UsageError lists the known names."""
+    # a typing error in a file is named here, and not where the table is made
     path = named("tables").get(name)
     if path is None:
         raise UsageError(f"unknown table {name!r}: use all, or one of {', '.join(table_names())}")
@@ -247,6 +250,7 @@ def paper_rows(file: str | None) -> list[dict[str, Any]]:
     empty fields as None. Raise UserError if the file is missing."""
     if file is None:
         return []
+    # the user's own tables bring the numbers of their paper with them
     folders = [PAPER, *(folder / "tables" for folder in own_folders())]
     path = next((folder / file for folder in folders if (folder / file).is_file()), PAPER / file)
     try:
@@ -271,6 +275,7 @@ def belonging(spec: Spec, records: list[dict[str, Any]]) -> list[dict[str, Any]]
     def named(sets: str | None) -> str | None:
         return sets and "+".join(spec.names.get(name, name) for name in sets.split("+"))
 
+    # a data set may have another name in the paper
     if spec.names:
         records = [record | {key: named(record[key]) for key in ("private", "public")} for record in records]
 
@@ -345,6 +350,7 @@ def _joined(
     name: str, spec: Spec, shown: list[TableCell], ranks: list[dict[str, Any]]
 ) -> tuple[pandas.DataFrame, list[TableCell | None]]:
     """Return frame and cells of a `Table`."""
+    # each row of the paper has a key of its own, or a record would have two rows
     paper = paper_rows(spec.paper)
     privates = list(dict.fromkeys(row["private"] for row in paper))
     key = [name for name in CELL if name != "label"]
@@ -374,6 +380,7 @@ def _joined(
     sortable.sort(key=lambda entry: entry[0])
     rows = [row for _, row, _ in sortable]
 
+    # columns in one order in all tables, those that are empty left out
     selection = ["selected"] if spec.select else []
     further = [name for column in spec.further for name in (f"distance_{column}", f"distance_{column}_std")]
     theirs = [f"paper_distance_{column}" for column in spec.further]
@@ -388,6 +395,7 @@ Ranked = tuple[tuple[Any, ...], list[TableCell]]  # a row of the correlations, a
 
 def _ranked(spec: Spec, shown: list[TableCell]) -> tuple[pandas.DataFrame, list[list[TableCell]]]:
     """Return ranks and groups of a `Table`."""
+    # ours, next to the paper's of the same private set, model, algorithm and epsilon
     paper = _paper_points(spec)
     rows = _our_correlations(shown, paper)
 
@@ -396,6 +404,7 @@ def _ranked(spec: Spec, shown: list[TableCell]) -> tuple[pandas.DataFrame, list[
     nothing = (*rank_correlation([]), None, None)
     rows += [((*key, "paper", None, *nothing, *rank_correlation(paper[key])), []) for key in absent]
 
+    # in the order of the paper
     privates = list(dict.fromkeys(row["private"] for row in paper_rows(spec.paper)))
     rows.sort(key=lambda entry: (_index(privates, entry[0][0]), [str(value) for value in entry[0][:6]]))
 
@@ -448,6 +457,7 @@ def _our_correlations(shown: list[TableCell], paper: dict[tuple[Any, ...], list[
 
 
 def _row(cell: TableCell, setting: str, paper: dict[str, Any] | None, spec: Spec) -> dict[str, Any]:
+    # a distance alone is a row too, without a utility
     utility, utility_std = cell.utility() if cell.trained() else (None, None)
     distance, distance_std = cell.distance()
 
@@ -489,6 +499,7 @@ def _further(cell: TableCell, spec: Spec, ranks: list[dict[str, Any]]) -> dict[s
 
 def _with_setting(shown: list[TableCell], spec: Spec) -> list[tuple[TableCell, str]]:
     """Return each cell with what tells it apart from others of its private data, model, algorithm, epsilon, label."""
+    # what has a column is not repeated in the setting
     columns = ("pair.public", *spec.match.values())
     blocks: dict[tuple[Any, ...], list[TableCell]] = {}
     for cell in shown:
@@ -524,6 +535,7 @@ def as_frame(rows: list[dict[str, Any]], columns: list[str]) -> pandas.DataFrame
 
 def rank_correlation(points: list[tuple[float, float]]) -> tuple[int | None, float | None, float | None]:
     """Return the number of (distance, utility) points, Spearman's rho and Kendall's tau-b; None if they say nothing."""
+    # of two points, and of ties alone, a rank correlation says nothing
     if len(points) < 3 or any(len(set(values)) < 2 for values in zip(*points, strict=True)):
         return len(points) or None, None, None
     distances, utilities = zip(*points, strict=True)
@@ -536,6 +548,7 @@ def rank_interval(distances: list[list[float]], utilities: list[list[float]]) ->
     distance and the seeds of its utility; None if one of them is alone."""
     if len(distances) < 3 or min(map(len, distances + utilities)) < 2:
         return None, None
+    # the same resamples each time, so that a table is made byte for byte
     draw = np.random.RandomState(0)
     correlations = correlation_of_rows("spearman", resampled(distances, draw), resampled(utilities, draw))
     return (None, None) if np.isnan(correlations).all() else middle(correlations)

@@ -94,6 +94,7 @@ def _with_apart(name: str, line: str) -> str:
 def drop(records: list[dict[str, Any]]) -> pandas.DataFrame:
     """Return a row for each private set, model and epsilon: the percentage of its accuracy without a guarantee that the
     best cell loses, mean and standard deviation over the seeds that both have."""
+    # what is lost is relative to the same line without a guarantee
     frame, shown = figures.curve_rows(BEST_K, records)
     pairs = [(row, by_seed(cell)) for row, cell in zip(frame.to_dict("records"), shown, strict=True)]
     line = itemgetter("private", "model", "line")
@@ -133,6 +134,7 @@ def draw_drop(frame: pandas.DataFrame) -> "Figure":
 def samples(records: list[dict[str, Any]]) -> pandas.DataFrame:
     """Return a row for each number of training examples a class: all public, or all private with an epsilon. Only
     private sets that have two numbers of both, and whose classes conf/dataset counts."""
+    # only public examples on one side, only private ones on the other
     entries = []
     for cell in figures.best(SAMPLES, records):
         public, count = cell["algorithm"] == "only_public", per_class(cell)
@@ -185,6 +187,7 @@ def boost(records: list[dict[str, Any]]) -> pandas.DataFrame:
     seeds that all three have: 1 if the private data do not help, infinite if the method learns from them all that can
     be learned without privacy. `std` is its standard error (jackknife over the seeds), nan for one seed.
     """
+    # a method is compared with the paragon and with public data alone
     chosen = figures.best(BOOST, records)
     paragons = {_private_data(cell): cell for cell in chosen if cell["algorithm"] == "paragon"}
     publics = {_data(cell): cell for cell in chosen if cell["algorithm"] == "only_public"}
@@ -227,6 +230,7 @@ def _data(cell: TableCell) -> str:
 
 def _boost(errors: "np.ndarray[Any, Any]") -> tuple[float, float]:
     """Return the boost and its standard error; `errors`: [public, paragon, method; seeds]."""
+    # jackknife: leave out one seed at a time
     seeds = errors.shape[1]
     without = [_ratio(np.delete(errors, i, axis=1)) for i in range(seeds)] if seeds > 1 else []
     spread = math.sqrt(seeds - 1) * float(np.std(without)) if without and math.inf not in without else math.nan
@@ -255,6 +259,7 @@ def draw_boost(frame: pandas.DataFrame) -> "Figure":
 def initialisation(records: list[dict[str, Any]]) -> pandas.DataFrame:
     """Return a row for each model, start and epsilon of the private sets that have AdaMix with CLIP; AdaMix with other
     models only if its data and training are the same."""
+    # AdaMix with another model counts only if all else is that of the run with CLIP
     chosen = figures.best(STARTS, records)
     clip = {_training(cell) for cell in chosen if cell["algorithm"] == "adamix_clip"}
     entries = [
@@ -304,6 +309,7 @@ def bars(frame: pandas.DataFrame, label: str) -> "Figure":
     is the name of one, `height` its height, `std` its error bar; label: of the heights."""
     from matplotlib.patches import Patch
 
+    # one style for a name in all panels, so that one legend serves them
     parts = list(frame.groupby("panel", sort=False))
     styles = figures.line_styles(dict.fromkeys(frame["bar"]))
     names = list(styles)

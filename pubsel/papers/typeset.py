@@ -131,6 +131,7 @@ def columns(frame: pandas.DataFrame) -> tuple[list[Column], list[str]]:
 
     Empty columns are left out, except "utility": no number of ours is shown as missing.
     """
+    # known columns in the order of HEADS, those of a user's table after them
     order = [key for key in HEADS if key in frame] + [str(key) for key in frame if key not in HEADS]
     shown: list[Column] = []
     constant: list[str] = []
@@ -190,6 +191,7 @@ def notes(table: Table) -> list[str]:
         if (frame["public"] == ours).any():
             lines.append(f"{ours} stands in for the paper's {paper}: no difference is taken.")
 
+    # what is missing or not valid is said, and not left to be found
     missing = sum(cell is None for cell in table.cells)
     if missing:
         lines.append(f"{MISSING}: no record. {missing} of {len(frame)} rows have none of ours.")
@@ -209,6 +211,7 @@ def notes(table: Table) -> list[str]:
 
 def _weights(table: Table) -> list[str]:
     """Return a line on the published weights that networks began with, or a file with others, if there are any."""
+    # one line for each network, whatever else differs between its runs
     weights = set()
     models = (at(run, "settings.model") or {} for run in table.records())
     for model in {str(model): model for model in models}.values():
@@ -223,6 +226,7 @@ def _weights(table: Table) -> list[str]:
 
 def _versions(table: Table) -> list[str]:
     """Return lines on the versions of the code that made the numbers, if there are several or earlier ones."""
+    # numbers of an earlier program are comparable, but not repeated bit for bit
     lines, runs = [], table.records()
     if earlier := sum(record.get("numbers", 0) != NUMBERS for record in runs):
         lines.append(
@@ -247,6 +251,7 @@ def _versions(table: Table) -> list[str]:
 
 def text(frame: pandas.DataFrame, title: str = "") -> str:
     """Return the table for the screen, in columns."""
+    # columns are as wide as their widest text
     shown, constant = columns(frame)
     lines = [title] if title else []
     lines += [f"In every row: {', '.join(constant)}"] if constant else []
@@ -288,6 +293,7 @@ def latex(name: str, *tables: tuple[pandas.DataFrame, str, list[str], str]) -> s
 
 
 def _latex_table(frame: pandas.DataFrame, title: str, below: list[str], label: str) -> str:
+    # numbers to the right, texts to the left; long ones are broken
     shown, constant = columns(frame)
     align = "".join("r" if column.numeric else WIDE.get(column.key, "l") for column in shown)
     caption = " ".join([f"{title}.", f"In every row: {', '.join(constant)}." if constant else ""]).strip()
@@ -302,6 +308,7 @@ def _latex_table(frame: pandas.DataFrame, title: str, below: list[str], label: s
     texts = [f"{_latex(note)}\\par" for note in below]
     foot = [r"\par\smallskip\noindent", r"\begin{minipage}{\linewidth}\footnotesize", *texts, r"\end{minipage}"]
 
+    # a long table goes on on further pages, its notes on the last
     lines = []
     for start in range(0, max(1, len(body)), LONG):
         lines += [r"\begin{table}", f"\\centering{NARROW}", captions[start > 0], FITTED]
@@ -330,6 +337,7 @@ def table_files(table: Table, ranks: list[dict[str, Any]]) -> dict[str, str]:
         ".tex": latex(name, (table.frame, title, known, ""), *correlations),
     }
 
+    # differences to the reference, if the table names one
     if not (frame := paired.paired_differences(table)).empty:
         title = f"{name}: differences to the reference ({paired.reference_name(table.spec)})"
         known, ahead = [*DIFFERENCES, *paired.paired_summary(table)], paired.exceptions(table)
@@ -337,6 +345,7 @@ def table_files(table: Table, ranks: list[dict[str, Any]]) -> dict[str, str]:
         files |= {"_paired.csv": as_csv(frame), "_paired.md": page}
         files |= {"_paired.tex": latex(name, (frame, title, known, "_paired"))}
 
+    # how well the order of distances predicts that of utilities
     if not (frame := judged.judged(table, ranks)).empty:
         means, about = judged.summary_by_distance(frame), list(ABOUT_JUDGED)
         models = {cell["model"] for cell in table.cells if cell}
@@ -369,6 +378,7 @@ def write(name: str, files: dict[str, str], results: Path) -> list[Path]:
 
 
 def _entry(key: str, value: Any, spread: Any, low: Any, high: Any) -> tuple[str, str]:
+    # texts first; a number follows with as many digits as its kind has
     if pandas.isna(value):
         return NOTHING.get(key, MISSING), ""
     if isinstance(value, bool) or key == "valid":
@@ -411,6 +421,7 @@ def run(settings: TableConfig) -> str:
         parts = [text(attacks.frame, attacks.title), "\n".join(attacks.notes)]
         return _report(parts, write(settings.table, files_of_attacks(attacks), results), attacks.records, "attacks")
 
+    # read once for all tables
     records, ranks, measured = read_records(results), read_ranks(results), read_measured(results)
 
     if settings.table == "all":
@@ -418,6 +429,7 @@ def run(settings: TableConfig) -> str:
         write_whole(results / "tables" / "README.md", index(tables, records))
         return "\n".join([*_run_all(results, tables, measured), *choices(read_choices(results))])
 
+    # one table: its files, and the same for the screen
     table = make(settings.table, records, ranks)
     paths = write(settings.table, table_files(table, measured), results)
     parts = [text(table.frame, table.spec.title), "\n".join(notes(table))]
@@ -444,7 +456,7 @@ def choices(records: list[dict[str, Any]]) -> list[str]:
     show."""
     return [
         f"Chosen privately for {record['private']}, of {', '.join(record['candidates'])}: {record['chosen']} "
-        f"(epsilon {record['privacy']['epsilon']:g}, seed {record['settings']['seed']}, no distance is told)"
+        f"(epsilon {record['privacy']['epsilon']:g}, seed {record['settings']['seed']}, no distance is shown)"
         for record in records
     ]
 
@@ -491,6 +503,7 @@ def _run_all(results: Path, tables: list[Table], ranks: list[dict[str, Any]]) ->
         else:
             without.append(table.name)
 
+    # attacks have tables without the paper's structure
     for attacks in (attacked.from_records(name, results) for name in attacked.TABLES):
         if attacks.records:
             paths = write(attacks.name, files_of_attacks(attacks), results)

@@ -28,6 +28,7 @@ def stream(key: str, purpose: str, step: int = 0) -> np.random.Generator:
 
     Streams of different arguments are independent (SFC64, 128-bit seeds from BLAKE2b).
     """
+    # parts apart by a zero byte, so that no two triples give one text
     text = f"{key}\0{purpose}\0{step}".encode()
     return np.random.Generator(np.random.SFC64(int(digest([text]), 16)))
 
@@ -165,6 +166,7 @@ def secret(
     (`records.code`), and `place`, which changes rounding only, such as the device and the number of threads; a run may
     be resumed at another place, with everything else unchanged.
     """
+    # one digest for each kind, so that a message can name what changed
     belongs = {
         "settings": _digest([what, dict(settings)]),
         "the private data": content(*private),
@@ -193,6 +195,7 @@ class Secret:
 
     def __call__(self, purpose: str, step: int = 0) -> "Source":
         """Return the stream of one purpose at one step."""
+        # the ledger has its line before the first number is drawn
         if self.begin is not None:
             begin, self.begin = self.begin, None
             begin(self.key)

@@ -68,6 +68,7 @@ def _remedy(record: dict[str, Any], folder: Path) -> str:
 def public_facts(facts: dict[str, Any], whole: nn.Module) -> dict[str, Any]:
     """Return the facts about a model without paths of this machine, with its preprocessing, the source of its backbone
     (None: there is none) and its head."""
+    # what anyone needs to prepare an image as training did
     settings = check(Model, literal(facts["model"], CONFIG))
     preprocessing: dict[str, Any] = {"scale": "pixels / 255", "mean": facts["mean"], "std": facts["std"]}
     preprocessing |= {"input_size": settings.input_size, "interpolation": "bilinear"} if settings.input_size else {}
@@ -87,6 +88,7 @@ def public_facts(facts: dict[str, Any], whole: nn.Module) -> dict[str, Any]:
 
 def head_facts(whole: nn.Module, facts: dict[str, Any]) -> dict[str, Any]:
     """Return what gives the logits: the last linear layer, or the network as a whole."""
+    # a network of its own has its head within
     if isinstance(whole, models.Network):
         return {"kind": "part of the network", "outputs": len(facts["classes"])}
     linear = next(module for module in whole.modules() if isinstance(module, nn.Linear))

@@ -68,6 +68,7 @@ class Statement:
 
 def statement_of(record: dict[str, Any], facts: dict[str, Any]) -> Statement:
     """Return what may be published of a run, from its record and the facts about its model."""
+    # names of private files and folders stay out: only data sets that everybody knows are named
     privacy, settings = record["privacy"], record["settings"]
     chosen_from = {"auto": "pair.candidates", "pool": "pair.pool"}.get(str(at(settings, "pair.public")))
     candidates = at(settings, chosen_from) if chosen_from else []
@@ -97,6 +98,7 @@ def statement_of(record: dict[str, Any], facts: dict[str, Any]) -> Statement:
 def quality_of(record: dict[str, Any]) -> dict[str, Any] | None:
     """Return what was released of the quality on held-out examples: the noisy table and its figures, and its share of
     the guarantee."""
+    # the noisy counts are released values; the examples behind them are not
     quality = record.get("quality")
     if quality is None:
         return None
@@ -110,6 +112,7 @@ def quality_of(record: dict[str, Any]) -> dict[str, Any] | None:
 
 def against(record: dict[str, Any]) -> tuple[str, ...]:
     """Return why no guarantee allows to give the model of a run away; empty if nothing is against it."""
+    # a guarantee must hold against people who know all but the noise
     privacy = record["privacy"]
     if privacy.get("epsilon") is None:
         return ("its weights were trained without noise, so no guarantee covers them",)
@@ -132,6 +135,7 @@ def releases_of(privacy: dict[str, Any]) -> tuple[dict[str, Any], ...]:
 
 def not_covered(record: dict[str, Any]) -> tuple[str, ...]:
     """Return what the guarantee of a run does not cover, in sentences, of which some depend on its settings."""
+    # sentences that hold for every run come first, then those that its settings call for
     settings, unit = record["settings"], record["privacy"].get("unit")
     number = "the number of people, the number of their examples" if unit else "the number of private examples"
     sentences = [
@@ -192,6 +196,7 @@ def _same(name: str, private: str) -> bool:
 
 def _drawn(record: dict[str, Any], unit: str | None) -> bool:
     """Return whether the sides of examples are drawn from a list of them all, not decided for each by itself."""
+    # a draw from a list of all examples lets each of them move the side of others
     pair = record["settings"].get("pair") or {}
     if pair.get("private_share", 1) < 1:
         return True
@@ -202,6 +207,7 @@ def _drawn(record: dict[str, Any], unit: str | None) -> bool:
 
 def _published(model: dict[str, Any]) -> bool:
     """Return whether weights that were given are in a model, or before it. Random weights are nobody's."""
+    # weights that were trained on other data bring what these data were
     backbone = model.get("backbone")
     if not backbone:
         return bool(model.get("pretrained") or model.get("checkpoint"))
@@ -254,6 +260,7 @@ def too_wide(statement: Statement) -> int:
 
 
 def _measured(statement: Statement) -> list[tuple[str, list[float]]]:
+    # figures of the whole first, then those of each class or label
     rows: list[tuple[str, list[float]]] = []
     for name, (estimate, low, high) in (statement.quality or {"figures": {}})["figures"].items():
         if not isinstance(estimate, list):
@@ -294,6 +301,7 @@ def meaning(statement: Statement) -> dict[str, Any]:
     that may be another."""
     if statement.epsilon is None:
         return {}
+    # bounds for the best adversary there can be, who knows all other examples
     epsilon, delta = statement.epsilon, statement.delta
     variation = adversary.variation_of(statement.parts, epsilon, delta)
     swapped = adversary.exchanged(statement.parts)

@@ -105,6 +105,7 @@ def confusion(y: Tensor, predicted: Tensor, classes: int, weights: Tensor) -> St
     Each example adds its weight to one count, or nothing if its label or prediction is not in 0, ..., classes - 1: with
     one unit more or less the table moves by at most 1 in L2.
     """
+    # what is out of range counts as nothing, so that no example moves more than its weight
     valid = (y >= 0) & (y < classes) & (predicted >= 0) & (predicted < classes)
     places = y[valid].long() * classes + predicted[valid].long()
     return _sums(places, weights[valid], classes**2).reshape(classes, classes)
@@ -146,6 +147,7 @@ def release(counts: Steps, n: int, plan: Plan, source: Sources, balanced: bool =
     if (plan.rate, plan.steps) != (1, 1):
         raise ValueError("the quality is one release of all held-out examples: a plan of one step at rate 1")
 
+    # a sum with noise of its own is more exact than a sum over noisy counts
     sums = np.zeros(0, np.int64)
     if counts.ndim == 2:
         sums = counts.sum(1) if balanced else np.trace(counts)[None]
@@ -174,6 +176,7 @@ def accuracy(matrix: Released) -> Estimate:
     table. With `right`, whose noise is independent, T is the mean of both by their variances, which has the variance
     (1 - 1/C) sigma^2. R = n. Sampling: n p (1 - p).
     """
+    # two measurements of the right answers, weighted by their variances
     counts, sigma, n = matrix[:3]
     classes = counts.shape[-1]
     right = np.trace(counts, axis1=-2, axis2=-1) + (n - counts.sum((-2, -1))) / classes
@@ -206,6 +209,7 @@ def noisy_balanced_accuracy(matrix: Released) -> Estimate:
 
 def _recalls(matrix: Released) -> Ratio:
     """Return the moments of `recalls`."""
+    # least squares of the diagonal and the rest of each row, by what was measured of both
     counts, sigma = matrix[:2]
     diagonal = np.diagonal(counts, axis1=-2, axis2=-1)
     information = np.diag([1.0, 1 / max(1, counts.shape[-1] - 1)])  # of T and O, in units of 1 / sigma^2
@@ -303,6 +307,7 @@ def _figure(ratio: Ratio) -> Estimate:
 
 def _end(inside: Array, farthest: Array, likely: Callable[[Array], NDArray[np.bool_]]) -> Array:
     """Return the first point from `inside` to `farthest` that is not likely; farthest, if that is."""
+    # bisection: the likely side is that of `inside`
     whole, outside = likely(farthest), farthest
     for _ in range(HALVINGS):
         middle = (inside + outside) / 2
@@ -354,6 +359,7 @@ def _mean(ratio: Ratio, together: bool) -> Estimate:
         at = ratio.moment(p)
         return np.abs(at.value) <= DEVIATIONS * np.sqrt(at.sampling + at.noise)
 
+    # a part whose interval has no end is lost in the noise, and counts as all of [0, 1]
     ends = [_end(ratio.estimate, ratio.estimate + far, likely) for far in (-FAR, FAR)]
     bounded = (ends[0] > ratio.estimate - FAR) & (ends[1] < ratio.estimate + FAR)
     estimates = np.where(bounded, ratio.estimate - _bias(ratio), ratio.estimate.clip(0, 1))
@@ -380,6 +386,7 @@ def _bias(ratio: Ratio) -> Array:
     It is (p Var(R) - Cov(T, R)) / R^2 (Cochran 1977, Sampling Techniques, Section 6.8), and the numerator is half the
     derivative by p of Var(T - p R).
     """
+    # a central difference of the variance of the noise
     step = 1e-3
     after, before = ratio.moment(ratio.estimate + step), ratio.moment(ratio.estimate - step)
     bias: Array = (after.noise - before.noise) / (4 * step * np.maximum(after.slope, 1e-99) ** 2)

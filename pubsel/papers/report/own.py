@@ -158,6 +158,7 @@ def _spent(private: OwnData) -> dict[str, Any] | None:
     """Return what all releases spent together, in digits that are rounded up; None if none is known."""
     if not private.lines:
         return None
+    # the sum of the ledger holds whatever the releases were
     total = ledger.cost_of(private.lines)
     people = {PERSON in line["what"] for line in private.lines}
     values: dict[str, Any] = {
@@ -188,6 +189,7 @@ def _above(value: float) -> str:
 def gaussian_parts(lines: Iterable[Line], records: Iterable[Record]) -> dict[str, float]:
     """Return mu, the root of the steps over the noise multiplier, of each release that is known to be Gaussian noise on
     all examples, by its name: the record of its run has releases of its epsilon and delta, and all of them are."""
+    # a line of the ledger does not say what noise it was: the record of its run does
     stated: dict[tuple[Any, ...], list[Record]] = {}
     for record in records:
         measured = [record["quality"]["privacy"]] if record.get("quality") else []
@@ -205,6 +207,7 @@ def gaussian_parts(lines: Iterable[Line], records: Iterable[Record]) -> dict[str
 
 def _releases(private: OwnData, name: str, latest: list[Record]) -> list[dict[str, Any]]:
     """Return the releases, the last first; a run that still has a record is a link."""
+    # a release is in the ledger once for each file of it; one line is enough
     places = {record["identity"]: f"{name}/{i}" for i, record in enumerate(latest, 1)}
     once = {line["release"]: line for line in private.lines}.values()
     return [
@@ -227,6 +230,7 @@ def _releases(private: OwnData, name: str, latest: list[Record]) -> list[dict[st
 
 def _runs(latest: list[Record], name: str, runs: Runs) -> Shown | None:
     """Return a table of the runs, the last first."""
+    # measured privately first; what was measured on test images is not private
     rows, keys = [], []
     for i, record in enumerate(latest, 1):
         cell, privacy = TableCell((record,), {}), record.get("privacy") or {}
@@ -296,6 +300,7 @@ def _figure(values: Sequence[float] | None) -> Entry:
 
 def _table(heads: dict[str, str], rows: list[dict[str, Entry]], keys: Sequence[str]) -> Shown | None:
     """Return rows for the template, without columns that have nothing; None if there is no row."""
+    # a column without a value says nothing
     given = {key: [row[key] for row in rows] for key in heads}
     given = {key: entries for key, entries in given.items() if any(entry[1] != typeset.MISSING for entry in entries)}
     columns = [
@@ -360,6 +365,7 @@ def _percent(values: Iterable[float]) -> str:
 
 def _next(private: OwnData, latest: list[Record], results: str) -> list[tuple[str, str]]:
     """Return what fits what is there: a sentence and a command each, the most useful first."""
+    # first what is missing for a model that may be given away, then how to use one
     where = [] if results == "results" else [f"results={written(results)}"]
     trained = [record for record in latest if at(record, "privacy.epsilon")]
     safe = [record for record in trained if not card.against(record)]
