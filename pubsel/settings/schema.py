@@ -80,13 +80,16 @@ def defaults(schema: Any) -> dict[str, Any]:
     return values
 
 
+_structured = cache(OmegaConf.structured)  # a third of the time of a check
+
+
 def check(schema: type[T], values: DictConfig | dict[str, Any], where: str = "") -> T:
     """Return an instance of the dataclass `schema` with `values`; UsageError names the first key that is unknown,
     missing, of the wrong type or out of range. `where` is the key of `values` itself, for the message."""
     prefix = f"{where}." if where else ""
     try:
         # OmegaConf checks keys and types; it knows no ranges
-        merged = OmegaConf.merge(OmegaConf.structured(schema), values)
+        merged = OmegaConf.merge(_structured(schema), values)  # merges into a copy
         result = OmegaConf.to_object(merged)
     except OmegaConfBaseException as error:
         raise UsageError(_fault(schema, error, prefix)) from None
