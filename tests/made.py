@@ -5,9 +5,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
 from torch import nn
 
 from pubsel import algorithms, models
+from pubsel.data import open_dataset
+from pubsel.messages import UserError
 from pubsel.privacy.randomness import stream
 from pubsel.settings.keys import Model, Norm, Training
 from pubsel.settings.methods import option
@@ -41,3 +44,10 @@ def training(**changes: Any) -> Training:
     values = {"epochs": 2, "batch_size": 10, "learning_rate": 0.1, "momentum": 0.9, "weight_decay": 0.0}
     values |= {"milestones": [0.5], "decay": 0.1, "chunk": 4, "checkpoint_seconds": 1e9}
     return Training(**(values | changes))
+
+
+def not_opened(name: str, root: Path | str, match: str, kind: type = UserError, unit: str | None = None) -> str:
+    """Require that a dataset is rejected, and return the message."""
+    with pytest.raises(kind, match=match) as error:
+        open_dataset(name, str(root), False, unit)
+    return str(error.value)
