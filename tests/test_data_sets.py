@@ -19,6 +19,7 @@ from pubsel.data import Missing, load, open_dataset, openml, same_examples
 from pubsel.messages import UserError
 from pubsel.settings.datasets import dataset_info
 from pubsel.settings.keys import Convert, Pair
+from tests.made import not_opened
 
 
 @pytest.fixture
@@ -68,15 +69,13 @@ def test_gtsrb(tmp_path, classes):
     assert values(source.test) == [100, 110, 120, 130]
     shutil.rmtree(tmp_path / "prepared")
     (tmp_path / "gtsrb/GTSRB/Final_Test/Images/00002.ppm").unlink()
-    with pytest.raises(UserError, match=r"dataset gtsrb: corrupt or incomplete files .*00002.ppm.*: delete"):
-        open_dataset("gtsrb", str(tmp_path), download=False)
+    not_opened("gtsrb", tmp_path, r"dataset gtsrb: corrupt or incomplete files .*00002.ppm.*: delete")
 
 
 def test_gtsrb_with_a_class_too_few(tmp_path, classes):
     classes(4)
     gtsrb(tmp_path)
-    with pytest.raises(UserError, match=r"Training: 3 class folders with images, 4 expected"):
-        open_dataset("gtsrb", str(tmp_path), download=False)
+    not_opened("gtsrb", tmp_path, r"Training: 3 class folders with images, 4 expected")
 
 
 def test_oxford_pets(tmp_path):
@@ -143,18 +142,15 @@ def test_pcam(tmp_path, monkeypatch):
     file = tmp_path / "pcam/camelyonpatch_level_2_split_valid_y.h5"
     with file.open("wb") as other:
         np.savez(other, a=np.zeros(1))
-    with pytest.raises(UserError, match=r"split_valid_y.h5 cannot be read .*: delete it"):
-        open_dataset("pcam", str(tmp_path), download=False)
+    not_opened("pcam", tmp_path, r"split_valid_y.h5 cannot be read .*: delete it")
     file.unlink()
-    with pytest.raises(Missing, match=r"dataset pcam is not in"):
-        open_dataset("pcam", str(tmp_path), download=False)
+    not_opened("pcam", tmp_path, r"dataset pcam is not in", Missing)
 
 
 def test_pcam_needs_h5py(tmp_path, monkeypatch):
     pcam(tmp_path)
     monkeypatch.setitem(sys.modules, "h5py", None)
-    with pytest.raises(UserError, match=r"HDF5: run `pip install h5py`"):
-        open_dataset("pcam", str(tmp_path), download=False)
+    not_opened("pcam", tmp_path, r"HDF5: run `pip install h5py`")
 
 
 # --- lists
@@ -200,8 +196,7 @@ def test_stanford_dogs(tmp_path, classes):
     assert sorted(zip(values(source.test), source.test.y.tolist(), strict=True)) == [(0, 0), (10, 1)]
     shutil.rmtree(tmp_path / "prepared")
     (tmp_path / "stanford_dogs/test_list.mat").write_bytes(b"no mat file")
-    with pytest.raises(UserError, match=r"test_list.mat cannot be read .*: no list"):
-        open_dataset("stanford_dogs", str(tmp_path), download=False)
+    not_opened("stanford_dogs", tmp_path, r"test_list.mat cannot be read .*: no list")
 
 
 def mit67(root):
@@ -245,8 +240,7 @@ def test_domainnet(tmp_path, classes):
     assert sorted(source.train.y.tolist()) == [0, 2]  # the numbers of the list, which are those of the other domain
     assert source.test.y.tolist() == [1, 0, 2]
     assert source.test.x.shape == (3, 3, 224, 224)
-    with pytest.raises(Missing, match=r"dataset domainnet_real is not in .*no domainnet/real_train.txt"):
-        open_dataset("domainnet_real", str(tmp_path), download=False)
+    not_opened("domainnet_real", tmp_path, r"dataset domainnet_real is not in .*no domainnet/real_train.txt", Missing)
     domainnet(tmp_path, "real")
     task = load(
         Pair(private="domainnet_painting", public="domainnet_real", m=2, convert=Convert.exact), str(tmp_path), False
@@ -258,25 +252,19 @@ def test_list_errors(tmp_path, classes):
     classes(3)
     folder = cub200(tmp_path)
     (folder / "images/002.Auklet/B_1_3.jpg").unlink()
-    with pytest.raises(UserError, match=r"002.Auklet/B_1_3.jpg and 0 more of the lists are absent: unpack"):
-        open_dataset("cub200", str(tmp_path), download=False)
+    not_opened("cub200", tmp_path, r"002.Auklet/B_1_3.jpg and 0 more of the lists are absent: unpack")
     (folder / "train_test_split.txt").write_text("1 1\n2 0\n")
-    with pytest.raises(UserError, match=r"train_test_split.txt: 2 lines for 5 of images.txt: unpack"):
-        open_dataset("cub200", str(tmp_path), download=False)
+    not_opened("cub200", tmp_path, r"train_test_split.txt: 2 lines for 5 of images.txt: unpack")
     (folder / "images.txt").write_text("1 001.Albatross/A_1_796111.jpg\nno number\n")
-    with pytest.raises(UserError, match=r"images.txt: cannot read its line 'no number': download it again"):
-        open_dataset("cub200", str(tmp_path), download=False)
+    not_opened("cub200", tmp_path, r"images.txt: cannot read its line 'no number': download it again")
     mit67(tmp_path)
-    with pytest.raises(UserError, match=r"TrainImages.txt: 2 classes, 3 expected: unpack"):
-        open_dataset("mit67", str(tmp_path), download=False)
+    not_opened("mit67", tmp_path, r"TrainImages.txt: 2 classes, 3 expected: unpack")
     (tmp_path / "mit67/TestImages.txt").write_bytes(b"\xff\xfe")
-    with pytest.raises(UserError, match=r"TestImages.txt cannot be read .*: no list: download it again"):
-        open_dataset("mit67", str(tmp_path), download=False)
+    not_opened("mit67", tmp_path, r"TestImages.txt cannot be read .*: no list: download it again")
     classes(2)
     mit67(tmp_path)
     (tmp_path / "mit67/Images/kitchen/k2.jpg").write_bytes(b"no image")
-    with pytest.raises(UserError, match=r"k2.jpg: not a readable image: remove it or replace it"):
-        open_dataset("mit67", str(tmp_path), download=False)
+    not_opened("mit67", tmp_path, r"k2.jpg: not a readable image: remove it or replace it")
 
 
 # --- class folders
@@ -291,11 +279,9 @@ def test_dermnet(tmp_path, classes):
     assert sorted(zip(values(source.test), source.test.y.tolist(), strict=True)) == [(20, 0), (30, 1)]
     shutil.rmtree(tmp_path / "prepared")
     photograph(tmp_path / "dermnet/test/Eczema/a-1.jpg")
-    with pytest.raises(UserError, match=r"dermnet/test: not the class folders of train: unpack the archive again"):
-        open_dataset("dermnet", str(tmp_path), download=False)
+    not_opened("dermnet", tmp_path, r"dermnet/test: not the class folders of train: unpack the archive again")
     classes(23)
-    with pytest.raises(UserError, match=r"dermnet/train: 2 class folders with images, 23 expected"):
-        open_dataset("dermnet", str(tmp_path), download=False)
+    not_opened("dermnet", tmp_path, r"dermnet/train: 2 class folders with images, 23 expected")
 
 
 @pytest.mark.parametrize("edition", ["Kaggle", "Mendeley"])
@@ -315,8 +301,7 @@ def test_pneumonia(tmp_path, edition):
 def test_pneumonia_without_a_test_part(tmp_path):
     for name in ("NORMAL", "PNEUMONIA"):
         photograph(tmp_path / f"chest_xray/train/{name}/1.jpeg")
-    with pytest.raises(Missing, match=r"no folder chest_xray/test"):
-        open_dataset("pneumonia", str(tmp_path), download=False)
+    not_opened("pneumonia", tmp_path, r"no folder chest_xray/test", Missing)
 
 
 def test_flower16(tmp_path, classes):
@@ -345,11 +330,9 @@ def test_cifar10_1_is_public_only(tmp_path):
     with pytest.raises(UserError, match=r"no training images: it can serve as public data only"):
         load(Pair(private="cifar10_1", public=None, m=1, convert=Convert.resize), str(tmp_path), False)
     np.save(tmp_path / "cifar10.1_v6_labels.npy", np.zeros(5, np.int32))
-    with pytest.raises(UserError, match=r"v6_data.npy: uint8 \(6, 32, 32, 3\) for 5 labels: download both again"):
-        open_dataset("cifar10_1", str(tmp_path), download=False)
+    not_opened("cifar10_1", tmp_path, r"v6_data.npy: uint8 \(6, 32, 32, 3\) for 5 labels: download both again")
     (tmp_path / "cifar10.1_v6_labels.npy").write_bytes(b"<html>")
-    with pytest.raises(UserError, match=r"cifar10.1_v6_labels.npy: not a readable npy"):
-        open_dataset("cifar10_1", str(tmp_path), download=False)
+    not_opened("cifar10_1", tmp_path, r"cifar10.1_v6_labels.npy: not a readable npy")
 
 
 # --- OpenML
@@ -375,8 +358,7 @@ def test_openml_tables_are_features(tmp_path, name):
     assert (source.train.x[:, 0] - 0.5).remainder(2).tolist() == source.train.y.tolist()
     assert f"openml_{name}: 2 of 10 rows held out as the test set, seed 0" in source.notes
     table(tmp_path / f"openml/{name}.arff", ["0,1", "1,2"], 1)
-    with pytest.raises(UserError, match=r"2 classes and 1 features, 2 and 4296 expected: download it again"):
-        open_dataset(f"openml_{name}", str(tmp_path), download=False)
+    not_opened(f"openml_{name}", tmp_path, r"2 classes and 1 features, 2 and 4296 expected: download it again")
 
 
 @pytest.mark.parametrize(
@@ -392,9 +374,7 @@ def test_a_wrong_arff_is_named(tmp_path, rows):
 
 
 def test_an_arff_without_class_is_named(tmp_path):
-    (tmp_path / "a.arff").write_text("@attribute a numeric\n@data\n1\n")
-    with pytest.raises(UserError, match=r"not a dense ARFF with a column class"):
-        openml.read_arff(tmp_path / "a.arff")
-    (tmp_path / "a.arff").write_text("<html>")
-    with pytest.raises(UserError, match=r"not a dense ARFF with a column class"):
-        openml.read_arff(tmp_path / "a.arff")
+    for text in ("@attribute a numeric\n@data\n1\n", "<html>"):
+        (tmp_path / "a.arff").write_text(text)
+        with pytest.raises(UserError, match=r"not a dense ARFF with a column class"):
+            openml.read_arff(tmp_path / "a.arff")
