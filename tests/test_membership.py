@@ -11,6 +11,7 @@ import pandas
 import pytest
 import torch
 from hydra import compose, initialize_config_dir
+from omegaconf import OmegaConf
 from scipy.stats import norm
 from torch import nn
 
@@ -146,12 +147,9 @@ def test_what_the_white_box_attacker_sees():
     assert seen.activations.shape == (120, 64 + 10 + 1)
     assert seen.values.shape == (120, 4)
     shown = seen.features()
-    assert {kind: rows.shape[1] for kind, rows in shown.items()} == {
-        ("gradients", "without"): SKETCH + 2,
-        ("gradients", "with"): SKETCH + 6,
-        ("hidden_activations", "without"): 75,
-        ("hidden_activations", "with"): 79,
-    }
+    widths = {"gradients": (SKETCH + 2, SKETCH + 6), "hidden_activations": (75, 79)}
+    assert {kind: tuple(shown[kind, key].shape[1] for key in ("without", "with")) for kind in widths} == widths
+    assert len(shown) == 4
     labels = random_labels(stream("key", "labels", 1), 60, 10, False)  # of the second network
     engine = gsd.engine_of(network(1), DISTANCE)
     v_public = gsd.basis_of("", Split(public.x[:60], public.y), labels, DISTANCE, engine, 10)
@@ -305,8 +303,7 @@ def test_an_attack_is_kept_until_the_weights_are_others(folder, capsys):
     record = json.loads(Path(f"results/attacks/loss-{run.name}/result.json").read_text())
     (run / "model.pt").rename(folder / "elsewhere")
     assert main(["attack", "loss", "run=tiny*"]) == 0  # from the record
-    changed = json.loads((run / "result.json").read_text()) | {"weights": "others"}
-    (run / "result.json").write_text(json.dumps(changed))
+    change_record(run, {"weights": "others"})
     capsys.readouterr()
     assert main(["attack", "loss", "run=tiny*"]) == 1
     assert "model.pt: no such file" in capsys.readouterr().err
@@ -323,58 +320,43 @@ def test_of_several_runs_one_that_is_damaged_is_named_and_left_out(folder, capsy
     assert list(pandas.read_csv("results/tables/loss_attack.csv")["run"]) == [other.name]
 
 
-def damage_weights(run):
-    (run / "model.pt").write_bytes((run / "model.pt").read_bytes()[:100])
-
-
-def other_weights(run):
-    torch.save(nn.Linear(3, 3).state_dict(), run / "model.pt")
-
-
 def changed_weight(run):
     state = torch.load(run / "model.pt", weights_only=True)
     next(iter(state.values())).view(-1)[0] += 1e-6
     torch.save(state, run / "model.pt")
 
 
-def other_record(run):
-    record = json.loads((run / "result.json").read_text())
-    (run / "result.json").write_text(json.dumps(record | {"weights": "0"}))
+def change_record(run, change):
+    """Change the record of a run by merging values into it."""
+    path = run / "result.json"
+    path.write_text(json.dumps(OmegaConf.to_container(OmegaConf.merge(json.loads(path.read_text()), change))))
 
 
-def other_settings(run):
-    record = json.loads((run / "result.json").read_text())
-    record["settings"]["training"]["momentum"] = 0.5
-    (run / "result.json").write_text(json.dumps(record))
+NO_FIT = "model.pt does not fit the model.json next to it"
+HARM = {
+    "no weights": (lambda run: (run / "model.pt").unlink(), "model.pt: no such file"),
+    "no record": (lambda run: (run / "result.json").unlink(), "no finished run of this name in results/runs"),
+    "half a record": (lambda run: (run / "result.json").write_text("{"), "result.json is no complete record"),
+    "no data": (lambda run: Path("tiny.npz").unlink(), "tiny.npz: no such file or folder"),
+    "other data": (lambda run: made("tiny.npz", 50), "trained on 60 private examples, tiny.npz has 50 now"),
+    "half of the weights": (lambda run: os.truncate(run / "model.pt", 100), NO_FIT),
+    "other weights": (lambda run: torch.save(nn.Linear(3, 3).state_dict(), run / "model.pt"), NO_FIT),
+    "a changed weight": (
+        changed_weight,
+        "model.pt does not have the weights that the model.json next to it names",
+    ),
+    "other record": (
+        lambda run: change_record(run, {"weights": "0"}),
+        "result.json states the guarantee of other weights: restore both from the same run",
+    ),
+    "other settings": (
+        lambda run: change_record(run, {"settings": {"training": {"momentum": 0.5}}}),
+        "made by a version of pubsel with other settings",
+    ),
+}
 
 
-@pytest.mark.parametrize(
-    ("harm", "says"),
-    [
-        (lambda run: (run / "model.pt").unlink(), "model.pt: no such file"),
-        (lambda run: (run / "result.json").unlink(), "no finished run of this name in results/runs"),
-        (lambda run: (run / "result.json").write_text("{"), "result.json is no complete record"),
-        (lambda run: Path("tiny.npz").unlink(), "tiny.npz: no such file or folder"),
-        (lambda run: made("tiny.npz", 50), "trained on 60 private examples, tiny.npz has 50 now"),
-        (damage_weights, "model.pt does not fit the model.json next to it"),
-        (other_weights, "model.pt does not fit the model.json next to it"),
-        (changed_weight, "model.pt does not have the weights that the model.json next to it names"),
-        (other_record, "result.json states the guarantee of other weights: restore both from the same run"),
-        (other_settings, "made by a version of pubsel with other settings"),
-    ],
-    ids=[
-        "no weights",
-        "no record",
-        "half a record",
-        "no data",
-        "other data",
-        "half of the weights",
-        "other weights",
-        "a changed weight",
-        "other record",
-        "other settings",
-    ],
-)
+@pytest.mark.parametrize(("harm", "says"), HARM.values(), ids=HARM)
 def test_what_a_run_lacks_is_said_in_one_line(folder, capsys, harm, says):
     run, _ = run_of(BY_HEART, capsys)
     harm(run)
