@@ -1,6 +1,5 @@
 """The sets of PILLAR and AdaMix in the layouts their publishers use, made here at a small size."""
 
-import csv
 import dataclasses
 import shutil
 import sys
@@ -10,7 +9,6 @@ import numpy as np
 import pytest
 import torch
 import torchvision.datasets as sets
-from PIL import Image
 from scipy.io import savemat
 
 from pubsel import data
@@ -19,7 +17,7 @@ from pubsel.data import Missing, load, open_dataset, openml, same_examples
 from pubsel.messages import UserError
 from pubsel.settings.datasets import dataset_info
 from pubsel.settings.keys import Convert, Pair
-from tests.made import not_opened
+from tests.made import grey_values, not_opened, picture, write_csv
 
 
 @pytest.fixture
@@ -32,30 +30,16 @@ def classes(monkeypatch):
     return fewer
 
 
-def photograph(path, value=0, size=(30, 40), mode="RGB"):
-    """A file of one grey value, (height, width)."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    Image.new("RGB", size[::-1], (value,) * 3).convert(mode).save(path)
-
-
-def values(split):
-    """The grey value of each photograph, which JPEG may have moved by one."""
-    return [round(int(x[0, 5, 5]) / 10) * 10 for x in split.x]
-
-
 # --- sets of torchvision
 
 
 def gtsrb(root, classes=3):
     for i in range(classes):
-        photograph(root / f"gtsrb/GTSRB/Training/{i:05d}/00000_00000.ppm", 10 * i, size=(15, 20))
+        picture(root / f"gtsrb/GTSRB/Training/{i:05d}/00000_00000.ppm", 10 * i, size=(15, 20))
     rows = [{"Filename": f"{i:05d}.ppm", "ClassId": i % 2, "Width": 20} for i in range(4)]
     for i in range(4):
-        photograph(root / f"gtsrb/GTSRB/Final_Test/Images/{i:05d}.ppm", 100 + 10 * i, size=(222, 193))
-    with (root / "gtsrb/GT-final_test.csv").open("w", newline="") as file:
-        table = csv.DictWriter(file, rows[0], delimiter=";")
-        table.writeheader()
-        table.writerows(rows)
+        picture(root / f"gtsrb/GTSRB/Final_Test/Images/{i:05d}.ppm", 100 + 10 * i, size=(222, 193))
+    write_csv(root / "gtsrb/GT-final_test.csv", rows, ";")
 
 
 def test_gtsrb(tmp_path, classes):
@@ -64,9 +48,9 @@ def test_gtsrb(tmp_path, classes):
     assert catalogue.present("gtsrb", tmp_path) == "files"
     source = open_dataset("gtsrb", str(tmp_path), download=False)
     assert source.train.x.shape == (3, 3, 64, 64)
-    assert sorted(zip(source.train.y.tolist(), values(source.train), strict=True)) == [(0, 0), (1, 10), (2, 20)]
+    assert sorted(zip(source.train.y.tolist(), grey_values(source.train), strict=True)) == [(0, 0), (1, 10), (2, 20)]
     assert source.test.y.tolist() == [0, 1, 0, 1]
-    assert values(source.test) == [100, 110, 120, 130]
+    assert grey_values(source.test) == [100, 110, 120, 130]
     shutil.rmtree(tmp_path / "prepared")
     (tmp_path / "gtsrb/GTSRB/Final_Test/Images/00002.ppm").unlink()
     not_opened("gtsrb", tmp_path, r"dataset gtsrb: corrupt or incomplete files .*00002.ppm.*: delete")
@@ -82,20 +66,20 @@ def test_oxford_pets(tmp_path):
     folder = tmp_path / "oxford-iiit-pet"
     names = ["Abyssinian_100", "beagle_7", "Abyssinian_101", "yorkshire_terrier_9"]
     for i, name in enumerate(names):
-        photograph(folder / f"images/{name}.jpg", 10 * i)
+        picture(folder / f"images/{name}.jpg", 10 * i)
     (folder / "annotations").mkdir()
     (folder / "annotations/trainval.txt").write_text("Abyssinian_100 1 1 1\nyorkshire_terrier_9 37 2 25\n")
     (folder / "annotations/test.txt").write_text("beagle_7 5 2 2\nAbyssinian_101 1 1 1\n")
     source = open_dataset("oxford_pets", str(tmp_path), download=False)
     assert source.train.x.shape == (2, 3, 224, 224)
-    assert sorted(zip(source.train.y.tolist(), values(source.train), strict=True)) == [(0, 0), (36, 30)]
+    assert sorted(zip(source.train.y.tolist(), grey_values(source.train), strict=True)) == [(0, 0), (36, 30)]
     assert source.test.y.tolist() == [4, 0]
-    assert values(source.test) == [10, 20]
+    assert grey_values(source.test) == [10, 20]
 
 
 def test_oxford_flowers_are_flowers102_at_another_size(tmp_path, monkeypatch):
     for i in range(1, 9):
-        photograph(tmp_path / f"flowers-102/jpg/image_{i:05d}.jpg", 20 * i)
+        picture(tmp_path / f"flowers-102/jpg/image_{i:05d}.jpg", 20 * i)
     savemat(tmp_path / "flowers-102/imagelabels.mat", {"labels": [[5, 1, 2, 3, 102, 4, 7, 6]]})
     savemat(tmp_path / "flowers-102/setid.mat", {"trnid": [[1, 2]], "valid": [[3, 4]], "tstid": [[8, 5, 6, 7]]})
     files = {key: (file, None) for key, (file, _) in sets.Flowers102._file_dict.items()}
@@ -103,7 +87,7 @@ def test_oxford_flowers_are_flowers102_at_another_size(tmp_path, monkeypatch):
     source = open_dataset("oxford_flowers", str(tmp_path), download=False)
     assert source.train.x.shape == (4, 3, 224, 224)
     assert source.train.y.tolist() == [4, 0, 1, 2]
-    assert values(source.test) == [160, 100, 120, 140]
+    assert grey_values(source.test) == [160, 100, 120, 140]
     assert same_examples("oxford_flowers", "flowers102", str(tmp_path))
 
 
@@ -111,12 +95,12 @@ def test_caltech256(tmp_path, classes):
     classes(3)
     for i, name in enumerate(("001.ak47", "002.american-flag", "257.clutter")):
         for j in range(5):
-            photograph(tmp_path / f"caltech256/256_ObjectCategories/{name}/{i + 1:03d}_{j + 1:04d}.jpg", 10 * i)
+            picture(tmp_path / f"caltech256/256_ObjectCategories/{name}/{i + 1:03d}_{j + 1:04d}.jpg", 10 * i)
     (tmp_path / "caltech256/256_ObjectCategories/002.american-flag/RENAME2").write_text("no image")
     source = open_dataset("caltech256", str(tmp_path), download=False)
     assert source.train.x.shape == (12, 3, 224, 224)
     assert source.test.x.shape == (3, 3, 224, 224)
-    assert values(source.train) == [10 * y for y in source.train.y]
+    assert grey_values(source.train) == [10 * y for y in source.train.y]
     assert "caltech256: 0.2 of the images held out as the test set, seed 0" in source.notes
 
 
@@ -135,9 +119,9 @@ def test_pcam(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "h5py", types.SimpleNamespace(File=lambda path, mode="r": np.load(path)))
     source = open_dataset("pcam", str(tmp_path), download=False)
     assert source.train.x.shape == (8, 3, 96, 96)
-    assert values(source.train) == [0] * 4 + [10] * 4  # the validation part joins
+    assert grey_values(source.train) == [0] * 4 + [10] * 4  # the validation part joins
     assert source.train.y.tolist() == [0, 1] * 4
-    assert values(source.test) == [20] * 4
+    assert grey_values(source.test) == [20] * 4
     shutil.rmtree(tmp_path / "prepared")
     file = tmp_path / "pcam/camelyonpatch_level_2_split_valid_y.h5"
     with file.open("wb") as other:
@@ -162,7 +146,7 @@ def cub200(root):
     names = ["001.Albatross/A_1_796111.jpg", "001.Albatross/A_2_5.jpg", "002.Auklet/B_1_3.jpg", "003.Wren/C_1_9.jpg"]
     names.append("003.Wren/C_2_8.jpg")
     for i, name in enumerate(names):
-        photograph(folder / "images" / name, 10 * i)
+        picture(folder / "images" / name, 10 * i)
     (folder / "images.txt").write_text("".join(f"{i + 1} {name}\n" for i, name in enumerate(names)))
     (folder / "image_class_labels.txt").write_text("1 1\n2 1\n3 2\n4 3\n5 3\n")
     (folder / "train_test_split.txt").write_text("1 1\n2 1\n3 0\n4 1\n5 0\n")
@@ -174,8 +158,8 @@ def test_cub200(tmp_path, classes):
     cub200(tmp_path)
     source = open_dataset("cub200", str(tmp_path), download=False)
     assert source.train.x.shape == (3, 3, 224, 224)
-    assert sorted(zip(values(source.train), source.train.y.tolist(), strict=True)) == [(0, 0), (10, 0), (30, 2)]
-    assert sorted(zip(values(source.test), source.test.y.tolist(), strict=True)) == [(20, 1), (40, 2)]
+    assert sorted(zip(grey_values(source.train), source.train.y.tolist(), strict=True)) == [(0, 0), (10, 0), (30, 2)]
+    assert sorted(zip(grey_values(source.test), source.test.y.tolist(), strict=True)) == [(20, 1), (40, 2)]
     assert catalogue.present("cub200", tmp_path) == "prepared"
 
 
@@ -184,7 +168,7 @@ def test_stanford_dogs(tmp_path, classes):
     names = ["n02085620-Chihuahua/n02085620_5927.jpg", "n02116738-African_dog/n02116738_1.jpg"]
     names += [name.replace(".jpg", "0.jpg") for name in names]
     for i, name in enumerate(names):
-        photograph(tmp_path / "stanford_dogs/Images" / name, 10 * i)
+        picture(tmp_path / "stanford_dogs/Images" / name, 10 * i)
     for part, first in (("train", 2), ("test", 0)):
         cells = np.empty((2, 1), dtype=object)
         cells[:, 0] = names[first : first + 2]
@@ -192,8 +176,8 @@ def test_stanford_dogs(tmp_path, classes):
         savemat(tmp_path / f"stanford_dogs/{part}_list.mat", {"file_list": cells, "labels": labels})
     source = open_dataset("stanford_dogs", str(tmp_path), download=False)
     assert source.train.x.shape == (2, 3, 224, 224)
-    assert sorted(zip(values(source.train), source.train.y.tolist(), strict=True)) == [(20, 0), (30, 1)]
-    assert sorted(zip(values(source.test), source.test.y.tolist(), strict=True)) == [(0, 0), (10, 1)]
+    assert sorted(zip(grey_values(source.train), source.train.y.tolist(), strict=True)) == [(20, 0), (30, 1)]
+    assert sorted(zip(grey_values(source.test), source.test.y.tolist(), strict=True)) == [(0, 0), (10, 1)]
     shutil.rmtree(tmp_path / "prepared")
     (tmp_path / "stanford_dogs/test_list.mat").write_bytes(b"no mat file")
     not_opened("stanford_dogs", tmp_path, r"test_list.mat cannot be read .*: no list")
@@ -203,7 +187,7 @@ def mit67(root):
     folder = root / "mit67"
     names = ["kitchen/int474.jpg", "airport_inside/airport inside 1.jpg", "kitchen/k2.jpg"]  # one with spaces
     for i, name in enumerate(names):
-        photograph(folder / "Images" / name, 10 * i)
+        picture(folder / "Images" / name, 10 * i)
     (folder / "TrainImages.txt").write_text(f"{names[0]}\r\n{names[1]}")
     (folder / "TestImages.txt").write_text(f"{names[2]}\r\n")
     return folder
@@ -215,7 +199,7 @@ def test_mit67(tmp_path, classes):
     source = open_dataset("mit67", str(tmp_path), download=False)
     assert source.train.x.shape == (2, 3, 224, 224)
     assert source.train.y.tolist() == [1, 0]
-    assert values(source.train) == [0, 10]
+    assert grey_values(source.train) == [0, 10]
     assert source.test.y.tolist() == [1]
 
 
@@ -227,7 +211,7 @@ def domainnet(root, domain):
             f"{domain}/{name}/{domain}_{part}_1.jpg {['airplane', 't-shirt', 'zigzag'].index(name)}" for name in names
         ]
         for i, line in enumerate(lines):
-            photograph(root / "domainnet" / line.split()[0], 10 * i + (100 if domain == "real" else part == "test"))
+            picture(root / "domainnet" / line.split()[0], 10 * i + (100 if domain == "real" else part == "test"))
         (root / "domainnet" / f"{domain}_{part}.txt").write_text("\n".join(lines) + "\n")
 
 
@@ -273,12 +257,12 @@ def test_list_errors(tmp_path, classes):
 def test_dermnet(tmp_path, classes):
     classes(2)
     for i, (part, name) in enumerate((part, name) for part in ("train", "test") for name in ("Acne Photos", "Warts")):
-        photograph(tmp_path / "dermnet" / part / name / "a-1.jpg", 10 * i, size=(40, 60))
+        picture(tmp_path / "dermnet" / part / name / "a-1.jpg", 10 * i, size=(40, 60))
     source = open_dataset("dermnet", str(tmp_path), download=False)
     assert source.train.x.shape == source.test.x.shape == (2, 3, 224, 224)
-    assert sorted(zip(values(source.test), source.test.y.tolist(), strict=True)) == [(20, 0), (30, 1)]
+    assert sorted(zip(grey_values(source.test), source.test.y.tolist(), strict=True)) == [(20, 0), (30, 1)]
     shutil.rmtree(tmp_path / "prepared")
-    photograph(tmp_path / "dermnet/test/Eczema/a-1.jpg")
+    picture(tmp_path / "dermnet/test/Eczema/a-1.jpg")
     not_opened("dermnet", tmp_path, r"dermnet/test: not the class folders of train: unpack the archive again")
     classes(23)
     not_opened("dermnet", tmp_path, r"dermnet/train: 2 class folders with images, 23 expected")
@@ -288,29 +272,29 @@ def test_dermnet(tmp_path, classes):
 def test_pneumonia(tmp_path, edition):
     parts = {"train": 10, "test": 30} | ({"val": 20} if edition == "Kaggle" else {})
     for part, value in parts.items():
-        photograph(tmp_path / f"chest_xray/{part}/NORMAL/IM-0115-0001.jpeg", value, mode="L")
-        photograph(tmp_path / f"chest_xray/{part}/PNEUMONIA/person1_bacteria_1.jpeg", value)
+        picture(tmp_path / f"chest_xray/{part}/NORMAL/IM-0115-0001.jpeg", value, mode="L")
+        picture(tmp_path / f"chest_xray/{part}/PNEUMONIA/person1_bacteria_1.jpeg", value)
     source = open_dataset("pneumonia", str(tmp_path), download=False)
     assert source.train.x.shape[1:] == (1, 224, 224)
-    assert sorted(values(source.train)) == ([10, 10, 20, 20] if edition == "Kaggle" else [10, 10])
-    assert values(source.test) == [30, 30]
+    assert sorted(grey_values(source.train)) == ([10, 10, 20, 20] if edition == "Kaggle" else [10, 10])
+    assert grey_values(source.test) == [30, 30]
     assert sorted(source.test.y.tolist()) == [0, 1]
     assert source.metric == "accuracy"
 
 
 def test_pneumonia_without_a_test_part(tmp_path):
     for name in ("NORMAL", "PNEUMONIA"):
-        photograph(tmp_path / f"chest_xray/train/{name}/1.jpeg")
+        picture(tmp_path / f"chest_xray/train/{name}/1.jpeg")
     not_opened("pneumonia", tmp_path, r"no folder chest_xray/test", Missing)
 
 
 def test_flower16(tmp_path, classes):
     classes(2)
     for i in range(10):
-        photograph(tmp_path / f"flower16/{'astilbe' if i < 5 else 'bellflower'}/{i}.jpg", 10 * i)
+        picture(tmp_path / f"flower16/{'astilbe' if i < 5 else 'bellflower'}/{i}.jpg", 10 * i)
     source = open_dataset("flower16", str(tmp_path), download=False)
     assert source.train.x.shape == (8, 3, 224, 224)
-    assert [value // 50 for value in values(source.train)] == source.train.y.tolist()
+    assert [value // 50 for value in grey_values(source.train)] == source.train.y.tolist()
     assert len(source.test.x) == 2
 
 

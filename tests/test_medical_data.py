@@ -1,6 +1,5 @@
 """Medical sets in the layouts their publishers use, made here at a small size; and how images are kept and mapped."""
 
-import csv
 import dataclasses
 import re
 import shutil
@@ -26,7 +25,7 @@ from pubsel.messages import UsageError, UserError
 from pubsel.settings import CONF
 from pubsel.settings.datasets import dataset_info
 from pubsel.settings.keys import Convert, Pair, Take
-from tests.made import not_opened
+from tests.made import grey_values, not_opened, picture, write_csv
 
 
 @pytest.fixture
@@ -49,22 +48,7 @@ def small(changed):
 
 
 def xray(path, value=0, size=(30, 40), mode="L"):
-    """An image file of one grey value, (height, width)."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    Image.new("L", size[::-1], value).convert(mode).save(path)
-
-
-def values(split):
-    """The grey value of each image, which JPEG may have moved by one."""
-    return [round(int(x[0, 5, 5]) / 10) * 10 for x in split.x]
-
-
-def table(path, rows):
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("w", newline="") as file:
-        writer = csv.DictWriter(file, rows[0])
-        writer.writeheader()
-        writer.writerows(rows)
+    picture(path, value, size, mode)
 
 
 def kept(root):
@@ -90,7 +74,7 @@ def chestxray14(root, name="Data_Entry_2017_v2020.csv"):
         {"Image Index": file, "Finding Labels": label, "Patient ID": 1 + i // 2} | dict.fromkeys(UNUSED.split(","), 1)
         for i, (file, label) in enumerate(zip(names, LABELS, strict=True))
     ]
-    table(folder / name, rows)
+    write_csv(folder / name, rows)
     (folder / "train_val_list.txt").write_text("".join(f"{names[i]}\n" for i in (4, 0, 5, 1)))
     (folder / "test_list.txt").write_text("\n".join(names[2:4]))
     return folder, names
@@ -103,8 +87,8 @@ def test_chestxray14_has_the_official_lists_and_fourteen_labels(tmp_path, capsys
     assert source.train.x.shape == (4, 1, 224, 224)
     assert source.metric == "auc"
     assert source.classes == 14
-    assert values(source.train) == [40, 0, 50, 10]
-    assert values(source.test) == [20, 30]
+    assert grey_values(source.train) == [40, 0, 50, 10]
+    assert grey_values(source.test) == [20, 30]
     found = [{FINDINGS[i] for i in np.flatnonzero(row)} for row in source.train.y.numpy()]
     assert found == [{"Atelectasis", "Mass", "Pleural_Thickening"}, {"Cardiomegaly", "Emphysema"}, {"Edema"}, set()]
     assert source.train.y.dtype == torch.float32
@@ -113,8 +97,8 @@ def test_chestxray14_has_the_official_lists_and_fourteen_labels(tmp_path, capsys
     assert capsys.readouterr().err == ""
     assert catalogue.present("chestxray14", tmp_path) == "prepared"
     task = load(Pair(private="chestxray14", public="chestxray14", m=1, convert=Convert.exact), str(tmp_path), False)
-    assert values(task.public) == [20]
-    assert values(task.test) == [30]
+    assert grey_values(task.public) == [20]
+    assert grey_values(task.test) == [30]
 
 
 def test_chestxray14_tells_the_patient_of_each_image_also_if_some_are_corrupt(tmp_path):
@@ -122,7 +106,7 @@ def test_chestxray14_tells_the_patient_of_each_image_also_if_some_are_corrupt(tm
     (folder / "images_001/images" / names[0]).write_bytes(b"no image")
     source = open_dataset("chestxray14", str(tmp_path), False, "patient")
     train, test = source.groups
-    assert values(source.train) == [40, 50, 10]  # of the third patient, the third, the first
+    assert grey_values(source.train) == [40, 50, 10]  # of the third patient, the third, the first
     assert (train[:, None] == train).tolist() == [[True, True, False], [True, True, False], [False, False, True]]
     assert (len(test), len(test.unique())) == (2, 1)
     assert not set(train.tolist()) & set(test.tolist())
@@ -137,7 +121,7 @@ def test_chestxray14_in_one_folder_with_the_first_table_and_other_lists(tmp_path
     (folder / "train_list.txt").write_text(f"{names[0]}\n")
     changed({"train": "train_list.txt"}, shape=[1, 16, 16])
     source = open_dataset("chestxray14", str(tmp_path), False)
-    assert values(source.train) == [0]
+    assert grey_values(source.train) == [0]
     assert source.notes == ("chestxray14: 3 images are in neither train_list.txt nor test_list.txt and left out",)
 
 
@@ -201,10 +185,10 @@ def test_a_corrupt_image_is_skipped_named_and_counted(tmp_path, small, capsys):
     for _ in range(2):  # read, then from what was kept
         source = open_dataset("chestxray14", str(tmp_path), False)
         assert source.notes == (note,)
-        assert values(source.train) == [40, 10]
+        assert grey_values(source.train) == [40, 10]
         assert source.train.y.shape == (2, 14)
         assert [int(row.sum()) for row in source.train.y] == [3, 0]  # labels stay with their images
-        assert values(source.test) == [20, 30]
+        assert grey_values(source.test) == [20, 30]
     assert capsys.readouterr().err == note + "\n"
     shutil.rmtree(tmp_path / "prepared")
     for file in names[2:4]:
@@ -328,7 +312,7 @@ def test_a_corrected_table_is_noticed_and_an_unchanged_one_reads_no_image(tmp_pa
     again = open_dataset("chestxray14", str(tmp_path), False)
     assert again.test.y[0].argmax() == FINDINGS.index("Fibrosis")
     assert first.test.y[0].argmax() == FINDINGS.index("Hernia")
-    assert values(again.test) == values(first.test)  # the earlier images stay mapped
+    assert grey_values(again.test) == grey_values(first.test)  # the earlier images stay mapped
 
 
 def test_another_shape_or_rule_is_kept_apart(tmp_path, changed):
@@ -360,7 +344,7 @@ def test_a_preparation_that_ends_early_leaves_nothing(tmp_path, small, monkeypat
     left = folder.with_name(f".{folder.name}.0.part")  # as a killed process leaves it
     left.mkdir()
     (left / "train_images.npy").write_bytes(b"half")
-    assert values(open_dataset("chestxray14", str(tmp_path), False).train) == [40, 0, 50, 10]
+    assert grey_values(open_dataset("chestxray14", str(tmp_path), False).train) == [40, 0, 50, 10]
     assert kept(tmp_path) == [folder.name]
     (folder / "test_images.npy").write_bytes(b"half")
     with pytest.raises(UserError, match=r"chestxray14-\w+ cannot be read \(.*\): delete it to have it prepared again"):
@@ -391,7 +375,7 @@ def test_two_at_once_read_each_image_once(tmp_path, small, monkeypatch, capsys):
     for thread in threads:
         thread.join(30)
     assert len(seen) == 6
-    assert [values(source.train) for source in found] == [[40, 0, 50, 10]] * 2
+    assert [grey_values(source.train) for source in found] == [[40, 0, 50, 10]] * 2
 
 
 def test_images_are_in_memory_one_at_a_time(tmp_path):
@@ -430,7 +414,7 @@ def test_a_data_folder_that_takes_nothing(tmp_path, small, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(stored, "locked", refused)
         source = open_dataset("chestxray14", str(tmp_path), False)
-    assert values(source.train) == [40, 50, 10]
+    assert grey_values(source.train) == [40, 50, 10]
     assert re.fullmatch(
         r"chestxray14: cannot be kept in .*prepared \(Permission denied\), so all of it is in memory", source.notes[0]
     )
@@ -483,7 +467,7 @@ def chexpert(root):
             row = {"Path": f"CheXpert-v1.0-small/{part}/{path}", "Sex": "Female", "Age": 68, "Frontal/Lateral": view}
             rest = "0.0" if part == "valid" else ""
             written.append({**row, "AP/PA": "AP", **{key: given.get(key, rest) for key in OBSERVATIONS}})
-        table(folder / f"{part}.csv", written)
+        write_csv(folder / f"{part}.csv", written)
     return folder
 
 
@@ -492,7 +476,7 @@ def test_chexpert_tells_the_patient_of_each_image(tmp_path, changed):
     changed({"views": "all"})
     source = open_dataset("chexpert", str(tmp_path), False, "patient")
     first, second, lateral, *others = source.groups[0].tolist()
-    assert values(source.train) == [10, 20, 30, 40, 50]
+    assert grey_values(source.train) == [10, 20, 30, 40, 50]
     assert second == lateral
     assert len({first, second, *others, *source.groups[1].tolist()}) == 6
 
@@ -505,8 +489,8 @@ def test_chexpert(tmp_path):
     chexpert(tmp_path)
     source = open_dataset("chexpert", str(tmp_path), download=False)
     assert source.train.x.shape == (4, 1, 224, 224)
-    assert values(source.train) == [10, 20, 40, 50]  # the lateral view is left out
-    assert values(source.test) == [60, 70]
+    assert grey_values(source.train) == [10, 20, 40, 50]  # the lateral view is left out
+    assert grey_values(source.test) == [60, 70]
     assert source.train.y.shape == (4, 14)
     assert observed(source.train) == [{"Edema"}, {"Edema"}, {"Pneumonia"}, set()]
     assert observed(source.test) == [{"Pneumonia"}, {"Edema"}]
@@ -564,18 +548,18 @@ def test_sprxray(tmp_path, edition):
     rows = [{"imageId": i, "age": 40.0 + i, "gender": i % 2} for i in (9, *range(9))]
     if edition == "train_gender.csv":
         rows = [{key: row[key] for key in ("imageId", "gender")} for row in rows]
-    table(folder / edition, rows)
+    write_csv(folder / edition, rows)
     source = open_dataset("sprxray", str(tmp_path), download=False)
     assert source.train.x.shape == (8, 1, 224, 224)
     assert source.test.x.shape == (2, 1, 224, 224)
-    assert sorted(values(source.train) + values(source.test)) == [10 * i for i in range(10)]
+    assert sorted(grey_values(source.train) + grey_values(source.test)) == [10 * i for i in range(10)]
     for split in (source.train, source.test):
-        assert split.y.tolist() == [value // 10 % 2 for value in values(split)]
+        assert split.y.tolist() == [value // 10 % 2 for value in grey_values(split)]
     assert "sprxray: 2 of 10 images held out as the test set, seed 0" in source.notes
     shutil.rmtree(tmp_path / "prepared")
     (folder / "kaggle/kaggle/train/000007.png").unlink()
     not_opened("sprxray", tmp_path, rf"sprxray: 000007.png and 0 more of {edition} are absent")
-    table(folder / edition, [{"imageId": 0, "gender": "F"}])
+    write_csv(folder / edition, [{"imageId": 0, "gender": "F"}])
     not_opened("sprxray", tmp_path, r"imageId must be a number and gender 0 or 1")
     (folder / edition).unlink()
     not_opened("sprxray", tmp_path, r"no sprxray/train_gender.csv", Missing)
@@ -592,8 +576,8 @@ def test_kneeos(tmp_path):
     source = open_dataset("kneeos", str(tmp_path), download=False)
     assert source.train.x.shape == (9, 1, 224, 224)  # val joins, auto_test does not
     assert source.metric == "auc"
-    assert [value % 50 // 10 for value in values(source.train)] == source.train.y.tolist()
-    assert sorted(values(source.test)) == [100, 110, 120, 130, 140]
+    assert [value % 50 // 10 for value in grey_values(source.train)] == source.train.y.tolist()
+    assert sorted(grey_values(source.test)) == [100, 110, 120, 130, 140]
     assert source.notes == (
         "kneeos: test was sorted by class, shuffled with seed 0",
         "kneeos train: 1 of 10 images are corrupt and were skipped: 93001L.png",
@@ -612,8 +596,8 @@ def test_kagskin(tmp_path):
                 xray(tmp_path / f"kagskin/data/{part}/{kind}/{k}.jpg", 100 * i + 30 * j + 10 * k, mode="RGB")
     source = open_dataset("kagskin", str(tmp_path), download=False)
     assert source.train.x.shape == source.test.x.shape == (6, 3, 224, 224)
-    assert [value // 30 for value in values(source.train)] == source.train.y.tolist()
-    assert sorted(values(source.test)) == [100, 110, 120, 130, 140, 150]
+    assert [value // 30 for value in grey_values(source.train)] == source.train.y.tolist()
+    assert sorted(grey_values(source.test)) == [100, 110, 120, 130, 140, 150]
 
 
 # --- MedMNIST

@@ -28,7 +28,6 @@ from pubsel.attacks.membership import (
     white_box,
 )
 from pubsel.cell import weights_digest
-from pubsel.cli import main
 from pubsel.commands.attack import reopened
 from pubsel.data import Split, open_dataset
 from pubsel.distances import gsd
@@ -237,19 +236,20 @@ LINEAR = [*RUN, "model=linear", "training.batch_size=60", "training.momentum=0.9
 BY_HEART = [*LINEAR, "algorithm=non_private", "training.epochs=300"]
 
 
-def run_of(words, capsys) -> tuple[Path, dict]:
+def run_of(words, cli) -> tuple[Path, dict]:
     before = set(Path("results").glob("runs/*/result.json"))
-    assert main(words) == 0, capsys.readouterr().err
+    code, _, err = cli(*words)
+    assert code == 0, err
     (path,) = set(Path("results").glob("runs/*/result.json")) - before
     return path.parent, json.loads(path.read_text())
 
 
-def test_a_network_that_knows_its_examples_by_heart_is_attacked_and_a_private_one_is_not(folder, capsys):
-    run_of(BY_HEART, capsys)
-    run_of([*LINEAR, "algorithm=dp_sgd", "epsilon=0.1"], capsys)
-    capsys.readouterr()
-    assert main(["attack", "loss", "run=all", "threads=1"]) == 0
-    assert "tpr_at_fpr_0.01" in capsys.readouterr().out
+def test_a_network_that_knows_its_examples_by_heart_is_attacked_and_a_private_one_is_not(folder, cli):
+    run_of(BY_HEART, cli)
+    run_of([*LINEAR, "algorithm=dp_sgd", "epsilon=0.1"], cli)
+    code, out, _ = cli("attack", "loss", "run=all", "threads=1")
+    assert code == 0
+    assert "tpr_at_fpr_0.01" in out
     frame = pandas.read_csv("results/tables/loss_attack.csv").set_index("algorithm")
     assert frame.loc["non_private", "auc_low"] > 0.8
     assert frame.loc["dp_sgd", "auc_low"] < 0.5 < frame.loc["dp_sgd", "auc_high"]
@@ -283,9 +283,9 @@ NETWORK = [*RUN, "model=digits_cnn"]
     ],
     ids=lambda words: next(word for word in words if word.startswith("algorithm=")),
 )
-def test_a_run_is_reopened_as_it_was_trained(folder, capsys, words):
+def test_a_run_is_reopened_as_it_was_trained(folder, cli, words):
     """The loss of the reopened network is that of the one that was trained: its utility, to the last digit."""
-    run, record = run_of(words, capsys)
+    run, record = run_of(words, cli)
     model, task = reopened(record, run, here(), torch.device("cpu"))
     assert evaluate(model, task.test, task.metric) == record["utility"]
     assert weights_digest(model) == record["weights"]
@@ -297,26 +297,26 @@ def here() -> AttackConfig:
         return check(AttackConfig, compose("attack", ["attack=loss"]))
 
 
-def test_an_attack_is_kept_until_the_weights_are_others(folder, capsys):
-    run, _ = run_of(BY_HEART, capsys)
-    assert main(["attack", "loss", f"run={run.name}"]) == 0
+def test_an_attack_is_kept_until_the_weights_are_others(folder, cli):
+    run, _ = run_of(BY_HEART, cli)
+    assert cli("attack", "loss", f"run={run.name}")[0] == 0
     record = json.loads(Path(f"results/attacks/loss-{run.name}/result.json").read_text())
     (run / "model.pt").rename(folder / "elsewhere")
-    assert main(["attack", "loss", "run=tiny*"]) == 0  # from the record
+    assert cli("attack", "loss", "run=tiny*")[0] == 0  # from the record
     change_record(run, {"weights": "others"})
-    capsys.readouterr()
-    assert main(["attack", "loss", "run=tiny*"]) == 1
-    assert "model.pt: no such file" in capsys.readouterr().err
+    code, _, err = cli("attack", "loss", "run=tiny*")
+    assert code == 1
+    assert "model.pt: no such file" in err
     assert record["auc"] > 0.8
 
 
-def test_of_several_runs_one_that_is_damaged_is_named_and_left_out(folder, capsys):
-    run, _ = run_of(BY_HEART, capsys)
-    other, _ = run_of([*BY_HEART, "seed=1"], capsys)
+def test_of_several_runs_one_that_is_damaged_is_named_and_left_out(folder, cli):
+    run, _ = run_of(BY_HEART, cli)
+    other, _ = run_of([*BY_HEART, "seed=1"], cli)
     (run / "model.pt").unlink()
-    capsys.readouterr()
-    assert main(["attack", "loss", "run=all"]) == 0
-    assert f"left out: results/runs/{run.name}/model.pt" in capsys.readouterr().err
+    code, _, err = cli("attack", "loss", "run=all")
+    assert code == 0
+    assert f"left out: results/runs/{run.name}/model.pt" in err
     assert list(pandas.read_csv("results/tables/loss_attack.csv")["run"]) == [other.name]
 
 
@@ -357,14 +357,12 @@ HARM = {
 
 
 @pytest.mark.parametrize(("harm", "says"), HARM.values(), ids=HARM)
-def test_what_a_run_lacks_is_said_in_one_line(folder, capsys, harm, says):
-    run, _ = run_of(BY_HEART, capsys)
+def test_what_a_run_lacks_is_said_in_one_line(folder, cli, harm, says):
+    run, _ = run_of(BY_HEART, cli)
     harm(run)
-    capsys.readouterr()
-    assert main(["attack", "loss", f"run={run.name}"]) == 1
-    lines = capsys.readouterr().err.splitlines()
-    assert len(lines) == 1
-    assert says in lines[0]
+    code, _, err = cli("attack", "loss", f"run={run.name}")
+    assert (code, err.count("\n")) == (1, 1)
+    assert says in err
 
 
 GSD = ["private=digits", "public=[noise]", "model=digits_cnn", "distance.m=40", "known=[20]", "trials=1", "threads=1"]
@@ -385,38 +383,36 @@ GSD = ["private=digits", "public=[noise]", "model=digits_cnn", "distance.m=40", 
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
-def test_a_mistake_is_answered_in_one_line(folder, capsys, words, code, says):
-    assert main(["attack", *words]) == code
-    lines = capsys.readouterr().err.splitlines()
-    assert len(lines) == 1
-    assert says in lines[0]
+def test_a_mistake_is_answered_in_one_line(folder, cli, words, code, says):
+    result, _, err = cli("attack", *words)
+    assert (result, err.count("\n")) == (code, 1)
+    assert says in err
 
 
-def test_attacks_on_gsd_from_the_command_line(folder, capsys):
+def test_attacks_on_gsd_from_the_command_line(folder, cli):
     words = [*GSD, "distance.k=4", "targets=2", "distance.initialisations=2"]
-    assert main(["attack", "gsd_white_box", *words]) == 0
-    first = capsys.readouterr().out
+    code, first, _ = cli("attack", "gsd_white_box", *words)
+    assert code == 0
     assert "known_but_one" in first
     assert not Path("results/tables").exists()
-    assert main(["table", "gsd_table8"]) == 0
+    assert cli("table", "gsd_table8")[0] == 0
     frame = pandas.read_csv("results/tables/gsd_table8.csv")
-    capsys.readouterr()
     assert list(frame["attack"]) == ["white_box"] * 4 + ["known_but_one"] * 4
     assert list(frame["asked"]) == [40] * 4 + [2] * 4
-    assert main(["attack", "gsd_white_box", *words]) == 0
-    again = capsys.readouterr()
-    assert again.out == first
-    assert "attacked before" in again.err
-    assert main(["attack", "gsd_black_box", *words]) == 0
-    assert [line.split()[1] for line in capsys.readouterr().out.splitlines()[1:3]] == ["images", "outputs"]
+    code, again, err = cli("attack", "gsd_white_box", *words)
+    assert (code, again) == (0, first)
+    assert "attacked before" in err
+    code, out, _ = cli("attack", "gsd_black_box", *words)
+    assert code == 0
+    assert [line.split()[1] for line in out.splitlines()[1:3]] == ["images", "outputs"]
 
 
 TABLE = ["gsd_table9.csv", "gsd_table9.md", "gsd_table9.tex"]
 
 
-def test_a_table_of_attacks_is_written_from_records(folder, capsys):
-    assert main(["attack", "gsd_black_box", *GSD]) == 0
-    assert main(["table", "gsd_table9"]) == 0
+def test_a_table_of_attacks_is_written_from_records(folder, cli):
+    assert cli("attack", "gsd_black_box", *GSD)[0] == 0
+    assert cli("table", "gsd_table9")[0] == 0
     tables, kept = Path("results/tables"), Path("results/records/attacks")
     wrote = {path.name: path.read_bytes() for path in tables.iterdir()}
     assert sorted(wrote) == TABLE
@@ -425,9 +421,9 @@ def test_a_table_of_attacks_is_written_from_records(folder, capsys):
     def again(words) -> str:
         for path in tables.iterdir():
             path.unlink()
-        capsys.readouterr()
-        assert main(["table", words]) == 0
-        return capsys.readouterr().out
+        code, out, _ = cli("table", words)
+        assert code == 0
+        return out
 
     for table in ("gsd_table9", "all"):
         said = again(table)
@@ -448,15 +444,18 @@ def test_a_table_of_attacks_is_written_from_records(folder, capsys):
     assert "| 12.50 " in (tables / "gsd_table9.md").read_text()
 
 
-def test_a_table_of_attacks_without_a_record_says_so(folder, capsys):
-    assert main(["table", "gsd_table9"]) == 0
-    (line,) = (line for line in capsys.readouterr().out.splitlines() if "No record" in line)
+def test_a_table_of_attacks_without_a_record_says_so(folder, cli):
+    code, out, _ = cli("table", "gsd_table9")
+    (line,) = (line for line in out.splitlines() if "No record" in line)
+    assert code == 0
     assert line == "No record of this table in results/attacks yet: the figures are the paper's alone."
     assert list(pandas.read_csv("results/tables/gsd_table9.csv")["paper_success_rate"]) == [51.65, 52.19]
-    assert main(["table", "all"]) == 0
-    assert capsys.readouterr().out.splitlines()[-1].endswith(", gsd_table8, gsd_table9")
-    assert main(["table", "gsd_table99"]) == 2
-    assert "gsd_table8, gsd_table9" in capsys.readouterr().err
+    code, out, _ = cli("table", "all")
+    assert code == 0
+    assert out.splitlines()[-1].endswith(", gsd_table8, gsd_table9")
+    code, _, err = cli("table", "gsd_table99")
+    assert code == 2
+    assert "gsd_table8, gsd_table9" in err
 
 
 @pytest.mark.data

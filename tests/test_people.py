@@ -1,6 +1,5 @@
 """The private unit is a person: nobody on two sides, one row a person, and what the record says of it."""
 
-import csv
 import itertools
 import json
 import shutil
@@ -8,7 +7,6 @@ import shutil
 import numpy as np
 import pytest
 import torch
-from PIL import Image
 
 from pubsel import algorithms, data
 from pubsel.algorithms import View
@@ -29,7 +27,7 @@ from pubsel.settings.methods import option
 from pubsel.training import loop
 from pubsel.training.loop import Job, clipped_sum, fit, noisy_sum
 from pubsel.training.once import units_of
-from tests.made import not_opened, only_record, training
+from tests.made import not_opened, only_record, picture, training, write_csv
 from tests.synthetic import secret_named
 from tests.test_report import Page
 
@@ -70,7 +68,7 @@ def npz(path, train=60, test=30, shared=0, unit="patient", side=8):
 def table(folder, rows, columns="path,label,patient"):
     """A CSV and its images: image i has the value i."""
     for i, row in enumerate(rows):
-        Image.fromarray(np.full((4, 4), i, np.uint8)).save(folder / row.partition(",")[0])
+        picture(folder / row.partition(",")[0], i, (4, 4), "L")
     (folder / "table.csv").write_text("\n".join([columns, *rows]))
     return folder / "table.csv"
 
@@ -107,9 +105,7 @@ def test_a_csv_that_does_not_tell_is_an_error(tmp_path, unit, rows, why):
 def test_folders_within_class_folders_are_people(tmp_path):
     """A folder of one name in two classes is one person."""
     for i in range(60):
-        folder = tmp_path / ("cat", "dog")[i % 2] / f"person {i // 5}"
-        folder.mkdir(parents=True, exist_ok=True)
-        Image.fromarray(np.full((4, 4), i, np.uint8)).save(folder / f"{i}.png")
+        picture(tmp_path / ("cat", "dog")[i % 2] / f"person {i // 5}/{i}.png", i, (4, 4), "L")
     source = open_dataset(str(tmp_path), "", False, "folder")
     assert source.names == ("cat", "dog")
     assert len(source.train.x) + len(source.test.x) == 60
@@ -129,8 +125,7 @@ def test_folders_within_class_folders_are_people(tmp_path):
 
 def test_folders_of_images_without_people_are_an_error(tmp_path):
     for name in ("cat", "dog"):
-        (tmp_path / name).mkdir()
-        Image.new("L", (4, 4)).save(tmp_path / name / "0.png")
+        picture(tmp_path / name / "0.png")
     not_opened(str(tmp_path), "", r"needs <class>/<person>", UserError, "folder")
 
 
@@ -158,14 +153,11 @@ def test_arrays_of_an_npz_name_the_people(tmp_path):
 
 
 def test_a_named_set_tells_the_lesion_that_an_image_shows(tmp_path):
-    folder = tmp_path / "HAM10000"
-    folder.mkdir()
-    with (folder / "HAM10000_metadata.csv").open("w") as file:
-        rows = csv.writer(file)
-        rows.writerow(["lesion_id", "image_id", "dx"])
-        for i in range(40):
-            rows.writerow([f"HAM_{i // 4}", f"ISIC_{i:02d}", ("nv", "mel")[i % 2]])
-            Image.fromarray(np.full((60, 80, 3), 5 * (i // 4), np.uint8)).save(folder / f"ISIC_{i:02d}.jpg")
+    folder, rows = tmp_path / "HAM10000", []
+    for i in range(40):
+        rows.append({"lesion_id": f"HAM_{i // 4}", "image_id": f"ISIC_{i:02d}", "dx": ("nv", "mel")[i % 2]})
+        picture(folder / f"ISIC_{i:02d}.jpg", 5 * (i // 4), (60, 80))
+    write_csv(folder / "HAM10000_metadata.csv", rows)
     for _ in ("first read", "then mapped"):
         source = open_dataset("ham10000", str(tmp_path), False, "lesion")
         for part, groups in zip((source.train, source.test), source.groups, strict=True):
