@@ -341,7 +341,6 @@ def test_how_long_all_images_take_is_told_while_they_are_computed(weights, tmp_p
         return passed(x, extractor)
 
     monkeypatch.setattr(features, "embed", slow)
-    monkeypatch.setattr(features, "workers", lambda extractor: 1)
     monkeypatch.setattr("time.monotonic", lambda: now[0])
     extractor, lines = load_backbone(backbone(weights), str(tmp_path), CPU), []
     features.features("pictures", pictures(3200), extractor, NETWORK, tmp_path, lines.append)

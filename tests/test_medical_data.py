@@ -282,16 +282,13 @@ def new_process():
 
 def test_a_folder_that_was_half_unpacked_is_prepared_again_when_more_is_there(tmp_path, changed, capsys):
     changed(shape=[3, 16, 16])
-    for part, count in (("train", 3), ("test", 2)):
-        for kind in ("benign", "malignant"):
-            for i in range(count):
-                xray(tmp_path / "kagskin/data" / part / kind / f"{i}.jpg", 10 * i, mode="RGB")
+    kagskin(tmp_path)
     assert len(open_dataset("kagskin", str(tmp_path), download=False).train.x) == 6
     xray(tmp_path / "kagskin/data/train/benign/later.jpg", 90, mode="RGB")
     capsys.readouterr()
     new_process()
     source = open_dataset("kagskin", str(tmp_path), download=False)
-    assert (len(source.train.x), len(source.test.x)) == (7, 4)
+    assert (len(source.train.x), len(source.test.x)) == (7, 6)
     assert "kagskin: its files are not those that were prepared" in capsys.readouterr().err
     assert len(kept(tmp_path)) == 1
     new_process()
@@ -589,11 +586,15 @@ def test_kneeos(tmp_path):
     not_opened("kneeos", tmp_path, r"kneeos/test: not the class folders of train")
 
 
-def test_kagskin(tmp_path):
+def kagskin(root):
     for i, part in enumerate(("train", "test")):
         for j, kind in enumerate(("benign", "malignant")):
             for k in range(3):
-                xray(tmp_path / f"kagskin/data/{part}/{kind}/{k}.jpg", 100 * i + 30 * j + 10 * k, mode="RGB")
+                picture(root / f"kagskin/data/{part}/{kind}/{k}.jpg", 100 * i + 30 * j + 10 * k)
+
+
+def test_kagskin(tmp_path):
+    kagskin(tmp_path)
     source = open_dataset("kagskin", str(tmp_path), download=False)
     assert source.train.x.shape == source.test.x.shape == (6, 3, 224, 224)
     assert [value // 30 for value in grey_values(source.train)] == source.train.y.tolist()

@@ -73,9 +73,8 @@ def test_figures_of_two_gaussians(shift):
     """AUC Phi(d / sqrt 2) and true-positive rate Phi(d - z) in closed form; the bootstrap has the width of theory."""
     n = 4000
     member = np.arange(2 * n) < n
-    found = attack_figures(
-        np.random.default_rng(1).normal(size=2 * n) + shift * member, member, np.random.default_rng(0)
-    )
+    scores = np.random.default_rng(1).normal(size=2 * n) + shift * member
+    found = attack_figures(scores, member, np.random.default_rng(0))
     auc, (low, high) = norm.cdf(shift / math.sqrt(2)), found["auc_interval"]
     assert low < auc < high
     if shift == 0:
@@ -185,9 +184,8 @@ def test_told_apart_where_rounded_values_differ():
 def test_a_network_that_was_never_trained_says_nothing_of_random_images():
     """Right about half of the time, in every row of Tables 8 and 9; told apart for certain with all but one known."""
     members, others, public = digits(300, 1), digits(300, 2), digits(300, 3)
-    seen = white_box(
-        distance("gsd", k=4, m=300, initialisations=1), network, members, others, {"public": public}, 10, 5, "key"
-    )
+    by = distance("gsd", k=4, m=300, initialisations=1)
+    seen = white_box(by, network, members, others, {"public": public}, 10, 5, "key")
     shown = seen.features() | black_box(network(0), members, others)
     assert len(shown) == 6
     for kind, rows in shown.items():
@@ -341,10 +339,7 @@ HARM = {
     "other data": (lambda run: made("tiny.npz", 50), "trained on 60 private examples, tiny.npz has 50 now"),
     "half of the weights": (lambda run: os.truncate(run / "model.pt", 100), NO_FIT),
     "other weights": (lambda run: torch.save(nn.Linear(3, 3).state_dict(), run / "model.pt"), NO_FIT),
-    "a changed weight": (
-        changed_weight,
-        "model.pt does not have the weights that the model.json next to it names",
-    ),
+    "a changed weight": (changed_weight, "model.pt does not have the weights that the model.json next to it names"),
     "other record": (
         lambda run: change_record(run, {"weights": "0"}),
         "result.json states the guarantee of other weights: restore both from the same run",

@@ -345,11 +345,7 @@ def test_paper_tables_parse_and_hold_sensible_values(name):
         ("gsd_table14", {"public": "kagskin", "model": "vit"}, {"utility": 81.23, "distance": 0.76}),
         ("gsd_table15", {"public": "chexpert"}, {"otdd": 135292, "distance": 0.32}),
         ("gsd_table16", {"public": "chexpert+cifar100"}, {"utility": 67.12, "distance": 0.33}),
-        (
-            "gsd_table8",
-            {"gsd_values": "with", "features": "gradients", "known_members": 1800},
-            {"success_rate": 50.31},
-        ),
+        ("gsd_table8", {"gsd_values": "with", "features": "gradients", "known_members": 1800}, {"success_rate": 50.31}),
         ("gsd_table9", {"known_members": 1800}, {"success_rate": 52.19}),
         ("gep_table1", {"private": "cifar10", "algorithm": "gep", "epsilon": 8}, {"utility": 74.9, "delta": 1e-5}),
         ("gep_table1", {"private": "svhn_extra", "algorithm": "pate", "epsilon": 2}, {"utility": 80.7, "delta": 1e-6}),
