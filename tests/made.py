@@ -1,13 +1,18 @@
 """Factories that several test files share: algorithms, networks, streams, and the record of a run."""
 
+import csv
 import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
+from PIL import Image
 from torch import nn
 
 from pubsel import algorithms, models
+from pubsel.data import Split, open_dataset
+from pubsel.messages import UserError
 from pubsel.privacy.randomness import stream
 from pubsel.settings.keys import Model, Norm, Training
 from pubsel.settings.methods import option
@@ -41,3 +46,30 @@ def training(**changes: Any) -> Training:
     values = {"epochs": 2, "batch_size": 10, "learning_rate": 0.1, "momentum": 0.9, "weight_decay": 0.0}
     values |= {"milestones": [0.5], "decay": 0.1, "chunk": 4, "checkpoint_seconds": 1e9}
     return Training(**(values | changes))
+
+
+def not_opened(name: str, root: Path | str, match: str, kind: type = UserError, unit: str | None = None) -> str:
+    """Require that a dataset is rejected, and return the message."""
+    with pytest.raises(kind, match=match) as error:
+        open_dataset(name, str(root), False, unit)
+    return str(error.value)
+
+
+def picture(path: Path, value: int = 0, size: tuple[int, int] = (30, 40), mode: str = "RGB") -> None:
+    """Write an image file of one grey value; its size is (height, width)."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.new("L", size[::-1], value).convert(mode).save(path)
+
+
+def grey_values(split: Split) -> list[int]:
+    """Return the grey value of each picture, a multiple of ten, which JPEG may have moved by one."""
+    return [round(int(x[0, 5, 5]) / 10) * 10 for x in split.x]
+
+
+def write_csv(path: Path, rows: list[dict[str, Any]], delimiter: str = ",") -> None:
+    """Write rows under the keys of the first."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w", newline="") as file:
+        writer = csv.DictWriter(file, rows[0], delimiter=delimiter)
+        writer.writeheader()
+        writer.writerows(rows)

@@ -44,12 +44,8 @@ def sbatch(folder: Path, script: str) -> None:
     for task in range(last + 1):
         job = f"{number}_{task}"
         note(folder, job, state="PENDING", options=options)
-        subprocess.Popen(
-            [sys.executable, __file__, folder, "node", str(copy), job, str("array" in options)],
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            start_new_session=True,
-        )
+        words = [sys.executable, __file__, folder, "node", str(copy), job, str("array" in options)]
+        subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
 
 
 def node(folder: Path, script: str, job: str, array: str) -> None:

@@ -83,12 +83,8 @@ def test_the_conditioner_is_made_in_blocks(monkeypatch):
 def scales(p):
     torch.manual_seed(2)
     ordered = torch.logspace(-6, 12, p)
-    return {
-        "ordered": ordered,
-        "mixed": ordered[torch.randperm(p)],
-        "one": torch.ones(p),
-        "huge": torch.full((p,), 1e12),
-    }
+    mixed = ordered[torch.randperm(p)]
+    return {"ordered": ordered, "mixed": mixed, "one": torch.ones(p), "huge": torch.full((p,), 1e12)}
 
 
 def attack_rows(p):

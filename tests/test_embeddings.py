@@ -92,9 +92,7 @@ def test_a_folder_of_images_is_none(tmp_path, files):
 
 
 def test_names_and_files_are_none():
-    assert not is_embeddings("cifar10")
-    assert not is_embeddings("./images.npz")
-    assert not is_embeddings("./nowhere")
+    assert not any(map(is_embeddings, ("cifar10", "./images.npz", "./nowhere")))
 
 
 # What goes wrong
@@ -185,6 +183,21 @@ def folder(tmp_path):
     return tmp_path / "laion"
 
 
+@pytest.fixture
+def parts(folder):
+    return [open_embeddings(str(folder))]
+
+
+@pytest.fixture
+def kept(parts, tmp_path):
+    return assignment_folder(parts, tmp_path)
+
+
+@pytest.fixture
+def clusters(parts, kept):
+    return clusters_kept(parts, kept)
+
+
 def quiet(text):
     raise AssertionError(text)
 
@@ -214,9 +227,7 @@ def test_each_embedding_gets_the_nearest_centre(folder, tmp_path):
         np.testing.assert_array_equal(nearest, expected)
 
 
-def test_clusters_are_the_same_whether_kept_or_not(folder, tmp_path):
-    parts = [open_embeddings(str(folder))]
-    kept = assignment_folder(parts, tmp_path)
+def test_clusters_are_the_same_whether_kept_or_not(parts, kept):
     first, second, unkept = clusters_kept(parts, kept), clusters_kept(parts, kept), clusters_kept(parts, None)
     assert first.shares == second.shares == unkept.shares
     for a, b, c in zip(first, second, unkept, strict=True):
@@ -234,9 +245,8 @@ def test_what_is_not_finite_is_in_no_cluster(tmp_path):
     assert all(np.isfinite(value).all() for value in clusters)
     nearest = nearest_of(parts, clusters, None, quiet)
     assert np.flatnonzero(nearest == assigned.NONE).tolist() == [3, 5, 9]
-    assert not {3, 5, 9} & set(
-        pool.draw_by_cluster(np.full(len(clusters.centres), 0.1), nearest, 200, np.random.default_rng(0))
-    )
+    shares = np.full(len(clusters.centres), 0.1)
+    assert not {3, 5, 9} & set(pool.draw_by_cluster(shares, nearest, 200, np.random.default_rng(0)))
 
 
 def test_what_is_not_finite_changes_no_row_of_its_block_or_of_another(monkeypatch):
@@ -253,10 +263,7 @@ def test_what_is_not_finite_changes_no_row_of_its_block_or_of_another(monkeypatc
         np.testing.assert_array_equal(clusters_kept([pool.Features(broken)], None).centres, without.centres)
 
 
-def test_what_was_interrupted_goes_on_with_the_next_shard(folder, tmp_path, monkeypatch):
-    parts = [open_embeddings(str(folder))]
-    kept = assignment_folder(parts, tmp_path)
-    clusters = clusters_kept(parts, kept)
+def test_what_was_interrupted_goes_on_with_the_next_shard(parts, kept, clusters, monkeypatch):
     expected = nearest_of(parts, clusters, None, quiet)
 
     real = pool.Clusters.nearest
@@ -273,10 +280,7 @@ def test_what_was_interrupted_goes_on_with_the_next_shard(folder, tmp_path, monk
     assert len(names) == 2
 
 
-def test_a_shard_without_its_record_or_with_a_damaged_array_is_assigned_again(folder, tmp_path, monkeypatch):
-    parts = [open_embeddings(str(folder))]
-    kept = assignment_folder(parts, tmp_path)
-    clusters = clusters_kept(parts, kept)
+def test_a_shard_without_its_record_or_with_a_damaged_array_is_assigned_again(parts, kept, clusters, monkeypatch):
     expected = nearest_of(parts, clusters, kept, quiet)
     first, second, third = (next(kept.glob(f"nearest_img_emb_{i}_*.json")) for i in (0, 2, 10))
     first.unlink()
@@ -287,9 +291,8 @@ def test_a_shard_without_its_record_or_with_a_damaged_array_is_assigned_again(fo
     assert names == ["img_emb_0.npy", "img_emb_2.npy", "img_emb_10.npy"]
     for wrong in (expected[:69], expected[:70].astype(np.int64)):
         np.save(first.with_suffix(".npy"), wrong)
-        nearest, computed = assigned.nearest_in(
-            parts[0].shards[0], clusters, kept, assigned.ProgressLine("", 70, quiet)
-        )
+        progress = ProgressLine("", 70, quiet)
+        nearest, computed = assigned.nearest_in(parts[0].shards[0], clusters, kept, progress)
         assert (nearest.tolist(), nearest.dtype, computed) == (expected[:70].tolist(), np.int16, True)
 
 
@@ -305,18 +308,13 @@ def test_shards_of_one_name_in_two_folders_are_kept_apart(tmp_path):
 
 
 @pytest.mark.parametrize("rule", ["SAMPLE", "MOST_CLUSTERS", "EACH", "DIRECTIONS", "TYPICAL"])
-def test_clusters_by_other_rules_are_kept_elsewhere(rule, folder, tmp_path, monkeypatch):
-    parts = [open_embeddings(str(folder))]
-    before = assignment_folder(parts, tmp_path)
+def test_clusters_by_other_rules_are_kept_elsewhere(rule, parts, kept, tmp_path, monkeypatch):
     monkeypatch.setattr(pool, rule, getattr(pool, rule) / 2)
-    assert assignment_folder(parts, tmp_path) != before
+    assert assignment_folder(parts, tmp_path) != kept
 
 
 @pytest.mark.attack
-def test_assignments_and_clusters_that_are_others_are_noticed(folder, tmp_path, capsys):
-    parts = [open_embeddings(str(folder))]
-    kept = assignment_folder(parts, tmp_path)
-    clusters = clusters_kept(parts, kept)
+def test_assignments_and_clusters_that_are_others_are_noticed(parts, kept, clusters, capsys):
     expected = nearest_of(parts, clusters, kept, quiet)
     (file,) = kept.glob("nearest_img_emb_2_*.npy")
     np.save(file, np.roll(np.load(file), 1))
@@ -329,40 +327,33 @@ def test_assignments_and_clusters_that_are_others_are_noticed(folder, tmp_path, 
         clusters_kept(parts, kept)
 
 
-def test_a_changed_shard_is_noticed(folder, tmp_path):
-    parts = [open_embeddings(str(folder))]
-    before = assignment_folder(parts, tmp_path)
-    assert assignment_folder([open_embeddings(str(folder))], tmp_path) == before
+def test_a_changed_shard_is_noticed(folder, parts, kept, tmp_path):
+    assert assignment_folder([open_embeddings(str(folder))], tmp_path) == kept
     path = folder / "img_emb" / "img_emb_2.npy"
     stat = path.stat()
     np.save(path, -np.load(path))
     os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns + 1))
     assert path.stat().st_size == stat.st_size
-    assert assignment_folder([open_embeddings(str(folder))], tmp_path) != before
+    assert assignment_folder([open_embeddings(str(folder))], tmp_path) != kept
     held = [pool.Features(x) for x in (torch.zeros(3, 2), torch.zeros(3, 2), torch.ones(3, 2), torch.zeros(2, 3))]
     keys = [assignment_folder([*parts, part], tmp_path) for part in held]
     assert keys[0] == keys[1]
-    assert len({*keys, before}) == 4
+    assert len({*keys, kept}) == 4
     assert assignment_folder(held, tmp_path) is None
 
 
-def test_sets_of_different_networks_are_no_pool(folder):
-    parts = [open_embeddings(str(folder)), pool.Features(torch.zeros(50, 3))]
+def test_sets_of_different_networks_are_no_pool(parts):
     with pytest.raises(UserError, match=r"pair.pool: its sets have 3 and 12 features: take those of one network"):
-        clusters_kept(parts, None)
+        clusters_kept([*parts, pool.Features(torch.zeros(50, 3))], None)
 
 
-def test_a_data_folder_that_cannot_be_written_to_is_named(folder, tmp_path):
-    parts = [open_embeddings(str(folder))]
+def test_a_data_folder_that_cannot_be_written_to_is_named(parts, tmp_path):
     (tmp_path / "data").touch()
     with pytest.raises(UserError, match=r"cannot write .*pools: Not a directory; make room, fix permissions"):
         clusters_kept(parts, assignment_folder(parts, tmp_path / "data"))
 
 
-def test_damaged_clusters_are_named(folder, tmp_path):
-    parts = [open_embeddings(str(folder))]
-    kept = assignment_folder(parts, tmp_path)
-    clusters_kept(parts, kept)
+def test_damaged_clusters_are_named(parts, kept, clusters):
     cut(kept / "clusters.npz")
     with pytest.raises(UserError, match=r"clusters.npz cannot be read .*: delete it to have it computed again"):
         clusters_kept(parts, kept)

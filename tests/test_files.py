@@ -135,46 +135,32 @@ def test_other_errors_meet_no_limit() -> None:
     assert str(files.unreadable(Path("a"), ValueError("bad\nmore"), "delete it")) == "a cannot be read (bad): delete it"
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "a/x.png",
-        "mine.npz",
-        "mine.csv",
-        "pool/a.npy",
-        "w.pth",
-        "result.json",
-        "config.json",
-        "HAM10000_metadata",
-        "mnist.arff",
-        "val_annotations.txt",
-        "MNIST/raw/t10k-images",
-        "model/mine.yaml",
-    ],
-)
+FETCHED = SimpleNamespace(options={"files": ["MNIST/raw/t10k-images"]})
+READERS = {
+    "a/x.png": lambda path: folders.read_images([path], (3, 8, 8)),
+    "mine.npz": lambda path: open_dataset(str(path), str(path.parent), False),
+    "mine.csv": lambda path: folders.rows_of(path, ["path"]),
+    "pool/a.npy": lambda path: open_embeddings(str(path.parent)),
+    "w.pth": lambda path: weight_file("checkpoint", str(path), ""),
+    "HAM10000_metadata": read_metadata,
+    "mnist.arff": read_arff,
+    "val_annotations.txt": lambda path: annotated(path.parent),
+    "MNIST/raw/t10k-images": lambda path: fetching_files("mnist", FETCHED, path.parents[2], True).__enter__(),
+    "model/mine.yaml": lambda path: composed("data", ["action=list"], path.parents[1]).__enter__(),
+    "result.json": records.read_record,
+    "config.json": read_facts,
+}
+
+
+@pytest.mark.parametrize("name", READERS)
 def test_no_reader_opens_a_pipe(tmp_path: Path, name: str) -> None:
     path = tmp_path / name
     path.parent.mkdir(exist_ok=True, parents=True)
     os.mkfifo(path)
-    published = SimpleNamespace(options={"files": [name]})
-    readers = {
-        "a/x.png": lambda: folders.read_images([path], (3, 8, 8)),
-        "mine.npz": lambda: open_dataset(str(path), str(tmp_path), False),
-        "mine.csv": lambda: folders.rows_of(path, ["path"]),
-        "pool/a.npy": lambda: open_embeddings(str(tmp_path / "pool")),
-        "w.pth": lambda: weight_file("checkpoint", str(path), ""),
-        "HAM10000_metadata": lambda: read_metadata(path),
-        "mnist.arff": lambda: read_arff(path),
-        "val_annotations.txt": lambda: annotated(tmp_path),
-        "MNIST/raw/t10k-images": lambda: fetching_files("mnist", published, tmp_path, True).__enter__(),
-        "model/mine.yaml": lambda: composed("data", ["action=list"], tmp_path).__enter__(),
-        "result.json": lambda: records.read_record(path),
-        "config.json": lambda: read_facts(path),
-    }
-    asked = [lambda: given(str(path))] if path.suffix in (".png", ".npz", ".csv") else []
-    for read in (readers[name], *asked):
+    asked = [given] if path.suffix in (".png", ".npz", ".csv") else []
+    for read, argument in ((READERS[name], path), *((read, str(path)) for read in asked)):
         with pytest.raises(UserError, match=f"{path.name}: no plain file but a pipe"):
-            read()
+            read(argument)
 
 
 def read_with_no_file_left(folder: Path) -> None:

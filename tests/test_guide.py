@@ -220,14 +220,8 @@ def test_contributing_can_be_followed_to_the_letter(tmp_path: Path) -> None:
     script = "".join(f"echo; echo '== {i}'\n{block.text}" for i, block in enumerate(page) if block.kind == "sh")
     environment = os.environ | {"PUBSEL": str(clone), "PYTHONPATH": str(clone)}
     environment["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{environment['PATH']}"
-    done = subprocess.run(
-        ["bash", "-euo", "pipefail", "-c", script],
-        cwd=own,
-        text=True,
-        capture_output=True,
-        timeout=900,
-        env=environment,
-    )
+    shell = ["bash", "-euo", "pipefail", "-c", script]
+    done = subprocess.run(shell, cwd=own, text=True, capture_output=True, timeout=900, env=environment)
     assert done.returncode == 0, done.stdout + done.stderr
 
     told = done.stdout

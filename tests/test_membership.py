@@ -11,6 +11,7 @@ import pandas
 import pytest
 import torch
 from hydra import compose, initialize_config_dir
+from omegaconf import OmegaConf
 from scipy.stats import norm
 from torch import nn
 
@@ -27,7 +28,6 @@ from pubsel.attacks.membership import (
     white_box,
 )
 from pubsel.cell import weights_digest
-from pubsel.cli import main
 from pubsel.commands.attack import reopened
 from pubsel.data import Split, open_dataset
 from pubsel.distances import gsd
@@ -73,9 +73,8 @@ def test_figures_of_two_gaussians(shift):
     """AUC Phi(d / sqrt 2) and true-positive rate Phi(d - z) in closed form; the bootstrap has the width of theory."""
     n = 4000
     member = np.arange(2 * n) < n
-    found = attack_figures(
-        np.random.default_rng(1).normal(size=2 * n) + shift * member, member, np.random.default_rng(0)
-    )
+    scores = np.random.default_rng(1).normal(size=2 * n) + shift * member
+    found = attack_figures(scores, member, np.random.default_rng(0))
     auc, (low, high) = norm.cdf(shift / math.sqrt(2)), found["auc_interval"]
     assert low < auc < high
     if shift == 0:
@@ -146,12 +145,9 @@ def test_what_the_white_box_attacker_sees():
     assert seen.activations.shape == (120, 64 + 10 + 1)
     assert seen.values.shape == (120, 4)
     shown = seen.features()
-    assert {kind: rows.shape[1] for kind, rows in shown.items()} == {
-        ("gradients", "without"): SKETCH + 2,
-        ("gradients", "with"): SKETCH + 6,
-        ("hidden_activations", "without"): 75,
-        ("hidden_activations", "with"): 79,
-    }
+    widths = {"gradients": (SKETCH + 2, SKETCH + 6), "hidden_activations": (75, 79)}
+    assert {kind: tuple(shown[kind, key].shape[1] for key in ("without", "with")) for kind in widths} == widths
+    assert len(shown) == 4
     labels = random_labels(stream("key", "labels", 1), 60, 10, False)  # of the second network
     engine = gsd.engine_of(network(1), DISTANCE)
     v_public = gsd.basis_of("", Split(public.x[:60], public.y), labels, DISTANCE, engine, 10)
@@ -188,9 +184,8 @@ def test_told_apart_where_rounded_values_differ():
 def test_a_network_that_was_never_trained_says_nothing_of_random_images():
     """Right about half of the time, in every row of Tables 8 and 9; told apart for certain with all but one known."""
     members, others, public = digits(300, 1), digits(300, 2), digits(300, 3)
-    seen = white_box(
-        distance("gsd", k=4, m=300, initialisations=1), network, members, others, {"public": public}, 10, 5, "key"
-    )
+    by = distance("gsd", k=4, m=300, initialisations=1)
+    seen = white_box(by, network, members, others, {"public": public}, 10, 5, "key")
     shown = seen.features() | black_box(network(0), members, others)
     assert len(shown) == 6
     for kind, rows in shown.items():
@@ -239,19 +234,20 @@ LINEAR = [*RUN, "model=linear", "training.batch_size=60", "training.momentum=0.9
 BY_HEART = [*LINEAR, "algorithm=non_private", "training.epochs=300"]
 
 
-def run_of(words, capsys) -> tuple[Path, dict]:
+def run_of(words, cli) -> tuple[Path, dict]:
     before = set(Path("results").glob("runs/*/result.json"))
-    assert main(words) == 0, capsys.readouterr().err
+    code, _, err = cli(*words)
+    assert code == 0, err
     (path,) = set(Path("results").glob("runs/*/result.json")) - before
     return path.parent, json.loads(path.read_text())
 
 
-def test_a_network_that_knows_its_examples_by_heart_is_attacked_and_a_private_one_is_not(folder, capsys):
-    run_of(BY_HEART, capsys)
-    run_of([*LINEAR, "algorithm=dp_sgd", "epsilon=0.1"], capsys)
-    capsys.readouterr()
-    assert main(["attack", "loss", "run=all", "threads=1"]) == 0
-    assert "tpr_at_fpr_0.01" in capsys.readouterr().out
+def test_a_network_that_knows_its_examples_by_heart_is_attacked_and_a_private_one_is_not(folder, cli):
+    run_of(BY_HEART, cli)
+    run_of([*LINEAR, "algorithm=dp_sgd", "epsilon=0.1"], cli)
+    code, out, _ = cli("attack", "loss", "run=all", "threads=1")
+    assert code == 0
+    assert "tpr_at_fpr_0.01" in out
     frame = pandas.read_csv("results/tables/loss_attack.csv").set_index("algorithm")
     assert frame.loc["non_private", "auc_low"] > 0.8
     assert frame.loc["dp_sgd", "auc_low"] < 0.5 < frame.loc["dp_sgd", "auc_high"]
@@ -285,9 +281,9 @@ NETWORK = [*RUN, "model=digits_cnn"]
     ],
     ids=lambda words: next(word for word in words if word.startswith("algorithm=")),
 )
-def test_a_run_is_reopened_as_it_was_trained(folder, capsys, words):
+def test_a_run_is_reopened_as_it_was_trained(folder, cli, words):
     """The loss of the reopened network is that of the one that was trained: its utility, to the last digit."""
-    run, record = run_of(words, capsys)
+    run, record = run_of(words, cli)
     model, task = reopened(record, run, here(), torch.device("cpu"))
     assert evaluate(model, task.test, task.metric) == record["utility"]
     assert weights_digest(model) == record["weights"]
@@ -299,36 +295,27 @@ def here() -> AttackConfig:
         return check(AttackConfig, compose("attack", ["attack=loss"]))
 
 
-def test_an_attack_is_kept_until_the_weights_are_others(folder, capsys):
-    run, _ = run_of(BY_HEART, capsys)
-    assert main(["attack", "loss", f"run={run.name}"]) == 0
+def test_an_attack_is_kept_until_the_weights_are_others(folder, cli):
+    run, _ = run_of(BY_HEART, cli)
+    assert cli("attack", "loss", f"run={run.name}")[0] == 0
     record = json.loads(Path(f"results/attacks/loss-{run.name}/result.json").read_text())
     (run / "model.pt").rename(folder / "elsewhere")
-    assert main(["attack", "loss", "run=tiny*"]) == 0  # from the record
-    changed = json.loads((run / "result.json").read_text()) | {"weights": "others"}
-    (run / "result.json").write_text(json.dumps(changed))
-    capsys.readouterr()
-    assert main(["attack", "loss", "run=tiny*"]) == 1
-    assert "model.pt: no such file" in capsys.readouterr().err
+    assert cli("attack", "loss", "run=tiny*")[0] == 0  # from the record
+    change_record(run, {"weights": "others"})
+    code, _, err = cli("attack", "loss", "run=tiny*")
+    assert code == 1
+    assert "model.pt: no such file" in err
     assert record["auc"] > 0.8
 
 
-def test_of_several_runs_one_that_is_damaged_is_named_and_left_out(folder, capsys):
-    run, _ = run_of(BY_HEART, capsys)
-    other, _ = run_of([*BY_HEART, "seed=1"], capsys)
+def test_of_several_runs_one_that_is_damaged_is_named_and_left_out(folder, cli):
+    run, _ = run_of(BY_HEART, cli)
+    other, _ = run_of([*BY_HEART, "seed=1"], cli)
     (run / "model.pt").unlink()
-    capsys.readouterr()
-    assert main(["attack", "loss", "run=all"]) == 0
-    assert f"left out: results/runs/{run.name}/model.pt" in capsys.readouterr().err
+    code, _, err = cli("attack", "loss", "run=all")
+    assert code == 0
+    assert f"left out: results/runs/{run.name}/model.pt" in err
     assert list(pandas.read_csv("results/tables/loss_attack.csv")["run"]) == [other.name]
-
-
-def damage_weights(run):
-    (run / "model.pt").write_bytes((run / "model.pt").read_bytes()[:100])
-
-
-def other_weights(run):
-    torch.save(nn.Linear(3, 3).state_dict(), run / "model.pt")
 
 
 def changed_weight(run):
@@ -337,52 +324,40 @@ def changed_weight(run):
     torch.save(state, run / "model.pt")
 
 
-def other_record(run):
-    record = json.loads((run / "result.json").read_text())
-    (run / "result.json").write_text(json.dumps(record | {"weights": "0"}))
+def change_record(run, change):
+    """Change the record of a run by merging values into it."""
+    path = run / "result.json"
+    path.write_text(json.dumps(OmegaConf.to_container(OmegaConf.merge(json.loads(path.read_text()), change))))
 
 
-def other_settings(run):
-    record = json.loads((run / "result.json").read_text())
-    record["settings"]["training"]["momentum"] = 0.5
-    (run / "result.json").write_text(json.dumps(record))
+NO_FIT = "model.pt does not fit the model.json next to it"
+HARM = {
+    "no weights": (lambda run: (run / "model.pt").unlink(), "model.pt: no such file"),
+    "no record": (lambda run: (run / "result.json").unlink(), "no finished run of this name in results/runs"),
+    "half a record": (lambda run: (run / "result.json").write_text("{"), "result.json is no complete record"),
+    "no data": (lambda run: Path("tiny.npz").unlink(), "tiny.npz: no such file or folder"),
+    "other data": (lambda run: made("tiny.npz", 50), "trained on 60 private examples, tiny.npz has 50 now"),
+    "half of the weights": (lambda run: os.truncate(run / "model.pt", 100), NO_FIT),
+    "other weights": (lambda run: torch.save(nn.Linear(3, 3).state_dict(), run / "model.pt"), NO_FIT),
+    "a changed weight": (changed_weight, "model.pt does not have the weights that the model.json next to it names"),
+    "other record": (
+        lambda run: change_record(run, {"weights": "0"}),
+        "result.json states the guarantee of other weights: restore both from the same run",
+    ),
+    "other settings": (
+        lambda run: change_record(run, {"settings": {"training": {"momentum": 0.5}}}),
+        "made by a version of pubsel with other settings",
+    ),
+}
 
 
-@pytest.mark.parametrize(
-    ("harm", "says"),
-    [
-        (lambda run: (run / "model.pt").unlink(), "model.pt: no such file"),
-        (lambda run: (run / "result.json").unlink(), "no finished run of this name in results/runs"),
-        (lambda run: (run / "result.json").write_text("{"), "result.json is no complete record"),
-        (lambda run: Path("tiny.npz").unlink(), "tiny.npz: no such file or folder"),
-        (lambda run: made("tiny.npz", 50), "trained on 60 private examples, tiny.npz has 50 now"),
-        (damage_weights, "model.pt does not fit the model.json next to it"),
-        (other_weights, "model.pt does not fit the model.json next to it"),
-        (changed_weight, "model.pt does not have the weights that the model.json next to it names"),
-        (other_record, "result.json states the guarantee of other weights: restore both from the same run"),
-        (other_settings, "made by a version of pubsel with other settings"),
-    ],
-    ids=[
-        "no weights",
-        "no record",
-        "half a record",
-        "no data",
-        "other data",
-        "half of the weights",
-        "other weights",
-        "a changed weight",
-        "other record",
-        "other settings",
-    ],
-)
-def test_what_a_run_lacks_is_said_in_one_line(folder, capsys, harm, says):
-    run, _ = run_of(BY_HEART, capsys)
+@pytest.mark.parametrize(("harm", "says"), HARM.values(), ids=HARM)
+def test_what_a_run_lacks_is_said_in_one_line(folder, cli, harm, says):
+    run, _ = run_of(BY_HEART, cli)
     harm(run)
-    capsys.readouterr()
-    assert main(["attack", "loss", f"run={run.name}"]) == 1
-    lines = capsys.readouterr().err.splitlines()
-    assert len(lines) == 1
-    assert says in lines[0]
+    code, _, err = cli("attack", "loss", f"run={run.name}")
+    assert (code, err.count("\n")) == (1, 1)
+    assert says in err
 
 
 GSD = ["private=digits", "public=[noise]", "model=digits_cnn", "distance.m=40", "known=[20]", "trials=1", "threads=1"]
@@ -403,38 +378,36 @@ GSD = ["private=digits", "public=[noise]", "model=digits_cnn", "distance.m=40", 
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
-def test_a_mistake_is_answered_in_one_line(folder, capsys, words, code, says):
-    assert main(["attack", *words]) == code
-    lines = capsys.readouterr().err.splitlines()
-    assert len(lines) == 1
-    assert says in lines[0]
+def test_a_mistake_is_answered_in_one_line(folder, cli, words, code, says):
+    result, _, err = cli("attack", *words)
+    assert (result, err.count("\n")) == (code, 1)
+    assert says in err
 
 
-def test_attacks_on_gsd_from_the_command_line(folder, capsys):
+def test_attacks_on_gsd_from_the_command_line(folder, cli):
     words = [*GSD, "distance.k=4", "targets=2", "distance.initialisations=2"]
-    assert main(["attack", "gsd_white_box", *words]) == 0
-    first = capsys.readouterr().out
+    code, first, _ = cli("attack", "gsd_white_box", *words)
+    assert code == 0
     assert "known_but_one" in first
     assert not Path("results/tables").exists()
-    assert main(["table", "gsd_table8"]) == 0
+    assert cli("table", "gsd_table8")[0] == 0
     frame = pandas.read_csv("results/tables/gsd_table8.csv")
-    capsys.readouterr()
     assert list(frame["attack"]) == ["white_box"] * 4 + ["known_but_one"] * 4
     assert list(frame["asked"]) == [40] * 4 + [2] * 4
-    assert main(["attack", "gsd_white_box", *words]) == 0
-    again = capsys.readouterr()
-    assert again.out == first
-    assert "attacked before" in again.err
-    assert main(["attack", "gsd_black_box", *words]) == 0
-    assert [line.split()[1] for line in capsys.readouterr().out.splitlines()[1:3]] == ["images", "outputs"]
+    code, again, err = cli("attack", "gsd_white_box", *words)
+    assert (code, again) == (0, first)
+    assert "attacked before" in err
+    code, out, _ = cli("attack", "gsd_black_box", *words)
+    assert code == 0
+    assert [line.split()[1] for line in out.splitlines()[1:3]] == ["images", "outputs"]
 
 
 TABLE = ["gsd_table9.csv", "gsd_table9.md", "gsd_table9.tex"]
 
 
-def test_a_table_of_attacks_is_written_from_records(folder, capsys):
-    assert main(["attack", "gsd_black_box", *GSD]) == 0
-    assert main(["table", "gsd_table9"]) == 0
+def test_a_table_of_attacks_is_written_from_records(folder, cli):
+    assert cli("attack", "gsd_black_box", *GSD)[0] == 0
+    assert cli("table", "gsd_table9")[0] == 0
     tables, kept = Path("results/tables"), Path("results/records/attacks")
     wrote = {path.name: path.read_bytes() for path in tables.iterdir()}
     assert sorted(wrote) == TABLE
@@ -443,9 +416,9 @@ def test_a_table_of_attacks_is_written_from_records(folder, capsys):
     def again(words) -> str:
         for path in tables.iterdir():
             path.unlink()
-        capsys.readouterr()
-        assert main(["table", words]) == 0
-        return capsys.readouterr().out
+        code, out, _ = cli("table", words)
+        assert code == 0
+        return out
 
     for table in ("gsd_table9", "all"):
         said = again(table)
@@ -466,15 +439,18 @@ def test_a_table_of_attacks_is_written_from_records(folder, capsys):
     assert "| 12.50 " in (tables / "gsd_table9.md").read_text()
 
 
-def test_a_table_of_attacks_without_a_record_says_so(folder, capsys):
-    assert main(["table", "gsd_table9"]) == 0
-    (line,) = (line for line in capsys.readouterr().out.splitlines() if "No record" in line)
+def test_a_table_of_attacks_without_a_record_says_so(folder, cli):
+    code, out, _ = cli("table", "gsd_table9")
+    (line,) = (line for line in out.splitlines() if "No record" in line)
+    assert code == 0
     assert line == "No record of this table in results/attacks yet: the figures are the paper's alone."
     assert list(pandas.read_csv("results/tables/gsd_table9.csv")["paper_success_rate"]) == [51.65, 52.19]
-    assert main(["table", "all"]) == 0
-    assert capsys.readouterr().out.splitlines()[-1].endswith(", gsd_table8, gsd_table9")
-    assert main(["table", "gsd_table99"]) == 2
-    assert "gsd_table8, gsd_table9" in capsys.readouterr().err
+    code, out, _ = cli("table", "all")
+    assert code == 0
+    assert out.splitlines()[-1].endswith(", gsd_table8, gsd_table9")
+    code, _, err = cli("table", "gsd_table99")
+    assert code == 2
+    assert "gsd_table8, gsd_table9" in err
 
 
 @pytest.mark.data

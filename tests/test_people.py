@@ -1,6 +1,5 @@
 """The private unit is a person: nobody on two sides, one row a person, and what the record says of it."""
 
-import csv
 import itertools
 import json
 import shutil
@@ -8,7 +7,6 @@ import shutil
 import numpy as np
 import pytest
 import torch
-from PIL import Image
 
 from pubsel import algorithms, data
 from pubsel.algorithms import View
@@ -29,7 +27,7 @@ from pubsel.settings.methods import option
 from pubsel.training import loop
 from pubsel.training.loop import Job, clipped_sum, fit, noisy_sum
 from pubsel.training.once import units_of
-from tests.made import only_record, training
+from tests.made import not_opened, only_record, picture, training, write_csv
 from tests.synthetic import secret_named
 from tests.test_report import Page
 
@@ -70,7 +68,7 @@ def npz(path, train=60, test=30, shared=0, unit="patient", side=8):
 def table(folder, rows, columns="path,label,patient"):
     """A CSV and its images: image i has the value i."""
     for i, row in enumerate(rows):
-        Image.fromarray(np.full((4, 4), i, np.uint8)).save(folder / row.partition(",")[0])
+        picture(folder / row.partition(",")[0], i, (4, 4), "L")
     (folder / "table.csv").write_text("\n".join([columns, *rows]))
     return folder / "table.csv"
 
@@ -101,16 +99,13 @@ def test_a_column_names_the_people_of_a_csv_and_whole_people_are_held_out(tmp_pa
     ],
 )
 def test_a_csv_that_does_not_tell_is_an_error(tmp_path, unit, rows, why):
-    with pytest.raises(UserError, match=why):
-        open_dataset(str(table(tmp_path, rows)), "", False, unit)
+    not_opened(str(table(tmp_path, rows)), "", why, UserError, unit)
 
 
 def test_folders_within_class_folders_are_people(tmp_path):
     """A folder of one name in two classes is one person."""
     for i in range(60):
-        folder = tmp_path / ("cat", "dog")[i % 2] / f"person {i // 5}"
-        folder.mkdir(parents=True, exist_ok=True)
-        Image.fromarray(np.full((4, 4), i, np.uint8)).save(folder / f"{i}.png")
+        picture(tmp_path / ("cat", "dog")[i % 2] / f"person {i // 5}/{i}.png", i, (4, 4), "L")
     source = open_dataset(str(tmp_path), "", False, "folder")
     assert source.names == ("cat", "dog")
     assert len(source.train.x) + len(source.test.x) == 60
@@ -122,21 +117,16 @@ def test_folders_within_class_folders_are_people(tmp_path):
         assert torch.equal(groups[:, None] == groups, shows[:, None] == shows)
     assert torch.equal(source.train.y, source.train.x[:, 0, 0, 0].long() % 2)
 
-    with pytest.raises(UsageError, match=r"set pair.unit=folder"):
-        open_dataset(str(tmp_path), "", False, "patient")
-    with pytest.raises(UserError, match=r"lie deeper.*set pair.unit=folder"):
-        open_dataset(str(tmp_path), "", False)
+    not_opened(str(tmp_path), "", r"set pair.unit=folder", UsageError, "patient")
+    not_opened(str(tmp_path), "", r"lie deeper.*set pair.unit=folder", UserError)
     shutil.copy(tmp_path / "cat" / "person 0" / "0.png", tmp_path / "cat" / "loose.png")
-    with pytest.raises(UserError, match=r"loose.png is next to the folders of people"):
-        open_dataset(str(tmp_path), "", False, "folder")
+    not_opened(str(tmp_path), "", r"loose.png is next to the folders of people", UserError, "folder")
 
 
 def test_folders_of_images_without_people_are_an_error(tmp_path):
     for name in ("cat", "dog"):
-        (tmp_path / name).mkdir()
-        Image.fromarray(np.full((4, 4), 1, np.uint8)).save(tmp_path / name / "0.png")
-    with pytest.raises(UserError, match=r"needs <class>/<person>"):
-        open_dataset(str(tmp_path), "", False, "folder")
+        picture(tmp_path / name / "0.png")
+    not_opened(str(tmp_path), "", r"needs <class>/<person>", UserError, "folder")
 
 
 def test_arrays_of_an_npz_name_the_people(tmp_path):
@@ -157,23 +147,17 @@ def test_arrays_of_an_npz_name_the_people(tmp_path):
     np.savez(path, **values)
     for wrong in (values["lesion_train"], np.linspace(0, 1, len(names["train"]))):
         np.savez(path, **(values | {"lesion_train": wrong}))
-        with pytest.raises(UserError, match="lesion_train does not name the person of each image"):
-            open_dataset(str(path), "", False, "lesion")
-    with pytest.raises(UserError, match="no array train_patient, test_patient"):
-        open_dataset(str(path), "", False, "patient")
-    with pytest.raises(UsageError, match="digits does not tell whose images"):
-        open_dataset("digits", "", False, "patient")
+        not_opened(str(path), "", "lesion_train does not name the person of each image", UserError, "lesion")
+    not_opened(str(path), "", "no array train_patient, test_patient", UserError, "patient")
+    not_opened("digits", "", "digits does not tell whose images", UsageError, "patient")
 
 
 def test_a_named_set_tells_the_lesion_that_an_image_shows(tmp_path):
-    folder = tmp_path / "HAM10000"
-    folder.mkdir()
-    with (folder / "HAM10000_metadata.csv").open("w") as file:
-        rows = csv.writer(file)
-        rows.writerow(["lesion_id", "image_id", "dx"])
-        for i in range(40):
-            rows.writerow([f"HAM_{i // 4}", f"ISIC_{i:02d}", ("nv", "mel")[i % 2]])
-            Image.fromarray(np.full((60, 80, 3), 5 * (i // 4), np.uint8)).save(folder / f"ISIC_{i:02d}.jpg")
+    folder, rows = tmp_path / "HAM10000", []
+    for i in range(40):
+        rows.append({"lesion_id": f"HAM_{i // 4}", "image_id": f"ISIC_{i:02d}", "dx": ("nv", "mel")[i % 2]})
+        picture(folder / f"ISIC_{i:02d}.jpg", 5 * (i // 4), (60, 80))
+    write_csv(folder / "HAM10000_metadata.csv", rows)
     for _ in ("first read", "then mapped"):
         source = open_dataset("ham10000", str(tmp_path), False, "lesion")
         for part, groups in zip((source.train, source.test), source.groups, strict=True):
@@ -300,13 +284,15 @@ def examples(name, n, seed=0):
     return Split(x, torch.randint(3, (n,)))
 
 
+def each_row(gradients, batch, **named):
+    """All rows of G, each behind its loss."""
+    blocks = gradients.blocks(batch.x, batch.y, **named)
+    return torch.cat([torch.cat([block.losses[:, None], block.written_out().clone()], 1) for block in blocks])
+
+
 def rows_of(gradients, batch, **named):
     """All rows of G, each with its loss, as a set: in whatever order people come."""
-    blocks = [
-        torch.cat([block.losses[:, None], block.written_out().clone()], 1)
-        for block in gradients.blocks(batch.x, batch.y, **named)
-    ]
-    rows = torch.cat(blocks)
+    rows = each_row(gradients, batch, **named)
     return rows[rows[:, 0].argsort()]
 
 
@@ -316,12 +302,7 @@ def test_a_row_is_the_mean_over_the_examples_of_a_person(name, rows):
     sizes = torch.tensor(SIZES)
     batch = examples(name, int(sizes.sum()))
     engine = ENGINES[name]()
-    each = torch.cat(
-        [
-            torch.cat([block.losses[:, None], block.written_out().clone()], 1)
-            for block in engine.blocks(batch.x, batch.y)
-        ]
-    )
+    each = each_row(engine, batch)
     want = torch.stack([part.double().mean(0) for part in each.split(SIZES)])
     rows_there = rows_of(PeopleGradients(engine, sizes), batch, rows=rows)
     torch.testing.assert_close(rows_there.double(), want[want[:, 0].argsort()], atol=2e-6, rtol=1e-4)
@@ -331,9 +312,8 @@ def test_a_row_is_the_mean_over_the_examples_of_a_person(name, rows):
 def test_all_examples_of_a_person_with_thousands_count(name):
     """Half of the mean is of the last ones."""
     batch, engine = examples(name, 2600), ENGINES[name]()
-    each = torch.cat([block.written_out().clone() for block in engine.blocks(batch.x, batch.y)])
-    row = rows_of(PeopleGradients(engine, torch.tensor([2600])), batch)[0, 1:]
-    torch.testing.assert_close(row, each.mean(0), atol=1e-5, rtol=1e-4)
+    row = rows_of(PeopleGradients(engine, torch.tensor([2600])), batch)[0]
+    torch.testing.assert_close(row[1:], each_row(engine, batch)[:, 1:].mean(0), atol=1e-5, rtol=1e-4)
 
 
 def test_a_multi_label_task_and_an_offset_have_means_too():
@@ -402,19 +382,8 @@ def attackers(name):
     mixed = some(500)
     mixed[::7] *= 1e12
     mixed[::11] = -torch.inf
-    return [
-        some(1),
-        some(2, 100.0),
-        alike,
-        1e4 * alike,
-        some(500, 1e-6),
-        bad,
-        huge,
-        some(3, 1e17),
-        mixed,
-        torch.full_like(some(1), torch.nan),
-        torch.full_like(some(500), 3e38),
-    ]
+    constant = [torch.full_like(some(1), torch.nan), torch.full_like(some(500), 3e38)]
+    return [some(1), some(2, 100.0), alike, 1e4 * alike, some(500, 1e-6), bad, huge, some(3, 1e17), mixed, *constant]
 
 
 def mechanism_of(name, engine, method):
@@ -510,6 +479,7 @@ def train(tmp_path, problem, noise=0.5, report=lambda p: None, n=None, device="c
     model = (linear() if problem.private.x.dim() == 2 else torch.nn.Sequential(Float(), conv()).eval()).to(device)
     settings = training(**({"epochs": 3, "batch_size": 12} | changes))
     plan = schedule(n or problem.units, settings)
+    tmp_path.mkdir(exist_ok=True)
     job = Job(DPSGD("dp_sgd", 1.0), plan, noise, settings, "name", tmp_path / "checkpoint.pt")
     fit(model, problem, job, secret_named(), report)
     return torch.cat([p.detach().flatten().cpu() for p in model.parameters()])
@@ -549,7 +519,6 @@ def test_a_schedule_for_examples_in_place_of_people_is_an_error(tmp_path):
 def test_a_gpu_trains_on_people_as_a_cpu_does(tmp_path, features, batch_size):
     weights = []
     for device in ("cpu", "cuda"):
-        (tmp_path / device).mkdir()
         weights.append(train(tmp_path / device, task(features=features), device=device, batch_size=batch_size))
     torch.testing.assert_close(*weights, rtol=1e-4, atol=1e-5)
 
@@ -558,27 +527,20 @@ def test_a_person_with_one_example_is_an_example(tmp_path):
     """With one example each, training is bit for bit what it is without people."""
     for features in (True, False):
         alone = task([1] * 40, features)
-        folders = [tmp_path / f"{features}{i}" for i in range(2)]
-        for folder in folders:
-            folder.mkdir()
-        with_people = train(folders[0], alone)
-        torch.testing.assert_close(with_people, train(folders[1], alone._replace(people=None)), atol=1e-7, rtol=1e-5)
+        with_people = train(tmp_path / f"people {features}", alone)
+        without = train(tmp_path / f"examples {features}", alone._replace(people=None))
+        torch.testing.assert_close(with_people, without, atol=1e-7, rtol=1e-5)
 
 
 def test_twice_the_same_images_change_nothing(tmp_path):
     """The mean of a person's examples is the same if each is there twice: everybody weighs the same."""
-    once, twice = task([1] * 40, True), task([2] * 40, True)
-    folders = [tmp_path / name for name in ("once", "twice")]
-    for folder in folders:
-        folder.mkdir()
-    torch.testing.assert_close(train(folders[0], once), train(folders[1], twice), atol=1e-6, rtol=1e-5)
+    once, twice = (train(tmp_path / str(n), task([n] * 40, True)) for n in (1, 2))
+    torch.testing.assert_close(once, twice, atol=1e-6, rtol=1e-5)
 
 
 @pytest.mark.parametrize("features", [False, True])
 def test_a_killed_run_resumes_bit_for_bit(tmp_path, features):
     problem = task(features=features)
-    for name in ("whole", "killed"):
-        (tmp_path / name).mkdir()
     whole = train(tmp_path / "whole", problem)
 
     def stop(progress):
@@ -594,30 +556,22 @@ def test_a_killed_run_resumes_bit_for_bit(tmp_path, features):
 def test_who_an_example_is_of_decides_the_noise_too():
     problem = task()
     other = problem._replace(people=problem.people.flip(0))
-    assert not torch.equal(
-        torch.cat([part.flatten() for part in units_of(problem)]),
-        torch.cat([part.flatten() for part in units_of(other)]),
-    )
+    first, second = (torch.cat([part.flatten() for part in units_of(of)]) for of in (problem, other))
+    assert not torch.equal(first, second)
     assert len(units_of(problem._replace(people=None))) == 2
 
 
 # --- Commands
 
 HEAD = """
-distance=none threads=1 model=pixels training=head training.steps=6 training.batch_size=20
+pair.unit=patient distance=none threads=1 model=pixels training=head training.steps=6 training.batch_size=20
 training.learning_rate=0.1 privacy.delta=0.001
 """.split()
 
 
 def command(tmp_path, *words, name="run"):
-    return [
-        name,
-        f"pair.private={tmp_path / 'a.npz'}",
-        *HEAD,
-        f"results={tmp_path / 'results'}",
-        "pair.unit=patient",
-        *words,
-    ]
+    where = [f"pair.private={tmp_path / 'a.npz'}", f"results={tmp_path / 'results'}"]
+    return [name, *where, *HEAD, *words]
 
 
 @pytest.fixture
@@ -689,11 +643,7 @@ def test_the_guarantee_is_weak_if_delta_is_above_one_over_the_number_of_people(p
     ("name", "words", "why"),
     [
         ("run", ["algorithm=noisy_sgd", "pair.public=digits"], "algorithm=noisy_sgd protects single examples only"),
-        (
-            "run",
-            [*AUTO, "algorithm=dp_md", "distance=gsd", "select.by=gsd"],
-            "pair.public=auto chooses",
-        ),
+        ("run", [*AUTO, "algorithm=dp_md", "distance=gsd", "select.by=gsd"], "pair.public=auto chooses"),
         ("audit", ["algorithm=dp_sgd_clip1"], "audit.kind=white_box is of single examples"),
         ("audit", ["algorithm=dp_sgd_clip1", "audit.kind=per_instance"], "audit.kind=per_instance is of single"),
         ("figure", ["figure=reconstruction", "algorithm=dp_sgd_clip1"], "this figure is of single examples"),
@@ -758,9 +708,8 @@ def test_who_is_held_out_is_the_same_for_each_public_set_that_takes_some_away(tm
         other = np.random.RandomState(50 + i).randint(0, 256, (40, 1, 8, 8), dtype=np.uint8)
         x = np.concatenate([theirs, other]).reshape(-1, 8, 8)
         labels = np.arange(len(x)) % 3
-        np.savez(
-            tmp_path / f"{i}.npz", train_images=x, train_labels=labels, test_images=x[-5:], test_labels=labels[-5:]
-        )
+        test = {"test_images": x[-5:], "test_labels": labels[-5:]}
+        np.savez(tmp_path / f"{i}.npz", train_images=x, train_labels=labels, **test)
         changes = {"public": str(tmp_path / f"{i}.npz"), "m": len(x) - 5, "overlap": Overlap.leave, "validation": 0.3}
         task = load(pair(tmp_path / "a.npz", **changes), "", False)
         sides.append([whose(split, images, names) for split in (task.private, task.validation)])

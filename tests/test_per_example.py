@@ -13,10 +13,6 @@ from pubsel.models import build
 from pubsel.settings.keys import Model, Norm
 
 
-def images(model):
-    return nn.Sequential(model, nn.Flatten(), nn.LazyLinear(5))
-
-
 class LayerNorm2d(nn.LayerNorm):
     """Of the channels of images, as in timm and torchvision."""
 
@@ -97,35 +93,15 @@ KNOWN = {
 }
 
 
-class Twice(nn.Module):
-    def __init__(self):
+class Used(nn.Module):
+    """A layer that is used as `use` says."""
+
+    def __init__(self, use):
         super().__init__()
-        self.layer = nn.Conv2d(3, 3, 3, padding=1)
+        self.use, self.layer = use, nn.Conv2d(3, 3, 3, padding=1)
 
     def forward(self, x):
-        return self.layer(torch.tanh(self.layer(x)))
-
-
-class Apart(nn.Module):
-    """A layer whose weight is used without calling the layer."""
-
-    def __init__(self):
-        super().__init__()
-        self.layer = nn.Conv2d(3, 3, 3, padding=1)
-
-    def forward(self, x):
-        return nn.functional.conv2d(x, self.layer.weight, self.layer.bias)
-
-
-class Half(nn.Module):
-    """A layer that is called, whose weight is used once more elsewhere: nothing but a comparison would notice."""
-
-    def __init__(self):
-        super().__init__()
-        self.layer = nn.Conv2d(3, 3, 3, padding=1)
-
-    def forward(self, x):
-        return self.layer(x) * self.layer.weight.sum()
+        return self.use(self.layer, x)
 
 
 class Odd(nn.Module):
@@ -145,9 +121,9 @@ UNKNOWN = {
     "a parameter in two roles": Odd(lambda x, p: (x * p).add(torch.stack([p, p]).sum()), 1),
     "a parameter that is not used": Odd(lambda x, p: x, 1),
     "a parameter for places in a batch": Odd(lambda x, p: x + p[: len(x)], 6, 1, 1, 1),
-    "used twice": Twice(),
-    "used apart": Apart(),
-    "used once more": Half(),
+    "used twice": Used(lambda layer, x: layer(torch.tanh(layer(x)))),
+    "used apart": Used(lambda layer, x: nn.functional.conv2d(x, layer.weight, layer.bias)),  # and never called
+    "used once more": Used(lambda layer, x: layer(x) * layer.weight.sum()),  # only a comparison would notice
     "instance norm": nn.Sequential(nn.Conv2d(3, 4, 3), nn.InstanceNorm2d(4, affine=True)),
     "circular padding": nn.Conv2d(3, 4, 3, padding=1, padding_mode="circular"),
     "padding by name": nn.Conv2d(3, 4, 3, padding="same"),
@@ -157,10 +133,10 @@ UNKNOWN = {
 
 def ready(body):
     torch.manual_seed(0)
-    model = images(copy.deepcopy(body))
+    model = nn.Sequential(copy.deepcopy(body), nn.Flatten(), nn.LazyLinear(5))
     x = torch.randn(6, 3, 10, 9)
     model(x)
-    return model.eval(), x, torch.randint(5, (6,))
+    return model.eval(), x, torch.randint(5, (6,)), [name for name, _ in model.named_parameters()]
 
 
 def written(way, model, x, y, names):
@@ -178,15 +154,13 @@ def written(way, model, x, y, names):
 def test_layer_outputs_give_the_gradients_of_vmap(name, layout, fits, monkeypatch):
     monkeypatch.setattr(per_example, "PATCHES_OF_ONE", 2**17 if fits else 0)
     monkeypatch.setattr(per_example, "PATCHES", 1500)  # of some images at once, not of all
-    model, x, y = ready(KNOWN[name])
+    model, x, y, names = ready(KNOWN[name])
     model, x = model.to(memory_format=layout), x.contiguous(memory_format=layout)
-    model, x, names = model.double(), x.double(), [n for n, _ in model.named_parameters()]
+    model, x = model.double(), x.double()
     ours, losses = written(by_layers, model, x, y, names)
     exact, exact_losses = written(by_vmap, model, x, y, names)
     torch.testing.assert_close(losses, exact_losses)
-    assert set(ours) == set(names)
-    for n in names:
-        torch.testing.assert_close(ours[n], exact[n], rtol=1e-9, atol=1e-12)
+    torch.testing.assert_close(ours, exact, rtol=1e-9, atol=1e-12)
     assert why_vmap(model, x, y, names) is None
     assert not any(p.grad is not None for p in model.parameters())
     assert not any(module._forward_hooks for module in model.modules())
@@ -194,8 +168,7 @@ def test_layer_outputs_give_the_gradients_of_vmap(name, layout, fits, monkeypatc
 
 @pytest.mark.parametrize("name", UNKNOWN)
 def test_other_layers_fall_back_to_vmap(name):
-    model, x, y = ready(UNKNOWN[name])
-    names = [n for n, _ in model.named_parameters()]
+    model, x, y, names = ready(UNKNOWN[name])
     assert why_vmap(model, x, y, names) is not None
     assert not any(module._forward_hooks for module in model.modules())
     rows = PerExampleGradients(model, 4).matrix(x, y).rows
@@ -204,7 +177,7 @@ def test_other_layers_fall_back_to_vmap(name):
 
 
 def test_it_is_said_once_which_layer_needs_vmap(capsys):
-    model, x, y = ready(nn.Sequential(nn.Conv2d(3, 4, 3), nn.InstanceNorm2d(4, affine=True)))
+    model, x, y, _ = ready(UNKNOWN["instance norm"])
     say_once.cache_clear()
     for _ in range(2):
         PerExampleGradients(model).matrix(x, y)
@@ -233,41 +206,36 @@ def test_kinds_of_networks_that_are_trained_whole_need_no_vmap(architecture, siz
 
 
 def test_a_model_whose_layers_are_never_called_falls_back():
-    model, x, y = nn.Sequential(Apart(), nn.Flatten()), torch.randn(2, 3, 4, 4), torch.tensor([0, 1])
+    model, x, y = nn.Sequential(UNKNOWN["used apart"], nn.Flatten()), torch.randn(2, 3, 4, 4), torch.tensor([0, 1])
     assert why_vmap(model, x, y, ["0.layer.weight"]) == "0.layer is not called"
 
 
 def test_a_head_of_zeros_hides_nothing():
     """All other gradients vanish at such a head; the check moves the weights."""
-    model, x, y = ready(Half())
+    model, x, y, names = ready(UNKNOWN["used once more"])
     nn.init.zeros_(model[-1].weight)
-    assert why_vmap(model, x, y, [n for n, _ in model.named_parameters()]) is not None
+    assert why_vmap(model, x, y, names) is not None
 
 
 def test_only_trained_parameters_and_only_what_lies_above_them():
     """A frozen layer below the first trained one is in no graph."""
-    body = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(inplace=True), nn.Conv2d(4, 4, 3))
-    model, x, y = ready(body)
+    model, x, y, _ = ready(nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(inplace=True), nn.Conv2d(4, 4, 3)))
     model[0][0].requires_grad_(False)
     names = ["0.2.bias", "2.weight"]
     assert why_vmap(model, x, y, names) is None
     ours, _ = written(by_layers, model, x, y, names)
     exact, _ = written(by_vmap, model, x, y, names)
-    assert set(ours) == set(names)
-    for n in names:
-        torch.testing.assert_close(ours[n], exact[n], rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(ours, exact, rtol=1e-4, atol=1e-6)
 
 
 def test_layers_of_a_network_whose_parameters_are_frozen_meanwhile_are_known():
-    model, x, y = ready(KNOWN["group norm"])
-    names = [n for n, _ in model.named_parameters()]
+    model, x, y, names = ready(KNOWN["group norm"])
     assert why_vmap(model.requires_grad_(False), x, y, names) is None
     assert not any(p.requires_grad for p in model.parameters())
 
 
 def test_gradients_are_there_whatever_is_switched_off_around_them():
-    model, x, y = ready(KNOWN["a token, positions and scales"])
-    names = [n for n, _ in model.named_parameters()]
+    model, x, y, names = ready(KNOWN["a token, positions and scales"])
     want, _ = written(by_layers, model, x, y, names)
     with torch.no_grad():
         assert why_vmap(model, x, y, names) is None
@@ -277,10 +245,9 @@ def test_gradients_are_there_whatever_is_switched_off_around_them():
 
 def test_which_way_is_taken_does_not_depend_on_the_data():
     """The check sees shapes alone: the choice can tell nothing of a private example."""
-    model, x, y = ready(KNOWN["3x3"])
+    model, x, y, names = ready(KNOWN["3x3"])
     seen = []
     model[0].register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0].detach().clone()))
-    names = [n for n, _ in model.named_parameters()]
     why_vmap(model, x, y, names)
     why_vmap(model, torch.full_like(x, 7.0), y + 1, names)
     assert torch.equal(seen[0], seen[len(seen) // 2])
@@ -295,7 +262,7 @@ def test_losses_are_each_examples_own():
 
 
 def test_known_layers_are_those_of_the_papers():
-    model, _, _ = ready(nn.Conv2d(3, 4, 3))
+    model, *_ = ready(nn.Conv2d(3, 4, 3))
     layers, loose = layers_of(model, ["0.weight", "0.bias", "2.weight"])
     assert set(layers) == {"0", "2"}
     assert not loose
@@ -305,8 +272,7 @@ def test_known_layers_are_those_of_the_papers():
 @pytest.mark.parametrize("name", ["pooled", "a token, positions and scales", "scales of channels"])
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
 def test_an_example_that_overflows_harms_no_other(bad, name):
-    model, x, y = ready(KNOWN[name])
-    names = [n for n, _ in model.named_parameters()]
+    model, x, y, names = ready(KNOWN[name])
     want, _ = written(by_layers, model, x, y, names)
     x[2] = bad
     found, _ = written(by_layers, model, x, y, names)

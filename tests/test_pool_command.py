@@ -1,43 +1,18 @@
 """`pubsel pool`: clusters and assignments of a pool, by shards and through launchers."""
 
 import json
-import sys
 from pathlib import Path
 
 import pytest
 from test_embeddings import rows, saved
 
-from pubsel.cli import main
 from pubsel.data.embeddings import open_embeddings
 from pubsel.selection import assigned
 from tests.forked import Command
 
 
-@pytest.fixture(autouse=True)
-def folder(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("PUBSEL_DATA", str(tmp_path / "data"))
-    monkeypatch.setenv("HYDRA_FULL_ERROR", "0")
-    monkeypatch.setattr(sys, "argv", sys.argv)
-    return tmp_path
-
-
-@pytest.fixture
-def cli(capsys):
-    def run(*words):
-        code = main(["pool", *words])
-        text = capsys.readouterr()
-        return code, text.out, text.err
-
-    return run
-
-
 def content(folder):
     return {path.name: path.read_bytes() for path in sorted(Path(folder).rglob("*.np[yz]"))}
-
-
-def lines(text):
-    raise AssertionError(text)
 
 
 # Clusters and assignments
@@ -52,20 +27,20 @@ def test_shards_one_after_another_are_those_of_one_command(cli, folder):
     pool_of(folder)
     words = ["pool=[./b,./a]", "threads=1"]
     for shard in (2, 0, 3, 1):
-        code, out, err = cli(*words, f"shard={shard}", "data_root=first")
+        code, out, err = cli("pool", *words, f"shard={shard}", "data_root=first")
         assert (code, err) == (0, "")
         n = 50 if shard == 3 else 60 + shard
         assert f"{n} embeddings of shard {shard} of 4 shards assigned, 0 of 1 before" in out
-    code, out, _ = cli(*words, "data_root=second")
+    code, out, _ = cli("pool", *words, "data_root=second")
     assert "233 embeddings of all 4 shards assigned, 0 of 4 before" in out
     assert len(content("first")) == 5
     assert content("first") == content("second")
-    assert "4 of 4 before" in cli(*words, "data_root=first")[1]
+    assert "4 of 4 before" in cli("pool", *words, "data_root=first")[1]
 
     parts = [open_embeddings("./a"), open_embeddings("./b")]
     kept = assigned.assignment_folder(parts, "first")
     assert str(kept) in out.replace("second", "first")
-    nearest = assigned.nearest_of(parts, assigned.clusters_kept(parts, kept), kept, lines)
+    nearest = assigned.nearest_of(parts, assigned.clusters_kept(parts, kept), kept, pytest.fail)
     assert len(nearest) == 233
     assert nearest.min() >= 0
 
@@ -78,7 +53,7 @@ def test_the_shards_of_a_sweep_are_those_of_one_process(cli, folder):
     command = Command(folder, "pool", "-m", *sweep, "data_root=by_two")
     assert command.code() == 0, command.err
     assert command.out.count("0 of 1 before") == 4
-    assert cli("pool=[./a,./b]", "threads=1", "data_root=by_one")[0] == 0
+    assert cli("pool", "pool=[./a,./b]", "threads=1", "data_root=by_one")[0] == 0
     assert len(content("by_two")) == 5
     assert content("by_two") == content("by_one")
     records = [json.loads(path.read_text()) for path in Path("by_two").rglob("nearest_*.json")]
@@ -97,7 +72,7 @@ def test_the_shards_of_a_sweep_are_those_of_one_process(cli, folder):
 )
 def test_what_is_wrong_is_one_line(cli, folder, words, code, message):
     pool_of(folder)
-    result, out, err = cli(*words)
+    result, out, err = cli("pool", *words)
     assert (result, out) == (code, "")
     assert message in err
     assert err.count("\n") == 1

@@ -56,17 +56,12 @@ def test_a_folder_that_cannot_be_made_is_named(tmp_path):
         records.write_record(tmp_path / "file" / "run" / "result.json", record())
 
 
-@pytest.mark.parametrize("broken", ["truncated", "empty", "bytes", "list", "lacks a key", "missing"])
+@pytest.mark.parametrize("broken", ["truncated", "empty", "bytes", "list", "lacks a key"])
 def test_a_broken_record_is_named_with_the_remedy(tmp_path, broken, capsys):
     path = save(tmp_path, record(), record(seed=1)) / "runs" / "001" / "result.json"
     whole = path.read_text()
     content = {"truncated": whole[: len(whole) // 2], "empty": "", "list": "[]"}
     content["lacks a key"] = json.dumps({key: value for key, value in record().items() if key != "utility"})
-    if broken == "missing":
-        path.unlink()
-        with pytest.raises(UserError, match="001"):
-            records.read_record(path)
-        return
     path.write_bytes(b"\xff\xfe\x00{" if broken == "bytes" else content[broken].encode())
     with pytest.raises(UserError, match="delete it to run the cell again") as caught:
         records.read_record(path)
@@ -84,6 +79,8 @@ def test_records_are_sorted_and_only_finished_runs_count(tmp_path):
     (tmp_path / "runs" / "000" / ".result.json.1234.part").write_text("{")
     assert [one["seed"] for one in records.read_records(tmp_path)] == [3, 5]
     assert records.read_records(tmp_path / "nothing") == []
+    with pytest.raises(UserError, match="unfinished"):
+        records.read_record(tmp_path / "runs" / "unfinished" / "result.json")
 
 
 def test_provenance_names_versions_and_hardware_but_no_host_user_or_path(monkeypatch):

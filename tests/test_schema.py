@@ -20,20 +20,14 @@ from tests.synthetic import record, save
 
 KEPT = CONF.parent / "results" / "records"
 VALUES = (None, ["x"], [], "text", -1, float("nan"), 10**400, {}, True, ...)  # ...: the key is removed
-COMMANDS = (
-    ["report"],
-    ["runs"],
-    ["table", "gsd_table2"],
-    ["make", "gsd_table2", "dry=true"],
-    ["runs", "show", "changed"],
-)
+COMMANDS = [
+    words.split() for words in ("report", "runs", "table gsd_table2", "make gsd_table2 dry=true", "runs show changed")
+]
 QUICK = [words for words in COMMANDS if words[0] in ("runs", "table")]
-OF_ONE = (
-    ["export", "changed", "to=out"],
-    ["predict", "changed", "image.png"],
-    ["run", "replay=changed"],
-    ["attack", "loss", "run=changed"],
-)
+OF_ONE = [
+    words.split()
+    for words in ("export changed to=out", "predict changed image.png", "run replay=changed", "attack loss run=changed")
+]
 
 
 def real() -> dict[str, Any]:

@@ -64,19 +64,12 @@ def test_seeds_of_one_cell_are_averaged_with_the_sample_deviation(tmp_path):
     assert row["difference"] == pytest.approx(83 - 85.25)
 
 
-@pytest.mark.parametrize(
-    "other",
-    [
-        {"algorithm__k": 250},
-        {"pair__m": 1000},
-        {"label": "tuned"},
-        {"public": "mnist"},
-        {"algorithm": "dp_sgd"},
-        {"algorithm__new_key": None},
-    ],
-)
-def test_records_that_differ_in_more_than_the_seed_are_never_averaged(tmp_path, other):
-    save(tmp_path, record(0, 0.6), record(1, 0.8, **other))
+OTHERS = {"algorithm__k": 250, "pair__m": 1000, "label": "tuned", "public": "mnist", "algorithm": "dp_sgd"}
+
+
+@pytest.mark.parametrize(("key", "value"), [*OTHERS.items(), ("algorithm__new_key", None)])
+def test_records_that_differ_in_more_than_the_seed_are_never_averaged(tmp_path, key, value):
+    save(tmp_path, record(0, 0.6), record(1, 0.8, **{key: value}))
     frame = table("gsd_table2", tmp_path)
     ours = fashion(frame).dropna(subset="utility")
     assert sorted(ours["utility"]) == [60, 80]
@@ -115,11 +108,8 @@ def test_a_delta_above_one_in_n_is_nowhere_called_valid_without_the_word_weak(tm
     save(tmp_path, right, weak)
     row = fashion(table("gsd_table2", tmp_path), public="fashion_mnist").iloc[0]
     assert row["valid"] == "weak"
-    assert [records.guarantee_kind(one) for one in (right, weak, record(2) | {"privacy": None})] == [
-        "valid",
-        "weak",
-        "none",
-    ]
+    for one, kind in ((right, "valid"), (weak, "weak"), (record(2) | {"privacy": None}, "none")):
+        assert records.guarantee_kind(one) == kind
     made = join.make("gsd_table2", records.read_records(tmp_path))
     shown, constant = typeset.columns(made.frame)
     (column,) = (column for column in shown if column.key == "valid")
@@ -152,9 +142,10 @@ def test_without_records_a_table_is_the_papers_and_ours_is_empty(tmp_path):
     assert set(frame[frame["label"] == "tuned"]["algorithm"]) == {"dp_sgd"}
 
 
-def ranked(private, model="probe", seed=0, **values):
+def ranked(private, model="probe", seed=0, distance=None, **values):
     """A synthetic record of `pubsel rank`."""
-    settings = {"seed": seed, "private": private, "public": list(values), "distance": {"k": 16}}
+    by = {"name": distance} if distance else {"k": 16}
+    settings = {"seed": seed, "private": private, "public": list(values), "distance": by}
     of = {"identity": f"{private}-{seed}", "private": private, "model": model, "values": values}
     return of | {"settings": settings, "order": [], "privacy": "not private"}
 
@@ -187,12 +178,9 @@ def test_distances_of_rank_stand_beside_the_papers_where_nothing_trains(tmp_path
 
 def test_a_table_shows_further_distances_of_rank_next_to_the_papers(tmp_path):
     """Table 4: Task2Vec in a column of its own, by the network of the row."""
-    one = ranked("chestxray14", "resnet152", chestxray14=[0.1, 0.2], kagchest=[0.3, 0.5])
-    one["settings"]["distance"] = {"name": "task2vec"}
-    otdd = ranked("chestxray14", "resnet152", seed=1, kagchest=[9.0, 9.0])
-    otdd["settings"]["distance"] = {"name": "otdd"}
-    other = ranked("chestxray14", "probe", seed=2, kagchest=[7.0])
-    other["settings"]["distance"] = {"name": "task2vec"}
+    one = ranked("chestxray14", "resnet152", 0, "task2vec", chestxray14=[0.1, 0.2], kagchest=[0.3, 0.5])
+    otdd = ranked("chestxray14", "resnet152", 1, "otdd", kagchest=[9.0, 9.0])
+    other = ranked("chestxray14", "probe", 2, "task2vec", kagchest=[7.0])
     for rank in (one, otdd, other):
         records.write_record(tmp_path / "ranks" / rank["identity"] / "result.json", rank)
     trained = record(public="kagchest", utility=0.66, values=(0.4,))
@@ -206,9 +194,8 @@ def test_a_table_shows_further_distances_of_rank_next_to_the_papers(tmp_path):
     assert row["distance_task2vec_std"] == pytest.approx(0.1414, abs=1e-4)
     assert (row["paper_distance"], row["paper_distance_task2vec"]) == (0.36, 0.16)
     assert frame.loc["chestxray14", "paper_distance_task2vec"] == 0.052
-    assert "Paper's distance, task2vec" in typeset.run(
-        TableConfig(table="gsd_table4", results=str(tmp_path), debug=False)
-    )
+    text = typeset.run(TableConfig(table="gsd_table4", results=str(tmp_path), debug=False))
+    assert "Paper's distance, task2vec" in text
 
     # two records of one distance: none is taken silently
     records.write_record(tmp_path / "ranks" / "again" / "result.json", one | {"identity": "again"})
@@ -216,16 +203,9 @@ def test_a_table_shows_further_distances_of_rank_next_to_the_papers(tmp_path):
         table("gsd_table4", tmp_path)
 
 
-def cifar(**changes):
-    made = record(0, 0.75) | {"private": "cifar10", "public": "imagenet", "model": "resnet20", "epsilon": 8.0}
-    for key, value in changes.items():
-        if key == "m":
-            made["settings"]["pair"]["m"] = value
-        elif key == "labels":
-            made["settings"]["algorithm"]["labels"] = value
-        else:
-            made[key] = value
-    return made
+def cifar(m=2000, **changes):
+    of = {"private": "cifar10", "public": "imagenet", "model": "resnet20", "epsilon": 8.0}
+    return record(0, 0.75, pair__m=m) | of | changes
 
 
 def test_table6_joins_on_m_and_table1_takes_m_2000_alone(tmp_path):
@@ -288,9 +268,8 @@ def test_uncertainty_of_a_rank_correlation(tmp_path):
     low, high = interval("uncertain", 0.3)
     assert -1 <= low < high <= 1
     assert high - low > 0.5
-    one_seed = [
-        record(0, 0.9 - 0.1 * i, (0.1 * i, 0.2 * i + 0.01), p) for i, p in enumerate(["mnist", "flowers5", "cifar100"])
-    ]
+    publics = enumerate(["mnist", "flowers5", "cifar100"])
+    one_seed = [record(0, 0.9 - 0.1 * i, (0.1 * i, 0.2 * i + 0.01), public) for i, public in publics]
     row = fashion(ranks_of("gsd_table2", save(tmp_path / "alone", *one_seed))).iloc[0]
     assert row["spearman"] == pytest.approx(-1)
     assert pandas.isna(row["spearman_low"])
@@ -366,11 +345,7 @@ def test_paper_tables_parse_and_hold_sensible_values(name):
         ("gsd_table14", {"public": "kagskin", "model": "vit"}, {"utility": 81.23, "distance": 0.76}),
         ("gsd_table15", {"public": "chexpert"}, {"otdd": 135292, "distance": 0.32}),
         ("gsd_table16", {"public": "chexpert+cifar100"}, {"utility": 67.12, "distance": 0.33}),
-        (
-            "gsd_table8",
-            {"gsd_values": "with", "features": "gradients", "known_members": 1800},
-            {"success_rate": 50.31},
-        ),
+        ("gsd_table8", {"gsd_values": "with", "features": "gradients", "known_members": 1800}, {"success_rate": 50.31}),
         ("gsd_table9", {"known_members": 1800}, {"success_rate": 52.19}),
         ("gep_table1", {"private": "cifar10", "algorithm": "gep", "epsilon": 8}, {"utility": 74.9, "delta": 1e-5}),
         ("gep_table1", {"private": "svhn_extra", "algorithm": "pate", "epsilon": 2}, {"utility": 80.7, "delta": 1e-6}),
